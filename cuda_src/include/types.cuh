@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: MIT
+// Element types: slots with defaults, sized aliases, exact conversions.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#ifndef CTO_T
+#define CTO_T float
+#endif
+
+namespace cto {
+
+using i8 = signed char;
+using u8 = unsigned char;
+using i16 = short;
+using u16 = unsigned short;
+using i32 = int;
+using u32 = unsigned int;
+using i64 = long long;
+using u64 = unsigned long long;
+
+using T = CTO_T;
+
+// Widening to float is exact for all but double, which rounds to nearest.
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(double x) { return static_cast<float>(x); }
+__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float to_float(bool x) { return x ? 1.0f : 0.0f; }
+
+// Narrowing rounds once, to nearest even.
+template <class To>
+__device__ __forceinline__ To from_float(float x) {
+    return static_cast<To>(x);
+}
+template <>
+__device__ __forceinline__ __half from_float<__half>(float x) {
+    return __float2half_rn(x);
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
+    return __float2bfloat16_rn(x);
+}
+
+__device__ __forceinline__ u16 bits_of(__half x) { return __half_as_ushort(x); }
+__device__ __forceinline__ u16 bits_of(__nv_bfloat16 x) { return __bfloat16_as_ushort(x); }
+__device__ __forceinline__ u32 bits_of(float x) { return __float_as_uint(x); }
+__device__ __forceinline__ u64 bits_of(double x) {
+    return static_cast<u64>(__double_as_longlong(x));
+}
+
+}  // namespace cto

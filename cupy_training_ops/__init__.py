@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: MIT
+"""ONNX Runtime's CUDA training operators for NumPy-style code, on CuPy and NumPy arrays.
+
+Every operator is here twice, as a class (`GistPack1Encoder()(x)`) and as a function
+(`gist_pack1_encoder(x)`); `get_op("GistPack1Encoder")` finds it by its registered name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import registry
+from .codec import CODECS, Packed, compress
+from .errors import ArgumentError, CompileError, DtypeError, OpError, ProviderError
+from .functions import FUNCTIONS
+from .registry import get_op, lookup
+
+__version__ = "0.1.0"
+
+_CLASSES = {name: get_op(name) for name in registry.names()}
+
+__all__ = [
+    "CODECS",
+    "ArgumentError",
+    "CompileError",
+    "DtypeError",
+    "OpError",
+    "Packed",
+    "ProviderError",
+    "compress",
+    "get_op",
+    "lookup",
+    *FUNCTIONS,
+    *_CLASSES,
+]
+
+
+def __getattr__(name: str) -> Any:
+    found = _CLASSES.get(name) or FUNCTIONS.get(name)
+    if found is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: MIT
+"""Which arrays are taken, and what runs on them: NumPy on the CPU provider, CuPy on kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .contract import Spec
+from .dtypes import dtype_name
+from .errors import ArgumentError, DtypeError, ProviderError
+
+_DLPACK_CPU = 1
+_DLPACK_CUDA = (2, 13)  # device and managed memory
+
+
+class Described(NamedTuple):
+    """What a call's plan depends on, for one array."""
+
+    backend: Any
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    aligned: bool
+    contiguous: bool
+    device: int
+
+    @property
+    def spec(self) -> Spec:
+        """The part that planning sees."""
+        return Spec(self.shape, self.dtype, self.aligned)
+
+    @property
+    def place(self) -> str:
+        """The device, for messages."""
+        return "the host" if self.device < 0 else f"{self.backend.name} device {self.device}"
+
+
+class NumpyBackend:
+    """NumPy arrays, computed by the functions in `cpu/`."""
+
+    name = "cpu"
+
+    def describe(self, array: Any) -> tuple[Any, ...]:
+        """The fields of Described; alignment does not matter to NumPy."""
+        return (self, array.dtype, array.shape, True, array.flags.c_contiguous, -1)
+
+    def pointer(self, array: Any) -> int:
+        """The address of the first element."""
+        return array.ctypes.data  # type: ignore[no-any-return]
+
+    def empty(self, spec: Spec, device: int) -> Any:  # noqa: ARG002 - one signature for all
+        """An uninitialised array."""
+        return np.empty(spec.shape, spec.dtype)
+
+    def capturing(self, device: int) -> bool:  # noqa: ARG002 - one signature for all
+        """The host has no graphs."""
+        return False
+
+
+CPU = NumpyBackend()
+BACKENDS: dict[type, Any] = {np.ndarray: CPU}
+
+
+@contextlib.contextmanager
+def numpy_runs_on(backend: Any) -> Iterator[None]:
+    """Run NumPy arrays on another backend inside the context: emulated kernels, in tests."""
+    before = BACKENDS[np.ndarray]
+    BACKENDS[np.ndarray] = backend
+    try:
+        yield
+    finally:
+        BACKENDS[np.ndarray] = before
+
+
+def cuda_backend() -> Any:
+    """The CUDA backend; imports CuPy, and registers its arrays."""
+    try:
+        import cupy
+
+        from .runtime.cuda import BACKEND
+    except ImportError as error:
+        raise ProviderError(
+            f"CuPy cannot be imported ({error}); install it with: "
+            f"pip install 'cupy-training-ops[cuda12x]'"
+        ) from None
+    BACKENDS[cupy.ndarray] = BACKEND
+    return BACKEND
+
+
+def adopt(op: str, argument: str, value: Any) -> Any:
+    """A NumPy or CuPy array over the same memory; a foreign array is never copied."""
+    if value is None or type(value) in BACKENDS:
+        return value
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(value, cupy.ndarray):
+        cuda_backend()
+        return value
+    if isinstance(value, np.ndarray):  # a subclass: its own arithmetic is not asked for
+        return value.view(np.ndarray)
+    try:
+        array = _exchanged(value)
+    except (BufferError, DtypeError) as error:
+        raise ArgumentError(f"{op}: {argument}: cannot share its memory: {error}") from None
+    if array is None:
+        raise ArgumentError(
+            f"{op}: {argument}: expected a NumPy or CuPy array, got {type(value).__name__}"
+        )
+    return array
+
+
+def _exchanged(value: Any) -> Any:
+    """The array behind DLPack or the CUDA array interface, or None where there is neither."""
+    if hasattr(value, "__dlpack__"):
+        kind, _ = value.__dlpack_device__()
+        if kind == _DLPACK_CPU:
+            return _host_exchanged(value)
+        if kind in _DLPACK_CUDA:
+            cuda_backend()
+            return sys.modules["cupy"].from_dlpack(value)
+    if hasattr(value, "__cuda_array_interface__"):
+        cuda_backend()
+        return sys.modules["cupy"].asarray(value)
+    return None
+
+
+def _host_exchanged(value: Any) -> Any:
+    """NumPy's DLPack knows no bfloat16; JAX and others then lend a buffer through asarray."""
+    try:
+        return np.from_dlpack(value)
+    except (RuntimeError, BufferError):
+        array = np.asarray(value, copy=False)
+        if dtype_name(array.dtype) != "bfloat16":
+            raise
+        return array

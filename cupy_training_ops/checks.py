@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: MIT
+"""Every check of an argument, and every message that refuses one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from .contract import Input, Output, Spec
+from .dtypes import dtype_name, to_dtype
+from .errors import ArgumentError, DtypeError
+
+Types = Mapping[str, tuple[np.dtype[Any], ...]]
+Bindings = dict[str, np.dtype[Any]]
+
+
+def refuse(op: str, argument: str, expected: str, got: str) -> NoReturn:
+    """Raise the standard message for a wrong argument."""
+    raise ArgumentError(f"{op}: {argument}: expected {expected}, got {got}")
+
+
+def names(dtypes: Iterable[Any]) -> str:
+    """Dtype names for a message."""
+    return ", ".join(dtype_name(dtype) for dtype in dtypes)
+
+
+def count(op: str, declared: Sequence[Input], given: int) -> None:
+    """As many inputs as declared, trailing optional ones left out at will."""
+    needed = max((i + 1 for i, item in enumerate(declared) if not item.optional), default=0)
+    if not needed <= given <= len(declared):
+        expected = ", ".join(item.name + ("?" if item.optional else "") for item in declared)
+        refuse(op, "inputs", f"({expected})", f"{given} arguments")
+
+
+def bind(op: str, declared: Input | Output, dtype: Any, types: Types, bound: Bindings) -> None:
+    """Bind the declared type variable to `dtype`, or refuse the dtype."""
+    allowed = types.get(declared.type) or (to_dtype(declared.type),)
+    if dtype not in allowed:
+        raise DtypeError(
+            f"{op}: {declared.name}: expected dtype {names(allowed)}, got {dtype_name(dtype)}"
+        )
+    earlier = bound.setdefault(declared.type, dtype)
+    if earlier != dtype:
+        raise DtypeError(
+            f"{op}: {declared.name}: expected dtype {dtype_name(earlier)} like the other "
+            f"arguments of type {declared.type}, got {dtype_name(dtype)}"
+        )
+
+
+def contiguous(op: str, argument: str, is_contiguous: bool) -> None:
+    """Strided arrays are refused, never copied."""
+    if not is_contiguous:
+        refuse(
+            op,
+            argument,
+            "a C-contiguous array",
+            "a strided one (copy it first: ascontiguousarray)",
+        )
+
+
+def one_place(op: str, places: Mapping[str, str]) -> None:
+    """All arrays of a call on one device."""
+    if len(set(places.values())) > 1:
+        where = ", ".join(f"{name} is on {place}" for name, place in places.items())
+        raise ArgumentError(f"{op}: expected all arrays in one place, got: {where}")
+
+
+def output(op: str, argument: str, expected: Spec, got: Spec) -> None:
+    """A caller's output array has exactly the inferred shape and dtype."""
+    if got.shape != expected.shape:
+        refuse(op, argument, f"shape {expected.shape}", f"shape {got.shape}")
+    if got.dtype != expected.dtype:
+        raise DtypeError(
+            f"{op}: {argument}: expected dtype {dtype_name(expected.dtype)}, "
+            f"got {dtype_name(got.dtype)}"
+        )

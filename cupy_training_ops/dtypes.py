@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: MIT
+"""The one table of element types: NumPy dtype, CUDA C type, accumulator, ONNX type number."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from .errors import DtypeError
+
+
+class ElementType(NamedTuple):
+    """One element type as Python, CUDA and ONNX spell it."""
+
+    name: str
+    dtype: np.dtype[Any]
+    c_type: str
+    accumulator: str  # C type that sums of this type are kept in
+    onnx: int  # TensorProto.DataType
+
+
+BOOL = np.dtype(np.bool_)
+UINT8 = np.dtype(np.uint8)
+INT64 = np.dtype(np.int64)
+FLOAT16 = np.dtype(np.float16)
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+FLOAT32 = np.dtype(np.float32)
+FLOAT64 = np.dtype(np.float64)
+FLOATS = (FLOAT32, FLOAT16, FLOAT64, BFLOAT16)
+
+ELEMENT_TYPES = (
+    ElementType("bool", BOOL, "bool", "int", 9),
+    ElementType("uint8", UINT8, "u8", "unsigned", 2),
+    ElementType("int8", np.dtype(np.int8), "i8", "int", 3),
+    ElementType("uint16", np.dtype(np.uint16), "u16", "unsigned", 4),
+    ElementType("int16", np.dtype(np.int16), "i16", "int", 5),
+    ElementType("uint32", np.dtype(np.uint32), "u32", "u32", 12),
+    ElementType("int32", np.dtype(np.int32), "i32", "i32", 6),
+    ElementType("uint64", np.dtype(np.uint64), "u64", "u64", 13),
+    ElementType("int64", INT64, "i64", "i64", 7),
+    ElementType("float16", FLOAT16, "__half", "float", 10),
+    ElementType("bfloat16", BFLOAT16, "__nv_bfloat16", "float", 16),
+    ElementType("float32", FLOAT32, "float", "float", 1),
+    ElementType("float64", FLOAT64, "double", "double", 11),
+)
+
+_BY_DTYPE = {element.dtype: element for element in ELEMENT_TYPES}
+_BY_NAME = {element.name: element for element in ELEMENT_TYPES}
+_BY_ONNX = {element.onnx: element for element in ELEMENT_TYPES}
+
+
+def element_type(dtype: Any) -> ElementType:
+    """The table row of a NumPy dtype (or anything NumPy takes for one)."""
+    row = _BY_DTYPE.get(np.dtype(dtype))
+    if row is None:
+        raise DtypeError(f"no element type for dtype {dtype}; known: {', '.join(_BY_NAME)}")
+    return row
+
+
+def to_dtype(value: Any) -> np.dtype[Any]:
+    """A dtype from a NumPy dtype or scalar type, a name such as "bfloat16", or an ONNX number."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        row = _BY_ONNX.get(value)
+    elif isinstance(value, str):
+        row = _BY_NAME.get(value)
+    else:
+        row = _BY_DTYPE.get(_numpy_dtype(value))
+    if row is None:
+        raise DtypeError(
+            f"expected a dtype, its name or its ONNX type number, got {value!r}; "
+            f"known: {', '.join(f'{row.name} ({row.onnx})' for row in ELEMENT_TYPES)}"
+        )
+    return row.dtype
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name of a dtype in messages and files; falls back to NumPy's for unknown ones."""
+    row = _BY_DTYPE.get(np.dtype(dtype))
+    return row.name if row else str(np.dtype(dtype))
+
+
+def _numpy_dtype(value: Any) -> np.dtype[Any] | None:
+    try:
+        return np.dtype(value) if value is not None else None
+    except TypeError:
+        return None

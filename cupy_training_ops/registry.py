@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: MIT
+"""The registry: the families' literal tables merged into one dictionary, and views derived from it."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from . import checks
+from .dtypes import dtype_name, to_dtype
+from .errors import ArgumentError, DtypeError
+from .op import Op
+from .ops import gist
+
+FAMILIES = {"gist": gist.OPS}
+
+Key = tuple[str, str, int]  # domain, operator, first version
+
+
+class Match(NamedTuple):
+    """What would run for a type combination."""
+
+    op: type[Op]
+    types: dict[str, Any]
+    providers: tuple[str, ...]
+
+
+def merged(families: Mapping[str, Mapping[str, type[Op]]]) -> dict[Key, type[Op]]:
+    """One dictionary of all families; a name, domain and version stands in one table only."""
+    registry: dict[Key, type[Op]] = {}
+    for family, table in families.items():
+        for name, cls in table.items():
+            key = (cls.domain, name, cls.since)
+            if key in registry:
+                raise ArgumentError(f"{family}: {key} is registered twice")
+            registry[key] = cls
+    return registry
+
+
+REGISTRY = merged(FAMILIES)
+
+
+def names() -> tuple[str, ...]:
+    """All operator names, sorted."""
+    return tuple(sorted({name for _, name, _ in REGISTRY}))
+
+
+def get_op(name: str, version: int | None = None) -> type[Op]:
+    """The class of an operator: the newest, or the one that serves an opset version."""
+    found = [cls for (_, known, _), cls in REGISTRY.items() if known == name]
+    if not found:
+        close = [known for known in names() if name.lower() in known.lower()] or names()
+        raise ArgumentError(f"no operator {name!r}; known: {', '.join(close)}")
+    serving = [c for c in found if version is None or _serves(c, version)]
+    if not serving:
+        ranges = ", ".join(f"{c.since} to {c.until or 'newest'}" for c in found)
+        raise ArgumentError(f"{name}: no version {version}; there are: {ranges}")
+    return max(serving, key=lambda cls: cls.since)
+
+
+def combinations(cls: type[Op]) -> list[dict[str, Any]]:
+    """Every binding of an operator's type variables."""
+    variables = cls.types.keys()
+    return [dict(zip(variables, c, strict=True)) for c in itertools.product(*cls.types.values())]
+
+
+def lookup(name: str, version: int | None = None, /, **dtypes: Any) -> Match:
+    """What would run for these dtypes, given by input, output, attribute or type variable name.
+
+    Raises DtypeError with the type combinations that exist where there is none.
+    """
+    cls = get_op(name, version)
+    bound = _bound(cls, dtypes)
+    found = [c for c in combinations(cls) if all(c[v] == dtype for v, dtype in bound.items())]
+    if not found:
+        known = "; ".join(", ".join(f"{v}={dtype_name(d)}" for v, d in c.items())
+                          for c in combinations(cls))
+        raise DtypeError(f"{name}: no kernel for {_shown(dtypes)}; there are: {known}")
+    return Match(cls, found[0] | bound, ("cuda", "cpu"))
+
+
+@functools.cache
+def by_provider() -> dict[str, tuple[str, ...]]:
+    """Operator names that each provider runs."""
+    return {"cuda": names(), "cpu": names()}
+
+
+def _serves(cls: type[Op], version: int) -> bool:
+    return cls.since <= version and (cls.until is None or version <= cls.until)
+
+
+def _shown(dtypes: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={checks.names([to_dtype(d)])}" for name, d in dtypes.items())
+
+
+def _bound(cls: type[Op], dtypes: Mapping[str, Any]) -> dict[str, Any]:
+    """Type variable to dtype; refuses names the operator does not have and conflicts."""
+    declared: Iterable[Any] = (*cls.inputs, *cls.outputs, *cls.attributes)
+    variable = {item.name: item.type for item in declared if item.type} | {v: v for v in cls.types}
+    bound: checks.Bindings = {}
+    for name, value in dtypes.items():
+        if name not in variable:
+            checks.refuse(cls.name, name, f"a name among {sorted(variable)}", "an unknown one")
+        dtype = to_dtype(value)
+        if bound.setdefault(variable[name], dtype) != dtype:
+            raise DtypeError(f"{cls.name}: {_shown(dtypes)} do not agree on {variable[name]}")
+    return {v: dtype for v, dtype in bound.items() if v in cls.types}

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""From a plan to a running kernel: source, compiler, launch, workspace, backend."""

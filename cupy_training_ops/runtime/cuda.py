@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: MIT
+"""The CUDA backend: CuPy's arrays, streams, pool and compiler behind the names the frame uses."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any
+
+import cupy
+import numpy as np
+
+from ..contract import Spec
+from ..errors import CompileError
+from .compiler import header_options
+from .plan import Device
+from .source import Source
+
+
+class CudaBackend:
+    """One object for all CUDA devices; a device is named by its number."""
+
+    name = "cuda"
+
+    def describe(self, array: Any) -> tuple[Any, ...]:
+        """(backend, dtype, shape, aligned, contiguous, device): all a plan depends on."""
+        data = array.data
+        return (
+            self,
+            array.dtype,
+            array.shape,
+            data.ptr % 16 == 0,
+            array.flags.c_contiguous,
+            data.device_id,
+        )
+
+    def pointer(self, array: Any) -> int:
+        """The address of the first element."""
+        return array.data.ptr  # type: ignore[no-any-return]
+
+    def offset(self, array: Any, nbytes: int) -> Any:
+        """A kernel argument that points `nbytes` into the array."""
+        return np.uint64(array.data.ptr + nbytes)
+
+    def empty(self, spec: Spec, device: int) -> Any:
+        """An uninitialised array from CuPy's pool."""
+        with self.on(device):
+            return cupy.empty(spec.shape, spec.dtype)
+
+    def zeros(self, nbytes: int, device: int) -> Any:
+        """A zeroed byte buffer from CuPy's pool."""
+        with self.on(device):
+            return cupy.zeros(nbytes, np.uint8)
+
+    @functools.cache  # noqa: B019 - there is one backend in a process
+    def device(self, index: int) -> Device:
+        """The properties planning may use."""
+        properties = cupy.cuda.runtime.getDeviceProperties(index)
+        return Device(
+            properties["multiProcessorCount"], (properties["major"], properties["minor"])
+        )
+
+    def on(self, device: int) -> contextlib.AbstractContextManager[Any]:
+        """A context in which `device` is current; nothing to do where it is already."""
+        if cupy.cuda.runtime.getDevice() == device:
+            return contextlib.nullcontext()
+        return cupy.cuda.Device(device)  # type: ignore[no-any-return]
+
+    def stream(self, device: int) -> int:
+        """The device's current stream, as a key."""
+        return cupy.cuda.get_current_stream(device).ptr  # type: ignore[no-any-return]
+
+    def capturing(self, device: int) -> bool:
+        """Whether the device's current stream is being captured into a graph."""
+        stream = cupy.cuda.get_current_stream(device)
+        return stream.ptr not in (0, 1) and bool(stream.is_capturing())
+
+    def load(self, source: Source, options: tuple[str, ...]) -> Any:
+        """Compile for the current device, through CuPy's disk cache."""
+        options += header_options()
+        module = cupy.RawModule(code=source.code, options=options)
+        try:
+            module.compile()
+        except cupy.cuda.compiler.CompileException as error:
+            raise CompileError(
+                f"{source.name}.cu did not compile for {cupy.cuda.Device().compute_capability} "
+                f"with {' '.join(options)}:\n{error}",
+                log=str(error),
+            ) from None
+        return _Functions(module)
+
+
+class _Functions:
+    """CuPy's bare driver functions: a RawKernel around them costs a look-up at each call."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def get_function(self, name: str) -> Any:
+        return self._module.get_function(name).kernel
+
+
+BACKEND = CudaBackend()

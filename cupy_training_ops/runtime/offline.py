@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: MIT
+"""Compiling for any architecture without a GPU or driver, and what the compiler says a kernel costs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ..errors import CompileError, ProviderError
+from .compiler import header_options
+from .source import Source
+
+ARCHITECTURES = ("70", "75", "80", "86", "89", "90", "100", "120")
+
+# What CuPy adds by itself, so that this compiles what runs.
+_LIKE_CUPY = ("-ftz=true", "--device-as-default-execution-space", "--ptxas-options=-v")
+_KERNEL = re.compile(r"Compiling entry function '(\w+)' for 'sm_\w+'")
+_SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_USED = re.compile(r"Used (\d+) registers")
+_SHARED = re.compile(r"(\d+) bytes smem")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one kernel takes of a multiprocessor; spills are bytes a thread."""
+
+    registers: int
+    spill_nbytes: int
+    shared_nbytes: int
+
+
+def compile_for(
+    source: Source, options: tuple[str, ...], architecture: str
+) -> dict[str, Resources]:
+    """Compile to machine code for `sm_<architecture>`; kernel name to resources."""
+    nvrtc = _nvrtc()
+    program = nvrtc.createProgram(source.code, f"{source.name}.cu", (), ())
+    try:
+        every = (*options, *header_options(), *_LIKE_CUPY, f"-arch=sm_{architecture}")
+        nvrtc.compileProgram(program, every)
+        return _resources(nvrtc.getProgramLog(program))
+    except nvrtc.NVRTCError:
+        log = nvrtc.getProgramLog(program)
+        raise CompileError(
+            f"{source.name}.cu did not compile for sm_{architecture} "
+            f"with {' '.join(options)}:\n{log}",
+            log=log,
+        ) from None
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+def supported_architectures() -> tuple[str, ...]:
+    """The architectures of ARCHITECTURES that this NVRTC compiles for."""
+    known = {str(number) for number in _nvrtc().getSupportedArchs()}
+    return tuple(arch for arch in ARCHITECTURES if arch in known)
+
+
+def _nvrtc() -> object:
+    try:
+        from cupy_backends.cuda.libs import nvrtc
+
+        nvrtc.getVersion()
+    except (ImportError, RuntimeError, OSError) as error:
+        raise ProviderError(
+            f"NVRTC cannot be loaded ({error}); install it with: "
+            f"pip install 'cupy-training-ops[cuda12x]'"
+        ) from None
+    return nvrtc
+
+
+def _resources(log: str) -> dict[str, Resources]:
+    """Read `ptxas -v`: a line naming each kernel, then one on its stack and one on its use."""
+    found: dict[str, Resources] = {}
+    for section in log.split("Compiling entry function")[1:]:
+        name = section.split("'")[1]
+        spills, used, shared = (p.search(section) for p in (_SPILLS, _USED, _SHARED))
+        found[name] = Resources(
+            int(used[1]) if used else 0,
+            int(spills[2]) + int(spills[3]) if spills else 0,
+            int(shared[1]) if shared else 0,
+        )
+    return found

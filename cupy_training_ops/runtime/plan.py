@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: MIT
+"""What an operator asks of the GPU, as plain data: launches and the scratch memory they share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..errors import ArgumentError
+
+MAX_THREADS = 1024
+MAX_GRID = (2**31 - 1, 65_535, 65_535)
+
+
+@dataclass(frozen=True)
+class Device:
+    """What planning may know of a GPU."""
+
+    multiprocessors: int
+    capability: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Grid, block and dynamic shared memory of one launch; refuses what no GPU takes."""
+
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    shared_nbytes: int = 0
+
+    def __post_init__(self) -> None:
+        threads = int(np.prod(self.block))
+        fits = all(1 <= g <= most for g, most in zip(self.grid, MAX_GRID, strict=False))
+        if not (fits and 1 <= threads <= MAX_THREADS and min(self.block) >= 1):
+            raise ArgumentError(f"no GPU can launch grid {self.grid} with block {self.block}")
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """A launch argument: the workspace from this byte on."""
+
+    offset: int
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch.
+
+    `args` follow the kernel's parameters: a string names an input or output of the operator, a
+    Scratch points into the workspace, anything else is passed by value.
+    """
+
+    symbol: str
+    config: Config
+    args: tuple[Any, ...]
+    slots: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The launches of one call, in order, and the bytes of scratch memory they need."""
+
+    launches: tuple[Launch, ...]
+    workspace_nbytes: int = 0
+
+
+def ceil_div(a: int, b: int) -> int:
+    """The quotient rounded up."""
+    return -(-a // b)

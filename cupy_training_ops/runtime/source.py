@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: MIT
+"""CUDA source text: finds a family's file, inlines our headers, reads kernel signatures.
+
+Local includes are inlined here rather than by the compiler, so that CuPy's disk cache, which hashes
+the text it is given, sees every edit of a header; `#line` marks keep file names and lines true.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import CompileError
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"\s*$')
+_KERNEL = re.compile(
+    r'extern\s+"C"\s+__global__\s+(?:__launch_bounds__\([^)]*\)\s*)?void\s+'
+    r"(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(([^)]*)\)",
+)
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_QUALIFIER = re.compile(r"\b(const|__restrict__|__grid_constant__|volatile|struct)\b")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One kernel parameter as written in CUDA: `const T* x` is (x, T, pointer)."""
+
+    name: str
+    c_type: str
+    pointer: bool
+
+
+@dataclass(frozen=True)
+class Source:
+    """One `.cu` file with its headers inlined, and the kernels it defines."""
+
+    name: str
+    code: str
+    kernels: dict[str, tuple[Parameter, ...]]
+
+
+def source_folder() -> Path:
+    """The folder of the `.cu` files: inside an installed package, beside it in a checkout."""
+    for folder in (_PACKAGE / "cuda_src", _PACKAGE.parent / "cuda_src"):
+        if folder.is_dir():
+            return folder
+    raise CompileError(f"cuda_src not found in {_PACKAGE} nor beside it; reinstall the package")
+
+
+def stems() -> tuple[str, ...]:
+    """The families that have kernels."""
+    return tuple(sorted(path.stem for path in source_folder().glob("*.cu")))
+
+
+@functools.cache
+def load(stem: str, folder: Path | None = None) -> Source:
+    """Read `<stem>.cu`, from `cuda_src` unless another folder is named."""
+    folder = folder or source_folder()
+    path = folder / f"{stem}.cu"
+    if not path.is_file():
+        raise CompileError(f"no kernel source {path.name} in {folder}")
+    code = "\n".join(_inlined(path, folder, set())) + "\n"
+    return Source(stem, code, signatures(code))
+
+
+def signatures(code: str) -> dict[str, tuple[Parameter, ...]]:
+    """Kernel name to parameters, for every `extern "C" __global__ void` in the text."""
+    bare = _COMMENT.sub(" ", code)
+    return {match[1]: _parameters(match[2]) for match in _KERNEL.finditer(bare)}
+
+
+def _inlined(path: Path, folder: Path, seen: set[Path]) -> list[str]:
+    """Lines of a file with each local include replaced by the file it names, once."""
+    seen.add(path)
+    shown = f"{folder.name}/{path.relative_to(folder).as_posix()}"
+    lines = [f'#line 1 "{shown}"']
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        include = _INCLUDE.match(line)
+        if not include:
+            lines.append(line)
+            continue
+        target = _resolve(include[1], path, folder)
+        if target not in seen:
+            lines += _inlined(target, folder, seen)
+        lines.append(f'#line {number + 1} "{shown}"')
+    return lines
+
+
+def _resolve(name: str, path: Path, folder: Path) -> Path:
+    """The header a local include names: beside the file, in its folder, or in `cuda_src`."""
+    for base in (path.parent, folder, source_folder()):
+        if (base / name).is_file():
+            return (base / name).resolve()
+    raise CompileError(f"{path.name}: included file {name} not found")
+
+
+def _parameters(text: str) -> tuple[Parameter, ...]:
+    parts = [part for part in (piece.strip() for piece in text.split(",")) if part]
+    return tuple(_parameter(part) for part in parts)
+
+
+def _parameter(text: str) -> Parameter:
+    words = _QUALIFIER.sub(" ", text).replace("*", " * ").split()
+    *type_words, name = words
+    pointer = "*" in type_words
+    return Parameter(name, " ".join(word for word in type_words if word != "*"), pointer)
