@@ -1,16 +1,31 @@
 // SPDX-License-Identifier: MIT
 // Gist activation codecs.  CPU provider: cupy_training_ops/cpu/gist.py
 //
-// CTO_PACKET decoded elements are one packet. Tests for zero, sign and NaN look at bits, because
-// floating-point comparison flushes subnormals (CuPy compiles with -ftz=true).
+// Encoders read 8 elements at a time, decoders write 16 bytes at a time. Tests for zero, sign and NaN
+// look at bits, because floating-point comparison flushes subnormals (CuPy compiles with -ftz=true).
 #include "include/e5m2.cuh"
 #include "include/msfp15.cuh"
 #include "include/packets.cuh"
 
+// Bytes of decoded elements a thread has in flight; the launch gives both.
+#ifndef CTO_ENCODE_NBYTES
+#define CTO_ENCODE_NBYTES 64
+#endif
+#ifndef CTO_DECODE_NBYTES
+#define CTO_DECODE_NBYTES 32
+#endif
+
 namespace cto {
 
-constexpr int PACKET = CTO_PACKET;
-constexpr int TILED = PACKET < 8 ? 8 : PACKET;
+constexpr int READ = sizeof(T) == 1 ? 16 : 8;
+constexpr int WRITE = 16 / sizeof(T);
+constexpr int TILE = 8;  // elements of an MSFP15 tile, and bits of a Pack1 byte
+constexpr int PARTS = WRITE < TILE ? TILE / WRITE : 1;  // decoding threads that share a tile
+
+template <int CODES>
+using Encode = Packets<READ, CODES, 1, CTO_ENCODE_NBYTES>;
+template <int CODES, int SHARE>
+using Decode = Packets<CODES, WRITE, SHARE, CTO_DECODE_NBYTES>;
 
 // ---- one element to one element -----------------------------------------------------------------
 
@@ -56,55 +71,62 @@ struct FromHalf {
 
 template <class Y, class F>
 struct Each {
-    F f;
-    template <class X>
-    __device__ Packet<Y, PACKET> operator()(const Packet<X, PACKET>& x) const {
-        Packet<Y, PACKET> y;
+    template <class X, int N>
+    __device__ Packet<Y, N> operator()(const Packet<X, N>& x, int) const {
+        Packet<Y, N> y;
 #pragma unroll
-        for (int i = 0; i < PACKET; ++i) f(x.at[i], y.at[i]);
+        for (int i = 0; i < N; ++i) F{}(x.at[i], y.at[i]);
         return y;
     }
 };
 
-template <bool ALIGNED, class F, class X, class Y>
-__device__ __forceinline__ void map_elements(const X* x, Y* y, i64 n_x, i64 n_y) {
-    map_packets<ALIGNED, PACKET, PACKET>(x, y, n_x, n_y, Each<Y, F>{});
+template <bool ALIGNED, class F, class Y>
+__device__ __forceinline__ void encode_elements(const T* x, Y* y, i64 n_x, i64 n_y) {
+    map_packets<ALIGNED, Encode<READ>>(x, y, n_x, n_y, Each<Y, F>{});
 }
 
-// ---- Pack1: eight elements to one byte, the first element in the highest bit -----------------------
+template <bool ALIGNED, class F, class X>
+__device__ __forceinline__ void decode_elements(const X* x, T* y, i64 n_x, i64 n_y) {
+    map_packets<ALIGNED, Decode<WRITE, 1>>(x, y, n_x, n_y, Each<T, F>{});
+}
+
+// ---- Pack1: eight elements to one byte, the first element in the highest bit ----------------------
 
 struct Pack1 {
-    __device__ Packet<u8, TILED / 8> operator()(const Packet<T, TILED>& x) const {
-        Packet<u8, TILED / 8> y{};
+    __device__ Packet<u8, READ / 8> operator()(const Packet<T, READ>& x, int) const {
+        Packet<u8, READ / 8> y{};
 #pragma unroll
-        for (int i = 0; i < TILED; ++i)
+        for (int i = 0; i < READ; ++i)
             y.at[i / 8] |= static_cast<u8>(is_positive(x.at[i]) << (7 - i % 8));
         return y;
     }
 };
 
 struct Unpack1 {
-    __device__ Packet<T, TILED> operator()(const Packet<u8, TILED / 8>& x) const {
-        Packet<T, TILED> y;
+    template <int N>
+    __device__ Packet<T, WRITE> operator()(const Packet<u8, N>& x, int part) const {
+        Packet<T, WRITE> y;
 #pragma unroll
-        for (int i = 0; i < TILED; ++i)
-            y.at[i] = from_float<T>(x.at[i / 8] >> (7 - i % 8) & 1 ? 1.0f : 0.0f);
+        for (int i = 0; i < WRITE; ++i) {
+            const u32 bits = static_cast<u32>(x.at[i / 8]) << (part * WRITE + i % 8);
+            y.at[i] = from_float<T>(bits & 0x80u ? 1.0f : 0.0f);
+        }
         return y;
     }
 };
 
-// ---- MSFP15: eight elements to eight bytes -----------------------------------------------------------
+// ---- MSFP15: eight elements to eight bytes ----------------------------------------------------------
 
 struct Msfp15Encode {
     bool keep_nonfinite;
-    __device__ Packet<u8, TILED> operator()(const Packet<T, TILED>& x) const {
-        Packet<u8, TILED> codes;
+    __device__ Packet<u8, READ> operator()(const Packet<T, READ>& x, int) const {
+        Packet<u8, READ> codes;
 #pragma unroll
-        for (int tile = 0; tile < TILED / 8; ++tile) {
-            u32 bits[8];
+        for (int tile = 0; tile < READ / TILE; ++tile) {
+            float values[TILE];
 #pragma unroll
-            for (int j = 0; j < 8; ++j) bits[j] = truncated_float_bits(x.at[8 * tile + j]);
-            reinterpret_cast<u64*>(codes.at)[tile] = msfp15_encode(bits, keep_nonfinite);
+            for (int j = 0; j < TILE; ++j) values[j] = truncated(x.at[TILE * tile + j]);
+            reinterpret_cast<uint2*>(codes.at)[tile] = encode_tile(values, keep_nonfinite);
         }
         return codes;
     }
@@ -112,21 +134,30 @@ struct Msfp15Encode {
 
 struct Msfp15Decode {
     bool keep_nonfinite;
-    __device__ Packet<T, TILED> operator()(const Packet<u8, TILED>& codes) const {
-        Packet<T, TILED> y;
+    template <int N>
+    __device__ Packet<T, WRITE> operator()(const Packet<u8, N>& codes, int part) const {
+        Packet<T, WRITE> y;
 #pragma unroll
-        for (int tile = 0; tile < TILED / 8; ++tile) {
-            const u64 bytes = reinterpret_cast<const u64*>(codes.at)[tile];
-            const u32 shared_exponent = msfp15_shared_exponent(bytes);
-            const bool nan = keep_nonfinite && shared_exponent == 255;
-#pragma unroll
-            for (int j = 0; j < 8; ++j) {
-                const u32 byte = static_cast<u32>(bytes >> 8 * j) & 0xFFu;
-                const u32 bits = nan ? 0x7FC00000u : msfp15_decode(byte, shared_exponent);
-                y.at[8 * tile + j] = from_float<T>(__uint_as_float(bits));
-            }
-        }
+        for (int tile = 0; tile < N / TILE; ++tile)
+            decode_part(reinterpret_cast<const uint2*>(codes.at)[tile], part,
+                        y.at + tile * TILE);
         return y;
+    }
+    __device__ void decode_part(uint2 codes, int part, T* y) const {
+        constexpr int N = WRITE < TILE ? WRITE : TILE;
+        const u32 shared_exponent = shared_exponent_of(codes);
+        const u64 bytes = (static_cast<u64>(codes.y) << 32 | codes.x) >> 8 * N * part;
+        if (shared_exponent >= SMALLEST_EXACT_EXPONENT) {
+            const float quantum = quantum_of(shared_exponent, keep_nonfinite);
+#pragma unroll
+            for (int j = 0; j < N; ++j)
+                y[j] = from_float<T>(decode_element(static_cast<u32>(bytes >> 8 * j), quantum));
+        } else {
+#pragma unroll
+            for (int j = 0; j < N; ++j)
+                y[j] = from_float<T>(
+                    decode_element_small(static_cast<u32>(bytes >> 8 * j), shared_exponent));
+        }
     }
 };
 
@@ -134,69 +165,87 @@ struct Msfp15Decode {
 
 using namespace cto;
 
-// ---- entry points; `__unaligned` takes arrays that do not start at a multiple of 16 bytes ---------
+// ---- entry points; `__unaligned` takes arrays that do not start at a multiple of 16 bytes -----------
 
-extern "C" __global__ void gist_binarize_encoder(const T* x, bool* y, i64 n_x, i64 n_y) {
-    map_elements<true, Binarize>(x, y, n_x, n_y);
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_binarize_encoder(const T* x, bool* y, i64 n_x, i64 n_y) {
+    encode_elements<true, Binarize>(x, y, n_x, n_y);
 }
-extern "C" __global__ void gist_binarize_encoder__unaligned(const T* x, bool* y, i64 n_x, i64 n_y) {
-    map_elements<false, Binarize>(x, y, n_x, n_y);
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_binarize_encoder__unaligned(const T* x, bool* y, i64 n_x, i64 n_y) {
+    encode_elements<false, Binarize>(x, y, n_x, n_y);
 }
-extern "C" __global__ void gist_binarize_decoder(const bool* x, T* y, i64 n_x, i64 n_y) {
-    map_elements<true, Unbinarize>(x, y, n_x, n_y);
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_pack8_encoder(const T* x, u8* y, i64 n_x, i64 n_y) {
+    encode_elements<true, ToE5m2>(x, y, n_x, n_y);
 }
-extern "C" __global__ void gist_binarize_decoder__unaligned(const bool* x, T* y, i64 n_x, i64 n_y) {
-    map_elements<false, Unbinarize>(x, y, n_x, n_y);
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_pack8_encoder__unaligned(const T* x, u8* y, i64 n_x, i64 n_y) {
+    encode_elements<false, ToE5m2>(x, y, n_x, n_y);
 }
-extern "C" __global__ void gist_pack8_encoder(const T* x, u8* y, i64 n_x, i64 n_y) {
-    map_elements<true, ToE5m2>(x, y, n_x, n_y);
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_pack16_encoder(const T* x, __half* y, i64 n_x, i64 n_y) {
+    encode_elements<true, ToHalf>(x, y, n_x, n_y);
 }
-extern "C" __global__ void gist_pack8_encoder__unaligned(const T* x, u8* y, i64 n_x, i64 n_y) {
-    map_elements<false, ToE5m2>(x, y, n_x, n_y);
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_pack16_encoder__unaligned(const T* x, __half* y, i64 n_x, i64 n_y) {
+    encode_elements<false, ToHalf>(x, y, n_x, n_y);
 }
-extern "C" __global__ void gist_pack8_decoder(const u8* x, T* y, i64 n_x, i64 n_y) {
-    map_elements<true, FromE5m2>(x, y, n_x, n_y);
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_binarize_decoder(const bool* x, T* y, i64 n_x, i64 n_y) {
+    decode_elements<true, Unbinarize>(x, y, n_x, n_y);
 }
-extern "C" __global__ void gist_pack8_decoder__unaligned(const u8* x, T* y, i64 n_x, i64 n_y) {
-    map_elements<false, FromE5m2>(x, y, n_x, n_y);
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_binarize_decoder__unaligned(const bool* x, T* y, i64 n_x, i64 n_y) {
+    decode_elements<false, Unbinarize>(x, y, n_x, n_y);
 }
-extern "C" __global__ void gist_pack16_encoder(const T* x, __half* y, i64 n_x, i64 n_y) {
-    map_elements<true, ToHalf>(x, y, n_x, n_y);
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_pack8_decoder(const u8* x, T* y, i64 n_x, i64 n_y) {
+    decode_elements<true, FromE5m2>(x, y, n_x, n_y);
 }
-extern "C" __global__ void gist_pack16_encoder__unaligned(const T* x, __half* y, i64 n_x, i64 n_y) {
-    map_elements<false, ToHalf>(x, y, n_x, n_y);
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_pack8_decoder__unaligned(const u8* x, T* y, i64 n_x, i64 n_y) {
+    decode_elements<false, FromE5m2>(x, y, n_x, n_y);
 }
-extern "C" __global__ void gist_pack16_decoder(const __half* x, T* y, i64 n_x, i64 n_y) {
-    map_elements<true, FromHalf>(x, y, n_x, n_y);
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_pack16_decoder(const __half* x, T* y, i64 n_x, i64 n_y) {
+    decode_elements<true, FromHalf>(x, y, n_x, n_y);
 }
-extern "C" __global__ void gist_pack16_decoder__unaligned(const __half* x, T* y, i64 n_x, i64 n_y) {
-    map_elements<false, FromHalf>(x, y, n_x, n_y);
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_pack16_decoder__unaligned(const __half* x, T* y, i64 n_x, i64 n_y) {
+    decode_elements<false, FromHalf>(x, y, n_x, n_y);
 }
-extern "C" __global__ void gist_pack1_encoder(const T* x, u8* y, i64 n_x, i64 n_y) {
-    map_packets<true, TILED, TILED / 8>(x, y, n_x, n_y, Pack1{});
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_pack1_encoder(const T* x, u8* y, i64 n_x, i64 n_y) {
+    map_packets<true, Encode<READ / 8>>(x, y, n_x, n_y, Pack1{});
 }
-extern "C" __global__ void gist_pack1_encoder__unaligned(const T* x, u8* y, i64 n_x, i64 n_y) {
-    map_packets<false, TILED, TILED / 8>(x, y, n_x, n_y, Pack1{});
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_pack1_encoder__unaligned(const T* x, u8* y, i64 n_x, i64 n_y) {
+    map_packets<false, Encode<READ / 8>>(x, y, n_x, n_y, Pack1{});
 }
-extern "C" __global__ void gist_pack1_decoder(const u8* x, T* y, i64 n_x, i64 n_y) {
-    map_packets<true, TILED / 8, TILED>(x, y, n_x, n_y, Unpack1{});
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_pack1_decoder(const u8* x, T* y, i64 n_x, i64 n_y) {
+    map_packets<true, Decode<WRITE < 8 ? 1 : WRITE / 8, PARTS>>(x, y, n_x, n_y, Unpack1{});
 }
-extern "C" __global__ void gist_pack1_decoder__unaligned(const u8* x, T* y, i64 n_x, i64 n_y) {
-    map_packets<false, TILED / 8, TILED>(x, y, n_x, n_y, Unpack1{});
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_pack1_decoder__unaligned(const u8* x, T* y, i64 n_x, i64 n_y) {
+    map_packets<false, Decode<WRITE < 8 ? 1 : WRITE / 8, PARTS>>(x, y, n_x, n_y, Unpack1{});
 }
-extern "C" __global__ void gist_pack_msfp15_encoder(const T* x, u8* y, i64 n_x, i64 n_y,
-                                                    bool keep_nonfinite) {
-    map_packets<true, TILED, TILED>(x, y, n_x, n_y, Msfp15Encode{keep_nonfinite});
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_pack_msfp15_encoder(const T* x, u8* y, i64 n_x, i64 n_y, bool keep_nonfinite) {
+    map_packets<true, Encode<READ>>(x, y, n_x, n_y, Msfp15Encode{keep_nonfinite});
 }
-extern "C" __global__ void gist_pack_msfp15_encoder__unaligned(const T* x, u8* y, i64 n_x, i64 n_y,
-                                                    bool keep_nonfinite) {
-    map_packets<false, TILED, TILED>(x, y, n_x, n_y, Msfp15Encode{keep_nonfinite});
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_pack_msfp15_encoder__unaligned(const T* x, u8* y, i64 n_x, i64 n_y, bool keep_nonfinite) {
+    map_packets<false, Encode<READ>>(x, y, n_x, n_y, Msfp15Encode{keep_nonfinite});
 }
-extern "C" __global__ void gist_pack_msfp15_decoder(const u8* x, T* y, i64 n_x, i64 n_y,
-                                                    bool keep_nonfinite) {
-    map_packets<true, TILED, TILED>(x, y, n_x, n_y, Msfp15Decode{keep_nonfinite});
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_pack_msfp15_decoder(const u8* x, T* y, i64 n_x, i64 n_y, bool keep_nonfinite) {
+    map_packets<true, Decode<WRITE < TILE ? TILE : WRITE, PARTS>>(x, y, n_x, n_y,
+                                                                     Msfp15Decode{keep_nonfinite});
 }
-extern "C" __global__ void gist_pack_msfp15_decoder__unaligned(const u8* x, T* y, i64 n_x, i64 n_y,
-                                                    bool keep_nonfinite) {
-    map_packets<false, TILED, TILED>(x, y, n_x, n_y, Msfp15Decode{keep_nonfinite});
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_pack_msfp15_decoder__unaligned(const u8* x, T* y, i64 n_x, i64 n_y, bool keep_nonfinite) {
+    map_packets<false, Decode<WRITE < TILE ? TILE : WRITE, PARTS>>(x, y, n_x, n_y,
+                                                                     Msfp15Decode{keep_nonfinite});
 }

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import arrays
+from .contract import Spec
 from .dtypes import dtype_name, to_dtype
 from .errors import ArgumentError
+from .op import Op
 from .ops import gist
 
 
@@ -18,8 +20,8 @@ class Codec:
     """One codec: its two operators, and what it keeps, in words and numbers."""
 
     name: str
-    encoder: type[gist.Op]
-    decoder: type[gist.Op]
+    encoder: type[Op]
+    decoder: type[Op]
     bits: int  # per value
     formula: str
     bound: str
@@ -96,11 +98,11 @@ class Packed:
     def __post_init__(self) -> None:
         codec = get_codec(self.codec)
         encoder = codec.encoder(**self.options)
-        (expected,) = encoder.infer(gist.Spec(self.shape, to_dtype(self.dtype)))
+        (expected,) = encoder.infer(Spec(self.shape, to_dtype(self.dtype)))
         if (self.code.shape, self.code.dtype) != (expected.shape, expected.dtype):
             raise ArgumentError(
-                f"Packed: code: expected {dtype_name(expected.dtype)} of shape {expected.shape} for "
-                f"{self.codec} of {self.dtype} {self.shape}, "
+                f"Packed: code: expected {dtype_name(expected.dtype)} of shape {expected.shape} "
+                f"for {self.codec} of {self.dtype} {self.shape}, "
                 f"got {dtype_name(self.code.dtype)} of shape {self.code.shape}"
             )
 

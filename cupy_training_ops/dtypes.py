@@ -66,7 +66,8 @@ def to_dtype(value: Any) -> np.dtype[Any]:
     elif isinstance(value, str):
         row = _BY_NAME.get(value)
     else:
-        row = _BY_DTYPE.get(_numpy_dtype(value))
+        dtype = _numpy_dtype(value)
+        row = None if dtype is None else _BY_DTYPE.get(dtype)
     if row is None:
         raise DtypeError(
             f"expected a dtype, its name or its ONNX type number, got {value!r}; "

@@ -12,6 +12,7 @@ from .arrays import Described
 from .call import Call, CpuCall, EmptyCall, KernelCall
 from .contract import REQUIRED, Spec
 from .errors import ArgumentError, DtypeError, OpError
+from .runtime.launch import ReadyPlan
 
 if TYPE_CHECKING:
     from .op import Op
@@ -19,9 +20,7 @@ if TYPE_CHECKING:
 Placed = Sequence[Described | None]
 
 
-def prepare(
-    op: Op, inputs: Placed, given: Placed, outputs: Sequence[str] | None
-) -> Call:
+def prepare(op: Op, inputs: Placed, given: Placed, outputs: Sequence[str] | None) -> Call:
     """All checks of one call, in the same order and with the same words on every provider."""
     checks.count(op.name, op.inputs, len(inputs))
     inputs = [*inputs, *[None] * (len(op.inputs) - len(inputs))]
@@ -74,9 +73,7 @@ def _converted(cls: type[Op], attribute: Any, value: Any) -> Any:
 
 def _check_inputs(op: Op, inputs: Placed) -> None:
     bound: checks.Bindings = {
-        attribute.type: getattr(op, attribute.name)
-        for attribute in op.attributes
-        if attribute.type
+        attribute.type: getattr(op, attribute.name) for attribute in op.attributes if attribute.type
     }
     for declared, item in zip(op.inputs, inputs, strict=True):
         if item is not None:
@@ -111,7 +108,7 @@ def _check_given(op: Op, expected: Sequence[Spec | None], given: Placed) -> Plac
 
 def _home(op: Op, placed: Placed) -> Described:
     """The one place all arrays are in."""
-    names = [item.name for item in op.inputs] + [f"out ({item.name})" for item in op.outputs]
+    names = [i.name for i in op.inputs] + [f"out ({o.name})" for o in op.outputs]
     present = {n: item for n, item in zip(names, placed, strict=True) if item is not None}
     if not present:
         raise ArgumentError(f"{op.name}: expected at least one array")
@@ -127,13 +124,14 @@ def _route(
     targets: Placed,
 ) -> Call:
     """The provider the arrays chose, ready to run."""
-    names = tuple(item.name for item in (*op.inputs, *op.outputs))
+    names = (*(i.name for i in op.inputs), *(o.name for o in op.outputs))
     if not any(spec is not None and spec.size for spec in expected):
-        return EmptyCall(op.name, names, home, expected)
+        return EmptyCall(op.name, names, home, expected, targets)
     if home.backend is arrays.CPU:
         function = functools.partial(op.cpu_function(), **op.attribute_values)
-        return CpuCall(op.name, names, home, expected, function)
+        return CpuCall(op.name, names, home, expected, targets, function=function)
     results = [t.spec if t else spec for t, spec in zip(targets, expected, strict=True)]
     plan = op.plan(home.backend.device(home.device), *specs, *results)
-    every = [*specs, *results]
-    return KernelCall(op.name, names, home, expected, op.source(), plan, every, op.workspaces)
+    every = dict(zip(names, [*specs, *results], strict=True))
+    ready = ReadyPlan(home.backend, home.device, op.source(), plan, every)
+    return KernelCall(op.name, names, home, expected, targets, ready=ready, stores=op.workspaces)

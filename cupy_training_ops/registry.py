@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The registry: the families' literal tables merged into one dictionary, and views derived from it."""
+"""The registry: the families' literal tables in one dictionary, and views derived from it."""
 
 from __future__ import annotations
 
@@ -75,8 +75,9 @@ def lookup(name: str, version: int | None = None, /, **dtypes: Any) -> Match:
     bound = _bound(cls, dtypes)
     found = [c for c in combinations(cls) if all(c[v] == dtype for v, dtype in bound.items())]
     if not found:
-        known = "; ".join(", ".join(f"{v}={dtype_name(d)}" for v, d in c.items())
-                          for c in combinations(cls))
+        known = "; ".join(
+            ", ".join(f"{v}={dtype_name(d)}" for v, d in c.items()) for c in combinations(cls)
+        )
         raise DtypeError(f"{name}: no kernel for {_shown(dtypes)}; there are: {known}")
     return Match(cls, found[0] | bound, ("cuda", "cpu"))
 

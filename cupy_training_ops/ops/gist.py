@@ -8,14 +8,24 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import numpy as np
+
 from ..checks import Types, refuse
 from ..contract import Attribute, Input, Output, Spec, boolean, dtype, optional, shape
 from ..dtypes import BOOL, FLOATS, to_dtype
 from ..op import Op, slots
 from ..runtime.plan import Config, Device, Launch, Plan, ceil_div
 
-THREADS = 256
 TILE = 8  # elements of an MSFP15 tile, and bits of a Pack1 byte
+THREADS = 256
+# Bytes of decoded elements a thread has in flight: the fastest of a sweep on an H200.
+ENCODE_NBYTES = 64
+DECODE_NBYTES = 32
+STREAM = {
+    "THREADS": str(THREADS),
+    "ENCODE_NBYTES": str(ENCODE_NBYTES),
+    "DECODE_NBYTES": str(DECODE_NBYTES),
+}
 
 TO = Attribute("to", dtype, type="T")
 SHAPE = Attribute("shape", optional(shape), None)
@@ -23,36 +33,26 @@ KEEP_NONFINITE = Attribute("keep_nonfinite", boolean, False)
 
 
 class _Codec(Op):
-    """What the ten share: one streaming launch from X to Y, `packet` decoded elements a thread."""
+    """What the ten share: one streaming launch from X to Y."""
 
     inputs = (Input("X", "T"),)
     outputs = (Output("Y", "T"),)
     types: ClassVar[Types] = {"T": FLOATS}
-    packet: ClassVar[int] = 8
-    unroll: ClassVar[int] = 4
 
-    def plan(self, device: Device, x: Spec, y: Spec) -> Plan:  # noqa: ARG002 - one launch fits all
+    def stream(self, x: Spec, y: Spec, decoded: Spec, thread_nbytes: int) -> Plan:
         """One launch; the `__unaligned` variant where an array starts off a 16-byte boundary."""
-        packets = ceil_div(max(x.size, y.size), self.packet)
-        config = Config((ceil_div(packets, THREADS * self.unroll),), (THREADS,))
+        config = Config((ceil_div(decoded.nbytes, THREADS * thread_nbytes),), (THREADS,))
         variant = "" if x.aligned and y.aligned else "__unaligned"
-        arguments = ("X", "Y", *self.sizes(x, y))
-        binding = self.binding(x, y) | {"PACKET": str(self.packet), "UNROLL": str(self.unroll)}
+        arguments = ("X", "Y", x.size, y.size, *self.options())
+        binding = slots(T=decoded.dtype) | STREAM
         return Plan((Launch(self.function_name + variant, config, arguments, binding),))
 
-    def sizes(self, x: Spec, y: Spec) -> tuple[Any, ...]:
-        """The kernel's arguments after the two arrays."""
-        return (x.size, y.size)
-
-    def binding(self, x: Spec, y: Spec) -> dict[str, str]:
-        """Type slots: T is the decoded element type."""
-        raise NotImplementedError
+    def options(self) -> tuple[Any, ...]:
+        """The kernel's arguments after arrays and sizes."""
+        return ()
 
 
 class _Encoder(_Codec):
-    def binding(self, x: Spec, y: Spec) -> dict[str, str]:  # noqa: ARG002 - as for decoders
-        return slots(T=x.dtype)
-
     def infer(self, x: Spec) -> tuple[Spec, ...]:
         return (Spec(self.code_shape(x), to_dtype(self.outputs[0].type)),)
 
@@ -60,12 +60,14 @@ class _Encoder(_Codec):
         """The shape of Y: one code an element."""
         return x.shape
 
+    def plan(self, device: Device, x: Spec, y: Spec) -> Plan:  # noqa: ARG002 - one plan fits all
+        return self.stream(x, y, x, ENCODE_NBYTES)
+
 
 class _Decoder(_Codec):
-    attributes = (TO, SHAPE)
-
-    def binding(self, x: Spec, y: Spec) -> dict[str, str]:  # noqa: ARG002 - as for encoders
-        return slots(T=y.dtype)
+    attributes: ClassVar[tuple[Attribute, ...]] = (TO, SHAPE)
+    to: np.dtype[Any]
+    shape: tuple[int, ...] | None
 
     def infer(self, x: Spec) -> tuple[Spec, ...]:
         y = Spec(self.flat_shape(x) if self.shape is None else self.shape, self.to)
@@ -81,6 +83,9 @@ class _Decoder(_Codec):
     def codes(self, n: int) -> int:
         """How many codes n elements have."""
         return n
+
+    def plan(self, device: Device, x: Spec, y: Spec) -> Plan:  # noqa: ARG002 - one plan fits all
+        return self.stream(x, y, y, DECODE_NBYTES)
 
 
 class GistBinarizeEncoder(_Encoder):
@@ -117,7 +122,6 @@ class GistPack1Encoder(_Encoder):
 
     outputs = (Output("Y", "uint8"),)
     types: ClassVar[Types] = {"T": (BOOL, *FLOATS)}
-    packet = 16
 
     def code_shape(self, x: Spec) -> tuple[int, ...]:
         return (ceil_div(x.size, TILE),)
@@ -133,7 +137,6 @@ class GistPack1Decoder(_Decoder):
 
     inputs = (Input("X", "uint8"),)
     types: ClassVar[Types] = {"T": (BOOL, *FLOATS)}
-    packet = 16
 
     def flat_shape(self, x: Spec) -> tuple[int, ...]:
         return (TILE * x.size,)
@@ -196,8 +199,8 @@ class GistPackMsfp15Encoder(_Encoder):
 
     E is the largest biased float32 exponent of the tile; M = |X| / 2^(E - 132) rounded half up and
     at most 63. Byte j of a tile holds bit j of E, s, and the six bits of M. Magnitudes below 2^-126
-    become zero. A tile with a non-finite value (for float64 also one of 2^128 or more) becomes eight
-    zero bytes as upstream, or with `keep_nonfinite` a tile with E = 255 that decodes to NaN.
+    become zero. A tile with a non-finite value (for float64 also 2^128 or more) becomes eight zero
+    bytes as upstream, or with `keep_nonfinite` a tile with E = 255 that decodes to NaN.
     |Y - X| <= 2^-6 2^(E - 127), twice that where M saturates.
 
     X: T, any shape, device. Y: uint8, device; shape of X where its size n is a multiple of 8, else
@@ -207,12 +210,13 @@ class GistPackMsfp15Encoder(_Encoder):
 
     outputs = (Output("Y", "uint8"),)
     attributes = (KEEP_NONFINITE,)
+    keep_nonfinite: bool
 
     def code_shape(self, x: Spec) -> tuple[int, ...]:
         return x.shape if x.size % TILE == 0 else (TILE * ceil_div(x.size, TILE),)
 
-    def sizes(self, x: Spec, y: Spec) -> tuple[Any, ...]:
-        return (x.size, y.size, self.keep_nonfinite)
+    def options(self) -> tuple[Any, ...]:
+        return (self.keep_nonfinite,)
 
 
 class GistPackMsfp15Decoder(_Decoder):
@@ -228,12 +232,13 @@ class GistPackMsfp15Decoder(_Decoder):
 
     inputs = (Input("X", "uint8"),)
     attributes = (TO, SHAPE, KEEP_NONFINITE)
+    keep_nonfinite: bool
 
     def codes(self, n: int) -> int:
         return TILE * ceil_div(n, TILE)
 
-    def sizes(self, x: Spec, y: Spec) -> tuple[Any, ...]:
-        return (x.size, y.size, self.keep_nonfinite)
+    def options(self) -> tuple[Any, ...]:
+        return (self.keep_nonfinite,)
 
 
 OPS = {

@@ -56,14 +56,14 @@ class CudaBackend:
     def device(self, index: int) -> Device:
         """The properties planning may use."""
         properties = cupy.cuda.runtime.getDeviceProperties(index)
-        return Device(
-            properties["multiProcessorCount"], (properties["major"], properties["minor"])
-        )
+        return Device(properties["multiProcessorCount"], (properties["major"], properties["minor"]))
+
+    def is_current(self, device: int) -> bool:
+        """Whether launches and allocations go to `device` as things stand."""
+        return cupy.cuda.runtime.getDevice() == device  # type: ignore[no-any-return]
 
     def on(self, device: int) -> contextlib.AbstractContextManager[Any]:
-        """A context in which `device` is current; nothing to do where it is already."""
-        if cupy.cuda.runtime.getDevice() == device:
-            return contextlib.nullcontext()
+        """A context in which `device` is current."""
         return cupy.cuda.Device(device)  # type: ignore[no-any-return]
 
     def stream(self, device: int) -> int:

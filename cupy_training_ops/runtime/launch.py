@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Ready launches: a plan bound to compiled kernels, its arguments checked against their signatures."""
+"""Ready launches: a plan bound to compiled kernels, arguments checked against their signatures."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..contract import Spec
 from ..dtypes import ELEMENT_TYPES, element_type
 from ..errors import CompileError
 from .compiler import Backend, kernel
@@ -33,64 +34,70 @@ def launch_log() -> Iterator[list[Launch]]:
 
 
 class ReadyPlan:
-    """The launches of a plan on one device; `run` takes the arrays in the order of `names`."""
+    """The launches of a plan on one device; `run` takes the arrays in the order of `specs`."""
 
     def __init__(
         self,
         backend: Backend,
+        device: int,
         source: Source,
         plan: Plan,
-        device: int,
-        dtypes: Mapping[str, Any],
+        specs: Mapping[str, Spec | None],
     ) -> None:
+        self.workspace_nbytes = plan.workspace_nbytes
+        self._backend = backend
+        self._specs = specs
+        self._names = tuple(specs)
         self._constants: list[Any] = []
-        self._names = tuple(dtypes)
-        self._launches = [
-            (
-                kernel(backend, source, launch.slots, launch.symbol, device),
-                launch.config.grid,
-                launch.config.block,
-                launch.config.shared_nbytes,
-                self._picker(backend, source, launch, dtypes),
-                launch,
-            )
-            for launch in plan.launches
-        ]
+        with backend.on(device):
+            self._launches = [
+                (
+                    kernel(backend, source, launch.slots, launch.symbol, device),
+                    launch.config.grid,
+                    launch.config.block,
+                    launch.config.shared_nbytes,
+                    self._picker(source.kernels[launch.symbol], launch),
+                    launch,
+                )
+                for launch in plan.launches
+            ]
 
-    def run(self, arrays: Sequence[Any], workspace: Any, backend: Any) -> None:
+    def run(self, arrays: Sequence[Any], workspace: Any) -> None:
         """Launch on the current device and stream."""
         values = (*arrays, *self._constants)
         for function, grid, block, shared_nbytes, pick, launch in self._launches:
             if _log is not None:
                 _log.append(launch)
             args = pick(values)
-            if workspace is not None:
-                args = tuple(_placed(arg, workspace, backend) for arg in args)
+            if self.workspace_nbytes:
+                args = tuple(self._placed(arg, workspace) for arg in args)
             function(grid, block, args, shared_nbytes)
 
+    def _placed(self, arg: Any, workspace: Any) -> Any:
+        """Scratch arguments become pointers into this call's workspace."""
+        return self._backend.offset(workspace, arg.offset) if isinstance(arg, Scratch) else arg
+
     def _picker(
-        self, backend: Backend, source: Source, launch: Launch, dtypes: Mapping[str, Any]
+        self, parameters: tuple[Parameter, ...], launch: Launch
     ) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
         """A function from (arrays, constants) to the kernel's arguments."""
-        parameters = source.kernels[launch.symbol]
         if len(parameters) != len(launch.args):
             raise CompileError(
-                f"{launch.symbol}: takes {len(parameters)} arguments, the plan gives {len(launch.args)}"
+                f"{launch.symbol}: takes {len(parameters)} arguments, "
+                f"the plan gives {len(launch.args)}"
             )
-        places = [
-            self._place(launch, parameter, arg, dtypes)
-            for parameter, arg in zip(parameters, launch.args, strict=True)
-        ]
+        pairs = zip(parameters, launch.args, strict=True)
+        places = [self._place(launch, parameter, arg) for parameter, arg in pairs]
         return itemgetter(*places) if len(places) > 1 else lambda values: (values[places[0]],)
 
-    def _place(
-        self, launch: Launch, parameter: Parameter, arg: Any, dtypes: Mapping[str, Any]
-    ) -> int:
+    def _place(self, launch: Launch, parameter: Parameter, arg: Any) -> int:
         """Where `values` holds this argument; constants are cast and appended."""
-        if isinstance(arg, str):
-            check_pointer(launch, parameter, dtypes[arg])
+        spec = self._specs.get(arg) if isinstance(arg, str) else None
+        if spec is not None:
+            check_pointer(launch, parameter, spec.dtype)
             return self._names.index(arg)
-        self._constants.append(cast(launch, parameter, arg))
+        absent = isinstance(arg, str) and arg in self._specs
+        self._constants.append(cast(launch, parameter, None if absent else arg))
         return len(self._names) + len(self._constants) - 1
 
 
@@ -133,8 +140,3 @@ def _exact(launch: Launch, parameter: Parameter, scalar: Any, value: Any) -> Any
     raise CompileError(
         f"{launch.symbol}: parameter {parameter.name} ({parameter.c_type}) cannot hold {value!r}"
     )
-
-
-def _placed(arg: Any, workspace: Any, backend: Any) -> Any:
-    """Scratch arguments become pointers into this call's workspace."""
-    return backend.offset(workspace, arg.offset) if isinstance(arg, Scratch) else arg

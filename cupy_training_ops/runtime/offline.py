@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Compiling for any architecture without a GPU or driver, and what the compiler says a kernel costs."""
+"""Compiling for any architecture without a GPU, and what the compiler says a kernel costs."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import CompileError, ProviderError
 from .compiler import header_options
@@ -56,7 +57,7 @@ def supported_architectures() -> tuple[str, ...]:
     return tuple(arch for arch in ARCHITECTURES if arch in known)
 
 
-def _nvrtc() -> object:
+def _nvrtc() -> Any:
     try:
         from cupy_backends.cuda.libs import nvrtc
 

@@ -28,8 +28,8 @@ class Workspaces:
             return buffer
         if backend.capturing(device):
             raise ProviderError(
-                f"{self._op}: workspace: a call under graph capture needs {nbytes} bytes of scratch "
-                f"memory that exist already: call once before the capture, or pass workspace="
+                f"{self._op}: workspace: a call under graph capture needs {nbytes} bytes of "
+                f"scratch memory that exist already: call once before, or pass workspace="
             )
         if buffer is not None:
             self._retired.append(buffer)

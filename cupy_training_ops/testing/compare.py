@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: MIT
+"""Poisoned outputs and one comparison that NaN cannot fool, with one tolerance table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import dtype_name, element_type
+
+# |actual - expected| <= tolerance * (1 + |expected|), by the dtype that is computed in.
+TOLERANCE = {"float64": 1e-12, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
+
+_POISON = 0xA5  # no NaN in any type, and far from what any operator computes
+
+
+def tolerance_of(dtype: Any) -> float:
+    """The table's entry; 0 for integers and bool, which are compared bit for bit."""
+    return TOLERANCE.get(dtype_name(dtype), 0.0)
+
+
+def poison(array: Any) -> Any:
+    """Fill an output with a pattern, so that an element nobody writes is found."""
+    array.reshape(-1).view(np.uint8)[...] = _POISON
+    return array
+
+
+def assert_matches(actual: Any, expected: Any, tolerance: float | None = None) -> None:
+    """Same dtype, shape and values; raises AssertionError that names the worst element.
+
+    NaN, and infinities with their sign, must be in the same places. tolerance: None takes the
+    table's; 0 asks for equal values (any NaN for any NaN).
+    """
+    assert actual.dtype == expected.dtype, f"dtype {actual.dtype}, expected {expected.dtype}"
+    assert actual.shape == expected.shape, f"shape {actual.shape}, expected {expected.shape}"
+    allowed = tolerance_of(expected.dtype) if tolerance is None else tolerance
+    wrong = _excess(actual, expected, allowed)
+    if wrong.any():
+        worst = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
+        raise AssertionError(
+            f"{np.count_nonzero(wrong)} of {wrong.size} elements differ by more than {allowed} * "
+            f"(1 + |expected|); worst at {tuple(map(int, worst))}: "
+            f"got {actual[worst]!r}, expected {expected[worst]!r}"
+        )
+
+
+def _excess(actual: Any, expected: Any, allowed: float) -> Any:
+    """How far each element is beyond what is allowed: 0 where it is right."""
+    if element_type(expected.dtype).name not in TOLERANCE:
+        return (actual != expected).astype(np.float64)
+    a, e = actual.astype(np.float64), expected.astype(np.float64)
+    same = (a == e) | (np.isnan(a) & np.isnan(e))
+    with np.errstate(invalid="ignore", over="ignore"):
+        distance = np.abs(a - e)
+        close = np.isfinite(e) & (distance <= allowed * (1 + np.abs(e)))
+    return np.where(same | close, 0.0, np.nan_to_num(distance, nan=np.inf) + 1e-300)

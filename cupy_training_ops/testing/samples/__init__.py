@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: MIT
+"""Sample inputs of every operator, by the family's stem; each module ends in its table SAMPLES."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ...contract import Spec
+
+Generator = np.random.Generator
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call: a label, attributes, and what makes the inputs from a random generator.
+
+    `offset` is by how many elements inputs and outputs start off a 16-byte boundary.
+    """
+
+    op: str
+    label: str
+    make: Callable[[Generator], Sequence[Any]]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    offset: int = 0
+
+    @property
+    def id(self) -> str:
+        """A name for test ids and tables."""
+        return f"{self.op}-{self.label}"
+
+
+def all_samples() -> dict[str, tuple[Sample, ...]]:
+    """Every family's samples by operator name."""
+    from . import gist
+
+    return {**gist.SAMPLES}
+
+
+def placed(array: Any, offset: int, xp: Any = np) -> Any:
+    """A copy of a NumPy array in `xp`'s memory, `offset` elements off a 16-byte boundary."""
+    if not isinstance(array, np.ndarray):
+        return array
+    target = blank(Spec(array.shape, array.dtype), offset, xp)
+    target[...] = xp.asarray(array)
+    return target
+
+
+def blank(spec: Spec, offset: int, xp: Any = np) -> Any:
+    """An unwritten array in `xp`'s memory, `offset` elements off a 16-byte boundary."""
+    flat = xp.empty(spec.size + offset, spec.dtype)
+    return flat[offset:].reshape(spec.shape)

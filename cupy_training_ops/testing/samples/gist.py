@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: MIT
+"""Sample inputs of the Gist codecs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...dtypes import BOOL, dtype_name, to_dtype
+from ...ops.gist import OPS
+from . import Generator, Sample
+
+# label, shape, offset; "large" fills several blocks and ends inside one
+SHAPES: tuple[tuple[str, tuple[int, ...], int], ...] = (
+    ("ordinary", (16, 64), 0),
+    ("odd", (3, 5, 7), 0),
+    ("empty", (0, 4), 0),
+    ("one", (1,), 0),
+    ("scalar", (), 0),
+    ("misaligned", (1003,), 1),
+    ("large", (5, 4099), 0),
+)
+SPECIALS = np.array(
+    [0.0, -0.0, np.nan, np.inf, -np.inf, 1e-45, -1e-45, 1e-40, -1e-38, 1.2e-38, 2.0**-17,
+     -(2.0**-17) * 1.001, 2.0**-16, 2.0**-25, 2.0**-24, 57344, -61439, 61440, 65504, 65520, 3e38,
+     1.125 + 2.0**-12, 1.375, -1.984375]
+)  # fmt: skip
+
+
+def spread(rng: Generator, shape: tuple[int, ...], dtype: Any) -> Any:
+    """Normal values over many orders of magnitude, both signs, some of them zero."""
+    values = rng.standard_normal(shape) * 2.0 ** rng.uniform(-24, 12, shape)
+    return np.asarray(values * (rng.random(shape) > 0.1)).astype(dtype)
+
+
+def special(rng: Generator, dtype: Any) -> Any:
+    """Every special value alone among ordinary ones, then all of them together."""
+    with np.errstate(over="ignore"):
+        values = SPECIALS.astype(dtype)
+    tiles = spread(rng, (values.size, 8), dtype)
+    tiles[np.arange(values.size), rng.integers(0, 8, values.size)] = values
+    return np.concatenate([tiles.ravel(), values])
+
+
+def _inputs(maker: Callable[..., Any], rng: Generator, **size: Any) -> tuple[Any, ...]:
+    """The one input of a codec."""
+    return (maker(rng, **size),)
+
+
+def _decoded(rng: Generator, shape: tuple[int, ...], dtype: Any) -> Any:
+    return rng.random(shape) < 0.5 if dtype == BOOL else spread(rng, shape, dtype)
+
+
+def _codes(rng: Generator, n: int, dtype: Any) -> Any:
+    """Random codes: any bits are valid, except that a bool is 0 or 1."""
+    if dtype == BOOL:
+        return rng.random(n) < 0.5
+    bits = rng.integers(0, 2 ** (8 * dtype.itemsize), n, dtype=f"u{dtype.itemsize}")
+    return bits.view(dtype)
+
+
+def _encoder(name: str) -> Iterator[Sample]:
+    for dtype in OPS[name].types["T"]:
+        t = dtype_name(dtype)
+        for label, shape, offset in SHAPES:
+            make = partial(_inputs, _decoded, shape=shape, dtype=dtype)
+            yield Sample(name, f"{t}-{label}", make, {}, offset)
+        if dtype != BOOL:
+            make = partial(_inputs, special, dtype=dtype)
+            yield Sample(name, f"{t}-special", make)
+            if "Msfp15" in name:
+                yield Sample(name, f"{t}-special-kept", make, {"keep_nonfinite": True})
+
+
+def _decoder(name: str) -> Iterator[Sample]:
+    code = to_dtype(OPS[name].inputs[0].type)
+    for dtype in OPS[name].types["T"]:
+        t = dtype_name(dtype)
+        for label, shape, offset in SHAPES:
+            decoder: Any = OPS[name](to=dtype, shape=shape)
+            make = partial(_inputs, _codes, n=decoder.codes(int(np.prod(shape))), dtype=code)
+            yield Sample(name, f"{t}-{label}", make, decoder.attribute_values, offset)
+        make = partial(_inputs, _codes, n=4096, dtype=code)
+        yield Sample(name, f"{t}-flat", make, {"to": dtype})
+        if "Msfp15" in name:
+            yield Sample(name, f"{t}-kept", make, {"to": dtype, "keep_nonfinite": True})
+
+
+SAMPLES = {name: tuple(_encoder(name) if "Encoder" in name else _decoder(name)) for name in OPS}
