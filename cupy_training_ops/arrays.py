@@ -52,17 +52,31 @@ class NumpyBackend:
         """The address of the first element."""
         return array.ctypes.data  # type: ignore[no-any-return]
 
-    def empty(self, spec: Spec, device: int) -> Any:  # noqa: ARG002 - one signature for all
+    def empty(self, spec: Spec, device: int) -> Any:
         """An uninitialised array."""
         return np.empty(spec.shape, spec.dtype)
 
-    def capturing(self, device: int) -> bool:  # noqa: ARG002 - one signature for all
+    def capturing(self, device: int) -> bool:
         """The host has no graphs."""
         return False
 
 
 CPU = NumpyBackend()
 BACKENDS: dict[type, Any] = {np.ndarray: CPU}
+
+
+def describe(array: Any) -> tuple[Any, ...]:
+    """The fields of Described; KeyError for an array that `adopt` has to take first."""
+    return BACKENDS[type(array)].describe(array)  # type: ignore[no-any-return]
+
+
+def host_key(value: Any) -> Any:
+    """A host input as part of a key; KeyError for what has to be frozen first."""
+    if type(value) in (tuple, int, float, bool, str):
+        return value
+    if type(value) is np.ndarray and value.ndim == 1:
+        return tuple(value.tolist())
+    raise KeyError(type(value))
 
 
 @contextlib.contextmanager
@@ -99,8 +113,8 @@ def adopt(op: str, argument: str, value: Any) -> Any:
     if cupy is not None and isinstance(value, cupy.ndarray):
         cuda_backend()
         return value
-    if isinstance(value, np.ndarray):  # a subclass: its own arithmetic is not asked for
-        return value.view(np.ndarray)
+    if isinstance(value, np.ndarray | np.generic):  # a subclass, or a scalar of NumPy's
+        return np.asarray(value)
     try:
         array = _exchanged(value)
     except (BufferError, DtypeError) as error:

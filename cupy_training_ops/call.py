@@ -3,135 +3,202 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .arrays import Described
-from .contract import Spec
+from .contract import Input, Spec
 from .errors import ArgumentError, ProviderError
 from .runtime import workspace as workspaces
 from .runtime.launch import ReadyPlan
 
+Arrays = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One output of a call, a variadic one taken apart.
+
+    `spec` is None for an output that is not asked for; `value` is the content of a host output;
+    `alias` the input it is written into; `shareable` the inputs whose array `out=` may be.
+    """
+
+    name: str
+    spec: Spec | None
+    value: Any = None
+    alias: str | None = None
+    shareable: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What all calls of one kind share: declared inputs, names of the arrays, results, place."""
+
+    op: str
+    inputs: tuple[Input, ...]
+    hosts: tuple[Any, ...]  # frozen values of the host inputs, None elsewhere
+    names: tuple[str, ...]  # of the device arrays, variadic inputs taken apart
+    results: tuple[Result, ...]
+    targets: tuple[Described | None, ...]  # the caller's outputs
+    home: Described
+    bare: bool  # one output that comes back without a tuple around it
+
 
 class Call:
-    """One remembered combination of dtypes, shapes, alignments, outputs and device.
-
-    `names` are the operator's inputs and outputs in order, `expected` its output specs (None for an
-    output that is not asked for), `targets` the caller's outputs (None for one to allocate).
-    """
+    """One remembered combination of dtypes, shapes, alignments, outputs and device."""
 
     workspace_nbytes = 0
 
-    def __init__(
-        self,
-        op: str,
-        names: tuple[str, ...],
-        home: Described,
-        expected: tuple[Spec | None, ...],
-        targets: Sequence[Described | None],
-    ) -> None:
-        self.op = op
-        self.names = names
-        self.backend = home.backend
-        self.device = home.device
-        self.expected = expected
-        self.n_inputs = len(names) - len(expected)
-        pairs = tuple(zip(expected, targets, strict=True))
-        self.allocates = any(spec and not target for spec, target in pairs)
-        self.has_targets = any(targets)
+    def __init__(self, signature: Signature) -> None:
+        self.signature = signature
+        self.backend = signature.home.backend
+        self.device = signature.home.device
+        self.bare = signature.bare
+        self.plain = not any(i.variadic or i.memory == "host" for i in signature.inputs)
+        self.n_inputs = len(signature.inputs)
+        pairs = tuple(zip(signature.results, signature.targets, strict=True))
+        self.complete = all(target for _, target in pairs)
+        self.has_targets = any(target for _, target in pairs)
 
-    def __call__(self, inputs: tuple[Any, ...], given: tuple[Any, ...], workspace: Any) -> Any:
+    def __call__(self, inputs: Arrays, given: Arrays, workspace: Any) -> Any:
         if len(inputs) < self.n_inputs:
             inputs += (None,) * (self.n_inputs - len(inputs))
+        arrays = inputs if self.plain else self._flat(inputs)
         if self.has_targets:
-            self._refuse_overlap(inputs, given)
-        results = self._allocated(given) if self.allocates else given
-        self._run(inputs, results, workspace)
-        return results[0] if len(results) == 1 else results
+            self._refuse_overlap(arrays, given)
+        results = given if self.complete else self._completed(arrays, given)
+        self._run(inputs, arrays, results, workspace)
+        return results[0] if self.bare else results
 
-    def _run(self, inputs: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
+    def _run(self, inputs: Arrays, arrays: Arrays, results: Arrays, workspace: Any) -> None:
         raise NotImplementedError
 
-    def _allocated(self, given: tuple[Any, ...]) -> tuple[Any, ...]:
-        """New arrays where the caller gave none."""
-        if self.backend.capturing(self.device):
-            raise ProviderError(
-                f"{self.op}: out: a call under graph capture needs out=, because memory from the "
-                f"pool would be handed out again while the graph still writes to it"
-            )
+    def _flat(self, inputs: Arrays) -> Arrays:
+        """The device arrays in one tuple."""
+        flat: list[Any] = []
+        for declared, value in zip(self.signature.inputs, inputs, strict=True):
+            if declared.memory == "device":
+                flat.extend(value if declared.variadic and value is not None else (value,))
+        return tuple(flat)
+
+    def _completed(self, arrays: Arrays, given: Arrays) -> Arrays:
+        """The caller's outputs; for the others the aliased input, a host value or new memory."""
         if not self.has_targets:
-            given = (None,) * len(self.expected)
+            given = (None,) * len(self.signature.results)
+        pairs = zip(self.signature.results, given, strict=True)
         return tuple(
-            array if array is not None or spec is None else self.backend.empty(spec, self.device)
-            for array, spec in zip(given, self.expected, strict=True)
+            array if array is not None else self._made(result, arrays) for result, array in pairs
         )
 
-    def _refuse_overlap(self, inputs: tuple[Any, ...], given: tuple[Any, ...]) -> None:
-        """No output of the caller's may share memory with an input or another output."""
+    def _made(self, result: Result, arrays: Arrays) -> Any:
+        if result.spec is None:
+            return None
+        if result.value is not None:
+            return result.value.copy()
+        if result.alias is not None:
+            return arrays[self.signature.names.index(result.alias)]
+        if self.backend.capturing(self.device):
+            raise ProviderError(
+                f"{self.signature.op}: out: a call under graph capture needs out=, because memory "
+                f"from the pool would be handed out again while the graph still writes to it"
+            )
+        return self.backend.empty(result.spec, self.device)
+
+    def _refuse_overlap(self, arrays: Arrays, given: Arrays) -> None:
+        """A caller's output shares no memory, unless it is exactly an input it may replace."""
         pointer = self.backend.pointer
         spans = [
-            (pointer(a), a.nbytes, n)
-            for a, n in zip(inputs, self.names, strict=False)
-            if a is not None
+            (pointer(array), array.nbytes, name)
+            for array, name in zip(arrays, self.signature.names, strict=True)
+            if array is not None
         ]
-        for array in given:
-            if array is None:
+        for result, array in zip(self.signature.results, given, strict=True):
+            if array is None or result.value is not None:
                 continue
-            start = pointer(array)
-            stop = start + array.nbytes
-            for other, nbytes, name in spans:
-                if other < stop and start < other + nbytes:
+            span = (pointer(array), array.nbytes)
+            for start, nbytes, name in spans:
+                if start < span[0] + span[1] and span[0] < start + nbytes:
+                    if name in result.shareable and span == (start, nbytes):
+                        continue
                     raise ArgumentError(
-                        f"{self.op}: out: expected memory of its own, got memory shared with {name}"
+                        f"{self.signature.op}: out ({result.name}): expected memory of its own, "
+                        f"got memory shared with {name}"
                     )
-            spans.append((start, array.nbytes, "another output"))
+            spans.append((*span, f"out ({result.name})"))
 
 
 class EmptyCall(Call):
     """No output has an element: nothing to compute, nothing launched."""
 
-    def _run(self, inputs: tuple[Any, ...], results: tuple[Any, ...], _: Any) -> None:
+    def _run(self, inputs: Arrays, arrays: Arrays, results: Arrays, workspace: Any) -> None:
         pass
+
+
+class ViewCall(Call):
+    """An operator that computes nothing: its results are views of its inputs."""
+
+    def __init__(self, signature: Signature, views: Callable[..., Arrays]) -> None:
+        super().__init__(signature)
+        self.views = views
+        if self.has_targets:
+            raise ArgumentError(f"{signature.op}: out: results are views of the inputs")
+
+    def __call__(self, inputs: Arrays, given: Arrays, workspace: Any) -> Any:
+        results = self.views(*_with_hosts(self.signature, inputs))
+        return results[0] if self.bare else results
 
 
 class CpuCall(Call):
     """The CPU provider: one NumPy function, its results copied into the outputs."""
 
-    def __init__(self, *call: Any, function: Callable[..., Any]) -> None:
-        super().__init__(*call)
+    def __init__(self, signature: Signature, function: Callable[..., Any]) -> None:
+        super().__init__(signature)
         self.function = function
 
-    def _run(self, inputs: tuple[Any, ...], results: tuple[Any, ...], _: Any) -> None:
-        computed = self.function(*inputs)
-        if len(results) == 1:
-            computed = (computed,)
-        for result, value in zip(results, computed, strict=True):
-            if result is not None:
-                np.copyto(result, value, casting="no")
+    def _run(self, inputs: Arrays, arrays: Arrays, results: Arrays, workspace: Any) -> None:
+        computed = self.function(*_with_hosts(self.signature, inputs))
+        values = iter((computed,) if isinstance(computed, np.ndarray | np.generic) else computed)
+        for result, array in zip(self.signature.results, results, strict=True):
+            if result.value is None:
+                value = next(values)
+                if array is not None:
+                    np.copyto(array, value, casting="no")
 
 
 class KernelCall(Call):
     """A plan on one device, launched on that device's current stream."""
 
-    def __init__(self, *call: Any, ready: ReadyPlan, stores: workspaces.Workspaces) -> None:
-        super().__init__(*call)
+    def __init__(
+        self, signature: Signature, ready: ReadyPlan, stores: workspaces.Workspaces
+    ) -> None:
+        super().__init__(signature)
         self.ready = ready
         self.stores = stores
         self.workspace_nbytes = ready.workspace_nbytes
 
-    def _run(self, inputs: tuple[Any, ...], results: tuple[Any, ...], workspace: Any) -> None:
+    def _run(self, inputs: Arrays, arrays: Arrays, results: Arrays, workspace: Any) -> None:
         if self.workspace_nbytes:
             workspace = self._workspace(workspace)
         if self.backend.is_current(self.device):
-            self.ready.run((*inputs, *results), workspace)
+            self.ready.run(arrays + results, workspace)
         else:
             with self.backend.on(self.device):
-                self.ready.run((*inputs, *results), workspace)
+                self.ready.run(arrays + results, workspace)
 
     def _workspace(self, workspace: Any) -> Any:
         if workspace is None:
             return self.stores.get(self.backend, self.device, self.workspace_nbytes)
-        workspaces.check(self.op, workspace, self.workspace_nbytes)
+        workspaces.check(self.signature.op, workspace, self.workspace_nbytes)
         return workspace
+
+
+def _with_hosts(signature: Signature, inputs: Arrays) -> list[Any]:
+    """The inputs as a provider takes them: host ones in their frozen form."""
+    inputs += (None,) * (len(signature.inputs) - len(inputs))
+    return [
+        host if declared.memory == "host" else value
+        for declared, host, value in zip(signature.inputs, signature.hosts, inputs, strict=True)
+    ]

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from .contract import Input, Output, Spec
+from .contract import Input, Spec
 from .dtypes import dtype_name, to_dtype
 from .errors import ArgumentError, DtypeError
 
@@ -34,17 +34,15 @@ def count(op: str, declared: Sequence[Input], given: int) -> None:
         refuse(op, "inputs", f"({expected})", f"{given} arguments")
 
 
-def bind(op: str, declared: Input | Output, dtype: Any, types: Types, bound: Bindings) -> None:
+def bind(op: str, declared: Input, name: str, dtype: Any, types: Types, bound: Bindings) -> None:
     """Bind the declared type variable to `dtype`, or refuse the dtype."""
     allowed = types.get(declared.type) or (to_dtype(declared.type),)
     if dtype not in allowed:
-        raise DtypeError(
-            f"{op}: {declared.name}: expected dtype {names(allowed)}, got {dtype_name(dtype)}"
-        )
+        raise DtypeError(f"{op}: {name}: expected dtype {names(allowed)}, got {dtype_name(dtype)}")
     earlier = bound.setdefault(declared.type, dtype)
     if earlier != dtype:
         raise DtypeError(
-            f"{op}: {declared.name}: expected dtype {dtype_name(earlier)} like the other "
+            f"{op}: {name}: expected dtype {dtype_name(earlier)} like the other "
             f"arguments of type {declared.type}, got {dtype_name(dtype)}"
         )
 
@@ -58,6 +56,13 @@ def contiguous(op: str, argument: str, is_contiguous: bool) -> None:
             "a C-contiguous array",
             "a strided one (copy it first: ascontiguousarray)",
         )
+
+
+def host(op: str, argument: str, value: Any) -> None:
+    """Host inputs are host data: reading a device array would stall the GPU."""
+    if not isinstance(value, np.ndarray) and hasattr(value, "__cuda_array_interface__"):
+        expected = "host data: a Python number, a tuple or a NumPy array"
+        refuse(op, argument, expected, f"a device array ({type(value).__name__})")
 
 
 def one_place(op: str, places: Mapping[str, str]) -> None:

@@ -14,13 +14,18 @@ import numpy as np
 from .dtypes import to_dtype
 from .errors import ArgumentError
 
-Memory = Literal["device", "host", "either"]
+Memory = Literal["device", "host"]
+Convert = Callable[[Any], Any]
 REQUIRED: Any = type("REQUIRED", (), {"__repr__": lambda _: "REQUIRED"})()
 
 
 @dataclass(frozen=True)
 class Input:
-    """One declared input. `type` names a type variable of the operator, or a dtype."""
+    """One declared input. `type` names a type variable of the operator, or a dtype.
+
+    A host input is a Python number, a tuple or a NumPy array; `convert` checks it and gives it its
+    frozen form. A variadic input is one list of arrays.
+    """
 
     name: str
     type: str
@@ -28,18 +33,23 @@ class Input:
     optional: bool = False
     variadic: bool = False
     strided: bool = False
+    convert: Convert | None = None
 
 
 @dataclass(frozen=True)
 class Output:
-    """One declared output. `aliases` names the input whose array it is written into."""
+    """One declared output.
+
+    `aliases` names the input whose array it is written into, always; `may_alias` those whose array
+    `out=` may be. A host output is a NumPy array that follows from shapes alone.
+    """
 
     name: str
     type: str
     memory: Memory = "device"
-    optional: bool = False
     variadic: bool = False
     aliases: str | None = None
+    may_alias: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,7 +60,7 @@ class Attribute:
     """
 
     name: str
-    convert: Callable[[Any], Any]
+    convert: Convert
     default: Any = REQUIRED
     type: str = ""
 
@@ -74,7 +84,7 @@ class Spec:
 
 
 def integer(value: Any) -> int:
-    """An attribute that is a whole number."""
+    """A whole number."""
     if isinstance(value, bool | np.bool_):
         raise ArgumentError(f"expected an integer, got {value!r}")
     try:
@@ -83,25 +93,50 @@ def integer(value: Any) -> int:
         raise ArgumentError(f"expected an integer, got {value!r}") from None
 
 
+def real(value: Any) -> float:
+    """A real number."""
+    if isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool):
+        return float(value)
+    raise ArgumentError(f"expected a number, got {value!r}")
+
+
 def boolean(value: Any) -> bool:
-    """An attribute that is a truth value (ONNX writes them as 0 and 1)."""
+    """A truth value (ONNX writes them as 0 and 1)."""
     if isinstance(value, bool | np.bool_) or (isinstance(value, int) and value in (0, 1)):
         return bool(value)
     raise ArgumentError(f"expected a bool, got {value!r}")
 
 
-def shape(value: Any) -> tuple[int, ...]:
-    """A shape: an integer or a sequence of integers, none negative."""
+def integers(value: Any) -> tuple[int, ...]:
+    """A list of integers: a sequence of them, a NumPy array of rank 1, or one integer."""
+    if np.ndim(value) > 1:
+        raise ArgumentError(f"expected integers in rank 1, got {value!r}")
     try:
-        extents = (integer(value),) if np.ndim(value) == 0 else tuple(map(integer, value))
-    except (TypeError, ValueError):
-        raise ArgumentError(f"expected a shape, got {value!r}") from None
+        return (integer(value),) if np.ndim(value) == 0 else tuple(map(integer, value))
+    except TypeError:
+        raise ArgumentError(f"expected integers, got {value!r}") from None
+
+
+def shape(value: Any) -> tuple[int, ...]:
+    """A shape: integers, none negative."""
+    extents = integers(value)
     if any(extent < 0 for extent in extents):
         raise ArgumentError(f"expected extents of at least 0, got {extents}")
     return extents
 
 
-def optional(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def one_of(*choices: Any) -> Convert:
+    """A converter for one of a few values."""
+
+    def convert(value: Any) -> Any:
+        if value not in choices:
+            raise ArgumentError(f"expected one of {choices}, got {value!r}")
+        return value
+
+    return convert
+
+
+def optional(convert: Convert) -> Convert:
     """A converter that also takes None."""
     return lambda value: None if value is None else convert(value)
 

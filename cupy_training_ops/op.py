@@ -7,6 +7,7 @@ remembered; later ones go from the look-up straight to the launch.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import re
@@ -15,11 +16,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from . import arrays, checks
-from .arrays import Described
 from .call import Call
 from .contract import REQUIRED, Attribute, Input, Output, Spec
 from .dtypes import element_type
-from .prepare import frozen_attributes, prepare, wanted
+from .prepare import converted, frozen_attributes, prepare, wanted
 from .runtime.plan import Device, Plan
 from .runtime.source import Source, load
 from .runtime.workspace import Workspaces
@@ -44,20 +44,23 @@ class Op:
     domain: ClassVar[str] = "com.microsoft"
     since: ClassVar[int] = 1
     until: ClassVar[int | None] = None
-    inputs: ClassVar[tuple[Input, ...]]
+    inputs: ClassVar[tuple[Input, ...]] = ()
     outputs: ClassVar[tuple[Output, ...]]
     attributes: ClassVar[tuple[Attribute, ...]] = ()
     types: ClassVar[checks.Types] = {}
     source_folder: ClassVar[Path | None] = None  # None: the package's own cuda_src
+    views: Callable[..., tuple[Any, ...]] | None = None  # a method, where nothing is computed
     name: ClassVar[str]
     stem: ClassVar[str]
     function_name: ClassVar[str]
 
     workspaces: Workspaces
     _remembered: dict[Any, Call]
+    _readers: ClassVar[tuple[Callable[[Any], Any], ...]]
 
     def __init_subclass__(cls) -> None:
         cls.name = cls.__name__
+        cls._readers = tuple(_reader(item) for item in cls.inputs)
         cls.stem = cls.__module__.rpartition(".")[2]
         cls.function_name = snake_case(cls.__name__)
         cls.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -97,9 +100,11 @@ class Op:
     ) -> Any:
         given = out if type(out) is tuple else (out,)
         try:
-            key = (_describe(inputs), _describe(given), outputs)
+            key = (self._describe(inputs), _described(given), outputs)
             call = self._remembered.get(key)
-        except (KeyError, TypeError):  # a foreign array, or `outputs` as a list
+        except (KeyError, TypeError):  # a foreign array, or a list where a tuple is hashed
+            key = None
+        if key is None:
             return self._adopted(inputs, given, outputs, workspace)
         if call is None:
             call = self._prepare(key)
@@ -107,8 +112,8 @@ class Op:
 
     def workspace_nbytes(self, *inputs: Any, outputs: Sequence[str] | None = None) -> int:
         """Bytes of scratch memory a call with these inputs needs."""
-        adopted = self._adopt_inputs(inputs)
-        return self._prepare((_describe(adopted), (None,), outputs)).workspace_nbytes
+        adopted = self._describe(self._adopt_inputs(inputs))
+        return self._prepare((adopted, (None,), outputs)).workspace_nbytes
 
     @classmethod
     def source(cls) -> Source:
@@ -122,10 +127,7 @@ class Op:
         return getattr(module, cls.function_name)  # type: ignore[no-any-return]
 
     def _prepare(self, key: tuple[Any, Any, Any]) -> Call:
-        inputs, given, outputs = key
-        placed = [None if item is None else Described(*item) for item in inputs]
-        targets = [None if item is None else Described(*item) for item in given]
-        call = prepare(self, placed, targets, outputs)
+        call = prepare(self, *key)
         if len(self._remembered) >= _MOST_REMEMBERED:
             self._remembered.clear()
         self._remembered[key] = call
@@ -142,7 +144,36 @@ class Op:
     def _adopt_inputs(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         checks.count(self.name, self.inputs, len(inputs))
         pairs = zip(self.inputs, inputs, strict=False)
-        return tuple(arrays.adopt(self.name, item.name, value) for item, value in pairs)
+        return tuple(self._adopt_input(item, value) for item, value in pairs)
+
+    def _adopt_input(self, item: Input, value: Any) -> Any:
+        """One input in a form that `_describe` reads."""
+        if value is None:
+            return None
+        if item.variadic and not isinstance(value, list | tuple):
+            checks.refuse(self.name, item.name, "a list", type(value).__name__)
+        if item.memory == "host":
+            freeze = functools.partial(self._frozen, item)
+            return tuple(map(freeze, value)) if item.variadic else freeze(value)
+        if item.variadic:
+            names = (f"{item.name}[{i}]" for i in range(len(value)))
+            return tuple(map(functools.partial(arrays.adopt, self.name), names, value))
+        return arrays.adopt(self.name, item.name, value)
+
+    def _frozen(self, item: Input, value: Any) -> Any:
+        checks.host(self.name, item.name, value)
+        return converted(type(self), item, value)
+
+    def _describe(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """What a call depends on: descriptions of arrays, values of host inputs.
+
+        KeyError or TypeError where an input is not in a form with a description.
+        """
+        if len(inputs) > len(self._readers):
+            checks.count(self.name, self.inputs, len(inputs))
+        return tuple(
+            [None if v is None else read(v) for read, v in zip(self._readers, inputs, strict=False)]
+        )
 
 
 def attribute_parameters(cls: type[Op]) -> list[inspect.Parameter]:
@@ -156,7 +187,11 @@ def attribute_parameters(cls: type[Op]) -> list[inspect.Parameter]:
     ]
 
 
-def _describe(values: Sequence[Any]) -> tuple[Any, ...]:
-    """The part of the arrays that decides what runs; KeyError on a foreign array."""
-    backends = arrays.BACKENDS
-    return tuple([None if v is None else backends[type(v)].describe(v) for v in values])
+def _reader(item: Input) -> Callable[[Any], Any]:
+    """How one declared input enters the key of a call."""
+    read = arrays.host_key if item.memory == "host" else arrays.describe
+    return (lambda values: tuple([read(v) for v in values])) if item.variadic else read
+
+
+def _described(given: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple([None if array is None else arrays.describe(array) for array in given])

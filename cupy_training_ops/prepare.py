@@ -4,32 +4,42 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import arrays, checks
 from .arrays import Described
-from .call import Call, CpuCall, EmptyCall, KernelCall
-from .contract import REQUIRED, Spec
+from .call import Call, CpuCall, EmptyCall, KernelCall, Result, Signature, ViewCall
+from .contract import REQUIRED, Attribute, Input, Output, Spec
 from .errors import ArgumentError, DtypeError, OpError
 from .runtime.launch import ReadyPlan
 
 if TYPE_CHECKING:
     from .op import Op
 
-Placed = Sequence[Described | None]
+Named = list[tuple[str, Described | None]]
 
 
-def prepare(op: Op, inputs: Placed, given: Placed, outputs: Sequence[str] | None) -> Call:
-    """All checks of one call, in the same order and with the same words on every provider."""
+def prepare(
+    op: Op, inputs: Sequence[Any], given: Sequence[Any], outputs: Sequence[str] | None
+) -> Call:
+    """All checks of one call, in the same order and with the same words on every provider.
+
+    `inputs` and `given` hold what `describe` said of the arrays, and the host inputs themselves.
+    """
     checks.count(op.name, op.inputs, len(inputs))
-    inputs = [*inputs, *[None] * (len(op.inputs) - len(inputs))]
-    _check_inputs(op, inputs)
-    specs = [None if item is None else item.spec for item in inputs]
-    expected = _expected(op, specs, wanted(op, outputs))
-    targets = _check_given(op, expected, given)
-    home = _home(op, [*inputs, *targets])
-    return _route(op, home, specs, expected, targets)
+    every = [*inputs, *[None] * (len(op.inputs) - len(inputs))]
+    hosts = tuple(_host_value(op, i, v) for i, v in zip(op.inputs, every, strict=True))
+    named = _device_arrays(op, every)
+    _check_inputs(op, named)
+    specs = tuple(_spec(i, d, h) for i, d, h in zip(op.inputs, every, hosts, strict=True))
+    results = tuple(_results(op, op.infer(*specs), wanted(op, outputs)))
+    targets = _check_given(op, results, given)
+    home = _home(op, [*named, *((f"out ({r.name})", t) for r, t in _device(results, targets))])
+    names = tuple(name for name, _ in named)
+    bare = len(op.outputs) == 1 and not op.outputs[0].variadic
+    signature = Signature(op.name, op.inputs, hosts, names, results, targets, home, bare)
+    return _route(op, signature, specs, dict(named))
 
 
 def wanted(op: Op, outputs: Sequence[str] | None) -> tuple[str, ...]:
@@ -53,85 +63,155 @@ def frozen_attributes(cls: type[Op], given: Mapping[str, Any]) -> dict[str, Any]
         value = given.get(attribute.name, attribute.default)
         if value is REQUIRED:
             checks.refuse(cls.name, attribute.name, "a value: it is required", "none")
-        values[attribute.name] = _converted(cls, attribute, value)
+        values[attribute.name] = converted(cls, attribute, value)
     return values
 
 
-def _converted(cls: type[Op], attribute: Any, value: Any) -> Any:
+def converted(cls: type[Op], declared: Attribute | Input, value: Any) -> Any:
+    """A value in its frozen form, or an error that names operator and argument."""
     try:
-        converted = attribute.convert(value)
+        frozen = declared.convert(value) if declared.convert else value
     except OpError as error:
-        raise type(error)(f"{cls.name}: {attribute.name}: {error}") from None
-    allowed = cls.types.get(attribute.type)
-    if allowed and converted not in allowed:
+        raise type(error)(f"{cls.name}: {declared.name}: {error}") from None
+    allowed = cls.types.get(declared.type) if isinstance(declared, Attribute) else None
+    if allowed and frozen not in allowed:
         raise DtypeError(
-            f"{cls.name}: {attribute.name}: expected {checks.names(allowed)}, "
-            f"got {checks.names([converted])}"
+            f"{cls.name}: {declared.name}: expected {checks.names(allowed)}, "
+            f"got {checks.names([frozen])}"
         )
-    return converted
+    return frozen
 
 
-def _check_inputs(op: Op, inputs: Placed) -> None:
-    bound: checks.Bindings = {
-        attribute.type: getattr(op, attribute.name) for attribute in op.attributes if attribute.type
-    }
-    for declared, item in zip(op.inputs, inputs, strict=True):
-        if item is not None:
-            checks.bind(op.name, declared, item.dtype, op.types, bound)
-            checks.contiguous(op.name, declared.name, item.contiguous or declared.strided)
-        elif not declared.optional:
-            checks.refuse(op.name, declared.name, "an array", "None")
+def _host_value(op: Op, declared: Input, value: Any) -> Any:
+    if declared.memory != "host" or value is None:
+        return None
+    if declared.variadic:
+        return tuple(converted(type(op), declared, item) for item in value)
+    return converted(type(op), declared, value)
 
 
-def _expected(op: Op, specs: Sequence[Any], names: tuple[str, ...]) -> tuple[Spec | None, ...]:
-    """Inferred specs of the outputs asked for."""
-    pairs = zip(op.outputs, op.infer(*specs), strict=True)
-    return tuple(spec if output.name in names else None for output, spec in pairs)
-
-
-def _check_given(op: Op, expected: Sequence[Spec | None], given: Placed) -> Placed:
-    """The caller's outputs, one for each declared output."""
-    if list(given) == [None]:
-        return [None] * len(expected)
-    if len(given) != len(expected):
-        checks.refuse(op.name, "out", f"{len(expected)} arrays or None", str(len(given)))
-    for declared, spec, target in zip(op.outputs, expected, given, strict=True):
-        if target is None:
+def _device_arrays(op: Op, described: Sequence[Any]) -> Named:
+    """Every device array under its own name: the second of a variadic X is X[1]."""
+    named: Named = []
+    for declared, item in zip(op.inputs, described, strict=True):
+        if declared.memory == "host":
             continue
-        name = f"out ({declared.name})"
-        if spec is None:
+        if declared.variadic and item is not None:
+            named += [(f"{declared.name}[{i}]", Described(*d)) for i, d in enumerate(item)]
+        else:
+            named.append((declared.name, None if item is None else Described(*item)))
+    return named
+
+
+def _check_inputs(op: Op, named: Named) -> None:
+    by_name = {item.name: item for item in op.inputs}
+    bound: checks.Bindings = {a.type: getattr(op, a.name) for a in op.attributes if a.type}
+    for name, item in named:
+        declared = by_name[name.partition("[")[0]]
+        if item is not None:
+            checks.bind(op.name, declared, name, item.dtype, op.types, bound)
+            checks.contiguous(op.name, name, item.contiguous or declared.strided)
+        elif not declared.optional:
+            checks.refuse(op.name, name, "an array", "None")
+
+
+def _spec(declared: Input, described: Any, host: Any) -> Any:
+    """What `infer` and `plan` see of an input: a spec, a tuple of specs, or the host value."""
+    if declared.memory == "host" or described is None:
+        return host
+    if declared.variadic:
+        return tuple(Described(*item).spec for item in described)
+    return Described(*described).spec
+
+
+def _results(op: Op, inferred: Sequence[Any], names: tuple[str, ...]) -> Iterator[Result]:
+    """Inferred outputs, variadic ones taken apart; no spec for one that is not asked for."""
+    for output, item in zip(op.outputs, inferred, strict=True):
+        if output.variadic:
+            for i, spec in enumerate(item):
+                yield _result(output, f"{output.name}[{i}]", spec, f"[{i}]", output.name in names)
+        else:
+            yield _result(output, output.name, item, "", output.name in names)
+
+
+def _result(output: Output, name: str, item: Any, index: str, asked_for: bool) -> Result:
+    value = item if output.memory == "host" else None
+    spec = Spec(item.shape, item.dtype) if asked_for else None
+    alias = output.aliases and output.aliases + index
+    may = (*output.may_alias, *((output.aliases,) if output.aliases else ()))
+    return Result(name, spec, value, alias, tuple(other + index for other in may))
+
+
+def _check_given(
+    op: Op, results: Sequence[Result], given: Sequence[Any]
+) -> tuple[Described | None, ...]:
+    """The caller's outputs, one for each result."""
+    if list(given) == [None]:
+        return (None,) * len(results)
+    if len(given) != len(results):
+        checks.refuse(op.name, "out", f"{len(results)} arrays or None", str(len(given)))
+    targets = tuple(None if item is None else Described(*item) for item in given)
+    for result, target in zip(results, targets, strict=True):
+        name = f"out ({result.name})"
+        if target is not None and result.spec is None:
             checks.refuse(op.name, name, "None: this output is not asked for", "an array")
-        checks.output(op.name, name, spec, target.spec)
-        checks.contiguous(op.name, name, target.contiguous)
-    return given
+        if target is not None and result.spec is not None:
+            checks.output(op.name, name, result.spec, target.spec)
+            checks.contiguous(op.name, name, target.contiguous)
+    return targets
 
 
-def _home(op: Op, placed: Placed) -> Described:
+def _device(
+    results: Sequence[Result], targets: Sequence[Described | None]
+) -> Iterator[tuple[Result, Described | None]]:
+    """The results in device memory with their targets."""
+    return ((r, t) for r, t in zip(results, targets, strict=True) if r.value is None)
+
+
+def _home(op: Op, named: Named) -> Described:
     """The one place all arrays are in."""
-    names = [i.name for i in op.inputs] + [f"out ({o.name})" for o in op.outputs]
-    present = {n: item for n, item in zip(names, placed, strict=True) if item is not None}
+    present = {name: item for name, item in named if item is not None}
     if not present:
-        raise ArgumentError(f"{op.name}: expected at least one array")
+        raise ArgumentError(f"{op.name}: expected at least one array, got none")
     checks.one_place(op.name, {name: item.place for name, item in present.items()})
     return next(iter(present.values()))
 
 
 def _route(
-    op: Op,
-    home: Described,
-    specs: Sequence[Any],
-    expected: tuple[Spec | None, ...],
-    targets: Placed,
+    op: Op, signature: Signature, specs: Sequence[Any], named: Mapping[str, Described | None]
 ) -> Call:
     """The provider the arrays chose, ready to run."""
-    names = (*(i.name for i in op.inputs), *(o.name for o in op.outputs))
-    if not any(spec is not None and spec.size for spec in expected):
-        return EmptyCall(op.name, names, home, expected, targets)
+    if op.views is not None:
+        return ViewCall(signature, op.views)
+    device = tuple(r for r in signature.results if r.value is None)
+    if not any(result.spec is not None and result.spec.size for result in device):
+        return EmptyCall(signature)
+    home = signature.home
     if home.backend is arrays.CPU:
-        function = functools.partial(op.cpu_function(), **op.attribute_values)
-        return CpuCall(op.name, names, home, expected, targets, function=function)
-    results = [t.spec if t else spec for t, spec in zip(targets, expected, strict=True)]
-    plan = op.plan(home.backend.device(home.device), *specs, *results)
-    every = dict(zip(names, [*specs, *results], strict=True))
-    ready = ReadyPlan(home.backend, home.device, op.source(), plan, every)
-    return KernelCall(op.name, names, home, expected, targets, ready=ready, stores=op.workspaces)
+        return CpuCall(signature, functools.partial(op.cpu_function(), **op.attribute_values))
+    outputs = [_planned(result, signature, named) for result in signature.results]
+    by_name = {name: item and item.spec for name, item in named.items()}
+    by_name |= {r.name: s for r, s in zip(signature.results, outputs, strict=True)}
+    plan = op.plan(home.backend.device(home.device), *specs, *_regrouped(op, outputs))
+    ready = ReadyPlan(home.backend, home.device, op.source(), plan, by_name)
+    return KernelCall(signature, ready, op.workspaces)
+
+
+def _planned(
+    result: Result, signature: Signature, named: Mapping[str, Described | None]
+) -> Spec | None:
+    """The spec of the array that a result is written into, with its true alignment."""
+    target = signature.targets[signature.results.index(result)]
+    if target is None and result.alias is not None:
+        target = named[result.alias]
+    return target.spec if target is not None and result.spec is not None else result.spec
+
+
+def _regrouped(op: Op, outputs: Sequence[Spec | None]) -> list[Any]:
+    """Outputs as declared: the variadic one, of which there is one at most, as a tuple."""
+    rest = len(outputs) - len(op.outputs) + 1
+    flat = list(outputs)
+    return [
+        tuple(flat.pop(0) for _ in range(rest)) if output.variadic else flat.pop(0)
+        for output in op.outputs
+    ]

@@ -25,6 +25,9 @@ class Backend(Protocol):
     def on(self, device: int) -> AbstractContextManager[Any]:
         """A context in which `device` is current."""
 
+    def pointer(self, array: Any) -> int:
+        """The address of the first element."""
+
     def offset(self, array: Any, nbytes: int) -> Any:
         """A kernel argument that points `nbytes` into the array."""
 

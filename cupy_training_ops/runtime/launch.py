@@ -14,7 +14,7 @@ from ..contract import Spec
 from ..dtypes import ELEMENT_TYPES, element_type
 from ..errors import CompileError
 from .compiler import Backend, kernel
-from .plan import Launch, Plan, Scratch
+from .plan import Launch, Plan, Pointers, Scratch
 from .source import Parameter, Source
 
 NULL = np.uint64(0)
@@ -49,6 +49,9 @@ class ReadyPlan:
         self._specs = specs
         self._names = tuple(specs)
         self._constants: list[Any] = []
+        self._late = any(
+            isinstance(arg, Scratch | Pointers) for launch in plan.launches for arg in launch.args
+        )
         with backend.on(device):
             self._launches = [
                 (
@@ -69,13 +72,20 @@ class ReadyPlan:
             if _log is not None:
                 _log.append(launch)
             args = pick(values)
-            if self.workspace_nbytes:
-                args = tuple(self._placed(arg, workspace) for arg in args)
+            if self._late:
+                args = tuple(self._resolved(arg, values, workspace) for arg in args)
             function(grid, block, args, shared_nbytes)
 
-    def _placed(self, arg: Any, workspace: Any) -> Any:
-        """Scratch arguments become pointers into this call's workspace."""
-        return self._backend.offset(workspace, arg.offset) if isinstance(arg, Scratch) else arg
+    def _resolved(self, arg: Any, values: Sequence[Any], workspace: Any) -> Any:
+        """Scratch and pointer tables in terms of this call's workspace and arrays."""
+        if isinstance(arg, Scratch):
+            return self._backend.offset(workspace, arg.offset)
+        if isinstance(arg, Pointers):
+            addresses = np.zeros(arg.capacity, np.uint64)
+            arrays = [values[self._names.index(name)] for name in arg.names]
+            addresses[: len(arrays)] = [self._backend.pointer(array) for array in arrays]
+            return addresses.view([("at", np.uint64, arg.capacity)])[0]
+        return arg
 
     def _picker(
         self, parameters: tuple[Parameter, ...], launch: Launch
@@ -118,7 +128,7 @@ def cast(launch: Launch, parameter: Parameter, value: Any) -> Any:
             return NULL
         if isinstance(value, Scratch):
             return value
-    elif isinstance(value, np.void):
+    elif isinstance(value, np.void | Pointers):
         return value
     else:
         c_type = launch.slots.get(parameter.c_type, parameter.c_type)

@@ -12,6 +12,7 @@ import numpy as np
 from ..errors import ArgumentError
 
 MAX_THREADS = 1024
+MAX_PARAMETER_NBYTES = 4000  # 4 KiB in all before CUDA 12.1
 MAX_GRID = (2**31 - 1, 65_535, 65_535)
 
 
@@ -46,11 +47,35 @@ class Scratch:
 
 
 @dataclass(frozen=True)
+class Pointers:
+    """A launch argument: the addresses of these arrays in one struct, passed by value.
+
+    Its CUDA type is `Pointers<capacity>` of include/tables.cuh.
+    """
+
+    names: tuple[str, ...]
+    capacity: int
+
+
+def by_value(**fields: Any) -> np.void:
+    """A launch argument: a struct of NumPy arrays and sized scalars, laid out as C does."""
+    arrays = {name: np.asarray(value) for name, value in fields.items()}
+    layout = np.dtype([(n, a.dtype, a.shape) for n, a in arrays.items()], align=True)
+    struct = np.zeros((), layout)
+    for name, array in arrays.items():
+        struct[name] = array
+    if struct.nbytes > MAX_PARAMETER_NBYTES:
+        raise ArgumentError(f"{struct.nbytes} bytes by value, at most {MAX_PARAMETER_NBYTES}")
+    return struct[()]
+
+
+@dataclass(frozen=True)
 class Launch:
     """One kernel launch.
 
-    `args` follow the kernel's parameters: a string names an input or output of the operator, a
-    Scratch points into the workspace, anything else is passed by value.
+    `args` follow the kernel's parameters: a string names an input or output of the operator (the
+    third of a variadic X is "X[2]"), a Scratch points into the workspace, Pointers gather several
+    arrays, `by_value` makes a struct, anything else is a scalar cast to the declared C type.
     """
 
     symbol: str

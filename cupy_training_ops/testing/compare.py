@@ -49,9 +49,9 @@ def _excess(actual: Any, expected: Any, allowed: float) -> Any:
     """How far each element is beyond what is allowed: 0 where it is right."""
     if element_type(expected.dtype).name not in TOLERANCE:
         return (actual != expected).astype(np.float64)
-    a, e = actual.astype(np.float64), expected.astype(np.float64)
-    same = (a == e) | (np.isnan(a) & np.isnan(e))
-    with np.errstate(invalid="ignore", over="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinities are what we look at
+        a, e = actual.astype(np.float64), expected.astype(np.float64)
+        same = (a == e) | (np.isnan(a) & np.isnan(e))
         distance = np.abs(a - e)
         close = np.isfinite(e) & (distance <= allowed * (1 + np.abs(e)))
     return np.where(same | close, 0.0, np.nan_to_num(distance, nan=np.inf) + 1e-300)

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: MIT
+"""Fixtures of all tests: seeds, the GPU probe, and the runs that kernel tests go through."""
+
+from __future__ import annotations
+
+import os
+import secrets
+
+import numpy as np
+import pytest
+from runs import RUNS, Run, gpu_reason, reason_not_to_run
+
+
+def pytest_configure() -> None:
+    # Set before xdist starts its workers, so that all of them draw the same samples.
+    os.environ.setdefault("CTO_SEED", str(secrets.randbelow(2**31)))
+
+
+def pytest_report_header() -> str:
+    return f"CTO_SEED={os.environ['CTO_SEED']} repeats this run's random inputs"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") or item.get_closest_marker("multi_gpu"):
+        skip_unless_available(gpu_reason(2 if item.get_closest_marker("multi_gpu") else 1))
+
+
+def skip_unless_available(reason: str | None) -> None:
+    """Skip with the reason, or fail where the machine is said to have what is missing."""
+    if reason is None:
+        return
+    if os.environ.get("CTO_REQUIRE_GPU") == "1" and "GPU" in reason:
+        pytest.fail(f"CTO_REQUIRE_GPU=1, but {reason}")
+    if os.environ.get("CI") == "true" and "emulator" in reason:
+        pytest.fail(f"CI=true, but {reason}")
+    pytest.skip(reason)
+
+
+@pytest.fixture
+def seed() -> int:
+    """The session's seed; the report header says how to repeat it."""
+    return int(os.environ["CTO_SEED"])
+
+
+@pytest.fixture
+def rng(seed: int) -> np.random.Generator:
+    """Fresh random numbers, the same for every test of a session."""
+    return np.random.default_rng(seed)
+
+
+@pytest.fixture(params=RUNS)
+def run(request: pytest.FixtureRequest, seed: int):
+    """Where a kernel test runs: on emulated kernels in three thread orders, or on the GPU."""
+    skip_unless_available(reason_not_to_run(request.param))
+    with Run(request.param, seed) as active:
+        yield active

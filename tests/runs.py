@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: MIT
+"""What a kernel test runs on: the CUDA backend, or NumPy arrays on emulated kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any
+
+import emulator
+import numpy as np
+
+from cupy_training_ops import arrays
+from cupy_training_ops.contract import Spec
+from cupy_training_ops.runtime.compiler import header_options
+from cupy_training_ops.runtime.plan import Device
+from cupy_training_ops.runtime.source import Source
+from cupy_training_ops.testing.samples import blank, placed
+
+ORDERS = ("forward", "reverse", "random")
+RUNS = (*(f"emulated-{order}" for order in ORDERS), "cuda")
+
+
+class EmulatedBackend:
+    """The frame's view of the emulator: NumPy's memory, kernels compiled with g++."""
+
+    name = "emulated"
+
+    def describe(self, array: Any) -> tuple[Any, ...]:
+        aligned = array.ctypes.data % 16 == 0
+        return (self, array.dtype, array.shape, aligned, array.flags.c_contiguous, 0)
+
+    def pointer(self, array: Any) -> int:
+        return array.ctypes.data
+
+    def offset(self, array: Any, nbytes: int) -> Any:
+        return array[nbytes:]
+
+    def empty(self, spec: Spec, device: int) -> Any:
+        return np.empty(spec.shape, spec.dtype)
+
+    def zeros(self, nbytes: int, device: int) -> Any:
+        return np.zeros(nbytes, np.uint8)
+
+    def device(self, index: int) -> Device:
+        return Device(multiprocessors=4, capability=(9, 0))
+
+    def is_current(self, device: int) -> bool:
+        return True
+
+    def on(self, device: int) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def stream(self, device: int) -> int:
+        return 0
+
+    def capturing(self, device: int) -> bool:
+        return False
+
+    def load(self, source: Source, options: tuple[str, ...]) -> Any:
+        return emulator.EmulatedModule(source.code, options + header_options())
+
+
+EMULATED = EmulatedBackend()
+
+
+class Run:
+    """One way to run kernels, active inside its context."""
+
+    def __init__(self, name: str, seed: int) -> None:
+        self.name = name
+        self.on_gpu = name == "cuda"
+        self._seed = seed
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Run:
+        if not self.on_gpu:
+            order = self.name.removeprefix("emulated-")
+            self._stack.enter_context(emulator.thread_order(order, seed=self._seed))
+            self._stack.enter_context(arrays.numpy_runs_on(EMULATED))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    @property
+    def xp(self) -> Any:
+        """The arrays' library."""
+        if not self.on_gpu:
+            return np
+        import cupy
+
+        return cupy
+
+    def place(self, array: Any, offset: int = 0) -> Any:
+        """A NumPy array (or a list of them) in this run's memory; anything else as it is."""
+        if isinstance(array, list):
+            return [self.place(item, offset) for item in array]
+        return placed(array, offset, self.xp)
+
+    def blank(self, spec: Spec, offset: int = 0) -> Any:
+        """An unwritten array in this run's memory."""
+        return blank(spec, offset, self.xp)
+
+    def host(self, array: Any) -> Any:
+        """A result as a NumPy array."""
+        return array if isinstance(array, np.ndarray) else array.get()
+
+
+@functools.cache
+def gpu_reason(count: int = 1) -> str | None:
+    """Why tests that need `count` GPUs cannot run, or None where they can."""
+    try:
+        import cupy
+
+        found = cupy.cuda.runtime.getDeviceCount() if cupy.cuda.is_available() else 0
+    except ImportError as error:
+        return f"no GPU test without CuPy: {error}"
+    return None if found >= count else f"{count} GPU needed, {found} found"
+
+
+@functools.cache
+def reason_not_to_run(name: str) -> str | None:
+    """Why a run of RUNS is not possible here, or None."""
+    if name == "cuda":
+        return gpu_reason()
+    reason = emulator.unavailable_reason()
+    return None if reason is None else f"no emulator: {reason}"
