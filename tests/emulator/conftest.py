@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: MIT
+"""Loads test kernels; without a compiler the emulator's tests skip, in CI they fail."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from emulator import EmulatedModule, require_emulator
+
+KERNELS = Path(__file__).parent / "kernels"
+
+
+@pytest.fixture(scope="session")
+def load_kernels() -> Callable[..., EmulatedModule]:
+    """A function of a file's name in kernels/, options and name expressions: the module."""
+    require_emulator()
+
+    @functools.cache
+    def load(
+        name: str, options: tuple[str, ...] = (), name_expressions: tuple[str, ...] = ()
+    ) -> EmulatedModule:
+        code = f'#line 1 "kernels/{name}"\n' + (KERNELS / name).read_text()
+        return EmulatedModule(code, options, name_expressions)
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def marked_line() -> Callable[[str, str], str]:
+    """A function of a file and a mark: the place, as messages give it, of `// line: mark`."""
+
+    def find(name: str, mark: str) -> str:
+        lines = (KERNELS / name).read_text().splitlines()
+        (number,) = (n for n, text in enumerate(lines, 1) if text.endswith(f"// line: {mark}"))
+        return f"kernels/{name}:{number}"
+
+    return find

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: MIT
+// Included before every kernel source: CUDA C++ for g++ on a CPU.
+#pragma once
+
+#define __CUDA_CPU__ 1
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include <cassert>
+#include <climits>
+#include <cmath>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include "../runtime/interface.h"
+#include "emulated/access_checks.h"
+#include "emulated/qualifiers.h"
+#include "emulated/atomics.h"
+#include "emulated/bits.h"
+#include "emulated/conversions.h"
+#include "emulated/floating_point.h"
+#include "emulated/half_precision.h"
+#include "emulated/memory.h"
+#include "emulated/synchronization.h"
+#include "emulated/trampoline.h"

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: MIT
+"""A compiled kernel source as a shared library: its kernels, its shared memory, its lines."""
+
+import ctypes
+import subprocess
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from .native import Extent, KernelEntry, runtime
+from .toolchain import INCLUDE_FOLDER, SOURCE_ROOT
+
+_WRITABLE_DATA = "bBdDuV"
+
+# The rest is named by #line in the source.
+_NOT_KERNEL_SOURCE = ("?", str(INCLUDE_FOLDER), f"{SOURCE_ROOT}kernel.cpp")
+
+
+class KernelLibrary:
+    """A loaded library."""
+
+    def __init__(self, path: Path) -> None:
+        """Load it. Its undefined symbols are the runtime's."""
+        runtime()
+        self._path = path
+        self._library = ctypes.CDLL(str(path))
+        table = ctypes.addressof(KernelEntry.in_dll(self._library, "cto_kernels"))
+        symbols = {
+            name: (offset, size) for name, offset, size in _writable_data(path, "cto_kernels")
+        }
+        self._base = table - symbols.pop("cto_kernels")[0]
+        self._statics = {name: place for name, place in symbols.items() if name.startswith("_ZZ")}
+        self.kernels = {entry.name.decode(): entry for entry in _entries(table)}
+        extents = [Extent(self._base + at, self._base + at + n) for at, n in self._statics.values()]
+        self.static_shared = (Extent * len(extents))(*extents)
+
+    def static_shared_bytes(self, kernel: str) -> int:
+        """Size of the __shared__ variables declared in the kernel itself."""
+        prefix = f"_ZZ{len(kernel)}{kernel}E"
+        return sum(size for name, (_, size) in self._statics.items() if name.startswith(prefix))
+
+    def source_line(self, return_addresses: Iterable[int]) -> str | None:
+        """File and line of the innermost of these calls that stands in the kernel source."""
+        # A return address may belong to the next line already; the byte before it does not.
+        offsets = [hex(address - 1 - self._base) for address in return_addresses]
+        command = ["addr2line", "-i", "-e", str(self._path), *offsets]
+        result = subprocess.run(command, capture_output=True, text=True)
+        frames = [f for f in result.stdout.splitlines() if not f.startswith(_NOT_KERNEL_SOURCE)]
+        return frames[0].removeprefix(SOURCE_ROOT).split(" ")[0] if frames else None
+
+
+def _entries(address: int) -> Iterator[KernelEntry]:
+    """The kernels of the table at this address, which ends with a nameless one."""
+    while (entry := KernelEntry.from_address(address)).name is not None:
+        yield entry
+        address += ctypes.sizeof(KernelEntry)
+
+
+def _writable_data(path: Path, *always: str) -> Iterator[tuple[str, int, int]]:
+    """Name, offset and size of writable variables, and of those named in `always`."""
+    command = ["nm", "-S", "--defined-only", str(path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    for fields in map(str.split, result.stdout.splitlines()):
+        if len(fields) == 4 and (fields[2] in _WRITABLE_DATA or fields[3] in always):
+            yield fields[3], int(fields[0], 16), int(fields[1], 16)

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: MIT
+"""Kernels compiled for the CPU, with the interface of cupy.RawModule."""
+
+import ctypes
+import itertools
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from .arguments import Arguments, PackedArguments, ParameterType, check_arguments
+from .errors import EmulatorError
+from .library import KernelLibrary
+from .limits import (
+    DEFAULT_SHARED_BYTES,
+    Dimensions,
+    check_block,
+    check_grid,
+    check_shared_memory,
+    three_dimensions,
+)
+from .memory import GuardedArrays, GuardedSharedMemory
+from .native import LaunchRequest, runtime
+from .options import translate_options
+from .settings import BLOCK_ORDERS, THREAD_ORDERS, current_settings
+from .source import translate
+from .toolchain import build_module
+
+# The runtime has one set of threads.
+_launch_lock = threading.Lock()
+
+
+class EmulatedModule:
+    """A CUDA source compiled for the CPU. Mirrors cupy.RawModule."""
+
+    def __init__(
+        self,
+        code: str,
+        options: tuple[str, ...] = (),
+        name_expressions: Iterable[str] | None = None,
+    ) -> None:
+        """Compile `code`, whose local includes are already inlined."""
+        source = translate(code, tuple(name_expressions or ()))
+        self._library = KernelLibrary(build_module(source, translate_options(options)))
+
+    @property
+    def kernel_names(self) -> list[str]:
+        """The names that get_function takes."""
+        return sorted(self._library.kernels)
+
+    def get_function(self, name: str) -> "EmulatedKernel":
+        """The kernel of this name, or of this name expression."""
+        if name not in self._library.kernels:
+            raise EmulatorError(f"no kernel {name!r}; there are {', '.join(self.kernel_names)}")
+        return EmulatedKernel(self._library, name)
+
+
+class EmulatedKernel:
+    """One kernel. Called like a cupy.RawKernel."""
+
+    def __init__(self, library: KernelLibrary, name: str) -> None:
+        """Read the kernel's signature from its library."""
+        entry = library.kernels[name]
+        self.name = name
+        self.max_dynamic_shared_size_bytes = DEFAULT_SHARED_BYTES
+        self._library = library
+        self._body = entry.body
+        self._max_threads = min(entry.max_threads, 1024)
+        declared = entry.parameters[: entry.parameter_count]
+        self.parameters = tuple(ParameterType(p.kind.decode(), p.bytes) for p in declared)
+
+    def __call__(
+        self,
+        grid: tuple[int, ...],
+        block: tuple[int, ...],
+        args: Arguments,
+        shared_mem: int = 0,
+        *,
+        reachable: Sequence[np.ndarray] = (),
+    ) -> None:
+        """Launch and wait. `reachable` are arrays whose addresses stand in structures in `args`."""
+        check_arguments(self.name, self.parameters, args)
+        grid, block = three_dimensions("grid", grid), three_dimensions("block", block)
+        self._check_limits(grid, block, shared_mem)
+        arrays = self._arrays(args, reachable)
+        with _launch_lock, GuardedArrays(arrays) as memory, GuardedSharedMemory(shared_mem) as own:
+            packed = PackedArguments(self.parameters, args, memory)
+            self._run(self._request(grid, block, packed, own))
+            memory.store()
+
+    def _check_limits(self, grid: Dimensions, block: Dimensions, dynamic: int) -> None:
+        try:
+            check_grid(grid)
+            check_block(block, self._max_threads)
+            static = self._library.static_shared_bytes(self.name)
+            check_shared_memory(static, dynamic, self.max_dynamic_shared_size_bytes)
+        except EmulatorError as error:
+            raise EmulatorError(f"{self.name}: {error}") from None
+
+    def _arrays(self, args: Arguments, reachable: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+        arrays = {
+            f"argument {index}": value
+            for index, (parameter, value) in enumerate(zip(self.parameters, args, strict=True))
+            if parameter.kind == "p" and isinstance(value, np.ndarray)
+        }
+        return arrays | {f"reachable array {i}": array for i, array in enumerate(reachable)}
+
+    def _request(
+        self,
+        grid: Dimensions,
+        block: Dimensions,
+        packed: PackedArguments,
+        shared: GuardedSharedMemory,
+    ) -> LaunchRequest:
+        settings = current_settings()
+        return LaunchRequest(
+            body=self._body,
+            arguments=packed.addresses,
+            grid=grid,
+            block=block,
+            thread_order=THREAD_ORDERS.index(settings.threads),
+            reverse_blocks=BLOCK_ORDERS.index(settings.blocks),
+            seed=settings.seed,
+            time_limit_milliseconds=max(1, round(settings.time_limit_seconds * 1000)),
+            dynamic_shared=shared.address,
+            dynamic_shared_bytes=shared.nbytes,
+            static_shared=self._library.static_shared,
+            static_shared_count=len(self._library.static_shared),
+        )
+
+    def _run(self, request: LaunchRequest) -> None:
+        if runtime().emulator_launch(ctypes.byref(request)):
+            return
+        text = runtime().emulator_failure_text().decode(errors="replace")
+        addresses = list(_return_addresses())
+        line = self._library.source_line(addresses) if addresses else None
+        raise EmulatorError(f"{self.name}: {text}" + (f" at {line}" if line else ""))
+
+
+def _return_addresses() -> Iterator[int]:
+    """Where the kernel was when it failed; empty if the message says it."""
+    return itertools.takewhile(bool, runtime().emulator_failure_return_addresses())

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: MIT
+// Everything that ends a launch early, and the message that it leaves.
+#pragma once
+
+#include <cstdint>
+
+namespace emulator {
+
+// Turns signals caused by the running kernel, and its time limit, into failures.
+class FaultGuard {
+ public:
+  explicit FaultGuard(uint64_t time_limit_milliseconds);
+  ~FaultGuard();
+  FaultGuard(const FaultGuard&) = delete;
+  FaultGuard& operator=(const FaultGuard&) = delete;
+};
+
+}  // namespace emulator

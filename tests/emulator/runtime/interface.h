@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: MIT
+// What compiled kernels and the runtime know of each other.
+#pragma once
+
+#include <cstdint>
+
+#include "vector_types.h"
+
+extern uint3 threadIdx;
+extern uint3 blockIdx;
+extern dim3 blockDim;
+extern dim3 gridDim;
+
+namespace emulator {
+
+// A line of a kernel. `here()` as a default argument gives the line of the outermost call.
+struct Site {
+  const char* file;
+  int line;
+};
+
+constexpr Site here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  return {file, line};
+}
+
+[[noreturn]] __attribute__((format(printf, 2, 3))) void fail(Site site, const char* format, ...);
+
+// Blocks -------------------------------------------------------------------------------------
+
+struct BarrierVotes {
+  unsigned arrived;
+  unsigned nonzero;
+};
+
+BarrierVotes block_barrier(bool predicate, Site site);
+
+// Ends the current thread. Returns as another thread that has not started yet.
+void finish_thread();
+
+// Warps --------------------------------------------------------------------------------------
+
+enum class WarpOperation {
+  kSynchronize,
+  kActiveMask,
+  kShuffleIndex,
+  kShuffleUp,
+  kShuffleDown,
+  kShuffleXor,
+  kBallot,
+  kMatchAny,
+  kMatchAll,
+  kAdd,
+  kMin,
+  kMax,
+  kAnd,
+  kOr,
+  kXor,
+};
+
+// One lane's part of a warp operation. Lives on the lane's stack while the lane waits.
+struct WarpCall {
+  WarpOperation operation;
+  uint32_t mask;
+  uint64_t value;
+  uint32_t lane_argument;
+  uint32_t width;
+  Site site;
+  uint64_t result;
+};
+
+uint64_t warp_operation(WarpCall call);
+
+// Memory -------------------------------------------------------------------------------------
+
+struct Extent {
+  uintptr_t begin;
+  uintptr_t end;
+};
+
+// Every guarded array has a slot of the arena for itself, so that an address gives its array.
+constexpr unsigned kSlotBits = 30;
+constexpr unsigned kSlotCount = 1024;
+constexpr uintptr_t kArenaBytes = static_cast<uintptr_t>(kSlotCount) << kSlotBits;
+
+extern uintptr_t arena;
+extern Extent extents[kSlotCount];
+extern void* dynamic_shared;
+
+[[noreturn]] void report_access(uintptr_t address, uintptr_t bytes, bool is_store,
+                                void* return_address);
+
+}  // namespace emulator

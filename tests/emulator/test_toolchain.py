@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: MIT
+"""The build cache, processors without the assembly switch, machines without a compiler."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from emulator import require_emulator, unavailable_reason
+
+TESTS = Path(__file__).parent.parent
+
+SUMS = """
+import numpy as np
+from pathlib import Path
+from emulator import EmulatedModule, EmulatorError, thread_order
+code = Path("emulator/kernels/barriers.cu").read_text()
+x = np.arange(3 * 96, dtype=np.int32).reshape(3, 96)
+for order in ("forward", "reverse", "random"):
+    partial, ticket, total = np.zeros(3, "i4"), np.zeros(1, "u4"), np.zeros(1, "i4")
+    with thread_order(order):
+        kernel = EmulatedModule(code).get_function("total_by_last_block")
+        kernel((3,), (96,), (x, partial, ticket, total))
+    assert total[0] == x.sum(), (order, total)
+try:
+    EmulatedModule(code).get_function("divergent_barrier")((1,), (40,), (x,))
+except EmulatorError as error:
+    print("reported:", error)
+"""
+
+
+def _python(program, **environment):
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=TESTS,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_portable_context_switch(tmp_path):
+    require_emulator()
+    environment = {"CTO_EMULATOR_CACHE": str(tmp_path), "CTO_EMULATOR_UCONTEXT": "1"}
+    assert "reported: divergent_barrier: block (0,0,0)" in _python(SUMS, **environment)
+    (runtime,) = tmp_path.glob("runtime-*/runtime.so")
+    symbols = subprocess.run(["nm", str(runtime)], capture_output=True, text=True, check=True)
+    assert "swapcontext" in symbols.stdout
+    assert "emulator_switch_stacks" not in symbols.stdout
+
+
+def test_processes_may_build_at_the_same_time(tmp_path):
+    require_emulator()
+    with ThreadPoolExecutor(3) as pool:
+        runs = [pool.submit(_python, SUMS, CTO_EMULATOR_CACHE=str(tmp_path)) for _ in range(3)]
+        outputs = {run.result() for run in runs}
+    assert len(outputs) == 1
+    kinds = sorted(path.name.split("-")[0] for path in tmp_path.iterdir())
+    assert kinds == ["header", "module", "runtime"], "one build of each, nothing half done"
+
+
+@pytest.mark.parametrize(("missing", "remaining"), [("g++", []), ("nm", ["g++"])])
+def test_missing_tools_are_named(monkeypatch, tmp_path, missing, remaining):
+    for tool in remaining:
+        (tmp_path / tool).touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    reason = unavailable_reason()
+    assert reason is not None
+    assert f"needs {missing}" in reason
+
+
+def test_without_a_compiler_tests_skip_but_fail_in_ci(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match=r"needs g\+\+"):
+        require_emulator()
+    monkeypatch.delenv("CI")
+    with pytest.raises(pytest.skip.Exception, match=r"needs g\+\+"):
+        require_emulator()
