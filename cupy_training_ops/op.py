@@ -105,7 +105,8 @@ class Op:
         except (KeyError, TypeError):  # a foreign array, or a list where a tuple is hashed
             key = None
         if key is None:
-            return self._adopted(inputs, given, outputs, workspace)
+            inputs, given, key = self._adopted(inputs, given, outputs)
+            call = self._remembered.get(key)
         if call is None:
             call = self._prepare(key)
         return call(inputs, given, workspace)
@@ -134,12 +135,13 @@ class Op:
         return call
 
     def _adopted(
-        self, inputs: Sequence[Any], given: Sequence[Any], outputs: Any, workspace: Any
-    ) -> Any:
-        """The call again, with every array in a form that has a backend."""
+        self, inputs: Sequence[Any], given: Sequence[Any], outputs: Any
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
+        """Inputs and outputs in forms that have a backend, and the key of the call."""
+        taken = self._adopt_inputs(inputs)
         targets = tuple(arrays.adopt(self.name, "out", value) for value in given)
-        names = wanted(self, outputs)
-        return self(*self._adopt_inputs(inputs), out=targets, outputs=names, workspace=workspace)
+        names = None if outputs is None else wanted(self, outputs)
+        return taken, targets, (self._describe(taken), _described(targets), names)
 
     def _adopt_inputs(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         checks.count(self.name, self.inputs, len(inputs))
@@ -190,7 +192,9 @@ def attribute_parameters(cls: type[Op]) -> list[inspect.Parameter]:
 def _reader(item: Input) -> Callable[[Any], Any]:
     """How one declared input enters the key of a call."""
     read = arrays.host_key if item.memory == "host" else arrays.describe
-    return (lambda values: tuple([read(v) for v in values])) if item.variadic else read
+    if not item.variadic:
+        return read
+    return lambda values: tuple([None if v is None else read(v) for v in values])
 
 
 def _described(given: Sequence[Any]) -> tuple[Any, ...]:

@@ -6,8 +6,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import struct
 import tempfile
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +23,21 @@ from .errors import ArgumentError, OpError
 
 FORMAT = "cupy-training-ops packed array"
 VERSION = 1
+
+# What reading a damaged .npy or .npz file raises, beside OSError.
+DAMAGE = (
+    EOFError,
+    LookupError,
+    MemoryError,
+    OverflowError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    struct.error,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def save(packed: Packed, file: Any) -> None:
@@ -47,7 +65,7 @@ def load(file: Any, provider: str) -> Packed:
     try:
         with np.load(file, allow_pickle=False) as members:
             header, code = json.loads(str(members["header"])), members["code"]
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, TypeError) as error:
+    except (OSError, *DAMAGE) as error:
         if isinstance(error, FileNotFoundError):
             raise
         raise ArgumentError(f"{file}: no packed array, or a damaged one ({error})") from None

@@ -97,10 +97,14 @@ def _device_arrays(op: Op, described: Sequence[Any]) -> Named:
         if declared.memory == "host":
             continue
         if declared.variadic and item is not None:
-            named += [(f"{declared.name}[{i}]", Described(*d)) for i, d in enumerate(item)]
+            named += [(f"{declared.name}[{i}]", _described(d)) for i, d in enumerate(item)]
         else:
-            named.append((declared.name, None if item is None else Described(*item)))
+            named.append((declared.name, _described(item)))
     return named
+
+
+def _described(item: Any) -> Described | None:
+    return None if item is None else Described(*item)
 
 
 def _check_inputs(op: Op, named: Named) -> None:
@@ -150,7 +154,7 @@ def _check_given(
         return (None,) * len(results)
     if len(given) != len(results):
         checks.refuse(op.name, "out", f"{len(results)} arrays or None", str(len(given)))
-    targets = tuple(None if item is None else Described(*item) for item in given)
+    targets = tuple(map(_described, given))
     for result, target in zip(results, targets, strict=True):
         name = f"out ({result.name})"
         if target is not None and result.spec is None:

@@ -12,9 +12,9 @@ from . import checks
 from .dtypes import dtype_name, to_dtype
 from .errors import ArgumentError, DtypeError
 from .op import Op
-from .ops import gist
+from .ops import gather, gist, tensor
 
-FAMILIES = {"gist": gist.OPS}
+FAMILIES = {"gather": gather.OPS, "gist": gist.OPS, "tensor": tensor.OPS}
 
 Key = tuple[str, str, int]  # domain, operator, first version
 

@@ -51,6 +51,16 @@ def rng(seed: int) -> np.random.Generator:
 @pytest.fixture(params=RUNS)
 def run(request: pytest.FixtureRequest, seed: int):
     """Where a kernel test runs: on emulated kernels in three thread orders, or on the GPU."""
-    skip_unless_available(reason_not_to_run(request.param))
-    with Run(request.param, seed) as active:
+    yield from _active_run(request.param, seed)
+
+
+@pytest.fixture(params=("cpu", *RUNS))
+def anywhere(request: pytest.FixtureRequest, seed: int):
+    """As `run`, and on the CPU provider."""
+    yield from _active_run(request.param, seed)
+
+
+def _active_run(name: str, seed: int):
+    skip_unless_available(reason_not_to_run(name))
+    with Run(name, seed) as active:
         yield active

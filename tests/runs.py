@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a kernel test runs on: the CUDA backend, or NumPy arrays on emulated kernels."""
+"""Where a test runs: the GPU, emulated kernels in three thread orders, or the CPU provider."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class EmulatedBackend:
         return array[nbytes:]
 
     def empty(self, spec: Spec, device: int) -> Any:
-        return np.empty(spec.shape, spec.dtype)
+        return emulator.guarded_copy(np.empty(spec.shape, spec.dtype))
 
     def zeros(self, nbytes: int, device: int) -> Any:
-        return np.zeros(nbytes, np.uint8)
+        return emulator.guarded_copy(np.zeros(nbytes, np.uint8))
 
     def device(self, index: int) -> Device:
         return Device(multiprocessors=4, capability=(9, 0))
@@ -65,7 +65,7 @@ EMULATED = EmulatedBackend()
 
 
 class Run:
-    """One way to run kernels, active inside its context."""
+    """One way to run operators, active inside its context."""
 
     def __init__(self, name: str, seed: int) -> None:
         self.name = name
@@ -74,7 +74,7 @@ class Run:
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Run:
-        if not self.on_gpu:
+        if self.name.startswith("emulated"):
             order = self.name.removeprefix("emulated-")
             self._stack.enter_context(emulator.thread_order(order, seed=self._seed))
             self._stack.enter_context(arrays.numpy_runs_on(EMULATED))
@@ -96,11 +96,16 @@ class Run:
         """A NumPy array (or a list of them) in this run's memory; anything else as it is."""
         if isinstance(array, list):
             return [self.place(item, offset) for item in array]
-        return placed(array, offset, self.xp)
+        return self._guarded(placed(array, offset, self.xp))
 
     def blank(self, spec: Spec, offset: int = 0) -> Any:
         """An unwritten array in this run's memory."""
-        return blank(spec, offset, self.xp)
+        return self._guarded(blank(spec, offset, self.xp))
+
+    def _guarded(self, array: Any) -> Any:
+        """Emulated kernels also reach arrays through tables of addresses: guard the arrays."""
+        emulated = self.name.startswith("emulated") and isinstance(array, np.ndarray)
+        return emulator.guarded_copy(array) if emulated else array
 
     def host(self, array: Any) -> Any:
         """A result as a NumPy array."""
@@ -122,6 +127,8 @@ def gpu_reason(count: int = 1) -> str | None:
 @functools.cache
 def reason_not_to_run(name: str) -> str | None:
     """Why a run of RUNS is not possible here, or None."""
+    if name == "cpu":
+        return None
     if name == "cuda":
         return gpu_reason()
     reason = emulator.unavailable_reason()

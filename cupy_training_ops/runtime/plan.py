@@ -57,7 +57,7 @@ class Pointers:
     capacity: int
 
 
-def by_value(**fields: Any) -> np.void:
+def by_value(**fields: Any) -> Any:
     """A launch argument: a struct of NumPy arrays and sized scalars, laid out as C does."""
     arrays = {name: np.asarray(value) for name, value in fields.items()}
     layout = np.dtype([(n, a.dtype, a.shape) for n, a in arrays.items()], align=True)

@@ -73,7 +73,7 @@ def signatures(code: str) -> dict[str, tuple[Parameter, ...]]:
 
 
 def _inlined(path: Path, folder: Path, seen: set[Path]) -> list[str]:
-    """Lines of a file with each local include replaced by the file it names, once."""
+    """Lines of a file in a source folder, each local include replaced by its file, once."""
     seen.add(path)
     shown = f"{folder.name}/{path.relative_to(folder).as_posix()}"
     lines = [f'#line 1 "{shown}"']
@@ -82,18 +82,18 @@ def _inlined(path: Path, folder: Path, seen: set[Path]) -> list[str]:
         if not include:
             lines.append(line)
             continue
-        target = _resolve(include[1], path, folder)
-        if target not in seen:
-            lines += _inlined(target, folder, seen)
+        home = _home_of(include[1], path, folder)
+        if home / include[1] not in seen:
+            lines += _inlined(home / include[1], home, seen)
         lines.append(f'#line {number + 1} "{shown}"')
     return lines
 
 
-def _resolve(name: str, path: Path, folder: Path) -> Path:
-    """The header a local include names: beside the file, in its folder, or in `cuda_src`."""
-    for base in (path.parent, folder, source_folder()):
-        if (base / name).is_file():
-            return (base / name).resolve()
+def _home_of(name: str, path: Path, folder: Path) -> Path:
+    """The source folder a local include is found in: the including file's own, or `cuda_src`."""
+    for home in (folder, source_folder()):
+        if (home / name).is_file():
+            return home
     raise CompileError(f"{path.name}: included file {name} not found")
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...contract import Spec
+from ...registry import FAMILIES
 
 Generator = np.random.Generator
 
@@ -35,9 +37,8 @@ class Sample:
 
 def all_samples() -> dict[str, tuple[Sample, ...]]:
     """Every family's samples by operator name."""
-    from . import gist
-
-    return {**gist.SAMPLES}
+    modules = (importlib.import_module(f"{__name__}.{stem}") for stem in FAMILIES)
+    return {name: samples for module in modules for name, samples in module.SAMPLES.items()}
 
 
 def placed(array: Any, offset: int, xp: Any = np) -> Any:

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: MIT
+// Kernels of operators that exist to prove the frame.
+#include "include/tables.cuh"
+
+namespace cto {
+
+// The sum of a block's threads, valid in thread 0.
+__device__ float block_sum(float value) {
+    __shared__ float partial[256];
+    partial[threadIdx.x] = value;
+    for (int step = blockDim.x / 2; step > 0; step /= 2) {
+        __syncthreads();
+        if (threadIdx.x < step) partial[threadIdx.x] += partial[threadIdx.x + step];
+    }
+    __syncthreads();
+    return partial[0];
+}
+
+struct Extents {
+    i64 at[4];
+    i32 count;
+};
+
+}  // namespace cto
+
+using namespace cto;
+
+// Two stages in one launch: the block that takes the last ticket adds the partial sums, in order.
+extern "C" __global__ void probe_sum(const float* x, float* y, float* partials, u32* ticket, i64 n) {
+    __shared__ bool last;
+    const i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
+    const float sum = block_sum(i < n ? x[i] : 0.0f);
+    if (threadIdx.x == 0) {
+        partials[blockIdx.x] = sum;
+        __threadfence();
+        last = atomicAdd(ticket, 1u) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (!last || threadIdx.x != 0) return;
+    float total = 0.0f;
+    for (u32 block = 0; block < gridDim.x; ++block)
+        total += static_cast<volatile float*>(partials)[block];
+    y[0] = total;
+    *ticket = 0;
+}
+
+extern "C" __global__ void probe_axpy(const T* x, T* y, float a, i64 n) {
+    const i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = from_float<T>(a * to_float(x[i]) + to_float(y[i]));
+}
+
+// Outputs that are not asked for are null.
+extern "C" __global__ void probe_halves(const float* x, float* low, float* high, i64 n) {
+    const i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    if (low && i < n / 2) low[i] = x[i];
+    if (high && i >= n / 2) high[i - n / 2] = x[i];
+}
+
+// One block copies one input behind the other.
+extern "C" __global__ void probe_join(Pointers<4> inputs, Extents extents, float* y) {
+    i64 start = 0;
+    for (u32 b = 0; b < blockIdx.x; ++b) start += extents.at[b];
+    const float* x = static_cast<const float*>(inputs.at[blockIdx.x]);
+    for (i64 i = threadIdx.x; i < extents.at[blockIdx.x]; i += blockDim.x) y[start + i] = x[i];
+}
+
+// Reads one element past the end, for the memory checkers.
+extern "C" __global__ void probe_overrun(const float* x, float* y, i64 n) {
+    const i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = x[i + 1];
+}

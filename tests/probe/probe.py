@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: MIT
+"""One operator for each thing the frame does: scratch memory, aliases, several outputs, lists."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from cupy_training_ops.checks import refuse
+from cupy_training_ops.contract import Attribute, Input, Output, Spec, integers, real, shape
+from cupy_training_ops.dtypes import FLOAT16, FLOAT32, INT64
+from cupy_training_ops.op import Op, slots
+from cupy_training_ops.runtime.plan import (
+    Config,
+    Launch,
+    Plan,
+    Pointers,
+    Scratch,
+    by_value,
+    ceil_div,
+)
+
+THREADS = 256
+
+
+class Probe(Op):
+    source_folder = Path(__file__).parent
+
+    @classmethod
+    def cpu_function(cls):
+        return getattr(sys.modules[__name__], cls.function_name)
+
+
+def one_launch(symbol: str, n: int, args: tuple, **launch) -> Plan:
+    config = Config((ceil_div(n, THREADS),), (THREADS,))
+    return Plan((Launch(symbol, config, args, **launch),))
+
+
+class ProbeSum(Probe):
+    """Y = sum of X, in two stages."""
+
+    inputs = (Input("X", "float32"),)
+    outputs = (Output("Y", "float32"),)
+
+    def infer(self, x):
+        return (Spec((1,), FLOAT32),)
+
+    def plan(self, device, x, y):
+        blocks = max(1, ceil_div(x.size, THREADS))
+        args = ("X", "Y", Scratch(16), Scratch(0), x.size)
+        launch = Launch("probe_sum", Config((blocks,), (THREADS,)), args)
+        return Plan((launch,), workspace_nbytes=16 + 4 * blocks)
+
+
+class ProbeAxpy(Probe):
+    """Z = a X + Y, in place of Y."""
+
+    inputs = (Input("X", "T"), Input("Y", "T"))
+    outputs = (Output("Z", "T", aliases="Y"),)
+    attributes = (Attribute("a", real, 2.0),)
+    types = {"T": (FLOAT32, FLOAT16)}  # noqa: RUF012
+
+    def infer(self, x, y):
+        if x.shape != y.shape:
+            refuse(self.name, "Y", f"shape {x.shape} like X", f"shape {y.shape}")
+        return (y,)
+
+    def plan(self, device, x, y, z):
+        return one_launch("probe_axpy", x.size, ("X", "Z", self.a, x.size), slots=slots(T=x.dtype))
+
+
+class ProbeHalves(Probe):
+    """Low, High = the two halves of X; Sizes = their lengths; an unused optional second input."""
+
+    inputs = (Input("X", "float32"), Input("Unused", "float32", optional=True))
+    outputs = (
+        Output("Low", "float32"),
+        Output("High", "float32", may_alias=("Unused",)),
+        Output("Sizes", "int64", memory="host"),
+    )
+
+    def infer(self, x, unused):
+        sizes = np.array([x.size // 2, x.size - x.size // 2], INT64)
+        return (Spec((sizes[0],), FLOAT32), Spec((sizes[1],), FLOAT32), sizes)
+
+    def plan(self, device, x, unused, low, high, sizes):
+        return one_launch("probe_halves", x.size, ("X", "Low", "High", x.size))
+
+
+class ProbeJoin(Probe):
+    """Y = the inputs behind each other in `shape`, at most four of them."""
+
+    inputs = (
+        Input("shape", "int64", memory="host", convert=shape),
+        Input("Xs", "float32", variadic=True),
+    )
+    outputs = (Output("Y", "float32"),)
+
+    def infer(self, shape_, xs):
+        y = Spec(shape_, FLOAT32)
+        if y.size != sum(x.size for x in xs):
+            refuse(self.name, "shape", f"{sum(x.size for x in xs)} elements", str(shape_))
+        return (y,)
+
+    def plan(self, device, shape_, xs, y):
+        names = tuple(f"Xs[{i}]" for i in range(len(xs)))
+        extents = np.zeros(4, np.int64)
+        extents[: len(xs)] = [x.size for x in xs]
+        table = by_value(at=extents, count=np.int32(len(xs)))
+        config = Config((len(xs),), (THREADS,))
+        return Plan((Launch("probe_join", config, (Pointers(names, 4), table, "Y")),))
+
+
+class ProbeCut(Probe):
+    """Ys = consecutive views of X."""
+
+    inputs = (
+        Input("X", "T"),
+        Input("sizes", "int64", memory="host", convert=integers),
+    )
+    outputs = (Output("Ys", "T", variadic=True),)
+    types = {"T": (FLOAT32, INT64)}  # noqa: RUF012
+
+    def infer(self, x, sizes):
+        return (tuple(Spec((n,), x.dtype) for n in sizes),)
+
+    def views(self, x, sizes):
+        starts = np.cumsum([0, *sizes])
+        return tuple(x[start : start + n] for start, n in zip(starts, sizes, strict=False))
+
+
+class ProbeOverrun(Probe):
+    """Y = X shifted by one: reads one element past the end."""
+
+    inputs = (Input("X", "float32"),)
+    outputs = (Output("Y", "float32"),)
+
+    def infer(self, x):
+        return (x,)
+
+    def plan(self, device, x, y):
+        return one_launch("probe_overrun", x.size, ("X", "Y", x.size))
+
+
+def probe_sum(x):
+    return np.array([x.sum()], np.float32)
+
+
+def probe_axpy(x, y, *, a):
+    return (a * x.astype(np.float32) + y.astype(np.float32)).astype(x.dtype)
+
+
+def probe_halves(x, _unused):
+    return x[: x.size // 2], x[x.size // 2 :]
+
+
+def probe_join(shape_, xs):
+    return np.concatenate([x.ravel() for x in xs]).reshape(shape_)
