@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: MIT
+"""Benchmark results as Markdown tables: one file, or two side by side."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+Record = dict[str, Any]
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--family", help="Only this family.")
+def main(files: tuple[Path, ...], family: str | None) -> None:
+    """Print the tables of FILES, which scripts/benchmark.py wrote."""
+    if len(files) > 2:
+        raise click.UsageError("one file, or two to compare")
+    results = [records(path) for path in files]
+    lines = single(results[0], family) if len(results) == 1 else side_by_side(*results, family)
+    click.echo("\n".join(lines))
+
+
+def records(path: Path) -> list[Record]:
+    """The JSON lines of one result file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def cases(results: list[Record], family: str | None) -> list[Record]:
+    """The cases, of one family where one is named."""
+    return [r for r in results if r["kind"] == "case" and (family or r["family"]) == r["family"]]
+
+
+def single(results: list[Record], family: str | None) -> Iterator[str]:
+    """Time, aim, share of the copy rate and best peer of each case; then host times."""
+    yield machine_line(results)
+    yield ""
+    yield "| case | floor ms | aim ms | ms (p20, p80) | of copy rate | peer | its ms | ours / its |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for r in cases(results, family):
+        yield row(r)
+    yield ""
+    for r in results:
+        if r["kind"] == "host":
+            yield f"* host time of {r['call']}: {r['us']:.1f} us"
+
+
+def machine_line(results: list[Record]) -> str:
+    """What was measured with what."""
+    m = results[0]
+    return (
+        f"{m['gpu']}, driver {m['driver']}, CUDA {m['cuda']}, CuPy {m['cupy']}, "
+        f"PyTorch {m['torch']}, commit {m['commit']}, {m['date']}; "
+        f"copy rate {m['copy_gb_per_s']:.0f} GB/s"
+    )
+
+
+def row(r: Record) -> str:
+    """One case as a table row; beyond its aim, or slower than a peer, it is set in bold."""
+    ms, late = r["ms"], r["ms"]["median"] > r["aim_ms"]
+    name, peer = min(
+        r["peers"].items(), key=lambda item: item[1]["median"], default=("", {"median": None})
+    )
+    behind = (r["of_best_peer"] or 0) > 1.03
+    ours = f"{ms['median']:.4f} ({ms['p20']:.4f}, {ms['p80']:.4f})"
+    ratio = f"{r['of_best_peer']:.2f}" if r["of_best_peer"] else ""
+    return (
+        f"| {r['case']} | {r['floor_ms']:.4f} | {r['aim_ms']:.4f} | {bold(ours, late)} | "
+        f"{r['share']:.0%} | {name} | {(peer['median'] and format(peer['median'], '.4f')) or ''} | "
+        f"{bold(ratio, behind)} |"
+    )
+
+
+def bold(text: str, marked: bool) -> str:
+    """Text, in bold where marked."""
+    return f"**{text}**" if marked else text
+
+
+def side_by_side(before: list[Record], after: list[Record], family: str | None) -> Iterator[str]:
+    """The times of two runs and their ratio."""
+    yield f"before: {machine_line(before)}"
+    yield f"after: {machine_line(after)}"
+    yield ""
+    yield "| case | before ms | after ms | after / before |"
+    yield "|---|---|---|---|"
+    earlier = {r["case"]: r["ms"]["median"] for r in cases(before, family)}
+    for r in cases(after, family):
+        old, new = earlier.get(r["case"]), r["ms"]["median"]
+        if old:
+            yield f"| {r['case']} | {old:.4f} | {new:.4f} | {new / old:.2f} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: MIT
+"""How the benchmark times: calls in one captured graph, inputs rotated past the L2 cache."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cupy
+
+CALLS = 20  # in one graph, or between two events
+REPLAYS = 15
+ROTATED_NBYTES = 256 * 2**20  # several times the L2 cache
+Action = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of one call; `captured` tells a graph from events around eager calls."""
+
+    median: float
+    p20: float
+    p80: float
+    captured: bool
+
+    @classmethod
+    def of(cls, samples: Sequence[float], captured: bool) -> Timing:
+        """Percentiles of the samples."""
+        deciles = statistics.quantiles(samples, n=10, method="inclusive")
+        return cls(statistics.median(samples), deciles[1], deciles[7], captured)
+
+
+def rotations(nbytes: int) -> int:
+    """How many input sets keep a call from finding its inputs in the L2 cache."""
+    return max(2, -(-ROTATED_NBYTES // max(nbytes, 1)))
+
+
+def time_cupy(actions: Sequence[Action]) -> Timing:
+    """Time CuPy work: a graph where it can be captured, else eager calls between events."""
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        for action in actions:
+            action()
+        stream.synchronize()
+        replay = _captured_cupy(actions, stream)
+        samples = _event_samples(replay or (lambda: _all(actions)), stream)
+    return Timing.of(samples, replay is not None)
+
+
+def time_torch(actions: Sequence[Action]) -> Timing:
+    """Time PyTorch work the same way, with its own graphs and allocator."""
+    import torch
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for action in actions:
+            action()
+    torch.cuda.synchronize()
+    replay = _captured_torch(actions)
+    with torch.cuda.stream(stream):
+        samples = _event_samples(
+            replay or (lambda: _all(actions)), cupy.cuda.ExternalStream(stream.cuda_stream)
+        )
+    return Timing.of(samples, replay is not None)
+
+
+def host_microseconds(action: Action, calls: int = 10_000) -> float:
+    """Median host time of a call, the queue drained every 500 calls."""
+    for _ in range(200):
+        action()
+    samples = []
+    for i in range(calls):
+        if i % 500 == 0:
+            cupy.cuda.Device().synchronize()
+        start = time.perf_counter_ns()
+        action()
+        samples.append(time.perf_counter_ns() - start)
+    return statistics.median(samples) / 1000
+
+
+def copy_rate() -> float:
+    """Bytes a millisecond, read plus written, of a 512 MiB copy inside the device."""
+    source, target = (cupy.empty(2**29, cupy.uint8) for _ in range(2))
+    source[...] = 7
+
+    def copy() -> None:
+        stream = cupy.cuda.get_current_stream()
+        target.data.copy_from_device_async(source.data, source.nbytes, stream)
+
+    return 2 * source.nbytes / time_cupy([copy]).median
+
+
+def _all(actions: Sequence[Action]) -> None:
+    for i in range(CALLS):
+        actions[i % len(actions)]()
+
+
+def _captured_cupy(actions: Sequence[Action], stream: Any) -> Action | None:
+    stream.begin_capture()
+    try:
+        _all(actions)
+    except Exception:  # what cannot be captured differs by library and call
+        _abandon(stream)
+        return None
+    graph = stream.end_capture()
+    return lambda: graph.launch(stream)
+
+
+def _abandon(stream: Any) -> None:
+    try:
+        stream.end_capture()
+    except cupy.cuda.runtime.CUDARuntimeError:
+        return
+
+
+def _captured_torch(actions: Sequence[Action]) -> Action | None:
+    import torch
+
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            _all(actions)
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return None
+    return graph.replay
+
+
+def _event_samples(work: Action, stream: Any) -> list[float]:
+    """Milliseconds of one call, from CALLS calls at a time."""
+    samples = []
+    work()
+    for _ in range(REPLAYS):
+        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+        start.record(stream)
+        work()
+        stop.record(stream)
+        stop.synchronize()
+        samples.append(cupy.cuda.get_elapsed_time(start, stop) / CALLS)
+    return samples
