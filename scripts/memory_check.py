@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: MIT
+"""Run every sample on the GPU for a memory checker: no pool, every array an allocation of its own.
+
+    compute-sanitizer --tool memcheck --error-exitcode 9 python3 scripts/memory_check.py
+    compute-sanitizer --tool memcheck --error-exitcode 9 python3 scripts/memory_check.py --plant
+
+The second must report an overrun of one element, or the first proves nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import click
+import cupy
+import numpy as np
+
+from cupy_training_ops import get_op
+from cupy_training_ops.testing.samples import all_samples, placed
+
+
+@click.command()
+@click.option("--plant", is_flag=True, help="Only run a kernel that reads one element too far.")
+@click.option("--op", default="", help="Only operators whose name contains this.")
+def main(plant: bool, op: str) -> None:
+    """Launch the samples' kernels and print how many calls were made."""
+    cupy.cuda.set_allocator(None)
+    if plant:
+        overrun()
+    else:
+        calls = [run(s) for n, samples in all_samples().items() if op in n for s in samples]
+        click.echo(f"{len(calls)} calls")
+    cupy.cuda.Device().synchronize()
+
+
+def overrun() -> None:
+    """An array that ends where its allocation does, and a kernel that does not stop there."""
+    from probe.probe import ProbeOverrun
+
+    ProbeOverrun()(cupy.ones(128, np.float32))
+
+
+def run(sample) -> None:
+    """One sample, with the outputs allocated by the operator."""
+    values = sample.make(np.random.default_rng(7))
+    get_op(sample.op)(**sample.attributes)(*(on_gpu(v, sample.offset) for v in values))
+
+
+def on_gpu(value, offset):
+    """An input in the GPU's memory; lists element by element, host values as they are."""
+    if isinstance(value, list):
+        return [on_gpu(item, offset) for item in value]
+    return placed(value, offset, cupy)
+
+
+if __name__ == "__main__":
+    main()

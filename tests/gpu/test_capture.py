@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: MIT
+"""CUDA graphs: every operator is captured, replayed, and has not touched memory it does not own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from probe.probe import ProbeAxpy, ProbeSum
+from runs import Run
+
+from cupy_training_ops import ProviderError, get_op
+from cupy_training_ops.registry import names
+from cupy_training_ops.testing.compare import assert_matches, poison
+from cupy_training_ops.testing.samples import all_samples
+
+pytestmark = pytest.mark.gpu
+
+# Operators whose calls cannot be captured, with the reason.
+NOT_CAPTURED: dict[str, str] = {}
+
+
+def captured(action):
+    """The action as a graph on a stream of its own, and that stream."""
+    import cupy
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        try:
+            action()
+        finally:
+            graph = stream.end_capture()
+    return graph, stream
+
+
+def largest(name: str):
+    return next(s for s in all_samples()[name] if s.label.endswith("large"))
+
+
+@pytest.mark.parametrize("name", [n for n in names() if n not in NOT_CAPTURED])
+def test_replay_computes_and_spares_later_allocations(name: str, rng) -> None:
+    import cupy
+
+    sample = largest(name)
+    op = get_op(name)(**sample.attributes)
+    if op.views is not None:
+        pytest.skip("views launch nothing")
+    run = Run("cuda", 0)
+    inputs = [run.place(value) for value in sample.make(rng)]
+    expected = op(*inputs)
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    # A host output follows from shapes: it is allocated, like no device array may be.
+    out = tuple(
+        poison(cupy.empty_like(e)) if isinstance(e, cupy.ndarray) else None for e in expected
+    )
+    cupy.cuda.Device().synchronize()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        op(*inputs, out=out)  # the workspace of this stream exists from here on
+        stream.synchronize()
+        for array in out:
+            if array is not None:
+                poison(array)
+        stream.begin_capture()
+        op(*inputs, out=out)
+        graph = stream.end_capture()
+        later = [
+            cupy.full(array.nbytes + 512, 0x5A, np.uint8) for array in out if array is not None
+        ]
+        for _ in range(3):
+            graph.launch(stream)
+        stream.synchronize()
+    for actual, wanted in zip(out, expected, strict=True):
+        if actual is not None:
+            assert_matches(actual.get(), wanted.get(), 0)
+    assert all(bool((array == 0x5A).all()) for array in later)
+
+
+def test_a_call_that_would_allocate_is_refused() -> None:
+    import cupy
+
+    x = cupy.ones(100, np.float32)
+    refused = []
+
+    def action() -> None:
+        with pytest.raises(ProviderError, match="under graph capture needs out=") as error:
+            get_op("GistPack16Encoder")()(x)
+        refused.append(error)
+
+    captured(action)
+    assert refused
+
+
+def test_a_workspace_made_under_capture_is_refused() -> None:
+    import cupy
+
+    x, y = cupy.ones(1000, np.float32), cupy.empty(1, np.float32)
+    refused = []
+
+    def action() -> None:
+        with pytest.raises(ProviderError, match="under graph capture needs .* scratch") as error:
+            ProbeSum()(x, out=y)
+        refused.append(error)
+
+    captured(action)
+    assert refused
+
+
+def test_a_captured_workspace_outlives_a_larger_one(rng) -> None:
+    import cupy
+
+    op = ProbeSum()
+    values = rng.integers(-8, 8, 5000).astype(np.float32)
+    x, y = cupy.asarray(values), cupy.zeros(1, np.float32)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with stream:
+        op(x, out=y)
+        stream.synchronize()
+        stream.begin_capture()
+        op(x, out=y)
+        graph = stream.end_capture()
+        op(cupy.ones(3_000_000, np.float32))  # grows the workspace
+        later = cupy.full(1 << 16, 0x5A, np.uint8)
+        y[...] = 0
+        graph.launch(stream)
+        stream.synchronize()
+    assert float(y[0]) == values.sum()
+    assert bool((later == 0x5A).all())
+
+
+def test_an_alias_is_captured_in_place(rng) -> None:
+    import cupy
+
+    x = cupy.asarray(rng.integers(-8, 8, 777).astype(np.float32))
+    y = cupy.zeros_like(x)
+    op = ProbeAxpy(a=1.0)
+    op(x, cupy.zeros_like(x))
+    cupy.cuda.Device().synchronize()
+    graph, stream = captured(lambda: op(x, y))
+    for _ in range(4):
+        graph.launch(stream)
+    stream.synchronize()
+    assert_matches(y.get(), 4 * x.get(), 0)

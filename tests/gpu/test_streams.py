@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: MIT
+"""Streams, threads, devices and repeated runs."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from probe.probe import ProbeSum
+from runs import Run
+
+from cupy_training_ops import ArgumentError, get_op
+from cupy_training_ops.registry import names
+from cupy_training_ops.testing.compare import assert_matches
+from cupy_training_ops.testing.samples import all_samples
+
+pytestmark = pytest.mark.gpu
+
+
+def tuple_of(result):
+    return result if isinstance(result, tuple) else (result,)
+
+
+def test_two_streams_have_scratch_memory_of_their_own(rng) -> None:
+    import cupy
+
+    op = ProbeSum()
+    arrays = [cupy.asarray(rng.integers(-8, 8, 400_000 + i).astype(np.float32)) for i in range(2)]
+    outs = [cupy.zeros(1, np.float32) for _ in arrays]
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in arrays]
+    cupy.cuda.Device().synchronize()
+    for _ in range(50):
+        for x, y, stream in zip(arrays, outs, streams, strict=True):
+            with stream:
+                op(x, out=y)
+    for x, y, stream in zip(arrays, outs, streams, strict=True):
+        stream.synchronize()
+        assert float(y[0]) == float(x.get().sum())
+
+
+def test_two_threads_share_an_operator(rng) -> None:
+    import cupy
+
+    op = get_op("GistPackMsfp15Encoder")()
+    values = [rng.standard_normal(100_000 + 8 * i).astype(np.float32) for i in range(4)]
+    results = [None] * len(values)
+
+    def work(i: int) -> None:
+        with cupy.cuda.Stream(non_blocking=True) as stream:
+            x = cupy.asarray(values[i])
+            for _ in range(20):
+                results[i] = op(x)
+            stream.synchronize()
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(values))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for value, result in zip(values, results, strict=True):
+        assert_matches(result.get(), op(value), 0)
+
+
+@pytest.mark.parametrize("name", names())
+def test_two_runs_give_the_same_bits(name: str, rng) -> None:
+    sample = next(s for s in all_samples()[name] if s.label.endswith("large"))
+    op = get_op(name)(**sample.attributes)
+    inputs = [Run("cuda", 0).place(value) for value in sample.make(rng)]
+    first, second = tuple_of(op(*inputs)), tuple_of(op(*inputs))
+    for one, other in zip(first, second, strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.multi_gpu
+def test_a_second_device_has_its_own_kernels(rng) -> None:
+    import cupy
+
+    op = get_op("GistPack8Encoder")()
+    value = rng.standard_normal(5000).astype(np.float32)
+    for device in (0, 1, 0):
+        with cupy.cuda.Device(device):
+            x = cupy.asarray(value)
+        with cupy.cuda.Device(1 - device):  # the arrays' device counts, not the current one
+            result = op(x)
+        assert result.device.id == device
+        assert_matches(result.get(), op(value), 0)
+
+
+@pytest.mark.multi_gpu
+def test_arrays_on_two_devices_are_refused() -> None:
+    import cupy
+
+    with cupy.cuda.Device(0):
+        x = cupy.ones(100, np.float32)
+    with cupy.cuda.Device(1):
+        out = cupy.empty(100, np.float16)
+    with pytest.raises(
+        ArgumentError, match=r"X is on cuda device 0, out \(Y\) is on cuda device 1"
+    ):
+        get_op("GistPack16Encoder")()(x, out=out)
+
+
+def test_host_and_device_arrays_together_are_refused() -> None:
+    import cupy
+
+    with pytest.raises(ArgumentError, match=r"X is on cuda device 0, out \(Y\) is on the host"):
+        get_op("GistPack16Encoder")()(cupy.ones(4, np.float32), out=np.empty(4, np.float16))
