@@ -56,9 +56,6 @@ struct Binarize {
 struct Unbinarize {
     __device__ void operator()(bool x, T& y) const { y = from_float<T>(x ? 1.0f : 0.0f); }
 };
-struct ToE5m2 {
-    __device__ void operator()(T x, u8& y) const { y = to_e5m2(x); }
-};
 struct FromE5m2 {
     __device__ void operator()(u8 x, T& y) const { widen(from_e5m2(x), y); }
 };
@@ -89,6 +86,18 @@ template <bool ALIGNED, class F, class X>
 __device__ __forceinline__ void decode_elements(const X* x, T* y, i64 n_x, i64 n_y) {
     map_packets<ALIGNED, Decode<WRITE, 1>>(x, y, n_x, n_y, Each<T, F>{});
 }
+
+// ---- Pack8: four elements at a time to E5M2 --------------------------------------------------------
+
+struct ToE5m2 {
+    __device__ Packet<u8, READ> operator()(const Packet<T, READ>& x, int) const {
+        Packet<u8, READ> y;
+#pragma unroll
+        for (int i = 0; i < READ; i += 4)
+            *reinterpret_cast<u32*>(y.at + i) = four_to_e5m2(x.at + i);
+        return y;
+    }
+};
 
 // ---- Pack1: eight elements to one byte, the first element in the highest bit ----------------------
 
@@ -136,28 +145,17 @@ struct Msfp15Decode {
     bool keep_nonfinite;
     template <int N>
     __device__ Packet<T, WRITE> operator()(const Packet<u8, N>& codes, int part) const {
+        constexpr int PART = WRITE < TILE ? WRITE : TILE;
         Packet<T, WRITE> y;
 #pragma unroll
-        for (int tile = 0; tile < N / TILE; ++tile)
-            decode_part(reinterpret_cast<const uint2*>(codes.at)[tile], part,
-                        y.at + tile * TILE);
-        return y;
-    }
-    __device__ void decode_part(uint2 codes, int part, T* y) const {
-        constexpr int N = WRITE < TILE ? WRITE : TILE;
-        const u32 shared_exponent = shared_exponent_of(codes);
-        const u64 bytes = (static_cast<u64>(codes.y) << 32 | codes.x) >> 8 * N * part;
-        if (shared_exponent >= SMALLEST_EXACT_EXPONENT) {
-            const float quantum = quantum_of(shared_exponent, keep_nonfinite);
+        for (int tile = 0; tile < N / TILE; ++tile) {
+            float values[PART];
+            decode_part<PART>(reinterpret_cast<const uint2*>(codes.at)[tile], part, keep_nonfinite,
+                              values);
 #pragma unroll
-            for (int j = 0; j < N; ++j)
-                y[j] = from_float<T>(decode_element(static_cast<u32>(bytes >> 8 * j), quantum));
-        } else {
-#pragma unroll
-            for (int j = 0; j < N; ++j)
-                y[j] = from_float<T>(
-                    decode_element_small(static_cast<u32>(bytes >> 8 * j), shared_exponent));
+            for (int j = 0; j < PART; ++j) y.at[tile * TILE + j] = from_float<T>(values[j]);
         }
+        return y;
     }
 };
 
@@ -177,11 +175,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack8_encoder(const T* x, u8* y, i64 n_x, i64 n_y) {
-    encode_elements<true, ToE5m2>(x, y, n_x, n_y);
+    map_packets<true, Encode<READ>>(x, y, n_x, n_y, ToE5m2{});
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack8_encoder__unaligned(const T* x, u8* y, i64 n_x, i64 n_y) {
-    encode_elements<false, ToE5m2>(x, y, n_x, n_y);
+    map_packets<false, Encode<READ>>(x, y, n_x, n_y, ToE5m2{});
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack16_encoder(const T* x, __half* y, i64 n_x, i64 n_y) {

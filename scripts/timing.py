@@ -62,7 +62,7 @@ def time_torch(actions: Sequence[Action]) -> Timing:
     replay = _captured_torch(actions)
     with torch.cuda.stream(stream):
         samples = _event_samples(
-            replay or (lambda: _all(actions)), cupy.cuda.ExternalStream(stream.cuda_stream)
+            replay or (lambda: _all(actions)), cupy.cuda.Stream.from_external(stream)
         )
     return Timing.of(samples, replay is not None)
 

@@ -10,13 +10,6 @@ namespace cto {
 constexpr u32 E5M2_INFINITY = 0x7C;
 constexpr u32 E5M2_NAN = 0x7E;
 
-__device__ __forceinline__ u8 to_e5m2(__half x) {
-    const u32 bits = bits_of(x);
-    const u32 sign = bits >> 8 & 0x80u;
-    if ((bits & 0x7FFFu) > 0x7C00u) return static_cast<u8>(sign | E5M2_NAN);
-    return static_cast<u8>((bits + 0x7Fu + (bits >> 8 & 1u)) >> 8);
-}
-
 __device__ __forceinline__ u8 to_e5m2(float x) {
     const u32 sign = bits_of(x) >> 24 & 0x80u;
     const u32 magnitude = bits_of(x) & 0x7FFFFFFFu;
@@ -42,8 +35,49 @@ __device__ __forceinline__ u8 to_e5m2(double x) {
     return static_cast<u8>(sign | static_cast<u32>(code));
 }
 
-__device__ __forceinline__ u8 to_e5m2(__nv_bfloat16 x) { return to_e5m2(to_float(x)); }
 __device__ __forceinline__ u8 to_e5m2(bool x) { return to_e5m2(to_float(x)); }
+
+// The upper bytes of four 16-bit values in two words.
+__device__ __forceinline__ u32 upper_bytes(u32 low, u32 high) {
+    return __byte_perm(low, high, 0x7531);
+}
+
+// Two halves in a word, rounded to their upper bytes, without signs.
+__device__ __forceinline__ u32 round_halves(u32 magnitudes) {
+    return magnitudes + 0x007F007Fu + (magnitudes >> 8 & 0x00010001u);
+}
+
+// Four halves, in two words, to four codes; `signs` has theirs in the top bits of its bytes.
+__device__ __forceinline__ u32 halves_to_e5m2(u32 low, u32 high, u32 signs) {
+    low &= 0x7FFF7FFFu;
+    high &= 0x7FFF7FFFu;
+    const u32 codes = upper_bytes(round_halves(low), round_halves(high));
+    const u32 nan = upper_bytes(low + 0x03FF03FFu, high + 0x03FF03FFu) >> 7 & 0x01010101u;
+    const u32 nan_bytes = nan * 0xFFu;
+    return (codes & ~nan_bytes) | (0x7E7E7E7Eu & nan_bytes) | (signs & 0x80808080u);
+}
+
+template <class E>
+__device__ __forceinline__ u32 four_to_e5m2(const E* x) {
+    u32 codes = 0;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) codes |= static_cast<u32>(to_e5m2(x[j])) << 8 * j;
+    return codes;
+}
+
+__device__ __forceinline__ u32 four_to_e5m2(const __half* x) {
+    const u32* words = reinterpret_cast<const u32*>(x);
+    return halves_to_e5m2(words[0], words[1], upper_bytes(words[0], words[1]));
+}
+
+// bfloat16 is exact in half from 2^-17, and what is smaller is zero; only a NaN's sign is lost there.
+__device__ __forceinline__ u32 four_to_e5m2(const __nv_bfloat16* x) {
+    const u32* words = reinterpret_cast<const u32*>(x);
+    const __half2 low = __floats2half2_rn(to_float(x[0]), to_float(x[1]));
+    const __half2 high = __floats2half2_rn(to_float(x[2]), to_float(x[3]));
+    return halves_to_e5m2(*reinterpret_cast<const u32*>(&low), *reinterpret_cast<const u32*>(&high),
+                          upper_bytes(words[0], words[1]));
+}
 
 // A code is the upper byte of the half with the same value.
 __device__ __forceinline__ __half from_e5m2(u8 code) {

@@ -95,29 +95,55 @@ __device__ __forceinline__ u32 shared_exponent_of(uint2 codes) {
     return gather_nibble(codes.x) | gather_nibble(codes.y) << 4;
 }
 
-// 2^(E - 132), or NaN for a tile that kept a non-finite value.
+// 2^(E - 132), or NaN for a tile that kept a non-finite value. Normal for E >= 6.
 __device__ __forceinline__ float quantum_of(u32 shared_exponent, bool keep_nonfinite) {
     if (keep_nonfinite && shared_exponent == 255) return __uint_as_float(NAN_BITS);
     return __uint_as_float((shared_exponent - 5) << 23);
 }
 
-// A zero magnitude decodes to +0 whatever its sign: adding zero makes it so.
-__device__ __forceinline__ float decode_element(u32 byte, float quantum) {
-    const float magnitude = __uint_as_float(0x4B000000u | (byte & 0x3Fu)) - 8388608.0f;
-    const u32 sign = (byte & 0x40u) << 25;
-    return __fmaf_rn(magnitude, __uint_as_float(__float_as_uint(quantum) ^ sign), 0.0f);
+// Four codes to 64 + M or 64 - M by sign, a byte each, so that a zero M loses its sign.
+__device__ __forceinline__ u32 offset_magnitudes(u32 codes) {
+    const u32 magnitudes = codes & 0x3F3F3F3Fu;
+    const u32 negative = (codes >> 6 & 0x01010101u) * 0xFFu;
+    return ((0x40404040u + magnitudes) & ~negative) | ((0x40404040u - magnitudes) & negative);
 }
 
-// Where the quantum is subnormal: by bits, since arithmetic flushes subnormals.
-__device__ __forceinline__ float decode_element_small(u32 byte, u32 shared_exponent) {
-    const u32 m = byte & 0x3Fu;
-    if (m == 0) return 0.0f;
-    const u32 sign = (byte & 0x40u) << 25;
-    const i32 leading = 31 - __clz(static_cast<i32>(m));
-    const i32 exponent = static_cast<i32>(shared_exponent) - 5 + leading;
-    if (exponent <= 0) return __uint_as_float(sign | m << (shared_exponent + 17));
-    const u32 fraction = m << (23 - leading) & 0x7FFFFFu;
-    return __uint_as_float(sign | static_cast<u32>(exponent) << 23 | fraction);
+// Byte j of `offset` behind the leading bits of 2^23 is 2^23 + 64 + the signed M, exactly.
+__device__ __forceinline__ float decode_element(u32 offset, int j, float quantum) {
+    return (__uint_as_float(__byte_perm(offset, 0x4B000000u, 0x7540 | j)) - 8388672.0f) * quantum;
+}
+
+// Where the quantum is subnormal: M in units of 2^-149 is the float's bits below 2^24; by bits, since
+// arithmetic flushes subnormals.
+__device__ __forceinline__ float decode_element_small(u32 code, u32 shared_exponent) {
+    const u32 units = (code & 0x3Fu) << (shared_exponent + 17);
+    const u32 normal = __float_as_uint(__uint2float_rn(units)) - (149u << 23);
+    return __uint_as_float((code & 0x40u) << 25 | (units < 1u << 24 ? units : normal));
+}
+
+// The first N elements of four codes.
+template <int N>
+__device__ __forceinline__ void decode_four(u32 codes, u32 shared_exponent, float quantum, float* y) {
+    const u32 offset = offset_magnitudes(codes);
+#pragma unroll
+    for (int j = 0; j < N; ++j) y[j] = decode_element(offset, j, quantum);
+    if (shared_exponent >= 6) return;
+#pragma unroll
+    for (int j = 0; j < N; ++j) y[j] = decode_element_small(codes >> 8 * j, shared_exponent);
+}
+
+// Part `part` of a tile, N elements.
+template <int N>
+__device__ __forceinline__ void decode_part(uint2 codes, int part, bool keep_nonfinite, float* y) {
+    const u32 shared_exponent = shared_exponent_of(codes);
+    const float quantum = quantum_of(shared_exponent, keep_nonfinite);
+    if constexpr (N == 8) {
+        decode_four<4>(codes.x, shared_exponent, quantum, y);
+        decode_four<4>(codes.y, shared_exponent, quantum, y + 4);
+    } else {
+        const u32 half = part * N & 4 ? codes.y : codes.x;
+        decode_four<N>(half >> 8 * (part * N & 3), shared_exponent, quantum, y);
+    }
 }
 
 }  // namespace cto
