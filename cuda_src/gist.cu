@@ -1,31 +1,34 @@
 // SPDX-License-Identifier: MIT
 // Gist activation codecs.  CPU provider: cupy_training_ops/cpu/gist.py
 //
-// Encoders read 8 elements at a time, decoders write 16 bytes at a time. Tests for zero, sign and NaN
+// Encoders read 16 to 64 bytes at a time, decoders write 16. Tests for zero, sign and NaN
 // look at bits, because floating-point comparison flushes subnormals (CuPy compiles with -ftz=true).
 #include "include/e5m2.cuh"
 #include "include/msfp15.cuh"
 #include "include/packets.cuh"
 
 // Bytes of decoded elements a thread has in flight; the launch gives both.
-#ifndef CTO_ENCODE_NBYTES
-#define CTO_ENCODE_NBYTES 64
+#ifndef CTO_ELEMENT_NBYTES
+#define CTO_ELEMENT_NBYTES 32
 #endif
-#ifndef CTO_DECODE_NBYTES
-#define CTO_DECODE_NBYTES 32
+#ifndef CTO_TILE_NBYTES
+#define CTO_TILE_NBYTES 64
 #endif
 
 namespace cto {
 
-constexpr int READ = sizeof(T) == 1 ? 16 : 8;
+constexpr int READ = sizeof(T) == 8 ? 4 : 8;
+constexpr int READ_TILES = sizeof(T) == 1 ? 16 : 8;
 constexpr int WRITE = 16 / sizeof(T);
 constexpr int TILE = 8;  // elements of an MSFP15 tile, and bits of a Pack1 byte
 constexpr int PARTS = WRITE < TILE ? TILE / WRITE : 1;  // decoding threads that share a tile
 
+using EncodeElements = Packets<READ, READ, 1, CTO_ELEMENT_NBYTES>;
+using DecodeElements = Packets<WRITE, WRITE, 1, CTO_ELEMENT_NBYTES>;
 template <int CODES>
-using Encode = Packets<READ, CODES, 1, CTO_ENCODE_NBYTES>;
-template <int CODES, int SHARE>
-using Decode = Packets<CODES, WRITE, SHARE, CTO_DECODE_NBYTES>;
+using EncodeTiles = Packets<READ_TILES, CODES, 1, CTO_TILE_NBYTES>;
+template <int CODES>
+using DecodeTiles = Packets<CODES, WRITE, PARTS, CTO_TILE_NBYTES>;
 
 // ---- one element to one element -----------------------------------------------------------------
 
@@ -79,12 +82,12 @@ struct Each {
 
 template <bool ALIGNED, class F, class Y>
 __device__ __forceinline__ void encode_elements(const T* x, Y* y, i64 n_x, i64 n_y) {
-    map_packets<ALIGNED, Encode<READ>>(x, y, n_x, n_y, Each<Y, F>{});
+    map_packets<ALIGNED, EncodeElements>(x, y, n_x, n_y, Each<Y, F>{});
 }
 
 template <bool ALIGNED, class F, class X>
 __device__ __forceinline__ void decode_elements(const X* x, T* y, i64 n_x, i64 n_y) {
-    map_packets<ALIGNED, Decode<WRITE, 1>>(x, y, n_x, n_y, Each<T, F>{});
+    map_packets<ALIGNED, DecodeElements>(x, y, n_x, n_y, Each<T, F>{});
 }
 
 // ---- Pack8: four elements at a time to E5M2 --------------------------------------------------------
@@ -102,10 +105,10 @@ struct ToE5m2 {
 // ---- Pack1: eight elements to one byte, the first element in the highest bit ----------------------
 
 struct Pack1 {
-    __device__ Packet<u8, READ / 8> operator()(const Packet<T, READ>& x, int) const {
-        Packet<u8, READ / 8> y{};
+    __device__ Packet<u8, READ_TILES / 8> operator()(const Packet<T, READ_TILES>& x, int) const {
+        Packet<u8, READ_TILES / 8> y{};
 #pragma unroll
-        for (int i = 0; i < READ; ++i)
+        for (int i = 0; i < READ_TILES; ++i)
             y.at[i / 8] |= static_cast<u8>(is_positive(x.at[i]) << (7 - i % 8));
         return y;
     }
@@ -128,10 +131,10 @@ struct Unpack1 {
 
 struct Msfp15Encode {
     bool keep_nonfinite;
-    __device__ Packet<u8, READ> operator()(const Packet<T, READ>& x, int) const {
-        Packet<u8, READ> codes;
+    __device__ Packet<u8, READ_TILES> operator()(const Packet<T, READ_TILES>& x, int) const {
+        Packet<u8, READ_TILES> codes;
 #pragma unroll
-        for (int tile = 0; tile < READ / TILE; ++tile) {
+        for (int tile = 0; tile < READ_TILES / TILE; ++tile) {
             float values[TILE];
 #pragma unroll
             for (int j = 0; j < TILE; ++j) values[j] = truncated(x.at[TILE * tile + j]);
@@ -148,13 +151,9 @@ struct Msfp15Decode {
         constexpr int PART = WRITE < TILE ? WRITE : TILE;
         Packet<T, WRITE> y;
 #pragma unroll
-        for (int tile = 0; tile < N / TILE; ++tile) {
-            float values[PART];
+        for (int tile = 0; tile < N / TILE; ++tile)
             decode_part<PART>(reinterpret_cast<const uint2*>(codes.at)[tile], part, keep_nonfinite,
-                              values);
-#pragma unroll
-            for (int j = 0; j < PART; ++j) y.at[tile * TILE + j] = from_float<T>(values[j]);
-        }
+                              y.at + tile * TILE);
         return y;
     }
 };
@@ -175,11 +174,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack8_encoder(const T* x, u8* y, i64 n_x, i64 n_y) {
-    map_packets<true, Encode<READ>>(x, y, n_x, n_y, ToE5m2{});
+    map_packets<true, EncodeElements>(x, y, n_x, n_y, ToE5m2{});
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack8_encoder__unaligned(const T* x, u8* y, i64 n_x, i64 n_y) {
-    map_packets<false, Encode<READ>>(x, y, n_x, n_y, ToE5m2{});
+    map_packets<false, EncodeElements>(x, y, n_x, n_y, ToE5m2{});
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack16_encoder(const T* x, __half* y, i64 n_x, i64 n_y) {
@@ -215,35 +214,35 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack1_encoder(const T* x, u8* y, i64 n_x, i64 n_y) {
-    map_packets<true, Encode<READ / 8>>(x, y, n_x, n_y, Pack1{});
+    map_packets<true, EncodeTiles<READ_TILES / 8>>(x, y, n_x, n_y, Pack1{});
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack1_encoder__unaligned(const T* x, u8* y, i64 n_x, i64 n_y) {
-    map_packets<false, Encode<READ / 8>>(x, y, n_x, n_y, Pack1{});
+    map_packets<false, EncodeTiles<READ_TILES / 8>>(x, y, n_x, n_y, Pack1{});
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack1_decoder(const u8* x, T* y, i64 n_x, i64 n_y) {
-    map_packets<true, Decode<WRITE < 8 ? 1 : WRITE / 8, PARTS>>(x, y, n_x, n_y, Unpack1{});
+    map_packets<true, DecodeTiles<WRITE < 8 ? 1 : WRITE / 8>>(x, y, n_x, n_y, Unpack1{});
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack1_decoder__unaligned(const u8* x, T* y, i64 n_x, i64 n_y) {
-    map_packets<false, Decode<WRITE < 8 ? 1 : WRITE / 8, PARTS>>(x, y, n_x, n_y, Unpack1{});
+    map_packets<false, DecodeTiles<WRITE < 8 ? 1 : WRITE / 8>>(x, y, n_x, n_y, Unpack1{});
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack_msfp15_encoder(const T* x, u8* y, i64 n_x, i64 n_y, bool keep_nonfinite) {
-    map_packets<true, Encode<READ>>(x, y, n_x, n_y, Msfp15Encode{keep_nonfinite});
+    map_packets<true, EncodeTiles<READ_TILES>>(x, y, n_x, n_y, Msfp15Encode{keep_nonfinite});
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack_msfp15_encoder__unaligned(const T* x, u8* y, i64 n_x, i64 n_y, bool keep_nonfinite) {
-    map_packets<false, Encode<READ>>(x, y, n_x, n_y, Msfp15Encode{keep_nonfinite});
+    map_packets<false, EncodeTiles<READ_TILES>>(x, y, n_x, n_y, Msfp15Encode{keep_nonfinite});
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack_msfp15_decoder(const u8* x, T* y, i64 n_x, i64 n_y, bool keep_nonfinite) {
-    map_packets<true, Decode<WRITE < TILE ? TILE : WRITE, PARTS>>(x, y, n_x, n_y,
-                                                                     Msfp15Decode{keep_nonfinite});
+    map_packets<true, DecodeTiles<WRITE < TILE ? TILE : WRITE>>(x, y, n_x, n_y,
+                                                              Msfp15Decode{keep_nonfinite});
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack_msfp15_decoder__unaligned(const u8* x, T* y, i64 n_x, i64 n_y, bool keep_nonfinite) {
-    map_packets<false, Decode<WRITE < TILE ? TILE : WRITE, PARTS>>(x, y, n_x, n_y,
-                                                                     Msfp15Decode{keep_nonfinite});
+    map_packets<false, DecodeTiles<WRITE < TILE ? TILE : WRITE>>(x, y, n_x, n_y,
+                                                              Msfp15Decode{keep_nonfinite});
 }

@@ -192,9 +192,13 @@ def attribute_parameters(cls: type[Op]) -> list[inspect.Parameter]:
 def _reader(item: Input) -> Callable[[Any], Any]:
     """How one declared input enters the key of a call."""
     read = arrays.host_key if item.memory == "host" else arrays.describe
-    if not item.variadic:
-        return read
-    return lambda values: tuple([None if v is None else read(v) for v in values])
+    return functools.partial(_read_list, read) if item.variadic else read
+
+
+def _read_list(read: Callable[[Any], Any], values: Any) -> tuple[Any, ...]:
+    if not isinstance(values, list | tuple):
+        raise TypeError  # an array would take itself apart
+    return tuple([None if v is None else read(v) for v in values])
 
 
 def _described(given: Sequence[Any]) -> tuple[Any, ...]:

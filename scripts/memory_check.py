@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Run every sample on the GPU for a memory checker: no pool, every array an allocation of its own.
 
-    compute-sanitizer --tool memcheck --error-exitcode 9 python3 scripts/memory_check.py
-    compute-sanitizer --tool memcheck --error-exitcode 9 python3 scripts/memory_check.py --plant
+    compute-sanitizer --padding 64 --error-exitcode 9 python3 scripts/memory_check.py
+    compute-sanitizer --padding 64 --error-exitcode 9 python3 scripts/memory_check.py --plant
 
 The second must report an overrun of one element, or the first proves nothing.
 """

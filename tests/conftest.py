@@ -29,8 +29,8 @@ def skip_unless_available(reason: str | None) -> None:
     """Skip with the reason, or fail where the machine is said to have what is missing."""
     if reason is None:
         return
-    if os.environ.get("CTO_REQUIRE_GPU") == "1" and "GPU" in reason:
-        pytest.fail(f"CTO_REQUIRE_GPU=1, but {reason}")
+    if os.environ.get("CTO_REQUIRE_GPU") == "1" and gpu_reason() is not None:
+        pytest.fail(f"CTO_REQUIRE_GPU=1, but {gpu_reason()}")
     if os.environ.get("CI") == "true" and "emulator" in reason:
         pytest.fail(f"CI=true, but {reason}")
     pytest.skip(reason)

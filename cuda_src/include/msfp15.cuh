@@ -113,28 +113,35 @@ __device__ __forceinline__ float decode_element(u32 offset, int j, float quantum
     return (__uint_as_float(__byte_perm(offset, 0x4B000000u, 0x7540 | j)) - 8388672.0f) * quantum;
 }
 
-// Where the quantum is subnormal: M in units of 2^-149 is the float's bits below 2^24; by bits, since
-// arithmetic flushes subnormals.
-__device__ __forceinline__ float decode_element_small(u32 code, u32 shared_exponent) {
-    const u32 units = (code & 0x3Fu) << (shared_exponent + 17);
+// Units of 2^-149, below 2^28, with a sign. They are a float's bits below 2^24; by bits, since
+// arithmetic and conversions flush subnormals.
+template <class Y>
+__device__ __forceinline__ Y from_units(u32 units, u32 sign) {
     const u32 normal = __float_as_uint(__uint2float_rn(units)) - (149u << 23);
-    return __uint_as_float((code & 0x40u) << 25 | (units < 1u << 24 ? units : normal));
+    return from_float<Y>(__uint_as_float(sign << 31 | (units < 1u << 24 ? units : normal)));
+}
+template <>
+__device__ __forceinline__ double from_units<double>(u32 units, u32 sign) {
+    return (sign ? -0x1p-149 : 0x1p-149) * units;
 }
 
 // The first N elements of four codes.
-template <int N>
-__device__ __forceinline__ void decode_four(u32 codes, u32 shared_exponent, float quantum, float* y) {
+template <int N, class Y>
+__device__ __forceinline__ void decode_four(u32 codes, u32 shared_exponent, float quantum, Y* y) {
     const u32 offset = offset_magnitudes(codes);
 #pragma unroll
-    for (int j = 0; j < N; ++j) y[j] = decode_element(offset, j, quantum);
-    if (shared_exponent >= 6) return;
+    for (int j = 0; j < N; ++j) y[j] = from_float<Y>(decode_element(offset, j, quantum));
+    if (shared_exponent >= 6) return;  // else the quantum is subnormal
 #pragma unroll
-    for (int j = 0; j < N; ++j) y[j] = decode_element_small(codes >> 8 * j, shared_exponent);
+    for (int j = 0; j < N; ++j) {
+        const u32 code = codes >> 8 * j;
+        y[j] = from_units<Y>((code & 0x3Fu) << (shared_exponent + 17), code >> 6 & 1u);
+    }
 }
 
 // Part `part` of a tile, N elements.
-template <int N>
-__device__ __forceinline__ void decode_part(uint2 codes, int part, bool keep_nonfinite, float* y) {
+template <int N, class Y>
+__device__ __forceinline__ void decode_part(uint2 codes, int part, bool keep_nonfinite, Y* y) {
     const u32 shared_exponent = shared_exponent_of(codes);
     const float quantum = quantum_of(shared_exponent, keep_nonfinite);
     if constexpr (N == 8) {

@@ -7,7 +7,7 @@
 #include "include/types.cuh"
 
 #ifndef CTO_THREADS
-#define CTO_THREADS 256
+#define CTO_THREADS 128
 #endif
 
 namespace cto {

@@ -17,14 +17,15 @@ from ..op import Op, slots
 from ..runtime.plan import Config, Device, Launch, Plan, ceil_div
 
 TILE = 8  # elements of an MSFP15 tile, and bits of a Pack1 byte
-THREADS = 256
-# Bytes of decoded elements a thread has in flight: the fastest of a sweep on an H200.
-ENCODE_NBYTES = 64
-DECODE_NBYTES = 32
+THREADS = 128
+# Bytes of decoded elements a thread has in flight, for codecs of single elements and for codecs of
+# tiles: the fastest of a sweep on an H200.
+ELEMENT_NBYTES = 32
+TILE_NBYTES = 64
 STREAM = {
     "THREADS": str(THREADS),
-    "ENCODE_NBYTES": str(ENCODE_NBYTES),
-    "DECODE_NBYTES": str(DECODE_NBYTES),
+    "ELEMENT_NBYTES": str(ELEMENT_NBYTES),
+    "TILE_NBYTES": str(TILE_NBYTES),
 }
 
 TO = Attribute("to", dtype, type="T")
@@ -39,9 +40,11 @@ class _Codec(Op):
     outputs = (Output("Y", "T"),)
     types: ClassVar[Types] = {"T": FLOATS}
 
-    def stream(self, x: Spec, y: Spec, decoded: Spec, thread_nbytes: int) -> Plan:
+    thread_nbytes: ClassVar[int] = ELEMENT_NBYTES
+
+    def stream(self, x: Spec, y: Spec, decoded: Spec) -> Plan:
         """One launch; the `__unaligned` variant where an array starts off a 16-byte boundary."""
-        config = Config((ceil_div(decoded.nbytes, THREADS * thread_nbytes),), (THREADS,))
+        config = Config((ceil_div(decoded.nbytes, THREADS * self.thread_nbytes),), (THREADS,))
         variant = "" if x.aligned and y.aligned else "__unaligned"
         arguments = ("X", "Y", x.size, y.size, *self.options())
         binding = slots(T=decoded.dtype) | STREAM
@@ -61,7 +64,7 @@ class _Encoder(_Codec):
         return x.shape
 
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
-        return self.stream(x, y, x, ENCODE_NBYTES)
+        return self.stream(x, y, x)
 
 
 class _Decoder(_Codec):
@@ -85,7 +88,7 @@ class _Decoder(_Codec):
         return n
 
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
-        return self.stream(x, y, y, DECODE_NBYTES)
+        return self.stream(x, y, y)
 
 
 class GistBinarizeEncoder(_Encoder):
@@ -121,6 +124,7 @@ class GistPack1Encoder(_Encoder):
     """
 
     outputs = (Output("Y", "uint8"),)
+    thread_nbytes = TILE_NBYTES
     types: ClassVar[Types] = {"T": (BOOL, *FLOATS)}
 
     def code_shape(self, x: Spec) -> tuple[int, ...]:
@@ -136,6 +140,7 @@ class GistPack1Decoder(_Decoder):
     """
 
     inputs = (Input("X", "uint8"),)
+    thread_nbytes = TILE_NBYTES
     types: ClassVar[Types] = {"T": (BOOL, *FLOATS)}
 
     def flat_shape(self, x: Spec) -> tuple[int, ...]:
@@ -209,6 +214,7 @@ class GistPackMsfp15Encoder(_Encoder):
     """
 
     outputs = (Output("Y", "uint8"),)
+    thread_nbytes = TILE_NBYTES
     attributes = (KEEP_NONFINITE,)
     keep_nonfinite: bool
 
@@ -231,6 +237,7 @@ class GistPackMsfp15Decoder(_Decoder):
     """
 
     inputs = (Input("X", "uint8"),)
+    thread_nbytes = TILE_NBYTES
     attributes = (TO, SHAPE, KEEP_NONFINITE)
     keep_nonfinite: bool
 

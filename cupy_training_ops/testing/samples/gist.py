@@ -51,7 +51,7 @@ def _inputs(maker: Callable[..., Any], rng: Generator, **size: Any) -> tuple[Any
 
 
 def _decoded(rng: Generator, shape: tuple[int, ...], dtype: Any) -> Any:
-    return rng.random(shape) < 0.5 if dtype == BOOL else spread(rng, shape, dtype)
+    return np.asarray(rng.random(shape) < 0.5) if dtype == BOOL else spread(rng, shape, dtype)
 
 
 def _codes(rng: Generator, n: int, dtype: Any) -> Any:
