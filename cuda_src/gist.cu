@@ -2,7 +2,7 @@
 // Gist activation codecs.  CPU provider: cupy_training_ops/cpu/gist.py
 //
 // Encoders read 16 to 64 bytes at a time, decoders write 16. Tests for zero, sign and NaN
-// look at bits, because floating-point comparison flushes subnormals (CuPy compiles with -ftz=true).
+// look at bits, because comparison flushes subnormals (CuPy compiles with -ftz=true).
 #include "include/e5m2.cuh"
 #include "include/msfp15.cuh"
 #include "include/packets.cuh"
@@ -22,13 +22,14 @@ constexpr int READ_TILES = sizeof(T) == 1 ? 16 : 8;
 constexpr int WRITE = 16 / sizeof(T);
 constexpr int TILE = 8;  // elements of an MSFP15 tile, and bits of a Pack1 byte
 constexpr int PARTS = WRITE < TILE ? TILE / WRITE : 1;  // decoding threads that share a tile
+constexpr int WRITTEN_TILES = WRITE < TILE ? 1 : WRITE / TILE;
 
 using EncodeElements = Packets<READ, READ, 1, CTO_ELEMENT_NBYTES>;
 using DecodeElements = Packets<WRITE, WRITE, 1, CTO_ELEMENT_NBYTES>;
 template <int CODES>
 using EncodeTiles = Packets<READ_TILES, CODES, 1, CTO_TILE_NBYTES>;
-template <int CODES>
-using DecodeTiles = Packets<CODES, WRITE, PARTS, CTO_TILE_NBYTES>;
+template <int CODES_A_TILE>
+using DecodeTiles = Packets<CODES_A_TILE * WRITTEN_TILES, WRITE, PARTS, CTO_TILE_NBYTES>;
 
 // ---- one element to one element -----------------------------------------------------------------
 
@@ -90,7 +91,7 @@ __device__ __forceinline__ void decode_elements(const X* x, T* y, i64 n_x, i64 n
     map_packets<ALIGNED, DecodeElements>(x, y, n_x, n_y, Each<T, F>{});
 }
 
-// ---- Pack8: four elements at a time to E5M2 --------------------------------------------------------
+// ---- Pack8: four elements at a time to E5M2 -----------------------------------------------------
 
 struct ToE5m2 {
     __device__ Packet<u8, READ> operator()(const Packet<T, READ>& x, int) const {
@@ -102,7 +103,7 @@ struct ToE5m2 {
     }
 };
 
-// ---- Pack1: eight elements to one byte, the first element in the highest bit ----------------------
+// ---- Pack1: eight elements to one byte, the first element in the highest bit --------------------
 
 struct Pack1 {
     __device__ Packet<u8, READ_TILES / 8> operator()(const Packet<T, READ_TILES>& x, int) const {
@@ -127,7 +128,7 @@ struct Unpack1 {
     }
 };
 
-// ---- MSFP15: eight elements to eight bytes ----------------------------------------------------------
+// ---- MSFP15: eight elements to eight bytes ------------------------------------------------------
 
 struct Msfp15Encode {
     bool keep_nonfinite;
@@ -148,7 +149,7 @@ struct Msfp15Decode {
     bool keep_nonfinite;
     template <int N>
     __device__ Packet<T, WRITE> operator()(const Packet<u8, N>& codes, int part) const {
-        constexpr int PART = WRITE < TILE ? WRITE : TILE;
+        constexpr int PART = TILE / PARTS;
         Packet<T, WRITE> y;
 #pragma unroll
         for (int tile = 0; tile < N / TILE; ++tile)
@@ -162,7 +163,7 @@ struct Msfp15Decode {
 
 using namespace cto;
 
-// ---- entry points; `__unaligned` takes arrays that do not start at a multiple of 16 bytes -----------
+// ---- entry points; `__unaligned` takes arrays that do not start at a multiple of 16 bytes -------
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_binarize_encoder(const T* x, bool* y, i64 n_x, i64 n_y) {
@@ -222,11 +223,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack1_decoder(const u8* x, T* y, i64 n_x, i64 n_y) {
-    map_packets<true, DecodeTiles<WRITE < 8 ? 1 : WRITE / 8>>(x, y, n_x, n_y, Unpack1{});
+    map_packets<true, DecodeTiles<1>>(x, y, n_x, n_y, Unpack1{});
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack1_decoder__unaligned(const u8* x, T* y, i64 n_x, i64 n_y) {
-    map_packets<false, DecodeTiles<WRITE < 8 ? 1 : WRITE / 8>>(x, y, n_x, n_y, Unpack1{});
+    map_packets<false, DecodeTiles<1>>(x, y, n_x, n_y, Unpack1{});
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack_msfp15_encoder(const T* x, u8* y, i64 n_x, i64 n_y, bool keep_nonfinite) {
@@ -238,11 +239,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack_msfp15_decoder(const u8* x, T* y, i64 n_x, i64 n_y, bool keep_nonfinite) {
-    map_packets<true, DecodeTiles<WRITE < TILE ? TILE : WRITE>>(x, y, n_x, n_y,
-                                                              Msfp15Decode{keep_nonfinite});
+    map_packets<true, DecodeTiles<TILE>>(x, y, n_x, n_y, Msfp15Decode{keep_nonfinite});
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack_msfp15_decoder__unaligned(const u8* x, T* y, i64 n_x, i64 n_y, bool keep_nonfinite) {
-    map_packets<false, DecodeTiles<WRITE < TILE ? TILE : WRITE>>(x, y, n_x, n_y,
-                                                              Msfp15Decode{keep_nonfinite});
+    map_packets<false, DecodeTiles<TILE>>(x, y, n_x, n_y, Msfp15Decode{keep_nonfinite});
 }

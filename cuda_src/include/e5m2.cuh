@@ -26,8 +26,8 @@ __device__ __forceinline__ u8 to_e5m2(double x) {
     const u64 magnitude = bits_of(x) & 0x7FFFFFFFFFFFFFFFull;
     u64 code;
     if (magnitude < 0x3F10000000000000ull)  // below 2^-14: adding 2^36 rounds to the quantum 2^-16
-        code = bits_of(__longlong_as_double(static_cast<i64>(magnitude)) + 0x1p36) -
-               bits_of(0x1p36);
+        code =
+            bits_of(__longlong_as_double(static_cast<i64>(magnitude)) + 0x1p36) - bits_of(0x1p36);
     else  // two fraction bits stay; the exponent's bias goes from 1023 to 15
         code = min(((magnitude + 0x1FFFFFFFFFFFFull + (magnitude >> 50 & 1u)) >> 50) - 4032ull,
                    static_cast<u64>(E5M2_INFINITY));
@@ -70,7 +70,7 @@ __device__ __forceinline__ u32 four_to_e5m2(const __half* x) {
     return halves_to_e5m2(words[0], words[1], upper_bytes(words[0], words[1]));
 }
 
-// bfloat16 is exact in half from 2^-17, and what is smaller is zero; only a NaN's sign is lost there.
+// bfloat16 is exact in half from 2^-17, and what is smaller is zero; only a NaN's sign is lost.
 __device__ __forceinline__ u32 four_to_e5m2(const __nv_bfloat16* x) {
     const u32* words = reinterpret_cast<const u32*>(x);
     const __half2 low = __floats2half2_rn(to_float(x[0]), to_float(x[1]));

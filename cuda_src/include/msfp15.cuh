@@ -2,8 +2,8 @@
 // MSFP15: tiles of 8 elements share one 8-bit exponent E; value = (-1)^sign * M * 2^(E - 132).
 //
 // Byte j of a tile: bit 7 = bit j of E, bit 6 = sign, bits 5..0 = M. Four bytes are worked on at a
-// time in one 32-bit word, and M is found by floating-point arithmetic that is exact; tiles so small
-// that subnormals come near half a quantum take the way by bits.
+// time in one 32-bit word, and M is found by floating-point arithmetic that is exact; tiles so
+// small that subnormals come near half a quantum take the way by bits.
 #pragma once
 #include "include/types.cuh"
 
@@ -62,7 +62,8 @@ __device__ __forceinline__ u32 encode_four_small(const float* x, u32 shared_expo
         const u32 bits = bits_of(x[j]);
         const u32 exponent = bits >> 23 & 0xFFu;
         if (exponent == 0) continue;
-        const u32 truncated = ((bits & 0x7FFFFFu) | 0x800000u) >> 17 >> (shared_exponent - exponent);
+        const u32 truncated =
+            ((bits & 0x7FFFFFu) | 0x800000u) >> 17 >> (shared_exponent - exponent);
         codes |= ((bits >> 25 & 0x40u) | min(truncated + 1, 127u) >> 1) << 8 * j;
     }
     return codes;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Streaming maps: packets of X elements become packets of Y elements.
 //
-// A thread takes every blockDim-th packet of its block, so that a warp's accesses are coalesced, and
-// loads all of its packets before it stores the first.
+// A thread takes every blockDim-th packet of its block, so that a warp's accesses are coalesced,
+// and loads all of its packets before it stores the first.
 #pragma once
 #include "include/types.cuh"
 
@@ -32,7 +32,8 @@ __device__ __forceinline__ Packet<E, N> load_elements(const E* from, i64 first, 
 }
 
 template <class E, int N>
-__device__ __forceinline__ void store_elements(E* to, i64 first, i64 n, const Packet<E, N>& packet) {
+__device__ __forceinline__ void store_elements(E* to, i64 first, i64 n,
+                                               const Packet<E, N>& packet) {
 #pragma unroll
     for (int i = 0; i < N; ++i)
         if (first + i < n) to[first + i] = packet.at[i];
@@ -44,8 +45,8 @@ __device__ __forceinline__ void store_streaming(P* to, const P& packet) {
     __stcs(reinterpret_cast<uint4*>(to), *reinterpret_cast<const uint4*>(&packet));
 }
 
-// How a map divides its arrays: IN elements of X give OUT elements of Y, SHARE packets of Y read the
-// same packet of X, and a thread moves NBYTES of the wider array.
+// How a map divides its arrays: IN elements of X give OUT elements of Y, SHARE packets of Y read
+// the same packet of X, and a thread moves NBYTES of the wider array.
 template <int IN, int OUT, int SHARE, int NBYTES>
 struct Packets {
     static constexpr int in = IN, out = OUT, share = SHARE, nbytes = NBYTES;

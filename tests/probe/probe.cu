@@ -26,7 +26,8 @@ struct Extents {
 using namespace cto;
 
 // Two stages in one launch: the block that takes the last ticket adds the partial sums, in order.
-extern "C" __global__ void probe_sum(const float* x, float* y, float* partials, u32* ticket, i64 n) {
+extern "C" __global__ void probe_sum(const float* x, float* y, float* partials, u32* ticket,
+                                     i64 n) {
     __shared__ bool last;
     const i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
     const float sum = block_sum(i < n ? x[i] : 0.0f);
