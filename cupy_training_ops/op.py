@@ -48,6 +48,7 @@ class Op:
     outputs: ClassVar[tuple[Output, ...]]
     attributes: ClassVar[tuple[Attribute, ...]] = ()
     types: ClassVar[checks.Types] = {}
+    exact: ClassVar[bool] = False  # results are copies or bit patterns: compared without tolerance
     source_folder: ClassVar[Path | None] = None  # None: the package's own cuda_src
     views: Callable[..., tuple[Any, ...]] | None = None  # a method, where nothing is computed
     name: ClassVar[str]

@@ -63,7 +63,7 @@ def load(file: Any, provider: str) -> Packed:
     if provider not in ("cpu", "cuda"):
         raise ArgumentError(f"Packed: provider: expected 'cpu' or 'cuda', got {provider!r}")
     try:
-        with np.load(file, allow_pickle=False) as members:
+        with _opened(file) as stream, np.load(stream, allow_pickle=False) as members:
             header, code = json.loads(str(members["header"])), members["code"]
     except (OSError, *DAMAGE) as error:
         if isinstance(error, FileNotFoundError):
@@ -92,6 +92,11 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     except BaseException:
         os.unlink(name)
         raise
+
+
+def _opened(file: Any) -> contextlib.AbstractContextManager[IO[bytes]]:
+    """The file as a stream: NumPy leaves a damaged archive that it opened itself open."""
+    return contextlib.nullcontext(file) if hasattr(file, "read") else Path(file).open("rb")
 
 
 def _check_header(file: Any, header: Any) -> None:

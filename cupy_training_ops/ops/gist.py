@@ -39,7 +39,7 @@ class _Codec(Op):
     inputs = (Input("X", "T"),)
     outputs = (Output("Y", "T"),)
     types: ClassVar[Types] = {"T": FLOATS}
-
+    exact = True
     thread_nbytes: ClassVar[int] = ELEMENT_NBYTES
 
     def stream(self, x: Spec, y: Spec, decoded: Spec) -> Plan:

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: MIT
+"""The command line `cupy-training-ops`: results on stdout, progress and warnings on stderr."""
+
+from __future__ import annotations
+
+import click
+
+from . import compile, doctor, files, ops, roundtrip, verify
+from .errors import Group
+
+
+@click.group(cls=Group, context_settings={"max_content_width": 100})
+def main() -> None:
+    """ONNX Runtime's CUDA training operators on CuPy: try codecs, check and warm this machine.
+
+    Exit codes: 0 all well, 1 a check failed, 2 usage or bad input, 3 no GPU though one is needed.
+    """
+
+
+main.add_command(roundtrip.roundtrip)
+main.add_command(files.encode)
+main.add_command(files.decode)
+main.add_command(ops.ops)
+main.add_command(verify.verify)
+main.add_command(compile.compile_kernels)
+main.add_command(doctor.doctor)

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: MIT
+"""`doctor`: what of a working CUDA installation is here, and what mends the rest."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from ..arrays import cuda_backend
+from ..errors import OpError, ProviderError
+from ..runtime.compiler import header_folder
+from ..runtime.offline import supported_architectures
+from .errors import CHECK_FAILED
+from .provider import why_no_gpu
+from .table import aligned
+
+INSTALL_DRIVER = (
+    "sudo ubuntu-drivers install (or your distribution's NVIDIA driver; a container: --gpus all)"
+)
+
+
+class Finding(NamedTuple):
+    """What was found, and, where something is missing, the command that mends it."""
+
+    found: str
+    mend: str = ""
+    required: bool = True
+
+    @property
+    def state(self) -> str:
+        """One word for the table."""
+        return "ok" if not self.mend else "missing" if self.required else "optional"
+
+
+@click.command()
+def doctor() -> None:
+    """Say what is here, what is missing, and what mends it.
+
+    Looks at GPU, driver, CuPy, NVRTC, headers, NCCL and cache.
+
+    Exit code 1 if something needed is missing. NCCL is needed by the collective operators only.
+    """
+    findings = {name: examine() for name, examine in EXAMINATIONS.items()}
+    for line in aligned([(name, f.state, f.found) for name, f in findings.items()], left=3):
+        click.echo(line)
+    for mend in dict.fromkeys(f.mend for f in findings.values() if f.mend):
+        mended = ", ".join(name for name, f in findings.items() if f.mend == mend)
+        click.echo(f"to mend {mended}: {mend}")
+    if any(finding.state == "missing" for finding in findings.values()):
+        raise click.exceptions.Exit(CHECK_FAILED)
+
+
+def _gpu() -> Finding:
+    reason = why_no_gpu()
+    if reason:
+        hidden = "CUDA_VISIBLE_DEVICES" in os.environ and driver_version()
+        return Finding(reason, "unset CUDA_VISIBLE_DEVICES" if hidden else INSTALL_DRIVER)
+    from cupy.cuda import runtime
+
+    devices = map(runtime.getDeviceProperties, range(runtime.getDeviceCount()))
+    return Finding(
+        "; ".join(
+            f"{d['name'].decode()} (sm_{d['major']}{d['minor']}, {d['totalGlobalMem'] >> 30} GiB)"
+            for d in devices
+        )
+    )
+
+
+def _driver() -> Finding:
+    version = driver_version()
+    if version is None:
+        return Finding("libcuda.so.1 is not here", INSTALL_DRIVER)
+    return Finding(f"runs CUDA up to {_release(version)}")
+
+
+def _cupy() -> Finding:
+    try:
+        cuda_backend()
+    except ProviderError as error:
+        return Finding(str(error), _install())
+    import cupy
+
+    version = cupy.cuda.runtime.runtimeGetVersion()
+    found = f"{cupy.__version__} for CUDA {_release(version)}"
+    if (driver_version() or version) // 1000 < version // 1000:
+        return Finding(f"{found}, newer than the driver", _install())
+    return Finding(found)
+
+
+def _nvrtc() -> Finding:
+    try:
+        known = ", ".join(f"sm_{number}" for number in supported_architectures())
+    except OpError as error:
+        return Finding(str(error), _install())
+    return Finding(f"compiles for {known}")
+
+
+def _headers() -> Finding:
+    try:
+        folder = header_folder()
+    except ImportError as error:  # cuda.pathfinder comes with CuPy
+        return Finding(str(error), _install())
+    return Finding(folder) if folder else Finding("cuda_fp16.h is not here", _install())
+
+
+def _nccl() -> Finding:
+    mend = f"pip install nvidia-nccl-cu{_cuda_major()}"
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            from cupy.cuda import nccl
+    except ImportError as error:
+        return Finding(str(error), mend, required=False)
+    if not nccl.available:
+        return Finding("libnccl.so.2 is not here", mend, required=False)
+    return Finding(f"version {nccl.get_version()}")
+
+
+def _cache() -> Finding:
+    folder = Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache")
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+        return Finding(f"{folder} cannot be written", "export CUPY_CACHE_DIR=$(mktemp -d)")
+    files = [path for path in folder.glob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files) / 2**20
+    return Finding(f"{folder}, {len(files)} files, {size:.1f} MiB")
+
+
+EXAMINATIONS: dict[str, Callable[[], Finding]] = {
+    "GPU": _gpu,
+    "driver": _driver,
+    "CuPy": _cupy,
+    "NVRTC": _nvrtc,
+    "headers": _headers,
+    "NCCL": _nccl,
+    "cache": _cache,
+}
+
+
+@functools.cache
+def driver_version() -> int | None:
+    """The newest CUDA the driver runs, 12090 for 12.9; None without a driver."""
+    version = ctypes.c_int()
+    try:
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except OSError:
+        return None
+    return version.value
+
+
+def _install() -> str:
+    """CuPy, NVRTC and headers come together, for the CUDA that the driver runs."""
+    return f"pip install 'cupy-training-ops[cuda{_cuda_major()}x]'"
+
+
+def _cuda_major() -> int:
+    return 13 if (driver_version() or 0) >= 13_000 else 12
+
+
+def _release(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"

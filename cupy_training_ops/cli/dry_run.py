@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: MIT
+"""Which kernels the operators launch, found without a GPU: samples run on a backend that idles.
+
+Calls go through the whole frame, so that this stays right whatever an operator's plan depends on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..arrays import NumpyBackend, numpy_runs_on
+from ..registry import get_op
+from ..runtime.launch import launch_log
+from ..runtime.plan import Device, Launch
+from ..runtime.source import Source, load
+from ..testing.samples import Sample
+from .sampling import inputs_in
+
+Slots = tuple[tuple[str, str], ...]
+
+
+class Module(NamedTuple):
+    """One compilation: a source, its type slots, and the kernels wanted from it."""
+
+    source: Source
+    slots: dict[str, str]
+    symbols: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """Family and types, for people."""
+        types = ", ".join(f"{k}={v}" for k, v in self.slots.items() if not v.isdecimal())
+        return f"{self.source.name}.cu ({types})"
+
+
+def idle(*launch: Any) -> None:
+    """The kernel that does nothing."""
+
+
+class IdleBackend(NumpyBackend):
+    """NumPy's memory in the place of a GPU's, and kernels that do nothing."""
+
+    name = "idle"
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def describe(self, array: Any) -> tuple[Any, ...]:
+        """As on a GPU: alignment counts."""
+        aligned = array.ctypes.data % 16 == 0
+        return (self, array.dtype, array.shape, aligned, array.flags.c_contiguous, 0)
+
+    def device(self, index: int) -> Device:
+        """The device that is planned for."""
+        return self._device
+
+    def on(self, device: int) -> contextlib.AbstractContextManager[None]:
+        """There is nothing to switch."""
+        return contextlib.nullcontext()
+
+    def is_current(self, device: int) -> bool:
+        """There is one device."""
+        return True
+
+    def stream(self, device: int) -> int:
+        """There is one stream."""
+        return 0
+
+    def offset(self, array: Any, nbytes: int) -> Any:
+        """Never read."""
+        return array
+
+    def zeros(self, nbytes: int, device: int) -> Any:
+        """A workspace."""
+        return np.zeros(nbytes, np.uint8)
+
+    def load(self, source: Source, options: tuple[str, ...]) -> Any:
+        """A module of idle kernels."""
+        return self
+
+    def get_function(self, name: str) -> Any:
+        """Every kernel."""
+        return idle
+
+
+def modules(samples: Iterable[Sample], device: Device) -> list[Module]:
+    """The distinct compilations that the samples need on a device."""
+    backend = IdleBackend(device)
+    symbols: dict[tuple[str, Slots], set[str]] = {}
+    for sample in samples:
+        stem = get_op(sample.op).stem
+        for launch in launches(sample, backend):
+            slots = tuple(sorted(launch.slots.items()))
+            symbols.setdefault((stem, slots), set()).add(launch.symbol)
+    return [
+        Module(load(stem), dict(slots), tuple(sorted(found)))
+        for (stem, slots), found in sorted(symbols.items())
+    ]
+
+
+def launches(sample: Sample, backend: IdleBackend) -> list[Launch]:
+    """What a sample would launch on the backend's device."""
+    op = get_op(sample.op)(**sample.attributes)
+    inputs = inputs_in(op, sample.make(np.random.default_rng(0)), sample.offset, np)
+    with numpy_runs_on(backend), launch_log() as log:
+        op(*inputs)
+    return log

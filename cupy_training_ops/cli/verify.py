@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: MIT
+"""`verify`: every operator's samples on this machine's GPU against the CPU provider."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+import numpy as np
+
+from ..contract import Spec
+from ..errors import OpError
+from ..op import Op
+from ..registry import get_op
+from ..testing.compare import assert_matches, poison
+from ..testing.samples import Sample, blank
+from .errors import CHECK_FAILED
+from .progress import progress
+from .provider import require_gpu, to_host
+from .sampling import chosen_samples, inputs_in, op_option
+from .table import aligned
+
+
+@dataclass
+class Outcome:
+    """How many samples of one operator matched, and what was wrong with the others."""
+
+    op: str
+    passed: int = 0
+    failures: list[str] = field(default_factory=list)
+
+
+@click.command()
+@op_option
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the data.")
+def verify(names: tuple[str, ...], seed: int) -> None:
+    """Compare every operator on the GPU with the CPU provider.
+
+    Each runs its samples. Integer outputs and the Gist codecs must be equal bit for bit, sums
+    within the tolerance of their dtype. Outputs are filled with a pattern first, so that an element
+    nobody writes shows. Exit code 1 if a sample fails, 3 if there is no GPU.
+    """
+    samples = chosen_samples(names)
+    xp = require_gpu()
+    with progress(samples.items(), "operators", lambda item: item[0]) as steps:
+        outcomes = [_outcome(name, of_op, seed, xp) for name, of_op in steps]
+    _report(outcomes)
+    if any(outcome.failures for outcome in outcomes):
+        raise click.exceptions.Exit(CHECK_FAILED)
+
+
+def _report(outcomes: Sequence[Outcome]) -> None:
+    rows = [(o.op, str(o.passed), str(len(o.failures))) for o in outcomes]
+    for line in aligned([("operator", "passed", "failed"), *rows]):
+        click.echo(line)
+    for outcome in outcomes:
+        if outcome.failures:
+            click.echo(f"{outcome.op}: first failure: {outcome.failures[0]}")
+    passed, failed = sum(o.passed for o in outcomes), sum(len(o.failures) for o in outcomes)
+    click.echo(f"{len(outcomes)} operators, {passed} samples passed, {failed} failed")
+
+
+def _outcome(name: str, samples: Sequence[Sample], seed: int, xp: Any) -> Outcome:
+    outcome = Outcome(name)
+    for sample in samples:
+        failure = mismatch(sample, seed, xp)
+        if failure is None:
+            outcome.passed += 1
+        else:
+            outcome.failures.append(f"{sample.id}: {failure}")
+    return outcome
+
+
+def mismatch(sample: Sample, seed: int, xp: Any) -> str | None:
+    """What a sample's results in `xp` have wrong, measured by the CPU provider; or None."""
+    op = get_op(sample.op)(**sample.attributes)
+    inputs = sample.make(np.random.default_rng(seed))
+    try:
+        expected = _as_tuple(op(*inputs_in(op, inputs, 0, np)))
+        out = _targets(op, expected, sample.offset, xp) if op.views is None else None
+        actual = _as_tuple(op(*inputs_in(op, inputs, sample.offset, xp), out=out))
+        for got, wanted in zip(actual, expected, strict=True):
+            assert_matches(to_host(got), wanted, 0 if op.exact else None)
+    except (OpError, AssertionError, RuntimeError) as error:  # CUDA's errors are RuntimeErrors
+        return str(error)
+    return None
+
+
+def _as_tuple(results: Any) -> tuple[Any, ...]:
+    return results if isinstance(results, tuple) else (results,)
+
+
+def _targets(op: Op, expected: Sequence[Any], offset: int, xp: Any) -> tuple[Any, ...]:
+    """A poisoned array for each result that has memory of its own on the device."""
+    rest = len(expected) - len(op.outputs) + 1  # arrays of the variadic output, if there is one
+    declared = [item for item in op.outputs for _ in range(rest if item.variadic else 1)]
+    return tuple(
+        poison(blank(Spec(array.shape, array.dtype), offset, xp))
+        if item.memory == "device" and item.aliases is None
+        else None
+        for item, array in zip(declared, expected, strict=True)
+    )

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: MIT
+"""`compile`: finds every kernel of every type, and says which do not compile."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from cupy_training_ops import CompileError, ProviderError, get_op
+from cupy_training_ops.cli import main, provider
+from cupy_training_ops.cli.dry_run import IdleBackend, launches, modules
+from cupy_training_ops.dtypes import element_type
+from cupy_training_ops.registry import combinations, names
+from cupy_training_ops.runtime import offline
+from cupy_training_ops.runtime.plan import Device
+from cupy_training_ops.runtime.source import load
+from cupy_training_ops.testing.samples import all_samples
+
+HOPPER = Device(132, (9, 0))
+OP = "GistBinarizeEncoder"
+ARGUMENTS = ("--op", OP, "--arch", "90")
+
+
+def call(*arguments):
+    result = CliRunner().invoke(main, ["compile", *arguments])
+    assert isinstance(result.exception, SystemExit | None), result.exc_info
+    return result
+
+
+def binding(sample):
+    """The type variables that a sample's device inputs and attributes bind."""
+    op = get_op(sample.op)(**sample.attributes)
+    inputs = zip(op.inputs, sample.make(np.random.default_rng(0)), strict=False)
+    bound = {a.type: getattr(op, a.name) for a in op.attributes if a.type}
+    for declared, value in inputs:
+        for array in value if isinstance(value, list) else [value]:
+            if isinstance(array, np.ndarray):
+                bound[declared.type] = array.dtype
+    return {variable: dtype for variable, dtype in bound.items() if variable in op.types}
+
+
+@pytest.mark.parametrize("name", names())
+def test_samples_have_every_type_combination(name):
+    bound = [binding(sample).items() for sample in all_samples()[name]]
+    for combination in combinations(get_op(name)):
+        assert any(items <= combination.items() for items in bound), combination
+
+
+@pytest.mark.parametrize("name", ["GistPack1Encoder", "GistPack8Decoder"])
+def test_every_type_is_launched_with_its_slot(name):
+    found = [launch for s in all_samples()[name] for launch in launches(s, IdleBackend(HOPPER))]
+    expected = {element_type(c["T"]).c_type for c in combinations(get_op(name))}
+    assert {launch.slots["T"] for launch in found} == expected
+
+
+def test_modules_hold_every_kernel_of_a_source():
+    samples = [sample for of_op in all_samples().values() for sample in of_op]
+    found = modules(samples, HOPPER)
+    for stem in {module.source.name for module in found}:
+        symbols = {s for m in found if m.source.name == stem for s in m.symbols}
+        assert symbols == set(load(stem).kernels)
+    assert len({(m.source.name, *sorted(m.slots.items())) for m in found}) == len(found)
+
+
+def test_a_dry_run_writes_nothing():
+    (sample, *_) = all_samples()[OP]
+    op = get_op(OP)()
+    x = sample.make(np.random.default_rng(0))[0]
+    assert launches(sample, IdleBackend(HOPPER))
+    assert op(x).any()  # outside, NumPy arrays run on the CPU provider again
+
+
+def test_kernels_compile_for_another_architecture():
+    try:
+        offline.supported_architectures()
+    except ProviderError as error:
+        pytest.skip(str(error))
+    result = call(*ARGUMENTS)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("sm_90: 8 kernels in 4 modules, 0 modules failed")
+
+
+def test_what_does_not_compile_is_a_failed_check(monkeypatch):
+    def fails_for_double(source, options, architecture):
+        if "-DCTO_T=double" in options:
+            raise CompileError(f"{source.name}.cu did not compile for sm_{architecture}")
+
+    monkeypatch.setattr(offline, "supported_architectures", lambda: ("80", "90"))
+    monkeypatch.setattr(offline, "compile_for", fails_for_double)
+    result = call("--op", OP, "--arch", "all")
+    assert result.exit_code == 1
+    for arch in ("80", "90"):
+        assert f"sm_{arch}: 8 kernels in 4 modules, 1 modules failed" in result.stdout
+        assert f"gist.cu did not compile for sm_{arch}\n" in result.stdout
+
+
+def test_without_a_gpu_it_is_exit_code_3(monkeypatch):
+    monkeypatch.setattr(provider, "why_no_gpu", lambda: "none in here")
+    result = call()
+    assert (result.exit_code, result.stdout) == (3, "")
+
+
+def test_bad_usage_gets_one_line():
+    for arguments in (["--arch", "9"], ["--op", "Frobnicate"]):
+        result = call(*arguments)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.gpu
+def test_the_cache_of_this_gpu_is_warmed():
+    result = call("--op", OP)
+    assert result.exit_code == 0, result.output
+    assert "8 kernels in 4 modules, 0 modules failed" in result.stdout

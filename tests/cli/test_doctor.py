@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: MIT
+"""`doctor`: a line for each part, a command for each missing one, and the exit code."""
+
+from __future__ import annotations
+
+import functools
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from cupy_training_ops.cli import doctor, main
+
+PARTS = ["GPU", "driver", "CuPy", "NVRTC", "headers", "NCCL", "cache"]
+
+
+def call():
+    result = CliRunner().invoke(main, ["doctor"])
+    assert isinstance(result.exception, SystemExit | None)
+    return result
+
+
+def states(result):
+    """Part to state."""
+    return dict(line.split()[:2] for line in result.stdout.splitlines()[: len(PARTS)])
+
+
+def plant(monkeypatch, **findings):
+    """Everything well but for these."""
+    well = {part: doctor.Finding("there") for part in PARTS}
+    planted = {part: functools.partial(lambda f: f, f) for part, f in (well | findings).items()}
+    monkeypatch.setattr(doctor, "EXAMINATIONS", planted)
+
+
+def test_every_part_has_a_line_here():
+    result = call()
+    assert list(states(result)) == PARTS
+    missing = "missing" in states(result).values()
+    assert result.exit_code == (1 if missing else 0)
+    assert missing <= ("to mend" in result.stdout)
+
+
+def test_all_well_is_exit_code_0(monkeypatch):
+    plant(monkeypatch)
+    result = call()
+    assert set(states(result).values()) == {"ok"}
+    assert (result.exit_code, "to mend" in result.stdout) == (0, False)
+
+
+def test_nccl_alone_is_optional(monkeypatch):
+    plant(monkeypatch, NCCL=doctor.Finding("gone", "pip install nccl", required=False))
+    result = call()
+    assert states(result)["NCCL"] == "optional"
+    assert result.exit_code == 0
+    assert "to mend NCCL: pip install nccl\n" in result.stdout
+
+
+def test_one_command_is_named_once(monkeypatch):
+    gone = doctor.Finding("gone", "pip install it")
+    plant(monkeypatch, CuPy=gone, NVRTC=gone)
+    result = call()
+    assert result.exit_code == 1
+    assert "to mend CuPy, NVRTC: pip install it\n" in result.stdout
+    assert result.stdout.count("to mend") == 1
+
+
+@pytest.mark.parametrize(("driver", "extra"), [(None, "12"), (12_080, "12"), (13_000, "13")])
+def test_missing_cupy_is_mended_for_the_driver_that_is_here(monkeypatch, driver, extra):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    monkeypatch.setattr(doctor, "driver_version", lambda: driver)
+    result = call()
+    assert states(result)["CuPy"] == "missing"
+    assert f"pip install 'cupy-training-ops[cuda{extra}x]'" in result.stdout
+
+
+def test_a_driver_older_than_cupy_is_said(monkeypatch):
+    pytest.importorskip("cupy")
+    monkeypatch.setattr(doctor, "driver_version", lambda: 11_040)
+    assert "newer than the driver" in call().stdout
+
+
+def test_missing_headers_are_said(monkeypatch):
+    monkeypatch.setattr(doctor, "header_folder", lambda: None)
+    assert states(call())["headers"] == "missing"
+
+
+def test_hidden_devices_are_shown_again(monkeypatch):
+    monkeypatch.setattr(doctor, "why_no_gpu", lambda: "CUDA finds no device")
+    monkeypatch.setattr(doctor, "driver_version", lambda: 12_080)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "to mend GPU: unset CUDA_VISIBLE_DEVICES\n" in call().stdout
+
+
+def test_the_cache_is_measured(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path))
+    (tmp_path / "a").write_bytes(bytes(3 * 2**20))
+    assert f"{tmp_path}, 1 files, 3.0 MiB" in call().stdout
+
+
+def test_a_cache_that_cannot_be_written_is_said(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    result = call()
+    assert states(result)["cache"] == "missing"
+    assert "export CUPY_CACHE_DIR=" in result.stdout

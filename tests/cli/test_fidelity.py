@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: MIT
+"""Each codec's bound: real codecs hold it on all kinds of values, one planted error breaks it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cupy_training_ops import CODECS, compress
+from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOATS, dtype_name
+from cupy_training_ops.fidelity import measure, within_bound
+from cupy_training_ops.testing.samples.gist import special, spread
+
+NAN, INF = float("nan"), float("inf")
+
+
+def above(value: float) -> float:
+    """The next float64 away from zero."""
+    return float(np.nextafter(value, np.copysign(INF, value)))
+
+
+def below(value: float) -> float:
+    """The next float64 towards zero."""
+    return float(np.nextafter(value, 0))
+
+
+def holds(codec: str, x, y, **options) -> bool:
+    """Whether the first value is within the bound; the others are its tile."""
+    return bool(within_bound(codec, np.array(x, float), np.array(y, float), **options)[0])
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)
+@pytest.mark.parametrize("codec", CODECS)
+def test_codecs_hold_their_bounds(codec, dtype, rng):
+    x = np.concatenate([spread(rng, (1003,), dtype), special(rng, dtype)])
+    options = {"keep_nonfinite": bool(rng.integers(2))} if codec == "msfp15" else {}
+    decoded = compress(x, codec, **options).decompress()
+    assert measure(codec, x, decoded, **options).violations == 0
+
+
+@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=dtype_name)
+@pytest.mark.parametrize("codec", CODECS)
+def test_no_two_byte_value_needs_slack_for_the_rounding_to_its_own_type(codec, dtype, rng):
+    values = np.arange(2**16, dtype=np.uint16)
+    tiles = np.stack([values, *([np.zeros_like(values)] * 7)], axis=1)
+    tiles[:, 1:4] = rng.permuted(tiles[:, :1].repeat(3, axis=1), axis=0)
+    x = tiles.view(dtype)
+    assert measure(codec, x, compress(x, codec).decompress()).violations == 0
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_one_planted_error_is_found_where_it_is(codec, rng):
+    x = rng.standard_normal(1003).astype(np.float32)
+    decoded = compress(x, codec).decompress()
+    place = int(rng.integers(x.size))
+    decoded[place] += np.copysign(1 + abs(x[place]), decoded[place])
+    fidelity = measure(codec, x, decoded)
+    assert (fidelity.violations, fidelity.first_violation) == (1, place)
+
+
+@pytest.mark.parametrize(
+    ("codec", "relative", "absolute", "infinite_from", "largest"),
+    [("pack8", 2**-3, 2**-17, 61_440, 57_344), ("pack16", 2**-11, 2**-25, 65_520, 65_504)],
+)
+def test_rounding_bounds_are_tight(codec, relative, absolute, infinite_from, largest, rng):
+    sign = float(rng.choice([-1, 1]))
+    x = sign * float(rng.integers(1, 2**10)) * 2.0 ** float(rng.integers(-14, 5))
+    assert holds(codec, [x], [x * (1 + relative)])
+    assert not holds(codec, [x], [above(x * (1 + relative))])
+    x = sign * 2.0**-15
+    assert holds(codec, [x], [x + absolute])
+    assert not holds(codec, [x], [x + 1.001 * absolute])
+    assert holds(codec, [sign * infinite_from], [sign * INF])
+    assert not holds(codec, [sign * infinite_from], [-sign * INF])
+    assert not holds(codec, [sign * infinite_from], [sign * largest])
+    assert not holds(codec, [sign * below(infinite_from)], [sign * INF])
+    assert holds(codec, [sign * below(infinite_from)], [sign * largest])
+
+
+@pytest.mark.parametrize("codec", ["pack8", "pack16"])
+def test_rounding_codecs_keep_infinities_and_nan(codec):
+    assert holds(codec, [NAN], [NAN])
+    assert holds(codec, [-INF], [-INF])
+    assert not holds(codec, [NAN], [0])
+    assert not holds(codec, [1], [NAN])
+    assert not holds(codec, [INF], [65_504])
+
+
+@pytest.mark.parametrize("codec", ["binarize", "pack1"])
+def test_the_sign_test_is_exact(codec):
+    for x, kept in [(1e-45, 1), (INF, 1), (0.0, 0), (-0.0, 0), (-1, 0), (NAN, 0)]:
+        assert holds(codec, [x], [kept])
+        assert not holds(codec, [x], [1 - kept])
+    assert not holds(codec, [2], [2])
+
+
+def test_msfp15_bound_is_half_a_step_of_the_tile(rng):
+    scale = 2.0 ** float(rng.integers(-100, 100))
+    for x in (0.3 * scale, -1.97 * scale):
+        error = np.copysign(scale * 2**-6, x)
+        assert holds("msfp15", [x, scale], [x + 0.999 * error, scale])
+        assert not holds("msfp15", [x, scale], [x + 1.001 * error, scale])
+
+
+def test_msfp15_bound_is_a_whole_step_where_the_mantissa_saturates():
+    saturated = 63.5 * 2**-5
+    assert holds("msfp15", [saturated], [saturated - 2**-5])
+    assert not holds("msfp15", [saturated], [saturated - 1.001 * 2**-5])
+    assert not holds("msfp15", [below(saturated)], [below(saturated) - 1.001 * 2**-6])
+
+
+def test_msfp15_makes_zero_of_subnormals():
+    tiny = below(2.0**-126)
+    assert holds("msfp15", [tiny], [0])
+    assert not holds("msfp15", [tiny], [2.0**-149])
+    assert not holds("msfp15", [2.0**-126], [0])
+
+
+@pytest.mark.parametrize("lost", [NAN, INF, -INF, 2.0**128])
+def test_msfp15_gives_up_a_tile_without_a_shared_exponent(lost):
+    assert holds("msfp15", [1, lost], [0, 0])
+    assert not holds("msfp15", [1, lost], [1, 0])
+    assert holds("msfp15", [1, lost], [NAN, NAN], keep_nonfinite=True)
+    assert not holds("msfp15", [1, lost], [0, 0], keep_nonfinite=True)
+    assert holds("msfp15", [1, *[0] * 7, lost], [1, *[0] * 8])
+
+
+def test_numbers_by_hand():
+    x = np.array([4.0, -2.0, 0.0, -0.0, INF, NAN, 1e300], np.float64)
+    y = np.array([4.5, -2.5, 0.0, 1e-7, INF, NAN, INF], np.float64)
+    f = measure("pack16", x, y)
+    assert (f.max_abs_error, f.max_rel_error, f.zeros_kept) == (0.5, 0.25, 0.5)
+    assert f.snr_db == pytest.approx(10 * np.log10(20 / 0.5))
+    assert (f.nonfinite, f.overflowed, f.dropped, f.violations) == (2, 1, 0, 3)
+
+
+def test_snr_is_that_of_the_definition_at_any_scale(rng):
+    x, noise = rng.standard_normal((2, 999))
+    snr = 10 * np.log10(np.sum(x**2) / np.sum((1e-3 * noise) ** 2))
+    for scale in (2.0**-1000, 1.0, 2.0**1000):
+        f = measure("pack16", x * scale, (x + 1e-3 * noise) * scale)
+        assert f.snr_db == pytest.approx(snr, rel=1e-6)
+
+
+def test_what_does_not_exist_is_none():
+    nothing = measure("pack8", np.empty(0), np.empty(0))
+    assert (nothing.max_abs_error, nothing.snr_db, nothing.zeros_kept) == (None, None, None)
+    assert measure("pack8", np.ones(3), np.ones(3)).snr_db == INF
+    assert measure("pack1", np.ones(3), np.ones(3)).max_abs_error is None
+    assert measure("pack8", np.zeros(3), np.zeros(3)).max_rel_error is None
+
+
+def test_dropped_values_are_the_finite_ones_of_lost_tiles(rng):
+    x = rng.standard_normal(20).astype(np.float32)
+    x[[3, 5, 17]] = NAN, INF, -INF
+    f = measure("msfp15", x, compress(x, "msfp15").decompress())
+    assert (f.nonfinite, f.dropped, f.violations) == (3, 6 + 3, 0)

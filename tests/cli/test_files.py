@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: MIT
+"""`encode` and `decode`: what goes in comes out as the codec says, and no file is half written."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from cupy_training_ops import CODECS, Packed, compress
+from cupy_training_ops.cli import main
+from cupy_training_ops.dtypes import BFLOAT16
+
+
+def call(*arguments):
+    result = CliRunner().invoke(main, [*map(str, arguments)])
+    assert isinstance(result.exception, SystemExit | None), result.exc_info
+    return result
+
+
+def assert_refused(result, *words):
+    assert result.exit_code == 2, result.output
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("Error: ")
+    for word in words:
+        assert word in line
+
+
+@pytest.fixture
+def x(rng):
+    return rng.standard_normal((5, 9)).astype(np.float32)
+
+
+@pytest.fixture
+def source(x, tmp_path):
+    path = tmp_path / "x.npy"
+    np.save(path, x)
+    return path
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_file_comes_back_as_the_codec_says(codec, x, source, tmp_path):
+    packed, out = tmp_path / "x.packed", tmp_path / "y.npy"
+    result = call("encode", source, packed, "--codec", codec)
+    assert result.exit_code == 0
+    assert f"{codec} of float32 (5, 9), 180 to {Packed.load(packed).nbytes} bytes" in result.stdout
+    assert call("decode", packed, out).exit_code == 0
+    np.testing.assert_array_equal(np.load(out), compress(x, codec).decompress())
+
+
+def test_bfloat16_travels_as_raw_elements(rng, tmp_path):
+    raw, packed, out = (tmp_path / name for name in ("x.npy", "x.packed", "y.npy"))
+    x = rng.standard_normal(20).astype(BFLOAT16)
+    np.save(raw, x)
+    assert call("encode", raw, packed, "--codec", "pack8", "--dtype", "bfloat16").exit_code == 0
+    result = call("decode", packed, out)
+    assert "bfloat16" in result.stderr
+    decoded = np.load(out)
+    assert decoded.dtype == np.uint16
+    expected = compress(x, "pack8").decompress()
+    np.testing.assert_array_equal(decoded.view(BFLOAT16).astype(float), expected.astype(float))
+
+
+def test_one_array_of_several_goes_by_its_name(x, tmp_path):
+    archive, packed = tmp_path / "x.npz", tmp_path / "x.packed"
+    np.savez(archive, first=x, second=2 * x)
+    assert_refused(call("encode", archive, packed, "--codec", "pack16"), "--name", "first, second")
+    refused = call("encode", archive, packed, "--codec", "pack16", "--name", "third")
+    assert_refused(refused, "'third'", "first, second")
+    assert not packed.exists()
+    done = call("encode", archive, packed, "--codec", "pack16", "--name", "second")
+    assert done.exit_code == 0
+    np.testing.assert_array_equal(Packed.load(packed).code, (2 * x).astype(np.float16))
+
+
+def test_keep_nonfinite_travels_with_the_file(tmp_path):
+    source, packed, out = (tmp_path / name for name in ("x.npy", "x.packed", "y.npy"))
+    np.save(source, np.array([1, np.inf], np.float32))
+    call("encode", source, packed, "--codec", "msfp15", "--keep-nonfinite")
+    call("decode", packed, out)
+    assert np.isnan(np.load(out)).all()
+    assert_refused(
+        call("encode", source, packed, "--codec", "pack8", "--keep-nonfinite"), "keep_nonfinite"
+    )
+
+
+@pytest.mark.parametrize("array", [np.arange(3), np.ones(3, complex), np.array(["a"])])
+def test_what_no_codec_takes_is_refused(array, tmp_path):
+    source, packed = tmp_path / "x.npy", tmp_path / "x.packed"
+    np.save(source, array)
+    assert_refused(call("encode", source, packed, "--codec", "pack8"), "expected dtype float32")
+    assert not packed.exists()
+
+
+def test_unknown_codec_is_refused(source, tmp_path):
+    assert_refused(call("encode", source, tmp_path / "y", "--codec", "zip"), "zip", "msfp15")
+    assert_refused(call("encode", source, tmp_path / "y"), "--codec")
+
+
+def test_what_is_no_packed_file_is_refused(source, tmp_path):
+    out = tmp_path / "y.npy"
+    assert_refused(call("decode", tmp_path / "missing", out), "missing: No such file")
+    assert_refused(call("decode", source, out), "no packed array")
+    packed = tmp_path / "x.packed"
+    call("encode", source, packed, "--codec", "pack8")
+    packed.write_bytes(packed.read_bytes()[:-30])
+    assert_refused(call("decode", packed, out), "x.packed")
+    assert not out.exists()
+
+
+def test_a_place_that_cannot_be_written_is_refused(source, tmp_path):
+    missing = tmp_path / "missing" / "y"
+    assert_refused(call("encode", source, missing, "--codec", "pack8"), "cannot write", "missing")
+    (tmp_path / "folder").mkdir()
+    assert_refused(call("encode", source, tmp_path / "folder", "--codec", "pack8"), "cannot write")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "x.npy"]
+
+
+@pytest.mark.parametrize("command", ["encode", "decode"])
+def test_a_write_that_breaks_leaves_the_old_file(command, source, tmp_path, monkeypatch):
+    packed, out = tmp_path / "x.packed", tmp_path / "out"
+    call("encode", source, packed, "--codec", "pack8")
+    out.write_bytes(b"old")
+
+    def full_disk(first, second, *_):
+        stream = second if hasattr(second, "write") else first
+        stream.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Packed, "save", full_disk)
+    monkeypatch.setattr(np, "save", full_disk)
+    arguments = (source, out, "--codec", "pack8") if command == "encode" else (packed, out)
+    assert_refused(call(command, *arguments), "cannot write", "No space left")
+    assert out.read_bytes() == b"old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "x.npy", "x.packed"]

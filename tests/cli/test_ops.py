@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: MIT
+"""`ops`: the list is the registry, a contract is the declaration."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from cupy_training_ops import get_op
+from cupy_training_ops.cli import main
+from cupy_training_ops.contract import Attribute, Input, Output, integer
+from cupy_training_ops.dtypes import dtype_name
+from cupy_training_ops.op import Op
+from cupy_training_ops.registry import names
+
+
+def call(*arguments):
+    return CliRunner().invoke(main, ["ops", *arguments])
+
+
+def words(line):
+    return line.split()
+
+
+def test_the_list_is_the_registry():
+    heading, *lines = call().stdout.splitlines()
+    assert words(heading)[:2] == ["operator", "family"]
+    assert tuple(words(line)[0] for line in lines) == names()
+    for line in lines:
+        cls = get_op(words(line)[0])
+        assert words(line)[1:3] == [cls.stem, cls.domain]
+        assert line.endswith(cls.__doc__.splitlines()[0])
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_contract_names_all_that_is_declared(name):
+    result = call(name)
+    assert result.exit_code == 0
+    lines = [words(line) for line in result.stdout.splitlines()]
+    cls = get_op(name)
+    for item in (*cls.inputs, *cls.outputs):
+        assert any(line[:2] == [item.name, item.type] and item.memory in line[2] for line in lines)
+    for item in cls.attributes:
+        assert any(line[:1] == [item.name] for line in lines)
+    for variable, dtypes in cls.types.items():
+        assert any(line == [variable, *words(", ".join(map(dtype_name, dtypes)))] for line in lines)
+    assert cls.__doc__.splitlines()[0] in result.stdout
+
+
+def test_a_contract_says_what_is_special(monkeypatch):
+    class Odd(Op):
+        """Y = X."""
+
+        inputs = (Input("X", "T", strided=True), Input("N", "int64", "host", optional=True))
+        outputs = (Output("Y", "T", aliases="X"),)
+        attributes = (Attribute("axis", integer), Attribute("to", integer, 3, type="T"))
+
+    monkeypatch.setattr("cupy_training_ops.cli.ops.get_op", lambda *_: Odd)
+    text = " ".join(call("Odd").stdout.split())
+    for expected in (
+        "X T device, strided N int64 host, optional",
+        "Y T device, written into X",
+        "axis required to default 3 binds T",
+    ):
+        assert expected in text
+
+
+def test_an_unknown_operator_gets_the_known_ones():
+    result = call("Pack8")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1
+    assert "GistPack8Encoder" in result.stderr
+    assert call("GistPack8Encoder", "--version", "0").exit_code == 2
