@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -51,6 +52,10 @@ class NumpyBackend:
     def pointer(self, array: Any) -> int:
         """The address of the first element."""
         return array.ctypes.data  # type: ignore[no-any-return]
+
+    def view(self, array: Any, start: int, shape: tuple[int, ...]) -> Any:
+        """The elements of a contiguous array from `start` on, under a new shape."""
+        return array.reshape(-1)[start : start + math.prod(shape)].reshape(shape)
 
     def empty(self, spec: Spec, device: int) -> Any:
         """An uninitialised array."""

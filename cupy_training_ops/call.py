@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import Described
+from .arrays import Described, adopt, describe
 from .contract import Input, Spec
 from .errors import ArgumentError, ProviderError
 from .runtime import workspace as workspaces
@@ -191,7 +191,9 @@ class KernelCall(Call):
     def _workspace(self, workspace: Any) -> Any:
         if workspace is None:
             return self.stores.get(self.backend, self.device, self.workspace_nbytes)
-        workspaces.check(self.signature.op, workspace, self.workspace_nbytes)
+        op, home = self.signature.op, self.signature.home
+        workspace = adopt(op, "workspace", workspace)
+        workspaces.check(op, Described(*describe(workspace)), home, self.workspace_nbytes)
         return workspace
 
 

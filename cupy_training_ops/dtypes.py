@@ -44,7 +44,10 @@ ELEMENT_TYPES = (
     ElementType("bfloat16", BFLOAT16, "__nv_bfloat16", "float", 16),
     ElementType("float32", FLOAT32, "float", "float", 1),
     ElementType("float64", FLOAT64, "double", "double", 11),
+    ElementType("complex64", np.dtype(np.complex64), "float2", "float2", 14),
+    ElementType("complex128", np.dtype(np.complex128), "double2", "double2", 15),
 )
+FIXED_SIZE = tuple(element.dtype for element in ELEMENT_TYPES)
 
 _BY_DTYPE = {element.dtype: element for element in ELEMENT_TYPES}
 _BY_NAME = {element.name: element for element in ELEMENT_TYPES}

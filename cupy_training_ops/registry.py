@@ -12,9 +12,17 @@ from . import checks
 from .dtypes import dtype_name, to_dtype
 from .errors import ArgumentError, DtypeError
 from .op import Op
-from .ops import gather, gist, tensor
+from .ops import activation, elementwise, gather, gist, gradient, reduction, tensor
 
-FAMILIES = {"gather": gather.OPS, "gist": gist.OPS, "tensor": tensor.OPS}
+FAMILIES: Mapping[str, Mapping[str, type[Op]]] = {
+    "activation": activation.OPS,
+    "elementwise": elementwise.OPS,
+    "gather": gather.OPS,
+    "gist": gist.OPS,
+    "gradient": gradient.OPS,
+    "reduction": reduction.OPS,
+    "tensor": tensor.OPS,
+}
 
 Key = tuple[str, str, int]  # domain, operator, first version
 

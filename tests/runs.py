@@ -36,6 +36,9 @@ class EmulatedBackend:
     def offset(self, array: Any, nbytes: int) -> Any:
         return array[nbytes:]
 
+    def view(self, array: Any, start: int, shape: tuple[int, ...]) -> Any:
+        return arrays.CPU.view(array, start, shape)
+
     def empty(self, spec: Spec, device: int) -> Any:
         return emulator.guarded_copy(np.empty(spec.shape, spec.dtype))
 

@@ -135,8 +135,8 @@ __device__ __forceinline__ void decode_four(u32 codes, u32 shared_exponent, floa
     if (shared_exponent >= 6) return;  // else the quantum is subnormal
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-        const u32 code = codes >> 8 * j;
-        y[j] = from_units<Y>((code & 0x3Fu) << (shared_exponent + 17), code >> 6 & 1u);
+        const u32 code = codes >> 8 * j, m = code & 0x3Fu;
+        y[j] = from_units<Y>(m << (shared_exponent + 17), m ? code >> 6 & 1u : 0);
     }
 }
 

@@ -20,6 +20,7 @@ constexpr int SORT_WARPS = SORT_THREADS / 32;
 constexpr int SORT_ITEMS = 4;  // entries of a tile that one thread moves
 constexpr int SORT_TILE = SORT_THREADS * SORT_ITEMS;
 constexpr int RADIX = SORT_THREADS;  // digits at most: a thread looks after one of them
+constexpr int COUNT_UNROLL = sizeof(Key) == 4 ? 4 : 1;  // 64-bit divisions leave no registers for more
 constexpr u32 ALL_LANES = 0xFFFFFFFFu;
 
 struct alignas(2 * sizeof(Key)) Entry {
@@ -44,7 +45,7 @@ __device__ __forceinline__ void count_digits(KeyAt key_at, Key* __restrict__ cou
     found[threadIdx.x] = 0;
     __syncthreads();
     const i64 end = pass.end();
-#pragma unroll 4
+#pragma unroll(COUNT_UNROLL)
     for (i64 i = pass.first() + threadIdx.x; i < end; i += SORT_THREADS)
         atomicAdd(&found[pass.digit(key_at(i))], 1u);
     __syncthreads();

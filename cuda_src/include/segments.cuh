@@ -14,28 +14,27 @@
 
 namespace cto {
 
-using Acc = CTO_ACC;
+using ACC = CTO_ACC;
 
 constexpr int FANOUT = 32;
-constexpr int PACKETS = 2;  // of one slice that a thread adds
-constexpr int DEPTH = 4;    // slices whose loads are in flight together
+constexpr int DEPTH = 4;  // slices whose loads are in flight together
 
-// B batches of K slices of dY and of G rows of dX, W elements each.
+// K slices of dY and G rows of dX in a batch, W elements each.
 struct Sizes {
-    i64 B, K, G, W;
+    i64 K, G, W;
 };
 
 template <class E>
-__device__ __forceinline__ Acc widened(E x) {
-    if constexpr (sizeof(Acc) == sizeof(double))
+__device__ __forceinline__ ACC widened(E x) {
+    if constexpr (sizeof(ACC) == sizeof(double))
         return x;
     else
         return to_float(x);
 }
 
 template <class E>
-__device__ __forceinline__ E rounded(Acc x) {
-    if constexpr (sizeof(Acc) == sizeof(double))
+__device__ __forceinline__ E rounded(ACC x) {
+    if constexpr (sizeof(ACC) == sizeof(double))
         return x;
     else
         return from_float<E>(x);
@@ -47,60 +46,75 @@ struct SortedSlices {
     const T* dy;
     const Entry* entries;
     i64 W;
+
     __device__ const T* at(i64 i) const { return dy + static_cast<i64>(entries[i].position) * W; }
 };
 
 // Sums of the nodes of one level, of one batch.
 struct NodeSums {
-    using Element = Acc;
-    const Acc* sums;
+    using Element = ACC;
+    const ACC* sums;
     i64 W;
-    __device__ const Acc* at(i64 node) const { return sums + node * W; }
+
+    __device__ const ACC* at(i64 node) const { return sums + node * W; }
 };
 
-// Two ends of a run of items: [first, middle) and [middle + skipped, ...), n in all.
+// Items first, first + 1, ..., n of them in all, `skipped` of which are left out before `middle` is passed.
 struct Ends {
     i64 first, n, middle, skipped;
+
     __device__ i64 at(i64 i) const { return first + i < middle ? first + i : first + i + skipped; }
 };
 
-// The packets of a slice that one thread adds: PACKETS of N elements, blockDim.x packets apart.
+template <class E, int N>
+__device__ __forceinline__ Packet<E, N> rounded(const Packet<ACC, N>& sum) {
+    Packet<E, N> packet;
+#pragma unroll
+    for (int i = 0; i < N; ++i) packet.at[i] = rounded<E>(sum.at[i]);
+    return packet;
+}
+
+// What one thread adds of every slice: PACKETS packets of N elements, blockDim.x packets apart. One past
+// the end of the slice is replaced by the first.
 template <int N>
 struct Columns {
+    static constexpr int PACKETS = N == 1 ? 1 : 2;
     i64 first, W;
-    Packet<Acc, N> sum[PACKETS];
+    Packet<ACC, N> sum[PACKETS];
 
     __device__ Columns(i64 first, i64 W) : first(first), W(W), sum{} {}
     __device__ i64 column(int p) const { return first + p * static_cast<i64>(blockDim.x * N); }
 
     template <class Items>
     __device__ __forceinline__ void add(const Items& items, const Ends& ends) {
-        for (i64 i = 0; i < ends.n; i += DEPTH) add_some(items, ends, i);
+        i64 i = 0;
+#pragma unroll 1
+        for (; i + DEPTH <= ends.n; i += DEPTH) add_some<DEPTH>(items, ends, i);
+#pragma unroll 1
+        for (; i < ends.n; ++i) add_some<1>(items, ends, i);
     }
 
-    template <class Items>
+    // Adds MANY slices in order, all of them loaded before the first is added.
+    template <int MANY, class Items>
     __device__ __forceinline__ void add_some(const Items& items, const Ends& ends, i64 i) {
-        using E = typename Items::Element;
-        const E* slices[DEPTH];
-        Packet<E, N> loaded[DEPTH][PACKETS];
+        using Loaded = Packet<typename Items::Element, N>;
+        Loaded loaded[MANY][PACKETS];
 #pragma unroll
-        for (int d = 0; d < DEPTH; ++d)
-            if (i + d < ends.n) slices[d] = items.at(ends.at(i + d));
-#pragma unroll
-        for (int d = 0; d < DEPTH; ++d)
+        for (int d = 0; d < MANY; ++d) {
+            const auto* slice = items.at(ends.at(i + d));
 #pragma unroll
             for (int p = 0; p < PACKETS; ++p)
-                if (i + d < ends.n && column(p) < W)
-                    loaded[d][p] = *reinterpret_cast<const Packet<E, N>*>(slices[d] + column(p));
+                loaded[d][p] = *reinterpret_cast<const Loaded*>(
+                    slice + (column(p) < W ? column(p) : first));
+        }
 #pragma unroll
-        for (int d = 0; d < DEPTH; ++d)
+        for (int d = 0; d < MANY; ++d)
 #pragma unroll
-            for (int p = 0; p < PACKETS; ++p)
-                if (i + d < ends.n && column(p) < W) accumulate(sum[p], loaded[d][p]);
+            for (int p = 0; p < PACKETS; ++p) accumulate(sum[p], loaded[d][p]);
     }
 
     template <class E>
-    static __device__ __forceinline__ void accumulate(Packet<Acc, N>& sum, const Packet<E, N>& x) {
+    static __device__ __forceinline__ void accumulate(Packet<ACC, N>& sum, const Packet<E, N>& x) {
 #pragma unroll
         for (int i = 0; i < N; ++i) sum.at[i] += widened(x.at[i]);
     }
@@ -110,36 +124,74 @@ struct Columns {
 #pragma unroll
         for (int p = 0; p < PACKETS; ++p) {
             if (column(p) >= W) continue;
-            Packet<E, N> packet;
-#pragma unroll
-            for (int i = 0; i < N; ++i) packet.at[i] = rounded<E>(sum[p].at[i]);
-            *reinterpret_cast<Packet<E, N>*>(to + column(p)) = packet;
+            auto* at = reinterpret_cast<Packet<E, N>*>(to + column(p));
+            if constexpr (sizeof(*at) == 16)
+                store_streaming(at, rounded<E>(sum[p]));
+            else
+                *at = rounded<E>(sum[p]);
         }
     }
 };
 
-// Threads (x: columns, y: items) of a grid (x: B n items, y: columns): the item of this thread.
+// How B batches of n items of W columns meet a grid: a block has x columns and y items, the grid x takes
+// `column_blocks` blocks for each of them and `fold` batches, and z the folds. fold n fits into 32 bits, or
+// fold is 1.
+struct Items {
+    i64 B, n, fold, column_blocks;
+};
+
+// The batch and item of this thread, and which run of columns; no item where batch >= B.
 struct BatchItem {
     i64 batch, item;
-    __device__ BatchItem(i64 B, i64 n) {
-        const i64 i = static_cast<i64>(blockIdx.x) * blockDim.y + threadIdx.y;
-        batch = B == 1 ? 0 : (i | n) >> 32 ? i / n : static_cast<u32>(i) / static_cast<u32>(n);
-        item = i - batch * n;
+    u32 column_block;
+
+    __device__ explicit BatchItem(const Items& items) {
+        const u32 n_blocks = static_cast<u32>(items.column_blocks), block = blockIdx.x / n_blocks;
+        const i64 i = static_cast<i64>(block) * blockDim.y + threadIdx.y;
+        const bool inside = i < items.fold * items.n;
+        const u32 in_fold =
+            items.fold == 1 ? 0 : static_cast<u32>(i) / static_cast<u32>(items.n);
+        batch = inside ? blockIdx.z * items.fold + in_fold : items.B;
+        item = i - in_fold * items.n;
+        column_block = blockIdx.x - block * n_blocks;
+    }
+    // The thread's first column, where it takes MANY runs of N columns.
+    template <int N, int MANY>
+    __device__ i64 column() const {
+        return (static_cast<i64>(column_block) * (MANY * blockDim.x) + threadIdx.x) * N;
     }
 };
 
-// for_each_column(f): f(first column) for the thread's packets, column blocks blockIdx.y, + gridDim.y...
-template <int N, class F>
-__device__ __forceinline__ void for_each_column(i64 W, F f) {
-    const i64 block = static_cast<i64>(blockDim.x) * (PACKETS * N);
-    for (i64 at = blockIdx.y * block; at < W; at += gridDim.y * block)
-        f(at + static_cast<i64>(threadIdx.x) * N);
+// One level of the tree: FANOUT^l entries a node, and where among the sums of all `total` nodes this
+// level's begin and those of the level below.
+struct Level {
+    i64 unit, begin, begin_below, total;
+};
+
+template <int N>
+__device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
+                                          const Entry* __restrict__ entries, ACC* sums,
+                                          const Items& items, const Sizes& sizes,
+                                          const Level& level) {
+    const BatchItem node(items);
+    const i64 W = sizes.W;
+    Columns<N> columns(node.column<N, Columns<N>::PACKETS>(), W);
+    if (node.batch >= items.B || columns.first >= W) return;
+    const Key key = entries[node.item * level.unit].key;
+    if (key != entries[(node.item + 1) * level.unit - 1].key || key >= sizes.G) return;
+    ACC* const own = sums + node.batch * level.total * W;
+    const Ends children{node.item * FANOUT, FANOUT, (node.item + 1) * FANOUT, 0};
+    if (level.unit == FANOUT)
+        columns.add(SortedSlices{dy + node.batch * sizes.K * W, entries, W}, children);
+    else
+        columns.add(NodeSums{own + level.begin_below * W, W}, children);
+    columns.store(own + (level.begin + node.item) * W);
 }
 
-// The sum of the entries [low, high): whole nodes of the highest level, and on each level the ends.
+// Adds the entries [low, high): on each level the ends that the next one does not cover.
 template <int N>
 __device__ __forceinline__ void add_segment(Columns<N>& columns, const SortedSlices& slices,
-                                            NodeSums nodes, i64 low, i64 high, i32 levels, i64 K) {
+                                            NodeSums nodes, i64 low, i64 high, i64 n, i32 levels) {
     for (i32 level = 0;; ++level) {
         const i64 up = (low + FANOUT - 1) / FANOUT, down = high / FANOUT;
         const bool top = level == levels || up >= down;
@@ -149,32 +201,30 @@ __device__ __forceinline__ void add_segment(Columns<N>& columns, const SortedSli
             columns.add(slices, ends);
         } else {
             columns.add(nodes, ends);
-            nodes.sums += K * nodes.W;
+            nodes.sums += n * nodes.W;
         }
         if (top) return;
-        low = up, high = down, K /= FANOUT;
+        low = up;
+        high = down;
+        n /= FANOUT;
     }
 }
 
-// The sums of the nodes of one level, from the level below; n_below: nodes of the levels before this one.
+// dX[b, g] = sum of the slices with key g, zero where there are none: every element written once.
 template <int N>
-struct SumNodes {
-    const T* dy;
-    const Entry* entries;
-    Acc* sums;
-    Sizes sizes;
-    i32 level;
-    i64 unit, n, before, n_nodes;  // FANOUT^level; nodes of this level, of lower ones, of all
-
-    __device__ void operator()() const {
-        const BatchItem at(sizes.B, n);
-        if (at.batch >= sizes.B) return;
-        const Key key = entries[at.item * unit].key;
-        if (key != entries[(at.item + 1) * unit - 1].key || key >= sizes.G) return;
-        Acc* const own = sums + at.batch * n_nodes * sizes.W;
-        for_each_column<N>(sizes.W, [&](i64 column) {
-        });
-    }
-};
+__device__ __forceinline__ void sum_rows(const T* __restrict__ dy, const Entry* __restrict__ entries,
+                                         const Key* __restrict__ starts,
+                                         const ACC* __restrict__ sums, T* __restrict__ dx,
+                                         const Items& items, const Sizes& sizes, i64 n_nodes,
+                                         i32 levels) {
+    const BatchItem row(items);
+    const i64 W = sizes.W;
+    Columns<N> columns(row.column<N, Columns<N>::PACKETS>(), W);
+    if (row.batch >= items.B || columns.first >= W) return;
+    const SortedSlices slices{dy + row.batch * sizes.K * W, entries, W};
+    const NodeSums nodes{sums + row.batch * n_nodes * W, W};
+    add_segment(columns, slices, nodes, starts[row.item], starts[row.item + 1], sizes.K, levels);
+    columns.store(dx + (row.batch * sizes.G + row.item) * W);
+}
 
 }  // namespace cto

@@ -41,7 +41,7 @@ def gist_pack1_decoder(x: Array, *, to: Any, shape: Shape = None) -> Array:
 
 @_quiet
 def gist_pack8_encoder(x: Array) -> Array:
-    return x.astype(E5M2).view(np.uint8)
+    return _odd_float32(x).astype(E5M2).view(np.uint8)
 
 
 @_quiet
@@ -97,6 +97,18 @@ def _shaped(flat: Array, shape: Shape, default: tuple[int, ...]) -> Array:
 
 def _tiles(flat: Array) -> Array:
     return np.pad(flat, (0, -flat.size % TILE)).reshape(-1, TILE)
+
+
+def _odd_float32(x: Array) -> Array:
+    """float64 in a float32 that rounds on to fewer bits as it does: inexact ones end in a 1 bit.
+
+    ml_dtypes goes from float64 through the nearest float32, which can be a tie that x is not.
+    """
+    if x.dtype != np.float64:
+        return x
+    toward_zero = _truncated_float32(x)
+    inexact = np.isfinite(toward_zero) & (toward_zero.astype(np.float64) != x)
+    return np.asarray(toward_zero.view(np.uint32) | inexact).view(np.float32)
 
 
 def _truncated_float32(x: Array) -> Array:

@@ -42,6 +42,10 @@ class CudaBackend:
         """A kernel argument that points `nbytes` into the array."""
         return np.uint64(array.data.ptr + nbytes)
 
+    def view(self, array: Any, start: int, shape: tuple[int, ...]) -> Any:
+        """The elements of a contiguous array from `start` on, under a new shape."""
+        return cupy.ndarray(shape, array.dtype, array.data + start * array.itemsize)
+
     def empty(self, spec: Spec, device: int) -> Any:
         """An uninitialised array from CuPy's pool."""
         with self.on(device):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
@@ -47,7 +48,7 @@ class ReadyPlan:
         self.workspace_nbytes = plan.workspace_nbytes
         self._backend = backend
         self._specs = specs
-        self._names = tuple(specs)
+        self._index = {name: index for index, name in enumerate(specs)}
         self._constants: list[Any] = []
         self._late = any(
             isinstance(arg, Scratch | Pointers) for launch in plan.launches for arg in launch.args
@@ -82,7 +83,7 @@ class ReadyPlan:
             return self._backend.offset(workspace, arg.offset)
         if isinstance(arg, Pointers):
             addresses = np.zeros(arg.capacity, np.uint64)
-            arrays = [values[self._names.index(name)] for name in arg.names]
+            arrays = [values[self._index[name]] for name in arg.names]
             addresses[: len(arrays)] = [self._backend.pointer(array) for array in arrays]
             return addresses.view([("at", np.uint64, arg.capacity)])[0]
         return arg
@@ -105,16 +106,16 @@ class ReadyPlan:
         spec = self._specs.get(arg) if isinstance(arg, str) else None
         if spec is not None:
             check_pointer(launch, parameter, spec.dtype)
-            return self._names.index(arg)
+            return self._index[arg]
         absent = isinstance(arg, str) and arg in self._specs
         self._constants.append(cast(launch, parameter, None if absent else arg))
-        return len(self._names) + len(self._constants) - 1
+        return len(self._index) + len(self._constants) - 1
 
 
 def check_pointer(launch: Launch, parameter: Parameter, dtype: Any) -> None:
-    """An array argument meets a pointer to the same element type."""
+    """An array argument meets a pointer to the same element type, or `void*`."""
     expected = launch.slots.get(parameter.c_type, parameter.c_type)
-    if not parameter.pointer or expected != element_type(dtype).c_type:
+    if not parameter.pointer or expected not in (element_type(dtype).c_type, "void"):
         raise CompileError(
             f"{launch.symbol}: parameter {parameter.name} is {expected}"
             f"{'*' if parameter.pointer else ''}, the plan gives an array of {dtype}"
@@ -128,13 +129,10 @@ def cast(launch: Launch, parameter: Parameter, value: Any) -> Any:
             return NULL
         if isinstance(value, Scratch):
             return value
+    elif (c_type := launch.slots.get(parameter.c_type, parameter.c_type)) in _SCALARS:
+        return _exact(launch, parameter, _SCALARS[c_type], value)
     elif isinstance(value, np.void | Pointers):
         return value
-    else:
-        c_type = launch.slots.get(parameter.c_type, parameter.c_type)
-        scalar = _SCALARS.get(c_type)
-        if scalar is not None:
-            return _exact(launch, parameter, scalar, value)
     raise CompileError(
         f"{launch.symbol}: parameter {parameter.name} ({parameter.c_type}"
         f"{'*' if parameter.pointer else ''}) does not take {value!r}"
@@ -142,10 +140,14 @@ def cast(launch: Launch, parameter: Parameter, value: Any) -> Any:
 
 
 def _exact(launch: Launch, parameter: Parameter, scalar: Any, value: Any) -> Any:
-    """A scalar of the declared type that still has the value it was made from."""
-    with contextlib.suppress(OverflowError, TypeError, ValueError):
-        result = scalar(value)
-        if np.dtype(scalar).kind not in "iub" or result == value:
+    """A scalar of the declared type: an integer as it is, a real number rounded, not infinite."""
+    with contextlib.suppress(OverflowError, TypeError, ValueError), np.errstate(over="ignore"):
+        if np.dtype(scalar).kind in "iub":
+            result, fits = scalar(value), scalar(value) == value
+        else:
+            result = scalar(float(value))
+            fits = math.isfinite(result) or not math.isfinite(value)
+        if fits:
             return result
     raise CompileError(
         f"{launch.symbol}: parameter {parameter.name} ({parameter.c_type}) cannot hold {value!r}"

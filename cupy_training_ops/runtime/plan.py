@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from ..errors import ArgumentError
 MAX_THREADS = 1024
 MAX_PARAMETER_NBYTES = 4000  # 4 KiB in all before CUDA 12.1
 MAX_GRID = (2**31 - 1, 65_535, 65_535)
+MAX_BLOCK = (1024, 1024, 64)
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,8 @@ class Config:
     shared_nbytes: int = 0
 
     def __post_init__(self) -> None:
-        threads = int(np.prod(self.block))
-        fits = all(1 <= g <= most for g, most in zip(self.grid, MAX_GRID, strict=False))
-        if not (fits and 1 <= threads <= MAX_THREADS and min(self.block) >= 1):
+        fits = _within(self.grid, MAX_GRID) and _within(self.block, MAX_BLOCK)
+        if not fits or math.prod(self.block) > MAX_THREADS or self.shared_nbytes < 0:
             raise ArgumentError(f"no GPU can launch grid {self.grid} with block {self.block}")
 
 
@@ -90,6 +91,12 @@ class Plan:
 
     launches: tuple[Launch, ...]
     workspace_nbytes: int = 0
+
+
+def _within(extents: tuple[int, ...], most: tuple[int, ...]) -> bool:
+    """One to three extents, none zero, none too large."""
+    pairs = zip(extents, most, strict=False)
+    return 1 <= len(extents) <= len(most) and all(1 <= e <= limit for e, limit in pairs)
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -37,10 +37,15 @@ class Workspaces:
         return self._current[key]
 
 
-def check(op: str, workspace: Any, nbytes: int) -> None:
-    """A caller's workspace: uint8, contiguous, large enough."""
-    if workspace.dtype != "uint8" or workspace.ndim != 1 or workspace.size < nbytes:
+def check(op: str, got: Any, home: Any, nbytes: int) -> None:
+    """A caller's workspace: uint8, contiguous, aligned, large enough, where the arrays are.
+
+    `got` and `home` are what `arrays.describe` says of the workspace and of a call's arrays.
+    """
+    fits = got.dtype == "uint8" and len(got.shape) == 1 and got.shape[0] >= nbytes
+    if not (fits and got.contiguous and got.aligned and got.place == home.place):
         raise ArgumentError(
-            f"{op}: workspace: expected a uint8 array of at least {nbytes} elements and rank 1, "
-            f"zero before its first use, got {workspace.dtype} of shape {workspace.shape}"
+            f"{op}: workspace: expected a uint8 array of at least {nbytes} elements and rank 1 on "
+            f"{home.place}, contiguous, aligned to 16 bytes, zero before its first use, "
+            f"got {got.dtype} of shape {got.shape} on {got.place}"
         )
