@@ -124,6 +124,10 @@ def adopt(op: str, argument: str, value: Any) -> Any:
         array = _exchanged(value)
     except (BufferError, DtypeError) as error:
         raise ArgumentError(f"{op}: {argument}: cannot share its memory: {error}") from None
+    except ProviderError:
+        raise
+    except RuntimeError as error:  # CUDA's own: no GPU, no driver
+        raise ProviderError(f"{op}: {argument}: cannot use a device array here: {error}") from None
     if array is None:
         raise ArgumentError(
             f"{op}: {argument}: expected a NumPy or CuPy array, got {type(value).__name__}"
@@ -150,8 +154,9 @@ def _host_exchanged(value: Any) -> Any:
     """NumPy's DLPack knows no bfloat16; JAX and others then lend a buffer through asarray."""
     try:
         return np.from_dlpack(value)
-    except (RuntimeError, BufferError):
-        array = np.asarray(value, copy=False)
-        if dtype_name(array.dtype) != "bfloat16":
-            raise
-        return array
+    except (RuntimeError, BufferError) as error:
+        with contextlib.suppress(TypeError, ValueError):
+            array = np.asarray(value, copy=False)
+            if dtype_name(array.dtype) == "bfloat16":
+                return array
+        raise BufferError(str(error)) from None

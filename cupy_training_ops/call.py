@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .arrays import Described, adopt, describe
+from .checks import refuse
 from .contract import Input, Spec
 from .errors import ArgumentError, ProviderError
 from .runtime import workspace as workspaces
@@ -159,6 +160,10 @@ class CpuCall(Call):
         self.function = function
 
     def _run(self, inputs: Arrays, arrays: Arrays, results: Arrays, workspace: Any) -> None:
+        for result, array in zip(self.signature.results, results, strict=True):
+            if array is not None and not array.flags.writeable:
+                name = f"out ({result.name})"
+                refuse(self.signature.op, name, "an array to write to", "a read-only one")
         computed = self.function(*_with_hosts(self.signature, inputs))
         values = iter((computed,) if isinstance(computed, np.ndarray | np.generic) else computed)
         for result, array in zip(self.signature.results, results, strict=True):

@@ -97,8 +97,9 @@ class Packed:
 
     def __post_init__(self) -> None:
         codec = get_codec(self.codec)
+        decoder: Any = codec.decoder(to=self.dtype, shape=self.shape, **self.options)  # checks them
         encoder = codec.encoder(**self.options)
-        (expected,) = encoder.infer(Spec(self.shape, to_dtype(self.dtype)))
+        (expected,) = encoder.infer(Spec(decoder.shape, decoder.to))
         if (self.code.shape, self.code.dtype) != (expected.shape, expected.dtype):
             raise ArgumentError(
                 f"Packed: code: expected {dtype_name(expected.dtype)} of shape {expected.shape} "

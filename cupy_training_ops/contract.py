@@ -67,11 +67,15 @@ class Attribute:
 
 @dataclass(frozen=True)
 class Spec:
-    """What planning may know of an array: shape, dtype and 16-byte alignment; never its values."""
+    """What planning may know of an array: shape, dtype and 16-byte alignment; never its values.
+
+    `in_place` is true of an output that will be written into the input it aliases.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     aligned: bool = True
+    in_place: bool = False
     size: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -115,6 +119,13 @@ def integers(value: Any) -> tuple[int, ...]:
         return (integer(value),) if np.ndim(value) == 0 else tuple(map(integer, value))
     except TypeError:
         raise ArgumentError(f"expected integers, got {value!r}") from None
+
+
+def reals(value: Any) -> tuple[float, ...]:
+    """A list of real numbers: a sequence of them or a NumPy array of rank 1."""
+    if np.ndim(value) != 1:
+        raise ArgumentError(f"expected numbers in rank 1, got {value!r}")
+    return tuple(map(real, value))
 
 
 def shape(value: Any) -> tuple[int, ...]:

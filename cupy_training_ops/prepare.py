@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from . import arrays, checks
@@ -74,7 +75,7 @@ def converted(cls: type[Op], declared: Attribute | Input, value: Any) -> Any:
     except OpError as error:
         raise type(error)(f"{cls.name}: {declared.name}: {error}") from None
     allowed = cls.types.get(declared.type) if isinstance(declared, Attribute) else None
-    if allowed and frozen not in allowed:
+    if allowed and frozen is not None and frozen not in allowed:
         raise DtypeError(
             f"{cls.name}: {declared.name}: expected {checks.names(allowed)}, "
             f"got {checks.names([frozen])}"
@@ -140,7 +141,7 @@ def _results(op: Op, inferred: Sequence[Any], names: tuple[str, ...]) -> Iterato
 
 def _result(output: Output, name: str, item: Any, index: str, asked_for: bool) -> Result:
     value = item if output.memory == "host" else None
-    spec = Spec(item.shape, item.dtype) if asked_for else None
+    spec = Spec(item.shape, item.dtype) if asked_for and item is not None else None
     alias = output.aliases and output.aliases + index
     may = (*output.may_alias, *((output.aliases,) if output.aliases else ()))
     return Result(name, spec, value, alias, tuple(other + index for other in may))
@@ -159,6 +160,8 @@ def _check_given(
         name = f"out ({result.name})"
         if target is not None and result.spec is None:
             checks.refuse(op.name, name, "None: this output is not asked for", "an array")
+        if target is not None and result.value is not None:
+            checks.refuse(op.name, name, "None: it comes back as a new NumPy array", "an array")
         if target is not None and result.spec is not None:
             checks.output(op.name, name, result.spec, target.spec)
             checks.contiguous(op.name, name, target.contiguous)
@@ -193,7 +196,8 @@ def _route(
     home = signature.home
     if home.backend is arrays.CPU:
         return CpuCall(signature, functools.partial(op.cpu_function(), **op.attribute_values))
-    outputs = [_planned(result, signature, named) for result in signature.results]
+    pairs = zip(signature.results, signature.targets, strict=True)
+    outputs = [_planned(result, target, named) for result, target in pairs]
     by_name = {name: item and item.spec for name, item in named.items()}
     by_name |= {r.name: s for r, s in zip(signature.results, outputs, strict=True)}
     plan = op.plan(home.backend.device(home.device), *specs, *_regrouped(op, outputs))
@@ -202,13 +206,14 @@ def _route(
 
 
 def _planned(
-    result: Result, signature: Signature, named: Mapping[str, Described | None]
+    result: Result, target: Described | None, named: Mapping[str, Described | None]
 ) -> Spec | None:
     """The spec of the array that a result is written into, with its true alignment."""
-    target = signature.targets[signature.results.index(result)]
-    if target is None and result.alias is not None:
-        target = named[result.alias]
-    return target.spec if target is not None and result.spec is not None else result.spec
+    if result.spec is None:
+        return None
+    if target is None and result.alias is not None and (aliased := named[result.alias]):
+        return replace(aliased.spec, in_place=True)
+    return target.spec if target is not None else result.spec
 
 
 def _regrouped(op: Op, outputs: Sequence[Spec | None]) -> list[Any]:

@@ -19,7 +19,7 @@ from .plan import Launch, Plan, Pointers, Scratch
 from .source import Parameter, Source
 
 NULL = np.uint64(0)
-_SCALARS = {row.c_type: row.dtype.type for row in ELEMENT_TYPES}
+_SCALARS = {row.c_type: row.dtype.type for row in ELEMENT_TYPES if row.dtype.kind != "c"}
 _log: list[Launch] | None = None
 
 

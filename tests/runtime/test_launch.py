@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: MIT
+"""Launches: every argument is checked against the kernel's own signature and cast to its type."""
+
+from __future__ import annotations
+
+import contextlib
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from cupy_training_ops import CompileError
+from cupy_training_ops.contract import Spec
+from cupy_training_ops.dtypes import ELEMENT_TYPES
+from cupy_training_ops.runtime.launch import NULL, ReadyPlan, cast, launch_log
+from cupy_training_ops.runtime.plan import Config, Launch, Plan, Pointers, Scratch, by_value
+from cupy_training_ops.runtime.source import Parameter, Source, signatures
+
+CONFIG = Config((3,), (64,), 16)
+INTEGERS = [row for row in ELEMENT_TYPES if row.dtype.kind in "iu"]
+FLOATS = [row for row in ELEMENT_TYPES if row.dtype.kind not in "iubc"]
+LARGEST = {row.name: float(ml_dtypes.finfo(row.dtype).max) for row in FLOATS}
+
+
+def by_name(row) -> str:
+    return row.name
+
+
+def launch(*args, symbol="k", **slots) -> Launch:
+    return Launch(symbol, CONFIG, args, slots)
+
+
+def scalar(c_type: str, value, **slots):
+    """The value as a kernel's parameter of this type receives it."""
+    return cast(launch(**slots), Parameter("a", c_type, False), value)
+
+
+def refused(c_type: str, value, pointer=False) -> None:
+    with pytest.raises(CompileError, match=r"k: parameter a \("):
+        cast(launch(), Parameter("a", c_type, pointer), value)
+
+
+@pytest.mark.parametrize("row", INTEGERS, ids=by_name)
+def test_an_integer_keeps_its_value_or_is_refused(row) -> None:
+    limits = np.iinfo(row.dtype)
+    for value in (int(limits.min), 0, 1, int(limits.max)):
+        result = scalar(row.c_type, value)
+        assert (result, result.dtype) == (value, row.dtype)
+    for value in (int(limits.min) - 1, int(limits.max) + 1, 1.5, np.nan, np.inf, None, "1"):
+        refused(row.c_type, value)
+
+
+@pytest.mark.parametrize("row", FLOATS, ids=by_name)
+def test_a_float_is_rounded_once_and_never_overflows(row) -> None:
+    for value in (0.1, 3, -2.5e-3, np.float64(1 / 3), LARGEST[row.name], np.inf, -np.inf):
+        result = scalar(row.c_type, value)
+        assert (result, result.dtype) == (
+            np.asarray(value, np.float64).astype(row.dtype),
+            row.dtype,
+        )
+    assert np.isnan(scalar(row.c_type, np.nan))
+    for value in (10**400, None, "X"):
+        refused(row.c_type, value)
+    if row.name != "float64":
+        refused(row.c_type, 2 * LARGEST[row.name])
+
+
+def test_a_negative_zero_stays_one() -> None:
+    assert np.signbit(scalar("float", -0.0))
+
+
+@pytest.mark.parametrize("value", [True, False, np.bool_(True), 0, 1])
+def test_a_bool_is_one_byte(value) -> None:
+    result = scalar("bool", value)
+    assert (result, result.dtype, result.nbytes) == (bool(value), np.bool_, 1)
+
+
+@pytest.mark.parametrize("value", [2, -1, None, "yes"])
+def test_what_is_no_bool_is_refused(value) -> None:
+    refused("bool", value)
+
+
+def test_a_slot_stands_for_its_type() -> None:
+    assert scalar("ACC", 0.1, ACC="double") == 0.1
+    assert scalar("ACC", 0.1, ACC="float").dtype == np.float32
+
+
+@pytest.mark.parametrize("c_type", ["size_t", "unsigned int", "double2", "T"])
+def test_an_unknown_type_is_refused(c_type) -> None:
+    refused(c_type, 1)
+
+
+def test_pointers_take_none_and_scratch_only() -> None:
+    pointer = Parameter("a", "float", True)
+    assert cast(launch(), pointer, None) is NULL
+    assert NULL.nbytes == 8
+    assert cast(launch(), pointer, Scratch(16)) == Scratch(16)
+    for value in (0, 1.5, "Xx", by_value(n=np.int32(1))):
+        refused("float", value, pointer=True)
+
+
+def test_structs_go_by_value_and_not_as_scalars() -> None:
+    struct = by_value(at=np.arange(4))
+    assert scalar("Extents", struct) is struct
+    assert scalar("Pointers<2>", Pointers(("X",), 2)) == Pointers(("X",), 2)
+    for c_type in ("float", "i64"):
+        refused(c_type, struct)
+        refused(c_type, Pointers(("X",), 2))
+
+
+class RecordingBackend:
+    """Kernels that write down how they were launched; memory is NumPy's."""
+
+    name = "recording"
+
+    def __init__(self) -> None:
+        self.launched: list[tuple] = []
+        self.entered: list[int] = []
+
+    def load(self, source, options):
+        return self
+
+    def get_function(self, name):
+        return lambda *launched: self.launched.append((name, *launched))
+
+    @contextlib.contextmanager
+    def on(self, device):
+        self.entered.append(device)
+        yield
+
+    def pointer(self, array):
+        return array.ctypes.data
+
+    def offset(self, array, nbytes):
+        return np.uint64(array.ctypes.data + nbytes)
+
+
+def ready(signature: str, *launches: Launch, **specs: Spec | None):
+    """A plan made ready for kernels of this text, on device 5, and what they record."""
+    code = f'extern "C" __global__ void {signature} {{ }}'
+    backend, plan = RecordingBackend(), Plan(launches, workspace_nbytes=32)
+    return ReadyPlan(backend, 5, Source("fake", code, signatures(code)), plan, specs), backend
+
+
+X = Spec((4,), np.dtype(np.float32))
+
+
+def test_arguments_arrive_in_the_kernels_order(rng) -> None:
+    step = launch("Y", 7, "X", 0.5, T="float")
+    plan, backend = ready("k(T* y, i64 n, const T* x, float a)", step, X=X, Y=X)
+    x, y = rng.standard_normal((2, 4)).astype(np.float32)
+    plan.run((x, y), None)
+    ((name, grid, block, args, shared),) = backend.launched
+    assert (name, grid, block, shared) == ("k", (3,), (64,), 16)
+    assert args[0] is y
+    assert args[2] is x
+    assert [(a.item(), a.dtype) for a in (args[1], args[3])] == [(7, np.int64), (0.5, np.float32)]
+    assert backend.entered == [5]
+
+
+def test_a_single_argument_arrives(rng) -> None:
+    plan, backend = ready("k(float* x)", launch("X"), X=X)
+    x = rng.standard_normal(4).astype(np.float32)
+    plan.run((x,), None)
+    assert backend.launched[0][3][0] is x
+
+
+def test_a_void_pointer_takes_an_array_of_any_type() -> None:
+    plan, backend = ready("k(void* x)", launch("X"), X=X)
+    x = np.ones(4, np.float32)
+    plan.run((x,), None)
+    assert backend.launched[0][3][0] is x
+
+
+def test_an_absent_array_is_the_null_pointer() -> None:
+    plan, backend = ready("k(float* x, float* y)", launch("X", "Y"), X=X, Y=None)
+    plan.run((np.ones(4, np.float32), None), None)
+    assert backend.launched[0][3][1] == 0
+
+
+def test_scratch_and_tables_hold_this_calls_addresses(rng) -> None:
+    step = launch(Scratch(16), Pointers(("Y", "X"), 4))
+    plan, backend = ready("k(u32* ticket, Pointers<4> table)", step, X=X, Y=X)
+    for _ in range(2):
+        x, y = (rng.standard_normal(4).astype(np.float32) for _ in range(2))
+        workspace = np.zeros(32, np.uint8)
+        plan.run((x, y), workspace)
+        scratch, table = backend.launched[-1][3]
+        assert scratch == workspace.ctypes.data + 16
+        assert table["at"].tolist() == [y.ctypes.data, x.ctypes.data, 0, 0]
+        assert table.nbytes == 32
+
+
+@pytest.mark.parametrize(
+    ("signature", "args", "message"),
+    [
+        ("k(float* x, i64 n)", ("X",), "k: takes 2 arguments, the plan gives 1"),
+        ("k(float* x)", ("X", 4), "k: takes 1 arguments, the plan gives 2"),
+        ("k(double* x)", ("X",), r"parameter x is double\*, the plan gives an array of float32"),
+        ("k(float x)", ("X",), "parameter x is float, the plan gives an array of float32"),
+        ("k(T* x)", ("X",), r"parameter x is __half\*, the plan gives an array of float32"),
+        ("k(float* x)", ("Z",), "does not take 'Z'"),
+        ("k(i64 n)", (1.5,), "cannot hold 1.5"),
+    ],
+)
+def test_a_plan_that_does_not_fit_the_kernel_is_refused(signature, args, message) -> None:
+    with pytest.raises(CompileError, match=message):
+        ready(signature, launch(*args, T="__half"), X=X)
+
+
+def test_a_plan_for_a_kernel_that_is_not_there_is_refused() -> None:
+    with pytest.raises(CompileError, match=r"fake\.cu defines no kernel gone"):
+        ready("k(float* x)", launch("X", symbol="gone"), X=X)
+
+
+def test_the_log_holds_what_ran_inside_it() -> None:
+    step = launch("X")
+    plan, _ = ready("k(float* x)", step, step, X=X)
+    x = np.ones(4, np.float32)
+    with launch_log() as outer:
+        plan.run((x,), None)
+        with launch_log() as inner:
+            plan.run((x,), None)
+        assert outer == inner == [step, step]
+        plan.run((x,), None)
+    plan.run((x,), None)
+    assert len(outer) == 4
+    assert len(inner) == 2

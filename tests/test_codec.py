@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: MIT
+"""compress, Packed and its file: what goes in comes back, what is damaged is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+
+import numpy as np
+import pytest
+
+from cupy_training_ops import CODECS, ArgumentError, DtypeError, OpError, Packed, compress
+from cupy_training_ops.dtypes import FLOATS, dtype_name
+from cupy_training_ops.packed_file import FORMAT, VERSION
+from cupy_training_ops.testing.compare import assert_matches, poison
+
+SHAPES = [(), (0,), (3, 0, 2), (1,), (8,), (3, 5, 7), (16, 64)]
+floats = pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)
+codecs = pytest.mark.parametrize("codec", CODECS)
+
+
+def activations(rng: np.random.Generator, shape=(3, 5, 7), dtype=np.float32) -> np.ndarray:
+    values = rng.standard_normal(shape) * 2.0 ** rng.uniform(-13, 9, shape)
+    return np.asarray(values).astype(dtype)
+
+
+def as_documented(codec: str, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What decoding gives and how far it may be off, from the codec's own words."""
+    size = np.abs(x.astype(np.float64))
+    if codec in ("binarize", "pack1"):
+        return (x > 0).astype(np.float64), np.zeros(x.shape)
+    if codec == "msfp15":
+        tiles = np.pad(size.ravel(), (0, -x.size % 8)).reshape(-1, 8)
+        _, exponent = np.frexp(tiles.max(axis=1, initial=0))
+        return x.astype(np.float64), np.repeat(np.ldexp(2.0**-5, exponent - 1), 8)[
+            : x.size
+        ].reshape(x.shape)
+    relative, below = {"pack8": (2.0**-3, 2.0**-17), "pack16": (2.0**-11, 2.0**-25)}[codec]
+    return x.astype(np.float64), np.maximum(relative * size, below)
+
+
+@codecs
+@floats
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_what_goes_in_comes_back_within_the_bound(anywhere, rng, codec, dtype, shape) -> None:
+    x = activations(rng, shape, dtype)
+    packed = compress(anywhere.place(x), codec)
+    back = anywhere.host(packed.decompress())
+    assert (back.dtype, back.shape) == (x.dtype, x.shape)
+    wanted, allowed = as_documented(codec, x)
+    assert (np.abs(back.astype(np.float64) - wanted) <= allowed).all()
+    assert (packed.codec, packed.dtype, packed.shape) == (codec, dtype_name(dtype), shape)
+
+
+@codecs
+@floats
+def test_sizes_are_those_of_the_codes(rng, codec, dtype) -> None:
+    packed = compress(activations(rng, (16, 64), dtype), codec)
+    assert packed.nbytes == packed.code.nbytes == 1024 * CODECS[codec].bits // 8
+    assert packed.original_nbytes == 1024 * np.dtype(dtype).itemsize
+    assert packed.ratio == 8 * np.dtype(dtype).itemsize / CODECS[codec].bits
+
+
+def test_an_empty_array_has_a_ratio() -> None:
+    assert compress(np.empty((0, 3), np.float32), "pack1").ratio == 1.0
+
+
+def test_decompress_into_a_given_array(anywhere, rng) -> None:
+    x = activations(rng)
+    packed = compress(anywhere.place(x), "pack16")
+    out = poison(anywhere.place(np.empty_like(x)))
+    assert packed.decompress(out=out) is out
+    assert_matches(anywhere.host(out), x.astype(np.float16).astype(np.float32), 0)
+
+
+def test_options_go_with_the_codes(rng, tmp_path) -> None:
+    x = activations(rng, (2, 8))
+    x[0, 3] = np.nan
+    for keep, lost in ((True, np.nan), (False, 0.0)):
+        packed = compress(x, "msfp15", keep_nonfinite=keep)
+        packed.save(tmp_path / "x.npz")
+        for one in (packed, Packed.load(tmp_path / "x.npz")):
+            assert_matches(one.decompress()[0], np.full(8, lost, np.float32), 0)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda x: compress(x, "zip"), ArgumentError, "no codec 'zip'; known: binarize, pack1"),
+        (lambda x: compress(x, "pack8", level=9), ArgumentError, "GistPack8Encoder: level:"),
+        (lambda x: compress(x, "msfp15", keep_nonfinite=2), ArgumentError, "keep_nonfinite:"),
+        (lambda x: compress(x.astype(np.int32), "pack8"), DtypeError, "X: expected dtype float32"),
+        (lambda x: compress(x[:, ::2], "pack8"), ArgumentError, "X: expected a C-contiguous"),
+        (lambda _: compress([1.0], "pack8"), ArgumentError, "GistPack8Encoder: X: expected a Num"),
+        (lambda _: Packed("pack8", "float32", (3, 4), np.zeros(12, np.uint8)), ArgumentError, "of"),
+        (lambda _: Packed("pack8", "float32", (4,), np.zeros(4, np.int8)), ArgumentError, "uint8"),
+        (lambda _: Packed("pack8", "int32", (4,), np.zeros(4, np.uint8)), DtypeError, "int32"),
+        (
+            lambda _: Packed("pack1", "float32", (-8, -1), np.zeros(1, np.uint8)),
+            ArgumentError,
+            "-8",
+        ),
+        (lambda _: Packed("gone", "float32", (4,), np.zeros(4, np.uint8)), ArgumentError, "gone"),
+    ],
+)
+def test_refusals(rng, call, error, message) -> None:
+    with pytest.raises(error, match=message):
+        call(activations(rng, (4, 6)))
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def header_of(packed: Packed) -> dict:
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "codec": packed.codec,
+        "dtype": packed.dtype,
+        "shape": list(packed.shape),
+        "options": packed.options,
+    }
+
+
+def written(packed: Packed, **members) -> io.BytesIO:
+    """A file of these members: a Packed's own, unless named."""
+    header = json.dumps(header_of(packed) | members.pop("header", {}))
+    stream = io.BytesIO()
+    np.savez(stream, **{"header": np.array(header), "code": packed.code} | members)
+    stream.seek(0)
+    return stream
+
+
+@pytest.fixture
+def packed(rng) -> Packed:
+    return compress(activations(rng), "msfp15", keep_nonfinite=True)
+
+
+@codecs
+@floats
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_file_gives_back_the_same_packed(rng, tmp_path, codec, dtype, shape) -> None:
+    packed = compress(activations(rng, shape, dtype), codec)
+    packed.save(tmp_path / "x.npz")
+    loaded = Packed.load(tmp_path / "x.npz")
+    for name in ("codec", "dtype", "shape", "options"):
+        assert getattr(loaded, name) == getattr(packed, name)
+    assert_matches(loaded.code, packed.code, 0)
+    assert_matches(loaded.decompress(), packed.decompress(), 0)
+
+
+def test_an_open_file_is_written_and_read(packed) -> None:
+    stream = io.BytesIO()
+    packed.save(stream)
+    stream.seek(0)
+    assert_matches(Packed.load(stream).code, packed.code)
+
+
+def test_a_path_without_npz_is_the_path_written(packed, tmp_path) -> None:
+    packed.save(tmp_path / "activations")
+    assert [path.name for path in tmp_path.iterdir()] == ["activations"]
+    assert_matches(Packed.load(tmp_path / "activations").code, packed.code)
+
+
+def test_an_aborted_save_leaves_the_old_file(packed, tmp_path, monkeypatch) -> None:
+    path = tmp_path / "x.npz"
+    packed.save(path)
+    before = path.read_bytes()
+
+    def breaks(stream, **_):
+        stream.write(b"half of it")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(np, "savez", breaks)
+    with pytest.raises(KeyboardInterrupt):
+        packed.save(path)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["x.npz"]
+
+
+def test_a_file_has_the_permissions_of_any_other(packed, tmp_path) -> None:
+    packed.save(tmp_path / "x.npz")
+    (tmp_path / "other").touch()
+    assert os.stat(tmp_path / "x.npz").st_mode == os.stat(tmp_path / "other").st_mode
+
+
+def test_the_hand_written_file_is_read(packed) -> None:
+    """So that the damage below is the only thing wrong with its files."""
+    assert_matches(Packed.load(written(packed)).code, packed.code)
+
+
+DAMAGE = {
+    "another format": {"header": {"format": "other"}},
+    "no format": {"header": {"format": None}},
+    "another codec": {"header": {"codec": "zip"}},
+    "another shape": {"header": {"shape": [3, 5, 6]}},
+    "a negative shape": {"header": {"shape": [-15, -7]}},
+    "a shape of text": {"header": {"shape": "105"}},
+    "no shape": {"header": {"shape": None}},
+    "a nested shape": {"header": {"shape": [[3], [35]]}},
+    "half an extent": {"header": {"shape": [1.5, 70]}},
+    "another dtype": {"header": {"dtype": "int32"}},
+    "an unknown dtype": {"header": {"dtype": "float8"}},
+    "a nested dtype": {"header": {"dtype": ["float32"]}},
+    "unknown options": {"header": {"options": {"level": 9}}},
+    "options of text": {"header": {"options": "none"}},
+    "codes of another dtype": {"code": np.zeros((3, 5, 7), np.int8)},
+    "codes too short": {"code": np.zeros(96, np.uint8)},
+    "codes that need pickle": {"code": np.array([{}, 1], object)},
+    "a header of numbers": {"header": {}, "code": np.zeros(3, complex)},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.filterwarnings("ignore:.*metadata.*:UserWarning")
+def test_a_damaged_file_is_refused(packed, damage) -> None:
+    with pytest.raises(ArgumentError):
+        Packed.load(written(packed, **DAMAGE[damage]))
+
+
+def test_a_newer_format_version_says_so(packed) -> None:
+    with pytest.raises(
+        ArgumentError, match=f"format version {VERSION}, got {VERSION + 1}; a newer"
+    ):
+        Packed.load(written(packed, header={"version": VERSION + 1}))
+
+
+@pytest.mark.parametrize("text", ["", "no archive", "\x93NUMPY", "PK\x03\x04", "[" * 100_000])
+def test_what_is_no_archive_is_refused(tmp_path, text) -> None:
+    (tmp_path / "x.npz").write_text(text, encoding="latin-1")
+    with pytest.raises(ArgumentError, match=r"x\.npz"):
+        Packed.load(tmp_path / "x.npz")
+
+
+def test_a_missing_file_is_a_missing_file(tmp_path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Packed.load(tmp_path / "gone.npz")
+
+
+def test_a_cut_file_is_refused_wherever_it_is_cut(packed) -> None:
+    stream = io.BytesIO()
+    packed.save(stream)
+    whole = stream.getvalue()
+    for length in range(0, len(whole), 7):
+        with pytest.raises(ArgumentError):
+            Packed.load(io.BytesIO(whole[:length]))
+
+
+def test_a_flipped_byte_is_refused_or_does_not_matter(packed, rng) -> None:
+    """The archive has checksums: what still loads has the same codes."""
+    stream = io.BytesIO()
+    packed.save(stream)
+    whole = stream.getvalue()
+    for place in rng.integers(0, len(whole), 300):
+        broken = bytearray(whole)
+        broken[place] ^= 1 << int(rng.integers(8))
+        try:
+            loaded = Packed.load(io.BytesIO(bytes(broken)))
+        except OpError:
+            continue
+        assert_matches(loaded.code, packed.code)
+        assert_matches(loaded.decompress(), packed.decompress(), 0)
+
+
+def test_an_unknown_provider_is_refused(packed) -> None:
+    with pytest.raises(ArgumentError, match="provider: expected 'cpu' or 'cuda', got 'tpu'"):
+        Packed.load(written(packed), "tpu")
+
+
+@pytest.mark.gpu
+@codecs
+def test_codes_load_onto_the_gpu(rng, tmp_path, codec) -> None:
+    import cupy
+
+    packed = compress(activations(rng), codec)
+    packed.save(tmp_path / "x.npz")
+    loaded = Packed.load(tmp_path / "x.npz", "cuda")
+    assert isinstance(loaded.code, cupy.ndarray)
+    assert_matches(loaded.decompress().get(), packed.decompress(), 0)
+    loaded.save(tmp_path / "again.npz")
+    assert_matches(Packed.load(tmp_path / "again.npz").code, packed.code)
+
+
+def test_the_table_of_codecs_says_what_is_true(rng) -> None:
+    for name, codec in CODECS.items():
+        assert (codec.name, codec.formula != "", codec.bound != "") == (name, True, True)
+        bits = 8 * compress(activations(rng, (64,)), name).nbytes / 64
+        assert math.isclose(bits, codec.bits)

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: MIT
+"""Every kernel compiles, for every type and architecture, without spilling; needs no GPU."""
+
+from __future__ import annotations
+
+import functools
+import os
+from itertools import chain
+
+import pytest
+
+from cupy_training_ops import CompileError, ProviderError
+from cupy_training_ops.cli.dry_run import Module, modules
+from cupy_training_ops.op import Op
+from cupy_training_ops.registry import FAMILIES
+from cupy_training_ops.runtime import offline
+from cupy_training_ops.runtime.compiler import slot_options
+from cupy_training_ops.runtime.offline import ARCHITECTURES, Resources, compile_for
+from cupy_training_ops.runtime.plan import Device
+from cupy_training_ops.runtime.source import load
+from cupy_training_ops.testing.samples import all_samples
+
+MOST_REGISTERS = 128  # so that at least 512 threads fit on a multiprocessor
+MOST_SHARED_NBYTES = 48 * 1024  # what every GPU gives without being asked
+# (kernel, architecture) that may be beyond a limit, each with the reason.
+EXCEPTIONS: dict[tuple[str, str], str] = {}
+
+
+@functools.cache
+def wanted(architecture: str) -> list[Module]:
+    """What the samples of all operators compile on this architecture."""
+    device = Device(132, (int(architecture[:-1]), int(architecture[-1])))
+    return modules(chain.from_iterable(all_samples().values()), device)
+
+
+CASES = [
+    pytest.param(module, arch, id=f"{module.label}-sm_{arch}".replace(" ", ""))
+    for arch in ARCHITECTURES
+    for module in wanted(arch)
+]
+
+
+def missing_nvrtc() -> str | None:
+    """Why nothing can be compiled here, or None."""
+    try:
+        offline.supported_architectures()
+    except ProviderError as error:
+        return str(error)
+    return None
+
+
+@pytest.fixture
+def _nvrtc() -> None:
+    """NVRTC, or a skip with the reason; in CI (CI=true) a failure."""
+    reason = missing_nvrtc()
+    if reason is not None and os.environ.get("CI") == "true":
+        pytest.fail(f"CI=true, but {reason}")
+    if reason is not None:
+        pytest.skip(reason)
+
+
+def excess(found: dict[str, Resources], architecture: str) -> list[str]:
+    """Kernels that take more than they may."""
+    return [
+        f"{kernel} on sm_{architecture}: {used}"
+        for kernel, used in found.items()
+        if (kernel, architecture) not in EXCEPTIONS
+        and (
+            used.spill_nbytes
+            or used.registers > MOST_REGISTERS
+            or used.shared_nbytes > MOST_SHARED_NBYTES
+        )
+    ]
+
+
+@pytest.mark.usefixtures("_nvrtc")
+@pytest.mark.parametrize(("module", "architecture"), CASES)
+def test_kernels_compile_within_their_limits(module, architecture) -> None:
+    if architecture not in offline.supported_architectures():
+        pytest.skip(f"this NVRTC does not compile for sm_{architecture}")
+    found = compile_for(module.source, slot_options(module.slots), architecture)
+    assert set(module.symbols) <= found.keys() == module.source.kernels.keys()
+    assert all(used.registers for used in found.values())
+    wrong = excess(found, architecture)
+    assert not wrong, "\n".join(["", *wrong])
+
+
+def test_every_family_with_kernels_is_compiled() -> None:
+    planning = {c.stem for ops in FAMILIES.values() for c in ops.values() if c.plan is not Op.plan}
+    assert {module.source.name for module in wanted("90")} == planning
+
+
+def test_exceptions_are_needed() -> None:
+    """An entry for a kernel that is no more, or an architecture that is not built, goes."""
+    kernels = {name for module in wanted("90") for name in module.source.kernels}
+    for kernel, architecture in EXCEPTIONS:
+        assert kernel in kernels
+        assert architecture in ARCHITECTURES
+
+
+# ---- the gate itself -----------------------------------------------------------------------------
+
+HUNGRY = """
+extern "C" __global__ void __launch_bounds__(1024, 2) spilling(float* y) {
+    float v[96];
+    for (int i = 0; i < 96; ++i) v[i] = y[i * threadIdx.x];
+    __syncthreads();
+    for (int i = 0; i < 96; ++i)
+        for (int j = 0; j < 96; ++j) v[i] += v[j] * v[(i + j) % 96];
+    for (int i = 0; i < 96; ++i) y[i * threadIdx.x] = v[i];
+}
+extern "C" __global__ void sharing(float* y) {
+    __shared__ float tile[1234];
+    tile[threadIdx.x] = y[threadIdx.x];
+    __syncthreads();
+    y[threadIdx.x] = tile[threadIdx.x ^ 1];
+}
+extern "C" __global__ void modest(float* y) { y[threadIdx.x] = 1; }
+"""
+
+
+@pytest.mark.usefixtures("_nvrtc")
+@pytest.mark.parametrize("architecture", ["80", "90"])
+def test_a_spill_is_seen(tmp_path, architecture) -> None:
+    (tmp_path / "hungry.cu").write_text(HUNGRY)
+    found = compile_for(load("hungry", tmp_path), (), architecture)
+    assert found["spilling"].spill_nbytes > 0
+    assert found["modest"].spill_nbytes == 0
+    assert 0 < found["modest"].registers < 32
+    assert found["sharing"].shared_nbytes == 1234 * 4
+    (wrong,) = excess(found, architecture)
+    assert wrong.startswith(f"spilling on sm_{architecture}")
+
+
+@pytest.mark.parametrize(
+    ("used", "fits"),
+    [
+        (Resources(MOST_REGISTERS, 0, MOST_SHARED_NBYTES), True),
+        (Resources(MOST_REGISTERS + 1, 0, 0), False),
+        (Resources(16, 0, MOST_SHARED_NBYTES + 1), False),
+        (Resources(16, 4, 0), False),
+    ],
+)
+def test_the_limits(used, fits) -> None:
+    assert (
+        excess({"some_kernel": used}, "90") == [] if fits else excess({"some_kernel": used}, "90")
+    )
+
+
+@pytest.mark.usefixtures("_nvrtc")
+def test_a_compile_error_names_the_true_file_and_line(tmp_path) -> None:
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "bad.cuh").write_text("#pragma once\n\nint f() { return nothing; }\n")
+    (tmp_path / "broken.cu").write_text(
+        '// a comment\n#include "include/bad.cuh"\n'
+        'extern "C" __global__ void broken(float* y) {\n    y[0] = neither;\n}\n'
+    )
+    with pytest.raises(CompileError, match=r"broken\.cu did not compile for sm_90") as caught:
+        compile_for(load("broken", tmp_path), slot_options({"T": "float"}), "90")
+    folder = tmp_path.name
+    assert f"{folder}/include/bad.cuh(3): error" in caught.value.log
+    assert f"{folder}/broken.cu(4): error" in caught.value.log
+    assert "-DCTO_T=float" in str(caught.value)
+    assert caught.value.log in str(caught.value)
+
+
+def test_a_missing_nvrtc_says_what_to_install(monkeypatch) -> None:
+    from cupy_backends.cuda.libs import nvrtc
+
+    def fails():
+        raise RuntimeError("libnvrtc.so not found")
+
+    monkeypatch.setattr(nvrtc, "getVersion", fails)
+    assert "pip install" in missing_nvrtc()
+    assert "libnvrtc.so not found" in missing_nvrtc()

@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: MIT
+"""The homes of every family agree, both ways; where they do not, the file to edit is named."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupy_training_ops import arrays, registry
+from cupy_training_ops.cli.dry_run import IdleBackend, launches
+from cupy_training_ops.contract import REQUIRED
+from cupy_training_ops.op import Op, snake_case
+from cupy_training_ops.runtime import source
+from cupy_training_ops.runtime.plan import Device
+from cupy_training_ops.testing.samples import Sample
+
+ROOT = Path(__file__).resolve().parent.parent
+LABELS = ("ordinary", "odd", "empty", "one", "misaligned", "large")
+BACKENDS = (IdleBackend(Device(80, (7, 0))), IdleBackend(Device(132, (9, 0))))
+# Kernels that no sample reaches, each with the reason.
+NEVER_SAMPLED: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Family:
+    """What stands in the homes of one stem."""
+
+    stem: str
+    ops: Mapping[str, type[Op]]
+    cpu: Mapping[str, Callable[..., Any]]
+    samples: Mapping[str, tuple[Sample, ...]]
+    symbols: frozenset[str]
+    planned: Mapping[str, frozenset[str]]  # operator to the symbols its samples launch
+
+    @property
+    def functions(self) -> dict[str, type[Op]]:
+        return {cls.function_name: cls for cls in self.ops.values()}
+
+
+def home(stem: str) -> Family:
+    """Read all homes of a stem; a home that is missing is empty."""
+    ops = registry.FAMILIES[stem]
+    module = optional_module(f"cupy_training_ops.cpu.{stem}")
+    samples = getattr(optional_module(f"cupy_training_ops.testing.samples.{stem}"), "SAMPLES", {})
+    symbols = source.load(stem).kernels if stem in source.stems() else ()
+    planned = {name: symbols_of(samples.get(name, ())) for name in ops}
+    return Family(stem, ops, public_functions(module), samples, frozenset(symbols), planned)
+
+
+def optional_module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        return None
+
+
+def public_functions(module: Any) -> dict[str, Callable[..., Any]]:
+    found = vars(module).items() if module else ()
+    return {
+        name: f
+        for name, f in found
+        if inspect.isfunction(f) and f.__module__ == module.__name__ and not name.startswith("_")
+    }
+
+
+def symbols_of(samples: tuple[Sample, ...]) -> frozenset[str]:
+    logs = (launches(sample, backend) for sample in samples for backend in BACKENDS)
+    return frozenset(launch.symbol for log in logs for launch in log)
+
+
+def computes(cls: type[Op]) -> bool:
+    """Whether an operator has kernels: those that only make views or host values have none."""
+    return cls.plan is not Op.plan
+
+
+# ---- what can be out of step; each complaint starts with the file to edit ------------------------
+
+
+def class_complaints(family: Family) -> Iterator[str]:
+    file = f"cupy_training_ops/ops/{family.stem}.py"
+    for name, cls in family.ops.items():
+        first = (cls.__dict__.get("__doc__") or "").partition("\n")[0]
+        if "=" not in first and len(first.split()) < 5:
+            yield f"{file}: {name}: the docstring's first line says no formula or meaning"
+        if cls.name != name or cls.stem != family.stem:
+            yield f"{file}: {name}: OPS lists {cls.__module__}.{cls.name} under this name"
+        if not computes(cls) and cls.views is None and any(o.memory != "host" for o in cls.outputs):
+            yield f"{file}: {name}: neither plan nor views makes its outputs"
+    listed = [cls.__name__ for cls in family.ops.values()]
+    if sorted(listed) != listed:
+        yield f"{file}: OPS is not in alphabetical order"
+
+
+def cpu_complaints(family: Family) -> Iterator[str]:
+    file = f"cupy_training_ops/cpu/{family.stem}.py"
+    for name, cls in family.functions.items():
+        if name in family.cpu:
+            for complaint in signature_complaints(cls, inspect.signature(family.cpu[name])):
+                yield f"{file}: {name}: {complaint}"
+        elif computes(cls):
+            yield f"{file}: no function {name} for {cls.name}"
+    for name in family.cpu.keys() - family.functions.keys():
+        yield f"{file}: {name} belongs to no operator of ops/{family.stem}.py"
+
+
+def signature_complaints(cls: type[Op], signature: inspect.Signature) -> Iterator[str]:
+    """Inputs by position, attributes by keyword with the class's names and defaults."""
+    parameters = signature.parameters.values()
+    keywords = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    if len(parameters) - len(keywords) != len(cls.inputs):
+        yield f"takes {len(parameters) - len(keywords)} inputs, {cls.name} has {len(cls.inputs)}"
+    declared = {a.name: a for a in cls.attributes}
+    for name in keywords.keys() ^ declared.keys():
+        yield f"keyword {name} is not in both {signature} and the attributes of {cls.name}"
+    for name in keywords.keys() & declared.keys():
+        default = declared[name].default
+        wanted = inspect.Parameter.empty if default is REQUIRED else default
+        if keywords[name] != wanted or type(keywords[name]) is not type(wanted):
+            yield f"default of {name} is {keywords[name]}, {cls.name} has {wanted}"
+
+
+def sample_complaints(family: Family) -> Iterator[str]:
+    file = f"cupy_training_ops/testing/samples/{family.stem}.py"
+    for name in family.ops:
+        labels = [sample.label for sample in family.samples.get(name, ())]
+        for wanted in LABELS:
+            if not any(wanted in label.split("-") for label in labels):
+                yield f"{file}: {name}: no sample labelled {wanted}"
+        if len(set(labels)) != len(labels):
+            yield f"{file}: {name}: two samples have the same label"
+        for sample in family.samples.get(name, ()):
+            yield from (f"{file}: {sample.id}: {wrong}" for wrong in mislabelled(name, sample))
+    for name in family.samples.keys() - family.ops.keys():
+        yield f"{file}: {name} is no operator of ops/{family.stem}.py"
+
+
+def mislabelled(name: str, sample: Sample) -> Iterator[str]:
+    words = sample.label.split("-")
+    if sample.op != name:
+        yield f"belongs to {sample.op}, listed under {name}"
+    if ("misaligned" in words) != bool(sample.offset):
+        yield f"starts {sample.offset} elements off a boundary"
+    if "empty" in words and all(array.size for array in sample_arrays(sample)):
+        yield "has no empty array"
+
+
+def sample_arrays(sample: Sample) -> list[np.ndarray]:
+    flat: list[Any] = []
+    for value in sample.make(np.random.default_rng(0)):
+        flat += value if isinstance(value, list) else [value]
+    return [value for value in flat if isinstance(value, np.ndarray)]
+
+
+def kernel_complaints(family: Family) -> Iterator[str]:
+    """Kernels are named after their operator, or after the family where operators share them."""
+    file = f"cuda_src/{family.stem}.cu"
+    for name, planned in family.planned.items():
+        for symbol in planned - family.symbols:
+            yield f"{file}: no kernel {symbol}, which {name} launches"
+        for symbol in planned:
+            if symbol.partition("__")[0] not in (snake_case(name), family.stem):
+                yield f"cupy_training_ops/ops/{family.stem}.py: {name} launches {symbol}"
+        if computes(family.ops[name]) and not planned:
+            yield f"cupy_training_ops/testing/samples/{family.stem}.py: no sample launches {name}"
+    for symbol in family.symbols:
+        if symbol.partition("__")[0] not in {*family.functions, family.stem}:
+            yield f"{file}: {symbol} belongs to no operator of ops/{family.stem}.py"
+    unreached = family.symbols - frozenset().union(*family.planned.values()) - NEVER_SAMPLED.keys()
+    for symbol in unreached:
+        yield f"cupy_training_ops/testing/samples/{family.stem}.py: no sample launches {symbol}"
+
+
+def home_complaints(family: Family) -> Iterator[str]:
+    """A family with operators has a file in every home (kernels where something is computed)."""
+    files = [f"cupy_training_ops/testing/samples/{family.stem}.py"]
+    files += [f"tests/cpu/test_{family.stem}.py"]
+    if any(map(computes, family.ops.values())):
+        files += [f"cupy_training_ops/cpu/{family.stem}.py", f"cuda_src/{family.stem}.cu"]
+    for file in files:
+        if not (ROOT / file).is_file():
+            yield f"{file}: there is no such file"
+
+
+CHECKS = (class_complaints, cpu_complaints, sample_complaints, kernel_complaints, home_complaints)
+
+
+def complaints(family: Family) -> list[str]:
+    """Everything that is out of step; nothing is asked of a family without operators."""
+    return sorted(text for check in CHECKS for text in check(family)) if family.ops else []
+
+
+# ---- the tests -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stem", registry.FAMILIES)
+def test_the_homes_agree(stem) -> None:
+    wrong = complaints(home(stem))
+    assert not wrong, "\n".join(["", *wrong])
+
+
+HOMES = {
+    "cupy_training_ops/ops": "*.py",
+    "cupy_training_ops/cpu": "*.py",
+    "cupy_training_ops/testing/samples": "*.py",
+    "cuda_src": "*.cu",
+}
+
+
+@pytest.mark.parametrize("folder", HOMES)
+def test_no_home_has_a_stranger(folder) -> None:
+    """A file whose stem stands in no registry table serves nobody."""
+    stems = {path.stem for path in (ROOT / folder).glob(HOMES[folder])} - {"__init__"}
+    strange = stems - registry.FAMILIES.keys()
+    assert not strange, f"cupy_training_ops/registry.py: FAMILIES lacks {strange} of {folder}"
+
+
+@pytest.mark.parametrize("stem", registry.FAMILIES)
+def test_samples_meet_every_dtype(stem) -> None:
+    for name, cls in registry.FAMILIES[stem].items():
+        met = dtypes_met(cls, home(stem).samples.get(name, ()))
+        for variable, dtypes in cls.types.items():
+            missing = [str(dtype) for dtype in dtypes if dtype not in met.get(variable, ())]
+            file = f"cupy_training_ops/testing/samples/{stem}.py"
+            assert not missing, f"{file}: {name}: no sample has {variable} = {missing}"
+
+
+def dtypes_met(cls: type[Op], samples: tuple[Sample, ...]) -> dict[str, set[Any]]:
+    """Type variable to the dtypes its inputs and attributes have in the samples."""
+    met: dict[str, set[Any]] = {}
+    for sample in samples:
+        op = cls(**sample.attributes)
+        for declared, value in zip(cls.inputs, sample.make(np.random.default_rng(0)), strict=False):
+            for item in value if isinstance(value, list) else [value]:
+                if isinstance(item, np.ndarray):
+                    met.setdefault(declared.type, set()).add(item.dtype)
+        for attribute in cls.attributes:
+            if attribute.type:
+                met.setdefault(attribute.type, set()).add(getattr(op, attribute.name))
+    return met
+
+
+def test_nothing_flushes_subnormals_on_purpose() -> None:
+    """CuPy's own -ftz=true is enough; no option of ours changes arithmetic."""
+    for path in (ROOT / "cupy_training_ops").rglob("*.py"):
+        found = re.search(r"-(ftz|use_fast_math|fmad)\b|--use_fast_math", path.read_text())
+        assert found is None or path.name == "offline.py", f"{path}: {found}"
+
+
+def test_families_name_dtypes_by_the_one_table() -> None:
+    """NumPy knows no "bfloat16": np.dtype of a text is a mistake that only shows on that type."""
+    wrong = re.compile(r"np\.dtype\(\s*[\"']|astype\(\s*[\"']|dtype\s*==\s*[\"'](float|bfloat|int)")
+    for folder in ("ops", "cpu"):
+        for path in (ROOT / "cupy_training_ops" / folder).glob("*.py"):
+            for number, line in enumerate(path.read_text().splitlines(), 1):
+                assert not wrong.search(line), f"{path}:{number}: {line.strip()}"
+
+
+# ---- breaking a family on purpose: each break is named with its file -----------------------------
+
+
+class Stray(registry.get_op("GistPack8Decoder")):
+    """Y = X, in the wrong module."""
+
+
+def no_default(x, *, to, shape, keep_nonfinite=False):  # noqa: ARG001
+    return x
+
+
+def no_input(*, to, shape=None):  # noqa: ARG001
+    return None
+
+
+def wrong_keyword(x, *, to, form=None):  # noqa: ARG001
+    return x
+
+
+GIST = home("gist")
+PACK8 = "GistPack8Decoder"
+without = {k: v for k, v in GIST.cpu.items() if k != "gist_pack8_decoder"}
+few = tuple(s for s in GIST.samples[PACK8] if "empty" not in s.label and not s.offset)
+twice = (*GIST.samples[PACK8], dataclasses.replace(GIST.samples[PACK8][0]))
+mute = type("Mute", (registry.get_op(PACK8),), {"__doc__": "Decodes."})
+BREAKS = {
+    "ops/gist.py: GistPack8Decoder: OPS lists": {"ops": GIST.ops | {PACK8: Stray}},
+    "ops/gist.py: Mute: the docstring": {"ops": GIST.ops | {"Mute": mute}},
+    "ops/gist.py: OPS is not in alpha": {"ops": dict(reversed(GIST.ops.items()))},
+    "cpu/gist.py: no function gist_pack8_decoder": {"cpu": without},
+    "cpu/gist.py: helper belongs to no operator": {"cpu": GIST.cpu | {"helper": len}},
+    "cpu/gist.py: gist_pack_msfp15_decoder: default of shape": {
+        "cpu": GIST.cpu | {"gist_pack_msfp15_decoder": no_default}
+    },
+    "cpu/gist.py: gist_pack8_decoder: keyword form": {
+        "cpu": GIST.cpu | {"gist_pack8_decoder": wrong_keyword}
+    },
+    "cpu/gist.py: gist_pack8_decoder: takes 0 inputs": {
+        "cpu": GIST.cpu | {"gist_pack8_decoder": no_input}
+    },
+    "samples/gist.py: GistPack8Decoder: no sample labelled empty": {
+        "samples": GIST.samples | {PACK8: few}
+    },
+    "samples/gist.py: GistPack8Decoder: no sample labelled misaligned": {
+        "samples": GIST.samples | {PACK8: few}
+    },
+    "samples/gist.py: GistPack8Decoder: two samples": {"samples": GIST.samples | {PACK8: twice}},
+    "samples/gist.py: Gone is no operator": {"samples": GIST.samples | {"Gone": ()}},
+    "samples/gist.py: GistPack16Decoder-float32-ordinary: belongs to GistPack16Decoder": {
+        "samples": GIST.samples | {PACK8: GIST.samples["GistPack16Decoder"]}
+    },
+    "cuda_src/gist.cu: no kernel gist_pack8_decoder__unaligned": {
+        "symbols": GIST.symbols - {"gist_pack8_decoder__unaligned"}
+    },
+    "cuda_src/gist.cu: gist_stranger belongs": {"symbols": GIST.symbols | {"gist_stranger"}},
+    "samples/gist.py: no sample launches gist_pack8_decoder__tiny": {
+        "symbols": GIST.symbols | {"gist_pack8_decoder__tiny"}
+    },
+    "ops/gist.py: GistPack8Decoder launches gist_pack1_decoder": {
+        "planned": GIST.planned | {PACK8: frozenset({"gist_pack1_decoder"})}
+    },
+    "samples/gist.py: no sample launches GistPack8Decoder": {
+        "planned": GIST.planned | {PACK8: frozenset()}
+    },
+    "tests/cpu/test_nowhere.py: there is no such file": {"stem": "nowhere"},
+    "cuda_src/nowhere.cu: there is no such file": {"stem": "nowhere"},
+}
+
+
+@pytest.mark.parametrize("named", BREAKS)
+def test_a_break_is_named_with_its_file(named) -> None:
+    found = complaints(dataclasses.replace(GIST, **BREAKS[named]))
+    assert any(named in text for text in found), found
+
+
+def test_nothing_is_asked_of_a_family_that_has_not_begun() -> None:
+    assert complaints(Family("begun", {}, {}, {}, frozenset(), {})) == []
+
+
+def test_planning_leaves_the_cpu_provider_in_place() -> None:
+    assert arrays.BACKENDS[np.ndarray] is arrays.CPU

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: MIT
+"""The wheel holds what runs, runs on its own, and needs what it says it needs."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import email
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import cupy_training_ops
+from cupy_training_ops.runtime.source import stems
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+MODULES = sorted((ROOT / "cupy_training_ops").rglob("*.py"))
+KERNELS = sorted(path for path in (ROOT / "cuda_src").rglob("*") if path.suffix in (".cu", ".cuh"))
+SHIPPED = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", ".gitignore")
+FOLDERS = ("cuda_src", "cupy_training_ops", "docs", "scripts", "tests")
+# What CuPy's wheels bring; everything else is a dependency or Python's own.
+WITH_CUPY = {"cupy", "cupy_backends", "cuda"}
+
+
+def built(target: str, tree: Path, into: Path) -> Path:
+    """The wheel or sdist of a source tree."""
+    pytest.importorskip("hatchling", reason="building needs hatchling (in the dev extra)")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(into)]
+    subprocess.run(command, cwd=tree, check=True, capture_output=True)
+    (path,) = into.glob("*.whl" if target == "wheel" else "*.tar.gz")
+    return path
+
+
+@pytest.fixture(scope="session")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout, so that building leaves nothing behind."""
+    copy = tmp_path_factory.mktemp("tree")
+    for name in SHIPPED:
+        shutil.copy(ROOT / name, copy)
+    for name in FOLDERS:
+        ignored = shutil.ignore_patterns("__pycache__", ".*")
+        shutil.copytree(ROOT / name, copy / name, ignore=ignored)
+    return copy
+
+
+@pytest.fixture(scope="session")
+def wheel(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built("wheel", tree, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="session")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds the wheel's files and nothing else."""
+    folder = tmp_path_factory.mktemp("installed")
+    zipfile.ZipFile(wheel).extractall(folder)
+    return folder
+
+
+def members(wheel: Path) -> set[str]:
+    names = zipfile.ZipFile(wheel).namelist()
+    return {name for name in names if ".dist-info/" not in name}
+
+
+def run(code: str, folder: Path, cwd: Path) -> str:
+    """What a fresh Python prints that finds the package in `folder` only."""
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    command = [sys.executable, "-c", code]
+    ran = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def test_the_wheel_holds_modules_kernels_and_nothing_else(wheel) -> None:
+    expected = {path.relative_to(ROOT).as_posix() for path in MODULES}
+    expected |= {f"cupy_training_ops/{path.relative_to(ROOT).as_posix()}" for path in KERNELS}
+    assert members(wheel) == expected | {"cupy_training_ops/py.typed"}
+
+
+def test_the_wheels_metadata(installed) -> None:
+    (info,) = installed.glob("*.dist-info")
+    metadata = email.message_from_string((info / "METADATA").read_text())
+    assert metadata["Name"] == "cupy-training-ops"
+    assert metadata["Version"] == cupy_training_ops.__version__ == PROJECT["version"]
+    assert metadata["License-Expression"] == "MIT"
+    assert (info / "licenses" / "LICENSE").is_file()
+    assert {"cuda12x", "cuda13x", "test"} <= set(metadata.get_all("Provides-Extra"))
+
+
+def test_the_command_is_there(installed) -> None:
+    (info,) = installed.glob("*.dist-info")
+    entries = configparser.ConfigParser()
+    entries.read(info / "entry_points.txt")
+    module, _, name = entries["console_scripts"]["cupy-training-ops"].partition(":")
+    assert callable(getattr(importlib.import_module(module), name))
+
+
+WITHOUT_CUPY = """
+import sys
+sys.modules["cupy"] = None  # as if it were not installed
+import numpy as np, cupy_training_ops as cto
+from cupy_training_ops.runtime import source
+x = np.linspace(-3, 3, 64, dtype=np.float32)
+assert abs(cto.compress(x, "msfp15").decompress() - x).max() < 0.1
+try:
+    from cupy_training_ops import arrays
+    arrays.cuda_backend()
+except cto.ProviderError as error:
+    assert "pip install 'cupy-training-ops[cuda12x]'" in str(error)
+print(source.source_folder(), *source.stems(), sep="\\n")
+"""
+
+
+@pytest.mark.parametrize("where", ["installed", "checkout"])
+def test_it_runs_by_itself_and_without_cupy(request, tmp_path, where) -> None:
+    """From the wheel's files, and from a checkout that nobody installed."""
+    home = request.getfixturevalue("installed") if where == "installed" else ROOT
+    kernels = home / "cupy_training_ops" if where == "installed" else home
+    folder, *found = run(WITHOUT_CUPY, home, tmp_path).splitlines()
+    assert Path(folder) == kernels / "cuda_src"
+    assert found == list(stems())
+
+
+def test_the_sdist_builds_the_same_wheel(tree, wheel, tmp_path) -> None:
+    sdist = built("sdist", tree, tmp_path)
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    for name in ("LICENSE", "README.md", "CHANGELOG.md", "tests/data/registrations.json", "docs"):
+        assert (unpacked / name).exists(), name
+    again = built("wheel", unpacked, tmp_path / "again")
+    assert members(again) == members(wheel)
+
+
+def imported(path: Path) -> set[str]:
+    """The top-level packages that a module imports anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add(str(node.module))
+    return found
+
+
+def test_imports_are_declared_dependencies() -> None:
+    declared = {text.partition(">")[0].replace("-", "_") for text in PROJECT["dependencies"]}
+    known = declared | WITH_CUPY | set(sys.stdlib_module_names)
+    used = set()
+    for path in MODULES:
+        roots = {name.partition(".")[0] for name in imported(path)}
+        assert roots <= known, f"{path}: {roots - known} is in no dependency"
+        used |= roots
+    assert declared <= used, f"pyproject.toml: nothing imports {declared - used}"
+
+
+def test_nothing_reads_installed_metadata() -> None:
+    for path in MODULES:
+        assert not imported(path) & {"importlib.metadata", "importlib.resources", "pkg_resources"}
+
+
+def test_extras_bring_cupy_its_compiler_and_headers() -> None:
+    for extra in ("cuda12x", "cuda13x"):
+        named = " ".join(PROJECT["optional-dependencies"][extra])
+        for part in (f"cupy-{extra}", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime"):
+            assert part in named
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_every_source_file_names_its_license(folder) -> None:
+    for path in (ROOT / folder).rglob("*"):
+        if path.suffix in (".py", ".cu", ".cuh", ".cpp"):
+            first = path.read_text(encoding="utf-8").partition("\n")[0]
+            assert "SPDX-License-Identifier: MIT" in first, path
+
+
+@pytest.mark.parametrize(("files", "most"), [(MODULES, 400), (KERNELS, 500)])
+def test_no_file_outgrows_its_reader(files, most) -> None:
+    for path in files:
+        lines = path.read_text().count("\n")
+        assert lines <= most, f"{path}: {lines} lines: split the family in all homes at once"

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: MIT
+"""The registry: upstream's registrations are covered, look-ups answer or list what exists."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cupy_training_ops import ArgumentError, DtypeError, OpError, get_op, lookup, registry
+from cupy_training_ops.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, INT64, to_dtype
+from cupy_training_ops.op import Op, snake_case
+
+DATA = Path(__file__).parent / "data" / "registrations.json"
+REGISTRATIONS = json.loads(DATA.read_text())["registrations"]
+UPSTREAM = sorted({row["op"] for row in REGISTRATIONS})
+SPELLED = {"float": FLOAT32, "double": FLOAT64}  # as upstream spells dtypes; the others are ours
+
+# Operators of the file that are still to be written. It only shrinks: an operator that is
+# registered is taken off here.
+_NAMES = """
+    AdamOptimizer AdamWOptimizer AdasumAllReduce BatchNormInternal BatchNormalizationGrad
+    BatchScale BiasSoftmaxDropout BitmaskDropoutGrad ConvGrad ConvTransposeGrad DivGrad
+    DropoutGrad FakeQuant FakeQuantGrad Group InPlaceAccumulator InPlaceAccumulatorV2
+    InplaceClipGradNorm InvertibleLayerNormalizationGrad IsFinite LambOptimizer
+    LayerNormalizationGrad LogSoftmaxGrad LogSoftmaxGrad_13 MegatronF MegatronG
+    MixedPrecisionScale NcclAllGather NcclAllReduce NcclReduceScatter PassThrough PythonOp
+    PythonOpGrad RecordEvent Recv SGDOptimizer SGDOptimizerV2 Scale ScaledSum Send
+    SimplifiedLayerNormalizationGrad SoftmaxCrossEntropy SoftmaxCrossEntropyGrad
+    SoftmaxCrossEntropyLoss SoftmaxCrossEntropyLossGrad SoftmaxCrossEntropyLossInternal
+    SoftmaxCrossEntropyLossInternalGrad SoftmaxDropoutGrad SoftmaxGrad SoftmaxGrad_13
+    SparseSoftmaxCrossEntropy SparseSoftmaxCrossEntropyGrad TritonOp WaitEvent YieldOp
+    ZeroGradient
+"""
+TO_BE_WRITTEN = set(_NAMES.split())
+
+
+def words(row) -> tuple[np.dtype, ...]:
+    """The registered dtypes, one for each type variable that upstream binds."""
+    return tuple(SPELLED.get(word) or to_dtype(word) for word in (row["types"] or "").split())
+
+
+def covered(cls: type[Op], dtypes: tuple[np.dtype, ...]) -> bool:
+    """Whether the class takes these for its type variables in order; it may have more of them."""
+    choices = itertools.combinations(cls.types.values(), len(dtypes))
+    return any(
+        all(d in allowed for d, allowed in zip(dtypes, choice, strict=True)) for choice in choices
+    )
+
+
+def test_the_file_is_whole() -> None:
+    assert len(REGISTRATIONS) == 210
+    assert len(UPSTREAM) == 89
+
+
+def test_every_operator_of_upstream_is_registered_or_still_to_be_written() -> None:
+    written = sorted(TO_BE_WRITTEN & set(registry.names()))
+    assert not written, f"tests/test_registry.py: take off TO_BE_WRITTEN: {written}"
+    missing = sorted(set(UPSTREAM) - set(registry.names()) - TO_BE_WRITTEN)
+    assert not missing, f"cupy_training_ops/registry.py: upstream has {missing}"
+    assert set(UPSTREAM) >= TO_BE_WRITTEN
+
+
+@pytest.mark.parametrize("name", sorted(set(UPSTREAM) & set(registry.names())))
+def test_upstreams_registrations_are_covered(name) -> None:
+    for row in REGISTRATIONS:
+        if row["op"] != name:
+            continue
+        since, _, until = row["version"].partition("-")
+        cls = get_op(name, int(since))
+        assert cls.domain == row["domain"]
+        assert (cls.since, cls.until) == (int(since), int(until) if until else None)
+        assert covered(cls, words(row)), f"{name} does not take {row['types']}"
+
+
+def test_the_cover_test_can_fail() -> None:
+    pack1, gather = get_op("GistPack1Encoder"), ("T", "Tind")
+    assert covered(pack1, (BOOL,))
+    assert not covered(pack1, (INT64,))
+    assert not covered(pack1, (BOOL, FLOAT32))
+    two = type("Two", (Op,), {"types": dict(zip(gather, ((FLOAT32,), (INT64,)), strict=True))})
+    assert covered(two, (INT64,))
+    assert covered(two, (FLOAT32, INT64))
+    assert not covered(two, (INT64, FLOAT32))
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_a_class_is_found_by_its_name(name) -> None:
+    cls = get_op(name)
+    assert cls.name == name
+    assert cls in registry.REGISTRY.values()
+    assert cls.function_name == snake_case(name)
+    assert registry.combinations(cls) == [
+        dict(zip(cls.types, c, strict=True)) for c in itertools.product(*cls.types.values())
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "snake"),
+    [
+        ("GistPackMsfp15Encoder", "gist_pack_msfp15_encoder"),
+        ("GatherNDGrad", "gather_nd_grad"),
+        ("BiasGeluGrad_dX", "bias_gelu_grad_dx"),
+        ("SGDOptimizerV2", "sgd_optimizer_v2"),
+        ("SoftmaxGrad_13", "softmax_grad_13"),
+        ("ReduceAllL2", "reduce_all_l2"),
+        ("MegatronF", "megatron_f"),
+    ],
+)
+def test_function_names(name, snake) -> None:
+    assert snake_case(name) == snake
+
+
+def test_an_unknown_operator_lists_what_is_close() -> None:
+    with pytest.raises(ArgumentError, match=r"no operator 'GistPack1'; known: .*GistPack1Encoder"):
+        get_op("GistPack1")
+    with pytest.raises(ArgumentError, match=r"no operator 'Nothing'; known: .*GistPack8Decoder"):
+        get_op("Nothing")
+
+
+def test_an_unknown_version_lists_the_ranges() -> None:
+    with pytest.raises(ArgumentError, match=r"GistPack1Encoder: no version 0; there are: 1 to new"):
+        get_op("GistPack1Encoder", 0)
+
+
+class Old(Op):
+    """Y = X, until version 12."""
+
+    domain, since, until = "ai.onnx", 9, 12
+
+
+class New(Op):
+    """Y = X, from version 13."""
+
+    domain, since = "ai.onnx", 13
+
+
+@pytest.fixture
+def _versions(monkeypatch) -> None:
+    """Two versions of one operator, as some families have."""
+    tables = {"a": {"Both": Old}, "b": {"Both": New}}
+    monkeypatch.setattr(registry, "REGISTRY", registry.merged(tables))
+
+
+@pytest.mark.usefixtures("_versions")
+@pytest.mark.parametrize(
+    ("version", "found"), [(None, New), (9, Old), (12, Old), (13, New), (99, New)]
+)
+def test_the_newest_or_the_one_that_serves(version, found) -> None:
+    assert get_op("Both", version) is found
+
+
+@pytest.mark.usefixtures("_versions")
+def test_a_version_before_the_first_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="Both: no version 8; there are: 9 to 12, 13 to newest"):
+        get_op("Both", 8)
+
+
+def test_duplicates_are_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"b: \('ai.onnx', 'Both', 9\) is registered twice"):
+        registry.merged({"a": {"Both": Old}, "b": {"Both": Old}})
+
+
+def test_lookup_by_input_output_attribute_and_type_variable() -> None:
+    for name, key in (
+        ("GistPack8Encoder", "X"),
+        ("GistPack8Encoder", "T"),
+        ("GistPack8Decoder", "Y"),
+        ("GistPack8Decoder", "to"),
+    ):
+        for dtype in (np.float16, "float16", 10, FLOAT16):
+            match = lookup(name, **{key: dtype})
+            assert match.op is get_op(name)
+            assert match.types == {"T": FLOAT16}
+            assert set(match.providers) == {"cuda", "cpu"}
+
+
+def test_lookup_without_dtypes_gives_the_first_combination() -> None:
+    assert lookup("GistPack16Decoder").types == {"T": FLOAT32}
+
+
+def test_lookup_lists_the_combinations_that_exist() -> None:
+    listed = "there are: T=float32; T=float16; T=float64; T=bfloat16"
+    with pytest.raises(DtypeError, match=f"GistPack8Encoder: no kernel for X=int64; {listed}"):
+        lookup("GistPack8Encoder", X=np.int64)
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "message"),
+    [
+        ({"Z": FLOAT32}, "GistPack8Decoder: Z: expected a name among"),
+        ({"Y": FLOAT32, "to": FLOAT16}, "Y=float32, to=float16 do not agree on T"),
+        ({"Y": "float99"}, "expected a dtype, its name or its ONNX type number, got 'float99'"),
+    ],
+)
+def test_lookup_refuses_what_makes_no_sense(dtypes, message) -> None:
+    with pytest.raises(OpError, match=message):
+        lookup("GistPack8Decoder", **dtypes)
+
+
+def test_lookup_checks_a_fixed_dtype() -> None:
+    """GistPack8Decoder takes uint8 codes and nothing else."""
+    assert lookup("GistPack8Decoder", X=np.uint8, Y=BFLOAT16).types["T"] == BFLOAT16
+    with pytest.raises(DtypeError, match="GistPack8Decoder: X: expected dtype uint8, got float32"):
+        lookup("GistPack8Decoder", X=FLOAT32, Y=BFLOAT16)
+
+
+def test_both_providers_run_every_operator() -> None:
+    assert registry.by_provider() == {"cuda": registry.names(), "cpu": registry.names()}
