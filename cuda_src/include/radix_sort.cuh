@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Stable radix sort of (key, position) entries, the least significant digit first, two launches a digit.
+// Stable radix sort of (key, position) entries, the least significant digit first, two launches a
+// digit.
 //
-// Each block owns a span of the entries, whole tiles of it. The first launch counts the digits of every
-// span; the second sums those counts to know where each digit of its own span goes, and moves the
-// entries tile by tile. No block waits for another, and the result depends on the keys alone.
+// Each block owns a span of the entries, whole tiles of it. The first launch counts the digits of
+// every span; the second sums those counts to know where each digit of its own span goes, and moves
+// the entries tile by tile. No block waits for another, and the result depends on the keys alone.
 #pragma once
 #include "include/types.cuh"
 
@@ -20,7 +21,8 @@ constexpr int SORT_WARPS = SORT_THREADS / 32;
 constexpr int SORT_ITEMS = 4;  // entries of a tile that one thread moves
 constexpr int SORT_TILE = SORT_THREADS * SORT_ITEMS;
 constexpr int RADIX = SORT_THREADS;  // digits at most: a thread looks after one of them
-constexpr int COUNT_UNROLL = sizeof(Key) == 4 ? 4 : 1;  // 64-bit divisions leave no registers for more
+constexpr int COUNT_UNROLL =
+    sizeof(Key) == 4 ? 4 : 1;  // 64-bit divisions leave no registers for more
 constexpr u32 ALL_LANES = 0xFFFFFFFFu;
 
 struct alignas(2 * sizeof(Key)) Entry {
@@ -69,8 +71,8 @@ __device__ __forceinline__ Key sum_before(Key value) {
     return sum - value;
 }
 
-// Where this block's first entry with digit threadIdx.x goes: after all entries with smaller digits, and
-// after those of earlier blocks with the same one.
+// Where this block's first entry with digit threadIdx.x goes: after all entries with smaller
+// digits, and after those of earlier blocks with the same one.
 __device__ __forceinline__ Key first_destination(const Key* __restrict__ counts, Pass pass) {
     Key total = 0, earlier = 0;
     if (threadIdx.x < pass.radix()) {
@@ -129,7 +131,8 @@ struct TileItems {
     }
 };
 
-// Turns each warp's count of a digit into the count of the warps before it; returns the count of all.
+// Turns each warp's count of a digit into the count of the warps before it; returns the count of
+// all.
 __device__ __forceinline__ u32 count_earlier_warps(u32 (*seen)[RADIX], u32 digit) {
     u32 sum = 0;
 #pragma unroll
@@ -170,8 +173,8 @@ __device__ __forceinline__ void scatter_by_digit(const Entry* __restrict__ from,
 }
 
 // starts[g] = how many of the n sorted keys are below g: where the entries with key g begin.
-__device__ __forceinline__ void find_start(const Entry* __restrict__ sorted, Key* __restrict__ starts,
-                                           i64 n, i64 g) {
+__device__ __forceinline__ void find_start(const Entry* __restrict__ sorted,
+                                           Key* __restrict__ starts, i64 n, i64 g) {
     i64 low = 0, high = n;
     while (low < high) {
         const i64 middle = (low + high) / 2;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Sums of slices that share a key: a tree of partial sums over the sorted entries, then one sum a row.
+// Sums of slices that share a key: a tree of partial sums over the sorted entries, then one sum a
+// row.
 //
-// Node t of level l covers the FANOUT^l entries from t FANOUT^l on. Its sum is computed if they all have
-// one key, so that a segment of any length is the sum of at most 2 FANOUT items a level. Which items, and
-// in which order, follows from the sorted keys alone: the same bits, run after run.
+// Node t of level l covers the FANOUT^l entries from t FANOUT^l on. Its sum is computed if they all
+// have one key, so that a segment of any length is the sum of at most 2 FANOUT items a level. Which
+// items, and in which order, follows from the sorted keys alone: the same bits, run after run.
 #pragma once
 #include "include/packets.cuh"
 #include "include/radix_sort.cuh"
@@ -17,7 +18,7 @@ namespace cto {
 using ACC = CTO_ACC;
 
 constexpr int FANOUT = 32;
-constexpr int DEPTH = 4;  // slices whose loads are in flight together
+constexpr int DEPTH = sizeof(T) == 2 ? 2 : 4;  // slices whose loads are in flight together
 
 // K slices of dY and G rows of dX in a batch, W elements each.
 struct Sizes {
@@ -47,7 +48,7 @@ struct SortedSlices {
     const Entry* entries;
     i64 W;
 
-    __device__ const T* at(i64 i) const { return dy + static_cast<i64>(entries[i].position) * W; }
+    __device__ const T* at(Key i) const { return dy + static_cast<i64>(entries[i].position) * W; }
 };
 
 // Sums of the nodes of one level, of one batch.
@@ -56,14 +57,15 @@ struct NodeSums {
     const ACC* sums;
     i64 W;
 
-    __device__ const ACC* at(i64 node) const { return sums + node * W; }
+    __device__ const ACC* at(Key node) const { return sums + static_cast<i64>(node) * W; }
 };
 
-// Items first, first + 1, ..., n of them in all, `skipped` of which are left out before `middle` is passed.
+// Both ends of a run: n items from `first` on, where `skipped` others lie between, from `middle`
+// on.
 struct Ends {
-    i64 first, n, middle, skipped;
+    Key first, n, middle, skipped;
 
-    __device__ i64 at(i64 i) const { return first + i < middle ? first + i : first + i + skipped; }
+    __device__ Key at(Key i) const { return first + i < middle ? first + i : first + i + skipped; }
 };
 
 template <class E, int N>
@@ -74,20 +76,25 @@ __device__ __forceinline__ Packet<E, N> rounded(const Packet<ACC, N>& sum) {
     return packet;
 }
 
-// What one thread adds of every slice: PACKETS packets of N elements, blockDim.x packets apart. One past
-// the end of the slice is replaced by the first.
+// What one thread adds of every slice: PACKETS packets of N elements, blockDim.x packets apart. One
+// past the end of the slice is replaced by the first.
 template <int N>
 struct Columns {
     static constexpr int PACKETS = N == 1 ? 1 : 2;
-    i64 first, W;
+    i64 column[PACKETS];
     Packet<ACC, N> sum[PACKETS];
 
-    __device__ Columns(i64 first, i64 W) : first(first), W(W), sum{} {}
-    __device__ i64 column(int p) const { return first + p * static_cast<i64>(blockDim.x * N); }
+    __device__ Columns(i64 first, i64 W) : sum{} {
+#pragma unroll
+        for (int p = 0; p < PACKETS; ++p) {
+            const i64 own = first + p * static_cast<i64>(blockDim.x * N);
+            column[p] = own < W ? own : first;
+        }
+    }
 
     template <class Items>
     __device__ __forceinline__ void add(const Items& items, const Ends& ends) {
-        i64 i = 0;
+        Key i = 0;
 #pragma unroll 1
         for (; i + DEPTH <= ends.n; i += DEPTH) add_some<DEPTH>(items, ends, i);
 #pragma unroll 1
@@ -96,7 +103,7 @@ struct Columns {
 
     // Adds MANY slices in order, all of them loaded before the first is added.
     template <int MANY, class Items>
-    __device__ __forceinline__ void add_some(const Items& items, const Ends& ends, i64 i) {
+    __device__ __forceinline__ void add_some(const Items& items, const Ends& ends, Key i) {
         using Loaded = Packet<typename Items::Element, N>;
         Loaded loaded[MANY][PACKETS];
 #pragma unroll
@@ -104,8 +111,7 @@ struct Columns {
             const auto* slice = items.at(ends.at(i + d));
 #pragma unroll
             for (int p = 0; p < PACKETS; ++p)
-                loaded[d][p] = *reinterpret_cast<const Loaded*>(
-                    slice + (column(p) < W ? column(p) : first));
+                loaded[d][p] = *reinterpret_cast<const Loaded*>(slice + column[p]);
         }
 #pragma unroll
         for (int d = 0; d < MANY; ++d)
@@ -123,8 +129,8 @@ struct Columns {
     __device__ __forceinline__ void store(E* to) const {
 #pragma unroll
         for (int p = 0; p < PACKETS; ++p) {
-            if (column(p) >= W) continue;
-            auto* at = reinterpret_cast<Packet<E, N>*>(to + column(p));
+            if (p > 0 && column[p] == column[0]) continue;
+            auto* at = reinterpret_cast<Packet<E, N>*>(to + column[p]);
             if constexpr (sizeof(*at) == 16)
                 store_streaming(at, rounded<E>(sum[p]));
             else
@@ -133,9 +139,9 @@ struct Columns {
     }
 };
 
-// How B batches of n items of W columns meet a grid: a block has x columns and y items, the grid x takes
-// `column_blocks` blocks for each of them and `fold` batches, and z the folds. fold n fits into 32 bits, or
-// fold is 1.
+// How B batches of n items of W columns meet a grid. A block takes y items and a run of columns;
+// grid x counts the items of `fold` batches and in each the `column_blocks` runs, grid z the folds.
+// fold n fits into 32 bits, or fold is 1.
 struct Items {
     i64 B, n, fold, column_blocks;
 };
@@ -149,8 +155,7 @@ struct BatchItem {
         const u32 n_blocks = static_cast<u32>(items.column_blocks), block = blockIdx.x / n_blocks;
         const i64 i = static_cast<i64>(block) * blockDim.y + threadIdx.y;
         const bool inside = i < items.fold * items.n;
-        const u32 in_fold =
-            items.fold == 1 ? 0 : static_cast<u32>(i) / static_cast<u32>(items.n);
+        const u32 in_fold = items.fold == 1 ? 0 : static_cast<u32>(i) / static_cast<u32>(items.n);
         batch = inside ? blockIdx.z * items.fold + in_fold : items.B;
         item = i - in_fold * items.n;
         column_block = blockIdx.x - block * n_blocks;
@@ -162,8 +167,8 @@ struct BatchItem {
     }
 };
 
-// One level of the tree: FANOUT^l entries a node, and where among the sums of all `total` nodes this
-// level's begin and those of the level below.
+// One level of the tree: FANOUT^l entries a node, and where among the sums of all `total` nodes
+// this level's begin and those of the level below.
 struct Level {
     i64 unit, begin, begin_below, total;
 };
@@ -176,11 +181,12 @@ __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
     const BatchItem node(items);
     const i64 W = sizes.W;
     Columns<N> columns(node.column<N, Columns<N>::PACKETS>(), W);
-    if (node.batch >= items.B || columns.first >= W) return;
+    if (node.batch >= items.B || columns.column[0] >= W) return;
     const Key key = entries[node.item * level.unit].key;
     if (key != entries[(node.item + 1) * level.unit - 1].key || key >= sizes.G) return;
     ACC* const own = sums + node.batch * level.total * W;
-    const Ends children{node.item * FANOUT, FANOUT, (node.item + 1) * FANOUT, 0};
+    const Key child = static_cast<Key>(node.item) * FANOUT;
+    const Ends children{child, FANOUT, child + FANOUT, 0};
     if (level.unit == FANOUT)
         columns.add(SortedSlices{dy + node.batch * sizes.K * W, entries, W}, children);
     else
@@ -191,17 +197,17 @@ __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
 // Adds the entries [low, high): on each level the ends that the next one does not cover.
 template <int N>
 __device__ __forceinline__ void add_segment(Columns<N>& columns, const SortedSlices& slices,
-                                            NodeSums nodes, i64 low, i64 high, i64 n, i32 levels) {
+                                            NodeSums nodes, Key low, Key high, Key n, i32 levels) {
     for (i32 level = 0;; ++level) {
-        const i64 up = (low + FANOUT - 1) / FANOUT, down = high / FANOUT;
+        const Key up = low / FANOUT + (low % FANOUT != 0), down = high / FANOUT;
         const bool top = level == levels || up >= down;
-        const i64 skipped = top ? 0 : (down - up) * FANOUT;
+        const Key skipped = top ? 0 : (down - up) * FANOUT;
         const Ends ends{low, high - low - skipped, up * FANOUT, skipped};
         if (level == 0) {
             columns.add(slices, ends);
         } else {
             columns.add(nodes, ends);
-            nodes.sums += n * nodes.W;
+            nodes.sums += static_cast<i64>(n) * nodes.W;
         }
         if (top) return;
         low = up;
@@ -212,7 +218,8 @@ __device__ __forceinline__ void add_segment(Columns<N>& columns, const SortedSli
 
 // dX[b, g] = sum of the slices with key g, zero where there are none: every element written once.
 template <int N>
-__device__ __forceinline__ void sum_rows(const T* __restrict__ dy, const Entry* __restrict__ entries,
+__device__ __forceinline__ void sum_rows(const T* __restrict__ dy,
+                                         const Entry* __restrict__ entries,
                                          const Key* __restrict__ starts,
                                          const ACC* __restrict__ sums, T* __restrict__ dx,
                                          const Items& items, const Sizes& sizes, i64 n_nodes,
@@ -220,10 +227,11 @@ __device__ __forceinline__ void sum_rows(const T* __restrict__ dy, const Entry* 
     const BatchItem row(items);
     const i64 W = sizes.W;
     Columns<N> columns(row.column<N, Columns<N>::PACKETS>(), W);
-    if (row.batch >= items.B || columns.first >= W) return;
+    if (row.batch >= items.B || columns.column[0] >= W) return;
     const SortedSlices slices{dy + row.batch * sizes.K * W, entries, W};
     const NodeSums nodes{sums + row.batch * n_nodes * W, W};
-    add_segment(columns, slices, nodes, starts[row.item], starts[row.item + 1], sizes.K, levels);
+    add_segment(columns, slices, nodes, starts[row.item], starts[row.item + 1],
+                static_cast<Key>(sizes.K), levels);
     columns.store(dx + (row.batch * sizes.G + row.item) * W);
 }
 

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: MIT
+"""Plans that add slices to rows: sorted and summed in order, or with atomics.
+
+A batch has K slices of dY and G rows of dX, W elements each. The kernels are those of
+include/radix_sort.cuh and include/segments.cuh under names of the family's stem.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..contract import Spec
+from ..dtypes import FLOAT64, element_type
+from .plan import Config, Device, Launch, Plan, Scratch, by_value, ceil_div
+
+if TYPE_CHECKING:
+    from ..op import Op
+
+# The constants of the same names in cuda_src.
+THREADS = 256
+SORT_THREADS = 512
+SORT_TILE = 2048
+FANOUT = 32
+ATOMIC_ITEMS = 4
+ZERO_PACKETS = 4
+ROUND_NBYTES = 64
+DIGIT_BITS = 9  # of a sort key at most: a block has a thread for each digit
+
+SORT_BLOCKS = 2  # of a multiprocessor
+MOST_LOOKS = 2**16  # at slices, by elements of dX, that cost less than a second launch
+MOST_ATOMIC = 2**22  # elements of dY up to which atomics cost less than the launches of a sort
+PACKET_NBYTES = 16
+MOST_32_BIT = 2**32 - 1
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """B batches of K slices of dY and of G rows of dX, W elements each."""
+
+    B: int
+    K: int
+    G: int
+    W: int
+
+    @property
+    def key(self) -> np.dtype[Any]:
+        """The type of row numbers and slice numbers."""
+        return np.dtype(np.uint32 if max(self.K, self.G) <= MOST_32_BIT else np.uint64)
+
+
+@dataclass(frozen=True)
+class Digit:
+    """One digit of the sort keys 0 .. G."""
+
+    shift: int
+    bits: int
+
+
+def digits(rows: int) -> tuple[Digit, ...]:
+    """As few digits as hold every key, all of about the same width."""
+    bits = rows.bit_length()
+    width = ceil_div(bits, ceil_div(bits, DIGIT_BITS))
+    return tuple(Digit(shift, min(width, bits - shift)) for shift in range(0, bits, width))
+
+
+def levels(slices: int) -> tuple[int, ...]:
+    """How many nodes each level of partial sums has, until few enough are left for one thread."""
+    counts = [slices]
+    while counts[-1] > 2 * FANOUT:
+        counts.append(counts[-1] // FANOUT)
+    return tuple(counts[1:])
+
+
+def are_few(sizes: Sizes) -> bool:
+    """Whether every element of dX looks at every slice: one launch instead of six or more."""
+    return sizes.K <= THREADS and sizes.K * sizes.B * sizes.G * sizes.W <= MOST_LOOKS
+
+
+def uses_atomics(deterministic: bool, sizes: Sizes) -> bool:
+    """Whether slices are added with atomics: where that is allowed and the quicker way."""
+    return not deterministic and sizes.B * sizes.K * sizes.W <= MOST_ATOMIC
+
+
+def packet_size(width: int, dy: Spec, dx: Spec) -> int:
+    """Elements of a packet: 16 bytes where every row consists of whole aligned ones, else 1."""
+    n = PACKET_NBYTES // dy.dtype.itemsize
+    return n if width % n == 0 and dy.aligned and dx.aligned else 1
+
+
+def spread(batches: int, n: int, runs: int, packets: int) -> tuple[Config, Any]:
+    """Grid and `Items` for n items in each batch, a thread taking `packets` of an item's `runs`."""
+    lanes = min(THREADS, 1 << (ceil_div(runs, packets) - 1).bit_length())
+    items_a_block = THREADS // lanes
+    column_blocks = ceil_div(runs, lanes * packets)
+    fold = min(batches, max(1, MOST_32_BIT // n))
+    grid = (ceil_div(fold * n, items_a_block) * column_blocks, 1, ceil_div(batches, fold))
+    items = by_value(B=batches, n=n, fold=fold, column_blocks=column_blocks)
+    return Config(grid, (lanes, items_a_block)), items
+
+
+def one_each(n: int, a_block: int, threads: int = THREADS) -> Config:
+    """A flat grid whose blocks take `a_block` of n things."""
+    return Config((ceil_div(n, a_block),), (threads,))
+
+
+@dataclass
+class Workspace:
+    """Scratch memory handed out piece by piece while a plan is made."""
+
+    nbytes: int = 0
+
+    def take(self, n: int, dtype: Any) -> Scratch:
+        """Room for n elements, 256-byte aligned."""
+        start = self.nbytes
+        self.nbytes += ceil_div(n * np.dtype(dtype).itemsize, 256) * 256
+        return Scratch(start)
+
+
+@dataclass
+class Scatter:
+    """The plan of one call: which slices go where, and the launches that add them."""
+
+    op: Op
+    device: Device
+    sizes: Sizes
+    index: Spec
+    dy: Spec
+    dx: Spec
+    target: tuple[Any, ...]  # the arguments that say where a slice goes
+    workspace: Workspace = field(default_factory=Workspace)
+    launches: list[Launch] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.dy_name = next(i.name for i in self.op.inputs if i.type == "T")
+        self.dx_name = self.op.outputs[0].name
+        self.acc = np.dtype(np.float64 if self.dy.dtype == FLOAT64 else np.float32)
+        types = {"T": self.dy.dtype, "INDEX": self.index.dtype, "KEY": self.sizes.key}
+        types["ACC"] = self.acc
+        self.slots = {name: element_type(dtype).c_type for name, dtype in types.items()}
+        self.slots["THREADS"] = str(THREADS)
+
+    def launch(self, stage: str, config: Config, *args: Any) -> None:
+        """Add one launch of a stage that the family's operators share."""
+        self.launch_own(f"{self.op.stem}__{stage}", config, *args)
+
+    def launch_own(self, symbol: str, config: Config, *args: Any) -> None:
+        """Add one launch."""
+        self.launches.append(Launch(symbol, config, args, self.slots))
+
+    def plan(self) -> Plan:
+        """What was added up to now."""
+        return Plan(tuple(self.launches), self.workspace.nbytes)
+
+    def zero(self, target: Any, dtype: Any) -> None:
+        """Zeros for dX, or for its sums in another type."""
+        n = self.dx.size * np.dtype(dtype).itemsize // self.dx.dtype.itemsize
+        packet = PACKET_NBYTES // self.dx.dtype.itemsize
+        self.launch("zero", one_each(n, THREADS * ZERO_PACKETS * packet), target, n)
+
+    def add_few(self) -> Plan:
+        """One launch: the same bits, run after run."""
+        s, n = self.sizes, self.dx.size
+        args = (*self.target, self.dy_name, self.dx_name, n, by_value(K=s.K, G=s.G, W=s.W))
+        self.launch_own(f"{self.op.function_name}__few", one_each(n, THREADS), *args)
+        return self.plan()
+
+    def add_slices(self) -> Plan:
+        """Sorted by row and summed in order: the same bits, run after run."""
+        entries = self.sort()
+        starts = self.workspace.take(self.sizes.G + 1, self.sizes.key)
+        config = one_each(self.sizes.G + 1, THREADS)
+        self.launch("starts", config, entries, starts, self.sizes.K, self.sizes.G)
+        self.sum(entries, starts)
+        return self.plan()
+
+    def sort(self) -> Scratch:
+        """The (row, slice) entries in stable order, one pass a digit."""
+        n, key = self.sizes.K, self.sizes.key
+        tiles = ceil_div(n, SORT_TILE)
+        span = ceil_div(tiles, SORT_BLOCKS * self.device.multiprocessors) * SORT_TILE
+        config = one_each(n, span, SORT_THREADS)
+        entries, other = self.workspace.take(2 * n, key), self.workspace.take(2 * n, key)
+        counts = self.workspace.take(config.grid[0] << DIGIT_BITS, key)
+        for digit in digits(self.sizes.G):
+            step = by_value(n=n, span=span, shift=np.int32(digit.shift), bits=np.int32(digit.bits))
+            if digit.shift == 0:
+                where = (*self.target, entries, counts, step, self.sizes.G)
+                self.launch_own(f"{self.op.function_name}__keys", config, *where)
+            else:
+                self.launch("count", config, entries, counts, step)
+            self.launch("scatter", config, entries, other, counts, step)
+            entries, other = other, entries
+        return entries
+
+    def sum(self, entries: Scratch, starts: Scratch) -> None:
+        """Partial sums level by level, then every row of dX."""
+        s, counts = self.sizes, levels(self.sizes.K)
+        sizes = by_value(K=s.K, G=s.G, W=s.W)
+        n = packet_size(s.W, self.dy, self.dx)
+        variant, shape = ("__scalar", (s.W, 1)) if n == 1 else ("", (s.W // n, 2))
+        sums = self.workspace.take(s.B * sum(counts) * s.W, self.acc)
+        for i, count in enumerate(counts):
+            config, items = spread(s.B, count, *shape)
+            below = sum(counts[: max(i - 1, 0)])
+            level = by_value(
+                unit=FANOUT ** (i + 1), begin=sum(counts[:i]), begin_below=below, total=sum(counts)
+            )
+            args = (self.dy_name, entries, sums, items, sizes, level)
+            self.launch(f"sum_nodes{variant}", config, *args)
+        config, items = spread(s.B, s.G, *shape)
+        arrays = (self.dy_name, entries, starts, sums, self.dx_name)
+        self.launch(f"sum_rows{variant}", config, *arrays, items, sizes, sum(counts), len(counts))
+
+    def add_slices_atomically(self) -> Plan:
+        """Zeros, atomic additions, and one rounding where T is narrower than its sums."""
+        s = self.sizes
+        config, items = spread(s.B, s.K, s.W, ATOMIC_ITEMS)
+        sizes = by_value(K=s.K, G=s.G, W=s.W)
+        return self.atomic("__atomic", config, items, sizes)
+
+    def atomic(self, variant: str, config: Config, *args: Any) -> Plan:
+        """The additions of a kernel of the operator's own between zeros and rounding."""
+        narrow = self.acc != self.dx.dtype
+        sums = self.workspace.take(self.dx.size, self.acc) if narrow else self.dx_name
+        self.zero(sums, self.acc)
+        symbol = self.op.function_name + variant
+        self.launch_own(symbol, config, *self.target, self.dy_name, sums, *args)
+        if narrow:
+            config = one_each(self.dx.size, THREADS * ROUND_NBYTES // self.acc.itemsize)
+            self.launch("round", config, sums, self.dx_name, self.dx.size)
+        return self.plan()
