@@ -10,6 +10,7 @@
 namespace cto {
 
 constexpr u32 SMALLEST_EXACT_EXPONENT = 8;
+constexpr u32 SMALLEST_NORMAL_QUANTUM = 6;
 constexpr u32 NAN_BITS = 0x7FC00000u;
 
 // A float that rounds as x does: only the upper seven bits count, so a double is truncated, and
@@ -96,10 +97,11 @@ __device__ __forceinline__ u32 shared_exponent_of(uint2 codes) {
     return gather_nibble(codes.x) | gather_nibble(codes.y) << 4;
 }
 
-// 2^(E - 132), or NaN for a tile that kept a non-finite value. Normal for E >= 6.
+// 2^(E - 132), or NaN for a tile that kept a non-finite value; 0 where it would be subnormal.
 __device__ __forceinline__ float quantum_of(u32 shared_exponent, bool keep_nonfinite) {
     if (keep_nonfinite && shared_exponent == 255) return __uint_as_float(NAN_BITS);
-    return __uint_as_float((shared_exponent - 5) << 23);
+    return shared_exponent < SMALLEST_NORMAL_QUANTUM ? 0.0f
+                                                     : __uint_as_float((shared_exponent - 5) << 23);
 }
 
 // Four codes to 64 + M or 64 - M by sign, a byte each, so that a zero M loses its sign.
@@ -114,30 +116,60 @@ __device__ __forceinline__ float decode_element(u32 offset, int j, float quantum
     return (__uint_as_float(__byte_perm(offset, 0x4B000000u, 0x7540 | j)) - 8388672.0f) * quantum;
 }
 
-// Units of 2^-149, below 2^28, with a sign. They are a float's bits below 2^24; by bits, since
-// arithmetic and conversions flush subnormals.
-template <class Y>
-__device__ __forceinline__ Y from_units(u32 units, u32 sign) {
-    const u32 normal = __float_as_uint(__uint2float_rn(units)) - (149u << 23);
-    return from_float<Y>(__uint_as_float(sign << 31 | (units < 1u << 24 ? units : normal)));
+template <int N>
+__device__ __forceinline__ void decode_normal(u32 codes, float quantum, float* y) {
+    const u32 offset = offset_magnitudes(codes);
+#pragma unroll
+    for (int j = 0; j < N; ++j) y[j] = decode_element(offset, j, quantum);
 }
-template <>
-__device__ __forceinline__ double from_units<double>(u32 units, u32 sign) {
-    return (sign ? -0x1p-149 : 0x1p-149) * units;
+
+// A subnormal quantum: M in units of 2^-149 is a float's bits below 2^24. By bits, since arithmetic
+// flushes subnormals.
+__device__ __forceinline__ float decode_small(u32 code, u32 shared_exponent) {
+    const u32 m = code & 0x3Fu, units = m << (shared_exponent + 17);
+    const u32 normal = __float_as_uint(__uint2float_rn(units)) - (149u << 23);
+    const u32 sign = m ? (code & 0x40u) << 25 : 0;
+    return __uint_as_float(sign | (units < 1u << 24 ? units : normal));
 }
 
 // The first N elements of four codes.
+template <int N>
+__device__ __forceinline__ void decode_four(u32 codes, u32 shared_exponent, float quantum,
+                                            float* y) {
+    decode_normal<N>(codes, quantum, y);
+    if (shared_exponent >= SMALLEST_NORMAL_QUANTUM) return;
+#pragma unroll
+    for (int j = 0; j < N; ++j) y[j] = decode_small(codes >> 8 * j, shared_exponent);
+}
+
 template <int N, class Y>
 __device__ __forceinline__ void decode_four(u32 codes, u32 shared_exponent, float quantum, Y* y) {
-    const u32 offset = offset_magnitudes(codes);
+    float values[N];
+    decode_four<N>(codes, shared_exponent, quantum, values);
 #pragma unroll
-    for (int j = 0; j < N; ++j) y[j] = from_float<Y>(decode_element(offset, j, quantum));
-    if (shared_exponent >= 6) return;  // else the quantum is subnormal
+    for (int j = 0; j < N; ++j) y[j] = from_float<Y>(values[j]);
+}
+
+// In half all of a tile with a subnormal quantum is zero.
+template <int N>
+__device__ __forceinline__ void decode_four(u32 codes, u32, float quantum, __half* y) {
+    float values[N];
+    decode_normal<N>(codes, quantum, values);
 #pragma unroll
-    for (int j = 0; j < N; ++j) {
-        const u32 code = codes >> 8 * j, m = code & 0x3Fu;
-        y[j] = from_units<Y>(m << (shared_exponent + 17), m ? code >> 6 & 1u : 0);
-    }
+    for (int j = 0; j < N; ++j) y[j] = __float2half_rn(values[j]);
+}
+
+// In double a quantum that is subnormal as a float is normal.
+template <int N>
+__device__ __forceinline__ void decode_four(u32 codes, u32 shared_exponent, float quantum,
+                                            double* y) {
+    const bool small = shared_exponent < SMALLEST_NORMAL_QUANTUM;
+    const i64 exponent = static_cast<i64>(shared_exponent) + (1023 - 132);
+    const double scale = small ? __longlong_as_double(exponent << 52) : 1.0;
+    float values[N];
+    decode_normal<N>(codes, small ? 1.0f : quantum, values);
+#pragma unroll
+    for (int j = 0; j < N; ++j) y[j] = values[j] * scale;
 }
 
 // Part `part` of a tile, N elements.

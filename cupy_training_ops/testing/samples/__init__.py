@@ -43,7 +43,7 @@ def all_samples() -> dict[str, tuple[Sample, ...]]:
 
 def placed(array: Any, offset: int, xp: Any = np) -> Any:
     """A copy of a NumPy array in `xp`'s memory, `offset` elements off a 16-byte boundary."""
-    if not isinstance(array, np.ndarray):
+    if not isinstance(array, np.ndarray | np.generic):
         return array
     target = blank(Spec(array.shape, array.dtype), offset, xp)
     target[...] = xp.asarray(array)
