@@ -84,7 +84,11 @@ def converted(cls: type[Op], declared: Attribute | Input, value: Any) -> Any:
 
 
 def _host_value(op: Op, declared: Input, value: Any) -> Any:
-    if declared.memory != "host" or value is None:
+    if declared.memory != "host":
+        return None
+    if value is None:
+        if not declared.optional:
+            checks.refuse(op.name, declared.name, "a value", "None")
         return None
     if declared.variadic:
         return tuple(converted(type(op), declared, item) for item in value)

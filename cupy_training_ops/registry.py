@@ -12,7 +12,7 @@ from . import checks
 from .dtypes import dtype_name, to_dtype
 from .errors import ArgumentError, DtypeError
 from .op import Op
-from .ops import activation, elementwise, gather, gist, gradient, reduction, tensor
+from .ops import activation, elementwise, gather, gist, gradient, padding, reduction, resize, tensor
 
 FAMILIES: Mapping[str, Mapping[str, type[Op]]] = {
     "activation": activation.OPS,
@@ -20,7 +20,9 @@ FAMILIES: Mapping[str, Mapping[str, type[Op]]] = {
     "gather": gather.OPS,
     "gist": gist.OPS,
     "gradient": gradient.OPS,
+    "padding": padding.OPS,
     "reduction": reduction.OPS,
+    "resize": resize.OPS,
     "tensor": tensor.OPS,
 }
 
@@ -113,6 +115,10 @@ def _bound(cls: type[Op], dtypes: Mapping[str, Any]) -> dict[str, Any]:
         if name not in variable:
             checks.refuse(cls.name, name, f"a name among {sorted(variable)}", "an unknown one")
         dtype = to_dtype(value)
+        if variable[name] not in cls.types and dtype != to_dtype(variable[name]):
+            raise DtypeError(
+                f"{cls.name}: {name}: expected dtype {variable[name]}, got {dtype_name(dtype)}"
+            )
         if bound.setdefault(variable[name], dtype) != dtype:
             raise DtypeError(f"{cls.name}: {_shown(dtypes)} do not agree on {variable[name]}")
     return {v: dtype for v, dtype in bound.items() if v in cls.types}

@@ -20,7 +20,7 @@ import cupy
 import numpy as np
 
 from cupy_training_ops import get_op
-from cupy_training_ops.testing.samples import all_samples, placed
+from cupy_training_ops.testing.samples import all_samples, placed_inputs
 
 
 @click.command()
@@ -47,14 +47,8 @@ def overrun() -> None:
 def run(sample) -> None:
     """One sample, with the outputs allocated by the operator."""
     values = sample.make(np.random.default_rng(7))
-    get_op(sample.op)(**sample.attributes)(*(on_gpu(v, sample.offset) for v in values))
-
-
-def on_gpu(value, offset):
-    """An input in the GPU's memory; lists element by element, host values as they are."""
-    if isinstance(value, list):
-        return [on_gpu(item, offset) for item in value]
-    return placed(value, offset, cupy)
+    op = get_op(sample.op)(**sample.attributes)
+    op(*placed_inputs(op, values, sample.offset, cupy))
 
 
 if __name__ == "__main__":

@@ -101,6 +101,13 @@ class Run:
             return [self.place(item, offset) for item in array]
         return self._guarded(placed(array, offset, self.xp))
 
+    def place_inputs(self, op: Any, inputs: Any, offset: int = 0) -> list[Any]:
+        """An operator's inputs, the device ones in this run's memory."""
+        return [
+            value if declared.memory == "host" else self.place(value, offset)
+            for declared, value in zip(op.inputs, inputs, strict=False)
+        ]
+
     def blank(self, spec: Spec, offset: int = 0) -> Any:
         """An unwritten array in this run's memory."""
         return self._guarded(blank(spec, offset, self.xp))

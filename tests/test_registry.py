@@ -23,12 +23,12 @@ SPELLED = {"float": FLOAT32, "double": FLOAT64}  # as upstream spells dtypes; th
 # registered is taken off here.
 _NAMES = """
     AdamOptimizer AdamWOptimizer AdasumAllReduce BatchNormInternal BatchNormalizationGrad
-    BatchScale BiasSoftmaxDropout BitmaskDropoutGrad ConvGrad ConvTransposeGrad DivGrad
-    DropoutGrad FakeQuant FakeQuantGrad Group InPlaceAccumulator InPlaceAccumulatorV2
-    InplaceClipGradNorm InvertibleLayerNormalizationGrad IsFinite LambOptimizer
+    BiasSoftmaxDropout BitmaskDropoutGrad ConvGrad ConvTransposeGrad
+    DropoutGrad Group InPlaceAccumulator InPlaceAccumulatorV2
+    InplaceClipGradNorm InvertibleLayerNormalizationGrad LambOptimizer
     LayerNormalizationGrad LogSoftmaxGrad LogSoftmaxGrad_13 MegatronF MegatronG
     MixedPrecisionScale NcclAllGather NcclAllReduce NcclReduceScatter PassThrough PythonOp
-    PythonOpGrad RecordEvent Recv SGDOptimizer SGDOptimizerV2 Scale ScaledSum Send
+    PythonOpGrad RecordEvent Recv SGDOptimizer SGDOptimizerV2 Send
     SimplifiedLayerNormalizationGrad SoftmaxCrossEntropy SoftmaxCrossEntropyGrad
     SoftmaxCrossEntropyLoss SoftmaxCrossEntropyLossGrad SoftmaxCrossEntropyLossInternal
     SoftmaxCrossEntropyLossInternalGrad SoftmaxDropoutGrad SoftmaxGrad SoftmaxGrad_13

@@ -17,8 +17,7 @@ from ..registry import get_op
 from ..runtime.launch import launch_log
 from ..runtime.plan import Device, Launch
 from ..runtime.source import Source, load
-from ..testing.samples import Sample
-from .sampling import inputs_in
+from ..testing.samples import Sample, placed_inputs
 
 Slots = tuple[tuple[str, str], ...]
 
@@ -105,7 +104,7 @@ def modules(samples: Iterable[Sample], device: Device) -> list[Module]:
 def launches(sample: Sample, backend: IdleBackend) -> list[Launch]:
     """What a sample would launch on the backend's device."""
     op = get_op(sample.op)(**sample.attributes)
-    inputs = inputs_in(op, sample.make(np.random.default_rng(0)), sample.offset, np)
+    inputs = placed_inputs(op, sample.make(np.random.default_rng(0)), sample.offset, np)
     with numpy_runs_on(backend), launch_log() as log:
         op(*inputs)
     return log

@@ -66,7 +66,8 @@ def test_one_command_is_named_once(monkeypatch):
 
 @pytest.mark.parametrize(("driver", "extra"), [(None, "12"), (12_080, "12"), (13_000, "13")])
 def test_missing_cupy_is_mended_for_the_driver_that_is_here(monkeypatch, driver, extra):
-    monkeypatch.setitem(sys.modules, "cupy", None)
+    for name in ("cupy", "cupy.cuda", "cupy_backends"):
+        monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr(doctor, "driver_version", lambda: driver)
     result = call()
     assert states(result)["CuPy"] == "missing"

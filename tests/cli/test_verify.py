@@ -46,7 +46,7 @@ def test_agreement_passes_every_sample_of_every_operator():
 
 @pytest.mark.usefixtures("gpu")
 def test_one_wrong_value_fails_the_operator_it_is_in(monkeypatch, seed):
-    right = verify.inputs_in
+    right = verify.placed_inputs
 
     def wrong(op, inputs, offset, xp):
         placed = right(op, inputs, offset, xp)
@@ -54,7 +54,7 @@ def test_one_wrong_value_fails_the_operator_it_is_in(monkeypatch, seed):
             placed[0].flat[-1] = -1.25 if placed[0].flat[-1] > 0 else 1.25
         return placed
 
-    monkeypatch.setattr(verify, "inputs_in", wrong)
+    monkeypatch.setattr(verify, "placed_inputs", wrong)
     result = call("--seed", str(seed))
     assert result.exit_code == 1
     (failure,) = (line for line in result.stdout.splitlines() if "first failure" in line)

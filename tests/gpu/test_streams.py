@@ -66,8 +66,8 @@ def test_two_threads_share_an_operator(rng) -> None:
 def test_two_runs_give_the_same_bits(name: str, rng) -> None:
     sample = next(s for s in all_samples()[name] if s.label.endswith("large"))
     op = get_op(name)(**sample.attributes)
-    inputs = [Run("cuda", 0).place(value) for value in sample.make(rng)]
-    first, second = tuple_of(op(*inputs)), tuple_of(op(*inputs))
+    values = sample.make(rng)
+    first, second = (tuple_of(op(*Run("cuda", 0).place_inputs(op, values))) for _ in range(2))
     for one, other in zip(first, second, strict=True):
         assert one.tobytes() == other.tobytes()
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...contract import Spec
+from ...op import Op
 from ...registry import FAMILIES
 
 Generator = np.random.Generator
@@ -39,6 +40,21 @@ def all_samples() -> dict[str, tuple[Sample, ...]]:
     """Every family's samples by operator name."""
     modules = (importlib.import_module(f"{__name__}.{stem}") for stem in FAMILIES)
     return {name: samples for module in modules for name, samples in module.SAMPLES.items()}
+
+
+def placed_inputs(op: type[Op] | Op, inputs: Sequence[Any], offset: int, xp: Any) -> list[Any]:
+    """Copies of an operator's inputs, each in the memory it is declared in."""
+    pairs = zip(op.inputs, inputs, strict=False)
+    return [
+        value if declared.memory == "host" else _placed_input(value, offset, xp)
+        for declared, value in pairs
+    ]
+
+
+def _placed_input(value: Any, offset: int, xp: Any) -> Any:
+    if isinstance(value, list):
+        return [placed(item, offset, xp) for item in value]
+    return placed(value, offset, xp)
 
 
 def placed(array: Any, offset: int, xp: Any = np) -> Any:

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: MIT
+// Zeros around data and away again.  CPU provider: cupy_training_ops/cpu/padding.py
+//
+// Nothing is computed, so arrays are `void*` and all lengths count words; see include/chunks.cuh.
+// Outputs are written once, in order; every operator is a rule that says where a word comes from.
+#include "include/chunks.cuh"
+#include "include/division.cuh"
+
+#ifndef CTO_INDEX
+#define CTO_INDEX i64
+#endif
+
+namespace cto {
+
+using INDEX = CTO_INDEX;
+constexpr int DIMENSIONS = 64;  // NumPy's most
+
+// ---- SliceGrad: the sliced positions of every dimension come from dY, the others are zero -------
+
+// Positions start, start + step, ... of a dimension, `count` of them, hold dY's 0, 1, ...;
+// `distance` is the step's size.
+struct Dimension {
+    Divisor extent, distance;
+    i64 start, backwards, count;
+
+    // The position in dY, or -1 where there is none.
+    __device__ i64 source_of(i64 position) const {
+        const i64 offset = backwards ? start - position : position - start;
+        if (offset < 0) return -1;
+        const i64 j = distance.quotient(offset);
+        return j < count && j * distance.value == offset ? j : -1;
+    }
+};
+
+struct Dimensions {
+    Dimension at[DIMENSIONS];
+};
+
+struct Unsliced {
+    const T* dy;
+    i64 n_dy;
+    int n_outer;
+    const Dimensions& outer;
+    const Dimension& inner;
+
+    // The row of dY that a row comes from, or -1.
+    __device__ i64 row_of(i64 row) const {
+        i64 source = 0, stride = 1;
+#pragma unroll 1
+        for (int d = n_outer - 1; d >= 0; --d) {
+            const Dimension& dimension = outer.at[d];
+            const Cell cell = cell_at(row, dimension.extent);
+            const i64 j = dimension.source_of(cell.column);
+            if (j < 0) return -1;
+            source += j * stride;
+            stride *= dimension.count;
+            row = cell.row;
+        }
+        return source;
+    }
+
+    __device__ Run at(i64 position) const {
+        const Cell cell = cell_at(position, inner.extent);
+        const i64 row = row_of(cell.row);
+        if (row < 0) return zeros(inner.extent.value - cell.column);
+        const i64 j = inner.source_of(cell.column);
+        if (j < 0) return zeros(zeros_from(cell.column));
+        const i64 length = inner.distance.value == 1 ? inner.count - j : 1;
+        return {dy + row * inner.count + j, length, dy, dy + n_dy};
+    }
+
+    __device__ i64 zeros_from(i64 column) const {
+        if (inner.distance.value != 1) return 1;
+        return (column < inner.start ? inner.start : inner.extent.value) - column;
+    }
+};
+
+// ---- FlattenAndUnpad: a row is the row of the input that its index names ------------------------
+
+struct Selected {
+    Divisor width;
+    const T* x;
+    i64 n_x_rows;
+    const INDEX* indices;
+
+    __device__ Run at(i64 position) const {
+        const Cell cell = cell_at(position, width);
+        const i64 row = indices[cell.row], length = width.value - cell.column;
+        if (row < 0 || row >= n_x_rows) return zeros(length);
+        return {x + row * width.value + cell.column, length, x, x + n_x_rows * width.value};
+    }
+};
+
+// ---- PadAndUnflatten: a row is the last row of the input whose index names it -------------------
+
+// An entry of the table of last rows may hold anything from before. It counts if it is a row with
+// the right index; a left-over that is one is as good as a new one, so nothing has to be cleared.
+__device__ __forceinline__ bool is_row_of(i64 entry, i64 n_rows, const INDEX* indices, i64 target) {
+    return entry >= 0 && entry < n_rows && indices[entry] == target;
+}
+
+struct Padded {
+    Divisor width;
+    const T* x;
+    i64 n_x_rows;
+    const INDEX* indices;
+    const i64* last_rows;
+
+    __device__ Run at(i64 position) const {
+        const Cell cell = cell_at(position, width);
+        const i64 row = last_rows[cell.row], length = width.value - cell.column;
+        if (!is_row_of(row, n_x_rows, indices, cell.row)) return zeros(length);
+        return {x + row * width.value + cell.column, length, x, x + n_x_rows * width.value};
+    }
+};
+
+}  // namespace cto
+
+using namespace cto;
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    slice_grad(const void* dy, void* dx, i64 n_dy, i64 n_dx, i32 n_outer,
+               const __grid_constant__ Dimensions outer, const __grid_constant__ Dimension inner) {
+    const Unsliced source{static_cast<const T*>(dy), n_dy, n_outer, outer, inner};
+    write_tile(static_cast<T*>(dx), n_dx, blockIdx.x, source);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    flatten_and_unpad(const void* input, const INDEX* indices, void* output, i64 n_input_rows,
+                      i64 n_output_rows, const __grid_constant__ Divisor width) {
+    const Selected source{width, static_cast<const T*>(input), n_input_rows, indices};
+    write_tile(static_cast<T*>(output), n_output_rows * width.value, blockIdx.x, source);
+}
+
+// Two launches: first the last row of each index, then all rows of the output.
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    pad_and_unflatten__last_rows(const INDEX* indices, i64* last_rows, i64 n_input_rows,
+                                 i64 n_output_rows) {
+    const i64 row = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
+    if (row >= n_input_rows) return;
+    const i64 target = indices[row];
+    if (target < 0 || target >= n_output_rows) return;
+    u64* entry = reinterpret_cast<u64*>(last_rows + target);
+    u64 before = *entry;
+    while (!is_row_of(static_cast<i64>(before), n_input_rows, indices, target) ||
+           static_cast<i64>(before) < row) {
+        const u64 found = atomicCAS(entry, before, static_cast<u64>(row));
+        if (found == before) return;
+        before = found;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    pad_and_unflatten(const void* input, const INDEX* indices, const i64* last_rows, void* output,
+                      i64 n_input_rows, i64 n_output_rows, const __grid_constant__ Divisor width) {
+    const Padded source{width, static_cast<const T*>(input), n_input_rows, indices, last_rows};
+    write_tile(static_cast<T*>(output), n_output_rows * width.value, blockIdx.x, source);
+}

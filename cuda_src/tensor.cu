@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: MIT
+// Tensor movement.  CPU provider: cupy_training_ops/cpu/tensor.py
+//
+// Nothing is computed, so arrays are `void*` and all lengths count words; see include/chunks.cuh.
+// Outputs are written once, in order; every operator is a rule that says where a word comes from.
+#include "include/chunks.cuh"
+#include "include/division.cuh"
+#include "include/tables.cuh"
+
+// Arrays that one launch knows by value.
+#ifndef CTO_CAPACITY
+#define CTO_CAPACITY 16
+#endif
+
+namespace cto {
+
+constexpr int CAPACITY = CTO_CAPACITY;
+
+struct Starts {
+    i64 at[CAPACITY + 1];
+};
+
+// The last of `count` ascending starts that is not after `position`.
+template <class Start>
+__device__ __forceinline__ u32 find_part(const Start& start, u32 count, i64 position) {
+    u32 low = 0, high = count;
+    while (high - low > 1) {
+        const u32 middle = (low + high) / 2;
+        if (start(middle) <= position)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+// ---- ConcatTraining: columns of the result come from parts that start at ascending columns ------
+
+// Parts of the result: an array, and the column it starts at; one more start ends the last part.
+struct PartsByValue {
+    const Pointers<CAPACITY>& arrays;
+    const Starts& starts;
+    __device__ const T* array(u32 i) const { return static_cast<const T*>(arrays.at[i]); }
+    __device__ i64 operator()(u32 i) const { return starts.at[i]; }
+};
+
+struct Part {
+    const void* array;
+    i64 start;
+};
+
+struct PartsInMemory {
+    const Part* parts;
+    __device__ const T* array(u32 i) const { return static_cast<const T*>(parts[i].array); }
+    __device__ i64 operator()(u32 i) const { return parts[i].start; }
+};
+
+template <class Parts>
+struct Joined {
+    Divisor whole_width;
+    i64 n_rows;
+    u32 n_parts;
+    Parts parts;
+
+    __device__ Run at(i64 position) const {
+        const Cell cell = cell_at(position, whole_width);
+        const u32 i = find_part(parts, n_parts, cell.column);
+        const i64 width = parts(i + 1) - parts(i);
+        const i64 column = cell.column - parts(i);
+        const T* array = parts.array(i);
+        const T* row = array + cell.row * width;
+        return {row + column, width - column, array, array + n_rows * width};
+    }
+};
+
+template <class Parts>
+__device__ __forceinline__ void concat(void* out, i64 n_rows, const Divisor& width, u32 n_parts,
+                                       const Parts& parts) {
+    const Joined<Parts> source{width, n_rows, n_parts, parts};
+    write_tile(static_cast<T*>(out), n_rows * width.value, blockIdx.x, source);
+}
+
+// ---- SplitTraining: rows of a part are pieces of rows of the input ------------------------------
+
+struct Piece {
+    Divisor width;
+    const T* whole;
+    i64 n, whole_width, start;
+
+    __device__ Run at(i64 position) const {
+        const Cell cell = cell_at(position, width);
+        const T* from = whole + cell.row * whole_width + start + cell.column;
+        return {from, width.value - cell.column, whole, whole + n};
+    }
+};
+
+// Where the parts start, columns of the input and tiles of the launch; multipliers of their widths.
+struct Split {
+    i64 column[CAPACITY + 1];
+    i64 tile[CAPACITY + 1];
+    u64 multiplier[CAPACITY + 1];
+};
+
+struct SplitTiles {
+    const Split& split;
+    __device__ i64 operator()(u32 i) const { return split.tile[i]; }
+};
+
+}  // namespace cto
+
+using namespace cto;
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    concat_training(void* concat_result, i64 n_rows, const __grid_constant__ Divisor width,
+                    u32 n_parts, const __grid_constant__ Pointers<CAPACITY> inputs,
+                    const __grid_constant__ Starts starts) {
+    concat(concat_result, n_rows, width, n_parts, PartsByValue{inputs, starts});
+}
+
+// More inputs than one launch knows by value: launches that write a table to memory, then one that
+// reads it.
+extern "C" __global__ void concat_training__table(Part* table, i64 first, u32 n_parts,
+                                                  const __grid_constant__ Pointers<CAPACITY> inputs,
+                                                  const __grid_constant__ Starts starts) {
+    const u32 i = threadIdx.x;
+    if (i <= n_parts) table[first + i] = {i < n_parts ? inputs.at[i] : nullptr, starts.at[i]};
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    concat_training__many(void* concat_result, i64 n_rows, const __grid_constant__ Divisor width,
+                          u32 n_parts, const Part* table) {
+    concat(concat_result, n_rows, width, n_parts, PartsInMemory{table});
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    split_training(const void* input, i64 n_rows, i64 width, u32 n_parts,
+                   const __grid_constant__ Pointers<CAPACITY> outputs,
+                   const __grid_constant__ Split split) {
+    const u32 i = find_part(SplitTiles{split}, n_parts, blockIdx.x);
+    const i64 part_width = split.column[i + 1] - split.column[i];
+    const Piece source{{part_width, split.multiplier[i]},
+                       static_cast<const T*>(input),
+                       n_rows * width,
+                       width,
+                       split.column[i]};
+    write_tile(static_cast<T*>(outputs.at[i]), n_rows * part_width, blockIdx.x - split.tile[i],
+               source);
+}

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: MIT
+"""Activations and their gradients in NumPy. Formulas: the classes in `ops/activation.py`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..dtypes import FLOAT32, FLOAT64
+
+Array = NDArray[Any]
+
+# Overflow to infinity and underflow to zero are the limits that the formulas have.
+_quiet = np.errstate(all="ignore")
+_erfc = np.frompyfunc(math.erfc, 1, 1)
+_FAST = 2 * math.sqrt(2 / math.pi)
+
+
+def _wide(x: Array) -> Array:
+    """The type that is computed in: float64 stays, all others become float32."""
+    return x if x.dtype == FLOAT64 else x.astype(FLOAT32)
+
+
+def _normal_tail(x: Array) -> Array:
+    """Phi(x) by the C library's erfc."""
+    tail = np.asarray(_erfc(-x.astype(FLOAT64) / math.sqrt(2)), FLOAT64) / 2
+    return tail.astype(x.dtype)
+
+
+def _sigmoid(v: Array) -> Array:
+    return 1 / (1 + np.exp(-v))
+
+
+def _fast(z: Array) -> Array:
+    return _FAST * (z + 0.044715 * z**3)
+
+
+def _vanishing(x: Array, factor: Array) -> Array:
+    """x times a factor that goes to 0 faster than x to infinity."""
+    return np.where(factor == 0, factor, x * factor)
+
+
+def _gelu_slope(z: Array) -> Array:
+    density = np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
+    return _normal_tail(z) + _vanishing(z, density)
+
+
+def _gate_slope(v: Array, w: Array) -> Array:
+    """d/dx of x s(v): s + w s (1 - s), s = 1 / (1 + exp(-v)), w = x dv/dx."""
+    return _sigmoid(v) + _vanishing(w, _sigmoid(v) * _sigmoid(-v))
+
+
+def _fast_slope(z: Array) -> Array:
+    return _gate_slope(_fast(z), _FAST * (z + 3 * 0.044715 * z**3))
+
+
+def _product(dy: Array, slope: Array) -> Array:
+    return np.asarray(_wide(dy) * slope).astype(dy.dtype)
+
+
+@_quiet
+def relu_grad(dy: Array, x: Array) -> Array:
+    return np.where(x > 0, dy, np.zeros_like(dy))
+
+
+@_quiet
+def leaky_relu_grad(dy: Array, y: Array, *, alpha: float = 0.01) -> Array:
+    return np.where(y > 0, dy, (_wide(dy) * alpha).astype(dy.dtype))
+
+
+@_quiet
+def sigmoid_grad(dy: Array, y: Array) -> Array:
+    return np.asarray(_wide(dy) * _wide(y) * (1 - _wide(y))).astype(dy.dtype)
+
+
+@_quiet
+def tanh_grad(dy: Array, y: Array) -> Array:
+    return _product(dy, 1 - _wide(y) * _wide(y))
+
+
+@_quiet
+def gelu_grad(dy: Array, x: Array) -> Array:
+    return _product(dy, _gelu_slope(_wide(x)))
+
+
+@_quiet
+def fast_gelu_grad(dy: Array, x: Array) -> Array:
+    return _product(dy, _fast_slope(_wide(x)))
+
+
+@_quiet
+def quick_gelu_grad(dy: Array, x: Array, *, alpha: float = 1.702) -> Array:
+    v = alpha * _wide(x)
+    return _product(dy, _gate_slope(v, v))
+
+
+@_quiet
+def bias_gelu_grad_dx(dy: Array, x: Array, b: Array) -> Array:
+    return _product(dy, _gelu_slope(_wide(x) + _wide(b)))
+
+
+@_quiet
+def bias_fast_gelu_grad_dx(dy: Array, x: Array, b: Array) -> Array:
+    return _product(dy, _fast_slope(_wide(x) + _wide(b)))
+
+
+@_quiet
+def gelu(x: Array) -> Array:
+    return _vanishing(_wide(x), _normal_tail(_wide(x))).astype(x.dtype)
+
+
+@_quiet
+def bias_gelu(a: Array, b: Array) -> Array:
+    z = _wide(a) + _wide(b)
+    return _vanishing(z, _normal_tail(z)).astype(a.dtype)
+
+
+@_quiet
+def fast_gelu(x: Array, bias: Array | None) -> Array:
+    z = _wide(x) if bias is None else _wide(x) + _wide(bias)
+    return _vanishing(z, _sigmoid(_fast(z))).astype(x.dtype)
+
+
+@_quiet
+def quick_gelu(x: Array, *, alpha: float = 1.702) -> Array:
+    return _vanishing(_wide(x), _sigmoid(alpha * _wide(x))).astype(x.dtype)

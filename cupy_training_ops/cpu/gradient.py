@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: MIT
+"""Gradient bookkeeping in NumPy. Formulas: the classes of the same names in `ops/gradient.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..dtypes import FLOAT32, FLOAT64
+
+Array = NDArray[Any]
+# Overflow, and sums of what is not finite, are part of the operators.
+_quiet = np.errstate(all="ignore")
+
+
+@_quiet
+def in_place_accumulator(old_sum: Array, value: Array, update_signal: bool | None = None) -> Array:
+    if update_signal is False:
+        return old_sum
+    wide = _wide(old_sum, value)
+    return np.asarray(old_sum.astype(wide) + value.astype(wide)).astype(old_sum.dtype)
+
+
+@_quiet
+def in_place_accumulator_v2(
+    accumulation_buffer: Array, value: Array, overwrite_flag: bool | None = None
+) -> Array:
+    if overwrite_flag:
+        return value.astype(accumulation_buffer.dtype)
+    return in_place_accumulator(accumulation_buffer, value)
+
+
+def in_place_accumulator_list(
+    old_sums: Sequence[Array], values: Sequence[Array], update_signal: bool | None = None
+) -> tuple[Array, ...]:
+    pairs = zip(old_sums, values, strict=True)
+    return tuple(in_place_accumulator(*pair, update_signal) for pair in pairs)
+
+
+def zero_gradient(old_gradient: Array, _reset_signal: Array) -> Array:
+    return np.zeros_like(old_gradient)
+
+
+@_quiet
+def mixed_precision_scale(
+    s: Array, xs: Sequence[Array], *, to: Any, fuse_outputs: bool = False
+) -> tuple[Array, ...]:
+    scaled = [np.asarray(s.reshape(()) * x.astype(_wide(x))).astype(to) for x in xs]
+    return (np.concatenate([y.ravel() for y in scaled]),) if fuse_outputs else tuple(scaled)
+
+
+def _wide(*arrays: Array) -> np.dtype[Any]:
+    """What is computed in: float64 where one takes part, else float32."""
+    return FLOAT64 if any(array.dtype == FLOAT64 for array in arrays) else FLOAT32

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: MIT
+"""Zeros around data, in NumPy. Formulas: the classes of the same names in `ops/padding.py`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Integers = Sequence[int]
+
+
+def slice_grad(
+    dy: Array,
+    shape: tuple[int, ...],
+    starts: Integers,
+    ends: Integers,
+    axes: Integers | None = None,
+    steps: Integers | None = None,
+) -> Array:
+    positions = [np.arange(extent) for extent in shape]
+    steps = (1,) * len(starts) if steps is None else steps
+    for i, axis in enumerate(range(len(starts)) if axes is None else axes):
+        positions[axis] = _positions(shape[axis], starts[i], ends[i], steps[i])
+    dx = np.zeros(shape, dy.dtype)
+    dx[np.ix_(*positions)] = dy.reshape([len(p) for p in positions])
+    return dx
+
+
+def _positions(extent: int, start: int, end: int, step: int) -> Array:
+    """What a slice takes of an axis, in order."""
+    start, end = (bound + extent if bound < 0 else bound for bound in (start, end))
+    low, high = (0, extent) if step > 0 else (-1, extent - 1)
+    first, last = max(0, min(start, high)), max(low, min(end, high))
+    return np.array(range(first, last, step) if extent else (), np.int64)
+
+
+def flatten_and_unpad(x: Array, indices: Array) -> Array:
+    rows = x.reshape(-1, *x.shape[2:])
+    inside = (indices >= 0) & (indices < len(rows))
+    y = np.zeros((len(indices), *x.shape[2:]), x.dtype)
+    y[inside] = rows[indices[inside]]
+    return y
+
+
+def pad_and_unflatten(x: Array, indices: Array, unflatten_dims: tuple[int, int]) -> Array:
+    n_rows = math.prod(unflatten_dims)
+    y = np.zeros((n_rows, *x.shape[1:]), x.dtype)
+    inside = np.flatnonzero((indices >= 0) & (indices < n_rows))
+    last = np.full(n_rows, -1)
+    np.maximum.at(last, indices[inside], inside)
+    y[last >= 0] = x[last[last >= 0]]
+    return y.reshape(*unflatten_dims, *x.shape[1:])

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: MIT
+"""Sums, norms and finiteness checks in NumPy. Formulas: the classes in `ops/reduction.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..dtypes import FLOAT32, FLOAT64, FLOATS
+
+Array = NDArray[Any]
+# Overflow, and sums and roots of what is not finite, are part of the operators.
+_quiet = np.errstate(all="ignore")
+
+
+@_quiet
+def reduce_sum_training(
+    data: Array,
+    axes: tuple[int, ...],
+    *,
+    keepdims: bool = True,
+    noop_with_empty_axes: bool = False,
+) -> Array:
+    if not axes and noop_with_empty_axes:
+        return data
+    wide = FLOAT64 if data.dtype in FLOATS else data.dtype
+    summed = data.astype(wide).sum(axis=axes or None, dtype=wide, keepdims=keepdims)
+    return np.asarray(summed).astype(data.dtype)
+
+
+@_quiet
+def reduce_all_l2(x: Sequence[Array], *, output_type: Any = None) -> Array:
+    y_type = output_type or x[0].dtype
+    total = sum(np.sum(np.square(item.astype(FLOAT64))) for item in x)
+    kept = FLOAT64 if FLOAT64 in (x[0].dtype, y_type) else FLOAT32  # what squares are added in
+    norm = np.sqrt(np.asarray(total).astype(kept).astype(FLOAT64))
+    return np.asarray(norm).astype(y_type)
+
+
+@_quiet
+def is_all_finite(
+    x: Sequence[Array], *, isinf_only: bool = False, isnan_only: bool = False
+) -> Array:
+    fails = np.isinf if isinf_only else np.isnan if isnan_only else _not_finite
+    return np.array(not any(fails(item.astype(FLOAT64)).any() for item in x))
+
+
+def _not_finite(x: Array) -> Array:
+    return ~np.isfinite(x)
+
+
+def all(x: Array) -> Array:
+    return np.array([x.all()])

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: MIT
+"""Gradient bookkeeping: accumulating, clearing, scaling between precisions.
+
+What is given in low precision is computed in float32 (float64 where a float64 takes part) and
+rounded once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..checks import Types, refuse
+from ..contract import Attribute, Input, Output, Spec, boolean, dtype
+from ..dtypes import BOOL, FIXED_SIZE, FLOAT32, FLOATS
+from ..op import Op, slots
+from ..runtime.plan import Config, Device, Launch, Plan, ceil_div
+from ..runtime.tensor_list import batches
+
+THREADS = 128
+NBYTES = 32  # of the wider type a thread has in flight
+CHUNK_NBYTES = 16_384  # of the wider type a block of a list's launch takes
+CAPACITY = 108  # tensors a launch: 36 bytes each, 4,000 in all
+
+DONE = np.ones(1, BOOL)
+
+
+def _launch(
+    symbol: str, grid: int, args: tuple[Any, ...], t: Any = FLOAT32, value: Any = FLOAT32
+) -> Launch:
+    """A launch of this family, whose kernels share their slots."""
+    binding = slots(T=t, VALUE=value) | {
+        "THREADS": str(THREADS),
+        "NBYTES": str(NBYTES),
+        "CAPACITY": str(CAPACITY),
+        "CHUNK_NBYTES": str(CHUNK_NBYTES),
+    }
+    return Launch(symbol, Config((grid,), (THREADS,)), args, binding)
+
+
+def _wider(a: Spec, b: Spec) -> int:
+    return max(a.dtype.itemsize, b.dtype.itemsize)
+
+
+def _blocks(a: Spec, b: Spec) -> int:
+    """Blocks of a launch over two arrays of the same size."""
+    return ceil_div(a.size * _wider(a, b), THREADS * NBYTES)
+
+
+def _refuse_other_shape(op: str, name: str, got: Spec, like: str, expected: Spec) -> None:
+    if got.shape != expected.shape:
+        refuse(op, name, f"shape {expected.shape} like {like}", f"shape {got.shape}")
+
+
+class InPlaceAccumulator(Op):
+    """Gradient accumulation: new_sum = old_sum + value, in place of old_sum.
+
+    Without `out=` new_sum is old_sum's array; an `out=` of its own leaves old_sum as it is.
+    update_signal=False leaves old_sum as it is and launches nothing (with an `out=` of its own: a
+    copy). Values that do not fit overflow to infinity; NaN and infinities go through; subnormal
+    float32 sums become zero.
+
+    old_sum: T, any shape, device. value: T_GRAD, the shape of old_sum, device. update_signal: bool,
+    host, part of a captured graph; True by default. new_sum: T, device, aliases old_sum. T and
+    T_GRAD: float32, float16, float64, bfloat16, in any combination. Deterministic. Raises
+    ArgumentError, also for shapes that differ, and DtypeError. Source: contract 7.
+    """
+
+    inputs = (
+        Input("old_sum", "T"),
+        Input("value", "T_GRAD"),
+        Input("update_signal", "bool", memory="host", optional=True, convert=boolean),
+    )
+    outputs = (Output("new_sum", "T", aliases="old_sum"),)
+    types: ClassVar[Types] = {"T": FLOATS, "T_GRAD": FLOATS}
+
+    def infer(self, old_sum: Spec, value: Spec, update_signal: bool | None) -> tuple[Spec, ...]:
+        _refuse_other_shape(self.name, "value", value, "old_sum", old_sum)
+        return (old_sum,)
+
+    def plan(
+        self, device: Device, old_sum: Spec, value: Spec, update_signal: bool | None, new_sum: Spec
+    ) -> Plan:
+        update = update_signal is not False
+        if not update and new_sum.in_place:
+            return Plan(())
+        args = ("old_sum", "value" if update else None, "new_sum", old_sum.size)
+        grid = _blocks(old_sum, value)
+        return Plan((_launch(self.function_name, grid, args, old_sum.dtype, value.dtype),))
+
+
+class InPlaceAccumulatorV2(Op):
+    """Gradient accumulation: accumulation_buffer_out = accumulation_buffer + value, or value alone.
+
+    With overwrite_flag the buffer becomes the value, rounded to T; what it held does not matter.
+    Without `out=` the result is accumulation_buffer's array; an `out=` of its own, or leaving
+    accumulation_buffer_out out of `outputs=`, leaves the buffer as it is (upstream changes it).
+    Special values: as InPlaceAccumulator.
+
+    accumulation_buffer: T, any shape, device. value: T_GRAD, the same shape, device.
+    overwrite_flag: bool, host, part of a captured graph; False by default. updated_flag: bool,
+    (1,), host, a new NumPy array, always True. accumulation_buffer_out: T, device, aliases
+    accumulation_buffer. T and T_GRAD: float32, float16, float64, bfloat16, in any combination.
+    Deterministic. Raises ArgumentError, also for shapes that differ, and DtypeError.
+    Source: contract 8.
+    """
+
+    inputs = (
+        Input("accumulation_buffer", "T"),
+        Input("value", "T_GRAD"),
+        Input("overwrite_flag", "bool", memory="host", optional=True, convert=boolean),
+    )
+    outputs = (
+        Output("updated_flag", "bool", memory="host"),
+        Output("accumulation_buffer_out", "T", aliases="accumulation_buffer"),
+    )
+    types: ClassVar[Types] = {"T": FLOATS, "T_GRAD": FLOATS}
+
+    def infer(self, buffer: Spec, value: Spec, overwrite_flag: bool | None) -> tuple[Any, ...]:
+        _refuse_other_shape(self.name, "value", value, "accumulation_buffer", buffer)
+        return (DONE, buffer)
+
+    def plan(
+        self, device: Device, buffer: Spec, value: Spec, overwrite_flag: bool | None, *outputs: Any
+    ) -> Plan:
+        old_sum = None if overwrite_flag else "accumulation_buffer"
+        args = (old_sum, "value", "accumulation_buffer_out", buffer.size)
+        grid = _blocks(buffer, value)
+        return Plan((_launch(self.function_name, grid, args, buffer.dtype, value.dtype),))
+
+
+class InPlaceAccumulatorList(Op):
+    """Gradient accumulation over a parameter list: new_sums[i] = old_sums[i] + values[i], in place.
+
+    What InPlaceAccumulator does to each pair, in one launch for every 108 pairs that have elements.
+
+    old_sums: one list of at least one T array, device. values: one list of T_GRAD arrays of the
+    same shapes, device. update_signal: bool, host, part of a captured graph; True by default.
+    new_sums: a tuple of T arrays, device, alias old_sums. T and T_GRAD: float32, float16, float64,
+    bfloat16, in any combination, one for all tensors of a list. Deterministic. Raises ArgumentError
+    and DtypeError. Source: this package; upstream runs InPlaceAccumulator once for every parameter.
+    """
+
+    domain = "cupy_training_ops"
+    inputs = (
+        Input("old_sums", "T", variadic=True),
+        Input("values", "T_GRAD", variadic=True),
+        Input("update_signal", "bool", memory="host", optional=True, convert=boolean),
+    )
+    outputs = (Output("new_sums", "T", variadic=True, aliases="old_sums"),)
+    types: ClassVar[Types] = {"T": FLOATS, "T_GRAD": FLOATS}
+
+    def infer(
+        self, old_sums: tuple[Spec, ...], values: tuple[Spec, ...], update_signal: bool | None
+    ) -> tuple[Any, ...]:
+        if len(values) != len(old_sums):
+            refuse(self.name, "values", f"{len(old_sums)} arrays like old_sums", str(len(values)))
+        for i, (old_sum, value) in enumerate(zip(old_sums, values, strict=True)):
+            _refuse_other_shape(self.name, f"values[{i}]", value, f"old_sums[{i}]", old_sum)
+        return (old_sums,)
+
+    def plan(
+        self,
+        device: Device,
+        old_sums: tuple[Spec, ...],
+        values: tuple[Spec, ...],
+        update_signal: bool | None,
+        new_sums: tuple[Spec, ...],
+    ) -> Plan:
+        update = update_signal is not False
+        written = [update or not new_sum.in_place for new_sum in new_sums]
+        sizes = [s.size if w else 0 for s, w in zip(old_sums, written, strict=True)]
+        arrays = [_names(name, sizes) for name in ("old_sums", "values", "new_sums")]
+        t, value = old_sums[0], values[0]
+        launches = []
+        for table in batches(sizes, CHUNK_NBYTES // _wider(t, value), CAPACITY):
+            pointers = map(table.pointers, arrays)
+            args = (*pointers, table.sizes, len(table.members), update)
+            grid = table.n_chunks
+            launches.append(_launch(self.function_name, grid, args, t.dtype, value.dtype))
+        return Plan(tuple(launches))
+
+
+def _names(variadic: str, items: Sequence[Any]) -> list[str]:
+    return [f"{variadic}[{i}]" for i in range(len(items))]
+
+
+class ZeroGradient(Op):
+    """Clears a gradient: zero_gradient = 0, all bytes, in place of old_gradient.
+
+    NaN and infinities are cleared like anything else. An `out=` of its own leaves old_gradient as
+    it is.
+
+    old_gradient: T1, any shape, device. reset_signal: T2, any shape, device; it orders execution in
+    a graph of operators and is not read. zero_gradient: T1, device, aliases old_gradient. T1:
+    float32, float16, float64, bfloat16. T2: every dtype of fixed size. Deterministic, bit for bit.
+    Raises ArgumentError and DtypeError. Source: contract 9.
+    """
+
+    inputs = (Input("old_gradient", "T1"), Input("reset_signal", "T2"))
+    outputs = (Output("zero_gradient", "T1", aliases="old_gradient"),)
+    types: ClassVar[Types] = {"T1": FLOATS, "T2": FIXED_SIZE}
+    exact = True
+
+    def infer(self, old_gradient: Spec, reset_signal: Spec) -> tuple[Spec, ...]:
+        return (old_gradient,)
+
+    def plan(self, device: Device, old_gradient: Spec, reset_signal: Spec, zero: Spec) -> Plan:
+        grid = ceil_div(zero.nbytes, THREADS * NBYTES)
+        args = ("zero_gradient", zero.nbytes)
+        return Plan((_launch(self.function_name, grid, args),))
+
+
+class MixedPrecisionScale(Op):
+    """Scaling between precisions: Y[i] = (S X[i]) rounded to `to`, for every tensor of a list.
+
+    The product is taken in float32 (float64 where X is float64) and rounded once. With fuse_outputs
+    there is one Y of rank 1: the results one after the other. Products that do not fit are
+    infinite; NaN and infinities go through; subnormal float32 products become zero.
+
+    S: float32, one element of any shape, device: it is read where it is. X: one list of at least
+    one SrcT array of any shape, device. Y: a tuple of DstT arrays in the shapes of X, or of one
+    array, device. to: DstT as a dtype, its name or its ONNX number. SrcT and DstT: float32,
+    float16, float64, bfloat16, in any combination. One launch for every 108 tensors that have
+    elements. Deterministic. Raises ArgumentError and DtypeError. Source: contract 13.
+    """
+
+    inputs = (Input("S", "ScaleT"), Input("X", "SrcT", variadic=True))
+    outputs = (Output("Y", "DstT", variadic=True),)
+    attributes = (
+        Attribute("to", dtype, type="DstT"),
+        Attribute("fuse_outputs", boolean, False),
+    )
+    types: ClassVar[Types] = {"SrcT": FLOATS, "ScaleT": (FLOAT32,), "DstT": FLOATS}
+    to: np.dtype[Any]
+    fuse_outputs: bool
+
+    def infer(self, s: Spec, xs: tuple[Spec, ...]) -> tuple[Any, ...]:
+        if s.size != 1:
+            refuse(self.name, "S", "one element", f"shape {s.shape}")
+        if not xs:
+            refuse(self.name, "X", "at least one array", "an empty list")
+        if self.fuse_outputs:
+            return ((Spec((sum(x.size for x in xs),), self.to),),)
+        return (tuple(Spec(x.shape, self.to) for x in xs),)
+
+    def plan(self, device: Device, s: Spec, xs: tuple[Spec, ...], ys: tuple[Spec, ...]) -> Plan:
+        sizes = [x.size for x in xs]
+        starts = list(itertools.accumulate(sizes, initial=0))
+        symbol = self.function_name + ("__fused" if self.fuse_outputs else "")
+        launches = []
+        for table in batches(sizes, CHUNK_NBYTES // _wider(xs[0], ys[0]), CAPACITY):
+            y: tuple[Any, ...] = (table.pointers(_names("Y", sizes)),)
+            if self.fuse_outputs:
+                y = ("Y[0]", table.starts(starts))
+            x = table.pointers(_names("X", sizes))
+            args = ("S", x, *y, table.sizes, len(table.members))
+            launches.append(_launch(symbol, table.n_chunks, args, self.to, xs[0].dtype))
+        return Plan(tuple(launches))
+
+
+OPS = {
+    "InPlaceAccumulator": InPlaceAccumulator,
+    "InPlaceAccumulatorList": InPlaceAccumulatorList,
+    "InPlaceAccumulatorV2": InPlaceAccumulatorV2,
+    "MixedPrecisionScale": MixedPrecisionScale,
+    "ZeroGradient": ZeroGradient,
+}

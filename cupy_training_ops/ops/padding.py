@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: MIT
+"""Zeros around data and away again: SliceGrad, PadAndUnflatten, FlattenAndUnpad."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..checks import Types, refuse
+from ..contract import Input, Output, Spec, integers, shape
+from ..dtypes import FIXED_SIZE, INT64, to_dtype
+from ..op import Op, slots
+from ..runtime.plan import Config, Device, Launch, Plan, Scratch, by_value, ceil_div
+from ..runtime.words import THREADS, Words, divisor, multiplier, words_of
+
+DIMENSIONS = 64  # NumPy's most
+
+
+class SliceGrad(Op):
+    """The gradient of ONNX Slice: zeros, and dY at the positions that the slice took.
+
+    dX = 0; dX[start_0 + j_0 step_0, ...] = dY[j_0, ...]. Starts, ends, axes and steps mean what
+    they mean in ONNX Slice 13: negative starts and ends count from the end, both are clamped to the
+    array, a negative step walks backwards, an axis that is not named is taken whole.
+
+    dY: T, any shape of the slice's size, device. shape: that of dX, at least one dimension, host.
+    starts, ends: host, one entry an axis. axes: host, 0, 1, ... by default. steps: host, not 0,
+    ones by default. dX: T, `shape`, device. T: every dtype of fixed size. Host inputs are part of a
+    captured graph. Deterministic, bit for bit. Raises ArgumentError, also for a dY of another size,
+    and DtypeError. Source: contract 2.4.
+    """
+
+    inputs = (
+        Input("dY", "T"),
+        Input("shape", "int64", memory="host", convert=shape),
+        Input("starts", "int64", memory="host", convert=integers),
+        Input("ends", "int64", memory="host", convert=integers),
+        Input("axes", "int64", memory="host", optional=True, convert=integers),
+        Input("steps", "int64", memory="host", optional=True, convert=integers),
+    )
+    outputs = (Output("dX", "T"),)
+    types: ClassVar[Types] = {"T": FIXED_SIZE}
+    exact = True
+
+    def infer(self, dy: Spec, shape: tuple[int, ...], *bounds: Any) -> tuple[Spec, ...]:
+        taken = self._checked(shape, *bounds)
+        size = math.prod(d.count for d in taken)
+        if dy.size != size:
+            expected = f"{size} elements, a slice of shape {tuple(d.count for d in taken)}"
+            refuse(self.name, "dY", expected, f"{dy.size} of shape {dy.shape}")
+        return (Spec(shape, dy.dtype),)
+
+    def _checked(
+        self, shape: tuple[int, ...], starts: Any, ends: Any, axes: Any = None, steps: Any = None
+    ) -> list[SlicedAxis]:
+        rank = len(shape)
+        if rank == 0:
+            refuse(self.name, "shape", "at least one dimension", "()")
+        axes = tuple(range(len(starts))) if axes is None else axes
+        steps = (1,) * len(starts) if steps is None else steps
+        for name, values in (("ends", ends), ("axes", axes), ("steps", steps)):
+            if len(values) != len(starts):
+                refuse(self.name, name, f"{len(starts)} entries like starts", f"{values}")
+        if any(not -rank <= a < rank for a in axes) or len({a % rank for a in axes}) < len(axes):
+            expected = f"different axes from {-rank} to {rank - 1}"
+            refuse(self.name, "axes", expected, f"{axes}")
+        if 0 in steps:
+            refuse(self.name, "steps", "steps other than 0", f"{steps}")
+        return sliced_axes(shape, starts, ends, axes, steps)
+
+    def plan(self, device: Device, dy: Spec, shape: tuple[int, ...], *rest: Any) -> Plan:
+        *bounds, dx = rest
+        *outer, inner = _merged(self._checked(shape, *bounds))
+        itemsize = dx.dtype.itemsize
+        lengths = (inner.extent, inner.start, inner.count) if inner.step == 1 else (1,)
+        words = words_of((dy, dx), lengths, itemsize * lengths[-1])
+        inner = inner.times(itemsize, words.nbytes)
+        config = Config((words.tiles(dx.nbytes),), (THREADS,))
+        table = np.zeros((DIMENSIONS, 7), np.uint64)
+        for row, axis in zip(table, outer, strict=False):
+            row[:] = axis.fields
+        sizes = (words.count(dy.nbytes), words.count(dx.nbytes), len(outer))
+        last = by_value(at=np.array(inner.fields, np.uint64))
+        arguments = ("dY", "dX", *sizes, by_value(at=table), last)
+        return Plan((Launch(self.function_name, config, arguments, words.slots),))
+
+
+@dataclass(frozen=True)
+class SlicedAxis:
+    """The positions start, start + step, ... of an axis, `count` of them."""
+
+    extent: int
+    start: int
+    step: int
+    count: int
+
+    @property
+    def fields(self) -> tuple[int, ...]:
+        """The kernel's Dimension."""
+        extent, distance = self.extent, abs(self.step)
+        divisors = (extent, multiplier(extent), distance, multiplier(distance))
+        return (*divisors, self.start, self.step < 0, self.count)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the axis is taken as it is."""
+        return self.count == self.extent and self.step == 1
+
+    def times(self, n: int, divisor: int = 1) -> SlicedAxis:
+        """The same in units of 1/n, or of divisor/n, of a position; the step is 1 or n is."""
+        extent, start, count = (v * n // divisor for v in (self.extent, self.start, self.count))
+        return SlicedAxis(extent, start, self.step, count)
+
+
+def sliced_axes(
+    shape: tuple[int, ...],
+    starts: Sequence[int],
+    ends: Sequence[int],
+    axes: Sequence[int],
+    steps: Sequence[int],
+) -> list[SlicedAxis]:
+    """What a slice takes of every axis, by the rules of ONNX Slice 13."""
+    taken = [SlicedAxis(extent, 0, 1, extent) for extent in shape]
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        extent = shape[axis]
+        low, high = (0, extent) if step > 0 else (-1, extent - 1)
+        first = max(0, min(start + extent if start < 0 else start, high))
+        last = max(low, min(end + extent if end < 0 else end, high))
+        count = max(0, ceil_div(last - first, step)) if extent else 0
+        taken[axis] = SlicedAxis(extent, first, step if count > 1 else 1, count)
+    return taken
+
+
+def _merged(taken: Sequence[SlicedAxis]) -> list[SlicedAxis]:
+    """Fewer axes, the same positions: one taken whole joins a contiguous one before it."""
+    several = [axis for axis in taken if axis.extent != 1 or axis.count != 1]
+    merged = several[:1] or list(taken[:1])
+    for axis in several[1:]:
+        before = merged[-1]
+        if axis.whole and before.step == 1:
+            merged[-1] = before.times(axis.extent)
+        else:
+            merged.append(axis)
+    return merged
+
+
+class _Rows(Op):
+    """What packing and unpacking rows share."""
+
+    types: ClassVar[Types] = {"T": FIXED_SIZE, "T_INDEX": (INT64, to_dtype("int32"))}
+    exact = True
+
+    def check_indices(self, indices: Spec) -> None:
+        """Indices are a list."""
+        if len(indices.shape) != 1:
+            refuse(self.name, "indices", "rank 1", f"shape {indices.shape}")
+
+    def rows(
+        self, width: int, moved: tuple[Spec, ...], indices: Spec
+    ) -> tuple[Words, dict[str, str]]:
+        """Words of rows with so many elements, and the slot of the indices."""
+        words = words_of(moved, (width,), width * moved[0].dtype.itemsize)
+        return words, slots(INDEX=indices.dtype)
+
+
+class FlattenAndUnpad(_Rows):
+    """Selected rows of an array whose first two dimensions are one: the padding falls off.
+
+    output[r] = input.reshape(M1 M2, ...)[indices[r]]; unflatten_dims = (M1, M2), what
+    PadAndUnflatten takes to undo it. An index outside 0 .. M1 M2 - 1 gives a row of zeros (negative
+    ones do not count from the end); duplicates are fine.
+
+    input: T, (M1, M2, ...), device. indices: T_INDEX, (d1,), device. output: T, (d1, ...), device.
+    unflatten_dims: int64, (2,), host, a new NumPy array. T: every dtype of fixed size; T_INDEX:
+    int64, int32. Deterministic, bit for bit. Raises ArgumentError and DtypeError.
+    Source: contract 1.5.
+    """
+
+    inputs = (Input("input", "T"), Input("indices", "T_INDEX"))
+    outputs = (Output("output", "T"), Output("unflatten_dims", "int64", memory="host"))
+
+    def infer(self, x: Spec, indices: Spec) -> tuple[Any, ...]:
+        if len(x.shape) < 2:
+            refuse(self.name, "input", "rank 2 or more", f"shape {x.shape}")
+        self.check_indices(indices)
+        return Spec((*indices.shape, *x.shape[2:]), x.dtype), np.array(x.shape[:2], INT64)
+
+    def plan(self, device: Device, x: Spec, indices: Spec, y: Spec, dims: Spec) -> Plan:
+        width = math.prod(y.shape[1:])
+        words, index = self.rows(width, (y, x), indices)
+        config = Config((words.tiles(y.nbytes),), (THREADS,))
+        sizes = (
+            math.prod(x.shape[:2]),
+            indices.size,
+            divisor(words.count(width * y.dtype.itemsize)),
+        )
+        arguments = ("input", "indices", "output", *sizes)
+        return Plan((Launch(self.function_name, config, arguments, words.slots | index),))
+
+
+class PadAndUnflatten(_Rows):
+    """Rows back to their places in a zero-padded array: the inverse of FlattenAndUnpad.
+
+    output = 0; output.reshape(M1 M2, ...)[indices[r]] = input[r]. A row whose index is outside
+    0 .. M1 M2 - 1 is skipped (negative ones do not count from the end); of rows with the same index
+    the last counts.
+
+    input: T, (d1, ...), device. indices: T_INDEX, (d1,), device. unflatten_dims: (M1, M2), host,
+    part of a captured graph. output: T, (M1, M2, ...), device. T: every dtype of fixed size;
+    T_INDEX: int64, int32. Uses a workspace of 8 M1 M2 bytes. Deterministic, bit for bit, duplicates
+    included. Raises ArgumentError and DtypeError. Source: contract 1.4.
+    """
+
+    inputs = (
+        Input("input", "T"),
+        Input("indices", "T_INDEX"),
+        Input("unflatten_dims", "int64", memory="host", convert=shape),
+    )
+    outputs = (Output("output", "T"),)
+
+    def infer(self, x: Spec, indices: Spec, dims: tuple[int, ...]) -> tuple[Spec, ...]:
+        self.check_indices(indices)
+        if len(dims) != 2:
+            refuse(self.name, "unflatten_dims", "two extents (M1, M2)", f"{dims}")
+        if x.shape[:1] != indices.shape:
+            expected = f"{indices.size} rows, one an index"
+            refuse(self.name, "input", expected, f"shape {x.shape}")
+        return (Spec((*dims, *x.shape[1:]), x.dtype),)
+
+    def plan(self, device: Device, x: Spec, indices: Spec, dims: tuple[int, ...], y: Spec) -> Plan:
+        n_rows = math.prod(dims)
+        width = math.prod(x.shape[1:])
+        words, index = self.rows(width, (y, x), indices)
+        config = Config((words.tiles(y.nbytes),), (THREADS,))
+        sizes = (indices.size, n_rows, divisor(words.count(width * y.dtype.itemsize)))
+        arguments = ("input", "indices", Scratch(0), "output", *sizes)
+        binding = words.slots | index
+        launch = Launch(self.function_name, config, arguments, binding)
+        find = self._find_last_rows(indices, n_rows, binding)
+        return Plan((*find, launch), workspace_nbytes=8 * n_rows)
+
+    def _find_last_rows(
+        self, indices: Spec, n_rows: int, binding: Mapping[str, str]
+    ) -> list[Launch]:
+        """The launch that notes for every row of the output the last row of the input, if any."""
+        if not indices.size:
+            return []
+        symbol = f"{self.function_name}__last_rows"
+        config = Config((ceil_div(indices.size, THREADS),), (THREADS,))
+        arguments = ("indices", Scratch(0), indices.size, n_rows)
+        return [Launch(symbol, config, arguments, binding)]
+
+
+OPS = {
+    "FlattenAndUnpad": FlattenAndUnpad,
+    "PadAndUnflatten": PadAndUnflatten,
+    "SliceGrad": SliceGrad,
+}

@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: MIT
+"""Sums, norms and finiteness checks over arrays and lists of arrays.
+
+Every sum is kept in float32 (float64 for float64) and rounded once, in an order that follows from
+shapes, alignment and the number of multiprocessors: the same bits, run after run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..checks import Types, refuse
+from ..contract import Attribute, Input, Output, Spec, boolean, dtype, integers, optional
+from ..dtypes import BOOL, FLOAT32, FLOATS, INT64, to_dtype
+from ..op import Op, slots
+from ..runtime.plan import Config, Device, Launch, Plan, Scratch, by_value, ceil_div
+from ..runtime.tensor_list import Batch, batch, batches
+
+INT32 = to_dtype("int32")
+THREADS = 256
+BLOCKS = 8  # a multiprocessor: together 2,048 threads
+UNROLL = 4  # packets of 16 bytes a thread has in flight
+PACKET_NBYTES = 16
+MANY_COLUMNS = 65_536  # packets of them, for which a thread takes more rows
+COLUMN_LANES = 16  # neighbouring packets of a row that a block takes where rows are many
+SHORT_ROW_NBYTES = 2048  # a warp's rows; longer ones too, where there are enough of them
+CHUNK_NBYTES = 32768
+CAPACITY = 192  # tensors a launch: 20 bytes each, 4,000 in all
+TICKET_NBYTES = 16
+
+
+def _launch(symbol: str, grid: int, args: tuple[Any, ...], x: Any, y: Any, **config: Any) -> Launch:
+    """A launch of this family, whose kernels share their slots."""
+    binding = slots(T=x, Y=y) | {
+        "THREADS": str(THREADS),
+        "UNROLL": str(UNROLL),
+        "CAPACITY": str(CAPACITY),
+        "CHUNK_NBYTES": str(CHUNK_NBYTES),
+    }
+    return Launch(symbol, Config((grid,), config.get("block", (THREADS,))), args, binding)
+
+
+# ---- ReduceSumTraining ---------------------------------------------------------------------------
+
+
+class ReduceSumTraining(Op):
+    """Sum over axes: reduced[k] = sum of data[k, r] over all positions r of the reduced axes.
+
+    Negative axes count from the back. Without axes all are reduced, or with noop_with_empty_axes
+    none: a copy in the shape of data, whatever keepdims says. A sum of nothing is 0.
+
+    data: T, any shape, device. axes: different integers from -rank to rank - 1, host, part of a
+    captured graph. reduced: T, device; reduced axes have length 1 or, with keepdims=False, go.
+    T: float32, float16, float64, bfloat16, int32, int64. float16 and bfloat16 are added in float32
+    and rounded once; integers are added as integers, modulo 2^32 or 2^64. NaN and infinities go
+    through as in any sum; subnormal float32 sums become zero. Deterministic. Uses a workspace.
+    Raises ArgumentError and DtypeError. Source: contract 15.
+    """
+
+    inputs = (Input("data", "T"), Input("axes", "int64", memory="host", convert=integers))
+    outputs = (Output("reduced", "T"),)
+    attributes = (
+        Attribute("keepdims", boolean, True),
+        Attribute("noop_with_empty_axes", boolean, False),
+    )
+    types: ClassVar[Types] = {"T": (*FLOATS, INT32, INT64)}
+    keepdims: bool
+    noop_with_empty_axes: bool
+
+    def infer(self, x: Spec, axes: tuple[int, ...]) -> tuple[Spec, ...]:
+        if not axes and self.noop_with_empty_axes:
+            return (Spec(x.shape, x.dtype),)
+        reduced = self._reduced(x, axes)
+        length = [1] if self.keepdims else []
+        kept = [length if axis in reduced else [n] for axis, n in enumerate(x.shape)]
+        return (Spec(tuple(n for some in kept for n in some), x.dtype),)
+
+    def _reduced(self, x: Spec, axes: tuple[int, ...]) -> set[int]:
+        """The reduced axes, counted from the front."""
+        rank = len(x.shape)
+        if not axes:
+            return set() if self.noop_with_empty_axes else set(range(rank))
+        reduced = {axis % rank for axis in axes if -rank <= axis < rank}
+        if len(reduced) < len(axes):
+            refuse(self.name, "axes", f"different axes from {-rank} to {rank - 1}", f"{axes}")
+        return reduced
+
+    def plan(self, device: Device, x: Spec, axes: tuple[int, ...], y: Spec) -> Plan:
+        reduced = self._reduced(x, axes)
+        steps = list(passes(x.shape, reduced)) if x.size else [Pass(y.size, 0, 1)]
+        accumulator = x.dtype if x.dtype.itemsize >= FLOAT32.itemsize else FLOAT32
+        room = _Room(device)
+        places = [_Place("data", x.dtype, x.aligned)]
+        for step in steps[:-1]:
+            offset = room.take(step.A * step.B * accumulator.itemsize)
+            places.append(_Place(Scratch(offset), accumulator, True))
+        places.append(_Place("reduced", y.dtype, y.aligned))
+        pairs = zip(steps, itertools.pairwise(places), strict=True)
+        launches = [step.launch(device, *pair, room) for step, pair in pairs]
+        return Plan(tuple(launches), workspace_nbytes=room.nbytes)
+
+
+def passes(shape: Sequence[int], reduced: Iterable[int]) -> Iterator[Pass]:
+    """The sum as passes over an (A, R, B) array each, the one that shrinks it most first."""
+    dims = [[shape[axis], axis in reduced] for axis in range(len(shape)) if shape[axis] != 1]
+    merged = dims[:1]
+    for extent, is_reduced in dims[1:]:
+        if is_reduced == merged[-1][1]:
+            merged[-1][0] *= extent
+        else:
+            merged.append([extent, is_reduced])
+    if not any(is_reduced for _, is_reduced in merged):
+        yield Pass(1, 1, math.prod(shape))
+    while any(is_reduced for _, is_reduced in merged):
+        i = max(range(len(merged)), key=lambda i: merged[i][0] * merged[i][1])
+        extents = [extent for extent, _ in merged]
+        yield Pass(math.prod(extents[:i]), extents[i], math.prod(extents[i + 1 :]))
+        del merged[i]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a pass reads or writes: a launch argument, its dtype, whether it is aligned."""
+
+    argument: Any
+    dtype: np.dtype[Any]
+    aligned: bool
+
+
+class _Room:
+    """The workspace of a call: tickets at its start, which no call uses for anything else."""
+
+    def __init__(self, device: Device) -> None:
+        self.most_blocks = BLOCKS * device.multiprocessors
+        self.tickets = Scratch(0)
+        self.nbytes = 0
+
+    def take(self, nbytes: int) -> int:
+        """The offset of so many bytes."""
+        offset = self.nbytes or 4 * self.most_blocks
+        self.nbytes = offset + ceil_div(nbytes, PACKET_NBYTES) * PACKET_NBYTES
+        return offset
+
+    def n_spans(self, groups: int, most: int) -> int:
+        """Into how many spans, `most` at most, each of some groups of sums is to be divided."""
+        return max(1, min(self.most_blocks // groups, most))
+
+    def shared(self, n_sums: int, n_spans: int, dtype: np.dtype[Any]) -> tuple[Any, Any]:
+        """Partial sums and tickets, where sums are divided into spans."""
+        if n_spans == 1:
+            return None, None
+        itemsize = max(dtype.itemsize, FLOAT32.itemsize)
+        return Scratch(self.take(n_sums * n_spans * itemsize)), self.tickets
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One sum over the middle of an (A, R, B) array, and the launch that makes it."""
+
+    A: int
+    R: int
+    B: int
+
+    def launch(self, device: Device, x: _Place, y: _Place, room: _Room) -> Launch:
+        """The kernel that suits the shape."""
+        if self.B > 1:
+            return self._columns(x, y, room)
+        row_nbytes = self.R * x.dtype.itemsize
+        if row_nbytes <= SHORT_ROW_NBYTES or 64 * device.multiprocessors <= self.A:
+            return self._rows(x, y, ceil_div(row_nbytes, PACKET_NBYTES))
+        return self._long_rows(x, y, ceil_div(row_nbytes, PACKET_NBYTES), room)
+
+    def _rows(self, x: _Place, y: _Place, packets: int) -> Launch:
+        """Some lanes of a warp to a row, two packets a lane, more where a warp is full."""
+        lanes = 1
+        while lanes < 32 and 2 * lanes < packets:
+            lanes *= 2
+        args = (x.argument, y.argument, self.A, self.R, lanes)
+        grid = ceil_div(self.A, THREADS // lanes)
+        return _launch("reduce_sum_training__rows", grid, args, x.dtype, y.dtype)
+
+    def _long_rows(self, x: _Place, y: _Place, packets: int, room: _Room) -> Launch:
+        """Some blocks to a row."""
+        span = ceil_div(packets, room.n_spans(self.A, packets // (THREADS * UNROLL)))
+        n_spans = ceil_div(packets, span)
+        shared = room.shared(self.A, n_spans, x.dtype)
+        args = (x.argument, y.argument, *shared, self.R, span, n_spans)
+        return _launch("reduce_sum_training__long_rows", self.A * n_spans, args, x.dtype, y.dtype)
+
+    def _columns(self, x: _Place, y: _Place, room: _Room) -> Launch:
+        """Packets of neighbouring columns to a thread, rows to threads and blocks."""
+        width = PACKET_NBYTES // x.dtype.itemsize
+        whole = self.B % width == 0 and x.aligned and y.aligned
+        packets = self.B // width if whole else self.B
+        n_tiles, block = column_block(self.A, self.R, packets)
+        groups = ceil_div(self.A, block[2]) * n_tiles
+        most = self.R // (2 * UNROLL * block[1]) if block[2] == 1 else 1
+        span = max(1, ceil_div(self.R, room.n_spans(groups, most)))
+        n_spans = max(1, ceil_div(self.R, span))
+        shared = room.shared(self.A * self.B, n_spans, x.dtype)
+        counts = {"n_spans": np.int32(n_spans), "n_tiles": np.int32(n_tiles)}
+        sizes = {"A": self.A, "R": self.R, "B": self.B, "span": span}
+        slabs = by_value(**{k: np.int64(v) for k, v in sizes.items()}, **counts)
+        symbol = f"reduce_sum_training__{'' if whole else 'single_'}columns"
+        args = (x.argument, y.argument, *shared, slabs)
+        return _launch(symbol, groups * n_spans, args, x.dtype, y.dtype, block=block)
+
+
+def column_block(n_slabs: int, n_rows: int, packets: int) -> tuple[int, tuple[int, int, int]]:
+    """Tiles of a row of so many packets, and threads of a block by packets, rows and slabs."""
+    batches_a_thread = 4 if n_slabs * packets >= MANY_COLUMNS else 1
+    rows = max(1, ceil_div(n_rows, UNROLL * batches_a_thread))
+    n_tiles = ceil_div(packets, THREADS // min(THREADS // COLUMN_LANES, rows))
+    x = ceil_div(packets, n_tiles)
+    y = min(THREADS // x, rows)
+    return n_tiles, (x, y, min(THREADS // (x * y), n_slabs, 64))
+
+
+# ---- lists of tensors ----------------------------------------------------------------------------
+
+
+def _refuse_none(op: str, name: str, xs: tuple[Spec, ...]) -> None:
+    if not xs:
+        refuse(op, name, "at least one array", "an empty list")
+
+
+def _tables(xs: tuple[Spec, ...]) -> list[Batch]:
+    """The tensors' launches; one without tensors where none has elements."""
+    sizes = [x.size for x in xs]
+    chunk = CHUNK_NBYTES // xs[0].dtype.itemsize
+    return list(batches(sizes, chunk, CAPACITY)) or [batch((), (), chunk, CAPACITY)]
+
+
+def _blocks(device: Device, n_chunks: int) -> int:
+    return max(1, min(n_chunks, BLOCKS * device.multiprocessors))
+
+
+class ReduceAllL2(Op):
+    """Euclidean norm of a list of tensors: Y = sqrt(sum of x^2 over all elements of all of X).
+
+    Squares are added in float32 (float64 where TIn or TOut is float64), so that float16 neither
+    overflows nor loses digits: Y is infinite only where the sum is 2^128 or more (a norm above
+    1.8e19) or the norm does not fit into Y. Squares below 2^-126 become zero. NaN gives NaN, an
+    infinity infinity, no elements 0.
+
+    X: one list of at least one TIn array of any shape, device. Y: TOut, shape (), device.
+    output_type: TOut as a dtype, its name or its ONNX number; TIn by default, where upstream leaves
+    it to the graph. TIn and TOut: float32, float16, float64, bfloat16. One launch for every 192
+    tensors that have elements; uses a workspace. Deterministic. Raises ArgumentError and
+    DtypeError. Source: contract 14.
+    """
+
+    inputs = (Input("X", "TIn", variadic=True),)
+    outputs = (Output("Y", "TOut"),)
+    attributes = (Attribute("output_type", optional(dtype), None, type="TOut"),)
+    types: ClassVar[Types] = {"TIn": FLOATS, "TOut": FLOATS}
+    output_type: np.dtype[Any] | None
+
+    def infer(self, xs: tuple[Spec, ...]) -> tuple[Spec, ...]:
+        _refuse_none(self.name, "X", xs)
+        return (Spec((), self.output_type or xs[0].dtype),)
+
+    def plan(self, device: Device, xs: tuple[Spec, ...], y: Spec) -> Plan:
+        names = [f"X[{i}]" for i in range(len(xs))]
+        tables = _tables(xs)
+        blocks = [_blocks(device, table.n_chunks) for table in tables]
+        launches = []
+        for i, (table, n) in enumerate(zip(tables, blocks, strict=True)):
+            n_partials = sum(blocks) if i == len(tables) - 1 else 0
+            shared = (Scratch(TICKET_NBYTES), Scratch(0))
+            counts = (sum(blocks[:i]), n_partials)
+            args = (table.pointers(names), table.sizes, *shared, "Y", *counts)
+            launches.append(_launch(self.function_name, n, args, xs[0].dtype, y.dtype))
+        nbytes = TICKET_NBYTES + ceil_div(8 * sum(blocks), PACKET_NBYTES) * PACKET_NBYTES
+        return Plan(tuple(launches), workspace_nbytes=nbytes)
+
+
+class IsAllFinite(Op):
+    """Finiteness of a list of tensors: output = no element of any of `input` is infinite or NaN.
+
+    With isinf_only NaN passes, with isnan_only infinities do; both at once are refused. Bits are
+    tested, so that subnormals and -0.0 pass on every GPU. No elements give True.
+
+    input: one list of at least one T array of any shape, device. output: bool, shape (), device:
+    nothing is read back. T: float32, float16, float64, bfloat16. One launch for every 192 tensors
+    that have elements; uses a workspace. Deterministic. Raises ArgumentError and DtypeError.
+    Source: contract 11.
+    """
+
+    inputs = (Input("input", "T", variadic=True),)
+    outputs = (Output("output", "bool"),)
+    attributes = (
+        Attribute("isinf_only", boolean, False),
+        Attribute("isnan_only", boolean, False),
+    )
+    types: ClassVar[Types] = {"T": FLOATS}
+    exact = True
+    isinf_only: bool
+    isnan_only: bool
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        if self.isinf_only and self.isnan_only:
+            refuse(self.name, "isnan_only", "False where isinf_only is True", "True")
+
+    def infer(self, xs: tuple[Spec, ...]) -> tuple[Spec, ...]:
+        _refuse_none(self.name, "input", xs)
+        return (Spec((), BOOL),)
+
+    def plan(self, device: Device, xs: tuple[Spec, ...], y: Spec) -> Plan:
+        names = [f"input[{i}]" for i in range(len(xs))]
+        only = "__isinf_only" if self.isinf_only else "__isnan_only" if self.isnan_only else ""
+        tables = _tables(xs)
+        launches = []
+        for i, table in enumerate(tables):
+            last = i == len(tables) - 1
+            args = (table.pointers(names), table.sizes, Scratch(0), "output", last)
+            grid = _blocks(device, table.n_chunks)
+            symbol = self.function_name + only
+            launches.append(_launch(symbol, grid, args, xs[0].dtype, xs[0].dtype))
+        return Plan(tuple(launches), workspace_nbytes=TICKET_NBYTES)
+
+
+class All(Op):
+    """Conjunction of all elements: Y[0] = X[0] and X[1] and ...; True where there are none.
+
+    X: bool, any shape, device; any byte but 0 counts as True. Y: bool, shape (1,), device: nothing
+    is read back. Uses a workspace. Deterministic. Raises ArgumentError and DtypeError.
+    Source: contract 12.
+    """
+
+    inputs = (Input("X", "T"),)
+    outputs = (Output("Y", "T"),)
+    types: ClassVar[Types] = {"T": (BOOL,)}
+    exact = True
+
+    def infer(self, x: Spec) -> tuple[Spec, ...]:
+        return (Spec((1,), BOOL),)
+
+    def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
+        packets = ceil_div(x.size, PACKET_NBYTES)
+        blocks = _blocks(device, ceil_div(x.size, CHUNK_NBYTES))
+        span = max(1, ceil_div(packets, blocks))
+        args = ("X", "Y", Scratch(0), x.size, span)
+        launch = _launch(self.function_name, blocks, args, FLOAT32, FLOAT32)
+        return Plan((launch,), workspace_nbytes=TICKET_NBYTES)
+
+
+OPS = {
+    "All": All,
+    "IsAllFinite": IsAllFinite,
+    "ReduceAllL2": ReduceAllL2,
+    "ReduceSumTraining": ReduceSumTraining,
+}

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: MIT
+"""The gradient of bilinear resizing."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..checks import Types, refuse
+from ..contract import Attribute, Input, Output, Spec, one_of, reals
+from ..dtypes import FLOAT32, FLOAT64, FLOATS, element_type
+from ..op import Op
+from ..runtime.plan import Config, Device, Launch, Plan, by_value, ceil_div
+
+WARPS = 4  # of a block; each makes a tile of dX
+BAND = 8  # rows of a tile
+TILE = 64  # columns of a tile
+MOST_PIXELS = 2**31 - 1  # along an axis
+
+
+class ResizeGrad(Op):
+    """The gradient of a linear ONNX Resize of two spatial axes, with respect to X.
+
+    dX[.., i, j] = sum over o, p of h(o, i) w(p, j) dY[.., o, p]. Along an axis of n pixels of X and
+    m of dY, output o lies at s = max(0, r (o + 1/2) - 1/2) for half_pixel, s = r o for
+    align_corners, and takes 1 - f of pixel floor(s) and f of the next, f = s - floor(s); all of the
+    last pixel. r = (n - 1) / (m - 1) for align_corners (0 where m is 1), else 1 / scale, or n / m
+    without `scales`. Positions are rounded to float32, to float64 where T is float64. Each element
+    is one sum, so the result is deterministic; sum(dX) = sum(dY) but for rounding.
+
+    dY: T, (N, C, Ho, Wo), device. X: T, (N, C, Hi, Wi), device; only its shape counts. roi: not
+    used. scales: four numbers, host, part of a captured graph, of which the last two count; they
+    have to fit the sizes. dX: T, shape of X, device. mode: "linear".
+    coordinate_transformation_mode: "half_pixel" or "align_corners". T: float32, float16, float64,
+    bfloat16; sums are kept in float32, for float64 in float64, and rounded once.
+    Raises ArgumentError and DtypeError. Source: contract 2.5; ONNX Resize 13.
+    """
+
+    inputs = (
+        Input("dY", "T"),
+        Input("X", "T"),
+        Input("roi", "T", memory="host", optional=True, convert=reals),
+        Input("scales", "float32", memory="host", optional=True, convert=reals),
+    )
+    outputs = (Output("dX", "T"),)
+    attributes = (
+        Attribute("mode", one_of("linear"), "linear"),
+        Attribute(
+            "coordinate_transformation_mode", one_of("half_pixel", "align_corners"), "half_pixel"
+        ),
+    )
+    types: ClassVar[Types] = {"T": FLOATS}
+    coordinate_transformation_mode: str
+
+    def infer(self, dy: Spec, x: Spec, roi: Any, scales: tuple[float, ...] | None) -> tuple[Spec]:
+        for name, spec in (("dY", dy), ("X", x)):
+            if len(spec.shape) != 4 or max(spec.shape[2:]) > MOST_PIXELS:
+                expected = f"rank 4 and at most {MOST_PIXELS} pixels along an axis"
+                refuse(self.name, name, expected, f"shape {spec.shape}")
+        if dy.shape[:2] != x.shape[:2]:
+            expected = f"shape ({x.shape[0]}, {x.shape[1]}, ..), like X"
+            refuse(self.name, "dY", expected, f"shape {dy.shape}")
+        self._check_scales(dy.shape, x.shape, scales)
+        return (Spec(x.shape, x.dtype),)
+
+    def _check_scales(
+        self, outputs: tuple[int, ...], pixels: tuple[int, ...], scales: tuple[float, ...] | None
+    ) -> None:
+        if scales is None:
+            return
+        if len(scales) != 4 or not all(scale > 0 for scale in scales):
+            refuse(self.name, "scales", "four numbers above 0", f"{scales}")
+        for axis in (2, 3):
+            if not abs(pixels[axis] * scales[axis] - outputs[axis]) < 1:
+                expected = f"scales that take {pixels[axis]} pixels to {outputs[axis]}"
+                refuse(self.name, "scales", f"{expected} (axis {axis})", f"{scales[axis]}")
+
+    def plan(self, device: Device, dy: Spec, x: Spec, roi: Any, scales: Any, dx: Spec) -> Plan:
+        compute = FLOAT64 if dx.dtype == FLOAT64 else FLOAT32
+        rows, columns = (
+            self._axis(dx.shape[i], dy.shape[i], scales and scales[i], compute.type) for i in (2, 3)
+        )
+        n_planes = dx.shape[0] * dx.shape[1]
+        tiles = n_planes * ceil_div(dx.shape[2], BAND) * ceil_div(dx.shape[3], TILE)
+        config = Config((ceil_div(tiles, WARPS),), (32 * WARPS,))
+        row = element_type(dx.dtype)
+        binding = {"T": row.c_type, "ACC": row.accumulator}
+        arguments = ("dY", "dX", n_planes, rows, columns)
+        return Plan((Launch(self.function_name, config, arguments, binding),))
+
+    def _axis(self, pixels: int, outputs: int, scale: float | None, real: Any) -> Any:
+        """One axis as the kernel takes it; the ratio in the type that positions have."""
+        align_corners = self.coordinate_transformation_mode == "align_corners"
+        if align_corners:
+            ratio = real(pixels - 1) / real(outputs - 1) if outputs > 1 else real(0)
+        elif scale is not None:
+            ratio = real(1) / real(scale)
+        else:
+            ratio = real(pixels) / real(outputs) if outputs else real(0)
+        counts = {"n_in": np.int32(pixels), "n_out": np.int32(outputs)}
+        return by_value(**counts, align_corners=np.int32(align_corners), ratio=ratio)
+
+
+OPS = {"ResizeGrad": ResizeGrad}

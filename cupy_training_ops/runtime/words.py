@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: MIT
+"""How data movement divides its arrays: words, chunks and tiles of include/chunks.cuh."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..contract import Spec
+from .plan import by_value, ceil_div
+
+THREADS = 128
+CHUNK_NBYTES = 16
+LONG_RUN_NBYTES = 64  # from here on chunks of 16 bytes are written; shorter runs go word by word
+LOADS = 4  # a thread has in flight
+WORD_TYPES = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "uint4"}
+
+
+@dataclass(frozen=True)
+class Words:
+    """How a launch divides its arrays: words of `nbytes`, `chunk` of them for each store."""
+
+    nbytes: int
+    chunk: int
+
+    @property
+    def slots(self) -> dict[str, str]:
+        """The kernel's slots; a chunk of several words takes two loads."""
+        chunks = LOADS if self.chunk == 1 else LOADS // 2
+        words = {"T": WORD_TYPES[self.nbytes], "WORDS": str(self.chunk)}
+        return words | {"CHUNKS": str(chunks), "THREADS": str(THREADS)}
+
+    def count(self, nbytes: int) -> int:
+        """Words of so many bytes."""
+        return nbytes // self.nbytes
+
+    def tiles(self, nbytes: int) -> int:
+        """Blocks that write so many bytes, from wherever in a chunk they start."""
+        per_block = int(self.slots["CHUNKS"]) * THREADS * self.chunk
+        return ceil_div(self.count(nbytes) + self.chunk - 1, per_block)
+
+
+def words_of(specs: Iterable[Spec], lengths: Iterable[int], run_nbytes: int) -> Words:
+    """The widest words that divide all addresses and lengths (in elements) of a launch."""
+    present = [spec for spec in specs if spec.size]
+    itemsize = present[0].dtype.itemsize
+    aligned = all(spec.aligned for spec in present)
+    nbytes = math.gcd(CHUNK_NBYTES, *(n * itemsize for n in lengths)) if aligned else itemsize
+    return Words(nbytes, CHUNK_NBYTES // nbytes if run_nbytes >= LONG_RUN_NBYTES else 1)
+
+
+def multiplier(divisor: int) -> int:
+    """What include/division.cuh multiplies by, to divide numbers below 2^63."""
+    return (1 << 63 + (divisor - 1).bit_length()) // divisor + 1
+
+
+def divisor(value: int) -> Any:
+    """A launch argument: include/division.cuh's Divisor."""
+    return by_value(value=np.int64(value), multiplier=np.uint64(multiplier(value)))

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: MIT
+"""Element-wise operators: one streaming launch from any number of arrays to arrays of one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from .checks import Types, refuse
+from .contract import Input, Output, Spec
+from .dtypes import FLOATS, element_type, to_dtype
+from .op import Op
+from .runtime.plan import Config, Device, Launch, Plan, ceil_div
+from .runtime.words import divisor
+
+THREADS = 128
+NBYTES = 32  # bytes of elements a thread has in flight for each array
+
+
+def type_slots(t: Any, nbytes: int = NBYTES) -> dict[str, str]:
+    """What include/elementwise.cuh is compiled with for elements of dtype `t`."""
+    row = element_type(t)
+    return {
+        "T": row.c_type,
+        "ACC": row.accumulator,
+        "THREADS": str(THREADS),
+        "NBYTES": str(nbytes),
+    }
+
+
+def streamed(
+    symbol: str,
+    arrays: Mapping[str, Spec | None],
+    options: tuple[Any, ...] = (),
+    nbytes: int = NBYTES,
+) -> Launch:
+    """The launch of a kernel that takes the arrays, the first of type T, n, aligned, options."""
+    present = [spec for spec in arrays.values() if spec is not None]
+    x = present[0]
+    config = Config((ceil_div(x.nbytes, THREADS * nbytes),), (THREADS,))
+    args = (*arrays, x.size, all(spec.aligned for spec in present), *options)
+    return Launch(symbol, config, args, type_slots(x.dtype, nbytes))
+
+
+class ElementwiseOp(Op):
+    """Every element of the outputs depends on the elements of the inputs at the same place.
+
+    Subclasses declare inputs (the first of type T), outputs and `options`; their kernel takes the
+    arrays in that order, n, aligned, the length of the `row` if there is one, and the options.
+    """
+
+    types: ClassVar[Types] = {"T": FLOATS}
+    row: ClassVar[str] = ""  # the input of rank 1 that repeats along the last dimension
+    nbytes: ClassVar[int] = NBYTES
+
+    def infer(self, *inputs: Any) -> tuple[Spec, ...]:
+        named = dict(self._arrays(inputs))
+        row = named.pop(self.row, None)
+        first, *others = named.items()
+        for name, spec in others:
+            if spec.shape != first[1].shape:
+                refuse(self.name, name, f"shape {first[1].shape}, as {first[0]}", f"{spec.shape}")
+        if row is not None and row.shape != first[1].shape[-1:]:
+            expected = f"rank 1 and the last extent of {first[0]}, whose shape is {first[1].shape}"
+            refuse(self.name, self.row, expected, f"shape {row.shape}")
+        return tuple(Spec(first[1].shape, self._dtype(output, first[1])) for output in self.outputs)
+
+    @property
+    def symbol(self) -> str:
+        """The kernel: the operator's name, or a variant of it."""
+        return self.function_name
+
+    def options(self, *inputs: Any) -> tuple[Any, ...]:
+        """The kernel's last arguments, from attributes and host inputs."""
+        return ()
+
+    def plan(self, device: Device, *specs: Any) -> Plan:
+        inputs = specs[: len(self.inputs)]
+        declared: tuple[Input | Output, ...] = (*self.inputs, *self.outputs)
+        pairs = zip(declared, specs, strict=True)
+        arrays = {item.name: spec for item, spec in pairs if item.memory == "device"}
+        shape = inputs[0].shape
+        columns = (divisor(shape[-1] if shape else 1),) if self.row else ()
+        options = (*columns, *self.options(*inputs))
+        return Plan((streamed(self.symbol, arrays, options, self.nbytes),))
+
+    def _arrays(self, inputs: Sequence[Any]) -> Iterator[tuple[str, Spec]]:
+        """The arrays among the inputs, by name."""
+        for item, spec in zip(self.inputs, inputs, strict=True):
+            if item.memory == "device" and spec is not None:
+                yield item.name, spec
+
+    def _dtype(self, output: Output, first: Spec) -> Any:
+        return first.dtype if output.type in self.types else to_dtype(output.type)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: MIT
+"""Sample inputs of activations and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...dtypes import FLOATS, dtype_name
+from ...ops.activation import OPS
+from . import Generator, Sample
+
+Shape = tuple[int, ...]
+
+# label, shape, offset, in one dtype an operator, beside special values in every dtype; "large"
+# fills several blocks and ends inside one
+SHAPES: tuple[tuple[str, Shape, int], ...] = (
+    ("ordinary", (16, 64), 0),
+    ("odd", (3, 5, 7), 0),
+    ("empty", (0, 4), 0),
+    ("one", (1,), 0),
+    ("misaligned", (3, 1003), 1),
+    ("large", (5, 1640), 0),
+)
+SPECIALS = np.array(
+    [0.0, -0.0, np.nan, np.inf, -np.inf, 1e-45, -1e-45, 1e-38, -1e-5, 1e30, -1e30, 20, -20, 5.5,
+     -5.5, -0.7517915] * 75
+)  # fmt: skip
+OUTPUTS: dict[str, Callable[[Any], Any]] = {
+    "SigmoidGrad": lambda x: 1 / (1 + np.exp(-x)),
+    "TanhGrad": np.tanh,
+}
+ATTRIBUTES = {"LeakyReluGrad": ("alpha", 0.3), "QuickGeluGrad": ("alpha", 1.1)}
+
+
+def _arrays(rng: Generator, name: str, shape: Shape, dtype: Any) -> tuple[Any, ...]:
+    """Normal numbers; a forward output where the operator takes one."""
+    op = OPS[name]
+    shapes = [shape[-1:] if item.name == op.row else shape for item in op.inputs]
+    arrays = [2 * rng.standard_normal(each) for each in shapes]
+    if name in OUTPUTS:
+        arrays[1] = OUTPUTS[name](arrays[1])
+    return tuple(np.asarray(array).astype(dtype) for array in arrays)
+
+
+def _special(rng: Generator, name: str, dtype: Any) -> tuple[Any, ...]:
+    """Special numbers in one input beside ordinary ones in the others, for each; several blocks."""
+    n = SPECIALS.size
+    arrays = _arrays(rng, name, (len(OPS[name].inputs), n), dtype)
+    with np.errstate(over="ignore"):
+        for i, array in enumerate(arrays):
+            array[i if array.ndim == 2 else slice(None)] = SPECIALS.astype(dtype)
+    return arrays
+
+
+def _samples(name: str, number: int) -> Iterator[Sample]:
+    attributes = dict([ATTRIBUTES[name]]) if name in ATTRIBUTES else {}
+    one = FLOATS[number % len(FLOATS)]
+    for label, shape, offset in SHAPES:
+        make = partial(_arrays, name=name, shape=shape, dtype=one)
+        yield Sample(name, f"{dtype_name(one)}-{label}", make, attributes, offset)
+    for dtype in FLOATS:
+        make = partial(_special, name=name, dtype=dtype)
+        yield Sample(name, f"{dtype_name(dtype)}-special", make, attributes)
+
+
+def _extra() -> Iterator[Sample]:
+    """Rows of a length that fills whole packets, an absent bias, a negative alpha."""
+    for name in ("BiasGeluGrad_dX", "BiasFastGeluGrad_dX", "BiasGelu", "FastGelu"):
+        for label, shape in (("narrow", (900, 3)), ("column", (2300, 1)), ("whole", (70, 48))):
+            make = partial(_arrays, name=name, shape=shape, dtype=FLOATS[1])
+            yield Sample(name, f"float16-{label}-rows", make)
+    for dtype in FLOATS[:2]:
+        make = partial(_without_bias, shape=(3, 1003), dtype=dtype)
+        yield Sample("FastGelu", f"{dtype_name(dtype)}-no-bias", make)
+    for name in ("QuickGelu", "QuickGeluGrad"):
+        make = partial(_arrays, name=name, shape=(7, 31), dtype=FLOATS[0])
+        yield Sample(name, "float32-negative-alpha", make, {"alpha": -1.702})
+
+
+def _without_bias(rng: Generator, shape: Shape, dtype: Any) -> tuple[Any, ...]:
+    return _arrays(rng, "FastGelu", shape, dtype)[:1]
+
+
+_ALL = [s for i, name in enumerate(OPS) for s in _samples(name, i)] + list(_extra())
+SAMPLES = {name: tuple(s for s in _ALL if s.op == name) for name in OPS}

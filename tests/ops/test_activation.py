@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: MIT
+"""Activation kernels: every float16, in place, upstream's recorded answers, rows of any length."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cupy_training_ops import get_op
+from cupy_training_ops.contract import Spec
+from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64
+from cupy_training_ops.ops.activation import OPS
+from cupy_training_ops.runtime.launch import launch_log
+from cupy_training_ops.testing.compare import assert_matches, poison
+
+ANSWERS = Path(__file__).parent.parent / "data" / "ort_cuda_answers.npz"
+UNARY = ("GeluGrad", "FastGeluGrad", "QuickGeluGrad")
+FORWARD = ("Gelu", "FastGelu", "QuickGelu")
+GRADIENTS = [name for name in OPS if "Grad" in name]
+
+# How far upstream's answers may be off (contract 26), times 1 + |upstream|: float32 and float16.
+UPSTREAM = {
+    "ReluGrad": (0, 0),
+    "SigmoidGrad": (1e-6, 2e-3),
+    "TanhGrad": (1e-6, 2e-3),
+    "LeakyReluGrad": (1e-6, 2e-3),
+    "GeluGrad": (2e-6, 1e-3),
+    "FastGeluGrad": (2e-6, 2e-3),
+    "QuickGeluGrad": (2e-6, 8e-3),
+    "BiasGeluGrad_dX": (2e-6, 2e-3),
+    "BiasFastGeluGrad_dX": (2e-6, 2e-3),
+}
+
+
+def ulps(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """Distance of finite float16 values in representable steps."""
+    ordered = [np.where(a < 0, -0x8000 - a.astype(np.int32), a) for a in
+               (actual.view(np.int16), expected.view(np.int16))]  # fmt: skip
+    return np.abs(ordered[0] - ordered[1])
+
+
+def finite_halves() -> np.ndarray:
+    x = np.arange(65_536, dtype=np.uint16).view(FLOAT16)
+    return x[np.isfinite(x)]
+
+
+def check(run, name: str, *inputs, offset: int = 0, tolerance=None, **attributes):
+    """Run the kernel on poisoned output; equal to the CPU provider in dtype, shape and values."""
+    op = get_op(name)(**attributes)
+    expected = op.cpu_function()(*inputs, **op.attribute_values)
+    out = poison(run.blank(Spec(expected.shape, expected.dtype), offset))
+    op(*(run.place(value, offset) for value in inputs), out=out)
+    assert_matches(run.host(out), expected, tolerance)
+
+
+@pytest.mark.parametrize("name", UNARY)
+@pytest.mark.parametrize("alpha", [None, -1.702])
+def test_slope_is_within_one_step_of_float64_at_every_half(run, name, alpha) -> None:
+    if alpha is not None and name != "QuickGeluGrad":
+        pytest.skip(f"{name} has no alpha")
+    x = finite_halves()
+    op = get_op(name)(**({} if alpha is None else {"alpha": alpha}))
+    exact = op.cpu_function()(np.ones(x.size), x.astype(FLOAT64), **op.attribute_values)
+    actual = run.host(op(run.place(np.ones_like(x)), run.place(x)))
+    assert ulps(actual, exact.astype(FLOAT16)).max() <= 1
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_value_is_within_one_step_of_float64_at_every_half(run, name) -> None:
+    x = finite_halves()
+    op, bias = get_op(name)(), (None,) if name == "FastGelu" else ()
+    exact = op.cpu_function()(x.astype(FLOAT64), *bias, **op.attribute_values)
+    assert ulps(run.host(op(run.place(x))), exact.astype(FLOAT16)).max() <= 1
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_float32_slope_is_accurate_to_its_last_digits(run, rng, name) -> None:
+    x = rng.uniform(-12, 12, 20_000).astype(FLOAT32)
+    op = get_op(name)()
+    exact = op.cpu_function()(np.ones(x.size), x.astype(FLOAT64), **op.attribute_values)
+    actual = run.host(op(run.place(np.ones_like(x)), run.place(x)))
+    assert np.abs(actual - exact).max() < 1e-6
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_in_place_on_dy(run, rng, name) -> None:
+    op = get_op(name)()
+    shape = (3, 1500)
+    arrays = [rng.standard_normal(shape).astype(FLOAT32) for _ in op.inputs]
+    if op.row:
+        arrays[-1] = arrays[-1][0].copy()
+    expected = op.cpu_function()(*arrays, **op.attribute_values)
+    placed = [run.place(array) for array in arrays]
+    assert op(*placed, out=placed[0]) is placed[0]
+    assert_matches(run.host(placed[0]), expected)
+
+
+@pytest.mark.parametrize("name", UPSTREAM)
+@pytest.mark.parametrize("number", [0, 1], ids=["f4", "f2"])
+def test_upstream_recorded_answers(run, name, number) -> None:
+    case = f"{name}[{('f4', 'f2')[number]}]"
+    with np.load(ANSWERS) as answers:
+        inputs = [answers[key] for key in answers if key.startswith(f"{case}|in|")]
+        expected = answers[f"{case}|out0"]
+    result = run.host(get_op(name)()(*(run.place(array) for array in inputs)))
+    assert_matches(result, expected, UPSTREAM[name][number])
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.integers(1, 40), st.integers(0, 1), st.integers(0, 2**32 - 1))
+def test_rows_of_any_length(run, columns, offset, seed) -> None:
+    rng = np.random.default_rng(seed)
+    dy, x = (rng.standard_normal((2600 // columns, columns)).astype(FLOAT32) for _ in range(2))
+    b = rng.standard_normal(columns).astype(FLOAT32)
+    check(run, "BiasGeluGrad_dX", dy, x, b, offset=offset)
+
+
+@pytest.mark.parametrize("misaligned", ["dY", "X", "B", "out"])
+def test_one_misaligned_array_is_enough_for_the_slow_path(run, rng, misaligned) -> None:
+    dy, x = (rng.standard_normal((70, 64)).astype(FLOAT16) for _ in range(2))
+    b = rng.standard_normal(64).astype(FLOAT16)
+    op = get_op("BiasGeluGrad_dX")()
+    offset = {misaligned: 3}.get
+    out = poison(run.blank(Spec(x.shape, x.dtype), offset("out", 0)))
+    placed = (run.place(a, offset(n, 0)) for n, a in (("dY", dy), ("X", x), ("B", b)))
+    with launch_log() as log:
+        op(*placed, out=out)
+    n, aligned, columns = log[0].args[-3:]
+    assert (n, aligned, columns["value"]) == (70 * 64, False, 64)
+    assert_matches(run.host(out), op.cpu_function()(dy, x, b))
+
+
+@pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32, FLOAT64], ids=str)
+def test_relu_grad_keeps_subnormals_of_both_inputs(run, dtype) -> None:
+    tiny = np.finfo(dtype).smallest_subnormal
+    dy = np.array([tiny, -tiny, 1, 1, tiny] * 600, dtype)
+    x = np.array([1, tiny, tiny, -tiny, 0.0] * 600, dtype)
+    check(run, "ReluGrad", dy, x, tolerance=0)

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: MIT
+"""Kernels of scaling, division, quantisation and finiteness: which run, upstream's answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from cupy_training_ops import get_op
+from cupy_training_ops.contract import Spec
+from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, dtype_name
+from cupy_training_ops.runtime.launch import launch_log
+from cupy_training_ops.runtime.plan import Device
+from cupy_training_ops.testing.compare import assert_matches, poison
+
+ANSWERS = Path(__file__).parent.parent / "data" / "ort_cuda_answers.npz"
+SCALES = {"scale_0": 0.5, "scale_1": 2.0}  # of the recorded answers
+
+# Operator, attributes and, in float32 and float16, how far upstream's outputs may be off
+# (contract 26), times 1 + |upstream|.
+UPSTREAM = {
+    "Scale": ({}, (1e-6, 2e-3)),
+    "BatchScale": (SCALES, (1e-6, 2e-3)),
+    "ScaledSum": (SCALES, (1e-6, 2e-3)),
+    "DivGrad": ({}, (1e-6, 5e-3)),
+    "FakeQuant": ({}, (1e-6,)),
+    "FakeQuantGrad": ({}, (0,)),
+    "IsFinite": ({}, (0, 0)),
+}
+RECORDED = [(name, i) for name, (_, allowed) in UPSTREAM.items() for i in range(len(allowed))]
+
+
+@pytest.mark.parametrize(("name", "number"), RECORDED)
+def test_upstream_recorded_answers(run, name, number) -> None:
+    attributes, allowed = UPSTREAM[name]
+    case = f"{name}[{('f4', 'f2')[number]}]"
+    op = get_op(name)(**attributes)
+    with np.load(ANSWERS) as answers:
+        arrays = [answers[key] for key in answers if key.startswith(f"{case}|in|")]
+        expected = [answers[key] for key in answers if key.startswith(f"{case}|out")]
+    placed = [
+        run.place(array) if declared.memory == "device" else array
+        for declared, array in zip(op.inputs, arrays, strict=False)
+    ]
+    results = op(*placed)
+    results = [r for r in (results if isinstance(results, tuple) else (results,)) if r is not None]
+    for result, wanted in zip(results, expected, strict=True):
+        assert_upstream(run.host(result), wanted, allowed[number])
+
+
+def assert_upstream(actual, wanted, allowed) -> None:
+    """Within the tolerance; where upstream's half steps made an infinity there is no answer."""
+    finite = np.isfinite(wanted)
+    assert finite.mean() > 0.99
+    assert_matches(actual[finite], wanted[finite], allowed if wanted.dtype != np.bool_ else 0)
+
+
+# ---- DivGrad -------------------------------------------------------------------------------------
+
+SYMBOLS = [
+    ((64, 48), (64, 48), ["div_grad"]),
+    ((64, 48), (1, 64, 48), ["div_grad"]),
+    ((64, 48), (48,), ["div_grad__columns", "div_grad__finish"]),
+    ((48,), (64, 48), ["div_grad__columns", "div_grad__finish"]),
+    ((64, 48), (64, 1), ["div_grad__runs"]),
+    ((64, 9000), (64, 1), ["div_grad__runs", "div_grad__finish"]),
+    ((20, 48), (), ["div_grad__runs"]),
+    ((64, 9000), (), ["div_grad__runs", "div_grad__finish"]),
+    ((200, 3, 7, 7), (3, 1, 1), ["div_grad__runs", "div_grad__finish"]),
+    ((64, 1), (1, 48), ["div_grad__general", "div_grad__general", "div_grad__finish"]),
+    ((2, 3, 4), (2, 1, 4), ["div_grad__general", "div_grad__general"]),
+]  # fmt: skip
+
+
+def specs(a, b, dtype=FLOAT32, aligned=True):
+    shapes = (np.broadcast_shapes(a, b), a, b, a, b)
+    return [Spec(shape, dtype, aligned) for shape in shapes]
+
+
+@pytest.mark.parametrize(("a", "b", "symbols"), SYMBOLS, ids=str)
+def test_which_kernels_run(a, b, symbols) -> None:
+    plan = get_op("DivGrad")().plan(Device(132, (9, 0)), *specs(a, b))
+    assert [launch.symbol for launch in plan.launches] == symbols
+
+
+def test_packets_need_alignment_and_whole_rows() -> None:
+    def packets(a, b, **how):
+        plan = get_op("DivGrad")().plan(Device(132, (9, 0)), *specs(a, b, **how))
+        return plan.launches[0].args[-1]
+
+    assert packets((64, 48), (48,), dtype=FLOAT16) is True
+    assert packets((64, 44), (44,), dtype=FLOAT16) is False
+    assert packets((64, 44), (44,), dtype=FLOAT32) is True
+    assert packets((64, 48), (48,), aligned=False) is False
+    assert packets((64, 48), (64, 1), dtype=FLOAT16) is True
+    assert packets((64, 49), (64, 1)) is False
+
+
+LARGE = (65_536, 1024)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [(LARGE, (1024,)), (LARGE, (65_536, 1)), (LARGE, ()), ((256, 64, 56, 56), (64, 1, 1))],
+)
+def test_scratch_is_a_small_share_of_what_is_read(a, b) -> None:
+    dy, *others = specs(a, b)
+    plan = get_op("DivGrad")().plan(Device(132, (9, 0)), dy, *others)
+    assert plan.workspace_nbytes <= dy.nbytes / 50
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    hnp.mutually_broadcastable_shapes(num_shapes=2, max_dims=4, max_side=9, min_side=0).map(
+        lambda shapes: shapes.input_shapes
+    )
+    | st.tuples(st.integers(1, 600), st.integers(1, 20)).flatmap(
+        lambda matrix: st.sampled_from([(matrix, matrix[1:]), (matrix, (matrix[0], 1))])
+    ),
+    st.sampled_from([FLOAT32, FLOAT16, FLOAT64, BFLOAT16]),
+    st.sampled_from([None, ("dA",), ("dB",)]),
+    st.integers(0, 1),
+    st.integers(0, 2**32 - 1),
+)
+def test_any_broadcast_shapes(run, shapes, dtype, outputs, offset, seed) -> None:
+    rng = np.random.default_rng(seed)
+    every = (np.broadcast_shapes(*shapes), *shapes)
+    dy, a, b = (np.asarray(rng.uniform(0.5, 2, shape)).astype(dtype) for shape in every)
+    op = get_op("DivGrad")()
+    expected = op.cpu_function()(dy, a, b)
+    names = outputs or ("dA", "dB")
+    out = tuple(
+        poison(run.blank(Spec(e.shape, e.dtype), offset)) if name in names else None
+        for name, e in zip(("dA", "dB"), expected, strict=True)
+    )
+    op(*(run.place(array, offset) for array in (dy, a, b)), out=out, outputs=outputs)
+    for name, actual, wanted in zip(("dA", "dB"), out, expected, strict=True):
+        if name in names:
+            assert_matches(run.host(actual), wanted)
+
+
+@pytest.mark.parametrize("shape", [(24,), (300, 1), (), (1, 24)], ids=str)
+def test_sums_are_the_same_bits_every_time(run, rng, shape) -> None:
+    dy, a = (rng.standard_normal((300, 24)).astype(FLOAT32) for _ in range(2))
+    b = rng.uniform(0.5, 2, shape).astype(FLOAT32)
+    op = get_op("DivGrad")()
+    first, second = (run.host(op(*map(run.place, (dy, a, b)))[1]).copy() for _ in range(2))
+    assert (first.view(np.uint32) == second.view(np.uint32)).all()
+
+
+def test_an_unwanted_sum_takes_no_second_launch(run, rng) -> None:
+    dy, a = (rng.standard_normal((300, 24)).astype(FLOAT32) for _ in range(2))
+    b = rng.uniform(0.5, 2, 24).astype(FLOAT32)
+    op = get_op("DivGrad")()
+    placed = [run.place(array) for array in (dy, a, b)]
+    with launch_log() as log:
+        op(*placed, outputs=("dA",))
+    assert [launch.symbol for launch in log] == ["div_grad__columns"]
+    assert op.workspace_nbytes(*placed, outputs=("dA",)) == 0
+    assert op.workspace_nbytes(*placed) > 0
+
+
+# ---- the others ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=dtype_name)
+def test_is_finite_of_every_half(run, dtype) -> None:
+    x = np.arange(65_536, dtype=np.uint16).view(dtype)
+    with np.errstate(invalid="ignore"):
+        expected = np.isfinite(x.astype(FLOAT64))
+    assert_matches(run.host(get_op("IsFinite")()(run.place(x))), expected)
+
+
+def test_outputs_that_are_not_wanted_are_not_written(run, rng) -> None:
+    x = run.place(rng.standard_normal(3000).astype(FLOAT32))
+    y, mask = get_op("FakeQuant")()(x, 0.1, 3, outputs=("mask",))
+    assert y is None
+    assert run.host(mask).dtype == np.bool_
+    scales = {f"scale_{i}": i + 1.0 for i in range(3)}
+    results = get_op("BatchScale")(**scales)(x, outputs=("output_1",))
+    assert results[0] is results[2] is None
+    assert_matches(run.host(results[1]), 2 * run.host(x))
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_sum_may_be_written_into_any_of_its_inputs(run, rng, number) -> None:
+    arrays = [rng.standard_normal(3000).astype(FLOAT32) for _ in range(3)]
+    op = get_op("ScaledSum")(scale_0=0.3, scale_1=-2, scale_2=1.1)
+    expected = op.cpu_function()(*arrays, **op.attribute_values)
+    placed = [run.place(array) for array in arrays]
+    assert op(*placed, out=placed[number]) is placed[number]
+    assert_matches(run.host(placed[number]), expected)
+
+
+def test_select_keeps_subnormals(run) -> None:
+    dy = np.full(3000, np.finfo(FLOAT32).smallest_subnormal, FLOAT32)
+    mask = np.ones(3000, np.bool_)
+    assert_matches(run.host(get_op("FakeQuantGrad")()(run.place(dy), run.place(mask))), dy, 0)

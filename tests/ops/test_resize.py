@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: MIT
+"""What is special about ResizeGrad, on every provider."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cupy_training_ops import ArgumentError, DtypeError, resize_grad
+from cupy_training_ops.cpu import resize
+from cupy_training_ops.dtypes import FLOATS, dtype_name
+from cupy_training_ops.testing.compare import assert_matches
+
+ANSWERS = np.load(Path(__file__).parent.parent / "data" / "ort_cuda_answers.npz")
+MODES = ("half_pixel", "align_corners")
+drawn = settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+extents = st.integers(1, 40) | st.sampled_from([64, 65, 130])
+
+
+def normal(rng: np.random.Generator, *shape: int, dtype="float32") -> np.ndarray:
+    return rng.standard_normal(shape).astype(dtype)
+
+
+@drawn
+@given(
+    n=st.tuples(st.integers(1, 20), extents),
+    m=st.tuples(st.integers(0, 30), extents),
+    mode=st.sampled_from(MODES),
+    dtype=st.sampled_from(FLOATS),
+)
+def test_any_sizes(run, rng, n, m, mode, dtype) -> None:
+    dy, x = normal(rng, 2, 1, *m, dtype=dtype), normal(rng, 2, 1, *n, dtype=dtype)
+    expected = resize.resize_grad(dy, x, coordinate_transformation_mode=mode)
+    dx = resize_grad(run.place(dy), run.place(x), coordinate_transformation_mode=mode)
+    assert_matches(run.host(dx), expected)
+
+
+@drawn
+@given(
+    n=st.tuples(st.integers(1, 20), st.integers(1, 90)),
+    scales=st.tuples(st.floats(0.1, 6), st.floats(0.1, 6)),
+)
+def test_any_scales(run, rng, n, scales) -> None:
+    m = [int(extent * np.float32(scale)) for extent, scale in zip(n, scales, strict=True)]
+    dy, x = normal(rng, 1, 1, *m), normal(rng, 1, 1, *n)
+    expected = resize.resize_grad(dy, x, None, (1, 1, *scales))
+    dx = resize_grad(run.place(dy), run.place(x), None, (1, 1, *scales))
+    assert_matches(run.host(dx), expected)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)
+def test_the_same_call_gives_the_same_bits(run, rng, dtype) -> None:
+    dy, x = (run.place(normal(rng, 1, 2, *size, dtype=dtype)) for size in ((21, 33), (10, 17)))
+    once, again = run.host(resize_grad(dy, x)), run.host(resize_grad(dy, x))
+    assert once.tobytes() == again.tobytes()
+
+
+def test_x_counts_only_by_its_shape(anywhere, rng) -> None:
+    dy = anywhere.place(normal(rng, 1, 1, 6, 8))
+    some, other = (resize_grad(dy, anywhere.place(normal(rng, 1, 1, 3, 4))) for _ in range(2))
+    assert_matches(anywhere.host(some), anywhere.host(other), 0)
+
+
+@pytest.mark.parametrize(
+    ("dy_shape", "x_shape", "scales", "message"),
+    [
+        ((1, 2, 8), (1, 2, 4), None, r"dY: expected rank 4 .* got shape \(1, 2, 8\)"),
+        ((1, 2, 8, 8), (1, 2, 4), None, r"X: expected rank 4 .* got shape \(1, 2, 4\)"),
+        ((1, 3, 8, 8), (1, 2, 4, 4), None, r"dY: expected shape \(1, 2, ..\), like X, got shape"),
+        ((1, 2, 8, 8), (1, 2, 4, 4), (2, 2), r"scales: expected four numbers above 0, got \(2.0, "),
+        ((1, 2, 8, 8), (1, 2, 4, 4), (1, 1, 2, 0), "scales: expected four numbers above 0"),
+        ((1, 2, 8, 8), (1, 2, 4, 4), (1, 1, 2, 3), r"scales: expected scales that take 4 pixels to "
+         r"8 \(axis 3\), got 3.0"),
+        ((1, 2, 8, 8), (1, 2, 4, 4), "wide", "scales: expected numbers in rank 1, got 'wide'"),
+    ],
+)  # fmt: skip
+def test_sizes_that_do_not_fit_are_refused(
+    anywhere, rng, dy_shape, x_shape, scales, message
+) -> None:
+    dy, x = anywhere.place(normal(rng, *dy_shape)), anywhere.place(normal(rng, *x_shape))
+    with pytest.raises(ArgumentError, match=f"ResizeGrad: {message}"):
+        resize_grad(dy, x, None, scales)
+
+
+def test_other_modes_and_types_are_refused(anywhere) -> None:
+    with pytest.raises(ArgumentError, match=r"ResizeGrad: mode: expected one of \('linear',\)"):
+        resize_grad(None, None, mode="cubic")
+    message = r"ResizeGrad: coordinate_transformation_mode: expected one of \('half_pixel', 'align_"
+    with pytest.raises(ArgumentError, match=message):
+        resize_grad(None, None, coordinate_transformation_mode="asymmetric")
+    x = anywhere.place(np.ones((1, 1, 2, 2), np.int32))
+    with pytest.raises(DtypeError, match="ResizeGrad: dY: expected dtype float32, float16"):
+        resize_grad(x, x)
+
+
+@pytest.mark.parametrize(("t", "tolerance"), [("f4", 2e-6), ("f2", 4e-3)])
+def test_answers_as_upstream_does(anywhere, t, tolerance) -> None:
+    """Upstream adds atomically, in half for half."""
+    dy, x, scales, expected = (
+        ANSWERS[f"ResizeGrad[{t},linear]|{name}"] for name in ("in|dY", "in|X", "in|scales", "out0")
+    )
+    dx = resize_grad(anywhere.place(dy), anywhere.place(x), None, scales)
+    assert_matches(anywhere.host(dx), expected, tolerance)
