@@ -3,14 +3,13 @@
 //
 // Byte j of a tile: bit 7 = bit j of E, bit 6 = sign, bits 5..0 = M. Four bytes are worked on at a
 // time in one 32-bit word, and M is found by floating-point arithmetic that is exact; tiles so
-// small that subnormals come near half a quantum take the way by bits.
+// small that subnormals come near half a quantum are encoded by bits.
 #pragma once
 #include "include/types.cuh"
 
 namespace cto {
 
 constexpr u32 SMALLEST_EXACT_EXPONENT = 8;
-constexpr u32 SMALLEST_NORMAL_QUANTUM = 6;
 constexpr u32 NAN_BITS = 0x7FC00000u;
 
 // A float that rounds as x does: only the upper seven bits count, so a double is truncated, and
@@ -97,11 +96,11 @@ __device__ __forceinline__ u32 shared_exponent_of(uint2 codes) {
     return gather_nibble(codes.x) | gather_nibble(codes.y) << 4;
 }
 
-// 2^(E - 132), or NaN for a tile that kept a non-finite value; 0 where it would be subnormal.
+// 2^(E - 132), subnormal below E = 6, or NaN for a tile that kept a non-finite value.
 __device__ __forceinline__ float quantum_of(u32 shared_exponent, bool keep_nonfinite) {
     if (keep_nonfinite && shared_exponent == 255) return __uint_as_float(NAN_BITS);
-    return shared_exponent < SMALLEST_NORMAL_QUANTUM ? 0.0f
-                                                     : __uint_as_float((shared_exponent - 5) << 23);
+    return __uint_as_float(shared_exponent < 6 ? 1u << (shared_exponent + 17)
+                                               : (shared_exponent - 5) << 23);
 }
 
 // Four codes to 64 + M or 64 - M by sign, a byte each, so that a zero M loses its sign.
@@ -113,76 +112,37 @@ __device__ __forceinline__ u32 offset_magnitudes(u32 codes) {
 
 // Byte j of `offset` behind the leading bits of 2^23 is 2^23 + 64 + the signed M, exactly.
 __device__ __forceinline__ float decode_element(u32 offset, int j, float quantum) {
-    return (__uint_as_float(__byte_perm(offset, 0x4B000000u, 0x7540 | j)) - 8388672.0f) * quantum;
+    const u32 bits = __byte_perm(offset, 0x4B000000u, 0x7540 | j);
+    return multiply_subnormal(__uint_as_float(bits) - 8388672.0f, quantum);
 }
 
-template <int N>
-__device__ __forceinline__ void decode_normal(u32 codes, float quantum, float* y) {
-    const u32 offset = offset_magnitudes(codes);
-#pragma unroll
-    for (int j = 0; j < N; ++j) y[j] = decode_element(offset, j, quantum);
+template <class Y>
+__device__ __forceinline__ Y from_decoded(float x) {
+    return from_float<Y>(x);
 }
-
-// A subnormal quantum: M in units of 2^-149 is a float's bits below 2^24. By bits, since arithmetic
-// flushes subnormals.
-__device__ __forceinline__ float decode_small(u32 code, u32 shared_exponent) {
-    const u32 m = code & 0x3Fu, units = m << (shared_exponent + 17);
-    const u32 normal = __float_as_uint(__uint2float_rn(units)) - (149u << 23);
-    const u32 sign = m ? (code & 0x40u) << 25 : 0;
-    return __uint_as_float(sign | (units < 1u << 24 ? units : normal));
+template <>
+__device__ __forceinline__ double from_decoded<double>(float x) {
+    return widen_subnormal(x);
 }
 
 // The first N elements of four codes.
-template <int N>
-__device__ __forceinline__ void decode_four(u32 codes, u32 shared_exponent, float quantum,
-                                            float* y) {
-    decode_normal<N>(codes, quantum, y);
-    if (shared_exponent >= SMALLEST_NORMAL_QUANTUM) return;
-#pragma unroll
-    for (int j = 0; j < N; ++j) y[j] = decode_small(codes >> 8 * j, shared_exponent);
-}
-
 template <int N, class Y>
-__device__ __forceinline__ void decode_four(u32 codes, u32 shared_exponent, float quantum, Y* y) {
-    float values[N];
-    decode_four<N>(codes, shared_exponent, quantum, values);
+__device__ __forceinline__ void decode_four(u32 codes, float quantum, Y* y) {
+    const u32 offset = offset_magnitudes(codes);
 #pragma unroll
-    for (int j = 0; j < N; ++j) y[j] = from_float<Y>(values[j]);
-}
-
-// In half all of a tile with a subnormal quantum is zero.
-template <int N>
-__device__ __forceinline__ void decode_four(u32 codes, u32, float quantum, __half* y) {
-    float values[N];
-    decode_normal<N>(codes, quantum, values);
-#pragma unroll
-    for (int j = 0; j < N; ++j) y[j] = __float2half_rn(values[j]);
-}
-
-// In double a quantum that is subnormal as a float is normal.
-template <int N>
-__device__ __forceinline__ void decode_four(u32 codes, u32 shared_exponent, float quantum,
-                                            double* y) {
-    const bool small = shared_exponent < SMALLEST_NORMAL_QUANTUM;
-    const i64 exponent = static_cast<i64>(shared_exponent) + (1023 - 132);
-    const double scale = small ? __longlong_as_double(exponent << 52) : 1.0;
-    float values[N];
-    decode_normal<N>(codes, small ? 1.0f : quantum, values);
-#pragma unroll
-    for (int j = 0; j < N; ++j) y[j] = values[j] * scale;
+    for (int j = 0; j < N; ++j) y[j] = from_decoded<Y>(decode_element(offset, j, quantum));
 }
 
 // Part `part` of a tile, N elements.
 template <int N, class Y>
 __device__ __forceinline__ void decode_part(uint2 codes, int part, bool keep_nonfinite, Y* y) {
-    const u32 shared_exponent = shared_exponent_of(codes);
-    const float quantum = quantum_of(shared_exponent, keep_nonfinite);
+    const float quantum = quantum_of(shared_exponent_of(codes), keep_nonfinite);
     if constexpr (N == 8) {
-        decode_four<4>(codes.x, shared_exponent, quantum, y);
-        decode_four<4>(codes.y, shared_exponent, quantum, y + 4);
+        decode_four<4>(codes.x, quantum, y);
+        decode_four<4>(codes.y, quantum, y + 4);
     } else {
         const u32 half = part * N & 4 ? codes.y : codes.x;
-        decode_four<N>(half >> 8 * (part * N & 3), shared_exponent, quantum, y);
+        decode_four<N>(half >> 8 * (part * N & 3), quantum, y);
     }
 }
 

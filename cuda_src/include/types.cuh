@@ -42,6 +42,26 @@ __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
     return __float2bfloat16_rn(x);
 }
 
+// Two operations that keep subnormals, which -ftz=true makes the compiler's own ones flush.
+__device__ __forceinline__ float multiply_subnormal(float x, float y) {
+#ifdef __CUDA_CPU__
+    return x * y;
+#else
+    float product;
+    asm("mul.rn.f32 %0, %1, %2;" : "=f"(product) : "f"(x), "f"(y));
+    return product;
+#endif
+}
+__device__ __forceinline__ double widen_subnormal(float x) {
+#ifdef __CUDA_CPU__
+    return x;
+#else
+    double wide;
+    asm("cvt.f64.f32 %0, %1;" : "=d"(wide) : "f"(x));
+    return wide;
+#endif
+}
+
 __device__ __forceinline__ u16 bits_of(__half x) { return __half_as_ushort(x); }
 __device__ __forceinline__ u16 bits_of(__nv_bfloat16 x) { return __bfloat16_as_ushort(x); }
 __device__ __forceinline__ u32 bits_of(float x) { return __float_as_uint(x); }
