@@ -8,13 +8,18 @@ from typing import Any, ClassVar
 
 from .checks import Types, refuse
 from .contract import Input, Output, Spec
-from .dtypes import FLOATS, element_type, to_dtype
+from .dtypes import FLOAT32, FLOAT64, FLOATS, element_type, to_dtype
 from .op import Op
 from .runtime.plan import Config, Device, Launch, Plan, ceil_div
 from .runtime.words import divisor
 
 THREADS = 128
 NBYTES = 32  # bytes of elements a thread has in flight for each array
+
+
+def wide(x: Any) -> Any:
+    """A NumPy array in the type that is computed in: float64 stays, all others become float32."""
+    return x if x.dtype == FLOAT64 else x.astype(FLOAT32)
 
 
 def type_slots(t: Any, nbytes: int = NBYTES) -> dict[str, str]:

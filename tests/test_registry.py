@@ -24,16 +24,15 @@ SPELLED = {"float": FLOAT32, "double": FLOAT64}  # as upstream spells dtypes; th
 _NAMES = """
     AdamOptimizer AdamWOptimizer AdasumAllReduce BatchNormInternal BatchNormalizationGrad
     BiasSoftmaxDropout BitmaskDropoutGrad ConvGrad ConvTransposeGrad
-    DropoutGrad Group InPlaceAccumulator InPlaceAccumulatorV2
+    DropoutGrad Group
     InplaceClipGradNorm InvertibleLayerNormalizationGrad LambOptimizer
     LayerNormalizationGrad LogSoftmaxGrad LogSoftmaxGrad_13 MegatronF MegatronG
-    MixedPrecisionScale NcclAllGather NcclAllReduce NcclReduceScatter PassThrough PythonOp
+    NcclAllGather NcclAllReduce NcclReduceScatter PassThrough PythonOp
     PythonOpGrad RecordEvent Recv SGDOptimizer SGDOptimizerV2 Send
     SimplifiedLayerNormalizationGrad SoftmaxCrossEntropy SoftmaxCrossEntropyGrad
     SoftmaxCrossEntropyLoss SoftmaxCrossEntropyLossGrad SoftmaxCrossEntropyLossInternal
     SoftmaxCrossEntropyLossInternalGrad SoftmaxDropoutGrad SoftmaxGrad SoftmaxGrad_13
     SparseSoftmaxCrossEntropy SparseSoftmaxCrossEntropyGrad TritonOp WaitEvent YieldOp
-    ZeroGradient
 """
 TO_BE_WRITTEN = set(_NAMES.split())
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dtypes import FLOAT32, FLOAT64
+from ..dtypes import FLOAT64
+from ..streaming import wide
 
 Array = NDArray[Any]
 
@@ -17,11 +18,6 @@ Array = NDArray[Any]
 _quiet = np.errstate(all="ignore")
 _erfc = np.frompyfunc(math.erfc, 1, 1)
 _FAST = 2 * math.sqrt(2 / math.pi)
-
-
-def _wide(x: Array) -> Array:
-    """The type that is computed in: float64 stays, all others become float32."""
-    return x if x.dtype == FLOAT64 else x.astype(FLOAT32)
 
 
 def _normal_tail(x: Array) -> Array:
@@ -58,7 +54,7 @@ def _fast_slope(z: Array) -> Array:
 
 
 def _product(dy: Array, slope: Array) -> Array:
-    return np.asarray(_wide(dy) * slope).astype(dy.dtype)
+    return np.asarray(wide(dy) * slope).astype(dy.dtype)
 
 
 @_quiet
@@ -68,62 +64,62 @@ def relu_grad(dy: Array, x: Array) -> Array:
 
 @_quiet
 def leaky_relu_grad(dy: Array, y: Array, *, alpha: float = 0.01) -> Array:
-    return np.where(y > 0, dy, (_wide(dy) * alpha).astype(dy.dtype))
+    return np.where(y > 0, dy, (wide(dy) * alpha).astype(dy.dtype))
 
 
 @_quiet
 def sigmoid_grad(dy: Array, y: Array) -> Array:
-    return np.asarray(_wide(dy) * _wide(y) * (1 - _wide(y))).astype(dy.dtype)
+    return np.asarray(wide(dy) * wide(y) * (1 - wide(y))).astype(dy.dtype)
 
 
 @_quiet
 def tanh_grad(dy: Array, y: Array) -> Array:
-    return _product(dy, 1 - _wide(y) * _wide(y))
+    return _product(dy, 1 - wide(y) * wide(y))
 
 
 @_quiet
 def gelu_grad(dy: Array, x: Array) -> Array:
-    return _product(dy, _gelu_slope(_wide(x)))
+    return _product(dy, _gelu_slope(wide(x)))
 
 
 @_quiet
 def fast_gelu_grad(dy: Array, x: Array) -> Array:
-    return _product(dy, _fast_slope(_wide(x)))
+    return _product(dy, _fast_slope(wide(x)))
 
 
 @_quiet
 def quick_gelu_grad(dy: Array, x: Array, *, alpha: float = 1.702) -> Array:
-    v = alpha * _wide(x)
+    v = alpha * wide(x)
     return _product(dy, _gate_slope(v, v))
 
 
 @_quiet
 def bias_gelu_grad_dx(dy: Array, x: Array, b: Array) -> Array:
-    return _product(dy, _gelu_slope(_wide(x) + _wide(b)))
+    return _product(dy, _gelu_slope(wide(x) + wide(b)))
 
 
 @_quiet
 def bias_fast_gelu_grad_dx(dy: Array, x: Array, b: Array) -> Array:
-    return _product(dy, _fast_slope(_wide(x) + _wide(b)))
+    return _product(dy, _fast_slope(wide(x) + wide(b)))
 
 
 @_quiet
 def gelu(x: Array) -> Array:
-    return _vanishing(_wide(x), _normal_tail(_wide(x))).astype(x.dtype)
+    return _vanishing(wide(x), _normal_tail(wide(x))).astype(x.dtype)
 
 
 @_quiet
 def bias_gelu(a: Array, b: Array) -> Array:
-    z = _wide(a) + _wide(b)
+    z = wide(a) + wide(b)
     return _vanishing(z, _normal_tail(z)).astype(a.dtype)
 
 
 @_quiet
 def fast_gelu(x: Array, bias: Array | None) -> Array:
-    z = _wide(x) if bias is None else _wide(x) + _wide(bias)
+    z = wide(x) if bias is None else wide(x) + wide(bias)
     return _vanishing(z, _sigmoid(_fast(z))).astype(x.dtype)
 
 
 @_quiet
 def quick_gelu(x: Array, *, alpha: float = 1.702) -> Array:
-    return _vanishing(_wide(x), _sigmoid(alpha * _wide(x))).astype(x.dtype)
+    return _vanishing(wide(x), _sigmoid(alpha * wide(x))).astype(x.dtype)

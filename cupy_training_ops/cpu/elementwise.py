@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dtypes import FLOAT32, FLOAT64
+from ..dtypes import FLOAT64
+from ..streaming import wide
 
 Array = NDArray[Any]
 
@@ -16,13 +17,8 @@ Array = NDArray[Any]
 _quiet = np.errstate(all="ignore")
 
 
-def _wide(x: Array) -> Array:
-    """The type that is computed in: float64 stays, all others become float32."""
-    return x if x.dtype == FLOAT64 else x.astype(FLOAT32)
-
-
 def _scaled(x: Array, scale: float) -> Array:
-    return np.asarray(_wide(x) * scale)
+    return np.asarray(wide(x) * scale)
 
 
 def _summed(x: Array, like: Array) -> Array:
@@ -35,7 +31,7 @@ def _summed(x: Array, like: Array) -> Array:
 
 @_quiet
 def scale(input_: Array, scale: float, *, scale_down: bool = False) -> Array:
-    x = _wide(input_)
+    x = wide(input_)
     return np.asarray(x / scale if scale_down else x * scale).astype(input_.dtype)
 
 
@@ -67,7 +63,7 @@ def scaled_sum(
 def fake_quant(
     input_: Array, scale: float, zero_point: float, *, quant_min: int = 0, quant_max: int = 255
 ) -> tuple[Array, Array]:
-    q = np.rint(_wide(input_) / scale) + zero_point
+    q = np.rint(wide(input_) / scale) + zero_point
     output = (np.clip(q, quant_min, quant_max) - zero_point) * scale
     mask = (quant_min <= q) & (q <= quant_max)
     return np.asarray(output).astype(input_.dtype), np.asarray(mask)
@@ -84,5 +80,5 @@ def is_finite(x: Array) -> Array:
 
 @_quiet
 def div_grad(dy: Array, a: Array, b: Array) -> tuple[Array, Array]:
-    by_a = _wide(dy) / _wide(b)
-    return _summed(by_a, a), _summed(-by_a * (_wide(a) / _wide(b)), b)
+    by_a = wide(dy) / wide(b)
+    return _summed(by_a, a), _summed(-by_a * (wide(a) / wide(b)), b)

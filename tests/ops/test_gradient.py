@@ -149,6 +149,18 @@ def test_lists_are_accumulated_once(run, rng, monkeypatch, sizes, capacity) -> N
         assert_matches(run.host(result), old_sum + value)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("n", "size"), [(32, 655_360), (64, 327_680), (32, 589_824), (32, 524_288)]
+)
+def test_lists_at_upstreams_own_sizes(n, size) -> None:
+    import cupy
+
+    old_sums = [cupy.full(size, i, FLOAT32) for i in range(n)]
+    get_op("InPlaceAccumulatorList")()(old_sums, [cupy.ones(size, FLOAT16)] * n)
+    assert all(bool((x == i + 1).all()) for i, x in enumerate(old_sums))
+
+
 def test_lists_of_any_alignment(run, rng) -> None:
     sizes = rng.integers(0, 6000, 12)
     old_sums = [normal(rng, n, FLOAT32) for n in sizes]
