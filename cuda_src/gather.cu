@@ -318,12 +318,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                               Sizes sizes, Level level) {
     sum_nodes<1>(dy, entries, sums, items, sizes, level);
 }
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, CTO_MINB)
     gather__sum_rows(const T* dy, const Entry* entries, const Key* starts, const ACC* sums, T* dx,
                      Items items, Sizes sizes, i64 n_nodes, i32 levels) {
     sum_rows<VECTOR>(dy, entries, starts, sums, dx, items, sizes, n_nodes, levels);
 }
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, CTO_MINB)
     gather__sum_rows__scalar(const T* dy, const Entry* entries, const Key* starts, const ACC* sums,
                              T* dx, Items items, Sizes sizes, i64 n_nodes, i32 levels) {
     sum_rows<1>(dy, entries, starts, sums, dx, items, sizes, n_nodes, levels);

@@ -6,8 +6,10 @@ from __future__ import annotations
 import os
 import secrets
 
-# JAX is an oracle on the CPU; left to itself it takes most of a GPU's memory.
+# JAX is an oracle on the CPU; left to itself it takes most of a GPU's memory. With float64 in every
+# test, or which types it computes in would depend on which tests ran before.
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_ENABLE_X64"] = "1"
 
 import numpy as np
 import pytest

@@ -19,6 +19,20 @@ using ACC = CTO_ACC;
 
 constexpr int FANOUT = 32;
 constexpr int DEPTH = sizeof(T) == 2 ? 2 : 4;  // slices whose loads are in flight together
+#ifndef CTO_P
+#define CTO_P 2
+#endif
+#ifndef CTO_D
+#define CTO_D 4
+#endif
+#ifndef CTO_R
+#define CTO_R 4
+#endif
+#ifndef CTO_MINB
+#define CTO_MINB 2
+#endif
+constexpr int AHEAD = CTO_D;
+constexpr int ROWS = CTO_R;  // of dX that a thread sums
 
 // K slices of dY and G rows of dX in a batch, W elements each.
 struct Sizes {
@@ -80,7 +94,7 @@ __device__ __forceinline__ Packet<E, N> rounded(const Packet<ACC, N>& sum) {
 // past the end of the slice is replaced by the first.
 template <int N>
 struct Columns {
-    static constexpr int PACKETS = N == 1 ? 1 : 2;
+    static constexpr int PACKETS = N == 1 ? 1 : CTO_P;
     i64 column[PACKETS];
     Packet<ACC, N> sum[PACKETS];
 
@@ -136,6 +150,13 @@ struct Columns {
             else
                 *at = rounded<E>(sum[p]);
         }
+    }
+
+    // Stores the sum and starts the next one.
+    __device__ __forceinline__ void flush(T* to) {
+        store(to);
+#pragma unroll
+        for (int p = 0; p < PACKETS; ++p) sum[p] = {};
     }
 };
 
@@ -216,6 +237,52 @@ __device__ __forceinline__ void add_segment(Columns<N>& columns, const SortedSli
     }
 }
 
+template <class P>
+__device__ __forceinline__ P load_once(const P* from) {
+#ifdef CTO_LD
+    if constexpr (sizeof(P) == 16) {
+        P p;
+        *reinterpret_cast<uint4*>(&p) = __ldcs(reinterpret_cast<const uint4*>(from));
+        return p;
+    }
+#endif
+    return *from;
+}
+
+// Rows [row, end) with the entries [low, high): AHEAD slices are loaded before the first is added,
+// whichever rows they go to.
+template <int N>
+__device__ __forceinline__ void sum_short_rows(Columns<N>& columns, const SortedSlices& slices,
+                                               T* dx, Key row, Key end, Key low, Key high) {
+    using Loaded = Packet<T, N>;
+    constexpr int P = Columns<N>::PACKETS;
+#pragma unroll 1
+    for (Key i = low; i < high; i += AHEAD) {
+        Entry entry[AHEAD];
+        Loaded loaded[AHEAD][P];
+#pragma unroll
+        for (int d = 0; d < AHEAD; ++d)
+            entry[d] = i + d < high ? slices.entries[i + d] : Entry{end, 0};
+#pragma unroll
+        for (int d = 0; d < AHEAD; ++d)
+#pragma unroll
+            for (int p = 0; p < P; ++p)
+                if (i + d < high)
+                    loaded[d][p] = load_once(reinterpret_cast<const Loaded*>(
+                        slices.dy + static_cast<i64>(entry[d].position) * slices.W + columns.column[p]));
+#pragma unroll
+        for (int d = 0; d < AHEAD; ++d) {
+            if (i + d >= high) break;
+#pragma unroll 1
+            for (; row < entry[d].key; ++row) columns.flush(dx + static_cast<i64>(row) * slices.W);
+#pragma unroll
+            for (int p = 0; p < P; ++p) columns.accumulate(columns.sum[p], loaded[d][p]);
+        }
+    }
+#pragma unroll 1
+    for (; row < end; ++row) columns.flush(dx + static_cast<i64>(row) * slices.W);
+}
+
 // dX[b, g] = sum of the slices with key g, zero where there are none: every element written once.
 template <int N>
 __device__ __forceinline__ void sum_rows(const T* __restrict__ dy,
@@ -224,15 +291,26 @@ __device__ __forceinline__ void sum_rows(const T* __restrict__ dy,
                                          const ACC* __restrict__ sums, T* __restrict__ dx,
                                          const Items& items, const Sizes& sizes, i64 n_nodes,
                                          i32 levels) {
-    const BatchItem row(items);
+    const BatchItem group(items);
     const i64 W = sizes.W;
-    Columns<N> columns(row.column<N, Columns<N>::PACKETS>(), W);
-    if (row.batch >= items.B || columns.column[0] >= W) return;
-    const SortedSlices slices{dy + row.batch * sizes.K * W, entries, W};
-    const NodeSums nodes{sums + row.batch * n_nodes * W, W};
-    add_segment(columns, slices, nodes, starts[row.item], starts[row.item + 1],
-                static_cast<Key>(sizes.K), levels);
-    columns.store(dx + (row.batch * sizes.G + row.item) * W);
+    Columns<N> columns(group.column<N, Columns<N>::PACKETS>(), W);
+    if (group.batch >= items.B || columns.column[0] >= W) return;
+    const i64 first = group.item * ROWS, end = min(first + ROWS, sizes.G);
+    const Key low = starts[first], high = starts[end];
+    const SortedSlices slices{dy + group.batch * sizes.K * W, entries, W};
+    T* const to = dx + group.batch * sizes.G * W;
+    if (high - low < FANOUT) {
+        sum_short_rows(columns, slices, to, static_cast<Key>(first), static_cast<Key>(end), low,
+                       high);
+        return;
+    }
+    const NodeSums nodes{sums + group.batch * n_nodes * W, W};
+#pragma unroll 1
+    for (i64 row = first; row < end; ++row) {
+        add_segment(columns, slices, nodes, starts[row], starts[row + 1],
+                    static_cast<Key>(sizes.K), levels);
+        columns.flush(to + row * W);
+    }
 }
 
 }  // namespace cto

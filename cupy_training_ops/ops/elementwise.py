@@ -14,7 +14,7 @@ import numpy as np
 from .. import broadcasting
 from ..checks import Types, refuse
 from ..contract import Attribute, Input, Output, Spec, boolean, integer, optional, real
-from ..div_grad import plan_general, plan_part
+from ..division import plan_general, plan_part
 from ..dtypes import FLOATS
 from ..errors import ArgumentError
 from ..op import Op

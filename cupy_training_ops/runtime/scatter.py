@@ -24,6 +24,9 @@ THREADS = 256
 SORT_THREADS = 512
 SORT_TILE = 2048
 FANOUT = 32
+ROWS = 4
+PACKETS = 2
+EXTRA = {}
 ATOMIC_ITEMS = 4
 ZERO_PACKETS = 4
 ROUND_NBYTES = 64
@@ -141,6 +144,7 @@ class Scatter:
         types["ACC"] = self.acc
         self.slots = {name: element_type(dtype).c_type for name, dtype in types.items()}
         self.slots["THREADS"] = str(THREADS)
+        self.slots.update(EXTRA)
 
     def launch(self, stage: str, config: Config, *args: Any) -> None:
         """Add one launch of a stage that the family's operators share."""
@@ -200,7 +204,7 @@ class Scatter:
         s, counts = self.sizes, levels(self.sizes.K)
         sizes = by_value(K=s.K, G=s.G, W=s.W)
         n = packet_size(s.W, self.dy, self.dx)
-        variant, shape = ("__scalar", (s.W, 1)) if n == 1 else ("", (s.W // n, 2))
+        variant, shape = ("__scalar", (s.W, 1)) if n == 1 else ("", (s.W // n, PACKETS))
         sums = self.workspace.take(s.B * sum(counts) * s.W, self.acc)
         for i, count in enumerate(counts):
             config, items = spread(s.B, count, *shape)
@@ -210,7 +214,7 @@ class Scatter:
             )
             args = (self.dy_name, entries, sums, items, sizes, level)
             self.launch(f"sum_nodes{variant}", config, *args)
-        config, items = spread(s.B, s.G, *shape)
+        config, items = spread(s.B, ceil_div(s.G, ROWS), *shape)
         arrays = (self.dy_name, entries, starts, sums, self.dx_name)
         self.launch(f"sum_rows{variant}", config, *arrays, items, sizes, sum(counts), len(counts))
 

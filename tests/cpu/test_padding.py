@@ -124,7 +124,7 @@ def test_padding_and_unpadding_are_each_others_gradients(rng, rest) -> None:
     assert_matches(padding.pad_and_unflatten(dy, indices, dims), np.asarray(dx), 0)
 
     def pad(rows):
-        return jnp.zeros((20, *rest)).at[indices].set(rows).reshape(*dims, *rest)
+        return jnp.zeros((20, *rest), rows.dtype).at[indices].set(rows).reshape(*dims, *rest)
 
     _, pull_back = jax.vjp(pad, jnp.asarray(dy))
     (back,) = pull_back(jnp.asarray(x))

@@ -98,7 +98,8 @@ def test_half_pixel_upsampling_is_jaxs_own(rng, sizes) -> None:
     shape = (2, 3, 4, 5)
     dy = rng.standard_normal((*shape[:2], *sizes)).astype(np.float32)
     _, pull_back = jax.vjp(
-        lambda x: jax.image.resize(x, dy.shape, "linear", antialias=False), jnp.zeros(shape)
+        lambda x: jax.image.resize(x, dy.shape, "linear", antialias=False),
+        jnp.zeros(shape, dy.dtype),
     )
     (expected,) = pull_back(jnp.asarray(dy))
     assert_matches(gradient(dy, shape), np.asarray(expected))
