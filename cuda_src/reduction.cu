@@ -317,11 +317,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    all(const bool* x, bool* y, Poll* poll, i64 n, i64 span) {
+    all(const bool* x, bool* y, Poll* poll, i64 n) {
+    constexpr i64 TILE = UNROLL * THREADS;
     const Run<u8> run(reinterpret_cast<const u8*>(x), n);
-    const i64 first = blockIdx.x * span;
     AnyFalse tested;
-    visit_packets(run, first, span, threadIdx.x, THREADS, tested);
-    if (first == 0) visit_edges(run, threadIdx.x, THREADS, tested);
+    for (i64 first = blockIdx.x * TILE; first < run.packets; first += gridDim.x * TILE)
+        visit_packets(run, first, TILE, threadIdx.x, THREADS, tested);
+    if (blockIdx.x == 0) visit_edges(run, threadIdx.x, THREADS, tested);
     report(tested.any(), poll, true, y);
 }

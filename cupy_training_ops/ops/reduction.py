@@ -27,6 +27,7 @@ THREADS = 256
 BLOCKS = 8  # a multiprocessor: together 2,048 threads
 UNROLL = 4  # packets of 16 bytes a thread has in flight
 PACKET_NBYTES = 16
+COLUMN_BLOCKS = 4  # of column sums, whose partial sums are as wide as a tile
 MANY_COLUMNS = 65_536  # packets of them, for which a thread takes more rows
 COLUMN_LANES = 16  # neighbouring packets of a row that a block takes where rows are many
 SHORT_ROW_NBYTES = 2048  # a warp's rows; longer ones too, where there are enough of them
@@ -137,19 +138,19 @@ class _Room:
     """The workspace of a call: tickets at its start, which no call uses for anything else."""
 
     def __init__(self, device: Device) -> None:
-        self.most_blocks = BLOCKS * device.multiprocessors
+        self.multiprocessors = device.multiprocessors
         self.tickets = Scratch(0)
         self.nbytes = 0
 
     def take(self, nbytes: int) -> int:
         """The offset of so many bytes."""
-        offset = self.nbytes or 4 * self.most_blocks
+        offset = self.nbytes or 4 * BLOCKS * self.multiprocessors
         self.nbytes = offset + ceil_div(nbytes, PACKET_NBYTES) * PACKET_NBYTES
         return offset
 
-    def n_spans(self, groups: int, most: int) -> int:
+    def n_spans(self, groups: int, most: int, blocks: int = BLOCKS) -> int:
         """Into how many spans, `most` at most, each of some groups of sums is to be divided."""
-        return max(1, min(self.most_blocks // groups, most))
+        return max(1, min(blocks * self.multiprocessors // groups, most))
 
     def shared(self, n_sums: int, n_spans: int, dtype: np.dtype[Any]) -> tuple[Any, Any]:
         """Partial sums and tickets, where sums are divided into spans."""
@@ -201,7 +202,7 @@ class Pass:
         n_tiles, block = column_block(self.A, self.R, packets)
         groups = ceil_div(self.A, block[2]) * n_tiles
         most = self.R // (2 * UNROLL * block[1]) if block[2] == 1 else 1
-        span = max(1, ceil_div(self.R, room.n_spans(groups, most)))
+        span = max(1, ceil_div(self.R, room.n_spans(groups, most, COLUMN_BLOCKS)))
         n_spans = max(1, ceil_div(self.R, span))
         shared = room.shared(self.A * self.B, n_spans, x.dtype)
         counts = {"n_spans": np.int32(n_spans), "n_tiles": np.int32(n_tiles)}
@@ -344,10 +345,8 @@ class All(Op):
         return (Spec((1,), BOOL),)
 
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
-        packets = ceil_div(x.size, PACKET_NBYTES)
-        blocks = _blocks(device, ceil_div(x.size, CHUNK_NBYTES))
-        span = max(1, ceil_div(packets, blocks))
-        args = ("X", "Y", Scratch(0), x.size, span)
+        blocks = _blocks(device, ceil_div(x.size, UNROLL * THREADS * PACKET_NBYTES))
+        args = ("X", "Y", Scratch(0), x.size)
         launch = _launch(self.function_name, blocks, args, FLOAT32, FLOAT32)
         return Plan((launch,), workspace_nbytes=TICKET_NBYTES)
 
