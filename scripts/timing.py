@@ -40,6 +40,7 @@ def rotations(nbytes: int) -> int:
 
 def time_cupy(actions: Sequence[Action]) -> Timing:
     """Time CuPy work: a graph where it can be captured, else eager calls between events."""
+    cupy.cuda.Device().synchronize()  # the inputs were made on another stream
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         for action in actions:
@@ -54,6 +55,7 @@ def time_torch(actions: Sequence[Action]) -> Timing:
     """Time PyTorch work the same way, with its own graphs and allocator."""
     import torch
 
+    torch.cuda.synchronize()  # the inputs were made on another stream
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for action in actions:

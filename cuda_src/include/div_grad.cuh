@@ -15,9 +15,18 @@ struct DivGradient {
     ACC da, db;
 };
 
+// Division as T needs it: 2 units of float are nothing in half, whose numbers are normal in float; a
+// subnormal divisor of the wider types must not become zero.
+template <class E>
+__device__ __forceinline__ float divided(float x, float y, E) {
+    return divide_subnormal(x, y);
+}
+__device__ __forceinline__ float divided(float x, float y, __half) { return __fdividef(x, y); }
+__device__ __forceinline__ double divided(double x, double y, double) { return x / y; }
+
 __device__ __forceinline__ DivGradient div_gradient(ACC dy, ACC a, ACC b) {
-    const ACC da = dy / b;
-    return {da, -da * (a / b)};
+    const ACC da = divided(dy, b, T{});
+    return {da, -da * divided(a, b, T{})};
 }
 
 struct WholeAndPart {

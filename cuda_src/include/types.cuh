@@ -42,7 +42,7 @@ __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
     return __float2bfloat16_rn(x);
 }
 
-// Two operations that keep subnormals, which -ftz=true makes the compiler's own ones flush.
+// Operations that keep subnormals, which -ftz=true makes the compiler's own ones flush.
 __device__ __forceinline__ float multiply_subnormal(float x, float y) {
 #ifdef __CUDA_CPU__
     return x * y;
@@ -50,6 +50,15 @@ __device__ __forceinline__ float multiply_subnormal(float x, float y) {
     float product;
     asm("mul.rn.f32 %0, %1, %2;" : "=f"(product) : "f"(x), "f"(y));
     return product;
+#endif
+}
+__device__ __forceinline__ float divide_subnormal(float x, float y) {
+#ifdef __CUDA_CPU__
+    return x / y;
+#else
+    float quotient;
+    asm("div.rn.f32 %0, %1, %2;" : "=f"(quotient) : "f"(x), "f"(y));
+    return quotient;
 #endif
 }
 __device__ __forceinline__ double widen_subnormal(float x) {

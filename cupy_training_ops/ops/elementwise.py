@@ -175,7 +175,7 @@ class DivGrad(Op):
 
     A and B broadcast; the sums run over the dimensions that A, or B, is repeated along, in float32
     (float64 for float64), in an order that depends on shapes and alignment only. Division by zero,
-    infinities and NaN as IEEE 754 has them. `outputs=("dB",)` saves the other.
+    infinities, NaN and subnormal divisors as IEEE 754 has them. `outputs=("dB",)` saves the other.
 
     dY: T, broadcast shape of A and B, device. A, B: T, device. dA: T, shape of A, dB: T, shape of
     B, device. T: float32, float16, float64, bfloat16. Needs scratch memory where a gradient is
