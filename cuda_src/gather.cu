@@ -318,15 +318,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                               Sizes sizes, Level level) {
     sum_nodes<1>(dy, entries, sums, items, sizes, level);
 }
-extern "C" __global__ void __launch_bounds__(THREADS, CTO_MINB)
+// As many blocks on a multiprocessor as their registers allow.
+constexpr int SUM_BLOCKS = 4 - (sizeof(T) == 2) - (sizeof(Key) == 8);
+
+extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows(const T* dy, const Entry* entries, const Key* starts, const ACC* sums, T* dx,
-                     Items items, Sizes sizes, i64 n_nodes, i32 levels) {
-    sum_rows<VECTOR>(dy, entries, starts, sums, dx, items, sizes, n_nodes, levels);
+                     Items items, Sizes sizes, i64 count, i64 n_nodes, i32 levels) {
+    sum_rows<VECTOR>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes, levels);
 }
-extern "C" __global__ void __launch_bounds__(THREADS, CTO_MINB)
+extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows__scalar(const T* dy, const Entry* entries, const Key* starts, const ACC* sums,
-                             T* dx, Items items, Sizes sizes, i64 n_nodes, i32 levels) {
-    sum_rows<1>(dy, entries, starts, sums, dx, items, sizes, n_nodes, levels);
+                             T* dx, Items items, Sizes sizes, i64 count, i64 n_nodes, i32 levels) {
+    sum_rows<1>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes, levels);
 }
 extern "C" __global__ void __launch_bounds__(THREADS) gather__zero(T* y, i64 n) {
     fill_with_zero(y, n);

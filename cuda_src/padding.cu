@@ -13,7 +13,7 @@
 namespace cto {
 
 using INDEX = CTO_INDEX;
-constexpr int DIMENSIONS = 64;  // NumPy's most
+constexpr int DIMENSIONS = 50;  // more cannot have two positions each
 
 // ---- SliceGrad: the sliced positions of every dimension come from dY, the others are zero -------
 
@@ -43,7 +43,7 @@ struct Unsliced {
     const Dimensions& outer;
     const Dimension& inner;
 
-    // The row of dY that a row comes from, or -1.
+    // The row of dY that a row comes from, or -1. Ahead of `outer` may be a dimension taken whole.
     __device__ i64 row_of(i64 row) const {
         i64 source = 0, stride = 1;
 #pragma unroll 1
@@ -56,7 +56,7 @@ struct Unsliced {
             stride *= dimension.count;
             row = cell.row;
         }
-        return source;
+        return source + row * stride;
     }
 
     __device__ Run at(i64 position) const {

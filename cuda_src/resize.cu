@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: MIT
 // ResizeGrad.  CPU provider: cupy_training_ops/cpu/resize.py
 //
-// A warp makes a tile of dX: it sums rows of dY column by column into shared memory, then columns.
-// Every element of dX is one sum in a fixed order, so there are no atomics.
-#include "include/types.cuh"
+// A warp makes a tile of dX row after row. What a row gets of each column of dY is summed in
+// registers while dY's rows come by; those sums go through shared memory to the lanes that have
+// the columns of dX. Every element of dX is one sum in a fixed order, so there are no atomics.
+#include "include/division.cuh"
+#include "include/packets.cuh"
 
 #ifndef CTO_ACC
 #define CTO_ACC float
+#endif
+// Whether every row of dY starts at a multiple of EACH elements.
+#ifndef CTO_ALIGNED
+#define CTO_ALIGNED 0
 #endif
 
 namespace cto {
@@ -14,12 +20,24 @@ namespace cto {
 using ACC = CTO_ACC;
 
 constexpr int WARP = 32;
-constexpr int WARPS = 4;        // of a block
-constexpr int BAND = 8;         // rows of a tile of dX
-constexpr int TILE = 2 * WARP;  // columns of a tile of dX
-constexpr int EACH = 5;         // columns of dY that a lane sums: a tile's, upsampled twofold
-constexpr int COLUMNS = EACH * WARP;
-constexpr int BATCH = 4;  // rows of dY that are loaded before the first is used
+constexpr u32 ALL_LANES = 0xffffffff;
+constexpr int RESIDENT = 4;            // blocks on a multiprocessor at least
+constexpr int WARPS = THREADS / WARP;  // of a block
+constexpr int EACH = 4;                // columns of dY that a lane sums
+constexpr int COLUMNS = EACH * WARP;   // and a warp
+constexpr int MINE = 2;                // columns of dX that a lane has
+constexpr int HELD = 4;                // weights of a column that stay in registers
+// Rows of dY that are loaded before one is used, as measured on an H200, and the rows of dX that
+// they can finish.
+constexpr int BATCH = sizeof(T) == 2 ? 4 : sizeof(T) == 4 ? 8 : 2;
+constexpr int MOST_FINISHED = 2 * BATCH + 2;
+
+// A lane's columns of a row of dY, as words: halves would be taken apart before they are needed.
+struct Row {
+    Packet<u32, EACH * sizeof(T) / sizeof(u32)> words;
+    __device__ T* at() { return reinterpret_cast<T*>(words.at); }
+    __device__ const T* at() const { return reinterpret_cast<const T*>(words.at); }
+};
 
 __device__ __forceinline__ float times(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ double times(double a, double b) { return __dmul_rn(a, b); }
@@ -44,7 +62,7 @@ struct Tap {
 // counted from their middles, at ratio * (o + 1/2) - 1/2, rounded as the CPU provider rounds it.
 struct Axis {
     i32 n_in, n_out, align_corners;
-    ACC ratio;
+    ACC ratio, inverse;  // its inverse but for rounding
 
     __device__ Tap tap(i32 o) const {
         const ACC middle = align_corners ? ACC(0) : ACC(0.5);
@@ -53,12 +71,18 @@ struct Axis {
         return {low, low < n_in - 1 ? position - static_cast<ACC>(low) : ACC(0)};
     }
 
+    // What `pixel` takes of output o, which touches it.
+    __device__ ACC weight(i32 o, i32 pixel) const {
+        const Tap of = tap(o);
+        return of.low == pixel ? ACC(1) - of.share : of.share;
+    }
+
     // The first output whose low pixel is `pixel` or one after it: the outputs that touch pixel i
     // are those from first_from(i - 1) to before first_from(i + 1).
-    __device__ i32 first_from(i32 pixel) const {
+    __device__ __noinline__ i32 first_from(i32 pixel) const {
         if (pixel <= 0 || pixel >= n_in) return pixel <= 0 ? 0 : n_out;
         const ACC middle = align_corners ? ACC(0) : ACC(0.5);
-        const ACC guess = (static_cast<ACC>(pixel) + middle) / ratio - middle;
+        const ACC guess = (static_cast<ACC>(pixel) + middle) * inverse - middle;
         i32 o = static_cast<i32>(min(guess, static_cast<ACC>(n_out)));
         o = min(max(o, 0), n_out);
         while (o > 0 && tap(o - 1).low >= pixel) --o;
@@ -69,123 +93,256 @@ struct Axis {
 
 struct Span {
     i32 begin, end;
+    __device__ i32 length() const { return end - begin; }
 };
 
+// Those of which the pixels from `first` to `last` take something; some between may give nothing.
 __device__ __forceinline__ Span touching(const Axis& axis, i32 first, i32 last) {
     return {axis.first_from(first - 1), axis.first_from(last + 1)};
 }
 
-// What rows of dX get of the columns of dY that a lane has, every 32nd. Two rows are open at a
-// time: the one that low pixels are in, and the one after it.
+// Where a lane's columns of dY are: side by side where they are loaded together.
+__device__ __forceinline__ i32 place_of(i32 lane, int c) {
+    return CTO_ALIGNED ? lane * EACH + c : c * WARP + lane;
+}
+
+// A column of dX: which columns of dY touch it, and which of them are summed now.
+struct Column {
+    i32 pixel;  // or -1
+    Span touch, now;
+    ACC weight[HELD];
+
+    __device__ void find(const Axis& axis, i32 at) {
+        pixel = at;
+        touch = touching(axis, at, at);
+        while (touch.length() > 0 && axis.weight(touch.begin, at) == ACC(0)) ++touch.begin;
+    }
+
+    __device__ void hold(const Axis& axis, Span summed) {
+        now = {max(touch.begin, summed.begin), min(touch.end, summed.end)};
+#pragma unroll
+        for (int j = 0; j < HELD; ++j)
+            weight[j] = now.begin + j < now.end ? axis.weight(now.begin + j, pixel) : ACC(0);
+    }
+
+    // What the column gets of sums, which begin with column `first` of dY.
+    template <bool LONG>
+    __device__ ACC gather(const Axis& axis, const ACC* sums, i32 first) const {
+        ACC total = ACC(0);
+#pragma unroll
+        for (int j = 0; j < HELD; ++j)
+            if (now.begin + j < now.end) total += weight[j] * sums[now.begin + j - first];
+        if (!LONG) return total;
+#pragma unroll 1
+        for (i32 o = now.begin + HELD; o < now.end; ++o)
+            total += axis.weight(o, pixel) * sums[o - first];
+        return total;
+    }
+};
+
+// What two rows of dX have got so far of a lane's columns of dY: the row that low pixels are in,
+// and the one after it.
 struct OpenRows {
     i32 row;
     ACC low[EACH], high[EACH];
 
-    __device__ void add(ACC share, const T* dy) {
+    __device__ void add(ACC share, const Row& dy) {
 #pragma unroll
         for (int c = 0; c < EACH; ++c) {
-            const ACC g = widened(dy[c]);
+            const ACC g = widened(dy.at()[c]);
             low[c] += (ACC(1) - share) * g;
             high[c] += share * g;
         }
     }
 
-    // Rows before `next` are finished; `sums` starts at `first_row`.
-    __device__ void advance(i32 next, i32 first_row, i32 lane, ACC (*sums)[COLUMNS]) {
-        for (; row < next; ++row) {
+    __device__ void next() {
+        ++row;
 #pragma unroll
-            for (int c = 0; c < EACH; ++c) {
-                if (row >= first_row) sums[row - first_row][c * WARP + lane] = low[c];
-                low[c] = high[c];
-                high[c] = ACC(0);
-            }
+        for (int c = 0; c < EACH; ++c) {
+            low[c] = high[c];
+            high[c] = ACC(0);
         }
     }
 };
 
-// sums[r][c] = what row `first_row` + r of dX gets in column `columns.begin` + c of dY.
-__device__ __forceinline__ void sum_rows(const T* dy, const Axis& rows, i64 width, i32 first_row,
-                                         Span outputs, Span columns, i32 lane,
-                                         ACC (*sums)[COLUMNS]) {
-    OpenRows open{first_row - 1};
+// Rows of dX that get nothing more from the columns of dY that are summed.
+struct Finished {
+    alignas(16) ACC sums[MOST_FINISHED][COLUMNS];
+    i32 row[MOST_FINISHED];
+};
+
+// A warp's tile of a plane of dX. LONG: more columns of dY touch the tile than are summed at once,
+// or a column more than weights are held.
+struct Tile {
+    const Axis &rows, &columns;
+    const T* dy;  // the plane
+    T* dx;        // the lane's first column
+    Finished& finished;
+    i32 lane, n_finished;
+    Span summed;  // columns of dY; the tile's rows are stored after the last of them
+    bool last;
+    Column mine[MINE];
+    ACC sum[MINE];
+
+    // Returns the columns of dY that touch the tile's n columns.
+    __device__ Span find_columns(i32 first, i32 n) {
+        dx += first + lane;
+#pragma unroll
+        for (int v = 0; v < MINE; ++v) {
+            mine[v] = {-1};
+            sum[v] = ACC(0);
+            if (v * WARP + lane < n) mine[v].find(columns, first + v * WARP + lane);
+        }
+        const i32 end = n <= WARP ? mine[0].touch.end : mine[1].touch.end;
+        const i32 begin = __shfl_sync(ALL_LANES, mine[0].touch.begin, 0);
+        return {CTO_ALIGNED ? begin / EACH * EACH : begin,
+                __shfl_sync(ALL_LANES, end, (n - 1) % WARP)};
+    }
+
+    __device__ bool is_long(Span all) const {
+        const i32 most = max(mine[0].touch.length(), mine[1].touch.length());
+        return all.length() > COLUMNS || __any_sync(ALL_LANES, most > HELD);
+    }
+
+    __device__ void sum_columns(Span some, bool are_last) {
+        summed = some;
+        last = are_last;
+#pragma unroll
+        for (int v = 0; v < MINE; ++v) mine[v].hold(columns, some);
+    }
+
+    // Where the lane's columns of row o of dY are: the first one, if all are loaded together.
+    __device__ const T* start_of(i32 o) const {
+        const i32 most = (summed.length() - 1) / EACH * EACH;
+        const T* row = dy + static_cast<i64>(o) * columns.n_out + summed.begin;
+        return CTO_ALIGNED ? row + min(lane * EACH, most) : row;
+    }
+
+    // There is no column after the last: it is loaded again.
+    __device__ Row load(const T* start) const {
+        if (CTO_ALIGNED) return *reinterpret_cast<const Row*>(start);
+        Row loaded;
+#pragma unroll
+        for (int c = 0; c < EACH; ++c)
+            loaded.at()[c] = start[min(place_of(lane, c), summed.length() - 1)];
+        return loaded;
+    }
+
+    __device__ void store(i32 row, const ACC* values) {
+        T* to = dx + static_cast<u64>(static_cast<u32>(row)) * static_cast<u32>(columns.n_in);
+#pragma unroll
+        for (int v = 0; v < MINE; ++v)
+            if (mine[v].pixel >= 0) narrow(values[v], to[v * WARP]);
+    }
+
+    // Closes rows before `next`. All but two of them got nothing; rows before `first` are not ours.
+    __device__ void advance(OpenRows& open, i32 next, i32 first) {
+        const ACC nothing[MINE] = {};
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            if (open.row >= next) return;
+            if (open.row >= first) finish(open);
+            open.next();
+        }
 #pragma unroll 1
-    for (i32 o = outputs.begin; o < outputs.end; o += BATCH) {
-        T g[BATCH][EACH];
+        for (; open.row < next; ++open.row) store(open.row, nothing);
+    }
+
+    __device__ void finish(const OpenRows& open) {
 #pragma unroll
-        for (int b = 0; b < BATCH; ++b) {
+        for (int c = 0; c < EACH; ++c) finished.sums[n_finished][place_of(lane, c)] = open.low[c];
+        finished.row[n_finished++] = open.row;
+    }
+
+    template <bool LONG>
+    __device__ void gather_finished() {
+        __syncwarp();
+#pragma unroll 1
+        for (int i = 0; i < n_finished; ++i) {
+            ACC values[MINE];
 #pragma unroll
-            for (int c = 0; c < EACH; ++c) {
-                const i32 column = columns.begin + c * WARP + lane;
-                const bool inside = o + b < outputs.end && column < columns.end;
-                g[b][c] = inside ? dy[(o + b) * width + column] : T{};
+            for (int v = 0; v < MINE; ++v) {
+                values[v] = mine[v].gather<LONG>(columns, finished.sums[i], summed.begin);
+                if (LONG) sum[v] = values[v] = sum[v] + values[v];
             }
+            if (LONG && !last) continue;
+            store(finished.row[i], values);
+            sum[0] = sum[1] = ACC(0);
         }
+        n_finished = 0;
+        __syncwarp();
+    }
+
+    // Rows `first` to before `end` of dX.
+    template <bool LONG>
+    __device__ void sum_rows(i32 first, i32 end) {
+        constexpr int BATCH = LONG ? 1 : cto::BATCH;
+        const Span down = touching(rows, first, end - 1);
+        const i32 n = summed.length() > 0 ? down.length() : 0;
+        const T* start = start_of(down.begin);
+        OpenRows open{first - 1};
+        Tap taps{};  // of 32 rows of dY, one in each lane
+#pragma unroll 1
+        for (i32 o = 0; o < n; o += BATCH) {
+            Row dys[BATCH];
 #pragma unroll
-        for (int b = 0; b < BATCH; ++b) {
-            if (o + b >= outputs.end) break;
-            const Tap tap = rows.tap(o + b);
-            open.advance(tap.low, first_row, lane, sums);
-            open.add(tap.share, g[b]);
+            for (int b = 0; b < BATCH; ++b, start += columns.n_out)
+                if (o + b < n) dys[b] = load(start);
+            if (o % WARP == 0) taps = rows.tap(down.begin + o + lane);
+#pragma unroll
+            for (int b = 0; b < BATCH; ++b) {
+                const i32 low = __shfl_sync(ALL_LANES, taps.low, o + b);
+                const ACC share = __shfl_sync(ALL_LANES, taps.share, o + b);
+                if (o + b >= n) break;
+                advance(open, low, first);
+                open.add(share, dys[b]);
+            }
+            gather_finished<LONG>();
+        }
+        advance(open, end, first);
+        gather_finished<LONG>();
+    }
+
+    __device__ void make(i32 first, i32 end, Span all) {
+        if (!is_long(all)) {
+            sum_columns(all, true);
+            return sum_rows<false>(first, end);
+        }
+        const i32 step = all.length() > COLUMNS ? 1 : end - first;
+        for (; first < end; first += step) {
+            i32 begin = all.begin;
+            do {
+                const Span some{begin, min(begin + COLUMNS, all.end)};
+                sum_columns(some, some.end == all.end);
+                sum_rows<true>(first, first + step);
+                begin += COLUMNS;
+            } while (begin < all.end);
         }
     }
-    open.advance(first_row + BAND, first_row, lane, sums);
-}
-
-// Adds what column `column` of dX gets of the summed rows: columns `outputs` of dY, of which the
-// first that was summed is `first`.
-__device__ __forceinline__ void sum_columns(const ACC (*sums)[COLUMNS], const Axis& columns,
-                                            i32 column, Span outputs, i32 first, ACC* dx) {
-    for (i32 o = outputs.begin; o < outputs.end; ++o) {
-        const Tap tap = columns.tap(o);
-        const ACC weight = tap.low == column ? ACC(1) - tap.share : tap.share;
-#pragma unroll
-        for (int r = 0; r < BAND; ++r) dx[r] += weight * sums[r][o - first];
-    }
-}
-
-__device__ __forceinline__ i32 tiles_of(i32 n, i32 tile) { return (n + tile - 1) / tile; }
+};
 
 }  // namespace cto
 
 using namespace cto;
 
-extern "C" __global__ void __launch_bounds__(WARPS* WARP)
-    resize_grad(const T* dy, T* dx, i64 n_planes, const Axis rows, const Axis columns) {
-    __shared__ ACC shared[WARPS][BAND][COLUMNS];
-    const i32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const i32 n_tiles = tiles_of(columns.n_in, TILE), n_bands = tiles_of(rows.n_in, BAND);
-    const i64 tile = static_cast<i64>(blockIdx.x) * WARPS + warp;
-    const i64 plane = tile / n_tiles / n_bands;
-    if (plane >= n_planes) return;
-    const i32 first_row = static_cast<i32>(tile / n_tiles % n_bands) * BAND;
-    const i32 first_column = static_cast<i32>(tile % n_tiles) * TILE;
-    dy += plane * rows.n_out * columns.n_out;
-    dx += plane * rows.n_in * columns.n_in;
-
-    const Span down = touching(rows, first_row, min(first_row + BAND, rows.n_in) - 1);
-    const Span across = touching(columns, first_column, min(first_column + TILE, columns.n_in) - 1);
-    const i32 mine[2] = {first_column + lane, first_column + lane + WARP};
-    const Span touch[2] = {touching(columns, mine[0], mine[0]),
-                           touching(columns, mine[1], mine[1])};
-    ACC sums[2][BAND] = {};
-    for (i32 first = across.begin; first < across.end; first += COLUMNS) {
-        const i32 end = min(first + COLUMNS, across.end);
-        sum_rows(dy, rows, columns.n_out, first_row, down, {first, end}, lane, shared[warp]);
-        __syncwarp();
-#pragma unroll
-        for (int v = 0; v < 2; ++v) {
-            const Span some = {max(touch[v].begin, first), min(touch[v].end, end)};
-            sum_columns(shared[warp], columns, mine[v], some, first, sums[v]);
-        }
-        __syncwarp();
-    }
-#pragma unroll
-    for (int r = 0; r < BAND; ++r) {
-#pragma unroll
-        for (int v = 0; v < 2; ++v) {
-            const i32 row = first_row + r;
-            if (row < rows.n_in && mine[v] < columns.n_in)
-                narrow(sums[v][r], dx[static_cast<i64>(row) * columns.n_in + mine[v]]);
-        }
-    }
+// Bands of `band` rows and strips of `strip` columns, at most 64, divide a plane.
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    resize_grad(const T* dy, T* dx, i64 n_planes, const __grid_constant__ Axis rows,
+                const __grid_constant__ Axis columns, const __grid_constant__ Divisor bands,
+                i32 band, const __grid_constant__ Divisor strips, i32 strip) {
+    __shared__ Finished finished[WARPS];
+    const i32 warp = threadIdx.x / WARP;
+    const Cell part = cell_at(static_cast<i64>(blockIdx.x) * WARPS + warp, strips);
+    const Cell plane = cell_at(part.row, bands);
+    if (plane.row >= n_planes) return;
+    Tile tile{rows,
+              columns,
+              dy + plane.row * rows.n_out * columns.n_out,
+              dx + plane.row * rows.n_in * columns.n_in,
+              finished[warp],
+              static_cast<i32>(threadIdx.x % WARP)};
+    const i32 row = static_cast<i32>(plane.column) * band;
+    const i32 column = static_cast<i32>(part.column) * strip;
+    const Span all = tile.find_columns(column, min(strip, columns.n_in - column));
+    tile.make(row, min(row + band, rows.n_in), all);
 }

@@ -20,17 +20,17 @@ struct Starts {
     i64 at[CAPACITY + 1];
 };
 
-// The last of `count` ascending starts that is not after `position`.
+// The last of `count` ascending starts that is not after `position`; right away if it is `guess`.
 template <class Start>
-__device__ __forceinline__ u32 find_part(const Start& start, u32 count, i64 position) {
+__device__ __forceinline__ u32 find_part(const Start& start, u32 count, i64 position, u32 guess) {
     u32 low = 0, high = count;
-    while (high - low > 1) {
-        const u32 middle = (low + high) / 2;
-        if (start(middle) <= position)
-            low = middle;
-        else
-            high = middle;
-    }
+    const auto probe = [&](u32 i) {
+        if (i <= low || i >= high) return;
+        (start(i) <= position ? low : high) = i;
+    };
+    probe(guess);
+    probe(guess + 1);
+    while (high - low > 1) probe((low + high) / 2);
     return low;
 }
 
@@ -64,7 +64,8 @@ struct Joined {
 
     __device__ Run at(i64 position) const {
         const Cell cell = cell_at(position, whole_width);
-        const u32 i = find_part(parts, n_parts, cell.column);
+        const u32 if_even = static_cast<u32>(whole_width.quotient(cell.column * n_parts));
+        const u32 i = find_part(parts, n_parts, cell.column, if_even);
         const i64 width = parts(i + 1) - parts(i);
         const i64 column = cell.column - parts(i);
         const T* array = parts.array(i);
@@ -136,9 +137,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     split_training(const void* input, i64 n_rows, i64 width, u32 n_parts,
                    const __grid_constant__ Pointers<CAPACITY> outputs,
                    const __grid_constant__ Split split) {
-    const u32 i = find_part(SplitTiles{split}, n_parts, blockIdx.x);
+    const u32 i = find_part(SplitTiles{split}, n_parts, blockIdx.x, n_parts / 2);
     const i64 part_width = split.column[i + 1] - split.column[i];
-    const Piece source{{part_width, split.multiplier[i]},
+    const Piece source{{part_width, split.multiplier[i], 64 - __clzll(part_width - 1)},
                        static_cast<const T*>(input),
                        n_rows * width,
                        width,

@@ -12,7 +12,7 @@
 #define CTO_WORDS 1
 #endif
 #ifndef CTO_CHUNKS
-#define CTO_CHUNKS 4
+#define CTO_CHUNKS 2
 #endif
 
 namespace cto {
@@ -22,7 +22,8 @@ constexpr int CHUNKS = CTO_CHUNKS;
 // Blocks on a multiprocessor at least: registers for that many, so that none is spilled for more.
 constexpr int RESIDENT = 8;
 constexpr int WARP = 32;
-constexpr int REACH = CHUNKS * WARP * WORDS;    // words that a warp writes, one after the other
+constexpr int PIECE = WARP * WORDS;             // words that a warp writes at a time
+constexpr int REACH = CHUNKS * PIECE;           // and in all, one piece after the other
 constexpr int TILE = CHUNKS * THREADS * WORDS;  // words that a block writes
 
 using Chunk = Packet<T, WORDS>;
@@ -37,6 +38,13 @@ struct Run {
 };
 
 __device__ __forceinline__ Run zeros(i64 length) { return {nullptr, length, nullptr, nullptr}; }
+
+constexpr u32 ALL_LANES = 0xffffffff;
+
+__device__ __forceinline__ const T* shuffled(const T* pointer, int lane) {
+    const u64 address = __shfl_sync(ALL_LANES, reinterpret_cast<u64>(pointer), lane);
+    return reinterpret_cast<const T*>(address);
+}
 
 __device__ __forceinline__ u32 bytes_off_16(const T* address) {
     return static_cast<u32>(reinterpret_cast<u64>(address)) & 15u;
@@ -89,7 +97,7 @@ struct Loaded<1> {
     Chunk word;
 
     __device__ static bool possible(const Run& run, int words) { return run.length >= words; }
-    __device__ void load(const T* from) { word.at[0] = from ? __ldg(from) : T{}; }
+    __device__ void load(const T* from) { word.at[0] = from ? __ldcs(from) : T{}; }
     __device__ Chunk chunk() const { return word; }
 };
 
@@ -100,44 +108,28 @@ __device__ __forceinline__ void store_chunk(T* to, const Chunk& chunk) {
         *reinterpret_cast<Chunk*>(to) = chunk;
 }
 
-// A chunk that several runs share, or that an end of the output cuts off: word by word.
-template <class Source>
-__device__ __forceinline__ void copy_words(T* out, i64 n, i64 position, const Source& source) {
-    constexpr int BATCH = WORDS < 4 ? WORDS : 4;  // loads in flight together
-#pragma unroll 1
-    for (int batch = 0; batch < WORDS; batch += BATCH, position += BATCH) {
-        T word[BATCH];
-#pragma unroll
-        for (int i = 0; i < BATCH; ++i) {
-            word[i] = T{};
-            if (position + i < 0 || position + i >= n) continue;
-            const T* from = source.at(position + i).from;
-            if (from) word[i] = __ldg(from);
-        }
-#pragma unroll
-        for (int i = 0; i < BATCH; ++i)
-            if (position + i >= 0 && position + i < n) out[position + i] = word[i];
-    }
-}
-
-// Loads a lane's chunks that are whole: all of them if one run has all that the warp writes, from
-// `first` on. Returns one bit for each.
+// Loads the chunks of a lane that are in one run and returns a bit for each. Lane u finds the run
+// of piece u; only where that run ends inside the piece does every lane look for its own.
 template <class Source>
 __device__ __forceinline__ u32 load_chunks(const Source& source, i64 n, i64 first, int lane,
                                            Loaded<WORDS>* loaded) {
-    if (first >= 0 && first + REACH <= n) {
-        const Run run = source.at(first);
-        if (Loaded<WORDS>::possible(run, REACH)) {
-#pragma unroll
-            for (int u = 0; u < CHUNKS; ++u)
-                loaded[u].load(run.from ? run.from + (u * WARP + lane) * WORDS : nullptr);
-            return (1u << CHUNKS) - 1;
-        }
+    const T* piece = nullptr;
+    bool one_run = false;
+    const i64 start = first + lane % CHUNKS * PIECE;
+    if (start >= 0 && start + PIECE <= n) {
+        const Run run = source.at(start);
+        one_run = Loaded<WORDS>::possible(run, PIECE);
+        piece = run.from;
     }
-    u32 done = 0;
+    u32 done = __ballot_sync(ALL_LANES, one_run) & ((1u << CHUNKS) - 1);
 #pragma unroll
     for (int u = 0; u < CHUNKS; ++u) {
-        const i64 position = first + (u * WARP + lane) * WORDS;
+        const T* from = shuffled(piece, u);
+        if (done >> u & 1u) {
+            loaded[u].load(from ? from + lane * WORDS : nullptr);
+            continue;
+        }
+        const i64 position = first + u * PIECE + lane * WORDS;
         if (position < 0 || position + WORDS > n) continue;
         const Run run = source.at(position);
         if (!Loaded<WORDS>::possible(run, WORDS)) continue;
@@ -145,6 +137,19 @@ __device__ __forceinline__ u32 load_chunks(const Source& source, i64 n, i64 firs
         done |= 1u << u;
     }
     return done;
+}
+
+// Chunks of a piece that several runs share, or that an end of the output cuts off: those of the
+// lanes in `left`, a lane for every word.
+template <class Source>
+__device__ __forceinline__ void copy_words(T* out, i64 n, i64 piece, u32 left, int lane,
+                                           const Source& source) {
+    for (; left; left &= left - 1) {
+        const i64 position = piece + (__ffs(left) - 1) * WORDS + lane;
+        if (lane >= WORDS || position < 0 || position >= n) continue;
+        const T* from = source.at(position).from;
+        out[position] = from ? __ldg(from) : T{};
+    }
 }
 
 // Tile number `tile` of the n words of `out`, which may start anywhere.
@@ -157,12 +162,13 @@ __device__ __forceinline__ void write_tile(T* out, i64 n, i64 tile, const Source
     const u32 done = load_chunks(source, n, mine, lane, loaded);
 #pragma unroll
     for (int u = 0; u < CHUNKS; ++u)
-        if (done >> u & 1u) store_chunk(out + mine + (u * WARP + lane) * WORDS, loaded[u].chunk());
+        if (done >> u & 1u) store_chunk(out + mine + u * PIECE + lane * WORDS, loaded[u].chunk());
     if (WORDS == 1) return;
 #pragma unroll 1
     for (int u = 0; u < CHUNKS; ++u) {
-        const i64 position = mine + (u * WARP + lane) * WORDS;
-        if (!(done >> u & 1u) && position < n) copy_words(out, n, position, source);
+        const i64 piece = mine + u * PIECE;
+        const bool open = !(done >> u & 1u) && piece + lane * WORDS < n;
+        copy_words(out, n, piece, __ballot_sync(ALL_LANES, open), lane, source);
     }
 }
 

@@ -8,12 +8,12 @@ namespace cto {
 // runtime/words.py's `divisor` makes one. Dividends are from 0 to 2^63 - 1.
 struct Divisor {
     i64 value;
-    u64 multiplier;  // 2^(63 + b) / value, rounded up, b the bits of value - 1
+    u64 multiplier;  // 2^(63 + shift) / value, rounded up; value <= 2^shift
+    i64 shift;
 
     __device__ i64 quotient(i64 dividend) const {
-        if (value == 1) return dividend;
-        const u64 high = __umul64hi(static_cast<u64>(dividend), multiplier);
-        return static_cast<i64>(high >> (63 - __clzll(value - 1)));
+        const u64 high = __umul64hi(2 * static_cast<u64>(dividend), multiplier);
+        return static_cast<i64>(high >> shift);
     }
 };
 

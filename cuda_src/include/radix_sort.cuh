@@ -172,18 +172,22 @@ __device__ __forceinline__ void scatter_by_digit(const Entry* __restrict__ from,
     }
 }
 
-// starts[g] = how many of the n sorted keys are below g: where the entries with key g begin.
+// starts[g] = how many of the n sorted keys are below g: where the entries with key g begin. Each
+// step looks at three keys together, a quarter of what is left apart.
 __device__ __forceinline__ void find_start(const Entry* __restrict__ sorted,
                                            Key* __restrict__ starts, i64 n, i64 g) {
-    i64 low = 0, high = n;
-    while (low < high) {
-        const i64 middle = (low + high) / 2;
-        if (sorted[middle].key < static_cast<Key>(g))
-            low = middle + 1;
-        else
-            high = middle;
+    i64 start = 0, step = 1;
+    while (step * 4 <= n) step *= 4;
+    for (; step > 0; step /= 4) {
+        i32 below = 0;
+#pragma unroll
+        for (i32 j = 1; j < 4; ++j) {
+            const i64 i = start + j * step - 1;
+            below += i < n && sorted[i].key < static_cast<Key>(g);
+        }
+        start += below * step;
     }
-    starts[g] = static_cast<Key>(low);
+    starts[g] = static_cast<Key>(start);
 }
 
 }  // namespace cto

@@ -18,21 +18,8 @@ namespace cto {
 using ACC = CTO_ACC;
 
 constexpr int FANOUT = 32;
-constexpr int DEPTH = sizeof(T) == 2 ? 2 : 4;  // slices whose loads are in flight together
-#ifndef CTO_P
-#define CTO_P 2
-#endif
-#ifndef CTO_D
-#define CTO_D 4
-#endif
-#ifndef CTO_R
-#define CTO_R 4
-#endif
-#ifndef CTO_MINB
-#define CTO_MINB 2
-#endif
-constexpr int AHEAD = CTO_D;
-constexpr int ROWS = CTO_R;  // of dX that a thread sums
+constexpr int DEPTH = 4;                               // slices whose loads are in flight together
+constexpr int DEPTH_AT_ENDS = sizeof(T) == 2 ? 2 : 3;  // all that registers are left for
 
 // K slices of dY and G rows of dX in a batch, W elements each.
 struct Sizes {
@@ -55,6 +42,18 @@ __device__ __forceinline__ E rounded(ACC x) {
         return from_float<E>(x);
 }
 
+// Loaded past the caches where it takes 16 bytes: no other thread reads the same.
+template <class P>
+__device__ __forceinline__ P load_streaming(const P* from) {
+    if constexpr (sizeof(P) == 16) {
+        P packet;
+        *reinterpret_cast<uint4*>(&packet) = __ldcs(reinterpret_cast<const uint4*>(from));
+        return packet;
+    } else {
+        return *from;
+    }
+}
+
 // Slices of one batch of dY in the order of the sorted entries.
 struct SortedSlices {
     using Element = T;
@@ -62,7 +61,7 @@ struct SortedSlices {
     const Entry* entries;
     i64 W;
 
-    __device__ const T* at(Key i) const { return dy + static_cast<i64>(entries[i].position) * W; }
+    __device__ const T* at(Key i) const { return dy + entries[i].position * W; }
 };
 
 // Sums of the nodes of one level, of one batch.
@@ -71,7 +70,7 @@ struct NodeSums {
     const ACC* sums;
     i64 W;
 
-    __device__ const ACC* at(Key node) const { return sums + static_cast<i64>(node) * W; }
+    __device__ const ACC* at(Key node) const { return sums + node * W; }
 };
 
 // Both ends of a run: n items from `first` on, where `skipped` others lie between, from `middle`
@@ -90,73 +89,49 @@ __device__ __forceinline__ Packet<E, N> rounded(const Packet<ACC, N>& sum) {
     return packet;
 }
 
-// What one thread adds of every slice: PACKETS packets of N elements, blockDim.x packets apart. One
-// past the end of the slice is replaced by the first.
+// What one thread adds of every slice: N elements of it, where the pointers to slices point.
 template <int N>
-struct Columns {
-    static constexpr int PACKETS = N == 1 ? 1 : CTO_P;
-    i64 column[PACKETS];
-    Packet<ACC, N> sum[PACKETS];
+struct Sum {
+    Packet<ACC, N> value{};
 
-    __device__ Columns(i64 first, i64 W) : sum{} {
-#pragma unroll
-        for (int p = 0; p < PACKETS; ++p) {
-            const i64 own = first + p * static_cast<i64>(blockDim.x * N);
-            column[p] = own < W ? own : first;
-        }
-    }
-
-    template <class Items>
-    __device__ __forceinline__ void add(const Items& items, const Ends& ends) {
-        Key i = 0;
-#pragma unroll 1
-        for (; i + DEPTH <= ends.n; i += DEPTH) add_some<DEPTH>(items, ends, i);
-#pragma unroll 1
-        for (; i < ends.n; ++i) add_some<1>(items, ends, i);
-    }
-
-    // Adds MANY slices in order, all of them loaded before the first is added.
-    template <int MANY, class Items>
-    __device__ __forceinline__ void add_some(const Items& items, const Ends& ends, Key i) {
-        using Loaded = Packet<typename Items::Element, N>;
-        Loaded loaded[MANY][PACKETS];
-#pragma unroll
-        for (int d = 0; d < MANY; ++d) {
-            const auto* slice = items.at(ends.at(i + d));
-#pragma unroll
-            for (int p = 0; p < PACKETS; ++p)
-                loaded[d][p] = *reinterpret_cast<const Loaded*>(slice + column[p]);
-        }
-#pragma unroll
-        for (int d = 0; d < MANY; ++d)
-#pragma unroll
-            for (int p = 0; p < PACKETS; ++p) accumulate(sum[p], loaded[d][p]);
+    template <class E>
+    static __device__ __forceinline__ Packet<E, N> load(const E* from) {
+        return load_streaming(reinterpret_cast<const Packet<E, N>*>(from));
     }
 
     template <class E>
-    static __device__ __forceinline__ void accumulate(Packet<ACC, N>& sum, const Packet<E, N>& x) {
+    __device__ __forceinline__ void add(const Packet<E, N>& packet) {
 #pragma unroll
-        for (int i = 0; i < N; ++i) sum.at[i] += widened(x.at[i]);
+        for (int i = 0; i < N; ++i) value.at[i] += widened(packet.at[i]);
+    }
+
+    // Adds items in order, MANY of them loaded before the first is added.
+    template <int MANY, class Items>
+    __device__ __forceinline__ void add_all(const Items& items, const Ends& ends) {
+        using E = typename Items::Element;
+#pragma unroll 1
+        for (Key first = 0; first < ends.n; first += MANY) {
+            const E* slices[MANY];
+            Packet<E, N> loaded[MANY];
+#pragma unroll
+            for (int d = 0; d < MANY; ++d)
+                slices[d] = items.at(ends.at(min(first + d, ends.n - 1)));
+#pragma unroll
+            for (int d = 0; d < MANY; ++d)
+                if (first + d < ends.n) loaded[d] = load(slices[d]);
+#pragma unroll
+            for (int d = 0; d < MANY; ++d)
+                if (first + d < ends.n) add(loaded[d]);
+        }
     }
 
     template <class E>
     __device__ __forceinline__ void store(E* to) const {
-#pragma unroll
-        for (int p = 0; p < PACKETS; ++p) {
-            if (p > 0 && column[p] == column[0]) continue;
-            auto* at = reinterpret_cast<Packet<E, N>*>(to + column[p]);
-            if constexpr (sizeof(*at) == 16)
-                store_streaming(at, rounded<E>(sum[p]));
-            else
-                *at = rounded<E>(sum[p]);
-        }
-    }
-
-    // Stores the sum and starts the next one.
-    __device__ __forceinline__ void flush(T* to) {
-        store(to);
-#pragma unroll
-        for (int p = 0; p < PACKETS; ++p) sum[p] = {};
+        auto* at = reinterpret_cast<Packet<E, N>*>(to);
+        if constexpr (sizeof(*at) == 16)
+            store_streaming(at, rounded<E>(value));
+        else
+            *at = rounded<E>(value);
     }
 };
 
@@ -200,34 +175,35 @@ __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
                                           const Items& items, const Sizes& sizes,
                                           const Level& level) {
     const BatchItem node(items);
-    const i64 W = sizes.W;
-    Columns<N> columns(node.column<N, Columns<N>::PACKETS>(), W);
-    if (node.batch >= items.B || columns.column[0] >= W) return;
+    const i64 W = sizes.W, column = node.column<N, 1>();
+    if (node.batch >= items.B || column >= W) return;
     const Key key = entries[node.item * level.unit].key;
     if (key != entries[(node.item + 1) * level.unit - 1].key || key >= sizes.G) return;
-    ACC* const own = sums + node.batch * level.total * W;
+    ACC* const own = sums + node.batch * level.total * W + column;
     const Key child = static_cast<Key>(node.item) * FANOUT;
     const Ends children{child, FANOUT, child + FANOUT, 0};
+    Sum<N> sum;
     if (level.unit == FANOUT)
-        columns.add(SortedSlices{dy + node.batch * sizes.K * W, entries, W}, children);
+        sum.template add_all<DEPTH>(
+            SortedSlices{dy + node.batch * sizes.K * W + column, entries, W}, children);
     else
-        columns.add(NodeSums{own + level.begin_below * W, W}, children);
-    columns.store(own + (level.begin + node.item) * W);
+        sum.template add_all<DEPTH>(NodeSums{own + level.begin_below * W, W}, children);
+    sum.store(own + (level.begin + node.item) * W);
 }
 
 // Adds the entries [low, high): on each level the ends that the next one does not cover.
 template <int N>
-__device__ __forceinline__ void add_segment(Columns<N>& columns, const SortedSlices& slices,
-                                            NodeSums nodes, Key low, Key high, Key n, i32 levels) {
+__device__ __forceinline__ void add_segment(Sum<N>& sum, const SortedSlices& slices, NodeSums nodes,
+                                            Key low, Key high, Key n, i32 levels) {
     for (i32 level = 0;; ++level) {
         const Key up = low / FANOUT + (low % FANOUT != 0), down = high / FANOUT;
         const bool top = level == levels || up >= down;
         const Key skipped = top ? 0 : (down - up) * FANOUT;
         const Ends ends{low, high - low - skipped, up * FANOUT, skipped};
         if (level == 0) {
-            columns.add(slices, ends);
+            sum.template add_all<DEPTH_AT_ENDS>(slices, ends);
         } else {
-            columns.add(nodes, ends);
+            sum.template add_all<DEPTH_AT_ENDS>(nodes, ends);
             nodes.sums += static_cast<i64>(n) * nodes.W;
         }
         if (top) return;
@@ -237,80 +213,76 @@ __device__ __forceinline__ void add_segment(Columns<N>& columns, const SortedSli
     }
 }
 
-template <class P>
-__device__ __forceinline__ P load_once(const P* from) {
-#ifdef CTO_LD
-    if constexpr (sizeof(P) == 16) {
-        P p;
-        *reinterpret_cast<uint4*>(&p) = __ldcs(reinterpret_cast<const uint4*>(from));
-        return p;
-    }
-#endif
-    return *from;
-}
-
-// Rows [row, end) with the entries [low, high): AHEAD slices are loaded before the first is added,
-// whichever rows they go to.
+// Rows of dX whose sums are finished one after the other.
 template <int N>
-__device__ __forceinline__ void sum_short_rows(Columns<N>& columns, const SortedSlices& slices,
-                                               T* dx, Key row, Key end, Key low, Key high) {
-    using Loaded = Packet<T, N>;
-    constexpr int P = Columns<N>::PACKETS;
+struct Rows {
+    T* dx;
+    i64 W;
+    Key next, end;
+    Sum<N> sum;
+
+    // Stores the sum of every row before `row`.
+    __device__ __forceinline__ void finish(Key row) {
 #pragma unroll 1
-    for (Key i = low; i < high; i += AHEAD) {
-        Entry entry[AHEAD];
-        Loaded loaded[AHEAD][P];
-#pragma unroll
-        for (int d = 0; d < AHEAD; ++d)
-            entry[d] = i + d < high ? slices.entries[i + d] : Entry{end, 0};
-#pragma unroll
-        for (int d = 0; d < AHEAD; ++d)
-#pragma unroll
-            for (int p = 0; p < P; ++p)
-                if (i + d < high)
-                    loaded[d][p] = load_once(reinterpret_cast<const Loaded*>(
-                        slices.dy + static_cast<i64>(entry[d].position) * slices.W + columns.column[p]));
-#pragma unroll
-        for (int d = 0; d < AHEAD; ++d) {
-            if (i + d >= high) break;
-#pragma unroll 1
-            for (; row < entry[d].key; ++row) columns.flush(dx + static_cast<i64>(row) * slices.W);
-#pragma unroll
-            for (int p = 0; p < P; ++p) columns.accumulate(columns.sum[p], loaded[d][p]);
+        for (; next < row; ++next) {
+            sum.store(dx + next * W);
+            sum.value = {};
         }
     }
+
+    // Adds n entries from `low` on, DEPTH of them loaded together whichever rows they go to.
+    __device__ __forceinline__ void add_few(const SortedSlices& slices, Key low, Key n) {
 #pragma unroll 1
-    for (; row < end; ++row) columns.flush(dx + static_cast<i64>(row) * slices.W);
-}
+        for (Key first = 0; first < n; first += DEPTH) {
+            Entry entry[DEPTH];
+            Packet<T, N> loaded[DEPTH];
+#pragma unroll
+            for (int d = 0; d < DEPTH; ++d) entry[d] = slices.entries[low + min(first + d, n - 1)];
+#pragma unroll
+            for (int d = 0; d < DEPTH; ++d)
+                if (first + d < n) loaded[d] = sum.load(slices.dy + entry[d].position * W);
+#pragma unroll
+            for (int d = 0; d < DEPTH; ++d) {
+                if (first + d >= n) break;
+                finish(entry[d].key);
+                sum.add(loaded[d]);
+            }
+        }
+        finish(end);
+    }
+
+    // Adds the entries of every row in turn, with the sums of whole nodes among them.
+    __device__ __forceinline__ void add_many(const SortedSlices& slices, const NodeSums& nodes,
+                                             const Key* starts, Key K, i32 levels) {
+#pragma unroll 1
+        while (next < end) {
+            add_segment(sum, slices, nodes, starts[next], starts[next + 1], K, levels);
+            finish(next + 1);
+        }
+    }
+};
 
 // dX[b, g] = sum of the slices with key g, zero where there are none: every element written once.
+// A thread sums `count` rows; no node lies among fewer than FANOUT entries.
 template <int N>
 __device__ __forceinline__ void sum_rows(const T* __restrict__ dy,
                                          const Entry* __restrict__ entries,
                                          const Key* __restrict__ starts,
                                          const ACC* __restrict__ sums, T* __restrict__ dx,
-                                         const Items& items, const Sizes& sizes, i64 n_nodes,
-                                         i32 levels) {
+                                         const Items& items, const Sizes& sizes, i64 count,
+                                         i64 n_nodes, i32 levels) {
     const BatchItem group(items);
-    const i64 W = sizes.W;
-    Columns<N> columns(group.column<N, Columns<N>::PACKETS>(), W);
-    if (group.batch >= items.B || columns.column[0] >= W) return;
-    const i64 first = group.item * ROWS, end = min(first + ROWS, sizes.G);
+    const i64 W = sizes.W, column = group.column<N, 1>();
+    if (group.batch >= items.B || column >= W) return;
+    const Key first = group.item * count, end = min((group.item + 1) * count, sizes.G);
+    Rows<N> rows{dx + group.batch * sizes.G * W + column, W, first, end, {}};
+    const SortedSlices slices{dy + group.batch * sizes.K * W + column, entries, W};
+    const NodeSums nodes{sums + group.batch * n_nodes * W + column, W};
     const Key low = starts[first], high = starts[end];
-    const SortedSlices slices{dy + group.batch * sizes.K * W, entries, W};
-    T* const to = dx + group.batch * sizes.G * W;
-    if (high - low < FANOUT) {
-        sum_short_rows(columns, slices, to, static_cast<Key>(first), static_cast<Key>(end), low,
-                       high);
-        return;
-    }
-    const NodeSums nodes{sums + group.batch * n_nodes * W, W};
-#pragma unroll 1
-    for (i64 row = first; row < end; ++row) {
-        add_segment(columns, slices, nodes, starts[row], starts[row + 1],
-                    static_cast<Key>(sizes.K), levels);
-        columns.flush(to + row * W);
-    }
+    if (high - low < FANOUT)
+        rows.add_few(slices, low, high - low);
+    else
+        rows.add_many(slices, nodes, starts, sizes.K, levels);
 }
 
 }  // namespace cto

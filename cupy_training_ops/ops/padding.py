@@ -15,9 +15,9 @@ from ..contract import Input, Output, Spec, integers, shape
 from ..dtypes import FIXED_SIZE, INT64, to_dtype
 from ..op import Op, slots
 from ..runtime.plan import Config, Device, Launch, Plan, Scratch, by_value, ceil_div
-from ..runtime.words import THREADS, Words, divisor, multiplier, words_of
+from ..runtime.words import THREADS, Words, divisor, divisor_fields, words_of
 
-DIMENSIONS = 64  # NumPy's most
+DIMENSIONS = 50  # more cannot have two positions each
 
 
 class SliceGrad(Op):
@@ -75,12 +75,13 @@ class SliceGrad(Op):
     def plan(self, device: Device, dy: Spec, shape: tuple[int, ...], *rest: Any) -> Plan:
         *bounds, dx = rest
         *outer, inner = _merged(self._checked(shape, *bounds))
+        outer = outer[1:] if outer and outer[0].whole else outer
         itemsize = dx.dtype.itemsize
         lengths = (inner.extent, inner.start, inner.count) if inner.step == 1 else (1,)
         words = words_of((dy, dx), lengths, itemsize * lengths[-1])
         inner = inner.times(itemsize, words.nbytes)
         config = Config((words.tiles(dx.nbytes),), (THREADS,))
-        table = np.zeros((DIMENSIONS, 7), np.uint64)
+        table = np.zeros((DIMENSIONS, 9), np.uint64)
         for row, axis in zip(table, outer, strict=False):
             row[:] = axis.fields
         sizes = (words.count(dy.nbytes), words.count(dx.nbytes), len(outer))
@@ -101,8 +102,7 @@ class SlicedAxis:
     @property
     def fields(self) -> tuple[int, ...]:
         """The kernel's Dimension."""
-        extent, distance = self.extent, abs(self.step)
-        divisors = (extent, multiplier(extent), distance, multiplier(distance))
+        divisors = (*divisor_fields(self.extent), *divisor_fields(abs(self.step)))
         return (*divisors, self.start, self.step < 0, self.count)
 
     @property
@@ -137,7 +137,9 @@ def sliced_axes(
 
 def _merged(taken: Sequence[SlicedAxis]) -> list[SlicedAxis]:
     """Fewer axes, the same positions: one taken whole joins a contiguous one before it."""
-    several = [axis for axis in taken if axis.extent != 1 or axis.count != 1]
+    if not all(axis.count for axis in taken):
+        return [SlicedAxis(math.prod(axis.extent for axis in taken), 0, 1, 0)]
+    several = [axis for axis in taken if axis.extent > 1]
     merged = several[:1] or list(taken[:1])
     for axis in several[1:]:
         before = merged[-1]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,10 +13,16 @@ from ..contract import Attribute, Input, Output, Spec, one_of, reals
 from ..dtypes import FLOAT32, FLOAT64, FLOATS, element_type
 from ..op import Op
 from ..runtime.plan import Config, Device, Launch, Plan, by_value, ceil_div
+from ..runtime.words import divisor
 
-WARPS = 4  # of a block; each makes a tile of dX
-BAND = 8  # rows of a tile
-TILE = 64  # columns of a tile
+THREADS = 128
+WARPS = THREADS // 32  # of a block; each makes a tile of dX
+COLUMNS = 64  # of a tile, at most
+BAND_ROWS = {2: 32, 4: 64, 8: 64}  # of a tile at most, by the size of an element
+FEWEST_ROWS = 4  # of a tile
+TILES = 16  # for each multiprocessor, before tiles have as many rows as they may
+EACH = 4  # columns of dY that a thread sums
+SUMMED = 32 * EACH  # and a warp, at once
 MOST_PIXELS = 2**31 - 1  # along an axis
 
 
@@ -81,12 +88,19 @@ class ResizeGrad(Op):
         rows, columns = (
             self._axis(dx.shape[i], dy.shape[i], scales and scales[i], compute.type) for i in (2, 3)
         )
-        n_planes = dx.shape[0] * dx.shape[1]
-        tiles = n_planes * ceil_div(dx.shape[2], BAND) * ceil_div(dx.shape[3], TILE)
-        config = Config((ceil_div(tiles, WARPS),), (32 * WARPS,))
+        n_planes, (n_rows, n_columns) = math.prod(dx.shape[:2]), dx.shape[2:]
+        strip = _even(n_columns, _widest(dy.shape[3], float(columns["ratio"])))
+        n_strips = ceil_div(n_columns, strip)
+        room = n_planes * n_strips * n_rows // (TILES * device.multiprocessors)
+        band = _even(n_rows, max(FEWEST_ROWS, min(room, BAND_ROWS[dx.dtype.itemsize])))
+        n_bands = ceil_div(n_rows, band)
+        config = Config((ceil_div(n_planes * n_bands * n_strips, WARPS),), (THREADS,))
         row = element_type(dx.dtype)
+        aligned = dy.aligned and dy.shape[3] % EACH == 0
         binding = {"T": row.c_type, "ACC": row.accumulator}
-        arguments = ("dY", "dX", n_planes, rows, columns)
+        binding |= {"ALIGNED": str(int(aligned)), "THREADS": str(THREADS)}
+        parts = (divisor(n_bands), band, divisor(n_strips), strip)
+        arguments = ("dY", "dX", n_planes, rows, columns, *parts)
         return Plan((Launch(self.function_name, config, arguments, binding),))
 
     def _axis(self, pixels: int, outputs: int, scale: float | None, real: Any) -> Any:
@@ -99,7 +113,21 @@ class ResizeGrad(Op):
         else:
             ratio = real(pixels) / real(outputs) if outputs else real(0)
         counts = {"n_in": np.int32(pixels), "n_out": np.int32(outputs)}
-        return by_value(**counts, align_corners=np.int32(align_corners), ratio=ratio)
+        with np.errstate(divide="ignore"):
+            ratios = {"ratio": ratio, "inverse": real(1) / ratio}
+        return by_value(**counts, align_corners=np.int32(align_corners), **ratios)
+
+
+def _even(n: int, most: int) -> int:
+    """The extent of parts of n, of which there are as few as parts of at most `most`."""
+    return ceil_div(n, ceil_div(n, most))
+
+
+def _widest(n_outputs: int, ratio: float) -> int:
+    """Columns of dX that at most as many columns of dY touch as a warp sums at once."""
+    if n_outputs <= SUMMED:
+        return COLUMNS
+    return max(1, min(COLUMNS, int((SUMMED - EACH) * ratio) - 1))
 
 
 OPS = {"ResizeGrad": ResizeGrad}

@@ -17,9 +17,10 @@ from ..contract import Attribute, Input, Output, Spec, integer, optional, shape
 from ..dtypes import FIXED_SIZE, INT64
 from ..op import Op
 from ..runtime.plan import Config, Device, Launch, Plan, Pointers, Scratch, by_value
-from ..runtime.words import THREADS, Words, divisor, multiplier, words_of
+from ..runtime.words import THREADS, Words, divisor, divisor_fields, words_of
 
-CAPACITIES = (16, 120)  # arrays that a launch knows by value, in at most 4,000 bytes
+CAPACITIES = (16, 120, 240)  # arrays that a launch knows by value, in at most 4,000 bytes
+MOST_SPLIT = 120  # outputs of a launch, which knows more of each
 
 
 class View(Op):
@@ -73,7 +74,7 @@ class ConcatTraining(Op):
     inputs: one list of at least one T array, device; the same shape but for `axis`, along which a
     length may be 0. concat_result: T, device. per_input_length: int64, (number of inputs,), host, a
     new NumPy array, also when concat_result is empty. axis: from -rank to rank - 1. T: every dtype
-    of fixed size. Deterministic, bit for bit. Above 120 inputs the launches use a workspace.
+    of fixed size. Deterministic, bit for bit. Above 240 inputs the launches use a workspace.
     Raises ArgumentError and DtypeError. Source: contract 1.2.
     """
 
@@ -215,13 +216,13 @@ class SplitTraining(Op):
         starts = [words.count(s * x.dtype.itemsize) for s in _starts(widths)]
         head = ("input", n_rows, starts[-1])
         launches = []
-        for first in range(0, len(parts), CAPACITIES[-1]):
-            names = [name for name, _ in parts[first : first + CAPACITIES[-1]]]
+        for first in range(0, len(parts), MOST_SPLIT):
+            names = [name for name, _ in parts[first : first + MOST_SPLIT]]
             columns = starts[first : first + len(names) + 1]
             row_nbytes = n_rows * words.nbytes
             widths = [b - a for a, b in itertools.pairwise(columns)]
             tiles = _starts(words.tiles(width * row_nbytes) for width in widths)
-            multipliers = list(map(multiplier, widths))
+            multipliers = [divisor_fields(width)[1] for width in widths]
             table, capacity = _by_value(names, columns, tiles, multipliers)
             config = Config((tiles[-1],), (THREADS,))
             arguments = (*head, len(names), *table)

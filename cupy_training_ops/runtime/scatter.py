@@ -24,14 +24,12 @@ THREADS = 256
 SORT_THREADS = 512
 SORT_TILE = 2048
 FANOUT = 32
-ROWS = 4
-PACKETS = 2
-EXTRA = {}
 ATOMIC_ITEMS = 4
 ZERO_PACKETS = 4
 ROUND_NBYTES = 64
 DIGIT_BITS = 9  # of a sort key at most: a block has a thread for each digit
 
+ROWS = 4  # whose sums one thread makes where they are short
 SORT_BLOCKS = 2  # of a multiprocessor
 MOST_LOOKS = 2**16  # at slices, by elements of dX, that cost less than a second launch
 MOST_ATOMIC = 2**22  # elements of dY up to which atomics cost less than the launches of a sort
@@ -75,6 +73,11 @@ def levels(slices: int) -> tuple[int, ...]:
     while counts[-1] > 2 * FANOUT:
         counts.append(counts[-1] // FANOUT)
     return tuple(counts[1:])
+
+
+def rows_of_a_thread(sizes: Sizes) -> int:
+    """Several where most have so few slices that those of all are loaded together."""
+    return ROWS if sizes.K * ROWS < FANOUT * sizes.G else 1
 
 
 def are_few(sizes: Sizes) -> bool:
@@ -144,7 +147,6 @@ class Scatter:
         types["ACC"] = self.acc
         self.slots = {name: element_type(dtype).c_type for name, dtype in types.items()}
         self.slots["THREADS"] = str(THREADS)
-        self.slots.update(EXTRA)
 
     def launch(self, stage: str, config: Config, *args: Any) -> None:
         """Add one launch of a stage that the family's operators share."""
@@ -204,19 +206,20 @@ class Scatter:
         s, counts = self.sizes, levels(self.sizes.K)
         sizes = by_value(K=s.K, G=s.G, W=s.W)
         n = packet_size(s.W, self.dy, self.dx)
-        variant, shape = ("__scalar", (s.W, 1)) if n == 1 else ("", (s.W // n, PACKETS))
+        variant, runs = "__scalar" if n == 1 else "", s.W // n
         sums = self.workspace.take(s.B * sum(counts) * s.W, self.acc)
         for i, count in enumerate(counts):
-            config, items = spread(s.B, count, *shape)
+            config, items = spread(s.B, count, runs, 1)
             below = sum(counts[: max(i - 1, 0)])
             level = by_value(
                 unit=FANOUT ** (i + 1), begin=sum(counts[:i]), begin_below=below, total=sum(counts)
             )
             args = (self.dy_name, entries, sums, items, sizes, level)
             self.launch(f"sum_nodes{variant}", config, *args)
-        config, items = spread(s.B, ceil_div(s.G, ROWS), *shape)
-        arrays = (self.dy_name, entries, starts, sums, self.dx_name)
-        self.launch(f"sum_rows{variant}", config, *arrays, items, sizes, sum(counts), len(counts))
+        rows = rows_of_a_thread(s)
+        config, items = spread(s.B, ceil_div(s.G, rows), runs, 1)
+        arrays = (self.dy_name, entries, starts, sums, self.dx_name, items, sizes)
+        self.launch(f"sum_rows{variant}", config, *arrays, rows, sum(counts), len(counts))
 
     def add_slices_atomically(self) -> Plan:
         """Zeros, atomic additions, and one rounding where T is narrower than its sums."""

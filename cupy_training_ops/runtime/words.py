@@ -16,7 +16,8 @@ from .plan import by_value, ceil_div
 THREADS = 128
 CHUNK_NBYTES = 16
 LONG_RUN_NBYTES = 64  # from here on chunks of 16 bytes are written; shorter runs go word by word
-LOADS = 4  # a thread has in flight
+CHUNKS = 2  # that a thread writes, as measured on an H200
+SHIFTED_CHUNKS = 4  # the same where each is put together from two loads
 WORD_TYPES = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "uint4"}
 
 
@@ -29,8 +30,8 @@ class Words:
 
     @property
     def slots(self) -> dict[str, str]:
-        """The kernel's slots; a chunk of several words takes two loads."""
-        chunks = LOADS if self.chunk == 1 else LOADS // 2
+        """The kernel's slots."""
+        chunks = CHUNKS if self.chunk == 1 else SHIFTED_CHUNKS
         words = {"T": WORD_TYPES[self.nbytes], "WORDS": str(self.chunk)}
         return words | {"CHUNKS": str(chunks), "THREADS": str(THREADS)}
 
@@ -53,11 +54,13 @@ def words_of(specs: Iterable[Spec], lengths: Iterable[int], run_nbytes: int) -> 
     return Words(nbytes, CHUNK_NBYTES // nbytes if run_nbytes >= LONG_RUN_NBYTES else 1)
 
 
-def multiplier(divisor: int) -> int:
-    """What include/division.cuh multiplies by, to divide numbers below 2^63."""
-    return (1 << 63 + (divisor - 1).bit_length()) // divisor + 1
+def divisor_fields(value: int) -> tuple[int, int, int]:
+    """include/division.cuh's Divisor, for dividends below 2^63."""
+    shift = (value - 1).bit_length()
+    return value, (1 << 63 + shift) // value + 1, shift
 
 
 def divisor(value: int) -> Any:
     """A launch argument: include/division.cuh's Divisor."""
-    return by_value(value=np.int64(value), multiplier=np.uint64(multiplier(value)))
+    fields = np.array(divisor_fields(value), np.uint64)
+    return by_value(value=np.int64(value), multiplier=fields[1], shift=np.int64(fields[2]))

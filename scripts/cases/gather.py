@@ -23,7 +23,12 @@ def _indices(rng: Any, kind: str, n: Any, extent: int) -> Any:
         return cupy.full(n, 7, cupy.int64)
     if kind == "zipf":
         return cupy.minimum(cupy.random.zipf(1.2, n), extent).astype(cupy.int64) - 1
-    return rng.integers(0, extent, n, dtype=cupy.int64)
+    # A generator's kernels were seen to run before others of the null stream were done with memory
+    # that they reuse: normal values stood in the indices.
+    cupy.cuda.Device().synchronize()
+    indices = rng.integers(0, extent, n, dtype=cupy.int64)
+    cupy.cuda.Device().synchronize()
+    return indices
 
 
 def _values(rng: Any, shape: tuple[int, ...], dtype: Any) -> Any:

@@ -322,6 +322,12 @@ def test_grids(batches, n, runs, packets, grid, block) -> None:
     assert items["column_blocks"] * block[0] * packets >= runs
 
 
+@pytest.mark.parametrize(("slices", "expected"), [(1, 4), (799, 4), (800, 1), (2**40, 1)])
+def test_short_rows_share_a_thread(slices, expected) -> None:
+    """Fewer than 32 slices in four rows on the average."""
+    assert scatter.rows_of_a_thread(Sizes(1, slices, 100, 8)) == expected
+
+
 @pytest.mark.parametrize(
     ("sizes", "expected"),
     [

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cupy_training_ops import (
@@ -25,7 +25,7 @@ from cupy_training_ops.dtypes import FIXED_SIZE, dtype_name, to_dtype
 from cupy_training_ops.ops.tensor import ConcatTraining, SplitTraining
 from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.runtime.plan import Device
-from cupy_training_ops.runtime.words import Words, words_of
+from cupy_training_ops.runtime.words import Words, divisor_fields, words_of
 from cupy_training_ops.testing.compare import assert_matches, poison
 from cupy_training_ops.testing.samples.tensor import values
 
@@ -157,7 +157,7 @@ def test_parts_of_two_types_are_refused(anywhere, rng) -> None:
         concat_training(parts, axis=0)
 
 
-@pytest.mark.parametrize(("n", "launches"), [(1, 1), (120, 1), (121, 3), (1000, 10)])
+@pytest.mark.parametrize(("n", "launches"), [(1, 1), (240, 1), (241, 3), (1000, 6)])
 def test_any_number_of_inputs(run, rng, n, launches) -> None:
     arrays = [normal(rng, 2, 1 + i % 3) for i in range(n)]
     with launch_log() as log:
@@ -247,6 +247,15 @@ def test_words_are_as_wide_as_everything_allows(
 ) -> None:
     spec = Spec((9,), to_dtype(dtype), aligned)
     assert words_of((spec,), lengths, run_nbytes) == expected
+
+
+@given(value=st.integers(1, 2**63 - 1), quotient=st.integers(0), rest=st.integers(-1, 1))
+@example(value=1, quotient=2**63 - 1, rest=0)
+def test_divisors_divide_exactly(value, quotient, rest) -> None:
+    dividend = min(max(0, quotient * value + rest), 2**63 - 1)
+    _, multiplier, shift = divisor_fields(value)
+    assert multiplier < 2**64
+    assert 2 * dividend * multiplier >> 64 + shift == dividend // value
 
 
 def test_concat_plans_one_launch_whose_blocks_cover_the_result() -> None:
