@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: MIT
+"""The CPU provider gives the answers of onnxruntime's CPU kernels, where there are any."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupy_training_ops import registry
+from cupy_training_ops.dtypes import dtype_name
+from cupy_training_ops.op import Op
+from cupy_training_ops.testing.compare import assert_matches
+from upstream.cases import SAMPLES, WITHOUT_ORACLE
+from upstream.process import Request, UpstreamError
+
+# What a graph says by its outputs, and an eager call by an attribute.
+OURS_ALONE = ("num_outputs",)
+
+Slot = tuple[str, Any]
+
+
+def test_every_operator_is_compared_or_has_a_reason() -> None:
+    compared = {sample.op for sample in SAMPLES}
+    assert compared.isdisjoint(WITHOUT_ORACLE)
+    assert compared | set(WITHOUT_ORACLE) == set(registry.names())
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.id)
+def test_agrees(sample, upstream, rng) -> None:
+    op = registry.get_op(sample.op)(**sample.attributes)
+    inputs = sample.make(rng)
+    slots = list(node_inputs(op, inputs))
+    ours = op(*inputs)
+    ours = ours if isinstance(ours, tuple) else (ours,)
+    theirs = upstream(
+        request(op, sample.attributes, slots, ours), {name: array for name, array in slots if name}
+    )
+    for actual, expected in zip(ours, theirs, strict=True):
+        assert_matches(actual, expected, 0 if op.exact else None)
+
+
+def node_inputs(op: Op, inputs: Sequence[Any]) -> Iterator[Slot]:
+    """Name and copy (accumulators change what they get) of every input; "" for an absent one."""
+    for declared, value in zip(op.inputs, inputs, strict=False):
+        if declared.variadic:
+            yield from ((f"{declared.name}_{i}", item.copy()) for i, item in enumerate(value))
+        else:
+            yield ("", None) if value is None else (declared.name, np.array(value))
+
+
+def request(op: Op, attributes: Any, slots: Sequence[Slot], ours: Sequence[Any]) -> Request:
+    """The node of an operator's call, with as many outputs as ours, of the same dtypes."""
+    shared = {name: value for name, value in attributes.items() if name not in OURS_ALONE}
+    outputs = {f"output_{i}": dtype_name(array.dtype) for i, array in enumerate(ours)}
+    return Request(op.name, op.domain, shared, [name for name, _ in slots], outputs)
+
+
+# ---- the process ---------------------------------------------------------------------------------
+
+LOGITS = {"logits": np.ones((3, 5), np.float32), "label": np.full((3, 5), 0.2, np.float32)}
+NO_LOG_PROB = Request("SoftmaxCrossEntropy", "com.microsoft", {}, list(LOGITS), {"Y": "float32"})
+RELU = Request("ReluGrad", "com.microsoft", {}, ["dY", "X"], {"dX": "float32"})
+PAIR = {"dY": np.array([3, 4], np.float32), "X": np.array([-1, 1], np.float32)}
+
+
+def test_a_crash_is_the_fault_of_its_request(upstream) -> None:
+    with pytest.raises(UpstreamError, match=r"^SoftmaxCrossEntropy: the process ended: SIG"):
+        upstream(NO_LOG_PROB, LOGITS)
+    assert_matches(upstream(RELU, PAIR)[0], np.array([0, 4], np.float32))
+
+
+def test_a_refused_model_is_the_fault_of_its_request(upstream) -> None:
+    with pytest.raises(UpstreamError, match=r"^ReluGrad: .*float16"):
+        upstream(replace(RELU, outputs={"dX": "float16"}), PAIR)
+    assert_matches(upstream(RELU, PAIR)[0], np.array([0, 4], np.float32))
