@@ -33,7 +33,7 @@ WITH_CUPY = {"cupy", "cupy_backends", "cuda"}
 
 def built(target: str, tree: Path, into: Path) -> Path:
     """The wheel or sdist of a source tree."""
-    pytest.importorskip("hatchling", reason="building needs hatchling (in the dev extra)")
+    pytest.importorskip("hatchling", reason="building needs hatchling (in the test extra)")
     command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(into)]
     subprocess.run(command, cwd=tree, check=True, capture_output=True)
     (path,) = into.glob("*.whl" if target == "wheel" else "*.tar.gz")
