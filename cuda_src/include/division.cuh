@@ -5,7 +5,7 @@
 
 namespace cto {
 
-// runtime/words.py's `divisor` makes one. Dividends are from 0 to 2^63 - 1.
+// planning/words.py's `divisor` makes one. Dividends are from 0 to 2^63 - 1.
 struct Divisor {
     i64 value;
     u64 multiplier;  // 2^(63 + shift) / value, rounded up; value <= 2^shift

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..dtypes import FLOAT64
-from ..streaming import wide
+from ..planning.streaming import wide
 
 Array = NDArray[Any]
 

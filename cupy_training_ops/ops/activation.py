@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..contract import Attribute, Input, Output, real
-from ..streaming import ElementwiseOp
+from ..planning.streaming import ElementwiseOp
 
 DY = Input("dY", "T")
 X = Input("X", "T")

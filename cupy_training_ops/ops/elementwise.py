@@ -11,15 +11,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .. import broadcasting
 from ..checks import Types, refuse
 from ..contract import Attribute, Input, Output, Spec, boolean, integer, optional, real
-from ..division import plan_general, plan_part
 from ..dtypes import FLOATS
 from ..errors import ArgumentError
 from ..op import Op
+from ..planning import broadcasting
+from ..planning.division import plan_general, plan_part
+from ..planning.streaming import ElementwiseOp, streamed
 from ..runtime.plan import Device, Plan
-from ..streaming import ElementwiseOp, streamed
 
 
 def number(value: Any) -> float:

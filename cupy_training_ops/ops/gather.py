@@ -17,8 +17,16 @@ from ..checks import Types, refuse
 from ..contract import Attribute, Input, Output, Spec, boolean, integer
 from ..dtypes import FLOATS, INT64
 from ..op import Op
+from ..planning.scatter import (
+    ATOMIC_ITEMS,
+    THREADS,
+    Scatter,
+    Sizes,
+    are_few,
+    one_each,
+    uses_atomics,
+)
 from ..runtime.plan import Config, Device, Plan, by_value, ceil_div
-from ..runtime.scatter import ATOMIC_ITEMS, THREADS, Scatter, Sizes, are_few, one_each, uses_atomics
 
 TILE_COLUMNS, MOST_DIMS = 32, 32  # the constants of the same names in gather.cu
 

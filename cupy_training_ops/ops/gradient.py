@@ -17,8 +17,8 @@ from ..checks import Types, refuse
 from ..contract import Attribute, Input, Output, Spec, boolean, dtype
 from ..dtypes import BOOL, FIXED_SIZE, FLOAT32, FLOATS
 from ..op import Op, slots
+from ..planning.tensor_list import batches
 from ..runtime.plan import Config, Device, Launch, Plan, ceil_div
-from ..runtime.tensor_list import batches
 
 THREADS = 128
 NBYTES = 32  # of the wider type a thread has in flight

@@ -14,8 +14,8 @@ from ..checks import Types, refuse
 from ..contract import Input, Output, Spec, integers, shape
 from ..dtypes import FIXED_SIZE, INT64, to_dtype
 from ..op import Op, slots
+from ..planning.words import THREADS, Words, divisor, divisor_fields, words_of
 from ..runtime.plan import Config, Device, Launch, Plan, Scratch, by_value, ceil_div
-from ..runtime.words import THREADS, Words, divisor, divisor_fields, words_of
 
 DIMENSIONS = 50  # more cannot have two positions each
 

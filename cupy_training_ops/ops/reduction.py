@@ -19,8 +19,8 @@ from ..checks import Types, refuse
 from ..contract import Attribute, Input, Output, Spec, boolean, dtype, integers, optional
 from ..dtypes import BOOL, FLOAT32, FLOATS, INT64, to_dtype
 from ..op import Op, slots
+from ..planning.tensor_list import Batch, batch, batches
 from ..runtime.plan import Config, Device, Launch, Plan, Scratch, by_value, ceil_div
-from ..runtime.tensor_list import Batch, batch, batches
 
 INT32 = to_dtype("int32")
 THREADS = 256

@@ -12,8 +12,8 @@ from ..checks import Types, refuse
 from ..contract import Attribute, Input, Output, Spec, one_of, reals
 from ..dtypes import FLOAT32, FLOAT64, FLOATS, element_type
 from ..op import Op
+from ..planning.words import divisor
 from ..runtime.plan import Config, Device, Launch, Plan, by_value, ceil_div
-from ..runtime.words import divisor
 
 THREADS = 128
 WARPS = THREADS // 32  # of a block; each makes a tile of dX

@@ -16,8 +16,8 @@ from ..checks import Types, refuse
 from ..contract import Attribute, Input, Output, Spec, integer, optional, shape
 from ..dtypes import FIXED_SIZE, INT64
 from ..op import Op
+from ..planning.words import THREADS, Words, divisor, divisor_fields, words_of
 from ..runtime.plan import Config, Device, Launch, Plan, Pointers, Scratch, by_value
-from ..runtime.words import THREADS, Words, divisor, divisor_fields, words_of
 
 CAPACITIES = (16, 120, 240)  # arrays that a launch knows by value, in at most 4,000 bytes
 MOST_SPLIT = 120  # outputs of a launch, which knows more of each

@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from cupy_training_ops import broadcasting, get_op
+from cupy_training_ops import get_op
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
 from cupy_training_ops.errors import ArgumentError, DtypeError
+from cupy_training_ops.planning import broadcasting
 from cupy_training_ops.testing.compare import assert_matches
 
 jax.config.update("jax_enable_x64", True)

@@ -15,10 +15,10 @@ from cupy_training_ops import ArgumentError, get_op
 from cupy_training_ops.contract import Spec
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64, FLOATS, INT64, dtype_name
 from cupy_training_ops.ops import gather as ops
-from cupy_training_ops.runtime import scatter
+from cupy_training_ops.planning import scatter
+from cupy_training_ops.planning.scatter import Digit, Sizes
 from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.runtime.plan import Device
-from cupy_training_ops.runtime.scatter import Digit, Sizes
 from cupy_training_ops.runtime.source import load
 from cupy_training_ops.testing.compare import assert_matches, poison
 

@@ -16,9 +16,9 @@ from cupy_training_ops.contract import Spec
 from cupy_training_ops.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
 from cupy_training_ops.ops import reduction
 from cupy_training_ops.ops.reduction import Pass, column_block, passes
+from cupy_training_ops.planning.tensor_list import batches
 from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.runtime.plan import Device
-from cupy_training_ops.runtime.tensor_list import batches
 from cupy_training_ops.testing.compare import assert_matches
 from cupy_training_ops.testing.samples.reduction import numbers
 

@@ -23,9 +23,9 @@ from cupy_training_ops import (
 from cupy_training_ops.contract import Spec
 from cupy_training_ops.dtypes import FIXED_SIZE, dtype_name, to_dtype
 from cupy_training_ops.ops.tensor import ConcatTraining, SplitTraining
+from cupy_training_ops.planning.words import Words, divisor_fields, words_of
 from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.runtime.plan import Device
-from cupy_training_ops.runtime.words import Words, divisor_fields, words_of
 from cupy_training_ops.testing.compare import assert_matches, poison
 from cupy_training_ops.testing.samples.tensor import values
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from ..contract import Spec
+from ..dtypes import element_type
+from ..runtime.plan import Config, Launch, Plan, Scratch, by_value, ceil_div
 from .broadcasting import Dimension, strides
-from .contract import Spec
-from .dtypes import element_type
-from .runtime.plan import Config, Launch, Plan, Scratch, by_value, ceil_div
-from .runtime.words import divisor
 from .streaming import THREADS, type_slots
+from .words import divisor
 
 WARP = 32
 PACKETS = 16  # that a thread sums before it writes a partial sum

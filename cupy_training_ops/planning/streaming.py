@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from .checks import Types, refuse
-from .contract import Input, Output, Spec
-from .dtypes import FLOAT32, FLOAT64, FLOATS, element_type, to_dtype
-from .op import Op
-from .runtime.plan import Config, Device, Launch, Plan, ceil_div
-from .runtime.words import divisor
+from ..checks import Types, refuse
+from ..contract import Input, Output, Spec
+from ..dtypes import FLOAT32, FLOAT64, FLOATS, element_type, to_dtype
+from ..op import Op
+from ..runtime.plan import Config, Device, Launch, Plan, ceil_div
+from .words import divisor
 
 THREADS = 128
 NBYTES = 32  # bytes of elements a thread has in flight for each array

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..contract import Spec
-from .plan import by_value, ceil_div
+from ..runtime.plan import by_value, ceil_div
 
 THREADS = 128
 CHUNK_NBYTES = 16

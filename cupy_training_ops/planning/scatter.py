@@ -14,7 +14,7 @@ import numpy as np
 
 from ..contract import Spec
 from ..dtypes import FLOAT64, element_type
-from .plan import Config, Device, Launch, Plan, Scratch, by_value, ceil_div
+from ..runtime.plan import Config, Device, Launch, Plan, Scratch, by_value, ceil_div
 
 if TYPE_CHECKING:
     from ..op import Op
