@@ -63,11 +63,11 @@ def load(file: Any, provider: str) -> Packed:
     if provider not in ("cpu", "cuda"):
         raise ArgumentError(f"Packed: provider: expected 'cpu' or 'cuda', got {provider!r}")
     try:
-        with _opened(file) as stream, np.load(stream, allow_pickle=False) as members:
+        with _opened(file) as stream, _members(file, stream) as members:
             header, code = json.loads(str(members["header"])), members["code"]
+    except (FileNotFoundError, OpError):
+        raise
     except (OSError, *DAMAGE) as error:
-        if isinstance(error, FileNotFoundError):
-            raise
         raise ArgumentError(f"{file}: no packed array, or a damaged one ({error})") from None
     _check_header(file, header)
     if provider == "cuda":
@@ -97,6 +97,13 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 def _opened(file: Any) -> contextlib.AbstractContextManager[IO[bytes]]:
     """The file as a stream: NumPy leaves a damaged archive that it opened itself open."""
     return contextlib.nullcontext(file) if hasattr(file, "read") else Path(file).open("rb")
+
+
+def _members(file: Any, stream: IO[bytes]) -> Any:
+    members = np.load(stream, allow_pickle=False)
+    if isinstance(members, np.ndarray):
+        raise ArgumentError(f"{file}: expected a packed array, got one as it is ({members.dtype})")
+    return members
 
 
 def _check_header(file: Any, header: Any) -> None:

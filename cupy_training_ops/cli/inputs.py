@@ -15,7 +15,7 @@ from ..errors import OpError
 from ..packed_file import DAMAGE
 from .errors import Failure
 
-MAGIC = (b"\x93NUMPY", b"PK")  # .npy, .npz
+MAGIC = (b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06")  # .npy, .npz, a .npz of nothing
 
 
 def read(path: Path) -> dict[str, Any]:
