@@ -102,7 +102,7 @@ def _opened(file: Any) -> contextlib.AbstractContextManager[IO[bytes]]:
 def _members(file: Any, stream: IO[bytes]) -> Any:
     members = np.load(stream, allow_pickle=False)
     if isinstance(members, np.ndarray):
-        raise ArgumentError(f"{file}: expected a packed array, got one as it is ({members.dtype})")
+        raise ArgumentError(f"{file}: no packed array: it holds one of {members.dtype} as it is")
     return members
 
 
