@@ -11,9 +11,14 @@ import secrets
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_ENABLE_X64"] = "1"
 
+import hypothesis
 import numpy as np
 import pytest
 from runs import RUNS, Run, gpu_reason, reason_not_to_run
+
+# Timings never decide a test: a busy machine is no failure.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 def pytest_configure() -> None:
