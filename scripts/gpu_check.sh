@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Everything that needs a GPU, within time limits: tests, verify, memory checker, benchmark.
+# Everything that needs a GPU, within time limits: tests (the memory checker among them), verify,
+# benchmark.
 #
 #   scripts/gpu_check.sh [FOLDER]    writes FOLDER/gpu_check.json and FOLDER/gpu_check.txt,
 #                                    and the benchmark's FOLDER/benchmark.jsonl
