@@ -13,6 +13,7 @@ sys.path.insert(0, str(ROOT))
 import click
 
 from cupy_training_ops import CODECS, checks, get_op
+from cupy_training_ops.dtypes import FIXED_SIZE
 from cupy_training_ops.registry import names
 
 README = ROOT / "README.md"
@@ -59,9 +60,14 @@ def operator_row(cls) -> str:
     attributes = ", ".join(
         a.name if repr(a.default) == "REQUIRED" else f"{a.name}={a.default}" for a in cls.attributes
     )
-    types = "; ".join(f"{variable}: {checks.names(ts)}" for variable, ts in cls.types.items())
+    types = "; ".join(f"{variable}: {type_names(ts)}" for variable, ts in cls.types.items())
     columns = (declared(cls.inputs), declared(cls.outputs), attributes or "-", types or "-")
     return f"| {cls.name} | " + " | ".join(map(cell, columns)) + " |"
+
+
+def type_names(dtypes) -> str:
+    """Dtypes by name, or in a word where they are all there are."""
+    return "any fixed-size type" if set(dtypes) == set(FIXED_SIZE) else checks.names(dtypes)
 
 
 def declared(items) -> str:
