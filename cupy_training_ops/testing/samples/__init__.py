@@ -15,6 +15,18 @@ from ...op import Op
 from ...registry import FAMILIES
 
 Generator = np.random.Generator
+Shape = tuple[int, ...]
+
+# Of families that work element by element: label, shape, offset, in one dtype an operator,
+# beside special values in every dtype; "large" fills several blocks and ends inside one.
+ELEMENTWISE_SHAPES: tuple[tuple[str, Shape, int], ...] = (
+    ("ordinary", (16, 64), 0),
+    ("odd", (3, 5, 7), 0),
+    ("empty", (0, 4), 0),
+    ("one", (1,), 0),
+    ("misaligned", (3, 1003), 1),
+    ("large", (5, 1640), 0),
+)
 
 
 @dataclass(frozen=True)

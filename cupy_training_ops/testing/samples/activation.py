@@ -11,20 +11,8 @@ import numpy as np
 
 from ...dtypes import FLOATS, dtype_name
 from ...ops.activation import OPS
-from . import Generator, Sample
+from . import ELEMENTWISE_SHAPES, Generator, Sample, Shape
 
-Shape = tuple[int, ...]
-
-# label, shape, offset, in one dtype an operator, beside special values in every dtype; "large"
-# fills several blocks and ends inside one
-SHAPES: tuple[tuple[str, Shape, int], ...] = (
-    ("ordinary", (16, 64), 0),
-    ("odd", (3, 5, 7), 0),
-    ("empty", (0, 4), 0),
-    ("one", (1,), 0),
-    ("misaligned", (3, 1003), 1),
-    ("large", (5, 1640), 0),
-)
 SPECIALS = np.array(
     [0.0, -0.0, np.nan, np.inf, -np.inf, 1e-45, -1e-45, 1e-38, -1e-5, 1e30, -1e30, 20, -20, 5.5,
      -5.5, -0.7517915] * 75
@@ -62,7 +50,7 @@ def _special(rng: Generator, name: str, dtype: Any) -> tuple[Any, ...]:
 def _samples(name: str, number: int) -> Iterator[Sample]:
     attributes = dict([ATTRIBUTES[name]]) if name in ATTRIBUTES else {}
     one = FLOATS[number % len(FLOATS)]
-    for label, shape, offset in SHAPES:
+    for label, shape, offset in ELEMENTWISE_SHAPES:
         make = partial(_arrays, name=name, shape=shape, dtype=one)
         yield Sample(name, f"{dtype_name(one)}-{label}", make, attributes, offset)
     for dtype in FLOATS:

@@ -18,10 +18,8 @@ from ...dtypes import (
     FLOATS,
     dtype_name,
 )
-from . import Generator, Sample
+from . import Generator, Sample, Shape
 from .tensor import values
-
-Shape = tuple[int, ...]
 
 # Type combinations of upstream's InPlaceAccumulator, and two with float64.
 PAIRS = (

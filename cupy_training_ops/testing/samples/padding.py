@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ...dtypes import FIXED_SIZE, INT64, dtype_name, to_dtype
-from . import Generator, Sample
-from .tensor import SIZES, Shape, values
+from . import Generator, Sample, Shape
+from .tensor import SIZES, values
 
 INT64_MAX = 2**63 - 1
 

@@ -11,9 +11,8 @@ import numpy as np
 
 from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
 from ...ops.reduction import ReduceSumTraining
-from . import Generator, Sample
+from . import Generator, Sample, Shape
 
-Shape = tuple[int, ...]
 NAN, INF = np.nan, np.inf
 
 # label, shape, axes, attributes, offset; "large" and "columns" are divided among blocks

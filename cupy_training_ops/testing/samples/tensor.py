@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...dtypes import BOOL, FIXED_SIZE, dtype_name, to_dtype
-from . import Generator, Sample
-
-Shape = tuple[int, ...]
+from . import Generator, Sample, Shape
 
 # One type of each element size.
 SIZES = tuple(map(to_dtype, ("uint8", "float16", "float32", "int64", "complex128")))
