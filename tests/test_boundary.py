@@ -299,22 +299,16 @@ def test_everything_promised_is_there() -> None:
 # ---- importing -----------------------------------------------------------------------------------
 
 PROBE = """
-import sys, time
-start = time.perf_counter()
+import sys
 import cupy_training_ops
-print(time.perf_counter() - start, *sorted({name.partition(".")[0] for name in sys.modules}))
+print(*sorted({name.partition(".")[0] for name in sys.modules}))
 """
 
 
-def test_importing_is_quick_and_leaves_cupy_alone() -> None:
-    """The best of three: other work on the machine may slow one down."""
-    seconds = []
-    for _ in range(3):
-        ran = subprocess.run(
-            [sys.executable, "-c", PROBE], cwd=ROOT, capture_output=True, text=True, check=True
-        )
-        took, *modules = ran.stdout.split()
-        seconds.append(float(took))
-        assert "cupy_training_ops" in modules
-        assert not {"cupy", "jax", "torch", "click", "cuda"} & set(modules)
-    assert min(seconds) < 0.5
+def test_importing_leaves_cupy_alone() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", PROBE], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    modules = set(ran.stdout.split())
+    assert "cupy_training_ops" in modules
+    assert not {"cupy", "jax", "torch", "click", "cuda"} & modules

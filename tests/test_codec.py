@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import zipfile
 
 import numpy as np
 import pytest
@@ -218,6 +219,17 @@ DAMAGE = {
 def test_a_damaged_file_is_refused(packed, damage) -> None:
     with pytest.raises(ArgumentError):
         Packed.load(written(packed, **DAMAGE[damage]))
+
+
+def test_a_type_that_is_no_type_is_refused(packed) -> None:
+    """NumPy reads it as the Python literal 01, and raises a SyntaxError."""
+    damaged = io.BytesIO()
+    with zipfile.ZipFile(written(packed)) as whole, zipfile.ZipFile(damaged, "w") as archive:
+        for name in whole.namelist():
+            archive.writestr(name, whole.read(name).replace(b"|u1", b"|01"))
+    damaged.seek(0)
+    with pytest.raises(ArgumentError, match="leading zeros"):
+        Packed.load(damaged)
 
 
 def test_a_newer_format_version_says_so(packed) -> None:

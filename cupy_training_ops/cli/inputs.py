@@ -12,7 +12,6 @@ import numpy as np
 
 from ..dtypes import BFLOAT16
 from ..errors import OpError
-from ..packed_file import DAMAGE
 from .errors import Failure
 
 MAGIC = (b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06")  # .npy, .npz, a .npz of nothing
@@ -40,7 +39,7 @@ def readable(path: Path) -> Iterator[None]:
         raise Failure(f"{path}: {error.strerror or error}") from None
     except OpError:
         raise
-    except DAMAGE as error:
+    except Exception as error:  # NumPy's reader lets through what any of its parsers raises
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise Failure(f"{path}: no array to be read ({reason})") from None
 
