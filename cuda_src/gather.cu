@@ -113,7 +113,7 @@ __device__ __forceinline__ void sum_few(Target target, const T* __restrict__ dy,
     ACC sum = 0;
     for (i32 k = 0; k < K; ++k)
         if (row_of[k] == row) sum += widened(slices[k * W]);
-    dx[i] = rounded<T>(sum);
+    dx[i] = narrow<T>(sum);
 }
 
 // ---- deterministic: keys to sort by; G, past the last row, for an index out of range ------------
@@ -235,7 +235,7 @@ using RoundPackets = Packets<VECTOR, VECTOR, 1, 64>;
 struct Round {
     template <int N>
     __device__ Packet<T, N> operator()(const Packet<ACC, N>& sums, int) const {
-        return rounded<T>(sums);
+        return narrowed<T>(sums);
     }
 };
 

@@ -116,17 +116,17 @@ __device__ __forceinline__ void sum_columns(const T* x, Y* y, Acc* partials, u32
 // ---- ReduceAllL2 ------------------------------------------------------------------------------------
 
 // The wider of the two accumulators: double where either type is.
-using Wide = decltype(Acc{} + AccumulatorOf<Y>::type{});
+using Wider = decltype(Acc{} + AccumulatorOf<Y>::type{});
 
 // Visitor that adds the squares of all elements.
 struct SumOfSquares {
-    Wide sum = 0;
+    Wider sum = 0;
 
     template <int N>
     __device__ __forceinline__ void operator()(const Packet<T, N>& x) {
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-            const Wide wide = to_accumulator(x.at[i]);
+            const Wider wide = to_accumulator(x.at[i]);
             sum += wide * wide;
         }
     }
@@ -287,14 +287,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // Each launch adds gridDim.x partial sums from first_partial on; the last knows n_partials > 0.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    reduce_all_l2(Pointers<CAPACITY> arrays, TensorSizes sizes, Wide* partials, u32* ticket, Y* y,
+    reduce_all_l2(Pointers<CAPACITY> arrays, TensorSizes sizes, Wider* partials, u32* ticket, Y* y,
                   u32 first_partial, u32 n_partials) {
     SumOfSquares visit;
     visit_tensors<T>(arrays, sizes, visit);
-    const Wide sum = sum_block(visit.sum);
+    const Wider sum = sum_block(visit.sum);
     if (threadIdx.x == 0) partials[first_partial + blockIdx.x] = sum;
     if (n_partials == 0 || !arrives_last(ticket, gridDim.x)) return;
-    const Wide total = sum_partials(partials, n_partials);
+    const Wider total = sum_partials(partials, n_partials);
     if (threadIdx.x == 0) y[0] = from_accumulator<Y>(square_root(total));
 }
 

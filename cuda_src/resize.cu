@@ -41,17 +41,6 @@ struct Row {
 
 __device__ __forceinline__ float times(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ double times(double a, double b) { return __dmul_rn(a, b); }
-__device__ __forceinline__ double widened(double x) { return x; }
-template <class E>
-__device__ __forceinline__ float widened(E x) {
-    return to_float(x);
-}
-__device__ __forceinline__ void narrow(double x, double& y) { y = x; }
-template <class E>
-__device__ __forceinline__ void narrow(float x, E& y) {
-    y = from_float<E>(x);
-}
-
 // An output takes 1 - share of pixel `low` and share of the pixel after it.
 struct Tap {
     i32 low;
@@ -232,7 +221,7 @@ struct Tile {
         T* to = dx + static_cast<u64>(static_cast<u32>(row)) * static_cast<u32>(columns.n_in);
 #pragma unroll
         for (int v = 0; v < MINE; ++v)
-            if (mine[v].pixel >= 0) narrow(values[v], to[v * WARP]);
+            if (mine[v].pixel >= 0) to[v * WARP] = narrow<T>(values[v]);
     }
 
     // Closes rows before `next`. All but two of them got nothing; rows before `first` are not ours.

@@ -26,23 +26,6 @@ constexpr int EACH = CTO_NBYTES / sizeof(T);  // elements of a thread
 constexpr int TILE = THREADS * EACH;          // elements of a block
 constexpr int WIDTH = 16 / sizeof(T);         // elements of a packet
 
-__device__ __forceinline__ float widened(float x) { return x; }
-__device__ __forceinline__ float widened(__half x) { return to_float(x); }
-__device__ __forceinline__ float widened(__nv_bfloat16 x) { return to_float(x); }
-__device__ __forceinline__ double widened(double x) { return x; }
-__device__ __forceinline__ bool widened(bool x) { return x; }
-
-template <class E>
-using Wide = decltype(widened(E{}));
-
-template <class E>
-__device__ __forceinline__ E narrow(Wide<E> x) {
-    if constexpr (sizeof(E) == 2)
-        return from_float<E>(x);
-    else
-        return x;
-}
-
 // Two at a time: half types have an instruction for it.
 template <class E>
 __device__ __forceinline__ void narrow_pair(const Wide<E>* from, E* to) {

@@ -26,22 +26,6 @@ struct Sizes {
     i64 K, G, W;
 };
 
-template <class E>
-__device__ __forceinline__ ACC widened(E x) {
-    if constexpr (sizeof(ACC) == sizeof(double))
-        return x;
-    else
-        return to_float(x);
-}
-
-template <class E>
-__device__ __forceinline__ E rounded(ACC x) {
-    if constexpr (sizeof(ACC) == sizeof(double))
-        return x;
-    else
-        return from_float<E>(x);
-}
-
 // Loaded past the caches where it takes 16 bytes: no other thread reads the same.
 template <class P>
 __device__ __forceinline__ P load_streaming(const P* from) {
@@ -82,10 +66,10 @@ struct Ends {
 };
 
 template <class E, int N>
-__device__ __forceinline__ Packet<E, N> rounded(const Packet<ACC, N>& sum) {
+__device__ __forceinline__ Packet<E, N> narrowed(const Packet<ACC, N>& sum) {
     Packet<E, N> packet;
 #pragma unroll
-    for (int i = 0; i < N; ++i) packet.at[i] = rounded<E>(sum.at[i]);
+    for (int i = 0; i < N; ++i) packet.at[i] = narrow<E>(sum.at[i]);
     return packet;
 }
 
@@ -129,9 +113,9 @@ struct Sum {
     __device__ __forceinline__ void store(E* to) const {
         auto* at = reinterpret_cast<Packet<E, N>*>(to);
         if constexpr (sizeof(*at) == 16)
-            store_streaming(at, rounded<E>(value));
+            store_streaming(at, narrowed<E>(value));
         else
-            *at = rounded<E>(value);
+            *at = narrowed<E>(value);
     }
 };
 

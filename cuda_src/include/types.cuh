@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Element types: slots with defaults, sized aliases, exact conversions.
+// Element types: slots with defaults, sized aliases, conversions.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -40,6 +40,24 @@ __device__ __forceinline__ __half from_float<__half>(float x) {
 template <>
 __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
     return __float2bfloat16_rn(x);
+}
+
+// The type that E is computed in, the exact way there, and the way back, which rounds once.
+__device__ __forceinline__ float widened(float x) { return x; }
+__device__ __forceinline__ float widened(__half x) { return to_float(x); }
+__device__ __forceinline__ float widened(__nv_bfloat16 x) { return to_float(x); }
+__device__ __forceinline__ double widened(double x) { return x; }
+__device__ __forceinline__ bool widened(bool x) { return x; }
+
+template <class E>
+using Wide = decltype(widened(E{}));
+
+template <class E>
+__device__ __forceinline__ E narrow(Wide<E> x) {
+    if constexpr (sizeof(E) == 2)
+        return from_float<E>(x);
+    else
+        return x;
 }
 
 // Operations that keep subnormals, which -ftz=true makes the compiler's own ones flush.
