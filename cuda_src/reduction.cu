@@ -205,10 +205,9 @@ struct AnyFalse {
     u32 found = 0;
 
     __device__ __forceinline__ void test(u32 x) { found |= (x - 0x01010101u) & ~x & 0x80808080u; }
-    __device__ __forceinline__ void operator()(const Packet<u8, 16>& x) {
-        const auto& words = reinterpret_cast<const Packet<u32, 4>&>(x);
+    __device__ __forceinline__ void operator()(const Packet<u32, 4>& x) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) test(words.at[i]);
+        for (int i = 0; i < 4; ++i) test(x.at[i]);
     }
     __device__ __forceinline__ void operator()(const Packet<u8, 1>& x) {
         test(0x01010100u | x.at[0]);
@@ -319,7 +318,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     all(const bool* x, bool* y, Poll* poll, i64 n) {
     constexpr i64 TILE = UNROLL * THREADS;
-    const Run<u8> run(reinterpret_cast<const u8*>(x), n);
+    const Run<u8, Packet<u32, 4>> run(reinterpret_cast<const u8*>(x), n);
     AnyFalse tested;
     for (i64 first = blockIdx.x * TILE; first < run.packets; first += gridDim.x * TILE)
         visit_packets(run, first, TILE, threadIdx.x, THREADS, tested);

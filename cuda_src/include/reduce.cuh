@@ -119,10 +119,11 @@ __device__ __forceinline__ A sum_partials(const A* partials, u32 n) {
 // ---- elements of a run ------------------------------------------------------------------------------
 
 // n elements: `head` of them before the first 16-byte boundary, then whole packets, then the tail.
-template <class E>
+// Whole packets may be seen as W: as bytes they would be taken apart and put together again.
+template <class E, class W = Packet<E, 16 / sizeof(E)>>
 struct Run {
     static constexpr int WIDTH = 16 / sizeof(E);
-    using Whole = Packet<E, WIDTH>;
+    using Whole = W;
     const E* from;
     i64 n, packets;
     int head;
@@ -138,10 +139,9 @@ struct Run {
 
 // Shows `visit` those of the run's packets first, ..., first + span - 1 that fall to one of `n_threads`
 // threads; a span has less than 2^31.
-template <class E, class Visit>
-__device__ __forceinline__ void visit_packets(const Run<E>& run, i64 first, i64 span, u32 thread,
-                                              u32 n_threads, Visit& visit) {
-    using Whole = typename Run<E>::Whole;
+template <class E, class Whole, class Visit>
+__device__ __forceinline__ void visit_packets(const Run<E, Whole>& run, i64 first, i64 span,
+                                              u32 thread, u32 n_threads, Visit& visit) {
     const Whole* const packet = reinterpret_cast<const Whole*>(run.from + run.head) + first;
     const i64 rest = run.packets - first;
     const u32 n = rest <= 0 ? 0 : static_cast<u32>(rest < span ? rest : span);
@@ -158,8 +158,8 @@ __device__ __forceinline__ void visit_packets(const Run<E>& run, i64 first, i64 
 }
 
 // The elements outside whole packets.
-template <class E, class Visit>
-__device__ __forceinline__ void visit_edges(const Run<E>& run, u32 thread, u32 n_threads,
+template <class E, class Whole, class Visit>
+__device__ __forceinline__ void visit_edges(const Run<E, Whole>& run, u32 thread, u32 n_threads,
                                             Visit& visit) {
     const Packet<E, 1>* const element = reinterpret_cast<const Packet<E, 1>*>(run.from);
 #pragma unroll 1
