@@ -4,7 +4,9 @@
 // A warp makes a tile of dX row after row. What a row gets of each column of dY is summed in
 // registers while dY's rows come by; those sums go through shared memory to the lanes that have
 // the columns of dX. Every element of dX is one sum in a fixed order, so there are no atomics.
+// Where every pixel became two by two, weights are constants: include/doubled.cuh.
 #include "include/division.cuh"
+#include "include/doubled.cuh"
 #include "include/packets.cuh"
 
 #ifndef CTO_ACC
@@ -334,4 +336,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     const i32 column = static_cast<i32>(part.column) * strip;
     const Span all = tile.find_columns(column, min(strip, columns.n_in - column));
     tile.make(row, min(row + band, rows.n_in), all);
+}
+
+// A lane makes `band` rows of dX below one of the `pieces` of 16 bytes that a row of dY has.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    resize_grad__doubled(const T* dy, T* dx, i64 n_lanes, i32 n_rows,
+                         const __grid_constant__ Divisor bands, i32 band,
+                         const __grid_constant__ Divisor pieces) {
+    const i64 at = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
+    const Cell piece = cell_at(min(at, n_lanes - 1), pieces);
+    const Cell part = cell_at(piece.row, bands);
+    const i32 first = static_cast<i32>(part.column) * band;
+    const i32 end = at < n_lanes ? min(first + band, n_rows) : 0;
+    Doubling(dy, dx, part.row, piece.column, pieces.value, n_rows).make(first, band, end);
 }

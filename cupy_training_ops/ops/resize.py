@@ -19,10 +19,14 @@ THREADS = 128
 WARPS = THREADS // 32  # of a block; each makes a tile of dX
 COLUMNS = 64  # of a tile, at most
 BAND_ROWS = {2: 32, 4: 64, 8: 64}  # of a tile at most, by the size of an element
-FEWEST_ROWS = 4  # of a tile
+FEWEST_ROWS = 4  # of a tile, or of a thread where X was doubled
 TILES = 16  # for each multiprocessor, before tiles have as many rows as they may
 EACH = 4  # columns of dY that a thread sums
 SUMMED = 32 * EACH  # and a warp, at once
+PIECE_NBYTES = 16  # of a row of dY, the columns of a thread where X was doubled
+MOST_ROWS = 64  # of dX that such a thread makes
+LANES = 2048  # such threads for each multiprocessor, before they have more rows than the fewest
+MOST_DOUBLED = 2**23  # outputs along an axis whose positions float32 holds
 MOST_PIXELS = 2**31 - 1  # along an axis
 
 
@@ -85,9 +89,36 @@ class ResizeGrad(Op):
 
     def plan(self, device: Device, dy: Spec, x: Spec, roi: Any, scales: Any, dx: Spec) -> Plan:
         compute = FLOAT64 if dx.dtype == FLOAT64 else FLOAT32
-        rows, columns = (
+        axes = [
             self._axis(dx.shape[i], dy.shape[i], scales and scales[i], compute.type) for i in (2, 3)
+        ]
+        if self._doubles(dy, dx, axes):
+            return Plan((self._doubled(device, dx),))
+        return Plan((self._tiled(device, dy, dx, *axes),))
+
+    def _doubles(self, dy: Spec, dx: Spec, axes: list[Any]) -> bool:
+        """Whether every pixel became two by two, in rows of whole 16-byte pieces."""
+        return (
+            self.coordinate_transformation_mode == "half_pixel"
+            and all(float(axis["ratio"]) == 0.5 for axis in axes)
+            and max(dy.shape[2:]) <= MOST_DOUBLED
+            and dy.aligned
+            and dx.aligned
+            and dy.shape[3] * dy.dtype.itemsize % PIECE_NBYTES == 0
         )
+
+    def _doubled(self, device: Device, dx: Spec) -> Launch:
+        n_planes, n_rows = math.prod(dx.shape[:2]), dx.shape[2]
+        n_pieces = 2 * dx.shape[3] * dx.dtype.itemsize // PIECE_NBYTES
+        room = n_planes * n_pieces * n_rows // (LANES * device.multiprocessors)
+        band = _even(n_rows, max(FEWEST_ROWS, min(room, MOST_ROWS)))
+        n_bands = ceil_div(n_rows, band)
+        n_lanes = n_planes * n_bands * n_pieces
+        config = Config((ceil_div(n_lanes, THREADS),), (THREADS,))
+        arguments = ("dY", "dX", n_lanes, n_rows, divisor(n_bands), band, divisor(n_pieces))
+        return Launch(f"{self.function_name}__doubled", config, arguments, _slots(dx.dtype))
+
+    def _tiled(self, device: Device, dy: Spec, dx: Spec, rows: Any, columns: Any) -> Launch:
         n_planes, (n_rows, n_columns) = math.prod(dx.shape[:2]), dx.shape[2:]
         strip = _even(n_columns, _widest(dy.shape[3], float(columns["ratio"])))
         n_strips = ceil_div(n_columns, strip)
@@ -95,13 +126,11 @@ class ResizeGrad(Op):
         band = _even(n_rows, max(FEWEST_ROWS, min(room, BAND_ROWS[dx.dtype.itemsize])))
         n_bands = ceil_div(n_rows, band)
         config = Config((ceil_div(n_planes * n_bands * n_strips, WARPS),), (THREADS,))
-        row = element_type(dx.dtype)
         aligned = dy.aligned and dy.shape[3] % EACH == 0
-        binding = {"T": row.c_type, "ACC": row.accumulator}
-        binding |= {"ALIGNED": str(int(aligned)), "THREADS": str(THREADS)}
+        binding = _slots(dx.dtype) | {"ALIGNED": str(int(aligned))}
         parts = (divisor(n_bands), band, divisor(n_strips), strip)
         arguments = ("dY", "dX", n_planes, rows, columns, *parts)
-        return Plan((Launch(self.function_name, config, arguments, binding),))
+        return Launch(self.function_name, config, arguments, binding)
 
     def _axis(self, pixels: int, outputs: int, scale: float | None, real: Any) -> Any:
         """One axis as the kernel takes it; the ratio in the type that positions have."""
@@ -116,6 +145,11 @@ class ResizeGrad(Op):
         with np.errstate(divide="ignore"):
             ratios = {"ratio": ratio, "inverse": real(1) / ratio}
         return by_value(**counts, align_corners=np.int32(align_corners), **ratios)
+
+
+def _slots(dtype: np.dtype[Any]) -> dict[str, str]:
+    row = element_type(dtype)
+    return {"T": row.c_type, "ACC": row.accumulator, "THREADS": str(THREADS)}
 
 
 def _even(n: int, most: int) -> int:

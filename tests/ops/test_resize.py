@@ -10,9 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cupy_training_ops import ArgumentError, DtypeError, resize_grad
+from cupy_training_ops import ArgumentError, DtypeError, get_op, resize_grad
+from cupy_training_ops.contract import Spec
 from cupy_training_ops.cpu import resize
-from cupy_training_ops.dtypes import FLOATS, dtype_name
+from cupy_training_ops.dtypes import FLOAT16, FLOATS, dtype_name
+from cupy_training_ops.runtime.launch import launch_log
+from cupy_training_ops.runtime.plan import Device
 from cupy_training_ops.testing.compare import assert_matches
 
 ANSWERS = np.load(Path(__file__).parent.parent / "data" / "ort_cuda_answers.npz")
@@ -52,6 +55,48 @@ def test_any_scales(run, rng, n, scales) -> None:
     expected = resize.resize_grad(dy, x, None, (1, 1, *scales))
     dx = resize_grad(run.place(dy), run.place(x), None, (1, 1, *scales))
     assert_matches(run.host(dx), expected)
+
+
+@drawn
+@given(
+    n=st.tuples(st.integers(1, 3), st.integers(1, 25), st.integers(1, 90)),
+    dtype=st.sampled_from(FLOATS),
+)
+def test_any_doubled_size(run, rng, n, dtype) -> None:
+    n_planes, n_rows, n_pieces = n
+    n_columns = n_pieces * 8 // np.dtype(dtype).itemsize
+    dy = normal(rng, n_planes, 1, 2 * n_rows, 2 * n_columns, dtype=dtype)
+    x = normal(rng, n_planes, 1, n_rows, n_columns, dtype=dtype)
+    with launch_log() as log:
+        dx = resize_grad(run.place(dy), run.place(x), None, (1, 1, 2, 2))
+    assert [launch.symbol for launch in log] == ["resize_grad__doubled"]
+    assert_matches(run.host(dx), resize.resize_grad(dy, x))
+
+
+DOUBLES = [
+    ({}, True),
+    ({"scales": (1, 1, 2, 2)}, True),
+    ({"mode": "align_corners"}, False),
+    ({"shape": (9, 16)}, False),
+    ({"shape": (8, 15), "scales": (1, 1, 2, 1.9)}, False),
+    ({"x": (4, 6), "shape": (8, 12)}, False),
+    ({"x": (2**22, 8), "shape": (2**23, 16)}, True),
+    ({"x": (2**22 + 1, 8), "shape": (2**23 + 2, 16)}, False),
+    ({"aligned": (False, True)}, False),
+    ({"aligned": (True, False)}, False),
+]
+
+
+@pytest.mark.parametrize(("how", "doubled"), DOUBLES, ids=str)
+def test_which_kernel_runs(how, doubled) -> None:
+    """Rows of whole 16-byte pieces, from pixels that became two by two, have one of their own."""
+    ready = {"x": (4, 8), "shape": (8, 16), "mode": "half_pixel", "scales": None} | how
+    places = zip((ready["shape"], ready["x"]), how.get("aligned", (True, True)), strict=True)
+    dy, dx = (Spec((2, 3, *shape), FLOAT16, aligned) for shape, aligned in places)
+    op = get_op("ResizeGrad")(coordinate_transformation_mode=ready["mode"])
+    plan = op.plan(Device(132, (9, 0)), dy, dx, None, ready["scales"], dx)
+    expected = "resize_grad__doubled" if doubled else "resize_grad"
+    assert [launch.symbol for launch in plan.launches] == [expected]
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)

@@ -28,6 +28,12 @@ SIZES: tuple[tuple[str, tuple[int, ...], tuple[int, int], Any, int], ...] = (
     ("large", (2, 2, 21, 67), (42, 134), None, 0),
 )
 MODES = ("half_pixel", "align_corners")
+# shape of X where every pixel becomes two by two: a part of a warp, several warps to a row, one row
+DOUBLED = {
+    "doubled": (3, 2, 9, 24),
+    "doubled-wide": (1, 2, 5, 136),
+    "doubled-row": (5, 1, 1, 8),
+}
 
 
 def _inputs(
@@ -45,6 +51,11 @@ def _samples() -> Iterator[Sample]:
             mode = MODES[(i + j) % 2]
             attributes = {"coordinate_transformation_mode": mode}
             yield Sample("ResizeGrad", f"{dtype_name(dtype)}-{label}", make, attributes, offset)
+    for label, shape in DOUBLED.items():
+        for dtype in FLOATS:
+            outputs = (2 * shape[2], 2 * shape[3])
+            make = partial(_inputs, shape=shape, outputs=outputs, scales=None, dtype=dtype)
+            yield Sample("ResizeGrad", f"{dtype_name(dtype)}-{label}", make)
 
 
 SAMPLES = {"ResizeGrad": tuple(_samples())}
