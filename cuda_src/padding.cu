@@ -140,13 +140,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     if (row >= n_input_rows) return;
     const i64 target = indices[row];
     if (target < 0 || target >= n_output_rows) return;
-    u64* entry = reinterpret_cast<u64*>(last_rows + target);
-    u64 before = *entry;
-    while (!is_row_of(static_cast<i64>(before), n_input_rows, indices, target) ||
-           static_cast<i64>(before) < row) {
-        const u64 found = atomicCAS(entry, before, static_cast<u64>(row));
-        if (found == before) return;
-        before = found;
+    u64* const entry = reinterpret_cast<u64*>(last_rows + target);
+    i64 last = row;
+    while (true) {
+        const i64 before = static_cast<i64>(atomicExch(entry, static_cast<u64>(last)));
+        if (before <= last || !is_row_of(before, n_input_rows, indices, target)) return;
+        last = before;  // and goes back: the last row is always in the entry or in a thread's hands
     }
 }
 
