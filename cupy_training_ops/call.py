@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from .arrays import Described, adopt, describe
 from .checks import refuse
 from .contract import Input, Spec
 from .errors import ArgumentError, ProviderError
+from .overlap import Overlap, Written
 from .runtime import workspace as workspaces
 from .runtime.launch import ReadyPlan
 
@@ -63,14 +64,20 @@ class Call:
         pairs = tuple(zip(signature.results, signature.targets, strict=True))
         self.complete = all(target for _, target in pairs)
         self.has_targets = any(target for _, target in pairs)
+        names = (*signature.names, *(f"out ({result.name})" for result in signature.results))
+        written = tuple(_written(signature))
+        self.overlap = Overlap(signature.op, names, written) if written else None
 
     def __call__(self, inputs: Arrays, given: Arrays, workspace: Any) -> Any:
         if len(inputs) < self.n_inputs:
             inputs += (None,) * (self.n_inputs - len(inputs))
         arrays = inputs if self.plain else self._flat(inputs)
-        if self.has_targets:
-            self._refuse_overlap(arrays, given)
+        if self.overlap is not None:
+            every = arrays + given if self.has_targets else arrays
+            self.overlap.refuse(every, self.backend.pointer)
         results = given if self.complete else self._completed(arrays, given)
+        if workspace is not None:
+            workspace = self._checked(workspace, arrays + results)
         self._run(inputs, arrays, results, workspace)
         return results[0] if self.bare else results
 
@@ -108,27 +115,28 @@ class Call:
             )
         return self.backend.empty(result.spec, self.device)
 
-    def _refuse_overlap(self, arrays: Arrays, given: Arrays) -> None:
-        """A caller's output shares no memory, unless it is exactly an input it may replace."""
-        pointer = self.backend.pointer
-        spans = [
-            (pointer(array), array.nbytes, name)
-            for array, name in zip(arrays, self.signature.names, strict=True)
-            if array is not None
-        ]
-        for result, array in zip(self.signature.results, given, strict=True):
-            if array is None or result.value is not None:
-                continue
-            span = (pointer(array), array.nbytes)
-            for start, nbytes, name in spans:
-                if start < span[0] + span[1] and span[0] < start + nbytes:
-                    if name in result.shareable and span == (start, nbytes):
-                        continue
-                    raise ArgumentError(
-                        f"{self.signature.op}: out ({result.name}): expected memory of its own, "
-                        f"got memory shared with {name}"
-                    )
-            spans.append((*span, f"out ({result.name})"))
+    def _checked(self, workspace: Any, arrays: Arrays) -> Any:
+        """The caller's workspace, fit for the call and apart from its arrays."""
+        op, pointer = self.signature.op, self.backend.pointer
+        workspace = adopt(op, "workspace", workspace)
+        described = Described(*describe(workspace))
+        workspaces.check(op, described, self.signature.home, self.workspace_nbytes)
+        names = (*self.signature.names, *(r.name for r in self.signature.results), "workspace")
+        Overlap(op, names, [Written(len(arrays))]).refuse((*arrays, workspace), pointer)
+        return workspace
+
+
+def _written(signature: Signature) -> Iterator[Written]:
+    """What a call writes, by place: inputs first, then the caller's outputs."""
+    places = {name: place for place, name in enumerate(signature.names)}
+    pairs = zip(signature.results, signature.targets, strict=True)
+    for place, (result, target) in enumerate(pairs, len(places)):
+        partners = tuple(places[name] for name in result.shareable)
+        if target is not None:
+            yield Written(place, partners)
+        elif result.spec is not None and result.alias is not None:
+            own = places[result.alias]
+            yield Written(own, tuple(place for place in partners if place != own))
 
 
 class EmptyCall(Call):
@@ -185,21 +193,19 @@ class KernelCall(Call):
         self.workspace_nbytes = ready.workspace_nbytes
 
     def _run(self, inputs: Arrays, arrays: Arrays, results: Arrays, workspace: Any) -> None:
-        if self.workspace_nbytes:
-            workspace = self._workspace(workspace)
+        if self.workspace_nbytes and workspace is None:
+            with self.stores.lock:  # another thread's launches do not come between these
+                store = self.stores.get(self.backend, self.device, self.workspace_nbytes)
+                self._launch(arrays + results, store)
+        else:
+            self._launch(arrays + results, workspace)
+
+    def _launch(self, arrays: Arrays, workspace: Any) -> None:
         if self.backend.is_current(self.device):
-            self.ready.run(arrays + results, workspace)
+            self.ready.run(arrays, workspace)
         else:
             with self.backend.on(self.device):
-                self.ready.run(arrays + results, workspace)
-
-    def _workspace(self, workspace: Any) -> Any:
-        if workspace is None:
-            return self.stores.get(self.backend, self.device, self.workspace_nbytes)
-        op, home = self.signature.op, self.signature.home
-        workspace = adopt(op, "workspace", workspace)
-        workspaces.check(op, Described(*describe(workspace)), home, self.workspace_nbytes)
-        return workspace
+                self.ready.run(arrays, workspace)
 
 
 def _with_hosts(signature: Signature, inputs: Arrays) -> list[Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import arrays
+from .checks import refuse
 from .contract import Spec
 from .dtypes import dtype_name, to_dtype
 from .errors import ArgumentError
@@ -97,9 +98,10 @@ class Packed:
 
     def __post_init__(self) -> None:
         codec = get_codec(self.codec)
-        decoder: Any = codec.decoder(to=self.dtype, shape=self.shape, **self.options)  # checks them
-        encoder = codec.encoder(**self.options)
-        (expected,) = encoder.infer(Spec(decoder.shape, decoder.to))
+        decoder: Any = codec.decoder.shared(to=self.dtype, shape=self.shape, **self.options)
+        (expected,) = codec.encoder.shared(**self.options).infer(Spec(decoder.shape, decoder.to))
+        if not hasattr(self.code, "dtype"):
+            refuse("Packed", "code", "a NumPy or CuPy array", type(self.code).__name__)
         if (self.code.shape, self.code.dtype) != (expected.shape, expected.dtype):
             raise ArgumentError(
                 f"Packed: code: expected {dtype_name(expected.dtype)} of shape {expected.shape} "
@@ -123,12 +125,20 @@ class Packed:
         return self.original_nbytes / self.nbytes if self.nbytes else 1.0
 
     def decompress(self, out: Any = None) -> Any:
-        """The decoded array in its dtype and shape, on the provider the codes are on."""
-        decoder = get_codec(self.codec).decoder(to=self.dtype, shape=self.shape, **self.options)
-        return decoder(self.code, out=out)
+        """The decoded array in its dtype and shape, on the provider and device the codes are on.
+
+        out: an array of that dtype and shape to write into, C-contiguous, beside the codes.
+        Deterministic; no copy between host and device. Raises ArgumentError and DtypeError.
+        """
+        decoder = get_codec(self.codec).decoder
+        op = decoder.shared(to=self.dtype, shape=self.shape, **self.options)
+        return op(self.code, out=out)
 
     def save(self, file: Any) -> None:
-        """Write a `.npz` file (or to an open binary file); see `load`."""
+        """Write a `.npz` file, or to an open binary file; codes on a GPU are copied to the host.
+
+        A path is replaced by a whole file or not at all. Raises OSError.
+        """
         from .packed_file import save
 
         save(self, file)
@@ -137,7 +147,9 @@ class Packed:
     def load(cls, file: Any, provider: str = "cpu") -> Packed:
         """Read what `save` wrote, codes onto the host ("cpu") or the current GPU ("cuda").
 
-        Raises ArgumentError where the file is damaged, no Packed, or of a newer format version.
+        Nothing in the file is executed. Raises ArgumentError where it is damaged, no Packed, or of
+        another format version; FileNotFoundError where there is none; ProviderError for "cuda"
+        where no GPU can be used.
         """
         from .packed_file import load
 
@@ -147,10 +159,13 @@ class Packed:
 def compress(x: Any, codec: str, **options: Any) -> Packed:
     """Encode an array: `compress(x, "msfp15").decompress()` is x within the codec's bound.
 
-    x: float32, float16, float64 or bfloat16, any shape, C-contiguous, NumPy (CPU provider), CuPy
-    (CUDA provider) or anything with `__dlpack__`. options: `keep_nonfinite` for "msfp15".
-    Deterministic; no copy between host and device. Raises ArgumentError and DtypeError.
+    x: float32, float16, float64 or bfloat16 (bool too for "pack1"), any shape, C-contiguous, NumPy
+    (CPU provider), CuPy (CUDA provider) or anything with `__dlpack__`. options: `keep_nonfinite`
+    for "msfp15". Deterministic; no copy between host and device. Raises ArgumentError and
+    DtypeError.
     """
-    encoder = get_codec(codec).encoder(**options)
+    encoder = get_codec(codec).encoder.shared(**options)
     array = arrays.adopt(encoder.name, "X", x)
-    return Packed(codec, dtype_name(array.dtype), array.shape, encoder(array), options)
+    code = encoder(array)
+    frozen = {name: encoder.attribute_values[name] for name in options}
+    return Packed(codec, dtype_name(array.dtype), array.shape, code, frozen)

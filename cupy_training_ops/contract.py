@@ -100,7 +100,11 @@ def integer(value: Any) -> int:
 def real(value: Any) -> float:
     """A real number."""
     if isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            bits = int(value).bit_length()
+            raise ArgumentError(f"expected a number, got an integer of {bits} bits") from None
     raise ArgumentError(f"expected a number, got {value!r}")
 
 
@@ -113,17 +117,18 @@ def boolean(value: Any) -> bool:
 
 def integers(value: Any) -> tuple[int, ...]:
     """A list of integers: a sequence of them, a NumPy array of rank 1, or one integer."""
-    if np.ndim(value) > 1:
+    rank = _rank(value)
+    if rank > 1:
         raise ArgumentError(f"expected integers in rank 1, got {value!r}")
     try:
-        return (integer(value),) if np.ndim(value) == 0 else tuple(map(integer, value))
+        return (integer(value),) if rank == 0 else tuple(map(integer, value))
     except TypeError:
         raise ArgumentError(f"expected integers, got {value!r}") from None
 
 
 def reals(value: Any) -> tuple[float, ...]:
     """A list of real numbers: a sequence of them or a NumPy array of rank 1."""
-    if np.ndim(value) != 1:
+    if _rank(value) != 1:
         raise ArgumentError(f"expected numbers in rank 1, got {value!r}")
     return tuple(map(real, value))
 
@@ -153,3 +158,11 @@ def optional(convert: Convert) -> Convert:
 
 
 dtype = to_dtype
+
+
+def _rank(value: Any) -> int:
+    """The rank of a host value; 2 for nested lists of several lengths."""
+    try:
+        return np.ndim(value)
+    except ValueError:
+        return 2

@@ -64,8 +64,8 @@ def element_type(dtype: Any) -> ElementType:
 
 def to_dtype(value: Any) -> np.dtype[Any]:
     """A dtype from a NumPy dtype or scalar type, a name such as "bfloat16", or an ONNX number."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        row = _BY_ONNX.get(value)
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        row = _BY_ONNX.get(int(value))
     elif isinstance(value, str):
         row = _BY_NAME.get(value)
     else:

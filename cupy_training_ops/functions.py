@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -16,15 +15,10 @@ _CALL = ("out", "outputs", "workspace")
 
 def as_function(cls: type[Op]) -> Callable[..., Any]:
     """The operator as a function with the same names, signature and help text."""
-    instance = functools.lru_cache(maxsize=256, typed=True)(lambda **attributes: cls(**attributes))
 
     def function(*inputs: Any, **keywords: Any) -> Any:
         call = {name: keywords.pop(name) for name in _CALL if name in keywords}
-        try:
-            op = instance(**keywords)
-        except TypeError:  # a list as attribute cannot be remembered by
-            op = cls(**keywords)
-        return op(*inputs, **call)
+        return cls.shared(**keywords)(*inputs, **call)
 
     function.__name__ = function.__qualname__ = cls.function_name
     function.__doc__ = cls.__doc__

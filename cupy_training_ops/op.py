@@ -13,7 +13,9 @@ import inspect
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
+
+import numpy as np
 
 from . import arrays, checks
 from .call import Call
@@ -25,6 +27,7 @@ from .runtime.source import Source, load
 from .runtime.workspace import Workspaces
 
 _MOST_REMEMBERED = 1024  # calls an instance remembers before it starts afresh
+_MOST_SHARED = 256  # instances of an operator
 _WORD = re.compile(r"(?<=[a-z0-9])(?<!_[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
@@ -58,10 +61,12 @@ class Op:
     workspaces: Workspaces
     _remembered: dict[Any, Call]
     _readers: ClassVar[tuple[Callable[[Any], Any], ...]]
+    _shared: ClassVar[dict[Any, Op]]
 
     def __init_subclass__(cls) -> None:
         cls.name = cls.__name__
         cls._readers = tuple(_reader(item) for item in cls.inputs)
+        cls._shared = {}
         cls.stem = cls.__module__.rpartition(".")[2]
         cls.function_name = snake_case(cls.__name__)
         cls.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -71,6 +76,24 @@ class Op:
     def __init__(self, **attributes: Any) -> None:
         vars(self).update(frozen_attributes(type(self), attributes))
         vars(self).update(workspaces=Workspaces(self.name), _remembered={})
+
+    @classmethod
+    def shared(cls, **attributes: Any) -> Self:
+        """The instance with these attributes that functions and codecs share; errors as `cls`."""
+        try:
+            key = tuple([(name, _exact(value)) for name, value in attributes.items()])
+            op = cls._shared.get(key)
+        except (KeyError, TypeError):  # a list as attribute
+            return cls(**attributes)
+        if op is None:
+            op = cls(**attributes)
+            if len(cls._shared) >= _MOST_SHARED:
+                cls._shared.clear()
+            cls._shared[key] = op
+        return op  # type: ignore[return-value]
+
+    def __reduce__(self) -> Any:
+        return functools.partial(type(self), **self.attribute_values), ()
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"{self.name}: cannot set {name}: attributes are frozen")
@@ -99,6 +122,23 @@ class Op:
         outputs: Sequence[str] | None = None,
         workspace: Any = None,
     ) -> Any:
+        """Run the operator: on CuPy arrays its kernels, on NumPy arrays the CPU provider.
+
+        inputs: in the declared order, each where it is declared to live; trailing optional ones may
+        be left out. A list stands for a variadic one. Arrays are NumPy's, CuPy's or anything with
+        `__dlpack__`, C-contiguous and on one device; none is copied or converted.
+
+        out: an array, or a tuple with one (or None) for each output: exactly the inferred shape and
+        dtype, of its own memory or of an input that the operator may replace. Without it outputs
+        are allocated on the current device's pool. outputs: names of the outputs to compute, all by
+        default; the others are None. workspace: a uint8 array of rank 1 with `workspace_nbytes`
+        bytes, 16-byte aligned, zero before its first use and then only this operator's; without it
+        the instance keeps one for each stream.
+
+        Returns the output, or a tuple of all where there are several or a variadic one. Work is
+        queued on CuPy's current stream; nothing waits for it. Raises ArgumentError, DtypeError and
+        ProviderError before anything is launched or written.
+        """
         given = out if type(out) is tuple else (out,)
         try:
             key = (self._describe(inputs), _described(given), outputs)
@@ -113,9 +153,13 @@ class Op:
         return call(inputs, given, workspace)
 
     def workspace_nbytes(self, *inputs: Any, outputs: Sequence[str] | None = None) -> int:
-        """Bytes of scratch memory a call with these inputs needs."""
-        adopted = self._describe(self._adopt_inputs(inputs))
-        return self._prepare((adopted, (None,), outputs)).workspace_nbytes
+        """Bytes of scratch memory a call with these inputs needs; 0 on the CPU provider.
+
+        Inputs and outputs as in a call, nothing is launched. Raises what the call would.
+        """
+        names = None if outputs is None else wanted(self, outputs)
+        key = (self._describe(self._adopt_inputs(inputs)), (None,), names)
+        return self._prepare(key).workspace_nbytes
 
     @classmethod
     def source(cls) -> Source:
@@ -140,9 +184,14 @@ class Op:
     ) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
         """Inputs and outputs in forms that have a backend, and the key of the call."""
         taken = self._adopt_inputs(inputs)
-        targets = tuple(arrays.adopt(self.name, "out", value) for value in given)
+        targets = tuple(map(self._adopt_target, given))
         names = None if outputs is None else wanted(self, outputs)
         return taken, targets, (self._describe(taken), _described(targets), names)
+
+    def _adopt_target(self, value: Any) -> Any:
+        if isinstance(value, np.generic):  # it would be a copy that is written
+            checks.refuse(self.name, "out", "an array", f"a scalar ({type(value).__name__})")
+        return arrays.adopt(self.name, "out", value)
 
     def _adopt_inputs(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         checks.count(self.name, self.inputs, len(inputs))
@@ -192,14 +241,16 @@ def attribute_parameters(cls: type[Op]) -> list[inspect.Parameter]:
 
 def _reader(item: Input) -> Callable[[Any], Any]:
     """How one declared input enters the key of a call."""
-    read = arrays.host_key if item.memory == "host" else arrays.describe
-    return functools.partial(_read_list, read) if item.variadic else read
+    if item.memory == "host":
+        return arrays.host_keys if item.variadic else arrays.host_key
+    if item.variadic:
+        return functools.partial(arrays.read_list, arrays.describe)
+    return arrays.describe
 
 
-def _read_list(read: Callable[[Any], Any], values: Any) -> tuple[Any, ...]:
-    if not isinstance(values, list | tuple):
-        raise TypeError  # an array would take itself apart
-    return tuple([None if v is None else read(v) for v in values])
+def _exact(value: Any) -> Any:
+    """An attribute as part of a key; KeyError or TypeError where it cannot be one."""
+    return arrays.host_key(value) if type(value) in (float, tuple) else (type(value), value)
 
 
 def _described(given: Sequence[Any]) -> tuple[Any, ...]:

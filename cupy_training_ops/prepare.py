@@ -26,7 +26,7 @@ def prepare(
 ) -> Call:
     """All checks of one call, in the same order and with the same words on every provider.
 
-    `inputs` and `given` hold what `describe` said of the arrays, and the host inputs themselves.
+    `inputs` and `given` hold what `describe` said of the arrays, and `host_key` of host inputs.
     """
     checks.count(op.name, op.inputs, len(inputs))
     every = [*inputs, *[None] * (len(op.inputs) - len(inputs))]
@@ -48,7 +48,7 @@ def wanted(op: Op, outputs: Sequence[str] | None) -> tuple[str, ...]:
     declared = tuple(output.name for output in op.outputs)
     if outputs is None:
         return declared
-    if isinstance(outputs, str) or any(name not in declared for name in outputs):
+    if not isinstance(outputs, list | tuple) or any(name not in declared for name in outputs):
         checks.refuse(op.name, "outputs", f"a tuple of names among {declared}", repr(outputs))
     return tuple(outputs)
 
@@ -91,8 +91,8 @@ def _host_value(op: Op, declared: Input, value: Any) -> Any:
             checks.refuse(op.name, declared.name, "a value", "None")
         return None
     if declared.variadic:
-        return tuple(converted(type(op), declared, item) for item in value)
-    return converted(type(op), declared, value)
+        return tuple(converted(type(op), declared, arrays.unmarked(item)) for item in value)
+    return converted(type(op), declared, arrays.unmarked(value))
 
 
 def _device_arrays(op: Op, described: Sequence[Any]) -> Named:

@@ -61,7 +61,7 @@ def get_op(name: str, version: int | None = None) -> type[Op]:
     """The class of an operator: the newest, or the one that serves an opset version."""
     found = [cls for (_, known, _), cls in REGISTRY.items() if known == name]
     if not found:
-        close = [known for known in names() if name.lower() in known.lower()] or names()
+        close = [known for known in names() if str(name).lower() in known.lower()] or names()
         raise ArgumentError(f"no operator {name!r}; known: {', '.join(close)}")
     serving = [c for c in found if version is None or _serves(c, version)]
     if not serving:

@@ -74,7 +74,7 @@ class InPlaceAccumulator(Op):
         Input("value", "T_GRAD"),
         Input("update_signal", "bool", memory="host", optional=True, convert=boolean),
     )
-    outputs = (Output("new_sum", "T", aliases="old_sum"),)
+    outputs = (Output("new_sum", "T", aliases="old_sum", may_alias=("value",)),)
     types: ClassVar[Types] = {"T": FLOATS, "T_GRAD": FLOATS}
 
     def infer(self, old_sum: Spec, value: Spec, update_signal: bool | None) -> tuple[Spec, ...]:
@@ -115,7 +115,7 @@ class InPlaceAccumulatorV2(Op):
     )
     outputs = (
         Output("updated_flag", "bool", memory="host"),
-        Output("accumulation_buffer_out", "T", aliases="accumulation_buffer"),
+        Output("accumulation_buffer_out", "T", aliases="accumulation_buffer", may_alias=("value",)),
     )
     types: ClassVar[Types] = {"T": FLOATS, "T_GRAD": FLOATS}
 
@@ -150,7 +150,7 @@ class InPlaceAccumulatorList(Op):
         Input("values", "T_GRAD", variadic=True),
         Input("update_signal", "bool", memory="host", optional=True, convert=boolean),
     )
-    outputs = (Output("new_sums", "T", variadic=True, aliases="old_sums"),)
+    outputs = (Output("new_sums", "T", variadic=True, aliases="old_sums", may_alias=("values",)),)
     types: ClassVar[Types] = {"T": FLOATS, "T_GRAD": FLOATS}
 
     def infer(
@@ -201,7 +201,7 @@ class ZeroGradient(Op):
     """
 
     inputs = (Input("old_gradient", "T1"), Input("reset_signal", "T2"))
-    outputs = (Output("zero_gradient", "T1", aliases="old_gradient"),)
+    outputs = (Output("zero_gradient", "T1", aliases="old_gradient", may_alias=("reset_signal",)),)
     types: ClassVar[Types] = {"T1": FLOATS, "T2": FIXED_SIZE}
     exact = True
 

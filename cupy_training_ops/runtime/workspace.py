@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from ..errors import ArgumentError, ProviderError
@@ -12,11 +13,15 @@ class Workspaces:
     """The scratch buffers of one operator instance.
 
     A buffer starts as zeros and every kernel leaves its ticket counters at zero. A buffer that
-    became too small is kept, because a captured graph may still write to it.
+    became too small is kept, because a captured graph may still write to it; the next is at least
+    twice as large, so that what is kept is never more than what is used.
+
+    `lock` is held from `get` to the last launch: two threads may have the same current stream.
     """
 
     def __init__(self, op: str) -> None:
         self._op = op
+        self.lock = threading.Lock()
         self._current: dict[Any, Any] = {}
         self._retired: list[Any] = []
 
@@ -33,6 +38,7 @@ class Workspaces:
             )
         if buffer is not None:
             self._retired.append(buffer)
+            nbytes = max(nbytes, 2 * buffer.size)
         self._current[key] = backend.zeros(nbytes, device)
         return self._current[key]
 

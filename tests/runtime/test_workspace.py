@@ -61,7 +61,7 @@ def test_a_buffer_grows(backend, workspaces) -> None:
     first = workspaces.get(backend, 0, 100)
     second = workspaces.get(backend, 0, 101)
     assert second is not first
-    assert second.size == 101
+    assert second.size == 200
     assert workspaces.get(backend, 0, 50) is second
 
 

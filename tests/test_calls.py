@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: MIT
+"""What one call owes to the next: exact keys, memory of its own, scratch memory between threads."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+import threading
+import time
+
+import numpy as np
+import pytest
+from probe.probe import ProbeAxpy, ProbeCut, ProbeHalves, ProbeJoin, ProbeSum
+
+import cupy_training_ops as cto
+from cupy_training_ops import ArgumentError, DtypeError, checks, op
+from cupy_training_ops.overlap import Overlap, Written
+from cupy_training_ops.runtime.launch import ReadyPlan
+from cupy_training_ops.testing.compare import assert_matches
+
+X = np.arange(8, dtype=np.float32)
+
+
+# ---- keys ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [(0.0, -0.0), (-0.0, 0.0)])
+def test_zeros_of_either_sign_are_two_calls(anywhere, order) -> None:
+    scale = cto.get_op("Scale")(scale_down=True)
+    for factor in order:
+        result = anywhere.host(scale(anywhere.place(np.ones(3, np.float32)), factor))
+        assert_matches(result, np.full(3, np.copysign(np.inf, factor), np.float32))
+
+
+@pytest.mark.parametrize("order", [(0.0, -0.0), (-0.0, 0.0)])
+def test_attributes_of_either_sign_are_two_operators(order) -> None:
+    dy, y = np.ones(3, np.float32), -np.ones(3, np.float32)
+    for alpha in order:
+        assert np.signbit(cto.leaky_relu_grad(dy, y, alpha=alpha)).all() == np.signbit(alpha)
+
+
+@pytest.mark.parametrize(
+    ("call", "right", "wrong"),
+    [
+        (lambda v: SCALE(X, v), 1.0, True),
+        (lambda v: JOIN(v, [X]), (8,), (8.0,)),
+        (lambda v: JOIN(v, [X]), (8,), np.array([8.0])),
+        (lambda v: JOIN(v, [X]), (1, 8), (True, 8)),
+        (lambda v: CUT(X, v), (4, 4), (4, 4.0)),
+        (lambda v: cto.view(X, [v]), (2, 4), (2.0, 4)),
+        (lambda v: DECODE(CODE, shape=v), (1, 8), (True, 8)),
+        (lambda v: DECODE(CODE, shape=v), (1, 8), (1.0, 8)),
+    ],
+)
+def test_what_is_refused_at_first_is_refused_later(call, right, wrong) -> None:
+    call(right)
+    with pytest.raises(ArgumentError, match="expected"):
+        call(wrong)
+
+
+DECODE = functools.partial(cto.gist_pack8_decoder, to="float32")
+SCALE, JOIN, CUT = cto.get_op("Scale")(), ProbeJoin(), ProbeCut()
+CODE = cto.gist_pack8_encoder(X)
+
+
+def test_an_instance_remembers_so_many_calls(monkeypatch) -> None:
+    monkeypatch.setattr(op, "_MOST_REMEMBERED", 4)
+    join = ProbeJoin()
+    for n in range(10):
+        join((n,), [np.ones(n, np.float32)])
+    assert 0 < len(join._remembered) <= 4
+
+
+def test_functions_share_so_many_instances(monkeypatch) -> None:
+    monkeypatch.setattr(op, "_MOST_SHARED", 4)
+    shared = {ProbeAxpy.shared(a=float(a)) for a in range(10)}
+    assert len(shared) == 10
+    assert 0 < len(ProbeAxpy._shared) <= 4
+    assert ProbeAxpy.shared(a=9) is ProbeAxpy.shared(a=9)
+
+
+@pytest.mark.parametrize(
+    "again", [copy.copy, copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))]
+)
+def test_an_operator_can_be_copied_and_pickled(again) -> None:
+    scale = cto.get_op("Scale")(scale_down=True)
+    scale(X, 2.0)
+    assert repr(again(scale)) == repr(scale)
+    assert_matches(again(scale)(X, 2.0), X / 2)
+
+
+def test_names_of_outputs_may_be_a_list(anywhere) -> None:
+    x = anywhere.place(X)
+    low, high, _ = ProbeHalves()(x, outputs=["Low"])
+    assert high is None
+    assert_matches(anywhere.host(low), X[:4])
+    assert ProbeHalves().workspace_nbytes(x, outputs=["Low"]) == 0
+    with pytest.raises(ArgumentError, match=r"ProbeHalves: outputs: expected .* got 3"):
+        ProbeHalves()(x, outputs=3)
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+
+def test_a_sum_in_place_is_apart_from_its_other_inputs(anywhere) -> None:
+    """Partly the same memory is refused; exactly the same is not, where elements go alone."""
+    whole = anywhere.place(np.arange(100, dtype=np.float32))
+    with pytest.raises(ArgumentError, match=r"InPlaceAccumulator: old_sum: .* shared with value"):
+        cto.in_place_accumulator(whole[1:], whole[:-1])
+    with pytest.raises(ArgumentError, match=r"ProbeAxpy: Y: .* memory shared with X"):
+        ProbeAxpy()(whole, whole)
+    cto.in_place_accumulator(whole, whole)
+    assert_matches(anywhere.host(whole), 2 * np.arange(100, dtype=np.float32))
+
+
+def test_lists_in_place_hold_an_array_once(anywhere) -> None:
+    a, b, v = (anywhere.place(np.full(50, n, np.float32)) for n in (0, 1, 10))
+    with pytest.raises(ArgumentError, match=r"old_sums\[1\]: .* shared with old_sums\[0\]"):
+        cto.in_place_accumulator_list([a, a], [v, v])
+    cto.in_place_accumulator_list([a, b], [v, b])
+    assert_matches(anywhere.host(a), np.full(50, 10, np.float32))
+    assert_matches(anywhere.host(b), np.full(50, 2, np.float32))
+
+
+@pytest.mark.parametrize("seed_of_case", range(200))
+def test_spans_are_compared_as_pairs_would_be(rng, seed_of_case) -> None:
+    rng = np.random.default_rng([seed_of_case, *rng.integers(2**31, size=2)])
+    memory, n = np.empty(60, np.uint8), int(rng.integers(1, 7))
+    starts, lengths = rng.integers(0, 30, n), rng.integers(0, 9, n)
+    arrays = [memory[s : s + k] for s, k in zip(starts, lengths, strict=True)]
+    arrays.append(None)
+    written = [Written(int(p)) for p in rng.permutation(n)[: rng.integers(1, n + 1)]]
+    expected = any(
+        np.shares_memory(arrays[w.place], other)
+        for w in written
+        for place, other in enumerate(arrays[:n])
+        if place != w.place
+    )
+    check = Overlap("Op", [f"a{i}" for i in range(n + 1)], written)
+    try:
+        check.refuse(arrays, lambda array: array.ctypes.data)
+        refused = False
+    except ArgumentError:
+        refused = True
+    assert refused == expected
+
+
+@pytest.mark.parametrize("name", ["X", "Y"])
+def test_a_workspace_is_apart_from_the_calls_arrays(anywhere, name) -> None:
+    memory = anywhere.place(np.ones(70_000, np.float32))
+    out = anywhere.place(np.ones(4, np.float32))
+    scratch = (memory if name == "X" else anywhere.xp.zeros(100_000, np.uint8)).view(np.uint8)
+    target = out[:1] if name == "X" else scratch[:4].view(np.float32)
+    with pytest.raises(ArgumentError, match=f"ProbeSum: workspace: .* memory shared with {name}"):
+        ProbeSum()(memory, out=target, workspace=scratch)
+    assert (anywhere.host(memory) == 1).all()
+
+
+@pytest.mark.parametrize("wrong", ["junk", np.zeros(64, np.float32), np.zeros((8, 8), np.uint8)])
+def test_a_wrong_workspace_is_refused_by_the_cpu_provider_too(wrong) -> None:
+    with pytest.raises(ArgumentError, match="ProbeSum: workspace: expected"):
+        ProbeSum()(X, workspace=wrong)
+
+
+def test_threads_on_one_stream_take_turns(run, rng, monkeypatch) -> None:
+    """The launches of a call that share scratch memory lie together."""
+    inside, most, original = [], [], ReadyPlan.run
+
+    def slow(self, *arguments):
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.005)
+        original(self, *arguments)
+        inside.pop()
+
+    monkeypatch.setattr(ReadyPlan, "run", slow)
+    op_, x = ProbeSum(), run.place(rng.integers(-8, 8, 3000).astype(np.float32))
+    results = [run.place(np.zeros(1, np.float32)) for _ in range(6)]
+    threads = [threading.Thread(target=op_, args=(x,), kwargs={"out": out}) for out in results]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if run.on_gpu:
+        run.xp.cuda.Device().synchronize()
+    assert (len(most), max(most)) == (6, 1)
+    for result in results:
+        assert run.host(result)[0] == run.host(x).sum()
+
+
+# ---- arguments -----------------------------------------------------------------------------------
+
+
+def test_arguments_that_are_no_plain_arrays(anywhere) -> None:
+    x = anywhere.place(X)
+    masked = np.ma.masked_array(X, X > 3)
+    for wrong, message in (
+        (lambda: ProbeSum()(masked), "ProbeSum: X: expected an array without a mask"),
+        (lambda: ProbeSum()(x, out=np.float32(0)), "ProbeSum: out: expected an array, got a scal"),
+        (lambda: cto.scale(x, 10**400), "Scale: scale: expected a number, got an integer of 1329"),
+        (lambda: ProbeJoin()([[1], [2, 3]], [x]), "ProbeJoin: shape: expected integers in rank 1"),
+        (lambda: cto.get_op(None), "no operator None; known: "),
+        (lambda: cto.compress(None, "pack8"), "GistPack8Encoder: X: expected an array, got None"),
+        (lambda: cto.Packed("pack8", "float32", (2,), [1, 2]), "Packed: code: expected a NumPy or"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            wrong()
+
+
+def test_arrays_in_several_places_are_refused() -> None:
+    checks.one_place("Op", {"X": "the host", "Y": "the host"})
+    with pytest.raises(ArgumentError, match=r"Op: .* X is on the host, Y is on cuda device 1"):
+        checks.one_place("Op", {"X": "the host", "Y": "cuda device 1"})
+
+
+def test_an_onnx_number_may_be_numpys() -> None:
+    assert cto.gist_pack8_decoder(CODE, to=np.int64(10)).dtype == np.float16
+    with pytest.raises(DtypeError, match=r"expected float32, .* got int8") as caught:
+        cto.gist_pack8_decoder(CODE, to="int8")
+    assert caught.value.__context__ is None
