@@ -23,6 +23,9 @@ struct Dimension {
     Divisor extent, distance;
     i64 start, backwards, count;
 
+    // Whether positions side by side are side by side in dY.
+    __device__ bool is_run() const { return distance.value == 1 && !backwards; }
+
     // The position in dY, or -1 where there is none.
     __device__ i64 source_of(i64 position) const {
         const i64 offset = backwards ? start - position : position - start;
@@ -65,12 +68,12 @@ struct Unsliced {
         if (row < 0) return zeros(inner.extent.value - cell.column);
         const i64 j = inner.source_of(cell.column);
         if (j < 0) return zeros(zeros_from(cell.column));
-        const i64 length = inner.distance.value == 1 ? inner.count - j : 1;
+        const i64 length = inner.is_run() ? inner.count - j : 1;
         return {dy + row * inner.count + j, length, dy, dy + n_dy};
     }
 
     __device__ i64 zeros_from(i64 column) const {
-        if (inner.distance.value != 1) return 1;
+        if (!inner.is_run()) return 1;
         return (column < inner.start ? inner.start : inner.extent.value) - column;
     }
 };

@@ -142,7 +142,7 @@ struct OpenRows {
         for (int c = 0; c < EACH; ++c) {
             const ACC g = widened(dy.at()[c]);
             low[c] += (ACC(1) - share) * g;
-            high[c] += share * g;
+            if (share != ACC(0)) high[c] += share * g;  // zero times infinity is no number
         }
     }
 

@@ -22,21 +22,22 @@ def slice_grad(
     axes: Integers | None = None,
     steps: Integers | None = None,
 ) -> Array:
-    positions = [np.arange(extent) for extent in shape]
+    taken = [slice(None) for _ in shape]
     steps = (1,) * len(starts) if steps is None else steps
     for i, axis in enumerate(range(len(starts)) if axes is None else axes):
-        positions[axis] = _positions(shape[axis], starts[i], ends[i], steps[i])
+        taken[axis] = _taken(shape[axis], starts[i], ends[i], steps[i])
     dx = np.zeros(shape, dy.dtype)
-    dx[np.ix_(*positions)] = dy.reshape([len(p) for p in positions])
+    slots = dx[tuple(taken)]
+    slots[...] = dy.reshape(slots.shape)
     return dx
 
 
-def _positions(extent: int, start: int, end: int, step: int) -> Array:
-    """What a slice takes of an axis, in order."""
+def _taken(extent: int, start: int, end: int, step: int) -> slice:
+    """What ONNX takes of an axis; a start before the front is 0, also when it walks backwards."""
     start, end = (bound + extent if bound < 0 else bound for bound in (start, end))
     low, high = (0, extent) if step > 0 else (-1, extent - 1)
     first, last = max(0, min(start, high)), max(low, min(end, high))
-    return np.array(range(first, last, step) if extent else (), np.int64)
+    return slice(first, last if last >= 0 else None, step) if extent else slice(0)
 
 
 def flatten_and_unpad(x: Array, indices: Array) -> Array:

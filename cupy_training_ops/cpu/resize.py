@@ -20,29 +20,52 @@ def resize_grad(
     *,
     mode: str = "linear",
     coordinate_transformation_mode: str = "half_pixel",
+    antialias: int = 0,
+    axes: tuple[int, ...] = (),
+    keep_aspect_ratio_policy: str = "stretch",
+    cubic_coeff_a: float = -0.75,
+    exclude_outside: bool = False,
+    extrapolation_value: float = 0.0,
+    nearest_mode: str = "round_prefer_floor",
 ) -> Array:
-    del roi, mode  # without a meaning for the one mode there is
+    del roi, mode, antialias, axes, keep_aspect_ratio_policy  # what they can be changes nothing
+    del cubic_coeff_a, exclude_outside, extrapolation_value, nearest_mode  # of other modes
+    dx = dy.astype(np.float64)
+    align_corners = coordinate_transformation_mode == "align_corners"
     real = np.float64 if dy.dtype == np.float64 else np.float32
-    rows, columns = (
-        _weights(
-            x.shape[i], dy.shape[i], scales and scales[i], coordinate_transformation_mode, real
-        )
-        for i in (2, 3)
-    )
-    return (rows @ dy.astype(np.float64) @ columns.T).astype(dy.dtype)
+    with np.errstate(invalid="ignore"):  # infinities of both signs meet
+        for axis in (2, 3):
+            n, m = x.shape[axis], dy.shape[axis]
+            low, share = _taps(n, m, scales and scales[axis], align_corners, real)
+            outputs = np.moveaxis(dx, axis, 0)
+            dx = np.moveaxis(_shared_out(outputs, n, low, share), 0, axis)
+    return dx.astype(dy.dtype)
 
 
-def _weights(n: int, m: int, scale: Any, coordinate_transformation_mode: str, real: Any) -> Array:
-    """W[i, o]: what output o takes of pixel i."""
+def _taps(n: int, m: int, scale: Any, align_corners: bool, real: Any) -> tuple[Array, Array]:
+    """The pixel below each output, and what the output takes of the next one."""
     o = np.arange(m, dtype=real)
-    if coordinate_transformation_mode == "align_corners":
+    if align_corners:
         position = o * (real(n - 1) / real(m - 1) if m > 1 else real(0))
     else:
         ratio = real(n) / real(max(m, 1)) if scale is None else real(1) / real(scale)
         position = np.maximum(ratio * (o + real(0.5)) - real(0.5), real(0))
     low = np.minimum(position.astype(np.int64), n - 1)
-    share = np.where(low < n - 1, position - low.astype(real), real(0))
-    weights = np.zeros((n, m))
-    weights[low, np.arange(m)] = real(1) - share
-    weights[np.minimum(low + 1, n - 1), np.arange(m)] += share
-    return weights
+    return low, np.where(low < n - 1, position - low.astype(real), real(0))
+
+
+def _shared_out(dy: Array, n: int, low: Array, share: Array) -> Array:
+    """Every output's gradient to its two pixels, along the first axis."""
+    share = share.reshape(-1, *[1] * (dy.ndim - 1))
+    dx = np.zeros((n, *dy.shape[1:]))
+    _add_runs(dx, low, (1 - share) * dy)
+    touched = np.flatnonzero(share)  # zero times infinity is no number
+    _add_runs(dx, low[touched] + 1, share[touched] * dy[touched])
+    return dx
+
+
+def _add_runs(dx: Array, rows: Array, values: Array) -> None:
+    """dx[rows] += values, where rows ascend."""
+    several, first = np.unique(rows, return_index=True)
+    if several.size:
+        dx[several] += np.add.reduceat(values, first)

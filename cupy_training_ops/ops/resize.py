@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..checks import Types, refuse
-from ..contract import Attribute, Input, Output, Spec, one_of, reals
+from ..contract import Attribute, Input, Output, Spec, boolean, integers, one_of, real, reals
 from ..dtypes import FLOAT32, FLOAT64, FLOATS, element_type
+from ..errors import ArgumentError
 from ..op import Op
 from ..planning.words import divisor
 from ..runtime.plan import Config, Device, Launch, Plan, by_value, ceil_div
@@ -21,13 +22,21 @@ COLUMNS = 64  # of a tile, at most
 BAND_ROWS = {2: 32, 4: 64, 8: 64}  # of a tile at most, by the size of an element
 FEWEST_ROWS = 4  # of a tile, or of a thread where X was doubled
 TILES = 16  # for each multiprocessor, before tiles have as many rows as they may
+NEAREST_MODES = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 EACH = 4  # columns of dY that a thread sums
 SUMMED = 32 * EACH  # and a warp, at once
 PIECE_NBYTES = 16  # of a row of dY, the columns of a thread where X was doubled
 MOST_ROWS = 64  # of dX that such a thread makes
 LANES = 2048  # such threads for each multiprocessor, before they have more rows than the fewest
 MOST_DOUBLED = 2**23  # outputs along an axis whose positions float32 holds
-MOST_PIXELS = 2**31 - 1  # along an axis
+MOST_PIXELS = 2**30  # along an axis, so that row numbers stay within 32 bits
+
+
+def no_axes(value: Any) -> tuple[int, ...]:
+    """The attribute `axes`: both spatial axes, which is what its absence says."""
+    if value is not None and integers(value):
+        raise ArgumentError(f"expected no axes, got {value!r}")
+    return ()
 
 
 class ResizeGrad(Op):
@@ -43,9 +52,13 @@ class ResizeGrad(Op):
     dY: T, (N, C, Ho, Wo), device. X: T, (N, C, Hi, Wi), device; only its shape counts. roi: not
     used. scales: four numbers, host, part of a captured graph, of which the last two count; they
     have to fit the sizes. dX: T, shape of X, device. mode: "linear".
-    coordinate_transformation_mode: "half_pixel" or "align_corners". T: float32, float16, float64,
-    bfloat16; sums are kept in float32, for float64 in float64, and rounded once.
-    Raises ArgumentError and DtypeError. Source: contract 2.5; ONNX Resize 13.
+    coordinate_transformation_mode: "half_pixel" or "align_corners". Of the other attributes of
+    Resize, antialias, axes and keep_aspect_ratio_policy have to be what they are by default; the
+    rest means nothing for this mode. T: float32, float16, float64, bfloat16; sums are kept in
+    float32, for float64 in float64, and rounded once. A row of dX adds its outputs one by one: of
+    thousands, float32 loses digits (6e-5 of the sum at 8,192). An infinity reaches the pixels its
+    output touches, no others. Raises ArgumentError and DtypeError.
+    Source: contract 2.5; ONNX Resize 13.
     """
 
     inputs = (
@@ -60,6 +73,13 @@ class ResizeGrad(Op):
         Attribute(
             "coordinate_transformation_mode", one_of("half_pixel", "align_corners"), "half_pixel"
         ),
+        Attribute("antialias", one_of(0), 0),
+        Attribute("axes", no_axes, ()),
+        Attribute("keep_aspect_ratio_policy", one_of("stretch"), "stretch"),
+        Attribute("cubic_coeff_a", real, -0.75),
+        Attribute("exclude_outside", boolean, False),
+        Attribute("extrapolation_value", real, 0.0),
+        Attribute("nearest_mode", one_of(*NEAREST_MODES), NEAREST_MODES[0]),
     )
     types: ClassVar[Types] = {"T": FLOATS}
     coordinate_transformation_mode: str
@@ -100,6 +120,7 @@ class ResizeGrad(Op):
         """Whether every pixel became two by two, in rows of whole 16-byte pieces."""
         return (
             self.coordinate_transformation_mode == "half_pixel"
+            and all(axis["n_out"] == 2 * axis["n_in"] for axis in axes)
             and all(float(axis["ratio"]) == 0.5 for axis in axes)
             and max(dy.shape[2:]) <= MOST_DOUBLED
             and dy.aligned
@@ -132,18 +153,18 @@ class ResizeGrad(Op):
         arguments = ("dY", "dX", n_planes, rows, columns, *parts)
         return Launch(self.function_name, config, arguments, binding)
 
-    def _axis(self, pixels: int, outputs: int, scale: float | None, real: Any) -> Any:
+    def _axis(self, pixels: int, outputs: int, scale: float | None, kind: Any) -> Any:
         """One axis as the kernel takes it; the ratio in the type that positions have."""
         align_corners = self.coordinate_transformation_mode == "align_corners"
         if align_corners:
-            ratio = real(pixels - 1) / real(outputs - 1) if outputs > 1 else real(0)
+            ratio = kind(pixels - 1) / kind(outputs - 1) if outputs > 1 else kind(0)
         elif scale is not None:
-            ratio = real(1) / real(scale)
+            ratio = kind(1) / kind(scale)
         else:
-            ratio = real(pixels) / real(outputs) if outputs else real(0)
+            ratio = kind(pixels) / kind(outputs) if outputs else kind(0)
         counts = {"n_in": np.int32(pixels), "n_out": np.int32(outputs)}
         with np.errstate(divide="ignore"):
-            ratios = {"ratio": ratio, "inverse": real(1) / ratio}
+            ratios = {"ratio": ratio, "inverse": kind(1) / ratio}
         return by_value(**counts, align_corners=np.int32(align_corners), **ratios)
 
 

@@ -26,7 +26,7 @@ INT64_MAX = 2**63 - 1
 drawn = settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-bounds = st.integers(-12, 12) | st.sampled_from([INT64_MAX, -INT64_MAX - 1])
+bounds = st.integers(-12, 12) | st.sampled_from([-90, 35, 120, INT64_MAX, -INT64_MAX - 1])
 steps = st.integers(1, 3) | st.integers(-3, -1) | st.sampled_from([INT64_MAX, -INT64_MAX])
 types = st.sampled_from(["uint8", "float16", "float32", "float64", "complex128"])
 
@@ -40,11 +40,14 @@ def normal(rng: np.random.Generator, *shape: int, dtype="float32") -> np.ndarray
 
 @drawn
 @given(
-    shape=st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple),
+    outer=st.lists(st.integers(1, 9), max_size=3),
+    inner=st.integers(1, 9) | st.sampled_from([70, 150]),
     data=st.data(),
     dtype=types,
 )
-def test_any_slice(run, rng, shape, data, dtype) -> None:
+def test_any_slice(run, rng, outer, inner, data, dtype) -> None:
+    """Several of a warp's pieces long, or shorter than one."""
+    shape = (*outer, inner)
     axes = data.draw(st.lists(st.sampled_from(range(len(shape))), unique=True))
     some = st.tuples(*[bounds for _ in axes]), st.tuples(*[steps for _ in axes])
     arguments = (data.draw(some[0]), data.draw(some[0]), tuple(axes), data.draw(some[1]))

@@ -78,6 +78,8 @@ DOUBLES = [
     ({"scales": (1, 1, 2, 2)}, True),
     ({"mode": "align_corners"}, False),
     ({"shape": (9, 16)}, False),
+    ({"shape": (7, 16), "scales": (1, 1, 1.99999999, 2)}, False),
+    ({"shape": (9, 16), "scales": (1, 1, 2.00000001, 2)}, False),
     ({"shape": (8, 15), "scales": (1, 1, 2, 1.9)}, False),
     ({"x": (4, 6), "shape": (8, 12)}, False),
     ({"x": (2**22, 8), "shape": (2**23, 16)}, True),
@@ -104,6 +106,54 @@ def test_the_same_call_gives_the_same_bits(run, rng, dtype) -> None:
     dy, x = (run.place(normal(rng, 1, 2, *size, dtype=dtype)) for size in ((21, 33), (10, 17)))
     once, again = run.host(resize_grad(dy, x)), run.host(resize_grad(dy, x))
     assert once.tobytes() == again.tobytes()
+
+
+SIZES = [
+    ((4, 4), (8, 8)),
+    ((4, 16), (8, 32)),
+    ((5, 6), (5, 6)),
+    ((5, 7), (13, 9)),
+    ((9, 5), (4, 3)),
+]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("n", "m"), SIZES, ids=str)
+def test_an_infinity_reaches_what_its_output_touches(anywhere, rng, mode, n, m) -> None:
+    dy, at = normal(rng, 1, 1, *m), tuple(rng.integers(m))
+    x, touch = np.zeros((1, 1, *n), np.float32), np.zeros_like(dy)
+    touch[0, 0, *at] = 1
+    touched = resize.resize_grad(touch, x, coordinate_transformation_mode=mode) > 0
+    dy[0, 0, *at] = 0
+    expected = resize.resize_grad(dy, x, coordinate_transformation_mode=mode)
+    expected[touched] = np.inf
+    dy[0, 0, *at] = np.inf
+    dx = resize_grad(anywhere.place(dy), anywhere.place(x), coordinate_transformation_mode=mode)
+    assert_matches(anywhere.host(dx), expected)
+
+
+@pytest.mark.parametrize("scale", [1.99999999, 2.00000001])
+def test_a_scale_near_two_is_not_two(anywhere, rng, scale) -> None:
+    x, dy = normal(rng, 2, 1, 4, 8), normal(rng, 2, 1, 7 if scale < 2 else 9, 16)
+    dx = resize_grad(anywhere.place(dy), anywhere.place(x), None, (1, 1, scale, 2))
+    assert_matches(anywhere.host(dx), resize.resize_grad(dy, x, None, (1, 1, scale, 2)))
+
+
+def test_a_long_axis_takes_memory_for_itself_alone(anywhere, rng) -> None:
+    x, dy = np.zeros((1, 1, 1, 160_000)), normal(rng, 1, 1, 1, 480_000, dtype="float64")
+    dx = anywhere.host(resize_grad(anywhere.place(dy), anywhere.place(x)))
+    thirds = dy.reshape(-1, 3)
+    inner = thirds[1:-1] @ [2 / 3, 1, 2 / 3] + thirds[:-2, 2] / 3 + thirds[2:, 0] / 3
+    assert_matches(dx[0, 0, 0, 1:-1], inner, 1e-9)
+
+
+def test_attributes_of_resize_without_a_meaning_here(anywhere, rng) -> None:
+    dy, x = anywhere.place(normal(rng, 1, 1, 8, 8)), anywhere.place(normal(rng, 1, 1, 4, 4))
+    taken = {"antialias": 0, "axes": [], "nearest_mode": "ceil", "cubic_coeff_a": -0.5}
+    assert_matches(anywhere.host(resize_grad(dy, x, **taken)), anywhere.host(resize_grad(dy, x)), 0)
+    for name, value in (("antialias", 1), ("axes", (2, 3)), ("keep_aspect_ratio_policy", "any")):
+        with pytest.raises(ArgumentError, match=f"ResizeGrad: {name}: expected"):
+            resize_grad(dy, x, **{name: value})
 
 
 def test_x_counts_only_by_its_shape(anywhere, rng) -> None:
