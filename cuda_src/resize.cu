@@ -20,9 +20,6 @@
 namespace cto {
 
 using ACC = CTO_ACC;
-
-constexpr int WARP = 32;
-constexpr u32 ALL_LANES = 0xffffffff;
 constexpr int RESIDENT = 4;            // blocks on a multiprocessor at least
 constexpr int WARPS = THREADS / WARP;  // of a block
 constexpr int EACH = 4;                // columns of dY that a lane sums

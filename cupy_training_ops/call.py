@@ -152,11 +152,15 @@ class ViewCall(Call):
     def __init__(self, signature: Signature, views: Callable[..., Arrays]) -> None:
         super().__init__(signature)
         self.views = views
+        self.partial = any(result.spec is None for result in signature.results)
         if self.has_targets:
             raise ArgumentError(f"{signature.op}: out: results are views of the inputs")
 
     def __call__(self, inputs: Arrays, given: Arrays, workspace: Any) -> Any:
         results = self.views(*_with_hosts(self.signature, inputs))
+        if self.partial:
+            pairs = zip(self.signature.results, results, strict=True)
+            results = tuple(view if result.spec is not None else None for result, view in pairs)
         return results[0] if self.bare else results
 
 

@@ -65,6 +65,15 @@ def host(op: str, argument: str, value: Any) -> None:
         refuse(op, argument, expected, f"a device array ({type(value).__name__})")
 
 
+def from_front(op: str, axis: int, rank: int) -> int:
+    """The attribute `axis` counted from the front."""
+    if rank == 0:
+        refuse(op, "axis", "arrays of at least one dimension", "a scalar")
+    if not -rank <= axis < rank:
+        refuse(op, "axis", f"an axis from {-rank} to {rank - 1}", str(axis))
+    return axis % rank
+
+
 def one_place(op: str, places: Mapping[str, str]) -> None:
     """All arrays of a call on one device."""
     if len(set(places.values())) > 1:

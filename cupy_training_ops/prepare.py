@@ -14,6 +14,7 @@ from .call import Call, CpuCall, EmptyCall, KernelCall, Result, Signature, ViewC
 from .contract import REQUIRED, Attribute, Input, Output, Spec
 from .errors import ArgumentError, DtypeError, OpError
 from .runtime.launch import ReadyPlan
+from .runtime.plan import LaunchError
 
 if TYPE_CHECKING:
     from .op import Op
@@ -204,7 +205,10 @@ def _route(
     outputs = [_planned(result, target, named) for result, target in pairs]
     by_name = {name: item and item.spec for name, item in named.items()}
     by_name |= {r.name: s for r, s in zip(signature.results, outputs, strict=True)}
-    plan = op.plan(home.backend.device(home.device), *specs, *_regrouped(op, outputs))
+    try:
+        plan = op.plan(home.backend.device(home.device), *specs, *_regrouped(op, outputs))
+    except LaunchError as error:
+        checks.refuse(op.name, "inputs", "sizes that a GPU can launch", str(error))
     ready = ReadyPlan(home.backend, home.device, op.source(), plan, by_name)
     return KernelCall(signature, ready, op.workspaces)
 

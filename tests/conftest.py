@@ -64,6 +64,22 @@ def run(request: pytest.FixtureRequest, seed: int):
     yield from _active_run(request.param, seed)
 
 
+@pytest.fixture
+def in_every_order(seed: int):
+    """Calls a function with a run in each order of emulated threads; the list of its results."""
+    names = [name for name in RUNS if name.startswith("emulated")]
+    skip_unless_available(reason_not_to_run(names[0]))
+
+    def results(function):
+        found = []
+        for name in names:
+            with Run(name, seed) as run:
+                found.append(function(run))
+        return found
+
+    return results
+
+
 @pytest.fixture(params=("cpu", *RUNS))
 def anywhere(request: pytest.FixtureRequest, seed: int):
     """As `run`, and on the CPU provider."""

@@ -208,6 +208,16 @@ def test_arguments_that_are_no_plain_arrays(anywhere) -> None:
             wrong()
 
 
+def test_what_no_gpu_launches_names_the_operator(run) -> None:
+    index, dy = run.place(np.zeros(2, np.int64)), run.place(np.ones(2, np.float32))
+    with pytest.raises(ArgumentError, match=r"GatherGrad: inputs: .* can launch, got grid \("):
+        cto.gather_grad((2**50,), index, dy)
+
+
+def test_views_that_are_not_asked_for_are_none(anywhere) -> None:
+    assert cto.view(anywhere.place(X), [(2,), (6,)], outputs=()) == (None, None)
+
+
 def test_arrays_in_several_places_are_refused() -> None:
     checks.one_place("Op", {"X": "the host", "Y": "the host"})
     with pytest.raises(ArgumentError, match=r"Op: .* X is on the host, Y is on cuda device 1"):

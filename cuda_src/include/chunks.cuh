@@ -21,7 +21,6 @@ constexpr int WORDS = CTO_WORDS;
 constexpr int CHUNKS = CTO_CHUNKS;
 // Blocks on a multiprocessor at least: registers for that many, so that none is spilled for more.
 constexpr int RESIDENT = 8;
-constexpr int WARP = 32;
 constexpr int PIECE = WARP * WORDS;             // words that a warp writes at a time
 constexpr int REACH = CHUNKS * PIECE;           // and in all, one piece after the other
 constexpr int TILE = CHUNKS * THREADS * WORDS;  // words that a block writes
@@ -38,8 +37,6 @@ struct Run {
 };
 
 __device__ __forceinline__ Run zeros(i64 length) { return {nullptr, length, nullptr, nullptr}; }
-
-constexpr u32 ALL_LANES = 0xffffffff;
 
 __device__ __forceinline__ const T* shuffled(const T* pointer, int lane) {
     const u64 address = __shfl_sync(ALL_LANES, reinterpret_cast<u64>(pointer), lane);

@@ -21,8 +21,6 @@ struct Doubling {
     static constexpr int READ = 16 / sizeof(T);  // columns of dY that a lane has
     static constexpr int MADE = READ / 2;        // and of dX
     static constexpr int ROWS = 2;               // of dX whose loads are in flight together
-    static constexpr int WARP = 32;
-    static constexpr u32 ALL_LANES = 0xFFFFFFFFu;
 
     // A lane's columns of a row of dY, as words: halves would be taken apart before they are needed.
     // The lanes at a warp's ends have one column more.

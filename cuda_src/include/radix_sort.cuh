@@ -23,7 +23,6 @@ constexpr int SORT_TILE = SORT_THREADS * SORT_ITEMS;
 constexpr int RADIX = SORT_THREADS;  // digits at most: a thread looks after one of them
 constexpr int COUNT_UNROLL =
     sizeof(Key) == 4 ? 4 : 1;  // 64-bit divisions leave no registers for more
-constexpr u32 ALL_LANES = 0xFFFFFFFFu;
 
 struct alignas(2 * sizeof(Key)) Entry {
     Key key, position;

@@ -21,6 +21,9 @@ using u64 = unsigned long long;
 
 using T = CTO_T;
 
+constexpr int WARP = 32;
+constexpr u32 ALL_LANES = 0xFFFFFFFFu;
+
 // Widening to float is exact for all but double, which rounds to nearest.
 __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(double x) { return static_cast<float>(x); }

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .. import contract
-from ..checks import Types, refuse
+from ..checks import Types, from_front, refuse
 from ..contract import Attribute, Input, Output, Spec, boolean, integer
 from ..dtypes import FLOATS, INT64
 from ..op import Op
@@ -24,7 +24,6 @@ from ..planning.scatter import (
     Sizes,
     are_few,
     one_each,
-    uses_atomics,
 )
 from ..runtime.plan import Config, Device, Plan, by_value, ceil_div
 
@@ -70,7 +69,7 @@ class _GatherGradient(Op):
             return scatter.plan()
         if are_few(scatter.sizes):
             return scatter.add_few()
-        if uses_atomics(self.deterministic, scatter.sizes):
+        if not self.deterministic and scatter.prefers_atomics():
             return scatter.add_slices_atomically()
         return scatter.add_slices()
 
@@ -88,7 +87,7 @@ class GatherGrad(_GatherGradient):
     bfloat16. Sums are kept in float32 (float64 for float64), in an order that follows from the
     indices alone, and rounded once. Deterministic; deterministic=False adds with atomics, also in
     float32, where dY is so small that this is faster. Scratch memory: about 16 bytes an index, 4 a
-    row and 1/31 of dY in float32.
+    row and 1/31 of dY in float32; with atomics none, for float16 and bfloat16 dX in float32.
     Raises ArgumentError and DtypeError. Source: contract 2.1.
     """
 
@@ -97,7 +96,7 @@ class GatherGrad(_GatherGradient):
     axis: int
 
     def infer(self, shape: tuple[int, ...], indices: Spec, dy: Spec) -> tuple[Spec, ...]:
-        axis = axis_of(self, self.axis, shape)
+        axis = from_front(self.name, self.axis, len(shape))
         expected = (*shape[:axis], *indices.shape, *shape[axis + 1 :])
         if dy.shape != expected:
             refuse(self.name, "dY", f"shape {expected}", f"shape {dy.shape}")
@@ -139,7 +138,9 @@ class GatherNDGrad(_GatherGradient):
 
     def infer(self, shape: tuple[int, ...], indices: Spec, update: Spec) -> tuple[Spec, ...]:
         b, rank = self.batch_dims, len(indices.shape)
-        if rank == 0 or not 0 <= b < rank:
+        if not 0 <= b < max(len(shape), 1):
+            refuse(self.name, "batch_dims", f"from 0 to below the rank of shape {shape}", str(b))
+        if rank <= b:
             refuse(self.name, "indices", f"a rank above batch_dims = {b}", f"rank {rank}")
         k = indices.shape[-1]
         if not 1 <= k <= min(len(shape) - b, MOST_DIMS):
@@ -190,7 +191,7 @@ class GatherElementsGrad(_GatherGradient):
     axis: int
 
     def infer(self, dy: Spec, shape: tuple[int, ...], indices: Spec) -> tuple[Spec, ...]:
-        axis = axis_of(self, self.axis, shape)
+        axis = from_front(self.name, self.axis, len(shape))
         if len(shape) > MOST_DIMS:
             refuse(self.name, "shape", f"at most {MOST_DIMS} dimensions", str(len(shape)))
         if indices.shape != dy.shape:
@@ -228,13 +229,6 @@ class GatherElementsGrad(_GatherGradient):
     def refuse_out_of_range(self, *inputs: Any) -> None:
         _, shape, indices = inputs
         self.in_range("indices", indices, shape[self.axis])
-
-
-def axis_of(op: Op, axis: int, shape: tuple[int, ...]) -> int:
-    """The axis counted from the front."""
-    if not -len(shape) <= axis < len(shape):
-        refuse(op.name, "axis", f"an axis of shape {shape}", str(axis))
-    return axis % len(shape)
 
 
 def coalesced(indices: tuple[int, ...], shape: tuple[int, ...], axis: int) -> list[tuple[int, int]]:

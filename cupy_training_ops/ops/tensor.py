@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .. import arrays
-from ..checks import Types, refuse
+from ..checks import Types, from_front, refuse
 from ..contract import Attribute, Input, Output, Spec, integer, optional, shape
 from ..dtypes import FIXED_SIZE, INT64
 from ..op import Op
@@ -88,14 +88,14 @@ class ConcatTraining(Op):
     def infer(self, xs: tuple[Spec, ...]) -> tuple[Any, ...]:
         if not xs:
             refuse(self.name, "inputs", "at least one array", "an empty list")
-        axis = _from_front(self.name, self.axis, len(xs[0].shape))
+        axis = from_front(self.name, self.axis, len(xs[0].shape))
         for i, x in enumerate(xs):
             if not _same_but_for(axis, x.shape, xs[0].shape):
                 expected = f"shape {xs[0].shape} but for axis {axis}, like inputs[0]"
                 refuse(self.name, f"inputs[{i}]", expected, f"shape {x.shape}")
-        lengths = np.array([x.shape[axis] for x in xs], INT64)
-        joined = (*xs[0].shape[:axis], int(lengths.sum()), *xs[0].shape[axis + 1 :])
-        return Spec(joined, xs[0].dtype), lengths
+        lengths = [x.shape[axis] for x in xs]
+        joined = (*xs[0].shape[:axis], sum(lengths), *xs[0].shape[axis + 1 :])
+        return Spec(joined, xs[0].dtype), np.array(lengths, INT64)
 
     def plan(self, device: Device, xs: tuple[Spec, ...], y: Spec, lengths: Spec) -> Plan:
         n_rows = math.prod(y.shape[: self.axis % len(y.shape)])
@@ -127,15 +127,6 @@ class ConcatTraining(Op):
             arguments = (Scratch(0), first, len(some), *table)
             launches.append(_launch(symbol, config, arguments, words, capacity))
         return launches
-
-
-def _from_front(op: str, axis: int, rank: int) -> int:
-    """An axis counted from the front."""
-    if rank == 0:
-        refuse(op, "axis", "arrays of at least one dimension", "a scalar")
-    if not -rank <= axis < rank:
-        refuse(op, "axis", f"an axis from {-rank} to {rank - 1}", str(axis))
-    return axis % rank
 
 
 def _same_but_for(axis: int, shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
@@ -190,7 +181,7 @@ class SplitTraining(Op):
     num_outputs: int | None
 
     def infer(self, x: Spec, split: tuple[int, ...] | None) -> tuple[Any, ...]:
-        axis = _from_front(self.name, self.axis, len(x.shape))
+        axis = from_front(self.name, self.axis, len(x.shape))
         sizes = split or self._even(x.shape[axis])
         if sum(sizes) != x.shape[axis]:
             expected = f"sizes that add up to {x.shape[axis]}, the length of axis {axis}"

@@ -32,7 +32,7 @@ DIGIT_BITS = 9  # of a sort key at most: a block has a thread for each digit
 ROWS = 4  # whose sums one thread makes where they are short
 SORT_BLOCKS = 2  # of a multiprocessor
 MOST_LOOKS = 2**16  # at slices, by elements of dX, that cost less than a second launch
-MOST_ATOMIC = 2**22  # elements of dY up to which atomics cost less than the launches of a sort
+MOST_ATOMIC = 2**22  # elements of dY (of dX where sums are wider) for which atomics beat a sort
 PACKET_NBYTES = 16
 MOST_32_BIT = 2**32 - 1
 
@@ -83,11 +83,6 @@ def rows_of_a_thread(sizes: Sizes) -> int:
 def are_few(sizes: Sizes) -> bool:
     """Whether every element of dX looks at every slice: one launch instead of six or more."""
     return sizes.K <= THREADS and sizes.K * sizes.B * sizes.G * sizes.W <= MOST_LOOKS
-
-
-def uses_atomics(deterministic: bool, sizes: Sizes) -> bool:
-    """Whether slices are added with atomics: where that is allowed and the quicker way."""
-    return not deterministic and sizes.B * sizes.K * sizes.W <= MOST_ATOMIC
 
 
 def packet_size(width: int, dy: Spec, dx: Spec) -> int:
@@ -155,6 +150,16 @@ class Scatter:
     def launch_own(self, symbol: str, config: Config, *args: Any) -> None:
         """Add one launch."""
         self.launches.append(Launch(symbol, config, args, self.slots))
+
+    @property
+    def narrow(self) -> bool:
+        """Whether sums are wider than dX: atomics then need room for all of it."""
+        return self.acc != self.dx.dtype
+
+    def prefers_atomics(self) -> bool:
+        """Whether atomics are quicker than sorting."""
+        rows = max(self.sizes.K, self.sizes.G if self.narrow else 0)
+        return self.sizes.B * rows * self.sizes.W <= MOST_ATOMIC
 
     def plan(self) -> Plan:
         """What was added up to now."""
@@ -230,12 +235,11 @@ class Scatter:
 
     def atomic(self, variant: str, config: Config, *args: Any) -> Plan:
         """The additions of a kernel of the operator's own between zeros and rounding."""
-        narrow = self.acc != self.dx.dtype
-        sums = self.workspace.take(self.dx.size, self.acc) if narrow else self.dx_name
+        sums = self.workspace.take(self.dx.size, self.acc) if self.narrow else self.dx_name
         self.zero(sums, self.acc)
         symbol = self.op.function_name + variant
         self.launch_own(symbol, config, *self.target, self.dy_name, sums, *args)
-        if narrow:
+        if self.narrow:
             config = one_each(self.dx.size, THREADS * ROUND_NBYTES // self.acc.itemsize)
             self.launch("round", config, sums, self.dx_name, self.dx.size)
         return self.plan()

@@ -18,6 +18,10 @@ MAX_GRID = (2**31 - 1, 65_535, 65_535)
 MAX_BLOCK = (1024, 1024, 64)
 
 
+class LaunchError(ArgumentError):
+    """What no GPU launches; says what that is, the frame for which operator."""
+
+
 @dataclass(frozen=True)
 class Device:
     """What planning may know of a GPU."""
@@ -37,7 +41,7 @@ class Config:
     def __post_init__(self) -> None:
         fits = _within(self.grid, MAX_GRID) and _within(self.block, MAX_BLOCK)
         if not fits or math.prod(self.block) > MAX_THREADS or self.shared_nbytes < 0:
-            raise ArgumentError(f"no GPU can launch grid {self.grid} with block {self.block}")
+            raise LaunchError(f"grid {self.grid} with block {self.block}")
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ def by_value(**fields: Any) -> Any:
     for name, array in arrays.items():
         struct[name] = array
     if struct.nbytes > MAX_PARAMETER_NBYTES:
-        raise ArgumentError(f"{struct.nbytes} bytes by value, at most {MAX_PARAMETER_NBYTES}")
+        raise LaunchError(f"{struct.nbytes} bytes by value, at most {MAX_PARAMETER_NBYTES}")
     return struct[()]
 
 

@@ -72,7 +72,7 @@ def test_a_slice_of_many_dimensions(run, rng) -> None:
     ("shape", "arguments", "message"),
     [
         ((2, 3), ((0,), (2,)), r"dY: expected 6 elements, a slice of shape \(2, 3\), got 4 of sha"),
-        ((-1, 4), ((0,), (2,)), r"shape: expected extents of at least 0, got \(-1, 4\)"),
+        ((-1, 4), ((0,), (2,)), r"shape: expected extents of at least 0 .*got \(-1, 4\)"),
         ((), ((), ()), r"shape: expected at least one dimension, got \(\)"),
         ((2, 2), ((0, 0), (2,)), r"ends: expected 2 entries like starts, got \(2,\)"),
         ((2, 2), ((0,), (2,), (0, 1)), "axes: expected 1 entries like starts"),
@@ -192,7 +192,7 @@ def test_dims_are_a_host_array(anywhere, rng, shape) -> None:
         ((), (1,), (2, 3), r"input: expected 1 rows, one an index, got shape \(\)"),
         ((4, 2), (4, 1), (2, 3), r"indices: expected rank 1, got shape \(4, 1\)"),
         ((4, 2), (4,), (2, 3, 4), r"unflatten_dims: expected two extents \(M1, M2\), got \(2, 3,"),
-        ((4, 2), (4,), (2, -3), r"unflatten_dims: expected extents of at least 0, got \(2, -3\)"),
+        ((4, 2), (4,), (2, -3), r"unflatten_dims: expected extents of at least 0 .*got \(2, -3\)"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused(

@@ -88,7 +88,7 @@ def test_views_launch_nothing(run, rng) -> None:
         ([(2, 3), (5,)], r"View: shapes: expected sizes that add up to the input's 12 elements, "
          r"got 6 \+ 5 = 11 for \[\(2, 3\), \(5,\)\]"),
         ([], "got nothing = 0"),
-        ([(-3, -4)], r"View: shapes: expected extents of at least 0, got \(-3, -4\)"),
+        ([(-3, -4)], r"View: shapes: expected extents of at least 0 .*got \(-3, -4\)"),
         ([[[3], [4]]], "View: shapes: expected integers in rank 1"),
         ((1.5,), "View: shapes: expected an integer, got 1.5"),
     ],
@@ -189,7 +189,7 @@ def test_split_evenly(anywhere, rng, split) -> None:
     ("split", "attributes", "message"),
     [
         ((3, 4), {}, r"split: expected sizes that add up to 6, the length of axis 1, got \(3, 4\)"),
-        ((-1, 7), {}, r"split: expected extents of at least 0, got \(-1, 7\)"),
+        ((-1, 7), {}, r"split: expected extents of at least 0 .*got \(-1, 7\)"),
         ((3, 3), {"num_outputs": 3}, r"split: expected 3 sizes \(num_outputs\), got \(3, 3\)"),
         ((), {"num_outputs": 4}, "split: expected a length that 4 outputs divide evenly, got 6"),
         ((), {}, "num_outputs: expected at least 1 where split is empty, got None"),
