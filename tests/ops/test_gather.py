@@ -266,7 +266,7 @@ F = np.zeros
         ("GatherNDGrad", {"batch_dims": 1}, ((2, 3), F(2, int), F(2)), "a rank above batch_dims"),
         ("GatherNDGrad", {"batch_dims": -1}, ((2,), F((2, 1), int), F(2)), "batch_dims: .* got -1"),
         ("GatherNDGrad", {"batch_dims": 1}, ((2,), F((2, 1), int), F(2)), "batch_dims: .* got 1"),
-        ("GatherGrad", {}, ((2**63,), F(2, int), F(2)), r"shape: expected .* below 2\^63, got \(92"),
+        ("GatherGrad", {}, ((2**63,), F(2, int), F(2)), r"shape: expected .* below 2\^63, got"),
         ("GatherGrad", {"check": True}, ((3, 4), F(2, int) + 9, F((2, 5))), "dY: expected shape"),
         ("GatherNDGrad", {}, ((3, 4), F((2, 3), int), F(2)), "indices: expected 1 to 2 numbers"),
         ("GatherNDGrad", {}, ((3, 4), F((2, 0), int), F(2)), "indices: expected 1 to 2 numbers"),
