@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import io
 import json
 import os
-import tempfile
+import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -15,7 +18,7 @@ import numpy as np
 
 from . import arrays
 from .codec import Packed
-from .errors import ArgumentError, OpError
+from .errors import ArgumentError, OpError, ProviderError
 
 FORMAT = "cupy-training-ops packed array"
 VERSION = 1
@@ -51,28 +54,55 @@ def load(file: Any, provider: str) -> Packed:
     except Exception as error:  # NumPy's reader lets through what any of its parsers raises
         raise ArgumentError(f"{file}: no packed array, or a damaged one ({error})") from error
     _check_header(file, header)
-    if provider == "cuda":
-        code = _on_gpu(code)
     try:
-        return Packed(
+        packed = Packed(
             header["codec"], header["dtype"], tuple(header["shape"]), code, header["options"]
         )
     except (OpError, KeyError, TypeError) as error:
         raise ArgumentError(f"{file}: damaged packed array: {error}") from None
+    return packed if provider == "cpu" else dataclasses.replace(packed, code=_on_gpu(code))
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A stream whose bytes take the place of `path` at the end, all or none of them."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
+    """A stream whose bytes take the place of `path` at the end, all or none of them.
+
+    A link stays, and what it points to is replaced; a file that was there keeps its mode. A pipe or
+    a device gets the bytes, and a folder is refused.
+    """
+    old = _status(path)
+    if old is None or stat.S_ISREG(old.st_mode):
+        with _renamed_to(Path(os.path.realpath(path)), old) as stream:
             yield stream
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
+    else:
+        with path.open("wb") as stream:
+            whole = io.BytesIO()
+            yield whole
+            stream.write(whole.getbuffer())
+
+
+@contextlib.contextmanager
+def _renamed_to(path: Path, old: os.stat_result | None) -> Iterator[IO[bytes]]:
+    """A new file beside `path`, which becomes it at the end or vanishes."""
+    new = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    created = new.open("xb")
+    try:
+        with created as stream:
+            if old is not None:  # before the first byte, which the old mode may keep from others
+                os.chmod(new, stat.S_IMODE(old.st_mode))
+            yield stream
+        os.replace(new, path)
     except BaseException:
-        os.unlink(name)
+        new.unlink(missing_ok=True)
         raise
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """What is at a path, or at the end of a link; None where there is nothing."""
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
 
 
 def _opened(file: Any) -> contextlib.AbstractContextManager[IO[bytes]]:
@@ -90,10 +120,12 @@ def _members(file: Any, stream: IO[bytes]) -> Any:
 def _check_header(file: Any, header: Any) -> None:
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise ArgumentError(f"{file}: no packed array: its header does not say {FORMAT!r}")
-    if header.get("version") != VERSION:
+    version = header.get("version")
+    if version != VERSION:
+        newer = isinstance(version, int) and version > VERSION
         raise ArgumentError(
-            f"{file}: expected format version {VERSION}, got {header.get('version')}; "
-            f"a newer cupy-training-ops may read it"
+            f"{file}: expected format version {VERSION}, got {version!r}"
+            f"{'; a newer cupy-training-ops may read it' if newer else ''}"
         )
 
 
@@ -101,10 +133,10 @@ def _on_gpu(code: Any) -> Any:
     arrays.cuda_backend()
     import cupy
 
-    return cupy.asarray(code)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    try:
+        return cupy.asarray(code)
+    except RuntimeError as error:  # CUDA's own: no GPU, no driver
+        raise ProviderError(
+            f"Packed: provider: cannot use 'cuda' here: {error}; "
+            f"`cupy-training-ops doctor` says more"
+        ) from None

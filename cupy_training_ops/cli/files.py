@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,14 +36,16 @@ def encode(
     Runs on the CPU provider; a GPU makes the same codes. OUT knows codec, dtype and shape, and is
     written whole or not at all. `cupy_training_ops.Packed.load` reads it in Python.
     """
+    _refuse_same(file, out)
     array = _chosen(file, name)
     options = {"keep_nonfinite": True} if keep_nonfinite else {}
     packed = compress(as_bfloat16(array) if dtype else array, codec, **options)
     with writing(out) as stream:
         packed.save(stream)
-    click.echo(
-        f"{out}: {codec} of {packed.dtype} {packed.shape}, "
-        f"{packed.original_nbytes} to {packed.nbytes} bytes, ratio {packed.ratio:.1f}"
+    _say(
+        out,
+        f"{codec} of {packed.dtype} {packed.shape}, "
+        f"{packed.original_nbytes} to {packed.nbytes} bytes, ratio {packed.ratio:.1f}",
     )
 
 
@@ -55,6 +58,7 @@ def decode(file: Path, out: Path) -> None:
     OUT is written whole or not at all. Runs on the CPU provider. A .npy file has no bfloat16: such
     an array is written as its raw two-byte elements (uint16), which `--dtype bfloat16` reads back.
     """
+    _refuse_same(file, out)
     with readable(file):
         packed = Packed.load(file)
     array = packed.decompress()
@@ -63,7 +67,7 @@ def decode(file: Path, out: Path) -> None:
         click.echo(f"{out}: bfloat16 is written as raw two-byte elements (uint16)", err=True)
     with writing(out) as stream:
         np.save(stream, array)
-    click.echo(f"{out}: {packed.dtype} {packed.shape} from {packed.codec}")
+    _say(out, f"{packed.dtype} {packed.shape} from {packed.codec}")
 
 
 @contextlib.contextmanager
@@ -74,6 +78,18 @@ def writing(path: Path) -> Iterator[Any]:
             yield stream
     except OSError as error:
         raise Failure(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def _refuse_same(file: Path, out: Path) -> None:
+    """An OUT that is FILE, by whatever names, would take the place of what was read."""
+    with contextlib.suppress(OSError):  # one of them is not there
+        if os.path.samefile(file, out):
+            raise Failure(f"{out}: OUT is FILE itself ({file}); expected another place")
+
+
+def _say(out: Path, done: str) -> None:
+    """What was done: on stderr where OUT is a pipe or a device, for that may be stdout."""
+    click.echo(f"{out}: {done}", err=not out.is_file())
 
 
 def _chosen(path: Path, name: str | None) -> Any:

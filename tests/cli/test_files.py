@@ -3,6 +3,12 @@
 
 from __future__ import annotations
 
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -10,6 +16,8 @@ from click.testing import CliRunner
 from cupy_training_ops import CODECS, Packed, compress
 from cupy_training_ops.cli import main
 from cupy_training_ops.dtypes import BFLOAT16
+
+ROOT = Path(__file__).parents[2]
 
 
 def call(*arguments):
@@ -133,3 +141,27 @@ def test_a_write_that_breaks_leaves_the_old_file(command, source, tmp_path, monk
     assert_refused(call(command, *arguments), "cannot write", "No space left")
     assert out.read_bytes() == b"old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "x.npy", "x.packed"]
+
+
+def test_an_input_is_not_overwritten_by_its_own_output(source, tmp_path):
+    packed, link = tmp_path / "x.packed", tmp_path / "link.npy"
+    call("encode", source, packed, "--codec", "pack8")
+    link.symlink_to(source)
+    os.link(source, tmp_path / "other.npy")
+    kept = source.read_bytes(), packed.read_bytes()
+    for out in (source, link, tmp_path / "other.npy", tmp_path / "." / "x.npy"):
+        assert_refused(call("encode", source, out, "--codec", "pack8"), str(out), "FILE itself")
+    assert_refused(call("decode", packed, packed), "FILE itself")
+    assert (source.read_bytes(), packed.read_bytes()) == kept
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/stdout"), reason="no /dev/stdout")
+def test_stdout_as_out_gets_the_array_and_nothing_else(x, source, tmp_path):
+    packed = tmp_path / "x.packed"
+    call("encode", source, packed, "--codec", "pack16")
+    command = [sys.executable, "-m", "cupy_training_ops", "decode", str(packed), "/dev/stdout"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    expected = io.BytesIO()
+    np.save(expected, compress(x, "pack16").decompress())
+    assert result.stdout == expected.getvalue()
+    assert result.stderr == b"/dev/stdout: float32 (5, 9) from pack16\n"
