@@ -48,7 +48,7 @@ def _row(subject: Subject, trial: Trial) -> tuple[str, ...]:
     return (
         trial.codec.name,
         str(trial.nbytes),
-        f"{_ratio(nbytes, trial):.1f}",
+        f"{trial.ratio:.1f}",
         f"{_bits(subject, trial):.2f}",
         _number(f.max_abs_error, ".1e"),
         _number(f.max_rel_error, ".1e"),
@@ -83,7 +83,7 @@ def _numbers(subject: Subject, trial: Trial) -> dict[str, Any]:
     return {
         "nbytes_before": nbytes,
         "nbytes_after": trial.nbytes,
-        "ratio": _ratio(nbytes, trial),
+        "ratio": trial.ratio,
         "bits_per_value": _bits(subject, trial),
         **asdict(trial.fidelity),
         "encode_s": trial.encode_s,
@@ -91,10 +91,6 @@ def _numbers(subject: Subject, trial: Trial) -> dict[str, Any]:
         "decode_s": trial.decode_s,
         "decode_gb_per_s": _rate(nbytes, trial, trial.decode_s),
     }
-
-
-def _ratio(nbytes: int, trial: Trial) -> float:
-    return nbytes / trial.nbytes if trial.nbytes else 1.0
 
 
 def _bits(subject: Subject, trial: Trial) -> float:

@@ -26,7 +26,7 @@ from .trial import Refusal, Subject, Trial, run
 def parsed_shape(_: click.Context, __: click.Parameter, text: str | None) -> Any:
     """The option `--shape 8,128` as (8, 128)."""
     try:
-        return text and contract.shape([int(part) for part in text.split(",")])
+        return None if text is None else contract.shape([int(part) for part in text.split(",")])
     except (ValueError, ArgumentError):
         raise click.BadParameter(f"expected extents such as 8,128, got {text!r}") from None
 
@@ -42,7 +42,12 @@ def parsed_shape(_: click.Context, __: click.Parameter, text: str | None) -> Any
 )
 @provider_option
 @click.option("--keep-nonfinite", is_flag=True, help="Let msfp15 make NaN of a tile it gives up.")
-@click.option("--json", "as_json", is_flag=True, help="A JSON list, one object for each row.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="A JSON list, one object for each row; null where the table has inf or -.",
+)
 @click.option(
     "--dtype",
     type=click.Choice([dtype_name(dtype) for dtype in FLOATS]),
@@ -136,7 +141,7 @@ def _floating(path: Path, raw: bool, several: bool) -> Iterator[Subject]:
     for name, array in read(path).items():
         array = as_bfloat16(array) if raw else array
         if array.dtype.kind == "f" or array.dtype == BFLOAT16:
-            yield Subject(f"{path.name}:{name}" if several else name, array)
+            yield Subject(f"{path}:{name}" if several else name, array)
         elif array.dtype.kind == "c":
             raise Failure(f"{path}: {name}: expected a floating-point array, got {array.dtype}")
         else:

@@ -39,6 +39,7 @@ class Trial:
 
     codec: Codec
     nbytes: int
+    ratio: float
     encode_s: float
     decode_s: float
     fidelity: Fidelity
@@ -66,6 +67,7 @@ def run(subject: Subject, name: str, keep_nonfinite: bool, xp: Any) -> Trial | R
     return Trial(
         codec,
         packed.nbytes,
+        packed.ratio,
         seconds(lambda: encode(x, out=packed.code), xp),
         seconds(lambda: decode(packed.code, out=decoded), xp),
         fidelity,

@@ -155,11 +155,21 @@ def assert_refused_with_skip(result):
     assert error.startswith("Error: ")
 
 
-def test_two_files_keep_their_names(tmp_path):
-    for name in "ab":
-        saved(tmp_path / f"{name}.npy", np.ones(3))
-    found = rows(tmp_path / "a.npy", tmp_path / "b.npy", "--codec", "pack1")
-    assert [row["array"] for row in found] == ["a.npy:a", "b.npy:b"]
+def test_files_of_one_name_in_two_folders_are_told_apart(tmp_path):
+    files = [tmp_path / folder / "x.npy" for folder in "ab"]
+    for file in files:
+        file.parent.mkdir()
+        saved(file, np.ones(3))
+    found = rows(*files, "--codec", "pack1")
+    assert [row["array"] for row in found] == [f"{file}:x" for file in files]
+
+
+def test_json_has_null_where_the_table_has_no_finite_number(tmp_path):
+    x = saved(tmp_path / "x.npy", np.ones(8, np.float32))
+    assert " inf " in call(x, "--codec", "pack16").stdout
+    (row,) = rows(x, "--codec", "pack16")
+    assert (row["snr_db"], row["zeros_kept"], row["max_abs_error"]) == (None, None, 0)
+    assert "null where the table has inf or -" in " ".join(call("--help").stdout.split())
 
 
 def test_a_dtype_no_codec_takes_gets_a_line_and_no_failure(tmp_path):
@@ -239,6 +249,11 @@ def test_no_damage_ends_in_a_traceback(kind, rng, tmp_path):
         (["--shape", "3,x"], "3,x"),
         (["--shape", "-3"], "-3"),
         (["--shape", "99999999999999"], "memory"),
+        (["--shape", "99999999999999999999"], "no array can have (99999999999999999999,)"),
+        (["--shape", "9223372036854775807,2"], "no array can have"),
+        (["--shape", "0,9223372036854775807"], "no array can have"),
+        (["--shape", ",".join("1" * 65)], "64"),
+        (["--shape", ""], "8,128"),
         (["--seed", "-1"], "seed"),
         (["--dtype", "int8"], "float32"),
         (["--frobnicate"], "frobnicate"),
