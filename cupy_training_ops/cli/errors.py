@@ -35,6 +35,16 @@ class NoGpu(Failure):
 class Group(click.Group):
     """A group whose commands end in a result, a Failure, or a bug's traceback."""
 
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        with one_line() if args else contextlib.nullcontext():  # without any, Click shows the help
+            return super().make_context(info_name, args, parent, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
         with one_line():
             return super().invoke(ctx)

@@ -21,6 +21,8 @@ from .table import aligned
 @click.option("--version", type=click.IntRange(1), help="The operator that serves this opset.")
 def ops(name: str | None, version: int | None) -> None:
     """List the operators, or print the contract of one."""
+    if name is None and version is not None:
+        raise click.UsageError("--version goes with the NAME of an operator")
     lines = _listed() if name is None else _contract(get_op(name, version))
     for line in lines:
         click.echo(line)
@@ -59,6 +61,8 @@ def _place(item: Input | Output) -> tuple[str, ...]:
     remarks = [word for word in ("optional", "variadic", "strided") if getattr(item, word, False)]
     aliased = getattr(item, "aliases", None)
     remarks += [f"written into {aliased}"] if aliased else []
+    shared = " or ".join(f"{name}'s" for name in getattr(item, "may_alias", ()))
+    remarks += [f"out= may be {shared} array"] if shared else []
     return item.name, item.type, ", ".join([item.memory, *remarks])
 
 

@@ -52,7 +52,11 @@ def test_a_contract_says_what_is_special(monkeypatch):
         """Y = X."""
 
         inputs = (Input("X", "T", strided=True), Input("N", "int64", "host", optional=True))
-        outputs = (Output("Y", "T", aliases="X"),)
+        outputs = (
+            Output("Y", "T", aliases="X"),
+            Output("Z", "T", may_alias=("X",)),
+            Output("W", "T", may_alias=("X", "Y")),
+        )
         attributes = (Attribute("axis", integer), Attribute("to", integer, 3, type="T"))
 
     monkeypatch.setattr("cupy_training_ops.cli.ops.get_op", lambda *_: Odd)
@@ -60,6 +64,8 @@ def test_a_contract_says_what_is_special(monkeypatch):
     for expected in (
         "X T device, strided N int64 host, optional",
         "Y T device, written into X",
+        "Z T device, out= may be X's array",
+        "W T device, out= may be X's or Y's array",
         "axis required to default 3 binds T",
     ):
         assert expected in text
@@ -71,3 +77,24 @@ def test_an_unknown_operator_gets_the_known_ones():
     assert result.stderr.count("\n") == 1
     assert "GistPack8Encoder" in result.stderr
     assert call("GistPack8Encoder", "--version", "0").exit_code == 2
+
+
+def test_a_version_without_a_name_is_refused():
+    result = call("--version", "1")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "Error: --version goes with the NAME of an operator\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--frobnicate"], ["--frobnicate", "ops"], ["--op=1", "ops"]]
+)
+def test_an_unknown_option_before_the_command_gets_one_line(arguments):
+    result = CliRunner().invoke(main, arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("Error: No such option")
+    assert result.stderr.count("\n") == 1
+
+
+def test_no_arguments_get_the_help():
+    result = CliRunner().invoke(main, [])
+    assert result.output == CliRunner().invoke(main, ["--help"]).output
