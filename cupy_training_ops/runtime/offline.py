@@ -15,7 +15,6 @@ ARCHITECTURES = ("70", "75", "80", "86", "89", "90", "100", "120")
 
 # What CuPy adds by itself, so that this compiles what runs.
 _LIKE_CUPY = ("-ftz=true", "--device-as-default-execution-space", "--ptxas-options=-v")
-_KERNEL = re.compile(r"Compiling entry function '(\w+)' for 'sm_\w+'")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers")
 _SHARED = re.compile(r"(\d+) bytes smem")
