@@ -18,12 +18,17 @@ from ..errors import OpError, ProviderError
 from ..runtime.compiler import header_folder
 from ..runtime.offline import supported_architectures
 from .errors import CHECK_FAILED
-from .provider import why_no_gpu
+from .provider import NO_DEVICE, why_no_gpu
 from .table import aligned
 
 INSTALL_DRIVER = (
     "sudo ubuntu-drivers install (or your distribution's NVIDIA driver; a container: --gpus all)"
 )
+NEWER_DRIVER = (
+    "install a newer driver: sudo ubuntu-drivers install (or your distribution's; a container has "
+    "its host's)"
+)
+OLDEST_DRIVER = 12_000  # of the CUDA it runs: there is no extra for CUDA 11
 
 
 class Finding(NamedTuple):
@@ -60,8 +65,7 @@ def doctor() -> None:
 def _gpu() -> Finding:
     reason = why_no_gpu()
     if reason:
-        hidden = "CUDA_VISIBLE_DEVICES" in os.environ and driver_version()
-        return Finding(reason, "unset CUDA_VISIBLE_DEVICES" if hidden else INSTALL_DRIVER)
+        return Finding(_without_advice(reason), _gpu_mend(reason))
     from cupy.cuda import runtime
 
     devices = map(runtime.getDeviceProperties, range(runtime.getDeviceCount()))
@@ -73,24 +77,34 @@ def _gpu() -> Finding:
     )
 
 
+def _gpu_mend(reason: str) -> str:
+    """What a GPU rests on comes first: the driver, then CuPy, then what the process may see."""
+    hidden = reason == NO_DEVICE and "CUDA_VISIBLE_DEVICES" in os.environ
+    here = "unset CUDA_VISIBLE_DEVICES" if hidden else INSTALL_DRIVER
+    return _driver().mend or _cupy().mend or here
+
+
 def _driver() -> Finding:
     version = driver_version()
     if version is None:
         return Finding("libcuda.so.1 is not here", INSTALL_DRIVER)
-    return Finding(f"runs CUDA up to {_release(version)}")
+    found = f"runs CUDA up to {_release(version)}"
+    if version < OLDEST_DRIVER:
+        return Finding(f"{found}, {_release(OLDEST_DRIVER)} is needed", NEWER_DRIVER)
+    return Finding(found)
 
 
 def _cupy() -> Finding:
     try:
         cuda_backend()
     except ProviderError as error:
-        return Finding(str(error), _install())
+        return Finding(_without_advice(str(error)), _install())
     import cupy
 
     version = cupy.cuda.runtime.runtimeGetVersion()
     found = f"{cupy.__version__} for CUDA {_release(version)}"
     if (driver_version() or version) // 1000 < version // 1000:
-        return Finding(f"{found}, newer than the driver", _install())
+        return Finding(f"{found}, newer than the driver", _driver().mend or _install())
     return Finding(found)
 
 
@@ -98,7 +112,7 @@ def _nvrtc() -> Finding:
     try:
         known = ", ".join(f"sm_{number}" for number in supported_architectures())
     except OpError as error:
-        return Finding(str(error), _install())
+        return Finding(_without_advice(str(error)), _install())
     return Finding(f"compiles for {known}")
 
 
@@ -157,6 +171,11 @@ def driver_version() -> int | None:
 def _install() -> str:
     """CuPy, NVRTC and headers come together, for the CUDA that the driver runs."""
     return f"pip install 'cupy-training-ops[cuda{_cuda_major()}x]'"
+
+
+def _without_advice(message: str) -> str:
+    """What is wrong: an error's own advice does not know which CUDA the driver runs."""
+    return message.partition("; install it with")[0]
 
 
 def _cuda_major() -> int:

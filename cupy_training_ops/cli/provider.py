@@ -12,6 +12,8 @@ from ..arrays import cuda_backend
 from ..errors import ProviderError
 from .errors import NoGpu
 
+NO_DEVICE = "CUDA finds no device"
+
 provider_option = click.option(
     "--provider",
     type=click.Choice(["auto", "cuda", "cpu"]),
@@ -47,9 +49,9 @@ def why_no_gpu() -> str | None:
     from cupy.cuda import runtime
 
     try:
-        return None if runtime.getDeviceCount() else "CUDA finds no device"
+        return None if runtime.getDeviceCount() else NO_DEVICE
     except runtime.CUDARuntimeError as error:
-        return str(error)
+        return NO_DEVICE if "cudaErrorNoDevice" in str(error) else str(error)
 
 
 def to_host(array: Any) -> Any:

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from cupy_training_ops.cli import doctor, main
 
+NO_DEVICE, SYSTEM_NOT_READY = 100, 802  # CUDA's numbers of these errors
 PARTS = ["GPU", "driver", "CuPy", "NVRTC", "headers", "NCCL", "cache"]
 
 
@@ -23,6 +24,17 @@ def call():
 def states(result):
     """Part to state."""
     return dict(line.split()[:2] for line in result.stdout.splitlines()[: len(PARTS)])
+
+
+def mends(result):
+    """Part to command."""
+    pairs = [line[8:].split(": ", 1) for line in result.stdout.splitlines() if "to mend " in line]
+    return {part: mend for parts, mend in pairs for part in parts.split(", ")}
+
+
+def hide_cupy(monkeypatch):
+    for name in ("cupy", "cupy.cuda", "cupy_backends", "cupy_backends.cuda.libs"):
+        monkeypatch.setitem(sys.modules, name, None)
 
 
 def plant(monkeypatch, **findings):
@@ -66,12 +78,49 @@ def test_one_command_is_named_once(monkeypatch):
 
 @pytest.mark.parametrize(("driver", "extra"), [(None, "12"), (12_080, "12"), (13_000, "13")])
 def test_missing_cupy_is_mended_for_the_driver_that_is_here(monkeypatch, driver, extra):
-    for name in ("cupy", "cupy.cuda", "cupy_backends"):
-        monkeypatch.setitem(sys.modules, name, None)
+    hide_cupy(monkeypatch)
     monkeypatch.setattr(doctor, "driver_version", lambda: driver)
     result = call()
     assert states(result)["CuPy"] == "missing"
-    assert f"pip install 'cupy-training-ops[cuda{extra}x]'" in result.stdout
+    assert mends(result)["CuPy"] == f"pip install 'cupy-training-ops[cuda{extra}x]'"
+    assert result.stdout.count("pip install 'cupy-training-ops") == 1
+
+
+@pytest.mark.parametrize(("driver", "extra"), [(12_000, "12"), (13_000, "13")])
+def test_a_driver_without_cupy_needs_cupy(monkeypatch, driver, extra):
+    hide_cupy(monkeypatch)
+    monkeypatch.setattr(doctor, "driver_version", lambda: driver)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    result = call()
+    assert (states(result)["GPU"], states(result)["driver"]) == ("missing", "ok")
+    assert mends(result)["GPU"] == f"pip install 'cupy-training-ops[cuda{extra}x]'"
+
+
+def test_without_a_driver_the_driver_comes_first(monkeypatch):
+    hide_cupy(monkeypatch)
+    monkeypatch.setattr(doctor, "driver_version", lambda: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    result = call()
+    assert mends(result)["GPU"] == mends(result)["driver"] == doctor.INSTALL_DRIVER
+    assert mends(result)["CuPy"].startswith("pip install")
+
+
+@pytest.mark.parametrize("with_cupy", [True, False])
+def test_a_driver_older_than_every_extra_has_to_be_newer(monkeypatch, with_cupy):
+    if with_cupy:
+        pytest.importorskip("cupy")
+    else:
+        hide_cupy(monkeypatch)
+    reason = "cudaErrorInsufficientDriver: CUDA driver version is insufficient"
+    monkeypatch.setattr(doctor, "why_no_gpu", lambda: reason)
+    monkeypatch.setattr(doctor, "driver_version", lambda: 11_080)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    result = call()
+    assert states(result)["driver"] == "missing"
+    assert "runs CUDA up to 11.8, 12.0 is needed" in result.stdout
+    assert mends(result)["GPU"] == mends(result)["driver"] == doctor.NEWER_DRIVER
+    cupy = "install a newer driver: " if with_cupy else "pip install 'cupy-training-ops[cuda12x]'"
+    assert mends(result)["CuPy"].startswith(cupy)
 
 
 def test_a_driver_older_than_cupy_is_said(monkeypatch):
@@ -85,11 +134,31 @@ def test_missing_headers_are_said(monkeypatch):
     assert states(call())["headers"] == "missing"
 
 
+def cupy_answers(monkeypatch, error):
+    """CuPy as it is with a driver that answers a question for devices with an error."""
+    runtime = pytest.importorskip("cupy").cuda.runtime
+
+    def raises():
+        raise runtime.CUDARuntimeError(error)
+
+    monkeypatch.setattr(runtime, "getDeviceCount", raises)
+    monkeypatch.setattr(doctor, "driver_version", lambda: runtime.runtimeGetVersion())
+
+
 def test_hidden_devices_are_shown_again(monkeypatch):
-    monkeypatch.setattr(doctor, "why_no_gpu", lambda: "CUDA finds no device")
-    monkeypatch.setattr(doctor, "driver_version", lambda: 12_080)
+    cupy_answers(monkeypatch, NO_DEVICE)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert "to mend GPU: unset CUDA_VISIBLE_DEVICES\n" in call().stdout
+    assert mends(call())["GPU"] == "unset CUDA_VISIBLE_DEVICES"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert mends(call())["GPU"] == doctor.INSTALL_DRIVER
+
+
+def test_devices_that_fail_are_not_hidden_ones(monkeypatch):
+    cupy_answers(monkeypatch, SYSTEM_NOT_READY)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    result = call()
+    assert "cudaErrorSystemNotReady" in result.stdout
+    assert mends(result)["GPU"] == doctor.INSTALL_DRIVER
 
 
 def test_the_cache_is_measured(monkeypatch, tmp_path):
