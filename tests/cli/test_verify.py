@@ -66,6 +66,23 @@ def test_one_wrong_value_fails_the_operator_it_is_in(monkeypatch, seed):
 
 
 @pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("name", ["ReluGrad", "GistPack16Decoder", "TanhGrad"])
+def test_a_tiny_error_fails_an_exact_operator_and_no_other(monkeypatch, name):
+    def one_bit_off(array):
+        off = array.copy()
+        if array.dtype == np.float32:
+            off.view(np.uint32)[...] ^= np.isfinite(array)
+        return off
+
+    monkeypatch.setattr(verify, "to_host", one_bit_off)
+    exact = get_op(name).exact
+    assert exact == (name != "TanhGrad")
+    result = call("--op", name)
+    assert result.exit_code == int(exact)
+    assert (f"{name}: first failure: {name}-float32-" in result.stdout) == exact
+
+
+@pytest.mark.usefixtures("gpu")
 def test_an_output_that_is_not_written_fails(monkeypatch):
     class Lazy:
         """An operator that leaves the caller's output as it is."""
