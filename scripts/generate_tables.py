@@ -27,7 +27,8 @@ def main(check: bool) -> None:
     after = updated(before)
     if check and before != after:
         raise click.ClickException("README.md is stale: run scripts/generate_tables.py")
-    README.write_text(after, encoding="utf-8")
+    if not check:
+        README.write_text(after, encoding="utf-8")
 
 
 def updated(text: str) -> str:

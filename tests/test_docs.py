@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from cupy_training_ops.testing.compare import TOLERANCE
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -19,6 +21,20 @@ def test_the_readmes_tables_are_up_to_date() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "generate_tables.py"), "--check"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+def test_checking_the_readme_writes_nothing() -> None:
+    path = ROOT / "README.md"
+    before = path.stat()
+    test_the_readmes_tables_are_up_to_date()
+    assert (path.stat().st_mtime_ns, path.stat().st_ino) == (before.st_mtime_ns, before.st_ino)
+
+
+def test_the_tolerances_are_those_of_the_comparison() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    (section,) = re.findall(r"\n## Tolerances\n(.*?)\n## ", text, flags=re.DOTALL)
+    rows = re.findall(r"\| (\w*float\d+) \| (\S+) \|", section)
+    assert {dtype: float(tolerance) for dtype, tolerance in rows} == TOLERANCE
 
 
 def test_the_readmes_example_runs(tmp_path: Path) -> None:
@@ -37,3 +53,14 @@ def test_links_lead_somewhere(document: Path) -> None:
     targets = re.findall(r"\]\((?!http)([^)#]+)", document.read_text(encoding="utf-8"))
     missing = [target for target in targets if not (document.parent / target).exists()]
     assert not missing
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_into_documents_lead_to_a_heading(document: Path) -> None:
+    for target, anchor in re.findall(
+        r"\]\((?!http)([^)#]+)#([^)]+)\)", document.read_text(encoding="utf-8")
+    ):
+        headings = re.findall(
+            r"^#+ (.*)$", (document.parent / target).read_text(encoding="utf-8"), flags=re.MULTILINE
+        )
+        assert anchor in [re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings]
