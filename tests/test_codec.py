@@ -7,9 +7,7 @@ import io
 import json
 import math
 import os
-import stat
 import sys
-import threading
 import types
 import zipfile
 
@@ -198,101 +196,6 @@ def test_a_file_has_the_permissions_of_any_other(packed, tmp_path) -> None:
     packed.save(tmp_path / "x.npz")
     (tmp_path / "other").touch()
     assert os.stat(tmp_path / "x.npz").st_mode == os.stat(tmp_path / "other").st_mode
-
-
-@pytest.mark.parametrize("mode", [0o600, 0o640])
-def test_a_file_that_is_replaced_keeps_its_mode(packed, tmp_path, mode) -> None:
-    path = tmp_path / "x.npz"
-    path.touch()
-    path.chmod(mode)
-    packed.save(path)
-    assert stat.S_IMODE(path.stat().st_mode) == mode
-    assert_matches(Packed.load(path).code, packed.code)
-
-
-def test_a_private_file_is_private_while_it_is_written(packed, tmp_path, monkeypatch) -> None:
-    path = tmp_path / "x.npz"
-    path.touch()
-    path.chmod(0o600)
-    modes = []
-
-    def looks(*_, **__):
-        modes.extend(stat.S_IMODE(p.stat().st_mode) for p in tmp_path.iterdir())
-
-    monkeypatch.setattr(np, "savez", looks)
-    packed.save(path)
-    assert modes == [0o600, 0o600]
-
-
-def test_saving_leaves_the_umask_of_the_process_alone(packed, tmp_path, monkeypatch) -> None:
-    """It belongs to all threads, which make files meanwhile."""
-    monkeypatch.delattr(os, "umask")
-    packed.save(tmp_path / "x.npz")
-    assert_matches(Packed.load(tmp_path / "x.npz").code, packed.code)
-
-
-@pytest.mark.parametrize("there", [True, False])
-def test_a_link_stays_and_its_file_is_written(packed, tmp_path, there) -> None:
-    (tmp_path / "folder").mkdir()
-    target, link = tmp_path / "folder" / "x.npz", tmp_path / "link.npz"
-    link.symlink_to(os.path.join("folder", "x.npz"))
-    if there:
-        target.write_bytes(b"old")
-    packed.save(link)
-    assert link.is_symlink()
-    assert not target.is_symlink()
-    assert_matches(Packed.load(target).code, packed.code)
-    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["x.npz"]
-
-
-def test_a_link_to_itself_is_refused(packed, tmp_path) -> None:
-    (tmp_path / "x.npz").symlink_to("x.npz")
-    with pytest.raises(OSError, match="symbolic links"):
-        packed.save(tmp_path / "x.npz")
-    assert [path.is_symlink() for path in tmp_path.iterdir()] == [True]
-
-
-def from_pipe(path) -> tuple[threading.Thread, list[bytes]]:
-    """A reader of a new pipe, and where it puts what comes."""
-    os.mkfifo(path)
-    came: list[bytes] = []
-    reader = threading.Thread(target=lambda: came.append(path.read_bytes()), daemon=True)
-    reader.start()
-    return reader, came
-
-
-def test_a_pipe_gets_the_bytes_and_stays(packed, tmp_path) -> None:
-    path = tmp_path / "pipe"
-    reader, came = from_pipe(path)
-    packed.save(path)
-    reader.join(timeout=60)
-    assert stat.S_ISFIFO(path.stat().st_mode)
-    assert_matches(Packed.load(io.BytesIO(came[0])).code, packed.code)
-
-
-def test_an_aborted_save_puts_nothing_into_a_pipe(packed, tmp_path, monkeypatch) -> None:
-    def breaks(stream, **_):
-        stream.write(b"half of it")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(np, "savez", breaks)
-    reader, came = from_pipe(tmp_path / "pipe")
-    with pytest.raises(KeyboardInterrupt):
-        packed.save(tmp_path / "pipe")
-    reader.join(timeout=60)
-    assert came == [b""]
-
-
-def test_a_folder_is_not_replaced(packed, tmp_path) -> None:
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(IsADirectoryError):
-        packed.save(tmp_path / "folder")
-    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
-
-
-def test_the_longest_name_there_can_be_is_written(packed, tmp_path) -> None:
-    packed.save(tmp_path / ("x" * 255))
-    assert_matches(Packed.load(tmp_path / ("x" * 255)).code, packed.code)
 
 
 def test_the_hand_written_file_is_read(packed) -> None:
