@@ -113,6 +113,14 @@ __device__ __forceinline__ void sum_columns(const T* x, Y* y, Acc* partials, u32
     if (writes) columns.store(y + a * slabs.B + column);
 }
 
+// Nothing to add: packets as they are.
+struct Copy {
+    template <class P>
+    __device__ __forceinline__ P operator()(const P& x, int) const {
+        return x;
+    }
+};
+
 // ---- ReduceAllL2 ------------------------------------------------------------------------------------
 
 // The wider of the two accumulators: double where either type is.
@@ -282,6 +290,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__single_columns(const T* x, Y* y, Acc* partials, u32* tickets,
                                         Slabs slabs) {
     sum_columns<1>(x, y, partials, tickets, slabs);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    reduce_sum_training__copy(const T* x, T* y, i64 n, bool aligned) {
+    constexpr int N = 16 / sizeof(T);
+    using Division = Packets<N, N, 1, 16 * UNROLL>;
+    if (aligned)
+        map_packets<true, Division>(x, y, n, n, Copy{});
+    else
+        map_packets<false, Division>(x, y, n, n, Copy{});
 }
 
 // Each launch adds gridDim.x partial sums from first_partial on; the last knows n_partials > 0.

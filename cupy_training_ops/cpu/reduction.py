@@ -26,8 +26,11 @@ def reduce_sum_training(
 ) -> Array:
     if not axes and noop_with_empty_axes:
         return data
+    axes = axes or tuple(range(data.ndim))
+    if {data.shape[axis] for axis in axes} <= {1}:
+        return data if keepdims else data.squeeze(axes)
     wide = FLOAT64 if data.dtype in FLOATS else data.dtype
-    summed = data.astype(wide).sum(axis=axes or None, dtype=wide, keepdims=keepdims)
+    summed = data.astype(wide).sum(axis=axes, dtype=wide, keepdims=keepdims)
     return np.asarray(summed).astype(data.dtype)
 
 

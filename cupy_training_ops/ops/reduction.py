@@ -54,13 +54,16 @@ class ReduceSumTraining(Op):
     """Sum over axes: reduced[k] = sum of data[k, r] over all positions r of the reduced axes.
 
     Negative axes count from the back. Without axes all are reduced, or with noop_with_empty_axes
-    none: a copy in the shape of data, whatever keepdims says. A sum of nothing is 0.
+    none: a copy in the shape of data, whatever keepdims says. A sum of nothing is 0. Where nothing
+    is added, also over axes of length 1, the result is a copy bit for bit.
 
     data: T, any shape, device. axes: different integers from -rank to rank - 1, host, part of a
     captured graph. reduced: T, device; reduced axes have length 1 or, with keepdims=False, go.
     T: float32, float16, float64, bfloat16, int32, int64. float16 and bfloat16 are added in float32
     and rounded once; integers are added as integers, modulo 2^32 or 2^64. NaN and infinities go
-    through as in any sum; subnormal float32 sums become zero. Deterministic. Uses a workspace.
+    through as in any sum; subnormal float32 sums become zero. On the GPU a sum is infinite where a
+    part of it leaves the range of float32 (float64 for float64), even if the whole would not: the
+    CPU provider adds in float64. Deterministic. Uses a workspace.
     Raises ArgumentError and DtypeError. Source: contract 15.
     """
 
@@ -170,12 +173,21 @@ class Pass:
 
     def launch(self, device: Device, x: _Place, y: _Place, room: _Room) -> Launch:
         """The kernel that suits the shape."""
+        if self.R == 1:
+            return self._copy(x, y)
         if self.B > 1:
             return self._columns(x, y, room)
         row_nbytes = self.R * x.dtype.itemsize
         if row_nbytes <= SHORT_ROW_NBYTES or 64 * device.multiprocessors <= self.A:
             return self._rows(x, y, ceil_div(row_nbytes, PACKET_NBYTES))
         return self._long_rows(x, y, ceil_div(row_nbytes, PACKET_NBYTES), room)
+
+    def _copy(self, x: _Place, y: _Place) -> Launch:
+        """The bits as they are: a sum that begins with 0 would lose the sign of -0.0."""
+        n = self.A * self.B
+        args = (x.argument, y.argument, n, x.aligned and y.aligned)
+        grid = ceil_div(n * x.dtype.itemsize, THREADS * UNROLL * PACKET_NBYTES)
+        return _launch("reduce_sum_training__copy", grid, args, x.dtype, y.dtype)
 
     def _rows(self, x: _Place, y: _Place, packets: int) -> Launch:
         """Some lanes of a warp to a row, two packets a lane, more where a warp is full."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from cupy_training_ops.ops.reduction import Pass, column_block, passes
 from cupy_training_ops.planning.tensor_list import batches
 from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.runtime.plan import Device
-from cupy_training_ops.testing.compare import assert_matches
+from cupy_training_ops.testing.compare import assert_matches, poison
 from cupy_training_ops.testing.samples.reduction import numbers
 
 H200 = Device(132, (9, 0))
@@ -127,6 +128,28 @@ def test_columns_of_every_height_and_width(run, rng, dtype) -> None:
     for height, width in itertools.product(heights, widths):
         check_sum(run, numbers(rng, (height, width), dtype), (0,))
         check_sum(run, numbers(rng, (3, height, width), dtype), (1,))
+
+
+COPIES = (
+    ((9, 5003), (), {"noop_with_empty_axes": True}),
+    ((1, 8193, 1), (0, -1), {"keepdims": False}),
+    ((), (), {}),
+)
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize(("shape", "axes", "attributes"), COPIES)
+@pytest.mark.parametrize("dtype", [*FLOATS, INT32], ids=dtype_name)
+def test_where_nothing_is_added_bits_are_copied(
+    anywhere, rng, dtype, shape, axes, attributes, offset
+) -> None:
+    """Also of -0.0, of subnormals and of every NaN."""
+    x = np.frombuffer(rng.bytes(math.prod(shape) * dtype.itemsize), dtype).reshape(shape)
+    op = get_op("ReduceSumTraining")(**attributes)
+    (spec,) = op.infer(Spec(shape, dtype), axes)
+    out = poison(anywhere.blank(spec, offset))
+    op(anywhere.place(x, offset), axes, out=out)
+    assert anywhere.host(out).tobytes() == x.tobytes()
 
 
 @pytest.mark.parametrize("shape", [(2, 70_003), (70_003, 2), (20_001, 16)])
