@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..dtypes import FLOAT64
-from ..planning.streaming import wide
+from ..planning.streaming import rounded, wide
 
 Array = NDArray[Any]
 
@@ -63,9 +63,10 @@ def scaled_sum(
 def fake_quant(
     input_: Array, scale: float, zero_point: float, *, quant_min: int = 0, quant_max: int = 255
 ) -> tuple[Array, Array]:
+    least, most = (rounded(bound, input_.dtype) for bound in (quant_min, quant_max))
     q = np.rint(wide(input_) / scale) + zero_point
-    output = (np.clip(q, quant_min, quant_max) - zero_point) * scale
-    mask = (quant_min <= q) & (q <= quant_max)
+    output = (np.clip(q, least, most) - zero_point) * scale
+    mask = (least <= q) & (q <= most)
     return np.asarray(output).astype(input_.dtype), np.asarray(mask)
 
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Activations and their gradients, element by element.
 
-float16 and bfloat16 compute in float32 and round once, float64 stays float64. On the GPU float32
-arithmetic flushes subnormals to zero, of inputs and results; the selects of ReluGrad and
-LeakyReluGrad do not. dX may be written into dY (`out=dy`). All are deterministic.
+float16 and bfloat16 compute in float32 and round once, float64 stays float64. alpha is rounded
+likewise, beyond the range to infinity. On the GPU float32 arithmetic flushes subnormals to zero, of
+inputs and results; the selects of ReluGrad and LeakyReluGrad do not. dX may be written into dY
+(`out=dy`). All are deterministic.
 """
 
 from __future__ import annotations

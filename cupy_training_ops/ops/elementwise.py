@@ -18,7 +18,7 @@ from ..errors import ArgumentError
 from ..op import Op
 from ..planning import broadcasting
 from ..planning.division import plan_general, plan_part
-from ..planning.streaming import ElementwiseOp, streamed
+from ..planning.streaming import ElementwiseOp, rounded, streamed
 from ..runtime.plan import Device, Plan
 
 
@@ -29,10 +29,18 @@ def number(value: Any) -> float:
     return real(np.asarray(value).item())
 
 
+def bound(value: Any) -> int:
+    """An integer within the range of float64."""
+    whole = integer(value)
+    real(whole)
+    return whole
+
+
 class Scale(ElementwiseOp):
     """Scaling by a number: output = input scale, or input / scale with `scale_down`.
 
-    The scale is rounded to float32 (float64 for float64); scale_down is a true division.
+    The scale is rounded to float32 (float64 for float64), beyond its range to infinity; scale_down
+    is a true division.
 
     input: T, any shape, device. scale: one number, host (a Python number or a NumPy array of one
     element); a captured graph keeps its value. output: T, shape of input, device; may be input.
@@ -56,7 +64,8 @@ class Scale(ElementwiseOp):
 class BatchScale(ElementwiseOp):
     """Several scaled copies: output_i = input scale_i, i = 0, 1 and, if there is a scale_2, 2.
 
-    The scales are rounded to float32 (float64 for float64). Without scale_2 output_2 is None.
+    The scales are rounded to float32 (float64 for float64), beyond its range to infinity. Without
+    scale_2 output_2 is None.
 
     input: T, any shape, device. output_i: T, shape of input, device; one of them may be input.
     T: float32, float16, float64, bfloat16.
@@ -85,8 +94,8 @@ class BatchScale(ElementwiseOp):
 class ScaledSum(ElementwiseOp):
     """Weighted sum: output = input_0 scale_0 + input_1 scale_1 [+ input_2 scale_2].
 
-    Added from left to right. The scales are rounded to float32 (float64 for float64). scale_2 is
-    required with input_2 and ignored without it.
+    Added from left to right. The scales are rounded to float32 (float64 for float64), beyond its
+    range to infinity. scale_2 is required with input_2 and ignored without it.
 
     input_i: T, one shape, device; input_2 may be None. output: T, that shape, device; may be any
     input. T: float32, float16, float64, bfloat16.
@@ -106,18 +115,21 @@ class ScaledSum(ElementwiseOp):
         return super().infer(*inputs)
 
     def options(self, *inputs: Any) -> tuple[Any, ...]:
-        return self.scale_0, self.scale_1, self.scale_2 or 0.0
+        # The kernel reads 0 for an absent input_2: 0 times -0 adds nothing, even to -0.
+        return self.scale_0, self.scale_1, -0.0 if inputs[2] is None else self.scale_2
 
 
 class FakeQuant(ElementwiseOp):
     """Quantised and back: output = (min(quant_max, max(quant_min, q)) - zero_point) scale.
 
     q = rint(input / scale) + zero_point, halves to even; mask = quant_min <= q <= quant_max.
-    Infinities are clamped; NaN stays NaN; the mask is False for both.
+    Infinities are clamped; NaN stays NaN; the mask is False for both. All four numbers are rounded
+    to float32 (float64 for float64), bounds beyond its range to infinity.
 
-    input: T, any shape, device. scale (not 0), zero_point: one number each, host (Python numbers or
-    NumPy arrays of one element); a captured graph keeps their values. output: T, mask: bool, shape
-    of input, device; output may be input. T: float32, float16, float64, bfloat16.
+    input: T, any shape, device. scale, zero_point: one number each, host (Python numbers or NumPy
+    arrays of one element); a captured graph keeps their values. scale is a normal number once it is
+    rounded: not 0, subnormal, infinite or NaN. output: T, mask: bool, shape of input, device;
+    output may be input. T: float32, float16, float64, bfloat16.
     Deterministic. Raises ArgumentError and DtypeError. Source: contract 19.
     """
 
@@ -127,16 +139,22 @@ class FakeQuant(ElementwiseOp):
         Input("zero_point", "float64", memory="host", convert=number),
     )
     outputs = (Output("output", "T", may_alias=("input",)), Output("mask", "bool"))
-    attributes = (Attribute("quant_min", integer, 0), Attribute("quant_max", integer, 255))
+    attributes = (Attribute("quant_min", bound, 0), Attribute("quant_max", bound, 255))
     quant_min: int
     quant_max: int
 
-    def infer(self, *inputs: Any) -> tuple[Spec, ...]:
-        if inputs[1] == 0:
-            refuse(self.name, "scale", "a number other than 0", "0")
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
         if self.quant_min > self.quant_max:
             expected = f"at least quant_min, {self.quant_min}"
             refuse(self.name, "quant_max", expected, str(self.quant_max))
+
+    def infer(self, *inputs: Any) -> tuple[Spec, ...]:
+        scale = rounded(inputs[1], inputs[0].dtype)
+        limits = np.finfo(scale)
+        if not limits.smallest_normal <= abs(scale) <= limits.max:
+            expected = f"a number other than 0 that is normal in {scale.dtype}"
+            refuse(self.name, "scale", expected, f"{inputs[1]}")
         return super().infer(*inputs)
 
     def options(self, *inputs: Any) -> tuple[Any, ...]:

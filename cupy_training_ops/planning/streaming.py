@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
 from ..checks import Types, refuse
 from ..contract import Input, Output, Spec
 from ..dtypes import FLOAT32, FLOAT64, FLOATS, element_type, to_dtype
@@ -17,9 +19,20 @@ THREADS = 128
 NBYTES = 32  # bytes of elements a thread has in flight for each array
 
 
+def computed_in(t: np.dtype[Any]) -> np.dtype[Any]:
+    """The type that elements of `t` are computed in: float64 stays, all others become float32."""
+    return FLOAT64 if t == FLOAT64 else FLOAT32
+
+
 def wide(x: Any) -> Any:
-    """A NumPy array in the type that is computed in: float64 stays, all others become float32."""
-    return x if x.dtype == FLOAT64 else x.astype(FLOAT32)
+    """A NumPy array in the type that is computed in."""
+    return x.astype(computed_in(x.dtype), copy=False)
+
+
+def rounded(value: float, t: np.dtype[Any]) -> Any:
+    """A number in the type that elements of `t` are computed in, infinite where it does not fit."""
+    with np.errstate(over="ignore"):
+        return computed_in(t).type(float(value))
 
 
 def type_slots(t: Any, nbytes: int = NBYTES) -> dict[str, str]:
@@ -65,7 +78,7 @@ class ElementwiseOp(Op):
         for name, spec in others:
             if spec.shape != first[1].shape:
                 refuse(self.name, name, f"shape {first[1].shape}, as {first[0]}", f"{spec.shape}")
-        if row is not None and row.shape != first[1].shape[-1:]:
+        if row is not None and (row.shape == () or row.shape != first[1].shape[-1:]):
             expected = f"rank 1 and the last extent of {first[0]}, whose shape is {first[1].shape}"
             refuse(self.name, self.row, expected, f"shape {row.shape}")
         return tuple(Spec(first[1].shape, self._dtype(output, first[1])) for output in self.outputs)
@@ -76,7 +89,7 @@ class ElementwiseOp(Op):
         return self.function_name
 
     def options(self, *inputs: Any) -> tuple[Any, ...]:
-        """The kernel's last arguments, from attributes and host inputs."""
+        """The kernel's last arguments, numbers from attributes and host inputs."""
         return ()
 
     def plan(self, device: Device, *specs: Any) -> Plan:
@@ -84,9 +97,9 @@ class ElementwiseOp(Op):
         declared: tuple[Input | Output, ...] = (*self.inputs, *self.outputs)
         pairs = zip(declared, specs, strict=True)
         arrays = {item.name: spec for item, spec in pairs if item.memory == "device"}
-        shape = inputs[0].shape
+        shape, t = inputs[0].shape, inputs[0].dtype
         columns = (divisor(shape[-1] if shape else 1),) if self.row else ()
-        options = (*columns, *self.options(*inputs))
+        options = (*columns, *(rounded(value, t) for value in self.options(*inputs)))
         return Plan((streamed(self.symbol, arrays, options, self.nbytes),))
 
     def _arrays(self, inputs: Sequence[Any]) -> Iterator[tuple[str, Spec]]:

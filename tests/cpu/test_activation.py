@@ -173,6 +173,16 @@ def test_a_row_needs_a_dimension_to_repeat_along() -> None:
         get_op("BiasGelu")()(np.zeros((), FLOAT32), np.zeros(1, FLOAT32))
 
 
+@pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.row])
+def test_a_row_has_a_dimension_of_its_own(anywhere, name) -> None:
+    op = get_op(name)()
+    scalars = [anywhere.place(np.ones((), FLOAT32)) for _ in op.inputs]
+    with pytest.raises(
+        ArgumentError, match=rf"{name}: {op.row}: expected rank 1 .* got shape \(\)"
+    ):
+        op(*scalars)
+
+
 def test_alpha_is_a_number() -> None:
     with pytest.raises(ArgumentError, match="QuickGelu: alpha: expected a number, got '1'"):
         get_op("QuickGelu")(alpha="1")

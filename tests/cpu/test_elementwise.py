@@ -260,7 +260,9 @@ def test_fake_quant_refuses_what_divides_by_zero_or_clamps_to_nothing() -> None:
     with pytest.raises(ArgumentError, match="FakeQuant: scale: expected a number other than 0"):
         get_op("FakeQuant")()(x, 0.0, 1)
     with pytest.raises(ArgumentError, match="FakeQuant: quant_max: expected at least quant_min, 9"):
-        get_op("FakeQuant")(quant_min=9, quant_max=8)(x, 1, 1)
+        get_op("FakeQuant")(quant_min=9, quant_max=8)
+    with pytest.raises(ArgumentError, match=r"FakeQuant: quant_min: .* 1329 bits"):
+        get_op("FakeQuant")(quant_min=-(10**400))
 
 
 @floats

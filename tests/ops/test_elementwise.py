@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as hnp
 from cupy_training_ops import get_op
 from cupy_training_ops.contract import Spec
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, dtype_name
+from cupy_training_ops.errors import ArgumentError
 from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.runtime.plan import Device
 from cupy_training_ops.testing.compare import assert_matches, poison
@@ -195,6 +196,54 @@ def test_a_sum_may_be_written_into_any_of_its_inputs(run, rng, number) -> None:
     placed = [run.place(array) for array in arrays]
     assert op(*placed, out=placed[number]) is placed[number]
     assert_matches(run.host(placed[number]), expected)
+
+
+@pytest.mark.parametrize("scale_2", [None, 0.5, np.inf])
+def test_an_absent_third_input_adds_nothing(anywhere, scale_2) -> None:
+    x = np.array([-0.0, 0.0, 1.5, -np.inf], FLOAT32)
+    op = get_op("ScaledSum")(scale_0=1, scale_1=1, scale_2=scale_2)
+    result = op(anywhere.place(x), anywhere.place(x))
+    assert anywhere.host(result).tobytes() == (x + x).tobytes()
+
+
+BEYOND_FLOAT32 = {
+    "Scale": lambda x, number: (get_op("Scale")()(x, number),),
+    "Scale-down": lambda x, number: (get_op("Scale")(scale_down=True)(x, number),),
+    "BatchScale": lambda x, number: get_op("BatchScale")(scale_0=number, scale_1=2)(x)[:2],
+    "ScaledSum": lambda x, number: (get_op("ScaledSum")(scale_0=number, scale_1=2)(x, x),),
+    "FakeQuant": lambda x, number: get_op("FakeQuant")()(x, 0.5, number),
+    "LeakyReluGrad": lambda x, number: (get_op("LeakyReluGrad")(alpha=number)(x, x),),
+    "QuickGelu": lambda x, number: (get_op("QuickGelu")(alpha=number)(x),),
+    "QuickGeluGrad": lambda x, number: (get_op("QuickGeluGrad")(alpha=number)(x, x),),
+}
+
+
+@pytest.mark.parametrize("call", BEYOND_FLOAT32.values(), ids=BEYOND_FLOAT32)
+@pytest.mark.parametrize("dtype", [FLOAT32, FLOAT16], ids=dtype_name)
+@pytest.mark.parametrize("number", [1e39, -1e39])
+def test_numbers_beyond_float32_are_infinite(anywhere, number, dtype, call) -> None:
+    x = anywhere.place(np.array([-2, 0, 3, np.nan], dtype))
+    pairs = zip(call(x, number), call(x, np.copysign(np.inf, number)), strict=True)
+    for actual, expected in pairs:
+        assert_matches(anywhere.host(actual), anywhere.host(expected), 0)
+
+
+def test_quantisation_bounds_beyond_float32_bound_nothing(anywhere) -> None:
+    x = np.array([-3e38, -1, 7, 3e38], FLOAT32)
+    y, mask = get_op("FakeQuant")(quant_min=-(2**200), quant_max=2**200)(anywhere.place(x), 1, 0)
+    assert_matches(anywhere.host(y), x, 0)
+    assert anywhere.host(mask).all()
+
+
+SCALES_THAT_VANISH = [(0, FLOAT64), (1e-50, FLOAT32), (1e-40, FLOAT16), (1e39, BFLOAT16),
+                      (np.inf, FLOAT64), (np.nan, FLOAT32)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("scale", "dtype"), SCALES_THAT_VANISH)
+def test_a_quantisation_step_is_a_normal_number(anywhere, scale, dtype) -> None:
+    x = anywhere.place(np.ones(3, dtype))
+    with pytest.raises(ArgumentError, match="FakeQuant: scale: expected a number other than 0"):
+        get_op("FakeQuant")()(x, scale, 0)
 
 
 def test_select_keeps_subnormals(run) -> None:
