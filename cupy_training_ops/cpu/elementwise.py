@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ..dtypes import FLOAT64
 from ..planning.streaming import rounded, wide
+from ..rounding import cast
 
 Array = NDArray[Any]
 
@@ -26,7 +27,7 @@ def _summed(x: Array, like: Array) -> Array:
     lead = x.ndim - like.ndim
     ones = (d for d, extent in enumerate(like.shape, lead) if extent == 1 != x.shape[d])
     total = np.sum(x, axis=(*range(lead), *ones), dtype=FLOAT64)
-    return total.reshape(like.shape).astype(like.dtype)
+    return cast(total.reshape(like.shape), like.dtype)
 
 
 @_quiet

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..dtypes import FLOAT16
+from ..rounding import odd_float32, truncated_float32
 
 Array = NDArray[Any]
 Shape = tuple[int, ...] | None
@@ -41,7 +42,7 @@ def gist_pack1_decoder(x: Array, *, to: Any, shape: Shape = None) -> Array:
 
 @_quiet
 def gist_pack8_encoder(x: Array) -> Array:
-    return _odd_float32(x).astype(E5M2).view(np.uint8)
+    return odd_float32(x).astype(E5M2).view(np.uint8)
 
 
 @_quiet
@@ -62,7 +63,8 @@ def gist_pack16_decoder(x: Array, *, to: Any, shape: Shape = None) -> Array:
 
 @_quiet
 def gist_pack_msfp15_encoder(x: Array, *, keep_nonfinite: bool = False) -> Array:
-    bits = _tiles(_truncated_float32(x.ravel()).view(np.uint32))
+    # MSFP15 only looks at the upper bits of a float32.
+    bits = _tiles(truncated_float32(x.ravel()).view(np.uint32))
     exponent = bits >> 23 & 0xFF
     shared = exponent.max(axis=1, keepdims=True, initial=0)
     shift = np.minimum(shared - exponent, 31)
@@ -97,27 +99,3 @@ def _shaped(flat: Array, shape: Shape, default: tuple[int, ...]) -> Array:
 
 def _tiles(flat: Array) -> Array:
     return np.pad(flat, (0, -flat.size % TILE)).reshape(-1, TILE)
-
-
-def _odd_float32(x: Array) -> Array:
-    """float64 in a float32 that rounds on to fewer bits as it does: inexact ones end in a 1 bit.
-
-    ml_dtypes goes from float64 through the nearest float32, which can be a tie that x is not.
-    """
-    if x.dtype != np.float64:
-        return x
-    toward_zero = _truncated_float32(x)
-    inexact = np.isfinite(toward_zero) & (toward_zero.astype(np.float64) != x)
-    return np.asarray(toward_zero.view(np.uint32) | inexact).view(np.float32)
-
-
-def _truncated_float32(x: Array) -> Array:
-    """float32 rounded towards zero, infinite from 2^128: MSFP15 only looks at the upper bits."""
-    if x.dtype != np.float64:
-        return x.astype(np.float32)
-    nearest = x.astype(np.float32)
-    away = np.isfinite(nearest) & (np.abs(nearest.astype(np.float64)) > np.abs(x))
-    toward_zero = np.where(away, np.nextafter(nearest, np.float32(0)), nearest)
-    rounded_up_to_infinity = np.isinf(nearest) & (np.abs(x) < 2.0**128)
-    largest = np.copysign(np.finfo(np.float32).max, nearest)
-    return np.where(rounded_up_to_infinity, largest, toward_zero)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..dtypes import FLOAT32, FLOAT64
+from ..rounding import cast
 
 Array = NDArray[Any]
 # Overflow, and sums of what is not finite, are part of the operators.
@@ -21,7 +22,7 @@ def in_place_accumulator(old_sum: Array, value: Array, update_signal: bool | Non
     if update_signal is False:
         return old_sum
     wide = _wide(old_sum, value)
-    return np.asarray(old_sum.astype(wide) + value.astype(wide)).astype(old_sum.dtype)
+    return cast(old_sum.astype(wide) + value.astype(wide), old_sum.dtype)
 
 
 @_quiet
@@ -29,7 +30,7 @@ def in_place_accumulator_v2(
     accumulation_buffer: Array, value: Array, overwrite_flag: bool | None = None
 ) -> Array:
     if overwrite_flag:
-        return value.astype(accumulation_buffer.dtype)
+        return cast(value, accumulation_buffer.dtype)
     return in_place_accumulator(accumulation_buffer, value)
 
 
@@ -48,7 +49,7 @@ def zero_gradient(old_gradient: Array, _reset_signal: Array) -> Array:
 def mixed_precision_scale(
     s: Array, xs: Sequence[Array], *, to: Any, fuse_outputs: bool = False
 ) -> tuple[Array, ...]:
-    scaled = [np.asarray(s.reshape(()) * x.astype(_wide(x))).astype(to) for x in xs]
+    scaled = [cast(s.reshape(()) * x.astype(_wide(x)), to) for x in xs]
     return (np.concatenate([y.ravel() for y in scaled]),) if fuse_outputs else tuple(scaled)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..dtypes import FLOAT32, FLOAT64, FLOATS
+from ..rounding import cast
 
 Array = NDArray[Any]
 # Overflow, and sums and roots of what is not finite, are part of the operators.
@@ -31,7 +32,7 @@ def reduce_sum_training(
         return data if keepdims else data.squeeze(axes)
     wide = FLOAT64 if data.dtype in FLOATS else data.dtype
     summed = data.astype(wide).sum(axis=axes, dtype=wide, keepdims=keepdims)
-    return np.asarray(summed).astype(data.dtype)
+    return cast(summed, data.dtype)
 
 
 @_quiet
@@ -39,8 +40,7 @@ def reduce_all_l2(x: Sequence[Array], *, output_type: Any = None) -> Array:
     y_type = output_type or x[0].dtype
     total = sum(np.sum(np.square(item.astype(FLOAT64))) for item in x)
     kept = FLOAT64 if FLOAT64 in (x[0].dtype, y_type) else FLOAT32  # what squares are added in
-    norm = np.sqrt(np.asarray(total).astype(kept).astype(FLOAT64))
-    return np.asarray(norm).astype(y_type)
+    return cast(np.sqrt(np.asarray(total).astype(kept).astype(FLOAT64)), y_type)
 
 
 @_quiet

@@ -105,6 +105,14 @@ def test_sums_round_once(rng, dtype) -> None:
     assert_matches(sum_(x, (1,), keepdims=False), np.array(exact).astype(dtype))
 
 
+def test_sums_in_bfloat16_do_not_round_to_float32_first() -> None:
+    """1 + 2^-8 + 2^-40 is nearest to 1 + 2^-7; 1 + 2^-8, its nearest float32, is a tie."""
+    x = np.array([1, 2**-8, 2**-40], BFLOAT16)
+    assert sum_(x, (0,)) == 1 + 2**-7
+    one, total = np.ones(3, BFLOAT16), np.ones((), BFLOAT16)
+    assert get_op("DivGrad")()(x, total, one)[0] == 1 + 2**-7
+
+
 @floats
 def test_special_values_go_through_sums(dtype) -> None:
     rows = [[1, NAN], [1, INF], [1, -INF], [INF, -INF], [-0.0, -0.0], [1, 2]]

@@ -189,3 +189,20 @@ def test_float64_accumulates_in_float64(run, rng) -> None:
     placed = run.place(old_sum)
     get_op("InPlaceAccumulator")()(placed, run.place(value))
     assert_matches(run.host(placed), old_sum + value.astype(FLOAT64))
+
+
+# Their nearest float32 are ties of bfloat16, they are not: both are nearest to 1 + 2^-7.
+BESIDE_TIES = (1 + 2**-8 + 2**-40, 1 + 3 * 2**-8 - 2**-40)
+FROM_FLOAT64 = {
+    "InPlaceAccumulator": lambda op, x, zero, _: op()(zero, x),
+    "InPlaceAccumulatorV2": lambda op, x, zero, _: op()(zero, x, True)[1],
+    "MixedPrecisionScale": lambda op, x, _, one: op(to=BFLOAT16)(one, [x])[0],
+    "ReduceAllL2": lambda op, x, _zero, _one: op(output_type=BFLOAT16)([x[:1]]),
+}
+
+
+@pytest.mark.parametrize("name", FROM_FLOAT64)
+def test_float64_is_rounded_to_bfloat16_once(anywhere, name) -> None:
+    arrays = np.array(BESIDE_TIES), np.zeros(2, BFLOAT16), np.ones(1, FLOAT32)
+    result = FROM_FLOAT64[name](get_op(name), *map(anywhere.place, arrays))
+    assert (anywhere.host(result) == 1 + 2**-7).all()
