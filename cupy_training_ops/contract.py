@@ -116,6 +116,18 @@ def boolean(value: Any) -> bool:
     raise ArgumentError(f"expected a bool, got {value!r}")
 
 
+def single(value: Any) -> Any:
+    """The one element of an array or a sequence, as a Python value; anything else as it is."""
+    while isinstance(value, list | tuple) and len(value) == 1:
+        value = value[0]
+    return value.item() if isinstance(value, np.ndarray | np.generic) and value.size == 1 else value
+
+
+def flag(value: Any) -> bool:
+    """A truth value of a host input, also in an array or a sequence of one element."""
+    return boolean(single(value))
+
+
 def integers(value: Any) -> tuple[int, ...]:
     """A list of integers: a sequence of them, a NumPy array of rank 1, or one integer."""
     rank = _rank(value)

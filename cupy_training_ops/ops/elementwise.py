@@ -12,9 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..checks import Types, refuse
-from ..contract import Attribute, Input, Output, Spec, boolean, integer, optional, real
+from ..contract import Attribute, Input, Output, Spec, boolean, integer, optional, real, single
 from ..dtypes import FLOATS
-from ..errors import ArgumentError
 from ..op import Op
 from ..planning import broadcasting
 from ..planning.division import plan_general, plan_part
@@ -24,9 +23,7 @@ from ..runtime.plan import Device, Plan
 
 def number(value: Any) -> float:
     """One number: a Python or NumPy number, or an array or sequence of one element."""
-    if np.size(value) != 1:
-        raise ArgumentError(f"expected one number, got {value!r}")
-    return real(np.asarray(value).item())
+    return real(single(value))
 
 
 def bound(value: Any) -> int:

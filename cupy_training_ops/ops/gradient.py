@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..checks import Types, refuse
-from ..contract import Attribute, Input, Output, Spec, boolean, dtype
+from ..contract import Attribute, Input, Output, Spec, boolean, dtype, flag
 from ..dtypes import BOOL, FIXED_SIZE, FLOAT32, FLOATS
 from ..op import Op, slots
 from ..planning.tensor_list import batches
@@ -63,16 +63,17 @@ class InPlaceAccumulator(Op):
     copy). Values that do not fit overflow to infinity; NaN and infinities go through; subnormal
     float32 sums become zero.
 
-    old_sum: T, any shape, device. value: T_GRAD, the shape of old_sum, device. update_signal: bool,
-    host, part of a captured graph; True by default. new_sum: T, device, aliases old_sum. T and
-    T_GRAD: float32, float16, float64, bfloat16, in any combination. Deterministic. Raises
-    ArgumentError, also for shapes that differ, and DtypeError. Source: contract 7.
+    old_sum: T, any shape, device. value: T_GRAD, the shape of old_sum, device. update_signal: one
+    bool, host (Python's or a NumPy array of one element), part of a captured graph; True by
+    default. new_sum: T, device, aliases old_sum. T and T_GRAD: float32, float16, float64, bfloat16,
+    in any combination. Deterministic. Raises ArgumentError, also for shapes that differ, and
+    DtypeError. Source: contract 7.
     """
 
     inputs = (
         Input("old_sum", "T"),
         Input("value", "T_GRAD"),
-        Input("update_signal", "bool", memory="host", optional=True, convert=boolean),
+        Input("update_signal", "bool", memory="host", optional=True, convert=flag),
     )
     outputs = (Output("new_sum", "T", aliases="old_sum", may_alias=("value",)),)
     types: ClassVar[Types] = {"T": FLOATS, "T_GRAD": FLOATS}
@@ -101,17 +102,17 @@ class InPlaceAccumulatorV2(Op):
     Special values: as InPlaceAccumulator.
 
     accumulation_buffer: T, any shape, device. value: T_GRAD, the same shape, device.
-    overwrite_flag: bool, host, part of a captured graph; False by default. updated_flag: bool,
-    (1,), host, a new NumPy array, always True. accumulation_buffer_out: T, device, aliases
-    accumulation_buffer. T and T_GRAD: float32, float16, float64, bfloat16, in any combination.
-    Deterministic. Raises ArgumentError, also for shapes that differ, and DtypeError.
-    Source: contract 8.
+    overwrite_flag: one bool, host (Python's or a NumPy array of one element), part of a captured
+    graph; False by default. updated_flag: bool, (1,), host, a new NumPy array, always True.
+    accumulation_buffer_out: T, device, aliases accumulation_buffer. T and T_GRAD: float32, float16,
+    float64, bfloat16, in any combination. Deterministic. Raises ArgumentError, also for shapes that
+    differ, and DtypeError. Source: contract 8.
     """
 
     inputs = (
         Input("accumulation_buffer", "T"),
         Input("value", "T_GRAD"),
-        Input("overwrite_flag", "bool", memory="host", optional=True, convert=boolean),
+        Input("overwrite_flag", "bool", memory="host", optional=True, convert=flag),
     )
     outputs = (
         Output("updated_flag", "bool", memory="host"),
@@ -138,17 +139,18 @@ class InPlaceAccumulatorList(Op):
     What InPlaceAccumulator does to each pair, in one launch for every 108 pairs that have elements.
 
     old_sums: one list of at least one T array, device. values: one list of T_GRAD arrays of the
-    same shapes, device. update_signal: bool, host, part of a captured graph; True by default.
-    new_sums: a tuple of T arrays, device, alias old_sums. T and T_GRAD: float32, float16, float64,
-    bfloat16, in any combination, one for all tensors of a list. Deterministic. Raises ArgumentError
-    and DtypeError. Source: this package; upstream runs InPlaceAccumulator once for every parameter.
+    same shapes, device. update_signal: one bool, host (Python's or a NumPy array of one element),
+    part of a captured graph; True by default. new_sums: a tuple of T arrays, device, alias
+    old_sums. T and T_GRAD: float32, float16, float64, bfloat16, in any combination, one for all
+    tensors of a list. Deterministic. Raises ArgumentError and DtypeError. Source: this package;
+    upstream runs InPlaceAccumulator once for every parameter.
     """
 
     domain = "cupy_training_ops"
     inputs = (
         Input("old_sums", "T", variadic=True),
         Input("values", "T_GRAD", variadic=True),
-        Input("update_signal", "bool", memory="host", optional=True, convert=boolean),
+        Input("update_signal", "bool", memory="host", optional=True, convert=flag),
     )
     outputs = (Output("new_sums", "T", variadic=True, aliases="old_sums", may_alias=("values",)),)
     types: ClassVar[Types] = {"T": FLOATS, "T_GRAD": FLOATS}
@@ -194,13 +196,13 @@ class ZeroGradient(Op):
     NaN and infinities are cleared like anything else. An `out=` of its own leaves old_gradient as
     it is.
 
-    old_gradient: T1, any shape, device. reset_signal: T2, any shape, device; it orders execution in
-    a graph of operators and is not read. zero_gradient: T1, device, aliases old_gradient. T1:
-    float32, float16, float64, bfloat16. T2: every dtype of fixed size. Deterministic, bit for bit.
-    Raises ArgumentError and DtypeError. Source: contract 9.
+    old_gradient: T1, any shape, device. reset_signal: T2, any shape and strides, device; it orders
+    execution in a graph of operators and is not read. zero_gradient: T1, device, aliases
+    old_gradient. T1: float32, float16, float64, bfloat16. T2: every dtype of fixed size.
+    Deterministic, bit for bit. Raises ArgumentError and DtypeError. Source: contract 9.
     """
 
-    inputs = (Input("old_gradient", "T1"), Input("reset_signal", "T2"))
+    inputs = (Input("old_gradient", "T1"), Input("reset_signal", "T2", strided=True))
     outputs = (Output("zero_gradient", "T1", aliases="old_gradient", may_alias=("reset_signal",)),)
     types: ClassVar[Types] = {"T1": FLOATS, "T2": FIXED_SIZE}
     exact = True

@@ -180,7 +180,7 @@ def test_float64_scale_is_not_rounded_to_float32() -> None:
     assert get_op("ScaledSum")(scale_0=0.1, scale_1=0.0)(one, one)[0] == 0.1
 
 
-@pytest.mark.parametrize("scale", [True, "2", [1, 2], None])
+@pytest.mark.parametrize("scale", [True, "2", [1, 2], [[1], [1, 2]], np.array([True]), None])
 def test_a_scale_that_is_no_number_is_refused(scale) -> None:
     with pytest.raises(ArgumentError, match="Scale: scale: expected"):
         get_op("Scale")()(np.ones(1), scale)

@@ -75,7 +75,18 @@ def test_accumulation_rounds_once(rng, t) -> None:
     assert_matches(accumulate(old_sum, value), once, 0)
 
 
-@pytest.mark.parametrize("flag", [False, np.bool_(False), 0])
+FALSE = [
+    False,
+    np.bool_(False),
+    0,
+    np.int64(0),
+    np.array(False),
+    np.array([False]),
+    np.array([[0]]),
+]
+
+
+@pytest.mark.parametrize("flag", FALSE, ids=repr)
 def test_without_the_signal_nothing_changes(rng, flag) -> None:
     old_sum, value = normal(rng, 100, FLOAT16), normal(rng, 100, FLOAT16)
     before, out = old_sum.copy(), np.empty_like(old_sum)
@@ -102,6 +113,21 @@ def test_version_2_adds_or_overwrites() -> None:
     assert (flag.tolist(), buffer.tolist()) == ([True], [4, 5, 6])
     accumulate_v2(buffer, value, outputs=("updated_flag",))
     assert buffer.tolist() == [4, 5, 6]
+
+
+def test_a_flag_that_comes_back_may_be_given_again() -> None:
+    buffer, value = np.array([1, 2], FLOAT32), np.array([4, 5], FLOAT32)
+    flag, _ = accumulate_v2(buffer, value)
+    assert accumulate(buffer, value, flag).tolist() == [9, 12]
+    assert accumulate_v2(buffer, value, flag)[1].tolist() == [4, 5]
+
+
+@pytest.mark.parametrize(
+    "flag", [2, 1.0, "x", np.array([True, False]), np.array([1.0]), [[1], [1, 0]]]
+)
+def test_what_is_not_one_bool_is_refused(flag) -> None:
+    with pytest.raises(ArgumentError, match="InPlaceAccumulator: update_signal: expected a bool"):
+        accumulate(np.ones(2, FLOAT32), np.ones(2, FLOAT32), flag)
 
 
 @sums

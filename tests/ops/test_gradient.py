@@ -99,6 +99,13 @@ def test_zeroing_in_place(run, rng, t, offset) -> None:
         assert_matches(after[offset + n :], before[offset + n :], 0)
 
 
+def test_a_signal_that_is_not_read_may_have_strides(anywhere, rng) -> None:
+    gradient_ = anywhere.place(normal(rng, 17, FLOAT32))
+    signal = anywhere.place(normal(rng, (4, 6), FLOAT16))
+    assert get_op("ZeroGradient")()(gradient_, signal.T[::2]) is gradient_
+    assert not anywhere.host(gradient_).any()
+
+
 # ---- arrays that start anywhere ------------------------------------------------------------------
 
 
