@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Activations and their gradients in NumPy. Formulas: the classes in `ops/activation.py`."""
+"""Activations and their gradients in NumPy. Formulas: the classes in `ops/activation.py`.
+
+Slopes and values of the Gelu family are worked out in float64, so that they are accurate to the
+last digit of what the kernels compute in.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..dtypes import FLOAT64
-from ..planning.streaming import wide
+from ..planning.streaming import rounded, wide
+from ..rounding import cast
 
 Array = NDArray[Any]
 
@@ -22,21 +27,36 @@ _FAST = 2 * math.sqrt(2 / math.pi)
 
 def _normal_tail(x: Array) -> Array:
     """Phi(x) by the C library's erfc."""
-    tail = np.asarray(_erfc(-x.astype(FLOAT64) / math.sqrt(2)), FLOAT64) / 2
-    return tail.astype(x.dtype)
+    return np.asarray(_erfc(-x / math.sqrt(2)), FLOAT64) / 2
 
 
 def _sigmoid(v: Array) -> Array:
-    return 1 / (1 + np.exp(-v))
+    """1 / (1 + exp(-v)) with an exponential that does not overflow."""
+    e = np.exp(-np.abs(v))
+    return np.asarray(np.where(v > 0, 1, e) / (1 + e))
 
 
 def _fast(z: Array) -> Array:
     return _FAST * (z + 0.044715 * z**3)
 
 
+def _sum(x: Array, bias: Array | None = None) -> Array:
+    """x + bias in float64."""
+    z = x.astype(FLOAT64)
+    return z if bias is None else np.asarray(z + bias.astype(FLOAT64))
+
+
+def _quick(x: Array, alpha: float) -> Array:
+    return np.asarray(float(rounded(alpha, x.dtype)) * _sum(x))
+
+
 def _vanishing(x: Array, factor: Array) -> Array:
     """x times a factor that goes to 0 faster than x to infinity."""
     return np.where(factor == 0, factor, x * factor)
+
+
+def _gelu(z: Array, dtype: np.dtype[Any]) -> Array:
+    return cast(_vanishing(z, _normal_tail(z)), dtype)
 
 
 def _gelu_slope(z: Array) -> Array:
@@ -54,7 +74,8 @@ def _fast_slope(z: Array) -> Array:
 
 
 def _product(dy: Array, slope: Array) -> Array:
-    return np.asarray(wide(dy) * slope).astype(dy.dtype)
+    wide_dy = wide(dy)
+    return np.asarray(wide_dy * slope.astype(wide_dy.dtype)).astype(dy.dtype)
 
 
 @_quiet
@@ -79,47 +100,46 @@ def tanh_grad(dy: Array, y: Array) -> Array:
 
 @_quiet
 def gelu_grad(dy: Array, x: Array) -> Array:
-    return _product(dy, _gelu_slope(wide(x)))
+    return _product(dy, _gelu_slope(_sum(x)))
 
 
 @_quiet
 def fast_gelu_grad(dy: Array, x: Array) -> Array:
-    return _product(dy, _fast_slope(wide(x)))
+    return _product(dy, _fast_slope(_sum(x)))
 
 
 @_quiet
 def quick_gelu_grad(dy: Array, x: Array, *, alpha: float = 1.702) -> Array:
-    v = alpha * wide(x)
+    v = _quick(x, alpha)
     return _product(dy, _gate_slope(v, v))
 
 
 @_quiet
 def bias_gelu_grad_dx(dy: Array, x: Array, b: Array) -> Array:
-    return _product(dy, _gelu_slope(wide(x) + wide(b)))
+    return _product(dy, _gelu_slope(_sum(x, b)))
 
 
 @_quiet
 def bias_fast_gelu_grad_dx(dy: Array, x: Array, b: Array) -> Array:
-    return _product(dy, _fast_slope(wide(x) + wide(b)))
+    return _product(dy, _fast_slope(_sum(x, b)))
 
 
 @_quiet
 def gelu(x: Array) -> Array:
-    return _vanishing(wide(x), _normal_tail(wide(x))).astype(x.dtype)
+    return _gelu(_sum(x), x.dtype)
 
 
 @_quiet
 def bias_gelu(a: Array, b: Array) -> Array:
-    z = wide(a) + wide(b)
-    return _vanishing(z, _normal_tail(z)).astype(a.dtype)
+    return _gelu(_sum(a, b), a.dtype)
 
 
 @_quiet
 def fast_gelu(x: Array, bias: Array | None) -> Array:
-    z = wide(x) if bias is None else wide(x) + wide(bias)
-    return _vanishing(z, _sigmoid(_fast(z))).astype(x.dtype)
+    z = _sum(x, bias)
+    return cast(_vanishing(z, _sigmoid(_fast(z))), x.dtype)
 
 
 @_quiet
 def quick_gelu(x: Array, *, alpha: float = 1.702) -> Array:
-    return _vanishing(wide(x), _sigmoid(alpha * wide(x))).astype(x.dtype)
+    return cast(_vanishing(_sum(x), _sigmoid(_quick(x, alpha))), x.dtype)

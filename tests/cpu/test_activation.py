@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal, localcontext
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from cupy_training_ops.testing.compare import assert_matches
 jax.config.update("jax_enable_x64", True)
 
 NAN, INF = math.nan, math.inf
+PI = Decimal("3.14159265358979323846264338327950288419716939937510582")
 ALPHA = {"LeakyReluGrad": 0.3, "QuickGeluGrad": -1.3}
 
 # Forward operators: for finite differences with NumPy's functions, for automatic differentiation
@@ -120,6 +122,25 @@ def test_hand_worked_values(name) -> None:
     attributes = {"alpha": 0.5} if name == "LeakyReluGrad" else {}
     result = get_op(name)(**attributes)(np.ones_like(values), values)
     np.testing.assert_allclose(result, HAND_VALUES[name], atol=1e-6)
+
+
+def exact_slope(name: str, x: float) -> Decimal:
+    """s + w s (1 - s), s = 1 / (1 + exp(-v)), in 50 digits."""
+    with localcontext(prec=50):
+        z, c = Decimal(x), 2 * (2 / PI).sqrt()
+        fast = c * (z + Decimal("0.044715") * z**3), c * (z + 3 * Decimal("0.044715") * z**3)
+        v, w = fast if name == "FastGeluGrad" else (Decimal(float(FLOAT32.type(1.702))) * z,) * 2
+        s = 1 / (1 + (-v).exp())
+        return s + w * s * (1 - s)
+
+
+@pytest.mark.parametrize(
+    ("name", "x"), [("FastGeluGrad", -10.0625), ("FastGeluGrad", -9.5), ("QuickGeluGrad", -52.25)]
+)
+def test_slopes_that_nearly_vanish_have_all_their_digits(name, x) -> None:
+    """A huge dY shows them; 1 + exp(-v) is infinite in float32 there."""
+    dx = get_op(name)()(np.array([1e38], FLOAT32), np.array([x], FLOAT32))
+    np.testing.assert_allclose(dx, float(exact_slope(name, x)) * 1e38, rtol=5e-7)
 
 
 SMOOTH = ("GeluGrad", "FastGeluGrad", "QuickGeluGrad", *BIASED)

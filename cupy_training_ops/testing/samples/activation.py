@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from ...dtypes import FLOATS, dtype_name
@@ -17,12 +19,13 @@ SPECIALS = np.array(
     [0.0, -0.0, np.nan, np.inf, -np.inf, 1e-45, -1e-45, 1e-38, -1e-5, 1e30, -1e30, 20, -20, 5.5,
      -5.5, -0.7517915] * 75
 )  # fmt: skip
-# Huge values of dY would ask for relative accuracy beside the zero of a slope.
+# Huge values of dY would ask for relative accuracy beside the zero of a slope; `_huge` has them.
 DY_SPECIALS = np.where(np.isfinite(SPECIALS), np.clip(SPECIALS, -20, 20), SPECIALS)
 OUTPUTS: dict[str, Callable[[Any], Any]] = {
     "SigmoidGrad": lambda x: 1 / (1 + np.exp(-x)),
     "TanhGrad": np.tanh,
 }
+SMOOTH = ("GeluGrad", "FastGeluGrad", "QuickGeluGrad", "BiasGeluGrad_dX", "BiasFastGeluGrad_dX")
 ATTRIBUTES = {"LeakyReluGrad": ("alpha", 0.3), "QuickGeluGrad": ("alpha", 1.1)}
 
 
@@ -47,6 +50,14 @@ def _special(rng: Generator, name: str, dtype: Any) -> tuple[Any, ...]:
     return arrays
 
 
+def _huge(rng: Generator, name: str, dtype: Any) -> tuple[Any, ...]:
+    """dY of about the type's largest, where slopes are small and far from their zero."""
+    n = 5000
+    dy = rng.uniform(-1, 1, n) * np.minimum(1e30, float(ml_dtypes.finfo(dtype).max))
+    arrays = [dy, rng.uniform(-6, -3, n), rng.uniform(-1, 1, n)]
+    return tuple(array.astype(dtype) for array in arrays[: len(OPS[name].inputs)])
+
+
 def _samples(name: str, number: int) -> Iterator[Sample]:
     attributes = dict([ATTRIBUTES[name]]) if name in ATTRIBUTES else {}
     one = FLOATS[number % len(FLOATS)]
@@ -67,6 +78,8 @@ def _extra() -> Iterator[Sample]:
     for dtype in FLOATS[:2]:
         make = partial(_without_bias, shape=(3, 1003), dtype=dtype)
         yield Sample("FastGelu", f"{dtype_name(dtype)}-no-bias", make)
+    for name, dtype in itertools.product(SMOOTH, FLOATS):
+        yield Sample(name, f"{dtype_name(dtype)}-huge", partial(_huge, name=name, dtype=dtype))
     for name in ("QuickGelu", "QuickGeluGrad"):
         make = partial(_arrays, name=name, shape=(7, 31), dtype=FLOATS[0])
         yield Sample(name, "float32-negative-alpha", make, {"alpha": -1.702})
