@@ -87,17 +87,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     bias_gelu(const T* a, const T* b, T* c, i64 n, bool aligned, Divisor columns) {
-    map_elements(n, aligned, BiasGelu{}, in(a), row_or_zero(b, columns), out(c));
+    map_elements(n, aligned, BiasGelu{}, in(a), row_or_none(b, columns), out(c));
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     bias_gelu_grad_dx(const T* dy, const T* x, const T* b, T* dx, i64 n, bool aligned,
                       Divisor columns) {
-    map_elements(n, aligned, BiasGeluGrad{}, in(dy), in(x), row_or_zero(b, columns), out(dx));
+    map_elements(n, aligned, BiasGeluGrad{}, in(dy), in(x), row_or_none(b, columns), out(dx));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     fast_gelu(const T* x, const T* bias, T* y, i64 n, bool aligned, Divisor columns) {
-    map_elements(n, aligned, FastGelu{}, in(x), row_or_zero(bias, columns), out(y));
+    map_elements(n, aligned, FastGelu{}, in(x), row_or_none(bias, columns), out(y));
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     fast_gelu_grad(const T* dy, const T* x, T* dx, i64 n, bool aligned) {
@@ -106,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     bias_fast_gelu_grad_dx(const T* dy, const T* x, const T* b, T* dx, i64 n, bool aligned,
                            Divisor columns) {
-    map_elements(n, aligned, BiasFastGeluGrad{}, in(dy), in(x), row_or_zero(b, columns), out(dx));
+    map_elements(n, aligned, BiasFastGeluGrad{}, in(dy), in(x), row_or_none(b, columns), out(dx));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -2,7 +2,7 @@
 // Element-wise operators: one streaming launch over any number of arrays of n elements.
 //
 // A kernel gives map_elements a map and one operand for each parameter of the map: in(x), out(y),
-// in_or_zero(x), out_if_wanted(y), row_or_zero(b, columns). The map sees one element of each,
+// in_or_zero(x), out_if_wanted(y), row_or_none(b, columns). The map sees one element of each,
 // widened to ACC, and writes its outputs by reference. An output may be the same array as an input:
 // a thread loads all of its elements before it stores the first.
 #pragma once
@@ -109,7 +109,8 @@ struct Writer {
     }
 };
 
-// A row of elements, the same for every row of the other arrays; zeros where it is null.
+// A row of elements, the same for every row of the other arrays; where it is null, -0.0, which adds
+// nothing to any number.
 template <class E, int N>
 struct RowReader {
     static constexpr int width = N, read_nbytes = 0, written_nbytes = 0;
@@ -119,10 +120,16 @@ struct RowReader {
     Packet<E, N> held[EACH / N];
 
     __device__ i64 column(u32 offset) const { return cell_at(first + offset, columns).column; }
+    __device__ static Packet<E, N> absent() {
+        Packet<E, N> packet;
+#pragma unroll
+        for (int i = 0; i < N; ++i) packet.at[i] = narrow<E>(Wide<E>(-0.0));
+        return packet;
+    }
 
     __device__ void seek(i64 position) { first = position; }
     __device__ void load(int u, u32 offset) {
-        held[u] = Packet<E, N>{};
+        held[u] = absent();
         if (!from) return;
         i64 c = column(offset);
         if (columns.value % N == 0) {
@@ -136,7 +143,7 @@ struct RowReader {
         }
     }
     __device__ void load_apart(u32 offset, u32 n) {
-        held[0] = Packet<E, N>{};
+        held[0] = absent();
 #pragma unroll
         for (int i = 0; i < N; ++i)
             if (apart(offset, i) < n && from) held[0].at[i] = from[column(apart(offset, i))];
@@ -164,7 +171,7 @@ __device__ __forceinline__ Writer<E, N, true> out_if_wanted(E* y) {
     return {y};
 }
 template <int N = WIDTH, class E>
-__device__ __forceinline__ RowReader<E, N> row_or_zero(const E* b, Divisor columns) {
+__device__ __forceinline__ RowReader<E, N> row_or_none(const E* b, Divisor columns) {
     return {b, columns};
 }
 

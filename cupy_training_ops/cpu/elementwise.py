@@ -24,6 +24,8 @@ def _scaled(x: Array, scale: float) -> Array:
 
 def _summed(x: Array, like: Array) -> Array:
     """x summed over the dimensions that `like` is repeated along, in float64, in its shape."""
+    if x.size == like.size:  # a sum that begins with 0 would lose the sign of -0.0
+        return x.reshape(like.shape).astype(like.dtype)
     lead = x.ndim - like.ndim
     ones = (d for d, extent in enumerate(like.shape, lead) if extent == 1 != x.shape[d])
     total = np.sum(x, axis=(*range(lead), *ones), dtype=FLOAT64)

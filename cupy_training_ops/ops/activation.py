@@ -24,7 +24,8 @@ DX = Output("dX", "T", may_alias=("dY",))
 class ReluGrad(ElementwiseOp):
     """Gradient of Relu: dX = dY where X > 0, else 0.
 
-    X is the forward input or output. A plain select: NaN in X gives 0, dY passes bit for bit.
+    X is the forward input or output. A plain select: NaN in X gives 0, dY passes unchanged; on the
+    GPU a NaN of float16 or bfloat16 stays a NaN but may not keep its bits.
 
     dY, X: T, one shape, device. dX: T, that shape, device; may be dY. T: float32, float16, float64,
     bfloat16. Deterministic. Raises ArgumentError and DtypeError. Source: contract 22.
@@ -161,7 +162,8 @@ class BiasFastGeluGrad_dX(ElementwiseOp):  # noqa: N801 (a registered name)
 class Gelu(ElementwiseOp):
     """Gaussian error linear unit: Y = X Phi(X), Phi of the standard normal.
 
-    At X = inf and -inf the limits inf and 0; NaN propagates.
+    At X = inf and -inf the limits inf and 0; NaN propagates. On the GPU zeros of Y have no sign:
+    -0.0 gives 0.0.
 
     X: T, any shape, device. Y: T, that shape, device. T: float32, float16, float64, bfloat16.
     Deterministic. Raises ArgumentError and DtypeError. Source: contract 23.
@@ -172,7 +174,7 @@ class Gelu(ElementwiseOp):
 
 
 class BiasGelu(ElementwiseOp):
-    """Gelu of a sum: C = Z Phi(Z), Z = A + B, which is not rounded to T; see Gelu.
+    """Gelu of a sum: C = Z Phi(Z), Z = A + B, which is not rounded to T; as Gelu at special values.
 
     A: T, rank 1 or more, device. B: T, shape (last extent of A,), device. C: T, shape of A,
     device. T: float32, float16, float64, bfloat16.

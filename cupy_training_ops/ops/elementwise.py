@@ -161,7 +161,8 @@ class FakeQuant(ElementwiseOp):
 class FakeQuantGrad(ElementwiseOp):
     """Gradient of FakeQuant, straight through: dX = dY where gradient_mask, else 0.
 
-    A plain select: dY passes bit for bit, a NaN outside the mask gives 0.
+    A plain select: a NaN outside the mask gives 0, dY passes unchanged; on the GPU a NaN of float16
+    or bfloat16 stays a NaN but may not keep its bits.
 
     dY: T, gradient_mask: bool, one shape, device. dX: T, that shape, device; may be dY.
     T: float32, float16, float64, bfloat16.

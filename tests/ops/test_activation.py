@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cupy_training_ops import get_op
 from cupy_training_ops.contract import Spec
-from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64
+from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
 from cupy_training_ops.ops.activation import OPS
 from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.compare import assert_matches, poison
@@ -142,3 +142,17 @@ def test_relu_grad_keeps_subnormals_of_both_inputs(run, dtype) -> None:
     dy = np.array([tiny, -tiny, 1, 1, tiny] * 600, dtype)
     x = np.array([1, tiny, tiny, -tiny, 0.0] * 600, dtype)
     check(run, "ReluGrad", dy, x, tolerance=0)
+
+
+@pytest.mark.parametrize("name", ["FastGelu", "QuickGelu"])
+@pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)
+def test_zeros_keep_their_sign(anywhere, name, dtype) -> None:
+    x = np.array([0.0, -0.0] * 700, dtype)
+    assert anywhere.host(get_op(name)()(anywhere.place(x))).tobytes() == x.tobytes()
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)
+def test_selected_zeros_keep_their_sign(anywhere, dtype) -> None:
+    dy, x = np.array([0.0, -0.0] * 700, dtype), np.ones(1400, dtype)
+    dx = get_op("ReluGrad")()(anywhere.place(dy), anywhere.place(x))
+    assert anywhere.host(dx).tobytes() == dy.tobytes()

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from cupy_training_ops import get_op
 from cupy_training_ops.contract import Spec
-from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, dtype_name
+from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
 from cupy_training_ops.errors import ArgumentError
 from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.runtime.plan import Device
@@ -244,6 +244,22 @@ def test_a_quantisation_step_is_a_normal_number(anywhere, scale, dtype) -> None:
     x = anywhere.place(np.ones(3, dtype))
     with pytest.raises(ArgumentError, match="FakeQuant: scale: expected a number other than 0"):
         get_op("FakeQuant")()(x, scale, 0)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)
+def test_selected_zeros_keep_their_sign(anywhere, dtype) -> None:
+    dy = np.array([0.0, -0.0] * 700, dtype)
+    dx = get_op("FakeQuantGrad")()(anywhere.place(dy), anywhere.place(np.ones(1400, np.bool_)))
+    assert anywhere.host(dx).tobytes() == dy.tobytes()
+
+
+@pytest.mark.parametrize("shape", [(900,), (1, 900)], ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)
+def test_quotients_that_are_not_summed_keep_their_sign(anywhere, dtype, shape) -> None:
+    """0 / -1 is -0.0; dB is -(-0.0) (1 / -1), -0.0 too."""
+    dy, a, b = np.zeros(shape, dtype), np.ones(900, dtype), -np.ones(shape, dtype)
+    for quotient in get_op("DivGrad")()(*map(anywhere.place, (dy, a, b))):
+        assert np.signbit(anywhere.host(quotient).astype(FLOAT64)).all()
 
 
 def test_select_keeps_subnormals(run) -> None:
