@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from halves import assert_rounded_once, ulps
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -34,13 +35,6 @@ UPSTREAM = {
     "BiasGeluGrad_dX": (2e-6, 2e-3),
     "BiasFastGeluGrad_dX": (2e-6, 2e-3),
 }
-
-
-def ulps(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """Distance of finite float16 values in representable steps."""
-    ordered = [np.where(a < 0, -0x8000 - a.astype(np.int32), a) for a in
-               (actual.view(np.int16), expected.view(np.int16))]  # fmt: skip
-    return np.abs(ordered[0] - ordered[1])
 
 
 def finite_halves() -> np.ndarray:
@@ -75,6 +69,18 @@ def test_value_is_within_one_step_of_float64_at_every_half(run, name) -> None:
     op, bias = get_op(name)(), (None,) if name == "FastGelu" else ()
     exact = op.cpu_function()(x.astype(FLOAT64), *bias, **op.attribute_values)
     assert ulps(run.host(op(run.place(x))), exact.astype(FLOAT16)).max() <= 1
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_half_gradients_are_rounded_once(anywhere, rng, name) -> None:
+    """Where slopes are far from 0, and steep: an operand of few digits shows."""
+    op, n = get_op(name)(), 6000
+    x = rng.uniform(0.1, 0.9, n) if name in ("SigmoidGrad", "TanhGrad") else rng.uniform(-4, -2, n)
+    arrays = [a.astype(FLOAT16) for a in (rng.standard_normal(n), x, rng.uniform(-0.5, 0.5, n))]
+    arrays = arrays[: len(op.inputs)]
+    exact = op.cpu_function()(*(a.astype(FLOAT64) for a in arrays), **op.attribute_values)
+    actual = op(*map(anywhere.place, arrays))
+    assert_rounded_once(anywhere.host(actual), exact)
 
 
 @pytest.mark.parametrize("name", UNARY)

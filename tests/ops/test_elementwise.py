@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from halves import assert_rounded_once
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from cupy_training_ops import get_op
+from cupy_training_ops import arrays, get_op
 from cupy_training_ops.contract import Spec
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
 from cupy_training_ops.errors import ArgumentError
@@ -154,6 +155,24 @@ def test_sums_are_the_same_bits_every_time(run, rng, shape) -> None:
     assert (first.view(np.uint32) == second.view(np.uint32)).all()
 
 
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ((3, 4000), (4000,)),
+        ((4000,), (3, 4000)),
+        ((4000, 3), (4000, 1)),
+        ((4, 1, 500), (1, 3, 500)),
+    ],
+)
+def test_half_quotients_are_rounded_once(anywhere, rng, a, b) -> None:
+    shapes = (np.broadcast_shapes(a, b), a, b)
+    arrays = [rng.uniform(0.5, 2, shape).astype(FLOAT16) for shape in shapes]
+    exact = get_op("DivGrad").cpu_function()(*(x.astype(FLOAT64) for x in arrays))
+    results = get_op("DivGrad")()(*map(anywhere.place, arrays))
+    for actual, wanted in zip(results, exact, strict=True):
+        assert_rounded_once(anywhere.host(actual), wanted)
+
+
 def test_an_unwanted_sum_takes_no_second_launch(run, rng) -> None:
     dy, a = (rng.standard_normal((300, 24)).astype(FLOAT32) for _ in range(2))
     b = rng.uniform(0.5, 2, 24).astype(FLOAT32)
@@ -226,6 +245,32 @@ def test_numbers_beyond_float32_are_infinite(anywhere, number, dtype, call) -> N
     pairs = zip(call(x, number), call(x, np.copysign(np.inf, number)), strict=True)
     for actual, expected in pairs:
         assert_matches(anywhere.host(actual), anywhere.host(expected), 0)
+
+
+# None is near a half.
+UNEVEN = {"scale_0": 0.31415927, "scale_1": 0.57721566, "scale_2": 0.6931472}
+SCALED = {
+    "Scale": lambda x: (get_op("Scale")()(x[0], UNEVEN["scale_0"]),),
+    "Scale-down": lambda x: (get_op("Scale")(scale_down=True)(x[0], UNEVEN["scale_0"]),),
+    "BatchScale": lambda x: get_op("BatchScale")(**UNEVEN)(x[0]),
+    "ScaledSum": lambda x: (get_op("ScaledSum")(**UNEVEN)(*x),),
+}
+
+
+@pytest.mark.parametrize("call", SCALED.values(), ids=SCALED)
+def test_half_products_are_rounded_once(run, rng, call) -> None:
+    x = [rng.uniform(0.5, 2, 6000).astype(FLOAT16) for _ in range(3)]
+    with arrays.numpy_runs_on(arrays.CPU):
+        exact = call([a.astype(FLOAT64) for a in x])
+    for actual, wanted in zip(call([run.place(a) for a in x]), exact, strict=True):
+        assert_rounded_once(run.host(actual), wanted)
+
+
+def test_scaling_down_is_a_division(anywhere, rng) -> None:
+    """The product with 1 / 49 has another last bit in one of three cases."""
+    x = rng.uniform(1, 2, 3000).astype(FLOAT32)
+    result = get_op("Scale")(scale_down=True)(anywhere.place(x), 49)
+    assert_matches(anywhere.host(result), x / FLOAT32.type(49), 0)
 
 
 def test_quantisation_bounds_beyond_float32_bound_nothing(anywhere) -> None:

@@ -7,6 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
+from halves import assert_rounded_once
 
 from cupy_training_ops import get_op
 from cupy_training_ops.contract import Spec
@@ -46,6 +47,19 @@ def test_accumulation_in_place(run, rng, t, v) -> None:
         result = get_op("InPlaceAccumulator")()(placed, run.place(value))
         assert result is placed
         assert_matches(run.host(placed), expected_sum(old_sum, value))
+
+
+def test_half_sums_are_rounded_once(anywhere, rng) -> None:
+    """Also where the value has more digits than the sum."""
+    old_sum, value = rng.uniform(0.5, 2, 6000).astype(FLOAT16), rng.uniform(0.5, 2, 6000)
+    value = value.astype(FLOAT32)
+    placed = [anywhere.place(old_sum) for _ in range(3)]
+    added = anywhere.place(value)
+    get_op("InPlaceAccumulator")()(placed[0], added)
+    get_op("InPlaceAccumulatorV2")()(placed[1], added)
+    get_op("InPlaceAccumulatorList")()([placed[2]], [added])
+    for result in placed:
+        assert_rounded_once(anywhere.host(result), old_sum + value.astype(FLOAT64))
 
 
 def test_a_signal_that_is_false_launches_nothing_in_place(run, rng) -> None:

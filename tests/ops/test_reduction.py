@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import pytest
+from halves import assert_rounded_once
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -128,6 +129,14 @@ def test_columns_of_every_height_and_width(run, rng, dtype) -> None:
     for height, width in itertools.product(heights, widths):
         check_sum(run, numbers(rng, (height, width), dtype), (0,))
         check_sum(run, numbers(rng, (3, height, width), dtype), (1,))
+
+
+def test_half_sums_of_two_passes_are_rounded_once(anywhere, rng) -> None:
+    x = rng.uniform(0.5, 2, (6, 60, 20, 8)).astype(FLOAT16)
+    axes = (0, 2)
+    assert len(list(passes(x.shape, axes))) == 2
+    result = get_op("ReduceSumTraining")(keepdims=False)(anywhere.place(x), axes)
+    assert_rounded_once(anywhere.host(result), x.astype(FLOAT64).sum(axes))
 
 
 COPIES = (
