@@ -3,8 +3,8 @@
 
 float16 and bfloat16 compute in float32 and round once, float64 stays float64. alpha is rounded
 likewise, beyond the range to infinity. On the GPU float32 arithmetic flushes subnormals to zero, of
-inputs and results; the selects of ReluGrad and LeakyReluGrad do not. dX may be written into dY
-(`out=dy`). All are deterministic.
+inputs and results; the selects of ReluGrad and LeakyReluGrad do not. A zero that a result
+underflows to may have either sign. dX may be written into dY (`out=dy`). All are deterministic.
 """
 
 from __future__ import annotations
