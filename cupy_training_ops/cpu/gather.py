@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..rounding import cast
+
 Array = NDArray[Any]
 Shape = tuple[int, ...]
 
@@ -31,7 +33,7 @@ def gather_grad(
     slices = dy.reshape(batches, rows.size, width)
     sums = np.zeros((shape[axis], batches, width))
     np.add.at(sums, rows[inside], slices.swapaxes(0, 1)[inside].astype(np.float64))
-    return sums.swapaxes(0, 1).reshape(shape).astype(dy.dtype)
+    return cast(sums.swapaxes(0, 1).reshape(shape), dy.dtype)
 
 
 def gather_nd_grad(
@@ -55,7 +57,7 @@ def gather_nd_grad(
     sums = np.zeros((math.prod(batch_shape) * math.prod(index_shape), width))
     slices = update.reshape(len(tuples), width)
     np.add.at(sums, rows[inside], slices[inside].astype(np.float64))
-    return sums.reshape(shape).astype(update.dtype)
+    return cast(sums.reshape(shape), update.dtype)
 
 
 def gather_elements_grad(
@@ -74,7 +76,7 @@ def gather_elements_grad(
     target = sum(c * math.prod(shape[d + 1 :]) for d, c in enumerate(coordinates))
     sums = np.zeros(math.prod(shape))
     np.add.at(sums, np.asarray(target)[inside], dy[inside].astype(np.float64))
-    return sums.reshape(shape).astype(dy.dtype)
+    return cast(sums.reshape(shape), dy.dtype)
 
 
 def _wrapped(indices: Array, extent: Any) -> tuple[Array, Array]:

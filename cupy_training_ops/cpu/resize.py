@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..rounding import cast
+
 Array = NDArray[Any]
 
 
@@ -39,7 +41,7 @@ def resize_grad(
             low, share = _taps(n, m, scales and scales[axis], align_corners, real)
             outputs = np.moveaxis(dx, axis, 0)
             dx = np.moveaxis(_shared_out(outputs, n, low, share), 0, axis)
-    return dx.astype(dy.dtype)
+    return cast(dx, dy.dtype)
 
 
 def _taps(n: int, m: int, scale: Any, align_corners: bool, real: Any) -> tuple[Array, Array]:

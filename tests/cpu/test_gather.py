@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupy_training_ops.cpu.gather import gather_elements_grad, gather_grad, gather_nd_grad
-from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
+from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
 from cupy_training_ops.testing.compare import assert_matches
 
 jax.config.update("jax_enable_x64", True)
@@ -178,3 +178,9 @@ def test_gather_elements_grad_constants() -> None:
     for index in (3, -1):
         deep = gather_elements_grad(array([[[7]]]), (4, 2, 1), np.full((1, 1, 1), index))
         assert deep.ravel().tolist() == [0, 0, 0, 0, 0, 0, 7, 0]
+
+
+def test_bfloat16_sums_are_rounded_once() -> None:
+    """1 + 2^-8 lies between two neighbours; 2^-40 more belongs to the upper one."""
+    dy = np.array([1, 2.0**-8, 2.0**-40], BFLOAT16)
+    assert gather_grad((1,), np.zeros(3, np.int64), dy) == 1 + 2.0**-7
