@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +12,11 @@ from hypothesis import strategies as st
 
 from cupy_training_ops import ArgumentError, get_op
 from cupy_training_ops.contract import Spec
-from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64, FLOATS, INT64, dtype_name
+from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
 from cupy_training_ops.ops import gather as ops
-from cupy_training_ops.planning import scatter
-from cupy_training_ops.planning.scatter import Digit, Sizes
 from cupy_training_ops.runtime.launch import launch_log
-from cupy_training_ops.runtime.plan import Device
-from cupy_training_ops.runtime.source import load
 from cupy_training_ops.testing.compare import assert_matches, poison
 
-H200 = Device(132, (9, 0))
-SORT = ["gather__starts", "gather__sum_nodes", "gather__sum_rows"]
 floats = pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)
 
 
@@ -286,178 +279,6 @@ F = np.zeros
 def test_refusals(op, attributes, inputs, message) -> None:
     with pytest.raises((ArgumentError, TypeError), match=message):
         get_op(op)(**attributes)(*inputs)
-
-
-# ---- choices: pure functions of shapes, dtypes, alignment and device -----------------------------
-
-
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        (1, [(0, 1)]),
-        (511, [(0, 9)]),
-        (512, [(0, 5), (5, 5)]),
-        (50257, [(0, 8), (8, 8)]),
-        (128256, [(0, 9), (9, 8)]),
-        (2**26, [(0, 9), (9, 9), (18, 9)]),
-        (2**40, [(0, 9), (9, 9), (18, 9), (27, 9), (36, 5)]),
-    ],
-)
-def test_digits(rows, expected) -> None:
-    """They hold the key `rows` of an index out of range."""
-    found = scatter.digits(rows)
-    assert found == tuple(Digit(*digit) for digit in expected)
-    assert sum(digit.bits for digit in found) == rows.bit_length()
-
-
-@pytest.mark.parametrize(
-    ("slices", "expected"),
-    [(1, ()), (64, ()), (65, (2,)), (32768, (1024, 32)), (2**26, (2**21, 2**16, 2048, 64))],
-)
-def test_levels(slices, expected) -> None:
-    assert scatter.levels(slices) == expected
-
-
-@pytest.mark.parametrize(
-    ("batches", "n", "runs", "packets", "grid", "block"),
-    [
-        (1, 50257, 256, 2, (25129, 1, 1), (128, 2)),
-        (1, 67108864, 1, 1, (262144, 1, 1), (1, 256)),
-        (1, 3, 9_633_792, 1, (3 * 37632, 1, 1), (256, 1)),
-        (100_000, 4, 1, 1, (1563, 1, 1), (1, 256)),
-        (2**20, 2**20, 1, 1, (2**24 - 4096, 1, 257), (1, 256)),
-        (2, 2**33, 1, 1, (2**25, 1, 2), (1, 256)),
-    ],
-)
-def test_grids(batches, n, runs, packets, grid, block) -> None:
-    """Every item of every batch has its thread, and 32 bits hold an item's number in its fold."""
-    config, items = scatter.spread(batches, n, runs, packets)
-    assert (config.grid, config.block) == (grid, block)
-    assert items["fold"] == 1 or items["fold"] * items["n"] < 2**32
-    assert config.grid[2] * items["fold"] >= batches
-    assert config.grid[0] // items["column_blocks"] * block[1] >= items["fold"] * n
-    assert items["column_blocks"] * block[0] * packets >= runs
-
-
-@pytest.mark.parametrize(("slices", "expected"), [(1, 4), (799, 4), (800, 1), (2**40, 1)])
-def test_short_rows_share_a_thread(slices, expected) -> None:
-    """Fewer than 32 slices in four rows on the average."""
-    assert scatter.rows_of_a_thread(Sizes(1, slices, 100, 8)) == expected
-
-
-@pytest.mark.parametrize(
-    ("sizes", "expected"),
-    [
-        (Sizes(1, 32, 32, 32), True),
-        (Sizes(2, 32, 32, 64), False),
-        (Sizes(1, 256, 1, 256), True),
-        (Sizes(1, 257, 1, 1), False),
-    ],
-)
-def test_few_slices_take_one_launch(sizes, expected) -> None:
-    assert scatter.are_few(sizes) is expected
-
-
-PLANS = [
-    # shape, K, deterministic, offset of dY, symbols after the sort
-    ((50257, 1024), 32768, True, 0, ["starts", "sum_nodes", "sum_nodes", "sum_rows"]),
-    ((50257, 1024), 60, True, 0, ["starts", "sum_rows"]),
-    ((50257, 1024), 60, True, 1, ["starts", "sum_rows__scalar"]),
-    ((50257, 1023), 70, True, 0, ["starts", "sum_nodes__scalar", "sum_rows__scalar"]),
-]
-
-
-@pytest.mark.parametrize(("shape", "slices", "deterministic", "offset", "after"), PLANS)
-def test_stages_of_the_sorted_way(shape, slices, deterministic, offset, after) -> None:
-    symbols = planned(shape, slices, FLOAT16, deterministic, offset == 0)
-    sort = ["gather_grad__keys", "gather__scatter", "gather__count", "gather__scatter"]
-    assert symbols == sort + [f"gather__{stage}" for stage in after]
-
-
-@pytest.mark.parametrize(
-    ("slices", "dtype", "aligned", "expected"),
-    [
-        (32768, FLOAT32, True, None),
-        (4096, FLOAT32, True, ["gather__zero", "gather_grad__atomic"]),
-        (4097, FLOAT32, True, None),
-        (9, FLOAT16, True, None),
-        (0, FLOAT16, True, ["gather__zero"]),
-    ],
-)
-def test_atomics_are_for_little_data(slices, dtype, aligned, expected) -> None:
-    symbols = planned((50257, 1024), slices, dtype, False, aligned)
-    assert symbols == (expected or planned((50257, 1024), slices, dtype, True, aligned))
-
-
-def planned(shape, slices, dtype, deterministic, aligned) -> list[str]:
-    op = get_op("GatherGrad")(deterministic=deterministic)
-    dy, dx = Spec((slices, *shape[1:]), dtype, aligned), Spec(shape, dtype, aligned)
-    return [
-        launch.symbol for launch in op.plan(H200, shape, Spec((slices,), INT64), dy, dx).launches
-    ]
-
-
-@pytest.mark.parametrize(
-    ("shape", "indices", "axis", "symbol"),
-    [
-        ((65536, 1024), (65536, 1024), 0, "gather_elements_grad__atomic_strips"),
-        ((65536, 1024), (65536, 1024), 1, "gather_elements_grad__atomic"),
-        ((65536, 31), (65536, 31), 0, "gather_elements_grad__atomic"),
-        ((8, 512, 64), (8, 900, 64), 1, "gather_elements_grad__atomic_strips"),
-    ],
-)
-def test_atomic_additions_of_elements(shape, indices, axis, symbol) -> None:
-    op = get_op("GatherElementsGrad")(axis=axis, deterministic=False)
-    dy, dx = Spec(indices, FLOAT32), Spec(shape, FLOAT32)
-    plan = op.plan(H200, dy, shape, Spec(indices, INT64), dx)
-    assert [launch.symbol for launch in plan.launches] == ["gather__zero", symbol]
-    assert plan.workspace_nbytes == 0
-
-
-@pytest.mark.parametrize(
-    ("indices", "shape", "axis", "expected"),
-    [
-        ((4, 5, 6), (9, 5, 6), 0, [(4, 0), (30, 1)]),
-        ((4, 9, 6), (4, 5, 6), 1, [(4, 30), (9, 0), (6, 1)]),
-        ((4, 5, 9), (4, 5, 6), 2, [(20, 6), (9, 0)]),
-        ((2, 3, 4, 5), (2, 7, 4, 5), 0, [(2, 0), (60, 1)]),
-        ((2, 3, 3, 5), (2, 7, 4, 5), 3, [(2, 140), (3, 20), (3, 5), (5, 0)]),
-        ((1, 3, 1), (2, 7, 5), 1, [(3, 0)]),
-        ((1, 1), (3, 4), 0, [(1, 0)]),
-    ],
-)
-def test_coalesced(indices, shape, axis, expected) -> None:
-    assert ops.coalesced(indices, shape, axis) == expected
-
-
-def test_workspace_is_a_small_part_of_the_data() -> None:
-    op = get_op("GatherGrad")()
-    dy, dx = Spec((32768, 1024), FLOAT32), Spec((50257, 1024), FLOAT32)
-    nbytes = op.plan(H200, dx.shape, Spec((32768,), INT64), dy, dx).workspace_nbytes
-    assert nbytes < 16 * 32768 + 4 * 50257 + dy.nbytes / 30 + 2**17
-
-
-def test_keys_of_64_bits(run, rng, monkeypatch) -> None:
-    """What rows or slices past 2^32 take, here made to be taken."""
-    monkeypatch.setattr(scatter, "MOST_32_BIT", 20)
-    assert Sizes(1, 21, 4, 1).key == np.uint64
-    indices, dy = rng.integers(-30, 30, 300), rng.standard_normal((2, 300, 3)).astype(FLOAT32)
-    out = poison(run.blank(Spec((2, 30, 3), FLOAT32)))
-    op = get_op("GatherGrad")(axis=1)
-    actual = op((2, 30, 3), run.place(indices), run.place(dy), out=out)
-    assert_matches(run.host(actual), op.cpu_function()((2, 30, 3), indices, dy, axis=1))
-
-
-def test_python_and_cuda_share_their_constants() -> None:
-    """`constexpr int NAME = number` in the source, and NAME in Python, say the same."""
-    text = load("gather").code
-    written = dict(re.findall(r"constexpr int (\w+) = (\d+);", text))
-    written["SORT_TILE"] = int(written["SORT_THREADS"]) * int(written["SORT_ITEMS"])
-    dims = ("TILE_COLUMNS", "MOST_DIMS")
-    names = ("SORT_THREADS", "SORT_TILE", "FANOUT", "ATOMIC_ITEMS", "ZERO_PACKETS")
-    assert {n: getattr(scatter, n) for n in names} == {n: int(written[n]) for n in names}
-    assert {n: getattr(ops, n) for n in dims} == {n: int(written[n]) for n in dims}
-    assert 1 << scatter.DIGIT_BITS == scatter.SORT_THREADS  # a thread for each digit
 
 
 # ---- upstream's own answers ----------------------------------------------------------------------
