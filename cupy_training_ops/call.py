@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,9 +64,11 @@ class Call:
         pairs = tuple(zip(signature.results, signature.targets, strict=True))
         self.complete = all(target for _, target in pairs)
         self.has_targets = any(target for _, target in pairs)
+        self.places = {name: place for place, name in enumerate(signature.names)}
         names = (*signature.names, *(f"out ({result.name})" for result in signature.results))
-        written = tuple(_written(signature))
-        self.overlap = Overlap(signature.op, names, written) if written else None
+        written = tuple(_written(signature, self.places))
+        unread = [self.places[i.name] for i in signature.inputs if i.strided]
+        self.overlap = Overlap(signature.op, names, written, unread) if written else None
 
     def __call__(self, inputs: Arrays, given: Arrays, workspace: Any) -> Any:
         if len(inputs) < self.n_inputs:
@@ -77,7 +79,7 @@ class Call:
             self.overlap.refuse(every, self.backend.pointer)
         results = given if self.complete else self._completed(arrays, given)
         if workspace is not None:
-            workspace = self._checked(workspace, arrays + results)
+            workspace = self._checked(workspace, arrays, results)
         self._run(inputs, arrays, results, workspace)
         return results[0] if self.bare else results
 
@@ -107,7 +109,7 @@ class Call:
         if result.value is not None:
             return result.value.copy()
         if result.alias is not None:
-            return arrays[self.signature.names.index(result.alias)]
+            return arrays[self.places[result.alias]]
         if self.backend.capturing(self.device):
             raise ProviderError(
                 f"{self.signature.op}: out: a call under graph capture needs out=, because memory "
@@ -115,9 +117,11 @@ class Call:
             )
         return self.backend.empty(result.spec, self.device)
 
-    def _checked(self, workspace: Any, arrays: Arrays) -> Any:
-        """The caller's workspace, fit for the call and apart from its arrays."""
+    def _checked(self, workspace: Any, arrays: Arrays, results: Arrays) -> Any:
+        """The caller's workspace, fit for the call and apart from its arrays on the device."""
         op, pointer = self.signature.op, self.backend.pointer
+        pairs = zip(self.signature.results, results, strict=True)
+        arrays += tuple(array if result.value is None else None for result, array in pairs)
         workspace = adopt(op, "workspace", workspace)
         described = Described(*describe(workspace))
         workspaces.check(op, described, self.signature.home, self.workspace_nbytes)
@@ -126,9 +130,8 @@ class Call:
         return workspace
 
 
-def _written(signature: Signature) -> Iterator[Written]:
+def _written(signature: Signature, places: Mapping[str, int]) -> Iterator[Written]:
     """What a call writes, by place: inputs first, then the caller's outputs."""
-    places = {name: place for place, name in enumerate(signature.names)}
     pairs = zip(signature.results, signature.targets, strict=True)
     for place, (result, target) in enumerate(pairs, len(places)):
         partners = tuple(places[name] for name in result.shareable)

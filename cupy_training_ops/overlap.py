@@ -24,18 +24,25 @@ class Written(NamedTuple):
 class Overlap:
     """The check of one kind of call: nothing that it writes shares memory with anything else."""
 
-    def __init__(self, op: str, names: Sequence[str], written: Sequence[Written]) -> None:
+    def __init__(
+        self, op: str, names: Sequence[str], written: Sequence[Written], unread: Sequence[int] = ()
+    ) -> None:
         self._op = op
         self._names = names
         self._written = tuple(written)
         self._places = frozenset(w.place for w in written)
+        self._unread = tuple(unread)  # places of inputs that a call does not look at
 
     def refuse(self, arrays: Sequence[Any], pointer: Callable[[Any], int]) -> None:
         """Raise ArgumentError where two of the arrays, one of them written, share memory."""
         spans = [
-            (0, 0) if array is None else (start := pointer(array), start + array.nbytes)
+            (0, 0)
+            if array is None or not (nbytes := array.nbytes)
+            else (start := pointer(array), start + nbytes)
             for array in arrays
         ]
+        for place in self._unread:
+            spans[place] = (0, 0)
         if len(self._written) == 1:
             self._compare(spans, self._written[0])
         else:
@@ -53,23 +60,21 @@ class Overlap:
     def _sweep(self, spans: list[Span]) -> None:
         """In the order of addresses, each span with the one before it that ends last."""
         same = {p for w in self._written for p in w.partners if spans[p] == spans[w.place]}
-        every = written = (0, 0, -1)
-        for start, end, place in sorted(
-            (*span, place) for place, span in enumerate(spans) if place not in same
+        every = written = (0, -1)  # the end and the place of what ends last
+        for (start, end), place in sorted(
+            (span, place) for place, span in enumerate(spans) if span[1] and place not in same
         ):
-            before = every if place in self._places else written
-            if start < before[1] and start < end:
-                self._raise(*sorted((before[2], place), key=lambda p: (p in self._places, p)))
-            every = max(every, (start, end, place), key=_end)
-            if place in self._places:
-                written = max(written, (start, end, place), key=_end)
+            is_written = place in self._places
+            before, other = every if is_written else written
+            if start < before:
+                self._raise(*sorted((other, place), key=lambda p: (p in self._places, p)))
+            if end > every[0]:
+                every = end, place
+            if is_written and end > written[0]:
+                written = end, place
 
     def _raise(self, other: int, place: int) -> None:
         raise ArgumentError(
             f"{self._op}: {self._names[place]}: expected memory of its own, "
             f"got memory shared with {self._names[other]}"
         )
-
-
-def _end(span: tuple[int, int, int]) -> int:
-    return span[1]

@@ -35,7 +35,7 @@ workers=()
 "$python" -c 'import xdist' 2>/dev/null && workers=(-n 8)
 step tests "${TESTS_LIMIT:-300}" "$python" -m pytest -q "${workers[@]}" tests
 if [ "${CTO_LARGE:-0}" = 1 ]; then
-  step large "${LARGE_LIMIT:-120}" "$python" -m pytest -q -m large tests
+  step large "${LARGE_LIMIT:-240}" "$python" -m pytest -q -m large tests
 fi
 step verify "${VERIFY_LIMIT:-60}" "$python" -m cupy_training_ops verify
 step roundtrip 60 "$python" -m cupy_training_ops roundtrip --provider cuda \

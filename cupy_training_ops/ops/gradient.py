@@ -203,7 +203,7 @@ class ZeroGradient(Op):
     """
 
     inputs = (Input("old_gradient", "T1"), Input("reset_signal", "T2", strided=True))
-    outputs = (Output("zero_gradient", "T1", aliases="old_gradient", may_alias=("reset_signal",)),)
+    outputs = (Output("zero_gradient", "T1", aliases="old_gradient"),)
     types: ClassVar[Types] = {"T1": FLOATS, "T2": FIXED_SIZE}
     exact = True
 

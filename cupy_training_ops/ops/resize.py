@@ -120,7 +120,7 @@ class ResizeGrad(Op):
         """Whether every pixel became two by two, in rows of whole 16-byte pieces."""
         return (
             self.coordinate_transformation_mode == "half_pixel"
-            and all(axis["n_out"] == 2 * axis["n_in"] for axis in axes)
+            and all(axis["n_out"] == 2 * int(axis["n_in"]) for axis in axes)
             and all(float(axis["ratio"]) == 0.5 for axis in axes)
             and max(dy.shape[2:]) <= MOST_DOUBLED
             and dy.aligned

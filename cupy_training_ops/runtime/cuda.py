@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from typing import Any
 
 import cupy
@@ -15,6 +16,8 @@ from ..errors import CompileError
 from .compiler import header_options
 from .plan import Device
 from .source import Source
+
+PER_THREAD = cupy.cuda.Stream.ptds.ptr  # one handle for the default streams of all threads
 
 
 class CudaBackend:
@@ -70,9 +73,10 @@ class CudaBackend:
         """A context in which `device` is current."""
         return cupy.cuda.Device(device)  # type: ignore[no-any-return]
 
-    def stream(self, device: int) -> int:
-        """The device's current stream, as a key."""
-        return cupy.cuda.get_current_stream(device).ptr  # type: ignore[no-any-return]
+    def stream(self, device: int) -> Any:
+        """The device's current stream, as a key; every thread has its own per-thread stream."""
+        stream = cupy.cuda.get_current_stream(device).ptr
+        return (stream, threading.get_ident()) if stream == PER_THREAD else stream
 
     def capturing(self, device: int) -> bool:
         """Whether the device's current stream is being captured into a graph."""

@@ -21,7 +21,7 @@ class Workspaces:
 
     def __init__(self, op: str) -> None:
         self._op = op
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a finalizer may run this operator meanwhile
         self._current: dict[Any, Any] = {}
         self._retired: list[Any] = []
 
@@ -36,10 +36,10 @@ class Workspaces:
                 f"{self._op}: workspace: a call under graph capture needs {nbytes} bytes of "
                 f"scratch memory that exist already: call once before, or pass workspace="
             )
+        larger = nbytes if buffer is None else max(nbytes, 2 * buffer.size)
+        self._current[key] = backend.zeros(larger, device)
         if buffer is not None:
             self._retired.append(buffer)
-            nbytes = max(nbytes, 2 * buffer.size)
-        self._current[key] = backend.zeros(nbytes, device)
         return self._current[key]
 
 

@@ -87,6 +87,13 @@ CASES = [
         for dtype, t in SHORT.items()
         for kind in ("ids", "zipf", "same")
     ),
+    Case(
+        "GatherGrad",
+        "f2,ids,not deterministic",
+        partial(_gather, kind="ids", dtype=FLOAT16),
+        ATOMIC,
+        ROW_PEERS,
+    ),
     Case("GatherNDGrad", "f4", _gather_nd, {}, ROW_PEERS),
     Case(
         "GatherElementsGrad", "f4,atomic", _gather_elements, ATOMIC, {"torch scatter": _scatter_add}

@@ -74,6 +74,7 @@ def _sums() -> list[Case]:
         "few long rows": ((16, ROWS * 64), 1),
         "narrow cols": ((ROWS * 64, 16), 0),
         "wide cols": ((16, ROWS * 64), 0),
+        "rows of one": ((ROWS * COLUMNS, 1), 1),
     }
     return [
         Case(

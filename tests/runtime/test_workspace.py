@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+import types
 import weakref
 
 import numpy as np
@@ -136,3 +138,22 @@ def test_a_large_enough_workspace_passes() -> None:
 def test_a_wrong_workspace_is_refused(wrong) -> None:
     with pytest.raises(ArgumentError, match="SomeOp: workspace: expected a uint8 array of at"):
         check("SomeOp", wrong, HOME, 64)
+
+
+def test_per_thread_default_streams_are_as_many_as_threads(monkeypatch) -> None:
+    """One handle names them all; any other handle is one stream."""
+    cupy = pytest.importorskip("cupy", reason="CuPy is in the extras")
+    from cupy_training_ops.runtime.cuda import BACKEND
+
+    def keys(handle):
+        stream = types.SimpleNamespace(ptr=handle)
+        monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda _device: stream)
+        found = [BACKEND.stream(0)]
+        thread = threading.Thread(target=lambda: found.append(BACKEND.stream(0)))
+        thread.start()
+        thread.join()
+        return set(found)
+
+    assert len(keys(cupy.cuda.Stream.ptds.ptr)) == 2
+    assert keys(cupy.cuda.Stream.null.ptr) == {0}
+    assert keys(12345) == {12345}
