@@ -15,7 +15,7 @@ from cupy_training_ops.contract import Spec
 from cupy_training_ops.runtime.compiler import header_options
 from cupy_training_ops.runtime.plan import Device
 from cupy_training_ops.runtime.source import Source
-from cupy_training_ops.testing.samples import blank, placed
+from cupy_training_ops.testing.samples import blank, mapped_inputs, placed
 
 ORDERS = ("forward", "reverse", "random")
 RUNS = (*(f"emulated-{order}" for order in ORDERS), "cuda")
@@ -103,10 +103,7 @@ class Run:
 
     def place_inputs(self, op: Any, inputs: Any, offset: int = 0) -> list[Any]:
         """An operator's inputs, the device ones in this run's memory."""
-        return [
-            value if declared.memory == "host" else self.place(value, offset)
-            for declared, value in zip(op.inputs, inputs, strict=False)
-        ]
+        return mapped_inputs(op, inputs, lambda value: self.place(value, offset))
 
     def blank(self, spec: Spec, offset: int = 0) -> Any:
         """An unwritten array in this run's memory."""

@@ -15,7 +15,7 @@ import pytest
 
 from cupy_training_ops import arrays, get_op
 from cupy_training_ops.runtime.plan import Device
-from cupy_training_ops.testing.samples import Sample, all_samples
+from cupy_training_ops.testing.samples import Sample, all_samples, mapped_inputs
 
 cupy = pytest.importorskip("cupy", reason="CuPy is in the extras")
 
@@ -87,17 +87,10 @@ def launches(monkeypatch) -> list:
     return HOLLOW.launches
 
 
-def placed(value, offset: int):
-    """An array, or a list of them, as hollow ones; anything else as it is."""
-    if isinstance(value, list):
-        return [placed(item, offset) for item in value]
-    is_array = isinstance(value, np.ndarray | np.generic)
-    return hollow(value.shape, value.dtype, offset) if is_array else value
-
-
 def inputs_of(op, values, offset: int) -> list:
-    pairs = zip(op.inputs, values, strict=False)
-    return [v if item.memory == "host" else placed(v, offset) for item, v in pairs]
+    return mapped_inputs(
+        op, values, lambda x: None if x is None else hollow(x.shape, x.dtype, offset)
+    )
 
 
 def as_tuple(result) -> tuple:

@@ -4,19 +4,31 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ...contract import Spec
+from ...dtypes import FLOATS, dtype_name
 from ...op import Op
 from ...registry import FAMILIES
 
 Generator = np.random.Generator
 Shape = tuple[int, ...]
 
+# label, shape, offset; "large" fills several blocks and ends inside one
+SHAPES: tuple[tuple[str, Shape, int], ...] = (
+    ("ordinary", (16, 64), 0),
+    ("odd", (3, 5, 7), 0),
+    ("empty", (0, 4), 0),
+    ("one", (1,), 0),
+    ("scalar", (), 0),
+    ("misaligned", (1003,), 1),
+    ("large", (5, 4099), 0),
+)
 # Of families that work element by element: label, shape, offset, in one dtype an operator,
 # beside special values in every dtype; "large" fills several blocks and ends inside one.
 ELEMENTWISE_SHAPES: tuple[tuple[str, Shape, int], ...] = (
@@ -48,6 +60,27 @@ class Sample:
         return f"{self.op}-{self.label}"
 
 
+def elementwise_samples(
+    names: Iterable[str],
+    attributes: Mapping[str, Mapping[str, Any]],
+    arrays: Callable[..., Sequence[Any]],
+    special: Callable[..., Sequence[Any]],
+) -> Iterator[Sample]:
+    """Each operator's ELEMENTWISE_SHAPES in one dtype, special values in every dtype.
+
+    arrays(rng, name, shape, dtype) and special(rng, name, dtype) make the inputs.
+    """
+    for number, name in enumerate(names):
+        own = attributes.get(name, {})
+        one = FLOATS[number % len(FLOATS)]
+        for label, shape, offset in ELEMENTWISE_SHAPES:
+            make = partial(arrays, name=name, shape=shape, dtype=one)
+            yield Sample(name, f"{dtype_name(one)}-{label}", make, own, offset)
+        for dtype in FLOATS:
+            make = partial(special, name=name, dtype=dtype)
+            yield Sample(name, f"{dtype_name(dtype)}-special", make, own)
+
+
 def all_samples() -> dict[str, tuple[Sample, ...]]:
     """Every family's samples by operator name."""
     modules = (importlib.import_module(f"{__name__}.{stem}") for stem in FAMILIES)
@@ -56,17 +89,19 @@ def all_samples() -> dict[str, tuple[Sample, ...]]:
 
 def placed_inputs(op: type[Op] | Op, inputs: Sequence[Any], offset: int, xp: Any) -> list[Any]:
     """Copies of an operator's inputs, each in the memory it is declared in."""
+    return mapped_inputs(op, inputs, lambda array: placed(array, offset, xp))
+
+
+def mapped_inputs(
+    op: type[Op] | Op, inputs: Sequence[Any], place: Callable[[Any], Any]
+) -> list[Any]:
+    """An operator's inputs, `place` of each that is on the device; host inputs as they are."""
+
+    def mapped(value: Any) -> Any:
+        return [place(item) for item in value] if isinstance(value, list) else place(value)
+
     pairs = zip(op.inputs, inputs, strict=False)
-    return [
-        value if declared.memory == "host" else _placed_input(value, offset, xp)
-        for declared, value in pairs
-    ]
-
-
-def _placed_input(value: Any, offset: int, xp: Any) -> Any:
-    if isinstance(value, list):
-        return [placed(item, offset, xp) for item in value]
-    return placed(value, offset, xp)
+    return [value if item.memory == "host" else mapped(value) for item, value in pairs]
 
 
 def placed(array: Any, offset: int, xp: Any = np) -> Any:

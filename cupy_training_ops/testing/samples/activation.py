@@ -13,7 +13,7 @@ import numpy as np
 
 from ...dtypes import FLOATS, dtype_name
 from ...ops.activation import OPS
-from . import ELEMENTWISE_SHAPES, Generator, Sample, Shape
+from . import Generator, Sample, Shape, elementwise_samples
 
 SPECIALS = np.array(
     [0.0, -0.0, np.nan, np.inf, -np.inf, 1e-45, -1e-45, 1e-38, -1e-5, 1e30, -1e30, 20, -20, 5.5,
@@ -26,7 +26,7 @@ OUTPUTS: dict[str, Callable[[Any], Any]] = {
     "TanhGrad": np.tanh,
 }
 SMOOTH = ("GeluGrad", "FastGeluGrad", "QuickGeluGrad", "BiasGeluGrad_dX", "BiasFastGeluGrad_dX")
-ATTRIBUTES = {"LeakyReluGrad": ("alpha", 0.3), "QuickGeluGrad": ("alpha", 1.1)}
+ATTRIBUTES = {"LeakyReluGrad": {"alpha": 0.3}, "QuickGeluGrad": {"alpha": 1.1}}
 
 
 def _arrays(rng: Generator, name: str, shape: Shape, dtype: Any) -> tuple[Any, ...]:
@@ -58,17 +58,6 @@ def _huge(rng: Generator, name: str, dtype: Any) -> tuple[Any, ...]:
     return tuple(array.astype(dtype) for array in arrays[: len(OPS[name].inputs)])
 
 
-def _samples(name: str, number: int) -> Iterator[Sample]:
-    attributes = dict([ATTRIBUTES[name]]) if name in ATTRIBUTES else {}
-    one = FLOATS[number % len(FLOATS)]
-    for label, shape, offset in ELEMENTWISE_SHAPES:
-        make = partial(_arrays, name=name, shape=shape, dtype=one)
-        yield Sample(name, f"{dtype_name(one)}-{label}", make, attributes, offset)
-    for dtype in FLOATS:
-        make = partial(_special, name=name, dtype=dtype)
-        yield Sample(name, f"{dtype_name(dtype)}-special", make, attributes)
-
-
 def _extra() -> Iterator[Sample]:
     """Rows of a length that fills whole packets, an absent bias, a negative alpha."""
     for name in ("BiasGeluGrad_dX", "BiasFastGeluGrad_dX", "BiasGelu", "FastGelu"):
@@ -89,5 +78,5 @@ def _without_bias(rng: Generator, shape: Shape, dtype: Any) -> tuple[Any, ...]:
     return _arrays(rng, "FastGelu", shape, dtype)[:1]
 
 
-_ALL = [s for i, name in enumerate(OPS) for s in _samples(name, i)] + list(_extra())
+_ALL = [*elementwise_samples(OPS, ATTRIBUTES, _arrays, _special), *_extra()]
 SAMPLES = {name: tuple(s for s in _ALL if s.op == name) for name in OPS}

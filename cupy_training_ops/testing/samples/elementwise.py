@@ -11,7 +11,7 @@ import numpy as np
 
 from ...dtypes import BOOL, FLOAT16, FLOAT32, FLOATS, dtype_name
 from ...ops.elementwise import OPS
-from . import ELEMENTWISE_SHAPES, Generator, Sample, Shape
+from . import Generator, Sample, Shape, elementwise_samples
 
 SPECIALS = np.array(
     [0.0, -0.0, np.nan, np.inf, -np.inf, 1e-45, -1e-38, 6e-8, 3e4, -1e30, 300] * 200
@@ -71,17 +71,6 @@ def _broadcast(rng: Generator, a: Shape, b: Shape, dtype: Any) -> tuple[Any, ...
     return tuple(_value(rng, shape, dtype) for shape in shapes)
 
 
-def _samples(name: str, number: int) -> Iterator[Sample]:
-    attributes = ATTRIBUTES.get(name, {})
-    one = FLOATS[number % len(FLOATS)]
-    for label, shape, offset in ELEMENTWISE_SHAPES:
-        make = partial(_arrays, name=name, shape=shape, dtype=one)
-        yield Sample(name, f"{dtype_name(one)}-{label}", make, attributes, offset)
-    for dtype in FLOATS:
-        make = partial(_special, name=name, dtype=dtype)
-        yield Sample(name, f"{dtype_name(dtype)}-special", make, attributes)
-
-
 def _division() -> Iterator[Sample]:
     """Broadcast A and B, each way round in one dtype; one shape of each kind in every dtype."""
     for i, (label, a, b) in enumerate(BROADCASTS):
@@ -113,5 +102,5 @@ def _extra() -> Iterator[Sample]:
     yield from _division()
 
 
-_ALL = [s for i, name in enumerate(OPS) for s in _samples(name, i)] + list(_extra())
+_ALL = [*elementwise_samples(OPS, ATTRIBUTES, _arrays, _special), *_extra()]
 SAMPLES = {name: tuple(s for s in _ALL if s.op == name) for name in OPS}

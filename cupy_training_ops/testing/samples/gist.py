@@ -11,18 +11,8 @@ import numpy as np
 
 from ...dtypes import BOOL, dtype_name, to_dtype
 from ...ops.gist import OPS
-from . import Generator, Sample
+from . import SHAPES, Generator, Sample
 
-# label, shape, offset; "large" fills several blocks and ends inside one
-SHAPES: tuple[tuple[str, tuple[int, ...], int], ...] = (
-    ("ordinary", (16, 64), 0),
-    ("odd", (3, 5, 7), 0),
-    ("empty", (0, 4), 0),
-    ("one", (1,), 0),
-    ("scalar", (), 0),
-    ("misaligned", (1003,), 1),
-    ("large", (5, 4099), 0),
-)
 SPECIALS = np.array(
     [0.0, -0.0, np.nan, np.inf, -np.inf, 1e-45, -1e-45, 1e-40, -1e-38, 1.2e-38, 2.0**-17,
      -(2.0**-17) * 1.001, 2.0**-16, 2.0**-25, 2.0**-24, 57344, -61439, 61440, 65504, 65520, 3e38,

@@ -18,7 +18,7 @@ from ...dtypes import (
     FLOATS,
     dtype_name,
 )
-from . import Generator, Sample, Shape
+from . import SHAPES, Generator, Sample, Shape
 from .tensor import values
 
 # Type combinations of upstream's InPlaceAccumulator, and two with float64.
@@ -27,16 +27,6 @@ PAIRS = (
     (FLOAT32, BFLOAT16), (BFLOAT16, BFLOAT16), (BFLOAT16, FLOAT32),
     (FLOAT64, FLOAT64), (FLOAT16, FLOAT64),
 )  # fmt: skip
-# label, shape, offset; "large" fills several blocks and ends inside one
-SHAPES: tuple[tuple[str, Shape, int], ...] = (
-    ("ordinary", (16, 64), 0),
-    ("odd", (3, 5, 7), 0),
-    ("empty", (0, 4), 0),
-    ("one", (1,), 0),
-    ("scalar", (), 0),
-    ("misaligned", (1003,), 1),
-    ("large", (5, 4099), 0),
-)
 # "many" takes three launches
 LISTS: tuple[tuple[str, tuple[Shape, ...], int], ...] = (
     ("odd", ((3, 5, 7), (0, 3), (), (17,)), 0),
