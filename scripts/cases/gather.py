@@ -11,6 +11,7 @@ import cupy
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32
 
 from . import Case, as_torch
+from .parameters import normal
 
 VOCABULARY, HIDDEN, TOKENS = 50257, 1024, 32768
 ROWS = 65536
@@ -31,23 +32,19 @@ def _indices(rng: Any, kind: str, n: Any, extent: int) -> Any:
     return indices
 
 
-def _values(rng: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    return rng.standard_normal(shape, dtype=cupy.float32).astype(dtype)
-
-
 def _gather(rng: Any, kind: str, dtype: Any) -> tuple[Any, ...]:
     indices = _indices(rng, kind, TOKENS, VOCABULARY)
-    return (VOCABULARY, HIDDEN), indices, _values(rng, (TOKENS, HIDDEN), dtype)
+    return (VOCABULARY, HIDDEN), indices, normal(rng, (TOKENS, HIDDEN), dtype)
 
 
 def _gather_nd(rng: Any) -> tuple[Any, ...]:
     indices = _indices(rng, "ids", (ROWS, 1), ROWS)
-    return (ROWS, HIDDEN), indices, _values(rng, (ROWS, HIDDEN), FLOAT32)
+    return (ROWS, HIDDEN), indices, normal(rng, (ROWS, HIDDEN), FLOAT32)
 
 
 def _gather_elements(rng: Any) -> tuple[Any, ...]:
     indices = _indices(rng, "ids", (ROWS, HIDDEN), ROWS)
-    return _values(rng, (ROWS, HIDDEN), FLOAT32), (ROWS, HIDDEN), indices
+    return normal(rng, (ROWS, HIDDEN), FLOAT32), (ROWS, HIDDEN), indices
 
 
 def _index_put(shape: tuple[int, ...], indices: Any, dy: Any) -> Any:

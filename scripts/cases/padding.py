@@ -11,18 +11,15 @@ import cupy
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32
 
 from . import Case, as_torch
+from .parameters import normal
 
 ROWS, WIDTH = 65536, 1024
 DIMS, HIDDEN, TOKENS = (64, 512), 1024, 24576
 SHORT = {FLOAT32: "f4", FLOAT16: "f2"}
 
 
-def _values(rng: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    return rng.standard_normal(shape, dtype=cupy.float32).astype(dtype)
-
-
 def _slice(rng: Any, start: int, dtype: Any) -> tuple[Any, ...]:
-    dy = _values(rng, (ROWS, WIDTH // 2), dtype)
+    dy = normal(rng, (ROWS, WIDTH // 2), dtype)
     return dy, (ROWS, WIDTH), (start,), (start + WIDTH // 2,), (1,), (1,)
 
 
@@ -31,11 +28,11 @@ def _indices() -> Any:
 
 
 def _packed(rng: Any, dtype: Any) -> tuple[Any, ...]:
-    return _values(rng, (TOKENS, HIDDEN), dtype), _indices(), DIMS
+    return normal(rng, (TOKENS, HIDDEN), dtype), _indices(), DIMS
 
 
 def _padded(rng: Any, dtype: Any) -> tuple[Any, ...]:
-    return _values(rng, (*DIMS, HIDDEN), dtype), _indices()
+    return normal(rng, (*DIMS, HIDDEN), dtype), _indices()
 
 
 def _selected_nbytes(x: Any, indices: Any) -> int:
