@@ -86,7 +86,7 @@ __device__ __forceinline__ void sum_columns(const WholeAndPart& arrays, ACC* par
 __device__ __forceinline__ ACC group_sum(ACC value, u32 lanes) {
 #pragma unroll 1
     for (u32 apart = lanes / 2; apart; apart /= 2)
-        value += __shfl_down_sync(0xFFFFFFFFu, value, apart, lanes);
+        value += __shfl_down_sync(ALL_LANES, value, apart, lanes);
     return value;
 }
 

@@ -17,7 +17,7 @@ namespace cto {
 using Key = CTO_KEY;
 
 constexpr int SORT_THREADS = 512;
-constexpr int SORT_WARPS = SORT_THREADS / 32;
+constexpr int SORT_WARPS = SORT_THREADS / WARP;
 constexpr int SORT_ITEMS = 4;  // entries of a tile that one thread moves
 constexpr int SORT_TILE = SORT_THREADS * SORT_ITEMS;
 constexpr int RADIX = SORT_THREADS;  // digits at most: a thread looks after one of them
@@ -57,10 +57,10 @@ __device__ __forceinline__ void count_digits(KeyAt key_at, Key* __restrict__ cou
 // The sum of `value` over the threads before this one.
 __device__ __forceinline__ Key sum_before(Key value) {
     __shared__ Key of_warp[SORT_WARPS];
-    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     Key sum = value;
 #pragma unroll
-    for (u32 step = 1; step < 32; step *= 2) {
+    for (u32 step = 1; step < WARP; step *= 2) {
         const Key other = __shfl_up_sync(ALL_LANES, sum, step);
         if (lane >= step) sum += other;
     }
@@ -96,26 +96,26 @@ __device__ __forceinline__ u32 peers_of(u32 digit, i32 bits, bool valid) {
     return peers;
 }
 
-// The entries of a tile that one thread moves: SORT_ITEMS of them, 32 apart, in a run of its warp.
+// The entries of a tile that one thread moves: SORT_ITEMS of them, WARP apart, in a run of its warp.
 struct TileItems {
     Entry entry[SORT_ITEMS];
     u32 rank[SORT_ITEMS];  // among the entries of the warp with the same digit
     i32 valid;             // the first so many exist
 
     __device__ void load(const Entry* __restrict__ from, i64 tile, i64 end) {
-        const i64 first = tile + threadIdx.x / 32 * (32 * SORT_ITEMS) + threadIdx.x % 32;
+        const i64 first = tile + threadIdx.x / WARP * (WARP * SORT_ITEMS) + threadIdx.x % WARP;
         valid = 0;
 #pragma unroll
         for (int j = 0; j < SORT_ITEMS; ++j) {
-            const bool exists = first + 32 * j < end;
-            entry[j] = exists ? from[first + 32 * j] : Entry{0, 0};
+            const bool exists = first + WARP * j < end;
+            entry[j] = exists ? from[first + WARP * j] : Entry{0, 0};
             valid += exists;
         }
     }
     // Leaves in `seen` how many entries of the warp have each digit.
     __device__ void count(u32* seen, Pass pass) {
-        const u32 lane = threadIdx.x % 32;
-        for (u32 digit = lane; digit < pass.radix(); digit += 32) seen[digit] = 0;
+        const u32 lane = threadIdx.x % WARP;
+        for (u32 digit = lane; digit < pass.radix(); digit += WARP) seen[digit] = 0;
         __syncwarp();
 #pragma unroll
         for (int j = 0; j < SORT_ITEMS; ++j) {
@@ -150,7 +150,7 @@ __device__ __forceinline__ void scatter_by_digit(const Entry* __restrict__ from,
     __shared__ Key destination[RADIX];
     __shared__ u32 seen[SORT_WARPS][RADIX];
     const i64 end = pass.end();
-    const u32 warp = threadIdx.x / 32;
+    const u32 warp = threadIdx.x / WARP;
     destination[threadIdx.x] = first_destination(counts, pass);
     u32 moved = 0;  // entries of the last tile with digit threadIdx.x
     for (i64 tile = pass.first(); tile < end; tile += SORT_TILE) {

@@ -13,7 +13,7 @@
 
 namespace cto {
 
-constexpr int WARPS = THREADS / 32;
+constexpr int WARPS = THREADS / WARP;
 constexpr int UNROLL = CTO_UNROLL;  // packets a thread has in flight
 
 // What sums of E are kept in. Integers wrap around, which signed ones may not.
@@ -42,33 +42,15 @@ struct AccumulatorOf<u64> {
     using type = u64;
 };
 
-__device__ __forceinline__ float to_accumulator(__half x) { return to_float(x); }
-__device__ __forceinline__ float to_accumulator(__nv_bfloat16 x) { return to_float(x); }
 template <class E>
 __device__ __forceinline__ typename AccumulatorOf<E>::type to_accumulator(E x) {
     return static_cast<typename AccumulatorOf<E>::type>(x);
 }
 
-// One rounding, to nearest even.
+// One rounding, to nearest even, from either accumulator.
 template <class E, class A>
 __device__ __forceinline__ E from_accumulator(A x) {
     return static_cast<E>(x);
-}
-template <>
-__device__ __forceinline__ __half from_accumulator<__half>(float x) {
-    return __float2half_rn(x);
-}
-template <>
-__device__ __forceinline__ __half from_accumulator<__half>(double x) {
-    return __double2half(x);
-}
-template <>
-__device__ __forceinline__ __nv_bfloat16 from_accumulator<__nv_bfloat16>(float x) {
-    return __float2bfloat16_rn(x);
-}
-template <>
-__device__ __forceinline__ __nv_bfloat16 from_accumulator<__nv_bfloat16>(double x) {
-    return __double2bfloat16(x);
 }
 
 // ---- threads and blocks -----------------------------------------------------------------------------
@@ -78,7 +60,7 @@ template <class A>
 __device__ __forceinline__ A sum_lanes(A value, u32 lanes) {
 #pragma unroll 1
     for (u32 step = lanes / 2; step > 0; step /= 2)
-        value += __shfl_xor_sync(0xFFFFFFFFu, value, step);
+        value += __shfl_xor_sync(ALL_LANES, value, step);
     return value;
 }
 
@@ -86,9 +68,9 @@ __device__ __forceinline__ A sum_lanes(A value, u32 lanes) {
 template <class A>
 __device__ __forceinline__ A sum_block(A value) {
     __shared__ A of_warp[WARPS];
-    value = sum_lanes(value, 32);
+    value = sum_lanes(value, WARP);
     __syncthreads();  // the last sum has been read
-    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
+    if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = value;
     __syncthreads();
     A sum = of_warp[0];
 #pragma unroll
