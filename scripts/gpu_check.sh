@@ -6,8 +6,8 @@
 #   scripts/gpu_check.sh [FOLDER]    writes FOLDER/gpu_check.json and FOLDER/gpu_check.txt,
 #                                    and the benchmark's FOLDER/benchmark.jsonl
 #
-# Environment: PYTHON (python3), CTO_LARGE=1 for the tests marked large, and the limits in seconds
-# TESTS_LIMIT, LARGE_LIMIT, VERIFY_LIMIT, BENCHMARK_LIMIT.
+# Environment: PYTHON (python3), WORKERS (8, with pytest-xdist), CTO_LARGE=1 for the tests marked
+# large, and the limits in seconds TESTS_LIMIT, LARGE_LIMIT, VERIFY_LIMIT, BENCHMARK_LIMIT.
 set -u
 cd "$(dirname "$0")/.." || exit 2
 folder=${1:-results}
@@ -32,7 +32,7 @@ step() { # NAME SECONDS COMMAND...
 }
 
 workers=()
-"$python" -c 'import xdist' 2>/dev/null && workers=(-n 8)
+"$python" -c 'import xdist' 2>/dev/null && workers=(-n "${WORKERS:-8}")
 step tests "${TESTS_LIMIT:-300}" "$python" -m pytest -q "${workers[@]}" tests
 if [ "${CTO_LARGE:-0}" = 1 ]; then
   step large "${LARGE_LIMIT:-240}" "$python" -m pytest -q -m large tests

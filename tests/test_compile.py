@@ -132,6 +132,14 @@ def test_a_spill_is_seen(tmp_path, architecture) -> None:
     assert wrong.startswith(f"spilling on sm_{architecture}")
 
 
+@pytest.mark.usefixtures("_nvrtc")
+def test_what_was_compiled_before_is_measured_again(tmp_path) -> None:
+    """Beside a driver, whose cache keeps what NVRTC compiled and gives it without figures."""
+    (tmp_path / "hungry.cu").write_text(HUNGRY)
+    first, second = (compile_for(load("hungry", tmp_path), (), "90") for _ in range(2))
+    assert first == second != {}
+
+
 @pytest.mark.parametrize(
     ("used", "fits"),
     [

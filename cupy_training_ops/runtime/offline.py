@@ -15,6 +15,8 @@ ARCHITECTURES = ("70", "75", "80", "86", "89", "90", "100", "120")
 
 # What CuPy adds by itself, so that this compiles what runs.
 _LIKE_CUPY = ("-ftz=true", "--device-as-default-execution-space", "--ptxas-options=-v")
+# Beside a driver NVRTC takes what it compiled before from the driver's cache, without `ptxas -v`.
+_UNCACHED, _UNCACHED_SINCE = "-no-cache", (12, 9)
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers")
 _SHARED = re.compile(r"(\d+) bytes smem")
@@ -36,8 +38,7 @@ def compile_for(
     nvrtc = _nvrtc()
     program = nvrtc.createProgram(source.code, f"{source.name}.cu", (), ())
     try:
-        every = (*options, *header_options(), *_LIKE_CUPY, f"-arch=sm_{architecture}")
-        nvrtc.compileProgram(program, every)
+        nvrtc.compileProgram(program, (*options, *_own_options(nvrtc, architecture)))
         return _resources(nvrtc.getProgramLog(program))
     except nvrtc.NVRTCError:
         log = nvrtc.getProgramLog(program)
@@ -48,6 +49,11 @@ def compile_for(
         ) from None
     finally:
         nvrtc.destroyProgram(program)
+
+
+def _own_options(nvrtc: Any, architecture: str) -> tuple[str, ...]:
+    uncached = (_UNCACHED,) if nvrtc.getVersion() >= _UNCACHED_SINCE else ()
+    return (*header_options(), *_LIKE_CUPY, *uncached, f"-arch=sm_{architecture}")
 
 
 def supported_architectures() -> tuple[str, ...]:
