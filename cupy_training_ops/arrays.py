@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,9 +54,10 @@ class NumpyBackend:
         """The address of the first element."""
         return array.ctypes.data  # type: ignore[no-any-return]
 
-    def view(self, array: Any, start: int, shape: tuple[int, ...]) -> Any:
-        """The elements of a contiguous array from `start` on, under a new shape."""
-        return array.reshape(-1)[start : start + math.prod(shape)].reshape(shape)
+    def views(self, array: Any, pieces: Sequence[tuple[int, tuple[int, ...]]]) -> tuple[Any, ...]:
+        """Views of a contiguous array under new shapes, each so many bytes from its start."""
+        flat, size = array.reshape(-1), array.itemsize
+        return tuple([flat[n // size :][: math.prod(s)].reshape(s) for n, s in pieces])
 
     def empty(self, spec: Spec, device: int) -> Any:
         """An uninitialised array."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -150,21 +151,21 @@ class EmptyCall(Call):
 
 
 class ViewCall(Call):
-    """An operator that computes nothing: its results are views of its inputs."""
+    """An operator that computes nothing: its results are consecutive pieces of its first input."""
 
-    def __init__(self, signature: Signature, views: Callable[..., Arrays]) -> None:
+    def __init__(self, signature: Signature) -> None:
         super().__init__(signature)
-        self.views = views
-        self.partial = any(result.spec is None for result in signature.results)
         if self.has_targets:
-            raise ArgumentError(f"{signature.op}: out: results are views of the inputs")
+            raise ArgumentError(f"{signature.op}: out: results are views of the input")
+        self.unwanted = any(result.spec is None for result in signature.results)
+        specs = [result.spec for result in signature.results if result.spec is not None]
+        starts = itertools.accumulate((spec.nbytes for spec in specs), initial=0)
+        self.pieces = tuple(zip(starts, (spec.shape for spec in specs), strict=False))
 
     def __call__(self, inputs: Arrays, given: Arrays, workspace: Any) -> Any:
-        results = self.views(*_with_hosts(self.signature, inputs))
-        if self.partial:
-            pairs = zip(self.signature.results, results, strict=True)
-            results = tuple(view if result.spec is not None else None for result, view in pairs)
-        return results[0] if self.bare else results
+        if self.unwanted:
+            return (None,) * len(self.signature.results)
+        return self.backend.views(inputs[0], self.pieces)
 
 
 class CpuCall(Call):

@@ -53,7 +53,7 @@ class Op:
     types: ClassVar[checks.Types] = {}
     exact: ClassVar[bool] = False  # results are copies or bit patterns: compared without tolerance
     source_folder: ClassVar[Path | None] = None  # None: the package's own cuda_src
-    views: Callable[..., tuple[Any, ...]] | None = None  # a method, where nothing is computed
+    views: ClassVar[bool] = False  # nothing is computed: results are pieces of the first input
     name: ClassVar[str]
     stem: ClassVar[str]
     function_name: ClassVar[str]

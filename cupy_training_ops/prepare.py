@@ -193,8 +193,8 @@ def _route(
     op: Op, signature: Signature, specs: Sequence[Any], named: Mapping[str, Described | None]
 ) -> Call:
     """The provider the arrays chose, ready to run."""
-    if op.views is not None:
-        return ViewCall(signature, op.views)
+    if op.views:
+        return ViewCall(signature)
     device = tuple(r for r in signature.results if r.value is None)
     if not any(result.spec is not None and result.spec.size for result in device):
         return EmptyCall(signature)

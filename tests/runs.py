@@ -36,8 +36,8 @@ class EmulatedBackend:
     def offset(self, array: Any, nbytes: int) -> Any:
         return array[nbytes:]
 
-    def view(self, array: Any, start: int, shape: tuple[int, ...]) -> Any:
-        return arrays.CPU.view(array, start, shape)
+    def views(self, array: Any, pieces: Any) -> tuple[Any, ...]:
+        return arrays.CPU.views(array, pieces)
 
     def empty(self, spec: Spec, device: int) -> Any:
         return emulator.guarded_copy(np.empty(spec.shape, spec.dtype))

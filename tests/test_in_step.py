@@ -95,7 +95,7 @@ def class_complaints(family: Family) -> Iterator[str]:
             yield f"{file}: {name}: the docstring's first line says no formula or meaning"
         if cls.name != name or cls.stem != family.stem:
             yield f"{file}: {name}: OPS lists {cls.__module__}.{cls.name} under this name"
-        if not computes(cls) and cls.views is None and any(o.memory != "host" for o in cls.outputs):
+        if not computes(cls) and not cls.views and any(o.memory != "host" for o in cls.outputs):
             yield f"{file}: {name}: neither plan nor views makes its outputs"
     listed = [cls.__name__ for cls in family.ops.values()]
     if sorted(listed) != listed:

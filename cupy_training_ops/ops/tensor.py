@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Iterable, Sequence
@@ -11,7 +10,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .. import arrays
 from ..checks import Types, from_front, refuse
 from ..contract import Attribute, Input, Output, Spec, integer, optional, shape
 from ..dtypes import FIXED_SIZE, INT64
@@ -43,6 +41,7 @@ class View(Op):
     outputs = (Output("outputs", "T", variadic=True),)
     types: ClassVar[Types] = {"T": FIXED_SIZE}
     exact = True
+    views = True
 
     def infer(self, x: Spec, shapes: tuple[tuple[int, ...], ...]) -> tuple[Any, ...]:
         sizes = list(map(math.prod, shapes))
@@ -51,18 +50,6 @@ class View(Op):
             expected = f"sizes that add up to the input's {x.size} elements"
             refuse(self.name, "shapes", expected, f"{total} = {sum(sizes)} for {list(shapes)}")
         return (tuple(Spec(piece, x.dtype) for piece in shapes),)
-
-    def views(self, x: Any, shapes: tuple[tuple[int, ...], ...]) -> tuple[Any, ...]:
-        """The outputs."""
-        view = arrays.BACKENDS[type(x)].view
-        return tuple([view(x, start, piece) for start, piece in _placed(shapes)])
-
-
-@functools.lru_cache(maxsize=256)
-def _placed(shapes: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Every shape with the number of elements before it."""
-    starts = itertools.accumulate(map(math.prod, shapes), initial=0)
-    return tuple(zip(starts, shapes, strict=False))
 
 
 class ConcatTraining(Op):

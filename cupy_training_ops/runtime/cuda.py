@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import cupy
@@ -45,9 +46,10 @@ class CudaBackend:
         """A kernel argument that points `nbytes` into the array."""
         return np.uint64(array.data.ptr + nbytes)
 
-    def view(self, array: Any, start: int, shape: tuple[int, ...]) -> Any:
-        """The elements of a contiguous array from `start` on, under a new shape."""
-        return cupy.ndarray(shape, array.dtype, array.data + start * array.itemsize)
+    def views(self, array: Any, pieces: Sequence[tuple[int, tuple[int, ...]]]) -> tuple[Any, ...]:
+        """Views of a contiguous array under new shapes, each so many bytes from its start."""
+        make, dtype, data = cupy.ndarray, array.dtype, array.data
+        return tuple([make(shape, dtype, data + nbytes) for nbytes, shape in pieces])
 
     def empty(self, spec: Spec, device: int) -> Any:
         """An uninitialised array from CuPy's pool."""

@@ -106,7 +106,7 @@ def test_views_of_strided_arrays_are_refused(anywhere, rng) -> None:
 
 def test_views_go_nowhere(anywhere, rng) -> None:
     x = anywhere.place(normal(rng, 4))
-    with pytest.raises(ArgumentError, match="View: out: results are views of the inputs"):
+    with pytest.raises(ArgumentError, match="View: out: results are views of the input"):
         view(x, [(4,)], out=(anywhere.place(normal(rng, 4)),))
 
 
