@@ -15,6 +15,11 @@ struct Divisor {
         const u64 high = __umul64hi(2 * static_cast<u64>(dividend), multiplier);
         return static_cast<i64>(high >> shift);
     }
+    // The same with half the bits, for dividends below 2^31 and value below 2^31.
+    __device__ u32 quotient(u32 dividend) const {
+        const u32 upper = static_cast<u32>(multiplier >> 32) + 1;
+        return __umulhi(2 * dividend, upper) >> static_cast<u32>(shift);
+    }
 };
 
 struct Cell {

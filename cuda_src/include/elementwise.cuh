@@ -110,35 +110,44 @@ struct Writer {
 };
 
 // A row of elements, the same for every row of the other arrays; where it is null, -0.0, which adds
-// nothing to any number.
+// nothing to any number. Packets are held as words: taken apart by elements where it is decided
+// whether there is a row, they would be waited for one by one.
 template <class E, int N>
 struct RowReader {
     static constexpr int width = N, read_nbytes = 0, written_nbytes = 0;
     const E* from;
     Divisor columns;
     i64 first;
-    Packet<E, N> held[EACH / N];
+    bool brief;  // positions fit 31 bits
+    uint4 held[EACH / N];
 
-    __device__ i64 column(u32 offset) const { return cell_at(first + offset, columns).column; }
-    __device__ static Packet<E, N> absent() {
-        Packet<E, N> packet;
+    __device__ i64 column(u32 offset) const {
+        if (!brief) return cell_at(first + offset, columns).column;
+        const u32 position = static_cast<u32>(first) + offset;
+        return position - columns.quotient(position) * static_cast<u32>(columns.value);
+    }
+    __device__ static uint4 absent() {
+        uint4 words;
 #pragma unroll
-        for (int i = 0; i < N; ++i) packet.at[i] = narrow<E>(Wide<E>(-0.0));
-        return packet;
+        for (int i = 0; i < N; ++i) reinterpret_cast<E*>(&words)[i] = narrow<E>(Wide<E>(-0.0));
+        return words;
     }
 
-    __device__ void seek(i64 position) { first = position; }
+    __device__ void seek(i64 position) {
+        first = position;
+        brief = max(position + TILE, columns.value) <= 0x7FFFFFFF;
+    }
     __device__ void load(int u, u32 offset) {
         held[u] = absent();
         if (!from) return;
         i64 c = column(offset);
         if (columns.value % N == 0) {
-            held[u] = *reinterpret_cast<const Packet<E, N>*>(from + c);
+            held[u] = *reinterpret_cast<const uint4*>(from + c);
             return;
         }
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-            held[u].at[i] = from[c];
+            reinterpret_cast<E*>(held + u)[i] = from[c];
             c = c + 1 < columns.value ? c + 1 : 0;
         }
     }
@@ -146,9 +155,12 @@ struct RowReader {
         held[0] = absent();
 #pragma unroll
         for (int i = 0; i < N; ++i)
-            if (apart(offset, i) < n && from) held[0].at[i] = from[column(apart(offset, i))];
+            if (apart(offset, i) < n && from)
+                reinterpret_cast<E*>(held)[i] = from[column(apart(offset, i))];
     }
-    __device__ Wide<E> at(int u, int i) const { return widened(held[u].at[i]); }
+    __device__ Wide<E> at(int u, int i) const {
+        return widened(reinterpret_cast<const E*>(held + u)[i]);
+    }
     template <bool STREAMING>
     __device__ void store(int, u32) const {}
     __device__ void store_apart(u32, u32) const {}

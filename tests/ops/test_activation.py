@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import mpmath
 import numpy as np
 import pytest
 from halves import assert_rounded_once, ulps
@@ -90,6 +91,29 @@ def test_float32_slope_is_accurate_to_its_last_digits(run, rng, name) -> None:
     exact = op.cpu_function()(np.ones(x.size), x.astype(FLOAT64), **op.attribute_values)
     actual = run.host(op(run.place(np.ones_like(x)), run.place(x)))
     assert np.abs(actual - exact).max() < 1e-6
+
+
+def test_float64_gelu_is_accurate_to_its_last_digits(run, rng) -> None:
+    """Relative, far into the tails, where the value falls below 1e-300."""
+    x = np.concatenate([rng.uniform(-37.5, 37.5, 200), rng.standard_normal(200)])
+    actual = run.host(get_op("Gelu")()(run.place(x)))
+    with mpmath.workdps(40):
+        exact = [mpmath.mpf(v) * mpmath.ncdf(v) for v in x.tolist()]
+        errors = [abs(a / e - 1) for a, e in zip(actual.tolist(), exact, strict=True)]
+    assert max(errors) < 4e-15
+
+
+def test_float64_gelu_slope_is_accurate_to_its_last_digits(run, rng) -> None:
+    """Relative to the two terms, of which one takes the other away at -0.75."""
+    x = np.concatenate([rng.uniform(-37.5, 37.5, 200), rng.standard_normal(200)])
+    actual = run.host(get_op("GeluGrad")()(run.place(np.ones_like(x)), run.place(x)))
+    with mpmath.workdps(40):
+        terms = [(mpmath.ncdf(v), v * mpmath.npdf(v)) for v in x.tolist()]
+        errors = [
+            abs(a - cdf - term) / (cdf + abs(term))
+            for a, (cdf, term) in zip(actual.tolist(), terms, strict=True)
+        ]
+    assert max(errors) < 4e-15
 
 
 @pytest.mark.parametrize("name", GRADIENTS)

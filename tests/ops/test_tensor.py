@@ -258,6 +258,18 @@ def test_divisors_divide_exactly(value, quotient, rest) -> None:
     assert 2 * dividend * multiplier >> 64 + shift == dividend // value
 
 
+@given(value=st.integers(1, 2**31 - 1), quotient=st.integers(0), rest=st.integers(-1, 1))
+@example(value=1, quotient=2**31 - 1, rest=0)
+@example(value=2**30, quotient=2, rest=-1)
+@example(value=2**30 + 1, quotient=1, rest=-1)
+def test_half_a_divisor_divides_half_as_many_bits_exactly(value, quotient, rest) -> None:
+    dividend = min(max(0, quotient * value + rest), 2**31 - 1)
+    _, multiplier, shift = divisor_fields(value)
+    upper = (multiplier >> 32) + 1
+    assert upper < 2**32
+    assert 2 * dividend * upper >> 32 + shift == dividend // value
+
+
 def test_concat_plans_one_launch_whose_blocks_cover_the_result() -> None:
     xs = tuple(Spec((1024, 8191 - i), to_dtype("float16")) for i in range(8))
     op = ConcatTraining(axis=1)

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: MIT
+// 2^x, e^(-t^2 / 2), 1 / x where activations need them. float: the special function unit's. double,
+// for which there is none: polynomials without branches, so that several run side by side.
+#pragma once
+#include "include/types.cuh"
+
+namespace cto {
+
+__device__ __forceinline__ float reciprocal(float x) { return __fdividef(1.0f, x); }
+
+// 1 / x to 20 bits.
+__device__ __forceinline__ double rough_reciprocal(double x) {
+#ifdef __CUDA_CPU__
+    return double_of(bits_of(1.0 / x) & 0xFFFFFFFF00000000u);
+#else
+    double y;
+    asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(x));
+    return y;
+#endif
+}
+
+// For normal x. An error e of the first value leaves e^3.
+__device__ __forceinline__ double reciprocal(double x) {
+    const double y = rough_reciprocal(x);
+    const double e = fma(-x, y, 1.0);
+    return fma(y, fma(e, e, e), y);
+}
+
+// Added to a double below 2^51 in magnitude, leaves its nearest integer in the low bits.
+constexpr double ROUNDER = 6755399441055744.0;
+constexpr double LN2 = 0.69314718055994530942;
+constexpr double LN2_REST = 2.3190468138462995584e-17;  // ln 2 - LN2
+
+// 2^k e^(z / 2) for |z| <= ln 2, k the integer in `rounded`, from -1534 to 0; within 3e-16. Scaled in
+// two steps, because the first power of two may have no inverse and the result may be subnormal.
+__device__ __forceinline__ double scaled_exponential(double z, double rounded) {
+    double p = 2.684418561656403634e-10;
+    p = fma(p, z, 5.398392244362957435e-9);
+    p = fma(p, z, 9.688249091468043424e-8);
+    p = fma(p, z, 1.550091514364673471e-6);
+    p = fma(p, z, 0.00002170138827993070759);
+    p = fma(p, z, 0.00026041666827082834);
+    p = fma(p, z, 0.002604166666776624772);
+    p = fma(p, z, 0.02083333333319717065);
+    p = fma(p, z, 0.1249999999999932164);
+    p = fma(p, z, 0.5000000000000032218);
+    p = fma(p, z, 1.0);
+    const i32 k = static_cast<i32>(bits_of(rounded));
+    return p * double_of(static_cast<u64>(k + 1535) << 52) * 0x1p-512;
+}
+
+// For x from -1500 to 0.
+__device__ __forceinline__ float power_of_2(float x) { return exp2f(x); }
+__device__ __forceinline__ double power_of_2(double x) {
+    const double rounded = x + ROUNDER;
+    return scaled_exponential((x - (rounded - ROUNDER)) * (2 * LN2), rounded);
+}
+
+// e^(-t^2 / 2), for t up to 40. In double, t^2 is taken in two parts: one would be off by t^2 / 2
+// units in the last place.
+__device__ __forceinline__ float normal_exponential(float t) { return exp2f(t * t * -0.72134752f); }
+__device__ __forceinline__ double normal_exponential(double t) {
+    const double square = t * t, rest = fma(t, t, -square);
+    const double rounded = fma(square, -0.72134752044448170368, ROUNDER);
+    const double k = rounded - ROUNDER;
+    const double z = fma(k, -2 * LN2_REST, fma(k, -2 * LN2, -square)) - rest;
+    return scaled_exponential(z, rounded);
+}
+
+}  // namespace cto
