@@ -15,13 +15,13 @@ struct DivGradient {
     ACC da, db;
 };
 
-// Division as T needs it: 2 units of float are nothing in half, whose numbers are normal in float; a
-// subnormal divisor of the wider types must not become zero.
-template <class E>
-__device__ __forceinline__ float divided(float x, float y, E) {
-    return divide_subnormal(x, y);
-}
+// Division as T needs it: 2 units of float are nothing in 2-byte types. Those of half are normal in
+// float; a subnormal divisor of the others must not become zero.
+__device__ __forceinline__ float divided(float x, float y, float) { return divide_subnormal(x, y); }
 __device__ __forceinline__ float divided(float x, float y, __half) { return __fdividef(x, y); }
+__device__ __forceinline__ float divided(float x, float y, __nv_bfloat16) {
+    return divide_roughly(x, y);
+}
 __device__ __forceinline__ double divided(double x, double y, double) { return x / y; }
 
 __device__ __forceinline__ DivGradient div_gradient(ACC dy, ACC a, ACC b) {
@@ -39,24 +39,46 @@ __device__ __forceinline__ Packet<T, N> packet_at(const T* from, i64 at) {
     return *reinterpret_cast<const Packet<T, N>*>(from + at);
 }
 
-// N elements from `at` on: the whole's gradient is written, the part's is added to `sums`.
+// N elements of dY and the whole.
+template <int N>
+struct Terms {
+    i64 at;
+    Packet<T, N> dy, whole;
+
+    __device__ Terms(const WholeAndPart& arrays, i64 at)
+        : at(at), dy(packet_at<N>(arrays.dy, at)), whole(packet_at<N>(arrays.whole, at)) {}
+};
+
+// The whole's gradient is written, the part's is added to `sums`.
 template <int N, bool B_IS_PART>
-__device__ __forceinline__ void differentiate(const WholeAndPart& arrays, i64 at,
+__device__ __forceinline__ void differentiate(const WholeAndPart& arrays, const Terms<N>& terms,
                                               const ACC (&part)[N], ACC (&sums)[N]) {
-    const Packet<T, N> dy = packet_at<N>(arrays.dy, at);
-    const Packet<T, N> whole = packet_at<N>(arrays.whole, at);
     ACC d_whole[N];
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-        const ACC w = widened(whole.at[i]);
+        const ACC w = widened(terms.whole.at[i]);
         const ACC a = B_IS_PART ? w : part[i];
         const ACC b = B_IS_PART ? part[i] : w;
-        const DivGradient g = div_gradient(widened(dy.at[i]), a, b);
+        const DivGradient g = div_gradient(widened(terms.dy.at[i]), a, b);
         d_whole[i] = B_IS_PART ? g.da : g.db;
         sums[i] += B_IS_PART ? g.db : g.da;
     }
     if (arrays.d_whole)
-        *reinterpret_cast<Packet<T, N>*>(arrays.d_whole + at) = narrowed<T>(d_whole);
+        *reinterpret_cast<Packet<T, N>*>(arrays.d_whole + terms.at) = narrowed<T>(d_whole);
+}
+
+// All terms from `first` to before `end`, `step` apart; two are loaded before one is stored.
+template <int N, bool B_IS_PART>
+__device__ __forceinline__ void differentiate_all(const WholeAndPart& arrays, i64 first, i64 end,
+                                                  i64 step, const ACC (&part)[N], ACC (&sums)[N]) {
+    i64 at = first;
+#pragma unroll 1
+    for (; at + step < end; at += 2 * step) {
+        const Terms<N> one(arrays, at), other(arrays, at + step);
+        differentiate<N, B_IS_PART>(arrays, one, part, sums);
+        differentiate<N, B_IS_PART>(arrays, other, part, sums);
+    }
+    if (at < end) differentiate<N, B_IS_PART>(arrays, Terms<N>(arrays, at), part, sums);
 }
 
 // A part that is one row: a thread has N columns of every blockDim.y-th row of a chunk.
@@ -73,9 +95,8 @@ __device__ __forceinline__ void sum_columns(const WholeAndPart& arrays, ACC* par
         sums[i] = ACC(0);
     }
     const i64 first = blockIdx.y * rows_each, end = min(rows, first + rows_each);
-#pragma unroll 1
-    for (i64 row = first + threadIdx.y; row < end; row += blockDim.y)
-        differentiate<N, B_IS_PART>(arrays, row * columns + column, part, sums);
+    differentiate_all<N, B_IS_PART>(arrays, (first + threadIdx.y) * columns + column, end * columns,
+                                    blockDim.y * columns, part, sums);
     if (!partials) return;
     const i64 chunk = static_cast<i64>(blockIdx.y) * blockDim.y + threadIdx.y;
 #pragma unroll
@@ -139,9 +160,8 @@ __device__ __forceinline__ void sum_runs(const WholeAndPart& arrays, ACC* partia
 #pragma unroll 1
         for (i64 o = outer_first; o < outer_end; ++o) {
             const i64 start = (o * runs.kept + task.kept) * runs.inner;
-#pragma unroll 1
-            for (i64 i = inner_first + task.lane * N; i < inner_end; i += runs.lanes * N)
-                differentiate<N, B_IS_PART>(arrays, start + i, part, sums);
+            differentiate_all<N, B_IS_PART>(arrays, start + inner_first + task.lane * N,
+                                            start + inner_end, runs.lanes * N, part, sums);
         }
 #pragma unroll
         for (int i = 0; i < N; ++i) sum += sums[i];

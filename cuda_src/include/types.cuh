@@ -82,6 +82,16 @@ __device__ __forceinline__ float divide_subnormal(float x, float y) {
     return quotient;
 #endif
 }
+// Within 2 units in the last place.
+__device__ __forceinline__ float divide_roughly(float x, float y) {
+#ifdef __CUDA_CPU__
+    return x / y;
+#else
+    float quotient;
+    asm("div.full.f32 %0, %1, %2;" : "=f"(quotient) : "f"(x), "f"(y));
+    return quotient;
+#endif
+}
 __device__ __forceinline__ double widen_subnormal(float x) {
 #ifdef __CUDA_CPU__
     return x;
