@@ -118,17 +118,21 @@ __device__ __forceinline__ void sum_few(Target target, const T* __restrict__ dy,
 
 // ---- deterministic: keys to sort by; G, past the last row, for an index out of range ------------
 
+// With dY given, entries carry its elements instead of their positions: see SortedSlices.
 template <class Target>
 struct NewKey {
     Target target;
+    const T* dy;
     Entry* entries;
     i64 G;
 
     __device__ Key operator()(i64 k) const {
         const i64 row = target(k);
-        const Key key = static_cast<Key>(row == NOWHERE ? G : row);
-        entries[k] = Entry{key, static_cast<Key>(k)};
-        return key;
+        Entry entry{static_cast<Key>(row == NOWHERE ? G : row), static_cast<Key>(k)};
+        if constexpr (sizeof(T) <= sizeof(Key))
+            if (dy) entry.position = static_cast<Key>(bits_of(dy[k]));
+        entries[k] = entry;
+        return entry.key;
     }
 };
 
@@ -139,9 +143,9 @@ struct KnownKey {
 };
 
 template <class Target>
-__device__ __forceinline__ void make_keys(Target target, Entry* entries, Key* counts, i64 G,
-                                          const Pass& pass) {
-    count_digits(NewKey<Target>{target, entries, G}, counts, pass);
+__device__ __forceinline__ void make_keys(Target target, const T* dy, Entry* entries, Key* counts,
+                                          i64 G, const Pass& pass) {
+    count_digits(NewKey<Target>{target, dy, entries, G}, counts, pass);
 }
 
 // ---- atomics: sums is dX, or a float32 array of its shape where T is narrower -------------------
@@ -260,18 +264,19 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     sum_few(GatherElement{indices, lines}, dy, dx, n, sizes);
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
-    gather_grad__keys(const INDEX* indices, Entry* entries, Key* counts, Pass pass, i64 G) {
-    make_keys(GatherRow{indices, G}, entries, counts, G, pass);
+    gather_grad__keys(const INDEX* indices, const T* dy, Entry* entries, Key* counts, Pass pass,
+                      i64 G) {
+    make_keys(GatherRow{indices, G}, dy, entries, counts, G, pass);
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
-    gather_nd_grad__keys(const INDEX* indices, Tuples tuples, Entry* entries, Key* counts,
-                         Pass pass, i64 G) {
-    make_keys(GatherNDRow{indices, tuples}, entries, counts, G, pass);
+    gather_nd_grad__keys(const INDEX* indices, Tuples tuples, const T* dy, Entry* entries,
+                         Key* counts, Pass pass, i64 G) {
+    make_keys(GatherNDRow{indices, tuples}, dy, entries, counts, G, pass);
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
-    gather_elements_grad__keys(const INDEX* indices, Lines lines, Entry* entries, Key* counts,
-                               Pass pass, i64 G) {
-    make_keys(GatherElement{indices, lines}, entries, counts, G, pass);
+    gather_elements_grad__keys(const INDEX* indices, Lines lines, const T* dy, Entry* entries,
+                               Key* counts, Pass pass, i64 G) {
+    make_keys(GatherElement{indices, lines}, dy, entries, counts, G, pass);
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_grad__atomic(const INDEX* indices, const T* dy, ACC* sums, Items items, Sizes sizes) {
@@ -300,12 +305,19 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather__scatter(const Entry* from, Entry* to, const Key* counts, Pass pass) {
-    scatter_by_digit(from, to, counts, pass);
+    scatter_by_digit<SHORT_ITEMS>(from, to, counts, pass);
+}
+extern "C" __global__ void __launch_bounds__(SORT_THREADS)
+    gather__scatter__long(const Entry* from, Entry* to, const Key* counts, Pass pass) {
+    scatter_by_digit<LONG_ITEMS>(from, to, counts, pass);
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather__starts(const Entry* sorted, Key* starts, i64 n, i64 G) {
-    const i64 g = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
-    if (g <= G) find_start(sorted, starts, n, g);
+    find_start(sorted, starts, n, G);
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gather__starts__many(const Entry* sorted, Key* starts, i64 n, i64 G) {
+    find_starts(sorted, starts, n, G);
 }
 // `__scalar`: rows that are no whole number of 16-byte packets, or start off a 16-byte boundary.
 extern "C" __global__ void __launch_bounds__(THREADS)

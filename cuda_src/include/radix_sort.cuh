@@ -4,7 +4,8 @@
 //
 // Each block owns a span of the entries, whole tiles of it. The first launch counts the digits of
 // every span; the second sums those counts to know where each digit of its own span goes, and moves
-// the entries tile by tile. No block waits for another, and the result depends on the keys alone.
+// the entries tile by tile, each sorted in shared memory so that entries with the same digit are
+// written together. No block waits for another, and the result depends on the keys alone.
 #pragma once
 #include "include/types.cuh"
 
@@ -18,9 +19,13 @@ using Key = CTO_KEY;
 
 constexpr int SORT_THREADS = 512;
 constexpr int SORT_WARPS = SORT_THREADS / WARP;
-constexpr int SORT_ITEMS = 4;  // entries of a tile that one thread moves
-constexpr int SORT_TILE = SORT_THREADS * SORT_ITEMS;
+// Entries of a tile that one thread moves: few are ranked sooner; of many, which is as many as shared
+// memory holds, more go to one place.
+constexpr int SHORT_ITEMS = sizeof(Key) == 4 ? 4 : 3;
+constexpr int LONG_ITEMS = sizeof(Key) == 4 ? 6 : 3;
 constexpr int RADIX = SORT_THREADS;  // digits at most: a thread looks after one of them
+constexpr int STARTS_ROWS = 4096;
+constexpr int MOST_SCANNED = 16;  // entries a row, on average
 constexpr int COUNT_UNROLL =
     sizeof(Key) == 4 ? 4 : 1;  // 64-bit divisions leave no registers for more
 
@@ -30,7 +35,7 @@ struct alignas(2 * sizeof(Key)) Entry {
 
 // One digit of the keys, and the entries of a block: [first, end).
 struct Pass {
-    i64 n, span;  // of all entries; of one block, a multiple of SORT_TILE
+    i64 n, span;  // of all entries; of one block, whole tiles
     i32 shift, bits;
 
     __device__ u32 radix() const { return 1u << bits; }
@@ -54,7 +59,7 @@ __device__ __forceinline__ void count_digits(KeyAt key_at, Key* __restrict__ cou
         counts[blockIdx.x * pass.radix() + threadIdx.x] = found[threadIdx.x];
 }
 
-// The sum of `value` over the threads before this one.
+// The sum of `value` over the threads before this one. A barrier has to pass before the next one.
 __device__ __forceinline__ Key sum_before(Key value) {
     __shared__ Key of_warp[SORT_WARPS];
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
@@ -96,97 +101,162 @@ __device__ __forceinline__ u32 peers_of(u32 digit, i32 bits, bool valid) {
     return peers;
 }
 
-// The entries of a tile that one thread moves: SORT_ITEMS of them, WARP apart, in a run of its warp.
+// The entries of a tile that one thread moves: ITEMS of them, WARP apart, in a run of its warp.
+template <int ITEMS>
 struct TileItems {
-    Entry entry[SORT_ITEMS];
-    u32 rank[SORT_ITEMS];  // among the entries of the warp with the same digit
-    i32 valid;             // the first so many exist
+    Entry entry[ITEMS];
+    u32 rank[ITEMS];  // among the entries of the warp with the same digit
+    i32 valid;        // the first so many exist
 
     __device__ void load(const Entry* __restrict__ from, i64 tile, i64 end) {
-        const i64 first = tile + threadIdx.x / WARP * (WARP * SORT_ITEMS) + threadIdx.x % WARP;
+        const i64 first = tile + threadIdx.x / WARP * (WARP * ITEMS) + threadIdx.x % WARP;
         valid = 0;
 #pragma unroll
-        for (int j = 0; j < SORT_ITEMS; ++j) {
+        for (int j = 0; j < ITEMS; ++j) {
             const bool exists = first + WARP * j < end;
             entry[j] = exists ? from[first + WARP * j] : Entry{0, 0};
             valid += exists;
         }
     }
     // Leaves in `seen` how many entries of the warp have each digit.
-    __device__ void count(u32* seen, Pass pass) {
+    __device__ void count(u16* seen, Pass pass) {
         const u32 lane = threadIdx.x % WARP;
         for (u32 digit = lane; digit < pass.radix(); digit += WARP) seen[digit] = 0;
         __syncwarp();
 #pragma unroll
-        for (int j = 0; j < SORT_ITEMS; ++j) {
+        for (int j = 0; j < ITEMS; ++j) {
             const u32 digit = pass.digit(entry[j].key);
             const u32 peers = peers_of(digit, pass.bits, j < valid);
             const u32 before = __popc(peers & ((1u << lane) - 1u));
             rank[j] = seen[digit] + before;
             __syncwarp();
-            if (j < valid && before == 0) seen[digit] += __popc(peers);
+            if (j < valid && before == 0) seen[digit] += static_cast<u16>(__popc(peers));
             __syncwarp();
         }
     }
 };
 
-// Turns each warp's count of a digit into the count of the warps before it; returns the count of
-// all.
-__device__ __forceinline__ u32 count_earlier_warps(u32 (*seen)[RADIX], u32 digit) {
-    u32 sum = 0;
+// A tile being sorted by one digit. Thread d < radix looks after digit d.
+template <int ITEMS>
+struct SortedTile {
+    static constexpr int size = SORT_THREADS * ITEMS;
+    u16 seen[SORT_WARPS][RADIX];  // of each warp; then of the warps before it
+    u32 first[RADIX];             // where a digit's entries begin in the tile
+    Key shift[RADIX];             // and how much further on they begin in the result
+    Entry entries[size];
+
+    // Turns each warp's count of a digit into the count of the warps before it; returns the count
+    // of all.
+    __device__ u32 count_earlier_warps(u32 digit) {
+        u32 sum = 0;
 #pragma unroll
-    for (int warp = 0; warp < SORT_WARPS; ++warp) {
-        const u32 own = seen[warp][digit];
-        seen[warp][digit] = sum;
-        sum += own;
+        for (int warp = 0; warp < SORT_WARPS; ++warp) {
+            const u16 own = seen[warp][digit];
+            seen[warp][digit] = static_cast<u16>(sum);
+            sum += own;
+        }
+        return sum;
     }
-    return sum;
-}
+    // `destination`: where the block's next entry with digit threadIdx.x goes.
+    __device__ void place_digits(Key& destination, Pass pass) {
+        const bool has_digit = threadIdx.x < pass.radix();
+        const u32 count = has_digit ? count_earlier_warps(threadIdx.x) : 0;
+        const Key before = sum_before(count);
+        if (has_digit) {
+            first[threadIdx.x] = static_cast<u32>(before);
+            shift[threadIdx.x] = destination - before;
+        }
+        destination += count;
+    }
+    __device__ void put(const TileItems<ITEMS>& items, Pass pass) {
+#pragma unroll
+        for (int j = 0; j < ITEMS; ++j) {
+            const u32 digit = pass.digit(items.entry[j].key);
+            const u32 earlier = seen[threadIdx.x / WARP][digit] + items.rank[j];
+            if (j < items.valid) entries[first[digit] + earlier] = items.entry[j];
+        }
+    }
+    __device__ void write(Entry* __restrict__ to, i64 n, Pass pass) const {
+#pragma unroll
+        for (u32 i = threadIdx.x; i < size; i += SORT_THREADS) {
+            if (i >= n) return;
+            const Entry entry = entries[i];
+            to[static_cast<Key>(shift[pass.digit(entry.key)] + i)] = entry;
+        }
+    }
+};
 
 // Moves every entry of the block's span to its place by this digit, in the order they stand in.
+template <int ITEMS>
 __device__ __forceinline__ void scatter_by_digit(const Entry* __restrict__ from,
                                                  Entry* __restrict__ to,
                                                  const Key* __restrict__ counts, Pass pass) {
-    __shared__ Key destination[RADIX];
-    __shared__ u32 seen[SORT_WARPS][RADIX];
+    __shared__ SortedTile<ITEMS> sorted;
     const i64 end = pass.end();
-    const u32 warp = threadIdx.x / WARP;
-    destination[threadIdx.x] = first_destination(counts, pass);
-    u32 moved = 0;  // entries of the last tile with digit threadIdx.x
-    for (i64 tile = pass.first(); tile < end; tile += SORT_TILE) {
-        TileItems items;
-        items.load(from, tile, end);
+    TileItems<ITEMS> items;
+    items.load(from, pass.first(), end);
+    Key destination = first_destination(counts, pass);
+    for (i64 tile = pass.first(); tile < end; tile += sorted.size) {
         __syncwarp();
-        items.count(seen[warp], pass);
+        items.count(sorted.seen[threadIdx.x / WARP], pass);
         __syncthreads();
-        destination[threadIdx.x] += moved;
-        moved = threadIdx.x < pass.radix() ? count_earlier_warps(seen, threadIdx.x) : 0;
+        sorted.place_digits(destination, pass);
         __syncthreads();
-#pragma unroll
-        for (int j = 0; j < SORT_ITEMS; ++j) {
-            const u32 digit = pass.digit(items.entry[j].key);
-            if (j < items.valid)
-                to[destination[digit] + seen[warp][digit] + items.rank[j]] = items.entry[j];
-        }
+        sorted.put(items, pass);
+        if (tile + sorted.size < end)  // while this tile is written
+            items.load(from, tile + sorted.size, end);
+        __syncthreads();
+        sorted.write(to, end - tile, pass);
     }
 }
 
-// starts[g] = how many of the n sorted keys are below g: where the entries with key g begin. Each
-// step looks at three keys together, a quarter of what is left apart.
-__device__ __forceinline__ void find_start(const Entry* __restrict__ sorted,
-                                           Key* __restrict__ starts, i64 n, i64 g) {
-    i64 start = 0, step = 1;
-    while (step * 4 <= n) step *= 4;
+// How many of the n sorted keys are below g, `start` of them known to be, and none from `end` on.
+// Each step looks at three keys together, a quarter of what is left apart.
+__device__ __forceinline__ i64 count_below(const Entry* __restrict__ sorted, i64 start, i64 end,
+                                           i64 g) {
+    i64 step = 1;
+    while (step * 4 <= end - start) step *= 4;
     for (; step > 0; step /= 4) {
         i32 below = 0;
 #pragma unroll
         for (i32 j = 1; j < 4; ++j) {
             const i64 i = start + j * step - 1;
-            below += i < n && sorted[i].key < static_cast<Key>(g);
+            below += i < end && sorted[i].key < static_cast<Key>(g);
         }
         start += below * step;
     }
-    starts[g] = static_cast<Key>(start);
+    return start;
+}
+
+// starts[g] = how many of the n sorted keys are below g: where the entries with key g begin.
+__device__ __forceinline__ void find_start(const Entry* __restrict__ sorted,
+                                           Key* __restrict__ starts, i64 n, i64 G) {
+    const i64 g = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (g <= G) starts[g] = static_cast<Key>(count_below(sorted, 0, n, g));
+}
+
+// The same for a block's STARTS_ROWS values of g, of which only the first and the last are searched
+// for among all entries. An entry whose key differs from the one before says the starts of all keys
+// after that one, up to its own; where there are too many entries to look at, searches do.
+__device__ __forceinline__ void find_starts(const Entry* __restrict__ sorted,
+                                            Key* __restrict__ starts, i64 n, i64 G) {
+    __shared__ i64 bounds[2];
+    const i64 first = static_cast<i64>(blockIdx.x) * STARTS_ROWS;
+    const i64 end = min(first + STARTS_ROWS, G + 1);
+    if (threadIdx.x < 2)
+        bounds[threadIdx.x] = count_below(sorted, 0, n, threadIdx.x == 0 ? first : min(end, G));
+    __syncthreads();
+    const i64 low = bounds[0], high = bounds[1];
+    if (high - low > MOST_SCANNED * STARTS_ROWS) {
+        for (i64 g = first + threadIdx.x; g < end; g += blockDim.x)
+            starts[g] = static_cast<Key>(count_below(sorted, low, high, g));
+        return;
+    }
+    for (i64 i = low + threadIdx.x; i <= high; i += blockDim.x) {
+        i64 g = i == low ? first : static_cast<i64>(sorted[i - 1].key) + 1;
+        const i64 last = i == high ? end - 1 : static_cast<i64>(sorted[i].key);
+        for (; g <= last; ++g) starts[g] = static_cast<Key>(i);
+    }
 }
 
 }  // namespace cto

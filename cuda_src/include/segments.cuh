@@ -38,14 +38,21 @@ __device__ __forceinline__ P load_streaming(const P* from) {
     }
 }
 
-// Slices of one batch of dY in the order of the sorted entries.
+// Slices of one batch of dY in the order of the sorted entries, of which a thread takes N elements.
+// Without dY the slices are elements, which stand in the entries where otherwise their positions do.
+template <int N>
 struct SortedSlices {
     using Element = T;
     const T* dy;
     const Entry* entries;
     i64 W;
 
-    __device__ const T* at(Key i) const { return dy + entries[i].position * W; }
+    __device__ SortedSlices(const T* dy, const Entry* entries, i64 first, i64 W)
+        : dy(N > 1 || dy ? dy + first : dy), entries(entries), W(W) {}
+    __device__ const T* at(Key i) const {
+        const Key* const position = &entries[i].position;
+        return N > 1 || dy ? dy + *position * W : reinterpret_cast<const T*>(position);
+    }
 };
 
 // Sums of the nodes of one level, of one batch.
@@ -169,7 +176,7 @@ __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
     Sum<N> sum;
     if (level.unit == FANOUT)
         sum.template add_all<DEPTH>(
-            SortedSlices{dy + node.batch * sizes.K * W + column, entries, W}, children);
+            SortedSlices<N>(dy, entries, node.batch * sizes.K * W + column, W), children);
     else
         sum.template add_all<DEPTH>(NodeSums{own + level.begin_below * W, W}, children);
     sum.store(own + (level.begin + node.item) * W);
@@ -177,8 +184,8 @@ __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
 
 // Adds the entries [low, high): on each level the ends that the next one does not cover.
 template <int N>
-__device__ __forceinline__ void add_segment(Sum<N>& sum, const SortedSlices& slices, NodeSums nodes,
-                                            Key low, Key high, Key n, i32 levels) {
+__device__ __forceinline__ void add_segment(Sum<N>& sum, const SortedSlices<N>& slices,
+                                            NodeSums nodes, Key low, Key high, Key n, i32 levels) {
     for (i32 level = 0;; ++level) {
         const Key up = low / FANOUT + (low % FANOUT != 0), down = high / FANOUT;
         const bool top = level == levels || up >= down;
@@ -215,20 +222,25 @@ struct Rows {
     }
 
     // Adds n entries from `low` on, DEPTH of them loaded together whichever rows they go to.
-    __device__ __forceinline__ void add_few(const SortedSlices& slices, Key low, Key n) {
+    __device__ __forceinline__ void add_few(const SortedSlices<N>& slices, Key low, Key n) {
 #pragma unroll 1
         for (Key first = 0; first < n; first += DEPTH) {
-            Entry entry[DEPTH];
+            Key key[DEPTH];
+            const T* from[DEPTH];
             Packet<T, N> loaded[DEPTH];
 #pragma unroll
-            for (int d = 0; d < DEPTH; ++d) entry[d] = slices.entries[low + min(first + d, n - 1)];
+            for (int d = 0; d < DEPTH; ++d) {
+                const Key i = low + min(first + d, n - 1);
+                key[d] = slices.entries[i].key;
+                from[d] = slices.at(i);
+            }
 #pragma unroll
             for (int d = 0; d < DEPTH; ++d)
-                if (first + d < n) loaded[d] = sum.load(slices.dy + entry[d].position * W);
+                if (first + d < n) loaded[d] = sum.load(from[d]);
 #pragma unroll
             for (int d = 0; d < DEPTH; ++d) {
                 if (first + d >= n) break;
-                finish(entry[d].key);
+                finish(key[d]);
                 sum.add(loaded[d]);
             }
         }
@@ -236,7 +248,7 @@ struct Rows {
     }
 
     // Adds the entries of every row in turn, with the sums of whole nodes among them.
-    __device__ __forceinline__ void add_many(const SortedSlices& slices, const NodeSums& nodes,
+    __device__ __forceinline__ void add_many(const SortedSlices<N>& slices, const NodeSums& nodes,
                                              const Key* starts, Key K, i32 levels) {
 #pragma unroll 1
         while (next < end) {
@@ -260,7 +272,7 @@ __device__ __forceinline__ void sum_rows(const T* __restrict__ dy,
     if (group.batch >= items.B || column >= W) return;
     const Key first = group.item * count, end = min((group.item + 1) * count, sizes.G);
     Rows<N> rows{dx + group.batch * sizes.G * W + column, W, first, end, {}};
-    const SortedSlices slices{dy + group.batch * sizes.K * W + column, entries, W};
+    const SortedSlices<N> slices(dy, entries, group.batch * sizes.K * W + column, W);
     const NodeSums nodes{sums + group.batch * n_nodes * W + column, W};
     const Key low = starts[first], high = starts[end];
     if (high - low < FANOUT)

@@ -22,12 +22,17 @@ if TYPE_CHECKING:
 # The constants of the same names in cuda_src.
 THREADS = 256
 SORT_THREADS = 512
-SORT_TILE = 2048
+STARTS_ROWS = 4096
+SHORT_ITEMS, LONG_ITEMS = {4: 4, 8: 3}, {4: 6, 8: 3}  # by bytes of a key
 FANOUT = 32
 ATOMIC_ITEMS = 4
 ZERO_PACKETS = 4
 ROUND_NBYTES = 64
 DIGIT_BITS = 9  # of a sort key at most: a block has a thread for each digit
+LONG_SORT = 2**20  # slices from which on a sort takes longer than its launches
+LONG_DIGIT_BITS = 8  # of a long sort with more than two digits: longer runs are worth another pass
+MANY_ROWS = 2**20  # rows from which on there are enough blocks of STARTS_ROWS for a GPU
+DENSE = 4  # slices a row up to which looking at them beats searching
 
 ROWS = 4  # whose sums one thread makes where they are short
 SORT_BLOCKS = 2  # of a multiprocessor
@@ -60,10 +65,11 @@ class Digit:
     bits: int
 
 
-def digits(rows: int) -> tuple[Digit, ...]:
+def digits(rows: int, slices: int) -> tuple[Digit, ...]:
     """As few digits as hold every key, all of about the same width."""
     bits = rows.bit_length()
-    width = ceil_div(bits, ceil_div(bits, DIGIT_BITS))
+    longer = slices >= LONG_SORT and bits > 2 * DIGIT_BITS
+    width = ceil_div(bits, ceil_div(bits, LONG_DIGIT_BITS if longer else DIGIT_BITS))
     return tuple(Digit(shift, min(width, bits - shift)) for shift in range(0, bits, width))
 
 
@@ -156,6 +162,13 @@ class Scatter:
         """Whether sums are wider than dX: atomics then need room for all of it."""
         return self.acc != self.dx.dtype
 
+    @property
+    def is_carried(self) -> bool:
+        """Whether slices are elements that fit where the sort has their positions."""
+        return (
+            self.sizes.B == self.sizes.W == 1 and self.dy.dtype.itemsize <= self.sizes.key.itemsize
+        )
+
     def prefers_atomics(self) -> bool:
         """Whether atomics are quicker than sorting."""
         rows = max(self.sizes.K, self.sizes.G if self.narrow else 0)
@@ -180,29 +193,32 @@ class Scatter:
 
     def add_slices(self) -> Plan:
         """Sorted by row and summed in order: the same bits, run after run."""
-        entries = self.sort()
-        starts = self.workspace.take(self.sizes.G + 1, self.sizes.key)
-        config = one_each(self.sizes.G + 1, THREADS)
-        self.launch("starts", config, entries, starts, self.sizes.K, self.sizes.G)
+        entries, s = self.sort(), self.sizes
+        starts = self.workspace.take(s.G + 1, s.key)
+        many = s.G >= MANY_ROWS and s.K <= DENSE * s.G
+        config = one_each(s.G + 1, STARTS_ROWS if many else THREADS)
+        self.launch("starts__many" if many else "starts", config, entries, starts, s.K, s.G)
         self.sum(entries, starts)
         return self.plan()
 
     def sort(self) -> Scratch:
         """The (row, slice) entries in stable order, one pass a digit."""
         n, key = self.sizes.K, self.sizes.key
-        tiles = ceil_div(n, SORT_TILE)
-        span = ceil_div(tiles, SORT_BLOCKS * self.device.multiprocessors) * SORT_TILE
+        variant, items = ("", SHORT_ITEMS) if n < LONG_SORT else ("__long", LONG_ITEMS)
+        tile = SORT_THREADS * items[key.itemsize]
+        span = ceil_div(ceil_div(n, tile), SORT_BLOCKS * self.device.multiprocessors) * tile
         config = one_each(n, span, SORT_THREADS)
         entries, other = self.workspace.take(2 * n, key), self.workspace.take(2 * n, key)
         counts = self.workspace.take(config.grid[0] << DIGIT_BITS, key)
-        for digit in digits(self.sizes.G):
+        for digit in digits(self.sizes.G, n):
             step = by_value(n=n, span=span, shift=np.int32(digit.shift), bits=np.int32(digit.bits))
             if digit.shift == 0:
-                where = (*self.target, entries, counts, step, self.sizes.G)
+                dy = self.dy_name if self.is_carried else None
+                where = (*self.target, dy, entries, counts, step, self.sizes.G)
                 self.launch_own(f"{self.op.function_name}__keys", config, *where)
             else:
                 self.launch("count", config, entries, counts, step)
-            self.launch("scatter", config, entries, other, counts, step)
+            self.launch(f"scatter{variant}", config, entries, other, counts, step)
             entries, other = other, entries
         return entries
 
@@ -210,6 +226,7 @@ class Scatter:
         """Partial sums level by level, then every row of dX."""
         s, counts = self.sizes, levels(self.sizes.K)
         sizes = by_value(K=s.K, G=s.G, W=s.W)
+        dy = None if self.is_carried else self.dy_name
         n = packet_size(s.W, self.dy, self.dx)
         variant, runs = "__scalar" if n == 1 else "", s.W // n
         sums = self.workspace.take(s.B * sum(counts) * s.W, self.acc)
@@ -219,11 +236,11 @@ class Scatter:
             level = by_value(
                 unit=FANOUT ** (i + 1), begin=sum(counts[:i]), begin_below=below, total=sum(counts)
             )
-            args = (self.dy_name, entries, sums, items, sizes, level)
+            args = (dy, entries, sums, items, sizes, level)
             self.launch(f"sum_nodes{variant}", config, *args)
         rows = rows_of_a_thread(s)
         config, items = spread(s.B, ceil_div(s.G, rows), runs, 1)
-        arrays = (self.dy_name, entries, starts, sums, self.dx_name, items, sizes)
+        arrays = (dy, entries, starts, sums, self.dx_name, items, sizes)
         self.launch(f"sum_rows{variant}", config, *arrays, rows, sum(counts), len(counts))
 
     def add_slices_atomically(self) -> Plan:

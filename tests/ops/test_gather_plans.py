@@ -22,20 +22,22 @@ H200 = Device(132, (9, 0))
 
 
 @pytest.mark.parametrize(
-    ("rows", "expected"),
+    ("rows", "slices", "expected"),
     [
-        (1, [(0, 1)]),
-        (511, [(0, 9)]),
-        (512, [(0, 5), (5, 5)]),
-        (50257, [(0, 8), (8, 8)]),
-        (128256, [(0, 9), (9, 8)]),
-        (2**26, [(0, 9), (9, 9), (18, 9)]),
-        (2**40, [(0, 9), (9, 9), (18, 9), (27, 9), (36, 5)]),
+        (1, 9, [(0, 1)]),
+        (511, 9, [(0, 9)]),
+        (512, 9, [(0, 5), (5, 5)]),
+        (50257, 32768, [(0, 8), (8, 8)]),
+        (128256, 2**20 - 1, [(0, 9), (9, 8)]),
+        (128256, 2**20, [(0, 9), (9, 8)]),
+        (2**26, 9, [(0, 9), (9, 9), (18, 9)]),
+        (2**26, 2**26, [(0, 7), (7, 7), (14, 7), (21, 6)]),
+        (2**40, 9, [(0, 9), (9, 9), (18, 9), (27, 9), (36, 5)]),
     ],
 )
-def test_digits(rows, expected) -> None:
-    """They hold the key `rows` of an index out of range."""
-    found = scatter.digits(rows)
+def test_digits(rows, slices, expected) -> None:
+    """They hold the key `rows` of an index out of range; long sorts have shorter ones."""
+    found = scatter.digits(rows, slices)
     assert found == tuple(Digit(*digit) for digit in expected)
     assert sum(digit.bits for digit in found) == rows.bit_length()
 
@@ -178,13 +180,46 @@ def test_keys_of_64_bits(run, rng, monkeypatch) -> None:
     assert_matches(run.host(actual), op.cpu_function()((2, 30, 3), indices, dy, axis=1))
 
 
+@pytest.mark.parametrize("wide", [False, True], ids=["32-bit", "64-bit"])
+@pytest.mark.parametrize("kind", ["uniform", "skewed", "same", "out of range"])
+@pytest.mark.parametrize(("extent", "n"), [(700, 30_000), (9000, 9000), (20_000, 300)])
+def test_what_long_sorts_take(run, rng, monkeypatch, wide, kind, extent, n) -> None:
+    """More digits, large tiles, starts found by looking at entries; here of few slices."""
+    for name in ("LONG_SORT", "MANY_ROWS"):
+        monkeypatch.setattr(scatter, name, 1)
+    monkeypatch.setattr(scatter, "DENSE", 100)
+    if wide:
+        monkeypatch.setattr(scatter, "MOST_32_BIT", 20)
+    indices = {
+        "uniform": rng.integers(-extent, extent, n),
+        "skewed": np.minimum(rng.zipf(1.2, n), extent) - 1,
+        "same": np.full(n, extent - 1),
+        "out of range": rng.integers(-3 * extent, 3 * extent, n),
+    }[kind]
+    dy = rng.standard_normal(n).astype(FLOAT32)
+    actual = get_op("GatherGrad")()((extent,), run.place(indices), run.place(dy))
+    assert_matches(run.host(actual), gathered(indices, dy, extent), 1e-4)
+
+
+def gathered(indices, dy, extent: int) -> np.ndarray:
+    """The sums, without those out of range."""
+    inside = (indices >= -extent) & (indices < extent)
+    sums = np.zeros(extent)
+    np.add.at(sums, indices[inside] % extent, dy[inside].astype(np.float64))
+    return sums.astype(dy.dtype)
+
+
 def test_python_and_cuda_share_their_constants() -> None:
     """`constexpr int NAME = number` in the source, and NAME in Python, say the same."""
     text = load("gather").code
     written = dict(re.findall(r"constexpr int (\w+) = (\d+);", text))
-    written["SORT_TILE"] = int(written["SORT_THREADS"]) * int(written["SORT_ITEMS"])
     dims = ("TILE_COLUMNS", "MOST_DIMS")
-    names = ("SORT_THREADS", "SORT_TILE", "FANOUT", "ATOMIC_ITEMS", "ZERO_PACKETS")
+    names = ("SORT_THREADS", "STARTS_ROWS", "FANOUT", "ATOMIC_ITEMS", "ZERO_PACKETS")
     assert {n: getattr(scatter, n) for n in names} == {n: int(written[n]) for n in names}
     assert {n: getattr(ops, n) for n in dims} == {n: int(written[n]) for n in dims}
+    by_key = re.findall(r"constexpr int (\w+) = sizeof\(Key\) == 4 \? (\d+) : (\d+);", text)
+    assert {n: {4: int(a), 8: int(b)} for n, a, b in by_key} == {
+        "SHORT_ITEMS": scatter.SHORT_ITEMS,
+        "LONG_ITEMS": scatter.LONG_ITEMS,
+    }
     assert 1 << scatter.DIGIT_BITS == scatter.SORT_THREADS  # a thread for each digit
