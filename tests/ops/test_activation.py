@@ -11,6 +11,7 @@ import pytest
 from halves import assert_rounded_once, ulps
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from probe.probe import ProbeColumn
 
 from cupy_training_ops import get_op
 from cupy_training_ops.contract import Spec
@@ -114,6 +115,56 @@ def test_float64_gelu_slope_is_accurate_to_its_last_digits(run, rng) -> None:
             for a, (cdf, term) in zip(actual.tolist(), terms, strict=True)
         ]
     assert max(errors) < 4e-15
+
+
+def gate(name: str, x) -> tuple:
+    """v and X v' of QuickGelu and FastGelu, in mpmath's numbers."""
+    if "Quick" in name:
+        return mpmath.mpf(1.702) * x, mpmath.mpf(1.702) * x
+    first = 2 * mpmath.sqrt(2 / mpmath.pi)
+    third = first * mpmath.mpf(44_715) / 10**6 * x**3
+    return first * x + third, first * x + 3 * third
+
+
+@pytest.mark.parametrize("name", ["FastGelu", "QuickGelu", "FastGeluGrad", "QuickGeluGrad"])
+def test_float64_gates_are_accurate_far_into_their_tails(run, rng, name) -> None:
+    """To the digits of v, relative to the terms; values fall to 1e-290."""
+    most = 20 if "Fast" in name else 390
+    x = np.concatenate([rng.uniform(-most, most, 200), rng.standard_normal(200)])
+    dy = [run.place(np.ones_like(x))] if "Grad" in name else []
+    actual = run.host(get_op(name)()(*dy, run.place(x)))
+    with mpmath.workdps(40):
+        for number, result in zip(map(mpmath.mpf, x.tolist()), actual.tolist(), strict=True):
+            v, slope = gate(name, number)
+            s = 1 / (1 + mpmath.exp(-v))
+            terms = (s, slope * s * (1 - s)) if dy else (number * s,)
+            error = abs(result - sum(terms)) / sum(map(abs, terms))
+            assert error < 1e-15 + 5e-16 * abs(v), (float(number), result)
+
+
+@pytest.mark.parametrize("name", [*FORWARD, *UNARY])
+def test_float64_limits(run, name) -> None:
+    """On both sides of where exponentials are cut off; NaN of any bits."""
+    ends = [21.4, 21.99, 22, 22.01, 26, 39.99, 40, 40.01, 46.3, 588, 745, 999, 1001, 1e154, np.inf]
+    x = np.array([sign * end for end in ends for sign in (1, -1)])
+    nan = np.array([0x7FF800007FFFFFFF, 0xFFF800007FFFFFFF, 0x7FF8000000000000], np.uint64)
+    inputs = np.concatenate([x, nan.view(FLOAT64)])
+    dy = [run.place(np.ones_like(inputs))] if "Grad" in name else []
+    actual = run.host(get_op(name)()(*dy, run.place(inputs)))
+    limit = np.where(x > 0, 1.0 if dy else x, 0.0)
+    assert np.isnan(actual[x.size :]).all()
+    tolerance = 1e-12 if "Quick" in name else 1e-90
+    np.testing.assert_allclose(actual[: x.size], limit, rtol=1e-12, atol=tolerance)
+    assert not actual[: x.size][x <= -745].any()
+
+
+@pytest.mark.parametrize("columns", [1, 7, 1024, 2**31 - 1, 2**31, 2**31 + 1, 2**40])
+def test_positions_in_a_repeated_row(run, rng, columns) -> None:
+    """Up to and beyond those that 32-bit divisions find."""
+    beside = 2**31 + rng.integers(-3000, 3000, 2000)
+    positions = np.concatenate([beside, rng.integers(0, 2**32, 1000), rng.integers(0, 2**60, 1000)])
+    actual = run.host(ProbeColumn(columns=columns)(run.place(positions)))
+    np.testing.assert_array_equal(actual, positions % columns)
 
 
 @pytest.mark.parametrize("name", GRADIENTS)

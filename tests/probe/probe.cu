@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Kernels of operators that exist to prove the frame.
+#include "include/elementwise.cuh"
 #include "include/tables.cuh"
 
 namespace cto {
@@ -70,4 +71,14 @@ extern "C" __global__ void probe_join(Pointers<4> inputs, Extents extents, float
 extern "C" __global__ void probe_overrun(const float* x, float* y, i64 n) {
     const i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i < n) y[i] = x[i + 1];
+}
+
+// Where the positions x stand in a row that is repeated.
+extern "C" __global__ void probe_column(const i64* x, i64* y, i64 n, Divisor columns) {
+    const i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    const u32 offset = static_cast<u32>(i % min(static_cast<i64>(TILE), x[i] + 1));
+    auto row = row_or_none(static_cast<const float*>(nullptr), columns);
+    row.seek(x[i] - offset);
+    y[i] = row.column(offset);
 }

@@ -9,9 +9,19 @@ from pathlib import Path
 import numpy as np
 
 from cupy_training_ops.checks import refuse
-from cupy_training_ops.contract import Attribute, Input, Output, Spec, integers, real, shape
+from cupy_training_ops.contract import (
+    Attribute,
+    Input,
+    Output,
+    Spec,
+    integer,
+    integers,
+    real,
+    shape,
+)
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, INT64
 from cupy_training_ops.op import Op, slots
+from cupy_training_ops.planning.words import divisor
 from cupy_training_ops.runtime.plan import (
     Config,
     Launch,
@@ -126,6 +136,20 @@ class ProbeCut(Probe):
 
     def infer(self, x, sizes):
         return (tuple(Spec((n,), x.dtype) for n in sizes),)
+
+
+class ProbeColumn(Probe):
+    """Y = X modulo `columns`, as rows that are repeated are read."""
+
+    inputs = (Input("X", "int64"),)
+    outputs = (Output("Y", "int64"),)
+    attributes = (Attribute("columns", integer),)
+
+    def infer(self, x):
+        return (x,)
+
+    def plan(self, device, x, y):
+        return one_launch("probe_column", x.size, ("X", "Y", x.size, divisor(self.columns)))
 
 
 class ProbeOverrun(Probe):
