@@ -197,7 +197,6 @@ __device__ __forceinline__ void scatter_by_digit(const Entry* __restrict__ from,
     items.load(from, pass.first(), end);
     Key destination = first_destination(counts, pass);
     for (i64 tile = pass.first(); tile < end; tile += sorted.size) {
-        __syncwarp();
         items.count(sorted.seen[threadIdx.x / WARP], pass);
         __syncthreads();
         sorted.place_digits(destination, pass);

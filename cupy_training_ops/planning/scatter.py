@@ -32,7 +32,7 @@ DIGIT_BITS = 9  # of a sort key at most: a block has a thread for each digit
 LONG_SORT = 2**20  # slices from which on a sort takes longer than its launches
 LONG_DIGIT_BITS = 8  # of a long sort with more than two digits: longer runs are worth another pass
 MANY_ROWS = 2**20  # rows from which on there are enough blocks of STARTS_ROWS for a GPU
-DENSE = 4  # slices a row up to which looking at them beats searching
+DENSE, SPARSE = 4, 16  # slices a row, and rows a slice, up to which a look at all beats searches
 
 ROWS = 4  # whose sums one thread makes where they are short
 SORT_BLOCKS = 2  # of a multiprocessor
@@ -195,7 +195,7 @@ class Scatter:
         """Sorted by row and summed in order: the same bits, run after run."""
         entries, s = self.sort(), self.sizes
         starts = self.workspace.take(s.G + 1, s.key)
-        many = s.G >= MANY_ROWS and s.K <= DENSE * s.G
+        many = s.G >= MANY_ROWS and s.K <= DENSE * s.G and s.G <= SPARSE * s.K
         config = one_each(s.G + 1, STARTS_ROWS if many else THREADS)
         self.launch("starts__many" if many else "starts", config, entries, starts, s.K, s.G)
         self.sum(entries, starts)

@@ -31,7 +31,8 @@ H200 = Device(132, (9, 0))
         (128256, 2**20 - 1, [(0, 9), (9, 8)]),
         (128256, 2**20, [(0, 9), (9, 8)]),
         (2**26, 9, [(0, 9), (9, 9), (18, 9)]),
-        (2**26, 2**26, [(0, 7), (7, 7), (14, 7), (21, 6)]),
+        (2**26, 2**20 - 1, [(0, 9), (9, 9), (18, 9)]),
+        (2**26, 2**20, [(0, 7), (7, 7), (14, 7), (21, 6)]),
         (2**40, 9, [(0, 9), (9, 9), (18, 9), (27, 9), (36, 5)]),
     ],
 )
@@ -104,6 +105,23 @@ def test_stages_of_the_sorted_way(shape, slices, deterministic, offset, after) -
     symbols = planned(shape, slices, FLOAT16, deterministic, offset == 0)
     sort = ["gather_grad__keys", "gather__scatter", "gather__count", "gather__scatter"]
     assert symbols == sort + [f"gather__{stage}" for stage in after]
+
+
+@pytest.mark.parametrize(
+    ("slices", "variant", "starts"),
+    [
+        (2**16 - 1, "", "starts"),
+        (2**16, "", "starts__many"),
+        (2**20 - 1, "", "starts__many"),
+        (2**20, "__long", "starts__many"),
+        (2**22, "__long", "starts__many"),
+        (2**22 + 1, "__long", "starts"),
+    ],
+)
+def test_stages_of_many_elements(slices, variant, starts) -> None:
+    symbols = planned((2**20,), slices, FLOAT32, True, True)
+    assert f"gather__scatter{variant}" in symbols
+    assert f"gather__{starts}" in symbols
 
 
 @pytest.mark.parametrize(
@@ -182,12 +200,13 @@ def test_keys_of_64_bits(run, rng, monkeypatch) -> None:
 
 @pytest.mark.parametrize("wide", [False, True], ids=["32-bit", "64-bit"])
 @pytest.mark.parametrize("kind", ["uniform", "skewed", "same", "out of range"])
-@pytest.mark.parametrize(("extent", "n"), [(700, 30_000), (9000, 9000), (20_000, 300)])
+@pytest.mark.parametrize(("extent", "n"), [(700, 70_000), (8192, 9000), (20_000, 300)])
 def test_what_long_sorts_take(run, rng, monkeypatch, wide, kind, extent, n) -> None:
     """More digits, large tiles, starts found by looking at entries; here of few slices."""
     for name in ("LONG_SORT", "MANY_ROWS"):
         monkeypatch.setattr(scatter, name, 1)
     monkeypatch.setattr(scatter, "DENSE", 100)
+    monkeypatch.setattr(scatter, "SPARSE", 100)
     if wide:
         monkeypatch.setattr(scatter, "MOST_32_BIT", 20)
     indices = {
@@ -199,6 +218,57 @@ def test_what_long_sorts_take(run, rng, monkeypatch, wide, kind, extent, n) -> N
     dy = rng.standard_normal(n).astype(FLOAT32)
     actual = get_op("GatherGrad")()((extent,), run.place(indices), run.place(dy))
     assert_matches(run.host(actual), gathered(indices, dy, extent), 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("wide", "n"),
+    [(False, 9 * 3072 + 1), (True, 9 * 1536 + 1), (False, 1024), (True, 4096)],
+    ids=["one in a last tile", "one in a last tile, 64-bit", "4^5", "4^6, 64-bit"],
+)
+def test_sizes_at_a_bound(run, rng, monkeypatch, wide, n) -> None:
+    """A block's second tile of one entry; a search among 4^k entries; digits past bit 32."""
+    for name in ("LONG_SORT", "MANY_ROWS"):
+        monkeypatch.setattr(scatter, name, 1)
+    if wide:
+        found = scatter.digits
+        monkeypatch.setattr(scatter, "MOST_32_BIT", 20)
+        monkeypatch.setattr(scatter, "digits", lambda _, slices: found(2**40, slices))
+    indices, dy = rng.integers(0, 600, n), 1 + rng.random(n).astype(FLOAT32)
+    indices[-1] = 599
+    for rows in (2**40, 1):  # by a look at all entries, by searches
+        monkeypatch.setattr(scatter, "DENSE", rows)
+        actual = get_op("GatherGrad")()((600,), run.place(indices), run.place(dy))
+        assert_matches(run.host(actual), gathered(indices, dy, 600), 1e-5)
+
+
+def test_elements_of_batches(run, rng) -> None:
+    """Batches share their entries, which so cannot carry elements, though W is 1."""
+    indices, dy = rng.integers(-50, 50, 300), rng.standard_normal((3, 300)).astype(FLOAT32)
+    actual = get_op("GatherGrad")(axis=1)((3, 50), run.place(indices), run.place(dy))
+    expected = np.stack([gathered(indices, row, 50) for row in dy])
+    assert_matches(run.host(actual), expected, 1e-5)
+
+
+def test_pieces_of_the_workspace_are_kept_apart(run, rng, monkeypatch) -> None:
+    """No kernel writes past the piece it was given: gaps between them stay as they were."""
+    gaps, take = [], scatter.Workspace.take
+
+    def apart(self, n, dtype):
+        piece = take(self, n, dtype)
+        end = piece.offset + n * np.dtype(dtype).itemsize
+        self.nbytes += 256
+        gaps.append(slice(end, self.nbytes))
+        return piece
+
+    monkeypatch.setattr(scatter.Workspace, "take", apart)
+    for name, value in {"LONG_SORT": 1, "MANY_ROWS": 1, "DENSE": 100}.items():
+        monkeypatch.setattr(scatter, name, value)
+    indices, dy = rng.integers(-800, 800, 5000), rng.standard_normal(5000).astype(FLOAT32)
+    inputs = (700,), run.place(indices), run.place(dy)
+    op = get_op("GatherGrad")()
+    workspace = run.place(np.full(op.workspace_nbytes(*inputs), 0x5A, np.uint8))
+    op(*inputs, workspace=workspace)
+    assert all((run.host(workspace)[gap] == 0x5A).all() for gap in gaps)
 
 
 def gathered(indices, dy, extent: int) -> np.ndarray:
