@@ -331,7 +331,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     sum_nodes<1>(dy, entries, sums, items, sizes, level);
 }
 // As many blocks on a multiprocessor as their registers allow.
-constexpr int SUM_BLOCKS = sizeof(Key) == 8 ? 2 : 4 - (sizeof(T) == 2);
+constexpr int SUM_BLOCKS = sizeof(Key) == 8 ? 2 : sizeof(T) == 4 ? 4 : 3;
 
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows(const T* dy, const Entry* entries, const Key* starts, const ACC* sums, T* dx,

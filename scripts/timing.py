@@ -71,7 +71,7 @@ def time_torch(actions: Sequence[Action]) -> Timing:
 
 def host_microseconds(action: Action, calls: int = 10_000) -> float:
     """Median host time of a call, the queue drained every 500 calls."""
-    for _ in range(200):
+    for _ in range(2000):
         action()
     samples = []
     for i in range(calls):

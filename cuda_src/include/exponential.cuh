@@ -31,9 +31,8 @@ constexpr double ROUNDER = 6755399441055744.0;
 constexpr double LN2 = 0.69314718055994530942;
 constexpr double LN2_REST = 2.3190468138462995584e-17;  // ln 2 - LN2
 
-// 2^k e^(z / 2) for |z| <= ln 2, k the integer in `rounded`, from -1534 to 0; within 4e-16. Scaled in
-// two steps, because the first power of two may have no inverse and the result may be subnormal.
-__device__ __forceinline__ double scaled_exponential(double z, double rounded) {
+// e^(z / 2) for |z| <= ln 2, within 4e-16.
+__device__ __forceinline__ double short_exponential(double z) {
     double p = 2.684418561656403634e-10;
     p = fma(p, z, 5.398392244362957435e-9);
     p = fma(p, z, 9.688249091468043424e-8);
@@ -44,27 +43,29 @@ __device__ __forceinline__ double scaled_exponential(double z, double rounded) {
     p = fma(p, z, 0.02083333333319717065);
     p = fma(p, z, 0.1249999999999932164);
     p = fma(p, z, 0.5000000000000032218);
-    p = fma(p, z, 1.0);
-    const u64 biased = bits_of(rounded) + 1535;  // k + 512, as the exponent of a double has it
-    return p * double_of(biased << 52) * 0x1p-512;
+    return fma(p, z, 1.0);
 }
 
-// For x from -1500 to 0.
+// 2^x for x from -1500 to 0. In double 2^k is applied in two steps: alone it may be too small a
+// number, or the result be subnormal.
 __device__ __forceinline__ float power_of_2(float x) { return exp2f(x); }
 __device__ __forceinline__ double power_of_2(double x) {
     const double rounded = x + ROUNDER;
-    return scaled_exponential((x - (rounded - ROUNDER)) * (2 * LN2), rounded);
+    const double p = short_exponential((x - (rounded - ROUNDER)) * (2 * LN2));
+    return p * double_of((bits_of(rounded) + 1535) << 52) * 0x1p-512;  // 2^(k + 512) 2^-512
 }
 
-// e^(-t^2 / 2), for t up to 40. In double, t^2 is taken in two parts: one would be off by t^2 / 2
-// units in the last place.
+// e^(-t^2 / 2) for t up to 40; in double RAISED, so that 2^k goes straight into the exponent. There
+// t^2 is taken in two parts: one would be off by t^2 / 2 units in the last place.
+constexpr double RAISED = 0x1p512;
+
 __device__ __forceinline__ float normal_exponential(float t) { return exp2f(t * t * -0.72134752f); }
 __device__ __forceinline__ double normal_exponential(double t) {
     const double square = t * t, rest = fma(t, t, -square);
     const double rounded = fma(square, -0.72134752044448170368, ROUNDER);
     const double k = rounded - ROUNDER;
     const double z = fma(k, -2 * LN2_REST, fma(k, -2 * LN2, -square)) - rest;
-    return scaled_exponential(z, rounded);
+    return double_of(bits_of(short_exponential(z)) + ((bits_of(rounded) + 512) << 52));
 }
 
 }  // namespace cto

@@ -157,8 +157,9 @@ def _finish(name: str, rows: int, columns: int, t: np.dtype[Any], needed: bool) 
     """The launch that adds up the rows of partial sums."""
     if not needed:
         return []
-    y = min(FINISH_THREADS // SECTOR, _power_of_2(rows))
-    x = max(SECTOR, THREADS // y)
+    least = min(SECTOR, _power_of_2(columns))
+    y = min(FINISH_THREADS // least, _power_of_2(rows))
+    x = max(least, THREADS // y)
     config = Config((ceil_div(columns, x),), (x, y))
     return [Launch("div_grad__finish", config, (Scratch(0), name, rows, columns), type_slots(t))]
 
