@@ -6,6 +6,14 @@
 
 namespace cto {
 
+// From the highest power down.
+template <class R, class... Coefficients>
+__device__ __forceinline__ R polynomial(R x, R highest, Coefficients... others) {
+    R sum = highest;
+    ((sum = fma(sum, x, others)), ...);
+    return sum;
+}
+
 __device__ __forceinline__ float reciprocal(float x) { return __fdividef(1.0f, x); }
 
 // 1 / x to 20 bits.
@@ -33,17 +41,10 @@ constexpr double LN2_REST = 2.3190468138462995584e-17;  // ln 2 - LN2
 
 // e^(z / 2) for |z| <= ln 2, within 4e-16.
 __device__ __forceinline__ double short_exponential(double z) {
-    double p = 2.684418561656403634e-10;
-    p = fma(p, z, 5.398392244362957435e-9);
-    p = fma(p, z, 9.688249091468043424e-8);
-    p = fma(p, z, 1.550091514364673471e-6);
-    p = fma(p, z, 0.00002170138827993070759);
-    p = fma(p, z, 0.00026041666827082834);
-    p = fma(p, z, 0.002604166666776624772);
-    p = fma(p, z, 0.02083333333319717065);
-    p = fma(p, z, 0.1249999999999932164);
-    p = fma(p, z, 0.5000000000000032218);
-    return fma(p, z, 1.0);
+    return polynomial(z, 2.684418561656403634e-10, 5.398392244362957435e-9, 9.688249091468043424e-8,
+                      1.550091514364673471e-6, 0.00002170138827993070759, 0.00026041666827082834,
+                      0.002604166666776624772, 0.02083333333319717065, 0.1249999999999932164,
+                      0.5000000000000032218, 1.0);
 }
 
 // 2^x for x from -1500 to 0. In double 2^k is applied in two steps: alone it may be too small a
