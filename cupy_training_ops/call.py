@@ -151,14 +151,14 @@ class EmptyCall(Call):
 
 
 class ViewCall(Call):
-    """An operator that computes nothing: its results are consecutive pieces of its first input."""
+    """An operator that computes nothing: its one list is consecutive pieces of its first input."""
 
     def __init__(self, signature: Signature) -> None:
         super().__init__(signature)
         if self.has_targets:
             raise ArgumentError(f"{signature.op}: out: results are views of the input")
-        self.unwanted = any(result.spec is None for result in signature.results)
         specs = [result.spec for result in signature.results if result.spec is not None]
+        self.unwanted = len(specs) < len(signature.results)
         starts = itertools.accumulate((spec.nbytes for spec in specs), initial=0)
         self.pieces = tuple(zip(starts, (spec.shape for spec in specs), strict=False))
 

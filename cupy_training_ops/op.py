@@ -53,7 +53,7 @@ class Op:
     types: ClassVar[checks.Types] = {}
     exact: ClassVar[bool] = False  # results are copies or bit patterns: compared without tolerance
     source_folder: ClassVar[Path | None] = None  # None: the package's own cuda_src
-    views: ClassVar[bool] = False  # nothing is computed: results are pieces of the first input
+    views: ClassVar[bool] = False  # nothing is computed: the one list is pieces of input 0
     name: ClassVar[str]
     stem: ClassVar[str]
     function_name: ClassVar[str]

@@ -120,6 +120,7 @@ struct RowReader {
     i64 first;
     bool brief;  // positions fit 31 bits
     uint4 held[EACH / N];
+    static_assert(sizeof(E) * N == sizeof(uint4));
 
     __device__ i64 column(u32 offset) const {
         if (!brief) return cell_at(first + offset, columns).column;

@@ -39,7 +39,8 @@ __device__ __forceinline__ P load_streaming(const P* from) {
 }
 
 // Slices of one batch of dY in the order of the sorted entries, of which a thread takes N elements.
-// Without dY the slices are elements, which stand in the entries where otherwise their positions do.
+// Without dY the slices are elements, which stand in the entries where otherwise their positions do;
+// there is one batch of one column then.
 template <int N>
 struct SortedSlices {
     using Element = T;
@@ -47,8 +48,6 @@ struct SortedSlices {
     const Entry* entries;
     i64 W;
 
-    __device__ SortedSlices(const T* dy, const Entry* entries, i64 first, i64 W)
-        : dy(N > 1 || dy ? dy + first : dy), entries(entries), W(W) {}
     __device__ const T* at(Key i) const {
         const Key* const position = &entries[i].position;
         return N > 1 || dy ? dy + *position * W : reinterpret_cast<const T*>(position);
@@ -176,7 +175,7 @@ __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
     Sum<N> sum;
     if (level.unit == FANOUT)
         sum.template add_all<DEPTH>(
-            SortedSlices<N>(dy, entries, node.batch * sizes.K * W + column, W), children);
+            SortedSlices<N>{dy + node.batch * sizes.K * W + column, entries, W}, children);
     else
         sum.template add_all<DEPTH>(NodeSums{own + level.begin_below * W, W}, children);
     sum.store(own + (level.begin + node.item) * W);
@@ -272,7 +271,7 @@ __device__ __forceinline__ void sum_rows(const T* __restrict__ dy,
     if (group.batch >= items.B || column >= W) return;
     const Key first = group.item * count, end = min((group.item + 1) * count, sizes.G);
     Rows<N> rows{dx + group.batch * sizes.G * W + column, W, first, end, {}};
-    const SortedSlices<N> slices(dy, entries, group.batch * sizes.K * W + column, W);
+    const SortedSlices<N> slices{dy + group.batch * sizes.K * W + column, entries, W};
     const NodeSums nodes{sums + group.batch * n_nodes * W + column, W};
     const Key low = starts[first], high = starts[end];
     if (high - low < FANOUT)
