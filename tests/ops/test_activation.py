@@ -94,10 +94,20 @@ def test_float32_slope_is_accurate_to_its_last_digits(run, rng, name) -> None:
     assert np.abs(actual - exact).max() < 1e-6
 
 
+def middle_and_tails(rng, most: float) -> np.ndarray:
+    return np.concatenate([rng.uniform(-most, most, 200), rng.standard_normal(200)])
+
+
+def value_or_slope(run, name: str, x) -> np.ndarray:
+    """What a forward operator gives at x, or its gradient where dY is 1."""
+    dy = [run.place(np.ones_like(x))] if "Grad" in name else []
+    return run.host(get_op(name)()(*dy, run.place(x)))
+
+
 def test_float64_gelu_is_accurate_to_its_last_digits(run, rng) -> None:
     """Relative, far into the tails, where the value falls below 1e-300."""
-    x = np.concatenate([rng.uniform(-37.5, 37.5, 200), rng.standard_normal(200)])
-    actual = run.host(get_op("Gelu")()(run.place(x)))
+    x = middle_and_tails(rng, 37.5)
+    actual = value_or_slope(run, "Gelu", x)
     with mpmath.workdps(40):
         exact = [mpmath.mpf(v) * mpmath.ncdf(v) for v in x.tolist()]
         errors = [abs(a / e - 1) for a, e in zip(actual.tolist(), exact, strict=True)]
@@ -106,8 +116,8 @@ def test_float64_gelu_is_accurate_to_its_last_digits(run, rng) -> None:
 
 def test_float64_gelu_slope_is_accurate_to_its_last_digits(run, rng) -> None:
     """Relative to the two terms, of which one takes the other away at -0.75."""
-    x = np.concatenate([rng.uniform(-37.5, 37.5, 200), rng.standard_normal(200)])
-    actual = run.host(get_op("GeluGrad")()(run.place(np.ones_like(x)), run.place(x)))
+    x = middle_and_tails(rng, 37.5)
+    actual = value_or_slope(run, "GeluGrad", x)
     with mpmath.workdps(40):
         terms = [(mpmath.ncdf(v), v * mpmath.npdf(v)) for v in x.tolist()]
         errors = [
@@ -129,15 +139,13 @@ def gate(name: str, x) -> tuple:
 @pytest.mark.parametrize("name", ["FastGelu", "QuickGelu", "FastGeluGrad", "QuickGeluGrad"])
 def test_float64_gates_are_accurate_far_into_their_tails(run, rng, name) -> None:
     """To the digits of v, relative to the terms; values fall to 1e-290."""
-    most = 20 if "Fast" in name else 390
-    x = np.concatenate([rng.uniform(-most, most, 200), rng.standard_normal(200)])
-    dy = [run.place(np.ones_like(x))] if "Grad" in name else []
-    actual = run.host(get_op(name)()(*dy, run.place(x)))
+    x = middle_and_tails(rng, 20 if "Fast" in name else 390)
+    actual = value_or_slope(run, name, x)
     with mpmath.workdps(40):
         for number, result in zip(map(mpmath.mpf, x.tolist()), actual.tolist(), strict=True):
             v, slope = gate(name, number)
             s = 1 / (1 + mpmath.exp(-v))
-            terms = (s, slope * s * (1 - s)) if dy else (number * s,)
+            terms = (s, slope * s * (1 - s)) if "Grad" in name else (number * s,)
             error = abs(result - sum(terms)) / sum(map(abs, terms))
             assert error < 1e-15 + 5e-16 * abs(v), (float(number), result)
 
@@ -149,9 +157,8 @@ def test_float64_limits(run, name) -> None:
     x = np.array([sign * end for end in ends for sign in (1, -1)])
     nan = np.array([0x7FF800007FFFFFFF, 0xFFF800007FFFFFFF, 0x7FF8000000000000], np.uint64)
     inputs = np.concatenate([x, nan.view(FLOAT64)])
-    dy = [run.place(np.ones_like(inputs))] if "Grad" in name else []
-    actual = run.host(get_op(name)()(*dy, run.place(inputs)))
-    limit = np.where(x > 0, 1.0 if dy else x, 0.0)
+    actual = value_or_slope(run, name, inputs)
+    limit = np.where(x > 0, 1.0 if "Grad" in name else x, 0.0)
     assert np.isnan(actual[x.size :]).all()
     tolerance = 1e-12 if "Quick" in name else 1e-90
     np.testing.assert_allclose(actual[: x.size], limit, rtol=1e-12, atol=tolerance)
