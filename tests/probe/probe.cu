@@ -78,7 +78,7 @@ extern "C" __global__ void probe_column(const i64* x, i64* y, i64 n, Divisor col
     const i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= n) return;
     const u32 offset = static_cast<u32>(i % min(static_cast<i64>(TILE), x[i] + 1));
-    auto row = row_or_none(static_cast<const float*>(nullptr), columns);
+    auto row = row_or_none(static_cast<const T*>(nullptr), columns);
     row.seek(x[i] - offset);
     y[i] = row.column(offset);
 }
