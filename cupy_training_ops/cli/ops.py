@@ -11,8 +11,8 @@ import click
 
 from ..dtypes import dtype_name
 from ..frame.op import Op
-from ..registry import REGISTRY, combinations, get_op
-from ..schema import REQUIRED, Attribute, Input, Output
+from ..registry import REGISTRY, get_op
+from ..schema import REQUIRED, Attribute, Input, Output, combinations
 from .table import aligned
 
 
@@ -35,7 +35,7 @@ def _listed() -> list[str]:
 
 
 def _row(cls: type[Op]) -> tuple[str, ...]:
-    types = str(len(combinations(cls)))
+    types = str(len(combinations(cls.types)))
     return (cls.name, cls.family, cls.domain, _opset(cls), types, _doc(cls).splitlines()[0])
 
 

@@ -202,7 +202,7 @@ class ZeroGradient(Op):
     Deterministic, bit for bit. Raises ArgumentError and DtypeError. Source: contract 9.
     """
 
-    inputs = (Input("old_gradient", "T1"), Input("reset_signal", "T2", strided=True))
+    inputs = (Input("old_gradient", "T1"), Input("reset_signal", "T2", not_accessed=True))
     outputs = (Output("zero_gradient", "T1", aliases="old_gradient"),)
     types: ClassVar[Types] = {"T1": FLOATS, "T2": FIXED_SIZE}
     bitwise_exact = True

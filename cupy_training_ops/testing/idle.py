@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..backend import Info, Kernel, KernelSource
 from ..backend import Module as CompiledModule
 from ..frame.backends import NumpyBackend, numpy_runs_on
-from ..plan import Device, Launch
+from ..plan import Device, Step
 from ..registry import get_op
 from ..runtime.launch import launch_log
 from ..runtime.source import Source, load
@@ -85,6 +85,17 @@ class IdleBackend(NumpyBackend):
         """A module of idle kernels."""
         return self
 
+    def current_device(self) -> int:
+        """There is one."""
+        return 0
+
+    def work(self, name: str) -> Kernel:
+        """Any work."""
+        return idle
+
+    def allow_shared(self, name: str, nbytes: int) -> None:
+        """Idle kernels ask for nothing."""
+
     def get_function(self, name: str) -> Kernel:
         """Every kernel."""
         return idle
@@ -105,7 +116,7 @@ def modules(samples: Iterable[Sample], device: Device) -> list[Module]:
     ]
 
 
-def launches(sample: Sample, backend: IdleBackend) -> list[Launch]:
+def launches(sample: Sample, backend: IdleBackend) -> list[Step]:
     """What a sample would launch on the backend's device."""
     op = get_op(sample.op)(**sample.attributes)
     inputs = placed_inputs(op, sample.make(np.random.default_rng(0)), sample.offset, np)

@@ -51,7 +51,7 @@ def test_a_contract_says_what_is_special(monkeypatch):
     class Odd(Op):
         """Y = X."""
 
-        inputs = (Input("X", "T", strided=True), Input("N", "int64", "host", optional=True))
+        inputs = (Input("X", "T", not_accessed=True), Input("N", "int64", "host", optional=True))
         outputs = (
             Output("Y", "T", aliases="X"),
             Output("Z", "T", may_alias=("X",)),

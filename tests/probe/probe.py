@@ -11,7 +11,7 @@ import numpy as np
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, INT64
 from cupy_training_ops.errors import refuse
 from cupy_training_ops.frame.op import Op, slots
-from cupy_training_ops.plan import Config, Launch, Plan, Pointers, Scratch, by_value, ceil_div
+from cupy_training_ops.plan import Config, Launch, Plan, Pointers, ScratchMemory, by_value, ceil_div
 from cupy_training_ops.planning.fast_division import divisor
 from cupy_training_ops.schema import Attribute, Input, Output, Spec, integer, integers, real, shape
 
@@ -42,9 +42,11 @@ class ProbeSum(Probe):
 
     def plan(self, device, x, y):
         blocks = max(1, ceil_div(x.size, THREADS))
-        args = ("X", "Y", Scratch(16), Scratch(0), x.size)
+        scratch = ScratchMemory()
+        ticket, partials = scratch.take(1, np.uint32), scratch.take(blocks, FLOAT32)
+        args = ("X", "Y", partials, ticket, x.size)
         launch = Launch("probe_sum", Config((blocks,), (THREADS,)), args)
-        return Plan((launch,), workspace_nbytes=16 + 4 * blocks)
+        return Plan((launch,), scratch.nbytes)
 
 
 class ProbeAxpy(Probe):
@@ -83,13 +85,14 @@ class ProbeHalves(Probe):
 
 
 class ProbeJoin(Probe):
-    """Y = the inputs behind each other in `shape`, at most four of them."""
+    """Y = the inputs behind each other in `shape`, at most MAX_INPUTS of them."""
 
     inputs = (
         Input("shape", "int64", memory="host", convert=shape),
         Input("Xs", "float32", variadic=True),
     )
     outputs = (Output("Y", "float32"),)
+    most = "MAX_INPUTS"
 
     def infer(self, shape_, xs):
         y = Spec(shape_, FLOAT32)
@@ -99,11 +102,15 @@ class ProbeJoin(Probe):
 
     def plan(self, device, shape_, xs, y):
         names = tuple(f"Xs[{i}]" for i in range(len(xs)))
-        extents = np.zeros(4, np.int64)
-        extents[: len(xs)] = [x.size for x in xs]
-        table = by_value(at=extents, count=np.int32(len(xs)))
+        most = self.source().constant(self.most)
         config = Config((len(xs),), (THREADS,))
-        return Plan((Launch("probe_join", config, (Pointers(names, 4), table, "Y")),))
+        args = (Pointers(names, most), self.extents(xs, most), "Y")
+        return Plan((Launch("probe_join", config, args),))
+
+    def extents(self, xs, most):
+        sizes = np.zeros(most, np.int64)
+        sizes[: len(xs)] = [x.size for x in xs]
+        return by_value(at=sizes, count=np.int32(len(xs)))
 
 
 class ProbeCut(Probe):
