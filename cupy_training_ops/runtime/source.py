@@ -13,14 +13,16 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import CompileError
-from .declarations import Declarations
-from .structs import Definitions
 from .tokens import COMMENT
+
+if TYPE_CHECKING:
+    from .declarations import Declarations
+    from .structs import Definitions
 
 _NO_SLOTS: Mapping[str, str] = {}
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -29,6 +31,7 @@ _KERNEL = re.compile(
     r'extern\s+"C"\s+__global__\s+(?:__launch_bounds__\([^)]*\)\s*)?void\s+'
     r"(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(([^)]*)\)",
 )
+_BETWEEN = re.compile(r",(?![^<]*>)")  # parameters, not template arguments
 _QUALIFIER = re.compile(r"\b(const|__restrict__|__grid_constant__|volatile|struct)\b")
 
 
@@ -63,6 +66,8 @@ class Source:
             return self._definitions(slots).struct(c_type)
 
     def _definitions(self, slots: Mapping[str, str]) -> Definitions:
+        from .structs import Definitions  # not before the first plan
+
         key = tuple(sorted(slots.items()))
         if key not in self._bindings:
             self._bindings[key] = Definitions(self._declarations, slots)
@@ -70,6 +75,8 @@ class Source:
 
     @functools.cached_property
     def _declarations(self) -> Declarations:
+        from .declarations import Declarations
+
         return Declarations(self.code)
 
     @functools.cached_property
@@ -140,7 +147,7 @@ def _home_of(name: str, path: Path, folder: Path) -> Path:
 
 
 def _parameters(text: str) -> tuple[Parameter, ...]:
-    parts = [part for part in (piece.strip() for piece in text.split(",")) if part]
+    parts = [part for part in (piece.strip() for piece in _BETWEEN.split(text)) if part]
     return tuple(_parameter(part) for part in parts)
 
 
