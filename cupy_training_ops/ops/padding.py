@@ -14,7 +14,7 @@ from ..checks import Types, refuse
 from ..contract import Input, Output, Spec, integers, shape
 from ..dtypes import FIXED_SIZE, INT64, to_dtype
 from ..op import Op, slots
-from ..planning.words import THREADS, Words, divisor, divisor_fields, words_of
+from ..planning.words import THREADS, Words, divisor, words_of
 from ..runtime.plan import Config, Device, Launch, Plan, Scratch, by_value, ceil_div
 
 DIMENSIONS = 50  # more cannot have two positions each
@@ -81,12 +81,10 @@ class SliceGrad(Op):
         words = words_of((dy, dx), lengths, itemsize * lengths[-1])
         inner = inner.times(itemsize, words.nbytes)
         config = Config((words.tiles(dx.nbytes),), (THREADS,))
-        table = np.zeros((DIMENSIONS, 9), np.uint64)
-        for row, axis in zip(table, outer, strict=False):
-            row[:] = axis.fields
         sizes = (words.count(dy.nbytes), words.count(dx.nbytes), len(outer))
-        last = by_value(at=np.array(inner.fields, np.uint64))
-        arguments = ("dY", "dX", *sizes, by_value(at=table), last)
+        table = np.zeros(DIMENSIONS, inner.dimension.dtype)
+        table[: len(outer)] = [axis.dimension for axis in outer]
+        arguments = ("dY", "dX", *sizes, by_value(at=table), inner.dimension)
         return Plan((Launch(self.function_name, config, arguments, words.slots),))
 
 
@@ -100,10 +98,15 @@ class SlicedAxis:
     count: int
 
     @property
-    def fields(self) -> tuple[int, ...]:
+    def dimension(self) -> Any:
         """The kernel's Dimension."""
-        divisors = (*divisor_fields(self.extent), *divisor_fields(abs(self.step)))
-        return (*divisors, self.start, self.step < 0, self.count)
+        return by_value(
+            extent=divisor(self.extent),
+            distance=divisor(abs(self.step)),
+            start=self.start,
+            backwards=int(self.step < 0),
+            count=self.count,
+        )
 
     @property
     def whole(self) -> bool:

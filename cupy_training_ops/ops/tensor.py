@@ -95,7 +95,7 @@ class ConcatTraining(Op):
         config = Config((words.tiles(y.nbytes),), (THREADS,))
         result = ("concat_result", n_rows, divisor(starts[-1]), len(parts))
         if len(parts) <= CAPACITIES[-1]:
-            table, capacity = _by_value(names, starts)
+            table, capacity = _by_value(names, at=starts)
             launch = _launch(self.function_name, config, (*result, *table), words, capacity)
             return Plan((launch,))
         many = f"{self.function_name}__many"
@@ -109,7 +109,7 @@ class ConcatTraining(Op):
         launches = []
         for first in range(0, len(names), most):
             some = names[first : first + most]
-            table, capacity = _by_value(some, starts[first : first + most + 1])
+            table, capacity = _by_value(some, at=starts[first : first + most + 1])
             config = Config((1,), (capacity + 1,))
             arguments = (Scratch(0), first, len(some), *table)
             launches.append(_launch(symbol, config, arguments, words, capacity))
@@ -126,12 +126,11 @@ def _starts(widths: Iterable[int]) -> list[int]:
     return list(itertools.accumulate(widths, initial=0))
 
 
-def _by_value(names: Sequence[str], *columns: Sequence[int]) -> tuple[tuple[Any, Any], int]:
-    """Addresses and starts (one more than addresses) as launch arguments, and their capacity."""
+def _by_value(names: Sequence[str], **columns: Any) -> tuple[tuple[Any, Any], int]:
+    """Addresses and columns (one entry more) as launch arguments, and their capacity."""
     capacity = next(most for most in CAPACITIES if len(names) <= most)
-    padded = [np.pad(np.array(c, np.uint64), (0, capacity + 1 - len(c))) for c in columns]
-    fields = {f"column{i}": column for i, column in enumerate(padded)}
-    return (Pointers(tuple(names), capacity), by_value(**fields)), capacity
+    padded = {name: np.pad(c, (0, capacity + 1 - len(c))) for name, c in columns.items()}
+    return (Pointers(tuple(names), capacity), by_value(**padded)), capacity
 
 
 def _launch(
@@ -200,8 +199,8 @@ class SplitTraining(Op):
             row_nbytes = n_rows * words.nbytes
             widths = [b - a for a, b in itertools.pairwise(columns)]
             tiles = _starts(words.tiles(width * row_nbytes) for width in widths)
-            multipliers = [divisor_fields(width)[1] for width in widths]
-            table, capacity = _by_value(names, columns, tiles, multipliers)
+            multipliers = np.array([divisor_fields(width)[1] for width in widths], np.uint64)
+            table, capacity = _by_value(names, column=columns, tile=tiles, multiplier=multipliers)
             config = Config((tiles[-1],), (THREADS,))
             arguments = (*head, len(names), *table)
             launches.append(_launch(self.function_name, config, arguments, words, capacity))

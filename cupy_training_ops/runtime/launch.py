@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
@@ -12,14 +11,12 @@ from typing import Any
 import numpy as np
 
 from ..contract import Spec
-from ..dtypes import ELEMENT_TYPES, element_type
 from ..errors import CompileError
+from .arguments import cast, check_pointer
 from .compiler import Backend, kernel
 from .plan import Launch, Plan, Pointers, Scratch
 from .source import Parameter, Source
 
-NULL = np.uint64(0)
-_SCALARS = {row.c_type: row.dtype.type for row in ELEMENT_TYPES if row.dtype.kind != "c"}
 _log: list[Launch] | None = None
 
 
@@ -47,6 +44,7 @@ class ReadyPlan:
     ) -> None:
         self.workspace_nbytes = plan.workspace_nbytes
         self._backend = backend
+        self._source = source
         self._specs = specs
         self._index = {name: index for index, name in enumerate(specs)}
         self._constants: list[Any] = []
@@ -85,7 +83,7 @@ class ReadyPlan:
             addresses = np.zeros(arg.capacity, np.uint64)
             arrays = [values[self._index[name]] for name in arg.names]
             addresses[: len(arrays)] = [self._backend.pointer(array) for array in arrays]
-            return addresses.view([("at", np.uint64, arg.capacity)])[0]
+            return addresses.view(arg.dtype)[0]
         return arg
 
     def _picker(
@@ -108,47 +106,5 @@ class ReadyPlan:
             check_pointer(launch, parameter, spec.dtype)
             return self._index[arg]
         absent = isinstance(arg, str) and arg in self._specs
-        self._constants.append(cast(launch, parameter, None if absent else arg))
+        self._constants.append(cast(self._source, launch, parameter, None if absent else arg))
         return len(self._index) + len(self._constants) - 1
-
-
-def check_pointer(launch: Launch, parameter: Parameter, dtype: Any) -> None:
-    """An array argument meets a pointer to the same element type, or `void*`."""
-    expected = launch.slots.get(parameter.c_type, parameter.c_type)
-    if not parameter.pointer or expected not in (element_type(dtype).c_type, "void"):
-        raise CompileError(
-            f"{launch.symbol}: parameter {parameter.name} is {expected}"
-            f"{'*' if parameter.pointer else ''}, the plan gives an array of {dtype}"
-        )
-
-
-def cast(launch: Launch, parameter: Parameter, value: Any) -> Any:
-    """A by-value argument in exactly the declared C type; None is the null pointer."""
-    if parameter.pointer:
-        if value is None:
-            return NULL
-        if isinstance(value, Scratch):
-            return value
-    elif (c_type := launch.slots.get(parameter.c_type, parameter.c_type)) in _SCALARS:
-        return _exact(launch, parameter, _SCALARS[c_type], value)
-    elif isinstance(value, np.void | Pointers):
-        return value
-    raise CompileError(
-        f"{launch.symbol}: parameter {parameter.name} ({parameter.c_type}"
-        f"{'*' if parameter.pointer else ''}) does not take {value!r}"
-    )
-
-
-def _exact(launch: Launch, parameter: Parameter, scalar: Any, value: Any) -> Any:
-    """A scalar of the declared type: an integer as it is, a real number rounded, not infinite."""
-    with contextlib.suppress(OverflowError, TypeError, ValueError), np.errstate(over="ignore"):
-        if np.dtype(scalar).kind in "iub":
-            result, fits = scalar(value), scalar(value) == value
-        else:
-            result = scalar(float(value))
-            fits = math.isfinite(result) or not math.isfinite(value)
-        if fits:
-            return result
-    raise CompileError(
-        f"{launch.symbol}: parameter {parameter.name} ({parameter.c_type}) cannot hold {value!r}"
-    )

@@ -61,6 +61,11 @@ class Pointers:
     names: tuple[str, ...]
     capacity: int
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The struct as NumPy has it."""
+        return np.dtype([("at", np.uint64, (self.capacity,))])
+
 
 def by_value(**fields: Any) -> Any:
     """A launch argument: a struct of NumPy arrays and sized scalars, laid out as C does."""

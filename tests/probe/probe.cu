@@ -17,8 +17,10 @@ __device__ float block_sum(float value) {
     return partial[0];
 }
 
+constexpr int MOST_INPUTS = 4;
+
 struct Extents {
-    i64 at[4];
+    i64 at[MOST_INPUTS];
     i32 count;
 };
 
@@ -60,7 +62,7 @@ extern "C" __global__ void probe_halves(const float* x, float* low, float* high,
 }
 
 // One block copies one input behind the other.
-extern "C" __global__ void probe_join(Pointers<4> inputs, Extents extents, float* y) {
+extern "C" __global__ void probe_join(Pointers<MOST_INPUTS> inputs, Extents extents, float* y) {
     i64 start = 0;
     for (u32 b = 0; b < blockIdx.x; ++b) start += extents.at[b];
     const float* x = static_cast<const float*>(inputs.at[blockIdx.x]);

@@ -100,13 +100,14 @@ class ProbeHalves(Probe):
 
 
 class ProbeJoin(Probe):
-    """Y = the inputs behind each other in `shape`, at most four of them."""
+    """Y = the inputs behind each other in `shape`, at most MOST_INPUTS of them."""
 
     inputs = (
         Input("shape", "int64", memory="host", convert=shape),
         Input("Xs", "float32", variadic=True),
     )
     outputs = (Output("Y", "float32"),)
+    most = "MOST_INPUTS"
 
     def infer(self, shape_, xs):
         y = Spec(shape_, FLOAT32)
@@ -116,11 +117,15 @@ class ProbeJoin(Probe):
 
     def plan(self, device, shape_, xs, y):
         names = tuple(f"Xs[{i}]" for i in range(len(xs)))
-        extents = np.zeros(4, np.int64)
-        extents[: len(xs)] = [x.size for x in xs]
-        table = by_value(at=extents, count=np.int32(len(xs)))
+        most = self.source().constant(self.most)
         config = Config((len(xs),), (THREADS,))
-        return Plan((Launch("probe_join", config, (Pointers(names, 4), table, "Y")),))
+        args = (Pointers(names, most), self.extents(xs, most), "Y")
+        return Plan((Launch("probe_join", config, args),))
+
+    def extents(self, xs, most):
+        sizes = np.zeros(most, np.int64)
+        sizes[: len(xs)] = [x.size for x in xs]
+        return by_value(at=sizes, count=np.int32(len(xs)))
 
 
 class ProbeCut(Probe):
