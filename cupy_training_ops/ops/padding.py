@@ -17,8 +17,6 @@ from ..op import Op, slots
 from ..planning.words import THREADS, Words, divisor, words_of
 from ..runtime.plan import Config, Device, Launch, Plan, Scratch, by_value, ceil_div
 
-DIMENSIONS = 50  # more cannot have two positions each
-
 
 class SliceGrad(Op):
     """The gradient of ONNX Slice: zeros, and dY at the positions that the slice took.
@@ -82,7 +80,7 @@ class SliceGrad(Op):
         inner = inner.times(itemsize, words.nbytes)
         config = Config((words.tiles(dx.nbytes),), (THREADS,))
         sizes = (words.count(dy.nbytes), words.count(dx.nbytes), len(outer))
-        table = np.zeros(DIMENSIONS, inner.dimension.dtype)
+        table = np.zeros(self.source().constant("DIMENSIONS"), inner.dimension.dtype)
         table[: len(outer)] = [axis.dimension for axis in outer]
         arguments = ("dY", "dX", *sizes, by_value(at=table), inner.dimension)
         return Plan((Launch(self.function_name, config, arguments, words.slots),))

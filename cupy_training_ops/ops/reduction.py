@@ -20,13 +20,22 @@ from ..contract import Attribute, Input, Output, Spec, boolean, dtype, integers,
 from ..dtypes import BOOL, FLOAT32, FLOATS, INT64, to_dtype
 from ..op import Op, slots
 from ..planning.tensor_list import Batch, batch, batches
-from ..runtime.plan import Config, Device, Launch, Plan, Scratch, by_value, ceil_div
+from ..runtime.plan import (
+    VEC_NBYTES,
+    WARP,
+    Config,
+    Device,
+    Launch,
+    Plan,
+    Scratch,
+    by_value,
+    ceil_div,
+)
 
 INT32 = to_dtype("int32")
 THREADS = 256
 BLOCKS = 8  # a multiprocessor: together 2,048 threads
 UNROLL = 4  # packets of 16 bytes a thread has in flight
-PACKET_NBYTES = 16
 COLUMN_BLOCKS = 4  # of column sums, whose partial sums are as wide as a tile
 MANY_COLUMNS = 65_536  # packets of them, for which a thread takes more rows
 COLUMN_LANES = 16  # neighbouring packets of a row that a block takes where rows are many
@@ -148,7 +157,7 @@ class _Room:
     def take(self, nbytes: int) -> int:
         """The offset of so many bytes."""
         offset = self.nbytes or 4 * BLOCKS * self.multiprocessors
-        self.nbytes = offset + ceil_div(nbytes, PACKET_NBYTES) * PACKET_NBYTES
+        self.nbytes = offset + ceil_div(nbytes, VEC_NBYTES) * VEC_NBYTES
         return offset
 
     def n_spans(self, groups: int, most: int, blocks: int = BLOCKS) -> int:
@@ -179,20 +188,20 @@ class Pass:
             return self._columns(x, y, room)
         row_nbytes = self.R * x.dtype.itemsize
         if row_nbytes <= SHORT_ROW_NBYTES or 64 * device.multiprocessors <= self.A:
-            return self._rows(x, y, ceil_div(row_nbytes, PACKET_NBYTES))
-        return self._long_rows(x, y, ceil_div(row_nbytes, PACKET_NBYTES), room)
+            return self._rows(x, y, ceil_div(row_nbytes, VEC_NBYTES))
+        return self._long_rows(x, y, ceil_div(row_nbytes, VEC_NBYTES), room)
 
     def _copy(self, x: _Place, y: _Place) -> Launch:
         """The bits as they are: a sum that begins with 0 would lose the sign of -0.0."""
         n = self.A * self.B
         args = (x.argument, y.argument, n, x.aligned and y.aligned)
-        grid = ceil_div(n * x.dtype.itemsize, THREADS * UNROLL * PACKET_NBYTES)
+        grid = ceil_div(n * x.dtype.itemsize, THREADS * UNROLL * VEC_NBYTES)
         return _launch("reduce_sum_training__copy", grid, args, x.dtype, y.dtype)
 
     def _rows(self, x: _Place, y: _Place, packets: int) -> Launch:
         """Some lanes of a warp to a row, two packets a lane, more where a warp is full."""
         lanes = 1
-        while lanes < 32 and 2 * lanes < packets:
+        while lanes < WARP and 2 * lanes < packets:
             lanes *= 2
         args = (x.argument, y.argument, self.A, self.R, lanes)
         grid = ceil_div(self.A, THREADS // lanes)
@@ -208,7 +217,7 @@ class Pass:
 
     def _columns(self, x: _Place, y: _Place, room: _Room) -> Launch:
         """Packets of neighbouring columns to a thread, rows to threads and blocks."""
-        width = PACKET_NBYTES // x.dtype.itemsize
+        width = VEC_NBYTES // x.dtype.itemsize
         whole = self.B % width == 0 and x.aligned and y.aligned
         packets = self.B // width if whole else self.B
         n_tiles, block = column_block(self.A, self.R, packets)
@@ -290,7 +299,7 @@ class ReduceAllL2(Op):
             counts = (sum(blocks[:i]), n_partials)
             args = (table.pointers(names), table.sizes, *shared, "Y", *counts)
             launches.append(_launch(self.function_name, n, args, xs[0].dtype, y.dtype))
-        nbytes = TICKET_NBYTES + ceil_div(8 * sum(blocks), PACKET_NBYTES) * PACKET_NBYTES
+        nbytes = TICKET_NBYTES + ceil_div(8 * sum(blocks), VEC_NBYTES) * VEC_NBYTES
         return Plan(tuple(launches), workspace_nbytes=nbytes)
 
 
@@ -357,7 +366,7 @@ class All(Op):
         return (Spec((1,), BOOL),)
 
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
-        blocks = _blocks(device, ceil_div(x.size, UNROLL * THREADS * PACKET_NBYTES))
+        blocks = _blocks(device, ceil_div(x.size, UNROLL * THREADS * VEC_NBYTES))
         args = ("X", "Y", Scratch(0), x.size)
         launch = _launch(self.function_name, blocks, args, FLOAT32, FLOAT32)
         return Plan((launch,), workspace_nbytes=TICKET_NBYTES)

@@ -15,19 +15,27 @@ import numpy as np
 
 from ..contract import Spec
 from ..dtypes import element_type
-from ..runtime.plan import Config, Launch, Plan, Scratch, by_value, ceil_div
+from ..runtime.plan import (
+    MAX_THREADS,
+    VEC_NBYTES,
+    WARP,
+    Config,
+    Launch,
+    Plan,
+    Scratch,
+    by_value,
+    ceil_div,
+)
+from ..runtime.source import load
 from .broadcasting import Dimension, strides
 from .streaming import THREADS, type_slots
 from .words import divisor
 
-WARP = 32
 PACKETS = 16  # that a thread sums before it writes a partial sum
 BLOCKS = 2048  # about as many keep a large GPU busy
 # The same for columns by bytes of an element, as measured on an H200: rows of partial sums are wide
 # beside rows of narrow elements.
 COLUMN_BLOCKS = {2: 512, 4: 2048, 8: 4096}
-MOST_DIMENSIONS = 32  # Dimensions::MOST, and more than CuPy's arrays have
-FINISH_THREADS = 1024
 SECTOR = 8  # floats that are read at once: fewer columns a block, and so more blocks, cost nothing
 ACCUMULATOR_NBYTES = {"float": 4, "double": 8}
 
@@ -38,8 +46,8 @@ def plan_part(
     """One operand has every dimension, the part only the middle one of `form`."""
     outer, kept, inner = form
     row = kept if inner == 1 else inner
-    packets = aligned and row % (16 // t.itemsize) == 0
-    width = 16 // t.itemsize if packets else 1
+    packets = aligned and row % (VEC_NBYTES // t.itemsize) == 0
+    width = VEC_NBYTES // t.itemsize if packets else 1
     if inner == 1:
         return _columns(outer, kept, part, t, width, wanted)
     return _runs(form, part, t, width, wanted)
@@ -135,7 +143,7 @@ def _dimensions(dims: Sequence[Dimension], kept: Sequence[bool]) -> Any:
         "a": strides(dims, [d.in_a for d in dims]),
         "b": strides(dims, [d.in_b for d in dims]),
     }
-    rest = MOST_DIMENSIONS - len(dims)
+    rest = load("elementwise").constant("Dimensions::MOST") - len(dims)
     extents = [*(dims[i].extent for i in order), *[1] * rest]
     tables = {name: [*(step[i] for i in order), *[0] * rest] for name, step in steps.items()}
     return by_value(
@@ -158,7 +166,7 @@ def _finish(name: str, rows: int, columns: int, t: np.dtype[Any], needed: bool) 
     if not needed:
         return []
     least = min(SECTOR, _power_of_2(columns))
-    y = min(FINISH_THREADS // least, _power_of_2(rows))
+    y = min(MAX_THREADS // least, _power_of_2(rows))
     x = max(least, THREADS // y)
     config = Config((ceil_div(columns, x),), (x, y))
     return [Launch("div_grad__finish", config, (Scratch(0), name, rows, columns), type_slots(t))]

@@ -14,21 +14,21 @@ import numpy as np
 
 from ..contract import Spec
 from ..dtypes import FLOAT64, element_type
-from ..runtime.plan import Config, Device, Launch, Plan, Scratch, by_value, ceil_div
+from ..runtime.plan import (
+    VEC_NBYTES,
+    Config,
+    Device,
+    Launch,
+    Plan,
+    Scratch,
+    by_value,
+    ceil_div,
+)
 
 if TYPE_CHECKING:
     from ..op import Op
 
-# The constants of the same names in cuda_src.
 THREADS = 256
-SORT_THREADS = 512
-STARTS_ROWS = 4096
-SHORT_ITEMS, LONG_ITEMS = {4: 4, 8: 3}, {4: 6, 8: 3}  # by bytes of a key
-FANOUT = 32
-ATOMIC_ITEMS = 4
-ZERO_PACKETS = 4
-ROUND_NBYTES = 64
-DIGIT_BITS = 9  # of a sort key at most: a block has a thread for each digit
 LONG_SORT = 2**20  # slices from which on a sort takes longer than its launches
 LONG_DIGIT_BITS = 8  # of a long sort with more than two digits: longer runs are worth another pass
 MANY_ROWS = 2**20  # rows from which on there are enough blocks of STARTS_ROWS for a GPU
@@ -38,7 +38,6 @@ ROWS = 4  # whose sums one thread makes where they are short
 SORT_BLOCKS = 2  # of a multiprocessor
 MOST_LOOKS = 2**16  # at slices, by elements of dX, that cost less than a second launch
 MOST_ATOMIC = 2**22  # elements of dY (of dX where sums are wider) for which atomics beat a sort
-PACKET_NBYTES = 16
 MOST_32_BIT = 2**32 - 1
 
 
@@ -65,25 +64,25 @@ class Digit:
     bits: int
 
 
-def digits(rows: int, slices: int) -> tuple[Digit, ...]:
-    """As few digits as hold every key, all of about the same width."""
+def digits(rows: int, slices: int, most: int) -> tuple[Digit, ...]:
+    """As few digits of at most so many bits as hold every key, all of about the same width."""
     bits = rows.bit_length()
-    longer = slices >= LONG_SORT and bits > 2 * DIGIT_BITS
-    width = ceil_div(bits, ceil_div(bits, LONG_DIGIT_BITS if longer else DIGIT_BITS))
+    longer = slices >= LONG_SORT and bits > 2 * most
+    width = ceil_div(bits, ceil_div(bits, LONG_DIGIT_BITS if longer else most))
     return tuple(Digit(shift, min(width, bits - shift)) for shift in range(0, bits, width))
 
 
-def levels(slices: int) -> tuple[int, ...]:
+def levels(slices: int, fanout: int) -> tuple[int, ...]:
     """How many nodes each level of partial sums has, until few enough are left for one thread."""
     counts = [slices]
-    while counts[-1] > 2 * FANOUT:
-        counts.append(counts[-1] // FANOUT)
+    while counts[-1] > 2 * fanout:
+        counts.append(counts[-1] // fanout)
     return tuple(counts[1:])
 
 
-def rows_of_a_thread(sizes: Sizes) -> int:
+def rows_of_a_thread(sizes: Sizes, fanout: int) -> int:
     """Several where most have so few slices that those of all are loaded together."""
-    return ROWS if sizes.K * ROWS < FANOUT * sizes.G else 1
+    return ROWS if fanout * sizes.G > sizes.K * ROWS else 1
 
 
 def are_few(sizes: Sizes) -> bool:
@@ -93,7 +92,7 @@ def are_few(sizes: Sizes) -> bool:
 
 def packet_size(width: int, dy: Spec, dx: Spec) -> int:
     """Elements of a packet: 16 bytes where every row consists of whole aligned ones, else 1."""
-    n = PACKET_NBYTES // dy.dtype.itemsize
+    n = VEC_NBYTES // dy.dtype.itemsize
     return n if width % n == 0 and dy.aligned and dx.aligned else 1
 
 
@@ -149,6 +148,10 @@ class Scatter:
         self.slots = {name: element_type(dtype).c_type for name, dtype in types.items()}
         self.slots["THREADS"] = str(THREADS)
 
+    def constant(self, name: str) -> int:
+        """A constant of the kernels."""
+        return self.op.source().constant(name, self.slots)
+
     def launch(self, stage: str, config: Config, *args: Any) -> None:
         """Add one launch of a stage that the family's operators share."""
         self.launch_own(f"{self.op.stem}__{stage}", config, *args)
@@ -181,8 +184,9 @@ class Scatter:
     def zero(self, target: Any, dtype: Any) -> None:
         """Zeros for dX, or for its sums in another type."""
         n = self.dx.size * np.dtype(dtype).itemsize // self.dx.dtype.itemsize
-        packet = PACKET_NBYTES // self.dx.dtype.itemsize
-        self.launch("zero", one_each(n, THREADS * ZERO_PACKETS * packet), target, n)
+        packet = VEC_NBYTES // self.dx.dtype.itemsize
+        config = one_each(n, THREADS * self.constant("ZERO_PACKETS") * packet)
+        self.launch("zero", config, target, n)
 
     def add_few(self) -> Plan:
         """One launch: the same bits, run after run."""
@@ -196,7 +200,7 @@ class Scatter:
         entries, s = self.sort(), self.sizes
         starts = self.workspace.take(s.G + 1, s.key)
         many = s.G >= MANY_ROWS and s.K <= DENSE * s.G and s.G <= SPARSE * s.K
-        config = one_each(s.G + 1, STARTS_ROWS if many else THREADS)
+        config = one_each(s.G + 1, self.constant("STARTS_ROWS") if many else THREADS)
         self.launch("starts__many" if many else "starts", config, entries, starts, s.K, s.G)
         self.sum(entries, starts)
         return self.plan()
@@ -204,13 +208,14 @@ class Scatter:
     def sort(self) -> Scratch:
         """The (row, slice) entries in stable order, one pass a digit."""
         n, key = self.sizes.K, self.sizes.key
-        variant, items = ("", SHORT_ITEMS) if n < LONG_SORT else ("__long", LONG_ITEMS)
-        tile = SORT_THREADS * items[key.itemsize]
+        variant, items = ("__long", "LONG_ITEMS") if n >= LONG_SORT else ("", "SHORT_ITEMS")
+        threads, radix = self.constant("SORT_THREADS"), self.constant("RADIX")
+        tile = threads * self.constant(items)
         span = ceil_div(ceil_div(n, tile), SORT_BLOCKS * self.device.multiprocessors) * tile
-        config = one_each(n, span, SORT_THREADS)
+        config = one_each(n, span, threads)
         entries, other = self.workspace.take(2 * n, key), self.workspace.take(2 * n, key)
-        counts = self.workspace.take(config.grid[0] << DIGIT_BITS, key)
-        for digit in digits(self.sizes.G, n):
+        counts = self.workspace.take(config.grid[0] * radix, key)
+        for digit in digits(self.sizes.G, n, radix.bit_length() - 1):
             step = by_value(n=n, span=span, shift=np.int32(digit.shift), bits=np.int32(digit.bits))
             if digit.shift == 0:
                 dy = self.dy_name if self.is_carried else None
@@ -224,7 +229,8 @@ class Scatter:
 
     def sum(self, entries: Scratch, starts: Scratch) -> None:
         """Partial sums level by level, then every row of dX."""
-        s, counts = self.sizes, levels(self.sizes.K)
+        s, fanout = self.sizes, self.constant("FANOUT")
+        counts = levels(s.K, fanout)
         sizes = by_value(K=s.K, G=s.G, W=s.W)
         dy = None if self.is_carried else self.dy_name
         n = packet_size(s.W, self.dy, self.dx)
@@ -234,11 +240,11 @@ class Scatter:
             config, items = spread(s.B, count, runs, 1)
             below = sum(counts[: max(i - 1, 0)])
             level = by_value(
-                unit=FANOUT ** (i + 1), begin=sum(counts[:i]), begin_below=below, total=sum(counts)
+                unit=fanout ** (i + 1), begin=sum(counts[:i]), begin_below=below, total=sum(counts)
             )
             args = (dy, entries, sums, items, sizes, level)
             self.launch(f"sum_nodes{variant}", config, *args)
-        rows = rows_of_a_thread(s)
+        rows = rows_of_a_thread(s, fanout)
         config, items = spread(s.B, ceil_div(s.G, rows), runs, 1)
         arrays = (dy, entries, starts, sums, self.dx_name, items, sizes)
         self.launch(f"sum_rows{variant}", config, *arrays, rows, sum(counts), len(counts))
@@ -246,7 +252,7 @@ class Scatter:
     def add_slices_atomically(self) -> Plan:
         """Zeros, atomic additions, and one rounding where T is narrower than its sums."""
         s = self.sizes
-        config, items = spread(s.B, s.K, s.W, ATOMIC_ITEMS)
+        config, items = spread(s.B, s.K, s.W, self.constant("ATOMIC_ITEMS"))
         sizes = by_value(K=s.K, G=s.G, W=s.W)
         return self.atomic("__atomic", config, items, sizes)
 
@@ -257,6 +263,7 @@ class Scatter:
         symbol = self.op.function_name + variant
         self.launch_own(symbol, config, *self.target, self.dy_name, sums, *args)
         if self.narrow:
-            config = one_each(self.dx.size, THREADS * ROUND_NBYTES // self.acc.itemsize)
+            sums_each = self.constant("ROUND_NBYTES") // self.acc.itemsize
+            config = one_each(self.dx.size, THREADS * sums_each)
             self.launch("round", config, sums, self.dx_name, self.dx.size)
         return self.plan()

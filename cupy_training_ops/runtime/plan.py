@@ -12,6 +12,8 @@ import numpy as np
 
 from ..errors import ArgumentError
 
+WARP = 32
+VEC_NBYTES = 16  # of the widest load and store
 MAX_THREADS = 1024
 MAX_PARAMETER_NBYTES = 4000  # 4 KiB in all before CUDA 12.1
 MAX_GRID = (2**31 - 1, 65_535, 65_535)
