@@ -15,7 +15,7 @@ from ..contract import Input, Output, Spec, integers, shape
 from ..dtypes import FIXED_SIZE, INT64, to_dtype
 from ..op import Op, slots
 from ..planning.words import THREADS, Words, divisor, words_of
-from ..runtime.plan import Config, Device, Launch, Plan, Scratch, by_value, ceil_div
+from ..runtime.plan import Config, Device, Launch, Plan, Scratch, ScratchMemory, by_value, ceil_div
 
 
 class SliceGrad(Op):
@@ -240,21 +240,23 @@ class PadAndUnflatten(_Rows):
         words, index = self.rows(width, (y, x), indices)
         config = Config((words.tiles(y.nbytes),), (THREADS,))
         sizes = (indices.size, n_rows, divisor(words.count(width * y.dtype.itemsize)))
-        arguments = ("input", "indices", Scratch(0), "output", *sizes)
+        scratch = ScratchMemory()
+        last_rows = scratch.take(n_rows, INT64)
+        arguments = ("input", "indices", last_rows, "output", *sizes)
         binding = words.slots | index
         launch = Launch(self.function_name, config, arguments, binding)
-        find = self._find_last_rows(indices, n_rows, binding)
-        return Plan((*find, launch), workspace_nbytes=8 * n_rows)
+        find = self._find_last_rows(indices, n_rows, last_rows, binding)
+        return Plan((*find, launch), scratch.nbytes)
 
     def _find_last_rows(
-        self, indices: Spec, n_rows: int, binding: Mapping[str, str]
+        self, indices: Spec, n_rows: int, last_rows: Scratch, binding: Mapping[str, str]
     ) -> list[Launch]:
         """The launch that notes for every row of the output the last row of the input, if any."""
         if not indices.size:
             return []
         symbol = f"{self.function_name}__last_rows"
         config = Config((ceil_div(indices.size, THREADS),), (THREADS,))
-        arguments = ("indices", Scratch(0), indices.size, n_rows)
+        arguments = ("indices", last_rows, indices.size, n_rows)
         return [Launch(symbol, config, arguments, binding)]
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..checks import Types, refuse
 from ..contract import Attribute, Input, Output, Spec, boolean, dtype, integers, optional
-from ..dtypes import BOOL, FLOAT32, FLOATS, INT64, to_dtype
+from ..dtypes import BOOL, FLOAT32, FLOAT64, FLOATS, INT64, to_dtype
 from ..op import Op, slots
 from ..planning.tensor_list import Batch, batch, batches
 from ..runtime.plan import (
@@ -28,6 +28,7 @@ from ..runtime.plan import (
     Launch,
     Plan,
     Scratch,
+    ScratchMemory,
     by_value,
     ceil_div,
 )
@@ -42,7 +43,6 @@ COLUMN_LANES = 16  # neighbouring packets of a row that a block takes where rows
 SHORT_ROW_NBYTES = 2048  # a warp's rows; longer ones too, where there are enough of them
 CHUNK_NBYTES = 32768
 CAPACITY = 192  # tensors a launch: 20 bytes each, 4,000 in all
-TICKET_NBYTES = 16
 
 
 def _launch(symbol: str, grid: int, args: tuple[Any, ...], x: Any, y: Any, **config: Any) -> Launch:
@@ -107,16 +107,20 @@ class ReduceSumTraining(Op):
     def plan(self, device: Device, x: Spec, axes: tuple[int, ...], y: Spec) -> Plan:
         reduced = self._reduced(x, axes)
         steps = list(passes(x.shape, reduced)) if x.size else [Pass(y.size, 0, 1)]
-        accumulator = x.dtype if x.dtype.itemsize >= FLOAT32.itemsize else FLOAT32
         room = _Room(device)
         places = [_Place("data", x.dtype, x.aligned)]
         for step in steps[:-1]:
-            offset = room.take(step.A * step.B * accumulator.itemsize)
-            places.append(_Place(Scratch(offset), accumulator, True))
+            sums = room.take(step.A * step.B, _summed_in(x.dtype))
+            places.append(_Place(sums, _summed_in(x.dtype), True))
         places.append(_Place("reduced", y.dtype, y.aligned))
         pairs = zip(steps, itertools.pairwise(places), strict=True)
         launches = [step.launch(device, *pair, room) for step, pair in pairs]
-        return Plan(tuple(launches), workspace_nbytes=room.nbytes)
+        return Plan(tuple(launches), workspace_nbytes=room.scratch.nbytes)
+
+
+def _summed_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type that sums are kept in between launches."""
+    return dtype if dtype.itemsize >= FLOAT32.itemsize else FLOAT32
 
 
 def passes(shape: Sequence[int], reduced: Iterable[int]) -> Iterator[Pass]:
@@ -147,18 +151,18 @@ class _Place:
 
 
 class _Room:
-    """The workspace of a call: tickets at its start, which no call uses for anything else."""
+    """Room for partial sums; tickets at its start, which no call uses for anything else."""
 
     def __init__(self, device: Device) -> None:
         self.multiprocessors = device.multiprocessors
-        self.tickets = Scratch(0)
-        self.nbytes = 0
+        self.scratch = ScratchMemory()
+        self.tickets: Scratch | None = None
 
-    def take(self, nbytes: int) -> int:
-        """The offset of so many bytes."""
-        offset = self.nbytes or 4 * BLOCKS * self.multiprocessors
-        self.nbytes = offset + ceil_div(nbytes, VEC_NBYTES) * VEC_NBYTES
-        return offset
+    def take(self, n: int, dtype: np.dtype[Any]) -> Scratch:
+        """Room for n sums of this type."""
+        if self.tickets is None:
+            self.tickets = self.scratch.take(BLOCKS * self.multiprocessors, np.uint32)
+        return self.scratch.take(n, dtype)
 
     def n_spans(self, groups: int, most: int, blocks: int = BLOCKS) -> int:
         """Into how many spans, `most` at most, each of some groups of sums is to be divided."""
@@ -168,8 +172,7 @@ class _Room:
         """Partial sums and tickets, where sums are divided into spans."""
         if n_spans == 1:
             return None, None
-        itemsize = max(dtype.itemsize, FLOAT32.itemsize)
-        return Scratch(self.take(n_sums * n_spans * itemsize)), self.tickets
+        return self.take(n_sums * n_spans, _summed_in(dtype)), self.tickets
 
 
 @dataclass(frozen=True)
@@ -292,15 +295,15 @@ class ReduceAllL2(Op):
         names = [f"X[{i}]" for i in range(len(xs))]
         tables = _tables(xs)
         blocks = [_blocks(device, table.n_chunks) for table in tables]
+        scratch = ScratchMemory()
+        ticket, partials = scratch.take(1, np.uint32), scratch.take(sum(blocks), FLOAT64)
         launches = []
         for i, (table, n) in enumerate(zip(tables, blocks, strict=True)):
             n_partials = sum(blocks) if i == len(tables) - 1 else 0
-            shared = (Scratch(TICKET_NBYTES), Scratch(0))
             counts = (sum(blocks[:i]), n_partials)
-            args = (table.pointers(names), table.sizes, *shared, "Y", *counts)
+            args = (table.pointers(names), table.sizes, partials, ticket, "Y", *counts)
             launches.append(_launch(self.function_name, n, args, xs[0].dtype, y.dtype))
-        nbytes = TICKET_NBYTES + ceil_div(8 * sum(blocks), VEC_NBYTES) * VEC_NBYTES
-        return Plan(tuple(launches), workspace_nbytes=nbytes)
+        return Plan(tuple(launches), scratch.nbytes)
 
 
 class IsAllFinite(Op):
@@ -339,14 +342,16 @@ class IsAllFinite(Op):
         names = [f"input[{i}]" for i in range(len(xs))]
         only = "__isinf_only" if self.isinf_only else "__isnan_only" if self.isnan_only else ""
         tables = _tables(xs)
+        scratch = ScratchMemory()
+        poll = scratch.take(1, self.source().struct("Poll"))
         launches = []
         for i, table in enumerate(tables):
             last = i == len(tables) - 1
-            args = (table.pointers(names), table.sizes, Scratch(0), "output", last)
+            args = (table.pointers(names), table.sizes, poll, "output", last)
             grid = _blocks(device, table.n_chunks)
             symbol = self.function_name + only
             launches.append(_launch(symbol, grid, args, xs[0].dtype, xs[0].dtype))
-        return Plan(tuple(launches), workspace_nbytes=TICKET_NBYTES)
+        return Plan(tuple(launches), scratch.nbytes)
 
 
 class All(Op):
@@ -367,9 +372,10 @@ class All(Op):
 
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
         blocks = _blocks(device, ceil_div(x.size, UNROLL * THREADS * VEC_NBYTES))
-        args = ("X", "Y", Scratch(0), x.size)
+        scratch = ScratchMemory()
+        args = ("X", "Y", scratch.take(1, self.source().struct("Poll")), x.size)
         launch = _launch(self.function_name, blocks, args, FLOAT32, FLOAT32)
-        return Plan((launch,), workspace_nbytes=TICKET_NBYTES)
+        return Plan((launch,), scratch.nbytes)
 
 
 OPS = {

@@ -15,7 +15,7 @@ from ..contract import Attribute, Input, Output, Spec, integer, optional, shape
 from ..dtypes import FIXED_SIZE, INT64
 from ..op import Op
 from ..planning.words import THREADS, Words, divisor, divisor_fields, words_of
-from ..runtime.plan import Config, Device, Launch, Plan, Pointers, Scratch, by_value
+from ..runtime.plan import Config, Device, Launch, Plan, Pointers, Scratch, ScratchMemory, by_value
 
 CAPACITIES = (16, 120, 240)  # arrays that a launch knows by value, in at most 4,000 bytes
 MOST_SPLIT = 120  # outputs of a launch, which knows more of each
@@ -98,20 +98,23 @@ class ConcatTraining(Op):
             table, capacity = _by_value(names, at=starts)
             launch = _launch(self.function_name, config, (*result, *table), words, capacity)
             return Plan((launch,))
-        many = f"{self.function_name}__many"
-        fill = self._fill(names, starts, words)
-        launch = _launch(many, config, (*result, Scratch(0)), words)
-        return Plan((*fill, launch), workspace_nbytes=16 * len(starts))
+        scratch = ScratchMemory()
+        parts_table = scratch.take(len(starts), self.source().struct("Part"))
+        fill = self._fill(parts_table, names, starts, words)
+        launch = _launch(f"{self.function_name}__many", config, (*result, parts_table), words)
+        return Plan((*fill, launch), scratch.nbytes)
 
-    def _fill(self, names: list[str], starts: list[int], words: Words) -> list[Launch]:
-        """Launches that write the table of parts into the workspace."""
+    def _fill(
+        self, parts_table: Scratch, names: list[str], starts: list[int], words: Words
+    ) -> list[Launch]:
+        """Launches that write the table of parts into scratch memory."""
         symbol, most = f"{self.function_name}__table", CAPACITIES[-1]
         launches = []
         for first in range(0, len(names), most):
             some = names[first : first + most]
             table, capacity = _by_value(some, at=starts[first : first + most + 1])
             config = Config((1,), (capacity + 1,))
-            arguments = (Scratch(0), first, len(some), *table)
+            arguments = (parts_table, first, len(some), *table)
             launches.append(_launch(symbol, config, arguments, words, capacity))
         return launches
 

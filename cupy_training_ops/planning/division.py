@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from ..contract import Spec
-from ..dtypes import element_type
 from ..runtime.plan import (
     MAX_THREADS,
     VEC_NBYTES,
@@ -23,12 +22,13 @@ from ..runtime.plan import (
     Launch,
     Plan,
     Scratch,
+    ScratchMemory,
     by_value,
     ceil_div,
 )
 from ..runtime.source import load
 from .broadcasting import Dimension, strides
-from .streaming import THREADS, type_slots
+from .streaming import THREADS, computed_in, type_slots
 from .words import divisor
 
 PACKETS = 16  # that a thread sums before it writes a partial sum
@@ -37,7 +37,6 @@ BLOCKS = 2048  # about as many keep a large GPU busy
 # beside rows of narrow elements.
 COLUMN_BLOCKS = {2: 512, 4: 2048, 8: 4096}
 SECTOR = 8  # floats that are read at once: fewer columns a block, and so more blocks, cost nothing
-ACCUMULATOR_NBYTES = {"float": 4, "double": 8}
 
 
 def plan_part(
@@ -54,15 +53,14 @@ def plan_part(
 
 
 def plan_general(dims: Sequence[Dimension], t: np.dtype[Any], outputs: Mapping[str, Any]) -> Plan:
-    """A launch for each gradient, and one that adds up partial sums where it has chunks."""
-    launches: list[Launch] = []
-    nbytes = 0
-    for name, spec in outputs.items():
-        if spec is not None and spec.size:
-            more, needed = _general(dims, name, spec, t)
-            launches += more
-            nbytes = max(nbytes, needed)
-    return Plan(tuple(launches), nbytes)
+    """A launch for each gradient, and one that adds up partial sums where it has chunks.
+
+    Both gradients have their partial sums in the same place, one after the other.
+    """
+    wanted = {name: spec for name, spec in outputs.items() if spec is not None and spec.size}
+    plans = [_general(dims, name, spec, t) for name, spec in wanted.items()]
+    launches = tuple(launch for plan in plans for launch in plan.launches)
+    return Plan(launches, max((plan.workspace_nbytes for plan in plans), default=0))
 
 
 def _whole_and_part(part: str) -> tuple[str, ...]:
@@ -80,10 +78,12 @@ def _columns(
     across = ceil_div(packets, x)
     chunks = max(1, min(COLUMN_BLOCKS[t.itemsize] // across, ceil_div(rows, y * PACKETS)))
     rows_each = ceil_div(rows, chunks)
-    partials, nbytes = _partials(chunks * y, columns, t, wanted)
+    scratch = ScratchMemory()
+    partials = _partials(scratch, chunks * y * columns, t) if wanted else None
     args = (*_whole_and_part(part), partials, rows, columns, rows_each, part == "B", width > 1)
     launch = Launch("div_grad__columns", Config((across, chunks), (x, y)), args, type_slots(t))
-    return Plan((launch, *_finish(f"d{part}", chunks * y, columns, t, wanted)), nbytes)
+    finish = _finish(partials, f"d{part}", chunks * y, columns, t)
+    return Plan((launch, *finish), scratch.nbytes)
 
 
 def _runs(
@@ -97,7 +97,8 @@ def _runs(
     outer_each = max(1, min(outer, PACKETS // max(1, ceil_div(packets, lanes))))
     inner_chunks = max(1, ceil_div(inner, max(1, inner_each)))
     chunks = inner_chunks * max(1, ceil_div(outer, outer_each))
-    partials, nbytes = _partials(chunks, kept, t, wanted and chunks > 1)
+    scratch = ScratchMemory()
+    partials = _partials(scratch, chunks * kept, t) if wanted and chunks > 1 else None
     runs = by_value(
         **_int64(
             outer=outer,
@@ -113,12 +114,11 @@ def _runs(
     config = Config((ceil_div(kept * chunks, THREADS // lanes),), (THREADS,))
     args = (*_whole_and_part(part), f"d{part}", partials, runs, part == "B", width > 1)
     launch = Launch("div_grad__runs", config, args, type_slots(t))
-    return Plan((launch, *_finish(f"d{part}", chunks, kept, t, wanted and chunks > 1)), nbytes)
+    finish = _finish(partials, f"d{part}", chunks, kept, t)
+    return Plan((launch, *finish), scratch.nbytes)
 
 
-def _general(
-    dims: Sequence[Dimension], name: str, spec: Spec, t: np.dtype[Any]
-) -> tuple[list[Launch], int]:
+def _general(dims: Sequence[Dimension], name: str, spec: Spec, t: np.dtype[Any]) -> Plan:
     """Neighbouring threads take neighbouring elements of dY, kept or summed over."""
     has = [d.in_a if name == "dA" else d.in_b for d in dims]
     summed = math.prod(d.extent for d, there in zip(dims, has, strict=True) if not there)
@@ -127,12 +127,13 @@ def _general(
     most = max(1, min(tasks // spec.size, ceil_div(summed, lanes * PACKETS)))
     each = max(1, ceil_div(summed, most))
     chunks = max(1, ceil_div(summed, each))
-    partials, nbytes = _partials(chunks, spec.size, t, chunks > 1)
+    scratch = ScratchMemory()
+    partials = _partials(scratch, chunks * spec.size, t) if chunks > 1 else None
     config = Config((ceil_div(spec.size * chunks, THREADS // lanes),), (THREADS,))
     counts = (spec.size, summed, each, chunks, lanes, name == "dA")
     args = ("dY", "A", "B", name, partials, _dimensions(dims, has), *counts)
     launch = Launch("div_grad__general", config, args, type_slots(t))
-    return [launch, *_finish(name, chunks, spec.size, t, chunks > 1)], nbytes
+    return Plan((launch, *_finish(partials, name, chunks, spec.size, t)), scratch.nbytes)
 
 
 def _dimensions(dims: Sequence[Dimension], kept: Sequence[bool]) -> Any:
@@ -154,22 +155,22 @@ def _dimensions(dims: Sequence[Dimension], kept: Sequence[bool]) -> Any:
     )
 
 
-def _partials(rows: int, columns: int, t: np.dtype[Any], needed: bool) -> tuple[Any, int]:
-    """The launch argument and the bytes of the partial sums."""
-    if not needed:
-        return None, 0
-    return Scratch(0), rows * columns * ACCUMULATOR_NBYTES[element_type(t).accumulator]
+def _partials(scratch: ScratchMemory, n: int, t: np.dtype[Any]) -> Scratch:
+    """Room for n partial sums."""
+    return scratch.take(n, computed_in(t))
 
 
-def _finish(name: str, rows: int, columns: int, t: np.dtype[Any], needed: bool) -> list[Launch]:
-    """The launch that adds up the rows of partial sums."""
-    if not needed:
+def _finish(
+    partials: Scratch | None, name: str, rows: int, columns: int, t: np.dtype[Any]
+) -> list[Launch]:
+    """The launch that adds up the rows of partial sums, if there are any."""
+    if partials is None:
         return []
     least = min(SECTOR, _power_of_2(columns))
     y = min(MAX_THREADS // least, _power_of_2(rows))
     x = max(least, THREADS // y)
     config = Config((ceil_div(columns, x),), (x, y))
-    return [Launch("div_grad__finish", config, (Scratch(0), name, rows, columns), type_slots(t))]
+    return [Launch("div_grad__finish", config, (partials, name, rows, columns), type_slots(t))]
 
 
 def _int64(**values: int) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from ..runtime.plan import (
     Launch,
     Plan,
     Scratch,
+    ScratchMemory,
     by_value,
     ceil_div,
 )
@@ -113,19 +114,6 @@ def one_each(n: int, a_block: int, threads: int = THREADS) -> Config:
 
 
 @dataclass
-class Workspace:
-    """Scratch memory handed out piece by piece while a plan is made."""
-
-    nbytes: int = 0
-
-    def take(self, n: int, dtype: Any) -> Scratch:
-        """Room for n elements, 256-byte aligned."""
-        start = self.nbytes
-        self.nbytes += ceil_div(n * np.dtype(dtype).itemsize, 256) * 256
-        return Scratch(start)
-
-
-@dataclass
 class Scatter:
     """The plan of one call: which slices go where, and the launches that add them."""
 
@@ -136,7 +124,7 @@ class Scatter:
     dy: Spec
     dx: Spec
     target: tuple[Any, ...]  # the arguments that say where a slice goes
-    workspace: Workspace = field(default_factory=Workspace)
+    scratch: ScratchMemory = field(default_factory=ScratchMemory)
     launches: list[Launch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -179,7 +167,7 @@ class Scatter:
 
     def plan(self) -> Plan:
         """What was added up to now."""
-        return Plan(tuple(self.launches), self.workspace.nbytes)
+        return Plan(tuple(self.launches), self.scratch.nbytes)
 
     def zero(self, target: Any, dtype: Any) -> None:
         """Zeros for dX, or for its sums in another type."""
@@ -198,7 +186,7 @@ class Scatter:
     def add_slices(self) -> Plan:
         """Sorted by row and summed in order: the same bits, run after run."""
         entries, s = self.sort(), self.sizes
-        starts = self.workspace.take(s.G + 1, s.key)
+        starts = self.scratch.take(s.G + 1, s.key)
         many = s.G >= MANY_ROWS and s.K <= DENSE * s.G and s.G <= SPARSE * s.K
         config = one_each(s.G + 1, self.constant("STARTS_ROWS") if many else THREADS)
         self.launch("starts__many" if many else "starts", config, entries, starts, s.K, s.G)
@@ -213,8 +201,8 @@ class Scatter:
         tile = threads * self.constant(items)
         span = ceil_div(ceil_div(n, tile), SORT_BLOCKS * self.device.multiprocessors) * tile
         config = one_each(n, span, threads)
-        entries, other = self.workspace.take(2 * n, key), self.workspace.take(2 * n, key)
-        counts = self.workspace.take(config.grid[0] * radix, key)
+        entries, other = self.scratch.take(2 * n, key), self.scratch.take(2 * n, key)
+        counts = self.scratch.take(config.grid[0] * radix, key)
         for digit in digits(self.sizes.G, n, radix.bit_length() - 1):
             step = by_value(n=n, span=span, shift=np.int32(digit.shift), bits=np.int32(digit.bits))
             if digit.shift == 0:
@@ -235,7 +223,7 @@ class Scatter:
         dy = None if self.is_carried else self.dy_name
         n = packet_size(s.W, self.dy, self.dx)
         variant, runs = "__scalar" if n == 1 else "", s.W // n
-        sums = self.workspace.take(s.B * sum(counts) * s.W, self.acc)
+        sums = self.scratch.take(s.B * sum(counts) * s.W, self.acc)
         for i, count in enumerate(counts):
             config, items = spread(s.B, count, runs, 1)
             below = sum(counts[: max(i - 1, 0)])
@@ -258,7 +246,7 @@ class Scatter:
 
     def atomic(self, variant: str, config: Config, *args: Any) -> Plan:
         """The additions of a kernel of the operator's own between zeros and rounding."""
-        sums = self.workspace.take(self.dx.size, self.acc) if self.narrow else self.dx_name
+        sums = self.scratch.take(self.dx.size, self.acc) if self.narrow else self.dx_name
         self.zero(sums, self.acc)
         symbol = self.op.function_name + variant
         self.launch_own(symbol, config, *self.target, self.dy_name, sums, *args)

@@ -14,6 +14,7 @@ from ..errors import ArgumentError
 
 WARP = 32
 VEC_NBYTES = 16  # of the widest load and store
+SCRATCH_NBYTES = 256  # that pieces of scratch memory are multiples of, as CuPy's own memory is
 MAX_THREADS = 1024
 MAX_PARAMETER_NBYTES = 4000  # 4 KiB in all before CUDA 12.1
 MAX_GRID = (2**31 - 1, 65_535, 65_535)
@@ -51,6 +52,19 @@ class Scratch:
     """A launch argument: the workspace from this byte on."""
 
     offset: int
+
+
+class ScratchMemory:
+    """The scratch memory of a plan, handed out piece by piece while the plan is made."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+    def take(self, n: int, dtype: Any) -> Scratch:
+        """Room for n elements, behind all pieces before it and 256-byte aligned."""
+        piece = Scratch(self.nbytes)
+        self.nbytes += ceil_div(n * np.dtype(dtype).itemsize, SCRATCH_NBYTES) * SCRATCH_NBYTES
+        return piece
 
 
 @dataclass(frozen=True)

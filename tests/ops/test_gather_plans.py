@@ -14,7 +14,7 @@ from cupy_training_ops.dtypes import FLOAT16, FLOAT32, INT64
 from cupy_training_ops.ops import gather as ops
 from cupy_training_ops.planning import scatter
 from cupy_training_ops.planning.scatter import Digit, Sizes
-from cupy_training_ops.runtime.plan import Device
+from cupy_training_ops.runtime.plan import Device, ScratchMemory
 from cupy_training_ops.runtime.source import load
 from cupy_training_ops.testing.compare import assert_matches, poison
 
@@ -258,7 +258,7 @@ def test_elements_of_batches(run, rng) -> None:
 @pytest.mark.usefixtures("few_are_many")
 def test_pieces_of_the_workspace_are_kept_apart(run, rng, monkeypatch) -> None:
     """No kernel writes past the piece it was given: gaps between them stay as they were."""
-    gaps, take = [], scatter.Workspace.take
+    gaps, take = [], ScratchMemory.take
 
     def apart(self, n, dtype):
         piece = take(self, n, dtype)
@@ -267,7 +267,7 @@ def test_pieces_of_the_workspace_are_kept_apart(run, rng, monkeypatch) -> None:
         gaps.append(slice(end, self.nbytes))
         return piece
 
-    monkeypatch.setattr(scatter.Workspace, "take", apart)
+    monkeypatch.setattr(ScratchMemory, "take", apart)
     indices, dy = rng.integers(-800, 800, 5000), rng.standard_normal(5000).astype(FLOAT32)
     inputs = (700,), run.place(indices), run.place(dy)
     op = get_op("GatherGrad")()

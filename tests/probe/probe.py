@@ -27,7 +27,7 @@ from cupy_training_ops.runtime.plan import (
     Launch,
     Plan,
     Pointers,
-    Scratch,
+    ScratchMemory,
     by_value,
     ceil_div,
 )
@@ -59,9 +59,11 @@ class ProbeSum(Probe):
 
     def plan(self, device, x, y):
         blocks = max(1, ceil_div(x.size, THREADS))
-        args = ("X", "Y", Scratch(16), Scratch(0), x.size)
+        scratch = ScratchMemory()
+        ticket, partials = scratch.take(1, np.uint32), scratch.take(blocks, FLOAT32)
+        args = ("X", "Y", partials, ticket, x.size)
         launch = Launch("probe_sum", Config((blocks,), (THREADS,)), args)
-        return Plan((launch,), workspace_nbytes=16 + 4 * blocks)
+        return Plan((launch,), scratch.nbytes)
 
 
 class ProbeAxpy(Probe):
