@@ -10,11 +10,11 @@ from typing import Any
 import emulator
 import numpy as np
 
-from cupy_training_ops import arrays
-from cupy_training_ops.contract import Spec
+from cupy_training_ops.frame import backends
+from cupy_training_ops.plan import Device
 from cupy_training_ops.runtime.compiler import header_options
-from cupy_training_ops.runtime.plan import Device
 from cupy_training_ops.runtime.source import Source
+from cupy_training_ops.schema import Spec
 from cupy_training_ops.testing.samples import blank, mapped_inputs, placed
 
 ORDERS = ("forward", "reverse", "random")
@@ -26,7 +26,7 @@ class EmulatedBackend:
 
     name = "emulated"
 
-    def describe(self, array: Any) -> tuple[Any, ...]:
+    def info(self, array: Any) -> tuple[Any, ...]:
         aligned = array.ctypes.data % 16 == 0
         return (self, array.dtype, array.shape, aligned, array.flags.c_contiguous, 0)
 
@@ -37,7 +37,7 @@ class EmulatedBackend:
         return array[nbytes:]
 
     def views(self, array: Any, pieces: Any) -> tuple[Any, ...]:
-        return arrays.CPU.views(array, pieces)
+        return backends.CPU.views(array, pieces)
 
     def empty(self, spec: Spec, device: int) -> Any:
         return emulator.guarded_copy(np.empty(spec.shape, spec.dtype))
@@ -80,7 +80,7 @@ class Run:
         if self.name.startswith("emulated"):
             order = self.name.removeprefix("emulated-")
             self._stack.enter_context(emulator.thread_order(order, seed=self._seed))
-            self._stack.enter_context(arrays.numpy_runs_on(EMULATED))
+            self._stack.enter_context(backends.numpy_runs_on(EMULATED))
         return self
 
     def __exit__(self, *error: object) -> None:

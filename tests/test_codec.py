@@ -21,7 +21,6 @@ from cupy_training_ops import (
     OpError,
     Packed,
     ProviderError,
-    arrays,
     compress,
 )
 from cupy_training_ops.dtypes import FLOATS, dtype_name

@@ -7,14 +7,14 @@ import threading
 
 import numpy as np
 import pytest
+from cupy_training_ops.frame.backends import numpy_runs_on
 from probe.probe import ProbeAxpy, ProbeCut, ProbeHalves, ProbeJoin, ProbeSum
 
 from cupy_training_ops import ArgumentError, CompileError, DtypeError
-from cupy_training_ops.arrays import numpy_runs_on
-from cupy_training_ops.cli.dry_run import IdleBackend
+from cupy_training_ops.plan import Device, by_value
 from cupy_training_ops.runtime.launch import launch_log
-from cupy_training_ops.runtime.plan import Device, by_value
 from cupy_training_ops.testing.compare import assert_matches
+from cupy_training_ops.testing.idle import IdleBackend
 
 
 def normal(rng: np.random.Generator, *shape: int, dtype=np.float32) -> np.ndarray:
@@ -125,8 +125,8 @@ def test_a_struct_that_is_not_the_kernels_is_never_launched(monkeypatch, rng, co
 
 
 def test_a_constant_that_the_source_does_not_have_is_never_planned_with(monkeypatch, rng) -> None:
-    monkeypatch.setattr(ProbeJoin, "most", "MOST_OUTPUTS")
-    expected = r"probe\.cu: there is no constant MOST_OUTPUTS"
+    monkeypatch.setattr(ProbeJoin, "most", "MAX_OUTPUTS")
+    expected = r"probe\.cu: there is no constant MAX_OUTPUTS"
     with numpy_runs_on(IDLE), launch_log() as log, pytest.raises(CompileError, match=expected):
         ProbeJoin()((6,), [normal(rng, 6)])
     assert not log

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from ..contract import REQUIRED, Attribute, Input, Output
 from ..dtypes import dtype_name
-from ..op import Op
+from ..frame.op import Op
 from ..registry import REGISTRY, combinations, get_op
+from ..schema import REQUIRED, Attribute, Input, Output
 from .table import aligned
 
 
@@ -36,11 +36,11 @@ def _listed() -> list[str]:
 
 def _row(cls: type[Op]) -> tuple[str, ...]:
     types = str(len(combinations(cls)))
-    return (cls.name, cls.stem, cls.domain, _opset(cls), types, _doc(cls).splitlines()[0])
+    return (cls.name, cls.family, cls.domain, _opset(cls), types, _doc(cls).splitlines()[0])
 
 
 def _contract(cls: type[Op]) -> Iterator[str]:
-    yield f"{cls.name}  {cls.domain}, opset {_opset(cls)}, family {cls.stem}"
+    yield f"{cls.name}  {cls.domain}, opset {_opset(cls)}, family {cls.family}"
     yield f"cupy_training_ops.{cls.function_name}"
     yield from _section("inputs", [_place(item) for item in cls.inputs])
     yield from _section("outputs", [_place(item) for item in cls.outputs])

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..contract import Attribute, Input, Output, real
-from ..planning.streaming import ElementwiseOp
+from ..planning.elementwise import ElementwiseOp
+from ..schema import Attribute, Input, Output, real
 
 DY = Input("dY", "T")
 X = Input("X", "T")
@@ -33,7 +33,7 @@ class ReluGrad(ElementwiseOp):
 
     inputs = (DY, X)
     outputs = (DX,)
-    exact = True
+    bitwise_exact = True
 
 
 class LeakyReluGrad(ElementwiseOp):

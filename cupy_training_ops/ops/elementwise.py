@@ -11,14 +11,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..checks import Types, refuse
-from ..contract import Attribute, Input, Output, Spec, boolean, integer, optional, real, single
 from ..dtypes import FLOATS
-from ..op import Op
+from ..errors import refuse
+from ..frame.op import Op
+from ..numerics import rounded
+from ..plan import Device, Plan
 from ..planning import broadcasting
-from ..planning.division import plan_general, plan_part
-from ..planning.streaming import ElementwiseOp, rounded, streamed
-from ..runtime.plan import Device, Plan
+from ..planning.div_grad import plan_general, plan_part
+from ..planning.elementwise import ElementwiseOp, streamed
+from ..schema import Attribute, Input, Output, Spec, Types, boolean, integer, optional, real, single
 
 
 def number(value: Any) -> float:
@@ -171,7 +172,7 @@ class FakeQuantGrad(ElementwiseOp):
 
     inputs = (Input("dY", "T"), Input("gradient_mask", "bool"))
     outputs = (Output("dX", "T", may_alias=("dY",)),)
-    exact = True
+    bitwise_exact = True
 
 
 class IsFinite(ElementwiseOp):
@@ -183,7 +184,7 @@ class IsFinite(ElementwiseOp):
 
     inputs = (Input("X", "T"),)
     outputs = (Output("Y", "bool"),)
-    exact = True
+    bitwise_exact = True
 
 
 class DivGrad(Op):

@@ -12,16 +12,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .. import contract
-from ..checks import Types, from_front, refuse
-from ..contract import Attribute, Input, Output, Spec, boolean, integer
+from .. import schema
 from ..dtypes import FLOATS, INT64
-from ..op import Op
-from ..planning.scatter import THREADS, Scatter, Sizes, are_few, one_each
-from ..runtime.plan import Config, Device, Plan, by_value, ceil_div
+from ..errors import refuse
+from ..frame.checks import from_front
+from ..frame.op import Op
+from ..plan import Config, Device, Plan, by_value, ceil_div
+from ..planning.segmented_sum import THREADS, Scatter, Sizes, are_few, one_each
+from ..schema import Attribute, Input, Output, Spec, Types, boolean, integer
 
 INDEX_TYPES = (INT64, np.dtype(np.int32))
-SHAPE = Input("shape", "int64", memory="host", convert=contract.shape)
+SHAPE = Input("shape", "int64", memory="host", convert=schema.shape)
 INDICES = Input("indices", "Tind")
 AXIS = Attribute("axis", integer, 0)
 DETERMINISTIC = Attribute("deterministic", boolean, True)
@@ -45,7 +46,7 @@ class _GatherGradient(Op):
     @classmethod
     def most_dims(cls) -> int:
         """How many dimensions the kernels' structs have room for."""
-        return cls.source().constant("MOST_DIMS")
+        return cls.source().constant("MAX_DIMS")
 
     def refuse_out_of_range(self, *inputs: Any) -> None:
         """Read the indices and refuse those that are in no row of dX."""

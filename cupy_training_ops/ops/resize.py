@@ -8,13 +8,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..checks import Types, refuse
-from ..contract import Attribute, Input, Output, Spec, boolean, integers, one_of, real, reals
 from ..dtypes import FLOAT32, FLOAT64, FLOATS, element_type
-from ..errors import ArgumentError
-from ..op import Op
-from ..planning.words import divisor
-from ..runtime.plan import VEC_NBYTES, WARP, Config, Device, Launch, Plan, by_value, ceil_div
+from ..errors import ArgumentError, refuse
+from ..frame.op import Op
+from ..plan import VEC_NBYTES, WARP, Config, Device, Launch, Plan, by_value, ceil_div
+from ..planning.fast_division import divisor
+from ..schema import Attribute, Input, Output, Spec, Types, boolean, integers, one_of, real, reals
 
 THREADS = 128
 WARPS = THREADS // WARP  # of a block; each makes a tile of dX
@@ -22,10 +21,10 @@ BAND_ROWS = {2: 32, 4: 64, 8: 64}  # of a tile at most, by the size of an elemen
 FEWEST_ROWS = 4  # of a tile, or of a thread where X was doubled
 TILES = 16  # for each multiprocessor, before tiles have as many rows as they may
 NEAREST_MODES = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
-MOST_ROWS = 64  # of dX that such a thread makes
+MAX_ROWS = 64  # of dX that such a thread makes
 LANES = 2048  # such threads for each multiprocessor, before they have more rows than the fewest
-MOST_DOUBLED = 2**23  # outputs along an axis whose positions float32 holds
-MOST_PIXELS = 2**30  # along an axis, so that row numbers stay within 32 bits
+MAX_DOUBLED = 2**23  # outputs along an axis whose positions float32 holds
+MAX_PIXELS = 2**30  # along an axis, so that row numbers stay within 32 bits
 
 
 def no_axes(value: Any) -> tuple[int, ...]:
@@ -82,8 +81,8 @@ class ResizeGrad(Op):
 
     def infer(self, dy: Spec, x: Spec, roi: Any, scales: tuple[float, ...] | None) -> tuple[Spec]:
         for name, spec in (("dY", dy), ("X", x)):
-            if len(spec.shape) != 4 or max(spec.shape[2:]) > MOST_PIXELS:
-                expected = f"rank 4 and at most {MOST_PIXELS} pixels along an axis"
+            if len(spec.shape) != 4 or max(spec.shape[2:]) > MAX_PIXELS:
+                expected = f"rank 4 and at most {MAX_PIXELS} pixels along an axis"
                 refuse(self.name, name, expected, f"shape {spec.shape}")
         if dy.shape[:2] != x.shape[:2]:
             expected = f"shape ({x.shape[0]}, {x.shape[1]}, ..), like X"
@@ -118,7 +117,7 @@ class ResizeGrad(Op):
             self.coordinate_transformation_mode == "half_pixel"
             and all(axis["n_out"] == 2 * int(axis["n_in"]) for axis in axes)
             and all(float(axis["ratio"]) == 0.5 for axis in axes)
-            and max(dy.shape[2:]) <= MOST_DOUBLED
+            and max(dy.shape[2:]) <= MAX_DOUBLED
             and dy.aligned
             and dx.aligned
             and dy.shape[3] * dy.dtype.itemsize % VEC_NBYTES == 0
@@ -128,7 +127,7 @@ class ResizeGrad(Op):
         n_planes, n_rows = math.prod(dx.shape[:2]), dx.shape[2]
         n_pieces = 2 * dx.shape[3] * dx.dtype.itemsize // VEC_NBYTES
         room = n_planes * n_pieces * n_rows // (LANES * device.multiprocessors)
-        band = _even(n_rows, max(FEWEST_ROWS, min(room, MOST_ROWS)))
+        band = _even(n_rows, max(FEWEST_ROWS, min(room, MAX_ROWS)))
         n_bands = ceil_div(n_rows, band)
         n_lanes = n_planes * n_bands * n_pieces
         config = Config((ceil_div(n_lanes, THREADS),), (THREADS,))

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..dtypes import ELEMENT_TYPES, element_type
 from ..errors import CompileError
-from .plan import Launch, Pointers, Scratch
+from ..plan import Launch, Pointers, Scratch
 from .source import Parameter, Source
 
 NULL = np.uint64(0)

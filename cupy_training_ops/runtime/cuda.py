@@ -12,10 +12,10 @@ from typing import Any
 import cupy
 import numpy as np
 
-from ..contract import Spec
 from ..errors import CompileError
+from ..plan import Device
+from ..schema import Spec
 from .compiler import header_options
-from .plan import Device
 from .source import Source
 
 PER_THREAD = cupy.cuda.Stream.ptds.ptr  # one handle for the default streams of all threads
@@ -26,7 +26,7 @@ class CudaBackend:
 
     name = "cuda"
 
-    def describe(self, array: Any) -> tuple[Any, ...]:
+    def info(self, array: Any) -> tuple[Any, ...]:
         """(backend, dtype, shape, aligned, contiguous, device): all a plan depends on."""
         data = array.data
         return (

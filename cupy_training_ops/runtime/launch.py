@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from ..contract import Spec
+from ..backend import Backend
 from ..errors import CompileError
+from ..plan import Launch, Plan, Pointers, Scratch
+from ..schema import Spec
 from .arguments import cast, check_pointer
-from .compiler import Backend, kernel
-from .plan import Launch, Plan, Pointers, Scratch
+from .compiler import kernel
 from .source import Parameter, Source
 
 _log: list[Launch] | None = None

@@ -7,30 +7,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from cupy_training_ops.planning.fast_division import divisor
 
-from cupy_training_ops.checks import refuse
-from cupy_training_ops.contract import (
-    Attribute,
-    Input,
-    Output,
-    Spec,
-    integer,
-    integers,
-    real,
-    shape,
-)
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, INT64
-from cupy_training_ops.op import Op, slots
-from cupy_training_ops.planning.words import divisor
-from cupy_training_ops.runtime.plan import (
-    Config,
-    Launch,
-    Plan,
-    Pointers,
-    ScratchMemory,
-    by_value,
-    ceil_div,
-)
+from cupy_training_ops.errors import refuse
+from cupy_training_ops.frame.op import Op, slots
+from cupy_training_ops.plan import Config, Launch, Plan, Pointers, ScratchMemory, by_value, ceil_div
+from cupy_training_ops.schema import Attribute, Input, Output, Spec, integer, integers, real, shape
 
 THREADS = 256
 
@@ -102,14 +85,14 @@ class ProbeHalves(Probe):
 
 
 class ProbeJoin(Probe):
-    """Y = the inputs behind each other in `shape`, at most MOST_INPUTS of them."""
+    """Y = the inputs behind each other in `shape`, at most MAX_INPUTS of them."""
 
     inputs = (
         Input("shape", "int64", memory="host", convert=shape),
         Input("Xs", "float32", variadic=True),
     )
     outputs = (Output("Y", "float32"),)
-    most = "MOST_INPUTS"
+    most = "MAX_INPUTS"
 
     def infer(self, shape_, xs):
         y = Spec(shape_, FLOAT32)

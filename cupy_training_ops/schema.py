@@ -16,7 +16,7 @@ from .errors import ArgumentError
 
 Memory = Literal["device", "host"]
 Convert = Callable[[Any], Any]
-MOST_EXTENT = 2**63 - 1
+MAX_EXTENT = 2**63 - 1
 REQUIRED: Any = type("REQUIRED", (), {"__repr__": lambda _: "REQUIRED"})()
 
 
@@ -149,7 +149,7 @@ def reals(value: Any) -> tuple[float, ...]:
 def shape(value: Any) -> tuple[int, ...]:
     """A shape: integers, none negative."""
     extents = integers(value)
-    if any(not 0 <= extent <= MOST_EXTENT for extent in extents):
+    if any(not 0 <= extent <= MAX_EXTENT for extent in extents):
         raise ArgumentError(f"expected extents of at least 0 and below 2^63, got {extents}")
     return extents
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..contract import Spec
-from ..runtime.plan import VEC_NBYTES, by_value, ceil_div
+from ..plan import VEC_NBYTES, by_value, ceil_div
+from ..schema import Spec
 
 THREADS = 128
 LONG_RUN_NBYTES = 64  # from here on chunks of 16 bytes are written; shorter runs go word by word

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ArgumentError
+from .errors import ArgumentError
 
 WARP = 32
 VEC_NBYTES = 16  # of the widest load and store

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..checks import Types, refuse
-from ..contract import Input, Output, Spec
 from ..dtypes import FLOAT32, FLOAT64, FLOATS, element_type, to_dtype
-from ..op import Op
-from ..runtime.plan import Config, Device, Launch, Plan, ceil_div
-from .words import divisor
+from ..errors import refuse
+from ..frame.op import Op
+from ..plan import Config, Device, Launch, Plan, ceil_div
+from ..schema import Input, Output, Spec, Types
+from .fast_division import divisor
 
 THREADS = 128
 NBYTES = 32  # bytes of elements a thread has in flight for each array

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..contract import Spec
-from ..runtime.plan import (
+from ..numerics import computed_in
+from ..plan import (
     MAX_THREADS,
     VEC_NBYTES,
     WARP,
@@ -27,9 +27,10 @@ from ..runtime.plan import (
     ceil_div,
 )
 from ..runtime.source import load
+from ..schema import Spec
 from .broadcasting import Dimension, strides
-from .streaming import THREADS, computed_in, type_slots
-from .words import divisor
+from .elementwise import THREADS, type_slots
+from .fast_division import divisor
 
 PACKETS = 16  # that a thread sums before it writes a partial sum
 BLOCKS = 2048  # about as many keep a large GPU busy

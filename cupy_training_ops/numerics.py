@@ -18,10 +18,10 @@ Array = NDArray[Any]
 
 def cast(x: Any, dtype: np.dtype[Any]) -> Array:
     """x in another dtype, rounded once, to nearest even."""
-    return np.asarray(odd_float32(x) if dtype == BFLOAT16 else x).astype(dtype)
+    return np.asarray(round_to_odd(x) if dtype == BFLOAT16 else x).astype(dtype)
 
 
-def odd_float32(x: Any) -> Array:
+def round_to_odd(x: Any) -> Array:
     """float64 in a float32 that rounds on to fewer bits as it does: inexact ones end in a 1 bit."""
     if x.dtype != FLOAT64:
         return np.asarray(x)

@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from .contract import Input, Spec
-from .dtypes import dtype_name, to_dtype
-from .errors import ArgumentError, DtypeError
+from ..dtypes import dtype_name, to_dtype
+from ..errors import ArgumentError, DtypeError
+from ..schema import Input, Spec
 
 Types = Mapping[str, tuple[np.dtype[Any], ...]]
 Bindings = dict[str, np.dtype[Any]]

@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .contract import Spec
-from .dtypes import dtype_name
-from .errors import ArgumentError, DtypeError, ProviderError
+from ..dtypes import dtype_name
+from ..errors import ArgumentError, DtypeError, ProviderError
+from ..schema import Spec
 
 _DLPACK_CPU = 1
 _DLPACK_CUDA = (2, 13)  # device and managed memory
 
 
-class Described(NamedTuple):
+class ArrayInfo(NamedTuple):
     """What a call's plan depends on, for one array."""
 
     backend: Any
@@ -46,8 +46,8 @@ class NumpyBackend:
 
     name = "cpu"
 
-    def describe(self, array: Any) -> tuple[Any, ...]:
-        """The fields of Described; alignment does not matter to NumPy."""
+    def info(self, array: Any) -> tuple[Any, ...]:
+        """The fields of ArrayInfo; alignment does not matter to NumPy."""
         return (self, array.dtype, array.shape, True, array.flags.c_contiguous, -1)
 
     def pointer(self, array: Any) -> int:
@@ -76,8 +76,8 @@ BACKENDS: dict[type, Any] = {np.ndarray: CPU}
 
 
 def describe(array: Any) -> tuple[Any, ...]:
-    """The fields of Described; KeyError for an array that `adopt` has to take first."""
-    return BACKENDS[type(array)].describe(array)  # type: ignore[no-any-return]
+    """The fields of ArrayInfo; KeyError for an array that `adopt` has to take first."""
+    return BACKENDS[type(array)].info(array)  # type: ignore[no-any-return]
 
 
 class Marked(NamedTuple):
@@ -135,7 +135,7 @@ def cuda_backend() -> Any:
     try:
         import cupy
 
-        from .runtime.cuda import BACKEND
+        from ..runtime.cuda import BACKEND
     except ImportError as error:
         raise ProviderError(
             f"CuPy cannot be imported ({error}); install it with: "

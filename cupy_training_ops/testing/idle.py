@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays import NumpyBackend, numpy_runs_on
+from ..frame.backends import NumpyBackend, numpy_runs_on
+from ..plan import Device, Launch
 from ..registry import get_op
 from ..runtime.launch import launch_log
-from ..runtime.plan import Device, Launch
 from ..runtime.source import Source, load
-from ..testing.samples import Sample, placed_inputs
+from .samples import Sample, placed_inputs
 
 Slots = tuple[tuple[str, str], ...]
 
@@ -48,7 +48,7 @@ class IdleBackend(NumpyBackend):
     def __init__(self, device: Device) -> None:
         self._device = device
 
-    def describe(self, array: Any) -> tuple[Any, ...]:
+    def info(self, array: Any) -> tuple[Any, ...]:
         """As on a GPU: alignment counts."""
         aligned = array.ctypes.data % 16 == 0
         return (self, array.dtype, array.shape, aligned, array.flags.c_contiguous, 0)
@@ -91,13 +91,13 @@ def modules(samples: Iterable[Sample], device: Device) -> list[Module]:
     backend = IdleBackend(device)
     symbols: dict[tuple[str, Slots], set[str]] = {}
     for sample in samples:
-        stem = get_op(sample.op).stem
+        family = get_op(sample.op).family
         for launch in launches(sample, backend):
             slots = tuple(sorted(launch.slots.items()))
-            symbols.setdefault((stem, slots), set()).add(launch.symbol)
+            symbols.setdefault((family, slots), set()).add(launch.symbol)
     return [
-        Module(load(stem), dict(slots), tuple(sorted(found)))
-        for (stem, slots), found in sorted(symbols.items())
+        Module(load(family), dict(slots), tuple(sorted(found)))
+        for (family, slots), found in sorted(symbols.items())
     ]
 
 
