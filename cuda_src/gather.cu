@@ -19,7 +19,8 @@ using INDEX = CTO_INDEX;
 constexpr int MAX_DIMS = 32;
 constexpr int ATOMIC_ITEMS = 4;  // additions of one thread, its loads in flight together
 constexpr int TILE_COLUMNS = 32;
-constexpr int ZERO_PACKETS = 4;  // stores of one thread
+constexpr int ZERO_PACKETS = 4;   // stores of one thread
+constexpr int ROUND_NBYTES = 64;  // of sums that one thread rounds
 constexpr int VECTOR = 16 / sizeof(T);
 
 // ---- where each slice goes: the row of dX, or NOWHERE for an index out of range -----------------
@@ -234,7 +235,7 @@ __device__ __forceinline__ void fill_with_zero(T* y, i64 n) {
     }
 }
 
-using RoundPackets = Packets<VECTOR, VECTOR, 1, 64>;
+using RoundPackets = Packets<VECTOR, VECTOR, 1, ROUND_NBYTES>;
 
 struct Round {
     template <int N>

@@ -10,9 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from .dtypes import Dtype
 from .errors import ArgumentError
 from .schema import Spec
 
+WARP = 32
+VEC_NBYTES = 16  # of the widest load and store
 MAX_THREADS = 1024
 MAX_PARAMETER_NBYTES = 4000  # 4 KiB in all before CUDA 12.1
 MAX_GRID = (2**31 - 1, 65_535, 65_535)
@@ -55,6 +58,19 @@ class Scratch:
     offset: int
 
 
+class ScratchMemory:
+    """The scratch memory of a plan, handed out piece by piece while the plan is made."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+    def take(self, n: int, dtype: Any) -> Scratch:
+        """Room for n elements, behind all pieces before it and aligned."""
+        piece = Scratch(self.nbytes)
+        self.nbytes += align_up(n * np.dtype(dtype).itemsize, SCRATCH_ALIGNMENT)
+        return piece
+
+
 @dataclass(frozen=True)
 class Pointers:
     """An argument of a step: the addresses of these arrays in one struct, passed by value.
@@ -64,6 +80,11 @@ class Pointers:
 
     specs: tuple[Spec | None, ...]
     capacity: int
+
+    @property
+    def dtype(self) -> Dtype:
+        """The struct as NumPy has it."""
+        return np.dtype([("at", np.uint64, (self.capacity,))])
 
 
 def by_value(**fields: Any) -> np.void:

@@ -304,7 +304,7 @@ def test_a_callables_results_are_taken_as_they_are(anywhere, monkeypatch) -> Non
     y, same = ProbeDelegate()(x, 2.0)
     assert same is x
     assert_matches(anywhere.host(y), 2 * X)
-    monkeypatch.setattr(ProbeDelegate, "function", staticmethod(lambda x, f: (x[:3], x)))
+    monkeypatch.setattr(ProbeDelegate, "function", staticmethod(lambda x, _: (x[:3], x)))
     with pytest.raises(ArgumentError, match="ProbeDelegate: Y: expected float32 of shape"):
         ProbeDelegate()(x, 2.0)
 

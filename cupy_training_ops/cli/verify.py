@@ -11,7 +11,7 @@ import click
 import numpy as np
 
 from ..errors import OpError
-from ..frame.op import Op
+from ..frame.op import Op, ViewOp
 from ..registry import get_op
 from ..schema import Spec
 from ..testing.compare import assert_matches, poison

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from ..errors import refuse
 from ..schema import Input
@@ -19,11 +19,8 @@ Prepare = tuple[Call, Arrays, Arrays]
 class Bindable(Protocol):
     """What a bound call needs of its operator."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def inputs(self) -> tuple[Input, ...]: ...
+    name: ClassVar[str]
+    inputs: ClassVar[tuple[Input, ...]]
 
     def adopt_input(self, item: Input, value: Any) -> Any:
         """One input in a form that has a backend, or frozen."""

@@ -19,7 +19,7 @@ from ..schema import Changing, Input, Spec
 from .aliasing import Overlap, Written
 from .arrays import adopt
 from .backends import info
-from .convert import Declaration, converted
+from .convert import converted
 
 Arrays = tuple[Any, ...]
 HostValue = NDArray[Any] | Changing
@@ -63,7 +63,6 @@ class Prepared:
     """What all calls of one kind share."""
 
     op: str
-    owner: Declaration
     inputs: tuple[Input, ...]
     fixed: tuple[Any, ...]  # frozen values of static host inputs, None elsewhere
     changing: tuple[int, ...]  # inputs, by place, whose values each call gives
@@ -168,8 +167,8 @@ class Call:
 
     def values(self, inputs: Arrays) -> dict[int, Any]:
         """The values that this call gives, by place, in their frozen form."""
-        declared, owner = self.prepared.inputs, self.prepared.owner
-        return {p: converted(owner, declared[p], inputs[p]) for p in self.prepared.changing}
+        op, declared = self.prepared.op, self.prepared.inputs
+        return {p: converted(op, declared[p], inputs[p]) for p in self.prepared.changing}
 
     def returned(self, results: Arrays) -> Any:
         """The results as the caller gets them."""

@@ -47,6 +47,17 @@ def slots(**dtypes: Any) -> dict[str, str]:
     return {name: element_type(dtype).c_type for name, dtype in dtypes.items()}
 
 
+def attribute_parameters(cls: type[Op]) -> list[inspect.Parameter]:
+    """The attributes as keyword parameters, for signatures and help."""
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return [
+        inspect.Parameter(
+            a.name, kind, default=inspect.Parameter.empty if a.default is REQUIRED else a.default
+        )
+        for a in cls.attributes
+    ]
+
+
 class Op:
     """One operator: a declaration, an output rule (`infer`) and a plan (`plan`)."""
 
@@ -82,7 +93,7 @@ class Op:
         )
 
     def __init__(self, **attributes: Any) -> None:
-        vars(self).update(frozen_attributes(type(self), attributes))
+        vars(self).update(frozen_attributes(self.name, self.attributes, self.types, attributes))
         vars(self).update(workspaces=Workspaces(self.name), _remembered={}, _last=[])
 
     @classmethod
@@ -285,7 +296,7 @@ class Op:
 
     def _frozen(self, item: Input, value: Any) -> Any:
         checks.host(self.name, item.name, value)
-        return converted(type(self), item, value)
+        return converted(self.name, item, value)
 
     def _keys(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """What a call depends on: what is known of arrays, values of static host inputs.
@@ -322,14 +333,3 @@ class DelegatingOp(Op):
 def is_number(value: Any) -> bool:
     """Whether a value of an "either" input is a number, or a few, rather than an array."""
     return isinstance(value, int | float | np.generic | tuple | list)
-
-
-def attribute_parameters(cls: type[Op]) -> list[inspect.Parameter]:
-    """The attributes as keyword parameters, for signatures and help."""
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return [
-        inspect.Parameter(
-            a.name, kind, default=inspect.Parameter.empty if a.default is REQUIRED else a.default
-        )
-        for a in cls.attributes
-    ]

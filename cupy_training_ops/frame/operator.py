@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from ..backend import Backend
 from ..plan import Device, Plan
@@ -17,14 +17,9 @@ from .call import Call, Prepared
 class Operator(Planned, Protocol):
     """An operator with its attributes; `Op` is the one class that is one."""
 
-    @property
-    def outputs(self) -> tuple[Output, ...]: ...
-
-    @property
-    def attributes(self) -> tuple[Attribute, ...]: ...
-
-    @property
-    def types(self) -> Types: ...
+    outputs: ClassVar[tuple[Output, ...]]
+    attributes: ClassVar[tuple[Attribute, ...]]
+    types: ClassVar[Types]
 
     @property
     def workspaces(self) -> Workspaces: ...

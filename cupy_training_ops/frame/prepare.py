@@ -39,7 +39,6 @@ def prepare(op: Operator, inputs: Sequence[Any], out: Sequence[Any], outputs: Ou
     given = _check_out(op, results, counts, out)
     prepared = Prepared(
         op=op.name,
-        owner=type(op),
         inputs=op.inputs,
         fixed=fixed,
         changing=tuple(place for place, key in enumerate(keys) if key is CHANGES),
@@ -70,8 +69,8 @@ def _fixed(op: Operator, declared: Input, key: Any) -> Any:
     if declared.memory != "host" or key is None or key is CHANGES:
         return None
     if declared.variadic:
-        return tuple(converted(op, declared, unmarked(item)) for item in key)
-    return converted(op, declared, unmarked(key))
+        return tuple(converted(op.name, declared, unmarked(item)) for item in key)
+    return converted(op.name, declared, unmarked(key))
 
 
 def _arrays(op: Operator, keys: Sequence[Any]) -> Iterator[Named]:

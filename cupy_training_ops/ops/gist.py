@@ -46,7 +46,7 @@ class _Codec(Op):
         """One launch; the `__unaligned` variant where an array starts off a 16-byte boundary."""
         config = Config((ceil_div(decoded.nbytes, THREADS * self.thread_nbytes),), (THREADS,))
         variant = "" if x.aligned and y.aligned else "__unaligned"
-        arguments = ("X", "Y", x.size, y.size, *self.options())
+        arguments = (x, y, x.size, y.size, *self.options())
         binding = slots(T=decoded.dtype) | STREAM
         return Plan((Launch(self.function_name + variant, config, arguments, binding),))
 

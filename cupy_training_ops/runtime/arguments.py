@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from ..dtypes import ELEMENT_TYPES, element_type
-from ..errors import CompileError
+from ..dtypes import ELEMENT_TYPES, Dtype, element_type
+from ..errors import ArgumentError, CompileError
 from ..plan import Launch, Pointers, Scratch
 from .source import Parameter, Source
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -69,11 +69,8 @@ _Ready = tuple[_Run, list[_Place], Step]
 class Planned(Protocol):
     """What a plan needs of its operator: words for messages, and where its kernels are."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def inputs(self) -> tuple[Input, ...]: ...
+    name: ClassVar[str]
+    inputs: ClassVar[tuple[Input, ...]]
 
     def source(self) -> Source: ...
 
@@ -225,7 +222,7 @@ def _pointers(table: Pointers, addresses: Sequence[int]) -> Any:
     found = np.zeros(table.capacity, np.uint64)
     places = [None if spec is None else spec.place for spec in table.specs]
     found[: len(places)] = [0 if place is None else addresses[place] for place in places]
-    return found.view([("at", np.uint64, table.capacity)])[0]
+    return found.view(table.dtype)[0]
 
 
 def _picker(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..backend import Info, Kernel, KernelSource
 from ..backend import Module as CompiledModule
 from ..frame.backends import NumpyBackend, numpy_runs_on
-from ..plan import Device, Step
+from ..plan import Device, Launch, Step
 from ..registry import get_op
 from ..runtime.launch import launch_log
 from ..runtime.source import Source, load
@@ -107,9 +107,10 @@ def modules(samples: Iterable[Sample], device: Device) -> list[Module]:
     symbols: dict[tuple[str, Slots], set[str]] = {}
     for sample in samples:
         family = get_op(sample.op).family
-        for launch in launches(sample, backend):
-            slots = tuple(sorted(launch.slots.items()))
-            symbols.setdefault((family, slots), set()).add(launch.symbol)
+        for step in launches(sample, backend):
+            if isinstance(step, Launch):
+                slots = tuple(sorted(step.slots.items()))
+                symbols.setdefault((step.family or family, slots), set()).add(step.symbol)
     return [
         Module(load(family), dict(slots), tuple(sorted(found)))
         for (family, slots), found in sorted(symbols.items())

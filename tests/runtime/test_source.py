@@ -108,6 +108,11 @@ SIGNATURES = {
         ("inputs", "Pointers<4>", False),
         ("extents", "Extents", False),
     ],
+    "void k(cto::Table<CAPACITY, 2> table, const own::Pair<A, B>* pairs, int n)": [
+        ("table", "cto::Table<CAPACITY, 2>", False),
+        ("pairs", "own::Pair<A, B>", True),
+        ("n", "int", False),
+    ],
     "void k(int a /* of (x, y) */, // and\n int b)": [("a", "int", False), ("b", "int", False)],
     "void k()": [],
 }
