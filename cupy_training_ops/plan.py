@@ -76,6 +76,7 @@ class Pointers:
     """An argument of a step: the addresses of these arrays in one struct, passed by value.
 
     None stands for an array that is not there, whose address is null.
+    Its CUDA type is `Pointers<capacity>` of core/pointers.cuh.
     """
 
     specs: tuple[Spec | None, ...]

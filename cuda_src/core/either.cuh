@@ -51,7 +51,7 @@ struct Either {
         if (array) static_cast<i64*>(array)[i] = value;
     }
 
-   private:
+  private:
     template <class E>
     __device__ E at(int i) const {
         return static_cast<const E*>(array)[i];

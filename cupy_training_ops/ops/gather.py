@@ -205,7 +205,7 @@ class GatherElementsGrad(_GatherGradient):
 
     def add_elements(self, scatter: Scatter, columns: int, stride: int) -> Plan:
         """Atomic additions in the order of dY; strip by strip where columns go to columns."""
-        n, tile = scatter.sizes.K, scatter.constant("TILE_COLUMNS")
+        n, tile = scatter.sizes.K, scatter.constant("STRIP_COLUMNS")
         items = scatter.constant("ATOMIC_ITEMS")
         if stride == 0 or columns < tile:
             return scatter.atomic("__atomic", one_each(n, THREADS * items), n)

@@ -81,7 +81,7 @@ class SliceGrad(Op):
         inner = inner.times(itemsize, words.nbytes)
         config = Config((words.tiles(dx.nbytes),), (THREADS,))
         sizes = (words.count(dy.nbytes), words.count(dx.nbytes), len(outer))
-        table = np.zeros(self.source().constant("DIMENSIONS"), inner.dimension.dtype)
+        table = np.zeros(self.source().constant("MAX_DIMENSIONS"), inner.dimension.dtype)
         table[: len(outer)] = [axis.dimension for axis in outer]
         arguments = (dy, dx, *sizes, by_value(at=table), inner.dimension)
         return Plan((Launch(self.function_name, config, arguments, words.slots),))

@@ -230,8 +230,8 @@ class Pass:
         n_spans = max(1, ceil_div(self.R, span))
         shared = room.shared(self.A * self.B, n_spans, x.dtype)
         counts = {"n_spans": np.int32(n_spans), "n_tiles": np.int32(n_tiles)}
-        sizes = {"A": self.A, "R": self.R, "B": self.B, "span": span}
-        slabs = by_value(**{k: np.int64(v) for k, v in sizes.items()}, **counts)
+        extents = {"n_slabs": self.A, "n_rows": self.R, "n_columns": self.B, "span": span}
+        slabs = by_value(**{k: np.int64(v) for k, v in extents.items()}, **counts)
         symbol = f"reduce_sum_training__{'' if whole else 'single_'}columns"
         args = (x.argument, y.argument, *shared, slabs)
         return _launch(symbol, groups * n_spans, args, x.dtype, y.dtype, block=block)

@@ -132,7 +132,7 @@ class ResizeGrad(Op):
         n_lanes = n_planes * n_bands * n_pieces
         config = Config((ceil_div(n_lanes, THREADS),), (THREADS,))
         arguments = (dy, dx, n_lanes, n_rows, divisor(n_bands), band, divisor(n_pieces))
-        return Launch(f"{self.function_name}__doubled", config, arguments, _slots(dx.dtype))
+        return Launch(f"{self.function_name}__upsample2x", config, arguments, _slots(dx.dtype))
 
     def _tiled(self, device: Device, dy: Spec, dx: Spec, rows: Any, columns: Any) -> Launch:
         n_planes, (n_rows, n_columns) = math.prod(dx.shape[:2]), dx.shape[2:]

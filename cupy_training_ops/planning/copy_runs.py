@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How data movement divides its arrays: words, chunks and tiles of include/chunks.cuh."""
+"""How data movement divides its arrays: words, chunks and tiles of algorithm/copy_runs.cuh."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Launches of DivGrad where A and B broadcast; the kernels are in include/div_grad.cuh.
+"""Launches of DivGrad where A and B broadcast; the kernels are in elementwise/div_grad.cuh.
 
 What is summed is divided into chunks; each gives a row of partial sums, and a second launch adds
 the rows up.
@@ -132,8 +132,8 @@ def _runs(form: tuple[int, int, int], part: str, arrays: Arrays, width: int) -> 
             inner=inner,
             outer_each=outer_each,
             inner_each=inner_each,
-            inner_chunks=inner_chunks,
-            chunks=chunks,
+            inner_spans=inner_chunks,
+            n_spans=chunks,
         ),
         lanes=np.uint32(lanes),
     )
@@ -164,14 +164,14 @@ def _general(dims: Sequence[Dimension], arrays: Arrays, spec: Spec, of_a: bool) 
 
 
 def _dimensions(dims: Sequence[Dimension], kept: Sequence[bool]) -> Any:
-    """The struct Dimensions: kept ones first."""
+    """The struct Broadcast: kept ones first."""
     order = sorted(range(len(dims)), key=lambda i: not kept[i])
     steps = {
         "dy": strides(dims, (True,) * len(dims)),
         "a": strides(dims, [d.in_a for d in dims]),
         "b": strides(dims, [d.in_b for d in dims]),
     }
-    rest = load("elementwise").constant("Dimensions::MOST") - len(dims)
+    rest = load("elementwise").constant("MAX_DIMENSIONS") - len(dims)
     extents = [*(dims[i].extent for i in order), *[1] * rest]
     tables = {name: [*(step[i] for i in order), *[0] * rest] for name, step in steps.items()}
     return by_value(

@@ -20,7 +20,7 @@ NBYTES = 32  # bytes of elements a thread has in flight for each array
 
 
 def type_slots(t: Any, nbytes: int = NBYTES) -> dict[str, str]:
-    """What include/elementwise.cuh is compiled with for elements of dtype `t`."""
+    """What algorithm/elementwise.cuh is compiled with for elements of dtype `t`."""
     row = element_type(t)
     return {
         "T": row.c_type,

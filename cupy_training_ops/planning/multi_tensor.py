@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Lists of tensors as chunks, in tables that travel by value: include/multi_tensor.cuh."""
+"""Lists of tensors as chunks, in tables that travel by value: algorithm/multi_tensor.cuh."""
 
 from __future__ import annotations
 

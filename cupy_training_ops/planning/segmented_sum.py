@@ -2,7 +2,7 @@
 """Plans that add slices to rows: sorted and summed in order, or with atomics.
 
 A batch has K slices of dY and G rows of dX, W elements each. The kernels are those of
-include/radix_sort.cuh and include/segments.cuh under names of the family's family.
+algorithm/radix_sort.cuh and algorithm/segmented_sum.cuh under names of the family's family.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def spread(batches: int, n: int, runs: int, packets: int) -> tuple[Config, Any]:
     column_blocks = ceil_div(runs, lanes * packets)
     fold = min(batches, max(1, MAX_32_BIT // n))
     grid = (ceil_div(fold * n, items_a_block) * column_blocks, 1, ceil_div(batches, fold))
-    items = by_value(B=batches, n=n, fold=fold, column_blocks=column_blocks)
+    items = by_value(n_batches=batches, n=n, fold=fold, column_blocks=column_blocks)
     return Config(grid, (lanes, items_a_block)), items
 
 
@@ -171,13 +171,13 @@ class Scatter:
         """Zeros for dX, or for its sums in another type."""
         n = self.dx.size * np.dtype(dtype).itemsize // self.dx.dtype.itemsize
         packet = VEC_NBYTES // self.dx.dtype.itemsize
-        config = one_each(n, THREADS * self.constant("ZERO_PACKETS") * packet)
+        config = one_each(n, THREADS * self.constant("ZERO_VECS") * packet)
         self.launch("zero", config, target, n)
 
     def add_few(self) -> Plan:
         """One launch: the same bits, run after run."""
         s, n = self.sizes, self.dx.size
-        args = (*self.target, self.dy, self.dx, n, by_value(K=s.K, G=s.G, W=s.W))
+        args = (*self.target, self.dy, self.dx, n, by_value(n_slices=s.K, n_rows=s.G, width=s.W))
         self.launch_own(f"{self.op.function_name}__few", one_each(n, THREADS), *args)
         return self.plan()
 
@@ -217,7 +217,7 @@ class Scatter:
         """Partial sums level by level, then every row of dX."""
         s, fanout = self.sizes, self.constant("FANOUT")
         counts = levels(s.K, fanout)
-        sizes = by_value(K=s.K, G=s.G, W=s.W)
+        sizes = by_value(n_slices=s.K, n_rows=s.G, width=s.W)
         dy = None if self.is_carried else self.dy
         n = packet_size(s.W, self.dy, self.dx)
         variant, runs = "__scalar" if n == 1 else "", s.W // n
@@ -239,7 +239,7 @@ class Scatter:
         """Zeros, atomic additions, and one rounding where T is narrower than its sums."""
         s = self.sizes
         config, items = spread(s.B, s.K, s.W, self.constant("ATOMIC_ITEMS"))
-        sizes = by_value(K=s.K, G=s.G, W=s.W)
+        sizes = by_value(n_slices=s.K, n_rows=s.G, width=s.W)
         return self.atomic("__atomic", config, items, sizes)
 
     def atomic(self, variant: str, config: Config, *args: Any) -> Plan:

@@ -18,8 +18,10 @@ using T = CTO_T;
 using U = CTO_U;
 
 // y = rate (1 - 0.9^step) x + seed + offset; one block, so that it may write what it has read.
-extern "C" __global__ void probe_either(const float* x, float* y, Either<1> rate, Either<1> step,
-                                        Either<2> state, i64 n) {
+extern "C" __global__ void probe_either(const float* x, float* y,
+                                        const __grid_constant__ Either<1> rate,
+                                        const __grid_constant__ Either<1> step,
+                                        const __grid_constant__ Either<2> state, i64 n) {
     const i64 t = step.as_i64(), seed = state.as_i64(0), offset = state.as_i64(1);
     const double scale = rate.as_double() * (1.0 - pow(0.9, static_cast<double>(t)));
     for (i64 i = threadIdx.x; i < n; i += blockDim.x)
@@ -46,15 +48,20 @@ struct Extents {
 };
 
 // One block an array: raised = x + 1, scaled = x w (2 x without w), negated = -x.
-extern "C" __global__ void probe_spread(Pointers<4> xs, Pointers<4> ws, Pointers<4> raised,
-                                        Pointers<4> scaled, Pointers<4> negated, Extents sizes) {
+extern "C" __global__ void probe_spread(const __grid_constant__ Pointers<4> xs,
+                                        const __grid_constant__ Pointers<4> ws,
+                                        const __grid_constant__ Pointers<4> raised,
+                                        const __grid_constant__ Pointers<4> scaled,
+                                        const __grid_constant__ Pointers<4> negated,
+                                        const __grid_constant__ Extents sizes) {
     const int k = blockIdx.x;
-    const float* const x = static_cast<const float*>(xs.at[k]);
+    const float* const xs_k = static_cast<const float*>(xs.at[k]);
     const float* const w = static_cast<const float*>(ws.at[k]);
     for (i64 i = threadIdx.x; i < sizes.at[k]; i += blockDim.x) {
-        if (raised.at[k]) static_cast<float*>(raised.at[k])[i] = x[i] + 1.0f;
-        if (scaled.at[k]) static_cast<float*>(scaled.at[k])[i] = x[i] * (w ? w[i] : 2.0f);
-        if (negated.at[k]) static_cast<float*>(negated.at[k])[i] = -x[i];
+        const float x = xs_k[i];  // read before `raised`, which is the same array, is written
+        if (raised.at[k]) static_cast<float*>(raised.at[k])[i] = x + 1.0f;
+        if (scaled.at[k]) static_cast<float*>(scaled.at[k])[i] = x * (w ? w[i] : 2.0f);
+        if (negated.at[k]) static_cast<float*>(negated.at[k])[i] = -x;
     }
 }
 
