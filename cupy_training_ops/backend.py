@@ -78,8 +78,8 @@ class Module(Protocol):
     def get_function(self, name: str) -> Kernel:
         """The kernel of that name; it takes grid, block, arguments and bytes of shared memory."""
 
-    def allow_shared(self, name: str, nbytes: int) -> None:
-        """Let launches of the kernel ask for so much dynamic shared memory, static included."""
+    def allow_shared(self, function: Kernel, nbytes: int) -> None:
+        """Let launches of a kernel have so much shared memory, static and dynamic."""
 
 
 class Backend(Protocol):

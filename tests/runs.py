@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import emulator
 import numpy as np
+from numpy.typing import NDArray
 
+from cupy_training_ops.backend import Info, KernelSource
 from cupy_training_ops.frame import backends
 from cupy_training_ops.plan import Device
 from cupy_training_ops.runtime.compiler import header_options
-from cupy_training_ops.runtime.source import Source
 from cupy_training_ops.schema import Spec
 from cupy_training_ops.testing.samples import blank, mapped_inputs, placed
 
@@ -21,68 +23,54 @@ ORDERS = ("forward", "reverse", "random")
 RUNS = (*(f"emulated-{order}" for order in ORDERS), "cuda")
 
 
-class EmulatedBackend:
+class EmulatedBackend(backends.NumpyBackend):
     """The frame's view of the emulator: NumPy's memory, kernels compiled with g++."""
 
     name = "emulated"
     runs_kernels = True
 
-    def info(self, array: Any) -> tuple[Any, ...]:
+    def info(self, array: NDArray[Any]) -> Info:
         aligned = array.ctypes.data % 16 == 0
         return (self, array.dtype, array.shape, aligned, array.flags.c_contiguous, 0)
 
-    def pointer(self, array: Any) -> int:
-        return array.ctypes.data
+    def empty(self, spec: Spec, device: int) -> NDArray[Any]:
+        return emulator.guarded_copy(np.empty(spec.shape, spec.dtype))
 
-    def pointers(self, arrays: Any) -> list[int]:
-        return backends.CPU.pointers(arrays)
+    def zeros(self, nbytes: int, device: int) -> NDArray[Any]:
+        return emulator.guarded_copy(np.zeros(nbytes, np.uint8))
 
-    def states(self, arrays: Any) -> list[Any]:
-        return backends.CPU.states(arrays)
+    def device(self, index: int) -> Device:
+        return DEVICE
 
     def current_device(self) -> int:
         return 0
 
-    def work(self, name: str) -> Any:
-        return {"copy": lambda source, target: np.copyto(target, source)}[name]
+    def work(self, name: str) -> Callable[..., None]:
+        return WORK[name]
 
-    def offset(self, array: Any, nbytes: int) -> Any:
-        return array[nbytes:]
-
-    def views(self, array: Any, pieces: Any) -> tuple[Any, ...]:
-        return backends.CPU.views(array, pieces)
-
-    def empty(self, spec: Spec, device: int) -> Any:
-        return emulator.guarded_copy(np.empty(spec.shape, spec.dtype))
-
-    def zeros(self, nbytes: int, device: int) -> Any:
-        return emulator.guarded_copy(np.zeros(nbytes, np.uint8))
-
-    def device(self, index: int) -> Device:
-        return Device(multiprocessors=4, capability=(9, 0))
-
-    def is_current(self, device: int) -> bool:
-        return True
-
-    def on(self, device: int) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def stream(self, device: int) -> int:
-        return 0
-
-    def capturing(self, device: int) -> bool:
-        return False
-
-    def to_host(self, array: Any) -> Any:
-        return array
-
-    def from_host(self, array: Any) -> Any:
-        return array
-
-    def load(self, source: Source, options: tuple[str, ...]) -> Any:
-        return emulator.EmulatedModule(source.code, options + header_options())
+    def load(self, source: KernelSource, options: tuple[str, ...]) -> EmulatedFunctions:
+        module = emulator.EmulatedModule(
+            source.code,
+            options + header_options(),
+            max_shared_nbytes=DEVICE.max_shared_nbytes,
+        )
+        return EmulatedFunctions(module)
 
 
+class EmulatedFunctions(NamedTuple):
+    """A compiled module as the runtime sees it."""
+
+    module: emulator.EmulatedModule
+
+    def get_function(self, name: str) -> Any:
+        return self.module.get_function(name)
+
+    def allow_shared(self, function: Any, nbytes: int) -> None:
+        function.max_dynamic_shared_size_bytes = nbytes
+
+
+WORK = {"copy": lambda source, target: np.copyto(target, source)}
+DEVICE = Device(multiprocessors=4, capability=(9, 0), max_shared_nbytes=227 * 1024)
 EMULATED = EmulatedBackend()
 
 

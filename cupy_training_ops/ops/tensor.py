@@ -13,7 +13,7 @@ import numpy as np
 from ..dtypes import FIXED_SIZE, INT64
 from ..errors import refuse
 from ..frame.checks import from_front
-from ..frame.op import Op
+from ..frame.op import Op, ViewOp
 from ..plan import Config, Device, Launch, Plan, Pointers, Scratch, ScratchMemory, by_value
 from ..planning.copy_runs import THREADS, Words, words_of
 from ..planning.fast_division import divisor, divisor_fields
@@ -23,7 +23,7 @@ CAPACITIES = (16, 120, 240)  # arrays that a launch knows by value, in at most 4
 MAX_SPLIT = 120  # outputs of a launch, which knows more of each
 
 
-class View(Op):
+class View(ViewOp):
     """Consecutive pieces of one contiguous array under new shapes; nothing is copied.
 
     outputs[i] is input.ravel()[o_i : o_i + n_i].reshape(shapes[i]), n_i the product of shapes[i]
@@ -43,7 +43,6 @@ class View(Op):
     outputs = (Output("outputs", "T", variadic=True),)
     types: ClassVar[Types] = {"T": FIXED_SIZE}
     bitwise_exact = True
-    views = True
 
     def infer(self, x: Spec, shapes: tuple[tuple[int, ...], ...]) -> tuple[Any, ...]:
         sizes = list(map(math.prod, shapes))

@@ -46,7 +46,7 @@ def kernel(
         if key not in _memo:
             _memo[key] = module.get_function(symbol)
             if more:
-                module.allow_shared(symbol, backend.device(device).max_shared_nbytes)
+                module.allow_shared(_memo[key], backend.device(device).max_shared_nbytes)
         return _memo[key]  # type: ignore[no-any-return]
 
 

@@ -19,6 +19,7 @@ from ..plan import Device
 from ..schema import Spec
 from .compiler import header_options
 
+STATIC_SHARED, MAX_DYNAMIC_SHARED = 1, 8  # CUfunction_attribute
 PER_THREAD = cupy.cuda.Stream.ptds.ptr  # one handle for the default streams of all threads
 
 
@@ -139,9 +140,10 @@ class _Functions:
     def get_function(self, name: str) -> Kernel:
         return self._module.get_function(name).kernel  # type: ignore[no-any-return]
 
-    def allow_shared(self, name: str, nbytes: int) -> None:
-        function = self._module.get_function(name)
-        function.max_dynamic_shared_size_bytes = nbytes - function.shared_size_bytes
+    def allow_shared(self, function: Any, nbytes: int) -> None:
+        driver = cupy.cuda.driver
+        static_nbytes = driver.funcGetAttribute(STATIC_SHARED, function.ptr)
+        driver.funcSetAttribute(function.ptr, MAX_DYNAMIC_SHARED, nbytes - static_nbytes)
 
 
 def _copy(source: Any, target: Any) -> None:

@@ -93,7 +93,7 @@ class IdleBackend(NumpyBackend):
         """Any work."""
         return idle
 
-    def allow_shared(self, name: str, nbytes: int) -> None:
+    def allow_shared(self, function: Kernel, nbytes: int) -> None:
         """Idle kernels ask for nothing."""
 
     def get_function(self, name: str) -> Kernel:

@@ -88,13 +88,13 @@ def specs(a, b, dtype=FLOAT32, aligned=True):
 @pytest.mark.parametrize(("a", "b", "symbols"), SYMBOLS, ids=str)
 def test_which_kernels_run(a, b, symbols) -> None:
     plan = get_op("DivGrad")().plan(Device(132, (9, 0)), *specs(a, b))
-    assert [launch.symbol for launch in plan.launches] == symbols
+    assert [launch.symbol for launch in plan.steps] == symbols
 
 
 def test_packets_need_alignment_and_whole_rows() -> None:
     def packets(a, b, **how):
         plan = get_op("DivGrad")().plan(Device(132, (9, 0)), *specs(a, b, **how))
-        return plan.launches[0].args[-1]
+        return plan.steps[0].args[-1]
 
     assert packets((64, 48), (48,), dtype=FLOAT16) is True
     assert packets((64, 44), (44,), dtype=FLOAT16) is False

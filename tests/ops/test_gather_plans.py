@@ -142,9 +142,7 @@ def test_atomics_are_for_little_data(slices, dtype, aligned, expected) -> None:
 def planned(shape, slices, dtype, deterministic, aligned) -> list[str]:
     op = get_op("GatherGrad")(deterministic=deterministic)
     dy, dx = Spec((slices, *shape[1:]), dtype, aligned), Spec(shape, dtype, aligned)
-    return [
-        launch.symbol for launch in op.plan(H200, shape, Spec((slices,), INT64), dy, dx).launches
-    ]
+    return [launch.symbol for launch in op.plan(H200, shape, Spec((slices,), INT64), dy, dx).steps]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +158,7 @@ def test_atomic_additions_of_elements(shape, indices, axis, symbol) -> None:
     op = get_op("GatherElementsGrad")(axis=axis, deterministic=False)
     dy, dx = Spec(indices, FLOAT32), Spec(shape, FLOAT32)
     plan = op.plan(H200, dy, shape, Spec(indices, INT64), dx)
-    assert [launch.symbol for launch in plan.launches] == ["gather__zero", symbol]
+    assert [launch.symbol for launch in plan.steps] == ["gather__zero", symbol]
     assert plan.workspace_nbytes == 0
 
 

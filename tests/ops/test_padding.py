@@ -108,7 +108,7 @@ def test_slices_are_planned_in_the_widest_words_and_fewest_axes(
     bounds = (*arguments, *[None] * (4 - len(arguments)))
     dy = Spec(tuple(axis.count for axis in op._checked(shape, *bounds)), to_dtype("float32"))
     (dx,) = op.infer(dy, shape, *bounds)
-    (launch,) = op.plan(DEVICE, dy, shape, *bounds, dx).launches
+    (launch,) = op.plan(DEVICE, dy, shape, *bounds, dx).steps
     assert (launch.slots["T"], launch.args[4]) == (word, outer)
 
 

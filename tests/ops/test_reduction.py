@@ -77,8 +77,8 @@ def planned(shape, axes, dtype=FLOAT32, aligned=True):
     op = get_op("ReduceSumTraining")(keepdims=False)
     x = Spec(shape, dtype, aligned)
     plan = op.plan(H200, x, axes, *op.infer(x, axes))
-    names = [launch.symbol.partition("__")[2] for launch in plan.launches]
-    return list(zip(names, (launch.config.grid[0] for launch in plan.launches), strict=True))
+    names = [launch.symbol.partition("__")[2] for launch in plan.steps]
+    return list(zip(names, (launch.config.grid[0] for launch in plan.steps), strict=True))
 
 
 @pytest.mark.parametrize(

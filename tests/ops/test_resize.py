@@ -98,7 +98,7 @@ def test_which_kernel_runs(how, doubled) -> None:
     op = get_op("ResizeGrad")(coordinate_transformation_mode=ready["mode"])
     plan = op.plan(Device(132, (9, 0)), dy, dx, None, ready["scales"], dx)
     expected = "resize_grad__upsample2x" if doubled else "resize_grad"
-    assert [launch.symbol for launch in plan.launches] == [expected]
+    assert [launch.symbol for launch in plan.steps] == [expected]
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)

@@ -269,7 +269,7 @@ def test_concat_plans_one_launch_whose_blocks_cover_the_result() -> None:
     xs = tuple(Spec((1024, 8191 - i), to_dtype("float16")) for i in range(8))
     op = ConcatTraining(axis=1)
     y, lengths = op.infer(xs)
-    (launch,) = op.plan(DEVICE, xs, y, lengths).launches
+    (launch,) = op.plan(DEVICE, xs, y, lengths).steps
     assert launch.symbol == "concat_training"
     assert (launch.slots["T"], launch.slots["WORDS"], launch.slots["CAPACITY"]) == (
         "u16",

@@ -4,18 +4,20 @@
 from __future__ import annotations
 
 import contextlib
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from cupy_training_ops import CompileError
-from cupy_training_ops.dtypes import ELEMENT_TYPES
+from cupy_training_ops import ArgumentError, CompileError
+from cupy_training_ops.dtypes import ELEMENT_TYPES, FLOAT32
+from cupy_training_ops.frame.backends import NumpyBackend
 from cupy_training_ops.plan import Config, Launch, Plan, Pointers, Scratch, by_value
 from cupy_training_ops.runtime.arguments import NULL, cast
 from cupy_training_ops.runtime.launch import ReadyPlan, launch_log
 from cupy_training_ops.runtime.source import Parameter, Source, signatures
-from cupy_training_ops.schema import Spec
+from cupy_training_ops.schema import Changing, Input, Spec
 
 CONFIG = Config((3,), (64,), 16)
 INTEGERS = [row for row in ELEMENT_TYPES if row.dtype.kind in "iu"]
@@ -121,10 +123,12 @@ def extents(**changed):
 def test_structs_go_by_value_and_not_as_scalars() -> None:
     struct = extents()
     assert scalar("Extents", struct) is struct
-    assert scalar("Pointers<2>", Pointers(("X",), 2)) == Pointers(("X",), 2)
+    assert scalar("Pointers<2>", Pointers((Spec((4,), FLOAT32, place=0),), 2)) == Pointers(
+        (Spec((4,), FLOAT32, place=0),), 2
+    )
     for c_type in ("float", "i64"):
         refused(c_type, struct)
-        refused(c_type, Pointers(("X",), 2))
+        refused(c_type, Pointers((Spec((4,), FLOAT32, place=0),), 2))
 
 
 ORDERS = {
@@ -172,7 +176,11 @@ def test_a_struct_is_the_kernels_field_by_field(struct, why) -> None:
 
 
 def test_a_table_of_pointers_has_the_kernels_capacity() -> None:
-    refused("Pointers<4>", Pointers(("X",), 2), why=r"field at is uint64\[4\], .* uint64\[2\]")
+    refused(
+        "Pointers<4>",
+        Pointers((Spec((4,), FLOAT32, place=0),), 2),
+        why=r"field at is uint64\[4\], .* uint64\[2\]",
+    )
 
 
 def test_a_struct_that_the_source_does_not_have_is_refused() -> None:
@@ -182,7 +190,7 @@ def test_a_struct_that_the_source_does_not_have_is_refused() -> None:
         scalar("Gone", extents())
 
 
-class RecordingBackend:
+class RecordingBackend(NumpyBackend):
     """Kernels that write down how they were launched; memory is NumPy's."""
 
     name = "recording"
@@ -202,28 +210,41 @@ class RecordingBackend:
         self.entered.append(device)
         yield
 
-    def pointer(self, array):
-        return array.ctypes.data
-
     def offset(self, array, nbytes):
         return np.uint64(array.ctypes.data + nbytes)
 
 
-def ready(signature: str, *launches: Launch, **specs: Spec | None):
+class Planned(NamedTuple):
+    """An operator whose kernels are of this text."""
+
+    code: str
+    name = "Op"
+    inputs = (Input("X", "float32"), Input("n", "int64", memory="host", static=False))
+
+    def source(self) -> Source:
+        return Source("fake", self.code, signatures(self.code))
+
+
+def ready(signature: str, *steps: Launch, n_arrays: int = 1):
     """A plan made ready for kernels of this text, on device 5, and what they record."""
-    code = f'{STRUCTS.code} extern "C" __global__ void {signature} {{ }}'
-    backend, plan = RecordingBackend(), Plan(launches, workspace_nbytes=32)
-    return ReadyPlan(backend, 5, Source("fake", code, signatures(code)), plan, specs), backend
+    op = Planned(f'{STRUCTS.code} extern "C" __global__ void {signature} {{ }}')
+    backend, plan = RecordingBackend(), Plan(steps, workspace_nbytes=32)
+    return ReadyPlan(op, backend, 5, plan, n_arrays), backend
 
 
-X = Spec((4,), np.dtype(np.float32))
+def run(plan: ReadyPlan, arrays, workspace=None, values=None) -> None:
+    plan.run(arrays, workspace, plan.tables(arrays), plan.values(values or {}))
+
+
+X = Spec((4,), np.dtype(np.float32), place=0)
+Y = Spec((4,), np.dtype(np.float32), place=1)
 
 
 def test_arguments_arrive_in_the_kernels_order(rng) -> None:
-    step = launch("Y", 7, "X", 0.5, T="float")
-    plan, backend = ready("k(T* y, i64 n, const T* x, float a)", step, X=X, Y=X)
+    step = launch(Y, 7, X, 0.5, T="float")
+    plan, backend = ready("k(T* y, i64 n, const T* x, float a)", step, n_arrays=2)
     x, y = rng.standard_normal((2, 4)).astype(np.float32)
-    plan.run((x, y), None)
+    run(plan, (x, y))
     ((name, grid, block, args, shared),) = backend.launched
     assert (name, grid, block, shared) == ("k", (3,), (64,), 16)
     assert args[0] is y
@@ -233,32 +254,32 @@ def test_arguments_arrive_in_the_kernels_order(rng) -> None:
 
 
 def test_a_single_argument_arrives(rng) -> None:
-    plan, backend = ready("k(float* x)", launch("X"), X=X)
+    plan, backend = ready("k(float* x)", launch(X))
     x = rng.standard_normal(4).astype(np.float32)
-    plan.run((x,), None)
+    run(plan, (x,))
     assert backend.launched[0][3][0] is x
 
 
 def test_a_void_pointer_takes_an_array_of_any_type() -> None:
-    plan, backend = ready("k(void* x)", launch("X"), X=X)
+    plan, backend = ready("k(void* x)", launch(X))
     x = np.ones(4, np.float32)
-    plan.run((x,), None)
+    run(plan, (x,))
     assert backend.launched[0][3][0] is x
 
 
 def test_an_absent_array_is_the_null_pointer() -> None:
-    plan, backend = ready("k(float* x, float* y)", launch("X", "Y"), X=X, Y=None)
-    plan.run((np.ones(4, np.float32), None), None)
+    plan, backend = ready("k(float* x, float* y)", launch(X, None), n_arrays=2)
+    run(plan, (np.ones(4, np.float32), None))
     assert backend.launched[0][3][1] == 0
 
 
 def test_scratch_and_tables_hold_this_calls_addresses(rng) -> None:
-    step = launch(Scratch(16), Pointers(("Y", "X"), 4))
-    plan, backend = ready("k(u32* ticket, Pointers<4> table)", step, X=X, Y=X)
+    step = launch(Scratch(16), Pointers((Y, X), 4))
+    plan, backend = ready("k(u32* ticket, Pointers<4> table)", step, n_arrays=2)
     for _ in range(2):
         x, y = (rng.standard_normal(4).astype(np.float32) for _ in range(2))
         workspace = np.zeros(32, np.uint8)
-        plan.run((x, y), workspace)
+        run(plan, (x, y), workspace)
         scratch, table = backend.launched[-1][3]
         assert scratch == workspace.ctypes.data + 16
         assert table["at"].tolist() == [y.ctypes.data, x.ctypes.data, 0, 0]
@@ -268,35 +289,51 @@ def test_scratch_and_tables_hold_this_calls_addresses(rng) -> None:
 @pytest.mark.parametrize(
     ("signature", "args", "message"),
     [
-        ("k(float* x, i64 n)", ("X",), "k: takes 2 arguments, the plan gives 1"),
-        ("k(float* x)", ("X", 4), "k: takes 1 arguments, the plan gives 2"),
-        ("k(double* x)", ("X",), r"parameter x is double\*, the plan gives an array of float32"),
-        ("k(float x)", ("X",), "parameter x is float, the plan gives an array of float32"),
-        ("k(T* x)", ("X",), r"parameter x is __half\*, the plan gives an array of float32"),
+        ("k(float* x, i64 n)", (X,), "k: takes 2 arguments, the plan gives 1"),
+        ("k(float* x)", (X, 4), "k: takes 1 arguments, the plan gives 2"),
+        ("k(double* x)", (X,), r"parameter x is double\*, the plan gives an array of float32"),
+        ("k(float x)", (X,), "parameter x is float, the plan gives an array of float32"),
+        ("k(T* x)", (X,), r"parameter x is __half\*, the plan gives an array of float32"),
         ("k(float* x)", ("Z",), "does not take 'Z'"),
         ("k(i64 n)", (1.5,), "cannot hold 1.5"),
     ],
 )
 def test_a_plan_that_does_not_fit_the_kernel_is_refused(signature, args, message) -> None:
     with pytest.raises(CompileError, match=message):
-        ready(signature, launch(*args, T="__half"), X=X)
+        ready(signature, launch(*args, T="__half"))
 
 
 def test_a_plan_for_a_kernel_that_is_not_there_is_refused() -> None:
     with pytest.raises(CompileError, match=r"fake\.cu defines no kernel gone"):
-        ready("k(float* x)", launch("X", symbol="gone"), X=X)
+        ready("k(float* x)", launch(X, symbol="gone"))
 
 
 def test_the_log_holds_what_ran_inside_it() -> None:
-    step = launch("X")
-    plan, _ = ready("k(float* x)", step, step, X=X)
+    step = launch(X)
+    plan, _ = ready("k(float* x)", step, step)
     x = np.ones(4, np.float32)
     with launch_log() as outer:
-        plan.run((x,), None)
+        run(plan, (x,))
         with launch_log() as inner:
-            plan.run((x,), None)
+            run(plan, (x,))
         assert outer == inner == [step, step]
-        plan.run((x,), None)
-    plan.run((x,), None)
+        run(plan, (x,))
+    run(plan, (x,))
     assert len(outer) == 4
     assert len(inner) == 2
+
+
+def test_a_value_that_changes_is_cast_at_each_call() -> None:
+    """Also a function of it; what the kernel's type does not hold is refused before a launch."""
+    n = Changing(1)
+    step = launch(X, n, n.then(lambda value: value / 2))
+    plan, backend = ready("k(float* x, i32 n, float half)", step)
+    x = np.ones(4, np.float32)
+    for value in (3, 4):
+        run(plan, (x,), values={1: value})
+        given = backend.launched[-1][3][1:]
+        assert [a.item() for a in given] == [value, value / 2]
+        assert [a.dtype for a in given] == [np.int32, np.float32]
+    with pytest.raises(ArgumentError, match="Op: n: expected a number that i32 holds, got 2147"):
+        run(plan, (x,), values={1: 2**31})
+    assert len(backend.launched) == 2

@@ -61,7 +61,7 @@ def test_plans_are_frozen() -> None:
     for value, field in (
         (launch, "symbol"),
         (launch.config, "grid"),
-        (Plan((launch,)), "launches"),
+        (Plan((launch,)), "steps"),
     ):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(value, field, None)
