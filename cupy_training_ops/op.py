@@ -21,6 +21,7 @@ from . import arrays, checks
 from .call import Call
 from .contract import REQUIRED, Attribute, Input, Output, Spec
 from .dtypes import element_type
+from .help import Help
 from .prepare import converted, frozen_attributes, prepare, wanted
 from .runtime.plan import Device, Plan
 from .runtime.source import Source, load
@@ -72,6 +73,8 @@ class Op:
         cls.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             attribute_parameters(cls)
         )
+        if hasattr(cls, "outputs"):  # a base class has no text of its own
+            cls.__doc__ = Help(cls.__doc__)  # type: ignore[assignment]
 
     def __init__(self, **attributes: Any) -> None:
         vars(self).update(frozen_attributes(type(self), attributes))

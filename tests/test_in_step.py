@@ -90,7 +90,7 @@ def computes(cls: type[Op]) -> bool:
 def class_complaints(family: Family) -> Iterator[str]:
     file = f"cupy_training_ops/ops/{family.stem}.py"
     for name, cls in family.ops.items():
-        first = (cls.__dict__.get("__doc__") or "").partition("\n")[0]
+        first = (cls.__doc__ or "").partition("\n")[0]
         if "=" not in first and len(first.split()) < 5:
             yield f"{file}: {name}: the docstring's first line says no formula or meaning"
         if cls.name != name or cls.stem != family.stem:
