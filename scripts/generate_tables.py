@@ -57,7 +57,7 @@ def operator_table() -> list[str]:
 
 
 def operator_row(cls) -> str:
-    """One operator's contract in a line."""
+    """One operator's declaration in a line."""
     attributes = ", ".join(
         a.name if repr(a.default) == "REQUIRED" else f"{a.name}={a.default}" for a in cls.attributes
     )
