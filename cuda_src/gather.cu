@@ -16,7 +16,7 @@ namespace cto {
 
 using INDEX = CTO_INDEX;
 
-constexpr int MOST_DIMS = 32;
+constexpr int MAX_DIMS = 32;
 constexpr int ATOMIC_ITEMS = 4;  // additions of one thread, its loads in flight together
 constexpr int TILE_COLUMNS = 32;
 constexpr int ZERO_PACKETS = 4;  // stores of one thread
@@ -48,7 +48,7 @@ struct GatherRow {
 // tuples.
 struct Tuples {
     i64 count, per_batch;
-    i64 extents[MOST_DIMS];
+    i64 extents[MAX_DIMS];
 };
 
 struct GatherNDRow {
@@ -72,7 +72,7 @@ struct Lines {
     i64 extent, stride;  // of dX on the axis
     i64 columns, column_stride;
     i64 n_outer;
-    i64 extents[MOST_DIMS], strides[MOST_DIMS];
+    i64 extents[MAX_DIMS], strides[MAX_DIMS];
 };
 
 struct GatherElement {

@@ -29,7 +29,7 @@ constexpr int HELD = 4;                // weights of a column that stay in regis
 // Rows of dY that are loaded before one is used, as measured on an H200, and the rows of dX that
 // they can finish.
 constexpr int BATCH = sizeof(T) == 2 ? 4 : sizeof(T) == 4 ? 8 : 2;
-constexpr int MOST_FINISHED = 2 * BATCH + 2;
+constexpr int MAX_FINISHED = 2 * BATCH + 2;
 
 // A lane's columns of a row of dY, as words: halves would be taken apart before they are needed.
 struct Row {
@@ -155,8 +155,8 @@ struct OpenRows {
 
 // Rows of dX that get nothing more from the columns of dY that are summed.
 struct Finished {
-    alignas(16) ACC sums[MOST_FINISHED][COLUMNS];
-    i32 row[MOST_FINISHED];
+    alignas(16) ACC sums[MAX_FINISHED][COLUMNS];
+    i32 row[MAX_FINISHED];
 };
 
 // A warp's tile of a plane of dX. LONG: more columns of dY touch the tile than are summed at once,

@@ -7,13 +7,12 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import arrays
-from .checks import refuse
-from .contract import Spec
 from .dtypes import dtype_name, to_dtype
-from .errors import ArgumentError
-from .op import Op
+from .errors import ArgumentError, refuse
+from .frame import arrays
+from .frame.op import Op
 from .ops import gist
+from .schema import Spec
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,14 @@ import numpy as np
 
 from .errors import DtypeError
 
+Dtype = np.dtype[Any]
+
 
 class ElementType(NamedTuple):
     """One element type as Python, CUDA and ONNX spell it."""
 
     name: str
-    dtype: np.dtype[Any]
+    dtype: Dtype
     c_type: str
     accumulator: str  # C type that sums of this type are kept in
     onnx: int  # TensorProto.DataType
@@ -62,7 +64,7 @@ def element_type(dtype: Any) -> ElementType:
     return row
 
 
-def to_dtype(value: Any) -> np.dtype[Any]:
+def to_dtype(value: Any) -> Dtype:
     """A dtype, a NumPy scalar type, a name such as "bfloat16", or an ONNX type number."""
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         row = _BY_ONNX.get(int(value))
@@ -85,7 +87,7 @@ def dtype_name(dtype: Any) -> str:
     return row.name if row else str(np.dtype(dtype))
 
 
-def _numpy_dtype(value: Any) -> np.dtype[Any] | None:
+def _numpy_dtype(value: Any) -> Dtype | None:
     try:
         return np.dtype(value) if value is not None else None
     except TypeError:

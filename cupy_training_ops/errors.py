@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 
 class OpError(Exception):
     """Base of every error this package raises."""
@@ -26,3 +28,8 @@ class CompileError(OpError, RuntimeError):
     def __init__(self, message: str, log: str = "") -> None:
         super().__init__(message)
         self.log = log
+
+
+def refuse(op: str, argument: str, expected: str, got: str) -> NoReturn:
+    """Raise the standard message for a wrong argument."""
+    raise ArgumentError(f"{op}: {argument}: expected {expected}, got {got}")

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from .op import Op, attribute_parameters
+from .frame.op import Op, attribute_parameters
 from .registry import get_op, names
 
 _CALL = ("out", "outputs", "workspace")

@@ -16,9 +16,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from . import arrays
 from .codec import Packed
 from .errors import ArgumentError, OpError, ProviderError
+from .frame import backends
 
 FORMAT = "cupy-training-ops packed array"
 VERSION = 1
@@ -130,7 +130,7 @@ def _check_header(file: Any, header: Any) -> None:
 
 
 def _on_gpu(code: Any) -> Any:
-    arrays.cuda_backend()
+    backends.cuda_backend()
     import cupy
 
     try:

@@ -8,10 +8,10 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from . import checks
 from .dtypes import dtype_name, to_dtype
-from .errors import ArgumentError, DtypeError
-from .op import Op
+from .errors import ArgumentError, DtypeError, refuse
+from .frame import checks
+from .frame.op import Op
 from .ops import activation, elementwise, gather, gist, gradient, padding, reduction, resize, tensor
 
 FAMILIES: Mapping[str, Mapping[str, type[Op]]] = {
@@ -113,7 +113,7 @@ def _bound(cls: type[Op], dtypes: Mapping[str, Any]) -> dict[str, Any]:
     bound: checks.Bindings = {}
     for name, value in dtypes.items():
         if name not in variable:
-            checks.refuse(cls.name, name, f"a name among {sorted(variable)}", "an unknown one")
+            refuse(cls.name, name, f"a name among {sorted(variable)}", "an unknown one")
         dtype = to_dtype(value)
         if variable[name] not in cls.types and dtype != to_dtype(variable[name]):
             raise DtypeError(

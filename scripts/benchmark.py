@@ -28,7 +28,7 @@ SEED = 20_26
 
 
 @click.command()
-@click.option("--family", help="Only this family (a stem such as gist).")
+@click.option("--family", help="Only this family (a family such as gist).")
 @click.option("--op", help="Only operators whose name contains this.")
 @click.option("--dtype", help="Only cases whose label contains this (f4, f2, f8, bf2, bool).")
 @click.option("--peers/--no-peers", default=True, help="Time the peers too.")
@@ -38,8 +38,8 @@ def main(family: str | None, op: str | None, dtype: str | None, peers: bool, out
     rate = copy_rate()
     write(out, {"kind": "machine", **machine(), "copy_gb_per_s": rate / 1e6})
     for case in all_cases():
-        stem = cto.get_op(case.op).stem
-        if (family or stem) == stem and (op or "") in case.op and (dtype or "") in case.label:
+        family = cto.get_op(case.op).family
+        if (family or family) == family and (op or "") in case.op and (dtype or "") in case.label:
             write(out, {"kind": "case", **measured(case, rate, peers)})
     for record in host_times():
         write(out, {"kind": "host", **record})
@@ -110,7 +110,7 @@ def measured(case: Case, rate: float, with_peers: bool) -> dict[str, Any]:
     best = min((t.median for t in peers.values()), default=None)
     return {
         "case": case.id,
-        "family": op.stem,
+        "family": op.family,
         "nbytes": nbytes,
         "floor_ms": floor,
         "aim_ms": floor / 0.9 + 0.002,

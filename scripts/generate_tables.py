@@ -12,8 +12,9 @@ sys.path.insert(0, str(ROOT))
 
 import click
 
-from cupy_training_ops import CODECS, checks, get_op
+from cupy_training_ops import CODECS, get_op
 from cupy_training_ops.dtypes import FIXED_SIZE
+from cupy_training_ops.frame import checks
 from cupy_training_ops.registry import names
 
 README = ROOT / "README.md"

@@ -10,11 +10,11 @@ from typing import Any
 import emulator
 import numpy as np
 
-from cupy_training_ops import arrays
-from cupy_training_ops.contract import Spec
+from cupy_training_ops.frame import backends
+from cupy_training_ops.plan import Device
 from cupy_training_ops.runtime.compiler import header_options
-from cupy_training_ops.runtime.plan import Device
 from cupy_training_ops.runtime.source import Source
+from cupy_training_ops.schema import Spec
 from cupy_training_ops.testing.samples import blank, mapped_inputs, placed
 
 ORDERS = ("forward", "reverse", "random")
@@ -25,8 +25,9 @@ class EmulatedBackend:
     """The frame's view of the emulator: NumPy's memory, kernels compiled with g++."""
 
     name = "emulated"
+    runs_kernels = True
 
-    def describe(self, array: Any) -> tuple[Any, ...]:
+    def info(self, array: Any) -> tuple[Any, ...]:
         aligned = array.ctypes.data % 16 == 0
         return (self, array.dtype, array.shape, aligned, array.flags.c_contiguous, 0)
 
@@ -37,7 +38,7 @@ class EmulatedBackend:
         return array[nbytes:]
 
     def views(self, array: Any, pieces: Any) -> tuple[Any, ...]:
-        return arrays.CPU.views(array, pieces)
+        return backends.CPU.views(array, pieces)
 
     def empty(self, spec: Spec, device: int) -> Any:
         return emulator.guarded_copy(np.empty(spec.shape, spec.dtype))
@@ -60,6 +61,12 @@ class EmulatedBackend:
     def capturing(self, device: int) -> bool:
         return False
 
+    def to_host(self, array: Any) -> Any:
+        return array
+
+    def from_host(self, array: Any) -> Any:
+        return array
+
     def load(self, source: Source, options: tuple[str, ...]) -> Any:
         return emulator.EmulatedModule(source.code, options + header_options())
 
@@ -80,7 +87,7 @@ class Run:
         if self.name.startswith("emulated"):
             order = self.name.removeprefix("emulated-")
             self._stack.enter_context(emulator.thread_order(order, seed=self._seed))
-            self._stack.enter_context(arrays.numpy_runs_on(EMULATED))
+            self._stack.enter_context(backends.numpy_runs_on(EMULATED))
         return self
 
     def __exit__(self, *error: object) -> None:

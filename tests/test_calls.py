@@ -15,8 +15,9 @@ import pytest
 from probe.probe import ProbeAxpy, ProbeCut, ProbeHalves, ProbeJoin, ProbeSum
 
 import cupy_training_ops as cto
-from cupy_training_ops import ArgumentError, DtypeError, arrays, checks, op
-from cupy_training_ops.overlap import Overlap, Written
+from cupy_training_ops import ArgumentError, DtypeError
+from cupy_training_ops.frame import backends, checks, op
+from cupy_training_ops.frame.aliasing import Overlap, Written
 from cupy_training_ops.runtime.launch import ReadyPlan
 from cupy_training_ops.testing.compare import assert_matches
 
@@ -66,7 +67,7 @@ CODE = cto.gist_pack8_encoder(X)
 
 
 def test_an_instance_remembers_so_many_calls(monkeypatch) -> None:
-    monkeypatch.setattr(op, "_MOST_REMEMBERED", 4)
+    monkeypatch.setattr(op, "_MAX_REMEMBERED", 4)
     join = ProbeJoin()
     for n in range(10):
         join((n,), [np.ones(n, np.float32)])
@@ -74,7 +75,7 @@ def test_an_instance_remembers_so_many_calls(monkeypatch) -> None:
 
 
 def test_functions_share_so_many_instances(monkeypatch) -> None:
-    monkeypatch.setattr(op, "_MOST_SHARED", 4)
+    monkeypatch.setattr(op, "_MAX_SHARED", 4)
     shared = {ProbeAxpy.shared(a=float(a)) for a in range(10)}
     assert len(shared) == 10
     assert 0 < len(ProbeAxpy._shared) <= 4
@@ -174,7 +175,7 @@ def test_a_signal_that_is_not_read_may_lie_anywhere(anywhere) -> None:
 def test_a_workspace_beside_a_host_output(run, monkeypatch) -> None:
     """A host output has no address on the device."""
     x, seen = run.place(X), []
-    backend = type(arrays.BACKENDS[type(x)])
+    backend = type(backends.BACKENDS[type(x)])
     pointer = backend.pointer
     monkeypatch.setattr(
         backend, "pointer", lambda self, array: seen.append(array.dtype) or pointer(self, array)

@@ -21,10 +21,10 @@ from cupy_training_ops import (
     OpError,
     Packed,
     ProviderError,
-    arrays,
     compress,
 )
 from cupy_training_ops.dtypes import FLOATS, dtype_name
+from cupy_training_ops.frame import backends
 from cupy_training_ops.packed_file import FORMAT, VERSION
 from cupy_training_ops.testing.compare import assert_matches, poison
 
@@ -303,7 +303,7 @@ def test_a_gpu_that_does_not_answer_is_a_provider_error(packed, monkeypatch) -> 
     def asarray(_):
         raise RuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
 
-    monkeypatch.setattr(arrays, "cuda_backend", lambda: None)
+    monkeypatch.setattr(backends, "cuda_backend", lambda: None)
     monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(asarray=asarray))
     with pytest.raises(ProviderError, match="provider: cannot use 'cuda' here: cudaErrorNoDevice"):
         Packed.load(written(packed), "cuda")

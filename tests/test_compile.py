@@ -10,18 +10,18 @@ from itertools import chain
 import pytest
 
 from cupy_training_ops import CompileError, ProviderError
-from cupy_training_ops.cli.dry_run import Module, modules
-from cupy_training_ops.op import Op
+from cupy_training_ops.frame.op import Op
+from cupy_training_ops.plan import Device
 from cupy_training_ops.registry import FAMILIES
 from cupy_training_ops.runtime import offline
 from cupy_training_ops.runtime.compiler import slot_options
 from cupy_training_ops.runtime.offline import ARCHITECTURES, Resources, compile_for
-from cupy_training_ops.runtime.plan import Device
 from cupy_training_ops.runtime.source import load
+from cupy_training_ops.testing.idle import Module, modules
 from cupy_training_ops.testing.samples import all_samples
 
-MOST_REGISTERS = 128  # so that at least 512 threads fit on a multiprocessor
-MOST_SHARED_NBYTES = 48 * 1024  # what every GPU gives without being asked
+MAX_REGISTERS = 128  # so that at least 512 threads fit on a multiprocessor
+MAX_SHARED_NBYTES = 48 * 1024  # what every GPU gives without being asked
 # (kernel, architecture) that may be beyond a limit, each with the reason.
 EXCEPTIONS: dict[tuple[str, str], str] = {}
 
@@ -73,8 +73,8 @@ def excess(found: dict[str, Resources], architecture: str) -> list[str]:
         if (kernel, architecture) not in EXCEPTIONS
         and (
             used.spill_nbytes
-            or used.registers > MOST_REGISTERS
-            or used.shared_nbytes > MOST_SHARED_NBYTES
+            or used.registers > MAX_REGISTERS
+            or used.shared_nbytes > MAX_SHARED_NBYTES
         )
     ]
 
@@ -92,7 +92,9 @@ def test_kernels_compile_within_their_limits(module, architecture) -> None:
 
 
 def test_every_family_with_kernels_is_compiled() -> None:
-    planning = {c.stem for ops in FAMILIES.values() for c in ops.values() if c.plan is not Op.plan}
+    planning = {
+        c.family for ops in FAMILIES.values() for c in ops.values() if c.plan is not Op.plan
+    }
     assert {module.source.name for module in wanted("90")} == planning
 
 
@@ -149,9 +151,9 @@ def test_what_was_compiled_before_is_measured_again(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("used", "fits"),
     [
-        (Resources(MOST_REGISTERS, 0, MOST_SHARED_NBYTES), True),
-        (Resources(MOST_REGISTERS + 1, 0, 0), False),
-        (Resources(16, 0, MOST_SHARED_NBYTES + 1), False),
+        (Resources(MAX_REGISTERS, 0, MAX_SHARED_NBYTES), True),
+        (Resources(MAX_REGISTERS + 1, 0, 0), False),
+        (Resources(16, 0, MAX_SHARED_NBYTES + 1), False),
         (Resources(16, 4, 0), False),
     ],
 )

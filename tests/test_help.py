@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Help: the docstring says what no declaration can, the declaration is printed once and is true."""
+"""Help: the docstring says what no declaration can; the declaration is printed once and is true."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ import numpy as np
 import pytest
 
 import cupy_training_ops as cto
-from cupy_training_ops import help
-from cupy_training_ops.contract import (
+from cupy_training_ops.dtypes import FLOAT32
+from cupy_training_ops.frame import help
+from cupy_training_ops.frame.op import Op
+from cupy_training_ops.registry import get_op, names
+from cupy_training_ops.schema import (
     Attribute,
     Input,
     Output,
@@ -25,9 +28,6 @@ from cupy_training_ops.contract import (
     optional,
     shape,
 )
-from cupy_training_ops.dtypes import FLOAT32
-from cupy_training_ops.op import Op
-from cupy_training_ops.registry import get_op, names
 from cupy_training_ops.testing.samples import all_samples
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -92,7 +92,7 @@ def test_everything_declared_is_printed_once(name) -> None:
     ):
         assert firsts(found.get(title, [])) == [item.name for item in declared]
     assert firsts(found["types"]) == list(cls.types)
-    assert list(found)[-2:] == ["every call", f"family {cls.stem}"]
+    assert list(found)[-2:] == ["every call", f"family {cls.family}"]
 
 
 @pytest.mark.parametrize("name", names())
@@ -224,7 +224,7 @@ class Everything(Op):
         Attribute("deterministic", optional(integer), None, doc="how"),
     )
     types = {"T": (FLOAT32,)}  # noqa: RUF012
-    exact = True
+    bitwise_exact = True
 
 
 def test_all_that_can_be_declared_is_printed() -> None:
@@ -247,7 +247,7 @@ def test_all_that_can_be_declared_is_printed() -> None:
         "exactly the same values",
         "CuPy arrays by CUDA kernels on their device.",
         "ArgumentError, DtypeError and ProviderError are raised before",
-        f"family {Everything.stem} Help: the docstring says",
+        f"family {Everything.family} Help: the docstring says",
     ):
         assert expected in text
 

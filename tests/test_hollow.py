@@ -13,8 +13,9 @@ import math
 import numpy as np
 import pytest
 
-from cupy_training_ops import arrays, get_op
-from cupy_training_ops.runtime.plan import Device
+from cupy_training_ops import get_op
+from cupy_training_ops.frame import backends
+from cupy_training_ops.plan import Device
 from cupy_training_ops.testing.samples import Sample, all_samples, mapped_inputs
 
 cupy = pytest.importorskip("cupy", reason="CuPy is in the extras")
@@ -82,7 +83,7 @@ HOLLOW = HollowBackend()
 @pytest.fixture
 def launches(monkeypatch) -> list:
     """What is launched from here on, CuPy's arrays being hollow ones."""
-    monkeypatch.setitem(arrays.BACKENDS, cupy.ndarray, HOLLOW)
+    monkeypatch.setitem(backends.BACKENDS, cupy.ndarray, HOLLOW)
     HOLLOW.launches.clear()
     return HOLLOW.launches
 

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupy_training_ops import arrays, registry
-from cupy_training_ops.cli.dry_run import IdleBackend, launches
-from cupy_training_ops.contract import REQUIRED
-from cupy_training_ops.op import Op, snake_case
+from cupy_training_ops import registry
+from cupy_training_ops.frame import backends
+from cupy_training_ops.frame.op import Op, snake_case
+from cupy_training_ops.plan import Device
 from cupy_training_ops.runtime import source
-from cupy_training_ops.runtime.plan import Device
+from cupy_training_ops.schema import REQUIRED
+from cupy_training_ops.testing.idle import IdleBackend, launches
 from cupy_training_ops.testing.samples import Sample
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,9 +33,9 @@ NEVER_SAMPLED: dict[str, str] = {}
 
 @dataclass(frozen=True)
 class Family:
-    """What stands in the homes of one stem."""
+    """What stands in the homes of one family."""
 
-    stem: str
+    name: str
     ops: Mapping[str, type[Op]]
     cpu: Mapping[str, Callable[..., Any]]
     samples: Mapping[str, tuple[Sample, ...]]
@@ -46,14 +47,14 @@ class Family:
         return {cls.function_name: cls for cls in self.ops.values()}
 
 
-def home(stem: str) -> Family:
-    """Read all homes of a stem; a home that is missing is empty."""
-    ops = registry.FAMILIES[stem]
-    module = optional_module(f"cupy_training_ops.cpu.{stem}")
-    samples = getattr(optional_module(f"cupy_training_ops.testing.samples.{stem}"), "SAMPLES", {})
-    symbols = source.load(stem).kernels if stem in source.stems() else ()
+def home(family: str) -> Family:
+    """Read all homes of a family; a home that is missing is empty."""
+    ops = registry.FAMILIES[family]
+    module = optional_module(f"cupy_training_ops.cpu.{family}")
+    samples = getattr(optional_module(f"cupy_training_ops.testing.samples.{family}"), "SAMPLES", {})
+    symbols = source.load(family).kernels if family in source.families() else ()
     planned = {name: symbols_of(samples.get(name, ())) for name in ops}
-    return Family(stem, ops, public_functions(module), samples, frozenset(symbols), planned)
+    return Family(family, ops, public_functions(module), samples, frozenset(symbols), planned)
 
 
 def optional_module(name: str) -> Any:
@@ -88,12 +89,12 @@ def computes(cls: type[Op]) -> bool:
 
 
 def class_complaints(family: Family) -> Iterator[str]:
-    file = f"cupy_training_ops/ops/{family.stem}.py"
+    file = f"cupy_training_ops/ops/{family.name}.py"
     for name, cls in family.ops.items():
         first = (cls.__doc__ or "").partition("\n")[0]
         if "=" not in first and len(first.split()) < 5:
             yield f"{file}: {name}: the docstring's first line says no formula or meaning"
-        if cls.name != name or cls.stem != family.stem:
+        if cls.name != name or cls.family != family.name:
             yield f"{file}: {name}: OPS lists {cls.__module__}.{cls.name} under this name"
         if not computes(cls) and not cls.views and any(o.memory != "host" for o in cls.outputs):
             yield f"{file}: {name}: neither plan nor views makes its outputs"
@@ -103,7 +104,7 @@ def class_complaints(family: Family) -> Iterator[str]:
 
 
 def cpu_complaints(family: Family) -> Iterator[str]:
-    file = f"cupy_training_ops/cpu/{family.stem}.py"
+    file = f"cupy_training_ops/cpu/{family.name}.py"
     for name, cls in family.functions.items():
         if name in family.cpu:
             for complaint in signature_complaints(cls, inspect.signature(family.cpu[name])):
@@ -111,7 +112,7 @@ def cpu_complaints(family: Family) -> Iterator[str]:
         elif computes(cls):
             yield f"{file}: no function {name} for {cls.name}"
     for name in family.cpu.keys() - family.functions.keys():
-        yield f"{file}: {name} belongs to no operator of ops/{family.stem}.py"
+        yield f"{file}: {name} belongs to no operator of ops/{family.name}.py"
 
 
 def signature_complaints(cls: type[Op], signature: inspect.Signature) -> Iterator[str]:
@@ -131,7 +132,7 @@ def signature_complaints(cls: type[Op], signature: inspect.Signature) -> Iterato
 
 
 def sample_complaints(family: Family) -> Iterator[str]:
-    file = f"cupy_training_ops/testing/samples/{family.stem}.py"
+    file = f"cupy_training_ops/testing/samples/{family.name}.py"
     for name in family.ops:
         labels = [sample.label for sample in family.samples.get(name, ())]
         for wanted in LABELS:
@@ -142,7 +143,7 @@ def sample_complaints(family: Family) -> Iterator[str]:
         for sample in family.samples.get(name, ()):
             yield from (f"{file}: {sample.id}: {wrong}" for wrong in mislabelled(name, sample))
     for name in family.samples.keys() - family.ops.keys():
-        yield f"{file}: {name} is no operator of ops/{family.stem}.py"
+        yield f"{file}: {name} is no operator of ops/{family.name}.py"
 
 
 def mislabelled(name: str, sample: Sample) -> Iterator[str]:
@@ -164,29 +165,29 @@ def sample_arrays(sample: Sample) -> list[np.ndarray]:
 
 def kernel_complaints(family: Family) -> Iterator[str]:
     """Kernels are named after their operator, or after the family where operators share them."""
-    file = f"cuda_src/{family.stem}.cu"
+    file = f"cuda_src/{family.name}.cu"
     for name, planned in family.planned.items():
         for symbol in planned - family.symbols:
             yield f"{file}: no kernel {symbol}, which {name} launches"
         for symbol in planned:
-            if symbol.partition("__")[0] not in (snake_case(name), family.stem):
-                yield f"cupy_training_ops/ops/{family.stem}.py: {name} launches {symbol}"
+            if symbol.partition("__")[0] not in (snake_case(name), family.name):
+                yield f"cupy_training_ops/ops/{family.name}.py: {name} launches {symbol}"
         if computes(family.ops[name]) and not planned:
-            yield f"cupy_training_ops/testing/samples/{family.stem}.py: no sample launches {name}"
+            yield f"cupy_training_ops/testing/samples/{family.name}.py: no sample launches {name}"
     for symbol in family.symbols:
-        if symbol.partition("__")[0] not in {*family.functions, family.stem}:
-            yield f"{file}: {symbol} belongs to no operator of ops/{family.stem}.py"
+        if symbol.partition("__")[0] not in {*family.functions, family.name}:
+            yield f"{file}: {symbol} belongs to no operator of ops/{family.name}.py"
     unreached = family.symbols - frozenset().union(*family.planned.values()) - NEVER_SAMPLED.keys()
     for symbol in unreached:
-        yield f"cupy_training_ops/testing/samples/{family.stem}.py: no sample launches {symbol}"
+        yield f"cupy_training_ops/testing/samples/{family.name}.py: no sample launches {symbol}"
 
 
 def home_complaints(family: Family) -> Iterator[str]:
     """A family with operators has a file in every home (kernels where something is computed)."""
-    files = [f"cupy_training_ops/testing/samples/{family.stem}.py"]
-    files += [f"tests/cpu/test_{family.stem}.py"]
+    files = [f"cupy_training_ops/testing/samples/{family.name}.py"]
+    files += [f"tests/cpu/test_{family.name}.py"]
     if any(map(computes, family.ops.values())):
-        files += [f"cupy_training_ops/cpu/{family.stem}.py", f"cuda_src/{family.stem}.cu"]
+        files += [f"cupy_training_ops/cpu/{family.name}.py", f"cuda_src/{family.name}.cu"]
     for file in files:
         if not (ROOT / file).is_file():
             yield f"{file}: there is no such file"
@@ -203,9 +204,9 @@ def complaints(family: Family) -> list[str]:
 # ---- the tests -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stem", registry.FAMILIES)
-def test_the_homes_agree(stem) -> None:
-    wrong = complaints(home(stem))
+@pytest.mark.parametrize("family", registry.FAMILIES)
+def test_the_homes_agree(family) -> None:
+    wrong = complaints(home(family))
     assert not wrong, "\n".join(["", *wrong])
 
 
@@ -219,19 +220,19 @@ HOMES = {
 
 @pytest.mark.parametrize("folder", HOMES)
 def test_no_home_has_a_stranger(folder) -> None:
-    """A file whose stem stands in no registry table serves nobody."""
-    stems = {path.stem for path in (ROOT / folder).glob(HOMES[folder])} - {"__init__"}
-    strange = stems - registry.FAMILIES.keys()
+    """A file whose family stands in no registry table serves nobody."""
+    families = {path.stem for path in (ROOT / folder).glob(HOMES[folder])} - {"__init__"}
+    strange = families - registry.FAMILIES.keys()
     assert not strange, f"cupy_training_ops/registry.py: FAMILIES lacks {strange} of {folder}"
 
 
-@pytest.mark.parametrize("stem", registry.FAMILIES)
-def test_samples_meet_every_dtype(stem) -> None:
-    for name, cls in registry.FAMILIES[stem].items():
-        met = dtypes_met(cls, home(stem).samples.get(name, ()))
+@pytest.mark.parametrize("family", registry.FAMILIES)
+def test_samples_meet_every_dtype(family) -> None:
+    for name, cls in registry.FAMILIES[family].items():
+        met = dtypes_met(cls, home(family).samples.get(name, ()))
         for variable, dtypes in cls.types.items():
             missing = [str(dtype) for dtype in dtypes if dtype not in met.get(variable, ())]
-            file = f"cupy_training_ops/testing/samples/{stem}.py"
+            file = f"cupy_training_ops/testing/samples/{family}.py"
             assert not missing, f"{file}: {name}: no sample has {variable} = {missing}"
 
 
@@ -330,8 +331,8 @@ BREAKS = {
     "samples/gist.py: no sample launches GistPack8Decoder": {
         "planned": GIST.planned | {PACK8: frozenset()}
     },
-    "tests/cpu/test_nowhere.py: there is no such file": {"stem": "nowhere"},
-    "cuda_src/nowhere.cu: there is no such file": {"stem": "nowhere"},
+    "tests/cpu/test_nowhere.py: there is no such file": {"name": "nowhere"},
+    "cuda_src/nowhere.cu: there is no such file": {"name": "nowhere"},
 }
 
 
@@ -346,4 +347,4 @@ def test_nothing_is_asked_of_a_family_that_has_not_begun() -> None:
 
 
 def test_planning_leaves_the_cpu_provider_in_place() -> None:
-    assert arrays.BACKENDS[np.ndarray] is arrays.CPU
+    assert backends.BACKENDS[np.ndarray] is backends.CPU

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from runs import Run
 
-from cupy_training_ops import arrays, get_op
-from cupy_training_ops.contract import Spec
+from cupy_training_ops import get_op
+from cupy_training_ops.frame import backends
 from cupy_training_ops.runtime.launch import launch_log
+from cupy_training_ops.schema import Spec
 from cupy_training_ops.testing.compare import assert_matches, poison
 from cupy_training_ops.testing.samples import Sample, all_samples
 
@@ -20,7 +21,7 @@ SAMPLES = [sample for samples in all_samples().values() for sample in samples]
 
 def expected_outputs(op, inputs) -> tuple[np.ndarray, ...]:
     """The CPU provider's answer: always as a tuple. Works on copies: some write in place."""
-    with arrays.numpy_runs_on(arrays.CPU):
+    with backends.numpy_runs_on(backends.CPU):
         result = op(*copy.deepcopy(inputs))
     return result if isinstance(result, tuple) else (result,)
 
@@ -49,7 +50,7 @@ def test_kernel_matches_cpu_provider(sample: Sample, run, rng) -> None:
         if wanted is None:
             assert actual is None
             continue
-        assert_matches(run.host(actual), wanted, 0 if op.exact else None)
+        assert_matches(run.host(actual), wanted, 0 if op.bitwise_exact else None)
     assert bool(log) == any(array is not None and array.size for array in out)
-    own = (op.function_name, f"{op.stem}__")  # or a stage that the family shares
+    own = (op.function_name, f"{op.family}__")  # or a stage that the family shares
     assert all(launch.symbol.startswith(own) for launch in log)

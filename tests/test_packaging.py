@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 import cupy_training_ops
-from cupy_training_ops.runtime.source import stems
+from cupy_training_ops.runtime.source import families
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -111,11 +111,11 @@ from cupy_training_ops.runtime import source
 x = np.linspace(-3, 3, 64, dtype=np.float32)
 assert abs(cto.compress(x, "msfp15").decompress() - x).max() < 0.1
 try:
-    from cupy_training_ops import arrays
-    arrays.cuda_backend()
+    from cupy_training_ops.frame import backends
+    backends.cuda_backend()
 except cto.ProviderError as error:
     assert "pip install 'cupy-training-ops[cuda12x]'" in str(error)
-print(source.source_folder(), *source.stems(), sep="\\n")
+print(source.source_folder(), *source.families(), sep="\\n")
 """
 
 
@@ -126,7 +126,7 @@ def test_it_runs_by_itself_and_without_cupy(request, tmp_path, where) -> None:
     kernels = home / "cupy_training_ops" if where == "installed" else home
     folder, *found = run(WITHOUT_CUPY, home, tmp_path).splitlines()
     assert Path(folder) == kernels / "cuda_src"
-    assert found == list(stems())
+    assert found == list(families())
 
 
 def test_the_sdist_builds_the_same_wheel(tree, wheel, tmp_path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from cupy_training_ops import ArgumentError, DtypeError, OpError, get_op, lookup, registry
 from cupy_training_ops.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, INT64, to_dtype
-from cupy_training_ops.op import Op, snake_case
+from cupy_training_ops.frame.op import Op, snake_case
 
 DATA = Path(__file__).parent / "data" / "registrations.json"
 REGISTRATIONS = json.loads(DATA.read_text())["registrations"]

@@ -172,9 +172,9 @@ __device__ __forceinline__ void sum_runs(const WholeAndPart& arrays, ACC* partia
 // Any broadcasting: dimensions that are kept first, then those that are summed over, the innermost
 // last of either; a step of 0 where an array is repeated.
 struct Dimensions {
-    static constexpr int MOST = 32;
-    Divisor extent[MOST];
-    i64 dy[MOST], a[MOST], b[MOST];
+    static constexpr int MAX = 32;
+    Divisor extent[MAX];
+    i64 dy[MAX], a[MAX], b[MAX];
     i32 n_kept, n;
 };
 

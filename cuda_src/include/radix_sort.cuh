@@ -25,7 +25,7 @@ constexpr int SHORT_ITEMS = sizeof(Key) == 4 ? 4 : 3;
 constexpr int LONG_ITEMS = sizeof(Key) == 4 ? 6 : 3;
 constexpr int RADIX = SORT_THREADS;  // digits at most: a thread looks after one of them
 constexpr int STARTS_ROWS = 4096;
-constexpr int MOST_SCANNED = 16;  // entries a row, on average
+constexpr int MAX_SCANNED = 16;  // entries a row, on average
 constexpr int COUNT_UNROLL =
     sizeof(Key) == 4 ? 4 : 1;  // 64-bit divisions leave no registers for more
 
@@ -246,7 +246,7 @@ __device__ __forceinline__ void find_starts(const Entry* __restrict__ sorted,
         bounds[threadIdx.x] = count_below(sorted, 0, n, threadIdx.x == 0 ? first : min(end, G));
     __syncthreads();
     const i64 low = bounds[0], high = bounds[1];
-    if (high - low > MOST_SCANNED * STARTS_ROWS) {
+    if (high - low > MAX_SCANNED * STARTS_ROWS) {
         for (i64 g = first + threadIdx.x; g < end; g += blockDim.x)
             starts[g] = static_cast<Key>(count_below(sorted, low, high, g));
         return;

@@ -11,10 +11,10 @@ from typing import Any
 import click
 
 from ..errors import CompileError
+from ..plan import Device
 from ..runtime import offline
 from ..runtime.compiler import kernel, slot_options
-from ..runtime.plan import Device
-from .dry_run import Module, modules
+from ..testing.idle import Module, modules
 from .errors import CHECK_FAILED
 from .progress import progress
 from .provider import require_gpu

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import click
 
-from ..arrays import cuda_backend
 from ..errors import OpError, ProviderError
+from ..frame.backends import cuda_backend
 from ..runtime.compiler import header_folder
 from ..runtime.offline import supported_architectures
 from .errors import CHECK_FAILED

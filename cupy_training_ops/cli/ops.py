@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import click
 
-from ..op import Op
+from ..frame.op import Op
 from ..registry import REGISTRY, combinations, get_op
 from .table import aligned
 
@@ -32,11 +32,11 @@ def _listed() -> list[str]:
 
 def _row(cls: type[Op]) -> tuple[str, ...]:
     types = str(len(combinations(cls)))
-    return (cls.name, cls.stem, cls.domain, _opset(cls), types, _doc(cls).splitlines()[0])
+    return (cls.name, cls.family, cls.domain, _opset(cls), types, _doc(cls).splitlines()[0])
 
 
 def _described(cls: type[Op]) -> Iterator[str]:
-    yield f"{cls.name}  {cls.domain}, opset {_opset(cls)}, family {cls.stem}"
+    yield f"{cls.name}  {cls.domain}, opset {_opset(cls)}, family {cls.family}"
     yield from ("", *_doc(cls).splitlines())
 
 

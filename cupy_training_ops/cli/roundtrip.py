@@ -11,7 +11,7 @@ from typing import Any
 import click
 import numpy as np
 
-from .. import contract
+from .. import schema
 from ..codec import CODECS
 from ..dtypes import BFLOAT16, FLOATS, dtype_name, to_dtype
 from ..errors import ArgumentError
@@ -26,7 +26,7 @@ from .trial import Refusal, Subject, Trial, run
 def parsed_shape(_: click.Context, __: click.Parameter, text: str | None) -> Any:
     """The option `--shape 8,128` as (8, 128)."""
     try:
-        return None if text is None else contract.shape([int(part) for part in text.split(",")])
+        return None if text is None else schema.shape([int(part) for part in text.split(",")])
     except (ValueError, ArgumentError):
         raise click.BadParameter(f"expected extents such as 8,128, got {text!r}") from None
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import names
 from ..codec import CODECS, Codec, compress
 from ..dtypes import dtype_name
 from ..fidelity import Fidelity, measure
+from ..frame.checks import names
 from .provider import to_host
 from .timing import seconds
 

@@ -10,10 +10,10 @@ from typing import Any
 import click
 import numpy as np
 
-from ..contract import Spec
 from ..errors import OpError
-from ..op import Op
+from ..frame.op import Op
 from ..registry import get_op
+from ..schema import Spec
 from ..testing.compare import assert_matches, poison
 from ..testing.samples import Sample, blank, placed_inputs
 from .errors import CHECK_FAILED
@@ -83,7 +83,7 @@ def mismatch(sample: Sample, seed: int, xp: Any) -> str | None:
         actual = _as_tuple(op(*placed_inputs(op, inputs, sample.offset, xp), out=out))
         pairs = zip(actual, expected, strict=True)
         for got, wanted in ((a, e) for a, e in pairs if e is not None):
-            assert_matches(to_host(got), wanted, 0 if op.exact else None)
+            assert_matches(to_host(got), wanted, 0 if op.bitwise_exact else None)
     except (OpError, AssertionError, RuntimeError) as error:  # CUDA's errors are RuntimeErrors
         return str(error)
     return None

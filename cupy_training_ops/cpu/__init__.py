@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""The CPU provider: one NumPy function an operator, the same stems as `ops/`."""
+"""The CPU provider: one NumPy function an operator, the same families as `ops/`."""

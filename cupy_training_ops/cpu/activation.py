@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..dtypes import FLOAT64
-from ..planning.streaming import rounded, wide
-from ..rounding import cast
+from ..numerics import cast, rounded, wide
 
 Array = NDArray[Any]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..rounding import cast
+from ..numerics import cast
 
 Array = NDArray[Any]
 Shape = tuple[int, ...]

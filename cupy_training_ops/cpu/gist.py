@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..dtypes import FLOAT16
-from ..rounding import odd_float32, truncated_float32
+from ..numerics import round_to_odd, truncated_float32
 
 Array = NDArray[Any]
 Shape = tuple[int, ...] | None
@@ -42,7 +42,7 @@ def gist_pack1_decoder(x: Array, *, to: Any, shape: Shape = None) -> Array:
 
 @_quiet
 def gist_pack8_encoder(x: Array) -> Array:
-    return odd_float32(x).astype(E5M2).view(np.uint8)
+    return round_to_odd(x).astype(E5M2).view(np.uint8)
 
 
 @_quiet

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..dtypes import FLOAT32, FLOAT64, FLOATS
-from ..rounding import cast
+from ..numerics import cast
 
 Array = NDArray[Any]
 # Overflow, and sums and roots of what is not finite, are part of the operators.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..rounding import cast
+from ..numerics import cast
 
 Array = NDArray[Any]
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..contract import Attribute, Input, Output, real
-from ..planning.streaming import ElementwiseOp
+from ..planning.elementwise import ElementwiseOp
+from ..schema import Attribute, Input, Output, real
 
 DY = Input("dY", "T", shape="any shape")
 X = Input("X", "T", shape="shape of dY", doc="the forward input")
@@ -42,7 +42,7 @@ class ReluGrad(ElementwiseOp):
         Input("X", "T", shape="shape of dY", doc="the forward input, or the forward output"),
     )
     outputs = (DX,)
-    exact = True
+    bitwise_exact = True
 
 
 class LeakyReluGrad(ElementwiseOp):

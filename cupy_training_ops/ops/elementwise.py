@@ -12,14 +12,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..checks import Types, refuse
-from ..contract import Attribute, Input, Output, Spec, boolean, integer, optional, real, single
 from ..dtypes import FLOATS
-from ..op import Op
+from ..errors import refuse
+from ..frame.op import Op
+from ..numerics import rounded
+from ..plan import Device, Plan
 from ..planning import broadcasting
-from ..planning.division import plan_general, plan_part
-from ..planning.streaming import ElementwiseOp, rounded, streamed
-from ..runtime.plan import Device, Plan
+from ..planning.div_grad import plan_general, plan_part
+from ..planning.elementwise import ElementwiseOp, streamed
+from ..schema import Attribute, Input, Output, Spec, Types, boolean, integer, optional, real, single
 
 INPUT = Input("input", "T", shape="any shape")
 OUTPUT = Output("output", "T", may_alias=("input",), shape="shape of input")
@@ -181,7 +182,7 @@ class FakeQuantGrad(ElementwiseOp):
         Input("gradient_mask", "bool", shape="shape of dY", doc="the mask that FakeQuant gave"),
     )
     outputs = (Output("dX", "T", may_alias=("dY",), shape="shape of dY"),)
-    exact = True
+    bitwise_exact = True
 
 
 class IsFinite(ElementwiseOp):
@@ -192,7 +193,7 @@ class IsFinite(ElementwiseOp):
 
     inputs = (Input("X", "T", shape="any shape"),)
     outputs = (Output("Y", "bool", shape="shape of X"),)
-    exact = True
+    bitwise_exact = True
 
 
 class DivGrad(Op):

@@ -12,25 +12,19 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .. import contract
-from ..checks import Types, from_front, refuse
-from ..contract import Attribute, Input, Output, Spec, boolean, integer
+from .. import schema
 from ..dtypes import FLOATS, INT64
-from ..op import Op
-from ..planning.scatter import (
-    ATOMIC_ITEMS,
-    THREADS,
-    Scatter,
-    Sizes,
-    are_few,
-    one_each,
-)
-from ..runtime.plan import Config, Device, Plan, by_value, ceil_div
+from ..errors import refuse
+from ..frame.checks import from_front
+from ..frame.op import Op
+from ..plan import Config, Device, Plan, by_value, ceil_div
+from ..planning.segmented_sum import ATOMIC_ITEMS, THREADS, Scatter, Sizes, are_few, one_each
+from ..schema import Attribute, Input, Output, Spec, Types, boolean, integer
 
-TILE_COLUMNS, MOST_DIMS = 32, 32  # the constants of the same names in gather.cu
+TILE_COLUMNS, MAX_DIMS = 32, 32  # the constants of the same names in gather.cu
 
 INDEX_TYPES = (INT64, np.dtype(np.int32))
-SHAPE = Input("shape", "int64", memory="host", convert=contract.shape, doc="the shape of X")
+SHAPE = Input("shape", "int64", memory="host", convert=schema.shape, doc="the shape of X")
 AXIS = Attribute("axis", integer, 0, doc="from -rank to rank - 1 of X")
 DETERMINISTIC = Attribute(
     "deterministic", boolean, True, doc="False allows atomic additions where they are faster"
@@ -159,8 +153,8 @@ class GatherNDGrad(_GatherGradient):
         if rank <= b:
             refuse(self.name, "indices", f"a rank above batch_dims = {b}", f"rank {rank}")
         k = indices.shape[-1]
-        if not 1 <= k <= min(len(shape) - b, MOST_DIMS):
-            expected = f"1 to {len(shape) - b} numbers an index, at most {MOST_DIMS}"
+        if not 1 <= k <= min(len(shape) - b, MAX_DIMS):
+            expected = f"1 to {len(shape) - b} numbers an index, at most {MAX_DIMS}"
             refuse(self.name, "indices", expected, f"{k} in shape {indices.shape}")
         if indices.shape[:b] != shape[:b]:
             refuse(self.name, "indices", f"batches {shape[:b]}", f"shape {indices.shape}")
@@ -210,8 +204,8 @@ class GatherElementsGrad(_GatherGradient):
 
     def infer(self, dy: Spec, shape: tuple[int, ...], indices: Spec) -> tuple[Spec, ...]:
         axis = from_front(self.name, self.axis, len(shape))
-        if len(shape) > MOST_DIMS:
-            refuse(self.name, "shape", f"at most {MOST_DIMS} dimensions", str(len(shape)))
+        if len(shape) > MAX_DIMS:
+            refuse(self.name, "shape", f"at most {MAX_DIMS} dimensions", str(len(shape)))
         if indices.shape != dy.shape:
             refuse(self.name, "indices", f"dY's shape {dy.shape}", f"shape {indices.shape}")
         pairs = enumerate(zip(indices.shape, shape, strict=False))
@@ -279,7 +273,7 @@ def lines(shape: tuple[int, ...], axis: int, dims: list[tuple[int, int]]) -> Any
 
 def padded(values: Any) -> Any:
     """Integers in a table of the kernels' length."""
-    table = np.zeros(MOST_DIMS, np.int64)
+    table = np.zeros(MAX_DIMS, np.int64)
     table[: len(values)] = values
     return table
 

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..checks import Types, refuse
-from ..contract import Attribute, Input, Output, Spec, boolean, dtype, optional, shape
 from ..dtypes import BOOL, FLOATS, to_dtype
-from ..op import Op, slots
-from ..runtime.plan import Config, Device, Launch, Plan, ceil_div
+from ..errors import refuse
+from ..frame.op import Op, slots
+from ..plan import Config, Device, Launch, Plan, ceil_div
+from ..schema import Attribute, Input, Output, Spec, Types, boolean, dtype, optional, shape
 
 TILE = 8  # elements of an MSFP15 tile, and bits of a Pack1 byte
 THREADS = 128
@@ -39,7 +39,7 @@ class _Codec(Op):
     inputs = (X,)
     outputs = (Output("Y", "T", shape="shape of X where `shape` is None"),)
     types: ClassVar[Types] = {"T": FLOATS}
-    exact = True
+    bitwise_exact = True
     thread_nbytes: ClassVar[int] = ELEMENT_NBYTES
 
     def stream(self, x: Spec, y: Spec, decoded: Spec) -> Plan:

@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..checks import Types, refuse
-from ..contract import Attribute, Input, Output, Spec, boolean, dtype, flag
 from ..dtypes import BOOL, FIXED_SIZE, FLOAT32, FLOATS
-from ..op import Op, slots
-from ..planning.tensor_list import batches
-from ..runtime.plan import Config, Device, Launch, Plan, ceil_div
+from ..errors import refuse
+from ..frame.op import Op, slots
+from ..plan import Config, Device, Launch, Plan, ceil_div
+from ..planning.multi_tensor import batches
+from ..schema import Attribute, Input, Output, Spec, Types, boolean, dtype, flag
 
 THREADS = 128
 NBYTES = 32  # of the wider type a thread has in flight
@@ -232,7 +232,7 @@ class ZeroGradient(Op):
         Output("zero_gradient", "T1", aliases="old_gradient", shape="shape of old_gradient"),
     )
     types: ClassVar[Types] = {"T1": FLOATS, "T2": FIXED_SIZE}
-    exact = True
+    bitwise_exact = True
 
     def infer(self, old_gradient: Spec, reset_signal: Spec) -> tuple[Spec, ...]:
         return (old_gradient,)

@@ -13,12 +13,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..checks import Types, refuse
-from ..contract import Input, Output, Spec, integers, shape
 from ..dtypes import FIXED_SIZE, INT64, to_dtype
-from ..op import Op, slots
-from ..planning.words import THREADS, Words, divisor, divisor_fields, words_of
-from ..runtime.plan import Config, Device, Launch, Plan, Scratch, by_value, ceil_div
+from ..errors import refuse
+from ..frame.op import Op, slots
+from ..plan import Config, Device, Launch, Plan, Scratch, by_value, ceil_div
+from ..planning.copy_runs import THREADS, Words, words_of
+from ..planning.fast_division import divisor, divisor_fields
+from ..schema import Input, Output, Spec, Types, integers, shape
 
 DIMENSIONS = 50  # more cannot have two positions each
 
@@ -58,7 +59,7 @@ class SliceGrad(Op):
     )
     outputs = (Output("dX", "T", shape="shape given by `shape`"),)
     types: ClassVar[Types] = {"T": FIXED_SIZE}
-    exact = True
+    bitwise_exact = True
 
     def infer(self, dy: Spec, shape: tuple[int, ...], *bounds: Any) -> tuple[Spec, ...]:
         taken = self._checked(shape, *bounds)
@@ -168,7 +169,7 @@ class _Rows(Op):
     """What packing and unpacking rows share."""
 
     types: ClassVar[Types] = {"T": FIXED_SIZE, "T_INDEX": (INT64, to_dtype("int32"))}
-    exact = True
+    bitwise_exact = True
 
     def check_indices(self, indices: Spec) -> None:
         """Indices are a list."""

@@ -15,12 +15,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..checks import Types, refuse
-from ..contract import Attribute, Input, Output, Spec, boolean, dtype, integers, optional
 from ..dtypes import BOOL, FLOAT32, FLOATS, INT64, to_dtype
-from ..op import Op, slots
-from ..planning.tensor_list import Batch, batch, batches
-from ..runtime.plan import Config, Device, Launch, Plan, Scratch, by_value, ceil_div
+from ..errors import refuse
+from ..frame.op import Op, slots
+from ..plan import Config, Device, Launch, Plan, Scratch, by_value, ceil_div
+from ..planning.multi_tensor import Batch, batch, batches
+from ..schema import Attribute, Input, Output, Spec, Types, boolean, dtype, integers, optional
 
 INT32 = to_dtype("int32")
 THREADS = 256
@@ -322,7 +322,7 @@ class IsAllFinite(Op):
         Attribute("isnan_only", boolean, False, doc="infinities pass"),
     )
     types: ClassVar[Types] = {"T": FLOATS}
-    exact = True
+    bitwise_exact = True
     isinf_only: bool
     isnan_only: bool
 
@@ -362,7 +362,7 @@ class All(Op):
     inputs = (Input("X", "T", shape="any shape"),)
     outputs = (Output("Y", "T", shape="shape (1,)"),)
     types: ClassVar[Types] = {"T": (BOOL,)}
-    exact = True
+    bitwise_exact = True
 
     def infer(self, x: Spec) -> tuple[Spec, ...]:
         return (Spec((1,), BOOL),)

@@ -12,13 +12,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..checks import Types, refuse
-from ..contract import Attribute, Input, Output, Spec, boolean, integers, one_of, real, reals
 from ..dtypes import FLOAT32, FLOAT64, FLOATS, element_type
-from ..errors import ArgumentError
-from ..op import Op
-from ..planning.words import divisor
-from ..runtime.plan import Config, Device, Launch, Plan, by_value, ceil_div
+from ..errors import ArgumentError, refuse
+from ..frame.op import Op
+from ..plan import Config, Device, Launch, Plan, by_value, ceil_div
+from ..planning.fast_division import divisor
+from ..schema import Attribute, Input, Output, Spec, Types, boolean, integers, one_of, real, reals
 
 THREADS = 128
 WARPS = THREADS // 32  # of a block; each makes a tile of dX
@@ -31,10 +30,10 @@ NO_MEANING = "without meaning for this mode"
 EACH = 4  # columns of dY that a thread sums
 SUMMED = 32 * EACH  # and a warp, at once
 PIECE_NBYTES = 16  # of a row of dY, the columns of a thread where X was doubled
-MOST_ROWS = 64  # of dX that such a thread makes
+MAX_ROWS = 64  # of dX that such a thread makes
 LANES = 2048  # such threads for each multiprocessor, before they have more rows than the fewest
-MOST_DOUBLED = 2**23  # outputs along an axis whose positions float32 holds
-MOST_PIXELS = 2**30  # along an axis, so that row numbers stay within 32 bits
+MAX_DOUBLED = 2**23  # outputs along an axis whose positions float32 holds
+MAX_PIXELS = 2**30  # along an axis, so that row numbers stay within 32 bits
 
 
 def no_axes(value: Any) -> tuple[int, ...]:
@@ -96,8 +95,8 @@ class ResizeGrad(Op):
 
     def infer(self, dy: Spec, x: Spec, roi: Any, scales: tuple[float, ...] | None) -> tuple[Spec]:
         for name, spec in (("dY", dy), ("X", x)):
-            if len(spec.shape) != 4 or max(spec.shape[2:]) > MOST_PIXELS:
-                expected = f"rank 4 and at most {MOST_PIXELS} pixels along an axis"
+            if len(spec.shape) != 4 or max(spec.shape[2:]) > MAX_PIXELS:
+                expected = f"rank 4 and at most {MAX_PIXELS} pixels along an axis"
                 refuse(self.name, name, expected, f"shape {spec.shape}")
         if dy.shape[:2] != x.shape[:2]:
             expected = f"shape ({x.shape[0]}, {x.shape[1]}, ..), like X"
@@ -132,7 +131,7 @@ class ResizeGrad(Op):
             self.coordinate_transformation_mode == "half_pixel"
             and all(axis["n_out"] == 2 * int(axis["n_in"]) for axis in axes)
             and all(float(axis["ratio"]) == 0.5 for axis in axes)
-            and max(dy.shape[2:]) <= MOST_DOUBLED
+            and max(dy.shape[2:]) <= MAX_DOUBLED
             and dy.aligned
             and dx.aligned
             and dy.shape[3] * dy.dtype.itemsize % PIECE_NBYTES == 0
@@ -142,7 +141,7 @@ class ResizeGrad(Op):
         n_planes, n_rows = math.prod(dx.shape[:2]), dx.shape[2]
         n_pieces = 2 * dx.shape[3] * dx.dtype.itemsize // PIECE_NBYTES
         room = n_planes * n_pieces * n_rows // (LANES * device.multiprocessors)
-        band = _even(n_rows, max(FEWEST_ROWS, min(room, MOST_ROWS)))
+        band = _even(n_rows, max(FEWEST_ROWS, min(room, MAX_ROWS)))
         n_bands = ceil_div(n_rows, band)
         n_lanes = n_planes * n_bands * n_pieces
         config = Config((ceil_div(n_lanes, THREADS),), (THREADS,))

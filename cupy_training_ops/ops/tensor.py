@@ -13,15 +13,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..checks import Types, from_front, refuse
-from ..contract import Attribute, Input, Output, Spec, integer, optional, shape
 from ..dtypes import FIXED_SIZE, INT64
-from ..op import Op
-from ..planning.words import THREADS, Words, divisor, divisor_fields, words_of
-from ..runtime.plan import Config, Device, Launch, Plan, Pointers, Scratch, by_value
+from ..errors import refuse
+from ..frame.checks import from_front
+from ..frame.op import Op
+from ..plan import Config, Device, Launch, Plan, Pointers, Scratch, by_value
+from ..planning.copy_runs import THREADS, Words, words_of
+from ..planning.fast_division import divisor, divisor_fields
+from ..schema import Attribute, Input, Output, Spec, Types, integer, optional, shape
 
 CAPACITIES = (16, 120, 240)  # arrays that a launch knows by value, in at most 4,000 bytes
-MOST_SPLIT = 120  # outputs of a launch, which knows more of each
+MAX_SPLIT = 120  # outputs of a launch, which knows more of each
 
 
 class View(Op):
@@ -50,7 +52,7 @@ class View(Op):
     )
     outputs = (Output("outputs", "T", variadic=True, shape="shapes given by `shapes`"),)
     types: ClassVar[Types] = {"T": FIXED_SIZE}
-    exact = True
+    bitwise_exact = True
     views = True
 
     def infer(self, x: Spec, shapes: tuple[tuple[int, ...], ...]) -> tuple[Any, ...]:
@@ -88,7 +90,7 @@ class ConcatTraining(Op):
     )
     attributes = (Attribute("axis", integer, doc="from -rank to rank - 1"),)
     types: ClassVar[Types] = {"T": FIXED_SIZE}
-    exact = True
+    bitwise_exact = True
     axis: int
 
     def infer(self, xs: tuple[Spec, ...]) -> tuple[Any, ...]:
@@ -190,7 +192,7 @@ class SplitTraining(Op):
         Attribute("num_outputs", optional(integer), None, doc="required where split is left out"),
     )
     types: ClassVar[Types] = {"T": FIXED_SIZE}
-    exact = True
+    bitwise_exact = True
     axis: int
     num_outputs: int | None
 
@@ -221,8 +223,8 @@ class SplitTraining(Op):
         starts = [words.count(s * x.dtype.itemsize) for s in _starts(widths)]
         head = ("input", n_rows, starts[-1])
         launches = []
-        for first in range(0, len(parts), MOST_SPLIT):
-            names = [name for name, _ in parts[first : first + MOST_SPLIT]]
+        for first in range(0, len(parts), MAX_SPLIT):
+            names = [name for name, _ in parts[first : first + MAX_SPLIT]]
             columns = starts[first : first + len(names) + 1]
             row_nbytes = n_rows * words.nbytes
             widths = [b - a for a, b in itertools.pairwise(columns)]

@@ -7,32 +7,14 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from ..backend import Backend
 from ..errors import CompileError
 from .source import Source
 
 LANGUAGE = "--std=c++17"
-
-
-class Backend(Protocol):
-    """The memory, streams and modules of one kind of device; tests bring their own."""
-
-    name: str
-
-    def on(self, device: int) -> AbstractContextManager[Any]:
-        """A context in which `device` is current."""
-
-    def pointer(self, array: Any) -> int:
-        """The address of the first element."""
-
-    def offset(self, array: Any, nbytes: int) -> Any:
-        """A kernel argument that points `nbytes` into the array."""
-
-    def load(self, source: Source, options: tuple[str, ...]) -> Any:
-        """A compiled module with `get_function(name)`, as cupy.RawModule has it."""
 
 
 _memo: dict[tuple[Any, ...], Any] = {}

@@ -11,12 +11,13 @@ from typing import Any
 
 import cupy
 import numpy as np
+from numpy.typing import NDArray
 
-from ..contract import Spec
+from ..backend import Info, KernelSource
 from ..errors import CompileError
+from ..plan import Device
+from ..schema import Spec
 from .compiler import header_options
-from .plan import Device
-from .source import Source
 
 PER_THREAD = cupy.cuda.Stream.ptds.ptr  # one handle for the default streams of all threads
 
@@ -25,9 +26,10 @@ class CudaBackend:
     """One object for all CUDA devices; a device is named by its number."""
 
     name = "cuda"
+    runs_kernels = True
 
-    def describe(self, array: Any) -> tuple[Any, ...]:
-        """(backend, dtype, shape, aligned, contiguous, device): all a plan depends on."""
+    def info(self, array: Any) -> Info:
+        """The fields of ArrayInfo."""
         data = array.data
         return (
             self,
@@ -61,6 +63,14 @@ class CudaBackend:
         with self.on(device):
             return cupy.zeros(nbytes, np.uint8)
 
+    def to_host(self, array: Any) -> NDArray[Any]:
+        """A copy in NumPy's memory; waits for the array's stream."""
+        return array.get()  # type: ignore[no-any-return]
+
+    def from_host(self, array: NDArray[Any]) -> Any:
+        """A copy on the current device."""
+        return cupy.asarray(array)
+
     @functools.cache  # noqa: B019 - there is one backend in a process
     def device(self, index: int) -> Device:
         """The properties planning may use."""
@@ -85,7 +95,7 @@ class CudaBackend:
         stream = cupy.cuda.get_current_stream(device)
         return stream.ptr not in (0, 1) and bool(stream.is_capturing())
 
-    def load(self, source: Source, options: tuple[str, ...]) -> Any:
+    def load(self, source: KernelSource, options: tuple[str, ...]) -> Any:
         """Compile for the current device, through CuPy's disk cache."""
         options += header_options()
         module = cupy.RawModule(code=source.code, options=options)

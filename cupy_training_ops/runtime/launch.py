@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ..contract import Spec
+from ..backend import Backend
 from ..dtypes import ELEMENT_TYPES, element_type
 from ..errors import CompileError
-from .compiler import Backend, kernel
-from .plan import Launch, Plan, Pointers, Scratch
+from ..plan import Launch, Plan, Pointers, Scratch
+from ..schema import Spec
+from .compiler import kernel
 from .source import Parameter, Source
 
 NULL = np.uint64(0)

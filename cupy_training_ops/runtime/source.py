@@ -50,20 +50,20 @@ def source_folder() -> Path:
     raise CompileError(f"cuda_src not found in {_PACKAGE} nor beside it; reinstall the package")
 
 
-def stems() -> tuple[str, ...]:
+def families() -> tuple[str, ...]:
     """The families that have kernels."""
     return tuple(sorted(path.stem for path in source_folder().glob("*.cu")))
 
 
 @functools.cache
-def load(stem: str, folder: Path | None = None) -> Source:
-    """Read `<stem>.cu`, from `cuda_src` unless another folder is named."""
+def load(family: str, folder: Path | None = None) -> Source:
+    """Read `<family>.cu`, from `cuda_src` unless another folder is named."""
     folder = folder or source_folder()
-    path = folder / f"{stem}.cu"
+    path = folder / f"{family}.cu"
     if not path.is_file():
         raise CompileError(f"no kernel source {path.name} in {folder}")
     code = "\n".join(_inlined(path, folder, set())) + "\n"
-    return Source(stem, code, signatures(code))
+    return Source(family, code, signatures(code))
 
 
 def signatures(code: str) -> dict[str, tuple[Parameter, ...]]:

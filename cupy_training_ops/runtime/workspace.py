@@ -46,7 +46,7 @@ class Workspaces:
 def check(op: str, got: Any, home: Any, nbytes: int) -> None:
     """A caller's workspace: uint8, contiguous, aligned, large enough, where the arrays are.
 
-    `got` and `home` are what `arrays.describe` says of the workspace and of a call's arrays.
+    `got` and `home` are what `backends.info` says of the workspace and of a call's arrays.
     """
     fits = got.dtype == "uint8" and len(got.shape) == 1 and got.shape[0] >= nbytes
     if not (fits and got.contiguous and got.aligned and got.place == home.place):

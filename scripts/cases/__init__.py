@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the benchmark runs, by the family's stem: operators at given sizes, peers beside them."""
+"""What the benchmark runs, by the family's family: operators at given sizes, peers beside them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Case:
 
 def all_cases() -> list[Case]:
     """The cases of every family that has some."""
-    modules = [importlib.import_module(f"{__name__}.{stem}") for stem in FAMILIES]
+    modules = [importlib.import_module(f"{__name__}.{family}") for family in FAMILIES]
     return [case for module in modules for case in module.CASES]
 
 

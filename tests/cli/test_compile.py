@@ -9,12 +9,12 @@ from click.testing import CliRunner
 
 from cupy_training_ops import CompileError, ProviderError, get_op
 from cupy_training_ops.cli import main, provider
-from cupy_training_ops.cli.dry_run import IdleBackend, launches, modules
 from cupy_training_ops.dtypes import element_type
+from cupy_training_ops.plan import Device
 from cupy_training_ops.registry import combinations, names
 from cupy_training_ops.runtime import offline
-from cupy_training_ops.runtime.plan import Device
 from cupy_training_ops.runtime.source import load
+from cupy_training_ops.testing.idle import IdleBackend, launches, modules
 from cupy_training_ops.testing.samples import all_samples
 
 HOPPER = Device(132, (9, 0))
@@ -58,9 +58,9 @@ def test_every_type_is_launched_with_its_slot(name):
 def test_modules_hold_every_kernel_of_a_source():
     samples = [sample for of_op in all_samples().values() for sample in of_op]
     found = modules(samples, HOPPER)
-    for stem in {module.source.name for module in found}:
-        symbols = {s for m in found if m.source.name == stem for s in m.symbols}
-        assert symbols == set(load(stem).kernels)
+    for family in {module.source.name for module in found}:
+        symbols = {s for m in found if m.source.name == family for s in m.symbols}
+        assert symbols == set(load(family).kernels)
     assert len({(m.source.name, *sorted(m.slots.items())) for m in found}) == len(found)
 
 

@@ -8,10 +8,10 @@ from click.testing import CliRunner
 
 from cupy_training_ops import get_op
 from cupy_training_ops.cli import main
-from cupy_training_ops.contract import Attribute, Input, Output, integer
 from cupy_training_ops.dtypes import dtype_name
-from cupy_training_ops.op import Op
+from cupy_training_ops.frame.op import Op
 from cupy_training_ops.registry import names
+from cupy_training_ops.schema import Attribute, Input, Output, integer
 
 
 def call(*arguments):
@@ -28,7 +28,7 @@ def test_the_list_is_the_registry():
     assert tuple(words(line)[0] for line in lines) == names()
     for line in lines:
         cls = get_op(words(line)[0])
-        assert words(line)[1:3] == [cls.stem, cls.domain]
+        assert words(line)[1:3] == [cls.family, cls.domain]
         assert line.endswith(cls.__doc__.splitlines()[0])
 
 
@@ -45,7 +45,7 @@ def test_an_operator_is_shown_with_all_that_is_declared(name):
         assert any(line[:1] == [item.name] for line in lines)
     for variable, dtypes in cls.types.items():
         assert f" {variable} {', '.join(map(dtype_name, dtypes))} " in text
-    assert result.stdout.splitlines()[0] == f"{name}  {cls.domain}, opset 1+, family {cls.stem}"
+    assert result.stdout.splitlines()[0] == f"{name}  {cls.domain}, opset 1+, family {cls.family}"
     assert result.stdout.partition("\n\n")[2] == f"{cls.__doc__}\n"
 
 

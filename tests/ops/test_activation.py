@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from probe.probe import ProbeColumn
 
 from cupy_training_ops import get_op
-from cupy_training_ops.contract import Spec
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
 from cupy_training_ops.ops.activation import OPS
 from cupy_training_ops.runtime.launch import launch_log
+from cupy_training_ops.schema import Spec
 from cupy_training_ops.testing.compare import assert_matches, poison
 
 ANSWERS = Path(__file__).parent.parent / "data" / "ort_cuda_answers.npz"

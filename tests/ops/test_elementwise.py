@@ -12,12 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from cupy_training_ops import arrays, get_op
-from cupy_training_ops.contract import Spec
+from cupy_training_ops import get_op
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
 from cupy_training_ops.errors import ArgumentError
+from cupy_training_ops.frame import backends
+from cupy_training_ops.plan import Device
 from cupy_training_ops.runtime.launch import launch_log
-from cupy_training_ops.runtime.plan import Device
+from cupy_training_ops.schema import Spec
 from cupy_training_ops.testing.compare import assert_matches, poison
 
 ANSWERS = Path(__file__).parent.parent / "data" / "ort_cuda_answers.npz"
@@ -260,7 +261,7 @@ SCALED = {
 @pytest.mark.parametrize("call", SCALED.values(), ids=SCALED)
 def test_half_products_are_rounded_once(run, rng, call) -> None:
     x = [rng.uniform(0.5, 2, 6000).astype(FLOAT16) for _ in range(3)]
-    with arrays.numpy_runs_on(arrays.CPU):
+    with backends.numpy_runs_on(backends.CPU):
         exact = call([a.astype(FLOAT64) for a in x])
     for actual, wanted in zip(call([run.place(a) for a in x]), exact, strict=True):
         assert_rounded_once(run.host(actual), wanted)

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cupy_training_ops import ArgumentError, get_op
-from cupy_training_ops.contract import Spec
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
 from cupy_training_ops.ops import gather as ops
 from cupy_training_ops.runtime.launch import launch_log
+from cupy_training_ops.schema import Spec
 from cupy_training_ops.testing.compare import assert_matches, poison
 
 floats = pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from cupy_training_ops import get_op
-from cupy_training_ops.contract import Spec
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, INT64
 from cupy_training_ops.ops import gather as ops
-from cupy_training_ops.planning import scatter
-from cupy_training_ops.planning.scatter import Digit, Sizes
-from cupy_training_ops.runtime.plan import Device
+from cupy_training_ops.plan import Device
+from cupy_training_ops.planning import segmented_sum
+from cupy_training_ops.planning.segmented_sum import Digit, Sizes
 from cupy_training_ops.runtime.source import load
+from cupy_training_ops.schema import Spec
 from cupy_training_ops.testing.compare import assert_matches, poison
 
 H200 = Device(132, (9, 0))
@@ -38,7 +38,7 @@ H200 = Device(132, (9, 0))
 )
 def test_digits(rows, slices, expected) -> None:
     """They hold the key `rows` of an index out of range; long sorts have shorter ones."""
-    found = scatter.digits(rows, slices)
+    found = segmented_sum.digits(rows, slices)
     assert found == tuple(Digit(*digit) for digit in expected)
     assert sum(digit.bits for digit in found) == rows.bit_length()
 
@@ -48,7 +48,7 @@ def test_digits(rows, slices, expected) -> None:
     [(1, ()), (64, ()), (65, (2,)), (32768, (1024, 32)), (2**26, (2**21, 2**16, 2048, 64))],
 )
 def test_levels(slices, expected) -> None:
-    assert scatter.levels(slices) == expected
+    assert segmented_sum.levels(slices) == expected
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_levels(slices, expected) -> None:
 )
 def test_grids(batches, n, runs, packets, grid, block) -> None:
     """Every item of every batch has its thread, and 32 bits hold an item's number in its fold."""
-    config, items = scatter.spread(batches, n, runs, packets)
+    config, items = segmented_sum.spread(batches, n, runs, packets)
     assert (config.grid, config.block) == (grid, block)
     assert items["fold"] == 1 or items["fold"] * items["n"] < 2**32
     assert config.grid[2] * items["fold"] >= batches
@@ -75,7 +75,7 @@ def test_grids(batches, n, runs, packets, grid, block) -> None:
 @pytest.mark.parametrize(("slices", "expected"), [(1, 4), (799, 4), (800, 1), (2**40, 1)])
 def test_short_rows_share_a_thread(slices, expected) -> None:
     """Fewer than 32 slices in four rows on the average."""
-    assert scatter.rows_of_a_thread(Sizes(1, slices, 100, 8)) == expected
+    assert segmented_sum.rows_of_a_thread(Sizes(1, slices, 100, 8)) == expected
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_short_rows_share_a_thread(slices, expected) -> None:
     ],
 )
 def test_few_slices_take_one_launch(sizes, expected) -> None:
-    assert scatter.are_few(sizes) is expected
+    assert segmented_sum.are_few(sizes) is expected
 
 
 PLANS = [
@@ -189,7 +189,7 @@ def test_workspace_is_a_small_part_of_the_data() -> None:
 
 def test_keys_of_64_bits(run, rng, monkeypatch) -> None:
     """What rows or slices past 2^32 take, here made to be taken."""
-    monkeypatch.setattr(scatter, "MOST_32_BIT", 20)
+    monkeypatch.setattr(segmented_sum, "MAX_32_BIT", 20)
     assert Sizes(1, 21, 4, 1).key == np.uint64
     indices, dy = rng.integers(-30, 30, 300), rng.standard_normal((2, 300, 3)).astype(FLOAT32)
     out = poison(run.blank(Spec((2, 30, 3), FLOAT32)))
@@ -202,7 +202,7 @@ def test_keys_of_64_bits(run, rng, monkeypatch) -> None:
 def few_are_many(monkeypatch) -> None:
     """The ways of long sorts and of many rows, of any number of either."""
     for name, value in {"LONG_SORT": 1, "MANY_ROWS": 1, "DENSE": 100, "SPARSE": 100}.items():
-        monkeypatch.setattr(scatter, name, value)
+        monkeypatch.setattr(segmented_sum, name, value)
 
 
 @pytest.mark.usefixtures("few_are_many")
@@ -212,7 +212,7 @@ def few_are_many(monkeypatch) -> None:
 def test_what_long_sorts_take(run, rng, monkeypatch, wide, kind, extent, n) -> None:
     """More digits, large tiles, starts found by looking at entries; here of few slices."""
     if wide:
-        monkeypatch.setattr(scatter, "MOST_32_BIT", 20)
+        monkeypatch.setattr(segmented_sum, "MAX_32_BIT", 20)
     indices = {
         "uniform": rng.integers(-extent, extent, n),
         "skewed": np.minimum(rng.zipf(1.2, n), extent) - 1,
@@ -234,14 +234,14 @@ def test_what_long_sorts_take(run, rng, monkeypatch, wide, kind, extent, n) -> N
 def test_sizes_at_a_bound(run, rng, monkeypatch, wide, n) -> None:
     """A block's second tile of one entry; a search among 4^k entries; digits past bit 32."""
     if wide:
-        found = scatter.digits
-        monkeypatch.setattr(scatter, "MOST_32_BIT", 20)
-        monkeypatch.setattr(scatter, "digits", lambda _, slices: found(2**40, slices))
+        found = segmented_sum.digits
+        monkeypatch.setattr(segmented_sum, "MAX_32_BIT", 20)
+        monkeypatch.setattr(segmented_sum, "digits", lambda _, slices: found(2**40, slices))
     indices, dy = rng.integers(0, 600, n), 1 + rng.random(n).astype(FLOAT32)
     indices[-1] = 599
     expected = get_op("GatherGrad").cpu_function()((600,), indices, dy)
     for rows in (2**40, 1):  # by a look at all entries, by searches
-        monkeypatch.setattr(scatter, "DENSE", rows)
+        monkeypatch.setattr(segmented_sum, "DENSE", rows)
         op = get_op("GatherGrad")()  # plans anew
         actual = op((600,), run.place(indices), run.place(dy))
         assert_matches(run.host(actual), expected, 1e-5)
@@ -258,7 +258,7 @@ def test_elements_of_batches(run, rng) -> None:
 @pytest.mark.usefixtures("few_are_many")
 def test_pieces_of_the_workspace_are_kept_apart(run, rng, monkeypatch) -> None:
     """No kernel writes past the piece it was given: gaps between them stay as they were."""
-    gaps, take = [], scatter.Workspace.take
+    gaps, take = [], segmented_sum.Workspace.take
 
     def apart(self, n, dtype):
         piece = take(self, n, dtype)
@@ -267,7 +267,7 @@ def test_pieces_of_the_workspace_are_kept_apart(run, rng, monkeypatch) -> None:
         gaps.append(slice(end, self.nbytes))
         return piece
 
-    monkeypatch.setattr(scatter.Workspace, "take", apart)
+    monkeypatch.setattr(segmented_sum.Workspace, "take", apart)
     indices, dy = rng.integers(-800, 800, 5000), rng.standard_normal(5000).astype(FLOAT32)
     inputs = (700,), run.place(indices), run.place(dy)
     op = get_op("GatherGrad")()
@@ -280,13 +280,13 @@ def test_python_and_cuda_share_their_constants() -> None:
     """`constexpr int NAME = number` in the source, and NAME in Python, say the same."""
     text = load("gather").code
     written = dict(re.findall(r"constexpr int (\w+) = (\d+);", text))
-    dims = ("TILE_COLUMNS", "MOST_DIMS")
+    dims = ("TILE_COLUMNS", "MAX_DIMS")
     names = ("SORT_THREADS", "STARTS_ROWS", "FANOUT", "ATOMIC_ITEMS", "ZERO_PACKETS")
-    assert {n: getattr(scatter, n) for n in names} == {n: int(written[n]) for n in names}
+    assert {n: getattr(segmented_sum, n) for n in names} == {n: int(written[n]) for n in names}
     assert {n: getattr(ops, n) for n in dims} == {n: int(written[n]) for n in dims}
     by_key = re.findall(r"constexpr int (\w+) = sizeof\(Key\) == 4 \? (\d+) : (\d+);", text)
     assert {n: {4: int(a), 8: int(b)} for n, a, b in by_key} == {
-        "SHORT_ITEMS": scatter.SHORT_ITEMS,
-        "LONG_ITEMS": scatter.LONG_ITEMS,
+        "SHORT_ITEMS": segmented_sum.SHORT_ITEMS,
+        "LONG_ITEMS": segmented_sum.LONG_ITEMS,
     }
-    assert 1 << scatter.DIGIT_BITS == scatter.SORT_THREADS  # a thread for each digit
+    assert 1 << segmented_sum.DIGIT_BITS == segmented_sum.SORT_THREADS  # a thread for each digit

@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cupy_training_ops import ArgumentError, flatten_and_unpad, pad_and_unflatten, slice_grad
-from cupy_training_ops.contract import Spec
 from cupy_training_ops.cpu import padding
 from cupy_training_ops.dtypes import to_dtype
 from cupy_training_ops.ops.padding import PadAndUnflatten, SliceGrad
+from cupy_training_ops.plan import Device
 from cupy_training_ops.runtime.launch import launch_log
-from cupy_training_ops.runtime.plan import Device
+from cupy_training_ops.schema import Spec
 from cupy_training_ops.testing.compare import assert_matches, poison
 from cupy_training_ops.testing.samples.tensor import values
 

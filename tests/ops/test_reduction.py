@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from cupy_training_ops import get_op
-from cupy_training_ops.contract import Spec
 from cupy_training_ops.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
 from cupy_training_ops.ops import reduction
 from cupy_training_ops.ops.reduction import Pass, column_block, passes
-from cupy_training_ops.planning.tensor_list import batches
+from cupy_training_ops.plan import Device
+from cupy_training_ops.planning.multi_tensor import batches
 from cupy_training_ops.runtime.launch import launch_log
-from cupy_training_ops.runtime.plan import Device
+from cupy_training_ops.schema import Spec
 from cupy_training_ops.testing.compare import assert_matches, poison
 from cupy_training_ops.testing.samples.reduction import numbers
 

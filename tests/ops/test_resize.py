@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cupy_training_ops import ArgumentError, DtypeError, get_op, resize_grad
-from cupy_training_ops.contract import Spec
 from cupy_training_ops.cpu import resize
 from cupy_training_ops.dtypes import FLOAT16, FLOATS, dtype_name
+from cupy_training_ops.plan import Device
 from cupy_training_ops.runtime.launch import launch_log
-from cupy_training_ops.runtime.plan import Device
+from cupy_training_ops.schema import Spec
 from cupy_training_ops.testing.compare import assert_matches
 
 ANSWERS = np.load(Path(__file__).parent.parent / "data" / "ort_cuda_answers.npz")

@@ -12,20 +12,15 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from cupy_training_ops import (
-    ArgumentError,
-    DtypeError,
-    arrays,
-    concat_training,
-    split_training,
-    view,
-)
-from cupy_training_ops.contract import Spec
+from cupy_training_ops import ArgumentError, DtypeError, concat_training, split_training, view
 from cupy_training_ops.dtypes import FIXED_SIZE, dtype_name, to_dtype
+from cupy_training_ops.frame import backends
 from cupy_training_ops.ops.tensor import ConcatTraining, SplitTraining
-from cupy_training_ops.planning.words import Words, divisor_fields, words_of
+from cupy_training_ops.plan import Device
+from cupy_training_ops.planning.copy_runs import Words, words_of
+from cupy_training_ops.planning.fast_division import divisor_fields
 from cupy_training_ops.runtime.launch import launch_log
-from cupy_training_ops.runtime.plan import Device
+from cupy_training_ops.schema import Spec
 from cupy_training_ops.testing.compare import assert_matches, poison
 from cupy_training_ops.testing.samples.tensor import values
 
@@ -45,7 +40,7 @@ def normal(rng: np.random.Generator, *shape: int, dtype="float32") -> np.ndarray
 
 
 def address(array) -> int:
-    return arrays.BACKENDS[type(array)].pointer(array)
+    return backends.BACKENDS[type(array)].pointer(array)
 
 
 # ---- View ----------------------------------------------------------------------------------------

@@ -8,29 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from cupy_training_ops.checks import refuse
-from cupy_training_ops.contract import (
-    Attribute,
-    Input,
-    Output,
-    Spec,
-    integer,
-    integers,
-    real,
-    shape,
-)
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, INT64
-from cupy_training_ops.op import Op, slots
-from cupy_training_ops.planning.words import divisor
-from cupy_training_ops.runtime.plan import (
-    Config,
-    Launch,
-    Plan,
-    Pointers,
-    Scratch,
-    by_value,
-    ceil_div,
-)
+from cupy_training_ops.errors import refuse
+from cupy_training_ops.frame.op import Op, slots
+from cupy_training_ops.plan import Config, Launch, Plan, Pointers, Scratch, by_value, ceil_div
+from cupy_training_ops.planning.fast_division import divisor
+from cupy_training_ops.schema import Attribute, Input, Output, Spec, integer, integers, real, shape
 
 THREADS = 256
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from cupy_training_ops import CompileError
-from cupy_training_ops.contract import Spec
 from cupy_training_ops.dtypes import ELEMENT_TYPES
+from cupy_training_ops.plan import Config, Launch, Plan, Pointers, Scratch, by_value
 from cupy_training_ops.runtime.launch import NULL, ReadyPlan, cast, launch_log
-from cupy_training_ops.runtime.plan import Config, Launch, Plan, Pointers, Scratch, by_value
 from cupy_training_ops.runtime.source import Parameter, Source, signatures
+from cupy_training_ops.schema import Spec
 
 CONFIG = Config((3,), (64,), 16)
 INTEGERS = [row for row in ELEMENT_TYPES if row.dtype.kind in "iu"]

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cupy_training_ops import ArgumentError
-from cupy_training_ops.runtime.plan import Config, Launch, Plan, by_value, ceil_div
+from cupy_training_ops.plan import Config, Launch, Plan, by_value, ceil_div
 
 
 @pytest.mark.parametrize(

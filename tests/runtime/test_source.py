@@ -10,13 +10,7 @@ from pathlib import Path
 import pytest
 
 from cupy_training_ops import CompileError
-from cupy_training_ops.runtime.source import (
-    Parameter,
-    load,
-    signatures,
-    source_folder,
-    stems,
-)
+from cupy_training_ops.runtime.source import Parameter, families, load, signatures, source_folder
 
 MARK = re.compile(r'#line (\d+) "([^"]+)"')
 read = load.__wrapped__  # as a new process reads it
@@ -47,14 +41,14 @@ def marked_lines(code: str) -> Iterator[tuple[str, int, str]]:
             number += 1
 
 
-@pytest.mark.parametrize("stem", stems())
-def test_marks_name_the_true_file_and_line(stem) -> None:
+@pytest.mark.parametrize("family", families())
+def test_marks_name_the_true_file_and_line(family) -> None:
     root = source_folder().parent
     files = {}
-    for name, number, line in marked_lines(read(stem).code):
+    for name, number, line in marked_lines(read(family).code):
         lines = files.setdefault(name, (root / name).read_text(encoding="utf-8").splitlines())
         assert lines[number - 1] == line, f"{name}:{number}"
-    assert f"cuda_src/{stem}.cu" in files
+    assert f"cuda_src/{family}.cu" in files
     assert "cuda_src/include/types.cuh" in files
 
 
@@ -93,8 +87,8 @@ def test_a_missing_source_is_named_with_its_folder(folder) -> None:
 
 
 def test_stems_are_the_cu_files() -> None:
-    assert stems() == tuple(sorted(path.stem for path in source_folder().glob("*.cu")))
-    assert "gist" in stems()
+    assert families() == tuple(sorted(path.stem for path in source_folder().glob("*.cu")))
+    assert "gist" in families()
 
 
 SIGNATURES = {
@@ -139,8 +133,8 @@ def test_what_is_no_entry_point_is_not_read(text) -> None:
     assert signatures(text) == {}
 
 
-@pytest.mark.parametrize("stem", stems())
-def test_no_entry_point_escapes_the_reader(stem) -> None:
-    source = read(stem)
+@pytest.mark.parametrize("family", families())
+def test_no_entry_point_escapes_the_reader(family) -> None:
+    source = read(family)
     text = re.sub(r"//[^\n]*|/\*.*?\*/", " ", source.code, flags=re.DOTALL)
     assert len(source.kernels) == len(re.findall(r"\b__global__\b", text))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cupy_training_ops import ArgumentError, ProviderError
-from cupy_training_ops.arrays import Described
+from cupy_training_ops.backend import ArrayInfo
 from cupy_training_ops.runtime.workspace import Workspaces, check
 
 
@@ -109,10 +109,10 @@ def test_a_buffer_that_exists_serves_a_capture(backend, workspaces) -> None:
     assert workspaces.get(backend, 0, 100) is first
 
 
-def described(array: np.ndarray, device: int = 0) -> Described:
+def described(array: np.ndarray, device: int = 0) -> ArrayInfo:
     aligned = array.ctypes.data % 16 == 0
     contiguous = array.flags.c_contiguous
-    return Described(FakeBackend(), array.dtype, array.shape, aligned, contiguous, device)
+    return ArrayInfo(FakeBackend(), array.dtype, array.shape, aligned, contiguous, device)
 
 
 HOME = described(np.zeros(1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Sample inputs of every operator, by the family's stem; each module ends in its table SAMPLES."""
+"""Sample inputs of every operator, by the family's name; each module ends in its table SAMPLES."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ...contract import Spec
 from ...dtypes import FLOATS, dtype_name
-from ...op import Op
+from ...frame.op import Op
 from ...registry import FAMILIES
+from ...schema import Spec
 
 Generator = np.random.Generator
 Shape = tuple[int, ...]
@@ -83,7 +83,7 @@ def elementwise_samples(
 
 def all_samples() -> dict[str, tuple[Sample, ...]]:
     """Every family's samples by operator name."""
-    modules = (importlib.import_module(f"{__name__}.{stem}") for stem in FAMILIES)
+    modules = (importlib.import_module(f"{__name__}.{family}") for family in FAMILIES)
     return {name: samples for module in modules for name, samples in module.SAMPLES.items()}
 
 

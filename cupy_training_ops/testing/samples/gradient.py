@@ -9,15 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...dtypes import (
-    BFLOAT16,
-    FIXED_SIZE,
-    FLOAT16,
-    FLOAT32,
-    FLOAT64,
-    FLOATS,
-    dtype_name,
-)
+from ...dtypes import BFLOAT16, FIXED_SIZE, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
 from . import SHAPES, Generator, Sample, Shape
 from .tensor import values
 

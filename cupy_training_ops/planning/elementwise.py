@@ -6,33 +6,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
-
-from ..checks import Types, refuse
-from ..contract import Input, Output, Spec
-from ..dtypes import FLOAT32, FLOAT64, FLOATS, element_type, to_dtype
-from ..op import Op
-from ..runtime.plan import Config, Device, Launch, Plan, ceil_div
-from .words import divisor
+from ..dtypes import FLOATS, element_type, to_dtype
+from ..errors import refuse
+from ..frame.op import Op
+from ..numerics import rounded
+from ..plan import Config, Device, Launch, Plan, ceil_div
+from ..schema import Input, Output, Spec, Types
+from .fast_division import divisor
 
 THREADS = 128
 NBYTES = 32  # bytes of elements a thread has in flight for each array
-
-
-def computed_in(t: np.dtype[Any]) -> np.dtype[Any]:
-    """The type that elements of `t` are computed in: float64 stays, all others become float32."""
-    return FLOAT64 if t == FLOAT64 else FLOAT32
-
-
-def wide(x: Any) -> Any:
-    """A NumPy array in the type that is computed in."""
-    return x.astype(computed_in(x.dtype), copy=False)
-
-
-def rounded(value: float, t: np.dtype[Any]) -> Any:
-    """A number in the type that elements of `t` are computed in, infinite where it does not fit."""
-    with np.errstate(over="ignore"):
-        return computed_in(t).type(float(value))
 
 
 def type_slots(t: Any, nbytes: int = NBYTES) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..runtime.plan import Pointers, by_value, ceil_div
+from ..plan import Pointers, by_value, ceil_div
 
 
 @dataclass(frozen=True)

@@ -17,18 +17,19 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from . import arrays, checks
+from ..dtypes import element_type
+from ..errors import refuse
+from ..plan import Device, Plan
+from ..runtime.source import Source, load
+from ..runtime.workspace import Workspaces
+from ..schema import REQUIRED, Attribute, Input, Output, Spec, Types
+from . import arrays, backends, checks, keys
 from .call import Call
-from .contract import REQUIRED, Attribute, Input, Output, Spec
-from .dtypes import element_type
 from .help import Help
 from .prepare import converted, frozen_attributes, prepare, wanted
-from .runtime.plan import Device, Plan
-from .runtime.source import Source, load
-from .runtime.workspace import Workspaces
 
-_MOST_REMEMBERED = 1024  # calls an instance remembers before it starts afresh
-_MOST_SHARED = 256  # instances of an operator
+_MAX_REMEMBERED = 1024  # calls an instance remembers before it starts afresh
+_MAX_SHARED = 256  # instances of an operator
 _WORD = re.compile(r"(?<=[a-z0-9])(?<!_[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
@@ -51,12 +52,12 @@ class Op:
     inputs: ClassVar[tuple[Input, ...]] = ()
     outputs: ClassVar[tuple[Output, ...]]
     attributes: ClassVar[tuple[Attribute, ...]] = ()
-    types: ClassVar[checks.Types] = {}
-    exact: ClassVar[bool] = False  # results are copies or bit patterns: compared without tolerance
+    types: ClassVar[Types] = {}
+    bitwise_exact: ClassVar[bool] = False  # compared without tolerance: copies, bit patterns
     source_folder: ClassVar[Path | None] = None  # None: the package's own cuda_src
     views: ClassVar[bool] = False  # nothing is computed: the one list is pieces of input 0
     name: ClassVar[str]
-    stem: ClassVar[str]
+    family: ClassVar[str]
     function_name: ClassVar[str]
 
     workspaces: Workspaces
@@ -68,7 +69,7 @@ class Op:
         cls.name = cls.__name__
         cls._readers = tuple(_reader(item) for item in cls.inputs)
         cls._shared = {}
-        cls.stem = cls.__module__.rpartition(".")[2]
+        cls.family = cls.__module__.rpartition(".")[2]
         cls.function_name = snake_case(cls.__name__)
         cls.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             attribute_parameters(cls)
@@ -90,7 +91,7 @@ class Op:
             return cls(**attributes)
         if op is None:
             op = cls(**attributes)
-            if len(cls._shared) >= _MOST_SHARED:
+            if len(cls._shared) >= _MAX_SHARED:
                 cls._shared.clear()
             cls._shared[key] = op
         return op  # type: ignore[return-value]
@@ -168,17 +169,17 @@ class Op:
     @classmethod
     def source(cls) -> Source:
         """The family's CUDA source."""
-        return load(cls.stem, cls.source_folder)
+        return load(cls.family, cls.source_folder)
 
     @classmethod
     def cpu_function(cls) -> Callable[..., Any]:
-        """The NumPy function: the same stem under `cpu/`, the operator's name in snake case."""
+        """The NumPy function: the same family under `cpu/`, the operator's name in snake case."""
         module = importlib.import_module(cls.__module__.replace(".ops.", ".cpu."))
         return getattr(module, cls.function_name)  # type: ignore[no-any-return]
 
     def _prepare(self, key: tuple[Any, Any, Any]) -> Call:
         call = prepare(self, *key)
-        if len(self._remembered) >= _MOST_REMEMBERED:
+        if len(self._remembered) >= _MAX_REMEMBERED:
             self._remembered.clear()
         self._remembered[key] = call
         return call
@@ -194,7 +195,7 @@ class Op:
 
     def _adopt_target(self, value: Any) -> Any:
         if isinstance(value, np.generic):  # it would be a copy that is written
-            checks.refuse(self.name, "out", "an array", f"a scalar ({type(value).__name__})")
+            refuse(self.name, "out", "an array", f"a scalar ({type(value).__name__})")
         return arrays.adopt(self.name, "out", value)
 
     def _adopt_inputs(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -207,7 +208,7 @@ class Op:
         if value is None:
             return None
         if item.variadic and not isinstance(value, list | tuple):
-            checks.refuse(self.name, item.name, "a list", type(value).__name__)
+            refuse(self.name, item.name, "a list", type(value).__name__)
         if item.memory == "host":
             freeze = functools.partial(self._frozen, item)
             return tuple(map(freeze, value)) if item.variadic else freeze(value)
@@ -246,16 +247,16 @@ def attribute_parameters(cls: type[Op]) -> list[inspect.Parameter]:
 def _reader(item: Input) -> Callable[[Any], Any]:
     """How one declared input enters the key of a call."""
     if item.memory == "host":
-        return arrays.host_keys if item.variadic else arrays.host_key
+        return keys.host_keys if item.variadic else keys.host_key
     if item.variadic:
-        return functools.partial(arrays.read_list, arrays.describe)
-    return arrays.describe
+        return functools.partial(keys.read_list, backends.info)
+    return backends.info
 
 
 def _exact(value: Any) -> Any:
     """An attribute as part of a key; KeyError or TypeError where it cannot be one."""
-    return arrays.host_key(value) if type(value) in (float, tuple) else (type(value), value)
+    return keys.host_key(value) if type(value) in (float, tuple) else (type(value), value)
 
 
 def _described(given: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple([None if array is None else arrays.describe(array) for array in given])
+    return tuple([None if array is None else backends.info(array) for array in given])

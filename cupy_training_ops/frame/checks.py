@@ -4,21 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
-from .contract import Input, Spec
-from .dtypes import dtype_name, to_dtype
-from .errors import ArgumentError, DtypeError
+from ..dtypes import dtype_name, to_dtype
+from ..errors import ArgumentError, DtypeError, refuse
+from ..schema import Input, Spec, Types
 
-Types = Mapping[str, tuple[np.dtype[Any], ...]]
 Bindings = dict[str, np.dtype[Any]]
-
-
-def refuse(op: str, argument: str, expected: str, got: str) -> NoReturn:
-    """Raise the standard message for a wrong argument."""
-    raise ArgumentError(f"{op}: {argument}: expected {expected}, got {got}")
 
 
 def names(dtypes: Iterable[Any]) -> str:

@@ -8,18 +8,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from . import arrays, checks
-from .arrays import Described
+from ..backend import ArrayInfo
+from ..errors import ArgumentError, DtypeError, OpError, refuse
+from ..plan import LaunchError
+from ..runtime.launch import ReadyPlan
+from ..schema import REQUIRED, Attribute, Input, Output, Spec
+from . import backends, checks
 from .call import Call, CpuCall, EmptyCall, KernelCall, Result, Signature, ViewCall
-from .contract import REQUIRED, Attribute, Input, Output, Spec
-from .errors import ArgumentError, DtypeError, OpError
-from .runtime.launch import ReadyPlan
-from .runtime.plan import LaunchError
+from .keys import unmarked
 
 if TYPE_CHECKING:
     from .op import Op
 
-Named = list[tuple[str, Described | None]]
+Named = list[tuple[str, ArrayInfo | None]]
 
 
 def prepare(
@@ -50,7 +51,7 @@ def wanted(op: Op, outputs: Sequence[str] | None) -> tuple[str, ...]:
     if outputs is None:
         return declared
     if not isinstance(outputs, list | tuple) or any(name not in declared for name in outputs):
-        checks.refuse(op.name, "outputs", f"a tuple of names among {declared}", repr(outputs))
+        refuse(op.name, "outputs", f"a tuple of names among {declared}", repr(outputs))
     return tuple(outputs)
 
 
@@ -59,12 +60,12 @@ def frozen_attributes(cls: type[Op], given: Mapping[str, Any]) -> dict[str, Any]
     known = {attribute.name for attribute in cls.attributes}
     for name in given:
         if name not in known:
-            checks.refuse(cls.name, name, f"an attribute among {sorted(known)}", "an unknown one")
+            refuse(cls.name, name, f"an attribute among {sorted(known)}", "an unknown one")
     values: dict[str, Any] = {}
     for attribute in cls.attributes:
         value = given.get(attribute.name, attribute.default)
         if value is REQUIRED:
-            checks.refuse(cls.name, attribute.name, "a value: it is required", "none")
+            refuse(cls.name, attribute.name, "a value: it is required", "none")
         values[attribute.name] = converted(cls, attribute, value)
     return values
 
@@ -89,11 +90,11 @@ def _host_value(op: Op, declared: Input, value: Any) -> Any:
         return None
     if value is None:
         if not declared.optional:
-            checks.refuse(op.name, declared.name, "a value", "None")
+            refuse(op.name, declared.name, "a value", "None")
         return None
     if declared.variadic:
-        return tuple(converted(type(op), declared, arrays.unmarked(item)) for item in value)
-    return converted(type(op), declared, arrays.unmarked(value))
+        return tuple(converted(type(op), declared, unmarked(item)) for item in value)
+    return converted(type(op), declared, unmarked(value))
 
 
 def _device_arrays(op: Op, described: Sequence[Any]) -> Named:
@@ -109,8 +110,8 @@ def _device_arrays(op: Op, described: Sequence[Any]) -> Named:
     return named
 
 
-def _described(item: Any) -> Described | None:
-    return None if item is None else Described(*item)
+def _described(item: Any) -> ArrayInfo | None:
+    return None if item is None else ArrayInfo(*item)
 
 
 def _check_inputs(op: Op, named: Named) -> None:
@@ -122,7 +123,7 @@ def _check_inputs(op: Op, named: Named) -> None:
             checks.bind(op.name, declared, name, item.dtype, op.types, bound)
             checks.contiguous(op.name, name, item.contiguous or declared.strided)
         elif not declared.optional:
-            checks.refuse(op.name, name, "an array", "None")
+            refuse(op.name, name, "an array", "None")
 
 
 def _spec(declared: Input, described: Any, host: Any) -> Any:
@@ -130,8 +131,8 @@ def _spec(declared: Input, described: Any, host: Any) -> Any:
     if declared.memory == "host" or described is None:
         return host
     if declared.variadic:
-        return tuple(Described(*item).spec for item in described)
-    return Described(*described).spec
+        return tuple(ArrayInfo(*item).spec for item in described)
+    return ArrayInfo(*described).spec
 
 
 def _results(op: Op, inferred: Sequence[Any], names: tuple[str, ...]) -> Iterator[Result]:
@@ -154,19 +155,19 @@ def _result(output: Output, name: str, item: Any, index: str, asked_for: bool) -
 
 def _check_given(
     op: Op, results: Sequence[Result], given: Sequence[Any]
-) -> tuple[Described | None, ...]:
+) -> tuple[ArrayInfo | None, ...]:
     """The caller's outputs, one for each result."""
     if list(given) == [None]:
         return (None,) * len(results)
     if len(given) != len(results):
-        checks.refuse(op.name, "out", f"{len(results)} arrays or None", str(len(given)))
+        refuse(op.name, "out", f"{len(results)} arrays or None", str(len(given)))
     targets = tuple(map(_described, given))
     for result, target in zip(results, targets, strict=True):
         name = f"out ({result.name})"
         if target is not None and result.spec is None:
-            checks.refuse(op.name, name, "None: this output is not asked for", "an array")
+            refuse(op.name, name, "None: this output is not asked for", "an array")
         if target is not None and result.value is not None:
-            checks.refuse(op.name, name, "None: it comes back as a new NumPy array", "an array")
+            refuse(op.name, name, "None: it comes back as a new NumPy array", "an array")
         if target is not None and result.spec is not None:
             checks.output(op.name, name, result.spec, target.spec)
             checks.contiguous(op.name, name, target.contiguous)
@@ -174,13 +175,13 @@ def _check_given(
 
 
 def _device(
-    results: Sequence[Result], targets: Sequence[Described | None]
-) -> Iterator[tuple[Result, Described | None]]:
+    results: Sequence[Result], targets: Sequence[ArrayInfo | None]
+) -> Iterator[tuple[Result, ArrayInfo | None]]:
     """The results in device memory with their targets."""
     return ((r, t) for r, t in zip(results, targets, strict=True) if r.value is None)
 
 
-def _home(op: Op, named: Named) -> Described:
+def _home(op: Op, named: Named) -> ArrayInfo:
     """The one place all arrays are in."""
     present = {name: item for name, item in named if item is not None}
     if not present:
@@ -190,7 +191,7 @@ def _home(op: Op, named: Named) -> Described:
 
 
 def _route(
-    op: Op, signature: Signature, specs: Sequence[Any], named: Mapping[str, Described | None]
+    op: Op, signature: Signature, specs: Sequence[Any], named: Mapping[str, ArrayInfo | None]
 ) -> Call:
     """The provider the arrays chose, ready to run."""
     if op.views:
@@ -199,7 +200,7 @@ def _route(
     if not any(result.spec is not None and result.spec.size for result in device):
         return EmptyCall(signature)
     home = signature.home
-    if home.backend is arrays.CPU:
+    if home.backend is backends.CPU:
         return CpuCall(signature, functools.partial(op.cpu_function(), **op.attribute_values))
     pairs = zip(signature.results, signature.targets, strict=True)
     outputs = [_planned(result, target, named) for result, target in pairs]
@@ -208,13 +209,13 @@ def _route(
     try:
         plan = op.plan(home.backend.device(home.device), *specs, *_regrouped(op, outputs))
     except LaunchError as error:
-        checks.refuse(op.name, "inputs", "sizes that a GPU can launch", str(error))
+        refuse(op.name, "inputs", "sizes that a GPU can launch", str(error))
     ready = ReadyPlan(home.backend, home.device, op.source(), plan, by_name)
     return KernelCall(signature, ready, op.workspaces)
 
 
 def _planned(
-    result: Result, target: Described | None, named: Mapping[str, Described | None]
+    result: Result, target: ArrayInfo | None, named: Mapping[str, ArrayInfo | None]
 ) -> Spec | None:
     """The spec of the array that a result is written into, with its true alignment."""
     if result.spec is None:

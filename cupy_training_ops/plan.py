@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ArgumentError
+from .errors import ArgumentError
 
 MAX_THREADS = 1024
 MAX_PARAMETER_NBYTES = 4000  # 4 KiB in all before CUDA 12.1

@@ -10,13 +10,11 @@ from __future__ import annotations
 import inspect
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
-from .contract import REQUIRED, Attribute, Input, Output, kind
-from .dtypes import dtype_name
+from ..dtypes import dtype_name
+from ..schema import REQUIRED, Attribute, Input, Output, Types, kind
 
 WIDTH = 96  # of a line, which pydoc indents by four
 CALL = ("out=None", "outputs=None", "workspace=None")
@@ -30,13 +28,13 @@ class Declared(Protocol):
 
     __name__: str
     __module__: str
-    stem: str
+    family: str
     function_name: str
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
     attributes: tuple[Attribute, ...]
-    types: Mapping[str, tuple[np.dtype[Any], ...]]
-    exact: bool
+    types: Types
+    bitwise_exact: bool
     views: bool
 
 
@@ -64,7 +62,7 @@ def generated(cls: Declared) -> Iterator[str]:
     types = [(v, ", ".join(map(dtype_name, dtypes))) for v, dtypes in cls.types.items()]
     yield from _section("types", types)
     yield from _section("every call", [(line,) for line in _every_call(cls)])
-    yield from _section(f"family {cls.stem}", [(text,) for text in _family(cls)])
+    yield from _section(f"family {cls.family}", [(text,) for text in _family(cls)])
 
 
 def _section(title: str, rows: Sequence[Row]) -> Iterator[str]:
@@ -151,7 +149,7 @@ def _every_call(cls: Declared) -> Iterator[str]:
         )
     unless = " unless deterministic=False" if _has(cls, "deterministic") else ""
     yield f"The same inputs give the same bits, run after run{unless}."
-    if cls.exact:
+    if cls.bitwise_exact:
         yield "The CPU provider and the GPU give exactly the same values."
     if cls.views:
         yield "NumPy and CuPy arrays alike: nothing is computed or launched."

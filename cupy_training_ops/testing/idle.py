@@ -11,13 +11,16 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..arrays import NumpyBackend, numpy_runs_on
+from ..backend import Info, Kernel, KernelSource
+from ..backend import Module as CompiledModule
+from ..frame.backends import NumpyBackend, numpy_runs_on
+from ..plan import Device, Launch
 from ..registry import get_op
 from ..runtime.launch import launch_log
-from ..runtime.plan import Device, Launch
 from ..runtime.source import Source, load
-from ..testing.samples import Sample, placed_inputs
+from .samples import Sample, placed_inputs
 
 Slots = tuple[tuple[str, str], ...]
 
@@ -44,11 +47,12 @@ class IdleBackend(NumpyBackend):
     """NumPy's memory in the place of a GPU's, and kernels that do nothing."""
 
     name = "idle"
+    runs_kernels = True
 
     def __init__(self, device: Device) -> None:
         self._device = device
 
-    def describe(self, array: Any) -> tuple[Any, ...]:
+    def info(self, array: NDArray[Any]) -> Info:
         """As on a GPU: alignment counts."""
         aligned = array.ctypes.data % 16 == 0
         return (self, array.dtype, array.shape, aligned, array.flags.c_contiguous, 0)
@@ -69,7 +73,7 @@ class IdleBackend(NumpyBackend):
         """There is one stream."""
         return 0
 
-    def offset(self, array: Any, nbytes: int) -> Any:
+    def offset(self, array: NDArray[Any], nbytes: int) -> NDArray[Any]:
         """Never read."""
         return array
 
@@ -77,11 +81,11 @@ class IdleBackend(NumpyBackend):
         """A workspace."""
         return np.zeros(nbytes, np.uint8)
 
-    def load(self, source: Source, options: tuple[str, ...]) -> Any:
+    def load(self, source: KernelSource, options: tuple[str, ...]) -> CompiledModule:
         """A module of idle kernels."""
         return self
 
-    def get_function(self, name: str) -> Any:
+    def get_function(self, name: str) -> Kernel:
         """Every kernel."""
         return idle
 
@@ -91,13 +95,13 @@ def modules(samples: Iterable[Sample], device: Device) -> list[Module]:
     backend = IdleBackend(device)
     symbols: dict[tuple[str, Slots], set[str]] = {}
     for sample in samples:
-        stem = get_op(sample.op).stem
+        family = get_op(sample.op).family
         for launch in launches(sample, backend):
             slots = tuple(sorted(launch.slots.items()))
-            symbols.setdefault((stem, slots), set()).add(launch.symbol)
+            symbols.setdefault((family, slots), set()).add(launch.symbol)
     return [
-        Module(load(stem), dict(slots), tuple(sorted(found)))
-        for (stem, slots), found in sorted(symbols.items())
+        Module(load(family), dict(slots), tuple(sorted(found)))
+        for (family, slots), found in sorted(symbols.items())
     ]
 
 

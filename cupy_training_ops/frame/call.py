@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import Described, adopt, describe
-from .checks import refuse
-from .contract import Input, Spec
-from .errors import ArgumentError, ProviderError
-from .overlap import Overlap, Written
-from .runtime import workspace as workspaces
-from .runtime.launch import ReadyPlan
+from ..backend import ArrayInfo
+from ..errors import ArgumentError, ProviderError, refuse
+from ..runtime import workspace as workspaces
+from ..runtime.launch import ReadyPlan
+from ..schema import Input, Spec
+from .aliasing import Overlap, Written
+from .arrays import adopt
+from .backends import info
 
 Arrays = tuple[Any, ...]
 
@@ -45,8 +46,8 @@ class Signature:
     hosts: tuple[Any, ...]  # frozen values of the host inputs, None elsewhere
     names: tuple[str, ...]  # of the device arrays, variadic inputs taken apart
     results: tuple[Result, ...]
-    targets: tuple[Described | None, ...]  # the caller's outputs
-    home: Described
+    targets: tuple[ArrayInfo | None, ...]  # the caller's outputs
+    home: ArrayInfo
     bare: bool  # one output that comes back without a tuple around it
 
 
@@ -124,7 +125,7 @@ class Call:
         pairs = zip(self.signature.results, results, strict=True)
         arrays += tuple(array if result.value is None else None for result, array in pairs)
         workspace = adopt(op, "workspace", workspace)
-        described = Described(*describe(workspace))
+        described = ArrayInfo(*info(workspace))
         workspaces.check(op, described, self.signature.home, self.workspace_nbytes)
         names = (*self.signature.names, *(r.name for r in self.signature.results), "workspace")
         Overlap(op, names, [Written(len(arrays))]).refuse((*arrays, workspace), pointer)

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
-from .dtypes import to_dtype
+from .dtypes import Dtype, to_dtype
 from .errors import ArgumentError
 
+Shape = tuple[int, ...]
 Memory = Literal["device", "host"]
+Types = Mapping[str, tuple[Dtype, ...]]  # type variable to the dtypes it may be
 Convert = Callable[[Any], Any]
-MOST_EXTENT = 2**63 - 1
+MAX_EXTENT = 2**63 - 1
 REQUIRED: Any = type("REQUIRED", (), {"__repr__": lambda _: "REQUIRED"})()
 
 
@@ -82,8 +84,8 @@ class Spec:
     `in_place` is true of an output that will be written into the input it aliases.
     """
 
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    shape: Shape
+    dtype: Dtype
     aligned: bool = True
     in_place: bool = False
     size: int = field(init=False)
@@ -158,7 +160,7 @@ def reals(value: Any) -> tuple[float, ...]:
 def shape(value: Any) -> tuple[int, ...]:
     """A shape: integers of at least 0."""
     extents = integers(value)
-    if any(not 0 <= extent <= MOST_EXTENT for extent in extents):
+    if any(not 0 <= extent <= MAX_EXTENT for extent in extents):
         raise ArgumentError(f"expected extents of at least 0 and below 2^63, got {extents}")
     return extents
 

@@ -6,12 +6,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-from ..contract import Spec
-from ..runtime.plan import by_value, ceil_div
+from ..plan import ceil_div
+from ..schema import Spec
 
 THREADS = 128
 CHUNK_NBYTES = 16
@@ -52,15 +49,3 @@ def words_of(specs: Iterable[Spec], lengths: Iterable[int], run_nbytes: int) -> 
     aligned = all(spec.aligned for spec in present)
     nbytes = math.gcd(CHUNK_NBYTES, *(n * itemsize for n in lengths)) if aligned else itemsize
     return Words(nbytes, CHUNK_NBYTES // nbytes if run_nbytes >= LONG_RUN_NBYTES else 1)
-
-
-def divisor_fields(value: int) -> tuple[int, int, int]:
-    """include/division.cuh's Divisor, for dividends below 2^63."""
-    shift = (value - 1).bit_length()
-    return value, (1 << 63 + shift) // value + 1, shift
-
-
-def divisor(value: int) -> Any:
-    """A launch argument: include/division.cuh's Divisor."""
-    fields = np.array(divisor_fields(value), np.uint64)
-    return by_value(value=np.int64(value), multiplier=fields[1], shift=np.int64(fields[2]))

@@ -2,7 +2,7 @@
 """Plans that add slices to rows: sorted and summed in order, or with atomics.
 
 A batch has K slices of dY and G rows of dX, W elements each. The kernels are those of
-include/radix_sort.cuh and include/segments.cuh under names of the family's stem.
+include/radix_sort.cuh and include/segments.cuh under names of the family's family.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..contract import Spec
 from ..dtypes import FLOAT64, element_type
-from ..runtime.plan import Config, Device, Launch, Plan, Scratch, by_value, ceil_div
+from ..plan import Config, Device, Launch, Plan, Scratch, by_value, ceil_div
+from ..schema import Spec
 
 if TYPE_CHECKING:
-    from ..op import Op
+    from ..frame.op import Op
 
 # The constants of the same names in cuda_src.
 THREADS = 256
@@ -36,10 +36,10 @@ DENSE, SPARSE = 4, 16  # slices a row, and rows a slice, up to which a look at a
 
 ROWS = 4  # whose sums one thread makes where they are short
 SORT_BLOCKS = 2  # of a multiprocessor
-MOST_LOOKS = 2**16  # at slices, by elements of dX, that cost less than a second launch
-MOST_ATOMIC = 2**22  # elements of dY (of dX where sums are wider) for which atomics beat a sort
+MAX_LOOKS = 2**16  # at slices, by elements of dX, that cost less than a second launch
+MAX_ATOMIC = 2**22  # elements of dY (of dX where sums are wider) for which atomics beat a sort
 PACKET_NBYTES = 16
-MOST_32_BIT = 2**32 - 1
+MAX_32_BIT = 2**32 - 1
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Sizes:
     @property
     def key(self) -> np.dtype[Any]:
         """The type of row numbers and slice numbers."""
-        return np.dtype(np.uint32 if max(self.K, self.G) <= MOST_32_BIT else np.uint64)
+        return np.dtype(np.uint32 if max(self.K, self.G) <= MAX_32_BIT else np.uint64)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def rows_of_a_thread(sizes: Sizes) -> int:
 
 def are_few(sizes: Sizes) -> bool:
     """Whether every element of dX looks at every slice: one launch instead of six or more."""
-    return sizes.K <= THREADS and sizes.K * sizes.B * sizes.G * sizes.W <= MOST_LOOKS
+    return sizes.K <= THREADS and sizes.K * sizes.B * sizes.G * sizes.W <= MAX_LOOKS
 
 
 def packet_size(width: int, dy: Spec, dx: Spec) -> int:
@@ -102,7 +102,7 @@ def spread(batches: int, n: int, runs: int, packets: int) -> tuple[Config, Any]:
     lanes = min(THREADS, 1 << (ceil_div(runs, packets) - 1).bit_length())
     items_a_block = THREADS // lanes
     column_blocks = ceil_div(runs, lanes * packets)
-    fold = min(batches, max(1, MOST_32_BIT // n))
+    fold = min(batches, max(1, MAX_32_BIT // n))
     grid = (ceil_div(fold * n, items_a_block) * column_blocks, 1, ceil_div(batches, fold))
     items = by_value(B=batches, n=n, fold=fold, column_blocks=column_blocks)
     return Config(grid, (lanes, items_a_block)), items
@@ -151,7 +151,7 @@ class Scatter:
 
     def launch(self, stage: str, config: Config, *args: Any) -> None:
         """Add one launch of a stage that the family's operators share."""
-        self.launch_own(f"{self.op.stem}__{stage}", config, *args)
+        self.launch_own(f"{self.op.family}__{stage}", config, *args)
 
     def launch_own(self, symbol: str, config: Config, *args: Any) -> None:
         """Add one launch."""
@@ -172,7 +172,7 @@ class Scatter:
     def prefers_atomics(self) -> bool:
         """Whether atomics are quicker than sorting."""
         rows = max(self.sizes.K, self.sizes.G if self.narrow else 0)
-        return self.sizes.B * rows * self.sizes.W <= MOST_ATOMIC
+        return self.sizes.B * rows * self.sizes.W <= MAX_ATOMIC
 
     def plan(self) -> Plan:
         """What was added up to now."""

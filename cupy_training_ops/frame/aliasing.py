@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from .errors import ArgumentError
+from ..errors import ArgumentError
 
 Span = tuple[int, int]  # first address, and the first one after it
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from ..contract import Spec
 from ..dtypes import element_type
-from ..runtime.plan import Config, Launch, Plan, Scratch, by_value, ceil_div
+from ..plan import Config, Launch, Plan, Scratch, by_value, ceil_div
+from ..schema import Spec
 from .broadcasting import Dimension, strides
-from .streaming import THREADS, type_slots
-from .words import divisor
+from .elementwise import THREADS, type_slots
+from .fast_division import divisor
 
 WARP = 32
 PACKETS = 16  # that a thread sums before it writes a partial sum
@@ -26,7 +26,7 @@ BLOCKS = 2048  # about as many keep a large GPU busy
 # The same for columns by bytes of an element, as measured on an H200: rows of partial sums are wide
 # beside rows of narrow elements.
 COLUMN_BLOCKS = {2: 512, 4: 2048, 8: 4096}
-MOST_DIMENSIONS = 32  # Dimensions::MOST, and more than CuPy's arrays have
+MAX_DIMENSIONS = 32  # Dimensions::MOST, and more than CuPy's arrays have
 FINISH_THREADS = 1024
 SECTOR = 8  # floats that are read at once: fewer columns a block, and so more blocks, cost nothing
 ACCUMULATOR_NBYTES = {"float": 4, "double": 8}
@@ -135,7 +135,7 @@ def _dimensions(dims: Sequence[Dimension], kept: Sequence[bool]) -> Any:
         "a": strides(dims, [d.in_a for d in dims]),
         "b": strides(dims, [d.in_b for d in dims]),
     }
-    rest = MOST_DIMENSIONS - len(dims)
+    rest = MAX_DIMENSIONS - len(dims)
     extents = [*(dims[i].extent for i in order), *[1] * rest]
     tables = {name: [*(step[i] for i in order), *[0] * rest] for name, step in steps.items()}
     return by_value(

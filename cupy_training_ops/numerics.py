@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Rounding float64 in NumPy to narrower types, once.
+"""Widening and rounding, as kernels do them: what planning and the NumPy reference share.
 
-ml_dtypes goes from float64 through the nearest float32, which can be a tie that x is not.
+ml_dtypes rounds float64 to bfloat16 by way of float32, which may make a tie of what was none;
+`cast` rounds once.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ Array = NDArray[Any]
 
 def cast(x: Any, dtype: np.dtype[Any]) -> Array:
     """x in another dtype, rounded once, to nearest even."""
-    return np.asarray(odd_float32(x) if dtype == BFLOAT16 else x).astype(dtype)
+    return np.asarray(round_to_odd(x) if dtype == BFLOAT16 else x).astype(dtype)
 
 
-def odd_float32(x: Any) -> Array:
+def round_to_odd(x: Any) -> Array:
     """float64 in a float32 that rounds on to fewer bits as it does: inexact ones end in a 1 bit."""
     if x.dtype != FLOAT64:
         return np.asarray(x)
@@ -40,3 +41,19 @@ def truncated_float32(x: Any) -> Array:
     rounded_up_to_infinity = np.isinf(nearest) & (np.abs(x) < 2.0**128)
     largest = np.copysign(np.finfo(FLOAT32).max, nearest)
     return np.where(rounded_up_to_infinity, largest, toward_zero)
+
+
+def computed_in(t: np.dtype[Any]) -> np.dtype[Any]:
+    """The type that elements of `t` are computed in: float64 stays, all others become float32."""
+    return FLOAT64 if t == FLOAT64 else FLOAT32
+
+
+def wide(x: Any) -> Any:
+    """A NumPy array in the type that is computed in."""
+    return x.astype(computed_in(x.dtype), copy=False)
+
+
+def rounded(value: float, t: np.dtype[Any]) -> Any:
+    """A number in the type that elements of `t` are computed in, infinite where it does not fit."""
+    with np.errstate(over="ignore"):
+        return computed_in(t).type(float(value))

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: MIT
+"""What frame and runtime ask of a kind of array: its memory, its streams, its kernels.
+
+The protocol stands at the root because both packages speak it and neither imports the other for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+from numpy.typing import NDArray
+
+from .dtypes import Dtype
+from .plan import Device
+from .schema import Shape, Spec
+
+Info = tuple["Backend", Dtype, Shape, bool, bool, int]  # the fields of ArrayInfo
+Piece = tuple[int, Shape]  # bytes from the start of an array, and a shape
+
+
+class Array(Protocol):
+    """An array of any library, as far as the frame looks at it."""
+
+    @property
+    def dtype(self) -> Dtype: ...
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def __getitem__(self, index: Any, /) -> Any: ...
+
+
+class ArrayInfo(NamedTuple):
+    """What the plan of a call depends on, for one array."""
+
+    backend: Backend
+    dtype: Dtype
+    shape: Shape
+    aligned: bool  # to 16 bytes
+    contiguous: bool
+    device: int  # -1 for the host
+
+    @property
+    def spec(self) -> Spec:
+        """The part that planning sees."""
+        return Spec(self.shape, self.dtype, self.aligned)
+
+    @property
+    def place(self) -> str:
+        """The device, for messages."""
+        return "the host" if self.device < 0 else f"{self.backend.name} device {self.device}"
+
+
+class KernelSource(Protocol):
+    """CUDA text that can be compiled."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def code(self) -> str: ...
+
+
+Kernel = Callable[[tuple[int, ...], tuple[int, ...], tuple[Any, ...], int], None]
+
+
+class Module(Protocol):
+    """Compiled CUDA text."""
+
+    def get_function(self, name: str) -> Kernel:
+        """The kernel of that name; it takes grid, block, arguments and bytes of shared memory."""
+
+
+class Backend(Protocol):
+    """The memory, streams and kernels of one kind of array."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+
+    @property
+    def runs_kernels(self) -> bool:
+        """Whether plans run on it; else the functions in `cpu/` do."""
+
+    def info(self, array: Any) -> Info:
+        """The fields of ArrayInfo; a bare tuple, because every call makes some."""
+
+    def pointer(self, array: Any) -> int:
+        """The address of the first element."""
+
+    def offset(self, array: Any, nbytes: int) -> Any:
+        """A kernel argument that points `nbytes` into the array."""
+
+    def views(self, array: Any, pieces: Sequence[Piece]) -> tuple[Any, ...]:
+        """Views of a contiguous array under new shapes, each so many bytes from its start."""
+
+    def empty(self, spec: Spec, device: int) -> Any:
+        """An uninitialised array."""
+
+    def zeros(self, nbytes: int, device: int) -> Any:
+        """Bytes of zeros, for scratch memory."""
+
+    def to_host(self, array: Any) -> NDArray[Any]:
+        """The array as NumPy's; copied, which waits, where it is not on the host."""
+
+    def from_host(self, array: NDArray[Any]) -> Any:
+        """A NumPy array on the current device; copied where that is not the host."""
+
+    def device(self, index: int) -> Device:
+        """The properties that planning may use."""
+
+    def is_current(self, device: int) -> bool:
+        """Whether launches and allocations go to `device` as things stand."""
+
+    def on(self, device: int) -> AbstractContextManager[Any]:
+        """A context in which `device` is current."""
+
+    def stream(self, device: int) -> Hashable:
+        """The device's current stream; every thread has its own per-thread stream."""
+
+    def capturing(self, device: int) -> bool:
+        """Whether the device's current stream is being captured into a graph."""
+
+    def load(self, source: KernelSource, options: tuple[str, ...]) -> Module:
+        """The source compiled for the current device."""

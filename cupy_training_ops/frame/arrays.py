@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: MIT
+"""Which arrays are taken: NumPy's, CuPy's, and what lends its memory as one of theirs."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import dtype_name
+from ..errors import ArgumentError, DtypeError, ProviderError
+from .backends import BACKENDS, cuda_backend
+
+_DLPACK_CPU = 1
+_DLPACK_CUDA = (2, 13)  # device and managed memory
+
+
+def adopt(op: str, argument: str, value: Any) -> Any:
+    """A NumPy or CuPy array over the same memory; a foreign array is never copied."""
+    if value is None or type(value) in BACKENDS:
+        return value
+    if isinstance(value, np.ma.MaskedArray):
+        raise ArgumentError(f"{op}: {argument}: expected an array without a mask, got a masked one")
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(value, cupy.ndarray):
+        cuda_backend()
+        return value
+    if isinstance(value, np.ndarray | np.generic):  # a subclass, or a scalar of NumPy's
+        return np.asarray(value)
+    try:
+        array = _exchanged(value)
+    except (BufferError, DtypeError) as error:
+        raise ArgumentError(f"{op}: {argument}: cannot share its memory: {error}") from None
+    except ProviderError:
+        raise
+    except RuntimeError as error:  # CUDA's own: no GPU, no driver
+        raise ProviderError(f"{op}: {argument}: cannot use a device array here: {error}") from None
+    if array is None:
+        raise ArgumentError(
+            f"{op}: {argument}: expected a NumPy or CuPy array, got {type(value).__name__}"
+        )
+    return array
+
+
+def _exchanged(value: Any) -> Any:
+    """The array behind DLPack or the CUDA array interface, or None where there is neither."""
+    if hasattr(value, "__dlpack__"):
+        kind, _ = value.__dlpack_device__()
+        if kind == _DLPACK_CPU:
+            return _host_exchanged(value)
+        if kind in _DLPACK_CUDA:
+            cuda_backend()
+            return sys.modules["cupy"].from_dlpack(value)
+    if hasattr(value, "__cuda_array_interface__"):
+        cuda_backend()
+        return sys.modules["cupy"].asarray(value)
+    return None
+
+
+def _host_exchanged(value: Any) -> Any:
+    """NumPy's DLPack knows no bfloat16; JAX and others then lend a buffer through asarray."""
+    try:
+        return np.from_dlpack(value)
+    except (RuntimeError, BufferError) as error:
+        with contextlib.suppress(TypeError, ValueError):
+            array = np.asarray(value, copy=False)
+            if dtype_name(array.dtype) == "bfloat16":
+                return array
+        raise BufferError(str(error)) from None

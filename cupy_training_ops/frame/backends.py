@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: MIT
+"""Which arrays have which backend: NumPy's run on the CPU provider, CuPy's on kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..backend import Backend, Info, KernelSource, Module, Piece
+from ..errors import ProviderError
+from ..plan import Device
+from ..schema import Spec
+
+
+class NumpyBackend:
+    """NumPy arrays, computed by the functions in `cpu/`."""
+
+    name = "cpu"
+    runs_kernels = False
+
+    def info(self, array: NDArray[Any]) -> Info:
+        """The fields of ArrayInfo; alignment does not matter to NumPy."""
+        return (self, array.dtype, array.shape, True, array.flags.c_contiguous, -1)
+
+    def pointer(self, array: NDArray[Any]) -> int:
+        """The address of the first element."""
+        return array.ctypes.data
+
+    def offset(self, array: NDArray[Any], nbytes: int) -> NDArray[Any]:
+        """The bytes from there on."""
+        return array[nbytes:]
+
+    def views(self, array: NDArray[Any], pieces: Sequence[Piece]) -> tuple[NDArray[Any], ...]:
+        """Views of a contiguous array under new shapes, each so many bytes from its start."""
+        flat, size = array.reshape(-1), array.itemsize
+        return tuple([flat[n // size :][: math.prod(s)].reshape(s) for n, s in pieces])
+
+    def empty(self, spec: Spec, device: int) -> NDArray[Any]:
+        """An uninitialised array."""
+        return np.empty(spec.shape, spec.dtype)
+
+    def zeros(self, nbytes: int, device: int) -> NDArray[Any]:
+        """Bytes of zeros."""
+        return np.zeros(nbytes, np.uint8)
+
+    def to_host(self, array: NDArray[Any]) -> NDArray[Any]:
+        """The array itself."""
+        return array
+
+    def from_host(self, array: NDArray[Any]) -> NDArray[Any]:
+        """The array itself."""
+        return array
+
+    def device(self, index: int) -> Device:
+        """There is none to plan for."""
+        raise ProviderError("NumPy arrays have no device to plan for")
+
+    def is_current(self, device: int) -> bool:
+        """The host is where everything else runs."""
+        return True
+
+    def on(self, device: int) -> contextlib.AbstractContextManager[None]:
+        """There is nothing to switch."""
+        return contextlib.nullcontext()
+
+    def stream(self, device: int) -> int:
+        """There is one."""
+        return 0
+
+    def capturing(self, device: int) -> bool:
+        """The host has no graphs."""
+        return False
+
+    def load(self, source: KernelSource, options: tuple[str, ...]) -> Module:
+        """Kernels do not run on NumPy arrays."""
+        raise ProviderError(f"{source.name}.cu does not run on NumPy arrays")
+
+
+CPU = NumpyBackend()
+BACKENDS: dict[type, Backend] = {np.ndarray: CPU}
+
+
+def info(array: Any) -> Info:
+    """The fields of ArrayInfo; KeyError for an array that `adopt` has to take first."""
+    return BACKENDS[type(array)].info(array)
+
+
+def to_host(array: Any) -> NDArray[Any]:
+    """An array that has a backend as NumPy's, copied from the GPU where it is there."""
+    return BACKENDS[type(array)].to_host(array)
+
+
+@contextlib.contextmanager
+def numpy_runs_on(backend: Backend) -> Iterator[None]:
+    """Run NumPy arrays on another backend inside the context: emulated kernels, in tests."""
+    before = BACKENDS[np.ndarray]
+    BACKENDS[np.ndarray] = backend
+    try:
+        yield
+    finally:
+        BACKENDS[np.ndarray] = before
+
+
+def cuda_backend() -> Any:
+    """The CUDA backend; imports CuPy, and registers its arrays."""
+    try:
+        import cupy
+
+        from ..runtime.cuda import BACKEND
+    except ImportError as error:
+        raise ProviderError(
+            f"CuPy cannot be imported ({error}); install it with: "
+            f"pip install 'cupy-training-ops[cuda12x]'"
+        ) from None
+    BACKENDS[cupy.ndarray] = BACKEND
+    return BACKEND
