@@ -260,7 +260,7 @@ def test_only_what_is_so_is_said() -> None:
     assert "CUDA kernels" not in cto.View.__doc__
 
 
-@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_text_cites_what_a_reader_cannot_open(path) -> None:
+def test_no_text_cites_what_a_reader_cannot_open() -> None:
     """Sections of a specification that is not part of the package."""
-    assert not re.search(r"contract[, ]+\d", path.read_text(encoding="utf-8"), re.IGNORECASE)
+    cited = re.compile(r"contract[, ]+\d", re.IGNORECASE)
+    assert [path for path in TEXTS if cited.search(path.read_text(encoding="utf-8"))] == []

@@ -125,9 +125,11 @@ class GatherNDGrad(_GatherGradient):
     """Gradient of GatherND: output[i_1, ..., i_k, w] = sum of the slices with that index.
 
     With b = batch_dims, an index (i_1, ..., i_k) is the k numbers along the last axis of `indices`.
-    It names a slice of the W = prod(shape[b + k:]) elements that follow it in its own batch, and w
-    counts those. A slice that no index names is 0. Negative numbers count from the end. An index
+    It names the slice at that position of its own batch, and w counts the prod(shape[b + k:])
+    elements there. A slice that no index names is 0. Negative numbers count from the end. An index
     with a number out of range adds nothing; with check=True it is refused.
+
+    Memory: a workspace like that of GatherGrad.
 
     Source: ONNX GatherND-13, gradient;
     ONNX Runtime, orttraining/orttraining/training_ops/cuda/tensor/gather_nd_grad.cc.
@@ -188,7 +190,7 @@ class GatherElementsGrad(_GatherGradient):
     that no position leads to is 0. Negative indices count from the end. An index out of range for
     shape[axis] adds nothing; with check=True it is refused.
 
-    Memory: with atomic additions the workspace holds dX in float32 for float16 and bfloat16.
+    Memory: a workspace like that of GatherGrad.
 
     Source: ONNX GatherElements-13, gradient;
     ONNX Runtime, orttraining/orttraining/training_ops/cuda/tensor/gather_elements_grad.cc.
