@@ -4,23 +4,58 @@
 // Each says for every slice of dY which row of dX it is added to. The deterministic way sorts the
 // slices by row and sums each row's slices in the order they came in; the other adds them with
 // atomics. Few slices are found by looking at them all.
-#include "include/packets.cuh"
-#include "include/radix_sort.cuh"
-#include "include/segments.cuh"
+#include "algorithm/map.cuh"
+#include "algorithm/radix_sort.cuh"
+#include "algorithm/segmented_sum.cuh"
+#include "core/vec.cuh"
 
+// T: elements. ACC: what they are summed in. Key: row numbers and slice numbers. INDEX: indices.
+#ifndef CTO_T
+#define CTO_T float
+#endif
+#ifndef CTO_ACC
+#define CTO_ACC float
+#endif
+#ifndef CTO_KEY
+#define CTO_KEY u32
+#endif
 #ifndef CTO_INDEX
 #define CTO_INDEX i64
+#endif
+#ifndef CTO_THREADS
+#define CTO_THREADS 256
 #endif
 
 namespace cto {
 
-using INDEX = CTO_INDEX;
+using radix_sort::Pass;
+using radix_sort::SORT_THREADS;
+using segmented_sum::BatchItem;
+using segmented_sum::Items;
+using segmented_sum::Level;
+using segmented_sum::Sizes;
+using vec::Vec;
 
+using T = CTO_T;
+using ACC = CTO_ACC;
+using Key = CTO_KEY;
+using INDEX = CTO_INDEX;
+using Entry = radix_sort::Entry<Key>;
+static_assert(ARE_SAME<ACC, Acc<T>>);
+
+constexpr int THREADS = CTO_THREADS;
+constexpr int WIDTH = vec::WIDTH<T>;
 constexpr int MAX_DIMS = 32;
 constexpr int ATOMIC_ITEMS = 4;  // additions of one thread, its loads in flight together
-constexpr int TILE_COLUMNS = 32;
-constexpr int ZERO_PACKETS = 4;  // stores of one thread
-constexpr int VECTOR = 16 / sizeof(T);
+constexpr int STRIP_COLUMNS = 32;
+constexpr int ZERO_VECS = 4;      // stores of one thread
+constexpr int ROUND_NBYTES = 64;  // of sums that one thread rounds
+// Entries of a sort's tile that one thread moves: few are ranked sooner; of many, which is as many as
+// shared memory holds, more go to one place.
+constexpr int SHORT_ITEMS = sizeof(Key) == 4 ? 4 : 3;
+constexpr int LONG_ITEMS = sizeof(Key) == 4 ? 6 : 3;
+// As many blocks on a multiprocessor as the registers of a thread that sums rows allow.
+constexpr int SUM_BLOCKS = sizeof(Key) == 8 ? 2 : sizeof(T) == 4 ? 4 : 3;
 
 // ---- where each slice goes: the row of dX, or NOWHERE for an index out of range -----------------
 
@@ -39,9 +74,9 @@ __device__ __forceinline__ i64 divided(i64 a, i64 b) {
 
 struct GatherRow {
     const INDEX* indices;
-    i64 G;
+    i64 n_rows;
 
-    __device__ i64 operator()(i64 k) const { return wrapped(indices[k], G); }
+    __device__ i64 operator()(i64 k) const { return wrapped(indices[k], n_rows); }
 };
 
 // An index of GatherND is a tuple of `count` indices into `extents`; a batch has `per_batch`
@@ -98,25 +133,25 @@ struct GatherElement {
 
 // ---- few slices and rows: every element of dX looks at all slices, in their order ---------------
 
+// row_of: shared memory.
 template <class Target>
 __device__ __forceinline__ void sum_few(Target target, const T* __restrict__ dy, T* __restrict__ dx,
-                                        i32 n, const Sizes& sizes) {
-    __shared__ i64 row_of[THREADS];  // of each slice
-    if (threadIdx.x < sizes.K) row_of[threadIdx.x] = target(threadIdx.x);
+                                        i32 n, Sizes sizes, i64 (&row_of)[THREADS]) {
+    if (threadIdx.x < sizes.n_slices) row_of[threadIdx.x] = target(threadIdx.x);
     __syncthreads();
     const i32 i = static_cast<i32>(blockIdx.x) * THREADS + static_cast<i32>(threadIdx.x);
     if (i >= n) return;
-    const i32 K = static_cast<i32>(sizes.K), W = static_cast<i32>(sizes.W);
-    const i32 line = i / W, batch = line / static_cast<i32>(sizes.G);
-    const i64 row = line - batch * sizes.G;
-    const T* const slices = dy + batch * sizes.K * W + (i - line * W);
+    const i32 n_slices = static_cast<i32>(sizes.n_slices), width = static_cast<i32>(sizes.width);
+    const i32 line = i / width, batch = line / static_cast<i32>(sizes.n_rows);
+    const i64 row = line - batch * sizes.n_rows;
+    const T* const slices = dy + batch * sizes.n_slices * width + (i - line * width);
     ACC sum = 0;
-    for (i32 k = 0; k < K; ++k)
-        if (row_of[k] == row) sum += widened(slices[k * W]);
-    dx[i] = narrow<T>(sum);
+    for (i32 k = 0; k < n_slices; ++k)
+        if (row_of[k] == row) sum += to_acc(slices[k * width]);
+    dx[i] = from_acc<T>(sum);
 }
 
-// ---- deterministic: keys to sort by; G, past the last row, for an index out of range ------------
+// ---- deterministic: keys to sort by; n_rows, past the last row, for an index out of range ------
 
 // With dY given, entries carry its elements instead of their positions: see SortedSlices.
 template <class Target>
@@ -124,11 +159,11 @@ struct NewKey {
     Target target;
     const T* dy;
     Entry* entries;
-    i64 G;
+    i64 n_rows;
 
     __device__ Key operator()(i64 k) const {
         const i64 row = target(k);
-        Entry entry{static_cast<Key>(row == NOWHERE ? G : row), static_cast<Key>(k)};
+        Entry entry{static_cast<Key>(row == NOWHERE ? n_rows : row), static_cast<Key>(k)};
         if constexpr (sizeof(T) <= sizeof(Key))
             if (dy) entry.position = static_cast<Key>(bits_of(dy[k]));
         entries[k] = entry;
@@ -144,26 +179,27 @@ struct KnownKey {
 
 template <class Target>
 __device__ __forceinline__ void make_keys(Target target, const T* dy, Entry* entries, Key* counts,
-                                          i64 G, const Pass& pass) {
-    count_digits(NewKey<Target>{target, dy, entries, G}, counts, pass);
+                                          i64 n_rows, Pass pass) {
+    __shared__ u32 found[radix_sort::RADIX];
+    radix_sort::count_digits(NewKey<Target>{target, dy, entries, n_rows}, counts, pass, found);
 }
 
 // ---- atomics: sums is dX, or a float32 array of its shape where T is narrower -------------------
 
 template <class Target>
 __device__ __forceinline__ void add_slices(Target target, const T* __restrict__ dy, ACC* sums,
-                                           const Items& items, const Sizes& sizes) {
+                                           Items items, Sizes sizes) {
     const BatchItem slice(items);
-    const i64 first = slice.column<1, ATOMIC_ITEMS>(), W = sizes.W;
-    if (slice.batch >= items.B) return;
+    const i64 first = slice.column<1, ATOMIC_ITEMS>(), width = sizes.width;
+    if (slice.batch >= items.n_batches) return;
     const i64 row = target(slice.item);
     if (row == NOWHERE) return;
-    const T* const from = dy + (slice.batch * sizes.K + slice.item) * W;
-    ACC* const to = sums + (slice.batch * sizes.G + row) * W;
+    const T* const from = dy + (slice.batch * sizes.n_slices + slice.item) * width;
+    ACC* const to = sums + (slice.batch * sizes.n_rows + row) * width;
 #pragma unroll
     for (int j = 0; j < ATOMIC_ITEMS; ++j) {
-        const i64 w = first + j * blockDim.x;
-        if (w < W) atomicAdd(to + w, widened(from[w]));
+        const i64 column = first + j * blockDim.x;
+        if (column < width) atomicAdd(to + column, to_acc(from[column]));
     }
 }
 
@@ -187,12 +223,12 @@ __device__ __forceinline__ void add_elements(const GatherElement& element, const
     for (int j = 0; j < ATOMIC_ITEMS; ++j) {
         const i64 k = first + j * THREADS;
         additions.target[j] = k < n ? element(k) : NOWHERE;
-        additions.value[j] = k < n ? widened(dy[k]) : ACC(0);
+        additions.value[j] = k < n ? to_acc(dy[k]) : ACC(0);
     }
     additions.apply(sums);
 }
 
-// A strip of TILE_COLUMNS columns over all rows before the next one: the lines of dX that a strip
+// A strip of STRIP_COLUMNS columns over all rows before the next one: the lines of dX that a strip
 // is added to fit into the L2 cache, where whole rows in turn would send each addition to memory.
 __device__ __forceinline__ void add_elements_by_strips(const GatherElement& element,
                                                        const T* __restrict__ dy, ACC* sums,
@@ -200,7 +236,7 @@ __device__ __forceinline__ void add_elements_by_strips(const GatherElement& elem
     const i32 strip = static_cast<i32>(blockIdx.x) / blocks_a_strip;
     const i32 block = static_cast<i32>(blockIdx.x) - strip * blocks_a_strip;
     const i64 columns = element.lines.columns;
-    const i64 column = static_cast<i64>(strip) * TILE_COLUMNS + threadIdx.x;
+    const i64 column = static_cast<i64>(strip) * STRIP_COLUMNS + threadIdx.x;
     const i64 first = static_cast<i64>(block) * (blockDim.y * ATOMIC_ITEMS) + threadIdx.y;
     Additions additions;
 #pragma unroll
@@ -209,37 +245,33 @@ __device__ __forceinline__ void add_elements_by_strips(const GatherElement& elem
         const bool exists = row < rows && column < columns;
         const i64 k = row * columns + column;
         additions.target[j] = exists ? element.at(row, column, element.indices[k]) : NOWHERE;
-        additions.value[j] = exists ? widened(dy[k]) : ACC(0);
+        additions.value[j] = exists ? to_acc(dy[k]) : ACC(0);
     }
     additions.apply(sums);
 }
 
-__device__ __forceinline__ bool is_aligned(const T* x) {
-    return reinterpret_cast<u64>(x) % 16 == 0;
-}
+// ---- zeros and rounding -------------------------------------------------------------------------
 
 // y[0 .. n) = 0
 __device__ __forceinline__ void fill_with_zero(T* y, i64 n) {
-    constexpr int N = VECTOR;
-    const Packet<T, N> zero{};
-    const bool aligned = is_aligned(y);
-    const i64 first = static_cast<i64>(blockIdx.x) * (THREADS * ZERO_PACKETS) + threadIdx.x;
+    const Vec<T, WIDTH> zero{};
+    const bool aligned = vec::bytes_past_16(y) == 0;
+    const i64 first = static_cast<i64>(blockIdx.x) * (THREADS * ZERO_VECS) + threadIdx.x;
 #pragma unroll
-    for (int p = 0; p < ZERO_PACKETS; ++p) {
-        const i64 at = (first + p * THREADS) * N;
-        if (aligned && at + N <= n)
-            store_streaming(reinterpret_cast<Packet<T, N>*>(y + at), zero);
+    for (int v = 0; v < ZERO_VECS; ++v) {
+        const i64 at = (first + v * THREADS) * WIDTH;
+        if (aligned && at + WIDTH <= n)
+            vec::store_streaming(reinterpret_cast<Vec<T, WIDTH>*>(y + at), zero);
         else
-            store_elements(y, at, n, zero);
+            vec::store_elements(y, at, n, zero);
     }
 }
 
-using RoundPackets = Packets<VECTOR, VECTOR, 1, 64>;
+using RoundTiling = map::Tiling<WIDTH, WIDTH, 1, ROUND_NBYTES, THREADS>;
 
 struct Round {
-    template <int N>
-    __device__ Packet<T, N> operator()(const Packet<ACC, N>& sums, int) const {
-        return narrowed<T>(sums);
+    __device__ Vec<T, WIDTH> operator()(const Vec<ACC, WIDTH>& sums, int) const {
+        return vec::from_acc<T>(sums.at);
     }
 };
 
@@ -250,105 +282,124 @@ using namespace cto;
 // ---- entry points: few slices, keys, and atomic additions, of each operator ---------------------
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    gather_grad__few(const INDEX* indices, const T* dy, T* dx, i32 n, Sizes sizes) {
-    sum_few(GatherRow{indices, sizes.G}, dy, dx, n, sizes);
+    gather_grad__few(const INDEX* indices, const T* dy, T* dx, i32 n,
+                     const __grid_constant__ Sizes sizes) {
+    __shared__ i64 row_of[THREADS];
+    sum_few(GatherRow{indices, sizes.n_rows}, dy, dx, n, sizes, row_of);
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
-    gather_nd_grad__few(const INDEX* indices, Tuples tuples, const T* dy, T* dx, i32 n,
-                        Sizes sizes) {
-    sum_few(GatherNDRow{indices, tuples}, dy, dx, n, sizes);
+    gather_nd_grad__few(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
+                        T* dx, i32 n, const __grid_constant__ Sizes sizes) {
+    __shared__ i64 row_of[THREADS];
+    sum_few(GatherNDRow{indices, tuples}, dy, dx, n, sizes, row_of);
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
-    gather_elements_grad__few(const INDEX* indices, Lines lines, const T* dy, T* dx, i32 n,
-                              Sizes sizes) {
-    sum_few(GatherElement{indices, lines}, dy, dx, n, sizes);
+    gather_elements_grad__few(const INDEX* indices, const __grid_constant__ Lines lines,
+                              const T* dy, T* dx, i32 n, const __grid_constant__ Sizes sizes) {
+    __shared__ i64 row_of[THREADS];
+    sum_few(GatherElement{indices, lines}, dy, dx, n, sizes, row_of);
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
-    gather_grad__keys(const INDEX* indices, const T* dy, Entry* entries, Key* counts, Pass pass,
-                      i64 G) {
-    make_keys(GatherRow{indices, G}, dy, entries, counts, G, pass);
+    gather_grad__keys(const INDEX* indices, const T* dy, Entry* entries, Key* counts,
+                      const __grid_constant__ Pass pass, i64 n_rows) {
+    make_keys(GatherRow{indices, n_rows}, dy, entries, counts, n_rows, pass);
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
-    gather_nd_grad__keys(const INDEX* indices, Tuples tuples, const T* dy, Entry* entries,
-                         Key* counts, Pass pass, i64 G) {
-    make_keys(GatherNDRow{indices, tuples}, dy, entries, counts, G, pass);
+    gather_nd_grad__keys(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
+                         Entry* entries, Key* counts, const __grid_constant__ Pass pass,
+                         i64 n_rows) {
+    make_keys(GatherNDRow{indices, tuples}, dy, entries, counts, n_rows, pass);
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
-    gather_elements_grad__keys(const INDEX* indices, Lines lines, const T* dy, Entry* entries,
-                               Key* counts, Pass pass, i64 G) {
-    make_keys(GatherElement{indices, lines}, dy, entries, counts, G, pass);
+    gather_elements_grad__keys(const INDEX* indices, const __grid_constant__ Lines lines,
+                               const T* dy, Entry* entries, Key* counts,
+                               const __grid_constant__ Pass pass, i64 n_rows) {
+    make_keys(GatherElement{indices, lines}, dy, entries, counts, n_rows, pass);
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
-    gather_grad__atomic(const INDEX* indices, const T* dy, ACC* sums, Items items, Sizes sizes) {
-    add_slices(GatherRow{indices, sizes.G}, dy, sums, items, sizes);
+    gather_grad__atomic(const INDEX* indices, const T* dy, ACC* sums,
+                        const __grid_constant__ Items items, const __grid_constant__ Sizes sizes) {
+    add_slices(GatherRow{indices, sizes.n_rows}, dy, sums, items, sizes);
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
-    gather_nd_grad__atomic(const INDEX* indices, Tuples tuples, const T* dy, ACC* sums, Items items,
-                           Sizes sizes) {
+    gather_nd_grad__atomic(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
+                           ACC* sums, const __grid_constant__ Items items,
+                           const __grid_constant__ Sizes sizes) {
     add_slices(GatherNDRow{indices, tuples}, dy, sums, items, sizes);
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
-    gather_elements_grad__atomic(const INDEX* indices, Lines lines, const T* dy, ACC* sums, i64 n) {
+    gather_elements_grad__atomic(const INDEX* indices, const __grid_constant__ Lines lines,
+                                 const T* dy, ACC* sums, i64 n) {
     add_elements(GatherElement{indices, lines}, dy, sums, n);
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
-    gather_elements_grad__atomic_strips(const INDEX* indices, Lines lines, const T* dy, ACC* sums,
-                                        i64 rows, i32 blocks_a_strip) {
+    gather_elements_grad__atomic_strips(const INDEX* indices, const __grid_constant__ Lines lines,
+                                        const T* dy, ACC* sums, i64 rows, i32 blocks_a_strip) {
     add_elements_by_strips(GatherElement{indices, lines}, dy, sums, rows, blocks_a_strip);
 }
 
 // ---- entry points: the stages that all three share ----------------------------------------------
 
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
-    gather__count(const Entry* entries, Key* counts, Pass pass) {
-    count_digits(KnownKey{entries}, counts, pass);
+    gather__count(const Entry* entries, Key* counts, const __grid_constant__ Pass pass) {
+    __shared__ u32 found[radix_sort::RADIX];
+    radix_sort::count_digits(KnownKey{entries}, counts, pass, found);
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
-    gather__scatter(const Entry* from, Entry* to, const Key* counts, Pass pass) {
-    scatter_by_digit<SHORT_ITEMS>(from, to, counts, pass);
+    gather__scatter(const Entry* from, Entry* to, const Key* counts,
+                    const __grid_constant__ Pass pass) {
+    __shared__ radix_sort::SortedTile<Key, SHORT_ITEMS> sorted;
+    __shared__ Key of_warp[radix_sort::SORT_WARPS];
+    radix_sort::scatter_by_digit(from, to, counts, pass, sorted, of_warp);
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
-    gather__scatter__long(const Entry* from, Entry* to, const Key* counts, Pass pass) {
-    scatter_by_digit<LONG_ITEMS>(from, to, counts, pass);
+    gather__scatter__long(const Entry* from, Entry* to, const Key* counts,
+                          const __grid_constant__ Pass pass) {
+    __shared__ radix_sort::SortedTile<Key, LONG_ITEMS> sorted;
+    __shared__ Key of_warp[radix_sort::SORT_WARPS];
+    radix_sort::scatter_by_digit(from, to, counts, pass, sorted, of_warp);
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
-    gather__starts(const Entry* sorted, Key* starts, i64 n, i64 G) {
-    find_start(sorted, starts, n, G);
+    gather__starts(const Entry* sorted, Key* starts, i64 n, i64 n_rows) {
+    radix_sort::find_start(sorted, starts, n, n_rows);
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
-    gather__starts__many(const Entry* sorted, Key* starts, i64 n, i64 G) {
-    find_starts(sorted, starts, n, G);
+    gather__starts__many(const Entry* sorted, Key* starts, i64 n, i64 n_rows) {
+    __shared__ i64 bounds[2];
+    radix_sort::find_starts(sorted, starts, n, n_rows, bounds);
 }
-// `__scalar`: rows that are no whole number of 16-byte packets, or start off a 16-byte boundary.
+// `__scalar`: rows that are no whole number of 16-byte vectors, or start off a 16-byte boundary.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    gather__sum_nodes(const T* dy, const Entry* entries, ACC* sums, Items items, Sizes sizes,
-                      Level level) {
-    sum_nodes<VECTOR>(dy, entries, sums, items, sizes, level);
+    gather__sum_nodes(const T* dy, const Entry* entries, ACC* sums,
+                      const __grid_constant__ Items items, const __grid_constant__ Sizes sizes,
+                      const __grid_constant__ Level level) {
+    segmented_sum::sum_nodes<WIDTH>(dy, entries, sums, items, sizes, level);
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
-    gather__sum_nodes__scalar(const T* dy, const Entry* entries, ACC* sums, Items items,
-                              Sizes sizes, Level level) {
-    sum_nodes<1>(dy, entries, sums, items, sizes, level);
+    gather__sum_nodes__scalar(const T* dy, const Entry* entries, ACC* sums,
+                              const __grid_constant__ Items items,
+                              const __grid_constant__ Sizes sizes,
+                              const __grid_constant__ Level level) {
+    segmented_sum::sum_nodes<1>(dy, entries, sums, items, sizes, level);
 }
-// As many blocks on a multiprocessor as their registers allow.
-constexpr int SUM_BLOCKS = sizeof(Key) == 8 ? 2 : sizeof(T) == 4 ? 4 : 3;
-
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows(const T* dy, const Entry* entries, const Key* starts, const ACC* sums, T* dx,
-                     Items items, Sizes sizes, i64 count, i64 n_nodes, i32 levels) {
-    sum_rows<VECTOR>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes, levels);
+                     const __grid_constant__ Items items, const __grid_constant__ Sizes sizes,
+                     i64 count, i64 n_nodes, i32 levels) {
+    segmented_sum::sum_rows<WIDTH>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes,
+                                   levels);
 }
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows__scalar(const T* dy, const Entry* entries, const Key* starts, const ACC* sums,
-                             T* dx, Items items, Sizes sizes, i64 count, i64 n_nodes, i32 levels) {
-    sum_rows<1>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes, levels);
+                             T* dx, const __grid_constant__ Items items,
+                             const __grid_constant__ Sizes sizes, i64 count, i64 n_nodes,
+                             i32 levels) {
+    segmented_sum::sum_rows<1>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes, levels);
 }
 extern "C" __global__ void __launch_bounds__(THREADS) gather__zero(T* y, i64 n) {
     fill_with_zero(y, n);
 }
 extern "C" __global__ void __launch_bounds__(THREADS) gather__round(const ACC* sums, T* dx, i64 n) {
-    if (is_aligned(dx))
-        map_packets<true, RoundPackets>(sums, dx, n, n, Round{});
-    else
-        map_packets<false, RoundPackets>(sums, dx, n, n, Round{});
+    const bool aligned = vec::bytes_past_16(dx) == 0;
+    map::map_vecs<RoundTiling>(aligned, sums, dx, n, n, Round{});
 }

@@ -2,34 +2,54 @@
 // Gradient bookkeeping.  CPU provider: cupy_training_ops/cpu/gradient.py
 //
 // Maps over arrays that may be the same (in place): every element is read and written by one thread,
-// and a thread loads all of its packets before it stores the first.
-#include "include/multi_tensor.cuh"
+// and a thread loads all of its vectors before it stores the first.
+#include "algorithm/multi_tensor.cuh"
+#include "algorithm/reduce.cuh"
+#include "core/vec.cuh"
 
-// T: what is written. VALUE: what is added or scaled. NBYTES: of the wider type, a thread and tile.
+// T: what is written. VALUE: what is added or scaled.
+#ifndef CTO_T
+#define CTO_T float
+#endif
 #ifndef CTO_VALUE
 #define CTO_VALUE float
+#endif
+// A block has THREADS, each of which has NBYTES of the wider type in flight.
+#ifndef CTO_THREADS
+#define CTO_THREADS 128
 #endif
 #ifndef CTO_NBYTES
 #define CTO_NBYTES 32
 #endif
+// Tensors that one launch takes, and bytes of the wider type in a chunk.
+#ifndef CTO_CAPACITY
+#define CTO_CAPACITY 108
+#endif
+#ifndef CTO_CHUNK_NBYTES
+#define CTO_CHUNK_NBYTES 16384
+#endif
 
 namespace cto {
 
+using multi_tensor::TensorSizes;
+using pointers::Pointers;
+using vec::Vec;
+
+using T = CTO_T;
 using VALUE = CTO_VALUE;
 
+constexpr int THREADS = CTO_THREADS;
+constexpr int CAPACITY = CTO_CAPACITY;
+constexpr int CHUNK_NBYTES = CTO_CHUNK_NBYTES;
 constexpr int WIDTH = 16 / (sizeof(T) > sizeof(VALUE) ? sizeof(T) : sizeof(VALUE));
-constexpr int PACKETS = CTO_NBYTES / 16;  // a thread has in flight
-constexpr i64 TILE = PACKETS * THREADS * WIDTH;
-constexpr i64 CHUNK = CHUNK_NBYTES / 16 * WIDTH;
+constexpr int VECS = CTO_NBYTES / 16;  // of the wider type, that a thread has in flight
+constexpr i64 TILE = VECS * THREADS * WIDTH;
+using Chunk = multi_tensor::BlockChunk<CHUNK_NBYTES / 16 * WIDTH>;
 
-// Elements before an array's first 16-byte boundary, and whether a packet may start `first` on.
+// Whether vectors of an array may start at its element `first`.
 template <class E>
-__device__ __forceinline__ int before_boundary(const E* array) {
-    return (16u - (static_cast<u32>(reinterpret_cast<u64>(array)) & 15u)) % 16u / sizeof(E);
-}
-template <class E>
-__device__ __forceinline__ bool packet_at(const E* array, int first) {
-    return reinterpret_cast<u64>(array + first) % sizeof(Packet<E, WIDTH>) == 0;
+__device__ __forceinline__ bool has_vecs_at(const E* array, int first) {
+    return reinterpret_cast<u64>(array + first) % sizeof(Vec<E, WIDTH>) == 0;
 }
 
 // Stores map.load of the elements first, first + N, ... that fall to this thread, MANY in flight.
@@ -45,13 +65,12 @@ __device__ __forceinline__ void map_some(const Map& map, i64 first, i64 end) {
         if (i + u * (THREADS * N) < end) map.store(loaded[u], i + u * (THREADS * N));
 }
 
-// The elements [first, end) of n: packets where all arrays have theirs on the same elements, and
+// The elements [first, end) of n: vectors where all arrays have theirs on the same elements, and
 // single elements before the first and after the last of them.
 template <class Map>
 __device__ __forceinline__ void map_range(const Map& map, i64 first, i64 end, i64 n) {
-    const int head = map.before_boundary();
-    const bool packets = map.packets_at(head);
-    if (!packets) {
+    const int head = map.head();
+    if (!map.has_vecs_at(head)) {
 #pragma unroll 1
         for (i64 i = first; i < end; i += 4 * THREADS) map_some<1, 4>(map, i, end);
         return;
@@ -60,16 +79,8 @@ __device__ __forceinline__ void map_range(const Map& map, i64 first, i64 end, i6
     const i64 whole = n <= head ? head : head + (n - head) / WIDTH * WIDTH;
     const i64 last = end + head < whole ? end + head : whole;
 #pragma unroll 1
-    for (i64 i = first + head; i < last; i += TILE) map_some<WIDTH, PACKETS>(map, i, last);
+    for (i64 i = first + head; i < last; i += TILE) map_some<WIDTH, VECS>(map, i, last);
     if (end == n) map_some<1, 1>(map, whole, n);
-}
-
-template <class E, int N>
-__device__ __forceinline__ void store_packet(E* to, const Packet<E, N>& packet) {
-    if constexpr (sizeof(packet) == 16)
-        store_streaming(reinterpret_cast<Packet<E, N>*>(to), packet);
-    else
-        *reinterpret_cast<Packet<E, N>*>(to) = packet;
 }
 
 // new_sum = old_sum + value: in the wider of the two accumulators, rounded once.
@@ -80,30 +91,31 @@ struct Accumulate {
 
     template <int N>
     struct Loaded {
-        Packet<T, N> sum;
-        Packet<VALUE, N> value;
+        Vec<T, N> sum;
+        Vec<VALUE, N> value;
     };
 
-    __device__ int before_boundary() const {
-        return sizeof(T) >= sizeof(VALUE) ? cto::before_boundary(new_sum)
-                                          : cto::before_boundary(value);
+    // Elements before the first vector of the wider type.
+    __device__ int head() const {
+        return sizeof(T) >= sizeof(VALUE) ? vec::elements_to_16(new_sum)
+                                          : vec::elements_to_16(value);
     }
-    __device__ bool packets_at(int first) const {
-        return packet_at(old_sum, first) && packet_at(value, first) && packet_at(new_sum, first);
+    __device__ bool has_vecs_at(int first) const {
+        return cto::has_vecs_at(old_sum, first) && cto::has_vecs_at(value, first) &&
+               cto::has_vecs_at(new_sum, first);
     }
     template <int N>
     __device__ __forceinline__ void load(Loaded<N>& loaded, i64 i) const {
-        loaded.sum = *reinterpret_cast<const Packet<T, N>*>(old_sum + i);
-        loaded.value = *reinterpret_cast<const Packet<VALUE, N>*>(value + i);
+        loaded.sum = *reinterpret_cast<const Vec<T, N>*>(old_sum + i);
+        loaded.value = *reinterpret_cast<const Vec<VALUE, N>*>(value + i);
     }
     template <int N>
     __device__ __forceinline__ void store(const Loaded<N>& loaded, i64 i) const {
-        Packet<T, N> sum;
+        Vec<T, N> sum;
 #pragma unroll
         for (int k = 0; k < N; ++k)
-            sum.at[k] = from_accumulator<T>(to_accumulator(loaded.sum.at[k]) +
-                                            to_accumulator(loaded.value.at[k]));
-        store_packet(new_sum + i, sum);
+            sum.at[k] = from_acc<T>(to_acc(loaded.sum.at[k]) + to_acc(loaded.value.at[k]));
+        vec::store_streaming(reinterpret_cast<Vec<T, N>*>(new_sum + i), sum);
     }
 };
 
@@ -115,24 +127,24 @@ struct Convert {
     Rule rule;
 
     template <int N>
-    using Loaded = Packet<X, N>;
+    using Loaded = Vec<X, N>;
 
-    __device__ int before_boundary() const {
-        return sizeof(T) >= sizeof(X) ? cto::before_boundary(y) : cto::before_boundary(x);
+    __device__ int head() const {
+        return sizeof(T) >= sizeof(X) ? vec::elements_to_16(y) : vec::elements_to_16(x);
     }
-    __device__ bool packets_at(int first) const {
-        return packet_at(x, first) && packet_at(y, first);
-    }
-    template <int N>
-    __device__ __forceinline__ void load(Packet<X, N>& loaded, i64 i) const {
-        loaded = *reinterpret_cast<const Packet<X, N>*>(x + i);
+    __device__ bool has_vecs_at(int first) const {
+        return cto::has_vecs_at(x, first) && cto::has_vecs_at(y, first);
     }
     template <int N>
-    __device__ __forceinline__ void store(const Packet<X, N>& loaded, i64 i) const {
-        Packet<T, N> converted;
+    __device__ __forceinline__ void load(Vec<X, N>& loaded, i64 i) const {
+        loaded = *reinterpret_cast<const Vec<X, N>*>(x + i);
+    }
+    template <int N>
+    __device__ __forceinline__ void store(const Vec<X, N>& loaded, i64 i) const {
+        Vec<T, N> converted;
 #pragma unroll
         for (int k = 0; k < N; ++k) converted.at[k] = rule(loaded.at[k]);
-        store_packet(y + i, converted);
+        vec::store_streaming(reinterpret_cast<Vec<T, N>*>(y + i), converted);
     }
 };
 
@@ -140,26 +152,11 @@ struct Copy {
     __device__ T operator()(T x) const { return x; }
 };
 struct Cast {
-    __device__ T operator()(VALUE x) const { return from_accumulator<T>(to_accumulator(x)); }
+    __device__ T operator()(VALUE x) const { return from_acc<T>(to_acc(x)); }
 };
 struct Scale {
     float scale;
-    __device__ T operator()(VALUE x) const {
-        return from_accumulator<T>(scale * to_accumulator(x));
-    }
-};
-
-// The part of a list that is this block's: elements [first, end) of a tensor of n.
-struct Part {
-    int tensor;
-    i64 first, end, n;
-
-    __device__ Part(const TensorSizes& sizes, int n_tensors) {
-        tensor = sizes.tensor_of(blockIdx.x, n_tensors);
-        n = sizes.size[tensor];
-        first = (blockIdx.x - sizes.first_chunk[tensor]) * CHUNK;
-        end = first + CHUNK < n ? first + CHUNK : n;
-    }
+    __device__ T operator()(VALUE x) const { return from_acc<T>(scale * to_acc(x)); }
 };
 
 // Where the tensors of a list begin in an array that joins them.
@@ -193,47 +190,52 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // Without an update, copies.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    in_place_accumulator_list(Pointers<CAPACITY> old_sums, Pointers<CAPACITY> values,
-                              Pointers<CAPACITY> new_sums, TensorSizes sizes, i32 n_tensors,
+    in_place_accumulator_list(const __grid_constant__ Pointers<CAPACITY> old_sums,
+                              const __grid_constant__ Pointers<CAPACITY> values,
+                              const __grid_constant__ Pointers<CAPACITY> new_sums,
+                              const __grid_constant__ TensorSizes<CAPACITY> sizes, i32 n_tensors,
                               bool update) {
-    const Part part(sizes, n_tensors);
-    const T* const old_sum = static_cast<const T*>(old_sums.at[part.tensor]);
-    const VALUE* const value = static_cast<const VALUE*>(values.at[part.tensor]);
-    T* const new_sum = static_cast<T*>(new_sums.at[part.tensor]);
+    const Chunk chunk(sizes, n_tensors);
+    const T* const old_sum = static_cast<const T*>(old_sums.at[chunk.tensor]);
+    const VALUE* const value = static_cast<const VALUE*>(values.at[chunk.tensor]);
+    T* const new_sum = static_cast<T*>(new_sums.at[chunk.tensor]);
     if (update)
-        map_range(Accumulate{old_sum, value, new_sum}, part.first, part.end, part.n);
+        map_range(Accumulate{old_sum, value, new_sum}, chunk.first, chunk.end, chunk.n);
     else
-        map_range(Convert<T, Copy>{old_sum, new_sum}, part.first, part.end, part.n);
+        map_range(Convert<T, Copy>{old_sum, new_sum}, chunk.first, chunk.end, chunk.n);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) zero_gradient(void* gradient, i64 nbytes) {
-    constexpr i64 BLOCK = PACKETS * THREADS * 16;
-    const Run<u8> run(static_cast<const u8*>(gradient), nbytes);
-    uint4* const middle = reinterpret_cast<uint4*>(static_cast<u8*>(gradient) + run.head);
+    constexpr i64 BLOCK = VECS * THREADS * 16;
+    const reduce::Range<u8> range(static_cast<const u8*>(gradient), nbytes);
+    uint4* const middle = reinterpret_cast<uint4*>(static_cast<u8*>(gradient) + range.head);
     const i64 first = blockIdx.x * (BLOCK / 16) + threadIdx.x;
 #pragma unroll
-    for (int u = 0; u < PACKETS; ++u)
-        if (first + u * THREADS < run.packets) middle[first + u * THREADS] = uint4{0, 0, 0, 0};
+    for (int u = 0; u < VECS; ++u)
+        if (first + u * THREADS < range.n_vecs) middle[first + u * THREADS] = uint4{0, 0, 0, 0};
     if (blockIdx.x > 0) return;
     u8* const bytes = static_cast<u8*>(gradient);
-    if (threadIdx.x < run.head) bytes[threadIdx.x] = 0;
-    if (run.tail() + threadIdx.x < nbytes) bytes[run.tail() + threadIdx.x] = 0;
+    if (threadIdx.x < range.head) bytes[threadIdx.x] = 0;
+    if (range.tail() + threadIdx.x < nbytes) bytes[range.tail() + threadIdx.x] = 0;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    mixed_precision_scale(const float* s, Pointers<CAPACITY> xs, Pointers<CAPACITY> ys,
-                          TensorSizes sizes, i32 n_tensors) {
-    const Part part(sizes, n_tensors);
+    mixed_precision_scale(const float* s, const __grid_constant__ Pointers<CAPACITY> xs,
+                          const __grid_constant__ Pointers<CAPACITY> ys,
+                          const __grid_constant__ TensorSizes<CAPACITY> sizes, i32 n_tensors) {
+    const Chunk chunk(sizes, n_tensors);
     const Convert<VALUE, Scale> map{
-        static_cast<const VALUE*>(xs.at[part.tensor]), static_cast<T*>(ys.at[part.tensor]), {*s}};
-    map_range(map, part.first, part.end, part.n);
+        static_cast<const VALUE*>(xs.at[chunk.tensor]), static_cast<T*>(ys.at[chunk.tensor]), {*s}};
+    map_range(map, chunk.first, chunk.end, chunk.n);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    mixed_precision_scale__fused(const float* s, Pointers<CAPACITY> xs, T* y, Starts starts,
-                                 TensorSizes sizes, i32 n_tensors) {
-    const Part part(sizes, n_tensors);
+    mixed_precision_scale__fused(const float* s, const __grid_constant__ Pointers<CAPACITY> xs,
+                                 T* y, const __grid_constant__ Starts starts,
+                                 const __grid_constant__ TensorSizes<CAPACITY> sizes,
+                                 i32 n_tensors) {
+    const Chunk chunk(sizes, n_tensors);
     const Convert<VALUE, Scale> map{
-        static_cast<const VALUE*>(xs.at[part.tensor]), y + starts.at[part.tensor], {*s}};
-    map_range(map, part.first, part.end, part.n);
+        static_cast<const VALUE*>(xs.at[chunk.tensor]), y + starts.at[chunk.tensor], {*s}};
+    map_range(map, chunk.first, chunk.end, chunk.n);
 }

@@ -1,19 +1,42 @@
 // SPDX-License-Identifier: MIT
 // Zeros around data and away again.  CPU provider: cupy_training_ops/cpu/padding.py
 //
-// Nothing is computed, so arrays are `void*` and all lengths count words; see include/chunks.cuh.
+// Nothing is computed, so arrays are `void*` and all lengths count words; see algorithm/copy_runs.cuh.
 // Outputs are written once, in order; every operator is a rule that says where a word comes from.
-#include "include/chunks.cuh"
-#include "include/division.cuh"
+#include "algorithm/copy_runs.cuh"
+#include "core/fast_division.cuh"
 
+// T: words. A vector has WORDS of them, a thread writes CHUNKS vectors, a block has THREADS.
+#ifndef CTO_T
+#define CTO_T u8
+#endif
+#ifndef CTO_WORDS
+#define CTO_WORDS 1
+#endif
+#ifndef CTO_CHUNKS
+#define CTO_CHUNKS 2
+#endif
+#ifndef CTO_THREADS
+#define CTO_THREADS 128
+#endif
 #ifndef CTO_INDEX
 #define CTO_INDEX i64
 #endif
 
 namespace cto {
 
+using copy_runs::RESIDENT;
+using fast_division::Cell;
+using fast_division::cell_at;
+using fast_division::Divisor;
+
+using T = CTO_T;
 using INDEX = CTO_INDEX;
-constexpr int DIMENSIONS = 50;  // more cannot have two positions each
+using Run = copy_runs::Run<T>;
+
+constexpr int THREADS = CTO_THREADS;
+constexpr int MAX_DIMENSIONS = 50;  // more cannot have two positions each
+using Tile = copy_runs::Tiling<T, CTO_WORDS, CTO_CHUNKS, THREADS>;
 
 // ---- SliceGrad: the sliced positions of every dimension come from dY, the others are zero -------
 
@@ -36,7 +59,7 @@ struct Dimension {
 };
 
 struct Dimensions {
-    Dimension at[DIMENSIONS];
+    Dimension at[MAX_DIMENSIONS];
 };
 
 struct Unsliced {
@@ -65,9 +88,9 @@ struct Unsliced {
     __device__ Run at(i64 position) const {
         const Cell cell = cell_at(position, inner.extent);
         const i64 row = row_of(cell.row);
-        if (row < 0) return zeros(inner.extent.value - cell.column);
+        if (row < 0) return copy_runs::zeros<T>(inner.extent.value - cell.column);
         const i64 j = inner.source_of(cell.column);
-        if (j < 0) return zeros(zeros_from(cell.column));
+        if (j < 0) return copy_runs::zeros<T>(zeros_from(cell.column));
         const i64 length = inner.is_run() ? inner.count - j : 1;
         return {dy + row * inner.count + j, length, dy, dy + n_dy};
     }
@@ -89,7 +112,7 @@ struct Selected {
     __device__ Run at(i64 position) const {
         const Cell cell = cell_at(position, width);
         const i64 row = indices[cell.row], length = width.value - cell.column;
-        if (row < 0 || row >= n_x_rows) return zeros(length);
+        if (row < 0 || row >= n_x_rows) return copy_runs::zeros<T>(length);
         return {x + row * width.value + cell.column, length, x, x + n_x_rows * width.value};
     }
 };
@@ -112,7 +135,7 @@ struct Padded {
     __device__ Run at(i64 position) const {
         const Cell cell = cell_at(position, width);
         const i64 row = last_rows[cell.row], length = width.value - cell.column;
-        if (!is_row_of(row, n_x_rows, indices, cell.row)) return zeros(length);
+        if (!is_row_of(row, n_x_rows, indices, cell.row)) return copy_runs::zeros<T>(length);
         return {x + row * width.value + cell.column, length, x, x + n_x_rows * width.value};
     }
 };
@@ -125,14 +148,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     slice_grad(const void* dy, void* dx, i64 n_dy, i64 n_dx, i32 n_outer,
                const __grid_constant__ Dimensions outer, const __grid_constant__ Dimension inner) {
     const Unsliced source{static_cast<const T*>(dy), n_dy, n_outer, outer, inner};
-    write_tile(static_cast<T*>(dx), n_dx, blockIdx.x, source);
+    copy_runs::write_tile<Tile>(static_cast<T*>(dx), n_dx, blockIdx.x, source);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     flatten_and_unpad(const void* input, const INDEX* indices, void* output, i64 n_input_rows,
                       i64 n_output_rows, const __grid_constant__ Divisor width) {
     const Selected source{width, static_cast<const T*>(input), n_input_rows, indices};
-    write_tile(static_cast<T*>(output), n_output_rows * width.value, blockIdx.x, source);
+    copy_runs::write_tile<Tile>(static_cast<T*>(output), n_output_rows * width.value, blockIdx.x,
+                                source);
 }
 
 // Two launches: first the last row of each index, then all rows of the output.
@@ -156,5 +180,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     pad_and_unflatten(const void* input, const INDEX* indices, const i64* last_rows, void* output,
                       i64 n_input_rows, i64 n_output_rows, const __grid_constant__ Divisor width) {
     const Padded source{width, static_cast<const T*>(input), n_input_rows, indices, last_rows};
-    write_tile(static_cast<T*>(output), n_output_rows * width.value, blockIdx.x, source);
+    copy_runs::write_tile<Tile>(static_cast<T*>(output), n_output_rows * width.value, blockIdx.x,
+                                source);
 }

@@ -3,120 +3,93 @@
 //
 // Every kernel is one launch: where blocks share a result, the one that takes the last ticket
 // finishes it, in an order that does not depend on which block that is.
-#include "include/multi_tensor.cuh"
-#include "include/reduce.cuh"
+#include "algorithm/column_reduce.cuh"
+#include "algorithm/map.cuh"
+#include "algorithm/multi_tensor.cuh"
+#include "algorithm/reduce.cuh"
 
+// T, Y: elements of inputs and of outputs. A block has THREADS; a thread has UNROLL vectors in flight.
+#ifndef CTO_T
+#define CTO_T float
+#endif
 #ifndef CTO_Y
 #define CTO_Y float
+#endif
+#ifndef CTO_THREADS
+#define CTO_THREADS 256
+#endif
+#ifndef CTO_UNROLL
+#define CTO_UNROLL 4
+#endif
+// Tensors that one launch takes, and bytes of a chunk.
+#ifndef CTO_CAPACITY
+#define CTO_CAPACITY 192
+#endif
+#ifndef CTO_CHUNK_NBYTES
+#define CTO_CHUNK_NBYTES 32768
 #endif
 
 namespace cto {
 
+using multi_tensor::TensorSizes;
+using pointers::Pointers;
+using vec::Vec;
+
+using T = CTO_T;
 using Y = CTO_Y;
-using Acc = AccumulatorOf<T>::type;
 
-// ---- ReduceSumTraining: (A, R, B) to (A, B) ---------------------------------------------------------
+constexpr int THREADS = CTO_THREADS;
+constexpr int UNROLL = CTO_UNROLL;
+constexpr int CAPACITY = CTO_CAPACITY;
+constexpr int CHUNK_NBYTES = CTO_CHUNK_NBYTES;
 
-// Rows of an (A, R, B) array, `span` of them to a block; B columns make `n_tiles` tiles.
+// ---- ReduceSumTraining: the middle dimension of an array is summed ------------------------------
+
+// Slabs of n_rows rows of n_columns; a block sums `span` rows of a tile of columns.
 struct Slabs {
-    i64 A, R, B, span;
+    i64 n_slabs, n_rows, n_columns, span;
     i32 n_spans, n_tiles;
 };
 
-// What one thread adds: N columns of one slab.
+// A block of (columns, rows, slabs) threads; several spans only where it has one slab. of_thread and
+// last are in shared memory.
 template <int N>
-struct Columns {
-    static constexpr int DEPTH = N == 1 ? 2 * UNROLL : UNROLL;  // rows in flight
-    i64 width;
-    Packet<Acc, N> sum{};
-
-    __device__ explicit Columns(i64 width) : width(width) {}
-
-    // Adds n rows, `step` rows apart.
-    template <class E>
-    __device__ __forceinline__ void add(const E* x, i32 n, u32 step) {
-        const i64 pitch = step * width;
-#pragma unroll 1
-        for (; n > 0; n -= DEPTH, x += DEPTH * pitch) {
-            Packet<E, N> loaded[DEPTH];
-#pragma unroll
-            for (int u = 0; u < DEPTH; ++u)
-                if (u < n) loaded[u] = *reinterpret_cast<const Packet<E, N>*>(x + u * pitch);
-#pragma unroll
-            for (int u = 0; u < DEPTH; ++u)
-                if (u < n) accumulate(loaded[u]);
-        }
-    }
-
-    template <class E>
-    __device__ __forceinline__ void accumulate(const Packet<E, N>& x) {
-#pragma unroll
-        for (int i = 0; i < N; ++i) sum.at[i] += to_accumulator(x.at[i]);
-    }
-
-    // Adds up the threads of the block that have the same columns; valid where threadIdx.y is 0.
-    __device__ __forceinline__ void sum_over_y() {
-        __shared__ Packet<Acc, N> of_thread[THREADS];
-        const u32 i = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
-        u32 half = 1;
-        while (half < blockDim.y) half *= 2;
-        for (half /= 2; half > 0; half /= 2) {
-            __syncthreads();
-            of_thread[i] = sum;
-            __syncthreads();
-            if (threadIdx.y < half && threadIdx.y + half < blockDim.y)
-                accumulate(of_thread[i + half * blockDim.x]);
-        }
-    }
-
-    template <class E>
-    __device__ __forceinline__ void store(E* to) const {
-        Packet<E, N> packet;
-#pragma unroll
-        for (int i = 0; i < N; ++i) packet.at[i] = from_accumulator<E>(sum.at[i]);
-        *reinterpret_cast<Packet<E, N>*>(to) = packet;
-    }
-};
-
-// How many of the n < 2^31 rows that begin with a thread's first are its own.
-__device__ __forceinline__ i32 rows_of(i64 n) {
-    return n <= 0 ? 0 : (static_cast<u32>(n) + blockDim.y - 1) / blockDim.y;
-}
-
-// A block of (columns, rows, slabs) threads; several spans only where it has one slab.
-template <int N>
-__device__ __forceinline__ void sum_columns(const T* x, Y* y, Acc* partials, u32* tickets,
-                                            const Slabs& slabs) {
+__device__ __forceinline__ void sum_columns(const T* x, Y* y, Acc<T>* partials, u32* tickets,
+                                            const Slabs& slabs,
+                                            Vec<Acc<T>, N> (&of_thread)[THREADS], bool& last) {
+    using column_reduce::rows_of;
+    constexpr int DEPTH = N == 1 ? 2 * UNROLL : UNROLL;
     const u32 n_tiles = slabs.n_tiles, n_spans = slabs.n_spans;
     const u32 tile = blockIdx.x % n_tiles, span = blockIdx.x / n_tiles % n_spans;
-    const i64 a = static_cast<i64>(blockIdx.x / n_tiles / n_spans) * blockDim.z + threadIdx.z;
+    const i64 slab = static_cast<i64>(blockIdx.x / n_tiles / n_spans) * blockDim.z + threadIdx.z;
     const i64 column = (static_cast<i64>(tile) * blockDim.x + threadIdx.x) * N;
-    const bool inside = a < slabs.A && column < slabs.B;
+    const bool inside = slab < slabs.n_slabs && column < slabs.n_columns;
     const bool writes = inside && threadIdx.y == 0;
     const i64 row = span * slabs.span + threadIdx.y;  // the thread's first
-    const i64 rest = slabs.R - row, own_span = slabs.span - threadIdx.y;
-    Columns<N> columns(slabs.B);
+    const i64 rest = slabs.n_rows - row, own_span = slabs.span - threadIdx.y;
+    column_reduce::Columns<Acc<T>, N, DEPTH> columns;
     if (inside)
-        columns.add(x + (a * slabs.R + row) * slabs.B + column,
-                    rows_of(rest < own_span ? rest : own_span), blockDim.y);
-    columns.sum_over_y();
+        columns.add(x + (slab * slabs.n_rows + row) * slabs.n_columns + column,
+                    rows_of(rest < own_span ? rest : own_span), blockDim.y * slabs.n_columns);
+    columns.sum_over_y(of_thread);
     if (n_spans > 1) {
-        Acc* const own = partials + a * n_spans * slabs.B + column;
-        if (writes) columns.store(own + span * slabs.B);
-        if (!arrives_last(tickets + a * n_tiles + tile, n_spans)) return;
+        Acc<T>* const own = partials + slab * n_spans * slabs.n_columns + column;
+        if (writes) columns.store(own + span * slabs.n_columns);
+        if (!reduce::arrives_last(tickets + slab * n_tiles + tile, n_spans, last)) return;
         columns.sum = {};
         if (inside)
-            columns.add(own + threadIdx.y * slabs.B,
-                        rows_of(static_cast<i64>(n_spans) - threadIdx.y), blockDim.y);
-        columns.sum_over_y();
+            columns.add(own + threadIdx.y * slabs.n_columns,
+                        rows_of(static_cast<i64>(n_spans) - threadIdx.y),
+                        blockDim.y * slabs.n_columns);
+        columns.sum_over_y(of_thread);
     }
-    if (writes) columns.store(y + a * slabs.B + column);
+    if (writes) columns.store(y + slab * slabs.n_columns + column);
 }
 
-// Nothing to add: packets as they are.
+// Nothing to add: vectors as they are.
 struct Copy {
-    template <class P>
-    __device__ __forceinline__ P operator()(const P& x, int) const {
+    template <class V>
+    __device__ __forceinline__ V operator()(const V& x, int) const {
         return x;
     }
 };
@@ -124,17 +97,17 @@ struct Copy {
 // ---- ReduceAllL2 ------------------------------------------------------------------------------------
 
 // The wider of the two accumulators: double where either type is.
-using Wider = decltype(Acc{} + AccumulatorOf<Y>::type{});
+using Wider = decltype(Acc<T>{} + Acc<Y>{});
 
 // Visitor that adds the squares of all elements.
 struct SumOfSquares {
     Wider sum = 0;
 
     template <int N>
-    __device__ __forceinline__ void operator()(const Packet<T, N>& x) {
+    __device__ __forceinline__ void operator()(const Vec<T, N>& x) {
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-            const Wider wide = to_accumulator(x.at[i]);
+            const Wider wide = to_acc(x.at[i]);
             sum += wide * wide;
         }
     }
@@ -195,13 +168,13 @@ template <class Test>
 struct AnyOf {
     Word found = 0;
 
-    __device__ __forceinline__ void operator()(const Packet<T, 16 / sizeof(T)>& x) {
-        const auto& words = reinterpret_cast<const Packet<Word, 16 / sizeof(Word)>&>(x);
+    __device__ __forceinline__ void operator()(const Vec<T, vec::WIDTH<T>>& x) {
+        const auto& words = reinterpret_cast<const Vec<Word, vec::WIDTH<Word>>&>(x);
 #pragma unroll
-        for (int i = 0; i < 16 / sizeof(Word); ++i) found |= Test::test(words.at[i]);
+        for (int i = 0; i < vec::WIDTH<Word>; ++i) found |= Test::test(words.at[i]);
     }
-    __device__ __forceinline__ void operator()(const Packet<T, 1>& x) {
-        Packet<T, 16 / sizeof(T)> alone{};
+    __device__ __forceinline__ void operator()(const Vec<T, 1>& x) {
+        Vec<T, vec::WIDTH<T>> alone{};
         alone.at[0] = x.at[0];
         (*this)(alone);
     }
@@ -213,13 +186,11 @@ struct AnyFalse {
     u32 found = 0;
 
     __device__ __forceinline__ void test(u32 x) { found |= (x - 0x01010101u) & ~x & 0x80808080u; }
-    __device__ __forceinline__ void operator()(const Packet<u32, 4>& x) {
+    __device__ __forceinline__ void operator()(const Vec<u32, 4>& x) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) test(x.at[i]);
     }
-    __device__ __forceinline__ void operator()(const Packet<u8, 1>& x) {
-        test(0x01010100u | x.at[0]);
-    }
+    __device__ __forceinline__ void operator()(const Vec<u8, 1>& x) { test(0x01010100u | x.at[0]); }
     __device__ bool any() const { return found; }
 };
 
@@ -229,19 +200,22 @@ struct Poll {
 };
 
 // y = no block has found anything; written by the last block of the last launch.
-__device__ __forceinline__ void report(bool found, Poll* poll, bool last_launch, bool* y) {
+__device__ __forceinline__ void report(bool found, Poll* poll, bool last_launch, bool* y,
+                                       bool& last) {
     const bool any = __syncthreads_or(found);
     if (any && threadIdx.x == 0) atomicOr(&poll->found, 1u);
-    if (last_launch && arrives_last(&poll->ticket, gridDim.x) && threadIdx.x == 0)
+    if (last_launch && reduce::arrives_last(&poll->ticket, gridDim.x, last) && threadIdx.x == 0)
         y[0] = atomicExch(&poll->found, 0u) == 0;
 }
 
 template <class Test>
-__device__ __forceinline__ void none_of(const Pointers<CAPACITY>& arrays, const TensorSizes& sizes,
-                                        Poll* poll, bool last_launch, bool* y) {
+__device__ __forceinline__ void none_of(const Pointers<CAPACITY>& arrays,
+                                        const TensorSizes<CAPACITY>& sizes, Poll* poll,
+                                        bool last_launch, bool* y) {
+    __shared__ bool last;
     AnyOf<Test> tested;
-    visit_tensors<T>(arrays, sizes, tested);
-    report(tested.any(), poll, last_launch, y);
+    multi_tensor::visit_tensors<T, CHUNK_NBYTES, THREADS, UNROLL>(arrays, sizes, tested);
+    report(tested.any(), poll, last_launch, y, last);
 }
 
 }  // namespace cto
@@ -253,93 +227,103 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__rows(const T* x, Y* y, i64 n_rows, i64 length, u32 lanes) {
     const u32 lane = threadIdx.x & (lanes - 1);
     const i64 row = static_cast<i64>(blockIdx.x) * (THREADS / lanes) + threadIdx.x / lanes;
-    const Run<T> run(x + row * length, row < n_rows ? length : 0);
-    Sum<T> visit;
-    visit_packets(run, 0, run.packets, lane, lanes, visit);
-    visit_edges(run, lane, lanes, visit);
-    const Acc sum = sum_lanes(visit.sum, lanes);
-    if (lane == 0 && row < n_rows) y[row] = from_accumulator<Y>(sum);
+    const reduce::Range<T> range(x + row * length, row < n_rows ? length : 0);
+    reduce::Sum<T> visit;
+    reduce::visit_vecs<UNROLL>(range, 0, range.n_vecs, lane, lanes, visit);
+    reduce::visit_edges(range, lane, lanes, visit);
+    const Acc<T> sum = reduce::sum_lanes(visit.sum, lanes);
+    if (lane == 0 && row < n_rows) y[row] = from_acc<Y>(sum);
 }
 
-// Long rows: n_spans blocks each, with so many packets a block.
+// Long rows: n_spans blocks each, with `span` vectors a block.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    reduce_sum_training__long_rows(const T* x, Y* y, Acc* partials, u32* tickets, i64 length,
+    reduce_sum_training__long_rows(const T* x, Y* y, Acc<T>* partials, u32* tickets, i64 length,
                                    i64 span, u32 n_spans) {
+    __shared__ bool last;
+    __shared__ reduce::BlockScratch<Acc<T>, THREADS> scratch;
     const i64 row = blockIdx.x / n_spans;
-    const Run<T> run(x + row * length, length);
+    const reduce::Range<T> range(x + row * length, length);
     const i64 first = blockIdx.x % n_spans * span;
-    Sum<T> visit;
-    visit_packets(run, first, span, threadIdx.x, THREADS, visit);
-    if (first == 0) visit_edges(run, threadIdx.x, THREADS, visit);
-    Acc sum = sum_block(visit.sum);
+    reduce::Sum<T> visit;
+    reduce::visit_vecs<UNROLL>(range, first, span, threadIdx.x, THREADS, visit);
+    if (first == 0) reduce::visit_edges(range, threadIdx.x, THREADS, visit);
+    Acc<T> sum = reduce::sum_block(visit.sum, scratch);
     if (n_spans > 1) {
         if (threadIdx.x == 0) partials[blockIdx.x] = sum;
-        if (!arrives_last(tickets + row, n_spans)) return;
-        sum = sum_partials(partials + row * n_spans, n_spans);
+        if (!reduce::arrives_last(tickets + row, n_spans, last)) return;
+        sum = reduce::sum_partials(partials + row * n_spans, n_spans, scratch);
     }
-    if (threadIdx.x == 0) y[row] = from_accumulator<Y>(sum);
+    if (threadIdx.x == 0) y[row] = from_acc<Y>(sum);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    reduce_sum_training__columns(const T* x, Y* y, Acc* partials, u32* tickets, Slabs slabs) {
-    sum_columns<16 / sizeof(T)>(x, y, partials, tickets, slabs);
+    reduce_sum_training__columns(const T* x, Y* y, Acc<T>* partials, u32* tickets,
+                                 const __grid_constant__ Slabs slabs) {
+    __shared__ Vec<Acc<T>, vec::WIDTH<T>> of_thread[THREADS];
+    __shared__ bool last;
+    sum_columns(x, y, partials, tickets, slabs, of_thread, last);
 }
 
 // Where 16 bytes of x do not always lie in one row, or not on a 16-byte boundary.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    reduce_sum_training__single_columns(const T* x, Y* y, Acc* partials, u32* tickets,
-                                        Slabs slabs) {
-    sum_columns<1>(x, y, partials, tickets, slabs);
+    reduce_sum_training__single_columns(const T* x, Y* y, Acc<T>* partials, u32* tickets,
+                                        const __grid_constant__ Slabs slabs) {
+    __shared__ Vec<Acc<T>, 1> of_thread[THREADS];
+    __shared__ bool last;
+    sum_columns(x, y, partials, tickets, slabs, of_thread, last);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_sum_training__copy(const T* x, T* y, i64 n, bool aligned) {
-    constexpr int N = 16 / sizeof(T);
-    using Division = Packets<N, N, 1, 16 * UNROLL>;
-    if (aligned)
-        map_packets<true, Division>(x, y, n, n, Copy{});
-    else
-        map_packets<false, Division>(x, y, n, n, Copy{});
+    constexpr int N = vec::WIDTH<T>;
+    map::map_vecs<map::Tiling<N, N, 1, 16 * UNROLL, THREADS>>(aligned, x, y, n, n, Copy{});
 }
 
 // Each launch adds gridDim.x partial sums from first_partial on; the last knows n_partials > 0.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    reduce_all_l2(Pointers<CAPACITY> arrays, TensorSizes sizes, Wider* partials, u32* ticket, Y* y,
-                  u32 first_partial, u32 n_partials) {
+    reduce_all_l2(const __grid_constant__ Pointers<CAPACITY> arrays,
+                  const __grid_constant__ TensorSizes<CAPACITY> sizes, Wider* partials, u32* ticket,
+                  Y* y, u32 first_partial, u32 n_partials) {
+    __shared__ bool last;
+    __shared__ reduce::BlockScratch<Wider, THREADS> scratch;
     SumOfSquares visit;
-    visit_tensors<T>(arrays, sizes, visit);
-    const Wider sum = sum_block(visit.sum);
+    multi_tensor::visit_tensors<T, CHUNK_NBYTES, THREADS, UNROLL>(arrays, sizes, visit);
+    const Wider sum = reduce::sum_block(visit.sum, scratch);
     if (threadIdx.x == 0) partials[first_partial + blockIdx.x] = sum;
-    if (n_partials == 0 || !arrives_last(ticket, gridDim.x)) return;
-    const Wider total = sum_partials(partials, n_partials);
-    if (threadIdx.x == 0) y[0] = from_accumulator<Y>(square_root(total));
+    if (n_partials == 0 || !reduce::arrives_last(ticket, gridDim.x, last)) return;
+    const Wider total = reduce::sum_partials(partials, n_partials, scratch);
+    if (threadIdx.x == 0) y[0] = from_acc<Y>(square_root(total));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    is_all_finite(Pointers<CAPACITY> arrays, TensorSizes sizes, Poll* poll, bool* y,
+    is_all_finite(const __grid_constant__ Pointers<CAPACITY> arrays,
+                  const __grid_constant__ TensorSizes<CAPACITY> sizes, Poll* poll, bool* y,
                   bool last_launch) {
     none_of<NotFinite>(arrays, sizes, poll, last_launch, y);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    is_all_finite__isinf_only(Pointers<CAPACITY> arrays, TensorSizes sizes, Poll* poll, bool* y,
-                              bool last_launch) {
+    is_all_finite__isinf_only(const __grid_constant__ Pointers<CAPACITY> arrays,
+                              const __grid_constant__ TensorSizes<CAPACITY> sizes, Poll* poll,
+                              bool* y, bool last_launch) {
     none_of<Infinite>(arrays, sizes, poll, last_launch, y);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    is_all_finite__isnan_only(Pointers<CAPACITY> arrays, TensorSizes sizes, Poll* poll, bool* y,
-                              bool last_launch) {
+    is_all_finite__isnan_only(const __grid_constant__ Pointers<CAPACITY> arrays,
+                              const __grid_constant__ TensorSizes<CAPACITY> sizes, Poll* poll,
+                              bool* y, bool last_launch) {
     none_of<NotANumber>(arrays, sizes, poll, last_launch, y);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     all(const bool* x, bool* y, Poll* poll, i64 n) {
-    constexpr i64 TILE = UNROLL * THREADS;
-    const Run<u8, Packet<u32, 4>> run(reinterpret_cast<const u8*>(x), n);
+    __shared__ bool last;
+    constexpr i64 SPAN = UNROLL * THREADS;  // vectors
+    const reduce::Range<u8, Vec<u32, 4>> range(reinterpret_cast<const u8*>(x), n);
     AnyFalse tested;
-    for (i64 first = blockIdx.x * TILE; first < run.packets; first += gridDim.x * TILE)
-        visit_packets(run, first, TILE, threadIdx.x, THREADS, tested);
-    if (blockIdx.x == 0) visit_edges(run, threadIdx.x, THREADS, tested);
-    report(tested.any(), poll, true, y);
+    for (i64 first = blockIdx.x * SPAN; first < range.n_vecs; first += gridDim.x * SPAN)
+        reduce::visit_vecs<UNROLL>(range, first, SPAN, threadIdx.x, THREADS, tested);
+    if (blockIdx.x == 0) reduce::visit_edges(range, threadIdx.x, THREADS, tested);
+    report(tested.any(), poll, true, y, last);
 }

@@ -4,11 +4,18 @@
 // A warp makes a tile of dX row after row. What a row gets of each column of dY is summed in
 // registers while dY's rows come by; those sums go through shared memory to the lanes that have
 // the columns of dX. Every element of dX is one sum in a fixed order, so there are no atomics.
-// Where every pixel became two by two, weights are constants: include/doubled.cuh.
-#include "include/division.cuh"
-#include "include/doubled.cuh"
-#include "include/packets.cuh"
+// Where every pixel became two by two, weights are constants: resize/upsample2x.cuh.
+#include "core/fast_division.cuh"
+#include "core/vec.cuh"
+#include "resize/upsample2x.cuh"
 
+// T: elements. ACC: what they are summed in. A block has THREADS.
+#ifndef CTO_T
+#define CTO_T float
+#endif
+#ifndef CTO_THREADS
+#define CTO_THREADS 128
+#endif
 #ifndef CTO_ACC
 #define CTO_ACC float
 #endif
@@ -19,7 +26,15 @@
 
 namespace cto {
 
+using fast_division::Cell;
+using fast_division::cell_at;
+using fast_division::Divisor;
+
+using T = CTO_T;
 using ACC = CTO_ACC;
+static_assert(ARE_SAME<ACC, Acc<T>>);
+
+constexpr int THREADS = CTO_THREADS;
 constexpr int RESIDENT = 4;            // blocks on a multiprocessor at least
 constexpr int WARPS = THREADS / WARP;  // of a block
 constexpr int EACH = 4;                // columns of dY that a lane sums
@@ -33,7 +48,7 @@ constexpr int MAX_FINISHED = 2 * BATCH + 2;
 
 // A lane's columns of a row of dY, as words: halves would be taken apart before they are needed.
 struct Row {
-    Packet<u32, EACH * sizeof(T) / sizeof(u32)> words;
+    vec::Vec<u32, EACH * sizeof(T) / sizeof(u32)> words;
     __device__ T* at() { return reinterpret_cast<T*>(words.at); }
     __device__ const T* at() const { return reinterpret_cast<const T*>(words.at); }
 };
@@ -137,7 +152,7 @@ struct OpenRows {
     __device__ void add(ACC share, const Row& dy) {
 #pragma unroll
         for (int c = 0; c < EACH; ++c) {
-            const ACC g = widened(dy.at()[c]);
+            const ACC g = to_acc(dy.at()[c]);
             low[c] += (ACC(1) - share) * g;
             if (share != ACC(0)) high[c] += share * g;  // zero times infinity is no number
         }
@@ -220,7 +235,7 @@ struct Tile {
         T* to = dx + static_cast<u64>(static_cast<u32>(row)) * static_cast<u32>(columns.n_in);
 #pragma unroll
         for (int v = 0; v < MINE; ++v)
-            if (mine[v].pixel >= 0) to[v * WARP] = narrow<T>(values[v]);
+            if (mine[v].pixel >= 0) to[v * WARP] = from_acc<T>(values[v]);
     }
 
     // Closes rows before `next`. All but two of them got nothing; rows before `first` are not ours.
@@ -335,15 +350,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     tile.make(row, min(row + band, rows.n_in), all);
 }
 
-// A lane makes `band` rows of dX below one of the `pieces` of 16 bytes that a row of dY has.
+// A lane makes `band` rows of dX below one of the `vecs` of 16 bytes that a row of dY has.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    resize_grad__doubled(const T* dy, T* dx, i64 n_lanes, i32 n_rows,
-                         const __grid_constant__ Divisor bands, i32 band,
-                         const __grid_constant__ Divisor pieces) {
+    resize_grad__upsample2x(const T* dy, T* dx, i64 n_lanes, i32 n_rows,
+                            const __grid_constant__ Divisor bands, i32 band,
+                            const __grid_constant__ Divisor vecs) {
     const i64 at = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
-    const Cell piece = cell_at(min(at, n_lanes - 1), pieces);
-    const Cell part = cell_at(piece.row, bands);
+    const Cell own = cell_at(min(at, n_lanes - 1), vecs);
+    const Cell part = cell_at(own.row, bands);
     const i32 first = static_cast<i32>(part.column) * band;
     const i32 end = at < n_lanes ? min(first + band, n_rows) : 0;
-    Doubling(dy, dx, part.row, piece.column, pieces.value, n_rows).make(first, band, end);
+    upsample2x::Upsample2xGrad<T>(dy, dx, part.row, own.column, vecs.value, n_rows)
+        .make(first, band, end);
 }

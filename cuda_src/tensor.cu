@@ -1,12 +1,25 @@
 // SPDX-License-Identifier: MIT
 // Tensor movement.  CPU provider: cupy_training_ops/cpu/tensor.py
 //
-// Nothing is computed, so arrays are `void*` and all lengths count words; see include/chunks.cuh.
+// Nothing is computed, so arrays are `void*` and all lengths count words; see algorithm/copy_runs.cuh.
 // Outputs are written once, in order; every operator is a rule that says where a word comes from.
-#include "include/chunks.cuh"
-#include "include/division.cuh"
-#include "include/tables.cuh"
+#include "algorithm/copy_runs.cuh"
+#include "core/fast_division.cuh"
+#include "core/pointers.cuh"
 
+// T: words. A vector has WORDS of them, a thread writes CHUNKS vectors, a block has THREADS.
+#ifndef CTO_T
+#define CTO_T u8
+#endif
+#ifndef CTO_WORDS
+#define CTO_WORDS 1
+#endif
+#ifndef CTO_CHUNKS
+#define CTO_CHUNKS 2
+#endif
+#ifndef CTO_THREADS
+#define CTO_THREADS 128
+#endif
 // Arrays that one launch knows by value.
 #ifndef CTO_CAPACITY
 #define CTO_CAPACITY 16
@@ -14,7 +27,18 @@
 
 namespace cto {
 
+using copy_runs::RESIDENT;
+using fast_division::Cell;
+using fast_division::cell_at;
+using fast_division::Divisor;
+using pointers::Pointers;
+
+using T = CTO_T;
+using Run = copy_runs::Run<T>;
+
+constexpr int THREADS = CTO_THREADS;
 constexpr int CAPACITY = CTO_CAPACITY;
+using Tile = copy_runs::Tiling<T, CTO_WORDS, CTO_CHUNKS, THREADS>;
 
 struct Starts {
     i64 at[CAPACITY + 1];
@@ -78,7 +102,7 @@ template <class Parts>
 __device__ __forceinline__ void concat(void* out, i64 n_rows, const Divisor& width, u32 n_parts,
                                        const Parts& parts) {
     const Joined<Parts> source{width, n_rows, n_parts, parts};
-    write_tile(static_cast<T*>(out), n_rows * width.value, blockIdx.x, source);
+    copy_runs::write_tile<Tile>(static_cast<T*>(out), n_rows * width.value, blockIdx.x, source);
 }
 
 // ---- SplitTraining: rows of a part are pieces of rows of the input ------------------------------
@@ -144,6 +168,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                        n_rows * width,
                        width,
                        split.column[i]};
-    write_tile(static_cast<T*>(outputs.at[i]), n_rows * part_width, blockIdx.x - split.tile[i],
-               source);
+    copy_runs::write_tile<Tile>(static_cast<T*>(outputs.at[i]), n_rows * part_width,
+                                blockIdx.x - split.tile[i], source);
 }

@@ -78,6 +78,9 @@ class Module(Protocol):
     def get_function(self, name: str) -> Kernel:
         """The kernel of that name; it takes grid, block, arguments and bytes of shared memory."""
 
+    def allow_shared(self, name: str, nbytes: int) -> None:
+        """Let launches of the kernel ask for so much dynamic shared memory, static included."""
+
 
 class Backend(Protocol):
     """The memory, streams and kernels of one kind of array."""
@@ -95,6 +98,13 @@ class Backend(Protocol):
 
     def pointer(self, array: Any) -> int:
         """The address of the first element."""
+
+    def pointers(self, arrays: Sequence[Any]) -> list[int]:
+        """The addresses of several; 0 for None."""
+
+    def states(self, arrays: Sequence[Any]) -> list[Any]:
+        """What of arrays may change while they live; with the same objects, it tells that they
+        are as before."""
 
     def offset(self, array: Any, nbytes: int) -> Any:
         """A kernel argument that points `nbytes` into the array."""
@@ -128,6 +138,12 @@ class Backend(Protocol):
 
     def capturing(self, device: int) -> bool:
         """Whether the device's current stream is being captured into a graph."""
+
+    def current_device(self) -> int:
+        """The device that is current; -1 for the host."""
+
+    def work(self, name: str) -> Callable[..., None]:
+        """A named piece of work that is no kernel; it queues itself on the current stream."""
 
     def load(self, source: KernelSource, options: tuple[str, ...]) -> Module:
         """The source compiled for the current device."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -85,6 +86,11 @@ def dtype_name(dtype: Any) -> str:
     """The name of a dtype in messages and files; falls back to NumPy's for unknown ones."""
     row = _BY_DTYPE.get(np.dtype(dtype))
     return row.name if row else str(np.dtype(dtype))
+
+
+def dtype_names(dtypes: Iterable[Any]) -> str:
+    """Names of dtypes for a message."""
+    return ", ".join(map(dtype_name, dtypes))
 
 
 def _numpy_dtype(value: Any) -> Dtype | None:

@@ -1,21 +1,27 @@
 # SPDX-License-Identifier: MIT
-"""What an operator asks of the GPU, as plain data: launches and the scratch memory they share."""
+"""What an operator asks of a device, as plain data: steps in order, and their scratch memory."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from .dtypes import Dtype
 from .errors import ArgumentError
+from .schema import Spec
 
+WARP = 32
+VEC_NBYTES = 16  # of the widest load and store
 MAX_THREADS = 1024
 MAX_PARAMETER_NBYTES = 4000  # 4 KiB in all before CUDA 12.1
 MAX_GRID = (2**31 - 1, 65_535, 65_535)
 MAX_BLOCK = (1024, 1024, 64)
+SHARED_NBYTES = 48 * 1024  # of a block, on every GPU and without being asked for
+SCRATCH_ALIGNMENT = 256
 
 
 class LaunchError(ArgumentError):
@@ -28,6 +34,7 @@ class Device:
 
     multiprocessors: int
     capability: tuple[int, int]
+    max_shared_nbytes: int = SHARED_NBYTES  # that a block may ask for
 
 
 @dataclass(frozen=True)
@@ -46,23 +53,42 @@ class Config:
 
 @dataclass(frozen=True)
 class Scratch:
-    """A launch argument: the workspace from this byte on."""
+    """An argument of a step: the scratch memory from this byte on."""
 
     offset: int
 
 
+class ScratchMemory:
+    """The scratch memory of a plan, handed out piece by piece while the plan is made."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+    def take(self, n: int, dtype: Any) -> Scratch:
+        """Room for n elements, behind all pieces before it and aligned."""
+        piece = Scratch(self.nbytes)
+        self.nbytes += align_up(n * np.dtype(dtype).itemsize, SCRATCH_ALIGNMENT)
+        return piece
+
+
 @dataclass(frozen=True)
 class Pointers:
-    """A launch argument: the addresses of these arrays in one struct, passed by value.
+    """An argument of a step: the addresses of these arrays in one struct, passed by value.
 
-    Its CUDA type is `Pointers<capacity>` of include/tables.cuh.
+    None stands for an array that is not there, whose address is null.
+    Its CUDA type is `Pointers<capacity>` of core/pointers.cuh.
     """
 
-    names: tuple[str, ...]
+    specs: tuple[Spec | None, ...]
     capacity: int
 
+    @property
+    def dtype(self) -> Dtype:
+        """The struct as NumPy has it."""
+        return np.dtype([("at", np.uint64, (self.capacity,))])
 
-def by_value(**fields: Any) -> Any:
+
+def by_value(**fields: Any) -> np.void:
     """A launch argument: a struct of NumPy arrays and sized scalars, laid out as C does."""
     arrays = {name: np.asarray(value) for name, value in fields.items()}
     layout = np.dtype([(n, a.dtype, a.shape) for n, a in arrays.items()], align=True)
@@ -71,30 +97,56 @@ def by_value(**fields: Any) -> Any:
         struct[name] = array
     if struct.nbytes > MAX_PARAMETER_NBYTES:
         raise LaunchError(f"{struct.nbytes} bytes by value, at most {MAX_PARAMETER_NBYTES}")
-    return struct[()]
+    return struct[()]  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
 class Launch:
     """One kernel launch.
 
-    `args` follow the kernel's parameters: a string names an input or output of the operator (the
-    third of a variadic X is "X[2]"), a Scratch points into the workspace, Pointers gather several
-    arrays, `by_value` makes a struct, anything else is a scalar cast to the declared C type.
+    `args` follow the kernel's parameters: a Spec that `plan` was given stands for its array, None
+    for the null pointer, a Scratch for scratch memory, Pointers for several arrays, a Changing for
+    a number that each call gives; `by_value` makes a struct, anything else is a scalar, cast to the
+    declared C type. `family` names the family whose kernel it is, where it is another's.
     """
 
     symbol: str
     config: Config
     args: tuple[Any, ...]
     slots: Mapping[str, str] = field(default_factory=dict)
+    family: str = ""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A named piece of work that the backend queues on the current stream; `args` as above."""
+
+    name: str
+    args: tuple[Any, ...]
+
+
+Step = Launch | Work
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The launches of one call, in order, and the bytes of scratch memory they need."""
+    """The steps of one call, in order, and the bytes of scratch memory they need."""
 
-    launches: tuple[Launch, ...]
+    steps: tuple[Step, ...] = ()
     workspace_nbytes: int = 0
+
+    def then(self, other: Plan) -> Plan:
+        """Both plans, one after the other; the scratch memory of the other lies behind ours."""
+        start = align_up(self.workspace_nbytes, SCRATCH_ALIGNMENT)
+        steps = tuple(_shifted(step, start) for step in other.steps)
+        nbytes = start + other.workspace_nbytes if other.workspace_nbytes else self.workspace_nbytes
+        return Plan((*self.steps, *steps), nbytes)
+
+
+def _shifted(step: Step, start: int) -> Step:
+    """The step with its scratch memory so many bytes further on."""
+    args = (Scratch(a.offset + start) if isinstance(a, Scratch) else a for a in step.args)
+    return replace(step, args=tuple(args))
 
 
 def _within(extents: tuple[int, ...], most: tuple[int, ...]) -> bool:
@@ -106,3 +158,8 @@ def _within(extents: tuple[int, ...], most: tuple[int, ...]) -> bool:
 def ceil_div(a: int, b: int) -> int:
     """The quotient rounded up."""
     return -(-a // b)
+
+
+def align_up(n: int, alignment: int) -> int:
+    """The next multiple of `alignment`."""
+    return ceil_div(n, alignment) * alignment

@@ -4,17 +4,20 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from .dtypes import dtype_name, to_dtype
 from .errors import ArgumentError, DtypeError, refuse
-from .frame import checks
+from .frame.checks import Bindings
 from .frame.op import Op
 from .ops import activation, elementwise, gather, gist, gradient, padding, reduction, resize, tensor
+from .schema import combinations
 
-FAMILIES: Mapping[str, Mapping[str, type[Op]]] = {
+Versions = type[Op] | tuple[type[Op], ...]
+Table = Mapping[str, Versions]  # of a family: name to the class, or to that of each version
+
+FAMILIES: Mapping[str, Table] = {
     "activation": activation.OPS,
     "elementwise": elementwise.OPS,
     "gather": gather.OPS,
@@ -37,11 +40,20 @@ class Match(NamedTuple):
     providers: tuple[str, ...]
 
 
-def merged(families: Mapping[str, Mapping[str, type[Op]]]) -> dict[Key, type[Op]]:
+def classes(table: Table) -> tuple[tuple[str, type[Op]], ...]:
+    """A family's names and classes, that of each version."""
+    return tuple(
+        (name, cls)
+        for name, entry in table.items()
+        for cls in (entry if isinstance(entry, tuple) else (entry,))
+    )
+
+
+def merged(families: Mapping[str, Table]) -> dict[Key, type[Op]]:
     """One dictionary of all families; a name, domain and version stands in one table only."""
     registry: dict[Key, type[Op]] = {}
     for family, table in families.items():
-        for name, cls in table.items():
+        for name, cls in classes(table):
             key = (cls.domain, name, cls.since)
             if key in registry:
                 raise ArgumentError(f"{family}: {key} is registered twice")
@@ -70,12 +82,6 @@ def get_op(name: str, version: int | None = None) -> type[Op]:
     return max(serving, key=lambda cls: cls.since)
 
 
-def combinations(cls: type[Op]) -> list[dict[str, Any]]:
-    """Every binding of an operator's type variables."""
-    variables = cls.types.keys()
-    return [dict(zip(variables, c, strict=True)) for c in itertools.product(*cls.types.values())]
-
-
 def lookup(name: str, version: int | None = None, /, **dtypes: Any) -> Match:
     """What would run for these dtypes, given by input, output, attribute or type variable name.
 
@@ -83,11 +89,10 @@ def lookup(name: str, version: int | None = None, /, **dtypes: Any) -> Match:
     """
     cls = get_op(name, version)
     bound = _bound(cls, dtypes)
-    found = [c for c in combinations(cls) if all(c[v] == dtype for v, dtype in bound.items())]
+    rows = combinations(cls.types)
+    found = [row for row in rows if all(row[v] == dtype for v, dtype in bound.items())]
     if not found:
-        known = "; ".join(
-            ", ".join(f"{v}={dtype_name(d)}" for v, d in c.items()) for c in combinations(cls)
-        )
+        known = "; ".join(", ".join(f"{v}={dtype_name(d)}" for v, d in row.items()) for row in rows)
         raise DtypeError(f"{name}: no kernel for {_shown(dtypes)}; there are: {known}")
     return Match(cls, found[0] | bound, ("cuda", "cpu"))
 
@@ -103,14 +108,14 @@ def _serves(cls: type[Op], version: int) -> bool:
 
 
 def _shown(dtypes: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={checks.names([to_dtype(d)])}" for name, d in dtypes.items())
+    return ", ".join(f"{name}={dtype_name(to_dtype(d))}" for name, d in dtypes.items())
 
 
 def _bound(cls: type[Op], dtypes: Mapping[str, Any]) -> dict[str, Any]:
     """Type variable to dtype; refuses names the operator does not have and conflicts."""
     declared: Iterable[Any] = (*cls.inputs, *cls.outputs, *cls.attributes)
     variable = {item.name: item.type for item in declared if item.type} | {v: v for v in cls.types}
-    bound: checks.Bindings = {}
+    bound: Bindings = {}
     for name, value in dtypes.items():
         if name not in variable:
             refuse(cls.name, name, f"a name among {sorted(variable)}", "an unknown one")

@@ -7,9 +7,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from .dtypes import Dtype, to_dtype
 from .errors import ArgumentError
 
 Shape = tuple[int, ...]
-Memory = Literal["device", "host"]
+Memory = Literal["device", "host", "either"]
 Types = Mapping[str, tuple[Dtype, ...]]  # type variable to the dtypes it may be
 Convert = Callable[[Any], Any]
 MAX_EXTENT = 2**63 - 1
@@ -30,8 +31,16 @@ REQUIRED: Any = type("REQUIRED", (), {"__repr__": lambda _: "REQUIRED"})()
 class Input:
     """One declared input. `type` names a type variable of the operator, or a dtype.
 
-    A host input is a Python number, a tuple or a NumPy array; `convert` checks it and gives it its
-    frozen form. A variadic input is one list of arrays.
+    memory: "device" is an array; "host" a Python number, a tuple or a NumPy array; "either" a
+    number (or `count` of them), or an array of as many elements where the other arrays are.
+    `convert` checks a host value and gives it its frozen form; it takes its own results too.
+
+    static: what a call plans may depend on a host value. Where it is False, planning sees a
+    Changing instead, and a new value plans nothing anew; so it always is for "either".
+
+    A variadic input is one list of arrays; with `holes` some may be None, with `mixed` they may
+    differ in dtype. `not_accessed` says that the operator does not look at the elements, so that
+    any strides and shared memory do. `updated` says that an array is written in place.
     """
 
     name: str
@@ -39,10 +48,20 @@ class Input:
     memory: Memory = "device"
     optional: bool = False
     variadic: bool = False
-    strided: bool = False
+    not_accessed: bool = False
     convert: Convert | None = None
+    static: bool = True
+    count: int = 1
+    updated: bool = False
+    holes: bool = False
+    mixed: bool = False
     shape: str = ""
     doc: str = ""
+
+    @property
+    def changes(self) -> bool:
+        """Whether a value, where one is given instead of an array, is no part of a call's key."""
+        return self.memory == "either" or (self.memory == "host" and not self.static)
 
 
 @dataclass(frozen=True)
@@ -50,7 +69,8 @@ class Output:
     """One declared output.
 
     `aliases` names the input whose array it is written into, always; `may_alias` those whose array
-    `out=` may be. A host output is a NumPy array that follows from shapes alone.
+    `out=` may be. A host output is a NumPy array that follows from shapes, or a Changing that gives
+    one. An "either" output is what the input that it aliases is.
     """
 
     name: str
@@ -81,13 +101,15 @@ class Attribute:
 class Spec:
     """What planning may know of an array: shape, dtype and 16-byte alignment; never its values.
 
-    `in_place` is true of an output that will be written into the input it aliases.
+    `in_place` is true of an output that will be written into the input it aliases. `place` is where
+    the array stands among the call's arrays, which makes the spec an argument of a step.
     """
 
     shape: Shape
     dtype: Dtype
     aligned: bool = True
     in_place: bool = False
+    place: int = -1
     size: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -97,6 +119,88 @@ class Spec:
     def nbytes(self) -> int:
         """Bytes of the elements."""
         return self.size * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Changing:
+    """A host value that each call gives anew: planning knows that it is there, not what it is.
+
+    It is an argument of a step, or with `then` a function of it is: `step.then(lambda t: b**t)`.
+    """
+
+    place: int  # of its input among the declared ones
+    functions: tuple[Callable[[Any], Any], ...] = ()
+
+    def then(self, function: Callable[[Any], Any]) -> Changing:
+        """The function of this value."""
+        return Changing(self.place, (*self.functions, function))
+
+    def of(self, values: Mapping[int, Any]) -> Any:
+        """What it is in a call whose inputs at these places have these values."""
+        value = values[self.place]
+        for function in self.functions:
+            value = function(value)
+        return value
+
+
+class TypeRows(Mapping[str, tuple[Dtype, ...]]):
+    """The type combinations that exist, where they are not the product of the type variables.
+
+    As a mapping it gives every dtype that a variable has in some row.
+    """
+
+    def __init__(self, variables: str, *rows: str, **groups: tuple[Dtype, ...]) -> None:
+        """Rows of dtype names below the variables; a row with a group stands for one row a member.
+
+        TypeRows("T U", "float32 float32", "H float32", H=(FLOAT16, BFLOAT16)) has three rows.
+        """
+        self.variables = tuple(variables.split())
+        self.rows = tuple(
+            dict(zip(self.variables, dtypes, strict=True))
+            for row in rows
+            for dtypes in _expanded(row.split(), groups)
+        )
+
+    def __getitem__(self, variable: str) -> tuple[Dtype, ...]:
+        if variable not in self.variables:
+            raise KeyError(variable)
+        return tuple(dict.fromkeys(row[variable] for row in self.rows))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.variables)
+
+    def __len__(self) -> int:
+        return len(self.variables)
+
+    def fitting(self, bound: Mapping[str, Dtype]) -> list[dict[str, Dtype]]:
+        """The rows that these bindings leave."""
+        return [row for row in self.rows if not _distance(row, bound)]
+
+    def nearest(self, bound: Mapping[str, Dtype]) -> list[dict[str, Dtype]]:
+        """The rows that differ from the bindings in the fewest variables."""
+        least = min(_distance(row, bound) for row in self.rows)
+        return [row for row in self.rows if _distance(row, bound) == least]
+
+
+def _expanded(
+    names: list[str], groups: Mapping[str, tuple[Dtype, ...]]
+) -> Iterator[tuple[Dtype, ...]]:
+    """The rows that a row of names and groups stands for."""
+    used = [name for name in groups if name in names]
+    for members in itertools.product(*(groups[name] for name in used)):
+        chosen = dict(zip(used, members, strict=True))
+        yield tuple(chosen[n] if n in chosen else to_dtype(n) for n in names)
+
+
+def _distance(row: Mapping[str, Dtype], bound: Mapping[str, Dtype]) -> int:
+    return sum(row[v] != dtype for v, dtype in bound.items() if v in row)
+
+
+def combinations(types: Types) -> list[dict[str, Dtype]]:
+    """Every binding of the type variables."""
+    if isinstance(types, TypeRows):
+        return [dict(row) for row in types.rows]
+    return [dict(zip(types, c, strict=True)) for c in itertools.product(*types.values())]
 
 
 def integer(value: Any) -> int:

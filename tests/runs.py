@@ -34,6 +34,18 @@ class EmulatedBackend:
     def pointer(self, array: Any) -> int:
         return array.ctypes.data
 
+    def pointers(self, arrays: Any) -> list[int]:
+        return backends.CPU.pointers(arrays)
+
+    def states(self, arrays: Any) -> list[Any]:
+        return backends.CPU.states(arrays)
+
+    def current_device(self) -> int:
+        return 0
+
+    def work(self, name: str) -> Any:
+        return {"copy": lambda source, target: np.copyto(target, source)}[name]
+
     def offset(self, array: Any, nbytes: int) -> Any:
         return array[nbytes:]
 

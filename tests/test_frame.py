@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 from probe.probe import ProbeAxpy, ProbeCut, ProbeHalves, ProbeJoin, ProbeSum
 
-from cupy_training_ops import ArgumentError, DtypeError
+from cupy_training_ops import ArgumentError, CompileError, DtypeError
+from cupy_training_ops.frame.backends import numpy_runs_on
+from cupy_training_ops.plan import Device, by_value
 from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.compare import assert_matches
+from cupy_training_ops.testing.idle import IdleBackend
 
 
 def normal(rng: np.random.Generator, *shape: int, dtype=np.float32) -> np.ndarray:
@@ -101,6 +104,32 @@ def test_a_list_of_arrays_and_a_shape_from_the_host(anywhere, rng) -> None:
     op = ProbeJoin()
     for shape in ((4, 128), [4, 128], np.array([4, 128])):
         assert_matches(anywhere.host(op(shape, [anywhere.place(x) for x in xs])), expected)
+
+
+IDLE = IdleBackend(Device(4, (9, 0)))
+STRUCTS = {
+    "the plan gives no field count": {"at": np.zeros(4, int)},
+    "at stands where the plan gives count": {"count": np.int32(1), "at": np.zeros(4, int)},
+    "count is int32, the plan gives int64": {"at": np.zeros(4, int), "count": np.int64(1)},
+}
+
+
+@pytest.mark.parametrize("complaint", STRUCTS)
+def test_a_struct_that_is_not_the_kernels_is_never_launched(monkeypatch, rng, complaint) -> None:
+    struct = by_value(**STRUCTS[complaint])
+    monkeypatch.setattr(ProbeJoin, "extents", lambda *_: struct)
+    expected = rf"probe_join: parameter extents \(Extents\): .*{complaint}"
+    with numpy_runs_on(IDLE), launch_log() as log, pytest.raises(CompileError, match=expected):
+        ProbeJoin()((6,), [normal(rng, 6)])
+    assert not log
+
+
+def test_a_constant_that_the_source_does_not_have_is_never_planned_with(monkeypatch, rng) -> None:
+    monkeypatch.setattr(ProbeJoin, "most", "MAX_OUTPUTS")
+    expected = r"probe\.cu: there is no constant MAX_OUTPUTS"
+    with numpy_runs_on(IDLE), launch_log() as log, pytest.raises(CompileError, match=expected):
+        ProbeJoin()((6,), [normal(rng, 6)])
+    assert not log
 
 
 def test_views_share_memory_on_every_provider(anywhere, rng) -> None:

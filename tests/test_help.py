@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import cupy_training_ops as cto
-from cupy_training_ops.dtypes import FLOAT32
+from cupy_training_ops.dtypes import FLOAT32, FLOAT64
 from cupy_training_ops.frame import help
 from cupy_training_ops.frame.op import Op
 from cupy_training_ops.registry import get_op, names
@@ -23,9 +23,11 @@ from cupy_training_ops.schema import (
     Input,
     Output,
     Spec,
+    TypeRows,
     integer,
     one_of,
     optional,
+    real,
     shape,
 )
 from cupy_training_ops.testing.samples import all_samples
@@ -209,9 +211,11 @@ class Everything(Op):
 
     inputs = (
         Input("X", "T", shape="any shape", doc="what is read"),
-        Input("S", "T", strided=True, optional=True),
+        Input("S", "T", not_accessed=True, optional=True),
         Input("Xs", "float32", variadic=True, shape="any shapes"),
-        Input("n", "int64", memory="host", convert=integer),
+        Input("Ms", "T", variadic=True, holes=True, mixed=True, updated=True),
+        Input("lr", "float32", memory="either", convert=real),
+        Input("n", "int64", memory="host", convert=integer, static=False),
         Input("shapes", "int64", memory="host", variadic=True, convert=shape),
     )
     outputs = (
@@ -230,12 +234,14 @@ class Everything(Op):
 def test_all_that_can_be_declared_is_printed() -> None:
     text = " ".join(Everything.__doc__.split())
     for expected in (
-        "Y = X. call everything(X, S=None, Xs, n, shapes, /, *, to, deterministic=None, out=None,",
-        "workspace=None) -> (Y, Z, Ys[0], Ys[1], ...)",
-        "Everything(*, to, deterministic=None)(X, S=None, Xs, n, shapes, /, *, out=None,",
-        "inputs X T device, any shape; what is read S T device, optional, strided Xs float32 "
-        "device, a list of arrays, any shapes n int64 host, an integer shapes int64 host, a shape: "
-        "integers of at least 0, a list of them",
+        "Y = X. call everything(X, S=None, Xs, Ms, lr, n, shapes, /, *, to, deterministic=None,",
+        "workspace=None) -> (Y, Z, (Ys[0], Ys[1], ...))",
+        "Everything(*, to, deterministic=None)(X, S=None, Xs, Ms, lr, n, shapes, /, *, out=None,",
+        "inputs X T device, any shape; what is read S T device, optional, any strides Xs float32 "
+        "device, a list of arrays, any shapes Ms T device, a list of arrays or None in several "
+        "types, written in place lr float32 either, a real number, or an array of 1 beside the "
+        "other arrays n int64 host, an integer, may change from call to call shapes int64 host, "
+        "a shape: integers of at least 0, a list of them",
         "outputs Y T device, shape of X, written into X where there is no out=, out= may be S's "
         "array Z bool host, a new NumPy array, shape (1,); always True Ys float32 device, a tuple "
         "of arrays, out= may be X's or S's array",
@@ -243,6 +249,7 @@ def test_all_that_can_be_declared_is_printed() -> None:
         "None; how",
         "types T float32",
         "A captured graph keeps their values.",
+        "A captured graph keeps a number; where an array is given, each replay reads it.",
         "same bits, run after run unless deterministic=False.",
         "exactly the same values",
         "CuPy arrays by CUDA kernels on their device.",
@@ -250,6 +257,21 @@ def test_all_that_can_be_declared_is_printed() -> None:
         f"family {Everything.family} Help: the docstring says",
     ):
         assert expected in text
+
+
+def test_type_combinations_that_are_rows_are_printed_as_rows() -> None:
+    class Rows(Op):
+        """Y = X."""
+
+        outputs = (Output("Y", "T"),)
+        types = TypeRows("T U", "float32 float16", "float64 H", H=(FLOAT32, FLOAT64))
+
+    assert blocks(Rows)["types"] == [
+        "  T        U",
+        "  float32  float16",
+        "  float64  float32",
+        "  float64  float64",
+    ]
 
 
 def test_only_what_is_so_is_said() -> None:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import click
 
 from ..frame.op import Op
-from ..registry import REGISTRY, combinations, get_op
+from ..registry import REGISTRY, get_op
+from ..schema import combinations
 from .table import aligned
 
 
@@ -31,7 +32,7 @@ def _listed() -> list[str]:
 
 
 def _row(cls: type[Op]) -> tuple[str, ...]:
-    types = str(len(combinations(cls)))
+    types = str(len(combinations(cls.types)))
     return (cls.name, cls.family, cls.domain, _opset(cls), types, _doc(cls).splitlines()[0])
 
 

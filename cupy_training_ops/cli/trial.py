@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..codec import CODECS, Codec, compress
-from ..dtypes import dtype_name
+from ..dtypes import dtype_name, dtype_names
 from ..fidelity import Fidelity, measure
-from ..frame.checks import names
 from .provider import to_host
 from .timing import seconds
 
@@ -56,7 +55,7 @@ def run(subject: Subject, name: str, keep_nonfinite: bool, xp: Any) -> Trial | R
     codec, original = CODECS[name], subject.array
     taken = codec.encoder.types["T"]
     if original.dtype not in taken:
-        return Refusal(codec, f"takes {names(taken)}, not {dtype_name(original.dtype)}")
+        return Refusal(codec, f"takes {dtype_names(taken)}, not {dtype_name(original.dtype)}")
     options = {"keep_nonfinite": keep_nonfinite} if name == "msfp15" else {}
     x = xp.asarray(original)
     packed = compress(x, name, **options)

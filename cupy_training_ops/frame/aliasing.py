@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..errors import ArgumentError
 
 Span = tuple[int, int]  # first address, and the first one after it
+
+MANY = 32  # spans from which on NumPy compares them sooner than Python
 
 
 class Written(NamedTuple):
@@ -25,45 +29,59 @@ class Overlap:
     """The check of one kind of call: nothing that it writes shares memory with anything else."""
 
     def __init__(
-        self, op: str, names: Sequence[str], written: Sequence[Written], unread: Sequence[int] = ()
+        self,
+        op: str,
+        names: Sequence[str],
+        sizes: Sequence[int],
+        written: Sequence[Written],
+        not_accessed: Sequence[int] = (),
     ) -> None:
+        """`sizes` are bytes; arrays that are absent or that a call does not look at count as 0."""
         self._op = op
         self._names = names
+        self._sizes = [0 if place in not_accessed else n for place, n in enumerate(sizes)]
         self._written = tuple(written)
         self._places = frozenset(w.place for w in written)
-        self._unread = tuple(unread)  # places of inputs that a call does not look at
+        self._is_written = np.isin(np.arange(len(sizes)), list(self._places))
+        self._n_bytes = np.array(self._sizes, np.int64)
 
-    def refuse(self, arrays: Sequence[Any], pointer: Callable[[Any], int]) -> None:
+    def refuse(self, addresses: Sequence[int]) -> None:
         """Raise ArgumentError where two of the arrays, one of them written, share memory."""
-        spans = [
-            (0, 0)
-            if array is None or not (nbytes := array.nbytes)
-            else (start := pointer(array), start + nbytes)
-            for array in arrays
-        ]
-        for place in self._unread:
-            spans[place] = (0, 0)
         if len(self._written) == 1:
-            self._compare(spans, self._written[0])
-        else:
-            self._sweep(spans)
+            self._compare(addresses, self._written[0])
+        elif len(addresses) < MANY or self._any_shared(addresses):
+            self._sweep(addresses)
 
-    def _compare(self, spans: list[Span], written: Written) -> None:
+    def _compare(self, addresses: Sequence[int], written: Written) -> None:
         """The common case: one written array against all others."""
-        start, end = own = spans[written.place]
-        for place, span in enumerate(spans):
-            if span[0] < end and start < span[1] and place != written.place:
-                if span == own and place in written.partners:
+        start, size = addresses[written.place], self._sizes[written.place]
+        if not size:
+            return
+        end = start + size
+        for place, (other, other_size) in enumerate(zip(addresses, self._sizes, strict=True)):
+            if other < end and start < other + other_size and other_size and place != written.place:
+                if (other, other_size) == (start, size) and place in written.partners:
                     continue
                 self._raise(place, written.place)
 
-    def _sweep(self, spans: list[Span]) -> None:
+    def _any_shared(self, addresses: Sequence[int]) -> bool:
+        """Whether a sweep would refuse: each span against all that end last before it."""
+        starts = np.array(addresses, np.uint64).astype(np.int64)
+        counted = self._n_bytes > 0
+        counted[list(self._same(addresses))] = False
+        places = np.flatnonzero(counted)
+        places = places[np.argsort(starts[places], kind="stable")]
+        first, is_written = starts[places], self._is_written[places]
+        ends = first + self._n_bytes[places]
+        last = np.maximum.accumulate(ends)[:-1]
+        last_written = np.maximum.accumulate(np.where(is_written, ends, 0))[:-1]
+        return bool(np.any(first[1:] < np.where(is_written[1:], last, last_written)))
+
+    def _sweep(self, addresses: Sequence[int]) -> None:
         """In the order of addresses, each span with the one before it that ends last."""
-        same = {p for w in self._written for p in w.partners if spans[p] == spans[w.place]}
+        same = self._same(addresses)
         every = written = (0, -1)  # the end and the place of what ends last
-        for (start, end), place in sorted(
-            (span, place) for place, span in enumerate(spans) if span[1] and place not in same
-        ):
+        for (start, end), place in sorted(self._spans(addresses, same)):
             is_written = place in self._places
             before, other = every if is_written else written
             if start < before:
@@ -73,7 +91,22 @@ class Overlap:
             if is_written and end > written[0]:
                 written = end, place
 
-    def _raise(self, other: int, place: int) -> None:
+    def _spans(self, addresses: Sequence[int], same: frozenset[int]) -> Iterator[tuple[Span, int]]:
+        for place, (start, size) in enumerate(zip(addresses, self._sizes, strict=True)):
+            if size and place not in same:
+                yield (start, start + size), place
+
+    def _same(self, addresses: Sequence[int]) -> frozenset[int]:
+        """The partners that are the very arrays that are written."""
+        sizes = self._sizes
+        return frozenset(
+            p
+            for w in self._written
+            for p in w.partners
+            if addresses[p] == addresses[w.place] and sizes[p] == sizes[w.place]
+        )
+
+    def _raise(self, other: int, place: int) -> Any:
         raise ArgumentError(
             f"{self._op}: {self._names[place]}: expected memory of its own, "
             f"got memory shared with {self._names[other]}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,17 @@ class NumpyBackend:
     def pointer(self, array: NDArray[Any]) -> int:
         """The address of the first element."""
         return array.ctypes.data
+
+    def pointers(self, arrays: Sequence[NDArray[Any] | None]) -> list[int]:
+        """The addresses of several; 0 for None."""
+        return [0 if array is None else array.ctypes.data for array in arrays]
+
+    def states(self, arrays: Sequence[NDArray[Any] | None]) -> list[Any]:
+        """Everything about an array of NumPy's may change."""
+        return [
+            None if array is None else (array.ctypes.data, array.shape, array.strides, array.dtype)
+            for array in arrays
+        ]
 
     def offset(self, array: NDArray[Any], nbytes: int) -> NDArray[Any]:
         """The bytes from there on."""
@@ -75,6 +86,14 @@ class NumpyBackend:
     def capturing(self, device: int) -> bool:
         """The host has no graphs."""
         return False
+
+    def current_device(self) -> int:
+        """The host."""
+        return -1
+
+    def work(self, name: str) -> Callable[..., None]:
+        """Nothing is queued on the host."""
+        raise ProviderError(f"{name} does not run on NumPy arrays")
 
     def load(self, source: KernelSource, options: tuple[str, ...]) -> Module:
         """Kernels do not run on NumPy arrays."""

@@ -4,22 +4,25 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..backend import ArrayInfo
+from ..backend import Array, ArrayInfo
 from ..errors import ArgumentError, ProviderError, refuse
 from ..runtime import workspace as workspaces
 from ..runtime.launch import ReadyPlan
-from ..schema import Input, Spec
+from ..schema import Changing, Input, Spec
 from .aliasing import Overlap, Written
 from .arrays import adopt
 from .backends import info
+from .convert import converted
 
 Arrays = tuple[Any, ...]
+HostValue = NDArray[Any] | Changing
 
 
 @dataclass(frozen=True)
@@ -27,28 +30,53 @@ class Result:
     """One output of a call, a variadic one taken apart.
 
     `spec` is None for an output that is not asked for; `value` is the content of a host output;
-    `alias` the input it is written into; `shareable` the inputs whose array `out=` may be.
+    `alias` is the place of the array it is written into, `shareable` those that `out=` may be;
+    `computed` says that the CPU provider's function returns it.
     """
 
     name: str
     spec: Spec | None
-    value: Any = None
-    alias: str | None = None
-    shareable: tuple[str, ...] = ()
+    value: HostValue | None = None
+    alias: int | None = None
+    shareable: tuple[int, ...] = ()
+    computed: bool = True
 
 
 @dataclass(frozen=True)
-class Signature:
-    """What all calls of one kind share: declared inputs, names of the arrays, results, place."""
+class Named:
+    """An array of a call: its name in messages, what is known of it, and its declared input."""
+
+    name: str
+    info: ArrayInfo | None
+    declared: Input
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a call looks at."""
+        if self.info is None or self.declared.not_accessed:
+            return 0
+        return self.info.spec.nbytes
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What all calls of one kind share."""
 
     op: str
     inputs: tuple[Input, ...]
-    hosts: tuple[Any, ...]  # frozen values of the host inputs, None elsewhere
-    names: tuple[str, ...]  # of the device arrays, variadic inputs taken apart
+    fixed: tuple[Any, ...]  # frozen values of static host inputs, None elsewhere
+    changing: tuple[int, ...]  # inputs, by place, whose values each call gives
+    arrays: tuple[Named, ...]  # variadic inputs taken apart
     results: tuple[Result, ...]
-    targets: tuple[ArrayInfo | None, ...]  # the caller's outputs
-    home: ArrayInfo
-    bare: bool  # one output that comes back without a tuple around it
+    out: tuple[ArrayInfo | None, ...]  # the caller's outputs
+    counts: tuple[int | None, ...]  # arrays of each declared output, None for one that is no list
+    placement: ArrayInfo
+    checks: tuple[Callable[..., None], ...] = ()
+
+    @property
+    def groups_outputs(self) -> bool:
+        """Whether lists come back in tuples of their own, beside other outputs."""
+        return len(self.counts) > 1 and any(count is not None for count in self.counts)
 
 
 class Call:
@@ -56,171 +84,353 @@ class Call:
 
     workspace_nbytes = 0
 
-    def __init__(self, signature: Signature) -> None:
-        self.signature = signature
-        self.backend = signature.home.backend
-        self.device = signature.home.device
-        self.bare = signature.bare
-        self.plain = not any(i.variadic or i.memory == "host" for i in signature.inputs)
-        self.n_inputs = len(signature.inputs)
-        pairs = tuple(zip(signature.results, signature.targets, strict=True))
-        self.complete = all(target for _, target in pairs)
-        self.has_targets = any(target for _, target in pairs)
-        self.places = {name: place for place, name in enumerate(signature.names)}
-        names = (*signature.names, *(f"out ({result.name})" for result in signature.results))
-        written = tuple(_written(signature, self.places))
-        unread = [self.places[i.name] for i in signature.inputs if i.strided]
-        self.overlap = Overlap(signature.op, names, written, unread) if written else None
+    def __init__(self, prepared: Prepared) -> None:
+        self.prepared = prepared
+        self.backend = prepared.placement.backend
+        self.device = prepared.placement.device
+        self.single_output = prepared.counts == (None,)
+        self.n_inputs = len(prepared.inputs)
+        given = set(prepared.changing)
+        self.all_device = not any(i.variadic or i.memory != "device" for i in prepared.inputs)
+        self.array_places = tuple(
+            (place, declared.variadic)
+            for place, declared in enumerate(prepared.inputs)
+            if declared.memory != "host" and place not in given
+        )
+        self.has_all_outputs = all(prepared.out)
+        self.has_out = any(prepared.out)
+        self.makes_arrays = any(
+            given is None and r.alias is None and r.value is None and r.spec is not None
+            for r, given in zip(prepared.results, prepared.out, strict=True)
+        )
+        written = tuple(_written(prepared))
+        self.overlap = _overlap(prepared, written) if written else None
 
-    def __call__(self, inputs: Arrays, given: Arrays, workspace: Any) -> Any:
+    def __call__(self, inputs: Arrays, out: Arrays, workspace: Any) -> Any:
+        """Check what only the arrays of this call can show, allocate, and run."""
+        inputs, out, arrays = self.taken_apart(inputs, out)
+        if self.overlap is not None:
+            self.overlap.refuse(self.addresses(arrays, out))
+        return self.finish(inputs, arrays, out, workspace)
+
+    def checked_tables(self, arrays: Arrays, out: Arrays) -> Sequence[Any] | None:
+        """The tables of these arrays, none of which is written and another argument's too."""
+        addresses = self.addresses(arrays, out)
+        if self.overlap is not None:
+            self.overlap.refuse(addresses)
+        return self.tables(addresses)
+
+    def addresses(self, arrays: Arrays, out: Arrays) -> list[int]:
+        """Where the arrays are, the caller's outputs behind the others."""
+        return self.backend.pointers(arrays + out if self.has_out else arrays)
+
+    def taken_apart(self, inputs: Arrays, out: Arrays) -> tuple[Arrays, Arrays, Arrays]:
+        """All declared inputs, the caller's outputs one by one, and the arrays one by one."""
         if len(inputs) < self.n_inputs:
             inputs += (None,) * (self.n_inputs - len(inputs))
-        arrays = inputs if self.plain else self._flat(inputs)
-        if self.overlap is not None:
-            every = arrays + given if self.has_targets else arrays
-            self.overlap.refuse(every, self.backend.pointer)
-        results = given if self.complete else self._completed(arrays, given)
+        if self.has_out and self.prepared.groups_outputs:
+            out = ungrouped(out, self.prepared.counts)
+        return inputs, out, inputs if self.all_device else self._flat(inputs)
+
+    def finish(
+        self,
+        inputs: Arrays,
+        arrays: Arrays,
+        out: Arrays,
+        workspace: Any,
+        tables: Sequence[Any] | None = None,
+    ) -> Any:
+        """The rest of a call whose memory is known to be apart."""
+        values = self.values(inputs) if self.prepared.changing else {}
+        results = out if self.has_all_outputs else self.completed(arrays, out, values)
         if workspace is not None:
             workspace = self._checked(workspace, arrays, results)
-        self._run(inputs, arrays, results, workspace)
-        return results[0] if self.bare else results
+        for check in self.prepared.checks:
+            check(*self._with_hosts(inputs, values))
+        self._run(inputs, arrays, results, workspace, values, tables)
+        return self.returned(results)
 
-    def _run(self, inputs: Arrays, arrays: Arrays, results: Arrays, workspace: Any) -> None:
+    def _run(
+        self,
+        inputs: Arrays,
+        arrays: Arrays,
+        results: Arrays,
+        workspace: Any,
+        values: Mapping[int, Any],
+        tables: Sequence[Any] | None,
+    ) -> None:
         raise NotImplementedError
 
-    def _flat(self, inputs: Arrays) -> Arrays:
-        """The device arrays in one tuple."""
-        flat: list[Any] = []
-        for declared, value in zip(self.signature.inputs, inputs, strict=True):
-            if declared.memory == "device":
-                flat.extend(value if declared.variadic and value is not None else (value,))
-        return tuple(flat)
+    def tables(self, addresses: Sequence[int]) -> Sequence[Any] | None:
+        """What a call with the same `addresses` need not make again; None where it has to."""
+        return None
 
-    def _completed(self, arrays: Arrays, given: Arrays) -> Arrays:
+    def values(self, inputs: Arrays) -> dict[int, Any]:
+        """The values that this call gives, by place, in their frozen form."""
+        op, declared = self.prepared.op, self.prepared.inputs
+        return {p: converted(op, declared[p], inputs[p]) for p in self.prepared.changing}
+
+    def returned(self, results: Arrays) -> Any:
+        """The results as the caller gets them."""
+        if self.single_output:
+            return results[0]
+        prepared = self.prepared
+        return grouped(results, prepared.counts) if prepared.groups_outputs else results
+
+    def completed(self, arrays: Arrays, out: Arrays, values: Mapping[int, Any]) -> Arrays:
         """The caller's outputs; for the others the aliased input, a host value or new memory."""
-        if not self.has_targets:
-            given = (None,) * len(self.signature.results)
-        pairs = zip(self.signature.results, given, strict=True)
+        if not self.has_out:
+            out = (None,) * len(self.prepared.results)
+        pairs = zip(self.prepared.results, out, strict=True)
         return tuple(
-            array if array is not None else self._made(result, arrays) for result, array in pairs
+            array if array is not None else self._made(result, arrays, values)
+            for result, array in pairs
         )
 
-    def _made(self, result: Result, arrays: Arrays) -> Any:
+    def _flat(self, inputs: Arrays) -> Arrays:
+        """The arrays in one tuple."""
+        flat: list[Any] = []
+        for place, variadic in self.array_places:
+            value = inputs[place]
+            if variadic and value is not None:
+                flat += value
+            else:
+                flat.append(value)
+        return tuple(flat)
+
+    def _made(self, result: Result, arrays: Arrays, values: Mapping[int, Any]) -> Any:
         if result.spec is None:
             return None
+        if isinstance(result.value, Changing):
+            return np.asarray(result.value.of(values), result.spec.dtype)
         if result.value is not None:
             return result.value.copy()
         if result.alias is not None:
-            return arrays[self.places[result.alias]]
+            return arrays[result.alias]
         if self.backend.capturing(self.device):
             raise ProviderError(
-                f"{self.signature.op}: out: a call under graph capture needs out=, because memory "
+                f"{self.prepared.op}: out: a call under graph capture needs out=, because memory "
                 f"from the pool would be handed out again while the graph still writes to it"
             )
         return self.backend.empty(result.spec, self.device)
 
+    def _with_hosts(self, inputs: Arrays, values: Mapping[int, Any]) -> list[Any]:
+        """The inputs as a provider takes them: host ones in their frozen form."""
+        taken = [
+            fixed if declared.memory == "host" else value
+            for declared, fixed, value in zip(
+                self.prepared.inputs, self.prepared.fixed, inputs, strict=True
+            )
+        ]
+        for place, value in values.items():
+            taken[place] = value
+        return taken
+
     def _checked(self, workspace: Any, arrays: Arrays, results: Arrays) -> Any:
         """The caller's workspace, fit for the call and apart from its arrays on the device."""
-        op, pointer = self.signature.op, self.backend.pointer
-        pairs = zip(self.signature.results, results, strict=True)
-        arrays += tuple(array if result.value is None else None for result, array in pairs)
-        workspace = adopt(op, "workspace", workspace)
-        described = ArrayInfo(*info(workspace))
-        workspaces.check(op, described, self.signature.home, self.workspace_nbytes)
-        names = (*self.signature.names, *(r.name for r in self.signature.results), "workspace")
-        Overlap(op, names, [Written(len(arrays))]).refuse((*arrays, workspace), pointer)
+        prepared = self.prepared
+        workspace = adopt(prepared.op, "workspace", workspace)
+        found = ArrayInfo(*info(workspace))
+        workspaces.check(prepared.op, found, prepared.placement, self.workspace_nbytes)
+        written = tuple(
+            array if result.value is None else None
+            for result, array in zip(prepared.results, results, strict=True)
+        )
+        names = [a.name for a in prepared.arrays] + [r.name for r in prepared.results]
+        every = (*arrays, *written, workspace)
+        sizes = [0 if array is None else array.nbytes for array in every]
+        overlap = Overlap(prepared.op, [*names, "workspace"], sizes, [Written(len(every) - 1)])
+        overlap.refuse(self.backend.pointers(every))
         return workspace
 
 
-def _written(signature: Signature, places: Mapping[str, int]) -> Iterator[Written]:
-    """What a call writes, by place: inputs first, then the caller's outputs."""
-    pairs = zip(signature.results, signature.targets, strict=True)
-    for place, (result, target) in enumerate(pairs, len(places)):
-        partners = tuple(places[name] for name in result.shareable)
-        if target is not None:
-            yield Written(place, partners)
+def grouped(flat: Sequence[Any], counts: Sequence[int | None]) -> Arrays:
+    """Outputs as declared: a tuple for each that is a list."""
+    items = iter(flat)
+    return tuple(next(items) if n is None else tuple(itertools.islice(items, n)) for n in counts)
+
+
+def ungrouped(out: Sequence[Any], counts: Sequence[int | None]) -> Arrays:
+    """The caller's outputs one by one; None for a list stands for one that is not given."""
+    flat: list[Any] = []
+    for item, count in zip(out, counts, strict=True):
+        flat += [item] if count is None else [None] * count if item is None else item
+    return tuple(flat)
+
+
+def _written(prepared: Prepared) -> Iterator[Written]:
+    """What a call writes, by place: arrays first, then the caller's outputs."""
+    n_arrays = len(prepared.arrays)
+    pairs = zip(prepared.results, prepared.out, strict=True)
+    for place, (result, given) in enumerate(pairs, n_arrays):
+        if given is not None:
+            yield Written(place, result.shareable)
         elif result.spec is not None and result.alias is not None:
-            own = places[result.alias]
-            yield Written(own, tuple(place for place in partners if place != own))
+            partners = tuple(p for p in result.shareable if p != result.alias)
+            yield Written(result.alias, partners)
+    aliased = {r.alias for r in prepared.results if r.spec is not None}
+    for place, array in enumerate(prepared.arrays):
+        if array.declared.updated and array.info is not None and place not in aliased:
+            yield Written(place)
+
+
+def _overlap(prepared: Prepared, written: Sequence[Written]) -> Overlap:
+    names = [a.name for a in prepared.arrays] + [f"out ({r.name})" for r in prepared.results]
+    sizes = [array.nbytes for array in prepared.arrays]
+    if any(prepared.out):
+        sizes += [0 if given is None else given.spec.nbytes for given in prepared.out]
+    return Overlap(prepared.op, names, sizes, written)
 
 
 class EmptyCall(Call):
     """No output has an element: nothing to compute, nothing launched."""
 
-    def _run(self, inputs: Arrays, arrays: Arrays, results: Arrays, workspace: Any) -> None:
+    def _run(self, *_: Any) -> None:
         pass
 
 
 class ViewCall(Call):
-    """An operator that computes nothing: its one list is consecutive pieces of its first input."""
+    """Nothing is computed: the one list is consecutive pieces of the first input."""
 
-    def __init__(self, signature: Signature) -> None:
-        super().__init__(signature)
-        if self.has_targets:
-            raise ArgumentError(f"{signature.op}: out: results are views of the input")
-        specs = [result.spec for result in signature.results if result.spec is not None]
-        self.unwanted = len(specs) < len(signature.results)
+    def __init__(self, prepared: Prepared) -> None:
+        super().__init__(prepared)
+        if self.has_out:
+            raise ArgumentError(f"{prepared.op}: out: results are views of the input")
+        specs = [result.spec for result in prepared.results if result.spec is not None]
+        self.unwanted = len(specs) < len(prepared.results)
         starts = itertools.accumulate((spec.nbytes for spec in specs), initial=0)
         self.pieces = tuple(zip(starts, (spec.shape for spec in specs), strict=False))
 
-    def __call__(self, inputs: Arrays, given: Arrays, workspace: Any) -> Any:
+    def __call__(self, inputs: Arrays, out: Arrays, workspace: Any) -> Any:
+        """Views of the first input."""
         if self.unwanted:
-            return (None,) * len(self.signature.results)
+            return (None,) * len(self.prepared.results)
         return self.backend.views(inputs[0], self.pieces)
+
+
+class DelegatedCall(Call):
+    """A Python callable computes; what it returns is taken as arrays are, never copied."""
+
+    def __init__(self, prepared: Prepared, function: Callable[..., Any]) -> None:
+        super().__init__(prepared)
+        if self.has_out:
+            raise ArgumentError(f"{prepared.op}: out: results are the callable's own arrays")
+        self.function = function
+
+    def __call__(self, inputs: Arrays, out: Arrays, workspace: Any) -> Any:
+        """What the callable returns, checked against what was inferred."""
+        inputs, _, _ = self.taken_apart(inputs, out)
+        returned = self.function(*self._with_hosts(inputs, self.values(inputs)))
+        results = returned if isinstance(returned, tuple | list) else (returned,)
+        expected = self.prepared.results
+        if len(results) != len(expected):
+            refuse(self.prepared.op, "results", f"{len(expected)} arrays", str(len(results)))
+        taken = [self._taken(*pair) for pair in zip(expected, results, strict=True)]
+        return self.returned(tuple(taken))
+
+    def _taken(self, result: Result, value: Any) -> Any:
+        array = adopt(self.prepared.op, result.name, value)
+        if result.spec is None or array is None:
+            return None
+        found = ArrayInfo(*info(array))
+        if (found.shape, found.dtype) != (result.spec.shape, result.spec.dtype):
+            expected = f"{result.spec.dtype} of shape {result.spec.shape}"
+            got = f"{found.dtype} of shape {found.shape}"
+            refuse(self.prepared.op, result.name, expected, got)
+        return array
 
 
 class CpuCall(Call):
     """The CPU provider: one NumPy function, its results copied into the outputs."""
 
-    def __init__(self, signature: Signature, function: Callable[..., Any]) -> None:
-        super().__init__(signature)
+    def __init__(self, prepared: Prepared, function: Callable[..., Any]) -> None:
+        super().__init__(prepared)
         self.function = function
 
-    def _run(self, inputs: Arrays, arrays: Arrays, results: Arrays, workspace: Any) -> None:
-        for result, array in zip(self.signature.results, results, strict=True):
-            if array is not None and not array.flags.writeable:
-                name = f"out ({result.name})"
-                refuse(self.signature.op, name, "an array to write to", "a read-only one")
-        computed = self.function(*_with_hosts(self.signature, inputs))
-        values = iter((computed,) if isinstance(computed, np.ndarray | np.generic) else computed)
-        for result, array in zip(self.signature.results, results, strict=True):
-            if result.value is None:
-                value = next(values)
-                if array is not None:
-                    np.copyto(array, value, casting="no")
+    def _run(
+        self,
+        inputs: Arrays,
+        arrays: Arrays,
+        results: Arrays,
+        workspace: Any,
+        values: Mapping[int, Any],
+        tables: Sequence[Any] | None,
+    ) -> None:
+        expected = self.prepared.results
+        for result, array in zip(expected, results, strict=True):
+            if array is not None:
+                self._refuse_read_only(f"out ({result.name})", array)
+        for named, array in zip(self.prepared.arrays, arrays, strict=True):
+            if named.declared.updated and array is not None:
+                self._refuse_read_only(named.name, array)
+        returned = iter(self._one_by_one(self.function(*self._with_hosts(inputs, values))))
+        for result, array in zip(expected, results, strict=True):
+            value = next(returned) if result.computed else None
+            if value is not None and array is not None and result.value is None:
+                np.copyto(array, value, casting="no")
+
+    def _refuse_read_only(self, name: str, array: NDArray[Any]) -> None:
+        if not array.flags.writeable:
+            refuse(self.prepared.op, name, "an array to write to", "a read-only one")
+
+    def _one_by_one(self, returned: Any) -> Sequence[Any]:
+        """What the function returned, lists taken apart where there are several outputs."""
+        if not isinstance(returned, tuple | list):
+            return (returned,)
+        if not self.prepared.groups_outputs:
+            return returned
+        flat: list[Any] = []
+        for item in returned:
+            flat += item if isinstance(item, tuple | list) else [item]
+        return flat
 
 
 class KernelCall(Call):
-    """A plan on one device, launched on that device's current stream."""
+    """A plan on one device, its steps queued on that device's current stream."""
 
-    def __init__(
-        self, signature: Signature, ready: ReadyPlan, stores: workspaces.Workspaces
-    ) -> None:
-        super().__init__(signature)
+    def __init__(self, prepared: Prepared, ready: ReadyPlan, stores: workspaces.Workspaces) -> None:
+        super().__init__(prepared)
         self.ready = ready
         self.stores = stores
         self.workspace_nbytes = ready.workspace_nbytes
 
-    def _run(self, inputs: Arrays, arrays: Arrays, results: Arrays, workspace: Any) -> None:
-        if self.workspace_nbytes and workspace is None:
-            with self.stores.lock:  # another thread's launches do not come between these
-                store = self.stores.get(self.backend, self.device, self.workspace_nbytes)
-                self._launch(arrays + results, store)
-        else:
-            self._launch(arrays + results, workspace)
+    def tables(self, addresses: Sequence[int]) -> Sequence[Any] | None:
+        """The tables of addresses, unless some are those of new arrays."""
+        if not self.ready.has_tables or self.makes_arrays:
+            return None
+        n_arrays, found = len(self.prepared.arrays), list(addresses)
+        for place, result in enumerate(self.prepared.results, n_arrays):
+            if place >= len(addresses):
+                found.append(0)
+            if not found[place] and result.alias is not None:
+                found[place] = addresses[result.alias]
+        return self.ready.tables_at(found)
 
-    def _launch(self, arrays: Arrays, workspace: Any) -> None:
+    def _run(
+        self,
+        inputs: Arrays,
+        arrays: Arrays,
+        results: Arrays,
+        workspace: Any,
+        values: Mapping[int, Any],
+        tables: Sequence[Any] | None,
+    ) -> None:
+        late = self.ready.values(values)
+        every = arrays + results
+        if tables is None:
+            tables = self.ready.tables(every)
+        if self.workspace_nbytes and workspace is None:
+            with self.stores.lock:  # another thread's steps do not come between these
+                store = self.stores.get(self.backend, self.device, self.workspace_nbytes)
+                self._queue(every, store, tables, late)
+        else:
+            self._queue(every, workspace, tables, late)
+
+    def _queue(
+        self, arrays: Arrays, workspace: Array | None, tables: Sequence[Any], late: Sequence[Any]
+    ) -> None:
         if self.backend.is_current(self.device):
-            self.ready.run(arrays, workspace)
+            self.ready.run(arrays, workspace, tables, late)
         else:
             with self.backend.on(self.device):
-                self.ready.run(arrays, workspace)
-
-
-def _with_hosts(signature: Signature, inputs: Arrays) -> list[Any]:
-    """The inputs as a provider takes them: host ones in their frozen form."""
-    inputs += (None,) * (len(signature.inputs) - len(inputs))
-    return [
-        host if declared.memory == "host" else value
-        for declared, host, value in zip(signature.inputs, signature.hosts, inputs, strict=True)
-    ]
+                self.ready.run(arrays, workspace, tables, late)

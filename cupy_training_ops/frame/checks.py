@@ -3,21 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..dtypes import dtype_name, to_dtype
+from ..dtypes import Dtype, dtype_name, dtype_names, to_dtype
 from ..errors import ArgumentError, DtypeError, refuse
-from ..schema import Input, Spec, Types
+from ..schema import Input, Shape, Spec, TypeRows, Types
 
-Bindings = dict[str, np.dtype[Any]]
-
-
-def names(dtypes: Iterable[Any]) -> str:
-    """Dtype names for a message."""
-    return ", ".join(dtype_name(dtype) for dtype in dtypes)
+Bindings = dict[str, Dtype]
 
 
 def count(op: str, declared: Sequence[Input], given: int) -> None:
@@ -28,17 +24,36 @@ def count(op: str, declared: Sequence[Input], given: int) -> None:
         refuse(op, "inputs", f"({expected})", f"{given} arguments")
 
 
-def bind(op: str, declared: Input, name: str, dtype: Any, types: Types, bound: Bindings) -> None:
+def bind(op: str, declared: Input, name: str, dtype: Dtype, types: Types, bound: Bindings) -> None:
     """Bind the declared type variable to `dtype`, or refuse the dtype."""
     allowed = types.get(declared.type) or (to_dtype(declared.type),)
     if dtype not in allowed:
-        raise DtypeError(f"{op}: {name}: expected dtype {names(allowed)}, got {dtype_name(dtype)}")
-    earlier = bound.setdefault(declared.type, dtype)
+        expected = dtype_names(allowed)
+        raise DtypeError(f"{op}: {name}: expected dtype {expected}, got {dtype_name(dtype)}")
+    earlier = dtype if declared.mixed else bound.setdefault(declared.type, dtype)
     if earlier != dtype:
         raise DtypeError(
             f"{op}: {name}: expected dtype {dtype_name(earlier)} like the other "
             f"arguments of type {declared.type}, got {dtype_name(dtype)}"
         )
+
+
+def row(op: str, types: Types, bound: Bindings) -> None:
+    """The bound types stand together in a row, where the operator declares rows."""
+    if isinstance(types, TypeRows) and not types.fitting(bound):
+        shown = "; ".join(_bindings(row, bound) for row in types.nearest(bound)[:3])
+        raise DtypeError(f"{op}: types: expected such as {shown}, got {_bindings(bound, bound)}")
+
+
+def _bindings(row: Mapping[str, Dtype], bound: Bindings) -> str:
+    return ", ".join(f"{v}={dtype_name(row[v])}" for v in bound if v in row)
+
+
+def elements(op: str, declared: Input, name: str, shape: Shape) -> None:
+    """An array in the place of numbers has as many elements."""
+    if declared.memory == "either" and math.prod(shape) != declared.count:
+        many = f"{declared.count} element{'s' if declared.count > 1 else ''}"
+        refuse(op, name, f"a number or an array of {many}", f"shape {shape}")
 
 
 def contiguous(op: str, argument: str, is_contiguous: bool) -> None:

@@ -13,12 +13,11 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from ..dtypes import dtype_name
-from ..schema import REQUIRED, Attribute, Input, Output, Types, kind
+from ..dtypes import dtype_name, dtype_names
+from ..schema import REQUIRED, Attribute, Input, Output, TypeRows, Types, kind
 
 WIDTH = 96  # of a line, which pydoc indents by four
 CALL = ("out=None", "outputs=None", "workspace=None")
-LISTS = {"device": "a list of arrays", "host": "a list of them"}
 
 Row = tuple[str, ...]
 
@@ -35,7 +34,7 @@ class Declared(Protocol):
     attributes: tuple[Attribute, ...]
     types: Types
     bitwise_exact: bool
-    views: bool
+    provider: str
 
 
 class Help:
@@ -59,8 +58,7 @@ def generated(cls: Declared) -> Iterator[str]:
     yield from _section("inputs", [_input(item) for item in cls.inputs])
     yield from _section("outputs", [_output(item) for item in cls.outputs])
     yield from _section("attributes", [_attribute(item) for item in cls.attributes])
-    types = [(v, ", ".join(map(dtype_name, dtypes))) for v, dtypes in cls.types.items()]
-    yield from _section("types", types)
+    yield from _section("types", _types(cls.types))
     yield from _section("every call", [(line,) for line in _every_call(cls)])
     yield from _section(f"family {cls.family}", [(text,) for text in _family(cls)])
 
@@ -94,21 +92,29 @@ def _keyword(item: Attribute) -> str:
 
 
 def _result(outputs: Sequence[Output]) -> str:
-    names = [f"{o.name}[0], {o.name}[1], ..." if o.variadic else o.name for o in outputs]
-    alone = len(outputs) == 1 and not outputs[0].variadic
-    return names[0] if alone else f"({', '.join(names)})"
+    names = [f"({o.name}[0], {o.name}[1], ...)" if o.variadic else o.name for o in outputs]
+    return names[0] if len(names) == 1 else f"({', '.join(names)})"
 
 
 def _input(item: Input) -> Row:
     words = (
         item.memory,
         "optional" if item.optional else "",
-        "strided" if item.strided else "",
         _takes(item),
-        LISTS[item.memory] if item.variadic else "",
+        "may change from call to call" if item.memory == "host" and not item.static else "",
+        f"or an array of {item.count} beside the other arrays" if item.memory == "either" else "",
+        _list(item) if item.variadic else "",
         item.shape,
+        "any strides" if item.not_accessed else "",
+        "written in place" if item.updated else "",
     )
     return item.name, item.type, _joined(words, item.doc)
+
+
+def _list(item: Input) -> str:
+    holes = " or None" if item.holes else ""
+    entries = f"arrays{holes}" if item.memory == "device" else f"them{holes}"
+    return f"a list of {entries}{' in several types' if item.mixed else ''}"
 
 
 def _output(item: Output) -> Row:
@@ -130,6 +136,13 @@ def _attribute(item: Attribute) -> Row:
     return item.name, default, _joined(words, item.doc)
 
 
+def _types(types: Types) -> list[Row]:
+    """What each type variable may be, or the combinations below the variables' names."""
+    if isinstance(types, TypeRows):
+        return [tuple(types), *(tuple(map(dtype_name, row.values())) for row in types.rows)]
+    return [(variable, dtype_names(dtypes)) for variable, dtypes in types.items()]
+
+
 def _joined(words: Sequence[str], doc: str) -> str:
     return "; ".join(filter(None, [", ".join(filter(None, words)), doc]))
 
@@ -142,19 +155,19 @@ def _takes(item: Input | Attribute) -> str:
 
 def _every_call(cls: Declared) -> Iterator[str]:
     """What holds for all operators of a kind."""
-    if any(item.memory == "host" for item in cls.inputs):
+    memories = {item.memory for item in cls.inputs}
+    if "host" in memories:
         yield (
             "Host inputs are Python numbers, tuples or NumPy arrays, never device arrays. "
             "A captured graph keeps their values."
         )
+    if "either" in memories:
+        yield "A captured graph keeps a number; where an array is given, each replay reads it."
     unless = " unless deterministic=False" if _has(cls, "deterministic") else ""
     yield f"The same inputs give the same bits, run after run{unless}."
     if cls.bitwise_exact:
         yield "The CPU provider and the GPU give exactly the same values."
-    if cls.views:
-        yield "NumPy and CuPy arrays alike: nothing is computed or launched."
-    else:
-        yield "NumPy arrays are computed by NumPy, CuPy arrays by CUDA kernels on their device."
+    yield cls.provider
     yield (
         "ArgumentError, DtypeError and ProviderError are raised before anything is launched or "
         "written."

@@ -1,17 +1,26 @@
 # SPDX-License-Identifier: MIT
-"""Host values as part of a call's key, exactly: 1.0 is not True, nor 0.0 -0.0."""
+"""What of an argument is part of a call's key: what is known of an array, a host value exactly."""
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+
+from ..schema import Input
+from .backends import BACKENDS, info
+
+Reader = Callable[[Any], Any]
 
 _INTEGERS = frozenset((int,))
 _TUPLES = frozenset((tuple,))
 _PLAIN = frozenset((tuple, float, bool, str))
+_NUMBERS = frozenset((int, float, bool, tuple))
+
+CHANGES: Final = "a value that changes from call to call"  # the key of each
 
 
 class Marked(NamedTuple):
@@ -41,11 +50,47 @@ def host_keys(values: Any) -> tuple[Any, ...]:
     return read_list(host_key, values)
 
 
-def read_list(read: Callable[[Any], Any], values: Any) -> tuple[Any, ...]:
+def changing_key(value: Any) -> Hashable:
+    """A host value that changes: that there is one. KeyError for what has to be frozen first."""
+    if type(value) in _NUMBERS:
+        return CHANGES
+    raise KeyError(type(value))
+
+
+def either_key(value: Any) -> Hashable:
+    """What is known of an array, or that there is a number."""
+    kind = type(value)
+    return info(value) if kind in BACKENDS else changing_key(value)
+
+
+def read_list(read: Reader, values: Any) -> tuple[Any, ...]:
     """What `read` says of each entry; TypeError where there is no list."""
     if not isinstance(values, list | tuple):
         raise TypeError  # an array would take itself apart
     return tuple([None if v is None else read(v) for v in values])
+
+
+def reader(item: Input) -> Reader:
+    """How one declared input enters the key of a call."""
+    if item.memory == "either":
+        return either_key
+    if item.memory == "host":
+        if item.changes:
+            return changing_key
+        return host_keys if item.variadic else host_key
+    return functools.partial(read_list, info) if item.variadic else info
+
+
+def out_key(out: Sequence[Any]) -> tuple[Any, ...]:
+    """What is known of the caller's outputs, those of a variadic one in a tuple of their own."""
+    return tuple(
+        [None if a is None else out_key(a) if isinstance(a, tuple | list) else info(a) for a in out]
+    )
+
+
+def attribute_key(value: Any) -> Any:
+    """An attribute as part of a key; KeyError or TypeError where it cannot be one."""
+    return host_key(value) if type(value) in (float, tuple) else (type(value), value)
 
 
 def unmarked(key: Any) -> Any:

@@ -17,16 +17,21 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from ..backend import Backend
 from ..dtypes import element_type
-from ..errors import refuse
+from ..errors import ArgumentError, refuse
 from ..plan import Device, Plan
 from ..runtime.source import Source, load
 from ..runtime.workspace import Workspaces
-from ..schema import REQUIRED, Attribute, Input, Output, Spec, Types
-from . import arrays, backends, checks, keys
-from .call import Call
+from ..schema import REQUIRED, Attribute, Input, Output, Types
+from . import checks, keys
+from .arrays import adopt
+from .bound import BoundCall, OpenCall, bind
+from .call import Call, DelegatedCall, Prepared, ViewCall
+from .convert import converted, frozen_attributes
 from .help import Help
-from .prepare import converted, frozen_attributes, prepare, wanted
+from .prepare import prepare, wanted
+from .repeated import Repeated, remembered
 
 _MAX_REMEMBERED = 1024  # calls an instance remembers before it starts afresh
 _MAX_SHARED = 256  # instances of an operator
@@ -43,8 +48,19 @@ def slots(**dtypes: Any) -> dict[str, str]:
     return {name: element_type(dtype).c_type for name, dtype in dtypes.items()}
 
 
+def attribute_parameters(cls: type[Op]) -> list[inspect.Parameter]:
+    """The attributes as keyword parameters, for signatures and help."""
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return [
+        inspect.Parameter(
+            a.name, kind, default=inspect.Parameter.empty if a.default is REQUIRED else a.default
+        )
+        for a in cls.attributes
+    ]
+
+
 class Op:
-    """One operator: a declaration, an output rule (`infer`) and a launch plan (`plan`)."""
+    """One operator: a declaration, an output rule (`infer`) and a plan (`plan`)."""
 
     domain: ClassVar[str] = "com.microsoft"
     since: ClassVar[int] = 1
@@ -54,23 +70,28 @@ class Op:
     attributes: ClassVar[tuple[Attribute, ...]] = ()
     types: ClassVar[Types] = {}
     bitwise_exact: ClassVar[bool] = False  # compared without tolerance: copies, bit patterns
+    provider: ClassVar[str] = (  # what runs a call, for help
+        "NumPy arrays are computed by NumPy, CuPy arrays by CUDA kernels on their device."
+    )
     source_folder: ClassVar[Path | None] = None  # None: the package's own cuda_src
-    views: ClassVar[bool] = False  # nothing is computed: the one list is pieces of input 0
-    name: ClassVar[str]
+    name: ClassVar[str]  # the class's own, unless a version of an operator says another
     family: ClassVar[str]
     function_name: ClassVar[str]
 
     workspaces: Workspaces
     _remembered: dict[Any, Call]
-    _readers: ClassVar[tuple[Callable[[Any], Any], ...]]
+    _last: list[Repeated]
+    _readers: ClassVar[tuple[keys.Reader, ...]]
+    _has_lists: ClassVar[bool]
     _shared: ClassVar[dict[Any, Op]]
 
     def __init_subclass__(cls) -> None:
-        cls.name = cls.__name__
-        cls._readers = tuple(_reader(item) for item in cls.inputs)
-        cls._shared = {}
+        cls.name = vars(cls).get("name", cls.__name__)
         cls.family = cls.__module__.rpartition(".")[2]
-        cls.function_name = snake_case(cls.__name__)
+        cls.function_name = snake_case(cls.name)
+        cls._readers = tuple(map(keys.reader, cls.inputs))
+        cls._has_lists = any(i.variadic and i.memory == "device" for i in cls.inputs)
+        cls._shared = {}
         cls.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             attribute_parameters(cls)
         )
@@ -78,14 +99,14 @@ class Op:
             cls.__doc__ = Help(cls.__doc__)  # type: ignore[assignment]
 
     def __init__(self, **attributes: Any) -> None:
-        vars(self).update(frozen_attributes(type(self), attributes))
-        vars(self).update(workspaces=Workspaces(self.name), _remembered={})
+        vars(self).update(frozen_attributes(self.name, self.attributes, self.types, attributes))
+        vars(self).update(workspaces=Workspaces(self.name), _remembered={}, _last=[])
 
     @classmethod
     def shared(cls, **attributes: Any) -> Self:
         """The instance with these attributes that functions and codecs share; errors as `cls`."""
         try:
-            key = tuple([(name, _exact(value)) for name, value in attributes.items()])
+            key = tuple([(name, keys.attribute_key(value)) for name, value in attributes.items()])
             op = cls._shared.get(key)
         except (KeyError, TypeError):  # a list as attribute
             return cls(**attributes)
@@ -111,13 +132,35 @@ class Op:
         """The frozen attributes by name."""
         return {attribute.name: getattr(self, attribute.name) for attribute in self.attributes}
 
-    def infer(self, *inputs: Any) -> tuple[Spec, ...]:
+    # ---- what an operator writes -----------------------------------------------------------------
+
+    def infer(self, *inputs: Any) -> tuple[Any, ...]:
         """Output specs from input specs; refuses shapes that do not fit together."""
         raise NotImplementedError
 
     def plan(self, device: Device, *specs: Any) -> Plan:
-        """The launches for these inputs and outputs: a pure function of what it is given."""
+        """The steps for these inputs and outputs: a pure function of what it is given."""
         raise NotImplementedError
+
+    def check_numbers(self, *inputs: Any) -> None:
+        """Refuse numbers that change from call to call by more than `convert` can look at.
+
+        inputs: as the CPU function takes them, arrays as they are. Nothing is read from arrays.
+        """
+
+    def check_values(self, *inputs: Any) -> None:
+        """Refuse what arrays hold. Runs where the attribute `check` is True, after all other
+        checks, and waits for the device."""
+
+    def placement(self) -> tuple[Backend, int]:
+        """The backend and the device of a call without arrays."""
+        raise ArgumentError(f"{self.name}: expected at least one array, got none")
+
+    def own_call(self, prepared: Prepared) -> Call | None:
+        """A way of its own to run; None for the CPU provider's function and plans."""
+        return None
+
+    # ---- what every operator has -----------------------------------------------------------------
 
     def __call__(
         self,
@@ -133,19 +176,23 @@ class Op:
         `__dlpack__`, C-contiguous and on one device; none is copied or converted.
 
         out: an array, or a tuple with one (or None) for each output: exactly the inferred shape and
-        dtype, of its own memory or of an input that the operator may replace. Without it outputs
-        are allocated on the current device's pool. outputs: names of the outputs to compute, all by
-        default; the others are None. workspace: a uint8 array of rank 1 with `workspace_nbytes`
-        bytes, 16-byte aligned, zero before its first use and then only this operator's; without it
-        the instance keeps one for each stream.
+        dtype, of its own memory or of an input that the operator may replace; a tuple of arrays for
+        a list beside other outputs. Without it outputs are allocated on the current device's pool.
+        outputs: names of the outputs to compute, all by default; the others are None. workspace: a
+        uint8 array of rank 1 with `workspace_nbytes` bytes, 16-byte aligned, zero before its first
+        use and then only this operator's; without it the instance keeps one for each stream.
 
         Returns the output, or a tuple of all where there are several or a variadic one. Work is
         queued on CuPy's current stream; nothing waits for it. Raises ArgumentError, DtypeError and
         ProviderError before anything is launched or written.
         """
         given = out if type(out) is tuple else (out,)
+        if self._last and workspace is None:
+            last = self._last[0]
+            if last.has(inputs, given, outputs):
+                return last.again(inputs, given)
         try:
-            key = (self._describe(inputs), _described(given), outputs)
+            key = (self._keys(inputs), keys.out_key(given), outputs)
             call = self._remembered.get(key)
         except (KeyError, TypeError):  # a foreign array, or a list where a tuple is hashed
             key = None
@@ -154,17 +201,42 @@ class Op:
             call = self._remembered.get(key)
         if call is None:
             call = self._prepare(key)
-        return call(inputs, given, workspace)
+        if not self._has_lists:
+            return call(inputs, given, workspace)
+        every, given, arrays = call.taken_apart(inputs, given)
+        tables = call.checked_tables(arrays, given)
+        self._last[:] = remembered(call, self._readers, every, given, outputs, tables)
+        return call.finish(every, arrays, given, workspace, tables)
+
+    def bound(
+        self,
+        *inputs: Any,
+        out: Any = None,
+        outputs: Sequence[str] | None = None,
+        workspace: Any = None,
+    ) -> BoundCall | OpenCall:
+        """The call with these arguments, checked once, as an object that only launches.
+
+        An input given as `...` stays open: each call of the object gives it by name, and checks it.
+        The object also takes, by name, values that change from call to call (a learning rate, a
+        step); the others stay what they were here. Arrays, also new outputs, are kept as long as
+        the object. It may be called on any stream, as an ordinary call. Raises what a call would.
+        """
+        return bind(self, inputs, out if type(out) is tuple else (out,), outputs, workspace)
 
     def workspace_nbytes(self, *inputs: Any, outputs: Sequence[str] | None = None) -> int:
         """Bytes of scratch memory a call with these inputs needs; 0 on the CPU provider.
 
         Inputs and outputs as in a call, nothing is launched. Raises what the call would.
         """
-        names = None if outputs is None else wanted(self, outputs)
-        key = (self._describe(self._adopt_inputs(inputs)), (None,), names)
-        call = self._remembered.get(key) or self._prepare(key)
-        return call.workspace_nbytes
+        return self.prepared_call(inputs, (None,), outputs)[0].workspace_nbytes
+
+    def prepared_call(
+        self, inputs: Sequence[Any], out: Sequence[Any], outputs: Sequence[str] | None
+    ) -> tuple[Call, tuple[Any, ...], tuple[Any, ...]]:
+        """The call that fits, and its arguments in forms that have a backend."""
+        taken, given, key = self._adopted(inputs, out, outputs)
+        return self._remembered.get(key) or self._prepare(key), taken, given
 
     @classmethod
     def source(cls) -> Source:
@@ -176,6 +248,15 @@ class Op:
         """The NumPy function: the same family under `cpu/`, the operator's name in snake case."""
         module = importlib.import_module(cls.__module__.replace(".ops.", ".cpu."))
         return getattr(module, cls.function_name)  # type: ignore[no-any-return]
+
+    def checks(self) -> tuple[Callable[..., None], ...]:
+        """What is checked at each call, by the values of numbers and arrays."""
+        found: list[Callable[..., None]] = []
+        if type(self).check_numbers is not Op.check_numbers:
+            found.append(self.check_numbers)
+        if getattr(self, "check", False):
+            found.append(self.check_values)
+        return tuple(found)
 
     def _prepare(self, key: tuple[Any, Any, Any]) -> Call:
         call = prepare(self, *key)
@@ -189,42 +270,44 @@ class Op:
     ) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
         """Inputs and outputs in forms that have a backend, and the key of the call."""
         taken = self._adopt_inputs(inputs)
-        targets = tuple(map(self._adopt_target, given))
+        out = tuple(map(self._adopt_out, given))
         names = None if outputs is None else wanted(self, outputs)
-        return taken, targets, (self._describe(taken), _described(targets), names)
+        return taken, out, (self._keys(taken), keys.out_key(out), names)
 
-    def _adopt_target(self, value: Any) -> Any:
+    def _adopt_out(self, value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return tuple(map(self._adopt_out, value))
         if isinstance(value, np.generic):  # it would be a copy that is written
             refuse(self.name, "out", "an array", f"a scalar ({type(value).__name__})")
-        return arrays.adopt(self.name, "out", value)
+        return adopt(self.name, "out", value)
 
     def _adopt_inputs(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         checks.count(self.name, self.inputs, len(inputs))
         pairs = zip(self.inputs, inputs, strict=False)
-        return tuple(self._adopt_input(item, value) for item, value in pairs)
+        return tuple(self.adopt_input(item, value) for item, value in pairs)
 
-    def _adopt_input(self, item: Input, value: Any) -> Any:
-        """One input in a form that `_describe` reads."""
+    def adopt_input(self, item: Input, value: Any) -> Any:
+        """One input in a form that `_keys` reads."""
         if value is None:
             return None
         if item.variadic and not isinstance(value, list | tuple):
             refuse(self.name, item.name, "a list", type(value).__name__)
-        if item.memory == "host":
+        if item.memory == "host" or (item.memory == "either" and is_number(value)):
             freeze = functools.partial(self._frozen, item)
             return tuple(map(freeze, value)) if item.variadic else freeze(value)
         if item.variadic:
             names = (f"{item.name}[{i}]" for i in range(len(value)))
-            return tuple(map(functools.partial(arrays.adopt, self.name), names, value))
-        return arrays.adopt(self.name, item.name, value)
+            return tuple(map(functools.partial(adopt, self.name), names, value))
+        return adopt(self.name, item.name, value)
 
     def _frozen(self, item: Input, value: Any) -> Any:
         checks.host(self.name, item.name, value)
-        return converted(type(self), item, value)
+        return converted(self.name, item, value)
 
-    def _describe(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """What a call depends on: descriptions of arrays, values of host inputs.
+    def _keys(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """What a call depends on: what is known of arrays, values of static host inputs.
 
-        KeyError or TypeError where an input is not in a form with a description.
+        KeyError or TypeError where an input is not in a form that tells.
         """
         if len(inputs) > len(self._readers):
             checks.count(self.name, self.inputs, len(inputs))
@@ -233,30 +316,30 @@ class Op:
         )
 
 
-def attribute_parameters(cls: type[Op]) -> list[inspect.Parameter]:
-    """The attributes as keyword parameters, for signatures and help."""
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return [
-        inspect.Parameter(
-            a.name, kind, default=inspect.Parameter.empty if a.default is REQUIRED else a.default
-        )
-        for a in cls.attributes
-    ]
+class ViewOp(Op):
+    """An operator that computes nothing: its one list of outputs is pieces of its first input."""
+
+    provider = "NumPy and CuPy arrays alike: nothing is computed or launched."
+
+    def own_call(self, prepared: Prepared) -> Call:
+        """Views of the input's memory."""
+        return ViewCall(prepared)
 
 
-def _reader(item: Input) -> Callable[[Any], Any]:
-    """How one declared input enters the key of a call."""
-    if item.memory == "host":
-        return keys.host_keys if item.variadic else keys.host_key
-    if item.variadic:
-        return functools.partial(keys.read_list, backends.info)
-    return backends.info
+class DelegatingOp(Op):
+    """An operator that hands the call to a Python callable; its results are taken as they are."""
+
+    provider = "NumPy and CuPy arrays alike: a Python callable computes."
+
+    def delegate(self, *inputs: Any) -> Any:
+        """The results, from inputs as the CPU function would get them."""
+        raise NotImplementedError
+
+    def own_call(self, prepared: Prepared) -> Call:
+        """The callable's results, never copied."""
+        return DelegatedCall(prepared, self.delegate)
 
 
-def _exact(value: Any) -> Any:
-    """An attribute as part of a key; KeyError or TypeError where it cannot be one."""
-    return keys.host_key(value) if type(value) in (float, tuple) else (type(value), value)
-
-
-def _described(given: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple([None if array is None else backends.info(array) for array in given])
+def is_number(value: Any) -> bool:
+    """Whether a value of an "either" input is a number, or a few, rather than an array."""
+    return isinstance(value, int | float | np.generic | tuple | list)

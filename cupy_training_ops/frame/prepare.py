@@ -1,51 +1,58 @@
 # SPDX-License-Identifier: MIT
-"""BIND, CHECK and INFER: from the arguments of a call to a Call that only allocates and runs."""
+"""BIND, CHECK and INFER: from what is known of a call's arguments to a Call that only runs."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from ..backend import ArrayInfo
-from ..errors import ArgumentError, DtypeError, OpError, refuse
+from ..errors import refuse
 from ..plan import LaunchError
 from ..runtime.launch import ReadyPlan
-from ..schema import REQUIRED, Attribute, Input, Output, Spec
-from . import backends, checks
-from .call import Call, CpuCall, EmptyCall, KernelCall, Result, Signature, ViewCall
-from .keys import unmarked
+from ..schema import Changing, Input, Output, Spec
+from . import checks
+from .call import Call, CpuCall, EmptyCall, KernelCall, Named, Prepared, Result, ungrouped
+from .convert import converted
+from .keys import CHANGES, unmarked
+from .operator import Operator
 
-if TYPE_CHECKING:
-    from .op import Op
-
-Named = list[tuple[str, ArrayInfo | None]]
+Outputs = Sequence[str] | None
 
 
-def prepare(
-    op: Op, inputs: Sequence[Any], given: Sequence[Any], outputs: Sequence[str] | None
-) -> Call:
+def prepare(op: Operator, inputs: Sequence[Any], out: Sequence[Any], outputs: Outputs) -> Call:
     """All checks of one call, in the same order and with the same words on every provider.
 
-    `inputs` and `given` hold what `describe` said of the arrays, and `host_key` of host inputs.
+    `inputs` and `out` are the parts of the call's key.
     """
     checks.count(op.name, op.inputs, len(inputs))
-    every = [*inputs, *[None] * (len(op.inputs) - len(inputs))]
-    hosts = tuple(_host_value(op, i, v) for i, v in zip(op.inputs, every, strict=True))
-    named = _device_arrays(op, every)
-    _check_inputs(op, named)
-    specs = tuple(_spec(i, d, h) for i, d, h in zip(op.inputs, every, hosts, strict=True))
-    results = tuple(_results(op, op.infer(*specs), wanted(op, outputs)))
-    targets = _check_given(op, results, given)
-    home = _home(op, [*named, *((f"out ({r.name})", t) for r, t in _device(results, targets))])
-    names = tuple(name for name, _ in named)
-    bare = len(op.outputs) == 1 and not op.outputs[0].variadic
-    signature = Signature(op.name, op.inputs, hosts, names, results, targets, home, bare)
-    return _route(op, signature, specs, dict(named))
+    keys = [*inputs, *[None] * (len(op.inputs) - len(inputs))]
+    fixed = tuple(_fixed(op, item, key) for item, key in zip(op.inputs, keys, strict=True))
+    arrays = tuple(_arrays(op, keys))
+    _check_inputs(op, arrays)
+    specs = _specs(op, keys, fixed)
+    results, counts = _results(op, op.infer(*specs), wanted(op, outputs), arrays)
+    given = _check_out(op, results, counts, out)
+    prepared = Prepared(
+        op=op.name,
+        inputs=op.inputs,
+        fixed=fixed,
+        changing=tuple(place for place, key in enumerate(keys) if key is CHANGES),
+        arrays=arrays,
+        results=results,
+        out=given,
+        counts=counts,
+        placement=_placement(op, arrays, results, given),
+        checks=op.checks(),
+    )
+    return _route(op, prepared, specs)
 
 
-def wanted(op: Op, outputs: Sequence[str] | None) -> tuple[str, ...]:
+def wanted(op: Operator, outputs: Outputs) -> tuple[str, ...]:
     """The names of the outputs to compute."""
     declared = tuple(output.name for output in op.outputs)
     if outputs is None:
@@ -55,181 +62,218 @@ def wanted(op: Op, outputs: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(outputs)
 
 
-def frozen_attributes(cls: type[Op], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Attribute values in their checked, frozen form; every error names the attribute."""
-    known = {attribute.name for attribute in cls.attributes}
-    for name in given:
-        if name not in known:
-            refuse(cls.name, name, f"an attribute among {sorted(known)}", "an unknown one")
-    values: dict[str, Any] = {}
-    for attribute in cls.attributes:
-        value = given.get(attribute.name, attribute.default)
-        if value is REQUIRED:
-            refuse(cls.name, attribute.name, "a value: it is required", "none")
-        values[attribute.name] = converted(cls, attribute, value)
-    return values
-
-
-def converted(cls: type[Op], declared: Attribute | Input, value: Any) -> Any:
-    """A value in its frozen form, or an error that names operator and argument."""
-    try:
-        frozen = declared.convert(value) if declared.convert else value
-    except OpError as error:
-        raise type(error)(f"{cls.name}: {declared.name}: {error}") from None
-    allowed = cls.types.get(declared.type) if isinstance(declared, Attribute) else None
-    if allowed and frozen is not None and frozen not in allowed:
-        raise DtypeError(
-            f"{cls.name}: {declared.name}: expected {checks.names(allowed)}, "
-            f"got {checks.names([frozen])}"
-        )
-    return frozen
-
-
-def _host_value(op: Op, declared: Input, value: Any) -> Any:
-    if declared.memory != "host":
-        return None
-    if value is None:
-        if not declared.optional:
-            refuse(op.name, declared.name, "a value", "None")
+def _fixed(op: Operator, declared: Input, key: Any) -> Any:
+    """The frozen value of a static host input."""
+    if key is None and declared.memory != "device" and not declared.optional:
+        refuse(op.name, declared.name, "a value", "None")
+    if declared.memory != "host" or key is None or key is CHANGES:
         return None
     if declared.variadic:
-        return tuple(converted(type(op), declared, unmarked(item)) for item in value)
-    return converted(type(op), declared, unmarked(value))
+        return tuple(converted(op.name, declared, unmarked(item)) for item in key)
+    return converted(op.name, declared, unmarked(key))
 
 
-def _device_arrays(op: Op, described: Sequence[Any]) -> Named:
-    """Every device array under its own name: the second of a variadic X is X[1]."""
-    named: Named = []
-    for declared, item in zip(op.inputs, described, strict=True):
-        if declared.memory == "host":
+def _arrays(op: Operator, keys: Sequence[Any]) -> Iterator[Named]:
+    """Every array under its own name: the second of a variadic X is X[1]."""
+    for declared, key in zip(op.inputs, keys, strict=True):
+        if declared.memory == "host" or key is CHANGES:
             continue
-        if declared.variadic and item is not None:
-            named += [(f"{declared.name}[{i}]", _described(d)) for i, d in enumerate(item)]
+        if declared.variadic and key is not None:
+            for i, item in enumerate(key):
+                yield Named(f"{declared.name}[{i}]", _info(item), declared)
+        elif declared.memory == "device" or key is not None:
+            yield Named(declared.name, _info(key), declared)
+
+
+def _info(key: Any) -> ArrayInfo | None:
+    return None if key is None else ArrayInfo(*key)
+
+
+def _check_inputs(op: Operator, arrays: Sequence[Named]) -> None:
+    bound: checks.Bindings = {
+        a.type: op.attribute_values[a.name]
+        for a in op.attributes
+        if a.type and op.attribute_values[a.name] is not None
+    }
+    for array in arrays:
+        declared = array.declared
+        if array.info is not None:
+            checks.bind(op.name, declared, array.name, array.info.dtype, op.types, bound)
+            checks.contiguous(op.name, array.name, array.info.contiguous or declared.not_accessed)
+            checks.elements(op.name, declared, array.name, array.info.shape)
+        elif not (declared.holes if declared.variadic else declared.optional):
+            refuse(op.name, array.name, "an array", "None")
+    checks.row(op.name, op.types, bound)
+
+
+def _specs(op: Operator, keys: Sequence[Any], fixed: Sequence[Any]) -> tuple[Any, ...]:
+    """What `infer` and `plan` see: placed specs, tuples of them, Changing or host values."""
+    specs: list[Any] = []
+    n_arrays = 0
+    for place, (declared, key) in enumerate(zip(op.inputs, keys, strict=True)):
+        if key is CHANGES:
+            specs.append(Changing(place))
+        elif declared.memory == "host":
+            specs.append(fixed[place])
+        elif declared.variadic and key is not None:
+            specs.append(tuple(_placed(item, n_arrays + i) for i, item in enumerate(key)))
+            n_arrays += len(key)
         else:
-            named.append((declared.name, _described(item)))
-    return named
+            specs.append(_placed(key, n_arrays))
+            n_arrays += declared.memory == "device" or key is not None
+    return tuple(specs)
 
 
-def _described(item: Any) -> ArrayInfo | None:
-    return None if item is None else ArrayInfo(*item)
+def _placed(key: Any, place: int) -> Spec | None:
+    return None if key is None else replace(ArrayInfo(*key).spec, place=place)
 
 
-def _check_inputs(op: Op, named: Named) -> None:
-    by_name = {item.name: item for item in op.inputs}
-    bound: checks.Bindings = {a.type: getattr(op, a.name) for a in op.attributes if a.type}
-    for name, item in named:
-        declared = by_name[name.partition("[")[0]]
-        if item is not None:
-            checks.bind(op.name, declared, name, item.dtype, op.types, bound)
-            checks.contiguous(op.name, name, item.contiguous or declared.strided)
-        elif not declared.optional:
-            refuse(op.name, name, "an array", "None")
-
-
-def _spec(declared: Input, described: Any, host: Any) -> Any:
-    """What `infer` and `plan` see of an input: a spec, a tuple of specs, or the host value."""
-    if declared.memory == "host" or described is None:
-        return host
-    if declared.variadic:
-        return tuple(ArrayInfo(*item).spec for item in described)
-    return ArrayInfo(*described).spec
-
-
-def _results(op: Op, inferred: Sequence[Any], names: tuple[str, ...]) -> Iterator[Result]:
+def _results(
+    op: Operator, inferred: Sequence[Any], names: tuple[str, ...], arrays: Sequence[Named]
+) -> tuple[tuple[Result, ...], tuple[int | None, ...]]:
     """Inferred outputs, variadic ones taken apart; no spec for one that is not asked for."""
+    places = {array.name: place for place, array in enumerate(arrays)}
+    results: list[Result] = []
+    counts: list[int | None] = []
     for output, item in zip(op.outputs, inferred, strict=True):
+        asked_for = output.name in names
         if output.variadic:
-            for i, spec in enumerate(item):
-                yield _result(output, f"{output.name}[{i}]", spec, f"[{i}]", output.name in names)
+            counts.append(len(item))
+            results += [
+                _result(output, spec, f"[{i}]", asked_for, places) for i, spec in enumerate(item)
+            ]
         else:
-            yield _result(output, output.name, item, "", output.name in names)
+            counts.append(None)
+            results.append(_result(output, item, "", asked_for, places))
+    return tuple(results), tuple(counts)
 
 
-def _result(output: Output, name: str, item: Any, index: str, asked_for: bool) -> Result:
-    value = item if output.memory == "host" else None
-    spec = Spec(item.shape, item.dtype) if asked_for and item is not None else None
-    alias = output.aliases and output.aliases + index
+def _result(
+    output: Output, item: Any, index: str, asked_for: bool, places: Mapping[str, int]
+) -> Result:
+    is_value = isinstance(item, Changing | np.ndarray)
     may = (*output.may_alias, *((output.aliases,) if output.aliases else ()))
-    return Result(name, spec, value, alias, tuple(other + index for other in may))
+    return Result(
+        name=output.name + index,
+        spec=_wanted_spec(output, item) if asked_for and item is not None else None,
+        value=item if is_value else None,
+        alias=None if output.aliases is None else places.get(output.aliases + index),
+        shareable=tuple(places[name + index] for name in may if name + index in places),
+        computed=output.memory != "host",
+    )
 
 
-def _check_given(
-    op: Op, results: Sequence[Result], given: Sequence[Any]
+def _wanted_spec(output: Output, item: Any) -> Spec:
+    if isinstance(item, Changing):
+        return Spec((), np.dtype(output.type))
+    return Spec(item.shape, item.dtype)
+
+
+def _check_out(
+    op: Operator,
+    results: Sequence[Result],
+    counts: Sequence[int | None],
+    out: Sequence[Any],
 ) -> tuple[ArrayInfo | None, ...]:
     """The caller's outputs, one for each result."""
-    if list(given) == [None]:
+    if list(out) == [None]:
         return (None,) * len(results)
-    if len(given) != len(results):
-        refuse(op.name, "out", f"{len(results)} arrays or None", str(len(given)))
-    targets = tuple(map(_described, given))
-    for result, target in zip(results, targets, strict=True):
-        name = f"out ({result.name})"
-        if target is not None and result.spec is None:
-            refuse(op.name, name, "None: this output is not asked for", "an array")
-        if target is not None and result.value is not None:
-            refuse(op.name, name, "None: it comes back as a new NumPy array", "an array")
-        if target is not None and result.spec is not None:
-            checks.output(op.name, name, result.spec, target.spec)
-            checks.contiguous(op.name, name, target.contiguous)
-    return targets
+    for result, key in zip(results, _one_by_one(op, results, counts, out), strict=True):
+        if key is not None:
+            _check_given(op, result, ArrayInfo(*key))
+    return tuple(map(_info, _one_by_one(op, results, counts, out)))
 
 
-def _device(
-    results: Sequence[Result], targets: Sequence[ArrayInfo | None]
-) -> Iterator[tuple[Result, ArrayInfo | None]]:
-    """The results in device memory with their targets."""
-    return ((r, t) for r, t in zip(results, targets, strict=True) if r.value is None)
+def _one_by_one(
+    op: Operator, results: Sequence[Result], counts: Sequence[int | None], out: Sequence[Any]
+) -> Sequence[Any]:
+    """The keys of the caller's outputs; lists beside other outputs are given as tuples."""
+    if len(counts) > 1 and any(count is not None for count in counts):
+        if len(out) != len(counts):
+            refuse(op.name, "out", f"{len(counts)} outputs or None", str(len(out)))
+        for output, count, key in zip(op.outputs, counts, out, strict=True):
+            if count is not None and key is not None and not _is_group(key, count):
+                refuse(op.name, f"out ({output.name})", f"a tuple of {count} arrays", "another")
+        return ungrouped(out, counts)
+    if len(out) != len(results):
+        refuse(op.name, "out", f"{len(results)} arrays or None", str(len(out)))
+    return out
 
 
-def _home(op: Op, named: Named) -> ArrayInfo:
-    """The one place all arrays are in."""
-    present = {name: item for name, item in named if item is not None}
+def _is_group(key: Any, count: int) -> bool:
+    return len(key) == count and all(item is None or isinstance(item, tuple) for item in key)
+
+
+def _check_given(op: Operator, result: Result, given: ArrayInfo) -> None:
+    name = f"out ({result.name})"
+    if result.spec is None:
+        refuse(op.name, name, "None: this output is not asked for", "an array")
+    if result.value is not None:
+        refuse(op.name, name, "None: it comes back as a new NumPy array", "an array")
+    checks.output(op.name, name, result.spec, given.spec)
+    checks.contiguous(op.name, name, given.contiguous)
+
+
+def _placement(
+    op: Operator,
+    arrays: Sequence[Named],
+    results: Sequence[Result],
+    out: Sequence[ArrayInfo | None],
+) -> ArrayInfo:
+    """The one place all arrays are in; of no arrays, what the operator says."""
+    pairs = zip(results, out, strict=True)
+    outputs = ((f"out ({r.name})", given) for r, given in pairs if r.value is None)
+    named = [*((a.name, a.info) for a in arrays), *outputs]
+    present = {name: found for name, found in named if found is not None}
     if not present:
-        raise ArgumentError(f"{op.name}: expected at least one array, got none")
-    checks.one_place(op.name, {name: item.place for name, item in present.items()})
+        backend, device = op.placement()
+        return ArrayInfo(backend, np.dtype(np.uint8), (0,), True, True, device)
+    checks.one_place(op.name, {name: found.place for name, found in present.items()})
     return next(iter(present.values()))
 
 
-def _route(
-    op: Op, signature: Signature, specs: Sequence[Any], named: Mapping[str, ArrayInfo | None]
-) -> Call:
+def _route(op: Operator, prepared: Prepared, specs: Sequence[Any]) -> Call:
     """The provider the arrays chose, ready to run."""
-    if op.views:
-        return ViewCall(signature)
-    device = tuple(r for r in signature.results if r.value is None)
-    if not any(result.spec is not None and result.spec.size for result in device):
-        return EmptyCall(signature)
-    home = signature.home
-    if home.backend is backends.CPU:
-        return CpuCall(signature, functools.partial(op.cpu_function(), **op.attribute_values))
-    pairs = zip(signature.results, signature.targets, strict=True)
-    outputs = [_planned(result, target, named) for result, target in pairs]
-    by_name = {name: item and item.spec for name, item in named.items()}
-    by_name |= {r.name: s for r, s in zip(signature.results, outputs, strict=True)}
+    own = op.own_call(prepared)
+    if own is not None:
+        return own
+    device = [r for r in prepared.results if r.value is None]
+    if device and not any(result.spec is not None and result.spec.size for result in device):
+        return EmptyCall(prepared)
+    placement = prepared.placement
+    if not placement.backend.runs_kernels:
+        return CpuCall(prepared, functools.partial(op.cpu_function(), **op.attribute_values))
+    return KernelCall(prepared, _ready(op, prepared, specs), op.workspaces)
+
+
+def _ready(op: Operator, prepared: Prepared, specs: Sequence[Any]) -> ReadyPlan:
+    """The plan of a call, its arrays numbered: inputs first, then results."""
+    backend, device = prepared.placement.backend, prepared.placement.device
+    n_inputs = len(prepared.arrays)
+    pairs = zip(prepared.results, prepared.out, strict=True)
+    outputs = [_planned(prepared, *pair, n_inputs + i) for i, pair in enumerate(pairs)]
     try:
-        plan = op.plan(home.backend.device(home.device), *specs, *_regrouped(op, outputs))
+        plan = op.plan(backend.device(device), *specs, *_regrouped(outputs, prepared.counts))
+        return ReadyPlan(op, backend, device, plan, n_inputs + len(outputs))
     except LaunchError as error:
         refuse(op.name, "inputs", "sizes that a GPU can launch", str(error))
-    ready = ReadyPlan(home.backend, home.device, op.source(), plan, by_name)
-    return KernelCall(signature, ready, op.workspaces)
 
 
 def _planned(
-    result: Result, target: ArrayInfo | None, named: Mapping[str, ArrayInfo | None]
-) -> Spec | None:
+    prepared: Prepared, result: Result, given: ArrayInfo | None, place: int
+) -> Spec | Changing | None:
     """The spec of the array that a result is written into, with its true alignment."""
-    if result.spec is None:
+    if result.spec is None or isinstance(result.value, Changing):
         return None
-    if target is None and result.alias is not None and (aliased := named[result.alias]):
-        return replace(aliased.spec, in_place=True)
-    return target.spec if target is not None else result.spec
+    if given is not None:
+        return replace(given.spec, place=place)
+    aliased = None if result.alias is None else prepared.arrays[result.alias].info
+    if aliased is not None:
+        return replace(aliased.spec, in_place=True, place=place)
+    return replace(result.spec, place=place)
 
 
-def _regrouped(op: Op, outputs: Sequence[Spec | None]) -> list[Any]:
-    """Outputs as declared: the variadic one, of which there is one at most, as a tuple."""
-    rest = len(outputs) - len(op.outputs) + 1
-    flat = list(outputs)
-    return [
-        tuple(flat.pop(0) for _ in range(rest)) if output.variadic else flat.pop(0)
-        for output in op.outputs
-    ]
+def _regrouped(outputs: Sequence[Any], counts: Sequence[int | None]) -> list[Any]:
+    """Outputs as declared: those of a variadic one as a tuple."""
+    items = iter(outputs)
+    return [next(items) if n is None else tuple(next(items) for _ in range(n)) for n in counts]

@@ -18,7 +18,7 @@ from ..frame.op import Op
 from ..numerics import rounded
 from ..plan import Device, Plan
 from ..planning import broadcasting
-from ..planning.div_grad import plan_general, plan_part
+from ..planning.div_grad import Arrays, plan_general, plan_part
 from ..planning.elementwise import ElementwiseOp, streamed
 from ..schema import Attribute, Input, Output, Spec, Types, boolean, integer, optional, real, single
 
@@ -230,16 +230,15 @@ class DivGrad(Op):
     def plan(
         self, device: Device, dy: Spec, a: Spec, b: Spec, da: Spec | None, db: Spec | None
     ) -> Plan:
+        arrays = Arrays(dy, a, b, da, db)
         if a.size == b.size == dy.size:
-            arrays = {"dY": dy, "A": a, "B": b, "dA": da, "dB": db}
-            return Plan((streamed("div_grad", arrays),))
+            return Plan((streamed("div_grad", arrays.present),))
         dims = broadcasting.dimensions(a.shape, b.shape)
-        aligned = all(spec.aligned for spec in (dy, a, b, da, db) if spec is not None)
-        for part, wanted in (("B", db), ("A", da)):
+        for part in ("B", "A"):
             form = broadcasting.outer_kept_inner(dims, part)
             if form is not None:
-                return plan_part(form, part, dy.dtype, aligned, wanted is not None)
-        return plan_general(dims, dy.dtype, {"dA": da, "dB": db})
+                return plan_part(form, part, arrays)
+        return plan_general(dims, arrays)
 
 
 OPS: dict[str, type[Op]] = {

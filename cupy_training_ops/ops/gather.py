@@ -18,10 +18,8 @@ from ..errors import refuse
 from ..frame.checks import from_front
 from ..frame.op import Op
 from ..plan import Config, Device, Plan, by_value, ceil_div
-from ..planning.segmented_sum import ATOMIC_ITEMS, THREADS, Scatter, Sizes, are_few, one_each
+from ..planning.segmented_sum import THREADS, Scatter, Sizes, are_few, one_each
 from ..schema import Attribute, Input, Output, Spec, Types, boolean, integer
-
-TILE_COLUMNS, MAX_DIMS = 32, 32  # the constants of the same names in gather.cu
 
 INDEX_TYPES = (INT64, np.dtype(np.int32))
 SHAPE = Input("shape", "int64", memory="host", convert=schema.shape, doc="the shape of X")
@@ -50,15 +48,10 @@ class _GatherGradient(Op):
     deterministic: bool
     check: bool
 
-    def __call__(self, *inputs: Any, **options: Any) -> Any:
-        if self.check:
-            self.workspace_nbytes(*inputs, outputs=options.get("outputs"))  # all other checks first
-            self.refuse_out_of_range(*self._adopt_inputs(inputs))
-        return super().__call__(*inputs, **options)
-
-    def refuse_out_of_range(self, *inputs: Any) -> None:
-        """Read the indices and refuse those that are in no row of dX."""
-        raise NotImplementedError
+    @classmethod
+    def max_dims(cls) -> int:
+        """How many dimensions the kernels' structs have room for."""
+        return cls.source().constant("MAX_DIMS")
 
     def in_range(self, name: str, indices: Any, extent: int) -> None:
         """Refuse indices outside -extent .. extent - 1."""
@@ -70,7 +63,7 @@ class _GatherGradient(Op):
     def planned(self, scatter: Scatter) -> Plan:
         """Zeros where there are no slices, one launch for few; else sorted or with atomics."""
         if scatter.sizes.K == 0:
-            scatter.zero(scatter.dx_name, scatter.dx.dtype)
+            scatter.zero(scatter.dx, scatter.dx.dtype)
             return scatter.plan()
         if are_few(scatter.sizes):
             return scatter.add_few()
@@ -114,9 +107,9 @@ class GatherGrad(_GatherGradient):
         axis = self.axis % len(shape)
         before, after = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
         sizes = Sizes(before, indices.size, shape[axis], after)
-        return self.planned(Scatter(self, device, sizes, indices, dy, dx, ("indices",)))
+        return self.planned(Scatter(self, device, sizes, indices, dy, dx, (indices,)))
 
-    def refuse_out_of_range(self, *inputs: Any) -> None:
+    def check_values(self, *inputs: Any) -> None:
         shape, indices, _ = inputs
         self.in_range("indices", indices, shape[self.axis])
 
@@ -154,9 +147,9 @@ class GatherNDGrad(_GatherGradient):
             refuse(self.name, "batch_dims", f"from 0 to below the rank of shape {shape}", str(b))
         if rank <= b:
             refuse(self.name, "indices", f"a rank above batch_dims = {b}", f"rank {rank}")
-        k = indices.shape[-1]
-        if not 1 <= k <= min(len(shape) - b, MAX_DIMS):
-            expected = f"1 to {len(shape) - b} numbers an index, at most {MAX_DIMS}"
+        k, most = indices.shape[-1], self.max_dims()
+        if not 1 <= k <= min(len(shape) - b, most):
+            expected = f"1 to {len(shape) - b} numbers an index, at most {most}"
             refuse(self.name, "indices", expected, f"{k} in shape {indices.shape}")
         if indices.shape[:b] != shape[:b]:
             refuse(self.name, "indices", f"batches {shape[:b]}", f"shape {indices.shape}")
@@ -171,12 +164,12 @@ class GatherNDGrad(_GatherGradient):
         b, k = self.batch_dims, indices.shape[-1]
         slices, rows = math.prod(indices.shape[:-1]), math.prod(shape[: b + k])
         sizes = Sizes(1, slices, rows, math.prod(shape[b + k :]))
-        extents = padded(shape[b : b + k])
+        extents = padded(shape[b : b + k], self.max_dims())
         tuples = by_value(count=k, per_batch=math.prod(indices.shape[b:-1]), extents=extents)
-        target = ("indices", tuples)
+        target = (indices, tuples)
         return self.planned(Scatter(self, device, sizes, indices, update, output, target))
 
-    def refuse_out_of_range(self, *inputs: Any) -> None:
+    def check_values(self, *inputs: Any) -> None:
         shape, indices, _ = inputs
         for j in range(indices.shape[-1]):
             extent = shape[self.batch_dims + j]
@@ -206,8 +199,9 @@ class GatherElementsGrad(_GatherGradient):
 
     def infer(self, dy: Spec, shape: tuple[int, ...], indices: Spec) -> tuple[Spec, ...]:
         axis = from_front(self.name, self.axis, len(shape))
-        if len(shape) > MAX_DIMS:
-            refuse(self.name, "shape", f"at most {MAX_DIMS} dimensions", str(len(shape)))
+        most = self.max_dims()
+        if len(shape) > most:
+            refuse(self.name, "shape", f"at most {most} dimensions", str(len(shape)))
         if indices.shape != dy.shape:
             refuse(self.name, "indices", f"dY's shape {dy.shape}", f"shape {indices.shape}")
         pairs = enumerate(zip(indices.shape, shape, strict=False))
@@ -223,7 +217,7 @@ class GatherElementsGrad(_GatherGradient):
         axis = self.axis % len(shape)
         dims = coalesced(indices.shape, shape, axis)
         sizes = Sizes(1, indices.size, dx.size, 1)
-        target = ("indices", lines(shape, axis, dims))
+        target = (indices, lines(shape, axis, dims, self.max_dims()))
         scatter = Scatter(self, device, sizes, indices, dy, dx, target)
         if self.deterministic or indices.size == 0 or are_few(sizes):
             return self.planned(scatter)
@@ -231,16 +225,16 @@ class GatherElementsGrad(_GatherGradient):
 
     def add_elements(self, scatter: Scatter, columns: int, stride: int) -> Plan:
         """Atomic additions in the order of dY; strip by strip where columns go to columns."""
-        n = scatter.sizes.K
-        if stride == 0 or columns < TILE_COLUMNS:
-            return scatter.atomic("__atomic", one_each(n, THREADS * ATOMIC_ITEMS), n)
-        rows, rows_a_block = n // columns, THREADS // TILE_COLUMNS
-        blocks = ceil_div(rows, rows_a_block * ATOMIC_ITEMS)
-        grid = (blocks * ceil_div(columns, TILE_COLUMNS),)
-        config = Config(grid, (TILE_COLUMNS, rows_a_block))
+        n, tile = scatter.sizes.K, scatter.constant("STRIP_COLUMNS")
+        items = scatter.constant("ATOMIC_ITEMS")
+        if stride == 0 or columns < tile:
+            return scatter.atomic("__atomic", one_each(n, THREADS * items), n)
+        rows, rows_a_block = n // columns, THREADS // tile
+        blocks = ceil_div(rows, rows_a_block * items)
+        config = Config((blocks * ceil_div(columns, tile),), (tile, rows_a_block))
         return scatter.atomic("__atomic_strips", config, rows, blocks)
 
-    def refuse_out_of_range(self, *inputs: Any) -> None:
+    def check_values(self, *inputs: Any) -> None:
         _, shape, indices = inputs
         self.in_range("indices", indices, shape[self.axis])
 
@@ -259,7 +253,7 @@ def coalesced(indices: tuple[int, ...], shape: tuple[int, ...], axis: int) -> li
     return merged or [(1, 0)]
 
 
-def lines(shape: tuple[int, ...], axis: int, dims: list[tuple[int, int]]) -> Any:
+def lines(shape: tuple[int, ...], axis: int, dims: list[tuple[int, int]], most: int) -> Any:
     """The kernels' struct Lines of coalesced dimensions."""
     *outer, (columns, column_stride) = dims
     return by_value(
@@ -268,14 +262,14 @@ def lines(shape: tuple[int, ...], axis: int, dims: list[tuple[int, int]]) -> Any
         columns=columns,
         column_stride=column_stride,
         n_outer=len(outer),
-        extents=padded([extent for extent, _ in outer]),
-        strides=padded([stride for _, stride in outer]),
+        extents=padded([extent for extent, _ in outer], most),
+        strides=padded([stride for _, stride in outer], most),
     )
 
 
-def padded(values: Any) -> Any:
-    """Integers in a table of the kernels' length."""
-    table = np.zeros(MAX_DIMS, np.int64)
+def padded(values: Any, length: int) -> Any:
+    """Integers in a table of this length."""
+    table = np.zeros(length, np.int64)
     table[: len(values)] = values
     return table
 

@@ -43,15 +43,15 @@ class _Codec(Op):
     thread_nbytes: ClassVar[int] = ELEMENT_NBYTES
 
     def stream(self, x: Spec, y: Spec, decoded: Spec) -> Plan:
-        """One launch; the `__unaligned` variant where an array starts off a 16-byte boundary."""
+        """One launch over all elements; the kernel is told whether both arrays are aligned."""
         config = Config((ceil_div(decoded.nbytes, THREADS * self.thread_nbytes),), (THREADS,))
-        variant = "" if x.aligned and y.aligned else "__unaligned"
-        arguments = ("X", "Y", x.size, y.size, *self.options())
+        aligned = x.aligned and y.aligned
+        arguments = (x, y, x.size, y.size, aligned, *self.options())
         binding = slots(T=decoded.dtype) | STREAM
-        return Plan((Launch(self.function_name + variant, config, arguments, binding),))
+        return Plan((Launch(self.function_name, config, arguments, binding),))
 
     def options(self) -> tuple[Any, ...]:
-        """The kernel's arguments after arrays and sizes."""
+        """The kernel's arguments after arrays, sizes and alignment."""
         return ()
 
 

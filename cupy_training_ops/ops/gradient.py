@@ -9,7 +9,6 @@ float32 sums and products become zero.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -94,7 +93,7 @@ class InPlaceAccumulator(Op):
         update = update_signal is not False
         if not update and new_sum.in_place:
             return Plan(())
-        args = ("old_sum", "value" if update else None, "new_sum", old_sum.size)
+        args = (old_sum, value if update else None, new_sum, old_sum.size)
         grid = _blocks(old_sum, value)
         return Plan((_launch(self.function_name, grid, args, old_sum.dtype, value.dtype),))
 
@@ -141,8 +140,7 @@ class InPlaceAccumulatorV2(Op):
     def plan(
         self, device: Device, buffer: Spec, value: Spec, overwrite_flag: bool | None, *outputs: Any
     ) -> Plan:
-        old_sum = None if overwrite_flag else "accumulation_buffer"
-        args = (old_sum, "value", "accumulation_buffer_out", buffer.size)
+        args = (None if overwrite_flag else buffer, value, outputs[-1], buffer.size)
         grid = _blocks(buffer, value)
         return Plan((_launch(self.function_name, grid, args, buffer.dtype, value.dtype),))
 
@@ -194,19 +192,14 @@ class InPlaceAccumulatorList(Op):
         update = update_signal is not False
         written = [update or not new_sum.in_place for new_sum in new_sums]
         sizes = [s.size if w else 0 for s, w in zip(old_sums, written, strict=True)]
-        arrays = [_names(name, sizes) for name in ("old_sums", "values", "new_sums")]
         t, value = old_sums[0], values[0]
         launches = []
         for table in batches(sizes, CHUNK_NBYTES // _wider(t, value), CAPACITY):
-            pointers = map(table.pointers, arrays)
+            pointers = map(table.pointers, (old_sums, values, new_sums))
             args = (*pointers, table.sizes, len(table.members), update)
             grid = table.n_chunks
             launches.append(_launch(self.function_name, grid, args, t.dtype, value.dtype))
         return Plan(tuple(launches))
-
-
-def _names(variadic: str, items: Sequence[Any]) -> list[str]:
-    return [f"{variadic}[{i}]" for i in range(len(items))]
 
 
 class ZeroGradient(Op):
@@ -223,9 +216,9 @@ class ZeroGradient(Op):
         Input(
             "reset_signal",
             "T2",
-            strided=True,
+            not_accessed=True,
             shape="any shape",
-            doc="not read: it orders execution in a graph of operators",
+            doc="not read; it orders execution in a graph of operators",
         ),
     )
     outputs = (
@@ -239,7 +232,7 @@ class ZeroGradient(Op):
 
     def plan(self, device: Device, old_gradient: Spec, reset_signal: Spec, zero: Spec) -> Plan:
         grid = ceil_div(zero.nbytes, THREADS * NBYTES)
-        args = ("zero_gradient", zero.nbytes)
+        args = (zero, zero.nbytes)
         return Plan((_launch(self.function_name, grid, args),))
 
 
@@ -282,11 +275,9 @@ class MixedPrecisionScale(Op):
         symbol = self.function_name + ("__fused" if self.fuse_outputs else "")
         launches = []
         for table in batches(sizes, CHUNK_NBYTES // _wider(xs[0], ys[0]), CAPACITY):
-            y: tuple[Any, ...] = (table.pointers(_names("Y", sizes)),)
-            if self.fuse_outputs:
-                y = ("Y[0]", table.starts(starts))
-            x = table.pointers(_names("X", sizes))
-            args = ("S", x, *y, table.sizes, len(table.members))
+            fused = self.fuse_outputs
+            y = (ys[0], table.starts(starts)) if fused else (table.pointers(ys),)
+            args = (s, table.pointers(xs), *y, table.sizes, len(table.members))
             launches.append(_launch(symbol, table.n_chunks, args, self.to, xs[0].dtype))
         return Plan(tuple(launches))
 

@@ -16,12 +16,10 @@ import numpy as np
 from ..dtypes import FIXED_SIZE, INT64, to_dtype
 from ..errors import refuse
 from ..frame.op import Op, slots
-from ..plan import Config, Device, Launch, Plan, Scratch, by_value, ceil_div
+from ..plan import Config, Device, Launch, Plan, Scratch, ScratchMemory, by_value, ceil_div
 from ..planning.copy_runs import THREADS, Words, words_of
-from ..planning.fast_division import divisor, divisor_fields
+from ..planning.fast_division import divisor
 from ..schema import Input, Output, Spec, Types, integers, shape
-
-DIMENSIONS = 50  # more cannot have two positions each
 
 
 class SliceGrad(Op):
@@ -96,12 +94,10 @@ class SliceGrad(Op):
         words = words_of((dy, dx), lengths, itemsize * lengths[-1])
         inner = inner.times(itemsize, words.nbytes)
         config = Config((words.tiles(dx.nbytes),), (THREADS,))
-        table = np.zeros((DIMENSIONS, 9), np.uint64)
-        for row, axis in zip(table, outer, strict=False):
-            row[:] = axis.fields
         sizes = (words.count(dy.nbytes), words.count(dx.nbytes), len(outer))
-        last = by_value(at=np.array(inner.fields, np.uint64))
-        arguments = ("dY", "dX", *sizes, by_value(at=table), last)
+        table = np.zeros(self.source().constant("MAX_DIMENSIONS"), inner.dimension.dtype)
+        table[: len(outer)] = [axis.dimension for axis in outer]
+        arguments = (dy, dx, *sizes, by_value(at=table), inner.dimension)
         return Plan((Launch(self.function_name, config, arguments, words.slots),))
 
 
@@ -115,10 +111,15 @@ class SlicedAxis:
     count: int
 
     @property
-    def fields(self) -> tuple[int, ...]:
+    def dimension(self) -> Any:
         """The kernel's Dimension."""
-        divisors = (*divisor_fields(self.extent), *divisor_fields(abs(self.step)))
-        return (*divisors, self.start, self.step < 0, self.count)
+        return by_value(
+            extent=divisor(self.extent),
+            distance=divisor(abs(self.step)),
+            start=self.start,
+            backwards=int(self.step < 0),
+            count=self.count,
+        )
 
     @property
     def whole(self) -> bool:
@@ -218,7 +219,7 @@ class FlattenAndUnpad(_Rows):
             indices.size,
             divisor(words.count(width * y.dtype.itemsize)),
         )
-        arguments = ("input", "indices", "output", *sizes)
+        arguments = (x, indices, y, *sizes)
         return Plan((Launch(self.function_name, config, arguments, words.slots | index),))
 
 
@@ -255,21 +256,23 @@ class PadAndUnflatten(_Rows):
         words, index = self.rows(width, (y, x), indices)
         config = Config((words.tiles(y.nbytes),), (THREADS,))
         sizes = (indices.size, n_rows, divisor(words.count(width * y.dtype.itemsize)))
-        arguments = ("input", "indices", Scratch(0), "output", *sizes)
+        scratch = ScratchMemory()
+        last_rows = scratch.take(n_rows, INT64)
+        arguments = (x, indices, last_rows, y, *sizes)
         binding = words.slots | index
         launch = Launch(self.function_name, config, arguments, binding)
-        find = self._find_last_rows(indices, n_rows, binding)
-        return Plan((*find, launch), workspace_nbytes=8 * n_rows)
+        find = self._find_last_rows(indices, n_rows, last_rows, binding)
+        return Plan((*find, launch), scratch.nbytes)
 
     def _find_last_rows(
-        self, indices: Spec, n_rows: int, binding: Mapping[str, str]
+        self, indices: Spec, n_rows: int, last_rows: Scratch, binding: Mapping[str, str]
     ) -> list[Launch]:
         """The launch that notes for every row of the output the last row of the input, if any."""
         if not indices.size:
             return []
         symbol = f"{self.function_name}__last_rows"
         config = Config((ceil_div(indices.size, THREADS),), (THREADS,))
-        arguments = ("indices", Scratch(0), indices.size, n_rows)
+        arguments = (indices, last_rows, indices.size, n_rows)
         return [Launch(symbol, config, arguments, binding)]
 
 

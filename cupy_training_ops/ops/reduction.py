@@ -15,10 +15,21 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..dtypes import BOOL, FLOAT32, FLOATS, INT64, to_dtype
+from ..dtypes import BOOL, FLOAT32, FLOAT64, FLOATS, INT64, to_dtype
 from ..errors import refuse
 from ..frame.op import Op, slots
-from ..plan import Config, Device, Launch, Plan, Scratch, by_value, ceil_div
+from ..plan import (
+    VEC_NBYTES,
+    WARP,
+    Config,
+    Device,
+    Launch,
+    Plan,
+    Scratch,
+    ScratchMemory,
+    by_value,
+    ceil_div,
+)
 from ..planning.multi_tensor import Batch, batch, batches
 from ..schema import Attribute, Input, Output, Spec, Types, boolean, dtype, integers, optional
 
@@ -26,14 +37,12 @@ INT32 = to_dtype("int32")
 THREADS = 256
 BLOCKS = 8  # a multiprocessor: together 2,048 threads
 UNROLL = 4  # packets of 16 bytes a thread has in flight
-PACKET_NBYTES = 16
 COLUMN_BLOCKS = 4  # of column sums, whose partial sums are as wide as a tile
 MANY_COLUMNS = 65_536  # packets of them, for which a thread takes more rows
 COLUMN_LANES = 16  # neighbouring packets of a row that a block takes where rows are many
 SHORT_ROW_NBYTES = 2048  # a warp's rows; longer ones too, where there are enough of them
 CHUNK_NBYTES = 32768
 CAPACITY = 192  # tensors a launch: 20 bytes each, 4,000 in all
-TICKET_NBYTES = 16
 
 
 def _launch(symbol: str, grid: int, args: tuple[Any, ...], x: Any, y: Any, **config: Any) -> Launch:
@@ -108,16 +117,20 @@ class ReduceSumTraining(Op):
     def plan(self, device: Device, x: Spec, axes: tuple[int, ...], y: Spec) -> Plan:
         reduced = self._reduced(x, axes)
         steps = list(passes(x.shape, reduced)) if x.size else [Pass(y.size, 0, 1)]
-        accumulator = x.dtype if x.dtype.itemsize >= FLOAT32.itemsize else FLOAT32
         room = _Room(device)
-        places = [_Place("data", x.dtype, x.aligned)]
+        places = [_Place(x, x.dtype, x.aligned)]
         for step in steps[:-1]:
-            offset = room.take(step.A * step.B * accumulator.itemsize)
-            places.append(_Place(Scratch(offset), accumulator, True))
-        places.append(_Place("reduced", y.dtype, y.aligned))
+            sums = room.take(step.A * step.B, _summed_in(x.dtype))
+            places.append(_Place(sums, _summed_in(x.dtype), True))
+        places.append(_Place(y, y.dtype, y.aligned))
         pairs = zip(steps, itertools.pairwise(places), strict=True)
         launches = [step.launch(device, *pair, room) for step, pair in pairs]
-        return Plan(tuple(launches), workspace_nbytes=room.nbytes)
+        return Plan(tuple(launches), workspace_nbytes=room.scratch.nbytes)
+
+
+def _summed_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type that sums are kept in between launches."""
+    return dtype if dtype.itemsize >= FLOAT32.itemsize else FLOAT32
 
 
 def passes(shape: Sequence[int], reduced: Iterable[int]) -> Iterator[Pass]:
@@ -148,18 +161,18 @@ class _Place:
 
 
 class _Room:
-    """The workspace of a call: tickets at its start, which no call uses for anything else."""
+    """Room for partial sums; tickets at its start, which no call uses for anything else."""
 
     def __init__(self, device: Device) -> None:
         self.multiprocessors = device.multiprocessors
-        self.tickets = Scratch(0)
-        self.nbytes = 0
+        self.scratch = ScratchMemory()
+        self.tickets: Scratch | None = None
 
-    def take(self, nbytes: int) -> int:
-        """The offset of so many bytes."""
-        offset = self.nbytes or 4 * BLOCKS * self.multiprocessors
-        self.nbytes = offset + ceil_div(nbytes, PACKET_NBYTES) * PACKET_NBYTES
-        return offset
+    def take(self, n: int, dtype: np.dtype[Any]) -> Scratch:
+        """Room for n sums of this type."""
+        if self.tickets is None:
+            self.tickets = self.scratch.take(BLOCKS * self.multiprocessors, np.uint32)
+        return self.scratch.take(n, dtype)
 
     def n_spans(self, groups: int, most: int, blocks: int = BLOCKS) -> int:
         """Into how many spans, `most` at most, each of some groups of sums is to be divided."""
@@ -169,8 +182,7 @@ class _Room:
         """Partial sums and tickets, where sums are divided into spans."""
         if n_spans == 1:
             return None, None
-        itemsize = max(dtype.itemsize, FLOAT32.itemsize)
-        return Scratch(self.take(n_sums * n_spans * itemsize)), self.tickets
+        return self.take(n_sums * n_spans, _summed_in(dtype)), self.tickets
 
 
 @dataclass(frozen=True)
@@ -189,20 +201,20 @@ class Pass:
             return self._columns(x, y, room)
         row_nbytes = self.R * x.dtype.itemsize
         if row_nbytes <= SHORT_ROW_NBYTES or 64 * device.multiprocessors <= self.A:
-            return self._rows(x, y, ceil_div(row_nbytes, PACKET_NBYTES))
-        return self._long_rows(x, y, ceil_div(row_nbytes, PACKET_NBYTES), room)
+            return self._rows(x, y, ceil_div(row_nbytes, VEC_NBYTES))
+        return self._long_rows(x, y, ceil_div(row_nbytes, VEC_NBYTES), room)
 
     def _copy(self, x: _Place, y: _Place) -> Launch:
         """The bits as they are: a sum that begins with 0 would lose the sign of -0.0."""
         n = self.A * self.B
         args = (x.argument, y.argument, n, x.aligned and y.aligned)
-        grid = ceil_div(n * x.dtype.itemsize, THREADS * UNROLL * PACKET_NBYTES)
+        grid = ceil_div(n * x.dtype.itemsize, THREADS * UNROLL * VEC_NBYTES)
         return _launch("reduce_sum_training__copy", grid, args, x.dtype, y.dtype)
 
     def _rows(self, x: _Place, y: _Place, packets: int) -> Launch:
         """Some lanes of a warp to a row, two packets a lane, more where a warp is full."""
         lanes = 1
-        while lanes < 32 and 2 * lanes < packets:
+        while lanes < WARP and 2 * lanes < packets:
             lanes *= 2
         args = (x.argument, y.argument, self.A, self.R, lanes)
         grid = ceil_div(self.A, THREADS // lanes)
@@ -218,7 +230,7 @@ class Pass:
 
     def _columns(self, x: _Place, y: _Place, room: _Room) -> Launch:
         """Packets of neighbouring columns to a thread, rows to threads and blocks."""
-        width = PACKET_NBYTES // x.dtype.itemsize
+        width = VEC_NBYTES // x.dtype.itemsize
         whole = self.B % width == 0 and x.aligned and y.aligned
         packets = self.B // width if whole else self.B
         n_tiles, block = column_block(self.A, self.R, packets)
@@ -228,8 +240,8 @@ class Pass:
         n_spans = max(1, ceil_div(self.R, span))
         shared = room.shared(self.A * self.B, n_spans, x.dtype)
         counts = {"n_spans": np.int32(n_spans), "n_tiles": np.int32(n_tiles)}
-        sizes = {"A": self.A, "R": self.R, "B": self.B, "span": span}
-        slabs = by_value(**{k: np.int64(v) for k, v in sizes.items()}, **counts)
+        extents = {"n_slabs": self.A, "n_rows": self.R, "n_columns": self.B, "span": span}
+        slabs = by_value(**{k: np.int64(v) for k, v in extents.items()}, **counts)
         symbol = f"reduce_sum_training__{'' if whole else 'single_'}columns"
         args = (x.argument, y.argument, *shared, slabs)
         return _launch(symbol, groups * n_spans, args, x.dtype, y.dtype, block=block)
@@ -290,18 +302,17 @@ class ReduceAllL2(Op):
         return (Spec((), self.output_type or xs[0].dtype),)
 
     def plan(self, device: Device, xs: tuple[Spec, ...], y: Spec) -> Plan:
-        names = [f"X[{i}]" for i in range(len(xs))]
         tables = _tables(xs)
         blocks = [_blocks(device, table.n_chunks) for table in tables]
+        scratch = ScratchMemory()
+        ticket, partials = scratch.take(1, np.uint32), scratch.take(sum(blocks), FLOAT64)
         launches = []
         for i, (table, n) in enumerate(zip(tables, blocks, strict=True)):
             n_partials = sum(blocks) if i == len(tables) - 1 else 0
-            shared = (Scratch(TICKET_NBYTES), Scratch(0))
             counts = (sum(blocks[:i]), n_partials)
-            args = (table.pointers(names), table.sizes, *shared, "Y", *counts)
+            args = (table.pointers(xs), table.sizes, partials, ticket, y, *counts)
             launches.append(_launch(self.function_name, n, args, xs[0].dtype, y.dtype))
-        nbytes = TICKET_NBYTES + ceil_div(8 * sum(blocks), PACKET_NBYTES) * PACKET_NBYTES
-        return Plan(tuple(launches), workspace_nbytes=nbytes)
+        return Plan(tuple(launches), scratch.nbytes)
 
 
 class IsAllFinite(Op):
@@ -336,17 +347,18 @@ class IsAllFinite(Op):
         return (Spec((), BOOL),)
 
     def plan(self, device: Device, xs: tuple[Spec, ...], y: Spec) -> Plan:
-        names = [f"input[{i}]" for i in range(len(xs))]
         only = "__isinf_only" if self.isinf_only else "__isnan_only" if self.isnan_only else ""
         tables = _tables(xs)
+        scratch = ScratchMemory()
+        poll = scratch.take(1, self.source().struct("Poll"))
         launches = []
         for i, table in enumerate(tables):
             last = i == len(tables) - 1
-            args = (table.pointers(names), table.sizes, Scratch(0), "output", last)
+            args = (table.pointers(xs), table.sizes, poll, y, last)
             grid = _blocks(device, table.n_chunks)
             symbol = self.function_name + only
             launches.append(_launch(symbol, grid, args, xs[0].dtype, xs[0].dtype))
-        return Plan(tuple(launches), workspace_nbytes=TICKET_NBYTES)
+        return Plan(tuple(launches), scratch.nbytes)
 
 
 class All(Op):
@@ -368,10 +380,11 @@ class All(Op):
         return (Spec((1,), BOOL),)
 
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
-        blocks = _blocks(device, ceil_div(x.size, UNROLL * THREADS * PACKET_NBYTES))
-        args = ("X", "Y", Scratch(0), x.size)
+        blocks = _blocks(device, ceil_div(x.size, UNROLL * THREADS * VEC_NBYTES))
+        scratch = ScratchMemory()
+        args = (x, y, scratch.take(1, self.source().struct("Poll")), x.size)
         launch = _launch(self.function_name, blocks, args, FLOAT32, FLOAT32)
-        return Plan((launch,), workspace_nbytes=TICKET_NBYTES)
+        return Plan((launch,), scratch.nbytes)
 
 
 OPS = {

@@ -15,21 +15,17 @@ import numpy as np
 from ..dtypes import FLOAT32, FLOAT64, FLOATS, element_type
 from ..errors import ArgumentError, refuse
 from ..frame.op import Op
-from ..plan import Config, Device, Launch, Plan, by_value, ceil_div
+from ..plan import VEC_NBYTES, WARP, Config, Device, Launch, Plan, by_value, ceil_div
 from ..planning.fast_division import divisor
 from ..schema import Attribute, Input, Output, Spec, Types, boolean, integers, one_of, real, reals
 
 THREADS = 128
-WARPS = THREADS // 32  # of a block; each makes a tile of dX
-COLUMNS = 64  # of a tile, at most
+WARPS = THREADS // WARP  # of a block; each makes a tile of dX
 BAND_ROWS = {2: 32, 4: 64, 8: 64}  # of a tile at most, by the size of an element
 FEWEST_ROWS = 4  # of a tile, or of a thread where X was doubled
 TILES = 16  # for each multiprocessor, before tiles have as many rows as they may
 NEAREST_MODES = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 NO_MEANING = "without meaning for this mode"
-EACH = 4  # columns of dY that a thread sums
-SUMMED = 32 * EACH  # and a warp, at once
-PIECE_NBYTES = 16  # of a row of dY, the columns of a thread where X was doubled
 MAX_ROWS = 64  # of dX that such a thread makes
 LANES = 2048  # such threads for each multiprocessor, before they have more rows than the fewest
 MAX_DOUBLED = 2**23  # outputs along an axis whose positions float32 holds
@@ -122,7 +118,7 @@ class ResizeGrad(Op):
             self._axis(dx.shape[i], dy.shape[i], scales and scales[i], compute.type) for i in (2, 3)
         ]
         if self._doubles(dy, dx, axes):
-            return Plan((self._doubled(device, dx),))
+            return Plan((self._doubled(device, dy, dx),))
         return Plan((self._tiled(device, dy, dx, *axes),))
 
     def _doubles(self, dy: Spec, dx: Spec, axes: list[Any]) -> bool:
@@ -134,33 +130,41 @@ class ResizeGrad(Op):
             and max(dy.shape[2:]) <= MAX_DOUBLED
             and dy.aligned
             and dx.aligned
-            and dy.shape[3] * dy.dtype.itemsize % PIECE_NBYTES == 0
+            and dy.shape[3] * dy.dtype.itemsize % VEC_NBYTES == 0
         )
 
-    def _doubled(self, device: Device, dx: Spec) -> Launch:
+    def _doubled(self, device: Device, dy: Spec, dx: Spec) -> Launch:
         n_planes, n_rows = math.prod(dx.shape[:2]), dx.shape[2]
-        n_pieces = 2 * dx.shape[3] * dx.dtype.itemsize // PIECE_NBYTES
+        n_pieces = 2 * dx.shape[3] * dx.dtype.itemsize // VEC_NBYTES
         room = n_planes * n_pieces * n_rows // (LANES * device.multiprocessors)
         band = _even(n_rows, max(FEWEST_ROWS, min(room, MAX_ROWS)))
         n_bands = ceil_div(n_rows, band)
         n_lanes = n_planes * n_bands * n_pieces
         config = Config((ceil_div(n_lanes, THREADS),), (THREADS,))
-        arguments = ("dY", "dX", n_lanes, n_rows, divisor(n_bands), band, divisor(n_pieces))
-        return Launch(f"{self.function_name}__doubled", config, arguments, _slots(dx.dtype))
+        arguments = (dy, dx, n_lanes, n_rows, divisor(n_bands), band, divisor(n_pieces))
+        return Launch(f"{self.function_name}__upsample2x", config, arguments, _slots(dx.dtype))
 
     def _tiled(self, device: Device, dy: Spec, dx: Spec, rows: Any, columns: Any) -> Launch:
         n_planes, (n_rows, n_columns) = math.prod(dx.shape[:2]), dx.shape[2:]
-        strip = _even(n_columns, _widest(dy.shape[3], float(columns["ratio"])))
+        strip = _even(n_columns, self._widest(dy.shape[3], float(columns["ratio"])))
         n_strips = ceil_div(n_columns, strip)
         room = n_planes * n_strips * n_rows // (TILES * device.multiprocessors)
         band = _even(n_rows, max(FEWEST_ROWS, min(room, BAND_ROWS[dx.dtype.itemsize])))
         n_bands = ceil_div(n_rows, band)
         config = Config((ceil_div(n_planes * n_bands * n_strips, WARPS),), (THREADS,))
-        aligned = dy.aligned and dy.shape[3] % EACH == 0
+        aligned = dy.aligned and dy.shape[3] % self.source().constant("EACH") == 0
         binding = _slots(dx.dtype) | {"ALIGNED": str(int(aligned))}
         parts = (divisor(n_bands), band, divisor(n_strips), strip)
-        arguments = ("dY", "dX", n_planes, rows, columns, *parts)
+        arguments = (dy, dx, n_planes, rows, columns, *parts)
         return Launch(self.function_name, config, arguments, binding)
+
+    def _widest(self, n_outputs: int, ratio: float) -> int:
+        """Columns of dX that at most as many columns of dY touch as a warp sums at once."""
+        constant = self.source().constant
+        summed, most = constant("COLUMNS"), constant("MINE") * WARP
+        if n_outputs <= summed:
+            return most
+        return max(1, min(most, int((summed - constant("EACH")) * ratio) - 1))
 
     def _axis(self, pixels: int, outputs: int, scale: float | None, kind: Any) -> Any:
         """One axis as the kernel takes it; the ratio in the type that positions have."""
@@ -185,13 +189,6 @@ def _slots(dtype: np.dtype[Any]) -> dict[str, str]:
 def _even(n: int, most: int) -> int:
     """The extent of parts of n, of which there are as few as parts of at most `most`."""
     return ceil_div(n, ceil_div(n, most))
-
-
-def _widest(n_outputs: int, ratio: float) -> int:
-    """Columns of dX that at most as many columns of dY touch as a warp sums at once."""
-    if n_outputs <= SUMMED:
-        return COLUMNS
-    return max(1, min(COLUMNS, int((SUMMED - EACH) * ratio) - 1))
 
 
 OPS = {"ResizeGrad": ResizeGrad}

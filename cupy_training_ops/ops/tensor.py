@@ -16,8 +16,8 @@ import numpy as np
 from ..dtypes import FIXED_SIZE, INT64
 from ..errors import refuse
 from ..frame.checks import from_front
-from ..frame.op import Op
-from ..plan import Config, Device, Launch, Plan, Pointers, Scratch, by_value
+from ..frame.op import Op, ViewOp
+from ..plan import Config, Device, Launch, Plan, Pointers, Scratch, ScratchMemory, by_value
 from ..planning.copy_runs import THREADS, Words, words_of
 from ..planning.fast_division import divisor, divisor_fields
 from ..schema import Attribute, Input, Output, Spec, Types, integer, optional, shape
@@ -26,7 +26,7 @@ CAPACITIES = (16, 120, 240)  # arrays that a launch knows by value, in at most 4
 MAX_SPLIT = 120  # outputs of a launch, which knows more of each
 
 
-class View(Op):
+class View(ViewOp):
     """Pieces of one array: outputs[i] = input.ravel()[o_i : o_i + n_i].reshape(shapes[i]).
 
         input    | n_0 elements | n_1 | n_2 ...
@@ -53,7 +53,6 @@ class View(Op):
     outputs = (Output("outputs", "T", variadic=True, shape="shapes given by `shapes`"),)
     types: ClassVar[Types] = {"T": FIXED_SIZE}
     bitwise_exact = True
-    views = True
 
     def infer(self, x: Spec, shapes: tuple[tuple[int, ...], ...]) -> tuple[Any, ...]:
         sizes = list(map(math.prod, shapes))
@@ -107,32 +106,34 @@ class ConcatTraining(Op):
 
     def plan(self, device: Device, xs: tuple[Spec, ...], y: Spec, lengths: Spec) -> Plan:
         n_rows = math.prod(y.shape[: self.axis % len(y.shape)])
-        parts = [(f"inputs[{i}]", x.size // n_rows) for i, x in enumerate(xs) if x.size]
-        widths = [width for _, width in parts]
+        parts = [x for x in xs if x.size]
+        widths = [x.size // n_rows for x in parts]
         run_nbytes = y.nbytes // (n_rows * len(parts))
         words = words_of((*xs, y), widths, run_nbytes)
         starts = [words.count(s * y.dtype.itemsize) for s in _starts(widths)]
-        names = [name for name, _ in parts]
         config = Config((words.tiles(y.nbytes),), (THREADS,))
-        result = ("concat_result", n_rows, divisor(starts[-1]), len(parts))
+        result = (y, n_rows, divisor(starts[-1]), len(parts))
         if len(parts) <= CAPACITIES[-1]:
-            table, capacity = _by_value(names, starts)
+            table, capacity = _by_value(parts, at=starts)
             launch = _launch(self.function_name, config, (*result, *table), words, capacity)
             return Plan((launch,))
-        many = f"{self.function_name}__many"
-        fill = self._fill(names, starts, words)
-        launch = _launch(many, config, (*result, Scratch(0)), words)
-        return Plan((*fill, launch), workspace_nbytes=16 * len(starts))
+        scratch = ScratchMemory()
+        parts_table = scratch.take(len(starts), self.source().struct("Part"))
+        fill = self._fill(parts_table, parts, starts, words)
+        launch = _launch(f"{self.function_name}__many", config, (*result, parts_table), words)
+        return Plan((*fill, launch), scratch.nbytes)
 
-    def _fill(self, names: list[str], starts: list[int], words: Words) -> list[Launch]:
-        """Launches that write the table of parts into the workspace."""
+    def _fill(
+        self, table: Scratch, parts: Sequence[Spec], starts: list[int], words: Words
+    ) -> list[Launch]:
+        """Launches that write the table of parts into scratch memory."""
         symbol, most = f"{self.function_name}__table", CAPACITIES[-1]
         launches = []
-        for first in range(0, len(names), most):
-            some = names[first : first + most]
-            table, capacity = _by_value(some, starts[first : first + most + 1])
+        for first in range(0, len(parts), most):
+            some = parts[first : first + most]
+            values, capacity = _by_value(some, at=starts[first : first + most + 1])
             config = Config((1,), (capacity + 1,))
-            arguments = (Scratch(0), first, len(some), *table)
+            arguments = (table, first, len(some), *values)
             launches.append(_launch(symbol, config, arguments, words, capacity))
         return launches
 
@@ -147,12 +148,11 @@ def _starts(widths: Iterable[int]) -> list[int]:
     return list(itertools.accumulate(widths, initial=0))
 
 
-def _by_value(names: Sequence[str], *columns: Sequence[int]) -> tuple[tuple[Any, Any], int]:
-    """Addresses and starts (one more than addresses) as launch arguments, and their capacity."""
-    capacity = next(most for most in CAPACITIES if len(names) <= most)
-    padded = [np.pad(np.array(c, np.uint64), (0, capacity + 1 - len(c))) for c in columns]
-    fields = {f"column{i}": column for i, column in enumerate(padded)}
-    return (Pointers(tuple(names), capacity), by_value(**fields)), capacity
+def _by_value(arrays: Sequence[Spec], **columns: Any) -> tuple[tuple[Any, Any], int]:
+    """Addresses and columns (one entry more) as launch arguments, and their capacity."""
+    capacity = next(most for most in CAPACITIES if len(arrays) <= most)
+    padded = {name: np.pad(c, (0, capacity + 1 - len(c))) for name, c in columns.items()}
+    return (Pointers(tuple(arrays), capacity), by_value(**padded)), capacity
 
 
 def _launch(
@@ -217,22 +217,22 @@ class SplitTraining(Op):
 
     def plan(self, device: Device, x: Spec, split: Any, outputs: tuple[Spec, ...]) -> Plan:
         n_rows = math.prod(x.shape[: self.axis % len(x.shape)])
-        parts = [(f"outputs[{i}]", y.size // n_rows) for i, y in enumerate(outputs) if y.size]
-        widths = [width for _, width in parts]
+        parts = [y for y in outputs if y.size]
+        widths = [y.size // n_rows for y in parts]
         words = words_of((x, *outputs), widths, x.nbytes // (n_rows * len(parts)))
         starts = [words.count(s * x.dtype.itemsize) for s in _starts(widths)]
-        head = ("input", n_rows, starts[-1])
+        head = (x, n_rows, starts[-1])
         launches = []
         for first in range(0, len(parts), MAX_SPLIT):
-            names = [name for name, _ in parts[first : first + MAX_SPLIT]]
-            columns = starts[first : first + len(names) + 1]
+            some = parts[first : first + MAX_SPLIT]
+            columns = starts[first : first + len(some) + 1]
             row_nbytes = n_rows * words.nbytes
             widths = [b - a for a, b in itertools.pairwise(columns)]
             tiles = _starts(words.tiles(width * row_nbytes) for width in widths)
-            multipliers = [divisor_fields(width)[1] for width in widths]
-            table, capacity = _by_value(names, columns, tiles, multipliers)
+            multipliers = np.array([divisor_fields(width)[1] for width in widths], np.uint64)
+            table, capacity = _by_value(some, column=columns, tile=tiles, multiplier=multipliers)
             config = Config((tiles[-1],), (THREADS,))
-            arguments = (*head, len(names), *table)
+            arguments = (*head, len(some), *table)
             launches.append(_launch(self.function_name, config, arguments, words, capacity))
         return Plan(tuple(launches))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How data movement divides its arrays: words, chunks and tiles of include/chunks.cuh."""
+"""How data movement divides its arrays: words, chunks and tiles of algorithm/copy_runs.cuh."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..plan import ceil_div
+from ..plan import VEC_NBYTES, ceil_div
 from ..schema import Spec
 
 THREADS = 128
-CHUNK_NBYTES = 16
 LONG_RUN_NBYTES = 64  # from here on chunks of 16 bytes are written; shorter runs go word by word
 CHUNKS = 2  # that a thread writes, as measured on an H200
 SHIFTED_CHUNKS = 4  # the same where each is put together from two loads
@@ -47,5 +46,5 @@ def words_of(specs: Iterable[Spec], lengths: Iterable[int], run_nbytes: int) -> 
     present = [spec for spec in specs if spec.size]
     itemsize = present[0].dtype.itemsize
     aligned = all(spec.aligned for spec in present)
-    nbytes = math.gcd(CHUNK_NBYTES, *(n * itemsize for n in lengths)) if aligned else itemsize
-    return Words(nbytes, CHUNK_NBYTES // nbytes if run_nbytes >= LONG_RUN_NBYTES else 1)
+    nbytes = math.gcd(VEC_NBYTES, *(n * itemsize for n in lengths)) if aligned else itemsize
+    return Words(nbytes, VEC_NBYTES // nbytes if run_nbytes >= LONG_RUN_NBYTES else 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Launches of DivGrad where A and B broadcast; the kernels are in include/div_grad.cuh.
+"""Launches of DivGrad where A and B broadcast; the kernels are in elementwise/div_grad.cuh.
 
 What is summed is divided into chunks; each gives a row of partial sums, and a second launch adds
 the rows up.
@@ -8,88 +8,123 @@ the rows up.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..dtypes import element_type
-from ..plan import Config, Launch, Plan, Scratch, by_value, ceil_div
+from ..dtypes import Dtype
+from ..numerics import computed_in
+from ..plan import (
+    MAX_THREADS,
+    VEC_NBYTES,
+    WARP,
+    Config,
+    Launch,
+    Plan,
+    Scratch,
+    ScratchMemory,
+    by_value,
+    ceil_div,
+)
+from ..runtime.source import load
 from ..schema import Spec
 from .broadcasting import Dimension, strides
 from .elementwise import THREADS, type_slots
 from .fast_division import divisor
 
-WARP = 32
 PACKETS = 16  # that a thread sums before it writes a partial sum
 BLOCKS = 2048  # about as many keep a large GPU busy
 # The same for columns by bytes of an element, as measured on an H200: rows of partial sums are wide
 # beside rows of narrow elements.
 COLUMN_BLOCKS = {2: 512, 4: 2048, 8: 4096}
-MAX_DIMENSIONS = 32  # Dimensions::MOST, and more than CuPy's arrays have
-FINISH_THREADS = 1024
 SECTOR = 8  # floats that are read at once: fewer columns a block, and so more blocks, cost nothing
-ACCUMULATOR_NBYTES = {"float": 4, "double": 8}
 
 
-def plan_part(
-    form: tuple[int, int, int], part: str, t: np.dtype[Any], aligned: bool, wanted: bool
-) -> Plan:
+@dataclass(frozen=True)
+class Arrays:
+    """The arrays of one call; a gradient that is not wanted is None."""
+
+    dy: Spec
+    a: Spec
+    b: Spec
+    da: Spec | None
+    db: Spec | None
+
+    @property
+    def t(self) -> Dtype:
+        """The type of all."""
+        return self.dy.dtype
+
+    @property
+    def present(self) -> tuple[Spec | None, ...]:
+        """All of them, in the order of a kernel's parameters."""
+        return (self.dy, self.a, self.b, self.da, self.db)
+
+    def whole_and_part(self, part: str) -> tuple[Spec | None, ...]:
+        """dY, the operand with every dimension, the other one, the first one's gradient."""
+        if part == "B":
+            return (self.dy, self.a, self.b, self.da)
+        return (self.dy, self.b, self.a, self.db)
+
+    def d_part(self, part: str) -> Spec | None:
+        """The gradient of the operand that lacks dimensions."""
+        return self.db if part == "B" else self.da
+
+
+def plan_part(form: tuple[int, int, int], part: str, arrays: Arrays) -> Plan:
     """One operand has every dimension, the part only the middle one of `form`."""
     outer, kept, inner = form
     row = kept if inner == 1 else inner
-    packets = aligned and row % (16 // t.itemsize) == 0
-    width = 16 // t.itemsize if packets else 1
+    aligned = all(spec.aligned for spec in arrays.present if spec is not None)
+    packets = aligned and row % (VEC_NBYTES // arrays.t.itemsize) == 0
+    width = VEC_NBYTES // arrays.t.itemsize if packets else 1
     if inner == 1:
-        return _columns(outer, kept, part, t, width, wanted)
-    return _runs(form, part, t, width, wanted)
+        return _columns(outer, kept, part, arrays, width)
+    return _runs(form, part, arrays, width)
 
 
-def plan_general(dims: Sequence[Dimension], t: np.dtype[Any], outputs: Mapping[str, Any]) -> Plan:
-    """A launch for each gradient, and one that adds up partial sums where it has chunks."""
-    launches: list[Launch] = []
-    nbytes = 0
-    for name, spec in outputs.items():
-        if spec is not None and spec.size:
-            more, needed = _general(dims, name, spec, t)
-            launches += more
-            nbytes = max(nbytes, needed)
-    return Plan(tuple(launches), nbytes)
+def plan_general(dims: Sequence[Dimension], arrays: Arrays) -> Plan:
+    """A launch for each gradient, and one that adds up partial sums where it has chunks.
+
+    Both gradients have their partial sums in the same place, one after the other.
+    """
+    wanted = ((arrays.da, True), (arrays.db, False))
+    plans = [_general(dims, arrays, d, of_a) for d, of_a in wanted if d is not None and d.size]
+    steps = tuple(step for plan in plans for step in plan.steps)
+    return Plan(steps, max((plan.workspace_nbytes for plan in plans), default=0))
 
 
-def _whole_and_part(part: str) -> tuple[str, ...]:
-    whole = "A" if part == "B" else "B"
-    return ("dY", whole, part, f"d{whole}")
-
-
-def _columns(
-    rows: int, columns: int, part: str, t: np.dtype[Any], width: int, wanted: bool
-) -> Plan:
+def _columns(rows: int, columns: int, part: str, arrays: Arrays, width: int) -> Plan:
     """A part that is one row: a block as wide as the row, as far as it goes."""
+    t, d_part = arrays.t, arrays.d_part(part)
     packets = ceil_div(columns, width)
     x = min(THREADS, _power_of_2(packets))
     y = THREADS // x
     across = ceil_div(packets, x)
     chunks = max(1, min(COLUMN_BLOCKS[t.itemsize] // across, ceil_div(rows, y * PACKETS)))
     rows_each = ceil_div(rows, chunks)
-    partials, nbytes = _partials(chunks * y, columns, t, wanted)
-    args = (*_whole_and_part(part), partials, rows, columns, rows_each, part == "B", width > 1)
+    scratch = ScratchMemory()
+    partials = _partials(scratch, chunks * y * columns, t) if d_part else None
+    sizes = (rows, columns, rows_each)
+    args = (*arrays.whole_and_part(part), partials, *sizes, part == "B", width > 1)
     launch = Launch("div_grad__columns", Config((across, chunks), (x, y)), args, type_slots(t))
-    return Plan((launch, *_finish(f"d{part}", chunks * y, columns, t, wanted)), nbytes)
+    finish = _finish(partials, d_part, chunks * y, columns, t)
+    return Plan((launch, *finish), scratch.nbytes)
 
 
-def _runs(
-    form: tuple[int, int, int], part: str, t: np.dtype[Any], width: int, wanted: bool
-) -> Plan:
+def _runs(form: tuple[int, int, int], part: str, arrays: Arrays, width: int) -> Plan:
     """A part that is one dimension with others inside it: a group of lanes sums along those."""
-    outer, kept, inner = form
+    (outer, kept, inner), t, d_part = form, arrays.t, arrays.d_part(part)
     packets = ceil_div(inner, width)
     lanes = min(WARP, _power_of_2(packets))
     inner_each = min(inner, lanes * width * PACKETS)
     outer_each = max(1, min(outer, PACKETS // max(1, ceil_div(packets, lanes))))
     inner_chunks = max(1, ceil_div(inner, max(1, inner_each)))
     chunks = inner_chunks * max(1, ceil_div(outer, outer_each))
-    partials, nbytes = _partials(chunks, kept, t, wanted and chunks > 1)
+    scratch = ScratchMemory()
+    partials = _partials(scratch, chunks * kept, t) if d_part and chunks > 1 else None
     runs = by_value(
         **_int64(
             outer=outer,
@@ -97,45 +132,46 @@ def _runs(
             inner=inner,
             outer_each=outer_each,
             inner_each=inner_each,
-            inner_chunks=inner_chunks,
-            chunks=chunks,
+            inner_spans=inner_chunks,
+            n_spans=chunks,
         ),
         lanes=np.uint32(lanes),
     )
     config = Config((ceil_div(kept * chunks, THREADS // lanes),), (THREADS,))
-    args = (*_whole_and_part(part), f"d{part}", partials, runs, part == "B", width > 1)
+    args = (*arrays.whole_and_part(part), d_part, partials, runs, part == "B", width > 1)
     launch = Launch("div_grad__runs", config, args, type_slots(t))
-    return Plan((launch, *_finish(f"d{part}", chunks, kept, t, wanted and chunks > 1)), nbytes)
+    finish = _finish(partials, d_part, chunks, kept, t)
+    return Plan((launch, *finish), scratch.nbytes)
 
 
-def _general(
-    dims: Sequence[Dimension], name: str, spec: Spec, t: np.dtype[Any]
-) -> tuple[list[Launch], int]:
+def _general(dims: Sequence[Dimension], arrays: Arrays, spec: Spec, of_a: bool) -> Plan:
     """Neighbouring threads take neighbouring elements of dY, kept or summed over."""
-    has = [d.in_a if name == "dA" else d.in_b for d in dims]
+    t = arrays.t
+    has = [d.in_a if of_a else d.in_b for d in dims]
     summed = math.prod(d.extent for d, there in zip(dims, has, strict=True) if not there)
     lanes = 1 if has[-1] else min(WARP, _power_of_2(summed))
     tasks = THREADS * BLOCKS // lanes
     most = max(1, min(tasks // spec.size, ceil_div(summed, lanes * PACKETS)))
     each = max(1, ceil_div(summed, most))
     chunks = max(1, ceil_div(summed, each))
-    partials, nbytes = _partials(chunks, spec.size, t, chunks > 1)
+    scratch = ScratchMemory()
+    partials = _partials(scratch, chunks * spec.size, t) if chunks > 1 else None
     config = Config((ceil_div(spec.size * chunks, THREADS // lanes),), (THREADS,))
-    counts = (spec.size, summed, each, chunks, lanes, name == "dA")
-    args = ("dY", "A", "B", name, partials, _dimensions(dims, has), *counts)
+    counts = (spec.size, summed, each, chunks, lanes, of_a)
+    args = (arrays.dy, arrays.a, arrays.b, spec, partials, _dimensions(dims, has), *counts)
     launch = Launch("div_grad__general", config, args, type_slots(t))
-    return [launch, *_finish(name, chunks, spec.size, t, chunks > 1)], nbytes
+    return Plan((launch, *_finish(partials, spec, chunks, spec.size, t)), scratch.nbytes)
 
 
 def _dimensions(dims: Sequence[Dimension], kept: Sequence[bool]) -> Any:
-    """The struct Dimensions: kept ones first."""
+    """The struct Broadcast: kept ones first."""
     order = sorted(range(len(dims)), key=lambda i: not kept[i])
     steps = {
         "dy": strides(dims, (True,) * len(dims)),
         "a": strides(dims, [d.in_a for d in dims]),
         "b": strides(dims, [d.in_b for d in dims]),
     }
-    rest = MAX_DIMENSIONS - len(dims)
+    rest = load("elementwise").constant("MAX_DIMENSIONS") - len(dims)
     extents = [*(dims[i].extent for i in order), *[1] * rest]
     tables = {name: [*(step[i] for i in order), *[0] * rest] for name, step in steps.items()}
     return by_value(
@@ -146,22 +182,22 @@ def _dimensions(dims: Sequence[Dimension], kept: Sequence[bool]) -> Any:
     )
 
 
-def _partials(rows: int, columns: int, t: np.dtype[Any], needed: bool) -> tuple[Any, int]:
-    """The launch argument and the bytes of the partial sums."""
-    if not needed:
-        return None, 0
-    return Scratch(0), rows * columns * ACCUMULATOR_NBYTES[element_type(t).accumulator]
+def _partials(scratch: ScratchMemory, n: int, t: Dtype) -> Scratch:
+    """Room for n partial sums."""
+    return scratch.take(n, computed_in(t))
 
 
-def _finish(name: str, rows: int, columns: int, t: np.dtype[Any], needed: bool) -> list[Launch]:
-    """The launch that adds up the rows of partial sums."""
-    if not needed:
+def _finish(
+    partials: Scratch | None, total: Spec | None, rows: int, columns: int, t: Dtype
+) -> list[Launch]:
+    """The launch that adds up the rows of partial sums, if there are any."""
+    if partials is None:
         return []
     least = min(SECTOR, _power_of_2(columns))
-    y = min(FINISH_THREADS // least, _power_of_2(rows))
+    y = min(MAX_THREADS // least, _power_of_2(rows))
     x = max(least, THREADS // y)
     config = Config((ceil_div(columns, x),), (x, y))
-    return [Launch("div_grad__finish", config, (Scratch(0), name, rows, columns), type_slots(t))]
+    return [Launch("div_grad__finish", config, (partials, total, rows, columns), type_slots(t))]
 
 
 def _int64(**values: int) -> dict[str, Any]:

@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
-from ..dtypes import FLOATS, element_type, to_dtype
+from ..dtypes import FLOATS, Dtype, element_type, to_dtype
 from ..errors import refuse
 from ..frame.op import Op
 from ..numerics import rounded
 from ..plan import Config, Device, Launch, Plan, ceil_div
-from ..schema import Input, Output, Spec, Types
+from ..schema import Changing, Input, Output, Spec, Types
 from .fast_division import divisor
 
 THREADS = 128
@@ -19,7 +20,7 @@ NBYTES = 32  # bytes of elements a thread has in flight for each array
 
 
 def type_slots(t: Any, nbytes: int = NBYTES) -> dict[str, str]:
-    """What include/elementwise.cuh is compiled with for elements of dtype `t`."""
+    """What algorithm/elementwise.cuh is compiled with for elements of dtype `t`."""
     row = element_type(t)
     return {
         "T": row.c_type,
@@ -31,16 +32,23 @@ def type_slots(t: Any, nbytes: int = NBYTES) -> dict[str, str]:
 
 def streamed(
     symbol: str,
-    arrays: Mapping[str, Spec | None],
+    arrays: Sequence[Spec | None],
     options: tuple[Any, ...] = (),
     nbytes: int = NBYTES,
 ) -> Launch:
     """The launch of a kernel that takes the arrays, the first of type T, n, aligned, options."""
-    present = [spec for spec in arrays.values() if spec is not None]
+    present = [spec for spec in arrays if spec is not None]
     x = present[0]
     config = Config((ceil_div(x.nbytes, THREADS * nbytes),), (THREADS,))
     args = (*arrays, x.size, all(spec.aligned for spec in present), *options)
     return Launch(symbol, config, args, type_slots(x.dtype, nbytes))
+
+
+def _number(value: Any, t: Dtype) -> Any:
+    """An option in the type that is computed in, also where each call gives it anew."""
+    if isinstance(value, Changing):
+        return value.then(partial(rounded, t=t))
+    return rounded(value, t)
 
 
 class ElementwiseOp(Op):
@@ -79,10 +87,10 @@ class ElementwiseOp(Op):
         inputs = specs[: len(self.inputs)]
         declared: tuple[Input | Output, ...] = (*self.inputs, *self.outputs)
         pairs = zip(declared, specs, strict=True)
-        arrays = {item.name: spec for item, spec in pairs if item.memory == "device"}
+        arrays = [spec for item, spec in pairs if item.memory == "device"]
         shape, t = inputs[0].shape, inputs[0].dtype
         columns = (divisor(shape[-1] if shape else 1),) if self.row else ()
-        options = (*columns, *(rounded(value, t) for value in self.options(*inputs)))
+        options = (*columns, *(_number(value, t) for value in self.options(*inputs)))
         return Plan((streamed(self.symbol, arrays, options, self.nbytes),))
 
     def _arrays(self, inputs: Sequence[Any]) -> Iterator[tuple[str, Spec]]:

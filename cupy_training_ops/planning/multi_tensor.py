@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Lists of tensors as chunks, in tables that travel by value: include/multi_tensor.cuh."""
+"""Lists of tensors as chunks, in tables that travel by value: algorithm/multi_tensor.cuh."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..plan import Pointers, by_value, ceil_div
+from ..schema import Spec
 
 
 @dataclass(frozen=True)
@@ -22,9 +23,9 @@ class Batch:
     sizes: Any
     capacity: int
 
-    def pointers(self, names: Sequence[str]) -> Pointers:
-        """Their addresses, from the names of all arrays of the list."""
-        return Pointers(tuple(names[i] for i in self.members), self.capacity)
+    def pointers(self, specs: Sequence[Spec | None]) -> Pointers:
+        """Their addresses, from all arrays of the list."""
+        return Pointers(tuple(specs[i] for i in self.members), self.capacity)
 
     def starts(self, starts: Sequence[int]) -> Any:
         """Where they begin in an array that joins the whole list, as a launch argument."""

@@ -2,7 +2,7 @@
 """Plans that add slices to rows: sorted and summed in order, or with atomics.
 
 A batch has K slices of dY and G rows of dX, W elements each. The kernels are those of
-include/radix_sort.cuh and include/segments.cuh under names of the family's family.
+algorithm/radix_sort.cuh and algorithm/segmented_sum.cuh under names of the family's family.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..dtypes import FLOAT64, element_type
-from ..plan import Config, Device, Launch, Plan, Scratch, by_value, ceil_div
+from ..plan import (
+    VEC_NBYTES,
+    Config,
+    Device,
+    Launch,
+    Plan,
+    Scratch,
+    ScratchMemory,
+    by_value,
+    ceil_div,
+)
 from ..schema import Spec
 
 if TYPE_CHECKING:
     from ..frame.op import Op
 
-# The constants of the same names in cuda_src.
 THREADS = 256
-SORT_THREADS = 512
-STARTS_ROWS = 4096
-SHORT_ITEMS, LONG_ITEMS = {4: 4, 8: 3}, {4: 6, 8: 3}  # by bytes of a key
-FANOUT = 32
-ATOMIC_ITEMS = 4
-ZERO_PACKETS = 4
-ROUND_NBYTES = 64
-DIGIT_BITS = 9  # of a sort key at most: a block has a thread for each digit
 LONG_SORT = 2**20  # slices from which on a sort takes longer than its launches
 LONG_DIGIT_BITS = 8  # of a long sort with more than two digits: longer runs are worth another pass
 MANY_ROWS = 2**20  # rows from which on there are enough blocks of STARTS_ROWS for a GPU
@@ -38,7 +39,6 @@ ROWS = 4  # whose sums one thread makes where they are short
 SORT_BLOCKS = 2  # of a multiprocessor
 MAX_LOOKS = 2**16  # at slices, by elements of dX, that cost less than a second launch
 MAX_ATOMIC = 2**22  # elements of dY (of dX where sums are wider) for which atomics beat a sort
-PACKET_NBYTES = 16
 MAX_32_BIT = 2**32 - 1
 
 
@@ -65,25 +65,25 @@ class Digit:
     bits: int
 
 
-def digits(rows: int, slices: int) -> tuple[Digit, ...]:
-    """As few digits as hold every key, all of about the same width."""
+def digits(rows: int, slices: int, most: int) -> tuple[Digit, ...]:
+    """As few digits of at most so many bits as hold every key, all of about the same width."""
     bits = rows.bit_length()
-    longer = slices >= LONG_SORT and bits > 2 * DIGIT_BITS
-    width = ceil_div(bits, ceil_div(bits, LONG_DIGIT_BITS if longer else DIGIT_BITS))
+    longer = slices >= LONG_SORT and bits > 2 * most
+    width = ceil_div(bits, ceil_div(bits, LONG_DIGIT_BITS if longer else most))
     return tuple(Digit(shift, min(width, bits - shift)) for shift in range(0, bits, width))
 
 
-def levels(slices: int) -> tuple[int, ...]:
+def levels(slices: int, fanout: int) -> tuple[int, ...]:
     """How many nodes each level of partial sums has, until few enough are left for one thread."""
     counts = [slices]
-    while counts[-1] > 2 * FANOUT:
-        counts.append(counts[-1] // FANOUT)
+    while counts[-1] > 2 * fanout:
+        counts.append(counts[-1] // fanout)
     return tuple(counts[1:])
 
 
-def rows_of_a_thread(sizes: Sizes) -> int:
+def rows_of_a_thread(sizes: Sizes, fanout: int) -> int:
     """Several where most have so few slices that those of all are loaded together."""
-    return ROWS if sizes.K * ROWS < FANOUT * sizes.G else 1
+    return ROWS if fanout * sizes.G > sizes.K * ROWS else 1
 
 
 def are_few(sizes: Sizes) -> bool:
@@ -93,7 +93,7 @@ def are_few(sizes: Sizes) -> bool:
 
 def packet_size(width: int, dy: Spec, dx: Spec) -> int:
     """Elements of a packet: 16 bytes where every row consists of whole aligned ones, else 1."""
-    n = PACKET_NBYTES // dy.dtype.itemsize
+    n = VEC_NBYTES // dy.dtype.itemsize
     return n if width % n == 0 and dy.aligned and dx.aligned else 1
 
 
@@ -104,26 +104,13 @@ def spread(batches: int, n: int, runs: int, packets: int) -> tuple[Config, Any]:
     column_blocks = ceil_div(runs, lanes * packets)
     fold = min(batches, max(1, MAX_32_BIT // n))
     grid = (ceil_div(fold * n, items_a_block) * column_blocks, 1, ceil_div(batches, fold))
-    items = by_value(B=batches, n=n, fold=fold, column_blocks=column_blocks)
+    items = by_value(n_batches=batches, n=n, fold=fold, column_blocks=column_blocks)
     return Config(grid, (lanes, items_a_block)), items
 
 
 def one_each(n: int, a_block: int, threads: int = THREADS) -> Config:
     """A flat grid whose blocks take `a_block` of n things."""
     return Config((ceil_div(n, a_block),), (threads,))
-
-
-@dataclass
-class Workspace:
-    """Scratch memory handed out piece by piece while a plan is made."""
-
-    nbytes: int = 0
-
-    def take(self, n: int, dtype: Any) -> Scratch:
-        """Room for n elements, 256-byte aligned."""
-        start = self.nbytes
-        self.nbytes += ceil_div(n * np.dtype(dtype).itemsize, 256) * 256
-        return Scratch(start)
 
 
 @dataclass
@@ -137,17 +124,19 @@ class Scatter:
     dy: Spec
     dx: Spec
     target: tuple[Any, ...]  # the arguments that say where a slice goes
-    workspace: Workspace = field(default_factory=Workspace)
+    scratch: ScratchMemory = field(default_factory=ScratchMemory)
     launches: list[Launch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.dy_name = next(i.name for i in self.op.inputs if i.type == "T")
-        self.dx_name = self.op.outputs[0].name
         self.acc = np.dtype(np.float64 if self.dy.dtype == FLOAT64 else np.float32)
         types = {"T": self.dy.dtype, "INDEX": self.index.dtype, "KEY": self.sizes.key}
         types["ACC"] = self.acc
         self.slots = {name: element_type(dtype).c_type for name, dtype in types.items()}
         self.slots["THREADS"] = str(THREADS)
+
+    def constant(self, name: str) -> int:
+        """A constant of the kernels."""
+        return self.op.source().constant(name, self.slots)
 
     def launch(self, stage: str, config: Config, *args: Any) -> None:
         """Add one launch of a stage that the family's operators share."""
@@ -176,27 +165,28 @@ class Scatter:
 
     def plan(self) -> Plan:
         """What was added up to now."""
-        return Plan(tuple(self.launches), self.workspace.nbytes)
+        return Plan(tuple(self.launches), self.scratch.nbytes)
 
     def zero(self, target: Any, dtype: Any) -> None:
         """Zeros for dX, or for its sums in another type."""
         n = self.dx.size * np.dtype(dtype).itemsize // self.dx.dtype.itemsize
-        packet = PACKET_NBYTES // self.dx.dtype.itemsize
-        self.launch("zero", one_each(n, THREADS * ZERO_PACKETS * packet), target, n)
+        packet = VEC_NBYTES // self.dx.dtype.itemsize
+        config = one_each(n, THREADS * self.constant("ZERO_VECS") * packet)
+        self.launch("zero", config, target, n)
 
     def add_few(self) -> Plan:
         """One launch: the same bits, run after run."""
         s, n = self.sizes, self.dx.size
-        args = (*self.target, self.dy_name, self.dx_name, n, by_value(K=s.K, G=s.G, W=s.W))
+        args = (*self.target, self.dy, self.dx, n, by_value(n_slices=s.K, n_rows=s.G, width=s.W))
         self.launch_own(f"{self.op.function_name}__few", one_each(n, THREADS), *args)
         return self.plan()
 
     def add_slices(self) -> Plan:
         """Sorted by row and summed in order: the same bits, run after run."""
         entries, s = self.sort(), self.sizes
-        starts = self.workspace.take(s.G + 1, s.key)
+        starts = self.scratch.take(s.G + 1, s.key)
         many = s.G >= MANY_ROWS and s.K <= DENSE * s.G and s.G <= SPARSE * s.K
-        config = one_each(s.G + 1, STARTS_ROWS if many else THREADS)
+        config = one_each(s.G + 1, self.constant("STARTS_ROWS") if many else THREADS)
         self.launch("starts__many" if many else "starts", config, entries, starts, s.K, s.G)
         self.sum(entries, starts)
         return self.plan()
@@ -204,16 +194,17 @@ class Scatter:
     def sort(self) -> Scratch:
         """The (row, slice) entries in stable order, one pass a digit."""
         n, key = self.sizes.K, self.sizes.key
-        variant, items = ("", SHORT_ITEMS) if n < LONG_SORT else ("__long", LONG_ITEMS)
-        tile = SORT_THREADS * items[key.itemsize]
+        variant, items = ("__long", "LONG_ITEMS") if n >= LONG_SORT else ("", "SHORT_ITEMS")
+        threads, radix = self.constant("SORT_THREADS"), self.constant("RADIX")
+        tile = threads * self.constant(items)
         span = ceil_div(ceil_div(n, tile), SORT_BLOCKS * self.device.multiprocessors) * tile
-        config = one_each(n, span, SORT_THREADS)
-        entries, other = self.workspace.take(2 * n, key), self.workspace.take(2 * n, key)
-        counts = self.workspace.take(config.grid[0] << DIGIT_BITS, key)
-        for digit in digits(self.sizes.G, n):
+        config = one_each(n, span, threads)
+        entries, other = self.scratch.take(2 * n, key), self.scratch.take(2 * n, key)
+        counts = self.scratch.take(config.grid[0] * radix, key)
+        for digit in digits(self.sizes.G, n, radix.bit_length() - 1):
             step = by_value(n=n, span=span, shift=np.int32(digit.shift), bits=np.int32(digit.bits))
             if digit.shift == 0:
-                dy = self.dy_name if self.is_carried else None
+                dy = self.dy if self.is_carried else None
                 where = (*self.target, dy, entries, counts, step, self.sizes.G)
                 self.launch_own(f"{self.op.function_name}__keys", config, *where)
             else:
@@ -224,39 +215,41 @@ class Scatter:
 
     def sum(self, entries: Scratch, starts: Scratch) -> None:
         """Partial sums level by level, then every row of dX."""
-        s, counts = self.sizes, levels(self.sizes.K)
-        sizes = by_value(K=s.K, G=s.G, W=s.W)
-        dy = None if self.is_carried else self.dy_name
+        s, fanout = self.sizes, self.constant("FANOUT")
+        counts = levels(s.K, fanout)
+        sizes = by_value(n_slices=s.K, n_rows=s.G, width=s.W)
+        dy = None if self.is_carried else self.dy
         n = packet_size(s.W, self.dy, self.dx)
         variant, runs = "__scalar" if n == 1 else "", s.W // n
-        sums = self.workspace.take(s.B * sum(counts) * s.W, self.acc)
+        sums = self.scratch.take(s.B * sum(counts) * s.W, self.acc)
         for i, count in enumerate(counts):
             config, items = spread(s.B, count, runs, 1)
             below = sum(counts[: max(i - 1, 0)])
             level = by_value(
-                unit=FANOUT ** (i + 1), begin=sum(counts[:i]), begin_below=below, total=sum(counts)
+                unit=fanout ** (i + 1), begin=sum(counts[:i]), begin_below=below, total=sum(counts)
             )
             args = (dy, entries, sums, items, sizes, level)
             self.launch(f"sum_nodes{variant}", config, *args)
-        rows = rows_of_a_thread(s)
+        rows = rows_of_a_thread(s, fanout)
         config, items = spread(s.B, ceil_div(s.G, rows), runs, 1)
-        arrays = (dy, entries, starts, sums, self.dx_name, items, sizes)
+        arrays = (dy, entries, starts, sums, self.dx, items, sizes)
         self.launch(f"sum_rows{variant}", config, *arrays, rows, sum(counts), len(counts))
 
     def add_slices_atomically(self) -> Plan:
         """Zeros, atomic additions, and one rounding where T is narrower than its sums."""
         s = self.sizes
-        config, items = spread(s.B, s.K, s.W, ATOMIC_ITEMS)
-        sizes = by_value(K=s.K, G=s.G, W=s.W)
+        config, items = spread(s.B, s.K, s.W, self.constant("ATOMIC_ITEMS"))
+        sizes = by_value(n_slices=s.K, n_rows=s.G, width=s.W)
         return self.atomic("__atomic", config, items, sizes)
 
     def atomic(self, variant: str, config: Config, *args: Any) -> Plan:
         """The additions of a kernel of the operator's own between zeros and rounding."""
-        sums = self.workspace.take(self.dx.size, self.acc) if self.narrow else self.dx_name
+        sums = self.scratch.take(self.dx.size, self.acc) if self.narrow else self.dx
         self.zero(sums, self.acc)
         symbol = self.op.function_name + variant
-        self.launch_own(symbol, config, *self.target, self.dy_name, sums, *args)
+        self.launch_own(symbol, config, *self.target, self.dy, sums, *args)
         if self.narrow:
-            config = one_each(self.dx.size, THREADS * ROUND_NBYTES // self.acc.itemsize)
-            self.launch("round", config, sums, self.dx_name, self.dx.size)
+            sums_each = self.constant("ROUND_NBYTES") // self.acc.itemsize
+            config = one_each(self.dx.size, THREADS * sums_each)
+            self.launch("round", config, sums, self.dx, self.dx.size)
         return self.plan()

@@ -6,12 +6,13 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..backend import Backend
+from ..backend import Backend, Kernel
 from ..errors import CompileError
+from ..plan import SHARED_NBYTES
 from .source import Source
 
 LANGUAGE = "--std=c++17"
@@ -22,9 +23,17 @@ _lock = threading.Lock()
 
 
 def kernel(
-    backend: Backend, source: Source, slots: Mapping[str, str], symbol: str, device: int
-) -> Callable[..., None]:
-    """The compiled kernel `symbol`, compiled at most once in a process for each device."""
+    backend: Backend,
+    source: Source,
+    slots: Mapping[str, str],
+    symbol: str,
+    device: int,
+    shared_nbytes: int = 0,
+) -> Kernel:
+    """The compiled kernel `symbol`, compiled at most once in a process for each device.
+
+    The first launch with more dynamic shared memory than every GPU gives raises what it may have.
+    """
     if symbol not in source.kernels:
         raise CompileError(f"{source.name}.cu defines no kernel {symbol}")
     options = slot_options(slots)
@@ -32,9 +41,12 @@ def kernel(
         module_key = (backend, source.name, source.code, options, device)
         module = _memo.get(module_key) or backend.load(source, options)
         _memo[module_key] = module
-        key = (*module_key, symbol)
+        more = shared_nbytes > SHARED_NBYTES
+        key = (*module_key, symbol, more)
         if key not in _memo:
             _memo[key] = module.get_function(symbol)
+            if more:
+                module.allow_shared(symbol, backend.device(device).max_shared_nbytes)
         return _memo[key]  # type: ignore[no-any-return]
 
 

@@ -6,14 +6,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cupy
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backend import Info, KernelSource
+from ..backend import Info, Kernel, KernelSource, Module
 from ..errors import CompileError
 from ..plan import Device
 from ..schema import Spec
@@ -43,6 +43,14 @@ class CudaBackend:
     def pointer(self, array: Any) -> int:
         """The address of the first element."""
         return array.data.ptr  # type: ignore[no-any-return]
+
+    def pointers(self, arrays: Sequence[Any]) -> list[int]:
+        """The addresses of several; 0 for None."""
+        return [0 if array is None else array.data.ptr for array in arrays]
+
+    def states(self, arrays: Sequence[Any]) -> list[Any]:
+        """Memory, dtype and device of a CuPy array stay; its shape can be set."""
+        return [None if array is None else array.shape for array in arrays]
 
     def offset(self, array: Any, nbytes: int) -> Any:
         """A kernel argument that points `nbytes` into the array."""
@@ -75,7 +83,11 @@ class CudaBackend:
     def device(self, index: int) -> Device:
         """The properties planning may use."""
         properties = cupy.cuda.runtime.getDeviceProperties(index)
-        return Device(properties["multiProcessorCount"], (properties["major"], properties["minor"]))
+        return Device(
+            properties["multiProcessorCount"],
+            (properties["major"], properties["minor"]),
+            properties["sharedMemPerBlockOptin"],
+        )
 
     def is_current(self, device: int) -> bool:
         """Whether launches and allocations go to `device` as things stand."""
@@ -95,7 +107,15 @@ class CudaBackend:
         stream = cupy.cuda.get_current_stream(device)
         return stream.ptr not in (0, 1) and bool(stream.is_capturing())
 
-    def load(self, source: KernelSource, options: tuple[str, ...]) -> Any:
+    def current_device(self) -> int:
+        """The number of the current device."""
+        return cupy.cuda.runtime.getDevice()  # type: ignore[no-any-return]
+
+    def work(self, name: str) -> Callable[..., None]:
+        """One of WORK."""
+        return WORK[name]
+
+    def load(self, source: KernelSource, options: tuple[str, ...]) -> Module:
         """Compile for the current device, through CuPy's disk cache."""
         options += header_options()
         module = cupy.RawModule(code=source.code, options=options)
@@ -116,8 +136,21 @@ class _Functions:
     def __init__(self, module: Any) -> None:
         self._module = module
 
-    def get_function(self, name: str) -> Any:
-        return self._module.get_function(name).kernel
+    def get_function(self, name: str) -> Kernel:
+        return self._module.get_function(name).kernel  # type: ignore[no-any-return]
+
+    def allow_shared(self, name: str, nbytes: int) -> None:
+        function = self._module.get_function(name)
+        function.max_dynamic_shared_size_bytes = nbytes - function.shared_size_bytes
+
+
+def _copy(source: Any, target: Any) -> None:
+    """The bytes of one array into another, by the copy engine."""
+    stream = cupy.cuda.get_current_stream().ptr
+    target.data.copy_from_device_async(source.data, source.nbytes, cupy.cuda.ExternalStream(stream))
+
+
+WORK: dict[str, Callable[..., None]] = {"copy": _copy}
 
 
 BACKEND = CudaBackend()

@@ -1,32 +1,37 @@
 # SPDX-License-Identifier: MIT
-"""Ready launches: a plan bound to compiled kernels, arguments checked against their signatures."""
+"""A plan made ready: kernels compiled, every argument checked against what takes it."""
 
 from __future__ import annotations
 
 import contextlib
-import math
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from ..backend import Backend
-from ..dtypes import ELEMENT_TYPES, element_type
+from ..backend import Array, Backend, Kernel
+from ..dtypes import Dtype
 from ..errors import CompileError
-from ..plan import Launch, Plan, Pointers, Scratch
-from ..schema import Spec
+from ..plan import SHARED_NBYTES, Launch, LaunchError, Plan, Pointers, Scratch, Step, Work
+from ..schema import Changing, Input, Spec
+from .arguments import cast, check_pointer, checked, either, is_either
 from .compiler import kernel
-from .source import Parameter, Source
+from .source import Parameter, Source, load
 
-NULL = np.uint64(0)
-_SCALARS = {row.c_type: row.dtype.type for row in ELEMENT_TYPES if row.dtype.kind != "c"}
-_log: list[Launch] | None = None
+_log: list[Step] | None = None
+
+Values = Mapping[int, Any]  # of changing inputs, by their places
+Address = Callable[[Sequence[int]], Any]  # from the addresses of a call's arrays to an argument
+Late = Callable[[Values], Any]  # from the values that change to an argument
 
 
 @contextlib.contextmanager
-def launch_log() -> Iterator[list[Launch]]:
-    """Record every launch made inside the context, to prove which kernel ran."""
+def launch_log() -> Iterator[list[Step]]:
+    """Record every step made inside the context, to prove which kernel ran."""
     global _log
     before, _log = _log, []
     try:
@@ -35,121 +40,196 @@ def launch_log() -> Iterator[list[Launch]]:
         _log = before
 
 
+@dataclass
+class _Arguments:
+    """Where the arguments of all steps come from, each a section of one row of values."""
+
+    constants: list[Any] = field(default_factory=list)
+    tables: list[Address] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    late: list[Late] = field(default_factory=list)
+
+    def add(self, section: list[Any], item: Any) -> tuple[list[Any], int]:
+        """Append to a section; the section and the place in it."""
+        section.append(item)
+        return section, len(section) - 1
+
+    def starts(self, n_arrays: int) -> dict[int, int]:
+        """Where each section begins behind the arrays, by the section's identity."""
+        sections = (self.constants, self.tables, self.offsets, self.late)
+        ends = itertools.accumulate(map(len, sections), initial=n_arrays)
+        return {id(section): start for section, start in zip(sections, ends, strict=False)}
+
+
+_Place = int | tuple[list[Any], int]  # of an array, or in a section
+_Run = tuple[Kernel, tuple[int, ...], tuple[int, ...], int]  # with grid, block, shared memory
+_Ready = tuple[_Run, list[_Place], Step]
+
+
+class Planned(Protocol):
+    """What a plan needs of its operator: words for messages, and where its kernels are."""
+
+    name: ClassVar[str]
+    inputs: ClassVar[tuple[Input, ...]]
+
+    def source(self) -> Source: ...
+
+
 class ReadyPlan:
-    """The launches of a plan on one device; `run` takes the arrays in the order of `specs`."""
+    """The steps of a plan on one device.
+
+    `tables` and `values` are made first, so that nothing is queued where one of them is refused.
+    """
 
     def __init__(
-        self,
-        backend: Backend,
-        device: int,
-        source: Source,
-        plan: Plan,
-        specs: Mapping[str, Spec | None],
+        self, op: Planned, backend: Backend, device: int, plan: Plan, n_arrays: int
     ) -> None:
         self.workspace_nbytes = plan.workspace_nbytes
         self._backend = backend
-        self._specs = specs
-        self._index = {name: index for index, name in enumerate(specs)}
-        self._constants: list[Any] = []
-        self._late = any(
-            isinstance(arg, Scratch | Pointers) for launch in plan.launches for arg in launch.args
-        )
+        builder = _Builder(op, backend, device)
         with backend.on(device):
-            self._launches = [
-                (
-                    kernel(backend, source, launch.slots, launch.symbol, device),
-                    launch.config.grid,
-                    launch.config.block,
-                    launch.config.shared_nbytes,
-                    self._picker(source.kernels[launch.symbol], launch),
-                    launch,
-                )
-                for launch in plan.launches
-            ]
+            ready = [READY[type(step)](builder, step) for step in plan.steps]
+        self._arguments = builder.arguments
+        starts = self._arguments.starts(n_arrays)
+        self._steps = [(*run, _picker(places, starts), step) for run, places, step in ready]
+        self.has_tables = bool(self._arguments.tables)
 
-    def run(self, arrays: Sequence[Any], workspace: Any) -> None:
-        """Launch on the current device and stream."""
-        values = (*arrays, *self._constants)
-        for function, grid, block, shared_nbytes, pick, launch in self._launches:
+    def tables(self, arrays: Sequence[Array | None]) -> list[Any]:
+        """The structs that hold addresses of these arrays."""
+        return self.tables_at(self._backend.pointers(arrays)) if self.has_tables else []
+
+    def tables_at(self, addresses: Sequence[int]) -> list[Any]:
+        """The same for arrays at these addresses."""
+        return [fill(addresses) for fill in self._arguments.tables]
+
+    def values(self, changing: Values) -> list[Any]:
+        """The arguments that follow from the values that change, cast and checked."""
+        return [late(changing) for late in self._arguments.late]
+
+    def run(
+        self,
+        arrays: Sequence[Array | None],
+        workspace: Array | None,
+        tables: Sequence[Any],
+        values: Sequence[Any],
+    ) -> None:
+        """Queue all steps on the current device and stream."""
+        parts = self._arguments
+        row = (*arrays, *parts.constants, *tables, *self._scratch(workspace), *values)
+        for function, grid, block, shared_nbytes, pick, step in self._steps:
             if _log is not None:
-                _log.append(launch)
-            args = pick(values)
-            if self._late:
-                args = tuple(self._resolved(arg, values, workspace) for arg in args)
-            function(grid, block, args, shared_nbytes)
+                _log.append(step)
+            function(grid, block, pick(row), shared_nbytes)
 
-    def _resolved(self, arg: Any, values: Sequence[Any], workspace: Any) -> Any:
-        """Scratch and pointer tables in terms of this call's workspace and arrays."""
-        if isinstance(arg, Scratch):
-            return self._backend.offset(workspace, arg.offset)
-        if isinstance(arg, Pointers):
-            addresses = np.zeros(arg.capacity, np.uint64)
-            arrays = [values[self._index[name]] for name in arg.names]
-            addresses[: len(arrays)] = [self._backend.pointer(array) for array in arrays]
-            return addresses.view([("at", np.uint64, arg.capacity)])[0]
-        return arg
-
-    def _picker(
-        self, parameters: tuple[Parameter, ...], launch: Launch
-    ) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-        """A function from (arrays, constants) to the kernel's arguments."""
-        if len(parameters) != len(launch.args):
-            raise CompileError(
-                f"{launch.symbol}: takes {len(parameters)} arguments, "
-                f"the plan gives {len(launch.args)}"
-            )
-        pairs = zip(parameters, launch.args, strict=True)
-        places = [self._place(launch, parameter, arg) for parameter, arg in pairs]
-        return itemgetter(*places) if len(places) > 1 else lambda values: (values[places[0]],)
-
-    def _place(self, launch: Launch, parameter: Parameter, arg: Any) -> int:
-        """Where `values` holds this argument; constants are cast and appended."""
-        spec = self._specs.get(arg) if isinstance(arg, str) else None
-        if spec is not None:
-            check_pointer(launch, parameter, spec.dtype)
-            return self._index[arg]
-        absent = isinstance(arg, str) and arg in self._specs
-        self._constants.append(cast(launch, parameter, None if absent else arg))
-        return len(self._index) + len(self._constants) - 1
+    def _scratch(self, workspace: Array | None) -> list[Any]:
+        """Pointers into the scratch memory."""
+        offset = self._backend.offset
+        return [offset(workspace, start) for start in self._arguments.offsets]
 
 
-def check_pointer(launch: Launch, parameter: Parameter, dtype: Any) -> None:
-    """An array argument meets a pointer to the same element type, or `void*`."""
-    expected = launch.slots.get(parameter.c_type, parameter.c_type)
-    if not parameter.pointer or expected not in (element_type(dtype).c_type, "void"):
-        raise CompileError(
-            f"{launch.symbol}: parameter {parameter.name} is {expected}"
-            f"{'*' if parameter.pointer else ''}, the plan gives an array of {dtype}"
+class _Builder:
+    """Makes each kind of step ready; collects where the arguments of all come from."""
+
+    def __init__(self, op: Planned, backend: Backend, device: int) -> None:
+        self._op = op
+        self._backend = backend
+        self._device = device
+        self.arguments = _Arguments()
+
+    def launch(self, step: Launch) -> _Ready:
+        """A kernel with its arguments placed."""
+        source = load(step.family) if step.family else self._op.source()
+        shared_nbytes = self._shared_nbytes(step)
+        function = kernel(
+            self._backend, source, step.slots, step.symbol, self._device, shared_nbytes
         )
+        parameters = source.kernels[step.symbol]
+        if len(parameters) != len(step.args):
+            raise CompileError(
+                f"{step.symbol}: takes {len(parameters)} arguments, the plan gives {len(step.args)}"
+            )
+        pairs = zip(parameters, step.args, strict=True)
+        places = [self._place(source, step, parameter, arg) for parameter, arg in pairs]
+        return (function, step.config.grid, step.config.block, shared_nbytes), places, step
 
+    def work(self, step: Work) -> _Ready:
+        """The backend's piece of work, called as a kernel is."""
+        work = self._backend.work(step.name)
+        places = [self._work_place(arg) for arg in step.args]
+        return (lambda _grid, _block, args, _shared: work(*args), (), (), 0), places, step
 
-def cast(launch: Launch, parameter: Parameter, value: Any) -> Any:
-    """A by-value argument in exactly the declared C type; None is the null pointer."""
-    if parameter.pointer:
-        if value is None:
-            return NULL
+    def _shared_nbytes(self, step: Launch) -> int:
+        """Dynamic shared memory, which the device has."""
+        wanted = step.config.shared_nbytes
+        if wanted > SHARED_NBYTES:
+            most = self._backend.device(self._device).max_shared_nbytes
+            if wanted > most:
+                raise LaunchError(f"{wanted} bytes of shared memory a block, at most {most}")
+        return wanted
+
+    def _place(self, source: Source, step: Launch, parameter: Parameter, arg: Any) -> _Place:
+        """Where an argument of a launch comes from."""
+        add, arguments = self.arguments.add, self.arguments
+        if is_either(parameter):
+            return self._either_place(source.struct(parameter.c_type, step.slots), parameter, arg)
+        if isinstance(arg, Spec):
+            check_pointer(step, parameter, arg.dtype)
+            return arg.place
+        if isinstance(arg, Changing):
+            make = partial(cast, source, step, parameter)
+            return add(arguments.late, self._late(parameter, arg, make))
+        value = cast(source, step, parameter, arg)
         if isinstance(value, Scratch):
-            return value
-    elif (c_type := launch.slots.get(parameter.c_type, parameter.c_type)) in _SCALARS:
-        return _exact(launch, parameter, _SCALARS[c_type], value)
-    elif isinstance(value, np.void | Pointers):
-        return value
-    raise CompileError(
-        f"{launch.symbol}: parameter {parameter.name} ({parameter.c_type}"
-        f"{'*' if parameter.pointer else ''}) does not take {value!r}"
-    )
+            return add(arguments.offsets, value.offset)
+        if isinstance(value, Pointers):
+            return add(arguments.tables, partial(_pointers, value))
+        return add(arguments.constants, value)
+
+    def _either_place(self, layout: Dtype, parameter: Parameter, arg: Any) -> _Place:
+        """A number or an array: the struct that lets a kernel read it from either."""
+        add, arguments = self.arguments.add, self.arguments
+        if isinstance(arg, Spec):
+            fill = partial(either, layout, dtype=arg.dtype)
+            return add(arguments.tables, lambda addresses: fill(address=addresses[arg.place]))
+        if isinstance(arg, Changing):
+            return add(arguments.late, self._late(parameter, arg, partial(either, layout)))
+        return add(arguments.constants, either(layout, arg))
+
+    def _late(self, parameter: Parameter, changing: Changing, make: Callable[[Any], Any]) -> Late:
+        """A number that each call gives, as the kernel takes it."""
+        name = self._op.inputs[changing.place].name
+        check = partial(checked, self._op.name, name, parameter.c_type, make)
+        return lambda values: check(changing.of(values))
+
+    def _work_place(self, arg: Any) -> _Place:
+        if isinstance(arg, Spec):
+            return arg.place
+        if isinstance(arg, Scratch):
+            return self.arguments.add(self.arguments.offsets, arg.offset)
+        if isinstance(arg, Changing):
+            return self.arguments.add(self.arguments.late, arg.of)
+        return self.arguments.add(self.arguments.constants, arg)
 
 
-def _exact(launch: Launch, parameter: Parameter, scalar: Any, value: Any) -> Any:
-    """A scalar of the declared type: an integer as it is, a real number rounded, not infinite."""
-    with contextlib.suppress(OverflowError, TypeError, ValueError), np.errstate(over="ignore"):
-        if np.dtype(scalar).kind in "iub":
-            result, fits = scalar(value), scalar(value) == value
-        else:
-            result = scalar(float(value))
-            fits = math.isfinite(result) or not math.isfinite(value)
-        if fits:
-            return result
-    raise CompileError(
-        f"{launch.symbol}: parameter {parameter.name} ({parameter.c_type}) cannot hold {value!r}"
-    )
+READY: Mapping[type, Callable[[_Builder, Any], _Ready]] = {
+    Launch: _Builder.launch,
+    Work: _Builder.work,
+}
+
+
+def _pointers(table: Pointers, addresses: Sequence[int]) -> Any:
+    """The struct of the addresses of several arrays."""
+    found = np.zeros(table.capacity, np.uint64)
+    places = [None if spec is None else spec.place for spec in table.specs]
+    found[: len(places)] = [0 if place is None else addresses[place] for place in places]
+    return found.view(table.dtype)[0]
+
+
+def _picker(
+    places: Sequence[_Place], starts: Mapping[int, int]
+) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """A function from the row of all values to one step's arguments."""
+    indices = [p if isinstance(p, int) else starts[id(p[0])] + p[1] for p in places]
+    if len(indices) > 1:
+        return itemgetter(*indices)
+    return lambda row: tuple(row[index] for index in indices)

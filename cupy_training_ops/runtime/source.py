@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""CUDA source text: finds a family's file, inlines our headers, reads kernel signatures.
+"""CUDA source text: finds a family's file, inlines our headers, reads what the text declares.
 
 Local includes are inlined here rather than by the compiler, so that CuPy's disk cache, which hashes
 the text it is given, sees every edit of a header; `#line` marks keep file names and lines true.
@@ -7,20 +7,31 @@ the text it is given, sees every edit of a header; `#line` marks keep file names
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ..errors import CompileError
+from .tokens import COMMENT
 
+if TYPE_CHECKING:
+    from .declarations import Declarations
+    from .structs import Definitions
+
+_NO_SLOTS: Mapping[str, str] = {}
 _PACKAGE = Path(__file__).resolve().parent.parent
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"\s*$')
 _KERNEL = re.compile(
     r'extern\s+"C"\s+__global__\s+(?:__launch_bounds__\([^)]*\)\s*)?void\s+'
     r"(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(([^)]*)\)",
 )
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_BETWEEN = re.compile(r",(?![^<]*>)")  # parameters, not template arguments
 _QUALIFIER = re.compile(r"\b(const|__restrict__|__grid_constant__|volatile|struct)\b")
 
 
@@ -35,11 +46,49 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Source:
-    """One `.cu` file with its headers inlined, and the kernels it defines."""
+    """One `.cu` file with its headers inlined, and the kernels it defines.
+
+    Constants and structs are read when the first of them is asked for.
+    """
 
     name: str
     code: str
     kernels: dict[str, tuple[Parameter, ...]]
+
+    def constant(self, name: str, slots: Mapping[str, str] = _NO_SLOTS) -> int:
+        """The value of `constexpr int NAME`, for a binding of slots; NAME may be qualified."""
+        with self._naming_errors():
+            return self._definitions(slots).constant(name)
+
+    def struct(self, c_type: str, slots: Mapping[str, str] = _NO_SLOTS) -> np.dtype[Any]:
+        """The layout of a struct as a signature names it, for a binding of slots."""
+        with self._naming_errors():
+            return self._definitions(slots).struct(c_type)
+
+    def _definitions(self, slots: Mapping[str, str]) -> Definitions:
+        from .structs import Definitions  # not before the first plan
+
+        key = tuple(sorted(slots.items()))
+        if key not in self._bindings:
+            self._bindings[key] = Definitions(self._declarations, slots)
+        return self._bindings[key]
+
+    @functools.cached_property
+    def _declarations(self) -> Declarations:
+        from .declarations import Declarations
+
+        return Declarations(self.code)
+
+    @functools.cached_property
+    def _bindings(self) -> dict[tuple[tuple[str, str], ...], Definitions]:
+        return {}
+
+    @contextlib.contextmanager
+    def _naming_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except CompileError as error:
+            raise CompileError(f"{self.name}.cu: {error}") from None
 
 
 def source_folder() -> Path:
@@ -68,7 +117,7 @@ def load(family: str, folder: Path | None = None) -> Source:
 
 def signatures(code: str) -> dict[str, tuple[Parameter, ...]]:
     """Kernel name to parameters, for every `extern "C" __global__ void` in the text."""
-    bare = _COMMENT.sub(" ", code)
+    bare = COMMENT.sub(" ", code)
     return {match[1]: _parameters(match[2]) for match in _KERNEL.finditer(bare)}
 
 
@@ -98,7 +147,7 @@ def _home_of(name: str, path: Path, folder: Path) -> Path:
 
 
 def _parameters(text: str) -> tuple[Parameter, ...]:
-    parts = [part for part in (piece.strip() for piece in text.split(",")) if part]
+    parts = [part for part in (piece.strip() for piece in _BETWEEN.split(text)) if part]
     return tuple(_parameter(part) for part in parts)
 
 

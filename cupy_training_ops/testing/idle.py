@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..backend import Info, Kernel, KernelSource
 from ..backend import Module as CompiledModule
 from ..frame.backends import NumpyBackend, numpy_runs_on
-from ..plan import Device, Launch
+from ..plan import Device, Launch, Step
 from ..registry import get_op
 from ..runtime.launch import launch_log
 from ..runtime.source import Source, load
@@ -85,6 +85,17 @@ class IdleBackend(NumpyBackend):
         """A module of idle kernels."""
         return self
 
+    def current_device(self) -> int:
+        """There is one."""
+        return 0
+
+    def work(self, name: str) -> Kernel:
+        """Any work."""
+        return idle
+
+    def allow_shared(self, name: str, nbytes: int) -> None:
+        """Idle kernels ask for nothing."""
+
     def get_function(self, name: str) -> Kernel:
         """Every kernel."""
         return idle
@@ -96,16 +107,17 @@ def modules(samples: Iterable[Sample], device: Device) -> list[Module]:
     symbols: dict[tuple[str, Slots], set[str]] = {}
     for sample in samples:
         family = get_op(sample.op).family
-        for launch in launches(sample, backend):
-            slots = tuple(sorted(launch.slots.items()))
-            symbols.setdefault((family, slots), set()).add(launch.symbol)
+        for step in launches(sample, backend):
+            if isinstance(step, Launch):
+                slots = tuple(sorted(step.slots.items()))
+                symbols.setdefault((step.family or family, slots), set()).add(step.symbol)
     return [
         Module(load(family), dict(slots), tuple(sorted(found)))
         for (family, slots), found in sorted(symbols.items())
     ]
 
 
-def launches(sample: Sample, backend: IdleBackend) -> list[Launch]:
+def launches(sample: Sample, backend: IdleBackend) -> list[Step]:
     """What a sample would launch on the backend's device."""
     op = get_op(sample.op)(**sample.attributes)
     inputs = placed_inputs(op, sample.make(np.random.default_rng(0)), sample.offset, np)

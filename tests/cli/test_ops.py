@@ -53,7 +53,7 @@ def test_what_is_special_is_said(monkeypatch):
     class Odd(Op):
         """Y = X."""
 
-        inputs = (Input("X", "T", strided=True), Input("N", "int64", "host", optional=True))
+        inputs = (Input("X", "T", not_accessed=True), Input("N", "int64", "host", optional=True))
         outputs = (
             Output("Y", "T", aliases="X"),
             Output("Z", "T", may_alias=("X",)),
@@ -64,7 +64,7 @@ def test_what_is_special_is_said(monkeypatch):
     monkeypatch.setattr("cupy_training_ops.cli.ops.get_op", lambda *_: Odd)
     text = " ".join(call("Odd").stdout.split())
     for expected in (
-        "X T device, strided N int64 host, optional",
+        "X T device, any strides N int64 host, optional",
         "Y T device, written into X where there is no out=",
         "Z T device, out= may be X's array",
         "W T device, out= may be X's or Y's array",

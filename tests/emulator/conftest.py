@@ -2,6 +2,9 @@
 """Loads test kernels; without a compiler the emulator's tests skip, in CI they fail."""
 
 import functools
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import pytest
 from emulator import EmulatedModule, require_emulator
 
 KERNELS = Path(__file__).parent / "kernels"
+TESTS = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="session")
@@ -37,3 +41,23 @@ def marked_line() -> Callable[[str, str], str]:
         return f"kernels/{name}:{number}"
 
     return find
+
+
+@pytest.fixture(scope="session")
+def run_python() -> Callable[..., str]:
+    """A function of a program, its arguments and its environment: what it prints."""
+    require_emulator()
+
+    def run(program: str, *arguments: str, **environment: str) -> str:
+        result = subprocess.run(
+            [sys.executable, "-c", program, *arguments],
+            cwd=TESTS,
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    return run

@@ -5,9 +5,9 @@ import math
 
 from .errors import EmulatorError
 
-DEFAULT_SHARED_BYTES = 48 * 1024
+DEFAULT_SHARED_NBYTES = 48 * 1024
 # The most that any architecture grants a block on request (compute capability 9.0).
-MAX_SHARED_BYTES = 227 * 1024
+MAX_SHARED_NBYTES = 227 * 1024
 
 _MAX_BLOCK = (1024, 1024, 64)
 _MAX_GRID = (2**31 - 1, 65535, 65535)
@@ -35,15 +35,25 @@ def check_block(block: Dimensions, max_threads: int) -> None:
         raise EmulatorError(f"block {block} has {math.prod(block)} threads, over {max_threads}")
 
 
-def check_shared_memory(static: int, dynamic: int, granted_dynamic: int) -> None:
-    """Refuse more than 48 KiB unless the kernel's attribute grants it."""
-    if static + dynamic > DEFAULT_SHARED_BYTES and dynamic > granted_dynamic:
+def check_shared_grant(static: int, dynamic: int, max_shared_nbytes: int) -> None:
+    """Refuse to grant a kernel more shared memory than a block may have on this device."""
+    if static + dynamic > max_shared_nbytes:
         raise EmulatorError(
-            f"{static} bytes of static and {dynamic} of dynamic shared memory are over "
-            f"{DEFAULT_SHARED_BYTES}; set max_dynamic_shared_size_bytes"
+            f"{_shared(static, dynamic)} are over {max_shared_nbytes}, the most on this device"
         )
-    if static + dynamic > MAX_SHARED_BYTES:
-        raise EmulatorError(f"{static + dynamic} bytes of shared memory, over {MAX_SHARED_BYTES}")
+
+
+def check_shared_memory(static: int, dynamic: int, granted_dynamic: int) -> None:
+    """Refuse a launch with over 48 KiB, and with more than the kernel's attribute grants."""
+    if static + dynamic > DEFAULT_SHARED_NBYTES and dynamic > granted_dynamic:
+        raise EmulatorError(
+            f"{_shared(static, dynamic)} are over {DEFAULT_SHARED_NBYTES}, and "
+            f"max_dynamic_shared_size_bytes grants {granted_dynamic}"
+        )
+
+
+def _shared(static: int, dynamic: int) -> str:
+    return f"{static} bytes of static and {dynamic} of dynamic shared memory"
 
 
 def _check_sizes(what: str, sizes: Dimensions, limits: Dimensions) -> None:

@@ -137,7 +137,8 @@ def acquire(nbytes: int, remainder: int, label: str) -> int:
     """The address of new guarded memory, equal to `remainder` modulo 16."""
     address: int = runtime().emulator_acquire(nbytes, remainder, label.encode())
     if address == 0:
-        raise EmulatorError(f"no guarded memory for {label} ({nbytes} bytes)")
+        problem = runtime().emulator_acquire_problem().decode()
+        raise EmulatorError(f"no guarded memory for {label} ({nbytes} bytes): {problem}")
     return address
 
 

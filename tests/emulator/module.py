@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Kernels compiled for the CPU, with the interface of cupy.RawModule."""
 
+import contextlib
 import ctypes
 import itertools
 import threading
@@ -12,10 +13,12 @@ from .arguments import Arguments, PackedArguments, ParameterType, check_argument
 from .errors import EmulatorError
 from .library import KernelLibrary
 from .limits import (
-    DEFAULT_SHARED_BYTES,
+    DEFAULT_SHARED_NBYTES,
+    MAX_SHARED_NBYTES,
     Dimensions,
     check_block,
     check_grid,
+    check_shared_grant,
     check_shared_memory,
     three_dimensions,
 )
@@ -38,9 +41,15 @@ class EmulatedModule:
         code: str,
         options: tuple[str, ...] = (),
         name_expressions: Iterable[str] | None = None,
+        *,
+        max_shared_nbytes: int = MAX_SHARED_NBYTES,
     ) -> None:
-        """Compile `code`, whose local includes are already inlined."""
+        """Compile `code`, whose local includes are already inlined.
+
+        `max_shared_nbytes` is what a block may have on request on the device that is emulated.
+        """
         source = translate(code, tuple(name_expressions or ()))
+        self._max_shared_nbytes = max_shared_nbytes
         self._library = KernelLibrary(build_module(source, translate_options(options)))
 
     @property
@@ -52,22 +61,35 @@ class EmulatedModule:
         """The kernel of this name, or of this name expression."""
         if name not in self._library.kernels:
             raise EmulatorError(f"no kernel {name!r}; there are {', '.join(self.kernel_names)}")
-        return EmulatedKernel(self._library, name)
+        return EmulatedKernel(self._library, name, self._max_shared_nbytes)
 
 
 class EmulatedKernel:
     """One kernel. Called like a cupy.RawKernel."""
 
-    def __init__(self, library: KernelLibrary, name: str) -> None:
+    def __init__(self, library: KernelLibrary, name: str, max_shared_nbytes: int) -> None:
         """Read the kernel's signature from its library."""
         entry = library.kernels[name]
         self.name = name
-        self.max_dynamic_shared_size_bytes = DEFAULT_SHARED_BYTES
         self._library = library
+        self._static_shared = library.static_shared_bytes(name)
+        self._granted_shared = max(DEFAULT_SHARED_NBYTES - self._static_shared, 0)
+        self._max_shared_nbytes = max_shared_nbytes
         self._body = entry.body
         self._max_threads = min(entry.max_threads, 1024)
         declared = entry.parameters[: entry.parameter_count]
         self.parameters = tuple(ParameterType(p.kind.decode(), p.bytes) for p in declared)
+
+    @property
+    def max_dynamic_shared_size_bytes(self) -> int:
+        """The dynamic shared memory that a launch may ask for; can be raised, as in CuPy."""
+        return self._granted_shared
+
+    @max_dynamic_shared_size_bytes.setter
+    def max_dynamic_shared_size_bytes(self, nbytes: int) -> None:
+        with self._named_errors():
+            check_shared_grant(self._static_shared, nbytes, self._max_shared_nbytes)
+        self._granted_shared = nbytes
 
     def __call__(
         self,
@@ -89,11 +111,15 @@ class EmulatedKernel:
             memory.store()
 
     def _check_limits(self, grid: Dimensions, block: Dimensions, dynamic: int) -> None:
-        try:
+        with self._named_errors():
             check_grid(grid)
             check_block(block, self._max_threads)
-            static = self._library.static_shared_bytes(self.name)
-            check_shared_memory(static, dynamic, self.max_dynamic_shared_size_bytes)
+            check_shared_memory(self._static_shared, dynamic, self._granted_shared)
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
         except EmulatorError as error:
             raise EmulatorError(f"{self.name}: {error}") from None
 

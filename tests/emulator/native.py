@@ -53,6 +53,7 @@ class LaunchRequest(ctypes.Structure):
 
 _FUNCTIONS = {
     "emulator_acquire": (c_size_t, (c_uint64, c_uint64, c_char_p)),
+    "emulator_acquire_problem": (c_char_p, ()),
     "emulator_release": (None, (c_size_t,)),
     "emulator_is_guarded": (c_bool, (c_size_t,)),
     "emulator_canary_damage": (c_char_p, ()),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Faults become Python errors that name block and thread, and the process stays usable."""
 
+import subprocess
 import time
 
 import numpy as np
@@ -61,3 +62,50 @@ def test_a_failed_large_block_leaves_nothing_behind(load_kernels, order):
             with pytest.raises(EmulatorError, match="__trap"):
                 _launch(load_kernels, "trap_among_waiting_threads", threads=1024)
             _check_still_usable(load_kernels)
+
+
+# An unwinder that holds a lock for longer than the time limit's signal takes to come again.
+SLOW_UNWINDER = """
+#include <pthread.h>
+#include <time.h>
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static long milliseconds() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+extern "C" int backtrace(void**, int) {
+  pthread_mutex_lock(&lock);
+  for (const long end = milliseconds() + 100; milliseconds() < end;) {}
+  pthread_mutex_unlock(&lock);
+  return 0;
+}
+"""
+
+FAIL_TWICE = """
+import sys
+from pathlib import Path
+import numpy as np
+from emulator import EmulatedModule, EmulatorError, time_limit
+kernel = EmulatedModule(Path("emulator/kernels/faults.cu").read_text()).get_function(sys.argv[1])
+for _ in range(2):
+    try:
+        with time_limit(0.05):
+            kernel((1,), (64,), (np.zeros(64, np.int32), np.int32(21)))
+    except EmulatorError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("name", ["endless_loop", "wild_pointer"])
+def test_the_time_limit_does_not_interrupt_a_report(tmp_path, run_python, name):
+    """Its signal comes again and again, and must not come to a handler that holds a lock."""
+    (tmp_path / "unwinder.cpp").write_text(SLOW_UNWINDER)
+    library = tmp_path / "unwinder.so"
+    build = ["g++", "-O1", "-shared", "-fPIC", tmp_path / "unwinder.cpp", "-o", library]
+    subprocess.run(build, check=True)
+    expected = "time limit of 50 ms" if name == "endless_loop" else "invalid memory access at 0x94"
+    lines = run_python(FAIL_TWICE, name, LD_PRELOAD=str(library)).splitlines()
+    assert len(lines) == 2, "the limit holds for the next launch too"
+    for line in lines:
+        assert f"{name}: block (0,0,0) thread (21,0,0): {expected}" in line

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: MIT
 """Accesses outside of arrays, misaligned accesses, aliases, and shared memory."""
 
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
 
-from emulator import EmulatorError, guarded_copy, thread_order
+from emulator import EmulatedModule, EmulatorError, guarded_copy, require_emulator, thread_order
 
+MEMORY = (Path(__file__).parent / "kernels" / "memory.cu").read_text()
 TABLE = np.dtype(
     {"names": ["count", "sources", "target"], "formats": ["i4", ("u8", 3), "u8"]}, align=True
 )
@@ -191,20 +194,37 @@ def test_shared_memory_that_is_never_written_is_nan(kernel):
     assert np.isnan(out).all()
 
 
-def test_shared_memory_limits(kernel):
+def test_over_48_kib_must_be_granted(kernel):
     out = np.zeros(1, np.int32)
     args = (out, np.int32(0))
-    with pytest.raises(EmulatorError, match="over 49152; set max_dynamic_shared_size_bytes"):
+    with pytest.raises(EmulatorError, match="max_dynamic_shared_size_bytes grants 49152"):
         kernel("write_dynamic")((1,), (1,), args, 48 * 1024 + 4)
     raised = kernel("write_dynamic")
     raised.max_dynamic_shared_size_bytes = 64 * 1024
     raised((1,), (1,), args, 64 * 1024)
     assert out[0] == 5
-    with pytest.raises(EmulatorError, match="over 49152"):
+    with pytest.raises(EmulatorError, match=r"over 49152, and .* grants 65536"):
         raised((1,), (1,), args, 64 * 1024 + 4)
-    raised.max_dynamic_shared_size_bytes = 2**20
     with pytest.raises(EmulatorError, match="over 232448"):
-        raised((1,), (1,), args, 2**20)
+        raised.max_dynamic_shared_size_bytes = 2**20
+
+
+# Compute capabilities 7.5, 7.0, 8.6, 8.0 and 9.0.
+@pytest.mark.parametrize("kib", [64, 96, 99, 163, 227])
+def test_a_device_grants_what_it_has(kib):
+    require_emulator()
+    nbytes = kib * 1024
+    module = EmulatedModule(MEMORY, max_shared_nbytes=nbytes)
+    kernel = module.get_function("write_dynamic")
+    for refused in (nbytes + 1, 2**20):
+        with pytest.raises(EmulatorError, match=f"write_dynamic: .* {refused} .* over {nbytes}, "):
+            kernel.max_dynamic_shared_size_bytes = refused
+    kernel.max_dynamic_shared_size_bytes = nbytes
+    out = np.zeros(1, np.int32)
+    kernel((1,), (1,), (out, np.int32(nbytes // 4 - 1)), nbytes)
+    assert out[0] == 5
+    with pytest.raises(EmulatorError, match="of dynamic shared memory"):
+        kernel((1,), (1,), (out, np.int32(nbytes // 4)), nbytes)
 
 
 def test_static_shared_memory_counts(kernel):
@@ -212,9 +232,13 @@ def test_static_shared_memory_counts(kernel):
     large = kernel("large_static")
     large((1,), (4,), (out,), 1024)
     np.testing.assert_array_equal(out, 3)
-    large.max_dynamic_shared_size_bytes = 0
-    with pytest.raises(EmulatorError, match="48128 bytes of static and 1028 of dynamic"):
+    with pytest.raises(EmulatorError, match=r"48128 bytes of static and 1028 .* grants 1024"):
         large((1,), (4,), (out,), 1028)
+    most = 227 * 1024 - 48128
+    with pytest.raises(EmulatorError, match=f"48128 bytes of static and {most + 1} of dynamic"):
+        large.max_dynamic_shared_size_bytes = most + 1
+    large.max_dynamic_shared_size_bytes = most
+    large((1,), (4,), (out,), most)
 
 
 def _table(sources, target):
@@ -266,3 +290,38 @@ def test_guarded_memory_is_given_back(kernel):
     y = np.zeros(4, np.float32)
     _copy_one(kernel, np.full(4, 3, np.float32), y, 0, 1)
     assert y[1] == 3
+
+
+MANY = """
+from pathlib import Path
+import numpy as np
+from emulator import EmulatedModule, EmulatorError, guarded_copy
+kernel = EmulatedModule(Path("emulator/kernels/memory.cu").read_text()).get_function
+ones = np.ones(5, np.float32)
+arrays = [guarded_copy(ones) for _ in range(16384)]
+for sources in (arrays, arrays[3:]):
+    table = np.array([a.ctypes.data for a in sources], np.uint64)
+    target = np.zeros(5, np.float32)
+    try:
+        args = table, target, np.int32(len(sources)), np.int32(5)
+        kernel("sum_through_addresses")((1,), (5,), args)
+        print(*target)
+    except EmulatorError as error:
+        print(error)
+    del arrays[:3]
+"""
+
+
+def test_there_is_room_for_16384_guarded_arrays(run_python):
+    """In a process of its own, where no other exists. The launch needs three more."""
+    full, launched = run_python(MANY).splitlines()
+    assert "no guarded memory for argument" in full
+    assert full.endswith("16384 guarded arrays exist, and no more fit at once")
+    assert launched == " ".join(["16381.0"] * 5)
+
+
+def test_too_large_an_array_is_refused():
+    require_emulator()
+    array = np.empty(2**30, np.uint8)  # never touched
+    with pytest.raises(EmulatorError, match=r"uint8\[1073741824\] .* at most 1073733632 bytes"):
+        guarded_copy(array)

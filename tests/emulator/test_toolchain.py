@@ -1,17 +1,12 @@
 # SPDX-License-Identifier: MIT
 """The build cache, processors without the assembly switch, machines without a compiler."""
 
-import os
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from emulator import require_emulator, unavailable_reason
-
-TESTS = Path(__file__).parent.parent
 
 SUMS = """
 import numpy as np
@@ -32,33 +27,18 @@ except EmulatorError as error:
 """
 
 
-def _python(program, **environment):
-    result = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=TESTS,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
-
-def test_portable_context_switch(tmp_path):
-    require_emulator()
+def test_portable_context_switch(tmp_path, run_python):
     environment = {"CTO_EMULATOR_CACHE": str(tmp_path), "CTO_EMULATOR_UCONTEXT": "1"}
-    assert "reported: divergent_barrier: block (0,0,0)" in _python(SUMS, **environment)
+    assert "reported: divergent_barrier: block (0,0,0)" in run_python(SUMS, **environment)
     (runtime,) = tmp_path.glob("runtime-*/runtime.so")
     symbols = subprocess.run(["nm", str(runtime)], capture_output=True, text=True, check=True)
     assert "swapcontext" in symbols.stdout
     assert "emulator_switch_stacks" not in symbols.stdout
 
 
-def test_processes_may_build_at_the_same_time(tmp_path):
-    require_emulator()
+def test_processes_may_build_at_the_same_time(tmp_path, run_python):
     with ThreadPoolExecutor(3) as pool:
-        runs = [pool.submit(_python, SUMS, CTO_EMULATOR_CACHE=str(tmp_path)) for _ in range(3)]
+        runs = [pool.submit(run_python, SUMS, CTO_EMULATOR_CACHE=str(tmp_path)) for _ in range(3)]
         outputs = {run.result() for run in runs}
     assert len(outputs) == 1
     kinds = sorted(path.name.split("-")[0] for path in tmp_path.iterdir())

@@ -11,7 +11,7 @@ import pytest
 from cupy_training_ops import get_op
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, INT64
 from cupy_training_ops.ops import gather as ops
-from cupy_training_ops.plan import Device
+from cupy_training_ops.plan import Device, ScratchMemory
 from cupy_training_ops.planning import segmented_sum
 from cupy_training_ops.planning.segmented_sum import Digit, Sizes
 from cupy_training_ops.runtime.source import load
@@ -38,7 +38,7 @@ H200 = Device(132, (9, 0))
 )
 def test_digits(rows, slices, expected) -> None:
     """They hold the key `rows` of an index out of range; long sorts have shorter ones."""
-    found = segmented_sum.digits(rows, slices)
+    found = segmented_sum.digits(rows, slices, 9)
     assert found == tuple(Digit(*digit) for digit in expected)
     assert sum(digit.bits for digit in found) == rows.bit_length()
 
@@ -48,7 +48,7 @@ def test_digits(rows, slices, expected) -> None:
     [(1, ()), (64, ()), (65, (2,)), (32768, (1024, 32)), (2**26, (2**21, 2**16, 2048, 64))],
 )
 def test_levels(slices, expected) -> None:
-    assert segmented_sum.levels(slices) == expected
+    assert segmented_sum.levels(slices, 32) == expected
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_grids(batches, n, runs, packets, grid, block) -> None:
 @pytest.mark.parametrize(("slices", "expected"), [(1, 4), (799, 4), (800, 1), (2**40, 1)])
 def test_short_rows_share_a_thread(slices, expected) -> None:
     """Fewer than 32 slices in four rows on the average."""
-    assert segmented_sum.rows_of_a_thread(Sizes(1, slices, 100, 8)) == expected
+    assert segmented_sum.rows_of_a_thread(Sizes(1, slices, 100, 8), 32) == expected
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_sizes_at_a_bound(run, rng, monkeypatch, wide, n) -> None:
     if wide:
         found = segmented_sum.digits
         monkeypatch.setattr(segmented_sum, "MAX_32_BIT", 20)
-        monkeypatch.setattr(segmented_sum, "digits", lambda _, slices: found(2**40, slices))
+        monkeypatch.setattr(segmented_sum, "digits", lambda _, *rest: found(2**40, *rest))
     indices, dy = rng.integers(0, 600, n), 1 + rng.random(n).astype(FLOAT32)
     indices[-1] = 599
     expected = get_op("GatherGrad").cpu_function()((600,), indices, dy)
@@ -258,7 +258,7 @@ def test_elements_of_batches(run, rng) -> None:
 @pytest.mark.usefixtures("few_are_many")
 def test_pieces_of_the_workspace_are_kept_apart(run, rng, monkeypatch) -> None:
     """No kernel writes past the piece it was given: gaps between them stay as they were."""
-    gaps, take = [], segmented_sum.Workspace.take
+    gaps, take = [], ScratchMemory.take
 
     def apart(self, n, dtype):
         piece = take(self, n, dtype)
@@ -267,7 +267,7 @@ def test_pieces_of_the_workspace_are_kept_apart(run, rng, monkeypatch) -> None:
         gaps.append(slice(end, self.nbytes))
         return piece
 
-    monkeypatch.setattr(segmented_sum.Workspace, "take", apart)
+    monkeypatch.setattr(ScratchMemory, "take", apart)
     indices, dy = rng.integers(-800, 800, 5000), rng.standard_normal(5000).astype(FLOAT32)
     inputs = (700,), run.place(indices), run.place(dy)
     op = get_op("GatherGrad")()
@@ -276,17 +276,23 @@ def test_pieces_of_the_workspace_are_kept_apart(run, rng, monkeypatch) -> None:
     assert all((run.host(workspace)[gap] == 0x5A).all() for gap in gaps)
 
 
-def test_python_and_cuda_share_their_constants() -> None:
-    """`constexpr int NAME = number` in the source, and NAME in Python, say the same."""
-    text = load("gather").code
-    written = dict(re.findall(r"constexpr int (\w+) = (\d+);", text))
-    dims = ("TILE_COLUMNS", "MAX_DIMS")
-    names = ("SORT_THREADS", "STARTS_ROWS", "FANOUT", "ATOMIC_ITEMS", "ZERO_PACKETS")
-    assert {n: getattr(segmented_sum, n) for n in names} == {n: int(written[n]) for n in names}
-    assert {n: getattr(ops, n) for n in dims} == {n: int(written[n]) for n in dims}
-    by_key = re.findall(r"constexpr int (\w+) = sizeof\(Key\) == 4 \? (\d+) : (\d+);", text)
-    assert {n: {4: int(a), 8: int(b)} for n, a, b in by_key} == {
-        "SHORT_ITEMS": segmented_sum.SHORT_ITEMS,
-        "LONG_ITEMS": segmented_sum.LONG_ITEMS,
-    }
-    assert 1 << segmented_sum.DIGIT_BITS == segmented_sum.SORT_THREADS  # a thread for each digit
+def test_plans_follow_the_constants_of_the_source() -> None:
+    """`constexpr int NAME = number` in the text is what planning counts with."""
+    source = load("gather")
+    written = dict(re.findall(r"constexpr int (\w+) = (\d+);", source.code))
+    names = (
+        "SORT_THREADS",
+        "STARTS_ROWS",
+        "FANOUT",
+        "ATOMIC_ITEMS",
+        "ZERO_PACKETS",
+        "ROUND_NBYTES",
+    )
+    for name in (*names, "TILE_COLUMNS", "MAX_DIMS"):
+        assert source.constant(name) == int(written[name])
+    by_key = re.findall(r"constexpr int (\w+) = sizeof\(Key\) == 4 \? (\d+) : (\d+);", source.code)
+    for name, *items in by_key:
+        assert [source.constant(name, {"KEY": key}) for key in ("u32", "u64")] == [*map(int, items)]
+    assert {"SHORT_ITEMS", "LONG_ITEMS"} <= {name for name, *_ in by_key}
+    radix = source.constant("RADIX")  # a thread for each digit, and every digit of so many bits
+    assert radix == source.constant("SORT_THREADS") == 1 << radix.bit_length() - 1

@@ -1,13 +1,23 @@
 // SPDX-License-Identifier: MIT
 // Kernels of operators that exist to prove the frame.
-#include "include/elementwise.cuh"
-#include "include/tables.cuh"
+#include "algorithm/elementwise.cuh"
+#include "core/pointers.cuh"
+
+#ifndef CTO_T
+#define CTO_T float
+#endif
 
 namespace cto {
 
-// The sum of a block's threads, valid in thread 0.
-__device__ float block_sum(float value) {
-    __shared__ float partial[256];
+using fast_division::Divisor;
+using pointers::Pointers;
+
+using T = CTO_T;
+constexpr int THREADS = 256;
+using Tile = elementwise::Tiling<T, THREADS, 32>;
+
+// The sum of a block's threads, valid in thread 0; partial: shared memory.
+__device__ float block_sum(float value, float (&partial)[THREADS]) {
     partial[threadIdx.x] = value;
     for (int step = blockDim.x / 2; step > 0; step /= 2) {
         __syncthreads();
@@ -17,8 +27,10 @@ __device__ float block_sum(float value) {
     return partial[0];
 }
 
+constexpr int MAX_INPUTS = 4;
+
 struct Extents {
-    i64 at[4];
+    i64 at[MAX_INPUTS];
     i32 count;
 };
 
@@ -29,9 +41,10 @@ using namespace cto;
 // Two stages in one launch: the block that takes the last ticket adds the partial sums, in order.
 extern "C" __global__ void probe_sum(const float* x, float* y, float* partials, u32* ticket,
                                      i64 n) {
+    __shared__ float partial[THREADS];
     __shared__ bool last;
     const i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
-    const float sum = block_sum(i < n ? x[i] : 0.0f);
+    const float sum = block_sum(i < n ? x[i] : 0.0f, partial);
     if (threadIdx.x == 0) {
         partials[blockIdx.x] = sum;
         __threadfence();
@@ -48,7 +61,7 @@ extern "C" __global__ void probe_sum(const float* x, float* y, float* partials, 
 
 extern "C" __global__ void probe_axpy(const T* x, T* y, float a, i64 n) {
     const i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i < n) y[i] = from_float<T>(a * to_float(x[i]) + to_float(y[i]));
+    if (i < n) y[i] = from_acc<T>(a * to_acc(x[i]) + to_acc(y[i]));
 }
 
 // Outputs that are not asked for are null.
@@ -60,7 +73,8 @@ extern "C" __global__ void probe_halves(const float* x, float* low, float* high,
 }
 
 // One block copies one input behind the other.
-extern "C" __global__ void probe_join(Pointers<4> inputs, Extents extents, float* y) {
+extern "C" __global__ void probe_join(const __grid_constant__ Pointers<MAX_INPUTS> inputs,
+                                      const __grid_constant__ Extents extents, float* y) {
     i64 start = 0;
     for (u32 b = 0; b < blockIdx.x; ++b) start += extents.at[b];
     const float* x = static_cast<const float*>(inputs.at[blockIdx.x]);
@@ -74,11 +88,12 @@ extern "C" __global__ void probe_overrun(const float* x, float* y, i64 n) {
 }
 
 // Where the positions x stand in a row that is repeated.
-extern "C" __global__ void probe_column(const i64* x, i64* y, i64 n, Divisor columns) {
+extern "C" __global__ void probe_column(const i64* x, i64* y, i64 n,
+                                        const __grid_constant__ Divisor columns) {
     const i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= n) return;
-    const u32 offset = static_cast<u32>(i % min(static_cast<i64>(TILE), x[i] + 1));
-    auto row = row_or_none(static_cast<const T*>(nullptr), columns);
+    const u32 offset = static_cast<u32>(i % min(static_cast<i64>(Tile::size), x[i] + 1));
+    auto row = elementwise::row_or_none(static_cast<const T*>(nullptr), columns).held<Tile>();
     row.seek(x[i] - offset);
     y[i] = row.column(offset);
 }

@@ -10,8 +10,8 @@ import numpy as np
 
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, INT64
 from cupy_training_ops.errors import refuse
-from cupy_training_ops.frame.op import Op, slots
-from cupy_training_ops.plan import Config, Launch, Plan, Pointers, Scratch, by_value, ceil_div
+from cupy_training_ops.frame.op import Op, ViewOp, slots
+from cupy_training_ops.plan import Config, Launch, Plan, Pointers, ScratchMemory, by_value, ceil_div
 from cupy_training_ops.planning.fast_division import divisor
 from cupy_training_ops.schema import Attribute, Input, Output, Spec, integer, integers, real, shape
 
@@ -42,9 +42,11 @@ class ProbeSum(Probe):
 
     def plan(self, device, x, y):
         blocks = max(1, ceil_div(x.size, THREADS))
-        args = ("X", "Y", Scratch(16), Scratch(0), x.size)
+        scratch = ScratchMemory()
+        ticket, partials = scratch.take(1, np.uint32), scratch.take(blocks, FLOAT32)
+        args = (x, y, partials, ticket, x.size)
         launch = Launch("probe_sum", Config((blocks,), (THREADS,)), args)
-        return Plan((launch,), workspace_nbytes=16 + 4 * blocks)
+        return Plan((launch,), scratch.nbytes)
 
 
 class ProbeAxpy(Probe):
@@ -61,7 +63,7 @@ class ProbeAxpy(Probe):
         return (y,)
 
     def plan(self, device, x, y, z):
-        return one_launch("probe_axpy", x.size, ("X", "Z", self.a, x.size), slots=slots(T=x.dtype))
+        return one_launch("probe_axpy", x.size, (x, z, self.a, x.size), slots=slots(T=x.dtype))
 
 
 class ProbeHalves(Probe):
@@ -79,17 +81,18 @@ class ProbeHalves(Probe):
         return (Spec((sizes[0],), FLOAT32), Spec((sizes[1],), FLOAT32), sizes)
 
     def plan(self, device, x, unused, low, high, sizes):
-        return one_launch("probe_halves", x.size, ("X", "Low", "High", x.size))
+        return one_launch("probe_halves", x.size, (x, low, high, x.size))
 
 
 class ProbeJoin(Probe):
-    """Y = the inputs behind each other in `shape`, at most four of them."""
+    """Y = the inputs behind each other in `shape`, at most MAX_INPUTS of them."""
 
     inputs = (
         Input("shape", "int64", memory="host", convert=shape),
         Input("Xs", "float32", variadic=True),
     )
     outputs = (Output("Y", "float32"),)
+    most = "MAX_INPUTS"
 
     def infer(self, shape_, xs):
         y = Spec(shape_, FLOAT32)
@@ -98,15 +101,18 @@ class ProbeJoin(Probe):
         return (y,)
 
     def plan(self, device, shape_, xs, y):
-        names = tuple(f"Xs[{i}]" for i in range(len(xs)))
-        extents = np.zeros(4, np.int64)
-        extents[: len(xs)] = [x.size for x in xs]
-        table = by_value(at=extents, count=np.int32(len(xs)))
+        most = self.source().constant(self.most)
         config = Config((len(xs),), (THREADS,))
-        return Plan((Launch("probe_join", config, (Pointers(names, 4), table, "Y")),))
+        args = (Pointers(xs, most), self.extents(xs, most), y)
+        return Plan((Launch("probe_join", config, args),))
+
+    def extents(self, xs, most):
+        sizes = np.zeros(most, np.int64)
+        sizes[: len(xs)] = [x.size for x in xs]
+        return by_value(at=sizes, count=np.int32(len(xs)))
 
 
-class ProbeCut(Probe):
+class ProbeCut(ViewOp, Probe):
     """Ys = consecutive views of X."""
 
     inputs = (
@@ -115,7 +121,6 @@ class ProbeCut(Probe):
     )
     outputs = (Output("Ys", "T", variadic=True),)
     types = {"T": (FLOAT32, INT64)}  # noqa: RUF012
-    views = True
 
     def infer(self, x, sizes):
         return (tuple(Spec((n,), x.dtype) for n in sizes),)
@@ -132,7 +137,7 @@ class ProbeColumn(Probe):
         return (x,)
 
     def plan(self, device, x, y):
-        return one_launch("probe_column", x.size, ("X", "Y", x.size, divisor(self.columns)))
+        return one_launch("probe_column", x.size, (x, y, x.size, divisor(self.columns)))
 
 
 class ProbeOverrun(Probe):
@@ -145,7 +150,7 @@ class ProbeOverrun(Probe):
         return (x,)
 
     def plan(self, device, x, y):
-        return one_launch("probe_overrun", x.size, ("X", "Y", x.size))
+        return one_launch("probe_overrun", x.size, (x, y, x.size))
 
 
 def probe_sum(x):

@@ -12,7 +12,8 @@ import pytest
 from cupy_training_ops import CompileError
 from cupy_training_ops.dtypes import ELEMENT_TYPES
 from cupy_training_ops.plan import Config, Launch, Plan, Pointers, Scratch, by_value
-from cupy_training_ops.runtime.launch import NULL, ReadyPlan, cast, launch_log
+from cupy_training_ops.runtime.arguments import NULL, cast
+from cupy_training_ops.runtime.launch import ReadyPlan, launch_log
 from cupy_training_ops.runtime.source import Parameter, Source, signatures
 from cupy_training_ops.schema import Spec
 
@@ -30,14 +31,25 @@ def launch(*args, symbol="k", **slots) -> Launch:
     return Launch(symbol, CONFIG, args, slots)
 
 
+STRUCTS = Source(
+    "fake",
+    """
+    struct Divisor { long long value; unsigned long long multiplier; };
+    struct Extents { long long at[4]; int count; Divisor width[2]; };
+    template <int N> struct Pointers { void* at[N]; };
+    """,
+    {},
+)
+
+
 def scalar(c_type: str, value, **slots):
     """The value as a kernel's parameter of this type receives it."""
-    return cast(launch(**slots), Parameter("a", c_type, False), value)
+    return cast(STRUCTS, launch(**slots), Parameter("a", c_type, False), value)
 
 
-def refused(c_type: str, value, pointer=False) -> None:
-    with pytest.raises(CompileError, match=r"k: parameter a \("):
-        cast(launch(), Parameter("a", c_type, pointer), value)
+def refused(c_type: str, value, pointer=False, why="") -> None:
+    with pytest.raises(CompileError, match=rf"k: parameter a \(.*{why}"):
+        cast(STRUCTS, launch(), Parameter("a", c_type, pointer), value)
 
 
 @pytest.mark.parametrize("row", INTEGERS, ids=by_name)
@@ -92,20 +104,82 @@ def test_an_unknown_type_is_refused(c_type) -> None:
 
 def test_pointers_take_none_and_scratch_only() -> None:
     pointer = Parameter("a", "float", True)
-    assert cast(launch(), pointer, None) is NULL
+    assert cast(STRUCTS, launch(), pointer, None) is NULL
     assert NULL.nbytes == 8
-    assert cast(launch(), pointer, Scratch(16)) == Scratch(16)
+    assert cast(STRUCTS, launch(), pointer, Scratch(16)) == Scratch(16)
     for value in (0, 1.5, "Xx", by_value(n=np.int32(1))):
         refused("float", value, pointer=True)
 
 
+def extents(**changed):
+    """The struct Extents, with fields replaced, or left out where they are None."""
+    divisor = by_value(value=np.int64(3), multiplier=np.uint64(5))
+    fields = {"at": np.arange(4), "count": np.int32(4), "width": np.array([divisor] * 2)}
+    return by_value(**{n: v for n, v in (fields | changed).items() if v is not None})
+
+
 def test_structs_go_by_value_and_not_as_scalars() -> None:
-    struct = by_value(at=np.arange(4))
+    struct = extents()
     assert scalar("Extents", struct) is struct
     assert scalar("Pointers<2>", Pointers(("X",), 2)) == Pointers(("X",), 2)
     for c_type in ("float", "i64"):
         refused(c_type, struct)
         refused(c_type, Pointers(("X",), 2))
+
+
+ORDERS = {
+    "last first": by_value(count=np.int32(4), width=extents()["width"], at=np.arange(4)),
+    "unpadded": extents().astype(
+        [("at", "i8", (4,)), ("count", "i4"), ("width", extents().dtype["width"])]
+    ),
+}
+WIDTHS = {
+    "signed": np.array([by_value(value=3, multiplier=5)] * 2),
+    "swapped": np.array([by_value(multiplier=np.uint64(5), value=3)] * 2),
+    "three": np.array([extents()["width"][0]] * 3),
+    "numbers": np.arange(2),
+}
+
+
+@pytest.mark.parametrize(
+    ("struct", "why"),
+    [
+        (extents(count=None), "the plan gives no field count"),
+        (extents(width=None), "the plan gives no field width"),
+        (extents(rest=np.int32(0)), "the kernel has no field rest"),
+        (ORDERS["last first"], "field at stands where the plan gives count"),
+        (
+            ORDERS["unpadded"],
+            r"72 bytes with fields at \[0, 32, 40\], the plan gives 68 bytes with",
+        ),
+        (extents(count=np.uint32(4)), "field count is int32, the plan gives uint32"),
+        (extents(count=np.int64(4)), "field count is int32, the plan gives int64"),
+        (extents(at=np.arange(3)), r"field at is int64\[4\], the plan gives int64\[3\]"),
+        (
+            extents(at=np.zeros((2, 2), int)),
+            r"field at is int64\[4\], the plan gives int64\[2\]\[2\]",
+        ),
+        (extents(at=np.int64(4)), r"field at is int64\[4\], the plan gives int64"),
+        (extents(width=WIDTHS["signed"]), "field width.multiplier is uint64, the plan gives int64"),
+        (extents(width=WIDTHS["swapped"]), "field width.value stands where .* width.multiplier"),
+        (extents(width=WIDTHS["three"]), r"field width is a struct\[2\], .* a struct\[3\]"),
+        (extents(width=WIDTHS["numbers"]), r"field width is a struct\[2\], .* int64\[2\]"),
+        (Pointers((), 4), "the plan gives no field count"),
+    ],
+)
+def test_a_struct_is_the_kernels_field_by_field(struct, why) -> None:
+    refused("Extents", struct, why=why)
+
+
+def test_a_table_of_pointers_has_the_kernels_capacity() -> None:
+    refused("Pointers<4>", Pointers(("X",), 2), why=r"field at is uint64\[4\], .* uint64\[2\]")
+
+
+def test_a_struct_that_the_source_does_not_have_is_refused() -> None:
+    with pytest.raises(
+        CompileError, match=r"k: parameter a \(Gone\): fake\.cu: there is no struct"
+    ):
+        scalar("Gone", extents())
 
 
 class RecordingBackend:
@@ -137,7 +211,7 @@ class RecordingBackend:
 
 def ready(signature: str, *launches: Launch, **specs: Spec | None):
     """A plan made ready for kernels of this text, on device 5, and what they record."""
-    code = f'extern "C" __global__ void {signature} {{ }}'
+    code = f'{STRUCTS.code} extern "C" __global__ void {signature} {{ }}'
     backend, plan = RecordingBackend(), Plan(launches, workspace_nbytes=32)
     return ReadyPlan(backend, 5, Source("fake", code, signatures(code)), plan, specs), backend
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cupy_training_ops import ArgumentError
-from cupy_training_ops.plan import Config, Launch, Plan, by_value, ceil_div
+from cupy_training_ops.plan import Config, Launch, Plan, Scratch, ScratchMemory, by_value, ceil_div
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,16 @@ def test_plans_are_frozen() -> None:
 @given(st.integers(0, 2**63), st.integers(1, 2**40))
 def test_ceil_div_is_exact_beyond_float(a, b) -> None:
     assert ceil_div(a, b) * b >= a > (ceil_div(a, b) - 1) * b
+
+
+def test_pieces_of_scratch_memory_lie_behind_each_other_at_multiples_of_256_bytes() -> None:
+    scratch = ScratchMemory()
+    assert scratch.nbytes == 0
+    pieces = [
+        scratch.take(n, t) for n, t in ((1, "u4"), (32, "f8"), (0, "f4"), (65, "f4"), (1, "u1"))
+    ]
+    assert pieces == [Scratch(offset) for offset in (0, 256, 512, 512, 1024)]
+    assert scratch.nbytes == 1280
 
 
 C_TYPES = {

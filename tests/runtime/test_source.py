@@ -49,7 +49,7 @@ def test_marks_name_the_true_file_and_line(family) -> None:
         lines = files.setdefault(name, (root / name).read_text(encoding="utf-8").splitlines())
         assert lines[number - 1] == line, f"{name}:{number}"
     assert f"cuda_src/{family}.cu" in files
-    assert "cuda_src/include/types.cuh" in files
+    assert "cuda_src/core/types.cuh" in files
 
 
 def test_a_header_is_inlined_once_and_system_headers_stay(folder) -> None:
@@ -70,9 +70,9 @@ def test_editing_a_header_changes_the_code(folder) -> None:
 
 
 def test_another_folders_source_uses_the_packages_headers(folder) -> None:
-    (folder / "other.cu").write_text('#include "include/types.cuh"\n')
+    (folder / "other.cu").write_text('#include "core/types.cuh"\n')
     names = {name for name, _, _ in marked_lines(read("other", folder).code)}
-    assert "cuda_src/include/types.cuh" in names
+    assert "cuda_src/core/types.cuh" in names
 
 
 def test_a_missing_header_is_named_with_the_file_that_wants_it(folder) -> None:
@@ -107,6 +107,11 @@ SIGNATURES = {
     "void k(Pointers<4> inputs, Extents extents)": [
         ("inputs", "Pointers<4>", False),
         ("extents", "Extents", False),
+    ],
+    "void k(cto::Table<CAPACITY, 2> table, const own::Pair<A, B>* pairs, int n)": [
+        ("table", "cto::Table<CAPACITY, 2>", False),
+        ("pairs", "own::Pair<A, B>", True),
+        ("n", "int", False),
     ],
     "void k(int a /* of (x, y) */, // and\n int b)": [("a", "int", False), ("b", "int", False)],
     "void k()": [],

@@ -34,6 +34,7 @@ Failure failure;
 const int kFaultSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
 struct sigaction previous_actions[std::size(kFaultSignals)];
 struct sigaction previous_timer_action;
+sigset_t previous_mask;
 stack_t previous_alternate_stack;
 alignas(16) char alternate_stack[64 * 1024];
 timer_t timer;
@@ -115,6 +116,9 @@ struct sigaction action_for(void (*handler)(int, siginfo_t*, void*)) {
   action.sa_sigaction = handler;
   // The handler leaves by switching stacks, so nothing would unblock the signal again.
   action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+  // The timer must not interrupt a handler: the unwinder may hold a lock, which a second one
+  // would wait for. ~FaultGuard unblocks its signal.
+  sigaddset(&action.sa_mask, timer_signal());
   return action;
 }
 
@@ -158,6 +162,7 @@ FaultGuard::FaultGuard(uint64_t time_limit_milliseconds) {
   static_cast<void>(preloaded);
   owner = thread_id();
   time_limit = time_limit_milliseconds;
+  pthread_sigmask(SIG_BLOCK, nullptr, &previous_mask);
   stack_t stack = {};
   stack.ss_sp = alternate_stack;
   stack.ss_size = sizeof alternate_stack;
@@ -172,6 +177,8 @@ FaultGuard::FaultGuard(uint64_t time_limit_milliseconds) {
 
 FaultGuard::~FaultGuard() {
   timer_delete(timer);
+  // Before the action: a signal that is still pending comes now, and is ignored.
+  pthread_sigmask(SIG_SETMASK, &previous_mask, nullptr);
   sigaction(timer_signal(), &previous_timer_action, nullptr);
   for (size_t i = 0; i < std::size(kFaultSignals); ++i)
     sigaction(kFaultSignals[i], &previous_actions[i], nullptr);

@@ -7,6 +7,8 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 
@@ -22,6 +24,7 @@ namespace {
 
 constexpr uintptr_t kPage = 4096;
 constexpr uintptr_t kSlotBytes = uintptr_t{1} << kSlotBits;
+constexpr uintptr_t kMaxArrayBytes = kSlotBytes - 2 * kPage;
 constexpr uintptr_t kAlignment = 16;
 constexpr unsigned char kCanary = 0xA5;
 
@@ -34,27 +37,37 @@ struct Slot {
 
 Slot slots[kSlotCount];
 unsigned lowest_free;
+unsigned end_of_used;  // no slot from here on was ever taken
+char acquire_problem[128];
 
 unsigned slot_of(uintptr_t address) { return (address - arena) >> kSlotBits; }
+
+template <typename... Values>
+bool refuse(const char* format, Values... values) {
+  std::snprintf(acquire_problem, sizeof acquire_problem, format, values...);
+  return false;
+}
 
 bool reserve_arena() {
   if (arena != 0) return true;
   void* memory = mmap(nullptr, kArenaBytes, PROT_NONE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory != MAP_FAILED) arena = reinterpret_cast<uintptr_t>(memory);
-  return arena != 0;
+  if (memory == MAP_FAILED) return refuse("no address space: %s", std::strerror(errno));
+  arena = reinterpret_cast<uintptr_t>(memory);
+  return true;
 }
 
-int find_free_slot() {
-  for (unsigned i = lowest_free; i < kSlotCount; ++i)
-    if (!slots[i].taken) return i;
-  return -1;
+bool find_free_slot(unsigned& index) {
+  for (index = lowest_free; index < kSlotCount; ++index)
+    if (!slots[index].taken) return true;
+  return refuse("%u guarded arrays exist, and no more fit at once", kSlotCount);
 }
 
 bool open_pages(const Slot& slot) {
   const uintptr_t bytes = slot.guard_page - slot.first_page;
-  return bytes == 0 || mprotect(reinterpret_cast<void*>(slot.first_page), bytes,
-                                PROT_READ | PROT_WRITE) == 0;
+  void* const begin = reinterpret_cast<void*>(slot.first_page);
+  if (bytes == 0 || mprotect(begin, bytes, PROT_READ | PROT_WRITE) == 0) return true;
+  return refuse("the system gives no memory: %s", std::strerror(errno));
 }
 
 void fill_canaries(const Slot& slot, const Extent& extent) {
@@ -63,10 +76,11 @@ void fill_canaries(const Slot& slot, const Extent& extent) {
   std::memset(reinterpret_cast<void*>(extent.end), kCanary, slot.guard_page - extent.end);
 }
 
+// The first byte is right, and each other one equals the one before it.
 bool is_canary(uintptr_t begin, uintptr_t end) {
-  for (uintptr_t address = begin; address < end; ++address)
-    if (*reinterpret_cast<unsigned char*>(address) != kCanary) return false;
-  return true;
+  const unsigned char* const bytes = reinterpret_cast<unsigned char*>(begin);
+  return begin == end ||
+         (*bytes == kCanary && std::memcmp(bytes, bytes + 1, end - begin - 1) == 0);
 }
 
 }  // namespace
@@ -93,13 +107,15 @@ const char* describe_address(uintptr_t address) {
 
 using namespace emulator;
 
-// Gives an array of `bytes` bytes at an address of the given remainder modulo 16, or null.
+// Gives an array of `bytes` bytes at an address of the given remainder modulo 16, or null: then
+// emulator_acquire_problem says why.
 extern "C" uintptr_t emulator_acquire(uint64_t bytes, uint64_t remainder, const char* label) {
-  if (bytes > kSlotBytes - 2 * kPage || !reserve_arena()) return 0;
-  const int index = find_free_slot();
-  if (index < 0) return 0;
+  if (bytes > kMaxArrayBytes)
+    return refuse("an array has at most %zu bytes", static_cast<size_t>(kMaxArrayBytes));
+  unsigned index;
+  if (!reserve_arena() || !find_free_slot(index)) return 0;
   Slot& slot = slots[index];
-  slot.guard_page = arena + (index + 1) * kSlotBytes - kPage;
+  slot.guard_page = arena + (index + uintptr_t{1}) * kSlotBytes - kPage;
   const uintptr_t begin =
       slot.guard_page - bytes - (kAlignment - (bytes + remainder) % kAlignment) % kAlignment;
   slot.first_page = begin / kPage * kPage;
@@ -107,15 +123,18 @@ extern "C" uintptr_t emulator_acquire(uint64_t bytes, uint64_t remainder, const 
   if (!open_pages(slot)) return 0;
   slot.taken = true;
   lowest_free = index + 1;
+  end_of_used = std::max(end_of_used, lowest_free);
   extents[index] = {begin, begin + bytes};
   fill_canaries(slot, extents[index]);
   return begin;
 }
 
+extern "C" const char* emulator_acquire_problem() { return acquire_problem; }
+
 // Null, or which array was written beside, on which side.
 extern "C" const char* emulator_canary_damage() {
   static char text[128];
-  for (unsigned i = 0; i < kSlotCount; ++i) {
+  for (unsigned i = 0; i < end_of_used; ++i) {
     if (!slots[i].taken) continue;
     const bool before = !is_canary(slots[i].first_page, extents[i].begin);
     const bool after = !is_canary(extents[i].end, slots[i].guard_page);

@@ -79,7 +79,7 @@ struct Extent {
 
 // Every guarded array has a slot of the arena for itself, so that an address gives its array.
 constexpr unsigned kSlotBits = 30;
-constexpr unsigned kSlotCount = 1024;
+constexpr unsigned kSlotCount = 16384;
 constexpr uintptr_t kArenaBytes = static_cast<uintptr_t>(kSlotCount) << kSlotBits;
 
 extern uintptr_t arena;

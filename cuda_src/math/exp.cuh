@@ -2,9 +2,9 @@
 // 2^x, e^(-t^2 / 2), 1 / x where activations need them. float: the special function unit's. double,
 // for which there is none: polynomials without branches, so that several run side by side.
 #pragma once
-#include "include/types.cuh"
+#include "core/types.cuh"
 
-namespace cto {
+namespace cto::math::exp {
 
 // From the highest power down.
 template <class R, class... Coefficients>
@@ -17,7 +17,7 @@ __device__ __forceinline__ R polynomial(R x, R highest, Coefficients... others) 
 __device__ __forceinline__ float reciprocal(float x) { return __fdividef(1.0f, x); }
 
 // 1 / x to 20 bits.
-__device__ __forceinline__ double rough_reciprocal(double x) {
+__device__ __forceinline__ double approximate_reciprocal(double x) {
 #ifdef __CUDA_CPU__
     return double_of(bits_of(1.0 / x) & 0xFFFFFFFF00000000u);
 #else
@@ -29,7 +29,7 @@ __device__ __forceinline__ double rough_reciprocal(double x) {
 
 // For normal x. An error e of the first value leaves e^3.
 __device__ __forceinline__ double reciprocal(double x) {
-    const double y = rough_reciprocal(x);
+    const double y = approximate_reciprocal(x);
     const double e = fma(-x, y, 1.0);
     return fma(y, fma(e, e, e), y);
 }
@@ -69,4 +69,4 @@ __device__ __forceinline__ double normal_exponential(double t) {
     return double_of(bits_of(short_exponential(z)) + ((bits_of(rounded) + 512) << 52));
 }
 
-}  // namespace cto
+}  // namespace cto::math::exp

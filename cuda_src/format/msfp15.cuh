@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// MSFP15: tiles of 8 elements share one 8-bit exponent E; value = (-1)^sign * M * 2^(E - 132).
+// MSFP15: boxes of 8 elements share one 8-bit exponent E; value = (-1)^sign * M * 2^(E - 132).
 //
-// Byte j of a tile: bit 7 = bit j of E, bit 6 = sign, bits 5..0 = M. Four bytes are worked on at a
-// time in one 32-bit word, and M is found by floating-point arithmetic that is exact; tiles so
+// Byte j of a box: bit 7 = bit j of E, bit 6 = sign, bits 5..0 = M. Four bytes are worked on at a
+// time in one 32-bit word, and M is found by floating-point arithmetic that is exact; boxes so
 // small that subnormals come near half a quantum are encoded by bits.
 #pragma once
-#include "include/types.cuh"
+#include "core/types.cuh"
 
-namespace cto {
+namespace cto::format::msfp15 {
 
 constexpr u32 SMALLEST_EXACT_EXPONENT = 8;
 constexpr u32 NAN_BITS = 0x7FC00000u;
@@ -15,9 +15,9 @@ constexpr u32 NAN_BITS = 0x7FC00000u;
 // A float that rounds as x does: only the upper seven bits count, so a double is truncated, and
 // becomes infinity or zero beyond float's range.
 __device__ __forceinline__ float truncated(float x) { return x; }
-__device__ __forceinline__ float truncated(__half x) { return to_float(x); }
-__device__ __forceinline__ float truncated(__nv_bfloat16 x) { return to_float(x); }
-__device__ __forceinline__ float truncated(bool x) { return to_float(x); }
+__device__ __forceinline__ float truncated(__half x) { return to_acc(x); }
+__device__ __forceinline__ float truncated(__nv_bfloat16 x) { return to_acc(x); }
+__device__ __forceinline__ float truncated(bool x) { return x ? 1.0f : 0.0f; }
 __device__ __forceinline__ float truncated(double x) {
     const u64 bits = bits_of(x);
     const u32 sign = static_cast<u32>(bits >> 32) & 0x80000000u;
@@ -54,7 +54,7 @@ __device__ __forceinline__ u32 encode_four(const float* x, float scale) {
     return signs | (magnitudes - (magnitudes >> 6 & 0x01010101u));
 }
 
-// The same by bits, for tiles in which floating-point arithmetic would meet subnormals.
+// The same by bits, for boxes in which floating-point arithmetic would meet subnormals.
 __device__ __forceinline__ u32 encode_four_small(const float* x, u32 shared_exponent) {
     u32 codes = 0;
 #pragma unroll
@@ -69,8 +69,8 @@ __device__ __forceinline__ u32 encode_four_small(const float* x, u32 shared_expo
     return codes;
 }
 
-// The eight bytes of a tile.
-__device__ __forceinline__ uint2 encode_tile(const float (&x)[8], bool keep_nonfinite) {
+// The eight bytes of a box.
+__device__ __forceinline__ uint2 encode_box(const float (&x)[8], bool keep_nonfinite) {
     u32 largest = 0;
 #pragma unroll
     for (int j = 0; j < 8; ++j) largest = max(largest, bits_of(x[j]) & 0x7FFFFFFFu);
@@ -96,7 +96,7 @@ __device__ __forceinline__ u32 shared_exponent_of(uint2 codes) {
     return gather_nibble(codes.x) | gather_nibble(codes.y) << 4;
 }
 
-// 2^(E - 132), subnormal below E = 6, or NaN for a tile that kept a non-finite value.
+// 2^(E - 132), subnormal below E = 6, or NaN for a box that kept a non-finite value.
 __device__ __forceinline__ float quantum_of(u32 shared_exponent, bool keep_nonfinite) {
     if (keep_nonfinite && shared_exponent == 255) return __uint_as_float(NAN_BITS);
     return __uint_as_float(shared_exponent < 6 ? 1u << (shared_exponent + 17)
@@ -118,7 +118,7 @@ __device__ __forceinline__ float decode_element(u32 offset, int j, float quantum
 
 template <class Y>
 __device__ __forceinline__ Y from_decoded(float x) {
-    return from_float<Y>(x);
+    return from_acc<Y>(x);
 }
 template <>
 __device__ __forceinline__ double from_decoded<double>(float x) {
@@ -133,17 +133,17 @@ __device__ __forceinline__ void decode_four(u32 codes, float quantum, Y* y) {
     for (int j = 0; j < N; ++j) y[j] = from_decoded<Y>(decode_element(offset, j, quantum));
 }
 
-// Part `part` of a tile, N elements.
+// Share number `share` of a box, N elements.
 template <int N, class Y>
-__device__ __forceinline__ void decode_part(uint2 codes, int part, bool keep_nonfinite, Y* y) {
+__device__ __forceinline__ void decode_share(uint2 codes, int share, bool keep_nonfinite, Y* y) {
     const float quantum = quantum_of(shared_exponent_of(codes), keep_nonfinite);
     if constexpr (N == 8) {
         decode_four<4>(codes.x, quantum, y);
         decode_four<4>(codes.y, quantum, y + 4);
     } else {
-        const u32 half = part * N & 4 ? codes.y : codes.x;
-        decode_four<N>(half >> 8 * (part * N & 3), quantum, y);
+        const u32 half = share * N & 4 ? codes.y : codes.x;
+        decode_four<N>(half >> 8 * (share * N & 3), quantum, y);
     }
 }
 
-}  // namespace cto
+}  // namespace cto::format::msfp15

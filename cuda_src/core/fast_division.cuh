@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Exact 64-bit division by numbers that the host knows: a multiplication and a shift.
 #pragma once
-#include "include/types.cuh"
+#include "core/types.cuh"
 
-namespace cto {
+namespace cto::fast_division {
 
-// planning/words.py's `divisor` makes one. Dividends are from 0 to 2^63 - 1.
+// The host computes the multiplier. Dividends are from 0 to 2^63 - 1.
 struct Divisor {
     i64 value;
     u64 multiplier;  // 2^(63 + shift) / value, rounded up; value <= 2^shift
@@ -26,10 +26,10 @@ struct Cell {
     i64 row, column;
 };
 
-// A position in a matrix whose rows have `width` elements.
+// Where a position is in a matrix whose rows have `width` elements.
 __device__ __forceinline__ Cell cell_at(i64 position, const Divisor& width) {
     const i64 row = width.quotient(position);
     return {row, position - row * width.value};
 }
 
-}  // namespace cto
+}  // namespace cto::fast_division

@@ -3,12 +3,12 @@
 //
 // The hardware conversion of compute capability 8.9 and newer saturates, so it cannot be used.
 #pragma once
-#include "include/types.cuh"
+#include "core/types.cuh"
 
-namespace cto {
+namespace cto::format::e5m2 {
 
-constexpr u32 E5M2_INFINITY = 0x7C;
-constexpr u32 E5M2_NAN = 0x7E;
+constexpr u32 INFINITY_CODE = 0x7C;
+constexpr u32 NAN_CODE = 0x7E;
 
 __device__ __forceinline__ u8 to_e5m2(float x) {
     const u32 sign = bits_of(x) >> 24 & 0x80u;
@@ -17,8 +17,8 @@ __device__ __forceinline__ u8 to_e5m2(float x) {
     if (magnitude < 0x38800000u)  // below 2^-14: adding 2^7 rounds to the quantum 2^-16
         code = bits_of(__uint_as_float(magnitude) + 128.0f) - bits_of(128.0f);
     else  // two fraction bits stay; the exponent's bias goes from 127 to 15
-        code = min(((magnitude + 0xFFFFFu + (magnitude >> 21 & 1u)) >> 21) - 448u, E5M2_INFINITY);
-    return static_cast<u8>(sign | (magnitude > 0x7F800000u ? E5M2_NAN : code));
+        code = min(((magnitude + 0xFFFFFu + (magnitude >> 21 & 1u)) >> 21) - 448u, INFINITY_CODE);
+    return static_cast<u8>(sign | (magnitude > 0x7F800000u ? NAN_CODE : code));
 }
 
 __device__ __forceinline__ u8 to_e5m2(double x) {
@@ -30,12 +30,12 @@ __device__ __forceinline__ u8 to_e5m2(double x) {
             bits_of(__longlong_as_double(static_cast<i64>(magnitude)) + 0x1p36) - bits_of(0x1p36);
     else  // two fraction bits stay; the exponent's bias goes from 1023 to 15
         code = min(((magnitude + 0x1FFFFFFFFFFFFull + (magnitude >> 50 & 1u)) >> 50) - 4032ull,
-                   static_cast<u64>(E5M2_INFINITY));
-    if (magnitude > 0x7FF0000000000000ull) code = E5M2_NAN;
+                   static_cast<u64>(INFINITY_CODE));
+    if (magnitude > 0x7FF0000000000000ull) code = NAN_CODE;
     return static_cast<u8>(sign | static_cast<u32>(code));
 }
 
-__device__ __forceinline__ u8 to_e5m2(bool x) { return to_e5m2(to_float(x)); }
+__device__ __forceinline__ u8 to_e5m2(bool x) { return to_e5m2(x ? 1.0f : 0.0f); }
 
 // The upper bytes of four 16-bit values in two words.
 __device__ __forceinline__ u32 upper_bytes(u32 low, u32 high) {
@@ -73,8 +73,8 @@ __device__ __forceinline__ u32 four_to_e5m2(const __half* x) {
 // bfloat16 is exact in half from 2^-17, and what is smaller is zero; only a NaN's sign is lost.
 __device__ __forceinline__ u32 four_to_e5m2(const __nv_bfloat16* x) {
     const u32* words = reinterpret_cast<const u32*>(x);
-    const __half2 low = __floats2half2_rn(to_float(x[0]), to_float(x[1]));
-    const __half2 high = __floats2half2_rn(to_float(x[2]), to_float(x[3]));
+    const __half2 low = __floats2half2_rn(to_acc(x[0]), to_acc(x[1]));
+    const __half2 high = __floats2half2_rn(to_acc(x[2]), to_acc(x[3]));
     return halves_to_e5m2(*reinterpret_cast<const u32*>(&low), *reinterpret_cast<const u32*>(&high),
                           upper_bytes(words[0], words[1]));
 }
@@ -84,4 +84,4 @@ __device__ __forceinline__ __half from_e5m2(u8 code) {
     return __ushort_as_half(static_cast<u16>(code << 8));
 }
 
-}  // namespace cto
+}  // namespace cto::format::e5m2

@@ -7,28 +7,17 @@
 // the entries tile by tile, each sorted in shared memory so that entries with the same digit are
 // written together. No block waits for another, and the result depends on the keys alone.
 #pragma once
-#include "include/types.cuh"
+#include "core/types.cuh"
 
-#ifndef CTO_KEY
-#define CTO_KEY u32
-#endif
-
-namespace cto {
-
-using Key = CTO_KEY;
+namespace cto::radix_sort {
 
 constexpr int SORT_THREADS = 512;
 constexpr int SORT_WARPS = SORT_THREADS / WARP;
-// Entries of a tile that one thread moves: few are ranked sooner; of many, which is as many as shared
-// memory holds, more go to one place.
-constexpr int SHORT_ITEMS = sizeof(Key) == 4 ? 4 : 3;
-constexpr int LONG_ITEMS = sizeof(Key) == 4 ? 6 : 3;
 constexpr int RADIX = SORT_THREADS;  // digits at most: a thread looks after one of them
-constexpr int STARTS_ROWS = 4096;
-constexpr int MAX_SCANNED = 16;  // entries a row, on average
-constexpr int COUNT_UNROLL =
-    sizeof(Key) == 4 ? 4 : 1;  // 64-bit divisions leave no registers for more
+constexpr int STARTS_ROWS = 4096;    // keys whose starts a block finds
+constexpr int MAX_SCANNED = 16;      // entries a key, on average, that are looked at one by one
 
+template <class Key>
 struct alignas(2 * sizeof(Key)) Entry {
     Key key, position;
 };
@@ -39,19 +28,25 @@ struct Pass {
     i32 shift, bits;
 
     __device__ u32 radix() const { return 1u << bits; }
-    __device__ u32 digit(Key key) const { return static_cast<u32>(key >> shift) & (radix() - 1); }
+    template <class Key>
+    __device__ u32 digit(Key key) const {
+        return static_cast<u32>(key >> shift) & (radix() - 1);
+    }
     __device__ i64 first() const { return blockIdx.x * span; }
     __device__ i64 end() const { return min(first() + span, n); }
 };
 
 // counts[block][digit] = how many of the block's keys have the digit; key_at(i) is key i.
-template <class KeyAt>
-__device__ __forceinline__ void count_digits(KeyAt key_at, Key* __restrict__ counts, Pass pass) {
-    __shared__ u32 found[RADIX];
+// found: shared memory.
+template <class KeyAt, class Key>
+__device__ __forceinline__ void count_digits(KeyAt key_at, Key* __restrict__ counts, Pass pass,
+                                             u32 (&found)[RADIX]) {
+    // 64-bit keys are made by 64-bit divisions, which leave no registers for more.
+    constexpr int UNROLL = sizeof(Key) == 4 ? 4 : 1;
     found[threadIdx.x] = 0;
     __syncthreads();
     const i64 end = pass.end();
-#pragma unroll(COUNT_UNROLL)
+#pragma unroll(UNROLL)
     for (i64 i = pass.first() + threadIdx.x; i < end; i += SORT_THREADS)
         atomicAdd(&found[pass.digit(key_at(i))], 1u);
     __syncthreads();
@@ -60,8 +55,8 @@ __device__ __forceinline__ void count_digits(KeyAt key_at, Key* __restrict__ cou
 }
 
 // The sum of `value` over the threads before this one. A barrier has to pass before the next one.
-__device__ __forceinline__ Key sum_before(Key value) {
-    __shared__ Key of_warp[SORT_WARPS];
+template <class Key>
+__device__ __forceinline__ Key sum_before(Key value, Key (&of_warp)[SORT_WARPS]) {
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     Key sum = value;
 #pragma unroll
@@ -69,7 +64,7 @@ __device__ __forceinline__ Key sum_before(Key value) {
         const Key other = __shfl_up_sync(ALL_LANES, sum, step);
         if (lane >= step) sum += other;
     }
-    if (lane == 31) of_warp[warp] = sum;
+    if (lane == WARP - 1) of_warp[warp] = sum;
     __syncthreads();
     for (u32 w = 0; w < warp; ++w) sum += of_warp[w];
     return sum - value;
@@ -77,7 +72,9 @@ __device__ __forceinline__ Key sum_before(Key value) {
 
 // Where this block's first entry with digit threadIdx.x goes: after all entries with smaller
 // digits, and after those of earlier blocks with the same one.
-__device__ __forceinline__ Key first_destination(const Key* __restrict__ counts, Pass pass) {
+template <class Key>
+__device__ __forceinline__ Key first_destination(const Key* __restrict__ counts, Pass pass,
+                                                 Key (&of_warp)[SORT_WARPS]) {
     Key total = 0, earlier = 0;
     if (threadIdx.x < pass.radix()) {
 #pragma unroll 8
@@ -87,7 +84,7 @@ __device__ __forceinline__ Key first_destination(const Key* __restrict__ counts,
             if (block < blockIdx.x) earlier += count;
         }
     }
-    return sum_before(total) + earlier;
+    return sum_before(total, of_warp) + earlier;
 }
 
 // The lanes of the warp whose entries are valid and have this lane's digit.
@@ -101,9 +98,10 @@ __device__ __forceinline__ u32 peers_of(u32 digit, i32 bits, bool valid) {
     return peers;
 }
 
-// The entries of a tile that one thread moves: ITEMS of them, WARP apart, in a run of its warp.
-template <int ITEMS>
+// The entries of a tile that one thread moves: ITEMS of them, WARP apart, among its warp's own.
+template <class Key, int ITEMS>
 struct TileItems {
+    using Entry = radix_sort::Entry<Key>;
     Entry entry[ITEMS];
     u32 rank[ITEMS];  // among the entries of the warp with the same digit
     i32 valid;        // the first so many exist
@@ -136,9 +134,10 @@ struct TileItems {
     }
 };
 
-// A tile being sorted by one digit. Thread d < radix looks after digit d.
-template <int ITEMS>
+// A tile being sorted by one digit, in shared memory. Thread d < radix looks after digit d.
+template <class Key, int ITEMS>
 struct SortedTile {
+    using Entry = radix_sort::Entry<Key>;
     static constexpr int size = SORT_THREADS * ITEMS;
     u16 seen[SORT_WARPS][RADIX];  // of each warp; then of the warps before it
     u32 first[RADIX];             // where a digit's entries begin in the tile
@@ -158,17 +157,17 @@ struct SortedTile {
         return sum;
     }
     // `destination`: where the block's next entry with digit threadIdx.x goes.
-    __device__ void place_digits(Key& destination, Pass pass) {
+    __device__ void place_digits(Key& destination, Pass pass, Key (&of_warp)[SORT_WARPS]) {
         const bool has_digit = threadIdx.x < pass.radix();
         const u32 count = has_digit ? count_earlier_warps(threadIdx.x) : 0;
-        const Key before = sum_before(count);
+        const Key before = sum_before(static_cast<Key>(count), of_warp);
         if (has_digit) {
             first[threadIdx.x] = static_cast<u32>(before);
             shift[threadIdx.x] = destination - before;
         }
         destination += count;
     }
-    __device__ void put(const TileItems<ITEMS>& items, Pass pass) {
+    __device__ void put(const TileItems<Key, ITEMS>& items, Pass pass) {
 #pragma unroll
         for (int j = 0; j < ITEMS; ++j) {
             const u32 digit = pass.digit(items.entry[j].key);
@@ -187,19 +186,20 @@ struct SortedTile {
 };
 
 // Moves every entry of the block's span to its place by this digit, in the order they stand in.
-template <int ITEMS>
-__device__ __forceinline__ void scatter_by_digit(const Entry* __restrict__ from,
-                                                 Entry* __restrict__ to,
-                                                 const Key* __restrict__ counts, Pass pass) {
-    __shared__ SortedTile<ITEMS> sorted;
+template <class Key, int ITEMS>
+__device__ __forceinline__ void scatter_by_digit(const Entry<Key>* __restrict__ from,
+                                                 Entry<Key>* __restrict__ to,
+                                                 const Key* __restrict__ counts, Pass pass,
+                                                 SortedTile<Key, ITEMS>& sorted,
+                                                 Key (&of_warp)[SORT_WARPS]) {
     const i64 end = pass.end();
-    TileItems<ITEMS> items;
+    TileItems<Key, ITEMS> items;
     items.load(from, pass.first(), end);
-    Key destination = first_destination(counts, pass);
+    Key destination = first_destination(counts, pass, of_warp);
     for (i64 tile = pass.first(); tile < end; tile += sorted.size) {
         items.count(sorted.seen[threadIdx.x / WARP], pass);
         __syncthreads();
-        sorted.place_digits(destination, pass);
+        sorted.place_digits(destination, pass, of_warp);
         __syncthreads();
         sorted.put(items, pass);
         if (tile + sorted.size < end)  // while this tile is written
@@ -209,10 +209,13 @@ __device__ __forceinline__ void scatter_by_digit(const Entry* __restrict__ from,
     }
 }
 
-// How many of the n sorted keys are below g, `start` of them known to be, and none from `end` on.
+// ---- where the entries of each key start --------------------------------------------------------
+
+// How many sorted keys are below `key`: at least `start`, which are known to be, and at most `end`.
 // Each step looks at three keys together, a quarter of what is left apart.
-__device__ __forceinline__ i64 count_below(const Entry* __restrict__ sorted, i64 start, i64 end,
-                                           i64 g) {
+template <class Key>
+__device__ __forceinline__ i64 count_below(const Entry<Key>* __restrict__ sorted, i64 start,
+                                           i64 end, i64 key) {
     i64 step = 1;
     while (step * 4 <= end - start) step *= 4;
     for (; step > 0; step /= 4) {
@@ -220,42 +223,46 @@ __device__ __forceinline__ i64 count_below(const Entry* __restrict__ sorted, i64
 #pragma unroll
         for (i32 j = 1; j < 4; ++j) {
             const i64 i = start + j * step - 1;
-            below += i < end && sorted[i].key < static_cast<Key>(g);
+            below += i < end && sorted[i].key < static_cast<Key>(key);
         }
         start += below * step;
     }
     return start;
 }
 
-// starts[g] = how many of the n sorted keys are below g: where the entries with key g begin.
-__device__ __forceinline__ void find_start(const Entry* __restrict__ sorted,
-                                           Key* __restrict__ starts, i64 n, i64 G) {
-    const i64 g = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (g <= G) starts[g] = static_cast<Key>(count_below(sorted, 0, n, g));
+// starts[key], for keys from 0 to n_keys: how many of the n sorted entries have a smaller key.
+template <class Key>
+__device__ __forceinline__ void find_start(const Entry<Key>* __restrict__ sorted,
+                                           Key* __restrict__ starts, i64 n, i64 n_keys) {
+    const i64 key = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (key <= n_keys) starts[key] = static_cast<Key>(count_below(sorted, 0, n, key));
 }
 
-// The same for a block's STARTS_ROWS values of g, of which only the first and the last are searched
-// for among all entries. An entry whose key differs from the one before says the starts of all keys
-// after that one, up to its own; where there are too many entries to look at, searches do.
-__device__ __forceinline__ void find_starts(const Entry* __restrict__ sorted,
-                                            Key* __restrict__ starts, i64 n, i64 G) {
-    __shared__ i64 bounds[2];
+// The same for a block's STARTS_ROWS keys, of which only the first and the last are searched for
+// among all entries; `bounds`, in shared memory, takes the result. An entry whose key differs from
+// the one before gives the starts of all keys after that one, up to its own. Where there are too many
+// entries to look at, every key is searched for.
+template <class Key>
+__device__ __forceinline__ void find_starts(const Entry<Key>* __restrict__ sorted,
+                                            Key* __restrict__ starts, i64 n, i64 n_keys,
+                                            i64 (&bounds)[2]) {
     const i64 first = static_cast<i64>(blockIdx.x) * STARTS_ROWS;
-    const i64 end = min(first + STARTS_ROWS, G + 1);
+    const i64 end = min(first + STARTS_ROWS, n_keys + 1);
     if (threadIdx.x < 2)
-        bounds[threadIdx.x] = count_below(sorted, 0, n, threadIdx.x == 0 ? first : min(end, G));
+        bounds[threadIdx.x] =
+            count_below(sorted, 0, n, threadIdx.x == 0 ? first : min(end, n_keys));
     __syncthreads();
     const i64 low = bounds[0], high = bounds[1];
     if (high - low > MAX_SCANNED * STARTS_ROWS) {
-        for (i64 g = first + threadIdx.x; g < end; g += blockDim.x)
-            starts[g] = static_cast<Key>(count_below(sorted, low, high, g));
+        for (i64 key = first + threadIdx.x; key < end; key += blockDim.x)
+            starts[key] = static_cast<Key>(count_below(sorted, low, high, key));
         return;
     }
     for (i64 i = low + threadIdx.x; i <= high; i += blockDim.x) {
-        i64 g = i == low ? first : static_cast<i64>(sorted[i - 1].key) + 1;
+        i64 key = i == low ? first : static_cast<i64>(sorted[i - 1].key) + 1;
         const i64 last = i == high ? end - 1 : static_cast<i64>(sorted[i].key);
-        for (; g <= last; ++g) starts[g] = static_cast<Key>(i);
+        for (; key <= last; ++key) starts[key] = static_cast<Key>(i);
     }
 }
 
-}  // namespace cto
+}  // namespace cto::radix_sort

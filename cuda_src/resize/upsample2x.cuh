@@ -1,34 +1,32 @@
 // SPDX-License-Identifier: MIT
-// The gradient of doubling the pixels along both axes, half_pixel: along each of them
+// The gradient of upsampling by two along both axes, half_pixel: along each of them
 // dX[i] = FAR dY[2i - 1] + NEAR dY[2i] + NEAR dY[2i + 1] + FAR dY[2i + 2], where dY goes on past its
 // ends with its first and its last element.
 //
 // A lane makes the columns of dX that 16 bytes of a row of dY lie over, row after row. Rows are added
 // first; of the sums, one to the left and one to the right are a neighbouring lane's.
 #pragma once
-#include "include/division.cuh"
-#include "include/packets.cuh"
+#include "core/vec.cuh"
 
-#ifndef CTO_ACC
-#define CTO_ACC float
-#endif
+namespace cto::upsample2x {
 
-namespace cto {
+using vec::Vec;
 
-struct Doubling {
-    using ACC = CTO_ACC;
-    static constexpr ACC NEAR = 0.75, FAR = 0.25;
-    static constexpr int READ = 16 / sizeof(T);  // columns of dY that a lane has
-    static constexpr int MADE = READ / 2;        // and of dX
-    static constexpr int ROWS = 2;               // of dX whose loads are in flight together
+template <class T>
+struct Upsample2xGrad {
+    using A = Acc<T>;
+    static constexpr A NEAR = 0.75, FAR = 0.25;
+    static constexpr int READ = vec::WIDTH<T>;  // columns of dY that a lane has
+    static constexpr int MADE = READ / 2;       // and of dX
+    static constexpr int ROWS = 2;              // of dX whose loads are in flight together
 
     // A lane's columns of a row of dY, as words: halves would be taken apart before they are needed.
     // The lanes at a warp's ends have one column more.
     struct Row {
-        Packet<u32, 4> words;
+        Vec<u32, 4> words;
         T beside;
-        __device__ ACC at(int c) const {
-            return widened(c < READ ? reinterpret_cast<const T*>(words.at)[c] : beside);
+        __device__ A at(int c) const {
+            return to_acc(c < READ ? reinterpret_cast<const T*>(words.at)[c] : beside);
         }
     };
 
@@ -39,44 +37,46 @@ struct Doubling {
     bool is_first, is_last;       // in its rows
     bool begins_warp, ends_warp;  // the lane beside is not in the warp
 
-    __device__ Doubling(const T* dy, T* dx, i64 plane, i64 piece, i64 n_pieces, i32 n_rows)
-        : width(n_pieces * MADE), last_row(n_rows - 1) {
-        this->dy = dy + plane * n_rows * width * 4 + piece * READ;
-        this->dx = dx + plane * n_rows * width + piece * MADE;
-        is_first = piece == 0;
-        is_last = piece == n_pieces - 1;
+    // The lane's columns of dY are vector number `own` of the n_vecs that a row has.
+    __device__ Upsample2xGrad(const T* dy, T* dx, i64 plane, i64 own, i64 n_vecs, i32 n_rows)
+        : width(n_vecs * MADE), last_row(n_rows - 1) {
+        this->dy = dy + plane * n_rows * width * 4 + own * READ;
+        this->dx = dx + plane * n_rows * width + own * MADE;
+        is_first = own == 0;
+        is_last = own == n_vecs - 1;
         begins_warp = threadIdx.x % WARP == 0;
         ends_warp = threadIdx.x % WARP == WARP - 1;
     }
 
     __device__ Row load(i32 row) const {
         const T* const from = dy + row * 2 * width;
-        Row loaded{*reinterpret_cast<const Packet<u32, 4>*>(from)};
+        Row loaded{*reinterpret_cast<const Vec<u32, 4>*>(from)};
         if (begins_warp && !is_first) loaded.beside = from[-1];
         if (ends_warp && !is_last) loaded.beside = from[READ];
         return loaded;
     }
 
-    __device__ void store(T* to, const ACC (&sums)[READ + 1], bool wanted) const {
-        const ACC before = __shfl_up_sync(ALL_LANES, sums[READ - 1], 1);
-        const ACC after = __shfl_down_sync(ALL_LANES, sums[0], 1);
-        ACC row[READ + 2];
+    __device__ void store(T* to, const A (&sums)[READ + 1], bool wanted) const {
+        const A before = __shfl_up_sync(ALL_LANES, sums[READ - 1], 1);
+        const A after = __shfl_down_sync(ALL_LANES, sums[0], 1);
+        A row[READ + 2];
         row[0] = is_first ? sums[0] : begins_warp ? sums[READ] : before;
         row[READ + 1] = is_last ? sums[READ - 1] : ends_warp ? sums[READ] : after;
 #pragma unroll
         for (int c = 0; c < READ; ++c) row[c + 1] = sums[c];
-        Packet<T, MADE> made;
+        Vec<T, MADE> made;
 #pragma unroll
         for (int v = 0; v < MADE; ++v) {
-            const ACC* const four = row + 2 * v;
-            made.at[v] = narrow<T>(FAR * four[0] + NEAR * four[1] + NEAR * four[2] + FAR * four[3]);
+            const A* const four = row + 2 * v;
+            made.at[v] =
+                from_acc<T>(FAR * four[0] + NEAR * four[1] + NEAR * four[2] + FAR * four[3]);
         }
-        if (wanted) *reinterpret_cast<Packet<T, MADE>*>(to) = made;
+        if (wanted) *reinterpret_cast<Vec<T, MADE>*>(to) = made;
     }
 
     // Rows `first` to before `end` of dX, at most n; n is the same in the whole warp.
     __device__ void make(i32 first, i32 n, i32 end) const {
-        ACC open[READ + 1];  // what row i of dX has of the rows of dY up to 2i
+        A open[READ + 1];  // what row i of dX has of the rows of dY up to 2i
         const Row above = load(max(2 * first - 1, 0)), own = load(2 * first);
 #pragma unroll
         for (int c = 0; c <= READ; ++c) open[c] = FAR * above.at(c) + NEAR * own.at(c);
@@ -91,7 +91,7 @@ struct Doubling {
             }
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
-                ACC sums[READ + 1];
+                A sums[READ + 1];
 #pragma unroll
                 for (int c = 0; c <= READ; ++c) {
                     sums[c] = open[c] + NEAR * third[r].at(c) + FAR * fourth[r].at(c);
@@ -103,4 +103,4 @@ struct Doubling {
     }
 };
 
-}  // namespace cto
+}  // namespace cto::upsample2x

@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Element types: slots with defaults, sized aliases, conversions.
+// Sized names of the element types, what each is computed in, and the way there and back.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-
-#ifndef CTO_T
-#define CTO_T float
-#endif
 
 namespace cto {
 
@@ -19,48 +15,39 @@ using u32 = unsigned int;
 using i64 = long long;
 using u64 = unsigned long long;
 
-using T = CTO_T;
-
 constexpr int WARP = 32;
 constexpr u32 ALL_LANES = 0xFFFFFFFFu;
 
-// Widening to float is exact for all but double, which rounds to nearest.
-__device__ __forceinline__ float to_float(float x) { return x; }
-__device__ __forceinline__ float to_float(double x) { return static_cast<float>(x); }
-__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
-__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ __forceinline__ float to_float(bool x) { return x ? 1.0f : 0.0f; }
+template <class A, class B>
+constexpr bool ARE_SAME = false;
+template <class A>
+constexpr bool ARE_SAME<A, A> = true;
 
-// Narrowing rounds once, to nearest even.
-template <class To>
-__device__ __forceinline__ To from_float(float x) {
-    return static_cast<To>(x);
-}
-template <>
-__device__ __forceinline__ __half from_float<__half>(float x) {
-    return __float2half_rn(x);
-}
-template <>
-__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
-    return __float2bfloat16_rn(x);
-}
-
-// The type that E is computed in, the exact way there, and the way back, which rounds once.
-__device__ __forceinline__ float widened(float x) { return x; }
-__device__ __forceinline__ float widened(__half x) { return to_float(x); }
-__device__ __forceinline__ float widened(__nv_bfloat16 x) { return to_float(x); }
-__device__ __forceinline__ double widened(double x) { return x; }
-__device__ __forceinline__ bool widened(bool x) { return x; }
+// The accumulator of each element type: what it is computed and summed in. Integers have unsigned
+// ones, whose sums wrap around as those of signed integers may not; a bool is never added up.
+__device__ bool accumulator_of(bool);
+__device__ float accumulator_of(__half);
+__device__ float accumulator_of(__nv_bfloat16);
+__device__ float accumulator_of(float);
+__device__ double accumulator_of(double);
+__device__ u32 accumulator_of(u32);
+__device__ u32 accumulator_of(i32);
+__device__ u64 accumulator_of(u64);
+__device__ u64 accumulator_of(i64);
 
 template <class E>
-using Wide = decltype(widened(E{}));
+using Acc = decltype(accumulator_of(E{}));
 
+// An element in its accumulator, which is exact.
 template <class E>
-__device__ __forceinline__ E narrow(Wide<E> x) {
-    if constexpr (sizeof(E) == 2)
-        return from_float<E>(x);
-    else
-        return x;
+__device__ __forceinline__ Acc<E> to_acc(E x) {
+    return static_cast<Acc<E>>(x);
+}
+
+// Any accumulator rounded to an element, once, to nearest even.
+template <class E, class A>
+__device__ __forceinline__ E from_acc(A x) {
+    return static_cast<E>(x);
 }
 
 // Operations that keep subnormals, which -ftz=true makes the compiler's own ones flush.
@@ -82,8 +69,8 @@ __device__ __forceinline__ float divide_subnormal(float x, float y) {
     return quotient;
 #endif
 }
-// Within 2 units in the last place.
-__device__ __forceinline__ float divide_roughly(float x, float y) {
+// Keeps subnormals too, and is within 2 units in the last place.
+__device__ __forceinline__ float fast_divide(float x, float y) {
 #ifdef __CUDA_CPU__
     return x / y;
 #else

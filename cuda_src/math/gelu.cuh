@@ -6,12 +6,11 @@
 // with t = |x|, and needs one exponential. t is cut off where that exponential is long zero: so
 // infinities give limits, and NaN stays NaN.
 #pragma once
-#include "include/exponential.cuh"
+#include "math/exp.cuh"
 
-namespace cto {
+namespace cto::math::gelu {
 
-__device__ __forceinline__ bool is_positive(float x) { return bits_of(x) - 1u < 0x7F800000u; }
-__device__ __forceinline__ bool is_positive(double x) { return x > 0.0; }
+using namespace math::exp;
 
 // By bits in double, whose every comparison and sign change takes as long as an addition.
 __device__ __forceinline__ float absolute(float x) { return fabsf(x); }
@@ -132,4 +131,4 @@ __device__ __forceinline__ R fast_gelu_slope(R x) {
     return mirrored(x, falling_gate_slope(v, w));
 }
 
-}  // namespace cto
+}  // namespace cto::math::gelu

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: MIT
+// Sums over the rows of a matrix, in a fixed order. A thread adds N neighbouring columns of every
+// blockDim.y-th row; then the threads of a block that have the same columns add up their sums.
+#pragma once
+#include "core/vec.cuh"
+
+namespace cto::column_reduce {
+
+using vec::Vec;
+
+// How many rows are one thread's own, of n < 2^31 rows that begin with its first.
+__device__ __forceinline__ i32 rows_of(i64 n) {
+    return n <= 0 ? 0 : (static_cast<u32>(n) + blockDim.y - 1) / blockDim.y;
+}
+
+// The sums of one thread's N columns in type A; DEPTH rows are loaded together.
+template <class A, int N, int DEPTH>
+struct Columns {
+    Vec<A, N> sum{};
+
+    template <class E>
+    __device__ __forceinline__ void accumulate(const Vec<E, N>& x) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) sum.at[i] += to_acc(x.at[i]);
+    }
+
+    // Adds n rows that are `pitch` elements apart.
+    template <class E>
+    __device__ __forceinline__ void add(const E* x, i32 n, i64 pitch) {
+#pragma unroll 1
+        for (; n > 0; n -= DEPTH, x += DEPTH * pitch) {
+            Vec<E, N> loaded[DEPTH];
+#pragma unroll
+            for (int u = 0; u < DEPTH; ++u)
+                if (u < n) loaded[u] = *reinterpret_cast<const Vec<E, N>*>(x + u * pitch);
+#pragma unroll
+            for (int u = 0; u < DEPTH; ++u)
+                if (u < n) accumulate(loaded[u]);
+        }
+    }
+
+    // Adds up the threads of a block that differ in threadIdx.y only; valid where that is 0.
+    // of_thread: shared memory, an entry for each thread of the block.
+    __device__ __forceinline__ void sum_over_y(Vec<A, N>* of_thread) {
+        const u32 i = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+        u32 half = 1;
+        while (half < blockDim.y) half *= 2;
+        for (half /= 2; half > 0; half /= 2) {
+            __syncthreads();
+            of_thread[i] = sum;
+            __syncthreads();
+            if (threadIdx.y < half && threadIdx.y + half < blockDim.y)
+                accumulate(of_thread[i + half * blockDim.x]);
+        }
+    }
+
+    template <class E>
+    __device__ __forceinline__ void store(E* to) const {
+        *reinterpret_cast<Vec<E, N>*>(to) = vec::from_acc<E>(sum.at);
+    }
+};
+
+}  // namespace cto::column_reduce

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: MIT
+// Data movement: an output that is put together from runs of consecutive words.
+//
+// A word (T) is as wide as all addresses and lengths of a launch allow. A thread writes vectors of 16
+// aligned bytes, wherever their words come from: it loads the 32 aligned bytes around and shifts.
+// A source says what belongs at a position of the output: `at(position)` is a Run.
+#pragma once
+#include "core/vec.cuh"
+
+namespace cto::copy_runs {
+
+// Blocks on a multiprocessor at least: registers for that many, so that none is spilled for more.
+constexpr int RESIDENT = 8;
+
+// A block of THREADS writes a tile. A vector is WORDS words: 16 bytes of them, or 1 where runs are
+// short. A thread writes VECS vectors.
+template <class T, int WORDS, int VECS, int THREADS>
+struct Tiling {
+    using Word = T;
+    using Vec = vec::Vec<T, WORDS>;
+    static constexpr int words = WORDS, vecs = VECS;
+    static constexpr int row = WARP * WORDS;             // words that a warp writes at a time
+    static constexpr int warp = VECS * row;              // and in all, one row after the other
+    static constexpr int size = VECS * THREADS * WORDS;  // words of a tile
+};
+
+// `length` consecutive words at `from`, which is inside an array from `begin` to `end`; zeros where
+// `from` is null.
+template <class T>
+struct Run {
+    const T* from;
+    i64 length;
+    const T* begin;
+    const T* end;
+};
+
+template <class T>
+__device__ __forceinline__ Run<T> zeros(i64 length) {
+    return {nullptr, length, nullptr, nullptr};
+}
+
+template <class T>
+__device__ __forceinline__ const T* shuffled(const T* pointer, int lane) {
+    const u64 address = __shfl_sync(ALL_LANES, reinterpret_cast<u64>(pointer), lane);
+    return reinterpret_cast<const T*>(address);
+}
+
+// What is loaded for a vector: the aligned bytes around it.
+template <class T, int N>
+struct Loaded {
+    uint4 low, high;
+    u32 shift;
+
+    // Whether the run has so many words, and its array all that is loaded for them.
+    __device__ static bool possible(const Run<T>& run, int words) {
+        if (run.length < words || !run.from) return run.length >= words;
+        const i64 before = vec::bytes_past_16(run.from) / sizeof(T);
+        return before == 0 ||
+               (run.from - run.begin >= before && run.end - run.from >= words + N - before);
+    }
+
+    __device__ void load(const T* from) {
+        low = high = uint4{0, 0, 0, 0};
+        shift = vec::bytes_past_16(from);
+        const uint4* aligned = reinterpret_cast<const uint4*>(from - shift / sizeof(T));
+        if (from) low = __ldg(aligned);
+        if (shift) high = __ldg(aligned + 1);
+    }
+
+    // The 16 bytes from `shift` on: by two words of 32 bits, by one, by bytes.
+    __device__ vec::Vec<T, N> shifted() const {
+        u32 w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+        if (shift & 8) {
+#pragma unroll
+            for (int i = 0; i < 6; ++i) w[i] = w[i + 2];
+        }
+        if (sizeof(T) <= 4 && (shift & 4)) {
+#pragma unroll
+            for (int i = 0; i < 5; ++i) w[i] = w[i + 1];
+        }
+        if (sizeof(T) <= 2) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) w[i] = __funnelshift_r(w[i], w[i + 1], 8 * (shift & 3));
+        }
+        const uint4 joined{w[0], w[1], w[2], w[3]};
+        return *reinterpret_cast<const vec::Vec<T, N>*>(&joined);
+    }
+};
+
+template <class T>
+struct Loaded<T, 1> {
+    vec::Vec<T, 1> word;
+
+    __device__ static bool possible(const Run<T>& run, int words) { return run.length >= words; }
+    __device__ void load(const T* from) { word.at[0] = from ? __ldcs(from) : T{}; }
+    __device__ vec::Vec<T, 1> shifted() const { return word; }
+};
+
+// Loads those of a lane's vectors that lie in one run and returns a bit for each. Lane u finds the run
+// of row u; only where that run ends inside the row does every lane look for its own.
+template <class S, class Source>
+__device__ __forceinline__ u32 load_vecs(const Source& source, i64 n, i64 first, int lane,
+                                         Loaded<typename S::Word, S::words>* loaded) {
+    using T = typename S::Word;
+    using Loaded = Loaded<T, S::words>;
+    const T* row = nullptr;
+    bool one_run = false;
+    const i64 start = first + lane % S::vecs * S::row;
+    if (start >= 0 && start + S::row <= n) {
+        const Run<T> run = source.at(start);
+        one_run = Loaded::possible(run, S::row);
+        row = run.from;
+    }
+    u32 done = __ballot_sync(ALL_LANES, one_run) & ((1u << S::vecs) - 1);
+#pragma unroll
+    for (int u = 0; u < S::vecs; ++u) {
+        const T* from = shuffled(row, u);
+        if (done >> u & 1u) {
+            loaded[u].load(from ? from + lane * S::words : nullptr);
+            continue;
+        }
+        const i64 position = first + u * S::row + lane * S::words;
+        if (position < 0 || position + S::words > n) continue;
+        const Run<T> run = source.at(position);
+        if (!Loaded::possible(run, S::words)) continue;
+        loaded[u].load(run.from);
+        done |= 1u << u;
+    }
+    return done;
+}
+
+// Vectors of a row that several runs share, or that an end of the output cuts off: those of the
+// lanes in `left`, a lane for every word.
+template <class S, class Source>
+__device__ __forceinline__ void copy_words(typename S::Word* out, i64 n, i64 row, u32 left,
+                                           int lane, const Source& source) {
+    using T = typename S::Word;
+    for (; left; left &= left - 1) {
+        const i64 position = row + (__ffs(left) - 1) * S::words + lane;
+        if (lane >= S::words || position < 0 || position >= n) continue;
+        const T* from = source.at(position).from;
+        out[position] = from ? __ldg(from) : T{};
+    }
+}
+
+// Tile number `tile` of the n words of `out`, which may start anywhere.
+template <class S, class Source>
+__device__ __forceinline__ void write_tile(typename S::Word* out, i64 n, i64 tile,
+                                           const Source& source) {
+    using T = typename S::Word;
+    const int lane = threadIdx.x % WARP;
+    const i64 lead = S::words == 1 ? 0 : vec::bytes_past_16(out) / sizeof(T);
+    const i64 first = tile * S::size - lead + threadIdx.x / WARP * S::warp;
+    Loaded<T, S::words> loaded[S::vecs];
+    const u32 done = load_vecs<S>(source, n, first, lane, loaded);
+#pragma unroll
+    for (int u = 0; u < S::vecs; ++u) {
+        if (done >> u & 1u)
+            vec::store_streaming(
+                reinterpret_cast<typename S::Vec*>(out + first + u * S::row + lane * S::words),
+                loaded[u].shifted());
+    }
+    if (S::words == 1) return;
+#pragma unroll 1
+    for (int u = 0; u < S::vecs; ++u) {
+        const i64 row = first + u * S::row;
+        const bool open = !(done >> u & 1u) && row + lane * S::words < n;
+        copy_words<S>(out, n, row, __ballot_sync(ALL_LANES, open), lane, source);
+    }
+}
+
+}  // namespace cto::copy_runs

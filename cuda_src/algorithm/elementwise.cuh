@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: MIT
+// Element-wise operators: one streaming launch over any number of arrays of n elements.
+//
+// A kernel gives map_elements a map and one operand for each parameter of the map: in(x), out(y),
+// in_or_zero(x), out_if_wanted(y), row_or_none(b, columns). The map sees one element of each in its
+// accumulator, and writes its outputs by reference. An output may be the same array as an input:
+// a thread loads all of its elements before it stores the first.
+#pragma once
+#include "core/fast_division.cuh"
+#include "core/vec.cuh"
+
+namespace cto::elementwise {
+
+using fast_division::Divisor;
+using vec::Vec;
+
+// A block of THREADS takes a tile; a thread has NBYTES of elements of type T in flight for each array.
+template <class T, int THREADS, int NBYTES>
+struct Tiling {
+    static constexpr int width = vec::WIDTH<T>;      // elements of a vector
+    static constexpr int each = NBYTES / sizeof(T);  // elements of a thread
+    static constexpr int threads = THREADS;
+    static constexpr int size = THREADS * each;  // elements of a tile
+};
+
+// ---- a thread's elements of one array, vector u in held[u] --------------------------------------
+
+// Where a vector's element i is in a tile that is not read and written 16 bytes at a time.
+template <class S>
+__device__ __forceinline__ u32 apart(u32 offset, int i) {
+    return offset + i * S::threads;
+}
+
+template <class S, class E, int N, bool OPTIONAL>
+struct Reader {
+    static constexpr int width = N, read_nbytes = sizeof(E), written_nbytes = 0;
+    const E* from;
+    Vec<E, N> held[S::each / N];
+
+    __device__ void seek(i64 first) {
+        if (!OPTIONAL || from) from += first;
+    }
+    __device__ void load(int u, u32 offset) {
+        held[u] = Vec<E, N>{};
+        if (!OPTIONAL || from) held[u] = *reinterpret_cast<const Vec<E, N>*>(from + offset);
+    }
+    __device__ void load_apart(u32 offset, u32 n) {
+        held[0] = Vec<E, N>{};
+#pragma unroll
+        for (int i = 0; i < N; ++i)
+            if (apart<S>(offset, i) < n && (!OPTIONAL || from))
+                held[0].at[i] = from[apart<S>(offset, i)];
+    }
+    __device__ Acc<E> at(int u, int i) const { return to_acc(held[u].at[i]); }
+    template <bool STREAMING>
+    __device__ void store(int, u32) const {}
+    __device__ void store_apart(u32, u32) const {}
+};
+
+template <class S, class E, int N, bool OPTIONAL>
+struct Writer {
+    static constexpr int width = N, read_nbytes = 0, written_nbytes = sizeof(E);
+    E* to;
+    Acc<E> held[S::each / N][N];
+
+    __device__ void seek(i64 first) {
+        if (!OPTIONAL || to) to += first;
+    }
+    __device__ void load(int, u32) const {}
+    __device__ void load_apart(u32, u32) const {}
+    __device__ Acc<E>& at(int u, int i) { return held[u][i]; }
+
+    template <bool STREAMING>
+    __device__ void store(int u, u32 offset) const {
+        if (OPTIONAL && !to) return;
+        const Vec<E, N> rounded = vec::from_acc<E>(held[u]);
+        if constexpr (STREAMING)
+            vec::store_streaming(reinterpret_cast<Vec<E, N>*>(to + offset), rounded);
+        else
+            *reinterpret_cast<Vec<E, N>*>(to + offset) = rounded;
+    }
+    __device__ void store_apart(u32 offset, u32 n) const {
+        if (OPTIONAL && !to) return;
+        const Vec<E, N> rounded = vec::from_acc<E>(held[0]);
+#pragma unroll
+        for (int i = 0; i < N; ++i)
+            if (apart<S>(offset, i) < n) to[apart<S>(offset, i)] = rounded.at[i];
+    }
+};
+
+// A row of elements that the other arrays repeat; where it is null, -0.0, which adds nothing to any
+// number. Vectors are held as words: if the branch on null took them apart into elements, the loads
+// would be waited for one by one.
+template <class S, class E, int N>
+struct RowReader {
+    static constexpr int width = N, read_nbytes = 0, written_nbytes = 0;
+    const E* from;
+    Divisor columns;
+    i64 first;
+    bool fits_31_bits;  // every position
+    uint4 held[S::each / N];
+    static_assert(sizeof(E) * N == sizeof(uint4));
+
+    __device__ i64 column(u32 offset) const {
+        if (!fits_31_bits) return fast_division::cell_at(first + offset, columns).column;
+        const u32 position = static_cast<u32>(first) + offset;
+        return position - columns.quotient(position) * static_cast<u32>(columns.value);
+    }
+    __device__ static uint4 absent() {
+        uint4 words;
+#pragma unroll
+        for (int i = 0; i < N; ++i) reinterpret_cast<E*>(&words)[i] = from_acc<E>(Acc<E>(-0.0));
+        return words;
+    }
+
+    __device__ void seek(i64 position) {
+        first = position;
+        fits_31_bits = max(position + S::size, columns.value) <= 0x7FFFFFFF;
+    }
+    __device__ void load(int u, u32 offset) {
+        held[u] = absent();
+        if (!from) return;
+        i64 c = column(offset);
+        if (columns.value % N == 0) {
+            held[u] = *reinterpret_cast<const uint4*>(from + c);
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            reinterpret_cast<E*>(held + u)[i] = from[c];
+            c = c + 1 < columns.value ? c + 1 : 0;
+        }
+    }
+    __device__ void load_apart(u32 offset, u32 n) {
+        held[0] = absent();
+#pragma unroll
+        for (int i = 0; i < N; ++i)
+            if (apart<S>(offset, i) < n && from)
+                reinterpret_cast<E*>(held)[i] = from[column(apart<S>(offset, i))];
+    }
+    __device__ Acc<E> at(int u, int i) const {
+        return to_acc(reinterpret_cast<const E*>(held + u)[i]);
+    }
+    template <bool STREAMING>
+    __device__ void store(int, u32) const {}
+    __device__ void store_apart(u32, u32) const {}
+};
+
+// ---- operands: an array and how it is accessed; N elements a vector, by default T's WIDTH --------
+
+constexpr int OF_TILING = 0;
+template <class S, int N>
+constexpr int ELEMENTS = N == OF_TILING ? S::width : N;
+
+template <class E, int N, bool OPTIONAL>
+struct In {
+    const E* x;
+    template <class S>
+    __device__ Reader<S, E, ELEMENTS<S, N>, OPTIONAL> held() const {
+        return {x};
+    }
+};
+template <class E, int N, bool OPTIONAL>
+struct Out {
+    E* y;
+    template <class S>
+    __device__ Writer<S, E, ELEMENTS<S, N>, OPTIONAL> held() const {
+        return {y};
+    }
+};
+template <class E>
+struct Row {
+    const E* b;
+    Divisor columns;
+    template <class S>
+    __device__ RowReader<S, E, S::width> held() const {
+        return {b, columns};
+    }
+};
+
+template <int N = OF_TILING, class E>
+__device__ __forceinline__ In<E, N, false> in(const E* x) {
+    return {x};
+}
+template <int N = OF_TILING, class E>
+__device__ __forceinline__ In<E, N, true> in_or_zero(const E* x) {
+    return {x};
+}
+template <int N = OF_TILING, class E>
+__device__ __forceinline__ Out<E, N, false> out(E* y) {
+    return {y};
+}
+template <int N = OF_TILING, class E>
+__device__ __forceinline__ Out<E, N, true> out_if_wanted(E* y) {
+    return {y};
+}
+template <class E>
+__device__ __forceinline__ Row<E> row_or_none(const E* b, const Divisor& columns) {
+    return {b, columns};
+}
+
+// ---- the map ------------------------------------------------------------------------------------
+
+template <class Held, class...>
+constexpr int WIDTH_OF = Held::width;
+
+template <class S, class Map, class... Held>
+__device__ __forceinline__ void map_tile(i64 n, bool aligned, Map map, Held... arrays) {
+    constexpr int N = WIDTH_OF<Held...>;
+    constexpr bool STREAMING = (Held::written_nbytes + ...) > (Held::read_nbytes + ...);
+    const i64 first = static_cast<i64>(blockIdx.x) * S::size;
+    const u32 left = static_cast<u32>(min(n - first, static_cast<i64>(S::size)));
+    (arrays.seek(first), ...);
+    if (aligned && left == S::size) {
+#pragma unroll
+        for (int u = 0; u < S::each / N; ++u)
+            (arrays.load(u, (u * S::threads + threadIdx.x) * N), ...);
+#pragma unroll
+        for (int u = 0; u < S::each / N; ++u) {
+#pragma unroll
+            for (int i = 0; i < N; ++i) map(arrays.at(u, i)...);
+            (arrays.template store<STREAMING>(u, (u * S::threads + threadIdx.x) * N), ...);
+        }
+        return;
+    }
+#pragma unroll 1
+    for (u32 offset = threadIdx.x; offset < left; offset += N * S::threads) {
+        (arrays.load_apart(offset, left), ...);
+#pragma unroll
+        for (int i = 0; i < N; ++i) map(arrays.at(0, i)...);
+        (arrays.store_apart(offset, left), ...);
+    }
+}
+
+// aligned: every array starts at a multiple of 16 bytes.
+template <class S, class Map, class... Operands>
+__device__ __forceinline__ void map_elements(i64 n, bool aligned, Map map, Operands... operands) {
+    map_tile<S>(n, aligned, map, operands.template held<S>()...);
+}
+
+}  // namespace cto::elementwise

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: MIT
+// Lists of tensors as one row of chunks; addresses and sizes travel by value in the launch parameters.
+//
+// The host makes the tables, of tensors that have elements: tensor t is the chunks first_chunk[t] up
+// to first_chunk[t + 1], each of them the same number of elements but for the last.
+#pragma once
+#include "algorithm/reduce.cuh"
+#include "core/pointers.cuh"
+
+namespace cto::multi_tensor {
+
+using pointers::Pointers;
+
+// The entries of first_chunk after the last tensor are the number of all chunks.
+template <int CAPACITY>
+struct TensorSizes {
+    i64 size[CAPACITY];
+    u32 first_chunk[CAPACITY + 1];
+
+    __device__ u32 n_chunks() const { return first_chunk[CAPACITY]; }
+
+    // The tensor that a chunk belongs to, one of the first n.
+    __device__ int tensor_of(u32 chunk, int n) const {
+        int low = 0, high = n;
+        while (high - low > 1) {
+            const int middle = (low + high) / 2;
+            if (first_chunk[middle] <= chunk)
+                low = middle;
+            else
+                high = middle;
+        }
+        return low;
+    }
+};
+
+// The chunk of a list that is this block's, of CHUNK elements at most: elements [first, end) of a
+// tensor of n.
+template <i64 CHUNK>
+struct BlockChunk {
+    int tensor;
+    i64 first, end, n;
+
+    template <int CAPACITY>
+    __device__ BlockChunk(const TensorSizes<CAPACITY>& sizes, int n_tensors) {
+        tensor = sizes.tensor_of(blockIdx.x, n_tensors);
+        n = sizes.size[tensor];
+        first = (blockIdx.x - sizes.first_chunk[tensor]) * CHUNK;
+        end = first + CHUNK < n ? first + CHUNK : n;
+    }
+};
+
+// Shows `visit` the elements that fall to this thread: a block takes every gridDim-th chunk.
+template <class E, int CHUNK_NBYTES, int THREADS, int UNROLL, int CAPACITY, class Visit>
+__device__ __forceinline__ void visit_tensors(const Pointers<CAPACITY>& arrays,
+                                              const TensorSizes<CAPACITY>& sizes, Visit& visit) {
+    constexpr i64 VECS = CHUNK_NBYTES / 16;
+    int t = 0;
+    for (u32 chunk = blockIdx.x; chunk < sizes.n_chunks(); chunk += gridDim.x) {
+        while (chunk >= sizes.first_chunk[t + 1]) ++t;
+        const reduce::Range<E> range(static_cast<const E*>(arrays.at[t]), sizes.size[t]);
+        const i64 first = (chunk - sizes.first_chunk[t]) * VECS;
+        reduce::visit_vecs<UNROLL>(range, first, VECS, threadIdx.x, THREADS, visit);
+        if (first == 0) reduce::visit_edges(range, threadIdx.x, THREADS, visit);
+    }
+}
+
+}  // namespace cto::multi_tensor

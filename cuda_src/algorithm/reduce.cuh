@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: MIT
+// Reductions in a fixed order: elements of a range, lanes of a warp, warps of a block, blocks of a
+// group.
+//
+// A range of elements may start anywhere: vectors of 16 aligned bytes make its middle, and single
+// elements its two edges. Which thread adds what follows from sizes, addresses modulo 16 and the
+// launch alone; the block that finishes last adds the others' results in the order of their numbers.
+#pragma once
+#include "core/vec.cuh"
+
+namespace cto::reduce {
+
+using vec::Vec;
+
+// ---- threads and blocks -------------------------------------------------------------------------
+
+// The sum over groups of `lanes` lanes, a power of two, in each of them; by whole warps only.
+template <class A>
+__device__ __forceinline__ A sum_lanes(A value, u32 lanes) {
+#pragma unroll 1
+    for (u32 step = lanes / 2; step > 0; step /= 2)
+        value += __shfl_xor_sync(ALL_LANES, value, step);
+    return value;
+}
+
+// Shared memory of a block's sums.
+template <class A, int THREADS>
+struct BlockScratch {
+    static constexpr int threads = THREADS, warps = THREADS / WARP;
+    A of_warp[warps];
+};
+
+// The sum over a block, in each of its threads.
+template <class A, int THREADS>
+__device__ __forceinline__ A sum_block(A value, BlockScratch<A, THREADS>& scratch) {
+    value = sum_lanes(value, WARP);
+    __syncthreads();  // the last sum has been read
+    if (threadIdx.x % WARP == 0) scratch.of_warp[threadIdx.x / WARP] = value;
+    __syncthreads();
+    A sum = scratch.of_warp[0];
+#pragma unroll
+    for (int warp = 1; warp < scratch.warps; ++warp) sum += scratch.of_warp[warp];
+    return sum;
+}
+
+// Whether this block is the last of n at the ticket counter, which is zero again afterwards; if so it
+// sees what the others have written. `last` is in shared memory.
+__device__ __forceinline__ bool arrives_last(u32* ticket, u32 n, bool& last) {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x + threadIdx.y + threadIdx.z == 0) last = atomicInc(ticket, n - 1) == n - 1;
+    __syncthreads();
+    if (last) __threadfence();
+    return last;
+}
+
+// The sum of n values that other blocks have written, in the order of their numbers.
+template <class A, int THREADS>
+__device__ __forceinline__ A sum_partials(const A* partials, u32 n,
+                                          BlockScratch<A, THREADS>& scratch) {
+    A sum = 0;
+    for (u32 i = threadIdx.x; i < n; i += THREADS) sum += __ldcg(partials + i);
+    return sum_block(sum, scratch);
+}
+
+// ---- elements of a range ------------------------------------------------------------------------
+
+// n elements: `head` of them before the first 16-byte boundary, then vectors, then the tail.
+// The vectors are seen as V: taken apart as bytes they would have to be put together again.
+template <class E, class V = Vec<E, vec::WIDTH<E>>>
+struct Range {
+    static constexpr int WIDTH = vec::WIDTH<E>;
+    const E* from;
+    i64 n, n_vecs;
+    int head;
+
+    __device__ Range(const E* from, i64 n) : from(from), n(n) {
+        const int before = vec::elements_to_16(from);
+        head = before < n ? before : static_cast<int>(n);
+        n_vecs = (n - head) / WIDTH;
+    }
+    __device__ i64 tail() const { return head + n_vecs * WIDTH; }
+};
+
+// Shows `visit` those of the vectors first, ..., first + span - 1 that fall to one of `n_threads`
+// threads, UNROLL of them loaded together; a span has less than 2^31.
+template <int UNROLL, class E, class V, class Visit>
+__device__ __forceinline__ void visit_vecs(const Range<E, V>& range, i64 first, i64 span,
+                                           u32 thread, u32 n_threads, Visit& visit) {
+    const V* const from = reinterpret_cast<const V*>(range.from + range.head) + first;
+    const i64 rest = range.n_vecs - first;
+    const u32 n = rest <= 0 ? 0 : static_cast<u32>(rest < span ? rest : span);
+#pragma unroll 1
+    for (u32 k = thread; k < n; k += UNROLL * n_threads) {
+        V loaded[UNROLL];
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u)
+            if (k + u * n_threads < n) loaded[u] = from[k + u * n_threads];
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u)
+            if (k + u * n_threads < n) visit(loaded[u]);
+    }
+}
+
+// The elements before and after the vectors.
+template <class E, class V, class Visit>
+__device__ __forceinline__ void visit_edges(const Range<E, V>& range, u32 thread, u32 n_threads,
+                                            Visit& visit) {
+    const Vec<E, 1>* const element = reinterpret_cast<const Vec<E, 1>*>(range.from);
+#pragma unroll 1
+    for (i64 i = thread; i < range.head; i += n_threads) visit(element[i]);
+#pragma unroll 1
+    for (i64 i = range.tail() + thread; i < range.n; i += n_threads) visit(element[i]);
+}
+
+// Visitor that adds all elements.
+template <class E>
+struct Sum {
+    Acc<E> sum = 0;
+
+    template <int N>
+    __device__ __forceinline__ void operator()(const Vec<E, N>& x) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) sum += to_acc(x.at[i]);
+    }
+};
+
+}  // namespace cto::reduce

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: MIT
+// Vectors: neighbouring elements that are loaded and stored together, 16 bytes at a time.
+#pragma once
+#include "core/types.cuh"
+
+namespace cto::vec {
+
+// Elements in 16 bytes.
+template <class E>
+constexpr int WIDTH = 16 / sizeof(E);
+
+// N elements moved in as few instructions of at most 16 bytes as their size allows.
+template <class E, int N>
+struct alignas(sizeof(E) * N < 16 ? sizeof(E) * N : 16) Vec {
+    E at[N];
+};
+
+// ---- addresses ----------------------------------------------------------------------------------
+
+// Bytes by which an address is past a multiple of 16.
+__device__ __forceinline__ u32 bytes_past_16(const void* address) {
+    return static_cast<u32>(reinterpret_cast<u64>(address)) & 15u;
+}
+
+// Elements before the first that starts at a multiple of 16 bytes.
+template <class E>
+__device__ __forceinline__ i64 elements_to_16(const E* array) {
+    return (16u - bytes_past_16(array)) % 16u / sizeof(E);
+}
+
+// ---- loads and stores ---------------------------------------------------------------------------
+
+// Loaded past the caches where it takes 16 bytes: for what no other thread reads.
+template <class V>
+__device__ __forceinline__ V load_streaming(const V* from) {
+    if constexpr (sizeof(V) == 16) {
+        V loaded;
+        *reinterpret_cast<uint4*>(&loaded) = __ldcs(reinterpret_cast<const uint4*>(from));
+        return loaded;
+    } else {
+        return *from;
+    }
+}
+
+// Stored past the caches where it takes 16 bytes: what is written is larger than they are.
+template <class V>
+__device__ __forceinline__ void store_streaming(V* to, const V& value) {
+    if constexpr (sizeof(V) == 16)
+        __stcs(reinterpret_cast<uint4*>(to), *reinterpret_cast<const uint4*>(&value));
+    else
+        *to = value;
+}
+
+// Near the end of an array of n, or in one that does not start at a multiple of 16 bytes: element by
+// element, zeros past the end.
+template <class E, int N>
+__device__ __forceinline__ Vec<E, N> load_elements(const E* from, i64 first, i64 n) {
+    Vec<E, N> loaded{};
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+        if (first + i < n) loaded.at[i] = from[first + i];
+    return loaded;
+}
+template <class E, int N>
+__device__ __forceinline__ void store_elements(E* to, i64 first, i64 n, const Vec<E, N>& value) {
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+        if (first + i < n) to[first + i] = value.at[i];
+}
+
+// ---- rounding -----------------------------------------------------------------------------------
+
+// Two at a time: 2-byte types have an instruction for it.
+template <class E, class A>
+__device__ __forceinline__ void round_pair(const A* from, E* to) {
+    to[0] = cto::from_acc<E>(from[0]);
+    to[1] = cto::from_acc<E>(from[1]);
+}
+__device__ __forceinline__ void round_pair(const float* from, __half* to) {
+    *reinterpret_cast<__half2*>(to) = __floats2half2_rn(from[0], from[1]);
+}
+__device__ __forceinline__ void round_pair(const float* from, __nv_bfloat16* to) {
+    *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(from[0], from[1]);
+}
+
+// cto::from_acc of every element.
+template <class E, class A, int N>
+__device__ __forceinline__ Vec<E, N> from_acc(const A (&values)[N]) {
+    Vec<E, N> rounded;
+#pragma unroll
+    for (int i = 0; i + 1 < N; i += 2) round_pair(values + i, rounded.at + i);
+    if constexpr (N % 2 == 1) rounded.at[N - 1] = cto::from_acc<E>(values[N - 1]);
+    return rounded;
+}
+
+}  // namespace cto::vec

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: MIT
+"""Bound calls: checked once, then only launched; inputs may stay open, values may change."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol
+
+from ..errors import refuse
+from ..schema import Input
+from .backends import BACKENDS
+from .call import Arrays, Call, grouped
+
+Outputs = Sequence[str] | None
+Prepare = tuple[Call, Arrays, Arrays]
+
+
+class Bindable(Protocol):
+    """What a bound call needs of its operator."""
+
+    name: ClassVar[str]
+    inputs: ClassVar[tuple[Input, ...]]
+
+    def adopt_input(self, item: Input, value: Any) -> Any:
+        """One input in a form that has a backend, or frozen."""
+
+    def prepared_call(self, inputs: Arrays, out: Arrays, outputs: Outputs) -> Prepare:
+        """The call that fits, and its arguments in forms that have a backend."""
+
+
+def bind(
+    op: Bindable, inputs: Arrays, out: Arrays, outputs: Outputs, workspace: Any
+) -> BoundCall | OpenCall:
+    """The call with these arguments; `...` stands for an input that stays open."""
+    names = [item.name for item, value in zip(op.inputs, inputs, strict=False) if value is ...]
+    if names:
+        return OpenCall(op, inputs, out, outputs, workspace)
+    call, taken, given = op.prepared_call(inputs, out, outputs)
+    if call.makes_arrays:  # once; then they are as if the caller had given them
+        every, given, arrays = call.taken_apart(taken, given)
+        made = call.completed(arrays, given, call.values(every))
+        kept = tuple(
+            None if r.value is not None or r.alias is not None else array
+            for r, array in zip(call.prepared.results, made, strict=True)
+        )
+        out = grouped(kept, call.prepared.counts) if call.prepared.groups_outputs else kept
+        call, taken, given = op.prepared_call(taken, out, outputs)
+    return BoundCall(op, call, taken, given, workspace)
+
+
+class BoundCall:
+    """`op.bound(...)`: call it with the values that change, by name."""
+
+    def __init__(
+        self, op: Bindable, call: Call, inputs: Arrays, out: Arrays, workspace: Any
+    ) -> None:
+        self._op = op
+        self._call = call
+        self._workspace = workspace
+        self._inputs, self._out, self._arrays = call.taken_apart(inputs, out)
+        self._tables = call.checked_tables(self._arrays, self._out)
+        self._places = {op.inputs[place].name: place for place in call.prepared.changing}
+
+    def __call__(self, **values: Any) -> Any:
+        """Launch, with these values instead of those that were bound; returns what a call does."""
+        inputs = self._inputs
+        if values:
+            inputs = _with_values(self._op, inputs, self._places, values)
+        return self._call.finish(inputs, self._arrays, self._out, self._workspace, self._tables)
+
+
+class OpenCall:
+    """`op.bound(...)` with inputs left open: they are given, and checked, at each call."""
+
+    def __init__(
+        self, op: Bindable, inputs: Arrays, out: Arrays, outputs: Outputs, workspace: Any
+    ) -> None:
+        missing = (None,) * (len(op.inputs) - len(inputs))
+        pairs = zip(op.inputs, (*inputs, *missing), strict=True)
+        self._op = op
+        self._inputs = tuple(v if v is ... else op.adopt_input(item, v) for item, v in pairs)
+        self._out, self._outputs, self._workspace = out, outputs, workspace
+        self._open = {item.name: i for i, item in enumerate(op.inputs) if self._inputs[i] is ...}
+        self._calls: dict[Any, _Opened] = {}
+
+    def __call__(self, **given: Any) -> Any:
+        """Launch with these arrays for the open inputs, and values that change, by name."""
+        missing = self._open.keys() - given.keys()
+        if missing:
+            refuse(self._op.name, min(missing), "an argument, because it was left open", "none")
+        inputs = list(self._inputs)
+        for name, place in self._open.items():
+            inputs[place] = self._op.adopt_input(self._op.inputs[place], given.pop(name))
+        key = tuple([_key(inputs[place]) for place in self._open.values()])
+        opened = self._calls.get(key) or self._opened(key, tuple(inputs))
+        return opened(tuple(inputs), given)
+
+    def _opened(self, key: Any, inputs: Arrays) -> _Opened:
+        call, taken, out = self._op.prepared_call(inputs, self._out, self._outputs)
+        opened = _Opened(self._op, call, taken, out, self._workspace, list(self._open.values()))
+        if len(self._calls) >= _MAX_OPENED:
+            self._calls.clear()
+        self._calls[key] = opened
+        return opened
+
+
+_MAX_OPENED = 64
+
+
+class _Opened:
+    """One kind of call with open inputs; the addresses of all other arrays are known."""
+
+    def __init__(
+        self,
+        op: Bindable,
+        call: Call,
+        inputs: Arrays,
+        out: Arrays,
+        workspace: Any,
+        places: Sequence[int],
+    ) -> None:
+        self._op, self._call, self._workspace = op, call, workspace
+        _, self._out, _ = call.taken_apart(inputs, out)
+        self._pieces = [
+            None if place in places else call.backend.pointers(_as_list(inputs[place], variadic))
+            for place, variadic in call.array_places
+        ]
+        self._out_addresses = call.backend.pointers(self._out) if call.has_out else []
+        self._places = {op.inputs[place].name: place for place in call.prepared.changing}
+
+    def __call__(self, inputs: Arrays, values: Mapping[str, Any]) -> Any:
+        call = self._call
+        if values:
+            inputs = _with_values(self._op, inputs, self._places, values)
+        inputs, _, arrays = call.taken_apart(inputs, (None,))
+        pieces = zip(self._pieces, call.array_places, strict=True)
+        addresses = list(
+            itertools.chain.from_iterable(
+                call.backend.pointers(_as_list(inputs[place], variadic)) if known is None else known
+                for known, (place, variadic) in pieces
+            )
+        )
+        addresses += self._out_addresses
+        if call.overlap is not None:
+            call.overlap.refuse(addresses)
+        return call.finish(inputs, arrays, self._out, self._workspace, call.tables(addresses))
+
+
+def _as_list(value: Any, variadic: bool) -> Sequence[Any]:
+    return value if variadic and value is not None else (value,)
+
+
+def _key(value: Any) -> Any:
+    """What is known of an open input; the value itself of a number or a host value."""
+    if isinstance(value, tuple | list):
+        return tuple([_key(item) for item in value])
+    backend = BACKENDS.get(type(value))
+    return (type(value), value) if backend is None else backend.info(value)
+
+
+def _with_values(
+    op: Bindable, inputs: Arrays, places: Mapping[str, int], values: Mapping[str, Any]
+) -> Arrays:
+    """The inputs with the values of this call in their places."""
+    taken = list(inputs)
+    for name, value in values.items():
+        if name not in places:
+            refuse(op.name, name, f"a name among {sorted(places)}, which may change", "another")
+        item = op.inputs[places[name]]
+        frozen = op.adopt_input(item, value)
+        if frozen is None or type(frozen) in BACKENDS:
+            refuse(op.name, name, "a number, as was bound", type(value).__name__)
+        taken[places[name]] = frozen
+    return tuple(taken)

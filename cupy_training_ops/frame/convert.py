@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: MIT
+"""Attributes and host inputs in their checked, frozen form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..dtypes import Dtype, dtype_names
+from ..errors import DtypeError, OpError, refuse
+from ..schema import REQUIRED, Attribute, Input, Types
+
+
+def frozen_attributes(
+    op: str, attributes: Sequence[Attribute], types: Types, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Attribute values in their checked, frozen form; every error names the attribute."""
+    known = {attribute.name for attribute in attributes}
+    for name in given:
+        if name not in known:
+            refuse(op, name, f"an attribute among {sorted(known)}", "an unknown one")
+    values: dict[str, Any] = {}
+    for attribute in attributes:
+        value = given.get(attribute.name, attribute.default)
+        if value is REQUIRED:
+            refuse(op, attribute.name, "a value: it is required", "none")
+        frozen = converted(op, attribute, value)
+        _check_dtype(op, attribute.name, frozen, types.get(attribute.type))
+        values[attribute.name] = frozen
+    return values
+
+
+def converted(op: str, declared: Attribute | Input, value: Any) -> Any:
+    """A value in its frozen form, or an error that names operator and argument."""
+    try:
+        return declared.convert(value) if declared.convert else value
+    except OpError as error:
+        raise type(error)(f"{op}: {declared.name}: {error}") from None
+
+
+def _check_dtype(op: str, name: str, frozen: Any, allowed: Sequence[Dtype] | None) -> None:
+    """An attribute that binds a type variable holds a dtype that the variable may be."""
+    if allowed and frozen is not None and frozen not in allowed:
+        expected, got = dtype_names(allowed), dtype_names([frozen])
+        raise DtypeError(f"{op}: {name}: expected {expected}, got {got}")

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: MIT
+"""What the frame asks of an operator: its declaration, its output rule, its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol
+
+from ..backend import Backend
+from ..plan import Device, Plan
+from ..runtime.launch import Planned
+from ..runtime.workspace import Workspaces
+from ..schema import Attribute, Output, Types
+from .call import Call, Prepared
+
+
+class Operator(Planned, Protocol):
+    """An operator with its attributes; `Op` is the one class that is one."""
+
+    outputs: ClassVar[tuple[Output, ...]]
+    attributes: ClassVar[tuple[Attribute, ...]]
+    types: ClassVar[Types]
+
+    @property
+    def workspaces(self) -> Workspaces: ...
+
+    @property
+    def attribute_values(self) -> dict[str, Any]: ...
+
+    def infer(self, *inputs: Any) -> tuple[Any, ...]:
+        """Output specs from what planning may know of the inputs."""
+
+    def plan(self, device: Device, *specs: Any) -> Plan:
+        """The steps for these inputs and outputs."""
+
+    def checks(self) -> tuple[Callable[..., None], ...]:
+        """What is checked at each call, by the values of numbers and arrays."""
+
+    def placement(self) -> tuple[Backend, int]:
+        """The backend and device of a call without arrays."""
+
+    def own_call(self, prepared: Prepared) -> Call | None:
+        """A way of its own to run, or None for provider and kernels."""
+
+    def cpu_function(self) -> Callable[..., Any]:
+        """The NumPy function that computes it."""

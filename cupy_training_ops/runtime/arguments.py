@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: MIT
+"""Launch arguments, checked against the kernel's signature and cast to its exact types."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import ELEMENT_TYPES, Dtype, element_type
+from ..errors import ArgumentError, CompileError
+from ..plan import Launch, Pointers, Scratch
+from .source import Parameter, Source
+
+NULL = np.uint64(0)
+EITHER = "Either<"  # the struct of core/either.cuh
+_SCALARS = {row.c_type: row.dtype.type for row in ELEMENT_TYPES if row.dtype.kind != "c"}
+
+
+def check_pointer(launch: Launch, parameter: Parameter, dtype: Any) -> None:
+    """An array argument meets a pointer to the same element type, or `void*`."""
+    expected = launch.slots.get(parameter.c_type, parameter.c_type)
+    if not parameter.pointer or expected not in (element_type(dtype).c_type, "void"):
+        raise CompileError(
+            f"{launch.symbol}: parameter {parameter.name} is {expected}"
+            f"{'*' if parameter.pointer else ''}, the plan gives an array of {dtype}"
+        )
+
+
+def cast(source: Source, launch: Launch, parameter: Parameter, value: Any) -> Any:
+    """A by-value argument in exactly the declared C type; None is the null pointer."""
+    if parameter.pointer:
+        if value is None:
+            return NULL
+        if isinstance(value, Scratch):
+            return value
+    elif (c_type := launch.slots.get(parameter.c_type, parameter.c_type)) in _SCALARS:
+        return _exact(launch, parameter, _SCALARS[c_type], value)
+    elif isinstance(value, np.void | Pointers):
+        _check_struct(source, launch, parameter, value.dtype)
+        return value
+    raise CompileError(
+        f"{launch.symbol}: parameter {parameter.name} ({parameter.c_type}"
+        f"{'*' if parameter.pointer else ''}) does not take {value!r}"
+    )
+
+
+def is_either(parameter: Parameter) -> bool:
+    """Whether a parameter takes a number or an array."""
+    return not parameter.pointer and parameter.c_type.rpartition("::")[2].startswith(EITHER)
+
+
+def checked(op: str, name: str, c_type: str, make: Callable[[Any], Any], value: Any) -> Any:
+    """What `make` gives for a caller's number; refused where the kernel's type cannot hold it."""
+    try:
+        return make(value)
+    except (CompileError, OverflowError, TypeError, ValueError) as error:
+        expected = f"a number that {c_type} holds"
+        raise ArgumentError(f"{op}: {name}: expected {expected}, got {value!r}") from error
+
+
+def either(layout: Dtype, value: Any = 0, *, address: int = 0, dtype: Dtype | None = None) -> Any:
+    """The struct of core/either.cuh: numbers beside a null pointer, or a pointer and its type."""
+    struct = np.zeros((), layout)
+    struct["array"] = address
+    struct["type"] = 0 if dtype is None else element_type(dtype).onnx
+    if dtype is None:
+        numbers = value if isinstance(value, tuple) else (value,)
+        struct["real"] = [float(number) for number in numbers]
+        struct["whole"] = [_bits(number) for number in numbers]
+    return struct[()]
+
+
+def _bits(number: Any) -> np.int64:
+    """An integer of 64 bits, signed or not, by its bits; 0 for a number that is none."""
+    if number != number or math.isinf(number) or int(number) != number:
+        return np.int64(0)
+    whole = int(number)
+    return np.int64(whole) if whole < 2**63 else np.uint64(whole).astype(np.int64)
+
+
+def _exact(launch: Launch, parameter: Parameter, scalar: Any, value: Any) -> Any:
+    """A scalar of the declared type: an integer as it is, a real number rounded, not infinite."""
+    with contextlib.suppress(OverflowError, TypeError, ValueError), np.errstate(over="ignore"):
+        if np.dtype(scalar).kind in "iub":
+            result, fits = scalar(value), scalar(value) == value
+        else:
+            result = scalar(float(value))
+            fits = math.isfinite(result) or not math.isfinite(value)
+        if fits:
+            return result
+    raise CompileError(
+        f"{launch.symbol}: parameter {parameter.name} ({parameter.c_type}) cannot hold {value!r}"
+    )
+
+
+def _check_struct(
+    source: Source, launch: Launch, parameter: Parameter, given: np.dtype[Any]
+) -> None:
+    """A struct by value has the fields that the kernel's has, byte for byte."""
+    try:
+        difference = _difference(source.struct(parameter.c_type, launch.slots), given, "")
+    except CompileError as error:
+        difference = str(error)
+    if difference:
+        raise CompileError(
+            f"{launch.symbol}: parameter {parameter.name} ({parameter.c_type}): {difference}"
+        )
+
+
+def _difference(expected: np.dtype[Any], given: np.dtype[Any], outer: str) -> str:
+    """The first field in which two structs differ, in words; empty where they do not."""
+    names, others = expected.names or (), given.names or ()
+    for name in (*names, *others):
+        if name not in others:
+            return f"the plan gives no field {outer}{name}"
+        if name not in names:
+            return f"the kernel has no field {outer}{name}"
+    for name, other in zip(names, others, strict=True):
+        if name != other:
+            return f"field {outer}{name} stands where the plan gives {outer}{other}"
+        a, b = expected[name], given[name]
+        if a.base.names and b.base.names:
+            inner = _difference(a.base, b.base, f"{outer}{name}.")
+            if inner:
+                return inner
+        if a != b:
+            return f"field {outer}{name} is {_spelled(a)}, the plan gives {_spelled(b)}"
+    if expected != given:  # the same fields at other places
+        return f"{_layout(expected)}, the plan gives {_layout(given)}"
+    return ""
+
+
+def _spelled(dtype: np.dtype[Any]) -> str:
+    """A field's type as C spells it, but for numbers."""
+    extents = "".join(f"[{extent}]" for extent in dtype.shape)
+    return f"{'a struct' if dtype.base.names else dtype.base}{extents}"
+
+
+def _layout(dtype: np.dtype[Any]) -> str:
+    offsets = [offset for _, offset, *_ in (dtype.fields or {}).values()]
+    return f"{dtype.itemsize} bytes with fields at {offsets}"

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: MIT
+// Kernels of operators that exist to prove what losses, optimizers and collectives ask of the frame.
+#include "core/either.cuh"
+#include "core/pointers.cuh"
+#include "core/types.cuh"
+
+#ifndef CTO_T
+#define CTO_T float
+#endif
+#ifndef CTO_U
+#define CTO_U float
+#endif
+
+using namespace cto;
+using either::Either;
+using pointers::Pointers;
+using T = CTO_T;
+using U = CTO_U;
+
+// y = rate (1 - 0.9^step) x + seed + offset; one block, so that it may write what it has read.
+extern "C" __global__ void probe_either(const float* x, float* y,
+                                        const __grid_constant__ Either<1> rate,
+                                        const __grid_constant__ Either<1> step,
+                                        const __grid_constant__ Either<2> state, i64 n) {
+    const i64 t = step.as_i64(), seed = state.as_i64(0), offset = state.as_i64(1);
+    const double scale = rate.as_double() * (1.0 - pow(0.9, static_cast<double>(t)));
+    for (i64 i = threadIdx.x; i < n; i += blockDim.x)
+        y[i] = static_cast<float>(scale * x[i] + static_cast<double>(seed + offset));
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    step.store(0, t + 1);
+    state.store(1, offset + 1);
+}
+
+extern "C" __global__ void probe_decay(const float* x, float* y, float rate, double decay, i32 step,
+                                       i64 n) {
+    const i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = static_cast<float>(x[i] * rate * decay) + step;
+}
+
+extern "C" __global__ void probe_rows(const T* x, const U* z, T* y, i64 n) {
+    const i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = static_cast<T>(static_cast<float>(x[i]) + static_cast<float>(z[i]));
+}
+
+struct Extents {
+    i64 at[4];
+};
+
+// One block an array: raised = x + 1, scaled = x w (2 x without w), negated = -x.
+extern "C" __global__ void probe_spread(const __grid_constant__ Pointers<4> xs,
+                                        const __grid_constant__ Pointers<4> ws,
+                                        const __grid_constant__ Pointers<4> raised,
+                                        const __grid_constant__ Pointers<4> scaled,
+                                        const __grid_constant__ Pointers<4> negated,
+                                        const __grid_constant__ Extents sizes) {
+    const int k = blockIdx.x;
+    const float* const xs_k = static_cast<const float*>(xs.at[k]);
+    const float* const w = static_cast<const float*>(ws.at[k]);
+    for (i64 i = threadIdx.x; i < sizes.at[k]; i += blockDim.x) {
+        const float x = xs_k[i];  // read before `raised`, which is the same array, is written
+        if (raised.at[k]) static_cast<float*>(raised.at[k])[i] = x + 1.0f;
+        if (scaled.at[k]) static_cast<float*>(scaled.at[k])[i] = x * (w ? w[i] : 2.0f);
+        if (negated.at[k]) static_cast<float*>(negated.at[k])[i] = -x;
+    }
+}
+
+extern "C" __global__ void probe_mixed(const T* x, float* y, i64 place) {
+    y[place] = static_cast<float>(x[0]);
+}
+
+extern "C" __global__ void probe_fill(float* y, float value, i64 n) {
+    const i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = value;
+}
+
+// y = x in reverse order, by way of as much shared memory as x takes.
+extern "C" __global__ void probe_shared(const float* x, float* y, i32 n) {
+    extern __shared__ float held[];
+    for (i32 i = threadIdx.x; i < n; i += blockDim.x) held[i] = x[i];
+    __syncthreads();
+    for (i32 i = threadIdx.x; i < n; i += blockDim.x) y[i] = held[n - 1 - i];
+}
+
+extern "C" __global__ void probe_old_scale(const float* x, float* y, float factor, i64 n) {
+    const i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < n) y[i] = x[i] * factor;
+}

@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: MIT
+"""One operator for each thing that losses, optimizers and collectives ask of the frame."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT64
+from cupy_training_ops.errors import refuse
+from cupy_training_ops.frame import backends
+from cupy_training_ops.frame.op import DelegatingOp, Op, slots
+from cupy_training_ops.plan import Config, Launch, Plan, Pointers, Work, by_value, ceil_div
+from cupy_training_ops.schema import (
+    Attribute,
+    Changing,
+    Input,
+    Output,
+    Spec,
+    TypeRows,
+    integer,
+    one_of,
+    real,
+)
+
+THREADS = 128
+ALPHA = 0.9
+
+
+class Probe(Op):
+    source_folder = Path(__file__).parent
+
+    @classmethod
+    def cpu_function(cls):
+        return getattr(sys.modules[__name__], cls.function_name)
+
+
+def one_launch(symbol: str, n: int, args: tuple, **launch) -> Plan:
+    config = Config((ceil_div(n, THREADS),), (THREADS,))
+    return Plan((Launch(symbol, config, args, **launch),))
+
+
+def two_integers(value) -> tuple[int, int]:
+    first, second = value
+    return integer(first), integer(second)
+
+
+class ProbeEither(Probe):
+    """Y = rate (1 - 0.9^step) X + seed + offset; the step goes on, and so does the offset."""
+
+    inputs = (
+        Input("X", "float32"),
+        Input("rate", "R", memory="either", convert=real),
+        Input("step", "int64", memory="either", convert=integer),
+        Input("state", "uint64", memory="either", convert=two_integers, count=2, updated=True),
+    )
+    outputs = (
+        Output("Y", "float32"),
+        Output("new_step", "int64", memory="either", aliases="step"),
+    )
+    types = {"R": (FLOAT32, FLOAT16, BFLOAT16, np.dtype(np.float64))}  # noqa: RUF012
+
+    def infer(self, x, rate, step, state):
+        is_number = isinstance(step, Changing)
+        return x, step.then(lambda t: t + 1) if is_number else step
+
+    def plan(self, device, x, rate, step, state, y, new_step):
+        config = Config((1,), (THREADS,))
+        return Plan((Launch("probe_either", config, (x, y, rate, step, state, x.size)),))
+
+
+def probe_either(x, rate, step, state):
+    t = int(np.ravel(step)[0])
+    seed, offset = (int(n) for n in state)
+    if isinstance(state, np.ndarray):
+        state[1] += 1
+    scale = float(np.ravel(rate)[0]) * (1 - ALPHA**t)
+    y = (scale * x.astype(np.float64) + (seed + offset)).astype(np.float32)
+    return y, np.full(np.shape(step), t + 1, np.int64)
+
+
+class ProbeDecay(Probe):
+    """Y = X rate (1 - 0.9^step) + step; both are numbers that change from call to call."""
+
+    inputs = (
+        Input("X", "float32"),
+        Input("rate", "float32", memory="host", convert=real, static=False),
+        Input("step", "int32", memory="host", convert=integer, static=False, optional=True),
+    )
+    outputs = (Output("Y", "float32"), Output("new_step", "int64", memory="host"))
+    prepared = 0
+
+    def infer(self, x, rate, step):
+        type(self).prepared += 1
+        new_step = np.ones(1, INT64) if step is None else step.then(lambda t: [t + 1])
+        return x, new_step
+
+    def check_numbers(self, x, rate, step):
+        if rate != rate:
+            refuse(self.name, "rate", "a number", "nan")
+
+    def plan(self, device, x, rate, step, y, new_step):
+        decay = 0.0 if step is None else step.then(lambda t: 1 - ALPHA**t)
+        args = (x, y, rate, decay, 0 if step is None else step, x.size)
+        return one_launch("probe_decay", x.size, args)
+
+
+def probe_decay(x, rate, step=None):
+    t = step or 0
+    return (x.astype(np.float64) * rate * (1 - ALPHA**t)).astype(np.float32) + np.float32(t)
+
+
+class ProbeRows(Probe):
+    """Y = X + Z, of three combinations of types."""
+
+    inputs = (Input("X", "T"), Input("Z", "U", optional=True))
+    outputs = (Output("Y", "T"),)
+    types = TypeRows("T U", "float32 float32", "H float32", H=(FLOAT16, BFLOAT16))
+
+    def infer(self, x, z):
+        return (x,)
+
+    def plan(self, device, x, z, y):
+        binding = slots(T=x.dtype, U=z.dtype)
+        return one_launch("probe_rows", x.size, (x, z, y, x.size), slots=binding)
+
+
+def probe_rows(x, z):
+    return (x.astype(np.float32) + z.astype(np.float32)).astype(x.dtype)
+
+
+class ProbeSpread(Probe):
+    """Three lists from a list: X + 1, X W (2 X where W is None), -X; and how many there are."""
+
+    inputs = (
+        Input("Xs", "float32", variadic=True),
+        Input("Ws", "float32", variadic=True, holes=True),
+    )
+    outputs = (
+        Output("Raised", "float32", variadic=True, aliases="Xs"),
+        Output("Count", "int64", memory="host"),
+        Output("Scaled", "float32", variadic=True),
+        Output("Negated", "float32", variadic=True),
+    )
+
+    def infer(self, xs, ws):
+        if len(ws) != len(xs):
+            refuse(self.name, "Ws", f"{len(xs)} arrays or None", str(len(ws)))
+        return xs, np.array([len(xs)], INT64), xs, xs
+
+    def plan(self, device, xs, ws, raised, count, scaled, negated):
+        sizes = np.zeros(4, np.int64)
+        sizes[: len(xs)] = [x.size for x in xs]
+        tables = (Pointers(tuple(specs), 4) for specs in (xs, ws, raised, scaled, negated))
+        config = Config((len(xs),), (THREADS,))
+        return Plan((Launch("probe_spread", config, (*tables, by_value(at=sizes))),))
+
+
+def probe_spread(xs, ws):
+    scaled = [x * (np.float32(2) if w is None else w) for x, w in zip(xs, ws, strict=True)]
+    return [x + np.float32(1) for x in xs], scaled, [-x for x in xs]
+
+
+class ProbeMixed(Probe):
+    """The first elements of arrays of two dtypes."""
+
+    inputs = (Input("Xs", "T", variadic=True, mixed=True),)
+    outputs = (Output("Y", "float32"),)
+    types = {"T": (FLOAT32, FLOAT16)}  # noqa: RUF012
+
+    def infer(self, xs):
+        return (Spec((len(xs),), FLOAT32),)
+
+    def plan(self, device, xs, y):
+        config = Config((1,), (1,))
+        launches = (
+            Launch("probe_mixed", config, (x, y, i), slots(T=x.dtype)) for i, x in enumerate(xs)
+        )
+        return Plan(tuple(launches))
+
+
+def probe_mixed(xs):
+    return np.array([x.ravel()[0] for x in xs], np.float32)
+
+
+class ProbeCopy(Probe):
+    """Y = X, by a step that is no kernel."""
+
+    inputs = (Input("X", "float32"),)
+    outputs = (Output("Y", "float32"),)
+
+    def infer(self, x):
+        return (x,)
+
+    def plan(self, device, x, y):
+        return Plan((Work("copy", (x, y)),))
+
+
+def probe_copy(x):
+    return x.copy()
+
+
+class ProbeBorrow(Probe):
+    """Y = 0 by the gradient family's kernel, joined with a copy of X by a kernel of our own."""
+
+    inputs = (Input("X", "float32"),)
+    outputs = (Output("Zeros", "float32"), Output("Y", "float32"))
+
+    def infer(self, x):
+        return x, x
+
+    def plan(self, device, x, zeros, y):
+        grid = (ceil_div(zeros.nbytes, 128 * 32),)
+        binding = {"THREADS": "128", "NBYTES": "32"}
+        clear = Launch(
+            "zero_gradient", Config(grid, (128,)), (zeros, zeros.nbytes), binding, "gradient"
+        )
+        copy = Plan((Work("copy", (x, y)),))
+        return Plan((clear,)).then(copy)
+
+
+def probe_borrow(x):
+    return np.zeros_like(x), x.copy()
+
+
+class ProbeFill(Probe):
+    """Y = value, of no array: on the host's backend or on the current GPU."""
+
+    outputs = (Output("Y", "float32"),)
+    attributes = (
+        Attribute("n", integer),
+        Attribute("value", real, 1.0),
+        Attribute("provider", one_of("cpu", "cuda"), "cpu"),
+    )
+
+    def placement(self):
+        on_gpu = self.provider == "cuda"
+        backend = backends.cuda_backend() if on_gpu else backends.BACKENDS[np.ndarray]
+        return backend, backend.current_device()
+
+    def infer(self):
+        return (Spec((self.n,), FLOAT32),)
+
+    def plan(self, device, y):
+        return one_launch("probe_fill", y.size, (y, self.value, y.size))
+
+
+def probe_fill(*, n, value, provider):  # noqa: ARG001 - where it runs
+    return np.full(n, value, np.float32)
+
+
+class ProbeDelegate(DelegatingOp):
+    """What a Python callable makes of X and a number."""
+
+    inputs = (
+        Input("X", "float32"),
+        Input("factor", "float64", memory="host", convert=real, static=False),
+    )
+    outputs = (Output("Y", "float32"), Output("Same", "float32"))
+    function = staticmethod(lambda x, factor: (x * np.float32(factor), x))
+
+    def infer(self, x, factor):
+        return x, x
+
+    def delegate(self, x, factor):
+        return self.function(x, factor)
+
+
+class ProbeShared(Probe):
+    """Y = X in reverse order, by way of 100 KiB of shared memory."""
+
+    inputs = (Input("X", "float32"),)
+    outputs = (Output("Y", "float32"),)
+
+    def infer(self, x):
+        return (x,)
+
+    def plan(self, device, x, y):
+        config = Config((1,), (THREADS,), x.nbytes)
+        return Plan((Launch("probe_shared", config, (x, y, x.size)),))
+
+
+def probe_shared(x):
+    return x[::-1].copy()
+
+
+class ProbeScale12(Probe):
+    """Y = 2 X: the version for opset 12."""
+
+    name = "ProbeScale"
+    since, until = 12, 12
+    factor = 2.0
+    inputs = (Input("X", "float32"),)
+    outputs = (Output("Y", "float32"),)
+    attributes = (Attribute("factor", real, 2.0),)
+
+    def infer(self, x):
+        return (x,)
+
+    def plan(self, device, x, y):
+        return one_launch("probe_old_scale", x.size, (x, y, self.factor, x.size))
+
+
+class ProbeScale13(ProbeScale12):
+    """Y = 3 X: from opset 13 on."""
+
+    name = "ProbeScale"
+    since, until = 13, None
+    attributes = (Attribute("factor", real, 3.0),)
+
+
+def probe_scale(x, *, factor):
+    return x * np.float32(factor)
+
+
+OPS = {"ProbeScale": (ProbeScale12, ProbeScale13)}
