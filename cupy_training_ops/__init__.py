@@ -12,7 +12,7 @@ from typing import Any
 from . import registry
 from .codec import CODECS, Packed, compress
 from .errors import ArgumentError, CompileError, DtypeError, OpError, ProviderError
-from .functions import FUNCTIONS
+from .functions import OPERATORS, function
 from .registry import get_op, lookup
 
 __version__ = "0.1.0"
@@ -30,16 +30,17 @@ __all__ = [
     "compress",
     "get_op",
     "lookup",
-    *FUNCTIONS,
+    *OPERATORS,
     *_CLASSES,
 ]
 
 
 def __getattr__(name: str) -> Any:
-    found = _CLASSES.get(name) or FUNCTIONS.get(name)
-    if found is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return found
+    if name in _CLASSES:
+        return _CLASSES[name]
+    if name in OPERATORS:
+        return function(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -66,7 +66,7 @@ def element_type(dtype: Any) -> ElementType:
 
 
 def to_dtype(value: Any) -> Dtype:
-    """A dtype from a NumPy dtype or scalar type, a name such as "bfloat16", or an ONNX number."""
+    """A dtype, a NumPy scalar type, a name such as "bfloat16", or an ONNX type number."""
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         row = _BY_ONNX.get(int(value))
     elif isinstance(value, str):

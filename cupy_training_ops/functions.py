@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -13,17 +14,22 @@ from .registry import get_op, names
 _CALL = ("out", "outputs", "workspace")
 
 
-def as_function(cls: type[Op]) -> Callable[..., Any]:
-    """The operator as a function with the same names, signature and help text."""
+OPERATORS = {get_op(name).function_name: get_op(name) for name in names()}
 
-    def function(*inputs: Any, **keywords: Any) -> Any:
+
+@functools.cache
+def function(name: str) -> Callable[..., Any]:
+    """The function of this name, with its operator's names, signature and help text."""
+    cls = OPERATORS[name]
+
+    def call_operator(*inputs: Any, **keywords: Any) -> Any:
         call = {name: keywords.pop(name) for name in _CALL if name in keywords}
         return cls.shared(**keywords)(*inputs, **call)
 
-    function.__name__ = function.__qualname__ = cls.function_name
-    function.__doc__ = cls.__doc__
-    function.__signature__ = signature(cls)  # type: ignore[attr-defined]
-    return function
+    call_operator.__name__ = call_operator.__qualname__ = name
+    call_operator.__doc__ = cls.__doc__
+    call_operator.__signature__ = signature(cls)  # type: ignore[attr-defined]
+    return call_operator
 
 
 def signature(cls: type[Op]) -> inspect.Signature:
@@ -39,6 +45,3 @@ def signature(cls: type[Op]) -> inspect.Signature:
     keyword = inspect.Parameter.KEYWORD_ONLY
     call = [inspect.Parameter(name, keyword, default=None) for name in _CALL]
     return inspect.Signature([*positional, *attribute_parameters(cls), *call])
-
-
-FUNCTIONS = {get_op(name).function_name: as_function(get_op(name)) for name in names()}

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""What an operator declares about itself: inputs, outputs, attributes, as plain data."""
+"""What an operator declares about itself: inputs, outputs, attributes, as plain data.
+
+`help` prints a declaration: `shape` and `doc` are its prose, in which a shape is a phrase such as
+"any shape" or "shape of X". The first line of a converter's docstring says what it takes.
+"""
 
 from __future__ import annotations
 
@@ -51,6 +55,8 @@ class Input:
     updated: bool = False
     holes: bool = False
     mixed: bool = False
+    shape: str = ""
+    doc: str = ""
 
     @property
     def changes(self) -> bool:
@@ -73,6 +79,8 @@ class Output:
     variadic: bool = False
     aliases: str | None = None
     may_alias: tuple[str, ...] = ()
+    shape: str = ""
+    doc: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,6 +94,7 @@ class Attribute:
     convert: Convert
     default: Any = REQUIRED
     type: str = ""
+    doc: str = ""
 
 
 @dataclass(frozen=True)
@@ -195,7 +204,7 @@ def combinations(types: Types) -> list[dict[str, Dtype]]:
 
 
 def integer(value: Any) -> int:
-    """A whole number."""
+    """An integer."""
     if isinstance(value, bool | np.bool_):
         raise ArgumentError(f"expected an integer, got {value!r}")
     try:
@@ -216,7 +225,7 @@ def real(value: Any) -> float:
 
 
 def boolean(value: Any) -> bool:
-    """A truth value (ONNX writes them as 0 and 1)."""
+    """A bool (0 or 1 in ONNX)."""
     if isinstance(value, bool | np.bool_) or (isinstance(value, int) and value in (0, 1)):
         return bool(value)
     raise ArgumentError(f"expected a bool, got {value!r}")
@@ -230,12 +239,12 @@ def single(value: Any) -> Any:
 
 
 def flag(value: Any) -> bool:
-    """A truth value of a host input, also in an array or a sequence of one element."""
+    """A bool, also in an array or a sequence of one element."""
     return boolean(single(value))
 
 
 def integers(value: Any) -> tuple[int, ...]:
-    """A list of integers: a sequence of them, a NumPy array of rank 1, or one integer."""
+    """Integers: a sequence, a NumPy array of rank 1, or one integer."""
     rank = _rank(value)
     if rank > 1:
         raise ArgumentError(f"expected integers in rank 1, got {value!r}")
@@ -246,14 +255,14 @@ def integers(value: Any) -> tuple[int, ...]:
 
 
 def reals(value: Any) -> tuple[float, ...]:
-    """A list of real numbers: a sequence of them or a NumPy array of rank 1."""
+    """Real numbers: a sequence or a NumPy array of rank 1."""
     if _rank(value) != 1:
         raise ArgumentError(f"expected numbers in rank 1, got {value!r}")
     return tuple(map(real, value))
 
 
 def shape(value: Any) -> tuple[int, ...]:
-    """A shape: integers, none negative."""
+    """A shape: integers of at least 0."""
     extents = integers(value)
     if any(not 0 <= extent <= MAX_EXTENT for extent in extents):
         raise ArgumentError(f"expected extents of at least 0 and below 2^63, got {extents}")
@@ -268,12 +277,23 @@ def one_of(*choices: Any) -> Convert:
             raise ArgumentError(f"expected one of {choices}, got {value!r}")
         return value
 
+    convert.__doc__ = " or ".join(map(repr, choices))
     return convert
 
 
 def optional(convert: Convert) -> Convert:
     """A converter that also takes None."""
-    return lambda value: None if value is None else convert(value)
+
+    def convert_or_none(value: Any) -> Any:
+        return None if value is None else convert(value)
+
+    convert_or_none.__doc__ = f"{kind(convert)}, or None"
+    return convert_or_none
+
+
+def kind(convert: Convert) -> str:
+    """What a converter takes, in words."""
+    return (convert.__doc__ or "").partition("\n")[0].removesuffix(".")
 
 
 dtype = to_dtype

@@ -144,7 +144,9 @@ def flat(values: Any) -> Iterator[Any]:
 def call(op: Any, inputs: Any) -> Any:
     """A call into outputs of its own; views and host outputs are new each time."""
     results = as_tuple(op(*inputs))
-    out = tuple(r if isinstance(r, cupy.ndarray) and not op.views else None for r in results)
+    out = tuple(
+        r if isinstance(r, cupy.ndarray) and not isinstance(op, ViewOp) else None for r in results
+    )
     return lambda: op(*inputs, out=out)
 
 

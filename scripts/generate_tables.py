@@ -13,11 +13,12 @@ sys.path.insert(0, str(ROOT))
 import click
 
 from cupy_training_ops import CODECS, get_op
-from cupy_training_ops.dtypes import FIXED_SIZE
-from cupy_training_ops.frame import checks
+from cupy_training_ops.dtypes import FIXED_SIZE, dtype_names
 from cupy_training_ops.registry import names
+from cupy_training_ops.schema import TypeRows
 
 README = ROOT / "README.md"
+PLACES = {"device": "", "host": " CPU", "either": " or CPU"}
 
 
 @click.command()
@@ -58,25 +59,27 @@ def operator_table() -> list[str]:
 
 
 def operator_row(cls) -> str:
-    """One operator's contract in a line."""
+    """One operator's declaration in a line."""
     attributes = ", ".join(
         a.name if repr(a.default) == "REQUIRED" else f"{a.name}={a.default}" for a in cls.attributes
     )
-    types = "; ".join(f"{variable}: {type_names(ts)}" for variable, ts in cls.types.items())
-    columns = (declared(cls.inputs), declared(cls.outputs), attributes or "-", types or "-")
+    types = [f"{variable}: {type_names(ts)}" for variable, ts in cls.types.items()]
+    if isinstance(cls.types, TypeRows):
+        types.append(f"{len(cls.types.rows)} combinations")
+    columns = (declared(cls.inputs), declared(cls.outputs), attributes or "-", "; ".join(types))
     return f"| {cls.name} | " + " | ".join(map(cell, columns)) + " |"
 
 
 def type_names(dtypes) -> str:
     """Dtypes by name, or in a word where they are all there are."""
-    return "any fixed-size type" if set(dtypes) == set(FIXED_SIZE) else checks.names(dtypes)
+    return "any fixed-size type" if set(dtypes) == set(FIXED_SIZE) else dtype_names(dtypes)
 
 
 def declared(items) -> str:
     """Inputs or outputs: name, type, and what is special."""
     return ", ".join(
         f"{item.name}{'...' if item.variadic else ''}{'?' * getattr(item, 'optional', False)}: "
-        f"{item.type}{' CPU' * (item.memory == 'host')}"
+        f"{item.type}{PLACES[item.memory]}"
         for item in items
     )
 

@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from cupy_training_ops.testing.compare import TOLERANCE
+from cupy_training_ops.cpu import activation as cpu_activation
+from cupy_training_ops.ops import activation
+from cupy_training_ops.testing.compare import TOLERANCE, assert_matches
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -64,3 +68,28 @@ def test_links_into_documents_lead_to_a_heading(document: Path) -> None:
             r"^#+ (.*)$", (document.parent / target).read_text(encoding="utf-8"), flags=re.MULTILINE
         )
         assert anchor in [re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_modules_that_are_named_exist(document: Path) -> None:
+    named = re.findall(r"`([a-z_/]+\.py)`", document.read_text(encoding="utf-8"))
+    folders = (ROOT, ROOT / "cupy_training_ops")
+    assert [
+        path for path in named if not any((folder / path).is_file() for folder in folders)
+    ] == []
+
+
+def test_the_operator_that_is_added_works(anywhere, monkeypatch, tmp_path, rng) -> None:
+    """The page's class, kernel and NumPy function, put where the page puts them."""
+    text = (ROOT / "docs" / "adding_an_operator.md").read_text(encoding="utf-8")
+    declaration, kernel, function = re.findall(r"```(?:python|cuda)\n(.*?)```", text, re.DOTALL)
+    shutil.copytree(ROOT / "cuda_src", tmp_path, dirs_exist_ok=True)
+    with (tmp_path / "activation.cu").open("a", encoding="utf-8") as source:
+        source.write(kernel)
+    added = dict(vars(activation)) | dict(vars(cpu_activation)) | {"__name__": activation.__name__}
+    exec(declaration + function, added)
+    monkeypatch.setattr(cpu_activation, "softplus_grad", added["softplus_grad"], raising=False)
+    added["SoftplusGrad"].source_folder = tmp_path
+    dy, x = rng.standard_normal((2, 3, 1003))
+    dx = anywhere.host(added["SoftplusGrad"]()(anywhere.place(dy), anywhere.place(x)))
+    assert_matches(dx, dy / (1 + np.exp(-x)))

@@ -15,6 +15,7 @@ import pytest
 
 from cupy_training_ops import get_op
 from cupy_training_ops.frame import backends
+from cupy_training_ops.frame.op import ViewOp
 from cupy_training_ops.plan import Device
 from cupy_training_ops.testing.samples import Sample, all_samples, mapped_inputs
 
@@ -114,7 +115,7 @@ def test_every_call_reaches_its_launches(sample: Sample, launches, rng) -> None:
     inputs = inputs_of(op, values, sample.offset)
     results = as_tuple(op(*inputs))
     assert_like(results, expected)
-    if op.views:
+    if isinstance(op, ViewOp):
         assert not launches
         return
     out = tuple(hollow(r.shape, r.dtype) if isinstance(r, cupy.ndarray) else None for r in results)

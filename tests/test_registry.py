@@ -13,6 +13,7 @@ import pytest
 from cupy_training_ops import ArgumentError, DtypeError, OpError, get_op, lookup, registry
 from cupy_training_ops.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, INT64, to_dtype
 from cupy_training_ops.frame.op import Op, snake_case
+from cupy_training_ops.schema import combinations
 
 DATA = Path(__file__).parent / "data" / "registrations.json"
 REGISTRATIONS = json.loads(DATA.read_text())["registrations"]
@@ -92,7 +93,7 @@ def test_a_class_is_found_by_its_name(name) -> None:
     assert cls.name == name
     assert cls in registry.REGISTRY.values()
     assert cls.function_name == snake_case(name)
-    assert registry.combinations(cls) == [
+    assert combinations(cls.types) == [
         dict(zip(cls.types, c, strict=True)) for c in itertools.product(*cls.types.values())
     ]
 

@@ -29,6 +29,7 @@ from .arrays import adopt
 from .bound import BoundCall, OpenCall, bind
 from .call import Call, DelegatedCall, Prepared, ViewCall
 from .convert import converted, frozen_attributes
+from .help import Help
 from .prepare import prepare, wanted
 from .repeated import Repeated, remembered
 
@@ -69,6 +70,9 @@ class Op:
     attributes: ClassVar[tuple[Attribute, ...]] = ()
     types: ClassVar[Types] = {}
     bitwise_exact: ClassVar[bool] = False  # compared without tolerance: copies, bit patterns
+    provider: ClassVar[str] = (  # what runs a call, for help
+        "NumPy arrays are computed by NumPy, CuPy arrays by CUDA kernels on their device."
+    )
     source_folder: ClassVar[Path | None] = None  # None: the package's own cuda_src
     name: ClassVar[str]  # the class's own, unless a version of an operator says another
     family: ClassVar[str]
@@ -91,6 +95,8 @@ class Op:
         cls.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             attribute_parameters(cls)
         )
+        if hasattr(cls, "outputs"):  # a base class has no text of its own
+            cls.__doc__ = Help(cls.__doc__)  # type: ignore[assignment]
 
     def __init__(self, **attributes: Any) -> None:
         vars(self).update(frozen_attributes(self.name, self.attributes, self.types, attributes))
@@ -313,6 +319,8 @@ class Op:
 class ViewOp(Op):
     """An operator that computes nothing: its one list of outputs is pieces of its first input."""
 
+    provider = "NumPy and CuPy arrays alike: nothing is computed or launched."
+
     def own_call(self, prepared: Prepared) -> Call:
         """Views of the input's memory."""
         return ViewCall(prepared)
@@ -320,6 +328,8 @@ class ViewOp(Op):
 
 class DelegatingOp(Op):
     """An operator that hands the call to a Python callable; its results are taken as they are."""
+
+    provider = "NumPy and CuPy arrays alike: a Python callable computes."
 
     def delegate(self, *inputs: Any) -> Any:
         """The results, from inputs as the CPU function would get them."""

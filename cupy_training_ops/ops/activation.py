@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Activations and their gradients, element by element.
 
-float16 and bfloat16 compute in float32 and round once, float64 stays float64. alpha is rounded
-likewise, beyond the range to infinity. On the GPU float32 arithmetic flushes subnormals to zero, of
-inputs and results; the selects of ReluGrad and LeakyReluGrad do not. A zero that a result
-underflows to may have either sign. dX may be written into dY (`out=dy`). All are deterministic.
+float16 and bfloat16 are computed in float32 and rounded once; float64 is computed in float64. The
+attribute alpha is rounded to the type that is computed in, beyond its range to infinity. On the GPU
+float32 arithmetic reads a subnormal number as zero and writes zero in its place; the selections of
+ReluGrad and LeakyReluGrad do not: a subnormal X counts by its sign, and a subnormal dY passes. A
+result that underflows is a zero of either sign.
 """
 
 from __future__ import annotations
@@ -14,24 +15,32 @@ from typing import Any
 from ..planning.elementwise import ElementwiseOp
 from ..schema import Attribute, Input, Output, real
 
-DY = Input("dY", "T")
-X = Input("X", "T")
-Y = Input("Y", "T")
-B = Input("B", "T")
-DX = Output("dX", "T", may_alias=("dY",))
+DY = Input("dY", "T", shape="any shape")
+X = Input("X", "T", shape="shape of dY", doc="the forward input")
+Y = Input("Y", "T", shape="shape of dY", doc="the forward output")
+DX = Output("dX", "T", may_alias=("dY",), shape="shape of dY")
+
+DY_ROWS = Input("dY", "T", shape="rank 1 or more")
+B = Input("B", "T", shape="shape (last extent of X,)", doc="a row, added to every row of X")
+
+X_FORWARD = Input("X", "T", shape="any shape")
+Y_FORWARD = Output("Y", "T", may_alias=("X",), shape="shape of X")
 
 
 class ReluGrad(ElementwiseOp):
     """Gradient of Relu: dX = dY where X > 0, else 0.
 
-    X is the forward input or output. A plain select: NaN in X gives 0, dY passes unchanged; on the
-    GPU a NaN of float16 or bfloat16 stays a NaN but may not keep its bits.
+    This is a selection, not a product: where X is NaN, dX is 0. dY passes unchanged; on the GPU a
+    NaN of float16 or bfloat16 stays a NaN but may not keep its bits.
 
-    dY, X: T, one shape, device. dX: T, that shape, device; may be dY. T: float32, float16, float64,
-    bfloat16. Deterministic. Raises ArgumentError and DtypeError. Source: contract 22.
+    Source: ONNX Relu-14, gradient;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/activation/activations_grad.cc.
     """
 
-    inputs = (DY, X)
+    inputs = (
+        DY,
+        Input("X", "T", shape="shape of dY", doc="the forward input, or the forward output"),
+    )
     outputs = (DX,)
     bitwise_exact = True
 
@@ -39,12 +48,12 @@ class ReluGrad(ElementwiseOp):
 class LeakyReluGrad(ElementwiseOp):
     """Gradient of LeakyRelu: dX = dY where Y > 0, else alpha dY.
 
-    Y is the forward *output*, whose sign is that of the input only for alpha > 0: with a negative
-    alpha the gradient of a negative input is wrong by design of the contract; give the forward
-    input as Y then, the formula is the same. A plain select: NaN in Y gives alpha dY.
+    Y is the forward output, and its sign is the sign of the input only where alpha is above 0. For
+    a negative alpha pass the forward input as Y: the formula is the same, and the gradient right.
+    Where Y is NaN, dX is alpha dY.
 
-    dY, Y: T, one shape, device. dX: T, that shape, device; may be dY. T: float32, float16, float64,
-    bfloat16. Deterministic. Raises ArgumentError and DtypeError. Source: contract 22.
+    Source: ONNX LeakyRelu-16, gradient;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/activation/activations_grad.cc.
     """
 
     inputs = (DY, Y)
@@ -57,12 +66,12 @@ class LeakyReluGrad(ElementwiseOp):
 
 
 class SigmoidGrad(ElementwiseOp):
-    """Gradient of Sigmoid: dX = dY Y (1 - Y), Y the forward output.
+    """Gradient of Sigmoid: dX = dY Y (1 - Y).
 
-    NaN propagates; an infinite Y, which Sigmoid never gives, makes dX infinite or NaN.
+    NaN propagates. An infinite Y, which Sigmoid never gives, makes dX infinite or NaN.
 
-    dY, Y: T, one shape, device. dX: T, that shape, device; may be dY. T: float32, float16, float64,
-    bfloat16. Deterministic. Raises ArgumentError and DtypeError. Source: contract 22.
+    Source: ONNX Sigmoid-13, gradient;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/activation/activations_grad.cc.
     """
 
     inputs = (DY, Y)
@@ -70,12 +79,12 @@ class SigmoidGrad(ElementwiseOp):
 
 
 class TanhGrad(ElementwiseOp):
-    """Gradient of Tanh: dX = dY (1 - Y^2), Y the forward output.
+    """Gradient of Tanh: dX = dY (1 - Y^2).
 
-    NaN propagates; an infinite Y, which Tanh never gives, makes dX infinite or NaN.
+    NaN propagates. An infinite Y, which Tanh never gives, makes dX infinite or NaN.
 
-    dY, Y: T, one shape, device. dX: T, that shape, device; may be dY. T: float32, float16, float64,
-    bfloat16. Deterministic. Raises ArgumentError and DtypeError. Source: contract 22.
+    Source: ONNX Tanh-13, gradient;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/activation/activations_grad.cc.
     """
 
     inputs = (DY, Y)
@@ -83,12 +92,13 @@ class TanhGrad(ElementwiseOp):
 
 
 class GeluGrad(ElementwiseOp):
-    """Gradient of Gelu: dX = dY (Phi(X) + X phi(X)), Phi and phi of the standard normal.
+    """Gradient of Gelu: dX = dY (Phi(X) + X phi(X)).
 
-    At X = inf and -inf the limits dY and 0 (NaN for an infinite dY times 0); NaN propagates.
+    Phi is the distribution function of the standard normal, phi its density. At X = inf the result
+    is the limit dY, at X = -inf the limit 0, or NaN where dY is infinite. NaN propagates.
 
-    dY, X: T, one shape, device. dX: T, that shape, device; may be dY. T: float32, float16, float64,
-    bfloat16. Deterministic. Raises ArgumentError and DtypeError. Source: contract 22.
+    Source: ONNX Gelu-20 with approximate="none", gradient;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/activation/activations_grad.cc.
     """
 
     inputs = (DY, X)
@@ -98,11 +108,11 @@ class GeluGrad(ElementwiseOp):
 class FastGeluGrad(ElementwiseOp):
     """Gradient of FastGelu: dX = dY (s + X v' s (1 - s)), s = 1 / (1 + exp(-v)).
 
-    v = 2 sqrt(2 / pi) (X + 0.044715 X^3), v' its derivative. At X = inf and -inf the limits dY and
-    0 (NaN for an infinite dY times 0); NaN propagates.
+    v = 2 sqrt(2 / pi) (X + 0.044715 X^3), and v' is its derivative. At X = inf the result is the
+    limit dY, at X = -inf the limit 0, or NaN where dY is infinite. NaN propagates.
 
-    dY, X: T, one shape, device. dX: T, that shape, device; may be dY. T: float32, float16, float64,
-    bfloat16. Deterministic. Raises ArgumentError and DtypeError. Source: contract 22.
+    Source: ONNX Gelu-20 with approximate="tanh", gradient;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/activation/activations_grad.cc.
     """
 
     inputs = (DY, X)
@@ -112,11 +122,10 @@ class FastGeluGrad(ElementwiseOp):
 class QuickGeluGrad(ElementwiseOp):
     """Gradient of QuickGelu: dX = dY s (1 + v (1 - s)), v = alpha X, s = 1 / (1 + exp(-v)).
 
-    alpha may have any sign. At infinite v the limits dY and 0 (NaN for an infinite dY times 0); NaN
-    propagates, also the NaN of 0 inf where alpha is 0 and X infinite.
+    alpha may have any sign. At v = inf the result is the limit dY, at v = -inf the limit 0, or NaN
+    where dY is infinite. NaN propagates; so does the NaN of 0 inf where alpha is 0 and X infinite.
 
-    dY, X: T, one shape, device. dX: T, that shape, device; may be dY. T: float32, float16, float64,
-    bfloat16. Deterministic. Raises ArgumentError and DtypeError. Source: contract 22.
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/activation/activations_grad.cc.
     """
 
     inputs = (DY, X)
@@ -129,91 +138,92 @@ class QuickGeluGrad(ElementwiseOp):
 
 
 class BiasGeluGrad_dX(ElementwiseOp):  # noqa: N801 (a registered name)
-    """Gradient of BiasGelu by X: dX = dY (Phi(Z) + Z phi(Z)), Z = X + B; see GeluGrad.
+    """Gradient of BiasGelu by X: dX = dY (Phi(Z) + Z phi(Z)), Z = X + B.
 
-    Z is not rounded to T. The gradient by B is the sum of dX over all dimensions but the last.
+    Z is not rounded to T. Phi, phi and special values of Z are those of GeluGrad. The gradient by B
+    is the sum of dX over all dimensions but the last.
 
-    dY, X: T, one shape of rank 1 or more, device. B: T, shape (last extent of X,), device. dX: T,
-    shape of X, device; may be dY. T: float32, float16, float64, bfloat16.
-    Deterministic. Raises ArgumentError and DtypeError. Source: contract 22.1.
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/activation/bias_gelu_grad.cc.
     """
 
-    inputs = (DY, X, B)
+    inputs = (DY_ROWS, X, B)
     outputs = (DX,)
     row = "B"
 
 
 class BiasFastGeluGrad_dX(ElementwiseOp):  # noqa: N801 (a registered name)
-    """Gradient of FastGelu with bias by X: dX = dY times the slope of FastGelu at X + B.
+    """Gradient of FastGelu with bias by X: dX = dY (s + Z v' s (1 - s)), Z = X + B.
 
-    See FastGeluGrad. X + B is not rounded to T. The gradient by B is the sum of dX over all
-    dimensions but the last.
+    s, v and special values of Z are those of FastGeluGrad, with Z in the place of X. Z is not
+    rounded to T. The gradient by B is the sum of dX over all dimensions but the last.
 
-    dY, X: T, one shape of rank 1 or more, device. B: T, shape (last extent of X,), device. dX: T,
-    shape of X, device; may be dY. T: float32, float16, float64, bfloat16.
-    Deterministic. Raises ArgumentError and DtypeError. Source: contract 22.1.
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/activation/bias_gelu_grad.cc.
     """
 
-    inputs = (DY, X, B)
+    inputs = (DY_ROWS, X, B)
     outputs = (DX,)
     row = "B"
 
 
 class Gelu(ElementwiseOp):
-    """Gaussian error linear unit: Y = X Phi(X), Phi of the standard normal.
+    """Gaussian error linear unit: Y = X Phi(X).
 
-    At X = inf and -inf the limits inf and 0; NaN propagates. On the GPU zeros of Y have no sign:
-    -0.0 gives 0.0.
+    Phi is the distribution function of the standard normal. At X = inf the result is the limit inf,
+    at X = -inf the limit 0. NaN propagates. On the GPU zeros of Y have no sign: -0.0 gives 0.0.
 
-    X: T, any shape, device. Y: T, that shape, device. T: float32, float16, float64, bfloat16.
-    Deterministic. Raises ArgumentError and DtypeError. Source: contract 23.
+    Source: ONNX Gelu-20 with approximate="none";
+    ONNX Runtime, onnxruntime/core/providers/cuda/tensor/gelu.cc.
     """
 
-    inputs = (X,)
-    outputs = (Output("Y", "T", may_alias=("X",)),)
+    inputs = (X_FORWARD,)
+    outputs = (Y_FORWARD,)
 
 
 class BiasGelu(ElementwiseOp):
-    """Gelu of a sum: C = Z Phi(Z), Z = A + B, which is not rounded to T; as Gelu at special values.
+    """Gelu of a sum: C = Z Phi(Z), Z = A + B.
 
-    A: T, rank 1 or more, device. B: T, shape (last extent of A,), device. C: T, shape of A,
-    device. T: float32, float16, float64, bfloat16.
-    Deterministic. Raises ArgumentError and DtypeError. Source: contract 23.
+    Z is not rounded to T. Phi and special values of Z are those of Gelu.
+
+    Source: ONNX Runtime, onnxruntime/contrib_ops/cuda/math/bias_gelu.cc.
     """
 
-    inputs = (Input("A", "T"), B)
-    outputs = (Output("C", "T", may_alias=("A",)),)
+    inputs = (
+        Input("A", "T", shape="rank 1 or more"),
+        Input("B", "T", shape="shape (last extent of A,)", doc="a row, added to every row of A"),
+    )
+    outputs = (Output("C", "T", may_alias=("A",), shape="shape of A"),)
     row = "B"
 
 
 class FastGelu(ElementwiseOp):
-    """Gelu's tanh form: Y = Z / (1 + exp(-v)), v = 2 sqrt(2 / pi) (Z + 0.044715 Z^3), Z = X + bias.
+    """Gelu by tanh: Y = Z / (1 + exp(-v)), v = 2 sqrt(2 / pi) (Z + 0.044715 Z^3), Z = X + bias.
 
-    That is Z / 2 (1 + tanh(v / 2)). Z is not rounded to T. At Z = inf and -inf the limits inf and
-    0; NaN propagates.
+    That is Z / 2 (1 + tanh(v / 2)). Z is not rounded to T. At Z = inf the result is the limit inf,
+    at Z = -inf the limit 0. NaN propagates.
 
-    X: T, any shape, device. bias: T, shape (last extent of X,), device, may be None. Y: T, shape of
-    X, device. T: float32, float16, float64, bfloat16.
-    Deterministic. Raises ArgumentError and DtypeError. Source: contract 23.
+    Source: ONNX Gelu-20 with approximate="tanh";
+    ONNX Runtime, onnxruntime/contrib_ops/cuda/bert/fast_gelu.cc.
     """
 
-    inputs = (X, Input("bias", "T", optional=True))
-    outputs = (Output("Y", "T", may_alias=("X",)),)
+    inputs = (
+        X_FORWARD,
+        Input("bias", "T", optional=True, shape="shape (last extent of X,)", doc="a row"),
+    )
+    outputs = (Y_FORWARD,)
     row = "bias"
 
 
 class QuickGelu(ElementwiseOp):
-    """Sigmoid-weighted unit: Y = X / (1 + exp(-alpha X)); alpha = 1 is SiLU.
+    """Sigmoid-weighted unit: Y = X / (1 + exp(-alpha X)).
 
-    alpha may have any sign. At infinite X the limits (X or 0); NaN propagates, also the NaN of
-    0 inf where alpha is 0 and X infinite.
+    alpha = 1 is SiLU; alpha may have any sign. At infinite X the result is the limit, X or 0. NaN
+    propagates; so does the NaN of 0 inf where alpha is 0 and X infinite.
 
-    X: T, any shape, device. Y: T, that shape, device. T: float32, float16, float64, bfloat16.
-    Deterministic. Raises ArgumentError and DtypeError. Source: contract 23.
+    Source: ONNX Runtime, onnxruntime/contrib_ops/cuda/activation/activations.cc.
     """
 
-    inputs = (X,)
-    outputs = (Output("Y", "T", may_alias=("X",)),)
+    inputs = (X_FORWARD,)
+    outputs = (Y_FORWARD,)
     attributes = (Attribute("alpha", real, 1.702),)
     alpha: float
 

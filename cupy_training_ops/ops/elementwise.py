@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Scaling, quantisation and finiteness, element by element; the gradient of a division.
 
-float16 and bfloat16 compute in float32 and round once, float64 stays float64. On the GPU float32
-arithmetic flushes subnormals to zero, of inputs and results. All are deterministic.
+float16 and bfloat16 are computed in float32 and rounded once; float64 is computed in float64.
+Numbers such as scales are rounded to the type that is computed in, beyond its range to infinity. On
+the GPU float32 arithmetic reads a subnormal number as zero and writes zero in its place.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ from ..planning.div_grad import Arrays, plan_general, plan_part
 from ..planning.elementwise import ElementwiseOp, streamed
 from ..schema import Attribute, Input, Output, Spec, Types, boolean, integer, optional, real, single
 
+INPUT = Input("input", "T", shape="any shape")
+OUTPUT = Output("output", "T", may_alias=("input",), shape="shape of input")
+
 
 def number(value: Any) -> float:
-    """One number: a Python or NumPy number, or an array or sequence of one element."""
+    """A real number, also in an array or a sequence of one element."""
     return real(single(value))
 
 
@@ -37,18 +41,14 @@ def bound(value: Any) -> int:
 class Scale(ElementwiseOp):
     """Scaling by a number: output = input scale, or input / scale with `scale_down`.
 
-    The scale is rounded to float32 (float64 for float64), beyond its range to infinity; scale_down
-    is a true division.
+    With scale_down each element is divided: it is not multiplied by a rounded 1 / scale.
 
-    input: T, any shape, device. scale: one number, host (a Python number or a NumPy array of one
-    element); a captured graph keeps its value. output: T, shape of input, device; may be input.
-    T: float32, float16, float64, bfloat16.
-    Deterministic. Raises ArgumentError and DtypeError. Source: contract 16.
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/scale.cc.
     """
 
-    inputs = (Input("input", "T"), Input("scale", "float64", memory="host", convert=number))
-    outputs = (Output("output", "T", may_alias=("input",)),)
-    attributes = (Attribute("scale_down", boolean, False),)
+    inputs = (INPUT, Input("scale", "float64", memory="host", convert=number))
+    outputs = (OUTPUT,)
+    attributes = (Attribute("scale_down", boolean, False, doc="divide instead of multiplying"),)
     scale_down: bool
 
     @property
@@ -60,18 +60,17 @@ class Scale(ElementwiseOp):
 
 
 class BatchScale(ElementwiseOp):
-    """Several scaled copies: output_i = input scale_i, i = 0, 1 and, if there is a scale_2, 2.
+    """Several scaled copies: output_i = input scale_i for i = 0, 1 and, if there is a scale_2, 2.
 
-    The scales are rounded to float32 (float64 for float64), beyond its range to infinity. Without
-    scale_2 output_2 is None.
+    Without scale_2, output_2 is None. One output at most may be input's array.
 
-    input: T, any shape, device. output_i: T, shape of input, device; one of them may be input.
-    T: float32, float16, float64, bfloat16.
-    Deterministic. Raises ArgumentError and DtypeError. Source: contract 17.
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/batch_scale.cc.
     """
 
-    inputs = (Input("input", "T"),)
-    outputs = tuple(Output(f"output_{i}", "T", may_alias=("input",)) for i in range(3))
+    inputs = (INPUT,)
+    outputs = tuple(
+        Output(f"output_{i}", "T", may_alias=("input",), shape="shape of input") for i in range(3)
+    )
     attributes = (
         Attribute("scale_0", real),
         Attribute("scale_1", real),
@@ -92,16 +91,25 @@ class BatchScale(ElementwiseOp):
 class ScaledSum(ElementwiseOp):
     """Weighted sum: output = input_0 scale_0 + input_1 scale_1 [+ input_2 scale_2].
 
-    Added from left to right. The scales are rounded to float32 (float64 for float64), beyond its
-    range to infinity. scale_2 is required with input_2 and ignored without it.
+    The products are added from left to right. scale_2 is required where input_2 is given and
+    ignored where it is not.
 
-    input_i: T, one shape, device; input_2 may be None. output: T, that shape, device; may be any
-    input. T: float32, float16, float64, bfloat16.
-    Deterministic. Raises ArgumentError and DtypeError. Source: contract 18.
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/scaled_sum.cc.
     """
 
-    inputs = (Input("input_0", "T"), Input("input_1", "T"), Input("input_2", "T", optional=True))
-    outputs = (Output("output", "T", may_alias=("input_0", "input_1", "input_2")),)
+    inputs = (
+        Input("input_0", "T", shape="any shape"),
+        Input("input_1", "T", shape="shape of input_0"),
+        Input("input_2", "T", optional=True, shape="shape of input_0"),
+    )
+    outputs = (
+        Output(
+            "output",
+            "T",
+            may_alias=("input_0", "input_1", "input_2"),
+            shape="shape of input_0",
+        ),
+    )
     attributes = BatchScale.attributes
     scale_0: float
     scale_1: float
@@ -120,23 +128,24 @@ class ScaledSum(ElementwiseOp):
 class FakeQuant(ElementwiseOp):
     """Quantised and back: output = (min(quant_max, max(quant_min, q)) - zero_point) scale.
 
-    q = rint(input / scale) + zero_point, halves to even; mask = quant_min <= q <= quant_max.
-    Infinities are clamped; NaN stays NaN; the mask is False for both. All four numbers are rounded
-    to float32 (float64 for float64), bounds beyond its range to infinity.
+    q = rint(input / scale) + zero_point, halves to even; mask = quant_min <= q <= quant_max. An
+    infinite q is clamped, a NaN stays a NaN; the mask is False for both.
 
-    input: T, any shape, device. scale, zero_point: one number each, host (Python numbers or NumPy
-    arrays of one element); a captured graph keeps their values. scale is a normal number once it is
-    rounded: not 0, subnormal, infinite or NaN. output: T, mask: bool, shape of input, device;
-    output may be input. T: float32, float16, float64, bfloat16.
-    Deterministic. Raises ArgumentError and DtypeError. Source: contract 19.
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/quantization/fake_quant.cc.
     """
 
     inputs = (
-        Input("input", "T"),
-        Input("scale", "float64", memory="host", convert=number),
+        INPUT,
+        Input(
+            "scale",
+            "float64",
+            memory="host",
+            convert=number,
+            doc="normal once it is rounded: not 0, subnormal, infinite or NaN",
+        ),
         Input("zero_point", "float64", memory="host", convert=number),
     )
-    outputs = (Output("output", "T", may_alias=("input",)), Output("mask", "bool"))
+    outputs = (OUTPUT, Output("mask", "bool", shape="shape of input"))
     attributes = (Attribute("quant_min", bound, 0), Attribute("quant_max", bound, 255))
     quant_min: int
     quant_max: int
@@ -162,45 +171,51 @@ class FakeQuant(ElementwiseOp):
 class FakeQuantGrad(ElementwiseOp):
     """Gradient of FakeQuant, straight through: dX = dY where gradient_mask, else 0.
 
-    A plain select: a NaN outside the mask gives 0, dY passes unchanged; on the GPU a NaN of float16
-    or bfloat16 stays a NaN but may not keep its bits.
+    This is a selection, not a product: a NaN outside the mask gives 0, and dY passes unchanged; on
+    the GPU a NaN of float16 or bfloat16 stays a NaN but may not keep its bits.
 
-    dY: T, gradient_mask: bool, one shape, device. dX: T, that shape, device; may be dY.
-    T: float32, float16, float64, bfloat16.
-    Deterministic. Raises ArgumentError and DtypeError. Source: contract 20.
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/quantization/fake_quant.cc.
     """
 
-    inputs = (Input("dY", "T"), Input("gradient_mask", "bool"))
-    outputs = (Output("dX", "T", may_alias=("dY",)),)
+    inputs = (
+        Input("dY", "T", shape="any shape"),
+        Input("gradient_mask", "bool", shape="shape of dY", doc="the mask that FakeQuant gave"),
+    )
+    outputs = (Output("dX", "T", may_alias=("dY",), shape="shape of dY"),)
     bitwise_exact = True
 
 
 class IsFinite(ElementwiseOp):
     """Test for numbers: Y = X is neither infinite nor NaN.
 
-    X: T, any shape, device. Y: bool, shape of X, device. T: float32, float16, float64, bfloat16.
-    Deterministic. Raises ArgumentError and DtypeError. Source: contract 10.
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/isfinite.cc.
     """
 
-    inputs = (Input("X", "T"),)
-    outputs = (Output("Y", "bool"),)
+    inputs = (Input("X", "T", shape="any shape"),)
+    outputs = (Output("Y", "bool", shape="shape of X"),)
     bitwise_exact = True
 
 
 class DivGrad(Op):
     """Gradient of Y = A / B: dA = sum of dY / B, dB = sum of -(dY / B) (A / B).
 
-    A and B broadcast; the sums run over the dimensions that A, or B, is repeated along, in float32
-    (float64 for float64), in an order that depends on shapes and alignment only. Division by zero,
-    infinities, NaN and subnormal divisors as IEEE 754 has them. `outputs=("dB",)` saves the other.
+    A and B broadcast. The sum for dA runs over the dimensions that A is repeated along, the sum for
+    dB over those of B; both are kept in float32 (float64 for float64), in an order that depends on
+    shapes and alignment only. Zeros, infinities, NaN and subnormal divisors give what IEEE 754
+    says. `outputs=("dB",)` saves the work for dA.
 
-    dY: T, broadcast shape of A and B, device. A, B: T, device. dA: T, shape of A, dB: T, shape of
-    B, device. T: float32, float16, float64, bfloat16. Needs scratch memory where a gradient is
-    summed. Deterministic. Raises ArgumentError and DtypeError. Source: contract 21.
+    Memory: a workspace where a gradient is summed.
+
+    Source: ONNX Div-14, gradient;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/div_grad.cc.
     """
 
-    inputs = (Input("dY", "T"), Input("A", "T"), Input("B", "T"))
-    outputs = (Output("dA", "T"), Output("dB", "T"))
+    inputs = (
+        Input("dY", "T", shape="the shape that A and B broadcast to"),
+        Input("A", "T", shape="any shape"),
+        Input("B", "T", shape="a shape that broadcasts with that of A"),
+    )
+    outputs = (Output("dA", "T", shape="shape of A"), Output("dB", "T", shape="shape of B"))
     types: ClassVar[Types] = {"T": FLOATS}
 
     def infer(self, dy: Spec, a: Spec, b: Spec) -> tuple[Spec, ...]:

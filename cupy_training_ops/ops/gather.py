@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Gradients of the gather operators: sums of slices that met in one place.
+"""Gradients of the gather operators: slices of dY are added to the rows of dX that they came from.
 
-All three say for every slice of dY which row of dX it is added to, and share the rest: B batches of
-K slices and of G rows, W elements each.
+Sums are kept in float32 (float64 for float64) and rounded once. They are added in an order that
+follows from the indices alone; with deterministic=False atomic additions may take any order.
 """
 
 from __future__ import annotations
@@ -22,17 +22,28 @@ from ..planning.segmented_sum import THREADS, Scatter, Sizes, are_few, one_each
 from ..schema import Attribute, Input, Output, Spec, Types, boolean, integer
 
 INDEX_TYPES = (INT64, np.dtype(np.int32))
-SHAPE = Input("shape", "int64", memory="host", convert=schema.shape)
-INDICES = Input("indices", "Tind")
-AXIS = Attribute("axis", integer, 0)
-DETERMINISTIC = Attribute("deterministic", boolean, True)
-CHECK = Attribute("check", boolean, False)
+SHAPE = Input("shape", "int64", memory="host", convert=schema.shape, doc="the shape of X")
+AXIS = Attribute("axis", integer, 0, doc="from -rank to rank - 1 of X")
+DETERMINISTIC = Attribute(
+    "deterministic", boolean, True, doc="False allows atomic additions where they are faster"
+)
+CHECK = Attribute(
+    "check",
+    boolean,
+    False,
+    doc="True refuses indices out of range before any launch, for which the call reads the "
+    "indices, waits for the device and cannot be captured in a graph",
+)
 
 
 class _GatherGradient(Op):
-    """What the three share: attributes, the check of indices, the choice of a plan."""
+    """What the three share: attributes, the check of indices, the choice of a plan.
 
-    outputs = (Output("dX", "T"),)
+    Each says which row of dX a slice of dY is added to: a batch has K slices and G rows, W elements
+    each.
+    """
+
+    outputs = (Output("dX", "T", shape="shape given by `shape`"),)
     types: ClassVar[Types] = {"T": FLOATS, "Tind": INDEX_TYPES}
     deterministic: bool
     check: bool
@@ -62,23 +73,24 @@ class _GatherGradient(Op):
 
 
 class GatherGrad(_GatherGradient):
-    """Gradient of Gather: dX[b, g, w] = sum of dY[b, k, w] over all k with indices[k] = g, else 0.
+    """Gradient of Gather: dX[b, g, w] = sum of dY[b, k, w] over all k with indices[k] = g.
 
-    b counts the B elements of the dimensions before `axis`, w the W after it; G = shape[axis].
-    Negative indices count from the end. An index outside -G .. G - 1 is skipped: it adds nothing.
-    With check=True it raises ArgumentError before any launch instead; reading the indices
-    synchronises the device, so that such a call cannot be captured in a graph.
+    b counts the elements of the dimensions before `axis`, w of those after it, and k those of
+    `indices`. A row that no index names is 0. Negative indices count from the end. An index out of
+    range for shape[axis] adds nothing; with check=True it is refused.
 
-    shape: int64, shape of X, host. indices: int64 or int32, any shape, device. dY: T, shape
-    X[:axis] + indices + X[axis + 1:], device. dX: T, `shape`, device. T: float32, float16, float64,
-    bfloat16. Sums are kept in float32 (float64 for float64), in an order that follows from the
-    indices alone, and rounded once. Deterministic; deterministic=False adds with atomics, also in
-    float32, where dY is so small that this is faster. Scratch memory: about 16 bytes an index, 4 a
-    row and 1/31 of dY in float32; with atomics none, for float16 and bfloat16 dX in float32.
-    Raises ArgumentError and DtypeError. Source: contract 2.1.
+    Memory: the workspace holds about 16 bytes an index, 4 bytes a row of dX and 1/31 of dY in
+    float32. With atomic additions it holds nothing, or for float16 and bfloat16 dX in float32.
+
+    Source: ONNX Gather-13, gradient;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/tensor/gather_grad.cc.
     """
 
-    inputs = (SHAPE, INDICES, Input("dY", "T"))
+    inputs = (
+        SHAPE,
+        Input("indices", "Tind", shape="any shape"),
+        Input("dY", "T", shape="shape X.shape[:axis] + indices.shape + X.shape[axis + 1:]"),
+    )
     attributes = (AXIS, DETERMINISTIC, CHECK)
     axis: int
 
@@ -103,24 +115,30 @@ class GatherGrad(_GatherGradient):
 
 
 class GatherNDGrad(_GatherGradient):
-    """Gradient of GatherND: output[i1 .. ik, w] = sum of the slices of `update` with that index.
+    """Gradient of GatherND: output[i_1, ..., i_k, w] = sum of the slices with that index.
 
-    With b = batch_dims, an index is the k numbers on the last axis of `indices`; it stands for the
-    W = prod(shape[b + k:]) elements of its own batch at shape[b:b + k]. Negative numbers count from
-    the end. A slice with a number out of range is skipped: it adds nothing. With check=True it
-    raises ArgumentError before any launch instead; reading the indices synchronises the device.
+    With b = batch_dims, an index (i_1, ..., i_k) is the k numbers along the last axis of `indices`.
+    It names the slice at that position of its own batch, and w counts the prod(shape[b + k:])
+    elements there. A slice that no index names is 0. Negative numbers count from the end. An index
+    with a number out of range adds nothing; with check=True it is refused.
 
-    shape: int64, host. indices: int64 or int32, shape shape[:b] + ... + (k,), device. update: T,
-    shape indices.shape[:-1] + shape[b + k:], device. output: T, `shape`, device. T: float32,
-    float16, float64, bfloat16. Sums are kept in float32 (float64 for float64), in an order that
-    follows from the indices alone, and rounded once. Deterministic; deterministic=False adds with
-    atomics, also in float32, where update is so small that this is faster.
-    Raises ArgumentError and DtypeError. Source: contract 2.2.
+    Memory: a workspace like that of GatherGrad.
+
+    Source: ONNX GatherND-13, gradient;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/tensor/gather_nd_grad.cc.
     """
 
-    inputs = (SHAPE, INDICES, Input("update", "T"))
-    outputs = (Output("output", "T"),)
-    attributes = (Attribute("batch_dims", integer, 0), DETERMINISTIC, CHECK)
+    inputs = (
+        SHAPE,
+        Input("indices", "Tind", shape="shape (*shape[:batch_dims], ..., k)"),
+        Input("update", "T", shape="shape indices.shape[:-1] + shape[batch_dims + k:]"),
+    )
+    outputs = (Output("output", "T", shape="shape given by `shape`"),)
+    attributes = (
+        Attribute("batch_dims", integer, 0, doc="how many leading dimensions are batches"),
+        DETERMINISTIC,
+        CHECK,
+    )
     batch_dims: int
 
     def infer(self, shape: tuple[int, ...], indices: Spec, update: Spec) -> tuple[Spec, ...]:
@@ -159,21 +177,23 @@ class GatherNDGrad(_GatherGradient):
 
 
 class GatherElementsGrad(_GatherGradient):
-    """Gradient of GatherElements: dX[q] = sum of dY[p], where q is p with indices[p] on the axis.
+    """Gradient of GatherElements: dX[q] = sum of dY[p] over all positions p with q(p) = q.
 
-    Negative indices count from the end of shape[axis]. An index out of range is skipped: it adds
-    nothing. With check=True it raises ArgumentError before any launch instead; reading the indices
-    synchronises the device.
+    q(p) is the position p with indices[p] in the place of its coordinate along `axis`. An element
+    that no position leads to is 0. Negative indices count from the end. An index out of range for
+    shape[axis] adds nothing; with check=True it is refused.
 
-    dY: T, device. shape: int64, shape of X, of dY's rank, host. indices: int64 or int32, dY's
-    shape, device; off the axis at most as long as X. dX: T, `shape`, device. T: float32, float16,
-    float64, bfloat16. Sums are kept in float32 (float64 for float64) and rounded once.
-    Deterministic: sorted by place and summed in order. deterministic=False adds with atomics, for
-    float16 and bfloat16 into float32 scratch memory of dX's shape.
-    Raises ArgumentError and DtypeError. Source: contract 2.3.
+    Memory: a workspace like that of GatherGrad.
+
+    Source: ONNX GatherElements-13, gradient;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/tensor/gather_elements_grad.cc.
     """
 
-    inputs = (Input("dY", "T"), SHAPE, INDICES)
+    inputs = (
+        Input("dY", "T", shape="rank of X"),
+        SHAPE,
+        Input("indices", "Tind", shape="shape of dY", doc="off `axis` at most as long as X"),
+    )
     attributes = (AXIS, DETERMINISTIC, CHECK)
     axis: int
 

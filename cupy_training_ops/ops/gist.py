@@ -29,15 +29,15 @@ STREAM = {
 }
 
 TO = Attribute("to", dtype, type="T")
-SHAPE = Attribute("shape", optional(shape), None)
-KEEP_NONFINITE = Attribute("keep_nonfinite", boolean, False)
+SHAPE = Attribute("shape", optional(shape), None, doc="the shape of Y")
+X = Input("X", "T", shape="any shape")
 
 
 class _Codec(Op):
     """What the ten share: one streaming launch from X to Y."""
 
-    inputs = (Input("X", "T"),)
-    outputs = (Output("Y", "T"),)
+    inputs = (X,)
+    outputs = (Output("Y", "T", shape="shape of X where `shape` is None"),)
     types: ClassVar[Types] = {"T": FLOATS}
     bitwise_exact = True
     thread_nbytes: ClassVar[int] = ELEMENT_NBYTES
@@ -92,38 +92,38 @@ class _Decoder(_Codec):
 
 
 class GistBinarizeEncoder(_Encoder):
-    """Sign test: Y = X > 0, one bool (one byte) an element.
+    """Sign test: Y = X > 0, in one byte an element.
 
-    Zeros of either sign, negatives and NaN give False; subnormals above zero give True.
+    Zeros of either sign, negative numbers and NaN give False; subnormal numbers above zero give
+    True.
 
-    X: T, any shape, device. Y: bool, shape of X, device. T: float32, float16, float64, bfloat16.
-    Deterministic. Raises ArgumentError and DtypeError. Source: contract 6.1.
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
 
-    outputs = (Output("Y", "bool"),)
+    outputs = (Output("Y", "bool", shape="shape of X"),)
 
 
 class GistBinarizeDecoder(_Decoder):
-    """Inverse of GistBinarizeEncoder as far as it has one: Y = 1 where X, else 0.
+    """Sign test back to numbers: Y = 1 where X, else 0.
 
-    X: bool, any shape, device. Y: T, `shape` or the shape of X, device. `to`: T as a dtype, its
-    name or its ONNX number. T: float32, float16, float64, bfloat16.
-    Deterministic. Raises ArgumentError and DtypeError. Source: contract 6.1.
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
 
-    inputs = (Input("X", "bool"),)
+    inputs = (Input("X", "bool", shape="any shape"),)
 
 
 class GistPack1Encoder(_Encoder):
     """Sign bits: bit 7 - j of Y[k] = X[8 k + j] > 0, the first element in the highest bit.
 
-    Any number of elements n, taken in row-major order; missing ones of the last byte are 0 bits.
+        element   8k  8k+1  8k+2  8k+3  8k+4  8k+5  8k+6  8k+7
+        Y[k] bit   7     6     5     4     3     2     1     0
 
-    X: T, any shape, device. Y: uint8, shape (ceil(n / 8),), device. T: bool and the four floats.
-    Deterministic. Raises ArgumentError and DtypeError. Source: contract 6.2.
+    The n elements are taken in row-major order; bits of the last byte that no element has are 0.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
 
-    outputs = (Output("Y", "uint8"),)
+    outputs = (Output("Y", "uint8", shape="shape (ceil(n / 8),)"),)
     thread_nbytes = TILE_NBYTES
     types: ClassVar[Types] = {"T": (BOOL, *FLOATS)}
 
@@ -134,12 +134,17 @@ class GistPack1Encoder(_Encoder):
 class GistPack1Decoder(_Decoder):
     """Sign bits back to numbers: Y[8 k + j] = bit 7 - j of X[k], as 1 or 0.
 
-    X: uint8 codes, device; with `shape` as many as ceil(n / 8) for its n elements, of any shape.
-    Y: T, `shape` or (8 m,) for m codes, device. T: bool and the four floats.
-    Deterministic. Raises ArgumentError and DtypeError. Source: contract 6.2.
+    GistPack1Encoder draws the bits.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
 
-    inputs = (Input("X", "uint8"),)
+    inputs = (
+        Input(
+            "X", "uint8", shape="any shape", doc="with `shape`, ceil(n / 8) codes for n elements"
+        ),
+    )
+    outputs = (Output("Y", "T", shape="shape (8 m,) of m codes where `shape` is None"),)
     thread_nbytes = TILE_NBYTES
     types: ClassVar[Types] = {"T": (BOOL, *FLOATS)}
 
@@ -153,69 +158,92 @@ class GistPack1Decoder(_Decoder):
 class GistPack8Encoder(_Encoder):
     """OCP FP8 E5M2: Y = X rounded to 1 sign, 5 exponent (bias 15) and 2 fraction bits.
 
-    To nearest, ties to even, straight from T; subnormals and signed zeros are kept; |X| >= 61440
-    gives infinity (0x7C), NaN gives 0x7E with the sign of X. |Y - X| <= 2^-3 |X| in the normal
-    range, from 2^-14; <= 2^-17 below it.
+        bit   7      6 5 4 3 2   1 0
+              sign   exponent    fraction
 
-    X: T, any shape, device. Y: uint8, shape of X, device. T: float32, float16, float64, bfloat16.
-    Deterministic. Raises ArgumentError and DtypeError. Source: OCP 8-bit Floating Point
-    Specification 1.0; contract 6.3 (upstream's own codes do not round-trip and are not met).
+    X is rounded straight from T to the nearest code, ties to even. Subnormal numbers and signed
+    zeros are kept. |X| >= 61440 gives infinity (0x7C); NaN gives 0x7E with the sign of X. The error
+    is at most 2^-3 |X| from 2^-14 on, and 2^-17 below.
+
+    Source: OCP 8-bit Floating Point Specification 1.0, E5M2. Upstream's own codes
+    (orttraining/orttraining/training_ops/cuda/gist/gist.cc) do not give back their values.
     """
 
-    outputs = (Output("Y", "uint8"),)
+    outputs = (Output("Y", "uint8", shape="shape of X"),)
 
 
 class GistPack8Decoder(_Decoder):
-    """The exact value of an E5M2 code: Y = the float16 whose upper byte is X, widened to T.
+    """The exact value of an E5M2 code: Y = the float16 whose upper byte is X and lower byte 0.
 
-    X: uint8, any shape, device. Y: T, `shape` or the shape of X, device. T: float32, float16,
-    float64, bfloat16; every code is exact in each.
-    Deterministic. Raises ArgumentError and DtypeError. Source: contract 6.3.
+    Every T holds it exactly. GistPack8Encoder draws the bits.
+
+    Source: OCP 8-bit Floating Point Specification 1.0, E5M2.
     """
 
-    inputs = (Input("X", "uint8"),)
+    inputs = (Input("X", "uint8", shape="any shape"),)
 
 
 class GistPack16Encoder(_Encoder):
-    """IEEE half precision: Y = X rounded to float16.
+    """Half precision: Y = X rounded to float16.
 
-    To nearest, ties to even, straight from T; subnormals kept; |X| >= 65520 gives infinity; NaN
-    stays NaN. |Y - X| <= 2^-11 |X| in the normal range, from 2^-14; <= 2^-25 below it.
+    X is rounded straight from T to nearest, ties to even. Subnormal numbers are kept, |X| >= 65520
+    gives infinity, NaN stays NaN. The error is at most 2^-11 |X| from 2^-14 on, and 2^-25 below.
 
-    X: T, any shape, device. Y: float16, shape of X, device. T: float32, float16 (a copy), float64,
-    bfloat16. Deterministic. Raises ArgumentError and DtypeError. Source: IEEE 754; contract 6.4.
+    Source: IEEE 754 binary16; ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
 
-    outputs = (Output("Y", "float16"),)
+    outputs = (Output("Y", "float16", shape="shape of X"),)
 
 
 class GistPack16Decoder(_Decoder):
-    """Half precision back: Y = X widened to T (rounded, to nearest even, where T is bfloat16).
+    """Half precision back: Y = X in type T.
 
-    X: float16, any shape, device. Y: T, `shape` or the shape of X, device. T: float32, float16,
-    float64, bfloat16. Deterministic. Raises ArgumentError and DtypeError. Source: contract 6.4.
+    The value is exact but for bfloat16, to which it is rounded: to nearest, ties to even.
+
+    Source: IEEE 754 binary16; ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
 
-    inputs = (Input("X", "float16"),)
+    inputs = (Input("X", "float16", shape="any shape"),)
 
 
 class GistPackMsfp15Encoder(_Encoder):
     """MSFP15: X[i] = (-1)^s M 2^(E - 132), E shared by 8 consecutive elements of the flat array.
 
-    E is the largest biased float32 exponent of the tile; M = |X| / 2^(E - 132) rounded half up and
-    at most 63. Byte j of a tile holds bit j of E, s, and the six bits of M. Magnitudes below 2^-126
-    become zero. A tile with a non-finite value (for float64 also 2^128 or more) becomes eight zero
-    bytes as upstream, or with `keep_nonfinite` a tile with E = 255 that decodes to NaN.
-    |Y - X| <= 2^-6 2^(E - 127), twice that where M saturates.
+    A tile is eight bytes, one an element: its sign s, its magnitude M and one bit of the tile's E.
 
-    X: T, any shape, device. Y: uint8, device; shape of X where its size n is a multiple of 8, else
-    (8 ceil(n / 8),), the last tile padded with zeros. T: float32, float16, float64, bfloat16.
-    Deterministic. Raises ArgumentError and DtypeError. Source: contract 6.5.
+        bit    7            6   5 4 3 2 1 0
+        Y[0]   bit 0 of E   s   M
+        Y[1]   bit 1 of E   s   M
+         ...
+        Y[7]   bit 7 of E   s   M
+
+    E is the largest biased float32 exponent of the tile. M = |X| / 2^(E - 132) rounded half up, at
+    most 63. The error is at most 2^-6 2^(E - 127), twice that where M saturates. Numbers below
+    2^-126 become zero. A tile with a number that is not finite (from float64 also one of 2^128 or
+    more) becomes eight zero bytes.
+
+    Source: Darvish Rouhani et al., "Pushing the Limits of Narrow Precision Inferencing at Cloud
+    Scale with Microsoft Floating Point", NeurIPS 2020;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
 
-    outputs = (Output("Y", "uint8"),)
+    outputs = (
+        Output(
+            "Y",
+            "uint8",
+            shape="shape of X where its size n is a multiple of 8",
+            doc="else shape (8 ceil(n / 8),), the last tile padded with zeros",
+        ),
+    )
     thread_nbytes = TILE_NBYTES
-    attributes = (KEEP_NONFINITE,)
+    attributes = (
+        Attribute(
+            "keep_nonfinite",
+            boolean,
+            False,
+            doc="give a tile that is not finite E = 255, so that it decodes to NaN",
+        ),
+    )
     keep_nonfinite: bool
 
     def code_shape(self, x: Spec) -> tuple[int, ...]:
@@ -226,19 +254,28 @@ class GistPackMsfp15Encoder(_Encoder):
 
 
 class GistPackMsfp15Decoder(_Decoder):
-    """MSFP15 back: Y = (-1)^s M 2^(E - 132) rounded to float32, then to T.
+    """MSFP15 back: Y = (-1)^s M 2^(E - 132), rounded to float32 and then to T.
 
-    A zero M gives +0. E = 255 with M >= 32 overflows to infinity; with `keep_nonfinite` a tile with
-    E = 255 is eight NaN.
+    GistPackMsfp15Encoder draws the bits. M = 0 gives +0. E = 255 with M >= 32 overflows to
+    infinity.
 
-    X: uint8, device, whole tiles of 8 codes; with `shape` as many as its elements need. Y: T,
-    `shape` or the shape of X, device. T: float32, float16, float64, bfloat16.
-    Deterministic. Raises ArgumentError and DtypeError. Source: contract 6.5.
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
 
-    inputs = (Input("X", "uint8"),)
+    inputs = (
+        Input(
+            "X",
+            "uint8",
+            shape="any shape",
+            doc="whole tiles of 8 codes; with `shape`, as many as its elements need",
+        ),
+    )
     thread_nbytes = TILE_NBYTES
-    attributes = (TO, SHAPE, KEEP_NONFINITE)
+    attributes = (
+        TO,
+        SHAPE,
+        Attribute("keep_nonfinite", boolean, False, doc="decode a tile with E = 255 to NaN"),
+    )
     keep_nonfinite: bool
 
     def codes(self, n: int) -> int:

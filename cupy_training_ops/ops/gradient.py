@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Gradient bookkeeping: accumulating, clearing, scaling between precisions.
 
-What is given in low precision is computed in float32 (float64 where a float64 takes part) and
-rounded once.
+Sums and products are computed in float32, or in float64 where an input is float64, and rounded
+once; beyond the range of their type they become infinite. NaN and infinities propagate. Subnormal
+float32 sums and products become zero.
 """
 
 from __future__ import annotations
@@ -25,6 +26,15 @@ CHUNK_NBYTES = 16_384  # of the wider type a block of a list's launch takes
 CAPACITY = 108  # tensors a launch: 36 bytes each, 4,000 in all
 
 DONE = np.ones(1, BOOL)
+
+UPDATE_SIGNAL = Input(
+    "update_signal",
+    "bool",
+    memory="host",
+    optional=True,
+    convert=flag,
+    doc="True where it is left out",
+)
 
 
 def _launch(
@@ -57,24 +67,20 @@ def _refuse_other_shape(op: str, name: str, got: Spec, like: str, expected: Spec
 class InPlaceAccumulator(Op):
     """Gradient accumulation: new_sum = old_sum + value, in place of old_sum.
 
-    Without `out=` new_sum is old_sum's array; an `out=` of its own leaves old_sum as it is.
-    update_signal=False leaves old_sum as it is and launches nothing (with an `out=` of its own: a
-    copy). Values that do not fit overflow to infinity; NaN and infinities go through; subnormal
-    float32 sums become zero.
+    An `out=` of its own leaves old_sum as it is. With update_signal=False new_sum is old_sum: in
+    place nothing is launched, into `out=` it is copied.
 
-    old_sum: T, any shape, device. value: T_GRAD, the shape of old_sum, device. update_signal: one
-    bool, host (Python's or a NumPy array of one element), part of a captured graph; True by
-    default. new_sum: T, device, aliases old_sum. T and T_GRAD: float32, float16, float64, bfloat16,
-    in any combination. Deterministic. Raises ArgumentError, also for shapes that differ, and
-    DtypeError. Source: contract 7.
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/optimizer/gradient_control.cc.
     """
 
     inputs = (
-        Input("old_sum", "T"),
-        Input("value", "T_GRAD"),
-        Input("update_signal", "bool", memory="host", optional=True, convert=flag),
+        Input("old_sum", "T", shape="any shape"),
+        Input("value", "T_GRAD", shape="shape of old_sum"),
+        UPDATE_SIGNAL,
     )
-    outputs = (Output("new_sum", "T", aliases="old_sum", may_alias=("value",)),)
+    outputs = (
+        Output("new_sum", "T", aliases="old_sum", may_alias=("value",), shape="shape of old_sum"),
+    )
     types: ClassVar[Types] = {"T": FLOATS, "T_GRAD": FLOATS}
 
     def infer(self, old_sum: Spec, value: Spec, update_signal: bool | None) -> tuple[Spec, ...]:
@@ -95,27 +101,35 @@ class InPlaceAccumulator(Op):
 class InPlaceAccumulatorV2(Op):
     """Gradient accumulation: accumulation_buffer_out = accumulation_buffer + value, or value alone.
 
-    With overwrite_flag the buffer becomes the value, rounded to T; what it held does not matter.
-    Without `out=` the result is accumulation_buffer's array; an `out=` of its own, or leaving
-    accumulation_buffer_out out of `outputs=`, leaves the buffer as it is (upstream changes it).
-    Special values: as InPlaceAccumulator.
+    With overwrite_flag the buffer becomes the value, rounded to T; what it held does not matter. An
+    `out=` of its own leaves the buffer as it is, and so does an `outputs=` without
+    accumulation_buffer_out.
 
-    accumulation_buffer: T, any shape, device. value: T_GRAD, the same shape, device.
-    overwrite_flag: one bool, host (Python's or a NumPy array of one element), part of a captured
-    graph; False by default. updated_flag: bool, (1,), host, a new NumPy array, always True.
-    accumulation_buffer_out: T, device, aliases accumulation_buffer. T and T_GRAD: float32, float16,
-    float64, bfloat16, in any combination. Deterministic. Raises ArgumentError, also for shapes that
-    differ, and DtypeError. Source: contract 8.
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/optimizer/gradient_control.cc,
+    which changes the buffer in any case.
     """
 
     inputs = (
-        Input("accumulation_buffer", "T"),
-        Input("value", "T_GRAD"),
-        Input("overwrite_flag", "bool", memory="host", optional=True, convert=flag),
+        Input("accumulation_buffer", "T", shape="any shape"),
+        Input("value", "T_GRAD", shape="shape of accumulation_buffer"),
+        Input(
+            "overwrite_flag",
+            "bool",
+            memory="host",
+            optional=True,
+            convert=flag,
+            doc="False where it is left out",
+        ),
     )
     outputs = (
-        Output("updated_flag", "bool", memory="host"),
-        Output("accumulation_buffer_out", "T", aliases="accumulation_buffer", may_alias=("value",)),
+        Output("updated_flag", "bool", memory="host", shape="shape (1,)", doc="always True"),
+        Output(
+            "accumulation_buffer_out",
+            "T",
+            aliases="accumulation_buffer",
+            may_alias=("value",),
+            shape="shape of accumulation_buffer",
+        ),
     )
     types: ClassVar[Types] = {"T": FLOATS, "T_GRAD": FLOATS}
 
@@ -134,23 +148,28 @@ class InPlaceAccumulatorV2(Op):
 class InPlaceAccumulatorList(Op):
     """Gradient accumulation over a parameter list: new_sums[i] = old_sums[i] + values[i], in place.
 
-    What InPlaceAccumulator does to each pair, in one launch for every 108 pairs that have elements.
+    Each pair is treated as by InPlaceAccumulator, with one launch for every 108 pairs that have
+    elements.
 
-    old_sums: one list of at least one T array, device. values: one list of T_GRAD arrays of the
-    same shapes, device. update_signal: one bool, host (Python's or a NumPy array of one element),
-    part of a captured graph; True by default. new_sums: a tuple of T arrays, device, alias
-    old_sums. T and T_GRAD: float32, float16, float64, bfloat16, in any combination, one for all
-    tensors of a list. Deterministic. Raises ArgumentError and DtypeError. Source: this package;
-    upstream runs InPlaceAccumulator once for every parameter.
+    Source: this package; ONNX Runtime runs InPlaceAccumulator once for each parameter.
     """
 
     domain = "cupy_training_ops"
     inputs = (
-        Input("old_sums", "T", variadic=True),
-        Input("values", "T_GRAD", variadic=True),
-        Input("update_signal", "bool", memory="host", optional=True, convert=flag),
+        Input("old_sums", "T", variadic=True, shape="any shapes", doc="at least one array"),
+        Input("values", "T_GRAD", variadic=True, shape="shapes of old_sums"),
+        UPDATE_SIGNAL,
     )
-    outputs = (Output("new_sums", "T", variadic=True, aliases="old_sums", may_alias=("values",)),)
+    outputs = (
+        Output(
+            "new_sums",
+            "T",
+            variadic=True,
+            aliases="old_sums",
+            may_alias=("values",),
+            shape="shapes of old_sums",
+        ),
+    )
     types: ClassVar[Types] = {"T": FLOATS, "T_GRAD": FLOATS}
 
     def infer(
@@ -189,14 +208,22 @@ class ZeroGradient(Op):
     NaN and infinities are cleared like anything else. An `out=` of its own leaves old_gradient as
     it is.
 
-    old_gradient: T1, any shape, device. reset_signal: T2, any shape and strides, device; it orders
-    execution in a graph of operators and is not read. zero_gradient: T1, device, aliases
-    old_gradient. T1: float32, float16, float64, bfloat16. T2: every dtype of fixed size.
-    Deterministic, bit for bit. Raises ArgumentError and DtypeError. Source: contract 9.
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/optimizer/gradient_control.cc.
     """
 
-    inputs = (Input("old_gradient", "T1"), Input("reset_signal", "T2", not_accessed=True))
-    outputs = (Output("zero_gradient", "T1", aliases="old_gradient"),)
+    inputs = (
+        Input("old_gradient", "T1", shape="any shape"),
+        Input(
+            "reset_signal",
+            "T2",
+            not_accessed=True,
+            shape="any shape",
+            doc="not read; it orders execution in a graph of operators",
+        ),
+    )
+    outputs = (
+        Output("zero_gradient", "T1", aliases="old_gradient", shape="shape of old_gradient"),
+    )
     types: ClassVar[Types] = {"T1": FLOATS, "T2": FIXED_SIZE}
     bitwise_exact = True
 
@@ -210,24 +237,24 @@ class ZeroGradient(Op):
 
 
 class MixedPrecisionScale(Op):
-    """Scaling between precisions: Y[i] = (S X[i]) rounded to `to`, for every tensor of a list.
+    """Scaling between precisions: Y[i] = S X[i], rounded to `to`, for every tensor of a list.
 
-    The product is taken in float32 (float64 where X is float64) and rounded once. With fuse_outputs
-    there is one Y of rank 1: the results one after the other. Products that do not fit are
-    infinite; NaN and infinities go through; subnormal float32 products become zero.
+    With fuse_outputs there is one Y of rank 1: the results one after the other. There is one launch
+    for every 108 tensors that have elements.
 
-    S: float32, one element of any shape, device: it is read where it is. X: one list of at least
-    one SrcT array of any shape, device. Y: a tuple of DstT arrays in the shapes of X, or of one
-    array, device. to: DstT as a dtype, its name or its ONNX number. SrcT and DstT: float32,
-    float16, float64, bfloat16, in any combination. One launch for every 108 tensors that have
-    elements. Deterministic. Raises ArgumentError and DtypeError. Source: contract 13.
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/mixed_precision_scale.cc.
     """
 
-    inputs = (Input("S", "ScaleT"), Input("X", "SrcT", variadic=True))
-    outputs = (Output("Y", "DstT", variadic=True),)
+    inputs = (
+        Input("S", "ScaleT", shape="one element, any shape", doc="read where it is"),
+        Input("X", "SrcT", variadic=True, shape="any shapes", doc="at least one array"),
+    )
+    outputs = (
+        Output("Y", "DstT", variadic=True, shape="shapes of X, or with fuse_outputs one of rank 1"),
+    )
     attributes = (
         Attribute("to", dtype, type="DstT"),
-        Attribute("fuse_outputs", boolean, False),
+        Attribute("fuse_outputs", boolean, False, doc="one output for all tensors"),
     )
     types: ClassVar[Types] = {"SrcT": FLOATS, "ScaleT": (FLOAT32,), "DstT": FLOATS}
     to: np.dtype[Any]

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Zeros around data and away again: SliceGrad, PadAndUnflatten, FlattenAndUnpad."""
+"""Zeros around data and away again: SliceGrad, PadAndUnflatten, FlattenAndUnpad.
+
+Elements are copied bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -20,28 +23,39 @@ from ..schema import Input, Output, Spec, Types, integers, shape
 
 
 class SliceGrad(Op):
-    """The gradient of ONNX Slice: zeros, and dY at the positions that the slice took.
+    """Gradient of Slice: dX[start_0 + j_0 step_0, ...] = dY[j_0, ...], and 0 elsewhere.
 
-    dX = 0; dX[start_0 + j_0 step_0, ...] = dY[j_0, ...]. Starts, ends, axes and steps mean what
-    they mean in ONNX Slice 13: negative starts and ends count from the end, both are clamped to the
-    array, a negative step walks backwards, an axis that is not named is taken whole.
+    starts, ends, axes and steps mean what they mean in Slice: negative starts and ends count from
+    the end of the axis, both are clamped to the array, a negative step walks backwards, and an axis
+    that is not named is taken whole.
 
-    dY: T, any shape of the slice's size, device. shape: that of dX, at least one dimension, host.
-    starts, ends: host, one entry an axis. axes: host, 0, 1, ... by default. steps: host, not 0,
-    ones by default. dX: T, `shape`, device. T: every dtype of fixed size. Host inputs are part of a
-    captured graph. Deterministic, bit for bit. Raises ArgumentError, also for a dY of another size,
-    and DtypeError. Source: contract 2.4.
+    Source: ONNX Slice-13, gradient;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/tensor/slice_grad.cc.
     """
 
     inputs = (
-        Input("dY", "T"),
-        Input("shape", "int64", memory="host", convert=shape),
-        Input("starts", "int64", memory="host", convert=integers),
-        Input("ends", "int64", memory="host", convert=integers),
-        Input("axes", "int64", memory="host", optional=True, convert=integers),
-        Input("steps", "int64", memory="host", optional=True, convert=integers),
+        Input("dY", "T", shape="any shape of as many elements as the slice has"),
+        Input("shape", "int64", memory="host", convert=shape, doc="at least one dimension"),
+        Input("starts", "int64", memory="host", convert=integers, doc="one for each axis"),
+        Input("ends", "int64", memory="host", convert=integers, doc="one for each axis"),
+        Input(
+            "axes",
+            "int64",
+            memory="host",
+            optional=True,
+            convert=integers,
+            doc="the first ones where they are left out",
+        ),
+        Input(
+            "steps",
+            "int64",
+            memory="host",
+            optional=True,
+            convert=integers,
+            doc="other than 0; 1 where they are left out",
+        ),
     )
-    outputs = (Output("dX", "T"),)
+    outputs = (Output("dX", "T", shape="shape given by `shape`"),)
     types: ClassVar[Types] = {"T": FIXED_SIZE}
     bitwise_exact = True
 
@@ -172,20 +186,23 @@ class _Rows(Op):
 
 
 class FlattenAndUnpad(_Rows):
-    """Selected rows of an array whose first two dimensions are one: the padding falls off.
+    """Selected rows: output[r] = input.reshape(M1 M2, ...)[indices[r]]; the padding falls off.
 
-    output[r] = input.reshape(M1 M2, ...)[indices[r]]; unflatten_dims = (M1, M2), what
-    PadAndUnflatten takes to undo it. An index outside 0 .. M1 M2 - 1 gives a row of zeros (negative
-    ones do not count from the end); duplicates are fine.
+    The first two dimensions M1 and M2 of input become one; PadAndUnflatten undoes it. An index
+    outside 0 .. M1 M2 - 1 gives a row of zeros: negative ones do not count from the end. An index
+    may occur several times.
 
-    input: T, (M1, M2, ...), device. indices: T_INDEX, (d1,), device. output: T, (d1, ...), device.
-    unflatten_dims: int64, (2,), host, a new NumPy array. T: every dtype of fixed size; T_INDEX:
-    int64, int32. Deterministic, bit for bit. Raises ArgumentError and DtypeError.
-    Source: contract 1.5.
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/tensor/flatten_and_unpad.cc.
     """
 
-    inputs = (Input("input", "T"), Input("indices", "T_INDEX"))
-    outputs = (Output("output", "T"), Output("unflatten_dims", "int64", memory="host"))
+    inputs = (
+        Input("input", "T", shape="shape (M1, M2, ...)"),
+        Input("indices", "T_INDEX", shape="shape (d1,)"),
+    )
+    outputs = (
+        Output("output", "T", shape="shape (d1, ...)"),
+        Output("unflatten_dims", "int64", memory="host", shape="shape (2,)", doc="(M1, M2)"),
+    )
 
     def infer(self, x: Spec, indices: Spec) -> tuple[Any, ...]:
         if len(x.shape) < 2:
@@ -207,24 +224,22 @@ class FlattenAndUnpad(_Rows):
 
 
 class PadAndUnflatten(_Rows):
-    """Rows back to their places in a zero-padded array: the inverse of FlattenAndUnpad.
+    """Rows back in their places: output.reshape(M1 M2, ...)[indices[r]] = input[r], 0 elsewhere.
 
-    output = 0; output.reshape(M1 M2, ...)[indices[r]] = input[r]. A row whose index is outside
-    0 .. M1 M2 - 1 is skipped (negative ones do not count from the end); of rows with the same index
-    the last counts.
+    It undoes FlattenAndUnpad. A row whose index is outside 0 .. M1 M2 - 1 is skipped: negative ones
+    do not count from the end. Of several rows with one index the last counts.
 
-    input: T, (d1, ...), device. indices: T_INDEX, (d1,), device. unflatten_dims: (M1, M2), host,
-    part of a captured graph. output: T, (M1, M2, ...), device. T: every dtype of fixed size;
-    T_INDEX: int64, int32. Uses a workspace of 8 M1 M2 bytes. Deterministic, bit for bit, duplicates
-    included. Raises ArgumentError and DtypeError. Source: contract 1.4.
+    Memory: a workspace of 8 M1 M2 bytes.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/tensor/pad_and_unflatten.cc.
     """
 
     inputs = (
-        Input("input", "T"),
-        Input("indices", "T_INDEX"),
-        Input("unflatten_dims", "int64", memory="host", convert=shape),
+        Input("input", "T", shape="shape (d1, ...)"),
+        Input("indices", "T_INDEX", shape="shape (d1,)"),
+        Input("unflatten_dims", "int64", memory="host", convert=shape, doc="(M1, M2)"),
     )
-    outputs = (Output("output", "T"),)
+    outputs = (Output("output", "T", shape="shape (M1, M2, ...)"),)
 
     def infer(self, x: Spec, indices: Spec, dims: tuple[int, ...]) -> tuple[Spec, ...]:
         self.check_indices(indices)

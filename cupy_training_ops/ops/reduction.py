@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Sums, norms and finiteness checks over arrays and lists of arrays.
 
-Every sum is kept in float32 (float64 for float64) and rounded once, in an order that follows from
-shapes, alignment and the number of multiprocessors: the same bits, run after run.
+Floating-point sums are kept in float32 (float64 for float64) and rounded once, in an order that
+follows from shapes, alignment and the number of multiprocessors. Nothing is read back to the host.
 """
 
 from __future__ import annotations
@@ -62,25 +62,35 @@ def _launch(symbol: str, grid: int, args: tuple[Any, ...], x: Any, y: Any, **con
 class ReduceSumTraining(Op):
     """Sum over axes: reduced[k] = sum of data[k, r] over all positions r of the reduced axes.
 
-    Negative axes count from the back. Without axes all are reduced, or with noop_with_empty_axes
-    none: a copy in the shape of data, whatever keepdims says. A sum of nothing is 0. Where nothing
-    is added, also over axes of length 1, the result is a copy bit for bit.
+    Without axes all are reduced, or with noop_with_empty_axes none: data is copied in its own
+    shape, whatever keepdims says. A sum of nothing is 0. Where nothing is added, also over axes of
+    length 1, the result is a copy bit for bit.
 
-    data: T, any shape, device. axes: different integers from -rank to rank - 1, host, part of a
-    captured graph. reduced: T, device; reduced axes have length 1 or, with keepdims=False, go.
-    T: float32, float16, float64, bfloat16, int32, int64. float16 and bfloat16 are added in float32
-    and rounded once; integers are added as integers, modulo 2^32 or 2^64. NaN and infinities go
-    through as in any sum; subnormal float32 sums become zero. On the GPU a sum is infinite where a
-    part of it leaves the range of float32 (float64 for float64), even if the whole would not: the
-    CPU provider adds in float64. Deterministic. Uses a workspace.
-    Raises ArgumentError and DtypeError. Source: contract 15.
+    Integers are added as integers, modulo 2^32 or 2^64. NaN and infinities propagate as in any sum;
+    subnormal float32 sums become zero. On the GPU a sum is infinite where a part of it leaves the
+    range of float32 (float64 for float64), even if the whole would not; the CPU provider adds in
+    float64.
+
+    Memory: a workspace, for partial sums.
+
+    Source: ONNX ReduceSum-13;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/reduction/reduction_ops.cc.
     """
 
-    inputs = (Input("data", "T"), Input("axes", "int64", memory="host", convert=integers))
-    outputs = (Output("reduced", "T"),)
+    inputs = (
+        Input("data", "T", shape="any shape"),
+        Input(
+            "axes",
+            "int64",
+            memory="host",
+            convert=integers,
+            doc="all different, from -rank to rank - 1; negative ones count from the end",
+        ),
+    )
+    outputs = (Output("reduced", "T", shape="shape of data without the reduced axes"),)
     attributes = (
-        Attribute("keepdims", boolean, True),
-        Attribute("noop_with_empty_axes", boolean, False),
+        Attribute("keepdims", boolean, True, doc="reduced axes stay, with length 1"),
+        Attribute("noop_with_empty_axes", boolean, False, doc="no axes: reduce none, not all"),
     )
     types: ClassVar[Types] = {"T": (*FLOATS, INT32, INT64)}
     keepdims: bool
@@ -267,23 +277,23 @@ def _blocks(device: Device, n_chunks: int) -> int:
 
 
 class ReduceAllL2(Op):
-    """Euclidean norm of a list of tensors: Y = sqrt(sum of x^2 over all elements of all of X).
+    """Euclidean norm of a list of tensors: Y = sqrt(sum of x^2 over all elements x of all of X).
 
-    Squares are added in float32 (float64 where TIn or TOut is float64), so that float16 neither
-    overflows nor loses digits: Y is infinite only where the sum is 2^128 or more (a norm above
-    1.8e19) or the norm does not fit into Y. Squares below 2^-126 become zero. NaN gives NaN, an
-    infinity infinity, no elements 0.
+    Squares are added in float32, in float64 where TIn or TOut is float64. float16 therefore neither
+    overflows nor loses digits: Y is infinite only where the sum reaches 2^128 (a norm above 1.8e19)
+    or the norm does not fit into TOut. Squares below 2^-126 become zero. A NaN gives NaN, an
+    infinity infinity, no elements 0. There is one launch for every 192 tensors that have elements.
 
-    X: one list of at least one TIn array of any shape, device. Y: TOut, shape (), device.
-    output_type: TOut as a dtype, its name or its ONNX number; TIn by default, where upstream leaves
-    it to the graph. TIn and TOut: float32, float16, float64, bfloat16. One launch for every 192
-    tensors that have elements; uses a workspace. Deterministic. Raises ArgumentError and
-    DtypeError. Source: contract 14.
+    Memory: a workspace, for partial sums.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/reduction/reduction_all.cc.
     """
 
-    inputs = (Input("X", "TIn", variadic=True),)
-    outputs = (Output("Y", "TOut"),)
-    attributes = (Attribute("output_type", optional(dtype), None, type="TOut"),)
+    inputs = (Input("X", "TIn", variadic=True, shape="any shapes", doc="at least one array"),)
+    outputs = (Output("Y", "TOut", shape="shape ()"),)
+    attributes = (
+        Attribute("output_type", optional(dtype), None, type="TOut", doc="TIn where it is None"),
+    )
     types: ClassVar[Types] = {"TIn": FLOATS, "TOut": FLOATS}
     output_type: np.dtype[Any] | None
 
@@ -308,20 +318,19 @@ class ReduceAllL2(Op):
 class IsAllFinite(Op):
     """Finiteness of a list of tensors: output = no element of any of `input` is infinite or NaN.
 
-    With isinf_only NaN passes, with isnan_only infinities do; both at once are refused. Bits are
-    tested, so that subnormals and -0.0 pass on every GPU. No elements give True.
+    Bits are tested, so that subnormal numbers and -0.0 pass on every GPU. No elements give True.
+    There is one launch for every 192 tensors that have elements.
 
-    input: one list of at least one T array of any shape, device. output: bool, shape (), device:
-    nothing is read back. T: float32, float16, float64, bfloat16. One launch for every 192 tensors
-    that have elements; uses a workspace. Deterministic. Raises ArgumentError and DtypeError.
-    Source: contract 11.
+    Memory: a workspace of 16 bytes.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/isfinite.cc.
     """
 
-    inputs = (Input("input", "T", variadic=True),)
-    outputs = (Output("output", "bool"),)
+    inputs = (Input("input", "T", variadic=True, shape="any shapes", doc="at least one array"),)
+    outputs = (Output("output", "bool", shape="shape ()"),)
     attributes = (
-        Attribute("isinf_only", boolean, False),
-        Attribute("isnan_only", boolean, False),
+        Attribute("isinf_only", boolean, False, doc="NaN passes; not together with isnan_only"),
+        Attribute("isnan_only", boolean, False, doc="infinities pass"),
     )
     types: ClassVar[Types] = {"T": FLOATS}
     bitwise_exact = True
@@ -355,13 +364,15 @@ class IsAllFinite(Op):
 class All(Op):
     """Conjunction of all elements: Y[0] = X[0] and X[1] and ...; True where there are none.
 
-    X: bool, any shape, device; any byte but 0 counts as True. Y: bool, shape (1,), device: nothing
-    is read back. Uses a workspace. Deterministic. Raises ArgumentError and DtypeError.
-    Source: contract 12.
+    Any byte but 0 counts as True.
+
+    Memory: a workspace of 16 bytes.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/reduction/all.cc.
     """
 
-    inputs = (Input("X", "T"),)
-    outputs = (Output("Y", "T"),)
+    inputs = (Input("X", "T", shape="any shape"),)
+    outputs = (Output("Y", "T", shape="shape (1,)"),)
     types: ClassVar[Types] = {"T": (BOOL,)}
     bitwise_exact = True
 

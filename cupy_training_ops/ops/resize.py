@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The gradient of bilinear resizing."""
+"""The gradient of bilinear resizing.
+
+Each element of dX is one sum over what touched it, kept in float32 (float64 for float64) and
+rounded once.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,7 @@ BAND_ROWS = {2: 32, 4: 64, 8: 64}  # of a tile at most, by the size of an elemen
 FEWEST_ROWS = 4  # of a tile, or of a thread where X was doubled
 TILES = 16  # for each multiprocessor, before tiles have as many rows as they may
 NEAREST_MODES = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+NO_MEANING = "without meaning for this mode"
 MAX_ROWS = 64  # of dX that such a thread makes
 LANES = 2048  # such threads for each multiprocessor, before they have more rows than the fewest
 MAX_DOUBLED = 2**23  # outputs along an axis whose positions float32 holds
@@ -28,41 +33,46 @@ MAX_PIXELS = 2**30  # along an axis, so that row numbers stay within 32 bits
 
 
 def no_axes(value: Any) -> tuple[int, ...]:
-    """The attribute `axes`: both spatial axes, which is what its absence says."""
+    """Nothing: both spatial axes, which is what its absence says."""
     if value is not None and integers(value):
         raise ArgumentError(f"expected no axes, got {value!r}")
     return ()
 
 
 class ResizeGrad(Op):
-    """The gradient of a linear ONNX Resize of two spatial axes, with respect to X.
+    """Gradient of a linear Resize: dX[.., i, j] = sum over o, p of h(o, i) w(p, j) dY[.., o, p].
 
-    dX[.., i, j] = sum over o, p of h(o, i) w(p, j) dY[.., o, p]. Along an axis of n pixels of X and
-    m of dY, output o lies at s = max(0, r (o + 1/2) - 1/2) for half_pixel, s = r o for
-    align_corners, and takes 1 - f of pixel floor(s) and f of the next, f = s - floor(s); all of the
-    last pixel. r = (n - 1) / (m - 1) for align_corners (0 where m is 1), else 1 / scale, or n / m
-    without `scales`. Positions are rounded to float32, to float64 where T is float64. Each element
-    is one sum, so the result is deterministic; sum(dX) = sum(dY) but for rounding.
+    h and w are the weights of the two spatial axes. Along an axis of n pixels of X and m of dY,
+    output o lies at
 
-    dY: T, (N, C, Ho, Wo), device. X: T, (N, C, Hi, Wi), device; only its shape counts. roi: not
-    used. scales: four numbers, host, part of a captured graph, of which the last two count; they
-    have to fit the sizes. dX: T, shape of X, device. mode: "linear".
-    coordinate_transformation_mode: "half_pixel" or "align_corners". Of the other attributes of
-    Resize, antialias, axes and keep_aspect_ratio_policy have to be what they are by default; the
-    rest means nothing for this mode. T: float32, float16, float64, bfloat16; sums are kept in
-    float32, for float64 in float64, and rounded once. A row of dX adds its outputs one by one: of
-    thousands, float32 loses digits (6e-5 of the sum at 8,192). An infinity reaches the pixels its
-    output touches, no others. Raises ArgumentError and DtypeError.
-    Source: contract 2.5; ONNX Resize 13.
+        s = max(0, r (o + 1/2) - 1/2)   r = 1 / scale, or n / m without `scales`       half_pixel
+        s = r o                         r = (n - 1) / (m - 1), or 0 where m is 1       align_corners
+
+    and takes 1 - f of pixel floor(s) and f of the next one, f = s - floor(s); beyond the last pixel
+    it takes all of the last. Positions are rounded to float32, for float64 to float64. sum(dX) is
+    sum(dY) but for rounding.
+
+    A row of dX adds its outputs one by one: in float32 a sum of thousands loses digits (6e-5 of the
+    sum at 8,192). An infinity reaches the pixels that its output touches, no others.
+
+    Source: ONNX Resize-18 with mode="linear", gradient;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/tensor/resize_grad.cc.
     """
 
     inputs = (
-        Input("dY", "T"),
-        Input("X", "T"),
-        Input("roi", "T", memory="host", optional=True, convert=reals),
-        Input("scales", "float32", memory="host", optional=True, convert=reals),
+        Input("dY", "T", shape="shape (N, C, Ho, Wo)"),
+        Input("X", "T", shape="shape (N, C, Hi, Wi)", doc="only its shape counts"),
+        Input("roi", "T", memory="host", optional=True, convert=reals, doc="not used"),
+        Input(
+            "scales",
+            "float32",
+            memory="host",
+            optional=True,
+            convert=reals,
+            doc="four, of which the last two count; they have to fit the sizes",
+        ),
     )
-    outputs = (Output("dX", "T"),)
+    outputs = (Output("dX", "T", shape="shape of X"),)
     attributes = (
         Attribute("mode", one_of("linear"), "linear"),
         Attribute(
@@ -71,10 +81,10 @@ class ResizeGrad(Op):
         Attribute("antialias", one_of(0), 0),
         Attribute("axes", no_axes, ()),
         Attribute("keep_aspect_ratio_policy", one_of("stretch"), "stretch"),
-        Attribute("cubic_coeff_a", real, -0.75),
-        Attribute("exclude_outside", boolean, False),
-        Attribute("extrapolation_value", real, 0.0),
-        Attribute("nearest_mode", one_of(*NEAREST_MODES), NEAREST_MODES[0]),
+        Attribute("cubic_coeff_a", real, -0.75, doc=NO_MEANING),
+        Attribute("exclude_outside", boolean, False, doc=NO_MEANING),
+        Attribute("extrapolation_value", real, 0.0, doc=NO_MEANING),
+        Attribute("nearest_mode", one_of(*NEAREST_MODES), NEAREST_MODES[0], doc=NO_MEANING),
     )
     types: ClassVar[Types] = {"T": FLOATS}
     coordinate_transformation_mode: str

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Tensor movement: views, joining, splitting. Nothing is computed."""
+"""Tensor movement: views, joining, splitting.
+
+Nothing is computed: elements are copied bit for bit, or not at all.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +27,30 @@ MAX_SPLIT = 120  # outputs of a launch, which knows more of each
 
 
 class View(ViewOp):
-    """Consecutive pieces of one contiguous array under new shapes; nothing is copied.
+    """Pieces of one array: outputs[i] = input.ravel()[o_i : o_i + n_i].reshape(shapes[i]).
 
-    outputs[i] is input.ravel()[o_i : o_i + n_i].reshape(shapes[i]), n_i the product of shapes[i]
-    and o_i the sum of the n before it. Every output shares the input's memory, always, and keeps it
-    alive. () is a scalar of one element; a piece without elements is legal.
+        input    | n_0 elements | n_1 | n_2 ...
+        starts   o_0 = 0        o_1   o_2
 
-    input: T, any shape, contiguous, device. shapes: one list of any number of shapes, host; their
-    sizes add up to the input's. outputs: a tuple, one T array a shape, device. T: every dtype of
-    fixed size. Deterministic; launches nothing. Raises ArgumentError and DtypeError.
-    Source: contract 1.1.
+    n_i is the product of shapes[i], and o_i the sum of the n before it. Nothing is copied: every
+    output shares the input's memory and keeps it alive. () is a scalar of one element; a piece may
+    have no elements.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/tensor/view.cc.
     """
 
     inputs = (
-        Input("input", "T"),
-        Input("shapes", "int64", memory="host", variadic=True, convert=shape),
+        Input("input", "T", shape="any shape"),
+        Input(
+            "shapes",
+            "int64",
+            memory="host",
+            variadic=True,
+            convert=shape,
+            doc="any number of them; their sizes add up to that of input",
+        ),
     )
-    outputs = (Output("outputs", "T", variadic=True),)
+    outputs = (Output("outputs", "T", variadic=True, shape="shapes given by `shapes`"),)
     types: ClassVar[Types] = {"T": FIXED_SIZE}
     bitwise_exact = True
 
@@ -54,21 +64,30 @@ class View(ViewOp):
 
 
 class ConcatTraining(Op):
-    """Arrays joined along an axis, and the length of each along it.
+    """Arrays joined along an axis: concat_result = inputs[0], inputs[1], ... one after the other.
 
-    concat_result = inputs[0], inputs[1], ... one after the other along `axis`; per_input_length[i]
-    = inputs[i].shape[axis].
+    per_input_length[i] = inputs[i].shape[axis]; it is made also where concat_result is empty.
 
-    inputs: one list of at least one T array, device; the same shape but for `axis`, along which a
-    length may be 0. concat_result: T, device. per_input_length: int64, (number of inputs,), host, a
-    new NumPy array, also when concat_result is empty. axis: from -rank to rank - 1. T: every dtype
-    of fixed size. Deterministic, bit for bit. Above 240 inputs the launches use a workspace.
-    Raises ArgumentError and DtypeError. Source: contract 1.2.
+    Memory: a workspace above 240 inputs.
+
+    Source: ONNX Concat-13;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/tensor/concat.cc.
     """
 
-    inputs = (Input("inputs", "T", variadic=True),)
-    outputs = (Output("concat_result", "T"), Output("per_input_length", "int64", memory="host"))
-    attributes = (Attribute("axis", integer),)
+    inputs = (
+        Input(
+            "inputs",
+            "T",
+            variadic=True,
+            shape="one shape but for the length along `axis`, which may be 0",
+            doc="at least one array",
+        ),
+    )
+    outputs = (
+        Output("concat_result", "T", shape="that shape with all lengths added up"),
+        Output("per_input_length", "int64", memory="host", shape="shape (number of inputs,)"),
+    )
+    attributes = (Attribute("axis", integer, doc="from -rank to rank - 1"),)
     types: ClassVar[Types] = {"T": FIXED_SIZE}
     bitwise_exact = True
     axis: int
@@ -147,23 +166,31 @@ def _launch(
 
 
 class SplitTraining(Op):
-    """An array taken apart along an axis: the inverse of ConcatTraining.
+    """An array taken apart along an axis: outputs[i] = the next split[i] positions of `input`.
 
-    outputs[i] is split[i] positions of `input` along `axis`, after those of the outputs before it.
-    Without `split`, or with an empty one, `num_outputs` equal parts.
+    It undoes ConcatTraining. Where `split` is left out or empty there are `num_outputs` equal
+    parts; ONNX Runtime takes their number from the graph.
 
-    input: T, at least one dimension, device. split: sizes of at least 0 that add up to the axis'
-    length, host; part of a captured graph. outputs: a tuple of T arrays, device. axis: from -rank
-    to rank - 1. T: every dtype of fixed size. Deterministic, bit for bit. Raises ArgumentError and
-    DtypeError. Source: contract 1.3, where the graph says the number of outputs.
+    Source: ONNX Split-18;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/tensor/split.cc.
     """
 
     inputs = (
-        Input("input", "T"),
-        Input("split", "int64", memory="host", optional=True, convert=shape),
+        Input("input", "T", shape="rank 1 or more"),
+        Input(
+            "split",
+            "int64",
+            memory="host",
+            optional=True,
+            convert=shape,
+            doc="lengths that add up to that of the axis",
+        ),
     )
-    outputs = (Output("outputs", "T", variadic=True),)
-    attributes = (Attribute("axis", integer, 0), Attribute("num_outputs", optional(integer), None))
+    outputs = (Output("outputs", "T", variadic=True, shape="split[i] long along `axis`"),)
+    attributes = (
+        Attribute("axis", integer, 0, doc="from -rank to rank - 1"),
+        Attribute("num_outputs", optional(integer), None, doc="required where split is left out"),
+    )
     types: ClassVar[Types] = {"T": FIXED_SIZE}
     bitwise_exact = True
     axis: int

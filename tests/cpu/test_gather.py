@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The gather oracle against conservation laws, JAX's derivatives and the contract's constants."""
+"""The gather oracle against conservation laws, JAX's derivatives and worked examples."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_out_of_range_adds_nothing(dtype, rng) -> None:
     assert_matches(gather_elements_grad(dy, (3, 4), every_column), expected)
 
 
-# ---- the contract's own constants ----------------------------------------------------------------
+# ---- worked examples -----------------------------------------------------------------------------
 
 halves = pytest.mark.parametrize("dtype", [FLOAT32, FLOAT16], ids=dtype_name)
 

@@ -127,7 +127,7 @@ PACK8 = [
     (256.0, 0x5C, 256.0), (-300.0, 0xDD, -320.0), (0.5, 0x38, 0.5), (-0.75, 0xBA, -0.75),
     (0.1, 0x2E, 0.09375), (1e-3, 0x14, 9.765625e-4), (1e-20, 0x00, 0.0), (65504.0, 0x7C, INF),
     (3e38, 0x7C, INF), (INF, 0x7C, INF), (-INF, 0xFC, -INF),
-    # contract 6.3: double rounding, the overflow boundary, ties at the smallest subnormal
+    # double rounding, the overflow boundary, ties at the smallest subnormal
     (1.125 + 2.0**-12, 0x3D, 1.25), (61439.99, 0x7B, 57344.0), (61440.0, 0x7C, INF),
     (2.0**-17, 0x00, 0.0), (2.0**-17 * (1 + 2.0**-23), 0x01, 2.0**-16), (2.0**-14, 0x04, 2.0**-14),
 ]  # fmt: skip

@@ -17,7 +17,7 @@ INT64_MAX = 2**63 - 1
 bounds = st.integers(-9, 9) | st.sampled_from([INT64_MAX, -INT64_MAX - 1])
 
 
-def test_slice_grad_of_the_contract() -> None:
+def test_slice_grad_of_worked_examples() -> None:
     dy = np.array([5, 7], np.float64)
     dx = padding.slice_grad(dy, (2, 4), (1, 0), (2, 3), (0, 1), (1, 2))
     assert dx.tolist() == [[0, 0, 0, 0], [5, 0, 7, 0]]
@@ -84,7 +84,7 @@ def test_slice_grad_is_the_gradient_of_a_slice(rng, shape, arguments) -> None:
     assert_matches(padding.slice_grad(dy, shape, *arguments), np.asarray(expected), 0)
 
 
-def test_pad_and_unflatten_of_the_contract() -> None:
+def test_pad_and_unflatten_of_worked_examples() -> None:
     x, indices = np.arange(1, 7, dtype=np.float32), np.array([1, 3, 5, 7, 9, 11])
     rows = [[0, 1, 0], [2, 0, 3], [0, 4, 0], [5, 0, 6], [0, 0, 0]]
     assert padding.pad_and_unflatten(x, indices, (5, 3)).tolist() == rows
@@ -94,7 +94,7 @@ def test_pad_and_unflatten_of_the_contract() -> None:
     assert y.tolist() == [[zero, [1, 2, 3], zero], [[4, 5, 6], [7, 8, 9], zero]]
 
 
-def test_flatten_and_unpad_of_the_contract() -> None:
+def test_flatten_and_unpad_of_worked_examples() -> None:
     x = np.arange(15, dtype=np.int32).reshape(5, 3)
     assert padding.flatten_and_unpad(x, np.array([1, 3, 5, 7, 9, 11])).tolist() == [
         1, 3, 5, 7, 9, 11,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The oracle of ResizeGrad against the contract's constants, JAX, and laws of conservation."""
+"""The oracle of ResizeGrad against worked examples, JAX, and laws of conservation."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def of_ones(outputs: int, mode: str, scale: float | None) -> np.ndarray:
         (6, "align_corners", 1.7, [1.4, 1.6, 1.6, 1.4]),
     ],
 )
-def test_ones_give_what_the_contract_says(outputs, mode, scale, column) -> None:
+def test_ones_give_what_was_worked_out(outputs, mode, scale, column) -> None:
     """Every element is the product of what its row and its column get in all."""
     expected = np.outer(column, column).astype(np.float32)
     assert_matches(of_ones(outputs, mode, scale), expected, 1e-4)
 
 
-def test_the_contracts_table_for_a_scale_of_1_7() -> None:
+def test_a_worked_table_for_a_scale_of_1_7() -> None:
     expected = [
         [2.7128, 2.9550, 2.7612, 1.4533],
         [2.9550, 3.2189, 3.0078, 1.5830],

@@ -34,7 +34,7 @@ def counted(*shape: int) -> np.ndarray:
         ((3,), [(), (0, 7), (2,)]),
     ],
 )
-def test_views_of_the_contract(shape, pieces) -> None:
+def test_views_of_worked_examples(shape, pieces) -> None:
     x = counted(*shape)
     views = tensor.view(x, pieces)
     assert [view.shape for view in views] == pieces
@@ -42,7 +42,7 @@ def test_views_of_the_contract(shape, pieces) -> None:
     assert all(np.shares_memory(view, x) for view in views if view.size)
 
 
-def test_concat_of_the_contract() -> None:
+def test_concat_of_worked_examples() -> None:
     parts = [np.int32([1]), np.int32([2, 3]), np.int32([4, 5, 6, 7])]
     assert tensor.concat_training(parts, axis=-1).tolist() == [1, 2, 3, 4, 5, 6, 7]
     columns = [counted(4, 1), counted(4, 2), counted(4, 1)]
@@ -52,7 +52,7 @@ def test_concat_of_the_contract() -> None:
     assert cubes[1].tolist() == [[5, 6], [7, 8], [-5, -6], [-7, -8]]
 
 
-def test_split_of_the_contract() -> None:
+def test_split_of_worked_examples() -> None:
     x = counted(4, 2)
     even = tensor.split_training(x, num_outputs=2)
     assert [part.tolist() for part in even] == [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]

@@ -25,7 +25,7 @@ UNARY = ("GeluGrad", "FastGeluGrad", "QuickGeluGrad")
 FORWARD = ("Gelu", "FastGelu", "QuickGelu")
 GRADIENTS = [name for name in OPS if "Grad" in name]
 
-# How far upstream's answers may be off (contract 26), times 1 + |upstream|: float32 and float16.
+# How far upstream's answers may be off, times 1 + |upstream|: float32 and float16.
 UPSTREAM = {
     "ReluGrad": (0, 0),
     "SigmoidGrad": (1e-6, 2e-3),

@@ -24,8 +24,8 @@ from cupy_training_ops.testing.compare import assert_matches, poison
 ANSWERS = Path(__file__).parent.parent / "data" / "ort_cuda_answers.npz"
 SCALES = {"scale_0": 0.5, "scale_1": 2.0}  # of the recorded answers
 
-# Operator, attributes and, in float32 and float16, how far upstream's outputs may be off
-# (contract 26), times 1 + |upstream|.
+# Operator, attributes and, in float32 and float16, how far upstream's outputs may be off,
+# times 1 + |upstream|.
 UPSTREAM = {
     "Scale": ({}, (1e-6, 2e-3)),
     "BatchScale": (SCALES, (1e-6, 2e-3)),

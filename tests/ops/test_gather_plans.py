@@ -283,10 +283,10 @@ def test_plans_follow_the_constants_of_the_source() -> None:
         "STARTS_ROWS",
         "FANOUT",
         "ATOMIC_ITEMS",
-        "ZERO_PACKETS",
+        "ZERO_VECS",
         "ROUND_NBYTES",
     )
-    for name in (*names, "TILE_COLUMNS", "MAX_DIMS"):
+    for name in (*names, "STRIP_COLUMNS", "MAX_DIMS"):
         assert source.constant(name) == int(written[name])
     by_key = re.findall(r"constexpr int (\w+) = sizeof\(Key\) == 4 \? (\d+) : (\d+);", source.code)
     for name, *items in by_key:

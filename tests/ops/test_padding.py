@@ -155,7 +155,8 @@ def test_a_workspace_may_hold_anything(run, rng) -> None:
     op, dims = PadAndUnflatten(), (5, 8)
     x, indices = normal(rng, 20, 3), rng.integers(0, 40, 20)
     placed = (run.place(x), run.place(indices))
-    for junk in (rng.integers(-5, 25, 40), rng.integers(-(2**62), 2**62, 40)):
+    n = op.workspace_nbytes(*placed, dims) // 8
+    for junk in (rng.integers(-5, 25, n), rng.integers(-(2**62), 2**62, n)):
         scratch = run.place(junk.view(np.uint8))
         y = op(*placed, dims, workspace=scratch)
         assert_matches(run.host(y), padding.pad_and_unflatten(x, indices, dims), 0)

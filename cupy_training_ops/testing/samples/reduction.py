@@ -18,7 +18,7 @@ NAN, INF = np.nan, np.inf
 # label, shape, axes, attributes, offset; "large" and "columns" are divided among blocks
 SUMS: tuple[tuple[str, Shape, Shape, dict[str, Any], int], ...] = (
     ("odd", (3, 5, 7), (0, 2), {}, 0),
-    ("contract", (3, 2, 2), (0, 2), {}, 0),
+    ("upstream", (3, 2, 2), (0, 2), {}, 0),
     ("empty", (0, 4), (1,), {}, 0),
     ("empty-sum", (4, 0, 3), (1,), {}, 0),
     ("one", (1,), (), {}, 0),

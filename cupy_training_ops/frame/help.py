@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: MIT
+"""The help text of an operator: its docstring, then what its declaration says.
+
+A docstring holds what no declaration can: formula, special values, memory, source. Everything else
+is printed from here, so that it stands in one place and is true.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from ..dtypes import dtype_name, dtype_names
+from ..schema import REQUIRED, Attribute, Input, Output, TypeRows, Types, kind
+
+WIDTH = 96  # of a line, which pydoc indents by four
+CALL = ("out=None", "outputs=None", "workspace=None")
+
+Row = tuple[str, ...]
+
+
+class Declared(Protocol):
+    """What help reads of an operator class."""
+
+    __name__: str
+    __module__: str
+    family: str
+    function_name: str
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    attributes: tuple[Attribute, ...]
+    types: Types
+    bitwise_exact: bool
+    provider: str
+
+
+class Help:
+    """The `__doc__` of an operator class, made when it is read first.
+
+    All 49 texts take 14 ms to make, the import of the package's own modules 47.
+    """
+
+    def __init__(self, written: str | None) -> None:
+        self.written = inspect.cleandoc(written or "")
+        self._text = ""
+
+    def __get__(self, instance: object, cls: Any) -> str:
+        self._text = self._text or "\n".join([self.written, *generated(cls)]).strip()
+        return self._text
+
+
+def generated(cls: Declared) -> Iterator[str]:
+    """The lines that follow the docstring."""
+    yield from _section("call", [(line,) for line in _calls(cls)])
+    yield from _section("inputs", [_input(item) for item in cls.inputs])
+    yield from _section("outputs", [_output(item) for item in cls.outputs])
+    yield from _section("attributes", [_attribute(item) for item in cls.attributes])
+    yield from _section("types", _types(cls.types))
+    yield from _section("every call", [(line,) for line in _every_call(cls)])
+    yield from _section(f"family {cls.family}", [(text,) for text in _family(cls)])
+
+
+def _section(title: str, rows: Sequence[Row]) -> Iterator[str]:
+    """A titled block of aligned columns, the last one wrapped; nothing where there are no rows."""
+    if not rows:
+        return
+    yield from ("", title)
+    *widths, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
+    for *cells, text in rows:
+        padded = (f"{cell:{width}}  " for cell, width in zip(cells, widths, strict=True))
+        start = "  " + "".join(padded)
+        rest = " " * len(start) if cells else "    "
+        wrapped = textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=rest)
+        yield from wrapped or [start.rstrip()]
+
+
+def _calls(cls: Declared) -> Iterator[str]:
+    """The operator as a function and as a class, with what comes back."""
+    inputs = [f"{item.name}=None" if item.optional else item.name for item in cls.inputs]
+    keywords = [_keyword(item) for item in cls.attributes]
+    result = _result(cls.outputs)
+    yield f"{cls.function_name}({', '.join([*inputs, '/', '*', *keywords, *CALL])}) -> {result}"
+    made = f"{cls.__name__}({', '.join(['*', *keywords] if keywords else [])})"
+    yield f"{made}({', '.join([*inputs, '/', '*', *CALL])}) -> {result}"
+
+
+def _keyword(item: Attribute) -> str:
+    return item.name if item.default is REQUIRED else f"{item.name}={item.default!r}"
+
+
+def _result(outputs: Sequence[Output]) -> str:
+    names = [f"({o.name}[0], {o.name}[1], ...)" if o.variadic else o.name for o in outputs]
+    return names[0] if len(names) == 1 else f"({', '.join(names)})"
+
+
+def _input(item: Input) -> Row:
+    words = (
+        item.memory,
+        "optional" if item.optional else "",
+        _takes(item),
+        "may change from call to call" if item.memory == "host" and not item.static else "",
+        f"or an array of {item.count} beside the other arrays" if item.memory == "either" else "",
+        _list(item) if item.variadic else "",
+        item.shape,
+        "any strides" if item.not_accessed else "",
+        "written in place" if item.updated else "",
+    )
+    return item.name, item.type, _joined(words, item.doc)
+
+
+def _list(item: Input) -> str:
+    holes = " or None" if item.holes else ""
+    entries = f"arrays{holes}" if item.memory == "device" else f"them{holes}"
+    return f"a list of {entries}{' in several types' if item.mixed else ''}"
+
+
+def _output(item: Output) -> Row:
+    shared = " or ".join(f"{name}'s" for name in item.may_alias)
+    words = (
+        item.memory,
+        "a new NumPy array" if item.memory == "host" else "",
+        "a tuple of arrays" if item.variadic else "",
+        item.shape,
+        f"written into {item.aliases} where there is no out=" if item.aliases else "",
+        f"out= may be {shared} array" if shared else "",
+    )
+    return item.name, item.type, _joined(words, item.doc)
+
+
+def _attribute(item: Attribute) -> Row:
+    default = "required" if item.default is REQUIRED else f"default {item.default!r}"
+    words = (_takes(item), f"binds {item.type}" if item.type else "")
+    return item.name, default, _joined(words, item.doc)
+
+
+def _types(types: Types) -> list[Row]:
+    """What each type variable may be, or the combinations below the variables' names."""
+    if isinstance(types, TypeRows):
+        return [tuple(types), *(tuple(map(dtype_name, row.values())) for row in types.rows)]
+    return [(variable, dtype_names(dtypes)) for variable, dtypes in types.items()]
+
+
+def _joined(words: Sequence[str], doc: str) -> str:
+    return "; ".join(filter(None, [", ".join(filter(None, words)), doc]))
+
+
+def _takes(item: Input | Attribute) -> str:
+    """What a host input or an attribute may be, in words that go on a sentence."""
+    text = kind(item.convert) if item.convert else ""
+    return text[:1].lower() + text[1:]
+
+
+def _every_call(cls: Declared) -> Iterator[str]:
+    """What holds for all operators of a kind."""
+    memories = {item.memory for item in cls.inputs}
+    if "host" in memories:
+        yield (
+            "Host inputs are Python numbers, tuples or NumPy arrays, never device arrays. "
+            "A captured graph keeps their values."
+        )
+    if "either" in memories:
+        yield "A captured graph keeps a number; where an array is given, each replay reads it."
+    unless = " unless deterministic=False" if _has(cls, "deterministic") else ""
+    yield f"The same inputs give the same bits, run after run{unless}."
+    if cls.bitwise_exact:
+        yield "The CPU provider and the GPU give exactly the same values."
+    yield cls.provider
+    yield (
+        "ArgumentError, DtypeError and ProviderError are raised before anything is launched or "
+        "written."
+    )
+
+
+def _has(cls: Declared, attribute: str) -> bool:
+    return any(item.name == attribute for item in cls.attributes)
+
+
+def _family(cls: Declared) -> Iterator[str]:
+    """The docstring of the family's module, by paragraphs."""
+    text = inspect.getdoc(sys.modules[cls.__module__]) or ""
+    return (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
