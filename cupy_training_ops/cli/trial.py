@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ..codec import CODECS, Codec, compress
+from ..codecs import CODECS, compress
+from ..codecs.fidelity import Fidelity, measure
+from ..codecs.table import Codec
 from ..dtypes import dtype_name
-from ..fidelity import Fidelity, measure
 from ..frame.checks import names
 from .provider import to_host
 from .timing import seconds

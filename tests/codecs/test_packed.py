@@ -23,9 +23,9 @@ from cupy_training_ops import (
     ProviderError,
     compress,
 )
+from cupy_training_ops.codecs.container import FORMAT, VERSION
 from cupy_training_ops.dtypes import FLOATS, dtype_name
 from cupy_training_ops.frame import backends
-from cupy_training_ops.packed_file import FORMAT, VERSION
 from cupy_training_ops.testing.compare import assert_matches, poison
 
 SHAPES = [(), (0,), (3, 0, 2), (1,), (8,), (3, 5, 7), (16, 64)]

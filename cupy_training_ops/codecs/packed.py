@@ -3,83 +3,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import math
+import os
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
-from .dtypes import dtype_name, to_dtype
-from .errors import ArgumentError, refuse
-from .frame import arrays
-from .frame.op import Op
-from .ops import gist
-from .schema import Spec
+import numpy as np
 
-
-@dataclass(frozen=True)
-class Codec:
-    """One codec: its two operators, and what it keeps, in words and numbers."""
-
-    name: str
-    encoder: type[Op]
-    decoder: type[Op]
-    bits: int  # per value
-    formula: str
-    bound: str
-
-
-CODECS = {
-    codec.name: codec
-    for codec in (
-        Codec(
-            "binarize",
-            gist.GistBinarizeEncoder,
-            gist.GistBinarizeDecoder,
-            8,
-            "1 if x > 0 else 0, one byte",
-            "the sign test is exact",
-        ),
-        Codec(
-            "pack1",
-            gist.GistPack1Encoder,
-            gist.GistPack1Decoder,
-            1,
-            "1 if x > 0 else 0, one bit, first element in the highest",
-            "the sign test is exact",
-        ),
-        Codec(
-            "pack8",
-            gist.GistPack8Encoder,
-            gist.GistPack8Decoder,
-            8,
-            "FP8 E5M2, round to nearest even",
-            "2^-3 |x| from 2^-14, 2^-17 below; infinity from 61440",
-        ),
-        Codec(
-            "pack16",
-            gist.GistPack16Encoder,
-            gist.GistPack16Decoder,
-            16,
-            "float16, round to nearest even",
-            "2^-11 |x| from 2^-14, 2^-25 below; infinity from 65520",
-        ),
-        Codec(
-            "msfp15",
-            gist.GistPackMsfp15Encoder,
-            gist.GistPackMsfp15Decoder,
-            8,
-            "(-1)^s M 2^(E - 132), M of 6 bits, E shared by 8 values",
-            "2^-6 2^E of the tile, twice that where M saturates; below 2^-126 zero",
-        ),
-    )
-}
-
-
-def get_codec(name: str) -> Codec:
-    """A codec by name; an error that lists the names there are."""
-    codec = CODECS.get(name)
-    if codec is None:
-        raise ArgumentError(f"no codec {name!r}; known: {', '.join(CODECS)}")
-    return codec
+from ..dtypes import dtype_name, to_dtype
+from ..errors import ArgumentError, OpError, ProviderError, refuse
+from ..frame import arrays, backends
+from ..schema import Spec
+from . import container
+from .atomic_file import replacing
+from .numpy_file import Array, BinaryFile, StrPath
+from .table import get_codec
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,12 +34,13 @@ class Packed:
     dtype: str
     shape: tuple[int, ...]
     code: Any
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         codec = get_codec(self.codec)
-        decoder: Any = codec.decoder.shared(to=self.dtype, shape=self.shape, **self.options)
-        (expected,) = codec.encoder.shared(**self.options).infer(Spec(decoder.shape, decoder.to))
+        decoder = codec.decoder.shared(to=self.dtype, shape=self.shape, **self.options)
+        decoded = Spec(decoder.attribute_values["shape"], decoder.attribute_values["to"])
+        (expected,) = codec.encoder.shared(**self.options).infer(decoded)
         if not hasattr(self.code, "dtype"):
             refuse("Packed", "code", "a NumPy or CuPy array", type(self.code).__name__)
         if (self.code.shape, self.code.dtype) != (expected.shape, expected.dtype):
@@ -133,29 +75,36 @@ class Packed:
         op = decoder.shared(to=self.dtype, shape=self.shape, **self.options)
         return op(self.code, out=out)
 
-    def save(self, file: Any) -> None:
+    def save(self, file: StrPath | BinaryFile) -> None:
         """Write a `.npz` file, or to an open binary file; codes on a GPU are copied to the host.
 
         A path is replaced by a whole file or not at all. Raises OSError.
         """
-        from .packed_file import save
-
-        save(self, file)
+        header = {name: getattr(self, name) for name in ("codec", "dtype", "shape", "options")}
+        code = _to_host(self.code)
+        with _writable(file) as stream:
+            container.write(stream, header, code)
 
     @classmethod
-    def load(cls, file: Any, provider: str = "cpu") -> Packed:
+    def load(cls, file: StrPath | BinaryFile, provider: str = "cpu") -> Self:
         """Read what `save` wrote, codes onto the host ("cpu") or the current GPU ("cuda").
 
         Nothing in the file is executed. Raises ArgumentError where it is damaged, no Packed, or of
         another format version; FileNotFoundError where there is none; ProviderError for "cuda"
         where no GPU can be used.
         """
-        from .packed_file import load
+        if provider not in ("cpu", "cuda"):
+            refuse("Packed", "provider", "'cpu' or 'cuda'", repr(provider))
+        header, code = container.read(file)
+        try:
+            shape = tuple(header["shape"])
+            packed = cls(header["codec"], header["dtype"], shape, code, header["options"])
+        except (OpError, KeyError, TypeError) as error:
+            raise ArgumentError(f"{file}: damaged packed array: {error}") from None
+        return packed if provider == "cpu" else dataclasses.replace(packed, code=_from_host(code))
 
-        return load(file, provider)
 
-
-def compress(x: Any, codec: str, **options: Any) -> Packed:
+def compress(x: Any, codec: str, **options: object) -> Packed:
     """Encode an array: `compress(x, "msfp15").decompress()` is x within the codec's bound.
 
     x: float32, float16, float64 or bfloat16 (bool too for "pack1"), any shape, C-contiguous, NumPy
@@ -168,3 +117,29 @@ def compress(x: Any, codec: str, **options: Any) -> Packed:
     code = encoder(array)
     frozen = {name: encoder.attribute_values[name] for name in options}
     return Packed(codec, dtype_name(array.dtype), array.shape, code, frozen)
+
+
+def _writable(file: StrPath | BinaryFile) -> contextlib.AbstractContextManager[BinaryFile]:
+    """The file as a stream; a path is replaced when the stream is closed."""
+    if isinstance(file, str | os.PathLike):
+        return replacing(Path(file))
+    return contextlib.nullcontext(file)
+
+
+def _to_host(array: Any) -> Array:
+    """The array as NumPy's, copied from the GPU where it is there."""
+    return array if isinstance(array, np.ndarray) else array.get()
+
+
+def _from_host(array: Array) -> Any:
+    """A copy of the array on the current GPU."""
+    backends.cuda_backend()
+    import cupy
+
+    try:
+        return cupy.asarray(array)
+    except RuntimeError as error:  # CUDA's own: no GPU, no driver
+        raise ProviderError(
+            f"Packed: provider: cannot use 'cuda' here: {error}; "
+            f"`cupy-training-ops doctor` says more"
+        ) from None
