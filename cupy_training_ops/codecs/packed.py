@@ -16,6 +16,7 @@ import numpy as np
 from ..dtypes import dtype_name, to_dtype
 from ..errors import ArgumentError, OpError, ProviderError, refuse
 from ..frame import arrays, backends
+from ..frame.op import Op
 from ..schema import Spec
 from . import container
 from .atomic_file import replacing
@@ -37,10 +38,9 @@ class Packed:
     options: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        codec = get_codec(self.codec)
-        decoder = codec.decoder.shared(to=self.dtype, shape=self.shape, **self.options)
-        decoded = Spec(decoder.attribute_values["shape"], decoder.attribute_values["to"])
-        (expected,) = codec.encoder.shared(**self.options).infer(decoded)
+        decoder: Any = self._decoder()
+        encoder = get_codec(self.codec).encoder.shared(**self.options)
+        (expected,) = encoder.infer(Spec(decoder.shape, decoder.to))
         if not hasattr(self.code, "dtype"):
             refuse("Packed", "code", "a NumPy or CuPy array", type(self.code).__name__)
         if (self.code.shape, self.code.dtype) != (expected.shape, expected.dtype):
@@ -49,6 +49,13 @@ class Packed:
                 f"for {self.codec} of {self.dtype} {self.shape}, "
                 f"got {dtype_name(self.code.dtype)} of shape {self.code.shape}"
             )
+
+    def __repr__(self) -> str:
+        """The code's size in place of the code, which is as long as the array."""
+        return (
+            f"Packed(codec={self.codec!r}, dtype={self.dtype!r}, shape={self.shape}, "
+            f"options={self.options}, nbytes={self.nbytes})"
+        )
 
     @property
     def nbytes(self) -> int:
@@ -71,9 +78,7 @@ class Packed:
         out: an array of that dtype and shape to write into, C-contiguous, beside the codes.
         Deterministic; no copy between host and device. Raises ArgumentError and DtypeError.
         """
-        decoder = get_codec(self.codec).decoder
-        op = decoder.shared(to=self.dtype, shape=self.shape, **self.options)
-        return op(self.code, out=out)
+        return self._decoder()(self.code, out=out)
 
     def save(self, file: StrPath | BinaryFile) -> None:
         """Write a `.npz` file, or to an open binary file; codes on a GPU are copied to the host.
@@ -102,6 +107,10 @@ class Packed:
         except (OpError, KeyError, TypeError) as error:
             raise ArgumentError(f"{file}: damaged packed array: {error}") from None
         return packed if provider == "cpu" else dataclasses.replace(packed, code=_from_host(code))
+
+    def _decoder(self) -> Op:
+        decoder = get_codec(self.codec).decoder
+        return decoder.shared(to=self.dtype, shape=self.shape, **self.options)
 
 
 def compress(x: Any, codec: str, **options: object) -> Packed:

@@ -75,6 +75,15 @@ def test_sizes_are_those_of_the_codes(rng, codec, dtype) -> None:
     assert packed.ratio == 8 * np.dtype(dtype).itemsize / CODECS[codec].bits
 
 
+@pytest.mark.parametrize("shape", [(2, 3), (200, 300)], ids=str)
+def test_the_repr_says_how_large_the_code_is_and_does_not_print_it(anywhere, rng, shape) -> None:
+    packed = compress(anywhere.place(activations(rng, shape)), "msfp15", keep_nonfinite=True)
+    assert repr(packed) == (
+        f"Packed(codec='msfp15', dtype='float32', shape={shape}, "
+        f"options={{'keep_nonfinite': True}}, nbytes={packed.code.nbytes})"
+    )
+
+
 def test_an_empty_array_has_a_ratio() -> None:
     assert compress(np.empty((0, 3), np.float32), "pack1").ratio == 1.0
 
