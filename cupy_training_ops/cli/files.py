@@ -14,7 +14,7 @@ import numpy as np
 
 from ..codecs import CODECS, Packed, compress
 from ..codecs.atomic_file import replacing
-from ..codecs.numpy_file import Array
+from ..codecs.numpy_file import NumpyArray
 from ..dtypes import BFLOAT16
 from .errors import Failure
 from .inputs import as_bfloat16, read, readable
@@ -93,7 +93,7 @@ def _say(out: Path, done: str) -> None:
     click.echo(f"{out}: {done}", err=not out.is_file())
 
 
-def _chosen(path: Path, name: str | None) -> Array:
+def _chosen(path: Path, name: str | None) -> NumpyArray:
     """The array called `name`, or the only one."""
     arrays = read(path)
     if name is None and len(arrays) == 1:

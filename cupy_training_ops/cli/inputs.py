@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ..codecs.numpy_file import Array, load, member, reason
+from ..codecs.numpy_file import NumpyArray, load, member, reason
 from ..dtypes import BFLOAT16
 from ..errors import OpError
 from .errors import Failure
 
 
-def read(path: Path) -> dict[str, Array]:
+def read(path: Path) -> dict[str, NumpyArray]:
     """The arrays of a file by name; the one of a `.npy` file has the file's stem."""
     with readable(path), path.open("rb") as stream:
         loaded = load(stream, path)
@@ -38,12 +38,12 @@ def readable(path: Path) -> Iterator[None]:
         raise Failure(f"{path}: no array to be read ({reason(error)})") from None
 
 
-def as_bfloat16(array: Array) -> Array:
+def as_bfloat16(array: NumpyArray) -> NumpyArray:
     """An array of raw two-byte elements as what they are; others unchanged."""
     raw = array.dtype.itemsize == 2 and array.dtype.kind in "iuV"
     return array.view(BFLOAT16) if raw else array
 
 
-def _native(array: Array) -> Array:
+def _native(array: NumpyArray) -> NumpyArray:
     """The array in row-major order and this machine's byte order, as operators take it."""
     return np.asarray(array, array.dtype.newbyteorder("="), order="C")

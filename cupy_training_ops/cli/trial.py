@@ -12,8 +12,8 @@ from ..codecs import CODECS, compress
 from ..codecs.fidelity import Fidelity, measure
 from ..codecs.table import Codec
 from ..dtypes import dtype_name
+from ..frame.backends import to_host
 from ..frame.checks import names
-from .provider import to_host
 from .timing import seconds
 
 

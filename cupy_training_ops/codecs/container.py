@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError, OpError
-from .numpy_file import Archive, Array, BinaryFile, StrPath, load, member, reason
+from .numpy_file import Archive, BinaryFile, NumpyArray, StrPath, load, member, reason
 
 FORMAT = "cupy-training-ops packed array"
 VERSION = 1
@@ -23,13 +23,13 @@ VERSION = 1
 Header = dict[str, Any]
 
 
-def write(stream: BinaryFile, header: Header, code: Array) -> None:
+def write(stream: BinaryFile, header: Header, code: NumpyArray) -> None:
     """Write what `read` gives back; the header holds what JSON can say."""
     text = json.dumps({"format": FORMAT, "version": VERSION, **header})
     np.savez(stream, header=np.array(text), code=code)
 
 
-def read(file: StrPath | BinaryFile) -> tuple[Header, Array]:
+def read(file: StrPath | BinaryFile) -> tuple[Header, NumpyArray]:
     """The header and the array of a file, which may be open; sequences in the header are lists.
 
     Raises FileNotFoundError, and ArgumentError for whatever else is wrong with the file.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import ArgumentError
 
-Array = NDArray[np.generic]
+NumpyArray = NDArray[np.generic]
 Archive = NpzFile[np.generic]
 StrPath = str | os.PathLike[str]
 _MAGIC = (b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06")  # .npy, .npz, a .npz of nothing
@@ -29,17 +29,17 @@ class BinaryFile(Protocol):
     def flush(self) -> None: ...
 
 
-def load(stream: BinaryFile, name: object) -> Array | Archive:
+def load(stream: BinaryFile, name: object) -> NumpyArray | Archive:
     """The array of a .npy file or the archive of a .npz file; `name` is for the message."""
     start = stream.read(6)
     if not start.startswith(_MAGIC):  # NumPy takes every other file for a pickle
         raise ArgumentError(f"{name}: no .npy or .npz file")
     stream.seek(-len(start), os.SEEK_CUR)
-    loaded: Array | Archive = np.load(stream, allow_pickle=False)
+    loaded: NumpyArray | Archive = np.load(stream, allow_pickle=False)
     return loaded
 
 
-def member(archive: Archive, name: str) -> Array:
+def member(archive: Archive, name: str) -> NumpyArray:
     """An array of an archive, which may hold anything else as well."""
     array = archive[name]
     if not isinstance(array, np.ndarray):

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-
+from ..backend import Array
 from ..dtypes import dtype_name, to_dtype
 from ..errors import ArgumentError, OpError, ProviderError, refuse
 from ..frame import arrays, backends
@@ -20,7 +19,7 @@ from ..frame.op import Op
 from ..schema import Spec
 from . import container
 from .atomic_file import replacing
-from .numpy_file import Array, BinaryFile, StrPath
+from .numpy_file import BinaryFile, NumpyArray, StrPath
 from .table import get_codec
 
 
@@ -34,7 +33,7 @@ class Packed:
     codec: str
     dtype: str
     shape: tuple[int, ...]
-    code: Any
+    code: Array
     options: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -72,7 +71,7 @@ class Packed:
         """Bytes before over bytes after; 1 for an empty array."""
         return self.original_nbytes / self.nbytes if self.nbytes else 1.0
 
-    def decompress(self, out: Any = None) -> Any:
+    def decompress(self, out: object = None) -> Any:
         """The decoded array in its dtype and shape, on the provider and device the codes are on.
 
         out: an array of that dtype and shape to write into, C-contiguous, beside the codes.
@@ -113,7 +112,7 @@ class Packed:
         return decoder.shared(to=self.dtype, shape=self.shape, **self.options)
 
 
-def compress(x: Any, codec: str, **options: object) -> Packed:
+def compress(x: object, codec: str, **options: object) -> Packed:
     """Encode an array: `compress(x, "msfp15").decompress()` is x within the codec's bound.
 
     x: float32, float16, float64 or bfloat16 (bool too for "pack1"), any shape, C-contiguous, NumPy
@@ -135,20 +134,18 @@ def _writable(file: StrPath | BinaryFile) -> contextlib.AbstractContextManager[B
     return contextlib.nullcontext(file)
 
 
-def _to_host(array: Any) -> Array:
-    """The array as NumPy's, copied from the GPU where it is there."""
-    return array if isinstance(array, np.ndarray) else array.get()
+def _to_host(array: Array) -> NumpyArray:
+    return backends.to_host(arrays.adopt("Packed", "code", array))
 
 
-def _from_host(array: Array) -> Any:
+def _from_host(array: NumpyArray) -> Array:
     """A copy of the array on the current GPU."""
-    backends.cuda_backend()
-    import cupy
-
+    backend = backends.cuda_backend()
     try:
-        return cupy.asarray(array)
+        on_gpu: Array = backend.from_host(array)
     except RuntimeError as error:  # CUDA's own: no GPU, no driver
         raise ProviderError(
             f"Packed: provider: cannot use 'cuda' here: {error}; "
             f"`cupy-training-ops doctor` says more"
         ) from None
+    return on_gpu

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import math
 import os
-import sys
 import types
 import zipfile
 
@@ -179,6 +179,13 @@ def test_an_open_file_is_written_and_read(packed) -> None:
     assert_matches(Packed.load(stream).code, packed.code)
 
 
+def test_codes_in_a_mapped_file_are_saved(packed, tmp_path) -> None:
+    np.save(tmp_path / "code.npy", packed.code)
+    mapped = np.load(tmp_path / "code.npy", mmap_mode="r")
+    dataclasses.replace(packed, code=mapped).save(tmp_path / "x.npz")
+    assert_matches(Packed.load(tmp_path / "x.npz").code, packed.code)
+
+
 def test_a_path_without_npz_is_the_path_written(packed, tmp_path) -> None:
     packed.save(tmp_path / "activations")
     assert [path.name for path in tmp_path.iterdir()] == ["activations"]
@@ -309,11 +316,11 @@ def test_an_unknown_provider_is_refused(packed) -> None:
 
 
 def test_a_gpu_that_does_not_answer_is_a_provider_error(packed, monkeypatch) -> None:
-    def asarray(_):
+    def from_host(_):
         raise RuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
 
-    monkeypatch.setattr(backends, "cuda_backend", lambda: None)
-    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(asarray=asarray))
+    backend = types.SimpleNamespace(from_host=from_host)
+    monkeypatch.setattr(backends, "cuda_backend", lambda: backend)
     with pytest.raises(ProviderError, match="provider: cannot use 'cuda' here: cudaErrorNoDevice"):
         Packed.load(written(packed), "cuda")
     with pytest.raises(ArgumentError, match="damaged"):  # what is no code never gets there
