@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import registry
-from .codec import CODECS, Packed, compress
+from .codecs import CODECS, Packed, compress
 from .errors import ArgumentError, CompileError, DtypeError, OpError, ProviderError
 from .functions import OPERATORS, function
 from .registry import get_op, lookup

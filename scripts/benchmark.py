@@ -23,6 +23,7 @@ from cases import Case, all_cases
 from timing import Timing, copy_rate, host_microseconds, rotations, time_cupy, time_torch
 
 import cupy_training_ops as cto
+from cupy_training_ops.frame.op import ViewOp
 
 SEED = 20_26
 
@@ -144,9 +145,8 @@ def flat(values: Any) -> Iterator[Any]:
 def call(op: Any, inputs: Any) -> Any:
     """A call into outputs of its own; views and host outputs are new each time."""
     results = as_tuple(op(*inputs))
-    out = tuple(
-        r if isinstance(r, cupy.ndarray) and not isinstance(op, ViewOp) else None for r in results
-    )
+    views = isinstance(op, ViewOp)
+    out = tuple(r if isinstance(r, cupy.ndarray) and not views else None for r in results)
     return lambda: op(*inputs, out=out)
 
 

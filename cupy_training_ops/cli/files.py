@@ -7,14 +7,15 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 import click
 import numpy as np
 
-from ..codec import CODECS, Packed, compress
+from ..codecs import CODECS, Packed, compress
+from ..codecs.atomic_file import replacing
+from ..codecs.numpy_file import NumpyArray
 from ..dtypes import BFLOAT16
-from ..packed_file import replacing
 from .errors import Failure
 from .inputs import as_bfloat16, read, readable
 
@@ -71,7 +72,7 @@ def decode(file: Path, out: Path) -> None:
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[Any]:
+def writing(path: Path) -> Iterator[IO[bytes]]:
     """A stream that replaces `path` at the end, or a Failure and no file."""
     try:
         with replacing(path) as stream:
@@ -92,7 +93,7 @@ def _say(out: Path, done: str) -> None:
     click.echo(f"{out}: {done}", err=not out.is_file())
 
 
-def _chosen(path: Path, name: str | None) -> Any:
+def _chosen(path: Path, name: str | None) -> NumpyArray:
     """The array called `name`, or the only one."""
     arrays = read(path)
     if name is None and len(arrays) == 1:

@@ -52,8 +52,3 @@ def why_no_gpu() -> str | None:
         return None if runtime.getDeviceCount() else NO_DEVICE
     except runtime.CUDARuntimeError as error:
         return NO_DEVICE if "cudaErrorNoDevice" in str(error) else str(error)
-
-
-def to_host(array: Any) -> Any:
-    """The array as NumPy's, copied from the GPU where it is there."""
-    return array if isinstance(array, np.ndarray) else array.get()

@@ -12,7 +12,7 @@ import click
 import numpy as np
 
 from .. import schema
-from ..codec import CODECS
+from ..codecs import CODECS
 from ..dtypes import BFLOAT16, FLOATS, dtype_name, to_dtype
 from ..errors import ArgumentError
 from .errors import CHECK_FAILED, Failure

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ..codec import CODECS, Codec, compress
+from ..codecs import CODECS, compress
+from ..codecs.fidelity import Fidelity, measure
+from ..codecs.table import Codec
 from ..dtypes import dtype_name, dtype_names
-from ..fidelity import Fidelity, measure
-from .provider import to_host
+from ..frame.backends import to_host
 from .timing import seconds
 
 

@@ -11,6 +11,7 @@ import click
 import numpy as np
 
 from ..errors import OpError
+from ..frame.backends import to_host
 from ..frame.op import Op, ViewOp
 from ..registry import get_op
 from ..schema import Spec
@@ -18,7 +19,7 @@ from ..testing.compare import assert_matches, poison
 from ..testing.samples import Sample, blank, placed_inputs
 from .errors import CHECK_FAILED
 from .progress import progress
-from .provider import require_gpu, to_host
+from .provider import require_gpu
 from .sampling import chosen_samples, op_option
 from .table import aligned
 

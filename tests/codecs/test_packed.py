@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import math
 import os
-import sys
 import types
 import zipfile
 
@@ -23,9 +23,9 @@ from cupy_training_ops import (
     ProviderError,
     compress,
 )
+from cupy_training_ops.codecs.container import FORMAT, VERSION
 from cupy_training_ops.dtypes import FLOATS, dtype_name
 from cupy_training_ops.frame import backends
-from cupy_training_ops.packed_file import FORMAT, VERSION
 from cupy_training_ops.testing.compare import assert_matches, poison
 
 SHAPES = [(), (0,), (3, 0, 2), (1,), (8,), (3, 5, 7), (16, 64)]
@@ -73,6 +73,15 @@ def test_sizes_are_those_of_the_codes(rng, codec, dtype) -> None:
     assert packed.nbytes == packed.code.nbytes == 1024 * CODECS[codec].bits // 8
     assert packed.original_nbytes == 1024 * np.dtype(dtype).itemsize
     assert packed.ratio == 8 * np.dtype(dtype).itemsize / CODECS[codec].bits
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (200, 300)], ids=str)
+def test_the_repr_says_how_large_the_code_is_and_does_not_print_it(anywhere, rng, shape) -> None:
+    packed = compress(anywhere.place(activations(rng, shape)), "msfp15", keep_nonfinite=True)
+    assert repr(packed) == (
+        f"Packed(codec='msfp15', dtype='float32', shape={shape}, "
+        f"options={{'keep_nonfinite': True}}, nbytes={packed.code.nbytes})"
+    )
 
 
 def test_an_empty_array_has_a_ratio() -> None:
@@ -168,6 +177,13 @@ def test_an_open_file_is_written_and_read(packed) -> None:
     packed.save(stream)
     stream.seek(0)
     assert_matches(Packed.load(stream).code, packed.code)
+
+
+def test_codes_in_a_mapped_file_are_saved(packed, tmp_path) -> None:
+    np.save(tmp_path / "code.npy", packed.code)
+    mapped = np.load(tmp_path / "code.npy", mmap_mode="r")
+    dataclasses.replace(packed, code=mapped).save(tmp_path / "x.npz")
+    assert_matches(Packed.load(tmp_path / "x.npz").code, packed.code)
 
 
 def test_a_path_without_npz_is_the_path_written(packed, tmp_path) -> None:
@@ -300,11 +316,11 @@ def test_an_unknown_provider_is_refused(packed) -> None:
 
 
 def test_a_gpu_that_does_not_answer_is_a_provider_error(packed, monkeypatch) -> None:
-    def asarray(_):
+    def from_host(_):
         raise RuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
 
-    monkeypatch.setattr(backends, "cuda_backend", lambda: None)
-    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(asarray=asarray))
+    backend = types.SimpleNamespace(from_host=from_host)
+    monkeypatch.setattr(backends, "cuda_backend", lambda: backend)
     with pytest.raises(ProviderError, match="provider: cannot use 'cuda' here: cudaErrorNoDevice"):
         Packed.load(written(packed), "cuda")
     with pytest.raises(ArgumentError, match="damaged"):  # what is no code never gets there

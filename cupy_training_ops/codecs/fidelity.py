@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,8 +54,13 @@ class Fidelity:
 
 
 @_quiet
-def measure(codec: str, original: Any, decoded: Any, keep_nonfinite: bool = False) -> Fidelity:
-    """Compare a decoded NumPy array with its original, in any two floating-point dtypes."""
+def measure(
+    codec: str,
+    original: NDArray[np.generic],
+    decoded: NDArray[np.generic],
+    keep_nonfinite: bool = False,
+) -> Fidelity:
+    """Compare a decoded array with its original, in any two floating-point dtypes."""
     x = original.astype(np.float64).ravel()
     y = decoded.astype(np.float64).ravel()
     wrong = ~within_bound(codec, x, y, keep_nonfinite)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from cupy_training_ops import CODECS, compress
+from cupy_training_ops.codecs.fidelity import measure, within_bound
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOATS, dtype_name
-from cupy_training_ops.fidelity import measure, within_bound
 from cupy_training_ops.testing.samples.gist import special, spread
 
 NAN, INF = float("nan"), float("inf")

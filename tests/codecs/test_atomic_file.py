@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cupy_training_ops.packed_file import replacing
+from cupy_training_ops.codecs.atomic_file import replacing
 
 
 @pytest.fixture

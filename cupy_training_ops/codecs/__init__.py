@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: MIT
+"""Compressed arrays: the table of codecs, `Packed` in memory and on disk, and what a codec lost."""
+
+from __future__ import annotations
+
+from .packed import Packed, compress
+from .table import CODECS, get_codec
+
+__all__ = ["CODECS", "Packed", "compress", "get_codec"]

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: MIT
+"""Compressed arrays that know themselves: `compress(x, "msfp15")` gives a Packed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from ..backend import Array
+from ..dtypes import dtype_name, to_dtype
+from ..errors import ArgumentError, OpError, ProviderError, refuse
+from ..frame import arrays, backends
+from ..frame.op import Op
+from ..schema import Spec
+from . import container
+from .atomic_file import replacing
+from .numpy_file import BinaryFile, NumpyArray, StrPath
+from .table import get_codec
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """An encoded array with all that decoding needs: codec, dtype name, shape, options.
+
+    `code` is the encoder's output, a NumPy or CuPy array, whose library chooses the provider.
+    """
+
+    codec: str
+    dtype: str
+    shape: tuple[int, ...]
+    code: Array
+    options: dict[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        decoder: Any = self._decoder()
+        encoder = get_codec(self.codec).encoder.shared(**self.options)
+        (expected,) = encoder.infer(Spec(decoder.shape, decoder.to))
+        if not hasattr(self.code, "dtype"):
+            refuse("Packed", "code", "a NumPy or CuPy array", type(self.code).__name__)
+        if (self.code.shape, self.code.dtype) != (expected.shape, expected.dtype):
+            raise ArgumentError(
+                f"Packed: code: expected {dtype_name(expected.dtype)} of shape {expected.shape} "
+                f"for {self.codec} of {self.dtype} {self.shape}, "
+                f"got {dtype_name(self.code.dtype)} of shape {self.code.shape}"
+            )
+
+    def __repr__(self) -> str:
+        """The code's size in place of the code, which is as long as the array."""
+        return (
+            f"Packed(codec={self.codec!r}, dtype={self.dtype!r}, shape={self.shape}, "
+            f"options={self.options}, nbytes={self.nbytes})"
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the codes."""
+        return int(self.code.nbytes)
+
+    @property
+    def original_nbytes(self) -> int:
+        """Bytes of the array before encoding."""
+        return math.prod(self.shape) * to_dtype(self.dtype).itemsize
+
+    @property
+    def ratio(self) -> float:
+        """Bytes before over bytes after; 1 for an empty array."""
+        return self.original_nbytes / self.nbytes if self.nbytes else 1.0
+
+    def decompress(self, out: object = None) -> Any:
+        """The decoded array in its dtype and shape, on the provider and device the codes are on.
+
+        out: an array of that dtype and shape to write into, C-contiguous, beside the codes.
+        Deterministic; no copy between host and device. Raises ArgumentError and DtypeError.
+        """
+        return self._decoder()(self.code, out=out)
+
+    def save(self, file: StrPath | BinaryFile) -> None:
+        """Write a `.npz` file, or to an open binary file; codes on a GPU are copied to the host.
+
+        A path is replaced by a whole file or not at all. Raises OSError.
+        """
+        header = {name: getattr(self, name) for name in ("codec", "dtype", "shape", "options")}
+        code = _to_host(self.code)
+        with _writable(file) as stream:
+            container.write(stream, header, code)
+
+    @classmethod
+    def load(cls, file: StrPath | BinaryFile, provider: str = "cpu") -> Self:
+        """Read what `save` wrote, codes onto the host ("cpu") or the current GPU ("cuda").
+
+        Nothing in the file is executed. Raises ArgumentError where it is damaged, no Packed, or of
+        another format version; FileNotFoundError where there is none; ProviderError for "cuda"
+        where no GPU can be used.
+        """
+        if provider not in ("cpu", "cuda"):
+            refuse("Packed", "provider", "'cpu' or 'cuda'", repr(provider))
+        header, code = container.read(file)
+        try:
+            shape = tuple(header["shape"])
+            packed = cls(header["codec"], header["dtype"], shape, code, header["options"])
+        except (OpError, KeyError, TypeError) as error:
+            raise ArgumentError(f"{file}: damaged packed array: {error}") from None
+        return packed if provider == "cpu" else dataclasses.replace(packed, code=_from_host(code))
+
+    def _decoder(self) -> Op:
+        decoder = get_codec(self.codec).decoder
+        return decoder.shared(to=self.dtype, shape=self.shape, **self.options)
+
+
+def compress(x: object, codec: str, **options: object) -> Packed:
+    """Encode an array: `compress(x, "msfp15").decompress()` is x within the codec's bound.
+
+    x: float32, float16, float64 or bfloat16 (bool too for "pack1"), any shape, C-contiguous, NumPy
+    (CPU provider), CuPy (CUDA provider) or anything with `__dlpack__`. options: `keep_nonfinite`
+    for "msfp15". Deterministic; no copy between host and device. Raises ArgumentError and
+    DtypeError.
+    """
+    encoder = get_codec(codec).encoder.shared(**options)
+    array = arrays.adopt(encoder.name, "X", x)
+    code = encoder(array)
+    frozen = {name: encoder.attribute_values[name] for name in options}
+    return Packed(codec, dtype_name(array.dtype), array.shape, code, frozen)
+
+
+def _writable(file: StrPath | BinaryFile) -> contextlib.AbstractContextManager[BinaryFile]:
+    """The file as a stream; a path is replaced when the stream is closed."""
+    if isinstance(file, str | os.PathLike):
+        return replacing(Path(file))
+    return contextlib.nullcontext(file)
+
+
+def _to_host(array: Array) -> NumpyArray:
+    return backends.to_host(arrays.adopt("Packed", "code", array))
+
+
+def _from_host(array: NumpyArray) -> Array:
+    """A copy of the array on the current GPU."""
+    backend = backends.cuda_backend()
+    try:
+        on_gpu: Array = backend.from_host(array)
+    except RuntimeError as error:  # CUDA's own: no GPU, no driver
+        raise ProviderError(
+            f"Packed: provider: cannot use 'cuda' here: {error}; "
+            f"`cupy-training-ops doctor` says more"
+        ) from None
+    return on_gpu
