@@ -226,18 +226,19 @@ class Call:
             taken[place] = value
         return taken
 
+    def _on_device(self, results: Arrays) -> Arrays:
+        """The results that have an address there."""
+        pairs = zip(self.prepared.results, results, strict=True)
+        return tuple(array if result.value is None else None for result, array in pairs)
+
     def _checked(self, workspace: Any, arrays: Arrays, results: Arrays) -> Any:
         """The caller's workspace, fit for the call and apart from its arrays on the device."""
         prepared = self.prepared
         workspace = adopt(prepared.op, "workspace", workspace)
         found = ArrayInfo(*info(workspace))
         workspaces.check(prepared.op, found, prepared.placement, self.workspace_nbytes)
-        written = tuple(
-            array if result.value is None else None
-            for result, array in zip(prepared.results, results, strict=True)
-        )
         names = [a.name for a in prepared.arrays] + [r.name for r in prepared.results]
-        every = (*arrays, *written, workspace)
+        every = (*arrays, *self._on_device(results), workspace)
         sizes = [0 if array is None else array.nbytes for array in every]
         overlap = Overlap(prepared.op, [*names, "workspace"], sizes, [Written(len(every) - 1)])
         overlap.refuse(self.backend.pointers(every))
@@ -418,7 +419,7 @@ class KernelCall(Call):
         late = self.ready.values(values)
         every = arrays + results
         if tables is None:
-            tables = self.ready.tables(every)
+            tables = self.ready.tables(arrays + self._on_device(results))
         if self.workspace_nbytes and workspace is None:
             with self.stores.lock:  # another thread's steps do not come between these
                 store = self.stores.get(self.backend, self.device, self.workspace_nbytes)

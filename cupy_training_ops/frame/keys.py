@@ -84,7 +84,7 @@ def reader(item: Input) -> Reader:
 def out_key(out: Sequence[Any]) -> tuple[Any, ...]:
     """What is known of the caller's outputs, those of a variadic one in a tuple of their own."""
     return tuple(
-        [None if a is None else out_key(a) if isinstance(a, tuple | list) else info(a) for a in out]
+        [None if a is None else out_key(a) if isinstance(a, tuple) else info(a) for a in out]
     )
 
 

@@ -275,7 +275,7 @@ class Op:
         return taken, out, (self._keys(taken), keys.out_key(out), names)
 
     def _adopt_out(self, value: Any) -> Any:
-        if isinstance(value, tuple | list):
+        if isinstance(value, tuple):  # of a list beside other outputs
             return tuple(map(self._adopt_out, value))
         if isinstance(value, np.generic):  # it would be a copy that is written
             refuse(self.name, "out", "an array", f"a scalar ({type(value).__name__})")

@@ -82,7 +82,7 @@ def _arrays(declared: Sequence[Input], inputs: Arrays, out: Arrays) -> list[Any]
         elif item.memory == "either":
             found.append(value if type(value) in BACKENDS else None)
     for given in out:
-        found += given if isinstance(given, tuple | list) else (given,)
+        found += given if isinstance(given, tuple) else (given,)
     return found
 
 
