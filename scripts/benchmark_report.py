@@ -16,7 +16,7 @@ Record = dict[str, Any]
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
-@click.option("--family", help="Only this family.")
+@click.option("--family", help="Only this family's cases.")
 def main(files: tuple[Path, ...], family: str | None) -> None:
     """Print the tables of FILES, which scripts/benchmark.py wrote."""
     if len(files) > 2:
@@ -31,13 +31,13 @@ def records(path: Path) -> list[Record]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def cases(results: list[Record], family: str | None) -> list[Record]:
+def cases(results: list[Record], family: str | None, kind: str = "case") -> list[Record]:
     """The cases, of one family where one is named."""
-    return [r for r in results if r["kind"] == "case" and (family or r["family"]) == r["family"]]
+    return [r for r in results if r["kind"] == kind and (family or r["family"]) == r["family"]]
 
 
 def single(results: list[Record], family: str | None) -> Iterator[str]:
-    """Time, aim, share of the copy rate and best peer of each case; then host times."""
+    """Time, aim, share of the copy rate and best peer of each case; eager calls; host times."""
     yield machine_line(results)
     yield ""
     yield "| case | floor ms | aim ms | ms (p20, p80) | of copy rate | peer | its ms | ours / its |"
@@ -45,9 +45,23 @@ def single(results: list[Record], family: str | None) -> Iterator[str]:
     for r in cases(results, family):
         yield row(r)
     yield ""
+    yield from eager_table(cases(results, family, "eager"))
+    for r in cases(results, family):
+        for name, reason in r.get("left_out", {}).items():
+            yield f"* {r['case']}: {name} is left out: {reason}"
     for r in results:
         if r["kind"] == "host":
             yield f"* host time of {r['call']}: {r['us']:.1f} us"
+
+
+def eager_table(results: list[Record]) -> Iterator[str]:
+    """Calls outside a graph, the host's time included."""
+    if results:
+        yield "| case, called eagerly | ms (p20, p80) | peer | its ms | ours / its |"
+        yield "|---|---|---|---|---|"
+        for r in results:
+            yield f"| {r['case']} | {times(r['ms'])} | {peer_cells(r)} |"
+        yield ""
 
 
 def machine_line(results: list[Record]) -> str:
@@ -62,18 +76,25 @@ def machine_line(results: list[Record]) -> str:
 
 def row(r: Record) -> str:
     """One case as a table row; beyond its aim, or slower than a peer, it is set in bold."""
-    ms, late = r["ms"], r["ms"]["median"] > r["aim_ms"]
-    name, peer = min(
-        r["peers"].items(), key=lambda item: item[1]["median"], default=("", {"median": None})
-    )
-    behind = (r["of_best_peer"] or 0) > 1.03
-    ours = f"{ms['median']:.4f} ({ms['p20']:.4f}, {ms['p80']:.4f})"
-    ratio = f"{r['of_best_peer']:.2f}" if r["of_best_peer"] else ""
+    ours = bold(times(r["ms"]), r["ms"]["median"] > r["aim_ms"])
     return (
-        f"| {r['case']} | {r['floor_ms']:.4f} | {r['aim_ms']:.4f} | {bold(ours, late)} | "
-        f"{r['share']:.0%} | {name} | {(peer['median'] and format(peer['median'], '.4f')) or ''} | "
-        f"{bold(ratio, behind)} |"
+        f"| {r['case']} | {r['floor_ms']:.4f} | {r['aim_ms']:.4f} | {ours} | "
+        f"{r['share']:.0%} | {peer_cells(r)} |"
     )
+
+
+def times(ms: Record) -> str:
+    """Median and percentiles."""
+    return f"{ms['median']:.4f} ({ms['p20']:.4f}, {ms['p80']:.4f})"
+
+
+def peer_cells(r: Record) -> str:
+    """The best peer, its time, and the ratio to it."""
+    if not r["peers"]:
+        return " | |"
+    name, peer = min(r["peers"].items(), key=lambda item: item[1]["median"])
+    ratio = bold(f"{r['of_best_peer']:.2f}", r["of_best_peer"] > 1.03)
+    return f"{name} | {peer['median']:.4f} | {ratio}"
 
 
 def bold(text: str, marked: bool) -> str:

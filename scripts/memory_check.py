@@ -18,6 +18,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import click
 import cupy
 import numpy as np
+from families import family_option, operators
 
 from cupy_training_ops import get_op
 from cupy_training_ops.testing.samples import all_samples, placed_inputs
@@ -25,14 +26,15 @@ from cupy_training_ops.testing.samples import all_samples, placed_inputs
 
 @click.command()
 @click.option("--plant", is_flag=True, help="Only run a kernel that reads one element too far.")
-@click.option("--op", default="", help="Only operators whose name contains this.")
-def main(plant: bool, op: str) -> None:
+@family_option
+def main(plant: bool, families: tuple[str, ...]) -> None:
     """Launch the samples' kernels and print how many calls were made."""
     cupy.cuda.set_allocator(None)
     if plant:
         overrun()
     else:
-        calls = [run(s) for n, samples in all_samples().items() if op in n for s in samples]
+        samples = all_samples()
+        calls = [run(sample) for name in operators(families) for sample in samples[name]]
         click.echo(f"{len(calls)} calls")
     cupy.cuda.Device().synchronize()
 

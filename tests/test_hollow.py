@@ -6,87 +6,25 @@ What the emulator cannot show: its arrays are NumPy's, on the device and on the 
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import math
-
 import numpy as np
 import pytest
 
 from cupy_training_ops import get_op
-from cupy_training_ops.frame import backends
 from cupy_training_ops.frame.op import ViewOp
-from cupy_training_ops.plan import Device
 from cupy_training_ops.testing.samples import Sample, all_samples, mapped_inputs
 
 cupy = pytest.importorskip("cupy", reason="CuPy is in the extras")
 
-from cupy_training_ops.runtime.cuda import CudaBackend  # noqa: E402
+from cupy_training_ops.testing.hollow import hollow, hollow_launches  # noqa: E402
 
 SAMPLES = [sample for samples in all_samples().values() for sample in samples]
-ALIGNMENT = 512
-addresses = itertools.count(2**40, 2**36)
-
-
-def hollow(shape, dtype, offset: int = 0):
-    """A CuPy array of memory that is not there."""
-    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-    memory = cupy.cuda.UnownedMemory(next(addresses), nbytes + ALIGNMENT, None, 0)
-    start = cupy.cuda.MemoryPointer(memory, offset * np.dtype(dtype).itemsize)
-    return cupy.ndarray(shape, dtype, start)
-
-
-class Module:
-    """Kernels that note that they were launched, and with which arguments."""
-
-    def __init__(self, launches: list) -> None:
-        self.launches = launches
-
-    def get_function(self, name: str):
-        def launch(_grid, _block, arguments, _shared) -> None:
-            self.launches.append((name, arguments))
-
-        return launch
-
-
-class HollowBackend(CudaBackend):
-    def __init__(self) -> None:
-        self.launches: list = []
-
-    def empty(self, spec, device):
-        return hollow(spec.shape, spec.dtype)
-
-    def zeros(self, nbytes, device):
-        return hollow((nbytes,), np.uint8)
-
-    def device(self, index):
-        return Device(132, (9, 0))
-
-    def is_current(self, device):
-        return True
-
-    def on(self, device):
-        return contextlib.nullcontext()
-
-    def stream(self, device):
-        return 0
-
-    def capturing(self, device):
-        return False
-
-    def load(self, source, options):
-        return Module(self.launches)
-
-
-HOLLOW = HollowBackend()
 
 
 @pytest.fixture
-def launches(monkeypatch) -> list:
+def launches():
     """What is launched from here on, CuPy's arrays being hollow ones."""
-    monkeypatch.setitem(backends.BACKENDS, cupy.ndarray, HOLLOW)
-    HOLLOW.launches.clear()
-    return HOLLOW.launches
+    with hollow_launches() as found:
+        yield found
 
 
 def inputs_of(op, values, offset: int) -> list:

@@ -42,7 +42,7 @@ template <class KeyAt, class Key>
 __device__ __forceinline__ void count_digits(KeyAt key_at, Key* __restrict__ counts, Pass pass,
                                              u32 (&found)[RADIX]) {
     // 64-bit keys are made by 64-bit divisions, which leave no registers for more.
-    constexpr int UNROLL = sizeof(Key) == 4 ? 4 : 1;
+    constexpr int UNROLL = sizeof(Key) > 4 ? 1 : 4;
     found[threadIdx.x] = 0;
     __syncthreads();
     const i64 end = pass.end();

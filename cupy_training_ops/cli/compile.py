@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import click
@@ -16,6 +17,7 @@ from ..runtime import offline
 from ..runtime.compiler import kernel, slot_options
 from ..testing.idle import Module, modules
 from .errors import CHECK_FAILED
+from .processes import Attempts, Outcome, workers
 from .progress import progress
 from .provider import require_gpu
 from .sampling import chosen_samples, op_option
@@ -33,63 +35,87 @@ MULTIPROCESSORS = 132  # of the device planned for where there is none; no plan'
     help="Only check that the kernels compile for this architecture (90 is sm_90), or for all "
     "that this NVRTC knows; needs no GPU, fills no cache. May be given more than once.",
 )
-def compile_kernels(names: tuple[str, ...], architectures: tuple[str, ...]) -> None:
+@click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Compile in so many processes. Each takes the memory of a CUDA context on the GPU.",
+)
+def compile_kernels(names: tuple[str, ...], architectures: tuple[str, ...], jobs: int) -> None:
     """Compile every kernel for every type, so that no call waits.
 
     The kernels go into CuPy's disk cache; CUPY_CACHE_DIR says where that is. Exit code 1 if one
     does not compile, 3 if there is no GPU and no --arch.
     """
     samples = itertools.chain.from_iterable(chosen_samples(names).values())
-    failures = _check(samples, architectures) if architectures else _warm(samples)
+    with workers(jobs) as attempts:
+        failures = (
+            _check(samples, architectures, attempts) if architectures else _warm(samples, attempts)
+        )
     for failure in failures:
         click.echo(failure)
     if failures:
         raise click.exceptions.Exit(CHECK_FAILED)
 
 
-def _warm(samples: Iterable[Any]) -> list[str]:
+def _warm(samples: Iterable[Any], attempts: Attempts) -> list[str]:
     """Compile for the current GPU through the cache."""
     cupy = require_gpu()
     from ..runtime.cuda import BACKEND
 
     index = cupy.cuda.runtime.getDevice()
-
-    def compiled(module: Module) -> None:
-        for symbol in module.symbols:
-            kernel(BACKEND, module.source, module.slots, symbol, index)
-
+    target = f"sm_{cupy.cuda.Device(index).compute_capability}"
     wanted = modules(samples, BACKEND.device(index))
-    return _compiled(wanted, compiled, f"sm_{cupy.cuda.Device(index).compute_capability}")
+    return _failures(wanted, target, partial(attempts, partial(_cached, index)))
 
 
-def _check(samples: Iterable[Any], architectures: tuple[str, ...]) -> list[str]:
+def _check(samples: Iterable[Any], architectures: tuple[str, ...], attempts: Attempts) -> list[str]:
     """Compile for architectures that need not be here."""
     supported = offline.supported_architectures()
     listed = list(samples)
     failures = []
     for architecture in supported if "all" in architectures else architectures:
         device = Device(MULTIPROCESSORS, (int(architecture[:-1]), int(architecture[-1])))
-
-        def compiled(module: Module, architecture: str = architecture) -> None:
-            offline.compile_for(module.source, slot_options(module.slots), architecture)
-
-        failures += _compiled(modules(listed, device), compiled, f"sm_{architecture}")
+        attempt = partial(attempts, partial(_compiles, architecture))
+        failures += _failures(modules(listed, device), f"sm_{architecture}", attempt)
     return failures
 
 
-def _compiled(wanted: list[Module], compiled: Callable[[Module], None], target: str) -> list[str]:
-    """Compile one module after the other; the messages of those that did not."""
-    failures = []
+def _failures(
+    wanted: list[Module], target: str, attempt: Callable[[list[Module]], Iterable[Outcome]]
+) -> list[str]:
+    """Compile modules; the messages of those that did not."""
     start = time.perf_counter()
-    with progress(wanted, target, lambda module: module.label) as steps:
-        for module in steps:
-            try:
-                compiled(module)
-            except CompileError as error:
-                failures.append(str(error))
+    # The longest source takes longest; what is begun last should not be what ends last.
+    outcomes = attempt(sorted(wanted, key=lambda module: len(module.source.code), reverse=True))
+    with progress(outcomes, target, lambda outcome: outcome[0].label, len(wanted)) as steps:
+        failures = [f"{module.label}: {failure}" for module, failure in steps if failure]
     count = sum(len(module.symbols) for module in wanted)
     click.echo(
         f"{target}: {count} kernels in {len(wanted)} modules, {len(failures)} modules failed, "
         f"{time.perf_counter() - start:.1f} s"
     )
     return failures
+
+
+def _cached(index: int, module: Module) -> str | None:
+    """Compile and load as a call on this GPU does; what went wrong, or None."""
+    from ..runtime.cuda import BACKEND
+
+    try:
+        with BACKEND.on(index):
+            for symbol in module.symbols:
+                kernel(BACKEND, module.source, module.slots, symbol, index)
+    except CompileError as error:
+        return str(error)
+    return None
+
+
+def _compiles(architecture: str, module: Module) -> str | None:
+    """Compile and forget; what went wrong, or None."""
+    try:
+        offline.compile_for(module.source, slot_options(module.slots), architecture)
+    except CompileError as error:
+        return str(error)
+    return None

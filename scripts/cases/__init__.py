@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cupy_training_ops.registry import FAMILIES
+from cupy_training_ops.registry import FAMILIES, get_op
 
 # A peer takes the case's inputs as CuPy arrays and returns the call to time.
 Peer = Callable[..., Callable[[], Any]]
@@ -19,7 +19,7 @@ class Case:
     """One operator at one size. `make(generator)` gives its inputs as CuPy arrays or host values.
 
     `nbytes` overrides the bytes that must move, where they are not every input read once and every
-    output written once.
+    output written once. `eager` says that calls are also timed outside a graph, the host included.
     """
 
     op: str
@@ -28,6 +28,12 @@ class Case:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     peers: Mapping[str, Peer] = field(default_factory=dict)
     nbytes: Callable[..., int] | None = None
+    eager: bool = False
+
+    @property
+    def family(self) -> str:
+        """The operator's family."""
+        return get_op(self.op).family
 
     @property
     def id(self) -> str:
@@ -39,6 +45,15 @@ def all_cases() -> list[Case]:
     """The cases of every family that has some."""
     modules = [importlib.import_module(f"{__name__}.{family}") for family in FAMILIES]
     return [case for module in modules for case in module.CASES]
+
+
+def chosen_cases(families: Collection[str], op: str = "", label: str = "") -> list[Case]:
+    """The cases of these families, or of all, whose operator and label contain these words."""
+    return [
+        case
+        for case in all_cases()
+        if (not families or case.family in families) and op in case.op and label in case.label
+    ]
 
 
 def as_torch(array: Any) -> Any:

@@ -93,7 +93,7 @@ def _accumulators() -> Iterator[Case]:
         yield Case("InPlaceAccumulatorV2", label, pair, peers=add, nbytes=_moved)
         if FLOAT32 in (t, value):
             listed = f"{label},model"
-            yield Case("InPlaceAccumulatorList", listed, model, {}, foreach, _model_moved)
+            yield Case("InPlaceAccumulatorList", listed, model, {}, foreach, _model_moved, True)
 
 
 def _scales() -> Iterator[Case]:
@@ -104,7 +104,8 @@ def _scales() -> Iterator[Case]:
             yield Case("MixedPrecisionScale", label, partial(_scaled, t=x), attributes, peers)
     for x, y in ((FLOAT32, FLOAT16), (FLOAT16, FLOAT16)):
         label, peers = f"{SHORT[x]}->{SHORT[y]},model", {"torch": partial(_torch_scale, to=y.name)}
-        yield Case("MixedPrecisionScale", label, partial(_model_scaled, t=x), {"to": y}, peers)
+        make = partial(_model_scaled, t=x)
+        yield Case("MixedPrecisionScale", label, make, {"to": y}, peers, eager=True)
 
 
 def _zeros() -> Iterator[Case]:

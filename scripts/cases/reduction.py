@@ -91,7 +91,13 @@ def _sums() -> list[Case]:
 def _lists(op: str, dtypes: Any, peers: dict[str, Any]) -> list[Case]:
     makers = {"": _one, ",model": _model}
     return [
-        Case(op, SHORT[dtype] + label, partial(maker, dtype=dtype), peers=peers)
+        Case(
+            op,
+            SHORT[dtype] + label,
+            partial(maker, dtype=dtype),
+            peers=peers,
+            eager=maker is _model,
+        )
         for label, maker in makers.items()
         for dtype in dtypes
     ]

@@ -3,18 +3,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from cupy_training_ops import CompileError, ProviderError, get_op
 from cupy_training_ops.cli import main, provider
+from cupy_training_ops.cli.compile import _compiles, _failures
+from cupy_training_ops.cli.processes import workers
 from cupy_training_ops.dtypes import element_type
 from cupy_training_ops.plan import Device
 from cupy_training_ops.registry import combinations, names
 from cupy_training_ops.runtime import offline
-from cupy_training_ops.runtime.source import load
-from cupy_training_ops.testing.idle import IdleBackend, launches, modules
+from cupy_training_ops.runtime.source import Source, load
+from cupy_training_ops.testing.idle import IdleBackend, Module, launches, modules
 from cupy_training_ops.testing.samples import all_samples
 
 HOPPER = Device(132, (9, 0))
@@ -72,11 +83,16 @@ def test_a_dry_run_writes_nothing():
     assert op(x).any()  # outside, NumPy arrays run on the CPU provider again
 
 
-def test_kernels_compile_for_another_architecture():
+@pytest.fixture
+def _nvrtc() -> None:
     try:
         offline.supported_architectures()
     except ProviderError as error:
         pytest.skip(str(error))
+
+
+@pytest.mark.usefixtures("_nvrtc")
+def test_kernels_compile_for_another_architecture():
     result = call(*ARGUMENTS)
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("sm_90: 8 kernels in 4 modules, 0 modules failed")
@@ -96,6 +112,68 @@ def test_what_does_not_compile_is_a_failed_check(monkeypatch):
         assert f"gist.cu did not compile for sm_{arch}\n" in result.stdout
 
 
+@pytest.mark.usefixtures("_nvrtc")
+def test_several_processes_compile_the_same():
+    result = call(*ARGUMENTS, "--jobs", "2")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("sm_90: 8 kernels in 4 modules, 0 modules failed")
+
+
+@pytest.mark.usefixtures("_nvrtc")
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_each_module_that_does_not_compile_is_named(capsys, jobs):
+    code = 'extern "C" __global__ void one(CTO_T* y) {}'
+    good, bad = ({"T": name} for name in ("float", "neither"))
+    wanted = [Module(Source("some", code, {}), slots, ("one",)) for slots in (good, bad)]
+    with workers(jobs) as attempts:
+        failures = _failures(wanted, "sm_90", partial(attempts, partial(_compiles, "90")))
+    (failure,) = failures
+    assert failure.startswith("some.cu (T=neither): some.cu did not compile for sm_90 with")
+    assert 'identifier "neither" is undefined' in failure
+    assert "sm_90: 2 kernels in 2 modules, 1 modules failed" in capsys.readouterr().out
+
+
+def test_the_longest_source_is_compiled_first():
+    lengths = (3, 7, 5)
+    wanted = [Module(Source("some", "x" * n, {}), {}, ()) for n in lengths]
+    begun = []
+    _failures(wanted, "sm_90", lambda items: begun.extend(items) or ())
+    assert [len(module.source.code) for module in begun] == sorted(lengths, reverse=True)
+
+
+def session_of(process) -> list[str]:
+    """The processes in the session that a process leads; a zombie there is its child."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            _state, _parent, _group, session, *_ = path.read_text().rpartition(")")[2].split()
+            if int(session) == process.pid:
+                found.append(path.parent.name)
+    return found
+
+
+@pytest.mark.usefixtures("_nvrtc")
+def test_an_interrupt_ends_every_process():
+    command = [sys.executable, "-m", "cupy_training_ops", "compile", "--arch", "all"]
+    process = subprocess.Popen(
+        [*command, "--jobs", "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while len(session_of(process)) < 4:  # itself, two workers and multiprocessing's own
+        assert process.poll() is None
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (1, "", "\nAborted!\n")
+    deadline = time.monotonic() + 10
+    while session_of(process):  # multiprocessing's own ends when it sees that the others have
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 def test_without_a_gpu_it_is_exit_code_3(monkeypatch):
     monkeypatch.setattr(provider, "why_no_gpu", lambda: "none in here")
     result = call()
@@ -110,7 +188,26 @@ def test_bad_usage_gets_one_line():
 
 
 @pytest.mark.gpu
-def test_the_cache_of_this_gpu_is_warmed():
-    result = call("--op", OP)
-    assert result.exit_code == 0, result.output
-    assert "8 kernels in 4 modules, 0 modules failed" in result.stdout
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_call_finds_its_kernel_in_the_cache(tmp_path, jobs):
+    command = ("-m", "cupy_training_ops", "compile", "--op", OP, "--jobs", jobs)
+    assert "8 kernels in 4 modules, 0 modules failed" in with_cache(tmp_path, *command)
+    before = sorted(tmp_path.iterdir())
+    assert len(before) == 4
+    with_cache(tmp_path, "-c", CALL)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+CALL = f"""
+import cupy, cupy_training_ops
+cupy_training_ops.get_op({OP!r})()(cupy.empty(100, cupy.float32))
+"""
+
+
+def with_cache(folder, *arguments) -> str:
+    """What a new Python prints; CuPy reads where its cache is when it is imported."""
+    environment = {**os.environ, "CUPY_CACHE_DIR": str(folder)}
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, env=environment, check=True, capture_output=True, text=True
+    ).stdout

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: MIT
+"""Processes that work through a list: each has one item at a time and gets the next when done."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import signal
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+# A forked process could not use CUDA, which does not survive a fork.
+CONTEXT = multiprocessing.get_context("spawn")
+
+Attempt = Callable[[Any], str | None]  # what went wrong with an item, or None
+Outcome = tuple[Any, str | None]  # an item, and the same
+Attempts = Callable[[Attempt, Iterable[Any]], Iterator[Outcome]]
+
+
+@contextlib.contextmanager
+def workers(count: int) -> Iterator[Attempts]:
+    """A function that attempts items in `count` processes, which end with the context.
+
+    Outcomes come as items are done. With one process that is this one, and exceptions are raised;
+    others report them as what went wrong, and so is reported which item a process died of.
+    """
+    if count == 1:
+        yield lambda attempt, items: ((item, attempt(item)) for item in items)
+        return
+    pool = _Pool(count)
+    try:
+        yield pool.attempts
+    finally:
+        pool.end()
+
+
+class _Pool:
+    """At most `count` workers, started when there is an item for them."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._workers: list[_Worker] = []
+
+    def attempts(self, attempt: Attempt, items: Iterable[Any]) -> Iterator[Outcome]:
+        """Every item with what went wrong, in the order in which they are done."""
+        waiting, idle = deque(items), list(self._workers)
+        busy: dict[Any, tuple[_Worker, Any]] = {}
+        while waiting or busy:
+            while waiting and (idle or len(self._workers) < self._count):
+                worker, item = idle.pop() if idle else self._started(), waiting.popleft()
+                worker.give(attempt, item)
+                busy[worker.pipe] = worker, item
+            for pipe in wait(busy):
+                worker, item = busy.pop(pipe)
+                try:
+                    yield item, worker.outcome()
+                    idle.append(worker)
+                except (EOFError, ConnectionError):
+                    yield item, self._lost(worker)
+
+    def end(self) -> None:
+        """Stop the workers, whatever they are doing."""
+        for worker in self._workers:
+            worker.process.terminate()
+        for worker in self._workers:
+            worker.process.join()
+            worker.pipe.close()
+
+    def _started(self) -> _Worker:
+        self._workers.append(_Worker())
+        return self._workers[-1]
+
+    def _lost(self, worker: _Worker) -> str:
+        """What a worker died of; another may be started in its place."""
+        self._workers.remove(worker)
+        worker.process.join()
+        worker.pipe.close()
+        return f"the process that had it ended with exit code {worker.process.exitcode}"
+
+
+class _Worker:
+    """A process, and the pipe to it."""
+
+    def __init__(self) -> None:
+        self.pipe, its_end = CONTEXT.Pipe()
+        self.process = CONTEXT.Process(target=_serve, args=(its_end,), daemon=True)
+        with _interrupts_ignored():  # as it then does too: Ctrl-C is for the process that ends it
+            self.process.start()
+        its_end.close()
+
+    def give(self, attempt: Attempt, item: Any) -> None:
+        """Have an item attempted; a process that is gone shows when asked for the outcome."""
+        with contextlib.suppress(ConnectionError):
+            self.pipe.send((attempt, item))
+
+    def outcome(self) -> str | None:
+        """What went wrong with the item."""
+        return self.pipe.recv()  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _serve(pipe: Connection) -> None:
+    """A worker's life: it ends when the other process closes the pipe, or is gone."""
+    with contextlib.suppress(EOFError):
+        while True:
+            pipe.send(_attempted(*pipe.recv()))
+
+
+def _attempted(attempt: Attempt, item: Any) -> str | None:
+    try:
+        return attempt(item)
+    except Exception:  # a worker reports whatever it is
+        return traceback.format_exc()

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: MIT
+"""CuPy's own arrays without a GPU: addresses are made up, launches are noted instead of made.
+
+A call goes through the whole frame as it does on a GPU; only memory must not be read or written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cupy
+import numpy as np
+
+from ..backend import KernelSource
+from ..frame import backends
+from ..plan import Device
+from ..runtime.cuda import CudaBackend
+from ..schema import Spec
+
+ALIGNMENT = 512
+_addresses = itertools.count(2**40, 2**36)
+
+
+def hollow(shape: tuple[int, ...], dtype: Any, offset: int = 0) -> Any:
+    """A CuPy array of memory that is not there, `offset` elements off an aligned address."""
+    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    memory = cupy.cuda.UnownedMemory(next(_addresses), nbytes + ALIGNMENT, None, 0)
+    start = cupy.cuda.MemoryPointer(memory, offset * np.dtype(dtype).itemsize)
+    return cupy.ndarray(shape, dtype, start)
+
+
+class HollowModule:
+    """Kernels that note that they were launched, and with which arguments."""
+
+    def __init__(self, launches: list[Any]) -> None:
+        self.launches = launches
+
+    def get_function(self, name: str) -> Any:
+        """A kernel that is not there."""
+
+        def launch(_grid: Any, _block: Any, arguments: Any, _shared: Any) -> None:
+            self.launches.append((name, arguments))
+
+        return launch
+
+    def allow_shared(self, function: Any, nbytes: int) -> None:
+        """Kernels that are not there ask for nothing."""
+
+
+class HollowBackend(CudaBackend):
+    """The CUDA backend without what asks the driver."""
+
+    def __init__(self) -> None:
+        self.launches: list[Any] = []
+
+    def empty(self, spec: Spec, device: int) -> Any:
+        """An output."""
+        return hollow(spec.shape, spec.dtype)
+
+    def zeros(self, nbytes: int, device: int) -> Any:
+        """A workspace."""
+        return hollow((nbytes,), np.uint8)
+
+    def device(self, index: int) -> Device:  # type: ignore[override]  # there it is cached
+        """The device that is planned for."""
+        return Device(132, (9, 0), 227 * 1024)
+
+    def current_device(self) -> int:
+        """There is one."""
+        return 0
+
+    def work(self, name: str) -> Callable[..., None]:
+        """Work that notes that it was queued."""
+        return lambda *arguments: self.launches.append((name, arguments))
+
+    def is_current(self, device: int) -> bool:
+        """There is one device."""
+        return True
+
+    def on(self, device: int) -> contextlib.AbstractContextManager[None]:
+        """There is nothing to switch."""
+        return contextlib.nullcontext()
+
+    def stream(self, device: int) -> int:
+        """There is one stream."""
+        return 0
+
+    def capturing(self, device: int) -> bool:
+        """There are no graphs."""
+        return False
+
+    def load(self, source: KernelSource, options: tuple[str, ...]) -> HollowModule:
+        """Nothing is compiled."""
+        return HollowModule(self.launches)
+
+
+HOLLOW = HollowBackend()
+
+
+@contextlib.contextmanager
+def hollow_launches() -> Iterator[list[Any]]:
+    """CuPy's arrays are hollow ones in the context; its value is what is launched there."""
+    before = dict(backends.BACKENDS)
+    backends.BACKENDS[cupy.ndarray] = HOLLOW
+    HOLLOW.launches.clear()
+    try:
+        yield HOLLOW.launches
+    finally:
+        backends.BACKENDS.clear()
+        backends.BACKENDS.update(before)

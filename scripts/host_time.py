@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: MIT
+"""Host time of calls on hollow CuPy arrays: without a GPU, launches left out.
+
+    python3 scripts/host_time.py --against ../before
+
+Microseconds are those of the best of several runs, in turns with the other checkout, the ratio's
+percentiles are over all of them. Time is the processor's: what else the machine does counts little.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+import time
+import timeit
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+from turns import SERVE, Checkout, in_turns, ratios, serve
+
+HERE = Path(__file__).resolve().parent.parent
+SECONDS = 0.005  # of a run
+COMPARED = "| call | old us | us | us / old us (p20, p80) |"
+Action = Callable[[], Any]
+
+
+@click.command()
+@click.option(
+    "--against",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Another checkout, to compare with.",
+)
+@click.option("--only", default="", help="Only calls whose name contains this.")
+@click.option("--runs", type=click.IntRange(2), default=150, show_default=True)
+def main(against: Path | None, only: str, runs: int) -> None:
+    """Print microseconds of calls, and their ratio to those of the other checkout."""
+    folders = [HERE] if against is None else [against, HERE]
+    with ExitStack() as stack:
+        checkouts = [stack.enter_context(Checkout(folder, __file__)) for folder in folders]
+        click.echo("| call | us |" if against is None else COMPARED)
+        click.echo("|---" * (2 * len(folders)) + "|")
+        for name in (name for name in ACTIONS if only in name):
+            runs_of_each = in_turns(checkouts, runs, "microseconds", name)
+            click.echo(row(name, *runs_of_each))
+
+
+def row(name: str, *runs: Sequence[float]) -> str:
+    """The best run of each checkout, and the ratio of two with its scatter over the runs."""
+    cells = [name, *(f"{min(found):.2f}" for found in runs)]
+    if len(runs) == 2:
+        cells.append("{:.3f} ({:.3f}, {:.3f})".format(*ratios(*runs)))
+    return f"| {' | '.join(cells)} |"
+
+
+# ---- in the process of each checkout -------------------------------------------------------------
+
+Maker = Callable[[Any, Any], Action]  # from get_op and what makes a hollow array of shape and dtype
+
+
+def binarize(get_op: Any, array: Any) -> Action:
+    """An element-wise call."""
+    op, x, out = get_op("GistBinarizeEncoder")(), array((1024,), "f4"), array((1024,), "?")
+    return lambda: op(x, out=out)
+
+
+def gather(get_op: Any, array: Any) -> Action:
+    """Many launches and scratch memory, at the size of a language model's embedding."""
+    op, shape = get_op("GatherGrad")(), (50_257, 1024)
+    indices, dy, out = array((32_768,), "i8"), array((32_768, 1024), "f4"), array(shape, "f4")
+    return lambda: op(shape, indices, dy, out=out)
+
+
+def one_scale(get_op: Any, array: Any) -> Action:
+    """A host value that stays."""
+    op, x, out = get_op("Scale")(), array((1024,), "f4"), array((1024,), "f4")
+    return lambda: op(x, 0.5, out=out)
+
+
+def new_scales(get_op: Any, array: Any) -> Action:
+    """A host value that changes from call to call."""
+    op, x, out = get_op("Scale")(), array((1024,), "f4"), array((1024,), "f4")
+    scales = itertools.count(0.5, 2.0**-20)
+    return lambda: op(x, next(scales), out=out)
+
+
+def scaled_list(get_op: Any, array: Any) -> Action:
+    """A list with a list of outputs."""
+    op, scale = get_op("MixedPrecisionScale")(to="float16"), array((1,), "f4")
+    xs = parameters(array, "f4")
+    out = tuple(parameters(array, "f2"))
+    return lambda: op(scale, xs, out=out)
+
+
+def accumulated_lists(get_op: Any, array: Any) -> Action:
+    """Two lists, one of which is written in place."""
+    op = get_op("InPlaceAccumulatorList")()
+    sums, values = parameters(array, "f4"), parameters(array, "f2")
+    return lambda: op(sums, values)
+
+
+def joined(get_op: Any, array: Any) -> Action:
+    """A list with one output."""
+    op, xs = get_op("ConcatTraining")(axis=1), [array((1024, 1024), "f4") for _ in range(64)]
+    out = array((1024, 64 * 1024), "f4"), None
+    return lambda: op(xs, out=out)
+
+
+def parameters(array: Any, dtype: str) -> list[Any]:
+    """The 292 parameters of a transformer."""
+    from cases.parameters import SHAPES
+
+    return [array(shape, dtype) for shape in SHAPES]
+
+
+ACTIONS: dict[str, Maker] = {
+    "GistBinarizeEncoder, out=": binarize,
+    "GatherGrad, out=": gather,
+    "Scale, one scale": one_scale,
+    "Scale, a new scale each call": new_scales,
+    "MixedPrecisionScale, 292 arrays": scaled_list,
+    "InPlaceAccumulatorList, 292 pairs": accumulated_lists,
+    "ConcatTraining, 64 arrays": joined,
+}
+
+
+def microseconds(name: str) -> float:
+    """One run's time of a call."""
+    timer, calls, launches = prepared(name)
+    us = timer.timeit(calls) / calls * 1e6
+    launches.clear()
+    return us
+
+
+@functools.cache
+def prepared(name: str) -> tuple[timeit.Timer, int, list[Any]]:
+    """What times a call, the calls of a run, and the list in which launches are noted."""
+    from cupy_training_ops import get_op
+
+    array, launches = hollow_arrays()
+    timer = timeit.Timer(ACTIONS[name](get_op, array), timer=time.thread_time)
+    timer.timeit(10)  # plans, and fills caches
+    launches.clear()
+    return timer, max(5, int(SECONDS / timer.timeit(10) * 10)), launches
+
+
+@functools.cache
+def hollow_arrays() -> tuple[Callable[..., Any], list[Any]]:
+    """What makes hollow arrays, and what is launched; from here on CuPy's arrays are such."""
+    try:
+        from cupy_training_ops.testing.hollow import hollow, hollow_launches
+    except ImportError:  # an older checkout has them in its tests
+        import cupy
+        import test_hollow as old
+
+        old.backends.BACKENDS[cupy.ndarray] = old.HOLLOW
+        return old.hollow, old.HOLLOW.launches
+    return hollow, FOR_GOOD.enter_context(hollow_launches())
+
+
+FOR_GOOD = ExitStack()
+
+
+if __name__ == "__main__":
+    if SERVE in sys.argv[1:2]:
+        serve(microseconds)
+    else:
+        main()

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: MIT
+"""What figures were measured with: GPU, driver, versions, commit, date."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import Any
+
+
+def machine() -> dict[str, Any]:
+    """The first line of a results file."""
+    import cupy
+    import numpy
+
+    properties = cupy.cuda.runtime.getDeviceProperties(0)
+    driver = command("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return {
+        "gpu": properties["name"].decode(),
+        "driver": driver or "unknown",
+        "cuda": cupy.cuda.runtime.runtimeGetVersion(),
+        "cupy": cupy.__version__,
+        "torch": torch_version(),
+        "numpy": numpy.__version__,
+        "commit": commit(),
+        "date": command("date", "-u", "+%Y-%m-%d"),
+    }
+
+
+def torch_version() -> str | None:
+    """PyTorch's version, or None where it is not installed and its peers are left out."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    return str(torch.__version__)
+
+
+def commit() -> str:
+    """What CTO_COMMIT says, which a copy without git needs; else git."""
+    told = os.environ.get("CTO_COMMIT")
+    return told or command("git", "rev-parse", "--short", "HEAD") or "unknown"
+
+
+def command(*words: str) -> str:
+    """The first line a command prints; nothing where it fails."""
+    try:
+        result = subprocess.run(words, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return result.stdout.partition("\n")[0]

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: MIT
+"""Two checkouts of this project take turns: each in a process of its own, asked through a pipe.
+
+A process serves the functions of the script that started it, with the package, the scripts and the
+tests of its checkout before all others. Whatever else the machine does falls on both alike.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+SERVE = "--serve"
+PACKAGE = "cupy_training_ops"
+
+
+class CheckoutError(click.ClickException):
+    """What went wrong in a checkout's process."""
+
+
+class Checkout:
+    """The process of one checkout."""
+
+    def __init__(self, folder: Path, script: str) -> None:
+        self.folder = folder.resolve()
+        command = [sys.executable, script, SERVE, str(self.folder)]
+        self._process = subprocess.Popen(
+            command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    def __enter__(self) -> Checkout:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.communicate()
+
+    def ask(self, question: str, *arguments: Any) -> Any:
+        """What the function of that name returns there."""
+        try:
+            print(json.dumps([question, *arguments]), file=self._process.stdin, flush=True)
+            answer, failure = json.loads(self._process.stdout.readline())
+        except (BrokenPipeError, ValueError):
+            code = self._process.wait()
+            raise CheckoutError(f"{self.folder}: the process ended with exit code {code}") from None
+        if failure:
+            raise CheckoutError(f"{self.folder}: {failure}")
+        return answer
+
+
+def in_turns(
+    checkouts: Sequence[Checkout], rounds: int, question: str, *arguments: Any
+) -> list[list[Any]]:
+    """The answers of each, now the first and now the last of them beginning."""
+    answers: list[list[Any]] = [[] for _ in checkouts]
+    pairs = list(zip(checkouts, answers, strict=True))
+    for number in range(rounds):
+        for checkout, found in pairs[:: -1 if number % 2 else 1]:
+            found.append(checkout.ask(question, *arguments))
+    return answers
+
+
+def ratios(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:
+    """Median and 20th and 80th percentile of after / before over the rounds."""
+    found = [new / old for old, new in zip(before, after, strict=True)]
+    deciles = statistics.quantiles(found, n=10, method="inclusive")
+    return statistics.median(found), deciles[1], deciles[7]
+
+
+def serve(*functions: Callable[..., Any]) -> None:
+    """Answer questions until there are no more, with the checkout that the command line names."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that asks ends this one
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what the checkout prints is no reply
+    folder = Path(sys.argv[2])
+    sys.path[:0] = [str(folder / name) for name in ("", "scripts", "tests")]
+    known = {function.__name__: function for function in functions}
+    for line in sys.stdin:
+        question, *arguments = json.loads(line)
+        try:
+            reply = [known[question](*arguments), None]
+            check_home(folder)
+        except Exception:  # told to the process that asks
+            reply = [None, traceback.format_exc()]
+        print(json.dumps(reply), file=replies)
+
+
+def check_home(folder: Path) -> None:
+    """The package may be installed from elsewhere too."""
+    package = sys.modules.get(PACKAGE)
+    if package and Path(package.__file__ or "").parent.parent != folder:
+        raise CheckoutError(f"{PACKAGE} is found in {package.__file__}")

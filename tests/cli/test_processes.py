@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: MIT
+"""Work in several processes: every item has its outcome, whatever becomes of its process."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import time
+
+import pytest
+
+from cupy_training_ops.cli.processes import workers
+
+# A worker finds its function by name: these are Python's own.
+WRONG = {"bad": "it is bad"}.get  # what went wrong, or None
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_every_item_has_its_outcome(count) -> None:
+    items = ["good", "bad", "better", "bad", "best"]
+    with workers(count) as attempts:
+        for _ in range(2):
+            found = sorted(attempts(WRONG, items), key=lambda outcome: items.index(outcome[0]))
+            assert sorted(found) == sorted((item, WRONG(item)) for item in items)
+
+
+def test_items_are_begun_in_order() -> None:
+    with workers(2) as attempts:
+        delays = [1.0, 0.0, 0.0, 0.0]
+        assert [item for item, _ in attempts(time.sleep, delays)] == [0.0, 0.0, 0.0, 1.0]
+
+
+def test_an_exception_is_reported() -> None:
+    with workers(2) as attempts:
+        outcomes = dict(attempts(math.sqrt, [-1]))
+    assert outcomes[-1].startswith("Traceback")
+    assert "ValueError" in outcomes[-1]
+
+
+def test_in_one_process_an_exception_is_raised() -> None:
+    with workers(1) as attempts, pytest.raises(ValueError, match=r"math domain|nonnegative"):
+        list(attempts(math.sqrt, [-1]))
+
+
+def test_the_item_that_ended_its_process_is_named_and_the_others_are_done() -> None:
+    with workers(2) as attempts:
+        outcomes = dict(attempts(os._exit, [3, 4, 5]))
+        assert outcomes == {
+            n: f"the process that had it ended with exit code {n}" for n in (3, 4, 5)
+        }
+        assert dict(attempts(WRONG, ["good", "bad"])) == {"good": None, "bad": "it is bad"}
+
+
+def children() -> set[str]:
+    """The processes that this one started and that are not waited for, zombies too."""
+    path = f"/proc/self/task/{os.getpid()}/children"
+    with open(path) as file:
+        return set(file.read().split())
+
+
+def test_no_process_is_left() -> None:
+    """However the context is left; what multiprocessing itself keeps is there before."""
+    with workers(2) as attempts:
+        list(attempts(WRONG, ["good"]))
+    before = children()
+    with contextlib.suppress(KeyboardInterrupt), workers(2) as attempts:
+        next(attempts(time.sleep, [0.0, 60.0, 60.0]))
+        assert len(children() - before) == 2
+        raise KeyboardInterrupt
+    assert children() == before
+
+
+def test_interrupts_are_handled_as_before() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with workers(2) as attempts:
+        list(attempts(WRONG, ["good"]))
+        assert signal.getsignal(signal.SIGINT) is before

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: MIT
+"""Which tests a GPU check runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from families import operators
+from gpu_tests import concerns, emulated
+
+from cupy_training_ops import get_op
+from cupy_training_ops.registry import FAMILIES, names
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def scaling() -> None:
+    get_op("Scale")
+
+
+def bare() -> None:
+    """Names no operator; "Scale" stands in a comment's place, and elementwise in no quotes."""
+
+
+def item(path: str, identifier: str = "", function=None, fixtures=(), **parameters):
+    """What pytest knows of a test."""
+    found = SimpleNamespace(path=Path(path), function=function, fixturenames=fixtures)
+    if identifier:
+        found.callspec = SimpleNamespace(id=identifier, params=parameters)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("of", "family"),
+    [
+        (item("tests/ops/test_gather.py"), "gather"),
+        (item("tests/ops/test_gather_plans.py"), "gather"),
+        (item("tests/test_kernels.py", "GistPack1Encoder-float32-odd-cuda"), "gist"),
+        (item("tests/gpu/test_large.py", "msfp15"), "gist"),
+        (item("tests/gpu/test_capture.py", "BiasGeluGrad_dX"), "activation"),
+        (item("tests/gpu/test_large_other.py", function=scaling), "elementwise"),
+        (item("tests/test_in_step.py", "padding"), "padding"),
+    ],
+    ids=lambda value: value.path.name if isinstance(value, SimpleNamespace) else value,
+)
+def test_a_test_concerns_the_family_that_it_names(of, family) -> None:
+    assert [f for f in FAMILIES if concerns(of, [f])] == [family]
+    assert concerns(of, list(FAMILIES))
+
+
+@pytest.mark.parametrize(
+    "of",
+    [item("tests/test_frame.py", "Scaled-1"), item("tests/gpu/test_streams.py", function=bare)],
+    ids=["a longer name", "no name"],
+)
+def test_other_tests_concern_no_family(of) -> None:
+    assert not concerns(of, ["gist", "gather"])
+    assert not concerns(item("tests/test_frame.py"), list(FAMILIES))
+
+
+def test_emulated_runs_are_known_by_parameter_and_fixture() -> None:
+    assert emulated(item("x.py", "s-emulated-forward", run="emulated-forward"))
+    assert emulated(item("x.py", fixtures=("in_every_order",)))
+    assert not emulated(item("x.py", "s-cuda", run="cuda"))
+    assert not emulated(item("x.py", "s-cpu", anywhere="cpu", columns=3))
+    assert not emulated(item("x.py"))
+
+
+def python(*arguments: str) -> list[str]:
+    """The lines that a Python prints which finds the plugin."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts")}
+    command = [sys.executable, *arguments]
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout.splitlines()
+
+
+def collected(*arguments: str) -> list[str]:
+    """The tests that are run."""
+    options = ("-q", "--collect-only", "-p", "no:cacheprovider", "-p", "gpu_tests")
+    return [line for line in python("-m", "pytest", *options, *arguments) if "::" in line]
+
+
+LARGE = """
+import pytest, gpu_tests
+class Plugin:
+    def pytest_collection_finish(self, session):
+        for item in session.items:
+            print("::", item.nodeid, gpu_tests.concerns(item, gpu_tests.FAMILIES))
+options = "-q --collect-only -p no:cacheprovider -m large tests/gpu tests/ops"
+pytest.main(options.split(), plugins=[Plugin()])
+"""
+
+
+def test_every_large_test_concerns_some_family() -> None:
+    lines = [line for line in python("-c", LARGE) if line.startswith("::")]
+    assert len(lines) > 20
+    assert [line for line in lines if line.endswith("False")] == []
+
+
+def test_a_familys_tests_are_its_files_and_its_operators() -> None:
+    paths = ("tests/test_kernels.py", "tests/cpu/test_tensor.py", "tests/cpu/test_padding.py")
+    found = collected(*paths, "--family", "tensor")
+    kernels = [test for test in found if "test_kernels.py" in test]
+    assert {re.search(r"\[cuda-(\w+)", test)[1] for test in kernels} == set(operators(["tensor"]))
+    assert {test.partition("::")[0] for test in found} == {*paths[:2]}
+
+
+def test_no_large_tests_are_no_failure() -> None:
+    assert collected("-m", "large", "--family", "tensor", "tests/cpu/test_tensor.py") == []
+
+
+def test_operators_of_families() -> None:
+    assert operators(["tensor"]) == ["ConcatTraining", "SplitTraining", "View"]
+    assert operators([]) == operators(FAMILIES) == sorted(names())
