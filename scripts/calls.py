@@ -9,6 +9,8 @@ from typing import Any
 import cupy
 from timing import rotations
 
+from cupy_training_ops.frame.op import ViewOp
+
 SEED = 20_26
 
 

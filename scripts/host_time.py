@@ -156,7 +156,7 @@ def hollow_arrays() -> tuple[Callable[..., Any], list[Any]]:
         import cupy
         import test_hollow as old
 
-        old.backends.BACKENDS[cupy.ndarray] = old.HOLLOW
+        old.arrays.BACKENDS[cupy.ndarray] = old.HOLLOW
         return old.hollow, old.HOLLOW.launches
     return hollow, FOR_GOOD.enter_context(hollow_launches())
 
