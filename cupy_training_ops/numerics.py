@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from .dtypes import BFLOAT16, FLOAT32, FLOAT64
 
 Array = NDArray[Any]
+_LARGEST = float(np.finfo(FLOAT32).max)
 
 
 def cast(x: Any, dtype: np.dtype[Any]) -> Array:
@@ -55,5 +56,8 @@ def wide(x: Any) -> Any:
 
 def rounded(value: float, t: np.dtype[Any]) -> Any:
     """A number in the type that elements of `t` are computed in, infinite where it does not fit."""
+    number, kind = float(value), computed_in(t).type
+    if abs(number) <= _LARGEST:  # nothing to be silenced
+        return kind(number)
     with np.errstate(over="ignore"):
-        return computed_in(t).type(float(value))
+        return kind(number)

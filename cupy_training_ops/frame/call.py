@@ -23,6 +23,7 @@ from .convert import converted
 
 Arrays = tuple[Any, ...]
 HostValue = NDArray[Any] | Changing
+NO_VALUES: Mapping[int, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,12 @@ class Call:
         self.device = prepared.placement.device
         self.single_output = prepared.counts == (None,)
         self.n_inputs = len(prepared.inputs)
-        given = set(prepared.changing)
+        self.checks = prepared.checks
+        self.changing = prepared.changing
+        self.groups_out = any(prepared.out) and prepared.groups_outputs
         self.all_device = not any(i.variadic or i.memory != "device" for i in prepared.inputs)
+        self.is_plain = self.all_device and not self.groups_out
+        given = set(prepared.changing)
         self.array_places = tuple(
             (place, declared.variadic)
             for place, declared in enumerate(prepared.inputs)
@@ -108,9 +113,12 @@ class Call:
 
     def __call__(self, inputs: Arrays, out: Arrays, workspace: Any) -> Any:
         """Check what only the arrays of this call can show, allocate, and run."""
-        inputs, out, arrays = self.taken_apart(inputs, out)
+        if self.is_plain and len(inputs) == self.n_inputs:
+            arrays = inputs
+        else:
+            inputs, out, arrays = self.taken_apart(inputs, out)
         if self.overlap is not None:
-            self.overlap.refuse(self.addresses(arrays, out))
+            self.overlap.refuse(self.backend.pointers(arrays + out if self.has_out else arrays))
         return self.finish(inputs, arrays, out, workspace)
 
     def checked_tables(self, arrays: Arrays, out: Arrays) -> Sequence[Any] | None:
@@ -128,7 +136,7 @@ class Call:
         """All declared inputs, the caller's outputs one by one, and the arrays one by one."""
         if len(inputs) < self.n_inputs:
             inputs += (None,) * (self.n_inputs - len(inputs))
-        if self.has_out and self.prepared.groups_outputs:
+        if self.groups_out:
             out = ungrouped(out, self.prepared.counts)
         return inputs, out, inputs if self.all_device else self._flat(inputs)
 
@@ -141,14 +149,14 @@ class Call:
         tables: Sequence[Any] | None = None,
     ) -> Any:
         """The rest of a call whose memory is known to be apart."""
-        values = self.values(inputs) if self.prepared.changing else {}
+        values = self.values(inputs) if self.changing else NO_VALUES
         results = out if self.has_all_outputs else self.completed(arrays, out, values)
         if workspace is not None:
             workspace = self._checked(workspace, arrays, results)
-        for check in self.prepared.checks:
+        for check in self.checks:
             check(*self._with_hosts(inputs, values))
         self._run(inputs, arrays, results, workspace, values, tables)
-        return self.returned(results)
+        return results[0] if self.single_output else self.returned(results)
 
     def _run(
         self,
@@ -171,9 +179,7 @@ class Call:
         return {p: converted(op, declared[p], inputs[p]) for p in self.prepared.changing}
 
     def returned(self, results: Arrays) -> Any:
-        """The results as the caller gets them."""
-        if self.single_output:
-            return results[0]
+        """Several results as the caller gets them."""
         prepared = self.prepared
         return grouped(results, prepared.counts) if prepared.groups_outputs else results
 
@@ -327,7 +333,7 @@ class DelegatedCall(Call):
         if len(results) != len(expected):
             refuse(self.prepared.op, "results", f"{len(expected)} arrays", str(len(results)))
         taken = [self._taken(*pair) for pair in zip(expected, results, strict=True)]
-        return self.returned(tuple(taken))
+        return taken[0] if self.single_output else self.returned(tuple(taken))
 
     def _taken(self, result: Result, value: Any) -> Any:
         array = adopt(self.prepared.op, result.name, value)
@@ -416,10 +422,10 @@ class KernelCall(Call):
         values: Mapping[int, Any],
         tables: Sequence[Any] | None,
     ) -> None:
-        late = self.ready.values(values)
-        every = arrays + results
+        ready, every = self.ready, arrays + results
+        late = ready.values(values) if values else ()
         if tables is None:
-            tables = self.ready.tables(arrays + self._on_device(results))
+            tables = ready.tables(arrays + self._on_device(results)) if ready.has_tables else ()
         if self.workspace_nbytes and workspace is None:
             with self.stores.lock:  # another thread's steps do not come between these
                 store = self.stores.get(self.backend, self.device, self.workspace_nbytes)

@@ -83,9 +83,7 @@ def reader(item: Input) -> Reader:
 
 def out_key(out: Sequence[Any]) -> tuple[Any, ...]:
     """What is known of the caller's outputs, those of a variadic one in a tuple of their own."""
-    return tuple(
-        [None if a is None else out_key(a) if isinstance(a, tuple) else info(a) for a in out]
-    )
+    return tuple([None if a is None else out_key(a) if type(a) is tuple else info(a) for a in out])
 
 
 def attribute_key(value: Any) -> Any:

@@ -187,26 +187,29 @@ class Op:
         ProviderError before anything is launched or written.
         """
         given = out if type(out) is tuple else (out,)
-        if self._last and workspace is None:
-            last = self._last[0]
-            if last.has(inputs, given, outputs):
-                return last.again(inputs, given)
+        if self._has_lists:
+            return self._call_with_lists(inputs, given, outputs, workspace)
         try:
             key = (self._keys(inputs), keys.out_key(given), outputs)
-            call = self._remembered.get(key)
-        except (KeyError, TypeError):  # a foreign array, or a list where a tuple is hashed
-            key = None
-        if key is None:
-            inputs, given, key = self._adopted(inputs, given, outputs)
-            call = self._remembered.get(key)
-        if call is None:
-            call = self._prepare(key)
-        if not self._has_lists:
-            return call(inputs, given, workspace)
-        every, given, arrays = call.taken_apart(inputs, given)
+            call = self._remembered[key]
+        except (KeyError, TypeError):  # a new call, a foreign array, a list where a tuple is hashed
+            call, inputs, given = self.prepared_call(inputs, given, outputs)
+        return call(inputs, given, workspace)
+
+    def _call_with_lists(
+        self, inputs: tuple[Any, ...], given: tuple[Any, ...], outputs: Any, workspace: Any
+    ) -> Any:
+        """The same over lists: arrays of the call before are known again."""
+        if self._last and workspace is None and self._last[0].has(inputs, given, outputs):
+            return self._last[0].again(inputs, given)
+        try:
+            call = self._remembered[self._keys(inputs), keys.out_key(given), outputs]
+        except (KeyError, TypeError):
+            call, inputs, given = self.prepared_call(inputs, given, outputs)
+        inputs, given, arrays = call.taken_apart(inputs, given)
         tables = call.checked_tables(arrays, given)
-        self._last[:] = remembered(call, self._readers, every, given, outputs, tables)
-        return call.finish(every, arrays, given, workspace, tables)
+        self._last[:] = remembered(call, self._readers, inputs, given, outputs, tables)
+        return call.finish(inputs, arrays, given, workspace, tables)
 
     def bound(
         self,

@@ -28,7 +28,7 @@ OUTPUT = Output("output", "T", may_alias=("input",), shape="shape of input")
 
 def number(value: Any) -> float:
     """A real number, also in an array or a sequence of one element."""
-    return real(single(value))
+    return value if type(value) is float else real(single(value))
 
 
 def bound(value: Any) -> int:
@@ -46,7 +46,7 @@ class Scale(ElementwiseOp):
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/scale.cc.
     """
 
-    inputs = (INPUT, Input("scale", "float64", memory="host", convert=number))
+    inputs = (INPUT, Input("scale", "float64", memory="host", convert=number, static=False))
     outputs = (OUTPUT,)
     attributes = (Attribute("scale_down", boolean, False, doc="divide instead of multiplying"),)
     scale_down: bool
@@ -143,7 +143,7 @@ class FakeQuant(ElementwiseOp):
             convert=number,
             doc="normal once it is rounded: not 0, subnormal, infinite or NaN",
         ),
-        Input("zero_point", "float64", memory="host", convert=number),
+        Input("zero_point", "float64", memory="host", convert=number, static=False),
     )
     outputs = (OUTPUT, Output("mask", "bool", shape="shape of input"))
     attributes = (Attribute("quant_min", bound, 0), Attribute("quant_max", bound, 255))
@@ -156,13 +156,12 @@ class FakeQuant(ElementwiseOp):
             expected = f"at least quant_min, {self.quant_min}"
             refuse(self.name, "quant_max", expected, str(self.quant_max))
 
-    def infer(self, *inputs: Any) -> tuple[Spec, ...]:
+    def check_numbers(self, *inputs: Any) -> None:
         scale = rounded(inputs[1], inputs[0].dtype)
         limits = np.finfo(scale)
         if not limits.smallest_normal <= abs(scale) <= limits.max:
             expected = f"a number other than 0 that is normal in {scale.dtype}"
             refuse(self.name, "scale", expected, f"{inputs[1]}")
-        return super().infer(*inputs)
 
     def options(self, *inputs: Any) -> tuple[Any, ...]:
         return (*inputs[1:], self.quant_min, self.quant_max)

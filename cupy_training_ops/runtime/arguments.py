@@ -17,6 +17,8 @@ from .source import Parameter, Source
 
 NULL = np.uint64(0)
 EITHER = "Either<"  # the struct of core/either.cuh
+_REALS = (np.float32, np.float64)
+_LARGEST = float(np.finfo(np.float32).max)
 _SCALARS = {row.c_type: row.dtype.type for row in ELEMENT_TYPES if row.dtype.kind != "c"}
 
 
@@ -84,6 +86,10 @@ def _bits(number: Any) -> np.int64:
 
 def _exact(launch: Launch, parameter: Parameter, scalar: Any, value: Any) -> Any:
     """A scalar of the declared type: an integer as it is, a real number rounded, not infinite."""
+    if type(value) is scalar:  # rounded already
+        return value
+    if type(value) is float and scalar in _REALS and abs(value) <= _LARGEST:
+        return scalar(value)  # the usual case, as values that change take it at each call
     with contextlib.suppress(OverflowError, TypeError, ValueError), np.errstate(over="ignore"):
         if np.dtype(scalar).kind in "iub":
             result, fits = scalar(value), scalar(value) == value

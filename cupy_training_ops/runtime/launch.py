@@ -91,6 +91,8 @@ class ReadyPlan:
             ready = [READY[type(step)](builder, step) for step in plan.steps]
         self._arguments = builder.arguments
         starts = self._arguments.starts(n_arrays)
+        self._constants = tuple(self._arguments.constants)
+        self._offsets = tuple(self._arguments.offsets)
         self._steps = [(*run, _picker(places, starts), step) for run, places, step in ready]
         self.has_tables = bool(self._arguments.tables)
 
@@ -114,8 +116,8 @@ class ReadyPlan:
         values: Sequence[Any],
     ) -> None:
         """Queue all steps on the current device and stream."""
-        parts = self._arguments
-        row = (*arrays, *parts.constants, *tables, *self._scratch(workspace), *values)
+        scratch = self._scratch(workspace) if self._offsets else ()
+        row = (*arrays, *self._constants, *tables, *scratch, *values)
         for function, grid, block, shared_nbytes, pick, step in self._steps:
             if _log is not None:
                 _log.append(step)
@@ -124,7 +126,7 @@ class ReadyPlan:
     def _scratch(self, workspace: Array | None) -> list[Any]:
         """Pointers into the scratch memory."""
         offset = self._backend.offset
-        return [offset(workspace, start) for start in self._arguments.offsets]
+        return [offset(workspace, start) for start in self._offsets]
 
 
 class _Builder:
