@@ -16,7 +16,7 @@ from ..frame.op import Op, slots
 from ..plan import Config, Device, Launch, Plan, ceil_div
 from ..schema import Attribute, Input, Output, Spec, Types, boolean, dtype, optional, shape
 
-TILE = 8  # elements of an MSFP15 tile, and bits of a Pack1 byte
+BOX = 8  # elements that share an MSFP15 exponent, and bits of a Pack1 byte
 THREADS = 128
 # Bytes of decoded elements a thread has in flight, for codecs of single elements and for codecs of
 # tiles: the fastest of a sweep on an H200.
@@ -128,7 +128,7 @@ class GistPack1Encoder(_Encoder):
     types: ClassVar[Types] = {"T": (BOOL, *FLOATS)}
 
     def code_shape(self, x: Spec) -> tuple[int, ...]:
-        return (ceil_div(x.size, TILE),)
+        return (ceil_div(x.size, BOX),)
 
 
 class GistPack1Decoder(_Decoder):
@@ -149,10 +149,10 @@ class GistPack1Decoder(_Decoder):
     types: ClassVar[Types] = {"T": (BOOL, *FLOATS)}
 
     def flat_shape(self, x: Spec) -> tuple[int, ...]:
-        return (TILE * x.size,)
+        return (BOX * x.size,)
 
     def codes(self, n: int) -> int:
-        return ceil_div(n, TILE)
+        return ceil_div(n, BOX)
 
 
 class GistPack8Encoder(_Encoder):
@@ -247,7 +247,7 @@ class GistPackMsfp15Encoder(_Encoder):
     keep_nonfinite: bool
 
     def code_shape(self, x: Spec) -> tuple[int, ...]:
-        return x.shape if x.size % TILE == 0 else (TILE * ceil_div(x.size, TILE),)
+        return x.shape if x.size % BOX == 0 else (BOX * ceil_div(x.size, BOX),)
 
     def options(self) -> tuple[Any, ...]:
         return (self.keep_nonfinite,)
@@ -279,7 +279,7 @@ class GistPackMsfp15Decoder(_Decoder):
     keep_nonfinite: bool
 
     def codes(self, n: int) -> int:
-        return TILE * ceil_div(n, TILE)
+        return BOX * ceil_div(n, BOX)
 
     def options(self) -> tuple[Any, ...]:
         return (self.keep_nonfinite,)
