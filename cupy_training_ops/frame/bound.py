@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Protocol
 from ..errors import refuse
 from ..schema import Input
 from .backends import BACKENDS
-from .call import Arrays, Call, grouped
+from .call import Call
+from .prepared import Arrays, grouped
 
 Outputs = Sequence[str] | None
 Prepare = tuple[Call, Arrays, Arrays]

@@ -27,10 +27,12 @@ from ..schema import REQUIRED, Attribute, Input, Output, Types
 from . import checks, keys
 from .arrays import adopt
 from .bound import BoundCall, OpenCall, bind
-from .call import Call, DelegatedCall, Prepared, ViewCall
+from .call import Call
 from .convert import converted, frozen_attributes
 from .help import Help
 from .prepare import prepare, wanted
+from .prepared import Prepared
+from .providers import DelegatedCall, ViewCall
 from .repeated import Repeated, remembered
 
 _MAX_REMEMBERED = 1024  # calls an instance remembers before it starts afresh

@@ -11,7 +11,8 @@ from ..plan import Device, Plan
 from ..runtime.launch import Planned
 from ..runtime.workspace import Workspaces
 from ..schema import Attribute, Output, Types
-from .call import Call, Prepared
+from .call import Call
+from .prepared import Prepared
 
 
 class Operator(Planned, Protocol):

@@ -16,10 +16,12 @@ from ..plan import LaunchError
 from ..runtime.launch import ReadyPlan
 from ..schema import Changing, Input, Output, Spec
 from . import checks
-from .call import Call, CpuCall, EmptyCall, KernelCall, Named, Prepared, Result, ungrouped
+from .call import Call
 from .convert import converted
 from .keys import CHANGES, unmarked
 from .operator import Operator
+from .prepared import Named, Prepared, Result, ungrouped
+from .providers import CpuCall, EmptyCall, KernelCall
 
 Outputs = Sequence[str] | None
 

@@ -14,8 +14,9 @@ from typing import Any
 
 from ..schema import Input
 from .backends import BACKENDS
-from .call import Arrays, Call
+from .call import Call
 from .keys import CHANGES, Reader
+from .prepared import Arrays
 
 
 @dataclass(frozen=True)
