@@ -10,9 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
-from numpy.typing import NDArray
-
-from .dtypes import Dtype
+from .dtypes import Dtype, HostArray
 from .plan import Device
 from .schema import Shape, Spec
 
@@ -118,10 +116,10 @@ class Backend(Protocol):
     def zeros(self, nbytes: int, device: int) -> Any:
         """Bytes of zeros, for scratch memory."""
 
-    def to_host(self, array: Any) -> NDArray[Any]:
+    def to_host(self, array: Any) -> HostArray:
         """The array as NumPy's; copied, which waits, where it is not on the host."""
 
-    def from_host(self, array: NDArray[Any]) -> Any:
+    def from_host(self, array: HostArray) -> Any:
         """A NumPy array on the current device; copied where that is not the host."""
 
     def device(self, index: int) -> Device:

@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 
 from .errors import DtypeError
 
 Dtype = np.dtype[Any]
+HostArray = NDArray[Any]  # of NumPy's, whatever its elements
 
 
 class ElementType(NamedTuple):

@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from numpy.typing import NDArray
-
 from ..backend import ArrayInfo
+from ..dtypes import HostArray
 from ..schema import Changing, Input, Spec
 from .aliasing import Overlap, Written
 
 Arrays = tuple[Any, ...]
-HostValue = NDArray[Any] | Changing
+HostValue = HostArray | Changing
 
 
 @dataclass(frozen=True)

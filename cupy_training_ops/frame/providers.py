@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..backend import Array, ArrayInfo
+from ..dtypes import HostArray
 from ..errors import ArgumentError, refuse
 from ..runtime.launch import ReadyPlan
 from ..runtime.workspace import Workspaces
@@ -107,7 +107,7 @@ class CpuCall(Call):
             if value is not None and array is not None and result.value is None:
                 np.copyto(array, value, casting="no")
 
-    def _refuse_read_only(self, name: str, array: NDArray[Any]) -> None:
+    def _refuse_read_only(self, name: str, array: HostArray) -> None:
         if not array.flags.writeable:
             refuse(self.prepared.op, name, "an array to write to", "a read-only one")
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import numpy as np
-
-from ..dtypes import BOOL, FLOATS, to_dtype
+from ..dtypes import BOOL, FLOATS, Dtype, to_dtype
 from ..errors import refuse
 from ..frame.op import Op, slots
 from ..plan import Config, Device, Launch, Plan, ceil_div
@@ -69,7 +67,7 @@ class _Encoder(_Codec):
 
 class _Decoder(_Codec):
     attributes: ClassVar[tuple[Attribute, ...]] = (TO, SHAPE)
-    to: np.dtype[Any]
+    to: Dtype
     shape: tuple[int, ...] | None
 
     def infer(self, x: Spec) -> tuple[Spec, ...]:

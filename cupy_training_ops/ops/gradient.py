@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..dtypes import BOOL, FIXED_SIZE, FLOAT32, FLOATS
+from ..dtypes import BOOL, FIXED_SIZE, FLOAT32, FLOATS, Dtype
 from ..errors import refuse
 from ..frame.op import Op, slots
 from ..plan import Config, Device, Launch, Plan, ceil_div
@@ -257,7 +257,7 @@ class MixedPrecisionScale(Op):
         Attribute("fuse_outputs", boolean, False, doc="one output for all tensors"),
     )
     types: ClassVar[Types] = {"SrcT": FLOATS, "ScaleT": (FLOAT32,), "DstT": FLOATS}
-    to: np.dtype[Any]
+    to: Dtype
     fuse_outputs: bool
 
     def infer(self, s: Spec, xs: tuple[Spec, ...]) -> tuple[Any, ...]:

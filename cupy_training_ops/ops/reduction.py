@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..dtypes import BOOL, FLOAT32, FLOAT64, FLOATS, INT64, to_dtype
+from ..dtypes import BOOL, FLOAT32, FLOAT64, FLOATS, INT64, Dtype, to_dtype
 from ..errors import refuse
 from ..frame.op import Op, slots
 from ..plan import (
@@ -128,7 +128,7 @@ class ReduceSumTraining(Op):
         return Plan(tuple(launches), workspace_nbytes=room.scratch.nbytes)
 
 
-def _summed_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def _summed_in(dtype: Dtype) -> Dtype:
     """The type that sums are kept in between launches."""
     return dtype if dtype.itemsize >= FLOAT32.itemsize else FLOAT32
 
@@ -156,7 +156,7 @@ class _Place:
     """Where a pass reads or writes: a launch argument, its dtype, whether it is aligned."""
 
     argument: Any
-    dtype: np.dtype[Any]
+    dtype: Dtype
     aligned: bool
 
 
@@ -168,7 +168,7 @@ class _Room:
         self.scratch = ScratchMemory()
         self.tickets: Scratch | None = None
 
-    def take(self, n: int, dtype: np.dtype[Any]) -> Scratch:
+    def take(self, n: int, dtype: Dtype) -> Scratch:
         """Room for n sums of this type."""
         if self.tickets is None:
             self.tickets = self.scratch.take(BLOCKS * self.multiprocessors, np.uint32)
@@ -178,7 +178,7 @@ class _Room:
         """Into how many spans, `most` at most, each of some groups of sums is to be divided."""
         return max(1, min(blocks * self.multiprocessors // groups, most))
 
-    def shared(self, n_sums: int, n_spans: int, dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    def shared(self, n_sums: int, n_spans: int, dtype: Dtype) -> tuple[Any, Any]:
         """Partial sums and tickets, where sums are divided into spans."""
         if n_spans == 1:
             return None, None
@@ -295,7 +295,7 @@ class ReduceAllL2(Op):
         Attribute("output_type", optional(dtype), None, type="TOut", doc="TIn where it is None"),
     )
     types: ClassVar[Types] = {"TIn": FLOATS, "TOut": FLOATS}
-    output_type: np.dtype[Any] | None
+    output_type: Dtype | None
 
     def infer(self, xs: tuple[Spec, ...]) -> tuple[Spec, ...]:
         _refuse_none(self.name, "X", xs)

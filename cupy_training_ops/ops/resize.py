@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..dtypes import FLOAT32, FLOAT64, FLOATS, element_type
+from ..dtypes import FLOAT32, FLOAT64, FLOATS, Dtype, element_type
 from ..errors import ArgumentError, refuse
 from ..frame.op import Op
 from ..plan import VEC_NBYTES, WARP, Config, Device, Launch, Plan, by_value, ceil_div
@@ -181,7 +181,7 @@ class ResizeGrad(Op):
         return by_value(**counts, align_corners=np.int32(align_corners), **ratios)
 
 
-def _slots(dtype: np.dtype[Any]) -> dict[str, str]:
+def _slots(dtype: Dtype) -> dict[str, str]:
     row = element_type(dtype)
     return {"T": row.c_type, "ACC": row.accumulator, "THREADS": str(THREADS)}
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..dtypes import FLOAT64, element_type
+from ..dtypes import FLOAT64, Dtype, element_type
 from ..plan import (
     VEC_NBYTES,
     Config,
@@ -52,7 +52,7 @@ class Sizes:
     W: int
 
     @property
-    def key(self) -> np.dtype[Any]:
+    def key(self) -> Dtype:
         """The type of row numbers and slice numbers."""
         return np.dtype(np.uint32 if max(self.K, self.G) <= MAX_32_BIT else np.uint64)
 

@@ -103,9 +103,7 @@ def _exact(launch: Launch, parameter: Parameter, scalar: Any, value: Any) -> Any
     )
 
 
-def _check_struct(
-    source: Source, launch: Launch, parameter: Parameter, given: np.dtype[Any]
-) -> None:
+def _check_struct(source: Source, launch: Launch, parameter: Parameter, given: Dtype) -> None:
     """A struct by value has the fields that the kernel's has, byte for byte."""
     try:
         difference = _difference(source.struct(parameter.c_type, launch.slots), given, "")
@@ -117,7 +115,7 @@ def _check_struct(
         )
 
 
-def _difference(expected: np.dtype[Any], given: np.dtype[Any], outer: str) -> str:
+def _difference(expected: Dtype, given: Dtype, outer: str) -> str:
     """The first field in which two structs differ, in words; empty where they do not."""
     names, others = expected.names or (), given.names or ()
     for name in (*names, *others):
@@ -140,12 +138,12 @@ def _difference(expected: np.dtype[Any], given: np.dtype[Any], outer: str) -> st
     return ""
 
 
-def _spelled(dtype: np.dtype[Any]) -> str:
+def _spelled(dtype: Dtype) -> str:
     """A field's type as C spells it, but for numbers."""
     extents = "".join(f"[{extent}]" for extent in dtype.shape)
     return f"{'a struct' if dtype.base.names else dtype.base}{extents}"
 
 
-def _layout(dtype: np.dtype[Any]) -> str:
+def _layout(dtype: Dtype) -> str:
     offsets = [offset for _, offset, *_ in (dtype.fields or {}).values()]
     return f"{dtype.itemsize} bytes with fields at {offsets}"

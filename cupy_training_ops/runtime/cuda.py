@@ -11,9 +11,9 @@ from typing import Any
 
 import cupy
 import numpy as np
-from numpy.typing import NDArray
 
 from ..backend import Info, Kernel, KernelSource, Module
+from ..dtypes import HostArray
 from ..errors import CompileError
 from ..plan import Device
 from ..schema import Spec
@@ -72,11 +72,11 @@ class CudaBackend:
         with self.on(device):
             return cupy.zeros(nbytes, np.uint8)
 
-    def to_host(self, array: Any) -> NDArray[Any]:
+    def to_host(self, array: Any) -> HostArray:
         """A copy in NumPy's memory; waits for the array's stream."""
         return array.get()  # type: ignore[no-any-return]
 
-    def from_host(self, array: NDArray[Any]) -> Any:
+    def from_host(self, array: HostArray) -> Any:
         """A copy on the current device."""
         return cupy.asarray(array)
 

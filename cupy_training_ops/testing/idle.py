@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..backend import Info, Kernel, KernelSource
 from ..backend import Module as CompiledModule
+from ..dtypes import HostArray
 from ..frame.backends import NumpyBackend, numpy_runs_on
 from ..plan import Device, Launch, Step
 from ..registry import get_op
@@ -52,7 +52,7 @@ class IdleBackend(NumpyBackend):
     def __init__(self, device: Device) -> None:
         self._device = device
 
-    def info(self, array: NDArray[Any]) -> Info:
+    def info(self, array: HostArray) -> Info:
         """As on a GPU: alignment counts."""
         aligned = array.ctypes.data % 16 == 0
         return (self, array.dtype, array.shape, aligned, array.flags.c_contiguous, 0)
@@ -73,7 +73,7 @@ class IdleBackend(NumpyBackend):
         """There is one stream."""
         return 0
 
-    def offset(self, array: NDArray[Any], nbytes: int) -> NDArray[Any]:
+    def offset(self, array: HostArray, nbytes: int) -> HostArray:
         """Never read."""
         return array
 
