@@ -7,7 +7,6 @@ Sums are kept in float64 and rounded once, so that their order does not show.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -78,7 +77,7 @@ def gather_elements_grad(
     return cast(sums.reshape(shape), dy.dtype)
 
 
-def _wrapped(indices: HostArray, extent: Any) -> tuple[HostArray, HostArray]:
+def _wrapped(indices: HostArray, extent: int | HostArray) -> tuple[HostArray, HostArray]:
     """Indices counted from the front, and which of them exist."""
     wide = indices.astype(np.int64)
     front = np.where(wide < 0, wide + extent, wide)

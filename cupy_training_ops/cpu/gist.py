@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import ml_dtypes
 import numpy as np
 
-from ..dtypes import FLOAT16, HostArray
+from ..dtypes import FLOAT16, Dtype, HostArray
 from ..numerics import round_to_odd, truncated_float32
 
 Shape = tuple[int, ...] | None
@@ -24,7 +22,7 @@ def gist_binarize_encoder(x: HostArray) -> HostArray:
     return np.asarray(x > 0)
 
 
-def gist_binarize_decoder(x: HostArray, *, to: Any, shape: Shape = None) -> HostArray:
+def gist_binarize_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) -> HostArray:
     return x.astype(to).reshape(x.shape if shape is None else shape)
 
 
@@ -33,7 +31,7 @@ def gist_pack1_encoder(x: HostArray) -> HostArray:
     return np.packbits(np.ravel(x > 0))
 
 
-def gist_pack1_decoder(x: HostArray, *, to: Any, shape: Shape = None) -> HostArray:
+def gist_pack1_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) -> HostArray:
     bits = np.unpackbits(x.ravel())
     return _shaped(bits, shape, (bits.size,)).astype(to)
 
@@ -44,7 +42,7 @@ def gist_pack8_encoder(x: HostArray) -> HostArray:
 
 
 @_quiet
-def gist_pack8_decoder(x: HostArray, *, to: Any, shape: Shape = None) -> HostArray:
+def gist_pack8_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) -> HostArray:
     halves = (x.astype(np.uint16) << 8).view(FLOAT16)
     return _shaped(halves, shape, x.shape).astype(to)
 
@@ -55,7 +53,7 @@ def gist_pack16_encoder(x: HostArray) -> HostArray:
 
 
 @_quiet
-def gist_pack16_decoder(x: HostArray, *, to: Any, shape: Shape = None) -> HostArray:
+def gist_pack16_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) -> HostArray:
     return _shaped(x, shape, x.shape).astype(to)
 
 
@@ -76,7 +74,7 @@ def gist_pack_msfp15_encoder(x: HostArray, *, keep_nonfinite: bool = False) -> H
 
 @_quiet
 def gist_pack_msfp15_decoder(
-    x: HostArray, *, to: Any, shape: Shape = None, keep_nonfinite: bool = False
+    x: HostArray, *, to: Dtype, shape: Shape = None, keep_nonfinite: bool = False
 ) -> HostArray:
     tiles = x.reshape(-1, TILE)
     shared = (tiles >> 7).astype(np.int32) @ (1 << np.arange(TILE, dtype=np.int32))

@@ -36,14 +36,14 @@ def resize_grad(
     with np.errstate(invalid="ignore"):  # infinities of both signs meet
         for axis in (2, 3):
             n, m = x.shape[axis], dy.shape[axis]
-            low, share = _taps(n, m, scales and scales[axis], align_corners, real)
+            low, share = _taps(n, m, scales[axis] if scales else None, align_corners, real)
             outputs = np.moveaxis(dx, axis, 0)
             dx = np.moveaxis(_shared_out(outputs, n, low, share), 0, axis)
     return cast(dx, dy.dtype)
 
 
 def _taps(
-    n: int, m: int, scale: Any, align_corners: bool, real: Any
+    n: int, m: int, scale: float | None, align_corners: bool, real: Any
 ) -> tuple[HostArray, HostArray]:
     """The pixel below each output, and what the output takes of the next one."""
     o = np.arange(m, dtype=real)

@@ -6,11 +6,10 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
-from ..backend import Backend, Info, KernelSource, Module, Piece
+from ..backend import Array, Backend, Info, KernelSource, Module, Piece
 from ..dtypes import HostArray
 from ..errors import ProviderError
 from ..plan import Device
@@ -35,7 +34,7 @@ class NumpyBackend:
         """The addresses of several; 0 for None."""
         return [0 if array is None else array.ctypes.data for array in arrays]
 
-    def states(self, arrays: Sequence[HostArray | None]) -> list[Any]:
+    def states(self, arrays: Sequence[HostArray | None]) -> list[object]:
         """Everything about an array of NumPy's may change."""
         return [
             None if array is None else (array.ctypes.data, array.shape, array.strides, array.dtype)
@@ -104,12 +103,12 @@ CPU = NumpyBackend()
 BACKENDS: dict[type, Backend] = {np.ndarray: CPU}
 
 
-def info(array: Any) -> Info:
+def info(array: Array) -> Info:
     """The fields of ArrayInfo; KeyError for an array that `adopt` has to take first."""
     return BACKENDS[type(array)].info(array)
 
 
-def to_host(array: Any) -> HostArray:
+def to_host(array: Array) -> HostArray:
     """An array that has a backend as NumPy's, copied from the GPU where it is there."""
     return BACKENDS[type(array)].to_host(array)
 
@@ -125,7 +124,7 @@ def numpy_runs_on(backend: Backend) -> Iterator[None]:
         BACKENDS[np.ndarray] = before
 
 
-def cuda_backend() -> Any:
+def cuda_backend() -> Backend:
     """The CUDA backend; imports CuPy, and registers its arrays."""
     try:
         import cupy

@@ -3,22 +3,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ..backend import ArrayInfo
+from ..backend import Array, ArrayInfo
 from ..errors import ProviderError
 from ..runtime import workspace as workspaces
+from ..runtime.launch import Values
 from ..schema import Changing
 from .aliasing import Overlap, Written
 from .arrays import adopt
 from .backends import info
 from .convert import converted
-from .prepared import Arrays, Prepared, Result, grouped, overlap, ungrouped
+from .prepared import Arguments, Arrays, Prepared, Result, grouped, overlap, ungrouped
 
-NO_VALUES: Mapping[int, Any] = {}
+Tables = Sequence[object]  # structs that hold addresses
+NO_VALUES: Values = {}
 
 
 class Call:
@@ -51,7 +53,7 @@ class Call:
         )
         self.overlap = overlap(prepared)
 
-    def __call__(self, inputs: Arrays, out: Arrays, workspace: Any) -> Any:
+    def __call__(self, inputs: Arguments, out: Arguments, workspace: object) -> Any:
         """Check what only the arrays of this call can show, allocate, and run."""
         if self.is_plain and len(inputs) == self.n_inputs:
             arrays = inputs
@@ -61,7 +63,7 @@ class Call:
             self.overlap.refuse(self.backend.pointers(arrays + out if self.has_out else arrays))
         return self.finish(inputs, arrays, out, workspace)
 
-    def checked_tables(self, arrays: Arrays, out: Arrays) -> Sequence[Any] | None:
+    def checked_tables(self, arrays: Arrays, out: Arrays) -> Tables | None:
         """The tables of these arrays, none of which is written and another argument's too."""
         addresses = self.addresses(arrays, out)
         if self.overlap is not None:
@@ -72,7 +74,7 @@ class Call:
         """Where the arrays are, the caller's outputs behind the others."""
         return self.backend.pointers(arrays + out if self.has_out else arrays)
 
-    def taken_apart(self, inputs: Arrays, out: Arrays) -> tuple[Arrays, Arrays, Arrays]:
+    def taken_apart(self, inputs: Arguments, out: Arguments) -> tuple[Arguments, Arrays, Arrays]:
         """All declared inputs, the caller's outputs one by one, and the arrays one by one."""
         if len(inputs) < self.n_inputs:
             inputs += (None,) * (self.n_inputs - len(inputs))
@@ -82,11 +84,11 @@ class Call:
 
     def finish(
         self,
-        inputs: Arrays,
+        inputs: Arguments,
         arrays: Arrays,
         out: Arrays,
-        workspace: Any,
-        tables: Sequence[Any] | None = None,
+        workspace: object,
+        tables: Tables | None = None,
     ) -> Any:
         """The rest of a call whose memory is known to be apart."""
         values = self.values(inputs) if self.changing else NO_VALUES
@@ -100,30 +102,30 @@ class Call:
 
     def _run(
         self,
-        inputs: Arrays,
+        inputs: Arguments,
         arrays: Arrays,
         results: Arrays,
-        workspace: Any,
-        values: Mapping[int, Any],
-        tables: Sequence[Any] | None,
+        workspace: Array | None,
+        values: Values,
+        tables: Tables | None,
     ) -> None:
         raise NotImplementedError
 
-    def tables(self, addresses: Sequence[int]) -> Sequence[Any] | None:
+    def tables(self, addresses: Sequence[int]) -> Tables | None:
         """What a call with the same `addresses` need not make again; None where it has to."""
         return None
 
-    def values(self, inputs: Arrays) -> dict[int, Any]:
+    def values(self, inputs: Arguments) -> dict[int, object]:
         """The values that this call gives, by place, in their frozen form."""
         op, declared = self.prepared.op, self.prepared.inputs
         return {p: converted(op, declared[p], inputs[p]) for p in self.prepared.changing}
 
-    def returned(self, results: Arrays) -> Any:
+    def returned(self, results: Arrays) -> tuple[object, ...]:
         """Several results as the caller gets them."""
         prepared = self.prepared
         return grouped(results, prepared.counts) if prepared.groups_outputs else results
 
-    def completed(self, arrays: Arrays, out: Arrays, values: Mapping[int, Any]) -> Arrays:
+    def completed(self, arrays: Arrays, out: Arrays, values: Values) -> Arrays:
         """The caller's outputs; for the others the aliased input, a host value or new memory."""
         if not self.has_out:
             out = (None,) * len(self.prepared.results)
@@ -133,9 +135,9 @@ class Call:
             for result, array in pairs
         )
 
-    def _flat(self, inputs: Arrays) -> Arrays:
+    def _flat(self, inputs: Arguments) -> Arrays:
         """The arrays in one tuple."""
-        flat: list[Any] = []
+        flat: list[Array | None] = []
         for place, variadic in self.array_places:
             value = inputs[place]
             if variadic and value is not None:
@@ -144,7 +146,7 @@ class Call:
                 flat.append(value)
         return tuple(flat)
 
-    def _made(self, result: Result, arrays: Arrays, values: Mapping[int, Any]) -> Any:
+    def _made(self, result: Result, arrays: Arrays, values: Values) -> Array | None:
         if result.spec is None:
             return None
         if isinstance(result.value, Changing):
@@ -160,7 +162,7 @@ class Call:
             )
         return self.backend.empty(result.spec, self.device)
 
-    def _with_hosts(self, inputs: Arrays, values: Mapping[int, Any]) -> list[Any]:
+    def _with_hosts(self, inputs: Arguments, values: Values) -> list[object]:
         """The inputs as a provider takes them: host ones in their frozen form."""
         taken = [
             fixed if declared.memory == "host" else value
@@ -177,15 +179,15 @@ class Call:
         pairs = zip(self.prepared.results, results, strict=True)
         return tuple(array if result.value is None else None for result, array in pairs)
 
-    def _checked(self, workspace: Any, arrays: Arrays, results: Arrays) -> Any:
+    def _checked(self, workspace: object, arrays: Arrays, results: Arrays) -> Array:
         """The caller's workspace, fit for the call and apart from its arrays on the device."""
         prepared = self.prepared
-        workspace = adopt(prepared.op, "workspace", workspace)
-        found = ArrayInfo(*info(workspace))
+        array: Array = adopt(prepared.op, "workspace", workspace)
+        found = ArrayInfo(*info(array))
         workspaces.check(prepared.op, found, prepared.placement, self.workspace_nbytes)
         names = [a.name for a in prepared.arrays] + [r.name for r in prepared.results]
-        every = (*arrays, *self._on_device(results), workspace)
+        every = (*arrays, *self._on_device(results), array)
         sizes = [0 if array is None else array.nbytes for array in every]
         overlap = Overlap(prepared.op, [*names, "workspace"], sizes, [Written(len(every) - 1)])
         overlap.refuse(self.backend.pointers(every))
-        return workspace
+        return array

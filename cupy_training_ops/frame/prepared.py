@@ -6,15 +6,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from ..backend import ArrayInfo
+from ..backend import Array, ArrayInfo
 from ..dtypes import HostArray
 from ..schema import Changing, Input, Spec
 from .aliasing import Overlap, Written
 
-Arrays = tuple[Any, ...]
+Arguments = tuple[Any, ...]  # as the caller gave them
+Arrays = tuple[Array | None, ...]
 HostValue = HostArray | Changing
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Prepared:
 
     op: str
     inputs: tuple[Input, ...]
-    fixed: tuple[Any, ...]  # frozen values of static host inputs, None elsewhere
+    fixed: tuple[object, ...]  # frozen values of static host inputs, None elsewhere
     changing: tuple[int, ...]  # inputs, by place, whose values each call gives
     arrays: tuple[Named, ...]  # variadic inputs taken apart
     results: tuple[Result, ...]
@@ -71,13 +73,13 @@ class Prepared:
         return len(self.counts) > 1 and any(count is not None for count in self.counts)
 
 
-def grouped(flat: Sequence[Any], counts: Sequence[int | None]) -> Arrays:
+def grouped(flat: Sequence[T], counts: Sequence[int | None]) -> tuple[T | tuple[T, ...], ...]:
     """Outputs as declared: a tuple for each that is a list."""
     items = iter(flat)
     return tuple(next(items) if n is None else tuple(itertools.islice(items, n)) for n in counts)
 
 
-def ungrouped(out: Sequence[Any], counts: Sequence[int | None]) -> Arrays:
+def ungrouped(out: Sequence[Any], counts: Sequence[int | None]) -> Arguments:
     """The caller's outputs one by one; None for a list stands for one that is not given."""
     flat: list[Any] = []
     for item, count in zip(out, counts, strict=True):

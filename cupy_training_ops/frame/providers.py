@@ -4,26 +4,25 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..backend import Array, ArrayInfo
-from ..dtypes import HostArray
 from ..errors import ArgumentError, refuse
-from ..runtime.launch import ReadyPlan
+from ..runtime.launch import ReadyPlan, Values
 from ..runtime.workspace import Workspaces
 from .arrays import adopt
 from .backends import info
-from .call import Call
-from .prepared import Arrays, Prepared, Result
+from .call import Call, Tables
+from .prepared import Arguments, Arrays, Prepared, Result
 
 
 class EmptyCall(Call):
     """No output has an element: nothing to compute, nothing launched."""
 
-    def _run(self, *_: Any) -> None:
+    def _run(self, *_: object) -> None:
         pass
 
 
@@ -39,7 +38,7 @@ class ViewCall(Call):
         starts = itertools.accumulate((spec.nbytes for spec in specs), initial=0)
         self.pieces = tuple(zip(starts, (spec.shape for spec in specs), strict=False))
 
-    def __call__(self, inputs: Arrays, out: Arrays, workspace: Any) -> Any:
+    def __call__(self, inputs: Arguments, out: Arguments, workspace: object) -> Any:
         """Views of the first input."""
         if self.unwanted:
             return (None,) * len(self.prepared.results)
@@ -55,7 +54,7 @@ class DelegatedCall(Call):
             raise ArgumentError(f"{prepared.op}: out: results are the callable's own arrays")
         self.function = function
 
-    def __call__(self, inputs: Arrays, out: Arrays, workspace: Any) -> Any:
+    def __call__(self, inputs: Arguments, out: Arguments, workspace: object) -> Any:
         """What the callable returns, checked against what was inferred."""
         inputs, _, _ = self.taken_apart(inputs, out)
         returned = self.function(*self._with_hosts(inputs, self.values(inputs)))
@@ -66,8 +65,8 @@ class DelegatedCall(Call):
         taken = [self._taken(*pair) for pair in zip(expected, results, strict=True)]
         return taken[0] if self.single_output else self.returned(tuple(taken))
 
-    def _taken(self, result: Result, value: Any) -> Any:
-        array = adopt(self.prepared.op, result.name, value)
+    def _taken(self, result: Result, value: object) -> Array | None:
+        array: Array | None = adopt(self.prepared.op, result.name, value)
         if result.spec is None or array is None:
             return None
         found = ArrayInfo(*info(array))
@@ -87,27 +86,28 @@ class CpuCall(Call):
 
     def _run(
         self,
-        inputs: Arrays,
+        inputs: Arguments,
         arrays: Arrays,
         results: Arrays,
-        workspace: Any,
-        values: Mapping[int, Any],
-        tables: Sequence[Any] | None,
+        workspace: Array | None,
+        values: Values,
+        tables: Tables | None,
     ) -> None:
         expected = self.prepared.results
-        for result, array in zip(expected, results, strict=True):
+        out: Arguments = results  # NumPy's
+        for result, array in zip(expected, out, strict=True):
             if array is not None:
                 self._refuse_read_only(f"out ({result.name})", array)
         for named, array in zip(self.prepared.arrays, arrays, strict=True):
             if named.declared.updated and array is not None:
                 self._refuse_read_only(named.name, array)
         returned = iter(self._one_by_one(self.function(*self._with_hosts(inputs, values))))
-        for result, array in zip(expected, results, strict=True):
+        for result, array in zip(expected, out, strict=True):
             value = next(returned) if result.computed else None
             if value is not None and array is not None and result.value is None:
                 np.copyto(array, value, casting="no")
 
-    def _refuse_read_only(self, name: str, array: HostArray) -> None:
+    def _refuse_read_only(self, name: str, array: Any) -> None:
         if not array.flags.writeable:
             refuse(self.prepared.op, name, "an array to write to", "a read-only one")
 
@@ -117,7 +117,7 @@ class CpuCall(Call):
             return (returned,)
         if not self.prepared.groups_outputs:
             return returned
-        flat: list[Any] = []
+        flat: list[object] = []
         for item in returned:
             flat += item if isinstance(item, tuple | list) else [item]
         return flat
@@ -132,7 +132,7 @@ class KernelCall(Call):
         self.stores = stores
         self.workspace_nbytes = ready.workspace_nbytes
 
-    def tables(self, addresses: Sequence[int]) -> Sequence[Any] | None:
+    def tables(self, addresses: Sequence[int]) -> Tables | None:
         """The tables of addresses, unless some are those of new arrays."""
         if not self.ready.has_tables or self.makes_arrays:
             return None
@@ -146,12 +146,12 @@ class KernelCall(Call):
 
     def _run(
         self,
-        inputs: Arrays,
+        inputs: Arguments,
         arrays: Arrays,
         results: Arrays,
-        workspace: Any,
-        values: Mapping[int, Any],
-        tables: Sequence[Any] | None,
+        workspace: Array | None,
+        values: Values,
+        tables: Tables | None,
     ) -> None:
         ready, every = self.ready, arrays + results
         late = ready.values(values) if values else ()
@@ -165,7 +165,11 @@ class KernelCall(Call):
             self._queue(every, workspace, tables, late)
 
     def _queue(
-        self, arrays: Arrays, workspace: Array | None, tables: Sequence[Any], late: Sequence[Any]
+        self,
+        arrays: Arrays,
+        workspace: Array | None,
+        tables: Tables,
+        late: Sequence[object],
     ) -> None:
         if self.backend.is_current(self.device):
             self.ready.run(arrays, workspace, tables, late)

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -45,7 +45,14 @@ CHUNK_NBYTES = 32768
 CAPACITY = 192  # tensors a launch: 20 bytes each, 4,000 in all
 
 
-def _launch(symbol: str, grid: int, args: tuple[Any, ...], x: Any, y: Any, **config: Any) -> Launch:
+def _launch(
+    symbol: str,
+    grid: int,
+    args: tuple[object, ...],
+    x: Dtype,
+    y: Dtype,
+    block: tuple[int, ...] = (THREADS,),
+) -> Launch:
     """A launch of this family, whose kernels share their slots."""
     binding = slots(T=x, Y=y) | {
         "THREADS": str(THREADS),
@@ -53,7 +60,7 @@ def _launch(symbol: str, grid: int, args: tuple[Any, ...], x: Any, y: Any, **con
         "CAPACITY": str(CAPACITY),
         "CHUNK_NBYTES": str(CHUNK_NBYTES),
     }
-    return Launch(symbol, Config((grid,), config.get("block", (THREADS,))), args, binding)
+    return Launch(symbol, Config((grid,), block), args, binding)
 
 
 # ---- ReduceSumTraining ---------------------------------------------------------------------------
@@ -155,7 +162,7 @@ def passes(shape: Sequence[int], reduced: Iterable[int]) -> Iterator[Pass]:
 class _Place:
     """Where a pass reads or writes: a launch argument, its dtype, whether it is aligned."""
 
-    argument: Any
+    argument: Spec | Scratch
     dtype: Dtype
     aligned: bool
 
@@ -178,7 +185,9 @@ class _Room:
         """Into how many spans, `most` at most, each of some groups of sums is to be divided."""
         return max(1, min(blocks * self.multiprocessors // groups, most))
 
-    def shared(self, n_sums: int, n_spans: int, dtype: Dtype) -> tuple[Any, Any]:
+    def shared(
+        self, n_sums: int, n_spans: int, dtype: Dtype
+    ) -> tuple[Scratch | None, Scratch | None]:
         """Partial sums and tickets, where sums are divided into spans."""
         if n_spans == 1:
             return None, None
@@ -337,7 +346,7 @@ class IsAllFinite(Op):
     isinf_only: bool
     isnan_only: bool
 
-    def __init__(self, **attributes: Any) -> None:
+    def __init__(self, **attributes: object) -> None:
         super().__init__(**attributes)
         if self.isinf_only and self.isnan_only:
             refuse(self.name, "isnan_only", "False where isinf_only is True", "True")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,7 +39,7 @@ class Module(NamedTuple):
         return f"{self.source.name}.cu ({types})"
 
 
-def idle(*launch: Any) -> None:
+def idle(*launch: object) -> None:
     """The kernel that does nothing."""
 
 
@@ -77,7 +77,7 @@ class IdleBackend(NumpyBackend):
         """Never read."""
         return array
 
-    def zeros(self, nbytes: int, device: int) -> Any:
+    def zeros(self, nbytes: int, device: int) -> HostArray:
         """A workspace."""
         return np.zeros(nbytes, np.uint8)
 
