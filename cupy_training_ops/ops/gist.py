@@ -14,7 +14,7 @@ from ..frame.op import Op, slots
 from ..plan import Config, Device, Launch, Plan, ceil_div
 from ..schema import Attribute, Input, Output, Spec, Types, boolean, dtype, optional, shape
 
-TILE = 8  # elements of an MSFP15 tile, and bits of a Pack1 byte
+BOX = 8  # elements that share an MSFP15 exponent, and bits of a Pack1 byte
 THREADS = 128
 # Bytes of decoded elements a thread has in flight, for codecs of single elements and for codecs of
 # tiles: the fastest of a sweep on an H200.
@@ -130,7 +130,7 @@ class GistPack1Encoder(Encoder):
     types: ClassVar[Types] = {"T": (BOOL, *FLOATS)}
 
     def code_shape(self, x: Spec) -> tuple[int, ...]:
-        return (ceil_div(x.size, TILE),)
+        return (ceil_div(x.size, BOX),)
 
 
 class GistPack1Decoder(Decoder):
@@ -151,10 +151,10 @@ class GistPack1Decoder(Decoder):
     types: ClassVar[Types] = {"T": (BOOL, *FLOATS)}
 
     def flat_shape(self, x: Spec) -> tuple[int, ...]:
-        return (TILE * x.size,)
+        return (BOX * x.size,)
 
     def codes(self, n: int) -> int:
-        return ceil_div(n, TILE)
+        return ceil_div(n, BOX)
 
 
 class GistPack8Encoder(Encoder):
@@ -249,7 +249,7 @@ class GistPackMsfp15Encoder(Encoder):
     keep_nonfinite: bool
 
     def code_shape(self, x: Spec) -> tuple[int, ...]:
-        return x.shape if x.size % TILE == 0 else (TILE * ceil_div(x.size, TILE),)
+        return x.shape if x.size % BOX == 0 else (BOX * ceil_div(x.size, BOX),)
 
     def options(self) -> tuple[object, ...]:
         return (self.keep_nonfinite,)
@@ -281,7 +281,7 @@ class GistPackMsfp15Decoder(Decoder):
     keep_nonfinite: bool
 
     def codes(self, n: int) -> int:
-        return TILE * ceil_div(n, TILE)
+        return BOX * ceil_div(n, BOX)
 
     def options(self) -> tuple[object, ...]:
         return (self.keep_nonfinite,)

@@ -147,8 +147,9 @@ class _Functions:
 
 def _copy(source: cupy.ndarray, target: cupy.ndarray) -> None:
     """The bytes of one array into another, by the copy engine."""
-    stream = cupy.cuda.get_current_stream().ptr
-    target.data.copy_from_device_async(source.data, source.nbytes, cupy.cuda.ExternalStream(stream))
+    runtime, stream = cupy.cuda.runtime, cupy.cuda.get_current_stream().ptr
+    kind = runtime.memcpyDeviceToDevice
+    runtime.memcpyAsync(target.data.ptr, source.data.ptr, source.nbytes, kind, stream)
 
 
 WORK: dict[str, Callable[..., None]] = {"copy": _copy}

@@ -54,6 +54,10 @@ class Source:
     code: str
     kernels: dict[str, tuple[Parameter, ...]]
 
+    def __reduce__(self) -> tuple[type[Source], tuple[Any, ...]]:
+        """Pickled without what was read of it, for processes that compile it."""
+        return Source, (self.name, self.code, self.kernels)
+
     def constant(self, name: str, slots: Mapping[str, str] = _NO_SLOTS) -> int:
         """The value of `constexpr int NAME`, for a binding of slots; NAME may be qualified."""
         with self._naming_errors():
