@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
@@ -106,7 +106,7 @@ class Overlap:
             if addresses[p] == addresses[w.place] and sizes[p] == sizes[w.place]
         )
 
-    def _raise(self, other: int, place: int) -> Any:
+    def _raise(self, other: int, place: int) -> NoReturn:
         raise ArgumentError(
             f"{self._op}: {self._names[place]}: expected memory of its own, "
             f"got memory shared with {self._names[other]}"

@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -20,14 +19,14 @@ class Batch:
 
     members: tuple[int, ...]
     n_chunks: int
-    sizes: Any
+    sizes: np.void
     capacity: int
 
     def pointers(self, specs: Sequence[Spec | None]) -> Pointers:
         """Their addresses, from all arrays of the list."""
         return Pointers(tuple(specs[i] for i in self.members), self.capacity)
 
-    def starts(self, starts: Sequence[int]) -> Any:
+    def starts(self, starts: Sequence[int]) -> np.void:
         """Where they begin in an array that joins the whole list, as a launch argument."""
         padded = np.zeros(self.capacity, np.int64)
         padded[: len(self.members)] = [starts[i] for i in self.members]

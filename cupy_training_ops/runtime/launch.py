@@ -18,15 +18,15 @@ from ..dtypes import Dtype
 from ..errors import CompileError
 from ..plan import SHARED_NBYTES, Launch, LaunchError, Plan, Pointers, Scratch, Step, Work
 from ..schema import Changing, Input, Spec
-from .arguments import cast, check_pointer, checked, either, is_either
+from .arguments import Make, cast, check_pointer, checked, either, is_either
 from .compiler import kernel
 from .source import Parameter, Source, load
 
 _log: list[Step] | None = None
 
-Values = Mapping[int, Any]  # of changing inputs, by their places
-Address = Callable[[Sequence[int]], Any]  # from the addresses of a call's arrays to an argument
-Late = Callable[[Values], Any]  # from the values that change to an argument
+Values = Mapping[int, object]  # of changing inputs, by their places
+Address = Callable[[Sequence[int]], object]  # from the addresses of a call's arrays to an argument
+Late = Callable[[Values], object]  # from the values that change to an argument
 
 
 @contextlib.contextmanager
@@ -40,28 +40,31 @@ def launch_log() -> Iterator[list[Step]]:
         _log = before
 
 
+_Section = list[Any]  # one of the lists below
+
+
 @dataclass
 class _Arguments:
     """Where the arguments of all steps come from, each a section of one row of values."""
 
-    constants: list[Any] = field(default_factory=list)
+    constants: list[object] = field(default_factory=list)
     tables: list[Address] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     late: list[Late] = field(default_factory=list)
 
-    def add(self, section: list[Any], item: Any) -> tuple[list[Any], int]:
+    def add(self, section: _Section, item: object) -> tuple[_Section, int]:
         """Append to a section; the section and the place in it."""
         section.append(item)
         return section, len(section) - 1
 
     def starts(self, n_arrays: int) -> dict[int, int]:
         """Where each section begins behind the arrays, by the section's identity."""
-        sections = (self.constants, self.tables, self.offsets, self.late)
+        sections: tuple[_Section, ...] = (self.constants, self.tables, self.offsets, self.late)
         ends = itertools.accumulate(map(len, sections), initial=n_arrays)
         return {id(section): start for section, start in zip(sections, ends, strict=False)}
 
 
-_Place = int | tuple[list[Any], int]  # of an array, or in a section
+_Place = int | tuple[_Section, int]  # of an array, or in a section
 _Run = tuple[Kernel, tuple[int, ...], tuple[int, ...], int]  # with grid, block, shared memory
 _Ready = tuple[_Run, list[_Place], Step]
 
@@ -96,15 +99,15 @@ class ReadyPlan:
         self._steps = [(*run, _picker(places, starts), step) for run, places, step in ready]
         self.has_tables = bool(self._arguments.tables)
 
-    def tables(self, arrays: Sequence[Array | None]) -> list[Any]:
+    def tables(self, arrays: Sequence[Array | None]) -> list[object]:
         """The structs that hold addresses of these arrays."""
         return self.tables_at(self._backend.pointers(arrays)) if self.has_tables else []
 
-    def tables_at(self, addresses: Sequence[int]) -> list[Any]:
+    def tables_at(self, addresses: Sequence[int]) -> list[object]:
         """The same for arrays at these addresses."""
         return [fill(addresses) for fill in self._arguments.tables]
 
-    def values(self, changing: Values) -> list[Any]:
+    def values(self, changing: Values) -> list[object]:
         """The arguments that follow from the values that change, cast and checked."""
         return [late(changing) for late in self._arguments.late]
 
@@ -112,8 +115,8 @@ class ReadyPlan:
         self,
         arrays: Sequence[Array | None],
         workspace: Array | None,
-        tables: Sequence[Any],
-        values: Sequence[Any],
+        tables: Sequence[object],
+        values: Sequence[object],
     ) -> None:
         """Queue all steps on the current device and stream."""
         scratch = self._scratch(workspace) if self._offsets else ()
@@ -123,7 +126,7 @@ class ReadyPlan:
                 _log.append(step)
             function(grid, block, pick(row), shared_nbytes)
 
-    def _scratch(self, workspace: Array | None) -> list[Any]:
+    def _scratch(self, workspace: Array | None) -> list[object]:
         """Pointers into the scratch memory."""
         offset = self._backend.offset
         return [offset(workspace, start) for start in self._offsets]
@@ -169,7 +172,7 @@ class _Builder:
                 raise LaunchError(f"{wanted} bytes of shared memory a block, at most {most}")
         return wanted
 
-    def _place(self, source: Source, step: Launch, parameter: Parameter, arg: Any) -> _Place:
+    def _place(self, source: Source, step: Launch, parameter: Parameter, arg: object) -> _Place:
         """Where an argument of a launch comes from."""
         add, arguments = self.arguments.add, self.arguments
         if is_either(parameter):
@@ -187,7 +190,7 @@ class _Builder:
             return add(arguments.tables, partial(_pointers, value))
         return add(arguments.constants, value)
 
-    def _either_place(self, layout: Dtype, parameter: Parameter, arg: Any) -> _Place:
+    def _either_place(self, layout: Dtype, parameter: Parameter, arg: object) -> _Place:
         """A number or an array: the struct that lets a kernel read it from either."""
         add, arguments = self.arguments.add, self.arguments
         if isinstance(arg, Spec):
@@ -197,13 +200,13 @@ class _Builder:
             return add(arguments.late, self._late(parameter, arg, partial(either, layout)))
         return add(arguments.constants, either(layout, arg))
 
-    def _late(self, parameter: Parameter, changing: Changing, make: Callable[[Any], Any]) -> Late:
+    def _late(self, parameter: Parameter, changing: Changing, make: Make) -> Late:
         """A number that each call gives, as the kernel takes it."""
         name = self._op.inputs[changing.place].name
         check = partial(checked, self._op.name, name, parameter.c_type, make)
         return lambda values: check(changing.of(values))
 
-    def _work_place(self, arg: Any) -> _Place:
+    def _work_place(self, arg: object) -> _Place:
         if isinstance(arg, Spec):
             return arg.place
         if isinstance(arg, Scratch):
@@ -219,7 +222,7 @@ READY: Mapping[type, Callable[[_Builder, Any], _Ready]] = {
 }
 
 
-def _pointers(table: Pointers, addresses: Sequence[int]) -> Any:
+def _pointers(table: Pointers, addresses: Sequence[int]) -> object:
     """The struct of the addresses of several arrays."""
     found = np.zeros(table.capacity, np.uint64)
     places = [None if spec is None else spec.place for spec in table.specs]
@@ -229,7 +232,7 @@ def _pointers(table: Pointers, addresses: Sequence[int]) -> Any:
 
 def _picker(
     places: Sequence[_Place], starts: Mapping[int, int]
-) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+) -> Callable[[Sequence[object]], tuple[object, ...]]:
     """A function from the row of all values to one step's arguments."""
     indices = [p if isinstance(p, int) else starts[id(p[0])] + p[1] for p in places]
     if len(indices) > 1:

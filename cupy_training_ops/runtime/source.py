@@ -13,10 +13,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
+from ..dtypes import Dtype
 from ..errors import CompileError
 from .tokens import COMMENT
 
@@ -64,7 +63,7 @@ class Source:
         with self._naming_errors():
             return self._definitions(slots).constant(name)
 
-    def struct(self, c_type: str, slots: Mapping[str, str] = _NO_SLOTS) -> np.dtype[Any]:
+    def struct(self, c_type: str, slots: Mapping[str, str] = _NO_SLOTS) -> Dtype:
         """The layout of a struct as a signature names it, for a binding of slots."""
         with self._naming_errors():
             return self._definitions(slots).struct(c_type)
