@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..backend import Array, ArrayInfo
+from ..dtypes import Dtype
 from ..errors import ArgumentError, ProviderError, refuse
 from ..runtime import workspace as workspaces
 from ..runtime.launch import ReadyPlan
@@ -102,7 +103,7 @@ class Call:
             for place, declared in enumerate(prepared.inputs)
             if declared.memory != "host" and place not in given
         )
-        self.has_all_outputs = all(prepared.out)
+        self.has_all_outputs = bool(prepared.out) and all(prepared.out)
         self.has_out = any(prepared.out)
         self.makes_arrays = any(
             given is None and r.alias is None and r.value is None and r.spec is not None
@@ -208,7 +209,7 @@ class Call:
         if result.spec is None:
             return None
         if isinstance(result.value, Changing):
-            return np.asarray(result.value.of(values), result.spec.dtype)
+            return self._followed(result, result.spec.dtype, result.value.of(values))
         if result.value is not None:
             return result.value.copy()
         if result.alias is not None:
@@ -219,6 +220,13 @@ class Call:
                 f"from the pool would be handed out again while the graph still writes to it"
             )
         return self.backend.empty(result.spec, self.device)
+
+    def _followed(self, result: Result, dtype: Dtype, number: Any) -> NDArray[Any]:
+        """A host output that follows from a number of the caller's."""
+        try:
+            return np.asarray(number, dtype)
+        except (ArithmeticError, TypeError, ValueError):
+            refuse(self.prepared.op, result.name, f"a number that {dtype} holds", repr(number))
 
     def _with_hosts(self, inputs: Arrays, values: Mapping[int, Any]) -> list[Any]:
         """The inputs as a provider takes them: host ones in their frozen form."""
@@ -236,6 +244,17 @@ class Call:
         """The results that have an address there."""
         pairs = zip(self.prepared.results, results, strict=True)
         return tuple(array if result.value is None else None for result, array in pairs)
+
+    def _one_by_one(self, returned: Any) -> Sequence[Any]:
+        """What the function returned, lists taken apart where there are several outputs."""
+        if not isinstance(returned, tuple | list):
+            return (returned,)
+        if not self.prepared.groups_outputs:
+            return returned
+        flat: list[Any] = []
+        for item in returned:
+            flat += item if isinstance(item, tuple | list) else [item]
+        return flat
 
     def _checked(self, workspace: Any, arrays: Arrays, results: Arrays) -> Any:
         """The caller's workspace, fit for the call and apart from its arrays on the device."""
@@ -307,12 +326,24 @@ class ViewCall(Call):
         self.unwanted = len(specs) < len(prepared.results)
         starts = itertools.accumulate((spec.nbytes for spec in specs), initial=0)
         self.pieces = tuple(zip(starts, (spec.shape for spec in specs), strict=False))
+        self.makes_arrays = False
 
     def __call__(self, inputs: Arrays, out: Arrays, workspace: Any) -> Any:
         """Views of the first input."""
         if self.unwanted:
             return (None,) * len(self.prepared.results)
         return self.backend.views(inputs[0], self.pieces)
+
+    def finish(
+        self,
+        inputs: Arrays,
+        arrays: Arrays,
+        out: Arrays,
+        workspace: Any,
+        tables: Sequence[Any] | None = None,
+    ) -> Any:
+        """The same of a bound call."""
+        return self(inputs, out, workspace)
 
 
 class DelegatedCall(Call):
@@ -323,12 +354,21 @@ class DelegatedCall(Call):
         if self.has_out:
             raise ArgumentError(f"{prepared.op}: out: results are the callable's own arrays")
         self.function = function
+        self.makes_arrays = False
 
-    def __call__(self, inputs: Arrays, out: Arrays, workspace: Any) -> Any:
+    def finish(
+        self,
+        inputs: Arrays,
+        arrays: Arrays,
+        out: Arrays,
+        workspace: Any,
+        tables: Sequence[Any] | None = None,
+    ) -> Any:
         """What the callable returns, checked against what was inferred."""
-        inputs, _, _ = self.taken_apart(inputs, out)
-        returned = self.function(*self._with_hosts(inputs, self.values(inputs)))
-        results = returned if isinstance(returned, tuple | list) else (returned,)
+        taken_inputs = self._with_hosts(inputs, self.values(inputs))
+        for check in self.checks:
+            check(*taken_inputs)
+        results = self._one_by_one(self.function(*taken_inputs))
         expected = self.prepared.results
         if len(results) != len(expected):
             refuse(self.prepared.op, "results", f"{len(expected)} arrays", str(len(results)))
@@ -337,11 +377,13 @@ class DelegatedCall(Call):
 
     def _taken(self, result: Result, value: Any) -> Any:
         array = adopt(self.prepared.op, result.name, value)
-        if result.spec is None or array is None:
+        if result.spec is None:
             return None
+        expected = f"{result.spec.dtype} of shape {result.spec.shape}"
+        if array is None:
+            refuse(self.prepared.op, result.name, expected, "None")
         found = ArrayInfo(*info(array))
         if (found.shape, found.dtype) != (result.spec.shape, result.spec.dtype):
-            expected = f"{result.spec.dtype} of shape {result.spec.shape}"
             got = f"{found.dtype} of shape {found.shape}"
             refuse(self.prepared.op, result.name, expected, got)
         return array
@@ -379,17 +421,6 @@ class CpuCall(Call):
     def _refuse_read_only(self, name: str, array: NDArray[Any]) -> None:
         if not array.flags.writeable:
             refuse(self.prepared.op, name, "an array to write to", "a read-only one")
-
-    def _one_by_one(self, returned: Any) -> Sequence[Any]:
-        """What the function returned, lists taken apart where there are several outputs."""
-        if not isinstance(returned, tuple | list):
-            return (returned,)
-        if not self.prepared.groups_outputs:
-            return returned
-        flat: list[Any] = []
-        for item in returned:
-            flat += item if isinstance(item, tuple | list) else [item]
-        return flat
 
 
 class KernelCall(Call):
