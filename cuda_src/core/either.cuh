@@ -25,6 +25,8 @@ struct Either {
                 return __bfloat162float(at<__nv_bfloat16>(i));
             case 11:
                 return at<double>(i);
+            case 13:
+                return static_cast<double>(at<u64>(i));
             default:
                 return static_cast<double>(as_i64(i));
         }

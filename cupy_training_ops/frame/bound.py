@@ -10,9 +10,11 @@ from typing import Any, ClassVar, Protocol
 from ..backend import Array
 from ..errors import refuse
 from ..schema import Input
+from . import checks
 from .backends import BACKENDS
 from .call import Call
-from .prepared import Arguments, grouped
+from .keys import reader
+from .prepared import Arguments, Arrays, grouped
 
 Outputs = Sequence[str] | None
 Prepare = tuple[Call, Arguments, Arguments]
@@ -43,12 +45,17 @@ def bind(
         every, given, arrays = call.taken_apart(taken, given)
         made = call.completed(arrays, given, call.values(every))
         kept = tuple(
-            None if r.value is not None or r.alias is not None else array
+            None if r.value is not None or _replaces(array, r.alias, arrays) else array
             for r, array in zip(call.prepared.results, made, strict=True)
         )
         out = grouped(kept, call.prepared.counts) if call.prepared.groups_outputs else kept
         call, taken, given = op.prepared_call(taken, out, outputs)
     return BoundCall(op, call, taken, given, workspace)
+
+
+def _replaces(array: Any, alias: int | None, arrays: Arrays) -> bool:
+    """Whether an output is the very input that it replaces."""
+    return alias is not None and array is arrays[alias]
 
 
 class BoundCall:
@@ -78,12 +85,14 @@ class OpenCall:
     def __init__(
         self, op: Bindable, inputs: Arguments, out: Arguments, outputs: Outputs, workspace: object
     ) -> None:
+        checks.count(op.name, op.inputs, len(inputs))
         missing = (None,) * (len(op.inputs) - len(inputs))
         pairs = zip(op.inputs, (*inputs, *missing), strict=True)
         self._op = op
         self._inputs = tuple(v if v is ... else op.adopt_input(item, v) for item, v in pairs)
         self._out, self._outputs, self._workspace = out, outputs, workspace
         self._open = {item.name: i for i, item in enumerate(op.inputs) if self._inputs[i] is ...}
+        self._readers = [reader(op.inputs[place]) for place in self._open.values()]
         self._calls: dict[object, _Opened] = {}
 
     def __call__(self, **given: object) -> Any:
@@ -94,7 +103,9 @@ class OpenCall:
         inputs = list(self._inputs)
         for name, place in self._open.items():
             inputs[place] = self._op.adopt_input(self._op.inputs[place], given.pop(name))
-        key = tuple([_key(inputs[place]) for place in self._open.values()])
+        opened_with = [inputs[place] for place in self._open.values()]
+        pairs = zip(self._readers, opened_with, strict=True)
+        key = tuple([None if value is None else read(value) for read, value in pairs])
         opened = self._calls.get(key) or self._opened(key, tuple(inputs))
         return opened(tuple(inputs), given)
 
@@ -123,19 +134,20 @@ class _Opened:
         places: Sequence[int],
     ) -> None:
         self._op, self._call, self._workspace = op, call, workspace
-        _, self._out, _ = call.taken_apart(inputs, out)
+        self._given = out
+        _, flat, _ = call.taken_apart(inputs, out)
         self._pieces = [
             None if place in places else call.backend.pointers(_as_list(inputs[place], variadic))
             for place, variadic in call.array_places
         ]
-        self._out_addresses = call.backend.pointers(self._out) if call.has_out else []
+        self._out_addresses = call.backend.pointers(flat) if call.has_out else []
         self._places = {op.inputs[place].name: place for place in call.prepared.changing}
 
     def __call__(self, inputs: Arguments, values: Mapping[str, object]) -> Any:
         call = self._call
         if values:
             inputs = _with_values(self._op, inputs, self._places, values)
-        inputs, _, arrays = call.taken_apart(inputs, (None,))
+        inputs, out, arrays = call.taken_apart(inputs, self._given)
         pieces = zip(self._pieces, call.array_places, strict=True)
         addresses = list(
             itertools.chain.from_iterable(
@@ -146,19 +158,11 @@ class _Opened:
         addresses += self._out_addresses
         if call.overlap is not None:
             call.overlap.refuse(addresses)
-        return call.finish(inputs, arrays, self._out, self._workspace, call.tables(addresses))
+        return call.finish(inputs, arrays, out, self._workspace, call.tables(addresses))
 
 
 def _as_list(value: Any, variadic: bool) -> Sequence[Array | None]:
     return value if variadic and value is not None else (value,)
-
-
-def _key(value: object) -> object:
-    """What is known of an open input; the value itself of a number or a host value."""
-    if isinstance(value, tuple | list):
-        return tuple([_key(item) for item in value])
-    backend = BACKENDS.get(type(value))
-    return (type(value), value) if backend is None else backend.info(value)
 
 
 def _with_values(

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..backend import Array, ArrayInfo
-from ..errors import ProviderError
+from ..dtypes import Dtype, HostArray
+from ..errors import ProviderError, refuse
 from ..runtime import workspace as workspaces
 from ..runtime.launch import Values
 from ..schema import Changing
@@ -45,7 +46,7 @@ class Call:
             for place, declared in enumerate(prepared.inputs)
             if declared.memory != "host" and place not in given
         )
-        self.has_all_outputs = all(prepared.out)
+        self.has_all_outputs = bool(prepared.out) and all(prepared.out)
         self.has_out = any(prepared.out)
         self.makes_arrays = any(
             given is None and r.alias is None and r.value is None and r.spec is not None
@@ -150,7 +151,7 @@ class Call:
         if result.spec is None:
             return None
         if isinstance(result.value, Changing):
-            return np.asarray(result.value.of(values), result.spec.dtype)
+            return self._followed(result, result.spec.dtype, result.value.of(values))
         if result.value is not None:
             return result.value.copy()
         if result.alias is not None:
@@ -161,6 +162,13 @@ class Call:
                 f"from the pool would be handed out again while the graph still writes to it"
             )
         return self.backend.empty(result.spec, self.device)
+
+    def _followed(self, result: Result, dtype: Dtype, number: object) -> HostArray:
+        """A host output that follows from a number of the caller's."""
+        try:
+            return np.asarray(number, dtype)
+        except (ArithmeticError, TypeError, ValueError):
+            refuse(self.prepared.op, result.name, f"a number that {dtype} holds", repr(number))
 
     def _with_hosts(self, inputs: Arguments, values: Values) -> list[object]:
         """The inputs as a provider takes them: host ones in their frozen form."""
@@ -178,6 +186,17 @@ class Call:
         """The results that have an address there."""
         pairs = zip(self.prepared.results, results, strict=True)
         return tuple(array if result.value is None else None for result, array in pairs)
+
+    def _one_by_one(self, returned: Any) -> Sequence[Any]:
+        """What a function returned, lists taken apart where there are several outputs."""
+        if not isinstance(returned, tuple | list):
+            return (returned,)
+        if not self.prepared.groups_outputs:
+            return returned
+        flat: list[object] = []
+        for item in returned:
+            flat += item if isinstance(item, tuple | list) else [item]
+        return flat
 
     def _checked(self, workspace: object, arrays: Arrays, results: Arrays) -> Array:
         """The caller's workspace, fit for the call and apart from its arrays on the device."""

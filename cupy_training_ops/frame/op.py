@@ -11,6 +11,7 @@ import functools
 import importlib
 import inspect
 import re
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -36,7 +37,8 @@ from .prepared import Arguments, Prepared
 from .providers import DelegatedCall, ViewCall
 from .repeated import Repeated, remembered
 
-Key = tuple[tuple[object, ...], tuple[object, ...], Sequence[str] | None]  # of a call
+# What is known of inputs and outputs, the outputs that are wanted, where there are no arrays.
+Key = tuple[tuple[object, ...], tuple[object, ...], Sequence[str] | None, object]
 
 _MAX_REMEMBERED = 1024  # calls an instance remembers before it starts afresh
 _MAX_SHARED = 256  # instances of an operator
@@ -88,6 +90,7 @@ class Op:
     _last: list[Repeated]
     _readers: ClassVar[tuple[keys.Reader, ...]]
     _has_lists: ClassVar[bool]
+    _says_where: ClassVar[bool]  # its calls depend on what `placement` says
     _shared: ClassVar[dict[object, Op]]
 
     def __init_subclass__(cls) -> None:
@@ -96,6 +99,7 @@ class Op:
         cls.function_name = snake_case(cls.name)
         cls._readers = tuple(map(keys.reader, cls.inputs))
         cls._has_lists = any(i.variadic and i.memory == "device" for i in cls.inputs)
+        cls._says_where = cls.placement is not Op.placement
         cls._shared = {}
         cls.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             attribute_parameters(cls)
@@ -195,8 +199,8 @@ class Op:
         if self._has_lists:
             return self._call_with_lists(inputs, given, outputs, workspace)
         try:
-            key = (self._keys(inputs), keys.out_key(given), outputs)
-            call = self._remembered[key]
+            where = self._says_where and self.placement()
+            call = self._remembered[self._keys(inputs), keys.out_key(given), outputs, where]
         except (KeyError, TypeError):  # a new call, a foreign array, a list where a tuple is hashed
             call, inputs, given = self.prepared_call(inputs, given, outputs)
         return call(inputs, given, workspace)
@@ -205,16 +209,18 @@ class Op:
         self, inputs: Arguments, given: Arguments, outputs: Sequence[str] | None, workspace: object
     ) -> Any:
         """The same over lists: arrays of the call before are known again."""
-        if self._last and workspace is None and self._last[0].has(inputs, given, outputs):
-            return self._last[0].again(inputs, given)
+        last = next(iter(self._last), None)  # once: another thread may put its own there
+        if last and workspace is None and last.has(inputs, given, outputs):
+            return last.again(inputs, given)
         try:
-            call = self._remembered[self._keys(inputs), keys.out_key(given), outputs]
+            where = self._says_where and self.placement()
+            call = self._remembered[self._keys(inputs), keys.out_key(given), outputs, where]
         except (KeyError, TypeError):
             call, inputs, given = self.prepared_call(inputs, given, outputs)
-        inputs, given, arrays = call.taken_apart(inputs, given)
-        tables = call.checked_tables(arrays, given)
+        inputs, flat, arrays = call.taken_apart(inputs, given)
+        tables = call.checked_tables(arrays, flat)
         self._last[:] = remembered(call, self._readers, inputs, given, outputs, tables)
-        return call.finish(inputs, arrays, given, workspace, tables)
+        return call.finish(inputs, arrays, flat, workspace, tables)
 
     def bound(
         self,
@@ -261,13 +267,13 @@ class Op:
         """What is checked at each call, by the values of numbers and arrays."""
         found: list[Callable[..., None]] = []
         if type(self).check_numbers is not Op.check_numbers:
-            found.append(self.check_numbers)
+            found.append(_weakly(self.check_numbers))
         if getattr(self, "check", False):
-            found.append(self.check_values)
+            found.append(_weakly(self.check_values))
         return tuple(found)
 
     def _prepare(self, key: Key) -> Call:
-        call = prepare(self, *key)
+        call = prepare(self, *key[:3])
         if len(self._remembered) >= _MAX_REMEMBERED:
             self._remembered.clear()
         self._remembered[key] = call
@@ -280,7 +286,8 @@ class Op:
         taken = self._adopt_inputs(inputs)
         out = tuple(map(self._adopt_out, given))
         names = None if outputs is None else wanted(self, outputs)
-        return taken, out, (self._keys(taken), keys.out_key(out), names)
+        where = self._says_where and self.placement()
+        return taken, out, (self._keys(taken), keys.out_key(out), names, where)
 
     def _adopt_out(self, value: object) -> object:
         if isinstance(value, tuple):  # of a list beside other outputs
@@ -345,7 +352,14 @@ class DelegatingOp(Op):
 
     def own_call(self, prepared: Prepared) -> Call:
         """The callable's results, never copied."""
-        return DelegatedCall(prepared, self.delegate)
+        return DelegatedCall(prepared, _weakly(self.delegate))
+
+
+def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method for a call, which must not keep the operator: it is remembered there, and a circle
+    would leave scratch memory to the garbage collector."""
+    held = weakref.WeakMethod(method)
+    return lambda *arguments: held()(*arguments)  # type: ignore[misc]
 
 
 def is_number(value: object) -> bool:

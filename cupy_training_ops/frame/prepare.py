@@ -85,7 +85,7 @@ def _arrays(op: Operator, keys: Keys) -> Iterator[Named]:
         if declared.variadic and key is not None:
             for i, item in enumerate(key):
                 yield Named(f"{declared.name}[{i}]", _info(item), declared)
-        elif declared.memory == "device" or key is not None:
+        else:
             yield Named(declared.name, _info(key), declared)
 
 
@@ -124,7 +124,7 @@ def _specs(op: Operator, keys: Keys, fixed: Sequence[object]) -> tuple[object, .
             n_arrays += len(key)
         else:
             specs.append(_placed(key, n_arrays))
-            n_arrays += declared.memory == "device" or key is not None
+            n_arrays += 1
     return tuple(specs)
 
 
@@ -183,7 +183,7 @@ def _check_out(
         return (None,) * len(results)
     for result, key in zip(results, _one_by_one(op, results, counts, out), strict=True):
         if key is not None:
-            _check_given(op, result, ArrayInfo(*key))
+            _check_given(op, result, key)
     return tuple(map(_info, _one_by_one(op, results, counts, out)))
 
 
@@ -207,8 +207,11 @@ def _is_group(key: Any, count: int) -> bool:
     return len(key) == count and all(item is None or isinstance(item, tuple) for item in key)
 
 
-def _check_given(op: Operator, result: Result, given: ArrayInfo) -> None:
+def _check_given(op: Operator, result: Result, key: Any) -> None:
     name = f"out ({result.name})"
+    if not key or key[0] is None or isinstance(key[0], tuple):
+        refuse(op.name, name, "an array", "a tuple")
+    given = ArrayInfo(*key)
     if result.spec is None:
         refuse(op.name, name, "None: this output is not asked for", "an array")
     if result.value is not None:

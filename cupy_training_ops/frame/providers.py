@@ -37,12 +37,24 @@ class ViewCall(Call):
         self.unwanted = len(specs) < len(prepared.results)
         starts = itertools.accumulate((spec.nbytes for spec in specs), initial=0)
         self.pieces = tuple(zip(starts, (spec.shape for spec in specs), strict=False))
+        self.makes_arrays = False
 
     def __call__(self, inputs: Arguments, out: Arguments, workspace: object) -> Any:
         """Views of the first input."""
         if self.unwanted:
             return (None,) * len(self.prepared.results)
         return self.backend.views(inputs[0], self.pieces)
+
+    def finish(
+        self,
+        inputs: Arguments,
+        arrays: Arrays,
+        out: Arrays,
+        workspace: object,
+        tables: Tables | None = None,
+    ) -> Any:
+        """The same of a bound call."""
+        return self(inputs, out, workspace)
 
 
 class DelegatedCall(Call):
@@ -53,12 +65,21 @@ class DelegatedCall(Call):
         if self.has_out:
             raise ArgumentError(f"{prepared.op}: out: results are the callable's own arrays")
         self.function = function
+        self.makes_arrays = False
 
-    def __call__(self, inputs: Arguments, out: Arguments, workspace: object) -> Any:
+    def finish(
+        self,
+        inputs: Arguments,
+        arrays: Arrays,
+        out: Arrays,
+        workspace: object,
+        tables: Tables | None = None,
+    ) -> Any:
         """What the callable returns, checked against what was inferred."""
-        inputs, _, _ = self.taken_apart(inputs, out)
-        returned = self.function(*self._with_hosts(inputs, self.values(inputs)))
-        results = returned if isinstance(returned, tuple | list) else (returned,)
+        taken_inputs = self._with_hosts(inputs, self.values(inputs))
+        for check in self.checks:
+            check(*taken_inputs)
+        results = self._one_by_one(self.function(*taken_inputs))
         expected = self.prepared.results
         if len(results) != len(expected):
             refuse(self.prepared.op, "results", f"{len(expected)} arrays", str(len(results)))
@@ -67,11 +88,13 @@ class DelegatedCall(Call):
 
     def _taken(self, result: Result, value: object) -> Array | None:
         array: Array | None = adopt(self.prepared.op, result.name, value)
-        if result.spec is None or array is None:
+        if result.spec is None:
             return None
+        expected = f"{result.spec.dtype} of shape {result.spec.shape}"
+        if array is None:
+            refuse(self.prepared.op, result.name, expected, "None")
         found = ArrayInfo(*info(array))
         if (found.shape, found.dtype) != (result.spec.shape, result.spec.dtype):
-            expected = f"{result.spec.dtype} of shape {result.spec.shape}"
             got = f"{found.dtype} of shape {found.shape}"
             refuse(self.prepared.op, result.name, expected, got)
         return array
@@ -110,17 +133,6 @@ class CpuCall(Call):
     def _refuse_read_only(self, name: str, array: Any) -> None:
         if not array.flags.writeable:
             refuse(self.prepared.op, name, "an array to write to", "a read-only one")
-
-    def _one_by_one(self, returned: Any) -> Sequence[Any]:
-        """What the function returned, lists taken apart where there are several outputs."""
-        if not isinstance(returned, tuple | list):
-            return (returned,)
-        if not self.prepared.groups_outputs:
-            return returned
-        flat: list[object] = []
-        for item in returned:
-            flat += item if isinstance(item, tuple | list) else [item]
-        return flat
 
 
 class KernelCall(Call):

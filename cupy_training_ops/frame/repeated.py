@@ -16,7 +16,7 @@ from ..backend import Array
 from ..schema import Input
 from .backends import BACKENDS
 from .call import Call, Tables
-from .keys import CHANGES, Reader
+from .keys import Reader
 from .prepared import Arguments
 
 Keys = tuple[object, ...]  # parts of a call's key
@@ -45,8 +45,8 @@ class Repeated:
             alive = [None if held is None else held() for held in self.arrays]
             if len(found) != len(alive) or not all(map(is_, found, alive)):
                 return False
-            same_values = _keys(declared, self.readers, inputs) == self.keys
-            return same_values and self.call.backend.states(found) == self.states
+            same_keys = _keys(declared, self.readers, inputs, out) == self.keys
+            return same_keys and self.call.backend.states(found) == self.states
         except (KeyError, TypeError):  # an argument that has to be adopted first
             return False
 
@@ -65,20 +65,21 @@ def remembered(
     tables: Tables | None,
 ) -> list[Repeated]:
     """The call with these arguments in a list, which is empty where it cannot be known again."""
-    if not call.backend.runs_kernels:
-        return []
     declared = call.prepared.inputs
     found = _arrays(declared, inputs, out)
+    if not call.backend.runs_kernels or all(array is None for array in found):
+        return []
+    names = None if outputs is None else tuple(outputs)  # a list might change
     try:
         held = tuple([None if array is None else weakref.ref(array) for array in found])
-        keys = _keys(declared, readers, inputs)
+        keys = _keys(declared, readers, inputs, out)
     except (KeyError, TypeError):
         return []
-    return [Repeated(call, readers, keys, held, call.backend.states(found), outputs, tables)]
+    return [Repeated(call, readers, keys, held, call.backend.states(found), names, tables)]
 
 
 def _arrays(declared: Sequence[Input], inputs: Arguments, out: Arguments) -> list[Array | None]:
-    """All arrays that are given; TypeError where a list is none."""
+    """All arrays that are given, one by one."""
     found: list[Array | None] = []
     for item, value in zip(declared, inputs, strict=True):
         if item.memory == "device":
@@ -91,17 +92,17 @@ def _arrays(declared: Sequence[Input], inputs: Arguments, out: Arguments) -> lis
 
 
 def _keys(
-    declared: Sequence[Input], readers: tuple[Reader, ...], inputs: Arguments
+    declared: Sequence[Input], readers: tuple[Reader, ...], inputs: Arguments, out: Arguments
 ) -> Keys:
-    """The parts of the call's key that are host values, and whether numbers are given."""
-    return tuple(
-        [
-            None
-            if value is None
-            else read(value)
-            if item.memory == "host"
-            else type(value) not in BACKENDS and CHANGES
-            for item, read, value in zip(declared, readers, inputs, strict=True)
-            if item.memory != "device"
-        ]
-    )
+    """What tells calls with the same arrays apart: the lengths of lists, and host values."""
+    lengths = tuple([len(given) if isinstance(given, tuple) else None for given in out])
+    return lengths, tuple(map(_key, declared, readers, inputs))
+
+
+def _key(item: Input, read: Reader, value: object) -> object:
+    """Of one input; KeyError or TypeError where it is not in a form that tells."""
+    if value is None or (type(value) in BACKENDS and item.memory != "host"):
+        return None
+    if item.memory == "device" and isinstance(value, list | tuple):
+        return len(value)
+    return read(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from ..dtypes import ELEMENT_TYPES, Dtype, element_type
 from ..errors import ArgumentError, CompileError
 from ..plan import Launch, Pointers, Scratch
+from ..schema import Changing
 from .source import Parameter, Source
 
 Make = Callable[[object], object]  # from a number to an argument
@@ -56,13 +57,15 @@ def is_either(parameter: Parameter) -> bool:
     return not parameter.pointer and parameter.c_type.rpartition("::")[2].startswith(EITHER)
 
 
-def checked(op: str, name: str, c_type: str, make: Make, value: object) -> object:
+def checked(
+    op: str, name: str, c_type: str, make: Make, changing: Changing, values: Mapping[int, object]
+) -> object:
     """What `make` gives for a caller's number; refused where the kernel's type cannot hold it."""
     try:
-        return make(value)
-    except (CompileError, OverflowError, TypeError, ValueError) as error:
-        expected = f"a number that {c_type} holds"
-        raise ArgumentError(f"{op}: {name}: expected {expected}, got {value!r}") from error
+        return make(changing.of(values))
+    except (CompileError, ArithmeticError, TypeError, ValueError) as error:
+        expected, got = f"a number that {c_type} holds", values[changing.place]
+        raise ArgumentError(f"{op}: {name}: expected {expected}, got {got!r}") from error
 
 
 def either(
@@ -80,9 +83,11 @@ def either(
 
 
 def _bits(number: Any) -> np.int64:
-    """An integer of 64 bits, signed or not, by its bits; 0 for a number that is none."""
-    if number != number or math.isinf(number) or int(number) != number:
-        return np.int64(0)
+    """An integer of 64 bits, signed or not, by its bits; 0 for a real number that is none."""
+    if not isinstance(number, int | np.integer):
+        real = float(number)
+        if not (real.is_integer() and -(2.0**63) <= real < 2.0**64):
+            return np.int64(0)
     whole = int(number)
     return np.int64(whole) if whole < 2**63 else np.uint64(whole).astype(np.int64)
 

@@ -204,7 +204,7 @@ class _Builder:
         """A number that each call gives, as the kernel takes it."""
         name = self._op.inputs[changing.place].name
         check = partial(checked, self._op.name, name, parameter.c_type, make)
-        return lambda values: check(changing.of(values))
+        return lambda values: check(changing, values)
 
     def _work_place(self, arg: object) -> _Place:
         if isinstance(arg, Spec):

@@ -21,14 +21,15 @@ using U = CTO_U;
 extern "C" __global__ void probe_either(const float* x, float* y,
                                         const __grid_constant__ Either<1> rate,
                                         const __grid_constant__ Either<1> step,
-                                        const __grid_constant__ Either<2> state, i64 n) {
+                                        const __grid_constant__ Either<2> state, i64* new_step,
+                                        i64 n) {
     const i64 t = step.as_i64(), seed = state.as_i64(0), offset = state.as_i64(1);
     const double scale = rate.as_double() * (1.0 - pow(0.9, static_cast<double>(t)));
     for (i64 i = threadIdx.x; i < n; i += blockDim.x)
         y[i] = static_cast<float>(scale * x[i] + static_cast<double>(seed + offset));
     __syncthreads();
     if (threadIdx.x > 0) return;
-    step.store(0, t + 1);
+    if (new_step) *new_step = t + 1;  // null for a number, and where it is not asked for
     state.store(1, offset + 1);
 }
 
@@ -63,6 +64,17 @@ extern "C" __global__ void probe_spread(const __grid_constant__ Pointers<4> xs,
         if (scaled.at[k]) static_cast<float*>(scaled.at[k])[i] = x * (w ? w[i] : 2.0f);
         if (negated.at[k]) static_cast<float*>(negated.at[k])[i] = -x;
     }
+}
+
+// One block an array: x -= rate g.
+extern "C" __global__ void probe_descend(const __grid_constant__ Pointers<4> xs,
+                                         const __grid_constant__ Pointers<4> gs,
+                                         const __grid_constant__ Either<1> rate,
+                                         const __grid_constant__ Extents sizes) {
+    const int k = blockIdx.x;
+    float* const x = static_cast<float*>(xs.at[k]);
+    const float* const g = static_cast<const float*>(gs.at[k]);
+    for (i64 i = threadIdx.x; i < sizes.at[k]; i += blockDim.x) x[i] -= rate.as_float() * g[i];
 }
 
 extern "C" __global__ void probe_mixed(const T* x, float* y, i64 place) {

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT64
-from cupy_training_ops.errors import refuse
+from cupy_training_ops.errors import ArgumentError, refuse
 from cupy_training_ops.frame import backends
 from cupy_training_ops.frame.op import DelegatingOp, Op, slots
 from cupy_training_ops.plan import Config, Launch, Plan, Pointers, Work, by_value, ceil_div
@@ -43,8 +43,9 @@ def one_launch(symbol: str, n: int, args: tuple, **launch) -> Plan:
 
 
 def two_integers(value) -> tuple[int, int]:
-    first, second = value
-    return integer(first), integer(second)
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise ArgumentError(f"expected two integers, got {value!r}")
+    return integer(value[0]), integer(value[1])
 
 
 class ProbeEither(Probe):
@@ -68,7 +69,7 @@ class ProbeEither(Probe):
 
     def plan(self, device, x, rate, step, state, y, new_step):
         config = Config((1,), (THREADS,))
-        return Plan((Launch("probe_either", config, (x, y, rate, step, state, x.size)),))
+        return Plan((Launch("probe_either", config, (x, y, rate, step, state, new_step, x.size)),))
 
 
 def probe_either(x, rate, step, state):
@@ -161,6 +162,34 @@ class ProbeSpread(Probe):
 def probe_spread(xs, ws):
     scaled = [x * (np.float32(2) if w is None else w) for x, w in zip(xs, ws, strict=True)]
     return [x + np.float32(1) for x in xs], scaled, [-x for x in xs]
+
+
+class ProbeDescend(Probe):
+    """X - rate G, of lists; the rate is 1 where it is not given, a number or an array."""
+
+    inputs = (
+        Input("Xs", "float32", variadic=True),
+        Input("Gs", "float32", variadic=True),
+        Input("rate", "float32", memory="either", convert=real, optional=True),
+    )
+    outputs = (Output("Ys", "float32", variadic=True, aliases="Xs"),)
+
+    def infer(self, xs, gs, rate):
+        if len(gs) != len(xs):
+            refuse(self.name, "Gs", f"{len(xs)} arrays", str(len(gs)))
+        return (xs,)
+
+    def plan(self, device, xs, gs, rate, ys):
+        sizes = np.zeros(4, np.int64)
+        sizes[: len(xs)] = [x.size for x in xs]
+        args = (Pointers(ys, 4), Pointers(gs, 4), 1.0 if rate is None else rate)
+        config = Config((len(xs),), (THREADS,))
+        return Plan((Launch("probe_descend", config, (*args, by_value(at=sizes))),))
+
+
+def probe_descend(xs, gs, rate=None):
+    step = np.float32(1 if rate is None else np.ravel(rate)[0])
+    return [x - step * g for x, g in zip(xs, gs, strict=True)]
 
 
 class ProbeMixed(Probe):
