@@ -196,7 +196,7 @@ __device__ __forceinline__ Out<E, N, true> out_if_wanted(E* y) {
     return {y};
 }
 template <class E>
-__device__ __forceinline__ Row<E> row_or_none(const E* b, const Divisor& columns) {
+__device__ __forceinline__ Row<E> row_or_none(const E* b, Divisor columns) {
     return {b, columns};
 }
 

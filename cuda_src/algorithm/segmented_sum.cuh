@@ -147,7 +147,7 @@ struct Level {
 template <int N, class T, class Key>
 __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
                                           const Entry<Key>* __restrict__ entries, Acc<T>* sums,
-                                          Items items, Sizes sizes, Level level) {
+                                          Items items, Sizes sizes, const Level& level) {
     const BatchItem node(items);
     const i64 width = sizes.width, column = node.column<N, 1>();
     if (node.batch >= items.n_batches || column >= width) return;
