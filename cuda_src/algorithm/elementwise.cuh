@@ -196,8 +196,8 @@ __device__ __forceinline__ Out<E, N, true> out_if_wanted(E* y) {
     return {y};
 }
 template <class E>
-__device__ __forceinline__ Row<E> row_or_none(const E* b, Divisor columns) {
-    return {b, columns};
+__device__ __forceinline__ Row<E> row_or_none(const E* b, const Divisor& columns) {
+    return {b, fast_division::in_registers(columns)};
 }
 
 // ---- the map ------------------------------------------------------------------------------------
