@@ -90,9 +90,7 @@ def _arrays(declared: Sequence[Input], inputs: Arguments, out: Arguments) -> lis
     return found
 
 
-def _keys(
-    declared: Sequence[Input], readers: tuple[Reader, ...], inputs: Arguments
-) -> Keys:
+def _keys(declared: Sequence[Input], readers: tuple[Reader, ...], inputs: Arguments) -> Keys:
     """The parts of the call's key that are host values, and whether numbers are given."""
     return tuple(
         [

@@ -54,7 +54,7 @@ class Source:
     code: str
     kernels: dict[str, tuple[Parameter, ...]]
 
-    def __reduce__(self) -> tuple[type[Source], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[type[Source], tuple[object, ...]]:
         """Pickled without what was read of it, for processes that compile it."""
         return Source, (self.name, self.code, self.kernels)
 
