@@ -16,7 +16,27 @@ from ..plan import Device
 from ..schema import Spec
 
 
-class NumpyBackend:
+class OneStream:
+    """What a backend says of streams where there is one, on a device that is always current."""
+
+    def is_current(self, device: int) -> bool:
+        """There is one device."""
+        return True
+
+    def on(self, device: int) -> contextlib.AbstractContextManager[None]:
+        """There is nothing to switch."""
+        return contextlib.nullcontext()
+
+    def stream(self, device: int) -> int:
+        """There is one stream."""
+        return 0
+
+    def capturing(self, device: int) -> bool:
+        """There are no graphs."""
+        return False
+
+
+class NumpyBackend(OneStream):
     """NumPy arrays, computed by the functions in `cpu/`."""
 
     name = "cpu"
@@ -69,22 +89,6 @@ class NumpyBackend:
     def device(self, index: int) -> Device:
         """There is none to plan for."""
         raise ProviderError("NumPy arrays have no device to plan for")
-
-    def is_current(self, device: int) -> bool:
-        """The host is where everything else runs."""
-        return True
-
-    def on(self, device: int) -> contextlib.AbstractContextManager[None]:
-        """There is nothing to switch."""
-        return contextlib.nullcontext()
-
-    def stream(self, device: int) -> int:
-        """There is one."""
-        return 0
-
-    def capturing(self, device: int) -> bool:
-        """The host has no graphs."""
-        return False
 
     def current_device(self) -> int:
         """The host."""

@@ -33,6 +33,8 @@ from ..plan import (
 from ..planning.multi_tensor import Batch, batch, batches
 from ..schema import Attribute, Input, Output, Spec, Types, boolean, dtype, integers, optional
 
+Block = tuple[int, ...]
+
 INT32 = to_dtype("int32")
 THREADS = 256
 BLOCKS = 8  # a multiprocessor: together 2,048 threads
@@ -46,12 +48,7 @@ CAPACITY = 192  # tensors a launch: 20 bytes each, 4,000 in all
 
 
 def _launch(
-    symbol: str,
-    grid: int,
-    args: tuple[object, ...],
-    x: Dtype,
-    y: Dtype,
-    block: tuple[int, ...] = (THREADS,),
+    symbol: str, grid: int, args: tuple[object, ...], x: Dtype, y: Dtype, block: Block = (THREADS,)
 ) -> Launch:
     """A launch of this family, whose kernels share their slots."""
     binding = slots(T=x, Y=y) | {
@@ -185,9 +182,7 @@ class _Room:
         """Into how many spans, `most` at most, each of some groups of sums is to be divided."""
         return max(1, min(blocks * self.multiprocessors // groups, most))
 
-    def shared(
-        self, n_sums: int, n_spans: int, dtype: Dtype
-    ) -> tuple[Scratch | None, Scratch | None]:
+    def shared(self, n_sums: int, n_spans: int, dtype: Dtype) -> tuple[Scratch | None, ...]:
         """Partial sums and tickets, where sums are divided into spans."""
         if n_spans == 1:
             return None, None

@@ -17,6 +17,7 @@ from numpy.typing import DTypeLike
 
 from ..backend import Kernel, KernelSource
 from ..frame import backends
+from ..frame.backends import OneStream
 from ..plan import Device
 from ..runtime.cuda import CudaBackend
 from ..schema import Spec
@@ -54,7 +55,7 @@ class HollowModule:
         """Kernels that are not there ask for nothing."""
 
 
-class HollowBackend(CudaBackend):
+class HollowBackend(OneStream, CudaBackend):
     """The CUDA backend without what asks the driver."""
 
     def __init__(self) -> None:
@@ -79,22 +80,6 @@ class HollowBackend(CudaBackend):
     def work(self, name: str) -> Callable[..., None]:
         """Work that notes that it was queued."""
         return lambda *arguments: self.launches.append((name, arguments))
-
-    def is_current(self, device: int) -> bool:
-        """There is one device."""
-        return True
-
-    def on(self, device: int) -> contextlib.AbstractContextManager[None]:
-        """There is nothing to switch."""
-        return contextlib.nullcontext()
-
-    def stream(self, device: int) -> int:
-        """There is one stream."""
-        return 0
-
-    def capturing(self, device: int) -> bool:
-        """There are no graphs."""
-        return False
 
     def load(self, source: KernelSource, options: tuple[str, ...]) -> HollowModule:
         """Nothing is compiled."""

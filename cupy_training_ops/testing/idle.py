@@ -6,7 +6,6 @@ Calls go through the whole frame, so that this stays right whatever an operator'
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -61,25 +60,9 @@ class IdleBackend(NumpyBackend):
         """The device that is planned for."""
         return self._device
 
-    def on(self, device: int) -> contextlib.AbstractContextManager[None]:
-        """There is nothing to switch."""
-        return contextlib.nullcontext()
-
-    def is_current(self, device: int) -> bool:
-        """There is one device."""
-        return True
-
-    def stream(self, device: int) -> int:
-        """There is one stream."""
-        return 0
-
     def offset(self, array: HostArray, nbytes: int) -> HostArray:
         """Never read."""
         return array
-
-    def zeros(self, nbytes: int, device: int) -> HostArray:
-        """A workspace."""
-        return np.zeros(nbytes, np.uint8)
 
     def load(self, source: KernelSource, options: tuple[str, ...]) -> CompiledModule:
         """A module of idle kernels."""

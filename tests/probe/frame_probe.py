@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT64
 from cupy_training_ops.errors import ArgumentError, refuse
 from cupy_training_ops.frame import backends
-from cupy_training_ops.frame.op import DelegatingOp, Op, slots
+from cupy_training_ops.frame.op import DelegatingOp, slots
 from cupy_training_ops.plan import Config, Launch, Plan, Pointers, Work, by_value, ceil_div
 from cupy_training_ops.schema import (
     Attribute,
@@ -25,21 +22,10 @@ from cupy_training_ops.schema import (
     real,
 )
 
+from .probe import Probe, one_launch
+
 THREADS = 128
 ALPHA = 0.9
-
-
-class Probe(Op):
-    source_folder = Path(__file__).parent
-
-    @classmethod
-    def cpu_function(cls):
-        return getattr(sys.modules[__name__], cls.function_name)
-
-
-def one_launch(symbol: str, n: int, args: tuple, **launch) -> Plan:
-    config = Config((ceil_div(n, THREADS),), (THREADS,))
-    return Plan((Launch(symbol, config, args, **launch),))
 
 
 def two_integers(value) -> tuple[int, int]:
@@ -105,7 +91,7 @@ class ProbeDecay(Probe):
     def plan(self, device, x, rate, step, y, new_step):
         decay = 0.0 if step is None else step.then(lambda t: 1 - ALPHA**t)
         args = (x, y, rate, decay, 0 if step is None else step, x.size)
-        return one_launch("probe_decay", x.size, args)
+        return one_launch("probe_decay", x.size, args, THREADS)
 
 
 def probe_decay(x, rate, step=None):
@@ -125,7 +111,7 @@ class ProbeRows(Probe):
 
     def plan(self, device, x, z, y):
         binding = slots(T=x.dtype, U=z.dtype)
-        return one_launch("probe_rows", x.size, (x, z, y, x.size), slots=binding)
+        return one_launch("probe_rows", x.size, (x, z, y, x.size), THREADS, slots=binding)
 
 
 def probe_rows(x, z):
@@ -273,7 +259,7 @@ class ProbeFill(Probe):
         return (Spec((self.n,), FLOAT32),)
 
     def plan(self, device, y):
-        return one_launch("probe_fill", y.size, (y, self.value, y.size))
+        return one_launch("probe_fill", y.size, (y, self.value, y.size), THREADS)
 
 
 def probe_fill(*, n, value, provider):  # noqa: ARG001 - where it runs
@@ -329,7 +315,7 @@ class ProbeScale12(Probe):
         return (x,)
 
     def plan(self, device, x, y):
-        return one_launch("probe_old_scale", x.size, (x, y, self.factor, x.size))
+        return one_launch("probe_old_scale", x.size, (x, y, self.factor, x.size), THREADS)
 
 
 class ProbeScale13(ProbeScale12):
