@@ -69,7 +69,7 @@ def contiguous(op: str, argument: str, is_contiguous: bool) -> None:
 
 def host(op: str, argument: str, value: Any) -> None:
     """Host inputs are host data: reading a device array would stall the GPU."""
-    if not isinstance(value, np.ndarray) and hasattr(value, "__cuda_array_interface__"):
+    if hasattr(type(value), "__cuda_array_interface__"):
         expected = "host data: a Python number, a tuple or a NumPy array"
         refuse(op, argument, expected, f"a device array ({type(value).__name__})")
 
