@@ -9,17 +9,20 @@ import weakref
 import numpy as np
 import pytest
 from probe.frame_probe import (
+    ProbeBorrow,
     ProbeCopy,
     ProbeDecay,
     ProbeDelegate,
     ProbeDescend,
     ProbeEither,
     ProbeFill,
+    ProbeRows,
     ProbeSpread,
 )
 from probe.probe import ProbeAxpy, ProbeCut, ProbeHalves
 
 from cupy_training_ops import ArgumentError
+from cupy_training_ops.dtypes import BFLOAT16
 from cupy_training_ops.frame.op import DelegatingOp, ViewOp
 from cupy_training_ops.frame.repeated import Repeated
 from cupy_training_ops.runtime.launch import launch_log
@@ -156,6 +159,12 @@ def test_a_function_of_a_value_that_overflows_is_refused(run) -> None:
     assert not log
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, BFLOAT16])
+def test_a_type_that_no_array_binds_does_not_count(anywhere, dtype) -> None:
+    x = X.astype(dtype)
+    assert_matches(anywhere.host(ProbeRows()(anywhere.place(x))), x)
+
+
 # ---- outputs -------------------------------------------------------------------------------------
 
 
@@ -164,6 +173,31 @@ def test_an_array_whose_output_is_not_asked_for_stays(anywhere) -> None:
     _, none = ProbeEither()(anywhere.place(X), 0.5, step, (5, 7), outputs=("Y",))
     assert none is None
     assert anywhere.host(step).tolist() == [3]
+
+
+def test_a_list_that_is_empty_has_nothing_to_compute(anywhere) -> None:
+    with launch_log() as log:
+        assert ProbeDescend()([], [], anywhere.place(np.ones(1, np.float32))) == ()
+    assert not log
+
+
+def test_outputs_are_computed_one_by_one(anywhere) -> None:
+    step, x = anywhere.place(np.array([3])), anywhere.place(X)
+    assert ProbeEither()(x, 0.5, step, (5, 7), outputs=("new_step",)) == (None, step)
+    assert anywhere.host(step).tolist() == [4]
+    zeros, none = ProbeBorrow()(x, outputs=("Zeros",))
+    assert none is None
+    assert not anywhere.host(zeros).any()
+
+
+def test_an_output_may_be_written_elsewhere_than_in_its_input(anywhere) -> None:
+    step, x = anywhere.place(np.array([3])), anywhere.place(X)
+    new_step, y = anywhere.place(np.array([0])), anywhere.place(np.zeros_like(X))
+    ProbeEither()(x, 0.5, step, (5, 7), out=(None, new_step))
+    ProbeDescend()([x], [anywhere.place(np.ones_like(X))], out=y)
+    assert (anywhere.host(step).tolist(), anywhere.host(new_step).tolist()) == ([3], [4])
+    assert_matches(anywhere.host(x), X)
+    assert_matches(anywhere.host(y), X - 1)
 
 
 def test_an_output_that_is_no_list_is_no_tuple(anywhere) -> None:

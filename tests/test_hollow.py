@@ -8,6 +8,22 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from probe import frame_probe
+from probe.frame_probe import (
+    ProbeBorrow,
+    ProbeCopy,
+    ProbeDecay,
+    ProbeDelegate,
+    ProbeDescend,
+    ProbeEither,
+    ProbeFill,
+    ProbeMixed,
+    ProbeRows,
+    ProbeScale12,
+    ProbeScale13,
+    ProbeShared,
+    ProbeSpread,
+)
 
 from cupy_training_ops import get_op
 from cupy_training_ops.frame.op import ViewOp
@@ -63,3 +79,50 @@ def test_every_call_reaches_its_launches(sample: Sample, launches, rng) -> None:
     assert_like(given, expected)
     assert all(a is b for a, b in zip(given, out, strict=True) if b is not None)
     assert bool(launches) == any(array is not None and array.size for array in out)
+
+
+def flat(*shape: int, dtype=np.float32):
+    return hollow(shape, dtype)
+
+
+NUMBERS = (0.5, 3, (5, 7))
+ARRAYS = (flat(dtype=np.float16), flat(1, dtype=np.int64), flat(2, dtype=np.uint64))
+LISTS = ([flat(3), flat(5)], [flat(3), flat(5)])
+PROBES = [
+    (ProbeEither(), (flat(300), *NUMBERS), ["probe_either"]),
+    (ProbeEither(), (flat(300), *ARRAYS), ["probe_either"]),
+    (ProbeDecay(), (flat(300), 0.5, 1), ["probe_decay"]),
+    (ProbeDecay(), (flat(300), 0.5), ["probe_decay"]),
+    (ProbeRows(), (flat(300), flat(300)), ["probe_rows"]),
+    (ProbeSpread(), LISTS, ["probe_spread"]),
+    (ProbeSpread(), (LISTS[0], [None, None]), ["probe_spread"]),
+    (ProbeDescend(), LISTS, ["probe_descend"]),
+    (ProbeDescend(), (*LISTS, 0.5), ["probe_descend"]),
+    (ProbeDescend(), (*LISTS, flat(1)), ["probe_descend"]),
+    (ProbeMixed(), ([flat(3), flat(3, dtype=np.float16)],), ["probe_mixed"] * 2),
+    (ProbeCopy(), (flat(300),), ["copy"]),
+    (ProbeBorrow(), (flat(300),), ["zero_gradient", "copy"]),
+    (ProbeFill(n=300, provider="cuda"), (), ["probe_fill"]),
+    (ProbeDelegate(), (flat(300), 2.0), []),
+    (ProbeShared(), (flat(25_600),), ["probe_shared"]),
+    (ProbeScale12(), (flat(300),), ["probe_old_scale"]),
+    (ProbeScale13(), (flat(300),), ["probe_old_scale"]),
+]
+
+
+@pytest.mark.parametrize(("op", "inputs", "symbols"), PROBES)
+def test_every_probe_reaches_its_launches(op, inputs, symbols, launches, monkeypatch) -> None:
+    """When it is called, called again, bound, and bound with its first input open."""
+    monkeypatch.setattr(ProbeDelegate, "function", staticmethod(lambda x, _: (x, x)))
+    bound, opened = op.bound(*inputs), op.bound(..., *inputs[1:]) if inputs else op.bound()
+    first = {item.name: value for item, value in zip(op.inputs, inputs[:1], strict=False)}
+    for call in (lambda: op(*inputs), lambda: op(*inputs), bound, lambda: opened(**first)):
+        launches.clear()
+        results = as_tuple(call())
+        assert [name for name, _ in launches] == symbols
+        assert all(isinstance(array, cupy.ndarray) for array in as_tuple(results[0]))
+
+
+def test_no_probe_is_left_out() -> None:
+    declared = {v for v in vars(frame_probe).values() if hasattr(v, "outputs")}
+    assert declared == {type(op) for op, *_ in PROBES}

@@ -6,8 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from ..dtypes import Dtype, dtype_name, dtype_names, to_dtype
 from ..errors import ArgumentError, DtypeError, refuse
 from ..schema import Input, Shape, Spec, TypeRows, Types
@@ -68,7 +66,7 @@ def contiguous(op: str, argument: str, is_contiguous: bool) -> None:
 
 def host(op: str, argument: str, value: object) -> None:
     """Host inputs are host data: reading a device array would stall the GPU."""
-    if not isinstance(value, np.ndarray) and hasattr(value, "__cuda_array_interface__"):
+    if hasattr(type(value), "__cuda_array_interface__"):
         expected = "host data: a Python number, a tuple or a NumPy array"
         refuse(op, argument, expected, f"a device array ({type(value).__name__})")
 

@@ -244,7 +244,8 @@ def _route(op: Operator, prepared: Prepared, specs: Sequence[object]) -> Call:
     if own is not None:
         return own
     device = [r for r in prepared.results if r.value is None]
-    if device and not any(result.spec is not None and result.spec.size for result in device):
+    lists = any(count is not None for count in prepared.counts)  # which may have no array
+    if (device or lists) and not any(r.spec is not None and r.spec.size for r in device):
         return EmptyCall(prepared)
     placement = prepared.placement
     if not placement.backend.runs_kernels:

@@ -79,16 +79,23 @@ def remembered(
 
 
 def _arrays(declared: Sequence[Input], inputs: Arguments, out: Arguments) -> list[Array | None]:
-    """All arrays that are given, one by one."""
+    """All arrays that are given, one by one; TypeError where a list is none."""
     found: list[Array | None] = []
     for item, value in zip(declared, inputs, strict=True):
         if item.memory == "device":
-            found += value if item.variadic and value is not None else (value,)
+            found += _listed(value) if item.variadic and value is not None else (value,)
         elif item.memory == "either":
             found.append(value if type(value) in BACKENDS else None)
     for given in out:
         found += given if isinstance(given, tuple) else (given,)
     return found
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    """A list as it is: an array would take itself apart."""
+    if not isinstance(value, list | tuple):
+        raise TypeError
+    return value
 
 
 def _keys(
@@ -103,6 +110,6 @@ def _key(item: Input, read: Reader, value: object) -> object:
     """Of one input; KeyError or TypeError where it is not in a form that tells."""
     if value is None or (type(value) in BACKENDS and item.memory != "host"):
         return None
-    if item.memory == "device" and isinstance(value, list | tuple):
+    if item.memory == "device" and item.variadic:
         return len(value)
     return read(value)

@@ -25,7 +25,7 @@ extern "C" __global__ void probe_either(const float* x, float* y,
                                         i64 n) {
     const i64 t = step.as_i64(), seed = state.as_i64(0), offset = state.as_i64(1);
     const double scale = rate.as_double() * (1.0 - pow(0.9, static_cast<double>(t)));
-    for (i64 i = threadIdx.x; i < n; i += blockDim.x)
+    for (i64 i = threadIdx.x; y && i < n; i += blockDim.x)
         y[i] = static_cast<float>(scale * x[i] + static_cast<double>(seed + offset));
     __syncthreads();
     if (threadIdx.x > 0) return;
@@ -41,7 +41,7 @@ extern "C" __global__ void probe_decay(const float* x, float* y, float rate, dou
 
 extern "C" __global__ void probe_rows(const T* x, const U* z, T* y, i64 n) {
     const i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i < n) y[i] = static_cast<T>(static_cast<float>(x[i]) + static_cast<float>(z[i]));
+    if (i < n) y[i] = static_cast<T>(static_cast<float>(x[i]) + (z ? static_cast<float>(z[i]) : 0));
 }
 
 struct Extents {
@@ -66,15 +66,18 @@ extern "C" __global__ void probe_spread(const __grid_constant__ Pointers<4> xs,
     }
 }
 
-// One block an array: x -= rate g.
+// One block an array: y = x - rate g.
 extern "C" __global__ void probe_descend(const __grid_constant__ Pointers<4> xs,
                                          const __grid_constant__ Pointers<4> gs,
+                                         const __grid_constant__ Pointers<4> ys,
                                          const __grid_constant__ Either<1> rate,
                                          const __grid_constant__ Extents sizes) {
     const int k = blockIdx.x;
-    float* const x = static_cast<float*>(xs.at[k]);
+    const float* const x = static_cast<const float*>(xs.at[k]);
     const float* const g = static_cast<const float*>(gs.at[k]);
-    for (i64 i = threadIdx.x; i < sizes.at[k]; i += blockDim.x) x[i] -= rate.as_float() * g[i];
+    float* const y = static_cast<float*>(ys.at[k]);
+    for (i64 i = threadIdx.x; i < sizes.at[k]; i += blockDim.x)
+        y[i] = x[i] - rate.as_float() * g[i];
 }
 
 extern "C" __global__ void probe_mixed(const T* x, float* y, i64 place) {

@@ -100,7 +100,7 @@ def probe_decay(x, rate, step=None):
 
 
 class ProbeRows(Probe):
-    """Y = X + Z, of three combinations of types."""
+    """Y = X + Z (X without Z), of three combinations of types."""
 
     inputs = (Input("X", "T"), Input("Z", "U", optional=True))
     outputs = (Output("Y", "T"),)
@@ -110,12 +110,12 @@ class ProbeRows(Probe):
         return (x,)
 
     def plan(self, device, x, z, y):
-        binding = slots(T=x.dtype, U=z.dtype)
+        binding = slots(T=x.dtype, U=FLOAT32 if z is None else z.dtype)
         return one_launch("probe_rows", x.size, (x, z, y, x.size), THREADS, slots=binding)
 
 
-def probe_rows(x, z):
-    return (x.astype(np.float32) + z.astype(np.float32)).astype(x.dtype)
+def probe_rows(x, z=None):
+    return x.copy() if z is None else (x.astype(np.float32) + z.astype(np.float32)).astype(x.dtype)
 
 
 class ProbeSpread(Probe):
@@ -168,7 +168,7 @@ class ProbeDescend(Probe):
     def plan(self, device, xs, gs, rate, ys):
         sizes = np.zeros(4, np.int64)
         sizes[: len(xs)] = [x.size for x in xs]
-        args = (Pointers(ys, 4), Pointers(gs, 4), 1.0 if rate is None else rate)
+        args = (*(Pointers(specs, 4) for specs in (xs, gs, ys)), 1.0 if rate is None else rate)
         config = Config((len(xs),), (THREADS,))
         return Plan((Launch("probe_descend", config, (*args, by_value(at=sizes))),))
 
@@ -227,13 +227,13 @@ class ProbeBorrow(Probe):
         return x, x
 
     def plan(self, device, x, zeros, y):
-        grid = (ceil_div(zeros.nbytes, 128 * 32),)
+        grid = (ceil_div(x.nbytes, 128 * 32),)
         binding = {"THREADS": "128", "NBYTES": "32"}
         clear = Launch(
-            "zero_gradient", Config(grid, (128,)), (zeros, zeros.nbytes), binding, "gradient"
+            "zero_gradient", Config(grid, (128,)), (zeros, x.nbytes), binding, "gradient"
         )
-        copy = Plan((Work("copy", (x, y)),))
-        return Plan((clear,)).then(copy)
+        copy = Work("copy", (x, y))
+        return Plan((clear,) if zeros else ()).then(Plan((copy,) if y else ()))
 
 
 def probe_borrow(x):
