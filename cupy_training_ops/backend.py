@@ -94,6 +94,9 @@ class Backend(Protocol):
     def info(self, array: Any) -> Info:
         """The fields of ArrayInfo; a bare tuple, because every call makes some."""
 
+    def infos(self, arrays: Sequence[Any]) -> list[Info | None]:
+        """The same of a list of such arrays; None for None."""
+
     def pointer(self, array: Any) -> int:
         """The address of the first element."""
 

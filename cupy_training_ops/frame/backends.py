@@ -46,6 +46,10 @@ class NumpyBackend(OneStream):
         """The fields of ArrayInfo; alignment does not matter to NumPy."""
         return (self, array.dtype, array.shape, True, array.flags.c_contiguous, -1)
 
+    def infos(self, arrays: Sequence[HostArray | None]) -> list[Info | None]:
+        """The same of several; None for None."""
+        return [None if array is None else self.info(array) for array in arrays]
+
     def pointer(self, array: HostArray) -> int:
         """The address of the first element."""
         return array.ctypes.data
@@ -110,6 +114,19 @@ BACKENDS: dict[type, Backend] = {np.ndarray: CPU}
 def info(array: Array) -> Info:
     """The fields of ArrayInfo; KeyError for an array that `adopt` has to take first."""
     return BACKENDS[type(array)].info(array)
+
+
+def infos(arrays: Sequence[Array | None]) -> tuple[Info | None, ...]:
+    """The same of a list, which may have None."""
+    kinds = set(map(type, arrays)) - {type(None)}
+    if len(kinds) == 1:
+        return tuple(BACKENDS[kinds.pop()].infos(arrays))
+    return tuple([None if array is None else info(array) for array in arrays])
+
+
+def are_known(arrays: Sequence[object]) -> bool:
+    """Whether all of a list have a backend, or are None."""
+    return BACKENDS.keys() >= set(map(type, arrays)) - {type(None)}
 
 
 def to_host(array: Array) -> HostArray:

@@ -12,7 +12,7 @@ from ..errors import refuse
 from ..schema import Input
 from . import checks
 from .backends import BACKENDS
-from .call import Call
+from .call import NO_VALUES, Call
 from .keys import reader
 from .prepared import Arguments, Arrays, grouped
 
@@ -70,13 +70,23 @@ class BoundCall:
         self._inputs, self._out, self._arrays = call.taken_apart(inputs, out)
         self._tables = call.checked_tables(self._arrays, self._out)
         self._places = {op.inputs[place].name: place for place in call.prepared.changing}
+        self._results: Arrays | None = None  # where they are the same at each call
+        fixed = call.repeats and all(r.value is None for r in call.prepared.results)
+        if fixed and call.prepared.results:
+            self._results = call.completed(self._arrays, self._out, NO_VALUES)
+            self._answer = self._results[0] if call.single_output else call.returned(self._results)
 
     def __call__(self, **values: object) -> Any:
         """Launch, with these values instead of those that were bound; returns what a call does."""
-        inputs = self._inputs
+        inputs, call = self._inputs, self._call
         if values:
             inputs = _with_values(self._op, inputs, self._places, values)
-        return self._call.finish(inputs, self._arrays, self._out, self._workspace, self._tables)
+        if self._results is not None:
+            own = call.values(inputs) if call.changing else NO_VALUES
+            arrays, workspace, tables = self._arrays, self._workspace, self._tables
+            call.execute(inputs, arrays, self._results, workspace, own, tables)
+            return self._answer
+        return call.finish(inputs, self._arrays, self._out, self._workspace, self._tables)
 
 
 class OpenCall:

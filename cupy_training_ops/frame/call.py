@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ class Call:
     """One remembered combination of dtypes, shapes, alignments, outputs and device."""
 
     workspace_nbytes = 0
+    repeats = True  # a bound call gives the same arrays each time
 
     def __init__(self, prepared: Prepared) -> None:
         self.prepared = prepared
@@ -37,7 +39,8 @@ class Call:
         self.n_inputs = len(prepared.inputs)
         self.checks = prepared.checks
         self.changing = prepared.changing
-        self.groups_out = any(prepared.out) and prepared.groups_outputs
+        self.groups = prepared.groups_outputs
+        self.groups_out = any(prepared.out) and self.groups
         self.all_device = not any(i.variadic or i.memory != "device" for i in prepared.inputs)
         self.is_plain = self.all_device and not self.groups_out
         given = set(prepared.changing)
@@ -52,6 +55,7 @@ class Call:
             given is None and r.alias is None and r.value is None and r.spec is not None
             for r, given in zip(prepared.results, prepared.out, strict=True)
         )
+        self.aliased = _all_aliased(prepared)
         self.overlap = overlap(prepared)
 
     def __call__(self, inputs: Arguments, out: Arguments, workspace: object) -> Any:
@@ -94,12 +98,24 @@ class Call:
         """The rest of a call whose memory is known to be apart."""
         values = self.values(inputs) if self.changing else NO_VALUES
         results = out if self.has_all_outputs else self.completed(arrays, out, values)
+        self.execute(inputs, arrays, results, workspace, values, tables)
+        return results[0] if self.single_output else self.returned(results)
+
+    def execute(
+        self,
+        inputs: Arguments,
+        arrays: Arrays,
+        results: Arrays,
+        workspace: object,
+        values: Values,
+        tables: Tables | None,
+    ) -> None:
+        """The last checks, and the work itself."""
         if workspace is not None:
             workspace = self._checked(workspace, arrays, results)
         for check in self.checks:
             check(*self._with_hosts(inputs, values))
         self._run(inputs, arrays, results, workspace, values, tables)
-        return results[0] if self.single_output else self.returned(results)
 
     def _run(
         self,
@@ -123,11 +139,12 @@ class Call:
 
     def returned(self, results: Arrays) -> tuple[object, ...]:
         """Several results as the caller gets them."""
-        prepared = self.prepared
-        return grouped(results, prepared.counts) if prepared.groups_outputs else results
+        return grouped(results, self.prepared.counts) if self.groups else results
 
     def completed(self, arrays: Arrays, out: Arrays, values: Values) -> Arrays:
         """The caller's outputs; for the others the aliased input, a host value or new memory."""
+        if self.aliased is not None:
+            return self.aliased(arrays)
         if not self.has_out:
             out = (None,) * len(self.prepared.results)
         pairs = zip(self.prepared.results, out, strict=True)
@@ -191,7 +208,7 @@ class Call:
         """What a function returned, lists taken apart where there are several outputs."""
         if not isinstance(returned, tuple | list):
             return (returned,)
-        if not self.prepared.groups_outputs:
+        if not self.groups:
             return returned
         flat: list[object] = []
         for item in returned:
@@ -210,3 +227,12 @@ class Call:
         overlap = Overlap(prepared.op, [*names, "workspace"], sizes, [Written(len(every) - 1)])
         overlap.refuse(self.backend.pointers(every))
         return array
+
+
+def _all_aliased(prepared: Prepared) -> Callable[[Sequence[Any]], tuple[Any, ...]] | None:
+    """What takes the results out of the arrays, where all results replace inputs."""
+    places = [r.alias for r in prepared.results if r.spec is not None and r.value is None]
+    several = len(places) == len(prepared.results) > 1
+    if any(prepared.out) or not several or None in places:
+        return None
+    return itemgetter(*places)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
@@ -11,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from ..schema import Input
-from .backends import BACKENDS, info
+from .backends import BACKENDS, info, infos
 
 Reader = Callable[[Any], object]
 
@@ -70,6 +69,13 @@ def read_list(read: Reader, values: object) -> tuple[object, ...]:
     return tuple([None if v is None else read(v) for v in values])
 
 
+def array_keys(values: object) -> tuple[object, ...]:
+    """What is known of each array of a list; TypeError where there is no list."""
+    if not isinstance(values, list | tuple):
+        raise TypeError
+    return infos(values)
+
+
 def reader(item: Input) -> Reader:
     """How one declared input enters the key of a call."""
     if item.memory == "either":
@@ -78,7 +84,7 @@ def reader(item: Input) -> Reader:
         if item.changes:
             return changing_key
         return host_keys if item.variadic else host_key
-    return functools.partial(read_list, info) if item.variadic else info
+    return array_keys if item.variadic else info
 
 
 def out_key(out: Sequence[Any]) -> tuple[object, ...]:

@@ -28,6 +28,7 @@ from ..runtime.workspace import Workspaces
 from ..schema import REQUIRED, Attribute, Inferred, Input, Output, Types
 from . import checks, keys
 from .arrays import adopt
+from .backends import are_known
 from .bound import BoundCall, OpenCall, bind
 from .call import Call
 from .convert import converted, frozen_attributes
@@ -311,6 +312,8 @@ class Op:
             freeze = functools.partial(self._frozen, item)
             return tuple(map(freeze, value)) if item.variadic else freeze(value)
         if item.variadic:
+            if are_known(value):
+                return tuple(value)
             names = (f"{item.name}[{i}]" for i in range(len(value)))
             return tuple(map(functools.partial(adopt, self.name), names, value))
         return adopt(self.name, item.name, value)

@@ -29,6 +29,8 @@ class EmptyCall(Call):
 class ViewCall(Call):
     """Nothing is computed: the one list is consecutive pieces of the first input."""
 
+    repeats = False
+
     def __init__(self, prepared: Prepared) -> None:
         super().__init__(prepared)
         if self.has_out:
@@ -59,6 +61,8 @@ class ViewCall(Call):
 
 class DelegatedCall(Call):
     """A Python callable computes; what it returns is taken as arrays are, never copied."""
+
+    repeats = False
 
     def __init__(self, prepared: Prepared, function: Callable[..., Any]) -> None:
         super().__init__(prepared)
@@ -148,6 +152,8 @@ class KernelCall(Call):
         """The tables of addresses, unless some are those of new arrays."""
         if not self.ready.has_tables or self.makes_arrays:
             return None
+        if self.aliased is not None:
+            return self.ready.tables_at([*addresses, *self.aliased(addresses)])
         n_arrays, found = len(self.prepared.arrays), list(addresses)
         for place, result in enumerate(self.prepared.results, n_arrays):
             if place >= len(addresses):

@@ -110,6 +110,6 @@ def _key(item: Input, read: Reader, value: object) -> object:
     """Of one input; KeyError or TypeError where it is not in a form that tells."""
     if value is None or (type(value) in BACKENDS and item.memory != "host"):
         return None
-    if item.memory == "device" and item.variadic:
+    if item.memory == "device" and isinstance(value, list | tuple):
         return len(value)
     return read(value)

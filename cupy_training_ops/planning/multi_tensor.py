@@ -9,8 +9,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..plan import Pointers, by_value, ceil_div
+from ..plan import MAX_PARAMETER_NBYTES, Pointers, by_value, ceil_div
 from ..schema import Spec
+
+SCALARS_NBYTES = 64  # of a launch's parameters beside its tables, at most
+
+
+def capacity(n_lists: int) -> int:
+    """Tensors a launch knows by value: their addresses in each list, and its TensorSizes."""
+    return (MAX_PARAMETER_NBYTES - 4 - SCALARS_NBYTES) // (8 * n_lists + 12)
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,18 @@ class CudaBackend:
             array.dtype,
             array.shape,
             data.ptr % 16 == 0,
-            array.flags.c_contiguous,
+            array._c_contiguous,  # `flags` makes an object, which takes half a microsecond
             data.device_id,
         )
+
+    def infos(self, arrays: Sequence[cupy.ndarray | None]) -> list[Info | None]:
+        """The same of several; None for None."""
+        return [
+            None
+            if a is None
+            else (self, a.dtype, a.shape, a.data.ptr % 16 == 0, a._c_contiguous, a.data.device_id)
+            for a in arrays
+        ]
 
     def pointer(self, array: cupy.ndarray) -> int:
         """The address of the first element."""

@@ -93,7 +93,9 @@ class ReadyPlan:
         with backend.on(device):
             ready = [READY[type(step)](builder, step) for step in plan.steps]
         self._arguments = builder.arguments
-        starts = self._arguments.starts(n_arrays)
+        # Lists are reached through tables alone: their arrays are left out of the row.
+        self._takes_arrays = any(isinstance(p, int) for _, places, _ in ready for p in places)
+        starts = self._arguments.starts(n_arrays if self._takes_arrays else 0)
         self._constants = tuple(self._arguments.constants)
         self._offsets = tuple(self._arguments.offsets)
         self._steps = [(*run, _picker(places, starts), step) for run, places, step in ready]
@@ -120,7 +122,8 @@ class ReadyPlan:
     ) -> None:
         """Queue all steps on the current device and stream."""
         scratch = self._scratch(workspace) if self._offsets else ()
-        row = (*arrays, *self._constants, *tables, *scratch, *values)
+        given = arrays if self._takes_arrays else ()
+        row = (*given, *self._constants, *tables, *scratch, *values)
         for function, grid, block, shared_nbytes, pick, step in self._steps:
             if _log is not None:
                 _log.append(step)
@@ -187,7 +190,7 @@ class _Builder:
         if isinstance(value, Scratch):
             return add(arguments.offsets, value.offset)
         if isinstance(value, Pointers):
-            return add(arguments.tables, partial(_pointers, value))
+            return add(arguments.tables, _pointers(value))
         return add(arguments.constants, value)
 
     def _either_place(self, layout: Dtype, parameter: Parameter, arg: object) -> _Place:
@@ -222,12 +225,30 @@ READY: Mapping[type, Callable[[_Builder, Any], _Ready]] = {
 }
 
 
-def _pointers(table: Pointers, addresses: Sequence[int]) -> object:
-    """The struct of the addresses of several arrays."""
-    found = np.zeros(table.capacity, np.uint64)
-    places = [None if spec is None else spec.place for spec in table.specs]
-    found[: len(places)] = [0 if place is None else addresses[place] for place in places]
-    return found.view(table.dtype)[0]
+def _pointers(table: Pointers) -> Address:
+    """What makes the struct of the addresses of several arrays."""
+    dtype = table.dtype
+    absent = [i for i, spec in enumerate(table.specs) if spec is None]
+    pick = _getter([0 if spec is None else spec.place for spec in table.specs])
+
+    last: list[tuple[tuple[int, ...], object]] = [((), None)]  # most tables stay from call to call
+
+    def fill(addresses: Sequence[int]) -> object:
+        picked = pick(addresses)
+        before, struct = last[0]
+        if picked != before:
+            struct = make(picked)
+            last[0] = picked, struct
+        return struct
+
+    def make(picked: tuple[int, ...]) -> object:
+        found = np.zeros(table.capacity, np.uint64)
+        found[: len(table.specs)] = picked
+        if absent:
+            found[absent] = 0
+        return found.view(dtype)[0]
+
+    return fill
 
 
 def _picker(
@@ -235,6 +256,11 @@ def _picker(
 ) -> Callable[[Sequence[object]], tuple[object, ...]]:
     """A function from the row of all values to one step's arguments."""
     indices = [p if isinstance(p, int) else starts[id(p[0])] + p[1] for p in places]
+    return _getter(indices)
+
+
+def _getter(indices: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """What takes the items at these places out of a row."""
     if len(indices) > 1:
         return itemgetter(*indices)
     return lambda row: tuple(row[index] for index in indices)

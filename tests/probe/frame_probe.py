@@ -10,6 +10,7 @@ from cupy_training_ops.errors import ArgumentError, refuse
 from cupy_training_ops.frame import backends
 from cupy_training_ops.frame.op import DelegatingOp, slots
 from cupy_training_ops.plan import Config, Launch, Plan, Pointers, Work, by_value, ceil_div
+from cupy_training_ops.planning import multi_tensor
 from cupy_training_ops.schema import (
     Attribute,
     Changing,
@@ -176,6 +177,46 @@ class ProbeDescend(Probe):
 def probe_descend(xs, gs, rate=None):
     step = np.float32(1 if rate is None else np.ravel(rate)[0])
     return [x - step * g for x, g in zip(xs, gs, strict=True)]
+
+
+class ProbeMomentum(Probe):
+    """M = 0.9 M + G, V = V + G^2, W = W - rate M, in place, over four lists; the rate changes."""
+
+    inputs = (
+        Input("Ws", "float32", variadic=True),
+        Input("Gs", "float32", variadic=True),
+        Input("Ms", "float32", variadic=True),
+        Input("Vs", "float32", variadic=True),
+        Input("rate", "float32", memory="host", convert=real, static=False),
+    )
+    outputs = (
+        Output("new_Ws", "float32", variadic=True, aliases="Ws"),
+        Output("new_Ms", "float32", variadic=True, aliases="Ms"),
+        Output("new_Vs", "float32", variadic=True, aliases="Vs"),
+    )
+
+    def infer(self, ws, gs, ms, vs, rate):
+        for name, specs in (("Gs", gs), ("Ms", ms), ("Vs", vs)):
+            if [spec.shape for spec in specs] != [w.shape for w in ws]:
+                refuse(self.name, name, "the shapes of Ws", "others")
+        return ws, ms, vs
+
+    def plan(self, device, ws, gs, ms, vs, rate, *_):
+        room = multi_tensor.capacity(4)
+        binding = {"CAPACITY": str(room)}
+        steps = []
+        for batch in multi_tensor.batches([w.size for w in ws], 1024, room):
+            config = Config((batch.n_chunks,), (THREADS,))
+            tables = (batch.pointers(specs) for specs in (ws, gs, ms, vs))
+            args = (*tables, batch.sizes, len(batch.members), rate)
+            steps.append(Launch("probe_momentum", config, args, binding))
+        return Plan(tuple(steps))
+
+
+def probe_momentum(ws, gs, ms, vs, rate):
+    new_ms = [np.float32(0.9) * m + g for m, g in zip(ms, gs, strict=True)]
+    new_ws = [w - np.float32(rate) * m for w, m in zip(ws, new_ms, strict=True)]
+    return new_ws, new_ms, [v + g * g for v, g in zip(vs, gs, strict=True)]
 
 
 class ProbeMixed(Probe):
