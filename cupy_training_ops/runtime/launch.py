@@ -231,7 +231,7 @@ def _pointers(table: Pointers) -> Address:
     absent = [i for i, spec in enumerate(table.specs) if spec is None]
     pick = _getter([0 if spec is None else spec.place for spec in table.specs])
 
-    last: list[tuple[tuple[int, ...], object]] = [((), None)]  # most tables stay from call to call
+    last: list[tuple[tuple[int, ...] | None, object]] = [(None, None)]  # most stay as they are
 
     def fill(addresses: Sequence[int]) -> object:
         picked = pick(addresses)
