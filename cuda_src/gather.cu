@@ -50,8 +50,8 @@ constexpr int ATOMIC_ITEMS = 4;  // additions of one thread, its loads in flight
 constexpr int STRIP_COLUMNS = 32;
 constexpr int ZERO_VECS = 4;      // stores of one thread
 constexpr int ROUND_NBYTES = 64;  // of sums that one thread rounds
-// Entries of a sort's tile that one thread moves: few are ranked sooner; of many, which is as many as
-// shared memory holds, more go to one place.
+// Entries of a sort's tile that one thread moves. Few are ranked sooner; a long sort takes as many
+// as shared memory holds, so that more entries with one digit are written together.
 constexpr int SHORT_ITEMS = sizeof(Key) == 4 ? 4 : 3;
 constexpr int LONG_ITEMS = sizeof(Key) == 4 ? 6 : 3;
 // As many blocks on a multiprocessor as the registers of a thread that sums rows allow.
@@ -67,7 +67,7 @@ __device__ __forceinline__ i64 wrapped(i64 index, i64 extent) {
     return i >= 0 && i < extent ? i : NOWHERE;
 }
 
-// Of numbers of slices and of rows, which fit into a Key.
+// a / b for numbers of slices and of rows, which fit into a Key.
 __device__ __forceinline__ i64 divided(i64 a, i64 b) {
     return static_cast<i64>(static_cast<Key>(a) / static_cast<Key>(b));
 }
@@ -101,8 +101,9 @@ struct GatherNDRow {
     }
 };
 
-// An element of GatherElements keeps its coordinates except the one on the axis, whose stride is 0
-// in `strides`: the strides in dX of the coalesced dimensions of the indices, the last one apart.
+// An element of GatherElements keeps its coordinates except the one on the axis. The dimensions of
+// the indices are coalesced: the last one has `columns` elements, those before it have `extents`;
+// their strides are those in dX, 0 on the axis.
 struct Lines {
     i64 extent, stride;  // of dX on the axis
     i64 columns, column_stride;
@@ -151,7 +152,7 @@ __device__ __forceinline__ void sum_few(Target target, const T* __restrict__ dy,
     dx[i] = from_acc<T>(sum);
 }
 
-// ---- deterministic: keys to sort by; n_rows, past the last row, for an index out of range ------
+// ---- deterministic: keys to sort by; n_rows, past the last row, for an index out of range -------
 
 // With dY given, entries carry its elements instead of their positions: see SortedSlices.
 template <class Target>
@@ -228,8 +229,9 @@ __device__ __forceinline__ void add_elements(const GatherElement& element, const
     additions.apply(sums);
 }
 
-// A strip of STRIP_COLUMNS columns over all rows before the next one: the lines of dX that a strip
-// is added to fit into the L2 cache, where whole rows in turn would send each addition to memory.
+// Strip after strip of STRIP_COLUMNS columns, each over all rows: the cache lines of dX that a
+// strip is added to stay in the L2 cache, whereas with row after row each addition would go to
+// memory.
 __device__ __forceinline__ void add_elements_by_strips(const GatherElement& element,
                                                        const T* __restrict__ dy, ACC* sums,
                                                        i64 rows, i32 blocks_a_strip) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Gradient bookkeeping.  CPU provider: cupy_training_ops/cpu/gradient.py
 //
-// Maps over arrays that may be the same (in place): every element is read and written by one thread,
-// and a thread loads all of its vectors before it stores the first.
+// Maps over arrays that may be the same (in place): every element is read and written by one
+// thread, and a thread loads all of its vectors before it stores the first.
 #include "algorithm/multi_tensor.cuh"
 #include "algorithm/reduce.cuh"
 #include "core/vec.cuh"
@@ -160,7 +160,7 @@ struct Scale {
 };
 
 // Where the tensors of a list begin in an array that joins them.
-struct Starts {
+struct TensorStarts {
     i64 at[CAPACITY];
 };
 
@@ -168,7 +168,7 @@ struct Starts {
 
 using namespace cto;
 
-// Without a value, which is then null, a copy.
+// new_sum = old_sum + value, or old_sum where value is null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     in_place_accumulator(const T* old_sum, const VALUE* value, T* new_sum, i64 n) {
     const i64 first = blockIdx.x * TILE, end = first + TILE < n ? first + TILE : n;
@@ -178,7 +178,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         map_range(Convert<T, Copy>{old_sum, new_sum}, first, end, n);
 }
 
-// Without an old sum, which is then null, the value.
+// new_sum = old_sum + value, or value where old_sum is null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     in_place_accumulator_v2(const T* old_sum, const VALUE* value, T* new_sum, i64 n) {
     const i64 first = blockIdx.x * TILE, end = first + TILE < n ? first + TILE : n;
@@ -188,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         map_range(Convert<VALUE, Cast>{value, new_sum}, first, end, n);
 }
 
-// Without an update, copies.
+// new_sums[i] = old_sums[i] + values[i], or old_sums[i] without `update`.
 extern "C" __global__ void __launch_bounds__(THREADS)
     in_place_accumulator_list(const __grid_constant__ Pointers<CAPACITY> old_sums,
                               const __grid_constant__ Pointers<CAPACITY> values,
@@ -231,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     mixed_precision_scale__fused(const float* s, const __grid_constant__ Pointers<CAPACITY> xs,
-                                 T* y, const __grid_constant__ Starts starts,
+                                 T* y, const __grid_constant__ TensorStarts starts,
                                  const __grid_constant__ TensorSizes<CAPACITY> sizes,
                                  i32 n_tensors) {
     const Chunk chunk(sizes, n_tensors);

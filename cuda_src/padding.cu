@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Zeros around data and away again.  CPU provider: cupy_training_ops/cpu/padding.py
 //
-// Nothing is computed, so arrays are `void*` and all lengths count words; see algorithm/copy_runs.cuh.
-// Outputs are written once, in order; every operator is a rule that says where a word comes from.
+// Nothing is computed, so arrays are `void*` and all lengths count words; see
+// algorithm/copy_runs.cuh. Outputs are written once, in order; every operator is a rule that says
+// where a word comes from.
 #include "algorithm/copy_runs.cuh"
 #include "core/fast_division.cuh"
 
@@ -69,7 +70,8 @@ struct Unsliced {
     const Dimensions& outer;
     const Dimension& inner;
 
-    // The row of dY that a row comes from, or -1. Ahead of `outer` may be a dimension taken whole.
+    // The row of dY that a row comes from, or -1. A first dimension that
+    // is taken whole is not among `outer`.
     __device__ i64 row_of(i64 row) const {
         i64 source = 0, stride = 1;
 #pragma unroll 1
@@ -119,8 +121,8 @@ struct Selected {
 
 // ---- PadAndUnflatten: a row is the last row of the input whose index names it -------------------
 
-// An entry of the table of last rows may hold anything from before. It counts if it is a row with
-// the right index; a left-over that is one is as good as a new one, so nothing has to be cleared.
+// The table of last rows is never cleared, so an entry may hold anything. It counts if it is a row
+// whose index names the target: a value from an earlier call that passes this test is right, too.
 __device__ __forceinline__ bool is_row_of(i64 entry, i64 n_rows, const INDEX* indices, i64 target) {
     return entry >= 0 && entry < n_rows && indices[entry] == target;
 }
@@ -172,7 +174,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     while (true) {
         const i64 before = static_cast<i64>(atomicExch(entry, static_cast<u64>(last)));
         if (before <= last || !is_row_of(before, n_input_rows, indices, target)) return;
-        last = before;  // and goes back: the last row is always in the entry or in a thread's hands
+        last =
+            before;  // the later row is put back: it is always in the entry or in a thread's hands
     }
 }
 

@@ -8,7 +8,8 @@
 #include "algorithm/multi_tensor.cuh"
 #include "algorithm/reduce.cuh"
 
-// T, Y: elements of inputs and of outputs. A block has THREADS; a thread has UNROLL vectors in flight.
+// T, Y: elements of inputs and of outputs. A block has THREADS; a thread has UNROLL vectors in
+// flight.
 #ifndef CTO_T
 #define CTO_T float
 #endif
@@ -51,8 +52,8 @@ struct Slabs {
     i32 n_spans, n_tiles;
 };
 
-// A block of (columns, rows, slabs) threads; several spans only where it has one slab. of_thread and
-// last are in shared memory.
+// A block of (columns, rows, slabs) threads; several spans only where it has one slab. of_thread
+// and last are in shared memory.
 template <int N>
 __device__ __forceinline__ void sum_columns(const T* x, Y* y, Acc<T>* partials, u32* tickets,
                                             const Slabs& slabs,
@@ -94,7 +95,7 @@ struct Copy {
     }
 };
 
-// ---- ReduceAllL2 ------------------------------------------------------------------------------------
+// ---- ReduceAllL2 --------------------------------------------------------------------------------
 
 // The wider of the two accumulators: double where either type is.
 using Wider = decltype(Acc<T>{} + Acc<Y>{});
@@ -115,10 +116,10 @@ struct SumOfSquares {
 
 __device__ __forceinline__ float square_root(float x) { return sqrtf(x); }
 __device__ __forceinline__ double square_root(double x) { return sqrt(x); }
-__device__ __forceinline__ u32 square_root(u32 x) { return x; }  // of no operator
+__device__ __forceinline__ u32 square_root(u32 x) { return x; }  // for types of no operator
 __device__ __forceinline__ u64 square_root(u64 x) { return x; }
 
-// ---- IsAllFinite, All: one bit of a word tells ------------------------------------------------------
+// ---- IsAllFinite, All: found in one bit of a word -----------------------------------------------
 
 // Masks of a type's words, for each element: its top bit, its exponent, its fraction.
 template <class E>
@@ -143,11 +144,12 @@ struct Format<__nv_bfloat16> {
 };
 using Word = Format<T>::Word;
 
-// The top bit of every NaN: an exponent of ones and any more carries into it.
+// Sets the top bit of every NaN: only from an exponent of all ones and a fraction above 0 does the
+// addition carry into it.
 __device__ __forceinline__ Word not_a_number(Word x) {
     return (x & ~Format<T>::top) + Format<T>::fraction;
 }
-// Of every NaN and infinity: an exponent of ones carries.
+// Sets the top bit of every NaN and infinity: an exponent of all ones carries into it.
 __device__ __forceinline__ Word not_finite(Word x) {
     constexpr Word lowest = Format<T>::exponent & ~(Format<T>::exponent << 1);
     return (x & Format<T>::exponent) + lowest;

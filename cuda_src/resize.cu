@@ -46,7 +46,8 @@ constexpr int HELD = 4;                // weights of a column that stay in regis
 constexpr int BATCH = sizeof(T) == 2 ? 4 : sizeof(T) == 4 ? 8 : 2;
 constexpr int MAX_FINISHED = 2 * BATCH + 2;
 
-// A lane's columns of a row of dY, as words: halves would be taken apart before they are needed.
+// A lane's columns of a row of dY. Held as words: the compiler would unpack halves long before they
+// are used.
 struct Row {
     vec::Vec<u32, EACH * sizeof(T) / sizeof(u32)> words;
     __device__ T* at() { return reinterpret_cast<T*>(words.at); }
@@ -99,12 +100,13 @@ struct Span {
     __device__ i32 length() const { return end - begin; }
 };
 
-// Those of which the pixels from `first` to `last` take something; some between may give nothing.
+// The outputs that touch any of the pixels from `first` to `last`; some may have a weight of 0.
 __device__ __forceinline__ Span touching(const Axis& axis, i32 first, i32 last) {
     return {axis.first_from(first - 1), axis.first_from(last + 1)};
 }
 
-// Where a lane's columns of dY are: side by side where they are loaded together.
+// Where a lane's column c is among the warp's columns of dY: next to the lane's others if those are
+// loaded together.
 __device__ __forceinline__ i32 place_of(i32 lane, int c) {
     return CTO_ALIGNED ? lane * EACH + c : c * WARP + lane;
 }
@@ -128,7 +130,7 @@ struct Column {
             weight[j] = now.begin + j < now.end ? axis.weight(now.begin + j, pixel) : ACC(0);
     }
 
-    // What the column gets of sums, which begin with column `first` of dY.
+    // The weighted sum of `sums`, which are those of the columns of dY from `first` on.
     template <bool LONG>
     __device__ ACC gather(const Axis& axis, const ACC* sums, i32 first) const {
         ACC total = ACC(0);
@@ -143,8 +145,8 @@ struct Column {
     }
 };
 
-// What two rows of dX have got so far of a lane's columns of dY: the row that low pixels are in,
-// and the one after it.
+// The sums so far of a lane's columns of dY in two rows of dX: the row of the low pixels and the
+// row after it.
 struct OpenRows {
     i32 row;
     ACC low[EACH], high[EACH];
@@ -154,7 +156,7 @@ struct OpenRows {
         for (int c = 0; c < EACH; ++c) {
             const ACC g = to_acc(dy.at()[c]);
             low[c] += (ACC(1) - share) * g;
-            if (share != ACC(0)) high[c] += share * g;  // zero times infinity is no number
+            if (share != ACC(0)) high[c] += share * g;  // 0 times infinity would be NaN
         }
     }
 
@@ -168,14 +170,14 @@ struct OpenRows {
     }
 };
 
-// Rows of dX that get nothing more from the columns of dY that are summed.
+// Rows of dX to which the columns of dY that are summed add nothing more.
 struct Finished {
     alignas(16) ACC sums[MAX_FINISHED][COLUMNS];
     i32 row[MAX_FINISHED];
 };
 
-// A warp's tile of a plane of dX. LONG: more columns of dY touch the tile than are summed at once,
-// or a column more than weights are held.
+// A warp's tile of a plane of dX. LONG: more columns of dY touch the tile than a warp sums at once,
+// or more of them touch one column of dX than it holds weights for.
 struct Tile {
     const Axis &rows, &columns;
     const T* dy;  // the plane
@@ -221,7 +223,7 @@ struct Tile {
         return CTO_ALIGNED ? row + min(lane * EACH, most) : row;
     }
 
-    // There is no column after the last: it is loaded again.
+    // Instead of columns past the last one the last one is loaded again.
     __device__ Row load(const T* start) const {
         if (CTO_ALIGNED) return *reinterpret_cast<const Row*>(start);
         Row loaded;
@@ -238,7 +240,8 @@ struct Tile {
             if (mine[v].pixel >= 0) to[v * WARP] = from_acc<T>(values[v]);
     }
 
-    // Closes rows before `next`. All but two of them got nothing; rows before `first` are not ours.
+    // Finishes the rows before `next`. Only the two open rows can have sums; rows before `first`
+    // belong to another tile.
     __device__ void advance(OpenRows& open, i32 next, i32 first) {
         const ACC nothing[MINE] = {};
 #pragma unroll
@@ -335,8 +338,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                 i32 band, const __grid_constant__ Divisor strips, i32 strip) {
     __shared__ Finished finished[WARPS];
     const i32 warp = threadIdx.x / WARP;
-    const Cell part = cell_at(static_cast<i64>(blockIdx.x) * WARPS + warp, strips);
-    const Cell plane = cell_at(part.row, bands);
+    const Cell in_band = cell_at(static_cast<i64>(blockIdx.x) * WARPS + warp, strips);
+    const Cell plane = cell_at(in_band.row, bands);
     if (plane.row >= n_planes) return;
     Tile tile{rows,
               columns,
@@ -345,7 +348,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
               finished[warp],
               static_cast<i32>(threadIdx.x % WARP)};
     const i32 row = static_cast<i32>(plane.column) * band;
-    const i32 column = static_cast<i32>(part.column) * strip;
+    const i32 column = static_cast<i32>(in_band.column) * strip;
     const Span all = tile.find_columns(column, min(strip, columns.n_in - column));
     tile.make(row, min(row + band, rows.n_in), all);
 }
@@ -356,10 +359,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                             const __grid_constant__ Divisor bands, i32 band,
                             const __grid_constant__ Divisor vecs) {
     const i64 at = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
-    const Cell own = cell_at(min(at, n_lanes - 1), vecs);
-    const Cell part = cell_at(own.row, bands);
-    const i32 first = static_cast<i32>(part.column) * band;
+    const Cell in_band = cell_at(min(at, n_lanes - 1), vecs);
+    const Cell plane = cell_at(in_band.row, bands);
+    const i32 first = static_cast<i32>(plane.column) * band;
     const i32 end = at < n_lanes ? min(first + band, n_rows) : 0;
-    upsample2x::Upsample2xGrad<T>(dy, dx, part.row, own.column, vecs.value, n_rows)
+    upsample2x::Upsample2xGrad<T>(dy, dx, plane.row, in_band.column, vecs.value, n_rows)
         .make(first, band, end);
 }

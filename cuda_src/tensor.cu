@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Tensor movement.  CPU provider: cupy_training_ops/cpu/tensor.py
 //
-// Nothing is computed, so arrays are `void*` and all lengths count words; see algorithm/copy_runs.cuh.
-// Outputs are written once, in order; every operator is a rule that says where a word comes from.
+// Nothing is computed, so arrays are `void*` and all lengths count words; see
+// algorithm/copy_runs.cuh. Outputs are written once, in order; every operator is a rule that says
+// where a word comes from.
 #include "algorithm/copy_runs.cuh"
 #include "core/fast_division.cuh"
 #include "core/pointers.cuh"
@@ -40,11 +41,12 @@ constexpr int THREADS = CTO_THREADS;
 constexpr int CAPACITY = CTO_CAPACITY;
 using Tile = copy_runs::Tiling<T, CTO_WORDS, CTO_CHUNKS, THREADS>;
 
-struct Starts {
+struct PartStarts {
     i64 at[CAPACITY + 1];
 };
 
-// The last of `count` ascending starts that is not after `position`; right away if it is `guess`.
+// The last of `count` ascending starts that is not after `position`: found at once if it is
+// `guess`, else by bisection.
 template <class Start>
 __device__ __forceinline__ u32 find_part(const Start& start, u32 count, i64 position, u32 guess) {
     u32 low = 0, high = count;
@@ -63,7 +65,7 @@ __device__ __forceinline__ u32 find_part(const Start& start, u32 count, i64 posi
 // Parts of the result: an array, and the column it starts at; one more start ends the last part.
 struct PartsByValue {
     const Pointers<CAPACITY>& arrays;
-    const Starts& starts;
+    const PartStarts& starts;
     __device__ const T* array(u32 i) const { return static_cast<const T*>(arrays.at[i]); }
     __device__ i64 operator()(u32 i) const { return starts.at[i]; }
 };
@@ -105,9 +107,9 @@ __device__ __forceinline__ void concat(void* out, i64 n_rows, const Divisor& wid
     copy_runs::write_tile<Tile>(static_cast<T*>(out), n_rows * width.value, blockIdx.x, source);
 }
 
-// ---- SplitTraining: rows of a part are pieces of rows of the input ------------------------------
+// ---- SplitTraining: a part is some columns of the input -----------------------------------------
 
-struct Piece {
+struct InputColumns {
     Divisor width;
     const T* whole;
     i64 n, whole_width, start;
@@ -138,7 +140,7 @@ using namespace cto;
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     concat_training(void* concat_result, i64 n_rows, const __grid_constant__ Divisor width,
                     u32 n_parts, const __grid_constant__ Pointers<CAPACITY> inputs,
-                    const __grid_constant__ Starts starts) {
+                    const __grid_constant__ PartStarts starts) {
     concat(concat_result, n_rows, width, n_parts, PartsByValue{inputs, starts});
 }
 
@@ -146,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 // reads it.
 extern "C" __global__ void concat_training__table(Part* table, i64 first, u32 n_parts,
                                                   const __grid_constant__ Pointers<CAPACITY> inputs,
-                                                  const __grid_constant__ Starts starts) {
+                                                  const __grid_constant__ PartStarts starts) {
     const u32 i = threadIdx.x;
     if (i <= n_parts) table[first + i] = {i < n_parts ? inputs.at[i] : nullptr, starts.at[i]};
 }
@@ -163,11 +165,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                    const __grid_constant__ Split split) {
     const u32 i = find_part(SplitTiles{split}, n_parts, blockIdx.x, n_parts / 2);
     const i64 part_width = split.column[i + 1] - split.column[i];
-    const Piece source{{part_width, split.multiplier[i], 64 - __clzll(part_width - 1)},
-                       static_cast<const T*>(input),
-                       n_rows * width,
-                       width,
-                       split.column[i]};
+    const InputColumns source{{part_width, split.multiplier[i], 64 - __clzll(part_width - 1)},
+                              static_cast<const T*>(input),
+                              n_rows * width,
+                              width,
+                              split.column[i]};
     copy_runs::write_tile<Tile>(static_cast<T*>(outputs.at[i]), n_rows * part_width,
                                 blockIdx.x - split.tile[i], source);
 }

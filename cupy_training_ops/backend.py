@@ -10,9 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
-from numpy.typing import NDArray
-
-from .dtypes import Dtype
+from .dtypes import Dtype, HostArray
 from .plan import Device
 from .schema import Shape, Spec
 
@@ -69,7 +67,7 @@ class KernelSource(Protocol):
     def code(self) -> str: ...
 
 
-Kernel = Callable[[tuple[int, ...], tuple[int, ...], tuple[Any, ...], int], None]
+Kernel = Callable[[tuple[int, ...], tuple[int, ...], tuple[object, ...], int], None]
 
 
 class Module(Protocol):
@@ -83,7 +81,7 @@ class Module(Protocol):
 
 
 class Backend(Protocol):
-    """The memory, streams and kernels of one kind of array."""
+    """The memory, streams and kernels of one kind of array; it takes no other kind."""
 
     @property
     def name(self) -> str:
@@ -96,32 +94,35 @@ class Backend(Protocol):
     def info(self, array: Any) -> Info:
         """The fields of ArrayInfo; a bare tuple, because every call makes some."""
 
+    def infos(self, arrays: Sequence[Any]) -> list[Info | None]:
+        """The same of a list of such arrays; None for None."""
+
     def pointer(self, array: Any) -> int:
         """The address of the first element."""
 
     def pointers(self, arrays: Sequence[Any]) -> list[int]:
         """The addresses of several; 0 for None."""
 
-    def states(self, arrays: Sequence[Any]) -> list[Any]:
+    def states(self, arrays: Sequence[Any]) -> list[object]:
         """What of arrays may change while they live; with the same objects, it tells that they
         are as before."""
 
-    def offset(self, array: Any, nbytes: int) -> Any:
+    def offset(self, array: Any, nbytes: int) -> object:
         """A kernel argument that points `nbytes` into the array."""
 
-    def views(self, array: Any, pieces: Sequence[Piece]) -> tuple[Any, ...]:
+    def views(self, array: Any, pieces: Sequence[Piece]) -> tuple[Array, ...]:
         """Views of a contiguous array under new shapes, each so many bytes from its start."""
 
-    def empty(self, spec: Spec, device: int) -> Any:
+    def empty(self, spec: Spec, device: int) -> Array:
         """An uninitialised array."""
 
-    def zeros(self, nbytes: int, device: int) -> Any:
+    def zeros(self, nbytes: int, device: int) -> Array:
         """Bytes of zeros, for scratch memory."""
 
-    def to_host(self, array: Any) -> NDArray[Any]:
+    def to_host(self, array: Any) -> HostArray:
         """The array as NumPy's; copied, which waits, where it is not on the host."""
 
-    def from_host(self, array: NDArray[Any]) -> Any:
+    def from_host(self, array: HostArray) -> Array:
         """A NumPy array on the current device; copied where that is not the host."""
 
     def device(self, index: int) -> Device:
@@ -130,7 +131,7 @@ class Backend(Protocol):
     def is_current(self, device: int) -> bool:
         """Whether launches and allocations go to `device` as things stand."""
 
-    def on(self, device: int) -> AbstractContextManager[Any]:
+    def on(self, device: int) -> AbstractContextManager[object]:
         """A context in which `device` is current."""
 
     def stream(self, device: int) -> Hashable:

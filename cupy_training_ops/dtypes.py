@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 from .errors import DtypeError
 
 Dtype = np.dtype[Any]
+HostArray = NDArray[Any]  # an array of NumPy's, whatever its elements are
 
 
 class ElementType(NamedTuple):
@@ -57,7 +59,7 @@ _BY_NAME = {element.name: element for element in ELEMENT_TYPES}
 _BY_ONNX = {element.onnx: element for element in ELEMENT_TYPES}
 
 
-def element_type(dtype: Any) -> ElementType:
+def element_type(dtype: DTypeLike) -> ElementType:
     """The table row of a NumPy dtype (or anything NumPy takes for one)."""
     row = _BY_DTYPE.get(np.dtype(dtype))
     if row is None:
@@ -65,7 +67,7 @@ def element_type(dtype: Any) -> ElementType:
     return row
 
 
-def to_dtype(value: Any) -> Dtype:
+def to_dtype(value: object) -> Dtype:
     """A dtype, a NumPy scalar type, a name such as "bfloat16", or an ONNX type number."""
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         row = _BY_ONNX.get(int(value))
@@ -82,13 +84,13 @@ def to_dtype(value: Any) -> Dtype:
     return row.dtype
 
 
-def dtype_name(dtype: Any) -> str:
+def dtype_name(dtype: DTypeLike) -> str:
     """The name of a dtype in messages and files; falls back to NumPy's for unknown ones."""
     row = _BY_DTYPE.get(np.dtype(dtype))
     return row.name if row else str(np.dtype(dtype))
 
 
-def dtype_names(dtypes: Iterable[Any]) -> str:
+def dtype_names(dtypes: Iterable[DTypeLike]) -> str:
     """Names of dtypes for a message."""
     return ", ".join(map(dtype_name, dtypes))
 

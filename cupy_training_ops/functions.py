@@ -22,7 +22,7 @@ def function(name: str) -> Callable[..., Any]:
     """The function of this name, with its operator's names, signature and help text."""
     cls = OPERATORS[name]
 
-    def call_operator(*inputs: Any, **keywords: Any) -> Any:
+    def call_operator(*inputs: object, **keywords: Any) -> Any:
         call = {name: keywords.pop(name) for name in _CALL if name in keywords}
         return cls.shared(**keywords)(*inputs, **call)
 

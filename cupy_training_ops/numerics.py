@@ -7,23 +7,19 @@ ml_dtypes rounds float64 to bfloat16 by way of float32, which may make a tie of 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from .dtypes import BFLOAT16, FLOAT32, FLOAT64
+from .dtypes import BFLOAT16, FLOAT32, FLOAT64, Dtype, HostArray
 
-Array = NDArray[Any]
 _LARGEST = float(np.finfo(FLOAT32).max)
 
 
-def cast(x: Any, dtype: np.dtype[Any]) -> Array:
+def cast(x: HostArray | np.generic, dtype: Dtype) -> HostArray:
     """x in another dtype, rounded once, to nearest even."""
     return np.asarray(round_to_odd(x) if dtype == BFLOAT16 else x).astype(dtype)
 
 
-def round_to_odd(x: Any) -> Array:
+def round_to_odd(x: HostArray | np.generic) -> HostArray:
     """float64 in a float32 that rounds on to fewer bits as it does: inexact ones end in a 1 bit."""
     if x.dtype != FLOAT64:
         return np.asarray(x)
@@ -32,7 +28,7 @@ def round_to_odd(x: Any) -> Array:
     return np.asarray(toward_zero.view(np.uint32) | inexact).view(FLOAT32)
 
 
-def truncated_float32(x: Any) -> Array:
+def truncated_float32(x: HostArray | np.generic) -> HostArray:
     """float32 rounded towards zero, infinite from 2^128."""
     nearest = np.asarray(x).astype(FLOAT32)
     if x.dtype != FLOAT64:
@@ -44,19 +40,20 @@ def truncated_float32(x: Any) -> Array:
     return np.where(rounded_up_to_infinity, largest, toward_zero)
 
 
-def computed_in(t: np.dtype[Any]) -> np.dtype[Any]:
+def computed_in(t: Dtype) -> Dtype:
     """The type that elements of `t` are computed in: float64 stays, all others become float32."""
     return FLOAT64 if t == FLOAT64 else FLOAT32
 
 
-def wide(x: Any) -> Any:
+def wide(x: HostArray) -> HostArray:
     """A NumPy array in the type that is computed in."""
     return x.astype(computed_in(x.dtype), copy=False)
 
 
-def rounded(value: float, t: np.dtype[Any]) -> Any:
+def rounded(value: float, t: Dtype) -> np.floating:
     """A number in the type that elements of `t` are computed in, infinite where it does not fit."""
-    number, kind = float(value), computed_in(t).type
+    number = float(value)
+    kind: type[np.floating] = computed_in(t).type
     if abs(number) <= _LARGEST:  # nothing to be silenced
         return kind(number)
     with np.errstate(over="ignore"):

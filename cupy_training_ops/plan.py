@@ -6,9 +6,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from .dtypes import Dtype
 from .errors import ArgumentError
@@ -64,7 +64,7 @@ class ScratchMemory:
     def __init__(self) -> None:
         self.nbytes = 0
 
-    def take(self, n: int, dtype: Any) -> Scratch:
+    def take(self, n: int, dtype: DTypeLike) -> Scratch:
         """Room for n elements, behind all pieces before it and aligned."""
         piece = Scratch(self.nbytes)
         self.nbytes += align_up(n * np.dtype(dtype).itemsize, SCRATCH_ALIGNMENT)
@@ -88,7 +88,7 @@ class Pointers:
         return np.dtype([("at", np.uint64, (self.capacity,))])
 
 
-def by_value(**fields: Any) -> np.void:
+def by_value(**fields: object) -> np.void:
     """A launch argument: a struct of NumPy arrays and sized scalars, laid out as C does."""
     arrays = {name: np.asarray(value) for name, value in fields.items()}
     layout = np.dtype([(n, a.dtype, a.shape) for n, a in arrays.items()], align=True)
@@ -112,7 +112,7 @@ class Launch:
 
     symbol: str
     config: Config
-    args: tuple[Any, ...]
+    args: tuple[object, ...]
     slots: Mapping[str, str] = field(default_factory=dict)
     family: str = ""
 
@@ -122,7 +122,7 @@ class Work:
     """A named piece of work that the backend queues on the current stream; `args` as above."""
 
     name: str
-    args: tuple[Any, ...]
+    args: tuple[object, ...]
 
 
 Step = Launch | Work

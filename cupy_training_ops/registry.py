@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from .dtypes import dtype_name, to_dtype
+from .dtypes import Dtype, dtype_name, to_dtype
 from .errors import ArgumentError, DtypeError, refuse
 from .frame.checks import Bindings
 from .frame.op import Op
 from .ops import activation, elementwise, gather, gist, gradient, padding, reduction, resize, tensor
-from .schema import combinations
+from .schema import Attribute, Input, Output, combinations
 
 Versions = type[Op] | tuple[type[Op], ...]
 Table = Mapping[str, Versions]  # of a family: name to the class, or to that of each version
@@ -36,7 +36,7 @@ class Match(NamedTuple):
     """What would run for a type combination."""
 
     op: type[Op]
-    types: dict[str, Any]
+    types: dict[str, Dtype]
     providers: tuple[str, ...]
 
 
@@ -82,7 +82,7 @@ def get_op(name: str, version: int | None = None) -> type[Op]:
     return max(serving, key=lambda cls: cls.since)
 
 
-def lookup(name: str, version: int | None = None, /, **dtypes: Any) -> Match:
+def lookup(name: str, version: int | None = None, /, **dtypes: object) -> Match:
     """What would run for these dtypes, given by input, output, attribute or type variable name.
 
     Raises DtypeError with the type combinations that exist where there is none.
@@ -107,13 +107,13 @@ def _serves(cls: type[Op], version: int) -> bool:
     return cls.since <= version and (cls.until is None or version <= cls.until)
 
 
-def _shown(dtypes: Mapping[str, Any]) -> str:
+def _shown(dtypes: Mapping[str, object]) -> str:
     return ", ".join(f"{name}={dtype_name(to_dtype(d))}" for name, d in dtypes.items())
 
 
-def _bound(cls: type[Op], dtypes: Mapping[str, Any]) -> dict[str, Any]:
+def _bound(cls: type[Op], dtypes: Mapping[str, object]) -> dict[str, Dtype]:
     """Type variable to dtype; refuses names the operator does not have and conflicts."""
-    declared: Iterable[Any] = (*cls.inputs, *cls.outputs, *cls.attributes)
+    declared: Iterable[Input | Output | Attribute] = (*cls.inputs, *cls.outputs, *cls.attributes)
     variable = {item.name: item.type for item in declared if item.type} | {v: v for v in cls.types}
     bound: Bindings = {}
     for name, value in dtypes.items():

@@ -15,16 +15,18 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from .dtypes import Dtype, to_dtype
+from .dtypes import Dtype, HostArray, to_dtype
 from .errors import ArgumentError
 
 Shape = tuple[int, ...]
 Memory = Literal["device", "host", "either"]
 Types = Mapping[str, tuple[Dtype, ...]]  # type variable to the dtypes it may be
-Convert = Callable[[Any], Any]
+Convert = Callable[[Any], object]
+Function = Callable[[Any], object]  # of a number
 MAX_EXTENT = 2**63 - 1
-REQUIRED: Any = type("REQUIRED", (), {"__repr__": lambda _: "REQUIRED"})()
+REQUIRED: object = type("REQUIRED", (), {"__repr__": lambda _: "REQUIRED"})()
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class Attribute:
 
     name: str
     convert: Convert
-    default: Any = REQUIRED
+    default: object = REQUIRED
     type: str = ""
     doc: str = ""
 
@@ -129,18 +131,23 @@ class Changing:
     """
 
     place: int  # of its input among the declared ones
-    functions: tuple[Callable[[Any], Any], ...] = ()
+    functions: tuple[Function, ...] = ()
 
-    def then(self, function: Callable[[Any], Any]) -> Changing:
+    def then(self, function: Function) -> Changing:
         """The function of this value."""
         return Changing(self.place, (*self.functions, function))
 
-    def of(self, values: Mapping[int, Any]) -> Any:
+    def of(self, values: Mapping[int, object]) -> object:
         """What it is in a call whose inputs at these places have these values."""
         value = values[self.place]
         for function in self.functions:
             value = function(value)
         return value
+
+
+# What `infer` says of one output: of a host output its value, or a Changing that gives it.
+Single = Spec | Changing | HostArray | None
+Inferred = Single | tuple[Spec, ...]  # of a variadic one the specs of all its arrays
 
 
 class TypeRows(Mapping[str, tuple[Dtype, ...]]):
@@ -213,7 +220,7 @@ def integer(value: Any) -> int:
         raise ArgumentError(f"expected an integer, got {value!r}") from None
 
 
-def real(value: Any) -> float:
+def real(value: object) -> float:
     """A real number."""
     if isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool):
         try:
@@ -224,21 +231,21 @@ def real(value: Any) -> float:
     raise ArgumentError(f"expected a number, got {value!r}")
 
 
-def boolean(value: Any) -> bool:
+def boolean(value: object) -> bool:
     """A bool (0 or 1 in ONNX)."""
     if isinstance(value, bool | np.bool_) or (isinstance(value, int) and value in (0, 1)):
         return bool(value)
     raise ArgumentError(f"expected a bool, got {value!r}")
 
 
-def single(value: Any) -> Any:
+def single(value: object) -> object:
     """The one element of an array or a sequence, as a Python value; anything else as it is."""
     while isinstance(value, list | tuple) and len(value) == 1:
         value = value[0]
     return value.item() if isinstance(value, np.ndarray | np.generic) and value.size == 1 else value
 
 
-def flag(value: Any) -> bool:
+def flag(value: object) -> bool:
     """A bool, also in an array or a sequence of one element."""
     return boolean(single(value))
 
@@ -261,7 +268,7 @@ def reals(value: Any) -> tuple[float, ...]:
     return tuple(map(real, value))
 
 
-def shape(value: Any) -> tuple[int, ...]:
+def shape(value: object) -> tuple[int, ...]:
     """A shape: integers of at least 0."""
     extents = integers(value)
     if any(not 0 <= extent <= MAX_EXTENT for extent in extents):
@@ -269,10 +276,10 @@ def shape(value: Any) -> tuple[int, ...]:
     return extents
 
 
-def one_of(*choices: Any) -> Convert:
+def one_of(*choices: object) -> Convert:
     """A converter for one of a few values."""
 
-    def convert(value: Any) -> Any:
+    def convert(value: object) -> object:
         if value not in choices:
             raise ArgumentError(f"expected one of {choices}, got {value!r}")
         return value
@@ -284,7 +291,7 @@ def one_of(*choices: Any) -> Convert:
 def optional(convert: Convert) -> Convert:
     """A converter that also takes None."""
 
-    def convert_or_none(value: Any) -> Any:
+    def convert_or_none(value: object) -> object:
         return None if value is None else convert(value)
 
     convert_or_none.__doc__ = f"{kind(convert)}, or None"
@@ -299,7 +306,7 @@ def kind(convert: Convert) -> str:
 dtype = to_dtype
 
 
-def _rank(value: Any) -> int:
+def _rank(value: ArrayLike) -> int:
     """The rank of a host value; 2 for nested lists of several lengths."""
     try:
         return np.ndim(value)

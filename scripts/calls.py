@@ -9,8 +9,6 @@ from typing import Any
 import cupy
 from timing import rotations
 
-from cupy_training_ops.frame.op import ViewOp
-
 SEED = 20_26
 
 
@@ -25,10 +23,14 @@ def input_sets(case: Any, op: Any) -> tuple[list[Any], int]:
 
 def call(op: Any, inputs: Any) -> Callable[[], Any]:
     """A call into outputs of its own; views and host outputs are new each time."""
-    results = as_tuple(op(*inputs))
-    views = isinstance(op, ViewOp)
-    out = tuple(r if isinstance(r, cupy.ndarray) and not views else None for r in results)
+    given = {id(array.data.mem) for array in flat(inputs)}
+    out = tuple(None if is_shared(result, given) else result for result in as_tuple(op(*inputs)))
     return lambda: op(*inputs, out=out)
+
+
+def is_shared(result: Any, given: set[int]) -> bool:
+    """Whether a result is no array on the device, or in the memory of an input."""
+    return not isinstance(result, cupy.ndarray) or id(result.data.mem) in given
 
 
 def as_tuple(result: Any) -> tuple[Any, ...]:

@@ -102,6 +102,28 @@ def accumulated_lists(get_op: Any, array: Any) -> Action:
     return lambda: op(sums, values)
 
 
+def bound_lists(_get_op: Any, array: Any) -> Action:
+    """Four lists, three of them written in place, bound: the rate changes from call to call."""
+    bound = momentum()(*(parameters(array, "f4") for _ in range(4)), 0.5)
+    rates = itertools.count(0.5, 2.0**-20)
+    return lambda: bound(rate=next(rates))
+
+
+def open_list(_get_op: Any, array: Any) -> Action:
+    """The same with the second list given at each call, of arrays that are not the last call's."""
+    weights, *gradients, first, second = (parameters(array, "f4") for _ in range(5))
+    bound = momentum()(weights, ..., first, second, 0.5)
+    turns = itertools.cycle(gradients)
+    return lambda: bound(Gs=next(turns))
+
+
+def momentum() -> Any:
+    """What binds the operator of four lists that the tests of the frame have."""
+    from probe.frame_probe import ProbeMomentum
+
+    return ProbeMomentum().bound
+
+
 def joined(get_op: Any, array: Any) -> Action:
     """A list with one output."""
     op, xs = get_op("ConcatTraining")(axis=1), [array((1024, 1024), "f4") for _ in range(64)]
@@ -124,6 +146,8 @@ ACTIONS: dict[str, Maker] = {
     "MixedPrecisionScale, 292 arrays": scaled_list,
     "InPlaceAccumulatorList, 292 pairs": accumulated_lists,
     "ConcatTraining, 64 arrays": joined,
+    "bound, 4 lists of 292 arrays": bound_lists,
+    "bound, one of 4 lists open": open_list,
 }
 
 

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Fixtures of all tests: seeds, the GPU probe, and the runs that kernel tests go through."""
+"""Fixtures of all tests: seeds, the GPU probe, and the runs that kernel tests go through.
+
+Tests are in tiers, by marker: what has none runs by default, `-m thorough` runs the rest, and
+`-m large` what needs a large GPU. Of a test's thread orders one, drawn for the session, runs by
+default; the others are thorough.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +15,15 @@ import secrets
 # test, or which types it computes in would depend on which tests ran before.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_ENABLE_X64"] = "1"
+# It compiles for each shape and runs the result once.
+os.environ["XLA_FLAGS"] = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+)
 
 import hypothesis
 import numpy as np
 import pytest
-from runs import RUNS, Run, gpu_reason, reason_not_to_run
+from runs import EMULATED_RUNS, RUNS, Run, drawn_run, gpu_reason, reason_not_to_run
 
 # Timings never decide a test: a busy machine is no failure.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -27,12 +36,29 @@ def pytest_configure() -> None:
 
 
 def pytest_report_header() -> str:
-    return f"CTO_SEED={os.environ['CTO_SEED']} repeats this run's random inputs"
+    return f"CTO_SEED={os.environ['CTO_SEED']} repeats this run's random inputs and thread orders"
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses by the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    seed = int(os.environ["CTO_SEED"])
+    for item in items:
+        name = run_of(item)
+        if name in EMULATED_RUNS and name != drawn_run(item.nodeid.replace(name, ""), seed):
+            item.add_marker("thorough")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") or item.get_closest_marker("multi_gpu"):
         skip_unless_available(gpu_reason(2 if item.get_closest_marker("multi_gpu") else 1))
+    if (name := run_of(item)) is not None:  # not in the fixture: this counts as one place
+        skip_unless_available(reason_not_to_run(name))
+
+
+def run_of(item: pytest.Item) -> str | None:
+    """The run that a test is parametrized with, if it is."""
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    return parameters.get("run", parameters.get("anywhere"))
 
 
 def skip_unless_available(reason: str | None) -> None:
@@ -60,33 +86,28 @@ def rng(seed: int) -> np.random.Generator:
 
 @pytest.fixture(params=RUNS)
 def run(request: pytest.FixtureRequest, seed: int):
-    """Where a kernel test runs: on emulated kernels in three thread orders, or on the GPU."""
-    yield from _active_run(request.param, seed)
-
-
-@pytest.fixture
-def in_every_order(seed: int):
-    """Calls a function with a run in each order of emulated threads; the list of its results."""
-    names = [name for name in RUNS if name.startswith("emulated")]
-    skip_unless_available(reason_not_to_run(names[0]))
-
-    def results(function):
-        found = []
-        for name in names:
-            with Run(name, seed) as run:
-                found.append(function(run))
-        return found
-
-    return results
+    """Where a kernel test runs: on emulated kernels, in one or all thread orders, or on the GPU."""
+    with Run(request.param, seed) as active:
+        yield active
 
 
 @pytest.fixture(params=("cpu", *RUNS))
 def anywhere(request: pytest.FixtureRequest, seed: int):
     """As `run`, and on the CPU provider."""
-    yield from _active_run(request.param, seed)
-
-
-def _active_run(name: str, seed: int):
-    skip_unless_available(reason_not_to_run(name))
-    with Run(name, seed) as active:
+    with Run(request.param, seed) as active:
         yield active
+
+
+@pytest.fixture
+def in_every_order(seed: int):
+    """Calls a function with a run in each order of emulated threads; the list of its results."""
+    skip_unless_available(reason_not_to_run(EMULATED_RUNS[0]))
+
+    def results(function):
+        found = []
+        for name in EMULATED_RUNS:
+            with Run(name, seed) as run:
+                found.append(function(run))
+        return found
+
+    return results

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,7 +21,13 @@ from cupy_training_ops.schema import Spec
 from cupy_training_ops.testing.samples import blank, mapped_inputs, placed
 
 ORDERS = ("forward", "reverse", "random")
-RUNS = (*(f"emulated-{order}" for order in ORDERS), "cuda")
+EMULATED_RUNS = tuple(f"emulated-{order}" for order in ORDERS)
+RUNS = (*EMULATED_RUNS, "cuda")
+
+
+def drawn_run(test: str, seed: int) -> str:
+    """The one of EMULATED_RUNS in which a session runs this test unless it is to be thorough."""
+    return random.Random(f"{seed} {test}").choice(EMULATED_RUNS)
 
 
 class EmulatedBackend(backends.NumpyBackend):

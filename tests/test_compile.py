@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: MIT
-"""Every kernel compiles, for every type and architecture, without spilling; needs no GPU."""
+"""Every kernel compiles, for every type and architecture, without spilling; needs no GPU.
+
+By default each source is compiled for each architecture with one binding of its types, drawn for
+the session; with -m thorough for some architectures, and with CTO_ALL_ARCHITECTURES=1 for all, with
+each binding.
+"""
 
 from __future__ import annotations
 
 import functools
 import os
+import random
+from collections.abc import Iterable
 from itertools import chain
 
 import pytest
@@ -26,11 +33,20 @@ MAX_SHARED_NBYTES = 48 * 1024  # what every GPU gives without being asked
 EXCEPTIONS: dict[tuple[str, str], str] = {}
 
 
+COMPILED = sorted(
+    {c.family for ops in FAMILIES.values() for c in ops.values() if c.plan is not Op.plan}
+)
+# The first and the newest, and the one that the package is measured on.
+THOROUGH_ARCHITECTURES = ("70", "90", "120")
+EVERY_BINDING = os.environ.get("CTO_ALL_ARCHITECTURES") == "1"
+
+
 @functools.cache
-def wanted(architecture: str) -> list[Module]:
-    """What the samples of all operators compile on this architecture."""
+def wanted(family: str, architecture: str) -> list[Module]:
+    """What the samples of a family's operators compile on this architecture."""
     device = Device(132, (int(architecture[:-1]), int(architecture[-1])))
-    found = modules(chain.from_iterable(all_samples().values()), device)
+    samples = chain.from_iterable(all_samples()[name] for name in FAMILIES[family])
+    found = modules(samples, device)
     return found + [m._replace(slots={**m.slots, "KEY": "u64"}) for m in found if sorts(m)]
 
 
@@ -39,11 +55,12 @@ def sorts(module: Module) -> bool:
     return module.slots.get("KEY") == "u32" and module.slots["INDEX"] == "i64"
 
 
-CASES = [
-    pytest.param(module, arch, id=f"{module.label}-sm_{arch}".replace(" ", ""))
-    for arch in ARCHITECTURES
-    for module in wanted(arch)
-]
+def drawn(found: Iterable[Module], draw: random.Random) -> list[Module]:
+    """One binding of each source."""
+    bindings: dict[str, list[Module]] = {}
+    for module in found:
+        bindings.setdefault(module.source.name, []).append(module)
+    return [draw.choice(modules) for modules in bindings.values()]
 
 
 def missing_nvrtc() -> str | None:
@@ -79,28 +96,61 @@ def excess(found: dict[str, Resources], architecture: str) -> list[str]:
     ]
 
 
-@pytest.mark.usefixtures("_nvrtc")
-@pytest.mark.parametrize(("module", "architecture"), CASES)
-def test_kernels_compile_within_their_limits(module, architecture) -> None:
-    if architecture not in offline.supported_architectures():
-        pytest.skip(f"this NVRTC does not compile for sm_{architecture}")
-    found = compile_for(module.source, slot_options(module.slots), architecture)
+def faults(module: Module, architecture: str) -> list[str]:
+    """What is wrong with this module's machine code; nothing of the kind is known of others."""
+    try:
+        found = compile_for(module.source, slot_options(module.slots), architecture)
+    except CompileError as error:
+        return [str(error)]
     assert set(module.symbols) <= found.keys() == module.source.kernels.keys()
     assert all(used.registers for used in found.values())
-    wrong = excess(found, architecture)
+    return [f"{module.label}: {text}" for text in excess(found, architecture)]
+
+
+def check(found: Iterable[Module], architecture: str) -> None:
+    """All that is wrong, of all modules."""
+    if architecture not in offline.supported_architectures():
+        pytest.skip(f"this NVRTC does not compile for sm_{architecture}")
+    wrong = [text for module in found for text in faults(module, architecture)]
     assert not wrong, "\n".join(["", *wrong])
 
 
-def test_every_family_with_kernels_is_compiled() -> None:
-    planning = {
-        c.family for ops in FAMILIES.values() for c in ops.values() if c.plan is not Op.plan
-    }
-    assert {module.source.name for module in wanted("90")} == planning
+every_family = pytest.mark.parametrize("family", COMPILED)
+
+
+@pytest.mark.usefixtures("_nvrtc")
+@every_family
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_kernels_compile_within_their_limits(family, architecture, seed) -> None:
+    found = wanted(family, architecture)
+    draw = random.Random(f"{seed} {family} {architecture}")
+    check(found if EVERY_BINDING else drawn(found, draw), architecture)
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("_nvrtc")
+@every_family
+@pytest.mark.parametrize("architecture", THOROUGH_ARCHITECTURES)
+def test_kernels_of_every_type_compile_within_their_limits(family, architecture) -> None:
+    check(wanted(family, architecture), architecture)
+
+
+@every_family
+def test_every_family_with_kernels_is_compiled(family) -> None:
+    assert family in {module.source.name for module in wanted(family, "90")}
+
+
+def test_one_binding_of_each_source_is_drawn() -> None:
+    found = wanted(COMPILED[0], "90") + wanted(COMPILED[1], "90")
+    draws = [drawn(found, random.Random(seed)) for seed in range(50)]
+    assert all([m.source.name for m in draw] == COMPILED[:2] for draw in draws)
+    assert {m.label for draw in draws for m in draw} == {m.label for m in found}
 
 
 def test_exceptions_are_needed() -> None:
     """An entry for a kernel that is no more, or an architecture that is not built, goes."""
-    kernels = {name for module in wanted("90") for name in module.source.kernels}
+    found = chain.from_iterable(wanted(family, "90") for family in COMPILED)
+    kernels = {name for module in found for name in module.source.kernels}
     for kernel, architecture in EXCEPTIONS:
         assert kernel in kernels
         assert architecture in ARCHITECTURES

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Calls at the edges of the frame: lists grouped anew, values at the ends of types, bound calls."""
+"""Calls at the edges of the frame: lists grouped anew, numbers at the ends of types, bound ones."""
 
 from __future__ import annotations
 

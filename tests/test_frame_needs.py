@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import operator
 import weakref
 
 import numpy as np
@@ -17,6 +18,7 @@ from probe.frame_probe import (
     ProbeEither,
     ProbeFill,
     ProbeMixed,
+    ProbeMomentum,
     ProbeRows,
     ProbeScale12,
     ProbeScale13,
@@ -197,6 +199,19 @@ def test_lists_that_do_not_fit_are_refused(anywhere) -> None:
         with pytest.raises(ArgumentError, match=message):
             ProbeSpread()(xs, ws)
     assert_matches(anywhere.host(x), X)
+
+
+def test_four_lists_of_a_thousand_arrays(anywhere, rng) -> None:
+    """More than one launch knows; every element is written once."""
+    sizes = rng.integers(0, 40, 1000)
+    ws, gs, ms, vs = ([rng.random(n).astype(FLOAT32) for n in sizes] for _ in range(4))
+    expected = frame_probe.probe_momentum(ws, gs, ms, vs, 0.5)
+    lists = [[anywhere.place(x.copy()) for x in xs] for xs in (ws, gs, ms, vs)]
+    results = ProbeMomentum()(*lists, 0.5)
+    for found, placed, wanted in zip(results, (lists[0], *lists[2:]), expected, strict=True):
+        assert all(map(operator.is_, found, placed))
+        joined = np.concatenate([anywhere.host(x) for x in found])
+        assert_matches(joined, np.concatenate(wanted))
 
 
 def test_a_list_of_two_dtypes(anywhere) -> None:

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Data movement: an output that is put together from runs of consecutive words.
 //
-// A word (T) is as wide as all addresses and lengths of a launch allow. A thread writes vectors of 16
-// aligned bytes, wherever their words come from: it loads the 32 aligned bytes around and shifts.
-// A source says what belongs at a position of the output: `at(position)` is a Run.
+// A word (T) is as wide as all addresses and lengths of a launch allow. A thread writes vectors of
+// 16 aligned bytes, wherever their words come from: it loads the 32 aligned bytes around and
+// shifts. A source says what belongs at a position of the output: `at(position)` is a Run.
 #pragma once
 #include "core/vec.cuh"
 
@@ -96,8 +96,8 @@ struct Loaded<T, 1> {
     __device__ vec::Vec<T, 1> shifted() const { return word; }
 };
 
-// Loads those of a lane's vectors that lie in one run and returns a bit for each. Lane u finds the run
-// of row u; only where that run ends inside the row does every lane look for its own.
+// Loads those of a lane's vectors that lie in one run and returns a bit for each. Lane u finds the
+// run of row u; only where that run ends inside the row does every lane look for its own.
 template <class S, class Source>
 __device__ __forceinline__ u32 load_vecs(const Source& source, i64 n, i64 first, int lane,
                                          Loaded<typename S::Word, S::words>* loaded) {

@@ -14,7 +14,8 @@ namespace cto::elementwise {
 using fast_division::Divisor;
 using vec::Vec;
 
-// A block of THREADS takes a tile; a thread has NBYTES of elements of type T in flight for each array.
+// A block of THREADS takes a tile; a thread has NBYTES of elements of type T in flight for each
+// array.
 template <class T, int THREADS, int NBYTES>
 struct Tiling {
     static constexpr int width = vec::WIDTH<T>;      // elements of a vector
@@ -146,7 +147,7 @@ struct RowReader {
     __device__ void store_apart(u32, u32) const {}
 };
 
-// ---- operands: an array and how it is accessed; N elements a vector, by default T's WIDTH --------
+// ---- operands: an array and how it is accessed; N elements a vector, by default T's WIDTH -------
 
 constexpr int OF_TILING = 0;
 template <class S, int N>
@@ -196,7 +197,7 @@ __device__ __forceinline__ Out<E, N, true> out_if_wanted(E* y) {
 }
 template <class E>
 __device__ __forceinline__ Row<E> row_or_none(const E* b, const Divisor& columns) {
-    return {b, columns};
+    return {b, fast_division::in_registers(columns)};
 }
 
 // ---- the map ------------------------------------------------------------------------------------

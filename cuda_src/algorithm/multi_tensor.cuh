@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Lists of tensors as one row of chunks; addresses and sizes travel by value in the launch parameters.
+// Lists of tensors as one row of chunks; addresses and sizes travel by value in the launch
+// parameters.
 //
-// The host makes the tables, of tensors that have elements: tensor t is the chunks first_chunk[t] up
-// to first_chunk[t + 1], each of them the same number of elements but for the last.
+// The host makes the tables, of tensors that have elements: tensor t is the chunks first_chunk[t]
+// up to first_chunk[t + 1], each of them the same number of elements but for the last.
 #pragma once
 #include "algorithm/reduce.cuh"
 #include "core/pointers.cuh"

@@ -240,8 +240,8 @@ __device__ __forceinline__ void find_start(const Entry<Key>* __restrict__ sorted
 
 // The same for a block's STARTS_ROWS keys, of which only the first and the last are searched for
 // among all entries; `bounds`, in shared memory, takes the result. An entry whose key differs from
-// the one before gives the starts of all keys after that one, up to its own. Where there are too many
-// entries to look at, every key is searched for.
+// the one before gives the starts of all keys after that one, up to its own. Where there are too
+// many entries to look at, every key is searched for.
 template <class Key>
 __device__ __forceinline__ void find_starts(const Entry<Key>* __restrict__ sorted,
                                             Key* __restrict__ starts, i64 n, i64 n_keys,

@@ -4,7 +4,8 @@
 //
 // A range of elements may start anywhere: vectors of 16 aligned bytes make its middle, and single
 // elements its two edges. Which thread adds what follows from sizes, addresses modulo 16 and the
-// launch alone; the block that finishes last adds the others' results in the order of their numbers.
+// launch alone; the block that finishes last adds the others' results in the order of their
+// numbers.
 #pragma once
 #include "core/vec.cuh"
 
@@ -43,8 +44,8 @@ __device__ __forceinline__ A sum_block(A value, BlockScratch<A, THREADS>& scratc
     return sum;
 }
 
-// Whether this block is the last of n at the ticket counter, which is zero again afterwards; if so it
-// sees what the others have written. `last` is in shared memory.
+// Whether this block is the last of n at the ticket counter, which is zero again afterwards; if so
+// it sees what the others have written. `last` is in shared memory.
 __device__ __forceinline__ bool arrives_last(u32* ticket, u32 n, bool& last) {
     __threadfence();
     __syncthreads();

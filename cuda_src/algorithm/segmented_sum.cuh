@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Sums of slices that have the same key: a tree of partial sums over the sorted entries, then one sum
-// for each row of the result.
+// Sums of slices that have the same key: a tree of partial sums over the sorted entries, then one
+// sum for each row of the result.
 //
 // Node t of level l covers the FANOUT^l entries from t FANOUT^l on. Its sum is computed if they all
 // have one key, so that a segment, all entries with one key, is the sum of at most 2 FANOUT items a
-// level however long it is. Which items, and in which order, follows from the sorted keys alone: the
-// same bits, run after run.
+// level however long it is. Which items, and in which order, follows from the sorted keys alone:
+// the same bits, run after run.
 //
 // T is the type of the slices, Key that of row numbers and slice numbers.
 #pragma once
@@ -30,8 +30,8 @@ struct Sizes {
 // ---- what is added ------------------------------------------------------------------------------
 
 // Slices of one batch of dY in the order of the sorted entries, of which a thread takes N elements.
-// Without dY the slices are elements, which the entries carry in the place of their positions; there
-// is one batch of one column then.
+// Without dY the slices are elements, which the entries carry in the place of their positions;
+// there is one batch of one column then.
 template <class T, class Key, int N>
 struct SortedSlices {
     using Element = T;
@@ -107,14 +107,15 @@ struct Sum {
 
 // ---- what each thread does ----------------------------------------------------------------------
 
-// How batches of n items of `width` columns meet a grid. A block takes y items and some columns; grid
-// x counts the items of `fold` batches and for each the `column_blocks` blocks that share its columns,
-// grid z the folds. fold n fits into 32 bits, or fold is 1.
+// How batches of n items of `width` columns meet a grid. A block takes y items and some columns;
+// grid x counts the items of `fold` batches and for each the `column_blocks` blocks that share its
+// columns, grid z the folds. fold n fits into 32 bits, or fold is 1.
 struct Items {
     i64 n_batches, n, fold, column_blocks;
 };
 
-// The batch and item of this thread, and which block of its columns; no item where batch >= n_batches.
+// The batch and item of this thread, and which block of its columns; no item where batch >=
+// n_batches.
 struct BatchItem {
     i64 batch, item;
     u32 column_block;
@@ -146,7 +147,7 @@ struct Level {
 template <int N, class T, class Key>
 __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
                                           const Entry<Key>* __restrict__ entries, Acc<T>* sums,
-                                          Items items, Sizes sizes, Level level) {
+                                          Items items, Sizes sizes, const Level& level) {
     const BatchItem node(items);
     const i64 width = sizes.width, column = node.column<N, 1>();
     if (node.batch >= items.n_batches || column >= width) return;

@@ -22,6 +22,15 @@ struct Divisor {
     }
 };
 
+// The same divisor, which the compiler then keeps in registers. Left in the launch parameters, it cost
+// FastGelu and BiasGelu six registers more in 2-byte types, and 5 to 7 % of their time on an H200.
+__device__ __forceinline__ Divisor in_registers(Divisor divisor) {
+#ifndef __CUDA_CPU__
+    asm("" : "+l"(divisor.value), "+l"(divisor.multiplier), "+l"(divisor.shift));
+#endif
+    return divisor;
+}
+
 struct Cell {
     i64 row, column;
 };

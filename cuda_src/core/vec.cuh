@@ -51,8 +51,8 @@ __device__ __forceinline__ void store_streaming(V* to, const V& value) {
         *to = value;
 }
 
-// Near the end of an array of n, or in one that does not start at a multiple of 16 bytes: element by
-// element, zeros past the end.
+// Near the end of an array of n, or in one that does not start at a multiple of 16 bytes: element
+// by element, zeros past the end.
 template <class E, int N>
 __device__ __forceinline__ Vec<E, N> load_elements(const E* from, i64 first, i64 n) {
     Vec<E, N> loaded{};

@@ -2,9 +2,9 @@
 // Gradient of Y = A / B under broadcasting: dA sums dY / B and dB sums -(dY / B) (A / B) over the
 // dimensions that A, or B, is repeated along.
 //
-// Where one of them, the whole, has every dimension of dY and the other is repeated, one pass writes
-// the whole's gradient and sums the other's. What is summed is divided into spans: each gives a row
-// of partial sums, and a second launch adds the rows up in a fixed order.
+// Where one of them, the whole, has every dimension of dY and the other is repeated, one pass
+// writes the whole's gradient and sums the other's. What is summed is divided into spans: each
+// gives a row of partial sums, and a second launch adds the rows up in a fixed order.
 #pragma once
 #include "algorithm/column_reduce.cuh"
 #include "algorithm/reduce.cuh"

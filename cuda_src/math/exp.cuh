@@ -47,8 +47,8 @@ __device__ __forceinline__ double short_exponential(double z) {
                       0.5000000000000032218, 1.0);
 }
 
-// 2^x for x from -1500 to 0. In double 2^k is applied in two steps: alone it may be too small a
-// number, or the result be subnormal.
+// 2^x for x from -1500 to 0. In double the factor 2^k is applied in two steps, since it may be
+// below the range of normal numbers itself, and so may the result.
 __device__ __forceinline__ float power_of_2(float x) { return exp2f(x); }
 __device__ __forceinline__ double power_of_2(double x) {
     const double rounded = x + ROUNDER;
@@ -56,8 +56,9 @@ __device__ __forceinline__ double power_of_2(double x) {
     return p * double_of((bits_of(rounded) + 1535) << 52) * 0x1p-512;  // 2^(k + 512) 2^-512
 }
 
-// e^(-t^2 / 2) for t up to 40; in double RAISED, so that 2^k goes straight into the exponent. There
-// t^2 is taken in two parts: one would be off by t^2 / 2 units in the last place.
+// e^(-t^2 / 2) for t up to 40. In double it is multiplied by RAISED, so that 2^k can be added to
+// the exponent's bits; and t^2 is kept in two numbers, since rounded to one the result would be off
+// by t^2 / 2 units in the last place.
 constexpr double RAISED = 0x1p512;
 
 __device__ __forceinline__ float normal_exponential(float t) { return exp2f(t * t * -0.72134752f); }

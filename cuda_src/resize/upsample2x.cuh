@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // The gradient of upsampling by two along both axes, half_pixel: along each of them
-// dX[i] = FAR dY[2i - 1] + NEAR dY[2i] + NEAR dY[2i + 1] + FAR dY[2i + 2], where dY goes on past its
-// ends with its first and its last element.
+// dX[i] = FAR dY[2i - 1] + NEAR dY[2i] + NEAR dY[2i + 1] + FAR dY[2i + 2], where dY goes on past
+// its ends with its first and its last element.
 //
-// A lane makes the columns of dX that 16 bytes of a row of dY lie over, row after row. Rows are added
-// first; of the sums, one to the left and one to the right are a neighbouring lane's.
+// A lane makes the columns of dX that 16 bytes of a row of dY lie over, row after row. Rows are
+// added first; of the sums, one to the left and one to the right are a neighbouring lane's.
 #pragma once
 #include "core/vec.cuh"
 
@@ -20,8 +20,8 @@ struct Upsample2xGrad {
     static constexpr int MADE = READ / 2;       // and of dX
     static constexpr int ROWS = 2;              // of dX whose loads are in flight together
 
-    // A lane's columns of a row of dY, as words: halves would be taken apart before they are needed.
-    // The lanes at a warp's ends have one column more.
+    // A lane's columns of a row of dY. Held as words: the compiler would unpack halves long before
+    // they are used. The lanes at a warp's ends have one column more.
     struct Row {
         Vec<u32, 4> words;
         T beside;

@@ -15,7 +15,7 @@ from ..backend import Array
 from ..dtypes import dtype_name, to_dtype
 from ..errors import ArgumentError, OpError, ProviderError, refuse
 from ..frame import arrays, backends
-from ..frame.op import Op
+from ..ops.gist import Decoder
 from ..schema import Spec
 from . import container
 from .atomic_file import replacing
@@ -37,8 +37,10 @@ class Packed:
     options: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        decoder: Any = self._decoder()
+        decoder = self._decoder()
         encoder = get_codec(self.codec).encoder.shared(**self.options)
+        if decoder.shape is None:
+            refuse("Packed", "shape", "integers", "None")
         (expected,) = encoder.infer(Spec(decoder.shape, decoder.to))
         if not hasattr(self.code, "dtype"):
             refuse("Packed", "code", "a NumPy or CuPy array", type(self.code).__name__)
@@ -107,7 +109,7 @@ class Packed:
             raise ArgumentError(f"{file}: damaged packed array: {error}") from None
         return packed if provider == "cpu" else dataclasses.replace(packed, code=_from_host(code))
 
-    def _decoder(self) -> Op:
+    def _decoder(self) -> Decoder:
         decoder = get_codec(self.codec).decoder
         return decoder.shared(to=self.dtype, shape=self.shape, **self.options)
 
@@ -121,7 +123,7 @@ def compress(x: object, codec: str, **options: object) -> Packed:
     DtypeError.
     """
     encoder = get_codec(codec).encoder.shared(**options)
-    array = arrays.adopt(encoder.name, "X", x)
+    array: Array = arrays.adopt(encoder.name, "X", x)
     code = encoder(array)
     frozen = {name: encoder.attribute_values[name] for name in options}
     return Packed(codec, dtype_name(array.dtype), array.shape, code, frozen)
@@ -142,10 +144,9 @@ def _from_host(array: NumpyArray) -> Array:
     """A copy of the array on the current GPU."""
     backend = backends.cuda_backend()
     try:
-        on_gpu: Array = backend.from_host(array)
+        return backend.from_host(array)
     except RuntimeError as error:  # CUDA's own: no GPU, no driver
         raise ProviderError(
             f"Packed: provider: cannot use 'cuda' here: {error}; "
             f"`cupy-training-ops doctor` says more"
         ) from None
-    return on_gpu

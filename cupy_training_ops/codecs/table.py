@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import ArgumentError
-from ..frame.op import Op
 from ..ops import gist
 
 
@@ -15,8 +14,8 @@ class Codec:
     """One codec: its two operators, and what it keeps, in words and numbers."""
 
     name: str
-    encoder: type[Op]
-    decoder: type[Op]
+    encoder: type[gist.Encoder]
+    decoder: type[gist.Decoder]
     bits: int  # per value
     formula: str
     bound: str

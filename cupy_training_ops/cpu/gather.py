@@ -7,26 +7,24 @@ Sums are kept in float64 and rounded once, so that their order does not show.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..dtypes import HostArray
 from ..numerics import cast
 
-Array = NDArray[Any]
 Shape = tuple[int, ...]
 
 
 def gather_grad(
     shape: Shape,
-    indices: Array,
-    dy: Array,
+    indices: HostArray,
+    dy: HostArray,
     *,
     axis: int = 0,
     deterministic: bool = True,  # noqa: ARG001
     check: bool = False,  # noqa: ARG001 - the operator checks
-) -> Array:
+) -> HostArray:
     axis %= len(shape)
     rows, inside = _wrapped(indices.ravel(), shape[axis])
     batches, width = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
@@ -38,13 +36,13 @@ def gather_grad(
 
 def gather_nd_grad(
     shape: Shape,
-    indices: Array,
-    update: Array,
+    indices: HostArray,
+    update: HostArray,
     *,
     batch_dims: int = 0,
     deterministic: bool = True,  # noqa: ARG001
     check: bool = False,  # noqa: ARG001 - the operator checks
-) -> Array:
+) -> HostArray:
     k = indices.shape[-1]
     batch_shape, index_shape = shape[:batch_dims], shape[batch_dims : batch_dims + k]
     tuples, exists = _wrapped(indices.reshape(-1, k), np.array(index_shape))
@@ -61,17 +59,17 @@ def gather_nd_grad(
 
 
 def gather_elements_grad(
-    dy: Array,
+    dy: HostArray,
     shape: Shape,
-    indices: Array,
+    indices: HostArray,
     *,
     axis: int = 0,
     deterministic: bool = True,  # noqa: ARG001
     check: bool = False,  # noqa: ARG001 - the operator checks
-) -> Array:
+) -> HostArray:
     axis %= len(shape)
     places, inside = _wrapped(indices, shape[axis])
-    coordinates: list[Array] = list(np.indices(indices.shape, sparse=True))
+    coordinates: list[HostArray] = list(np.indices(indices.shape, sparse=True))
     coordinates[axis] = places
     target = sum(c * math.prod(shape[d + 1 :]) for d, c in enumerate(coordinates))
     sums = np.zeros(math.prod(shape))
@@ -79,7 +77,7 @@ def gather_elements_grad(
     return cast(sums.reshape(shape), dy.dtype)
 
 
-def _wrapped(indices: Array, extent: Any) -> tuple[Array, Array]:
+def _wrapped(indices: HostArray, extent: int | HostArray) -> tuple[HostArray, HostArray]:
     """Indices counted from the front, and which of them exist."""
     wide = indices.astype(np.int64)
     front = np.where(wide < 0, wide + extent, wide)

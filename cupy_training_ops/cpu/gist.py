@@ -3,16 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
 
-from ..dtypes import FLOAT16
+from ..dtypes import FLOAT16, Dtype, HostArray
 from ..numerics import round_to_odd, truncated_float32
 
-Array = NDArray[Any]
 Shape = tuple[int, ...] | None
 
 TILE = 8
@@ -22,47 +18,47 @@ _quiet = np.errstate(all="ignore")
 
 
 @_quiet
-def gist_binarize_encoder(x: Array) -> Array:
+def gist_binarize_encoder(x: HostArray) -> HostArray:
     return np.asarray(x > 0)
 
 
-def gist_binarize_decoder(x: Array, *, to: Any, shape: Shape = None) -> Array:
+def gist_binarize_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) -> HostArray:
     return x.astype(to).reshape(x.shape if shape is None else shape)
 
 
 @_quiet
-def gist_pack1_encoder(x: Array) -> Array:
+def gist_pack1_encoder(x: HostArray) -> HostArray:
     return np.packbits(np.ravel(x > 0))
 
 
-def gist_pack1_decoder(x: Array, *, to: Any, shape: Shape = None) -> Array:
+def gist_pack1_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) -> HostArray:
     bits = np.unpackbits(x.ravel())
     return _shaped(bits, shape, (bits.size,)).astype(to)
 
 
 @_quiet
-def gist_pack8_encoder(x: Array) -> Array:
+def gist_pack8_encoder(x: HostArray) -> HostArray:
     return round_to_odd(x).astype(E5M2).view(np.uint8)
 
 
 @_quiet
-def gist_pack8_decoder(x: Array, *, to: Any, shape: Shape = None) -> Array:
+def gist_pack8_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) -> HostArray:
     halves = (x.astype(np.uint16) << 8).view(FLOAT16)
     return _shaped(halves, shape, x.shape).astype(to)
 
 
 @_quiet
-def gist_pack16_encoder(x: Array) -> Array:
+def gist_pack16_encoder(x: HostArray) -> HostArray:
     return x.astype(FLOAT16)
 
 
 @_quiet
-def gist_pack16_decoder(x: Array, *, to: Any, shape: Shape = None) -> Array:
+def gist_pack16_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) -> HostArray:
     return _shaped(x, shape, x.shape).astype(to)
 
 
 @_quiet
-def gist_pack_msfp15_encoder(x: Array, *, keep_nonfinite: bool = False) -> Array:
+def gist_pack_msfp15_encoder(x: HostArray, *, keep_nonfinite: bool = False) -> HostArray:
     # MSFP15 only looks at the upper bits of a float32.
     bits = _tiles(truncated_float32(x.ravel()).view(np.uint32))
     exponent = bits >> 23 & 0xFF
@@ -78,8 +74,8 @@ def gist_pack_msfp15_encoder(x: Array, *, keep_nonfinite: bool = False) -> Array
 
 @_quiet
 def gist_pack_msfp15_decoder(
-    x: Array, *, to: Any, shape: Shape = None, keep_nonfinite: bool = False
-) -> Array:
+    x: HostArray, *, to: Dtype, shape: Shape = None, keep_nonfinite: bool = False
+) -> HostArray:
     tiles = x.reshape(-1, TILE)
     shared = (tiles >> 7).astype(np.int32) @ (1 << np.arange(TILE, dtype=np.int32))
     magnitude = (tiles & 0x3F).astype(np.float64)
@@ -91,11 +87,11 @@ def gist_pack_msfp15_decoder(
     return _shaped(values, shape, x.shape).astype(to)
 
 
-def _shaped(flat: Array, shape: Shape, default: tuple[int, ...]) -> Array:
+def _shaped(flat: HostArray, shape: Shape, default: tuple[int, ...]) -> HostArray:
     """The first elements in the asked-for shape: the padding of the last tile falls off."""
     wanted = default if shape is None else shape
     return flat.ravel()[: int(np.prod(wanted, dtype=np.int64))].reshape(wanted)
 
 
-def _tiles(flat: Array) -> Array:
+def _tiles(flat: HostArray) -> HostArray:
     return np.pad(flat, (0, -flat.size % TILE)).reshape(-1, TILE)

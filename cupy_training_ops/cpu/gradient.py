@@ -4,21 +4,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..dtypes import FLOAT32, FLOAT64
+from ..dtypes import FLOAT32, FLOAT64, Dtype, HostArray
 from ..numerics import cast
 
-Array = NDArray[Any]
 # Overflow, and sums of what is not finite, are part of the operators.
 _quiet = np.errstate(all="ignore")
 
 
 @_quiet
-def in_place_accumulator(old_sum: Array, value: Array, update_signal: bool | None = None) -> Array:
+def in_place_accumulator(
+    old_sum: HostArray, value: HostArray, update_signal: bool | None = None
+) -> HostArray:
     if update_signal is False:
         return old_sum
     wide = _wide(old_sum, value)
@@ -27,32 +26,32 @@ def in_place_accumulator(old_sum: Array, value: Array, update_signal: bool | Non
 
 @_quiet
 def in_place_accumulator_v2(
-    accumulation_buffer: Array, value: Array, overwrite_flag: bool | None = None
-) -> Array:
+    accumulation_buffer: HostArray, value: HostArray, overwrite_flag: bool | None = None
+) -> HostArray:
     if overwrite_flag:
         return cast(value, accumulation_buffer.dtype)
     return in_place_accumulator(accumulation_buffer, value)
 
 
 def in_place_accumulator_list(
-    old_sums: Sequence[Array], values: Sequence[Array], update_signal: bool | None = None
-) -> tuple[Array, ...]:
+    old_sums: Sequence[HostArray], values: Sequence[HostArray], update_signal: bool | None = None
+) -> tuple[HostArray, ...]:
     pairs = zip(old_sums, values, strict=True)
     return tuple(in_place_accumulator(*pair, update_signal) for pair in pairs)
 
 
-def zero_gradient(old_gradient: Array, _reset_signal: Array) -> Array:
+def zero_gradient(old_gradient: HostArray, _reset_signal: HostArray) -> HostArray:
     return np.zeros_like(old_gradient)
 
 
 @_quiet
 def mixed_precision_scale(
-    s: Array, xs: Sequence[Array], *, to: Any, fuse_outputs: bool = False
-) -> tuple[Array, ...]:
+    s: HostArray, xs: Sequence[HostArray], *, to: Dtype, fuse_outputs: bool = False
+) -> tuple[HostArray, ...]:
     scaled = [cast(s.reshape(()) * x.astype(_wide(x)), to) for x in xs]
     return (np.concatenate([y.ravel() for y in scaled]),) if fuse_outputs else tuple(scaled)
 
 
-def _wide(*arrays: Array) -> np.dtype[Any]:
+def _wide(*arrays: HostArray) -> Dtype:
     """What is computed in: float64 where one takes part, else float32."""
     return FLOAT64 if any(array.dtype == FLOAT64 for array in arrays) else FLOAT32

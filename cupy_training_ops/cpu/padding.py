@@ -5,23 +5,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from ..dtypes import HostArray
+
 Integers = Sequence[int]
 
 
 def slice_grad(
-    dy: Array,
+    dy: HostArray,
     shape: tuple[int, ...],
     starts: Integers,
     ends: Integers,
     axes: Integers | None = None,
     steps: Integers | None = None,
-) -> Array:
+) -> HostArray:
     taken = [slice(None) for _ in shape]
     steps = (1,) * len(starts) if steps is None else steps
     for i, axis in enumerate(range(len(starts)) if axes is None else axes):
@@ -40,7 +39,7 @@ def _taken(extent: int, start: int, end: int, step: int) -> slice:
     return slice(first, last if last >= 0 else None, step) if extent else slice(0)
 
 
-def flatten_and_unpad(x: Array, indices: Array) -> Array:
+def flatten_and_unpad(x: HostArray, indices: HostArray) -> HostArray:
     rows = x.reshape(-1, *x.shape[2:])
     inside = (indices >= 0) & (indices < len(rows))
     y = np.zeros((len(indices), *x.shape[2:]), x.dtype)
@@ -48,7 +47,9 @@ def flatten_and_unpad(x: Array, indices: Array) -> Array:
     return y
 
 
-def pad_and_unflatten(x: Array, indices: Array, unflatten_dims: tuple[int, int]) -> Array:
+def pad_and_unflatten(
+    x: HostArray, indices: HostArray, unflatten_dims: tuple[int, int]
+) -> HostArray:
     n_rows = math.prod(unflatten_dims)
     y = np.zeros((n_rows, *x.shape[1:]), x.dtype)
     inside = np.flatnonzero((indices >= 0) & (indices < n_rows))

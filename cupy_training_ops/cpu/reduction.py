@@ -4,27 +4,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..dtypes import FLOAT32, FLOAT64, FLOATS
+from ..dtypes import FLOAT32, FLOAT64, FLOATS, Dtype, HostArray
 from ..numerics import cast
 
-Array = NDArray[Any]
 # Overflow, and sums and roots of what is not finite, are part of the operators.
 _quiet = np.errstate(all="ignore")
 
 
 @_quiet
 def reduce_sum_training(
-    data: Array,
+    data: HostArray,
     axes: tuple[int, ...],
     *,
     keepdims: bool = True,
     noop_with_empty_axes: bool = False,
-) -> Array:
+) -> HostArray:
     if not axes and noop_with_empty_axes:
         return data
     axes = axes or tuple(range(data.ndim))
@@ -36,7 +33,7 @@ def reduce_sum_training(
 
 
 @_quiet
-def reduce_all_l2(x: Sequence[Array], *, output_type: Any = None) -> Array:
+def reduce_all_l2(x: Sequence[HostArray], *, output_type: Dtype | None = None) -> HostArray:
     y_type = output_type or x[0].dtype
     total = sum(np.sum(np.square(item.astype(FLOAT64))) for item in x)
     kept = FLOAT64 if FLOAT64 in (x[0].dtype, y_type) else FLOAT32  # what squares are added in
@@ -45,15 +42,15 @@ def reduce_all_l2(x: Sequence[Array], *, output_type: Any = None) -> Array:
 
 @_quiet
 def is_all_finite(
-    x: Sequence[Array], *, isinf_only: bool = False, isnan_only: bool = False
-) -> Array:
+    x: Sequence[HostArray], *, isinf_only: bool = False, isnan_only: bool = False
+) -> HostArray:
     fails = np.isinf if isinf_only else np.isnan if isnan_only else _not_finite
     return np.array(not any(fails(item.astype(FLOAT64)).any() for item in x))
 
 
-def _not_finite(x: Array) -> Array:
+def _not_finite(x: HostArray) -> HostArray:
     return ~np.isfinite(x)
 
 
-def all(x: Array) -> Array:
+def all(x: HostArray) -> HostArray:
     return np.array([x.all()])

@@ -7,16 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..dtypes import HostArray
 from ..numerics import cast
-
-Array = NDArray[Any]
 
 
 def resize_grad(
-    dy: Array,
-    x: Array,
+    dy: HostArray,
+    x: HostArray,
     roi: object = None,
     scales: Sequence[float] | None = None,
     *,
@@ -29,7 +27,7 @@ def resize_grad(
     exclude_outside: bool = False,
     extrapolation_value: float = 0.0,
     nearest_mode: str = "round_prefer_floor",
-) -> Array:
+) -> HostArray:
     del roi, mode, antialias, axes, keep_aspect_ratio_policy  # what they can be changes nothing
     del cubic_coeff_a, exclude_outside, extrapolation_value, nearest_mode  # of other modes
     dx = dy.astype(np.float64)
@@ -38,13 +36,15 @@ def resize_grad(
     with np.errstate(invalid="ignore"):  # infinities of both signs meet
         for axis in (2, 3):
             n, m = x.shape[axis], dy.shape[axis]
-            low, share = _taps(n, m, scales and scales[axis], align_corners, real)
+            low, share = _taps(n, m, scales[axis] if scales else None, align_corners, real)
             outputs = np.moveaxis(dx, axis, 0)
             dx = np.moveaxis(_shared_out(outputs, n, low, share), 0, axis)
     return cast(dx, dy.dtype)
 
 
-def _taps(n: int, m: int, scale: Any, align_corners: bool, real: Any) -> tuple[Array, Array]:
+def _taps(
+    n: int, m: int, scale: float | None, align_corners: bool, real: Any
+) -> tuple[HostArray, HostArray]:
     """The pixel below each output, and what the output takes of the next one."""
     o = np.arange(m, dtype=real)
     if align_corners:
@@ -56,7 +56,7 @@ def _taps(n: int, m: int, scale: Any, align_corners: bool, real: Any) -> tuple[A
     return low, np.where(low < n - 1, position - low.astype(real), real(0))
 
 
-def _shared_out(dy: Array, n: int, low: Array, share: Array) -> Array:
+def _shared_out(dy: HostArray, n: int, low: HostArray, share: HostArray) -> HostArray:
     """Every output's gradient to its two pixels, along the first axis."""
     share = share.reshape(-1, *[1] * (dy.ndim - 1))
     dx = np.zeros((n, *dy.shape[1:]))
@@ -66,7 +66,7 @@ def _shared_out(dy: Array, n: int, low: Array, share: Array) -> Array:
     return dx
 
 
-def _add_runs(dx: Array, rows: Array, values: Array) -> None:
+def _add_runs(dx: HostArray, rows: HostArray, values: HostArray) -> None:
     """dx[rows] += values, where rows ascend."""
     several, first = np.unique(rows, return_index=True)
     if several.size:

@@ -8,24 +8,24 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from ..dtypes import HostArray
+
 Integers = Sequence[int]
 
 
-def view(x: Array, shapes: Sequence[tuple[int, ...]]) -> tuple[Array, ...]:
+def view(x: HostArray, shapes: Sequence[tuple[int, ...]]) -> tuple[HostArray, ...]:
     ends = np.cumsum([math.prod(shape) for shape in shapes], dtype=np.int64)
     pieces = np.split(x.reshape(-1), ends[:-1])
     return tuple(p.reshape(shape) for p, shape in zip(pieces, shapes, strict=False))
 
 
-def concat_training(xs: Sequence[Array], *, axis: int) -> Array:
+def concat_training(xs: Sequence[HostArray], *, axis: int) -> HostArray:
     return np.concatenate(xs, axis)
 
 
 def split_training(
-    x: Array, split: Integers | None = None, *, axis: int = 0, num_outputs: int | None = None
-) -> tuple[Array, ...]:
+    x: HostArray, split: Integers | None = None, *, axis: int = 0, num_outputs: int | None = None
+) -> tuple[HostArray, ...]:
     ends: Any = np.cumsum(split)[:-1] if split else num_outputs
     return tuple(np.split(x, ends, axis))

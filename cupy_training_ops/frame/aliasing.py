@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
@@ -44,6 +44,7 @@ class Overlap:
         self._places = frozenset(w.place for w in written)
         self._is_written = np.isin(np.arange(len(sizes)), list(self._places))
         self._n_bytes = np.array(self._sizes, np.int64)
+        self._partners = [(w.place, p) for w in written for p in w.partners]
 
     def refuse(self, addresses: Sequence[int]) -> None:
         """Raise ArgumentError where two of the arrays, one of them written, share memory."""
@@ -68,7 +69,8 @@ class Overlap:
         """Whether a sweep would refuse: each span against all that end last before it."""
         starts = np.array(addresses, np.uint64).astype(np.int64)
         counted = self._n_bytes > 0
-        counted[list(self._same(addresses))] = False
+        if self._partners:
+            counted[list(self._same(addresses))] = False
         places = np.flatnonzero(counted)
         places = places[np.argsort(starts[places], kind="stable")]
         first, is_written = starts[places], self._is_written[places]
@@ -100,13 +102,10 @@ class Overlap:
         """The partners that are the very arrays that are written."""
         sizes = self._sizes
         return frozenset(
-            p
-            for w in self._written
-            for p in w.partners
-            if addresses[p] == addresses[w.place] and sizes[p] == sizes[w.place]
+            p for w, p in self._partners if addresses[p] == addresses[w] and sizes[p] == sizes[w]
         )
 
-    def _raise(self, other: int, place: int) -> Any:
+    def _raise(self, other: int, place: int) -> NoReturn:
         raise ArgumentError(
             f"{self._op}: {self._names[place]}: expected memory of its own, "
             f"got memory shared with {self._names[other]}"

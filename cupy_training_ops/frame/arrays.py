@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import dtype_name
+from ..dtypes import HostArray, dtype_name
 from ..errors import ArgumentError, DtypeError, ProviderError
 from .backends import BACKENDS, cuda_backend
 
@@ -59,7 +59,7 @@ def _exchanged(value: Any) -> Any:
     return None
 
 
-def _host_exchanged(value: Any) -> Any:
+def _host_exchanged(value: Any) -> HostArray:
     """NumPy's DLPack knows no bfloat16; JAX and others then lend a buffer through asarray."""
     try:
         return np.from_dlpack(value)

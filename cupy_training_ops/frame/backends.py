@@ -6,73 +6,21 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..backend import Backend, Info, KernelSource, Module, Piece
+from ..backend import Array, Backend, Info, KernelSource, Module, Piece
+from ..dtypes import HostArray
 from ..errors import ProviderError
 from ..plan import Device
 from ..schema import Spec
 
 
-class NumpyBackend:
-    """NumPy arrays, computed by the functions in `cpu/`."""
-
-    name = "cpu"
-    runs_kernels = False
-
-    def info(self, array: NDArray[Any]) -> Info:
-        """The fields of ArrayInfo; alignment does not matter to NumPy."""
-        return (self, array.dtype, array.shape, True, array.flags.c_contiguous, -1)
-
-    def pointer(self, array: NDArray[Any]) -> int:
-        """The address of the first element."""
-        return array.ctypes.data
-
-    def pointers(self, arrays: Sequence[NDArray[Any] | None]) -> list[int]:
-        """The addresses of several; 0 for None."""
-        return [0 if array is None else array.ctypes.data for array in arrays]
-
-    def states(self, arrays: Sequence[NDArray[Any] | None]) -> list[Any]:
-        """Everything about an array of NumPy's may change."""
-        return [
-            None if array is None else (array.ctypes.data, array.shape, array.strides, array.dtype)
-            for array in arrays
-        ]
-
-    def offset(self, array: NDArray[Any], nbytes: int) -> NDArray[Any]:
-        """The bytes from there on."""
-        return array[nbytes:]
-
-    def views(self, array: NDArray[Any], pieces: Sequence[Piece]) -> tuple[NDArray[Any], ...]:
-        """Views of a contiguous array under new shapes, each so many bytes from its start."""
-        flat, size = array.reshape(-1), array.itemsize
-        return tuple([flat[n // size :][: math.prod(s)].reshape(s) for n, s in pieces])
-
-    def empty(self, spec: Spec, device: int) -> NDArray[Any]:
-        """An uninitialised array."""
-        return np.empty(spec.shape, spec.dtype)
-
-    def zeros(self, nbytes: int, device: int) -> NDArray[Any]:
-        """Bytes of zeros."""
-        return np.zeros(nbytes, np.uint8)
-
-    def to_host(self, array: NDArray[Any]) -> NDArray[Any]:
-        """The array itself."""
-        return array
-
-    def from_host(self, array: NDArray[Any]) -> NDArray[Any]:
-        """The array itself."""
-        return array
-
-    def device(self, index: int) -> Device:
-        """There is none to plan for."""
-        raise ProviderError("NumPy arrays have no device to plan for")
+class OneStream:
+    """What a backend says of streams where there is one, on a device that is always current."""
 
     def is_current(self, device: int) -> bool:
-        """The host is where everything else runs."""
+        """There is one device."""
         return True
 
     def on(self, device: int) -> contextlib.AbstractContextManager[None]:
@@ -80,12 +28,71 @@ class NumpyBackend:
         return contextlib.nullcontext()
 
     def stream(self, device: int) -> int:
-        """There is one."""
+        """There is one stream."""
         return 0
 
     def capturing(self, device: int) -> bool:
-        """The host has no graphs."""
+        """There are no graphs."""
         return False
+
+
+class NumpyBackend(OneStream):
+    """NumPy arrays, computed by the functions in `cpu/`."""
+
+    name = "cpu"
+    runs_kernels = False
+
+    def info(self, array: HostArray) -> Info:
+        """The fields of ArrayInfo; alignment does not matter to NumPy."""
+        return (self, array.dtype, array.shape, True, array.flags.c_contiguous, -1)
+
+    def infos(self, arrays: Sequence[HostArray | None]) -> list[Info | None]:
+        """The same of several; None for None."""
+        return [None if array is None else self.info(array) for array in arrays]
+
+    def pointer(self, array: HostArray) -> int:
+        """The address of the first element."""
+        return array.ctypes.data
+
+    def pointers(self, arrays: Sequence[HostArray | None]) -> list[int]:
+        """The addresses of several; 0 for None."""
+        return [0 if array is None else array.ctypes.data for array in arrays]
+
+    def states(self, arrays: Sequence[HostArray | None]) -> list[object]:
+        """Everything about an array of NumPy's may change."""
+        return [
+            None if array is None else (array.ctypes.data, array.shape, array.strides, array.dtype)
+            for array in arrays
+        ]
+
+    def offset(self, array: HostArray, nbytes: int) -> HostArray:
+        """The bytes from there on."""
+        return array[nbytes:]
+
+    def views(self, array: HostArray, pieces: Sequence[Piece]) -> tuple[HostArray, ...]:
+        """Views of a contiguous array under new shapes, each so many bytes from its start."""
+        flat, size = array.reshape(-1), array.itemsize
+        return tuple([flat[n // size :][: math.prod(s)].reshape(s) for n, s in pieces])
+
+    def empty(self, spec: Spec, device: int) -> HostArray:
+        """An uninitialised array."""
+        return np.empty(spec.shape, spec.dtype)
+
+    def zeros(self, nbytes: int, device: int) -> HostArray:
+        """Bytes of zeros."""
+        return np.zeros(nbytes, np.uint8)
+
+    def to_host(self, array: HostArray) -> HostArray:
+        """The array itself."""
+        return array
+
+    def from_host(self, array: HostArray) -> HostArray:
+        """The array itself."""
+        return array
+
+    def device(self, index: int) -> Device:
+        """There is none to plan for."""
+        raise ProviderError("NumPy arrays have no device to plan for")
 
     def current_device(self) -> int:
         """The host."""
@@ -104,12 +111,25 @@ CPU = NumpyBackend()
 BACKENDS: dict[type, Backend] = {np.ndarray: CPU}
 
 
-def info(array: Any) -> Info:
+def info(array: Array) -> Info:
     """The fields of ArrayInfo; KeyError for an array that `adopt` has to take first."""
     return BACKENDS[type(array)].info(array)
 
 
-def to_host(array: Any) -> NDArray[Any]:
+def infos(arrays: Sequence[Array | None]) -> tuple[Info | None, ...]:
+    """The same of a list, which may have None."""
+    kinds = set(map(type, arrays)) - {type(None)}
+    if len(kinds) == 1:
+        return tuple(BACKENDS[kinds.pop()].infos(arrays))
+    return tuple([None if array is None else info(array) for array in arrays])
+
+
+def are_known(arrays: Sequence[object]) -> bool:
+    """Whether all of a list have a backend, or are None."""
+    return BACKENDS.keys() >= set(map(type, arrays)) - {type(None)}
+
+
+def to_host(array: Array) -> HostArray:
     """An array that has a backend as NumPy's, copied from the GPU where it is there."""
     return BACKENDS[type(array)].to_host(array)
 
@@ -125,7 +145,7 @@ def numpy_runs_on(backend: Backend) -> Iterator[None]:
         BACKENDS[np.ndarray] = before
 
 
-def cuda_backend() -> Any:
+def cuda_backend() -> Backend:
     """The CUDA backend; imports CuPy, and registers its arrays."""
     try:
         import cupy

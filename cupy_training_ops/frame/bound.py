@@ -7,15 +7,17 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
+from ..backend import Array
 from ..errors import refuse
 from ..schema import Input
 from . import checks
 from .backends import BACKENDS
-from .call import Arrays, Call, grouped
+from .call import NO_VALUES, Call
 from .keys import reader
+from .prepared import Arguments, Arrays, grouped
 
 Outputs = Sequence[str] | None
-Prepare = tuple[Call, Arrays, Arrays]
+Prepare = tuple[Call, Arguments, Arguments]
 
 
 class Bindable(Protocol):
@@ -24,15 +26,15 @@ class Bindable(Protocol):
     name: ClassVar[str]
     inputs: ClassVar[tuple[Input, ...]]
 
-    def adopt_input(self, item: Input, value: Any) -> Any:
+    def adopt_input(self, item: Input, value: object) -> object:
         """One input in a form that has a backend, or frozen."""
 
-    def prepared_call(self, inputs: Arrays, out: Arrays, outputs: Outputs) -> Prepare:
+    def prepared_call(self, inputs: Arguments, out: Arguments, outputs: Outputs) -> Prepare:
         """The call that fits, and its arguments in forms that have a backend."""
 
 
 def bind(
-    op: Bindable, inputs: Arrays, out: Arrays, outputs: Outputs, workspace: Any
+    op: Bindable, inputs: Arguments, out: Arguments, outputs: Outputs, workspace: object
 ) -> BoundCall | OpenCall:
     """The call with these arguments; `...` stands for an input that stays open."""
     names = [item.name for item, value in zip(op.inputs, inputs, strict=False) if value is ...]
@@ -60,7 +62,7 @@ class BoundCall:
     """`op.bound(...)`: call it with the values that change, by name."""
 
     def __init__(
-        self, op: Bindable, call: Call, inputs: Arrays, out: Arrays, workspace: Any
+        self, op: Bindable, call: Call, inputs: Arguments, out: Arguments, workspace: object
     ) -> None:
         self._op = op
         self._call = call
@@ -68,20 +70,30 @@ class BoundCall:
         self._inputs, self._out, self._arrays = call.taken_apart(inputs, out)
         self._tables = call.checked_tables(self._arrays, self._out)
         self._places = {op.inputs[place].name: place for place in call.prepared.changing}
+        self._results: Arrays | None = None  # where they are the same at each call
+        fixed = call.repeats and all(r.value is None for r in call.prepared.results)
+        if fixed and call.prepared.results:
+            self._results = call.completed(self._arrays, self._out, NO_VALUES)
+            self._answer = self._results[0] if call.single_output else call.returned(self._results)
 
-    def __call__(self, **values: Any) -> Any:
+    def __call__(self, **values: object) -> Any:
         """Launch, with these values instead of those that were bound; returns what a call does."""
-        inputs = self._inputs
+        inputs, call = self._inputs, self._call
         if values:
             inputs = _with_values(self._op, inputs, self._places, values)
-        return self._call.finish(inputs, self._arrays, self._out, self._workspace, self._tables)
+        if self._results is not None:
+            own = call.values(inputs) if call.changing else NO_VALUES
+            arrays, workspace, tables = self._arrays, self._workspace, self._tables
+            call.execute(inputs, arrays, self._results, workspace, own, tables)
+            return self._answer
+        return call.finish(inputs, self._arrays, self._out, self._workspace, self._tables)
 
 
 class OpenCall:
     """`op.bound(...)` with inputs left open: they are given, and checked, at each call."""
 
     def __init__(
-        self, op: Bindable, inputs: Arrays, out: Arrays, outputs: Outputs, workspace: Any
+        self, op: Bindable, inputs: Arguments, out: Arguments, outputs: Outputs, workspace: object
     ) -> None:
         checks.count(op.name, op.inputs, len(inputs))
         missing = (None,) * (len(op.inputs) - len(inputs))
@@ -91,9 +103,9 @@ class OpenCall:
         self._out, self._outputs, self._workspace = out, outputs, workspace
         self._open = {item.name: i for i, item in enumerate(op.inputs) if self._inputs[i] is ...}
         self._readers = [reader(op.inputs[place]) for place in self._open.values()]
-        self._calls: dict[Any, _Opened] = {}
+        self._calls: dict[object, _Opened] = {}
 
-    def __call__(self, **given: Any) -> Any:
+    def __call__(self, **given: object) -> Any:
         """Launch with these arrays for the open inputs, and values that change, by name."""
         missing = self._open.keys() - given.keys()
         if missing:
@@ -107,7 +119,7 @@ class OpenCall:
         opened = self._calls.get(key) or self._opened(key, tuple(inputs))
         return opened(tuple(inputs), given)
 
-    def _opened(self, key: Any, inputs: Arrays) -> _Opened:
+    def _opened(self, key: object, inputs: Arguments) -> _Opened:
         call, taken, out = self._op.prepared_call(inputs, self._out, self._outputs)
         opened = _Opened(self._op, call, taken, out, self._workspace, list(self._open.values()))
         if len(self._calls) >= _MAX_OPENED:
@@ -126,9 +138,9 @@ class _Opened:
         self,
         op: Bindable,
         call: Call,
-        inputs: Arrays,
-        out: Arrays,
-        workspace: Any,
+        inputs: Arguments,
+        out: Arguments,
+        workspace: object,
         places: Sequence[int],
     ) -> None:
         self._op, self._call, self._workspace = op, call, workspace
@@ -141,7 +153,7 @@ class _Opened:
         self._out_addresses = call.backend.pointers(flat) if call.has_out else []
         self._places = {op.inputs[place].name: place for place in call.prepared.changing}
 
-    def __call__(self, inputs: Arrays, values: Mapping[str, Any]) -> Any:
+    def __call__(self, inputs: Arguments, values: Mapping[str, object]) -> Any:
         call = self._call
         if values:
             inputs = _with_values(self._op, inputs, self._places, values)
@@ -159,13 +171,13 @@ class _Opened:
         return call.finish(inputs, arrays, out, self._workspace, call.tables(addresses))
 
 
-def _as_list(value: Any, variadic: bool) -> Sequence[Any]:
+def _as_list(value: Any, variadic: bool) -> Sequence[Array | None]:
     return value if variadic and value is not None else (value,)
 
 
 def _with_values(
-    op: Bindable, inputs: Arrays, places: Mapping[str, int], values: Mapping[str, Any]
-) -> Arrays:
+    op: Bindable, inputs: Arguments, places: Mapping[str, int], values: Mapping[str, object]
+) -> Arguments:
     """The inputs with the values of this call in their places."""
     taken = list(inputs)
     for name, value in values.items():

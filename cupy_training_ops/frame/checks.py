@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ..dtypes import Dtype, dtype_name, dtype_names, to_dtype
 from ..errors import ArgumentError, DtypeError, refuse
@@ -65,7 +64,7 @@ def contiguous(op: str, argument: str, is_contiguous: bool) -> None:
         )
 
 
-def host(op: str, argument: str, value: Any) -> None:
+def host(op: str, argument: str, value: object) -> None:
     """Host inputs are host data: reading a device array would stall the GPU."""
     if hasattr(type(value), "__cuda_array_interface__"):
         expected = "host data: a Python number, a tuple or a NumPy array"

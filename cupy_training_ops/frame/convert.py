@@ -12,14 +12,14 @@ from ..schema import REQUIRED, Attribute, Input, Types
 
 
 def frozen_attributes(
-    op: str, attributes: Sequence[Attribute], types: Types, given: Mapping[str, Any]
-) -> dict[str, Any]:
+    op: str, attributes: Sequence[Attribute], types: Types, given: Mapping[str, object]
+) -> dict[str, object]:
     """Attribute values in their checked, frozen form; every error names the attribute."""
     known = {attribute.name for attribute in attributes}
     for name in given:
         if name not in known:
             refuse(op, name, f"an attribute among {sorted(known)}", "an unknown one")
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for attribute in attributes:
         value = given.get(attribute.name, attribute.default)
         if value is REQUIRED:
@@ -30,7 +30,7 @@ def frozen_attributes(
     return values
 
 
-def converted(op: str, declared: Attribute | Input, value: Any) -> Any:
+def converted(op: str, declared: Attribute | Input, value: object) -> object:
     """A value in its frozen form, or an error that names operator and argument."""
     try:
         return declared.convert(value) if declared.convert else value

@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from ..schema import Input
-from .backends import BACKENDS, info
+from .backends import BACKENDS, info, infos
 
-Reader = Callable[[Any], Any]
+Reader = Callable[[Any], object]
 
 _INTEGERS = frozenset((int,))
 _TUPLES = frozenset((tuple,))
@@ -26,11 +25,11 @@ CHANGES: Final = "a value that changes from call to call"  # the key of each
 class Marked(NamedTuple):
     """A host value as part of a key, with what tells it from its equals, as 0.0 from -0.0."""
 
-    value: Any
-    mark: Any
+    value: object
+    mark: object
 
 
-def host_key(value: Any) -> Any:
+def host_key(value: Any) -> object:
     """A host input as part of a key: integers as they are; KeyError for what has to be frozen."""
     kind = type(value)
     if kind is int or (kind is tuple and _INTEGERS.issuperset(map(type, value))):
@@ -42,7 +41,7 @@ def host_key(value: Any) -> Any:
     raise KeyError(kind)
 
 
-def host_keys(values: Any) -> tuple[Any, ...]:
+def host_keys(values: Any) -> tuple[object, ...]:
     """The same of a list; that of integer tuples, such as View's shapes, in one go."""
     tuples = isinstance(values, list | tuple) and _TUPLES.issuperset(map(type, values))
     if tuples and _INTEGERS.issuperset(map(type, itertools.chain.from_iterable(values))):
@@ -50,24 +49,31 @@ def host_keys(values: Any) -> tuple[Any, ...]:
     return read_list(host_key, values)
 
 
-def changing_key(value: Any) -> Hashable:
+def changing_key(value: object) -> object:
     """A host value that changes: that there is one. KeyError for what has to be frozen first."""
     if type(value) in _NUMBERS:
         return CHANGES
     raise KeyError(type(value))
 
 
-def either_key(value: Any) -> Hashable:
+def either_key(value: Any) -> object:
     """What is known of an array, or that there is a number."""
     kind = type(value)
     return info(value) if kind in BACKENDS else changing_key(value)
 
 
-def read_list(read: Reader, values: Any) -> tuple[Any, ...]:
+def read_list(read: Reader, values: object) -> tuple[object, ...]:
     """What `read` says of each entry; TypeError where there is no list."""
     if not isinstance(values, list | tuple):
         raise TypeError  # an array would take itself apart
     return tuple([None if v is None else read(v) for v in values])
+
+
+def array_keys(values: object) -> tuple[object, ...]:
+    """What is known of each array of a list; TypeError where there is no list."""
+    if not isinstance(values, list | tuple):
+        raise TypeError
+    return infos(values)
 
 
 def reader(item: Input) -> Reader:
@@ -78,19 +84,19 @@ def reader(item: Input) -> Reader:
         if item.changes:
             return changing_key
         return host_keys if item.variadic else host_key
-    return functools.partial(read_list, info) if item.variadic else info
+    return array_keys if item.variadic else info
 
 
-def out_key(out: Sequence[Any]) -> tuple[Any, ...]:
+def out_key(out: Sequence[Any]) -> tuple[object, ...]:
     """What is known of the caller's outputs, those of a variadic one in a tuple of their own."""
     return tuple([None if a is None else out_key(a) if type(a) is tuple else info(a) for a in out])
 
 
-def attribute_key(value: Any) -> Any:
+def attribute_key(value: object) -> object:
     """An attribute as part of a key; KeyError or TypeError where it cannot be one."""
     return host_key(value) if type(value) in (float, tuple) else (type(value), value)
 
 
-def unmarked(key: Any) -> Any:
+def unmarked(key: object) -> object:
     """The host value of which `host_key` made a key."""
     return key.value if type(key) is Marked else key

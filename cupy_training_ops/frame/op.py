@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from ..backend import Backend
 from ..dtypes import element_type
@@ -24,15 +25,21 @@ from ..errors import ArgumentError, refuse
 from ..plan import Device, Plan
 from ..runtime.source import Source, load
 from ..runtime.workspace import Workspaces
-from ..schema import REQUIRED, Attribute, Input, Output, Types
+from ..schema import REQUIRED, Attribute, Inferred, Input, Output, Types
 from . import checks, keys
 from .arrays import adopt
+from .backends import are_known
 from .bound import BoundCall, OpenCall, bind
-from .call import Call, DelegatedCall, Prepared, ViewCall
+from .call import Call
 from .convert import converted, frozen_attributes
 from .help import Help
 from .prepare import prepare, wanted
+from .prepared import Arguments, Prepared
+from .providers import DelegatedCall, ViewCall
 from .repeated import Repeated, remembered
+
+# What is known of inputs and outputs, the outputs that are wanted, where there are no arrays.
+Key = tuple[tuple[object, ...], tuple[object, ...], Sequence[str] | None, object]
 
 _MAX_REMEMBERED = 1024  # calls an instance remembers before it starts afresh
 _MAX_SHARED = 256  # instances of an operator
@@ -44,7 +51,7 @@ def snake_case(name: str) -> str:
     return _WORD.sub("_", name).lower()
 
 
-def slots(**dtypes: Any) -> dict[str, str]:
+def slots(**dtypes: DTypeLike) -> dict[str, str]:
     """Kernel type slots of dtypes: slots(T=float16) is {"T": "__half"}."""
     return {name: element_type(dtype).c_type for name, dtype in dtypes.items()}
 
@@ -80,12 +87,12 @@ class Op:
     function_name: ClassVar[str]
 
     workspaces: Workspaces
-    _remembered: dict[Any, Call]
+    _remembered: dict[object, Call]
     _last: list[Repeated]
     _readers: ClassVar[tuple[keys.Reader, ...]]
     _has_lists: ClassVar[bool]
     _says_where: ClassVar[bool]  # its calls depend on what `placement` says
-    _shared: ClassVar[dict[Any, Op]]
+    _shared: ClassVar[dict[object, Op]]
 
     def __init_subclass__(cls) -> None:
         cls.name = vars(cls).get("name", cls.__name__)
@@ -101,12 +108,12 @@ class Op:
         if hasattr(cls, "outputs"):  # a base class has no text of its own
             cls.__doc__ = Help(cls.__doc__)  # type: ignore[assignment]
 
-    def __init__(self, **attributes: Any) -> None:
+    def __init__(self, **attributes: object) -> None:
         vars(self).update(frozen_attributes(self.name, self.attributes, self.types, attributes))
         vars(self).update(workspaces=Workspaces(self.name), _remembered={}, _last=[])
 
     @classmethod
-    def shared(cls, **attributes: Any) -> Self:
+    def shared(cls, **attributes: object) -> Self:
         """The instance with these attributes that functions and codecs share; errors as `cls`."""
         try:
             key = tuple([(name, keys.attribute_key(value)) for name, value in attributes.items()])
@@ -120,10 +127,10 @@ class Op:
             cls._shared[key] = op
         return op  # type: ignore[return-value]
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return functools.partial(type(self), **self.attribute_values), ()
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{self.name}: cannot set {name}: attributes are frozen")
 
     def __repr__(self) -> str:
@@ -131,13 +138,13 @@ class Op:
         return f"{self.name}({values})"
 
     @property
-    def attribute_values(self) -> dict[str, Any]:
+    def attribute_values(self) -> dict[str, object]:
         """The frozen attributes by name."""
         return {attribute.name: getattr(self, attribute.name) for attribute in self.attributes}
 
     # ---- what an operator writes -----------------------------------------------------------------
 
-    def infer(self, *inputs: Any) -> tuple[Any, ...]:
+    def infer(self, *inputs: Any) -> tuple[Inferred, ...]:
         """Output specs from input specs; refuses shapes that do not fit together."""
         raise NotImplementedError
 
@@ -167,10 +174,10 @@ class Op:
 
     def __call__(
         self,
-        *inputs: Any,
-        out: Any = None,
+        *inputs: object,
+        out: object = None,
         outputs: Sequence[str] | None = None,
-        workspace: Any = None,
+        workspace: object = None,
     ) -> Any:
         """Run the operator: on CuPy arrays its kernels, on NumPy arrays the CPU provider.
 
@@ -200,7 +207,7 @@ class Op:
         return call(inputs, given, workspace)
 
     def _call_with_lists(
-        self, inputs: tuple[Any, ...], given: tuple[Any, ...], outputs: Any, workspace: Any
+        self, inputs: Arguments, given: Arguments, outputs: Sequence[str] | None, workspace: object
     ) -> Any:
         """The same over lists: arrays of the call before are known again."""
         last = next(iter(self._last), None)  # once: another thread may put its own there
@@ -218,10 +225,10 @@ class Op:
 
     def bound(
         self,
-        *inputs: Any,
-        out: Any = None,
+        *inputs: object,
+        out: object = None,
         outputs: Sequence[str] | None = None,
-        workspace: Any = None,
+        workspace: object = None,
     ) -> BoundCall | OpenCall:
         """The call with these arguments, checked once, as an object that only launches.
 
@@ -232,7 +239,7 @@ class Op:
         """
         return bind(self, inputs, out if type(out) is tuple else (out,), outputs, workspace)
 
-    def workspace_nbytes(self, *inputs: Any, outputs: Sequence[str] | None = None) -> int:
+    def workspace_nbytes(self, *inputs: object, outputs: Sequence[str] | None = None) -> int:
         """Bytes of scratch memory a call with these inputs needs; 0 on the CPU provider.
 
         Inputs and outputs as in a call, nothing is launched. Raises what the call would.
@@ -240,8 +247,8 @@ class Op:
         return self.prepared_call(inputs, (None,), outputs)[0].workspace_nbytes
 
     def prepared_call(
-        self, inputs: Sequence[Any], out: Sequence[Any], outputs: Sequence[str] | None
-    ) -> tuple[Call, tuple[Any, ...], tuple[Any, ...]]:
+        self, inputs: Arguments, out: Arguments, outputs: Sequence[str] | None
+    ) -> tuple[Call, Arguments, Arguments]:
         """The call that fits, and its arguments in forms that have a backend."""
         taken, given, key = self._adopted(inputs, out, outputs)
         return self._remembered.get(key) or self._prepare(key), taken, given
@@ -252,7 +259,7 @@ class Op:
         return load(cls.family, cls.source_folder)
 
     @classmethod
-    def cpu_function(cls) -> Callable[..., Any]:
+    def cpu_function(cls) -> Callable[..., object]:
         """The NumPy function: the same family under `cpu/`, the operator's name in snake case."""
         module = importlib.import_module(cls.__module__.replace(".ops.", ".cpu."))
         return getattr(module, cls.function_name)  # type: ignore[no-any-return]
@@ -266,7 +273,7 @@ class Op:
             found.append(_weakly(self.check_values))
         return tuple(found)
 
-    def _prepare(self, key: tuple[Any, Any, Any, Any]) -> Call:
+    def _prepare(self, key: Key) -> Call:
         call = prepare(self, *key[:3])
         if len(self._remembered) >= _MAX_REMEMBERED:
             self._remembered.clear()
@@ -274,8 +281,8 @@ class Op:
         return call
 
     def _adopted(
-        self, inputs: Sequence[Any], given: Sequence[Any], outputs: Any
-    ) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
+        self, inputs: Arguments, given: Arguments, outputs: Sequence[str] | None
+    ) -> tuple[Arguments, Arguments, Key]:
         """Inputs and outputs in forms that have a backend, and the key of the call."""
         taken = self._adopt_inputs(inputs)
         out = tuple(map(self._adopt_out, given))
@@ -283,19 +290,19 @@ class Op:
         where = self._says_where and self.placement()
         return taken, out, (self._keys(taken), keys.out_key(out), names, where)
 
-    def _adopt_out(self, value: Any) -> Any:
+    def _adopt_out(self, value: object) -> object:
         if isinstance(value, tuple):  # of a list beside other outputs
             return tuple(map(self._adopt_out, value))
         if isinstance(value, np.generic):  # it would be a copy that is written
             refuse(self.name, "out", "an array", f"a scalar ({type(value).__name__})")
         return adopt(self.name, "out", value)
 
-    def _adopt_inputs(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    def _adopt_inputs(self, inputs: Arguments) -> Arguments:
         checks.count(self.name, self.inputs, len(inputs))
         pairs = zip(self.inputs, inputs, strict=False)
         return tuple(self.adopt_input(item, value) for item, value in pairs)
 
-    def adopt_input(self, item: Input, value: Any) -> Any:
+    def adopt_input(self, item: Input, value: Any) -> object:
         """One input in a form that `_keys` reads."""
         if value is None:
             return None
@@ -305,15 +312,17 @@ class Op:
             freeze = functools.partial(self._frozen, item)
             return tuple(map(freeze, value)) if item.variadic else freeze(value)
         if item.variadic:
+            if are_known(value):
+                return tuple(value)
             names = (f"{item.name}[{i}]" for i in range(len(value)))
             return tuple(map(functools.partial(adopt, self.name), names, value))
         return adopt(self.name, item.name, value)
 
-    def _frozen(self, item: Input, value: Any) -> Any:
+    def _frozen(self, item: Input, value: object) -> object:
         checks.host(self.name, item.name, value)
         return converted(self.name, item, value)
 
-    def _keys(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    def _keys(self, inputs: Arguments) -> tuple[object, ...]:
         """What a call depends on: what is known of arrays, values of static host inputs.
 
         KeyError or TypeError where an input is not in a form that tells.
@@ -356,6 +365,6 @@ def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *arguments: held()(*arguments)  # type: ignore[misc]
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
     """Whether a value of an "either" input is a number, or a few, rather than an array."""
     return isinstance(value, int | float | np.generic | tuple | list)

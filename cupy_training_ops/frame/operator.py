@@ -10,8 +10,9 @@ from ..backend import Backend
 from ..plan import Device, Plan
 from ..runtime.launch import Planned
 from ..runtime.workspace import Workspaces
-from ..schema import Attribute, Output, Types
-from .call import Call, Prepared
+from ..schema import Attribute, Inferred, Output, Types
+from .call import Call
+from .prepared import Prepared
 
 
 class Operator(Planned, Protocol):
@@ -25,9 +26,9 @@ class Operator(Planned, Protocol):
     def workspaces(self) -> Workspaces: ...
 
     @property
-    def attribute_values(self) -> dict[str, Any]: ...
+    def attribute_values(self) -> dict[str, object]: ...
 
-    def infer(self, *inputs: Any) -> tuple[Any, ...]:
+    def infer(self, *inputs: Any) -> tuple[Inferred, ...]:
         """Output specs from what planning may know of the inputs."""
 
     def plan(self, device: Device, *specs: Any) -> Plan:
@@ -42,5 +43,5 @@ class Operator(Planned, Protocol):
     def own_call(self, prepared: Prepared) -> Call | None:
         """A way of its own to run, or None for provider and kernels."""
 
-    def cpu_function(self) -> Callable[..., Any]:
+    def cpu_function(self) -> Callable[..., object]:
         """The NumPy function that computes it."""

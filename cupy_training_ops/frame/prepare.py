@@ -10,21 +10,25 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import ArrayInfo
+from ..backend import ArrayInfo, Info
+from ..dtypes import HostArray
 from ..errors import refuse
 from ..plan import LaunchError
 from ..runtime.launch import ReadyPlan
-from ..schema import Changing, Input, Output, Spec
+from ..schema import Changing, Inferred, Input, Output, Single, Spec
 from . import checks
-from .call import Call, CpuCall, EmptyCall, KernelCall, Named, Prepared, Result, ungrouped
+from .call import Call
 from .convert import converted
 from .keys import CHANGES, unmarked
 from .operator import Operator
+from .prepared import Named, Prepared, Result, grouped, ungrouped
+from .providers import CpuCall, EmptyCall, KernelCall
 
 Outputs = Sequence[str] | None
+Keys = Sequence[Any]  # what is known of arguments: Info of arrays, what `host_key` makes of others
 
 
-def prepare(op: Operator, inputs: Sequence[Any], out: Sequence[Any], outputs: Outputs) -> Call:
+def prepare(op: Operator, inputs: Keys, out: Keys, outputs: Outputs) -> Call:
     """All checks of one call, in the same order and with the same words on every provider.
 
     `inputs` and `out` are the parts of the call's key.
@@ -62,7 +66,7 @@ def wanted(op: Operator, outputs: Outputs) -> tuple[str, ...]:
     return tuple(outputs)
 
 
-def _fixed(op: Operator, declared: Input, key: Any) -> Any:
+def _fixed(op: Operator, declared: Input, key: Any) -> object:
     """The frozen value of a static host input."""
     if key is None and declared.memory != "device" and not declared.optional:
         refuse(op.name, declared.name, "a value", "None")
@@ -73,7 +77,7 @@ def _fixed(op: Operator, declared: Input, key: Any) -> Any:
     return converted(op.name, declared, unmarked(key))
 
 
-def _arrays(op: Operator, keys: Sequence[Any]) -> Iterator[Named]:
+def _arrays(op: Operator, keys: Keys) -> Iterator[Named]:
     """Every array under its own name: the second of a variadic X is X[1]."""
     for declared, key in zip(op.inputs, keys, strict=True):
         if declared.memory == "host" or key is CHANGES:
@@ -85,16 +89,16 @@ def _arrays(op: Operator, keys: Sequence[Any]) -> Iterator[Named]:
             yield Named(declared.name, _info(key), declared)
 
 
-def _info(key: Any) -> ArrayInfo | None:
+def _info(key: Info | None) -> ArrayInfo | None:
     return None if key is None else ArrayInfo(*key)
 
 
 def _check_inputs(op: Operator, arrays: Sequence[Named]) -> None:
-    bound: checks.Bindings = {
-        a.type: op.attribute_values[a.name]
-        for a in op.attributes
-        if a.type and op.attribute_values[a.name] is not None
-    }
+    bound: checks.Bindings = {}
+    for attribute in op.attributes:
+        value = op.attribute_values[attribute.name]
+        if attribute.type and isinstance(value, np.dtype):
+            bound[attribute.type] = value
     for array in arrays:
         declared = array.declared
         if array.info is not None:
@@ -106,9 +110,9 @@ def _check_inputs(op: Operator, arrays: Sequence[Named]) -> None:
     checks.row(op.name, op.types, bound)
 
 
-def _specs(op: Operator, keys: Sequence[Any], fixed: Sequence[Any]) -> tuple[Any, ...]:
+def _specs(op: Operator, keys: Keys, fixed: Sequence[object]) -> tuple[object, ...]:
     """What `infer` and `plan` see: placed specs, tuples of them, Changing or host values."""
-    specs: list[Any] = []
+    specs: list[object] = []
     n_arrays = 0
     for place, (declared, key) in enumerate(zip(op.inputs, keys, strict=True)):
         if key is CHANGES:
@@ -124,12 +128,12 @@ def _specs(op: Operator, keys: Sequence[Any], fixed: Sequence[Any]) -> tuple[Any
     return tuple(specs)
 
 
-def _placed(key: Any, place: int) -> Spec | None:
+def _placed(key: Info | None, place: int) -> Spec | None:
     return None if key is None else replace(ArrayInfo(*key).spec, place=place)
 
 
 def _results(
-    op: Operator, inferred: Sequence[Any], names: tuple[str, ...], arrays: Sequence[Named]
+    op: Operator, inferred: Sequence[Inferred], names: tuple[str, ...], arrays: Sequence[Named]
 ) -> tuple[tuple[Result, ...], tuple[int | None, ...]]:
     """Inferred outputs, variadic ones taken apart; no spec for one that is not asked for."""
     places = {array.name: place for place, array in enumerate(arrays)}
@@ -137,7 +141,7 @@ def _results(
     counts: list[int | None] = []
     for output, item in zip(op.outputs, inferred, strict=True):
         asked_for = output.name in names
-        if output.variadic:
+        if isinstance(item, tuple):  # of a variadic output
             counts.append(len(item))
             results += [
                 _result(output, spec, f"[{i}]", asked_for, places) for i, spec in enumerate(item)
@@ -149,21 +153,20 @@ def _results(
 
 
 def _result(
-    output: Output, item: Any, index: str, asked_for: bool, places: Mapping[str, int]
+    output: Output, item: Single, index: str, asked_for: bool, places: Mapping[str, int]
 ) -> Result:
-    is_value = isinstance(item, Changing | np.ndarray)
     may = (*output.may_alias, *((output.aliases,) if output.aliases else ()))
     return Result(
         name=output.name + index,
         spec=_wanted_spec(output, item) if asked_for and item is not None else None,
-        value=item if is_value else None,
+        value=item if isinstance(item, Changing | np.ndarray) else None,
         alias=None if output.aliases is None else places.get(output.aliases + index),
         shareable=tuple(places[name + index] for name in may if name + index in places),
         computed=output.memory != "host",
     )
 
 
-def _wanted_spec(output: Output, item: Any) -> Spec:
+def _wanted_spec(output: Output, item: Spec | Changing | HostArray) -> Spec:
     if isinstance(item, Changing):
         return Spec((), np.dtype(output.type))
     return Spec(item.shape, item.dtype)
@@ -173,7 +176,7 @@ def _check_out(
     op: Operator,
     results: Sequence[Result],
     counts: Sequence[int | None],
-    out: Sequence[Any],
+    out: Keys,
 ) -> tuple[ArrayInfo | None, ...]:
     """The caller's outputs, one for each result."""
     if list(out) == [None]:
@@ -185,8 +188,8 @@ def _check_out(
 
 
 def _one_by_one(
-    op: Operator, results: Sequence[Result], counts: Sequence[int | None], out: Sequence[Any]
-) -> Sequence[Any]:
+    op: Operator, results: Sequence[Result], counts: Sequence[int | None], out: Keys
+) -> Keys:
     """The keys of the caller's outputs; lists beside other outputs are given as tuples."""
     if len(counts) > 1 and any(count is not None for count in counts):
         if len(out) != len(counts):
@@ -235,7 +238,7 @@ def _placement(
     return next(iter(present.values()))
 
 
-def _route(op: Operator, prepared: Prepared, specs: Sequence[Any]) -> Call:
+def _route(op: Operator, prepared: Prepared, specs: Sequence[object]) -> Call:
     """The provider the arrays chose, ready to run."""
     own = op.own_call(prepared)
     if own is not None:
@@ -250,14 +253,14 @@ def _route(op: Operator, prepared: Prepared, specs: Sequence[Any]) -> Call:
     return KernelCall(prepared, _ready(op, prepared, specs), op.workspaces)
 
 
-def _ready(op: Operator, prepared: Prepared, specs: Sequence[Any]) -> ReadyPlan:
+def _ready(op: Operator, prepared: Prepared, specs: Sequence[object]) -> ReadyPlan:
     """The plan of a call, its arrays numbered: inputs first, then results."""
     backend, device = prepared.placement.backend, prepared.placement.device
     n_inputs = len(prepared.arrays)
     pairs = zip(prepared.results, prepared.out, strict=True)
     outputs = [_planned(prepared, *pair, n_inputs + i) for i, pair in enumerate(pairs)]
     try:
-        plan = op.plan(backend.device(device), *specs, *_regrouped(outputs, prepared.counts))
+        plan = op.plan(backend.device(device), *specs, *grouped(outputs, prepared.counts))
         return ReadyPlan(op, backend, device, plan, n_inputs + len(outputs))
     except LaunchError as error:
         refuse(op.name, "inputs", "sizes that a GPU can launch", str(error))
@@ -275,9 +278,3 @@ def _planned(
     if aliased is not None:
         return replace(aliased.spec, in_place=True, place=place)
     return replace(result.spec, place=place)
-
-
-def _regrouped(outputs: Sequence[Any], counts: Sequence[int | None]) -> list[Any]:
-    """Outputs as declared: those of a variadic one as a tuple."""
-    items = iter(outputs)
-    return [next(items) if n is None else tuple(next(items) for _ in range(n)) for n in counts]

@@ -12,10 +12,14 @@ from dataclasses import dataclass
 from operator import is_
 from typing import Any
 
+from ..backend import Array
 from ..schema import Input
 from .backends import BACKENDS
-from .call import Arrays, Call
+from .call import Call, Tables
 from .keys import Reader
+from .prepared import Arguments
+
+Keys = tuple[object, ...]  # parts of a call's key
 
 
 @dataclass(frozen=True)
@@ -24,13 +28,13 @@ class Repeated:
 
     call: Call
     readers: tuple[Reader, ...]
-    keys: Any  # of what is no array
-    arrays: tuple[weakref.ref[Any] | None, ...]
-    states: list[Any]  # what of the arrays may change while they live
+    keys: Keys  # of host values
+    arrays: tuple[weakref.ref[Array] | None, ...]
+    states: list[object]  # what of the arrays may change while they live
     outputs: Sequence[str] | None
-    tables: Sequence[Any] | None
+    tables: Tables | None
 
-    def has(self, inputs: Arrays, out: Arrays, outputs: Sequence[str] | None) -> bool:
+    def has(self, inputs: Arguments, out: Arguments, outputs: Sequence[str] | None) -> bool:
         """Whether a call with these arguments is the same."""
         declared = self.call.prepared.inputs
         if outputs != self.outputs or len(inputs) > len(declared):
@@ -46,7 +50,7 @@ class Repeated:
         except (KeyError, TypeError):  # an argument that has to be adopted first
             return False
 
-    def again(self, inputs: Arrays, out: Arrays) -> Any:
+    def again(self, inputs: Arguments, out: Arguments) -> Any:
         """The call, without a comparison of memory."""
         inputs, out, arrays = self.call.taken_apart(inputs, out)
         return self.call.finish(inputs, arrays, out, None, self.tables)
@@ -55,10 +59,10 @@ class Repeated:
 def remembered(
     call: Call,
     readers: tuple[Reader, ...],
-    inputs: Arrays,
-    out: Arrays,
+    inputs: Arguments,
+    out: Arguments,
     outputs: Sequence[str] | None,
-    tables: Sequence[Any] | None,
+    tables: Tables | None,
 ) -> list[Repeated]:
     """The call with these arguments in a list, which is empty where it cannot be known again."""
     declared = call.prepared.inputs
@@ -74,9 +78,9 @@ def remembered(
     return [Repeated(call, readers, keys, held, call.backend.states(found), names, tables)]
 
 
-def _arrays(declared: Sequence[Input], inputs: Arrays, out: Arrays) -> list[Any]:
+def _arrays(declared: Sequence[Input], inputs: Arguments, out: Arguments) -> list[Array | None]:
     """All arrays that are given, one by one; TypeError where a list is none."""
-    found: list[Any] = []
+    found: list[Array | None] = []
     for item, value in zip(declared, inputs, strict=True):
         if item.memory == "device":
             found += _listed(value) if item.variadic and value is not None else (value,)
@@ -95,17 +99,17 @@ def _listed(value: Any) -> Sequence[Any]:
 
 
 def _keys(
-    declared: Sequence[Input], readers: tuple[Reader, ...], inputs: Arrays, out: Arrays
-) -> Any:
+    declared: Sequence[Input], readers: tuple[Reader, ...], inputs: Arguments, out: Arguments
+) -> Keys:
     """What tells calls with the same arrays apart: the lengths of lists, and host values."""
     lengths = tuple([len(given) if isinstance(given, tuple) else None for given in out])
     return lengths, tuple(map(_key, declared, readers, inputs))
 
 
-def _key(item: Input, read: Reader, value: Any) -> Any:
+def _key(item: Input, read: Reader, value: object) -> object:
     """Of one input; KeyError or TypeError where it is not in a form that tells."""
     if value is None or (type(value) in BACKENDS and item.memory != "host"):
         return None
-    if item.memory == "device" and item.variadic:
+    if item.memory == "device" and isinstance(value, list | tuple):
         return len(value)
     return read(value)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..planning.elementwise import ElementwiseOp
+from ..planning.elementwise import ElementwiseOp, Number
 from ..schema import Attribute, Input, Output, real
 
 DY = Input("dY", "T", shape="any shape")
@@ -61,7 +61,7 @@ class LeakyReluGrad(ElementwiseOp):
     attributes = (Attribute("alpha", real, 0.01),)
     alpha: float
 
-    def options(self, *inputs: Any) -> tuple[Any, ...]:
+    def options(self, *inputs: Any) -> tuple[Number, ...]:
         return (self.alpha,)
 
 
@@ -133,7 +133,7 @@ class QuickGeluGrad(ElementwiseOp):
     attributes = (Attribute("alpha", real, 1.702),)
     alpha: float
 
-    def options(self, *inputs: Any) -> tuple[Any, ...]:
+    def options(self, *inputs: Any) -> tuple[Number, ...]:
         return (self.alpha,)
 
 
@@ -227,7 +227,7 @@ class QuickGelu(ElementwiseOp):
     attributes = (Attribute("alpha", real, 1.702),)
     alpha: float
 
-    def options(self, *inputs: Any) -> tuple[Any, ...]:
+    def options(self, *inputs: Any) -> tuple[Number, ...]:
         return (self.alpha,)
 
 

@@ -19,19 +19,19 @@ from ..numerics import rounded
 from ..plan import Device, Plan
 from ..planning import broadcasting
 from ..planning.div_grad import Arrays, plan_general, plan_part
-from ..planning.elementwise import ElementwiseOp, streamed
+from ..planning.elementwise import ElementwiseOp, Number, streamed
 from ..schema import Attribute, Input, Output, Spec, Types, boolean, integer, optional, real, single
 
 INPUT = Input("input", "T", shape="any shape")
 OUTPUT = Output("output", "T", may_alias=("input",), shape="shape of input")
 
 
-def number(value: Any) -> float:
+def number(value: object) -> float:
     """A real number, also in an array or a sequence of one element."""
     return value if type(value) is float else real(single(value))
 
 
-def bound(value: Any) -> int:
+def bound(value: object) -> int:
     """An integer within the range of float64."""
     whole = integer(value)
     real(whole)
@@ -55,7 +55,7 @@ class Scale(ElementwiseOp):
     def symbol(self) -> str:
         return "scale__down" if self.scale_down else "scale"
 
-    def options(self, *inputs: Any) -> tuple[Any, ...]:
+    def options(self, *inputs: Any) -> tuple[Number, ...]:
         return (inputs[1],)
 
 
@@ -80,11 +80,11 @@ class BatchScale(ElementwiseOp):
     scale_1: float
     scale_2: float | None
 
-    def infer(self, *inputs: Any) -> tuple[Any, ...]:
+    def infer(self, *inputs: Any) -> tuple[Spec | None, ...]:
         first, second, third = super().infer(*inputs)
         return first, second, None if self.scale_2 is None else third
 
-    def options(self, *inputs: Any) -> tuple[Any, ...]:
+    def options(self, *inputs: Any) -> tuple[Number, ...]:
         return self.scale_0, self.scale_1, self.scale_2 or 0.0
 
 
@@ -115,14 +115,15 @@ class ScaledSum(ElementwiseOp):
     scale_1: float
     scale_2: float | None
 
-    def infer(self, *inputs: Any) -> tuple[Spec, ...]:
+    def infer(self, *inputs: Any) -> tuple[Spec | None, ...]:
         if inputs[2] is not None and self.scale_2 is None:
             refuse(self.name, "scale_2", "a number, because input_2 is given", "None")
         return super().infer(*inputs)
 
-    def options(self, *inputs: Any) -> tuple[Any, ...]:
+    def options(self, *inputs: Any) -> tuple[Number, ...]:
         # The kernel reads 0 for an absent input_2: 0 times -0 adds nothing, even to -0.
-        return self.scale_0, self.scale_1, -0.0 if inputs[2] is None else self.scale_2
+        scale_2 = -0.0 if inputs[2] is None or self.scale_2 is None else self.scale_2
+        return self.scale_0, self.scale_1, scale_2
 
 
 class FakeQuant(ElementwiseOp):
@@ -150,7 +151,7 @@ class FakeQuant(ElementwiseOp):
     quant_min: int
     quant_max: int
 
-    def __init__(self, **attributes: Any) -> None:
+    def __init__(self, **attributes: object) -> None:
         super().__init__(**attributes)
         if self.quant_min > self.quant_max:
             expected = f"at least quant_min, {self.quant_min}"
@@ -158,12 +159,12 @@ class FakeQuant(ElementwiseOp):
 
     def check_numbers(self, *inputs: Any) -> None:
         scale = rounded(inputs[1], inputs[0].dtype)
-        limits = np.finfo(scale)
+        limits = np.finfo(scale.dtype)
         if not limits.smallest_normal <= abs(scale) <= limits.max:
             expected = f"a number other than 0 that is normal in {scale.dtype}"
             refuse(self.name, "scale", expected, f"{inputs[1]}")
 
-    def options(self, *inputs: Any) -> tuple[Any, ...]:
+    def options(self, *inputs: Any) -> tuple[Number, ...]:
         return (*inputs[1:], self.quant_min, self.quant_max)
 
 

@@ -8,12 +8,13 @@ follows from the indices alone; with deterministic=False atomic additions may ta
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from .. import schema
-from ..dtypes import FLOATS, INT64
+from ..dtypes import FLOATS, INT64, HostArray
 from ..errors import refuse
 from ..frame.checks import from_front
 from ..frame.op import Op
@@ -53,7 +54,7 @@ class _GatherGradient(Op):
         """How many dimensions the kernels' structs have room for."""
         return cls.source().constant("MAX_DIMS")
 
-    def in_range(self, name: str, indices: Any, extent: int) -> None:
+    def in_range(self, name: str, indices: HostArray, extent: int) -> None:
         """Refuse indices outside -extent .. extent - 1."""
         outside = (indices < -extent) | (indices >= extent)
         if bool(outside.any()):
@@ -253,7 +254,7 @@ def coalesced(indices: tuple[int, ...], shape: tuple[int, ...], axis: int) -> li
     return merged or [(1, 0)]
 
 
-def lines(shape: tuple[int, ...], axis: int, dims: list[tuple[int, int]], most: int) -> Any:
+def lines(shape: tuple[int, ...], axis: int, dims: list[tuple[int, int]], most: int) -> np.void:
     """The kernels' struct Lines of coalesced dimensions."""
     *outer, (columns, column_stride) = dims
     return by_value(
@@ -267,7 +268,7 @@ def lines(shape: tuple[int, ...], axis: int, dims: list[tuple[int, int]], most: 
     )
 
 
-def padded(values: Any, length: int) -> Any:
+def padded(values: Sequence[int], length: int) -> HostArray:
     """Integers in a table of this length."""
     table = np.zeros(length, np.int64)
     table[: len(values)] = values

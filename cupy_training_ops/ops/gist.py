@@ -6,17 +6,15 @@ Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", I
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import numpy as np
-
-from ..dtypes import BOOL, FLOATS, to_dtype
+from ..dtypes import BOOL, FLOATS, Dtype, to_dtype
 from ..errors import refuse
 from ..frame.op import Op, slots
 from ..plan import Config, Device, Launch, Plan, ceil_div
 from ..schema import Attribute, Input, Output, Spec, Types, boolean, dtype, optional, shape
 
-TILE = 8  # elements of an MSFP15 tile, and bits of a Pack1 byte
+BOX = 8  # elements that share an MSFP15 exponent, and bits of a Pack1 byte
 THREADS = 128
 # Bytes of decoded elements a thread has in flight, for codecs of single elements and for codecs of
 # tiles: the fastest of a sweep on an H200.
@@ -50,12 +48,14 @@ class _Codec(Op):
         binding = slots(T=decoded.dtype) | STREAM
         return Plan((Launch(self.function_name, config, arguments, binding),))
 
-    def options(self) -> tuple[Any, ...]:
+    def options(self) -> tuple[object, ...]:
         """The kernel's arguments after arrays, sizes and alignment."""
         return ()
 
 
-class _Encoder(_Codec):
+class Encoder(_Codec):
+    """The operators that make codes."""
+
     def infer(self, x: Spec) -> tuple[Spec, ...]:
         return (Spec(self.code_shape(x), to_dtype(self.outputs[0].type)),)
 
@@ -67,9 +67,11 @@ class _Encoder(_Codec):
         return self.stream(x, y, x)
 
 
-class _Decoder(_Codec):
+class Decoder(_Codec):
+    """The operators that make numbers of codes."""
+
     attributes: ClassVar[tuple[Attribute, ...]] = (TO, SHAPE)
-    to: np.dtype[Any]
+    to: Dtype
     shape: tuple[int, ...] | None
 
     def infer(self, x: Spec) -> tuple[Spec, ...]:
@@ -91,7 +93,7 @@ class _Decoder(_Codec):
         return self.stream(x, y, y)
 
 
-class GistBinarizeEncoder(_Encoder):
+class GistBinarizeEncoder(Encoder):
     """Sign test: Y = X > 0, in one byte an element.
 
     Zeros of either sign, negative numbers and NaN give False; subnormal numbers above zero give
@@ -103,7 +105,7 @@ class GistBinarizeEncoder(_Encoder):
     outputs = (Output("Y", "bool", shape="shape of X"),)
 
 
-class GistBinarizeDecoder(_Decoder):
+class GistBinarizeDecoder(Decoder):
     """Sign test back to numbers: Y = 1 where X, else 0.
 
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
@@ -112,7 +114,7 @@ class GistBinarizeDecoder(_Decoder):
     inputs = (Input("X", "bool", shape="any shape"),)
 
 
-class GistPack1Encoder(_Encoder):
+class GistPack1Encoder(Encoder):
     """Sign bits: bit 7 - j of Y[k] = X[8 k + j] > 0, the first element in the highest bit.
 
         element   8k  8k+1  8k+2  8k+3  8k+4  8k+5  8k+6  8k+7
@@ -128,10 +130,10 @@ class GistPack1Encoder(_Encoder):
     types: ClassVar[Types] = {"T": (BOOL, *FLOATS)}
 
     def code_shape(self, x: Spec) -> tuple[int, ...]:
-        return (ceil_div(x.size, TILE),)
+        return (ceil_div(x.size, BOX),)
 
 
-class GistPack1Decoder(_Decoder):
+class GistPack1Decoder(Decoder):
     """Sign bits back to numbers: Y[8 k + j] = bit 7 - j of X[k], as 1 or 0.
 
     GistPack1Encoder draws the bits.
@@ -149,13 +151,13 @@ class GistPack1Decoder(_Decoder):
     types: ClassVar[Types] = {"T": (BOOL, *FLOATS)}
 
     def flat_shape(self, x: Spec) -> tuple[int, ...]:
-        return (TILE * x.size,)
+        return (BOX * x.size,)
 
     def codes(self, n: int) -> int:
-        return ceil_div(n, TILE)
+        return ceil_div(n, BOX)
 
 
-class GistPack8Encoder(_Encoder):
+class GistPack8Encoder(Encoder):
     """OCP FP8 E5M2: Y = X rounded to 1 sign, 5 exponent (bias 15) and 2 fraction bits.
 
         bit   7      6 5 4 3 2   1 0
@@ -172,7 +174,7 @@ class GistPack8Encoder(_Encoder):
     outputs = (Output("Y", "uint8", shape="shape of X"),)
 
 
-class GistPack8Decoder(_Decoder):
+class GistPack8Decoder(Decoder):
     """The exact value of an E5M2 code: Y = the float16 whose upper byte is X and lower byte 0.
 
     Every T holds it exactly. GistPack8Encoder draws the bits.
@@ -183,7 +185,7 @@ class GistPack8Decoder(_Decoder):
     inputs = (Input("X", "uint8", shape="any shape"),)
 
 
-class GistPack16Encoder(_Encoder):
+class GistPack16Encoder(Encoder):
     """Half precision: Y = X rounded to float16.
 
     X is rounded straight from T to nearest, ties to even. Subnormal numbers are kept, |X| >= 65520
@@ -195,7 +197,7 @@ class GistPack16Encoder(_Encoder):
     outputs = (Output("Y", "float16", shape="shape of X"),)
 
 
-class GistPack16Decoder(_Decoder):
+class GistPack16Decoder(Decoder):
     """Half precision back: Y = X in type T.
 
     The value is exact but for bfloat16, to which it is rounded: to nearest, ties to even.
@@ -206,7 +208,7 @@ class GistPack16Decoder(_Decoder):
     inputs = (Input("X", "float16", shape="any shape"),)
 
 
-class GistPackMsfp15Encoder(_Encoder):
+class GistPackMsfp15Encoder(Encoder):
     """MSFP15: X[i] = (-1)^s M 2^(E - 132), E shared by 8 consecutive elements of the flat array.
 
     A tile is eight bytes, one an element: its sign s, its magnitude M and one bit of the tile's E.
@@ -247,13 +249,13 @@ class GistPackMsfp15Encoder(_Encoder):
     keep_nonfinite: bool
 
     def code_shape(self, x: Spec) -> tuple[int, ...]:
-        return x.shape if x.size % TILE == 0 else (TILE * ceil_div(x.size, TILE),)
+        return x.shape if x.size % BOX == 0 else (BOX * ceil_div(x.size, BOX),)
 
-    def options(self) -> tuple[Any, ...]:
+    def options(self) -> tuple[object, ...]:
         return (self.keep_nonfinite,)
 
 
-class GistPackMsfp15Decoder(_Decoder):
+class GistPackMsfp15Decoder(Decoder):
     """MSFP15 back: Y = (-1)^s M 2^(E - 132), rounded to float32 and then to T.
 
     GistPackMsfp15Encoder draws the bits. M = 0 gives +0. E = 255 with M >= 32 overflows to
@@ -279,9 +281,9 @@ class GistPackMsfp15Decoder(_Decoder):
     keep_nonfinite: bool
 
     def codes(self, n: int) -> int:
-        return TILE * ceil_div(n, TILE)
+        return BOX * ceil_div(n, BOX)
 
-    def options(self) -> tuple[Any, ...]:
+    def options(self) -> tuple[object, ...]:
         return (self.keep_nonfinite,)
 
 

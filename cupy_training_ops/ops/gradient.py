@@ -9,16 +9,16 @@ float32 sums and products become zero.
 from __future__ import annotations
 
 import itertools
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from ..dtypes import BOOL, FIXED_SIZE, FLOAT32, FLOATS
+from ..dtypes import BOOL, FIXED_SIZE, FLOAT32, FLOATS, Dtype
 from ..errors import refuse
 from ..frame.op import Op, slots
 from ..plan import Config, Device, Launch, Plan, ceil_div
 from ..planning.multi_tensor import batches
-from ..schema import Attribute, Input, Output, Spec, Types, boolean, dtype, flag
+from ..schema import Attribute, Inferred, Input, Output, Spec, Types, boolean, dtype, flag
 
 THREADS = 128
 NBYTES = 32  # of the wider type a thread has in flight
@@ -38,7 +38,7 @@ UPDATE_SIGNAL = Input(
 
 
 def _launch(
-    symbol: str, grid: int, args: tuple[Any, ...], t: Any = FLOAT32, value: Any = FLOAT32
+    symbol: str, grid: int, args: tuple[object, ...], t: Dtype = FLOAT32, value: Dtype = FLOAT32
 ) -> Launch:
     """A launch of this family, whose kernels share their slots."""
     binding = slots(T=t, VALUE=value) | {
@@ -133,12 +133,17 @@ class InPlaceAccumulatorV2(Op):
     )
     types: ClassVar[Types] = {"T": FLOATS, "T_GRAD": FLOATS}
 
-    def infer(self, buffer: Spec, value: Spec, overwrite_flag: bool | None) -> tuple[Any, ...]:
+    def infer(self, buffer: Spec, value: Spec, overwrite_flag: bool | None) -> tuple[Inferred, ...]:
         _refuse_other_shape(self.name, "value", value, "accumulation_buffer", buffer)
         return (DONE, buffer)
 
     def plan(
-        self, device: Device, buffer: Spec, value: Spec, overwrite_flag: bool | None, *outputs: Any
+        self,
+        device: Device,
+        buffer: Spec,
+        value: Spec,
+        overwrite_flag: bool | None,
+        *outputs: Spec | None,
     ) -> Plan:
         args = (None if overwrite_flag else buffer, value, outputs[-1], buffer.size)
         grid = _blocks(buffer, value)
@@ -174,7 +179,7 @@ class InPlaceAccumulatorList(Op):
 
     def infer(
         self, old_sums: tuple[Spec, ...], values: tuple[Spec, ...], update_signal: bool | None
-    ) -> tuple[Any, ...]:
+    ) -> tuple[Inferred, ...]:
         if len(values) != len(old_sums):
             refuse(self.name, "values", f"{len(old_sums)} arrays like old_sums", str(len(values)))
         for i, (old_sum, value) in enumerate(zip(old_sums, values, strict=True)):
@@ -257,10 +262,10 @@ class MixedPrecisionScale(Op):
         Attribute("fuse_outputs", boolean, False, doc="one output for all tensors"),
     )
     types: ClassVar[Types] = {"SrcT": FLOATS, "ScaleT": (FLOAT32,), "DstT": FLOATS}
-    to: np.dtype[Any]
+    to: Dtype
     fuse_outputs: bool
 
-    def infer(self, s: Spec, xs: tuple[Spec, ...]) -> tuple[Any, ...]:
+    def infer(self, s: Spec, xs: tuple[Spec, ...]) -> tuple[tuple[Spec, ...]]:
         if s.size != 1:
             refuse(self.name, "S", "one element", f"shape {s.shape}")
         if not xs:

@@ -19,7 +19,7 @@ from ..frame.op import Op, slots
 from ..plan import Config, Device, Launch, Plan, Scratch, ScratchMemory, by_value, ceil_div
 from ..planning.copy_runs import THREADS, Words, words_of
 from ..planning.fast_division import divisor
-from ..schema import Input, Output, Spec, Types, integers, shape
+from ..schema import Inferred, Input, Output, Spec, Types, integers, shape
 
 
 class SliceGrad(Op):
@@ -111,7 +111,7 @@ class SlicedAxis:
     count: int
 
     @property
-    def dimension(self) -> Any:
+    def dimension(self) -> np.void:
         """The kernel's Dimension."""
         return by_value(
             extent=divisor(self.extent),
@@ -204,7 +204,7 @@ class FlattenAndUnpad(_Rows):
         Output("unflatten_dims", "int64", memory="host", shape="shape (2,)", doc="(M1, M2)"),
     )
 
-    def infer(self, x: Spec, indices: Spec) -> tuple[Any, ...]:
+    def infer(self, x: Spec, indices: Spec) -> tuple[Inferred, ...]:
         if len(x.shape) < 2:
             refuse(self.name, "input", "rank 2 or more", f"shape {x.shape}")
         self.check_indices(indices)

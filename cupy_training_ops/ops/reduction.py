@@ -11,11 +11,11 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from ..dtypes import BOOL, FLOAT32, FLOAT64, FLOATS, INT64, to_dtype
+from ..dtypes import BOOL, FLOAT32, FLOAT64, FLOATS, INT64, Dtype, to_dtype
 from ..errors import refuse
 from ..frame.op import Op, slots
 from ..plan import (
@@ -33,6 +33,8 @@ from ..plan import (
 from ..planning.multi_tensor import Batch, batch, batches
 from ..schema import Attribute, Input, Output, Spec, Types, boolean, dtype, integers, optional
 
+Block = tuple[int, ...]
+
 INT32 = to_dtype("int32")
 THREADS = 256
 BLOCKS = 8  # a multiprocessor: together 2,048 threads
@@ -45,7 +47,9 @@ CHUNK_NBYTES = 32768
 CAPACITY = 192  # tensors a launch: 20 bytes each, 4,000 in all
 
 
-def _launch(symbol: str, grid: int, args: tuple[Any, ...], x: Any, y: Any, **config: Any) -> Launch:
+def _launch(
+    symbol: str, grid: int, args: tuple[object, ...], x: Dtype, y: Dtype, block: Block = (THREADS,)
+) -> Launch:
     """A launch of this family, whose kernels share their slots."""
     binding = slots(T=x, Y=y) | {
         "THREADS": str(THREADS),
@@ -53,7 +57,7 @@ def _launch(symbol: str, grid: int, args: tuple[Any, ...], x: Any, y: Any, **con
         "CAPACITY": str(CAPACITY),
         "CHUNK_NBYTES": str(CHUNK_NBYTES),
     }
-    return Launch(symbol, Config((grid,), config.get("block", (THREADS,))), args, binding)
+    return Launch(symbol, Config((grid,), block), args, binding)
 
 
 # ---- ReduceSumTraining ---------------------------------------------------------------------------
@@ -128,7 +132,7 @@ class ReduceSumTraining(Op):
         return Plan(tuple(launches), workspace_nbytes=room.scratch.nbytes)
 
 
-def _summed_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def _summed_in(dtype: Dtype) -> Dtype:
     """The type that sums are kept in between launches."""
     return dtype if dtype.itemsize >= FLOAT32.itemsize else FLOAT32
 
@@ -155,8 +159,8 @@ def passes(shape: Sequence[int], reduced: Iterable[int]) -> Iterator[Pass]:
 class _Place:
     """Where a pass reads or writes: a launch argument, its dtype, whether it is aligned."""
 
-    argument: Any
-    dtype: np.dtype[Any]
+    argument: Spec | Scratch
+    dtype: Dtype
     aligned: bool
 
 
@@ -168,7 +172,7 @@ class _Room:
         self.scratch = ScratchMemory()
         self.tickets: Scratch | None = None
 
-    def take(self, n: int, dtype: np.dtype[Any]) -> Scratch:
+    def take(self, n: int, dtype: Dtype) -> Scratch:
         """Room for n sums of this type."""
         if self.tickets is None:
             self.tickets = self.scratch.take(BLOCKS * self.multiprocessors, np.uint32)
@@ -178,7 +182,7 @@ class _Room:
         """Into how many spans, `most` at most, each of some groups of sums is to be divided."""
         return max(1, min(blocks * self.multiprocessors // groups, most))
 
-    def shared(self, n_sums: int, n_spans: int, dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    def shared(self, n_sums: int, n_spans: int, dtype: Dtype) -> tuple[Scratch | None, ...]:
         """Partial sums and tickets, where sums are divided into spans."""
         if n_spans == 1:
             return None, None
@@ -295,7 +299,7 @@ class ReduceAllL2(Op):
         Attribute("output_type", optional(dtype), None, type="TOut", doc="TIn where it is None"),
     )
     types: ClassVar[Types] = {"TIn": FLOATS, "TOut": FLOATS}
-    output_type: np.dtype[Any] | None
+    output_type: Dtype | None
 
     def infer(self, xs: tuple[Spec, ...]) -> tuple[Spec, ...]:
         _refuse_none(self.name, "X", xs)
@@ -337,7 +341,7 @@ class IsAllFinite(Op):
     isinf_only: bool
     isnan_only: bool
 
-    def __init__(self, **attributes: Any) -> None:
+    def __init__(self, **attributes: object) -> None:
         super().__init__(**attributes)
         if self.isinf_only and self.isnan_only:
             refuse(self.name, "isnan_only", "False where isinf_only is True", "True")

@@ -8,11 +8,11 @@ rounded once.
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from ..dtypes import FLOAT32, FLOAT64, FLOATS, element_type
+from ..dtypes import FLOAT32, FLOAT64, FLOATS, Dtype, element_type
 from ..errors import ArgumentError, refuse
 from ..frame.op import Op
 from ..plan import VEC_NBYTES, WARP, Config, Device, Launch, Plan, by_value, ceil_div
@@ -31,8 +31,10 @@ LANES = 2048  # such threads for each multiprocessor, before they have more rows
 MAX_DOUBLED = 2**23  # outputs along an axis whose positions float32 holds
 MAX_PIXELS = 2**30  # along an axis, so that row numbers stay within 32 bits
 
+Scales = tuple[float, ...] | None
 
-def no_axes(value: Any) -> tuple[int, ...]:
+
+def no_axes(value: object) -> tuple[int, ...]:
     """Nothing: both spatial axes, which is what its absence says."""
     if value is not None and integers(value):
         raise ArgumentError(f"expected no axes, got {value!r}")
@@ -89,7 +91,7 @@ class ResizeGrad(Op):
     types: ClassVar[Types] = {"T": FLOATS}
     coordinate_transformation_mode: str
 
-    def infer(self, dy: Spec, x: Spec, roi: Any, scales: tuple[float, ...] | None) -> tuple[Spec]:
+    def infer(self, dy: Spec, x: Spec, roi: object, scales: Scales) -> tuple[Spec]:
         for name, spec in (("dY", dy), ("X", x)):
             if len(spec.shape) != 4 or max(spec.shape[2:]) > MAX_PIXELS:
                 expected = f"rank 4 and at most {MAX_PIXELS} pixels along an axis"
@@ -101,7 +103,7 @@ class ResizeGrad(Op):
         return (Spec(x.shape, x.dtype),)
 
     def _check_scales(
-        self, outputs: tuple[int, ...], pixels: tuple[int, ...], scales: tuple[float, ...] | None
+        self, outputs: tuple[int, ...], pixels: tuple[int, ...], scales: Scales
     ) -> None:
         if scales is None:
             return
@@ -112,16 +114,19 @@ class ResizeGrad(Op):
                 expected = f"scales that take {pixels[axis]} pixels to {outputs[axis]}"
                 refuse(self.name, "scales", f"{expected} (axis {axis})", f"{scales[axis]}")
 
-    def plan(self, device: Device, dy: Spec, x: Spec, roi: Any, scales: Any, dx: Spec) -> Plan:
+    def plan(
+        self, device: Device, dy: Spec, x: Spec, roi: object, scales: Scales, dx: Spec
+    ) -> Plan:
         compute = FLOAT64 if dx.dtype == FLOAT64 else FLOAT32
         axes = [
-            self._axis(dx.shape[i], dy.shape[i], scales and scales[i], compute.type) for i in (2, 3)
+            self._axis(dx.shape[i], dy.shape[i], scales[i] if scales else None, compute.type)
+            for i in (2, 3)
         ]
         if self._doubles(dy, dx, axes):
             return Plan((self._doubled(device, dy, dx),))
         return Plan((self._tiled(device, dy, dx, *axes),))
 
-    def _doubles(self, dy: Spec, dx: Spec, axes: list[Any]) -> bool:
+    def _doubles(self, dy: Spec, dx: Spec, axes: list[np.void]) -> bool:
         """Whether every pixel became two by two, in rows of whole 16-byte pieces."""
         return (
             self.coordinate_transformation_mode == "half_pixel"
@@ -144,7 +149,7 @@ class ResizeGrad(Op):
         arguments = (dy, dx, n_lanes, n_rows, divisor(n_bands), band, divisor(n_pieces))
         return Launch(f"{self.function_name}__upsample2x", config, arguments, _slots(dx.dtype))
 
-    def _tiled(self, device: Device, dy: Spec, dx: Spec, rows: Any, columns: Any) -> Launch:
+    def _tiled(self, device: Device, dy: Spec, dx: Spec, rows: np.void, columns: np.void) -> Launch:
         n_planes, (n_rows, n_columns) = math.prod(dx.shape[:2]), dx.shape[2:]
         strip = _even(n_columns, self._widest(dy.shape[3], float(columns["ratio"])))
         n_strips = ceil_div(n_columns, strip)
@@ -166,7 +171,9 @@ class ResizeGrad(Op):
             return most
         return max(1, min(most, int((summed - constant("EACH")) * ratio) - 1))
 
-    def _axis(self, pixels: int, outputs: int, scale: float | None, kind: Any) -> Any:
+    def _axis(
+        self, pixels: int, outputs: int, scale: float | None, kind: type[np.floating]
+    ) -> np.void:
         """One axis as the kernel takes it; the ratio in the type that positions have."""
         align_corners = self.coordinate_transformation_mode == "align_corners"
         if align_corners:
@@ -181,7 +188,7 @@ class ResizeGrad(Op):
         return by_value(**counts, align_corners=np.int32(align_corners), **ratios)
 
 
-def _slots(dtype: np.dtype[Any]) -> dict[str, str]:
+def _slots(dtype: Dtype) -> dict[str, str]:
     row = element_type(dtype)
     return {"T": row.c_type, "ACC": row.accumulator, "THREADS": str(THREADS)}
 

@@ -9,18 +9,29 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from ..dtypes import FIXED_SIZE, INT64
+from ..dtypes import FIXED_SIZE, INT64, HostArray
 from ..errors import refuse
 from ..frame.checks import from_front
 from ..frame.op import Op, ViewOp
 from ..plan import Config, Device, Launch, Plan, Pointers, Scratch, ScratchMemory, by_value
 from ..planning.copy_runs import THREADS, Words, words_of
 from ..planning.fast_division import divisor, divisor_fields
-from ..schema import Attribute, Input, Output, Spec, Types, integer, optional, shape
+from ..schema import (
+    Attribute,
+    Inferred,
+    Input,
+    Output,
+    Shape,
+    Spec,
+    Types,
+    integer,
+    optional,
+    shape,
+)
 
 CAPACITIES = (16, 120, 240)  # arrays that a launch knows by value, in at most 4,000 bytes
 MAX_SPLIT = 120  # outputs of a launch, which knows more of each
@@ -54,7 +65,7 @@ class View(ViewOp):
     types: ClassVar[Types] = {"T": FIXED_SIZE}
     bitwise_exact = True
 
-    def infer(self, x: Spec, shapes: tuple[tuple[int, ...], ...]) -> tuple[Any, ...]:
+    def infer(self, x: Spec, shapes: tuple[Shape, ...]) -> tuple[tuple[Spec, ...]]:
         sizes = list(map(math.prod, shapes))
         if sum(sizes) != x.size:
             total = " + ".join(map(str, sizes)) or "nothing"
@@ -92,7 +103,7 @@ class ConcatTraining(Op):
     bitwise_exact = True
     axis: int
 
-    def infer(self, xs: tuple[Spec, ...]) -> tuple[Any, ...]:
+    def infer(self, xs: tuple[Spec, ...]) -> tuple[Inferred, ...]:
         if not xs:
             refuse(self.name, "inputs", "at least one array", "an empty list")
         axis = from_front(self.name, self.axis, len(xs[0].shape))
@@ -148,7 +159,9 @@ def _starts(widths: Iterable[int]) -> list[int]:
     return list(itertools.accumulate(widths, initial=0))
 
 
-def _by_value(arrays: Sequence[Spec], **columns: Any) -> tuple[tuple[Any, Any], int]:
+def _by_value(
+    arrays: Sequence[Spec], **columns: Sequence[int] | HostArray
+) -> tuple[tuple[Pointers, np.void], int]:
     """Addresses and columns (one entry more) as launch arguments, and their capacity."""
     capacity = next(most for most in CAPACITIES if len(arrays) <= most)
     padded = {name: np.pad(c, (0, capacity + 1 - len(c))) for name, c in columns.items()}
@@ -158,7 +171,7 @@ def _by_value(arrays: Sequence[Spec], **columns: Any) -> tuple[tuple[Any, Any], 
 def _launch(
     symbol: str,
     config: Config,
-    arguments: tuple[Any, ...],
+    arguments: tuple[object, ...],
     words: Words,
     capacity: int = CAPACITIES[0],
 ) -> Launch:
@@ -196,7 +209,7 @@ class SplitTraining(Op):
     axis: int
     num_outputs: int | None
 
-    def infer(self, x: Spec, split: tuple[int, ...] | None) -> tuple[Any, ...]:
+    def infer(self, x: Spec, split: Shape | None) -> tuple[tuple[Spec, ...]]:
         axis = from_front(self.name, self.axis, len(x.shape))
         sizes = split or self._even(x.shape[axis])
         if sum(sizes) != x.shape[axis]:
@@ -215,7 +228,7 @@ class SplitTraining(Op):
             refuse(self.name, "split", f"a length that {n} outputs divide evenly", str(length))
         return (length // n,) * n
 
-    def plan(self, device: Device, x: Spec, split: Any, outputs: tuple[Spec, ...]) -> Plan:
+    def plan(self, device: Device, x: Spec, split: Shape | None, outputs: tuple[Spec, ...]) -> Plan:
         n_rows = math.prod(x.shape[: self.axis % len(x.shape)])
         parts = [y for y in outputs if y.size]
         widths = [y.size // n_rows for y in parts]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -163,7 +162,7 @@ def _general(dims: Sequence[Dimension], arrays: Arrays, spec: Spec, of_a: bool) 
     return Plan((launch, *_finish(partials, spec, chunks, spec.size, t)), scratch.nbytes)
 
 
-def _dimensions(dims: Sequence[Dimension], kept: Sequence[bool]) -> Any:
+def _dimensions(dims: Sequence[Dimension], kept: Sequence[bool]) -> np.void:
     """The struct Broadcast: kept ones first."""
     order = sorted(range(len(dims)), key=lambda i: not kept[i])
     steps = {
@@ -200,7 +199,7 @@ def _finish(
     return [Launch("div_grad__finish", config, (partials, total, rows, columns), type_slots(t))]
 
 
-def _int64(**values: int) -> dict[str, Any]:
+def _int64(**values: int) -> dict[str, np.int64]:
     return {name: np.int64(value) for name, value in values.items()}
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
+
 from ..dtypes import FLOATS, Dtype, element_type, to_dtype
 from ..errors import refuse
 from ..frame.op import Op
@@ -18,8 +20,10 @@ from .fast_division import divisor
 THREADS = 128
 NBYTES = 32  # bytes of elements a thread has in flight for each array
 
+Number = float | Changing  # an option of a kernel
 
-def type_slots(t: Any, nbytes: int = NBYTES) -> dict[str, str]:
+
+def type_slots(t: Dtype, nbytes: int = NBYTES) -> dict[str, str]:
     """What algorithm/elementwise.cuh is compiled with for elements of dtype `t`."""
     row = element_type(t)
     return {
@@ -33,7 +37,7 @@ def type_slots(t: Any, nbytes: int = NBYTES) -> dict[str, str]:
 def streamed(
     symbol: str,
     arrays: Sequence[Spec | None],
-    options: tuple[Any, ...] = (),
+    options: tuple[object, ...] = (),
     nbytes: int = NBYTES,
 ) -> Launch:
     """The launch of a kernel that takes the arrays, the first of type T, n, aligned, options."""
@@ -44,7 +48,7 @@ def streamed(
     return Launch(symbol, config, args, type_slots(x.dtype, nbytes))
 
 
-def _number(value: Any, t: Dtype) -> Any:
+def _number(value: Number, t: Dtype) -> Changing | np.generic:
     """An option in the type that is computed in, also where each call gives it anew."""
     if isinstance(value, Changing):
         return value.then(partial(rounded, t=t))
@@ -62,7 +66,7 @@ class ElementwiseOp(Op):
     row: ClassVar[str] = ""  # the input of rank 1 that repeats along the last dimension
     nbytes: ClassVar[int] = NBYTES
 
-    def infer(self, *inputs: Any) -> tuple[Spec, ...]:
+    def infer(self, *inputs: Any) -> tuple[Spec | None, ...]:
         named = dict(self._arrays(inputs))
         row = named.pop(self.row, None)
         first, *others = named.items()
@@ -79,7 +83,7 @@ class ElementwiseOp(Op):
         """The kernel: the operator's name, or a variant of it."""
         return self.function_name
 
-    def options(self, *inputs: Any) -> tuple[Any, ...]:
+    def options(self, *inputs: Any) -> tuple[Number, ...]:
         """The kernel's last arguments, numbers from attributes and host inputs."""
         return ()
 
@@ -93,11 +97,11 @@ class ElementwiseOp(Op):
         options = (*columns, *(_number(value, t) for value in self.options(*inputs)))
         return Plan((streamed(self.symbol, arrays, options, self.nbytes),))
 
-    def _arrays(self, inputs: Sequence[Any]) -> Iterator[tuple[str, Spec]]:
+    def _arrays(self, inputs: Sequence[object]) -> Iterator[tuple[str, Spec]]:
         """The arrays among the inputs, by name."""
         for item, spec in zip(self.inputs, inputs, strict=True):
-            if item.memory == "device" and spec is not None:
+            if isinstance(spec, Spec):
                 yield item.name, spec
 
-    def _dtype(self, output: Output, first: Spec) -> Any:
+    def _dtype(self, output: Output, first: Spec) -> Dtype:
         return first.dtype if output.type in self.types else to_dtype(output.type)

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ..plan import by_value
@@ -16,7 +14,7 @@ def divisor_fields(value: int) -> tuple[int, int, int]:
     return value, (1 << 63 + shift) // value + 1, shift
 
 
-def divisor(value: int) -> Any:
+def divisor(value: int) -> np.void:
     """A launch argument: core/fast_division.cuh's Divisor."""
     fields = np.array(divisor_fields(value), np.uint64)
     return by_value(value=np.int64(value), multiplier=fields[1], shift=np.int64(fields[2]))

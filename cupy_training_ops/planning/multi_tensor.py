@@ -6,12 +6,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from ..plan import Pointers, by_value, ceil_div
+from ..plan import MAX_PARAMETER_NBYTES, Pointers, by_value, ceil_div
 from ..schema import Spec
+
+SCALARS_NBYTES = 64  # of a launch's parameters beside its tables, at most
+
+
+def capacity(n_lists: int) -> int:
+    """Tensors a launch knows by value: their addresses in each list, and its TensorSizes."""
+    return (MAX_PARAMETER_NBYTES - 4 - SCALARS_NBYTES) // (8 * n_lists + 12)
 
 
 @dataclass(frozen=True)
@@ -20,14 +26,14 @@ class Batch:
 
     members: tuple[int, ...]
     n_chunks: int
-    sizes: Any
+    sizes: np.void
     capacity: int
 
     def pointers(self, specs: Sequence[Spec | None]) -> Pointers:
         """Their addresses, from all arrays of the list."""
         return Pointers(tuple(specs[i] for i in self.members), self.capacity)
 
-    def starts(self, starts: Sequence[int]) -> Any:
+    def starts(self, starts: Sequence[int]) -> np.void:
         """Where they begin in an array that joins the whole list, as a launch argument."""
         padded = np.zeros(self.capacity, np.int64)
         padded[: len(self.members)] = [starts[i] for i in self.members]

@@ -8,11 +8,11 @@ algorithm/radix_sort.cuh and algorithm/segmented_sum.cuh under names of the fami
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..dtypes import FLOAT64, element_type
+from ..dtypes import FLOAT64, Dtype, element_type
 from ..plan import (
     VEC_NBYTES,
     Config,
@@ -52,7 +52,7 @@ class Sizes:
     W: int
 
     @property
-    def key(self) -> np.dtype[Any]:
+    def key(self) -> Dtype:
         """The type of row numbers and slice numbers."""
         return np.dtype(np.uint32 if max(self.K, self.G) <= MAX_32_BIT else np.uint64)
 
@@ -97,7 +97,7 @@ def packet_size(width: int, dy: Spec, dx: Spec) -> int:
     return n if width % n == 0 and dy.aligned and dx.aligned else 1
 
 
-def spread(batches: int, n: int, runs: int, packets: int) -> tuple[Config, Any]:
+def spread(batches: int, n: int, runs: int, packets: int) -> tuple[Config, np.void]:
     """Grid and `Items` for n items in each batch, a thread taking `packets` of an item's `runs`."""
     lanes = min(THREADS, 1 << (ceil_div(runs, packets) - 1).bit_length())
     items_a_block = THREADS // lanes
@@ -123,7 +123,7 @@ class Scatter:
     index: Spec
     dy: Spec
     dx: Spec
-    target: tuple[Any, ...]  # the arguments that say where a slice goes
+    target: tuple[object, ...]  # the arguments that say where a slice goes
     scratch: ScratchMemory = field(default_factory=ScratchMemory)
     launches: list[Launch] = field(default_factory=list)
 
@@ -138,11 +138,11 @@ class Scatter:
         """A constant of the kernels."""
         return self.op.source().constant(name, self.slots)
 
-    def launch(self, stage: str, config: Config, *args: Any) -> None:
+    def launch(self, stage: str, config: Config, *args: object) -> None:
         """Add one launch of a stage that the family's operators share."""
         self.launch_own(f"{self.op.family}__{stage}", config, *args)
 
-    def launch_own(self, symbol: str, config: Config, *args: Any) -> None:
+    def launch_own(self, symbol: str, config: Config, *args: object) -> None:
         """Add one launch."""
         self.launches.append(Launch(symbol, config, args, self.slots))
 
@@ -167,7 +167,7 @@ class Scatter:
         """What was added up to now."""
         return Plan(tuple(self.launches), self.scratch.nbytes)
 
-    def zero(self, target: Any, dtype: Any) -> None:
+    def zero(self, target: Spec | Scratch, dtype: Dtype) -> None:
         """Zeros for dX, or for its sums in another type."""
         n = self.dx.size * np.dtype(dtype).itemsize // self.dx.dtype.itemsize
         packet = VEC_NBYTES // self.dx.dtype.itemsize
@@ -242,7 +242,7 @@ class Scatter:
         sizes = by_value(n_slices=s.K, n_rows=s.G, width=s.W)
         return self.atomic("__atomic", config, items, sizes)
 
-    def atomic(self, variant: str, config: Config, *args: Any) -> Plan:
+    def atomic(self, variant: str, config: Config, *args: object) -> Plan:
         """The additions of a kernel of the operator's own between zeros and rounding."""
         sums = self.scratch.take(self.dx.size, self.acc) if self.narrow else self.dx
         self.zero(sums, self.acc)

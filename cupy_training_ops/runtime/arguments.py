@@ -16,6 +16,7 @@ from ..plan import Launch, Pointers, Scratch
 from ..schema import Changing
 from .source import Parameter, Source
 
+Make = Callable[[object], object]  # from a number to an argument
 NULL = np.uint64(0)
 EITHER = "Either<"  # the struct of core/either.cuh
 _REALS = (np.float32, np.float64)
@@ -23,7 +24,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 _SCALARS = {row.c_type: row.dtype.type for row in ELEMENT_TYPES if row.dtype.kind != "c"}
 
 
-def check_pointer(launch: Launch, parameter: Parameter, dtype: Any) -> None:
+def check_pointer(launch: Launch, parameter: Parameter, dtype: Dtype) -> None:
     """An array argument meets a pointer to the same element type, or `void*`."""
     expected = launch.slots.get(parameter.c_type, parameter.c_type)
     if not parameter.pointer or expected not in (element_type(dtype).c_type, "void"):
@@ -33,7 +34,7 @@ def check_pointer(launch: Launch, parameter: Parameter, dtype: Any) -> None:
         )
 
 
-def cast(source: Source, launch: Launch, parameter: Parameter, value: Any) -> Any:
+def cast(source: Source, launch: Launch, parameter: Parameter, value: object) -> object:
     """A by-value argument in exactly the declared C type; None is the null pointer."""
     if parameter.pointer:
         if value is None:
@@ -57,13 +58,8 @@ def is_either(parameter: Parameter) -> bool:
 
 
 def checked(
-    op: str,
-    name: str,
-    c_type: str,
-    make: Callable[[Any], Any],
-    changing: Changing,
-    values: Mapping[int, Any],
-) -> Any:
+    op: str, name: str, c_type: str, make: Make, changing: Changing, values: Mapping[int, object]
+) -> object:
     """What `make` gives for a caller's number; refused where the kernel's type cannot hold it."""
     try:
         return make(changing.of(values))
@@ -72,7 +68,9 @@ def checked(
         raise ArgumentError(f"{op}: {name}: expected {expected}, got {got!r}") from error
 
 
-def either(layout: Dtype, value: Any = 0, *, address: int = 0, dtype: Dtype | None = None) -> Any:
+def either(
+    layout: Dtype, value: object = 0, *, address: int = 0, dtype: Dtype | None = None
+) -> object:
     """The struct of core/either.cuh: numbers beside a null pointer, or a pointer and its type."""
     struct = np.zeros((), layout)
     struct["array"] = address
@@ -94,7 +92,9 @@ def _bits(number: Any) -> np.int64:
     return np.int64(whole) if whole < 2**63 else np.uint64(whole).astype(np.int64)
 
 
-def _exact(launch: Launch, parameter: Parameter, scalar: Any, value: Any) -> Any:
+def _exact(
+    launch: Launch, parameter: Parameter, scalar: type[np.generic], value: Any
+) -> np.generic:
     """A scalar of the declared type: an integer as it is, a real number rounded, not infinite."""
     if type(value) is scalar:  # rounded already
         return value
@@ -113,9 +113,7 @@ def _exact(launch: Launch, parameter: Parameter, scalar: Any, value: Any) -> Any
     )
 
 
-def _check_struct(
-    source: Source, launch: Launch, parameter: Parameter, given: np.dtype[Any]
-) -> None:
+def _check_struct(source: Source, launch: Launch, parameter: Parameter, given: Dtype) -> None:
     """A struct by value has the fields that the kernel's has, byte for byte."""
     try:
         difference = _difference(source.struct(parameter.c_type, launch.slots), given, "")
@@ -127,7 +125,7 @@ def _check_struct(
         )
 
 
-def _difference(expected: np.dtype[Any], given: np.dtype[Any], outer: str) -> str:
+def _difference(expected: Dtype, given: Dtype, outer: str) -> str:
     """The first field in which two structs differ, in words; empty where they do not."""
     names, others = expected.names or (), given.names or ()
     for name in (*names, *others):
@@ -150,12 +148,12 @@ def _difference(expected: np.dtype[Any], given: np.dtype[Any], outer: str) -> st
     return ""
 
 
-def _spelled(dtype: np.dtype[Any]) -> str:
+def _spelled(dtype: Dtype) -> str:
     """A field's type as C spells it, but for numbers."""
     extents = "".join(f"[{extent}]" for extent in dtype.shape)
     return f"{'a struct' if dtype.base.names else dtype.base}{extents}"
 
 
-def _layout(dtype: np.dtype[Any]) -> str:
+def _layout(dtype: Dtype) -> str:
     offsets = [offset for _, offset, *_ in (dtype.fields or {}).values()]
     return f"{dtype.itemsize} bytes with fields at {offsets}"

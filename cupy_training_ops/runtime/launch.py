@@ -18,15 +18,15 @@ from ..dtypes import Dtype
 from ..errors import CompileError
 from ..plan import SHARED_NBYTES, Launch, LaunchError, Plan, Pointers, Scratch, Step, Work
 from ..schema import Changing, Input, Spec
-from .arguments import cast, check_pointer, checked, either, is_either
+from .arguments import Make, cast, check_pointer, checked, either, is_either
 from .compiler import kernel
 from .source import Parameter, Source, load
 
 _log: list[Step] | None = None
 
-Values = Mapping[int, Any]  # of changing inputs, by their places
-Address = Callable[[Sequence[int]], Any]  # from the addresses of a call's arrays to an argument
-Late = Callable[[Values], Any]  # from the values that change to an argument
+Values = Mapping[int, object]  # of changing inputs, by their places
+Address = Callable[[Sequence[int]], object]  # from the addresses of a call's arrays to an argument
+Late = Callable[[Values], object]  # from the values that change to an argument
 
 
 @contextlib.contextmanager
@@ -40,28 +40,31 @@ def launch_log() -> Iterator[list[Step]]:
         _log = before
 
 
+_Section = list[Any]  # one of the lists below
+
+
 @dataclass
 class _Arguments:
     """Where the arguments of all steps come from, each a section of one row of values."""
 
-    constants: list[Any] = field(default_factory=list)
+    constants: list[object] = field(default_factory=list)
     tables: list[Address] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     late: list[Late] = field(default_factory=list)
 
-    def add(self, section: list[Any], item: Any) -> tuple[list[Any], int]:
+    def add(self, section: _Section, item: object) -> tuple[_Section, int]:
         """Append to a section; the section and the place in it."""
         section.append(item)
         return section, len(section) - 1
 
     def starts(self, n_arrays: int) -> dict[int, int]:
         """Where each section begins behind the arrays, by the section's identity."""
-        sections = (self.constants, self.tables, self.offsets, self.late)
+        sections: tuple[_Section, ...] = (self.constants, self.tables, self.offsets, self.late)
         ends = itertools.accumulate(map(len, sections), initial=n_arrays)
         return {id(section): start for section, start in zip(sections, ends, strict=False)}
 
 
-_Place = int | tuple[list[Any], int]  # of an array, or in a section
+_Place = int | tuple[_Section, int]  # of an array, or in a section
 _Run = tuple[Kernel, tuple[int, ...], tuple[int, ...], int]  # with grid, block, shared memory
 _Ready = tuple[_Run, list[_Place], Step]
 
@@ -90,21 +93,23 @@ class ReadyPlan:
         with backend.on(device):
             ready = [READY[type(step)](builder, step) for step in plan.steps]
         self._arguments = builder.arguments
-        starts = self._arguments.starts(n_arrays)
+        # Lists are reached through tables alone: their arrays are left out of the row.
+        self._takes_arrays = any(isinstance(p, int) for _, places, _ in ready for p in places)
+        starts = self._arguments.starts(n_arrays if self._takes_arrays else 0)
         self._constants = tuple(self._arguments.constants)
         self._offsets = tuple(self._arguments.offsets)
         self._steps = [(*run, _picker(places, starts), step) for run, places, step in ready]
         self.has_tables = bool(self._arguments.tables)
 
-    def tables(self, arrays: Sequence[Array | None]) -> list[Any]:
+    def tables(self, arrays: Sequence[Array | None]) -> list[object]:
         """The structs that hold addresses of these arrays."""
         return self.tables_at(self._backend.pointers(arrays)) if self.has_tables else []
 
-    def tables_at(self, addresses: Sequence[int]) -> list[Any]:
+    def tables_at(self, addresses: Sequence[int]) -> list[object]:
         """The same for arrays at these addresses."""
         return [fill(addresses) for fill in self._arguments.tables]
 
-    def values(self, changing: Values) -> list[Any]:
+    def values(self, changing: Values) -> list[object]:
         """The arguments that follow from the values that change, cast and checked."""
         return [late(changing) for late in self._arguments.late]
 
@@ -112,18 +117,19 @@ class ReadyPlan:
         self,
         arrays: Sequence[Array | None],
         workspace: Array | None,
-        tables: Sequence[Any],
-        values: Sequence[Any],
+        tables: Sequence[object],
+        values: Sequence[object],
     ) -> None:
         """Queue all steps on the current device and stream."""
         scratch = self._scratch(workspace) if self._offsets else ()
-        row = (*arrays, *self._constants, *tables, *scratch, *values)
+        given = arrays if self._takes_arrays else ()
+        row = (*given, *self._constants, *tables, *scratch, *values)
         for function, grid, block, shared_nbytes, pick, step in self._steps:
             if _log is not None:
                 _log.append(step)
             function(grid, block, pick(row), shared_nbytes)
 
-    def _scratch(self, workspace: Array | None) -> list[Any]:
+    def _scratch(self, workspace: Array | None) -> list[object]:
         """Pointers into the scratch memory."""
         offset = self._backend.offset
         return [offset(workspace, start) for start in self._offsets]
@@ -169,7 +175,7 @@ class _Builder:
                 raise LaunchError(f"{wanted} bytes of shared memory a block, at most {most}")
         return wanted
 
-    def _place(self, source: Source, step: Launch, parameter: Parameter, arg: Any) -> _Place:
+    def _place(self, source: Source, step: Launch, parameter: Parameter, arg: object) -> _Place:
         """Where an argument of a launch comes from."""
         add, arguments = self.arguments.add, self.arguments
         if is_either(parameter):
@@ -184,10 +190,10 @@ class _Builder:
         if isinstance(value, Scratch):
             return add(arguments.offsets, value.offset)
         if isinstance(value, Pointers):
-            return add(arguments.tables, partial(_pointers, value))
+            return add(arguments.tables, _pointers(value))
         return add(arguments.constants, value)
 
-    def _either_place(self, layout: Dtype, parameter: Parameter, arg: Any) -> _Place:
+    def _either_place(self, layout: Dtype, parameter: Parameter, arg: object) -> _Place:
         """A number or an array: the struct that lets a kernel read it from either."""
         add, arguments = self.arguments.add, self.arguments
         if isinstance(arg, Spec):
@@ -197,13 +203,13 @@ class _Builder:
             return add(arguments.late, self._late(parameter, arg, partial(either, layout)))
         return add(arguments.constants, either(layout, arg))
 
-    def _late(self, parameter: Parameter, changing: Changing, make: Callable[[Any], Any]) -> Late:
+    def _late(self, parameter: Parameter, changing: Changing, make: Make) -> Late:
         """A number that each call gives, as the kernel takes it."""
         name = self._op.inputs[changing.place].name
         check = partial(checked, self._op.name, name, parameter.c_type, make)
         return lambda values: check(changing, values)
 
-    def _work_place(self, arg: Any) -> _Place:
+    def _work_place(self, arg: object) -> _Place:
         if isinstance(arg, Spec):
             return arg.place
         if isinstance(arg, Scratch):
@@ -219,19 +225,42 @@ READY: Mapping[type, Callable[[_Builder, Any], _Ready]] = {
 }
 
 
-def _pointers(table: Pointers, addresses: Sequence[int]) -> Any:
-    """The struct of the addresses of several arrays."""
-    found = np.zeros(table.capacity, np.uint64)
-    places = [None if spec is None else spec.place for spec in table.specs]
-    found[: len(places)] = [0 if place is None else addresses[place] for place in places]
-    return found.view(table.dtype)[0]
+def _pointers(table: Pointers) -> Address:
+    """What makes the struct of the addresses of several arrays."""
+    dtype = table.dtype
+    absent = [i for i, spec in enumerate(table.specs) if spec is None]
+    pick = _getter([0 if spec is None else spec.place for spec in table.specs])
+
+    last: list[tuple[tuple[int, ...], object]] = [((), None)]  # most tables stay from call to call
+
+    def fill(addresses: Sequence[int]) -> object:
+        picked = pick(addresses)
+        before, struct = last[0]
+        if picked != before:
+            struct = make(picked)
+            last[0] = picked, struct
+        return struct
+
+    def make(picked: tuple[int, ...]) -> object:
+        found = np.zeros(table.capacity, np.uint64)
+        found[: len(table.specs)] = picked
+        if absent:
+            found[absent] = 0
+        return found.view(dtype)[0]
+
+    return fill
 
 
 def _picker(
     places: Sequence[_Place], starts: Mapping[int, int]
-) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+) -> Callable[[Sequence[object]], tuple[object, ...]]:
     """A function from the row of all values to one step's arguments."""
     indices = [p if isinstance(p, int) else starts[id(p[0])] + p[1] for p in places]
+    return _getter(indices)
+
+
+def _getter(indices: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """What takes the items at these places out of a row."""
     if len(indices) > 1:
         return itemgetter(*indices)
     return lambda row: tuple(row[index] for index in indices)

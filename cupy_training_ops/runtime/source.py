@@ -13,10 +13,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
+from ..dtypes import Dtype
 from ..errors import CompileError
 from .tokens import COMMENT
 
@@ -55,12 +54,16 @@ class Source:
     code: str
     kernels: dict[str, tuple[Parameter, ...]]
 
+    def __reduce__(self) -> tuple[type[Source], tuple[object, ...]]:
+        """Pickled without what was read of it, for processes that compile it."""
+        return Source, (self.name, self.code, self.kernels)
+
     def constant(self, name: str, slots: Mapping[str, str] = _NO_SLOTS) -> int:
         """The value of `constexpr int NAME`, for a binding of slots; NAME may be qualified."""
         with self._naming_errors():
             return self._definitions(slots).constant(name)
 
-    def struct(self, c_type: str, slots: Mapping[str, str] = _NO_SLOTS) -> np.dtype[Any]:
+    def struct(self, c_type: str, slots: Mapping[str, str] = _NO_SLOTS) -> Dtype:
         """The layout of a struct as a signature names it, for a binding of slots."""
         with self._naming_errors():
             return self._definitions(slots).struct(c_type)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from ..dtypes import ELEMENT_TYPES
+from ..dtypes import ELEMENT_TYPES, Dtype
 from ..errors import CompileError
 from .constants import Expression
 from .declarations import Alias, Constant, Declarations, Member, Path, Struct, TemplateParameter
@@ -21,7 +21,7 @@ SLOT = "CTO_"  # what the macros of slots begin with
 class CType(NamedTuple):
     """A type as NumPy has it, and the alignment that C gives it."""
 
-    dtype: np.dtype[Any]
+    dtype: Dtype
     alignment: int
 
 
@@ -57,7 +57,7 @@ class Definitions:
         """The value of `constexpr int NAME`, which may be qualified."""
         return self._integer(tokens_of(name), (), {})
 
-    def _struct(self, c_type: str) -> np.dtype[Any]:
+    def _struct(self, c_type: str) -> Dtype:
         """The layout of a struct, which may be qualified and have template arguments."""
         dtype = self._type(tokens_of(c_type), (), {}).dtype
         if dtype.names is None:
@@ -164,7 +164,7 @@ class Definitions:
             raise CompileError(f"struct {'::'.join(struct.path)} {refused}")
         end, alignment = 0, self._alignment(struct.alignment, struct.path, bound)
         offsets: list[int] = []
-        formats: list[np.dtype[Any]] = []
+        formats: list[Dtype] = []
         for member in struct.members:
             c_type, extents = self._member(member, struct.path, bound)
             alignment = max(alignment, c_type.alignment)
@@ -185,7 +185,7 @@ class Definitions:
         return self._integer(tokens, scope, bound) if tokens else 1
 
 
-def _holds(c_type: np.dtype[Any], value: int) -> bool:
+def _holds(c_type: Dtype, value: int) -> bool:
     limits = np.iinfo(c_type)
     return int(limits.min) <= value <= int(limits.max)
 

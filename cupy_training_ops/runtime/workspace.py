@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Hashable
 
+from ..backend import Array, ArrayInfo, Backend
 from ..errors import ArgumentError, ProviderError
 
 
@@ -22,10 +23,10 @@ class Workspaces:
     def __init__(self, op: str) -> None:
         self._op = op
         self.lock = threading.RLock()  # a finalizer may run this operator meanwhile
-        self._current: dict[Any, Any] = {}
-        self._retired: list[Any] = []
+        self._current: dict[Hashable, Array] = {}
+        self._retired: list[Array] = []
 
-    def get(self, backend: Any, device: int, nbytes: int) -> Any:
+    def get(self, backend: Backend, device: int, nbytes: int) -> Array:
         """A buffer of at least `nbytes` for the device's current stream."""
         key = (backend, device, backend.stream(device))
         buffer = self._current.get(key)
@@ -43,7 +44,7 @@ class Workspaces:
         return self._current[key]
 
 
-def check(op: str, got: Any, home: Any, nbytes: int) -> None:
+def check(op: str, got: ArrayInfo, home: ArrayInfo, nbytes: int) -> None:
     """A caller's workspace: uint8, contiguous, aligned, large enough, where the arrays are.
 
     `got` and `home` are what `backends.info` says of the workspace and of a call's arrays.

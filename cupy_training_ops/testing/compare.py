@@ -6,8 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
-from ..dtypes import dtype_name, element_type
+from ..dtypes import HostArray, dtype_name, element_type
 
 # |actual - expected| <= tolerance * (1 + |expected|), by the dtype that is computed in.
 TOLERANCE = {"float64": 1e-12, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
@@ -15,7 +16,7 @@ TOLERANCE = {"float64": 1e-12, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-
 _POISON = 0x7A  # no NaN in any type, far from zero in each, and no bool
 
 
-def tolerance_of(dtype: Any) -> float:
+def tolerance_of(dtype: DTypeLike) -> float:
     """The table's entry; 0 for integers and bool, which are compared bit for bit."""
     return TOLERANCE.get(dtype_name(dtype), 0.0)
 
@@ -26,7 +27,7 @@ def poison(array: Any) -> Any:
     return array
 
 
-def assert_matches(actual: Any, expected: Any, tolerance: float | None = None) -> None:
+def assert_matches(actual: HostArray, expected: HostArray, tolerance: float | None = None) -> None:
     """Same dtype, shape and values; raises AssertionError that names the worst element.
 
     NaN, and infinities with their sign, must be in the same places. tolerance: None takes the
@@ -45,10 +46,10 @@ def assert_matches(actual: Any, expected: Any, tolerance: float | None = None) -
         )
 
 
-def _excess(actual: Any, expected: Any, allowed: float) -> Any:
+def _excess(actual: HostArray, expected: HostArray, allowed: float) -> HostArray:
     """How far each element is beyond what is allowed: 0 where it is right."""
     if element_type(expected.dtype).name not in TOLERANCE:
-        return (_comparable(actual) != _comparable(expected)).astype(np.float64)
+        return np.not_equal(_comparable(actual), _comparable(expected)).astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinities are what we look at
         a, e = actual.astype(np.float64), expected.astype(np.float64)
         same = (a == e) | (np.isnan(a) & np.isnan(e))
@@ -57,6 +58,6 @@ def _excess(actual: Any, expected: Any, allowed: float) -> Any:
     return np.where(same | close, 0.0, np.nan_to_num(distance, nan=np.inf) + 1e-300)
 
 
-def _comparable(array: Any) -> Any:
+def _comparable(array: HostArray) -> HostArray:
     """Bools by their byte: NumPy takes a poisoned one for True."""
     return array.view(np.uint8) if array.dtype == np.bool_ else array

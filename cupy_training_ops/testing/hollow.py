@@ -10,22 +10,26 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import cupy
 import numpy as np
+from numpy.typing import DTypeLike
 
-from ..backend import KernelSource
+from ..backend import Kernel, KernelSource
 from ..frame import backends
+from ..frame.backends import OneStream
 from ..plan import Device
 from ..runtime.cuda import CudaBackend
 from ..schema import Spec
+
+Grid = tuple[int, ...]
+Queued = tuple[str, tuple[object, ...]]  # a kernel or a piece of work, and its arguments
 
 ALIGNMENT = 512
 _addresses = itertools.count(2**40, 2**36)
 
 
-def hollow(shape: tuple[int, ...], dtype: Any, offset: int = 0) -> Any:
+def hollow(shape: tuple[int, ...], dtype: DTypeLike, offset: int = 0) -> cupy.ndarray:
     """A CuPy array of memory that is not there, `offset` elements off an aligned address."""
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
     memory = cupy.cuda.UnownedMemory(next(_addresses), nbytes + ALIGNMENT, None, 0)
@@ -36,32 +40,32 @@ def hollow(shape: tuple[int, ...], dtype: Any, offset: int = 0) -> Any:
 class HollowModule:
     """Kernels that note that they were launched, and with which arguments."""
 
-    def __init__(self, launches: list[Any]) -> None:
+    def __init__(self, launches: list[Queued]) -> None:
         self.launches = launches
 
-    def get_function(self, name: str) -> Any:
+    def get_function(self, name: str) -> Kernel:
         """A kernel that is not there."""
 
-        def launch(_grid: Any, _block: Any, arguments: Any, _shared: Any) -> None:
+        def launch(_grid: Grid, _block: Grid, arguments: tuple[object, ...], _shared: int) -> None:
             self.launches.append((name, arguments))
 
         return launch
 
-    def allow_shared(self, function: Any, nbytes: int) -> None:
+    def allow_shared(self, function: Kernel, nbytes: int) -> None:
         """Kernels that are not there ask for nothing."""
 
 
-class HollowBackend(CudaBackend):
+class HollowBackend(OneStream, CudaBackend):
     """The CUDA backend without what asks the driver."""
 
     def __init__(self) -> None:
-        self.launches: list[Any] = []
+        self.launches: list[Queued] = []
 
-    def empty(self, spec: Spec, device: int) -> Any:
+    def empty(self, spec: Spec, device: int) -> cupy.ndarray:
         """An output."""
         return hollow(spec.shape, spec.dtype)
 
-    def zeros(self, nbytes: int, device: int) -> Any:
+    def zeros(self, nbytes: int, device: int) -> cupy.ndarray:
         """A workspace."""
         return hollow((nbytes,), np.uint8)
 
@@ -77,22 +81,6 @@ class HollowBackend(CudaBackend):
         """Work that notes that it was queued."""
         return lambda *arguments: self.launches.append((name, arguments))
 
-    def is_current(self, device: int) -> bool:
-        """There is one device."""
-        return True
-
-    def on(self, device: int) -> contextlib.AbstractContextManager[None]:
-        """There is nothing to switch."""
-        return contextlib.nullcontext()
-
-    def stream(self, device: int) -> int:
-        """There is one stream."""
-        return 0
-
-    def capturing(self, device: int) -> bool:
-        """There are no graphs."""
-        return False
-
     def load(self, source: KernelSource, options: tuple[str, ...]) -> HollowModule:
         """Nothing is compiled."""
         return HollowModule(self.launches)
@@ -102,7 +90,7 @@ HOLLOW = HollowBackend()
 
 
 @contextlib.contextmanager
-def hollow_launches() -> Iterator[list[Any]]:
+def hollow_launches() -> Iterator[list[Queued]]:
     """CuPy's arrays are hollow ones in the context; its value is what is launched there."""
     before = dict(backends.BACKENDS)
     backends.BACKENDS[cupy.ndarray] = HOLLOW

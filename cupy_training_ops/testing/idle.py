@@ -6,15 +6,14 @@ Calls go through the whole frame, so that this stays right whatever an operator'
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..backend import Info, Kernel, KernelSource
 from ..backend import Module as CompiledModule
+from ..dtypes import HostArray
 from ..frame.backends import NumpyBackend, numpy_runs_on
 from ..plan import Device, Launch, Step
 from ..registry import get_op
@@ -39,7 +38,7 @@ class Module(NamedTuple):
         return f"{self.source.name}.cu ({types})"
 
 
-def idle(*launch: Any) -> None:
+def idle(*launch: object) -> None:
     """The kernel that does nothing."""
 
 
@@ -52,7 +51,7 @@ class IdleBackend(NumpyBackend):
     def __init__(self, device: Device) -> None:
         self._device = device
 
-    def info(self, array: NDArray[Any]) -> Info:
+    def info(self, array: HostArray) -> Info:
         """As on a GPU: alignment counts."""
         aligned = array.ctypes.data % 16 == 0
         return (self, array.dtype, array.shape, aligned, array.flags.c_contiguous, 0)
@@ -61,25 +60,9 @@ class IdleBackend(NumpyBackend):
         """The device that is planned for."""
         return self._device
 
-    def on(self, device: int) -> contextlib.AbstractContextManager[None]:
-        """There is nothing to switch."""
-        return contextlib.nullcontext()
-
-    def is_current(self, device: int) -> bool:
-        """There is one device."""
-        return True
-
-    def stream(self, device: int) -> int:
-        """There is one stream."""
-        return 0
-
-    def offset(self, array: NDArray[Any], nbytes: int) -> NDArray[Any]:
+    def offset(self, array: HostArray, nbytes: int) -> HostArray:
         """Never read."""
         return array
-
-    def zeros(self, nbytes: int, device: int) -> Any:
-        """A workspace."""
-        return np.zeros(nbytes, np.uint8)
 
     def load(self, source: KernelSource, options: tuple[str, ...]) -> CompiledModule:
         """A module of idle kernels."""

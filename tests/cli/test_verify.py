@@ -75,7 +75,7 @@ def test_a_tiny_error_fails_an_exact_operator_and_no_other(monkeypatch, name):
         return off
 
     monkeypatch.setattr(verify, "to_host", one_bit_off)
-    exact = get_op(name).exact
+    exact = get_op(name).bitwise_exact
     assert exact == (name != "TanhGrad")
     result = call("--op", name)
     assert result.exit_code == int(exact)

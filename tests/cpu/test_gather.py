@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from derivatives import vjp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,10 +31,10 @@ def indices_below(rng, extent, shape) -> np.ndarray:
     return rng.integers(-np.asarray(extent), extent, shape)
 
 
-def vjp(forward, shape, dy: np.ndarray) -> np.ndarray:
+def derivative(forward, shape, dy: np.ndarray) -> np.ndarray:
     """JAX's gradient of `forward`, which is linear, for an input of this shape."""
-    _, backward = jax.vjp(forward, jnp.zeros(shape))
-    return np.asarray(backward(jnp.asarray(dy))[0])
+    (gradient,) = vjp(forward, (np.zeros(shape),), dy)
+    return gradient
 
 
 # ---- derivatives: JAX differentiates the forward operator ----------------------------------------
@@ -47,7 +48,7 @@ def test_gather_grad_is_the_derivative(shape, index_shape, data, seed) -> None:
     indices = indices_below(rng, shape[axis], index_shape)
     before, after = shape[: axis % len(shape)], shape[axis % len(shape) + 1 :]
     dy = rng.standard_normal(before + index_shape + after)
-    expected = vjp(lambda x: jnp.take(x, indices % shape[axis], axis=axis), shape, dy)
+    expected = derivative(lambda x: jnp.take(x, indices % shape[axis], axis=axis), shape, dy)
     assert_matches(gather_grad(shape, indices, dy, axis=axis), expected)
 
 
@@ -66,7 +67,7 @@ def test_gather_nd_grad_is_the_derivative(shape, middle, data, seed) -> None:
             gather = jax.vmap(gather)
         return gather(x, jnp.asarray(indices % shape[b : b + k]))
 
-    assert_matches(gather_nd_grad(shape, indices, dy, batch_dims=b), vjp(forward, shape, dy))
+    assert_matches(gather_nd_grad(shape, indices, dy, batch_dims=b), derivative(forward, shape, dy))
 
 
 @settings(deadline=None, max_examples=25)  # JAX compiles each
@@ -79,7 +80,9 @@ def test_gather_elements_grad_is_the_derivative(shape, length, data, seed) -> No
     indices = indices_below(rng, shape[axis], index_shape)
     dy = rng.standard_normal(index_shape)
     forward = lambda x: jnp.take_along_axis(x, indices % shape[axis], axis=axis)  # noqa: E731
-    assert_matches(gather_elements_grad(dy, shape, indices, axis=axis), vjp(forward, shape, dy))
+    assert_matches(
+        gather_elements_grad(dy, shape, indices, axis=axis), derivative(forward, shape, dy)
+    )
 
 
 # ---- conservation: what is in dY is in dX, once --------------------------------------------------

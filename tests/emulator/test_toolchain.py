@@ -27,6 +27,7 @@ except EmulatorError as error:
 """
 
 
+@pytest.mark.thorough
 def test_portable_context_switch(tmp_path, run_python):
     environment = {"CTO_EMULATOR_CACHE": str(tmp_path), "CTO_EMULATOR_UCONTEXT": "1"}
     assert "reported: divergent_barrier: block (0,0,0)" in run_python(SUMS, **environment)
@@ -36,6 +37,7 @@ def test_portable_context_switch(tmp_path, run_python):
     assert "emulator_switch_stacks" not in symbols.stdout
 
 
+@pytest.mark.thorough
 def test_processes_may_build_at_the_same_time(tmp_path, run_python):
     with ThreadPoolExecutor(3) as pool:
         runs = [pool.submit(run_python, SUMS, CTO_EMULATOR_CACHE=str(tmp_path)) for _ in range(3)]

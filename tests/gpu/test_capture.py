@@ -41,6 +41,37 @@ def largest(name: str):
 LAUNCHING = [n for n in names() if n not in NOT_CAPTURED and not issubclass(get_op(n), ViewOp)]
 
 
+def blank_outputs(expected):
+    """Poisoned arrays; none for a host output, which follows from shapes: it is allocated, like no
+    device array may be."""
+    import cupy
+
+    return tuple(
+        poison(cupy.empty_like(e)) if isinstance(e, cupy.ndarray) else None for e in expected
+    )
+
+
+def replayed(op, inputs, out):
+    """Capture a call and replay it; arrays that were allocated between the two."""
+    import cupy
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    arrays = [array for array in out if array is not None]
+    with stream:
+        op(*inputs, out=out)  # the workspace of this stream exists from here on
+        stream.synchronize()
+        for array in arrays:
+            poison(array)
+        stream.begin_capture()
+        op(*inputs, out=out)
+        graph = stream.end_capture()
+        later = [cupy.full(array.nbytes + 512, 0x5A, np.uint8) for array in arrays]
+        for _ in range(3):
+            graph.launch(stream)
+        stream.synchronize()
+    return later
+
+
 @pytest.mark.parametrize("name", LAUNCHING)
 def test_replay_computes_and_spares_later_allocations(name: str, rng) -> None:
     import cupy
@@ -52,27 +83,9 @@ def test_replay_computes_and_spares_later_allocations(name: str, rng) -> None:
     inputs = run.place_inputs(op, values)
     expected = op(*run.place_inputs(op, values))  # some write into their inputs
     expected = expected if isinstance(expected, tuple) else (expected,)
-    # A host output follows from shapes: it is allocated, like no device array may be.
-    out = tuple(
-        poison(cupy.empty_like(e)) if isinstance(e, cupy.ndarray) else None for e in expected
-    )
+    out = blank_outputs(expected)
     cupy.cuda.Device().synchronize()
-    stream = cupy.cuda.Stream(non_blocking=True)
-    with stream:
-        op(*inputs, out=out)  # the workspace of this stream exists from here on
-        stream.synchronize()
-        for array in out:
-            if array is not None:
-                poison(array)
-        stream.begin_capture()
-        op(*inputs, out=out)
-        graph = stream.end_capture()
-        later = [
-            cupy.full(array.nbytes + 512, 0x5A, np.uint8) for array in out if array is not None
-        ]
-        for _ in range(3):
-            graph.launch(stream)
-        stream.synchronize()
+    later = replayed(op, inputs, out)
     for actual, wanted in zip(out, expected, strict=True):
         if actual is not None:
             assert_matches(actual.get(), wanted.get(), 0)

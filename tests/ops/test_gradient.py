@@ -196,8 +196,6 @@ def test_lists_of_any_alignment(run, rng) -> None:
 @pytest.mark.parametrize("x", FLOATS, ids=dtype_name)
 @pytest.mark.parametrize("y", FLOATS, ids=dtype_name)
 def test_scales_of_every_type_combination(run, rng, x, y) -> None:
-    if run.name == "emulated-reverse":
-        pytest.skip("two orders of threads are enough for a conversion")
     array, s = normal(rng, 3003, x), np.array([rng.uniform(0.5, 2)], FLOAT32)
     op = get_op("MixedPrecisionScale")(to=y)
     (result,) = op(run.place(s), [run.place(array)])

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Kernels of operators that exist to prove what losses, optimizers and collectives ask of the frame.
+#include "algorithm/multi_tensor.cuh"
 #include "core/either.cuh"
 #include "core/pointers.cuh"
 #include "core/types.cuh"
@@ -84,6 +85,33 @@ extern "C" __global__ void probe_descend(const __grid_constant__ Pointers<4> xs,
     float* const y = static_cast<float*>(ys.at[k]);
     for (i64 i = threadIdx.x; i < sizes.at[k]; i += blockDim.x)
         y[i] = x[i] - rate.as_float() * g[i];
+}
+
+#ifndef CTO_CAPACITY
+#define CTO_CAPACITY 80
+#endif
+constexpr int CAPACITY = CTO_CAPACITY;
+constexpr int CHUNK = 1024;
+using multi_tensor::BlockChunk;
+using multi_tensor::TensorSizes;
+
+// A step with momentum, over lists: m = 0.9 m + g, v = v + g g, w = w - rate m.
+extern "C" __global__ void probe_momentum(const __grid_constant__ Pointers<CAPACITY> ws,
+                                          const __grid_constant__ Pointers<CAPACITY> gs,
+                                          const __grid_constant__ Pointers<CAPACITY> ms,
+                                          const __grid_constant__ Pointers<CAPACITY> vs,
+                                          const __grid_constant__ TensorSizes<CAPACITY> sizes,
+                                          i32 n_tensors, float rate) {
+    const BlockChunk<CHUNK> chunk(sizes, n_tensors);
+    float* const w = static_cast<float*>(ws.at[chunk.tensor]);
+    const float* const g = static_cast<const float*>(gs.at[chunk.tensor]);
+    float* const m = static_cast<float*>(ms.at[chunk.tensor]);
+    float* const v = static_cast<float*>(vs.at[chunk.tensor]);
+    for (i64 i = chunk.first + threadIdx.x; i < chunk.end; i += blockDim.x) {
+        m[i] = 0.9f * m[i] + g[i];
+        v[i] += g[i] * g[i];
+        w[i] -= rate * m[i];
+    }
 }
 
 extern "C" __global__ void probe_mixed(const T* x, float* y, i64 place) {

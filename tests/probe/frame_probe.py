@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT64
 from cupy_training_ops.errors import ArgumentError, refuse
 from cupy_training_ops.frame import backends
-from cupy_training_ops.frame.op import DelegatingOp, Op, slots
+from cupy_training_ops.frame.op import DelegatingOp, slots
 from cupy_training_ops.plan import Config, Launch, Plan, Pointers, Work, by_value, ceil_div
+from cupy_training_ops.planning import multi_tensor
 from cupy_training_ops.schema import (
     Attribute,
     Changing,
@@ -26,21 +24,10 @@ from cupy_training_ops.schema import (
     single,
 )
 
+from .probe import Probe, one_launch
+
 THREADS = 128
 ALPHA = 0.9
-
-
-class Probe(Op):
-    source_folder = Path(__file__).parent
-
-    @classmethod
-    def cpu_function(cls):
-        return getattr(sys.modules[__name__], cls.function_name)
-
-
-def one_launch(symbol: str, n: int, args: tuple, **launch) -> Plan:
-    config = Config((ceil_div(n, THREADS),), (THREADS,))
-    return Plan((Launch(symbol, config, args, **launch),))
 
 
 def two_integers(value) -> tuple[int, int]:
@@ -106,7 +93,7 @@ class ProbeDecay(Probe):
     def plan(self, device, x, rate, step, y, new_step):
         decay = 0.0 if step is None else step.then(lambda t: 1 - ALPHA**t)
         args = (x, y, rate, decay, 0 if step is None else step, x.size)
-        return one_launch("probe_decay", x.size, args)
+        return one_launch("probe_decay", x.size, args, THREADS)
 
 
 def probe_decay(x, rate, step=None):
@@ -126,7 +113,7 @@ class ProbeRows(Probe):
 
     def plan(self, device, x, z, y):
         binding = slots(T=x.dtype, U=FLOAT32 if z is None else z.dtype)
-        return one_launch("probe_rows", x.size, (x, z, y, x.size), slots=binding)
+        return one_launch("probe_rows", x.size, (x, z, y, x.size), THREADS, slots=binding)
 
 
 def probe_rows(x, z=None):
@@ -214,6 +201,46 @@ def probe_read(x, value):  # noqa: ARG001 - where it runs
     return found[:1].astype(np.float64), found[:1].astype(np.int64)
 
 
+class ProbeMomentum(Probe):
+    """M = 0.9 M + G, V = V + G^2, W = W - rate M, in place, over four lists; the rate changes."""
+
+    inputs = (
+        Input("Ws", "float32", variadic=True),
+        Input("Gs", "float32", variadic=True),
+        Input("Ms", "float32", variadic=True),
+        Input("Vs", "float32", variadic=True),
+        Input("rate", "float32", memory="host", convert=real, static=False),
+    )
+    outputs = (
+        Output("new_Ws", "float32", variadic=True, aliases="Ws"),
+        Output("new_Ms", "float32", variadic=True, aliases="Ms"),
+        Output("new_Vs", "float32", variadic=True, aliases="Vs"),
+    )
+
+    def infer(self, ws, gs, ms, vs, rate):
+        for name, specs in (("Gs", gs), ("Ms", ms), ("Vs", vs)):
+            if [spec.shape for spec in specs] != [w.shape for w in ws]:
+                refuse(self.name, name, "the shapes of Ws", "others")
+        return ws, ms, vs
+
+    def plan(self, device, ws, gs, ms, vs, rate, *_):
+        room = multi_tensor.capacity(4)
+        binding = {"CAPACITY": str(room)}
+        steps = []
+        for batch in multi_tensor.batches([w.size for w in ws], 1024, room):
+            config = Config((batch.n_chunks,), (THREADS,))
+            tables = (batch.pointers(specs) for specs in (ws, gs, ms, vs))
+            args = (*tables, batch.sizes, len(batch.members), rate)
+            steps.append(Launch("probe_momentum", config, args, binding))
+        return Plan(tuple(steps))
+
+
+def probe_momentum(ws, gs, ms, vs, rate):
+    new_ms = [np.float32(0.9) * m + g for m, g in zip(ms, gs, strict=True)]
+    new_ws = [w - np.float32(rate) * m for w, m in zip(ws, new_ms, strict=True)]
+    return new_ws, new_ms, [v + g * g for v, g in zip(vs, gs, strict=True)]
+
+
 class ProbeMixed(Probe):
     """The first elements of arrays of two dtypes."""
 
@@ -295,7 +322,7 @@ class ProbeFill(Probe):
         return (Spec((self.n,), FLOAT32),)
 
     def plan(self, device, y):
-        return one_launch("probe_fill", y.size, (y, self.value, y.size))
+        return one_launch("probe_fill", y.size, (y, self.value, y.size), THREADS)
 
 
 def probe_fill(*, n, value, provider):  # noqa: ARG001 - where it runs
@@ -351,7 +378,7 @@ class ProbeScale12(Probe):
         return (x,)
 
     def plan(self, device, x, y):
-        return one_launch("probe_old_scale", x.size, (x, y, self.factor, x.size))
+        return one_launch("probe_old_scale", x.size, (x, y, self.factor, x.size), THREADS)
 
 
 class ProbeScale13(ProbeScale12):

@@ -23,11 +23,11 @@ class Probe(Op):
 
     @classmethod
     def cpu_function(cls):
-        return getattr(sys.modules[__name__], cls.function_name)
+        return getattr(sys.modules[cls.__module__], cls.function_name)
 
 
-def one_launch(symbol: str, n: int, args: tuple, **launch) -> Plan:
-    config = Config((ceil_div(n, THREADS),), (THREADS,))
+def one_launch(symbol: str, n: int, args: tuple, threads: int = THREADS, **launch) -> Plan:
+    config = Config((ceil_div(n, threads),), (threads,))
     return Plan((Launch(symbol, config, args, **launch),))
 
 

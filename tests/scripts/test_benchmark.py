@@ -200,6 +200,7 @@ def test_a_time_limit_ends_what_takes_longer() -> None:
         time.sleep(30)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # in PyTorch itself
 def test_what_one_graph_cannot_hold_does_not_compile() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is in no extra")
     x = torch.ones(8)
@@ -212,6 +213,7 @@ def test_what_one_graph_cannot_hold_does_not_compile() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def test_a_compiled_peer_does_the_same() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is in no extra")
     xs = [torch.full((8,), value, device="cuda") for value in (1.0, 2.0)]

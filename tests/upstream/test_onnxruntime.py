@@ -29,6 +29,7 @@ def test_every_operator_is_compared_or_has_a_reason() -> None:
     assert compared | set(WITHOUT_ORACLE) == set(registry.names())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.id)
 def test_agrees(sample, upstream, rng) -> None:
     op = registry.get_op(sample.op)(**sample.attributes)
@@ -67,12 +68,14 @@ RELU = Request("ReluGrad", "com.microsoft", {}, ["dY", "X"], {"dX": "float32"})
 PAIR = {"dY": np.array([3, 4], np.float32), "X": np.array([-1, 1], np.float32)}
 
 
+@pytest.mark.thorough
 def test_a_crash_is_the_fault_of_its_request(upstream) -> None:
     with pytest.raises(UpstreamError, match=r"^SoftmaxCrossEntropy: the process ended: SIG"):
         upstream(NO_LOG_PROB, LOGITS)
     assert_matches(upstream(RELU, PAIR)[0], np.array([0, 4], np.float32))
 
 
+@pytest.mark.thorough
 def test_a_refused_model_is_the_fault_of_its_request(upstream) -> None:
     with pytest.raises(UpstreamError, match=r"^ReluGrad: .*float16"):
         upstream(replace(RELU, outputs={"dX": "float16"}), PAIR)

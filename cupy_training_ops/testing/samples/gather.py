@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...dtypes import FLOAT32, FLOATS, INT64, dtype_name
+from ...dtypes import FLOAT32, FLOATS, INT64, Dtype, dtype_name
 from . import Generator, Sample
 
 INT32 = np.dtype(np.int32)
@@ -125,7 +125,7 @@ FAMILY = {
 def _samples(name: str) -> Iterator[Sample]:
     cases, make = FAMILY[name]
     for i, case in enumerate(cases):
-        every = itertools.product(FLOATS, (INT64, INT32))
+        every: Iterable[tuple[Dtype, Dtype]] = itertools.product(FLOATS, (INT64, INT32))
         for dtype, index in every if i < ON_EVERY_TYPE else [(FLOAT32, INT64)]:
             label = f"{dtype_name(dtype)}-{dtype_name(index)}-{case.label}"
             inputs = partial(make, case=case, dtype=dtype, index=index)

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: MIT
+"""How a call runs: views, a Python callable, NumPy functions or kernels."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..backend import Array, ArrayInfo
+from ..errors import ArgumentError, refuse
+from ..runtime.launch import ReadyPlan, Values
+from ..runtime.workspace import Workspaces
+from .arrays import adopt
+from .backends import info
+from .call import Call, Tables
+from .prepared import Arguments, Arrays, Prepared, Result
+
+
+class EmptyCall(Call):
+    """No output has an element: nothing to compute, nothing launched."""
+
+    def _run(self, *_: object) -> None:
+        pass
+
+
+class ViewCall(Call):
+    """Nothing is computed: the one list is consecutive pieces of the first input."""
+
+    repeats = False
+
+    def __init__(self, prepared: Prepared) -> None:
+        super().__init__(prepared)
+        if self.has_out:
+            raise ArgumentError(f"{prepared.op}: out: results are views of the input")
+        specs = [result.spec for result in prepared.results if result.spec is not None]
+        self.unwanted = len(specs) < len(prepared.results)
+        starts = itertools.accumulate((spec.nbytes for spec in specs), initial=0)
+        self.pieces = tuple(zip(starts, (spec.shape for spec in specs), strict=False))
+        self.makes_arrays = False
+
+    def __call__(self, inputs: Arguments, out: Arguments, workspace: object) -> Any:
+        """Views of the first input."""
+        if self.unwanted:
+            return (None,) * len(self.prepared.results)
+        return self.backend.views(inputs[0], self.pieces)
+
+    def finish(
+        self,
+        inputs: Arguments,
+        arrays: Arrays,
+        out: Arrays,
+        workspace: object,
+        tables: Tables | None = None,
+    ) -> Any:
+        """The same of a bound call."""
+        return self(inputs, out, workspace)
+
+
+class DelegatedCall(Call):
+    """A Python callable computes; what it returns is taken as arrays are, never copied."""
+
+    repeats = False
+
+    def __init__(self, prepared: Prepared, function: Callable[..., Any]) -> None:
+        super().__init__(prepared)
+        if self.has_out:
+            raise ArgumentError(f"{prepared.op}: out: results are the callable's own arrays")
+        self.function = function
+        self.makes_arrays = False
+
+    def finish(
+        self,
+        inputs: Arguments,
+        arrays: Arrays,
+        out: Arrays,
+        workspace: object,
+        tables: Tables | None = None,
+    ) -> Any:
+        """What the callable returns, checked against what was inferred."""
+        taken_inputs = self._with_hosts(inputs, self.values(inputs))
+        for check in self.checks:
+            check(*taken_inputs)
+        results = self._one_by_one(self.function(*taken_inputs))
+        expected = self.prepared.results
+        if len(results) != len(expected):
+            refuse(self.prepared.op, "results", f"{len(expected)} arrays", str(len(results)))
+        taken = [self._taken(*pair) for pair in zip(expected, results, strict=True)]
+        return taken[0] if self.single_output else self.returned(tuple(taken))
+
+    def _taken(self, result: Result, value: object) -> Array | None:
+        array: Array | None = adopt(self.prepared.op, result.name, value)
+        if result.spec is None:
+            return None
+        expected = f"{result.spec.dtype} of shape {result.spec.shape}"
+        if array is None:
+            refuse(self.prepared.op, result.name, expected, "None")
+        found = ArrayInfo(*info(array))
+        if (found.shape, found.dtype) != (result.spec.shape, result.spec.dtype):
+            got = f"{found.dtype} of shape {found.shape}"
+            refuse(self.prepared.op, result.name, expected, got)
+        return array
+
+
+class CpuCall(Call):
+    """The CPU provider: one NumPy function, its results copied into the outputs."""
+
+    def __init__(self, prepared: Prepared, function: Callable[..., Any]) -> None:
+        super().__init__(prepared)
+        self.function = function
+
+    def _run(
+        self,
+        inputs: Arguments,
+        arrays: Arrays,
+        results: Arrays,
+        workspace: Array | None,
+        values: Values,
+        tables: Tables | None,
+    ) -> None:
+        expected = self.prepared.results
+        out: Arguments = results  # NumPy's
+        for result, array in zip(expected, out, strict=True):
+            if array is not None:
+                self._refuse_read_only(f"out ({result.name})", array)
+        for named, array in zip(self.prepared.arrays, arrays, strict=True):
+            if named.declared.updated and array is not None:
+                self._refuse_read_only(named.name, array)
+        returned = iter(self._one_by_one(self.function(*self._with_hosts(inputs, values))))
+        for result, array in zip(expected, out, strict=True):
+            value = next(returned) if result.computed else None
+            if value is not None and array is not None and result.value is None:
+                np.copyto(array, value, casting="no")
+
+    def _refuse_read_only(self, name: str, array: Any) -> None:
+        if not array.flags.writeable:
+            refuse(self.prepared.op, name, "an array to write to", "a read-only one")
+
+
+class KernelCall(Call):
+    """A plan on one device, its steps queued on that device's current stream."""
+
+    def __init__(self, prepared: Prepared, ready: ReadyPlan, stores: Workspaces) -> None:
+        super().__init__(prepared)
+        self.ready = ready
+        self.stores = stores
+        self.workspace_nbytes = ready.workspace_nbytes
+
+    def tables(self, addresses: Sequence[int]) -> Tables | None:
+        """The tables of addresses, unless some are those of new arrays."""
+        if not self.ready.has_tables or self.makes_arrays:
+            return None
+        if self.aliased is not None:
+            return self.ready.tables_at([*addresses, *self.aliased(addresses)])
+        n_arrays, found = len(self.prepared.arrays), list(addresses)
+        for place, result in enumerate(self.prepared.results, n_arrays):
+            if place >= len(addresses):
+                found.append(0)
+            if not found[place] and result.alias is not None:
+                found[place] = addresses[result.alias]
+        return self.ready.tables_at(found)
+
+    def _run(
+        self,
+        inputs: Arguments,
+        arrays: Arrays,
+        results: Arrays,
+        workspace: Array | None,
+        values: Values,
+        tables: Tables | None,
+    ) -> None:
+        ready, every = self.ready, arrays + results
+        late = ready.values(values) if values else ()
+        if tables is None:
+            tables = ready.tables(arrays + self._on_device(results)) if ready.has_tables else ()
+        if self.workspace_nbytes and workspace is None:
+            with self.stores.lock:  # another thread's steps do not come between these
+                store = self.stores.get(self.backend, self.device, self.workspace_nbytes)
+                self._queue(every, store, tables, late)
+        else:
+            self._queue(every, workspace, tables, late)
+
+    def _queue(
+        self,
+        arrays: Arrays,
+        workspace: Array | None,
+        tables: Tables,
+        late: Sequence[object],
+    ) -> None:
+        if self.backend.is_current(self.device):
+            self.ready.run(arrays, workspace, tables, late)
+        else:
+            with self.backend.on(self.device):
+                self.ready.run(arrays, workspace, tables, late)
