@@ -8,6 +8,7 @@ import weakref
 
 import numpy as np
 import pytest
+from foreign import Foreign
 from probe.frame_probe import (
     ProbeBorrow,
     ProbeCopy,
@@ -37,19 +38,6 @@ NO_WS = [None, None]
 def two(anywhere):
     """Two arrays where the test runs."""
     return [anywhere.place(X[:n].copy()) for n in (3, 5)]
-
-
-class Foreign:
-    """An array of another library, lent through DLPack."""
-
-    def __init__(self, array) -> None:
-        self.array = array
-
-    def __dlpack__(self, **options):
-        return self.array.__dlpack__(**options)
-
-    def __dlpack_device__(self):
-        return self.array.__dlpack_device__()
 
 
 # ---- the call before, known again ----------------------------------------------------------------

@@ -67,6 +67,12 @@ extern "C" __global__ void probe_spread(const __grid_constant__ Pointers<4> xs,
     }
 }
 
+// What a kernel reads of a number or an array, as a real number and as a whole one.
+extern "C" __global__ void probe_read(const __grid_constant__ Either<1> value, double* y, i64* z) {
+    y[0] = value.as_double();
+    if (z) z[0] = value.as_i64();
+}
+
 // One block an array: y = x - rate g.
 extern "C" __global__ void probe_descend(const __grid_constant__ Pointers<4> xs,
                                          const __grid_constant__ Pointers<4> gs,

@@ -21,6 +21,7 @@ from cupy_training_ops.schema import (
     integer,
     one_of,
     real,
+    single,
 )
 
 from .probe import Probe, one_launch
@@ -177,6 +178,27 @@ class ProbeDescend(Probe):
 def probe_descend(xs, gs, rate=None):
     step = np.float32(1 if rate is None else np.ravel(rate)[0])
     return [x - step * g for x, g in zip(xs, gs, strict=True)]
+
+
+class ProbeRead(Probe):
+    """A number as a real and as a whole one, wherever it is; X says where the call runs."""
+
+    inputs = (Input("X", "float32"), Input("value", "R", memory="either", convert=single))
+    outputs = (Output("Y", "float64"), Output("Z", "int64"))
+    types = {  # noqa: RUF012
+        "R": tuple(map(np.dtype, ("float64", "bool", "int32", "uint32", "int64", "uint64")))
+    }
+
+    def infer(self, x, value):
+        return Spec((1,), np.dtype(np.float64)), Spec((1,), INT64)
+
+    def plan(self, device, x, value, y, z):
+        return one_launch("probe_read", 1, (value, y, z))
+
+
+def probe_read(x, value):  # noqa: ARG001 - where it runs
+    found = np.ravel(value)
+    return found[:1].astype(np.float64), found[:1].astype(np.int64)
 
 
 class ProbeMomentum(Probe):
