@@ -1,15 +1,84 @@
 # SPDX-License-Identifier: MIT
-"""What a session of tests does by itself: it ends tests that hang."""
+"""What a session of tests does by itself: chooses tests, skips without a GPU, ends what hangs."""
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from runs import EMULATED_RUNS, drawn_run, gpu_reason
 
-ROOT = Path(__file__).resolve().parent.parent
+TESTS = Path(__file__).resolve().parent
+NO_GPU = gpu_reason()
+
+
+def run_pytest(path: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A session of these tests under this checkout's configuration, on one core."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-c",
+        str(TESTS.parent / "pyproject.toml"),
+        str(path),
+    ]
+    return subprocess.run(
+        [*command, *options], env=os.environ | environment, capture_output=True, text=True
+    )
+
+
+# ---- tiers ---------------------------------------------------------------------------------------
+
+
+def chosen(seed: int, *options: str) -> list[str]:
+    """The tests of a file that are chosen; it has some on emulated kernels and some elsewhere."""
+    path = TESTS / "ops" / "test_resize.py"
+    result = run_pytest(path, "--collect-only", "-q", *options, CTO_SEED=str(seed))
+    assert result.returncode == 0, result.stdout
+    return [line for line in result.stdout.splitlines() if "::" in line]
+
+
+def test_one_order_of_threads_is_the_default_and_the_others_are_thorough() -> None:
+    default, thorough = chosen(3), chosen(3, "-m", "thorough")
+    assert set(default).isdisjoint(thorough)
+    orders = [
+        Counter(re.sub("emulated-[a-z]*", "", test) for test in tests if "emulated-" in test)
+        for tests in (default, thorough)
+    ]
+    assert set(orders[0].values()) == {1}
+    assert orders[1] == orders[0] + orders[0]
+    assert {order for test in default for order in EMULATED_RUNS if order in test} == {
+        *EMULATED_RUNS
+    }
+
+
+def test_the_seed_draws_the_order() -> None:
+    assert drawn_run("test", 7) == drawn_run("test", 7)
+    assert {drawn_run("test", seed) for seed in range(30)} == {*EMULATED_RUNS}
+    assert {drawn_run(f"test[{i}]", 7) for i in range(30)} == {*EMULATED_RUNS}
+
+
+# ---- no GPU --------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(NO_GPU is None, reason="there is a GPU")
+def test_without_a_gpu_one_line_says_what_is_skipped_and_why() -> None:
+    path = TESTS / "gpu" / "test_memory_checker.py"
+    skipping = run_pytest(path, CTO_REQUIRE_GPU="0")
+    assert skipping.returncode == 0
+    (line,) = re.findall(r"^SKIPPED.*", skipping.stdout, flags=re.MULTILINE)
+    assert line.endswith(f": {NO_GPU}")
+    failing = run_pytest(path, "--maxfail=1", CTO_REQUIRE_GPU="1")
+    assert failing.returncode == 1
+    assert f"CTO_REQUIRE_GPU=1, but {NO_GPU}" in failing.stdout
+
+
+# ---- time limits ---------------------------------------------------------------------------------
 
 # Waits where Python's signal handlers do not run, as an emulated kernel may.
 HANGING = """
@@ -18,12 +87,6 @@ import ctypes
 def test_hangs():
     ctypes.CDLL(None).sleep(100)
 """
-
-
-def run_pytest(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """A session of the folder's tests under this checkout's configuration."""
-    command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), str(folder)]
-    return subprocess.run([*command, *options], capture_output=True, text=True, check=False)
 
 
 def test_a_hang_is_a_failure(tmp_path: Path) -> None:

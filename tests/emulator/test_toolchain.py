@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The build cache, processors without the assembly switch, machines without a compiler."""
 
+import os
+import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
@@ -37,14 +39,25 @@ def test_portable_context_switch(tmp_path, run_python):
     assert "emulator_switch_stacks" not in symbols.stdout
 
 
-@pytest.mark.thorough
 def test_processes_may_build_at_the_same_time(tmp_path, run_python):
+    """Each thing is built by one of them, which a g++ that writes a line first shows."""
+    compiler, cache = tmp_path / "g++", tmp_path / "cache"
+    compiler.write_text(
+        f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\nexec {shutil.which("g++")} "$@"\n'
+    )
+    compiler.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
     with ThreadPoolExecutor(3) as pool:
-        runs = [pool.submit(run_python, SUMS, CTO_EMULATOR_CACHE=str(tmp_path)) for _ in range(3)]
+        runs = [
+            pool.submit(run_python, SUMS, CTO_EMULATOR_CACHE=str(cache), PATH=path)
+            for _ in range(3)
+        ]
         outputs = {run.result() for run in runs}
     assert len(outputs) == 1
-    kinds = sorted(path.name.split("-")[0] for path in tmp_path.iterdir())
-    assert kinds == ["header", "module", "runtime"], "one build of each, nothing half done"
+    kinds = sorted(path.name.split("-")[0] for path in cache.iterdir() if path.is_dir())
+    assert kinds == ["header", "module", "runtime"], "nothing half done"
+    builds = [call for call in (tmp_path / "calls").read_text().splitlines() if " -o " in call]
+    assert len(builds) == 3
 
 
 @pytest.mark.parametrize(("missing", "remaining"), [("g++", []), ("nm", ["g++"])])

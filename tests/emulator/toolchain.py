@@ -9,7 +9,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import EmulatorCompileError
@@ -134,24 +135,33 @@ def _compile(arguments: list[str], folder: Path) -> None:
 
 
 def _build_once(key: str, build: Callable[[Path], None]) -> Path:
-    """The cache folder of `key`, built first if need be; processes may race to build it."""
+    """The cache folder of `key`. If it must be built, one process does and the others wait."""
     target = _cache_folder() / key
     if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
-            folder = Path(scratch) / key
-            folder.mkdir()
-            build(folder)
-            _publish(folder, target)
+        with _locked(target.with_suffix(".lock")):
+            if not target.exists():
+                _build(target, build)
     return target
 
 
-def _publish(folder: Path, target: Path) -> None:
-    try:
+def _build(target: Path, build: Callable[[Path], None]) -> None:
+    """The folder appears when it is complete: a build cut short is made afresh."""
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
+        folder = Path(scratch) / target.name
+        folder.mkdir()
+        build(folder)
         folder.rename(target)
-    except OSError:
-        if not target.exists():
-            raise
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Alone among the processes that lock this file; released also when a process dies."""
+    import fcntl  # of Linux: elsewhere unavailable_reason must still be importable
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _cache_folder() -> Path:
