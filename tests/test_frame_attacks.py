@@ -255,7 +255,7 @@ def test_open_values_that_change_prepare_once(anywhere) -> None:
         y, _ = bound(rate=1 / step, step=step)
     assert ProbeDecay.prepared == 1
     assert len(bound._calls) == 1
-    assert_matches(anywhere.host(y), ProbeDecay()(x, 1 / 39, 39)[0])
+    assert_matches(anywhere.host(y), anywhere.host(ProbeDecay()(x, 1 / 39, 39)[0]))
 
 
 def test_views_and_callables_can_be_bound(anywhere) -> None:
