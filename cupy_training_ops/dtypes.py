@@ -22,7 +22,7 @@ class ElementType(NamedTuple):
     name: str
     dtype: Dtype
     c_type: str
-    accumulator: str  # C type that sums of this type are kept in
+    accumulator: str  # C type that it is computed and summed in, as core/types.cuh has it
     onnx: int  # TensorProto.DataType
 
 
@@ -36,15 +36,15 @@ FLOAT64 = np.dtype(np.float64)
 FLOATS = (FLOAT32, FLOAT16, FLOAT64, BFLOAT16)
 
 ELEMENT_TYPES = (
-    ElementType("bool", BOOL, "bool", "int", 9),
-    ElementType("uint8", UINT8, "u8", "unsigned", 2),
-    ElementType("int8", np.dtype(np.int8), "i8", "int", 3),
-    ElementType("uint16", np.dtype(np.uint16), "u16", "unsigned", 4),
-    ElementType("int16", np.dtype(np.int16), "i16", "int", 5),
+    ElementType("bool", BOOL, "bool", "bool", 9),
+    ElementType("uint8", UINT8, "u8", "u32", 2),
+    ElementType("int8", np.dtype(np.int8), "i8", "u32", 3),
+    ElementType("uint16", np.dtype(np.uint16), "u16", "u32", 4),
+    ElementType("int16", np.dtype(np.int16), "i16", "u32", 5),
     ElementType("uint32", np.dtype(np.uint32), "u32", "u32", 12),
-    ElementType("int32", np.dtype(np.int32), "i32", "i32", 6),
+    ElementType("int32", np.dtype(np.int32), "i32", "u32", 6),
     ElementType("uint64", np.dtype(np.uint64), "u64", "u64", 13),
-    ElementType("int64", INT64, "i64", "i64", 7),
+    ElementType("int64", INT64, "i64", "u64", 7),
     ElementType("float16", FLOAT16, "__half", "float", 10),
     ElementType("bfloat16", BFLOAT16, "__nv_bfloat16", "float", 16),
     ElementType("float32", FLOAT32, "float", "float", 1),

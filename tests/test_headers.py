@@ -40,6 +40,17 @@ def test_headers_compile(tmp_path, group, architecture) -> None:
     compile_headers(tmp_path, GROUPS[group], architecture)
 
 
+def test_accumulators_are_those_of_the_type_table(tmp_path) -> None:
+    code = "".join(
+        f"static_assert(ARE_SAME<Acc<{row.c_type}>, {row.accumulator}>);\n"
+        for row in ELEMENT_TYPES
+        if row.dtype.kind != "c"
+    )
+    text = f'#include "core/types.cuh"\nusing namespace cto;\n{code}'
+    (tmp_path / "table.cuh").write_text(text)
+    compile_headers(tmp_path, ["table.cuh"], "90")
+
+
 def test_a_name_defined_twice_is_noticed(tmp_path) -> None:
     for name in ("one", "two"):
         (tmp_path / f"{name}.cuh").write_text("#pragma once\nnamespace cto { struct Run {}; }\n")

@@ -36,6 +36,15 @@ struct Pass {
     __device__ i64 end() const { return min(first() + span, n); }
 };
 
+// The same pass, which the compiler then keeps in registers. Left in the launch parameters, it cost
+// GatherGrad 3 % of its time on an H200.
+__device__ __forceinline__ Pass in_registers(Pass pass) {
+#ifndef __CUDA_CPU__
+    asm("" : "+l"(pass.n), "+l"(pass.span), "+r"(pass.shift), "+r"(pass.bits));
+#endif
+    return pass;
+}
+
 // counts[block][digit] = how many of the block's keys have the digit; key_at(i) is key i.
 // found: shared memory.
 template <class KeyAt, class Key>
@@ -192,6 +201,7 @@ __device__ __forceinline__ void scatter_by_digit(const Entry<Key>* __restrict__ 
                                                  const Key* __restrict__ counts, Pass pass,
                                                  SortedTile<Key, ITEMS>& sorted,
                                                  Key (&of_warp)[SORT_WARPS]) {
+    pass = in_registers(pass);
     const i64 end = pass.end();
     TileItems<Key, ITEMS> items;
     items.load(from, pass.first(), end);
