@@ -375,14 +375,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     gather__sum_nodes(const T* dy, const Entry* entries, ACC* sums,
                       const __grid_constant__ Items items, const __grid_constant__ Sizes sizes,
                       const __grid_constant__ Level level) {
-    segmented_sum::sum_nodes<WIDTH>(dy, entries, sums, items, sizes, level);
+    segmented_sum::sum_nodes<WIDTH>(dy, entries, sums, items, in_registers(sizes),
+                                    in_registers(level));
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather__sum_nodes__scalar(const T* dy, const Entry* entries, ACC* sums,
                               const __grid_constant__ Items items,
                               const __grid_constant__ Sizes sizes,
                               const __grid_constant__ Level level) {
-    segmented_sum::sum_nodes<1>(dy, entries, sums, items, sizes, level);
+    segmented_sum::sum_nodes<1>(dy, entries, sums, items, in_registers(sizes), in_registers(level));
 }
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows(const T* dy, const Entry* entries, const Key* starts, const ACC* sums, T* dx,

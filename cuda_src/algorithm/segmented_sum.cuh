@@ -27,6 +27,14 @@ struct Sizes {
     i64 n_slices, n_rows, width;
 };
 
+// The same sizes, which the compiler then keeps in registers: see in_registers of a Level.
+__device__ __forceinline__ Sizes in_registers(Sizes sizes) {
+#ifndef __CUDA_CPU__
+    asm("" : "+l"(sizes.n_slices), "+l"(sizes.n_rows), "+l"(sizes.width));
+#endif
+    return sizes;
+}
+
 // ---- what is added ------------------------------------------------------------------------------
 
 // Slices of one batch of dY in the order of the sorted entries, of which a thread takes N elements.
@@ -144,10 +152,20 @@ struct Level {
     i64 unit, begin, begin_below, total;
 };
 
+// The same level, which the compiler then keeps in registers. With it and the sizes left in the
+// launch parameters, GatherGrad with equal indices took 2 % longer on an H200.
+__device__ __forceinline__ Level in_registers(Level level) {
+#ifndef __CUDA_CPU__
+    asm("" : "+l"(level.unit), "+l"(level.begin), "+l"(level.begin_below), "+l"(level.total));
+#endif
+    return level;
+}
+
 template <int N, class T, class Key>
 __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
                                           const Entry<Key>* __restrict__ entries, Acc<T>* sums,
-                                          Items items, Sizes sizes, const Level& level) {
+                                          const Items& items, const Sizes& sizes,
+                                          const Level& level) {
     const BatchItem node(items);
     const i64 width = sizes.width, column = node.column<N, 1>();
     if (node.batch >= items.n_batches || column >= width) return;
