@@ -76,9 +76,10 @@ def test_gradient_is_the_finite_difference(rng, name) -> None:
 @gradients
 @pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64], ids=dtype_name)
 def test_gradient_is_jax_vector_jacobian_product(rng, name, dtype) -> None:
+    """JAX computes in float64: in float32 its own error at the tails is as large as the bound."""
     dy, x = (array.astype(dtype) for array in inputs(rng, 1000))
-    (expected,) = vjp(JAX[name], (x,), dy)
-    assert_matches(gradient(name, dy, x), expected)
+    (expected,) = vjp(JAX[name], (x.astype(FLOAT64),), dy.astype(FLOAT64))
+    assert_matches(gradient(name, dy, x), expected.astype(dtype))
 
 
 @pytest.mark.parametrize("name", BIASED)
