@@ -119,8 +119,8 @@ def _nvrtc() -> Finding:
 def _headers() -> Finding:
     try:
         folder = header_folder()
-    except ImportError as error:  # cuda.pathfinder comes with CuPy
-        return Finding(str(error), _install())
+    except (ImportError, OpError) as error:  # cuda.pathfinder and NVRTC's binding come with CuPy
+        return Finding(_without_advice(str(error)), _install())
     return Finding(folder) if folder else Finding("cuda_fp16.h is not here", _install())
 
 

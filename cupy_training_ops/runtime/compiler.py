@@ -3,19 +3,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib.util
 import os
+import re
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..backend import Backend, Kernel
-from ..errors import CompileError
+from ..errors import CompileError, ProviderError
 from ..plan import SHARED_NBYTES
 from .source import Source
 
 LANGUAGE = "--std=c++17"
+_CUDART_VERSION = re.compile(r"#define\s+CUDART_VERSION\s+(\d+)")
 
 
 _memo: dict[tuple[Any, ...], Any] = {}
@@ -61,18 +65,67 @@ def header_options() -> tuple[str, ...]:
     """Include options for NVIDIA's own headers (cuda_fp16.h, cuda_bf16.h)."""
     folder = header_folder()
     if folder is None:
+        major = _nvrtc_major()
         raise CompileError(
-            "CUDA headers (cuda_fp16.h) not found; "
-            "install them with: pip install nvidia-cuda-runtime-cu12"
+            f"headers of CUDA {major} (cuda_fp16.h) not found; "
+            f"install them with: pip install {_header_package(major)}"
         )
     return (f"-I{folder}",)
 
 
 @functools.cache
 def header_folder() -> str | None:
-    """The folder of cuda_fp16.h: a component wheel, a toolkit, or CUDA_PATH."""
-    candidates = [_pathfinder_folder(), *_toolkit_folders()]
-    return next((c for c in candidates if c and Path(c, "cuda_fp16.h").is_file()), None)
+    """The folder of cuda_fp16.h: a component wheel, a toolkit, or CUDA_PATH.
+
+    The first of the CUDA major version that compiles: several may be installed.
+    """
+    major = _nvrtc_major()
+    candidates = [*_wheel_folders(major), _pathfinder_folder(), *_toolkit_folders()]
+    found = (c for c in candidates if c and Path(c, "cuda_fp16.h").is_file())
+    return next((c for c in found if _header_major(c) in (major, None)), None)
+
+
+def nvrtc() -> Any:
+    """CuPy's binding of the NVRTC that compiles."""
+    try:
+        from cupy_backends.cuda.libs import nvrtc
+
+        nvrtc.getVersion()
+    except (ImportError, RuntimeError, OSError) as error:
+        raise ProviderError(
+            f"NVRTC cannot be loaded ({error}); install it with: "
+            f"pip install 'cupy-training-ops[cuda12x]'"
+        ) from None
+    return nvrtc
+
+
+def _nvrtc_major() -> int:
+    return nvrtc().getVersion()[0]  # type: ignore[no-any-return]
+
+
+def _header_package(major: int) -> str:
+    return f"nvidia-cuda-runtime-cu{major}" if major < 13 else f"nvidia-cuda-runtime=={major}.*"
+
+
+def _header_major(folder: str) -> int | None:
+    """The CUDA major version of the headers in a folder; None where they do not say."""
+    with contextlib.suppress(OSError):
+        text = Path(folder, "cuda_runtime_api.h").read_text(encoding="utf-8", errors="replace")
+        version = _CUDART_VERSION.search(text)
+        return int(version[1]) // 1000 if version else None
+    return None
+
+
+def _wheel_folders(major: int) -> list[str]:
+    """Where NVIDIA's wheels of that version put headers: pathfinder names one of all versions."""
+    component = "cuda_runtime" if major < 13 else f"cu{major}"
+    return [os.path.join(root, component, "include") for root in _wheel_roots()]
+
+
+def _wheel_roots() -> list[str]:
+    """The folders of the namespace package `nvidia`."""
+    spec = importlib.util.find_spec("nvidia")
+    return list(spec.submodule_search_locations or ()) if spec else []
 
 
 def _pathfinder_folder() -> str | None:

@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import CompileError, ProviderError
-from .compiler import header_options
+from ..errors import CompileError
+from .compiler import header_options, nvrtc
 from .source import Source
 
 ARCHITECTURES = ("70", "75", "80", "86", "89", "90", "100", "120")
@@ -35,44 +35,31 @@ def compile_for(
     source: Source, options: tuple[str, ...], architecture: str
 ) -> dict[str, Resources]:
     """Compile to machine code for `sm_<architecture>`; kernel name to resources."""
-    nvrtc = _nvrtc()
-    program = nvrtc.createProgram(source.code, f"{source.name}.cu", (), ())
+    compiler = nvrtc()
+    program = compiler.createProgram(source.code, f"{source.name}.cu", (), ())
     try:
-        nvrtc.compileProgram(program, (*options, *_own_options(nvrtc, architecture)))
-        return _resources(nvrtc.getProgramLog(program))
-    except nvrtc.NVRTCError:
-        log = nvrtc.getProgramLog(program)
+        compiler.compileProgram(program, (*options, *_own_options(compiler, architecture)))
+        return _resources(compiler.getProgramLog(program))
+    except compiler.NVRTCError:
+        log = compiler.getProgramLog(program)
         raise CompileError(
             f"{source.name}.cu did not compile for sm_{architecture} "
             f"with {' '.join(options)}:\n{log}",
             log=log,
         ) from None
     finally:
-        nvrtc.destroyProgram(program)
+        compiler.destroyProgram(program)
 
 
-def _own_options(nvrtc: Any, architecture: str) -> tuple[str, ...]:
-    uncached = (_UNCACHED,) if nvrtc.getVersion() >= _UNCACHED_SINCE else ()
+def _own_options(compiler: Any, architecture: str) -> tuple[str, ...]:
+    uncached = (_UNCACHED,) if compiler.getVersion() >= _UNCACHED_SINCE else ()
     return (*header_options(), *_LIKE_CUPY, *uncached, f"-arch=sm_{architecture}")
 
 
 def supported_architectures() -> tuple[str, ...]:
     """The architectures of ARCHITECTURES that this NVRTC compiles for."""
-    known = {str(number) for number in _nvrtc().getSupportedArchs()}
+    known = {str(number) for number in nvrtc().getSupportedArchs()}
     return tuple(arch for arch in ARCHITECTURES if arch in known)
-
-
-def _nvrtc() -> Any:
-    try:
-        from cupy_backends.cuda.libs import nvrtc
-
-        nvrtc.getVersion()
-    except (ImportError, RuntimeError, OSError) as error:
-        raise ProviderError(
-            f"NVRTC cannot be loaded ({error}); install it with: "
-            f"pip install 'cupy-training-ops[cuda12x]'"
-        ) from None
-    return nvrtc
 
 
 def _resources(log: str) -> dict[str, Resources]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -118,12 +119,65 @@ def test_slots_become_prefixed_defines() -> None:
     assert options == ("--std=c++17", "-DCTO_T=__half", "-DCTO_U=i64")
 
 
-def test_headers_are_found_in_a_toolkit(monkeypatch, tmp_path) -> None:
+def headers(folder, version=None):
+    """A folder like one of CUDA headers; of a version, or none that it tells."""
+    folder.mkdir(parents=True)
+    (folder / "cuda_fp16.h").touch()
+    if version:
+        (folder / "cuda_runtime_api.h").write_text(f"#define CUDART_VERSION  {version}\n")
+    return str(folder)
+
+
+@pytest.fixture
+def no_headers(monkeypatch):
+    """Nothing of NVIDIA's is installed, and NVRTC is of CUDA 12."""
+    monkeypatch.setattr(compiler, "_nvrtc_major", lambda: 12)
+    monkeypatch.setattr(compiler, "_wheel_roots", list)
     monkeypatch.setattr(compiler, "_pathfinder_folder", lambda: None)
+    for name in ("CUDA_PATH", "CUDA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("no_headers")
+def test_headers_are_found_in_a_toolkit(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("CUDA_PATH", str(tmp_path))
-    (tmp_path / "include").mkdir()
-    (tmp_path / "include" / "cuda_fp16.h").touch()
-    assert compiler.header_folder.__wrapped__() == str(tmp_path / "include")
+    folder = headers(tmp_path / "include")
+    assert compiler.header_folder.__wrapped__() == folder
+
+
+@pytest.mark.usefixtures("no_headers")
+@pytest.mark.parametrize("major", [12, 13])
+def test_of_two_header_wheels_that_of_the_compiler_is_taken(monkeypatch, tmp_path, major) -> None:
+    wheels = {
+        12: headers(tmp_path / "nvidia" / "cuda_runtime" / "include", 12090),
+        13: headers(tmp_path / "nvidia" / "cu13" / "include", 13000),
+    }
+    monkeypatch.setattr(compiler, "_wheel_roots", lambda: [str(tmp_path / "nvidia")])
+    monkeypatch.setattr(compiler, "_nvrtc_major", lambda: major)
+    for found in wheels.values():  # pathfinder names either
+        monkeypatch.setattr(compiler, "_pathfinder_folder", lambda found=found: found)
+        assert compiler.header_folder.__wrapped__() == wheels[major]
+
+
+@pytest.mark.usefixtures("no_headers")
+def test_headers_of_another_cuda_version_are_passed_over(monkeypatch, tmp_path) -> None:
+    wheel = headers(tmp_path / "13", 13000)
+    monkeypatch.setattr(compiler, "_pathfinder_folder", lambda: wheel)
+    monkeypatch.setenv("CUDA_PATH", str(tmp_path / "12"))
+    toolkit = headers(tmp_path / "12" / "include", 12060)
+    assert compiler.header_folder.__wrapped__() == toolkit
+    monkeypatch.delenv("CUDA_PATH")
+    assert compiler.header_folder.__wrapped__() != wheel
+
+
+@pytest.mark.parametrize(
+    ("major", "package"), [(12, "nvidia-cuda-runtime-cu12"), (13, "nvidia-cuda-runtime==13.*")]
+)
+def test_missing_headers_name_the_package_of_the_compiler(monkeypatch, major, package) -> None:
+    monkeypatch.setattr(compiler, "_nvrtc_major", lambda: major)
+    monkeypatch.setattr(compiler, "header_folder", lambda: None)
+    with pytest.raises(CompileError, match=re.escape(f"pip install {package}")):
+        compiler.header_options.__wrapped__()
 
 
 def test_missing_headers_say_what_to_install(monkeypatch) -> None:
