@@ -38,6 +38,7 @@ using Run = copy_runs::Run<T>;
 constexpr int THREADS = CTO_THREADS;
 constexpr int MAX_DIMENSIONS = 50;  // more cannot have two positions each
 using Tile = copy_runs::Tiling<T, CTO_WORDS, CTO_CHUNKS, THREADS>;
+using Loaded = copy_runs::Loaded<T, CTO_WORDS>;
 
 // ---- SliceGrad: the sliced positions of every dimension come from dY, the others are zero -------
 
@@ -62,6 +63,11 @@ struct Dimension {
 struct Dimensions {
     Dimension at[MAX_DIMENSIONS];
 };
+
+// A number of words, of those that a vector has.
+__device__ __forceinline__ int of_vector(i64 n) {
+    return static_cast<int>(min(max(n, i64(0)), i64(Tile::words)));
+}
 
 struct Unsliced {
     const T* dy;
@@ -97,11 +103,47 @@ struct Unsliced {
         return {dy + row * inner.count + j, length, dy, dy + n_dy};
     }
 
+    // The words [begin, end) of a vector from position j of a row of dY on, zeros for the others.
+    __device__ Loaded vector_at(i64 row, i64 j, int begin, int end) const {
+        const i64 source = row_of(row);
+        Loaded loaded{};
+        if (source < 0 || begin >= end) return loaded;
+        const Run whole{dy + source * inner.count + j, end - begin, dy, dy + n_dy};
+        if (Loaded::possible(whole, Tile::words))
+            loaded.load(whole.from);
+        else
+            loaded.load_words(whole.from, begin, end);
+        return loaded;
+    }
+
     __device__ i64 zeros_from(i64 column) const {
         if (!inner.is_run()) return 1;
         return (column < inner.start ? inner.start : inner.extent.value) - column;
     }
 };
+
+// Rows of whole vectors: a thread writes the same columns of several rows, so that it finds once
+// which of dY's they are. A block takes y rows at a time; `column_blocks` of them share a row.
+__device__ __forceinline__ void write_rows(T* dx, i64 n_rows, const Unsliced& source,
+                                           u32 column_blocks) {
+    const u32 group = blockIdx.x / column_blocks, part = blockIdx.x - group * column_blocks;
+    const i64 column = (static_cast<i64>(part) * blockDim.x + threadIdx.x) * Tile::words;
+    const i64 first = static_cast<i64>(group) * (Tile::vecs * blockDim.y) + threadIdx.y;
+    const i64 width = source.inner.extent.value, j = column - source.inner.start;
+    const int begin = of_vector(-j), end = of_vector(source.inner.count - j);
+    if (column >= width) return;
+    Loaded loaded[Tile::vecs];
+#pragma unroll
+    for (int u = 0; u < Tile::vecs; ++u)
+        if (first + u * blockDim.y < n_rows)
+            loaded[u] = source.vector_at(first + u * blockDim.y, j, begin, end);
+#pragma unroll
+    for (int u = 0; u < Tile::vecs; ++u) {
+        T* const to = dx + (first + u * blockDim.y) * width + column;
+        if (first + u * blockDim.y < n_rows)
+            vec::store_streaming(reinterpret_cast<Tile::Vec*>(to), loaded[u].shifted());
+    }
+}
 
 // ---- FlattenAndUnpad: a row is the row of the input that its index names ------------------------
 
@@ -151,6 +193,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                const __grid_constant__ Dimensions outer, const __grid_constant__ Dimension inner) {
     const Unsliced source{static_cast<const T*>(dy), n_dy, n_outer, outer, inner};
     copy_runs::write_tile<Tile>(static_cast<T*>(dx), n_dx, blockIdx.x, source);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    slice_grad__rows(const void* dy, void* dx, i64 n_dy, i64 n_rows, i32 n_outer,
+                     const __grid_constant__ Dimensions outer,
+                     const __grid_constant__ Dimension inner, u32 column_blocks) {
+    const Unsliced source{static_cast<const T*>(dy), n_dy, n_outer, outer, inner};
+    write_rows(static_cast<T*>(dx), n_rows, source, column_blocks);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)

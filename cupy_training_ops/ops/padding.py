@@ -93,12 +93,17 @@ class SliceGrad(Op):
         lengths = (inner.extent, inner.start, inner.count) if inner.step == 1 else (1,)
         words = words_of((dy, dx), lengths, itemsize * lengths[-1])
         inner = inner.times(itemsize, words.nbytes)
-        config = Config((words.tiles(dx.nbytes),), (THREADS,))
-        sizes = (words.count(dy.nbytes), words.count(dx.nbytes), len(outer))
+        n_dy, n_dx = words.count(dy.nbytes), words.count(dx.nbytes)
         table = np.zeros(self.source().constant("MAX_DIMENSIONS"), inner.dimension.dtype)
         table[: len(outer)] = [axis.dimension for axis in outer]
-        arguments = (dy, dx, *sizes, by_value(at=table), inner.dimension)
-        return Plan((Launch(self.function_name, config, arguments, words.slots),))
+        axes = (len(outer), by_value(at=table), inner.dimension)
+        if dx.aligned and words.chunk > 1 and inner.extent % words.chunk == 0:
+            n_rows = n_dx // inner.extent
+            config, column_blocks = words.rows(n_rows, inner.extent)
+            arguments = (dy, dx, n_dy, n_rows, *axes, column_blocks)
+            return Plan((Launch("slice_grad__rows", config, arguments, words.slots),))
+        config = Config((words.tiles(dx.nbytes),), (THREADS,))
+        return Plan((Launch("slice_grad", config, (dy, dx, n_dy, n_dx, *axes), words.slots),))
 
 
 @dataclass(frozen=True)

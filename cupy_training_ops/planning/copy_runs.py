@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..plan import VEC_NBYTES, ceil_div
+from ..plan import VEC_NBYTES, Config, ceil_div
 from ..schema import Spec
 
 THREADS = 128
@@ -39,6 +39,17 @@ class Words:
         """Blocks that write so many bytes, from wherever in a chunk they start."""
         per_block = int(self.slots["CHUNKS"]) * THREADS * self.chunk
         return ceil_div(self.count(nbytes) + self.chunk - 1, per_block)
+
+    def rows(self, n: int, width: int) -> tuple[Config, int]:
+        """Grid and block for n rows of whole chunks, and how many blocks share a row.
+
+        A thread writes the same chunk of several rows.
+        """
+        chunks = width // self.chunk
+        lanes = min(THREADS, 1 << (chunks - 1).bit_length())
+        rows_at_a_time, column_blocks = THREADS // lanes, ceil_div(chunks, lanes)
+        groups = ceil_div(n, int(self.slots["CHUNKS"]) * rows_at_a_time)
+        return Config((groups * column_blocks,), (lanes, rows_at_a_time)), column_blocks
 
 
 def words_of(specs: Iterable[Spec], lengths: Iterable[int], run_nbytes: int) -> Words:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,30 @@ def test_any_slice(run, rng, outer, inner, data, dtype) -> None:
     assert_matches(run.host(op(run.place(dy), shape, *arguments, out=out)), expected, 0)
 
 
+@settings(drawn, max_examples=12)
+@given(
+    outer=st.lists(st.integers(1, 9), min_size=1, max_size=2),
+    rows=st.sampled_from([(0, 9, 1), (1, 8, 2), (8, 0, -1)]),
+    columns=st.sampled_from([(80, 3, 67), (144, 0, 66), (400, 321, 400), (2192, 5, 2180)]),
+    offset=st.integers(0, 1),
+    dtype=types,
+)
+def test_slices_of_rows_of_whole_chunks(run, rng, outer, rows, columns, offset, dtype) -> None:
+    """A thread writes the same chunk of several rows, wherever in dY its words are."""
+    width, *bounds = columns
+    shape, arguments = (*outer, width), [*zip(rows, (*bounds, 1), strict=True)]
+    arguments.insert(2, (0, -1))
+    count = math.prod(axis.count for axis in SliceGrad()._checked(shape, *arguments))
+    dy = normal(rng, count, dtype=dtype)
+    expected = padding.slice_grad(dy, shape, *arguments)
+    out = poison(run.blank(Spec(shape, dy.dtype)))
+    with launch_log() as log:
+        slice_grad(run.place(dy, offset), shape, *arguments, out=out)
+    assert_matches(run.host(out), expected, 0)
+    of_rows = {launch.symbol for launch in log} == {"slice_grad__rows"}
+    assert of_rows or dtype == "complex128" or not count
+
+
 def test_a_slice_of_many_dimensions(run, rng) -> None:
     shape = (2, 3) * 6
     arguments = ((0,) * 12, (1, 2) * 6, None, (1, 2) * 6)
@@ -99,6 +124,7 @@ def test_slices_that_do_not_fit_are_refused(anywhere, rng, shape, arguments, mes
         ((4, 5, 8, 16), ((1, 0), (3, 8), (1, 3)), "uint4", 1),
         ((4, 5, 8, 16), ((1, 1, 0), (3, 3, 8), (0, 1, 3)), "uint4", 2),
         ((4, 5, 8, 16), ((3, 0), (3, 8), (1, 3)), "uint4", 0),
+        ((64, 1023), ((3,), (515,), (1,)), "u32", 0),
     ],
 )
 def test_slices_are_planned_in_the_widest_words_and_fewest_axes(
@@ -110,6 +136,8 @@ def test_slices_are_planned_in_the_widest_words_and_fewest_axes(
     (dx,) = op.infer(dy, shape, *bounds)
     (launch,) = op.plan(DEVICE, dy, shape, *bounds, dx).steps
     assert (launch.slots["T"], launch.args[4]) == (word, outer)
+    by_rows = launch.slots["WORDS"] != "1" and shape[-1] % 4 == 0
+    assert launch.symbol == ("slice_grad__rows" if by_rows else "slice_grad")
 
 
 def test_slice_grad_answers_as_upstream_does(anywhere) -> None:
