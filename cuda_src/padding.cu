@@ -103,16 +103,20 @@ struct Unsliced {
         return {dy + row * inner.count + j, length, dy, dy + n_dy};
     }
 
-    // The words [begin, end) of a vector from position j of a row of dY on, zeros for the others.
-    __device__ Loaded vector_at(i64 row, i64 j, int begin, int end) const {
+    // Where a row's words come from, or null.
+    __device__ const T* run_of(i64 row) const {
         const i64 source = row_of(row);
+        return source < 0 ? nullptr : dy + source * inner.count;
+    }
+
+    // The words [begin, end) of the vector at `from`, zeros for the others.
+    __device__ Loaded vector_at(const T* from, int begin, int end) const {
         Loaded loaded{};
-        if (source < 0 || begin >= end) return loaded;
-        const Run whole{dy + source * inner.count + j, end - begin, dy, dy + n_dy};
-        if (Loaded::possible(whole, Tile::words))
-            loaded.load(whole.from);
+        if (begin >= end) return loaded;
+        if (Loaded::possible({from, end - begin, dy, dy + n_dy}, Tile::words))
+            loaded.load(from);
         else
-            loaded.load_words(whole.from, begin, end);
+            loaded.load_words(from, begin, end);
         return loaded;
     }
 
@@ -132,17 +136,22 @@ __device__ __forceinline__ void write_rows(T* dx, i64 n_rows, const Unsliced& so
     const i64 width = source.inner.extent.value, j = column - source.inner.start;
     const int begin = of_vector(-j), end = of_vector(source.inner.count - j);
     if (column >= width) return;
+    const T* runs[Tile::vecs];
+#pragma unroll
+    for (int u = 0; u < Tile::vecs; ++u) {
+        const i64 row = first + u * blockDim.y;
+        runs[u] = row < n_rows ? source.run_of(row) : nullptr;
+    }
     Loaded loaded[Tile::vecs];
 #pragma unroll
     for (int u = 0; u < Tile::vecs; ++u)
-        if (first + u * blockDim.y < n_rows)
-            loaded[u] = source.vector_at(first + u * blockDim.y, j, begin, end);
+        loaded[u] = source.vector_at(runs[u] + j, runs[u] ? begin : end, end);
+    T* const to = dx + first * width + column;
 #pragma unroll
-    for (int u = 0; u < Tile::vecs; ++u) {
-        T* const to = dx + (first + u * blockDim.y) * width + column;
+    for (int u = 0; u < Tile::vecs; ++u)
         if (first + u * blockDim.y < n_rows)
-            vec::store_streaming(reinterpret_cast<Tile::Vec*>(to), loaded[u].shifted());
-    }
+            vec::store_streaming(reinterpret_cast<Tile::Vec*>(to + u * blockDim.y * width),
+                                 loaded[u].shifted());
 }
 
 // ---- FlattenAndUnpad: a row is the row of the input that its index names ------------------------
