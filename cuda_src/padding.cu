@@ -103,16 +103,16 @@ struct Unsliced {
         return {dy + row * inner.count + j, length, dy, dy + n_dy};
     }
 
-    // Where a row's words come from, or null.
-    __device__ const T* run_of(i64 row) const {
+    // Where a row's word j comes from, or would if there were so many; null for a row of zeros.
+    __device__ const T* source_of(i64 row, i64 j) const {
         const i64 source = row_of(row);
-        return source < 0 ? nullptr : dy + source * inner.count;
+        return source < 0 ? nullptr : dy + source * inner.count + j;
     }
 
     // The words [begin, end) of the vector at `from`, zeros for the others.
     __device__ Loaded vector_at(const T* from, int begin, int end) const {
         Loaded loaded{};
-        if (begin >= end) return loaded;
+        if (!from || begin >= end) return loaded;
         if (Loaded::possible({from, end - begin, dy, dy + n_dy}, Tile::words))
             loaded.load(from);
         else
@@ -136,16 +136,15 @@ __device__ __forceinline__ void write_rows(T* dx, i64 n_rows, const Unsliced& so
     const i64 width = source.inner.extent.value, j = column - source.inner.start;
     const int begin = of_vector(-j), end = of_vector(source.inner.count - j);
     if (column >= width) return;
-    const T* runs[Tile::vecs];
+    const T* from[Tile::vecs];
 #pragma unroll
     for (int u = 0; u < Tile::vecs; ++u) {
         const i64 row = first + u * blockDim.y;
-        runs[u] = row < n_rows ? source.run_of(row) : nullptr;
+        from[u] = row < n_rows ? source.source_of(row, j) : nullptr;
     }
     Loaded loaded[Tile::vecs];
 #pragma unroll
-    for (int u = 0; u < Tile::vecs; ++u)
-        loaded[u] = source.vector_at(runs[u] + j, runs[u] ? begin : end, end);
+    for (int u = 0; u < Tile::vecs; ++u) loaded[u] = source.vector_at(from[u], begin, end);
     T* const to = dx + first * width + column;
 #pragma unroll
     for (int u = 0; u < Tile::vecs; ++u)
