@@ -26,7 +26,7 @@
 #define CTO_CAPACITY 108
 #endif
 #ifndef CTO_CHUNK_NBYTES
-#define CTO_CHUNK_NBYTES 16384
+#define CTO_CHUNK_NBYTES 4096
 #endif
 
 namespace cto {
@@ -144,7 +144,11 @@ struct Convert {
         Vec<T, N> converted;
 #pragma unroll
         for (int k = 0; k < N; ++k) converted.at[k] = rule(loaded.at[k]);
-        vec::store_streaming(reinterpret_cast<Vec<T, N>*>(y + i), converted);
+        Vec<T, N>* const to = reinterpret_cast<Vec<T, N>*>(y + i);
+        if constexpr (sizeof(T) > sizeof(X))
+            vec::store_streaming(to, converted);
+        else
+            *to = converted;
     }
 };
 

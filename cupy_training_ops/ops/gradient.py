@@ -22,7 +22,7 @@ from ..schema import Attribute, Inferred, Input, Output, Spec, Types, boolean, d
 
 THREADS = 128
 NBYTES = 32  # of the wider type a thread has in flight
-CHUNK_NBYTES = 16_384  # of the wider type a block of a list's launch takes
+CHUNK_NBYTES = THREADS * NBYTES  # of the wider type a block of a list's launch takes
 CAPACITY = 108  # tensors a launch: 36 bytes each, 4,000 in all
 
 DONE = np.ones(1, BOOL)
