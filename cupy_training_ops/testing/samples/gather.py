@@ -42,6 +42,7 @@ GATHER: tuple[Case, ...] = (
     Case("last-axis", (70, 13), (31,), {"axis": 1}),
     Case("wide", (3, 2304), (7,)),
     Case("wide-odd", (2, 4, 301), (9,), {"axis": 1}),
+    Case("wide-rows", (2, 45, 256), (70,), {"axis": 1}),
     Case("large", (1500, 8), (9000,)),
 )
 GATHER_ND: tuple[Case, ...] = (

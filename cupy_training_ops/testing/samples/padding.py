@@ -33,6 +33,8 @@ SLICES: tuple[tuple[str, Shape, Shape, Shape, Shape | None, Shape | None, int], 
     ("one", (1,), (0,), (1,), None, None, 0),
     ("misaligned", (5, 131), (2,), (125,), (1,), None, 1),
     ("large", (9, 4099), (1, 5), (8, -3), None, None, 0),
+    ("rows-of-chunks", (5, 3, 176), (1, 5), (3, 140), (1, 2), None, 0),
+    ("long-rows-of-chunks", (9, 2192), (3,), (2166,), (1,), None, 0),
 )
 
 # label, (M1, M2), the rest of the shape, number of indices, offset
