@@ -33,7 +33,6 @@ using radix_sort::SORT_THREADS;
 using segmented_sum::BatchItem;
 using segmented_sum::Items;
 using segmented_sum::Level;
-using segmented_sum::Share;
 using segmented_sum::Sizes;
 using vec::Vec;
 
@@ -42,7 +41,6 @@ using ACC = CTO_ACC;
 using Key = CTO_KEY;
 using INDEX = CTO_INDEX;
 using Entry = radix_sort::Entry<Key>;
-using Occupants = segmented_sum::Occupants<Key>;
 static_assert(ARE_SAME<ACC, Acc<T>>);
 
 constexpr int THREADS = CTO_THREADS;
@@ -163,7 +161,6 @@ struct NewKey {
     const T* dy;
     Entry* entries;
     i64 n_rows;
-    Occupants occupants;
 
     __device__ Key operator()(i64 k) const {
         const i64 row = target(k);
@@ -171,7 +168,6 @@ struct NewKey {
         if constexpr (sizeof(T) <= sizeof(Key))
             if (dy) entry.position = static_cast<Key>(bits_of(dy[k]));
         entries[k] = entry;
-        if (occupants.row_of) occupants.note(static_cast<Key>(k), entry.key, n_rows);
         return entry.key;
     }
 };
@@ -184,10 +180,9 @@ struct KnownKey {
 
 template <class Target>
 __device__ __forceinline__ void make_keys(Target target, const T* dy, Entry* entries, Key* counts,
-                                          i64 n_rows, Pass pass, Occupants occupants) {
+                                          i64 n_rows, Pass pass) {
     __shared__ u32 found[radix_sort::RADIX];
-    radix_sort::count_digits(NewKey<Target>{target, dy, entries, n_rows, occupants}, counts, pass,
-                             found);
+    radix_sort::count_digits(NewKey<Target>{target, dy, entries, n_rows}, counts, pass, found);
 }
 
 // ---- atomics: sums is dX, or a float32 array of its shape where T is narrower -------------------
@@ -308,21 +303,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather_grad__keys(const INDEX* indices, const T* dy, Entry* entries, Key* counts,
-                      const __grid_constant__ Pass pass, i64 n_rows, Key* slice_of, Key* row_of) {
-    make_keys(GatherRow{indices, n_rows}, dy, entries, counts, n_rows, pass, {slice_of, row_of});
+                      const __grid_constant__ Pass pass, i64 n_rows) {
+    make_keys(GatherRow{indices, n_rows}, dy, entries, counts, n_rows, pass);
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather_nd_grad__keys(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
-                         Entry* entries, Key* counts, const __grid_constant__ Pass pass, i64 n_rows,
-                         Key* slice_of, Key* row_of) {
-    make_keys(GatherNDRow{indices, tuples}, dy, entries, counts, n_rows, pass, {slice_of, row_of});
+                         Entry* entries, Key* counts, const __grid_constant__ Pass pass,
+                         i64 n_rows) {
+    make_keys(GatherNDRow{indices, tuples}, dy, entries, counts, n_rows, pass);
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather_elements_grad__keys(const INDEX* indices, const __grid_constant__ Lines lines,
                                const T* dy, Entry* entries, Key* counts,
-                               const __grid_constant__ Pass pass, i64 n_rows, Key* slice_of,
-                               Key* row_of) {
-    make_keys(GatherElement{indices, lines}, dy, entries, counts, n_rows, pass, {slice_of, row_of});
+                               const __grid_constant__ Pass pass, i64 n_rows) {
+    make_keys(GatherElement{indices, lines}, dy, entries, counts, n_rows, pass);
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_grad__atomic(const INDEX* indices, const T* dy, ACC* sums,
@@ -349,44 +343,26 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // ---- entry points: the stages that all three share ----------------------------------------------
 
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
-    gather__count(const Entry* entries, Key* counts, const __grid_constant__ Pass pass, T* dx,
-                  Key* slice_of, Key* row_of, const __grid_constant__ Share share,
-                  const __grid_constant__ Sizes sizes) {
-    if (segmented_sum::is_filler(share)) {
-        segmented_sum::fill_empty(dx, Occupants{slice_of, row_of}, share, sizes);
-        return;
-    }
+    gather__count(const Entry* entries, Key* counts, const __grid_constant__ Pass pass) {
     __shared__ u32 found[radix_sort::RADIX];
     radix_sort::count_digits(KnownKey{entries}, counts, pass, found);
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather__scatter(const Entry* from, Entry* to, const Key* counts,
-                    const __grid_constant__ Pass pass, T* dx, Key* slice_of, Key* row_of,
-                    const __grid_constant__ Share share, const __grid_constant__ Sizes sizes) {
-    if (segmented_sum::is_filler(share)) {
-        segmented_sum::fill_empty(dx, Occupants{slice_of, row_of}, share, sizes);
-        return;
-    }
+                    const __grid_constant__ Pass pass) {
     __shared__ radix_sort::SortedTile<Key, SHORT_ITEMS> sorted;
     __shared__ Key of_warp[radix_sort::SORT_WARPS];
-    radix_sort::scatter_by_digit(from, to, counts, pass, static_cast<u32>(share.first_block),
-                                 sorted, of_warp);
+    radix_sort::scatter_by_digit(from, to, counts, pass, sorted, of_warp);
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather__scatter__long(const Entry* from, Entry* to, const Key* counts,
                           const __grid_constant__ Pass pass) {
     __shared__ radix_sort::SortedTile<Key, LONG_ITEMS> sorted;
     __shared__ Key of_warp[radix_sort::SORT_WARPS];
-    radix_sort::scatter_by_digit(from, to, counts, pass, gridDim.x, sorted, of_warp);
+    radix_sort::scatter_by_digit(from, to, counts, pass, sorted, of_warp);
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
-    gather__starts(const Entry* sorted, Key* starts, i64 n, i64 n_rows, T* dx, Key* slice_of,
-                   Key* row_of, const __grid_constant__ Share share,
-                   const __grid_constant__ Sizes sizes) {
-    if (segmented_sum::is_filler(share)) {
-        segmented_sum::fill_empty(dx, Occupants{slice_of, row_of}, share, sizes);
-        return;
-    }
+    gather__starts(const Entry* sorted, Key* starts, i64 n, i64 n_rows) {
     radix_sort::find_start(sorted, starts, n, n_rows);
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -412,17 +388,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows(const T* dy, const Entry* entries, const Key* starts, const ACC* sums, T* dx,
                      const __grid_constant__ Items items, const __grid_constant__ Sizes sizes,
-                     i64 count, i64 n_nodes, i32 levels, bool filled) {
+                     i64 count, i64 n_nodes, i32 levels) {
     segmented_sum::sum_rows<WIDTH>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes,
-                                   levels, filled);
+                                   levels);
 }
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows__scalar(const T* dy, const Entry* entries, const Key* starts, const ACC* sums,
                              T* dx, const __grid_constant__ Items items,
                              const __grid_constant__ Sizes sizes, i64 count, i64 n_nodes,
-                             i32 levels, bool filled) {
-    segmented_sum::sum_rows<1>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes, levels,
-                               filled);
+                             i32 levels) {
+    segmented_sum::sum_rows<1>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes, levels);
 }
 extern "C" __global__ void __launch_bounds__(THREADS) gather__zero(T* y, i64 n) {
     fill_with_zero(y, n);

@@ -83,11 +83,11 @@ __device__ __forceinline__ Key sum_before(Key value, Key (&of_warp)[SORT_WARPS])
 // digits, and after those of earlier blocks with the same one.
 template <class Key>
 __device__ __forceinline__ Key first_destination(const Key* __restrict__ counts, Pass pass,
-                                                 u32 n_blocks, Key (&of_warp)[SORT_WARPS]) {
+                                                 Key (&of_warp)[SORT_WARPS]) {
     Key total = 0, earlier = 0;
     if (threadIdx.x < pass.radix()) {
 #pragma unroll 8
-        for (u32 block = 0; block < n_blocks; ++block) {
+        for (u32 block = 0; block < gridDim.x; ++block) {
             const Key count = counts[block * pass.radix() + threadIdx.x];
             total += count;
             if (block < blockIdx.x) earlier += count;
@@ -194,19 +194,18 @@ struct SortedTile {
     }
 };
 
-// Moves every entry of the block's span to its place by this digit, in the order they stand in; the
-// first n_blocks of a grid sort.
+// Moves every entry of the block's span to its place by this digit, in the order they stand in.
 template <class Key, int ITEMS>
 __device__ __forceinline__ void scatter_by_digit(const Entry<Key>* __restrict__ from,
                                                  Entry<Key>* __restrict__ to,
                                                  const Key* __restrict__ counts, Pass pass,
-                                                 u32 n_blocks, SortedTile<Key, ITEMS>& sorted,
+                                                 SortedTile<Key, ITEMS>& sorted,
                                                  Key (&of_warp)[SORT_WARPS]) {
     pass = in_registers(pass);
     const i64 end = pass.end();
     TileItems<Key, ITEMS> items;
     items.load(from, pass.first(), end);
-    Key destination = first_destination(counts, pass, n_blocks, of_warp);
+    Key destination = first_destination(counts, pass, of_warp);
     for (i64 tile = pass.first(); tile < end; tile += sorted.size) {
         items.count(sorted.seen[threadIdx.x / WARP], pass);
         __syncthreads();

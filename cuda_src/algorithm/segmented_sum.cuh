@@ -213,14 +213,11 @@ __device__ __forceinline__ void add_segment(Sum<Acc<T>, N>& sum,
     }
 }
 
-// Rows of dX whose sums are finished one after the other. Where `filled`, empty rows have their
-// zeros.
+// Rows of dX whose sums are finished one after the other.
 template <class T, class Key, int N>
 struct Rows {
     T* dx;
     i64 width;
-    bool filled;
-    bool is_stored;  // the row `next`
     Key next, end;
     Sum<Acc<T>, N> sum;
 
@@ -228,8 +225,7 @@ struct Rows {
     __device__ __forceinline__ void finish(Key row) {
 #pragma unroll 1
         for (; next < row; ++next) {
-            if (is_stored) sum.store(dx + next * width);
-            is_stored = !filled;
+            sum.store(dx + next * width);
             sum.value = {};
         }
     }
@@ -255,126 +251,45 @@ struct Rows {
                 if (first + d >= n) break;
                 finish(key[d]);
                 sum.add(loaded[d]);
-                is_stored = true;
             }
         }
         finish(end);
     }
 
-    // Adds the entries of every row in turn, but leaves long rows out.
-    __device__ __forceinline__ void add_short(const SortedSlices<T, Key, N>& slices,
-                                              const Key* starts) {
+    // Adds the entries of every row in turn, with the sums of whole nodes among them.
+    __device__ __forceinline__ void add_many(const SortedSlices<T, Key, N>& slices,
+                                             const NodeSums<Acc<T>, Key>& nodes, const Key* starts,
+                                             Key n_slices, i32 levels) {
 #pragma unroll 1
-        for (Key low = starts[next]; next < end;) {
-            const Key high = starts[next + 1], n = high - low;
-            if (n < FANOUT) {
-                is_stored = !filled || n > 0;
-                sum.template add_all<DEPTH_AT_ENDS<T>>(slices, Ends<Key>{low, n, high, 0});
-                finish(next + 1);
-            } else {
-                ++next;
-            }
-            low = high;
+        while (next < end) {
+            add_segment(sum, slices, nodes, starts[next], starts[next + 1], n_slices, levels);
+            finish(next + 1);
         }
     }
 };
 
-// The long row, of FANOUT entries or more, that the entry `at`, a multiple of FANOUT, is the first
-// of its kind in; n_rows where it is in none.
-template <class Key>
-__device__ __forceinline__ Key long_row_at(Key at, const Entry<Key>* entries, const Key* starts,
-                                           i64 n_rows) {
-    const Key row = entries[at].key;
-    if (row >= n_rows) return n_rows;
-    const Key low = starts[row], high = starts[row + 1];
-    return high - low >= FANOUT && at - low < FANOUT ? row : n_rows;
-}
-
 // dX[batch, row] = sum of the slices whose key is the row, zero where there are none: every element
-// is written once, but for the empty rows where they are `filled`. The first items are the long rows, which take longest, one for every FANOUT
-// entries; then a thread sums `count` rows, of which it leaves the long ones out. No node lies among
-// fewer than FANOUT entries.
+// is written once. A thread sums `count` rows; no node lies among fewer than FANOUT entries.
 template <int N, class T, class Key>
 __device__ __forceinline__ void sum_rows(const T* __restrict__ dy,
                                          const Entry<Key>* __restrict__ entries,
                                          const Key* __restrict__ starts,
                                          const Acc<T>* __restrict__ sums, T* __restrict__ dx,
                                          Items items, Sizes sizes, i64 count, i64 n_nodes,
-                                         i32 levels, bool filled) {
-    const BatchItem task(items);
-    const i64 width = sizes.width, column = task.column<N, 1>();
-    if (task.batch >= items.n_batches || column >= width) return;
-    const i64 n_long = (sizes.n_slices + FANOUT - 1) / FANOUT, group = task.item - n_long;
-    Rows<T, Key, N> rows{dx + task.batch * sizes.n_rows * width + column, width, filled, !filled};
-    const SortedSlices<T, Key, N> slices{dy + task.batch * sizes.n_slices * width + column, entries,
-                                         width};
-    if (group < 0) {
-        rows.next =
-            long_row_at(static_cast<Key>(task.item) * FANOUT, entries, starts, sizes.n_rows);
-        if (rows.next == sizes.n_rows) return;
-        const NodeSums<Acc<T>, Key> nodes{sums + task.batch * n_nodes * width + column, width};
-        rows.is_stored = true;
-        add_segment(rows.sum, slices, nodes, starts[rows.next], starts[rows.next + 1],
-                    static_cast<Key>(sizes.n_slices), levels);
-        rows.finish(rows.next + 1);
-        return;
-    }
-    rows.next = group * count;
-    rows.end = min((group + 1) * count, sizes.n_rows);
-    const Key low = starts[rows.next], high = starts[rows.end];
+                                         i32 levels) {
+    const BatchItem group(items);
+    const i64 width = sizes.width, column = group.column<N, 1>();
+    if (group.batch >= items.n_batches || column >= width) return;
+    const Key first = group.item * count, end = min((group.item + 1) * count, sizes.n_rows);
+    Rows<T, Key, N> rows{dx + group.batch * sizes.n_rows * width + column, width, first, end, {}};
+    const SortedSlices<T, Key, N> slices{dy + group.batch * sizes.n_slices * width + column,
+                                         entries, width};
+    const NodeSums<Acc<T>, Key> nodes{sums + group.batch * n_nodes * width + column, width};
+    const Key low = starts[first], high = starts[end];
     if (high - low < FANOUT)
         rows.add_few(slices, low, high - low);
     else
-        rows.add_short(slices, starts);
-}
-
-// ---- empty rows, filled while the slices are sorted ---------------------------------------------
-
-constexpr int FILL_ROWS = 4;  // that a warp looks at
-
-// Which rows have slices: a slice of each row, and the row of each slice. The first table is never
-// cleared, so an entry may hold anything: it counts if that slice goes to the row.
-template <class Key>
-struct Occupants {
-    Key* slice_of;
-    Key* row_of;
-
-    // Of several slices of a row any may stay.
-    __device__ void note(Key slice, Key row, i64 n_rows) const {
-        row_of[slice] = row;
-        if (row < n_rows) slice_of[row] = slice;
-    }
-    __device__ bool has(i64 row, i64 n_slices) const {
-        const Key slice = slice_of[row];
-        return slice < n_slices && row_of[slice] == row;
-    }
-};
-
-// A launch's rows [first, end), and its first block that fills those of them that are empty.
-struct Share {
-    i64 first, end, first_block, n_batches;
-};
-
-__device__ __forceinline__ bool is_filler(const Share& share) {
-    return blockIdx.x >= share.first_block;
-}
-
-// Rows of whole vectors; a warp looks at FILL_ROWS of them.
-template <class T, class Key>
-__device__ __forceinline__ void fill_empty(T* dx, const Occupants<Key>& occupants,
-                                           const Share& share, const Sizes& sizes) {
-    const u32 lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
-    const i64 warp = (blockIdx.x - share.first_block) * warps + threadIdx.x / WARP;
-    const i64 first = share.first + warp * FILL_ROWS, row = first + lane;
-    const bool looks = lane < FILL_ROWS && row < share.end;
-    u32 empty = __ballot_sync(ALL_LANES, looks && !occupants.has(row, sizes.n_slices));
-    for (; empty; empty &= empty - 1) {
-        T* to = dx + (first + __ffs(empty) - 1) * sizes.width;
-        for (i64 batch = 0; batch < share.n_batches; ++batch, to += sizes.n_rows * sizes.width)
-            for (i64 c = lane * vec::WIDTH<T>; c < sizes.width; c += WARP * vec::WIDTH<T>)
-                vec::store_streaming(reinterpret_cast<Vec<T, vec::WIDTH<T>>*>(to + c),
-                                     Vec<T, vec::WIDTH<T>>{});
-    }
+        rows.add_many(slices, nodes, starts, sizes.n_slices, levels);
 }
 
 }  // namespace cto::segmented_sum

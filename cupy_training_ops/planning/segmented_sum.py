@@ -15,7 +15,6 @@ import numpy as np
 from ..dtypes import FLOAT64, Dtype, element_type
 from ..plan import (
     VEC_NBYTES,
-    WARP,
     Config,
     Device,
     Launch,
@@ -41,7 +40,6 @@ SORT_BLOCKS = 2  # of a multiprocessor
 MAX_LOOKS = 2**16  # at slices, by elements of dX, that cost less than a second launch
 MAX_ATOMIC = 2**22  # elements of dY (of dX where sums are wider) for which atomics beat a sort
 MAX_32_BIT = 2**32 - 1
-FILLED_NBYTES = 512  # of a row, from which on a warp's stores fill it well
 
 
 @dataclass(frozen=True)
@@ -128,8 +126,6 @@ class Scatter:
     target: tuple[object, ...]  # the arguments that say where a slice goes
     scratch: ScratchMemory = field(default_factory=ScratchMemory)
     launches: list[Launch] = field(default_factory=list)
-    occupants: tuple[Scratch | None, Scratch | None] = (None, None)
-    n_filled: int = 0  # launches that filled a share of the empty rows
 
     def __post_init__(self) -> None:
         self.acc = np.dtype(np.float64 if self.dy.dtype == FLOAT64 else np.float32)
@@ -185,47 +181,13 @@ class Scatter:
         self.launch_own(f"{self.op.function_name}__few", one_each(n, THREADS), *args)
         return self.plan()
 
-    @property
-    def fills_empty_rows(self) -> bool:
-        """Whether rows without slices are written while the slices are sorted.
-
-        A short sort leaves most of the GPU idle.
-        """
-        wide = self.sizes.W * self.dx.dtype.itemsize >= FILLED_NBYTES
-        short = self.sizes.K < LONG_SORT and self.sizes.G < MANY_ROWS
-        return wide and short and packet_size(self.sizes.W, self.dy, self.dx) > 1
-
-    @property
-    def digits(self) -> tuple[Digit, ...]:
-        """The digits of the sort."""
-        return digits(self.sizes.G, self.sizes.K, self.constant("RADIX").bit_length() - 1)
-
-    def launch_filling(self, stage: str, config: Config, *args: object) -> None:
-        """Add one launch of a stage, with more blocks that fill their share of the empty rows."""
-        s, shares = self.sizes, 2 * len(self.digits)
-        first, end = (s.G * i // shares for i in (self.n_filled, self.n_filled + 1))
-        (blocks,), (threads,) = config.grid, config.block
-        if self.fills_empty_rows:
-            a_block = threads // WARP * self.constant("segmented_sum::FILL_ROWS")
-            config = Config((blocks + ceil_div(end - first, a_block),), (threads,))
-            self.n_filled += 1
-        share = by_value(first=first, end=end, first_block=blocks, n_batches=s.B)
-        sizes = by_value(n_slices=s.K, n_rows=s.G, width=s.W)
-        self.launch(stage, config, *args, self.dx, *self.occupants, share, sizes)
-
     def add_slices(self) -> Plan:
         """Sorted by row and summed in order: the same bits, run after run."""
-        s = self.sizes
-        if self.fills_empty_rows:
-            self.occupants = self.scratch.take(s.G, s.key), self.scratch.take(s.K, s.key)
-        entries = self.sort()
+        entries, s = self.sort(), self.sizes
         starts = self.scratch.take(s.G + 1, s.key)
-        if s.G >= MANY_ROWS and s.K <= DENSE * s.G and s.G <= SPARSE * s.K:
-            config = one_each(s.G + 1, self.constant("STARTS_ROWS"))
-            self.launch("starts__many", config, entries, starts, s.K, s.G)
-        else:
-            config = one_each(s.G + 1, THREADS)
-            self.launch_filling("starts", config, entries, starts, s.K, s.G)
+        many = s.G >= MANY_ROWS and s.K <= DENSE * s.G and s.G <= SPARSE * s.K
+        config = one_each(s.G + 1, self.constant("STARTS_ROWS") if many else THREADS)
+        self.launch("starts__many" if many else "starts", config, entries, starts, s.K, s.G)
         self.sum(entries, starts)
         return self.plan()
 
@@ -239,16 +201,15 @@ class Scatter:
         config = one_each(n, span, threads)
         entries, other = self.scratch.take(2 * n, key), self.scratch.take(2 * n, key)
         counts = self.scratch.take(config.grid[0] * radix, key)
-        scatter = self.launch if n >= LONG_SORT else self.launch_filling
-        for digit in self.digits:
+        for digit in digits(self.sizes.G, n, radix.bit_length() - 1):
             step = by_value(n=n, span=span, shift=np.int32(digit.shift), bits=np.int32(digit.bits))
             if digit.shift == 0:
                 dy = self.dy if self.is_carried else None
-                where = (*self.target, dy, entries, counts, step, self.sizes.G, *self.occupants)
+                where = (*self.target, dy, entries, counts, step, self.sizes.G)
                 self.launch_own(f"{self.op.function_name}__keys", config, *where)
             else:
-                self.launch_filling("count", config, entries, counts, step)
-            scatter(f"scatter{variant}", config, entries, other, counts, step)
+                self.launch("count", config, entries, counts, step)
+            self.launch(f"scatter{variant}", config, entries, other, counts, step)
             entries, other = other, entries
         return entries
 
@@ -270,10 +231,9 @@ class Scatter:
             args = (dy, entries, sums, items, sizes, level)
             self.launch(f"sum_nodes{variant}", config, *args)
         rows = rows_of_a_thread(s, fanout)
-        config, items = spread(s.B, ceil_div(s.K, fanout) + ceil_div(s.G, rows), runs, 1)
+        config, items = spread(s.B, ceil_div(s.G, rows), runs, 1)
         arrays = (dy, entries, starts, sums, self.dx, items, sizes)
-        filled = self.fills_empty_rows
-        self.launch(f"sum_rows{variant}", config, *arrays, rows, sum(counts), len(counts), filled)
+        self.launch(f"sum_rows{variant}", config, *arrays, rows, sum(counts), len(counts))
 
     def add_slices_atomically(self) -> Plan:
         """Zeros, atomic additions, and one rounding where T is narrower than its sums."""
