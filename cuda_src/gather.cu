@@ -388,16 +388,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows(const T* dy, const Entry* entries, const Key* starts, const ACC* sums, T* dx,
                      const __grid_constant__ Items items, const __grid_constant__ Sizes sizes,
-                     i64 count, i64 n_nodes, i32 levels) {
+                     i64 count, i64 n_nodes, i32 levels, i64 n_long) {
     segmented_sum::sum_rows<WIDTH>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes,
-                                   levels);
+                                   levels, n_long);
 }
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows__scalar(const T* dy, const Entry* entries, const Key* starts, const ACC* sums,
                              T* dx, const __grid_constant__ Items items,
                              const __grid_constant__ Sizes sizes, i64 count, i64 n_nodes,
-                             i32 levels) {
-    segmented_sum::sum_rows<1>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes, levels);
+                             i32 levels, i64 n_long) {
+    segmented_sum::sum_rows<1>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes, levels,
+                               n_long);
 }
 extern "C" __global__ void __launch_bounds__(THREADS) gather__zero(T* y, i64 n) {
     fill_with_zero(y, n);

@@ -144,11 +144,7 @@ struct Convert {
         Vec<T, N> converted;
 #pragma unroll
         for (int k = 0; k < N; ++k) converted.at[k] = rule(loaded.at[k]);
-        Vec<T, N>* const to = reinterpret_cast<Vec<T, N>*>(y + i);
-        if constexpr (sizeof(T) > sizeof(X))
-            vec::store_streaming(to, converted);
-        else
-            *to = converted;
+        vec::store_streaming(reinterpret_cast<Vec<T, N>*>(y + i), converted);
     }
 };
 

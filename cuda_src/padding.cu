@@ -38,7 +38,6 @@ using Run = copy_runs::Run<T>;
 constexpr int THREADS = CTO_THREADS;
 constexpr int MAX_DIMENSIONS = 50;  // more cannot have two positions each
 using Tile = copy_runs::Tiling<T, CTO_WORDS, CTO_CHUNKS, THREADS>;
-using Loaded = copy_runs::Loaded<T, CTO_WORDS>;
 
 // ---- SliceGrad: the sliced positions of every dimension come from dY, the others are zero -------
 
@@ -109,14 +108,13 @@ struct Unsliced {
         return source < 0 ? nullptr : dy + source * inner.count + j;
     }
 
-    // The words [begin, end) of the vector at `from`, zeros for the others.
-    __device__ Loaded vector_at(const T* from, int begin, int end) const {
-        Loaded loaded{};
-        if (!from || begin >= end) return loaded;
-        if (Loaded::possible({from, end - begin, dy, dy + n_dy}, Tile::words))
-            loaded.load(from);
-        else
-            loaded.load_words(from, begin, end);
+    // The words [begin, end) of the vector at `from`, zeros for the others. The lanes of a warp read
+    // neighbours, so that single words are no slower than vectors, which would have to be shifted.
+    __device__ Tile::Vec vector_at(const T* from, int begin, int end) const {
+        Tile::Vec loaded{};
+#pragma unroll
+        for (int i = 0; i < Tile::words; ++i)
+            if (from && i >= begin && i < end) loaded.at[i] = __ldg(from + i);
         return loaded;
     }
 
@@ -142,7 +140,7 @@ __device__ __forceinline__ void write_rows(T* dx, i64 n_rows, const Unsliced& so
         const i64 row = first + u * blockDim.y;
         from[u] = row < n_rows ? source.source_of(row, j) : nullptr;
     }
-    Loaded loaded[Tile::vecs];
+    Tile::Vec loaded[Tile::vecs];
 #pragma unroll
     for (int u = 0; u < Tile::vecs; ++u) loaded[u] = source.vector_at(from[u], begin, end);
     T* const to = dx + first * width + column;
@@ -150,7 +148,7 @@ __device__ __forceinline__ void write_rows(T* dx, i64 n_rows, const Unsliced& so
     for (int u = 0; u < Tile::vecs; ++u)
         if (first + u * blockDim.y < n_rows)
             vec::store_streaming(reinterpret_cast<Tile::Vec*>(to + u * blockDim.y * width),
-                                 loaded[u].shifted());
+                                 loaded[u]);
 }
 
 // ---- FlattenAndUnpad: a row is the row of the input that its index names ------------------------

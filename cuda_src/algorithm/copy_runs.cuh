@@ -67,16 +67,6 @@ struct Loaded {
         if (shift) high = __ldg(aligned + 1);
     }
 
-    // The words [begin, end) of the vector at `from`; zeros where the others would be.
-    __device__ void load_words(const T* from, int begin, int end) {
-        vec::Vec<T, N> words{};
-#pragma unroll
-        for (int i = 0; i < N; ++i)
-            if (i >= begin && i < end) words.at[i] = __ldg(from + i);
-        low = *reinterpret_cast<const uint4*>(&words);
-        shift = 0;
-    }
-
     // The 16 bytes from `shift` on: by two words of 32 bits, by one, by bytes.
     __device__ vec::Vec<T, N> shifted() const {
         u32 w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
@@ -103,9 +93,6 @@ struct Loaded<T, 1> {
 
     __device__ static bool possible(const Run<T>& run, int words) { return run.length >= words; }
     __device__ void load(const T* from) { word.at[0] = from ? __ldcs(from) : T{}; }
-    __device__ void load_words(const T* from, int begin, int end) {
-        load(begin <= 0 && end > 0 ? from : nullptr);
-    }
     __device__ vec::Vec<T, 1> shifted() const { return word; }
 };
 

@@ -256,40 +256,75 @@ struct Rows {
         finish(end);
     }
 
-    // Adds the entries of every row in turn, with the sums of whole nodes among them.
+    // Adds the entries of every row in turn, with the sums of whole nodes among them; or leaves the
+    // long rows to others.
     __device__ __forceinline__ void add_many(const SortedSlices<T, Key, N>& slices,
                                              const NodeSums<Acc<T>, Key>& nodes, const Key* starts,
-                                             Key n_slices, i32 levels) {
+                                             Key n_slices, i32 levels, bool leaves_long) {
 #pragma unroll 1
         while (next < end) {
-            add_segment(sum, slices, nodes, starts[next], starts[next + 1], n_slices, levels);
+            const Key low = starts[next], high = starts[next + 1];
+            if (leaves_long && high - low >= FANOUT) {
+                ++next;
+                continue;
+            }
+            add_segment(sum, slices, nodes, low, high, n_slices, levels);
             finish(next + 1);
         }
     }
 };
 
+// The row of FANOUT entries or more in which `at` is the first multiple of FANOUT, or n_rows. Such a
+// row holds an entry FANOUT / 2 before `at` or nearly as far behind it: most calls end there, before
+// the row's bounds are looked up.
+template <class Key>
+__device__ __forceinline__ Key long_row_at(Key at, const Entry<Key>* entries, const Key* starts,
+                                           Key n_slices, i64 n_rows) {
+    constexpr Key HALF = FANOUT / 2;
+    const Key row = entries[at].key;
+    const Key before = entries[max(at, HALF) - HALF].key;
+    const Key behind = entries[min(at + HALF - 1, n_slices - 1)].key;
+    if (row >= n_rows || (before != row && behind != row)) return n_rows;
+    const Key low = starts[row], high = starts[row + 1];
+    return high - low >= FANOUT && at - low < FANOUT ? row : n_rows;
+}
+
 // dX[batch, row] = sum of the slices whose key is the row, zero where there are none: every element
-// is written once. A thread sums `count` rows; no node lies among fewer than FANOUT entries.
+// is written once. A thread sums `count` rows; no node lies among fewer than FANOUT entries. Where
+// n_long is not 0, the grid's first items are the long rows, one for every FANOUT entries: they take
+// longest, and often are neighbours, which one thread would sum one after the other.
 template <int N, class T, class Key>
 __device__ __forceinline__ void sum_rows(const T* __restrict__ dy,
                                          const Entry<Key>* __restrict__ entries,
                                          const Key* __restrict__ starts,
                                          const Acc<T>* __restrict__ sums, T* __restrict__ dx,
                                          Items items, Sizes sizes, i64 count, i64 n_nodes,
-                                         i32 levels) {
-    const BatchItem group(items);
-    const i64 width = sizes.width, column = group.column<N, 1>();
-    if (group.batch >= items.n_batches || column >= width) return;
-    const Key first = group.item * count, end = min((group.item + 1) * count, sizes.n_rows);
-    Rows<T, Key, N> rows{dx + group.batch * sizes.n_rows * width + column, width, first, end, {}};
-    const SortedSlices<T, Key, N> slices{dy + group.batch * sizes.n_slices * width + column,
-                                         entries, width};
-    const NodeSums<Acc<T>, Key> nodes{sums + group.batch * n_nodes * width + column, width};
+                                         i32 levels, i64 n_long) {
+    const BatchItem task(items);
+    const i64 width = sizes.width, column = task.column<N, 1>();
+    if (task.batch >= items.n_batches || column >= width) return;
+    const Key n_slices = static_cast<Key>(sizes.n_slices);
+    const bool is_long = task.item < n_long;
+    Key first, end;
+    if (is_long) {
+        const Key at = static_cast<Key>(task.item) * FANOUT;
+        first = long_row_at(at, entries, starts, n_slices, sizes.n_rows);
+        if (first == sizes.n_rows) return;
+        end = first + 1;
+    } else {
+        const i64 group = task.item - n_long;
+        first = group * count;
+        end = min((group + 1) * count, sizes.n_rows);
+    }
+    Rows<T, Key, N> rows{dx + task.batch * sizes.n_rows * width + column, width, first, end, {}};
+    const SortedSlices<T, Key, N> slices{dy + task.batch * sizes.n_slices * width + column, entries,
+                                         width};
+    const NodeSums<Acc<T>, Key> nodes{sums + task.batch * n_nodes * width + column, width};
     const Key low = starts[first], high = starts[end];
     if (high - low < FANOUT)
         rows.add_few(slices, low, high - low);
     else
-        rows.add_many(slices, nodes, starts, sizes.n_slices, levels);
+        rows.add_many(slices, nodes, starts, n_slices, levels, n_long > 0 && !is_long);
 }
 
 }  // namespace cto::segmented_sum

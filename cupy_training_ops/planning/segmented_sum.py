@@ -15,6 +15,7 @@ import numpy as np
 from ..dtypes import FLOAT64, Dtype, element_type
 from ..plan import (
     VEC_NBYTES,
+    WARP,
     Config,
     Device,
     Launch,
@@ -231,9 +232,10 @@ class Scatter:
             args = (dy, entries, sums, items, sizes, level)
             self.launch(f"sum_nodes{variant}", config, *args)
         rows = rows_of_a_thread(s, fanout)
-        config, items = spread(s.B, ceil_div(s.G, rows), runs, 1)
+        n_long = ceil_div(s.K, fanout) if runs >= WARP else 0
+        config, items = spread(s.B, n_long + ceil_div(s.G, rows), runs, 1)
         arrays = (dy, entries, starts, sums, self.dx, items, sizes)
-        self.launch(f"sum_rows{variant}", config, *arrays, rows, sum(counts), len(counts))
+        self.launch(f"sum_rows{variant}", config, *arrays, rows, sum(counts), len(counts), n_long)
 
     def add_slices_atomically(self) -> Plan:
         """Zeros, atomic additions, and one rounding where T is narrower than its sums."""

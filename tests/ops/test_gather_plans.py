@@ -196,6 +196,33 @@ def test_keys_of_64_bits(run, rng, monkeypatch) -> None:
     assert_matches(run.host(actual), op.cpu_function()((2, 30, 3), indices, dy, axis=1))
 
 
+@pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32])
+def test_long_rows_stand_beside_short_and_empty_ones(run, rng, dtype) -> None:
+    """Wide rows of 32 entries or more are items of their own; every row is written once."""
+    op, extent, width = get_op("GatherGrad")(axis=1), 90, 256
+    for indices in (
+        rng.integers(0, extent, 40),
+        np.full(300, extent - 1),
+        rng.permutation(np.arange(extent)),
+        np.full(70, extent),
+        rng.integers(0, extent // 2, 700),
+        rng.permutation(np.repeat([3, 4, 5, 7, 50], [1, 33, 32, 64, 2])),
+    ):
+        dy = rng.standard_normal((2, indices.size, width)).astype(dtype)
+        out = poison(run.blank(Spec((2, extent, width), dtype)))
+        actual = op((2, extent, width), run.place(indices), run.place(dy), out=out)
+        expected = op.cpu_function()((2, extent, width), indices, dy, axis=1)
+        assert_matches(run.host(actual), expected, 1e-2 if dtype == FLOAT16 else 1e-4)
+
+
+@pytest.mark.parametrize(("width", "expected"), [(1, 0), (124, 0), (128, 3), (1024, 3)])
+def test_long_rows_are_items_of_their_own_where_rows_are_wide(width, expected) -> None:
+    dy, dx = Spec((70, width), FLOAT32), Spec((50, width), FLOAT32)
+    plan = get_op("GatherGrad")().plan(H200, dx.shape, Spec((70,), INT64), dy, dx)
+    sums = [step for step in plan.steps if "sum_rows" in step.symbol]
+    assert [step.args[-1] for step in sums] == [expected] * len(sums)
+
+
 @pytest.fixture
 def few_are_many(monkeypatch) -> None:
     """The ways of long sorts and of many rows, of any number of either."""

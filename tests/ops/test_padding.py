@@ -64,7 +64,7 @@ def test_any_slice(run, rng, outer, inner, data, dtype) -> None:
 @given(
     outer=st.lists(st.integers(1, 9), min_size=1, max_size=2),
     rows=st.sampled_from([(0, 9, 1), (1, 8, 2), (8, 0, -1)]),
-    columns=st.sampled_from([(80, 3, 67), (144, 0, 66), (400, 321, 400), (2192, 5, 2180)]),
+    columns=st.sampled_from([(80, 3, 67), (144, 0, 65), (400, 321, 400), (2192, 5, 2180)]),
     offset=st.integers(0, 1),
     dtype=types,
 )
