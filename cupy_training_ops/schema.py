@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
+from . import limits
 from .dtypes import Dtype, HostArray, to_dtype
 from .errors import ArgumentError
 
@@ -25,7 +26,6 @@ Memory = Literal["device", "host", "either"]
 Types = Mapping[str, tuple[Dtype, ...]]  # type variable to the dtypes it may be
 Convert = Callable[[Any], object]
 Function = Callable[[Any], object]  # of a number
-MAX_EXTENT = 2**63 - 1
 REQUIRED: object = type("REQUIRED", (), {"__repr__": lambda _: "REQUIRED"})()
 
 
@@ -271,9 +271,29 @@ def reals(value: Any) -> tuple[float, ...]:
 def shape(value: object) -> tuple[int, ...]:
     """A shape: integers of at least 0."""
     extents = integers(value)
-    if any(not 0 <= extent <= MAX_EXTENT for extent in extents):
-        raise ArgumentError(f"expected extents of at least 0 and below 2^63, got {extents}")
+    _refuse(limits.of_shape(extents))
     return extents
+
+
+def lengths(value: object) -> tuple[int, ...]:
+    """Lengths: integers of at least 0."""
+    found = integers(value)
+    _refuse(limits.of_list(len(found)) or limits.of_lengths(found))
+    return found
+
+
+def count(value: object) -> int:
+    """A number of arrays: an integer of at least 1."""
+    n = integer(value)
+    if n < 1:
+        raise ArgumentError(f"expected at least 1, got {n}")
+    _refuse(limits.of_list(n))
+    return n
+
+
+def _refuse(excess: limits.Excess | None) -> None:
+    if excess is not None:
+        raise ArgumentError(f"expected {excess.expected}, got {excess.got}")
 
 
 def one_of(*choices: object) -> Convert:

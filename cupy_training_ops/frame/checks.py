@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from .. import limits
 from ..dtypes import Dtype, dtype_name, dtype_names, to_dtype
 from ..errors import ArgumentError, DtypeError, refuse
 from ..schema import Input, Shape, Spec, TypeRows, Types
@@ -19,6 +20,17 @@ def count(op: str, declared: Sequence[Input], given: int) -> None:
     if not needed <= given <= len(declared):
         expected = ", ".join(item.name + ("?" if item.optional else "") for item in declared)
         refuse(op, "inputs", f"({expected})", f"{given} arguments")
+
+
+def within(op: str, argument: str, excess: limits.Excess | None) -> None:
+    """What can exist; see limits.py."""
+    if excess is not None:
+        refuse(op, argument, *excess)
+
+
+def exists(op: str, argument: str, spec: Spec) -> None:
+    """An array that there can be."""
+    within(op, argument, limits.of_shape(spec.shape, spec.dtype.itemsize))
 
 
 def bind(op: str, declared: Input, name: str, dtype: Dtype, types: Types, bound: Bindings) -> None:

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import DTypeLike
 
+from .. import limits
 from ..backend import Backend
 from ..dtypes import element_type
 from ..errors import ArgumentError, refuse
@@ -308,6 +309,8 @@ class Op:
             return None
         if item.variadic and not isinstance(value, list | tuple):
             refuse(self.name, item.name, "a list", type(value).__name__)
+        if item.variadic:
+            checks.within(self.name, item.name, limits.of_list(len(value)))
         if item.memory == "host" or (item.memory == "either" and is_number(value)):
             freeze = functools.partial(self._frozen, item)
             return tuple(map(freeze, value)) if item.variadic else freeze(value)
