@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from .dtypes import Dtype, dtype_name, to_dtype
-from .errors import ArgumentError, DtypeError, refuse
+from .errors import ArgumentError, DtypeError, refuse, shown
 from .frame.checks import Bindings
 from .frame.op import Op
 from .ops import activation, elementwise, gather, gist, gradient, padding, reduction, resize, tensor
@@ -71,10 +71,13 @@ def names() -> tuple[str, ...]:
 
 def get_op(name: str, version: int | None = None) -> type[Op]:
     """The class of an operator: the newest, or the one that serves an opset version."""
-    found = [cls for (_, known, _), cls in REGISTRY.items() if known == name]
+    wanted = name if isinstance(name, str) else ""
+    found = [cls for (_, known, _), cls in REGISTRY.items() if known == wanted]
     if not found:
-        close = [known for known in names() if str(name).lower() in known.lower()] or names()
-        raise ArgumentError(f"no operator {name!r}; known: {', '.join(close)}")
+        close = [known for known in names() if wanted.lower() in known.lower()] or names()
+        raise ArgumentError(f"no operator {shown(name)}; known: {', '.join(close)}")
+    if not isinstance(version, int | None):
+        refuse(name, "version", "an integer", shown(version))
     serving = [c for c in found if version is None or _serves(c, version)]
     if not serving:
         ranges = ", ".join(f"{c.since} to {c.until or 'newest'}" for c in found)

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from . import limits
 from .dtypes import Dtype, HostArray, to_dtype
-from .errors import ArgumentError
+from .errors import MAX_BITS, ArgumentError, shown
 
 Shape = tuple[int, ...]
 Memory = Literal["device", "host", "either"]
@@ -213,11 +213,14 @@ def combinations(types: Types) -> list[dict[str, Dtype]]:
 def integer(value: Any) -> int:
     """An integer."""
     if isinstance(value, bool | np.bool_):
-        raise ArgumentError(f"expected an integer, got {value!r}")
+        raise ArgumentError(f"expected an integer, got {shown(value)}")
     try:
-        return operator.index(value)
+        whole = operator.index(value)
     except TypeError:
-        raise ArgumentError(f"expected an integer, got {value!r}") from None
+        raise ArgumentError(f"expected an integer, got {shown(value)}") from None
+    if whole.bit_length() > MAX_BITS:
+        raise ArgumentError(f"expected at most {MAX_BITS} bits, got {shown(whole)}")
+    return whole
 
 
 def real(value: object) -> float:
@@ -226,16 +229,15 @@ def real(value: object) -> float:
         try:
             return float(value)
         except OverflowError:
-            bits = int(value).bit_length()
-            raise ArgumentError(f"expected a number, got an integer of {bits} bits") from None
-    raise ArgumentError(f"expected a number, got {value!r}")
+            raise ArgumentError(f"expected a number, got {shown(int(value))}") from None
+    raise ArgumentError(f"expected a number, got {shown(value)}")
 
 
 def boolean(value: object) -> bool:
     """A bool (0 or 1 in ONNX)."""
     if isinstance(value, bool | np.bool_) or (isinstance(value, int) and value in (0, 1)):
         return bool(value)
-    raise ArgumentError(f"expected a bool, got {value!r}")
+    raise ArgumentError(f"expected a bool, got {shown(value)}")
 
 
 def single(value: object) -> object:
@@ -254,17 +256,17 @@ def integers(value: Any) -> tuple[int, ...]:
     """Integers: a sequence, a NumPy array of rank 1, or one integer."""
     rank = _rank(value)
     if rank > 1:
-        raise ArgumentError(f"expected integers in rank 1, got {value!r}")
+        raise ArgumentError(f"expected integers in rank 1, got {shown(value)}")
     try:
         return (integer(value),) if rank == 0 else tuple(map(integer, value))
     except TypeError:
-        raise ArgumentError(f"expected integers, got {value!r}") from None
+        raise ArgumentError(f"expected integers, got {shown(value)}") from None
 
 
 def reals(value: Any) -> tuple[float, ...]:
     """Real numbers: a sequence or a NumPy array of rank 1."""
     if _rank(value) != 1:
-        raise ArgumentError(f"expected numbers in rank 1, got {value!r}")
+        raise ArgumentError(f"expected numbers in rank 1, got {shown(value)}")
     return tuple(map(real, value))
 
 
@@ -300,9 +302,10 @@ def one_of(*choices: object) -> Convert:
     """A converter for one of a few values."""
 
     def convert(value: object) -> object:
-        if value not in choices:
-            raise ArgumentError(f"expected one of {choices}, got {value!r}")
-        return value
+        for choice in choices:
+            if isinstance(value, type(choice)) and value == choice:
+                return choice
+        raise ArgumentError(f"expected one of {choices}, got {shown(value)}")
 
     convert.__doc__ = " or ".join(map(repr, choices))
     return convert
@@ -328,6 +331,8 @@ dtype = to_dtype
 
 def _rank(value: ArrayLike) -> int:
     """The rank of a host value; 2 for nested lists of several lengths."""
+    if isinstance(value, type):
+        return 0
     try:
         return np.ndim(value)
     except ValueError:

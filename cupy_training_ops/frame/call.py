@@ -11,7 +11,7 @@ import numpy as np
 
 from ..backend import Array, ArrayInfo
 from ..dtypes import Dtype, HostArray
-from ..errors import ProviderError, refuse
+from ..errors import ProviderError, refuse, shown
 from ..runtime import workspace as workspaces
 from ..runtime.launch import Values
 from ..schema import Changing
@@ -185,7 +185,7 @@ class Call:
         try:
             return np.asarray(number, dtype)
         except (ArithmeticError, TypeError, ValueError):
-            refuse(self.prepared.op, result.name, f"a number that {dtype} holds", repr(number))
+            refuse(self.prepared.op, result.name, f"a number that {dtype} holds", shown(number))
 
     def _with_hosts(self, inputs: Arguments, values: Values) -> list[object]:
         """The inputs as a provider takes them: host ones in their frozen form."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..dtypes import Dtype, dtype_names
-from ..errors import DtypeError, OpError, refuse
+from ..errors import ArgumentError, DtypeError, OpError, refuse
 from ..schema import REQUIRED, Attribute, Input, Types
 
 
@@ -36,6 +36,11 @@ def converted(op: str, declared: Attribute | Input, value: object) -> object:
         return declared.convert(value) if declared.convert else value
     except OpError as error:
         raise type(error)(f"{op}: {declared.name}: {error}") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # of the value's own class
+        cause = f"{type(error).__name__}: {error}"
+        raise ArgumentError(f"{op}: {declared.name}: cannot be read: {cause}") from error
 
 
 def _check_dtype(op: str, name: str, frozen: Any, allowed: Sequence[Dtype] | None) -> None:

@@ -134,6 +134,9 @@ class Op:
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{self.name}: cannot set {name}: attributes are frozen")
 
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{self.name}: cannot delete {name}: attributes are frozen")
+
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={value}" for name, value in self.attribute_values.items())
         return f"{self.name}({values})"

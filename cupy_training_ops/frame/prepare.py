@@ -13,7 +13,7 @@ import numpy as np
 from .. import limits
 from ..backend import ArrayInfo, Info
 from ..dtypes import HostArray
-from ..errors import refuse
+from ..errors import refuse, shown
 from ..plan import LaunchError
 from ..runtime.launch import ReadyPlan
 from ..schema import Changing, Inferred, Input, Output, Single, Spec
@@ -62,8 +62,11 @@ def wanted(op: Operator, outputs: Outputs) -> tuple[str, ...]:
     declared = tuple(output.name for output in op.outputs)
     if outputs is None:
         return declared
-    if not isinstance(outputs, list | tuple) or any(name not in declared for name in outputs):
-        refuse(op.name, "outputs", f"a tuple of names among {declared}", repr(outputs))
+    known = isinstance(outputs, list | tuple) and all(
+        isinstance(name, str) and name in declared for name in outputs
+    )
+    if not known:
+        refuse(op.name, "outputs", f"a tuple of names among {declared}", shown(outputs))
     return tuple(outputs)
 
 
