@@ -5,13 +5,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NoReturn, Protocol
 
 from .. import limits
 from ..dtypes import Dtype, dtype_name, dtype_names, to_dtype
 from ..errors import ArgumentError, DtypeError, refuse
-from ..schema import Input, Shape, Spec, TypeRows, Types
+from ..schema import Attribute, Input, Shape, Spec, TypeRows, Types
 
 Bindings = dict[str, Dtype]
+
+
+class Declared(Protocol):
+    """What a message about a name needs of an operator class."""
+
+    name: str
+    inputs: tuple[Input, ...]
+    attributes: tuple[Attribute, ...]
+
+
+def unknown(op: Declared, name: str) -> NoReturn:
+    """A name that is not declared, or in another place than where it is given."""
+    inputs, attributes = ([item.name for item in items] for items in (op.inputs, op.attributes))
+    expected = f"an attribute among {attributes} or an input among {inputs}"
+    got = "an unknown one"
+    if name in attributes:
+        got = "an attribute, which the constructor takes"
+    elif name in inputs:
+        got = "an input, which the call takes"
+    refuse(op.name, name, expected, got)
 
 
 def count(op: str, declared: Sequence[Input], given: int) -> None:

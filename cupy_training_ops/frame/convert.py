@@ -4,28 +4,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from ..dtypes import Dtype, dtype_names
 from ..errors import ArgumentError, DtypeError, OpError, refuse
 from ..schema import REQUIRED, Attribute, Input, Types
+from . import checks
 
 
-def frozen_attributes(
-    op: str, attributes: Sequence[Attribute], types: Types, given: Mapping[str, object]
-) -> dict[str, object]:
+class Declared(checks.Declared, Protocol):
+    """What attributes need of an operator class."""
+
+    types: Types
+
+
+def frozen_attributes(op: Declared, given: Mapping[str, object]) -> dict[str, object]:
     """Attribute values in their checked, frozen form; every error names the attribute."""
-    known = {attribute.name for attribute in attributes}
+    known = {attribute.name for attribute in op.attributes}
     for name in given:
         if name not in known:
-            refuse(op, name, f"an attribute among {sorted(known)}", "an unknown one")
+            checks.unknown(op, name)
     values: dict[str, object] = {}
-    for attribute in attributes:
+    for attribute in op.attributes:
         value = given.get(attribute.name, attribute.default)
         if value is REQUIRED:
-            refuse(op, attribute.name, "a value: it is required", "none")
-        frozen = converted(op, attribute, value)
-        _check_dtype(op, attribute.name, frozen, types.get(attribute.type))
+            refuse(op.name, attribute.name, "a value: it is required", "none")
+        frozen = converted(op.name, attribute, value)
+        _check_dtype(op.name, attribute.name, frozen, op.types.get(attribute.type))
         values[attribute.name] = frozen
     return values
 

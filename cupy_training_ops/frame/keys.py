@@ -18,7 +18,7 @@ _INTEGERS = frozenset((int,))
 _TUPLES = frozenset((tuple,))
 _PLAIN = frozenset((float, bool, str))
 _ITEMS = frozenset((int, float, bool, str, np.int32, np.int64, np.float32, np.float64))
-_SHARED = frozenset((int, bool, str, type(None)))
+_HASHED = (int, str, type(None), type, np.dtype)
 _NUMBERS = frozenset((int, float, bool, tuple))
 
 CHANGES: Final = "a value that changes from call to call"  # the key of each
@@ -97,11 +97,13 @@ def out_key(out: Sequence[Any]) -> tuple[object, ...]:
 def attribute_key(value: object) -> object:
     """An attribute as part of a key; KeyError or TypeError where it cannot be one."""
     kind = type(value)
-    if kind in _SHARED or isinstance(value, type | np.dtype):
-        return kind, value
+    if kind is float or kind is tuple:
+        return host_key(value)
     if isinstance(value, np.generic):
         return kind, value.tobytes()  # as 0.0 from -0.0
-    return host_key(value)
+    if isinstance(value, _HASHED):
+        return kind, value
+    raise KeyError(kind)
 
 
 def unmarked(key: object) -> object:

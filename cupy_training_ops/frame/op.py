@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import inspect
 import re
 import weakref
 from collections.abc import Callable, Sequence
@@ -26,7 +25,7 @@ from ..errors import ArgumentError, refuse
 from ..plan import Device, Plan
 from ..runtime.source import Source, load
 from ..runtime.workspace import Workspaces
-from ..schema import REQUIRED, Attribute, Inferred, Input, Output, Types
+from ..schema import Attribute, Inferred, Input, Output, Types
 from . import checks, keys
 from .arrays import adopt
 from .backends import are_known
@@ -34,6 +33,7 @@ from .bound import BoundCall, OpenCall, bind
 from .call import Call
 from .convert import converted, frozen_attributes
 from .help import Help
+from .named import Signatures, in_order
 from .prepare import prepare, wanted
 from .prepared import Arguments, Prepared
 from .providers import DelegatedCall, ViewCall
@@ -57,17 +57,6 @@ def slots(**dtypes: DTypeLike) -> dict[str, str]:
     return {name: element_type(dtype).c_type for name, dtype in dtypes.items()}
 
 
-def attribute_parameters(cls: type[Op]) -> list[inspect.Parameter]:
-    """The attributes as keyword parameters, for signatures and help."""
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return [
-        inspect.Parameter(
-            a.name, kind, default=inspect.Parameter.empty if a.default is REQUIRED else a.default
-        )
-        for a in cls.attributes
-    ]
-
-
 class Op:
     """One operator: a declaration, an output rule (`infer`) and a plan (`plan`)."""
 
@@ -87,6 +76,8 @@ class Op:
     family: ClassVar[str]
     function_name: ClassVar[str]
 
+    __signature__ = Signatures()
+
     workspaces: Workspaces
     _remembered: dict[object, Call]
     _last: list[Repeated]
@@ -103,14 +94,11 @@ class Op:
         cls._has_lists = any(i.variadic and i.memory == "device" for i in cls.inputs)
         cls._says_where = cls.placement is not Op.placement
         cls._shared = {}
-        cls.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            attribute_parameters(cls)
-        )
         if hasattr(cls, "outputs"):  # a base class has no text of its own
             cls.__doc__ = Help(cls.__doc__)  # type: ignore[assignment]
 
     def __init__(self, **attributes: object) -> None:
-        vars(self).update(frozen_attributes(self.name, self.attributes, self.types, attributes))
+        vars(self).update(frozen_attributes(type(self), attributes))
         vars(self).update(workspaces=Workspaces(self.name), _remembered={}, _last=[])
 
     @classmethod
@@ -178,16 +166,18 @@ class Op:
 
     def __call__(
         self,
+        /,
         *inputs: object,
         out: object = None,
         outputs: Sequence[str] | None = None,
         workspace: object = None,
+        **named: object,
     ) -> Any:
         """Run the operator: on CuPy arrays its kernels, on NumPy arrays the CPU provider.
 
-        inputs: in the declared order, each where it is declared to live; trailing optional ones may
-        be left out. A list stands for a variadic one. Arrays are NumPy's, CuPy's or anything with
-        `__dlpack__`, C-contiguous and on one device; none is copied or converted.
+        inputs: in the declared order or by their declared names, each where it is declared to live;
+        optional ones may be left out. A list stands for a variadic one. Arrays are NumPy's, CuPy's
+        or anything with `__dlpack__`, C-contiguous and on one device; none is copied or converted.
 
         out: an array, or a tuple with one (or None) for each output: exactly the inferred shape and
         dtype, of its own memory or of an input that the operator may replace; a tuple of arrays for
@@ -200,6 +190,8 @@ class Op:
         queued on CuPy's current stream; nothing waits for it. Raises ArgumentError, DtypeError and
         ProviderError before anything is launched or written.
         """
+        if named:
+            inputs = in_order(type(self), inputs, named)
         given = out if type(out) is tuple else (out,)
         if self._has_lists:
             return self._call_with_lists(inputs, given, outputs, workspace)
@@ -229,10 +221,12 @@ class Op:
 
     def bound(
         self,
+        /,
         *inputs: object,
         out: object = None,
         outputs: Sequence[str] | None = None,
         workspace: object = None,
+        **named: object,
     ) -> BoundCall | OpenCall:
         """The call with these arguments, checked once, as an object that only launches.
 
@@ -241,13 +235,19 @@ class Op:
         step); the others stay what they were here. Arrays, also new outputs, are kept as long as
         the object. It may be called on any stream, as an ordinary call. Raises what a call would.
         """
+        if named:
+            inputs = in_order(type(self), inputs, named)
         return bind(self, inputs, out if type(out) is tuple else (out,), outputs, workspace)
 
-    def workspace_nbytes(self, *inputs: object, outputs: Sequence[str] | None = None) -> int:
+    def workspace_nbytes(
+        self, /, *inputs: object, outputs: Sequence[str] | None = None, **named: object
+    ) -> int:
         """Bytes of scratch memory a call with these inputs needs; 0 on the CPU provider.
 
         Inputs and outputs as in a call, nothing is launched. Raises what the call would.
         """
+        if named:
+            inputs = in_order(type(self), inputs, named)
         return self.prepared_call(inputs, (None,), outputs)[0].workspace_nbytes
 
     def prepared_call(
@@ -311,7 +311,9 @@ class Op:
         if value is None:
             return None
         if item.variadic and not isinstance(value, list | tuple):
-            refuse(self.name, item.name, "a list", type(value).__name__)
+            kind = type(value).__name__
+            one = hasattr(type(value), "shape")  # an array of any library
+            refuse(self.name, item.name, "a list", f"one {kind}: write [x]" if one else kind)
         if item.variadic:
             checks.within(self.name, item.name, limits.of_list(len(value)))
         if item.memory == "host" or (item.memory == "either" and is_number(value)):
