@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from . import limits
-from .dtypes import Dtype, HostArray, to_dtype
+from .dtypes import BFLOAT16, Dtype, HostArray, to_dtype
 from .errors import MAX_BITS, ArgumentError, shown
 
 Shape = tuple[int, ...]
@@ -26,6 +26,7 @@ Memory = Literal["device", "host", "either"]
 Types = Mapping[str, tuple[Dtype, ...]]  # type variable to the dtypes it may be
 Convert = Callable[[Any], object]
 Function = Callable[[Any], object]  # of a number
+_REAL = (int, float, np.integer, np.floating, BFLOAT16.type)
 REQUIRED: object = type("REQUIRED", (), {"__repr__": lambda _: "REQUIRED"})()
 
 
@@ -225,7 +226,7 @@ def integer(value: Any) -> int:
 
 def real(value: object) -> float:
     """A real number."""
-    if isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool):
+    if isinstance(value, _REAL) and not isinstance(value, bool):
         try:
             return float(value)
         except OverflowError:
