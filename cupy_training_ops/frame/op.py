@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import importlib
 import re
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -272,17 +271,27 @@ class Op:
         """What is checked at each call, by the values of numbers and arrays."""
         found: list[Callable[..., None]] = []
         if type(self).check_numbers is not Op.check_numbers:
-            found.append(_weakly(self.check_numbers))
+            found.append(self.check_numbers)
         if getattr(self, "check", False):
-            found.append(_weakly(self.check_values))
+            found.append(self.check_values)
         return tuple(found)
 
     def _prepare(self, key: Key) -> Call:
-        call = prepare(self, *key[:3])
+        call = prepare(self._forgetful(), *key[:3])
         if len(self._remembered) >= _MAX_REMEMBERED:
             self._remembered.clear()
         self._remembered[key] = call
         return call
+
+    def _forgetful(self) -> Self:
+        """This operator with a memory of its own, which stays empty.
+
+        Checks and functions of a plan may hold it: a remembered call that held the operator itself
+        would be a circle, and leave scratch memory to the garbage collector.
+        """
+        twin = object.__new__(type(self))
+        vars(twin).update(vars(self), _remembered={}, _last=[])
+        return twin
 
     def _adopted(
         self, inputs: Arguments, given: Arguments, outputs: Sequence[str] | None
@@ -363,14 +372,7 @@ class DelegatingOp(Op):
 
     def own_call(self, prepared: Prepared) -> Call:
         """The callable's results, never copied."""
-        return DelegatedCall(prepared, _weakly(self.delegate))
-
-
-def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method for a call, which must not keep the operator: it is remembered there, and a circle
-    would leave scratch memory to the garbage collector."""
-    held = weakref.WeakMethod(method)
-    return lambda *arguments: held()(*arguments)  # type: ignore[misc]
+        return DelegatedCall(prepared, self.delegate)
 
 
 def is_number(value: object) -> bool:

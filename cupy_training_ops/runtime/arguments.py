@@ -58,13 +58,13 @@ def is_either(parameter: Parameter) -> bool:
 
 
 def checked(
-    op: str, name: str, c_type: str, make: Make, changing: Changing, values: Mapping[int, object]
+    op: str, name: str, holder: str, make: Make, changing: Changing, values: Mapping[int, object]
 ) -> object:
-    """What `make` gives for a caller's number; refused where the kernel's type cannot hold it."""
+    """What `make` gives for a caller's number; refused where the kernel's `holder` cannot."""
     try:
         return make(changing.of(values))
     except (CompileError, ArithmeticError, TypeError, ValueError) as error:
-        expected, got = f"a number that {c_type} holds", values[changing.place]
+        expected, got = f"a number that {holder} holds", values[changing.place]
         raise ArgumentError(f"{op}: {name}: expected {expected}, got {shown(got)}") from error
 
 
