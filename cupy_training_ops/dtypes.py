@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from .errors import DtypeError
+from .errors import DtypeError, cut, shown
 
 Dtype = np.dtype[Any]
 HostArray = NDArray[Any]  # an array of NumPy's, whatever its elements are
@@ -54,7 +54,7 @@ ELEMENT_TYPES = (
 )
 FIXED_SIZE = tuple(element.dtype for element in ELEMENT_TYPES)
 
-_BY_DTYPE = {element.dtype: element for element in ELEMENT_TYPES}
+_BY_DTYPE: dict[Dtype | None, ElementType] = {element.dtype: element for element in ELEMENT_TYPES}
 _BY_NAME = {element.name: element for element in ELEMENT_TYPES}
 _BY_ONNX = {element.onnx: element for element in ELEMENT_TYPES}
 
@@ -74,11 +74,10 @@ def to_dtype(value: object) -> Dtype:
     elif isinstance(value, str):
         row = _BY_NAME.get(value)
     else:
-        dtype = _numpy_dtype(value)
-        row = None if dtype is None else _BY_DTYPE.get(dtype)
+        row = _BY_DTYPE.get(_numpy_dtype(value))
     if row is None:
         raise DtypeError(
-            f"expected a dtype, its name or its ONNX type number, got {value!r}; "
+            f"expected a dtype, its name or its ONNX type number, got {shown(value)}; "
             f"known: {', '.join(f'{row.name} ({row.onnx})' for row in ELEMENT_TYPES)}"
         )
     return row.dtype
@@ -87,7 +86,7 @@ def to_dtype(value: object) -> Dtype:
 def dtype_name(dtype: DTypeLike) -> str:
     """The name of a dtype in messages and files; falls back to NumPy's for unknown ones."""
     row = _BY_DTYPE.get(np.dtype(dtype))
-    return row.name if row else str(np.dtype(dtype))
+    return row.name if row else cut(str(np.dtype(dtype)))
 
 
 def dtype_names(dtypes: Iterable[DTypeLike]) -> str:
@@ -96,7 +95,10 @@ def dtype_names(dtypes: Iterable[DTypeLike]) -> str:
 
 
 def _numpy_dtype(value: Any) -> Dtype | None:
+    """What NumPy makes of a dtype or a type; of an array it would take the dtype."""
+    if not isinstance(value, np.dtype | type):
+        return None
     try:
-        return np.dtype(value) if value is not None else None
-    except TypeError:
+        return np.dtype(value)
+    except (TypeError, ValueError):
         return None

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from .dtypes import Dtype, dtype_name, to_dtype
-from .errors import ArgumentError, DtypeError, refuse
+import numpy as np
+
+from .dtypes import ELEMENT_TYPES, Dtype, dtype_name, dtype_names, to_dtype
+from .errors import ArgumentError, DtypeError, OpError, refuse, shown
 from .frame.checks import Bindings
+from .frame.convert import converted
 from .frame.op import Op
 from .ops import activation, elementwise, gather, gist, gradient, padding, reduction, resize, tensor
 from .schema import Attribute, Input, Output, combinations
@@ -71,10 +75,13 @@ def names() -> tuple[str, ...]:
 
 def get_op(name: str, version: int | None = None) -> type[Op]:
     """The class of an operator: the newest, or the one that serves an opset version."""
-    found = [cls for (_, known, _), cls in REGISTRY.items() if known == name]
+    wanted = name if isinstance(name, str) else ""
+    found = [cls for (_, known, _), cls in REGISTRY.items() if known == wanted]
     if not found:
-        close = [known for known in names() if str(name).lower() in known.lower()] or names()
-        raise ArgumentError(f"no operator {name!r}; known: {', '.join(close)}")
+        close = [known for known in names() if wanted.lower() in known.lower()] or names()
+        raise ArgumentError(f"no operator {shown(name)}; known: {', '.join(close)}")
+    if not isinstance(version, int | None):
+        refuse(name, "version", "an integer", shown(version))
     serving = [c for c in found if version is None or _serves(c, version)]
     if not serving:
         ranges = ", ".join(f"{c.since} to {c.until or 'newest'}" for c in found)
@@ -115,15 +122,40 @@ def _bound(cls: type[Op], dtypes: Mapping[str, object]) -> dict[str, Dtype]:
     """Type variable to dtype; refuses names the operator does not have and conflicts."""
     declared: Iterable[Input | Output | Attribute] = (*cls.inputs, *cls.outputs, *cls.attributes)
     variable = {item.name: item.type for item in declared if item.type} | {v: v for v in cls.types}
+    on_host = {i.name: i for i in cls.inputs if i.memory == "host" and i.convert is not None}
     bound: Bindings = {}
     for name, value in dtypes.items():
         if name not in variable:
             refuse(cls.name, name, f"a name among {sorted(variable)}", "an unknown one")
         dtype = to_dtype(value)
-        if variable[name] not in cls.types and dtype != to_dtype(variable[name]):
-            raise DtypeError(
-                f"{cls.name}: {name}: expected dtype {variable[name]}, got {dtype_name(dtype)}"
-            )
+        if name in on_host:
+            _check_value(cls, on_host[name], dtype)
+            continue
+        if variable[name] not in cls.types:
+            _check_dtype(cls, name, [to_dtype(variable[name])], dtype)
+            continue
         if bound.setdefault(variable[name], dtype) != dtype:
             raise DtypeError(f"{cls.name}: {_shown(dtypes)} do not agree on {variable[name]}")
-    return {v: dtype for v, dtype in bound.items() if v in cls.types}
+    return bound
+
+
+def _check_value(cls: type[Op], item: Input, dtype: Dtype) -> None:
+    """A value on the host binds no type variable: it has any dtype that the converter takes."""
+    taken = [element.dtype for element in ELEMENT_TYPES if _converts(item, element.dtype)]
+    _check_dtype(cls, item.name, taken, dtype)
+
+
+def _check_dtype(cls: type[Op], name: str, taken: Sequence[Dtype], dtype: Dtype) -> None:
+    if dtype not in taken:
+        expected, got = dtype_names(taken), dtype_name(dtype)
+        raise DtypeError(f"{cls.name}: {name}: expected dtype {expected}, got {got}")
+
+
+def _converts(item: Input, dtype: Dtype) -> bool:
+    """Whether an input takes ones of this dtype, as an array or as a scalar."""
+    ones = np.ones(item.count, dtype)
+    for value in (ones, ones[0]):
+        with contextlib.suppress(OpError):
+            converted(item.name, item, value)
+            return True
+    return False

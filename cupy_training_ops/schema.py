@@ -17,15 +17,16 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .dtypes import Dtype, HostArray, to_dtype
-from .errors import ArgumentError
+from . import limits
+from .dtypes import BFLOAT16, Dtype, HostArray, to_dtype
+from .errors import MAX_BITS, ArgumentError, shown
 
 Shape = tuple[int, ...]
 Memory = Literal["device", "host", "either"]
 Types = Mapping[str, tuple[Dtype, ...]]  # type variable to the dtypes it may be
 Convert = Callable[[Any], object]
 Function = Callable[[Any], object]  # of a number
-MAX_EXTENT = 2**63 - 1
+_REAL = (int, float, np.integer, np.floating, BFLOAT16.type)
 REQUIRED: object = type("REQUIRED", (), {"__repr__": lambda _: "REQUIRED"})()
 
 
@@ -213,29 +214,31 @@ def combinations(types: Types) -> list[dict[str, Dtype]]:
 def integer(value: Any) -> int:
     """An integer."""
     if isinstance(value, bool | np.bool_):
-        raise ArgumentError(f"expected an integer, got {value!r}")
+        raise ArgumentError(f"expected an integer, got {shown(value)}")
     try:
-        return operator.index(value)
+        whole = operator.index(value)
     except TypeError:
-        raise ArgumentError(f"expected an integer, got {value!r}") from None
+        raise ArgumentError(f"expected an integer, got {shown(value)}") from None
+    if whole.bit_length() > MAX_BITS:
+        raise ArgumentError(f"expected at most {MAX_BITS} bits, got {shown(whole)}")
+    return whole
 
 
 def real(value: object) -> float:
     """A real number."""
-    if isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool):
+    if isinstance(value, _REAL) and not isinstance(value, bool):
         try:
             return float(value)
         except OverflowError:
-            bits = int(value).bit_length()
-            raise ArgumentError(f"expected a number, got an integer of {bits} bits") from None
-    raise ArgumentError(f"expected a number, got {value!r}")
+            raise ArgumentError(f"expected a number, got {shown(int(value))}") from None
+    raise ArgumentError(f"expected a number, got {shown(value)}")
 
 
 def boolean(value: object) -> bool:
     """A bool (0 or 1 in ONNX)."""
     if isinstance(value, bool | np.bool_) or (isinstance(value, int) and value in (0, 1)):
         return bool(value)
-    raise ArgumentError(f"expected a bool, got {value!r}")
+    raise ArgumentError(f"expected a bool, got {shown(value)}")
 
 
 def single(value: object) -> object:
@@ -254,35 +257,56 @@ def integers(value: Any) -> tuple[int, ...]:
     """Integers: a sequence, a NumPy array of rank 1, or one integer."""
     rank = _rank(value)
     if rank > 1:
-        raise ArgumentError(f"expected integers in rank 1, got {value!r}")
+        raise ArgumentError(f"expected integers in rank 1, got {shown(value)}")
     try:
         return (integer(value),) if rank == 0 else tuple(map(integer, value))
     except TypeError:
-        raise ArgumentError(f"expected integers, got {value!r}") from None
+        raise ArgumentError(f"expected integers, got {shown(value)}") from None
 
 
 def reals(value: Any) -> tuple[float, ...]:
     """Real numbers: a sequence or a NumPy array of rank 1."""
     if _rank(value) != 1:
-        raise ArgumentError(f"expected numbers in rank 1, got {value!r}")
+        raise ArgumentError(f"expected numbers in rank 1, got {shown(value)}")
     return tuple(map(real, value))
 
 
 def shape(value: object) -> tuple[int, ...]:
     """A shape: integers of at least 0."""
     extents = integers(value)
-    if any(not 0 <= extent <= MAX_EXTENT for extent in extents):
-        raise ArgumentError(f"expected extents of at least 0 and below 2^63, got {extents}")
+    _refuse(limits.of_shape(extents))
     return extents
+
+
+def lengths(value: object) -> tuple[int, ...]:
+    """Lengths: integers of at least 0."""
+    found = integers(value)
+    _refuse(limits.of_list(len(found)) or limits.of_lengths(found))
+    return found
+
+
+def count(value: object) -> int:
+    """A number of arrays: an integer of at least 1."""
+    n = integer(value)
+    if n < 1:
+        raise ArgumentError(f"expected at least 1, got {n}")
+    _refuse(limits.of_list(n))
+    return n
+
+
+def _refuse(excess: limits.Excess | None) -> None:
+    if excess is not None:
+        raise ArgumentError(f"expected {excess.expected}, got {excess.got}")
 
 
 def one_of(*choices: object) -> Convert:
     """A converter for one of a few values."""
 
     def convert(value: object) -> object:
-        if value not in choices:
-            raise ArgumentError(f"expected one of {choices}, got {value!r}")
-        return value
+        for choice in choices:
+            if isinstance(value, type(choice)) and value == choice:
+                return choice
+        raise ArgumentError(f"expected one of {choices}, got {shown(value)}")
 
     convert.__doc__ = " or ".join(map(repr, choices))
     return convert
@@ -308,6 +332,8 @@ dtype = to_dtype
 
 def _rank(value: ArrayLike) -> int:
     """The rank of a host value; 2 for nested lists of several lengths."""
+    if isinstance(value, type):
+        return 0
     try:
         return np.ndim(value)
     except ValueError:

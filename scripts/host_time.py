@@ -67,6 +67,30 @@ def binarize(get_op: Any, array: Any) -> Action:
     return lambda: op(x, out=out)
 
 
+def by_position(get_op: Any, array: Any) -> Action:
+    """Two arrays."""
+    op, dy, x, out = get_op("GeluGrad")(), *(array((1024,), "f4") for _ in range(3))
+    return lambda: op(dy, x, out=out)
+
+
+def by_name(get_op: Any, array: Any) -> Action:
+    """The same by their names; by position in a checkout that has no names."""
+    op, dy, x, out = get_op("GeluGrad")(), *(array((1024,), "f4") for _ in range(3))
+    try:
+        op(X=x, dY=dy, out=out)
+    except TypeError:
+        return lambda: op(dy, x, out=out)
+    return lambda: op(X=x, dY=dy, out=out)
+
+
+def as_function(_get_op: Any, array: Any) -> Action:
+    """The operator as a function, with an attribute."""
+    import cupy_training_ops as cto
+
+    dy, x, out = (array((1024,), "f4") for _ in range(3))
+    return lambda: cto.quick_gelu_grad(dy, x, alpha=1.5, out=out)
+
+
 def gather(get_op: Any, array: Any) -> Action:
     """Many launches and scratch memory, at the size of a language model's embedding."""
     op, shape = get_op("GatherGrad")(), (50_257, 1024)
@@ -140,6 +164,9 @@ def parameters(array: Any, dtype: str) -> list[Any]:
 
 ACTIONS: dict[str, Maker] = {
     "GistBinarizeEncoder, out=": binarize,
+    "GeluGrad, out=": by_position,
+    "GeluGrad, inputs by name": by_name,
+    "quick_gelu_grad, alpha=": as_function,
     "GatherGrad, out=": gather,
     "Scale, one scale": one_scale,
     "Scale, a new scale each call": new_scales,

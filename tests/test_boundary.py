@@ -248,7 +248,7 @@ def test_function_and_class_are_the_same_operator(name) -> None:
     assert function.__name__ == cls.function_name
     assert inspect.getdoc(function) == inspect.getdoc(cls)
     parameters = inspect.signature(function).parameters
-    inputs = [p.name for p in parameters.values() if p.kind is p.POSITIONAL_ONLY]
+    inputs = [p.name for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     assert inputs == [item.name for item in cls.inputs]
     assert list(parameters)[-3:] == ["out", "outputs", "workspace"]
     attributes = list(parameters.values())[len(inputs) : -3]
@@ -259,7 +259,7 @@ def test_function_and_class_are_the_same_operator(name) -> None:
 def test_optional_inputs_and_attributes_have_defaults() -> None:
     decoder = inspect.signature(cto.gist_pack_msfp15_decoder)
     assert str(decoder) == (
-        "(X, /, *, to, shape=None, keep_nonfinite=False, out=None, outputs=None, workspace=None)"
+        "(X, *, to, shape=None, keep_nonfinite=False, out=None, outputs=None, workspace=None)"
     )
 
 

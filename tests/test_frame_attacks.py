@@ -17,10 +17,11 @@ from probe.frame_probe import (
     ProbeDescend,
     ProbeEither,
     ProbeFill,
+    ProbeRead,
     ProbeRows,
     ProbeSpread,
 )
-from probe.probe import ProbeAxpy, ProbeCut, ProbeHalves
+from probe.probe import ProbeAxpy, ProbeCut, ProbeHalves, one_launch
 
 from cupy_training_ops import ArgumentError
 from cupy_training_ops.dtypes import BFLOAT16
@@ -133,6 +134,31 @@ def test_a_real_number_need_not_be_a_whole_one(anywhere, rate) -> None:
 def test_as_many_numbers_as_declared(anywhere, state) -> None:
     with pytest.raises(ArgumentError, match="ProbeEither: state: expected "):
         ProbeEither()(anywhere.place(X), 0.5, 1, state)
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "message"),
+    [
+        (ProbeEither, (0.5, 2**63, (0, 0)), "step: expected a number that int64 holds, got 92233"),
+        (ProbeEither, (0.5, 1, (-1, 0)), "state: expected a number that uint64 holds, got -1"),
+        (ProbeEither, (0.5, 1, (0, 2**64)), "state: expected a number that uint64 holds, got 184"),
+        (ProbeRead, (2**64,), "value: expected a real number or an integer of 64 bits, got 18446"),
+        (ProbeRead, (-(2**63) - 1,), "value: expected a real number or an integer of 64 bits, go"),
+    ],
+)
+def test_a_number_that_no_kernel_could_take_is_refused(anywhere, op, inputs, message) -> None:
+    with launch_log() as log, pytest.raises(ArgumentError, match=f"^{op.name}: {message}"):
+        op()(anywhere.place(X), *inputs)
+    assert not log
+
+
+def test_the_ends_of_types_are_taken(anywhere) -> None:
+    x = anywhere.place(X)
+    with np.errstate(all="ignore"):
+        for rate in (3.4028235e38, np.inf, -np.inf, 5e-324):
+            ProbeDecay()(x, rate, 2**31 - 1)
+        for step in (-(2**63), 2**63 - 2):
+            ProbeEither()(x, 0.5, step, (2**64 - 1, 0), outputs=("new_step",))
 
 
 def test_an_output_that_a_type_cannot_hold_is_refused(anywhere) -> None:
@@ -317,9 +343,27 @@ def test_a_call_without_arrays_follows_the_current_device(run, monkeypatch) -> N
     assert [call.device for call in op._remembered.values()] == [0, 1]
 
 
+class Fading(ProbeDecay):
+    """Holds itself in what it plans, as a rate of its own would be."""
+
+    def plan(self, device, x, rate, step, y, new_step):
+        decay = step.then(lambda t: self.faded(t))
+        return one_launch("probe_decay", x.size, (x, y, rate, decay, step, x.size), 128)
+
+    def infer(self, x, rate, step):
+        return x, step.then(lambda t: self.faded(t))
+
+    def faded(self, t):
+        return 2.0**-t
+
+    cpu_function = ProbeDecay.cpu_function
+    source = ProbeDecay.source
+
+
 @pytest.mark.parametrize(
     ("op", "inputs"),
     [
+        (Fading, (X, 0.5, 1)),
         (ProbeDecay, (X, 0.5, 1)),
         (ProbeEither, (X, 0.5, 1, (0, 0))),
         (ProbeDelegate, (X, 0.5)),

@@ -20,7 +20,7 @@ from probe.probe import ProbeHalves, ProbeSum
 
 from cupy_training_ops import ArgumentError, DtypeError, ProviderError
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32
-from cupy_training_ops.plan import Config, Launch, Plan, Scratch, Work
+from cupy_training_ops.plan import Config, Launch, Plan, Pointers, Scratch, Work
 from cupy_training_ops.testing.compare import assert_matches
 from cupy_training_ops.testing.hollow import hollow, hollow_launches
 
@@ -116,7 +116,7 @@ def test_plans_lay_their_scratch_memory_behind_each_other() -> None:
 
 
 class Traced(Probe):
-    """Work with a number that changes, and with scratch memory."""
+    """Work with a number that changes, scratch memory, and the addresses of several arrays."""
 
     inputs = ProbeDecay.inputs
     outputs = ProbeCopy.outputs
@@ -125,7 +125,8 @@ class Traced(Probe):
         return (x,)
 
     def plan(self, device, x, rate, step, y):
-        return Plan((Work("trace", (rate, step.then(lambda t: t + 1), Scratch(256), y)),), 512)
+        args = (rate, step.then(lambda t: t + 1), Scratch(256), y, Pointers((x, None, y), 4))
+        return Plan((Work("trace", args),), 512)
 
 
 def test_work_takes_what_launches_take() -> None:
@@ -133,9 +134,10 @@ def test_work_takes_what_launches_take() -> None:
     scratch, y = hollow((512,), np.uint8), hollow((300,), np.float32)
     with hollow_launches() as launches:
         Traced()(x, 0.5, 3, out=y, workspace=scratch)
-    [(name, (rate, step, address, array))] = launches
+    [(name, (rate, step, address, array, table))] = launches
     assert (name, rate, step, address) == ("trace", 0.5, 4, scratch.data.ptr + 256)
     assert array is y
+    assert table["at"].tolist() == [x.data.ptr, 0, y.data.ptr, 0]
 
 
 def test_a_row_is_refused_with_the_nearest_ones() -> None:

@@ -63,15 +63,16 @@ def test_a_value_that_is_not_given_is_another_call(anywhere) -> None:
 @pytest.mark.parametrize(
     ("rate", "step", "message"),
     [
-        (0.5, 2**40, "ProbeDecay: step: expected a number that i32 holds, got 1099511627776"),
+        (0.5, 2**40, "ProbeDecay: step: expected a number that int32 holds, got 1099511627776"),
+        (1e39, 1, "ProbeDecay: rate: expected a number that float32 holds, got 1e+39"),
         (0.5, 1.5, "ProbeDecay: step: expected an integer, got 1.5"),
         (float("nan"), 1, "ProbeDecay: rate: expected a number, got nan"),
         ("much", 1, "ProbeDecay: rate: expected a number, got 'much'"),
         (None, 1, "ProbeDecay: rate: expected a value, got None"),
     ],
 )
-def test_values_that_do_not_fit_are_refused(run, rate, step, message) -> None:
-    op, x = ProbeDecay(), run.place(X)
+def test_values_that_do_not_fit_are_refused(anywhere, rate, step, message) -> None:
+    op, x = ProbeDecay(), anywhere.place(X)
     op(x, 0.5, 1)
     bound = op.bound(x, 0.5, 1)
     with launch_log() as log:

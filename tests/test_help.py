@@ -234,9 +234,9 @@ class Everything(Op):
 def test_all_that_can_be_declared_is_printed() -> None:
     text = " ".join(Everything.__doc__.split())
     for expected in (
-        "Y = X. call everything(X, S=None, Xs, Ms, lr, n, shapes, /, *, to, deterministic=None,",
+        "Y = X. call everything(X, S=None, Xs, Ms, lr, n, shapes, *, to, deterministic=None,",
         "workspace=None) -> (Y, Z, (Ys[0], Ys[1], ...))",
-        "Everything(*, to, deterministic=None)(X, S=None, Xs, Ms, lr, n, shapes, /, *, out=None,",
+        "Everything(*, to, deterministic=None)(X, S=None, Xs, Ms, lr, n, shapes, *, out=None,",
         "inputs X T device, any shape; what is read S T device, optional, any strides Xs float32 "
         "device, a list of arrays, any shapes Ms T device, a list of arrays or None in several "
         "types, written in place lr float32 either, a real number, or an array of 1 beside the "

@@ -11,9 +11,19 @@ import numpy as np
 import pytest
 
 from cupy_training_ops import ArgumentError, DtypeError, OpError, get_op, lookup, registry
-from cupy_training_ops.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, INT64, to_dtype
+from cupy_training_ops.dtypes import (
+    BFLOAT16,
+    BOOL,
+    FIXED_SIZE,
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    INT64,
+    to_dtype,
+)
 from cupy_training_ops.frame.op import Op, snake_case
 from cupy_training_ops.schema import combinations
+from cupy_training_ops.testing.samples import all_samples
 
 DATA = Path(__file__).parent / "data" / "registrations.json"
 REGISTRATIONS = json.loads(DATA.read_text())["registrations"]
@@ -206,6 +216,60 @@ def test_lookup_checks_a_fixed_dtype() -> None:
     assert lookup("GistPack8Decoder", X=np.uint8, Y=BFLOAT16).types["T"] == BFLOAT16
     with pytest.raises(DtypeError, match="GistPack8Decoder: X: expected dtype uint8, got float32"):
         lookup("GistPack8Decoder", X=FLOAT32, Y=BFLOAT16)
+
+
+# Registered dtypes of inputs that upstream reads on the host.
+ON_HOST = [
+    ("SliceGrad", ("starts", "ends", "axes", "steps"), ("int32", "int64")),
+    ("Scale", ("scale",), ("float16", "float32", "float64", "int32", "int64")),
+    ("FakeQuant", ("scale", "zero_point"), ("float32",)),
+]
+
+
+@pytest.mark.parametrize(("name", "inputs", "dtypes"), ON_HOST)
+def test_lookup_answers_for_values_on_the_host(name, inputs, dtypes) -> None:
+    cls = get_op(name)
+    for row, dtype in itertools.product(combinations(cls.types), dtypes):
+        assert lookup(name, **row, **dict.fromkeys(inputs, dtype)).types == row
+
+
+HOST_INPUTS = [
+    (cls, item)
+    for cls in registry.REGISTRY.values()
+    for item in cls.inputs
+    if item.convert and not item.variadic
+]
+
+
+@pytest.mark.parametrize(
+    ("cls", "item"), HOST_INPUTS, ids=[f"{cls.name}-{item.name}" for cls, item in HOST_INPUTS]
+)
+def test_lookup_answers_where_the_operator_takes_the_value(cls, item, rng) -> None:
+    """A sample's value in each dtype that holds it; the operator decides."""
+    sample = next(s for s in all_samples()[cls.name] if "ordinary" in s.label)
+    place = cls.inputs.index(item)
+    for dtype in FIXED_SIZE:
+        inputs = [*sample.make(rng), *[None] * len(cls.inputs)][: len(cls.inputs)]
+        value = np.asarray([1] if inputs[place] is None else inputs[place])
+        if not np.array_equal(value, value.astype(dtype)):
+            continue
+        inputs[place] = value.astype(dtype)
+        try:
+            cls(**sample.attributes)(*inputs)
+            taken = True
+        except OpError as error:
+            taken = f"{cls.name}: {item.name}: " not in str(error)
+        try:
+            answered = lookup(cls.name, **{item.name: dtype}).op is cls
+        except DtypeError:
+            answered = False
+        assert answered == taken, dtype
+
+
+def test_lookup_says_which_values_are_taken() -> None:
+    expected = "SliceGrad: starts: expected dtype uint8, int8, .*int64, got float32"
+    with pytest.raises(DtypeError, match=expected):
+        lookup("SliceGrad", starts=FLOAT32)
 
 
 def test_both_providers_run_every_operator() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import HostArray, dtype_name
-from ..errors import ArgumentError, DtypeError, ProviderError
+from ..errors import ArgumentError, ProviderError, cut
 from .backends import BACKENDS, cuda_backend
 
 _DLPACK_CPU = 1
@@ -30,17 +30,17 @@ def adopt(op: str, argument: str, value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):  # a subclass, or a scalar of NumPy's
         return np.asarray(value)
     try:
-        array = _exchanged(value)
-    except (BufferError, DtypeError) as error:
-        raise ArgumentError(f"{op}: {argument}: cannot share its memory: {error}") from None
-    except ProviderError:
+        array = None if isinstance(value, type) else _exchanged(value)
+    except ProviderError as error:
+        raise ProviderError(f"{op}: {argument}: {error}") from error
+    except MemoryError:
         raise
-    except RuntimeError as error:  # CUDA's own: no GPU, no driver
-        raise ProviderError(f"{op}: {argument}: cannot use a device array here: {error}") from None
-    if array is None:
+    except Exception as error:  # of the array's own library, which may raise anything
         raise ArgumentError(
-            f"{op}: {argument}: expected a NumPy or CuPy array, got {type(value).__name__}"
-        )
+            f"{op}: {argument}: cannot share its memory: {_cause(error)}"
+        ) from error
+    if array is None:
+        raise ArgumentError(f"{op}: {argument}: expected a NumPy or CuPy array, got {_kind(value)}")
     return array
 
 
@@ -51,21 +51,39 @@ def _exchanged(value: Any) -> Any:
         if kind == _DLPACK_CPU:
             return _host_exchanged(value)
         if kind in _DLPACK_CUDA:
-            cuda_backend()
-            return sys.modules["cupy"].from_dlpack(value)
+            return _device_exchanged("from_dlpack", value)
     if hasattr(value, "__cuda_array_interface__"):
-        cuda_backend()
-        return sys.modules["cupy"].asarray(value)
+        return _device_exchanged("asarray", value)
     return None
+
+
+def _device_exchanged(function: str, value: Any) -> Any:
+    """By CuPy's function of this name."""
+    cuda_backend()
+    try:
+        return getattr(sys.modules["cupy"], function)(value)
+    except RuntimeError as error:  # CUDA's own: no GPU, no driver
+        raise ProviderError(f"cannot use a device array here: {error}") from error
 
 
 def _host_exchanged(value: Any) -> HostArray:
     """NumPy's DLPack knows no bfloat16; JAX and others then lend a buffer through asarray."""
     try:
         return np.from_dlpack(value)
-    except (RuntimeError, BufferError) as error:
-        with contextlib.suppress(TypeError, ValueError):
+    except (RuntimeError, BufferError):
+        with contextlib.suppress(RuntimeError, TypeError, ValueError):
             array = np.asarray(value, copy=False)
             if dtype_name(array.dtype) == "bfloat16":
                 return array
-        raise BufferError(str(error)) from None
+        raise
+
+
+def _cause(error: Exception) -> str:
+    """What an error of another library says; the name of its type where that may be all."""
+    plain = isinstance(error, BufferError) and str(error)
+    return cut(plain or f"{type(error).__name__}: {error}")
+
+
+def _kind(value: object) -> str:
+    """What a value is that is no array."""
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__

@@ -11,14 +11,14 @@ import numpy as np
 
 from ..backend import Array, ArrayInfo
 from ..dtypes import Dtype, HostArray
-from ..errors import ProviderError, refuse
+from ..errors import ProviderError, refuse, shown
 from ..runtime import workspace as workspaces
 from ..runtime.launch import Values
 from ..schema import Changing
 from .aliasing import Overlap, Written
 from .arrays import adopt
 from .backends import info
-from .convert import converted
+from .convert import for_changing
 from .prepared import Arguments, Arrays, Prepared, Result, grouped, overlap, ungrouped
 
 Tables = Sequence[object]  # structs that hold addresses
@@ -39,6 +39,8 @@ class Call:
         self.n_inputs = len(prepared.inputs)
         self.checks = prepared.checks
         self.changing = prepared.changing
+        changing = [(place, prepared.inputs[place]) for place in prepared.changing]
+        self.freezing = [(place, item, for_changing(item)) for place, item in changing]
         self.groups = prepared.groups_outputs
         self.groups_out = any(prepared.out) and self.groups
         self.all_device = not any(i.variadic or i.memory != "device" for i in prepared.inputs)
@@ -134,8 +136,8 @@ class Call:
 
     def values(self, inputs: Arguments) -> dict[int, object]:
         """The values that this call gives, by place, in their frozen form."""
-        op, declared = self.prepared.op, self.prepared.inputs
-        return {p: converted(op, declared[p], inputs[p]) for p in self.prepared.changing}
+        op = self.prepared.op
+        return {p: freeze(op, declared, inputs[p]) for p, declared, freeze in self.freezing}
 
     def returned(self, results: Arrays) -> tuple[object, ...]:
         """Several results as the caller gets them."""
@@ -185,7 +187,7 @@ class Call:
         try:
             return np.asarray(number, dtype)
         except (ArithmeticError, TypeError, ValueError):
-            refuse(self.prepared.op, result.name, f"a number that {dtype} holds", repr(number))
+            refuse(self.prepared.op, result.name, f"a number that {dtype} holds", shown(number))
 
     def _with_hosts(self, inputs: Arguments, values: Values) -> list[object]:
         """The inputs as a provider takes them: host ones in their frozen form."""

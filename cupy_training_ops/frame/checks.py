@@ -5,12 +5,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NoReturn, Protocol
 
+from .. import limits
 from ..dtypes import Dtype, dtype_name, dtype_names, to_dtype
 from ..errors import ArgumentError, DtypeError, refuse
-from ..schema import Input, Shape, Spec, TypeRows, Types
+from ..schema import Attribute, Input, Shape, Spec, TypeRows, Types
 
 Bindings = dict[str, Dtype]
+
+
+class Declared(Protocol):
+    """What a message about a name needs of an operator class."""
+
+    name: str
+    inputs: tuple[Input, ...]
+    attributes: tuple[Attribute, ...]
+
+
+def unknown(op: Declared, name: str) -> NoReturn:
+    """A name that is not declared, or in another place than where it is given."""
+    inputs, attributes = ([item.name for item in items] for items in (op.inputs, op.attributes))
+    expected = f"an attribute among {attributes} or an input among {inputs}"
+    got = "an unknown one"
+    if name in attributes:
+        got = "an attribute, which the constructor takes"
+    elif name in inputs:
+        got = "an input, which the call takes"
+    refuse(op.name, name, expected, got)
 
 
 def count(op: str, declared: Sequence[Input], given: int) -> None:
@@ -19,6 +41,17 @@ def count(op: str, declared: Sequence[Input], given: int) -> None:
     if not needed <= given <= len(declared):
         expected = ", ".join(item.name + ("?" if item.optional else "") for item in declared)
         refuse(op, "inputs", f"({expected})", f"{given} arguments")
+
+
+def within(op: str, argument: str, excess: limits.Excess | None) -> None:
+    """What can exist; see limits.py."""
+    if excess is not None:
+        refuse(op, argument, *excess)
+
+
+def exists(op: str, argument: str, spec: Spec) -> None:
+    """An array that there can be."""
+    within(op, argument, limits.of_shape(spec.shape, spec.dtype.itemsize))
 
 
 def bind(op: str, declared: Input, name: str, dtype: Dtype, types: Types, bound: Bindings) -> None:

@@ -3,29 +3,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
-from ..dtypes import Dtype, dtype_names
-from ..errors import DtypeError, OpError, refuse
+import ml_dtypes
+import numpy as np
+
+from ..dtypes import BOOL, FLOAT64, Dtype, dtype_names, to_dtype
+from ..errors import ArgumentError, DtypeError, OpError, refuse, shown
 from ..schema import REQUIRED, Attribute, Input, Types
+from . import checks
 
 
-def frozen_attributes(
-    op: str, attributes: Sequence[Attribute], types: Types, given: Mapping[str, object]
-) -> dict[str, object]:
+class Declared(checks.Declared, Protocol):
+    """What attributes need of an operator class."""
+
+    types: Types
+
+
+def frozen_attributes(op: Declared, given: Mapping[str, object]) -> dict[str, object]:
     """Attribute values in their checked, frozen form; every error names the attribute."""
-    known = {attribute.name for attribute in attributes}
+    known = {attribute.name for attribute in op.attributes}
     for name in given:
         if name not in known:
-            refuse(op, name, f"an attribute among {sorted(known)}", "an unknown one")
+            checks.unknown(op, name)
     values: dict[str, object] = {}
-    for attribute in attributes:
+    for attribute in op.attributes:
         value = given.get(attribute.name, attribute.default)
         if value is REQUIRED:
-            refuse(op, attribute.name, "a value: it is required", "none")
-        frozen = converted(op, attribute, value)
-        _check_dtype(op, attribute.name, frozen, types.get(attribute.type))
+            refuse(op.name, attribute.name, "a value: it is required", "none")
+        frozen = converted(op.name, attribute, value)
+        _check_dtype(op.name, attribute.name, frozen, op.types.get(attribute.type))
         values[attribute.name] = frozen
     return values
 
@@ -36,6 +46,57 @@ def converted(op: str, declared: Attribute | Input, value: object) -> object:
         return declared.convert(value) if declared.convert else value
     except OpError as error:
         raise type(error)(f"{op}: {declared.name}: {error}") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # of the value's own class
+        cause = f"{type(error).__name__}: {error}"
+        raise ArgumentError(f"{op}: {declared.name}: cannot be read: {cause}") from error
+
+
+def for_changing(declared: Input) -> Callable[[str, Input, object], object]:
+    """What freezes a value that changes from call to call, and sees that its type holds it."""
+    holder = _holder(declared.type)
+    return converted if holder is None else functools.partial(_held, holder)
+
+
+def _held(holder: _Holder, op: str, declared: Input, value: object) -> object:
+    frozen = converted(op, declared, value)
+    for number in frozen if isinstance(frozen, tuple) else (frozen,):
+        if not holder.holds(number):
+            refuse(op, declared.name, holder.words, shown(number))
+    return frozen
+
+
+class _Holder(NamedTuple):
+    """The numbers that a type has room for; infinities and NaN of a real type are among them."""
+
+    words: str
+    dtype: Dtype
+    least: float
+    most: float
+
+    def holds(self, number: Any) -> bool:
+        if self.least <= number <= self.most:
+            return True
+        if not isinstance(number, float) or self.dtype.kind in "iu":
+            return False
+        with np.errstate(over="ignore"):
+            return not math.isfinite(number) or math.isfinite(self.dtype.type(number))
+
+
+def _holder(declared: str) -> _Holder | None:
+    """Of a declared type; of a type variable the numbers that core/either.cuh has room for."""
+    try:
+        dtype = to_dtype(declared)
+    except DtypeError:
+        return _Holder("a real number or an integer of 64 bits", FLOAT64, -(2**63), 2**64 - 1)
+    if dtype.kind in "iu":
+        whole = np.iinfo(dtype)
+        return _Holder(f"a number that {declared} holds", dtype, whole.min, whole.max)
+    if dtype in (BOOL, FLOAT64):
+        return None
+    most = float(ml_dtypes.finfo(dtype).max)
+    return _Holder(f"a number that {declared} holds", dtype, -most, most)
 
 
 def _check_dtype(op: str, name: str, frozen: Any, allowed: Sequence[Dtype] | None) -> None:

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 from ..dtypes import dtype_name, dtype_names
 from ..schema import REQUIRED, Attribute, Input, Output, TypeRows, Types, kind
+from .named import CALL
 
 WIDTH = 96  # of a line, which pydoc indents by four
-CALL = ("out=None", "outputs=None", "workspace=None")
 
 Row = tuple[str, ...]
 
@@ -82,9 +82,10 @@ def _calls(cls: Declared) -> Iterator[str]:
     inputs = [f"{item.name}=None" if item.optional else item.name for item in cls.inputs]
     keywords = [_keyword(item) for item in cls.attributes]
     result = _result(cls.outputs)
-    yield f"{cls.function_name}({', '.join([*inputs, '/', '*', *keywords, *CALL])}) -> {result}"
+    call = [f"{name}=None" for name in CALL]
+    yield f"{cls.function_name}({', '.join([*inputs, '*', *keywords, *call])}) -> {result}"
     made = f"{cls.__name__}({', '.join(['*', *keywords] if keywords else [])})"
-    yield f"{made}({', '.join([*inputs, '/', '*', *CALL])}) -> {result}"
+    yield f"{made}({', '.join([*inputs, '*', *call])}) -> {result}"
 
 
 def _keyword(item: Attribute) -> str:

@@ -16,7 +16,9 @@ Reader = Callable[[Any], object]
 
 _INTEGERS = frozenset((int,))
 _TUPLES = frozenset((tuple,))
-_PLAIN = frozenset((tuple, float, bool, str))
+_PLAIN = frozenset((float, bool, str))
+_ITEMS = frozenset((int, float, bool, str, np.int32, np.int64, np.float32, np.float64))
+_HASHED = (int, str, type(None), type, np.dtype)
 _NUMBERS = frozenset((int, float, bool, tuple))
 
 CHANGES: Final = "a value that changes from call to call"  # the key of each
@@ -34,7 +36,7 @@ def host_key(value: Any) -> object:
     kind = type(value)
     if kind is int or (kind is tuple and _INTEGERS.issuperset(map(type, value))):
         return value
-    if kind in _PLAIN:
+    if kind in _PLAIN or (kind is tuple and _ITEMS.issuperset(map(type, value))):
         return Marked(value, repr(value))
     if kind is np.ndarray and value.ndim == 1:
         return Marked(tuple(value.tolist()), (value.dtype, value.tobytes()))
@@ -94,7 +96,14 @@ def out_key(out: Sequence[Any]) -> tuple[object, ...]:
 
 def attribute_key(value: object) -> object:
     """An attribute as part of a key; KeyError or TypeError where it cannot be one."""
-    return host_key(value) if type(value) in (float, tuple) else (type(value), value)
+    kind = type(value)
+    if kind is float or kind is tuple:
+        return host_key(value)
+    if isinstance(value, np.generic):
+        return kind, value.tobytes()  # as 0.0 from -0.0
+    if isinstance(value, _HASHED):
+        return kind, value
+    raise KeyError(kind)
 
 
 def unmarked(key: object) -> object:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-import inspect
 import re
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -19,13 +17,14 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import DTypeLike
 
+from .. import limits
 from ..backend import Backend
 from ..dtypes import element_type
 from ..errors import ArgumentError, refuse
 from ..plan import Device, Plan
 from ..runtime.source import Source, load
 from ..runtime.workspace import Workspaces
-from ..schema import REQUIRED, Attribute, Inferred, Input, Output, Types
+from ..schema import Attribute, Inferred, Input, Output, Types
 from . import checks, keys
 from .arrays import adopt
 from .backends import are_known
@@ -33,6 +32,7 @@ from .bound import BoundCall, OpenCall, bind
 from .call import Call
 from .convert import converted, frozen_attributes
 from .help import Help
+from .named import Signatures, in_order
 from .prepare import prepare, wanted
 from .prepared import Arguments, Prepared
 from .providers import DelegatedCall, ViewCall
@@ -56,17 +56,6 @@ def slots(**dtypes: DTypeLike) -> dict[str, str]:
     return {name: element_type(dtype).c_type for name, dtype in dtypes.items()}
 
 
-def attribute_parameters(cls: type[Op]) -> list[inspect.Parameter]:
-    """The attributes as keyword parameters, for signatures and help."""
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return [
-        inspect.Parameter(
-            a.name, kind, default=inspect.Parameter.empty if a.default is REQUIRED else a.default
-        )
-        for a in cls.attributes
-    ]
-
-
 class Op:
     """One operator: a declaration, an output rule (`infer`) and a plan (`plan`)."""
 
@@ -86,6 +75,8 @@ class Op:
     family: ClassVar[str]
     function_name: ClassVar[str]
 
+    __signature__ = Signatures()
+
     workspaces: Workspaces
     _remembered: dict[object, Call]
     _last: list[Repeated]
@@ -102,14 +93,11 @@ class Op:
         cls._has_lists = any(i.variadic and i.memory == "device" for i in cls.inputs)
         cls._says_where = cls.placement is not Op.placement
         cls._shared = {}
-        cls.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            attribute_parameters(cls)
-        )
         if hasattr(cls, "outputs"):  # a base class has no text of its own
             cls.__doc__ = Help(cls.__doc__)  # type: ignore[assignment]
 
     def __init__(self, **attributes: object) -> None:
-        vars(self).update(frozen_attributes(self.name, self.attributes, self.types, attributes))
+        vars(self).update(frozen_attributes(type(self), attributes))
         vars(self).update(workspaces=Workspaces(self.name), _remembered={}, _last=[])
 
     @classmethod
@@ -132,6 +120,9 @@ class Op:
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{self.name}: cannot set {name}: attributes are frozen")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{self.name}: cannot delete {name}: attributes are frozen")
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={value}" for name, value in self.attribute_values.items())
@@ -174,16 +165,18 @@ class Op:
 
     def __call__(
         self,
+        /,
         *inputs: object,
         out: object = None,
         outputs: Sequence[str] | None = None,
         workspace: object = None,
+        **named: object,
     ) -> Any:
         """Run the operator: on CuPy arrays its kernels, on NumPy arrays the CPU provider.
 
-        inputs: in the declared order, each where it is declared to live; trailing optional ones may
-        be left out. A list stands for a variadic one. Arrays are NumPy's, CuPy's or anything with
-        `__dlpack__`, C-contiguous and on one device; none is copied or converted.
+        inputs: in the declared order or by their declared names, each where it is declared to live;
+        optional ones may be left out. A list stands for a variadic one. Arrays are NumPy's, CuPy's
+        or anything with `__dlpack__`, C-contiguous and on one device; none is copied or converted.
 
         out: an array, or a tuple with one (or None) for each output: exactly the inferred shape and
         dtype, of its own memory or of an input that the operator may replace; a tuple of arrays for
@@ -196,6 +189,8 @@ class Op:
         queued on CuPy's current stream; nothing waits for it. Raises ArgumentError, DtypeError and
         ProviderError before anything is launched or written.
         """
+        if named:
+            inputs = in_order(type(self), inputs, named)
         given = out if type(out) is tuple else (out,)
         if self._has_lists:
             return self._call_with_lists(inputs, given, outputs, workspace)
@@ -225,10 +220,12 @@ class Op:
 
     def bound(
         self,
+        /,
         *inputs: object,
         out: object = None,
         outputs: Sequence[str] | None = None,
         workspace: object = None,
+        **named: object,
     ) -> BoundCall | OpenCall:
         """The call with these arguments, checked once, as an object that only launches.
 
@@ -237,13 +234,19 @@ class Op:
         step); the others stay what they were here. Arrays, also new outputs, are kept as long as
         the object. It may be called on any stream, as an ordinary call. Raises what a call would.
         """
+        if named:
+            inputs = in_order(type(self), inputs, named)
         return bind(self, inputs, out if type(out) is tuple else (out,), outputs, workspace)
 
-    def workspace_nbytes(self, *inputs: object, outputs: Sequence[str] | None = None) -> int:
+    def workspace_nbytes(
+        self, /, *inputs: object, outputs: Sequence[str] | None = None, **named: object
+    ) -> int:
         """Bytes of scratch memory a call with these inputs needs; 0 on the CPU provider.
 
         Inputs and outputs as in a call, nothing is launched. Raises what the call would.
         """
+        if named:
+            inputs = in_order(type(self), inputs, named)
         return self.prepared_call(inputs, (None,), outputs)[0].workspace_nbytes
 
     def prepared_call(
@@ -268,17 +271,27 @@ class Op:
         """What is checked at each call, by the values of numbers and arrays."""
         found: list[Callable[..., None]] = []
         if type(self).check_numbers is not Op.check_numbers:
-            found.append(_weakly(self.check_numbers))
+            found.append(self.check_numbers)
         if getattr(self, "check", False):
-            found.append(_weakly(self.check_values))
+            found.append(self.check_values)
         return tuple(found)
 
     def _prepare(self, key: Key) -> Call:
-        call = prepare(self, *key[:3])
+        call = prepare(self._forgetful(), *key[:3])
         if len(self._remembered) >= _MAX_REMEMBERED:
             self._remembered.clear()
         self._remembered[key] = call
         return call
+
+    def _forgetful(self) -> Self:
+        """This operator with a memory of its own, which stays empty.
+
+        Checks and functions of a plan may hold it: a remembered call that held the operator itself
+        would be a circle, and leave scratch memory to the garbage collector.
+        """
+        twin = object.__new__(type(self))
+        vars(twin).update(vars(self), _remembered={}, _last=[])
+        return twin
 
     def _adopted(
         self, inputs: Arguments, given: Arguments, outputs: Sequence[str] | None
@@ -307,7 +320,11 @@ class Op:
         if value is None:
             return None
         if item.variadic and not isinstance(value, list | tuple):
-            refuse(self.name, item.name, "a list", type(value).__name__)
+            kind = type(value).__name__
+            one = hasattr(type(value), "shape")  # an array of any library
+            refuse(self.name, item.name, "a list", f"one {kind}: write [x]" if one else kind)
+        if item.variadic:
+            checks.within(self.name, item.name, limits.of_list(len(value)))
         if item.memory == "host" or (item.memory == "either" and is_number(value)):
             freeze = functools.partial(self._frozen, item)
             return tuple(map(freeze, value)) if item.variadic else freeze(value)
@@ -355,14 +372,7 @@ class DelegatingOp(Op):
 
     def own_call(self, prepared: Prepared) -> Call:
         """The callable's results, never copied."""
-        return DelegatedCall(prepared, _weakly(self.delegate))
-
-
-def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method for a call, which must not keep the operator: it is remembered there, and a circle
-    would leave scratch memory to the garbage collector."""
-    held = weakref.WeakMethod(method)
-    return lambda *arguments: held()(*arguments)  # type: ignore[misc]
+        return DelegatedCall(prepared, self.delegate)
 
 
 def is_number(value: object) -> bool:

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from .. import limits
 from ..backend import ArrayInfo, Info
 from ..dtypes import HostArray
-from ..errors import refuse
+from ..errors import refuse, shown
 from ..plan import LaunchError
 from ..runtime.launch import ReadyPlan
 from ..schema import Changing, Inferred, Input, Output, Single, Spec
@@ -61,8 +62,11 @@ def wanted(op: Operator, outputs: Outputs) -> tuple[str, ...]:
     declared = tuple(output.name for output in op.outputs)
     if outputs is None:
         return declared
-    if not isinstance(outputs, list | tuple) or any(name not in declared for name in outputs):
-        refuse(op.name, "outputs", f"a tuple of names among {declared}", repr(outputs))
+    known = isinstance(outputs, list | tuple) and all(
+        isinstance(name, str) and name in declared for name in outputs
+    )
+    if not known:
+        refuse(op.name, "outputs", f"a tuple of names among {declared}", shown(outputs))
     return tuple(outputs)
 
 
@@ -102,6 +106,7 @@ def _check_inputs(op: Operator, arrays: Sequence[Named]) -> None:
     for array in arrays:
         declared = array.declared
         if array.info is not None:
+            checks.exists(op.name, array.name, array.info.spec)
             checks.bind(op.name, declared, array.name, array.info.dtype, op.types, bound)
             checks.contiguous(op.name, array.name, array.info.contiguous or declared.not_accessed)
             checks.elements(op.name, declared, array.name, array.info.shape)
@@ -142,6 +147,7 @@ def _results(
     for output, item in zip(op.outputs, inferred, strict=True):
         asked_for = output.name in names
         if isinstance(item, tuple):  # of a variadic output
+            checks.within(op.name, output.name, limits.of_list(len(item)))
             counts.append(len(item))
             results += [
                 _result(output, spec, f"[{i}]", asked_for, places) for i, spec in enumerate(item)
@@ -149,6 +155,9 @@ def _results(
         else:
             counts.append(None)
             results.append(_result(output, item, "", asked_for, places))
+    for result in results:
+        if result.spec is not None:
+            checks.exists(op.name, result.name, result.spec)
     return tuple(results), tuple(counts)
 
 
@@ -261,6 +270,7 @@ def _ready(op: Operator, prepared: Prepared, specs: Sequence[object]) -> ReadyPl
     outputs = [_planned(prepared, *pair, n_inputs + i) for i, pair in enumerate(pairs)]
     try:
         plan = op.plan(backend.device(device), *specs, *grouped(outputs, prepared.counts))
+        checks.within(op.name, "workspace", limits.of_scratch(plan.workspace_nbytes))
         return ReadyPlan(op, backend, device, plan, n_inputs + len(outputs))
     except LaunchError as error:
         refuse(op.name, "inputs", "sizes that a GPU can launch", str(error))

@@ -219,12 +219,15 @@ class DivGrad(Op):
     types: ClassVar[Types] = {"T": FLOATS}
 
     def infer(self, dy: Spec, a: Spec, b: Spec) -> tuple[Spec, ...]:
-        try:
-            shape = np.broadcast_shapes(a.shape, b.shape)
-        except ValueError:
+        shape = broadcasting.broadcast(a.shape, b.shape)
+        if shape is None:
             refuse(self.name, "B", f"a shape that broadcasts with {a.shape}", f"{b.shape}")
         if dy.shape != shape:
             refuse(self.name, "dY", f"shape {shape}, that of A / B", f"{dy.shape}")
+        most = self.source().constant("MAX_DIMENSIONS")
+        groups = len(broadcasting.dimensions(a.shape, b.shape)) if len(shape) > most else 0
+        if groups > most:
+            refuse(self.name, "B", f"at most {most} changes between the operands", str(groups))
         return Spec(a.shape, a.dtype), Spec(b.shape, b.dtype)
 
     def plan(

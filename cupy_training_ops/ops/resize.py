@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..dtypes import FLOAT32, FLOAT64, FLOATS, Dtype, element_type
-from ..errors import ArgumentError, refuse
+from ..errors import ArgumentError, refuse, shown
 from ..frame.op import Op
 from ..plan import VEC_NBYTES, WARP, Config, Device, Launch, Plan, by_value, ceil_div
 from ..planning.fast_division import divisor
@@ -37,7 +37,7 @@ Scales = tuple[float, ...] | None
 def no_axes(value: object) -> tuple[int, ...]:
     """Nothing: both spatial axes, which is what its absence says."""
     if value is not None and integers(value):
-        raise ArgumentError(f"expected no axes, got {value!r}")
+        raise ArgumentError(f"expected no axes, got {shown(value)}")
     return ()
 
 

@@ -28,7 +28,9 @@ from ..schema import (
     Shape,
     Spec,
     Types,
+    count,
     integer,
+    lengths,
     optional,
     shape,
 )
@@ -195,14 +197,14 @@ class SplitTraining(Op):
             "int64",
             memory="host",
             optional=True,
-            convert=shape,
-            doc="lengths that add up to that of the axis",
+            convert=lengths,
+            doc="they add up to that of the axis",
         ),
     )
     outputs = (Output("outputs", "T", variadic=True, shape="split[i] long along `axis`"),)
     attributes = (
         Attribute("axis", integer, 0, doc="from -rank to rank - 1"),
-        Attribute("num_outputs", optional(integer), None, doc="required where split is left out"),
+        Attribute("num_outputs", optional(count), None, doc="required where split is left out"),
     )
     types: ClassVar[Types] = {"T": FIXED_SIZE}
     bitwise_exact = True
@@ -222,8 +224,8 @@ class SplitTraining(Op):
 
     def _even(self, length: int) -> tuple[int, ...]:
         n = self.num_outputs
-        if n is None or n < 1:
-            refuse(self.name, "num_outputs", "at least 1 where split is empty", str(n))
+        if n is None:
+            refuse(self.name, "num_outputs", "at least 1 where split is empty", "None")
         if length % n:
             refuse(self.name, "split", f"a length that {n} outputs divide evenly", str(length))
         return (length // n,) * n

@@ -19,6 +19,14 @@ class Dimension(NamedTuple):
     in_b: bool
 
 
+def broadcast(a: Shape, b: Shape) -> Shape | None:
+    """The shape that a and b broadcast to, of any rank; None where they do not fit together."""
+    pairs = list(zip_longest(reversed(a), reversed(b), fillvalue=1))
+    if any(p != q and 1 not in (p, q) for p, q in pairs):
+        return None
+    return tuple(p if q == 1 else q for p, q in reversed(pairs))
+
+
 def dimensions(a: Shape, b: Shape) -> list[Dimension]:
     """The dimensions of a and b broadcast together, outermost first; none has extent 1."""
     extents = reversed(list(zip_longest(reversed(a), reversed(b), fillvalue=1)))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import ELEMENT_TYPES, Dtype, element_type
-from ..errors import ArgumentError, CompileError
+from ..errors import ArgumentError, CompileError, shown
 from ..plan import Launch, Pointers, Scratch
 from ..schema import Changing
 from .source import Parameter, Source
@@ -48,7 +48,7 @@ def cast(source: Source, launch: Launch, parameter: Parameter, value: object) ->
         return value
     raise CompileError(
         f"{launch.symbol}: parameter {parameter.name} ({parameter.c_type}"
-        f"{'*' if parameter.pointer else ''}) does not take {value!r}"
+        f"{'*' if parameter.pointer else ''}) does not take {shown(value)}"
     )
 
 
@@ -58,14 +58,14 @@ def is_either(parameter: Parameter) -> bool:
 
 
 def checked(
-    op: str, name: str, c_type: str, make: Make, changing: Changing, values: Mapping[int, object]
+    op: str, name: str, holder: str, make: Make, changing: Changing, values: Mapping[int, object]
 ) -> object:
-    """What `make` gives for a caller's number; refused where the kernel's type cannot hold it."""
+    """What `make` gives for a caller's number; refused where the kernel's `holder` cannot."""
     try:
         return make(changing.of(values))
     except (CompileError, ArithmeticError, TypeError, ValueError) as error:
-        expected, got = f"a number that {c_type} holds", values[changing.place]
-        raise ArgumentError(f"{op}: {name}: expected {expected}, got {got!r}") from error
+        expected, got = f"a number that {holder} holds", values[changing.place]
+        raise ArgumentError(f"{op}: {name}: expected {expected}, got {shown(got)}") from error
 
 
 def either(
@@ -109,7 +109,8 @@ def _exact(
         if fits:
             return result
     raise CompileError(
-        f"{launch.symbol}: parameter {parameter.name} ({parameter.c_type}) cannot hold {value!r}"
+        f"{launch.symbol}: parameter {parameter.name} ({parameter.c_type}) "
+        f"cannot hold {shown(value)}"
     )
 
 

@@ -179,13 +179,13 @@ class _Builder:
         """Where an argument of a launch comes from."""
         add, arguments = self.arguments.add, self.arguments
         if is_either(parameter):
-            return self._either_place(source.struct(parameter.c_type, step.slots), parameter, arg)
+            return self._either_place(source.struct(parameter.c_type, step.slots), arg)
         if isinstance(arg, Spec):
             check_pointer(step, parameter, arg.dtype)
             return arg.place
         if isinstance(arg, Changing):
             make = partial(cast, source, step, parameter)
-            return add(arguments.late, self._late(parameter, arg, make))
+            return add(arguments.late, self._late(parameter.c_type, arg, make))
         value = cast(source, step, parameter, arg)
         if isinstance(value, Scratch):
             return add(arguments.offsets, value.offset)
@@ -193,20 +193,21 @@ class _Builder:
             return add(arguments.tables, _pointers(value))
         return add(arguments.constants, value)
 
-    def _either_place(self, layout: Dtype, parameter: Parameter, arg: object) -> _Place:
+    def _either_place(self, layout: Dtype, arg: object) -> _Place:
         """A number or an array: the struct that lets a kernel read it from either."""
         add, arguments = self.arguments.add, self.arguments
         if isinstance(arg, Spec):
             fill = partial(either, layout, dtype=arg.dtype)
             return add(arguments.tables, lambda addresses: fill(address=addresses[arg.place]))
         if isinstance(arg, Changing):
-            return add(arguments.late, self._late(parameter, arg, partial(either, layout)))
+            make = partial(either, layout)
+            return add(arguments.late, self._late("float64 or an integer of 64 bits", arg, make))
         return add(arguments.constants, either(layout, arg))
 
-    def _late(self, parameter: Parameter, changing: Changing, make: Make) -> Late:
-        """A number that each call gives, as the kernel takes it."""
+    def _late(self, holder: str, changing: Changing, make: Make) -> Late:
+        """A number that each call gives, as the kernel takes it; `holder` has it there."""
         name = self._op.inputs[changing.place].name
-        check = partial(checked, self._op.name, name, parameter.c_type, make)
+        check = partial(checked, self._op.name, name, holder, make)
         return lambda values: check(changing, values)
 
     def _work_place(self, arg: object) -> _Place:
@@ -214,6 +215,8 @@ class _Builder:
             return arg.place
         if isinstance(arg, Scratch):
             return self.arguments.add(self.arguments.offsets, arg.offset)
+        if isinstance(arg, Pointers):
+            return self.arguments.add(self.arguments.tables, _pointers(arg))
         if isinstance(arg, Changing):
             return self.arguments.add(self.arguments.late, arg.of)
         return self.arguments.add(self.arguments.constants, arg)

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: MIT
+"""Inputs given by their declared names: put in order, and shown so in signatures."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from operator import itemgetter
+from typing import Any
+
+from ..errors import refuse
+from ..schema import REQUIRED
+from . import checks
+from .checks import Declared
+from .prepared import Arguments
+
+CALL = ("out", "outputs", "workspace")  # what every call takes beside its inputs
+_EMPTY = inspect.Parameter.empty
+
+
+def in_order(cls: Any, inputs: Arguments, named: Mapping[str, object]) -> Arguments:
+    """All inputs in the declared order, up to the last that is given."""
+    pick = _picker(cls, len(inputs), *named)
+    return pick((*inputs, *named.values(), None))
+
+
+@functools.lru_cache(maxsize=1024)  # most calls by names are made again
+def _picker(cls: Any, n: int, *names: str) -> Callable[[Arguments], Arguments]:
+    """What takes the inputs out of n positions, the values of these names and a None."""
+    places = _places(cls, n, names)
+    return itemgetter(*places) if len(places) > 1 else lambda row: (row[places[0]],)
+
+
+def _places(cls: Any, n: int, names: tuple[str, ...]) -> tuple[int, ...]:
+    """Where each input stands among those; -1, the None, for one that is left out."""
+    declared = [item.name for item in cls.inputs]
+    if n > len(declared):
+        checks.count(cls.name, cls.inputs, n)
+    for name in names:
+        if name not in declared:
+            checks.unknown(cls, name)
+        if name in declared[:n]:
+            refuse(cls.name, name, "one value", "one by position and one by name")
+    for item in cls.inputs[n:]:
+        if not item.optional and item.name not in names:
+            refuse(cls.name, item.name, "an argument", "none")
+    last = max([n, *(declared.index(name) + 1 for name in names)])
+    by_name = [n + names.index(name) if name in names else -1 for name in declared[n:last]]
+    return (*range(n), *by_name)
+
+
+class Signatures:
+    """The `__signature__` of an operator: of the class its attributes, of an instance the call."""
+
+    def __get__(self, instance: object, cls: Declared) -> inspect.Signature:
+        if instance is None:
+            return inspect.Signature(_attributes(cls))
+        return inspect.Signature([*_inputs(cls), *_call()])
+
+
+def function_signature(cls: Declared) -> inspect.Signature:
+    """Of an operator as a function: inputs, attributes, and the arguments of every call."""
+    return inspect.Signature([*_inputs(cls), *_attributes(cls), *_call()])
+
+
+def _inputs(cls: Declared) -> list[inspect.Parameter]:
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return [
+        inspect.Parameter(item.name, kind, default=None if item.optional else _EMPTY)
+        for item in cls.inputs
+    ]
+
+
+def _attributes(cls: Declared) -> list[inspect.Parameter]:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return [
+        inspect.Parameter(a.name, kind, default=_EMPTY if a.default is REQUIRED else a.default)
+        for a in cls.attributes
+    ]
+
+
+def _call() -> list[inspect.Parameter]:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return [inspect.Parameter(name, kind, default=None) for name in CALL]

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: MIT
+"""Which memory can exist: one rule for inputs, outputs and scratch memory, on every provider."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+MAX_RANK = 64  # NumPy's and CuPy's
+MAX_NBYTES = 2**63 - 1  # of an array: sizes, offsets and strides fit int64
+MAX_ARRAYS = 2**16  # of a list
+
+
+class Excess(NamedTuple):
+    """What a limit allows and what came, in words."""
+
+    expected: str
+    got: str
+
+
+def of_lengths(lengths: Sequence[int]) -> Excess | None:
+    """What is wrong with lengths along an axis; None where an array can have each."""
+    if min(lengths, default=0) < 0 or max(lengths, default=0) > MAX_NBYTES:
+        return Excess("extents of at least 0 and below 2^63", str(tuple(lengths)))
+    return None
+
+
+def of_shape(shape: Sequence[int], itemsize: int = 1) -> Excess | None:
+    """What is wrong with an array of this shape; None where it can exist.
+
+    Extents of 0 do not count, as in NumPy: the strides of the others must fit too.
+    """
+    if len(shape) > MAX_RANK:
+        return Excess(f"at most {MAX_RANK} dimensions", str(len(shape)))
+    excess = of_lengths(shape)
+    if excess is None and math.prod(filter(None, shape)) * itemsize > MAX_NBYTES:
+        each = f" of {itemsize} bytes each" if itemsize > 1 else ""
+        return Excess(f"fewer than 2^63 {'bytes' if each else 'elements'}", f"{tuple(shape)}{each}")
+    return excess
+
+
+def of_scratch(nbytes: int) -> Excess | None:
+    """The same of scratch memory."""
+    return Excess("fewer than 2^63 bytes", str(nbytes)) if nbytes > MAX_NBYTES else None
+
+
+def of_list(n: int) -> Excess | None:
+    """What is wrong with a list of so many arrays; None where it is short enough."""
+    return Excess(f"at most {MAX_ARRAYS} entries", str(n)) if n > MAX_ARRAYS else None

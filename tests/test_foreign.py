@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: MIT
+"""Arrays of other libraries that fail in their own way: refused with operator, argument, cause."""
+
+from __future__ import annotations
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from probe.frame_probe import ProbeCopy, ProbeDelegate, ProbeEither
+
+import cupy_training_ops as cto
+from cupy_training_ops import ArgumentError, ProviderError
+
+X = np.ones(8, np.float32)
+
+
+def failing(*_, **__):
+    raise ZeroDivisionError("of its own")
+
+
+def out_of_memory(*_, **__):
+    raise MemoryError
+
+
+def strange(**members: object) -> object:
+    """An array of a library nobody knows, with these members."""
+    return type("Strange", (), members)()
+
+
+def on_host(_):
+    return (1, 0)
+
+
+def deleted():
+    gone = jnp.ones(8)
+    gone.delete()
+    return gone
+
+
+STRANGE = {
+    "lends nothing": (strange(__dlpack__=failing, __dlpack_device__=on_host), ZeroDivisionError),
+    "no device": (strange(__dlpack__=failing), AttributeError),
+    "device fails": (strange(__dlpack__=1, __dlpack_device__=failing), ZeroDivisionError),
+    "device is a number": (strange(__dlpack__=1, __dlpack_device__=lambda _: 1), TypeError),
+    "no function": (strange(__dlpack__=1, __dlpack_device__=on_host), TypeError),
+    "no capsule": (strange(__dlpack__=lambda *_, **__: 3, __dlpack_device__=on_host), ValueError),
+    "fails when looked at": (strange(__dlpack__=property(failing)), ZeroDivisionError),
+    "interface fails": (strange(__cuda_array_interface__=property(failing)), ZeroDivisionError),
+    "deleted": (deleted(), (TypeError, RuntimeError)),
+}
+ON_GPU = {  # CuPy reads these
+    "interface is a number": (strange(__cuda_array_interface__=3), TypeError),
+    "interface is empty": (strange(__cuda_array_interface__={}), KeyError),
+}
+
+
+def refused(call, argument: str, cause: type[BaseException]) -> None:
+    with pytest.raises(ArgumentError, match=f"^{argument}: cannot share its memory: ") as caught:
+        call()
+    assert isinstance(caught.value.__cause__, cause)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("label", [*STRANGE, *ON_GPU])
+def test_the_cause_is_kept(label) -> None:
+    if label in ON_GPU:
+        pytest.importorskip("cupy", reason="CuPy is in the extras")
+    array, cause = (STRANGE | ON_GPU)[label]
+    refused(lambda: cto.gelu(array), "Gelu: X", cause)
+    refused(lambda: cto.gelu(X, out=array), "Gelu: out", cause)
+    refused(lambda: cto.gelu(X, workspace=array), "Gelu: workspace", cause)
+
+
+def test_wherever_an_array_is_given() -> None:
+    array, cause = STRANGE["lends nothing"]
+    refused(lambda: cto.concat_training([X, array], axis=0), r"ConcatTraining: inputs\[1\]", cause)
+    refused(lambda: ProbeEither()(X, 0.5, array, (0, 0)), "ProbeEither: step", cause)
+    refused(lambda: cto.GeluGrad().bound(array, X), "GeluGrad: dY", cause)
+    refused(lambda: ProbeCopy().bound(...)(X=array), "ProbeCopy: X", cause)
+    refused(lambda: cto.Gelu().workspace_nbytes(array), "Gelu: X", cause)
+
+
+def test_what_a_callable_returns(monkeypatch) -> None:
+    array, cause = STRANGE["lends nothing"]
+    monkeypatch.setattr(ProbeDelegate, "function", staticmethod(lambda x, _: (x, array)))
+    refused(lambda: ProbeDelegate()(X, 2.0), "ProbeDelegate: Same", cause)
+
+
+def test_a_tracer_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="Gelu: X: cannot share its memory: AttributeError: "):
+        jax.jit(cto.gelu)(jnp.ones(8))
+
+
+@pytest.mark.parametrize("kind", [np.ndarray, type(strange(__cuda_array_interface__={}))])
+def test_a_class_is_no_array(kind) -> None:
+    message = f"Gelu: X: expected a NumPy or CuPy array, got the class {kind.__name__}"
+    with pytest.raises(ArgumentError, match=message):
+        cto.gelu(kind)
+
+
+def test_memory_that_is_short_is_no_fault_of_the_array() -> None:
+    with pytest.raises(MemoryError):
+        cto.gelu(strange(__dlpack__=out_of_memory, __dlpack_device__=on_host))
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        strange(__cuda_array_interface__={"shape": (8,)}),
+        strange(__dlpack__=failing, __dlpack_device__=lambda _: (2, 0)),
+    ],
+)
+def test_a_device_array_without_cupy(monkeypatch, array) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(ProviderError, match=r"^Gelu: X: CuPy cannot be imported") as caught:
+        cto.gelu(array)
+    assert isinstance(caught.value.__cause__, ProviderError)

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: MIT
+"""Values that are no arrays: what converters refuse, how short they say it, what is kept apart."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cupy_training_ops as cto
+from cupy_training_ops import ArgumentError, DtypeError, OpError
+from cupy_training_ops.errors import shown
+from cupy_training_ops.schema import one_of
+
+X = np.ones(3, np.float32)
+CODES = np.zeros(1, np.uint8)
+IMAGE = np.ones((1, 1, 1, 1), np.float32)
+INDEX = np.zeros(1, np.int64)
+MANY = list(range(100_000))
+
+
+class Failing:
+    """A value whose own class fails."""
+
+    def __index__(self):
+        raise ZeroDivisionError("of its own")
+
+    __float__ = __repr__ = __index__
+
+
+class Typed:
+    """Something with a dtype that is none."""
+
+    dtype = property(Failing.__index__)
+
+
+@pytest.mark.parametrize(
+    "to",
+    [
+        [("a", "f4", -1)],
+        {"names": 3},
+        np.float32(2.0),
+        X,
+        Typed(),
+        Typed,
+        Failing(),
+        np.ndarray,
+        "f4,f4",
+        2**100,
+        10**5000,
+        True,
+        None,
+        (),
+    ],
+    ids=shown,
+)
+def test_what_is_no_dtype(to) -> None:
+    with pytest.raises(DtypeError, match="GistPack8Decoder: to: expected a dtype, its name or its"):
+        cto.gist_pack8_decoder(CODES, to=to)
+
+
+REFUSED = [
+    (lambda v: cto.resize_grad(IMAGE, IMAGE, mode=v), "ResizeGrad: mode: expected one of"),
+    (lambda v: cto.gather_grad(v, INDEX, X[:1]), "GatherGrad: shape: "),
+    (lambda v: cto.gather_grad((v,), INDEX, X[:1]), "GatherGrad: shape: "),
+    (lambda v: cto.gather_grad((3,), INDEX, X[:1], axis=v), "GatherGrad: axis: "),
+    (lambda v: cto.GistPack8Decoder(to="float16", shape=v), "GistPack8Decoder: shape: "),
+    (lambda v: cto.scale(X, v), "Scale: scale: "),
+    (lambda v: cto.fake_quant(X, v, 0), "FakeQuant: scale: "),
+    (lambda v: cto.leaky_relu_grad(X, X, alpha=v), "LeakyReluGrad: alpha: expected a number"),
+    (lambda v: cto.reduce_sum_training(X, (0,), keepdims=v), "keepdims: expected a bool"),
+    (lambda v: cto.in_place_accumulator(X, X, v), "InPlaceAccumulator: update_signal: "),
+    (lambda v: cto.div_grad(X, X, X, outputs=v), "DivGrad: outputs: expected a tuple of names"),
+    (lambda v: cto.div_grad(X, X, X, outputs=(v,)), "DivGrad: outputs: expected a tuple of na"),
+    (lambda v: cto.get_op("Scale", v), "Scale: version: expected an integer"),
+    (lambda v: cto.get_op(v), "no operator "),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED)
+@pytest.mark.parametrize(
+    "value",
+    [np.float32, X, np.zeros((300, 300)), np.zeros(100_000, bool), MANY, "x" * 100_000, Failing()],
+    ids=lambda value: type(value).__name__,
+)
+def test_refused_in_few_words(call, message, value) -> None:
+    with pytest.raises(OpError, match=message) as caught:
+        call(value)
+    if message != "no operator ":  # which lists all that there are
+        assert len(str(caught.value)) < 500
+    assert "\n" not in str(caught.value)
+
+
+def test_integers_that_cannot_be_written_out() -> None:
+    with pytest.raises(ArgumentError, match="axis: expected at most 1024 bits, got an integer of"):
+        cto.GatherGrad(axis=10**5000)
+    with pytest.raises(ArgumentError, match="shape: expected at most 1024 bits, got an integer of"):
+        cto.gather_grad((10**5000,), INDEX, X[:1])
+    assert shown((10**5000, 1)) == "(an integer of 16610 bits, 1)"
+
+
+def test_what_a_value_raises_is_the_cause() -> None:
+    with pytest.raises(
+        ArgumentError, match="axis: cannot be read: ZeroDivisionError: of"
+    ) as caught:
+        cto.GatherGrad(axis=Failing())
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_memory_that_is_short_is_no_fault_of_the_value() -> None:
+    short = type("Short", (), {"__index__": lambda _: np.zeros(2**62, np.uint8)})()
+    with pytest.raises(MemoryError):
+        cto.GatherGrad(axis=short)
+
+
+def test_a_choice_is_given_back_as_declared() -> None:
+    choose = one_of("linear", 0)
+    assert type(choose(np.str_("linear"))) is str
+    for wrong in (0.0, np.array(["linear"]), np.array(0), ["linear"], None):
+        with pytest.raises(ArgumentError, match="expected one of"):
+            choose(wrong)
+
+
+@pytest.mark.parametrize("kind", [float, np.float64, np.float32, np.float16])
+def test_numbers_that_compare_equal_are_other_attributes(kind) -> None:
+    shared = cto.QuickGelu.shared
+    assert shared(alpha=kind(0.0)) is not shared(alpha=kind(-0.0))
+    assert shared(alpha=kind(0.5)) is shared(alpha=kind(0.5))
+    assert shared(alpha=kind(-0.0)).alpha.hex() == "-0x0.0p+0"
+
+
+def test_attributes_cannot_be_deleted() -> None:
+    op = cto.GatherGrad(axis=1)
+    with pytest.raises(AttributeError, match="GatherGrad: cannot delete axis: attributes are fro"):
+        del op.axis
+    assert op.axis == 1
