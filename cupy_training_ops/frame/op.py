@@ -239,12 +239,15 @@ class Op:
         """
         return bind(self, inputs, out if type(out) is tuple else (out,), outputs, workspace)
 
-    def workspace_nbytes(self, *inputs: object, outputs: Sequence[str] | None = None) -> int:
-        """Bytes of scratch memory a call with these inputs needs; 0 on the CPU provider.
+    def workspace_nbytes(
+        self, *inputs: object, out: object = None, outputs: Sequence[str] | None = None
+    ) -> int:
+        """Bytes of scratch memory a call with these arguments needs; 0 on the CPU provider.
 
-        Inputs and outputs as in a call, nothing is launched. Raises what the call would.
+        Arguments as in a call, nothing is launched. Raises what the call would.
         """
-        return self.prepared_call(inputs, (None,), outputs)[0].workspace_nbytes
+        given = out if type(out) is tuple else (out,)
+        return self.prepared_call(inputs, given, outputs)[0].workspace_nbytes
 
     def prepared_call(
         self, inputs: Arguments, out: Arguments, outputs: Sequence[str] | None
