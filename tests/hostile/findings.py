@@ -21,7 +21,9 @@ class Findings:
     def add(self, case: int, what: str, complaints: list[str]) -> None:
         """What is wrong with one case."""
         for wrong in complaints:
-            kind = re.sub(r"\d+", "#", re.sub(r"\w*(Grad|Gelu|Gist|Scale|Acc)\w*", "Op", wrong))[:90]
+            kind = re.sub(r"\d+", "#", re.sub(r"\w*(Grad|Gelu|Gist|Scale|Acc)\w*", "Op", wrong))[
+                :90
+            ]
             self._counts[kind] += 1
             line = f"{what}\n    {wrong[:600]}\n    {self._repeat} --hostile-case {case}"
             self._first.setdefault(kind, line)

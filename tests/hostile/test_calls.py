@@ -8,7 +8,7 @@ import numpy as np
 from cupy_training_ops.testing.samples import all_samples
 
 from .findings import Findings
-from .mutations import call_of, mutated
+from .mutations import mutated
 from .outcomes import complaints, limited_memory
 
 SAMPLES = [sample for samples in all_samples().values() for sample in samples]
