@@ -14,7 +14,7 @@ class Findings:
     """Collects what is wrong with many cases, and fails at the end."""
 
     def __init__(self, file: str, seed: int) -> None:
-        self._repeat = f"CTO_SEED={seed} pytest {Path(file).relative_to(Path.cwd())}"
+        self._repeat = f"CTO_SEED={seed} pytest tests/hostile/{Path(file).name}"
         self._first: dict[str, str] = {}
         self._counts: Counter[str] = Counter()
 
