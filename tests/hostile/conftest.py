@@ -21,9 +21,8 @@ def drawn(config: pytest.Config, default: int) -> list[object]:
         return [range(case, case + 1)]
     if asked is not None:
         return divided(0, asked * default // 2000)
-    thorough = [
-        pytest.param(part, marks=pytest.mark.thorough) for part in divided(default, 11 * default)
-    ]
+    others = divided(default, 11 * default)
+    thorough = [pytest.param(part, marks=pytest.mark.thorough) for part in others]
     return [*divided(0, default), *thorough]
 
 

@@ -31,8 +31,8 @@ def sound_files() -> dict[str, bytes]:
     x = rng.standard_normal((6, 11))
     arrays = {
         "float32": x.astype("f4"), "float16": x.astype("f2"), "float64": x, "big": x.astype(">f4"),
-        "columns": np.asfortranarray(x), "number": np.array(2.5), "empty": x[:0], "whole": x.astype("i4"),
-        "raw": x.astype("f2").view("V2"), "bools": x > 0, "fields": np.zeros(3, "f4,i4"),
+        "columns": np.asfortranarray(x), "number": np.array(2.5), "empty": x[:0], "bools": x > 0,
+        "whole": x.astype("i4"), "raw": x.astype("f2").view("V2"), "fields": np.zeros(3, "f4,i4"),
     }  # fmt: skip
     files = {f"{codec}.packed": packed_file(codec) for codec in CODECS}
     files |= {f"{name}.npy": written(np.save, array) for name, array in arrays.items()}
@@ -71,9 +71,8 @@ def flip(data: bytes, rng: Generator) -> bytes:
     changed = bytearray(data)
     for _ in range(rng.integers(1, 4)):
         place = somewhere(data, rng)
-        changed[place] = (
-            changed[place] ^ 1 << rng.integers(8) if rng.random() < 0.6 else rng.integers(256)
-        )
+        one_bit = changed[place] ^ 1 << rng.integers(8)
+        changed[place] = one_bit if rng.random() < 0.6 else rng.integers(256)
     return bytes(changed)
 
 
@@ -109,11 +108,14 @@ def lying_directory(data: bytes, rng: Generator) -> bytes:
 
 SHAPES = [
     repr(shape)
-    for shape in ((2**62,), (2**40, 2**30), (10**30,), (-1,), (-6, -11), (6, 10), (66,), (), 6, (6.0, 11),
-                  "ab", (True, 66), (None,), [6, 11], (1,) * 70, (0, 2**60), (2**31, 2))
+    for shape in ((2**62,), (2**40, 2**30), (10**30,), (-1,), (-6, -11), (6, 10), (66,), (), 6,
+                  (6.0, 11), "ab", (True, 66), (None,), [6, 11], (1,) * 70, (0, 2**60), (2**31, 2))
 ]  # fmt: skip
-DESCRS = ["'|O'", "'<f8'", "'<f2'", "'>f4'", "'<f99'", "'<U99999999'", "'V0'", "[('a', '<f4')]", "None",
-          "[('a', '<f4', -1)]", "{'names': ['a'], 'formats': ['<f4']}", "5", "'?'", "'<M8'", "('<f4', (3,))"]  # fmt: skip
+DESCRS = [
+    "'|O'", "'<f8'", "'<f2'", "'>f4'", "'<f99'", "'<U99999999'", "'V0'", "[('a', '<f4')]", "None",
+    "[('a', '<f4', -1)]", "{'names': ['a'], 'formats': ['<f4']}", "5", "'?'", "'<M8'",
+    "('<f4', (3,))",
+]  # fmt: skip
 HEADERS = [
     "",
     "{}",
@@ -153,9 +155,10 @@ def lying_array(data: bytes, rng: Generator) -> bytes:
 
 
 ODD_JSON: list[Any] = [
-    None, True, 0, -1, 1.5, 10**30, "", "text", "float32", "int8", "msfp15", "pack8", [], {}, [6, 11], [66],
-    [6, -11], [2**62], [2**40, 2**40], [6.0, 11.0], ["6"], [[6, 11]], [0], [1] * 70, {"keep_nonfinite": True},
-    {"keep_nonfinite": 5}, {"shape": [1]}, {"to": "float32"}, {"nonsense": 1}, {"a": {"b": {}}}, [None],
+    None, True, 0, -1, 1.5, 10**30, "", "text", "float32", "int8", "msfp15", "pack8", [], {}, [None],
+    [6, 11], [66], [6, -11], [2**62], [2**40, 2**40], [6.0, 11.0], ["6"], [[6, 11]], [0], [1] * 70,
+    {"keep_nonfinite": True}, {"keep_nonfinite": 5}, {"shape": [1]}, {"to": "float32"},
+    {"nonsense": 1}, {"a": {"b": {}}},
 ]  # fmt: skip
 NAMES = [
     "../x",
@@ -193,9 +196,9 @@ def lying_archive(data: bytes, rng: Generator) -> bytes:
 
 def another_array(rng: Generator) -> np.ndarray:
     arrays = (
-        np.zeros(0), np.array("text"), np.array([None], object), np.array({}), np.zeros((6, 11), np.uint8),
-        np.zeros(72, np.uint8), np.zeros(72, np.int8), np.array("{" * 999), np.array('{"format": 1}'),
-        np.ones(3, complex), np.zeros((), "f4,i4"), np.arange(72, dtype=np.uint8), np.zeros((1,) * 40),
+        np.zeros(0), np.array("text"), np.array([None], object), np.array({}), np.ones(3, complex),
+        np.zeros((6, 11), np.uint8), np.zeros(72, np.uint8), np.zeros(72, np.int8),
+        np.array("{" * 999), np.array('{"format": 1}'), np.zeros((), "f4,i4"), np.zeros((1,) * 40),
     )  # fmt: skip
     return arrays[rng.integers(len(arrays))]
 

@@ -7,7 +7,10 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from cupy_training_ops.registry import names
+
 MOST_SHOWN = 40
+_OPERATOR = re.compile(rf"\b({'|'.join(names())})\b")
 
 
 class Findings:
@@ -21,9 +24,7 @@ class Findings:
     def add(self, case: int, what: str, complaints: list[str]) -> None:
         """What is wrong with one case."""
         for wrong in complaints:
-            kind = re.sub(r"\d+", "#", re.sub(r"\w*(Grad|Gelu|Gist|Scale|Acc)\w*", "Op", wrong))[
-                :90
-            ]
+            kind = re.sub(r"\d+", "#", _OPERATOR.sub("Op", wrong))[:90]
             self._counts[kind] += 1
             line = f"{what}\n    {wrong[:600]}\n    {self._repeat} --hostile-case {case}"
             self._first.setdefault(kind, line)

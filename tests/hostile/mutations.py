@@ -241,40 +241,25 @@ def change_count(call: Call, rng: Generator) -> None:
         call.change = f"{len(call.inputs)} inputs"
     elif last > 0:
         i, j = map(int, rng.choice(last + 1, 2, replace=False))
-        call.inputs[i], call.inputs[j] = (
-            call.inputs[j],
-            call.inputs[i] if kind == 2 else call.inputs[j],
-        )
+        first, second = call.inputs[i], call.inputs[j]
+        call.inputs[i], call.inputs[j] = second, first if kind == 2 else second
         call.change = f"inputs {i} and {j} {'swapped' if kind == 2 else 'the same'}"
 
 
 def change_outputs(call: Call, rng: Generator) -> None:
     names = [output.name for output in call.op.outputs]
-    made = (
-        (),
-        tuple(names[:1]),
-        [*names],
-        names[0],
-        ("Z",),
-        (names[0], 1),
-        (None,),
-        (["a"],),
-        {},
-        5,
-    )
+    first = names[0]
+    made = ((), (first,), names, first, ("Z",), (first, 1), (None,), (["a"],), (first, first), 5)
     call.outputs = made[rng.integers(len(made))] if rng.random() < 0.7 else anything(rng)
     call.change = f"outputs={shown(call.outputs)}"
 
 
 def change_workspace(call: Call, rng: Generator) -> None:
-    sizes = (0, 1, 256, 4096, 10**6)
-    scratch = np.zeros(int(rng.choice(sizes)) + 16, np.uint8)
+    scratch = np.zeros(int(rng.choice([0, 1, 256, 4096, 10**6])) + 16, np.uint8)
     scratch = scratch[-scratch.ctypes.data % 16 :]
-    made, kind, _ = (
-        change_array("workspace", scratch, rng) if rng.random() < 0.7 else (scratch, "", 0)
-    )
-    call.workspace = made
-    call.change = f"{kind or 'workspace'}: {shown(made)}"
+    call.workspace, call.change = scratch, f"workspace of {scratch.size} bytes"
+    if rng.random() < 0.7:
+        call.workspace, call.change, _ = change_array("workspace", scratch, rng)
 
 
 def change_out(call: Call, rng: Generator) -> None:

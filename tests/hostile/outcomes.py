@@ -70,8 +70,8 @@ def of_outcome(call: Call, cpu: Outcome) -> Iterator[str]:
     if cpu.kind == "leaked":
         yield f"leaks {cpu.text}"
     if cpu.kind == "refused":
-        if len(cpu.text) > LONGEST_MESSAGE:
-            yield f"says {len(cpu.text)} characters: {cpu.text[:200]}"
+        if len(cpu.text) > LONGEST_MESSAGE or "\n" in cpu.text:
+            yield f"says {len(cpu.text)} characters, or several lines: {cpu.text[:200]!r}"
         if not cpu.text.partition(": ")[2].startswith(f"{call.op.name}: "):
             yield f"does not name the operator: {cpu.text}"
     if cpu.kind == "ok" and call.keeps:

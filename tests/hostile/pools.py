@@ -21,7 +21,7 @@ ODD_DTYPES = [
 
 
 class UnwillingArray:
-    """An array of another library that fails in its own way, at the first or the second question."""
+    """An array of another library that fails in its own way, at either question."""
 
     def __init__(self, error: Exception, asked: str) -> None:
         self._error = error
@@ -92,14 +92,15 @@ NUMBERS: list[Any] = [
 ]  # fmt: skip
 OTHERS: list[Any] = [
     None, "text", "", "float32", b"bytes", bytearray(b"1"), memoryview(b"12"), ..., NotImplemented,
-    object, int, np.ndarray, np.float32, slice(2), range(3), {}, {1}, {"a": 1}, frozenset(), lambda: 1,
-    np.str_("a"), np.datetime64(1, "s"), np.dtype("f4"), [], (), [[]], [1], [1, 2.5], (1, "a"), [None],
-    [[1], [2, 3]], ("a", "f4", -1), [("a", "f4", -1)], list(range(5000)),
+    object, int, np.ndarray, np.float32, slice(2), range(3), {}, {1}, {"a": 1}, frozenset(),
+    lambda: 1, np.str_("a"), np.datetime64(1, "s"), np.dtype("f4"), [], (), [[]], [1], [1, 2.5],
+    (1, "a"), [None], [[1], [2, 3]], ("a", "f4", -1), [("a", "f4", -1)], list(range(5000)),
 ]  # fmt: skip
 ARRAYS: list[Any] = [
     np.array(1), np.array(0.5), np.array([2]), np.array([True]), np.zeros((2, 2)), np.zeros(0),
-    np.array([1, 2], object), np.array(["a"]), np.array([1, 2], ">i8"), np.ones(4000), np.array([1j]),
-    np.array([2**63], np.uint64), np.ma.masked_array([1, 2], [0, 1]), np.zeros(3, "f4,i4"),
+    np.array([1, 2], object), np.array(["a"]), np.array([1, 2], ">i8"), np.ones(4000),
+    np.array([1j]), np.array([2**63], np.uint64), np.ma.masked_array([1, 2], [0, 1]),
+    np.zeros(3, "f4,i4"),
 ]  # fmt: skip
 MAKERS: list[Callable[[], Any]] = [lambda: (x for x in (1, 2)), lambda: iter([1]), object]
 

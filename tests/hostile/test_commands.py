@@ -22,8 +22,8 @@ from .test_files import REFUSED, of_command
 X = np.arange(12, dtype=np.float32)
 
 
-@pytest.fixture
-def place(tmp_path, monkeypatch) -> Path:
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch) -> None:
     """A folder with an array and a packed one, in which a command runs."""
     monkeypatch.chdir(tmp_path)
     np.save("x.npy", X)
@@ -37,17 +37,26 @@ def place(tmp_path, monkeypatch) -> Path:
     with Path("sparse.npy").open("wb") as stream:
         stream.write(Path("x.npy").read_bytes())
         stream.truncate(2**40)
-    return tmp_path
 
 
 # ---- paths ---------------------------------------------------------------------------------------
 
 NO_FILES = [
     "missing", "missing/x.npy", "folder", ".", "", "text", "empty", "pickled", "nowhere", "circle",
-    "x.npy/x", "-", "/dev/null", "/proc/self/mem", "a" * 300, "a/" * 3000, "line\nbreak", "\x1b[31mred",
+    "x.npy/x", "-", "/dev/null", "/proc/self/mem", "a" * 300, "line\nbreak", "\x1b[31mred",
     "\u202eabc", os.fsdecode(b"\xff\xfe"),
 ]  # fmt: skip
-NO_OUTS = ["missing/out", "folder", ".", "", "circle", "x.npy/out", "/dev/full", "a" * 300, "a/" * 3000]
+NO_OUTS = [
+    "missing/out",
+    "folder",
+    ".",
+    "",
+    "circle",
+    "x.npy/out",
+    "/dev/full",
+    "a" * 300,
+    "a/" * 3000,
+]
 ODD_OUTS = ["line\nbreak", "\x1b[31mred", "\u202eabc", os.fsdecode(b"\xff\xfe"), "nowhere", "text"]
 READERS = [
     ("encode", "{}", "out", "--codec", "pack8"),
@@ -64,14 +73,14 @@ def with_path(command: tuple[str, ...], path: str) -> list[str]:
 
 @pytest.mark.parametrize("command", READERS, ids=" ".join)
 @pytest.mark.parametrize("path", NO_FILES, ids=ascii)
-def test_what_is_no_file_of_arrays_is_refused(place, command, path) -> None:
+def test_what_is_no_file_of_arrays_is_refused(command, path) -> None:
     assert of_command(with_path(command, path)) == [REFUSED]
     assert not Path("out").exists()
 
 
 @pytest.mark.parametrize("command", WRITERS, ids=" ".join)
 @pytest.mark.parametrize("path", NO_OUTS, ids=ascii)
-def test_what_cannot_be_written_is_refused(place, command, path) -> None:
+def test_what_cannot_be_written_is_refused(command, path) -> None:
     before = sorted(os.listdir())
     assert of_command(with_path(command, path)) == [REFUSED]
     assert sorted(os.listdir()) == before
@@ -79,7 +88,7 @@ def test_what_cannot_be_written_is_refused(place, command, path) -> None:
 
 @pytest.mark.parametrize("command", WRITERS, ids=" ".join)
 @pytest.mark.parametrize("path", ODD_OUTS, ids=ascii)
-def test_an_odd_name_is_written_and_shown_in_a_line(place, command, path) -> None:
+def test_an_odd_name_is_written_and_shown_in_a_line(command, path) -> None:
     before = set(os.listdir())
     assert of_command(with_path(command, path)) == []
     assert set(os.listdir()) == before | {"missing" if path == "nowhere" else path}
@@ -87,13 +96,13 @@ def test_an_odd_name_is_written_and_shown_in_a_line(place, command, path) -> Non
 
 
 @pytest.mark.parametrize("command", ["encode", "roundtrip"])
-def test_a_file_that_says_less_than_it_is_long(place, command) -> None:
+def test_a_file_that_says_less_than_it_is_long(command) -> None:
     """Only what its header says is read."""
     rest = ["out", "--codec", "pack8"] if command == "encode" else ["--codec", "pack8"]
     assert of_command([command, "sparse.npy", *rest]) == []
 
 
-def test_a_small_file_does_not_become_a_large_one(place) -> None:
+def test_a_small_file_does_not_become_a_large_one() -> None:
     """Whose codes are deflated, and more than its header says."""
     import tracemalloc
 
@@ -136,11 +145,11 @@ STREAMS: dict[str, tuple[Callable[[], io.TextIOBase | None], int | None]] = {
     "ascii": (narrow, None),
 }
 SPEAKING = [
-    ["--help"], ["encode", "--help"], ["decode", "--help"], ["roundtrip", "--help"], ["verify", "--help"],
-    ["compile", "--help"], ["doctor", "--help"], ["ops", "--help"], ["ops"], ["ops", "GeluGrad"],
-    ["doctor"], ["roundtrip", "--shape", "2,3", "--codec", "pack8", "--provider", "cpu"],
-    ["roundtrip", "x.npy", "--json", "--provider", "cpu"], ["encode", "x.npy", "out", "--codec", "pack1"],
-    ["decode", "x.packed", "out"],
+    ["--help"], *([name, "--help"] for name in main.commands), ["ops"], ["ops", "GeluGrad"],
+    ["doctor"],
+    ["roundtrip", "--shape", "2,3", "--codec", "pack8", "--provider", "cpu"],
+    ["roundtrip", "x.npy", "--json", "--provider", "cpu"], ["decode", "x.packed", "out"],
+    ["encode", "x.npy", "out", "--codec", "pack1"],
 ]  # fmt: skip
 REFUSING = [
     ["nonsense"], ["--nonsense"], ["ops", "nonsense"], ["verify", "--op", "nonsense"], ["encode"],
@@ -166,7 +175,7 @@ def ended(command: list[str], stream: io.TextIOBase | None) -> tuple[int | None,
 
 @pytest.mark.parametrize("name", STREAMS)
 @pytest.mark.parametrize("command", SPEAKING, ids=" ".join)
-def test_a_stream_that_takes_nothing_is_a_status(place, command, name) -> None:
+def test_a_stream_that_takes_nothing_is_a_status(command, name) -> None:
     make, expected = STREAMS[name]
     if command == ["doctor"] and expected is None:
         pytest.skip("it ends as this machine is")
@@ -177,6 +186,6 @@ def test_a_stream_that_takes_nothing_is_a_status(place, command, name) -> None:
 
 @pytest.mark.parametrize("name", STREAMS)
 @pytest.mark.parametrize("command", REFUSING, ids=" ".join)
-def test_a_refusal_needs_no_stdout(place, command, name) -> None:
+def test_a_refusal_needs_no_stdout(command, name) -> None:
     status, words = ended(command, STREAMS[name][0]())
     assert (status, [line.partition(" ")[0] for line in words.splitlines()]) == (2, ["Error:"])

@@ -83,10 +83,7 @@ def by_commands(file: Path, rng: np.random.Generator) -> list[str]:
     elif kept in (None, KEPT):
         found.append("has no OUT")
     out.unlink(missing_ok=True)
-    strangers = [
-        path.name for path in file.parent.iterdir() if path != file and path.suffix == ".tmp"
-    ]
-    return found + [f"leaves {name}" for name in strangers]
+    return found + [f"leaves {path.name}" for path in file.parent.glob(".*.tmp")]
 
 
 REFUSED = "refused, as it should"
@@ -94,7 +91,7 @@ REFUSED = "refused, as it should"
 
 def of_command(command: list[str]) -> list[str]:
     """REFUSED for a command that ends as it should with bad input, and what is wrong otherwise."""
-    result = CliRunner().invoke(main, command)
+    result = CliRunner().invoke(main, command, color=True)  # as on a terminal
     label = " ".join(part for part in command if "/" not in part)
     if not isinstance(result.exception, SystemExit | None):
         return [f"{label} leaks {type(result.exception).__name__}: {result.exception}"]
