@@ -155,8 +155,8 @@ def lying_array(data: bytes, rng: Generator) -> bytes:
 
 
 ODD_JSON: list[Any] = [
-    None, True, 0, -1, 1.5, 10**30, "", "text", "float32", "int8", "msfp15", "pack8", [], {}, [None],
-    [6, 11], [66], [6, -11], [2**62], [2**40, 2**40], [6.0, 11.0], ["6"], [[6, 11]], [0], [1] * 70,
+    None, True, 0, -1, 1.5, 10**30, "", "text", "float32", "int8", "msfp15", "pack8", [], {}, [6],
+    [6, 11], [66], [6, -11], [2**62], [2**40, 2**40], [6.0, 11.0], ["6"], [[6, 11]], [1] * 70,
     {"keep_nonfinite": True}, {"keep_nonfinite": 5}, {"shape": [1]}, {"to": "float32"},
     {"nonsense": 1}, {"a": {"b": {}}},
 ]  # fmt: skip

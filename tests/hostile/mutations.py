@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -19,12 +19,15 @@ from cupy_training_ops.testing.samples import Sample, placed, placed_inputs
 from .pools import DTYPES, NUMBERS, ODD_DTYPES, anything, shown
 
 Generator = np.random.Generator
+Expected = Literal["", "the sample's results, or a refusal", "a refusal"]
+SAME: Expected = "the sample's results, or a refusal"
+REFUSED: Expected = "a refusal"
 WAYS = ("class", "class", "class", "function", "after", "bound")
 
 
 @dataclass
 class Call:
-    """A call as it will be made, what was changed, and whether the answer stays the sample's."""
+    """A call as it will be made, what was changed, and what is expected of it, if it is known."""
 
     op: type[Op]
     attributes: dict[str, Any]
@@ -34,7 +37,7 @@ class Call:
     workspace: Any = None
     way: str = "class"
     change: str = "nothing"
-    keeps: bool = False
+    expected: Expected = ""
     sample: Sample | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
@@ -123,61 +126,66 @@ def extreme(array: Any, rng: Generator) -> Any:
 
 
 class ArrayChange(NamedTuple):
-    """A change to an array, and whether it still says the same."""
+    """A change to an array, and what is expected of a call with it."""
 
     make: Callable[[Any, Generator], Any]
-    keeps: bool = False
+    expected: Expected = ""
 
 
 ARRAY_CHANGES = {
     "another dtype": ArrayChange(lambda a, rng: np.ones(a.shape, rng.choice(DTYPES))),
-    "an odd dtype": ArrayChange(lambda a, rng: np.zeros(a.shape, ODD_DTYPES[rng.integers(12)])),
+    "an odd dtype": ArrayChange(
+        lambda a, rng: np.zeros(a.shape, ODD_DTYPES[rng.integers(len(ODD_DTYPES))]), REFUSED
+    ),
     "another extent": ArrayChange(another_extent),
     "another rank": ArrayChange(another_rank),
     "a huge extent": ArrayChange(huge),
-    "strides": ArrayChange(strides),
-    "read-only": ArrayChange(read_only, keeps=True),
-    "misaligned": ArrayChange(lambda a, rng: placed(a, int(rng.integers(1, 4))), keeps=True),
-    "between elements": ArrayChange(between_elements, keeps=True),
-    "foreign": ArrayChange(lambda a, _: Foreign(a), keeps=True),
-    "a subclass": ArrayChange(lambda a, _: a.view(Subclass), keeps=True),
-    "masked": ArrayChange(lambda a, _: np.ma.masked_array(a)),
+    "strides": ArrayChange(strides, REFUSED),
+    "read-only": ArrayChange(read_only, SAME),
+    "misaligned": ArrayChange(lambda a, rng: placed(a, int(rng.integers(1, 4))), SAME),
+    "between elements": ArrayChange(between_elements, SAME),
+    "foreign": ArrayChange(lambda a, _: Foreign(a), SAME),
+    "a subclass": ArrayChange(lambda a, _: a.view(Subclass), SAME),
+    "masked": ArrayChange(lambda a, _: np.ma.masked_array(a), REFUSED),
     "extreme values": ArrayChange(extreme),
     "one element": ArrayChange(lambda a, _: a.ravel()[0] if a.size else np.float32(0)),
-    "its list": ArrayChange(lambda a, _: a.ravel()[:9].tolist()),
+    "its list": ArrayChange(lambda a, _: a.ravel()[:9].tolist(), REFUSED),
     "something else": ArrayChange(lambda _, rng: anything(rng)),
     "None": ArrayChange(lambda *_: None),
 }
 
 
-def change_array(name: str, array: Any, rng: Generator) -> tuple[Any, str, bool]:
-    """An array changed, in words, and whether it still says the same."""
+def change_array(name: str, array: Any, rng: Generator) -> tuple[Any, str, Expected]:
+    """An array changed, in words, and what is expected."""
     kind = str(rng.choice(list(ARRAY_CHANGES)))
-    made = ARRAY_CHANGES[kind].make(array, rng)
-    return made, f"{name}: {kind}: {shown(made)}", ARRAY_CHANGES[kind].keeps
+    make, expected = ARRAY_CHANGES[kind]
+    made = make(array, rng)
+    if kind == "strides" and made.flags.c_contiguous:  # of one element, or none
+        expected = ""
+    return made, f"{name}: {kind}: {shown(made)}", expected
 
 
 # ---- host values ---------------------------------------------------------------------------------
 
 
-def change_value(name: str, value: Any, rng: Generator) -> tuple[Any, str, bool]:
+def change_value(name: str, value: Any, rng: Generator) -> tuple[Any, str, Expected]:
     """A host value or an attribute replaced, or one of its numbers."""
     is_list = isinstance(value, list | tuple) and len(value)
     kind = rng.choice(["replaced", "one number", "shorter", "longer", "its array"])
-    keeps = False
+    expected: Expected = ""
     if kind == "replaced" or not is_list:
         made = anything(rng)
     elif kind == "its array":
-        made, keeps = list(value), True
+        made, expected = list(value), SAME
         if all(type(item) is int and abs(item) < 2**63 for item in value):
             made = np.array(value, rng.choice(["i8", "i8", "f8", ">i8"]))
-            keeps = made.dtype == np.int64
+            expected = SAME if made.dtype == np.int64 else ""
     else:
         items = list(value)
         place = rng.integers(len(items))
         items[place : place + (kind != "longer")] = [] if kind == "shorter" else [number(rng)]
         made = type(value)(items)
-    return made, f"{name}: {kind}: {shown(made)}", keeps
+    return made, f"{name}: {kind}: {shown(made)}", expected
 
 
 def number(rng: Generator) -> Any:
@@ -197,13 +205,14 @@ def change_input(call: Call, rng: Generator) -> None:
         if declared.memory != "host":
             change = change_array
         name = f"{declared.name}[{where}]"
-        value[where], call.change, call.keeps = change(name, value[where], rng)
+        value[where], call.change, call.expected = change(name, value[where], rng)
     elif isinstance(value, np.ndarray) and declared.memory != "host":
-        call.inputs[place], call.change, call.keeps = change_array(declared.name, value, rng)
+        call.inputs[place], call.change, expected = change_array(declared.name, value, rng)
+        call.expected = "" if declared.not_accessed else expected
     elif isinstance(value, list) and declared.memory != "host":
         call.inputs[place], call.change = change_list(declared.name, value, rng)
     else:
-        call.inputs[place], call.change, call.keeps = change_value(declared.name, value, rng)
+        call.inputs[place], call.change, call.expected = change_value(declared.name, value, rng)
 
 
 def change_list(name: str, value: list[Any], rng: Generator) -> tuple[Any, str]:
@@ -227,7 +236,7 @@ def change_attribute(call: Call, rng: Generator) -> None:
         call.change = f"without {name}"
         return
     value = call.attributes.get(name, ())
-    call.attributes[name], call.change, call.keeps = change_value(name, value, rng)
+    call.attributes[name], call.change, call.expected = change_value(name, value, rng)
 
 
 def change_count(call: Call, rng: Generator) -> None:
@@ -267,16 +276,19 @@ def change_out(call: Call, rng: Generator) -> None:
     expected = expected_results(call.sample)
     given = [None if host_output(call, i) else np.empty_like(x) for i, x in enumerate(expected)]
     places = [i for i, x in enumerate(given) if x is not None]
-    memory = [a for a in arrays_in(call.inputs) if a.flags.c_contiguous and a.nbytes]
+    shared = list(device_arrays(call))
     kind = rng.choice(["changed", "an input's", "of one", "something", "right"])
     call.change = f"out: {kind}"
     if kind == "changed" and places:
         place = int(rng.choice(places))
-        given[place], call.change, _ = change_array(f"out[{place}]", given[place], rng)
-    elif kind == "an input's" and places and memory:
-        place, source = int(rng.choice(places)), memory[rng.integers(len(memory))]
-        given[place] = lent(source, given[place], int(rng.integers(2)))
-        call.change = f"out[{place}] in the memory of {shown(source)}"
+        given[place], call.change, expected = change_array(f"out[{place}]", given[place], rng)
+        call.expected = expected if expected == REFUSED else ""
+    elif kind == "an input's" and places and shared:
+        place, (values, where) = int(rng.choice(places)), shared[rng.integers(len(shared))]
+        start = int(rng.integers(2)) * given[place].itemsize
+        values[where], given[place] = overlapping(values[where], given[place], start)
+        call.change = f"out[{place}] in memory of {shown(values[where])}, {start} bytes behind"
+        call.expected = REFUSED if 0 < start < values[where].nbytes and given[place].size else ""
     elif kind == "of one" and len(places) > 1:
         given[places[1]] = given[places[0]]
     elif kind == "something":
@@ -284,16 +296,26 @@ def change_out(call: Call, rng: Generator) -> None:
         call.change = f"out={shown(call.out)}"
         return
     else:
-        call.keeps = True
+        call.expected = SAME
     call.out = tuple(given) if len(given) > 1 or rng.random() < 0.5 else given[0]
 
 
-def lent(source: Any, like: Any, start: int) -> Any:
-    """An array like this one in another's memory, as far as it fits."""
-    flat = source.reshape(-1).view(np.uint8)[start * like.itemsize :]
-    if flat.nbytes < like.nbytes:
-        return source
-    return flat[: like.nbytes].view(like.dtype).reshape(like.shape)
+def device_arrays(call: Call) -> Iterator[tuple[list[Any], int]]:
+    """Where the inputs' arrays are whose elements count: a list, and a place in it."""
+    for i, (declared, value) in enumerate(zip(call.op.inputs, call.inputs, strict=False)):
+        if declared.memory != "host" and not declared.not_accessed:
+            is_list = isinstance(value, list)
+            values, places = (value, range(len(value))) if is_list else (call.inputs, [i])
+            yield from ((values, p) for p in places if isinstance(values[p], np.ndarray))
+
+
+def overlapping(array: Any, like: Any, start: int) -> tuple[Any, Any]:
+    """The array in new memory, and one like the other so many bytes behind it there."""
+    memory = np.zeros(max(array.nbytes, start + like.nbytes), np.uint8)
+    first, second = memory[: array.nbytes], memory[start : start + like.nbytes]
+    moved = first.view(array.dtype).reshape(array.shape)
+    moved[...] = array
+    return moved, second.view(like.dtype).reshape(like.shape)
 
 
 TARGETS = [

@@ -20,7 +20,7 @@ from cupy_training_ops.testing.compare import assert_matches
 from cupy_training_ops.testing.idle import IdleBackend
 from cupy_training_ops.testing.samples import placed_inputs
 
-from .mutations import Call, arrays_in, as_tuple, expected_results
+from .mutations import REFUSED, SAME, Call, arrays_in, as_tuple, expected_results
 
 IDLE = IdleBackend(Device(132, (9, 0), 227 * 1024))
 LONGEST_MESSAGE = 1000
@@ -74,8 +74,10 @@ def of_outcome(call: Call, cpu: Outcome) -> Iterator[str]:
             yield f"says {len(cpu.text)} characters, or several lines: {cpu.text[:200]!r}"
         if not cpu.text.partition(": ")[2].startswith(f"{call.op.name}: "):
             yield f"does not name the operator: {cpu.text}"
-    if cpu.kind == "ok" and call.keeps:
+    if cpu.kind == "ok" and call.expected == SAME:
         yield from other_results(cpu.results, expected_results(call.sample))
+    if cpu.kind == "ok" and call.expected == REFUSED:
+        yield f"takes what it should refuse: {call.change}"
 
 
 def other_results(results: tuple[Any, ...], expected: tuple[Any, ...]) -> Iterator[str]:
