@@ -22,7 +22,7 @@ Generator = np.random.Generator
 Expected = Literal["", "the sample's results, or a refusal", "a refusal"]
 SAME: Expected = "the sample's results, or a refusal"
 REFUSED: Expected = "a refusal"
-WAYS = ("class", "class", "class", "function", "after", "bound")
+WAYS = ("class", "class", "class", "function", "keywords", "after", "bound")
 
 
 @dataclass

@@ -122,6 +122,15 @@ def by_function(call: Call) -> Any:
     return function(*call.inputs, **call.attributes, **keywords(call))
 
 
+def by_keywords(call: Call) -> Any:
+    """The first half of the inputs by their positions, the others by their names."""
+    names = [declared.name for declared in call.op.inputs]
+    half = len(names) // 2
+    named = dict(zip(names[half:], call.inputs[half:], strict=False))
+    rest = call.inputs[len(names) :]
+    return call.op(**call.attributes)(*call.inputs[:half], *rest, **named, **keywords(call))
+
+
 def after_the_sample(call: Call) -> Any:
     """By an instance that knows the sample's own call, if that has its attributes."""
     op, sample = call.op(**call.attributes), call.sample
@@ -137,6 +146,7 @@ def bound(call: Call) -> Any:
 WAYS: dict[str, Callable[[Call], Any]] = {
     "class": by_class,
     "function": by_function,
+    "keywords": by_keywords,
     "after": after_the_sample,
     "bound": bound,
 }
