@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 
@@ -13,7 +15,9 @@ Shape = tuple[int, ...] | None
 
 TILE = 8
 E5M2 = ml_dtypes.float8_e5m2
-NAN_BITS = {  # of the NaN that a GPU's arithmetic and its conversions give
+NAN_BITS: dict[
+    Dtype, np.unsignedinteger[Any]
+] = {  # of the NaN that a GPU's arithmetic and its conversions give
     FLOAT16: np.uint16(0x7FFF),
     BFLOAT16: np.uint16(0x7FFF),
     FLOAT32: np.uint32(0x7FFFFFFF),

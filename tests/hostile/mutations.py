@@ -258,7 +258,8 @@ def change_count(call: Call, rng: Generator) -> None:
 def change_outputs(call: Call, rng: Generator) -> None:
     names = [output.name for output in call.op.outputs]
     first = names[0]
-    made = ((), (first,), names, first, ("Z",), (first, 1), (None,), (["a"],), (first, first), 5)
+    odd = (np.ones(3), [np.ones(3)], (["a"],), (None,), (first, 1), 5, first)
+    made = ((), (first,), names, ("Z",), (first, first), *odd)
     call.outputs = made[rng.integers(len(made))] if rng.random() < 0.7 else anything(rng)
     call.change = f"outputs={shown(call.outputs)}"
 

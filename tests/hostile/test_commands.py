@@ -46,16 +46,7 @@ NO_FILES = [
     "x.npy/x", "-", "/dev/null", "/proc/self/mem", "a" * 300, "line\nbreak", "\x1b[31mred",
     "\u202eabc", os.fsdecode(b"\xff\xfe"),
 ]  # fmt: skip
-NO_OUTS = [
-    "missing/out",
-    "folder",
-    ".",
-    "",
-    "circle",
-    "x.npy/out",
-    "/dev/full",
-    "a" * 300,
-]
+NO_OUTS = ["missing/out", "folder", ".", "", "circle", "x.npy/out", "/dev/full", "a" * 300]
 ODD_OUTS = ["line\nbreak", "\x1b[31mred", "\u202eabc", os.fsdecode(b"\xff\xfe"), "nowhere", "text"]
 READERS = [
     ("encode", "{}", "out", "--codec", "pack8"),
