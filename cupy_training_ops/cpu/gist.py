@@ -15,9 +15,8 @@ Shape = tuple[int, ...] | None
 
 TILE = 8
 E5M2 = ml_dtypes.float8_e5m2
-NAN_BITS: dict[
-    Dtype, np.unsignedinteger[Any]
-] = {  # of the NaN that a GPU's arithmetic and its conversions give
+# Of the NaN that a GPU's arithmetic and its conversions give.
+NAN_BITS: dict[Dtype, np.unsignedinteger[Any]] = {
     FLOAT16: np.uint16(0x7FFF),
     BFLOAT16: np.uint16(0x7FFF),
     FLOAT32: np.uint32(0x7FFFFFFF),
