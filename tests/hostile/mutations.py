@@ -298,7 +298,7 @@ def change_out(call: Call, rng: Generator) -> None:
         return
     else:
         call.expected = SAME
-    call.out = tuple(given) if len(given) > 1 or rng.random() < 0.5 else given[0]
+    call.out = tuple(given) if len(given) != 1 or rng.random() < 0.5 else given[0]
 
 
 def device_arrays(call: Call) -> Iterator[tuple[list[Any], int]]:
