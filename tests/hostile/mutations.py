@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import ml_dtypes
@@ -14,6 +14,7 @@ from foreign import Foreign
 from cupy_training_ops import get_op
 from cupy_training_ops.dtypes import FLOATS
 from cupy_training_ops.frame.op import Op
+from cupy_training_ops.testing.compare import poison
 from cupy_training_ops.testing.samples import Sample, placed, placed_inputs
 
 from .pools import DTYPES, NUMBERS, ODD_DTYPES, anything, shown
@@ -29,16 +30,16 @@ WAYS = ("class", "class", "class", "function", "keywords", "after", "bound")
 class Call:
     """A call as it will be made, what was changed, and what is expected of it, if it is known."""
 
+    sample: Sample
     op: type[Op]
     attributes: dict[str, Any]
     inputs: list[Any]
+    way: str
     out: Any = None
     outputs: Any = None
     workspace: Any = None
-    way: str = "class"
     change: str = "nothing"
     expected: Expected = ""
-    sample: Sample | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         return f"{self.sample.id}, by {self.way}: {self.change}"
@@ -50,7 +51,7 @@ def call_of(sample: Sample, rng: Generator) -> Call:
     values = sample.make(np.random.default_rng(0))
     inputs = placed_inputs(op, values, sample.offset, np)
     way = WAYS[rng.integers(len(WAYS))]
-    return Call(op, dict(sample.attributes), inputs, way=way, sample=sample)
+    return Call(sample, op, dict(sample.attributes), inputs, way)
 
 
 def mutated(sample: Sample, rng: Generator) -> Call:
@@ -275,23 +276,25 @@ def change_workspace(call: Call, rng: Generator) -> None:
 def change_out(call: Call, rng: Generator) -> None:
     """Outputs as they should be but for one; or the memory of an input; or no outputs at all."""
     expected = expected_results(call.sample)
-    given = [None if host_output(call, i) else np.empty_like(x) for i, x in enumerate(expected)]
+    given = [None if host_output(call, i) else blank_like(x) for i, x in enumerate(expected)]
     places = [i for i, x in enumerate(given) if x is not None]
     shared = list(device_arrays(call))
     kind = rng.choice(["changed", "an input's", "of one", "something", "right"])
     call.change = f"out: {kind}"
     if kind == "changed" and places:
         place = int(rng.choice(places))
-        given[place], call.change, expected = change_array(f"out[{place}]", given[place], rng)
-        call.expected = expected if expected == REFUSED else ""
+        made = change_array(f"out[{place}]", given[place], rng)
+        given[place], call.change, call.expected = made
     elif kind == "an input's" and places and shared:
         place, (values, where) = int(rng.choice(places)), shared[rng.integers(len(shared))]
         start = int(rng.integers(2)) * given[place].itemsize
         values[where], given[place] = overlapping(values[where], given[place], start)
         call.change = f"out[{place}] in memory of {shown(values[where])}, {start} bytes behind"
-        call.expected = REFUSED if 0 < start < values[where].nbytes and given[place].size else ""
+        overlaps = 0 < start < values[where].nbytes and given[place].size
+        call.expected = REFUSED if overlaps else SAME
     elif kind == "of one" and len(places) > 1:
         given[places[1]] = given[places[0]]
+        call.expected = REFUSED if given[places[0]].size else ""
     elif kind == "something":
         call.out = anything(rng)
         call.change = f"out={shown(call.out)}"
@@ -337,6 +340,10 @@ def expected_results(sample: Sample) -> tuple[Any, ...]:
         inputs = placed_inputs(op, sample.make(np.random.default_rng(0)), 0, np)
         _EXPECTED[sample.id] = as_tuple(op(*inputs))
     return _EXPECTED[sample.id]
+
+
+def blank_like(array: Any) -> Any:
+    return poison(np.empty(array.shape, array.dtype))
 
 
 def as_tuple(result: Any) -> tuple[Any, ...]:
