@@ -85,7 +85,8 @@ def another_rank(array: Any, rng: Generator) -> Any:
 
 def huge(array: Any, rng: Generator) -> Any:
     """No element, and a shape beyond most limits."""
-    return of_shape(array, ((0, 2**58), (2**40, 0), (0, *[2**10] * 5), (0,))[rng.integers(4)])
+    most = 2**62 // array.itemsize
+    return of_shape(array, ((0, most), (2**40, 0), (0, *[2**10] * 5), (0,))[rng.integers(4)])
 
 
 def strided(array: Any, _: Generator) -> Any:
