@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from .errors import shown
+
 MAX_RANK = 64  # NumPy's and CuPy's
 MAX_NBYTES = 2**63 - 1  # of an array: sizes, offsets and strides fit int64
 MAX_ARRAYS = 2**16  # of a list
@@ -22,7 +24,7 @@ class Excess(NamedTuple):
 def of_lengths(lengths: Sequence[int]) -> Excess | None:
     """What is wrong with lengths along an axis; None where an array can have each."""
     if min(lengths, default=0) < 0 or max(lengths, default=0) > MAX_NBYTES:
-        return Excess("extents of at least 0 and below 2^63", str(tuple(lengths)))
+        return Excess("extents of at least 0 and below 2^63", shown(tuple(lengths)))
     return None
 
 

@@ -30,6 +30,13 @@ hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("hostile", "attacks on calls, files and commands (tests/hostile)")
+    cases = "draw N calls and a quarter as many damaged files, instead of 2,000"
+    group.addoption("--hostile-cases", type=int, metavar="N", help=cases)
+    group.addoption("--hostile-case", type=int, metavar="NUMBER", help="only this case")
+
+
 def pytest_configure() -> None:
     # Set before xdist starts its workers, so that all of them draw the same samples.
     os.environ.setdefault("CTO_SEED", str(secrets.randbelow(2**31)))

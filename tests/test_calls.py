@@ -18,10 +18,22 @@ import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, DtypeError
 from cupy_training_ops.frame import aliasing, backends, checks, op
 from cupy_training_ops.frame.aliasing import Overlap, Written
+from cupy_training_ops.frame.op import ViewOp
 from cupy_training_ops.runtime.launch import ReadyPlan
+from cupy_training_ops.schema import Input, Output, integer
 from cupy_training_ops.testing.compare import assert_matches
 
 X = np.arange(8, dtype=np.float32)
+
+
+class Counted(ViewOp):
+    """X itself, and a number that is planned for."""
+
+    inputs = (Input("X", "float32"), Input("count", "int64", memory="host", convert=integer))
+    outputs = (Output("Ys", "float32", variadic=True),)
+
+    def infer(self, x, count):
+        return ((x,),)
 
 
 # ---- keys ----------------------------------------------------------------------------------------
@@ -46,6 +58,7 @@ def test_attributes_of_either_sign_are_two_operators(order) -> None:
     ("call", "right", "wrong"),
     [
         (lambda v: SCALE(X, v), 1.0, True),
+        (lambda v: COUNTED(X, v), 1, True),
         (lambda v: JOIN(v, [X]), (8,), (8.0,)),
         (lambda v: JOIN(v, [X]), (8,), np.array([8.0])),
         (lambda v: JOIN(v, [X]), (1, 8), (True, 8)),
@@ -63,6 +76,7 @@ def test_what_is_refused_at_first_is_refused_later(call, right, wrong) -> None:
 
 DECODE = functools.partial(cto.gist_pack8_decoder, to="float32")
 SCALE, JOIN, CUT = cto.get_op("Scale")(), ProbeJoin(), ProbeCut()
+COUNTED = Counted()
 CODE = cto.gist_pack8_encoder(X)
 
 

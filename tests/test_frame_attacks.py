@@ -71,6 +71,14 @@ def test_what_is_no_list_is_refused_at_each_call(anywhere, two) -> None:
         op((x for x in two), gs)
 
 
+@pytest.mark.parametrize("outputs", [np.ones(3), {"Scaled": 1}])
+def test_names_that_are_none_are_refused_at_each_call(two, outputs) -> None:
+    op = ProbeSpread()
+    op(two, NO_WS, outputs=("Scaled",))
+    with pytest.raises(ArgumentError, match="ProbeSpread: outputs: expected a tuple of names"):
+        op(two, NO_WS, outputs=outputs)
+
+
 def test_names_of_outputs_may_be_changed_between_calls(anywhere, two) -> None:
     op, names = ProbeSpread(), ["Scaled"]
     assert op(two, NO_WS, outputs=names)[3] == (None, None)

@@ -6,6 +6,8 @@ What the emulator cannot show: its arrays are NumPy's, on the device and on the 
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 from probe import frame_probe
@@ -74,8 +76,9 @@ def test_every_call_reaches_its_launches(sample: Sample, launches, rng) -> None:
     if isinstance(op, ViewOp):
         assert not launches
         return
-    out = tuple(hollow(r.shape, r.dtype) if isinstance(r, cupy.ndarray) else None for r in results)
-    workspace = hollow((op.workspace_nbytes(*inputs),), np.uint8)
+    place = functools.partial(hollow, offset=sample.offset_of_out)
+    out = tuple(place(r.shape, r.dtype) if isinstance(r, cupy.ndarray) else None for r in results)
+    workspace = hollow((op.workspace_nbytes(*inputs, out=out),), np.uint8)
     launches.clear()
     given = as_tuple(op(*inputs, out=out, workspace=workspace))
     assert_like(given, expected)

@@ -43,7 +43,7 @@ def test_kernel_matches_cpu_provider(sample: Sample, run, rng) -> None:
     op = get_op(sample.op)(**sample.attributes)
     inputs = sample.make(rng)
     expected = expected_outputs(op, inputs)
-    out = poisoned_outputs(op, expected, run, sample.offset)
+    out = poisoned_outputs(op, expected, run, sample.offset_of_out)
     with launch_log() as log:
         result = op(*run.place_inputs(op, inputs, sample.offset), out=out)
     results = result if isinstance(result, tuple) else (result,)

@@ -10,7 +10,7 @@
 namespace cto::format::msfp15 {
 
 constexpr u32 SMALLEST_EXACT_EXPONENT = 8;
-constexpr u32 NAN_BITS = 0x7FC00000u;
+constexpr u32 NAN_BITS = 0x7FFFFFFFu;  // what a GPU makes of any NaN
 
 // A float that rounds as x does: only the upper seven bits count, so a double is truncated, and
 // becomes infinity or zero beyond float's range.

@@ -80,7 +80,7 @@ def mismatch(sample: Sample, seed: int, xp: Any) -> str | None:
     inputs = sample.make(np.random.default_rng(seed))
     try:
         expected = _as_tuple(op(*placed_inputs(op, inputs, 0, np)))
-        out = _targets(op, expected, sample.offset, xp) if not isinstance(op, ViewOp) else None
+        out = None if isinstance(op, ViewOp) else _targets(op, expected, sample.offset_of_out, xp)
         actual = _as_tuple(op(*placed_inputs(op, inputs, sample.offset, xp), out=out))
         pairs = zip(actual, expected, strict=True)
         for got, wanted in ((a, e) for a, e in pairs if e is not None):

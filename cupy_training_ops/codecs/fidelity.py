@@ -61,8 +61,8 @@ def measure(
     keep_nonfinite: bool = False,
 ) -> Fidelity:
     """Compare a decoded array with its original, in any two floating-point dtypes."""
-    x = original.astype(np.float64).ravel()
-    y = decoded.astype(np.float64).ravel()
+    x = original.ravel().astype(np.float64)
+    y = decoded.ravel().astype(np.float64)
     wrong = ~within_bound(codec, x, y, keep_nonfinite)
     zeros, finite = x == 0, np.isfinite(x)
     absolute, relative, snr = (None, None, None) if codec in SIGN_CODECS else _errors(x, y)

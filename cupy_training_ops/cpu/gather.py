@@ -14,8 +14,11 @@ from ..dtypes import HostArray
 from ..numerics import cast
 
 Shape = tuple[int, ...]
+# Infinities of both signs meet and sums overflow: their results say so.
+_quiet = np.errstate(all="ignore")
 
 
+@_quiet
 def gather_grad(
     shape: Shape,
     indices: HostArray,
@@ -34,6 +37,7 @@ def gather_grad(
     return cast(sums.swapaxes(0, 1).reshape(shape), dy.dtype)
 
 
+@_quiet
 def gather_nd_grad(
     shape: Shape,
     indices: HostArray,
@@ -58,6 +62,7 @@ def gather_nd_grad(
     return cast(sums.reshape(shape), update.dtype)
 
 
+@_quiet
 def gather_elements_grad(
     dy: HostArray,
     shape: Shape,

@@ -3,16 +3,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 
-from ..dtypes import FLOAT16, Dtype, HostArray
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Dtype, HostArray
 from ..numerics import round_to_odd, truncated_float32
 
 Shape = tuple[int, ...] | None
 
 TILE = 8
 E5M2 = ml_dtypes.float8_e5m2
+# Of the NaN that a GPU's arithmetic and its conversions give.
+NAN_BITS: dict[Dtype, np.unsignedinteger[Any]] = {
+    FLOAT16: np.uint16(0x7FFF),
+    BFLOAT16: np.uint16(0x7FFF),
+    FLOAT32: np.uint32(0x7FFFFFFF),
+    FLOAT64: np.uint64(0x7FFFFFFFE0000000),
+}
 # Signalling NaN, overflow to infinity and underflow are part of the codecs, not accidents.
 _quiet = np.errstate(all="ignore")
 
@@ -82,9 +91,11 @@ def gist_pack_msfp15_decoder(
     # Exact in float64, so the cast to float32 is the one rounding; + 0.0 makes -0 of M = 0 a +0.
     signed = np.where(tiles & 0x40, -magnitude, magnitude) + 0.0
     values = np.ldexp(signed, shared[:, None] - 132).astype(np.float32)
+    decoded = _shaped(values, shape, x.shape).astype(to)
     if keep_nonfinite:
-        values[shared == 255] = np.nan
-    return _shaped(values, shape, x.shape).astype(to)
+        lost = np.repeat(shared == 255, TILE)
+        decoded[_shaped(lost, shape, x.shape)] = NAN_BITS[to].view(to)
+    return decoded
 
 
 def _shaped(flat: HostArray, shape: Shape, default: tuple[int, ...]) -> HostArray:

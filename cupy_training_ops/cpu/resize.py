@@ -11,7 +11,11 @@ import numpy as np
 from ..dtypes import HostArray
 from ..numerics import cast
 
+# Infinities of both signs meet and sums overflow: their results say so.
+_quiet = np.errstate(all="ignore")
 
+
+@_quiet
 def resize_grad(
     dy: HostArray,
     x: HostArray,
@@ -33,12 +37,11 @@ def resize_grad(
     dx = dy.astype(np.float64)
     align_corners = coordinate_transformation_mode == "align_corners"
     real = np.float64 if dy.dtype == np.float64 else np.float32
-    with np.errstate(invalid="ignore"):  # infinities of both signs meet
-        for axis in (2, 3):
-            n, m = x.shape[axis], dy.shape[axis]
-            low, share = _taps(n, m, scales[axis] if scales else None, align_corners, real)
-            outputs = np.moveaxis(dx, axis, 0)
-            dx = np.moveaxis(_shared_out(outputs, n, low, share), 0, axis)
+    for axis in (2, 3):
+        n, m = x.shape[axis], dy.shape[axis]
+        low, share = _taps(n, m, scales[axis] if scales else None, align_corners, real)
+        outputs = np.moveaxis(dx, axis, 0)
+        dx = np.moveaxis(_shared_out(outputs, n, low, share), 0, axis)
     return cast(dx, dy.dtype)
 
 

@@ -239,15 +239,21 @@ class Op:
         return bind(self, inputs, out if type(out) is tuple else (out,), outputs, workspace)
 
     def workspace_nbytes(
-        self, /, *inputs: object, outputs: Sequence[str] | None = None, **named: object
+        self,
+        /,
+        *inputs: object,
+        out: object = None,
+        outputs: Sequence[str] | None = None,
+        **named: object,
     ) -> int:
-        """Bytes of scratch memory a call with these inputs needs; 0 on the CPU provider.
+        """Bytes of scratch memory a call with these arguments needs; 0 on the CPU provider.
 
-        Inputs and outputs as in a call, nothing is launched. Raises what the call would.
+        Arguments as in a call, nothing is launched. Raises what the call would.
         """
         if named:
             inputs = in_order(type(self), inputs, named)
-        return self.prepared_call(inputs, (None,), outputs)[0].workspace_nbytes
+        given = out if type(out) is tuple else (out,)
+        return self.prepared_call(inputs, given, outputs)[0].workspace_nbytes
 
     def prepared_call(
         self, inputs: Arguments, out: Arguments, outputs: Sequence[str] | None

@@ -37,17 +37,19 @@ class Repeated:
     def has(self, inputs: Arguments, out: Arguments, outputs: Sequence[str] | None) -> bool:
         """Whether a call with these arguments is the same."""
         declared = self.call.prepared.inputs
-        if outputs != self.outputs or len(inputs) > len(declared):
+        if len(inputs) > len(declared):
             return False
         inputs += (None,) * (len(declared) - len(inputs))
         try:
+            if outputs != self.outputs:
+                return False
             found = _arrays(declared, inputs, out)
             alive = [None if held is None else held() for held in self.arrays]
             if len(found) != len(alive) or not all(map(is_, found, alive)):
                 return False
             same_keys = _keys(declared, self.readers, inputs, out) == self.keys
             return same_keys and self.call.backend.states(found) == self.states
-        except (KeyError, TypeError):  # an argument that has to be adopted first
+        except (KeyError, TypeError, ValueError):  # what has to be adopted or refused first
             return False
 
     def again(self, inputs: Arguments, out: Arguments) -> Any:

@@ -183,6 +183,18 @@ def test_every_kept_msfp15_tile_decodes(run, dtype) -> None:
     assert np.isnan(cast(decoded, FLOAT64)).sum() == 128
 
 
+NAN_BITS = [
+    (FLOAT16, "7fff"), (BFLOAT16, "7fff"), (FLOAT32, "7fffffff"), (FLOAT64, "7fffffffe0000000"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "bits"), NAN_BITS)
+def test_a_kept_tiles_nan_has_one_pattern(anywhere, dtype, bits) -> None:
+    codes = anywhere.place(np.full(16, 0x80, np.uint8))
+    decoded = get_op("GistPackMsfp15Decoder")(to=dtype, keep_nonfinite=True)(codes)
+    assert anywhere.host(decoded).byteswap().tobytes().hex() == 16 * bits
+
+
 @floats
 def test_random_msfp15_codes_decode(run, rng, dtype) -> None:
     codes = rng.integers(0, 256, many(run), np.uint8)

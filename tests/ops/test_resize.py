@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -180,6 +181,19 @@ def test_sizes_that_do_not_fit_are_refused(
 ) -> None:
     dy, x = anywhere.place(normal(rng, *dy_shape)), anywhere.place(normal(rng, *x_shape))
     with pytest.raises(ArgumentError, match=f"ResizeGrad: {message}"):
+        resize_grad(dy, x, None, scales)
+
+
+@pytest.mark.parametrize("axis", [2, 3])
+@pytest.mark.parametrize(("scale", "fits"), [(1.75, 0), (1.76, 1), (2.24, 1), (2.25, 0)])
+def test_a_scale_is_less_than_a_pixel_off(anywhere, rng, axis, scale, fits) -> None:
+    scales = [1, 1, 2, 2]
+    scales[axis] = scale
+    dy, x = anywhere.place(normal(rng, 1, 1, 8, 8)), anywhere.place(normal(rng, 1, 1, 4, 4))
+    refused = pytest.raises(
+        ArgumentError, match=rf"take 4 pixels to 8 \(axis {axis}\), got {scale}"
+    )
+    with contextlib.nullcontext() if fits else refused:
         resize_grad(dy, x, None, scales)
 
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ...dtypes import FLOATS, dtype_name
+from ...dtypes import ELEMENT_TYPES, FLOATS, dtype_name
 from ...frame.op import Op
 from ...registry import FAMILIES
 from ...schema import Spec
 
 Generator = np.random.Generator
 Shape = tuple[int, ...]
+
+_DTYPE_NAMES = {element.name for element in ELEMENT_TYPES}
 
 # label, shape, offset; "large" fills several blocks and ends inside one
 SHAPES: tuple[tuple[str, Shape, int], ...] = (
@@ -45,7 +47,8 @@ ELEMENTWISE_SHAPES: tuple[tuple[str, Shape, int], ...] = (
 class Sample:
     """One call: a label, attributes, and what makes the inputs from a random generator.
 
-    `offset` is by how many elements inputs and outputs start off a 16-byte boundary.
+    `offset` is by how many elements inputs and outputs start off a 16-byte boundary; `out_offset`
+    by how many outputs do, where it is not the same.
     """
 
     op: str
@@ -53,6 +56,12 @@ class Sample:
     make: Callable[[Generator], Sequence[Any]]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     offset: int = 0
+    out_offset: int | None = None
+
+    @property
+    def offset_of_out(self) -> int:
+        """By how many elements outputs start off a 16-byte boundary."""
+        return self.offset if self.out_offset is None else self.out_offset
 
     @property
     def id(self) -> str:
@@ -82,9 +91,26 @@ def elementwise_samples(
 
 
 def all_samples() -> dict[str, tuple[Sample, ...]]:
-    """Every family's samples by operator name."""
+    """Every family's samples by operator name, those of mixed alignment at the end."""
     modules = (importlib.import_module(f"{__name__}.{family}") for family in FAMILIES)
-    return {name: samples for module in modules for name, samples in module.SAMPLES.items()}
+    tables = {name: samples for module in modules for name, samples in module.SAMPLES.items()}
+    return {name: (*samples, *of_mixed_alignment(samples)) for name, samples in tables.items()}
+
+
+def of_mixed_alignment(samples: Sequence[Sample]) -> Iterator[Sample]:
+    """Of each kind of misaligned sample one with aligned outputs and one with aligned inputs."""
+    kinds: dict[str, Sample] = {}
+    for sample in samples:
+        if sample.offset:
+            kinds.setdefault(_without_dtypes(sample.label), sample)
+    for sample in kinds.values():
+        for part, inputs, out in (("inputs", sample.offset, 0), ("out", 0, sample.offset)):
+            label = f"{sample.label}-{part}-alone"
+            yield replace(sample, label=label, offset=inputs, out_offset=out)
+
+
+def _without_dtypes(label: str) -> str:
+    return "-".join(word for word in label.split("-") if word not in _DTYPE_NAMES)
 
 
 def placed_inputs(op: type[Op] | Op, inputs: Sequence[Any], offset: int, xp: Any) -> list[Any]:
