@@ -7,6 +7,7 @@ Every operator is here twice, as a class (`GistPack1Encoder()(x)`) and as a func
 
 from __future__ import annotations
 
+import builtins
 from typing import Any
 
 from . import registry
@@ -19,7 +20,7 @@ __version__ = "0.1.0"
 
 _CLASSES = {name: get_op(name) for name in registry.names()}
 
-__all__ = [
+_PUBLIC = [
     "CODECS",
     "ArgumentError",
     "CompileError",
@@ -33,6 +34,7 @@ __all__ = [
     *OPERATORS,
     *_CLASSES,
 ]
+__all__ = [name for name in _PUBLIC if not hasattr(builtins, name)]  # `import *` must not hide all
 
 
 def __getattr__(name: str) -> Any:
@@ -44,4 +46,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*_PUBLIC, "__version__"])

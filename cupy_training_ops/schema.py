@@ -12,7 +12,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -72,12 +72,14 @@ class Output:
 
     `aliases` names the input whose array it is written into, always; `may_alias` those whose array
     `out=` may be. A host output is a NumPy array that follows from shapes, or a Changing that gives
-    one. An "either" output is what the input that it aliases is.
+    one. An "either" output is what the input that it aliases is. `optional` says that for some
+    attributes or inputs there is none: `infer` gives None.
     """
 
     name: str
     type: str
     memory: Memory = "device"
+    optional: bool = False
     variadic: bool = False
     aliases: str | None = None
     may_alias: tuple[str, ...] = ()
@@ -285,6 +287,7 @@ def one_of(*choices: object) -> Convert:
         return value
 
     convert.__doc__ = " or ".join(map(repr, choices))
+    convert.__annotations__["return"] = Literal[choices]
     return convert
 
 
@@ -295,12 +298,18 @@ def optional(convert: Convert) -> Convert:
         return None if value is None else convert(value)
 
     convert_or_none.__doc__ = f"{kind(convert)}, or None"
+    convert_or_none.__annotations__["return"] = gives(convert) | None
     return convert_or_none
 
 
 def kind(convert: Convert) -> str:
     """What a converter takes, in words."""
     return (convert.__doc__ or "").partition("\n")[0].removesuffix(".")
+
+
+def gives(convert: Convert) -> Any:
+    """The type of what a converter gives, which it says in its annotation."""
+    return get_type_hints(convert)["return"]
 
 
 dtype = to_dtype
