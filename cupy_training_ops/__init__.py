@@ -20,7 +20,10 @@ __version__ = "0.1.0"
 
 _CLASSES = {name: get_op(name) for name in registry.names()}
 
-_PUBLIC = [
+# `import *` must not hide a function of Python's own.
+_STARRED = [name for name in OPERATORS if not hasattr(builtins, name)]
+
+__all__ = [
     "CODECS",
     "ArgumentError",
     "CompileError",
@@ -31,10 +34,9 @@ _PUBLIC = [
     "compress",
     "get_op",
     "lookup",
-    *OPERATORS,
+    *_STARRED,
     *_CLASSES,
 ]
-__all__ = [name for name in _PUBLIC if not hasattr(builtins, name)]  # `import *` must not hide all
 
 
 def __getattr__(name: str) -> Any:
@@ -46,4 +48,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*_PUBLIC, "__version__"])
+    return sorted({*__all__, *OPERATORS, "__version__"})

@@ -12,7 +12,7 @@ Every operator is here twice, as a class (`GistPack1Encoder()(x)`) and as a func
 
 from collections.abc import Callable, Sequence
 from types import EllipsisType
-from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar, overload
+from typing import Any, Final, Literal, Protocol, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,7 @@ class _CudaArray(Protocol):
     def __cuda_array_interface__(self) -> Any: ...
 
 # What a call takes: arrays of any library, and host values.
-_Memory: TypeAlias = _DLPack | _CudaArray
+_Memory: TypeAlias = np.ndarray[Any, Any] | _DLPack | _CudaArray
 _Array: TypeAlias = _Memory | np.generic
 _Boolean: TypeAlias = bool | np.bool_ | Literal[0, 1]
 _Integer: TypeAlias = int | np.integer[Any]
@@ -47,10 +47,8 @@ _Integers: TypeAlias = _Integer | Sequence[_Integer] | NDArray[np.integer[Any]]
 _Reals: TypeAlias = _Real | Sequence[_Real] | NDArray[np.floating[Any] | np.integer[Any]]
 _Dtype: TypeAlias = np.dtype[Any] | type[Any] | str | int
 
-_T = TypeVar("_T", bound=np.generic)
-_T1 = TypeVar("_T1", bound=np.generic)
-
 __version__: str
+
 __all__ = [
     "CODECS",
     "ArgumentError",
@@ -287,499 +285,223 @@ def get_op(name: Literal["ZeroGradient"], version: int | None = None) -> type[Ze
 @overload
 def get_op(name: str, version: int | None = None) -> type[Op]: ...
 
-@overload
-def all(
-    X: NDArray[_T], *, out: NDArray[_T] | None = None,
-    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> NDArray[_T]:
-    """Conjunction of all elements: Y[0] = X[0] and X[1] and ...; True where there are none. Returns Y."""
-@overload
 def all(
     X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
     workspace: _Memory | None = None,
-) -> Any: ...
-@overload
-def batch_scale(
-    input: NDArray[_T], *, scale_0: _Real, scale_1: _Real, scale_2: _Real | None = None,
-    out: tuple[NDArray[_T] | None, NDArray[_T] | None, NDArray[_T] | None] | None = None,
-    outputs: None = None, workspace: _Memory | None = None,
-) -> tuple[NDArray[_T], NDArray[_T], NDArray[_T] | Any]:
-    """Several scaled copies: output_i = input scale_i for i = 0, 1 and, if there is a scale_2, 2. Returns (output_0, output_1, output_2)."""
-@overload
+) -> Any:
+    """Conjunction of all elements: Y[0] = X[0] and X[1] and ...; True where there are none. Returns Y."""
 def batch_scale(
     input: _Array, *, scale_0: _Real, scale_1: _Real, scale_2: _Real | None = None,
     out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
     outputs: Sequence[Literal["output_0", "output_1", "output_2"]] | None = None,
     workspace: _Memory | None = None,
-) -> tuple[Any, Any, Any]: ...
-@overload
-def bias_fast_gelu_grad_dx(
-    dY: NDArray[_T], X: NDArray[_T], B: NDArray[_T], *, out: NDArray[_T] | None = None,
-    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> NDArray[_T]:
-    """Gradient of FastGelu with bias by X: dX = dY (s + Z v' s (1 - s)), Z = X + B. Returns dX."""
-@overload
+) -> tuple[Any, Any, Any]:
+    """Several scaled copies: output_i = input scale_i for i = 0, 1 and, if there is a scale_2, 2. Returns (output_0, output_1, output_2)."""
 def bias_fast_gelu_grad_dx(
     dY: _Array, X: _Array, B: _Array, *, out: _Memory | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> Any: ...
-@overload
-def bias_gelu(
-    A: NDArray[_T], B: NDArray[_T], *, out: NDArray[_T] | None = None,
-    outputs: Sequence[Literal["C"]] | None = None, workspace: _Memory | None = None,
-) -> NDArray[_T]:
-    """Gelu of a sum: C = Z Phi(Z), Z = A + B. Returns C."""
-@overload
+) -> Any:
+    """Gradient of FastGelu with bias by X: dX = dY (s + Z v' s (1 - s)), Z = X + B. Returns dX."""
 def bias_gelu(
     A: _Array, B: _Array, *, out: _Memory | None = None,
     outputs: Sequence[Literal["C"]] | None = None, workspace: _Memory | None = None,
-) -> Any: ...
-@overload
-def bias_gelu_grad_dx(
-    dY: NDArray[_T], X: NDArray[_T], B: NDArray[_T], *, out: NDArray[_T] | None = None,
-    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> NDArray[_T]:
-    """Gradient of BiasGelu by X: dX = dY (Phi(Z) + Z phi(Z)), Z = X + B. Returns dX."""
-@overload
+) -> Any:
+    """Gelu of a sum: C = Z Phi(Z), Z = A + B. Returns C."""
 def bias_gelu_grad_dx(
     dY: _Array, X: _Array, B: _Array, *, out: _Memory | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> Any: ...
-@overload
-def concat_training(
-    inputs: Sequence[NDArray[_T]], *, axis: _Integer,
-    out: tuple[NDArray[_T] | None, NDArray[np.int64] | None] | None = None, outputs: None = None,
-    workspace: _Memory | None = None,
-) -> tuple[NDArray[_T], NDArray[np.int64]]:
-    """Arrays joined along an axis: concat_result = inputs[0], inputs[1], ... one after the other. Returns (concat_result, per_input_length)."""
-@overload
+) -> Any:
+    """Gradient of BiasGelu by X: dX = dY (Phi(Z) + Z phi(Z)), Z = X + B. Returns dX."""
 def concat_training(
     inputs: Sequence[_Array], *, axis: _Integer,
     out: tuple[_Memory | None, _Memory | None] | None = None,
     outputs: Sequence[Literal["concat_result", "per_input_length"]] | None = None,
     workspace: _Memory | None = None,
-) -> tuple[Any, Any]: ...
-@overload
-def div_grad(
-    dY: NDArray[_T], A: NDArray[_T], B: NDArray[_T], *,
-    out: tuple[NDArray[_T] | None, NDArray[_T] | None] | None = None, outputs: None = None,
-    workspace: _Memory | None = None,
-) -> tuple[NDArray[_T], NDArray[_T]]:
-    """Gradient of Y = A / B: dA = sum of dY / B, dB = sum of -(dY / B) (A / B). Returns (dA, dB)."""
-@overload
+) -> tuple[Any, NDArray[np.int64]]:
+    """Arrays joined along an axis: concat_result = inputs[0], inputs[1], ... one after the other. Returns (concat_result, per_input_length)."""
 def div_grad(
     dY: _Array, A: _Array, B: _Array, *, out: tuple[_Memory | None, _Memory | None] | None = None,
     outputs: Sequence[Literal["dA", "dB"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[Any, Any]: ...
-@overload
-def fake_quant(
-    input: NDArray[_T], scale: _Reals, zero_point: _Reals, *, quant_min: _Integer = 0,
-    quant_max: _Integer = 255,
-    out: tuple[NDArray[_T] | None, NDArray[np.bool] | None] | None = None, outputs: None = None,
-    workspace: _Memory | None = None,
-) -> tuple[NDArray[_T], NDArray[np.bool]]:
-    """Quantised and back: output = (min(quant_max, max(quant_min, q)) - zero_point) scale. Returns (output, mask)."""
-@overload
+) -> tuple[Any, Any]:
+    """Gradient of Y = A / B: dA = sum of dY / B, dB = sum of -(dY / B) (A / B). Returns (dA, dB)."""
 def fake_quant(
     input: _Array, scale: _Reals, zero_point: _Reals, *, quant_min: _Integer = 0,
     quant_max: _Integer = 255, out: tuple[_Memory | None, _Memory | None] | None = None,
     outputs: Sequence[Literal["output", "mask"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[Any, Any]: ...
-@overload
-def fake_quant_grad(
-    dY: NDArray[_T], gradient_mask: NDArray[np.bool], *, out: NDArray[_T] | None = None,
-    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> NDArray[_T]:
-    """Gradient of FakeQuant, straight through: dX = dY where gradient_mask, else 0. Returns dX."""
-@overload
+) -> tuple[Any, Any]:
+    """Quantised and back: output = (min(quant_max, max(quant_min, q)) - zero_point) scale. Returns (output, mask)."""
 def fake_quant_grad(
     dY: _Array, gradient_mask: _Array, *, out: _Memory | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> Any: ...
-@overload
-def fast_gelu(
-    X: NDArray[_T], bias: NDArray[_T] | None = None, *, out: NDArray[_T] | None = None,
-    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> NDArray[_T]:
-    """Gelu by tanh: Y = Z / (1 + exp(-v)), v = 2 sqrt(2 / pi) (Z + 0.044715 Z^3), Z = X + bias. Returns Y."""
-@overload
+) -> Any:
+    """Gradient of FakeQuant, straight through: dX = dY where gradient_mask, else 0. Returns dX."""
 def fast_gelu(
     X: _Array, bias: _Array | None = None, *, out: _Memory | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> Any: ...
-@overload
-def fast_gelu_grad(
-    dY: NDArray[_T], X: NDArray[_T], *, out: NDArray[_T] | None = None,
-    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> NDArray[_T]:
-    """Gradient of FastGelu: dX = dY (s + X v' s (1 - s)), s = 1 / (1 + exp(-v)). Returns dX."""
-@overload
+) -> Any:
+    """Gelu by tanh: Y = Z / (1 + exp(-v)), v = 2 sqrt(2 / pi) (Z + 0.044715 Z^3), Z = X + bias. Returns Y."""
 def fast_gelu_grad(
     dY: _Array, X: _Array, *, out: _Memory | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> Any: ...
-@overload
-def flatten_and_unpad(
-    input: NDArray[_T], indices: NDArray[Any], *,
-    out: tuple[NDArray[_T] | None, NDArray[np.int64] | None] | None = None, outputs: None = None,
-    workspace: _Memory | None = None,
-) -> tuple[NDArray[_T], NDArray[np.int64]]:
-    """Selected rows: output[r] = input.reshape(M1 M2, ...)[indices[r]]; the padding falls off. Returns (output, unflatten_dims)."""
-@overload
+) -> Any:
+    """Gradient of FastGelu: dX = dY (s + X v' s (1 - s)), s = 1 / (1 + exp(-v)). Returns dX."""
 def flatten_and_unpad(
     input: _Array, indices: _Array, *, out: tuple[_Memory | None, _Memory | None] | None = None,
     outputs: Sequence[Literal["output", "unflatten_dims"]] | None = None,
     workspace: _Memory | None = None,
-) -> tuple[Any, Any]: ...
-@overload
-def gather_elements_grad(
-    dY: NDArray[_T], shape: _Integers, indices: NDArray[Any], *, axis: _Integer = 0,
-    deterministic: _Boolean = True, check: _Boolean = False, out: NDArray[_T] | None = None,
-    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> NDArray[_T]:
-    """Gradient of GatherElements: dX[q] = sum of dY[p] over all positions p with q(p) = q. Returns dX."""
-@overload
+) -> tuple[Any, NDArray[np.int64]]:
+    """Selected rows: output[r] = input.reshape(M1 M2, ...)[indices[r]]; the padding falls off. Returns (output, unflatten_dims)."""
 def gather_elements_grad(
     dY: _Array, shape: _Integers, indices: _Array, *, axis: _Integer = 0,
     deterministic: _Boolean = True, check: _Boolean = False, out: _Memory | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> Any: ...
-@overload
-def gather_grad(
-    shape: _Integers, indices: NDArray[Any], dY: NDArray[_T], *, axis: _Integer = 0,
-    deterministic: _Boolean = True, check: _Boolean = False, out: NDArray[_T] | None = None,
-    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> NDArray[_T]:
-    """Gradient of Gather: dX[b, g, w] = sum of dY[b, k, w] over all k with indices[k] = g. Returns dX."""
-@overload
+) -> Any:
+    """Gradient of GatherElements: dX[q] = sum of dY[p] over all positions p with q(p) = q. Returns dX."""
 def gather_grad(
     shape: _Integers, indices: _Array, dY: _Array, *, axis: _Integer = 0,
     deterministic: _Boolean = True, check: _Boolean = False, out: _Memory | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> Any: ...
-@overload
-def gather_nd_grad(
-    shape: _Integers, indices: NDArray[Any], update: NDArray[_T], *, batch_dims: _Integer = 0,
-    deterministic: _Boolean = True, check: _Boolean = False, out: NDArray[_T] | None = None,
-    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
-) -> NDArray[_T]:
-    """Gradient of GatherND: output[i_1, ..., i_k, w] = sum of the slices with that index. Returns output."""
-@overload
+) -> Any:
+    """Gradient of Gather: dX[b, g, w] = sum of dY[b, k, w] over all k with indices[k] = g. Returns dX."""
 def gather_nd_grad(
     shape: _Integers, indices: _Array, update: _Array, *, batch_dims: _Integer = 0,
     deterministic: _Boolean = True, check: _Boolean = False, out: _Memory | None = None,
     outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
-) -> Any: ...
-@overload
-def gelu(
-    X: NDArray[_T], *, out: NDArray[_T] | None = None,
-    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> NDArray[_T]:
-    """Gaussian error linear unit: Y = X Phi(X). Returns Y."""
-@overload
+) -> Any:
+    """Gradient of GatherND: output[i_1, ..., i_k, w] = sum of the slices with that index. Returns output."""
 def gelu(
     X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
     workspace: _Memory | None = None,
-) -> Any: ...
-@overload
-def gelu_grad(
-    dY: NDArray[_T], X: NDArray[_T], *, out: NDArray[_T] | None = None,
-    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> NDArray[_T]:
-    """Gradient of Gelu: dX = dY (Phi(X) + X phi(X)). Returns dX."""
-@overload
+) -> Any:
+    """Gaussian error linear unit: Y = X Phi(X). Returns Y."""
 def gelu_grad(
     dY: _Array, X: _Array, *, out: _Memory | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> Any: ...
-@overload
+) -> Any:
+    """Gradient of Gelu: dX = dY (Phi(X) + X phi(X)). Returns dX."""
 def gist_binarize_decoder(
-    X: NDArray[np.bool], *, to: _Dtype, shape: _Integers | None = None,
-    out: NDArray[Any] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
-    workspace: _Memory | None = None,
-) -> NDArray[Any]:
+    X: _Array, *, to: _Dtype, shape: _Integers | None = None, out: _Memory | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any:
     """Sign test back to numbers: Y = 1 where X, else 0. Returns Y."""
-@overload
-def gist_binarize_decoder(
-    X: _Array, *, to: _Dtype, shape: _Integers | None = None, out: _Memory | None = None,
-    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> Any: ...
-@overload
 def gist_binarize_encoder(
-    X: NDArray[Any], *, out: NDArray[np.bool] | None = None,
-    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> NDArray[np.bool]:
+    X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any:
     """Sign test: Y = X > 0, in one byte an element. Returns Y."""
-@overload
-def gist_binarize_encoder(
-    X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
-    workspace: _Memory | None = None,
-) -> Any: ...
-@overload
 def gist_pack16_decoder(
-    X: NDArray[np.float16], *, to: _Dtype, shape: _Integers | None = None,
-    out: NDArray[Any] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
-    workspace: _Memory | None = None,
-) -> NDArray[Any]:
+    X: _Array, *, to: _Dtype, shape: _Integers | None = None, out: _Memory | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any:
     """Half precision back: Y = X in type T. Returns Y."""
-@overload
-def gist_pack16_decoder(
-    X: _Array, *, to: _Dtype, shape: _Integers | None = None, out: _Memory | None = None,
-    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> Any: ...
-@overload
 def gist_pack16_encoder(
-    X: NDArray[Any], *, out: NDArray[np.float16] | None = None,
-    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> NDArray[np.float16]:
+    X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any:
     """Half precision: Y = X rounded to float16. Returns Y."""
-@overload
-def gist_pack16_encoder(
-    X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
-    workspace: _Memory | None = None,
-) -> Any: ...
-@overload
 def gist_pack1_decoder(
-    X: NDArray[np.uint8], *, to: _Dtype, shape: _Integers | None = None,
-    out: NDArray[Any] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
-    workspace: _Memory | None = None,
-) -> NDArray[Any]:
+    X: _Array, *, to: _Dtype, shape: _Integers | None = None, out: _Memory | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any:
     """Sign bits back to numbers: Y[8 k + j] = bit 7 - j of X[k], as 1 or 0. Returns Y."""
-@overload
-def gist_pack1_decoder(
-    X: _Array, *, to: _Dtype, shape: _Integers | None = None, out: _Memory | None = None,
-    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> Any: ...
-@overload
 def gist_pack1_encoder(
-    X: NDArray[Any], *, out: NDArray[np.uint8] | None = None,
-    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> NDArray[np.uint8]:
+    X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any:
     """Sign bits: bit 7 - j of Y[k] = X[8 k + j] > 0, the first element in the highest bit. Returns Y."""
-@overload
-def gist_pack1_encoder(
-    X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
-    workspace: _Memory | None = None,
-) -> Any: ...
-@overload
-def gist_pack8_decoder(
-    X: NDArray[np.uint8], *, to: _Dtype, shape: _Integers | None = None,
-    out: NDArray[Any] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
-    workspace: _Memory | None = None,
-) -> NDArray[Any]:
-    """The exact value of an E5M2 code: Y = the float16 whose upper byte is X and lower byte 0. Returns Y."""
-@overload
 def gist_pack8_decoder(
     X: _Array, *, to: _Dtype, shape: _Integers | None = None, out: _Memory | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> Any: ...
-@overload
-def gist_pack8_encoder(
-    X: NDArray[Any], *, out: NDArray[np.uint8] | None = None,
-    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> NDArray[np.uint8]:
-    """OCP FP8 E5M2: Y = X rounded to 1 sign, 5 exponent (bias 15) and 2 fraction bits. Returns Y."""
-@overload
+) -> Any:
+    """The exact value of an E5M2 code: Y = the float16 whose upper byte is X and lower byte 0. Returns Y."""
 def gist_pack8_encoder(
     X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
     workspace: _Memory | None = None,
-) -> Any: ...
-@overload
-def gist_pack_msfp15_decoder(
-    X: NDArray[np.uint8], *, to: _Dtype, shape: _Integers | None = None,
-    keep_nonfinite: _Boolean = False, out: NDArray[Any] | None = None,
-    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> NDArray[Any]:
-    """MSFP15 back: Y = (-1)^s M 2^(E - 132), rounded to float32 and then to T. Returns Y."""
-@overload
+) -> Any:
+    """OCP FP8 E5M2: Y = X rounded to 1 sign, 5 exponent (bias 15) and 2 fraction bits. Returns Y."""
 def gist_pack_msfp15_decoder(
     X: _Array, *, to: _Dtype, shape: _Integers | None = None, keep_nonfinite: _Boolean = False,
     out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
     workspace: _Memory | None = None,
-) -> Any: ...
-@overload
-def gist_pack_msfp15_encoder(
-    X: NDArray[Any], *, keep_nonfinite: _Boolean = False, out: NDArray[np.uint8] | None = None,
-    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> NDArray[np.uint8]:
-    """MSFP15: X[i] = (-1)^s M 2^(E - 132), E shared by 8 consecutive elements of the flat array. Returns Y."""
-@overload
+) -> Any:
+    """MSFP15 back: Y = (-1)^s M 2^(E - 132), rounded to float32 and then to T. Returns Y."""
 def gist_pack_msfp15_encoder(
     X: _Array, *, keep_nonfinite: _Boolean = False, out: _Memory | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> Any: ...
-@overload
-def in_place_accumulator(
-    old_sum: NDArray[_T], value: NDArray[Any], update_signal: _Booleans | None = None, *,
-    out: NDArray[_T] | None = None, outputs: Sequence[Literal["new_sum"]] | None = None,
-    workspace: _Memory | None = None,
-) -> NDArray[_T]:
-    """Gradient accumulation: new_sum = old_sum + value, in place of old_sum. Returns new_sum."""
-@overload
+) -> Any:
+    """MSFP15: X[i] = (-1)^s M 2^(E - 132), E shared by 8 consecutive elements of the flat array. Returns Y."""
 def in_place_accumulator(
     old_sum: _Array, value: _Array, update_signal: _Booleans | None = None, *,
     out: _Memory | None = None, outputs: Sequence[Literal["new_sum"]] | None = None,
     workspace: _Memory | None = None,
-) -> Any: ...
-@overload
-def in_place_accumulator_list(
-    old_sums: Sequence[NDArray[_T]], values: Sequence[NDArray[Any]],
-    update_signal: _Booleans | None = None, *, out: tuple[NDArray[_T] | None, ...] | None = None,
-    outputs: Sequence[Literal["new_sums"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[NDArray[_T], ...]:
-    """Gradient accumulation over a parameter list: new_sums[i] = old_sums[i] + values[i], in place. Returns *new_sums."""
-@overload
+) -> Any:
+    """Gradient accumulation: new_sum = old_sum + value, in place of old_sum. Returns new_sum."""
 def in_place_accumulator_list(
     old_sums: Sequence[_Array], values: Sequence[_Array], update_signal: _Booleans | None = None, *,
     out: tuple[_Memory | None, ...] | None = None,
     outputs: Sequence[Literal["new_sums"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[Any, ...]: ...
-@overload
-def in_place_accumulator_v2(
-    accumulation_buffer: NDArray[_T], value: NDArray[Any], overwrite_flag: _Booleans | None = None,
-    *, out: tuple[NDArray[np.bool] | None, NDArray[_T] | None] | None = None, outputs: None = None,
-    workspace: _Memory | None = None,
-) -> tuple[NDArray[np.bool], NDArray[_T]]:
-    """Gradient accumulation: accumulation_buffer_out = accumulation_buffer + value, or value alone. Returns (updated_flag, accumulation_buffer_out)."""
-@overload
+) -> tuple[Any, ...]:
+    """Gradient accumulation over a parameter list: new_sums[i] = old_sums[i] + values[i], in place. Returns *new_sums."""
 def in_place_accumulator_v2(
     accumulation_buffer: _Array, value: _Array, overwrite_flag: _Booleans | None = None, *,
     out: tuple[_Memory | None, _Memory | None] | None = None,
     outputs: Sequence[Literal["updated_flag", "accumulation_buffer_out"]] | None = None,
     workspace: _Memory | None = None,
-) -> tuple[Any, Any]: ...
-@overload
-def is_all_finite(
-    input: Sequence[NDArray[Any]], *, isinf_only: _Boolean = False, isnan_only: _Boolean = False,
-    out: NDArray[np.bool] | None = None, outputs: Sequence[Literal["output"]] | None = None,
-    workspace: _Memory | None = None,
-) -> NDArray[np.bool]:
-    """Finiteness of a list of tensors: output = no element of any of `input` is infinite or NaN. Returns output."""
-@overload
+) -> tuple[NDArray[np.bool], Any]:
+    """Gradient accumulation: accumulation_buffer_out = accumulation_buffer + value, or value alone. Returns (updated_flag, accumulation_buffer_out)."""
 def is_all_finite(
     input: Sequence[_Array], *, isinf_only: _Boolean = False, isnan_only: _Boolean = False,
     out: _Memory | None = None, outputs: Sequence[Literal["output"]] | None = None,
     workspace: _Memory | None = None,
-) -> Any: ...
-@overload
-def is_finite(
-    X: NDArray[Any], *, out: NDArray[np.bool] | None = None,
-    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> NDArray[np.bool]:
-    """Test for numbers: Y = X is neither infinite nor NaN. Returns Y."""
-@overload
+) -> Any:
+    """Finiteness of a list of tensors: output = no element of any of `input` is infinite or NaN. Returns output."""
 def is_finite(
     X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
     workspace: _Memory | None = None,
-) -> Any: ...
-@overload
-def leaky_relu_grad(
-    dY: NDArray[_T], Y: NDArray[_T], *, alpha: _Real = 0.01, out: NDArray[_T] | None = None,
-    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> NDArray[_T]:
-    """Gradient of LeakyRelu: dX = dY where Y > 0, else alpha dY. Returns dX."""
-@overload
+) -> Any:
+    """Test for numbers: Y = X is neither infinite nor NaN. Returns Y."""
 def leaky_relu_grad(
     dY: _Array, Y: _Array, *, alpha: _Real = 0.01, out: _Memory | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> Any: ...
-@overload
-def mixed_precision_scale(
-    S: NDArray[Any], X: Sequence[NDArray[Any]], *, to: _Dtype, fuse_outputs: _Boolean = False,
-    out: tuple[NDArray[Any] | None, ...] | None = None,
-    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[NDArray[Any], ...]:
-    """Scaling between precisions: Y[i] = S X[i], rounded to `to`, for every tensor of a list. Returns *Y."""
-@overload
+) -> Any:
+    """Gradient of LeakyRelu: dX = dY where Y > 0, else alpha dY. Returns dX."""
 def mixed_precision_scale(
     S: _Array, X: Sequence[_Array], *, to: _Dtype, fuse_outputs: _Boolean = False,
     out: tuple[_Memory | None, ...] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
     workspace: _Memory | None = None,
-) -> tuple[Any, ...]: ...
-@overload
-def pad_and_unflatten(
-    input: NDArray[_T], indices: NDArray[Any], unflatten_dims: _Integers, *,
-    out: NDArray[_T] | None = None, outputs: Sequence[Literal["output"]] | None = None,
-    workspace: _Memory | None = None,
-) -> NDArray[_T]:
-    """Rows back in their places: output.reshape(M1 M2, ...)[indices[r]] = input[r], 0 elsewhere. Returns output."""
-@overload
+) -> tuple[Any, ...]:
+    """Scaling between precisions: Y[i] = S X[i], rounded to `to`, for every tensor of a list. Returns *Y."""
 def pad_and_unflatten(
     input: _Array, indices: _Array, unflatten_dims: _Integers, *, out: _Memory | None = None,
     outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
-) -> Any: ...
-@overload
-def quick_gelu(
-    X: NDArray[_T], *, alpha: _Real = 1.702, out: NDArray[_T] | None = None,
-    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> NDArray[_T]:
-    """Sigmoid-weighted unit: Y = X / (1 + exp(-alpha X)). Returns Y."""
-@overload
+) -> Any:
+    """Rows back in their places: output.reshape(M1 M2, ...)[indices[r]] = input[r], 0 elsewhere. Returns output."""
 def quick_gelu(
     X: _Array, *, alpha: _Real = 1.702, out: _Memory | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> Any: ...
-@overload
-def quick_gelu_grad(
-    dY: NDArray[_T], X: NDArray[_T], *, alpha: _Real = 1.702, out: NDArray[_T] | None = None,
-    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> NDArray[_T]:
-    """Gradient of QuickGelu: dX = dY s (1 + v (1 - s)), v = alpha X, s = 1 / (1 + exp(-v)). Returns dX."""
-@overload
+) -> Any:
+    """Sigmoid-weighted unit: Y = X / (1 + exp(-alpha X)). Returns Y."""
 def quick_gelu_grad(
     dY: _Array, X: _Array, *, alpha: _Real = 1.702, out: _Memory | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> Any: ...
-@overload
-def reduce_all_l2(
-    X: Sequence[NDArray[Any]], *, output_type: _Dtype | None = None,
-    out: NDArray[Any] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
-    workspace: _Memory | None = None,
-) -> NDArray[Any]:
-    """Euclidean norm of a list of tensors: Y = sqrt(sum of x^2 over all elements x of all of X). Returns Y."""
-@overload
+) -> Any:
+    """Gradient of QuickGelu: dX = dY s (1 + v (1 - s)), v = alpha X, s = 1 / (1 + exp(-v)). Returns dX."""
 def reduce_all_l2(
     X: Sequence[_Array], *, output_type: _Dtype | None = None, out: _Memory | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-) -> Any: ...
-@overload
-def reduce_sum_training(
-    data: NDArray[_T], axes: _Integers, *, keepdims: _Boolean = True,
-    noop_with_empty_axes: _Boolean = False, out: NDArray[_T] | None = None,
-    outputs: Sequence[Literal["reduced"]] | None = None, workspace: _Memory | None = None,
-) -> NDArray[_T]:
-    """Sum over axes: reduced[k] = sum of data[k, r] over all positions r of the reduced axes. Returns reduced."""
-@overload
+) -> Any:
+    """Euclidean norm of a list of tensors: Y = sqrt(sum of x^2 over all elements x of all of X). Returns Y."""
 def reduce_sum_training(
     data: _Array, axes: _Integers, *, keepdims: _Boolean = True,
     noop_with_empty_axes: _Boolean = False, out: _Memory | None = None,
     outputs: Sequence[Literal["reduced"]] | None = None, workspace: _Memory | None = None,
-) -> Any: ...
-@overload
-def relu_grad(
-    dY: NDArray[_T], X: NDArray[_T], *, out: NDArray[_T] | None = None,
-    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> NDArray[_T]:
-    """Gradient of Relu: dX = dY where X > 0, else 0. Returns dX."""
-@overload
+) -> Any:
+    """Sum over axes: reduced[k] = sum of data[k, r] over all positions r of the reduced axes. Returns reduced."""
 def relu_grad(
     dY: _Array, X: _Array, *, out: _Memory | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> Any: ...
-@overload
-def resize_grad(
-    dY: NDArray[_T], X: NDArray[_T], roi: _Reals | None = None, scales: _Reals | None = None, *,
-    mode: Literal["linear"] = "linear",
-    coordinate_transformation_mode: Literal["half_pixel", "align_corners"] = "half_pixel",
-    antialias: Literal[0] = 0, axes: _Integers = (),
-    keep_aspect_ratio_policy: Literal["stretch"] = "stretch", cubic_coeff_a: _Real = -0.75,
-    exclude_outside: _Boolean = False, extrapolation_value: _Real = 0.0,
-    nearest_mode: Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"] = "round_prefer_floor",
-    out: NDArray[_T] | None = None, outputs: Sequence[Literal["dX"]] | None = None,
-    workspace: _Memory | None = None,
-) -> NDArray[_T]:
-    """Gradient of a linear Resize: dX[.., i, j] = sum over o, p of h(o, i) w(p, j) dY[.., o, p]. Returns dX."""
-@overload
+) -> Any:
+    """Gradient of Relu: dX = dY where X > 0, else 0. Returns dX."""
 def resize_grad(
     dY: _Array, X: _Array, roi: _Reals | None = None, scales: _Reals | None = None, *,
     mode: Literal["linear"] = "linear",
@@ -790,114 +512,55 @@ def resize_grad(
     nearest_mode: Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"] = "round_prefer_floor",
     out: _Memory | None = None, outputs: Sequence[Literal["dX"]] | None = None,
     workspace: _Memory | None = None,
-) -> Any: ...
-@overload
-def scale(
-    input: NDArray[_T], scale: _Reals, *, scale_down: _Boolean = False,
-    out: NDArray[_T] | None = None, outputs: Sequence[Literal["output"]] | None = None,
-    workspace: _Memory | None = None,
-) -> NDArray[_T]:
-    """Scaling by a number: output = input scale, or input / scale with `scale_down`. Returns output."""
-@overload
+) -> Any:
+    """Gradient of a linear Resize: dX[.., i, j] = sum over o, p of h(o, i) w(p, j) dY[.., o, p]. Returns dX."""
 def scale(
     input: _Array, scale: _Reals, *, scale_down: _Boolean = False, out: _Memory | None = None,
     outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
-) -> Any: ...
-@overload
-def scaled_sum(
-    input_0: NDArray[_T], input_1: NDArray[_T], input_2: NDArray[_T] | None = None, *,
-    scale_0: _Real, scale_1: _Real, scale_2: _Real | None = None, out: NDArray[_T] | None = None,
-    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
-) -> NDArray[_T]:
-    """Weighted sum: output = input_0 scale_0 + input_1 scale_1 [+ input_2 scale_2]. Returns output."""
-@overload
+) -> Any:
+    """Scaling by a number: output = input scale, or input / scale with `scale_down`. Returns output."""
 def scaled_sum(
     input_0: _Array, input_1: _Array, input_2: _Array | None = None, *, scale_0: _Real,
     scale_1: _Real, scale_2: _Real | None = None, out: _Memory | None = None,
     outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
-) -> Any: ...
-@overload
-def sigmoid_grad(
-    dY: NDArray[_T], Y: NDArray[_T], *, out: NDArray[_T] | None = None,
-    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> NDArray[_T]:
-    """Gradient of Sigmoid: dX = dY Y (1 - Y). Returns dX."""
-@overload
+) -> Any:
+    """Weighted sum: output = input_0 scale_0 + input_1 scale_1 [+ input_2 scale_2]. Returns output."""
 def sigmoid_grad(
     dY: _Array, Y: _Array, *, out: _Memory | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> Any: ...
-@overload
-def slice_grad(
-    dY: NDArray[_T], shape: _Integers, starts: _Integers, ends: _Integers,
-    axes: _Integers | None = None, steps: _Integers | None = None, *,
-    out: NDArray[_T] | None = None, outputs: Sequence[Literal["dX"]] | None = None,
-    workspace: _Memory | None = None,
-) -> NDArray[_T]:
-    """Gradient of Slice: dX[start_0 + j_0 step_0, ...] = dY[j_0, ...], and 0 elsewhere. Returns dX."""
-@overload
+) -> Any:
+    """Gradient of Sigmoid: dX = dY Y (1 - Y). Returns dX."""
 def slice_grad(
     dY: _Array, shape: _Integers, starts: _Integers, ends: _Integers, axes: _Integers | None = None,
     steps: _Integers | None = None, *, out: _Memory | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> Any: ...
-@overload
-def split_training(
-    input: NDArray[_T], split: _Integers | None = None, *, axis: _Integer = 0,
-    num_outputs: _Integer | None = None, out: tuple[NDArray[_T] | None, ...] | None = None,
-    outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[NDArray[_T], ...]:
-    """An array taken apart along an axis: outputs[i] = the next split[i] positions of `input`. Returns *outputs."""
-@overload
+) -> Any:
+    """Gradient of Slice: dX[start_0 + j_0 step_0, ...] = dY[j_0, ...], and 0 elsewhere. Returns dX."""
 def split_training(
     input: _Array, split: _Integers | None = None, *, axis: _Integer = 0,
     num_outputs: _Integer | None = None, out: tuple[_Memory | None, ...] | None = None,
     outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[Any, ...]: ...
-@overload
-def tanh_grad(
-    dY: NDArray[_T], Y: NDArray[_T], *, out: NDArray[_T] | None = None,
-    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> NDArray[_T]:
-    """Gradient of Tanh: dX = dY (1 - Y^2). Returns dX."""
-@overload
+) -> tuple[Any, ...]:
+    """An array taken apart along an axis: outputs[i] = the next split[i] positions of `input`. Returns *outputs."""
 def tanh_grad(
     dY: _Array, Y: _Array, *, out: _Memory | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-) -> Any: ...
-@overload
-def view(
-    input: NDArray[_T], shapes: Sequence[_Integers], *,
-    out: tuple[NDArray[_T] | None, ...] | None = None,
-    outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[NDArray[_T], ...]:
-    """Pieces of one array: outputs[i] = input.ravel()[o_i : o_i + n_i].reshape(shapes[i]). Returns *outputs."""
-@overload
+) -> Any:
+    """Gradient of Tanh: dX = dY (1 - Y^2). Returns dX."""
 def view(
     input: _Array, shapes: Sequence[_Integers], *, out: tuple[_Memory | None, ...] | None = None,
     outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
-) -> tuple[Any, ...]: ...
-@overload
-def zero_gradient(
-    old_gradient: NDArray[_T1], reset_signal: NDArray[Any], *, out: NDArray[_T1] | None = None,
-    outputs: Sequence[Literal["zero_gradient"]] | None = None, workspace: _Memory | None = None,
-) -> NDArray[_T1]:
-    """Clears a gradient: zero_gradient = 0, all bytes, in place of old_gradient. Returns zero_gradient."""
-@overload
+) -> tuple[Any, ...]:
+    """Pieces of one array: outputs[i] = input.ravel()[o_i : o_i + n_i].reshape(shapes[i]). Returns *outputs."""
 def zero_gradient(
     old_gradient: _Array, reset_signal: _Array, *, out: _Memory | None = None,
     outputs: Sequence[Literal["zero_gradient"]] | None = None, workspace: _Memory | None = None,
-) -> Any: ...
+) -> Any:
+    """Clears a gradient: zero_gradient = 0, all bytes, in place of old_gradient. Returns zero_gradient."""
 
 class All(Op):
     """Conjunction of all elements: Y[0] = X[0] and X[1] and ...; True where there are none. Returns Y."""
     def __init__(self) -> None: ...
-    @overload
-    def __call__(
-        self, X: NDArray[_T], *, out: NDArray[_T] | None = None,
-        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-    ) -> NDArray[_T]: ...
-    @overload
     def __call__(
         self, X: _Array, *, out: _Memory | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
@@ -916,13 +579,6 @@ class BatchScale(Op):
     scale_1: Final[float]
     scale_2: Final[float | None]
     def __init__(self, *, scale_0: _Real, scale_1: _Real, scale_2: _Real | None = None) -> None: ...
-    @overload
-    def __call__(
-        self, input: NDArray[_T], *,
-        out: tuple[NDArray[_T] | None, NDArray[_T] | None, NDArray[_T] | None] | None = None,
-        outputs: None = None, workspace: _Memory | None = None,
-    ) -> tuple[NDArray[_T], NDArray[_T], NDArray[_T] | Any]: ...
-    @overload
     def __call__(
         self, input: _Array, *,
         out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
@@ -943,12 +599,6 @@ class BatchScale(Op):
 class BiasFastGeluGrad_dX(Op):
     """Gradient of FastGelu with bias by X: dX = dY (s + Z v' s (1 - s)), Z = X + B. Returns dX."""
     def __init__(self) -> None: ...
-    @overload
-    def __call__(
-        self, dY: NDArray[_T], X: NDArray[_T], B: NDArray[_T], *, out: NDArray[_T] | None = None,
-        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-    ) -> NDArray[_T]: ...
-    @overload
     def __call__(
         self, dY: _Array, X: _Array, B: _Array, *, out: _Memory | None = None,
         outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
@@ -965,12 +615,6 @@ class BiasFastGeluGrad_dX(Op):
 class BiasGelu(Op):
     """Gelu of a sum: C = Z Phi(Z), Z = A + B. Returns C."""
     def __init__(self) -> None: ...
-    @overload
-    def __call__(
-        self, A: NDArray[_T], B: NDArray[_T], *, out: NDArray[_T] | None = None,
-        outputs: Sequence[Literal["C"]] | None = None, workspace: _Memory | None = None,
-    ) -> NDArray[_T]: ...
-    @overload
     def __call__(
         self, A: _Array, B: _Array, *, out: _Memory | None = None,
         outputs: Sequence[Literal["C"]] | None = None, workspace: _Memory | None = None,
@@ -986,12 +630,6 @@ class BiasGelu(Op):
 class BiasGeluGrad_dX(Op):
     """Gradient of BiasGelu by X: dX = dY (Phi(Z) + Z phi(Z)), Z = X + B. Returns dX."""
     def __init__(self) -> None: ...
-    @overload
-    def __call__(
-        self, dY: NDArray[_T], X: NDArray[_T], B: NDArray[_T], *, out: NDArray[_T] | None = None,
-        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-    ) -> NDArray[_T]: ...
-    @overload
     def __call__(
         self, dY: _Array, X: _Array, B: _Array, *, out: _Memory | None = None,
         outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
@@ -1009,18 +647,11 @@ class ConcatTraining(Op):
     """Arrays joined along an axis: concat_result = inputs[0], inputs[1], ... one after the other. Returns (concat_result, per_input_length)."""
     axis: Final[int]
     def __init__(self, *, axis: _Integer) -> None: ...
-    @overload
-    def __call__(
-        self, inputs: Sequence[NDArray[_T]], *,
-        out: tuple[NDArray[_T] | None, NDArray[np.int64] | None] | None = None,
-        outputs: None = None, workspace: _Memory | None = None,
-    ) -> tuple[NDArray[_T], NDArray[np.int64]]: ...
-    @overload
     def __call__(
         self, inputs: Sequence[_Array], *, out: tuple[_Memory | None, _Memory | None] | None = None,
         outputs: Sequence[Literal["concat_result", "per_input_length"]] | None = None,
         workspace: _Memory | None = None,
-    ) -> tuple[Any, Any]: ...
+    ) -> tuple[Any, NDArray[np.int64]]: ...
     def bound(
         self, inputs: Sequence[_Array] | EllipsisType, *,
         out: tuple[_Memory | None, _Memory | None] | None = None,
@@ -1035,13 +666,6 @@ class ConcatTraining(Op):
 class DivGrad(Op):
     """Gradient of Y = A / B: dA = sum of dY / B, dB = sum of -(dY / B) (A / B). Returns (dA, dB)."""
     def __init__(self) -> None: ...
-    @overload
-    def __call__(
-        self, dY: NDArray[_T], A: NDArray[_T], B: NDArray[_T], *,
-        out: tuple[NDArray[_T] | None, NDArray[_T] | None] | None = None, outputs: None = None,
-        workspace: _Memory | None = None,
-    ) -> tuple[NDArray[_T], NDArray[_T]]: ...
-    @overload
     def __call__(
         self, dY: _Array, A: _Array, B: _Array, *,
         out: tuple[_Memory | None, _Memory | None] | None = None,
@@ -1062,13 +686,6 @@ class FakeQuant(Op):
     quant_min: Final[int]
     quant_max: Final[int]
     def __init__(self, *, quant_min: _Integer = 0, quant_max: _Integer = 255) -> None: ...
-    @overload
-    def __call__(
-        self, input: NDArray[_T], scale: _Reals, zero_point: _Reals, *,
-        out: tuple[NDArray[_T] | None, NDArray[np.bool] | None] | None = None, outputs: None = None,
-        workspace: _Memory | None = None,
-    ) -> tuple[NDArray[_T], NDArray[np.bool]]: ...
-    @overload
     def __call__(
         self, input: _Array, scale: _Reals, zero_point: _Reals, *,
         out: tuple[_Memory | None, _Memory | None] | None = None,
@@ -1090,12 +707,6 @@ class FakeQuant(Op):
 class FakeQuantGrad(Op):
     """Gradient of FakeQuant, straight through: dX = dY where gradient_mask, else 0. Returns dX."""
     def __init__(self) -> None: ...
-    @overload
-    def __call__(
-        self, dY: NDArray[_T], gradient_mask: NDArray[np.bool], *, out: NDArray[_T] | None = None,
-        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-    ) -> NDArray[_T]: ...
-    @overload
     def __call__(
         self, dY: _Array, gradient_mask: _Array, *, out: _Memory | None = None,
         outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
@@ -1112,12 +723,6 @@ class FakeQuantGrad(Op):
 class FastGelu(Op):
     """Gelu by tanh: Y = Z / (1 + exp(-v)), v = 2 sqrt(2 / pi) (Z + 0.044715 Z^3), Z = X + bias. Returns Y."""
     def __init__(self) -> None: ...
-    @overload
-    def __call__(
-        self, X: NDArray[_T], bias: NDArray[_T] | None = None, *, out: NDArray[_T] | None = None,
-        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-    ) -> NDArray[_T]: ...
-    @overload
     def __call__(
         self, X: _Array, bias: _Array | None = None, *, out: _Memory | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
@@ -1135,12 +740,6 @@ class FastGelu(Op):
 class FastGeluGrad(Op):
     """Gradient of FastGelu: dX = dY (s + X v' s (1 - s)), s = 1 / (1 + exp(-v)). Returns dX."""
     def __init__(self) -> None: ...
-    @overload
-    def __call__(
-        self, dY: NDArray[_T], X: NDArray[_T], *, out: NDArray[_T] | None = None,
-        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-    ) -> NDArray[_T]: ...
-    @overload
     def __call__(
         self, dY: _Array, X: _Array, *, out: _Memory | None = None,
         outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
@@ -1156,19 +755,12 @@ class FastGeluGrad(Op):
 class FlattenAndUnpad(Op):
     """Selected rows: output[r] = input.reshape(M1 M2, ...)[indices[r]]; the padding falls off. Returns (output, unflatten_dims)."""
     def __init__(self) -> None: ...
-    @overload
-    def __call__(
-        self, input: NDArray[_T], indices: NDArray[Any], *,
-        out: tuple[NDArray[_T] | None, NDArray[np.int64] | None] | None = None,
-        outputs: None = None, workspace: _Memory | None = None,
-    ) -> tuple[NDArray[_T], NDArray[np.int64]]: ...
-    @overload
     def __call__(
         self, input: _Array, indices: _Array, *,
         out: tuple[_Memory | None, _Memory | None] | None = None,
         outputs: Sequence[Literal["output", "unflatten_dims"]] | None = None,
         workspace: _Memory | None = None,
-    ) -> tuple[Any, Any]: ...
+    ) -> tuple[Any, NDArray[np.int64]]: ...
     def bound(
         self, input: _Array | EllipsisType, indices: _Array | EllipsisType, *,
         out: tuple[_Memory | None, _Memory | None] | None = None,
@@ -1188,13 +780,6 @@ class GatherElementsGrad(Op):
     def __init__(
         self, *, axis: _Integer = 0, deterministic: _Boolean = True, check: _Boolean = False,
     ) -> None: ...
-    @overload
-    def __call__(
-        self, dY: NDArray[_T], shape: _Integers, indices: NDArray[Any], *,
-        out: NDArray[_T] | None = None, outputs: Sequence[Literal["dX"]] | None = None,
-        workspace: _Memory | None = None,
-    ) -> NDArray[_T]: ...
-    @overload
     def __call__(
         self, dY: _Array, shape: _Integers, indices: _Array, *, out: _Memory | None = None,
         outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
@@ -1217,13 +802,6 @@ class GatherGrad(Op):
     def __init__(
         self, *, axis: _Integer = 0, deterministic: _Boolean = True, check: _Boolean = False,
     ) -> None: ...
-    @overload
-    def __call__(
-        self, shape: _Integers, indices: NDArray[Any], dY: NDArray[_T], *,
-        out: NDArray[_T] | None = None, outputs: Sequence[Literal["dX"]] | None = None,
-        workspace: _Memory | None = None,
-    ) -> NDArray[_T]: ...
-    @overload
     def __call__(
         self, shape: _Integers, indices: _Array, dY: _Array, *, out: _Memory | None = None,
         outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
@@ -1246,13 +824,6 @@ class GatherNDGrad(Op):
     def __init__(
         self, *, batch_dims: _Integer = 0, deterministic: _Boolean = True, check: _Boolean = False,
     ) -> None: ...
-    @overload
-    def __call__(
-        self, shape: _Integers, indices: NDArray[Any], update: NDArray[_T], *,
-        out: NDArray[_T] | None = None, outputs: Sequence[Literal["output"]] | None = None,
-        workspace: _Memory | None = None,
-    ) -> NDArray[_T]: ...
-    @overload
     def __call__(
         self, shape: _Integers, indices: _Array, update: _Array, *, out: _Memory | None = None,
         outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
@@ -1270,12 +841,6 @@ class GatherNDGrad(Op):
 class Gelu(Op):
     """Gaussian error linear unit: Y = X Phi(X). Returns Y."""
     def __init__(self) -> None: ...
-    @overload
-    def __call__(
-        self, X: NDArray[_T], *, out: NDArray[_T] | None = None,
-        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-    ) -> NDArray[_T]: ...
-    @overload
     def __call__(
         self, X: _Array, *, out: _Memory | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
@@ -1291,12 +856,6 @@ class Gelu(Op):
 class GeluGrad(Op):
     """Gradient of Gelu: dX = dY (Phi(X) + X phi(X)). Returns dX."""
     def __init__(self) -> None: ...
-    @overload
-    def __call__(
-        self, dY: NDArray[_T], X: NDArray[_T], *, out: NDArray[_T] | None = None,
-        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-    ) -> NDArray[_T]: ...
-    @overload
     def __call__(
         self, dY: _Array, X: _Array, *, out: _Memory | None = None,
         outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
@@ -1314,12 +873,6 @@ class GistBinarizeDecoder(Op):
     to: Final[np.dtype[Any]]
     shape: Final[tuple[int, ...] | None]
     def __init__(self, *, to: _Dtype, shape: _Integers | None = None) -> None: ...
-    @overload
-    def __call__(
-        self, X: NDArray[np.bool], *, out: NDArray[Any] | None = None,
-        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-    ) -> NDArray[Any]: ...
-    @overload
     def __call__(
         self, X: _Array, *, out: _Memory | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
@@ -1335,12 +888,6 @@ class GistBinarizeDecoder(Op):
 class GistBinarizeEncoder(Op):
     """Sign test: Y = X > 0, in one byte an element. Returns Y."""
     def __init__(self) -> None: ...
-    @overload
-    def __call__(
-        self, X: NDArray[Any], *, out: NDArray[np.bool] | None = None,
-        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-    ) -> NDArray[np.bool]: ...
-    @overload
     def __call__(
         self, X: _Array, *, out: _Memory | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
@@ -1358,12 +905,6 @@ class GistPack16Decoder(Op):
     to: Final[np.dtype[Any]]
     shape: Final[tuple[int, ...] | None]
     def __init__(self, *, to: _Dtype, shape: _Integers | None = None) -> None: ...
-    @overload
-    def __call__(
-        self, X: NDArray[np.float16], *, out: NDArray[Any] | None = None,
-        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-    ) -> NDArray[Any]: ...
-    @overload
     def __call__(
         self, X: _Array, *, out: _Memory | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
@@ -1379,12 +920,6 @@ class GistPack16Decoder(Op):
 class GistPack16Encoder(Op):
     """Half precision: Y = X rounded to float16. Returns Y."""
     def __init__(self) -> None: ...
-    @overload
-    def __call__(
-        self, X: NDArray[Any], *, out: NDArray[np.float16] | None = None,
-        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-    ) -> NDArray[np.float16]: ...
-    @overload
     def __call__(
         self, X: _Array, *, out: _Memory | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
@@ -1402,12 +937,6 @@ class GistPack1Decoder(Op):
     to: Final[np.dtype[Any]]
     shape: Final[tuple[int, ...] | None]
     def __init__(self, *, to: _Dtype, shape: _Integers | None = None) -> None: ...
-    @overload
-    def __call__(
-        self, X: NDArray[np.uint8], *, out: NDArray[Any] | None = None,
-        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-    ) -> NDArray[Any]: ...
-    @overload
     def __call__(
         self, X: _Array, *, out: _Memory | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
@@ -1423,12 +952,6 @@ class GistPack1Decoder(Op):
 class GistPack1Encoder(Op):
     """Sign bits: bit 7 - j of Y[k] = X[8 k + j] > 0, the first element in the highest bit. Returns Y."""
     def __init__(self) -> None: ...
-    @overload
-    def __call__(
-        self, X: NDArray[Any], *, out: NDArray[np.uint8] | None = None,
-        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-    ) -> NDArray[np.uint8]: ...
-    @overload
     def __call__(
         self, X: _Array, *, out: _Memory | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
@@ -1446,12 +969,6 @@ class GistPack8Decoder(Op):
     to: Final[np.dtype[Any]]
     shape: Final[tuple[int, ...] | None]
     def __init__(self, *, to: _Dtype, shape: _Integers | None = None) -> None: ...
-    @overload
-    def __call__(
-        self, X: NDArray[np.uint8], *, out: NDArray[Any] | None = None,
-        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-    ) -> NDArray[Any]: ...
-    @overload
     def __call__(
         self, X: _Array, *, out: _Memory | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
@@ -1467,12 +984,6 @@ class GistPack8Decoder(Op):
 class GistPack8Encoder(Op):
     """OCP FP8 E5M2: Y = X rounded to 1 sign, 5 exponent (bias 15) and 2 fraction bits. Returns Y."""
     def __init__(self) -> None: ...
-    @overload
-    def __call__(
-        self, X: NDArray[Any], *, out: NDArray[np.uint8] | None = None,
-        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-    ) -> NDArray[np.uint8]: ...
-    @overload
     def __call__(
         self, X: _Array, *, out: _Memory | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
@@ -1493,12 +1004,6 @@ class GistPackMsfp15Decoder(Op):
     def __init__(
         self, *, to: _Dtype, shape: _Integers | None = None, keep_nonfinite: _Boolean = False,
     ) -> None: ...
-    @overload
-    def __call__(
-        self, X: NDArray[np.uint8], *, out: NDArray[Any] | None = None,
-        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-    ) -> NDArray[Any]: ...
-    @overload
     def __call__(
         self, X: _Array, *, out: _Memory | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
@@ -1515,12 +1020,6 @@ class GistPackMsfp15Encoder(Op):
     """MSFP15: X[i] = (-1)^s M 2^(E - 132), E shared by 8 consecutive elements of the flat array. Returns Y."""
     keep_nonfinite: Final[bool]
     def __init__(self, *, keep_nonfinite: _Boolean = False) -> None: ...
-    @overload
-    def __call__(
-        self, X: NDArray[Any], *, out: NDArray[np.uint8] | None = None,
-        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-    ) -> NDArray[np.uint8]: ...
-    @overload
     def __call__(
         self, X: _Array, *, out: _Memory | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
@@ -1536,13 +1035,6 @@ class GistPackMsfp15Encoder(Op):
 class InPlaceAccumulator(Op):
     """Gradient accumulation: new_sum = old_sum + value, in place of old_sum. Returns new_sum."""
     def __init__(self) -> None: ...
-    @overload
-    def __call__(
-        self, old_sum: NDArray[_T], value: NDArray[Any], update_signal: _Booleans | None = None, *,
-        out: NDArray[_T] | None = None, outputs: Sequence[Literal["new_sum"]] | None = None,
-        workspace: _Memory | None = None,
-    ) -> NDArray[_T]: ...
-    @overload
     def __call__(
         self, old_sum: _Array, value: _Array, update_signal: _Booleans | None = None, *,
         out: _Memory | None = None, outputs: Sequence[Literal["new_sum"]] | None = None,
@@ -1561,14 +1053,6 @@ class InPlaceAccumulator(Op):
 class InPlaceAccumulatorList(Op):
     """Gradient accumulation over a parameter list: new_sums[i] = old_sums[i] + values[i], in place. Returns *new_sums."""
     def __init__(self) -> None: ...
-    @overload
-    def __call__(
-        self, old_sums: Sequence[NDArray[_T]], values: Sequence[NDArray[Any]],
-        update_signal: _Booleans | None = None, *,
-        out: tuple[NDArray[_T] | None, ...] | None = None,
-        outputs: Sequence[Literal["new_sums"]] | None = None, workspace: _Memory | None = None,
-    ) -> tuple[NDArray[_T], ...]: ...
-    @overload
     def __call__(
         self, old_sums: Sequence[_Array], values: Sequence[_Array],
         update_signal: _Booleans | None = None, *, out: tuple[_Memory | None, ...] | None = None,
@@ -1589,20 +1073,12 @@ class InPlaceAccumulatorList(Op):
 class InPlaceAccumulatorV2(Op):
     """Gradient accumulation: accumulation_buffer_out = accumulation_buffer + value, or value alone. Returns (updated_flag, accumulation_buffer_out)."""
     def __init__(self) -> None: ...
-    @overload
-    def __call__(
-        self, accumulation_buffer: NDArray[_T], value: NDArray[Any],
-        overwrite_flag: _Booleans | None = None, *,
-        out: tuple[NDArray[np.bool] | None, NDArray[_T] | None] | None = None, outputs: None = None,
-        workspace: _Memory | None = None,
-    ) -> tuple[NDArray[np.bool], NDArray[_T]]: ...
-    @overload
     def __call__(
         self, accumulation_buffer: _Array, value: _Array, overwrite_flag: _Booleans | None = None,
         *, out: tuple[_Memory | None, _Memory | None] | None = None,
         outputs: Sequence[Literal["updated_flag", "accumulation_buffer_out"]] | None = None,
         workspace: _Memory | None = None,
-    ) -> tuple[Any, Any]: ...
+    ) -> tuple[NDArray[np.bool], Any]: ...
     def bound(
         self, accumulation_buffer: _Array | EllipsisType, value: _Array | EllipsisType,
         overwrite_flag: _Booleans | None | EllipsisType = None, *,
@@ -1620,12 +1096,6 @@ class IsAllFinite(Op):
     isinf_only: Final[bool]
     isnan_only: Final[bool]
     def __init__(self, *, isinf_only: _Boolean = False, isnan_only: _Boolean = False) -> None: ...
-    @overload
-    def __call__(
-        self, input: Sequence[NDArray[Any]], *, out: NDArray[np.bool] | None = None,
-        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
-    ) -> NDArray[np.bool]: ...
-    @overload
     def __call__(
         self, input: Sequence[_Array], *, out: _Memory | None = None,
         outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
@@ -1641,12 +1111,6 @@ class IsAllFinite(Op):
 class IsFinite(Op):
     """Test for numbers: Y = X is neither infinite nor NaN. Returns Y."""
     def __init__(self) -> None: ...
-    @overload
-    def __call__(
-        self, X: NDArray[Any], *, out: NDArray[np.bool] | None = None,
-        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-    ) -> NDArray[np.bool]: ...
-    @overload
     def __call__(
         self, X: _Array, *, out: _Memory | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
@@ -1663,12 +1127,6 @@ class LeakyReluGrad(Op):
     """Gradient of LeakyRelu: dX = dY where Y > 0, else alpha dY. Returns dX."""
     alpha: Final[float]
     def __init__(self, *, alpha: _Real = 0.01) -> None: ...
-    @overload
-    def __call__(
-        self, dY: NDArray[_T], Y: NDArray[_T], *, out: NDArray[_T] | None = None,
-        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-    ) -> NDArray[_T]: ...
-    @overload
     def __call__(
         self, dY: _Array, Y: _Array, *, out: _Memory | None = None,
         outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
@@ -1686,13 +1144,6 @@ class MixedPrecisionScale(Op):
     to: Final[np.dtype[Any]]
     fuse_outputs: Final[bool]
     def __init__(self, *, to: _Dtype, fuse_outputs: _Boolean = False) -> None: ...
-    @overload
-    def __call__(
-        self, S: NDArray[Any], X: Sequence[NDArray[Any]], *,
-        out: tuple[NDArray[Any] | None, ...] | None = None,
-        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-    ) -> tuple[NDArray[Any], ...]: ...
-    @overload
     def __call__(
         self, S: _Array, X: Sequence[_Array], *, out: tuple[_Memory | None, ...] | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
@@ -1709,13 +1160,6 @@ class MixedPrecisionScale(Op):
 class PadAndUnflatten(Op):
     """Rows back in their places: output.reshape(M1 M2, ...)[indices[r]] = input[r], 0 elsewhere. Returns output."""
     def __init__(self) -> None: ...
-    @overload
-    def __call__(
-        self, input: NDArray[_T], indices: NDArray[Any], unflatten_dims: _Integers, *,
-        out: NDArray[_T] | None = None, outputs: Sequence[Literal["output"]] | None = None,
-        workspace: _Memory | None = None,
-    ) -> NDArray[_T]: ...
-    @overload
     def __call__(
         self, input: _Array, indices: _Array, unflatten_dims: _Integers, *,
         out: _Memory | None = None, outputs: Sequence[Literal["output"]] | None = None,
@@ -1735,12 +1179,6 @@ class QuickGelu(Op):
     """Sigmoid-weighted unit: Y = X / (1 + exp(-alpha X)). Returns Y."""
     alpha: Final[float]
     def __init__(self, *, alpha: _Real = 1.702) -> None: ...
-    @overload
-    def __call__(
-        self, X: NDArray[_T], *, out: NDArray[_T] | None = None,
-        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-    ) -> NDArray[_T]: ...
-    @overload
     def __call__(
         self, X: _Array, *, out: _Memory | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
@@ -1757,12 +1195,6 @@ class QuickGeluGrad(Op):
     """Gradient of QuickGelu: dX = dY s (1 + v (1 - s)), v = alpha X, s = 1 / (1 + exp(-v)). Returns dX."""
     alpha: Final[float]
     def __init__(self, *, alpha: _Real = 1.702) -> None: ...
-    @overload
-    def __call__(
-        self, dY: NDArray[_T], X: NDArray[_T], *, out: NDArray[_T] | None = None,
-        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-    ) -> NDArray[_T]: ...
-    @overload
     def __call__(
         self, dY: _Array, X: _Array, *, out: _Memory | None = None,
         outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
@@ -1779,12 +1211,6 @@ class ReduceAllL2(Op):
     """Euclidean norm of a list of tensors: Y = sqrt(sum of x^2 over all elements x of all of X). Returns Y."""
     output_type: Final[np.dtype[Any] | None]
     def __init__(self, *, output_type: _Dtype | None = None) -> None: ...
-    @overload
-    def __call__(
-        self, X: Sequence[NDArray[Any]], *, out: NDArray[Any] | None = None,
-        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
-    ) -> NDArray[Any]: ...
-    @overload
     def __call__(
         self, X: Sequence[_Array], *, out: _Memory | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
@@ -1804,12 +1230,6 @@ class ReduceSumTraining(Op):
     def __init__(
         self, *, keepdims: _Boolean = True, noop_with_empty_axes: _Boolean = False,
     ) -> None: ...
-    @overload
-    def __call__(
-        self, data: NDArray[_T], axes: _Integers, *, out: NDArray[_T] | None = None,
-        outputs: Sequence[Literal["reduced"]] | None = None, workspace: _Memory | None = None,
-    ) -> NDArray[_T]: ...
-    @overload
     def __call__(
         self, data: _Array, axes: _Integers, *, out: _Memory | None = None,
         outputs: Sequence[Literal["reduced"]] | None = None, workspace: _Memory | None = None,
@@ -1826,12 +1246,6 @@ class ReduceSumTraining(Op):
 class ReluGrad(Op):
     """Gradient of Relu: dX = dY where X > 0, else 0. Returns dX."""
     def __init__(self) -> None: ...
-    @overload
-    def __call__(
-        self, dY: NDArray[_T], X: NDArray[_T], *, out: NDArray[_T] | None = None,
-        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-    ) -> NDArray[_T]: ...
-    @overload
     def __call__(
         self, dY: _Array, X: _Array, *, out: _Memory | None = None,
         outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
@@ -1863,13 +1277,6 @@ class ResizeGrad(Op):
         exclude_outside: _Boolean = False, extrapolation_value: _Real = 0.0,
         nearest_mode: Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"] = "round_prefer_floor",
     ) -> None: ...
-    @overload
-    def __call__(
-        self, dY: NDArray[_T], X: NDArray[_T], roi: _Reals | None = None,
-        scales: _Reals | None = None, *, out: NDArray[_T] | None = None,
-        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-    ) -> NDArray[_T]: ...
-    @overload
     def __call__(
         self, dY: _Array, X: _Array, roi: _Reals | None = None, scales: _Reals | None = None, *,
         out: _Memory | None = None, outputs: Sequence[Literal["dX"]] | None = None,
@@ -1890,12 +1297,6 @@ class Scale(Op):
     """Scaling by a number: output = input scale, or input / scale with `scale_down`. Returns output."""
     scale_down: Final[bool]
     def __init__(self, *, scale_down: _Boolean = False) -> None: ...
-    @overload
-    def __call__(
-        self, input: NDArray[_T], scale: _Reals, *, out: NDArray[_T] | None = None,
-        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
-    ) -> NDArray[_T]: ...
-    @overload
     def __call__(
         self, input: _Array, scale: _Reals, *, out: _Memory | None = None,
         outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
@@ -1915,13 +1316,6 @@ class ScaledSum(Op):
     scale_1: Final[float]
     scale_2: Final[float | None]
     def __init__(self, *, scale_0: _Real, scale_1: _Real, scale_2: _Real | None = None) -> None: ...
-    @overload
-    def __call__(
-        self, input_0: NDArray[_T], input_1: NDArray[_T], input_2: NDArray[_T] | None = None, *,
-        out: NDArray[_T] | None = None, outputs: Sequence[Literal["output"]] | None = None,
-        workspace: _Memory | None = None,
-    ) -> NDArray[_T]: ...
-    @overload
     def __call__(
         self, input_0: _Array, input_1: _Array, input_2: _Array | None = None, *,
         out: _Memory | None = None, outputs: Sequence[Literal["output"]] | None = None,
@@ -1940,12 +1334,6 @@ class ScaledSum(Op):
 class SigmoidGrad(Op):
     """Gradient of Sigmoid: dX = dY Y (1 - Y). Returns dX."""
     def __init__(self) -> None: ...
-    @overload
-    def __call__(
-        self, dY: NDArray[_T], Y: NDArray[_T], *, out: NDArray[_T] | None = None,
-        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-    ) -> NDArray[_T]: ...
-    @overload
     def __call__(
         self, dY: _Array, Y: _Array, *, out: _Memory | None = None,
         outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
@@ -1961,14 +1349,6 @@ class SigmoidGrad(Op):
 class SliceGrad(Op):
     """Gradient of Slice: dX[start_0 + j_0 step_0, ...] = dY[j_0, ...], and 0 elsewhere. Returns dX."""
     def __init__(self) -> None: ...
-    @overload
-    def __call__(
-        self, dY: NDArray[_T], shape: _Integers, starts: _Integers, ends: _Integers,
-        axes: _Integers | None = None, steps: _Integers | None = None, *,
-        out: NDArray[_T] | None = None, outputs: Sequence[Literal["dX"]] | None = None,
-        workspace: _Memory | None = None,
-    ) -> NDArray[_T]: ...
-    @overload
     def __call__(
         self, dY: _Array, shape: _Integers, starts: _Integers, ends: _Integers,
         axes: _Integers | None = None, steps: _Integers | None = None, *,
@@ -1993,13 +1373,6 @@ class SplitTraining(Op):
     axis: Final[int]
     num_outputs: Final[int | None]
     def __init__(self, *, axis: _Integer = 0, num_outputs: _Integer | None = None) -> None: ...
-    @overload
-    def __call__(
-        self, input: NDArray[_T], split: _Integers | None = None, *,
-        out: tuple[NDArray[_T] | None, ...] | None = None,
-        outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
-    ) -> tuple[NDArray[_T], ...]: ...
-    @overload
     def __call__(
         self, input: _Array, split: _Integers | None = None, *,
         out: tuple[_Memory | None, ...] | None = None,
@@ -2018,12 +1391,6 @@ class SplitTraining(Op):
 class TanhGrad(Op):
     """Gradient of Tanh: dX = dY (1 - Y^2). Returns dX."""
     def __init__(self) -> None: ...
-    @overload
-    def __call__(
-        self, dY: NDArray[_T], Y: NDArray[_T], *, out: NDArray[_T] | None = None,
-        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
-    ) -> NDArray[_T]: ...
-    @overload
     def __call__(
         self, dY: _Array, Y: _Array, *, out: _Memory | None = None,
         outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
@@ -2039,13 +1406,6 @@ class TanhGrad(Op):
 class View(Op):
     """Pieces of one array: outputs[i] = input.ravel()[o_i : o_i + n_i].reshape(shapes[i]). Returns *outputs."""
     def __init__(self) -> None: ...
-    @overload
-    def __call__(
-        self, input: NDArray[_T], shapes: Sequence[_Integers], *,
-        out: tuple[NDArray[_T] | None, ...] | None = None,
-        outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
-    ) -> tuple[NDArray[_T], ...]: ...
-    @overload
     def __call__(
         self, input: _Array, shapes: Sequence[_Integers], *,
         out: tuple[_Memory | None, ...] | None = None,
@@ -2064,13 +1424,6 @@ class View(Op):
 class ZeroGradient(Op):
     """Clears a gradient: zero_gradient = 0, all bytes, in place of old_gradient. Returns zero_gradient."""
     def __init__(self) -> None: ...
-    @overload
-    def __call__(
-        self, old_gradient: NDArray[_T1], reset_signal: NDArray[Any], *,
-        out: NDArray[_T1] | None = None, outputs: Sequence[Literal["zero_gradient"]] | None = None,
-        workspace: _Memory | None = None,
-    ) -> NDArray[_T1]: ...
-    @overload
     def __call__(
         self, old_gradient: _Array, reset_signal: _Array, *, out: _Memory | None = None,
         outputs: Sequence[Literal["zero_gradient"]] | None = None, workspace: _Memory | None = None,

@@ -72,14 +72,12 @@ class Output:
 
     `aliases` names the input whose array it is written into, always; `may_alias` those whose array
     `out=` may be. A host output is a NumPy array that follows from shapes, or a Changing that gives
-    one. An "either" output is what the input that it aliases is. `optional` says that for some
-    attributes or inputs there is none: `infer` gives None.
+    one. An "either" output is what the input that it aliases is.
     """
 
     name: str
     type: str
     memory: Memory = "device"
-    optional: bool = False
     variadic: bool = False
     aliases: str | None = None
     may_alias: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import click
-from stub_operators import class_name, classes, functions, keyword, type_variables
+from stub_operators import class_name, classes, functions, keyword
 
 import cupy_training_ops as cto
 from cupy_training_ops.frame.op import Op
@@ -35,7 +35,7 @@ HEAD = f'''\
 
 from collections.abc import Callable, Sequence
 from types import EllipsisType
-from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar, overload
+from typing import Any, Final, Literal, Protocol, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,7 +60,7 @@ class _CudaArray(Protocol):
     def __cuda_array_interface__(self) -> Any: ...
 
 # What a call takes: arrays of any library, and host values.
-_Memory: TypeAlias = _DLPack | _CudaArray
+_Memory: TypeAlias = np.ndarray[Any, Any] | _DLPack | _CudaArray
 _Array: TypeAlias = _Memory | np.generic
 _Boolean: TypeAlias = bool | np.bool_ | Literal[0, 1]
 _Integer: TypeAlias = int | np.integer[Any]
@@ -69,6 +69,8 @@ _Booleans: TypeAlias = _Boolean | Sequence[_Boolean] | NDArray[np.bool_]
 _Integers: TypeAlias = _Integer | Sequence[_Integer] | NDArray[np.integer[Any]]
 _Reals: TypeAlias = _Real | Sequence[_Real] | NDArray[np.floating[Any] | np.integer[Any]]
 _Dtype: TypeAlias = np.dtype[Any] | type[Any] | str | int
+
+__version__: str
 '''
 
 
@@ -87,8 +89,7 @@ def generated() -> str:
     """The whole stub."""
     by_name = versions(REGISTRY.values())
     names = ",\n".join(f'    "{name}"' for name in cto.__all__)
-    head = [HEAD, *type_variables(by_name), "", "__version__: str"]
-    lines = [*head, f"__all__ = [\n{names},\n]", "", *codecs(), "", *look_up(by_name)]
+    lines = [HEAD, f"__all__ = [\n{names},\n]", "", *codecs(), "", *look_up(by_name)]
     return "\n".join([*lines, "", *functions(by_name), *classes(by_name)]) + "\n"
 
 
@@ -107,11 +108,9 @@ def codecs() -> Iterator[str]:
     every = ", ".join(name for names in groups.values() for name in names)
     yield f"CODECS: dict[Literal[{every}], Codec]"
     for i, (options, names) in enumerate(groups.items()):
-        codec = f"Literal[{', '.join(names)}]"
-        yield "@overload"
-        yield f"def compress(x: _Array, codec: {codec}{options}) -> Packed:{'' if i == 0 else ' ...'}"
-        if i == 0:
-            yield textwrap.indent(f'"""{cto.compress.__doc__}\n"""', "    ")
+        given = f"x: _Array, codec: Literal[{', '.join(names)}]{options}"
+        doc = "\n" + textwrap.indent(f'"""{cto.compress.__doc__}\n"""', "    ")
+        yield f"@overload\ndef compress({given}) -> Packed:{' ...' if i else doc}"
 
 
 def look_up(by_name: Mapping[str, Sequence[type[Op]]]) -> Iterator[str]:

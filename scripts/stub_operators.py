@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The stub's text of operators: each as a function and as a class, from its declaration.
 
-There are two overloads: of NumPy arrays, whose results are NumPy's with the dtype that is known,
-and of any other arrays, whose results are Any. So are those of a call that wants some outputs only,
-because the others are None.
+Results in device memory are Any: arrays of the library that the inputs are of. Overloads for
+NumPy's would name its type, but a checker that finds an error then only says that none matches, and
+pyright takes CuPy's arrays, which have no types, for NumPy's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cupy_training_ops.frame.op import Op
 from cupy_training_ops.schema import Attribute, Input, Output, gives
 
 WIDTH = 100
-# What a converter takes, by the type that it gives; a host input of one value may be an array of one.
+# What a converter takes, by the type that it gives.
 TAKEN = {
     bool: "_Boolean",
     int: "_Integer",
@@ -36,6 +36,7 @@ TAKEN = {
     np.dtype: "_Dtype",
     Callable: "Callable[..., Any]",
 }
+# A host input of one value may also be an array of one.
 ARRAY_OF = {"_Boolean": "_Booleans", "_Integer": "_Integers", "_Real": "_Reals"}
 
 Versions = Mapping[str, Sequence[type[Op]]]  # the classes of each operator, the newest first
@@ -44,7 +45,8 @@ Versions = Mapping[str, Sequence[type[Op]]]  # the classes of each operator, the
 def functions(versions: Versions) -> Iterator[str]:
     """Every operator as a function: that of the newest version."""
     for _, (cls, *_older) in sorted(versions.items(), key=lambda row: row[1][0].function_name):
-        yield from calls(cls, cls.function_name, doc=summary(cls))
+        attributes = [keyword(cls, a) for a in cls.attributes]
+        yield call(cls, cls.function_name, "", attributes, summary(cls))
 
 
 def classes(versions: Versions) -> Iterator[str]:
@@ -67,25 +69,18 @@ def operator_class(cls: type[Op], name: str) -> Iterator[str]:
     keywords = [keyword(cls, a) for a in cls.attributes]
     starred = ["*", *keywords] if keywords else []
     yield definition("    ", "__init__", ["self", *starred], "None")
-    yield from calls(cls, "__call__")
-    bound = ["self", *inputs(cls, False, " | EllipsisType"), "*", *call_keywords(cls, False)]
+    yield call(cls, "__call__", "    ", ())
+    bound = ["self", *inputs(cls, " | EllipsisType"), "*", *call_keywords(cls)]
     yield definition("    ", "bound", bound, "BoundCall | OpenCall")
-    asked = ["self", *inputs(cls, False), "*", wanted(cls, False)]
+    asked = ["self", *inputs(cls), "*", wanted(cls)]
     yield definition("    ", "workspace_nbytes", asked, "int")
 
 
-def calls(cls: type[Op], name: str, doc: str = "") -> Iterator[str]:
-    """The call, as a method or as a function with the attributes: on NumPy arrays, and on any."""
-    method = name == "__call__"
-    indent, first = ("    ", ["self"]) if method else ("", [])
-    attributes = [] if method else [keyword(cls, a) for a in cls.attributes]
-    views = (True, False) if any(item.memory != "host" for item in cls.inputs) else (False,)
-    for numpy in views:
-        if len(views) > 1:
-            yield f"{indent}@overload"
-        parameters = [*first, *inputs(cls, numpy), "*", *attributes, *call_keywords(cls, numpy)]
-        yield definition(indent, name, parameters, result(cls, numpy), doc)
-        doc = ""
+def call(cls: type[Op], name: str, indent: str, more: Sequence[str], doc: str = "") -> str:
+    """The call, as a method or as a function, which takes the attributes too."""
+    own = ["self"] if indent else []
+    parameters = [*own, *inputs(cls), "*", *more, *call_keywords(cls)]
+    return definition(indent, name, parameters, result(cls), doc)
 
 
 def definition(
@@ -119,24 +114,21 @@ def summary(cls: type[Op]) -> str:
 # ---- parameters ----------------------------------------------------------------------------------
 
 
-def inputs(cls: type[Op], numpy: bool, more: str = "") -> list[str]:
+def inputs(cls: type[Op], more: str = "") -> list[str]:
     """The inputs; one that may be left out has to be given as None where a later one may not be."""
     last = max((i for i, item in enumerate(cls.inputs) if not item.optional), default=-1)
     return [
-        f"{item.name}: {taken(cls, item, numpy)}{more}{' = None' if i > last else ''}"
+        f"{item.name}: {taken(cls, item)}{more}{' = None' if i > last else ''}"
         for i, item in enumerate(cls.inputs)
     ]
 
 
-def taken(cls: type[Op], item: Input, numpy: bool) -> str:
+def taken(cls: type[Op], item: Input) -> str:
     """What an input may be."""
-    if item.memory == "device":
-        one = array(cls, item, numpy)
-    else:
+    one = "_Array"
+    if item.memory != "device":
         value = accepted(cls, item)
-        one = ARRAY_OF.get(value, value)
-        if item.memory == "either":
-            one += " | " + ("NDArray[Any]" if numpy else "_Array")
+        one = ARRAY_OF.get(value, value) + (" | _Array" if item.memory == "either" else "")
     if item.variadic:
         one = f"Sequence[{one}{' | None' if item.holes else ''}]"
     return f"{one} | None" if item.optional else one
@@ -148,67 +140,34 @@ def keyword(cls: type[Op], item: Attribute) -> str:
     return text if repr(item.default) == "REQUIRED" else f"{text} = {written(item.default)}"
 
 
-def call_keywords(cls: type[Op], numpy: bool) -> list[str]:
+def call_keywords(cls: type[Op]) -> list[str]:
     """What every call takes beside its inputs."""
-    return [
-        f"out: {given(cls, numpy)} | None = None",
-        wanted(cls, numpy),
-        "workspace: _Memory | None = None",
-    ]
+    kinds = ["tuple[_Memory | None, ...]" if o.variadic else "_Memory" for o in cls.outputs]
+    out = kinds[0] if len(kinds) == 1 else f"tuple[{', '.join(f'{k} | None' for k in kinds)}]"
+    return [f"out: {out} | None = None", wanted(cls), "workspace: _Memory | None = None"]
 
 
-def wanted(cls: type[Op], numpy: bool) -> str:
-    """`outputs=`: where there are several, results are of a known kind only if all are wanted."""
-    if numpy and len(cls.outputs) > 1:
-        return "outputs: None = None"
+def wanted(cls: type[Op]) -> str:
+    """`outputs=`, by the names that there are."""
     names = ", ".join(f'"{output.name}"' for output in cls.outputs)
     return f"outputs: Sequence[Literal[{names}]] | None = None"
 
 
-def given(cls: type[Op], numpy: bool) -> str:
-    """`out=`: an array, or a tuple with one or None for each output."""
-    kinds = []
-    for output in cls.outputs:
-        one = array(cls, output, numpy, written=True)
-        kinds.append(f"tuple[{one} | None, ...]" if output.variadic else one)
-    return kinds[0] if len(kinds) == 1 else f"tuple[{', '.join(f'{k} | None' for k in kinds)}]"
+def result(cls: type[Op]) -> str:
+    """What comes back: a tuple where there are several outputs, and for a list."""
+    ones = [made(output) for output in cls.outputs]
+    return ones[0] if len(ones) == 1 else f"tuple[{', '.join(ones)}]"
 
 
-def result(cls: type[Op], numpy: bool) -> str:
-    """What comes back."""
-    kinds = []
-    for output in cls.outputs:
-        known = numpy and output.memory != "either"
-        one = array(cls, output, True) if known else "Any"
-        one += " | Any" if known and output.optional else ""  # which a caller need not tell apart
-        kinds.append(f"tuple[{one}, ...]" if output.variadic else one)
-    return kinds[0] if len(kinds) == 1 else f"tuple[{', '.join(kinds)}]"
+def made(output: Output) -> str:
+    """One output; in host memory it is NumPy's, else of the library that the inputs are of."""
+    if output.memory != "host":
+        return "tuple[Any, ...]" if output.variadic else "Any"
+    kind = to_dtype(output.type).type
+    return f"NDArray[np.{kind.__name__}]"
 
 
 # ---- types ---------------------------------------------------------------------------------------
-
-
-def array(cls: type[Op], item: Input | Output, numpy: bool, written: bool = False) -> str:
-    """An array, of NumPy's or any; a scalar of NumPy's may be read but not written."""
-    if not numpy:
-        return "_Memory" if written else "_Array"
-    if item.type in cls.types:
-        return f"NDArray[{'_' + item.type if item.type in generic(cls) else 'Any'}]"
-    kind = to_dtype(item.type).type
-    return f"NDArray[{'np.' + kind.__name__ if kind.__module__ == 'numpy' else 'Any'}]"
-
-
-def generic(cls: type[Op]) -> set[str]:
-    """The type variables that an array always binds and a result has."""
-    binding = (i for i in cls.inputs if i.memory == "device" and not i.optional and not i.mixed)
-    made = {output.type for output in cls.outputs}
-    return {item.type for item in binding} & made & set(cls.types)
-
-
-def type_variables(versions: Versions) -> list[str]:
-    """The definitions of all that are used."""
-    names = sorted({name for ops in versions.values() for cls in ops for name in generic(cls)})
-    return [f'_{name} = TypeVar("_{name}", bound=np.generic)' for name in names]
 
 
 def accepted(cls: type[Op], item: Input | Attribute) -> str:

@@ -121,7 +121,6 @@ def _output(item: Output) -> Row:
     shared = " or ".join(f"{name}'s" for name in item.may_alias)
     words = (
         item.memory,
-        "optional" if item.optional else "",
         "a new NumPy array" if item.memory == "host" else "",
         "a tuple of arrays" if item.variadic else "",
         item.shape,

@@ -69,10 +69,7 @@ class BatchScale(ElementwiseOp):
 
     inputs = (INPUT,)
     outputs = tuple(
-        Output(
-            f"output_{i}", "T", optional=i == 2, may_alias=("input",), shape="shape of input"
-        )
-        for i in range(3)
+        Output(f"output_{i}", "T", may_alias=("input",), shape="shape of input") for i in range(3)
     )
     attributes = (
         Attribute("scale_0", real),

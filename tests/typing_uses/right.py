@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: MIT
+# ruff: noqa: T201
 # pyright: strict
 """Right uses, one a line: mypy --strict and pyright find nothing to say."""
 
@@ -15,12 +16,15 @@ import cupy_training_ops as cto
 class Tensor:
     """An array of another library, which lends its memory."""
 
-    def __dlpack__(self, *, stream: int | None = None) -> object: ...
-    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __dlpack__(self, *, stream: int | None = None) -> object:
+        raise NotImplementedError
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        raise NotImplementedError
 
 
 def numpy_arrays(x: NDArray[np.float32], i: NDArray[np.int64], mask: NDArray[np.bool_]) -> None:
-    """Results are NumPy's, with the dtype that is known."""
+    """Inputs by position or by name; results are whatever the caller says."""
     y: NDArray[np.float32] = cto.gelu(x)
     print(cto.gelu_grad(x, x).shape, cto.gelu_grad(dY=x, X=x).dtype)
     print(cto.gelu_grad(x, x, out=y) + 1.0)
