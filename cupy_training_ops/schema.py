@@ -2,7 +2,8 @@
 """What an operator declares about itself: inputs, outputs, attributes, as plain data.
 
 `help` prints a declaration: `shape` and `doc` are its prose, in which a shape is a phrase such as
-"any shape" or "shape of X". The first line of a converter's docstring says what it takes.
+"any shape" or "shape of X". The first line of a converter's docstring says what it takes, its
+annotation what it gives.
 """
 
 from __future__ import annotations

@@ -184,6 +184,7 @@ def lines_with(file: Path, text: str) -> set[int]:
     return {number for number, row in enumerate(rows, 1) if text in row}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("checker", [mypy, pyright])
 def test_right_uses_pass_and_wrong_ones_do_not(checker: Callable[[Path], set[int]]) -> None:
     right, wrong = USES / "right.py", USES / "wrong.py"
@@ -193,7 +194,7 @@ def test_right_uses_pass_and_wrong_ones_do_not(checker: Callable[[Path], set[int
     assert checker(wrong) == lines_with(wrong, "# wrong: ")
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.thorough
 def test_an_editor_completes_operators() -> None:
     jedi = pytest.importorskip("jedi", reason="jedi is in the extra dev")
     start = "import cupy_training_ops as cto\ncto."
