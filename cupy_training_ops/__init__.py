@@ -7,6 +7,7 @@ Every operator is here twice, as a class (`GistPack1Encoder()(x)`) and as a func
 
 from __future__ import annotations
 
+import builtins
 from typing import Any
 
 from . import registry
@@ -19,6 +20,9 @@ __version__ = "0.1.0"
 
 _CLASSES = {name: get_op(name) for name in registry.names()}
 
+# `import *` must not hide a function of Python's own.
+_STARRED = [name for name in OPERATORS if not hasattr(builtins, name)]
+
 __all__ = [
     "CODECS",
     "ArgumentError",
@@ -30,7 +34,7 @@ __all__ = [
     "compress",
     "get_op",
     "lookup",
-    *OPERATORS,
+    *_STARRED,
     *_CLASSES,
 ]
 
@@ -44,4 +48,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *OPERATORS, "__version__"})

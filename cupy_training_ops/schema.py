@@ -2,7 +2,8 @@
 """What an operator declares about itself: inputs, outputs, attributes, as plain data.
 
 `help` prints a declaration: `shape` and `doc` are its prose, in which a shape is a phrase such as
-"any shape" or "shape of X". The first line of a converter's docstring says what it takes.
+"any shape" or "shape of X". The first line of a converter's docstring says what it takes, its
+annotation what it gives.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -309,6 +310,7 @@ def one_of(*choices: object) -> Convert:
         raise ArgumentError(f"expected one of {choices}, got {shown(value)}")
 
     convert.__doc__ = " or ".join(map(repr, choices))
+    convert.__annotations__["return"] = Literal[choices]
     return convert
 
 
@@ -319,12 +321,18 @@ def optional(convert: Convert) -> Convert:
         return None if value is None else convert(value)
 
     convert_or_none.__doc__ = f"{kind(convert)}, or None"
+    convert_or_none.__annotations__["return"] = gives(convert) | None
     return convert_or_none
 
 
 def kind(convert: Convert) -> str:
     """What a converter takes, in words."""
     return (convert.__doc__ or "").partition("\n")[0].removesuffix(".")
+
+
+def gives(convert: Convert) -> Any:
+    """The type of what a converter gives, which it says in its annotation."""
+    return get_type_hints(convert)["return"]
 
 
 dtype = to_dtype

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import subprocess
 import sys
@@ -284,9 +285,22 @@ def test_everything_promised_is_there() -> None:
     assert len(set(cto.__all__)) == len(cto.__all__)
     for name in cto.__all__:
         assert getattr(cto, name) is not None
-    assert set(cto.__all__) <= set(dir(cto))
+    assert set(cto.__all__) == set(dir(cto)) - {"all", "__version__"}
     with pytest.raises(AttributeError, match="no attribute 'gist_pack9_encoder'"):
         _ = cto.gist_pack9_encoder
+
+
+def test_what_is_public_hides_nothing_of_pythons() -> None:
+    starred: dict[str, object] = {}
+    exec("from cupy_training_ops import *", starred)
+    assert not [name for name in starred if hasattr(builtins, name)]
+    assert starred["is_all_finite"] is cto.is_all_finite
+    assert cto.all(np.array([True, False])).tolist() == [False]
+
+
+def test_dir_shows_no_internals() -> None:
+    assert not {"Any", "annotations", "function", "OPERATORS", "registry"} & set(dir(cto))
+    assert {"all", "gelu", "Gelu", "compress", "__version__"} <= set(dir(cto))
 
 
 # ---- importing -----------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import configparser
 import email
 import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from cupy_training_ops.runtime.source import families
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MODULES = sorted((ROOT / "cupy_training_ops").rglob("*.py"))
+TYPES = {"cupy_training_ops/__init__.pyi", "cupy_training_ops/py.typed"}
 KERNELS = sorted(path for path in (ROOT / "cuda_src").rglob("*") if path.suffix in (".cu", ".cuh"))
 SHIPPED = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", ".gitignore")
 FOLDERS = ("cuda_src", "cupy_training_ops", "docs", "scripts", "tests")
@@ -82,7 +84,7 @@ def run(code: str, folder: Path, cwd: Path) -> str:
 def test_the_wheel_holds_modules_kernels_and_nothing_else(wheel) -> None:
     expected = {path.relative_to(ROOT).as_posix() for path in MODULES}
     expected |= {f"cupy_training_ops/{path.relative_to(ROOT).as_posix()}" for path in KERNELS}
-    assert members(wheel) == expected | {"cupy_training_ops/py.typed"}
+    assert members(wheel) == expected | TYPES
 
 
 def test_the_wheels_metadata(installed) -> None:
@@ -174,10 +176,35 @@ def test_extras_bring_cupy_its_compiler_and_headers() -> None:
             assert part in named
 
 
+def brought(extra: str) -> set[str]:
+    """The distributions that an extra names, through the other extras that it names."""
+    found = set()
+    for requirement in PROJECT["optional-dependencies"][extra]:
+        name, others = re.match(r"([\w-]+)(?:\[([\w,]+)\])?", requirement).groups()
+        if name == PROJECT["name"]:
+            found = found.union(*map(brought, others.split(",")))
+        else:
+            found.add(name)
+    return found
+
+
+def test_cupy_and_its_cuda_come_with_their_own_extras_only() -> None:
+    """So that a host chooses its CUDA beside `test` or `dev`."""
+    for extra in ("test", "dev"):
+        assert not [name for name in brought(extra) if "cupy" in name or "nvidia" in name]
+    assert not [name for name in brought("cuda13x") if re.search("12x|cu12", name)]
+
+
+def test_checkers_and_editors_are_for_those_who_work_on_it() -> None:
+    tools = {"jedi", "mypy", "pyright"}
+    assert tools <= brought("dev")
+    assert not tools & brought("test")
+
+
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_every_source_file_names_its_license(folder) -> None:
     for path in (ROOT / folder).rglob("*"):
-        if path.suffix in (".py", ".cu", ".cuh", ".cpp"):
+        if path.suffix in (".py", ".pyi", ".cu", ".cuh", ".cpp"):
             first = path.read_text(encoding="utf-8").partition("\n")[0]
             assert "SPDX-License-Identifier: MIT" in first, path
 

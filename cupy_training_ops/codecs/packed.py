@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import math
 import os
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from ..schema import Spec
 from . import container
 from .atomic_file import replacing
 from .numpy_file import BinaryFile, NumpyArray, StrPath
-from .table import get_codec
+from .table import described, get_codec
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +128,9 @@ def compress(x: object, codec: str, **options: object) -> Packed:
     code = encoder(array)
     frozen = {name: encoder.attribute_values[name] for name in options}
     return Packed(codec, dtype_name(array.dtype), array.shape, code, frozen)
+
+
+compress.__doc__ = "\n".join([inspect.cleandoc(compress.__doc__ or ""), "", *described()])
 
 
 def _writable(file: StrPath | BinaryFile) -> contextlib.AbstractContextManager[BinaryFile]:

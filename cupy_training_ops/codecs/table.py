@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..errors import ArgumentError
@@ -74,3 +75,11 @@ def get_codec(name: str) -> Codec:
     if codec is None:
         raise ArgumentError(f"no codec {name!r}; known: {', '.join(CODECS)}")
     return codec
+
+
+def described() -> Iterator[str]:
+    """The codecs with their bits, formula and bound, for help."""
+    yield "codecs"
+    for codec in CODECS.values():
+        yield f"  {codec.name:8}  {codec.bits:2}-bit values: {codec.formula}"
+        yield f"  {'':8}  error at most: {codec.bound}"

@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import pydoc
 import types
 import zipfile
 
@@ -82,6 +83,13 @@ def test_the_repr_says_how_large_the_code_is_and_does_not_print_it(anywhere, rng
         f"Packed(codec='msfp15', dtype='float32', shape={shape}, "
         f"options={{'keep_nonfinite': True}}, nbytes={packed.code.nbytes})"
     )
+
+
+def test_help_lists_the_codecs() -> None:
+    text = pydoc.plain(pydoc.render_doc(compress))
+    for codec in CODECS.values():
+        for said in (codec.name, f"{codec.bits}-bit", codec.formula, codec.bound):
+            assert said in text
 
 
 def test_an_empty_array_has_a_ratio() -> None:
