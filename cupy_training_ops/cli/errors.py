@@ -73,7 +73,8 @@ def _exits() -> Iterator[None]:
         status, line = next((s, words(error)) for k, s, words in _ENDINGS if isinstance(error, k))
         _silence(sys.stdout)
         with contextlib.suppress(OSError):
-            click.echo(line, nl=bool(line), err=True)
+            if line:
+                click.echo(line, err=True)
         _silence(sys.stderr)
         raise click.exceptions.Exit(status) from None
 
@@ -96,8 +97,9 @@ def _memory(error: object) -> str:
 
 
 def _system(error: Any) -> str:
-    place = error.filename or ("standard output" if _fails(sys.stdout) else None)
-    return _line(f"{place}: {error.strerror}" if place else error)
+    """Without a file's name it is a stream's."""
+    place = f"{error.filename}: " if error.filename else ""
+    return _line(f"{place}{error.strerror or error}")
 
 
 # The first that fits.
@@ -121,18 +123,12 @@ def _take_every_character() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _fails(stream: Any) -> bool:
-    """Whether a stream still holds what it could not write."""
-    try:
-        stream.flush()
-    except OSError:
-        return True
-    return False
-
-
 def _silence(stream: Any) -> None:
     """Let go of what a stream could not write, or Python tries once more when it ends."""
-    if stream is not None and _fails(stream):
+    try:
+        if stream is not None:
+            stream.flush()
+    except OSError:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)

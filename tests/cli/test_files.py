@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import os
 import subprocess
@@ -167,3 +168,21 @@ def test_stdout_as_out_gets_the_array_and_nothing_else(x, source, tmp_path):
     assert out.is_symlink()
     assert result.stdout == expected.getvalue()
     assert result.stderr == f"{out}: float32 (5, 9) from pack16\n".encode()
+
+
+@pytest.mark.parametrize("count", [12, pytest.param(100, marks=pytest.mark.thorough)])
+def test_a_kill_leaves_out_old_or_whole_and_nothing_beside_it(count, seed, rng, tmp_path):
+    np.save(tmp_path / "x.npy", rng.standard_normal(300_000).astype(np.float32))
+    (tmp_path / "to").mkdir()
+    command = [sys.executable, ROOT / "tests" / "cli" / "kills.py", seed, count]
+    result = subprocess.run(
+        [*map(str, command), tmp_path / "x.npy", tmp_path / "to"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    wrong = [line for line in result.stdout.splitlines() if line.startswith("after")]
+    assert wrong == []
+    assert sum(ast.literal_eval(result.stdout.splitlines()[-1]).values()) > count // 3
