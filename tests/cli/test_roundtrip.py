@@ -179,6 +179,13 @@ def test_a_dtype_no_codec_takes_gets_a_line_and_no_failure(tmp_path):
     assert result.stdout.count(f"not {np.dtype(np.longdouble)}") == len(CODECS)
 
 
+def test_bfloat16_that_nothing_can_be_read_as_is_refused(tmp_path):
+    x = saved(tmp_path / "x.npy", np.ones(3, np.float32))
+    assert_refused(call(x, "--dtype", "bfloat16"), "no raw two-byte elements")
+    raw = saved(tmp_path / "raw.npy", np.ones(3, np.uint16))
+    assert {row["dtype"] for row in rows(x, raw, "--dtype", "bfloat16")} == {"float32", "bfloat16"}
+
+
 def damaged(path):
     """A compressed archive with one byte in the middle of its data changed."""
     np.savez_compressed(path, x=np.random.default_rng(0).random(100))
