@@ -159,7 +159,7 @@ UNSAVED = {
 
 @pytest.mark.parametrize("arguments", UNSAVED.values(), ids=UNSAVED)
 def test_what_no_file_could_say_is_refused_at_once(arguments) -> None:
-    with pytest.raises(OpError, match="^Packed: "):
+    with pytest.raises(OpError, match=r"^Packed: "):
         Packed(*arguments)
 
 
