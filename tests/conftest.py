@@ -39,13 +39,15 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("CTO_SEED", str(secrets.randbelow(2**31)))
     lend_folder(config, "CUPY_CACHE_DIR", kernel_cache.folder())
     lend_folder(config, "CTO_EMULATOR_CACHE", str(cache_folder()))
+    lend_folder(config, "HYPOTHESIS_STORAGE_DIRECTORY", ".hypothesis")
 
 
 def lend_folder(config: pytest.Config, variable: str, folder: str) -> None:
-    """A folder for this session where the user's cannot be written, as in a container.
+    """A folder for this session where the one it has cannot be written, as in a container.
 
     What happens without one has tests of its own, in processes of their own.
     """
+    folder = os.environ.get(variable, folder)
     try:
         os.makedirs(folder, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
