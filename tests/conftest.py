@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 
 # JAX is an oracle on the CPU; left to itself it takes most of a GPU's memory. With float64 in every
 # test, or which types it computes in would depend on which tests ran before.
@@ -23,7 +24,10 @@ os.environ["XLA_FLAGS"] = (
 import hypothesis
 import numpy as np
 import pytest
+from emulator.toolchain import cache_folder
 from runs import EMULATED_RUNS, RUNS, Run, drawn_run, gpu_reason, reason_not_to_run
+
+from cupy_training_ops.runtime import kernel_cache
 
 # Timings never decide a test: a busy machine is no failure.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -37,9 +41,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--hostile-case", type=int, metavar="NUMBER", help="only this case")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     # Set before xdist starts its workers, so that all of them draw the same samples.
     os.environ.setdefault("CTO_SEED", str(secrets.randbelow(2**31)))
+    lend_folder(config, "CUPY_CACHE_DIR", kernel_cache.folder())
+    lend_folder(config, "CTO_EMULATOR_CACHE", str(cache_folder()))
+    lend_folder(config, "HYPOTHESIS_STORAGE_DIRECTORY", ".hypothesis")
+
+
+def lend_folder(config: pytest.Config, variable: str, folder: str) -> None:
+    """A folder for this session where the one it has cannot be written, as in a container.
+
+    What happens without one has tests of its own, in processes of their own.
+    """
+    folder = os.environ.get(variable, folder)
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return
+    except OSError:
+        lent = tempfile.TemporaryDirectory(prefix="cto-")
+    config.add_cleanup(lent.cleanup)
+    os.environ[variable] = lent.name
 
 
 def pytest_report_header() -> str:

@@ -13,7 +13,8 @@ from .errors import Group
 def main() -> None:
     """ONNX Runtime's CUDA training operators on CuPy: try codecs, check and warm this machine.
 
-    Exit codes: 0 all well, 1 a check failed, 2 usage or bad input, 3 no GPU though one is needed.
+    Exit codes: 0 all well, 1 a check failed, 2 usage, bad input or output, 3 no GPU though one is
+    asked for, 130 interrupted, 141 a closed pipe.
     """
 
 

@@ -13,7 +13,7 @@ import click
 
 from ..errors import CompileError
 from ..plan import Device
-from ..runtime import offline
+from ..runtime import kernel_cache, offline
 from ..runtime.compiler import kernel, slot_options
 from ..testing.idle import Module, modules
 from .errors import CHECK_FAILED
@@ -62,6 +62,7 @@ def compile_kernels(names: tuple[str, ...], architectures: tuple[str, ...], jobs
 def _warm(samples: Iterable[Any], attempts: Attempts) -> list[str]:
     """Compile for the current GPU through the cache."""
     cupy = require_gpu()
+    kernel_cache.require_writable()
     from ..runtime.cuda import BACKEND
 
     index = cupy.cuda.runtime.getDevice()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import click
 
 from ..errors import OpError, ProviderError
 from ..frame.backends import cuda_backend
+from ..runtime import kernel_cache
 from ..runtime.compiler import header_folder
 from ..runtime.offline import supported_architectures
 from .errors import CHECK_FAILED
@@ -98,7 +100,7 @@ def _cupy() -> Finding:
     try:
         cuda_backend()
     except ProviderError as error:
-        return Finding(_without_advice(str(error)), _install())
+        return Finding(_without_advice(error), _mend(error, _install()))
     import cupy
 
     version = cupy.cuda.runtime.runtimeGetVersion()
@@ -112,7 +114,7 @@ def _nvrtc() -> Finding:
     try:
         known = ", ".join(f"sm_{number}" for number in supported_architectures())
     except OpError as error:
-        return Finding(_without_advice(str(error)), _install())
+        return Finding(_without_advice(error), _mend(error, _install()))
     return Finding(f"compiles for {known}")
 
 
@@ -120,27 +122,29 @@ def _headers() -> Finding:
     try:
         folder = header_folder()
     except (ImportError, OpError) as error:  # cuda.pathfinder and NVRTC's binding come with CuPy
-        return Finding(_without_advice(str(error)), _install())
+        return Finding(_without_advice(error), _mend(error, _install()))
     return Finding(folder) if folder else Finding("cuda_fp16.h is not here", _install())
 
 
 def _nccl() -> Finding:
     mend = f"pip install nvidia-nccl-cu{_cuda_major()}"
     try:
+        cuda_backend()
         with warnings.catch_warnings(action="ignore"):
             from cupy.cuda import nccl
-    except ImportError as error:
-        return Finding(str(error), mend, required=False)
+    except (ImportError, ProviderError) as error:
+        return Finding(_without_advice(error), _mend(error, mend), required=False)
     if not nccl.available:
         return Finding("libnccl.so.2 is not here", mend, required=False)
     return Finding(f"version {nccl.get_version()}")
 
 
 def _cache() -> Finding:
-    folder = Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache")
-    nearest = next(path for path in (folder, *folder.parents) if path.exists())
-    if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
-        return Finding(f"{folder} cannot be written", "export CUPY_CACHE_DIR=$(mktemp -d)")
+    try:
+        kernel_cache.require_writable()
+    except ProviderError as error:
+        return Finding(_without_advice(error), kernel_cache.REMEDY)
+    folder = Path(kernel_cache.folder())
     files = [path for path in folder.glob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files) / 2**20
     return Finding(f"{folder}, {len(files)} files, {size:.1f} MiB")
@@ -173,9 +177,14 @@ def _install() -> str:
     return f"pip install 'cupy-training-ops[cuda{_cuda_major()}x]'"
 
 
-def _without_advice(message: str) -> str:
+def _mend(error: Exception, otherwise: str) -> str:
+    """CuPy is here if it is its cache that it wants."""
+    return kernel_cache.REMEDY if kernel_cache.REMEDY in str(error) else otherwise
+
+
+def _without_advice(reason: object) -> str:
     """What is wrong: an error's own advice does not know which CUDA the driver runs."""
-    return message.partition("; install it with")[0]
+    return re.split("; (install it|name another folder) with: ", str(reason))[0]
 
 
 def _cuda_major() -> int:

@@ -1,39 +1,30 @@
 # SPDX-License-Identifier: MIT
-"""One place where what went wrong becomes one line on stderr and an exit code."""
+"""The one place where what went wrong becomes a line on stderr and an exit status."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import io
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import click
 
-from ..errors import CompileError, OpError
+from ..errors import CompileError, OpError, ProviderError
+from .printable import printable
 
-CHECK_FAILED = 1
+CHECK_FAILED, BAD_USAGE, NO_GPU, INTERRUPTED, CLOSED_PIPE = 1, 2, 3, 130, 141
 
 
 class Failure(click.ClickException):
-    """Bad input: prints `Error: <message>` and leaves with exit code 2."""
-
-    exit_code = 2
-
-
-class CheckFailure(Failure):
-    """Something that should have worked did not."""
-
-    exit_code = CHECK_FAILED
-
-
-class NoGpu(Failure):
-    """A GPU was asked for, and there is none."""
-
-    exit_code = 3
+    """Bad input or output that a command finds by itself."""
 
 
 class Group(click.Group):
-    """A group whose commands end in a result, a Failure, or a bug's traceback."""
+    """A group whose commands end in a result, one line and a status, or a bug's traceback."""
 
     def make_context(
         self,
@@ -42,24 +33,102 @@ class Group(click.Group):
         parent: click.Context | None = None,
         **extra: Any,
     ) -> click.Context:
-        with one_line() if args else contextlib.nullcontext():  # without any, Click shows the help
-            return super().make_context(info_name, args, parent, **extra)
+        _take_every_character()
+        with _exits():  # --help writes here; Click's versions differ in what no argument does
+            return super().make_context(info_name, args or ["--help"], parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with one_line():
+        with _exits():
             return super().invoke(ctx)
 
 
 @contextlib.contextmanager
-def one_line() -> Iterator[None]:
-    """Everything that bad input can raise, as a Failure."""
+def reading(path: Path) -> Iterator[None]:
+    """Name the input that an operating system's error is about."""
     try:
         yield
-    except click.UsageError as error:
-        raise Failure(" ".join(error.format_message().split())) from None
-    except CompileError as error:
-        raise CheckFailure(str(error)) from None
-    except OpError as error:
-        raise Failure(str(error)) from None
-    except MemoryError as error:
-        raise Failure(f"not enough memory: {error}") from None
+    except OSError as error:
+        raise Failure(f"{path}: {error.strerror or error}") from None
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name the output that an operating system's error is about; a closed pipe stays one."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise Failure(f"cannot write {path}: {error.strerror or error}") from None
+
+
+@contextlib.contextmanager
+def _exits() -> Iterator[None]:
+    """Everything that is no bug, as a line and a status."""
+    try:
+        yield
+    except click.exceptions.Exit:
+        raise
+    except tuple(kind for kind, _, _ in _ENDINGS) as error:
+        status, line = next((s, words(error)) for k, s, words in _ENDINGS if isinstance(error, k))
+        _silence(sys.stdout)
+        with contextlib.suppress(OSError):
+            if line:
+                click.echo(line, err=True)
+        _silence(sys.stderr)
+        raise click.exceptions.Exit(status) from None
+
+
+def _usage(error: Any) -> str:
+    return _line(" ".join(error.format_message().split()))
+
+
+def _line(error: object) -> str:
+    return f"Error: {printable(str(error))}"
+
+
+def _log(error: object) -> str:
+    """A compiler's log has lines of its own."""
+    return "\n".join(printable(line) for line in f"Error: {error}".splitlines())
+
+
+def _memory(error: object) -> str:
+    return _line(f"not enough memory: {error}".removesuffix(": "))
+
+
+def _system(error: Any) -> str:
+    """Without a file's name it is a stream's."""
+    place = f"{error.filename}: " if error.filename else ""
+    return _line(f"{place}{error.strerror or error}")
+
+
+# The first that fits.
+_ENDINGS: tuple[tuple[type[BaseException], int, Callable[[Any], str]], ...] = (
+    (KeyboardInterrupt, INTERRUPTED, lambda _: "\nAborted!"),
+    (BrokenPipeError, CLOSED_PIPE, lambda _: ""),
+    (click.UsageError, BAD_USAGE, _usage),
+    (click.ClickException, BAD_USAGE, _line),
+    (CompileError, CHECK_FAILED, _log),
+    (ProviderError, NO_GPU, _line),
+    (OpError, BAD_USAGE, _line),
+    (MemoryError, BAD_USAGE, _memory),
+    (OSError, BAD_USAGE, _system),
+)
+
+
+def _take_every_character() -> None:
+    """Escape what a stream cannot encode: a name may hold any character, and half of one."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _silence(stream: Any) -> None:
+    """Let go of what a stream could not write, or Python tries once more when it ends."""
+    try:
+        if stream is not None:
+            stream.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)

@@ -13,11 +13,14 @@ import click
 import numpy as np
 
 from ..codecs import CODECS, Packed, compress
-from ..codecs.atomic_file import replacing
+from ..codecs.atomic_file import is_replaced, remove_unfinished, replacing
 from ..codecs.numpy_file import NumpyArray
 from ..dtypes import BFLOAT16
-from .errors import Failure
-from .inputs import as_bfloat16, read, readable
+from ..errors import cut
+from .errors import Failure, reading, writing
+from .inputs import is_raw, opened, read
+from .printable import say
+from .signals import ends_with
 
 path_type = click.Path(path_type=Path)
 
@@ -38,10 +41,10 @@ def encode(
     written whole or not at all. `cupy_training_ops.Packed.load` reads it in Python.
     """
     _refuse_same(file, out)
-    array = _chosen(file, name)
+    array = _chosen(file, name, raw=dtype is not None)
     options = {"keep_nonfinite": True} if keep_nonfinite else {}
-    packed = compress(as_bfloat16(array) if dtype else array, codec, **options)
-    with writing(out) as stream:
+    packed = compress(array, codec, **options)
+    with _replaced(out) as stream:
         packed.save(stream)
     _say(
         out,
@@ -60,25 +63,22 @@ def decode(file: Path, out: Path) -> None:
     an array is written as its raw two-byte elements (uint16), which `--dtype bfloat16` reads back.
     """
     _refuse_same(file, out)
-    with readable(file):
+    with reading(file):
         packed = Packed.load(file)
     array = packed.decompress()
     if array.dtype == BFLOAT16:
         array = array.view(np.uint16)
-        click.echo(f"{out}: bfloat16 is written as raw two-byte elements (uint16)", err=True)
-    with writing(out) as stream:
+        say(f"{out}: bfloat16 is written as raw two-byte elements (uint16)", err=True)
+    with _replaced(out) as stream:
         np.save(stream, array)
     _say(out, f"{packed.dtype} {packed.shape} from {packed.codec}")
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[IO[bytes]]:
-    """A stream that replaces `path` at the end, or a Failure and no file."""
-    try:
-        with replacing(path) as stream:
-            yield stream
-    except OSError as error:
-        raise Failure(f"cannot write {path}: {error.strerror or error}") from None
+def _replaced(out: Path) -> Iterator[IO[bytes]]:
+    """A stream that replaces OUT at the end, or leaves it as it is and nothing beside it."""
+    with ends_with(remove_unfinished), writing(out), replacing(out) as stream:
+        yield stream
 
 
 def _refuse_same(file: Path, out: Path) -> None:
@@ -89,16 +89,20 @@ def _refuse_same(file: Path, out: Path) -> None:
 
 
 def _say(out: Path, done: str) -> None:
-    """What was done: on stderr where OUT is a pipe or a device, for that may be stdout."""
-    click.echo(f"{out}: {done}", err=not out.is_file())
+    """What was done: on stderr where OUT is no file of its own, for that may be stdout."""
+    say(f"{out}: {done}", err=not is_replaced(out))
 
 
-def _chosen(path: Path, name: str | None) -> NumpyArray:
-    """The array called `name`, or the only one."""
-    arrays = read(path)
-    if name is None and len(arrays) == 1:
-        return next(iter(arrays.values()))
-    if name not in arrays:
-        asked = "which array? give --name" if name is None else f"no array {name!r}"
-        raise Failure(f"{path}: {asked}; there are: {', '.join(arrays) or 'none'}")
-    return arrays[name]
+def _chosen(path: Path, name: str | None, raw: bool) -> NumpyArray:
+    """The array called `name`, or the only one; bfloat16 where its elements are raw."""
+    with opened(path) as arrays:
+        if name is None and len(arrays) == 1:
+            (name,) = arrays
+        if name is None or name not in arrays:
+            asked = "which array? give --name" if name is None else f"no array {name!r}"
+            raise Failure(f"{path}: {asked}; there are: {cut(', '.join(arrays)) or 'none'}")
+        dtype = arrays[name].header().dtype
+        if raw and not is_raw(dtype):
+            raise Failure(f"{path}: --dtype: expected raw two-byte elements, got {dtype}")
+        array = read(arrays[name])
+    return array.view(BFLOAT16) if raw else array

@@ -9,41 +9,24 @@ from pathlib import Path
 
 import numpy as np
 
-from ..codecs.numpy_file import NumpyArray, load, member, reason
-from ..dtypes import BFLOAT16
-from ..errors import OpError
-from .errors import Failure
-
-
-def read(path: Path) -> dict[str, NumpyArray]:
-    """The arrays of a file by name; the one of a `.npy` file has the file's stem."""
-    with readable(path), path.open("rb") as stream:
-        loaded = load(stream, path)
-        if isinstance(loaded, np.ndarray):
-            return {path.stem: _native(loaded)}
-        with loaded:
-            return {name: _native(member(loaded, name)) for name in loaded.files}
+from ..codecs.numpy_file import NumpyArray, Stored, stored
+from .errors import reading
 
 
 @contextlib.contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Turn an unreadable or damaged file into a Failure."""
-    try:
-        yield
-    except OSError as error:
-        raise Failure(f"{path}: {error.strerror or error}") from None
-    except OpError:
-        raise
-    except Exception as error:
-        raise Failure(f"{path}: no array to be read ({reason(error)})") from None
+def opened(path: Path) -> Iterator[dict[str, Stored]]:
+    """The unread arrays of a file by name; the one of a `.npy` file has the file's stem."""
+    with reading(path), path.open("rb") as stream:
+        found = stored(stream, path)
+        yield {path.stem: found} if isinstance(found, Stored) else found
 
 
-def as_bfloat16(array: NumpyArray) -> NumpyArray:
-    """An array of raw two-byte elements as what they are; others unchanged."""
-    raw = array.dtype.itemsize == 2 and array.dtype.kind in "iuV"
-    return array.view(BFLOAT16) if raw else array
+def read(array: Stored) -> NumpyArray:
+    """An array in row-major order and this machine's byte order, as operators take it."""
+    found = array.read()
+    return np.asarray(found, found.dtype.newbyteorder("="), order="C")
 
 
-def _native(array: NumpyArray) -> NumpyArray:
-    """The array in row-major order and this machine's byte order, as operators take it."""
-    return np.asarray(array, array.dtype.newbyteorder("="), order="C")
+def is_raw(dtype: np.dtype[np.generic]) -> bool:
+    """Whether elements of this type may be bfloat16 as it is kept in NumPy's files."""
+    return dtype.itemsize == 2 and dtype.kind in "iuV"

@@ -10,7 +10,6 @@ import numpy as np
 
 from ..errors import ProviderError
 from ..frame.backends import cuda_backend
-from .errors import NoGpu
 
 NO_DEVICE = "CUDA finds no device"
 
@@ -31,10 +30,10 @@ def array_library(provider: str) -> Any:
 
 
 def require_gpu() -> Any:
-    """CuPy on a GPU that answers, or exit code 3."""
+    """CuPy on a GPU that answers."""
     reason = why_no_gpu()
     if reason:
-        raise NoGpu(f"no GPU: {reason}; `cupy-training-ops doctor` says more")
+        raise ProviderError(f"no GPU: {reason}; `cupy-training-ops doctor` says more")
     import cupy
 
     return cupy

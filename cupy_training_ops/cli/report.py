@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..dtypes import dtype_name
+from .printable import printable
 from .table import aligned
 from .trial import Refusal, Subject, Trial
 
@@ -40,7 +41,7 @@ def _title(subject: Subject, tried: Sequence[Trial | Refusal], provider: str) ->
     counts = {trial.fidelity.nonfinite for trial in tried if isinstance(trial, Trial)}
     nonfinite = "".join(f", {count} non-finite" for count in counts)
     about = f"{dtype_name(array.dtype)} {array.shape}  {array.nbytes} bytes{nonfinite}"
-    return f"{subject.name}  {about}  provider {provider}"
+    return f"{printable(subject.name)}  {about}  provider {provider}"
 
 
 def _row(subject: Subject, trial: Trial) -> tuple[str, ...]:

@@ -13,11 +13,13 @@ import numpy as np
 
 from .. import schema
 from ..codecs import CODECS
+from ..codecs.numpy_file import Stored
 from ..dtypes import BFLOAT16, FLOATS, dtype_name, to_dtype
 from ..errors import ArgumentError
 from .errors import CHECK_FAILED, Failure
 from .generate import DISTRIBUTIONS, generate
-from .inputs import as_bfloat16, read
+from .inputs import is_raw, opened, read
+from .printable import say
 from .provider import array_library, provider_option
 from .report import as_objects, as_text
 from .trial import Refusal, Subject, Trial, run
@@ -125,6 +127,8 @@ def _subjects(files: tuple[Path, ...], dtype: str | None, making: dict[str, Any]
     found = [s for path in files for s in _floating(path, dtype is not None, len(files) > 1)]
     if not found:
         raise Failure(f"{', '.join(map(str, files))}: no floating-point array")
+    if dtype is not None and all(subject.array.dtype != BFLOAT16 for subject in found):
+        raise Failure(f"{', '.join(map(str, files))}: --dtype: no raw two-byte elements")
     return found
 
 
@@ -138,16 +142,23 @@ def _made(
 
 def _floating(path: Path, raw: bool, several: bool) -> Iterator[Subject]:
     """The floating-point arrays of a file; says on stderr what it leaves out."""
-    for name, array in read(path).items():
-        array = as_bfloat16(array) if raw else array
-        if array.dtype.kind == "f" or array.dtype == BFLOAT16:
-            yield Subject(f"{path}:{name}" if several else name, array)
-        elif array.dtype.kind == "c":
-            raise Failure(f"{path}: {name}: expected a floating-point array, got {array.dtype}")
-        else:
-            click.echo(f"{path}: {name}: skipped: {_not_floating(array)}", err=True)
+    with opened(path) as arrays:
+        for name, stored in arrays.items():
+            reason = _no_subject(stored, raw)
+            if reason is None:
+                array = read(stored)
+                array = array.view(BFLOAT16) if raw and is_raw(array.dtype) else array
+                yield Subject(f"{path}:{name}" if several else name, array)
+            else:
+                say(f"{path}: {name}: skipped: {reason}", err=True)
 
 
-def _not_floating(array: Any) -> str:
-    hint = "; --dtype bfloat16 reads raw two-byte arrays" if array.dtype == "V2" else ""
-    return f"{array.dtype} is no floating-point type{hint}"
+def _no_subject(stored: Stored, raw: bool) -> str | None:
+    """Why no codec takes what a file holds, without reading it; or None."""
+    if not stored.is_array():
+        return "no array"
+    dtype = stored.header().dtype
+    if dtype.kind == "f" or (raw and is_raw(dtype)):
+        return None
+    hint = "; --dtype bfloat16 reads raw two-byte arrays" if dtype == "V2" else ""
+    return f"{dtype} is no floating-point type{hint}"

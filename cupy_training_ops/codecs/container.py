@@ -9,55 +9,62 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..errors import ArgumentError, OpError
-from .numpy_file import Archive, BinaryFile, NumpyArray, StrPath, load, member, reason
+from ..errors import ArgumentError
+from .numpy_file import BinaryFile, NumpyArray, Stored, StrPath, stored, undamaged
 
 FORMAT = "cupy-training-ops packed array"
 VERSION = 1
+LONGEST_HEADER = 1 << 20  # bytes; far more than any array's description
 
 Header = dict[str, Any]
 
 
 def write(stream: BinaryFile, header: Header, code: NumpyArray) -> None:
-    """Write what `read` gives back; the header holds what JSON can say."""
+    """Write what `opened` gives back; the header holds what JSON can say."""
     text = json.dumps({"format": FORMAT, "version": VERSION, **header})
     np.savez(stream, header=np.array(text), code=code)
 
 
-def read(file: StrPath | BinaryFile) -> tuple[Header, NumpyArray]:
-    """The header and the array of a file, which may be open; sequences in the header are lists.
+@contextlib.contextmanager
+def opened(file: StrPath | BinaryFile) -> Iterator[tuple[Header, Stored]]:
+    """The header and the unread array of a file, which may be open; sequences in it are lists.
 
-    Raises FileNotFoundError, and ArgumentError for whatever else is wrong with the file.
+    Raises OSError and MemoryError, and ArgumentError for whatever else is wrong with the file.
     """
-    try:
-        with _opened(file) as stream, _archive(file, stream) as members:
-            header = _checked(file, json.loads(str(member(members, "header"))))
-            return header, member(members, "code")
-    except (FileNotFoundError, OpError):
-        raise
-    except Exception as error:
-        raise ArgumentError(
-            f"{file}: no packed array, or a damaged one ({reason(error)})"
-        ) from error
+    with _stream(file) as stream:
+        members = stored(stream, file)
+        if isinstance(members, Stored):
+            dtype = members.header().dtype
+            raise ArgumentError(f"{file}: no packed array: it holds one of {dtype} as it is")
+        header = _checked(file, _parsed(file, _member(file, members, "header")))
+        yield header, _member(file, members, "code")
 
 
-def _opened(file: StrPath | BinaryFile) -> contextlib.AbstractContextManager[BinaryFile]:
-    """The file as a stream: NumPy leaves a damaged archive that it opened itself open."""
+def _stream(file: StrPath | BinaryFile) -> contextlib.AbstractContextManager[BinaryFile]:
     if isinstance(file, str | os.PathLike):
         return Path(file).open("rb")
     return contextlib.nullcontext(file)
 
 
-def _archive(file: object, stream: BinaryFile) -> Archive:
-    loaded = load(stream, file)
-    if isinstance(loaded, np.ndarray):
-        raise ArgumentError(f"{file}: no packed array: it holds one of {loaded.dtype} as it is")
-    return loaded
+def _member(file: object, members: dict[str, Stored], name: str) -> Stored:
+    if name not in members:
+        raise ArgumentError(f"{file}: no packed array: it has no member {name!r}")
+    return members[name]
+
+
+def _parsed(file: object, member: Stored) -> Any:
+    shape, dtype = member.header()
+    if shape != () or dtype.kind != "U" or dtype.itemsize > LONGEST_HEADER:
+        raise ArgumentError(f"{file}: no packed array: its header is {dtype} of shape {shape}")
+    text = str(member.read())
+    with undamaged(str(file)):
+        return json.loads(text)
 
 
 def _checked(file: object, header: Any) -> Header:

@@ -1,25 +1,36 @@
 # SPDX-License-Identifier: MIT
-"""NumPy's .npy and .npz files, read without pickle: nothing in them is executed."""
+"""NumPy's .npy and .npz files, read without pickle: nothing in them is executed.
+
+An array is known by its header before its elements are read, and a header is held against the bytes
+that are there before memory is taken for what it promises.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
+import math
 import os
-from typing import Protocol
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import NamedTuple, Protocol
 
 import numpy as np
-from numpy.lib.npyio import NpzFile
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, OpError, cut
 
 NumpyArray = NDArray[np.generic]
-Archive = NpzFile[np.generic]
 StrPath = str | os.PathLike[str]
-_MAGIC = (b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06")  # .npy, .npz, a .npz of nothing
+_NPY, _NPZ = b"\x93NUMPY", (b"PK\x03\x04", b"PK\x05\x06")  # the last one of nothing
+_BY_DAMAGE = (None, errno.EINVAL)  # bz2's own error, and a place before the start of the file
 
 
 class BinaryFile(Protocol):
-    """What NumPy calls of an open binary file, reading or writing."""
+    """What is called of an open binary file, reading or writing."""
 
     def read(self, size: int = ..., /) -> bytes: ...
     def write(self, data: bytes, /) -> object: ...
@@ -29,27 +40,118 @@ class BinaryFile(Protocol):
     def flush(self) -> None: ...
 
 
-def load(stream: BinaryFile, name: object) -> NumpyArray | Archive:
-    """The array of a .npy file or the archive of a .npz file; `name` is for the message."""
-    start = stream.read(6)
-    if not start.startswith(_MAGIC):  # NumPy takes every other file for a pickle
-        raise ArgumentError(f"{name}: no .npy or .npz file")
-    stream.seek(-len(start), os.SEEK_CUR)
-    loaded: NumpyArray | Archive = np.load(stream, allow_pickle=False)
-    return loaded
+class Header(NamedTuple):
+    """What an array's file says of it before the elements."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
 
 
-def member(archive: Archive, name: str) -> NumpyArray:
-    """An array of an archive, which may hold anything else as well."""
-    array = archive[name]
-    if not isinstance(array, np.ndarray):
-        raise ValueError(f"member {name} is no array")
-    return array
+class Stored:
+    """An array of a file; nothing of it is read before it is asked for."""
+
+    def __init__(
+        self,
+        name: str,
+        opened: Callable[[], AbstractContextManager[BinaryFile]],
+        end: int,
+        sealed: bool,
+    ) -> None:
+        self._name = name
+        self._opened = opened
+        self._end = end
+        self._sealed = sealed
+
+    def is_array(self) -> bool:
+        """Whether it is one: an archive may hold anything else as well."""
+        with undamaged(self._name), self._opened() as stream:
+            return stream.read(len(_NPY)) == _NPY
+
+    def header(self) -> Header:
+        """Its shape and type, where as many bytes as they need are there."""
+        if not self.is_array():
+            raise ArgumentError(f"{self._name} is no array")
+        with undamaged(self._name), self._opened() as stream:
+            header = _header(stream)
+            _check_size(header, self._end - stream.tell())
+        return header
+
+    def read(self) -> NumpyArray:
+        """The array."""
+        if self.header().dtype.hasobject:
+            raise ArgumentError(f"{self._name}: holds Python objects, which are never loaded")
+        with undamaged(self._name), self._opened() as stream:
+            array: NumpyArray = npy.read_array(stream, allow_pickle=False)
+            if self._sealed and stream.read(1):  # the checksum is compared at the end
+                raise ValueError("it goes on after its elements")
+        return array
 
 
-def reason(error: Exception) -> str:
-    """What NumPy's reader says of a damaged file, in one line.
+def stored(stream: BinaryFile, name: object) -> Stored | dict[str, Stored]:
+    """The array of a .npy file, or those of a .npz file by name; `name` is for messages.
 
-    It lets through whatever its parsers raise, so that callers catch Exception.
+    They can be read as long as the stream is open.
     """
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    start = stream.tell()
+    magic = stream.read(len(_NPY))
+    stream.seek(start)
+    if magic == _NPY:
+        return _array(stream, str(name))
+    if not magic.startswith(_NPZ):
+        raise ArgumentError(f"{name}: no .npy or .npz file")
+    with undamaged(str(name)):
+        archive = zipfile.ZipFile(stream)
+    return {
+        member.filename.removesuffix(".npy"): _member(archive, member, str(name))
+        for member in archive.infolist()
+    }
+
+
+@contextlib.contextmanager
+def undamaged(name: str) -> Iterator[None]:
+    """Refuse what a damaged file makes NumPy's parsers and Python's raise: almost anything.
+
+    A lack of memory and what the operating system says are no damage.
+    """
+    try:
+        yield
+    except (OpError, MemoryError, io.UnsupportedOperation):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno not in _BY_DAMAGE:
+            raise
+        first = (str(error).splitlines() or [type(error).__name__])[0]  # then NumPy advises pickle
+        raise ArgumentError(f"{name}: no array to be read ({cut(first)})") from error
+
+
+def _array(stream: BinaryFile, name: str) -> Stored:
+    start = stream.tell()
+    end = stream.seek(0, os.SEEK_END)
+
+    @contextlib.contextmanager
+    def opened() -> Iterator[BinaryFile]:
+        stream.seek(start)
+        yield stream
+
+    return Stored(name, opened, end, sealed=False)
+
+
+def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> Stored:
+    label = f"{name}: member {cut(member.filename.removesuffix('.npy'))}"
+    return Stored(label, lambda: archive.open(member), member.file_size, sealed=True)
+
+
+def _header(stream: BinaryFile) -> Header:
+    """Version 3 differs from 2 in the names of fields."""
+    first = npy.read_magic(stream) == (1, 0)
+    parse = npy.read_array_header_1_0 if first else npy.read_array_header_2_0
+    shape, _, dtype = parse(stream)
+    return Header(shape, dtype)
+
+
+def _check_size(header: Header, available: int) -> None:
+    nbytes = math.prod(header.shape) * header.dtype.itemsize
+    if header.dtype.hasobject:  # a pickle, of any size
+        return
+    if min(header.shape, default=0) < 0 or nbytes > available:
+        raise ValueError(f"{nbytes} bytes expected for {header.shape}, {available} are there")

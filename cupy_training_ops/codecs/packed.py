@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import inspect
 import math
 import os
@@ -20,7 +19,7 @@ from ..ops.gist import Decoder
 from ..schema import Spec
 from . import container
 from .atomic_file import replacing
-from .numpy_file import BinaryFile, NumpyArray, StrPath
+from .numpy_file import BinaryFile, Header, NumpyArray, Stored, StrPath
 from .table import described, get_codec
 
 
@@ -38,19 +37,11 @@ class Packed:
     options: dict[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        decoder = self._decoder()
-        encoder = get_codec(self.codec).encoder.shared(**self.options)
-        if decoder.shape is None:
-            refuse("Packed", "shape", "integers", "None")
-        (expected,) = encoder.infer(Spec(decoder.shape, decoder.to))
-        if not hasattr(self.code, "dtype"):
-            refuse("Packed", "code", "a NumPy or CuPy array", type(self.code).__name__)
-        if (self.code.shape, self.code.dtype) != (expected.shape, expected.dtype):
-            raise ArgumentError(
-                f"Packed: code: expected {dtype_name(expected.dtype)} of shape {expected.shape} "
-                f"for {self.codec} of {self.dtype} {self.shape}, "
-                f"got {dtype_name(self.code.dtype)} of shape {self.code.shape}"
-            )
+        code: Array = arrays.adopt("Packed", "code", self.code)
+        if code is None:
+            refuse("Packed", "code", "a NumPy or CuPy array", "None")
+        _check(self.codec, self.dtype, self.shape, self.options, code)
+        object.__setattr__(self, "code", code)  # frozen for everyone else
 
     def __repr__(self) -> str:
         """The code's size in place of the code, which is as long as the array."""
@@ -97,22 +88,18 @@ class Packed:
         """Read what `save` wrote, codes onto the host ("cpu") or the current GPU ("cuda").
 
         Nothing in the file is executed. Raises ArgumentError where it is damaged, no Packed, or of
-        another format version; FileNotFoundError where there is none; ProviderError for "cuda"
-        where no GPU can be used.
+        another format version; OSError where it cannot be read; ProviderError for "cuda" where no
+        GPU can be used.
         """
         if provider not in ("cpu", "cuda"):
             refuse("Packed", "provider", "'cpu' or 'cuda'", repr(provider))
-        header, code = container.read(file)
-        try:
-            shape = tuple(header["shape"])
-            packed = cls(header["codec"], header["dtype"], shape, code, header["options"])
-        except (OpError, KeyError, TypeError) as error:
-            raise ArgumentError(f"{file}: damaged packed array: {error}") from None
-        return packed if provider == "cpu" else dataclasses.replace(packed, code=_from_host(code))
+        with container.opened(file) as (header, stored):
+            codec, dtype, shape, options = _described(file, header, stored)
+            code = stored.read()
+        return cls(codec, dtype, shape, code if provider == "cpu" else _from_host(code), options)
 
     def _decoder(self) -> Decoder:
-        decoder = get_codec(self.codec).decoder
-        return decoder.shared(to=self.dtype, shape=self.shape, **self.options)
+        return _decoder(self.codec, self.dtype, self.shape, self.options)
 
 
 def compress(x: object, codec: str, **options: object) -> Packed:
@@ -131,6 +118,42 @@ def compress(x: object, codec: str, **options: object) -> Packed:
 
 
 compress.__doc__ = "\n".join([inspect.cleandoc(compress.__doc__ or ""), "", *described()])
+
+
+def _decoder(codec: str, dtype: str, shape: tuple[int, ...], options: dict[str, object]) -> Decoder:
+    return get_codec(codec).decoder.shared(to=dtype, shape=shape, **options)
+
+
+def _described(file: object, header: container.Header, code: Stored) -> tuple[Any, ...]:
+    """Codec, dtype, shape and options of a file, where its codes are the ones that they need."""
+    try:
+        shape = tuple(header["shape"])
+        about = (header["codec"], header["dtype"], shape, header["options"])
+        _check(*about, code.header())
+    except (OpError, KeyError, TypeError) as error:
+        raise ArgumentError(f"{file}: damaged packed array: {error}") from None
+    return about
+
+
+def _check(codec: Any, dtype: Any, shape: Any, options: Any, code: Array | Header) -> None:
+    """Refuse what a file could not say, what the codec does not take, and codes of other arrays."""
+    plain = {"codec": (codec, str), "dtype": (dtype, str), "shape": (shape, tuple)}
+    for name, (value, kind) in (plain | {"options": (options, dict)}).items():
+        if not isinstance(value, kind):
+            refuse("Packed", name, f"a {kind.__name__}", type(value).__name__)
+    if not all(type(extent) is int for extent in shape):
+        refuse("Packed", "shape", "a tuple of Python integers", repr(shape))
+    for name, value in options.items():
+        if not (isinstance(name, str) and isinstance(value, bool | int | float | str | None)):
+            refuse("Packed", "options", "Python's own numbers and text", f"{name!r}: {value!r}")
+    encoder = get_codec(codec).encoder.shared(**options)
+    decoder = _decoder(codec, dtype, shape, options)
+    (expected,) = encoder.infer(Spec(shape, decoder.to))
+    if (code.shape, code.dtype) != (expected.shape, expected.dtype):
+        raise ArgumentError(
+            f"Packed: code: expected {dtype_name(expected.dtype)} of shape {expected.shape} "
+            f"for {codec} of {dtype} {shape}, got {dtype_name(code.dtype)} of shape {code.shape}"
+        )
 
 
 def _writable(file: StrPath | BinaryFile) -> contextlib.AbstractContextManager[BinaryFile]:

@@ -13,6 +13,7 @@ from ..backend import Array, Backend, Info, KernelSource, Module, Piece
 from ..dtypes import HostArray
 from ..errors import ProviderError
 from ..plan import Device
+from ..runtime.kernel_cache import importing
 from ..schema import Spec
 
 
@@ -147,13 +148,8 @@ def numpy_runs_on(backend: Backend) -> Iterator[None]:
 
 def cuda_backend() -> Backend:
     """The CUDA backend; imports CuPy, and registers its arrays."""
-    try:
+    with importing("CuPy"):
         import cupy
 
         from ..runtime.cuda import BACKEND
-    except ImportError as error:
-        raise ProviderError(
-            f"CuPy cannot be imported ({error}); install it with: "
-            f"pip install 'cupy-training-ops[cuda12x]'"
-        ) from None
     return BACKENDS.setdefault(cupy.ndarray, BACKEND)  # a test may have put another there

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ..backend import Backend, Kernel
-from ..errors import CompileError, ProviderError
+from ..errors import CompileError
 from ..plan import SHARED_NBYTES
+from .kernel_cache import importing
 from .source import Source
 
 LANGUAGE = "--std=c++17"
@@ -81,21 +82,16 @@ def header_folder() -> str | None:
     """
     major = _nvrtc_major()
     candidates = [*_wheel_folders(major), _pathfinder_folder(), *_toolkit_folders()]
-    found = (c for c in candidates if c and Path(c, "cuda_fp16.h").is_file())
+    found = (c for c in candidates if c and os.path.isfile(os.path.join(c, "cuda_fp16.h")))
     return next((c for c in found if _header_major(c) in (major, None)), None)
 
 
 def nvrtc() -> Any:
     """CuPy's binding of the NVRTC that compiles."""
-    try:
+    with importing("NVRTC"):
         from cupy_backends.cuda.libs import nvrtc
 
-        nvrtc.getVersion()
-    except (ImportError, RuntimeError, OSError) as error:
-        raise ProviderError(
-            f"NVRTC cannot be loaded ({error}); install it with: "
-            f"pip install 'cupy-training-ops[cuda12x]'"
-        ) from None
+        nvrtc.getVersion()  # which imports CuPy
     return nvrtc
 
 

@@ -17,6 +17,7 @@ from ..errors import CompileError
 from ..plan import Device
 from ..schema import Spec
 from .compiler import header_options
+from .kernel_cache import usable
 
 STATIC_SHARED, MAX_DYNAMIC_SHARED = 1, 8  # CUfunction_attribute
 PER_THREAD = cupy.cuda.Stream.ptds.ptr  # one handle for the default streams of all threads
@@ -129,7 +130,8 @@ class CudaBackend:
         options += header_options()
         module = cupy.RawModule(code=source.code, options=options)
         try:
-            module.compile()
+            with usable():
+                module.compile()
         except cupy.cuda.compiler.CompileException as error:
             raise CompileError(
                 f"{source.name}.cu did not compile for {cupy.cuda.Device().compute_capability} "

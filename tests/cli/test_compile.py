@@ -168,7 +168,7 @@ def test_an_interrupt_ends_every_process():
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
     out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (1, "", "\nAborted!\n")
+    assert (process.returncode, out, err) == (130, "", "\nAborted!\n")
     deadline = time.monotonic() + 10
     while session_of(process):  # multiprocessing's own ends when it sees that the others have
         assert time.monotonic() < deadline

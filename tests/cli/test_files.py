@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import os
 import subprocess
@@ -15,6 +16,7 @@ from click.testing import CliRunner
 
 from cupy_training_ops import CODECS, Packed, compress
 from cupy_training_ops.cli import main
+from cupy_training_ops.codecs import numpy_file
 from cupy_training_ops.dtypes import BFLOAT16
 
 ROOT = Path(__file__).parents[2]
@@ -167,3 +169,86 @@ def test_stdout_as_out_gets_the_array_and_nothing_else(x, source, tmp_path):
     assert out.is_symlink()
     assert result.stdout == expected.getvalue()
     assert result.stderr == f"{out}: float32 (5, 9) from pack16\n".encode()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd/1"), reason="no /proc")
+def test_a_log_that_stdout_goes_to_keeps_what_is_in_it(x, source, tmp_path):
+    """With >> and with >, before and after; what was done is said elsewhere."""
+    packed, log, stdout = tmp_path / "x.packed", tmp_path / "log", tmp_path / "stdout"
+    stdout.symlink_to("/proc/self/fd/1")
+    call("encode", source, packed, "--codec", "pack16")
+    decode = f"{sys.executable} -m cupy_training_ops decode {packed} {stdout}"
+    line = f"(echo before; {decode}; echo after) > {log}; {decode} >> {log}"
+    result = subprocess.run(["bash", "-c", line], cwd=ROOT, capture_output=True, check=True)
+    array = io.BytesIO()
+    np.save(array, compress(x, "pack16").decompress())
+    assert log.read_bytes() == b"before\n" + array.getvalue() + b"after\n" + array.getvalue()
+    assert result.stderr.count(b"float32 (5, 9) from pack16\n") == 2
+
+
+@pytest.mark.parametrize("array", [np.array([{}], object), np.ones(3, complex)], ids=["O", "c"])
+def test_an_array_that_is_not_asked_for_is_not_read(array, x, tmp_path, monkeypatch):
+    archive, packed = tmp_path / "x.npz", tmp_path / "x.packed"
+    np.savez(archive, odd=array, x=x)
+    asked = []
+    monkeypatch.setattr(
+        "cupy_training_ops.cli.files.read", lambda one: asked.append(one.header().shape) or x
+    )
+    assert call("encode", archive, packed, "--codec", "pack16", "--name", "x").exit_code == 0
+    assert asked == [x.shape]
+    monkeypatch.undo()
+    refused = call("encode", archive, packed, "--codec", "pack16", "--name", "odd")
+    assert_refused(refused, "odd" if array.dtype.hasobject else "complex128")
+
+
+def test_a_damaged_array_leaves_the_others(x, tmp_path):
+    archive, packed = tmp_path / "x.npz", tmp_path / "x.packed"
+    np.savez(archive, damaged=2 * x, x=x)
+    archive.write_bytes(archive.read_bytes().replace((2 * x).tobytes(), bytes(x.nbytes)))
+    assert call("encode", archive, packed, "--codec", "pack16", "--name", "x").exit_code == 0
+    refused = call("encode", archive, packed, "--codec", "pack16", "--name", "damaged")
+    assert_refused(refused, "member damaged", "CRC")
+
+
+@pytest.mark.parametrize("array", [np.ones(3, np.float32), np.ones(3, np.float16), np.arange(3)])
+def test_bfloat16_is_not_what_other_elements_are(array, tmp_path):
+    """Read as asked for they would be other numbers; read as they are, not what was asked for."""
+    source, packed = tmp_path / "x.npy", tmp_path / "x.packed"
+    np.save(source, array)
+    refused = call("encode", source, packed, "--codec", "pack8", "--dtype", "bfloat16")
+    assert_refused(refused, "--dtype", "two-byte", str(array.dtype))
+    assert not packed.exists()
+
+
+def test_a_folder_is_called_a_folder_and_no_memory_no_memory(source, tmp_path, monkeypatch):
+    for arguments in (("decode", tmp_path), ("encode", tmp_path, "--codec", "pack8")):
+        command, file, *options = arguments
+        assert_refused(call(command, file, tmp_path / "out", *options), "Is a directory")
+    packed = tmp_path / "x.packed"
+    call("encode", source, packed, "--codec", "pack8")
+
+    def too_much(*_, **__):
+        raise MemoryError("Unable to allocate 9 GiB")
+
+    monkeypatch.setattr(numpy_file.npy, "read_array", too_much)
+    short = "not enough memory: Unable to allocate 9 GiB"
+    assert_refused(call("decode", packed, tmp_path / "out"), short)
+    assert_refused(call("encode", source, tmp_path / "out", "--codec", "pack8"), short)
+
+
+@pytest.mark.parametrize("count", [12, pytest.param(100, marks=pytest.mark.thorough)])
+def test_a_kill_leaves_out_old_or_whole_and_nothing_beside_it(count, seed, rng, tmp_path):
+    np.save(tmp_path / "x.npy", rng.standard_normal(300_000).astype(np.float32))
+    (tmp_path / "to").mkdir()
+    command = [sys.executable, ROOT / "tests" / "cli" / "kills.py", seed, count]
+    result = subprocess.run(
+        [*map(str, command), tmp_path / "x.npy", tmp_path / "to"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    wrong = [line for line in result.stdout.splitlines() if line.startswith("after")]
+    assert wrong == []
+    assert sum(ast.literal_eval(result.stdout.splitlines()[-1]).values()) > count // 3

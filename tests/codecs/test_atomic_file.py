@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cupy_training_ops.codecs import atomic_file
 from cupy_training_ops.codecs.atomic_file import replacing
 
 
@@ -126,3 +127,135 @@ def test_what_breaks_puts_nothing_into_a_pipe(content, tmp_path) -> None:
         break_off(tmp_path / "pipe", content, KeyboardInterrupt)
     reader.join(timeout=60)
     assert came == [b""]
+
+
+@pytest.mark.parametrize("bits", [stat.S_ISUID, stat.S_ISGID, stat.S_ISVTX])
+def test_no_bit_that_acts_for_an_owner_is_handed_on(content, tmp_path, bits) -> None:
+    """A new file may have another owner, for whom the old one's bit was not meant."""
+    path = tmp_path / "x"
+    path.touch()
+    path.chmod(0o755 | bits)
+    write(path, content)
+    assert mode(path) == 0o755
+
+
+def test_permissions_are_set_on_the_open_file(content, tmp_path, monkeypatch) -> None:
+    """By its name it may be another one's by then."""
+    (tmp_path / "x").touch()
+    monkeypatch.delattr(os, "chmod")
+    monkeypatch.delattr(os, "chown")
+    write(tmp_path / "x", content)
+
+
+def test_a_file_that_cannot_be_opened_for_writing_is_refused(
+    content, tmp_path, monkeypatch
+) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+    path.chmod(0o444)
+    if os.geteuid() == 0:  # who may write everything
+        really = os.open
+
+        def refused(name, flags, *mode):
+            if os.fspath(name) == os.fspath(path) and flags & os.O_WRONLY:
+                raise PermissionError(13, "Permission denied", os.fspath(name))
+            return really(name, flags, *mode)
+
+        monkeypatch.setattr(os, "open", refused)
+    with pytest.raises(PermissionError) as refusal:
+        write(path, content)
+    assert refusal.value.filename == str(path)
+    assert (path.read_bytes(), mode(path), names(tmp_path)) == (b"old", 0o444, ["x"])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_root_leaves_a_file_to_its_owner(content, tmp_path) -> None:
+    path = tmp_path / "x"
+    path.touch()
+    os.chown(path, 65534, 65534)
+    write(path, content)
+    assert (path.stat().st_uid, path.stat().st_gid, path.read_bytes()) == (65534, 65534, content)
+
+
+def test_a_file_whose_owner_a_new_one_could_not_have_is_refused(
+    content, tmp_path, monkeypatch
+) -> None:
+    (tmp_path / "x").write_bytes(b"old")
+    status = (tmp_path / "x").stat()
+    other = os.stat_result([*status[:4], status.st_uid + 1, *status[5:]])
+    monkeypatch.setattr("cupy_training_ops.codecs.atomic_file._writable_status", lambda _: other)
+
+    def refused(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fchown", refused)
+    with pytest.raises(PermissionError, match=r"x'$"):
+        write(tmp_path / "x", content)
+    assert ((tmp_path / "x").read_bytes(), names(tmp_path)) == (b"old", ["x"])
+
+
+def test_what_replaces_a_private_file_is_private_from_the_start(
+    content, tmp_path, monkeypatch
+) -> None:
+    path = tmp_path / "x"
+    path.touch()
+    path.chmod(0o600)
+    made, really = [], os.fchmod
+
+    def noted(number: int, mode: int) -> None:
+        made.append(stat.S_IMODE(os.fstat(number).st_mode))
+        really(number, mode)
+
+    monkeypatch.setattr(os, "fchmod", noted)
+    write(path, content)
+    assert made == [0o600]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="no /proc")
+@pytest.mark.parametrize(
+    "way", ["/proc/self/fd/{}", "/dev/fd/{}", "/proc/thread-self/fd/{}", "link"]
+)
+def test_a_descriptor_of_ours_is_written_where_it_stands(content, tmp_path, way) -> None:
+    """A new file in its place would lose what was there, and what others write to it."""
+    path = tmp_path / "log"
+    path.write_bytes(b"before, ")
+    with path.open("ab") as log:
+        place = Path(way.format(log.fileno()))
+        if way == "link":
+            place = tmp_path / "to" / "stdout"
+            place.parent.mkdir()
+            (tmp_path / "fd").symlink_to(f"/dev/fd/{log.fileno()}")
+            place.symlink_to("../fd")
+        write(place, content)
+        log.write(b", after")
+    assert path.read_bytes() == b"before, " + content + b", after"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_an_error_names_the_file_that_was_asked_for(content, tmp_path) -> None:
+    def no_space(path: Path) -> None:
+        with replacing(path) as stream:
+            stream.write(content)
+            raise OSError(28, "No space left on device")
+
+    for path, call in (
+        (tmp_path / "x", no_space),
+        (tmp_path / "missing" / "x", lambda path: write(path, content)),
+        (Path("/dev/full"), lambda path: write(path, content)),
+    ):
+        with pytest.raises(OSError, match=r"\[Errno \d+\] .*: ") as refusal:
+            call(path)
+        assert (refusal.value.filename, refusal.value.filename2) == (str(path), None)
+    assert names(tmp_path) == []
+
+
+def test_what_a_signal_left_is_removed(content, tmp_path) -> None:
+    with replacing(tmp_path / "x") as stream:
+        stream.write(content)
+        atomic_file.remove_unfinished()
+        assert names(tmp_path) == []
+        (tmp_path / "kept").touch()
+        os.rename(tmp_path / "kept", stream.name)  # so that there is something to put in place
+    assert names(tmp_path) == ["x"]
+    atomic_file.remove_unfinished()
+    assert names(tmp_path) == ["x"]

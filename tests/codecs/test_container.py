@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import zipfile
 
 import numpy as np
@@ -21,6 +22,11 @@ def written(header: dict, array: np.ndarray) -> io.BytesIO:
     container.write(stream, header, array)
     stream.seek(0)
     return stream
+
+
+def read(file) -> tuple[dict, np.ndarray]:
+    with container.opened(file) as (header, code):
+        return header, code.read()
 
 
 def archive(**members: bytes) -> io.BytesIO:
@@ -43,10 +49,10 @@ def npy(array: np.ndarray) -> bytes:
 @pytest.mark.parametrize("shape", [(), (0, 3), (3, 4)], ids=str)
 def test_a_header_and_an_array_come_back(dtype, shape) -> None:
     array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
-    header, read = container.read(written(HEADER, array))
+    header, code = read(written(HEADER, array))
     assert header == HEADER
-    assert (read.dtype, read.shape) == (array.dtype, shape)
-    np.testing.assert_array_equal(read, array)
+    assert (code.dtype, code.shape) == (array.dtype, shape)
+    np.testing.assert_array_equal(code, array)
 
 
 def test_a_file_begins_where_its_stream_stands() -> None:
@@ -54,7 +60,7 @@ def test_a_file_begins_where_its_stream_stands() -> None:
     stream.write(b"what came before")
     container.write(stream, HEADER, np.arange(3))
     stream.seek(len(b"what came before"))
-    np.testing.assert_array_equal(container.read(stream)[1], np.arange(3))
+    np.testing.assert_array_equal(read(stream)[1], np.arange(3))
 
 
 class Minimal:
@@ -70,7 +76,7 @@ def test_no_more_is_asked_of_an_open_file_than_is_declared() -> None:
     stream = Minimal()
     container.write(stream, HEADER, np.arange(3))
     stream.seek(0)
-    np.testing.assert_array_equal(container.read(stream)[1], np.arange(3))
+    np.testing.assert_array_equal(read(stream)[1], np.arange(3))
 
 
 def test_numpy_reads_the_members_and_the_header_starts_with_the_format() -> None:
@@ -86,13 +92,13 @@ def test_numpy_reads_the_members_and_the_header_starts_with_the_format() -> None
 def test_a_newer_version_is_named_whatever_else_its_file_holds() -> None:
     text = json.dumps({"format": container.FORMAT, "version": 2})
     with pytest.raises(ArgumentError, match="format version 1, got 2; a newer"):
-        container.read(archive(header=npy(np.array(text)), codes=npy(np.arange(3))))
+        read(archive(header=npy(np.array(text)), codes=npy(np.arange(3))))
 
 
 @pytest.mark.parametrize("header", ["[]", '"text"', "1", "null", "{}"])
 def test_json_that_is_no_header_is_refused(header) -> None:
     with pytest.raises(ArgumentError, match="its header does not say"):
-        container.read(archive(header=npy(np.array(header)), code=npy(np.arange(3))))
+        read(archive(header=npy(np.array(header)), code=npy(np.arange(3))))
 
 
 @pytest.mark.parametrize("name", ["header", "code"])
@@ -100,7 +106,7 @@ def test_a_member_that_is_no_array_is_named(name) -> None:
     text = json.dumps({"format": container.FORMAT, "version": 1})
     members = {"header": npy(np.array(text)), "code": npy(np.arange(3))} | {name: b"raw bytes"}
     with pytest.raises(ArgumentError, match=f"member {name} is no array"):
-        container.read(archive(**members))
+        read(archive(**members))
 
 
 def test_numpys_advice_to_trust_a_file_is_not_passed_on(tmp_path) -> None:
@@ -108,14 +114,89 @@ def test_numpys_advice_to_trust_a_file_is_not_passed_on(tmp_path) -> None:
     fields = np.zeros(1, [(f"field{number}", "u1") for number in range(1000)])
     for file in (archive(header=npy(fields)), io.BytesIO(npy(fields))):
         with pytest.raises(ArgumentError, match="is large") as refusal:
-            container.read(file)
+            read(file)
         assert "\n" not in str(refusal.value)
         assert "pickle" not in str(refusal.value)
     (tmp_path / "text").write_text("no archive")
     with pytest.raises(ArgumentError, match=r"text: no \.npy or \.npz file$"):
-        container.read(tmp_path / "text")
+        read(tmp_path / "text")
 
 
 def test_an_array_by_itself_is_refused_with_its_type() -> None:
     with pytest.raises(ArgumentError, match="it holds one of int64 as it is"):
-        container.read(io.BytesIO(npy(np.arange(3))))
+        read(io.BytesIO(npy(np.arange(3))))
+
+
+# ---- what is not damage --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [
+        (MemoryError("Unable to allocate"), True),
+        (OSError(5, "Input/output error"), True),
+        (OSError(22, "Invalid argument"), False),  # a place that damage made
+        (OSError("Invalid data stream"), False),  # bz2's
+        (SyntaxError("leading zeros"), False),
+    ],
+    ids=str,
+)
+def test_a_sound_file_is_not_called_damaged(monkeypatch, error, kept) -> None:
+    file = written(HEADER, np.arange(3))
+
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr(numpy_file.npy, "read_array", fails)
+    with pytest.raises(type(error) if kept else ArgumentError) as refusal:
+        read(file)
+    assert (refusal.value is error) == kept
+
+
+def test_a_folder_is_a_folder(tmp_path) -> None:
+    with pytest.raises(IsADirectoryError):
+        read(tmp_path)
+
+
+def test_a_file_that_cannot_be_gone_through_is_not_damaged() -> None:
+    reading, writing = os.pipe()
+    with open(reading, "rb") as pipe, open(writing, "wb") as sender:
+        sender.write(written(HEADER, np.arange(3)).getvalue())
+        sender.close()
+        with pytest.raises(OSError, match="seek"):
+            read(pipe)
+
+
+@pytest.mark.parametrize("shape", ["(400,)", "(10000000000,)", "(3, -1)", "(2, 2)"])
+@pytest.mark.parametrize("kind", ["npy", "npz"])
+def test_no_memory_is_taken_for_what_a_header_promises(monkeypatch, shape, kind) -> None:
+    whole = npy(np.arange(3))
+    lying = whole[:10] + whole[10:128].replace(b"(3,)", shape.encode())[:117].ljust(117) + b"\n"
+    lying += whole[128:]
+    stream = io.BytesIO(lying) if kind == "npy" else archive(x=lying)
+    monkeypatch.setattr(numpy_file.npy, "read_array", lambda *_, **__: pytest.fail("read"))
+    found = numpy_file.stored(stream, "x")
+    stored = found if kind == "npy" else found["x"]
+    with pytest.raises(ArgumentError, match="24 are there"):
+        stored.header()
+    with pytest.raises(ArgumentError, match="24 are there"):
+        stored.read()
+
+
+def test_an_array_that_says_less_than_its_member_holds_is_refused() -> None:
+    """Its checksum is compared at the end of the member only."""
+    found = numpy_file.stored(archive(x=npy(np.arange(3)) + bytes(8)), "x")
+    with pytest.raises(ArgumentError, match="goes on after its elements"):
+        found["x"].read()
+
+
+def test_objects_are_refused_in_words_of_our_own() -> None:
+    stored = numpy_file.stored(io.BytesIO(npy(np.array([{}], object))), "x")
+    with pytest.raises(ArgumentError, match="x: holds Python objects, which are never loaded"):
+        stored.read()
+
+
+def test_a_header_as_long_as_an_array_is_not_read() -> None:
+    text = np.array("x" * (container.LONGEST_HEADER // 4 + 1))
+    with pytest.raises(ArgumentError, match="its header is <U262145"):
+        read(archive(header=npy(text), code=npy(np.arange(3))))

@@ -14,6 +14,7 @@ import zipfile
 
 import numpy as np
 import pytest
+from foreign import Foreign
 
 from cupy_training_ops import (
     CODECS,
@@ -24,6 +25,7 @@ from cupy_training_ops import (
     ProviderError,
     compress,
 )
+from cupy_training_ops.codecs import numpy_file
 from cupy_training_ops.codecs.container import FORMAT, VERSION
 from cupy_training_ops.dtypes import FLOATS, dtype_name
 from cupy_training_ops.frame import backends
@@ -139,6 +141,44 @@ def test_refusals(rng, call, error, message) -> None:
         call(activations(rng, (4, 6)))
 
 
+KEPT = np.zeros(8, np.uint8)
+UNSAVED = {
+    "a codec that is no text": (b"pack8", "float32", (8,), KEPT, {}),
+    "a dtype that is no text": ("pack8", np.float32, (8,), KEPT, {}),
+    "a shape that is a list": ("pack8", "float32", [8], KEPT, {}),
+    "extents of NumPy's": ("pack8", "float32", (np.int64(8),), KEPT, {}),
+    "no shape": ("pack8", "float32", None, KEPT, {}),
+    "options that are a list": ("pack8", "float32", (8,), KEPT, []),
+    "no options": ("pack8", "float32", (8,), KEPT, None),
+    "an option of NumPy's": ("msfp15", "float32", (8,), KEPT, {"keep_nonfinite": np.True_}),
+    "an option without a name": ("pack8", "float32", (8,), KEPT, {1: True}),
+    "a code that is a list": ("pack8", "float32", (8,), [0] * 8, {}),
+    "a code that looks like one": (
+        "pack8",
+        "float32",
+        (8,),
+        types.SimpleNamespace(shape=(8,), dtype=np.dtype(np.uint8)),
+        {},
+    ),
+    "a masked code": ("pack8", "float32", (8,), np.ma.masked_array(KEPT, KEPT == 0), {}),
+    "no code": ("pack8", "float32", (8,), None, {}),
+}
+
+
+@pytest.mark.parametrize("arguments", UNSAVED.values(), ids=UNSAVED)
+def test_what_no_file_could_say_is_refused_at_once(arguments) -> None:
+    with pytest.raises(OpError, match=r"^Packed: "):
+        Packed(*arguments)
+
+
+def test_a_code_of_another_library_is_taken_over_the_same_memory(tmp_path) -> None:
+    code = np.arange(8, dtype=np.uint8)
+    packed = Packed("pack8", "float32", (8,), Foreign(code))
+    assert np.shares_memory(packed.code, code)
+    packed.save(tmp_path / "x.npz")
+    assert_matches(Packed.load(tmp_path / "x.npz").code, code)
+
+
 # ---- files ---------------------------------------------------------------------------------------
 
 
@@ -198,6 +238,16 @@ def test_a_path_without_npz_is_the_path_written(packed, tmp_path) -> None:
     packed.save(tmp_path / "activations")
     assert [path.name for path in tmp_path.iterdir()] == ["activations"]
     assert_matches(Packed.load(tmp_path / "activations").code, packed.code)
+
+
+def test_a_save_that_fails_names_the_file_that_was_asked_for(packed, tmp_path) -> None:
+    for path, error in (
+        (tmp_path / "no" / "x.npz", FileNotFoundError),
+        (tmp_path, IsADirectoryError),
+    ):
+        with pytest.raises(error) as refusal:
+            packed.save(path)
+        assert refusal.value.filename == str(path)
 
 
 def test_an_aborted_save_leaves_the_old_file(packed, tmp_path, monkeypatch) -> None:
@@ -316,6 +366,24 @@ def test_a_flipped_byte_is_refused_or_does_not_matter(packed, rng) -> None:
             continue
         assert_matches(loaded.code, packed.code)
         assert_matches(loaded.decompress(), packed.decompress(), 0)
+
+
+def test_codes_that_are_not_the_headers_are_not_read(packed, monkeypatch) -> None:
+    """Zeros take a thousandth of their room in an archive: the file may be small."""
+    stream = io.BytesIO()
+    header = np.array(json.dumps(header_of(packed)))
+    np.savez_compressed(stream, header=header, code=np.zeros(10**7, np.uint8))
+    stream.seek(0)
+    read, really = [], numpy_file.npy.read_array
+
+    def noted(file, **options):
+        read.append(really(file, **options))
+        return read[-1]
+
+    monkeypatch.setattr(numpy_file.npy, "read_array", noted)
+    with pytest.raises(ArgumentError, match=r"damaged.* got uint8 of shape \(10000000,\)"):
+        Packed.load(stream)
+    assert [array.shape for array in read] == [()]
 
 
 def test_an_unknown_provider_is_refused(packed) -> None:

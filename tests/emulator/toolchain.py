@@ -136,7 +136,7 @@ def _compile(arguments: list[str], folder: Path) -> None:
 
 def _build_once(key: str, build: Callable[[Path], None]) -> Path:
     """The cache folder of `key`. If it must be built, one process does and the others wait."""
-    target = _cache_folder() / key
+    target = cache_folder() / key
     if not target.exists():
         with _locked(target.with_suffix(".lock")):
             if not target.exists():
@@ -164,11 +164,12 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """Where built kernels are kept."""
     chosen = os.environ.get("CTO_EMULATOR_CACHE")
     if chosen:
         return Path(chosen).resolve()
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(base) / "cupy-training-ops-emulator"
 
 

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: MIT
+"""CuPy's kernel cache that cannot be made or written: a refusal with its remedy, on every way."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cupy_training_ops import ProviderError
+from cupy_training_ops.runtime import kernel_cache
+
+ROOT = Path(__file__).parents[2]
+REMEDY = "export CUPY_CACHE_DIR=$(mktemp -d)"
+UNUSABLE = {
+    "below a file": {"CUPY_CACHE_DIR": "/dev/null/x"},
+    "empty": {"CUPY_CACHE_DIR": ""},
+    "home below a file": {"HOME": "/dev/null/x"},
+}
+unusable = pytest.mark.parametrize("environment", UNUSABLE.values(), ids=UNUSABLE)
+
+
+def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A new Python, for CuPy looks for its cache when it is imported."""
+    inherited = {name: value for name, value in os.environ.items() if name != "CUPY_CACHE_DIR"}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=inherited | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return python("-m", "cupy_training_ops", *arguments, **environment)
+
+
+@pytest.fixture(autouse=True)
+def _cupy() -> None:
+    pytest.importorskip("cupy", reason="CuPy is in the extras")
+
+
+@unusable
+def test_the_cuda_backend_is_refused_with_the_remedy(environment) -> None:
+    code = """
+import cupy_training_ops as cto, numpy as np
+from cupy_training_ops.frame.backends import cuda_backend
+class OnDevice:
+    __cuda_array_interface__ = {}
+for way in (cuda_backend, lambda: cto.relu_grad(OnDevice(), OnDevice())):
+    try:
+        way()
+    except cto.ProviderError as error:
+        print(error)
+"""
+    result = python("-c", code, **environment)
+    assert result.stderr == ""
+    assert [REMEDY in line for line in result.stdout.splitlines()] == [True, True]
+
+
+def test_a_folder_that_is_mended_later_is_taken(tmp_path) -> None:
+    """A failed import of CuPy's would leave it half imported until the process ends."""
+    code = """
+import os, sys
+from cupy_training_ops import ProviderError
+from cupy_training_ops.frame.backends import cuda_backend
+try:
+    cuda_backend()
+except ProviderError:
+    os.environ["CUPY_CACHE_DIR"] = sys.argv[1]
+    print(cuda_backend().name)
+"""
+    result = python("-c", code, str(tmp_path / "new" / "cache"), CUPY_CACHE_DIR="/dev/null/x")
+    assert (result.stdout, result.stderr) == ("cuda\n", "")
+
+
+@unusable
+def test_doctor_shows_the_row_and_its_remedy(environment) -> None:
+    result = command("doctor", **environment)
+    assert (result.returncode, result.stderr) == (1, "")
+    lines = result.stdout.splitlines()
+    assert any(line.split()[:2] == ["cache", "missing"] for line in lines)
+    (mend,) = (line for line in lines if REMEDY in line and line.startswith("to mend"))
+    for part in ("CuPy", "NVRTC", "cache"):
+        assert part in mend
+    assert "pip install 'cupy-training-ops" not in result.stdout
+
+
+@unusable
+def test_auto_takes_the_cpu(environment) -> None:
+    result = command("roundtrip", "--shape", "9", "--codec", "pack1", "--json", **environment)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout)[0]["provider"] == "cpu"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("verify", "--op", "ReluGrad"),
+        ("compile", "--op", "ReluGrad"),
+        ("compile", "--op", "ReluGrad", "--arch", "90"),
+        ("compile", "--op", "ReluGrad", "--arch", "all", "--jobs", "2"),
+        ("roundtrip", "--provider", "cuda"),
+    ],
+    ids=" ".join,
+)
+def test_what_needs_cupy_ends_with_the_remedy(arguments) -> None:
+    result = command(*arguments, CUPY_CACHE_DIR="/dev/null/x")
+    assert (result.returncode, result.stdout) == (3, "")
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("Error: ")
+    assert REMEDY in line
+    assert "pip install" not in line
+
+
+def test_a_folder_that_takes_no_file_is_a_provider_error(monkeypatch, tmp_path) -> None:
+    """A kernel that was compiled and cannot be kept ends the call, as CuPy has it."""
+    from cupy_training_ops.runtime import cuda
+
+    class Unwritable:
+        def __init__(self, **_: object) -> None:
+            pass
+
+        def compile(self) -> None:
+            raise PermissionError(13, "Permission denied", str(tmp_path / "x"))
+
+    source = type("Source", (), {"name": "some", "code": ""})()
+    monkeypatch.setattr(cuda.cupy, "RawModule", Unwritable)
+    with pytest.raises(ProviderError, match=r"Permission denied.*CUPY_CACHE_DIR"):
+        cuda.BACKEND.load(source, ())
+
+
+def test_a_home_that_is_not_known_is_as_cupy_takes_it(monkeypatch) -> None:
+    """Path.home() raises where neither HOME nor the user's entry says one."""
+    monkeypatch.delenv("CUPY_CACHE_DIR", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert kernel_cache.folder() == "~/.cupy/kernel_cache"
+
+
+def test_permissions_are_tried_and_not_read(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "new"))
+    kernel_cache.require_writable()
+    assert list((tmp_path / "new").iterdir()) == []
+
+    def read_only(**_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(kernel_cache.tempfile, "TemporaryFile", read_only)
+    with pytest.raises(ProviderError, match="Read-only file system"):
+        kernel_cache.require_writable()
