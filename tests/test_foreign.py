@@ -115,6 +115,6 @@ def test_memory_that_is_short_is_no_fault_of_the_array() -> None:
 )
 def test_a_device_array_without_cupy(monkeypatch, array) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(ProviderError, match=r"^Gelu: X: CuPy cannot be imported") as caught:
+    with pytest.raises(ProviderError, match=r"^Gelu: X: CuPy cannot be loaded") as caught:
         cto.gelu(array)
     assert isinstance(caught.value.__cause__, ProviderError)

@@ -29,7 +29,9 @@ def parsed_shape(_: click.Context, __: click.Parameter, text: str | None) -> Any
     """The option `--shape 8,128` as (8, 128)."""
     try:
         return None if text is None else schema.shape([int(part) for part in text.split(",")])
-    except (ValueError, ArgumentError):
+    except ArgumentError as error:
+        raise click.BadParameter(str(error)) from None
+    except ValueError:
         raise click.BadParameter(f"expected extents such as 8,128, got {text!r}") from None
 
 
