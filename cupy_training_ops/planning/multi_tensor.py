@@ -51,6 +51,13 @@ def batches(sizes: Sequence[int], chunk: int, capacity: int) -> Iterator[Batch]:
         yield batch(some, [sizes[i] for i in some], chunk, capacity)
 
 
+def tables(xs: Sequence[Spec], chunk_nbytes: int, capacity: int) -> list[Batch]:
+    """The batches of a list of one dtype; one without tensors where none has elements."""
+    chunk = chunk_nbytes // xs[0].dtype.itemsize
+    found = list(batches([x.size for x in xs], chunk, capacity))
+    return found or [batch((), (), chunk, capacity)]
+
+
 def batch(members: tuple[int, ...], sizes: Sequence[int], chunk: int, capacity: int) -> Batch:
     """One launch's table; entries after the last tensor hold the number of all chunks."""
     ends = list(itertools.accumulate(ceil_div(size, chunk) for size in sizes))
