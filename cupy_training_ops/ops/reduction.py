@@ -307,7 +307,9 @@ class ReduceAllL2(Op):
     def plan(self, device: Device, xs: tuple[Spec, ...], y: Spec) -> Plan:
         most = BLOCKS * device.multiprocessors
         launch = partial(_launch, self.function_name, x=xs[0].dtype, y=y.dtype)
-        return l2_norm(_tables(xs), xs, most, launch, y)
+        scratch = ScratchMemory()
+        launches = l2_norm(_tables(xs), xs, most, launch, scratch, y)
+        return Plan(launches, scratch.nbytes)
 
 
 class IsAllFinite(Op):

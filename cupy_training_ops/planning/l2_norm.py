@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..dtypes import FLOAT64
-from ..plan import Launch, Plan, ScratchMemory, by_value
+from ..plan import Launch, ScratchMemory, by_value
 from ..schema import Spec
 from .multi_tensor import Batch
 
@@ -21,14 +21,14 @@ def l2_norm(
     xs: Sequence[Spec],
     most_blocks: int,
     launch: MakeLaunch,
+    scratch: ScratchMemory,
     *results: object,
-) -> Plan:
+) -> tuple[Launch, ...]:
     """A launch for each table, of at most so many blocks; `results` are where the last one writes.
 
     The kernel takes addresses, sizes, partial sums, a ticket, Partials, and the results.
     """
     blocks = [max(1, min(table.n_chunks, most_blocks)) for table in tables]
-    scratch = ScratchMemory()
     ticket, partials = scratch.take(1, np.uint32), scratch.take(sum(blocks), FLOAT64)
     firsts = itertools.accumulate(blocks, initial=0)
     launches = []
@@ -37,4 +37,4 @@ def l2_norm(
         place = by_value(first=np.uint32(first), n_in_all=np.uint32(n_in_all))
         args = (table.pointers(xs), table.sizes, partials, ticket, place, *results)
         launches.append(launch(n, args))
-    return Plan(tuple(launches), scratch.nbytes)
+    return tuple(launches)

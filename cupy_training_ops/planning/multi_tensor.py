@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,58 @@ def capacity(n_lists: int) -> int:
     return (MAX_PARAMETER_NBYTES - 4 - SCALARS_NBYTES) // (8 * n_lists + 12)
 
 
+Listed = Sequence[Spec | None]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Several lists of the same tensors for one table of addresses: Columns in the kernels' header.
+
+    `at` tells for each list of the kernel which of `lists` it is, -1 where it is not there.
+    """
+
+    lists: tuple[Listed, ...]
+    at: tuple[int, ...]
+    n_pointers: int  # that the table has room for
+    are_written: bool
+
+    @classmethod
+    def of(
+        cls, inputs: Sequence[Listed], outputs: Mapping[int, Listed], n_pointers: int
+    ) -> Columns:
+        """Inputs, then outputs by the places of the inputs that they replace.
+
+        Outputs in place of their inputs take no room of their own.
+        """
+        lists = [items for items in inputs if _is_there(items)]
+        at = list(_places(inputs))
+        for replaced, items in outputs.items():
+            if not _is_there(items):
+                at.append(-1)
+            elif all(spec is None or spec.in_place for spec in items):
+                at.append(at[replaced])
+            else:
+                at.append(len(lists))
+                lists.append(items)
+        are_written = any(map(_is_there, outputs.values()))
+        return cls(tuple(lists), tuple(at), n_pointers, are_written)
+
+    def batches(self, sizes: Sequence[int], chunk: int, capacity: int) -> Iterator[Batch]:
+        """As many tensors a launch as both tables have room for."""
+        most = min(capacity, self.n_pointers // len(self.lists))
+        return batches(sizes, chunk, capacity, most)
+
+
+def _is_there(items: Listed) -> bool:
+    return any(spec is not None for spec in items)
+
+
+def _places(inputs: Sequence[Listed]) -> Iterator[int]:
+    """Which of the lists that are there each input is."""
+    count = itertools.count()
+    return (next(count) if _is_there(items) else -1 for items in inputs)
+
+
 @dataclass(frozen=True)
 class Batch:
     """The tensors of one launch: their places in the list, how many chunks they are, and sizes."""
@@ -33,6 +85,12 @@ class Batch:
         """Their addresses, from all arrays of the list."""
         return Pointers(tuple(specs[i] for i in self.members), self.capacity)
 
+    def joined(self, columns: Columns) -> tuple[Pointers, np.void]:
+        """The addresses of several lists in one table, and where each of them begins in it."""
+        specs = (items[i] for items in columns.lists for i in self.members)
+        at = by_value(at=np.array(columns.at, np.int32), n_tensors=np.int32(len(self.members)))
+        return Pointers(tuple(specs), columns.n_pointers), at
+
     def starts(self, starts: Sequence[int]) -> np.void:
         """Where they begin in an array that joins the whole list, as a launch argument."""
         padded = np.zeros(self.capacity, np.int64)
@@ -40,14 +98,18 @@ class Batch:
         return by_value(at=padded)
 
 
-def batches(sizes: Sequence[int], chunk: int, capacity: int) -> Iterator[Batch]:
+def batches(
+    sizes: Sequence[int], chunk: int, capacity: int, most: int | None = None
+) -> Iterator[Batch]:
     """The tensors of a list that have elements, in order, at most `capacity` of them a launch.
 
-    Every element belongs to one chunk of one batch: a table is made anew for every launch.
+    Every element belongs to one chunk of one batch: a table is made anew for every launch. `most`
+    is how many tensors a launch gets where tables of sizes have room for more.
     """
     members = [i for i, size in enumerate(sizes) if size]
-    for first in range(0, len(members), capacity):
-        some = tuple(members[first : first + capacity])
+    step = most or capacity
+    for first in range(0, len(members), step):
+        some = tuple(members[first : first + step])
         yield batch(some, [sizes[i] for i in some], chunk, capacity)
 
 
