@@ -26,7 +26,7 @@ _NAMES = """
     AdasumAllReduce BatchNormInternal BatchNormalizationGrad
     BiasSoftmaxDropout BitmaskDropoutGrad ConvGrad ConvTransposeGrad
     DropoutGrad Group
-    InvertibleLayerNormalizationGrad LambOptimizer
+    InvertibleLayerNormalizationGrad
     LayerNormalizationGrad LogSoftmaxGrad LogSoftmaxGrad_13 MegatronF MegatronG
     NcclAllGather NcclAllReduce NcclReduceScatter PassThrough PythonOp
     PythonOpGrad RecordEvent Recv Send

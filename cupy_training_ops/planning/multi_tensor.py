@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..plan import MAX_PARAMETER_NBYTES, Pointers, by_value, ceil_div
+from ..plan import MAX_GRID, MAX_PARAMETER_NBYTES, Pointers, by_value, ceil_div
 from ..schema import Spec
 
 SCALARS_NBYTES = 64  # of a launch's parameters beside its tables, at most
@@ -56,10 +56,14 @@ class Columns:
         are_written = any(map(_is_there, outputs.values()))
         return cls(tuple(lists), tuple(at), n_pointers, are_written)
 
+    @property
+    def most(self) -> int:
+        """Tensors that there is room for."""
+        return self.n_pointers // len(self.lists)
+
     def batches(self, sizes: Sequence[int], chunk: int, capacity: int) -> Iterator[Batch]:
         """As many tensors a launch as both tables have room for."""
-        most = min(capacity, self.n_pointers // len(self.lists))
-        return batches(sizes, chunk, capacity, most)
+        return batches(sizes, chunk, capacity, min(capacity, self.most))
 
 
 def _is_there(items: Listed) -> bool:
@@ -99,18 +103,38 @@ class Batch:
 
 
 def batches(
-    sizes: Sequence[int], chunk: int, capacity: int, most: int | None = None
+    sizes: Sequence[int],
+    chunk: int,
+    capacity: int,
+    most: int | None = None,
+    most_chunks: int | None = None,
 ) -> Iterator[Batch]:
     """The tensors of a list that have elements, in order, at most `capacity` of them a launch.
 
     Every element belongs to one chunk of one batch: a table is made anew for every launch. `most`
-    is how many tensors a launch gets where tables of sizes have room for more.
+    is how many tensors a launch gets where tables of sizes have room for more, `most_chunks` of how
+    many chunks, one tensor aside.
     """
     members = [i for i, size in enumerate(sizes) if size]
-    step = most or capacity
-    for first in range(0, len(members), step):
-        some = tuple(members[first : first + step])
+    for some in _runs(members, sizes, chunk, most or capacity, most_chunks or MAX_GRID[0]):
         yield batch(some, [sizes[i] for i in some], chunk, capacity)
+
+
+def _runs(
+    members: Sequence[int], sizes: Sequence[int], chunk: int, most: int, most_chunks: int
+) -> Iterator[tuple[int, ...]]:
+    """The tensors in runs of so many, and of so many chunks."""
+    run: list[int] = []
+    n_chunks = 0
+    for i in members:
+        own = ceil_div(sizes[i], chunk)
+        if run and (len(run) == most or n_chunks + own > most_chunks):
+            yield tuple(run)
+            run, n_chunks = [], 0
+        run.append(i)
+        n_chunks += own
+    if run:
+        yield tuple(run)
 
 
 def tables(xs: Sequence[Spec], chunk_nbytes: int, capacity: int) -> list[Batch]:
