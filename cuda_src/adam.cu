@@ -226,7 +226,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
 }
 
 extern "C" __global__ void adam__count(const __grid_constant__ Either<1> step,
-                                       const __grid_constant__ Either<1> update, i64* new_step,
-                                       bool* updated) {
-    parameter_update::count(step, update, new_step, updated);
+                                       const __grid_constant__ Either<1> update, i64* new_step) {
+    parameter_update::count(step, update, new_step);
 }

@@ -296,7 +296,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 extern "C" __global__ void lamb__count(const __grid_constant__ Either<1> step,
-                                       const __grid_constant__ Either<1> update, i64* new_step,
-                                       bool* updated) {
-    parameter_update::count(step, update, new_step, updated);
+                                       const __grid_constant__ Either<1> update, i64* new_step) {
+    parameter_update::count(step, update, new_step);
 }

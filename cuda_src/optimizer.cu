@@ -193,12 +193,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) optimizer__sgd(
     sgd.run(chunk.first, chunk.end, chunk.n);
 }
 
-extern "C" __global__ void optimizer__count(const __grid_constant__ Either<1> step,
-                                            const __grid_constant__ Either<1> update, i64* new_step,
-                                            bool* updated) {
-    parameter_update::count(step, update, new_step, updated);
-}
-
 // The norm of a list, in W, and whether it is finite, as it is not where an element is not.
 extern "C" __global__ void __launch_bounds__(THREADS)
     optimizer__norm(const __grid_constant__ Pointers<ONE_LIST> arrays,

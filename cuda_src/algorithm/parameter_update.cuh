@@ -52,18 +52,13 @@ struct Copy {
         else
             parameter_update::store(reinterpret_cast<__half*>(to), i, w);
     }
-    __device__ void keep(i64 first, i64 end) const {
-        parameter_update::keep(from, to, first, end);
-    }
+    __device__ void keep(i64 first, i64 end) const { parameter_update::keep(from, to, first, end); }
 };
 
-// What a step leaves beside arrays, behind all launches that read it: the count and the signal.
+// The step after this one, behind all launches that read it; a step that is skipped does not count.
 __device__ __forceinline__ void count(const either::Either<1>& step,
-                                      const either::Either<1>& update, i64* new_step,
-                                      bool* updated) {
-    const bool counts = update.as_i64() != 0;
-    if (new_step) *new_step = step.as_i64() + counts;
-    if (updated) *updated = counts;
+                                      const either::Either<1>& update, i64* new_step) {
+    *new_step = step.as_i64() + (update.as_i64() != 0);
 }
 
 }  // namespace cto::parameter_update

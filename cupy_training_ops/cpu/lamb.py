@@ -56,12 +56,14 @@ def lamb_optimizer(
         for clip in _for_each(max_norm_clip, len(weights))
     ]
     rules = zip(*columns, divisors, strict=True)
-    arrays: Any = zip(weights, gradients, moment1, moment2, mixed, rules, strict=True)
+    numbers = number(r), t, (ratio_min, ratio_max)
     stepped = [
-        _stepped(*group, rate=number(r), step=t, limits=(ratio_min, ratio_max)) for group in arrays
+        _stepped(w, g, m, v, copy, rule, *numbers)
+        for w, g, m, v, copy, rule in zip(
+            weights, gradients, moment1, moment2, mixed, rules, strict=True
+        )
     ]
-    w, g, m, v, copies = zip(*stepped, strict=True)
-    return new_step, w, g, m, v, copies
+    return new_step, *zip(*stepped, strict=True)  # type: ignore[return-value]
 
 
 def _for_each(value: ForEach, n: int) -> tuple[float, ...]:

@@ -104,7 +104,7 @@ def _over_lists(inputs: Sequence[Any], outputs: Sequence[Any], args: Args) -> Pl
 
 
 def _count(w: Spec, g: Spec, m: Spec, *numbers: Any) -> Plan:
-    """Step and signal, by a kernel that is compiled for these arrays already."""
+    """The step after this one, by a kernel that is compiled for these arrays already."""
     launch = partial(_launch, "adam__count", w=w.dtype, grad=g.dtype, moment=m.dtype)
     return parameter_update.count(launch, *numbers)
 
@@ -204,7 +204,7 @@ class AdamOptimizer(Op):
         written = (new_w, new_g, new_m1, new_m2, new_mixed)
         args = self._numbers(r, t, loss_scale, norm, None, update)
         steps = self._update(arrays, written, args)
-        return steps.then(_count(arrays[0], arrays[1], arrays[2], t, update, new_t, None))
+        return steps.then(_count(arrays[0], arrays[1], arrays[2], t, update, new_t))
 
     def _numbers(
         self, r: Any, t: Any, loss_scale: Any, norm: Any, max_norm: Any, update: Any
@@ -275,7 +275,7 @@ class AdamOptimizerList(AdamOptimizer):
         args = self._numbers(r, t, loss_scale, norm, max_norm, update)
         steps = _over_lists(arrays, (new_w, new_g, new_m1, new_m2, new_mixed), args)
         first = (items[0] for items in arrays[:3])
-        return steps.then(_count(*first, t, update, new_t, None))
+        return steps.then(_count(*first, t, update, new_t))
 
 
 class AdamWOptimizer(Op):
@@ -350,8 +350,7 @@ class AdamWOptimizer(Op):
         fixed = _rule(rates, self.correct_bias, self.adam_mode)
         args = (fixed, lr, t, 1.0, ABSENT_NORM, math.inf, given(update, True))
         steps = _over_lists((*arrays, None), (new_w, None, new_m1, new_m2, None), args)
-        first = (items[0] for items in arrays[:3])
-        return steps.then(_count(*first, None, update, None, updated))
+        return steps.then(parameter_update.signal(update, updated))
 
 
 OPS = {

@@ -188,7 +188,7 @@ class LambOptimizer(Op):
         limits = self.ratio_min, self.ratio_max
         steps = step.plan(self._rules(len(w)), limits, self.do_bias_correction and t is not None)
         counts = partial(_launch, "lamb__count", w=w[0].dtype, grad=g[0].dtype, moment=m1[0].dtype)
-        return steps.then(parameter_update.count(counts, t, update, new_t, None))
+        return steps.then(parameter_update.count(counts, t, update, new_t))
 
 
 @dataclass(frozen=True)

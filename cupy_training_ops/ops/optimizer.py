@@ -105,13 +105,11 @@ def _sgd(inputs: Sequence[Any], outputs: Sequence[Any], numbers: Args, signalled
     mixed, new_mixed, is_bfloat16 = parameter_update.low_precision(mixed, outputs[1])
     columns = Columns.of((w, g, mixed), {0: outputs[0], 2: new_mixed}, 2 * TWO_LISTS)
     sizes, chunk = [spec.size for spec in w], CHUNK_NBYTES // w[0].dtype.itemsize
-    types = {"w": w[0].dtype, "grad": g[0].dtype}
-    launch = partial(_launch, "optimizer__sgd", **types)
-    count = partial(_launch, "optimizer__count", **types)
+    launch = partial(_launch, "optimizer__sgd", w=w[0].dtype, grad=g[0].dtype)
     steps = parameter_update.over_lists(
         columns, sizes, chunk, TWO_LISTS, launch, *numbers, is_bfloat16
     )
-    return steps.then(parameter_update.count(count, None, numbers[-1], None, signalled))
+    return steps.then(parameter_update.signal(numbers[-1], signalled))
 
 
 class SGDOptimizerV2(Op):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..dtypes import BFLOAT16
-from ..plan import Config, Launch, Plan
+from ..plan import Config, Launch, Plan, Work
 from ..schema import Spec
 from .multi_tensor import Columns, Listed
 from .step import given
@@ -39,11 +39,16 @@ def over_lists(
     return Plan(tuple(launch(t.n_chunks, (*t.joined(columns), t.sizes, *args)) for t in tables))
 
 
-def count(launch: MakeLaunch, step: Any, update: Any, stepped: Any, signalled: Any) -> Plan:
-    """Step and signal, where they are arrays that are written."""
-    own = isinstance(update, Spec) and signalled is not None and not signalled.in_place
-    flag = signalled if own else None
-    if stepped is None and flag is None:
+def count(launch: MakeLaunch, step: Any, update: Any, stepped: Spec | None) -> Plan:
+    """The step after this one, where it is an array that is asked for."""
+    if stepped is None:
         return Plan()
-    made = launch(1, (given(step, 0), given(update, True), stepped, flag))
+    made = launch(1, (step, given(update, True), stepped))
     return Plan((Launch(made.symbol, Config((1,), (1,)), made.args, made.slots),))
+
+
+def signal(update: Any, signalled: Spec | None) -> Plan:
+    """The update signal, where it is to be in another array."""
+    if not isinstance(update, Spec) or signalled is None or signalled.in_place:
+        return Plan()
+    return Plan((Work("copy", (update, signalled)),))

@@ -99,7 +99,7 @@ def test_upstreams_answers() -> None:
     expected = [ANSWERS[f"{case}|out{i}"] for i in range(5)]
     assert_matches(results[0], expected[0], 0)
     for (result,), wanted in zip(results[1:5], expected[1:], strict=True):
-        assert_matches(result, wanted, 5e-6)  # quotients of small moments, in float32
+        assert_matches(result, wanted)
 
 
 # ---- the paper -----------------------------------------------------------------------------------
