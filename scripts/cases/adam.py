@@ -123,7 +123,6 @@ CASES = [
         "f4,f2,copy,model",
         partial(_model, grad=FLOAT16, copies=True),
         nbytes=_copied,
-        eager=True,
         outputs=COPIED,
     ),
     Case(

@@ -47,13 +47,12 @@ def _moved_mixed(*inputs: Any) -> int:
 
 CASES = [
     Case("LambOptimizer", "f4,one", _one, nbytes=_moved, outputs=STATE),
-    Case("LambOptimizer", "f4,model", _model, nbytes=_moved, eager=True, outputs=STATE),
+    Case("LambOptimizer", "f4,model", _model, nbytes=_moved, outputs=STATE),
     Case(
         "LambOptimizer",
         "f4,f2,copy,model",
         _mixed,
         nbytes=_moved_mixed,
-        eager=True,
         outputs=(*STATE, "new_mixed_precision_weights"),
     ),
 ]

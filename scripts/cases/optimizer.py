@@ -86,7 +86,7 @@ CASES = [
         peers={"torch foreach_add_": _torch_foreach},
         eager=True,
     ),
-    Case("SGDOptimizerV2", "f4,f2,model", partial(_model, grad=FLOAT16), eager=True),
+    Case("SGDOptimizerV2", "f4,f2,model", partial(_model, grad=FLOAT16)),
     *(
         Case(
             "GradientNorm",
