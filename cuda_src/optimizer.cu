@@ -170,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // Lists: weights, gradients, copies; then those that are written: weights, copies.
-extern "C" __global__ void __launch_bounds__(THREADS) optimizer__sgd(
+extern "C" __global__ void __launch_bounds__(THREADS, 4) optimizer__sgd(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<5> columns,
     const __grid_constant__ TensorSizes<TWO_LISTS> sizes, const __grid_constant__ Either<1> rate,
     const __grid_constant__ Either<1> loss_scale, const __grid_constant__ Either<1> norm,
