@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Gradient bookkeeping.  CPU provider: cupy_training_ops/cpu/gradient.py
 //
-// Maps over arrays that may be the same (in place): every element is read and written by one
-// thread, and a thread loads all of its vectors before it stores the first.
+// Maps over arrays that may be the same (in place).
 #include "algorithm/multi_tensor.cuh"
+#include "algorithm/range_map.cuh"
 #include "algorithm/reduce.cuh"
 #include "core/vec.cuh"
 
@@ -43,45 +43,10 @@ constexpr int CAPACITY = CTO_CAPACITY;
 constexpr int CHUNK_NBYTES = CTO_CHUNK_NBYTES;
 constexpr int WIDTH = 16 / (sizeof(T) > sizeof(VALUE) ? sizeof(T) : sizeof(VALUE));
 constexpr int VECS = CTO_NBYTES / 16;  // of the wider type, that a thread has in flight
-constexpr i64 TILE = VECS * THREADS * WIDTH;
 using Chunk = multi_tensor::BlockChunk<CHUNK_NBYTES / 16 * WIDTH>;
 
-// Whether vectors of an array may start at its element `first`.
-template <class E>
-__device__ __forceinline__ bool has_vecs_at(const E* array, int first) {
-    return reinterpret_cast<u64>(array + first) % sizeof(Vec<E, WIDTH>) == 0;
-}
-
-// Stores map.load of the elements first, first + N, ... that fall to this thread, MANY in flight.
-template <int N, int MANY, class Map>
-__device__ __forceinline__ void map_some(const Map& map, i64 first, i64 end) {
-    typename Map::template Loaded<N> loaded[MANY];
-    const i64 i = first + static_cast<i64>(threadIdx.x) * N;
-#pragma unroll
-    for (int u = 0; u < MANY; ++u)
-        if (i + u * (THREADS * N) < end) map.load(loaded[u], i + u * (THREADS * N));
-#pragma unroll
-    for (int u = 0; u < MANY; ++u)
-        if (i + u * (THREADS * N) < end) map.store(loaded[u], i + u * (THREADS * N));
-}
-
-// The elements [first, end) of n: vectors where all arrays have theirs on the same elements, and
-// single elements before the first and after the last of them.
-template <class Map>
-__device__ __forceinline__ void map_range(const Map& map, i64 first, i64 end, i64 n) {
-    const int head = map.head();
-    if (!map.has_vecs_at(head)) {
-#pragma unroll 1
-        for (i64 i = first; i < end; i += 4 * THREADS) map_some<1, 4>(map, i, end);
-        return;
-    }
-    if (first == 0) map_some<1, 1>(map, 0, head < n ? head : n);
-    const i64 whole = n <= head ? head : head + (n - head) / WIDTH * WIDTH;
-    const i64 last = end + head < whole ? end + head : whole;
-#pragma unroll 1
-    for (i64 i = first + head; i < last; i += TILE) map_some<WIDTH, VECS>(map, i, last);
-    if (end == n) map_some<1, 1>(map, whole, n);
-}
+using Tiling = range_map::Tiling<WIDTH, VECS, THREADS>;
+using range_map::map_range;
 
 // new_sum = old_sum + value: in the wider of the two accumulators, rounded once.
 struct Accumulate {
@@ -101,8 +66,9 @@ struct Accumulate {
                                           : vec::elements_to_16(value);
     }
     __device__ bool has_vecs_at(int first) const {
-        return cto::has_vecs_at(old_sum, first) && cto::has_vecs_at(value, first) &&
-               cto::has_vecs_at(new_sum, first);
+        return range_map::has_vecs_at<WIDTH>(old_sum, first) &&
+               range_map::has_vecs_at<WIDTH>(value, first) &&
+               range_map::has_vecs_at<WIDTH>(new_sum, first);
     }
     template <int N>
     __device__ __forceinline__ void load(Loaded<N>& loaded, i64 i) const {
@@ -133,7 +99,7 @@ struct Convert {
         return sizeof(T) >= sizeof(X) ? vec::elements_to_16(y) : vec::elements_to_16(x);
     }
     __device__ bool has_vecs_at(int first) const {
-        return cto::has_vecs_at(x, first) && cto::has_vecs_at(y, first);
+        return range_map::has_vecs_at<WIDTH>(x, first) && range_map::has_vecs_at<WIDTH>(y, first);
     }
     template <int N>
     __device__ __forceinline__ void load(Vec<X, N>& loaded, i64 i) const {
@@ -171,21 +137,23 @@ using namespace cto;
 // new_sum = old_sum + value, or old_sum where value is null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     in_place_accumulator(const T* old_sum, const VALUE* value, T* new_sum, i64 n) {
-    const i64 first = blockIdx.x * TILE, end = first + TILE < n ? first + TILE : n;
+    const i64 first = blockIdx.x * Tiling::tile;
+    const i64 end = first + Tiling::tile < n ? first + Tiling::tile : n;
     if (value)
-        map_range(Accumulate{old_sum, value, new_sum}, first, end, n);
+        map_range<Tiling>(Accumulate{old_sum, value, new_sum}, first, end, n);
     else
-        map_range(Convert<T, Copy>{old_sum, new_sum}, first, end, n);
+        map_range<Tiling>(Convert<T, Copy>{old_sum, new_sum}, first, end, n);
 }
 
 // new_sum = old_sum + value, or value where old_sum is null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     in_place_accumulator_v2(const T* old_sum, const VALUE* value, T* new_sum, i64 n) {
-    const i64 first = blockIdx.x * TILE, end = first + TILE < n ? first + TILE : n;
+    const i64 first = blockIdx.x * Tiling::tile;
+    const i64 end = first + Tiling::tile < n ? first + Tiling::tile : n;
     if (old_sum)
-        map_range(Accumulate{old_sum, value, new_sum}, first, end, n);
+        map_range<Tiling>(Accumulate{old_sum, value, new_sum}, first, end, n);
     else
-        map_range(Convert<VALUE, Cast>{value, new_sum}, first, end, n);
+        map_range<Tiling>(Convert<VALUE, Cast>{value, new_sum}, first, end, n);
 }
 
 // new_sums[i] = old_sums[i] + values[i], or old_sums[i] without `update`.
@@ -200,9 +168,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const VALUE* const value = static_cast<const VALUE*>(values.at[chunk.tensor]);
     T* const new_sum = static_cast<T*>(new_sums.at[chunk.tensor]);
     if (update)
-        map_range(Accumulate{old_sum, value, new_sum}, chunk.first, chunk.end, chunk.n);
+        map_range<Tiling>(Accumulate{old_sum, value, new_sum}, chunk.first, chunk.end, chunk.n);
     else
-        map_range(Convert<T, Copy>{old_sum, new_sum}, chunk.first, chunk.end, chunk.n);
+        map_range<Tiling>(Convert<T, Copy>{old_sum, new_sum}, chunk.first, chunk.end, chunk.n);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) zero_gradient(void* gradient, i64 nbytes) {
@@ -226,7 +194,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const Chunk chunk(sizes, n_tensors);
     const Convert<VALUE, Scale> map{
         static_cast<const VALUE*>(xs.at[chunk.tensor]), static_cast<T*>(ys.at[chunk.tensor]), {*s}};
-    map_range(map, chunk.first, chunk.end, chunk.n);
+    map_range<Tiling>(map, chunk.first, chunk.end, chunk.n);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -237,5 +205,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const Chunk chunk(sizes, n_tensors);
     const Convert<VALUE, Scale> map{
         static_cast<const VALUE*>(xs.at[chunk.tensor]), y + starts.at[chunk.tensor], {*s}};
-    map_range(map, chunk.first, chunk.end, chunk.n);
+    map_range<Tiling>(map, chunk.first, chunk.end, chunk.n);
 }

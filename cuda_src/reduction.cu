@@ -4,6 +4,7 @@
 // Every kernel is one launch: where blocks share a result, the one that takes the last ticket
 // finishes it, in an order that does not depend on which block that is.
 #include "algorithm/column_reduce.cuh"
+#include "algorithm/l2_norm.cuh"
 #include "algorithm/map.cuh"
 #include "algorithm/multi_tensor.cuh"
 #include "algorithm/reduce.cuh"
@@ -99,25 +100,6 @@ struct Copy {
 
 // The wider of the two accumulators: double where either type is.
 using Wider = decltype(Acc<T>{} + Acc<Y>{});
-
-// Visitor that adds the squares of all elements.
-struct SumOfSquares {
-    Wider sum = 0;
-
-    template <int N>
-    __device__ __forceinline__ void operator()(const Vec<T, N>& x) {
-#pragma unroll
-        for (int i = 0; i < N; ++i) {
-            const Wider wide = to_acc(x.at[i]);
-            sum += wide * wide;
-        }
-    }
-};
-
-__device__ __forceinline__ float square_root(float x) { return sqrtf(x); }
-__device__ __forceinline__ double square_root(double x) { return sqrt(x); }
-__device__ __forceinline__ u32 square_root(u32 x) { return x; }  // for types of no operator
-__device__ __forceinline__ u64 square_root(u64 x) { return x; }
 
 // ---- IsAllFinite, All: found in one bit of a word -----------------------------------------------
 
@@ -281,20 +263,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     map::map_vecs<map::Tiling<N, N, 1, 16 * UNROLL, THREADS>>(aligned, x, y, n, n, Copy{});
 }
 
-// Each launch adds gridDim.x partial sums from first_partial on; the last knows n_partials > 0.
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_all_l2(const __grid_constant__ Pointers<CAPACITY> arrays,
                   const __grid_constant__ TensorSizes<CAPACITY> sizes, Wider* partials, u32* ticket,
-                  Y* y, u32 first_partial, u32 n_partials) {
+                  const __grid_constant__ l2_norm::Partials place, Y* y) {
     __shared__ bool last;
     __shared__ reduce::BlockScratch<Wider, THREADS> scratch;
-    SumOfSquares visit;
-    multi_tensor::visit_tensors<T, CHUNK_NBYTES, THREADS, UNROLL>(arrays, sizes, visit);
-    const Wider sum = reduce::sum_block(visit.sum, scratch);
-    if (threadIdx.x == 0) partials[first_partial + blockIdx.x] = sum;
-    if (n_partials == 0 || !reduce::arrives_last(ticket, gridDim.x, last)) return;
-    const Wider total = reduce::sum_partials(partials, n_partials, scratch);
-    if (threadIdx.x == 0) y[0] = from_acc<Y>(square_root(total));
+    l2_norm::SumOfSquares<T, Wider> squares;
+    multi_tensor::visit_tensors<T, CHUNK_NBYTES, THREADS, UNROLL>(arrays, sizes, squares);
+    if (!l2_norm::sums_all(squares.sum, partials, ticket, place, scratch, last)) return;
+    if (threadIdx.x == 0) y[0] = from_acc<Y>(l2_norm::square_root(squares.sum));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -60,6 +60,9 @@ __all__ = [
     "compress",
     "get_op",
     "lookup",
+    "adam_optimizer",
+    "adam_optimizer_list",
+    "adam_w_optimizer",
     "batch_scale",
     "bias_fast_gelu_grad_dx",
     "bias_gelu",
@@ -86,11 +89,14 @@ __all__ = [
     "gist_pack8_encoder",
     "gist_pack_msfp15_decoder",
     "gist_pack_msfp15_encoder",
+    "gradient_norm",
     "in_place_accumulator",
     "in_place_accumulator_list",
     "in_place_accumulator_v2",
+    "inplace_clip_grad_norm",
     "is_all_finite",
     "is_finite",
+    "lamb_optimizer",
     "leaky_relu_grad",
     "mixed_precision_scale",
     "pad_and_unflatten",
@@ -100,6 +106,9 @@ __all__ = [
     "reduce_sum_training",
     "relu_grad",
     "resize_grad",
+    "sgd_optimizer",
+    "sgd_optimizer_list",
+    "sgd_optimizer_v2",
     "scale",
     "scaled_sum",
     "sigmoid_grad",
@@ -108,6 +117,9 @@ __all__ = [
     "tanh_grad",
     "view",
     "zero_gradient",
+    "AdamOptimizer",
+    "AdamOptimizerList",
+    "AdamWOptimizer",
     "All",
     "BatchScale",
     "BiasFastGeluGrad_dX",
@@ -135,11 +147,14 @@ __all__ = [
     "GistPack8Encoder",
     "GistPackMsfp15Decoder",
     "GistPackMsfp15Encoder",
+    "GradientNorm",
     "InPlaceAccumulator",
     "InPlaceAccumulatorList",
     "InPlaceAccumulatorV2",
+    "InplaceClipGradNorm",
     "IsAllFinite",
     "IsFinite",
+    "LambOptimizer",
     "LeakyReluGrad",
     "MixedPrecisionScale",
     "PadAndUnflatten",
@@ -149,6 +164,9 @@ __all__ = [
     "ReduceSumTraining",
     "ReluGrad",
     "ResizeGrad",
+    "SGDOptimizer",
+    "SGDOptimizerList",
+    "SGDOptimizerV2",
     "Scale",
     "ScaledSum",
     "SigmoidGrad",
@@ -184,6 +202,12 @@ def compress(x: _Array, codec: Literal["binarize", "pack1", "pack8", "pack16"]) 
 @overload
 def compress(x: _Array, codec: Literal["msfp15"], *, keep_nonfinite: _Boolean = False) -> Packed: ...
 
+@overload
+def get_op(name: Literal["AdamOptimizer"], version: int | None = None) -> type[AdamOptimizer]: ...
+@overload
+def get_op(name: Literal["AdamOptimizerList"], version: int | None = None) -> type[AdamOptimizerList]: ...
+@overload
+def get_op(name: Literal["AdamWOptimizer"], version: int | None = None) -> type[AdamWOptimizer]: ...
 @overload
 def get_op(name: Literal["All"], version: int | None = None) -> type[All]: ...
 @overload
@@ -239,15 +263,21 @@ def get_op(name: Literal["GistPackMsfp15Decoder"], version: int | None = None) -
 @overload
 def get_op(name: Literal["GistPackMsfp15Encoder"], version: int | None = None) -> type[GistPackMsfp15Encoder]: ...
 @overload
+def get_op(name: Literal["GradientNorm"], version: int | None = None) -> type[GradientNorm]: ...
+@overload
 def get_op(name: Literal["InPlaceAccumulator"], version: int | None = None) -> type[InPlaceAccumulator]: ...
 @overload
 def get_op(name: Literal["InPlaceAccumulatorList"], version: int | None = None) -> type[InPlaceAccumulatorList]: ...
 @overload
 def get_op(name: Literal["InPlaceAccumulatorV2"], version: int | None = None) -> type[InPlaceAccumulatorV2]: ...
 @overload
+def get_op(name: Literal["InplaceClipGradNorm"], version: int | None = None) -> type[InplaceClipGradNorm]: ...
+@overload
 def get_op(name: Literal["IsAllFinite"], version: int | None = None) -> type[IsAllFinite]: ...
 @overload
 def get_op(name: Literal["IsFinite"], version: int | None = None) -> type[IsFinite]: ...
+@overload
+def get_op(name: Literal["LambOptimizer"], version: int | None = None) -> type[LambOptimizer]: ...
 @overload
 def get_op(name: Literal["LeakyReluGrad"], version: int | None = None) -> type[LeakyReluGrad]: ...
 @overload
@@ -267,6 +297,12 @@ def get_op(name: Literal["ReluGrad"], version: int | None = None) -> type[ReluGr
 @overload
 def get_op(name: Literal["ResizeGrad"], version: int | None = None) -> type[ResizeGrad]: ...
 @overload
+def get_op(name: Literal["SGDOptimizer"], version: int | None = None) -> type[SGDOptimizer]: ...
+@overload
+def get_op(name: Literal["SGDOptimizerList"], version: int | None = None) -> type[SGDOptimizerList]: ...
+@overload
+def get_op(name: Literal["SGDOptimizerV2"], version: int | None = None) -> type[SGDOptimizerV2]: ...
+@overload
 def get_op(name: Literal["Scale"], version: int | None = None) -> type[Scale]: ...
 @overload
 def get_op(name: Literal["ScaledSum"], version: int | None = None) -> type[ScaledSum]: ...
@@ -285,6 +321,43 @@ def get_op(name: Literal["ZeroGradient"], version: int | None = None) -> type[Ze
 @overload
 def get_op(name: str, version: int | None = None) -> type[Op]: ...
 
+def adam_optimizer(
+    R: _Reals | _Array, T: _Integers | _Array, weights: _Array, gradients: _Array, moment_1: _Array,
+    moment_2: _Array, mixed_precision_weights: _Array | None = None,
+    loss_scale: _Reals | _Array | None = None, global_gradient_norm: _Reals | _Array | None = None,
+    update_signal: _Booleans | _Array | None = None, *, alpha: _Real = 0.9, beta: _Real = 0.999,
+    lambda_: _Real = 0.0, epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0,
+    do_bias_correction: _Boolean = True, weight_decay_mode: Literal[0, 1] = 0,
+    out: tuple[_Memory | None, _Memory | None, _Memory | None, _Memory | None, _Memory | None, _Memory | None] | None = None,
+    outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, Any, Any, Any, Any, Any]:
+    """Adam: new_weights = weights - R ((m / c1) / (sqrt(v / c2) + epsilon) + lambda_ weights). Returns (new_T, new_moment_1, new_moment_2, new_weights, new_gradients, new_mixed_precision_weights)."""
+def adam_optimizer_list(
+    R: _Reals | _Array, T: _Integers | _Array, weights: Sequence[_Array],
+    gradients: Sequence[_Array], moment_1: Sequence[_Array], moment_2: Sequence[_Array],
+    mixed_precision_weights: Sequence[_Array | None] | None = None,
+    loss_scale: _Reals | _Array | None = None, global_gradient_norm: _Reals | _Array | None = None,
+    update_signal: _Booleans | _Array | None = None, max_norm: _Reals | _Array | None = None, *,
+    alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0, epsilon: _Real = 1e-08,
+    max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
+    weight_decay_mode: Literal[0, 1] = 0,
+    out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
+    """Adam over a list: new_weights[i] = weights[i] - R (m / c1) / (sqrt(v / c2) + epsilon). Returns (new_T, *new_moment_1, *new_moment_2, *new_weights, *new_gradients, *new_mixed_precision_weights)."""
+def adam_w_optimizer(
+    lr: _Reals | _Array, step: _Integers | _Array, weights: Sequence[_Array],
+    gradients: Sequence[_Array], momentums_1: Sequence[_Array], momentums_2: Sequence[_Array],
+    update_signal: _Booleans | _Array | None = None, *, alpha: _Real = 0.9, beta: _Real = 0.999,
+    epsilon: _Real = 1e-08, weight_decay: _Real = 0.01, correct_bias: _Boolean = True,
+    adam_mode: Literal[0, 1] = 0,
+    out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["updated_flag", "updated_weights", "updated_momentums_1", "updated_momentums_2"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
+    """AdamW over a list: w = w - lr ((m / c1) / (sqrt(v / c2) + epsilon) + weight_decay w). Returns (updated_flag, *updated_weights, *updated_momentums_1, *updated_momentums_2)."""
 def all(
     X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
     workspace: _Memory | None = None,
@@ -430,6 +503,11 @@ def gist_pack_msfp15_encoder(
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
 ) -> Any:
     """MSFP15: X[i] = (-1)^s M 2^(E - 132), E shared by 8 consecutive elements of the flat array. Returns Y."""
+def gradient_norm(
+    gradients: Sequence[_Array], *, out: tuple[_Memory | None, _Memory | None] | None = None,
+    outputs: Sequence[Literal["norm", "is_finite"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any]:
+    """Norm of a list of gradients: norm = sqrt(sum of g^2), is_finite = norm < infinity. Returns (norm, is_finite)."""
 def in_place_accumulator(
     old_sum: _Array, value: _Array, update_signal: _Booleans | None = None, *,
     out: _Memory | None = None, outputs: Sequence[Literal["new_sum"]] | None = None,
@@ -449,6 +527,12 @@ def in_place_accumulator_v2(
     workspace: _Memory | None = None,
 ) -> tuple[NDArray[np.bool], Any]:
     """Gradient accumulation: accumulation_buffer_out = accumulation_buffer + value, or value alone. Returns (updated_flag, accumulation_buffer_out)."""
+def inplace_clip_grad_norm(
+    gradients: Sequence[_Array], *, max_norm: _Real = 1.0, norm_type: Literal["fro"] = "fro",
+    out: tuple[_Memory | None, ...] | None = None,
+    outputs: Sequence[Literal["clipped_gradients"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, ...]:
+    """Clipping by the norm of a list: g = g min(1, max_norm / (norm + 1e-6)), in place. Returns *clipped_gradients."""
 def is_all_finite(
     input: Sequence[_Array], *, isinf_only: _Boolean = False, isnan_only: _Boolean = False,
     out: _Memory | None = None, outputs: Sequence[Literal["output"]] | None = None,
@@ -460,6 +544,19 @@ def is_finite(
     workspace: _Memory | None = None,
 ) -> Any:
     """Test for numbers: Y = X is neither infinite nor NaN. Returns Y."""
+def lamb_optimizer(
+    update_signal: _Booleans | _Array | None, loss_scale: _Reals | _Array | None,
+    gradient_norm: _Reals | _Array | None, R: _Reals | _Array, step: _Integers | _Array | None,
+    weights: Sequence[_Array], gradients: Sequence[_Array], moment1: Sequence[_Array],
+    moment2: Sequence[_Array], mixed_precision_weights: Sequence[_Array | None] | None = None, *,
+    alpha: _Real | _Reals = 0.9, beta: _Real | _Reals = 0.999, lambda_: _Real | _Reals = 0.0,
+    epsilon: _Real | _Reals = 1e-06, max_norm_clip: _Real | _Reals = 1.0, ratio_min: _Real = ...,
+    ratio_max: _Real = ..., do_bias_correction: _Boolean = True,
+    out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["new_step", "new_weights", "new_gradients", "new_moment_1", "new_moment_2", "new_mixed_precision_weights"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
+    """LAMB over a list: new_weights = weights - R ratio d, ratio = |weights| / |d|. Returns (new_step, *new_weights, *new_gradients, *new_moment_1, *new_moment_2, *new_mixed_precision_weights)."""
 def leaky_relu_grad(
     dY: _Array, Y: _Array, *, alpha: _Real = 0.01, out: _Memory | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
@@ -525,6 +622,30 @@ def scaled_sum(
     outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
 ) -> Any:
     """Weighted sum: output = input_0 scale_0 + input_1 scale_1 [+ input_2 scale_2]. Returns output."""
+def sgd_optimizer(
+    ETA: _Reals | _Array, W: _Array, G: _Array, *,
+    out: tuple[_Memory | None, _Memory | None] | None = None,
+    outputs: Sequence[Literal["NW", "NG"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any]:
+    """Gradient descent: NW = W + NG with NG = -ETA G, each in place. Returns (NW, NG)."""
+def sgd_optimizer_list(
+    lr: _Reals | _Array, weights: Sequence[_Array], gradients: Sequence[_Array],
+    mixed_precision_weights: Sequence[_Array | None] | None = None,
+    loss_scale: _Reals | _Array | None = None, gradient_norm: _Reals | _Array | None = None,
+    max_norm: _Reals | _Array | None = None, update_signal: _Booleans | _Array | None = None, *,
+    out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]:
+    """Gradient descent over a list: weights[i] = weights[i] - lr gradients[i] / d, in place. Returns (update_completed, *updated_weights, *updated_mixed_precision_weights)."""
+def sgd_optimizer_v2(
+    lr: _Reals | _Array, weights: Sequence[_Array], gradients: Sequence[_Array],
+    update_signal: _Booleans | _Array | None = None, *,
+    out: tuple[_Memory | None, tuple[_Memory | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["update_completed", "updated_weights"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, tuple[Any, ...]]:
+    """Gradient descent over a list: weights[i] = weights[i] - lr gradients[i], in place. Returns (update_completed, *updated_weights)."""
 def sigmoid_grad(
     dY: _Array, Y: _Array, *, out: _Memory | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
@@ -557,6 +678,135 @@ def zero_gradient(
     outputs: Sequence[Literal["zero_gradient"]] | None = None, workspace: _Memory | None = None,
 ) -> Any:
     """Clears a gradient: zero_gradient = 0, all bytes, in place of old_gradient. Returns zero_gradient."""
+
+class AdamOptimizer(Op):
+    """Adam: new_weights = weights - R ((m / c1) / (sqrt(v / c2) + epsilon) + lambda_ weights). Returns (new_T, new_moment_1, new_moment_2, new_weights, new_gradients, new_mixed_precision_weights)."""
+    alpha: Final[float]
+    beta: Final[float]
+    lambda_: Final[float]
+    epsilon: Final[float]
+    max_norm_clip: Final[float]
+    do_bias_correction: Final[bool]
+    weight_decay_mode: Final[Literal[0, 1]]
+    def __init__(
+        self, *, alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0,
+        epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
+        weight_decay_mode: Literal[0, 1] = 0,
+    ) -> None: ...
+    def __call__(
+        self, R: _Reals | _Array, T: _Integers | _Array, weights: _Array, gradients: _Array,
+        moment_1: _Array, moment_2: _Array, mixed_precision_weights: _Array | None = None,
+        loss_scale: _Reals | _Array | None = None,
+        global_gradient_norm: _Reals | _Array | None = None,
+        update_signal: _Booleans | _Array | None = None, *,
+        out: tuple[_Memory | None, _Memory | None, _Memory | None, _Memory | None, _Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, Any, Any, Any, Any, Any]: ...
+    def bound(
+        self, R: _Reals | _Array | EllipsisType, T: _Integers | _Array | EllipsisType,
+        weights: _Array | EllipsisType, gradients: _Array | EllipsisType,
+        moment_1: _Array | EllipsisType, moment_2: _Array | EllipsisType,
+        mixed_precision_weights: _Array | None | EllipsisType = None,
+        loss_scale: _Reals | _Array | None | EllipsisType = None,
+        global_gradient_norm: _Reals | _Array | None | EllipsisType = None,
+        update_signal: _Booleans | _Array | None | EllipsisType = None, *,
+        out: tuple[_Memory | None, _Memory | None, _Memory | None, _Memory | None, _Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, R: _Reals | _Array, T: _Integers | _Array, weights: _Array, gradients: _Array,
+        moment_1: _Array, moment_2: _Array, mixed_precision_weights: _Array | None = None,
+        loss_scale: _Reals | _Array | None = None,
+        global_gradient_norm: _Reals | _Array | None = None,
+        update_signal: _Booleans | _Array | None = None, *,
+        outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]] | None = None,
+    ) -> int: ...
+
+class AdamOptimizerList(Op):
+    """Adam over a list: new_weights[i] = weights[i] - R (m / c1) / (sqrt(v / c2) + epsilon). Returns (new_T, *new_moment_1, *new_moment_2, *new_weights, *new_gradients, *new_mixed_precision_weights)."""
+    alpha: Final[float]
+    beta: Final[float]
+    lambda_: Final[float]
+    epsilon: Final[float]
+    max_norm_clip: Final[float]
+    do_bias_correction: Final[bool]
+    weight_decay_mode: Final[Literal[0, 1]]
+    def __init__(
+        self, *, alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0,
+        epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
+        weight_decay_mode: Literal[0, 1] = 0,
+    ) -> None: ...
+    def __call__(
+        self, R: _Reals | _Array, T: _Integers | _Array, weights: Sequence[_Array],
+        gradients: Sequence[_Array], moment_1: Sequence[_Array], moment_2: Sequence[_Array],
+        mixed_precision_weights: Sequence[_Array | None] | None = None,
+        loss_scale: _Reals | _Array | None = None,
+        global_gradient_norm: _Reals | _Array | None = None,
+        update_signal: _Booleans | _Array | None = None, max_norm: _Reals | _Array | None = None, *,
+        out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]: ...
+    def bound(
+        self, R: _Reals | _Array | EllipsisType, T: _Integers | _Array | EllipsisType,
+        weights: Sequence[_Array] | EllipsisType, gradients: Sequence[_Array] | EllipsisType,
+        moment_1: Sequence[_Array] | EllipsisType, moment_2: Sequence[_Array] | EllipsisType,
+        mixed_precision_weights: Sequence[_Array | None] | None | EllipsisType = None,
+        loss_scale: _Reals | _Array | None | EllipsisType = None,
+        global_gradient_norm: _Reals | _Array | None | EllipsisType = None,
+        update_signal: _Booleans | _Array | None | EllipsisType = None,
+        max_norm: _Reals | _Array | None | EllipsisType = None, *,
+        out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, R: _Reals | _Array, T: _Integers | _Array, weights: Sequence[_Array],
+        gradients: Sequence[_Array], moment_1: Sequence[_Array], moment_2: Sequence[_Array],
+        mixed_precision_weights: Sequence[_Array | None] | None = None,
+        loss_scale: _Reals | _Array | None = None,
+        global_gradient_norm: _Reals | _Array | None = None,
+        update_signal: _Booleans | _Array | None = None, max_norm: _Reals | _Array | None = None, *,
+        outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]] | None = None,
+    ) -> int: ...
+
+class AdamWOptimizer(Op):
+    """AdamW over a list: w = w - lr ((m / c1) / (sqrt(v / c2) + epsilon) + weight_decay w). Returns (updated_flag, *updated_weights, *updated_momentums_1, *updated_momentums_2)."""
+    alpha: Final[float]
+    beta: Final[float]
+    epsilon: Final[float]
+    weight_decay: Final[float]
+    correct_bias: Final[bool]
+    adam_mode: Final[Literal[0, 1]]
+    def __init__(
+        self, *, alpha: _Real = 0.9, beta: _Real = 0.999, epsilon: _Real = 1e-08,
+        weight_decay: _Real = 0.01, correct_bias: _Boolean = True, adam_mode: Literal[0, 1] = 0,
+    ) -> None: ...
+    def __call__(
+        self, lr: _Reals | _Array, step: _Integers | _Array, weights: Sequence[_Array],
+        gradients: Sequence[_Array], momentums_1: Sequence[_Array], momentums_2: Sequence[_Array],
+        update_signal: _Booleans | _Array | None = None, *,
+        out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["updated_flag", "updated_weights", "updated_momentums_1", "updated_momentums_2"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]: ...
+    def bound(
+        self, lr: _Reals | _Array | EllipsisType, step: _Integers | _Array | EllipsisType,
+        weights: Sequence[_Array] | EllipsisType, gradients: Sequence[_Array] | EllipsisType,
+        momentums_1: Sequence[_Array] | EllipsisType, momentums_2: Sequence[_Array] | EllipsisType,
+        update_signal: _Booleans | _Array | None | EllipsisType = None, *,
+        out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["updated_flag", "updated_weights", "updated_momentums_1", "updated_momentums_2"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, lr: _Reals | _Array, step: _Integers | _Array, weights: Sequence[_Array],
+        gradients: Sequence[_Array], momentums_1: Sequence[_Array], momentums_2: Sequence[_Array],
+        update_signal: _Booleans | _Array | None = None, *,
+        outputs: Sequence[Literal["updated_flag", "updated_weights", "updated_momentums_1", "updated_momentums_2"]] | None = None,
+    ) -> int: ...
 
 class All(Op):
     """Conjunction of all elements: Y[0] = X[0] and X[1] and ...; True where there are none. Returns Y."""
@@ -1032,6 +1282,26 @@ class GistPackMsfp15Encoder(Op):
         self, X: _Array, *, outputs: Sequence[Literal["Y"]] | None = None,
     ) -> int: ...
 
+class GradientNorm(Op):
+    """Norm of a list of gradients: norm = sqrt(sum of g^2), is_finite = norm < infinity. Returns (norm, is_finite)."""
+    def __init__(self) -> None: ...
+    def __call__(
+        self, gradients: Sequence[_Array], *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["norm", "is_finite"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, Any]: ...
+    def bound(
+        self, gradients: Sequence[_Array] | EllipsisType, *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["norm", "is_finite"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, gradients: Sequence[_Array], *,
+        outputs: Sequence[Literal["norm", "is_finite"]] | None = None,
+    ) -> int: ...
+
 class InPlaceAccumulator(Op):
     """Gradient accumulation: new_sum = old_sum + value, in place of old_sum. Returns new_sum."""
     def __init__(self) -> None: ...
@@ -1091,6 +1361,27 @@ class InPlaceAccumulatorV2(Op):
         *, outputs: Sequence[Literal["updated_flag", "accumulation_buffer_out"]] | None = None,
     ) -> int: ...
 
+class InplaceClipGradNorm(Op):
+    """Clipping by the norm of a list: g = g min(1, max_norm / (norm + 1e-6)), in place. Returns *clipped_gradients."""
+    max_norm: Final[float]
+    norm_type: Final[Literal["fro"]]
+    def __init__(self, *, max_norm: _Real = 1.0, norm_type: Literal["fro"] = "fro") -> None: ...
+    def __call__(
+        self, gradients: Sequence[_Array], *, out: tuple[_Memory | None, ...] | None = None,
+        outputs: Sequence[Literal["clipped_gradients"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, ...]: ...
+    def bound(
+        self, gradients: Sequence[_Array] | EllipsisType, *,
+        out: tuple[_Memory | None, ...] | None = None,
+        outputs: Sequence[Literal["clipped_gradients"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, gradients: Sequence[_Array], *,
+        outputs: Sequence[Literal["clipped_gradients"]] | None = None,
+    ) -> int: ...
+
 class IsAllFinite(Op):
     """Finiteness of a list of tensors: output = no element of any of `input` is infinite or NaN. Returns output."""
     isinf_only: Final[bool]
@@ -1121,6 +1412,53 @@ class IsFinite(Op):
     ) -> BoundCall | OpenCall: ...
     def workspace_nbytes(
         self, X: _Array, *, outputs: Sequence[Literal["Y"]] | None = None,
+    ) -> int: ...
+
+class LambOptimizer(Op):
+    """LAMB over a list: new_weights = weights - R ratio d, ratio = |weights| / |d|. Returns (new_step, *new_weights, *new_gradients, *new_moment_1, *new_moment_2, *new_mixed_precision_weights)."""
+    alpha: Final[float | tuple[float, ...]]
+    beta: Final[float | tuple[float, ...]]
+    lambda_: Final[float | tuple[float, ...]]
+    epsilon: Final[float | tuple[float, ...]]
+    max_norm_clip: Final[float | tuple[float, ...]]
+    ratio_min: Final[float]
+    ratio_max: Final[float]
+    do_bias_correction: Final[bool]
+    def __init__(
+        self, *, alpha: _Real | _Reals = 0.9, beta: _Real | _Reals = 0.999,
+        lambda_: _Real | _Reals = 0.0, epsilon: _Real | _Reals = 1e-06,
+        max_norm_clip: _Real | _Reals = 1.0, ratio_min: _Real = ..., ratio_max: _Real = ...,
+        do_bias_correction: _Boolean = True,
+    ) -> None: ...
+    def __call__(
+        self, update_signal: _Booleans | _Array | None, loss_scale: _Reals | _Array | None,
+        gradient_norm: _Reals | _Array | None, R: _Reals | _Array, step: _Integers | _Array | None,
+        weights: Sequence[_Array], gradients: Sequence[_Array], moment1: Sequence[_Array],
+        moment2: Sequence[_Array], mixed_precision_weights: Sequence[_Array | None] | None = None,
+        *,
+        out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["new_step", "new_weights", "new_gradients", "new_moment_1", "new_moment_2", "new_mixed_precision_weights"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]: ...
+    def bound(
+        self, update_signal: _Booleans | _Array | None | EllipsisType,
+        loss_scale: _Reals | _Array | None | EllipsisType,
+        gradient_norm: _Reals | _Array | None | EllipsisType, R: _Reals | _Array | EllipsisType,
+        step: _Integers | _Array | None | EllipsisType, weights: Sequence[_Array] | EllipsisType,
+        gradients: Sequence[_Array] | EllipsisType, moment1: Sequence[_Array] | EllipsisType,
+        moment2: Sequence[_Array] | EllipsisType,
+        mixed_precision_weights: Sequence[_Array | None] | None | EllipsisType = None, *,
+        out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["new_step", "new_weights", "new_gradients", "new_moment_1", "new_moment_2", "new_mixed_precision_weights"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, update_signal: _Booleans | _Array | None, loss_scale: _Reals | _Array | None,
+        gradient_norm: _Reals | _Array | None, R: _Reals | _Array, step: _Integers | _Array | None,
+        weights: Sequence[_Array], gradients: Sequence[_Array], moment1: Sequence[_Array],
+        moment2: Sequence[_Array], mixed_precision_weights: Sequence[_Array | None] | None = None,
+        *,
+        outputs: Sequence[Literal["new_step", "new_weights", "new_gradients", "new_moment_1", "new_moment_2", "new_mixed_precision_weights"]] | None = None,
     ) -> int: ...
 
 class LeakyReluGrad(Op):
@@ -1291,6 +1629,80 @@ class ResizeGrad(Op):
     def workspace_nbytes(
         self, dY: _Array, X: _Array, roi: _Reals | None = None, scales: _Reals | None = None, *,
         outputs: Sequence[Literal["dX"]] | None = None,
+    ) -> int: ...
+
+class SGDOptimizer(Op):
+    """Gradient descent: NW = W + NG with NG = -ETA G, each in place. Returns (NW, NG)."""
+    def __init__(self) -> None: ...
+    def __call__(
+        self, ETA: _Reals | _Array, W: _Array, G: _Array, *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["NW", "NG"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[Any, Any]: ...
+    def bound(
+        self, ETA: _Reals | _Array | EllipsisType, W: _Array | EllipsisType,
+        G: _Array | EllipsisType, *, out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["NW", "NG"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, ETA: _Reals | _Array, W: _Array, G: _Array, *,
+        outputs: Sequence[Literal["NW", "NG"]] | None = None,
+    ) -> int: ...
+
+class SGDOptimizerList(Op):
+    """Gradient descent over a list: weights[i] = weights[i] - lr gradients[i] / d, in place. Returns (update_completed, *updated_weights, *updated_mixed_precision_weights)."""
+    def __init__(self) -> None: ...
+    def __call__(
+        self, lr: _Reals | _Array, weights: Sequence[_Array], gradients: Sequence[_Array],
+        mixed_precision_weights: Sequence[_Array | None] | None = None,
+        loss_scale: _Reals | _Array | None = None, gradient_norm: _Reals | _Array | None = None,
+        max_norm: _Reals | _Array | None = None, update_signal: _Booleans | _Array | None = None, *,
+        out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]]: ...
+    def bound(
+        self, lr: _Reals | _Array | EllipsisType, weights: Sequence[_Array] | EllipsisType,
+        gradients: Sequence[_Array] | EllipsisType,
+        mixed_precision_weights: Sequence[_Array | None] | None | EllipsisType = None,
+        loss_scale: _Reals | _Array | None | EllipsisType = None,
+        gradient_norm: _Reals | _Array | None | EllipsisType = None,
+        max_norm: _Reals | _Array | None | EllipsisType = None,
+        update_signal: _Booleans | _Array | None | EllipsisType = None, *,
+        out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, lr: _Reals | _Array, weights: Sequence[_Array], gradients: Sequence[_Array],
+        mixed_precision_weights: Sequence[_Array | None] | None = None,
+        loss_scale: _Reals | _Array | None = None, gradient_norm: _Reals | _Array | None = None,
+        max_norm: _Reals | _Array | None = None, update_signal: _Booleans | _Array | None = None, *,
+        outputs: Sequence[Literal["update_completed", "updated_weights", "updated_mixed_precision_weights"]] | None = None,
+    ) -> int: ...
+
+class SGDOptimizerV2(Op):
+    """Gradient descent over a list: weights[i] = weights[i] - lr gradients[i], in place. Returns (update_completed, *updated_weights)."""
+    def __init__(self) -> None: ...
+    def __call__(
+        self, lr: _Reals | _Array, weights: Sequence[_Array], gradients: Sequence[_Array],
+        update_signal: _Booleans | _Array | None = None, *,
+        out: tuple[_Memory | None, tuple[_Memory | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["update_completed", "updated_weights"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, tuple[Any, ...]]: ...
+    def bound(
+        self, lr: _Reals | _Array | EllipsisType, weights: Sequence[_Array] | EllipsisType,
+        gradients: Sequence[_Array] | EllipsisType,
+        update_signal: _Booleans | _Array | None | EllipsisType = None, *,
+        out: tuple[_Memory | None, tuple[_Memory | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["update_completed", "updated_weights"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, lr: _Reals | _Array, weights: Sequence[_Array], gradients: Sequence[_Array],
+        update_signal: _Booleans | _Array | None = None, *,
+        outputs: Sequence[Literal["update_completed", "updated_weights"]] | None = None,
     ) -> int: ...
 
 class Scale(Op):

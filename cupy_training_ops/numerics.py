@@ -58,3 +58,19 @@ def rounded(value: float, t: Dtype) -> np.floating:
         return kind(number)
     with np.errstate(over="ignore"):
         return kind(number)
+
+
+def number(value: object, absent: float = 1.0) -> float:
+    """A number that a step takes, from wherever it is."""
+    return absent if value is None else float(np.ravel(np.asarray(value))[0])
+
+
+def gradient_divisor(loss_scale: object, norm: object, max_norm: float) -> float:
+    """What gradients are divided by: their loss scale, and more where their norm is beyond it."""
+    scale, found = number(loss_scale), number(norm, np.nan)
+    return found / max_norm if max_norm > 0 and found > scale * max_norm else scale
+
+
+def bias_correction(beta: float, step: int) -> float:
+    """1 - beta^step, from the first step on."""
+    return 1.0 - beta**step if step > 0 else 1.0

@@ -15,18 +15,34 @@ from .errors import ArgumentError, DtypeError, OpError, refuse, shown
 from .frame.checks import Bindings
 from .frame.convert import converted
 from .frame.op import Op
-from .ops import activation, elementwise, gather, gist, gradient, padding, reduction, resize, tensor
-from .schema import Attribute, Input, Output, combinations
+from .ops import (
+    activation,
+    adam,
+    elementwise,
+    gather,
+    gist,
+    gradient,
+    lamb,
+    optimizer,
+    padding,
+    reduction,
+    resize,
+    tensor,
+)
+from .schema import Attribute, Input, Output, TypeRows, combinations
 
 Versions = type[Op] | tuple[type[Op], ...]
 Table = Mapping[str, Versions]  # of a family: name to the class, or to that of each version
 
 FAMILIES: Mapping[str, Table] = {
     "activation": activation.OPS,
+    "adam": adam.OPS,
     "elementwise": elementwise.OPS,
     "gather": gather.OPS,
     "gist": gist.OPS,
     "gradient": gradient.OPS,
+    "lamb": lamb.OPS,
+    "optimizer": optimizer.OPS,
     "padding": padding.OPS,
     "reduction": reduction.OPS,
     "resize": resize.OPS,
@@ -99,7 +115,8 @@ def lookup(name: str, version: int | None = None, /, **dtypes: object) -> Match:
     rows = combinations(cls.types)
     found = [row for row in rows if all(row[v] == dtype for v, dtype in bound.items())]
     if not found:
-        known = "; ".join(", ".join(f"{v}={dtype_name(d)}" for v, d in row.items()) for row in rows)
+        shown = cls.types.rows if isinstance(cls.types, TypeRows) else rows
+        known = "; ".join(_shown(row) for row in shown)
         raise DtypeError(f"{name}: no kernel for {_shown(dtypes)}; there are: {known}")
     return Match(cls, found[0] | bound, ("cuda", "cpu"))
 

@@ -24,9 +24,10 @@ from .errors import MAX_BITS, ArgumentError, shown
 
 Shape = tuple[int, ...]
 Memory = Literal["device", "host", "either"]
-Types = Mapping[str, tuple[Dtype, ...]]  # type variable to the dtypes it may be
+Group = tuple[Dtype, ...]
+Types = Mapping[str, Group]  # type variable to the dtypes it may be
 Convert = Callable[[Any], object]
-Function = Callable[[Any], object]  # of a number
+Function = Callable[..., object]  # of one or several numbers
 _REAL = (int, float, np.integer, np.floating, BFLOAT16.type)
 REQUIRED: object = type("REQUIRED", (), {"__repr__": lambda _: "REQUIRED"})()
 
@@ -133,17 +134,17 @@ class Changing:
     """
 
     place: int  # of its input among the declared ones
-    functions: tuple[Function, ...] = ()
+    functions: tuple[tuple[Function, tuple[Changing, ...]], ...] = ()
 
-    def then(self, function: Function) -> Changing:
-        """The function of this value."""
-        return Changing(self.place, (*self.functions, function))
+    def then(self, function: Function, *others: Changing) -> Changing:
+        """The function of this value, and of the others."""
+        return Changing(self.place, (*self.functions, (function, others)))
 
     def of(self, values: Mapping[int, object]) -> object:
         """What it is in a call whose inputs at these places have these values."""
         value = values[self.place]
-        for function in self.functions:
-            value = function(value)
+        for function, others in self.functions:
+            value = function(value, *(other.of(values) for other in others))
         return value
 
 
@@ -155,17 +156,20 @@ Inferred = Single | tuple[Spec, ...]  # of a variadic one the specs of all its a
 class TypeRows(Mapping[str, tuple[Dtype, ...]]):
     """The type combinations that exist, where they are not the product of the type variables.
 
-    As a mapping it gives every dtype that a variable has in some row.
+    As a mapping it gives every dtype that a variable has in some row; variables in `free` are in no
+    row, as they go with each.
     """
 
-    def __init__(self, variables: str, *rows: str, **groups: tuple[Dtype, ...]) -> None:
+    def __init__(self, variables: str, *rows: str, free: Types | None = None, **groups: Group):
         """Rows of dtype names below the variables; a row with a group stands for one row a member.
 
         TypeRows("T U", "float32 float32", "H float32", H=(FLOAT16, BFLOAT16)) has three rows.
         """
         self.variables = tuple(variables.split())
+        self.free = dict(free or {})
+        names = [variable for variable in self.variables if variable not in self.free]
         self.rows = tuple(
-            dict(zip(self.variables, dtypes, strict=True))
+            dict(zip(names, dtypes, strict=True))
             for row in rows
             for dtypes in _expanded(row.split(), groups)
         )
@@ -173,6 +177,8 @@ class TypeRows(Mapping[str, tuple[Dtype, ...]]):
     def __getitem__(self, variable: str) -> tuple[Dtype, ...]:
         if variable not in self.variables:
             raise KeyError(variable)
+        if variable in self.free:
+            return self.free[variable]
         return tuple(dict.fromkeys(row[variable] for row in self.rows))
 
     def __iter__(self) -> Iterator[str]:
@@ -208,7 +214,7 @@ def _distance(row: Mapping[str, Dtype], bound: Mapping[str, Dtype]) -> int:
 def combinations(types: Types) -> list[dict[str, Dtype]]:
     """Every binding of the type variables."""
     if isinstance(types, TypeRows):
-        return [dict(row) for row in types.rows]
+        return [{**row, **free} for row in types.rows for free in combinations(types.free)]
     return [dict(zip(types, c, strict=True)) for c in itertools.product(*types.values())]
 
 

@@ -67,7 +67,7 @@ def measured(case: Case, rate: float, with_peers: bool) -> Iterator[dict[str, An
     """One case, in a graph and, where it says so, called eagerly as well."""
     op = cto.get_op(case.op)(**case.attributes)
     sets, nbytes = input_sets(case, op)
-    calls = [call(op, inputs) for inputs in sets]
+    calls = [call(case, op, inputs) for inputs in sets]
     named = {"case": case.id, "family": case.family}
     ours = time_cupy(calls)
     peers, left_out = peer_times(case, sets) if with_peers else ({}, {})

@@ -111,7 +111,7 @@ def prepare(name: str) -> None:
     (case,) = (case for case in all_cases() if case.id == name)
     op = get_op(case.op)(**case.attributes)
     sets, _ = input_sets(case, op)
-    current["work"] = CupyWork([call(op, inputs) for inputs in sets])
+    current["work"] = CupyWork([call(case, op, inputs) for inputs in sets])
 
 
 def milliseconds() -> float:

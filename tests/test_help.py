@@ -20,6 +20,7 @@ from cupy_training_ops.frame.op import Op
 from cupy_training_ops.registry import get_op, names
 from cupy_training_ops.schema import (
     Attribute,
+    Changing,
     Input,
     Output,
     Spec,
@@ -93,7 +94,11 @@ def test_everything_declared_is_printed_once(name) -> None:
         ("attributes", cls.attributes),
     ):
         assert firsts(found.get(title, [])) == [item.name for item in declared]
-    assert firsts(found["types"]) == list(cls.types)
+    if isinstance(cls.types, TypeRows):
+        assert found["types"][0].split() == list(cls.types.rows[0])
+        assert firsts(found.get("types beside any of these", [])) == list(cls.types.free)
+    else:
+        assert firsts(found["types"]) == list(cls.types)
     assert list(found)[-2:] == ["every call", f"family {cls.family}"]
 
 
@@ -120,7 +125,7 @@ def agrees(phrase: str, shape: Any, values: dict[str, Any], extents: dict[str, i
     """Whether a shape is what a phrase says; `extents` are those that names have met so far."""
     other, listed, rank = (re.fullmatch(pattern, phrase) for pattern in CHECKED)
     if other:
-        return shape == shapes(values[other[1]])
+        return same_shapes(shape, shapes(values[other[1]]))
     if listed:
         *words, last = re.findall(r"[^, ][^,]*", listed[1]) or [""]
         words += [last] if last not in ("", "...") else []
@@ -139,12 +144,27 @@ def shapes(value):
     return getattr(value, "shape", value)
 
 
-def planned(declared: Input, value: Any) -> Any:
+def same_shapes(shape: Any, expected: Any) -> bool:
+    """Whether shapes are those of another list, but for what is missing in the first."""
+    if isinstance(shape, tuple) and None in shape:
+        pairs = zip(shape, expected, strict=True)
+        return all(found in (None, wanted) for found, wanted in pairs)
+    return shape == expected
+
+
+def planned(place: int, declared: Input, value: Any) -> Any:
     """An input as `infer` takes it."""
-    one = declared.convert or (lambda array: Spec(array.shape, array.dtype))
     if value is None:
         return None
+    if declared.memory == "either" and not isinstance(value, np.ndarray):
+        return Changing(place)
+    is_array = declared.memory in ("device", "either")
+    one = spec_of if is_array else declared.convert
     return tuple(map(one, value)) if declared.variadic else one(value)
+
+
+def spec_of(array: Any) -> Spec | None:
+    return None if array is None else Spec(array.shape, array.dtype)
 
 
 def call_of(sample) -> Iterator[tuple[Input | Output, Any]]:
@@ -152,7 +172,7 @@ def call_of(sample) -> Iterator[tuple[Input | Output, Any]]:
     op = get_op(sample.op)(**sample.attributes)
     given = list(sample.make(np.random.default_rng(0)))
     given += [None] * (len(op.inputs) - len(given))
-    inputs = [planned(*pair) for pair in zip(op.inputs, given, strict=True)]
+    inputs = [planned(i, *pair) for i, pair in enumerate(zip(op.inputs, given, strict=True))]
     yield from zip(op.inputs, inputs, strict=True)
     yield from zip(op.outputs, op.infer(*inputs), strict=True)
 

@@ -31,7 +31,14 @@ from probe.frame_probe import (
 
 from cupy_training_ops import get_op
 from cupy_training_ops.frame.op import ViewOp
-from cupy_training_ops.testing.samples import Sample, all_samples, mapped_inputs
+from cupy_training_ops.testing.samples import (
+    Sample,
+    all_samples,
+    as_tuple,
+    mapped_inputs,
+    mapped_outputs,
+)
+from cupy_training_ops.testing.samples import flat as taken_apart
 
 cupy = pytest.importorskip("cupy", reason="CuPy is in the extras")
 
@@ -48,18 +55,19 @@ def launches():
 
 
 def inputs_of(op, values, offset: int) -> list:
-    return mapped_inputs(
-        op, values, lambda x: None if x is None else hollow(x.shape, x.dtype, offset)
-    )
+    return mapped_inputs(op, values, lambda x: like(x, offset))
 
 
-def as_tuple(result) -> tuple:
-    return result if isinstance(result, tuple) else (result,)
+def like(value, offset: int = 0):
+    """A hollow array like an array; anything else as it is."""
+    if not isinstance(value, np.ndarray | np.generic):
+        return value
+    return hollow(value.shape, value.dtype, offset)
 
 
 def assert_like(results, expected) -> None:
     """Arrays in the same places, of the same shapes and dtypes; those of the host are NumPy's."""
-    for result, wanted in zip(results, expected, strict=True):
+    for result, wanted in zip(taken_apart(results), taken_apart(expected), strict=True):
         assert (result is None) == (wanted is None)
         if wanted is not None:
             assert (result.shape, result.dtype) == (wanted.shape, wanted.dtype)
@@ -69,21 +77,22 @@ def assert_like(results, expected) -> None:
 def test_every_call_reaches_its_launches(sample: Sample, launches, rng) -> None:
     """With new outputs; then with outputs and a workspace of the caller's."""
     op, values = get_op(sample.op)(**sample.attributes), sample.make(rng)
-    expected = as_tuple(op(*values))
+    expected = op(*values)
     inputs = inputs_of(op, values, sample.offset)
-    results = as_tuple(op(*inputs))
+    results = op(*inputs)
     assert_like(results, expected)
     if isinstance(op, ViewOp):
         assert not launches
         return
-    place = functools.partial(hollow, offset=sample.offset_of_out)
-    out = tuple(place(r.shape, r.dtype) if isinstance(r, cupy.ndarray) else None for r in results)
+    place = functools.partial(like, offset=sample.offset_of_out)
+    out = mapped_outputs(op, values, expected, place)
     workspace = hollow((op.workspace_nbytes(*inputs, out=out),), np.uint8)
     launches.clear()
-    given = as_tuple(op(*inputs, out=out, workspace=workspace))
+    given = op(*inputs, out=out, workspace=workspace)
     assert_like(given, expected)
-    assert all(a is b for a, b in zip(given, out, strict=True) if b is not None)
-    assert bool(launches) == any(array is not None and array.size for array in out)
+    pairs = list(zip(taken_apart(given), taken_apart(out), strict=False))
+    assert all(a is b for a, b in pairs if b is not None)
+    assert bool(launches) == any(array is not None and array.size for _, array in pairs)
 
 
 def flat(*shape: int, dtype=np.float32):

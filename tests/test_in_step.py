@@ -22,7 +22,7 @@ from cupy_training_ops.plan import Device
 from cupy_training_ops.runtime import source
 from cupy_training_ops.schema import REQUIRED
 from cupy_training_ops.testing.idle import IdleBackend, launches
-from cupy_training_ops.testing.samples import Sample
+from cupy_training_ops.testing.samples import Sample, as_tuple
 
 ROOT = Path(__file__).resolve().parent.parent
 LABELS = ("ordinary", "odd", "empty", "one", "misaligned", "large")
@@ -246,10 +246,20 @@ def dtypes_missed(cls: type[Op], samples: tuple[Sample, ...]) -> set[tuple[str, 
         missing -= {(a.type, str(getattr(op, a.name))) for a in cls.attributes if a.type}
         if not missing:
             break
-        for declared, value in zip(cls.inputs, sample.make(np.random.default_rng(0)), strict=False):
+        inputs = sample.make(np.random.default_rng(0))
+        for declared, value in zip(cls.inputs, inputs, strict=False):
             arrays = value if isinstance(value, list) else [value]
             missing -= {(declared.type, str(a.dtype)) for a in arrays if isinstance(a, np.ndarray)}
+        if {variable for variable, _ in missing} & of_outputs_alone(cls):
+            results = as_tuple(op(*inputs))
+            missing -= {(o.type, str(r.dtype)) for o, r in zip(cls.outputs, results, strict=True)}
     return missing
+
+
+def of_outputs_alone(cls: type[Op]) -> set[str]:
+    """Type variables that follow from others."""
+    given = {item.type for item in (*cls.inputs, *cls.attributes)}
+    return {output.type for output in cls.outputs} - given
 
 
 def test_nothing_flushes_subnormals_on_purpose() -> None:

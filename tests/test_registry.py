@@ -22,7 +22,7 @@ from cupy_training_ops.dtypes import (
     to_dtype,
 )
 from cupy_training_ops.frame.op import Op, snake_case
-from cupy_training_ops.schema import combinations
+from cupy_training_ops.schema import TypeRows, combinations
 from cupy_training_ops.testing.samples import all_samples
 
 DATA = Path(__file__).parent / "data" / "registrations.json"
@@ -33,13 +33,13 @@ SPELLED = {"float": FLOAT32, "double": FLOAT64}  # as upstream spells dtypes; th
 # Operators of the file that are still to be written. It only shrinks: an operator that is
 # registered is taken off here.
 _NAMES = """
-    AdamOptimizer AdamWOptimizer AdasumAllReduce BatchNormInternal BatchNormalizationGrad
+    AdasumAllReduce BatchNormInternal BatchNormalizationGrad
     BiasSoftmaxDropout BitmaskDropoutGrad ConvGrad ConvTransposeGrad
     DropoutGrad Group
-    InplaceClipGradNorm InvertibleLayerNormalizationGrad LambOptimizer
+    InvertibleLayerNormalizationGrad
     LayerNormalizationGrad LogSoftmaxGrad LogSoftmaxGrad_13 MegatronF MegatronG
     NcclAllGather NcclAllReduce NcclReduceScatter PassThrough PythonOp
-    PythonOpGrad RecordEvent Recv SGDOptimizer SGDOptimizerV2 Send
+    PythonOpGrad RecordEvent Recv Send
     SimplifiedLayerNormalizationGrad SoftmaxCrossEntropy SoftmaxCrossEntropyGrad
     SoftmaxCrossEntropyLoss SoftmaxCrossEntropyLossGrad SoftmaxCrossEntropyLossInternal
     SoftmaxCrossEntropyLossInternalGrad SoftmaxDropoutGrad SoftmaxGrad SoftmaxGrad_13
@@ -103,9 +103,10 @@ def test_a_class_is_found_by_its_name(name) -> None:
     assert cls.name == name
     assert cls in registry.REGISTRY.values()
     assert cls.function_name == snake_case(name)
-    assert combinations(cls.types) == [
-        dict(zip(cls.types, c, strict=True)) for c in itertools.product(*cls.types.values())
-    ]
+    if not isinstance(cls.types, TypeRows):
+        assert combinations(cls.types) == [
+            dict(zip(cls.types, c, strict=True)) for c in itertools.product(*cls.types.values())
+        ]
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,22 @@ struct BlockChunk {
     }
 };
 
+// Several lists of the same n tensors in one table of addresses: list k begins at at[k] * n_tensors;
+// where at[k] is negative there is no such list.
+template <int LISTS>
+struct Columns {
+    i32 at[LISTS];
+    i32 n_tensors;
+};
+
+// An array of list k; null where it is not there.
+template <class E, int POINTERS, int LISTS>
+__device__ __forceinline__ E* array_of(const Pointers<POINTERS>& arrays,
+                                       const Columns<LISTS>& columns, int k, int tensor) {
+    const i32 column = columns.at[k];
+    return column < 0 ? nullptr : static_cast<E*>(arrays.at[column * columns.n_tensors + tensor]);
+}
+
 // Shows `visit` the elements that fall to this thread: a block takes every gridDim-th chunk.
 template <class E, int CHUNK_NBYTES, int THREADS, int UNROLL, int CAPACITY, class Visit>
 __device__ __forceinline__ void visit_tensors(const Pointers<CAPACITY>& arrays,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import click
@@ -16,7 +17,7 @@ from ..frame.op import Op, ViewOp
 from ..registry import get_op
 from ..schema import Spec
 from ..testing.compare import assert_matches, poison
-from ..testing.samples import Sample, blank, placed_inputs
+from ..testing.samples import Sample, blank, flat, mapped_outputs, placed_inputs
 from .errors import CHECK_FAILED
 from .progress import progress
 from .provider import require_gpu
@@ -79,10 +80,11 @@ def mismatch(sample: Sample, seed: int, xp: Any) -> str | None:
     op = get_op(sample.op)(**sample.attributes)
     inputs = sample.make(np.random.default_rng(seed))
     try:
-        expected = _as_tuple(op(*placed_inputs(op, inputs, 0, np)))
-        out = None if isinstance(op, ViewOp) else _targets(op, expected, sample.offset_of_out, xp)
-        actual = _as_tuple(op(*placed_inputs(op, inputs, sample.offset, xp), out=out))
-        pairs = zip(actual, expected, strict=True)
+        expected = op(*placed_inputs(op, inputs, 0, np))
+        place = sample.offset_of_out
+        out = None if isinstance(op, ViewOp) else _targets(op, inputs, expected, place, xp)
+        actual = op(*placed_inputs(op, inputs, sample.offset, xp), out=out)
+        pairs = zip(flat(actual), flat(expected), strict=True)
         for got, wanted in ((a, e) for a, e in pairs if e is not None):
             assert_matches(to_host(got), wanted, 0 if op.bitwise_exact else None)
     except (OpError, AssertionError, RuntimeError) as error:  # CUDA's errors are RuntimeErrors
@@ -90,17 +92,11 @@ def mismatch(sample: Sample, seed: int, xp: Any) -> str | None:
     return None
 
 
-def _as_tuple(results: Any) -> tuple[Any, ...]:
-    return results if isinstance(results, tuple) else (results,)
+def _targets(op: Op, inputs: Sequence[Any], expected: Any, offset: int, xp: Any) -> tuple[Any, ...]:
+    """A poisoned array for each result on the device."""
+    make = partial(_poisoned, offset=offset, xp=xp)
+    return mapped_outputs(op, inputs, expected, make)
 
 
-def _targets(op: Op, expected: Sequence[Any], offset: int, xp: Any) -> tuple[Any, ...]:
-    """A poisoned array for each result that has memory of its own on the device."""
-    rest = len(expected) - len(op.outputs) + 1  # arrays of the variadic output, if there is one
-    declared = [item for item in op.outputs for _ in range(rest if item.variadic else 1)]
-    return tuple(
-        poison(blank(Spec(array.shape, array.dtype), offset, xp))
-        if array is not None and item.memory == "device" and item.aliases is None
-        else None
-        for item, array in zip(declared, expected, strict=True)
-    )
+def _poisoned(array: Any, offset: int, xp: Any) -> Any:
+    return poison(blank(Spec(array.shape, array.dtype), offset, xp))

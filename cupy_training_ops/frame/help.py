@@ -58,7 +58,11 @@ def generated(cls: Declared) -> Iterator[str]:
     yield from _section("inputs", [_input(item) for item in cls.inputs])
     yield from _section("outputs", [_output(item) for item in cls.outputs])
     yield from _section("attributes", [_attribute(item) for item in cls.attributes])
-    yield from _section("types", _types(cls.types))
+    if isinstance(cls.types, TypeRows):
+        yield from _section("types", _rows(cls.types))
+        yield from _section("types beside any of these", _types(cls.types.free))
+    else:
+        yield from _section("types", _types(cls.types))
     yield from _section("every call", [(line,) for line in _every_call(cls)])
     yield from _section(f"family {cls.family}", [(text,) for text in _family(cls)])
 
@@ -138,10 +142,13 @@ def _attribute(item: Attribute) -> Row:
 
 
 def _types(types: Types) -> list[Row]:
-    """What each type variable may be, or the combinations below the variables' names."""
-    if isinstance(types, TypeRows):
-        return [tuple(types), *(tuple(map(dtype_name, row.values())) for row in types.rows)]
+    """What each type variable may be."""
     return [(variable, dtype_names(dtypes)) for variable, dtypes in types.items()]
+
+
+def _rows(types: TypeRows) -> list[Row]:
+    """The combinations that exist, below the variables' names."""
+    return [tuple(types.rows[0]), *(tuple(map(dtype_name, row.values())) for row in types.rows)]
 
 
 def _joined(words: Sequence[str], doc: str) -> str:

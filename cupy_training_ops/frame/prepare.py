@@ -12,7 +12,7 @@ import numpy as np
 
 from .. import limits
 from ..backend import ArrayInfo, Info
-from ..dtypes import HostArray
+from ..dtypes import HostArray, to_dtype
 from ..errors import refuse, shown
 from ..plan import LaunchError
 from ..runtime.launch import ReadyPlan
@@ -150,11 +150,12 @@ def _results(
             checks.within(op.name, output.name, limits.of_list(len(item)))
             counts.append(len(item))
             results += [
-                _result(output, spec, f"[{i}]", asked_for, places) for i, spec in enumerate(item)
+                _result(op, output, spec, f"[{i}]", asked_for, places)
+                for i, spec in enumerate(item)
             ]
         else:
             counts.append(None)
-            results.append(_result(output, item, "", asked_for, places))
+            results.append(_result(op, output, item, "", asked_for, places))
     for result in results:
         if result.spec is not None:
             checks.exists(op.name, result.name, result.spec)
@@ -162,12 +163,17 @@ def _results(
 
 
 def _result(
-    output: Output, item: Single, index: str, asked_for: bool, places: Mapping[str, int]
+    op: Operator,
+    output: Output,
+    item: Single,
+    index: str,
+    asked_for: bool,
+    places: Mapping[str, int],
 ) -> Result:
     may = (*output.may_alias, *((output.aliases,) if output.aliases else ()))
     return Result(
         name=output.name + index,
-        spec=_wanted_spec(output, item) if asked_for and item is not None else None,
+        spec=_wanted_spec(op, output, item) if asked_for and item is not None else None,
         value=item if isinstance(item, Changing | np.ndarray) else None,
         alias=None if output.aliases is None else places.get(output.aliases + index),
         shareable=tuple(places[name + index] for name in may if name + index in places),
@@ -175,9 +181,10 @@ def _result(
     )
 
 
-def _wanted_spec(output: Output, item: Spec | Changing | HostArray) -> Spec:
+def _wanted_spec(op: Operator, output: Output, item: Spec | Changing | HostArray) -> Spec:
     if isinstance(item, Changing):
-        return Spec((), np.dtype(output.type))
+        (dtype,) = op.types.get(output.type) or (to_dtype(output.type),)
+        return Spec((), dtype)
     return Spec(item.shape, item.dtype)
 
 

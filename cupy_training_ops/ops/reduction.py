@@ -11,11 +11,12 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
-from ..dtypes import BOOL, FLOAT32, FLOAT64, FLOATS, INT64, Dtype, to_dtype
+from ..dtypes import BOOL, FLOAT32, FLOATS, INT64, Dtype, to_dtype
 from ..errors import refuse
 from ..frame.op import Op, slots
 from ..plan import (
@@ -30,7 +31,8 @@ from ..plan import (
     by_value,
     ceil_div,
 )
-from ..planning.multi_tensor import Batch, batch, batches
+from ..planning.l2_norm import l2_norm
+from ..planning.multi_tensor import Batch, tables
 from ..schema import Attribute, Input, Output, Spec, Types, boolean, dtype, integers, optional
 
 Block = tuple[int, ...]
@@ -270,10 +272,7 @@ def _refuse_none(op: str, name: str, xs: tuple[Spec, ...]) -> None:
 
 
 def _tables(xs: tuple[Spec, ...]) -> list[Batch]:
-    """The tensors' launches; one without tensors where none has elements."""
-    sizes = [x.size for x in xs]
-    chunk = CHUNK_NBYTES // xs[0].dtype.itemsize
-    return list(batches(sizes, chunk, CAPACITY)) or [batch((), (), chunk, CAPACITY)]
+    return tables(xs, CHUNK_NBYTES, CAPACITY)
 
 
 def _blocks(device: Device, n_chunks: int) -> int:
@@ -306,17 +305,11 @@ class ReduceAllL2(Op):
         return (Spec((), self.output_type or xs[0].dtype),)
 
     def plan(self, device: Device, xs: tuple[Spec, ...], y: Spec) -> Plan:
-        tables = _tables(xs)
-        blocks = [_blocks(device, table.n_chunks) for table in tables]
+        most = BLOCKS * device.multiprocessors
+        launch = partial(_launch, self.function_name, x=xs[0].dtype, y=y.dtype)
         scratch = ScratchMemory()
-        ticket, partials = scratch.take(1, np.uint32), scratch.take(sum(blocks), FLOAT64)
-        launches = []
-        for i, (table, n) in enumerate(zip(tables, blocks, strict=True)):
-            n_partials = sum(blocks) if i == len(tables) - 1 else 0
-            counts = (sum(blocks[:i]), n_partials)
-            args = (table.pointers(xs), table.sizes, partials, ticket, y, *counts)
-            launches.append(_launch(self.function_name, n, args, xs[0].dtype, y.dtype))
-        return Plan(tuple(launches), scratch.nbytes)
+        launches = l2_norm(_tables(xs), xs, most, launch, scratch, y)
+        return Plan(launches, scratch.nbytes)
 
 
 class IsAllFinite(Op):
@@ -352,12 +345,12 @@ class IsAllFinite(Op):
 
     def plan(self, device: Device, xs: tuple[Spec, ...], y: Spec) -> Plan:
         only = "__isinf_only" if self.isinf_only else "__isnan_only" if self.isnan_only else ""
-        tables = _tables(xs)
+        batches = _tables(xs)
         scratch = ScratchMemory()
         poll = scratch.take(1, self.source().struct("Poll"))
         launches = []
-        for i, table in enumerate(tables):
-            last = i == len(tables) - 1
+        for i, table in enumerate(batches):
+            last = i == len(batches) - 1
             args = (table.pointers(xs), table.sizes, poll, y, last)
             grid = _blocks(device, table.n_chunks)
             symbol = self.function_name + only

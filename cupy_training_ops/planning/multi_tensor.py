@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ..plan import MAX_PARAMETER_NBYTES, Pointers, by_value, ceil_div
+from ..plan import MAX_GRID, MAX_PARAMETER_NBYTES, Pointers, by_value, ceil_div
 from ..schema import Spec
 
 SCALARS_NBYTES = 64  # of a launch's parameters beside its tables, at most
@@ -18,6 +18,62 @@ SCALARS_NBYTES = 64  # of a launch's parameters beside its tables, at most
 def capacity(n_lists: int) -> int:
     """Tensors a launch knows by value: their addresses in each list, and its TensorSizes."""
     return (MAX_PARAMETER_NBYTES - 4 - SCALARS_NBYTES) // (8 * n_lists + 12)
+
+
+Listed = Sequence[Spec | None]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Several lists of the same tensors for one table of addresses: Columns in the kernels' header.
+
+    `at` tells for each list of the kernel which of `lists` it is, -1 where it is not there.
+    """
+
+    lists: tuple[Listed, ...]
+    at: tuple[int, ...]
+    n_pointers: int  # that the table has room for
+    are_written: bool
+
+    @classmethod
+    def of(
+        cls, inputs: Sequence[Listed], outputs: Mapping[int, Listed], n_pointers: int
+    ) -> Columns:
+        """Inputs, then outputs by the places of the inputs that they replace.
+
+        Outputs in place of their inputs take no room of their own.
+        """
+        lists = [items for items in inputs if _is_there(items)]
+        at = list(_places(inputs))
+        for replaced, items in outputs.items():
+            if not _is_there(items):
+                at.append(-1)
+            elif all(spec is None or spec.in_place for spec in items):
+                at.append(at[replaced])
+            else:
+                at.append(len(lists))
+                lists.append(items)
+        are_written = any(map(_is_there, outputs.values()))
+        return cls(tuple(lists), tuple(at), n_pointers, are_written)
+
+    @property
+    def most(self) -> int:
+        """Tensors that there is room for."""
+        return self.n_pointers // len(self.lists)
+
+    def batches(self, sizes: Sequence[int], chunk: int, capacity: int) -> Iterator[Batch]:
+        """As many tensors a launch as both tables have room for."""
+        return batches(sizes, chunk, capacity, min(capacity, self.most))
+
+
+def _is_there(items: Listed) -> bool:
+    return any(spec is not None for spec in items)
+
+
+def _places(inputs: Sequence[Listed]) -> Iterator[int]:
+    """Which of the lists that are there each input is."""
+    count = itertools.count()
+    return (next(count) if _is_there(items) else -1 for items in inputs)
 
 
 @dataclass(frozen=True)
@@ -33,6 +89,12 @@ class Batch:
         """Their addresses, from all arrays of the list."""
         return Pointers(tuple(specs[i] for i in self.members), self.capacity)
 
+    def joined(self, columns: Columns) -> tuple[Pointers, np.void]:
+        """The addresses of several lists in one table, and where each of them begins in it."""
+        specs = (items[i] for items in columns.lists for i in self.members)
+        at = by_value(at=np.array(columns.at, np.int32), n_tensors=np.int32(len(self.members)))
+        return Pointers(tuple(specs), columns.n_pointers), at
+
     def starts(self, starts: Sequence[int]) -> np.void:
         """Where they begin in an array that joins the whole list, as a launch argument."""
         padded = np.zeros(self.capacity, np.int64)
@@ -40,15 +102,46 @@ class Batch:
         return by_value(at=padded)
 
 
-def batches(sizes: Sequence[int], chunk: int, capacity: int) -> Iterator[Batch]:
+def batches(
+    sizes: Sequence[int],
+    chunk: int,
+    capacity: int,
+    most: int | None = None,
+    most_chunks: int | None = None,
+) -> Iterator[Batch]:
     """The tensors of a list that have elements, in order, at most `capacity` of them a launch.
 
-    Every element belongs to one chunk of one batch: a table is made anew for every launch.
+    Every element belongs to one chunk of one batch: a table is made anew for every launch. `most`
+    is how many tensors a launch gets where tables of sizes have room for more, `most_chunks` of how
+    many chunks, one tensor aside.
     """
     members = [i for i, size in enumerate(sizes) if size]
-    for first in range(0, len(members), capacity):
-        some = tuple(members[first : first + capacity])
+    for some in _runs(members, sizes, chunk, most or capacity, most_chunks or MAX_GRID[0]):
         yield batch(some, [sizes[i] for i in some], chunk, capacity)
+
+
+def _runs(
+    members: Sequence[int], sizes: Sequence[int], chunk: int, most: int, most_chunks: int
+) -> Iterator[tuple[int, ...]]:
+    """The tensors in runs of so many, and of so many chunks."""
+    run: list[int] = []
+    n_chunks = 0
+    for i in members:
+        own = ceil_div(sizes[i], chunk)
+        if run and (len(run) == most or n_chunks + own > most_chunks):
+            yield tuple(run)
+            run, n_chunks = [], 0
+        run.append(i)
+        n_chunks += own
+    if run:
+        yield tuple(run)
+
+
+def tables(xs: Sequence[Spec], chunk_nbytes: int, capacity: int) -> list[Batch]:
+    """The batches of a list of one dtype; one without tensors where none has elements."""
+    chunk = chunk_nbytes // xs[0].dtype.itemsize
+    found = list(batches([x.size for x in xs], chunk, capacity))
+    return found or [batch((), (), chunk, capacity)]
 
 
 def batch(members: tuple[int, ...], sizes: Sequence[int], chunk: int, capacity: int) -> Batch:

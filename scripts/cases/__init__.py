@@ -20,6 +20,8 @@ class Case:
 
     `nbytes` overrides the bytes that must move, where they are not every input read once and every
     output written once. `eager` says that calls are also timed outside a graph, the host included.
+    `outputs` are those that are asked for; `run(op, *inputs)` makes the call to time where it is
+    more than the operator's.
     """
 
     op: str
@@ -29,6 +31,8 @@ class Case:
     peers: Mapping[str, Peer] = field(default_factory=dict)
     nbytes: Callable[..., int] | None = None
     eager: bool = False
+    outputs: tuple[str, ...] | None = None
+    run: Callable[..., Callable[[], Any]] | None = None
 
     @property
     def family(self) -> str:

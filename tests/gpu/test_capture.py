@@ -12,7 +12,7 @@ from cupy_training_ops import ProviderError, get_op
 from cupy_training_ops.frame.op import ViewOp
 from cupy_training_ops.registry import names
 from cupy_training_ops.testing.compare import assert_matches, poison
-from cupy_training_ops.testing.samples import all_samples
+from cupy_training_ops.testing.samples import all_samples, flat, mapped_outputs
 
 pytestmark = pytest.mark.gpu
 
@@ -41,14 +41,12 @@ def largest(name: str):
 LAUNCHING = [n for n in names() if n not in NOT_CAPTURED and not issubclass(get_op(n), ViewOp)]
 
 
-def blank_outputs(expected):
+def blank_outputs(op, values, expected):
     """Poisoned arrays; none for a host output, which follows from shapes: it is allocated, like no
     device array may be."""
     import cupy
 
-    return tuple(
-        poison(cupy.empty_like(e)) if isinstance(e, cupy.ndarray) else None for e in expected
-    )
+    return mapped_outputs(op, values, expected, lambda e: poison(cupy.empty_like(e)))
 
 
 def replayed(op, inputs, out):
@@ -56,7 +54,7 @@ def replayed(op, inputs, out):
     import cupy
 
     stream = cupy.cuda.Stream(non_blocking=True)
-    arrays = [array for array in out if array is not None]
+    arrays = [array for array in flat(out) if array is not None]
     with stream:
         op(*inputs, out=out)  # the workspace of this stream exists from here on
         stream.synchronize()
@@ -82,11 +80,10 @@ def test_replay_computes_and_spares_later_allocations(name: str, rng) -> None:
     values = sample.make(rng)
     inputs = run.place_inputs(op, values)
     expected = op(*run.place_inputs(op, values))  # some write into their inputs
-    expected = expected if isinstance(expected, tuple) else (expected,)
-    out = blank_outputs(expected)
+    out = blank_outputs(op, values, expected)
     cupy.cuda.Device().synchronize()
     later = replayed(op, inputs, out)
-    for actual, wanted in zip(out, expected, strict=True):
+    for actual, wanted in zip(flat(out), flat(expected), strict=True):
         if actual is not None:
             assert_matches(actual.get(), wanted.get(), 0)
     assert all(bool((array == 0x5A).all()) for array in later)

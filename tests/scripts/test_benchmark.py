@@ -22,7 +22,8 @@ from timing import Timing
 from cupy_training_ops.testing.hollow import hollow, hollow_launches
 
 LISTS = {"ConcatTraining", "InPlaceAccumulatorList", "MixedPrecisionScale", "ReduceAllL2"}
-LISTS |= {"IsAllFinite"}
+LISTS |= {"IsAllFinite", "AdamOptimizerList", "AdamWOptimizer", "GradientNorm"}
+LISTS |= {"InplaceClipGradNorm", "SGDOptimizerV2"}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -24,13 +24,27 @@ class UpstreamError(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """One node. `inputs` are names, "" for an absent one; `outputs` are dtypes by name."""
+    """One node. `inputs` are names, "" for an absent one; `outputs` are dtypes by name.
+
+    A list of names is a sequence; a list of dtypes one whose tensors are called name_0, name_1, ...
+    """
 
     op: str
     domain: str
     attributes: Mapping[str, Any]
-    inputs: Sequence[str]
-    outputs: Mapping[str, str]
+    inputs: Sequence[str | list[str]]
+    outputs: Mapping[str, str | list[str]]
+
+    @property
+    def answers(self) -> list[str]:
+        """The names of all tensors that come back."""
+        return [
+            each
+            for name, dtype in self.outputs.items()
+            for each in (
+                [f"{name}_{i}" for i in range(len(dtype))] if isinstance(dtype, list) else [name]
+            )
+        ]
 
 
 class Upstream:
@@ -57,7 +71,7 @@ class Upstream:
         if reason is not None:
             raise UpstreamError(f"{request.op}: {reason}")
         with np.load(answer) as stored:
-            return [stored[name] for name in request.outputs]
+            return [stored[name] for name in request.answers]
 
     def _ask(self) -> str | None:
         """Send the request; why there is no answer, or None."""

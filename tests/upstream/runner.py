@@ -2,9 +2,9 @@
 """Runs models of one node in onnxruntime on the CPU: a script for the Python that has it.
 
 Every line of standard input is a folder with request.npz: the inputs by name, and under "request"
-a JSON object with op, domain, attributes, inputs (names; "" for an absent one) and outputs (dtypes
-by name). The answer is answer.npz in the same folder and a line of JSON on standard output: null,
-or what went wrong.
+a JSON object with op, domain, attributes, inputs (names; "" for an absent one, a list for a
+sequence) and outputs (dtypes by name; a list for a sequence, whose tensors get numbers). The answer
+is answer.npz in the same folder and a line of JSON on standard output: null, or what went wrong.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
-from onnx import ModelProto, ValueInfoProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 OPSETS = {"": 15, "com.microsoft": 1}
 IR_VERSION = 9
@@ -46,15 +46,42 @@ def read(path: Path) -> tuple[dict, dict]:
 
 def model_of(request: dict, inputs: dict) -> ModelProto:
     """A model of one node; outputs have a type and no shape."""
-    names = request["inputs"], list(request["outputs"])
+    made = [name if isinstance(name, str) else sequence(name) for name in request["inputs"]]
     node = helper.make_node(
-        request["op"], *names, domain=request["domain"], **request["attributes"]
-    )
+        request["op"], made, list(request["outputs"]), domain=request["domain"],
+        **request["attributes"],
+    )  # fmt: skip
     given = [value(name, array.dtype, array.shape) for name, array in inputs.items()]
-    asked = [value(name, np.dtype(dtype), None) for name, dtype in request["outputs"].items()]
-    graph = helper.make_graph([node], "one_node", given, asked)
+    nodes = [*joined(request["inputs"]), node]
+    asked = []
+    for name, dtypes in request["outputs"].items():
+        if isinstance(dtypes, str):
+            asked.append(value(name, np.dtype(dtypes), None))
+            continue
+        for i, dtype in enumerate(dtypes):
+            nodes += taken(name, i)
+            asked.append(value(f"{name}_{i}", np.dtype(dtype), None))
+    graph = helper.make_graph(nodes, "one_node", given, asked)
     opsets = [helper.make_opsetid(*each) for each in OPSETS.items()]
     return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
+
+
+def sequence(names: list) -> str:
+    """The name of a sequence of these tensors."""
+    return f"[{', '.join(names)}]"
+
+
+def joined(names: list) -> list[NodeProto]:
+    """Nodes that make sequences of tensors."""
+    lists = [name for name in names if isinstance(name, list)]
+    return [helper.make_node("SequenceConstruct", some, [sequence(some)]) for some in lists]
+
+
+def taken(name: str, i: int) -> list[NodeProto]:
+    """Nodes that take a tensor out of a sequence."""
+    at = helper.make_tensor("at", TensorProto.INT64, [], [i])
+    place = helper.make_node("Constant", [], [f"{name}_at_{i}"], value=at)
+    return [place, helper.make_node("SequenceAt", [name, f"{name}_at_{i}"], [f"{name}_{i}"])]
 
 
 def value(name: str, dtype: np.dtype, shape: tuple[int, ...] | None) -> ValueInfoProto:

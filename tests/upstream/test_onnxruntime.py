@@ -14,11 +14,14 @@ from cupy_training_ops import registry
 from cupy_training_ops.dtypes import dtype_name
 from cupy_training_ops.frame.op import Op
 from cupy_training_ops.testing.compare import assert_matches
+from cupy_training_ops.testing.samples import flat
 from upstream.cases import SAMPLES, WITHOUT_ORACLE
 from upstream.process import Request, UpstreamError
 
 # What a graph says by its outputs, and an eager call by an attribute.
 OURS_ALONE = ("num_outputs",)
+# Operators whose lists are sequences upstream.
+SEQUENCES = ("AdamWOptimizer", "InplaceClipGradNorm", "SGDOptimizerV2")
 
 Slot = tuple[str, Any]
 
@@ -36,11 +39,10 @@ def test_agrees(sample, upstream, rng) -> None:
     inputs = sample.make(rng)
     slots = list(node_inputs(op, inputs))
     ours = op(*inputs)
-    ours = ours if isinstance(ours, tuple) else (ours,)
-    theirs = upstream(
-        request(op, sample.attributes, slots, ours), {name: array for name, array in slots if name}
-    )
-    for actual, expected in zip(ours, theirs, strict=True):
+    asked = request(op, sample.attributes, slots, ours)
+    theirs = upstream(asked, {name: array for name, array in slots if name})
+    found = [array for array in flat(ours) if array is not None]
+    for actual, expected in zip(found, theirs, strict=True):
         assert_matches(actual, expected, 0 if op.bitwise_exact else None)
 
 
@@ -53,11 +55,24 @@ def node_inputs(op: Op, inputs: Sequence[Any]) -> Iterator[Slot]:
             yield ("", None) if value is None else (declared.name, np.array(value))
 
 
-def request(op: Op, attributes: Any, slots: Sequence[Slot], ours: Sequence[Any]) -> Request:
+def request(op: Op, attributes: Any, slots: Sequence[Slot], ours: Any) -> Request:
     """The node of an operator's call, with as many outputs as ours, of the same dtypes."""
-    shared = {name: value for name, value in attributes.items() if name not in OURS_ALONE}
-    outputs = {f"output_{i}": dtype_name(array.dtype) for i, array in enumerate(ours)}
-    return Request(op.name, op.domain, shared, [name for name, _ in slots], outputs)
+    shared = {k.rstrip("_"): v for k, v in attributes.items() if k not in OURS_ALONE}
+    names = [name for name, _ in slots]
+    if op.name not in SEQUENCES:
+        found = [array for array in flat(ours) if array is not None]
+        outputs = {f"output_{i}": dtype_name(array.dtype) for i, array in enumerate(found)}
+        return Request(op.name, op.domain, shared, names, outputs)
+    inputs = [
+        [name for name in names if name.startswith(f"{item.name}_")] if item.variadic else item.name
+        for item in op.inputs
+    ]
+    results = ours if len(op.outputs) > 1 else (ours,)
+    outputs = {
+        f"output_{i}": [dtype_name(x.dtype) for x in r] if isinstance(r, tuple) else str(r.dtype)
+        for i, r in enumerate(results)
+    }
+    return Request(op.name, op.domain, shared, inputs, outputs)
 
 
 # ---- the process ---------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import numpy as np
 from ...dtypes import ELEMENT_TYPES, FLOATS, dtype_name
 from ...frame.op import Op
 from ...registry import FAMILIES
-from ...schema import Spec
+from ...schema import Output, Spec
 
 Generator = np.random.Generator
 Shape = tuple[int, ...]
@@ -128,6 +128,38 @@ def mapped_inputs(
 
     pairs = zip(op.inputs, inputs, strict=False)
     return [value if item.memory == "host" else mapped(value) for item, value in pairs]
+
+
+def as_tuple(results: Any) -> tuple[Any, ...]:
+    """What a call returned, as a tuple."""
+    return results if isinstance(results, tuple) else (results,)
+
+
+def flat(results: Any) -> list[Any]:
+    """What a call returned, one by one, lists taken apart."""
+    if not isinstance(results, tuple):
+        return [results]
+    return [array for item in results for array in flat(item)]
+
+
+def mapped_outputs(
+    op: type[Op] | Op, inputs: Sequence[Any], expected: Any, place: Callable[[Any], Any]
+) -> tuple[Any, ...]:
+    """What `out=` takes for results like these: `place` of each that is an array on the device."""
+    results = as_tuple(expected)
+    if len(op.outputs) == 1 and op.outputs[0].variadic:
+        return tuple(map(place, results))
+    given = dict(zip((item.name for item in op.inputs), inputs, strict=False))
+
+    def mapped(output: Output, value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(None if array is None else place(array) for array in value)
+        is_array = output.memory == "device" or isinstance(
+            given.get(str(output.aliases)), np.ndarray
+        )
+        return place(value) if is_array and output.memory != "host" and value is not None else None
+
+    return tuple(map(mapped, op.outputs, results))
 
 
 def placed(array: Any, offset: int, xp: Any = np) -> Any:

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: MIT
+// What updates of parameters do with their arrays: some may be absent, outputs may be the arrays
+// that they replace, and a step that is skipped leaves everything as it was.
+#pragma once
+#include "algorithm/multi_tensor.cuh"
+#include "algorithm/range_map.cuh"
+#include "core/either.cuh"
+
+namespace cto::parameter_update {
+
+using vec::Vec;
+
+// Whether an array that is there has vectors from its element `first` on.
+template <int WIDTH, class E>
+__device__ __forceinline__ bool may_have_vecs_at(const E* array, int first) {
+    return !array || range_map::has_vecs_at<WIDTH>(array, first);
+}
+
+template <class E, int N>
+__device__ __forceinline__ void load(Vec<E, N>& loaded, const E* from, i64 i) {
+    loaded = *reinterpret_cast<const Vec<E, N>*>(from + i);
+}
+
+// Rounded, where there is an array.
+template <class E, class A, int N>
+__device__ __forceinline__ void store(E* to, i64 i, const A (&values)[N]) {
+    if (to) vec::store_streaming(reinterpret_cast<Vec<E, N>*>(to + i), vec::from_acc<E>(values));
+}
+
+// The elements [first, end) as they were, by this block.
+template <class E>
+__device__ __forceinline__ void keep(const E* from, E* to, i64 first, i64 end) {
+    if (!to || to == from) return;
+#pragma unroll 1
+    for (i64 i = first + threadIdx.x; i < end; i += blockDim.x) to[i] = from[i];
+}
+
+// Low-precision weights: float16 or bfloat16, for which no kernel is compiled.
+struct Copy {
+    const u16* from;
+    u16* to;
+    bool is_bfloat16;
+
+    template <int WIDTH>
+    __device__ bool may_have_vecs_at(int first) const {
+        return parameter_update::may_have_vecs_at<WIDTH>(to, first);
+    }
+    template <class A, int N>
+    __device__ __forceinline__ void store(i64 i, const A (&w)[N]) const {
+        if (is_bfloat16)
+            parameter_update::store(reinterpret_cast<__nv_bfloat16*>(to), i, w);
+        else
+            parameter_update::store(reinterpret_cast<__half*>(to), i, w);
+    }
+    __device__ void keep(i64 first, i64 end) const { parameter_update::keep(from, to, first, end); }
+};
+
+// The step after this one, behind all launches that read it; a step that is skipped does not count.
+__device__ __forceinline__ void count(const either::Either<1>& step,
+                                      const either::Either<1>& update, i64* new_step) {
+    *new_step = step.as_i64() + (update.as_i64() != 0);
+}
+
+}  // namespace cto::parameter_update

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: MIT
+// Numbers that hold for a whole step of an optimizer: what gradients are divided by, how far moments
+// are from their mean. In double, so that they are rounded once.
+#pragma once
+#include "core/types.cuh"
+
+namespace cto::step {
+
+// The loss scale; beyond it where the norm of the scaled gradients is, so that it becomes max_norm.
+// A norm that is NaN clips nothing.
+__device__ __forceinline__ double gradient_divisor(double loss_scale, double norm,
+                                                   double max_norm) {
+    return max_norm > 0 && norm > loss_scale * max_norm ? norm / max_norm : loss_scale;
+}
+
+// 1 - beta^t, from the first step on.
+__device__ __forceinline__ double bias_correction(double beta, i64 t) {
+    return t > 0 ? 1.0 - pow(beta, static_cast<double>(t)) : 1.0;
+}
+
+__device__ __forceinline__ float square_root(float x) { return sqrtf(x); }
+__device__ __forceinline__ double square_root(double x) { return sqrt(x); }
+
+}  // namespace cto::step

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: MIT
+"""The Euclidean norm of a list of tensors: algorithm/l2_norm.cuh."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ..dtypes import FLOAT64
+from ..plan import Launch, ScratchMemory, by_value
+from ..schema import Spec
+from .multi_tensor import Batch
+
+MakeLaunch = Callable[[int, tuple[object, ...]], Launch]  # of a grid and the kernel's arguments
+
+
+def l2_norm(
+    tables: Sequence[Batch],
+    xs: Sequence[Spec],
+    most_blocks: int,
+    launch: MakeLaunch,
+    scratch: ScratchMemory,
+    *results: object,
+) -> tuple[Launch, ...]:
+    """A launch for each table, of at most so many blocks; `results` are where the last one writes.
+
+    The kernel takes addresses, sizes, partial sums, a ticket, Partials, and the results.
+    """
+    blocks = [max(1, min(table.n_chunks, most_blocks)) for table in tables]
+    ticket, partials = scratch.take(1, np.uint32), scratch.take(sum(blocks), FLOAT64)
+    firsts = itertools.accumulate(blocks, initial=0)
+    launches = []
+    for table, n, first in zip(tables, blocks, firsts, strict=False):
+        n_in_all = sum(blocks) if table is tables[-1] else 0
+        place = by_value(first=np.uint32(first), n_in_all=np.uint32(n_in_all))
+        args = (table.pointers(xs), table.sizes, partials, ticket, place, *results)
+        launches.append(launch(n, args))
+    return tuple(launches)

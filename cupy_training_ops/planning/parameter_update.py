@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: MIT
+"""Updates of parameters: what they have in common; algorithm/parameter_update.cuh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..dtypes import BFLOAT16
+from ..plan import Config, Launch, Plan, Work
+from ..schema import Spec
+from .multi_tensor import Columns, Listed
+from .step import given
+
+MakeLaunch = Callable[[int, tuple[object, ...]], Launch]  # of a grid and the kernel's arguments
+
+
+def low_precision(mixed: Listed | None, copied: Listed | None) -> tuple[Listed, Listed, bool]:
+    """Low-precision weights before and after, where they are wanted; whether they are bfloat16."""
+    present = [spec for spec in mixed or () if spec is not None]
+    if mixed is None or copied is None or not present or not any(copied):
+        return (), (), False
+    return mixed, copied, present[0].dtype == BFLOAT16
+
+
+def over_lists(
+    columns: Columns,
+    sizes: Sequence[int],
+    chunk: int,
+    capacity: int,
+    launch: MakeLaunch,
+    *args: object,
+) -> Plan:
+    """A launch for as many tensors as its tables have room for; none where nothing is written.
+
+    The kernel takes addresses, Columns, sizes, and then `args`.
+    """
+    tables = columns.batches(sizes, chunk, capacity) if columns.are_written else ()
+    return Plan(tuple(launch(t.n_chunks, (*t.joined(columns), t.sizes, *args)) for t in tables))
+
+
+def count(launch: MakeLaunch, step: Any, update: Any, stepped: Spec | None) -> Plan:
+    """The step after this one, where it is an array that is asked for."""
+    if stepped is None:
+        return Plan()
+    made = launch(1, (step, given(update, True), stepped))
+    return Plan((Launch(made.symbol, Config((1,), (1,)), made.args, made.slots),))
+
+
+def signal(update: Any, signalled: Spec | None) -> Plan:
+    """The update signal, where it is to be in another array."""
+    if not isinstance(update, Spec) or signalled is None or signalled.in_place:
+        return Plan()
+    return Plan((Work("copy", (update, signalled)),))

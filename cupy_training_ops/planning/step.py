@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: MIT
+"""What the steps of all optimizers take and give, and what they check; numbers: math/step.cuh."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import BFLOAT16, BOOL, FLOAT16, FLOATS, Dtype
+from ..errors import ArgumentError, refuse
+from ..schema import Changing, Inferred, Input, Output, Spec, flag, integer, real
+
+HALVES = (FLOAT16, BFLOAT16)
+NUMBERS: tuple[Dtype, ...] = FLOATS  # of learning rates, scales and norms: no kernel knows which
+
+
+def first_step(value: object) -> int:
+    """A step, counted from 1."""
+    step = integer(value)
+    if step < 1:
+        raise ArgumentError(f"expected a step of at least 1, got {step}")
+    return step
+
+
+def above_zero(value: object) -> float:
+    """A number above 0."""
+    number = real(value)
+    if not number > 0:
+        raise ArgumentError(f"expected a number above 0, got {number}")
+    return number
+
+
+def number(name: str, variable: str, doc: str = "", optional: bool = False) -> Input:
+    """A real number that a step takes, such as a learning rate."""
+    convert = above_zero if name == "max_norm" else real
+    return Input(
+        name, variable, memory="either", optional=optional, convert=convert,
+        shape="one element", doc=doc,
+    )  # fmt: skip
+
+
+def count(name: str, variable: str, optional: bool = False) -> Input:
+    """The step that is made, counted from 1."""
+    doc = "of an array, one below 1 corrects no bias"
+    return Input(
+        name, variable, memory="either", optional=optional, convert=first_step,
+        shape="one element", doc=doc,
+    )  # fmt: skip
+
+
+UPDATE_SIGNAL = Input(
+    "update_signal",
+    "bool",
+    memory="either",
+    optional=True,
+    convert=flag,
+    shape="one element",
+    doc="False: nothing changes; True where it is left out",
+)
+
+ABSENT_NORM = math.nan  # which clips nothing
+
+
+def scales(loss_scale: str, norm: str, name: str) -> tuple[Input, Input]:
+    """Loss scale and norm of the gradients, of these type variables; the norm's name."""
+    return (
+        number("loss_scale", loss_scale, "of the gradients; 1 where it is left out", optional=True),
+        number(name, norm, "of the gradients with their loss scale", optional=True),
+    )
+
+
+def signalled(name: str) -> Output:
+    """The update signal, where it is."""
+    return Output(
+        name, "bool", memory="either", aliases="update_signal",
+        shape="one element", doc="the update signal",
+    )  # fmt: skip
+
+
+def stepped(name: str, step: str, variable: str) -> Output:
+    """The step after this one, where this one is."""
+    return Output(
+        name, variable, memory="either", aliases=step, shape="one element",
+        doc=f"{step} + 1, or {step} where the step is skipped",
+    )  # fmt: skip
+
+
+def lists(variable: str, *names: str) -> tuple[Input, ...]:
+    """Lists of arrays like the weights."""
+    shape = "shapes of weights"
+    return tuple(Input(name, variable, variadic=True, shape=shape) for name in names)
+
+
+def weights(variable: str) -> Input:
+    """The list that all others are like."""
+    doc = "at least one array"
+    return Input("weights", variable, variadic=True, shape="any shapes", doc=doc)
+
+
+def low_precision(variable: str) -> Input:
+    """The list of copies in low precision."""
+    return Input(
+        "mixed_precision_weights", variable, optional=True, variadic=True, holes=True,
+        shape="shapes of weights",
+    )  # fmt: skip
+
+
+def replaced(name: str, alias: str, variable: str, like: str = "weights") -> Output:
+    """A list of arrays in place of an input's."""
+    return Output(name, variable, variadic=True, aliases=alias, shape=f"shapes of {like}")
+
+
+def given(value: object, absent: object) -> object:
+    """An optional number as an argument of a step."""
+    return absent if value is None else value
+
+
+def refuse_others(op: str, name: str, got: Any, like: str, expected: Any) -> None:
+    """Refuse arrays, or lists of them, that do not have the shapes of the expected ones."""
+    if got is None:  # where the declaration lets it be absent
+        return
+    if isinstance(expected, Spec):
+        if got.shape != expected.shape:
+            refuse(op, name, f"shape {expected.shape} like {like}", f"shape {got.shape}")
+        return
+    if len(got) != len(expected):
+        refuse(op, name, f"{len(expected)} arrays like {like}", str(len(got)))
+    for i, pair in enumerate(zip(got, expected, strict=True)):
+        refuse_others(op, f"{name}[{i}]", pair[0], f"{like}[{i}]", pair[1])
+
+
+def refuse_none(op: str, name: str, arrays: Sequence[Spec]) -> None:
+    """Refuse an empty list."""
+    if not arrays:
+        refuse(op, name, "at least one array", "an empty list")
+
+
+def new_step(op: str, name: str, step: Any, update: Any) -> Inferred:
+    """The step after this one, which a step that is skipped does not count."""
+    if isinstance(step, Spec):
+        return step
+    if isinstance(update, Spec):
+        refuse(op, name, "an array, as update_signal is one: a skipped step counts", "a number")
+    if isinstance(update, Changing):
+        return step.then(lambda t, on: t + on, update)  # type: ignore[no-any-return]
+    return step.then(lambda t: t + 1)  # type: ignore[no-any-return]
+
+
+def signal(update: Spec | Changing | None) -> Inferred:
+    """Whether the step is made, where the update signal is."""
+    if isinstance(update, Changing):
+        return update.then(lambda on: [on])
+    return np.ones(1, BOOL) if update is None else update
