@@ -18,15 +18,11 @@ from cupy_training_ops import ArgumentError
 from cupy_training_ops.frame.named import CALL
 from cupy_training_ops.registry import REGISTRY, get_op, names
 from cupy_training_ops.testing.compare import assert_matches
-from cupy_training_ops.testing.samples import all_samples
+from cupy_training_ops.testing.samples import all_samples, flat
 
 SAMPLES = all_samples()
 X = np.arange(1, 301, dtype=np.float32)
 Y = X / 7
-
-
-def as_tuple(result):
-    return result if isinstance(result, tuple) else (result,)
 
 
 @pytest.mark.parametrize("cls", REGISTRY.values(), ids=lambda cls: f"{cls.name}-{cls.since}")
@@ -43,7 +39,7 @@ def test_every_input_has_its_name(name, rng) -> None:
     op, inputs = get_op(name)(**sample.attributes), sample.make(rng)
     copies = [pickle.loads(pickle.dumps(inputs)) for _ in range(3)]  # some are written in place
     by_name = [dict(reversed([*zip((i.name for i in op.inputs), c, strict=False)])) for c in copies]
-    expected = as_tuple(op(*inputs))
+    expected = flat(op(*inputs))
     function = getattr(cto, op.function_name)
     results = (
         op(**by_name[0]),
@@ -51,7 +47,7 @@ def test_every_input_has_its_name(name, rng) -> None:
         op(*copies[2][:1], **{n: v for n, v in by_name[2].items() if n != op.inputs[0].name}),
     )
     for result in results:
-        for found, wanted in zip(as_tuple(result), expected, strict=True):
+        for found, wanted in zip(flat(result), expected, strict=True):
             if wanted is not None:
                 assert_matches(found, wanted, 0)
     inspect.signature(op).bind(**by_name[0], out=None)

@@ -133,7 +133,8 @@ def adam_optimizer_list(
     weight_decay_mode: int = 0,
 ) -> tuple[HostArray, Lists, Lists, Lists, Lists, tuple[HostArray | None, ...]]:
     before, update = int(number(t)), bool(number(update_signal))
-    new_t = np.full(np.shape(t), before + update, np.int64)
+    new_t = np.full(np.shape(t), before, np.int64)
+    new_t += update  # the largest wraps, as on a GPU
     mixed = tuple(mixed_precision_weights or [None] * len(weights))
     if not update:
         return new_t, *map(tuple, (moment_1, moment_2, weights, gradients)), mixed  # type: ignore[return-value]

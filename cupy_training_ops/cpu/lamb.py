@@ -45,7 +45,8 @@ def lamb_optimizer(
     do_bias_correction: bool = True,
 ) -> tuple[HostArray, Lists, Lists, Lists, Lists, tuple[HostArray | None, ...]]:
     before, update = int(number(step, 0)), bool(number(update_signal))
-    new_step = np.full(np.shape(step), before + update, np.int64)
+    new_step = np.full(np.shape(step), before, np.int64)
+    new_step += update  # the largest wraps, as on a GPU
     mixed = tuple(mixed_precision_weights or [None] * len(weights))
     if not update:
         return new_step, *map(tuple, (weights, gradients, moment1, moment2)), mixed  # type: ignore[return-value]

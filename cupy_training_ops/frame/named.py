@@ -65,10 +65,12 @@ def function_signature(cls: Declared) -> inspect.Signature:
 
 
 def _inputs(cls: Declared) -> list[inspect.Parameter]:
+    """Python has no default before a parameter without one: such an input is given as None."""
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    last = max((i for i, item in enumerate(cls.inputs) if not item.optional), default=-1)
     return [
-        inspect.Parameter(item.name, kind, default=None if item.optional else _EMPTY)
-        for item in cls.inputs
+        inspect.Parameter(item.name, kind, default=None if i > last else _EMPTY)
+        for i, item in enumerate(cls.inputs)
     ]
 
 

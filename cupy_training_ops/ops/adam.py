@@ -33,6 +33,7 @@ from ..planning.step import (
     UPDATE_SIGNAL,
     above_zero,
     count,
+    decay,
     given,
     lists,
     low_precision,
@@ -171,8 +172,8 @@ class AdamOptimizer(Op):
         ),
     )
     attributes = (
-        Attribute("alpha", real, 0.9, doc="decay of the first moment"),
-        Attribute("beta", real, 0.999, doc="decay of the second moment"),
+        Attribute("alpha", decay, 0.9, doc="decay of the first moment"),
+        Attribute("beta", decay, 0.999, doc="decay of the second moment"),
         Attribute("lambda_", real, 0.0, doc="weight decay"),
         Attribute("epsilon", real, 1e-8),
         Attribute("max_norm_clip", above_zero, 1.0, doc="of the unscaled gradients"),
@@ -309,8 +310,8 @@ class AdamWOptimizer(Op):
         replaced("updated_momentums_2", "momentums_2", "S_MOMENT"),
     )
     attributes = (
-        Attribute("alpha", real, 0.9, doc="decay of the first moment"),
-        Attribute("beta", real, 0.999, doc="decay of the second moment"),
+        Attribute("alpha", decay, 0.9, doc="decay of the first moment"),
+        Attribute("beta", decay, 0.999, doc="decay of the second moment"),
         Attribute("epsilon", real, 1e-8),
         Attribute("weight_decay", real, 1e-2),
         Attribute("correct_bias", boolean, True, doc="True in adam_mode 0"),

@@ -12,7 +12,7 @@ parameters: 82 in place, and 65 with low-precision weights. Empty tensors are sk
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -32,6 +32,7 @@ from ..planning.step import (
     UPDATE_SIGNAL,
     above_zero,
     count,
+    decay,
     given,
     lists,
     low_precision,
@@ -75,10 +76,18 @@ def for_each(value: object) -> float | tuple[float, ...]:
 
 def above_zero_for_each(value: object) -> float | tuple[float, ...]:
     """A number above 0, or a list with one for each parameter."""
-    found = for_each(value)
-    for item in found if isinstance(found, tuple) else (found,):
-        above_zero(item)
-    return found
+    return _each(above_zero, for_each(value))
+
+
+def decay_for_each(value: object) -> float | tuple[float, ...]:
+    """A number from 0 to 1, or a list with one for each parameter."""
+    return _each(decay, for_each(value))
+
+
+def _each(
+    convert: Callable[[object], float], found: float | tuple[float, ...]
+) -> float | tuple[float, ...]:
+    return tuple(map(convert, found)) if isinstance(found, tuple) else convert(found)
 
 
 class LambOptimizer(Op):
@@ -123,8 +132,8 @@ class LambOptimizer(Op):
         replaced("new_mixed_precision_weights", "mixed_precision_weights", "T_MIXED_PRECISION_FP"),
     )
     attributes = (
-        Attribute("alpha", for_each, 0.9, doc="decay of the first moment"),
-        Attribute("beta", for_each, 0.999, doc="decay of the second moment"),
+        Attribute("alpha", decay_for_each, 0.9, doc="decay of the first moment"),
+        Attribute("beta", decay_for_each, 0.999, doc="decay of the second moment"),
         Attribute("lambda_", for_each, 0.0, doc="weight decay"),
         Attribute("epsilon", for_each, 1e-6),
         Attribute("max_norm_clip", above_zero_for_each, 1.0, doc="of the unscaled gradients"),

@@ -10,18 +10,22 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import BFLOAT16, BOOL, FLOAT16, FLOATS, Dtype
-from ..errors import ArgumentError, refuse
+from ..errors import ArgumentError, refuse, shown
 from ..schema import Changing, Inferred, Input, Output, Spec, flag, integer, real
 
 HALVES = (FLOAT16, BFLOAT16)
 NUMBERS: tuple[Dtype, ...] = FLOATS  # of learning rates, scales and norms: no kernel knows which
 
+MAX_STEP = 2**63 - 1  # the one after it has no room in int64
+
 
 def first_step(value: object) -> int:
-    """A step, counted from 1."""
+    """A step, counted from 1, that int64 has room for, and the one after it."""
     step = integer(value)
     if step < 1:
-        raise ArgumentError(f"expected a step of at least 1, got {step}")
+        raise ArgumentError(f"expected a step of at least 1, got {shown(step)}")
+    if step >= MAX_STEP:
+        raise ArgumentError(f"expected a step below 2^63 - 1, got {shown(step)}")
     return step
 
 
@@ -30,6 +34,14 @@ def above_zero(value: object) -> float:
     number = real(value)
     if not number > 0:
         raise ArgumentError(f"expected a number above 0, got {number}")
+    return number
+
+
+def decay(value: object) -> float:
+    """A number from 0 to 1."""
+    number = real(value)
+    if not 0 <= number <= 1:
+        raise ArgumentError(f"expected a number from 0 to 1, got {number}")
     return number
 
 

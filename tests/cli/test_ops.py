@@ -11,7 +11,7 @@ from cupy_training_ops.cli import main
 from cupy_training_ops.dtypes import dtype_name
 from cupy_training_ops.frame.op import Op
 from cupy_training_ops.registry import names
-from cupy_training_ops.schema import Attribute, Input, Output, integer
+from cupy_training_ops.schema import Attribute, Input, Output, TypeRows, integer
 
 
 def call(*arguments):
@@ -43,7 +43,10 @@ def test_an_operator_is_shown_with_all_that_is_declared(name):
         assert any(line[:2] == [item.name, item.type] and item.memory in line[2] for line in lines)
     for item in cls.attributes:
         assert any(line[:1] == [item.name] for line in lines)
-    for variable, dtypes in cls.types.items():
+    rows = cls.types.rows if isinstance(cls.types, TypeRows) else ()
+    for row in rows:
+        assert [dtype_name(dtype) for dtype in row.values()] in lines
+    for variable, dtypes in (cls.types.free if rows else cls.types).items():
         assert f" {variable} {', '.join(map(dtype_name, dtypes))} " in text
     assert result.stdout.splitlines()[0] == f"{name}  {cls.domain}, opset 1+, family {cls.family}"
     assert result.stdout.partition("\n\n")[2] == f"{cls.__doc__}\n"

@@ -266,6 +266,7 @@ BAD = {
         1, 1, *parameter(), np.zeros(2, FLOAT16)
     ),
     "T: expected a step of at least 1, got 0": lambda: adam(1, 0, *parameter()),
+    "T: expected a step below 2^63 - 1, got 9": lambda: adam(1, 2**63 - 1, *parameter()),
     "T: expected a number or an array of 1 element": lambda: adam(
         1, array(1, 2, t=INT64), *parameter()
     ),
@@ -277,6 +278,8 @@ BAD = {
     ),
     "max_norm_clip: expected a number above 0, got 0.0": lambda: adam(max_norm_clip=0),
     "max_norm_clip: expected a number above 0, got -1.0": lambda: adam(max_norm_clip=-1),
+    "alpha: expected a number from 0 to 1, got 1.5": lambda: adam(alpha=1.5),
+    "beta: expected a number from 0 to 1, got nan": lambda: adam(beta=np.nan),
     "weight_decay_mode: expected one of (0, 1), got 2": lambda: adam(weight_decay_mode=2),
     "adam_mode: expected one of (0, 1), got 2": lambda: get_op("AdamWOptimizer")(adam_mode=2),
     "correct_bias: expected True in adam_mode 0": lambda: get_op("AdamWOptimizer")(

@@ -15,7 +15,13 @@ from cupy_training_ops import get_op
 from cupy_training_ops.dtypes import FLOATS
 from cupy_training_ops.frame.op import Op
 from cupy_training_ops.testing.compare import poison
-from cupy_training_ops.testing.samples import Sample, placed, placed_inputs
+from cupy_training_ops.testing.samples import (
+    Sample,
+    as_tuple,
+    mapped_outputs,
+    placed,
+    placed_inputs,
+)
 
 from .pools import DTYPES, NUMBERS, ODD_DTYPES, anything, shown
 
@@ -204,13 +210,14 @@ def change_input(call: Call, rng: Generator) -> None:
     declared, value = call.op.inputs[place], call.inputs[place]
     if isinstance(value, list) and rng.random() < 0.7 and value:
         where, change = int(rng.integers(len(value))), change_value
-        if declared.memory != "host":
+        if declared.memory != "host" and value[where] is not None:
             change = change_array
         name = f"{declared.name}[{where}]"
         value[where], call.change, call.expected = change(name, value[where], rng)
     elif isinstance(value, np.ndarray) and declared.memory != "host":
         call.inputs[place], call.change, expected = change_array(declared.name, value, rng)
-        call.expected = "" if declared.not_accessed else expected
+        # what a device array may not be, such as a list, a host value may
+        call.expected = "" if declared.not_accessed or declared.memory == "either" else expected
     elif isinstance(value, list) and declared.memory != "host":
         call.inputs[place], call.change = change_list(declared.name, value, rng)
     else:
@@ -276,33 +283,33 @@ def change_workspace(call: Call, rng: Generator) -> None:
 
 def change_out(call: Call, rng: Generator) -> None:
     """Outputs as they should be but for one; or the memory of an input; or no outputs at all."""
-    expected = expected_results(call.sample)
-    given = [None if host_output(call, i) else blank_like(x) for i, x in enumerate(expected)]
-    places = [i for i, x in enumerate(given) if x is not None]
+    given = blank_outputs(call)
+    places = list(slots(given))
     shared = list(device_arrays(call))
     kind = rng.choice(["changed", "an input's", "of one", "something", "right"])
     call.change = f"out: {kind}"
     if kind == "changed" and places:
-        place = int(rng.choice(places))
-        made = change_array(f"out[{place}]", given[place], rng)
-        given[place], call.change, call.expected = made
+        outs, i = places[rng.integers(len(places))]
+        outs[i], call.change, call.expected = change_array("an out", outs[i], rng)
     elif kind == "an input's" and places and shared:
-        place, (values, where) = int(rng.choice(places)), shared[rng.integers(len(shared))]
-        start = int(rng.integers(2)) * given[place].itemsize
-        values[where], given[place] = overlapping(values[where], given[place], start)
-        call.change = f"out[{place}] in memory of {shown(values[where])}, {start} bytes behind"
-        overlaps = 0 < start < values[where].nbytes and given[place].size
+        (outs, i), (values, where) = (some[rng.integers(len(some))] for some in (places, shared))
+        start = int(rng.integers(2)) * outs[i].itemsize
+        values[where], outs[i] = overlapping(values[where], outs[i], start)
+        call.change = f"an out in memory of {shown(values[where])}, {start} bytes behind"
+        overlaps = 0 < start < values[where].nbytes and outs[i].size
         call.expected = REFUSED if overlaps else SAME
     elif kind == "of one" and len(places) > 1:
-        given[places[1]] = given[places[0]]
-        call.expected = REFUSED if given[places[0]].size else ""
+        (first, i), (second, j) = places[:2]
+        second[j] = first[i]
+        call.expected = REFUSED if first[i].size else ""
     elif kind == "something":
         call.out = anything(rng)
         call.change = f"out={shown(call.out)}"
         return
     else:
         call.expected = SAME
-    call.out = tuple(given) if len(given) != 1 or rng.random() < 0.5 else given[0]
+    outs = tuple(tuple(out) if isinstance(out, list) else out for out in given)
+    call.out = outs if len(outs) != 1 or rng.random() < 0.5 else outs[0]
 
 
 def device_arrays(call: Call) -> Iterator[tuple[list[Any], int]]:
@@ -335,7 +342,7 @@ _EXPECTED: dict[str, tuple[Any, ...]] = {}
 
 
 def expected_results(sample: Sample) -> tuple[Any, ...]:
-    """The results of the sample itself, by the CPU provider; lists taken apart."""
+    """The results of the sample itself, by the CPU provider."""
     if sample.id not in _EXPECTED:
         op = get_op(sample.op)(**sample.attributes)
         inputs = placed_inputs(op, sample.make(np.random.default_rng(0)), 0, np)
@@ -347,15 +354,20 @@ def blank_like(array: Any) -> Any:
     return poison(np.empty(array.shape, array.dtype))
 
 
-def as_tuple(result: Any) -> tuple[Any, ...]:
-    return result if isinstance(result, tuple) else (result,)
+def blank_outputs(call: Call) -> list[Any]:
+    """What `out=` takes for the sample's results, lists of arrays as lists."""
+    expected = expected_results(call.sample)
+    made = mapped_outputs(call.op, call.inputs, expected, blank_like)
+    return [list(out) if isinstance(out, tuple) else out for out in made]
 
 
-def host_output(call: Call, place: int) -> bool:
-    """Whether a result has no memory that a caller could give."""
-    declared = call.op.outputs
-    output = declared[0] if declared[0].variadic else declared[place]
-    return output.memory == "host" or expected_results(call.sample)[place] is None
+def slots(values: list[Any]) -> Iterator[tuple[list[Any], int]]:
+    """Where arrays stand in a list and in the lists in it."""
+    for i, value in enumerate(values):
+        if isinstance(value, list):
+            yield from slots(value)
+        elif value is not None:
+            yield values, i
 
 
 def arrays_in(value: Any) -> Iterator[np.ndarray]:

@@ -18,9 +18,9 @@ from cupy_training_ops.frame.backends import numpy_runs_on
 from cupy_training_ops.plan import Device
 from cupy_training_ops.testing.compare import assert_matches
 from cupy_training_ops.testing.idle import IdleBackend
-from cupy_training_ops.testing.samples import placed_inputs
+from cupy_training_ops.testing.samples import as_tuple, flat, placed_inputs
 
-from .mutations import REFUSED, SAME, Call, arrays_in, as_tuple, expected_results
+from .mutations import REFUSED, SAME, Call, arrays_in, expected_results
 
 IDLE = IdleBackend(Device(132, (9, 0), 227 * 1024))
 LONGEST_MESSAGE = 1000
@@ -81,7 +81,7 @@ def of_outcome(call: Call, cpu: Outcome) -> Iterator[str]:
 
 
 def other_results(results: tuple[Any, ...], expected: tuple[Any, ...]) -> Iterator[str]:
-    for result, wanted in zip(results, expected, strict=True):
+    for result, wanted in zip(flat(results), flat(expected), strict=True):
         try:
             if wanted is not None:
                 assert_matches(np.asarray(result), wanted)
@@ -102,6 +102,8 @@ def apart(cpu: Outcome, idle: Outcome) -> Iterator[str]:
 
 
 def described(result: Any) -> str:
+    if isinstance(result, tuple):
+        return str([described(item) for item in result])
     return "None" if result is None else f"{type(result).__name__} {result.dtype} {result.shape}"
 
 
