@@ -55,7 +55,7 @@ def gist_pack8_encoder(x: HostArray) -> HostArray:
     bits = round_to_odd(x).astype(FLOAT32, copy=False).view(np.uint32)
     # Rounded to odd once more: bfloat16 has more than the two bits beyond E5M2's that this takes.
     odd = (bits >> 16).astype(np.uint16) | ((bits & 0xFFFF) != 0)
-    return np.take(_E5M2_OF_BFLOAT16, odd)
+    return np.asarray(np.take(_E5M2_OF_BFLOAT16, odd))
 
 
 @_quiet
@@ -84,7 +84,7 @@ def gist_pack_msfp15_encoder(x: HostArray, *, keep_nonfinite: bool = False) -> H
     magnitude = np.minimum(truncated + 1, 127) >> 1
     sign = (bits >> 9).astype(np.uint8) & 0x40
     element = (sign | magnitude) * (exponent != 0)
-    codes = np.unpackbits(shared, bitorder="little") << 7 | element
+    codes: HostArray = np.unpackbits(shared, bitorder="little") << 7 | element
     codes.reshape(-1, TILE)[shared == 255] = 0x80 if keep_nonfinite else 0
     return codes.reshape(x.shape if x.size % TILE == 0 else (-1,))
 
