@@ -100,8 +100,8 @@ def test_in_place_in_pieces(rng) -> None:
     np.testing.assert_array_equal(dy, expected)
 
 
-@small
 def test_what_is_not_read_does_not_come_apart() -> None:
+    """It may have any strides: making it flat would copy four terabytes here."""
     gradient = np.ones(100, FLOAT32)
-    get_op("ZeroGradient")()(gradient, np.ones((2, 3))[:, ::2])
+    get_op("ZeroGradient")()(gradient, np.broadcast_to(FLOAT32.type(0), (2**20, 2**20)))
     assert not gradient.any()
