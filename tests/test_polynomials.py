@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The polynomials in the CUDA headers are as near to what they stand for as the headers say."""
+"""The polynomials of kernels and NumPy functions are as near to what they stand for as is said."""
 
 from __future__ import annotations
 
@@ -25,7 +25,16 @@ def script():
         return importlib.import_module("fit_polynomials")
 
 
-@pytest.mark.parametrize("name", ["exponential, double", "Gelu, double", "Gelu, float"])
+FITS = (
+    "exponential, double",
+    "Gelu, double",
+    "Gelu, float",
+    "Gelu, NumPy, float64",
+    "Gelu, NumPy, float32",
+)
+
+
+@pytest.mark.parametrize("name", FITS)
 def test_polynomials_keep_their_bounds(script, name) -> None:
     fit = script.FITS[name]
     coefficients = fit.committed()

@@ -18,7 +18,7 @@ from ..plan import ceil_div
 from ..schema import Input
 from .prepared import Result
 
-PIECE = 32_768  # elements: ten float64 arrays of them take 2.6 MB
+PIECE = 65_536  # elements
 Values = Sequence[Any]  # arrays, or what else a NumPy function takes
 
 
@@ -59,6 +59,7 @@ class Pieces:
         self.tiles = tuple(tiles.get(name, 1) for name in names)
         self.row = next((place for place, name in enumerate(names) if name == row), -1)
         self.most = PIECE // max(self.tiles)
+        keep_freed_memory()
 
     def __call__(self, inputs: Values, results: Values) -> Iterator[tuple[Values, Values]]:
         """Inputs and results of one piece after the other; what is no array comes each time."""
@@ -86,8 +87,6 @@ class Pieces:
 
 def blocks(n_rows: int, n_tiles: int, most: int) -> Iterator[tuple[slice, slice]]:
     """Rows and tiles of the pieces: whole rows, as many as `most` tiles are, or parts of one."""
-    if n_rows * n_tiles > most:
-        keep_freed_memory()
     tiles = min(n_tiles, most)
     rows = most // tiles
     for row in range(0, n_rows, rows):
