@@ -18,7 +18,7 @@ from cupy_training_ops.testing.samples import all_samples
 
 IN_PIECES = [name for name in names() if get_op(name).tiles is not None]
 SAMPLES = all_samples()
-MANY = 1_000_003
+MANY = 3_000_003
 
 
 small = pytest.mark.usefixtures("small_pieces")
@@ -88,7 +88,7 @@ def test_memory_beside_the_result_does_not_grow_with_it(name, rng) -> None:
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert most < result.nbytes + 4_000_000
+    assert most < result.nbytes + 8_000_000
 
 
 @small
