@@ -18,7 +18,7 @@ from ..plan import ceil_div
 from ..schema import Input
 from .prepared import Result
 
-PIECE = 65_536  # elements
+PIECE = 32_768  # elements: eight float64 arrays of so many take 2 MiB
 Values = Sequence[Any]  # arrays, or what else a NumPy function takes
 
 
