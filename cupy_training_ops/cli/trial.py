@@ -10,7 +10,7 @@ import numpy as np
 
 from ..codecs import CODECS
 from ..codecs.fidelity import Fidelity, Measurement
-from ..codecs.parts import PART, Advance, parts
+from ..codecs.parts import Advance, parts
 from ..codecs.table import Codec
 from ..dtypes import dtype_name, dtype_names
 from ..frame.backends import to_host
@@ -65,7 +65,7 @@ def run(
         return Refusal(codec, f"takes {dtype_names(taken)}, not {dtype_name(original.dtype)}")
     options: dict[str, object] = {"keep_nonfinite": keep_nonfinite} if name == "msfp15" else {}
     tally = _Tally(codec, Measurement(name, keep_nonfinite))
-    for part in parts(codec, original.size, PART if xp is np else original.size):
+    for part in parts(codec, original.size, whole=xp is not np):
         piece = original[part.elements]
         tally.add(piece, options, xp, whole=piece.size == original.size)
         advance(piece.size)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..dtypes import HostArray, dtype_name
+from ..plan import ceil_div
 from ..schema import Spec
 from .packed import Packed
 from .table import Codec, get_codec
@@ -29,13 +30,16 @@ class Part(NamedTuple):
     codes: slice
 
 
-def parts(codec: Codec, n: int, most: int = PART) -> Iterator[Part]:
-    """The parts of n elements; one where there is no element."""
+def parts(codec: Codec, n: int, whole: bool = False) -> Iterator[Part]:
+    """The parts of n elements, one where there is no element; all in one where `whole`."""
+    most = max(n, 1) if whole else PART
     tiles = codec.encoder.tiles or {}
     element, code = tiles.get("X", 1), tiles.get("Y", 1)
-    for start in range(0, max(n, 1), max(most, 1)):
+    for start in range(0, max(n, 1), most):
         stop = min(start + most, n)
-        yield Part(slice(start, stop), slice(start // element * code, -(-stop // element) * code))
+        yield Part(
+            slice(start, stop), slice(start // element * code, ceil_div(stop, element) * code)
+        )
 
 
 def encoded(x: HostArray, name: str, options: dict[str, object], advance: Advance) -> Packed:
