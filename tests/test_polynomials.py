@@ -45,7 +45,7 @@ def test_polynomials_keep_their_bounds(script, name) -> None:
 
 def test_gelus_constants_are_what_they_stand_for(script) -> None:
     """The polynomials are fitted beside them."""
-    text = (script.MATH / "gelu.cuh").read_text(encoding="utf-8")
+    text = (script.REPOSITORY / script.GELU).read_text(encoding="utf-8")
     high, low = re.search(r"\(\(([\d.]+)f - t\) - ([\de.-]+)f\)", text).groups()
     root = float(np.float32(high)) - float(np.float32(low))
     assert root == pytest.approx(float(script.ROOT), abs=1e-15)
