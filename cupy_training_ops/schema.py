@@ -26,6 +26,9 @@ Shape = tuple[int, ...]
 Memory = Literal["device", "host", "either"]
 Group = tuple[Dtype, ...]
 Types = Mapping[str, Group]  # type variable to the dtypes it may be
+# Array to elements of it that a NumPy function computes apart from all others, 1 where it is not
+# named; None where the function needs whole arrays.
+Tiles = Mapping[str, int] | None
 Convert = Callable[[Any], object]
 Function = Callable[..., object]  # of one or several numbers
 _REAL = (int, float, np.integer, np.floating, BFLOAT16.type)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Derives the polynomials of cuda_src/math: the best of their degree beside those in the headers.
+"""Derives the polynomials of cuda_src/math and cpu/activation.py: the best of their degree beside
+those that stand there.
 
 A fit minimises the greatest weighted error over an interval (the exchange algorithm of Remez, in 50
-digits). Where a header has rounded coefficients they differ from the fit's in digits that do not
-count; what counts is the error that the header states, which `excess` measures.
+digits). Rounded coefficients differ from the fit's in digits that do not count; what counts is the
+error that the file states, which `excess` measures.
 """
 
 from __future__ import annotations
@@ -18,30 +19,34 @@ import mpmath
 import numpy as np
 from mpmath import mp, mpf
 
-MATH = Path(__file__).resolve().parent.parent / "cuda_src" / "math"
+REPOSITORY = Path(__file__).resolve().parent.parent
+EXP, GELU = "cuda_src/math/exp.cuh", "cuda_src/math/gelu.cuh"
+NUMPY = "cupy_training_ops/cpu/activation.py"
+ARGUMENTS = r"polynomial\(\w+,([^)]*)\)"
+TUPLE = r"\(([^)]*)\)"
 DIGITS = 50
 Function = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A polynomial of a header, what it stands for, and the error that it may have."""
+    """A polynomial of a file, what it stands for, and the error that it may have."""
 
-    header: str
-    function: str  # that evaluates it
+    file: str
+    before: str  # what stands before it there
     low: Any
     high: Any
     target: Function
     weight: Function
     bound: Function  # of the unweighted error
+    pattern: str = ARGUMENTS
 
     def committed(self) -> list[Any]:
-        """The header's coefficients, from the highest power down, as the compiler rounds them."""
-        text = (MATH / self.header).read_text(encoding="utf-8")
-        body = text.partition(self.function)[2]
-        found = re.search(r"polynomial\(\w+,([^)]*)\)", body)
-        assert found is not None, f"{self.header}: no polynomial after {self.function}"
-        numbers = [number.strip() for number in found[1].split(",")]
+        """The file's coefficients, from the highest power down, as the compiler rounds them."""
+        text = (REPOSITORY / self.file).read_text(encoding="utf-8")
+        found = re.search(self.pattern, text.partition(self.before)[2])
+        assert found is not None, f"{self.file}: no polynomial after {self.before}"
+        numbers = found[1].replace(",", " ").split()
         return [mpf(float(np.float32(n[:-1]) if n[-1] == "f" else n)) for n in numbers]
 
 
@@ -81,27 +86,47 @@ def tail_of_v(v: Any) -> Any:
     return scaled_tail((1 / u - 1) * 64 / 11) / u
 
 
+def tail_of_w(v: Any) -> Any:
+    """P of scaled_tail(t) = w P(v), w = (34 / 15) / (1 + 3/16 t), v = w - 19/15."""
+    w = v + mpf(19) / 15
+    return scaled_tail((mpf(34) / 15 / w - 1) * 16 / 3) / w
+
+
 mp.dps = DIGITS
 ROOT = mp.findroot(slope_at, 0.75)
 LAST_T = 15  # e^(-t^2 / 2) is zero in float from 13.2 on
 FITS = {
     "exponential, double": Fit(
-        "exp.cuh", "double short_exponential(double z)", -mp.log(2), mp.log(2),
+        EXP, "double short_exponential(double z)", -mp.log(2), mp.log(2),
         target=lambda z: mp.exp(z / 2),
         weight=lambda z: mp.exp(-z / 2),
         bound=lambda z: mpf("4e-16") * mp.exp(z / 2),
     ),
     "Gelu, double": Fit(
-        "gelu.cuh", "double scaled_tail(double t)", mpf(-1), mpf(1),
+        GELU, "double scaled_tail(double t)", mpf(-1), mpf(1),
         target=tail_of_v,
         weight=lambda v: 1 / tail_of_v(v),
         bound=lambda v: mpf("2e-16") * tail_of_v(v),
     ),
     "Gelu, float": Fit(
-        "gelu.cuh", "float scaled_falling_slope(float t)", 1 / (1 + mpf(3) / 8 * LAST_T), mpf(1),
+        GELU, "float scaled_falling_slope(float t)", 1 / (1 + mpf(3) / 8 * LAST_T), mpf(1),
         target=falling_slope,
         weight=lambda u: bell(u) + mpf(1) / 64,
         bound=lambda u: min(mpf("2e-8") / bell(u), mpf("2e-6")),
+    ),
+    "Gelu, NumPy, float64": Fit(
+        NUMPY, "FLOAT64: ", mpf(-1), mpf(1),
+        target=tail_of_w,
+        weight=lambda v: 1 / tail_of_w(v),
+        bound=lambda v: mpf("2e-16") * tail_of_w(v),
+        pattern=TUPLE,
+    ),
+    "Gelu, NumPy, float32": Fit(
+        NUMPY, "FLOAT32: ", mpf(34) / 15 / (1 + mpf(3) / 16 * LAST_T) - mpf(19) / 15, mpf(1),
+        target=tail_of_w,
+        weight=lambda v: 1 / tail_of_w(v),
+        bound=lambda v: mpf("3e-10") * tail_of_w(v),
+        pattern=TUPLE,
     ),
 }  # fmt: skip
 
@@ -176,18 +201,18 @@ def excess(fit: Fit, coefficients: Sequence[Any]) -> float:
 
 
 def main() -> None:
-    """Print each fit beside what the header has."""
+    """Print each fit beside what the file has."""
     for name, fit in FITS.items():
         ours = fit.committed()
         best = fitted(fit, len(ours) - 1)
         apart = max(abs(a - b) / abs(b) for a, b in zip(ours, best, strict=True))
         weighted = [float(greatest(fit, c, fit.weight)) for c in (best, ours)]
-        print(f"{name} ({fit.header}), degree {len(ours) - 1}")
-        print(f"  greatest weighted error: best {weighted[0]:.3g}, header {weighted[1]:.3g}")
-        print(f"  header's error: {excess(fit, ours):.2f} of its bound")
+        print(f"{name} ({fit.file}), degree {len(ours) - 1}")
+        print(f"  greatest weighted error: best {weighted[0]:.3g}; the file's {weighted[1]:.3g}")
+        print(f"  the file's error: {excess(fit, ours):.2f} of its bound")
         print(f"  coefficients differ by at most {float(apart):.1g} of their size")
         for a, b in zip(ours, best, strict=True):
-            print(f"    {mpmath.nstr(b, 19):>28}  header {mpmath.nstr(a, 19)}")
+            print(f"    {mpmath.nstr(b, 19):>28}  file {mpmath.nstr(a, 19)}")
 
 
 if __name__ == "__main__":

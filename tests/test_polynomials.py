@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The polynomials in the CUDA headers are as near to what they stand for as the headers say."""
+"""The polynomials of kernels and NumPy functions are as near to what they stand for as is said."""
 
 from __future__ import annotations
 
@@ -25,7 +25,16 @@ def script():
         return importlib.import_module("fit_polynomials")
 
 
-@pytest.mark.parametrize("name", ["exponential, double", "Gelu, double", "Gelu, float"])
+FITS = (
+    "exponential, double",
+    "Gelu, double",
+    "Gelu, float",
+    "Gelu, NumPy, float64",
+    "Gelu, NumPy, float32",
+)
+
+
+@pytest.mark.parametrize("name", FITS)
 def test_polynomials_keep_their_bounds(script, name) -> None:
     fit = script.FITS[name]
     coefficients = fit.committed()
@@ -36,7 +45,7 @@ def test_polynomials_keep_their_bounds(script, name) -> None:
 
 def test_gelus_constants_are_what_they_stand_for(script) -> None:
     """The polynomials are fitted beside them."""
-    text = (script.MATH / "gelu.cuh").read_text(encoding="utf-8")
+    text = (script.REPOSITORY / script.GELU).read_text(encoding="utf-8")
     high, low = re.search(r"\(\(([\d.]+)f - t\) - ([\de.-]+)f\)", text).groups()
     root = float(np.float32(high)) - float(np.float32(low))
     assert root == pytest.approx(float(script.ROOT), abs=1e-15)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,14 +13,16 @@ from typing import IO
 import click
 import numpy as np
 
-from ..codecs import CODECS, Packed, compress
+from ..codecs import CODECS, Packed
 from ..codecs.atomic_file import is_replaced, remove_unfinished, replacing
-from ..codecs.numpy_file import NumpyArray
-from ..dtypes import BFLOAT16
+from ..codecs.numpy_file import NumpyArray, write_header
+from ..codecs.parts import decoded, encoded
+from ..dtypes import BFLOAT16, to_dtype
 from ..errors import cut
 from .errors import Failure, reading, writing
 from .inputs import is_raw, opened, read
 from .printable import say
+from .progress import advancing
 from .signals import ends_with
 
 path_type = click.Path(path_type=Path)
@@ -42,8 +45,9 @@ def encode(
     """
     _refuse_same(file, out)
     array = _chosen(file, name, raw=dtype is not None)
-    options = {"keep_nonfinite": True} if keep_nonfinite else {}
-    packed = compress(array, codec, **options)
+    options: dict[str, object] = {"keep_nonfinite": True} if keep_nonfinite else {}
+    with advancing(array.size, "encoding") as advance:
+        packed = encoded(array, codec, options, advance)
     with _replaced(out) as stream:
         packed.save(stream)
     _say(
@@ -65,12 +69,14 @@ def decode(file: Path, out: Path) -> None:
     _refuse_same(file, out)
     with reading(file):
         packed = Packed.load(file)
-    array = packed.decompress()
-    if array.dtype == BFLOAT16:
-        array = array.view(np.uint16)
+    dtype = to_dtype(packed.dtype)
+    if dtype == BFLOAT16:
+        dtype = np.dtype(np.uint16)
         say(f"{out}: bfloat16 is written as raw two-byte elements (uint16)", err=True)
-    with _replaced(out) as stream:
-        np.save(stream, array)
+    with _replaced(out) as stream, advancing(math.prod(packed.shape), "decoding") as advance:
+        write_header(stream, packed.shape, dtype)
+        for part in decoded(packed, advance):
+            stream.write(part.view(np.uint8).data)
     _say(out, f"{packed.dtype} {packed.shape} from {packed.codec}")
 
 

@@ -22,8 +22,11 @@ def opened(path: Path) -> Iterator[dict[str, Stored]]:
 
 
 def read(array: Stored) -> NumpyArray:
-    """An array in row-major order and this machine's byte order, as operators take it."""
-    found = array.read()
+    """An array in row-major order and this machine's byte order, as operators take it.
+
+    That of a `.npy` file which has both is read when it is looked at.
+    """
+    found = array.mapped()
     return np.asarray(found, found.dtype.newbyteorder("="), order="C")
 
 

@@ -19,7 +19,8 @@ from ..errors import ArgumentError
 from .errors import CHECK_FAILED, Failure
 from .generate import DISTRIBUTIONS, generate
 from .inputs import is_raw, opened, read
-from .printable import say
+from .printable import printable, say
+from .progress import advancing
 from .provider import array_library, provider_option
 from .report import as_objects, as_text
 from .trial import Refusal, Subject, Trial, run
@@ -83,8 +84,9 @@ def roundtrip(
     zeros kept  share of the zeros that come back as zeros
     overflow    values finite before and infinite after
     dropped     finite values given up with a non-finite one in their msfp15 tile of eight
-    ms, GB/s    median time, and bytes read and written in it; on a GPU between CUDA events, where
-                a small array shows the time of a launch and not of its memory
+    ms, GB/s    median time, and bytes read and written in it; on the CPU one run for more than 4
+                million values; on a GPU between CUDA events, where a small array shows the time of
+                a launch and not of its memory
     """
     xp = array_library(provider)
     used = "cpu" if xp is np else "cuda"
@@ -101,7 +103,9 @@ def _trials(
     subjects: list[Subject], codecs: tuple[str, ...], keep_nonfinite: bool, xp: Any
 ) -> Trials:
     for subject in subjects:
-        yield subject, [run(subject, codec, keep_nonfinite, xp) for codec in codecs]
+        with advancing(len(codecs) * subject.array.size, printable(subject.name)) as advance:
+            tried = [run(subject, codec, keep_nonfinite, xp, advance) for codec in codecs]
+        yield subject, tried
 
 
 def _print_tables(trials: Trials, provider: str) -> bool:

@@ -15,6 +15,14 @@ LAUNCHES = 20  # between two CUDA events, so that the events' own time does not 
 BUDGET_S = 1.0  # of runs on the CPU, warm-up aside
 
 
+def timed(operator: Callable[..., Any], x: Any, xp: Any, whole: bool) -> tuple[Any, float]:
+    """A result and how long it takes: once for a part of an array, with care for a whole one."""
+    start = time.perf_counter()
+    result = operator(x)
+    duration = time.perf_counter() - start
+    return result, seconds(lambda: operator(x, out=result), xp) if whole else duration
+
+
 def seconds(call: Callable[[], Any], xp: Any) -> float:
     """The time of one call, on the host's clock for NumPy and between CUDA events for CuPy."""
     call()

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from ..codecs import CODECS, compress
-from ..codecs.fidelity import Fidelity, measure
+from ..codecs import CODECS
+from ..codecs.fidelity import Fidelity, Measurement
+from ..codecs.parts import Advance, parts
 from ..codecs.table import Codec
 from ..dtypes import dtype_name, dtype_names
 from ..frame.backends import to_host
-from .timing import seconds
+from .timing import timed
 
 
 @dataclass(frozen=True)
@@ -51,36 +52,65 @@ class Trial:
         return "FAIL" if self.fidelity.violations else "ok"
 
 
-def run(subject: Subject, name: str, keep_nonfinite: bool, xp: Any) -> Trial | Refusal:
-    """Encode and decode on the provider of `xp`, timed; compare on the host."""
-    codec, original = CODECS[name], subject.array
+def run(
+    subject: Subject, name: str, keep_nonfinite: bool, xp: Any, advance: Advance
+) -> Trial | Refusal:
+    """Encode and decode on the provider of `xp`, timed; compare on the host.
+
+    On the host this is done part by part; the whole array is on the GPU at once.
+    """
+    codec, original = CODECS[name], subject.array.reshape(-1)
     taken = codec.encoder.types["T"]
     if original.dtype not in taken:
         return Refusal(codec, f"takes {dtype_names(taken)}, not {dtype_name(original.dtype)}")
-    options = {"keep_nonfinite": keep_nonfinite} if name == "msfp15" else {}
-    x = xp.asarray(original)
-    packed = compress(x, name, **options)
-    decoded = packed.decompress()
-    encode = codec.encoder(**options)
-    decode = codec.decoder(to=packed.dtype, shape=packed.shape, **options)
-    fidelity = measure(name, original, to_host(decoded), keep_nonfinite)
-    return Trial(
-        codec,
-        packed.nbytes,
-        packed.ratio,
-        seconds(lambda: encode(x, out=packed.code), xp),
-        seconds(lambda: decode(packed.code, out=decoded), xp),
-        fidelity,
-        _violation(codec, original, to_host(decoded), fidelity),
-    )
+    options: dict[str, object] = {"keep_nonfinite": keep_nonfinite} if name == "msfp15" else {}
+    tally = _Tally(codec, Measurement(name, keep_nonfinite))
+    for part in parts(codec, original.size, whole=xp is not np):
+        piece = original[part.elements]
+        tally.add(piece, options, xp, whole=piece.size == original.size)
+        advance(piece.size)
+    return tally.trial(subject)
 
 
-def _violation(codec: Codec, original: Any, decoded: Any, fidelity: Fidelity) -> str | None:
-    """The first value outside the bound, in words."""
-    if fidelity.first_violation is None:
-        return None
-    place = np.unravel_index(fidelity.first_violation, original.shape)
-    return (
-        f"{fidelity.violations} of {original.size} values outside the bound ({codec.bound}), "
-        f"the first at {tuple(map(int, place))}: {original[place]} became {decoded[place]}"
-    )
+@dataclass
+class _Tally:
+    """What the parts of an array have shown so far."""
+
+    codec: Codec
+    measurement: Measurement
+    nbytes: int = 0
+    encode_s: float = 0.0
+    decode_s: float = 0.0
+    violating: Any = None  # the first value outside the bound, decoded
+
+    def add(self, original: Any, options: dict[str, object], xp: Any, whole: bool) -> None:
+        """The next part there and back; `whole` where it is the only one."""
+        x = xp.asarray(original)
+        encode = self.codec.encoder.shared(**options)
+        decode = self.codec.decoder.shared(to=original.dtype, shape=original.shape, **options)
+        code, encode_s = timed(encode, x, xp, whole)
+        decoded, decode_s = timed(decode, code, xp, whole)
+        self.nbytes += code.nbytes
+        self.encode_s += encode_s
+        self.decode_s += decode_s
+        before, on_host = self.measurement.size, to_host(decoded)
+        self.measurement.add(original, on_host)
+        first = self.measurement.first_violation
+        if first is not None and first >= before:
+            self.violating = on_host[first - before]
+
+    def trial(self, subject: Subject) -> Trial:
+        """The result of all parts."""
+        fidelity = self.measurement.fidelity()
+        ratio = subject.array.nbytes / self.nbytes if self.nbytes else 1.0
+        first = fidelity.first_violation
+        note = None if first is None else self._note(subject.array, first, fidelity.violations)
+        return Trial(self.codec, self.nbytes, ratio, self.encode_s, self.decode_s, fidelity, note)
+
+    def _note(self, original: Any, first: int, violations: int) -> str:
+        """The first value outside the bound, in words."""
+        place = tuple(map(int, np.unravel_index(first, original.shape)))
+        return (
+            f"{violations} of {original.size} values outside the bound "
+            f"({self.codec.bound}), the first at {place}: {original[place]} became {self.violating}"
+        )

@@ -59,7 +59,7 @@ def _member(file: object, members: dict[str, Stored], name: str) -> Stored:
 
 
 def _parsed(file: object, member: Stored) -> Any:
-    shape, dtype = member.header()
+    shape, dtype, _ = member.header()
     if shape != () or dtype.kind != "U" or dtype.itemsize > LONGEST_HEADER:
         raise ArgumentError(f"{file}: no packed array: its header is {dtype} of shape {shape}")
     text = str(member.read())

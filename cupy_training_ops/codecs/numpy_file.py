@@ -15,7 +15,7 @@ import os
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.lib import format as npy
@@ -45,6 +45,7 @@ class Header(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
+    order: Literal["C", "F"]
 
 
 class Stored:
@@ -86,6 +87,19 @@ class Stored:
                 raise ValueError("it goes on after its elements")
         return array
 
+    def mapped(self) -> NumpyArray:
+        """The array as memory that the system reads from the file once it is looked at.
+
+        Where that cannot be, in an archive for one, it is read.
+        """
+        header = self.header()
+        if self._sealed or header.dtype.hasobject or not _nbytes(header):
+            return self.read()
+        with undamaged(self._name), self._opened() as stream:
+            _header(stream)
+            array = _map(stream, header)
+        return self.read() if array is None else array
+
 
 def stored(stream: BinaryFile, name: object) -> Stored | dict[str, Stored]:
     """The array of a .npy file, or those of a .npz file by name; `name` is for messages.
@@ -105,6 +119,12 @@ def stored(stream: BinaryFile, name: object) -> Stored | dict[str, Stored]:
         member.filename.removesuffix(".npy"): _member(archive, member, str(name))
         for member in archive.infolist()
     }
+
+
+def write_header(stream: BinaryFile, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """What stands before the elements of a .npy file; they follow in row-major order."""
+    about = {"shape": shape, "fortran_order": False, "descr": npy.dtype_to_descr(dtype)}
+    npy.write_array_header_1_0(stream, about)
 
 
 @contextlib.contextmanager
@@ -145,12 +165,24 @@ def _header(stream: BinaryFile) -> Header:
     """Version 3 differs from 2 in the names of fields."""
     first = npy.read_magic(stream) == (1, 0)
     parse = npy.read_array_header_1_0 if first else npy.read_array_header_2_0
-    shape, _, dtype = parse(stream)
-    return Header(shape, dtype)
+    shape, fortran_order, dtype = parse(stream)
+    return Header(shape, dtype, "F" if fortran_order else "C")
+
+
+def _nbytes(header: Header) -> int:
+    return math.prod(header.shape) * header.dtype.itemsize
+
+
+def _map(stream: Any, header: Header) -> NumpyArray | None:
+    """The file from here on as an array; None where there is no file, or one that maps nothing."""
+    try:
+        return np.memmap(stream, header.dtype, "r", stream.tell(), header.shape, header.order)
+    except (AttributeError, OSError):
+        return None
 
 
 def _check_size(header: Header, available: int) -> None:
-    nbytes = math.prod(header.shape) * header.dtype.itemsize
+    nbytes = _nbytes(header)
     if header.dtype.hasobject:  # a pickle, of any size
         return
     if min(header.shape, default=0) < 0 or nbytes > available:

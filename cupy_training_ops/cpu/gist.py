@@ -25,6 +25,11 @@ NAN_BITS: dict[Dtype, np.unsignedinteger[Any]] = {
 # Signalling NaN, overflow to infinity and underflow are part of the codecs, not accidents.
 _quiet = np.errstate(all="ignore")
 
+with _quiet:  # a look-up takes a quarter of the time of ml_dtypes' conversion
+    _E5M2_OF_BFLOAT16 = np.arange(2**16, dtype=np.uint16).view(BFLOAT16).astype(E5M2).view(np.uint8)
+_VALUE_OF_E5M2 = (np.arange(2**8, dtype=np.uint16) << 8).view(FLOAT16)
+_SIGNED_MAGNITUDE = np.concatenate([np.arange(64), 0.0 - np.arange(64)]).astype(FLOAT32)  # no -0
+
 
 @_quiet
 def gist_binarize_encoder(x: HostArray) -> HostArray:
@@ -47,13 +52,15 @@ def gist_pack1_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) -> HostA
 
 @_quiet
 def gist_pack8_encoder(x: HostArray) -> HostArray:
-    return round_to_odd(x).astype(E5M2).view(np.uint8)
+    bits = round_to_odd(x).astype(FLOAT32, copy=False).view(np.uint32)
+    # Rounded to odd once more: bfloat16 has more than the two bits beyond E5M2's that this takes.
+    odd = (bits >> 16).astype(np.uint16) | ((bits & 0xFFFF) != 0)
+    return np.asarray(np.take(_E5M2_OF_BFLOAT16, odd))
 
 
 @_quiet
 def gist_pack8_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) -> HostArray:
-    halves = (x.astype(np.uint16) << 8).view(FLOAT16)
-    return _shaped(halves, shape, x.shape).astype(to)
+    return _shaped(np.take(_VALUE_OF_E5M2.astype(to), x), shape, x.shape)
 
 
 @_quiet
@@ -68,16 +75,17 @@ def gist_pack16_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) -> Host
 
 @_quiet
 def gist_pack_msfp15_encoder(x: HostArray, *, keep_nonfinite: bool = False) -> HostArray:
-    # MSFP15 only looks at the upper bits of a float32.
-    bits = _tiles(truncated_float32(x.ravel()).view(np.uint32))
-    exponent = bits >> 23 & 0xFF
-    shared = exponent.max(axis=1, keepdims=True, initial=0)
-    shift = np.minimum(shared - exponent, 31)
-    truncated = ((bits & 0x7FFFFF) | 0x800000) >> 17 >> shift
+    # MSFP15 only looks at the upper half of a float32: sign, eight bits of exponent, seven more.
+    bits = (_padded(truncated_float32(x.ravel())).view(np.uint32) >> 16).astype(np.uint16)
+    exponent = (bits >> 7).astype(np.uint8)
+    shared = _largest_of_tile(exponent)
+    shift = np.repeat(shared, TILE) - exponent
+    truncated = ((bits >> 1).astype(np.uint8) & 0x3F | 0x40) >> shift
     magnitude = np.minimum(truncated + 1, 127) >> 1
-    element = np.where(exponent == 0, 0, (bits >> 25 & 0x40) | magnitude)
-    codes = (shared >> np.arange(TILE, dtype=np.uint32) & 1) << 7 | element
-    codes = np.where(shared == 255, 0x80 if keep_nonfinite else 0, codes).astype(np.uint8)
+    sign = (bits >> 9).astype(np.uint8) & 0x40
+    element = (sign | magnitude) * (exponent != 0)
+    codes: HostArray = np.unpackbits(shared, bitorder="little") << 7 | element
+    codes.reshape(-1, TILE)[shared == 255] = 0x80 if keep_nonfinite else 0
     return codes.reshape(x.shape if x.size % TILE == 0 else (-1,))
 
 
@@ -85,17 +93,22 @@ def gist_pack_msfp15_encoder(x: HostArray, *, keep_nonfinite: bool = False) -> H
 def gist_pack_msfp15_decoder(
     x: HostArray, *, to: Dtype, shape: Shape = None, keep_nonfinite: bool = False
 ) -> HostArray:
-    tiles = x.reshape(-1, TILE)
-    shared = (tiles >> 7).astype(np.int32) @ (1 << np.arange(TILE, dtype=np.int32))
-    magnitude = (tiles & 0x3F).astype(np.float64)
-    # Exact in float64, so the cast to float32 is the one rounding; + 0.0 makes -0 of M = 0 a +0.
-    signed = np.where(tiles & 0x40, -magnitude, magnitude) + 0.0
-    values = np.ldexp(signed, shared[:, None] - 132).astype(np.float32)
-    decoded = _shaped(values, shape, x.shape).astype(to)
+    shared = np.packbits(x.ravel() >> 7, bitorder="little")
+    step = np.ldexp(np.float32(1), shared.astype(np.int32) - 132)
+    # Both factors are exact in float32, so that the product is rounded once.
+    values = np.take(_SIGNED_MAGNITUDE, x.ravel() & 0x7F) * np.repeat(step, TILE)
+    decoded = _shaped(values, shape, x.shape).astype(to, copy=False)
     if keep_nonfinite:
         lost = np.repeat(shared == 255, TILE)
         decoded[_shaped(lost, shape, x.shape)] = NAN_BITS[to].view(to)
     return decoded
+
+
+def _largest_of_tile(exponent: HostArray) -> HostArray:
+    """The largest of each eight, in three halvings: a sixth of the time of `max(axis=1)`."""
+    for _ in range(3):
+        exponent = np.maximum(exponent[::2], exponent[1::2])
+    return exponent
 
 
 def _shaped(flat: HostArray, shape: Shape, default: tuple[int, ...]) -> HostArray:
@@ -104,5 +117,6 @@ def _shaped(flat: HostArray, shape: Shape, default: tuple[int, ...]) -> HostArra
     return flat.ravel()[: int(np.prod(wanted, dtype=np.int64))].reshape(wanted)
 
 
-def _tiles(flat: HostArray) -> HostArray:
-    return np.pad(flat, (0, -flat.size % TILE)).reshape(-1, TILE)
+def _padded(flat: HostArray) -> HostArray:
+    missing = -flat.size % TILE
+    return np.pad(flat, (0, missing)) if missing else flat

@@ -24,7 +24,7 @@ from ..errors import ArgumentError, refuse
 from ..plan import Device, Plan
 from ..runtime.source import Source, load
 from ..runtime.workspace import Workspaces
-from ..schema import Attribute, Inferred, Input, Output, Types
+from ..schema import Attribute, Inferred, Input, Output, Tiles, Types
 from . import checks, keys
 from .arrays import adopt
 from .backends import are_known
@@ -66,6 +66,8 @@ class Op:
     outputs: ClassVar[tuple[Output, ...]]
     attributes: ClassVar[tuple[Attribute, ...]] = ()
     types: ClassVar[Types] = {}
+    tiles: ClassVar[Tiles] = None  # how the arrays come apart for the NumPy function
+    row: ClassVar[str] = ""  # the input of rank 1 that repeats along the others' last dimension
     bitwise_exact: ClassVar[bool] = False  # compared without tolerance: copies, bit patterns
     provider: ClassVar[str] = (  # what runs a call, for help
         "NumPy arrays are computed by NumPy, CuPy arrays by CUDA kernels on their device."
@@ -272,6 +274,10 @@ class Op:
         """The NumPy function: the same family under `cpu/`, the operator's name in snake case."""
         module = importlib.import_module(cls.__module__.replace(".ops.", ".cpu."))
         return getattr(module, cls.function_name)  # type: ignore[no-any-return]
+
+    def cpu_attributes(self) -> dict[str, object]:
+        """What the NumPy function takes by keyword: the attributes."""
+        return self.attribute_values
 
     def checks(self) -> tuple[Callable[..., None], ...]:
         """What is checked at each call, by the values of numbers and arrays."""

@@ -10,7 +10,7 @@ from ..backend import Backend
 from ..plan import Device, Plan
 from ..runtime.launch import Planned
 from ..runtime.workspace import Workspaces
-from ..schema import Attribute, Inferred, Output, Types
+from ..schema import Attribute, Inferred, Output, Tiles, Types
 from .call import Call
 from .prepared import Prepared
 
@@ -21,6 +21,8 @@ class Operator(Planned, Protocol):
     outputs: ClassVar[tuple[Output, ...]]
     attributes: ClassVar[tuple[Attribute, ...]]
     types: ClassVar[Types]
+    tiles: ClassVar[Tiles]
+    row: ClassVar[str]
 
     @property
     def workspaces(self) -> Workspaces: ...
@@ -45,3 +47,6 @@ class Operator(Planned, Protocol):
 
     def cpu_function(self) -> Callable[..., object]:
         """The NumPy function that computes it."""
+
+    def cpu_attributes(self) -> dict[str, object]:
+        """What the NumPy function takes by keyword."""

@@ -22,6 +22,7 @@ from .call import Call
 from .convert import converted
 from .keys import CHANGES, unmarked
 from .operator import Operator
+from .pieces import Pieces
 from .prepared import Named, Prepared, Result, grouped, ungrouped
 from .providers import CpuCall, EmptyCall, KernelCall
 
@@ -265,8 +266,16 @@ def _route(op: Operator, prepared: Prepared, specs: Sequence[object]) -> Call:
         return EmptyCall(prepared)
     placement = prepared.placement
     if not placement.backend.runs_kernels:
-        return CpuCall(prepared, functools.partial(op.cpu_function(), **op.attribute_values))
+        function = functools.partial(op.cpu_function(), **op.cpu_attributes())
+        return CpuCall(prepared, function, _pieces(op, prepared))
     return KernelCall(prepared, _ready(op, prepared, specs), op.workspaces)
+
+
+def _pieces(op: Operator, prepared: Prepared) -> Pieces | None:
+    """How the CPU provider takes the arrays apart, if it may."""
+    if op.tiles is None:
+        return None
+    return Pieces(prepared.inputs, prepared.results, op.tiles, op.row)
 
 
 def _ready(op: Operator, prepared: Prepared, specs: Sequence[object]) -> ReadyPlan:

@@ -16,6 +16,7 @@ from ..runtime.workspace import Workspaces
 from .arrays import adopt
 from .backends import info
 from .call import Call, Tables
+from .pieces import Pieces
 from .prepared import Arguments, Arrays, Prepared, Result
 
 
@@ -105,11 +106,15 @@ class DelegatedCall(Call):
 
 
 class CpuCall(Call):
-    """The CPU provider: one NumPy function, its results copied into the outputs."""
+    """The CPU provider: one NumPy function, its results copied into the outputs, in pieces where
+    the operator says how the arrays come apart."""
 
-    def __init__(self, prepared: Prepared, function: Callable[..., Any]) -> None:
+    def __init__(
+        self, prepared: Prepared, function: Callable[..., Any], pieces: Pieces | None
+    ) -> None:
         super().__init__(prepared)
         self.function = function
+        self.pieces = pieces
 
     def _run(
         self,
@@ -128,10 +133,19 @@ class CpuCall(Call):
         for named, array in zip(self.prepared.arrays, arrays, strict=True):
             if named.declared.updated and array is not None:
                 self._refuse_read_only(named.name, array)
-        returned = iter(self._one_by_one(self.function(*self._with_hosts(inputs, values))))
-        for result, array in zip(expected, out, strict=True):
-            value = next(returned) if result.computed else None
+        taken = self._with_hosts(inputs, values)
+        pieces = [(taken, out)] if self.pieces is None else self.pieces(taken, out)
+        for piece, written in pieces:
+            self._put(self.function(*piece), written)
+
+    def _put(self, returned: object, out: Sequence[Any]) -> None:
+        """What the function returned into the outputs; the last tile's padding falls off."""
+        values = iter(self._one_by_one(returned))
+        for result, array in zip(self.prepared.results, out, strict=True):
+            value = next(values) if result.computed else None
             if value is not None and array is not None and result.value is None:
+                if value.shape != array.shape:
+                    value = value.reshape(-1)[: array.size].reshape(array.shape)
                 np.copyto(array, value, casting="no")
 
     def _refuse_read_only(self, name: str, array: Any) -> None:

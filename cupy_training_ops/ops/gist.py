@@ -12,7 +12,7 @@ from ..dtypes import BOOL, FLOATS, Dtype, to_dtype
 from ..errors import refuse
 from ..frame.op import Op, slots
 from ..plan import Config, Device, Launch, Plan, ceil_div
-from ..schema import Attribute, Input, Output, Spec, Types, boolean, dtype, optional, shape
+from ..schema import Attribute, Input, Output, Spec, Tiles, Types, boolean, dtype, optional, shape
 
 BOX = 8  # elements that share an MSFP15 exponent, and bits of a Pack1 byte
 THREADS = 128
@@ -37,6 +37,7 @@ class _Codec(Op):
     inputs = (X,)
     outputs = (Output("Y", "T", shape="shape of X where `shape` is None"),)
     types: ClassVar[Types] = {"T": FLOATS}
+    tiles: ClassVar[Tiles] = {}
     bitwise_exact = True
     thread_nbytes: ClassVar[int] = ELEMENT_NBYTES
 
@@ -92,6 +93,9 @@ class Decoder(_Codec):
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
         return self.stream(x, y, y)
 
+    def cpu_attributes(self) -> dict[str, object]:
+        return {**self.attribute_values, "shape": None}  # of the whole Y, whose pieces are computed
+
 
 class GistBinarizeEncoder(Encoder):
     """Sign test: Y = X > 0, in one byte an element.
@@ -126,6 +130,7 @@ class GistPack1Encoder(Encoder):
     """
 
     outputs = (Output("Y", "uint8", shape="shape (ceil(n / 8),)"),)
+    tiles: ClassVar[Tiles] = {"X": BOX}
     thread_nbytes = TILE_NBYTES
     types: ClassVar[Types] = {"T": (BOOL, *FLOATS)}
 
@@ -147,6 +152,7 @@ class GistPack1Decoder(Decoder):
         ),
     )
     outputs = (Output("Y", "T", shape="shape (8 m,) of m codes where `shape` is None"),)
+    tiles: ClassVar[Tiles] = {"Y": BOX}
     thread_nbytes = TILE_NBYTES
     types: ClassVar[Types] = {"T": (BOOL, *FLOATS)}
 
@@ -237,6 +243,7 @@ class GistPackMsfp15Encoder(Encoder):
             doc="else shape (8 ceil(n / 8),), the last tile padded with zeros",
         ),
     )
+    tiles: ClassVar[Tiles] = {"X": BOX, "Y": BOX}
     thread_nbytes = TILE_NBYTES
     attributes = (
         Attribute(
@@ -272,6 +279,7 @@ class GistPackMsfp15Decoder(Decoder):
             doc="whole tiles of 8 codes; with `shape`, as many as its elements need",
         ),
     )
+    tiles: ClassVar[Tiles] = {"X": BOX, "Y": BOX}
     thread_nbytes = TILE_NBYTES
     attributes = (
         TO,

@@ -14,7 +14,7 @@ from ..errors import refuse
 from ..frame.op import Op
 from ..numerics import rounded
 from ..plan import Config, Device, Launch, Plan, ceil_div
-from ..schema import Changing, Input, Output, Spec, Types
+from ..schema import Changing, Input, Output, Spec, Tiles, Types
 from .fast_division import divisor
 
 THREADS = 128
@@ -63,7 +63,7 @@ class ElementwiseOp(Op):
     """
 
     types: ClassVar[Types] = {"T": FLOATS}
-    row: ClassVar[str] = ""  # the input of rank 1 that repeats along the last dimension
+    tiles: ClassVar[Tiles] = {}
     nbytes: ClassVar[int] = NBYTES
 
     def infer(self, *inputs: Any) -> tuple[Spec | None, ...]:

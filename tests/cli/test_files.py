@@ -8,6 +8,7 @@ import io
 import os
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 from cupy_training_ops import CODECS, Packed, compress
-from cupy_training_ops.cli import main
-from cupy_training_ops.codecs import numpy_file
+from cupy_training_ops.cli import files, main
+from cupy_training_ops.codecs import numpy_file, parts
 from cupy_training_ops.dtypes import BFLOAT16
 
 ROOT = Path(__file__).parents[2]
@@ -138,7 +139,7 @@ def test_a_write_that_breaks_leaves_the_old_file(command, source, tmp_path, monk
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Packed, "save", full_disk)
-    monkeypatch.setattr(np, "save", full_disk)
+    monkeypatch.setattr(files, "write_header", full_disk)
     arguments = (source, out, "--codec", "pack8") if command == "encode" else (packed, out)
     assert_refused(call(command, *arguments), "cannot write", "No space left")
     assert out.read_bytes() == b"old"
@@ -231,6 +232,7 @@ def test_a_folder_is_called_a_folder_and_no_memory_no_memory(source, tmp_path, m
         raise MemoryError("Unable to allocate 9 GiB")
 
     monkeypatch.setattr(numpy_file.npy, "read_array", too_much)
+    monkeypatch.setattr(np, "memmap", too_much)
     short = "not enough memory: Unable to allocate 9 GiB"
     assert_refused(call("decode", packed, tmp_path / "out"), short)
     assert_refused(call("encode", source, tmp_path / "out", "--codec", "pack8"), short)
@@ -252,3 +254,34 @@ def test_a_kill_leaves_out_old_or_whole_and_nothing_beside_it(count, seed, rng, 
     wrong = [line for line in result.stdout.splitlines() if line.startswith("after")]
     assert wrong == []
     assert sum(ast.literal_eval(result.stdout.splitlines()[-1]).values()) > count // 3
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (7,), (5, 9)])
+def test_decode_writes_what_numpy_would(shape, rng, tmp_path):
+    for dtype in (np.float64, BFLOAT16):
+        packed = compress(rng.standard_normal(shape).astype(dtype), "pack16")
+        packed.save(tmp_path / "x.packed")
+        call("decode", tmp_path / "x.packed", tmp_path / "y.npy")
+        values = packed.decompress()
+        expected = io.BytesIO()
+        np.save(expected, values.view(np.uint16) if dtype == BFLOAT16 else values)
+        assert (tmp_path / "y.npy").read_bytes() == expected.getvalue()
+
+
+def test_memory_is_that_of_the_codes_and_of_a_part(rng, tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "PART", 1 << 17)
+    x, packed, out = (tmp_path / name for name in ("x.npy", "x.packed", "y.npy"))
+    np.save(x, rng.standard_normal(4_000_000, np.float32))
+    call("roundtrip", "--shape", "8", "--provider", "cpu")  # what a first run imports
+    most = {
+        ("encode", x, packed, "--codec", "pack8"): 4_000_000,
+        ("decode", packed, out): 4_000_000,
+        ("roundtrip", x, "--provider", "cpu"): 0,
+    }
+    for arguments, codes in most.items():
+        tracemalloc.start()
+        result = call(*arguments)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert result.exit_code == 0
+        assert peak < codes + 6_000_000, arguments

@@ -200,3 +200,27 @@ def test_a_header_as_long_as_an_array_is_not_read() -> None:
     text = np.array("x" * (container.LONGEST_HEADER // 4 + 1))
     with pytest.raises(ArgumentError, match="its header is <U262145"):
         read(archive(header=npy(text), code=npy(np.arange(3))))
+
+
+@pytest.mark.parametrize("x", [np.arange(6.0).reshape(2, 3), np.float32(3), np.zeros((0, 2))])
+def test_a_plain_file_is_mapped_and_all_else_read(x, tmp_path):
+    for array in (np.asarray(x), np.asfortranarray(x)):
+        np.save(tmp_path / "x.npy", array)
+        np.savez(tmp_path / "x.npz", x=array)
+        with (tmp_path / "x.npy").open("rb") as plain, (tmp_path / "x.npz").open("rb") as archive:
+            memory = io.BytesIO((tmp_path / "x.npy").read_bytes())
+            files = [
+                numpy_file.stored(plain, "x").mapped(),
+                numpy_file.stored(archive, "x")["x"].mapped(),
+                numpy_file.stored(memory, "x").mapped(),
+            ]
+        assert [isinstance(found, np.memmap) for found in files] == [x.size > 0, False, False]
+        for found in files:
+            np.testing.assert_array_equal(found, array, strict=True)
+
+
+def test_a_file_that_lacks_elements_is_not_mapped(tmp_path):
+    np.save(tmp_path / "x.npy", np.ones(100))
+    os.truncate(tmp_path / "x.npy", 500)
+    with (tmp_path / "x.npy").open("rb") as stream, pytest.raises(ArgumentError, match="800 bytes"):
+        numpy_file.stored(stream, "x").mapped()

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 
 from cupy_training_ops import CODECS, compress
-from cupy_training_ops.codecs.fidelity import measure, within_bound
+from cupy_training_ops.codecs import fidelity
+from cupy_training_ops.codecs.fidelity import Measurement, measure, within_bound
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOATS, dtype_name
 from cupy_training_ops.testing.samples.gist import special, spread
 
@@ -155,3 +158,28 @@ def test_dropped_values_are_the_finite_ones_of_lost_tiles(rng):
     x[[3, 5, 17]] = NAN, INF, -INF
     f = measure("msfp15", x, compress(x, "msfp15").decompress())
     assert (f.nonfinite, f.dropped, f.violations) == (3, 6 + 3, 0)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)
+@pytest.mark.parametrize("codec", CODECS)
+def test_parts_show_together_what_the_whole_shows(codec, dtype, rng, monkeypatch):
+    x = np.concatenate([spread(rng, (1003,), dtype), special(rng, dtype)])
+    decoded = compress(x, codec).decompress()
+    decoded[rng.integers(x.size, size=5)] = 3
+    whole = measure(codec, x, decoded)
+    monkeypatch.setattr(fidelity, "PIECE", 16)
+    in_pieces = Measurement(codec)
+    in_pieces.add(x[:504], decoded[:504])
+    in_pieces.add(x[504:], decoded[504:])
+    ours, expected = asdict(in_pieces.fidelity()), asdict(whole)
+    assert ours.pop("snr_db") == pytest.approx(expected.pop("snr_db"), abs=1e-9)
+    assert ours == expected
+    assert whole.violations
+
+
+def test_the_first_violation_is_counted_from_the_start_of_all_parts():
+    measurement = Measurement("pack16")
+    for decoded in (np.ones(8), np.array([1, 1, 5.0])):
+        measurement.add(np.ones(decoded.size), decoded)
+    found = measurement.fidelity()
+    assert (found.violations, found.first_violation, found.max_abs_error) == (1, 10, 4)

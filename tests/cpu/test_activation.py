@@ -8,6 +8,7 @@ from decimal import Decimal, localcontext
 
 import jax
 import jax.numpy as jnp
+import mpmath
 import numpy as np
 import pytest
 from derivatives import vjp
@@ -143,6 +144,21 @@ def test_slopes_that_nearly_vanish_have_all_their_digits(name, x) -> None:
     """A huge dY shows them; 1 + exp(-v) is infinite in float32 there."""
     dx = get_op(name)()(np.array([1e38], FLOAT32), np.array([x], FLOAT32))
     np.testing.assert_allclose(dx, float(exact_slope(name, x)) * 1e38, rtol=5e-7)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "most", "tolerance"), [(FLOAT64, 37.5, 4e-15), (FLOAT32, 12.9, 6.1e-8)]
+)
+def test_gelu_is_accurate_far_into_its_tail(rng, dtype, most, tolerance) -> None:
+    """Relative to the terms: to the last digits, where values fall to 1e-300 and 1e-37."""
+    x = np.concatenate([rng.uniform(-most, most, 800), rng.standard_normal(400)]).astype(dtype)
+    values = get_op("Gelu")()(x).tolist()
+    slopes = get_op("GeluGrad")()(np.ones_like(x), x).tolist()
+    with mpmath.workdps(40):
+        for number, value, slope in zip(map(mpmath.mpf, x.tolist()), values, slopes, strict=True):
+            cdf, term = mpmath.ncdf(number), number * mpmath.npdf(number)
+            assert abs(value / (number * cdf) - 1) < tolerance, number
+            assert abs(slope - cdf - term) < tolerance * (cdf + abs(term)), number
 
 
 SMOOTH = ("GeluGrad", "FastGeluGrad", "QuickGeluGrad", *BIASED)

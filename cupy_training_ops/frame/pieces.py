@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: MIT
+"""Large arrays on the CPU provider: piece by piece, so that what NumPy makes stays in the cache.
+
+X      | 0 .. 7 | 8 .. 15 | ...      a tile: elements that are computed apart from all others
+codes  |   0    |    1    | ...      (here of GistPack1Encoder); a piece: as many as fit
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..dtypes import HostArray
+from ..plan import ceil_div
+from ..schema import Input
+from .prepared import Result
+
+PIECE = 32_768  # elements: eight float64 arrays of so many take 2 MiB
+Values = Sequence[Any]  # arrays, or what else a NumPy function takes
+
+
+class Part(NamedTuple):
+    """An array as rows of tiles."""
+
+    matrix: HostArray
+    tile: int  # elements of it
+    repeats: bool  # its one row stands for every row
+
+    def piece(self, rows: slice, tiles: slice) -> HostArray:
+        """Its elements of these rows and tiles; the last tile may lack some."""
+        columns = slice(self.tile * tiles.start, self.tile * tiles.stop)
+        return self.matrix[slice(None) if self.repeats else rows, columns]
+
+    @property
+    def n_tiles(self) -> int:
+        """Tiles of a row."""
+        return ceil_div(self.matrix.shape[1], self.tile)
+
+
+class Pieces:
+    """How the arrays of an operator come apart.
+
+    tiles: by the names of inputs and outputs, the elements of a tile; 1 where there is no number.
+    row: the input that repeats along the last dimension of all others, if there is one.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[Input],
+        results: Sequence[Result],
+        tiles: Mapping[str, int],
+        row: str = "",
+    ) -> None:
+        self.arrays = tuple(item.memory == "device" and not item.not_accessed for item in inputs)
+        names = (*(item.name for item in inputs), *(result.name for result in results))
+        self.tiles = tuple(tiles.get(name, 1) for name in names)
+        self.row = next((place for place, name in enumerate(names) if name == row), -1)
+        self.most = PIECE // max(self.tiles)
+        keep_freed_memory()
+
+    def __call__(self, inputs: Values, results: Values) -> Iterator[tuple[Values, Values]]:
+        """Inputs and results of one piece after the other; what is no array comes each time."""
+        values = (*inputs, *results)
+        parts = self._parts(values, len(inputs))
+        n_rows = max(len(part.matrix) for part in parts.values())
+        n_tiles = max(part.n_tiles for part in parts.values())
+        for block in blocks(n_rows, n_tiles, self.most):
+            piece = [
+                parts[place].piece(*block) if place in parts else value
+                for place, value in enumerate(values)
+            ]
+            yield piece[: len(inputs)], piece[len(inputs) :]
+
+    def _parts(self, values: Values, n_inputs: int) -> dict[int, Part]:
+        """The arrays that come apart, by place."""
+        row = values[self.row] if self.row >= 0 else None
+        width = -1 if row is None else row.size
+        return {
+            place: Part(value.reshape(-1 if row is not None else 1, width), tile, value is row)
+            for place, (value, tile) in enumerate(zip(values, self.tiles, strict=True))
+            if value is not None and (place >= n_inputs or self.arrays[place])
+        }
+
+
+def blocks(n_rows: int, n_tiles: int, most: int) -> Iterator[tuple[slice, slice]]:
+    """Rows and tiles of the pieces: whole rows, as many as `most` tiles are, or parts of one."""
+    tiles = min(n_tiles, most)
+    rows = most // tiles
+    for row in range(0, n_rows, rows):
+        for tile in range(0, n_tiles, tiles):
+            yield slice(row, row + rows), slice(tile, tile + tiles)
+
+
+@functools.cache
+def keep_freed_memory() -> None:
+    """Have the C library keep what is freed for what is allocated next.
+
+    glibc returns blocks of more than 128 KiB to the system until one block as large as this one was
+    freed. Clearing the same pages again and again took longer than the arithmetic: Gelu 60 ns an
+    element in place of 26.
+    """
+    np.empty(2**25 - 2**16, np.uint8)
