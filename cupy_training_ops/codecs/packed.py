@@ -15,6 +15,7 @@ from ..backend import Array
 from ..dtypes import dtype_name, to_dtype
 from ..errors import ArgumentError, OpError, ProviderError, refuse
 from ..frame import arrays, backends
+from ..frame.foreign import is_tensor
 from ..ops.gist import Decoder
 from ..schema import Spec
 from . import container
@@ -27,7 +28,8 @@ from .table import get_codec
 class Packed:
     """An encoded array with all that decoding needs: codec, dtype name, shape, options.
 
-    `code` is the encoder's output, a NumPy or CuPy array, whose library chooses the provider.
+    `code` is the encoder's output, a NumPy or CuPy array or a PyTorch tensor, whose library chooses
+    the provider.
     """
 
     codec: str
@@ -42,14 +44,17 @@ class Packed:
         if decoder.shape is None:
             refuse("Packed", "shape", "integers", "None")
         (expected,) = encoder.infer(Spec(decoder.shape, decoder.to))
-        if not hasattr(self.code, "dtype"):
-            refuse("Packed", "code", "a NumPy or CuPy array", type(self.code).__name__)
-        if (self.code.shape, self.code.dtype) != (expected.shape, expected.dtype):
+        code: Array = arrays.adopt("Packed", "code", self.code)
+        if code is None:
+            refuse("Packed", "code", "a NumPy or CuPy array", "None")
+        if (code.shape, code.dtype) != (expected.shape, expected.dtype):
             raise ArgumentError(
                 f"Packed: code: expected {dtype_name(expected.dtype)} of shape {expected.shape} "
                 f"for {self.codec} of {self.dtype} {self.shape}, "
-                f"got {dtype_name(self.code.dtype)} of shape {self.code.shape}"
+                f"got {dtype_name(code.dtype)} of shape {code.shape}"
             )
+        if not is_tensor(self.code):  # a tensor's results are tensors
+            object.__setattr__(self, "code", code)
 
     def __repr__(self) -> str:
         """The code's size in place of the code, which is as long as the array."""
@@ -124,7 +129,7 @@ def compress(x: object, codec: str, **options: object) -> Packed:
     """
     encoder = get_codec(codec).encoder.shared(**options)
     array: Array = arrays.adopt(encoder.name, "X", x)
-    code = encoder(array)
+    code = encoder(x)
     frozen = {name: encoder.attribute_values[name] for name in options}
     return Packed(codec, dtype_name(array.dtype), array.shape, code, frozen)
 

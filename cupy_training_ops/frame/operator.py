@@ -21,6 +21,7 @@ class Operator(Planned, Protocol):
     outputs: ClassVar[tuple[Output, ...]]
     attributes: ClassVar[tuple[Attribute, ...]]
     types: ClassVar[Types]
+    any_layout: ClassVar[bool]
 
     @property
     def workspaces(self) -> Workspaces: ...

@@ -37,6 +37,7 @@ class _Codec(Op):
     inputs = (X,)
     outputs = (Output("Y", "T", shape="shape of X where `shape` is None"),)
     types: ClassVar[Types] = {"T": FLOATS}
+    any_layout = True  # but for the codecs that pack neighbours together
     bitwise_exact = True
     thread_nbytes: ClassVar[int] = ELEMENT_NBYTES
 
@@ -126,6 +127,7 @@ class GistPack1Encoder(Encoder):
     """
 
     outputs = (Output("Y", "uint8", shape="shape (ceil(n / 8),)"),)
+    any_layout = False
     thread_nbytes = TILE_NBYTES
     types: ClassVar[Types] = {"T": (BOOL, *FLOATS)}
 
@@ -147,6 +149,7 @@ class GistPack1Decoder(Decoder):
         ),
     )
     outputs = (Output("Y", "T", shape="shape (8 m,) of m codes where `shape` is None"),)
+    any_layout = False
     thread_nbytes = TILE_NBYTES
     types: ClassVar[Types] = {"T": (BOOL, *FLOATS)}
 
@@ -237,6 +240,7 @@ class GistPackMsfp15Encoder(Encoder):
             doc="else shape (8 ceil(n / 8),), the last tile padded with zeros",
         ),
     )
+    any_layout = False
     thread_nbytes = TILE_NBYTES
     attributes = (
         Attribute(
@@ -272,6 +276,7 @@ class GistPackMsfp15Decoder(Decoder):
             doc="whole tiles of 8 codes; with `shape`, as many as its elements need",
         ),
     )
+    any_layout = False
     thread_nbytes = TILE_NBYTES
     attributes = (
         TO,

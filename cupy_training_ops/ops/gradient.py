@@ -82,6 +82,7 @@ class InPlaceAccumulator(Op):
         Output("new_sum", "T", aliases="old_sum", may_alias=("value",), shape="shape of old_sum"),
     )
     types: ClassVar[Types] = {"T": FLOATS, "T_GRAD": FLOATS}
+    any_layout = True
 
     def infer(self, old_sum: Spec, value: Spec, update_signal: bool | None) -> tuple[Spec, ...]:
         _refuse_other_shape(self.name, "value", value, "old_sum", old_sum)
@@ -132,6 +133,7 @@ class InPlaceAccumulatorV2(Op):
         ),
     )
     types: ClassVar[Types] = {"T": FLOATS, "T_GRAD": FLOATS}
+    any_layout = True
 
     def infer(self, buffer: Spec, value: Spec, overwrite_flag: bool | None) -> tuple[Inferred, ...]:
         _refuse_other_shape(self.name, "value", value, "accumulation_buffer", buffer)
@@ -230,6 +232,7 @@ class ZeroGradient(Op):
         Output("zero_gradient", "T1", aliases="old_gradient", shape="shape of old_gradient"),
     )
     types: ClassVar[Types] = {"T1": FLOATS, "T2": FIXED_SIZE}
+    any_layout = True
     bitwise_exact = True
 
     def infer(self, old_gradient: Spec, reset_signal: Spec) -> tuple[Spec, ...]:

@@ -63,6 +63,7 @@ class ElementwiseOp(Op):
     """
 
     types: ClassVar[Types] = {"T": FLOATS}
+    any_layout = True
     row: ClassVar[str] = ""  # the input of rank 1 that repeats along the last dimension
     nbytes: ClassVar[int] = NBYTES
 
