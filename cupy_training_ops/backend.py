@@ -14,7 +14,7 @@ from .dtypes import Dtype, HostArray
 from .plan import Device
 from .schema import Shape, Spec
 
-Info = tuple["Backend", Dtype, Shape, bool, bool, int]  # the fields of ArrayInfo
+Info = tuple["Backend", Dtype, Shape, bool, Shape | None, int]  # the fields of ArrayInfo
 Piece = tuple[int, Shape]  # bytes from the start of an array, and a shape
 
 
@@ -35,6 +35,8 @@ class Array(Protocol):
 
     def __getitem__(self, index: Any, /) -> Any: ...
 
+    def transpose(self, axes: Any, /) -> Any: ...
+
 
 class ArrayInfo(NamedTuple):
     """What the plan of a call depends on, for one array."""
@@ -43,7 +45,7 @@ class ArrayInfo(NamedTuple):
     dtype: Dtype
     shape: Shape
     aligned: bool  # to 16 bytes
-    contiguous: bool
+    strides: Shape | None  # in bytes; None of a C-contiguous array
     device: int  # -1 for the host
 
     @property

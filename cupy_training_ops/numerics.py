@@ -7,6 +7,8 @@ ml_dtypes rounds float64 to bfloat16 by way of float32, which may make a tie of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from .dtypes import BFLOAT16, FLOAT32, FLOAT64, Dtype, HostArray
@@ -72,3 +74,8 @@ def gradient_divisor(loss_scale: object, norm: object, max_norm: float) -> float
 def bias_correction(beta: float, step: int) -> float:
     """1 - beta^step, from the first step on."""
     return 1.0 - beta**step if step > 0 else 1.0
+
+
+def without_extents(arrays: Sequence[HostArray]) -> list[HostArray]:
+    """The arrays, empty ones of shape (0,): of some shapes a wider type has no array."""
+    return [array if array.size else array.reshape(0) for array in arrays]

@@ -38,7 +38,7 @@ class EmulatedBackend(backends.NumpyBackend):
 
     def info(self, array: NDArray[Any]) -> Info:
         aligned = array.ctypes.data % 16 == 0
-        return (self, array.dtype, array.shape, aligned, array.flags.c_contiguous, 0)
+        return (self, array.dtype, array.shape, aligned, backends.strides(array), 0)
 
     def empty(self, spec: Spec, device: int) -> NDArray[Any]:
         return emulator.guarded_copy(np.empty(spec.shape, spec.dtype))

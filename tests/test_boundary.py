@@ -76,8 +76,8 @@ def test_dlpack_alone_is_enough_and_shares_memory(rng, dtype) -> None:
 
 def test_results_can_be_written_into_a_foreign_array(rng) -> None:
     x, target = normal(rng), np.full(37, 7, np.uint8)
-    result = cto.gist_pack8_encoder(x, out=OnlyDlpack(target))
-    assert np.shares_memory(result, target)
+    given = OnlyDlpack(target)
+    assert cto.gist_pack8_encoder(x, out=given) is given
     assert_matches(target, cto.gist_pack8_encoder(x))
 
 
@@ -188,11 +188,11 @@ REFUSED = [
     ((X.astype(complex),), {}, DtypeError, "X: expected dtype float32, .* got complex128"),
     ((X.astype(object),), {}, DtypeError, "X: expected dtype float32, .* got object"),
     ((np.zeros(3, "f4,i4"),), {}, DtypeError, "X: expected dtype float32, .* got "),
-    ((X[::-1],), {}, ArgumentError, "X: expected a C-contiguous array, got a strided one"),
-    ((OnlyDlpack(X[::2]),), {}, ArgumentError, "X: expected a C-contiguous array"),
+    ((X[::-1],), {}, ArgumentError, "X: expected a dense array, got a strided one"),
+    ((OnlyDlpack(X[::2]),), {}, ArgumentError, "X: expected a dense array"),
     ((X,), {"out": np.zeros(36, np.uint8)}, ArgumentError, r"out \(Y\): expected shape \(37,\)"),
     ((X,), {"out": np.zeros(37, np.int8)}, DtypeError, r"out \(Y\): expected dtype uint8, got"),
-    ((X,), {"out": np.zeros(74, np.uint8)[::2]}, ArgumentError, r"out \(Y\): expected a C-cont"),
+    ((X,), {"out": np.zeros(74, np.uint8)[::2]}, ArgumentError, r"out \(Y\): expected a dense"),
     ((X,), {"out": (np.zeros(37, np.uint8),) * 2}, ArgumentError, "out: expected 1 arrays or None"),
     ((X,), {"out": [0] * 37}, ArgumentError, "out: expected a NumPy or CuPy array, got list"),
     ((X,), {"out": X[:10].view(np.uint8)[:37]}, ArgumentError, r"memory shared with X"),

@@ -9,10 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from foreign import Foreign
 from probe.frame_probe import ProbeCopy, ProbeDelegate, ProbeEither
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, ProviderError
+from cupy_training_ops.frame import foreign
+from cupy_training_ops.testing.compare import assert_matches
 
 X = np.ones(8, np.float32)
 
@@ -118,3 +121,94 @@ def test_a_device_array_without_cupy(monkeypatch, array) -> None:
     with pytest.raises(ProviderError, match=r"^Gelu: X: CuPy cannot be loaded") as caught:
         cto.gelu(array)
     assert isinstance(caught.value.__cause__, ProviderError)
+
+
+# ---- JAX's arrays, which are read-only ---------------------------------------------------------
+
+JAX_DTYPES = [np.float32, np.float16, jnp.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", JAX_DTYPES)
+def test_jax_arrays_in(rng, dtype) -> None:
+    values = rng.standard_normal((4, 6)).astype(dtype)
+    x, out = jnp.asarray(values), np.zeros((4, 6), dtype)
+    for codec in cto.CODECS:
+        packed, expected = cto.compress(x, codec), cto.compress(values, codec)
+        assert type(packed.code) is np.ndarray
+        assert packed.decompress(out=out) is out
+        assert_matches(out, expected.decompress(), 0)
+        with pytest.raises(ArgumentError, match=r"out \(Y\): .* to write to, got a read-only one"):
+            packed.decompress(out=x)
+    expected = cto.gelu_grad(values, values)
+    assert_matches(cto.gelu_grad(x, x), expected, 0)
+    assert cto.gelu_grad(x, values, out=out) is out
+    assert_matches(cto.gelu_grad(x.T, x.T), cto.gelu_grad(values.T.copy(), values.T.copy()), 0)
+
+
+def written_into(x):
+    """Calls that would write into x, and the argument that it is."""
+    other = np.ones(8, np.float32)
+    yield r"out \(Y\)", lambda: cto.gelu(other, out=x)
+    yield "old_sum", lambda: cto.in_place_accumulator(x, other)
+    yield "accumulation_buffer", lambda: cto.in_place_accumulator_v2(x, other, True)
+    yield r"old_sums\[1\]", lambda: cto.in_place_accumulator_list([other, x], [X, X])
+    yield "old_sum", lambda: cto.InPlaceAccumulator().bound(x, other)
+    yield r"out \(Y\)", lambda: cto.Gelu().bound(..., out=x)(X=other)
+
+
+def test_jax_arrays_are_not_written() -> None:
+    x = jnp.zeros(8, jnp.float32)
+    for argument, call in written_into(x):
+        message = f"{argument}: expected an array to write to, got a read-only one"
+        with pytest.raises(ArgumentError, match=message):
+            call()
+    assert not x.any()
+    total = np.zeros(8, np.float32)
+    assert cto.in_place_accumulator(x, X, out=total) is total  # then x is only read
+
+
+def test_jax_arrays_on_a_gpu_are_not_written(monkeypatch) -> None:
+    """Where memory itself does not say that it is read-only."""
+    pytest.importorskip("cupy", reason="CuPy is in the extras")
+    from cupy_training_ops.testing.hollow import hollow, hollow_launches
+
+    monkeypatch.setattr(foreign, "shared", lambda array: hollow(array.shape, array.dtype))
+    x, other = jnp.zeros(8, jnp.float32), hollow((8,), np.float32)
+    with hollow_launches() as launches:
+        for call in (
+            lambda: cto.gelu(other, out=x),
+            lambda: cto.in_place_accumulator(x, other),
+            lambda: cto.gelu(other, workspace=jnp.zeros(8, jnp.uint8)),
+        ):
+            with pytest.raises(ArgumentError, match="expected an array to write to, got a read-on"):
+                call()
+        assert not launches
+        cto.gelu(x)
+        assert launches
+
+
+# ---- the caller's own objects ------------------------------------------------------------------
+
+
+class Subclass(np.ndarray):
+    """What NumPy users derive."""
+
+
+def test_out_of_any_kind_comes_back_itself() -> None:
+    for out in (np.zeros(8, np.float32).view(Subclass), Foreign(np.zeros(8, np.float32))):
+        assert cto.gelu(X, out=out) is out
+        assert cto.gelu(Foreign(X), out=out) is out
+        assert cto.Gelu().bound(X, out=out)() is out
+        assert cto.Gelu().bound(..., out=out)(X=X) is out
+        assert cto.split_training(X, (4, 4), axis=0, num_outputs=2)[0] is not out
+    total = np.zeros(8, np.float32).view(Subclass)
+    assert cto.in_place_accumulator(total, X) is total
+    (result,) = cto.in_place_accumulator_list([total], [X])
+    assert result is total
+    assert (np.asarray(total) == 2).all()
+
+
+def test_a_scalar_is_never_given_back_for_a_result() -> None:
+    """It is a copy that was written."""
+    result = cto.in_place_accumulator(np.float32(1), np.float32(2))
+    assert result == 3

@@ -15,6 +15,7 @@ from ..backend import Array
 from ..dtypes import dtype_name, to_dtype
 from ..errors import ArgumentError, OpError, ProviderError, refuse
 from ..frame import arrays, backends
+from ..frame.foreign import is_tensor
 from ..ops.gist import Decoder
 from ..schema import Spec
 from . import container
@@ -27,7 +28,8 @@ from .table import described, get_codec
 class Packed:
     """An encoded array with all that decoding needs: codec, dtype name, shape, options.
 
-    `code` is the encoder's output, a NumPy or CuPy array, whose library chooses the provider.
+    `code` is the encoder's output, a NumPy or CuPy array or a PyTorch tensor, whose library chooses
+    the provider.
     """
 
     codec: str
@@ -41,7 +43,8 @@ class Packed:
         if code is None:
             refuse("Packed", "code", "a NumPy or CuPy array", "None")
         _check(self.codec, self.dtype, self.shape, self.options, code)
-        object.__setattr__(self, "code", code)  # frozen for everyone else
+        if not is_tensor(self.code):  # whose results are tensors
+            object.__setattr__(self, "code", code)  # frozen for everyone else
 
     def __repr__(self) -> str:
         """The code's size in place of the code, which is as long as the array."""
@@ -112,7 +115,7 @@ def compress(x: object, codec: str, **options: object) -> Packed:
     """
     encoder = get_codec(codec).encoder.shared(**options)
     array: Array = arrays.adopt(encoder.name, "X", x)
-    code = encoder(array)
+    code = encoder(x)
     frozen = {name: encoder.attribute_values[name] for name in options}
     return Packed(codec, dtype_name(array.dtype), array.shape, code, frozen)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import Dtype, HostArray
-from ..numerics import bias_correction, cast, computed_in, gradient_divisor, number
+from ..numerics import bias_correction, cast, computed_in, gradient_divisor, number, without_extents
 
 Arrays = Sequence[HostArray]
 Some = Sequence[HostArray | None]
@@ -136,6 +136,8 @@ def adam_optimizer_list(
     new_t = np.full(np.shape(t), before, np.int64)
     new_t += update  # the largest wraps, as on a GPU
     mixed = tuple(mixed_precision_weights or [None] * len(weights))
+    lists = (weights, gradients, moment_1, moment_2)
+    weights, gradients, moment_1, moment_2 = map(without_extents, lists)
     if not update:
         return new_t, *map(tuple, (moment_1, moment_2, weights, gradients)), mixed  # type: ignore[return-value]
     divisor = gradient_divisor(loss_scale, global_gradient_norm, number(max_norm, max_norm_clip))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import FLOAT64, HostArray
-from ..numerics import bias_correction, cast, gradient_divisor, number
+from ..numerics import bias_correction, cast, gradient_divisor, number, without_extents
 
 Arrays = Sequence[HostArray]
 Lists = tuple[HostArray, ...]
@@ -48,6 +48,8 @@ def lamb_optimizer(
     new_step = np.full(np.shape(step), before, np.int64)
     new_step += update  # the largest wraps, as on a GPU
     mixed = tuple(mixed_precision_weights or [None] * len(weights))
+    lists = (weights, gradients, moment1, moment2)
+    weights, gradients, moment1, moment2 = map(without_extents, lists)
     if not update:
         return new_step, *map(tuple, (weights, gradients, moment1, moment2)), mixed  # type: ignore[return-value]
     t = before if do_bias_correction else 0

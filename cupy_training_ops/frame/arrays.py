@@ -3,18 +3,58 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from typing import Any
 
 import numpy as np
 
-from ..dtypes import HostArray, dtype_name
-from ..errors import ArgumentError, ProviderError, cut
-from .backends import BACKENDS, cuda_backend
+from .. import limits
+from ..errors import ArgumentError, ProviderError, cut, refuse
+from ..schema import Input
+from . import checks, foreign
+from .backends import BACKENDS, are_known, cuda_backend
+from .convert import converted, is_number
+from .foreign import Lent
 
-_DLPACK_CPU = 1
-_DLPACK_CUDA = (2, 13)  # device and managed memory
+
+def adopt_input(op: str, item: Input, value: Any, lent: Lent) -> object:
+    """One input in a form that keys read: with a backend, or frozen."""
+    if value is None:
+        return None
+    if item.variadic and not isinstance(value, list | tuple):
+        kind = type(value).__name__
+        one = hasattr(type(value), "shape")  # an array of any library
+        refuse(op, item.name, "a list", f"one {kind}: write [x]" if one else kind)
+    if item.variadic:
+        checks.within(op, item.name, limits.of_list(len(value)))
+    if item.memory == "host" or (item.memory == "either" and is_number(value)):
+        return (
+            tuple([_frozen(op, item, v) for v in value])
+            if item.variadic
+            else _frozen(op, item, value)
+        )
+    if item.variadic:
+        if are_known(value):
+            return tuple(value)
+        names = [f"{item.name}[{i}]" for i in range(len(value))]
+        return tuple([lent.note(v, adopt(op, n, v)) for n, v in zip(names, value, strict=True)])
+    return lent.note(value, adopt(op, item.name, value))
+
+
+def adopt_out(op: str, value: object, lent: Lent) -> object:
+    """One of the caller's outputs in a form that keys read."""
+    if isinstance(value, tuple):  # of a list beside other outputs
+        return tuple([adopt_out(op, item, lent) for item in value])
+    if isinstance(value, np.generic):  # it would be a copy that is written
+        refuse(op, "out", "an array", f"a scalar ({type(value).__name__})")
+    return lent.note(value, adopt(op, "out", value))
+
+
+def _frozen(op: str, item: Input, value: object) -> object:
+    if foreign.is_host_tensor(value):
+        value = adopt(op, item.name, value)
+    checks.host(op, item.name, value)
+    return converted(op, item, value)
 
 
 def adopt(op: str, argument: str, value: Any) -> Any:
@@ -30,7 +70,7 @@ def adopt(op: str, argument: str, value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):  # a subclass, or a scalar of NumPy's
         return np.asarray(value)
     try:
-        array = None if isinstance(value, type) else _exchanged(value)
+        array = None if isinstance(value, type) else foreign.shared(value)
     except ProviderError as error:
         raise ProviderError(f"{op}: {argument}: {error}") from error
     except MemoryError:
@@ -42,40 +82,6 @@ def adopt(op: str, argument: str, value: Any) -> Any:
     if array is None:
         raise ArgumentError(f"{op}: {argument}: expected a NumPy or CuPy array, got {_kind(value)}")
     return array
-
-
-def _exchanged(value: Any) -> Any:
-    """The array behind DLPack or the CUDA array interface, or None where there is neither."""
-    if hasattr(value, "__dlpack__"):
-        kind, _ = value.__dlpack_device__()
-        if kind == _DLPACK_CPU:
-            return _host_exchanged(value)
-        if kind in _DLPACK_CUDA:
-            return _device_exchanged("from_dlpack", value)
-    if hasattr(value, "__cuda_array_interface__"):
-        return _device_exchanged("asarray", value)
-    return None
-
-
-def _device_exchanged(function: str, value: Any) -> Any:
-    """By CuPy's function of this name."""
-    cuda_backend()
-    try:
-        return getattr(sys.modules["cupy"], function)(value)
-    except RuntimeError as error:  # CUDA's own: no GPU, no driver
-        raise ProviderError(f"cannot use a device array here: {error}") from error
-
-
-def _host_exchanged(value: Any) -> HostArray:
-    """NumPy's DLPack knows no bfloat16; JAX and others then lend a buffer through asarray."""
-    try:
-        return np.from_dlpack(value)
-    except (RuntimeError, BufferError):
-        with contextlib.suppress(RuntimeError, TypeError, ValueError):
-            array = np.asarray(value, copy=False)
-            if dtype_name(array.dtype) == "bfloat16":
-                return array
-        raise
 
 
 def _cause(error: Exception) -> str:

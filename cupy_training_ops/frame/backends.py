@@ -14,7 +14,12 @@ from ..dtypes import HostArray
 from ..errors import ProviderError
 from ..plan import Device
 from ..runtime.kernel_cache import importing
-from ..schema import Spec
+from ..schema import Shape, Spec
+
+
+def strides(array: HostArray) -> Shape | None:
+    """Those of an array of NumPy's, in bytes; None where it is C-contiguous."""
+    return None if array.flags.c_contiguous else array.strides
 
 
 class OneStream:
@@ -45,7 +50,7 @@ class NumpyBackend(OneStream):
 
     def info(self, array: HostArray) -> Info:
         """The fields of ArrayInfo; alignment does not matter to NumPy."""
-        return (self, array.dtype, array.shape, True, array.flags.c_contiguous, -1)
+        return (self, array.dtype, array.shape, True, strides(array), -1)
 
     def infos(self, arrays: Sequence[HostArray | None]) -> list[Info | None]:
         """The same of several; None for None."""

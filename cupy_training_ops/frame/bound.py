@@ -11,8 +11,10 @@ from ..backend import Array
 from ..errors import refuse
 from ..schema import Input
 from . import checks
-from .backends import BACKENDS
+from .arrays import adopt_input, adopt_out
 from .call import NO_VALUES, Call
+from .convert import is_number
+from .foreign import NONE_LENT, Lent
 from .keys import reader
 from .prepared import Arguments, Arrays, grouped
 
@@ -26,10 +28,9 @@ class Bindable(Protocol):
     name: ClassVar[str]
     inputs: ClassVar[tuple[Input, ...]]
 
-    def adopt_input(self, item: Input, value: object) -> object:
-        """One input in a form that has a backend, or frozen."""
-
-    def prepared_call(self, inputs: Arguments, out: Arguments, outputs: Outputs) -> Prepare:
+    def prepared_call(
+        self, inputs: Arguments, out: Arguments, outputs: Outputs, lent: Lent
+    ) -> Prepare:
         """The call that fits, and its arguments in forms that have a backend."""
 
 
@@ -40,7 +41,21 @@ def bind(
     names = [item.name for item, value in zip(op.inputs, inputs, strict=False) if value is ...]
     if names:
         return OpenCall(op, inputs, out, outputs, workspace)
-    call, taken, given = op.prepared_call(inputs, out, outputs)
+    lent = Lent(op.inputs, inputs, out)
+    with lent.stream():
+        return _bound(op, inputs, out, outputs, workspace, lent)
+
+
+def _bound(
+    op: Bindable,
+    inputs: Arguments,
+    out: Arguments,
+    outputs: Outputs,
+    workspace: object,
+    lent: Lent,
+) -> BoundCall:
+    """A call whose inputs are all given."""
+    call, taken, given = op.prepared_call(inputs, out, outputs, lent)
     if call.makes_arrays:  # once; then they are as if the caller had given them
         every, given, arrays = call.taken_apart(taken, given)
         made = call.completed(arrays, given, call.values(every))
@@ -48,8 +63,11 @@ def bind(
             None if r.value is not None or _replaces(array, r.alias, arrays) else array
             for r, array in zip(call.prepared.results, made, strict=True)
         )
+        lent.keep(kept)
         out = grouped(kept, call.prepared.counts) if call.prepared.groups_outputs else kept
-        call, taken, given = op.prepared_call(taken, out, outputs)
+        call, taken, given = op.prepared_call(taken, out, outputs, lent)
+    if lent:
+        return LendingCall(op, call, taken, given, workspace, lent)
     return BoundCall(op, call, taken, given, workspace)
 
 
@@ -89,6 +107,27 @@ class BoundCall:
         return call.finish(inputs, self._arrays, self._out, self._workspace, self._tables)
 
 
+class LendingCall(BoundCall):
+    """A bound call over arrays of other libraries."""
+
+    def __init__(
+        self,
+        op: Bindable,
+        call: Call,
+        inputs: Arguments,
+        out: Arguments,
+        workspace: object,
+        lent: Lent,
+    ) -> None:
+        super().__init__(op, call, inputs, out, workspace)
+        self._lent = lent
+
+    def __call__(self, **values: object) -> Any:
+        """Launch as a bound call does; the caller's own objects come back."""
+        with self._lent.stream():
+            return self._lent.returned(super().__call__(**values))
+
+
 class OpenCall:
     """`op.bound(...)` with inputs left open: they are given, and checked, at each call."""
 
@@ -96,11 +135,16 @@ class OpenCall:
         self, op: Bindable, inputs: Arguments, out: Arguments, outputs: Outputs, workspace: object
     ) -> None:
         checks.count(op.name, op.inputs, len(inputs))
-        missing = (None,) * (len(op.inputs) - len(inputs))
-        pairs = zip(op.inputs, (*inputs, *missing), strict=True)
+        self._given = (*inputs, *(None,) * (len(op.inputs) - len(inputs)))
+        self._lent = Lent(op.inputs, self._given, out)
         self._op = op
-        self._inputs = tuple(v if v is ... else op.adopt_input(item, v) for item, v in pairs)
-        self._out, self._outputs, self._workspace = out, outputs, workspace
+        self._inputs = tuple(
+            v if v is ... else adopt_input(op.name, item, v, self._lent)
+            for item, v in zip(op.inputs, self._given, strict=True)
+        )
+        self._given_out = out
+        self._out = tuple([adopt_out(op.name, value, self._lent) for value in out])
+        self._outputs, self._workspace = outputs, workspace
         self._open = {item.name: i for i, item in enumerate(op.inputs) if self._inputs[i] is ...}
         self._readers = [reader(op.inputs[place]) for place in self._open.values()]
         self._calls: dict[object, _Opened] = {}
@@ -110,17 +154,26 @@ class OpenCall:
         missing = self._open.keys() - given.keys()
         if missing:
             refuse(self._op.name, min(missing), "an argument, because it was left open", "none")
-        inputs = list(self._inputs)
+        every = list(self._given)
         for name, place in self._open.items():
-            inputs[place] = self._op.adopt_input(self._op.inputs[place], given.pop(name))
+            every[place] = given.pop(name)
+        lent = Lent(self._op.inputs, every, self._given_out, self._lent)
+        with lent.stream():
+            return lent.returned(self._run(every, given, lent))
+
+    def _run(self, every: Sequence[object], values: Mapping[str, object], lent: Lent) -> Any:
+        inputs = list(self._inputs)
+        for place in self._open.values():
+            item = self._op.inputs[place]
+            inputs[place] = adopt_input(self._op.name, item, every[place], lent)
         opened_with = [inputs[place] for place in self._open.values()]
         pairs = zip(self._readers, opened_with, strict=True)
         key = tuple([None if value is None else read(value) for read, value in pairs])
-        opened = self._calls.get(key) or self._opened(key, tuple(inputs))
-        return opened(tuple(inputs), given)
+        opened = self._calls.get(key) or self._opened(key, tuple(inputs), lent)
+        return opened(tuple(inputs), values)
 
-    def _opened(self, key: object, inputs: Arguments) -> _Opened:
-        call, taken, out = self._op.prepared_call(inputs, self._out, self._outputs)
+    def _opened(self, key: object, inputs: Arguments, lent: Lent) -> _Opened:
+        call, taken, out = self._op.prepared_call(inputs, self._out, self._outputs, lent)
         opened = _Opened(self._op, call, taken, out, self._workspace, list(self._open.values()))
         if len(self._calls) >= _MAX_OPENED:
             self._calls.clear()
@@ -184,8 +237,7 @@ def _with_values(
         if name not in places:
             refuse(op.name, name, f"a name among {sorted(places)}, which may change", "another")
         item = op.inputs[places[name]]
-        frozen = op.adopt_input(item, value)
-        if frozen is None or type(frozen) in BACKENDS:
+        if value is None or (item.memory == "either" and not is_number(value)):
             refuse(op.name, name, "a number, as was bound", type(value).__name__)
-        taken[places[name]] = frozen
+        taken[places[name]] = adopt_input(op.name, item, value, NONE_LENT)
     return tuple(taken)

@@ -15,10 +15,12 @@ from ..errors import ProviderError, refuse, shown
 from ..runtime import workspace as workspaces
 from ..runtime.launch import Values
 from ..schema import Changing
+from . import layout
 from .aliasing import Overlap, Written
 from .arrays import adopt
 from .backends import info
 from .convert import for_changing
+from .foreign import is_read_only, refuse_read_only
 from .prepared import Arguments, Arrays, Prepared, Result, grouped, overlap, ungrouped
 
 Tables = Sequence[object]  # structs that hold addresses
@@ -180,7 +182,7 @@ class Call:
                 f"{self.prepared.op}: out: a call under graph capture needs out=, because memory "
                 f"from the pool would be handed out again while the graph still writes to it"
             )
-        return self.backend.empty(result.spec, self.device)
+        return layout.empty(self.backend.empty, result.spec, self.device, self.prepared.order)
 
     def _followed(self, result: Result, dtype: Dtype, number: object) -> HostArray:
         """A host output that follows from a number of the caller's."""
@@ -221,6 +223,8 @@ class Call:
         """The caller's workspace, fit for the call and apart from its arrays on the device."""
         prepared = self.prepared
         array: Array = adopt(prepared.op, "workspace", workspace)
+        if is_read_only(workspace):
+            refuse_read_only(prepared.op, "workspace")
         found = ArrayInfo(*info(array))
         workspaces.check(prepared.op, found, prepared.placement, self.workspace_nbytes)
         names = [a.name for a in prepared.arrays] + [r.name for r in prepared.results]

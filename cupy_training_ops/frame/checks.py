@@ -86,15 +86,10 @@ def elements(op: str, declared: Input, name: str, shape: Shape) -> None:
         refuse(op, name, f"a number or an array of {many}", f"shape {shape}")
 
 
-def contiguous(op: str, argument: str, is_contiguous: bool) -> None:
+def contiguous(op: str, argument: str, fits: bool, expected: str = "a C-contiguous array") -> None:
     """Strided arrays are refused, never copied."""
-    if not is_contiguous:
-        refuse(
-            op,
-            argument,
-            "a C-contiguous array",
-            "a strided one (copy it first: ascontiguousarray)",
-        )
+    if not fits:
+        refuse(op, argument, expected, "a strided one (copy it first: ascontiguousarray)")
 
 
 def host(op: str, argument: str, value: object) -> None:

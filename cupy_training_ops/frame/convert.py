@@ -104,3 +104,8 @@ def _check_dtype(op: str, name: str, frozen: Any, allowed: Sequence[Dtype] | Non
     if allowed and frozen is not None and frozen not in allowed:
         expected, got = dtype_names(allowed), dtype_names([frozen])
         raise DtypeError(f"{op}: {name}: expected {expected}, got {got}")
+
+
+def is_number(value: object) -> bool:
+    """Whether a value of an "either" input is a number, or a few, rather than an array."""
+    return isinstance(value, int | float | np.generic | tuple | list)

@@ -14,23 +14,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import numpy as np
 from numpy.typing import DTypeLike
 
-from .. import limits
 from ..backend import Backend
 from ..dtypes import element_type
-from ..errors import ArgumentError, refuse
+from ..errors import ArgumentError
 from ..plan import Device, Plan
 from ..runtime.source import Source, load
 from ..runtime.workspace import Workspaces
 from ..schema import Attribute, Inferred, Input, Output, Tiles, Types
 from . import checks, keys
-from .arrays import adopt
-from .backends import are_known
+from .arrays import adopt_input, adopt_out
 from .bound import BoundCall, OpenCall, bind
 from .call import Call
-from .convert import converted, frozen_attributes
+from .convert import frozen_attributes
+from .foreign import Lent
 from .help import Help
 from .named import Signatures, in_order
 from .prepare import prepare, wanted
@@ -179,6 +177,8 @@ class Op:
         inputs: in the declared order or by their declared names, each where it is declared to live;
         optional ones may be left out. A list stands for a variadic one. Arrays are NumPy's, CuPy's
         or anything with `__dlpack__`, C-contiguous and on one device; none is copied or converted.
+        Operators that work element by element take any dense layout that all arrays share. Where
+        all arrays are PyTorch's, the results are too; what was given in `out` comes back itself.
 
         out: an array, or a tuple with one (or None) for each output: exactly the inferred shape and
         dtype, of its own memory or of an input that the operator may replace; a tuple of arrays for
@@ -200,7 +200,7 @@ class Op:
             where = self._says_where and self.placement()
             call = self._remembered[self._keys(inputs), keys.out_key(given), outputs, where]
         except (KeyError, TypeError):  # a new call, a foreign array, a list where a tuple is hashed
-            call, inputs, given = self.prepared_call(inputs, given, outputs)
+            return self._call_anew(inputs, given, outputs, workspace)
         return call(inputs, given, workspace)
 
     def _call_with_lists(
@@ -214,11 +214,32 @@ class Op:
             where = self._says_where and self.placement()
             call = self._remembered[self._keys(inputs), keys.out_key(given), outputs, where]
         except (KeyError, TypeError):
-            call, inputs, given = self.prepared_call(inputs, given, outputs)
+            return self._call_anew(inputs, given, outputs, workspace)
+        return self._run_lists(call, inputs, given, outputs, workspace)
+
+    def _run_lists(
+        self,
+        call: Call,
+        inputs: Arguments,
+        given: Arguments,
+        outputs: Sequence[str] | None,
+        workspace: object,
+    ) -> Any:
         inputs, flat, arrays = call.taken_apart(inputs, given)
         tables = call.checked_tables(arrays, flat)
         self._last[:] = remembered(call, self._readers, inputs, given, outputs, tables)
         return call.finish(inputs, arrays, flat, workspace, tables)
+
+    def _call_anew(
+        self, inputs: Arguments, given: Arguments, outputs: Sequence[str] | None, workspace: object
+    ) -> Any:
+        """A call of a new kind, or with arguments that have to be adopted first."""
+        lent = Lent(self.inputs, inputs, given)
+        with lent.stream():
+            call, taken, out = self.prepared_call(inputs, given, outputs, lent)
+            if self._has_lists and not lent:
+                return self._run_lists(call, taken, out, outputs, workspace)
+            return lent.returned(call(taken, out, workspace))
 
     def bound(
         self,
@@ -255,14 +276,19 @@ class Op:
         if named:
             inputs = in_order(type(self), inputs, named)
         given = out if type(out) is tuple else (out,)
-        return self.prepared_call(inputs, given, outputs)[0].workspace_nbytes
+        lent = Lent(self.inputs, inputs, given)
+        return self.prepared_call(inputs, given, outputs, lent)[0].workspace_nbytes
 
     def prepared_call(
-        self, inputs: Arguments, out: Arguments, outputs: Sequence[str] | None
+        self, inputs: Arguments, out: Arguments, outputs: Sequence[str] | None, lent: Lent
     ) -> tuple[Call, Arguments, Arguments]:
         """The call that fits, and its arguments in forms that have a backend."""
-        taken, given, key = self._adopted(inputs, out, outputs)
-        return self._remembered.get(key) or self._prepare(key), taken, given
+        taken, given, key = self._adopted(inputs, out, outputs, lent)
+        call = self._remembered.get(key) or self._prepare(key)
+        if lent:
+            _, flat, arrays = call.taken_apart(taken, given)
+            lent.refuse_read_only(call.prepared, (*arrays, *flat))
+        return call, taken, given
 
     @classmethod
     def source(cls) -> Source:
@@ -306,50 +332,16 @@ class Op:
         return twin
 
     def _adopted(
-        self, inputs: Arguments, given: Arguments, outputs: Sequence[str] | None
+        self, inputs: Arguments, given: Arguments, outputs: Sequence[str] | None, lent: Lent
     ) -> tuple[Arguments, Arguments, Key]:
         """Inputs and outputs in forms that have a backend, and the key of the call."""
-        taken = self._adopt_inputs(inputs)
-        out = tuple(map(self._adopt_out, given))
+        checks.count(self.name, self.inputs, len(inputs))
+        pairs = zip(self.inputs, inputs, strict=False)
+        taken = tuple([adopt_input(self.name, item, value, lent) for item, value in pairs])
+        out = tuple([adopt_out(self.name, value, lent) for value in given])
         names = None if outputs is None else wanted(self, outputs)
         where = self._says_where and self.placement()
         return taken, out, (self._keys(taken), keys.out_key(out), names, where)
-
-    def _adopt_out(self, value: object) -> object:
-        if isinstance(value, tuple):  # of a list beside other outputs
-            return tuple(map(self._adopt_out, value))
-        if isinstance(value, np.generic):  # it would be a copy that is written
-            refuse(self.name, "out", "an array", f"a scalar ({type(value).__name__})")
-        return adopt(self.name, "out", value)
-
-    def _adopt_inputs(self, inputs: Arguments) -> Arguments:
-        checks.count(self.name, self.inputs, len(inputs))
-        pairs = zip(self.inputs, inputs, strict=False)
-        return tuple(self.adopt_input(item, value) for item, value in pairs)
-
-    def adopt_input(self, item: Input, value: Any) -> object:
-        """One input in a form that `_keys` reads."""
-        if value is None:
-            return None
-        if item.variadic and not isinstance(value, list | tuple):
-            kind = type(value).__name__
-            one = hasattr(type(value), "shape")  # an array of any library
-            refuse(self.name, item.name, "a list", f"one {kind}: write [x]" if one else kind)
-        if item.variadic:
-            checks.within(self.name, item.name, limits.of_list(len(value)))
-        if item.memory == "host" or (item.memory == "either" and is_number(value)):
-            freeze = functools.partial(self._frozen, item)
-            return tuple(map(freeze, value)) if item.variadic else freeze(value)
-        if item.variadic:
-            if are_known(value):
-                return tuple(value)
-            names = (f"{item.name}[{i}]" for i in range(len(value)))
-            return tuple(map(functools.partial(adopt, self.name), names, value))
-        return adopt(self.name, item.name, value)
-
-    def _frozen(self, item: Input, value: object) -> object:
-        checks.host(self.name, item.name, value)
-        return converted(self.name, item, value)
 
     def _keys(self, inputs: Arguments) -> tuple[object, ...]:
         """What a call depends on: what is known of arrays, values of static host inputs.
@@ -385,8 +377,3 @@ class DelegatingOp(Op):
     def own_call(self, prepared: Prepared) -> Call:
         """The callable's results, never copied."""
         return DelegatedCall(prepared, self.delegate)
-
-
-def is_number(value: object) -> bool:
-    """Whether a value of an "either" input is a number, or a few, rather than an array."""
-    return isinstance(value, int | float | np.generic | tuple | list)

@@ -16,6 +16,7 @@ import numpy as np
 from ..dtypes import HostArray
 from ..plan import ceil_div
 from ..schema import Input
+from .layout import Order
 from .prepared import Result
 
 PIECE = 32_768  # elements: eight float64 arrays of so many take 2 MiB
@@ -53,7 +54,9 @@ class Pieces:
         results: Sequence[Result],
         tiles: Mapping[str, int],
         row: str = "",
+        order: Order | None = None,
     ) -> None:
+        self.order = order
         self.arrays = tuple(item.memory == "device" and not item.not_accessed for item in inputs)
         names = (*(item.name for item in inputs), *(result.name for result in results))
         self.tiles = tuple(tiles.get(name, 1) for name in names)
@@ -79,10 +82,19 @@ class Pieces:
         row = values[self.row] if self.row >= 0 else None
         width = -1 if row is None else row.size
         return {
-            place: Part(value.reshape(-1 if row is not None else 1, width), tile, value is row)
+            place: Part(
+                self._in_memory(value).reshape(-1 if row is not None else 1, width),
+                tile,
+                value is row,
+            )
             for place, (value, tile) in enumerate(zip(values, self.tiles, strict=True))
             if value is not None and (place >= n_inputs or self.arrays[place])
         }
+
+    def _in_memory(self, array: HostArray) -> HostArray:
+        """Its dimensions as they lie in memory, so that making it flat copies nothing."""
+        of_host = self.order is not None and array.ndim != len(self.order)
+        return array if self.order is None or of_host else array.transpose(self.order)
 
 
 def blocks(n_rows: int, n_tiles: int, most: int) -> Iterator[tuple[slice, slice]]:

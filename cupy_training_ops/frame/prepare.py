@@ -17,7 +17,7 @@ from ..errors import refuse, shown
 from ..plan import LaunchError
 from ..runtime.launch import ReadyPlan
 from ..schema import Changing, Inferred, Input, Output, Single, Spec
-from . import checks
+from . import checks, layout
 from .call import Call
 from .convert import converted
 from .keys import CHANGES, unmarked
@@ -39,10 +39,11 @@ def prepare(op: Operator, inputs: Keys, out: Keys, outputs: Outputs) -> Call:
     keys = [*inputs, *[None] * (len(op.inputs) - len(inputs))]
     fixed = tuple(_fixed(op, item, key) for item, key in zip(op.inputs, keys, strict=True))
     arrays = tuple(_arrays(op, keys))
-    _check_inputs(op, arrays)
+    free = op.tiles is not None and not op.tiles and _have_one_shape(arrays)
+    _check_inputs(op, arrays, free)
     specs = _specs(op, keys, fixed)
     results, counts = _results(op, op.infer(*specs), wanted(op, outputs), arrays)
-    given = _check_out(op, results, counts, out)
+    given = _check_out(op, results, counts, out, free)
     prepared = Prepared(
         op=op.name,
         inputs=op.inputs,
@@ -53,6 +54,7 @@ def prepare(op: Operator, inputs: Keys, out: Keys, outputs: Outputs) -> Call:
         out=given,
         counts=counts,
         placement=_placement(op, arrays, results, given),
+        order=_order(op, arrays, results, given) if free else None,
         checks=op.checks(),
     )
     return _route(op, prepared, specs)
@@ -98,7 +100,12 @@ def _info(key: Info | None) -> ArrayInfo | None:
     return None if key is None else ArrayInfo(*key)
 
 
-def _check_inputs(op: Operator, arrays: Sequence[Named]) -> None:
+def _have_one_shape(arrays: Sequence[Named]) -> bool:
+    """Whether elements correspond by their place: no array is a row of another."""
+    return len({a.info.shape for a in arrays if a.info and not a.declared.not_accessed}) == 1
+
+
+def _check_inputs(op: Operator, arrays: Sequence[Named], any_layout: bool) -> None:
     bound: checks.Bindings = {}
     for attribute in op.attributes:
         value = op.attribute_values[attribute.name]
@@ -109,11 +116,19 @@ def _check_inputs(op: Operator, arrays: Sequence[Named]) -> None:
         if array.info is not None:
             checks.exists(op.name, array.name, array.info.spec)
             checks.bind(op.name, declared, array.name, array.info.dtype, op.types, bound)
-            checks.contiguous(op.name, array.name, array.info.contiguous or declared.not_accessed)
+            if not declared.not_accessed:
+                _check_layout(op, array.name, array.info, any_layout)
             checks.elements(op.name, declared, array.name, array.info.shape)
         elif not (declared.holes if declared.variadic else declared.optional):
             refuse(op.name, array.name, "an array", "None")
     checks.row(op.name, op.types, bound)
+
+
+def _check_layout(op: Operator, name: str, found: ArrayInfo, any_layout: bool) -> None:
+    if any_layout:
+        checks.contiguous(op.name, name, layout.order(found) is not None, "a dense array")
+    else:
+        checks.contiguous(op.name, name, found.strides is None)
 
 
 def _specs(op: Operator, keys: Keys, fixed: Sequence[object]) -> tuple[object, ...]:
@@ -194,13 +209,14 @@ def _check_out(
     results: Sequence[Result],
     counts: Sequence[int | None],
     out: Keys,
+    any_layout: bool,
 ) -> tuple[ArrayInfo | None, ...]:
     """The caller's outputs, one for each result."""
     if list(out) == [None]:
         return (None,) * len(results)
     for result, key in zip(results, _one_by_one(op, results, counts, out), strict=True):
         if key is not None:
-            _check_given(op, result, key)
+            _check_given(op, result, key, any_layout)
     return tuple(map(_info, _one_by_one(op, results, counts, out)))
 
 
@@ -224,7 +240,7 @@ def _is_group(key: Any, count: int) -> bool:
     return len(key) == count and all(item is None or isinstance(item, tuple) for item in key)
 
 
-def _check_given(op: Operator, result: Result, key: Any) -> None:
+def _check_given(op: Operator, result: Result, key: Any, any_layout: bool) -> None:
     name = f"out ({result.name})"
     if not key or key[0] is None or isinstance(key[0], tuple):
         refuse(op.name, name, "an array", "a tuple")
@@ -234,7 +250,7 @@ def _check_given(op: Operator, result: Result, key: Any) -> None:
     if result.value is not None:
         refuse(op.name, name, "None: it comes back as a new NumPy array", "an array")
     checks.output(op.name, name, result.spec, given.spec)
-    checks.contiguous(op.name, name, given.contiguous)
+    _check_layout(op, name, given, any_layout)
 
 
 def _placement(
@@ -250,9 +266,23 @@ def _placement(
     present = {name: found for name, found in named if found is not None}
     if not present:
         backend, device = op.placement()
-        return ArrayInfo(backend, np.dtype(np.uint8), (0,), True, True, device)
+        return ArrayInfo(backend, np.dtype(np.uint8), (0,), True, None, device)
     checks.one_place(op.name, {name: found.place for name, found in present.items()})
     return next(iter(present.values()))
+
+
+def _order(
+    op: Operator,
+    arrays: Sequence[Named],
+    results: Sequence[Result],
+    out: Sequence[ArrayInfo | None],
+) -> layout.Order | None:
+    """The order of dimensions that all arrays share; None of C-contiguous ones."""
+    pairs = zip(results, out, strict=True)
+    read = [(a.name, a.info) for a in arrays if not a.declared.not_accessed]
+    named = [*read, *((f"out ({r.name})", given) for r, given in pairs)]
+    made = [r.spec for r in results if r.spec is not None and r.value is None]
+    return layout.common(op.name, [(n, f) for n, f in named if f is not None], made)
 
 
 def _route(op: Operator, prepared: Prepared, specs: Sequence[object]) -> Call:
@@ -275,7 +305,7 @@ def _pieces(op: Operator, prepared: Prepared) -> Pieces | None:
     """How the CPU provider takes the arrays apart, if it may."""
     if op.tiles is None:
         return None
-    return Pieces(prepared.inputs, prepared.results, op.tiles, op.row)
+    return Pieces(prepared.inputs, prepared.results, op.tiles, op.row, prepared.order)
 
 
 def _ready(op: Operator, prepared: Prepared, specs: Sequence[object]) -> ReadyPlan:

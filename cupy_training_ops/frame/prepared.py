@@ -12,6 +12,7 @@ from ..backend import Array, ArrayInfo
 from ..dtypes import HostArray
 from ..schema import Changing, Input, Spec
 from .aliasing import Overlap, Written
+from .layout import Order
 
 Arguments = tuple[Any, ...]  # as the caller gave them
 Arrays = tuple[Array | None, ...]
@@ -65,7 +66,13 @@ class Prepared:
     out: tuple[ArrayInfo | None, ...]  # the caller's outputs
     counts: tuple[int | None, ...]  # arrays of each declared output, None for one that is no list
     placement: ArrayInfo
+    order: Order | None = None  # of the dimensions in memory, where arrays are not C-contiguous
     checks: tuple[Callable[..., None], ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """What messages call the arrays, and the caller's outputs behind them."""
+        return [a.name for a in self.arrays] + [f"out ({r.name})" for r in self.results]
 
     @property
     def groups_outputs(self) -> bool:
@@ -108,8 +115,7 @@ def overlap(prepared: Prepared) -> Overlap | None:
     found = tuple(written(prepared))
     if not found:
         return None
-    names = [a.name for a in prepared.arrays] + [f"out ({r.name})" for r in prepared.results]
     sizes = [array.nbytes for array in prepared.arrays]
     if any(prepared.out):
         sizes += [0 if given is None else given.spec.nbytes for given in prepared.out]
-    return Overlap(prepared.op, names, sizes, found)
+    return Overlap(prepared.op, prepared.names, sizes, found)

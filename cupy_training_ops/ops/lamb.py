@@ -80,7 +80,7 @@ def above_zero_for_each(value: object) -> float | tuple[float, ...]:
 
 
 def decay_for_each(value: object) -> float | tuple[float, ...]:
-    """A number from 0 to 1, or a list with one for each parameter."""
+    """A number of at least 0 and below 1, or a list with one for each parameter."""
     return _each(decay, for_each(value))
 
 

@@ -38,10 +38,10 @@ def above_zero(value: object) -> float:
 
 
 def decay(value: object) -> float:
-    """A number from 0 to 1."""
+    """A number of at least 0 and below 1."""
     number = real(value)
-    if not 0 <= number <= 1:
-        raise ArgumentError(f"expected a number from 0 to 1, got {number}")
+    if not 0 <= number < 1:
+        raise ArgumentError(f"expected a number of at least 0 and below 1, got {number}")
     return number
 
 

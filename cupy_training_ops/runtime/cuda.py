@@ -37,7 +37,8 @@ class CudaBackend:
             array.dtype,
             array.shape,
             data.ptr % 16 == 0,
-            array._c_contiguous,  # `flags` makes an object, which takes half a microsecond
+            # `flags` makes an object, which takes half a microsecond.
+            None if array._c_contiguous else array.strides,
             data.device_id,
         )
 
@@ -46,7 +47,14 @@ class CudaBackend:
         return [
             None
             if a is None
-            else (self, a.dtype, a.shape, a.data.ptr % 16 == 0, a._c_contiguous, a.data.device_id)
+            else (
+                self,
+                a.dtype,
+                a.shape,
+                a.data.ptr % 16 == 0,
+                None if a._c_contiguous else a.strides,
+                a.data.device_id,
+            )
             for a in arrays
         ]
 

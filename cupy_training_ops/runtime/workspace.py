@@ -50,7 +50,7 @@ def check(op: str, got: ArrayInfo, home: ArrayInfo, nbytes: int) -> None:
     `got` and `home` are what `backends.info` says of the workspace and of a call's arrays.
     """
     fits = got.dtype == "uint8" and len(got.shape) == 1 and got.shape[0] >= nbytes
-    if not (fits and got.contiguous and got.aligned and got.place == home.place):
+    if not (fits and got.strides is None and got.aligned and got.place == home.place):
         raise ArgumentError(
             f"{op}: workspace: expected a uint8 array of at least {nbytes} elements and rank 1 on "
             f"{home.place}, contiguous, aligned to 16 bytes, zero before its first use, "

@@ -14,7 +14,7 @@ import numpy as np
 from ..backend import Info, Kernel, KernelSource
 from ..backend import Module as CompiledModule
 from ..dtypes import HostArray
-from ..frame.backends import NumpyBackend, numpy_runs_on
+from ..frame.backends import NumpyBackend, numpy_runs_on, strides
 from ..plan import Device, Launch, Step
 from ..registry import get_op
 from ..runtime.launch import launch_log
@@ -54,7 +54,7 @@ class IdleBackend(NumpyBackend):
     def info(self, array: HostArray) -> Info:
         """As on a GPU: alignment counts."""
         aligned = array.ctypes.data % 16 == 0
-        return (self, array.dtype, array.shape, aligned, array.flags.c_contiguous, 0)
+        return (self, array.dtype, array.shape, aligned, strides(array), 0)
 
     def device(self, index: int) -> Device:
         """The device that is planned for."""

@@ -21,6 +21,19 @@ CALLS = [
         lambda x: cto.mixed_precision_scale(S, x, to="float32", fuse_outputs=True),
         lambda y: y[0][2] == 4,
     ),
+    (lambda x: cto.gradient_norm(x), lambda y: y[0] == np.float32(5**0.5)),
+    (
+        lambda x: cto.inplace_clip_grad_norm([a.copy() for a in x]),
+        lambda y: y[0].shape == EMPTY.shape,
+    ),
+    (
+        lambda x: cto.sgd_optimizer_list(1.0, [a.copy() for a in x], x),
+        lambda y: (y[1][1] == 0).all(),
+    ),
+    (
+        lambda x: cto.adam_optimizer_list(1.0, 1, *([a.copy() for a in x] for _ in range(4))),
+        lambda y: y[1][0].shape == EMPTY.shape,
+    ),
     (
         lambda x: cto.in_place_accumulator_list([a.copy() for a in x], x),
         lambda y: (y[0].shape, y[1][2]) == (EMPTY.shape, 4),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from foreign import Foreign
 
 import cupy_training_ops as cto
 from cupy_training_ops.errors import OpError
@@ -54,7 +55,7 @@ def outcome(call: Call) -> tuple[Outcome, float]:
     """The call as it ends, and seconds of the processor."""
     since = time.process_time()
     try:
-        results = as_tuple(WAYS[call.way](call))
+        results = tuple(memory_in(as_tuple(WAYS[call.way](call))))
         ended = Outcome("ok", str([described(r) for r in results]), results)
     except OpError as error:
         ended = Outcome("refused", f"{type(error).__name__}: {error}")
@@ -99,6 +100,15 @@ def apart(cpu: Outcome, idle: Outcome) -> Iterator[str]:
         return
     if (cpu.kind, cpu.text) != (idle.kind, idle.text.replace("idle device 0", "the host")):
         yield f"CPU provider: {cpu.kind} {cpu.text} | idle kernels: {idle.kind} {idle.text}"
+
+
+def memory_in(results: tuple[Any, ...]) -> Iterator[Any]:
+    """The results, with the array of NumPy's in place of one that lends its own."""
+    for result in results:
+        if isinstance(result, tuple):
+            yield tuple(memory_in(result))
+        else:
+            yield result.array if isinstance(result, Foreign) else result
 
 
 def described(result: Any) -> str:

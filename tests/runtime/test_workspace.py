@@ -13,6 +13,7 @@ import pytest
 
 from cupy_training_ops import ArgumentError, ProviderError
 from cupy_training_ops.backend import ArrayInfo
+from cupy_training_ops.frame.backends import strides
 from cupy_training_ops.runtime.workspace import Workspaces, check
 
 
@@ -111,8 +112,8 @@ def test_a_buffer_that_exists_serves_a_capture(backend, workspaces) -> None:
 
 def described(array: np.ndarray, device: int = 0) -> ArrayInfo:
     aligned = array.ctypes.data % 16 == 0
-    contiguous = array.flags.c_contiguous
-    return ArrayInfo(FakeBackend(), array.dtype, array.shape, aligned, contiguous, device)
+    found = strides(array)
+    return ArrayInfo(FakeBackend(), array.dtype, array.shape, aligned, found, device)
 
 
 HOME = described(np.zeros(1))

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: MIT
+"""Arrays of other libraries: taken over the same memory, results given back in kind.
+
+* Every array is taken as NumPy's or CuPy's over the memory that it lends; nothing is copied.
+* What the caller gave to be written (`out=`, or an input that an output replaces) comes back as the
+  very object that was given. Other results are NumPy's or CuPy's.
+* If all arrays of a call are PyTorch's, every result is a tensor, host outputs too, over the memory
+  of the array that was computed, and the call runs on PyTorch's current stream. Tensors that
+  require gradients are taken as data: autograd does not see the call.
+* JAX arrays are read-only: no call writes them.
+
+No library is imported here: who has an array of PyTorch's has imported it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ..dtypes import BFLOAT16, HostArray, dtype_name
+from ..errors import ProviderError, refuse
+from ..schema import Input
+from .backends import cuda_backend
+from .convert import is_number
+from .prepared import Arguments, Arrays, Prepared, written
+
+_DLPACK_CPU = 1
+_DLPACK_CUDA = (2, 13)  # device and managed memory
+
+
+def shared(value: Any) -> Any:
+    """An array over the memory of another library's, or None where it lends none."""
+    if is_tensor(value):
+        return _of_tensor(value)
+    if hasattr(value, "__dlpack__"):
+        kind, _ = value.__dlpack_device__()
+        if kind == _DLPACK_CPU:
+            return _host_exchanged(value)
+        if kind in _DLPACK_CUDA:
+            return _device_exchanged("from_dlpack", value)
+    if hasattr(value, "__cuda_array_interface__"):
+        return _device_exchanged("asarray", value)
+    return None
+
+
+def is_tensor(value: object) -> bool:
+    """Whether a value is PyTorch's tensor."""
+    return isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ()))
+
+
+def is_read_only(value: object) -> bool:
+    """Whether a value is JAX's array, whose memory may be anyone's."""
+    return isinstance(value, getattr(sys.modules.get("jax"), "Array", ()))
+
+
+def refuse_read_only(op: str, argument: str) -> NoReturn:
+    """What a call would write cannot be written."""
+    refuse(op, argument, "an array to write to", "a read-only one")
+
+
+def is_host_tensor(value: Any) -> bool:
+    """Whether it is one that can be read without waiting."""
+    return is_tensor(value) and value.device.type == "cpu"
+
+
+def as_tensor(array: Any) -> Any:
+    """A tensor over an array's memory; by way of integers, as NumPy and DLPack lack bfloat16."""
+    torch = sys.modules["torch"]
+    bits = array.view(np.int16) if array.dtype == BFLOAT16 else array
+    tensor = (torch.from_numpy if isinstance(bits, np.ndarray) else torch.from_dlpack)(bits)
+    return tensor if bits is array else tensor.view(torch.bfloat16)
+
+
+class Lent:
+    """What other libraries lend one call: whose each array is that stands for one of theirs."""
+
+    def __init__(
+        self,
+        declared: Sequence[Input],
+        inputs: Sequence[object],
+        out: Arguments,
+        before: Lent | None = None,
+    ) -> None:
+        """`before` knows the arrays that were adopted before this call."""
+        self._owners: dict[int, object] = dict(before._owners) if before else {}
+        self._read_only: set[int] = set(before._read_only) if before else set()
+        self._tensor = _only_tensors(declared, inputs, out)
+
+    def __bool__(self) -> bool:
+        return bool(self._owners)
+
+    def note(self, value: Any, array: Any) -> Any:
+        """The array, which is to stand for the value; it lives as long as what is noted here."""
+        if array is not value and not isinstance(value, np.generic):  # of which it is a copy
+            self._owners[id(array)] = value
+            if is_read_only(value):
+                self._read_only.add(id(array))
+        return array
+
+    def stream(self) -> contextlib.AbstractContextManager[None]:
+        """Where all arrays are tensors, PyTorch's current stream is CuPy's in the context."""
+        on_gpu = self._tensor is not None and self._tensor.device.type == "cuda"
+        return _stream(self._tensor.device.index) if on_gpu else contextlib.nullcontext()
+
+    def refuse_read_only(self, prepared: Prepared, arrays: Arrays) -> None:
+        """No call writes an array of JAX's, whose memory may be anyone's.
+
+        arrays: all of a call, the caller's outputs behind the others.
+        """
+        names = prepared.names if self._read_only else ()
+        for place in [found.place for found in written(prepared)] if names else ():
+            if id(arrays[place]) in self._read_only:
+                refuse_read_only(prepared.op, names[place])
+
+    def returned(self, result: Any) -> Any:
+        """What the caller gets for a result, or for each of several."""
+        if not self._owners:
+            return result
+        if isinstance(result, tuple):
+            return tuple(map(self.returned, result))
+        owner = self._owners.get(id(result))
+        if owner is not None:
+            return owner
+        return result if self._tensor is None or result is None else as_tensor(result)
+
+    def keep(self, arrays: Arrays) -> None:
+        """Give the caller the same objects for these arrays each time."""
+        for array in arrays:
+            if array is not None and id(array) not in self._owners:
+                self._owners[id(array)] = self.returned(array)
+
+
+@contextlib.contextmanager
+def _stream(device: int) -> Iterator[None]:
+    backend, cuda = cuda_backend(), sys.modules["torch"].cuda
+    current = sys.modules["cupy"].cuda.ExternalStream
+    with backend.on(device), current(cuda.current_stream(device).cuda_stream, device):
+        yield
+
+
+def _only_tensors(declared: Sequence[Input], inputs: Sequence[object], out: Arguments) -> Any:
+    """One of the tensors, where all arrays are such; else None."""
+    if "torch" not in sys.modules:
+        return None
+    found = [value for value in _arrays(declared, inputs, out) if value is not None]
+    return found[0] if found and all(map(is_tensor, found)) else None
+
+
+def _arrays(
+    declared: Sequence[Input], inputs: Sequence[object], out: Arguments
+) -> Iterator[object]:
+    """What a call is given for arrays, one by one."""
+    for item, value in zip(declared, inputs, strict=False):
+        if item.memory == "device" and isinstance(value, list | tuple):
+            yield from value
+        elif item.memory == "device" or (item.memory == "either" and not is_number(value)):
+            yield value
+    for value in out:
+        yield from value if isinstance(value, tuple) else (value,)
+
+
+def _of_tensor(tensor: Any) -> Any:
+    """The array over a tensor's memory; by way of integers, as `as_tensor`."""
+    torch = sys.modules["torch"]
+    data = tensor.detach()  # a tensor that requires gradients lends nothing
+    bits = data.view(torch.int16) if data.dtype == torch.bfloat16 else data
+    if data.device.type == "cpu":
+        array = bits.numpy()
+    elif data.device.type != "cuda":
+        raise BufferError(f"it is on the device {data.device}")
+    elif data.is_neg():  # DLPack would lend the values without their sign
+        raise BufferError("its negative bit is set (copy it first: resolve_neg)")
+    else:
+        array = _device_exchanged("from_dlpack", bits)
+    return array if bits is data else array.view(BFLOAT16)
+
+
+def _device_exchanged(function: str, value: Any) -> Any:
+    """By CuPy's function of this name."""
+    cuda_backend()
+    try:
+        return getattr(sys.modules["cupy"], function)(value)
+    except RuntimeError as error:  # CUDA's own: no GPU, no driver
+        raise ProviderError(f"cannot use a device array here: {error}") from error
+
+
+def _host_exchanged(value: Any) -> HostArray:
+    """NumPy's DLPack knows no bfloat16; JAX and others then lend a buffer through asarray."""
+    try:
+        return np.from_dlpack(value)
+    except (RuntimeError, BufferError):
+        with contextlib.suppress(RuntimeError, TypeError, ValueError):
+            array = np.asarray(value, copy=False)
+            if dtype_name(array.dtype) == "bfloat16":
+                return array
+        raise
+
+
+NONE_LENT = Lent((), (), ())  # for what is no array

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: MIT
+"""Dense arrays: every byte from the first to the last is an element's, dimensions in any order.
+
+An order names the dimensions from the outermost in memory to the innermost. That of (n, c, h, w) is
+(0, 1, 2, 3) of a C-contiguous array and (0, 2, 3, 1) with the channels last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..backend import Array, ArrayInfo
+from ..errors import refuse
+from ..schema import Spec
+from . import checks
+
+Order = tuple[int, ...]
+
+
+def order(found: ArrayInfo) -> Order | None:
+    """The order of an array's dimensions; None where it is not dense."""
+    strides = found.strides
+    if strides is None:
+        return tuple(range(len(found.shape)))
+    dimensions = sorted(range(len(found.shape)), key=lambda d: -strides[d])
+    nbytes = found.dtype.itemsize
+    for d in reversed(dimensions):
+        if found.shape[d] != 1:
+            if strides[d] != nbytes:
+                return None
+            nbytes *= found.shape[d]
+    return tuple(dimensions)
+
+
+def common(
+    op: str, arrays: Sequence[tuple[str, ArrayInfo]], results: Sequence[Spec]
+) -> Order | None:
+    """The order that the dense arrays of one shape share; None where all are C-contiguous."""
+    strided = next((name for name, found in arrays if found.strides is not None), None)
+    if strided is None:
+        return None
+    (first, like), *others = arrays
+    if any(spec.shape != like.shape for spec in results):
+        checks.contiguous(op, strided, False)
+    for name, found in others:
+        if _significant(found) != _significant(like):
+            expected = f"the layout of {first}, whose dimensions lie in the order {order(like)}"
+            refuse(op, name, expected, f"{order(found)}")
+    return order(like)
+
+
+def _significant(found: ArrayInfo) -> Order:
+    """The order without dimensions of one element, whose place means nothing."""
+    return tuple(d for d in order(found) or () if found.shape[d] != 1)
+
+
+def empty(
+    make: Callable[[Spec, int], Array], spec: Spec, device: int, found: Order | None
+) -> Array:
+    """What a backend's `empty` makes, with its dimensions in this order."""
+    if found is None:
+        return make(spec, device)
+    array = make(Spec(tuple(spec.shape[d] for d in found), spec.dtype), device)
+    laid_out: Array = array.transpose(sorted(range(len(found)), key=found.__getitem__))
+    return laid_out
