@@ -132,8 +132,8 @@ def adam_optimizer_list(
     do_bias_correction: bool = True,
     weight_decay_mode: int = 0,
 ) -> tuple[HostArray, Lists, Lists, Lists, Lists, tuple[HostArray | None, ...]]:
-    before, update = int(number(t)), bool(number(update_signal))
-    new_t = np.full(np.shape(t), before, np.int64)
+    new_t, update = np.array(t, np.int64), bool(number(update_signal))
+    before = new_t.item()
     new_t += update  # the largest wraps, as on a GPU
     mixed = tuple(mixed_precision_weights or [None] * len(weights))
     lists = (weights, gradients, moment_1, moment_2)

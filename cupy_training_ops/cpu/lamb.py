@@ -44,8 +44,8 @@ def lamb_optimizer(
     ratio_max: float = math.inf,
     do_bias_correction: bool = True,
 ) -> tuple[HostArray, Lists, Lists, Lists, Lists, tuple[HostArray | None, ...]]:
-    before, update = int(number(step, 0)), bool(number(update_signal))
-    new_step = np.full(np.shape(step), before, np.int64)
+    new_step, update = np.array(0 if step is None else step, np.int64), bool(number(update_signal))
+    before = new_step.item()
     new_step += update  # the largest wraps, as on a GPU
     mixed = tuple(mixed_precision_weights or [None] * len(weights))
     lists = (weights, gradients, moment1, moment2)
