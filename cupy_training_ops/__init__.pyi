@@ -68,6 +68,7 @@ __all__ = [
     "bias_gelu",
     "bias_gelu_grad_dx",
     "concat_training",
+    "cross_entropy_loss_and_grad",
     "div_grad",
     "fake_quant",
     "fake_quant_grad",
@@ -98,6 +99,9 @@ __all__ = [
     "is_finite",
     "lamb_optimizer",
     "leaky_relu_grad",
+    "log_softmax",
+    "log_softmax_grad",
+    "log_softmax_grad_13",
     "mixed_precision_scale",
     "pad_and_unflatten",
     "quick_gelu",
@@ -113,6 +117,17 @@ __all__ = [
     "scaled_sum",
     "sigmoid_grad",
     "slice_grad",
+    "softmax",
+    "softmax_cross_entropy",
+    "softmax_cross_entropy_grad",
+    "softmax_cross_entropy_loss",
+    "softmax_cross_entropy_loss_grad",
+    "softmax_cross_entropy_loss_internal",
+    "softmax_cross_entropy_loss_internal_grad",
+    "softmax_grad",
+    "softmax_grad_13",
+    "sparse_softmax_cross_entropy",
+    "sparse_softmax_cross_entropy_grad",
     "split_training",
     "tanh_grad",
     "view",
@@ -126,6 +141,7 @@ __all__ = [
     "BiasGelu",
     "BiasGeluGrad_dX",
     "ConcatTraining",
+    "CrossEntropyLossAndGrad",
     "DivGrad",
     "FakeQuant",
     "FakeQuantGrad",
@@ -156,6 +172,9 @@ __all__ = [
     "IsFinite",
     "LambOptimizer",
     "LeakyReluGrad",
+    "LogSoftmax",
+    "LogSoftmaxGrad",
+    "LogSoftmaxGrad_13",
     "MixedPrecisionScale",
     "PadAndUnflatten",
     "QuickGelu",
@@ -171,6 +190,17 @@ __all__ = [
     "ScaledSum",
     "SigmoidGrad",
     "SliceGrad",
+    "Softmax",
+    "SoftmaxCrossEntropy",
+    "SoftmaxCrossEntropyGrad",
+    "SoftmaxCrossEntropyLoss",
+    "SoftmaxCrossEntropyLossGrad",
+    "SoftmaxCrossEntropyLossInternal",
+    "SoftmaxCrossEntropyLossInternalGrad",
+    "SoftmaxGrad",
+    "SoftmaxGrad_13",
+    "SparseSoftmaxCrossEntropy",
+    "SparseSoftmaxCrossEntropyGrad",
     "SplitTraining",
     "TanhGrad",
     "View",
@@ -220,6 +250,8 @@ def get_op(name: Literal["BiasGelu"], version: int | None = None) -> type[BiasGe
 def get_op(name: Literal["BiasGeluGrad_dX"], version: int | None = None) -> type[BiasGeluGrad_dX]: ...
 @overload
 def get_op(name: Literal["ConcatTraining"], version: int | None = None) -> type[ConcatTraining]: ...
+@overload
+def get_op(name: Literal["CrossEntropyLossAndGrad"], version: int | None = None) -> type[CrossEntropyLossAndGrad]: ...
 @overload
 def get_op(name: Literal["DivGrad"], version: int | None = None) -> type[DivGrad]: ...
 @overload
@@ -281,6 +313,12 @@ def get_op(name: Literal["LambOptimizer"], version: int | None = None) -> type[L
 @overload
 def get_op(name: Literal["LeakyReluGrad"], version: int | None = None) -> type[LeakyReluGrad]: ...
 @overload
+def get_op(name: Literal["LogSoftmax"], version: int | None = None) -> type[LogSoftmax]: ...
+@overload
+def get_op(name: Literal["LogSoftmaxGrad"], version: int | None = None) -> type[LogSoftmaxGrad]: ...
+@overload
+def get_op(name: Literal["LogSoftmaxGrad_13"], version: int | None = None) -> type[LogSoftmaxGrad_13]: ...
+@overload
 def get_op(name: Literal["MixedPrecisionScale"], version: int | None = None) -> type[MixedPrecisionScale]: ...
 @overload
 def get_op(name: Literal["PadAndUnflatten"], version: int | None = None) -> type[PadAndUnflatten]: ...
@@ -310,6 +348,30 @@ def get_op(name: Literal["ScaledSum"], version: int | None = None) -> type[Scale
 def get_op(name: Literal["SigmoidGrad"], version: int | None = None) -> type[SigmoidGrad]: ...
 @overload
 def get_op(name: Literal["SliceGrad"], version: int | None = None) -> type[SliceGrad]: ...
+@overload
+def get_op(name: Literal["Softmax"], version: int | None = None) -> type[Softmax]: ...
+@overload
+def get_op(name: Literal["SoftmaxCrossEntropy"], version: int | None = None) -> type[SoftmaxCrossEntropy]: ...
+@overload
+def get_op(name: Literal["SoftmaxCrossEntropyGrad"], version: int | None = None) -> type[SoftmaxCrossEntropyGrad]: ...
+@overload
+def get_op(name: Literal["SoftmaxCrossEntropyLoss"], version: None = None) -> type[SoftmaxCrossEntropyLoss]: ...
+@overload
+def get_op(name: Literal["SoftmaxCrossEntropyLoss"], version: int) -> type[SoftmaxCrossEntropyLoss] | type[_SoftmaxCrossEntropyLoss_12]: ...
+@overload
+def get_op(name: Literal["SoftmaxCrossEntropyLossGrad"], version: int | None = None) -> type[SoftmaxCrossEntropyLossGrad]: ...
+@overload
+def get_op(name: Literal["SoftmaxCrossEntropyLossInternal"], version: int | None = None) -> type[SoftmaxCrossEntropyLossInternal]: ...
+@overload
+def get_op(name: Literal["SoftmaxCrossEntropyLossInternalGrad"], version: int | None = None) -> type[SoftmaxCrossEntropyLossInternalGrad]: ...
+@overload
+def get_op(name: Literal["SoftmaxGrad"], version: int | None = None) -> type[SoftmaxGrad]: ...
+@overload
+def get_op(name: Literal["SoftmaxGrad_13"], version: int | None = None) -> type[SoftmaxGrad_13]: ...
+@overload
+def get_op(name: Literal["SparseSoftmaxCrossEntropy"], version: int | None = None) -> type[SparseSoftmaxCrossEntropy]: ...
+@overload
+def get_op(name: Literal["SparseSoftmaxCrossEntropyGrad"], version: int | None = None) -> type[SparseSoftmaxCrossEntropyGrad]: ...
 @overload
 def get_op(name: Literal["SplitTraining"], version: int | None = None) -> type[SplitTraining]: ...
 @overload
@@ -392,6 +454,15 @@ def concat_training(
     workspace: _Memory | None = None,
 ) -> tuple[Any, NDArray[np.int64]]:
     """Arrays joined along an axis: concat_result = inputs[0], inputs[1], ... one after the other. Returns (concat_result, per_input_length)."""
+def cross_entropy_loss_and_grad(
+    scores: _Array, labels: _Array, weights: _Array | None = None,
+    ignore_index: _Integers | None = None, loss_scale: _Reals | _Array | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    check: _Boolean = False, out: tuple[_Memory | None, _Memory | None] | None = None,
+    outputs: Sequence[Literal["output", "d_scores"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, Any]:
+    """Loss and gradient in one call: d_scores = (softmax - [label]) loss_scale weights[label] / N. Returns (output, d_scores)."""
 def div_grad(
     dY: _Array, A: _Array, B: _Array, *, out: tuple[_Memory | None, _Memory | None] | None = None,
     outputs: Sequence[Literal["dA", "dB"]] | None = None, workspace: _Memory | None = None,
@@ -562,6 +633,21 @@ def leaky_relu_grad(
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
 ) -> Any:
     """Gradient of LeakyRelu: dX = dY where Y > 0, else alpha dY. Returns dX."""
+def log_softmax(
+    X: _Array, *, axis: _Integer = -1, out: _Memory | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any:
+    """Logarithm of Softmax: Y = (X - max) - ln(sum of e^(X - max)) along the axis. Returns Y."""
+def log_softmax_grad(
+    dY: _Array, X: _Array, *, axis: _Integer = 1, out: _Memory | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> Any:
+    """Gradient of LogSoftmax before opset 13: dX = dY - e^X (sum of dY over the row). Returns dX."""
+def log_softmax_grad_13(
+    dY: _Array, X: _Array, *, axis: _Integer = -1, out: _Memory | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> Any:
+    """Gradient of LogSoftmax: dX = dY - e^X (sum of dY along the axis). Returns dX."""
 def mixed_precision_scale(
     S: _Array, X: Sequence[_Array], *, to: _Dtype, fuse_outputs: _Boolean = False,
     out: tuple[_Memory | None, ...] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
@@ -657,6 +743,80 @@ def slice_grad(
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
 ) -> Any:
     """Gradient of Slice: dX[start_0 + j_0 step_0, ...] = dY[j_0, ...], and 0 elsewhere. Returns dX."""
+def softmax(
+    X: _Array, *, axis: _Integer = -1, out: _Memory | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any:
+    """Softmax: Y = e^(X - max) / sum of e^(X - max) along the axis. Returns Y."""
+def softmax_cross_entropy(
+    logits: _Array, label: _Array, *, reduction: Literal["mean", "sum", "none"] = "mean",
+    out: tuple[_Memory | None, _Memory | None] | None = None,
+    outputs: Sequence[Literal["Y", "log_prob"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any]:
+    """Cross-entropy against distributions: loss of a row = -sum of label log_prob over its classes. Returns (Y, log_prob)."""
+def softmax_cross_entropy_grad(
+    dY: _Array, log_prob: _Array, label: _Array, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", out: _Memory | None = None,
+    outputs: Sequence[Literal["d_logits"]] | None = None, workspace: _Memory | None = None,
+) -> Any:
+    """Gradient of SoftmaxCrossEntropy: d_logits = (e^log_prob - label) dY / N. Returns d_logits."""
+def softmax_cross_entropy_loss(
+    scores: _Array, labels: _Array, weights: _Array | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", ignore_index: _Integer | None = None,
+    check: _Boolean = False, out: tuple[_Memory | None, _Memory | None] | None = None,
+    outputs: Sequence[Literal["output", "log_prob"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, Any]:
+    """Cross-entropy: loss of a row = -weights[label] log_prob[label]. Returns (output, log_prob)."""
+def softmax_cross_entropy_loss_grad(
+    dY: _Array, log_prob: _Array, label: _Array, weight: _Array | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", ignore_index: _Integer | None = None,
+    check: _Boolean = False, out: _Memory | None = None,
+    outputs: Sequence[Literal["d_logits"]] | None = None, workspace: _Memory | None = None,
+) -> Any:
+    """Gradient of SoftmaxCrossEntropyLoss: d_logits = (e^log_prob - [label]) dY weight[label] / N. Returns d_logits."""
+def softmax_cross_entropy_loss_internal(
+    scores: _Array, labels: _Array, weights: _Array | None = None,
+    ignore_index: _Integers | None = None, *, reduction: Literal["mean", "sum", "none"] = "mean",
+    output_type: _Dtype | None = None, check: _Boolean = False,
+    out: tuple[_Memory | None, _Memory | None] | None = None,
+    outputs: Sequence[Literal["output", "log_prob"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, Any]:
+    """Cross-entropy with outputs of another type: loss of a row = -weights[label] log_prob[label]. Returns (output, log_prob)."""
+def softmax_cross_entropy_loss_internal_grad(
+    dY: _Array, log_prob: _Array, label: _Array, weight: _Array | None = None,
+    ignore_index: _Integers | None = None, bias: _Array | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", output_type: _Dtype | None = None,
+    check: _Boolean = False, out: _Memory | None = None,
+    outputs: Sequence[Literal["d_logits"]] | None = None, workspace: _Memory | None = None,
+) -> Any:
+    """Gradient: d_logits = (e^log_prob - [label]) dY weight[label] / N + bias. Returns d_logits."""
+def softmax_grad(
+    dY: _Array, Y: _Array, *, axis: _Integer = 1, out: _Memory | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> Any:
+    """Gradient of Softmax before opset 13: dX = Y (dY - sum of Y dY over the row). Returns dX."""
+def softmax_grad_13(
+    dY: _Array, Y: _Array, *, axis: _Integer = -1, out: _Memory | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> Any:
+    """Gradient of Softmax: dX = Y (dY - sum of Y dY along the axis). Returns dX."""
+def sparse_softmax_cross_entropy(
+    logits: _Array, label: _Array, weight: _Array | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", check: _Boolean = False,
+    out: tuple[_Memory | None, _Memory | None] | None = None,
+    outputs: Sequence[Literal["output", "log_prob"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, Any]:
+    """Cross-entropy against classes: loss of a row = -weight log_prob[label]. Returns (output, log_prob)."""
+def sparse_softmax_cross_entropy_grad(
+    dY: _Array, log_prob: _Array, label: _Array, weight: _Array | None = None, *,
+    reduction: Literal["mean", "sum", "none"] = "mean", check: _Boolean = False,
+    out: _Memory | None = None, outputs: Sequence[Literal["d_logits"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any:
+    """Gradient of SparseSoftmaxCrossEntropy: d_logits = (e^log_prob - [label]) dY weight / N. Returns d_logits."""
 def split_training(
     input: _Array, split: _Integers | None = None, *, axis: _Integer = 0,
     num_outputs: _Integer | None = None, out: tuple[_Memory | None, ...] | None = None,
@@ -911,6 +1071,37 @@ class ConcatTraining(Op):
     def workspace_nbytes(
         self, inputs: Sequence[_Array], *,
         outputs: Sequence[Literal["concat_result", "per_input_length"]] | None = None,
+    ) -> int: ...
+
+class CrossEntropyLossAndGrad(Op):
+    """Loss and gradient in one call: d_scores = (softmax - [label]) loss_scale weights[label] / N. Returns (output, d_scores)."""
+    reduction: Final[Literal["mean", "sum", "none"]]
+    output_type: Final[np.dtype[Any] | None]
+    check: Final[bool]
+    def __init__(
+        self, *, reduction: Literal["mean", "sum", "none"] = "mean",
+        output_type: _Dtype | None = None, check: _Boolean = False,
+    ) -> None: ...
+    def __call__(
+        self, scores: _Array, labels: _Array, weights: _Array | None = None,
+        ignore_index: _Integers | None = None, loss_scale: _Reals | _Array | None = None, *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["output", "d_scores"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, Any]: ...
+    def bound(
+        self, scores: _Array | EllipsisType, labels: _Array | EllipsisType,
+        weights: _Array | None | EllipsisType = None,
+        ignore_index: _Integers | None | EllipsisType = None,
+        loss_scale: _Reals | _Array | None | EllipsisType = None, *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["output", "d_scores"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, scores: _Array, labels: _Array, weights: _Array | None = None,
+        ignore_index: _Integers | None = None, loss_scale: _Reals | _Array | None = None, *,
+        outputs: Sequence[Literal["output", "d_scores"]] | None = None,
     ) -> int: ...
 
 class DivGrad(Op):
@@ -1477,6 +1668,54 @@ class LeakyReluGrad(Op):
         self, dY: _Array, Y: _Array, *, outputs: Sequence[Literal["dX"]] | None = None,
     ) -> int: ...
 
+class LogSoftmax(Op):
+    """Logarithm of Softmax: Y = (X - max) - ln(sum of e^(X - max)) along the axis. Returns Y."""
+    axis: Final[int]
+    def __init__(self, *, axis: _Integer = -1) -> None: ...
+    def __call__(
+        self, X: _Array, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, X: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, X: _Array, *, outputs: Sequence[Literal["Y"]] | None = None,
+    ) -> int: ...
+
+class LogSoftmaxGrad(Op):
+    """Gradient of LogSoftmax before opset 13: dX = dY - e^X (sum of dY over the row). Returns dX."""
+    axis: Final[int]
+    def __init__(self, *, axis: _Integer = 1) -> None: ...
+    def __call__(
+        self, dY: _Array, X: _Array, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, dY: _Array | EllipsisType, X: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, dY: _Array, X: _Array, *, outputs: Sequence[Literal["dX"]] | None = None,
+    ) -> int: ...
+
+class LogSoftmaxGrad_13(Op):
+    """Gradient of LogSoftmax: dX = dY - e^X (sum of dY along the axis). Returns dX."""
+    axis: Final[int]
+    def __init__(self, *, axis: _Integer = -1) -> None: ...
+    def __call__(
+        self, dY: _Array, X: _Array, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, dY: _Array | EllipsisType, X: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, dY: _Array, X: _Array, *, outputs: Sequence[Literal["dX"]] | None = None,
+    ) -> int: ...
+
 class MixedPrecisionScale(Op):
     """Scaling between precisions: Y[i] = S X[i], rounded to `to`, for every tensor of a list. Returns *Y."""
     to: Final[np.dtype[Any]]
@@ -1778,6 +2017,276 @@ class SliceGrad(Op):
         self, dY: _Array, shape: _Integers, starts: _Integers, ends: _Integers,
         axes: _Integers | None = None, steps: _Integers | None = None, *,
         outputs: Sequence[Literal["dX"]] | None = None,
+    ) -> int: ...
+
+class Softmax(Op):
+    """Softmax: Y = e^(X - max) / sum of e^(X - max) along the axis. Returns Y."""
+    axis: Final[int]
+    def __init__(self, *, axis: _Integer = -1) -> None: ...
+    def __call__(
+        self, X: _Array, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, X: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, X: _Array, *, outputs: Sequence[Literal["Y"]] | None = None,
+    ) -> int: ...
+
+class SoftmaxCrossEntropy(Op):
+    """Cross-entropy against distributions: loss of a row = -sum of label log_prob over its classes. Returns (Y, log_prob)."""
+    reduction: Final[Literal["mean", "sum", "none"]]
+    def __init__(self, *, reduction: Literal["mean", "sum", "none"] = "mean") -> None: ...
+    def __call__(
+        self, logits: _Array, label: _Array, *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["Y", "log_prob"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[Any, Any]: ...
+    def bound(
+        self, logits: _Array | EllipsisType, label: _Array | EllipsisType, *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["Y", "log_prob"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, logits: _Array, label: _Array, *,
+        outputs: Sequence[Literal["Y", "log_prob"]] | None = None,
+    ) -> int: ...
+
+class SoftmaxCrossEntropyGrad(Op):
+    """Gradient of SoftmaxCrossEntropy: d_logits = (e^log_prob - label) dY / N. Returns d_logits."""
+    reduction: Final[Literal["mean", "sum", "none"]]
+    def __init__(self, *, reduction: Literal["mean", "sum", "none"] = "mean") -> None: ...
+    def __call__(
+        self, dY: _Array, log_prob: _Array, label: _Array, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["d_logits"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, dY: _Array | EllipsisType, log_prob: _Array | EllipsisType,
+        label: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["d_logits"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, dY: _Array, log_prob: _Array, label: _Array, *,
+        outputs: Sequence[Literal["d_logits"]] | None = None,
+    ) -> int: ...
+
+class SoftmaxCrossEntropyLoss(Op):
+    """Cross-entropy: loss of a row = -weights[label] log_prob[label]. Returns (output, log_prob)."""
+    reduction: Final[Literal["mean", "sum", "none"]]
+    ignore_index: Final[int | None]
+    check: Final[bool]
+    def __init__(
+        self, *, reduction: Literal["mean", "sum", "none"] = "mean",
+        ignore_index: _Integer | None = None, check: _Boolean = False,
+    ) -> None: ...
+    def __call__(
+        self, scores: _Array, labels: _Array, weights: _Array | None = None, *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["output", "log_prob"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, Any]: ...
+    def bound(
+        self, scores: _Array | EllipsisType, labels: _Array | EllipsisType,
+        weights: _Array | None | EllipsisType = None, *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["output", "log_prob"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, scores: _Array, labels: _Array, weights: _Array | None = None, *,
+        outputs: Sequence[Literal["output", "log_prob"]] | None = None,
+    ) -> int: ...
+
+class _SoftmaxCrossEntropyLoss_12(Op):
+    """Cross-entropy: loss of a row = -weights[label] log_prob[label]. Returns (output, log_prob)."""
+    reduction: Final[Literal["mean", "sum", "none"]]
+    ignore_index: Final[int | None]
+    check: Final[bool]
+    def __init__(
+        self, *, reduction: Literal["mean", "sum", "none"] = "mean",
+        ignore_index: _Integer | None = None, check: _Boolean = False,
+    ) -> None: ...
+    def __call__(
+        self, scores: _Array, labels: _Array, weights: _Array | None = None, *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["output", "log_prob"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, Any]: ...
+    def bound(
+        self, scores: _Array | EllipsisType, labels: _Array | EllipsisType,
+        weights: _Array | None | EllipsisType = None, *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["output", "log_prob"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, scores: _Array, labels: _Array, weights: _Array | None = None, *,
+        outputs: Sequence[Literal["output", "log_prob"]] | None = None,
+    ) -> int: ...
+
+class SoftmaxCrossEntropyLossGrad(Op):
+    """Gradient of SoftmaxCrossEntropyLoss: d_logits = (e^log_prob - [label]) dY weight[label] / N. Returns d_logits."""
+    reduction: Final[Literal["mean", "sum", "none"]]
+    ignore_index: Final[int | None]
+    check: Final[bool]
+    def __init__(
+        self, *, reduction: Literal["mean", "sum", "none"] = "mean",
+        ignore_index: _Integer | None = None, check: _Boolean = False,
+    ) -> None: ...
+    def __call__(
+        self, dY: _Array, log_prob: _Array, label: _Array, weight: _Array | None = None, *,
+        out: _Memory | None = None, outputs: Sequence[Literal["d_logits"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, dY: _Array | EllipsisType, log_prob: _Array | EllipsisType,
+        label: _Array | EllipsisType, weight: _Array | None | EllipsisType = None, *,
+        out: _Memory | None = None, outputs: Sequence[Literal["d_logits"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, dY: _Array, log_prob: _Array, label: _Array, weight: _Array | None = None, *,
+        outputs: Sequence[Literal["d_logits"]] | None = None,
+    ) -> int: ...
+
+class SoftmaxCrossEntropyLossInternal(Op):
+    """Cross-entropy with outputs of another type: loss of a row = -weights[label] log_prob[label]. Returns (output, log_prob)."""
+    reduction: Final[Literal["mean", "sum", "none"]]
+    output_type: Final[np.dtype[Any] | None]
+    check: Final[bool]
+    def __init__(
+        self, *, reduction: Literal["mean", "sum", "none"] = "mean",
+        output_type: _Dtype | None = None, check: _Boolean = False,
+    ) -> None: ...
+    def __call__(
+        self, scores: _Array, labels: _Array, weights: _Array | None = None,
+        ignore_index: _Integers | None = None, *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["output", "log_prob"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, Any]: ...
+    def bound(
+        self, scores: _Array | EllipsisType, labels: _Array | EllipsisType,
+        weights: _Array | None | EllipsisType = None,
+        ignore_index: _Integers | None | EllipsisType = None, *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["output", "log_prob"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, scores: _Array, labels: _Array, weights: _Array | None = None,
+        ignore_index: _Integers | None = None, *,
+        outputs: Sequence[Literal["output", "log_prob"]] | None = None,
+    ) -> int: ...
+
+class SoftmaxCrossEntropyLossInternalGrad(Op):
+    """Gradient: d_logits = (e^log_prob - [label]) dY weight[label] / N + bias. Returns d_logits."""
+    reduction: Final[Literal["mean", "sum", "none"]]
+    output_type: Final[np.dtype[Any] | None]
+    check: Final[bool]
+    def __init__(
+        self, *, reduction: Literal["mean", "sum", "none"] = "mean",
+        output_type: _Dtype | None = None, check: _Boolean = False,
+    ) -> None: ...
+    def __call__(
+        self, dY: _Array, log_prob: _Array, label: _Array, weight: _Array | None = None,
+        ignore_index: _Integers | None = None, bias: _Array | None = None, *,
+        out: _Memory | None = None, outputs: Sequence[Literal["d_logits"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, dY: _Array | EllipsisType, log_prob: _Array | EllipsisType,
+        label: _Array | EllipsisType, weight: _Array | None | EllipsisType = None,
+        ignore_index: _Integers | None | EllipsisType = None,
+        bias: _Array | None | EllipsisType = None, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["d_logits"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, dY: _Array, log_prob: _Array, label: _Array, weight: _Array | None = None,
+        ignore_index: _Integers | None = None, bias: _Array | None = None, *,
+        outputs: Sequence[Literal["d_logits"]] | None = None,
+    ) -> int: ...
+
+class SoftmaxGrad(Op):
+    """Gradient of Softmax before opset 13: dX = Y (dY - sum of Y dY over the row). Returns dX."""
+    axis: Final[int]
+    def __init__(self, *, axis: _Integer = 1) -> None: ...
+    def __call__(
+        self, dY: _Array, Y: _Array, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, dY: _Array | EllipsisType, Y: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, dY: _Array, Y: _Array, *, outputs: Sequence[Literal["dX"]] | None = None,
+    ) -> int: ...
+
+class SoftmaxGrad_13(Op):
+    """Gradient of Softmax: dX = Y (dY - sum of Y dY along the axis). Returns dX."""
+    axis: Final[int]
+    def __init__(self, *, axis: _Integer = -1) -> None: ...
+    def __call__(
+        self, dY: _Array, Y: _Array, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, dY: _Array | EllipsisType, Y: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, dY: _Array, Y: _Array, *, outputs: Sequence[Literal["dX"]] | None = None,
+    ) -> int: ...
+
+class SparseSoftmaxCrossEntropy(Op):
+    """Cross-entropy against classes: loss of a row = -weight log_prob[label]. Returns (output, log_prob)."""
+    reduction: Final[Literal["mean", "sum", "none"]]
+    check: Final[bool]
+    def __init__(
+        self, *, reduction: Literal["mean", "sum", "none"] = "mean", check: _Boolean = False,
+    ) -> None: ...
+    def __call__(
+        self, logits: _Array, label: _Array, weight: _Array | None = None, *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["output", "log_prob"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, Any]: ...
+    def bound(
+        self, logits: _Array | EllipsisType, label: _Array | EllipsisType,
+        weight: _Array | None | EllipsisType = None, *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["output", "log_prob"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, logits: _Array, label: _Array, weight: _Array | None = None, *,
+        outputs: Sequence[Literal["output", "log_prob"]] | None = None,
+    ) -> int: ...
+
+class SparseSoftmaxCrossEntropyGrad(Op):
+    """Gradient of SparseSoftmaxCrossEntropy: d_logits = (e^log_prob - [label]) dY weight / N. Returns d_logits."""
+    reduction: Final[Literal["mean", "sum", "none"]]
+    check: Final[bool]
+    def __init__(
+        self, *, reduction: Literal["mean", "sum", "none"] = "mean", check: _Boolean = False,
+    ) -> None: ...
+    def __call__(
+        self, dY: _Array, log_prob: _Array, label: _Array, weight: _Array | None = None, *,
+        out: _Memory | None = None, outputs: Sequence[Literal["d_logits"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, dY: _Array | EllipsisType, log_prob: _Array | EllipsisType,
+        label: _Array | EllipsisType, weight: _Array | None | EllipsisType = None, *,
+        out: _Memory | None = None, outputs: Sequence[Literal["d_logits"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, dY: _Array, log_prob: _Array, label: _Array, weight: _Array | None = None, *,
+        outputs: Sequence[Literal["d_logits"]] | None = None,
     ) -> int: ...
 
 class SplitTraining(Op):

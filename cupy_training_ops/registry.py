@@ -18,6 +18,7 @@ from .frame.op import Op
 from .ops import (
     activation,
     adam,
+    cross_entropy,
     elementwise,
     gather,
     gist,
@@ -27,6 +28,7 @@ from .ops import (
     padding,
     reduction,
     resize,
+    softmax,
     tensor,
 )
 from .schema import Attribute, Input, Output, TypeRows, combinations
@@ -37,6 +39,7 @@ Table = Mapping[str, Versions]  # of a family: name to the class, or to that of 
 FAMILIES: Mapping[str, Table] = {
     "activation": activation.OPS,
     "adam": adam.OPS,
+    "cross_entropy": cross_entropy.OPS,
     "elementwise": elementwise.OPS,
     "gather": gather.OPS,
     "gist": gist.OPS,
@@ -46,6 +49,7 @@ FAMILIES: Mapping[str, Table] = {
     "padding": padding.OPS,
     "reduction": reduction.OPS,
     "resize": resize.OPS,
+    "softmax": softmax.OPS,
     "tensor": tensor.OPS,
 }
 

@@ -37,13 +37,10 @@ _NAMES = """
     BiasSoftmaxDropout BitmaskDropoutGrad ConvGrad ConvTransposeGrad
     DropoutGrad Group
     InvertibleLayerNormalizationGrad
-    LayerNormalizationGrad LogSoftmaxGrad LogSoftmaxGrad_13 MegatronF MegatronG
+    LayerNormalizationGrad MegatronF MegatronG
     NcclAllGather NcclAllReduce NcclReduceScatter PassThrough PythonOp
     PythonOpGrad RecordEvent Recv Send
-    SimplifiedLayerNormalizationGrad SoftmaxCrossEntropy SoftmaxCrossEntropyGrad
-    SoftmaxCrossEntropyLoss SoftmaxCrossEntropyLossGrad SoftmaxCrossEntropyLossInternal
-    SoftmaxCrossEntropyLossInternalGrad SoftmaxDropoutGrad SoftmaxGrad SoftmaxGrad_13
-    SparseSoftmaxCrossEntropy SparseSoftmaxCrossEntropyGrad TritonOp WaitEvent YieldOp
+    SimplifiedLayerNormalizationGrad SoftmaxDropoutGrad TritonOp WaitEvent YieldOp
 """
 TO_BE_WRITTEN = set(_NAMES.split())
 

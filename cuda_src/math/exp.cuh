@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// 2^x, e^(-t^2 / 2), 1 / x where activations need them. float: the special function unit's. double,
-// for which there is none: polynomials without branches, so that several run side by side.
+// e^x, ln x; 2^x, e^(-t^2 / 2), 1 / x where activations need them. float: the special function unit's.
+// double, for which there is none: polynomials without branches, so that several run side by side.
 #pragma once
 #include "core/types.cuh"
 
@@ -55,6 +55,14 @@ __device__ __forceinline__ double power_of_2(double x) {
     const double p = short_exponential((x - (rounded - ROUNDER)) * (2 * LN2));
     return p * double_of((bits_of(rounded) + 1535) << 52) * 0x1p-512;  // 2^(k + 512) 2^-512
 }
+
+// e^x for any x. In float it is off by |x| + 2 units in the last place at most: x log2 e is rounded.
+// In double it is called: several side by side, inlined, make kernels spill.
+__device__ __forceinline__ float exponential(float x) { return exp2f(x * 1.44269504f); }
+__device__ __noinline__ double exponential(double x) { return ::exp(x); }
+
+__device__ __forceinline__ float logarithm(float x) { return logf(x); }
+__device__ __forceinline__ double logarithm(double x) { return ::log(x); }
 
 // e^(-t^2 / 2) for t up to 40. In double it is multiplied by RAISED, so that 2^k can be added to
 // the exponent's bits; and t^2 is kept in two numbers, since rounded to one the result would be off

@@ -16,6 +16,7 @@ import numpy as np
 
 from cupy_training_ops.dtypes import BOOL, FLOAT16, FLOAT32, FLOAT64, INT64, dtype_name
 from cupy_training_ops.testing.samples import Generator, Sample
+from upstream import losses
 
 INT32 = np.dtype(np.int32)
 Shape = tuple[int, ...]
@@ -23,6 +24,7 @@ Shape = tuple[int, ...]
 SHAPES: tuple[Shape, ...] = ((257,), (3, 5, 7), (2, 1003))
 
 NO_KERNEL = "onnxruntime has neither a CPU kernel nor a decomposition"
+OF_THIS_PACKAGE = "an operator of this package"
 BROKEN_GIST = "onnxruntime's CPU kernel crashes or fails"
 WITHOUT_ORACLE = {
     "AdamOptimizerList": "an operator of this package",
@@ -39,7 +41,8 @@ WITHOUT_ORACLE = {
         for bits in ("1", "8", "16", "Msfp15")
         for direction in ("Encoder", "Decoder")
     },
-    "InPlaceAccumulatorList": "an operator of this package",
+    "CrossEntropyLossAndGrad": OF_THIS_PACKAGE,
+    "InPlaceAccumulatorList": OF_THIS_PACKAGE,
     "IsAllFinite": NO_KERNEL,
     "IsFinite": NO_KERNEL,
     "MixedPrecisionScale": NO_KERNEL,
@@ -429,6 +432,7 @@ def _parted(
 
 
 SAMPLES: tuple[Sample, ...] = (
+    *losses.samples(),
     *_activation_gradients(),
     *_activations(),
     *_scales(),

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: MIT
+"""Launches of cross-entropy losses and gradients over the rows of their scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ..dtypes import INT64, Dtype, element_type
+from ..frame.op import slots
+from ..numerics import computed_in
+from ..plan import (
+    VEC_NBYTES,
+    Config,
+    Device,
+    Launch,
+    Plan,
+    Scratch,
+    ScratchMemory,
+    by_value,
+    ceil_div,
+)
+from ..schema import Changing, Spec
+from .row_softmax import Held, Lines, division, held_nbytes
+
+STREAMED_NBYTES = 64  # that a thread has in flight where nothing has to be held
+SUM_THREADS = 256
+SUM_BLOCKS = 128  # at most, each with one partial sum
+ROWS_A_BLOCK = 2048  # that are worth another block
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Labels with what says how they are read: weights of classes or rows, what is ignored."""
+
+    labels: Spec
+    n_classes: int
+    weights: Spec | None = None
+    ignore_index: int | None = None
+    row_weights: bool = False
+
+    @property
+    def are_equal(self) -> bool:
+        """Whether every row has weight 1."""
+        return self.weights is None and self.ignore_index is None
+
+    @property
+    def args(self) -> tuple[object, ...]:
+        """What kernels are given: labels, weights and the struct Rule."""
+        ignore = 0 if self.ignore_index is None else self.ignore_index
+        may_occur = self.ignore_index is not None and -(2**63) <= ignore < 2**63
+        rule = by_value(
+            n_classes=np.int64(self.n_classes),
+            ignore_index=np.int64(ignore if may_occur else 0),
+            weight_type=np.int32(element_type(self.weights.dtype).onnx if self.weights else 0),
+            ignores=np.bool_(may_occur),
+            wide_labels=np.bool_(self.labels.dtype == INT64),
+            row_weights=np.bool_(self.row_weights),
+        )
+        return self.labels, self.weights, rule
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one call: where its arrays have them, types, how their losses are reduced."""
+
+    device: Device
+    lines: Lines
+    t: Dtype
+    t_out: Dtype
+    reduction: str
+
+    @cached_property
+    def scratch(self) -> ScratchMemory:
+        """What the launches share."""
+        return ScratchMemory()
+
+    @cached_property
+    def _sums(self) -> tuple[Scratch, Scratch]:
+        """Partial sums, and the ticket of the block that comes last."""
+        ticket = self.scratch.take(1, np.uint32)
+        return self.scratch.take(SUM_BLOCKS, computed_in(self.t)), ticket
+
+    def plan(self, *launches: Launch | None) -> Plan:
+        """The launches that are there."""
+        present = tuple(launch for launch in launches if launch is not None)
+        return Plan(present, self.scratch.nbytes)
+
+    def divisor(self, targets: Targets | None) -> tuple[Launch | None, tuple[object, object]]:
+        """What losses are divided by: in memory, by a launch of its own, or a number."""
+        if self.reduction != "mean":
+            return None, (None, 1.0)
+        if targets is None or targets.are_equal:
+            return None, (None, float(self.lines.count))
+        divisor = self.scratch.take(1, computed_in(self.t))
+        args = (*targets.args, self.lines.count, *self._sums, divisor)
+        return self._over_rows("cross_entropy__divisor", args), (divisor, 0.0)
+
+    def losses(self, output: Spec | None) -> tuple[Spec | None, Scratch | None]:
+        """Where each row's loss goes: the output, or what is summed."""
+        if output is None or self.reduction == "none":
+            return output, None
+        return None, self.scratch.take(self.lines.count, computed_in(self.t))
+
+    def total(
+        self, output: Spec | None, losses: Scratch | None, divisor: tuple[object, object]
+    ) -> Launch | None:
+        """The sum of the rows' losses, divided."""
+        if losses is None:
+            return None
+        args = (losses, self.lines.count, *divisor, *self._sums, output)
+        return self._over_rows("cross_entropy__total", args)
+
+    def lines_launch(
+        self,
+        stem: str,
+        args: tuple[object, ...],
+        read: tuple[Spec | None, ...],
+        written: Spec | None,
+        has_short: bool = False,
+        is_held: bool = True,
+    ) -> Launch:
+        """The kernel of this stem that suits the lines, and the arrays that have them.
+
+        is_held: whether it has a use for a line that is in registers as a whole.
+        """
+        width = VEC_NBYTES // min(self.t.itemsize, self.t_out.itemsize)
+        nbytes = self._held_nbytes if is_held else min(self._held_nbytes, STREAMED_NBYTES)
+        held = Held(nbytes, len(read), self.t.itemsize, width)
+        aligned = all(spec.aligned for spec in (*read, written) if spec is not None)
+        divided = division(self.lines, held, aligned, has_short)
+        return self._launch(stem + divided.suffix, divided.config, (*args, *divided.args))
+
+    def _over_rows(self, symbol: str, args: tuple[object, ...]) -> Launch:
+        blocks = max(1, min(SUM_BLOCKS, ceil_div(self.lines.count, ROWS_A_BLOCK)))
+        return self._launch(symbol, Config((blocks,), (SUM_THREADS,)), args)
+
+    def _launch(self, symbol: str, config: Config, args: tuple[object, ...]) -> Launch:
+        binding = slots(T=self.t, TOUT=self.t_out) | {"NBYTES": str(self._held_nbytes)}
+        return Launch(symbol, config, args, binding)
+
+    @property
+    def _held_nbytes(self) -> int:
+        """Fewer than softmax of scores in 2 bytes: label, loss and output type take registers."""
+        most = 64 if self.t.itemsize == 2 else 128
+        return min(most, *(held_nbytes(self.device, t) for t in (self.t, self.t_out)))
+
+
+def forward(
+    rows: Rows, scores: Spec, targets: Targets, output: Spec | None, log_prob: Spec | None
+) -> Plan:
+    """Loss and log-probabilities."""
+    divides, divisor = rows.divisor(targets) if output else (None, (None, 1.0))
+    losses = rows.losses(output)
+    args = (scores, *targets.args, log_prob, *losses)
+    launch = rows.lines_launch("cross_entropy__loss_", args, (scores,), log_prob, has_short=True)
+    return rows.plan(divides, launch, rows.total(output, losses[1], divisor))
+
+
+def backward(
+    rows: Rows, dy: Spec, log_prob: Spec, targets: Targets, bias: Spec | None, gradient: Spec
+) -> Plan:
+    """Gradient of the scores, from that of the loss."""
+    divides, divisor = rows.divisor(targets)
+    args = (dy, rows.reduction == "none", log_prob, *targets.args, *divisor, bias, gradient)
+    arrays = (log_prob, bias)
+    stem = "cross_entropy__gradient_"
+    return rows.plan(divides, rows.lines_launch(stem, args, arrays, gradient, is_held=False))
+
+
+def both(
+    rows: Rows,
+    scores: Spec,
+    targets: Targets,
+    scale: Spec | Changing | float,
+    output: Spec | None,
+    gradient: Spec | None,
+) -> Plan:
+    """Loss and gradient of the scores."""
+    divides, divisor = rows.divisor(targets)
+    losses = rows.losses(output)
+    args = (scores, *targets.args, gradient, *losses, scale, *divisor)
+    launch = rows.lines_launch("cross_entropy__loss_and_gradient_", args, (scores,), gradient)
+    return rows.plan(divides, launch, rows.total(output, losses[1], divisor))
+
+
+def dense_forward(
+    rows: Rows, scores: Spec, target: Spec, output: Spec | None, log_prob: Spec | None
+) -> Plan:
+    """Loss and log-probabilities, where targets are distributions."""
+    _, divisor = rows.divisor(None)
+    losses = rows.losses(output)
+    args = (scores, target, log_prob, *losses)
+    launch = rows.lines_launch("cross_entropy__dense_loss_", args, (scores, target), log_prob)
+    return rows.plan(launch, rows.total(output, losses[1], divisor))
+
+
+def dense_backward(rows: Rows, dy: Spec, log_prob: Spec, target: Spec, gradient: Spec) -> Plan:
+    """Gradient of the scores from that of the loss, where targets are distributions."""
+    _, (_, count) = rows.divisor(None)
+    args = (dy, rows.reduction == "none", log_prob, target, count, gradient)
+    arrays = (log_prob, target)
+    stem = "cross_entropy__dense_gradient_"
+    return rows.plan(rows.lines_launch(stem, args, arrays, gradient, is_held=False))

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: MIT
+"""How the lines of an array are divided among threads; see algorithm/row_softmax.cuh."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..dtypes import BFLOAT16, FLOAT64, Dtype
+from ..plan import MAX_THREADS, VEC_NBYTES, WARP, Config, Device, align_up, ceil_div
+from ..schema import Shape
+
+SHORT_NBYTES = 32  # that a thread holds of a short row, of all arrays
+SHORT_THREADS = 128  # of a block with several lines
+MAX_Z = 64
+MAX_SLOTS = 2**31 - 2**18  # of a row: batches are counted in 32 bits
+
+
+def held_nbytes(device: Device, t: Dtype) -> int:
+    """Bytes that a thread holds of any other line.
+
+    Exponentials of float64, and bfloat16 on GPUs that have no instructions for it, take registers.
+    """
+    scarce = t == FLOAT64 or (t == BFLOAT16 and device.capability < (8, 0))
+    return 32 if scarce else 128
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The lines of an array (n_outer, length, stride), elements of a line `stride` apart."""
+
+    n_outer: int
+    length: int
+    stride: int
+
+    @classmethod
+    def along(cls, shape: Shape, axis: int) -> Lines:
+        """Those along one axis."""
+        return cls(math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return self.n_outer * self.stride
+
+
+@dataclass(frozen=True)
+class Division:
+    """A kernel's suffix, its launch configuration, and its arguments for the lines."""
+
+    suffix: str
+    config: Config
+    args: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Held:
+    """What is held of a line: by threads `nbytes` of so many arrays of elements of `itemsize`.
+
+    `width` elements are a slot of a row.
+    """
+
+    nbytes: int
+    n_arrays: int
+    itemsize: int
+    width: int
+
+    def depth(self, nbytes: int) -> int:
+        """Slots of each array in so many bytes, at least one."""
+        return max(1, nbytes // (self.width * self.itemsize * self.n_arrays))
+
+
+def division(lines: Lines, held: Held, aligned: bool, has_short: bool = True) -> Division:
+    """Rows with vectors where arrays are aligned and rows long enough for some; else columns.
+
+    has_short: whether there is a kernel of its own for short rows.
+    """
+    n_slots = lines.length // held.width
+    is_whole = lines.length % held.width == 0
+    rows = lines.stride == 1 and n_slots <= MAX_SLOTS and (is_whole or n_slots >= 4)
+    if aligned and rows:
+        return _rows(lines, held, n_slots, 1 if is_whole else 2 * held.width - 2, has_short)
+    return _columns(lines, held.nbytes // VEC_NBYTES // held.n_arrays)
+
+
+def _rows(lines: Lines, held: Held, n_slots: int, least: int, has_short: bool) -> Division:
+    """At least so many threads a row: each has one element at most before or after the slots."""
+    threads = max(ceil_div(n_slots, held.depth(SHORT_NBYTES)), least)
+    suffix = "short_rows"
+    if threads > WARP or not has_short:
+        threads = max(ceil_div(n_slots, held.depth(held.nbytes)), least)
+        suffix = "rows"
+    if threads > WARP:
+        threads = block = min(align_up(threads, WARP), MAX_THREADS)
+    else:
+        threads, block = _power(threads), SHORT_THREADS
+    config = Config((max(1, ceil_div(lines.n_outer, block // threads)),), (block,))
+    return Division(suffix, config, (lines.n_outer, lines.length, threads))
+
+
+def _columns(lines: Lines, depth: int) -> Division:
+    """Neighbouring lines to threads along x, elements of a line along y, other lines along z."""
+    x = min(_power(lines.stride), WARP)
+    most = MAX_THREADS // x
+    y = min(_power(ceil_div(lines.length, depth)), most)
+    y = max(y, min(_power(lines.length), WARP // x))  # elements side by side, where lines are not
+    x = max(x, min(_power(lines.stride), SHORT_THREADS // y))
+    z = min(max(1, SHORT_THREADS // (x * y)), _power(lines.n_outer), MAX_Z)
+    grid = ceil_div(lines.stride, x) * ceil_div(lines.n_outer, z)
+    config = Config((max(1, grid),), (x, y, z))
+    return Division("columns", config, (lines.n_outer, lines.length, lines.stride))
+
+
+def _power(n: int) -> int:
+    """The power of two that is at least n and 1."""
+    return 1 << max(0, n - 1).bit_length()
