@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -137,9 +137,19 @@ class Lent:
 @contextlib.contextmanager
 def _stream(device: int) -> Iterator[None]:
     backend, cuda = cuda_backend(), sys.modules["torch"].cuda
-    current = sys.modules["cupy"].cuda.ExternalStream
-    with backend.on(device), current(cuda.current_stream(device).cuda_stream, device):
-        yield
+    with backend.on(device):
+        theirs = _Stream(cuda.current_stream(device).cuda_stream)
+        with sys.modules["cupy"].cuda.Stream.from_external(theirs):
+            yield
+
+
+class _Stream(NamedTuple):
+    """A stream as CUDA's protocol has it, which older tensors' streams do not know."""
+
+    address: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.address
 
 
 def _only_tensors(declared: Sequence[Input], inputs: Sequence[object], out: Arguments) -> Any:
