@@ -8,6 +8,7 @@ Every operator is here twice, as a class (`GistPack1Encoder()(x)`) and as a func
 from __future__ import annotations
 
 import builtins
+import importlib
 from typing import Any
 
 from . import registry
@@ -18,6 +19,7 @@ from .registry import get_op, lookup
 
 __version__ = "0.1.0"
 
+_OPTIMIZERS = ("SGD", "Adam", "AdamW", "Lamb")  # imported where they are used
 _CLASSES = {name: get_op(name) for name in registry.names()}
 
 # `import *` must not hide a function of Python's own.
@@ -34,12 +36,15 @@ __all__ = [
     "compress",
     "get_op",
     "lookup",
+    *_OPTIMIZERS,
     *_STARRED,
     *_CLASSES,
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _OPTIMIZERS:
+        return getattr(importlib.import_module(f"{__name__}.optimizers"), name)
     if name in _CLASSES:
         return _CLASSES[name]
     if name in OPERATORS:

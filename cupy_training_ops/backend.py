@@ -127,6 +127,9 @@ class Backend(Protocol):
     def from_host(self, array: HostArray) -> Array:
         """A NumPy array on the current device; copied where that is not the host."""
 
+    def overwrite(self, array: Any, source: HostArray) -> None:
+        """Put the elements of a NumPy array of the same shape and type into an array."""
+
     def device(self, index: int) -> Device:
         """The properties that planning may use."""
 

@@ -148,6 +148,25 @@ def momentum() -> Any:
     return ProbeMomentum().bound
 
 
+def same_gradients(_get_op: Any, array: Any) -> Action:
+    """A whole step: norm and update."""
+    step, gradients = adam_w(array), parameters(array, "f4")
+    return lambda: step(gradients, loss_scale=1024.0, max_norm=1.0)
+
+
+def new_gradients(_get_op: Any, array: Any) -> Action:
+    """The same with arrays that are not those of the step before."""
+    step, turns = adam_w(array), itertools.cycle([parameters(array, "f4") for _ in range(3)])
+    return lambda: step(next(turns), loss_scale=1024.0, max_norm=1.0)
+
+
+def adam_w(array: Any) -> Any:
+    """The step of an optimizer over the parameters."""
+    import cupy_training_ops as cto
+
+    return cto.AdamW(parameters(array, "f4")).step
+
+
 def joined(get_op: Any, array: Any) -> Action:
     """A list with one output."""
     op, xs = get_op("ConcatTraining")(axis=1), [array((1024, 1024), "f4") for _ in range(64)]
@@ -175,6 +194,8 @@ ACTIONS: dict[str, Maker] = {
     "ConcatTraining, 64 arrays": joined,
     "bound, 4 lists of 292 arrays": bound_lists,
     "bound, one of 4 lists open": open_list,
+    "AdamW, a step with the same 292 gradients": same_gradients,
+    "AdamW, a step with 292 new gradients": new_gradients,
 }
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""A header and an array in one file: NumPy's own .npz without pickle, with a format version.
+"""A header and arrays in one file: NumPy's own .npz without pickle, with a format version.
 
-The member `header` is JSON text, the member `code` is the array.
+The member `header` is JSON text, every other member is an array.
 """
 
 from __future__ import annotations
@@ -9,73 +9,109 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import ArgumentError
+from .atomic_file import replacing
 from .numpy_file import BinaryFile, NumpyArray, Stored, StrPath, stored, undamaged
-
-FORMAT = "cupy-training-ops packed array"
-VERSION = 1
-LONGEST_HEADER = 1 << 20  # bytes; far more than any array's description
 
 Header = dict[str, Any]
 
 
-def write(stream: BinaryFile, header: Header, code: NumpyArray) -> None:
-    """Write what `opened` gives back; the header holds what JSON can say."""
-    text = json.dumps({"format": FORMAT, "version": VERSION, **header})
-    np.savez(stream, header=np.array(text), code=code)
+class Format(NamedTuple):
+    """What a kind of file holds, and how it is told from others."""
+
+    noun: str
+    version: int
+    longest_header: int  # bytes; far more than any description
+
+    @property
+    def name(self) -> str:
+        """What the header says."""
+        return f"cupy-training-ops {self.noun}"
+
+
+class Opened(NamedTuple):
+    """An open file: its header, in which sequences are lists, and its unread arrays."""
+
+    file: object
+    format: Format
+    header: Header
+    members: Mapping[str, Stored]
+
+    def member(self, name: str) -> Stored:
+        """One of the arrays."""
+        return _member(self.file, self.format, self.members, name)
+
+
+def write(
+    file: StrPath | BinaryFile, kind: Format, header: Header, arrays: Mapping[str, NumpyArray]
+) -> None:
+    """Write what `opened` gives back; the header holds what JSON can say.
+
+    A path is replaced by a whole file or not at all. Raises OSError.
+    """
+    text = json.dumps({"format": kind.name, "version": kind.version, **header})
+    with _writable(file) as stream:
+        np.savez(stream, header=np.array(text), **arrays)  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager
-def opened(file: StrPath | BinaryFile) -> Iterator[tuple[Header, Stored]]:
-    """The header and the unread array of a file, which may be open; sequences in it are lists.
+def opened(file: StrPath | BinaryFile, kind: Format) -> Iterator[Opened]:
+    """The header and the arrays of a file, which may be open already.
 
     Raises OSError and MemoryError, and ArgumentError for whatever else is wrong with the file.
     """
-    with _stream(file) as stream:
+    with _readable(file) as stream:
         members = stored(stream, file)
         if isinstance(members, Stored):
             dtype = members.header().dtype
-            raise ArgumentError(f"{file}: no packed array: it holds one of {dtype} as it is")
-        header = _checked(file, _parsed(file, _member(file, members, "header")))
-        yield header, _member(file, members, "code")
+            raise ArgumentError(f"{file}: no {kind.noun}: it holds one of {dtype} as it is")
+        header = _parsed(file, kind, _member(file, kind, members, "header"))
+        yield Opened(file, kind, _checked(file, kind, header), members)
 
 
-def _stream(file: StrPath | BinaryFile) -> contextlib.AbstractContextManager[BinaryFile]:
+def _readable(file: StrPath | BinaryFile) -> contextlib.AbstractContextManager[BinaryFile]:
     if isinstance(file, str | os.PathLike):
         return Path(file).open("rb")
     return contextlib.nullcontext(file)
 
 
-def _member(file: object, members: dict[str, Stored], name: str) -> Stored:
+def _writable(file: StrPath | BinaryFile) -> contextlib.AbstractContextManager[BinaryFile]:
+    """The file as a stream; a path is replaced when the stream is closed."""
+    if isinstance(file, str | os.PathLike):
+        return replacing(Path(file))
+    return contextlib.nullcontext(file)
+
+
+def _member(file: object, kind: Format, members: Mapping[str, Stored], name: str) -> Stored:
     if name not in members:
-        raise ArgumentError(f"{file}: no packed array: it has no member {name!r}")
+        raise ArgumentError(f"{file}: no {kind.noun}: it has no member {name!r}")
     return members[name]
 
 
-def _parsed(file: object, member: Stored) -> Any:
+def _parsed(file: object, kind: Format, member: Stored) -> Any:
     shape, dtype, _ = member.header()
-    if shape != () or dtype.kind != "U" or dtype.itemsize > LONGEST_HEADER:
-        raise ArgumentError(f"{file}: no packed array: its header is {dtype} of shape {shape}")
+    if shape != () or dtype.kind != "U" or dtype.itemsize > kind.longest_header:
+        raise ArgumentError(f"{file}: no {kind.noun}: its header is {dtype} of shape {shape}")
     text = str(member.read())
     with undamaged(str(file)):
         return json.loads(text)
 
 
-def _checked(file: object, header: Any) -> Header:
+def _checked(file: object, kind: Format, header: Any) -> Header:
     """What `write` was given, if this is the format and the version that it writes."""
-    if not isinstance(header, dict) or header.pop("format", None) != FORMAT:
-        raise ArgumentError(f"{file}: no packed array: its header does not say {FORMAT!r}")
+    if not isinstance(header, dict) or header.pop("format", None) != kind.name:
+        raise ArgumentError(f"{file}: no {kind.noun}: its header does not say {kind.name!r}")
     version = header.pop("version", None)
-    if version != VERSION:
-        newer = isinstance(version, int) and version > VERSION
+    if version != kind.version:
+        newer = isinstance(version, int) and version > kind.version
         raise ArgumentError(
-            f"{file}: expected format version {VERSION}, got {version!r}"
+            f"{file}: expected format version {kind.version}, got {version!r}"
             f"{'; a newer cupy-training-ops may read it' if newer else ''}"
         )
     return header

@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import math
-import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Self
 
 from ..backend import Array
@@ -19,9 +16,10 @@ from ..frame.foreign import is_tensor
 from ..ops.gist import Decoder
 from ..schema import Spec
 from . import container
-from .atomic_file import replacing
 from .numpy_file import BinaryFile, Header, NumpyArray, Stored, StrPath
 from .table import described, get_codec
+
+FORMAT = container.Format("packed array", version=1, longest_header=1 << 20)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,9 +80,7 @@ class Packed:
         A path is replaced by a whole file or not at all. Raises OSError.
         """
         header = {name: getattr(self, name) for name in ("codec", "dtype", "shape", "options")}
-        code = _to_host(self.code)
-        with _writable(file) as stream:
-            container.write(stream, header, code)
+        container.write(file, FORMAT, header, {"code": _to_host(self.code)})
 
     @classmethod
     def load(cls, file: StrPath | BinaryFile, provider: str = "cpu") -> Self:
@@ -96,8 +92,9 @@ class Packed:
         """
         if provider not in ("cpu", "cuda"):
             refuse("Packed", "provider", "'cpu' or 'cuda'", repr(provider))
-        with container.opened(file) as (header, stored):
-            codec, dtype, shape, options = _described(file, header, stored)
+        with container.opened(file, FORMAT) as opened:
+            stored = opened.member("code")
+            codec, dtype, shape, options = _described(file, opened.header, stored)
             code = stored.read()
         return cls(codec, dtype, shape, code if provider == "cpu" else _from_host(code), options)
 
@@ -157,13 +154,6 @@ def _check(codec: Any, dtype: Any, shape: Any, options: Any, code: Array | Heade
             f"Packed: code: expected {dtype_name(expected.dtype)} of shape {expected.shape} "
             f"for {codec} of {dtype} {shape}, got {dtype_name(code.dtype)} of shape {code.shape}"
         )
-
-
-def _writable(file: StrPath | BinaryFile) -> contextlib.AbstractContextManager[BinaryFile]:
-    """The file as a stream; a path is replaced when the stream is closed."""
-    if isinstance(file, str | os.PathLike):
-        return replacing(Path(file))
-    return contextlib.nullcontext(file)
 
 
 def _to_host(array: Array) -> NumpyArray:

@@ -96,6 +96,10 @@ class NumpyBackend(OneStream):
         """The array itself."""
         return array
 
+    def overwrite(self, array: HostArray, source: HostArray) -> None:
+        """Copy the elements."""
+        np.copyto(array, source, casting="no")
+
     def device(self, index: int) -> Device:
         """There is none to plan for."""
         raise ProviderError("NumPy arrays have no device to plan for")

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from ..backend import Array
@@ -12,7 +12,7 @@ from ..errors import refuse
 from ..schema import Input
 from . import checks
 from .arrays import adopt_input, adopt_out
-from .call import NO_VALUES, Call
+from .call import NO_VALUES, Call, Tables
 from .convert import is_number
 from .foreign import NONE_LENT, Lent
 from .keys import reader
@@ -148,20 +148,37 @@ class OpenCall:
         self._open = {item.name: i for i, item in enumerate(op.inputs) if self._inputs[i] is ...}
         self._readers = [reader(op.inputs[place]) for place in self._open.values()]
         self._calls: dict[object, _Opened] = {}
+        self._last: tuple[object, _Opened] | None = None
 
     def __call__(self, **given: object) -> Any:
         """Launch with these arrays for the open inputs, and values that change, by name."""
+        every = self._every(given)
+        lent = Lent(self._op.inputs, every, self._given_out, self._lent)
+        with lent.stream():
+            opened, inputs = self._with(every, lent)
+            return lent.returned(opened.launch(inputs, given))
+
+    def checked(self, **given: object) -> CheckedCall:
+        """The call with these arrays, checked and not launched yet.
+
+        It may be made again and again, as long as they are the same.
+        """
+        every = self._every(given)
+        opened, inputs = self._with(every, Lent(self._op.inputs, every, (), self._lent))
+        return opened.checked(inputs, given)
+
+    def _every(self, given: dict[str, object]) -> Sequence[object]:
+        """All inputs, the open ones taken out of what is given."""
         missing = self._open.keys() - given.keys()
         if missing:
             refuse(self._op.name, min(missing), "an argument, because it was left open", "none")
         every = list(self._given)
         for name, place in self._open.items():
             every[place] = given.pop(name)
-        lent = Lent(self._op.inputs, every, self._given_out, self._lent)
-        with lent.stream():
-            return lent.returned(self._run(every, given, lent))
+        return every
 
-    def _run(self, every: Sequence[object], values: Mapping[str, object], lent: Lent) -> Any:
+    def _with(self, every: Sequence[object], lent: Lent) -> tuple[_Opened, Arguments]:
+        """The kind of call, and all inputs in forms that have a backend."""
         inputs = list(self._inputs)
         for place in self._open.values():
             item = self._op.inputs[place]
@@ -169,8 +186,11 @@ class OpenCall:
         opened_with = [inputs[place] for place in self._open.values()]
         pairs = zip(self._readers, opened_with, strict=True)
         key = tuple([None if value is None else read(value) for read, value in pairs])
-        opened = self._calls.get(key) or self._opened(key, tuple(inputs), lent)
-        return opened(tuple(inputs), values)
+        last = self._last
+        if last is None or last[0] != key:  # sooner than a hash of it
+            opened = self._calls.get(key) or self._opened(key, tuple(inputs), lent)
+            self._last = last = key, opened
+        return last[1], tuple(inputs)
 
     def _opened(self, key: object, inputs: Arguments, lent: Lent) -> _Opened:
         call, taken, out = self._op.prepared_call(inputs, self._out, self._outputs, lent)
@@ -182,6 +202,12 @@ class OpenCall:
 
 
 _MAX_OPENED = 64
+
+
+def opened(bound: BoundCall | OpenCall) -> OpenCall:
+    """A bound call whose inputs are known to be open, for type checkers."""
+    assert isinstance(bound, OpenCall)
+    return bound
 
 
 class _Opened:
@@ -196,7 +222,8 @@ class _Opened:
         workspace: object,
         places: Sequence[int],
     ) -> None:
-        self._op, self._call, self._workspace = op, call, workspace
+        self.call = call
+        self._op, self._workspace = op, workspace
         self._given = out
         _, flat, _ = call.taken_apart(inputs, out)
         self._pieces = [
@@ -205,12 +232,34 @@ class _Opened:
         ]
         self._out_addresses = call.backend.pointers(flat) if call.has_out else []
         self._places = {op.inputs[place].name: place for place in call.prepared.changing}
+        self._kept = None if workspace is not None else _kept(call, inputs, out, places)
 
-    def __call__(self, inputs: Arguments, values: Mapping[str, object]) -> Any:
-        call = self._call
+    def launch(self, inputs: Arguments, values: Mapping[str, object]) -> Any:
+        """The call with these arguments."""
+        call = self.call
+        inputs, tables = self._checked(inputs, values)
+        inputs, out, arrays = call.taken_apart(inputs, self._given)
+        return call.finish(inputs, arrays, out, self._workspace, tables)
+
+    def checked(self, inputs: Arguments, values: Mapping[str, object]) -> CheckedCall:
+        """The same, not launched yet."""
+        call = self.call
+        inputs, tables = self._checked(inputs, values)
+        if self._kept is None or tables is None:
+            held = _held(call, inputs, self._given)
+        else:
+            changing = call.prepared.changing
+            kept = (inputs[p] if p in changing else v for p, v in enumerate(self._kept[0]))
+            held = (tuple(kept), *self._kept[1:])
+        return CheckedCall(self._op, call, held, self._workspace, tables)
+
+    def _checked(
+        self, inputs: Arguments, values: Mapping[str, object]
+    ) -> tuple[Arguments, Tables | None]:
+        """With the values; the tables of arrays none of which is written and another's too."""
+        call = self.call
         if values:
             inputs = _with_values(self._op, inputs, self._places, values)
-        inputs, out, arrays = call.taken_apart(inputs, self._given)
         pieces = zip(self._pieces, call.array_places, strict=True)
         addresses = list(
             itertools.chain.from_iterable(
@@ -221,7 +270,63 @@ class _Opened:
         addresses += self._out_addresses
         if call.overlap is not None:
             call.overlap.refuse(addresses)
-        return call.finish(inputs, arrays, out, self._workspace, call.tables(addresses))
+        return inputs, call.tables(addresses)
+
+
+Held = tuple[Arguments, Arrays, Arrays]  # inputs, their arrays one by one, results
+
+
+class CheckedCall:
+    """A call with arrays that were checked; each time with new values, and without results.
+
+    It keeps no array that was open where tables have its address: such arrays must be there, the
+    same ones, at each launch.
+    """
+
+    def __init__(
+        self,
+        op: Bindable,
+        call: Call,
+        held: Held,
+        workspace: object,
+        tables: Tables | None,
+    ) -> None:
+        self._op, self._call = op, call
+        self._inputs, self._arrays, self._results = held
+        self._workspace, self._tables = workspace, tables
+        self._places = {op.inputs[place].name: place for place in call.changing}
+
+    @property
+    def changing(self) -> Collection[str]:
+        """The names of what is new each time."""
+        return self._places
+
+    def __call__(self, **values: object) -> None:
+        """Launch, with these values instead of those before."""
+        call, inputs = self._call, self._inputs
+        if values:
+            inputs = _with_values(self._op, inputs, self._places, values)
+        own = call.values(inputs)
+        call.execute(inputs, self._arrays, self._results, self._workspace, own, self._tables)
+
+
+def _held(call: Call, inputs: Arguments, out: Arguments) -> Held:
+    inputs, out, arrays = call.taken_apart(inputs, out)
+    return inputs, arrays, call.completed(arrays, out, call.values(inputs))
+
+
+def _kept(call: Call, inputs: Arguments, out: Arguments, opened: Sequence[int]) -> Held | None:
+    """The same without what is open; None where that is needed beside its address."""
+    if call.taken is None or call.makes_arrays or call.checks:
+        return None
+    values = call.prepared.changing
+    blank = tuple(
+        v if p not in opened or p in values else [None] * len(v) if isinstance(v, tuple) else None
+        for p, v in enumerate(inputs)
+    )
+    full, kept = _held(call, inputs, out), _held(call, blank, out)
+    every, others = full[1] + full[2], kept[1] + kept[2]
+    return kept if all(every[place] is others[place] for place in call.taken) else None
 
 
 def _as_list(value: Any, variadic: bool) -> Sequence[Array | None]:

@@ -31,6 +31,7 @@ class Call:
     """One remembered combination of dtypes, shapes, alignments, outputs and device."""
 
     workspace_nbytes = 0
+    taken: frozenset[int] | None = None  # arrays and results that are no part of tables; None: all
     repeats = True  # a bound call gives the same arrays each time
 
     def __init__(self, prepared: Prepared) -> None:
@@ -148,7 +149,7 @@ class Call:
     def completed(self, arrays: Arrays, out: Arrays, values: Values) -> Arrays:
         """The caller's outputs; for the others the aliased input, a host value or new memory."""
         if self.aliased is not None:
-            return self.aliased(arrays)
+            return self.aliased((*arrays, None))
         if not self.has_out:
             out = (None,) * len(self.prepared.results)
         pairs = zip(self.prepared.results, out, strict=True)
@@ -236,9 +237,12 @@ class Call:
 
 
 def _all_aliased(prepared: Prepared) -> Callable[[Sequence[Any]], tuple[Any, ...]] | None:
-    """What takes the results out of the arrays, where all results replace inputs."""
-    places = [r.alias for r in prepared.results if r.spec is not None and r.value is None]
-    several = len(places) == len(prepared.results) > 1
-    if any(prepared.out) or not several or None in places:
+    """What takes the results out of the arrays, and then None for those that are not wanted.
+
+    Where all that are wanted replace inputs.
+    """
+    wanted = [r for r in prepared.results if r.spec is not None]
+    replace = all(r.value is None and r.alias is not None for r in wanted)
+    if any(prepared.out) or not wanted or not replace or len(prepared.results) < 2:
         return None
-    return itemgetter(*places)
+    return itemgetter(*(-1 if r.spec is None else r.alias for r in prepared.results))

@@ -161,13 +161,14 @@ class KernelCall(Call):
         self.ready = ready
         self.stores = stores
         self.workspace_nbytes = ready.workspace_nbytes
+        self.taken = ready.taken if ready.has_tables else None
 
     def tables(self, addresses: Sequence[int]) -> Tables | None:
         """The tables of addresses, unless some are those of new arrays."""
         if not self.ready.has_tables or self.makes_arrays:
             return None
         if self.aliased is not None:
-            return self.ready.tables_at([*addresses, *self.aliased(addresses)])
+            return self.ready.tables_at([*addresses, *self.aliased([*addresses, 0])])
         n_arrays, found = len(self.prepared.arrays), list(addresses)
         for place, result in enumerate(self.prepared.results, n_arrays):
             if place >= len(addresses):

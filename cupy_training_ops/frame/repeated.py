@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from operator import is_
 from typing import Any
 
-from ..backend import Array
+from ..backend import Array, Backend
 from ..schema import Input
 from .backends import BACKENDS
 from .call import Call, Tables
@@ -23,34 +23,73 @@ Keys = tuple[object, ...]  # parts of a call's key
 
 
 @dataclass(frozen=True)
+class Known:
+    """The arrays that a call had, and what tells whether another has the same."""
+
+    backend: Backend
+    declared: Sequence[Input]
+    readers: Sequence[Reader]
+    keys: Keys  # of host values
+    arrays: tuple[weakref.ref[Array] | None, ...]
+    states: list[object] | None  # what of the arrays may change while they live
+
+    @classmethod
+    def of(
+        cls,
+        backend: Backend,
+        declared: Sequence[Input],
+        readers: Sequence[Reader],
+        inputs: Arguments,
+        out: Arguments = (),
+        by_memory: bool = False,
+    ) -> Known | None:
+        """What is known of these arguments; None where it cannot be known again.
+
+        by_memory: arrays are the same ones also where they were given another shape.
+        """
+        found = _arrays(declared, inputs, out)
+        if not backend.runs_kernels or all(array is None for array in found):
+            return None
+        try:
+            held = tuple([None if array is None else weakref.ref(array) for array in found])
+            keys = _keys(declared, readers, inputs, out)
+        except (KeyError, TypeError):
+            return None
+        states = None if by_memory else backend.states(found)
+        return cls(backend, declared, readers, keys, held, states)
+
+    def has(self, inputs: Arguments, out: Arguments = ()) -> bool:
+        """Whether these arguments are the same."""
+        try:
+            found = _arrays(self.declared, inputs, out)
+            alive = [None if held is None else held() for held in self.arrays]
+            if len(found) != len(alive) or not all(map(is_, found, alive)):
+                return False
+            if _keys(self.declared, self.readers, inputs, out) != self.keys:
+                return False
+            return self.states is None or self.backend.states(found) == self.states
+        except (KeyError, TypeError):  # an argument that has to be adopted first
+            return False
+
+
+@dataclass(frozen=True)
 class Repeated:
     """A call that was made, and what tells whether the next one has the same arrays."""
 
     call: Call
-    readers: tuple[Reader, ...]
-    keys: Keys  # of host values
-    arrays: tuple[weakref.ref[Array] | None, ...]
-    states: list[object]  # what of the arrays may change while they live
+    known: Known
     outputs: Sequence[str] | None
     tables: Tables | None
 
     def has(self, inputs: Arguments, out: Arguments, outputs: Sequence[str] | None) -> bool:
         """Whether a call with these arguments is the same."""
-        declared = self.call.prepared.inputs
-        if len(inputs) > len(declared):
-            return False
-        inputs += (None,) * (len(declared) - len(inputs))
+        missing = len(self.known.declared) - len(inputs)
         try:
-            if outputs != self.outputs:
+            if missing < 0 or outputs != self.outputs:
                 return False
-            found = _arrays(declared, inputs, out)
-            alive = [None if held is None else held() for held in self.arrays]
-            if len(found) != len(alive) or not all(map(is_, found, alive)):
-                return False
-            same_keys = _keys(declared, self.readers, inputs, out) == self.keys
-            return same_keys and self.call.backend.states(found) == self.states
-        except (KeyError, TypeError, ValueError):  # what has to be adopted or refused first
+        except ValueError:  # an array, which has to be refused
             return False
+        return self.known.has(inputs + (None,) * missing, out)
 
     def again(self, inputs: Arguments, out: Arguments) -> Any:
         """The call, without a comparison of memory."""
@@ -67,17 +106,9 @@ def remembered(
     tables: Tables | None,
 ) -> list[Repeated]:
     """The call with these arguments in a list, which is empty where it cannot be known again."""
-    declared = call.prepared.inputs
-    found = _arrays(declared, inputs, out)
-    if not call.backend.runs_kernels or all(array is None for array in found):
-        return []
+    known = Known.of(call.backend, call.prepared.inputs, readers, inputs, out)
     names = None if outputs is None else tuple(outputs)  # a list might change
-    try:
-        held = tuple([None if array is None else weakref.ref(array) for array in found])
-        keys = _keys(declared, readers, inputs, out)
-    except (KeyError, TypeError):
-        return []
-    return [Repeated(call, readers, keys, held, call.backend.states(found), names, tables)]
+    return [] if known is None else [Repeated(call, known, names, tables)]
 
 
 def _arrays(declared: Sequence[Input], inputs: Arguments, out: Arguments) -> list[Array | None]:
@@ -101,7 +132,7 @@ def _listed(value: Any) -> Sequence[Any]:
 
 
 def _keys(
-    declared: Sequence[Input], readers: tuple[Reader, ...], inputs: Arguments, out: Arguments
+    declared: Sequence[Input], readers: Sequence[Reader], inputs: Arguments, out: Arguments
 ) -> Keys:
     """What tells calls with the same arrays apart: the lengths of lists, and host values."""
     lengths = tuple([len(given) if isinstance(given, tuple) else None for given in out])

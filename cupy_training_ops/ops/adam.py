@@ -157,7 +157,7 @@ class AdamOptimizer(Op):
         *scales("T_LOSS_SCALE", "T_GRAD_NORM", "global_gradient_norm"),
         UPDATE_SIGNAL,
     )
-    outputs = (
+    outputs: ClassVar[tuple[Output, ...]] = (
         stepped("new_T", "T", "T2"),
         Output("new_moment_1", "T4", aliases="moment_1", shape="shape of weights"),
         Output("new_moment_2", "T4", aliases="moment_2", shape="shape of weights"),
@@ -248,7 +248,7 @@ class AdamOptimizerList(AdamOptimizer):
         UPDATE_SIGNAL,
         number("max_norm", "T_MAX_NORM", "above 0", optional=True),
     )
-    outputs = (
+    outputs: ClassVar[tuple[Output, ...]] = (
         stepped("new_T", "T", "T2"),
         replaced("new_moment_1", "moment_1", "T4"),
         replaced("new_moment_2", "moment_2", "T4"),

@@ -45,7 +45,7 @@ from ..planning.step import (
     stepped,
     weights,
 )
-from ..schema import Attribute, Inferred, Input, Spec, TypeRows, Types, boolean, real
+from ..schema import Attribute, Inferred, Input, Output, Spec, TypeRows, Types, boolean, real
 
 Specs = tuple[Spec, ...]
 Args = tuple[object, ...]
@@ -123,7 +123,7 @@ class LambOptimizer(Op):
         *lists("T4", "moment1", "moment2"),
         low_precision("T_MIXED_PRECISION_FP"),
     )
-    outputs = (
+    outputs: ClassVar[tuple[Output, ...]] = (
         stepped("new_step", "step", "TSTEP"),
         replaced("new_weights", "weights", "T2"),
         replaced("new_gradients", "gradients", "T3"),

@@ -164,7 +164,7 @@ class SGDOptimizerList(Op):
         number("max_norm", "T_MAX_NORM", "above 0; clips nothing where left out", optional=True),
         UPDATE_SIGNAL,
     )
-    outputs = (
+    outputs: ClassVar[tuple[Output, ...]] = (
         signalled("update_completed"),
         replaced("updated_weights", "weights", "S_WEIGHT"),
         replaced("updated_mixed_precision_weights", "mixed_precision_weights", "S_MIXED"),

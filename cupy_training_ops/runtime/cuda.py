@@ -97,6 +97,11 @@ class CudaBackend:
         """A copy on the current device."""
         return cupy.asarray(array)
 
+    def overwrite(self, array: cupy.ndarray, source: HostArray) -> None:
+        """Copy the elements in the order of the current stream."""
+        with self.on(array.data.device_id):
+            array.set(source)
+
     @functools.cache  # noqa: B019 - there is one backend in a process
     def device(self, index: int) -> Device:
         """The properties planning may use."""

@@ -57,10 +57,10 @@ class _Arguments:
         section.append(item)
         return section, len(section) - 1
 
-    def starts(self, n_arrays: int) -> dict[int, int]:
+    def starts(self, n_taken: int) -> dict[int, int]:
         """Where each section begins behind the arrays, by the section's identity."""
         sections: tuple[_Section, ...] = (self.constants, self.tables, self.offsets, self.late)
-        ends = itertools.accumulate(map(len, sections), initial=n_arrays)
+        ends = itertools.accumulate(map(len, sections), initial=n_taken)
         return {id(section): start for section, start in zip(sections, ends, strict=False)}
 
 
@@ -82,6 +82,7 @@ class ReadyPlan:
     """The steps of a plan on one device.
 
     `tables` and `values` are made first, so that nothing is queued where one of them is refused.
+    `taken` are the places of arrays that are no part of a table.
     """
 
     def __init__(
@@ -93,13 +94,16 @@ class ReadyPlan:
         with backend.on(device):
             ready = [READY[type(step)](builder, step) for step in plan.steps]
         self._arguments = builder.arguments
+        self.taken = frozenset(p for _, places, _ in ready for p in places if isinstance(p, int))
+        self.has_tables = bool(self._arguments.tables)
         # Lists are reached through tables alone: their arrays are left out of the row.
-        self._takes_arrays = any(isinstance(p, int) for _, places, _ in ready for p in places)
-        starts = self._arguments.starts(n_arrays if self._takes_arrays else 0)
+        in_row = sorted(self.taken) if self.has_tables else range(n_arrays)
+        self._pick = _getter(in_row) if self.has_tables else None
+        starts = self._arguments.starts(len(in_row))
         self._constants = tuple(self._arguments.constants)
         self._offsets = tuple(self._arguments.offsets)
-        self._steps = [(*run, _picker(places, starts), step) for run, places, step in ready]
-        self.has_tables = bool(self._arguments.tables)
+        at = {place: i for i, place in enumerate(in_row)}
+        self._steps = [(*run, _picker(places, at, starts), step) for run, places, step in ready]
 
     def tables(self, arrays: Sequence[Array | None]) -> list[object]:
         """The structs that hold addresses of these arrays."""
@@ -122,7 +126,7 @@ class ReadyPlan:
     ) -> None:
         """Queue all steps on the current device and stream."""
         scratch = self._scratch(workspace) if self._offsets else ()
-        given = arrays if self._takes_arrays else ()
+        given = arrays if self._pick is None else self._pick(arrays)
         row = (*given, *self._constants, *tables, *scratch, *values)
         for function, grid, block, shared_nbytes, pick, step in self._steps:
             if _log is not None:
@@ -143,6 +147,7 @@ class _Builder:
         self._backend = backend
         self._device = device
         self.arguments = _Arguments()
+        self._shared: dict[tuple[int, Dtype], _Place] = {}  # what several launches take alike
 
     def launch(self, step: Launch) -> _Ready:
         """A kernel with its arguments placed."""
@@ -200,8 +205,11 @@ class _Builder:
             fill = partial(either, layout, dtype=arg.dtype)
             return add(arguments.tables, lambda addresses: fill(address=addresses[arg.place]))
         if isinstance(arg, Changing):
-            make = partial(either, layout)
-            return add(arguments.late, self._late("float64 or an integer of 64 bits", arg, make))
+            key = id(arg), layout
+            if key not in self._shared:
+                late = self._late("float64 or an integer of 64 bits", arg, partial(either, layout))
+                self._shared[key] = add(arguments.late, late)
+            return self._shared[key]
         return add(arguments.constants, either(layout, arg))
 
     def _late(self, holder: str, changing: Changing, make: Make) -> Late:
@@ -255,10 +263,10 @@ def _pointers(table: Pointers) -> Address:
 
 
 def _picker(
-    places: Sequence[_Place], starts: Mapping[int, int]
+    places: Sequence[_Place], at: Mapping[int, int], starts: Mapping[int, int]
 ) -> Callable[[Sequence[object]], tuple[object, ...]]:
     """A function from the row of all values to one step's arguments."""
-    indices = [p if isinstance(p, int) else starts[id(p[0])] + p[1] for p in places]
+    indices = [at[p] if isinstance(p, int) else starts[id(p[0])] + p[1] for p in places]
     return _getter(indices)
 
 

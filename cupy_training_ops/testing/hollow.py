@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..backend import Kernel, KernelSource
+from ..dtypes import HostArray
 from ..frame import backends
 from ..frame.backends import OneStream
 from ..plan import Device
@@ -68,6 +69,9 @@ class HollowBackend(OneStream, CudaBackend):
     def zeros(self, nbytes: int, device: int) -> cupy.ndarray:
         """A workspace."""
         return hollow((nbytes,), np.uint8)
+
+    def overwrite(self, array: cupy.ndarray, source: HostArray) -> None:
+        """There is no memory to write."""
 
     def device(self, index: int) -> Device:  # type: ignore[override]  # there it is cached
         """The device that is planned for."""

@@ -13,20 +13,21 @@ import pytest
 
 from cupy_training_ops import ArgumentError
 from cupy_training_ops.codecs import container, numpy_file
+from cupy_training_ops.codecs.packed import FORMAT
 
 HEADER = {"kind": "anything", "extents": [3, 4], "nested": {"flag": True, "none": None}}
 
 
 def written(header: dict, array: np.ndarray) -> io.BytesIO:
     stream = io.BytesIO()
-    container.write(stream, header, array)
+    container.write(stream, FORMAT, header, {"code": array})
     stream.seek(0)
     return stream
 
 
 def read(file) -> tuple[dict, np.ndarray]:
-    with container.opened(file) as (header, code):
-        return header, code.read()
+    with container.opened(file, FORMAT) as opened:
+        return opened.header, opened.member("code").read()
 
 
 def archive(**members: bytes) -> io.BytesIO:
@@ -58,7 +59,7 @@ def test_a_header_and_an_array_come_back(dtype, shape) -> None:
 def test_a_file_begins_where_its_stream_stands() -> None:
     stream = io.BytesIO()
     stream.write(b"what came before")
-    container.write(stream, HEADER, np.arange(3))
+    container.write(stream, FORMAT, HEADER, {"code": np.arange(3)})
     stream.seek(len(b"what came before"))
     np.testing.assert_array_equal(read(stream)[1], np.arange(3))
 
@@ -74,7 +75,7 @@ class Minimal:
 
 def test_no_more_is_asked_of_an_open_file_than_is_declared() -> None:
     stream = Minimal()
-    container.write(stream, HEADER, np.arange(3))
+    container.write(stream, FORMAT, HEADER, {"code": np.arange(3)})
     stream.seek(0)
     np.testing.assert_array_equal(read(stream)[1], np.arange(3))
 
@@ -90,7 +91,7 @@ def test_numpy_reads_the_members_and_the_header_starts_with_the_format() -> None
 
 
 def test_a_newer_version_is_named_whatever_else_its_file_holds() -> None:
-    text = json.dumps({"format": container.FORMAT, "version": 2})
+    text = json.dumps({"format": FORMAT.name, "version": 2})
     with pytest.raises(ArgumentError, match="format version 1, got 2; a newer"):
         read(archive(header=npy(np.array(text)), codes=npy(np.arange(3))))
 
@@ -103,7 +104,7 @@ def test_json_that_is_no_header_is_refused(header) -> None:
 
 @pytest.mark.parametrize("name", ["header", "code"])
 def test_a_member_that_is_no_array_is_named(name) -> None:
-    text = json.dumps({"format": container.FORMAT, "version": 1})
+    text = json.dumps({"format": FORMAT.name, "version": 1})
     members = {"header": npy(np.array(text)), "code": npy(np.arange(3))} | {name: b"raw bytes"}
     with pytest.raises(ArgumentError, match=f"member {name} is no array"):
         read(archive(**members))
@@ -197,7 +198,7 @@ def test_objects_are_refused_in_words_of_our_own() -> None:
 
 
 def test_a_header_as_long_as_an_array_is_not_read() -> None:
-    text = np.array("x" * (container.LONGEST_HEADER // 4 + 1))
+    text = np.array("x" * (FORMAT.longest_header // 4 + 1))
     with pytest.raises(ArgumentError, match="its header is <U262145"):
         read(archive(header=npy(text), code=npy(np.arange(3))))
 

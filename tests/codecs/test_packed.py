@@ -26,7 +26,7 @@ from cupy_training_ops import (
     compress,
 )
 from cupy_training_ops.codecs import numpy_file
-from cupy_training_ops.codecs.container import FORMAT, VERSION
+from cupy_training_ops.codecs.packed import FORMAT
 from cupy_training_ops.dtypes import FLOATS, dtype_name
 from cupy_training_ops.frame import backends
 from cupy_training_ops.testing.compare import assert_matches, poison
@@ -184,8 +184,8 @@ def test_a_code_of_another_library_is_taken_over_the_same_memory(tmp_path) -> No
 
 def header_of(packed: Packed) -> dict:
     return {
-        "format": FORMAT,
-        "version": VERSION,
+        "format": FORMAT.name,
+        "version": FORMAT.version,
         "codec": packed.codec,
         "dtype": packed.dtype,
         "shape": list(packed.shape),
@@ -319,9 +319,9 @@ def test_a_type_that_is_no_type_is_refused(packed) -> None:
 
 def test_a_newer_format_version_says_so(packed) -> None:
     with pytest.raises(
-        ArgumentError, match=f"format version {VERSION}, got {VERSION + 1}; a newer"
+        ArgumentError, match=f"format version {FORMAT.version}, got {FORMAT.version + 1}; a newer"
     ):
-        Packed.load(written(packed, header={"version": VERSION + 1}))
+        Packed.load(written(packed, header={"version": FORMAT.version + 1}))
 
 
 @pytest.mark.parametrize("version", [0, -1, None, "2", 1.5, [2]])

@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: MIT
+"""What all optimizers of training loops share: parameters, steps that skip themselves, states."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from operator import is_
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from ..backend import Array
+from ..codecs.numpy_file import BinaryFile, StrPath
+from ..dtypes import BOOL, FLOATS, INT64, Dtype, HostArray, dtype_name, dtype_names, to_dtype
+from ..errors import ArgumentError, DtypeError, refuse, shown
+from ..frame.arrays import adopt
+from ..frame.backends import BACKENDS, are_known, info, to_host
+from ..frame.bound import CheckedCall, OpenCall, opened
+from ..frame.foreign import Lent, is_read_only, refuse_read_only
+from ..frame.keys import reader
+from ..frame.op import Op
+from ..frame.repeated import Known
+from ..numerics import computed_in
+from ..planning.step import number
+from ..schema import Input, Shape
+from . import state as states
+from .state import Layout, State
+
+Arrays = tuple[Any, ...]
+Names = Sequence[str]
+Places = tuple[int, ...]  # of the parameters that have gradients
+
+_MAX_BOUND = 64  # calls that differ in which gradients are None
+
+_GIVEN = ("gradients", "lr", "loss_scale", "max_norm")  # to a step
+_DECLARED = (
+    Input("gradients", "T", variadic=True, holes=True),
+    *(number(name, "L") for name in _GIVEN[1:]),
+)
+_READERS = tuple(map(reader, _DECLARED))
+
+
+class _Step(NamedTuple):
+    """A step that was made, whose gradients may come again."""
+
+    known: Known | None  # None where none of them can be known again
+    variant: object
+    call: CheckedCall
+
+    def has(self, variant: object, given: Arrays) -> bool:
+        """Whether a step that is given this is the same."""
+        return self.known is not None and variant == self.variant and self.known.has(given)
+
+    def launch(self, given: Arrays) -> None:
+        """The step, with the numbers that it is given."""
+        named = dict(zip(_GIVEN, given, strict=True))
+        self.call(**{name: named[name] for name in self.call.changing})
+
+
+class Optimizer:
+    """Parameters, and what their steps change; SGD, Adam, AdamW and Lamb say how."""
+
+    moments: ClassVar[tuple[str, ...]] = ()
+    counts: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        op: Op,
+        parameters: Sequence[Any],
+        lr: Any,
+        names: Names | None,
+        low_precision: Sequence[Any] | None,
+        moment_dtype: object = None,
+    ) -> None:
+        self._op = op
+        self._weights = self._adopted("parameters", parameters)
+        self.parameters = tuple(parameters)
+        self.lr = lr
+        wide = computed_in(self._dtype())
+        self.names = self._checked_names(names)
+        if low_precision is not None:
+            self._check_length("low_precision", low_precision)
+            low_precision = self._adopted("low_precision", low_precision)
+        self._copies = low_precision
+        self._moment_dtype = wide if moment_dtype is None else to_dtype(moment_dtype)
+        self._moments = {
+            moment: tuple(_zeros(p, p.shape, self._moment_dtype) for p in self._weights)
+            for moment in self.moments
+        }
+        first = self._weights[0]
+        self.gradient_norm, self.is_finite = _zeros(first, (), wide), _zeros(first, (), BOOL)
+        self._step = _zeros(first, (), INT64)  # the next one
+        _overwrite(self._step, np.array(1))
+        self._place()
+
+    def _place(self) -> None:
+        """What of the operator's inputs is whose."""
+        declared = [item.name for item in self._op.inputs]
+        own = {"gradient_norm": self.gradient_norm, "is_finite": self.is_finite, "step": self._step}
+        self._lists: dict[str, Arrays | None] = {
+            "weights": self._weights,
+            "mixed_precision_weights": self._copies,
+            **self._moments,
+        }
+        self._own = {name: array for name, array in own.items() if name in declared}
+        self._open_inputs = [name for name in _GIVEN if name in declared]
+        taken = {"is_finite", "gradients"}  # the gradients stay as they are
+        self._outputs = [o.name for o in self._op.outputs if o.aliases not in taken]
+        self._every = tuple(range(len(self._weights)))
+        self._backend = info(self._weights[0])[0]
+        self._bound: dict[object, OpenCall] = {}
+        self._last: _Step | None = None
+
+    def __repr__(self) -> str:
+        n = sum(p.size for p in self._weights)
+        return f"{type(self).__name__}({len(self.parameters)} parameters, {n} elements)"
+
+    def step(
+        self,
+        gradients: Sequence[Any],
+        lr: Any = None,
+        loss_scale: Any = None,
+        max_norm: Any = None,
+    ) -> None:
+        """Update the parameters by their gradients, unless one of these is NaN or infinite.
+
+        gradients: an array or None for each parameter, of its shape, all of one dtype; they are
+        read only. Where one is None, the parameter stays as it is, and so do its moments; where all
+        are, nothing happens. lr: in place of the optimizer's own, in this step. loss_scale: what
+        the gradients are divided by. max_norm: unscaled gradients beyond it are scaled down to this
+        norm. Each of the three is a number, or one element in an array on the parameters' device.
+
+        One pass over the gradients finds `gradient_norm`, of the gradients as they are, and
+        `is_finite`, both arrays on the device; another unscales, clips, updates and writes the
+        copies in low precision. A step whose norm is not finite changes nothing, not even the
+        count. Nothing waits: work is queued on the current stream. Under graph capture a step with
+        gradients of the same type must have been made on that stream before: it compiled the
+        kernels and took scratch memory. Deterministic. Raises ArgumentError, DtypeError and
+        ProviderError before anything is launched or written.
+        """
+        numbers = map(_plain, (self.lr if lr is None else lr, loss_scale, max_norm))
+        given, last = (gradients, *numbers), self._last
+        if last is not None and last.has(self._variant(given[-1]), given):
+            last.launch(given)
+            return
+        every = (gradients, *given[1:], self.parameters)
+        with Lent((*_DECLARED, _DECLARED[0]), every, ()).stream():
+            first = self._first(given)
+            if first is not None:
+                first.launch(given)
+
+    def state_dict(self) -> State:
+        """What steps change beside the parameters and their copies, as NumPy copies; waits.
+
+        `optimizer` is the class, `shapes` those of the parameters by name, `step` how many steps
+        were made; under the name of each moment is a dictionary of arrays by parameter. SGD has
+        neither steps nor moments.
+        """
+        state: State = {"optimizer": type(self).__name__, "shapes": dict(self._layout.shapes)}
+        if self.counts:
+            state["step"] = int(to_host(self._step)) - 1
+        for moment, found in self._moments.items():
+            pairs = zip(self.names, found, strict=True)
+            state[moment] = {name: _copied(array) for name, array in pairs}
+        return state
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a state, of the same class and of parameters of the same names and shapes.
+
+        Its arrays, NumPy's or CuPy's, are copied into the optimizer's own, which stay where they
+        are: a captured graph goes on with them. Raises ArgumentError where something does not
+        fit, and then nothing has changed.
+        """
+        layout = self._layout
+        layout.check(state)
+        found = {m: [_hosted(state[m][name]) for name in self.names] for m in self.moments}
+        if self.counts:
+            _overwrite(self._step, np.array(state["step"] + 1))
+        for moment, arrays in found.items():
+            for own, array in zip(self._moments[moment], arrays, strict=True):
+                _overwrite(own, array)
+
+    def save(self, file: StrPath | BinaryFile) -> None:
+        """Write `state_dict()` as a .npz file, or to an open binary file.
+
+        The same file from every provider. A path is replaced by a whole file or not at all. Raises
+        OSError.
+        """
+        states.save(file, self.state_dict(), self._layout)
+
+    def load(self, file: StrPath | BinaryFile) -> None:
+        """Go on from a file that `save` wrote, on whichever provider; as `load_state_dict`.
+
+        Nothing in the file is executed. Raises ArgumentError where it is damaged or no state of
+        such an optimizer, OSError where it cannot be read; then nothing has changed.
+        """
+        self.load_state_dict(states.load(file, self._layout))
+
+    # ---- what a class of optimizers writes -------------------------------------------------------
+
+    def _operator(self, max_norm: Any) -> Op:
+        """The operator of a step."""
+        return self._op
+
+    def _variant(self, max_norm: Any) -> object:
+        """What tells operators apart, where there are several."""
+        return None
+
+    # ---- steps -----------------------------------------------------------------------------------
+
+    def _first(self, given: Arrays) -> _Step | None:
+        """The step with gradients that are not those of the step before; None without any."""
+        places, gradients = self._with_gradients(given[0])
+        if not gradients:
+            return None
+        bound = self._opened(places, given[-1])
+        named = dict(zip(_GIVEN, (gradients, *given[1:]), strict=True))
+        try:
+            call = bound.checked(**{name: named[name] for name in self._open_inputs})
+        except (ArgumentError, DtypeError) as error:
+            if places is self._every:
+                raise
+            raise type(error)(f"{error} (counted without those whose gradient is None)") from None
+        known = Known.of(self._backend, _DECLARED, _READERS, given, by_memory=True)
+        step = _Step(known, self._variant(given[-1]), call)
+        self._last = None if known is None else step
+        return step
+
+    def _opened(self, places: Places, max_norm: Any) -> OpenCall:
+        """The step of these parameters, with what it is given left open."""
+        key = places, self._variant(max_norm)
+        call = self._bound.get(key)
+        if call is None:
+            inputs: dict[str, Any] = dict(self._own)
+            for name, arrays in self._lists.items():
+                inputs[name] = None if arrays is None else [arrays[i] for i in places]
+            op, left = self._operator(max_norm), dict.fromkeys(self._open_inputs, ...)
+            call = opened(op.bound(**inputs, **left, outputs=self._outputs))
+            if len(self._bound) >= _MAX_BOUND:
+                self._bound.clear()
+            self._bound[key] = call
+        return call
+
+    def _with_gradients(self, gradients: Sequence[Any]) -> tuple[Places, Sequence[Any]]:
+        """The places of parameters with gradients, and the gradients, of the right shapes."""
+        self._check_length("gradients", gradients)
+        places, given = self._every, gradients
+        if any(map(is_, gradients, itertools.repeat(None))):
+            places = tuple(i for i, g in enumerate(gradients) if g is not None)
+            given = [gradients[i] for i in places]
+        if not are_known(given):
+            pairs = zip(places, given, strict=True)
+            given = [adopt(type(self).__name__, f"gradients[{i}]", g) for i, g in pairs]
+        return places, given
+
+    # ---- checks ----------------------------------------------------------------------------------
+
+    @property
+    def _layout(self) -> Layout:
+        shapes = {n: tuple(p.shape) for n, p in zip(self.names, self._weights, strict=True)}
+        moments = dict.fromkeys(self.moments, self._moment_dtype)
+        return Layout(type(self).__name__, shapes, moments, self.counts)
+
+    def _adopted(self, argument: str, arrays: Sequence[Any]) -> Arrays:
+        """A list of arrays in forms that have a backend."""
+        if not isinstance(arrays, list | tuple):
+            refuse(type(self).__name__, argument, "a list", type(arrays).__name__)
+        name = type(self).__name__
+        for i, array in enumerate(arrays):
+            if is_read_only(array):
+                refuse_read_only(name, f"{argument}[{i}]")
+        return tuple(adopt(name, f"{argument}[{i}]", array) for i, array in enumerate(arrays))
+
+    def _dtype(self) -> Dtype:
+        """That of all parameters."""
+        name, parameters = type(self).__name__, self._weights
+        if not parameters:
+            refuse(name, "parameters", "at least one array", "an empty list")
+        for i, parameter in enumerate(parameters):
+            if parameter is None:
+                refuse(name, f"parameters[{i}]", "an array", "None")
+            dtype: Dtype = parameters[0].dtype
+            expected = f"{dtype_name(dtype)} like parameters[0]" if i else dtype_names(FLOATS)
+            if parameter.dtype not in FLOATS or parameter.dtype != dtype:
+                got = dtype_name(parameter.dtype)
+                raise DtypeError(f"{name}: parameters[{i}]: expected {expected}, got {got}")
+        return dtype
+
+    def _checked_names(self, names: Names | None) -> tuple[str, ...]:
+        n = len(self.parameters)
+        if names is None:
+            return tuple(map(str, range(n)))
+        self._check_length("names", names)
+        if len(set(names)) != n or not all(isinstance(name, str) for name in names):
+            refuse(type(self).__name__, "names", "texts that differ", shown(names))
+        return tuple(names)
+
+    def _check_length(self, argument: str, values: Any) -> None:
+        n = len(self.parameters)
+        if not isinstance(values, list | tuple):
+            refuse(type(self).__name__, argument, "a list", type(values).__name__)
+        if len(values) != n:
+            refuse(type(self).__name__, argument, f"{n} entries like parameters", str(len(values)))
+
+
+def pair(optimizer: str, argument: str, value: Any) -> tuple[Any, Any]:
+    """Two numbers, which the operator checks."""
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        refuse(optimizer, argument, "two numbers", shown(value))
+    return value[0], value[1]
+
+
+# ---- memory of any kind --------------------------------------------------------------------------
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy's as Python's."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _zeros(like: Any, shape: Shape, dtype: Dtype) -> Any:
+    """Zeros where an array is."""
+    backend, *_, device = info(like)
+    nbytes = math.prod(shape) * dtype.itemsize
+    array: Any = backend.zeros(nbytes, device)
+    return array.view(dtype).reshape(shape)
+
+
+def _overwrite(array: Any, source: HostArray) -> None:
+    BACKENDS[type(array)].overwrite(array, source.astype(array.dtype, copy=False))
+
+
+def _copied(array: Array) -> HostArray:
+    """A copy in NumPy's memory."""
+    found = to_host(array)
+    return found.copy() if found is array else found
+
+
+def _hosted(array: Any) -> HostArray:
+    return to_host(adopt("state_dict", "array", array))

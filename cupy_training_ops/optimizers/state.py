@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: MIT
+"""What steps change beside the parameters: as a dictionary, and in a file that holds the same.
+
+A state is held against a layout before anything is written, its arrays by their headers before any
+of them is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ..codecs import container
+from ..codecs.numpy_file import BinaryFile, Header, NumpyArray, Stored, StrPath
+from ..dtypes import BFLOAT16, Dtype, dtype_name
+from ..errors import ArgumentError, refuse, shown
+from ..schema import Shape
+
+State = dict[str, Any]
+
+FORMAT = container.Format("optimizer state", version=1, longest_header=1 << 26)
+MAX_STEP = 2**62  # that were made
+_RAW = np.dtype(np.uint16)  # of bfloat16 in a file
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the state of an optimizer has: arrays of each moment, one for each parameter."""
+
+    optimizer: str
+    shapes: Mapping[str, Shape]  # of the parameters, by name
+    moments: Mapping[str, Dtype]
+    counts: bool  # whether steps are counted
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """What a state has that is no array."""
+        return ("optimizer", "shapes", *(("step",) if self.counts else ()))
+
+    def check(self, state: object) -> None:
+        """Refuse what is no state of such an optimizer; headers may stand for arrays."""
+        self._check_keys(state, (*self.numbers, *self.moments))
+        assert isinstance(state, dict)
+        self.check_numbers({key: state[key] for key in self.numbers})
+        for name, dtype in self.moments.items():
+            self._check_each(name, state[name], lambda found: found.shape)
+            for parameter, array in state[name].items():
+                if array.dtype != dtype:
+                    self._refuse(f"{name}[{parameter!r}]", dtype_name(dtype), str(array.dtype))
+
+    def check_numbers(self, state: State) -> None:
+        """The same without arrays."""
+        self._check_keys(state, self.numbers)
+        if state["optimizer"] != self.optimizer:
+            self._refuse("optimizer", self.optimizer, shown(state["optimizer"]))
+        step = state.get("step", 0)
+        if type(step) is not int or not 0 <= step <= MAX_STEP:
+            self._refuse("step", "the number of steps that were made", shown(step))
+        self._check_each("shapes", state["shapes"], tuple)
+
+    def _check_keys(self, state: object, keys: Sequence[str]) -> None:
+        if not isinstance(state, dict) or state.keys() != set(keys):
+            found = list(state) if isinstance(state, dict) else type(state).__name__
+            self._refuse("", f"a dictionary of {', '.join(keys)}", shown(found))
+
+    def _check_each(self, key: str, found: Any, shape_of: Callable[[Any], Shape]) -> None:
+        """The entry of each parameter: none is missing, none more, all of the right shape."""
+        if not isinstance(found, dict) or found.keys() != self.shapes.keys():
+            names = list(found) if isinstance(found, dict) else found
+            self._refuse(key, f"entries of {shown(list(self.shapes))}", shown(names))
+        for parameter, expected in self.shapes.items():
+            try:
+                shape = shape_of(found[parameter])
+            except (AttributeError, TypeError):
+                self._refuse(f"{key}[{parameter!r}]", f"shape {expected}", shown(found[parameter]))
+            if shape != expected:
+                self._refuse(f"{key}[{parameter!r}]", f"shape {expected}", f"shape {shown(shape)}")
+
+    def _refuse(self, key: str, expected: str, got: str) -> NoReturn:
+        refuse(self.optimizer, f"state {key}".strip(), expected, got)
+
+
+def save(file: StrPath | BinaryFile, state: State, layout: Layout) -> None:
+    """Write a state of such a layout, whose arrays are NumPy's."""
+    arrays = {
+        _member(moment, i): _raw(array)
+        for moment in layout.moments
+        for i, array in enumerate(state[moment].values())
+    }
+    container.write(file, FORMAT, {key: state[key] for key in layout.numbers}, arrays)
+
+
+def load(file: StrPath | BinaryFile, layout: Layout) -> State:
+    """The state of a file, which is one of such a layout."""
+    with container.opened(file, FORMAT) as opened:
+        state = dict(opened.header)
+        with _named(file):
+            layout.check_numbers(state)
+        stored = {
+            moment: {
+                parameter: opened.member(_member(moment, i))
+                for i, parameter in enumerate(state["shapes"])
+            }
+            for moment in layout.moments
+        }
+        headers = {
+            m: {p: _header(array) for p, array in found.items()} for m, found in stored.items()
+        }
+        with _named(file):
+            layout.check(state | headers)
+        for moment, found in stored.items():
+            state[moment] = {p: _typed(array.read()) for p, array in found.items()}
+    return state
+
+
+@contextlib.contextmanager
+def _named(file: object) -> Iterator[None]:
+    """Refusals that name the file."""
+    try:
+        yield
+    except ArgumentError as error:
+        raise ArgumentError(f"{file}: {error}") from None
+
+
+def _member(moment: str, i: int) -> str:
+    """A parameter's name may be any text, that of a file's member may not."""
+    return f"{moment}/{i}"
+
+
+def _raw(array: NumpyArray) -> NumpyArray:
+    """NumPy's files have no bfloat16: its elements are kept as they are."""
+    return array.view(_RAW) if array.dtype == BFLOAT16 else array
+
+
+def _typed(array: NumpyArray) -> NumpyArray:
+    return array.view(BFLOAT16) if array.dtype == _RAW else array
+
+
+def _header(array: Stored) -> Header:
+    """What a file says of an array, once it is typed."""
+    header = array.header()
+    return header._replace(dtype=BFLOAT16) if header.dtype == _RAW else header

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: MIT
+"""A step of training as one operator: norm and finiteness of the gradients, then the update.
+
+So a step is checked as a whole before anything is launched. Operators of `ops/` do the work; what
+they call R is `lr` here, and their norm and signal are arrays that the step itself writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..cpu.optimizer import gradient_norm
+from ..frame.op import Op
+from ..ops.adam import AdamOptimizerList
+from ..ops.lamb import LambOptimizer
+from ..ops.optimizer import GradientNorm, SGDOptimizerList
+from ..plan import Device, Launch, Plan
+from ..runtime.source import Source
+from ..schema import Input, Output
+
+NAMES = {  # of the operators' inputs, where they have other ones
+    "R": "lr",
+    "T": "step",
+    "moment1": "moment_1",
+    "moment2": "moment_2",
+    "global_gradient_norm": "gradient_norm",
+    "update_signal": "is_finite",
+}
+MEASURED = ("gradient_norm", "is_finite")
+
+
+def inputs_of(op: type[Op]) -> tuple[Input, ...]:
+    """An operator's inputs, in its order."""
+    renamed = (replace(item, name=NAMES.get(item.name, item.name)) for item in op.inputs)
+    return tuple(
+        Input(item.name, item.type, updated=True, shape="shape ()")
+        if item.name in MEASURED
+        else item
+        for item in renamed
+    )
+
+
+def outputs_of(op: type[Op]) -> tuple[Output, ...]:
+    """An operator's outputs: its inputs' arrays."""
+    return tuple(
+        replace(item, aliases=NAMES.get(str(item.aliases), item.aliases)) for item in op.outputs
+    )
+
+
+class Measured:
+    """What puts the norm of the gradients before an operator's own work."""
+
+    update: ClassVar[type[Op]]
+    inputs: ClassVar[tuple[Input, ...]]
+
+    def plan(self, device: Device, *specs: Any) -> Plan:
+        """The norm's launches are of another family."""
+        measured = GradientNorm().plan(device, *self._measured(specs))
+        launches = (
+            replace(s, family=GradientNorm.family) for s in measured.steps if isinstance(s, Launch)
+        )
+        update: Plan = super().plan(device, *specs)  # type: ignore[misc]
+        return Plan(tuple(launches), measured.workspace_nbytes).then(update)
+
+    @classmethod
+    def source(cls) -> Source:
+        """The update's."""
+        return cls.update.source()
+
+    @classmethod
+    def cpu_function(cls) -> Callable[..., object]:
+        """The update's, after the norm."""
+        update = cls.update.cpu_function()
+
+        def step(*inputs: Any, **attributes: Any) -> object:
+            gradients, norm, is_finite = cls._measured(inputs)
+            for array, found in zip((norm, is_finite), gradient_norm(gradients), strict=True):
+                np.copyto(array, found)
+            return update(*inputs, **attributes)
+
+        return step
+
+    @classmethod
+    def _measured(cls, inputs: Sequence[Any]) -> list[Any]:
+        """Gradients, norm and finiteness among the inputs."""
+        names = [item.name for item in cls.inputs]
+        return [inputs[names.index(name)] for name in ("gradients", *MEASURED)]
+
+
+class SGDStep(Measured, SGDOptimizerList):
+    """weights = weights - lr gradients / d."""
+
+    name = "SGD"
+    update = SGDOptimizerList
+    inputs = inputs_of(SGDOptimizerList)
+    outputs: ClassVar[tuple[Output, ...]] = outputs_of(SGDOptimizerList)
+
+
+class AdamStep(Measured, AdamOptimizerList):
+    """weights = weights - lr (m / c1) / (sqrt(v / c2) + epsilon)."""
+
+    name = "Adam"
+    update = AdamOptimizerList
+    inputs = inputs_of(AdamOptimizerList)
+    outputs: ClassVar[tuple[Output, ...]] = outputs_of(AdamOptimizerList)
+
+
+class AdamWStep(AdamStep):
+    """weights = weights - lr ((m / c1) / (sqrt(v / c2) + epsilon) + lambda_ weights)."""
+
+    name = "AdamW"
+
+
+class LambStep(Measured, LambOptimizer):
+    """weights = weights - lr ratio d."""
+
+    name = "Lamb"
+    update = LambOptimizer
+    inputs = inputs_of(LambOptimizer)
+    outputs: ClassVar[tuple[Output, ...]] = outputs_of(LambOptimizer)
