@@ -41,6 +41,10 @@ class Training:
     def step(self) -> None:
         self.optimizer.step(self.gradients, loss_scale=LOSS_SCALE, max_norm=MAX_NORM)
 
+    def host(self, array: Any) -> np.ndarray:
+        """An array of this training as NumPy's."""
+        return self._run.host(array)
+
     def results(self) -> list[np.ndarray]:
         """All that steps change, on the host."""
         state = self.optimizer.state_dict()
