@@ -26,6 +26,10 @@ from .errors import OpError as OpError
 from .errors import ProviderError as ProviderError
 from .frame.bound import BoundCall, OpenCall
 from .frame.op import Op
+from .optimizers import SGD as SGD
+from .optimizers import Adam as Adam
+from .optimizers import AdamW as AdamW
+from .optimizers import Lamb as Lamb
 from .registry import lookup as lookup
 
 class _DLPack(Protocol):
@@ -60,6 +64,10 @@ __all__ = [
     "compress",
     "get_op",
     "lookup",
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Lamb",
     "adam_optimizer",
     "adam_optimizer_list",
     "adam_w_optimizer",

@@ -279,3 +279,26 @@ def test_a_largest_norm_of_lamb_is_a_number(anywhere) -> None:
     optimizer = cto.Lamb([anywhere.place(P)])
     with pytest.raises(ArgumentError, match="Lamb: max_norm: expected a number, got"):
         optimizer.step([anywhere.place(G)], max_norm=anywhere.place(np.ones(1, np.float32)))
+
+
+# ---- CuPy's arrays, without a GPU ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_steps_reach_their_launches_on_cupys_arrays(name) -> None:
+    """New gradients, the same ones again, numbers and arrays; nothing is read from the device."""
+    pytest.importorskip("cupy", reason="CuPy comes with the extras of CUDA")
+    from cupy_training_ops.testing.hollow import hollow, hollow_launches
+
+    with hollow_launches() as launches:
+        parameters = [hollow(shape, np.float32) for shape in ((3, 4), (0,), (5,))]
+        optimizer = getattr(cto, name)(parameters, hollow((1,), np.float32))
+        gradients = [hollow(p.shape, np.float32) for p in parameters]
+        found = []
+        for lr, loss_scale in ((None, None), (None, None), (0.1, 2.0), (0.1, 4.0)):
+            optimizer.step(gradients, lr=lr, loss_scale=loss_scale, max_norm=1.0)
+            found.append([symbol for symbol, _ in launches])
+            launches.clear()
+        assert len({tuple(symbols) for symbols in found}) == 1
+        assert any(symbol.startswith("optimizer__norm") for symbol in found[0])
+        assert found[0][-1].startswith({"SGD": "optimizer", "Lamb": "lamb"}.get(name, "adam"))
