@@ -47,8 +47,8 @@ template <bool LOG>
 struct Slope {
     A sum = 0;
 
-    template <class Each>
-    __device__ __forceinline__ void include(const Each& each) {
+    template <class Each, class Renew>
+    __device__ __forceinline__ void include(const Each& each, const Renew&) {
         each([&](A dy, A y) { sum += LOG ? dy : dy * y; });
     }
 };

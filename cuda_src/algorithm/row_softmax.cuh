@@ -187,25 +187,29 @@ struct Writer {
     }
 };
 
-// The first reading; gives the batch that stays in registers.
+// The first reading; gives the batch that stays in registers. What goes through a batch more than
+// once calls `renew` in between.
 template <int WIDTH, int DEPTH, class Op, class... E>
 __device__ __forceinline__ typename Slots<WIDTH>::Count read(const Line<WIDTH, DEPTH>& line, Op& op,
                                                              Reader<E, WIDTH, DEPTH>&... in) {
     typename Slots<WIDTH>::Count batch = 0;
+    const auto renew = [&] { (in.renew(line.zero()), ...); };
+    const auto each = [&](auto see) {
+#pragma unroll
+        for (int u = 0; u < DEPTH; ++u)
+#pragma unroll
+            for (int i = 0; i < WIDTH; ++i) see(in.at(u, i)...);
+        if (WIDTH > 1 && batch == 0) see(to_acc(in.edge)...);
+    };
 #pragma unroll 1
     while (true) {
         (in.load(line, batch), ...);
-        op.include([&](auto see) {
-#pragma unroll
-            for (int u = 0; u < DEPTH; ++u)
-#pragma unroll
-                for (int i = 0; i < WIDTH; ++i) see(in.at(u, i)...);
-            if (WIDTH > 1 && batch == 0) see(to_acc(in.edge)...);
-            (in.renew(line.zero()), ...);
-        });
-        if (batch + line.span() >= line.n_slots) return batch;
+        op.include(each, renew);
+        if (batch + line.span() >= line.n_slots) break;
         batch += line.span();
     }
+    renew();
+    return batch;
 }
 
 // The second: y = map(place, elements), from the batch on that is in registers.
@@ -354,10 +358,11 @@ struct OnlineSum {
     static __device__ __forceinline__ A reference(A max) {
         return max == negative_infinity<A>() ? A(0) : max;
     }
-    template <class Each>
-    __device__ __forceinline__ void include(const Each& each) {
+    template <class Each, class Renew>
+    __device__ __forceinline__ void include(const Each& each, const Renew& renew) {
         const A before = max;
         each([&](A x) { max = larger(max, x); });
+        renew();
         const A now = reference(max);
         if (now != before) sum *= math::exp::exponential(before - now);
         each([&](A x) { sum += math::exp::exponential(x - now); });
