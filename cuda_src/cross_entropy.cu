@@ -146,7 +146,7 @@ __device__ __forceinline__ void loss_line(const Line<W, DEPTH>& line, const Thre
             target.label < 0 ? A(0) : to_acc(scores[line.start + target.label * line.stride]);
         losses.store(line.number, target.loss(last - (score - max)));
     }
-    const auto map = [=](i64, A x) { return x - max - last; };
+    const auto map = [=](Place<W>, A x) { return x - max - last; };
     if (log_prob) write(line, batch, map, Writer<TOUT>{log_prob}, in);
 }
 
@@ -171,9 +171,9 @@ __device__ __forceinline__ void loss_and_gradient_line(const Line<W, DEPTH>& lin
     if (!gradient) return;
     const A max = of.max, slope = target.slope(scale, divisor), share = 1 / of.sum;
     const i64 label = target.label;
-    const auto map = [=](i64 c, A x) {
+    const auto map = [=](Place<W> place, A x) {
         const A p = exponential(x - max) * share;
-        return slope == 0 ? A(0) : (c == label ? p - 1 : p) * slope;
+        return slope == 0 ? A(0) : (place.is(label) ? p - 1 : p) * slope;
     };
     write(line, batch, map, Writer<T>{gradient}, in);
 }
@@ -196,9 +196,9 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
         slope = target.slope(to_acc(dy[dy_of_rows ? line.number : 0]), divisor);
         label = target.label;
     }
-    const auto map = [=](i64 c, A x, A b) {
+    const auto map = [=](Place<W> place, A x, A b) {
         const A p = exponential(x);
-        return (slope == 0 ? A(0) : (c == label ? p - 1 : p) * slope) + b;
+        return (slope == 0 ? A(0) : (place.is(label) ? p - 1 : p) * slope) + b;
     };
     write(line, batch, map, Writer<TOUT>{gradient}, in, added);
 }
@@ -213,10 +213,11 @@ struct DenseSum {
     // t times a shift; no targets have no part in it, even where it is infinite.
     __device__ A shifted(A shift) const { return targets == 0 ? A(0) : targets * shift; }
 
-    template <class Each>
-    __device__ __forceinline__ void include(const Each& each) {
+    template <class Each, class Renew>
+    __device__ __forceinline__ void include(const Each& each, const Renew& renew) {
         const A before = of.reference(of.max);
-        of.include([&](auto see) { each([&](A x, A) { see(x); }); });
+        of.include([&](auto see) { each([&](A x, A) { see(x); }); }, renew);
+        renew();
         const A now = of.reference(of.max);
         if (now != before) linear += shifted(before - now);
         each([&](A x, A t) {
@@ -244,7 +245,7 @@ __device__ __forceinline__ void dense_loss_line(const Line<W, DEPTH>& line, cons
     sums.join(threads);
     if (line.leads() && losses.wanted()) losses.store(line.number, sums.loss());
     const A max = sums.of.max, last = logarithm(sums.of.sum);
-    const auto map = [=](i64, A x, A) { return x - max - last; };
+    const auto map = [=](Place<W>, A x, A) { return x - max - last; };
     if (log_prob) write(line, batch, map, Writer<TOUT>{log_prob}, in, in_target);
 }
 
@@ -258,7 +259,7 @@ __device__ __forceinline__ void dense_gradient_line(const Line<W, DEPTH>& line, 
     in.load(line, batch);
     in_target.load(line, batch);
     const A slope = line.number < 0 ? A(0) : to_acc(dy[dy_of_rows ? line.number : 0]) / divisor;
-    const auto map = [=](i64, A x, A t) { return (exponential(x) - t) * slope; };
+    const auto map = [=](Place<W>, A x, A t) { return (exponential(x) - t) * slope; };
     write(line, batch, map, Writer<TOUT>{gradient}, in, in_target);
 }
 

@@ -38,7 +38,7 @@ __device__ __forceinline__ void softmax_line(const Line<W, DEPTH>& line, const T
     const auto batch = read(line, of, in);
     of.join(threads);
     const A max = of.max, last = LOG ? logarithm(of.sum) : 1 / of.sum;
-    const auto map = [=](i64, A v) { return LOG ? v - max - last : exponential(v - max) * last; };
+    const auto map = [=](Place<W>, A v) { return LOG ? v - max - last : exponential(v - max) * last; };
     write(line, batch, map, Writer<T>{y}, in);
 }
 
@@ -47,8 +47,8 @@ template <bool LOG>
 struct Slope {
     A sum = 0;
 
-    template <class Each>
-    __device__ __forceinline__ void include(const Each& each) {
+    template <class Each, class Renew>
+    __device__ __forceinline__ void include(const Each& each, const Renew&) {
         each([&](A dy, A y) { sum += LOG ? dy : dy * y; });
     }
 };
@@ -61,7 +61,7 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
     Slope<LOG> slope;
     const auto batch = read(line, slope, in_dy, in_y);
     const A sum = threads.sum(slope.sum);
-    const auto map = [=](i64, A dy, A y) {
+    const auto map = [=](Place<W>, A dy, A y) {
         return LOG ? dy - exponential(y) * sum : y * (dy - sum);
     };
     write(line, batch, map, Writer<T>{dx}, in_dy, in_y);

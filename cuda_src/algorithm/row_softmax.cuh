@@ -39,6 +39,20 @@ struct Slots<1> {
     using Count = i64;
 };
 
+// Element i of a slot of which it is said where in the line it starts.
+template <int WIDTH>
+struct Place {
+    i64 start;
+    int i;
+
+    // Whether it is this element of the line. The first line is the same for all of a slot: what is
+    // left for each element is a comparison in 32 bits.
+    __device__ __forceinline__ bool is(i64 element) const {
+        const u64 past = static_cast<u64>(element - start);
+        return (past < WIDTH ? static_cast<i32>(past) : -1) == i;
+    }
+};
+
 template <int WIDTH, int DEPTH>
 struct Line {
     using Count = typename Slots<WIDTH>::Count;
@@ -55,36 +69,66 @@ struct Line {
     __device__ bool leads() const { return thread == 0 && number >= 0; }
     __device__ i64 pitch() const { return WIDTH > 1 ? WIDTH : stride; }
     __device__ Count span() const { return static_cast<Count>(DEPTH) * threads; }
-    // The thread's first slot in an array.
+    // The first slot of the line in an array.
     template <class E>
     __device__ E* first_slot(E* array) const {
-        return array + start + head + thread * pitch();
+        return array + start + head;
     }
-    // Whether there is a slot u of a batch for this thread.
-    __device__ bool has(Count batch, int u) const {
-        return batch + static_cast<Count>(thread + u * threads) < n_slots;
+    // Slot u of a batch, and whether there is one for this thread.
+    __device__ Count slot(Count batch, int u) const {
+        return batch + static_cast<Count>(thread + u * threads);
     }
+    __device__ bool has(Count batch, int u) const { return slot(batch, u) < n_slots; }
     // 0, which a compiler cannot know.
     __device__ u32 zero() const { return static_cast<u32>(n_slots) & 0x80000000u; }
     // The batch that `read` ends with.
     __device__ Count last_batch() const {
         return n_slots > 0 ? (n_slots - 1) / span() * span() : 0;
     }
-    // Which element of the line it is.
-    __device__ i64 index(Count batch, int u, int i) const {
-        return head + static_cast<i64>(batch + static_cast<Count>(thread + u * threads)) * WIDTH +
-               i;
+    __device__ Place<WIDTH> place(Count batch, int u, int i) const {
+        return {head + static_cast<i64>(slot(batch, u)) * WIDTH, i};
+    }
+};
+
+// What vectors of 2-byte elements are held as: pairs in words. Taken apart into 16 bits, elements
+// cost registers and instructions of their own.
+template <class E, int WIDTH>
+constexpr bool IN_PAIRS = sizeof(E) == 2 && WIDTH > 1;
+
+template <class E, bool PAIRS>
+struct Unit {
+    using Held = E;
+    static __device__ Held fill(E x) { return x; }
+    static __device__ Acc<E> at(const Held* units, int i) { return to_acc(units[i]); }
+};
+template <class E>
+struct Unit<E, true> {
+    using Held = u32;
+    static __device__ Held fill(E x) { return bits_of(x) * 0x10001u; }
+    static __device__ float at(const Held* units, int i) { return widened(units[i / 2], i, E()); }
+
+  private:
+    static __device__ float widened(u32 pair, int i, __nv_bfloat16) {
+        return __uint_as_float(i % 2 == 0 ? pair << 16 : pair & 0xFFFF0000u);
+    }
+    static __device__ float widened(u32 pair, int i, __half) {
+        const __half2 both = *reinterpret_cast<const __half2*>(&pair);
+        return i % 2 == 0 ? __low2float(both) : __high2float(both);
     }
 };
 
 // Elements of one array.
 template <class E, int WIDTH, int DEPTH>
 struct Reader {
-    const E* slots;  // the thread's first one
+    using Unit = row_softmax::Unit<E, IN_PAIRS<E, WIDTH>>;
+    using Held = typename Unit::Held;
+    using Slot = Vec<Held, WIDTH * sizeof(E) / sizeof(Held)>;
+
+    const E* slots;  // the line's first one
     E fill;          // in the place of elements that are not there
     bool present;    // whether there is an array
     E edge;
-    Vec<E, WIDTH> held[DEPTH];
+    Slot held[DEPTH];
 
     __device__ __forceinline__ Reader(const Line<WIDTH, DEPTH>& line, const E* array, E fill,
                                       bool present = true)
@@ -93,39 +137,32 @@ struct Reader {
     }
     __device__ __forceinline__ void load(const Line<WIDTH, DEPTH>& line,
                                          typename Slots<WIDTH>::Count batch) {
-        const E* const from = slots + batch * line.pitch();
+        constexpr int UNITS = sizeof(Slot) / sizeof(Held);
 #pragma unroll
         for (int u = 0; u < DEPTH; ++u) {
 #pragma unroll
-            for (int i = 0; i < WIDTH; ++i) held[u].at[i] = fill;
+            for (int i = 0; i < UNITS; ++i) held[u].at[i] = Unit::fill(fill);
             if (line.has(batch, u) && present)
                 held[u] =
-                    *reinterpret_cast<const Vec<E, WIDTH>*>(from + u * line.threads * line.pitch());
+                    *reinterpret_cast<const Slot*>(slots + line.slot(batch, u) * line.pitch());
         }
     }
-    __device__ __forceinline__ Acc<E> at(int u, int i) const {
-        if constexpr (ARE_SAME<E, __nv_bfloat16> && WIDTH > 1) {
-            // By words: taken apart into 16 bits, elements cost registers of their own.
-            const u32 word = reinterpret_cast<const u32*>(&held[u])[i / 2];
-            return __uint_as_float(i % 2 == 0 ? word << 16 : word & 0xFFFF0000u);
-        } else {
-            return to_acc(held[u].at[i]);
-        }
-    }
+    __device__ __forceinline__ Acc<E> at(int u, int i) const { return Unit::at(held[u].at, i); }
 
     // The same bits, as if they were loaded again: a compiler that knows them keeps all elements of
     // a 2-byte type in their accumulators from one use to the next, for which there is no room.
     __device__ __forceinline__ void renew(u32 zero) {
-        if constexpr (sizeof(E) == 2 && WIDTH > 1) {
-            constexpr int WORDS = sizeof(held) / sizeof(u32);
+        if constexpr (IN_PAIRS<E, WIDTH>) {
 #pragma unroll
-            for (int i = 0; i < WORDS; ++i) {
-                u32& word = reinterpret_cast<u32*>(held)[i];
-                word ^= zero;
+            for (int u = 0; u < DEPTH; ++u)
+#pragma unroll
+                for (int i = 0; i < WIDTH / 2; ++i) {
+                    u32& word = held[u].at[i];
+                    word ^= zero;
 #ifndef __CUDA_CPU__
-                asm("" : "+r"(word));  // nor is it put off beyond what is made of the word
+                    asm("" : "+r"(word));  // nor is it put off beyond what is made of the word
 #endif
-            }
+                }
         }
     }
 };
@@ -134,19 +171,15 @@ template <class E>
 struct Writer {
     E* array;
 
-    // Vectors of a batch that has others beside it pass the cache, in which the line is to stay.
+    // Past the cache, in which a line of several batches is to stay. A plain copy of a vector of
+    // 2-byte elements is compiled to stores of 2 bytes.
     template <int WIDTH, int DEPTH>
     __device__ __forceinline__ void store(const Line<WIDTH, DEPTH>& line,
                                           typename Slots<WIDTH>::Count batch, int u,
                                           const Acc<E> (&values)[WIDTH]) const {
         if (!line.has(batch, u)) return;
-        Vec<E, WIDTH>* const to = reinterpret_cast<Vec<E, WIDTH>*>(
-            line.first_slot(array) + batch * line.pitch() + u * line.threads * line.pitch());
-        const Vec<E, WIDTH> rounded = vec::from_acc<E>(values);
-        if (line.n_slots > line.span())
-            vec::store_streaming(to, rounded);
-        else
-            *to = rounded;
+        E* const to = line.first_slot(array) + line.slot(batch, u) * line.pitch();
+        vec::store_streaming(reinterpret_cast<Vec<E, WIDTH>*>(to), vec::from_acc<E>(values));
     }
     template <int WIDTH, int DEPTH>
     __device__ __forceinline__ void store_edge(const Line<WIDTH, DEPTH>& line, Acc<E> value) const {
@@ -154,42 +187,45 @@ struct Writer {
     }
 };
 
-// The first reading; gives the batch that stays in registers.
+// The first reading; gives the batch that stays in registers. What goes through a batch more than
+// once calls `renew` in between.
 template <int WIDTH, int DEPTH, class Op, class... E>
 __device__ __forceinline__ typename Slots<WIDTH>::Count read(const Line<WIDTH, DEPTH>& line, Op& op,
                                                              Reader<E, WIDTH, DEPTH>&... in) {
     typename Slots<WIDTH>::Count batch = 0;
+    const auto renew = [&] { (in.renew(line.zero()), ...); };
+    const auto each = [&](auto see) {
+#pragma unroll
+        for (int u = 0; u < DEPTH; ++u)
+#pragma unroll
+            for (int i = 0; i < WIDTH; ++i) see(in.at(u, i)...);
+        if (WIDTH > 1 && batch == 0) see(to_acc(in.edge)...);
+    };
 #pragma unroll 1
     while (true) {
         (in.load(line, batch), ...);
-        op.include([&](auto see) {
-            (in.renew(line.zero()), ...);
-#pragma unroll
-            for (int u = 0; u < DEPTH; ++u)
-#pragma unroll
-                for (int i = 0; i < WIDTH; ++i) see(in.at(u, i)...);
-            if (WIDTH > 1 && batch == 0) see(to_acc(in.edge)...);
-        });
-        if (batch + line.span() >= line.n_slots) return batch;
+        op.include(each, renew);
+        if (batch + line.span() >= line.n_slots) break;
         batch += line.span();
     }
+    renew();
+    return batch;
 }
 
-// The second: y = map(index, elements), from the batch on that is in registers.
+// The second: y = map(place, elements), from the batch on that is in registers.
 template <int WIDTH, int DEPTH, class Map, class Y, class... E>
 __device__ __forceinline__ void write(const Line<WIDTH, DEPTH>& line,
                                       typename Slots<WIDTH>::Count batch, const Map& map,
                                       const Writer<Y>& y, Reader<E, WIDTH, DEPTH>&... in) {
-    y.store_edge(line, map(line.edge, to_acc(in.edge)...));
+    y.store_edge(line, map(Place<WIDTH>{line.edge, 0}, to_acc(in.edge)...));
 #pragma unroll 1
     while (true) {
-        (in.renew(line.zero()), ...);
 #pragma unroll
         for (int u = 0; u < DEPTH; ++u) {
             Acc<Y> values[WIDTH];
 #pragma unroll
             for (int i = 0; i < WIDTH; ++i)
-                values[i] = map(line.index(batch, u, i), in.at(u, i)...);
+                values[i] = map(line.place(batch, u, i), in.at(u, i)...);
             y.store(line, batch, u, values);
         }
         if (batch == 0) return;
@@ -322,10 +358,11 @@ struct OnlineSum {
     static __device__ __forceinline__ A reference(A max) {
         return max == negative_infinity<A>() ? A(0) : max;
     }
-    template <class Each>
-    __device__ __forceinline__ void include(const Each& each) {
+    template <class Each, class Renew>
+    __device__ __forceinline__ void include(const Each& each, const Renew& renew) {
         const A before = max;
         each([&](A x) { max = larger(max, x); });
+        renew();
         const A now = reference(max);
         if (now != before) sum *= math::exp::exponential(before - now);
         each([&](A x) { sum += math::exp::exponential(x - now); });

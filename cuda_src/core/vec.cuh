@@ -42,13 +42,17 @@ __device__ __forceinline__ V load_streaming(const V* from) {
     }
 }
 
-// Stored past the caches where it takes 16 bytes: what is written is larger than they are.
+// Stored past the caches where it takes 16 bytes or a multiple: what is written is larger than they
+// are.
 template <class V>
 __device__ __forceinline__ void store_streaming(V* to, const V& value) {
-    if constexpr (sizeof(V) == 16)
-        __stcs(reinterpret_cast<uint4*>(to), *reinterpret_cast<const uint4*>(&value));
-    else
+    if constexpr (sizeof(V) % 16 == 0) {
+#pragma unroll
+        for (int i = 0; i < static_cast<int>(sizeof(V) / 16); ++i)
+            __stcs(reinterpret_cast<uint4*>(to) + i, reinterpret_cast<const uint4*>(&value)[i]);
+    } else {
         *to = value;
+    }
 }
 
 // Near the end of an array of n, or in one that does not start at a multiple of 16 bytes: element
