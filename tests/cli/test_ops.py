@@ -10,7 +10,7 @@ from cupy_training_ops import get_op
 from cupy_training_ops.cli import main
 from cupy_training_ops.dtypes import dtype_name
 from cupy_training_ops.frame.op import Op
-from cupy_training_ops.registry import names
+from cupy_training_ops.registry import REGISTRY, names
 from cupy_training_ops.schema import Attribute, Input, Output, TypeRows, integer
 
 
@@ -22,13 +22,17 @@ def words(line):
     return line.split()
 
 
+def opset(cls):
+    return f"{cls.since}+" if cls.until is None else f"{cls.since}-{cls.until}"
+
+
 def test_the_list_is_the_registry():
     heading, *lines = call().stdout.splitlines()
     assert words(heading)[:2] == ["operator", "family"]
-    assert tuple(words(line)[0] for line in lines) == names()
-    for line in lines:
-        cls = get_op(words(line)[0])
-        assert words(line)[1:3] == [cls.family, cls.domain]
+    classes = sorted(REGISTRY.values(), key=lambda cls: (cls.name, cls.since))
+    assert {cls.name for cls in classes} == set(names())
+    for line, cls in zip(lines, classes, strict=True):
+        assert words(line)[:4] == [cls.name, cls.family, cls.domain, opset(cls)]
         assert line.endswith(cls.__doc__.splitlines()[0])
 
 
@@ -48,7 +52,8 @@ def test_an_operator_is_shown_with_all_that_is_declared(name):
         assert [dtype_name(dtype) for dtype in row.values()] in lines
     for variable, dtypes in (cls.types.free if rows else cls.types).items():
         assert f" {variable} {', '.join(map(dtype_name, dtypes))} " in text
-    assert result.stdout.splitlines()[0] == f"{name}  {cls.domain}, opset 1+, family {cls.family}"
+    heading = f"{name}  {cls.domain}, opset {opset(cls)}, family {cls.family}"
+    assert result.stdout.splitlines()[0] == heading
     assert result.stdout.partition("\n\n")[2] == f"{cls.__doc__}\n"
 
 
