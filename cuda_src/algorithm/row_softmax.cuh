@@ -45,8 +45,8 @@ struct Place {
     i64 start;
     int i;
 
-    // Whether it is this element of the line. The first line is the same for all of a slot: what is
-    // left for each element is a comparison in 32 bits.
+    // Whether it is this element of the line. Only the last comparison, of 32 bits, differs
+    // between the elements of a slot.
     __device__ __forceinline__ bool is(i64 element) const {
         const u64 past = static_cast<u64>(element - start);
         return (past < WIDTH ? static_cast<i32>(past) : -1) == i;
@@ -272,7 +272,7 @@ struct RowThreads {
     template <class How>
     static __device__ __forceinline__ A over_lanes(A value, u32 lanes) {
 #pragma unroll 1
-        for (u32 step = lanes / 2; step > 0; step /= 2)
+        for (u32 step = 1; step < lanes; step *= 2)
             value = How::of(value, __shfl_xor_sync(ALL_LANES, value, step));
         return value;
     }

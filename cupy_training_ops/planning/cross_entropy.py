@@ -143,9 +143,7 @@ class Rows:
 
     @property
     def _held_nbytes(self) -> int:
-        """Fewer than softmax of scores in 2 bytes: label, loss and output type take registers."""
-        most = 64 if self.t.itemsize == 2 else 128
-        return min(most, *(held_nbytes(self.device, t) for t in (self.t, self.t_out)))
+        return min(held_nbytes(self.device, t) for t in (self.t, self.t_out))
 
 
 def forward(

@@ -13,6 +13,11 @@ from ..schema import Shape
 SHORT_NBYTES = 32  # that a thread holds of a short row, of all arrays
 SHORT_THREADS = 128  # of a block with several lines
 MAX_Z = 64
+# Of rows up to this size, where there are many, two blocks share a multiprocessor: one computes while
+# the other waits for memory. What they do not hold they read again from the L2 cache.
+SHARED_ROW_NBYTES = 2**17
+SHARED_ROW_THREADS = MAX_THREADS // 2
+MANY_ROWS = 512
 MAX_SLOTS = 2**31 - 2**18  # of a row: batches are counted in 32 bits
 
 
@@ -91,11 +96,18 @@ def _rows(lines: Lines, held: Held, n_slots: int, least: int, has_short: bool) -
         threads = max(ceil_div(n_slots, held.depth(held.nbytes)), least)
         suffix = "rows"
     if threads > WARP:
-        threads = block = min(align_up(threads, WARP), MAX_THREADS)
+        threads = block = min(align_up(threads, WARP), _most_threads(lines, held))
     else:
         threads, block = _power(threads), SHORT_THREADS
     config = Config((max(1, ceil_div(lines.n_outer, block // threads)),), (block,))
     return Division(suffix, config, (lines.n_outer, lines.length, threads))
+
+
+def _most_threads(lines: Lines, held: Held) -> int:
+    """Threads of a row at most."""
+    row_nbytes = lines.length * held.itemsize * held.n_arrays
+    shared = lines.n_outer >= MANY_ROWS and row_nbytes <= SHARED_ROW_NBYTES
+    return SHARED_ROW_THREADS if shared else MAX_THREADS
 
 
 def _columns(lines: Lines, depth: int) -> Division:
