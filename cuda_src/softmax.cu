@@ -38,7 +38,9 @@ __device__ __forceinline__ void softmax_line(const Line<W, DEPTH>& line, const T
     const auto batch = read(line, of, in);
     of.join(threads);
     const A max = of.max, last = LOG ? logarithm(of.sum) : 1 / of.sum;
-    const auto map = [=](Place<W>, A v) { return LOG ? v - max - last : exponential(v - max) * last; };
+    const auto map = [=](Place<W>, A v) {
+        return LOG ? v - max - last : exponential(v - max) * last;
+    };
     write(line, batch, map, Writer<T>{y}, in);
 }
 

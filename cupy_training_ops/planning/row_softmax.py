@@ -13,8 +13,8 @@ from ..schema import Shape
 SHORT_NBYTES = 32  # that a thread holds of a short row, of all arrays
 SHORT_THREADS = 128  # of a block with several lines
 MAX_Z = 64
-# Of rows up to this size, where there are many, two blocks share a multiprocessor: one computes while
-# the other waits for memory. What they do not hold they read again from the L2 cache.
+# Of rows up to this size, where there are many, two blocks share a multiprocessor: one computes
+# while the other waits for memory. What they do not hold they read again from the L2 cache.
 SHARED_ROW_NBYTES = 2**17
 SHARED_ROW_THREADS = MAX_THREADS // 2
 MANY_ROWS = 512
