@@ -118,7 +118,7 @@ def _columns(lines: Lines, depth: int) -> Division:
     y = max(y, min(_power(lines.length), WARP // x))  # elements side by side, where lines are not
     x = max(x, min(_power(lines.stride), SHORT_THREADS // y))
     z = min(max(1, SHORT_THREADS // (x * y)), _power(lines.n_outer), MAX_Z)
-    grid = ceil_div(lines.stride, x) * ceil_div(lines.n_outer, z)
+    grid = ceil_div(lines.stride, x) * max(1, ceil_div(lines.n_outer, z))
     config = Config((max(1, grid),), (x, y, z))
     return Division("columns", config, (lines.n_outer, lines.length, lines.stride))
 
