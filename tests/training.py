@@ -48,7 +48,9 @@ class Training:
     def results(self) -> list[np.ndarray]:
         """All that steps change, on the host."""
         state = self.optimizer.state_dict()
-        moments = [array for name in self.optimizer.moments for array in state[name].values()]
+        moments = [
+            array.copy() for name in self.optimizer.moments for array in state[name].values()
+        ]
         arrays = [*self.parameters, *(copy for copy in self.copies if copy is not None)]
         found = [np.array(self._run.host(array)) for array in arrays]
         return [*found, *moments, np.array(state.get("step", 0))]
