@@ -201,7 +201,7 @@ class Optimizer:
     # ---- what a class of optimizers writes -------------------------------------------------------
 
     def _operator(self, max_norm: Any) -> Op:
-        """The operator of a step."""
+        """The operator of a step: another one for each list, if the update has scratch memory."""
         return self._op
 
     def _variant(self, max_norm: Any) -> object:

@@ -14,11 +14,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..cpu.optimizer import gradient_norm
+from ..dtypes import FLOAT64
 from ..frame.op import Op
 from ..ops.adam import AdamOptimizerList
 from ..ops.lamb import LambOptimizer
-from ..ops.optimizer import GradientNorm, SGDOptimizerList
-from ..plan import Device, Launch, Plan
+from ..ops.optimizer import BLOCKS, ONE_LIST, GradientNorm, SGDOptimizerList
+from ..plan import Device, Launch, Plan, ScratchMemory, ceil_div
 from ..runtime.source import Source
 from ..schema import Input, Output
 
@@ -51,6 +52,19 @@ def outputs_of(op: type[Op]) -> tuple[Output, ...]:
     )
 
 
+def _norm_nbytes(device: Device, n: int) -> int:
+    """Scratch memory for the norm of n gradients, of whatever size and type.
+
+    What the update keeps as zeros behind it must not move: gradients of another type are another
+    plan for the same memory.
+    """
+    blocks = ceil_div(n, ONE_LIST) * BLOCKS * device.multiprocessors
+    scratch = ScratchMemory()
+    scratch.take(1, np.uint32)
+    scratch.take(blocks, FLOAT64)
+    return scratch.nbytes
+
+
 class Measured:
     """What puts the norm of the gradients before an operator's own work."""
 
@@ -59,12 +73,13 @@ class Measured:
 
     def plan(self, device: Device, *specs: Any) -> Plan:
         """The norm's launches are of another family."""
-        measured = GradientNorm().plan(device, *self._measured(specs))
-        launches = (
-            replace(s, family=GradientNorm.family) for s in measured.steps if isinstance(s, Launch)
-        )
+        found = self._measured(specs)
+        measured = GradientNorm().plan(device, *found)
+        family = GradientNorm.family
+        launches = (replace(s, family=family) for s in measured.steps if isinstance(s, Launch))
+        room = _norm_nbytes(device, len(found[0]))
         update: Plan = super().plan(device, *specs)  # type: ignore[misc]
-        return Plan(tuple(launches), measured.workspace_nbytes).then(update)
+        return Plan(tuple(launches), room).then(update)
 
     @classmethod
     def source(cls) -> Source:
