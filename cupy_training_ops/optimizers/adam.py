@@ -18,13 +18,8 @@ class Adam(Optimizer):
     the steps that were made, for all parameters alike. g is the gradient over its loss scale s;
     where the norm n of all gradients is above s max_norm, it is the gradient over n / max_norm.
 
-    parameters: a list of arrays of one dtype (any float), C-contiguous and on one device,
-    NumPy (CPU provider), CuPy (CUDA provider) or anything with `__dlpack__`. They are updated in
-    place and stay what they are. lr: a number, or one element in an array on that device, which a
-    step reads there. names: texts that tell the parameters apart in a state; their places by
-    default. low_precision: an array of float16 or bfloat16, or None, for each parameter; every step
-    that is made writes the new parameters there too, rounded once.
-    moment_dtype: float32, float16 or bfloat16; float64 for float64 parameters.
+    parameters, lr, names, low_precision: as for SGD. moment_dtype: float32, float16 or bfloat16;
+    float64 for float64 parameters.
 
     NaN and infinities: see `step`. Deterministic. Raises ArgumentError and DtypeError.
 
@@ -56,13 +51,8 @@ class AdamW(Optimizer):
     As Adam, whose moments and numbers it has, with a weight decay that the moments do not see. This
     is PyTorch's AdamW.
 
-    parameters: a list of arrays of one dtype (any float), C-contiguous and on one device,
-    NumPy (CPU provider), CuPy (CUDA provider) or anything with `__dlpack__`. They are updated in
-    place and stay what they are. lr: a number, or one element in an array on that device, which a
-    step reads there. names: texts that tell the parameters apart in a state; their places by
-    default. low_precision: an array of float16 or bfloat16, or None, for each parameter; every step
-    that is made writes the new parameters there too, rounded once.
-    moment_dtype: float32, float16 or bfloat16; float64 for float64 parameters.
+    parameters, lr, names, low_precision: as for SGD. moment_dtype: float32, float16 or bfloat16;
+    float64 for float64 parameters.
 
     NaN and infinities: see `step`. Deterministic. Raises ArgumentError and DtypeError.
 

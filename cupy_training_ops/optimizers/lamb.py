@@ -19,12 +19,7 @@ class Lamb(Optimizer):
     the moments and numbers of AdamW. The ratio is kept between the two ratio_limits and is 1 where
     either norm is 0.
 
-    parameters: a list of arrays of one dtype (float32 or float64), C-contiguous and on one device,
-    NumPy (CPU provider), CuPy (CUDA provider) or anything with `__dlpack__`. They are updated in
-    place and stay what they are. lr: a number, or one element in an array on that device, which a
-    step reads there. names: texts that tell the parameters apart in a state; their places by
-    default. low_precision: an array of float16 or bfloat16, or None, for each parameter; every step
-    that is made writes the new parameters there too, rounded once.
+    parameters, lr, names, low_precision: as for SGD; parameters are float32 or float64.
     moment_dtype: float32, float16 or bfloat16; float64 for float64 parameters.
 
     max_norm of a step is a number, not an array, and one that is new prepares the step anew. A
