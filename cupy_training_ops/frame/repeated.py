@@ -87,7 +87,7 @@ class Repeated:
         try:
             if missing < 0 or outputs != self.outputs:
                 return False
-        except ValueError:  # an array, which has to be refused
+        except (TypeError, ValueError):  # an array, which has to be refused
             return False
         return self.known.has(inputs + (None,) * missing, out)
 

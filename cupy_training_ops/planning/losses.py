@@ -147,6 +147,9 @@ class GradientOp(SparseOp):
         self.check_slope(dy, rows)
         if len(others) == 2 and others[1] is not None:
             self.refuse_unlike("bias", others[1], log_prob.shape, "log_prob")
+            if others[1].dtype != t_out:
+                expected = f"{dtype_name(t_out)}, as d_logits"
+                refuse(self.name, "bias", expected, dtype_name(others[1].dtype))
         return (Spec(log_prob.shape, t_out),)
 
     def plan(

@@ -338,6 +338,8 @@ WRONG = [
      r"dY: expected shape \(4,\), as the labels"),
     (GRADIENT, (DY, X, LABELS[:4], None, None, X[0]), {}, ArgumentError,
      r"bias: expected shape \(4, 5\), as log_prob"),
+    (GRADIENT, (DY, X, LABELS[:4], None, None, X.astype(np.float16)), {}, ArgumentError,
+     "bias: expected float32, as d_logits, got float16"),
     ("SoftmaxCrossEntropyGrad", (X, X, X), {}, ArgumentError, "dY: expected one element for mean"),
 ]  # fmt: skip
 
