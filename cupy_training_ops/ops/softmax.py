@@ -46,7 +46,8 @@ class _AlongAxis(Op):
     def plan(self, device: Device, *specs: Spec) -> Plan:
         t = specs[0].dtype
         nbytes = held_nbytes(device, t)
-        held = Held(nbytes, len(specs) - 1, t.itemsize, VEC_NBYTES // t.itemsize)
+        n_read = len(specs) - 1
+        held = Held(nbytes, n_read, t.itemsize, VEC_NBYTES // t.itemsize, n_read)
         divided = division(self.lines(specs[0]), held, all(spec.aligned for spec in specs))
         binding = slots(T=t) | {"NBYTES": str(nbytes)}
         args = (*specs, *divided.args)

@@ -128,7 +128,8 @@ class Rows:
         """
         width = VEC_NBYTES // min(self.t.itemsize, self.t_out.itemsize)
         nbytes = self._held_nbytes if is_held else min(self._held_nbytes, STREAMED_NBYTES)
-        held = Held(nbytes, len(read), self.t.itemsize, width)
+        n_given = sum(spec is not None for spec in read)
+        held = Held(nbytes, len(read), self.t.itemsize, width, n_given)
         aligned = all(spec.aligned for spec in (*read, written) if spec is not None)
         divided = division(self.lines, held, aligned, has_short)
         return self._launch(stem + divided.suffix, divided.config, (*args, *divided.args))

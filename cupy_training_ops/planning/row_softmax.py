@@ -63,13 +63,14 @@ class Division:
 class Held:
     """What is held of a line: by threads `nbytes` of so many arrays of elements of `itemsize`.
 
-    `width` elements are a slot of a row.
+    `width` elements are a slot of a row; `n_given` of the arrays are there to be read.
     """
 
     nbytes: int
     n_arrays: int
     itemsize: int
     width: int
+    n_given: int
 
     def depth(self, nbytes: int) -> int:
         """Slots of each array in so many bytes, at least one."""
@@ -106,7 +107,7 @@ def _rows(lines: Lines, held: Held, n_slots: int, least: int, has_short: bool) -
 
 def _most_threads(lines: Lines, held: Held) -> int:
     """Threads of a row at most."""
-    row_nbytes = lines.length * held.itemsize * held.n_arrays
+    row_nbytes = lines.length * held.itemsize * held.n_given
     shared = lines.n_outer >= MANY_ROWS and row_nbytes <= SHARED_ROW_NBYTES
     return SHARED_ROW_THREADS if shared else MAX_THREADS
 

@@ -72,7 +72,7 @@ def test_every_line_has_its_threads(
 ) -> None:
     """Rows: blocks enough, threads for the edges; columns: threads for all lines and classes."""
     assume(n_outer * max(1, length) * stride < 2**37)  # more than fit into memory
-    lines, held = Lines(n_outer, length, stride), Held(nbytes, arrays, *sizes)
+    lines, held = Lines(n_outer, length, stride), Held(nbytes, arrays, *sizes, arrays)
     found = division(lines, held, aligned)
     if found.suffix == "columns":
         x, y, z = found.config.block
