@@ -112,15 +112,16 @@ def test_an_infinite_norm_leaves_no_gradient() -> None:
         ),
     ],
 )
-def test_upstreams_answers(case, attributes) -> None:
+def test_upstreams_answers(anywhere, case, attributes) -> None:
     names = ("lr", "step", "W", "G", "M", "V", "W16", "loss_scale", "norm")
     found = (f"{case}|in|{name}" for name in names)
-    inputs = [ANSWERS[key].copy() for key in found if key in ANSWERS]
+    inputs = [anywhere.place(ANSWERS[key]) for key in found if key in ANSWERS]
     results = adam(*inputs, **attributes)
     expected = [ANSWERS.get(f"{case}|out{i}") for i in range(6)]
     for result, wanted in zip(results, expected, strict=True):
         if wanted is not None:
-            assert_matches(result, wanted, 1e-3 if wanted.dtype == FLOAT16 else 1e-6)
+            bound = 1e-3 if wanted.dtype == FLOAT16 else 1e-6
+            assert_matches(anywhere.host(result), wanted, bound)
 
 
 # ---- the papers ----------------------------------------------------------------------------------
@@ -313,3 +314,21 @@ def test_rows_that_do_not_exist_are_refused() -> None:
         adam(1, 1, w, g.astype(BFLOAT16), m, v)
     with pytest.raises(DtypeError, match="AdamOptimizer: weights: expected dtype float32"):
         adam(1, 1, *parameter(FLOAT64, FLOAT64))
+
+
+def test_ten_steps_are_those_of_pytorch(rng) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is in no extra")
+    start = [rng.standard_normal(shape) for shape in ((3, 4), (5,))]
+    ours = [w.copy() for w in start]
+    moments = [[np.zeros_like(w) for w in start] for _ in range(2)]
+    theirs = [torch.tensor(w, requires_grad=True) for w in start]
+    stepper = torch.optim.AdamW(theirs, lr=0.05, weight_decay=0.02)
+    op = get_op("AdamWOptimizer")(weight_decay=0.02)
+    for step in range(1, 11):
+        gradients = [rng.standard_normal(w.shape) for w in start]
+        for tensor, gradient in zip(theirs, gradients, strict=True):
+            tensor.grad = torch.tensor(gradient)
+        stepper.step()
+        op(0.05, step, ours, gradients, *moments)
+    for found, wanted in zip(ours, theirs, strict=True):
+        assert_matches(found, wanted.detach().numpy(), 1e-12)

@@ -49,12 +49,12 @@ def test_the_learning_rate_may_be_an_array(place) -> None:
     assert_matches(g, array(-2, -2.5, -3), 0)
 
 
-def test_upstreams_gradient_descent() -> None:
+def test_upstreams_gradient_descent(anywhere) -> None:
     case = "SGDOptimizer[f4]"
-    eta, w, g = (ANSWERS[f"{case}|in|{name}"] for name in ("eta", "W", "G"))
-    new_w, delta = get_op("SGDOptimizer")()(eta, w.copy(), g.copy())
-    assert_matches(new_w, ANSWERS[f"{case}|out0"], 1e-6)
-    assert_matches(delta, ANSWERS[f"{case}|out1"], 1e-6)
+    inputs = (anywhere.place(ANSWERS[f"{case}|in|{name}"]) for name in ("eta", "W", "G"))
+    new_w, delta = get_op("SGDOptimizer")()(*inputs)
+    assert_matches(anywhere.host(new_w), ANSWERS[f"{case}|out0"], 1e-6)
+    assert_matches(anywhere.host(delta), ANSWERS[f"{case}|out1"], 1e-6)
 
 
 SHAPES = ((2, 3), (3,), (3, 2), (2,))
