@@ -330,10 +330,14 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) cross_entropy__loss_an
                            gradient, Losses{output, losses}, static_cast<A>(scale.as_double()),
                            Divisor{divisor, n}.value());
 }
-extern "C" __global__ void __launch_bounds__(MAX_THREADS) cross_entropy__loss_and_gradient_columns(
-    const T* scores, const void* labels, const void* weights, const __grid_constant__ Rule rule,
-    T* gradient, TOUT* output, Acc<T>* losses, const __grid_constant__ Either<1> scale,
-    const Acc<T>* divisor, double n, i64 n_outer, i64 length, i64 stride) {
+// With one block a multiprocessor said, as without it 7.0 is given 32 registers and spills.
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
+    cross_entropy__loss_and_gradient_columns(const T* scores, const void* labels,
+                                             const void* weights, const __grid_constant__ Rule rule,
+                                             T* gradient, TOUT* output, Acc<T>* losses,
+                                             const __grid_constant__ Either<1> scale,
+                                             const Acc<T>* divisor, double n, i64 n_outer,
+                                             i64 length, i64 stride) {
     __shared__ A of_thread[MAX_THREADS];
     const auto line = column_of<COLUMN_ELEMENTS>(n_outer, length, stride);
     loss_and_gradient_line(line, ColumnThreads<A>{of_thread}, scores, labels, weights, rule,
