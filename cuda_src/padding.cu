@@ -201,7 +201,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     copy_runs::write_tile<Tile>(static_cast<T*>(dx), n_dx, blockIdx.x, source);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+// Bytes put together to vectors take more registers than RESIDENT blocks leave.
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT - 1)
     slice_grad__rows(const void* dy, void* dx, i64 n_dy, i64 n_rows, i32 n_outer,
                      const __grid_constant__ Dimensions outer,
                      const __grid_constant__ Dimension inner, u32 column_blocks) {

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from .errors import shown
 
 MAX_RANK = 64  # NumPy's and CuPy's
-MAX_NBYTES = 2**63 - 1  # of an array: sizes, offsets and strides fit int64
+MAX_NBYTES = 2**63 - 1  # sizes, offsets and strides fit int64
+MAX_ELEMENTS = MAX_NBYTES // 16  # so that an array may be computed in any type, the widest too
 MAX_ARRAYS = 2**16  # of a list
 
 
@@ -28,7 +29,7 @@ def of_lengths(lengths: Sequence[int]) -> Excess | None:
     return None
 
 
-def of_shape(shape: Sequence[int], itemsize: int = 1) -> Excess | None:
+def of_shape(shape: Sequence[int]) -> Excess | None:
     """What is wrong with an array of this shape; None where it can exist.
 
     Extents of 0 do not count, as in NumPy: the strides of the others must fit too.
@@ -36,9 +37,8 @@ def of_shape(shape: Sequence[int], itemsize: int = 1) -> Excess | None:
     if len(shape) > MAX_RANK:
         return Excess(f"at most {MAX_RANK} dimensions", str(len(shape)))
     excess = of_lengths(shape)
-    if excess is None and math.prod(filter(None, shape)) * itemsize > MAX_NBYTES:
-        each = f" of {itemsize} bytes each" if itemsize > 1 else ""
-        return Excess(f"fewer than 2^63 {'bytes' if each else 'elements'}", f"{tuple(shape)}{each}")
+    if excess is None and math.prod(filter(None, shape)) > MAX_ELEMENTS:
+        return Excess("fewer than 2^59 elements", str(tuple(shape)))
     return excess
 
 

@@ -36,10 +36,8 @@ def in_place_accumulator_v2(
 def in_place_accumulator_list(
     old_sums: Sequence[HostArray], values: Sequence[HostArray], update_signal: bool | None = None
 ) -> tuple[HostArray, ...]:
-    return tuple(
-        in_place_accumulator(old_sum.ravel(), value.ravel(), update_signal).reshape(old_sum.shape)
-        for old_sum, value in zip(old_sums, values, strict=True)
-    )
+    pairs = zip(old_sums, values, strict=True)
+    return tuple(in_place_accumulator(*pair, update_signal) for pair in pairs)
 
 
 def zero_gradient(old_gradient: HostArray, _reset_signal: HostArray) -> HostArray:
@@ -50,10 +48,8 @@ def zero_gradient(old_gradient: HostArray, _reset_signal: HostArray) -> HostArra
 def mixed_precision_scale(
     s: HostArray, xs: Sequence[HostArray], *, to: Dtype, fuse_outputs: bool = False
 ) -> tuple[HostArray, ...]:
-    scaled = [cast(s.reshape(()) * x.ravel().astype(_wide(x)), to) for x in xs]
-    if fuse_outputs:
-        return (np.concatenate(scaled),)
-    return tuple(y.reshape(x.shape) for x, y in zip(xs, scaled, strict=True))
+    scaled = [cast(s.reshape(()) * x.astype(_wide(x)), to) for x in xs]
+    return (np.concatenate([y.ravel() for y in scaled]),) if fuse_outputs else tuple(scaled)
 
 
 def _wide(*arrays: HostArray) -> Dtype:

@@ -35,7 +35,7 @@ def reduce_sum_training(
 @_quiet
 def reduce_all_l2(x: Sequence[HostArray], *, output_type: Dtype | None = None) -> HostArray:
     y_type = output_type or x[0].dtype
-    total = sum(np.sum(np.square(item.ravel().astype(FLOAT64))) for item in x)
+    total = sum(np.sum(np.square(item.astype(FLOAT64))) for item in x)
     kept = FLOAT64 if FLOAT64 in (x[0].dtype, y_type) else FLOAT32  # what squares are added in
     return cast(np.sqrt(np.asarray(total).astype(kept).astype(FLOAT64)), y_type)
 
@@ -45,7 +45,7 @@ def is_all_finite(
     x: Sequence[HostArray], *, isinf_only: bool = False, isnan_only: bool = False
 ) -> HostArray:
     fails = np.isinf if isinf_only else np.isnan if isnan_only else _not_finite
-    return np.array(not any(fails(item.ravel().astype(FLOAT64)).any() for item in x))
+    return np.array(not any(fails(item.astype(FLOAT64)).any() for item in x))
 
 
 def _not_finite(x: HostArray) -> HostArray:

@@ -90,8 +90,8 @@ def another_rank(array: Any, rng: Generator) -> Any:
 
 
 def huge(array: Any, rng: Generator) -> Any:
-    """No element, and a shape beyond most limits."""
-    most = 2**62 // array.itemsize
+    """No element, and an extent that is the largest, or just beyond it."""
+    most = min(2**59 - rng.integers(2), (2**63 - 1) // array.itemsize)
     return of_shape(array, ((0, most), (2**40, 0), (0, *[2**10] * 5), (0,))[rng.integers(4)])
 
 
