@@ -7,8 +7,6 @@ ml_dtypes rounds float64 to bfloat16 by way of float32, which may make a tie of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from .dtypes import BFLOAT16, FLOAT32, FLOAT64, Dtype, HostArray
@@ -76,6 +74,9 @@ def bias_correction(beta: float, step: int) -> float:
     return 1.0 - beta**step if step > 0 else 1.0
 
 
-def without_extents(arrays: Sequence[HostArray]) -> list[HostArray]:
-    """The arrays, empty ones of shape (0,): of some shapes a wider type has no array."""
-    return [array if array.size else array.reshape(0) for array in arrays]
+def counted(step: object, update: bool) -> tuple[int, HostArray]:
+    """The step that is made, 0 where there is none, and the one after it; the largest wraps."""
+    after = np.array(0 if step is None else step, np.int64)
+    before: int = after.item()
+    after += update
+    return before, after

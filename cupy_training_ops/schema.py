@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_type_hints
 
@@ -307,6 +307,11 @@ def count(value: object) -> int:
 def _refuse(excess: limits.Excess | None) -> None:
     if excess is not None:
         raise ArgumentError(f"expected {excess.expected}, got {excess.got}")
+
+
+def n_required(inputs: Sequence[Input]) -> int:
+    """Inputs that a call by position gives at least: up to the last that may not be left out."""
+    return max((i + 1 for i, item in enumerate(inputs) if not item.optional), default=0)
 
 
 def one_of(*choices: object) -> Convert:

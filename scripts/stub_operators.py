@@ -20,7 +20,7 @@ import numpy as np
 from cupy_training_ops.dtypes import to_dtype
 from cupy_training_ops.errors import ArgumentError
 from cupy_training_ops.frame.op import Op
-from cupy_training_ops.schema import Attribute, Input, Output, gives
+from cupy_training_ops.schema import Attribute, Input, Output, gives, n_required
 
 WIDTH = 100
 # What a converter takes, by the type that it gives.
@@ -116,9 +116,9 @@ def summary(cls: type[Op]) -> str:
 
 def inputs(cls: type[Op], more: str = "") -> list[str]:
     """The inputs; one that may be left out has to be given as None where a later one may not be."""
-    last = max((i for i, item in enumerate(cls.inputs) if not item.optional), default=-1)
+    n = n_required(cls.inputs)
     return [
-        f"{item.name}: {taken(cls, item)}{more}{' = None' if i > last else ''}"
+        f"{item.name}: {taken(cls, item)}{more}{'' if i < n else ' = None'}"
         for i, item in enumerate(cls.inputs)
     ]
 

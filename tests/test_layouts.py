@@ -14,7 +14,7 @@ from cupy_training_ops.frame import layout
 from cupy_training_ops.frame.backends import CPU
 from cupy_training_ops.registry import names
 from cupy_training_ops.testing.compare import assert_matches
-from cupy_training_ops.testing.samples import all_samples
+from cupy_training_ops.testing.samples import all_samples, as_tuple
 
 SHAPE = (2, 3, 4, 5)
 CHANNELS_LAST, REVERSED = (0, 2, 3, 1), (3, 2, 1, 0)
@@ -45,10 +45,6 @@ def inputs_of(name: str, rng) -> tuple[dict, list]:
     return {k: v for k, v in sample.attributes.items() if k != "shape"}, inputs
 
 
-def as_list(result) -> list:
-    return list(result) if isinstance(result, tuple) else [result]
-
-
 def test_who_takes_any_layout() -> None:
     elementwise = {"FakeQuant", "FakeQuantGrad", "IsFinite", "Scale", "ScaledSum", "BatchScale"}
     elementwise |= {"InPlaceAccumulator", "InPlaceAccumulatorV2", "ZeroGradient"}
@@ -65,10 +61,10 @@ def test_results_are_those_of_contiguous_arrays(name, order, anywhere, rng) -> N
     attributes, values = inputs_of(name, rng)
     if any(v is None and not i.optional for i, v in zip(cls.inputs, values, strict=False)):
         pytest.skip("its row cannot be left out")
-    expected = as_list(cls(**attributes)(*[v.copy() if hasattr(v, "copy") else v for v in values]))
+    expected = as_tuple(cls(**attributes)(*[v.copy() if hasattr(v, "copy") else v for v in values]))
     op = cls(**attributes)
     inputs = [laid_out(v, order, anywhere.place) if np.shape(v) == SHAPE else v for v in values]
-    for actual, wanted in zip(as_list(op(*inputs)), expected, strict=True):
+    for actual, wanted in zip(as_tuple(op(*inputs)), expected, strict=True):
         if wanted is not None and wanted.shape == SHAPE:
             assert lies_in(actual, order)
             assert_matches(anywhere.host(actual), wanted, 0 if op.bitwise_exact else None)

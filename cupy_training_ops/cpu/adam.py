@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import Dtype, HostArray
-from ..numerics import bias_correction, cast, computed_in, gradient_divisor, number, without_extents
+from ..numerics import (
+    bias_correction,
+    cast,
+    computed_in,
+    counted,
+    gradient_divisor,
+    number,
+)
 
 Arrays = Sequence[HostArray]
 Some = Sequence[HostArray | None]
@@ -132,12 +139,9 @@ def adam_optimizer_list(
     do_bias_correction: bool = True,
     weight_decay_mode: int = 0,
 ) -> tuple[HostArray, Lists, Lists, Lists, Lists, tuple[HostArray | None, ...]]:
-    new_t, update = np.array(t, np.int64), bool(number(update_signal))
-    before = new_t.item()
-    new_t += update  # the largest wraps, as on a GPU
+    update = bool(number(update_signal))
+    before, new_t = counted(t, update)
     mixed = tuple(mixed_precision_weights or [None] * len(weights))
-    lists = (weights, gradients, moment_1, moment_2)
-    weights, gradients, moment_1, moment_2 = map(without_extents, lists)
     if not update:
         return new_t, *map(tuple, (moment_1, moment_2, weights, gradients)), mixed  # type: ignore[return-value]
     divisor = gradient_divisor(loss_scale, global_gradient_norm, number(max_norm, max_norm_clip))

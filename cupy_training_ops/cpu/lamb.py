@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import FLOAT64, HostArray
-from ..numerics import bias_correction, cast, gradient_divisor, number, without_extents
+from ..numerics import bias_correction, cast, counted, gradient_divisor, number
 
 Arrays = Sequence[HostArray]
 Lists = tuple[HostArray, ...]
@@ -44,12 +44,9 @@ def lamb_optimizer(
     ratio_max: float = math.inf,
     do_bias_correction: bool = True,
 ) -> tuple[HostArray, Lists, Lists, Lists, Lists, tuple[HostArray | None, ...]]:
-    new_step, update = np.array(0 if step is None else step, np.int64), bool(number(update_signal))
-    before = new_step.item()
-    new_step += update  # the largest wraps, as on a GPU
+    update = bool(number(update_signal))
+    before, new_step = counted(step, update)
     mixed = tuple(mixed_precision_weights or [None] * len(weights))
-    lists = (weights, gradients, moment1, moment2)
-    weights, gradients, moment1, moment2 = map(without_extents, lists)
     if not update:
         return new_step, *map(tuple, (weights, gradients, moment1, moment2)), mixed  # type: ignore[return-value]
     t = before if do_bias_correction else 0

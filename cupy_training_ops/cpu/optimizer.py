@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import FLOAT64, HostArray
-from ..numerics import cast, computed_in, gradient_divisor, number, wide, without_extents
+from ..dtypes import HostArray
+from ..numerics import cast, computed_in, gradient_divisor, number, wide
+from . import reduction
 
 Lists = tuple[HostArray | None, ...]
 
@@ -47,7 +48,6 @@ def sgd_optimizer_list(
 ) -> tuple[HostArray, Lists, Lists | None]:
     update = np.full(np.shape(update_signal), number(update_signal) != 0)
     mixed = mixed_precision_weights or [None] * len(weights)
-    weights, gradients = map(without_extents, (weights, gradients))
     if not number(update_signal):
         return update, tuple(weights), tuple(mixed)
     divisor = gradient_divisor(loss_scale, gradient_norm, number(max_norm, np.inf))
@@ -85,11 +85,10 @@ def inplace_clip_grad_norm(
     factor = norm.dtype.type(max_norm) / (norm + norm.dtype.type(1e-6))
     if not factor < 1:
         return tuple(gradients)
-    return tuple(cast(wide(g) * factor, g.dtype) for g in without_extents(gradients))
+    return tuple(cast(wide(g) * factor, g.dtype) for g in gradients)
 
 
 def _norm(gradients: Sequence[HostArray]) -> HostArray:
-    """Squares are added in float64; what is beyond the type that is computed in is infinite."""
+    """In the type that is computed in, beyond which it is infinite."""
     kind = computed_in(gradients[0].dtype)
-    total = sum(np.sum(np.square(g.astype(FLOAT64))) for g in without_extents(gradients))
-    return cast(np.sqrt(np.asarray(total).astype(kind).astype(FLOAT64)), kind)
+    return reduction.reduce_all_l2(gradients, output_type=kind)

@@ -10,7 +10,7 @@ from typing import NoReturn, Protocol
 from .. import limits
 from ..dtypes import Dtype, dtype_name, dtype_names, to_dtype
 from ..errors import ArgumentError, DtypeError, refuse
-from ..schema import Attribute, Input, Shape, Spec, TypeRows, Types
+from ..schema import Attribute, Input, Shape, Spec, TypeRows, Types, n_required
 
 Bindings = dict[str, Dtype]
 
@@ -37,8 +37,7 @@ def unknown(op: Declared, name: str) -> NoReturn:
 
 def count(op: str, declared: Sequence[Input], given: int) -> None:
     """As many inputs as declared, trailing optional ones left out at will."""
-    needed = max((i + 1 for i, item in enumerate(declared) if not item.optional), default=0)
-    if not needed <= given <= len(declared):
+    if not n_required(declared) <= given <= len(declared):
         expected = ", ".join(item.name + ("?" if item.optional else "") for item in declared)
         refuse(op, "inputs", f"({expected})", f"{given} arguments")
 
@@ -51,7 +50,7 @@ def within(op: str, argument: str, excess: limits.Excess | None) -> None:
 
 def exists(op: str, argument: str, spec: Spec) -> None:
     """An array that there can be."""
-    within(op, argument, limits.of_shape(spec.shape, spec.dtype.itemsize))
+    within(op, argument, limits.of_shape(spec.shape))
 
 
 def bind(op: str, declared: Input, name: str, dtype: Dtype, types: Types, bound: Bindings) -> None:

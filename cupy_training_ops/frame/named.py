@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import Any
 
 from ..errors import refuse
-from ..schema import REQUIRED
+from ..schema import REQUIRED, n_required
 from . import checks
 from .checks import Declared
 from .prepared import Arguments
@@ -67,9 +67,9 @@ def function_signature(cls: Declared) -> inspect.Signature:
 def _inputs(cls: Declared) -> list[inspect.Parameter]:
     """Python has no default before a parameter without one: such an input is given as None."""
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    last = max((i for i, item in enumerate(cls.inputs) if not item.optional), default=-1)
+    n = n_required(cls.inputs)
     return [
-        inspect.Parameter(item.name, kind, default=None if i > last else _EMPTY)
+        inspect.Parameter(item.name, kind, default=_EMPTY if i < n else None)
         for i, item in enumerate(cls.inputs)
     ]
 

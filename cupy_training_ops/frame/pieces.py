@@ -93,8 +93,9 @@ class Pieces:
 
     def _in_memory(self, array: HostArray) -> HostArray:
         """Its dimensions as they lie in memory, so that making it flat copies nothing."""
-        of_host = self.order is not None and array.ndim != len(self.order)
-        return array if self.order is None or of_host else array.transpose(self.order)
+        if self.order is None or array.ndim != len(self.order):
+            return array
+        return array.transpose(self.order)
 
 
 def blocks(n_rows: int, n_tiles: int, most: int) -> Iterator[tuple[slice, slice]]:

@@ -16,6 +16,7 @@ from ..runtime.workspace import Workspaces
 from .arrays import adopt
 from .backends import info
 from .call import Call, Tables
+from .foreign import refuse_read_only
 from .pieces import Pieces
 from .prepared import Arguments, Arrays, Prepared, Result
 
@@ -150,7 +151,7 @@ class CpuCall(Call):
 
     def _refuse_read_only(self, name: str, array: Any) -> None:
         if not array.flags.writeable:
-            refuse(self.prepared.op, name, "an array to write to", "a read-only one")
+            refuse_read_only(self.prepared.op, name)
 
 
 class KernelCall(Call):

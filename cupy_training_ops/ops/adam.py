@@ -37,6 +37,7 @@ from ..planning.step import (
     given,
     lists,
     low_precision,
+    max_norm,
     new_step,
     number,
     refuse_none,
@@ -246,7 +247,7 @@ class AdamOptimizerList(AdamOptimizer):
         low_precision("T_MIXED_PRECISION_FP"),
         *scales("T_LOSS_SCALE", "T_GRAD_NORM", "global_gradient_norm"),
         UPDATE_SIGNAL,
-        number("max_norm", "T_MAX_NORM", "above 0", optional=True),
+        max_norm("above 0"),
     )
     outputs: ClassVar[tuple[Output, ...]] = (
         stepped("new_T", "T", "T2"),

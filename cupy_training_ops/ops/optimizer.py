@@ -32,6 +32,7 @@ from ..planning.step import (
     given,
     lists,
     low_precision,
+    max_norm,
     number,
     refuse_none,
     refuse_others,
@@ -161,7 +162,7 @@ class SGDOptimizerList(Op):
         *lists("S_GRAD", "gradients"),
         low_precision("S_MIXED"),
         *scales("T_LOSS_SCALE", "T_GRAD_NORM", "gradient_norm"),
-        number("max_norm", "T_MAX_NORM", "above 0; clips nothing where left out", optional=True),
+        max_norm("above 0; clips nothing where left out"),
         UPDATE_SIGNAL,
     )
     outputs: ClassVar[tuple[Output, ...]] = (

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..dtypes import BFLOAT16, BOOL, FLOAT16, FLOATS, Dtype
 from ..errors import ArgumentError, refuse, shown
-from ..schema import Changing, Inferred, Input, Output, Spec, flag, integer, real
+from ..schema import Changing, Convert, Inferred, Input, Output, Spec, flag, integer, real
 
 HALVES = (FLOAT16, BFLOAT16)
 NUMBERS: tuple[Dtype, ...] = FLOATS  # of learning rates, scales and norms: no kernel knows which
@@ -45,9 +45,10 @@ def decay(value: object) -> float:
     return number
 
 
-def number(name: str, variable: str, doc: str = "", optional: bool = False) -> Input:
+def number(
+    name: str, variable: str, doc: str = "", optional: bool = False, convert: Convert = real
+) -> Input:
     """A real number that a step takes, such as a learning rate."""
-    convert = above_zero if name == "max_norm" else real
     return Input(
         name, variable, memory="either", optional=optional, convert=convert,
         shape="one element", doc=doc,
@@ -98,6 +99,11 @@ def stepped(name: str, step: str, variable: str) -> Output:
         name, variable, memory="either", aliases=step, shape="one element",
         doc=f"{step} + 1, or {step} where the step is skipped",
     )  # fmt: skip
+
+
+def max_norm(doc: str) -> Input:
+    """What the norm of the gradients is kept within, in the place of an attribute."""
+    return number("max_norm", "T_MAX_NORM", doc, optional=True, convert=above_zero)
 
 
 def lists(variable: str, *names: str) -> tuple[Input, ...]:
