@@ -219,3 +219,26 @@ def test_upstreams_answers_with_weights(anywhere) -> None:
     arrays = map(anywhere.place, answer(case, "scores", "labels", "w"))
     (ignore,) = answer(case, "ignore")
     assert_answers(anywhere, case, apply("SoftmaxCrossEntropyLossInternal", *arrays, ignore))
+
+
+@reductions
+@shapes
+def test_loss_and_gradient_are_pytorchs(anywhere, rng, shape, reduction) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is in no extra")
+    scores, labels, weights = rows(rng, shape)
+    scores[0, 1:3] = -INF
+    dy, attributes = slope(rng, labels, reduction), {"reduction": reduction}
+    theirs = torch.tensor(scores, requires_grad=True)
+    wanted = torch.nn.functional.cross_entropy(
+        theirs, *map(torch.tensor, (labels, weights)), ignore_index=IGNORED, **attributes
+    )
+    wanted.backward(torch.tensor(dy))
+    placed, targets = anywhere.place(scores), [*map(anywhere.place, (labels, weights)), IGNORED]
+    loss, log_prob = apply("SoftmaxCrossEntropyLossInternal", placed, *targets, **attributes)
+    gradient = apply(
+        "SoftmaxCrossEntropyLossInternalGrad",
+        *(anywhere.place(dy), log_prob, *targets),
+        **attributes,
+    )
+    assert_matches(anywhere.host(loss), wanted.detach().numpy())
+    assert_matches(anywhere.host(gradient), theirs.grad.numpy())

@@ -114,3 +114,18 @@ def test_upstreams_answers(anywhere, name, t) -> None:
     expected = ANSWERS[f"{case}|out0"]
     assert expected.dtype == (FLOAT32 if t == "f4" else FLOAT16)
     assert_within_rows(anywhere.host(apply(name, *inputs)), expected)
+
+
+@forward
+@pytest.mark.parametrize(("shape", "axis"), [((7, 11), -1), ((3, 5, 7), 1)])
+def test_both_are_pytorchs(anywhere, rng, name, shape, axis) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is in no extra")
+    x, dy = logits(rng, shape, FLOAT64), logits(rng, shape, FLOAT64)
+    x[0, 0], x[-1, 0] = -INF, INF
+    theirs = torch.tensor(x, requires_grad=True)
+    wanted = (torch.softmax if name == "Softmax" else torch.log_softmax)(theirs, axis)
+    wanted.backward(torch.tensor(dy))
+    y = apply(name, anywhere.place(x), axis=axis)
+    assert_matches(anywhere.host(y), wanted.detach().numpy())
+    dx = apply(f"{name}Grad_13", anywhere.place(dy), y, axis=axis)
+    assert_matches(anywhere.host(dx), theirs.grad.numpy())
