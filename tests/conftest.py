@@ -2,8 +2,9 @@
 """Fixtures of all tests: seeds, the GPU probe, and the runs that kernel tests go through.
 
 Tests are in tiers, by marker: what has none runs by default, `-m thorough` runs the rest, and
-`-m large` what needs a large GPU. Of a test's thread orders one, drawn for the session, runs by
-default; the others are thorough.
+`-m large` what needs a large GPU. Of the thread orders of a test on emulated kernels one, drawn for
+the session, runs by default, of an operator's samples those of one combination of types; the others
+are thorough.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import hypothesis
 import numpy as np
 import pytest
 from emulator.toolchain import cache_folder
-from runs import EMULATED_RUNS, RUNS, Run, drawn_run, gpu_reason, reason_not_to_run
+from runs import EMULATED_RUNS, RUNS, Run, drawn_run, drawn_samples, gpu_reason, reason_not_to_run
 
 from cupy_training_ops.runtime import kernel_cache
 
@@ -74,8 +75,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     seed = int(os.environ["CTO_SEED"])
     for item in items:
         name = run_of(item)
-        if name in EMULATED_RUNS and name != drawn_run(item.nodeid.replace(name, ""), seed):
+        if name in EMULATED_RUNS and not is_drawn(item, name, seed):
             item.add_marker("thorough")
+
+
+def is_drawn(item: pytest.Item, run: str, seed: int) -> bool:
+    """Whether a test of emulated kernels is one that this session draws."""
+    sample = item.callspec.params.get("sample")
+    if sample is not None and sample.id not in drawn_samples(seed):
+        return False
+    return run == drawn_run(item.nodeid.replace(run, ""), seed)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

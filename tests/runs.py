@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from cupy_training_ops.backend import Info, KernelSource
 from cupy_training_ops.frame import backends
 from cupy_training_ops.plan import Device
+from cupy_training_ops.registry import FAMILIES
 from cupy_training_ops.runtime.compiler import header_options
 from cupy_training_ops.schema import Spec
-from cupy_training_ops.testing.samples import blank, mapped_inputs, placed
+from cupy_training_ops.testing.samples import all_samples, blank, mapped_inputs, placed
 
 ORDERS = ("forward", "reverse", "random")
 EMULATED_RUNS = tuple(f"emulated-{order}" for order in ORDERS)
@@ -28,6 +29,22 @@ RUNS = (*EMULATED_RUNS, "cuda")
 def drawn_run(test: str, seed: int) -> str:
     """The one of EMULATED_RUNS in which a session runs this test unless it is to be thorough."""
     return random.Random(f"{seed} {test}").choice(EMULATED_RUNS)
+
+
+@functools.cache
+def drawn_samples(seed: int) -> frozenset[str]:
+    """Ids of the samples that a session runs emulated unless it is to be thorough.
+
+    Of each operator those of one combination of types: g++ takes seconds for each. Combinations
+    with more samples are drawn more often, and alike for operators that share their kernels.
+    """
+    drawn: set[str] = set()
+    for family, operators in FAMILIES.items():
+        share = random.Random(f"{seed} {family}").random()
+        for samples in map(all_samples().__getitem__, operators):
+            types = sorted(sample.types for sample in samples)[int(share * len(samples))]
+            drawn.update(sample.id for sample in samples if sample.types == types)
+    return frozenset(drawn)
 
 
 class EmulatedBackend(backends.NumpyBackend):

@@ -22,7 +22,6 @@ from cupy_training_ops.cli.compile import _compiles, _failures
 from cupy_training_ops.cli.processes import workers
 from cupy_training_ops.dtypes import element_type
 from cupy_training_ops.plan import Device
-from cupy_training_ops.registry import names
 from cupy_training_ops.runtime import offline
 from cupy_training_ops.runtime.source import Source, load
 from cupy_training_ops.schema import combinations
@@ -38,26 +37,6 @@ def call(*arguments):
     result = CliRunner().invoke(main, ["compile", *arguments])
     assert isinstance(result.exception, SystemExit | None), result.exc_info
     return result
-
-
-def binding(sample):
-    """The type variables that a sample's device inputs and attributes bind."""
-    op = get_op(sample.op)(**sample.attributes)
-    inputs = zip(op.inputs, sample.make(np.random.default_rng(0)), strict=False)
-    bound = {a.type: getattr(op, a.name) for a in op.attributes if a.type}
-    for declared, value in inputs:
-        for array in value if isinstance(value, list) else [value]:
-            if isinstance(array, np.ndarray):
-                bound[declared.type] = array.dtype
-    return {variable: dtype for variable, dtype in bound.items() if variable in op.types}
-
-
-@pytest.mark.parametrize("name", names())
-def test_samples_have_every_type_of_every_variable(name):
-    bound = [binding(sample) for sample in all_samples()[name]]
-    for variable, dtypes in get_op(name).types.items():
-        found = {items[variable] for items in bound if variable in items}
-        assert found >= set(dtypes) or not found, (variable, set(dtypes) - found)
 
 
 @pytest.mark.parametrize("name", ["GistPack1Encoder", "GistPack8Decoder"])

@@ -64,6 +64,11 @@ class Sample:
         return self.offset if self.out_offset is None else self.out_offset
 
     @property
+    def types(self) -> tuple[str, ...]:
+        """The names of dtypes in its label."""
+        return tuple(word for word in self.label.split("-") if word in _DTYPE_NAMES)
+
+    @property
     def id(self) -> str:
         """A name for test ids and tables."""
         return f"{self.op}-{self.label}"
