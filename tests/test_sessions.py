@@ -11,7 +11,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from runs import EMULATED_RUNS, drawn_run, gpu_reason
+from runs import EMULATED_RUNS, drawn_run, drawn_samples, gpu_reason
+
+from cupy_training_ops.testing.samples import all_samples
 
 TESTS = Path(__file__).resolve().parent
 NO_GPU = gpu_reason()
@@ -61,6 +63,23 @@ def test_the_seed_draws_the_order() -> None:
     assert drawn_run("test", 7) == drawn_run("test", 7)
     assert {drawn_run("test", seed) for seed in range(30)} == {*EMULATED_RUNS}
     assert {drawn_run(f"test[{i}]", 7) for i in range(30)} == {*EMULATED_RUNS}
+
+
+def types_drawn(seed: int) -> dict[str, set[tuple[str, ...]]]:
+    """The combinations of types that a session emulates, by operator."""
+    ids = drawn_samples(seed)
+    return {
+        name: {sample.types for sample in samples if sample.id in ids}
+        for name, samples in all_samples().items()
+    }
+
+
+def test_the_seed_draws_one_combination_of_types_of_each_operator() -> None:
+    found = [types_drawn(seed) for seed in range(40)]
+    assert all(len(types) == 1 for drawn in found for types in drawn.values())
+    for name, samples in all_samples().items():
+        several = len({sample.types for sample in samples}) > 1
+        assert (len(set.union(*(drawn[name] for drawn in found))) > 1) == several
 
 
 # ---- no GPU --------------------------------------------------------------------------------------
