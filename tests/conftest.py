@@ -2,14 +2,14 @@
 """Fixtures of all tests: seeds, the GPU probe, and the runs that kernel tests go through.
 
 Tests are in tiers, by marker: what has none runs by default, `-m thorough` runs the rest, and
-`-m large` what needs a large GPU. Of the thread orders of a test on emulated kernels one, drawn for
-the session, runs by default, of an operator's samples those of one combination of types; the others
-are thorough.
+`-m large` what needs a large GPU. Of a test on emulated kernels one thread order and one combination
+of types run by default, drawn for the session, as of an operator's samples; the others are thorough.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import secrets
 import tempfile
 
@@ -26,7 +26,16 @@ import hypothesis
 import numpy as np
 import pytest
 from emulator.toolchain import cache_folder
-from runs import EMULATED_RUNS, RUNS, Run, drawn_run, drawn_samples, gpu_reason, reason_not_to_run
+from runs import (
+    EMULATED_RUNS,
+    RUNS,
+    Run,
+    drawn,
+    drawn_run,
+    drawn_samples,
+    gpu_reason,
+    reason_not_to_run,
+)
 
 from cupy_training_ops.runtime import kernel_cache
 
@@ -73,16 +82,30 @@ def pytest_report_header() -> str:
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     seed = int(os.environ["CTO_SEED"])
-    for item in items:
-        name = run_of(item)
-        if name in EMULATED_RUNS and not is_drawn(item, name, seed):
+    emulated = [item for item in items if run_of(item) in EMULATED_RUNS]
+    combinations: dict[str, set[tuple[str, ...]]] = {}
+    for item in emulated:
+        combinations.setdefault(function_of(item), set()).add(types_of(item))
+    for item in emulated:
+        share = random.Random(f"{seed} {item.path.name}").random()
+        if not is_drawn(item, drawn(combinations[function_of(item)], share), seed):
             item.add_marker("thorough")
 
 
-def is_drawn(item: pytest.Item, run: str, seed: int) -> bool:
+def function_of(item: pytest.Item) -> str:
+    """A test's name without its parameters."""
+    return item.nodeid.partition("[")[0]
+
+
+def types_of(item: pytest.Item) -> tuple[str, ...]:
+    """The names of dtypes among a test's parameters."""
+    return tuple(x.name for x in item.callspec.params.values() if isinstance(x, np.dtype))
+
+
+def is_drawn(item: pytest.Item, types: tuple[str, ...], seed: int) -> bool:
     """Whether a test of emulated kernels is one that this session draws."""
-    sample = item.callspec.params.get("sample")
-    if sample is not None and sample.id not in drawn_samples(seed):
+    sample, run = item.callspec.params.get("sample"), run_of(item)
+    if types_of(item) != types or (sample is not None and sample.id not in drawn_samples(seed)):
         return False
     return run == drawn_run(item.nodeid.replace(run, ""), seed)
 

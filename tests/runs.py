@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import emulator
@@ -31,6 +31,12 @@ def drawn_run(test: str, seed: int) -> str:
     return random.Random(f"{seed} {test}").choice(EMULATED_RUNS)
 
 
+def drawn(found: Iterable[tuple[str, ...]], share: float) -> tuple[str, ...]:
+    """One of them, by a share from 0 to 1: the same of equal ones, the frequent ones more often."""
+    ordered = sorted(found)
+    return ordered[int(share * len(ordered))]
+
+
 @functools.cache
 def drawn_samples(seed: int) -> frozenset[str]:
     """Ids of the samples that a session runs emulated unless it is to be thorough.
@@ -38,13 +44,13 @@ def drawn_samples(seed: int) -> frozenset[str]:
     Of each operator those of one combination of types: g++ takes seconds for each. Combinations
     with more samples are drawn more often, and alike for operators that share their kernels.
     """
-    drawn: set[str] = set()
+    ids: set[str] = set()
     for family, operators in FAMILIES.items():
         share = random.Random(f"{seed} {family}").random()
         for samples in map(all_samples().__getitem__, operators):
-            types = sorted(sample.types for sample in samples)[int(share * len(samples))]
-            drawn.update(sample.id for sample in samples if sample.types == types)
-    return frozenset(drawn)
+            types = drawn((sample.types for sample in samples), share)
+            ids.update(sample.id for sample in samples if sample.types == types)
+    return frozenset(ids)
 
 
 class EmulatedBackend(backends.NumpyBackend):
