@@ -2,8 +2,9 @@
 """Fixtures of all tests: seeds, the GPU probe, and the runs that kernel tests go through.
 
 Tests are in tiers, by marker: what has none runs by default, `-m thorough` runs the rest, and
-`-m large` what needs a large GPU. Of a test on emulated kernels one thread order and one combination
-of types run by default, drawn for the session, as of an operator's samples; the others are thorough.
+`-m large` what needs a large GPU. Of a test on emulated kernels one thread order and one
+combination of types run by default, drawn for the session, as of an operator's samples; the others
+are thorough.
 """
 
 from __future__ import annotations
