@@ -156,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(SHORT_THREADS, 1)
         {dropout_output, mask, softmax_output, draw_of(state, largest), scale}, n_rows, length,
         threads);
 }
-extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+extern "C" __global__ void __launch_bounds__(LINE_THREADS, 1)
     bias_softmax_dropout__rows(const T* data, const T* bias, T* dropout_output, bool* mask,
                                T* softmax_output, const __grid_constant__ Divisor rows, bool inner,
                                const __grid_constant__ Either<2> state, u32 largest, ACC scale,
