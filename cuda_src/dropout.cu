@@ -27,7 +27,7 @@
 
 namespace cto {
 
-using namespace dropout;
+using namespace dropping;
 using namespace elementwise;
 using namespace row_softmax;
 using either::Either;

@@ -5,7 +5,7 @@
 #include "core/fast_division.cuh"
 #include "dropout/operands.cuh"
 
-namespace cto::dropout {
+namespace cto::dropping {
 
 using row_softmax::Line;
 using row_softmax::OnlineSum;
@@ -142,4 +142,4 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
     row_softmax::write(line, batch, map, Writer<T>{dx}, in_dy, in_mask, in_y);
 }
 
-}  // namespace cto::dropout
+}  // namespace cto::dropping

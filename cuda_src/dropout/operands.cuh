@@ -6,7 +6,7 @@
 #include "algorithm/elementwise.cuh"
 #include "math/philox.cuh"
 
-namespace cto::dropout {
+namespace cto::dropping {
 
 using philox::N_WORDS;
 using philox::Stream;
@@ -181,4 +181,4 @@ struct BitsTo {
     }
 };
 
-}  // namespace cto::dropout
+}  // namespace cto::dropping

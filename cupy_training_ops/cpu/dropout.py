@@ -137,10 +137,11 @@ def _drawn(x: HostArray, ratio: float, state: State, seed: int | None) -> HostAr
     """Which elements are kept. Nothing is drawn at ratio 0, and a state then stays."""
     mask = np.ones(x.size, np.bool_)
     if ratio > 0:
-        start = ((seed or 0) % 2**64, 0) if state is None else np.ravel(state)
-        for piece, kept in philox.kept(start, x.size, ratio):
+        start = ((seed or 0) % 2**64, 0) if state is None else state
+        in_memory = isinstance(state, np.ndarray)
+        for piece, kept in philox.kept(state.ravel() if in_memory else start, x.size, ratio):
             mask[piece] = kept
-        if isinstance(state, np.ndarray):
+        if in_memory:
             state.reshape(-1)[1:] += np.uint64(1)
     return mask.reshape(x.shape)
 
