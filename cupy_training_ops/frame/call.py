@@ -146,7 +146,7 @@ class Call:
         return {
             p: freeze(op, declared, inputs[p])
             for p, declared, freeze in self.freezing
-            if p != self.supplied or inputs[p] is not None
+            if inputs[p] is not None  # else it is supplied
         }
 
     def _supply(self, inputs: Arguments, values: Values) -> object:

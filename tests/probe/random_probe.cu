@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: MIT
+// Random words one by one: of any counter and key, and of any element of an array.
+#include "core/either.cuh"
+#include "math/philox.cuh"
+
+using namespace cto;
+
+extern "C" __global__ void probe_philox(const u32* counters, const u32* keys, u32* words, i64 n) {
+    const i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    philox::Words counter;
+    for (int w = 0; w < philox::N_WORDS; ++w) counter.at[w] = counters[4 * i + w];
+    counter = philox::words_of(counter, keys[2 * i], keys[2 * i + 1]);
+    for (int w = 0; w < philox::N_WORDS; ++w) words[4 * i + w] = counter.at[w];
+}
+
+extern "C" __global__ void probe_words(const i64* elements, u32* words,
+                                       const __grid_constant__ either::Either<2> state, i64 n) {
+    const i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
+    const u64 seed = static_cast<u64>(state.as_i64(0)), offset = static_cast<u64>(state.as_i64(1));
+    if (i < n) words[i] = philox::Stream{seed, offset}.word_of(elements[i]);
+}

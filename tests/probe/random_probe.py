@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: MIT
+"""Random words one by one, from the header that kernels draw with; philox.py is the same."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cupy_training_ops import philox
+from cupy_training_ops.ops.dropout import two_integers
+from cupy_training_ops.schema import Input, Output, Spec
+
+from .probe import Probe, one_launch
+
+WORD = np.dtype(np.uint32)
+
+
+class ProbePhilox(Probe):
+    """The four words of each counter and key."""
+
+    inputs = (Input("counters", "uint32"), Input("keys", "uint32"))
+    outputs = (Output("words", "uint32"),)
+
+    def infer(self, counters, keys):
+        return (Spec(counters.shape, WORD),)
+
+    def plan(self, device, counters, keys, words):
+        n = counters.size // 4
+        return one_launch("probe_philox", n, (counters, keys, words, n))
+
+
+def probe_philox(counters, keys):
+    rows = [philox.block(c.tolist(), tuple(k.tolist())) for c, k in zip(counters, keys, strict=True)]
+    return np.array(rows, WORD)
+
+
+class ProbeWords(Probe):
+    """The word of each element."""
+
+    inputs = (
+        Input("elements", "int64"),
+        Input("state", "uint64", memory="either", convert=two_integers, count=2),
+    )
+    outputs = (Output("words", "uint32"),)
+
+    def infer(self, elements, state):
+        return (Spec(elements.shape, WORD),)
+
+    def plan(self, device, elements, state, words):
+        return one_launch("probe_words", elements.size, (elements, words, state, elements.size))
+
+
+def probe_words(elements, state):
+    return np.concatenate([philox.words(state, e, e + 1) for e in elements.tolist()])
