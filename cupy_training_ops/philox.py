@@ -41,8 +41,10 @@ def words(state: State, start: int, stop: int) -> HostArray:
     first = start // N_WORDS
     blocks = np.arange(first, -(-stop // N_WORDS), dtype=np.uint64)
     counter = (blocks & _MASK, blocks >> _SHIFT, offset & _LOW, offset >> 32)
-    drawn = np.stack(np.broadcast_arrays(*block(counter, (seed & _LOW, seed >> 32))), axis=-1)
-    return drawn.astype(np.uint32).ravel()[start - N_WORDS * first : stop - N_WORDS * first]
+    drawn = np.empty((blocks.size, N_WORDS), np.uint32)
+    for place, word in enumerate(block(counter, (seed & _LOW, seed >> 32))):
+        drawn[:, place] = word
+    return drawn.ravel()[start - N_WORDS * first : stop - N_WORDS * first]
 
 
 def largest_kept(ratio: float) -> int:

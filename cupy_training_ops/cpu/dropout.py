@@ -150,7 +150,7 @@ def _drawn(x: HostArray, ratio: float, state: State, seed: int | None) -> HostAr
 def _through(x: HostArray, mask: HostArray, ratio: float, like: HostArray) -> HostArray:
     """x scaled where the mask is True, else 0; in the type that x is in."""
     scale = dropout_scale(ratio, like.dtype)
-    return np.where(mask, x * scale, x.dtype.type(0))
+    return np.asarray(np.where(mask, x * scale, x.dtype.type(0)))
 
 
 def _packed(mask: HostArray) -> HostArray:

@@ -147,7 +147,7 @@ class _Drawing(_WithRatio):
     As a function with a seed it always draws with offset 0.
     """
 
-    attributes = (SEED,)
+    attributes: ClassVar[tuple[Attribute, ...]] = (SEED,)
     seed: int | None
     _key: int
     _offsets: Iterator[int]

@@ -45,7 +45,13 @@ class Launches:
         return replace(streamed(symbol, arrays, options), slots=self._slots)
 
     def over_lines(
-        self, stem: str, arrays: Arrays, options: tuple[object, ...], lines: Lines, fits: bool, most: int
+        self,
+        stem: str,
+        arrays: Arrays,
+        options: tuple[object, ...],
+        lines: Lines,
+        fits: bool,
+        most: int,
     ) -> Launch:
         """A kernel of algorithm/row_softmax.cuh, with at most so many threads where lines are rows.
 

@@ -191,12 +191,12 @@ def test_dropout_with_a_bias(dtype) -> None:
     [
         ((4, 3, 5), (4, 3, 5), 2, False, lambda r: r),
         ((4, 3, 5), (3, 5), 2, False, lambda r: r % 3),
-        ((4, 3, 5), (1, 1, 5), 2, True, lambda r: 0),
+        ((4, 3, 5), (1, 1, 5), 2, True, lambda _: 0),
         ((4, 3, 5), (4, 1, 5), 2, True, lambda r: r // 3),
         ((2, 3, 2, 2, 5), (2, 1, 1, 2, 5), 3, True, lambda r: r // 6),
         ((2, 3, 2, 2, 5), (2, 2, 5), 3, False, lambda r: r % 2),
         ((4, 1, 5), (4, 1, 5), -1, True, lambda r: r),
-        ((6,), (6,), 0, False, lambda r: 0),
+        ((6,), (6,), 0, False, lambda _: 0),
     ],
 )
 def test_softmax_with_bias_and_dropout(rng, shape, bias, axis, inner, index) -> None:
@@ -272,9 +272,11 @@ PAIRS = {
     ),
     "BiasDropout": (
         lambda x: cto.bias_dropout(x, x[0], x, RATIO, True, STATE),
-        lambda dy, out: cto.dropout_grad(dy, out[1], RATIO)
-        + dy
-        + np.eye(1, len(dy)).T * cto.dropout_grad(dy, out[1], RATIO).sum(0),
+        lambda dy, out: (
+            cto.dropout_grad(dy, out[1], RATIO)
+            + dy
+            + np.eye(1, len(dy)).T * cto.dropout_grad(dy, out[1], RATIO).sum(0)
+        ),
     ),
     "BitmaskBiasDropout": (
         lambda x: cto.bitmask_bias_dropout(x, np.ones(5), None, RATIO, True, STATE),
@@ -390,7 +392,9 @@ def test_a_copy_starts_anew() -> None:
     assert drawn(op) != first
 
 
-@pytest.mark.parametrize(("seed", "key"), [(-1, 2**64 - 1), (2**64 - 1, 2**64 - 1), (-(2**63), 2**63)])
+@pytest.mark.parametrize(
+    ("seed", "key"), [(-1, 2**64 - 1), (2**64 - 1, 2**64 - 1), (-(2**63), 2**63)]
+)
 def test_a_seed_is_64_bits(seed, key) -> None:
     assert drawn(get_op("Dropout")(seed=seed)) == mask_of(200, (key, 0), 0.5).tolist()
 

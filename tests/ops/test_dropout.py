@@ -70,7 +70,7 @@ def test_the_mask_of_a_softmax_is_the_same(run, dtype) -> None:
 
 
 def test_a_ratio_next_to_one(run) -> None:
-    """1 - 2^-24 keeps one in 16 million, and multiplies it with 2^24; a word of 255 is below 256."""
+    """1 - 2^-24 keeps one in 16 million, and multiplies it with 2^24."""
     x = run.place(np.ones(4096, FLOAT32))
     assert not run.host(get_op("Dropout")()(x, NEAR_1, True, STATE)[0]).any()
     dx = get_op("DropoutGrad")()(x, run.place(np.ones(4096, np.bool_)), NEAR_1)

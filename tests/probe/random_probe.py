@@ -29,8 +29,8 @@ class ProbePhilox(Probe):
 
 
 def probe_philox(counters, keys):
-    rows = [philox.block(c.tolist(), tuple(k.tolist())) for c, k in zip(counters, keys, strict=True)]
-    return np.array(rows, WORD)
+    pairs = zip(counters.tolist(), keys.tolist(), strict=True)
+    return np.array([philox.block(counter, tuple(key)) for counter, key in pairs], WORD)
 
 
 class ProbeWords(Probe):
