@@ -9,62 +9,36 @@ in float32 (float64 for float64) and rounded once; dropped ones are 0 whatever t
 
 from __future__ import annotations
 
-import itertools
 import math
-import secrets
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
-from ..dtypes import BOOL, FLOATS
-from ..errors import ArgumentError, refuse, shown
+from ..dtypes import BOOL
+from ..errors import refuse
 from ..frame.checks import from_front
-from ..frame.op import Op
 from ..plan import Device, Plan, ceil_div
-from ..planning import dropout
-from ..planning.dropout import Launches, Ratio
+from ..planning.dropout import (
+    OF_FORWARD,
+    RATIO,
+    SEED,
+    STATE,
+    TRAINING,
+    Arrays,
+    Drawing,
+    State,
+    WithRatio,
+)
 from ..planning.fast_division import divisor
 from ..planning.row_softmax import Lines
-from ..schema import (
-    Attribute,
-    Input,
-    Output,
-    Shape,
-    Spec,
-    Tiles,
-    Types,
-    boolean,
-    flag,
-    integer,
-    optional,
-    real,
-    single,
-)
+from ..schema import Attribute, Input, Output, Shape, Spec, Tiles, boolean, integer
 
 WORD = np.dtype(np.uint32)
 WORD_BITS = 32
-DEFAULT_RATIO = 0.5
-
-
-def number(value: object) -> float:
-    """A number, also in an array or a sequence of one element."""
-    return real(single(value))
-
-
-def seed(value: object) -> int:
-    """An integer of 64 bits, signed or not."""
-    whole = integer(value)
-    if not -(2**63) <= whole < 2**64:
-        raise ArgumentError(f"expected an integer of 64 bits, got {shown(whole)}")
-    return whole
-
-
-def two_integers(value: Any) -> tuple[int, int]:
-    """Two integers."""
-    if not isinstance(value, list | tuple) or len(value) != 2:
-        raise ArgumentError(f"expected two integers, got {shown(value)}")
-    return integer(value[0]), integer(value[1])
+AXIS_DOC = "from -rank to rank - 1; a row is everything from this axis on"
+BITS = "rank 1, a word for every 32 elements"
+BIT_DOC = "bit i % 32 of word i / 32 stands for element i"
 
 
 def bitmask(shape: Shape) -> Spec:
@@ -72,103 +46,7 @@ def bitmask(shape: Shape) -> Spec:
     return Spec((ceil_div(math.prod(shape), WORD_BITS),), WORD)
 
 
-RATIO = Input(
-    "ratio",
-    "float64",
-    memory="host",
-    convert=number,
-    static=False,
-    optional=True,
-    doc="from 0 on, below 1; 0.5 where it is left out",
-)
-TRAINING = Input(
-    "training_mode",
-    "bool",
-    memory="host",
-    convert=flag,
-    optional=True,
-    doc="False where it is left out: the identity",
-)
-OF_FORWARD = Input(
-    "training_mode",
-    "bool",
-    memory="host",
-    convert=flag,
-    optional=True,
-    doc="that of the forward; True where it is left out",
-)
-STATE = Input(
-    "state",
-    "uint64",
-    memory="either",
-    convert=two_integers,
-    count=2,
-    optional=True,
-    updated=True,
-    supplied=True,
-    doc="seed and offset; of an array the offset goes on by one",
-)
-SEED = Attribute("seed", optional(seed), None, doc="None takes one from the system")
-AXIS_DOC = "from -rank to rank - 1; a row is everything from this axis on"
-BITS = "shape (number of elements / 32, rounded up,)"
-BIT_DOC = "bit i % 32 of word i / 32 stands for element i"
-
-
-class _WithRatio(Op):
-    """What all share: a ratio, and whether it is applied."""
-
-    types: ClassVar[Types] = {"T": FLOATS}
-    ratio_at: ClassVar[int]  # its place among the inputs, from the end
-    training_at: ClassVar[int | None] = None
-    trains: ClassVar[bool] = True  # where nothing is said
-
-    def ratio(self, inputs: Sequence[Any]) -> Any:
-        """The ratio that is applied: 0 where the operator is the identity."""
-        training = None if self.training_at is None else inputs[self.training_at]
-        if not (self.trains if training is None else training):
-            return 0.0
-        given = inputs[self.ratio_at]
-        return DEFAULT_RATIO if given is None else given
-
-    def check_numbers(self, *inputs: Any) -> None:
-        given = inputs[self.ratio_at]
-        if given is not None and not 0 <= given < 1:
-            refuse(self.name, "ratio", "a number from 0 on, below 1", shown(given))
-
-    def launches(self, device: Device, x: Spec, specs: Sequence[Any]) -> Launches:
-        """Those of a call with these inputs and outputs."""
-        ratio: Ratio = self.ratio(specs[: len(self.inputs)])
-        return Launches(device, x.dtype, ratio)
-
-
-class _Drawing(_WithRatio):
-    """What draws: an instance numbers its draws, where no state is given.
-
-    As a function with a seed it always draws with offset 0.
-    """
-
-    attributes: ClassVar[tuple[Attribute, ...]] = (SEED,)
-    seed: int | None
-    _key: int
-    _offsets: Iterator[int]
-
-    def __init__(self, **attributes: object) -> None:
-        super().__init__(**attributes)
-        key = secrets.randbits(64) if self.seed is None else self.seed % 2**64
-        vars(self).update(_key=key, _offsets=itertools.count())
-
-    @classmethod
-    def shared(cls, **attributes: object) -> Self:
-        op = super().shared(**attributes)
-        if op.seed is not None:
-            vars(op).update(_offsets=itertools.repeat(0))
-        return op
-
-    def supply(self, *inputs: Any) -> tuple[int, int]:
-        return self._key, next(self._offsets) if self.ratio(inputs) > 0 else 0
-
-
-class _Elementwise(_Drawing):
+class _Elementwise(Drawing):
     """A forward whose last inputs are ratio, training_mode and state."""
 
     ratio_at, training_at, trains = -3, -2, False
@@ -180,8 +58,16 @@ class _Elementwise(_Drawing):
 
     def plan(self, device: Device, data: Spec, *specs: Any) -> Plan:
         *_, state, output, mask = specs
-        launches = self.launches(device, data, (data, *specs))
-        return dropout.forward(launches, self.function_name, (data, output, mask), state)
+        return self.elementwise(device, (data, *specs), (data, output, mask), state)
+
+    def elementwise(
+        self, device: Device, specs: Sequence[Any], arrays: Arrays, state: State, *options: object
+    ) -> Plan:
+        """The launch of this operator's kernel; a state in memory goes on."""
+        launches = self.launches(device, specs)
+        options = (*options, *launches.drawn(state))
+        launch = launches.elementwise(self.function_name, arrays, *options)
+        return launches.then_advance(launch, state)
 
 
 DATA = Input("data", "T", shape="any shape")
@@ -212,8 +98,8 @@ class Dropout(_Elementwise):
 class BitmaskDropout(_Elementwise):
     """Dropout with a mask of bits: output = data / (1 - ratio) where its bit is 1, else 0.
 
-    The bits are those of Dropout's mask for the same state; those past the last element are 0. What
-    is drawn when, and what a captured graph draws, is as in Dropout.
+    The bits are those of Dropout's mask for the same state; those past the last element are 0. When
+    something is drawn, and from which state, is as in Dropout.
 
     Source: ONNX Runtime, onnxruntime/contrib_ops/cuda/math/bitmask_dropout.cc.
     """
@@ -240,9 +126,8 @@ class _Biased(_Elementwise):
     def plan(self, device: Device, data: Spec, *specs: Any) -> Plan:
         bias, residual = specs[:2]
         *_, state, output, mask = specs
-        launches = self.launches(device, data, (data, *specs))
         arrays = (data, bias, residual, output, mask)
-        return dropout.with_bias(launches, self.function_name, arrays, bias.size, state)
+        return self.elementwise(device, (data, *specs), arrays, state, divisor(bias.size))
 
 
 BIAS = Input("bias", "T", shape="shape (last extent of data,) or shape of data")
@@ -253,8 +138,8 @@ SUM = Output("output", "T", may_alias=("data", "residual"), shape="shape of data
 class BiasDropout(_Biased):
     """Dropout of a sum: output = (data + bias) / (1 - ratio) where mask, else 0; + residual.
 
-    Nothing is rounded in between. What is drawn when, and what a captured graph draws, is as in
-    Dropout, and so is the mask.
+    Nothing is rounded in between. When something is drawn, and from which state, is as in Dropout,
+    and so is the mask.
 
     Source: ONNX Runtime, onnxruntime/contrib_ops/cuda/math/bias_dropout.cc.
     """
@@ -276,14 +161,14 @@ class BitmaskBiasDropout(_Biased):
     has_bits = True
 
 
-class BiasSoftmaxDropout(_Drawing):
+class BiasSoftmaxDropout(Drawing):
     """Dropout of a softmax: dropout_output = p / (1 - ratio) where mask, else 0.
 
     p = softmax(data + bias) over each row, as softmax_output has it; nothing is rounded in between.
     The bias has data's shape, with 1 for some extents before the axis: with is_inner_broadcast for
     the last of them, so that neighbouring rows share one of its rows, else for the first. A row of
     -inf alone, and one with inf or NaN, has a p of NaN. At ratio 0 every element is kept and
-    nothing is drawn; there is no training_mode. What a captured graph draws is as in Dropout.
+    nothing is drawn; there is no training_mode. The state is as in Dropout.
 
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/bias_softmax_dropout.cc.
     """
@@ -319,7 +204,7 @@ class BiasSoftmaxDropout(_Drawing):
 
     def plan(self, device: Device, data: Spec, bias: Spec, *specs: Any) -> Plan:
         _, state, *outputs = specs
-        launches = self.launches(device, data, (data, bias, *specs))
+        launches = self.launches(device, (data, bias, *specs))
         lines = _rows(data.shape, self.axis)
         n_bias = bias.size // lines.length
         shared = divisor(lines.n_outer // n_bias if self.is_inner_broadcast else n_bias)
@@ -357,7 +242,7 @@ DY = Input("dy", "T", shape="any shape")
 DX = Output("dx", "T", may_alias=("dy",), shape="shape of dy")
 
 
-class _Gradient(_WithRatio):
+class _Gradient(WithRatio):
     """A gradient whose last inputs are ratio and training_mode."""
 
     ratio_at, training_at = -2, -1
@@ -376,7 +261,7 @@ class _Gradient(_WithRatio):
         return dy.size, "elements, as many as dy has"
 
     def plan(self, device: Device, dy: Spec, mask: Spec, *specs: Any) -> Plan:
-        launches = self.launches(device, dy, (dy, mask, *specs[:-1]))
+        launches = self.launches(device, (dy, mask, *specs))
         arrays, options = (dy, mask, specs[-1]), (launches.scale, launches.keeps_all)
         return Plan((launches.elementwise(self.function_name, arrays, *options),))
 
@@ -416,7 +301,7 @@ class BitmaskDropoutGrad(_Gradient):
         return bitmask(dy.shape).size, f"words, a bit for each of {dy.size} elements"
 
 
-class SoftmaxDropoutGrad(_WithRatio):
+class SoftmaxDropoutGrad(WithRatio):
     """Gradient of BiasSoftmaxDropout by data: dx = softmax_y (g - sum of g softmax_y over the row).
 
     g = dy / (1 - ratio) where mask, else 0; at ratio 0 it is dy. All of it is in float32 (float64
@@ -445,8 +330,8 @@ class SoftmaxDropoutGrad(_WithRatio):
         return (Spec(dy.shape, dy.dtype),)
 
     def plan(self, device: Device, dy: Spec, mask: Spec, y: Spec, *specs: Any) -> Plan:
-        ratio, dx = specs
-        launches = self.launches(device, dy, (dy, mask, y, ratio))
+        dx = specs[-1]
+        launches = self.launches(device, (dy, mask, y, *specs))
         launch = launches.over_lines(
             f"{self.function_name}__",
             (dy, mask, y, dx),

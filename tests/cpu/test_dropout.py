@@ -58,7 +58,7 @@ def test_published_vectors(anywhere) -> None:
 
 
 def test_words_lie_in_the_counter_as_they_should() -> None:
-    """Element i: word i % 4 of counter (i / 4 low, high, offset low, high), key (seed low, high)."""
+    """Word i % 4 of counter (i / 4 low, high, offset low, high) and key (seed low, high)."""
     seed, offset, element = 0x299F31D0A4093822, 0x0370734413198A2E, 4 * 0x85A308D3243F6A88
     words = [philox.words((seed, offset), element + i, element + i + 1)[0] for i in range(4)]
     assert words == hexadecimal(PUBLISHED[2][2])
@@ -89,7 +89,7 @@ def test_which_words_keep(ratio) -> None:
 
 
 def test_one_word_decides_at_the_edge() -> None:
-    """A ratio that an element's own word is the bound of drops it, the next smaller one keeps it."""
+    """A ratio whose bound is an element's own word drops it, the next smaller one keeps it."""
     for i, word in enumerate(philox.words(STATE, 0, 40).tolist()):
         ratio = 1 - word / 2**32
         for given, is_kept in ((ratio, False), (ratio - 2.0**-32, True)):

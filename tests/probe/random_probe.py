@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from cupy_training_ops import philox
-from cupy_training_ops.ops.dropout import two_integers
+from cupy_training_ops.planning.dropout import two_integers
 from cupy_training_ops.schema import Input, Output, Spec
 
 from .probe import Probe, one_launch
