@@ -27,7 +27,8 @@
 
 namespace cto {
 
-using namespace dropping;
+using namespace dropped_softmax;
+using namespace random_mask;
 using namespace elementwise;
 using namespace row_softmax;
 using either::Either;
@@ -62,12 +63,10 @@ struct ForwardWithBias {
         mask = kept;
     }
 };
-// keeps_all: the forward was the identity, whatever the mask says.
 struct Backward {
     ACC scale;
-    bool keeps_all;
     __device__ void operator()(ACC dy, bool kept, ACC& dx) const {
-        dx = scaled_or_0(dy, kept || keeps_all, scale);
+        dx = scaled_or_0(dy, kept, scale);
     }
 };
 
@@ -106,44 +105,42 @@ extern "C" __global__ void dropout__advance(const __grid_constant__ Either<2> st
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     dropout(const T* data, T* output, bool* mask, i64 n, bool aligned,
             const __grid_constant__ Either<2> state, u32 largest, ACC scale) {
-    map_elements<Tile>(n, aligned, Forward{in_register(scale)}, in(data),
-                       KeptBy{draw_of(state, largest)}, out_if_wanted(output), out_if_wanted(mask));
+    map_elements<Tile>(n, aligned, Forward{scale}, in(data), KeptBy{draw_of(state, largest)},
+                       out_if_wanted(output), out_if_wanted(mask));
 }
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     bitmask_dropout(const T* data, T* output, u32* mask, i64 n, bool aligned,
                     const __grid_constant__ Either<2> state, u32 largest, ACC scale) {
-    map_elements<Tile>(n, aligned, Forward{in_register(scale)}, in(data),
-                       KeptBy{draw_of(state, largest)}, out_if_wanted(output), BitsTo{mask});
+    map_elements<Tile>(n, aligned, Forward{scale}, in(data), KeptBy{draw_of(state, largest)},
+                       out_if_wanted(output), BitsTo{mask});
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     dropout_grad(const T* dy, const bool* mask, T* dx, i64 n, bool aligned, ACC scale,
                  bool keeps_all) {
-    map_elements<Tile>(n, aligned, Backward{in_register(scale), keeps_all}, in(dy), in(mask),
-                       out(dx));
+    map_elements<Tile>(n, aligned, Backward{scale}, in(dy), BytesFrom{mask, keeps_all}, out(dx));
 }
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     bitmask_dropout_grad(const T* dy, const u32* mask, T* dx, i64 n, bool aligned, ACC scale,
                          bool keeps_all) {
-    map_elements<Tile>(n, aligned, Backward{in_register(scale), keeps_all}, in(dy), BitsFrom{mask},
-                       out(dx));
+    map_elements<Tile>(n, aligned, Backward{scale}, in(dy), BitsFrom{mask, keeps_all}, out(dx));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     bias_dropout(const T* data, const T* bias, const T* residual, T* output, bool* mask, i64 n,
                  bool aligned, const __grid_constant__ Divisor columns,
                  const __grid_constant__ Either<2> state, u32 largest, ACC scale) {
-    map_elements<Tile>(n, aligned, ForwardWithBias{in_register(scale)}, in(data),
-                       row_or_none(bias, columns), in_or_zero(residual),
-                       KeptBy{draw_of(state, largest)}, out_if_wanted(output), out_if_wanted(mask));
+    map_elements<Tile>(n, aligned, ForwardWithBias{scale}, in(data), row_or_none(bias, columns),
+                       in_or_zero(residual), KeptBy{draw_of(state, largest)}, out_if_wanted(output),
+                       out_if_wanted(mask));
 }
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     bitmask_bias_dropout(const T* data, const T* bias, const T* residual, T* output, u32* mask,
                          i64 n, bool aligned, const __grid_constant__ Divisor columns,
                          const __grid_constant__ Either<2> state, u32 largest, ACC scale) {
-    map_elements<Tile>(n, aligned, ForwardWithBias{in_register(scale)}, in(data),
-                       row_or_none(bias, columns), in_or_zero(residual),
-                       KeptBy{draw_of(state, largest)}, out_if_wanted(output), BitsTo{mask});
+    map_elements<Tile>(n, aligned, ForwardWithBias{scale}, in(data), row_or_none(bias, columns),
+                       in_or_zero(residual), KeptBy{draw_of(state, largest)}, out_if_wanted(output),
+                       BitsTo{mask});
 }
 
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS, 1)

@@ -89,15 +89,6 @@ __device__ __forceinline__ double widen_subnormal(float x) {
 #endif
 }
 
-// The same number, which the compiler then keeps in a register and does not load for each use.
-__device__ __forceinline__ float in_register(float x) {
-#ifndef __CUDA_CPU__
-    asm("" : "+f"(x));
-#endif
-    return x;
-}
-__device__ __forceinline__ double in_register(double x) { return x; }
-
 // All 64 bits of a product. Of a factor that is a constant the compiler makes 64 bits first, and adds
 // their upper half, which is 0.
 __device__ __forceinline__ u64 multiply_wide(u32 x, u32 y) {

@@ -5,8 +5,10 @@
 #include "core/fast_division.cuh"
 #include "dropout/operands.cuh"
 
-namespace cto::dropping {
+namespace cto::dropped_softmax {
 
+using random_mask::Draw;
+using random_mask::Neighbours;
 using row_softmax::Line;
 using row_softmax::OnlineSum;
 using row_softmax::Place;
@@ -15,7 +17,8 @@ using row_softmax::Writer;
 
 // Dropped elements are 0 whatever they were; inf * 0 is NaN.
 __device__ __forceinline__ float scaled_or_0(float x, bool kept, float scale) {
-    return kept ? multiply_subnormal(x, scale) : 0.0f;
+    const float scaled = multiply_subnormal(x, scale);  // for all: a branch would be in its way
+    return kept ? scaled : 0.0f;
 }
 __device__ __forceinline__ double scaled_or_0(double x, bool kept, double scale) {
     return kept ? x * scale : 0.0;
@@ -142,4 +145,4 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
     row_softmax::write(line, batch, map, Writer<T>{dx}, in_dy, in_mask, in_y);
 }
 
-}  // namespace cto::dropping
+}  // namespace cto::dropped_softmax

@@ -6,7 +6,7 @@
 #include "algorithm/elementwise.cuh"
 #include "math/philox.cuh"
 
-namespace cto::dropping {
+namespace cto::random_mask {
 
 using philox::N_WORDS;
 using philox::Stream;
@@ -56,6 +56,13 @@ struct Neighbours {
     }
 };
 
+// The widest word in so many bytes.
+template <int N>
+struct Bytes {};
+__device__ u16 word_of(Bytes<2>);
+__device__ u32 word_of(Bytes<4>);
+__device__ u32 word_of(Bytes<8>);
+
 // ---- operands of an element-wise map ------------------------------------------------------------
 
 // Whether each element is kept. A tile's blocks share the upper half of their numbers, and so what
@@ -97,17 +104,52 @@ struct Kept {
     __device__ void store_apart(u32, u32) const {}
 };
 
+// One byte for each element. A vector's are held as words: as bools they cost three times as many
+// instructions. `filled` is ALL where every element is kept, whatever the mask says.
+template <class S>
+struct ByteReader {
+    static constexpr int width = S::width, read_nbytes = 1, written_nbytes = 0;
+    using Word = decltype(word_of(Bytes<width>()));
+    static constexpr int EACH = sizeof(Word);
+    const u8* from;
+    u32 filled;
+    vec::Vec<Word, width / EACH> held[S::each / width];
+
+    __device__ void seek(i64 first) { from += first; }
+    __device__ void load(int u, u32 offset) {
+        held[u] = *reinterpret_cast<const vec::Vec<Word, width / EACH>*>(from + offset);
+#pragma unroll
+        for (int w = 0; w < width / EACH; ++w) held[u].at[w] |= static_cast<Word>(filled);
+    }
+    __device__ void load_apart(u32 offset, u32 n) {
+        held[0] = {};
+#pragma unroll
+        for (int i = 0; i < width; ++i) {
+            const u32 element = elementwise::apart<S>(offset, i);
+            const u32 byte = element < n ? from[element] | (filled & 0xFFu) : 0;
+            held[0].at[i / EACH] |= static_cast<Word>(byte << 8 * (i % EACH));
+        }
+    }
+    __device__ bool at(int u, int i) const {
+        return held[u].at[i / EACH] & 0xFFu << 8 * (i % EACH);
+    }
+    template <bool STREAMING>
+    __device__ void store(int, u32) const {}
+    __device__ void store_apart(u32, u32) const {}
+};
+
 // One bit for each element, of whole tiles a byte at a time.
 template <class S>
 struct BitReader {
     static constexpr int width = S::width, read_nbytes = 0, written_nbytes = 0;
     const u8* from;
+    u32 filled;
     u32 held[S::each / width];
 
     __device__ void seek(i64 first) { from += first / 8; }
-    __device__ void load(int u, u32 offset) { held[u] = from[offset / 8] >> offset % 8; }
+    __device__ void load(int u, u32 offset) { held[u] = from[offset / 8] >> offset % 8 | filled; }
     __device__ void load_apart(u32 offset, u32 n) {
-        held[0] = 0;
+        held[0] = filled;
 #pragma unroll
         for (int i = 0; i < width; ++i) {
             const u32 element = elementwise::apart<S>(offset, i);
@@ -166,11 +208,20 @@ struct KeptBy {
         return {rule};
     }
 };
+struct BytesFrom {
+    const bool* mask;
+    bool keeps_all;
+    template <class S>
+    __device__ ByteReader<S> held() const {
+        return {reinterpret_cast<const u8*>(mask), keeps_all ? ALL : 0};
+    }
+};
 struct BitsFrom {
     const u32* mask;
+    bool keeps_all;
     template <class S>
     __device__ BitReader<S> held() const {
-        return {reinterpret_cast<const u8*>(mask)};
+        return {reinterpret_cast<const u8*>(mask), keeps_all ? ALL : 0};
     }
 };
 struct BitsTo {
@@ -181,4 +232,4 @@ struct BitsTo {
     }
 };
 
-}  // namespace cto::dropping
+}  // namespace cto::random_mask

@@ -21,6 +21,7 @@ _Pair = tuple[HostArray, HostArray]
 _quiet = np.errstate(all="ignore")
 
 
+@_quiet
 def dropout(
     data: HostArray,
     ratio: float | None = None,
@@ -97,6 +98,7 @@ def bias_softmax_dropout(
     return cast(_through(p, mask, applied, data), data.dtype), mask, cast(p, data.dtype)
 
 
+@_quiet
 def dropout_grad(
     dy: HostArray,
     mask: HostArray,
@@ -146,7 +148,6 @@ def _drawn(x: HostArray, ratio: float, state: State, seed: int | None) -> HostAr
     return mask.reshape(x.shape)
 
 
-@_quiet
 def _through(x: HostArray, mask: HostArray, ratio: float, like: HostArray) -> HostArray:
     """x scaled where the mask is True, else 0; in the type that x is in."""
     scale = dropout_scale(ratio, like.dtype)
