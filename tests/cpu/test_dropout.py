@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from derivatives import vjp
-from probe.random_probe import ProbePhilox, ProbeWords
+from probe.random_probe import ProbePhilox, ProbeTile, ProbeWords
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, DtypeError, get_op, philox
@@ -70,6 +70,12 @@ def test_elements_beyond_2_to_the_34(run) -> None:
     expected = [philox.words(STATE, e, e + 1)[0] for e in elements.tolist()]
     assert found.tolist() == expected
     assert len(set(expected)) == len(elements)
+
+
+@pytest.mark.parametrize("first", [0, 2**34 - 2048, 2**34, 2**36 + 3 * 2048])
+def test_tiles_beyond_2_to_the_34(run, first) -> None:
+    found = run.host(ProbeTile()(run.place(np.zeros(2048, np.uint32)), first, STATE))
+    assert found.tolist() == philox.words(STATE, first, first + 2048).tolist()
 
 
 def test_a_piece_is_what_it_is_in_the_whole() -> None:

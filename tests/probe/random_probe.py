@@ -6,8 +6,9 @@ from __future__ import annotations
 import numpy as np
 
 from cupy_training_ops import philox
+from cupy_training_ops.plan import Config, Launch, Plan
 from cupy_training_ops.planning.dropout import two_integers
-from cupy_training_ops.schema import Input, Output, Spec
+from cupy_training_ops.schema import Input, Output, Spec, integer
 
 from .probe import Probe, one_launch
 
@@ -51,3 +52,25 @@ class ProbeWords(Probe):
 
 def probe_words(elements, state):
     return np.concatenate([philox.words(state, e, e + 1) for e in elements.tolist()])
+
+
+class ProbeTile(Probe):
+    """The words of the 2,048 elements from `first` on, in a tile of an element-wise kernel."""
+
+    inputs = (
+        Input("like", "uint32"),
+        Input("first", "int64", memory="host", convert=integer),
+        ProbeWords.inputs[1],
+    )
+    outputs = (Output("words", "uint32"),)
+
+    def infer(self, like, first, state):
+        return (like,)
+
+    def plan(self, device, like, first, state, words):
+        launch = Launch("probe_tile", Config((1,), (128,)), (words, state, first, words.size))
+        return Plan((launch,))
+
+
+def probe_tile(like, first, state):
+    return philox.words(state, first, first + like.size)
