@@ -72,12 +72,19 @@ __all__ = [
     "adam_optimizer_list",
     "adam_w_optimizer",
     "batch_scale",
+    "bias_dropout",
     "bias_fast_gelu_grad_dx",
     "bias_gelu",
     "bias_gelu_grad_dx",
+    "bias_softmax_dropout",
+    "bitmask_bias_dropout",
+    "bitmask_dropout",
+    "bitmask_dropout_grad",
     "concat_training",
     "cross_entropy_loss_and_grad",
     "div_grad",
+    "dropout",
+    "dropout_grad",
     "fake_quant",
     "fake_quant_grad",
     "fast_gelu",
@@ -132,6 +139,7 @@ __all__ = [
     "softmax_cross_entropy_loss_grad",
     "softmax_cross_entropy_loss_internal",
     "softmax_cross_entropy_loss_internal_grad",
+    "softmax_dropout_grad",
     "softmax_grad",
     "softmax_grad_13",
     "sparse_softmax_cross_entropy",
@@ -145,12 +153,19 @@ __all__ = [
     "AdamWOptimizer",
     "All",
     "BatchScale",
+    "BiasDropout",
     "BiasFastGeluGrad_dX",
     "BiasGelu",
     "BiasGeluGrad_dX",
+    "BiasSoftmaxDropout",
+    "BitmaskBiasDropout",
+    "BitmaskDropout",
+    "BitmaskDropoutGrad",
     "ConcatTraining",
     "CrossEntropyLossAndGrad",
     "DivGrad",
+    "Dropout",
+    "DropoutGrad",
     "FakeQuant",
     "FakeQuantGrad",
     "FastGelu",
@@ -205,6 +220,7 @@ __all__ = [
     "SoftmaxCrossEntropyLossGrad",
     "SoftmaxCrossEntropyLossInternal",
     "SoftmaxCrossEntropyLossInternalGrad",
+    "SoftmaxDropoutGrad",
     "SoftmaxGrad",
     "SoftmaxGrad_13",
     "SparseSoftmaxCrossEntropy",
@@ -251,17 +267,31 @@ def get_op(name: Literal["All"], version: int | None = None) -> type[All]: ...
 @overload
 def get_op(name: Literal["BatchScale"], version: int | None = None) -> type[BatchScale]: ...
 @overload
+def get_op(name: Literal["BiasDropout"], version: int | None = None) -> type[BiasDropout]: ...
+@overload
 def get_op(name: Literal["BiasFastGeluGrad_dX"], version: int | None = None) -> type[BiasFastGeluGrad_dX]: ...
 @overload
 def get_op(name: Literal["BiasGelu"], version: int | None = None) -> type[BiasGelu]: ...
 @overload
 def get_op(name: Literal["BiasGeluGrad_dX"], version: int | None = None) -> type[BiasGeluGrad_dX]: ...
 @overload
+def get_op(name: Literal["BiasSoftmaxDropout"], version: int | None = None) -> type[BiasSoftmaxDropout]: ...
+@overload
+def get_op(name: Literal["BitmaskBiasDropout"], version: int | None = None) -> type[BitmaskBiasDropout]: ...
+@overload
+def get_op(name: Literal["BitmaskDropout"], version: int | None = None) -> type[BitmaskDropout]: ...
+@overload
+def get_op(name: Literal["BitmaskDropoutGrad"], version: int | None = None) -> type[BitmaskDropoutGrad]: ...
+@overload
 def get_op(name: Literal["ConcatTraining"], version: int | None = None) -> type[ConcatTraining]: ...
 @overload
 def get_op(name: Literal["CrossEntropyLossAndGrad"], version: int | None = None) -> type[CrossEntropyLossAndGrad]: ...
 @overload
 def get_op(name: Literal["DivGrad"], version: int | None = None) -> type[DivGrad]: ...
+@overload
+def get_op(name: Literal["Dropout"], version: int | None = None) -> type[Dropout]: ...
+@overload
+def get_op(name: Literal["DropoutGrad"], version: int | None = None) -> type[DropoutGrad]: ...
 @overload
 def get_op(name: Literal["FakeQuant"], version: int | None = None) -> type[FakeQuant]: ...
 @overload
@@ -373,6 +403,8 @@ def get_op(name: Literal["SoftmaxCrossEntropyLossInternal"], version: int | None
 @overload
 def get_op(name: Literal["SoftmaxCrossEntropyLossInternalGrad"], version: int | None = None) -> type[SoftmaxCrossEntropyLossInternalGrad]: ...
 @overload
+def get_op(name: Literal["SoftmaxDropoutGrad"], version: int | None = None) -> type[SoftmaxDropoutGrad]: ...
+@overload
 def get_op(name: Literal["SoftmaxGrad"], version: int | None = None) -> type[SoftmaxGrad]: ...
 @overload
 def get_op(name: Literal["SoftmaxGrad_13"], version: int | None = None) -> type[SoftmaxGrad_13]: ...
@@ -440,6 +472,13 @@ def batch_scale(
     workspace: _Memory | None = None,
 ) -> tuple[Any, Any, Any]:
     """Several scaled copies: output_i = input scale_i for i = 0, 1 and, if there is a scale_2, 2. Returns (output_0, output_1, output_2)."""
+def bias_dropout(
+    data: _Array, bias: _Array, residual: _Array | None = None, ratio: _Reals | None = None,
+    training_mode: _Booleans | None = None, state: _Integers | _Array | None = None, *,
+    seed: _Integer | None = None, out: tuple[_Memory | None, _Memory | None] | None = None,
+    outputs: Sequence[Literal["output", "mask"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any]:
+    """Dropout of a sum: output = (data + bias) / (1 - ratio) where mask, else 0; + residual. Returns (output, mask)."""
 def bias_fast_gelu_grad_dx(
     dY: _Array, X: _Array, B: _Array, *, out: _Memory | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
@@ -455,6 +494,35 @@ def bias_gelu_grad_dx(
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
 ) -> Any:
     """Gradient of BiasGelu by X: dX = dY (Phi(Z) + Z phi(Z)), Z = X + B. Returns dX."""
+def bias_softmax_dropout(
+    data: _Array, bias: _Array, ratio: _Reals | None = None,
+    state: _Integers | _Array | None = None, *, axis: _Integer = 1, is_inner_broadcast: _Boolean,
+    seed: _Integer | None = None,
+    out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+    outputs: Sequence[Literal["dropout_output", "mask", "softmax_output"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, Any, Any]:
+    """Dropout of a softmax: dropout_output = p / (1 - ratio) where mask, else 0. Returns (dropout_output, mask, softmax_output)."""
+def bitmask_bias_dropout(
+    data: _Array, bias: _Array, residual: _Array | None = None, ratio: _Reals | None = None,
+    training_mode: _Booleans | None = None, state: _Integers | _Array | None = None, *,
+    seed: _Integer | None = None, out: tuple[_Memory | None, _Memory | None] | None = None,
+    outputs: Sequence[Literal["output", "mask"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any]:
+    """Dropout of a sum with a mask of bits: output = (data + bias) / (1 - ratio), or 0; + residual. Returns (output, mask)."""
+def bitmask_dropout(
+    data: _Array, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+    state: _Integers | _Array | None = None, *, seed: _Integer | None = None,
+    out: tuple[_Memory | None, _Memory | None] | None = None,
+    outputs: Sequence[Literal["output", "mask"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any]:
+    """Dropout with a mask of bits: output = data / (1 - ratio) where its bit is 1, else 0. Returns (output, mask)."""
+def bitmask_dropout_grad(
+    dy: _Array, mask: _Array, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+    *, out: _Memory | None = None, outputs: Sequence[Literal["dx"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any:
+    """Gradient of BitmaskDropout: dx = dy / (1 - ratio) where the mask's bit is 1, else 0. Returns dx."""
 def concat_training(
     inputs: Sequence[_Array], *, axis: _Integer,
     out: tuple[_Memory | None, _Memory | None] | None = None,
@@ -476,6 +544,19 @@ def div_grad(
     outputs: Sequence[Literal["dA", "dB"]] | None = None, workspace: _Memory | None = None,
 ) -> tuple[Any, Any]:
     """Gradient of Y = A / B: dA = sum of dY / B, dB = sum of -(dY / B) (A / B). Returns (dA, dB)."""
+def dropout(
+    data: _Array, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+    state: _Integers | _Array | None = None, *, seed: _Integer | None = None,
+    out: tuple[_Memory | None, _Memory | None] | None = None,
+    outputs: Sequence[Literal["output", "mask"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any]:
+    """Dropout: output = data / (1 - ratio) where mask, else 0; mask is True with 1 - ratio. Returns (output, mask)."""
+def dropout_grad(
+    dy: _Array, mask: _Array, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+    *, out: _Memory | None = None, outputs: Sequence[Literal["dx"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any:
+    """Gradient of Dropout: dx = dy / (1 - ratio) where mask, else 0. Returns dx."""
 def fake_quant(
     input: _Array, scale: _Reals, zero_point: _Reals, *, quant_min: _Integer = 0,
     quant_max: _Integer = 255, out: tuple[_Memory | None, _Memory | None] | None = None,
@@ -800,6 +881,12 @@ def softmax_cross_entropy_loss_internal_grad(
     outputs: Sequence[Literal["d_logits"]] | None = None, workspace: _Memory | None = None,
 ) -> Any:
     """Gradient: d_logits = (e^log_prob - [label]) dY weight[label] / N + bias. Returns d_logits."""
+def softmax_dropout_grad(
+    dy: _Array, mask: _Array, softmax_y: _Array, ratio: _Reals | None = None, *, axis: _Integer,
+    out: _Memory | None = None, outputs: Sequence[Literal["dx"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any:
+    """Gradient of BiasSoftmaxDropout by data: dx = softmax_y (g - sum of g softmax_y over the row). Returns dx."""
 def softmax_grad(
     dY: _Array, Y: _Array, *, axis: _Integer = 1, out: _Memory | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
@@ -1014,6 +1101,34 @@ class BatchScale(Op):
         outputs: Sequence[Literal["output_0", "output_1", "output_2"]] | None = None,
     ) -> int: ...
 
+class BiasDropout(Op):
+    """Dropout of a sum: output = (data + bias) / (1 - ratio) where mask, else 0; + residual. Returns (output, mask)."""
+    seed: Final[int | None]
+    def __init__(self, *, seed: _Integer | None = None) -> None: ...
+    def __call__(
+        self, data: _Array, bias: _Array, residual: _Array | None = None,
+        ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | _Array | None = None, *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["output", "mask"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, Any]: ...
+    def bound(
+        self, data: _Array | EllipsisType, bias: _Array | EllipsisType,
+        residual: _Array | None | EllipsisType = None, ratio: _Reals | None | EllipsisType = None,
+        training_mode: _Booleans | None | EllipsisType = None,
+        state: _Integers | _Array | None | EllipsisType = None, *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["output", "mask"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, data: _Array, bias: _Array, residual: _Array | None = None,
+        ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | _Array | None = None, *,
+        outputs: Sequence[Literal["output", "mask"]] | None = None,
+    ) -> int: ...
+
 class BiasFastGeluGrad_dX(Op):
     """Gradient of FastGelu with bias by X: dX = dY (s + Z v' s (1 - s)), Z = X + B. Returns dX."""
     def __init__(self) -> None: ...
@@ -1059,6 +1174,107 @@ class BiasGeluGrad_dX(Op):
     ) -> BoundCall | OpenCall: ...
     def workspace_nbytes(
         self, dY: _Array, X: _Array, B: _Array, *, outputs: Sequence[Literal["dX"]] | None = None,
+    ) -> int: ...
+
+class BiasSoftmaxDropout(Op):
+    """Dropout of a softmax: dropout_output = p / (1 - ratio) where mask, else 0. Returns (dropout_output, mask, softmax_output)."""
+    axis: Final[int]
+    is_inner_broadcast: Final[bool]
+    seed: Final[int | None]
+    def __init__(
+        self, *, axis: _Integer = 1, is_inner_broadcast: _Boolean, seed: _Integer | None = None,
+    ) -> None: ...
+    def __call__(
+        self, data: _Array, bias: _Array, ratio: _Reals | None = None,
+        state: _Integers | _Array | None = None, *,
+        out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["dropout_output", "mask", "softmax_output"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, Any, Any]: ...
+    def bound(
+        self, data: _Array | EllipsisType, bias: _Array | EllipsisType,
+        ratio: _Reals | None | EllipsisType = None,
+        state: _Integers | _Array | None | EllipsisType = None, *,
+        out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["dropout_output", "mask", "softmax_output"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, data: _Array, bias: _Array, ratio: _Reals | None = None,
+        state: _Integers | _Array | None = None, *,
+        outputs: Sequence[Literal["dropout_output", "mask", "softmax_output"]] | None = None,
+    ) -> int: ...
+
+class BitmaskBiasDropout(Op):
+    """Dropout of a sum with a mask of bits: output = (data + bias) / (1 - ratio), or 0; + residual. Returns (output, mask)."""
+    seed: Final[int | None]
+    def __init__(self, *, seed: _Integer | None = None) -> None: ...
+    def __call__(
+        self, data: _Array, bias: _Array, residual: _Array | None = None,
+        ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | _Array | None = None, *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["output", "mask"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, Any]: ...
+    def bound(
+        self, data: _Array | EllipsisType, bias: _Array | EllipsisType,
+        residual: _Array | None | EllipsisType = None, ratio: _Reals | None | EllipsisType = None,
+        training_mode: _Booleans | None | EllipsisType = None,
+        state: _Integers | _Array | None | EllipsisType = None, *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["output", "mask"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, data: _Array, bias: _Array, residual: _Array | None = None,
+        ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | _Array | None = None, *,
+        outputs: Sequence[Literal["output", "mask"]] | None = None,
+    ) -> int: ...
+
+class BitmaskDropout(Op):
+    """Dropout with a mask of bits: output = data / (1 - ratio) where its bit is 1, else 0. Returns (output, mask)."""
+    seed: Final[int | None]
+    def __init__(self, *, seed: _Integer | None = None) -> None: ...
+    def __call__(
+        self, data: _Array, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | _Array | None = None, *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["output", "mask"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, Any]: ...
+    def bound(
+        self, data: _Array | EllipsisType, ratio: _Reals | None | EllipsisType = None,
+        training_mode: _Booleans | None | EllipsisType = None,
+        state: _Integers | _Array | None | EllipsisType = None, *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["output", "mask"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, data: _Array, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | _Array | None = None, *,
+        outputs: Sequence[Literal["output", "mask"]] | None = None,
+    ) -> int: ...
+
+class BitmaskDropoutGrad(Op):
+    """Gradient of BitmaskDropout: dx = dy / (1 - ratio) where the mask's bit is 1, else 0. Returns dx."""
+    def __init__(self) -> None: ...
+    def __call__(
+        self, dy: _Array, mask: _Array, ratio: _Reals | None = None,
+        training_mode: _Booleans | None = None, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["dx"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, dy: _Array | EllipsisType, mask: _Array | EllipsisType,
+        ratio: _Reals | None | EllipsisType = None,
+        training_mode: _Booleans | None | EllipsisType = None, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["dx"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, dy: _Array, mask: _Array, ratio: _Reals | None = None,
+        training_mode: _Booleans | None = None, *, outputs: Sequence[Literal["dx"]] | None = None,
     ) -> int: ...
 
 class ConcatTraining(Op):
@@ -1128,6 +1344,50 @@ class DivGrad(Op):
     def workspace_nbytes(
         self, dY: _Array, A: _Array, B: _Array, *,
         outputs: Sequence[Literal["dA", "dB"]] | None = None,
+    ) -> int: ...
+
+class Dropout(Op):
+    """Dropout: output = data / (1 - ratio) where mask, else 0; mask is True with 1 - ratio. Returns (output, mask)."""
+    seed: Final[int | None]
+    def __init__(self, *, seed: _Integer | None = None) -> None: ...
+    def __call__(
+        self, data: _Array, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | _Array | None = None, *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["output", "mask"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, Any]: ...
+    def bound(
+        self, data: _Array | EllipsisType, ratio: _Reals | None | EllipsisType = None,
+        training_mode: _Booleans | None | EllipsisType = None,
+        state: _Integers | _Array | None | EllipsisType = None, *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["output", "mask"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, data: _Array, ratio: _Reals | None = None, training_mode: _Booleans | None = None,
+        state: _Integers | _Array | None = None, *,
+        outputs: Sequence[Literal["output", "mask"]] | None = None,
+    ) -> int: ...
+
+class DropoutGrad(Op):
+    """Gradient of Dropout: dx = dy / (1 - ratio) where mask, else 0. Returns dx."""
+    def __init__(self) -> None: ...
+    def __call__(
+        self, dy: _Array, mask: _Array, ratio: _Reals | None = None,
+        training_mode: _Booleans | None = None, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["dx"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, dy: _Array | EllipsisType, mask: _Array | EllipsisType,
+        ratio: _Reals | None | EllipsisType = None,
+        training_mode: _Booleans | None | EllipsisType = None, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["dx"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, dy: _Array, mask: _Array, ratio: _Reals | None = None,
+        training_mode: _Booleans | None = None, *, outputs: Sequence[Literal["dx"]] | None = None,
     ) -> int: ...
 
 class FakeQuant(Op):
@@ -2215,6 +2475,26 @@ class SoftmaxCrossEntropyLossInternalGrad(Op):
         self, dY: _Array, log_prob: _Array, label: _Array, weight: _Array | None = None,
         ignore_index: _Integers | None = None, bias: _Array | None = None, *,
         outputs: Sequence[Literal["d_logits"]] | None = None,
+    ) -> int: ...
+
+class SoftmaxDropoutGrad(Op):
+    """Gradient of BiasSoftmaxDropout by data: dx = softmax_y (g - sum of g softmax_y over the row). Returns dx."""
+    axis: Final[int]
+    def __init__(self, *, axis: _Integer) -> None: ...
+    def __call__(
+        self, dy: _Array, mask: _Array, softmax_y: _Array, ratio: _Reals | None = None, *,
+        out: _Memory | None = None, outputs: Sequence[Literal["dx"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, dy: _Array | EllipsisType, mask: _Array | EllipsisType,
+        softmax_y: _Array | EllipsisType, ratio: _Reals | None | EllipsisType = None, *,
+        out: _Memory | None = None, outputs: Sequence[Literal["dx"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, dy: _Array, mask: _Array, softmax_y: _Array, ratio: _Reals | None = None, *,
+        outputs: Sequence[Literal["dx"]] | None = None,
     ) -> int: ...
 
 class SoftmaxGrad(Op):

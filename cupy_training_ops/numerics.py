@@ -69,6 +69,11 @@ def gradient_divisor(loss_scale: object, norm: object, max_norm: float) -> float
     return found / max_norm if max_norm > 0 and found > scale * max_norm else scale
 
 
+def dropout_scale(ratio: float, t: Dtype) -> np.floating:
+    """What kept elements are multiplied with."""
+    return rounded(1 / (1 - ratio), t)
+
+
 def bias_correction(beta: float, step: int) -> float:
     """1 - beta^step, from the first step on."""
     return 1.0 - beta**step if step > 0 else 1.0

@@ -48,7 +48,8 @@ class Input:
 
     A variadic input is one list of arrays; with `holes` some may be None, with `mixed` they may
     differ in dtype. `not_accessed` says that the operator does not look at the elements, so that
-    any strides and shared memory do. `updated` says that an array is written in place.
+    any strides and shared memory do. `updated` says that an array is written in place. `supplied`
+    says that where the caller leaves it out, each call takes what the operator's `supply` gives.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Input:
     static: bool = True
     count: int = 1
     updated: bool = False
+    supplied: bool = False
     holes: bool = False
     mixed: bool = False
     shape: str = ""

@@ -24,6 +24,7 @@ from probe.frame_probe import (
     ProbeScale13,
     ProbeShared,
     ProbeSpread,
+    ProbeSupplied,
 )
 
 from cupy_training_ops import ArgumentError, DtypeError
@@ -129,6 +130,45 @@ def test_what_is_updated_is_no_other_argument(anywhere) -> None:
     with pytest.raises(ArgumentError, match="ProbeEither: state: expected memory of its own"):
         ProbeEither()(x, 0.5, 3, state)
     assert anywhere.host(state).tolist() == [5, 7]
+
+
+# ---- an input that the operator supplies ---------------------------------------------------------
+
+
+def supplied(anywhere, y) -> float:
+    """What was added to X / 10."""
+    return round(float(anywhere.host(y)[0] - 0.1 * X[0]), 3)
+
+
+def test_what_is_left_out_is_supplied_at_each_call(anywhere) -> None:
+    op, x = ProbeSupplied(), anywhere.place(X)
+    assert [supplied(anywhere, op(x)) for _ in range(3)] == [300, 301, 302]
+    assert supplied(anywhere, op(x, None)) == 303
+    assert supplied(anywhere, op(x, (5, 7))) == 12
+    assert supplied(anywhere, op(X=x)) == 304
+    state = anywhere.place(np.array([5, 7], np.uint64))
+    assert supplied(anywhere, op(x, state)) == 12
+    assert anywhere.host(state).tolist() == [5, 8]
+    assert supplied(anywhere, op(x)) == 305
+
+
+def test_a_bound_call_is_supplied_too(anywhere) -> None:
+    """At each call, not when it is bound; other numbers may be given."""
+    op, x = ProbeSupplied(), anywhere.place(X)
+    bound, opened = op.bound(x), op.bound(...)
+    assert [supplied(anywhere, bound()) for _ in range(2)] == [300, 301]
+    assert supplied(anywhere, bound(state=(1, 2))) == 3
+    assert [supplied(anywhere, opened(X=x)) for _ in range(2)] == [302, 303]
+    assert supplied(anywhere, op(x)) == 304
+
+
+def test_nothing_is_supplied_where_nothing_is_computed(anywhere) -> None:
+    op, x = ProbeSupplied(), anywhere.place(X)
+    op(x[:0])
+    op.workspace_nbytes(x)
+    with pytest.raises(ArgumentError, match="state: expected two integers"):
+        op(x, (1, 2, 3))
+    assert supplied(anywhere, op(x)) == 300
 
 
 # ---- rows of types -------------------------------------------------------------------------------

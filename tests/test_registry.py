@@ -34,13 +34,13 @@ SPELLED = {"float": FLOAT32, "double": FLOAT64}  # as upstream spells dtypes; th
 # registered is taken off here.
 _NAMES = """
     AdasumAllReduce BatchNormInternal BatchNormalizationGrad
-    BiasSoftmaxDropout BitmaskDropoutGrad ConvGrad ConvTransposeGrad
-    DropoutGrad Group
+    ConvGrad ConvTransposeGrad
+    Group
     InvertibleLayerNormalizationGrad
     LayerNormalizationGrad MegatronF MegatronG
     NcclAllGather NcclAllReduce NcclReduceScatter PassThrough PythonOp
     PythonOpGrad RecordEvent Recv Send
-    SimplifiedLayerNormalizationGrad SoftmaxDropoutGrad TritonOp WaitEvent YieldOp
+    SimplifiedLayerNormalizationGrad TritonOp WaitEvent YieldOp
 """
 TO_BE_WRITTEN = set(_NAMES.split())
 

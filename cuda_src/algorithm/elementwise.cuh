@@ -224,8 +224,9 @@ __device__ __forceinline__ void map_tile(i64 n, bool aligned, Map map, Held... a
         }
         return;
     }
+    // Whole warps: lanes of some operands work together. Elements past the end are left out there.
 #pragma unroll 1
-    for (u32 offset = threadIdx.x; offset < left; offset += N * S::threads) {
+    for (u32 offset = threadIdx.x; offset - threadIdx.x % WARP < left; offset += N * S::threads) {
         (arrays.load_apart(offset, left), ...);
 #pragma unroll
         for (int i = 0; i < N; ++i) map(arrays.at(0, i)...);

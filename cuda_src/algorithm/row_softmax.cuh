@@ -90,12 +90,12 @@ struct Line {
     }
 };
 
-// What vectors of 2-byte elements are held as: pairs in words. Taken apart into 16 bits, elements
-// cost registers and instructions of their own.
+// What vectors of elements of 1 or 2 bytes are held as: words. Taken apart, elements cost registers
+// and instructions of their own.
 template <class E, int WIDTH>
-constexpr bool IN_PAIRS = sizeof(E) == 2 && WIDTH > 1;
+constexpr bool IN_WORDS = sizeof(E) < sizeof(u32) && sizeof(E) * WIDTH >= sizeof(u32);
 
-template <class E, bool PAIRS>
+template <class E, bool WORDS>
 struct Unit {
     using Held = E;
     static __device__ Held fill(E x) { return x; }
@@ -104,23 +104,27 @@ struct Unit {
 template <class E>
 struct Unit<E, true> {
     using Held = u32;
-    static __device__ Held fill(E x) { return bits_of(x) * 0x10001u; }
-    static __device__ float at(const Held* units, int i) { return widened(units[i / 2], i, E()); }
+    static constexpr int EACH = sizeof(u32) / sizeof(E);  // elements of a word
+    static __device__ Held fill(E x) { return bits_of(x) * (EACH == 2 ? 0x10001u : 0x1010101u); }
+    static __device__ Acc<E> at(const Held* units, int i) {
+        return widened(units[i / EACH], i % EACH, E());
+    }
 
   private:
-    static __device__ float widened(u32 pair, int i, __nv_bfloat16) {
-        return __uint_as_float(i % 2 == 0 ? pair << 16 : pair & 0xFFFF0000u);
+    static __device__ float widened(u32 word, int i, __nv_bfloat16) {
+        return __uint_as_float(i == 0 ? word << 16 : word & 0xFFFF0000u);
     }
-    static __device__ float widened(u32 pair, int i, __half) {
-        const __half2 both = *reinterpret_cast<const __half2*>(&pair);
-        return i % 2 == 0 ? __low2float(both) : __high2float(both);
+    static __device__ float widened(u32 word, int i, __half) {
+        const __half2 both = *reinterpret_cast<const __half2*>(&word);
+        return i == 0 ? __low2float(both) : __high2float(both);
     }
+    static __device__ bool widened(u32 word, int i, bool) { return word & 0xFFu << 8 * i; }
 };
 
 // Elements of one array.
 template <class E, int WIDTH, int DEPTH>
 struct Reader {
-    using Unit = row_softmax::Unit<E, IN_PAIRS<E, WIDTH>>;
+    using Unit = row_softmax::Unit<E, IN_WORDS<E, WIDTH>>;
     using Held = typename Unit::Held;
     using Slot = Vec<Held, WIDTH * sizeof(E) / sizeof(Held)>;
 
@@ -150,13 +154,13 @@ struct Reader {
     __device__ __forceinline__ Acc<E> at(int u, int i) const { return Unit::at(held[u].at, i); }
 
     // The same bits, as if they were loaded again: a compiler that knows them keeps all elements of
-    // a 2-byte type in their accumulators from one use to the next, for which there is no room.
+    // a short type in their accumulators from one use to the next, for which there is no room.
     __device__ __forceinline__ void renew(u32 zero) {
-        if constexpr (IN_PAIRS<E, WIDTH>) {
+        if constexpr (IN_WORDS<E, WIDTH>) {
 #pragma unroll
             for (int u = 0; u < DEPTH; ++u)
 #pragma unroll
-                for (int i = 0; i < WIDTH / 2; ++i) {
+                for (int i = 0; i < static_cast<int>(sizeof(Slot) / sizeof(u32)); ++i) {
                     u32& word = held[u].at[i];
                     word ^= zero;
 #ifndef __CUDA_CPU__
@@ -167,8 +171,10 @@ struct Reader {
     }
 };
 
+// What `write` gives results to. Families have others, which make several arrays of a value.
 template <class E>
 struct Writer {
+    using Value = Acc<E>;
     E* array;
 
     // Past the cache, in which a line of several batches is to stay. A plain copy of a vector of
@@ -213,16 +219,16 @@ __device__ __forceinline__ typename Slots<WIDTH>::Count read(const Line<WIDTH, D
 }
 
 // The second: y = map(place, elements), from the batch on that is in registers.
-template <int WIDTH, int DEPTH, class Map, class Y, class... E>
+template <int WIDTH, int DEPTH, class Map, class To, class... E>
 __device__ __forceinline__ void write(const Line<WIDTH, DEPTH>& line,
                                       typename Slots<WIDTH>::Count batch, const Map& map,
-                                      const Writer<Y>& y, Reader<E, WIDTH, DEPTH>&... in) {
+                                      const To& y, Reader<E, WIDTH, DEPTH>&... in) {
     y.store_edge(line, map(Place<WIDTH>{line.edge, 0}, to_acc(in.edge)...));
 #pragma unroll 1
     while (true) {
 #pragma unroll
         for (int u = 0; u < DEPTH; ++u) {
-            Acc<Y> values[WIDTH];
+            typename To::Value values[WIDTH];
 #pragma unroll
             for (int i = 0; i < WIDTH; ++i)
                 values[i] = map(line.place(batch, u, i), in.at(u, i)...);

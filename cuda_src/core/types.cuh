@@ -89,6 +89,19 @@ __device__ __forceinline__ double widen_subnormal(float x) {
 #endif
 }
 
+// All 64 bits of a product. Of a factor that is a constant the compiler makes 64 bits first, and adds
+// their upper half, which is 0.
+__device__ __forceinline__ u64 multiply_wide(u32 x, u32 y) {
+#ifdef __CUDA_CPU__
+    return static_cast<u64>(x) * y;
+#else
+    u64 product;
+    asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(x), "r"(y));
+    return product;
+#endif
+}
+
+__device__ __forceinline__ u8 bits_of(bool x) { return x; }
 __device__ __forceinline__ u16 bits_of(__half x) { return __half_as_ushort(x); }
 __device__ __forceinline__ u16 bits_of(__nv_bfloat16 x) { return __bfloat16_as_ushort(x); }
 __device__ __forceinline__ u32 bits_of(float x) { return __float_as_uint(x); }

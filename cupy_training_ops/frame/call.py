@@ -42,6 +42,7 @@ class Call:
         self.n_inputs = len(prepared.inputs)
         self.checks = prepared.checks
         self.changing = prepared.changing
+        self.supplied = prepared.supplied
         changing = [(place, prepared.inputs[place]) for place in prepared.changing]
         self.freezing = [(place, item, for_changing(item)) for place, item in changing]
         self.groups = prepared.groups_outputs
@@ -120,6 +121,8 @@ class Call:
             workspace = self._checked(workspace, arrays, results)
         for check in self.checks:
             check(*self._with_hosts(inputs, values))
+        if self.supplied is not None and self.supplied not in values:
+            values = {**values, self.supplied: self._supply(inputs, values)}
         self._run(inputs, arrays, results, workspace, values, tables)
 
     def _run(
@@ -140,7 +143,16 @@ class Call:
     def values(self, inputs: Arguments) -> dict[int, object]:
         """The values that this call gives, by place, in their frozen form."""
         op = self.prepared.op
-        return {p: freeze(op, declared, inputs[p]) for p, declared, freeze in self.freezing}
+        return {
+            p: freeze(op, declared, inputs[p])
+            for p, declared, freeze in self.freezing
+            if inputs[p] is not None  # else it is supplied
+        }
+
+    def _supply(self, inputs: Arguments, values: Values) -> object:
+        """What the operator gives for the input that was left to it."""
+        assert self.prepared.supply is not None
+        return self.prepared.supply(*self._with_hosts(inputs, values))
 
     def returned(self, results: Arrays) -> tuple[object, ...]:
         """Several results as the caller gets them."""

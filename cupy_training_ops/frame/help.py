@@ -112,6 +112,7 @@ def _input(item: Input) -> Row:
         item.shape,
         "any strides" if item.not_accessed else "",
         "written in place" if item.updated else "",
+        "supplied by the operator where it is left out" if item.supplied else "",
     )
     return item.name, item.type, _joined(words, item.doc)
 

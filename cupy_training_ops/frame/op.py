@@ -153,6 +153,13 @@ class Op:
         """Refuse what arrays hold. Runs where the attribute `check` is True, after all other
         checks, and waits for the device."""
 
+    def supply(self, *inputs: Any) -> object:
+        """The value of the one input that is `supplied` and was left out, for one call.
+
+        inputs: as the CPU function takes them. Not asked for where nothing is computed.
+        """
+        raise NotImplementedError
+
     def placement(self) -> tuple[Backend, int]:
         """The backend and the device of a call without arrays."""
         raise ArgumentError(f"{self.name}: expected at least one array, got none")

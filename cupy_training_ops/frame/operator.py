@@ -39,6 +39,9 @@ class Operator(Planned, Protocol):
     def checks(self) -> tuple[Callable[..., None], ...]:
         """What is checked at each call, by the values of numbers and arrays."""
 
+    def supply(self, *inputs: Any) -> object:
+        """The value that one call takes for an input that the caller left to the operator."""
+
     def placement(self) -> tuple[Backend, int]:
         """The backend and device of a call without arrays."""
 

@@ -37,6 +37,9 @@ def prepare(op: Operator, inputs: Keys, out: Keys, outputs: Outputs) -> Call:
     """
     checks.count(op.name, op.inputs, len(inputs))
     keys = [*inputs, *[None] * (len(op.inputs) - len(inputs))]
+    supplied = _supplied(op, keys)
+    if supplied is not None:
+        keys[supplied] = CHANGES
     fixed = tuple(_fixed(op, item, key) for item, key in zip(op.inputs, keys, strict=True))
     arrays = tuple(_arrays(op, keys))
     free = op.tiles is not None and not op.tiles and _have_one_shape(arrays)
@@ -56,6 +59,8 @@ def prepare(op: Operator, inputs: Keys, out: Keys, outputs: Outputs) -> Call:
         placement=_placement(op, arrays, results, given),
         order=_order(op, arrays, results, given) if free else None,
         checks=op.checks(),
+        supplied=supplied,
+        supply=None if supplied is None else op.supply,
     )
     return _route(op, prepared, specs)
 
@@ -71,6 +76,12 @@ def wanted(op: Operator, outputs: Outputs) -> tuple[str, ...]:
     if not known:
         refuse(op.name, "outputs", f"a tuple of names among {declared}", shown(outputs))
     return tuple(outputs)
+
+
+def _supplied(op: Operator, keys: Keys) -> int | None:
+    """The input that the caller left to the operator."""
+    places = (i for i, item in enumerate(op.inputs) if item.supplied and keys[i] is None)
+    return next(places, None)
 
 
 def _fixed(op: Operator, declared: Input, key: Any) -> object:

@@ -68,6 +68,8 @@ class Prepared:
     placement: ArrayInfo
     order: Order | None = None  # of the dimensions in memory, where arrays are not C-contiguous
     checks: tuple[Callable[..., None], ...] = ()
+    supplied: int | None = None  # the input, by place, that the operator supplies at each call
+    supply: Callable[..., object] | None = None
 
     @property
     def names(self) -> list[str]:

@@ -22,7 +22,11 @@ from .prepared import Arguments, Arrays, Prepared, Result
 
 
 class EmptyCall(Call):
-    """No output has an element: nothing to compute, nothing launched."""
+    """No output has an element: nothing to compute, nothing launched, nothing supplied."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        super().__init__(prepared)
+        self.supplied = None
 
     def _run(self, *_: object) -> None:
         pass

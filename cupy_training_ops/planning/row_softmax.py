@@ -63,7 +63,8 @@ class Division:
 class Held:
     """What is held of a line: by threads `nbytes` of so many arrays of elements of `itemsize`.
 
-    `width` elements are a slot of a row; `n_given` of the arrays are there to be read.
+    `width` elements are a slot of a row; `n_given` of the arrays are there to be read. A block has
+    at most `max_threads`.
     """
 
     nbytes: int
@@ -71,6 +72,7 @@ class Held:
     itemsize: int
     width: int
     n_given: int
+    max_threads: int = MAX_THREADS
 
     def depth(self, nbytes: int) -> int:
         """Slots of each array in so many bytes, at least one."""
@@ -109,7 +111,7 @@ def _most_threads(lines: Lines, held: Held) -> int:
     """Threads of a row at most."""
     row_nbytes = lines.length * held.itemsize * held.n_given
     shared = lines.n_outer >= MANY_ROWS and row_nbytes <= SHARED_ROW_NBYTES
-    return SHARED_ROW_THREADS if shared else MAX_THREADS
+    return min(held.max_threads, SHARED_ROW_THREADS if shared else MAX_THREADS)
 
 
 def _columns(lines: Lines, depth: int) -> Division:

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import ClassVar
+
 import numpy as np
 
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT64
@@ -68,6 +71,44 @@ def probe_either(x, rate, step, state):
     scale = float(np.ravel(rate)[0]) * (1 - ALPHA**t)
     y = (scale * x.astype(np.float64) + (seed + offset)).astype(np.float32)
     return y, np.full(np.shape(step), t + 1, np.int64)
+
+
+class ProbeSupplied(ProbeEither):
+    """ProbeEither at rate 1, with a state that the operator numbers where it is left out."""
+
+    inputs = (
+        ProbeEither.inputs[0],
+        Input(
+            "state",
+            "uint64",
+            memory="either",
+            convert=two_integers,
+            count=2,
+            optional=True,
+            updated=True,
+            supplied=True,
+        ),
+    )
+    outputs = (Output("Y", "float32"),)
+    types: ClassVar[dict] = {}
+
+    def __init__(self):
+        super().__init__()
+        vars(self).update(numbers=itertools.count())
+
+    def supply(self, x, state):
+        return x.size, next(self.numbers)
+
+    def infer(self, x, state):
+        return (x,)
+
+    def plan(self, device, x, state, y):
+        args = (x, y, 1.0, 1, state, None, x.size)
+        return Plan((Launch("probe_either", Config((1,), (THREADS,)), args),))
+
+
+def probe_supplied(x, state):
+    return probe_either(x, 1.0, 1, state)[0]
 
 
 class ProbeDecay(Probe):

@@ -24,6 +24,7 @@ Shape = tuple[int, ...]
 SHAPES: tuple[Shape, ...] = ((257,), (3, 5, 7), (2, 1003))
 
 NO_KERNEL = "onnxruntime has neither a CPU kernel nor a decomposition"
+OTHER_DRAWS = "onnxruntime's masks are drawn by another generator"
 OF_THIS_PACKAGE = "an operator of this package"
 BROKEN_GIST = "onnxruntime's CPU kernel crashes or fails"
 WITHOUT_ORACLE = {
@@ -33,6 +34,12 @@ WITHOUT_ORACLE = {
     "SGDOptimizerList": "an operator of this package",
     "All": NO_KERNEL,
     "BatchScale": NO_KERNEL,
+    "BiasDropout": NO_KERNEL,
+    "BiasSoftmaxDropout": NO_KERNEL,
+    "BitmaskBiasDropout": NO_KERNEL,
+    "BitmaskDropout": NO_KERNEL,
+    "BitmaskDropoutGrad": NO_KERNEL,
+    "Dropout": OTHER_DRAWS,
     "FlattenAndUnpad": NO_KERNEL,
     "GistBinarizeDecoder": BROKEN_GIST,
     "GistBinarizeEncoder": BROKEN_GIST,
@@ -49,6 +56,7 @@ WITHOUT_ORACLE = {
     "PadAndUnflatten": NO_KERNEL,
     "ResizeGrad": NO_KERNEL,
     "ScaledSum": NO_KERNEL,
+    "SoftmaxDropoutGrad": NO_KERNEL,
     "View": NO_KERNEL,
 }
 
@@ -123,6 +131,29 @@ def _activations() -> Iterator[Sample]:
 
 def _normals(rng: Generator, shapes: Sequence[Shape]) -> tuple[Any, ...]:
     return tuple(normal(rng, shape) for shape in shapes)
+
+
+# ---- dropout -------------------------------------------------------------------------------------
+
+# Types of dy and of the ratio. Upstream forms 1 - ratio in float32, and divides: ratios whose
+# reciprocal is exact give the same bits, others were seen one unit in the last place apart.
+DROPOUT_TYPES = ((FLOAT32, FLOAT32), (FLOAT32, FLOAT64), (FLOAT64, FLOAT64), (FLOAT16, FLOAT32))
+
+
+def _dropout() -> Iterator[Sample]:
+    """In training mode, which upstream takes for granted."""
+    for shape, (dtype, of_ratio) in itertools.product(SHAPES, DROPOUT_TYPES):
+        for ratio in (None, 0.75, 0.875):
+            make = partial(_dropped, shape=shape, dtype=dtype, ratio=ratio, of_ratio=of_ratio)
+            types = f"{dtype_name(dtype)}-{dtype_name(of_ratio)}"
+            yield Sample("DropoutGrad", f"{types}-{_label(shape)}-{ratio}", make)
+
+
+def _dropped(
+    rng: Generator, shape: Shape, dtype: Any, ratio: float | None, of_ratio: Any
+) -> tuple[Any, ...]:
+    given = () if ratio is None else (np.array(ratio, of_ratio), np.array(True))
+    return normal(rng, shape, dtype), normal(rng, shape, BOOL), *given
 
 
 # ---- elementwise ---------------------------------------------------------------------------------
@@ -435,6 +466,7 @@ SAMPLES: tuple[Sample, ...] = (
     *losses.samples(),
     *_activation_gradients(),
     *_activations(),
+    *_dropout(),
     *_scales(),
     *_quantisations(),
     *_divisions(),
