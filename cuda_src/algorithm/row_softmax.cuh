@@ -20,6 +20,7 @@
 
 namespace cto::row_softmax {
 
+using vec::IN_PAIRS;
 using vec::Vec;
 
 // What a thread holds of a line in the kernels for short rows, of all arrays that are read.
@@ -90,37 +91,10 @@ struct Line {
     }
 };
 
-// What vectors of 2-byte elements are held as: pairs in words. Taken apart into 16 bits, elements
-// cost registers and instructions of their own.
-template <class E, int WIDTH>
-constexpr bool IN_PAIRS = sizeof(E) == 2 && WIDTH > 1;
-
-template <class E, bool PAIRS>
-struct Unit {
-    using Held = E;
-    static __device__ Held fill(E x) { return x; }
-    static __device__ Acc<E> at(const Held* units, int i) { return to_acc(units[i]); }
-};
-template <class E>
-struct Unit<E, true> {
-    using Held = u32;
-    static __device__ Held fill(E x) { return bits_of(x) * 0x10001u; }
-    static __device__ float at(const Held* units, int i) { return widened(units[i / 2], i, E()); }
-
-  private:
-    static __device__ float widened(u32 pair, int i, __nv_bfloat16) {
-        return __uint_as_float(i % 2 == 0 ? pair << 16 : pair & 0xFFFF0000u);
-    }
-    static __device__ float widened(u32 pair, int i, __half) {
-        const __half2 both = *reinterpret_cast<const __half2*>(&pair);
-        return i % 2 == 0 ? __low2float(both) : __high2float(both);
-    }
-};
-
 // Elements of one array.
 template <class E, int WIDTH, int DEPTH>
 struct Reader {
-    using Unit = row_softmax::Unit<E, IN_PAIRS<E, WIDTH>>;
+    using Unit = vec::Unit<E, IN_PAIRS<E, WIDTH>>;
     using Held = typename Unit::Held;
     using Slot = Vec<Held, WIDTH * sizeof(E) / sizeof(Held)>;
 
