@@ -20,7 +20,10 @@ constexpr int MAX_THREADS = 512;  // of a block
 
 // Slots of a thread at most: with vectors it has 32 columns, else 16, of float64 8.
 template <class A, int W>
-constexpr int DEPTH = (sizeof(A) == 8 ? 8 : W > 1 ? 32 : 16) / W;
+constexpr int DEPTH = (sizeof(A) == 8 ? 8
+                       : W > 1        ? 32
+                                      : 16) /
+                      W;
 
 // Elements in a slot of arrays of both types.
 template <class E, class F>
@@ -57,9 +60,7 @@ struct Walk {
         return thread / WARP * (WARP * rows.depth) + thread % WARP + u * WARP;
     }
     __device__ i32 slots_of(i64 any_row) const { return any_row < rows.count ? rows.slots : 0; }
-    __device__ i64 start(i64 any_row, int u) const {
-        return any_row * rows.length + slot(u) * W;
-    }
+    __device__ i64 start(i64 any_row, int u) const { return any_row * rows.length + slot(u) * W; }
     // The row whose copies begin while this one is used.
     __device__ i64 later() const { return row + (W > 1 ? rows.stages : 1) * step(); }
     __device__ void advance() {
@@ -212,8 +213,7 @@ struct RowSums {
 #pragma unroll 1
         for (u32 step = 1; step < lanes; step *= 2)
 #pragma unroll
-            for (int i = 0; i < N; ++i)
-                values[i] += __shfl_xor_sync(ALL_LANES, values[i], step);
+            for (int i = 0; i < N; ++i) values[i] += __shfl_xor_sync(ALL_LANES, values[i], step);
     }
 };
 

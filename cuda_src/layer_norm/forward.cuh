@@ -130,8 +130,7 @@ __device__ __forceinline__ void read_row(const Arrays<T, V>& arrays, i64 length)
     for (i64 i = threadIdx.x; i < length; i += blockDim.x) {
         const A distance = to_acc(arrays.x[start + i]) - origin - center;
         const A bias = arrays.bias ? to_acc(arrays.bias[i]) : A(0);
-        arrays.y[start + i] =
-            from_acc<V>(distance * inv_std * to_acc(arrays.scale[i]) + bias);
+        arrays.y[start + i] = from_acc<V>(distance * inv_std * to_acc(arrays.scale[i]) + bias);
     }
 }
 

@@ -79,10 +79,10 @@ struct Element {
 
 template <class A, bool FROM_Y>
 __device__ __forceinline__ Slopes<A> slopes_of(const A (&sums)[2], A inv_std, bool is_centred,
-                                               i64 n) {
+                                               A inverse_length) {
     const A of_product = FROM_Y ? sums[1] : sums[1] * inv_std;
-    return {is_centred ? inv_std * sums[0] / static_cast<A>(n) : A(0),
-            inv_std * of_product / static_cast<A>(n)};
+    const A factor = inv_std * inverse_length;
+    return {is_centred ? factor * sums[0] : A(0), factor * of_product};
 }
 
 // ---- rows that are held -------------------------------------------------------------------------
@@ -108,9 +108,8 @@ struct Slot {
 
 // dX, and the sums over the rows that this block, or this warp, walks through.
 template <int W, class T, class V, bool FROM_Y>
-__device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx,
-                                          Acc<T>* scale_sums, Acc<T>* bias_sums, const Rows& rows,
-                                          u8* memory) {
+__device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx, Acc<T>* scale_sums,
+                                          Acc<T>* bias_sums, const Rows& rows, u8* memory) {
     using A = Acc<T>;
     constexpr int D = DEPTH<A, W>, UNROLL = W == 8 ? 1 : W == 1 ? 4 : 2;
     __shared__ A of_warp[2][2][WARP];
@@ -119,6 +118,7 @@ __device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx,
     u8* shared = memory;
     const Staged<V, W> dy(in.dy, walk, shared);
     const Staged<typename Inputs<T, V, FROM_Y>::X, W> x(in.x, walk, shared);
+    const A inverse_length = 1 / static_cast<A>(rows.length);
     Vec<A, W> of_scale[D] = {}, of_bias[D] = {};
 
     start_first<D>(walk, dy, x);
@@ -142,7 +142,8 @@ __device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx,
             }
         }
         sum_row(sums);
-        const auto of_row = slopes_of<A, FROM_Y>(sums, row.inv_std, in.is_centred(), rows.length);
+        const auto of_row =
+            slopes_of<A, FROM_Y>(sums, row.inv_std, in.is_centred(), inverse_length);
 #pragma unroll
         for (int u = 0; u < D; ++u) {
             if (walk.slot(u) >= n_slots) break;
@@ -187,7 +188,8 @@ __device__ __forceinline__ void sum_long_row(const Inputs<T, V, FROM_Y>& in, i64
     }
     RowSums<A, 2>{of_warp, blockDim.x}(sums);
     if (threadIdx.x > 0) return;
-    const auto of_row = slopes_of<A, FROM_Y>(sums, own.inv_std, in.is_centred(), length);
+    const auto of_row =
+        slopes_of<A, FROM_Y>(sums, own.inv_std, in.is_centred(), 1 / static_cast<A>(length));
     slopes[2 * row] = of_row.shift;
     slopes[2 * row + 1] = of_row.slope;
 }
@@ -248,10 +250,9 @@ struct Column {
 
 // A tile of columns, in one of the parts that the rows are divided into; grid (tiles, parts).
 template <class T, class V, bool FROM_Y>
-__device__ __forceinline__ void walk_columns(const Inputs<T, V, FROM_Y>& in,
-                                             const Acc<T>* slopes, T* dx, Acc<T>* scale_sums,
-                                             Acc<T>* bias_sums, i64 count, i64 length,
-                                             i64 rows_of_part) {
+__device__ __forceinline__ void walk_columns(const Inputs<T, V, FROM_Y>& in, const Acc<T>* slopes,
+                                             T* dx, Acc<T>* scale_sums, Acc<T>* bias_sums,
+                                             i64 count, i64 length, i64 rows_of_part) {
     using A = Acc<T>;
     __shared__ Vec<A, 1> of_thread[COLUMN_THREADS];
     const i64 column = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -280,8 +281,8 @@ __device__ __forceinline__ void sum_lines(const A* sums, V* total, i64 n, i64 le
     const i64 column = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
     column_reduce::Columns<A, 1, 8> columns;
     if (column < length)
-        columns.add(sums + threadIdx.y * length + column,
-                    column_reduce::rows_of(n - threadIdx.y), blockDim.y * length);
+        columns.add(sums + threadIdx.y * length + column, column_reduce::rows_of(n - threadIdx.y),
+                    blockDim.y * length);
     columns.sum_over_y(of_thread);
     if (threadIdx.y == 0 && column < length) columns.store(total + column);
 }
