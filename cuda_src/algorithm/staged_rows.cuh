@@ -45,12 +45,15 @@ struct Walk {
     const Rows& rows;
     u32 group, thread;
     i64 row;  // this thread's, which may be past the last
+    i32 end;  // of its slots; with W = 1 each warp has its own, side by side
     i32 stage = 0;
 
     __device__ __forceinline__ explicit Walk(const Rows& rows) : rows(rows) {
         group = threadIdx.x / rows.threads;
         thread = threadIdx.x - group * rows.threads;
         row = static_cast<i64>(blockIdx.x) * rows.groups + group;
+        const i32 of_warps = (thread / WARP + 1) * (WARP * rows.depth);
+        end = W > 1 || rows.slots < of_warps ? rows.slots : of_warps;
     }
     __device__ i64 step() const { return static_cast<i64>(gridDim.x) * rows.groups; }
     // Whether some of the block's threads have a row left.
@@ -59,7 +62,7 @@ struct Walk {
         if constexpr (W > 1) return thread + u * rows.threads;
         return thread / WARP * (WARP * rows.depth) + thread % WARP + u * WARP;
     }
-    __device__ i32 slots_of(i64 any_row) const { return any_row < rows.count ? rows.slots : 0; }
+    __device__ i32 end_of(i64 any_row) const { return any_row < rows.count ? end : 0; }
     __device__ i64 start(i64 any_row, int u) const { return any_row * rows.length + slot(u) * W; }
     // The row whose copies begin while this one is used.
     __device__ i64 later() const { return row + (W > 1 ? rows.stages : 1) * step(); }
@@ -113,7 +116,7 @@ struct Staged {
     }
     // Begins to copy a slot of a row.
     __device__ __forceinline__ void start(const Walk<W>& walk, i64 row, int u, i32 stage) const {
-        if (walk.slot(u) < walk.slots_of(row))
+        if (walk.slot(u) < walk.end_of(row))
             async_copy::copy<SLOT_NBYTES>(slot(walk, u, stage), array + walk.start(row, u));
     }
     // Begins to copy the words that a row lies in; of those that begin or end beyond it, its part,
@@ -243,7 +246,7 @@ __device__ __forceinline__ void store_column_sums(const Walk<W>& walk, Vec<A, W>
     if (threads > WARP || threadIdx.x % WARP < threads) {
 #pragma unroll
         for (int u = 0; u < D; ++u)
-            if (walk.slot(u) < walk.rows.slots)
+            if (walk.slot(u) < walk.end)
                 *reinterpret_cast<Vec<A, W>*>(to + walk.slot(u) * W) = of_slot[u];
     }
     if (threads > WARP) return;

@@ -55,13 +55,13 @@ __device__ __forceinline__ void walk_rows(const Arrays<T, V>& arrays, const Rows
     for (; walk.goes_on(); leave(walk)) {
         const A origin = next;
         next = arrays.origin(walk.row + walk.step(), rows.count, rows.length);
-        const i32 n_slots = walk.slots_of(walk.row);
+        const i32 end = walk.end_of(walk.row);
         arrive(walk, x);
         A sum[1] = {}, squares[1] = {};
         if (arrays.is_centred) {
 #pragma unroll UNROLL
             for (int u = 0; u < D; ++u) {
-                if (walk.slot(u) >= n_slots) break;
+                if (walk.slot(u) >= end) break;
                 A of_slot[W];
                 x.read(walk, u, of_slot);
 #pragma unroll
@@ -72,7 +72,7 @@ __device__ __forceinline__ void walk_rows(const Arrays<T, V>& arrays, const Rows
         const A center = sum[0] / n;
 #pragma unroll UNROLL
         for (int u = 0; u < D; ++u) {
-            if (walk.slot(u) >= n_slots) break;
+            if (walk.slot(u) >= end) break;
             A of_slot[W];
             x.read(walk, u, of_slot);
 #pragma unroll
@@ -87,7 +87,7 @@ __device__ __forceinline__ void walk_rows(const Arrays<T, V>& arrays, const Rows
             arrays.store_statistics(walk.row, origin + center, inv_std);
 #pragma unroll UNROLL
         for (int u = 0; u < D; ++u) {
-            if (walk.slot(u) >= n_slots) break;
+            if (walk.slot(u) >= end) break;
             A of_slot[W];
             x.read(walk, u, of_slot);
             replace(walk, u, x);

@@ -49,12 +49,18 @@ struct Statistics {
     }
 };
 
-// What dX takes from a row's sums: dX = inv_std h - shift - slope x^.
+// What dX takes from a row's sums.
 template <class A>
 struct Slopes {
     A shift, slope;
+
+    __device__ A gradient(A inv_std, A h, A x_hat) const {
+        return fma(-slope, x_hat, fma(inv_std, h, -shift));
+    }
 };
 
+__device__ __forceinline__ float times(float x, float y) { return __fmul_rn(x, y); }
+__device__ __forceinline__ double times(double x, double y) { return __dmul_rn(x, y); }
 __device__ __forceinline__ float quotient(float x, float y) { return fast_divide(x, y); }
 __device__ __forceinline__ double quotient(double x, double y) { return x / y; }
 
@@ -69,8 +75,15 @@ struct Element {
         : dy(dy), scale(scale), h(dy * scale) {
         distance = FROM_Y ? (scale == 0 ? A(0) : x - bias) : x - mean;
     }
-    // h x^, but for inv_std where x^ has it.
-    __device__ A product() const { return (FROM_Y ? dy : h) * distance; }
+    // Adds h, and h x^ but for inv_std where x^ has it.
+    __device__ __forceinline__ void add_to(A (&sums)[2]) const {
+        sums[0] += h;
+        // A sum that nearly cancels has the same bits wherever it is computed, emulated or not.
+        if constexpr (FROM_Y)
+            sums[1] += times(dy, distance);
+        else
+            sums[1] = fma(h, distance, sums[1]);
+    }
     __device__ A x_hat(A inv_std) const {
         if constexpr (!FROM_Y) return distance * inv_std;
         return scale == 0 ? A(0) : quotient(distance, scale);
@@ -127,26 +140,25 @@ __device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx,
     for (; walk.goes_on(); leave(walk)) {
         const auto row = next;
         next = Statistics<A>::of(in, walk.row + walk.step(), rows.count);
-        const i32 n_slots = walk.slots_of(walk.row);
+        const i32 end = walk.end_of(walk.row);
         arrive(walk, dy, x);
         A sums[2] = {};
 #pragma unroll UNROLL
         for (int u = 0; u < D; ++u) {
-            if (walk.slot(u) >= n_slots) break;
+            if (walk.slot(u) >= end) break;
             const Slot<A, FROM_Y, W> slot(walk, u, in, dy, x);
+            A of_slot[2] = {};  // shorter chains of additions
 #pragma unroll
-            for (int i = 0; i < W; ++i) {
-                const auto element = slot.at(i, row.mean);
-                sums[0] += element.h;
-                sums[1] += element.product();
-            }
+            for (int i = 0; i < W; ++i) slot.at(i, row.mean).add_to(of_slot);
+            sums[0] += of_slot[0];
+            sums[1] += of_slot[1];
         }
         sum_row(sums);
         const auto of_row =
             slopes_of<A, FROM_Y>(sums, row.inv_std, in.is_centred(), inverse_length);
 #pragma unroll
         for (int u = 0; u < D; ++u) {
-            if (walk.slot(u) >= n_slots) break;
+            if (walk.slot(u) >= end) break;
             const Slot<A, FROM_Y, W> slot(walk, u, in, dy, x);
             replace(walk, u, dy, x);
             A values[W];
@@ -154,7 +166,7 @@ __device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx,
             for (int i = 0; i < W; ++i) {
                 const auto element = slot.at(i, row.mean);
                 const A x_hat = element.x_hat(row.inv_std);
-                values[i] = row.inv_std * element.h - of_row.shift - x_hat * of_row.slope;
+                values[i] = of_row.gradient(row.inv_std, element.h, x_hat);
                 of_scale[u].at[i] += element.dy * x_hat;
                 of_bias[u].at[i] += element.dy;
             }
@@ -183,8 +195,7 @@ __device__ __forceinline__ void sum_long_row(const Inputs<T, V, FROM_Y>& in, i64
         const Element<A, FROM_Y> element(to_acc(in.dy[i]), to_acc(in.x[i]),
                                          to_acc(in.scale[column]),
                                          FROM_Y ? to_acc(in.bias[column]) : A(0), own.mean);
-        sums[0] += element.h;
-        sums[1] += element.product();
+        element.add_to(sums);
     }
     RowSums<A, 2>{of_warp, blockDim.x}(sums);
     if (threadIdx.x > 0) return;
@@ -243,7 +254,8 @@ struct Column {
         const A x_hat = element.x_hat(own.inv_std);
         of_scale += dy * x_hat;
         if (!slopes) return;
-        const A value = own.inv_std * element.h - slopes[2 * row] - x_hat * slopes[2 * row + 1];
+        const Slopes<A> of_row{slopes[2 * row], slopes[2 * row + 1]};
+        const A value = of_row.gradient(own.inv_std, element.h, x_hat);
         dx[row * length + column] = from_acc<T>(value);
     }
 };

@@ -95,7 +95,7 @@ def invertible_layer_normalization_grad(
 class _Rows(NamedTuple):
     """How an array comes apart into rows."""
 
-    count: int
+    n_rows: int
     length: int
     statistics: tuple[int, ...]  # their shape
 
@@ -108,12 +108,12 @@ class _Rows(NamedTuple):
 
     def matrix(self, x: HostArray) -> HostArray:
         """The rows."""
-        return x.reshape(self.count, self.length)
+        return x.reshape(self.n_rows, self.length)
 
     def pieces(self) -> Iterator[slice]:
         """Some rows after the other."""
         step = max(1, _PIECE // max(1, self.length))
-        return (slice(start, start + step) for start in range(0, self.count, step))
+        return (slice(start, start + step) for start in range(0, self.n_rows, step))
 
 
 @_quiet
@@ -126,8 +126,8 @@ def _normalized(
     epsilon: float,
 ) -> tuple[HostArray, HostArray, HostArray]:
     """Y, mean and inv_std."""
-    y = np.empty((rows.count, rows.length), scale.dtype)
-    mean, inv_std = np.zeros((rows.count, 1)), np.empty((rows.count, 1))
+    y = np.empty((rows.n_rows, rows.length), scale.dtype)
+    mean, inv_std = np.zeros((rows.n_rows, 1)), np.empty((rows.n_rows, 1))
     wide_scale, shift = _wide(scale).reshape(-1), 0 if bias is None else _wide(bias).reshape(-1)
     n = max(1, rows.length)
     for piece in rows.pieces():
@@ -139,8 +139,8 @@ def _normalized(
         inv_std[piece, 0] = 1 / np.sqrt(variance + epsilon)
         y[piece] = cast(distance * inv_std[piece] * wide_scale + shift, y.dtype)
     u = computed_in(x.dtype)
-    found = (statistic.reshape(rows.statistics).astype(u) for statistic in (mean, inv_std))
-    return y.reshape(x.shape), *found
+    found = [statistic.reshape(rows.statistics).astype(u) for statistic in (mean, inv_std)]
+    return y.reshape(x.shape), found[0], found[1]
 
 
 class _Gradient:
@@ -153,7 +153,7 @@ class _Gradient:
         self.y_grad = rows.matrix(y_grad)
         self.scale = _wide(scale).reshape(-1)
         self.inv_std = _wide(inv_std).reshape(-1, 1)
-        self._x_grad = np.empty((rows.count, rows.length), t)
+        self._x_grad = np.empty((rows.n_rows, rows.length), t)
         self._sums = np.zeros((2, rows.length))
         self._parameter, self._shape = scale, y_grad.shape
 

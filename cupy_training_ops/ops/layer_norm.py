@@ -158,7 +158,7 @@ BIAS_GRAD = Output("bias_grad", "V", shape="shape of scale")
 class _Gradient(_ByRows):
     """The second input is X or Y; scale, bias and statistics follow."""
 
-    attributes = (AXIS,)
+    attributes: ClassVar[tuple[Attribute, ...]] = (AXIS,)
     output_type: Dtype | None = None  # where there is no such attribute
 
     def infer(self, dy: Spec, x: Spec, scale: Spec, *others: Spec) -> tuple[Spec, ...]:

@@ -11,7 +11,10 @@ from ..frame.op import slots
 from ..numerics import computed_in, rounded
 from ..plan import VEC_NBYTES, WARP, Config, Device, Launch, Plan, Scratch, ScratchMemory, ceil_div
 from ..schema import Spec
-from .staged_rows import MAX_THREADS, Rows, held
+from .staged_rows import MAX_THREADS, Kernels, Rows, held
+
+FORWARD = Kernels(with_slots=1024, by_elements=1024)
+GRADIENT = Kernels(with_slots=512, by_elements=640)  # which keep the sums of columns
 
 COLUMN_THREADS = 256  # of a block that walks down columns
 COLUMN_BLOCKS = 8  # for each multiprocessor
@@ -38,12 +41,14 @@ class Matrix:
         """What statistics and sums are."""
         return computed_in(self.t)
 
-    def held(self, arrays: Sequence[Spec], others: Sequence[Spec | None]) -> Rows | None:
+    def held(
+        self, arrays: Sequence[Spec], others: Sequence[Spec | None], kernels: Kernels
+    ) -> Rows | None:
         """The rows of these arrays on chip, if they fit; the others are read or written too."""
         aligned = all(spec is None or spec.aligned for spec in (*arrays, *others))
         width = VEC_NBYTES // max(self.t.itemsize, self.v.itemsize)
         dtypes = [spec.dtype for spec in arrays]
-        return held(self.device, self.count, self.length, dtypes, width, aligned)
+        return held(self.device, (self.count, self.length), dtypes, width, kernels, aligned)
 
     def launch(self, kernel: str, config: Config, *args: object) -> Launch:
         """One of the family's kernels."""
@@ -66,7 +71,7 @@ def forward(
 ) -> Plan:
     """Y, mean and inv_std, from X with scale and bias."""
     args = (x, *parameters, *results, is_centred, rounded(epsilon, matrix.t))
-    rows = matrix.held([x], (*parameters, results[0]))
+    rows = matrix.held([x], (*parameters, results[0]), FORWARD)
     if rows is not None:
         return Plan((matrix.walk("", rows, *args),))
     config = Config((matrix.count,), (MAX_THREADS,))
@@ -95,7 +100,7 @@ def gradient(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) -> Pl
     if matrix.count == 0:
         return Plan((_total(matrix, (None, None), sums, 0),))
     if dx is not None and read.x is not None:
-        rows = matrix.held([read.dy, read.x], (*read.parameters, dx))
+        rows = matrix.held([read.dy, read.x], (*read.parameters, dx), GRADIENT)
         if rows is not None:
             return _by_rows(matrix, rows, read, dx, sums)
     return _by_columns(matrix, read, dx, sums)

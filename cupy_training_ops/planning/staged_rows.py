@@ -11,7 +11,7 @@ import numpy as np
 from ..dtypes import FLOAT64, Dtype
 from ..plan import VEC_NBYTES, WARP, Config, Device, align_up, by_value, ceil_div
 
-MAX_THREADS = 512  # of a block, and of all blocks of a multiprocessor
+MAX_THREADS = 512  # of a block
 SHORT_THREADS = 128  # of a block whose warps have rows of their own
 RESERVED_NBYTES = 1024  # of shared memory, by the system for each block
 
@@ -20,7 +20,8 @@ RESERVED_NBYTES = 1024  # of shared memory, by the system for each block
 class Rows:
     """Rows of matrices with elements of `itemsizes`, and the threads that share a row.
 
-    `width` neighbouring elements are a slot, `depth` slots a thread's.
+    `width` neighbouring elements are a slot, `depth` slots a thread's; a multiprocessor has
+    registers for `resident` threads.
     """
 
     count: int
@@ -29,6 +30,7 @@ class Rows:
     width: int
     threads: int
     depth: int
+    resident: int
     stages: int = 2
 
     @property
@@ -55,7 +57,7 @@ class Rows:
         """As many as are resident at a time, each of which walks through rows; fewer for few."""
         shared = self.shared_nbytes + RESERVED_NBYTES
         fitting = (device.max_shared_nbytes + RESERVED_NBYTES) // shared
-        resident = max(1, min(MAX_THREADS // self.block, fitting))
+        resident = max(1, min(self.resident // self.block, fitting))
         return max(1, min(ceil_div(self.count, self.groups), device.multiprocessors * resident))
 
     def config(self, device: Device) -> Config:
@@ -76,22 +78,36 @@ class Rows:
         )
 
 
+@dataclass(frozen=True)
+class Kernels:
+    """Threads for which a multiprocessor has registers, of the kernels for slots and elements."""
+
+    with_slots: int
+    by_elements: int
+
+
 def held(
-    device: Device, count: int, length: int, dtypes: Sequence[Dtype], width: int, aligned: bool
+    device: Device,
+    shape: tuple[int, int],
+    dtypes: Sequence[Dtype],
+    width: int,
+    kernels: Kernels,
+    aligned: bool,
 ) -> Rows | None:
     """Rows that fit on chip: by slots of `width`, where arrays and rows are aligned, or elements.
 
-    dtypes: of the arrays whose rows are held. Rows of slots have the next ones on their way where
-    that leaves a multiprocessor all its threads, those of elements always.
+    shape: rows and their elements; dtypes: of the arrays whose rows are held. Rows of slots have
+    the next ones on their way where that leaves a multiprocessor all its threads, those of elements
+    always.
     """
-    sizes = tuple(dtype.itemsize for dtype in dtypes)
-    if not aligned or length % width:
+    if not aligned or shape[1] % width:
         width = 1
-    found = _divided(count, length, sizes, width, _most_columns(dtypes, width))
+    resident = kernels.with_slots if width > 1 else kernels.by_elements
+    sizes = tuple(dtype.itemsize for dtype in dtypes)
+    found = _divided(*shape, sizes, width, _most_columns(dtypes, width), resident)
     if found.threads > MAX_THREADS:
         return None
-    resident = MAX_THREADS // found.block
-    if width > 1 and resident * found.shared_nbytes > device.max_shared_nbytes:
+    if width > 1 and resident // found.block * found.shared_nbytes > device.max_shared_nbytes:
         found = replace(found, stages=1)
     return found if found.shared_nbytes <= device.max_shared_nbytes else None
 
@@ -103,7 +119,9 @@ def _most_columns(dtypes: Sequence[Dtype], width: int) -> int:
     return 32 if width > 1 else 16
 
 
-def _divided(count: int, length: int, sizes: tuple[int, ...], width: int, most: int) -> Rows:
+def _divided(
+    count: int, length: int, sizes: tuple[int, ...], width: int, most: int, resident: int
+) -> Rows:
     """As few threads a row as it takes; elements go by whole warps."""
     threads = max(1, ceil_div(length, most))
     if width > 1 and threads <= WARP:
@@ -111,4 +129,4 @@ def _divided(count: int, length: int, sizes: tuple[int, ...], width: int, most: 
     else:
         threads = align_up(threads, WARP)
     depth = max(1, ceil_div(length // width, threads))
-    return Rows(count, length, sizes, width, threads, depth)
+    return Rows(count, length, sizes, width, threads, depth, resident)
