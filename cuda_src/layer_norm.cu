@@ -39,22 +39,23 @@ using namespace cto;
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     layer_norm__rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
-                     bool is_centred, U epsilon, const __grid_constant__ Rows rows) {
+                     bool is_centred, double epsilon, const __grid_constant__ Rows rows) {
     extern __shared__ __align__(16) u8 shared[];
-    forward::walk_rows<WIDTH, T, V>({x, scale, bias, y, mean, inv_std, is_centred, epsilon}, rows,
-                                    shared);
+    forward::walk_rows<WIDTH, T, V>(
+        {x, scale, bias, y, mean, inv_std, is_centred, static_cast<U>(epsilon)}, rows, shared);
 }
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     layer_norm__elements(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
-                         bool is_centred, U epsilon, const __grid_constant__ Rows rows) {
+                         bool is_centred, double epsilon, const __grid_constant__ Rows rows) {
     extern __shared__ __align__(16) u8 shared[];
-    forward::walk_rows<1, T, V>({x, scale, bias, y, mean, inv_std, is_centred, epsilon}, rows,
-                                shared);
+    forward::walk_rows<1, T, V>(
+        {x, scale, bias, y, mean, inv_std, is_centred, static_cast<U>(epsilon)}, rows, shared);
 }
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     layer_norm__long_rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
-                          bool is_centred, U epsilon, i64 length) {
-    forward::read_row<T, V>({x, scale, bias, y, mean, inv_std, is_centred, epsilon}, length);
+                          bool is_centred, double epsilon, i64 length) {
+    forward::read_row<T, V>({x, scale, bias, y, mean, inv_std, is_centred, static_cast<U>(epsilon)},
+                            length);
 }
 
 // ---- LayerNormalizationGrad, and without `mean` SimplifiedLayerNormalizationGrad ----------------
@@ -77,14 +78,14 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
 }
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     layer_norm__gradient_row_sums(const V* dy, const T* x, const V* scale, const U* mean,
-                                  const U* inv_std, i64 length, U* slopes) {
-    gradient::sum_long_row<T, V, false>({dy, x, scale, nullptr, mean, inv_std}, length, slopes);
+                                  const U* inv_std, i64 length, U* means) {
+    gradient::sum_long_row<T, V, false>({dy, x, scale, nullptr, mean, inv_std}, length, means);
 }
 extern "C" __global__ void __launch_bounds__(gradient::COLUMN_THREADS, 1)
     layer_norm__gradient_columns(const V* dy, const T* x, const V* scale, const U* mean,
-                                 const U* inv_std, const U* slopes, T* dx, U* scale_sums,
+                                 const U* inv_std, const U* means, T* dx, U* scale_sums,
                                  U* bias_sums, i64 count, i64 length, i64 rows_of_part) {
-    gradient::walk_columns<T, V, false>({dy, x, scale, nullptr, mean, inv_std}, slopes, dx,
+    gradient::walk_columns<T, V, false>({dy, x, scale, nullptr, mean, inv_std}, means, dx,
                                         scale_sums, bias_sums, count, length, rows_of_part);
 }
 
@@ -108,14 +109,14 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
 }
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     layer_norm__invertible_row_sums(const V* dy, const V* y, const V* scale, const V* bias,
-                                    const U* inv_std, i64 length, U* slopes) {
-    gradient::sum_long_row<T, V, true>({dy, y, scale, bias, nullptr, inv_std}, length, slopes);
+                                    const U* inv_std, i64 length, U* means) {
+    gradient::sum_long_row<T, V, true>({dy, y, scale, bias, nullptr, inv_std}, length, means);
 }
 extern "C" __global__ void __launch_bounds__(gradient::COLUMN_THREADS, 1)
     layer_norm__invertible_columns(const V* dy, const V* y, const V* scale, const V* bias,
-                                   const U* inv_std, const U* slopes, T* dx, U* scale_sums,
+                                   const U* inv_std, const U* means, T* dx, U* scale_sums,
                                    U* bias_sums, i64 count, i64 length, i64 rows_of_part) {
-    gradient::walk_columns<T, V, true>({dy, y, scale, bias, nullptr, inv_std}, slopes, dx,
+    gradient::walk_columns<T, V, true>({dy, y, scale, bias, nullptr, inv_std}, means, dx,
                                        scale_sums, bias_sums, count, length, rows_of_part);
 }
 

@@ -36,11 +36,10 @@ _NAMES = """
     AdasumAllReduce BatchNormInternal BatchNormalizationGrad
     BiasSoftmaxDropout BitmaskDropoutGrad ConvGrad ConvTransposeGrad
     DropoutGrad Group
-    InvertibleLayerNormalizationGrad
-    LayerNormalizationGrad MegatronF MegatronG
+    MegatronF MegatronG
     NcclAllGather NcclAllReduce NcclReduceScatter PassThrough PythonOp
     PythonOpGrad RecordEvent Recv Send
-    SimplifiedLayerNormalizationGrad SoftmaxDropoutGrad TritonOp WaitEvent YieldOp
+    SoftmaxDropoutGrad TritonOp WaitEvent YieldOp
 """
 TO_BE_WRITTEN = set(_NAMES.split())
 

@@ -49,13 +49,14 @@ struct Statistics {
     }
 };
 
-// What dX takes from a row's sums.
+// The means over a row of h and of h x^.
 template <class A>
-struct Slopes {
-    A shift, slope;
+struct Means {
+    A of_h, of_product;
 
+    // 0 of rows of one element, as long as h is rounded before it comes here.
     __device__ A gradient(A inv_std, A h, A x_hat) const {
-        return fma(-slope, x_hat, fma(inv_std, h, -shift));
+        return inv_std * fma(-of_product, x_hat, h - of_h);
     }
 };
 
@@ -72,7 +73,7 @@ struct Element {
 
     // A scale of 0 tells nothing of x^, which counts as 0 then.
     __device__ __forceinline__ Element(A dy, A x, A scale, A bias, A mean)
-        : dy(dy), scale(scale), h(dy * scale) {
+        : dy(dy), scale(scale), h(times(dy, scale)) {
         distance = FROM_Y ? (scale == 0 ? A(0) : x - bias) : x - mean;
     }
     // Adds h, and h x^ but for inv_std where x^ has it.
@@ -91,11 +92,10 @@ struct Element {
 };
 
 template <class A, bool FROM_Y>
-__device__ __forceinline__ Slopes<A> slopes_of(const A (&sums)[2], A inv_std, bool is_centred,
-                                               A inverse_length) {
+__device__ __forceinline__ Means<A> means_of(const A (&sums)[2], A inv_std, bool is_centred,
+                                             A inverse_length) {
     const A of_product = FROM_Y ? sums[1] : sums[1] * inv_std;
-    const A factor = inv_std * inverse_length;
-    return {is_centred ? factor * sums[0] : A(0), factor * of_product};
+    return {is_centred ? sums[0] * inverse_length : A(0), of_product * inverse_length};
 }
 
 // ---- rows that are held -------------------------------------------------------------------------
@@ -154,8 +154,7 @@ __device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx,
             sums[1] += of_slot[1];
         }
         sum_row(sums);
-        const auto of_row =
-            slopes_of<A, FROM_Y>(sums, row.inv_std, in.is_centred(), inverse_length);
+        const auto of_row = means_of<A, FROM_Y>(sums, row.inv_std, in.is_centred(), inverse_length);
 #pragma unroll
         for (int u = 0; u < D; ++u) {
             if (walk.slot(u) >= end) break;
@@ -180,10 +179,10 @@ __device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx,
 
 // ---- longer rows --------------------------------------------------------------------------------
 
-// The slopes of a row from its sums, by a block.
+// The means of a row, by a block.
 template <class T, class V, bool FROM_Y>
 __device__ __forceinline__ void sum_long_row(const Inputs<T, V, FROM_Y>& in, i64 length,
-                                             Acc<T>* slopes) {
+                                             Acc<T>* means) {
     using A = Acc<T>;
     __shared__ A of_warp[2][2][WARP];
     const i64 row = blockIdx.x;
@@ -200,9 +199,9 @@ __device__ __forceinline__ void sum_long_row(const Inputs<T, V, FROM_Y>& in, i64
     RowSums<A, 2>{of_warp, blockDim.x}(sums);
     if (threadIdx.x > 0) return;
     const auto of_row =
-        slopes_of<A, FROM_Y>(sums, own.inv_std, in.is_centred(), 1 / static_cast<A>(length));
-    slopes[2 * row] = of_row.shift;
-    slopes[2 * row + 1] = of_row.slope;
+        means_of<A, FROM_Y>(sums, own.inv_std, in.is_centred(), 1 / static_cast<A>(length));
+    means[2 * row] = of_row.of_h;
+    means[2 * row + 1] = of_row.of_product;
 }
 
 // Some rows of one column in each thread.
@@ -212,15 +211,15 @@ struct Column {
     static constexpr int UNROLL = 4;
 
     const Inputs<T, V, FROM_Y>& in;
-    const A* slopes;  // null without dX
+    const A* means;  // null without dX
     T* dx;
     i64 column, length;
     A scale, bias;
     A of_scale = 0, of_bias = 0;
 
-    __device__ __forceinline__ Column(const Inputs<T, V, FROM_Y>& in, const A* slopes, T* dx,
+    __device__ __forceinline__ Column(const Inputs<T, V, FROM_Y>& in, const A* means, T* dx,
                                       i64 column, i64 length)
-        : in(in), slopes(slopes), dx(dx), column(column), length(length) {
+        : in(in), means(means), dx(dx), column(column), length(length) {
         scale = to_acc(in.scale[column]);
         bias = FROM_Y ? to_acc(in.bias[column]) : A(0);
     }
@@ -253,8 +252,8 @@ struct Column {
         const Element<A, FROM_Y> element(dy, x, scale, bias, own.mean);
         const A x_hat = element.x_hat(own.inv_std);
         of_scale += dy * x_hat;
-        if (!slopes) return;
-        const Slopes<A> of_row{slopes[2 * row], slopes[2 * row + 1]};
+        if (!means) return;
+        const Means<A> of_row{means[2 * row], means[2 * row + 1]};
         const A value = of_row.gradient(own.inv_std, element.h, x_hat);
         dx[row * length + column] = from_acc<T>(value);
     }
@@ -262,7 +261,7 @@ struct Column {
 
 // A tile of columns, in one of the parts that the rows are divided into; grid (tiles, parts).
 template <class T, class V, bool FROM_Y>
-__device__ __forceinline__ void walk_columns(const Inputs<T, V, FROM_Y>& in, const Acc<T>* slopes,
+__device__ __forceinline__ void walk_columns(const Inputs<T, V, FROM_Y>& in, const Acc<T>* means,
                                              T* dx, Acc<T>* scale_sums, Acc<T>* bias_sums,
                                              i64 count, i64 length, i64 rows_of_part) {
     using A = Acc<T>;
@@ -272,7 +271,7 @@ __device__ __forceinline__ void walk_columns(const Inputs<T, V, FROM_Y>& in, con
     const i64 n = first + rows_of_part < count ? rows_of_part : count - first;
     column_reduce::Columns<A, 1, 1> scale, bias;
     if (column < length) {
-        Column<T, V, FROM_Y> own(in, slopes, dx, column, length);
+        Column<T, V, FROM_Y> own(in, means, dx, column, length);
         own.add(first + threadIdx.y, column_reduce::rows_of(n - threadIdx.y));
         scale.sum.at[0] = own.of_scale;
         bias.sum.at[0] = own.of_bias;

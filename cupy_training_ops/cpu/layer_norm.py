@@ -162,12 +162,11 @@ class _Gradient:
         """Some rows, of which x^ is known."""
         dy, inv_std, n = _wide(self.y_grad[piece]), self.inv_std[piece], self.rows.length
         h = dy * self.scale
-        slope = inv_std * np.einsum("ij,ij->i", h, x_hat)[:, None] / n
-        found = inv_std * h
+        slope = np.einsum("ij,ij->i", h, x_hat)[:, None] / n
         if is_centred:
-            found -= inv_std * h.sum(1, keepdims=True) / n
-        found -= x_hat * slope
-        self._x_grad[piece] = cast(found, self._x_grad.dtype)
+            h -= h.sum(1, keepdims=True) / n
+        h -= x_hat * slope
+        self._x_grad[piece] = cast(inv_std * h, self._x_grad.dtype)
         self._sums[0] += np.einsum("ij,ij->j", dy, x_hat)
         self._sums[1] += dy.sum(0)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ..dtypes import Dtype
 from ..frame.op import slots
-from ..numerics import computed_in, rounded
+from ..numerics import computed_in
 from ..plan import VEC_NBYTES, WARP, Config, Device, Launch, Plan, Scratch, ScratchMemory, ceil_div
 from ..schema import Spec
 from .staged_rows import MAX_THREADS, Kernels, Rows, held
@@ -70,7 +70,7 @@ def forward(
     epsilon: float,
 ) -> Plan:
     """Y, mean and inv_std, from X with scale and bias."""
-    args = (x, *parameters, *results, is_centred, rounded(epsilon, matrix.t))
+    args = (x, *parameters, *results, is_centred, epsilon)
     rows = matrix.held([x], (*parameters, results[0]), FORWARD)
     if rows is not None:
         return Plan((matrix.walk("", rows, *args),))
@@ -118,11 +118,11 @@ def _by_rows(matrix: Matrix, rows: Rows, read: Read, dx: Spec, sums: Gradients) 
 
 def _by_columns(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) -> Plan:
     """Rows that do not fit are read once for their own sums; then columns, and dX on the way."""
-    scratch, steps, slopes = ScratchMemory(), [], None
+    scratch, steps, means = ScratchMemory(), [], None
     if dx is not None:
-        slopes = scratch.take(2 * matrix.count, matrix.computed)
+        means = scratch.take(2 * matrix.count, matrix.computed)
         config = Config((matrix.count,), (MAX_THREADS,))
-        args = (*read.args, matrix.length, slopes)
+        args = (*read.args, matrix.length, means)
         steps.append(matrix.launch(read.stem + "row_sums", config, *args))
     elif sums[0] is None:  # the gradient of the bias alone
         read = replace(read, x=None)
@@ -131,7 +131,7 @@ def _by_columns(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) ->
     lines = _lines(matrix, scratch, sums, n_lines)
     counts = (matrix.count, matrix.length, rows_of_part)
     kernel = read.stem + "columns"
-    steps.append(matrix.launch(kernel, config, *read.args, slopes, dx, *lines, *counts))
+    steps.append(matrix.launch(kernel, config, *read.args, means, dx, *lines, *counts))
     if any(sums):
         steps.append(_total(matrix, lines, sums, n_lines))
     return Plan(tuple(steps), scratch.nbytes)

@@ -87,7 +87,9 @@ def _special(rng: Generator, name: str, types: tuple[Any, Any]) -> tuple[Any, ..
     """Special values in the first input, at the start and in the middle of rows; constant rows."""
     shape = (2 * len(SPECIALS) + 2, 67)
     first, *others = inputs(rng, name, shape, types)
-    values = np.array(SPECIALS).astype(first.dtype)
+    # What a gradient makes of large elements and small ones has few digits.
+    specials = SPECIALS[:-1] if name.endswith("Grad") else SPECIALS
+    values = np.array(specials).astype(first.dtype)
     first[: len(values), :3] = values
     first[len(values) : 2 * len(values), 31:34] = values
     first[-2], first[-1] = 3, 0
@@ -96,7 +98,7 @@ def _special(rng: Generator, name: str, types: tuple[Any, Any]) -> tuple[Any, ..
 
 def _attributes(name: str, types: tuple[Any, Any], axis: int | None) -> dict[str, Any]:
     found: dict[str, Any] = {} if axis is None else {"axis": axis}
-    if name == "InvertibleLayerNormalizationGrad" and types[0] != types[1]:
+    if name == "InvertibleLayerNormalizationGrad":
         found["output_type"] = types[0]
     return found
 
