@@ -110,9 +110,12 @@ __all__ = [
     "in_place_accumulator_list",
     "in_place_accumulator_v2",
     "inplace_clip_grad_norm",
+    "invertible_layer_normalization_grad",
     "is_all_finite",
     "is_finite",
     "lamb_optimizer",
+    "layer_normalization",
+    "layer_normalization_grad",
     "leaky_relu_grad",
     "log_softmax",
     "log_softmax_grad",
@@ -131,6 +134,8 @@ __all__ = [
     "scale",
     "scaled_sum",
     "sigmoid_grad",
+    "simplified_layer_normalization",
+    "simplified_layer_normalization_grad",
     "slice_grad",
     "softmax",
     "softmax_cross_entropy",
@@ -191,9 +196,12 @@ __all__ = [
     "InPlaceAccumulatorList",
     "InPlaceAccumulatorV2",
     "InplaceClipGradNorm",
+    "InvertibleLayerNormalizationGrad",
     "IsAllFinite",
     "IsFinite",
     "LambOptimizer",
+    "LayerNormalization",
+    "LayerNormalizationGrad",
     "LeakyReluGrad",
     "LogSoftmax",
     "LogSoftmaxGrad",
@@ -212,6 +220,8 @@ __all__ = [
     "Scale",
     "ScaledSum",
     "SigmoidGrad",
+    "SimplifiedLayerNormalization",
+    "SimplifiedLayerNormalizationGrad",
     "SliceGrad",
     "Softmax",
     "SoftmaxCrossEntropy",
@@ -343,11 +353,17 @@ def get_op(name: Literal["InPlaceAccumulatorV2"], version: int | None = None) ->
 @overload
 def get_op(name: Literal["InplaceClipGradNorm"], version: int | None = None) -> type[InplaceClipGradNorm]: ...
 @overload
+def get_op(name: Literal["InvertibleLayerNormalizationGrad"], version: int | None = None) -> type[InvertibleLayerNormalizationGrad]: ...
+@overload
 def get_op(name: Literal["IsAllFinite"], version: int | None = None) -> type[IsAllFinite]: ...
 @overload
 def get_op(name: Literal["IsFinite"], version: int | None = None) -> type[IsFinite]: ...
 @overload
 def get_op(name: Literal["LambOptimizer"], version: int | None = None) -> type[LambOptimizer]: ...
+@overload
+def get_op(name: Literal["LayerNormalization"], version: int | None = None) -> type[LayerNormalization]: ...
+@overload
+def get_op(name: Literal["LayerNormalizationGrad"], version: int | None = None) -> type[LayerNormalizationGrad]: ...
 @overload
 def get_op(name: Literal["LeakyReluGrad"], version: int | None = None) -> type[LeakyReluGrad]: ...
 @overload
@@ -384,6 +400,10 @@ def get_op(name: Literal["Scale"], version: int | None = None) -> type[Scale]: .
 def get_op(name: Literal["ScaledSum"], version: int | None = None) -> type[ScaledSum]: ...
 @overload
 def get_op(name: Literal["SigmoidGrad"], version: int | None = None) -> type[SigmoidGrad]: ...
+@overload
+def get_op(name: Literal["SimplifiedLayerNormalization"], version: int | None = None) -> type[SimplifiedLayerNormalization]: ...
+@overload
+def get_op(name: Literal["SimplifiedLayerNormalizationGrad"], version: int | None = None) -> type[SimplifiedLayerNormalizationGrad]: ...
 @overload
 def get_op(name: Literal["SliceGrad"], version: int | None = None) -> type[SliceGrad]: ...
 @overload
@@ -693,6 +713,14 @@ def inplace_clip_grad_norm(
     outputs: Sequence[Literal["clipped_gradients"]] | None = None, workspace: _Memory | None = None,
 ) -> tuple[Any, ...]:
     """Clipping by the norm of a list: g = g min(1, max_norm / (norm + 1e-6)), in place. Returns *clipped_gradients."""
+def invertible_layer_normalization_grad(
+    Y_grad: _Array, Y: _Array, scale: _Array, bias: _Array, inv_std_var: _Array, *,
+    axis: _Integer = -1, output_type: _Dtype | None = None,
+    out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+    outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, Any, Any]:
+    """Gradient of LayerNormalization from its output: x^ = (Y - bias) / scale. Returns (X_grad, scale_grad, bias_grad)."""
 def is_all_finite(
     input: Sequence[_Array], *, isinf_only: _Boolean = False, isnan_only: _Boolean = False,
     out: _Memory | None = None, outputs: Sequence[Literal["output"]] | None = None,
@@ -717,6 +745,21 @@ def lamb_optimizer(
     workspace: _Memory | None = None,
 ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
     """LAMB over a list: new_weights = weights - R ratio d, ratio = |weights| / |d|. Returns (new_step, *new_weights, *new_gradients, *new_moment_1, *new_moment_2, *new_mixed_precision_weights)."""
+def layer_normalization(
+    X: _Array, Scale: _Array, B: _Array | None = None, *, axis: _Integer = -1,
+    epsilon: _Real = 1e-05, stash_type: Literal[1] = 1,
+    out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+    outputs: Sequence[Literal["Y", "Mean", "InvStdDev"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, Any, Any]:
+    """Layer normalisation: Y = (X - mean) inv_std Scale + B, inv_std = 1 / sqrt(var + epsilon). Returns (Y, Mean, InvStdDev)."""
+def layer_normalization_grad(
+    Y_grad: _Array, X: _Array, scale: _Array, mean: _Array, inv_std_dev: _Array, *,
+    axis: _Integer = -1, out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+    outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, Any, Any]:
+    """Gradient of LayerNormalization: X_grad = inv_std (h - mean of h - x^ (mean of h x^)). Returns (X_grad, scale_grad, bias_grad)."""
 def leaky_relu_grad(
     dY: _Array, Y: _Array, *, alpha: _Real = 0.01, out: _Memory | None = None,
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
@@ -826,6 +869,19 @@ def sigmoid_grad(
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
 ) -> Any:
     """Gradient of Sigmoid: dX = dY Y (1 - Y). Returns dX."""
+def simplified_layer_normalization(
+    X: _Array, scale: _Array, *, axis: _Integer = -1, epsilon: _Real = 1e-05,
+    out: tuple[_Memory | None, _Memory | None] | None = None,
+    outputs: Sequence[Literal["Y", "inv_std_var"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any]:
+    """RMSNorm: Y = X inv_std scale, inv_std = 1 / sqrt(mean of X^2 + epsilon). Returns (Y, inv_std_var)."""
+def simplified_layer_normalization_grad(
+    Y_grad: _Array, X: _Array, scale: _Array, inv_std_var: _Array, *, axis: _Integer = -1,
+    out: tuple[_Memory | None, _Memory | None] | None = None,
+    outputs: Sequence[Literal["X_grad", "scale_grad"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, Any]:
+    """Gradient of RMSNorm: X_grad = inv_std (h - x^ (mean of h x^)). Returns (X_grad, scale_grad)."""
 def slice_grad(
     dY: _Array, shape: _Integers, starts: _Integers, ends: _Integers, axes: _Integers | None = None,
     steps: _Integers | None = None, *, out: _Memory | None = None,
@@ -1841,6 +1897,29 @@ class InplaceClipGradNorm(Op):
         outputs: Sequence[Literal["clipped_gradients"]] | None = None,
     ) -> int: ...
 
+class InvertibleLayerNormalizationGrad(Op):
+    """Gradient of LayerNormalization from its output: x^ = (Y - bias) / scale. Returns (X_grad, scale_grad, bias_grad)."""
+    axis: Final[int]
+    output_type: Final[np.dtype[Any] | None]
+    def __init__(self, *, axis: _Integer = -1, output_type: _Dtype | None = None) -> None: ...
+    def __call__(
+        self, Y_grad: _Array, Y: _Array, scale: _Array, bias: _Array, inv_std_var: _Array, *,
+        out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, Any, Any]: ...
+    def bound(
+        self, Y_grad: _Array | EllipsisType, Y: _Array | EllipsisType, scale: _Array | EllipsisType,
+        bias: _Array | EllipsisType, inv_std_var: _Array | EllipsisType, *,
+        out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, Y_grad: _Array, Y: _Array, scale: _Array, bias: _Array, inv_std_var: _Array, *,
+        outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]] | None = None,
+    ) -> int: ...
+
 class IsAllFinite(Op):
     """Finiteness of a list of tensors: output = no element of any of `input` is infinite or NaN. Returns output."""
     isinf_only: Final[bool]
@@ -1918,6 +1997,54 @@ class LambOptimizer(Op):
         moment2: Sequence[_Array], mixed_precision_weights: Sequence[_Array | None] | None = None,
         *,
         outputs: Sequence[Literal["new_step", "new_weights", "new_gradients", "new_moment_1", "new_moment_2", "new_mixed_precision_weights"]] | None = None,
+    ) -> int: ...
+
+class LayerNormalization(Op):
+    """Layer normalisation: Y = (X - mean) inv_std Scale + B, inv_std = 1 / sqrt(var + epsilon). Returns (Y, Mean, InvStdDev)."""
+    axis: Final[int]
+    epsilon: Final[float]
+    stash_type: Final[Literal[1]]
+    def __init__(
+        self, *, axis: _Integer = -1, epsilon: _Real = 1e-05, stash_type: Literal[1] = 1,
+    ) -> None: ...
+    def __call__(
+        self, X: _Array, Scale: _Array, B: _Array | None = None, *,
+        out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["Y", "Mean", "InvStdDev"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, Any, Any]: ...
+    def bound(
+        self, X: _Array | EllipsisType, Scale: _Array | EllipsisType,
+        B: _Array | None | EllipsisType = None, *,
+        out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["Y", "Mean", "InvStdDev"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, X: _Array, Scale: _Array, B: _Array | None = None, *,
+        outputs: Sequence[Literal["Y", "Mean", "InvStdDev"]] | None = None,
+    ) -> int: ...
+
+class LayerNormalizationGrad(Op):
+    """Gradient of LayerNormalization: X_grad = inv_std (h - mean of h - x^ (mean of h x^)). Returns (X_grad, scale_grad, bias_grad)."""
+    axis: Final[int]
+    def __init__(self, *, axis: _Integer = -1) -> None: ...
+    def __call__(
+        self, Y_grad: _Array, X: _Array, scale: _Array, mean: _Array, inv_std_dev: _Array, *,
+        out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, Any, Any]: ...
+    def bound(
+        self, Y_grad: _Array | EllipsisType, X: _Array | EllipsisType, scale: _Array | EllipsisType,
+        mean: _Array | EllipsisType, inv_std_dev: _Array | EllipsisType, *,
+        out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, Y_grad: _Array, X: _Array, scale: _Array, mean: _Array, inv_std_dev: _Array, *,
+        outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]] | None = None,
     ) -> int: ...
 
 class LeakyReluGrad(Op):
@@ -2263,6 +2390,49 @@ class SigmoidGrad(Op):
     ) -> BoundCall | OpenCall: ...
     def workspace_nbytes(
         self, dY: _Array, Y: _Array, *, outputs: Sequence[Literal["dX"]] | None = None,
+    ) -> int: ...
+
+class SimplifiedLayerNormalization(Op):
+    """RMSNorm: Y = X inv_std scale, inv_std = 1 / sqrt(mean of X^2 + epsilon). Returns (Y, inv_std_var)."""
+    axis: Final[int]
+    epsilon: Final[float]
+    def __init__(self, *, axis: _Integer = -1, epsilon: _Real = 1e-05) -> None: ...
+    def __call__(
+        self, X: _Array, scale: _Array, *, out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["Y", "inv_std_var"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, Any]: ...
+    def bound(
+        self, X: _Array | EllipsisType, scale: _Array | EllipsisType, *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["Y", "inv_std_var"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, X: _Array, scale: _Array, *,
+        outputs: Sequence[Literal["Y", "inv_std_var"]] | None = None,
+    ) -> int: ...
+
+class SimplifiedLayerNormalizationGrad(Op):
+    """Gradient of RMSNorm: X_grad = inv_std (h - x^ (mean of h x^)). Returns (X_grad, scale_grad)."""
+    axis: Final[int]
+    def __init__(self, *, axis: _Integer = -1) -> None: ...
+    def __call__(
+        self, Y_grad: _Array, X: _Array, scale: _Array, inv_std_var: _Array, *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["X_grad", "scale_grad"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, Any]: ...
+    def bound(
+        self, Y_grad: _Array | EllipsisType, X: _Array | EllipsisType, scale: _Array | EllipsisType,
+        inv_std_var: _Array | EllipsisType, *,
+        out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["X_grad", "scale_grad"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, Y_grad: _Array, X: _Array, scale: _Array, inv_std_var: _Array, *,
+        outputs: Sequence[Literal["X_grad", "scale_grad"]] | None = None,
     ) -> int: ...
 
 class SliceGrad(Op):

@@ -36,11 +36,10 @@ _NAMES = """
     AdasumAllReduce BatchNormInternal BatchNormalizationGrad
     ConvGrad ConvTransposeGrad
     Group
-    InvertibleLayerNormalizationGrad
-    LayerNormalizationGrad MegatronF MegatronG
+    MegatronF MegatronG
     NcclAllGather NcclAllReduce NcclReduceScatter PassThrough PythonOp
     PythonOpGrad RecordEvent Recv Send
-    SimplifiedLayerNormalizationGrad TritonOp WaitEvent YieldOp
+    TritonOp WaitEvent YieldOp
 """
 TO_BE_WRITTEN = set(_NAMES.split())
 

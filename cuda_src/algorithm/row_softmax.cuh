@@ -20,6 +20,7 @@
 
 namespace cto::row_softmax {
 
+using vec::IN_WORDS;
 using vec::Vec;
 
 // What a thread holds of a line in the kernels for short rows, of all arrays that are read.
@@ -90,41 +91,10 @@ struct Line {
     }
 };
 
-// What vectors of elements of 1 or 2 bytes are held as: words. Taken apart, elements cost registers
-// and instructions of their own.
-template <class E, int WIDTH>
-constexpr bool IN_WORDS = sizeof(E) < sizeof(u32) && sizeof(E) * WIDTH >= sizeof(u32);
-
-template <class E, bool WORDS>
-struct Unit {
-    using Held = E;
-    static __device__ Held fill(E x) { return x; }
-    static __device__ Acc<E> at(const Held* units, int i) { return to_acc(units[i]); }
-};
-template <class E>
-struct Unit<E, true> {
-    using Held = u32;
-    static constexpr int EACH = sizeof(u32) / sizeof(E);  // elements of a word
-    static __device__ Held fill(E x) { return bits_of(x) * (EACH == 2 ? 0x10001u : 0x1010101u); }
-    static __device__ Acc<E> at(const Held* units, int i) {
-        return widened(units[i / EACH], i % EACH, E());
-    }
-
-  private:
-    static __device__ float widened(u32 word, int i, __nv_bfloat16) {
-        return __uint_as_float(i == 0 ? word << 16 : word & 0xFFFF0000u);
-    }
-    static __device__ float widened(u32 word, int i, __half) {
-        const __half2 both = *reinterpret_cast<const __half2*>(&word);
-        return i == 0 ? __low2float(both) : __high2float(both);
-    }
-    static __device__ bool widened(u32 word, int i, bool) { return word & 0xFFu << 8 * i; }
-};
-
 // Elements of one array.
 template <class E, int WIDTH, int DEPTH>
 struct Reader {
-    using Unit = row_softmax::Unit<E, IN_WORDS<E, WIDTH>>;
+    using Unit = vec::Unit<E, IN_WORDS<E, WIDTH>>;
     using Held = typename Unit::Held;
     using Slot = Vec<Held, WIDTH * sizeof(E) / sizeof(Held)>;
 

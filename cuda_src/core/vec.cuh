@@ -42,14 +42,16 @@ __device__ __forceinline__ V load_streaming(const V* from) {
     }
 }
 
-// Stored past the caches where it takes 16 bytes or a multiple: what is written is larger than they
-// are.
+// Stored past the caches where it takes 8 bytes or a multiple of 16: what is written is larger than
+// they are.
 template <class V>
 __device__ __forceinline__ void store_streaming(V* to, const V& value) {
     if constexpr (sizeof(V) % 16 == 0) {
 #pragma unroll
         for (int i = 0; i < static_cast<int>(sizeof(V) / 16); ++i)
             __stcs(reinterpret_cast<uint4*>(to) + i, reinterpret_cast<const uint4*>(&value)[i]);
+    } else if constexpr (sizeof(V) == 8) {
+        __stcs(reinterpret_cast<uint2*>(to), *reinterpret_cast<const uint2*>(&value));
     } else {
         *to = value;
     }
@@ -70,6 +72,50 @@ __device__ __forceinline__ void store_elements(E* to, i64 first, i64 n, const Ve
 #pragma unroll
     for (int i = 0; i < N; ++i)
         if (first + i < n) to[first + i] = value.at[i];
+}
+
+// ---- widening ---------------------------------------------------------------------------------
+
+// What vectors of elements of 1 or 2 bytes are held as: words. Taken apart, elements cost registers
+// and instructions of their own.
+template <class E, int WIDTH>
+constexpr bool IN_WORDS = sizeof(E) < sizeof(u32) && sizeof(E) * WIDTH >= sizeof(u32);
+
+template <class E, bool WORDS>
+struct Unit {
+    using Held = E;
+    static __device__ Held fill(E x) { return x; }
+    static __device__ Acc<E> at(const Held* units, int i) { return to_acc(units[i]); }
+};
+template <class E>
+struct Unit<E, true> {
+    using Held = u32;
+    static constexpr int EACH = sizeof(u32) / sizeof(E);  // elements of a word
+    static __device__ Held fill(E x) { return bits_of(x) * (EACH == 2 ? 0x10001u : 0x1010101u); }
+    static __device__ Acc<E> at(const Held* units, int i) {
+        return widened(units[i / EACH], i % EACH, E());
+    }
+
+  private:
+    static __device__ float widened(u32 word, int i, __nv_bfloat16) {
+        return __uint_as_float(i == 0 ? word << 16 : word & 0xFFFF0000u);
+    }
+    static __device__ float widened(u32 word, int i, __half) {
+        const __half2 both = *reinterpret_cast<const __half2*>(&word);
+        return i == 0 ? __low2float(both) : __high2float(both);
+    }
+    static __device__ bool widened(u32 word, int i, bool) { return word & 0xFFu << 8 * i; }
+};
+
+// What was loaded as a vector of N elements, in their accumulators.
+template <class E, int N>
+__device__ __forceinline__ void widen(const void* from, Acc<E> (&to)[N]) {
+    using Unit = vec::Unit<E, IN_WORDS<E, N>>;
+    using Held = typename Unit::Held;
+    using Words = Vec<Held, N * sizeof(E) / sizeof(Held)>;
+    const Words words = *reinterpret_cast<const Words*>(from);
+#pragma unroll
+    for (int i = 0; i < N; ++i) to[i] = Unit::at(words.at, i);
 }
 
 // ---- rounding -----------------------------------------------------------------------------------

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: MIT
+// Copies from global to shared memory that go on while a thread computes. GPUs before 8.0 have none:
+// there they are done when they are asked for.
+#pragma once
+#include "core/vec.cuh"
+
+namespace cto::async_copy {
+
+// Copies 4, 8 or 16 bytes, to and from multiples of as many.
+template <int NBYTES>
+__device__ __forceinline__ void copy(void* shared, const void* global) {
+#if defined(__CUDA_CPU__) || __CUDA_ARCH__ < 800
+    using Words = vec::Vec<u32, NBYTES / 4>;
+    *static_cast<Words*>(shared) = *static_cast<const Words*>(global);
+#else
+    const u32 to = static_cast<u32>(__cvta_generic_to_shared(shared));
+    if constexpr (NBYTES == 16)  // past the L1 cache
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(global), "n"(NBYTES)
+                     : "memory");
+#endif
+}
+
+// Ends a group of this thread's copies.
+__device__ __forceinline__ void commit() {
+#if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits for all of this thread's groups but the last N.
+template <int N>
+__device__ __forceinline__ void wait() {
+#if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
+}
+
+}  // namespace cto::async_copy

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: MIT
+"""Launches of layer normalisations and their gradients; see cuda_src/layer_norm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..dtypes import Dtype
+from ..frame.op import slots
+from ..numerics import computed_in
+from ..plan import VEC_NBYTES, WARP, Config, Device, Launch, Plan, Scratch, ScratchMemory, ceil_div
+from ..schema import Spec
+from .staged_rows import MAX_THREADS, Kernels, Rows, held
+
+FORWARD = Kernels(with_slots=1024, by_elements=1024)
+GRADIENT = Kernels(with_slots=512, by_elements=640)  # which keep the sums of columns
+
+COLUMN_THREADS = 256  # of a block that walks down columns
+COLUMN_BLOCKS = 8  # for each multiprocessor
+ROWS_A_THREAD = 8  # that are worth another block
+TOTAL_COLUMNS = 8  # of a block in the second stage of sums
+TOTAL_ROWS = 16, 64  # of its threads where there are many blocks, and where there are few
+
+Sums = tuple[Scratch | None, Scratch | None]
+Gradients = tuple[Spec | None, Spec | None]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """X as rows to be normalised; the types of X and of Y."""
+
+    device: Device
+    count: int
+    length: int
+    t: Dtype
+    v: Dtype
+
+    @property
+    def computed(self) -> Dtype:
+        """What statistics and sums are."""
+        return computed_in(self.t)
+
+    def held(
+        self, arrays: Sequence[Spec], others: Sequence[Spec | None], kernels: Kernels
+    ) -> Rows | None:
+        """The rows of these arrays on chip, if they fit; the others are read or written too."""
+        aligned = all(spec is None or spec.aligned for spec in (*arrays, *others))
+        width = VEC_NBYTES // max(self.t.itemsize, self.v.itemsize)
+        dtypes = [spec.dtype for spec in arrays]
+        return held(self.device, (self.count, self.length), dtypes, width, kernels, aligned)
+
+    def launch(self, kernel: str, config: Config, *args: object) -> Launch:
+        """One of the family's kernels."""
+        binding = slots(T=self.t, U=self.computed, V=self.v)
+        return Launch(f"layer_norm__{kernel}", config, args, binding)
+
+    def walk(self, stem: str, rows: Rows, *args: object) -> Launch:
+        """The kernel for rows that are held."""
+        kernel = stem + ("rows" if rows.width > 1 else "elements")
+        return self.launch(kernel, rows.config(self.device), *args, rows.argument)
+
+
+def forward(
+    matrix: Matrix,
+    x: Spec,
+    parameters: tuple[Spec, Spec | None],
+    results: tuple[Spec | None, ...],
+    is_centred: bool,
+    epsilon: float,
+) -> Plan:
+    """Y, mean and inv_std, from X with scale and bias."""
+    args = (x, *parameters, *results, is_centred, epsilon)
+    rows = matrix.held([x], (*parameters, results[0]), FORWARD)
+    if rows is not None:
+        return Plan((matrix.walk("", rows, *args),))
+    config = Config((matrix.count,), (MAX_THREADS,))
+    return Plan((matrix.launch("long_rows", config, *args, matrix.length),))
+
+
+@dataclass(frozen=True)
+class Read:
+    """What a gradient reads: dY, X or Y, (scale,) or (scale, bias), (mean or None, inv_std) or
+    (inv_std,): the first parameters of its kernels, which are named after `stem`."""
+
+    stem: str
+    dy: Spec
+    x: Spec | None
+    parameters: tuple[Spec, ...]
+    statistics: tuple[Spec | None, ...]
+
+    @property
+    def args(self) -> tuple[Spec | None, ...]:
+        """In the kernels' order."""
+        return (self.dy, self.x, *self.parameters, *self.statistics)
+
+
+def gradient(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) -> Plan:
+    """dX, and what is wanted of the gradients of scale and bias."""
+    if matrix.count == 0:
+        return Plan((_total(matrix, (None, None), sums, 0),))
+    if dx is not None and read.x is not None:
+        rows = matrix.held([read.dy, read.x], (*read.parameters, dx), GRADIENT)
+        if rows is not None:
+            return _by_rows(matrix, rows, read, dx, sums)
+    return _by_columns(matrix, read, dx, sums)
+
+
+def _by_rows(matrix: Matrix, rows: Rows, read: Read, dx: Spec, sums: Gradients) -> Plan:
+    """Everything from one reading."""
+    scratch, n_lines = ScratchMemory(), rows.blocks(matrix.device)
+    lines = _lines(matrix, scratch, sums, n_lines)
+    steps = [matrix.walk(read.stem, rows, *read.args, dx, *lines)]
+    if any(sums):
+        steps.append(_total(matrix, lines, sums, n_lines))
+    return Plan(tuple(steps), scratch.nbytes)
+
+
+def _by_columns(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) -> Plan:
+    """Rows that do not fit are read once for their own sums; then columns, and dX on the way."""
+    scratch, steps, means = ScratchMemory(), [], None
+    if dx is not None:
+        means = scratch.take(2 * matrix.count, matrix.computed)
+        config = Config((matrix.count,), (MAX_THREADS,))
+        args = (*read.args, matrix.length, means)
+        steps.append(matrix.launch(read.stem + "row_sums", config, *args))
+    elif sums[0] is None:  # the gradient of the bias alone
+        read = replace(read, x=None)
+    config, rows_of_part = _parts(matrix)
+    n_lines = config.grid[1]
+    lines = _lines(matrix, scratch, sums, n_lines)
+    counts = (matrix.count, matrix.length, rows_of_part)
+    kernel = read.stem + "columns"
+    steps.append(matrix.launch(kernel, config, *read.args, means, dx, *lines, *counts))
+    if any(sums):
+        steps.append(_total(matrix, lines, sums, n_lines))
+    return Plan(tuple(steps), scratch.nbytes)
+
+
+def _parts(matrix: Matrix) -> tuple[Config, int]:
+    """Tiles of columns, and the parts that rows are divided into; rows of one."""
+    x = min(WARP, 1 << (matrix.length - 1).bit_length())
+    y, tiles = COLUMN_THREADS // x, ceil_div(matrix.length, x)
+    wanted = ceil_div(COLUMN_BLOCKS * matrix.device.multiprocessors, tiles)
+    parts = max(1, min(wanted, ceil_div(matrix.count, ROWS_A_THREAD * y)))
+    rows = ceil_div(matrix.count, parts)
+    return Config((tiles, ceil_div(matrix.count, rows)), (x, y)), rows
+
+
+def _lines(matrix: Matrix, scratch: ScratchMemory, sums: Gradients, n: int) -> Sums:
+    """Memory for the sums that blocks write, a line each."""
+    size, dtype = n * matrix.length, matrix.computed
+    of_scale, of_bias = (None if spec is None else scratch.take(size, dtype) for spec in sums)
+    return of_scale, of_bias
+
+
+def _total(matrix: Matrix, lines: Sums, sums: Gradients, n: int) -> Launch:
+    """The second stage."""
+    tiles = ceil_div(matrix.length, TOTAL_COLUMNS)
+    are_few = tiles < COLUMN_BLOCKS * matrix.device.multiprocessors
+    config = Config((tiles, 2), (TOTAL_COLUMNS, TOTAL_ROWS[are_few]))
+    return matrix.launch("total", config, *lines, *sums, n, matrix.length)
