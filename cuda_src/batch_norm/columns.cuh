@@ -2,7 +2,7 @@
 // Channels of few neighbouring elements: the array is a matrix, and a channel is `length` of its
 // columns. Threads along a row have neighbouring columns, a slot of 16 bytes each.
 #pragma once
-#include "core/vec.cuh"
+#include "batch_norm/sums.cuh"
 
 namespace cto::batch_norm {
 
@@ -116,6 +116,134 @@ __device__ __forceinline__ void store_slot(T* to, u32 n_columns, bool aligned,
         vec::store_streaming(reinterpret_cast<Vec<T, W>*>(to), rounded);
     else
         vec::store_elements(to, 0, n_columns, rounded);
+}
+
+// ---- what an operator does with them ------------------------------------------------------------
+
+// Columns of a thread, and rows that it has in flight.
+template <class Op>
+constexpr int WIDTH = vec::WIDTH<typename Op::T> < 4 ? vec::WIDTH<typename Op::T> : 4;
+constexpr int ROWS = 8;
+
+template <class Op>
+using ColumnRows = Rows<typename Op::T, WIDTH<Op>, Op::READ, ROWS / Op::READ>;
+
+template <class Op>
+struct InColumns {
+    using T = typename Op::T;
+    using A = typename Op::A;
+    static constexpr int COLUMNS = WIDTH<Op>;
+    static constexpr int SHARED = 2 * COLUMNS * THREADS;  // entries that sums take
+
+    const Op& op;
+    const Columns& columns;
+
+    __device__ i64 n_channels() const { return columns.n_channels; }
+    __device__ i64 length() const { return columns.length; }
+    __device__ i64 first_channel(u32 tile) const {
+        return static_cast<i64>(tile) * columns.channels;
+    }
+    __device__ u32 channels(u32 tile) const { return Place<COLUMNS>(columns, tile, 0).n_channels; }
+    // The thread's rows, some at a time: in what order does not matter to the elements.
+    template <bool LAST, class Use>
+    __device__ __forceinline__ void visit(const Place<COLUMNS>& at, const Use& use) const {
+        constexpr int DEPTH = ColumnRows<Op>::DEPTH;
+        const i64 pitch = at.height * columns.n_channels * columns.length;
+        i64 element = at.element(columns);
+        ColumnRows<Op> rows;
+        rows.n_columns = at.own_columns();
+#pragma unroll 1
+        for (i32 left = at.n_rows; left > 0; left -= DEPTH, element += DEPTH * pitch) {
+            rows.n = left < DEPTH ? left : DEPTH;
+            rows.template load<LAST>(op.arrays, element, pitch, columns.aligned);
+            use(rows, element, pitch);
+        }
+    }
+    // Fills `references`: what they are made of may be overwritten by what is computed.
+    __device__ __forceinline__ typename Op::template State<COLUMNS> summed(u32 tile, u32 part,
+                                                                           A (&references)[COLUMNS],
+                                                                           A* shared) const {
+        const Place<COLUMNS> at(columns, tile, part);
+#pragma unroll
+        for (int i = 0; i < COLUMNS; ++i) references[i] = reference(first_channel(tile), at, i);
+        typename Op::template State<COLUMNS> sums;
+        visit<false>(at, [&](const auto& rows, i64, i64) {
+            sums.include(rows, static_cast<A>(rows.n), references);
+        });
+        sums.join(OverColumns<A>{at.x, at.y, columns.width, at.height, at.n_columns, columns.length,
+                                 shared});
+        return sums;
+    }
+    __device__ __forceinline__ A reference(i64 first, const Place<COLUMNS>& at, int i) const {
+        if (i >= static_cast<int>(at.own_columns())) return 0;
+        return op.reference(first + at.channel(columns, i), columns.length, columns.n_rows);
+    }
+    // Gives `use` each channel of which this is the first thread, and its sums.
+    template <class Use>
+    __device__ __forceinline__ void lead(u32 tile, const typename Op::template State<COLUMNS>& sums,
+                                         const Use& use) const {
+        const Place<COLUMNS> at(columns, tile, 0);
+#pragma unroll
+        for (int i = 0; i < COLUMNS; ++i)
+            if (at.leads(columns, i)) use(at.channel(columns, i), i, sums.of(i));
+    }
+    __device__ __forceinline__ void sum(u32 tile, u32 part, A* partials, A* shared) const {
+        using State = typename Op::template State<1>;
+        A references[COLUMNS];
+        lead(tile, summed(tile, part, references, shared), [&](u32 channel, int, const State& of) {
+            of.store(partials + channel * State::FIELDS);
+        });
+    }
+    template <class Wait, class OfChannel>
+    __device__ __forceinline__ void apply(u32 tile, u32 part, const Wait& wait,
+                                          const OfChannel& of_channel) const {
+        const Place<COLUMNS> at(columns, tile, part);
+        wait();
+        OpCoefficients<Op> of[COLUMNS];
+#pragma unroll
+        for (int i = 0; i < COLUMNS; ++i)
+            if (i < static_cast<int>(at.own_columns()))
+                of[i] = of_channel(first_channel(tile) + at.channel(columns, i));
+        apply_rows(at, of);
+    }
+    __device__ __forceinline__ void apply_rows(const Place<COLUMNS>& at,
+                                               const OpCoefficients<Op> (&of)[COLUMNS]) const {
+        visit<true>(at, [&](const ColumnRows<Op>& rows, i64 element, i64 pitch) {
+#pragma unroll
+            for (int u = 0; u < ColumnRows<Op>::DEPTH; ++u) {
+                if (u >= rows.n) continue;
+                A values[COLUMNS];
+#pragma unroll
+                for (int i = 0; i < COLUMNS; ++i) values[i] = mapped<Op>(of[i], rows, u, i);
+                store_slot<T>(op.result + element + u * pitch, rows.n_columns, columns.aligned,
+                              values);
+            }
+        });
+    }
+};
+
+// A tile a block.
+template <class Op>
+__device__ __forceinline__ void in_one_block(const Op& op, const Columns& columns) {
+    using A = typename Op::A;
+    constexpr int COLUMNS = WIDTH<Op>;
+    __shared__ A shared[InColumns<Op>::SHARED];
+    const InColumns<Op> walk{op, columns};
+    const u32 tile = blockIdx.x;
+    const i64 first = walk.first_channel(tile);
+    A references[COLUMNS];
+    const auto sums = walk.summed(tile, 0, references, shared);
+    walk.lead(tile, sums, [&](u32 channel, int i, const typename Op::template State<1>& of) {
+        op.write(first + channel, of, references[i]);
+    });
+    if (!op.result) return;
+    const Place<COLUMNS> at(columns, tile, 0);
+    OpCoefficients<Op> of[COLUMNS];
+#pragma unroll
+    for (int i = 0; i < COLUMNS; ++i)
+        if (i < static_cast<int>(at.own_columns()))
+            of[i] = op.coefficients(first + at.channel(columns, i), sums.of(i), references[i]);
+    walk.apply_rows(at, of);
 }
 
 }  // namespace cto::batch_norm

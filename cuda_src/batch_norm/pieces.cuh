@@ -5,6 +5,8 @@
 //     slots of a channel   | 0 | 1 | 2 |  other channels  | 3 | 4 | 5 |  other channels  | 6 ...
 //     parts                 0   0   0                       0   1   1                      1
 #pragma once
+#include "algorithm/row_softmax.cuh"
+#include "batch_norm/sums.cuh"
 #include "core/fast_division.cuh"
 #include "core/vec.cuh"
 
@@ -59,7 +61,11 @@ struct Cursor {
 // DEPTH slots of a thread in each of READ arrays, of which the first n are there.
 template <class T, int W, int READ, int DEPTH>
 struct Batch {
-    Vec<T, W> held[READ][DEPTH];
+    using Unit = row_softmax::Unit<T, row_softmax::IN_PAIRS<T, W>>;
+    using Held = typename Unit::Held;
+    using Slot = Vec<Held, W * sizeof(T) / sizeof(Held)>;
+
+    Slot held[READ][DEPTH];
     int n;
 
     // LAST: whether nothing reads these slots again.
@@ -72,8 +78,7 @@ struct Batch {
             if (cursor.left > 0) n = u + 1;
 #pragma unroll
             for (int a = 0; a < READ; ++a) {
-                const auto* const slot =
-                    reinterpret_cast<const Vec<T, W>*>(arrays[a] + cursor.element);
+                const auto* const slot = reinterpret_cast<const Slot*>(arrays[a] + cursor.element);
                 held[a][u] = {};  // left as it is, it would take registers all the time
                 if (cursor.left > 0) held[a][u] = LAST ? vec::load_streaming(slot) : *slot;
             }
@@ -81,10 +86,23 @@ struct Batch {
         }
     }
     __device__ __forceinline__ Acc<T> at(int array, int u, int i) const {
-        return to_acc(held[array][u].at[i]);
+        return Unit::at(held[array][u].at, i);
     }
     __device__ __forceinline__ Acc<T> any_of(int, Acc<T> otherwise) const {
         return n > 0 ? at(0, 0, 0) : otherwise;
+    }
+    // The same elements, as if they were loaded again: 2-byte ones that are known to be in use again
+    // stay in their accumulators, for which there is no room.
+    __device__ __forceinline__ void renew() {
+#ifndef __CUDA_CPU__
+        if constexpr (row_softmax::IN_PAIRS<T, W>)
+#pragma unroll
+            for (int a = 0; a < READ; ++a)
+#pragma unroll
+                for (int u = 0; u < DEPTH; ++u)
+#pragma unroll
+                    for (auto& word : held[a][u].at) asm volatile("" : "+r"(word));
+#endif
     }
     // Shows `see` the elements.
     template <class See>
@@ -100,6 +118,105 @@ struct Batch {
                     see(0, at(0, u, i), at(1, u, i));
             }
         }
+    }
+};
+
+// ---- what an operator does with them ------------------------------------------------------------
+
+// A thread has NBYTES of all arrays at a time, or fewer where slots are single elements.
+constexpr int NBYTES = 128;
+
+template <class Op, int W>
+constexpr int DEPTH =
+    (W == 1 ? 16 : NBYTES / static_cast<int>(sizeof(typename Op::T)) / W) / Op::READ;
+
+template <class Op, int W>
+using PieceBatch = Batch<typename Op::T, W, Op::READ, DEPTH<Op, W>>;
+
+template <class Op, int W>
+__device__ __forceinline__ void write_batch(const Op& op, const OpCoefficients<Op>& of,
+                                            const PieceBatch<Op, W>& batch, const Cursor<W>& first,
+                                            const Pieces& pieces) {
+    using T = typename Op::T;
+    Cursor<W> at = first.again();
+#pragma unroll
+    for (int u = 0; u < DEPTH<Op, W>; ++u) {
+        typename Op::A values[W];
+#pragma unroll
+        for (int i = 0; i < W; ++i) values[i] = mapped<Op>(of, batch, u, i);
+        if (u < batch.n)
+            vec::store_streaming(reinterpret_cast<Vec<T, W>*>(op.result + at.element),
+                                 vec::from_acc<T>(values));
+        at.advance(pieces);
+    }
+}
+
+// The whole channel in registers.
+template <int W, class Op>
+__device__ __forceinline__ void in_registers(const Op& op, const Pieces& pieces) {
+    using A = typename Op::A;
+    __shared__ A of_warp[2 * WARP];
+    const i64 channel = blockIdx.x;
+    const A references[1] = {op.reference(channel, pieces.length, pieces.n_slots)};
+    Cursor<W> cursor(pieces, channel, 0);
+    const Cursor<W> first = cursor;
+    PieceBatch<Op, W> batch;
+    batch.template load<true>(cursor, pieces, op.arrays);
+    typename Op::template State<1> sums;
+    sums.include(batch, static_cast<A>(batch.n * W), references);
+    batch.renew();
+    sums.join(OverBlock<A>{of_warp});
+    if (threadIdx.x == 0) op.write(channel, sums, references[0]);
+    if (op.result)
+        write_batch<Op, W>(op, op.coefficients(channel, sums, references[0]), batch, first, pieces);
+}
+
+// One channel a tile, parts of which are so many slots.
+template <class Op, int W>
+struct InPieces {
+    using A = typename Op::A;
+    static constexpr int SHARED = 2 * THREADS;  // entries that sums take
+
+    const Op& op;
+    const Pieces& pieces;
+
+    __device__ i64 n_channels() const { return pieces.n_channels; }
+    __device__ i64 length() const { return pieces.length; }
+    __device__ i64 first_channel(u32 tile) const { return tile; }
+    __device__ u32 channels(u32) const { return 1; }
+
+    __device__ __forceinline__ void sum(u32 tile, u32 part, A* partials, A* shared) const {
+        const A references[1] = {op.reference(tile, pieces.length, pieces.n_slots)};
+        Cursor<W> cursor(pieces, tile, part);
+        typename Op::template State<1> sums;
+        PieceBatch<Op, W> batch;
+#pragma unroll 1
+        do {
+            batch.template load<false>(cursor, pieces, op.arrays);
+            sums.include(batch, static_cast<A>(batch.n * W), references);
+        } while (cursor.left > 0);
+        sums.join(OverBlock<A>{shared});
+        if (threadIdx.x == 0) sums.store(partials);
+    }
+    // `of_channel` gives coefficients, from when `wait` has returned.
+    template <class Wait, class OfChannel>
+    __device__ __forceinline__ void apply(u32 tile, u32 part, const Wait& wait,
+                                          const OfChannel& of_channel) const {
+        Cursor<W> cursor(pieces, tile, part);
+        OpCoefficients<Op> of;
+        PieceBatch<Op, W> batch;
+        bool waits = true;
+#pragma unroll 1
+        do {
+            const Cursor<W> first = cursor;
+            batch.template load<true>(cursor, pieces, op.arrays);
+            if (waits) {
+                wait();
+                of = of_channel(tile);
+                waits = false;
+            }
+            write_batch<Op, W>(op, of, batch, first, pieces);
+        } while (cursor.left > 0);
     }
 };
 

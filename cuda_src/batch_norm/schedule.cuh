@@ -14,7 +14,7 @@
 // They are held by blocks that run, and of those the one with the first ticket never waits: all
 // come to an end, however many blocks a device runs at a time.
 #pragma once
-#include "algorithm/reduce.cuh"
+#include "batch_norm/sums.cuh"
 
 namespace cto::batch_norm {
 
@@ -91,6 +91,71 @@ __device__ __forceinline__ void each_item(const Schedule& schedule, const Counte
         if (threadIdx.x == 0) ahead = atomicInc(counters.ticket(), last);
         work(item_of(own, schedule));
     }
+}
+
+// ---- blocks that share channels -----------------------------------------------------------------
+
+// Scratch memory: FIELDS sums for each part and channel, four coefficients for each channel.
+template <class A>
+struct Scratch {
+    A *partials, *coefficients;
+    Counters counters;
+};
+
+// The sums of a tile's channels from those of its parts; `height` threads for each.
+template <class Op, class Walk>
+__device__ __forceinline__ void finish(const Op& op, const Walk& walk, u32 tile,
+                                       const Schedule& schedule,
+                                       const Scratch<typename Op::A>& scratch,
+                                       typename Op::A* shared) {
+    using A = typename Op::A;
+    using State = typename Op::template State<1>;
+    const u32 width = walk.channels(tile), height = THREADS / width;
+    const u32 x = threadIdx.x % width, y = threadIdx.x / width;
+    const i64 channel = walk.first_channel(tile) + x;
+    State sums;
+#pragma unroll 1
+    for (u32 part = y; y < height && part < schedule.n_parts; part += height)
+        sums.merge(
+            State::load(scratch.partials + (part * walk.n_channels() + channel) * State::FIELDS));
+    sums.join(OverColumns<A>{x, y, width, height, width, 1, shared});
+    if (y == 0) {
+        const A reference = op.reference(channel, walk.length(), 1);
+        op.write(channel, sums, reference);
+        op.coefficients(channel, sums, reference).store(scratch.coefficients + 4 * channel);
+    }
+    if (schedule.applies) scratch.counters.finished(tile);
+}
+
+template <class Op, class Walk>
+__device__ __forceinline__ void by_schedule(const Op& op, const Walk& walk,
+                                            const Schedule& schedule,
+                                            const Scratch<typename Op::A>& scratch) {
+    using Of = OpCoefficients<Op>;
+    __shared__ typename Op::A shared[Walk::SHARED];
+    __shared__ u32 next;
+    __shared__ bool last;
+    constexpr int FIELDS = Op::template State<1>::FIELDS;
+    each_item(schedule, scratch.counters, next, [&](const Item& item) {
+        const u32 tile = schedule.first_tile + item.tile;
+        const Counters& counters = scratch.counters;
+        if (item.sums) {
+            const i64 row = item.part * walk.n_channels() + walk.first_channel(tile);
+            walk.sum(tile, item.part, scratch.partials + row * FIELDS, shared);
+            if (reduce::arrives_last(counters.summed(item.tile), schedule.n_parts, last))
+                finish(op, walk, tile, schedule, scratch, shared);
+        } else {
+            walk.apply(
+                tile, item.part,
+                [&] {
+                    if (schedule.sums) counters.wait(item.tile, schedule.n_parts);
+                },
+                [&](i64 channel) {
+                    return schedule.sums ? Of::load(scratch.coefficients + 4 * channel)
+                                         : op.given(channel);
+                });
+        }
+    });
 }
 
 }  // namespace cto::batch_norm

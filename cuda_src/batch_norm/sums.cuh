@@ -11,6 +11,8 @@ namespace cto::batch_norm {
 
 using vec::Vec;
 
+constexpr int THREADS = 256;  // of a block, where several share channels
+
 // ---- over threads -------------------------------------------------------------------------------
 
 // The threads of a block have one channel.
@@ -39,7 +41,7 @@ struct OverBlock {
 
 // A block is a matrix of threads: those of one row have neighbouring columns, N each, and `length`
 // neighbouring columns are a channel.
-template <class A, int THREADS>
+template <class A>
 struct OverColumns {
     u32 x, y, width, height;  // where the thread is, of how many; none where y >= height
     u32 n_columns, length;
@@ -225,5 +227,32 @@ struct Slopes {
         return found;
     }
 };
+
+// ---- what is made of sums ------------------------------------------------------------------------
+
+// Of a channel, what its elements are mapped with.
+template <class A>
+struct Coefficients {
+    A reference, offset, factor, term;
+
+    __device__ void store(A* to) const {
+        to[0] = reference, to[1] = offset, to[2] = factor, to[3] = term;
+    }
+    static __device__ Coefficients load(const A* from) {
+        return {__ldcg(from), __ldcg(from + 1), __ldcg(from + 2), __ldcg(from + 3)};
+    }
+};
+
+template <class Op>
+using OpCoefficients = Coefficients<typename Op::A>;
+
+template <class Op, class Held>
+__device__ __forceinline__ typename Op::A mapped(const OpCoefficients<Op>& of, const Held& held,
+                                                 int u, int i) {
+    if constexpr (Op::READ == 1)
+        return Op::map(of, held.at(0, u, i));
+    else
+        return Op::map(of, held.at(0, u, i), held.at(1, u, i));
+}
 
 }  // namespace cto::batch_norm

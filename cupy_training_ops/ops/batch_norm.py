@@ -124,10 +124,18 @@ class BatchNormInternal(_BatchNorm):
             rest=np.float64(1 - self.momentum),
             unbiased=np.bool_(self.unbiased),
         )
-        types = (x.dtype, specs[0].dtype, specs[2].dtype)
-        args = (x, *specs, rule)
-        call = Call(device, self.function_name, types, x.shape, (x,), y, args, 3)
-        return call.plan() if self.training_mode else call.given().plan()
+        return Call(
+            device,
+            stem=self.function_name,
+            types=(x.dtype, specs[0].dtype, specs[2].dtype),
+            shape=x.shape,
+            read=(x,),
+            applied=y,
+            arrays=(x, *specs),
+            options=(rule,),
+            n_fields=3,
+            sums=self.training_mode,
+        ).plan()
 
 
 class BatchNormalizationGrad(_BatchNorm):
@@ -170,11 +178,17 @@ class BatchNormalizationGrad(_BatchNorm):
         return Spec(x.shape, x.dtype), of_scale, of_scale
 
     def plan(self, device: Device, dy: Spec, x: Spec, *specs: Any) -> Plan:
-        types = (x.dtype, specs[0].dtype, specs[1].dtype)
-        n_elements = x.size // max(1, specs[0].size)
-        args = (x, dy, *specs, n_elements)
-        name, dx = self.function_name, specs[3]
-        return Call(device, name, types, x.shape, (x, dy), dx, args, 2).plan()
+        return Call(
+            device,
+            stem=self.function_name,
+            types=(x.dtype, specs[0].dtype, specs[1].dtype),
+            shape=x.shape,
+            read=(dy, x),
+            applied=specs[3],
+            arrays=(dy, x, *specs),
+            options=(x.size // max(1, specs[0].size),),
+            n_fields=2,
+        ).plan()
 
 
 OPS = {"BatchNormInternal": BatchNormInternal, "BatchNormalizationGrad": BatchNormalizationGrad}

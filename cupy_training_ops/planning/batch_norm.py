@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from ..dtypes import Dtype
+from ..dtypes import FLOAT16, Dtype
 from ..frame.op import slots
 from ..numerics import computed_in
 from ..plan import (
@@ -33,7 +33,7 @@ from ..schema import Shape, Spec
 from .fast_division import divisor
 
 THREADS = 256
-BLOCKS = 4  # of a multiprocessor, each with one item of work
+BLOCKS = 3  # of a multiprocessor, each with one item of work
 HELD_NBYTES = 128  # that a thread holds of a channel, of all arrays that are read
 SINGLE_SLOTS = 16  # that it holds where a slot is one element
 PIECE_NBYTES = 64  # from which on neighbouring elements are walked as they lie
@@ -91,10 +91,10 @@ class Work:
 
 @dataclass(frozen=True)
 class Call:
-    """One call: the kernels' stem, their types, the arrays that are read and the others.
+    """One call: the kernels' stem, their arrays and options, the types and the shape of X.
 
-    sums: whether statistics are summed, and not given. `applied` is the output with an element for
-    each of X's; None where it is not wanted.
+    read: the arrays whose elements are summed. applied: the output with an element for each of
+    theirs, None where it is not wanted. sums: whether statistics are summed, and not given.
     """
 
     device: Device
@@ -103,13 +103,10 @@ class Call:
     shape: Shape
     read: Sequence[Spec]
     applied: Spec | None
-    args: tuple[object, ...]
+    arrays: tuple[Spec | None, ...]
+    options: tuple[object, ...]
     n_fields: int  # of a partial sum
     sums: bool = True
-
-    def given(self) -> Call:
-        """The same call with statistics that are given."""
-        return replace(self, sums=False)
 
     def plan(self) -> Plan:
         """The launches."""
@@ -204,8 +201,14 @@ class Call:
         return Plan(launches, scratch.nbytes)
 
     def _launch(self, symbol: str, config: Config, *layout: object) -> Launch:
-        binding = slots(**dict(zip(("T", "T1", "T2"), self.types, strict=True)))
-        return Launch(f"{self.stem}__{symbol}", config, (*self.args, *layout), binding)
+        args = (*self.arrays, self._halves, *self.options, *layout)
+        return Launch(f"{self.stem}__{symbol}", config, args, slots(T=self.types[0]))
+
+    @property
+    def _halves(self) -> np.void:
+        """The struct Halves."""
+        _, scale, statistics = (np.bool_(t == FLOAT16) for t in self.types)
+        return by_value(scale=scale, statistics=statistics)
 
 
 def pieces(channels: Channels, width: int, span: int, threads: int) -> np.void:
