@@ -31,11 +31,11 @@ struct ByChannel {
     void* array;
     bool is_half;
 
-    __device__ __forceinline__ A operator[](i64 i) const {
+    __device__ A operator[](i64 i) const {
         return is_half ? static_cast<A>(static_cast<const __half*>(array)[i])
                        : static_cast<const A*>(array)[i];
     }
-    __device__ __forceinline__ void store(i64 i, A value) const {
+    __device__ void store(i64 i, A value) const {
         if (array && is_half)
             static_cast<__half*>(array)[i] = from_acc<__half>(value);
         else if (array)
@@ -72,24 +72,22 @@ struct Normalization {
     ByChannel running_mean, running_var, saved_mean, saved_inv_std;
     const Rule& rule;
 
-    __device__ __forceinline__ A reference(i64 channel, i64 length, i64 n) const {
+    __device__ A reference(i64 channel, i64 length, i64 n) const {
         const A first = n > 0 ? to_acc(arrays[0][channel * length]) : A(0);
         return isfinite(first) ? first : A(0);
     }
-    __device__ __forceinline__ Coefficients<A> of_variance(i64 channel, A reference, A offset,
-                                                           A variance) const {
+    __device__ Coefficients<A> of_variance(i64 channel, A reference, A offset, A variance) const {
         const A factor = scale[channel] * rule.inv_std(variance);
         return {reference, offset, factor, bias[channel]};
     }
-    __device__ __forceinline__ Coefficients<A> coefficients(i64 channel, const Moments<A>& of,
-                                                            A reference) const {
+    __device__ Coefficients<A> coefficients(i64 channel, const Moments<A>& of, A reference) const {
         return of_variance(channel, reference, of.mean(), quotient_or_0(of.squares[0], of.n));
     }
     // Where nothing is summed.
-    __device__ __forceinline__ Coefficients<A> given(i64 channel) const {
+    __device__ Coefficients<A> given(i64 channel) const {
         return of_variance(channel, input_mean[channel], 0, input_var[channel]);
     }
-    __device__ __forceinline__ void write(i64 channel, const Moments<A>& of, A reference) const {
+    __device__ void write(i64 channel, const Moments<A>& of, A reference) const {
         const A mean = reference + of.mean(), variance = quotient_or_0(of.squares[0], of.n);
         const A corrected = rule.unbiased && of.n > 1 ? of.squares[0] / (of.n - 1) : variance;
         saved_mean.store(channel, mean);
@@ -97,11 +95,11 @@ struct Normalization {
         running_mean.store(channel, running(input_mean[channel], mean, of.n));
         running_var.store(channel, running(input_var[channel], corrected, of.n));
     }
-    __device__ __forceinline__ A running(A before, A now, A n) const {
+    __device__ A running(A before, A now, A n) const {
         const A momentum = static_cast<A>(rule.momentum), rest = static_cast<A>(rule.rest);
         return n > 0 ? momentum * before + rest * now : before;
     }
-    static __device__ __forceinline__ A map(const Coefficients<A>& of, A x) {
+    static __device__ A map(const Coefficients<A>& of, A x) {
         return (x - of.reference - of.offset) * of.factor + of.term;
     }
 };
@@ -119,28 +117,26 @@ struct Gradient {
     ByChannel scale, mean, inv_std, scale_grad, bias_grad;
     i64 n;  // elements of a channel
 
-    __device__ __forceinline__ A reference(i64 channel, i64, i64) const { return mean[channel]; }
-    __device__ __forceinline__ Coefficients<A> coefficients(i64 channel, const Slopes<A>& of,
-                                                            A reference) const {
+    __device__ A reference(i64 channel, i64, i64) const { return mean[channel]; }
+    __device__ Coefficients<A> coefficients(i64 channel, const Slopes<A>& of, A reference) const {
         const A inverse = inv_std[channel], count = static_cast<A>(n);
         const A slope = inverse * (of.product[0] * inverse / count);
         return {reference, of.sum[0] / count, scale[channel] * inverse, slope};
     }
-    __device__ __forceinline__ Coefficients<A> given(i64) const { return {}; }  // always summed
-    __device__ __forceinline__ void write(i64 channel, const Slopes<A>& of, A) const {
+    __device__ Coefficients<A> given(i64) const { return {}; }  // always summed
+    __device__ void write(i64 channel, const Slopes<A>& of, A) const {
         scale_grad.store(channel, of.product[0] * inv_std[channel]);
         bias_grad.store(channel, of.sum[0]);
     }
-    static __device__ __forceinline__ A map(const Coefficients<A>& of, A x, A dy) {
+    static __device__ A map(const Coefficients<A>& of, A x, A dy) {
         return ((dy - of.offset) - (x - of.reference) * of.term) * of.factor;
     }
 };
 
-__device__ __forceinline__ Normalization normalization(const T* x, void* scale, void* bias,
-                                                       void* input_mean, void* input_var, T* y,
-                                                       void* running_mean, void* running_var,
-                                                       void* saved_mean, void* saved_inv_std,
-                                                       Halves half, const Rule& rule) {
+__device__ Normalization normalization(const T* x, void* scale, void* bias, void* input_mean,
+                                       void* input_var, T* y, void* running_mean, void* running_var,
+                                       void* saved_mean, void* saved_inv_std, Halves half,
+                                       const Rule& rule) {
     const bool one = half.scale, two = half.statistics;
     return {{x},
             y,
@@ -155,9 +151,9 @@ __device__ __forceinline__ Normalization normalization(const T* x, void* scale, 
             rule};
 }
 
-__device__ __forceinline__ Gradient gradient(const T* dy, const T* x, void* scale, void* saved_mean,
-                                             void* saved_inv_std, T* dx, void* scale_grad,
-                                             void* bias_grad, Halves half, i64 n) {
+__device__ Gradient gradient(const T* dy, const T* x, void* scale, void* saved_mean,
+                             void* saved_inv_std, T* dx, void* scale_grad, void* bias_grad,
+                             Halves half, i64 n) {
     const bool one = half.scale, two = half.statistics;
     return {{x, dy},
             dx,

@@ -27,7 +27,7 @@ struct Place {
     i64 row;     // the thread's first one
     i32 n_rows;  // of the part, of the thread
 
-    __device__ __forceinline__ Place(const Columns& columns, u32 tile, u32 part) {
+    __device__ Place(const Columns& columns, u32 tile, u32 part) {
         x = threadIdx.x % columns.width, y = threadIdx.x / columns.width;
         height = blockDim.x / columns.width;
         const i64 channel = static_cast<i64>(tile) * columns.channels;
@@ -42,19 +42,19 @@ struct Place {
         n_rows = inside ? (static_cast<u32>(n) + height - 1) / height : 0;
     }
     // Columns of the thread that the tile has.
-    __device__ __forceinline__ u32 own_columns() const {
+    __device__ u32 own_columns() const {
         return x * W >= n_columns ? 0 : n_columns - x * W < W ? n_columns - x * W : W;
     }
     // The channel of the thread's column i in the tile.
-    __device__ __forceinline__ u32 channel(const Columns& columns, int i) const {
+    __device__ u32 channel(const Columns& columns, int i) const {
         return (x * W + i) / columns.length;
     }
     // Whether it is the first thread of a channel, and this its first column.
-    __device__ __forceinline__ bool leads(const Columns& columns, int i) const {
+    __device__ bool leads(const Columns& columns, int i) const {
         return y == 0 && (x * W + i) < n_columns && (x * W + i) % columns.length == 0;
     }
     // The thread's first column in its first row.
-    __device__ __forceinline__ i64 element(const Columns& columns) const {
+    __device__ i64 element(const Columns& columns) const {
         return row * columns.n_channels * columns.length + first + x * W;
     }
 };
@@ -68,8 +68,7 @@ struct Rows {
     u32 n_columns;
 
     template <bool LAST>
-    __device__ __forceinline__ void load(const T* const (&arrays)[READ], i64 element, i64 pitch,
-                                         bool aligned) {
+    __device__ void load(const T* const (&arrays)[READ], i64 element, i64 pitch, bool aligned) {
 #pragma unroll
         for (int u = 0; u < DEPTH; ++u)
 #pragma unroll
@@ -78,13 +77,11 @@ struct Rows {
                 if (u < n) held[a][u] = load_slot<LAST>(arrays[a] + element + u * pitch, aligned);
             }
     }
-    __device__ __forceinline__ Acc<T> at(int array, int u, int i) const {
-        return to_acc(held[array][u].at[i]);
-    }
-    __device__ __forceinline__ Acc<T> any_of(int i, Acc<T>) const { return at(0, 0, i); }
+    __device__ Acc<T> at(int array, int u, int i) const { return to_acc(held[array][u].at[i]); }
+    __device__ Acc<T> any_of(int i, Acc<T>) const { return at(0, 0, i); }
     // Shows `see` the elements; of columns that are not the tile's, zeros.
     template <class See>
-    __device__ __forceinline__ void each(const See& see) const {
+    __device__ void each(const See& see) const {
 #pragma unroll
         for (int u = 0; u < DEPTH; ++u) {
             if (u >= n) continue;
@@ -100,7 +97,7 @@ struct Rows {
 
   private:
     template <bool LAST>
-    __device__ __forceinline__ Vec<T, W> load_slot(const T* from, bool aligned) const {
+    __device__ Vec<T, W> load_slot(const T* from, bool aligned) const {
         const auto* const slot = reinterpret_cast<const Vec<T, W>*>(from);
         if (aligned) return LAST ? vec::load_streaming(slot) : *slot;
         return vec::load_elements<T, W>(from, 0, n_columns);
@@ -109,8 +106,7 @@ struct Rows {
 
 // The columns of a thread in one row: past the caches, from which others are read again.
 template <class T, int W>
-__device__ __forceinline__ void store_slot(T* to, u32 n_columns, bool aligned,
-                                           const Acc<T> (&values)[W]) {
+__device__ void store_slot(T* to, u32 n_columns, bool aligned, const Acc<T> (&values)[W]) {
     const auto rounded = vec::from_acc<T>(values);
     if (aligned)
         vec::store_streaming(reinterpret_cast<Vec<T, W>*>(to), rounded);
@@ -124,6 +120,7 @@ __device__ __forceinline__ void store_slot(T* to, u32 n_columns, bool aligned,
 template <class Op>
 constexpr int WIDTH = vec::WIDTH<typename Op::T> < 4 ? vec::WIDTH<typename Op::T> : 4;
 constexpr int ROWS = 8;
+constexpr int TILE_CHANNELS = 128;  // at most
 
 template <class Op>
 using ColumnRows = Rows<typename Op::T, WIDTH<Op>, Op::READ, ROWS / Op::READ>;
@@ -146,7 +143,7 @@ struct InColumns {
     __device__ u32 channels(u32 tile) const { return Place<COLUMNS>(columns, tile, 0).n_channels; }
     // The thread's rows, some at a time: in what order does not matter to the elements.
     template <bool LAST, class Use>
-    __device__ __forceinline__ void visit(const Place<COLUMNS>& at, const Use& use) const {
+    __device__ void visit(const Place<COLUMNS>& at, const Use& use) const {
         constexpr int DEPTH = ColumnRows<Op>::DEPTH;
         const i64 pitch = at.height * columns.n_channels * columns.length;
         i64 element = at.element(columns);
@@ -159,11 +156,11 @@ struct InColumns {
             use(rows, element, pitch);
         }
     }
-    // Fills `references`: what they are made of may be overwritten by what is computed.
-    __device__ __forceinline__ typename Op::template State<COLUMNS> summed(u32 tile, u32 part,
-                                                                           A (&references)[COLUMNS],
-                                                                           A* shared) const {
+    // Leaves the sums of the tile's channels in `partials`, in whichever memory.
+    __device__ void sum(u32 tile, u32 part, A* partials, A* shared) const {
+        using State = typename Op::template State<1>;
         const Place<COLUMNS> at(columns, tile, part);
+        A references[COLUMNS];
 #pragma unroll
         for (int i = 0; i < COLUMNS; ++i) references[i] = reference(first_channel(tile), at, i);
         typename Op::template State<COLUMNS> sums;
@@ -172,42 +169,33 @@ struct InColumns {
         });
         sums.join(OverColumns<A>{at.x, at.y, columns.width, at.height, at.n_columns, columns.length,
                                  shared});
-        return sums;
+#pragma unroll
+        for (int i = 0; i < COLUMNS; ++i)
+            if (at.leads(columns, i))
+                sums.of(i).store(partials + at.channel(columns, i) * State::FIELDS);
     }
-    __device__ __forceinline__ A reference(i64 first, const Place<COLUMNS>& at, int i) const {
+    __device__ A reference(i64 first, const Place<COLUMNS>& at, int i) const {
         if (i >= static_cast<int>(at.own_columns())) return 0;
         return op.reference(first + at.channel(columns, i), columns.length, columns.n_rows);
     }
-    // Gives `use` each channel of which this is the first thread, and its sums.
-    template <class Use>
-    __device__ __forceinline__ void lead(u32 tile, const typename Op::template State<COLUMNS>& sums,
-                                         const Use& use) const {
-        const Place<COLUMNS> at(columns, tile, 0);
-#pragma unroll
-        for (int i = 0; i < COLUMNS; ++i)
-            if (at.leads(columns, i)) use(at.channel(columns, i), i, sums.of(i));
-    }
-    __device__ __forceinline__ void sum(u32 tile, u32 part, A* partials, A* shared) const {
-        using State = typename Op::template State<1>;
-        A references[COLUMNS];
-        lead(tile, summed(tile, part, references, shared), [&](u32 channel, int, const State& of) {
-            of.store(partials + channel * State::FIELDS);
-        });
-    }
     template <class Wait, class OfChannel>
-    __device__ __forceinline__ void apply(u32 tile, u32 part, const Wait& wait,
-                                          const OfChannel& of_channel) const {
+    __device__ void apply(u32 tile, u32 part, A* shared, const Wait& wait,
+                          const OfChannel& of_channel) const {
         const Place<COLUMNS> at(columns, tile, part);
         wait();
-        OpCoefficients<Op> of[COLUMNS];
+        if (threadIdx.x < at.n_channels)
+            of_channel(first_channel(tile) + threadIdx.x).store(shared + 4 * threadIdx.x);
+        __syncthreads();
+        apply_rows(at, shared);
+    }
+    // Coefficients of the tile's channels are in shared memory.
+    __device__ void apply_rows(const Place<COLUMNS>& at, const A* shared) const {
+        using Of = OpCoefficients<Op>;
+        Of of[COLUMNS];
 #pragma unroll
         for (int i = 0; i < COLUMNS; ++i)
             if (i < static_cast<int>(at.own_columns()))
-                of[i] = of_channel(first_channel(tile) + at.channel(columns, i));
-        apply_rows(at, of);
-    }
-    __device__ __forceinline__ void apply_rows(const Place<COLUMNS>& at,
-                                               const OpCoefficients<Op> (&of)[COLUMNS]) const {
+                of[i] = Of::template load<Memory::shared>(shared + 4 * at.channel(columns, i));
         visit<true>(at, [&](const ColumnRows<Op>& rows, i64 element, i64 pitch) {
 #pragma unroll
             for (int u = 0; u < ColumnRows<Op>::DEPTH; ++u) {
@@ -222,28 +210,26 @@ struct InColumns {
     }
 };
 
-// A tile a block.
+// A tile a block. References are taken before anything is written, maybe over what they are of.
 template <class Op>
-__device__ __forceinline__ void in_one_block(const Op& op, const Columns& columns) {
+__device__ void in_one_block(const Op& op, const Columns& columns) {
     using A = typename Op::A;
-    constexpr int COLUMNS = WIDTH<Op>;
+    using State = typename Op::template State<1>;
     __shared__ A shared[InColumns<Op>::SHARED];
+    __shared__ A sums[State::FIELDS * TILE_CHANNELS], coefficients[4 * TILE_CHANNELS];
     const InColumns<Op> walk{op, columns};
-    const u32 tile = blockIdx.x;
-    const i64 first = walk.first_channel(tile);
-    A references[COLUMNS];
-    const auto sums = walk.summed(tile, 0, references, shared);
-    walk.lead(tile, sums, [&](u32 channel, int i, const typename Op::template State<1>& of) {
-        op.write(first + channel, of, references[i]);
-    });
-    if (!op.result) return;
-    const Place<COLUMNS> at(columns, tile, 0);
-    OpCoefficients<Op> of[COLUMNS];
-#pragma unroll
-    for (int i = 0; i < COLUMNS; ++i)
-        if (i < static_cast<int>(at.own_columns()))
-            of[i] = op.coefficients(first + at.channel(columns, i), sums.of(i), references[i]);
-    walk.apply_rows(at, of);
+    const u32 tile = blockIdx.x, own = threadIdx.x;
+    walk.sum(tile, 0, sums, shared);
+    __syncthreads();
+    if (own < walk.channels(tile)) {
+        const i64 channel = walk.first_channel(tile) + own;
+        const A reference = op.reference(channel, columns.length, columns.n_rows);
+        const State of = State::template load<Memory::shared>(sums + State::FIELDS * own);
+        op.write(channel, of, reference);
+        op.coefficients(channel, of, reference).store(coefficients + 4 * own);
+    }
+    __syncthreads();
+    if (op.result) walk.apply_rows({columns, tile, 0}, coefficients);
 }
 
 }  // namespace cto::batch_norm

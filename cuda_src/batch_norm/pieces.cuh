@@ -30,7 +30,7 @@ struct Cursor {
     i64 slot, element;  // where it is in its piece and in the array
     i32 left;           // slots of the part from this one on
 
-    __device__ __forceinline__ Cursor(const Pieces& pieces, i64 channel, u32 part) {
+    __device__ Cursor(const Pieces& pieces, i64 channel, u32 part) {
         const i64 first = part * pieces.span + threadIdx.x;
         const i64 rest = pieces.n_slots - first, own = pieces.span - threadIdx.x;
         const auto at = fast_division::cell_at(first, pieces.slots);
@@ -40,14 +40,14 @@ struct Cursor {
     }
     // The same, as if it were not known: addresses of loads, kept for the stores to the same places,
     // take more registers than there are.
-    __device__ __forceinline__ Cursor again() const {
+    __device__ Cursor again() const {
         Cursor same = *this;
 #ifndef __CUDA_CPU__
         asm volatile("" : "+l"(same.slot), "+l"(same.element));
 #endif
         return same;
     }
-    __device__ __forceinline__ void advance(const Pieces& pieces) {
+    __device__ void advance(const Pieces& pieces) {
         left -= static_cast<i32>(blockDim.x);
         slot += pieces.slots_on;
         element += pieces.elements_on;
@@ -70,8 +70,7 @@ struct Batch {
 
     // LAST: whether nothing reads these slots again.
     template <bool LAST>
-    __device__ __forceinline__ void load(Cursor<W>& cursor, const Pieces& pieces,
-                                         const T* const (&arrays)[READ]) {
+    __device__ void load(Cursor<W>& cursor, const Pieces& pieces, const T* const (&arrays)[READ]) {
         n = 0;
 #pragma unroll
         for (int u = 0; u < DEPTH; ++u) {
@@ -85,15 +84,13 @@ struct Batch {
             cursor.advance(pieces);
         }
     }
-    __device__ __forceinline__ Acc<T> at(int array, int u, int i) const {
-        return Unit::at(held[array][u].at, i);
-    }
-    __device__ __forceinline__ Acc<T> any_of(int, Acc<T> otherwise) const {
+    __device__ Acc<T> at(int array, int u, int i) const { return Unit::at(held[array][u].at, i); }
+    __device__ Acc<T> any_of(int, Acc<T> otherwise) const {
         return n > 0 ? at(0, 0, 0) : otherwise;
     }
     // The same elements, as if they were loaded again: 2-byte ones that are known to be in use again
     // stay in their accumulators, for which there is no room.
-    __device__ __forceinline__ void renew() {
+    __device__ void renew() {
 #ifndef __CUDA_CPU__
         if constexpr (row_softmax::IN_PAIRS<T, W>)
 #pragma unroll
@@ -106,7 +103,7 @@ struct Batch {
     }
     // Shows `see` the elements.
     template <class See>
-    __device__ __forceinline__ void each(const See& see) const {
+    __device__ void each(const See& see) const {
 #pragma unroll
         for (int u = 0; u < DEPTH; ++u) {
             if (u >= n) continue;
@@ -134,9 +131,9 @@ template <class Op, int W>
 using PieceBatch = Batch<typename Op::T, W, Op::READ, DEPTH<Op, W>>;
 
 template <class Op, int W>
-__device__ __forceinline__ void write_batch(const Op& op, const OpCoefficients<Op>& of,
-                                            const PieceBatch<Op, W>& batch, const Cursor<W>& first,
-                                            const Pieces& pieces) {
+__device__ void write_batch(const Op& op, const OpCoefficients<Op>& of,
+                            const PieceBatch<Op, W>& batch, const Cursor<W>& first,
+                            const Pieces& pieces) {
     using T = typename Op::T;
     Cursor<W> at = first.again();
 #pragma unroll
@@ -153,7 +150,7 @@ __device__ __forceinline__ void write_batch(const Op& op, const OpCoefficients<O
 
 // The whole channel in registers.
 template <int W, class Op>
-__device__ __forceinline__ void in_registers(const Op& op, const Pieces& pieces) {
+__device__ void in_registers(const Op& op, const Pieces& pieces) {
     using A = typename Op::A;
     __shared__ A of_warp[2 * WARP];
     const i64 channel = blockIdx.x;
@@ -185,7 +182,7 @@ struct InPieces {
     __device__ i64 first_channel(u32 tile) const { return tile; }
     __device__ u32 channels(u32) const { return 1; }
 
-    __device__ __forceinline__ void sum(u32 tile, u32 part, A* partials, A* shared) const {
+    __device__ void sum(u32 tile, u32 part, A* partials, A* shared) const {
         const A references[1] = {op.reference(tile, pieces.length, pieces.n_slots)};
         Cursor<W> cursor(pieces, tile, part);
         typename Op::template State<1> sums;
@@ -200,8 +197,8 @@ struct InPieces {
     }
     // `of_channel` gives coefficients, from when `wait` has returned.
     template <class Wait, class OfChannel>
-    __device__ __forceinline__ void apply(u32 tile, u32 part, const Wait& wait,
-                                          const OfChannel& of_channel) const {
+    __device__ void apply(u32 tile, u32 part, A*, const Wait& wait,
+                          const OfChannel& of_channel) const {
         Cursor<W> cursor(pieces, tile, part);
         OpCoefficients<Op> of;
         PieceBatch<Op, W> batch;

@@ -31,11 +31,11 @@ struct Item {
     bool sums;
 };
 
-__device__ __forceinline__ u32 count_tickets(const Schedule& schedule) {
+__device__ u32 count_tickets(const Schedule& schedule) {
     return schedule.n_items * (schedule.sums && schedule.applies ? 2 : 1);
 }
 
-__device__ __forceinline__ Item item_of(u32 ticket, const Schedule& schedule) {
+__device__ Item item_of(u32 ticket, const Schedule& schedule) {
     bool sums = schedule.sums;
     u32 item = ticket;
     if (schedule.sums && schedule.applies && ticket >= schedule.lag) {
@@ -56,13 +56,13 @@ struct Counters {
     // Of parts that are applied, and one more from when the tile's sums are finished.
     __device__ u32* applied(u32 tile) const { return counters + 2 + 2 * tile; }
 
-    __device__ __forceinline__ void finished(u32 tile) const {
+    __device__ void finished(u32 tile) const {
         __threadfence();
         __syncthreads();
         if (threadIdx.x == 0) atomicExch(applied(tile), 1u);
     }
     // Once by each block that applies a part; the last one leaves zero behind.
-    __device__ __forceinline__ void wait(u32 tile, u32 n_parts) const {
+    __device__ void wait(u32 tile, u32 n_parts) const {
         if (threadIdx.x == 0) {
             while (*static_cast<volatile u32*>(applied(tile)) == 0) {
             }
@@ -76,8 +76,8 @@ struct Counters {
 // Gives `work` the items of this block. The ticket of the next is taken ahead, so that a block need
 // not wait for it. `next` is in shared memory.
 template <class Work>
-__device__ __forceinline__ void each_item(const Schedule& schedule, const Counters& counters,
-                                          u32& next, const Work& work) {
+__device__ void each_item(const Schedule& schedule, const Counters& counters, u32& next,
+                          const Work& work) {
     const u32 n = count_tickets(schedule);
     const u32 last = n + gridDim.x - 1;  // of the tickets that are taken: the counter wraps to zero
     u32 ahead = 0;
@@ -104,10 +104,8 @@ struct Scratch {
 
 // The sums of a tile's channels from those of its parts; `height` threads for each.
 template <class Op, class Walk>
-__device__ __forceinline__ void finish(const Op& op, const Walk& walk, u32 tile,
-                                       const Schedule& schedule,
-                                       const Scratch<typename Op::A>& scratch,
-                                       typename Op::A* shared) {
+__device__ void finish(const Op& op, const Walk& walk, u32 tile, const Schedule& schedule,
+                       const Scratch<typename Op::A>& scratch, typename Op::A* shared) {
     using A = typename Op::A;
     using State = typename Op::template State<1>;
     const u32 width = walk.channels(tile), height = THREADS / width;
@@ -116,8 +114,8 @@ __device__ __forceinline__ void finish(const Op& op, const Walk& walk, u32 tile,
     State sums;
 #pragma unroll 1
     for (u32 part = y; y < height && part < schedule.n_parts; part += height)
-        sums.merge(
-            State::load(scratch.partials + (part * walk.n_channels() + channel) * State::FIELDS));
+        sums.merge(State::template load<Memory::global>(
+            scratch.partials + (part * walk.n_channels() + channel) * State::FIELDS));
     sums.join(OverColumns<A>{x, y, width, height, width, 1, shared});
     if (y == 0) {
         const A reference = op.reference(channel, walk.length(), 1);
@@ -128,9 +126,8 @@ __device__ __forceinline__ void finish(const Op& op, const Walk& walk, u32 tile,
 }
 
 template <class Op, class Walk>
-__device__ __forceinline__ void by_schedule(const Op& op, const Walk& walk,
-                                            const Schedule& schedule,
-                                            const Scratch<typename Op::A>& scratch) {
+__device__ void by_schedule(const Op& op, const Walk& walk, const Schedule& schedule,
+                            const Scratch<typename Op::A>& scratch) {
     using Of = OpCoefficients<Op>;
     __shared__ typename Op::A shared[Walk::SHARED];
     __shared__ u32 next;
@@ -146,12 +143,13 @@ __device__ __forceinline__ void by_schedule(const Op& op, const Walk& walk,
                 finish(op, walk, tile, schedule, scratch, shared);
         } else {
             walk.apply(
-                tile, item.part,
+                tile, item.part, shared,
                 [&] {
                     if (schedule.sums) counters.wait(item.tile, schedule.n_parts);
                 },
                 [&](i64 channel) {
-                    return schedule.sums ? Of::load(scratch.coefficients + 4 * channel)
+                    return schedule.sums ? Of::template load<Memory::global>(scratch.coefficients +
+                                                                             4 * channel)
                                          : op.given(channel);
                 });
         }

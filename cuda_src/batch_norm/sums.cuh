@@ -21,7 +21,7 @@ struct OverBlock {
     A* of_warp;  // shared memory, two entries for each warp
 
     template <int K>
-    __device__ __forceinline__ void operator()(A (&values)[K][1]) const {
+    __device__ void operator()(A (&values)[K][1]) const {
         const u32 warp = threadIdx.x / WARP, n_warps = blockDim.x / WARP;
 #pragma unroll
         for (int k = 0; k < K; ++k) values[k][0] = reduce::sum_lanes(values[k][0], WARP);
@@ -48,7 +48,7 @@ struct OverColumns {
     A* of_thread;  // shared memory, K N entries for each thread
 
     template <int K, int N>
-    __device__ __forceinline__ void operator()(A (&values)[K][N]) const {
+    __device__ void operator()(A (&values)[K][N]) const {
         u32 half = 1;
         while (half < height) half *= 2;
 #pragma unroll 1
@@ -65,18 +65,18 @@ struct OverColumns {
     }
 
   private:
-    __device__ __forceinline__ A& at(u32 k, u32 n, int i, u32 row, u32 column) const {
+    __device__ A& at(u32 k, u32 n, int i, u32 row, u32 column) const {
         return of_thread[(k * n + i) * THREADS + row * width + column];
     }
     template <int K, int N>
-    __device__ __forceinline__ void store(const A (&values)[K][N]) const {
+    __device__ void store(const A (&values)[K][N]) const {
 #pragma unroll
         for (int k = 0; k < K; ++k)
 #pragma unroll
             for (int i = 0; i < N; ++i) at(k, N, i, y, x) = values[k][i];
     }
     template <int K, int N>
-    __device__ __forceinline__ void add(A (&values)[K][N], u32 row) const {
+    __device__ void add(A (&values)[K][N], u32 row) const {
 #pragma unroll
         for (int k = 0; k < K; ++k)
 #pragma unroll
@@ -84,7 +84,7 @@ struct OverColumns {
     }
     // The sums of columns are in the first row; those of a channel are added up.
     template <int K, int N>
-    __device__ __forceinline__ void gather(A (&values)[K][N]) const {
+    __device__ void gather(A (&values)[K][N]) const {
 #pragma unroll
         for (int i = 0; i < N; ++i) {
             const u32 first = (x * N + i) / length * length;
@@ -100,13 +100,26 @@ struct OverColumns {
     }
 };
 
+// ---- memory -------------------------------------------------------------------------------------
+
+enum class Memory { shared, global };
+
+// What another thread has written; in global memory also one of another block.
+template <Memory MEMORY, class A>
+__device__ A fetched(const A* from) {
+    if constexpr (MEMORY == Memory::global)
+        return __ldcg(from);
+    else
+        return *from;
+}
+
 // ---- what is summed -----------------------------------------------------------------------------
 
-__device__ __forceinline__ float quotient(float a, float b) { return fast_divide(a, b); }
-__device__ __forceinline__ double quotient(double a, double b) { return a / b; }
+__device__ float quotient(float a, float b) { return fast_divide(a, b); }
+__device__ double quotient(double a, double b) { return a / b; }
 
 template <class A>
-__device__ __forceinline__ A quotient_or_0(A sum, A n) {
+__device__ A quotient_or_0(A sum, A n) {
     return n > 0 ? quotient(sum, n) : A(0);
 }
 
@@ -119,11 +132,11 @@ struct Moments {
     A n = 0;
     A sum[N] = {}, squares[N] = {};
 
-    __device__ __forceinline__ A mean(int i = 0) const { return quotient_or_0(sum[i], n); }
+    __device__ A mean(int i = 0) const { return quotient_or_0(sum[i], n); }
 
     // Elements that `seen` has, `count` of each channel.
     template <class Seen>
-    __device__ __forceinline__ void include(const Seen& seen, A count, const A (&reference)[N]) {
+    __device__ void include(const Seen& seen, A count, const A (&reference)[N]) {
         A first[N];
         Moments some;
         some.n = count;
@@ -144,7 +157,7 @@ struct Moments {
         }
         merge(some);
     }
-    __device__ __forceinline__ void merge(const Moments& other) {
+    __device__ void merge(const Moments& other) {
         const bool both = n > 0 && other.n > 0;
         const A weight = both ? n * quotient(other.n, n + other.n) : A(0);
 #pragma unroll
@@ -156,7 +169,7 @@ struct Moments {
         n += other.n;
     }
     template <class Over>
-    __device__ __forceinline__ void join(const Over& over) {
+    __device__ void join(const Over& over) {
         A first[2][N], second[1][N];
 #pragma unroll
         for (int i = 0; i < N; ++i) first[0][i] = n, first[1][i] = sum[i];
@@ -172,19 +185,18 @@ struct Moments {
 #pragma unroll
         for (int i = 0; i < N; ++i) squares[i] = second[0][i];
     }
-    __device__ __forceinline__ Moments<A> of(int i) const {
+    __device__ Moments<A> of(int i) const {
         Moments<A> one;
         one.n = n, one.sum[0] = sum[i], one.squares[0] = squares[i];
         return one;
     }
-    __device__ __forceinline__ void store(A* to) const {
-        to[0] = n, to[1] = sum[0], to[2] = squares[0];
-    }
-    static __device__ __forceinline__ Moments load(const A* from) {
+    __device__ void store(A* to) const { to[0] = n, to[1] = sum[0], to[2] = squares[0]; }
+    template <Memory MEMORY>
+    static __device__ Moments load(const A* from) {
         Moments found;
-        found.n = __ldcg(from);
-        found.sum[0] = __ldcg(from + 1);
-        found.squares[0] = __ldcg(from + 2);
+        found.n = fetched<MEMORY>(from);
+        found.sum[0] = fetched<MEMORY>(from + 1);
+        found.squares[0] = fetched<MEMORY>(from + 2);
         return found;
     }
 };
@@ -196,18 +208,18 @@ struct Slopes {
     A sum[N] = {}, product[N] = {};
 
     template <class Seen>
-    __device__ __forceinline__ void include(const Seen& seen, A, const A (&reference)[N]) {
+    __device__ void include(const Seen& seen, A, const A (&reference)[N]) {
         seen.each([&](int i, A x, A dy) {
             sum[i] += dy;
             product[i] += dy * (x - reference[i]);
         });
     }
-    __device__ __forceinline__ void merge(const Slopes& other) {
+    __device__ void merge(const Slopes& other) {
 #pragma unroll
         for (int i = 0; i < N; ++i) sum[i] += other.sum[i], product[i] += other.product[i];
     }
     template <class Over>
-    __device__ __forceinline__ void join(const Over& over) {
+    __device__ void join(const Over& over) {
         A both[2][N];
 #pragma unroll
         for (int i = 0; i < N; ++i) both[0][i] = sum[i], both[1][i] = product[i];
@@ -215,15 +227,16 @@ struct Slopes {
 #pragma unroll
         for (int i = 0; i < N; ++i) sum[i] = both[0][i], product[i] = both[1][i];
     }
-    __device__ __forceinline__ Slopes<A> of(int i) const {
+    __device__ Slopes<A> of(int i) const {
         Slopes<A> one;
         one.sum[0] = sum[i], one.product[0] = product[i];
         return one;
     }
-    __device__ __forceinline__ void store(A* to) const { to[0] = sum[0], to[1] = product[0]; }
-    static __device__ __forceinline__ Slopes load(const A* from) {
+    __device__ void store(A* to) const { to[0] = sum[0], to[1] = product[0]; }
+    template <Memory MEMORY>
+    static __device__ Slopes load(const A* from) {
         Slopes found;
-        found.sum[0] = __ldcg(from), found.product[0] = __ldcg(from + 1);
+        found.sum[0] = fetched<MEMORY>(from), found.product[0] = fetched<MEMORY>(from + 1);
         return found;
     }
 };
@@ -238,8 +251,10 @@ struct Coefficients {
     __device__ void store(A* to) const {
         to[0] = reference, to[1] = offset, to[2] = factor, to[3] = term;
     }
+    template <Memory MEMORY>
     static __device__ Coefficients load(const A* from) {
-        return {__ldcg(from), __ldcg(from + 1), __ldcg(from + 2), __ldcg(from + 3)};
+        return {fetched<MEMORY>(from), fetched<MEMORY>(from + 1), fetched<MEMORY>(from + 2),
+                fetched<MEMORY>(from + 3)};
     }
 };
 
@@ -247,8 +262,7 @@ template <class Op>
 using OpCoefficients = Coefficients<typename Op::A>;
 
 template <class Op, class Held>
-__device__ __forceinline__ typename Op::A mapped(const OpCoefficients<Op>& of, const Held& held,
-                                                 int u, int i) {
+__device__ typename Op::A mapped(const OpCoefficients<Op>& of, const Held& held, int u, int i) {
     if constexpr (Op::READ == 1)
         return Op::map(of, held.at(0, u, i));
     else
