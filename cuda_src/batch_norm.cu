@@ -17,7 +17,10 @@
 
 namespace cto {
 
-using namespace batch_norm;
+using namespace batch_norm::columns;
+using namespace batch_norm::pieces;
+using namespace batch_norm::schedule;
+using namespace batch_norm::sums;
 
 using T = CTO_T;
 using A = Acc<T>;

@@ -4,7 +4,9 @@
 #pragma once
 #include "batch_norm/sums.cuh"
 
-namespace cto::batch_norm {
+namespace cto::batch_norm::columns {
+
+using namespace batch_norm::sums;
 
 using vec::Vec;
 
@@ -232,4 +234,4 @@ __device__ void in_one_block(const Op& op, const Columns& columns) {
     if (op.result) walk.apply_rows({columns, tile, 0}, coefficients);
 }
 
-}  // namespace cto::batch_norm
+}  // namespace cto::batch_norm::columns

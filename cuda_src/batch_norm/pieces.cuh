@@ -10,7 +10,9 @@
 #include "core/fast_division.cuh"
 #include "core/vec.cuh"
 
-namespace cto::batch_norm {
+namespace cto::batch_norm::pieces {
+
+using namespace batch_norm::sums;
 
 using vec::Vec;
 
@@ -217,4 +219,4 @@ struct InPieces {
     }
 };
 
-}  // namespace cto::batch_norm
+}  // namespace cto::batch_norm::pieces

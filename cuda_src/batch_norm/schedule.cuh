@@ -16,7 +16,9 @@
 #pragma once
 #include "batch_norm/sums.cuh"
 
-namespace cto::batch_norm {
+namespace cto::batch_norm::schedule {
+
+using namespace batch_norm::sums;
 
 struct Schedule {
     u32 first_tile;
@@ -156,4 +158,4 @@ __device__ void by_schedule(const Op& op, const Walk& walk, const Schedule& sche
     });
 }
 
-}  // namespace cto::batch_norm
+}  // namespace cto::batch_norm::schedule

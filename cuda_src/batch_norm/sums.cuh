@@ -7,7 +7,7 @@
 #pragma once
 #include "algorithm/reduce.cuh"
 
-namespace cto::batch_norm {
+namespace cto::batch_norm::sums {
 
 using vec::Vec;
 
@@ -269,4 +269,4 @@ __device__ typename Op::A mapped(const OpCoefficients<Op>& of, const Held& held,
         return Op::map(of, held.at(0, u, i), held.at(1, u, i));
 }
 
-}  // namespace cto::batch_norm
+}  // namespace cto::batch_norm::sums

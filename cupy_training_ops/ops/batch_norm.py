@@ -67,20 +67,21 @@ class BatchNormInternal(_BatchNorm):
     """Batch normalisation: Y = scale (X - mean) inv_std + B, inv_std = 1 / sqrt(var + epsilon).
 
     Channels are along the second axis; an array of rank 1 is one channel. mean and var are those of
-    the m elements of a channel of X, var the mean of squared distances. saved_mean and saved_inv_std
-    are mean and inv_std, which the gradient takes. The running statistics become momentum times what
-    they were plus (1 - momentum) times mean, and times var m / (m - 1), or var where `unbiased` is
-    False, as ONNX has it. True is the default because upstream's CUDA kernel and PyTorch do so: a
-    training goes on with the same numbers. Of one element (m = 1) it is var, which is 0.
+    the m elements of a channel of X, var the mean of squared distances. saved_mean and
+    saved_inv_std are mean and inv_std, which the gradient takes. The running statistics become
+    momentum times what they were plus (1 - momentum) times mean, and times var m / (m - 1), or var
+    where `unbiased` is False, as ONNX has it. True is the default because upstream's CUDA kernel
+    and PyTorch do so: a training goes on with the same numbers. With one element (m = 1) it is var,
+    which is 0.
 
     Without elements (m = 0) running statistics stay as they are, saved_mean is 0 and saved_inv_std
-    1 / sqrt(epsilon). With training_mode 0, Y is computed with input_mean and input_var and there is
-    no other output. An output that is not asked for is not written, nor is the input it would
+    1 / sqrt(epsilon). With training_mode 0, Y is computed with input_mean and input_var, and there
+    is no other output. An output that is not asked for is not written, nor is the input it would
     replace. NaN and infinities propagate over their channel. Variances do not cancel, whatever the
-    mean; float32 sums of squares are infinite from 2^128.
+    mean; sums of float32 squares are infinite from 2^128.
 
-    Memory: a workspace of 17 KB, of 16 bytes a channel and at most 12 bytes for each 16 KiB of X,
-    twice as much for float64, where a channel is more than one block holds.
+    Memory: a workspace of 17 KB, 16 bytes a channel and 12 bytes for each 16 KiB of X (twice as
+    much for float64), where a channel is more than one block holds.
 
     Source: ONNX BatchNormalization-14;
     ONNX Runtime, orttraining/orttraining/training_ops/cuda/nn/batch_norm_internal.cc.
@@ -146,10 +147,11 @@ class BatchNormalizationGrad(_BatchNorm):
     and are taken as they are; upstream calls the second `variance`, but reads it so. It is the
     gradient of training: where statistics are given, it is another. epsilon has no influence.
 
-    Without elements scale_grad and bias_grad are 0. NaN and infinities propagate over their channel.
+    Without elements scale_grad and bias_grad are 0. NaN and infinities propagate over their
+    channel.
 
-    Memory: a workspace of 17 KB, of 16 bytes a channel and at most 8 bytes for each 16 KiB of X,
-    twice as much for float64, where a channel is more than one block holds.
+    Memory: a workspace of 17 KB, 16 bytes a channel and 8 bytes for each 16 KiB of X (twice as much
+    for float64), where a channel is more than one block holds.
 
     Source: ONNX BatchNormalization-14, gradient;
     ONNX Runtime, orttraining/orttraining/training_ops/cuda/nn/batch_norm_grad.cc.

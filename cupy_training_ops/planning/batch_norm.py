@@ -169,7 +169,8 @@ class Call:
             width=np.uint32(ceil_div(tile * channels.length, width)),
             aligned=np.bool_(aligned and whole),
         )
-        work = Work(n_tiles, ceil_div(max(1, channels.outer), span), self.sums, self.applied is not None)
+        n_parts = ceil_div(channels.outer, span)
+        work = Work(n_tiles, n_parts, self.sums, self.applied is not None)
         if work.in_one_block:
             config = Config((n_tiles,), (THREADS,))
             return Plan((self._launch("columns", config, layout),))
