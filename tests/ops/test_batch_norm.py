@@ -181,7 +181,7 @@ def test_a_first_element_far_from_all_others(anywhere, rng, shape) -> None:
     ones = np.ones(2, FLOAT32)
     arrays = [anywhere.place(a) for a in (x, ones, ones, ones, 2 * ones)]
     *_, mean, inv_std = [anywhere.host(r) for r in get_op("BatchNormInternal")()(*arrays)]
-    assert (np.abs(mean - flat.mean(1)) < 1e-5 * flat.std(1)).all()
+    assert (np.abs(mean - flat.mean(1)) < 4e-5 * flat.std(1)).all()
     assert np.abs(inv_std * flat.std(1) - 1).max() < 1e-5
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from cupy_training_ops.dtypes import BOOL, FLOAT16, FLOAT32, FLOAT64, INT64, dtype_name
 from cupy_training_ops.testing.samples import Generator, Sample
-from upstream import losses
+from upstream import losses, norms
 
 INT32 = np.dtype(np.int32)
 Shape = tuple[int, ...]
@@ -433,6 +433,7 @@ def _parted(
 
 SAMPLES: tuple[Sample, ...] = (
     *losses.samples(),
+    *norms.samples(),
     *_activation_gradients(),
     *_activations(),
     *_scales(),
