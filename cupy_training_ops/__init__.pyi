@@ -71,6 +71,8 @@ __all__ = [
     "adam_optimizer",
     "adam_optimizer_list",
     "adam_w_optimizer",
+    "batch_norm_internal",
+    "batch_normalization_grad",
     "batch_scale",
     "bias_dropout",
     "bias_fast_gelu_grad_dx",
@@ -157,6 +159,8 @@ __all__ = [
     "AdamOptimizerList",
     "AdamWOptimizer",
     "All",
+    "BatchNormInternal",
+    "BatchNormalizationGrad",
     "BatchScale",
     "BiasDropout",
     "BiasFastGeluGrad_dX",
@@ -274,6 +278,10 @@ def get_op(name: Literal["AdamOptimizerList"], version: int | None = None) -> ty
 def get_op(name: Literal["AdamWOptimizer"], version: int | None = None) -> type[AdamWOptimizer]: ...
 @overload
 def get_op(name: Literal["All"], version: int | None = None) -> type[All]: ...
+@overload
+def get_op(name: Literal["BatchNormInternal"], version: int | None = None) -> type[BatchNormInternal]: ...
+@overload
+def get_op(name: Literal["BatchNormalizationGrad"], version: int | None = None) -> type[BatchNormalizationGrad]: ...
 @overload
 def get_op(name: Literal["BatchScale"], version: int | None = None) -> type[BatchScale]: ...
 @overload
@@ -485,6 +493,22 @@ def all(
     workspace: _Memory | None = None,
 ) -> Any:
     """Conjunction of all elements: Y[0] = X[0] and X[1] and ...; True where there are none. Returns Y."""
+def batch_norm_internal(
+    X: _Array, scale: _Array, B: _Array, input_mean: _Array, input_var: _Array, *,
+    epsilon: _Real = 1e-05, momentum: _Real = 0.9, training_mode: _Boolean = True,
+    unbiased: _Boolean = True,
+    out: tuple[_Memory | None, _Memory | None, _Memory | None, _Memory | None, _Memory | None] | None = None,
+    outputs: Sequence[Literal["Y", "running_mean", "running_var", "saved_mean", "saved_inv_std"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, Any, Any, Any, Any]:
+    """Batch normalisation: Y = scale (X - mean) inv_std + B, inv_std = 1 / sqrt(var + epsilon). Returns (Y, running_mean, running_var, saved_mean, saved_inv_std)."""
+def batch_normalization_grad(
+    dY: _Array, X: _Array, scale: _Array, saved_mean: _Array, saved_inv_std: _Array, *,
+    epsilon: _Real, out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+    outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, Any, Any]:
+    """Gradient: X_grad = scale saved_inv_std (dY - mean of dY - xhat mean of (dY xhat)). Returns (X_grad, scale_grad, bias_grad)."""
 def batch_scale(
     input: _Array, *, scale_0: _Real, scale_1: _Real, scale_2: _Real | None = None,
     out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
@@ -1132,6 +1156,56 @@ class All(Op):
     ) -> BoundCall | OpenCall: ...
     def workspace_nbytes(
         self, X: _Array, *, outputs: Sequence[Literal["Y"]] | None = None,
+    ) -> int: ...
+
+class BatchNormInternal(Op):
+    """Batch normalisation: Y = scale (X - mean) inv_std + B, inv_std = 1 / sqrt(var + epsilon). Returns (Y, running_mean, running_var, saved_mean, saved_inv_std)."""
+    epsilon: Final[float]
+    momentum: Final[float]
+    training_mode: Final[bool]
+    unbiased: Final[bool]
+    def __init__(
+        self, *, epsilon: _Real = 1e-05, momentum: _Real = 0.9, training_mode: _Boolean = True,
+        unbiased: _Boolean = True,
+    ) -> None: ...
+    def __call__(
+        self, X: _Array, scale: _Array, B: _Array, input_mean: _Array, input_var: _Array, *,
+        out: tuple[_Memory | None, _Memory | None, _Memory | None, _Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["Y", "running_mean", "running_var", "saved_mean", "saved_inv_std"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, Any, Any, Any, Any]: ...
+    def bound(
+        self, X: _Array | EllipsisType, scale: _Array | EllipsisType, B: _Array | EllipsisType,
+        input_mean: _Array | EllipsisType, input_var: _Array | EllipsisType, *,
+        out: tuple[_Memory | None, _Memory | None, _Memory | None, _Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["Y", "running_mean", "running_var", "saved_mean", "saved_inv_std"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, X: _Array, scale: _Array, B: _Array, input_mean: _Array, input_var: _Array, *,
+        outputs: Sequence[Literal["Y", "running_mean", "running_var", "saved_mean", "saved_inv_std"]] | None = None,
+    ) -> int: ...
+
+class BatchNormalizationGrad(Op):
+    """Gradient: X_grad = scale saved_inv_std (dY - mean of dY - xhat mean of (dY xhat)). Returns (X_grad, scale_grad, bias_grad)."""
+    epsilon: Final[float]
+    def __init__(self, *, epsilon: _Real) -> None: ...
+    def __call__(
+        self, dY: _Array, X: _Array, scale: _Array, saved_mean: _Array, saved_inv_std: _Array, *,
+        out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, Any, Any]: ...
+    def bound(
+        self, dY: _Array | EllipsisType, X: _Array | EllipsisType, scale: _Array | EllipsisType,
+        saved_mean: _Array | EllipsisType, saved_inv_std: _Array | EllipsisType, *,
+        out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, dY: _Array, X: _Array, scale: _Array, saved_mean: _Array, saved_inv_std: _Array, *,
+        outputs: Sequence[Literal["X_grad", "scale_grad", "bias_grad"]] | None = None,
     ) -> int: ...
 
 class BatchScale(Op):

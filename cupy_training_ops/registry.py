@@ -18,6 +18,7 @@ from .frame.op import Op
 from .ops import (
     activation,
     adam,
+    batch_norm,
     cross_entropy,
     dropout,
     elementwise,
@@ -41,6 +42,7 @@ Table = Mapping[str, Versions]  # of a family: name to the class, or to that of 
 FAMILIES: Mapping[str, Table] = {
     "activation": activation.OPS,
     "adam": adam.OPS,
+    "batch_norm": batch_norm.OPS,
     "cross_entropy": cross_entropy.OPS,
     "dropout": dropout.OPS,
     "elementwise": elementwise.OPS,

@@ -18,8 +18,8 @@ from cupy_training_ops.testing.samples import flat
 from upstream.cases import SAMPLES, WITHOUT_ORACLE
 from upstream.process import Request, UpstreamError
 
-# What a graph says by its outputs, and an eager call by an attribute.
-OURS_ALONE = ("num_outputs",)
+# What a graph says by its outputs, and an eager call by an attribute; what this package adds.
+OURS_ALONE = ("num_outputs", "unbiased")
 # Operators whose lists are sequences upstream.
 SEQUENCES = ("AdamWOptimizer", "InplaceClipGradNorm", "SGDOptimizerV2")
 

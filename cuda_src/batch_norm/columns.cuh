@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: MIT
+// Channels of few neighbouring elements: the array is a matrix, and a channel is `length` of its
+// columns. Threads along a row have neighbouring columns, a slot of 16 bytes each.
+#pragma once
+#include "batch_norm/sums.cuh"
+
+namespace cto::batch_norm::columns {
+
+using namespace batch_norm::sums;
+
+using vec::Vec;
+
+struct Columns {
+    i64 n_rows, n_channels;
+    i64 span;      // rows of a part, below 2^31
+    u32 length;    // columns of a channel
+    u32 channels;  // of a tile
+    u32 width;     // threads that share its rows
+    bool aligned;  // whether each slot lies at a multiple of 16 bytes, in all arrays
+};
+
+// Where a thread is in its tile.
+template <int W>
+struct Place {
+    i64 first;         // column of the tile in the matrix
+    u32 x, y, height;  // threads of a column: `height`, none where y is not below
+    u32 n_columns;     // of the tile
+    u32 n_channels;
+    i64 row;     // the thread's first one
+    i32 n_rows;  // of the part, of the thread
+
+    __device__ Place(const Columns& columns, u32 tile, u32 part) {
+        x = threadIdx.x % columns.width, y = threadIdx.x / columns.width;
+        height = blockDim.x / columns.width;
+        const i64 channel = static_cast<i64>(tile) * columns.channels;
+        const i64 rest = columns.n_channels - channel;
+        n_channels = rest < columns.channels ? static_cast<u32>(rest) : columns.channels;
+        n_columns = n_channels * columns.length;
+        first = channel * columns.length;
+        row = part * columns.span + y;
+        const i64 rows_left = columns.n_rows - row, own = columns.span - y;
+        const i64 n = rows_left < own ? rows_left : own;
+        const bool inside = y < height && x * W < n_columns && n > 0;
+        n_rows = inside ? (static_cast<u32>(n) + height - 1) / height : 0;
+    }
+    // Columns of the thread that the tile has.
+    __device__ u32 own_columns() const {
+        return x * W >= n_columns ? 0 : n_columns - x * W < W ? n_columns - x * W : W;
+    }
+    // The channel of the thread's column i in the tile.
+    __device__ u32 channel(const Columns& columns, int i) const {
+        return (x * W + i) / columns.length;
+    }
+    // Whether it is the first thread of a channel, and this its first column.
+    __device__ bool leads(const Columns& columns, int i) const {
+        return y == 0 && (x * W + i) < n_columns && (x * W + i) % columns.length == 0;
+    }
+    // The thread's first column in its first row.
+    __device__ i64 element(const Columns& columns) const {
+        return row * columns.n_channels * columns.length + first + x * W;
+    }
+};
+
+// DEPTH rows of a thread in each of READ arrays.
+template <class T, int W, int READ, int N_ROWS>
+struct Rows {
+    static constexpr int DEPTH = N_ROWS;
+    Vec<T, W> held[READ][DEPTH];
+    i32 n;  // rows that there are
+    u32 n_columns;
+
+    template <bool LAST>
+    __device__ void load(const T* const (&arrays)[READ], i64 element, i64 pitch, bool aligned) {
+#pragma unroll
+        for (int u = 0; u < DEPTH; ++u)
+#pragma unroll
+            for (int a = 0; a < READ; ++a) {
+                held[a][u] = {};  // left as it is, it would take registers all the time
+                if (u < n) held[a][u] = load_slot<LAST>(arrays[a] + element + u * pitch, aligned);
+            }
+    }
+    __device__ Acc<T> at(int array, int u, int i) const { return to_acc(held[array][u].at[i]); }
+    __device__ Acc<T> any_of(int i, Acc<T>) const { return at(0, 0, i); }
+    // Shows `see` the elements; of columns that are not the tile's, zeros.
+    template <class See>
+    __device__ void each(const See& see) const {
+#pragma unroll
+        for (int u = 0; u < DEPTH; ++u) {
+            if (u >= n) continue;
+#pragma unroll
+            for (int i = 0; i < W; ++i) {
+                if constexpr (READ == 1)
+                    see(i, at(0, u, i));
+                else
+                    see(i, at(0, u, i), at(1, u, i));
+            }
+        }
+    }
+
+  private:
+    template <bool LAST>
+    __device__ Vec<T, W> load_slot(const T* from, bool aligned) const {
+        const auto* const slot = reinterpret_cast<const Vec<T, W>*>(from);
+        if (aligned) return LAST ? vec::load_streaming(slot) : *slot;
+        return vec::load_elements<T, W>(from, 0, n_columns);
+    }
+};
+
+// The columns of a thread in one row: past the caches, from which others are read again.
+template <class T, int W>
+__device__ void store_slot(T* to, u32 n_columns, bool aligned, const Acc<T> (&values)[W]) {
+    const auto rounded = vec::from_acc<T>(values);
+    if (aligned)
+        vec::store_streaming(reinterpret_cast<Vec<T, W>*>(to), rounded);
+    else
+        vec::store_elements(to, 0, n_columns, rounded);
+}
+
+// ---- what an operator does with them ------------------------------------------------------------
+
+// Columns of a thread, and rows that it has in flight.
+template <class Op>
+constexpr int WIDTH = vec::WIDTH<typename Op::T> < 4 ? vec::WIDTH<typename Op::T> : 4;
+constexpr int ROWS = 8;
+constexpr int TILE_CHANNELS = 128;  // at most
+
+template <class Op>
+using ColumnRows = Rows<typename Op::T, WIDTH<Op>, Op::READ, ROWS / Op::READ>;
+
+template <class Op>
+struct InColumns {
+    using T = typename Op::T;
+    using A = typename Op::A;
+    static constexpr int COLUMNS = WIDTH<Op>;
+    static constexpr int SHARED = 2 * COLUMNS * THREADS;  // entries that sums take
+
+    const Op& op;
+    const Columns& columns;
+
+    __device__ i64 n_channels() const { return columns.n_channels; }
+    __device__ i64 length() const { return columns.length; }
+    __device__ i64 first_channel(u32 tile) const {
+        return static_cast<i64>(tile) * columns.channels;
+    }
+    __device__ u32 channels(u32 tile) const { return Place<COLUMNS>(columns, tile, 0).n_channels; }
+    // The thread's rows, some at a time: in what order does not matter to the elements.
+    template <bool LAST, class Use>
+    __device__ void visit(const Place<COLUMNS>& at, const Use& use) const {
+        constexpr int DEPTH = ColumnRows<Op>::DEPTH;
+        const i64 pitch = at.height * columns.n_channels * columns.length;
+        i64 element = at.element(columns);
+        ColumnRows<Op> rows;
+        rows.n_columns = at.own_columns();
+#pragma unroll 1
+        for (i32 left = at.n_rows; left > 0; left -= DEPTH, element += DEPTH * pitch) {
+            rows.n = left < DEPTH ? left : DEPTH;
+            rows.template load<LAST>(op.arrays, element, pitch, columns.aligned);
+            use(rows, element, pitch);
+        }
+    }
+    // Leaves the sums of the tile's channels in `partials`, in whichever memory.
+    __device__ void sum(u32 tile, u32 part, A* partials, A* shared) const {
+        using State = typename Op::template State<1>;
+        const Place<COLUMNS> at(columns, tile, part);
+        A references[COLUMNS];
+#pragma unroll
+        for (int i = 0; i < COLUMNS; ++i) references[i] = reference(first_channel(tile), at, i);
+        typename Op::template State<COLUMNS> sums;
+        visit<false>(at, [&](const auto& rows, i64, i64) {
+            sums.include(rows, static_cast<A>(rows.n), references);
+        });
+        sums.join(OverColumns<A>{at.x, at.y, columns.width, at.height, at.n_columns, columns.length,
+                                 shared});
+#pragma unroll
+        for (int i = 0; i < COLUMNS; ++i)
+            if (at.leads(columns, i))
+                sums.of(i).store(partials + at.channel(columns, i) * State::FIELDS);
+    }
+    __device__ A reference(i64 first, const Place<COLUMNS>& at, int i) const {
+        if (i >= static_cast<int>(at.own_columns())) return 0;
+        return op.reference(first + at.channel(columns, i), columns.length, columns.n_rows);
+    }
+    template <class Wait, class OfChannel>
+    __device__ void apply(u32 tile, u32 part, A* shared, const Wait& wait,
+                          const OfChannel& of_channel) const {
+        const Place<COLUMNS> at(columns, tile, part);
+        wait();
+        if (threadIdx.x < at.n_channels)
+            of_channel(first_channel(tile) + threadIdx.x).store(shared + 4 * threadIdx.x);
+        __syncthreads();
+        apply_rows(at, shared);
+    }
+    // Coefficients of the tile's channels are in shared memory.
+    __device__ void apply_rows(const Place<COLUMNS>& at, const A* shared) const {
+        using Of = OpCoefficients<Op>;
+        Of of[COLUMNS];
+#pragma unroll
+        for (int i = 0; i < COLUMNS; ++i)
+            if (i < static_cast<int>(at.own_columns()))
+                of[i] = Of::template load<Memory::shared>(shared + 4 * at.channel(columns, i));
+        visit<true>(at, [&](const ColumnRows<Op>& rows, i64 element, i64 pitch) {
+#pragma unroll
+            for (int u = 0; u < ColumnRows<Op>::DEPTH; ++u) {
+                if (u >= rows.n) continue;
+                A values[COLUMNS];
+#pragma unroll
+                for (int i = 0; i < COLUMNS; ++i) values[i] = mapped<Op>(of[i], rows, u, i);
+                store_slot<T>(op.result + element + u * pitch, rows.n_columns, columns.aligned,
+                              values);
+            }
+        });
+    }
+};
+
+// A tile a block. References are taken before anything is written, maybe over what they are of.
+template <class Op>
+__device__ void in_one_block(const Op& op, const Columns& columns) {
+    using A = typename Op::A;
+    using State = typename Op::template State<1>;
+    __shared__ A shared[InColumns<Op>::SHARED];
+    __shared__ A sums[State::FIELDS * TILE_CHANNELS], coefficients[4 * TILE_CHANNELS];
+    const InColumns<Op> walk{op, columns};
+    const u32 tile = blockIdx.x, own = threadIdx.x;
+    walk.sum(tile, 0, sums, shared);
+    __syncthreads();
+    if (own < walk.channels(tile)) {
+        const i64 channel = walk.first_channel(tile) + own;
+        const A reference = op.reference(channel, columns.length, columns.n_rows);
+        const State of = State::template load<Memory::shared>(sums + State::FIELDS * own);
+        op.write(channel, of, reference);
+        op.coefficients(channel, of, reference).store(coefficients + 4 * own);
+    }
+    __syncthreads();
+    if (op.result) walk.apply_rows({columns, tile, 0}, coefficients);
+}
+
+}  // namespace cto::batch_norm::columns

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: MIT
+// The elements of one channel of an array (outer, channels, length): `outer` pieces of `length`
+// neighbouring elements each. A slot is W of them, and a piece has a whole number of slots.
+//
+//     slots of a channel   | 0 | 1 | 2 |  other channels  | 3 | 4 | 5 |  other channels  | 6 ...
+//     parts                 0   0   0                       0   1   1                      1
+#pragma once
+#include "algorithm/row_softmax.cuh"
+#include "batch_norm/sums.cuh"
+#include "core/fast_division.cuh"
+#include "core/vec.cuh"
+
+namespace cto::batch_norm::pieces {
+
+using namespace batch_norm::sums;
+
+using vec::Vec;
+
+struct Pieces {
+    fast_division::Divisor slots;  // of a piece
+    i64 n_channels, length;
+    i64 n_slots;  // of a channel
+    i64 span;     // slots of a part, below 2^31
+    // From a slot of a thread to its next, which is blockDim.x slots on: slots of a piece, and
+    // elements of the array; `wrap` elements more where it is past the end of the piece.
+    i64 slots_on, elements_on, wrap;
+};
+
+// A slot of a thread, from which it goes on to its next.
+template <int W>
+struct Cursor {
+    i64 slot, element;  // where it is in its piece and in the array
+    i32 left;           // slots of the part from this one on
+
+    __device__ Cursor(const Pieces& pieces, i64 channel, u32 part) {
+        const i64 first = part * pieces.span + threadIdx.x;
+        const i64 rest = pieces.n_slots - first, own = pieces.span - threadIdx.x;
+        const auto at = fast_division::cell_at(first, pieces.slots);
+        left = static_cast<i32>(rest < own ? rest : own);
+        slot = at.column;
+        element = (at.row * pieces.n_channels + channel) * pieces.length + slot * W;
+    }
+    // The same, as if it were not known: addresses of loads, kept for the stores to the same places,
+    // take more registers than there are.
+    __device__ Cursor again() const {
+        Cursor same = *this;
+#ifndef __CUDA_CPU__
+        asm volatile("" : "+l"(same.slot), "+l"(same.element));
+#endif
+        return same;
+    }
+    __device__ void advance(const Pieces& pieces) {
+        left -= static_cast<i32>(blockDim.x);
+        slot += pieces.slots_on;
+        element += pieces.elements_on;
+        if (slot >= pieces.slots.value) {
+            slot -= pieces.slots.value;
+            element += pieces.wrap;
+        }
+    }
+};
+
+// DEPTH slots of a thread in each of READ arrays, of which the first n are there.
+template <class T, int W, int READ, int DEPTH>
+struct Batch {
+    using Unit = row_softmax::Unit<T, row_softmax::IN_PAIRS<T, W>>;
+    using Held = typename Unit::Held;
+    using Slot = Vec<Held, W * sizeof(T) / sizeof(Held)>;
+
+    Slot held[READ][DEPTH];
+    int n;
+
+    // LAST: whether nothing reads these slots again.
+    template <bool LAST>
+    __device__ void load(Cursor<W>& cursor, const Pieces& pieces, const T* const (&arrays)[READ]) {
+        n = 0;
+#pragma unroll
+        for (int u = 0; u < DEPTH; ++u) {
+            if (cursor.left > 0) n = u + 1;
+#pragma unroll
+            for (int a = 0; a < READ; ++a) {
+                const auto* const slot = reinterpret_cast<const Slot*>(arrays[a] + cursor.element);
+                held[a][u] = {};  // left as it is, it would take registers all the time
+                if (cursor.left > 0) held[a][u] = LAST ? vec::load_streaming(slot) : *slot;
+            }
+            cursor.advance(pieces);
+        }
+    }
+    __device__ Acc<T> at(int array, int u, int i) const { return Unit::at(held[array][u].at, i); }
+    __device__ Acc<T> any_of(int, Acc<T> otherwise) const {
+        return n > 0 ? at(0, 0, 0) : otherwise;
+    }
+    // The same elements, as if they were loaded again: 2-byte ones that are known to be in use again
+    // stay in their accumulators, for which there is no room.
+    __device__ void renew() {
+#ifndef __CUDA_CPU__
+        if constexpr (row_softmax::IN_PAIRS<T, W>)
+#pragma unroll
+            for (int a = 0; a < READ; ++a)
+#pragma unroll
+                for (int u = 0; u < DEPTH; ++u)
+#pragma unroll
+                    for (auto& word : held[a][u].at) asm volatile("" : "+r"(word));
+#endif
+    }
+    // Shows `see` the elements.
+    template <class See>
+    __device__ void each(const See& see) const {
+#pragma unroll
+        for (int u = 0; u < DEPTH; ++u) {
+            if (u >= n) continue;
+#pragma unroll
+            for (int i = 0; i < W; ++i) {
+                if constexpr (READ == 1)
+                    see(0, at(0, u, i));
+                else
+                    see(0, at(0, u, i), at(1, u, i));
+            }
+        }
+    }
+};
+
+// ---- what an operator does with them ------------------------------------------------------------
+
+// A thread has NBYTES of all arrays at a time, or fewer where slots are single elements.
+constexpr int NBYTES = 128;
+
+template <class Op, int W>
+constexpr int DEPTH =
+    (W == 1 ? 16 : NBYTES / static_cast<int>(sizeof(typename Op::T)) / W) / Op::READ;
+
+template <class Op, int W>
+using PieceBatch = Batch<typename Op::T, W, Op::READ, DEPTH<Op, W>>;
+
+template <class Op, int W>
+__device__ void write_batch(const Op& op, const OpCoefficients<Op>& of,
+                            const PieceBatch<Op, W>& batch, const Cursor<W>& first,
+                            const Pieces& pieces) {
+    using T = typename Op::T;
+    Cursor<W> at = first.again();
+#pragma unroll
+    for (int u = 0; u < DEPTH<Op, W>; ++u) {
+        typename Op::A values[W];
+#pragma unroll
+        for (int i = 0; i < W; ++i) values[i] = mapped<Op>(of, batch, u, i);
+        if (u < batch.n)
+            vec::store_streaming(reinterpret_cast<Vec<T, W>*>(op.result + at.element),
+                                 vec::from_acc<T>(values));
+        at.advance(pieces);
+    }
+}
+
+// The whole channel in registers.
+template <int W, class Op>
+__device__ void in_registers(const Op& op, const Pieces& pieces) {
+    using A = typename Op::A;
+    __shared__ A of_warp[2 * WARP];
+    const i64 channel = blockIdx.x;
+    const A references[1] = {op.reference(channel, pieces.length, pieces.n_slots)};
+    Cursor<W> cursor(pieces, channel, 0);
+    const Cursor<W> first = cursor;
+    PieceBatch<Op, W> batch;
+    batch.template load<true>(cursor, pieces, op.arrays);
+    typename Op::template State<1> sums;
+    sums.include(batch, static_cast<A>(batch.n * W), references);
+    batch.renew();
+    sums.join(OverBlock<A>{of_warp});
+    if (threadIdx.x == 0) op.write(channel, sums, references[0]);
+    if (op.result)
+        write_batch<Op, W>(op, op.coefficients(channel, sums, references[0]), batch, first, pieces);
+}
+
+// One channel a tile, parts of which are so many slots.
+template <class Op, int W>
+struct InPieces {
+    using A = typename Op::A;
+    static constexpr int SHARED = 2 * THREADS;  // entries that sums take
+
+    const Op& op;
+    const Pieces& pieces;
+
+    __device__ i64 n_channels() const { return pieces.n_channels; }
+    __device__ i64 length() const { return pieces.length; }
+    __device__ i64 first_channel(u32 tile) const { return tile; }
+    __device__ u32 channels(u32) const { return 1; }
+
+    __device__ void sum(u32 tile, u32 part, A* partials, A* shared) const {
+        const A references[1] = {op.reference(tile, pieces.length, pieces.n_slots)};
+        Cursor<W> cursor(pieces, tile, part);
+        typename Op::template State<1> sums;
+        PieceBatch<Op, W> batch;
+#pragma unroll 1
+        do {
+            batch.template load<false>(cursor, pieces, op.arrays);
+            sums.include(batch, static_cast<A>(batch.n * W), references);
+        } while (cursor.left > 0);
+        sums.join(OverBlock<A>{shared});
+        if (threadIdx.x == 0) sums.store(partials);
+    }
+    // `of_channel` gives coefficients, from when `wait` has returned.
+    template <class Wait, class OfChannel>
+    __device__ void apply(u32 tile, u32 part, A*, const Wait& wait,
+                          const OfChannel& of_channel) const {
+        Cursor<W> cursor(pieces, tile, part);
+        OpCoefficients<Op> of;
+        PieceBatch<Op, W> batch;
+        bool waits = true;
+#pragma unroll 1
+        do {
+            const Cursor<W> first = cursor;
+            batch.template load<true>(cursor, pieces, op.arrays);
+            if (waits) {
+                wait();
+                of = of_channel(tile);
+                waits = false;
+            }
+            write_batch<Op, W>(op, of, batch, first, pieces);
+        } while (cursor.left > 0);
+    }
+};
+
+}  // namespace cto::batch_norm::pieces

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: MIT
+// Work on channels in two passes of which the second finds the elements in the L2 cache, by one
+// launch.
+//
+// A tile of channels has n_parts items of work, in each pass. Blocks take them by tickets: the
+// first `lag` items are summed ahead, then one is summed and one applied in turn.
+//
+//     ticket   0  1  2  3  4  5  6  7  8  9 10 11      6 items, lag 3
+//     summed   0  1  2  3     4     5
+//     applied              0     1     2  3  4  5
+//
+// The block that sums the last part of a tile finishes its sums, in the order of the parts; blocks
+// that apply a part wait for it. A block so waits only for items whose tickets come before its own.
+// They are held by blocks that run, and of those the one with the first ticket never waits: all
+// come to an end, however many blocks a device runs at a time.
+#pragma once
+#include "batch_norm/sums.cuh"
+
+namespace cto::batch_norm::schedule {
+
+using namespace batch_norm::sums;
+
+struct Schedule {
+    u32 first_tile;
+    u32 n_items;         // of one pass
+    u32 n_parts;         // of each tile
+    u32 lag;             // from n_parts - 1 to n_items
+    bool sums, applies;  // the passes that there are
+};
+
+struct Item {
+    u32 tile, part;
+    bool sums;
+};
+
+__device__ u32 count_tickets(const Schedule& schedule) {
+    return schedule.n_items * (schedule.sums && schedule.applies ? 2 : 1);
+}
+
+__device__ Item item_of(u32 ticket, const Schedule& schedule) {
+    bool sums = schedule.sums;
+    u32 item = ticket;
+    if (schedule.sums && schedule.applies && ticket >= schedule.lag) {
+        const u32 turn = ticket - schedule.lag;
+        const bool summed = turn >= 2 * (schedule.n_items - schedule.lag);
+        sums = !summed && turn % 2 == 0;
+        item = summed ? ticket - schedule.n_items : turn / 2 + (sums ? schedule.lag : 0);
+    }
+    return {item / schedule.n_parts, item % schedule.n_parts, sums};
+}
+
+// Counters in global memory, all zero between two launches: of tickets, then two for each tile.
+struct Counters {
+    u32* counters;
+
+    __device__ u32* ticket() const { return counters; }
+    __device__ u32* summed(u32 tile) const { return counters + 1 + 2 * tile; }
+    // Of parts that are applied, and one more from when the tile's sums are finished.
+    __device__ u32* applied(u32 tile) const { return counters + 2 + 2 * tile; }
+
+    __device__ void finished(u32 tile) const {
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) atomicExch(applied(tile), 1u);
+    }
+    // Once by each block that applies a part; the last one leaves zero behind.
+    __device__ void wait(u32 tile, u32 n_parts) const {
+        if (threadIdx.x == 0) {
+            while (*static_cast<volatile u32*>(applied(tile)) == 0) {
+            }
+            __threadfence();
+            atomicInc(applied(tile), n_parts);
+        }
+        __syncthreads();
+    }
+};
+
+// Gives `work` the items of this block. The ticket of the next is taken ahead, so that a block need
+// not wait for it. `next` is in shared memory.
+template <class Work>
+__device__ void each_item(const Schedule& schedule, const Counters& counters, u32& next,
+                          const Work& work) {
+    const u32 n = count_tickets(schedule);
+    const u32 last = n + gridDim.x - 1;  // of the tickets that are taken: the counter wraps to zero
+    u32 ahead = 0;
+    if (threadIdx.x == 0) ahead = atomicInc(counters.ticket(), last);
+    while (true) {
+        if (threadIdx.x == 0) next = ahead;
+        __syncthreads();
+        const u32 own = next;
+        __syncthreads();
+        if (own >= n) return;
+        if (threadIdx.x == 0) ahead = atomicInc(counters.ticket(), last);
+        work(item_of(own, schedule));
+    }
+}
+
+// ---- blocks that share channels -----------------------------------------------------------------
+
+// Scratch memory: FIELDS sums for each part and channel, four coefficients for each channel.
+template <class A>
+struct Scratch {
+    A *partials, *coefficients;
+    Counters counters;
+};
+
+// The sums of a tile's channels from those of its parts; `height` threads for each.
+template <class Op, class Walk>
+__device__ void finish(const Op& op, const Walk& walk, u32 tile, const Schedule& schedule,
+                       const Scratch<typename Op::A>& scratch, typename Op::A* shared) {
+    using A = typename Op::A;
+    using State = typename Op::template State<1>;
+    const u32 width = walk.channels(tile), height = THREADS / width;
+    const u32 x = threadIdx.x % width, y = threadIdx.x / width;
+    const i64 channel = walk.first_channel(tile) + x;
+    State sums;
+#pragma unroll 1
+    for (u32 part = y; y < height && part < schedule.n_parts; part += height)
+        sums.merge(State::template load<Memory::global>(
+            scratch.partials + (part * walk.n_channels() + channel) * State::FIELDS));
+    sums.join(OverColumns<A>{x, y, width, height, width, 1, shared});
+    if (y == 0) {
+        const A reference = op.reference(channel, walk.length(), 1);
+        op.write(channel, sums, reference);
+        op.coefficients(channel, sums, reference).store(scratch.coefficients + 4 * channel);
+    }
+    if (schedule.applies) scratch.counters.finished(tile);
+}
+
+template <class Op, class Walk>
+__device__ void by_schedule(const Op& op, const Walk& walk, const Schedule& schedule,
+                            const Scratch<typename Op::A>& scratch) {
+    using Of = OpCoefficients<Op>;
+    __shared__ typename Op::A shared[Walk::SHARED];
+    __shared__ u32 next;
+    __shared__ bool last;
+    constexpr int FIELDS = Op::template State<1>::FIELDS;
+    each_item(schedule, scratch.counters, next, [&](const Item& item) {
+        const u32 tile = schedule.first_tile + item.tile;
+        const Counters& counters = scratch.counters;
+        if (item.sums) {
+            const i64 row = item.part * walk.n_channels() + walk.first_channel(tile);
+            walk.sum(tile, item.part, scratch.partials + row * FIELDS, shared);
+            if (reduce::arrives_last(counters.summed(item.tile), schedule.n_parts, last))
+                finish(op, walk, tile, schedule, scratch, shared);
+        } else {
+            walk.apply(
+                tile, item.part, shared,
+                [&] {
+                    if (schedule.sums) counters.wait(item.tile, schedule.n_parts);
+                },
+                [&](i64 channel) {
+                    return schedule.sums ? Of::template load<Memory::global>(scratch.coefficients +
+                                                                             4 * channel)
+                                         : op.given(channel);
+                });
+        }
+    });
+}
+
+}  // namespace cto::batch_norm::schedule

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: MIT
+// Sums over a channel: of threads, of a block, of parts, always in the same order.
+//
+// A thread has the sums of N channels (or of N columns, whose channels may be the same). `Over`
+// stands for the threads that share channels: over(values) makes each of the K values of each of
+// the N channels the sum over these threads, in each of them.
+#pragma once
+#include "algorithm/reduce.cuh"
+
+namespace cto::batch_norm::sums {
+
+using vec::Vec;
+
+constexpr int THREADS = 256;  // of a block, where several share channels
+
+// ---- over threads -------------------------------------------------------------------------------
+
+// The threads of a block have one channel.
+template <class A>
+struct OverBlock {
+    A* of_warp;  // shared memory, two entries for each warp
+
+    template <int K>
+    __device__ void operator()(A (&values)[K][1]) const {
+        const u32 warp = threadIdx.x / WARP, n_warps = blockDim.x / WARP;
+#pragma unroll
+        for (int k = 0; k < K; ++k) values[k][0] = reduce::sum_lanes(values[k][0], WARP);
+        __syncthreads();  // the last sums have been read
+#pragma unroll
+        for (int k = 0; k < K; ++k)
+            if (threadIdx.x % WARP == 0) of_warp[k * n_warps + warp] = values[k][0];
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+            values[k][0] = of_warp[k * n_warps];
+#pragma unroll 1
+            for (u32 i = 1; i < n_warps; ++i) values[k][0] += of_warp[k * n_warps + i];
+        }
+    }
+};
+
+// A block is a matrix of threads: those of one row have neighbouring columns, N each, and `length`
+// neighbouring columns are a channel.
+template <class A>
+struct OverColumns {
+    u32 x, y, width, height;  // where the thread is, of how many; none where y >= height
+    u32 n_columns, length;
+    A* of_thread;  // shared memory, K N entries for each thread
+
+    template <int K, int N>
+    __device__ void operator()(A (&values)[K][N]) const {
+        u32 half = 1;
+        while (half < height) half *= 2;
+#pragma unroll 1
+        for (half /= 2; half > 0; half /= 2) {
+            __syncthreads();
+            if (y < height) store(values);
+            __syncthreads();
+            if (y < half && y + half < height) add(values, y + half);
+        }
+        __syncthreads();
+        if (y == 0) store(values);
+        __syncthreads();
+        gather(values);
+    }
+
+  private:
+    __device__ A& at(u32 k, u32 n, int i, u32 row, u32 column) const {
+        return of_thread[(k * n + i) * THREADS + row * width + column];
+    }
+    template <int K, int N>
+    __device__ void store(const A (&values)[K][N]) const {
+#pragma unroll
+        for (int k = 0; k < K; ++k)
+#pragma unroll
+            for (int i = 0; i < N; ++i) at(k, N, i, y, x) = values[k][i];
+    }
+    template <int K, int N>
+    __device__ void add(A (&values)[K][N], u32 row) const {
+#pragma unroll
+        for (int k = 0; k < K; ++k)
+#pragma unroll
+            for (int i = 0; i < N; ++i) values[k][i] += at(k, N, i, row, x);
+    }
+    // The sums of columns are in the first row; those of a channel are added up.
+    template <int K, int N>
+    __device__ void gather(A (&values)[K][N]) const {
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            const u32 first = (x * N + i) / length * length;
+            if (y >= height || first >= n_columns) continue;
+#pragma unroll
+            for (int k = 0; k < K; ++k) {
+                values[k][i] = 0;
+#pragma unroll 1
+                for (u32 column = first; column < first + length; ++column)
+                    values[k][i] += at(k, N, column % N, 0, column / N);
+            }
+        }
+    }
+};
+
+// ---- memory -------------------------------------------------------------------------------------
+
+enum class Memory { shared, global };
+
+// What another thread has written; in global memory also one of another block.
+template <Memory MEMORY, class A>
+__device__ A fetched(const A* from) {
+    if constexpr (MEMORY == Memory::global)
+        return __ldcg(from);
+    else
+        return *from;
+}
+
+// ---- what is summed -----------------------------------------------------------------------------
+
+__device__ float quotient(float a, float b) { return fast_divide(a, b); }
+__device__ double quotient(double a, double b) { return a / b; }
+
+template <class A>
+__device__ A quotient_or_0(A sum, A n) {
+    return n > 0 ? quotient(sum, n) : A(0);
+}
+
+// Number, sum and squared distances from their mean of numbers x - reference. Some at a time are
+// taken relative to the first of them, and these are merged by the distance of their means: nothing
+// cancels, wherever the reference is.
+template <class A, int N = 1>
+struct Moments {
+    static constexpr int FIELDS = 3;
+    A n = 0;
+    A sum[N] = {}, squares[N] = {};
+
+    __device__ A mean(int i = 0) const { return quotient_or_0(sum[i], n); }
+
+    // Elements that `seen` has, `count` of each channel.
+    template <class Seen>
+    __device__ void include(const Seen& seen, A count, const A (&reference)[N]) {
+        A first[N];
+        Moments some;
+        some.n = count;
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            first[i] = seen.any_of(i, reference[i]);
+            if (!isfinite(first[i])) first[i] = reference[i];
+        }
+        seen.each([&](int i, A x) {
+            const A distance = x - first[i];
+            some.sum[i] += distance;
+            some.squares[i] += distance * distance;
+        });
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            some.squares[i] -= some.mean(i) * some.sum[i];
+            some.sum[i] += count * (first[i] - reference[i]);
+        }
+        merge(some);
+    }
+    __device__ void merge(const Moments& other) {
+        const bool both = n > 0 && other.n > 0;
+        const A weight = both ? n * quotient(other.n, n + other.n) : A(0);
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            const A distance = both ? other.mean(i) - mean(i) : A(0);
+            squares[i] += other.squares[i] + distance * distance * weight;
+            sum[i] += other.sum[i];
+        }
+        n += other.n;
+    }
+    template <class Over>
+    __device__ void join(const Over& over) {
+        A first[2][N], second[1][N];
+#pragma unroll
+        for (int i = 0; i < N; ++i) first[0][i] = n, first[1][i] = sum[i];
+        over(first);
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            const A distance = mean(i) - quotient_or_0(first[1][i], first[0][i]);
+            second[0][i] = squares[i] + (n > 0 ? n * distance * distance : A(0));
+            sum[i] = first[1][i];
+        }
+        over(second);
+        n = first[0][0];
+#pragma unroll
+        for (int i = 0; i < N; ++i) squares[i] = second[0][i];
+    }
+    __device__ Moments<A> of(int i) const {
+        Moments<A> one;
+        one.n = n, one.sum[0] = sum[i], one.squares[0] = squares[i];
+        return one;
+    }
+    __device__ void store(A* to) const { to[0] = n, to[1] = sum[0], to[2] = squares[0]; }
+    template <Memory MEMORY>
+    static __device__ Moments load(const A* from) {
+        Moments found;
+        found.n = fetched<MEMORY>(from);
+        found.sum[0] = fetched<MEMORY>(from + 1);
+        found.squares[0] = fetched<MEMORY>(from + 2);
+        return found;
+    }
+};
+
+// Sums of gradients, and of gradients times x - reference.
+template <class A, int N = 1>
+struct Slopes {
+    static constexpr int FIELDS = 2;
+    A sum[N] = {}, product[N] = {};
+
+    template <class Seen>
+    __device__ void include(const Seen& seen, A, const A (&reference)[N]) {
+        seen.each([&](int i, A x, A dy) {
+            sum[i] += dy;
+            product[i] += dy * (x - reference[i]);
+        });
+    }
+    __device__ void merge(const Slopes& other) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) sum[i] += other.sum[i], product[i] += other.product[i];
+    }
+    template <class Over>
+    __device__ void join(const Over& over) {
+        A both[2][N];
+#pragma unroll
+        for (int i = 0; i < N; ++i) both[0][i] = sum[i], both[1][i] = product[i];
+        over(both);
+#pragma unroll
+        for (int i = 0; i < N; ++i) sum[i] = both[0][i], product[i] = both[1][i];
+    }
+    __device__ Slopes<A> of(int i) const {
+        Slopes<A> one;
+        one.sum[0] = sum[i], one.product[0] = product[i];
+        return one;
+    }
+    __device__ void store(A* to) const { to[0] = sum[0], to[1] = product[0]; }
+    template <Memory MEMORY>
+    static __device__ Slopes load(const A* from) {
+        Slopes found;
+        found.sum[0] = fetched<MEMORY>(from), found.product[0] = fetched<MEMORY>(from + 1);
+        return found;
+    }
+};
+
+// ---- what is made of sums ------------------------------------------------------------------------
+
+// Of a channel, what its elements are mapped with.
+template <class A>
+struct Coefficients {
+    A reference, offset, factor, term;
+
+    __device__ void store(A* to) const {
+        to[0] = reference, to[1] = offset, to[2] = factor, to[3] = term;
+    }
+    template <Memory MEMORY>
+    static __device__ Coefficients load(const A* from) {
+        return {fetched<MEMORY>(from), fetched<MEMORY>(from + 1), fetched<MEMORY>(from + 2),
+                fetched<MEMORY>(from + 3)};
+    }
+};
+
+template <class Op>
+using OpCoefficients = Coefficients<typename Op::A>;
+
+template <class Op, class Held>
+__device__ typename Op::A mapped(const OpCoefficients<Op>& of, const Held& held, int u, int i) {
+    if constexpr (Op::READ == 1)
+        return Op::map(of, held.at(0, u, i));
+    else
+        return Op::map(of, held.at(0, u, i), held.at(1, u, i));
+}
+
+}  // namespace cto::batch_norm::sums

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: MIT
+"""Batch normalisation of images in a ResNet's sizes, and of rows; PyTorch and cuDNN as peers."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import cupy
+
+from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32
+
+from . import Case, as_torch
+from .parameters import normal
+
+SHORT = {FLOAT32: "f4", FLOAT16: "f2", BFLOAT16: "bf2"}
+EPSILON, MOMENTUM = 1e-5, 0.9
+STEM = (64, 256, 56, 56)
+# Channels that are walked in other ways: in one block, by single elements, by columns.
+OTHERS = ((256, 512, 16, 8), (256, 1024, 14, 14), (256, 2048, 7, 7), (65_536, 1024))
+
+Inputs = tuple[Any, ...]
+
+
+def _forward(rng: Any, shape: tuple[int, ...], dtype: Any) -> Inputs:
+    """X, scale, bias and running statistics."""
+    channels = shape[1:2]
+    x, scale, bias = normal(rng, shape, dtype), *[normal(rng, channels, FLOAT32) for _ in range(2)]
+    return x, scale, bias, cupy.zeros_like(bias), cupy.ones_like(bias)
+
+
+def _backward(rng: Any, shape: tuple[int, ...], dtype: Any) -> Inputs:
+    """dY, X, scale, and statistics that are those of X, nearly."""
+    x, scale, _, mean, inv_std = _forward(rng, shape, dtype)
+    return normal(rng, shape, dtype), x, scale, mean, inv_std
+
+
+def _nbytes(*inputs: Any) -> int:
+    """Large arrays once each way: the second reading is from the cache."""
+    large = [array.nbytes for array in inputs if array.ndim > 1]
+    return sum(large) + large[0]
+
+
+# ---- peers: PyTorch's own kernels, and cuDNN, which its modules call -----------------------------
+
+
+def _torch_forward(*inputs: Any) -> Any:
+    import torch
+
+    tensors = [as_torch(array) for array in inputs]
+    return lambda: torch.native_batch_norm(*tensors, True, 1 - MOMENTUM, EPSILON)
+
+
+def _cudnn_forward(*inputs: Any) -> Any:
+    import torch
+
+    tensors = [as_torch(array) for array in inputs]
+    return lambda: torch.cudnn_batch_norm(*tensors, True, 1 - MOMENTUM, EPSILON)
+
+
+def _torch_backward(*inputs: Any) -> Any:
+    import torch
+
+    *tensors, mean, inv_std = [as_torch(array) for array in inputs]
+    backward, every = torch.ops.aten.native_batch_norm_backward, [True] * 3
+    return lambda: backward(*tensors, None, None, mean, inv_std, True, EPSILON, every)
+
+
+def _cudnn_backward(*inputs: Any) -> Any:
+    """The forward is called once, for what it leaves to the backward."""
+    import torch
+
+    dy, x, scale, mean, inv_std = [as_torch(array) for array in inputs]
+    zeros = torch.zeros_like(scale)
+    *_, reserve = torch.cudnn_batch_norm(x, scale, zeros, None, None, True, 0.0, EPSILON)
+    backward = torch.ops.aten.cudnn_batch_norm_backward
+    return lambda: backward(x, dy, scale, None, None, mean, inv_std, EPSILON, reserve)
+
+
+FORWARD = {"torch": _torch_forward, "torch cudnn": _cudnn_forward}
+BACKWARD = {"torch": _torch_backward, "torch cudnn": _cudnn_backward}
+
+
+def _case(op: str, shape: tuple[int, ...], dtype: Any, **attributes: Any) -> Case:
+    is_forward = op == "BatchNormInternal"
+    make, peers = (_forward, FORWARD) if is_forward else (_backward, BACKWARD)
+    label = ",".join((SHORT[dtype], "x".join(map(str, shape)), *attributes))
+    given = attributes if is_forward else {"epsilon": EPSILON}
+    trains = attributes.get("training_mode", True)
+    return Case(
+        op,
+        label,
+        partial(make, shape=shape, dtype=dtype),
+        given,
+        peers if trains and len(shape) == 4 else {},
+        _nbytes,
+    )
+
+
+CASES = [
+    *(
+        _case(op, STEM, dtype)
+        for op in ("BatchNormalizationGrad", "BatchNormInternal")
+        for dtype in SHORT
+    ),
+    *(
+        _case(op, shape, dtype)
+        for op in ("BatchNormalizationGrad", "BatchNormInternal")
+        for shape in OTHERS
+        for dtype in (FLOAT32, FLOAT16)
+    ),
+    _case("BatchNormInternal", STEM, FLOAT32, training_mode=False),
+]
