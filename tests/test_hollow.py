@@ -27,6 +27,7 @@ from probe.frame_probe import (
     ProbeScale13,
     ProbeShared,
     ProbeSpread,
+    ProbeSupplied,
 )
 
 from cupy_training_ops import get_op
@@ -105,6 +106,8 @@ LISTS = ([flat(3), flat(5)], [flat(3), flat(5)])
 PROBES = [
     (ProbeEither(), (flat(300), *NUMBERS), ["probe_either"]),
     (ProbeEither(), (flat(300), *ARRAYS), ["probe_either"]),
+    (ProbeSupplied(), (flat(300),), ["probe_either"]),
+    (ProbeSupplied(), (flat(300), (5, 7)), ["probe_either"]),
     (ProbeDecay(), (flat(300), 0.5, 1), ["probe_decay"]),
     (ProbeDecay(), (flat(300), 0.5), ["probe_decay"]),
     (ProbeRows(), (flat(300), flat(300)), ["probe_rows"]),
