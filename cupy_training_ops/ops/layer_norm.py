@@ -192,8 +192,8 @@ class LayerNormalizationGrad(_Gradient):
     float64) that fit into shared memory are read once. A call without X_grad reads what the others
     need, for bias_grad alone Y_grad.
 
-    Memory: a workspace of at most 4 lines of scale and bias a multiprocessor for 4,096 elements a
-    row, 16 for 1,024; for longer rows two numbers a row besides.
+    Memory: a workspace of at most 20 numbers a multiprocessor for each element of a row; of rows
+    that do not fit, two numbers a row besides.
 
     Source: ONNX LayerNormalization-17, gradient;
     ONNX Runtime, orttraining/orttraining/training_ops/cuda/nn/layer_norm_impl.cu.
