@@ -96,7 +96,7 @@ class EmulatedFunctions(NamedTuple):
         return self.module.get_function(name)
 
     def allow_shared(self, function: Any, nbytes: int) -> None:
-        function.max_dynamic_shared_size_bytes = nbytes
+        function.max_dynamic_shared_size_bytes = nbytes - function.shared_size_bytes
 
 
 WORK = {"copy": lambda source, target: np.copyto(target, source)}

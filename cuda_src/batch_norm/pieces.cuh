@@ -63,7 +63,7 @@ struct Cursor {
 // DEPTH slots of a thread in each of READ arrays, of which the first n are there.
 template <class T, int W, int READ, int DEPTH>
 struct Batch {
-    using Unit = row_softmax::Unit<T, row_softmax::IN_PAIRS<T, W>>;
+    using Unit = vec::Unit<T, vec::IN_WORDS<T, W>>;
     using Held = typename Unit::Held;
     using Slot = Vec<Held, W * sizeof(T) / sizeof(Held)>;
 
@@ -94,7 +94,7 @@ struct Batch {
     // stay in their accumulators, for which there is no room.
     __device__ void renew() {
 #ifndef __CUDA_CPU__
-        if constexpr (row_softmax::IN_PAIRS<T, W>)
+        if constexpr (vec::IN_WORDS<T, W>)
 #pragma unroll
             for (int a = 0; a < READ; ++a)
 #pragma unroll

@@ -15,7 +15,6 @@ from typing import Any
 
 from ..backend import Backend, Kernel
 from ..errors import CompileError
-from ..plan import SHARED_NBYTES
 from .kernel_cache import importing
 from .source import Source
 
@@ -37,7 +36,8 @@ def kernel(
 ) -> Kernel:
     """The compiled kernel `symbol`, compiled at most once in a process for each device.
 
-    The first launch with more dynamic shared memory than every GPU gives raises what it may have.
+    The first launch with dynamic shared memory raises what it may have: together with the kernel's
+    static memory it may be more than every GPU gives.
     """
     if symbol not in source.kernels:
         raise CompileError(f"{source.name}.cu defines no kernel {symbol}")
@@ -46,11 +46,11 @@ def kernel(
         module_key = (backend, source.name, source.code, options, device)
         module = _memo.get(module_key) or backend.load(source, options)
         _memo[module_key] = module
-        more = shared_nbytes > SHARED_NBYTES
-        key = (*module_key, symbol, more)
+        asks = shared_nbytes > 0
+        key = (*module_key, symbol, asks)
         if key not in _memo:
             _memo[key] = module.get_function(symbol)
-            if more:
+            if asks:
                 module.allow_shared(_memo[key], backend.device(device).max_shared_nbytes)
         return _memo[key]  # type: ignore[no-any-return]
 

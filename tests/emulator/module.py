@@ -81,6 +81,11 @@ class EmulatedKernel:
         self.parameters = tuple(ParameterType(p.kind.decode(), p.bytes) for p in declared)
 
     @property
+    def shared_size_bytes(self) -> int:
+        """The static shared memory of a block, as in CuPy."""
+        return self._static_shared
+
+    @property
     def max_dynamic_shared_size_bytes(self) -> int:
         """The dynamic shared memory that a launch may ask for; can be raised, as in CuPy."""
         return self._granted_shared

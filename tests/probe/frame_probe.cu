@@ -123,12 +123,14 @@ extern "C" __global__ void probe_fill(float* y, float value, i64 n) {
     if (i < n) y[i] = value;
 }
 
-// y = x in reverse order, by way of as much shared memory as x takes.
+// y = x in reverse order, by way of as much shared memory as x takes, and a little beside it.
 extern "C" __global__ void probe_shared(const float* x, float* y, i32 n) {
     extern __shared__ float held[];
+    __shared__ i32 last;
+    if (threadIdx.x == 0) last = n - 1;
     for (i32 i = threadIdx.x; i < n; i += blockDim.x) held[i] = x[i];
     __syncthreads();
-    for (i32 i = threadIdx.x; i < n; i += blockDim.x) y[i] = held[n - 1 - i];
+    for (i32 i = threadIdx.x; i < n; i += blockDim.x) y[i] = held[last - i];
 }
 
 extern "C" __global__ void probe_old_scale(const float* x, float* y, float factor, i64 n) {

@@ -388,7 +388,7 @@ class ProbeDelegate(DelegatingOp):
 
 
 class ProbeShared(Probe):
-    """Y = X in reverse order, by way of 100 KiB of shared memory."""
+    """Y = X in reverse order, by way of shared memory."""
 
     inputs = (Input("X", "float32"),)
     outputs = (Output("Y", "float32"),)
