@@ -26,7 +26,7 @@ small = pytest.mark.usefixtures("small_pieces")
 
 @pytest.fixture
 def small_pieces(monkeypatch) -> None:
-    monkeypatch.setattr(pieces, "PIECE", 24)
+    monkeypatch.setattr(pieces, "PIECE", 64)
 
 
 def results(name: str, attributes, inputs) -> list:

@@ -13,7 +13,7 @@ import pytest
 from cupy_training_ops import ArgumentError, CompileError
 from cupy_training_ops.dtypes import ELEMENT_TYPES, FLOAT32
 from cupy_training_ops.frame.backends import NumpyBackend
-from cupy_training_ops.plan import Config, Launch, Plan, Pointers, Scratch, by_value
+from cupy_training_ops.plan import Config, Device, Launch, Plan, Pointers, Scratch, by_value
 from cupy_training_ops.runtime.arguments import NULL, cast
 from cupy_training_ops.runtime.launch import ReadyPlan, launch_log
 from cupy_training_ops.runtime.source import Parameter, Source, signatures
@@ -204,6 +204,12 @@ class RecordingBackend(NumpyBackend):
 
     def get_function(self, name):
         return lambda *launched: self.launched.append((name, *launched))
+
+    def allow_shared(self, function, nbytes):
+        """Each has what it asks for."""
+
+    def device(self, index):
+        return Device(1, (9, 0))
 
     @contextlib.contextmanager
     def on(self, device):
