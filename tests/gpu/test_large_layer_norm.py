@@ -58,4 +58,6 @@ def check_sums(cupy, inputs, found) -> None:
         sums[0] += (wide * (x[piece].astype(FLOAT64) - center) * inv_std[piece, None]).sum(0)
         sums[1] += wide.sum(0)
     for actual, expected in zip(found, sums, strict=True):
-        assert_matches(actual.get(), expected.get().astype(FLOAT16))
+        with np.errstate(over="ignore"):  # infinite in float16, as some sums are
+            rounded = expected.get().astype(FLOAT16)
+        assert_matches(actual.get(), rounded)
