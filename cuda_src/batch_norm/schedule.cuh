@@ -124,7 +124,6 @@ __device__ void finish(const Op& op, const Walk& walk, u32 tile, const Schedule&
         op.write(channel, sums, reference);
         op.coefficients(channel, sums, reference).store(scratch.coefficients + 4 * channel);
     }
-    if (schedule.applies) scratch.counters.finished(tile);
 }
 
 template <class Op, class Walk>
@@ -141,8 +140,9 @@ __device__ void by_schedule(const Op& op, const Walk& walk, const Schedule& sche
         if (item.sums) {
             const i64 row = item.part * walk.n_channels() + walk.first_channel(tile);
             walk.sum(tile, item.part, scratch.partials + row * FIELDS, shared);
-            if (reduce::arrives_last(counters.summed(item.tile), schedule.n_parts, last))
-                finish(op, walk, tile, schedule, scratch, shared);
+            if (!reduce::arrives_last(counters.summed(item.tile), schedule.n_parts, last)) return;
+            finish(op, walk, tile, schedule, scratch, shared);
+            if (schedule.applies) counters.finished(item.tile);
         } else {
             walk.apply(
                 tile, item.part, shared,

@@ -205,10 +205,25 @@ def test_one_workspace_serves_any_shape(run, rng) -> None:
         workspace = run.place(np.zeros(nbytes, np.uint8))
         for given_ in calls:
             expected = op.cpu_function()(*given_, **op.attribute_values)
-            results = op(*map(run.place, given_), workspace=workspace)
-            for result, other in zip(results, expected, strict=True):
-                assert_matches(run.host(result), other)
-            assert not run.host(workspace)[: 4 * (1 + 2 * planning.MAX_TILES)].any()
+            for names in ([op.outputs[-1].name], [output.name for output in op.outputs]):
+                arrays = map(run.place, given_)
+                results = op(*arrays, outputs=tuple(names), workspace=workspace)
+                for result, other in zip(results, expected, strict=True):
+                    assert result is None or assert_matches(run.host(result), other) is None
+                assert not run.host(workspace)[: 4 * (1 + 2 * planning.MAX_TILES)].any()
+
+
+@names
+@pytest.mark.parametrize("shape", [(1, 5, 9216), (300, 300)])
+def test_several_launches_are_one_result(run, rng, monkeypatch, name, shape) -> None:
+    monkeypatch.setattr(planning, "MAX_TILES", 2)
+    op, given_ = operator(name), inputs(rng, name, shape)
+    expected = op.cpu_function()(*given_, **op.attribute_values)
+    with launch_log() as log:
+        results = op(*map(run.place, given_))
+    assert len(log) > 1
+    for result, other in zip(results, expected, strict=True):
+        assert_matches(run.host(result), other)
 
 
 def fixed(run) -> list[bytes]:
