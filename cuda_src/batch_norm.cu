@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Batch normalisation and its gradient.  CPU provider: cupy_training_ops/cpu/batch_norm.py
 //
-// Each operator has four kernels. __channels and __columns read what fits into a block once; of
-// __channel_parts and __column_parts several blocks share the channels, which are read again from
-// the L2 cache: see batch_norm/schedule.cuh.
+// Each operator has four kernels. __channels reads a channel that fits into a block once. Others
+// are shared by several blocks and read again from the L2 cache, see batch_norm/schedule.cuh: by
+// vectors in __channel_parts, by elements in __single_channel_parts, by rows in __column_parts.
 #include "batch_norm/columns.cuh"
 #include "batch_norm/pieces.cuh"
 #include "batch_norm/schedule.cuh"
@@ -209,18 +209,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 {partials, coefficients, {counters}});
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    batch_norm_internal__columns(const T* x, void* scale, void* bias, void* input_mean,
-                                 void* input_var, T* y, void* running_mean, void* running_var,
-                                 void* saved_mean, void* saved_inv_std,
-                                 const __grid_constant__ Halves half,
-                                 const __grid_constant__ Rule rule,
-                                 const __grid_constant__ Columns columns) {
-    const auto op = normalization(x, scale, bias, input_mean, input_var, y, running_mean,
-                                  running_var, saved_mean, saved_inv_std, half, rule);
-    in_one_block(op, columns);
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_internal__column_parts(
     const T* x, void* scale, void* bias, void* input_mean, void* input_var, T* y,
     void* running_mean, void* running_var, void* saved_mean, void* saved_inv_std,
@@ -268,16 +256,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad, half, n);
     by_schedule(op, InPieces<Gradient, 1>{op, pieces}, schedule,
                 {partials, coefficients, {counters}});
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    batch_normalization_grad__columns(const T* dy, const T* x, void* scale, void* saved_mean,
-                                      void* saved_inv_std, T* dx, void* scale_grad, void* bias_grad,
-                                      const __grid_constant__ Halves half, i64 n,
-                                      const __grid_constant__ Columns columns) {
-    const auto op =
-        gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad, half, n);
-    in_one_block(op, columns);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)

@@ -122,7 +122,6 @@ __device__ void store_slot(T* to, u32 n_columns, bool aligned, const Acc<T> (&va
 template <class Op>
 constexpr int WIDTH = vec::WIDTH<typename Op::T> < 4 ? vec::WIDTH<typename Op::T> : 4;
 constexpr int ROWS = 8;
-constexpr int TILE_CHANNELS = 128;  // at most
 
 template <class Op>
 using ColumnRows = Rows<typename Op::T, WIDTH<Op>, Op::READ, ROWS / Op::READ>;
@@ -158,7 +157,10 @@ struct InColumns {
             use(rows, element, pitch);
         }
     }
-    // Leaves the sums of the tile's channels in `partials`, in whichever memory.
+    // The threads of a channel of the tile: x is the channel's, of `width`.
+    __device__ OverColumns<A> over(u32 x, u32 y, u32 width, u32 height, A* shared) const {
+        return {x, y, width, height, width, 1, shared};
+    }
     __device__ void sum(u32 tile, u32 part, A* partials, A* shared) const {
         using State = typename Op::template State<1>;
         const Place<COLUMNS> at(columns, tile, part);
@@ -211,27 +213,5 @@ struct InColumns {
         });
     }
 };
-
-// A tile a block. References are taken before anything is written, maybe over what they are of.
-template <class Op>
-__device__ void in_one_block(const Op& op, const Columns& columns) {
-    using A = typename Op::A;
-    using State = typename Op::template State<1>;
-    __shared__ A shared[InColumns<Op>::SHARED];
-    __shared__ A sums[State::FIELDS * TILE_CHANNELS], coefficients[4 * TILE_CHANNELS];
-    const InColumns<Op> walk{op, columns};
-    const u32 tile = blockIdx.x, own = threadIdx.x;
-    walk.sum(tile, 0, sums, shared);
-    __syncthreads();
-    if (own < walk.channels(tile)) {
-        const i64 channel = walk.first_channel(tile) + own;
-        const A reference = op.reference(channel, columns.length, columns.n_rows);
-        const State of = State::template load<Memory::shared>(sums + State::FIELDS * own);
-        op.write(channel, of, reference);
-        op.coefficients(channel, of, reference).store(coefficients + 4 * own);
-    }
-    __syncthreads();
-    if (op.result) walk.apply_rows({columns, tile, 0}, coefficients);
-}
 
 }  // namespace cto::batch_norm::columns

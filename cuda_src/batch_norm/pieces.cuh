@@ -183,6 +183,7 @@ struct InPieces {
     __device__ i64 length() const { return pieces.length; }
     __device__ i64 first_channel(u32 tile) const { return tile; }
     __device__ u32 channels(u32) const { return 1; }
+    __device__ OverBlock<A> over(u32, u32, u32, u32, A* shared) const { return {shared}; }
 
     __device__ void sum(u32 tile, u32 part, A* partials, A* shared) const {
         const A references[1] = {op.reference(tile, pieces.length, pieces.n_slots)};

@@ -108,19 +108,18 @@ struct Scratch {
 template <class Op, class Walk>
 __device__ void finish(const Op& op, const Walk& walk, u32 tile, const Schedule& schedule,
                        const Scratch<typename Op::A>& scratch, typename Op::A* shared) {
-    using A = typename Op::A;
     using State = typename Op::template State<1>;
     const u32 width = walk.channels(tile), height = THREADS / width;
     const u32 x = threadIdx.x % width, y = threadIdx.x / width;
     const i64 channel = walk.first_channel(tile) + x;
     State sums;
-#pragma unroll 1
+#pragma unroll 4
     for (u32 part = y; y < height && part < schedule.n_parts; part += height)
-        sums.merge(State::template load<Memory::global>(
-            scratch.partials + (part * walk.n_channels() + channel) * State::FIELDS));
-    sums.join(OverColumns<A>{x, y, width, height, width, 1, shared});
+        sums.merge(
+            State::load(scratch.partials + (part * walk.n_channels() + channel) * State::FIELDS));
+    sums.join(walk.over(x, y, width, height, shared));
     if (y == 0) {
-        const A reference = op.reference(channel, walk.length(), 1);
+        const auto reference = op.reference(channel, walk.length(), 1);
         op.write(channel, sums, reference);
         op.coefficients(channel, sums, reference).store(scratch.coefficients + 4 * channel);
     }

@@ -100,19 +100,6 @@ struct OverColumns {
     }
 };
 
-// ---- memory -------------------------------------------------------------------------------------
-
-enum class Memory { shared, global };
-
-// What another thread has written; in global memory also one of another block.
-template <Memory MEMORY, class A>
-__device__ A fetched(const A* from) {
-    if constexpr (MEMORY == Memory::global)
-        return __ldcg(from);
-    else
-        return *from;
-}
-
 // ---- what is summed -----------------------------------------------------------------------------
 
 __device__ float quotient(float a, float b) { return fast_divide(a, b); }
@@ -191,12 +178,11 @@ struct Moments {
         return one;
     }
     __device__ void store(A* to) const { to[0] = n, to[1] = sum[0], to[2] = squares[0]; }
-    template <Memory MEMORY>
     static __device__ Moments load(const A* from) {
         Moments found;
-        found.n = fetched<MEMORY>(from);
-        found.sum[0] = fetched<MEMORY>(from + 1);
-        found.squares[0] = fetched<MEMORY>(from + 2);
+        found.n = __ldcg(from);
+        found.sum[0] = __ldcg(from + 1);
+        found.squares[0] = __ldcg(from + 2);
         return found;
     }
 };
@@ -233,15 +219,25 @@ struct Slopes {
         return one;
     }
     __device__ void store(A* to) const { to[0] = sum[0], to[1] = product[0]; }
-    template <Memory MEMORY>
     static __device__ Slopes load(const A* from) {
         Slopes found;
-        found.sum[0] = fetched<MEMORY>(from), found.product[0] = fetched<MEMORY>(from + 1);
+        found.sum[0] = __ldcg(from), found.product[0] = __ldcg(from + 1);
         return found;
     }
 };
 
 // ---- what is made of sums ------------------------------------------------------------------------
+
+enum class Memory { shared, global };
+
+// What another thread has written; in global memory also one of another block.
+template <Memory MEMORY, class A>
+__device__ A fetched(const A* from) {
+    if constexpr (MEMORY == Memory::global)
+        return __ldcg(from);
+    else
+        return *from;
+}
 
 // Of a channel, what its elements are mapped with.
 template <class A>

@@ -80,8 +80,9 @@ class BatchNormInternal(_BatchNorm):
     replace. NaN and infinities propagate over their channel. Variances do not cancel, whatever the
     mean; sums of float32 squares are infinite from 2^128.
 
-    Memory: a workspace of 17 KB, 16 bytes a channel and 12 bytes for each 16 KiB of X (twice as
-    much for float64), where a channel is more than one block holds.
+    Memory: where a channel is more than a block holds, a workspace of 17 KB, 16 bytes a channel (32
+    for float64) and 1/500 of X for partial sums, up to 1/20 where channels have few neighbouring
+    elements.
 
     Source: ONNX BatchNormalization-14;
     ONNX Runtime, orttraining/orttraining/training_ops/cuda/nn/batch_norm_internal.cc.
@@ -150,8 +151,9 @@ class BatchNormalizationGrad(_BatchNorm):
     Without elements scale_grad and bias_grad are 0. NaN and infinities propagate over their
     channel.
 
-    Memory: a workspace of 17 KB, 16 bytes a channel and 8 bytes for each 16 KiB of X (twice as much
-    for float64), where a channel is more than one block holds.
+    Memory: where a channel is more than a block holds, a workspace of 17 KB, 16 bytes a channel (32
+    for float64) and 1/500 of X for partial sums, up to 1/20 where channels have few neighbouring
+    elements.
 
     Source: ONNX BatchNormalization-14, gradient;
     ONNX Runtime, orttraining/orttraining/training_ops/cuda/nn/batch_norm_grad.cc.

@@ -33,15 +33,17 @@ from ..schema import Shape, Spec
 from .fast_division import divisor
 
 THREADS = 256
-BLOCKS = 3  # of a multiprocessor, each with one item of work
+# Blocks of a multiprocessor, each with one item of work.
+PIECE_BLOCKS = 3
+COLUMN_BLOCKS = 2
 HELD_NBYTES = 128  # that a thread holds of a channel, of all arrays that are read
 SINGLE_SLOTS = 16  # that it holds where a slot is one element
 PIECE_NBYTES = 64  # from which on neighbouring elements are walked as they lie
 COLUMNS = 4  # of a thread, at most
-TILE_COLUMNS = 128
-PART_NBYTES = 65_536  # of a tile of columns, from which on it has another part
+TILE_NBYTES = 256  # of a row in a tile of columns
+PART_NBYTES = 32_768  # of a tile of columns, from which on it has another part
 MAX_PARTS = 16_384  # of a channel, each with one partial sum
-MERGED_SUMS = 8192  # of the channels of one tile
+MERGED_SUMS = 16_384  # of all parts and channels of a tile
 MAX_TILES = 2048  # of a launch: their counters lie at the start of the scratch memory
 MAX_ITEMS = 2**30
 COEFFICIENTS = 4  # of a channel
@@ -82,11 +84,6 @@ class Work:
     n_parts: int
     sums: bool = True
     applies: bool = True
-
-    @property
-    def in_one_block(self) -> bool:
-        """Whether a block has a tile to itself."""
-        return self.n_parts == 1 and self.sums
 
 
 @dataclass(frozen=True)
@@ -131,7 +128,8 @@ class Call:
         span = batch * ceil_div(n_slots, batch * MAX_PARTS)
         symbol = "channel_parts" if whole else "single_channel_parts"
         work = Work(channels.n, ceil_div(n_slots, span), self.sums, self.applied is not None)
-        return self._scheduled(symbol, channels.n, pieces(channels, width, span, THREADS), work, 1)
+        layout = pieces(channels, width, span, THREADS)
+        return self._scheduled(symbol, PIECE_BLOCKS, channels.n, layout, work)
 
     def _fits(self, channels: Channels, width: int) -> bool:
         return channels.elements <= THREADS * self._depth(width) * width
@@ -171,10 +169,7 @@ class Call:
         )
         n_parts = ceil_div(channels.outer, span)
         work = Work(n_tiles, n_parts, self.sums, self.applied is not None)
-        if work.in_one_block:
-            config = Config((n_tiles,), (THREADS,))
-            return Plan((self._launch("columns", config, layout),))
-        return self._scheduled("column_parts", channels.n, layout, work, tile)
+        return self._scheduled("column_parts", COLUMN_BLOCKS, channels.n, layout, work)
 
     @property
     def _columns(self) -> int:
@@ -182,12 +177,13 @@ class Call:
 
     def _tile(self, channels: Channels) -> int:
         """Channels of a tile: so many that it begins at a vector, or all."""
-        return min(channels.n, align_up(max(1, TILE_COLUMNS // channels.length), COLUMNS))
+        columns = TILE_NBYTES // self.types[0].itemsize
+        return min(channels.n, align_up(max(1, columns // channels.length), COLUMNS))
 
     # ---- launches --------------------------------------------------------------------------------
 
     def _scheduled(
-        self, symbol: str, n_channels: int, layout: np.void, work: Work, tile: int
+        self, symbol: str, blocks: int, n_channels: int, layout: np.void, work: Work
     ) -> Plan:
         scratch = ScratchMemory()
         counters = scratch.take(1 + 2 * MAX_TILES, np.uint32)
@@ -197,7 +193,7 @@ class Call:
         coefficients = scratch.take(COEFFICIENTS * n_channels if work.sums else 0, accumulator)
         launches = tuple(
             self._launch(symbol, config, layout, partials, coefficients, counters, schedule)
-            for config, schedule in schedules(self.device, work)
+            for config, schedule in schedules(blocks * self.device.multiprocessors, work)
         )
         return Plan(launches, scratch.nbytes)
 
@@ -229,14 +225,13 @@ def pieces(channels: Channels, width: int, span: int, threads: int) -> np.void:
     return by_value(slots=divisor(slots_of_piece), **{k: np.int64(v) for k, v in fields.items()})
 
 
-def schedules(device: Device, work: Work) -> Iterator[tuple[Config, np.void]]:
-    """Launches with at most so many tiles, and the struct Schedule of each.
+def schedules(most: int, work: Work) -> Iterator[tuple[Config, np.void]]:
+    """Launches of at most so many blocks and MAX_TILES tiles, and the struct Schedule of each.
 
     Between the sum of a part and its use a block comes round once more.
     """
     if min(work.n_tiles, MAX_TILES) * work.n_parts > MAX_ITEMS or work.n_tiles > MAX_ITEMS:
         raise LaunchError(f"{work.n_tiles} tiles of {work.n_parts} parts")
-    most = BLOCKS * device.multiprocessors
     for first in range(0, work.n_tiles, MAX_TILES):
         n_items = min(MAX_TILES, work.n_tiles - first) * work.n_parts
         grid = min(n_items, most)

@@ -25,9 +25,8 @@ ROWS: tuple[Row, ...] = (
 GIVEN = {"training_mode": False}
 BIASED = {"unbiased": False, "momentum": 0.25, "epsilon": 0.01}
 
-# label, shape, offset. A block holds a channel of "ordinary", a tile of columns of "odd" and "two";
-# several blocks share those of "large", where pieces are vectors, "misaligned", where they are
-# elements, and "rows".
+# label, shape, offset. A block holds a channel of "ordinary" and has the columns of "two"; several
+# share channels of "large", in vectors, of "misaligned", in elements, and the columns of "rows".
 CALLS: tuple[tuple[str, Shape, int], ...] = (
     ("odd", (3, 5, 5, 3), 0),
     ("vector", (33,), 0),
@@ -41,7 +40,7 @@ CALLS: tuple[tuple[str, Shape, int], ...] = (
     ("misaligned", (2, 3, 2051), 1),
     ("misaligned-columns", (9, 11), 1),
     ("large", (2, 2, 9216), 0),
-    ("rows", (1100, 34), 0),
+    ("rows", (600, 34), 0),
 )
 
 
