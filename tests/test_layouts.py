@@ -47,7 +47,7 @@ def inputs_of(name: str, rng) -> tuple[dict, list]:
 
 def test_who_takes_any_layout() -> None:
     elementwise = {"FakeQuant", "FakeQuantGrad", "IsFinite", "Scale", "ScaledSum", "BatchScale"}
-    elementwise |= {"InPlaceAccumulator", "InPlaceAccumulatorV2", "ZeroGradient"}
+    elementwise |= {"InPlaceAccumulator", "InPlaceAccumulatorV2", "ZeroGradient", "DropoutGrad"}
     codecs = {c for c in names() if c.startswith(("GistBin", "GistPack8", "GistPack16"))}
     assert len(codecs) == 6
     activations = {name for name in names() if get_op(name).family == "activation"}
