@@ -69,6 +69,9 @@ def gradient_divisor(loss_scale: object, norm: object, max_norm: float) -> float
     return found / max_norm if max_norm > 0 and found > scale * max_norm else scale
 
 
+DEFAULT_RATIO = 0.5  # of dropout
+
+
 def dropout_scale(ratio: float, t: Dtype) -> np.floating:
     """What kept elements are multiplied with."""
     return rounded(1 / (1 - ratio), t)

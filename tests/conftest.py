@@ -83,19 +83,16 @@ def pytest_report_header() -> str:
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     seed = int(os.environ["CTO_SEED"])
-    emulated = [item for item in items if run_of(item) in EMULATED_RUNS]
-    combinations: dict[str, set[tuple[str, ...]]] = {}
-    for item in emulated:
-        combinations.setdefault(function_of(item), set()).add(types_of(item))
-    for item in emulated:
-        share = random.Random(f"{seed} {item.path.name}").random()
-        if not is_drawn(item, drawn(combinations[function_of(item)], share), seed):
-            item.add_marker("thorough")
-
-
-def function_of(item: pytest.Item) -> str:
-    """A test's name without its parameters."""
-    return item.nodeid.partition("[")[0]
+    functions: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if run_of(item) in EMULATED_RUNS:
+            functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for tests in functions.values():
+        share = random.Random(f"{seed} {tests[0].path.name}").random()
+        types = drawn(set(map(types_of, tests)), share)
+        for item in tests:
+            if not is_drawn(item, types, seed):
+                item.add_marker("thorough")
 
 
 def types_of(item: pytest.Item) -> tuple[str, ...]:

@@ -10,14 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import Dtype, HostArray
-from ..numerics import (
-    bias_correction,
-    cast,
-    computed_in,
-    counted,
-    gradient_divisor,
-    number,
-)
+from ..numerics import bias_correction, cast, computed_in, counted, gradient_divisor, number
 
 Arrays = Sequence[HostArray]
 Some = Sequence[HostArray | None]

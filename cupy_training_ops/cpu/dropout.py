@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import philox
 from ..dtypes import FLOAT64, HostArray
-from ..numerics import cast, dropout_scale, wide
+from ..numerics import DEFAULT_RATIO, cast, dropout_scale, wide
 from . import softmax
 
 # Two numbers, or an array of them, of which the offset goes on. None draws as the function does.
@@ -132,7 +132,7 @@ def softmax_dropout_grad(
 
 def _applied(ratio: float | None, training: bool) -> float:
     """The ratio that elements are dropped with, 0 where it is the identity."""
-    return (0.5 if ratio is None else ratio) if training else 0.0
+    return (DEFAULT_RATIO if ratio is None else ratio) if training else 0.0
 
 
 def _drawn(x: HostArray, ratio: float, state: State, seed: int | None) -> HostArray:

@@ -14,7 +14,7 @@ from .. import philox
 from ..dtypes import FLOATS, Dtype
 from ..errors import ArgumentError, refuse, shown
 from ..frame.op import Op
-from ..numerics import dropout_scale
+from ..numerics import DEFAULT_RATIO, dropout_scale
 from ..plan import VEC_NBYTES, Config, Device, Launch, Plan
 from ..schema import (
     Attribute,
@@ -104,8 +104,6 @@ class Launches:
 
 
 # ---- inputs, and the operators that have them ----------------------------------------------------
-
-DEFAULT_RATIO = 0.5
 
 
 def number(value: object) -> float:

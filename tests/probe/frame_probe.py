@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT64
-from cupy_training_ops.errors import ArgumentError, refuse
+from cupy_training_ops.errors import refuse
 from cupy_training_ops.frame import backends
 from cupy_training_ops.frame.op import DelegatingOp, slots
 from cupy_training_ops.plan import Config, Launch, Plan, Pointers, Work, by_value, ceil_div
 from cupy_training_ops.planning import multi_tensor
+from cupy_training_ops.planning.dropout import two_integers
 from cupy_training_ops.schema import (
     Attribute,
     Changing,
@@ -31,12 +33,6 @@ from .probe import Probe, one_launch
 
 THREADS = 128
 ALPHA = 0.9
-
-
-def two_integers(value) -> tuple[int, int]:
-    if not isinstance(value, tuple | list) or len(value) != 2:
-        raise ArgumentError(f"expected two integers, got {value!r}")
-    return integer(value[0]), integer(value[1])
 
 
 class ProbeEither(Probe):
@@ -78,16 +74,7 @@ class ProbeSupplied(ProbeEither):
 
     inputs = (
         ProbeEither.inputs[0],
-        Input(
-            "state",
-            "uint64",
-            memory="either",
-            convert=two_integers,
-            count=2,
-            optional=True,
-            updated=True,
-            supplied=True,
-        ),
+        replace(ProbeEither.inputs[3], optional=True, supplied=True),
     )
     outputs = (Output("Y", "float32"),)
     types: ClassVar[dict] = {}
