@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Cross-entropy losses and their gradients.  CPU provider: cupy_training_ops/cpu/cross_entropy.py
 //
-// A mean's divisor, the sum of the rows' weights, is made first: __divisor. One kernel then reads the
-// scores and writes a loss for each row, which __total adds up: in two stages of fixed order, as are
-// all sums over rows. __short_rows, __rows and __columns are variants as in softmax.cu.
+// One kernel reads the scores and writes a loss for each row, which __total adds up, and divides by
+// the sum of the rows' weights. Where a gradient needs that sum, __divisor makes it first. All sums
+// over rows have two stages of fixed order. __short_rows, __rows and __columns as in softmax.cu.
 #include "algorithm/reduce.cuh"
 #include "algorithm/row_softmax.cuh"
 #include "core/either.cuh"
@@ -33,7 +33,7 @@ using A = Acc<T>;
 constexpr int NBYTES = CTO_NBYTES;
 constexpr int STREAMED_NBYTES = NBYTES < 64 ? NBYTES : 64;  // where nothing has to be held
 constexpr int COLUMN_ELEMENTS = NBYTES / 16;
-constexpr int WIDTH = 16 / (sizeof(T) < sizeof(TOUT) ? sizeof(T) : sizeof(TOUT));
+constexpr int WIDTH = 16 / (sizeof(T) > sizeof(TOUT) ? sizeof(T) : sizeof(TOUT));
 constexpr int SUM_THREADS = 256;
 
 // Slots of each of N arrays, in so many bytes of all; at least one.
@@ -98,14 +98,20 @@ __device__ __forceinline__ Target target_of(const void* labels, const void* weig
 
 // ---- sums over rows -----------------------------------------------------------------------------
 
-// The sum of `own` over all threads of all blocks, in the last block; whether this is it.
-__device__ __forceinline__ bool sum_grid(A& own, A* partials, u32* ticket) {
+// The sums of `own` over all threads of all blocks, in the last block; whether this is it.
+template <int N>
+__device__ __forceinline__ bool sum_grid(A (&own)[N], A* partials, u32* ticket) {
     __shared__ bool last;
     __shared__ reduce::BlockScratch<A, SUM_THREADS> scratch;
-    own = reduce::sum_block(own, scratch);
-    if (threadIdx.x == 0) partials[blockIdx.x] = own;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        own[i] = reduce::sum_block(own[i], scratch);
+        if (threadIdx.x == 0) partials[i * gridDim.x + blockIdx.x] = own[i];
+    }
     if (!reduce::arrives_last(ticket, gridDim.x, last)) return false;
-    own = reduce::sum_partials(partials, gridDim.x, scratch);
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+        own[i] = reduce::sum_partials(partials + i * gridDim.x, gridDim.x, scratch);
     return threadIdx.x == 0;
 }
 
@@ -272,24 +278,29 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS)
     cross_entropy__divisor(const void* labels, const void* weights,
                            const __grid_constant__ Rule rule, i64 n_rows, Acc<T>* partials,
                            u32* ticket, Acc<T>* divisor) {
-    A sum = 0;
+    A sum[1] = {};
+#pragma unroll 4
     for (i64 row = blockIdx.x * blockDim.x + threadIdx.x; row < n_rows;
          row += gridDim.x * blockDim.x)
-        sum += target_of(labels, weights, rule, row).weight;
-    if (sum_grid(sum, partials, ticket)) *divisor = sum;
+        sum[0] += target_of(labels, weights, rule, row).weight;
+    if (sum_grid(sum, partials, ticket)) *divisor = sum[0];
 }
 
-// output = the sum of the rows' losses, divided once.
+// output = the sum of the rows' losses, divided once: by that of their weights if there are labels.
 extern "C" __global__ void __launch_bounds__(SUM_THREADS)
-    cross_entropy__total(const Acc<T>* losses, i64 n_rows, const Acc<T>* divisor, double n,
+    cross_entropy__total(const Acc<T>* losses, i64 n_rows, const void* labels, const void* weights,
+                         const __grid_constant__ Rule rule, const Acc<T>* divisor, double n,
                          Acc<T>* partials, u32* ticket, TOUT* output) {
-    A sum = 0;
+    A sums[2] = {};
+#pragma unroll 4
     for (i64 row = blockIdx.x * blockDim.x + threadIdx.x; row < n_rows;
-         row += gridDim.x * blockDim.x)
-        sum += losses[row];
-    if (!sum_grid(sum, partials, ticket)) return;
-    const A by = Divisor{divisor, n}.value();
-    *output = from_acc<TOUT>(by == 0 ? A(0) : sum / by);
+         row += gridDim.x * blockDim.x) {
+        sums[0] += losses[row];
+        if (labels) sums[1] += target_of(labels, weights, rule, row).weight;
+    }
+    if (!sum_grid(sums, partials, ticket)) return;
+    const A by = labels ? sums[1] : Divisor{divisor, n}.value();
+    *output = from_acc<TOUT>(by == 0 ? A(0) : sums[0] / by);
 }
 
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS)

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Layer normalisations and their gradients.  CPU provider: cupy_training_ops/cpu/layer_norm.py
 //
-// Rows that fit on chip have two kernels each: __rows with vectors, where arrays are aligned, and
-// __elements. Longer ones are read again. T is the type of X, U that of statistics, V that of Y,
-// scale and bias.
+// Rows that fit on chip have kernels with vectors, where arrays are aligned, and by __elements. The
+// forward holds them in registers, gradients in shared memory. Longer ones are read again. T is the
+// type of X, U that of statistics, V that of Y, scale and bias.
 #include "layer_norm/forward.cuh"
 #include "layer_norm/gradient.cuh"
 
@@ -37,19 +37,26 @@ using namespace cto;
 
 // ---- LayerNormalization, and without `is_centred` SimplifiedLayerNormalization ------------------
 
-extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(lines::SHORT_THREADS)
+    layer_norm__short_rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
+                           bool is_centred, double epsilon, i64 n_rows, i64 length, u32 threads) {
+    forward::hold_row<WIDTH, forward::SHORT_COLUMNS<T>, T, V>(
+        {x, scale, bias, y, mean, inv_std, is_centred, static_cast<U>(epsilon)}, n_rows, length,
+        threads);
+}
+extern "C" __global__ void __launch_bounds__(lines::MAX_THREADS)
     layer_norm__rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
-                     bool is_centred, double epsilon, const __grid_constant__ Rows rows) {
-    extern __shared__ __align__(16) u8 shared[];
-    forward::walk_rows<WIDTH, T, V>(
-        {x, scale, bias, y, mean, inv_std, is_centred, static_cast<U>(epsilon)}, rows, shared);
+                     bool is_centred, double epsilon, i64 n_rows, i64 length, u32 threads) {
+    forward::hold_row<WIDTH, forward::COLUMNS<T, V>, T, V>(
+        {x, scale, bias, y, mean, inv_std, is_centred, static_cast<U>(epsilon)}, n_rows, length,
+        threads);
 }
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     layer_norm__elements(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
-                         bool is_centred, double epsilon, const __grid_constant__ Rows rows) {
-    extern __shared__ __align__(16) u8 shared[];
-    forward::walk_rows<1, T, V>(
-        {x, scale, bias, y, mean, inv_std, is_centred, static_cast<U>(epsilon)}, rows, shared);
+                         bool is_centred, double epsilon, i64 n_rows, i64 length, u32 threads) {
+    forward::hold_row<1, forward::SINGLE_COLUMNS<T>, T, V>(
+        {x, scale, bias, y, mean, inv_std, is_centred, static_cast<U>(epsilon)}, n_rows, length,
+        threads);
 }
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     layer_norm__long_rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
@@ -65,16 +72,24 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
                               const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
                               const __grid_constant__ Rows rows) {
     extern __shared__ __align__(16) u8 shared[];
-    gradient::walk_rows<WIDTH, T, V, false>({dy, x, scale, nullptr, mean, inv_std}, dx, scale_sums,
-                                            bias_sums, rows, shared);
+    gradient::walk_rows<WIDTH, false, T, V, false>({dy, x, scale, nullptr, mean, inv_std}, dx,
+                                                   scale_sums, bias_sums, rows, shared);
+}
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
+    layer_norm__gradient_shifted_rows(const V* dy, const T* x, const V* scale, const U* mean,
+                                      const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
+                                      const __grid_constant__ Rows rows) {
+    extern __shared__ __align__(16) u8 shared[];
+    gradient::walk_rows<WIDTH, true, T, V, false>({dy, x, scale, nullptr, mean, inv_std}, dx,
+                                                  scale_sums, bias_sums, rows, shared);
 }
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     layer_norm__gradient_elements(const V* dy, const T* x, const V* scale, const U* mean,
                                   const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
                                   const __grid_constant__ Rows rows) {
     extern __shared__ __align__(16) u8 shared[];
-    gradient::walk_rows<1, T, V, false>({dy, x, scale, nullptr, mean, inv_std}, dx, scale_sums,
-                                        bias_sums, rows, shared);
+    gradient::walk_rows<1, false, T, V, false>({dy, x, scale, nullptr, mean, inv_std}, dx,
+                                               scale_sums, bias_sums, rows, shared);
 }
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     layer_norm__gradient_row_sums(const V* dy, const T* x, const V* scale, const U* mean,
@@ -96,16 +111,24 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
                                 const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
                                 const __grid_constant__ Rows rows) {
     extern __shared__ __align__(16) u8 shared[];
-    gradient::walk_rows<WIDTH, T, V, true>({dy, y, scale, bias, nullptr, inv_std}, dx, scale_sums,
-                                           bias_sums, rows, shared);
+    gradient::walk_rows<WIDTH, false, T, V, true>({dy, y, scale, bias, nullptr, inv_std}, dx,
+                                                  scale_sums, bias_sums, rows, shared);
+}
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
+    layer_norm__invertible_shifted_rows(const V* dy, const V* y, const V* scale, const V* bias,
+                                        const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
+                                        const __grid_constant__ Rows rows) {
+    extern __shared__ __align__(16) u8 shared[];
+    gradient::walk_rows<WIDTH, true, T, V, true>({dy, y, scale, bias, nullptr, inv_std}, dx,
+                                                 scale_sums, bias_sums, rows, shared);
 }
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     layer_norm__invertible_elements(const V* dy, const V* y, const V* scale, const V* bias,
                                     const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
                                     const __grid_constant__ Rows rows) {
     extern __shared__ __align__(16) u8 shared[];
-    gradient::walk_rows<1, T, V, true>({dy, y, scale, bias, nullptr, inv_std}, dx, scale_sums,
-                                       bias_sums, rows, shared);
+    gradient::walk_rows<1, false, T, V, true>({dy, y, scale, bias, nullptr, inv_std}, dx,
+                                              scale_sums, bias_sums, rows, shared);
 }
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     layer_norm__invertible_row_sums(const V* dy, const V* y, const V* scale, const V* bias,

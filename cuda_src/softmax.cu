@@ -35,7 +35,7 @@ __device__ __forceinline__ void softmax_line(const Line<W, DEPTH>& line, const T
                                              const T* x, T* y) {
     Reader<T, W, DEPTH> in(line, x, from_acc<T>(negative_infinity<A>()));
     OnlineSum<A> of;
-    const auto batch = read(line, of, in);
+    const auto batch = read<sizeof(T) == 2>(line, of, in);
     of.join(threads);
     const A max = of.max, last = LOG ? logarithm(of.sum) : 1 / of.sum;
     const auto map = [=](Place<W>, A v) {
@@ -61,12 +61,12 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
     const T zero = from_acc<T>(A(0));
     Reader<T, W, DEPTH> in_dy(line, dy, zero), in_y(line, y, zero);
     Slope<LOG> slope;
-    const auto batch = read(line, slope, in_dy, in_y);
+    const auto batch = read < sizeof(T) == 2 && !LOG > (line, slope, in_dy, in_y);
     const A sum = threads.sum(slope.sum);
     const auto map = [=](Place<W>, A dy, A y) {
         return LOG ? dy - exponential(y) * sum : y * (dy - sum);
     };
-    write(line, batch, map, Writer<T>{dx}, in_dy, in_y);
+    write<true>(line, batch, map, Writer<T>{dx}, in_dy, in_y);
 }
 
 template <bool LOG, int TOTAL_NBYTES>
@@ -137,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
                                  u32 threads) {
     gradient_rows<false, SHORT_NBYTES>(dy, y, dx, n_rows, length, threads);
 }
-extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     softmax__gradient_rows(const T* dy, const T* y, T* dx, i64 n_rows, i64 length, u32 threads) {
     gradient_rows<false, NBYTES>(dy, y, dx, n_rows, length, threads);
 }
@@ -152,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
                                      u32 threads) {
     gradient_rows<true, SHORT_NBYTES>(dy, x, dx, n_rows, length, threads);
 }
-extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     softmax__log_gradient_rows(const T* dy, const T* x, T* dx, i64 n_rows, i64 length,
                                u32 threads) {
     gradient_rows<true, NBYTES>(dy, x, dx, n_rows, length, threads);

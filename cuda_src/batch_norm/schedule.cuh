@@ -76,19 +76,19 @@ struct Counters {
 };
 
 // Gives `work` the items of this block. The ticket of the next is taken ahead, so that a block need
-// not wait for it. `next` is in shared memory.
+// not wait for it. `next` is in shared memory: two entries, so that one can be written while the
+// other is read.
 template <class Work>
-__device__ void each_item(const Schedule& schedule, const Counters& counters, u32& next,
+__device__ void each_item(const Schedule& schedule, const Counters& counters, u32 (&next)[2],
                           const Work& work) {
     const u32 n = count_tickets(schedule);
     const u32 last = n + gridDim.x - 1;  // of the tickets that are taken: the counter wraps to zero
     u32 ahead = 0;
     if (threadIdx.x == 0) ahead = atomicInc(counters.ticket(), last);
-    while (true) {
-        if (threadIdx.x == 0) next = ahead;
+    for (u32 turn = 0; true; turn ^= 1) {
+        if (threadIdx.x == 0) next[turn] = ahead;
         __syncthreads();
-        const u32 own = next;
-        __syncthreads();
+        const u32 own = next[turn];
         if (own >= n) return;
         if (threadIdx.x == 0) ahead = atomicInc(counters.ticket(), last);
         work(item_of(own, schedule));
@@ -130,7 +130,7 @@ __device__ void by_schedule(const Op& op, const Walk& walk, const Schedule& sche
                             const Scratch<typename Op::A>& scratch) {
     using Of = OpCoefficients<Op>;
     __shared__ typename Op::A shared[Walk::SHARED];
-    __shared__ u32 next;
+    __shared__ u32 next[2];
     __shared__ bool last;
     constexpr int FIELDS = Op::template State<1>::FIELDS;
     each_item(schedule, scratch.counters, next, [&](const Item& item) {

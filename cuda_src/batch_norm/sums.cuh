@@ -15,26 +15,29 @@ constexpr int THREADS = 256;  // of a block, where several share channels
 
 // ---- over threads -------------------------------------------------------------------------------
 
-// The threads of a block have one channel.
+// The threads of a block have one channel. The second sums have memory of their own, so that the
+// first need not have been read; a third, or another OverBlock, comes after another barrier.
 template <class A>
 struct OverBlock {
-    A* of_warp;  // shared memory, two entries for each warp
+    A* of_warp;  // shared memory, four entries for each warp
+    mutable u32 n_sums = 0;
 
     template <int K>
     __device__ void operator()(A (&values)[K][1]) const {
+        static_assert(K <= 2);
         const u32 warp = threadIdx.x / WARP, n_warps = blockDim.x / WARP;
+        A* const own = of_warp + 2 * n_warps * (n_sums++ % 2);
 #pragma unroll
-        for (int k = 0; k < K; ++k) values[k][0] = reduce::sum_lanes(values[k][0], WARP);
-        __syncthreads();  // the last sums have been read
-#pragma unroll
-        for (int k = 0; k < K; ++k)
-            if (threadIdx.x % WARP == 0) of_warp[k * n_warps + warp] = values[k][0];
+        for (int k = 0; k < K; ++k) {
+            values[k][0] = reduce::sum_lanes(values[k][0], WARP);
+            if (threadIdx.x % WARP == 0) own[k * n_warps + warp] = values[k][0];
+        }
         __syncthreads();
 #pragma unroll
         for (int k = 0; k < K; ++k) {
-            values[k][0] = of_warp[k * n_warps];
+            values[k][0] = own[k * n_warps];
 #pragma unroll 1
-            for (u32 i = 1; i < n_warps; ++i) values[k][0] += of_warp[k * n_warps + i];
+            for (u32 i = 1; i < n_warps; ++i) values[k][0] += own[k * n_warps + i];
         }
     }
 };

@@ -69,6 +69,16 @@ __device__ __forceinline__ float divide_subnormal(float x, float y) {
     return quotient;
 #endif
 }
+// Within a unit in the last place, of numbers whose reciprocal is a normal one.
+__device__ __forceinline__ float fast_reciprocal(float y) {
+#ifdef __CUDA_CPU__
+    return 1 / y;
+#else
+    float reciprocal;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(y));
+    return reciprocal;
+#endif
+}
 // Keeps subnormals too, and is within 2 units in the last place.
 __device__ __forceinline__ float fast_divide(float x, float y) {
 #ifdef __CUDA_CPU__

@@ -42,6 +42,20 @@ __device__ __forceinline__ V load_streaming(const V* from) {
     }
 }
 
+// What no thread writes while the kernel runs: such loads may be begun before stores that are asked
+// for first.
+template <class V>
+__device__ __forceinline__ V load_constant(const V* from) {
+    V loaded;
+    if constexpr (sizeof(V) == 16)
+        *reinterpret_cast<uint4*>(&loaded) = __ldg(reinterpret_cast<const uint4*>(from));
+    else if constexpr (sizeof(V) == 8)
+        *reinterpret_cast<uint2*>(&loaded) = __ldg(reinterpret_cast<const uint2*>(from));
+    else
+        loaded = *from;
+    return loaded;
+}
+
 // Stored past the caches where it takes 8 bytes or a multiple of 16: what is written is larger than
 // they are.
 template <class V>
@@ -107,13 +121,14 @@ struct Unit<E, true> {
     static __device__ bool widened(u32 word, int i, bool) { return word & 0xFFu << 8 * i; }
 };
 
-// What was loaded as a vector of N elements, in their accumulators.
-template <class E, int N>
+// A vector of N elements, in their accumulators. CONSTANT: see load_constant.
+template <class E, bool CONSTANT = false, int N>
 __device__ __forceinline__ void widen(const void* from, Acc<E> (&to)[N]) {
     using Unit = vec::Unit<E, IN_WORDS<E, N>>;
     using Held = typename Unit::Held;
     using Words = Vec<Held, N * sizeof(E) / sizeof(Held)>;
-    const Words words = *reinterpret_cast<const Words*>(from);
+    const auto* const address = reinterpret_cast<const Words*>(from);
+    const Words words = CONSTANT ? load_constant(address) : *address;
 #pragma unroll
     for (int i = 0; i < N; ++i) to[i] = Unit::at(words.at, i);
 }

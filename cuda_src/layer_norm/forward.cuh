@@ -3,11 +3,25 @@
 //
 // A row's mean is that of its differences to its first element: rows far from zero lose no digits.
 #pragma once
-#include "algorithm/staged_rows.cuh"
+#include "algorithm/lines.cuh"
 
 namespace cto::layer_norm_forward {
 
-using namespace staged_rows;
+using namespace lines;
+
+// Elements that a thread holds of a row in the kernels for vectors, of which short rows have their
+// own, and in the one for single elements.
+template <class T, class V>
+constexpr int COLUMNS = sizeof(T) == 8           ? 8
+                        : sizeof(T) == sizeof(V) ? 32
+                                                 : 16;
+template <class T>
+constexpr int SHORT_COLUMNS = SHORT_NBYTES / sizeof(T);
+template <class T>
+constexpr int SINGLE_COLUMNS = sizeof(T) == 8 ? 8 : 16;
+
+__device__ __forceinline__ float quotient(float a, float b) { return fast_divide(a, b); }
+__device__ __forceinline__ double quotient(double a, double b) { return a / b; }
 
 template <class T, class V>
 struct Arrays {
@@ -23,13 +37,18 @@ struct Arrays {
     A epsilon;
 
     // What a row's elements are taken relative to: its first one, if it is finite.
-    __device__ __forceinline__ A origin(i64 row, i64 count, i64 length) const {
-        if (!is_centred || row >= count || length == 0) return 0;
+    __device__ __forceinline__ A origin(i64 row, i64 length) const {
+        if (!is_centred || length == 0) return 0;
         const A first = to_acc(x[row * length]);
         return isfinite(first) ? first : A(0);
     }
-    __device__ __forceinline__ A inverse(A of_squares, i64 length) const {
-        return rsqrt(of_squares / static_cast<A>(length > 0 ? length : 1) + epsilon);
+    __device__ __forceinline__ A inverse(A of_squares, A n) const {
+        return rsqrt(quotient(of_squares, n) + epsilon);
+    }
+    // Y of one element.
+    __device__ __forceinline__ void store(i64 start, i64 column, A x_hat) const {
+        const A of_bias = bias ? to_acc(bias[column]) : A(0);
+        y[start + column] = from_acc<V>(x_hat * to_acc(scale[column]) + of_bias);
     }
     __device__ __forceinline__ void store_statistics(i64 row, A row_mean, A row_inv_std) const {
         if (mean) mean[row] = row_mean;
@@ -37,101 +56,128 @@ struct Arrays {
     }
 };
 
-// Rows that are held.
-template <int W, class T, class V>
-__device__ __forceinline__ void walk_rows(const Arrays<T, V>& arrays, const Rows& rows,
-                                          u8* shared) {
-    using A = Acc<T>;
-    constexpr int D = DEPTH<A, W>, UNROLL = W > 1 ? 1 : 4;
-    __shared__ A of_warp[2][1][WARP];
-    RowSums<A, 1> sum_row{of_warp, static_cast<u32>(rows.threads)};
-    Walk<W> walk(rows);
-    const Staged<T, W> x(arrays.x, walk, shared);
-    const A n = static_cast<A>(rows.length > 0 ? rows.length : 1);
+// Scale or bias of a slot, which lies at a multiple of 16 bytes if it is ALIGNED.
+template <class V, bool ALIGNED, int W>
+__device__ __forceinline__ void load_parameters(const V* from, Acc<V> (&to)[W]) {
+    if constexpr (ALIGNED) {
+        vec::widen<V, true>(from, to);
+    } else {
+#pragma unroll
+        for (int i = 0; i < W; ++i) to[i] = to_acc(from[i]);
+    }
+}
 
-    start_first<D>(walk, x);
-    A next = arrays.origin(walk.row, rows.count, rows.length);
-#pragma unroll 1
-    for (; walk.goes_on(); leave(walk)) {
-        const A origin = next;
-        next = arrays.origin(walk.row + walk.step(), rows.count, rows.length);
-        const i32 end = walk.end_of(walk.row);
-        arrive(walk, x);
-        A sum[1] = {}, squares[1] = {};
-        if (arrays.is_centred) {
-#pragma unroll UNROLL
-            for (int u = 0; u < D; ++u) {
-                if (walk.slot(u) >= end) break;
-                A of_slot[W];
-                x.read(walk, u, of_slot);
+// A row that its threads hold.
+template <int W, int DEPTH, class T, class V>
+struct HeldRow {
+    using A = Acc<T>;
+
+    const Arrays<T, V>& arrays;
+    const Line<W, DEPTH>& line;
+    Reader<T, W, DEPTH> x;
+    A origin, center = 0, mean;
+
+    __device__ __forceinline__ HeldRow(const Arrays<T, V>& arrays, const Line<W, DEPTH>& line,
+                                       i64 length)
+        : arrays(arrays), line(line), x(line, arrays.x, from_acc<T>(A(0))) {
+        x.load(line, 0);
+        mean = origin = line.number < 0 ? A(0) : arrays.origin(line.number, length);
+    }
+    // From now on distances are to the mean.
+    __device__ __forceinline__ void center_at(A distance) {
+        center = distance;
+        mean = origin + center;
+    }
+    // Of 2-byte types, whose neighbouring numbers lie further apart than float32 rounds, at once.
+    __device__ __forceinline__ A distance(A element) const {
+        return sizeof(T) == 2 ? element - mean : element - origin - center;
+    }
+
+    // Shows `see` how far this thread's elements are from the centre.
+    template <class See>
+    __device__ __forceinline__ void each(const See& see) const {
 #pragma unroll
-                for (int i = 0; i < W; ++i) sum[0] += of_slot[i] - origin;
-            }
-            sum_row(sum);
-        }
-        const A center = sum[0] / n;
-#pragma unroll UNROLL
-        for (int u = 0; u < D; ++u) {
-            if (walk.slot(u) >= end) break;
-            A of_slot[W];
-            x.read(walk, u, of_slot);
+        for (int u = 0; u < DEPTH; ++u) {
+            if (!line.has(0, u)) continue;
 #pragma unroll
-            for (int i = 0; i < W; ++i) {
-                const A distance = of_slot[i] - origin - center;
-                squares[0] += distance * distance;
-            }
+            for (int i = 0; i < W; ++i) see(distance(x.at(u, i)));
         }
-        sum_row(squares);
-        const A inv_std = arrays.inverse(squares[0], rows.length);
-        if (walk.thread == 0 && walk.row < rows.count)
-            arrays.store_statistics(walk.row, origin + center, inv_std);
-#pragma unroll UNROLL
-        for (int u = 0; u < D; ++u) {
-            if (walk.slot(u) >= end) break;
-            A of_slot[W];
-            x.read(walk, u, of_slot);
-            replace(walk, u, x);
-            const i64 column = static_cast<i64>(walk.slot(u)) * W;
+        if (W > 1 && line.edge >= 0) see(distance(to_acc(x.edge)));
+    }
+    __device__ __forceinline__ void write(A inv_std) const {
+        if (line.head == 0)
+            write_slots<true>(inv_std);
+        else
+            write_slots<false>(inv_std);
+        if (W > 1 && line.edge >= 0)
+            arrays.store(line.start, line.edge, distance(to_acc(x.edge)) * inv_std);
+    }
+
+  private:
+    template <bool ALIGNED>
+    __device__ __forceinline__ void write_slots(A inv_std) const {
+#pragma unroll
+        for (int u = 0; u < DEPTH; ++u) {
+            if (!line.has(0, u)) continue;
+            const i64 column = line.head + static_cast<i64>(line.slot(0, u)) * W;
             A scale[W], bias[W] = {}, values[W];
-            vec::widen<V>(arrays.scale + column, scale);
-            if (arrays.bias) vec::widen<V>(arrays.bias + column, bias);
+            load_parameters<V, ALIGNED>(arrays.scale + column, scale);
+            if (arrays.bias) load_parameters<V, ALIGNED>(arrays.bias + column, bias);
 #pragma unroll
             for (int i = 0; i < W; ++i)
-                values[i] = (of_slot[i] - origin - center) * inv_std * scale[i] + bias[i];
-            vec::store_streaming(reinterpret_cast<Vec<V, W>*>(arrays.y + walk.start(walk.row, u)),
-                                 vec::from_acc<V>(values));
+                values[i] = distance(x.at(u, i)) * inv_std * scale[i] + bias[i];
+            Writer<V>{arrays.y}.store(line, 0, u, values);
         }
     }
+};
+
+template <int W, int COLUMNS, class T, class V>
+__device__ __forceinline__ void hold_row(const Arrays<T, V>& arrays, i64 n_rows, i64 length,
+                                         u32 n_threads) {
+    using A = Acc<T>;
+    __shared__ A of_warp[WARP];
+    const RowThreads<A> threads{n_threads, of_warp};
+    const auto line = row_of<W, COLUMNS / W>(n_rows, length, n_threads);
+    HeldRow row(arrays, line, length);
+    const A n = static_cast<A>(length > 0 ? length : 1);
+    A sum = 0, squares = 0;
+    if (arrays.is_centred) {
+        row.each([&](A distance) { sum += distance; });
+        sum = threads.sum(sum);
+        row.center_at(quotient(sum, n));
+    }
+    row.each([&](A distance) { squares += distance * distance; });
+    const A inv_std = arrays.inverse(threads.sum(squares), n);
+    if (line.leads()) arrays.store_statistics(line.number, row.mean, inv_std);
+    row.write(inv_std);
 }
 
 // A longer row, by a block: it is read three times.
 template <class T, class V>
 __device__ __forceinline__ void read_row(const Arrays<T, V>& arrays, i64 length) {
     using A = Acc<T>;
-    __shared__ A of_warp[2][1][WARP];
-    RowSums<A, 1> sum_row{of_warp, blockDim.x};
+    __shared__ A of_warp[WARP];
+    const RowThreads<A> threads{blockDim.x, of_warp};
     const i64 row = blockIdx.x, start = row * length;
-    const A origin = arrays.origin(row, gridDim.x, length);
-    A sum[1] = {}, squares[1] = {};
+    const A origin = arrays.origin(row, length);
+    A sum = 0, squares = 0;
+    if (arrays.is_centred) {
 #pragma unroll 8
-    for (i64 i = threadIdx.x; i < length; i += blockDim.x)
-        sum[0] += to_acc(arrays.x[start + i]) - origin;
-    sum_row(sum);
-    const A center = arrays.is_centred ? sum[0] / static_cast<A>(length) : A(0);
+        for (i64 i = threadIdx.x; i < length; i += blockDim.x)
+            sum += to_acc(arrays.x[start + i]) - origin;
+        sum = threads.sum(sum);
+    }
+    const A n = static_cast<A>(length), center = quotient(sum, n);
 #pragma unroll 8
     for (i64 i = threadIdx.x; i < length; i += blockDim.x) {
         const A distance = to_acc(arrays.x[start + i]) - origin - center;
-        squares[0] += distance * distance;
+        squares += distance * distance;
     }
-    sum_row(squares);
-    const A inv_std = arrays.inverse(squares[0], length);
+    const A inv_std = arrays.inverse(threads.sum(squares), n);
     if (threadIdx.x == 0) arrays.store_statistics(row, origin + center, inv_std);
 #pragma unroll 4
-    for (i64 i = threadIdx.x; i < length; i += blockDim.x) {
-        const A distance = to_acc(arrays.x[start + i]) - origin - center;
-        const A bias = arrays.bias ? to_acc(arrays.bias[i]) : A(0);
-        arrays.y[start + i] = from_acc<V>(distance * inv_std * to_acc(arrays.scale[i]) + bias);
-    }
+    for (i64 i = threadIdx.x; i < length; i += blockDim.x)
+        arrays.store(start, i, (to_acc(arrays.x[start + i]) - origin - center) * inv_std);
 }
 
 }  // namespace cto::layer_norm_forward

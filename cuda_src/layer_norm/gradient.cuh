@@ -62,11 +62,18 @@ struct Means {
 
 __device__ __forceinline__ float times(float x, float y) { return __fmul_rn(x, y); }
 __device__ __forceinline__ double times(double x, double y) { return __dmul_rn(x, y); }
-__device__ __forceinline__ float quotient(float x, float y) { return fast_divide(x, y); }
-__device__ __forceinline__ double quotient(double x, double y) { return x / y; }
+// y was of type V. A reciprocal overflows for no half.
+template <class V>
+__device__ __forceinline__ float quotient(float x, float y) {
+    return ARE_SAME<V, __half> ? x * fast_reciprocal(y) : fast_divide(x, y);
+}
+template <class V>
+__device__ __forceinline__ double quotient(double x, double y) {
+    return x / y;
+}
 
-// One element.
-template <class A, bool FROM_Y>
+// One element; V is the type of scale and bias.
+template <class V, class A, bool FROM_Y>
 struct Element {
     A dy, scale;
     A h, distance;  // x - mean, or y - bias
@@ -87,7 +94,7 @@ struct Element {
     }
     __device__ A x_hat(A inv_std) const {
         if constexpr (!FROM_Y) return distance * inv_std;
-        return scale == 0 ? A(0) : quotient(distance, scale);
+        return scale == 0 ? A(0) : quotient<V>(distance, scale);
     }
 };
 
@@ -100,65 +107,127 @@ __device__ __forceinline__ Means<A> means_of(const A (&sums)[2], A inv_std, bool
 
 // ---- rows that are held -------------------------------------------------------------------------
 
+// Scale and bias of the slots: read where they lie, or of SHIFTED rows from shared memory.
+template <class V, int W, bool FROM_Y, bool SHIFTED>
+struct Parameters {
+    const V *scale, *bias;
+
+    template <class In>
+    __device__ __forceinline__ Parameters(const In& in, const Walk<W, false>&, u8*&)
+        : scale(in.scale), bias(in.bias) {}
+    __device__ __forceinline__ void read(const Walk<W, false>& walk, int u, Acc<V> (&of_scale)[W],
+                                         Acc<V> (&of_bias)[W]) const {
+        vec::widen<V>(scale + walk.column(u), of_scale);
+        if constexpr (FROM_Y) vec::widen<V>(bias + walk.column(u), of_bias);
+    }
+};
+template <class V, int W, bool FROM_Y>
+struct Parameters<V, W, FROM_Y, true> {
+    InShared<Acc<V>, W> scale, bias;
+
+    template <class In>
+    __device__ __forceinline__ Parameters(const In& in, const Walk<W, true>& walk, u8*& shared)
+        : scale(in.scale, walk, shared), bias(scale) {
+        if constexpr (FROM_Y) bias = InShared<Acc<V>, W>(in.bias, walk, shared);
+        __syncthreads();
+    }
+    __device__ __forceinline__ void read(const Walk<W, true>& walk, int u, Acc<V> (&of_scale)[W],
+                                         Acc<V> (&of_bias)[W]) const {
+        scale.read(walk, u, of_scale);
+        if constexpr (FROM_Y) bias.read(walk, u, of_bias);
+    }
+};
+
 // The elements of one slot.
-template <class A, bool FROM_Y, int W>
+template <class V, class A, bool FROM_Y, int W>
 struct Slot {
     A dy[W], x[W], scale[W], bias[W];
 
-    template <class In, class DY, class X>
-    __device__ __forceinline__ Slot(const Walk<W>& walk, int u, const In& in, const DY& all_dy,
-                                    const X& all_x) {
+    template <class AWalk, class Of, class DY, class X>
+    __device__ __forceinline__ Slot(const AWalk& walk, int u, const Of& parameters,
+                                    const DY& all_dy, const X& all_x) {
         all_dy.read(walk, u, dy);
         all_x.read(walk, u, x);
-        const i64 column = static_cast<i64>(walk.slot(u)) * W;
-        vec::widen<typename DY::Type>(in.scale + column, scale);
-        if constexpr (FROM_Y) vec::widen<typename DY::Type>(in.bias + column, bias);
+        parameters.read(walk, u, scale, bias);
     }
-    __device__ __forceinline__ Element<A, FROM_Y> at(int i, A mean) const {
+    __device__ __forceinline__ Element<V, A, FROM_Y> at(int i, A mean) const {
         return {dy[i], x[i], scale[i], FROM_Y ? bias[i] : A(0), mean};
     }
 };
 
+// The element of a thread before or after the slots of a SHIFTED row, loaded a row ahead.
+template <class T, class V, bool FROM_Y>
+struct Edge {
+    using A = Acc<T>;
+    using In = Inputs<T, V, FROM_Y>;
+
+    i32 column;  // or -1
+    A scale = 0, bias = 0, dy = 0, x = 0;
+
+    __device__ __forceinline__ Edge(const In& in, i32 column) : column(column) {
+        if (column < 0) return;
+        scale = to_acc(in.scale[column]);
+        if constexpr (FROM_Y) bias = to_acc(in.bias[column]);
+    }
+    __device__ __forceinline__ void load(const In& in, i64 row, const Rows& rows) {
+        if (column < 0 || row >= rows.count) return;
+        dy = to_acc(in.dy[row * rows.length + column]);
+        x = to_acc(in.x[row * rows.length + column]);
+    }
+    __device__ __forceinline__ Element<V, A, FROM_Y> at(A mean) const {
+        return {dy, x, scale, bias, mean};
+    }
+};
+
 // dX, and the sums over the rows that this block, or this warp, walks through.
-template <int W, class T, class V, bool FROM_Y>
+template <int W, bool SHIFTED, class T, class V, bool FROM_Y>
 __device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx, Acc<T>* scale_sums,
                                           Acc<T>* bias_sums, const Rows& rows, u8* memory) {
     using A = Acc<T>;
-    constexpr int D = DEPTH<A, W>, UNROLL = W == 8 ? 1 : W == 1 ? 4 : 2;
+    constexpr int D = DEPTH<A, W> / (SHIFTED ? 2 : 1);
+    constexpr bool FEW_REGISTERS = FROM_Y || W == 8 || !ARE_SAME<T, V>;
+    constexpr int UNROLL = FEW_REGISTERS ? 1 : W == 1 ? 4 : 2;
     __shared__ A of_warp[2][2][WARP];
-    RowSums<A, 2> sum_row{of_warp, static_cast<u32>(rows.threads)};
-    Walk<W> walk(rows);
+    Walk<W, SHIFTED> walk(rows);
+    RowSums<A, 2, W == 1> sum_row{of_warp, static_cast<u32>(rows.threads), walk.group};
     u8* shared = memory;
     const Staged<V, W> dy(in.dy, walk, shared);
     const Staged<typename Inputs<T, V, FROM_Y>::X, W> x(in.x, walk, shared);
-    const A inverse_length = 1 / static_cast<A>(rows.length);
-    Vec<A, W> of_scale[D] = {}, of_bias[D] = {};
-
     start_first<D>(walk, dy, x);
+    const Parameters<V, W, FROM_Y, SHIFTED> parameters(in, walk, shared);
+    const A inverse_length = 1 / static_cast<A>(rows.length);
+    ColumnSums<A, W, D> of_scale, of_bias;
+    Edge<T, V, FROM_Y> next_edge(in, walk.edge());
+
     auto next = Statistics<A>::of(in, walk.row, rows.count);
+    next_edge.load(in, walk.row, rows);
 #pragma unroll 1
     for (; walk.goes_on(); leave(walk)) {
         const auto row = next;
+        const auto edge = next_edge;
         next = Statistics<A>::of(in, walk.row + walk.step(), rows.count);
+        next_edge.load(in, walk.row + walk.step(), rows);
         const i32 end = walk.end_of(walk.row);
+        const bool has_edge = SHIFTED && edge.column >= 0 && walk.row < rows.count;
         arrive(walk, dy, x);
         A sums[2] = {};
 #pragma unroll UNROLL
         for (int u = 0; u < D; ++u) {
             if (walk.slot(u) >= end) break;
-            const Slot<A, FROM_Y, W> slot(walk, u, in, dy, x);
+            const Slot<V, A, FROM_Y, W> slot(walk, u, parameters, dy, x);
             A of_slot[2] = {};  // shorter chains of additions
 #pragma unroll
             for (int i = 0; i < W; ++i) slot.at(i, row.mean).add_to(of_slot);
             sums[0] += of_slot[0];
             sums[1] += of_slot[1];
         }
+        if (has_edge) edge.at(row.mean).add_to(sums);
         sum_row(sums);
         const auto of_row = means_of<A, FROM_Y>(sums, row.inv_std, in.is_centred(), inverse_length);
 #pragma unroll
         for (int u = 0; u < D; ++u) {
             if (walk.slot(u) >= end) break;
-            const Slot<A, FROM_Y, W> slot(walk, u, in, dy, x);
+            const Slot<V, A, FROM_Y, W> slot(walk, u, parameters, dy, x);
             replace(walk, u, dy, x);
             A values[W];
 #pragma unroll
@@ -166,15 +235,23 @@ __device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx,
                 const auto element = slot.at(i, row.mean);
                 const A x_hat = element.x_hat(row.inv_std);
                 values[i] = of_row.gradient(row.inv_std, element.h, x_hat);
-                of_scale[u].at[i] += element.dy * x_hat;
-                of_bias[u].at[i] += element.dy;
+                of_scale.of_slot[u].at[i] += element.dy * x_hat;
+                of_bias.of_slot[u].at[i] += element.dy;
             }
             vec::store_streaming(reinterpret_cast<Vec<T, W>*>(dx + walk.start(walk.row, u)),
                                  vec::from_acc<T>(values));
         }
+        if (has_edge) {
+            const auto element = edge.at(row.mean);
+            const A x_hat = element.x_hat(row.inv_std);
+            dx[walk.row * rows.length + edge.column] =
+                from_acc<T>(of_row.gradient(row.inv_std, element.h, x_hat));
+            of_scale.of_edge[0] += element.dy * x_hat;
+            of_bias.of_edge[0] += element.dy;
+        }
     }
-    store_column_sums(walk, of_scale, scale_sums, memory);
-    store_column_sums(walk, of_bias, bias_sums, memory);
+    of_scale.store(walk, scale_sums, memory);
+    of_bias.store(walk, bias_sums, memory);
 }
 
 // ---- longer rows --------------------------------------------------------------------------------
@@ -191,12 +268,12 @@ __device__ __forceinline__ void sum_long_row(const Inputs<T, V, FROM_Y>& in, i64
 #pragma unroll 4
     for (i64 column = threadIdx.x; column < length; column += blockDim.x) {
         const i64 i = row * length + column;
-        const Element<A, FROM_Y> element(to_acc(in.dy[i]), to_acc(in.x[i]),
-                                         to_acc(in.scale[column]),
-                                         FROM_Y ? to_acc(in.bias[column]) : A(0), own.mean);
+        const Element<V, A, FROM_Y> element(to_acc(in.dy[i]), to_acc(in.x[i]),
+                                            to_acc(in.scale[column]),
+                                            FROM_Y ? to_acc(in.bias[column]) : A(0), own.mean);
         element.add_to(sums);
     }
-    RowSums<A, 2>{of_warp, blockDim.x}(sums);
+    RowSums<A, 2, true>{of_warp, blockDim.x, 0}(sums);
     if (threadIdx.x > 0) return;
     const auto of_row =
         means_of<A, FROM_Y>(sums, own.inv_std, in.is_centred(), 1 / static_cast<A>(length));
@@ -249,7 +326,7 @@ struct Column {
 
   private:
     __device__ __forceinline__ void add_one(i64 row, A dy, A x, const Statistics<A>& own) {
-        const Element<A, FROM_Y> element(dy, x, scale, bias, own.mean);
+        const Element<V, A, FROM_Y> element(dy, x, scale, bias, own.mean);
         const A x_hat = element.x_hat(own.inv_std);
         of_scale += dy * x_hat;
         if (!means) return;

@@ -31,7 +31,7 @@ from ..planning.dropout import (
     WithRatio,
 )
 from ..planning.fast_division import divisor
-from ..planning.row_softmax import Lines
+from ..planning.lines import Lines
 from ..schema import Attribute, Input, Output, Shape, Spec, Tiles, boolean, integer
 
 WORD = np.dtype(np.uint32)

@@ -14,7 +14,7 @@ from ..errors import refuse
 from ..frame.checks import from_front
 from ..frame.op import Op, slots
 from ..plan import VEC_NBYTES, Device, Launch, Plan
-from ..planning.row_softmax import Held, Lines, division, held_nbytes
+from ..planning.lines import Held, Lines, division, held_nbytes
 from ..schema import Attribute, Input, Output, Spec, Types, integer
 
 AXIS = Attribute("axis", integer, -1, doc="from -rank to rank - 1")

@@ -42,6 +42,7 @@ PIECE_NBYTES = 64  # from which on neighbouring elements are walked as they lie
 COLUMNS = 4  # of a thread, at most
 TILE_NBYTES = 256  # of a row in a tile of columns
 PART_NBYTES = 32_768  # of a tile of columns, from which on it has another part
+MANY_ITEMS = 4  # for each block, from which on they may be larger
 MAX_PARTS = 16_384  # of a channel, each with one partial sum
 MERGED_SUMS = 16_384  # of all parts and channels of a tile
 MAX_TILES = 2048  # of a launch: their counters lie at the start of the scratch memory
@@ -126,6 +127,9 @@ class Call:
         n_slots = channels.elements // width
         batch = THREADS * self._depth(width)
         span = batch * ceil_div(n_slots, batch * MAX_PARTS)
+        blocks = PIECE_BLOCKS * self.device.multiprocessors
+        if channels.n * ceil_div(n_slots, 2 * span) >= MANY_ITEMS * blocks:
+            span *= 2  # barriers and tickets cost less
         symbol = "channel_parts" if whole else "single_channel_parts"
         work = Work(channels.n, ceil_div(n_slots, span), self.sums, self.applied is not None)
         layout = pieces(channels, width, span, THREADS)

@@ -23,11 +23,12 @@ from ..plan import (
     ceil_div,
 )
 from ..schema import Changing, Spec
-from .row_softmax import Held, Lines, division, held_nbytes
+from .lines import Held, Lines, division, held_nbytes
 
 STREAMED_NBYTES = 64  # that a thread has in flight where nothing has to be held
 SUM_THREADS = 256
-SUM_BLOCKS = 128  # at most, each with one partial sum
+SUM_BLOCKS = 128  # at most, each with N_SUMS partial sums
+N_SUMS = 2
 ROWS_A_BLOCK = 2048  # that are worth another block
 
 
@@ -51,15 +52,37 @@ class Targets:
         """What kernels are given: labels, weights and the struct Rule."""
         ignore = 0 if self.ignore_index is None else self.ignore_index
         may_occur = self.ignore_index is not None and -(2**63) <= ignore < 2**63
-        rule = by_value(
-            n_classes=np.int64(self.n_classes),
-            ignore_index=np.int64(ignore if may_occur else 0),
-            weight_type=np.int32(element_type(self.weights.dtype).onnx if self.weights else 0),
-            ignores=np.bool_(may_occur),
-            wide_labels=np.bool_(self.labels.dtype == INT64),
-            row_weights=np.bool_(self.row_weights),
+        rule = _rule(
+            n_classes=self.n_classes,
+            ignore_index=ignore if may_occur else 0,
+            weight_type=element_type(self.weights.dtype).onnx if self.weights else 0,
+            ignores=may_occur,
+            wide_labels=self.labels.dtype == INT64,
+            row_weights=self.row_weights,
         )
         return self.labels, self.weights, rule
+
+
+def _rule(
+    n_classes: int = 0,
+    ignore_index: int = 0,
+    weight_type: int = 0,
+    ignores: bool = False,
+    wide_labels: bool = False,
+    row_weights: bool = False,
+) -> np.void:
+    """The struct Rule."""
+    return by_value(
+        n_classes=np.int64(n_classes),
+        ignore_index=np.int64(ignore_index),
+        weight_type=np.int32(weight_type),
+        ignores=np.bool_(ignores),
+        wide_labels=np.bool_(wide_labels),
+        row_weights=np.bool_(row_weights),
+    )
+
+
+NO_TARGETS = None, None, _rule()
 
 
 @dataclass(frozen=True)
@@ -81,19 +104,25 @@ class Rows:
     def _sums(self) -> tuple[Scratch, Scratch]:
         """Partial sums, and the ticket of the block that comes last."""
         ticket = self.scratch.take(1, np.uint32)
-        return self.scratch.take(SUM_BLOCKS, computed_in(self.t)), ticket
+        return self.scratch.take(N_SUMS * SUM_BLOCKS, computed_in(self.t)), ticket
 
     def plan(self, *launches: Launch | None) -> Plan:
         """The launches that are there."""
         present = tuple(launch for launch in launches if launch is not None)
         return Plan(present, self.scratch.nbytes)
 
-    def divisor(self, targets: Targets | None) -> tuple[Launch | None, tuple[object, object]]:
+    def differ(self, targets: Targets) -> bool:
+        """Whether the divisor is a sum of weights."""
+        return self.reduction == "mean" and not targets.are_equal
+
+    def count(self) -> float:
+        """What losses are divided by where it is no sum of weights."""
+        return float(self.lines.count) if self.reduction == "mean" else 1.0
+
+    def divisor(self, targets: Targets) -> tuple[Launch | None, tuple[object, object]]:
         """What losses are divided by: in memory, by a launch of its own, or a number."""
-        if self.reduction != "mean":
-            return None, (None, 1.0)
-        if targets is None or targets.are_equal:
-            return None, (None, float(self.lines.count))
+        if not self.differ(targets):
+            return None, (None, self.count())
         divisor = self.scratch.take(1, computed_in(self.t))
         args = (*targets.args, self.lines.count, *self._sums, divisor)
         return self._over_rows("cross_entropy__divisor", args), (divisor, 0.0)
@@ -105,12 +134,17 @@ class Rows:
         return None, self.scratch.take(self.lines.count, computed_in(self.t))
 
     def total(
-        self, output: Spec | None, losses: Scratch | None, divisor: tuple[object, object]
+        self,
+        output: Spec | None,
+        losses: Scratch | None,
+        divisor: tuple[object, object],
+        targets: Targets | None = None,
     ) -> Launch | None:
-        """The sum of the rows' losses, divided."""
+        """The sum of the rows' losses, divided, by the sum of the targets' weights if given."""
         if losses is None:
             return None
-        args = (losses, self.lines.count, *divisor, *self._sums, output)
+        weights = NO_TARGETS if targets is None else targets.args
+        args = (losses, self.lines.count, *weights, *divisor, *self._sums, output)
         return self._over_rows("cross_entropy__total", args)
 
     def lines_launch(
@@ -126,7 +160,7 @@ class Rows:
 
         is_held: whether it has a use for a line that is in registers as a whole.
         """
-        width = VEC_NBYTES // min(self.t.itemsize, self.t_out.itemsize)
+        width = VEC_NBYTES // max(self.t.itemsize, self.t_out.itemsize)
         nbytes = self._held_nbytes if is_held else min(self._held_nbytes, STREAMED_NBYTES)
         n_given = sum(spec is not None for spec in read)
         held = Held(nbytes, len(read), self.t.itemsize, width, n_given)
@@ -151,11 +185,11 @@ def forward(
     rows: Rows, scores: Spec, targets: Targets, output: Spec | None, log_prob: Spec | None
 ) -> Plan:
     """Loss and log-probabilities."""
-    divides, divisor = rows.divisor(targets) if output else (None, (None, 1.0))
     losses = rows.losses(output)
     args = (scores, *targets.args, log_prob, *losses)
     launch = rows.lines_launch("cross_entropy__loss_", args, (scores,), log_prob, has_short=True)
-    return rows.plan(divides, launch, rows.total(output, losses[1], divisor))
+    weighing = targets if rows.differ(targets) else None
+    return rows.plan(launch, rows.total(output, losses[1], (None, rows.count()), weighing))
 
 
 def backward(
@@ -189,17 +223,15 @@ def dense_forward(
     rows: Rows, scores: Spec, target: Spec, output: Spec | None, log_prob: Spec | None
 ) -> Plan:
     """Loss and log-probabilities, where targets are distributions."""
-    _, divisor = rows.divisor(None)
     losses = rows.losses(output)
     args = (scores, target, log_prob, *losses)
     launch = rows.lines_launch("cross_entropy__dense_loss_", args, (scores, target), log_prob)
-    return rows.plan(launch, rows.total(output, losses[1], divisor))
+    return rows.plan(launch, rows.total(output, losses[1], (None, rows.count())))
 
 
 def dense_backward(rows: Rows, dy: Spec, log_prob: Spec, target: Spec, gradient: Spec) -> Plan:
     """Gradient of the scores from that of the loss, where targets are distributions."""
-    _, (_, count) = rows.divisor(None)
-    args = (dy, rows.reduction == "none", log_prob, target, count, gradient)
+    args = (dy, rows.reduction == "none", log_prob, target, rows.count(), gradient)
     arrays = (log_prob, target)
     stem = "cross_entropy__dense_gradient_"
     return rows.plan(rows.lines_launch(stem, args, arrays, gradient, is_held=False))

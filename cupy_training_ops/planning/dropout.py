@@ -30,7 +30,7 @@ from ..schema import (
     single,
 )
 from .elementwise import streamed, type_slots
-from .row_softmax import Held, Lines, division, held_nbytes
+from .lines import Held, Lines, division, held_nbytes
 
 Ratio = float | Changing
 State = Spec | Changing
@@ -70,7 +70,7 @@ class Launches:
         fits: bool,
         most: int,
     ) -> Launch:
-        """A kernel of algorithm/row_softmax.cuh, with at most so many threads where lines are rows.
+        """A kernel of algorithm/lines.cuh, with at most so many threads where lines are rows.
 
         fits: whether rows of all arrays start at the same alignment.
         """

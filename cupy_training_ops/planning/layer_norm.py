@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..dtypes import Dtype
+from ..dtypes import FLOAT64, Dtype
 from ..frame.op import slots
 from ..numerics import computed_in
 from ..plan import VEC_NBYTES, WARP, Config, Device, Launch, Plan, Scratch, ScratchMemory, ceil_div
 from ..schema import Spec
+from .lines import Division, Held, Lines, division, fit_rows
 from .staged_rows import MAX_THREADS, Kernels, Rows, held
 
-FORWARD = Kernels(with_slots=1024, by_elements=1024)
 GRADIENT = Kernels(with_slots=512, by_elements=640)  # which keep the sums of columns
 
 COLUMN_THREADS = 256  # of a block that walks down columns
@@ -41,14 +41,23 @@ class Matrix:
         """What statistics and sums are."""
         return computed_in(self.t)
 
+    @property
+    def width(self) -> int:
+        """Elements of a slot."""
+        return VEC_NBYTES // max(self.t.itemsize, self.v.itemsize)
+
     def held(
-        self, arrays: Sequence[Spec], others: Sequence[Spec | None], kernels: Kernels
+        self,
+        arrays: Sequence[Spec],
+        others: Sequence[Spec | None],
+        n_parameters: int,
     ) -> Rows | None:
-        """The rows of these arrays on chip, if they fit; the others are read or written too."""
+        """The rows of these arrays on chip, if they fit; the others are read or written too, among
+        them so many parameters of columns."""
         aligned = all(spec is None or spec.aligned for spec in (*arrays, *others))
-        width = VEC_NBYTES // max(self.t.itemsize, self.v.itemsize)
-        dtypes = [spec.dtype for spec in arrays]
-        return held(self.device, (self.count, self.length), dtypes, width, kernels, aligned)
+        dtypes, shape = [spec.dtype for spec in arrays], (self.count, self.length)
+        nbytes = n_parameters * self.computed.itemsize
+        return held(self.device, shape, dtypes, self.width, GRADIENT, aligned, nbytes)
 
     def launch(self, kernel: str, config: Config, *args: object) -> Launch:
         """One of the family's kernels."""
@@ -57,7 +66,7 @@ class Matrix:
 
     def walk(self, stem: str, rows: Rows, *args: object) -> Launch:
         """The kernel for rows that are held."""
-        kernel = stem + ("rows" if rows.width > 1 else "elements")
+        kernel = stem + ("elements" if rows.width == 1 else "shifted_" * rows.shifted + "rows")
         return self.launch(kernel, rows.config(self.device), *args, rows.argument)
 
 
@@ -71,11 +80,35 @@ def forward(
 ) -> Plan:
     """Y, mean and inv_std, from X with scale and bias."""
     args = (x, *parameters, *results, is_centred, epsilon)
-    rows = matrix.held([x], (*parameters, results[0]), FORWARD)
-    if rows is not None:
-        return Plan((matrix.walk("", rows, *args),))
+    aligned = all(spec is None or spec.aligned for spec in (x, *parameters, results[0]))
+    divided = _in_registers(matrix, aligned)
+    if divided is not None:
+        return Plan((matrix.launch(divided.suffix, divided.config, *args, *divided.args),))
     config = Config((matrix.count,), (MAX_THREADS,))
     return Plan((matrix.launch("long_rows", config, *args, matrix.length),))
+
+
+def _in_registers(matrix: Matrix, aligned: bool) -> Division | None:
+    """Rows that their threads hold, by slots or elements; None where they do not fit."""
+    lines = Lines(matrix.count, matrix.length, 1)
+    by_slots = aligned and fit_rows(lines, _held(matrix, matrix.width))
+    held = _held(matrix, matrix.width if by_slots else 1)
+    divided = division(lines, held, aligned=True, has_short=by_slots)
+    if not by_slots:
+        divided = replace(divided, suffix="elements")
+    *_, threads = divided.args
+    fits = threads * held.depth(held.nbytes) * held.width >= matrix.length
+    return divided if fits else None
+
+
+def _held(matrix: Matrix, width: int) -> Held:
+    """What a thread holds of a row, in slots of so many elements: COLUMNS of layer_norm/forward.cuh
+    or SINGLE_COLUMNS."""
+    itemsize = matrix.t.itemsize
+    columns = 8 if matrix.t == FLOAT64 else 32 if itemsize == matrix.v.itemsize else 16
+    if width == 1:
+        return Held(min(columns, 16) * itemsize, 1, itemsize, 1, 1, max_threads=MAX_THREADS)
+    return Held(columns * itemsize, 1, itemsize, width, 1)
 
 
 @dataclass(frozen=True)
@@ -100,7 +133,8 @@ def gradient(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) -> Pl
     if matrix.count == 0:
         return Plan((_total(matrix, (None, None), sums, 0),))
     if dx is not None and read.x is not None:
-        rows = matrix.held([read.dy, read.x], (*read.parameters, dx), GRADIENT)
+        others = (*read.parameters, dx)
+        rows = matrix.held([read.dy, read.x], others, len(read.parameters))
         if rows is not None:
             return _by_rows(matrix, rows, read, dx, sums)
     return _by_columns(matrix, read, dx, sums)

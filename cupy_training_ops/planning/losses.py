@@ -12,7 +12,7 @@ from ..plan import Device, Plan
 from ..schema import Attribute, Output, Shape, Spec, Types, one_of
 from . import cross_entropy
 from .cross_entropy import Rows, Targets
-from .row_softmax import Lines
+from .lines import Lines
 
 LABEL_TYPES = (INT64, to_dtype("int32"))
 REDUCTION = Attribute("reduction", one_of("mean", "sum", "none"), "mean")

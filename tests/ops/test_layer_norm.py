@@ -57,15 +57,16 @@ def steps(*args, **keywords):
 @pytest.mark.parametrize(
     ("shape", "types", "first", "shared"),
     [
-        ((262_144, 256), FLOATS, ("gradient_rows", (528,), (128,)), 32),
-        ((65_536, 1024), FLOATS, ("gradient_rows", (528,), (128,)), 32),
-        ((65_536, 1024), HALVES, ("gradient_rows", (528,), (128,)), 32),
-        ((16_384, 4096), FLOATS, ("gradient_rows", (528,), (128,)), 32),
+        ((262_144, 256), FLOATS, ("gradient_rows", (132,), (512,)), 128),
+        ((65_536, 1024), FLOATS, ("gradient_rows", (132,), (512,)), 128),
+        ((65_536, 1024), HALVES, ("gradient_rows", (132,), (512,)), 64),
+        ((16_384, 4096), FLOATS, ("gradient_rows", (132,), (512,)), 128),
         ((4096, 16_384), FLOATS, ("gradient_rows", (132,), (512,)), 128),
         ((4096, 16_384), HALVES, ("gradient_rows", (132,), (512,)), 128),
-        ((65_536, 1023), FLOATS, ("gradient_elements", (1320,), (64,)), 16.0625),
-        ((65_536, 1023), HALVES, ("gradient_elements", (1320,), (64,)), 8.0625),
-        ((5, 1024), FLOATS, ("gradient_rows", (2,), (128,)), 32),
+        ((65_536, 1023), FLOATS, ("gradient_shifted_rows", (132,), (512,)), 68),
+        ((65_536, 1023), HALVES, ("gradient_shifted_rows", (128,), (512,)), 36),
+        ((1000, 1024), FLOATS, ("gradient_rows", (125,), (256,)), 64),
+        ((5, 1024), FLOATS, ("gradient_rows", (5,), (32,)), 8),
     ],
 )
 def test_rows_on_chip_are_read_once(shape, types, first, shared) -> None:
@@ -87,8 +88,8 @@ def test_longer_rows_are_read_twice() -> None:
     doubles = (FLOAT64, FLOAT64)
     assert steps(name, (9, 4096), doubles)[0][0] == "gradient_rows"
     assert steps(name, (9, 4098), doubles)[0][0] == "gradient_row_sums"
-    assert steps("LayerNormalization", (9, 16_384))[0][0] == "rows"
-    assert steps("LayerNormalization", (9, 16_388))[0][0] == "long_rows"
+    assert steps("LayerNormalization", (9, 32_768))[0][0] == "rows"
+    assert steps("LayerNormalization", (9, 32_772))[0][0] == "long_rows"
 
 
 def test_outputs_alone_cost_what_they_need() -> None:
@@ -114,19 +115,24 @@ def test_outputs_alone_cost_what_they_need() -> None:
 )
 def test_every_row_has_its_threads(count, length, sizes, aligned, device) -> None:
     dtypes = [{2: FLOAT16, 4: FLOAT32, 8: FLOAT64}[n] for n in sizes]
-    rows = held(device, (count, length), dtypes, 16 // max(sizes), GRADIENT, aligned)
+    rows = held(device, (count, length), dtypes, 16 // max(sizes), GRADIENT, aligned, 4)
     if rows is None:
         return
     most = 8 if max(sizes) == 8 else 32 if rows.width > 1 else 16
-    assert rows.depth * rows.width <= most
+    assert rows.depth * rows.width <= (most // 2 if rows.shifted else most)
     assert rows.threads * rows.depth * rows.width >= length
     assert rows.block == rows.threads * rows.groups <= MAX_THREADS
     assert rows.threads % WARP == 0 or WARP % rows.threads == 0
     assert rows.shared_nbytes <= device.max_shared_nbytes
-    assert rows.width > 1 or rows.stages == 2
+    assert rows.block % WARP == 0
+    n_edges = rows.width - 1 + length % rows.width if rows.shifted else 0
+    assert n_edges <= rows.threads
+    assert rows.blocks(device) % rows.period == 0
+    assert rows.period * length % rows.width == 0
     sums = 8 if max(sizes) == 8 else 4
-    if rows.threads <= WARP:  # what warps have summed takes the place of rows
-        assert rows.shared_nbytes >= rows.block // WARP * length * sums
+    sharers = rows.block // max(rows.threads, WARP)
+    if sharers > 1:  # what they have summed takes the place of rows
+        assert rows.shared_nbytes >= sharers * length * sums
 
 
 def test_constants_are_those_of_the_kernels() -> None:

@@ -34,6 +34,9 @@ struct BarrierVotes {
 
 BarrierVotes block_barrier(bool predicate, Site site);
 
+// Of so many threads of the block; `number` from 1 on.
+void group_barrier(unsigned number, unsigned threads, Site site);
+
 // Ends the current thread. Returns as another thread that has not started yet.
 void finish_thread();
 

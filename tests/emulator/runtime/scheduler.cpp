@@ -21,6 +21,7 @@ struct Barrier {
   unsigned arrived;
   unsigned nonzero;
   BarrierVotes released;
+  uint32_t lanes[kMaxWarps];  // that wait
 };
 
 ThreadProgram program;
@@ -31,7 +32,7 @@ uint64_t random_state;
 Warp warps[kMaxWarps];
 uint32_t runnable_warps;
 unsigned live_threads;
-Barrier barrier;
+Barrier barriers[kMaxBarriers];  // the first is the block's
 
 Context launcher;
 Fiber* running_fiber;
@@ -65,7 +66,7 @@ unsigned choose_bit(uint32_t set) {
 unsigned choose_thread() {
   if (runnable_warps == 0) {
     for (unsigned w = 0; w < warp_count(); ++w) answer_active_mask(warps[w]);
-    if (runnable_warps == 0) fail({}, "%s", deadlock_text(warps, warp_count(), barrier.site));
+    if (runnable_warps == 0) fail({}, "%s", deadlock_text(warps, warp_count()));
   }
   const unsigned w = choose_bit(runnable_warps);
   return w * kWarpSize + choose_bit(warps[w].ready | warps[w].unstarted);
@@ -92,17 +93,37 @@ void switch_to(Fiber* next) {
 
 void run_program() { program.body(program.arguments); }
 
-void complete_barrier_if_full() {
-  if (barrier.arrived == 0 || barrier.arrived != live_threads) return;
+void complete_if_full(Barrier& barrier, unsigned threads) {
+  if (barrier.arrived == 0 || barrier.arrived != threads) return;
   barrier.released = {barrier.arrived, barrier.nonzero};
   barrier.arrived = barrier.nonzero = 0;
-  for (unsigned w = 0; w < warp_count(); ++w) release_lanes(warps[w], warps[w].at_barrier);
+  for (unsigned w = 0; w < warp_count(); ++w) {
+    release_lanes(warps[w], barrier.lanes[w]);
+    barrier.lanes[w] = 0;
+  }
+}
+
+BarrierVotes wait_at(Barrier& barrier, unsigned threads, bool predicate, Site site) {
+  if (barrier.arrived > 0 && !same_site(barrier.site, site)) {
+    fail(site, "divergent barrier: this thread waits here, others of its block wait at %s:%d",
+         barrier.site.file, barrier.site.line);
+  }
+  barrier.site = site;
+  ++barrier.arrived;
+  barrier.nonzero += predicate;
+  const uint32_t lane = 1u << current_lane();
+  barrier.lanes[current / kWarpSize] |= lane;
+  current_warp().at_barrier |= lane;
+  current_warp().barrier_site = site;
+  complete_if_full(barrier, threads);
+  suspend_thread();
+  return barrier.released;
 }
 
 void prepare_block() {
   std::memset(warps, 0, sizeof warps);
   runnable_warps = 0;
-  barrier = {};
+  std::memset(barriers, 0, sizeof barriers);
   live_threads = block_threads;
   for (unsigned t = 0; t < block_threads; ++t) warps[t / kWarpSize].live |= 1u << t % kWarpSize;
   for (unsigned w = 0; w < warp_count(); ++w) {
@@ -167,23 +188,19 @@ void finish_thread() {
   --live_threads;
   give_back_fiber(running_fiber);
   if (live_threads == 0) return return_to_launcher();
-  complete_barrier_if_full();
+  complete_if_full(barriers[0], live_threads);
   complete_operations_after_exit(warp);
   switch_to(dispatch_next());
 }
 
 BarrierVotes block_barrier(bool predicate, Site site) {
-  if (barrier.arrived > 0 && !same_site(barrier.site, site)) {
-    fail(site, "divergent barrier: this thread waits here, others of its block wait at %s:%d",
-         barrier.site.file, barrier.site.line);
-  }
-  barrier.site = site;
-  ++barrier.arrived;
-  barrier.nonzero += predicate;
-  current_warp().at_barrier |= 1u << current_lane();
-  complete_barrier_if_full();
-  suspend_thread();
-  return barrier.released;
+  return wait_at(barriers[0], live_threads, predicate, site);
+}
+
+void group_barrier(unsigned number, unsigned threads, Site site) {
+  if (number == 0 || number >= kMaxBarriers || threads == 0 || threads % kWarpSize != 0)
+    fail(site, "no such barrier: number %u, %u threads", number, threads);
+  wait_at(barriers[number], threads, false, site);
 }
 
 }  // namespace emulator

@@ -10,6 +10,7 @@ namespace emulator {
 
 constexpr unsigned kWarpSize = 32;
 constexpr unsigned kMaxWarps = 32;
+constexpr unsigned kMaxBarriers = 16;
 
 // Sets of lanes as bit masks. A lane that is live and in none of the other sets is running.
 struct Warp {
@@ -17,6 +18,7 @@ struct Warp {
   uint32_t unstarted;
   uint32_t ready;
   uint32_t at_barrier;
+  Site barrier_site;  // of the last one
   uint32_t at_operation;
   WarpCall* calls[kWarpSize];
 };

@@ -54,14 +54,14 @@ void add_operations(Text& text, const Warp& warp, unsigned index) {
 
 bool same_site(Site a, Site b) { return a.line == b.line && std::strcmp(a.file, b.file) == 0; }
 
-const char* deadlock_text(const Warp* warps, unsigned warp_count, Site barrier) {
+const char* deadlock_text(const Warp* warps, unsigned warp_count) {
   static Text text;
   text = Text();
   text.add("deadlock: no thread of the block can go on");
   for (unsigned w = 0; w < warp_count; ++w) {
     if (warps[w].at_barrier != 0)
       text.add("; warp %u lanes 0x%08x wait at the block barrier (%s:%d)", w, warps[w].at_barrier,
-               barrier.file, barrier.line);
+               warps[w].barrier_site.file, warps[w].barrier_site.line);
     add_operations(text, warps[w], w);
   }
   return text.get();

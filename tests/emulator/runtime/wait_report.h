@@ -8,6 +8,6 @@ namespace emulator {
 bool same_site(Site a, Site b);
 
 // Who waits where, in a block none of whose threads can go on.
-const char* deadlock_text(const Warp* warps, unsigned warp_count, Site barrier);
+const char* deadlock_text(const Warp* warps, unsigned warp_count);
 
 }  // namespace emulator

@@ -54,6 +54,12 @@ inline int __syncthreads_and(int predicate, emulator::Site site = emulator::here
   return votes.nonzero == votes.arrived;
 }
 
+// What `bar.sync number, threads` is in a kernel.
+inline void emulated_bar_sync(unsigned number, unsigned threads,
+                              emulator::Site site = emulator::here()) {
+  emulator::group_barrier(number, threads, site);
+}
+
 inline void __syncwarp(unsigned mask = 0xFFFFFFFFu, emulator::Site site = emulator::here()) {
   emulator::exchange(emulator::WarpOperation::kSynchronize, mask, 0, site);
 }

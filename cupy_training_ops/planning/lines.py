@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How the lines of an array are divided among threads; see algorithm/row_softmax.cuh."""
+"""How the lines of an array are divided among threads; see algorithm/lines.cuh."""
 
 from __future__ import annotations
 
@@ -84,12 +84,18 @@ def division(lines: Lines, held: Held, aligned: bool, has_short: bool = True) ->
 
     has_short: whether there is a kernel of its own for short rows.
     """
+    if not (aligned and fit_rows(lines, held)):
+        return _columns(lines, held.nbytes // VEC_NBYTES // held.n_arrays)
+    n_slots = lines.length // held.width
+    least = 1 if lines.length % held.width == 0 else 2 * held.width - 2
+    return _rows(lines, held, n_slots, least, has_short)
+
+
+def fit_rows(lines: Lines, held: Held) -> bool:
+    """Whether lines can be walked as rows of slots, in aligned arrays."""
     n_slots = lines.length // held.width
     is_whole = lines.length % held.width == 0
-    rows = lines.stride == 1 and n_slots <= MAX_SLOTS and (is_whole or n_slots >= 4)
-    if aligned and rows:
-        return _rows(lines, held, n_slots, 1 if is_whole else 2 * held.width - 2, has_short)
-    return _columns(lines, held.nbytes // VEC_NBYTES // held.n_arrays)
+    return lines.stride == 1 and n_slots <= MAX_SLOTS and (is_whole or n_slots >= 4)
 
 
 def _rows(lines: Lines, held: Held, n_slots: int, least: int, has_short: bool) -> Division:
