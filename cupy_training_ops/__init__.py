@@ -12,6 +12,10 @@ import importlib
 from typing import Any
 
 from . import registry
+from .callables.contexts import release_context
+from .callables.functions import register_python_op, register_triton_op
+from .callables.split_step import SplitStep
+from .callables.triton import triton_args
 from .codecs import CODECS, Packed, compress
 from .errors import ArgumentError, CompileError, DtypeError, OpError, ProviderError
 from .functions import OPERATORS, function
@@ -33,9 +37,14 @@ __all__ = [
     "OpError",
     "Packed",
     "ProviderError",
+    "SplitStep",
     "compress",
     "get_op",
     "lookup",
+    "register_python_op",
+    "register_triton_op",
+    "release_context",
+    "triton_args",
     *_OPTIMIZERS,
     *_STARRED,
     *_CLASSES,

@@ -17,6 +17,11 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from .callables.contexts import release_context as release_context
+from .callables.functions import register_python_op as register_python_op
+from .callables.functions import register_triton_op as register_triton_op
+from .callables.split_step import SplitStep as SplitStep
+from .callables.triton import triton_args as triton_args
 from .codecs import Packed as Packed
 from .codecs.table import Codec
 from .errors import ArgumentError as ArgumentError
@@ -61,9 +66,14 @@ __all__ = [
     "OpError",
     "Packed",
     "ProviderError",
+    "SplitStep",
     "compress",
     "get_op",
     "lookup",
+    "register_python_op",
+    "register_triton_op",
+    "release_context",
+    "triton_args",
     "SGD",
     "Adam",
     "AdamW",
@@ -108,6 +118,7 @@ __all__ = [
     "gist_pack_msfp15_decoder",
     "gist_pack_msfp15_encoder",
     "gradient_norm",
+    "group",
     "in_place_accumulator",
     "in_place_accumulator_list",
     "in_place_accumulator_v2",
@@ -124,8 +135,12 @@ __all__ = [
     "log_softmax_grad_13",
     "mixed_precision_scale",
     "pad_and_unflatten",
+    "pass_through",
+    "python_op",
+    "python_op_grad",
     "quick_gelu",
     "quick_gelu_grad",
+    "record_event",
     "reduce_all_l2",
     "reduce_sum_training",
     "relu_grad",
@@ -153,7 +168,10 @@ __all__ = [
     "sparse_softmax_cross_entropy_grad",
     "split_training",
     "tanh_grad",
+    "triton_op",
     "view",
+    "wait_event",
+    "yield_op",
     "zero_gradient",
     "AdamOptimizer",
     "AdamOptimizerList",
@@ -196,6 +214,7 @@ __all__ = [
     "GistPackMsfp15Decoder",
     "GistPackMsfp15Encoder",
     "GradientNorm",
+    "Group",
     "InPlaceAccumulator",
     "InPlaceAccumulatorList",
     "InPlaceAccumulatorV2",
@@ -212,8 +231,12 @@ __all__ = [
     "LogSoftmaxGrad_13",
     "MixedPrecisionScale",
     "PadAndUnflatten",
+    "PassThrough",
+    "PythonOp",
+    "PythonOpGrad",
     "QuickGelu",
     "QuickGeluGrad",
+    "RecordEvent",
     "ReduceAllL2",
     "ReduceSumTraining",
     "ReluGrad",
@@ -241,7 +264,10 @@ __all__ = [
     "SparseSoftmaxCrossEntropyGrad",
     "SplitTraining",
     "TanhGrad",
+    "TritonOp",
     "View",
+    "WaitEvent",
+    "YieldOp",
     "ZeroGradient",
 ]
 
@@ -353,6 +379,8 @@ def get_op(name: Literal["GistPackMsfp15Encoder"], version: int | None = None) -
 @overload
 def get_op(name: Literal["GradientNorm"], version: int | None = None) -> type[GradientNorm]: ...
 @overload
+def get_op(name: Literal["Group"], version: int | None = None) -> type[Group]: ...
+@overload
 def get_op(name: Literal["InPlaceAccumulator"], version: int | None = None) -> type[InPlaceAccumulator]: ...
 @overload
 def get_op(name: Literal["InPlaceAccumulatorList"], version: int | None = None) -> type[InPlaceAccumulatorList]: ...
@@ -385,9 +413,17 @@ def get_op(name: Literal["MixedPrecisionScale"], version: int | None = None) -> 
 @overload
 def get_op(name: Literal["PadAndUnflatten"], version: int | None = None) -> type[PadAndUnflatten]: ...
 @overload
+def get_op(name: Literal["PassThrough"], version: int | None = None) -> type[PassThrough]: ...
+@overload
+def get_op(name: Literal["PythonOp"], version: int | None = None) -> type[PythonOp]: ...
+@overload
+def get_op(name: Literal["PythonOpGrad"], version: int | None = None) -> type[PythonOpGrad]: ...
+@overload
 def get_op(name: Literal["QuickGelu"], version: int | None = None) -> type[QuickGelu]: ...
 @overload
 def get_op(name: Literal["QuickGeluGrad"], version: int | None = None) -> type[QuickGeluGrad]: ...
+@overload
+def get_op(name: Literal["RecordEvent"], version: int | None = None) -> type[RecordEvent]: ...
 @overload
 def get_op(name: Literal["ReduceAllL2"], version: int | None = None) -> type[ReduceAllL2]: ...
 @overload
@@ -445,7 +481,13 @@ def get_op(name: Literal["SplitTraining"], version: int | None = None) -> type[S
 @overload
 def get_op(name: Literal["TanhGrad"], version: int | None = None) -> type[TanhGrad]: ...
 @overload
+def get_op(name: Literal["TritonOp"], version: int | None = None) -> type[TritonOp]: ...
+@overload
 def get_op(name: Literal["View"], version: int | None = None) -> type[View]: ...
+@overload
+def get_op(name: Literal["WaitEvent"], version: int | None = None) -> type[WaitEvent]: ...
+@overload
+def get_op(name: Literal["YieldOp"], version: int | None = None) -> type[YieldOp]: ...
 @overload
 def get_op(name: Literal["ZeroGradient"], version: int | None = None) -> type[ZeroGradient]: ...
 @overload
@@ -712,6 +754,11 @@ def gradient_norm(
     outputs: Sequence[Literal["norm", "is_finite"]] | None = None, workspace: _Memory | None = None,
 ) -> tuple[Any, Any]:
     """Norm of a list of gradients: norm = sqrt(sum of g^2), is_finite = norm < infinity. Returns (norm, is_finite)."""
+def group(
+    input_tensors: Sequence[_Array], *, out: _Memory | None = None,
+    outputs: Sequence[Literal["done"]] | None = None, workspace: _Memory | None = None,
+) -> NDArray[np.bool]:
+    """Says that its inputs are there: done = True. Returns done."""
 def in_place_accumulator(
     old_sum: _Array, value: _Array, update_signal: _Booleans | None = None, *,
     out: _Memory | None = None, outputs: Sequence[Literal["new_sum"]] | None = None,
@@ -815,6 +862,42 @@ def pad_and_unflatten(
     outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
 ) -> Any:
     """Rows back in their places: output.reshape(M1 M2, ...)[indices[r]] = input[r], 0 elsewhere. Returns output."""
+def pass_through(
+    inputs: Sequence[_Array], *, out: tuple[_Memory | None, ...] | None = None,
+    outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, ...]:
+    """Gives back what it is given: outputs[i] = inputs[i], the very array. Returns *outputs."""
+def python_op(
+    inputs: Sequence[_Array], *, func_name: str, input_convention: str,
+    input_requires_grads: _Integers | None = None,
+    input_tensor_types: Sequence[_Dtype] | None = None, input_tensor_ranks: _Integers | None = None,
+    input_bool_scalars: _Booleans = (), input_bool_scalar_positions: _Integers = (),
+    input_bool_tuples: _Booleans = (), input_bool_tuple_positions: _Integers = (),
+    input_bool_tuple_begins: _Integers = (), input_int_scalars: _Integers = (),
+    input_int_scalar_positions: _Integers = (), input_int_tuples: _Integers = (),
+    input_int_tuple_positions: _Integers = (), input_int_tuple_begins: _Integers = (),
+    input_float_scalars: _Reals = (), input_float_scalar_positions: _Integers = (),
+    input_float_tuples: _Reals = (), input_float_tuple_positions: _Integers = (),
+    input_float_tuple_begins: _Integers = (), input_pointer_scalars: _Integers = (),
+    input_pointer_scalar_positions: _Integers = (), output_tensor_types: Sequence[_Dtype],
+    output_tensor_ranks: _Integers | None = None, tensor_reuse_map: _Integers | None = None,
+    bw_tensor_reuse_map: _Integers | None = None, training_mode: _Boolean = False,
+    safe_run_mode: _Boolean = True, comment: str = "",
+    out: tuple[_Memory | None, tuple[_Memory | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["context", "outputs"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[np.int64], tuple[Any, ...]]:
+    """Runs a Python function as a step's forward: outputs = forward(context, inputs, constants). Returns (context, *outputs)."""
+def python_op_grad(
+    context: _Integers, inputs: Sequence[_Array | None], *, func_name: str,
+    input_tensor_types: Sequence[_Dtype] | None = None, input_tensor_ranks: _Integers | None = None,
+    output_convention: str, output_tensor_types: Sequence[_Dtype],
+    output_tensor_ranks: _Integers | None = None, output_tensor_requires_grads: _Booleans,
+    tensor_reuse_map: _Integers | None = None, safe_run_mode: _Boolean = True, comment: str = "",
+    out: tuple[_Memory | None, ...] | None = None,
+    outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, ...]:
+    """Runs the backward of a PythonOp: outputs = backward(context, inputs), with the context's end. Returns *outputs."""
 def quick_gelu(
     X: _Array, *, alpha: _Real = 1.702, out: _Memory | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
@@ -825,6 +908,12 @@ def quick_gelu_grad(
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
 ) -> Any:
     """Gradient of QuickGelu: dX = dY s (1 + v (1 - s)), v = alpha X, s = 1 / (1 + exp(-v)). Returns dX."""
+def record_event(
+    EventIdentifier: _Integers, InputData: Sequence[_Array], *, num_outputs: _Integer | None = None,
+    out: tuple[_Memory | None, ...] | None = None,
+    outputs: Sequence[Literal["OutputData"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, ...]:
+    """Marks what is queued so far as an event, for one WaitEvent: OutputData = InputData. Returns *OutputData."""
 def reduce_all_l2(
     X: Sequence[_Array], *, output_type: _Dtype | None = None, out: _Memory | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
@@ -1003,11 +1092,31 @@ def tanh_grad(
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
 ) -> Any:
     """Gradient of Tanh: dX = dY (1 - Y^2). Returns dX."""
+def triton_op(
+    inputs: Sequence[_Array], *, func_name: str = "", onnx_key: _Integer = 0, onnx_string: str = "",
+    num_outputs: _Integer = 1, out: tuple[_Memory | None, ...] | None = None,
+    outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
+    **keywords: object,
+) -> tuple[Any, ...]:
+    """Runs a registered function that may launch Triton kernels: outputs = function(inputs). Returns *outputs."""
 def view(
     input: _Array, shapes: Sequence[_Integers], *, out: tuple[_Memory | None, ...] | None = None,
     outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
 ) -> tuple[Any, ...]:
     """Pieces of one array: outputs[i] = input.ravel()[o_i : o_i + n_i].reshape(shapes[i]). Returns *outputs."""
+def wait_event(
+    EventIdentifier: _Integers, InputData: Sequence[_Array], *, num_outputs: _Integer | None = None,
+    timeout: _Real = 60.0, out: tuple[_Memory | None, ...] | None = None,
+    outputs: Sequence[Literal["OutputData"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, ...]:
+    """Lets what follows wait for what an event marks, and takes the event: OutputData = InputData. Returns *OutputData."""
+def yield_op(
+    module_outputs: Sequence[_Array], *, non_differentiable_outputs: _Integers = (),
+    full_shape_outputs: _Integers, out: tuple[_Memory | None, ...] | None = None,
+    outputs: Sequence[Literal["module_outputs_grad"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, ...]:
+    """Splits a step in two: module_outputs_grad = gradients that a caller sends for module_outputs. Returns *module_outputs_grad."""
 def zero_gradient(
     old_gradient: _Array, reset_signal: _Array, *, out: _Memory | None = None,
     outputs: Sequence[Literal["zero_gradient"]] | None = None, workspace: _Memory | None = None,
@@ -1891,6 +2000,21 @@ class GradientNorm(Op):
         outputs: Sequence[Literal["norm", "is_finite"]] | None = None,
     ) -> int: ...
 
+class Group(Op):
+    """Says that its inputs are there: done = True. Returns done."""
+    def __init__(self) -> None: ...
+    def __call__(
+        self, input_tensors: Sequence[_Array], *, out: _Memory | None = None,
+        outputs: Sequence[Literal["done"]] | None = None, workspace: _Memory | None = None,
+    ) -> NDArray[np.bool]: ...
+    def bound(
+        self, input_tensors: Sequence[_Array] | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["done"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, input_tensors: Sequence[_Array], *, outputs: Sequence[Literal["done"]] | None = None,
+    ) -> int: ...
+
 class InPlaceAccumulator(Op):
     """Gradient accumulation: new_sum = old_sum + value, in place of old_sum. Returns new_sum."""
     def __init__(self) -> None: ...
@@ -2221,6 +2345,121 @@ class PadAndUnflatten(Op):
         outputs: Sequence[Literal["output"]] | None = None,
     ) -> int: ...
 
+class PassThrough(Op):
+    """Gives back what it is given: outputs[i] = inputs[i], the very array. Returns *outputs."""
+    def __init__(self) -> None: ...
+    def __call__(
+        self, inputs: Sequence[_Array], *, out: tuple[_Memory | None, ...] | None = None,
+        outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[Any, ...]: ...
+    def bound(
+        self, inputs: Sequence[_Array] | EllipsisType, *,
+        out: tuple[_Memory | None, ...] | None = None,
+        outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, inputs: Sequence[_Array], *, outputs: Sequence[Literal["outputs"]] | None = None,
+    ) -> int: ...
+
+class PythonOp(Op):
+    """Runs a Python function as a step's forward: outputs = forward(context, inputs, constants). Returns (context, *outputs)."""
+    func_name: Final[str]
+    input_convention: Final[str]
+    input_requires_grads: Final[tuple[int, ...] | None]
+    input_tensor_types: Final[tuple[np.dtype[Any], ...] | None]
+    input_tensor_ranks: Final[tuple[int, ...] | None]
+    input_bool_scalars: Final[tuple[bool, ...]]
+    input_bool_scalar_positions: Final[tuple[int, ...]]
+    input_bool_tuples: Final[tuple[bool, ...]]
+    input_bool_tuple_positions: Final[tuple[int, ...]]
+    input_bool_tuple_begins: Final[tuple[int, ...]]
+    input_int_scalars: Final[tuple[int, ...]]
+    input_int_scalar_positions: Final[tuple[int, ...]]
+    input_int_tuples: Final[tuple[int, ...]]
+    input_int_tuple_positions: Final[tuple[int, ...]]
+    input_int_tuple_begins: Final[tuple[int, ...]]
+    input_float_scalars: Final[tuple[float, ...]]
+    input_float_scalar_positions: Final[tuple[int, ...]]
+    input_float_tuples: Final[tuple[float, ...]]
+    input_float_tuple_positions: Final[tuple[int, ...]]
+    input_float_tuple_begins: Final[tuple[int, ...]]
+    input_pointer_scalars: Final[tuple[int, ...]]
+    input_pointer_scalar_positions: Final[tuple[int, ...]]
+    output_tensor_types: Final[tuple[np.dtype[Any], ...]]
+    output_tensor_ranks: Final[tuple[int, ...] | None]
+    tensor_reuse_map: Final[tuple[int, ...] | None]
+    bw_tensor_reuse_map: Final[tuple[int, ...] | None]
+    training_mode: Final[bool]
+    safe_run_mode: Final[bool]
+    comment: Final[str]
+    def __init__(
+        self, *, func_name: str, input_convention: str,
+        input_requires_grads: _Integers | None = None,
+        input_tensor_types: Sequence[_Dtype] | None = None,
+        input_tensor_ranks: _Integers | None = None, input_bool_scalars: _Booleans = (),
+        input_bool_scalar_positions: _Integers = (), input_bool_tuples: _Booleans = (),
+        input_bool_tuple_positions: _Integers = (), input_bool_tuple_begins: _Integers = (),
+        input_int_scalars: _Integers = (), input_int_scalar_positions: _Integers = (),
+        input_int_tuples: _Integers = (), input_int_tuple_positions: _Integers = (),
+        input_int_tuple_begins: _Integers = (), input_float_scalars: _Reals = (),
+        input_float_scalar_positions: _Integers = (), input_float_tuples: _Reals = (),
+        input_float_tuple_positions: _Integers = (), input_float_tuple_begins: _Integers = (),
+        input_pointer_scalars: _Integers = (), input_pointer_scalar_positions: _Integers = (),
+        output_tensor_types: Sequence[_Dtype], output_tensor_ranks: _Integers | None = None,
+        tensor_reuse_map: _Integers | None = None, bw_tensor_reuse_map: _Integers | None = None,
+        training_mode: _Boolean = False, safe_run_mode: _Boolean = True, comment: str = "",
+    ) -> None: ...
+    def __call__(
+        self, inputs: Sequence[_Array], *,
+        out: tuple[_Memory | None, tuple[_Memory | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["context", "outputs"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[np.int64], tuple[Any, ...]]: ...
+    def bound(
+        self, inputs: Sequence[_Array] | EllipsisType, *,
+        out: tuple[_Memory | None, tuple[_Memory | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["context", "outputs"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, inputs: Sequence[_Array], *,
+        outputs: Sequence[Literal["context", "outputs"]] | None = None,
+    ) -> int: ...
+
+class PythonOpGrad(Op):
+    """Runs the backward of a PythonOp: outputs = backward(context, inputs), with the context's end. Returns *outputs."""
+    func_name: Final[str]
+    input_tensor_types: Final[tuple[np.dtype[Any], ...] | None]
+    input_tensor_ranks: Final[tuple[int, ...] | None]
+    output_convention: Final[str]
+    output_tensor_types: Final[tuple[np.dtype[Any], ...]]
+    output_tensor_ranks: Final[tuple[int, ...] | None]
+    output_tensor_requires_grads: Final[tuple[bool, ...]]
+    tensor_reuse_map: Final[tuple[int, ...] | None]
+    safe_run_mode: Final[bool]
+    comment: Final[str]
+    def __init__(
+        self, *, func_name: str, input_tensor_types: Sequence[_Dtype] | None = None,
+        input_tensor_ranks: _Integers | None = None, output_convention: str,
+        output_tensor_types: Sequence[_Dtype], output_tensor_ranks: _Integers | None = None,
+        output_tensor_requires_grads: _Booleans, tensor_reuse_map: _Integers | None = None,
+        safe_run_mode: _Boolean = True, comment: str = "",
+    ) -> None: ...
+    def __call__(
+        self, context: _Integers, inputs: Sequence[_Array | None], *,
+        out: tuple[_Memory | None, ...] | None = None,
+        outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[Any, ...]: ...
+    def bound(
+        self, context: _Integers | EllipsisType, inputs: Sequence[_Array | None] | EllipsisType, *,
+        out: tuple[_Memory | None, ...] | None = None,
+        outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, context: _Integers, inputs: Sequence[_Array | None], *,
+        outputs: Sequence[Literal["outputs"]] | None = None,
+    ) -> int: ...
+
 class QuickGelu(Op):
     """Sigmoid-weighted unit: Y = X / (1 + exp(-alpha X)). Returns Y."""
     alpha: Final[float]
@@ -2251,6 +2490,25 @@ class QuickGeluGrad(Op):
     ) -> BoundCall | OpenCall: ...
     def workspace_nbytes(
         self, dY: _Array, X: _Array, *, outputs: Sequence[Literal["dX"]] | None = None,
+    ) -> int: ...
+
+class RecordEvent(Op):
+    """Marks what is queued so far as an event, for one WaitEvent: OutputData = InputData. Returns *OutputData."""
+    num_outputs: Final[int | None]
+    def __init__(self, *, num_outputs: _Integer | None = None) -> None: ...
+    def __call__(
+        self, EventIdentifier: _Integers, InputData: Sequence[_Array], *,
+        out: tuple[_Memory | None, ...] | None = None,
+        outputs: Sequence[Literal["OutputData"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[Any, ...]: ...
+    def bound(
+        self, EventIdentifier: _Integers | EllipsisType, InputData: Sequence[_Array] | EllipsisType,
+        *, out: tuple[_Memory | None, ...] | None = None,
+        outputs: Sequence[Literal["OutputData"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, EventIdentifier: _Integers, InputData: Sequence[_Array], *,
+        outputs: Sequence[Literal["OutputData"]] | None = None,
     ) -> int: ...
 
 class ReduceAllL2(Op):
@@ -2856,6 +3114,29 @@ class TanhGrad(Op):
         self, dY: _Array, Y: _Array, *, outputs: Sequence[Literal["dX"]] | None = None,
     ) -> int: ...
 
+class TritonOp(Op):
+    """Runs a registered function that may launch Triton kernels: outputs = function(inputs). Returns *outputs."""
+    func_name: Final[str]
+    onnx_key: Final[int]
+    onnx_string: Final[str]
+    num_outputs: Final[int]
+    def __init__(
+        self, *, func_name: str = "", onnx_key: _Integer = 0, onnx_string: str = "",
+        num_outputs: _Integer = 1, **keywords: object,
+    ) -> None: ...
+    def __call__(
+        self, inputs: Sequence[_Array], *, out: tuple[_Memory | None, ...] | None = None,
+        outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[Any, ...]: ...
+    def bound(
+        self, inputs: Sequence[_Array] | EllipsisType, *,
+        out: tuple[_Memory | None, ...] | None = None,
+        outputs: Sequence[Literal["outputs"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, inputs: Sequence[_Array], *, outputs: Sequence[Literal["outputs"]] | None = None,
+    ) -> int: ...
+
 class View(Op):
     """Pieces of one array: outputs[i] = input.ravel()[o_i : o_i + n_i].reshape(shapes[i]). Returns *outputs."""
     def __init__(self) -> None: ...
@@ -2872,6 +3153,49 @@ class View(Op):
     def workspace_nbytes(
         self, input: _Array, shapes: Sequence[_Integers], *,
         outputs: Sequence[Literal["outputs"]] | None = None,
+    ) -> int: ...
+
+class WaitEvent(Op):
+    """Lets what follows wait for what an event marks, and takes the event: OutputData = InputData. Returns *OutputData."""
+    num_outputs: Final[int | None]
+    timeout: Final[float]
+    def __init__(self, *, num_outputs: _Integer | None = None, timeout: _Real = 60.0) -> None: ...
+    def __call__(
+        self, EventIdentifier: _Integers, InputData: Sequence[_Array], *,
+        out: tuple[_Memory | None, ...] | None = None,
+        outputs: Sequence[Literal["OutputData"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[Any, ...]: ...
+    def bound(
+        self, EventIdentifier: _Integers | EllipsisType, InputData: Sequence[_Array] | EllipsisType,
+        *, out: tuple[_Memory | None, ...] | None = None,
+        outputs: Sequence[Literal["OutputData"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, EventIdentifier: _Integers, InputData: Sequence[_Array], *,
+        outputs: Sequence[Literal["OutputData"]] | None = None,
+    ) -> int: ...
+
+class YieldOp(Op):
+    """Splits a step in two: module_outputs_grad = gradients that a caller sends for module_outputs. Returns *module_outputs_grad."""
+    non_differentiable_outputs: Final[tuple[int, ...]]
+    full_shape_outputs: Final[tuple[int, ...]]
+    def __init__(
+        self, *, non_differentiable_outputs: _Integers = (), full_shape_outputs: _Integers,
+    ) -> None: ...
+    def __call__(
+        self, module_outputs: Sequence[_Array], *, out: tuple[_Memory | None, ...] | None = None,
+        outputs: Sequence[Literal["module_outputs_grad"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, ...]: ...
+    def bound(
+        self, module_outputs: Sequence[_Array] | EllipsisType, *,
+        out: tuple[_Memory | None, ...] | None = None,
+        outputs: Sequence[Literal["module_outputs_grad"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, module_outputs: Sequence[_Array], *,
+        outputs: Sequence[Literal["module_outputs_grad"]] | None = None,
     ) -> int: ...
 
 class ZeroGradient(Op):

@@ -151,5 +151,11 @@ class Backend(Protocol):
     def work(self, name: str) -> Callable[..., None]:
         """A named piece of work that is no kernel; it queues itself on the current stream."""
 
+    def record(self) -> object:
+        """A mark of what is queued on the current stream so far; None where nothing ever is."""
+
+    def wait(self, mark: Any) -> None:
+        """What is queued on the current stream from here on waits for a mark of any backend's."""
+
     def load(self, source: KernelSource, options: tuple[str, ...]) -> Module:
         """The source compiled for the current device."""

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from .frame.named import function_signature
+from .frame.named import CALL, function_signature
 from .registry import get_op, names
 
 OPERATORS = {get_op(name).function_name: get_op(name) for name in names()}
@@ -18,10 +18,12 @@ def function(name: str) -> Callable[..., Any]:
     """The function of this name, with its operator's names, signature and help text."""
     cls = OPERATORS[name]
     declared = frozenset(item.name for item in cls.attributes)
+    of_call = frozenset((*CALL, *(item.name for item in cls.inputs)))
 
     def call_operator(*inputs: object, **keywords: Any) -> Any:
         attributes = {}
-        for name in declared.intersection(keywords):  # a comprehension would be a call
+        given = keywords.keys() - of_call if cls.takes_keywords else declared.intersection(keywords)
+        for name in given:  # a comprehension would be a call
             attributes[name] = keywords.pop(name)
         return cls.shared(**attributes)(*inputs, **keywords)
 

@@ -153,9 +153,25 @@ class Changing:
         return value
 
 
+@dataclass(frozen=True)
+class Open:
+    """What is known of an array that a function of the caller's makes; None where nothing is.
+
+    `optional`: the function may give None.
+    """
+
+    dtype: Dtype | None = None
+    rank: int | None = None
+    optional: bool = False
+
+    def has(self, found: Spec) -> bool:
+        """Whether an array is one of these."""
+        return self.dtype in (None, found.dtype) and self.rank in (None, len(found.shape))
+
+
 # What `infer` says of one output: of a host output its value, or a Changing that gives it.
-Single = Spec | Changing | HostArray | None
-Inferred = Single | tuple[Spec, ...]  # of a variadic one the specs of all its arrays
+Single = Spec | Changing | Open | HostArray | None
+Inferred = Single | tuple[Spec | Open | None, ...]  # of a variadic one each of its arrays
 
 
 class TypeRows(Mapping[str, tuple[Dtype, ...]]):

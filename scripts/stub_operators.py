@@ -67,7 +67,7 @@ def operator_class(cls: type[Op], name: str) -> Iterator[str]:
     for a in cls.attributes:
         yield f"    {a.name}: Final[{shown(gives(a.convert))}]"
     keywords = [keyword(cls, a) for a in cls.attributes]
-    starred = ["*", *keywords] if keywords else []
+    starred = ["*", *keywords, *more(cls)] if keywords else []
     yield definition("    ", "__init__", ["self", *starred], "None")
     yield call(cls, "__call__", "    ", ())
     bound = ["self", *inputs(cls, " | EllipsisType"), "*", *call_keywords(cls)]
@@ -76,10 +76,12 @@ def operator_class(cls: type[Op], name: str) -> Iterator[str]:
     yield definition("    ", "workspace_nbytes", asked, "int")
 
 
-def call(cls: type[Op], name: str, indent: str, more: Sequence[str], doc: str = "") -> str:
+def call(cls: type[Op], name: str, indent: str, attributes: Sequence[str], doc: str = "") -> str:
     """The call, as a method or as a function, which takes the attributes too."""
     own = ["self"] if indent else []
-    parameters = [*own, *inputs(cls), "*", *more, *call_keywords(cls)]
+    parameters = [*own, *inputs(cls), "*", *attributes, *call_keywords(cls)]
+    if attributes:
+        parameters += more(cls)
     return definition(indent, name, parameters, result(cls), doc)
 
 
@@ -114,11 +116,11 @@ def summary(cls: type[Op]) -> str:
 # ---- parameters ----------------------------------------------------------------------------------
 
 
-def inputs(cls: type[Op], more: str = "") -> list[str]:
+def inputs(cls: type[Op], union: str = "") -> list[str]:
     """The inputs; one that may be left out has to be given as None where a later one may not be."""
     n = n_required(cls.inputs)
     return [
-        f"{item.name}: {taken(cls, item)}{more}{'' if i < n else ' = None'}"
+        f"{item.name}: {taken(cls, item)}{union}{'' if i < n else ' = None'}"
         for i, item in enumerate(cls.inputs)
     ]
 
@@ -138,6 +140,11 @@ def keyword(cls: type[Op], item: Attribute) -> str:
     """An attribute as a keyword."""
     text = f"{item.name}: {accepted(cls, item)}"
     return text if repr(item.default) == "REQUIRED" else f"{text} = {written(item.default)}"
+
+
+def more(cls: type[Op]) -> list[str]:
+    """What an operator takes beside its declared attributes."""
+    return ["**keywords: object"] if cls.takes_keywords else []
 
 
 def call_keywords(cls: type[Op]) -> list[str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +41,15 @@ class OneStream:
     def capturing(self, device: int) -> bool:
         """There are no graphs."""
         return False
+
+    def record(self) -> object:
+        """Nothing is queued."""
+        return None
+
+    def wait(self, mark: Any) -> None:
+        """The host waits for what a GPU is still to do."""
+        if mark is not None:
+            mark.synchronize()
 
 
 class NumpyBackend(OneStream):

@@ -21,6 +21,7 @@ class Declared(Protocol):
     name: str
     inputs: tuple[Input, ...]
     attributes: tuple[Attribute, ...]
+    takes_keywords: bool
 
 
 def unknown(op: Declared, name: str) -> NoReturn:

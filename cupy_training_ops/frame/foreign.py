@@ -9,12 +9,13 @@
   require gradients are taken as data: autograd does not see the call.
 * JAX arrays are read-only: no call writes them.
 
-No library is imported here: who has an array of PyTorch's has imported it.
+No library is imported here: who has an array of PyTorch's has imported it. Triton alone has not.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -141,6 +142,39 @@ def _stream(device: int) -> Iterator[None]:
         theirs = _Stream(cuda.current_stream(device).cuda_stream)
         with sys.modules["cupy"].cuda.Stream.from_external(theirs):
             yield
+
+
+@contextlib.contextmanager
+def same_stream(device: int) -> Iterator[None]:
+    """CuPy's current stream is PyTorch's too in the context; the host, -1, has none."""
+    if has_same_stream(device):
+        yield
+        return
+    cuda, address = sys.modules["torch"].cuda, _address(device)
+    # Of address 0 PyTorch would make a new stream.
+    own = cuda.ExternalStream(address, device=device) if address else cuda.default_stream(device)
+    with cuda.stream(own):
+        yield
+
+
+def has_same_stream(device: int) -> bool:
+    """Whether the current streams of CuPy and PyTorch are one; so it is where there is none.
+
+    Triton imports PyTorch at its first launch, for its stream: that would be too late.
+    """
+    if device >= 0 and "triton" in sys.modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("torch")
+    torch = sys.modules.get("torch")
+    if device < 0 or torch is None or not torch.cuda.is_available():
+        return True
+    return bool(torch.cuda.current_stream(device).cuda_stream == _address(device))
+
+
+def _address(device: int) -> int:
+    """Of CuPy's current stream; both libraries also know the default stream as 1."""
+    address: int = sys.modules["cupy"].cuda.get_current_stream(device).ptr
+    return 0 if address == 1 else address
 
 
 class _Stream(NamedTuple):

@@ -35,6 +35,9 @@ class Declared(Protocol):
     types: Types
     bitwise_exact: bool
     provider: str
+    needs: str
+    runs_functions: bool
+    takes_keywords: bool
 
 
 class Help:
@@ -85,10 +88,11 @@ def _calls(cls: Declared) -> Iterator[str]:
     """The operator as a function and as a class, with what comes back."""
     inputs = [f"{item.name}=None" if item.optional else item.name for item in cls.inputs]
     keywords = [_keyword(item) for item in cls.attributes]
+    more = ["**keywords"] if cls.takes_keywords else []
     result = _result(cls.outputs)
     call = [f"{name}=None" for name in CALL]
-    yield f"{cls.function_name}({', '.join([*inputs, '*', *keywords, *call])}) -> {result}"
-    made = f"{cls.__name__}({', '.join(['*', *keywords] if keywords else [])})"
+    yield f"{cls.function_name}({', '.join([*inputs, '*', *keywords, *call, *more])}) -> {result}"
+    made = f"{cls.__name__}({', '.join(['*', *keywords, *more] if keywords else [])})"
     yield f"{made}({', '.join([*inputs, '*', *call])}) -> {result}"
 
 
@@ -172,15 +176,18 @@ def _every_call(cls: Declared) -> Iterator[str]:
         )
     if "either" in memories:
         yield "A captured graph keeps a number; where an array is given, each replay reads it."
-    unless = " unless deterministic=False" if _has(cls, "deterministic") else ""
-    yield f"The same inputs give the same bits, run after run{unless}."
+    if cls.needs:
+        yield f"A call needs {cls.needs}."
+    if cls.runs_functions:
+        yield "Results that are refused, or an error of the function's, come after it has run."
+    else:
+        unless = " unless deterministic=False" if _has(cls, "deterministic") else ""
+        yield f"The same inputs give the same bits, run after run{unless}."
     if cls.bitwise_exact:
         yield "The CPU provider and the GPU give exactly the same values."
     yield cls.provider
-    yield (
-        "ArgumentError, DtypeError and ProviderError are raised before anything is launched or "
-        "written."
-    )
+    before = "the function runs" if cls.runs_functions else "anything is launched or written"
+    yield f"ArgumentError, DtypeError and ProviderError are raised before {before}."
 
 
 def _has(cls: Declared, attribute: str) -> bool:

@@ -55,13 +55,13 @@ class Signatures:
 
     def __get__(self, instance: object, cls: Declared) -> inspect.Signature:
         if instance is None:
-            return inspect.Signature(_attributes(cls))
+            return inspect.Signature([*_attributes(cls), *_more(cls)])
         return inspect.Signature([*_inputs(cls), *_call()])
 
 
 def function_signature(cls: Declared) -> inspect.Signature:
     """Of an operator as a function: inputs, attributes, and the arguments of every call."""
-    return inspect.Signature([*_inputs(cls), *_attributes(cls), *_call()])
+    return inspect.Signature([*_inputs(cls), *_attributes(cls), *_call(), *_more(cls)])
 
 
 def _inputs(cls: Declared) -> list[inspect.Parameter]:
@@ -80,6 +80,12 @@ def _attributes(cls: Declared) -> list[inspect.Parameter]:
         inspect.Parameter(a.name, kind, default=_EMPTY if a.default is REQUIRED else a.default)
         for a in cls.attributes
     ]
+
+
+def _more(cls: Declared) -> list[inspect.Parameter]:
+    """Keywords that are not declared, where an operator takes them."""
+    kind = inspect.Parameter.VAR_KEYWORD
+    return [inspect.Parameter("keywords", kind)] if cls.takes_keywords else []
 
 
 def _call() -> list[inspect.Parameter]:

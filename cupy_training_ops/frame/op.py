@@ -7,10 +7,11 @@ remembered; later ones go from the look-up straight to the launch.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -67,6 +68,10 @@ class Op:
     tiles: ClassVar[Tiles] = None  # how the arrays come apart for the NumPy function
     row: ClassVar[str] = ""  # the input of rank 1 that repeats along the others' last dimension
     bitwise_exact: ClassVar[bool] = False  # compared without tolerance: copies, bit patterns
+    no_out: ClassVar[str] = ""  # why there is no `out=`: results are arrays that are there already
+    needs: ClassVar[str] = ""  # what has to be there for a call, which cannot be made alone
+    runs_functions: ClassVar[bool] = False  # of the caller's, who answers for what they do
+    takes_keywords: ClassVar[bool] = False  # that are not declared, beside the attributes
     provider: ClassVar[str] = (  # what runs a call, for help
         "NumPy arrays are computed by NumPy, CuPy arrays by CUDA kernels on their device."
     )
@@ -365,6 +370,7 @@ class Op:
 class ViewOp(Op):
     """An operator that computes nothing: its one list of outputs is pieces of its first input."""
 
+    no_out = "results are views of the input"
     provider = "NumPy and CuPy arrays alike: nothing is computed or launched."
 
     def own_call(self, prepared: Prepared) -> Call:
@@ -375,12 +381,19 @@ class ViewOp(Op):
 class DelegatingOp(Op):
     """An operator that hands the call to a Python callable; its results are taken as they are."""
 
+    no_out = "results are the callable's own arrays"
     provider = "NumPy and CuPy arrays alike: a Python callable computes."
+    callee = ""  # what messages call it
 
     def delegate(self, *inputs: Any) -> Any:
         """The results, from inputs as the CPU function would get them."""
         raise NotImplementedError
 
+    @contextlib.contextmanager
+    def delegation(self, *inputs: Any) -> Iterator[Any]:
+        """The same as a context, which ends with an error where a result is refused."""
+        yield self.delegate(*inputs)
+
     def own_call(self, prepared: Prepared) -> Call:
         """The callable's results, never copied."""
-        return DelegatedCall(prepared, self.delegate)
+        return DelegatedCall(prepared, self.delegation, self.callee, self.runs_functions)

@@ -23,6 +23,7 @@ class Operator(Planned, Protocol):
     types: ClassVar[Types]
     tiles: ClassVar[Tiles]
     row: ClassVar[str]
+    no_out: ClassVar[str]
 
     @property
     def workspaces(self) -> Workspaces: ...

@@ -13,10 +13,10 @@ import numpy as np
 from .. import limits
 from ..backend import ArrayInfo, Info
 from ..dtypes import HostArray, to_dtype
-from ..errors import refuse, shown
+from ..errors import ArgumentError, refuse, shown
 from ..plan import LaunchError
 from ..runtime.launch import ReadyPlan
-from ..schema import Changing, Inferred, Input, Output, Single, Spec
+from ..schema import Changing, Inferred, Input, Open, Output, Single, Spec
 from . import checks, layout
 from .call import Call
 from .convert import converted
@@ -205,10 +205,13 @@ def _result(
         alias=None if output.aliases is None else places.get(output.aliases + index),
         shareable=tuple(places[name + index] for name in may if name + index in places),
         computed=output.memory != "host",
+        open=item if isinstance(item, Open) else None,
     )
 
 
-def _wanted_spec(op: Operator, output: Output, item: Spec | Changing | HostArray) -> Spec:
+def _wanted_spec(op: Operator, output: Output, item: Spec | Changing | Open | HostArray) -> Spec:
+    if isinstance(item, Open):
+        return Spec((), item.dtype or np.dtype(np.uint8))  # a result that is asked for, no more
     if isinstance(item, Changing):
         (dtype,) = op.types.get(output.type) or (to_dtype(output.type),)
         return Spec((), dtype)
@@ -225,6 +228,8 @@ def _check_out(
     """The caller's outputs, one for each result."""
     if list(out) == [None]:
         return (None,) * len(results)
+    if op.no_out:
+        raise ArgumentError(f"{op.name}: out: {op.no_out}")
     for result, key in zip(results, _one_by_one(op, results, counts, out), strict=True):
         if key is not None:
             _check_given(op, result, key, any_layout)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from ..backend import Array, ArrayInfo
 from ..dtypes import HostArray
-from ..schema import Changing, Input, Spec
+from ..schema import Changing, Input, Open, Spec
 from .aliasing import Overlap, Written
 from .layout import Order
 
@@ -26,7 +26,8 @@ class Result:
 
     `spec` is None for an output that is not asked for; `value` is the content of a host output;
     `alias` is the place of the array it is written into, `shareable` those that `out=` may be;
-    `computed` says that the CPU provider's function returns it.
+    `computed` says that the CPU provider's function returns it; `open` is what is known of an array
+    whose shape only a function of the caller's knows.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Result:
     alias: int | None = None
     shareable: tuple[int, ...] = ()
     computed: bool = True
+    open: Open | None = None
 
 
 @dataclass(frozen=True)

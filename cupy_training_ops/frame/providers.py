@@ -3,20 +3,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from ..backend import Array, ArrayInfo
-from ..errors import ArgumentError, refuse
+from ..dtypes import dtype_name
+from ..errors import refuse
 from ..runtime.launch import ReadyPlan, Values
 from ..runtime.workspace import Workspaces
+from ..schema import Open, Spec
 from .arrays import adopt
 from .backends import info
 from .call import Call, Tables
-from .foreign import refuse_read_only
+from .foreign import refuse_read_only, same_stream
 from .pieces import Pieces
 from .prepared import Arguments, Arrays, Prepared, Result
 
@@ -39,8 +43,6 @@ class ViewCall(Call):
 
     def __init__(self, prepared: Prepared) -> None:
         super().__init__(prepared)
-        if self.has_out:
-            raise ArgumentError(f"{prepared.op}: out: results are views of the input")
         specs = [result.spec for result in prepared.results if result.spec is not None]
         self.unwanted = len(specs) < len(prepared.results)
         starts = itertools.accumulate((spec.nbytes for spec in specs), initial=0)
@@ -70,11 +72,18 @@ class DelegatedCall(Call):
 
     repeats = False
 
-    def __init__(self, prepared: Prepared, function: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        prepared: Prepared,
+        delegation: Callable[..., AbstractContextManager[Any]],
+        callee: str,
+        shares_stream: bool,
+    ) -> None:
         super().__init__(prepared)
-        if self.has_out:
-            raise ArgumentError(f"{prepared.op}: out: results are the callable's own arrays")
-        self.function = function
+        self.delegation = delegation
+        self.shares_stream = shares_stream  # with PyTorch, and so with Triton
+        self.of_callee = f" of {callee}" if callee else ""
+        self.anywhere = not any(array.info for array in prepared.arrays)
         self.makes_arrays = False
 
     def finish(
@@ -89,25 +98,51 @@ class DelegatedCall(Call):
         taken_inputs = self._with_hosts(inputs, self.values(inputs))
         for check in self.checks:
             check(*taken_inputs)
-        results = self._one_by_one(self.function(*taken_inputs))
-        expected = self.prepared.results
+        with self._current(), self.delegation(*taken_inputs) as returned:
+            taken = self._all_taken(self._one_by_one(returned))
+        return taken[0] if self.single_output else self.returned(taken)
+
+    @contextlib.contextmanager
+    def _current(self) -> Iterator[None]:
+        """The arrays' device, and its stream, are current, also where results are taken."""
+        device = self.device
+        with contextlib.ExitStack() as stack:
+            if not self.backend.is_current(device):
+                stack.enter_context(self.backend.on(device))
+            if self.shares_stream:
+                stack.enter_context(same_stream(device))
+            yield
+
+    def _all_taken(self, results: Sequence[Any]) -> Arrays:
+        op, expected = self.prepared.op, self.prepared.results
         if len(results) != len(expected):
-            refuse(self.prepared.op, "results", f"{len(expected)} arrays", str(len(results)))
-        taken = [self._taken(*pair) for pair in zip(expected, results, strict=True)]
-        return taken[0] if self.single_output else self.returned(tuple(taken))
+            refuse(op, f"results{self.of_callee}", f"{len(expected)} arrays", str(len(results)))
+        return tuple([self._taken(*pair) for pair in zip(expected, results, strict=True)])
 
     def _taken(self, result: Result, value: object) -> Array | None:
-        array: Array | None = adopt(self.prepared.op, result.name, value)
-        if result.spec is None:
+        op, name, spec = self.prepared.op, result.name + self.of_callee, result.spec
+        array: Array | None = adopt(op, name, value)
+        if spec is None or (array is None and result.open and result.open.optional):
             return None
-        expected = f"{result.spec.dtype} of shape {result.spec.shape}"
+        expected = _words(result.open, spec)
         if array is None:
-            refuse(self.prepared.op, result.name, expected, "None")
+            refuse(op, name, expected, "None")
         found = ArrayInfo(*info(array))
-        if (found.shape, found.dtype) != (result.spec.shape, result.spec.dtype):
-            got = f"{found.dtype} of shape {found.shape}"
-            refuse(self.prepared.op, result.name, expected, got)
+        has_form = (found.shape, found.dtype) == (spec.shape, spec.dtype)
+        if not (result.open.has(found.spec) if result.open else has_form):
+            refuse(op, name, expected, f"{dtype_name(found.dtype)} of shape {found.shape}")
+        place = self.prepared.placement.place
+        if result.computed and not self.anywhere and found.place != place:
+            refuse(op, name, f"an array on {place}", f"one on {found.place}")
         return array
+
+
+def _words(known: Open | None, spec: Spec) -> str:
+    """An array that a callable is to give, in words."""
+    if known is None:
+        return f"{dtype_name(spec.dtype)} of shape {spec.shape}"
+    dtype = "an array" if known.dtype is None else dtype_name(known.dtype)
+    return dtype if known.rank is None else f"{dtype} of rank {known.rank}"
 
 
 class CpuCall(Call):

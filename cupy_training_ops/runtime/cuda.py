@@ -138,6 +138,17 @@ class CudaBackend:
         """One of WORK."""
         return WORK[name]
 
+    def record(self) -> object:
+        """A CUDA event."""
+        event = cupy.cuda.Event(disable_timing=True)
+        event.record(cupy.cuda.get_current_stream())
+        return event
+
+    def wait(self, mark: cupy.cuda.Event | None) -> None:
+        """The stream waits, the host does not."""
+        if mark is not None:
+            cupy.cuda.get_current_stream().wait_event(mark)
+
     def load(self, source: KernelSource, options: tuple[str, ...]) -> Module:
         """Compile for the current device, through CuPy's disk cache."""
         options += header_options()

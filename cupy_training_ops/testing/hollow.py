@@ -85,6 +85,15 @@ class HollowBackend(OneStream, CudaBackend):
         """Work that notes that it was queued."""
         return lambda *arguments: self.launches.append((name, arguments))
 
+    def record(self) -> object:
+        """An event that notes that it was recorded."""
+        self.launches.append(("record", ()))
+        return object()
+
+    def wait(self, mark: object) -> None:
+        """Notes what is waited for."""
+        self.launches.append(("wait", (mark,)))
+
     def load(self, source: KernelSource, options: tuple[str, ...]) -> HollowModule:
         """Nothing is compiled."""
         return HollowModule(self.launches)

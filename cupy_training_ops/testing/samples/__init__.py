@@ -102,6 +102,11 @@ def all_samples() -> dict[str, tuple[Sample, ...]]:
     return {name: (*samples, *of_mixed_alignment(samples)) for name, samples in tables.items()}
 
 
+def sampled() -> list[str]:
+    """The operators that have samples: those whose calls can be made alone."""
+    return [name for name, samples in all_samples().items() if samples]
+
+
 def of_mixed_alignment(samples: Sequence[Sample]) -> Iterator[Sample]:
     """Of each kind of misaligned sample one with aligned outputs and one with aligned inputs."""
     kinds: dict[str, Sample] = {}

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: MIT
+"""What a forward keeps for its backward, by handles: numbers that a graph can hold."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import weakref
+from typing import Any, NamedTuple
+
+from ..backend import ArrayInfo
+from ..errors import ArgumentError, refuse, shown
+from ..schema import integer, single
+from .functions import Function
+
+NO_CONTEXT = 0  # the handle of a forward that keeps nothing
+
+_handles = itertools.count(1)
+_lock = threading.Lock()
+
+
+class Context(NamedTuple):
+    """One forward: its function, what that keeps, and what is known of its outputs."""
+
+    name: str
+    function: Function
+    kept: Any
+    outputs: tuple[ArrayInfo, ...]
+
+
+class Contexts:
+    """Those of one operator's forwards; they die with it, or end one by one."""
+
+    def __init__(self) -> None:
+        self._by_handle: dict[int, Context] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_handle)
+
+    def keep(self, handle: int, context: Context) -> None:
+        """Keep a context, also one that `take` took."""
+        with _lock:
+            self._by_handle[handle] = context
+            _owners[handle] = self
+
+    def _pop(self, handle: int) -> Context:
+        return self._by_handle.pop(handle)
+
+
+_owners: weakref.WeakValueDictionary[int, Contexts] = weakref.WeakValueDictionary()
+UNOWNED = Contexts()  # of calls whose operator nobody holds
+
+
+def new_handle() -> int:
+    """A number that no other context has."""
+    return next(_handles)
+
+
+def take(op: str, argument: str, handle: int) -> tuple[Contexts, Context]:
+    """A context and whose it is; nobody else finds it from here on."""
+    with _lock:
+        owner = _owners.pop(handle, None)
+        if owner is not None:
+            return owner, owner._pop(handle)
+    if handle == NO_CONTEXT:
+        refuse(op, argument, "the context of a PythonOp with training_mode=1", "0, which is none")
+    refuse(op, argument, "a context that has not ended, nor its PythonOp", shown(handle))
+
+
+def release_context(context: Any) -> None:
+    """Free what a PythonOp keeps for a backward that will not come.
+
+    context: the handle that the PythonOp gave, an integer or an array of one. One that has ended,
+    or never was, is an error.
+    """
+    try:
+        handle = integer(single(context))
+    except ArgumentError as error:
+        raise ArgumentError(f"release_context: context: {error}") from None
+    take("release_context", "context", handle)
+
+
+def count() -> int:
+    """How many contexts there are in this process."""
+    return len(_owners)
+
+
+def _unlock() -> None:
+    """A thread that is not in a forked child may hold the lock."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock)

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: MIT
+"""A step in two halves: a generator that yields its outputs and is sent their gradients."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+from ..backend import ArrayInfo
+from ..dtypes import dtype_name
+from ..errors import DtypeError, ProviderError, refuse, shown
+from ..frame.arrays import adopt
+from ..frame.backends import info
+from ..frame.foreign import as_tensor, is_tensor
+from ..schema import Spec
+
+Function = Callable[..., Generator[Any, Any, Any]]
+State = Literal["new", "forward", "done"]
+
+_NAME = "SplitStep"
+_running = threading.local()
+
+
+class Yielded(NamedTuple):
+    """What YieldOp gives its function to yield."""
+
+    run: object  # of the function, in which it was made
+    outputs: tuple[Any, ...]
+    differentiable: tuple[Any, ...]  # those of them that have a gradient
+    full_shape: tuple[bool, ...]  # whether the gradient of each is given in full
+
+
+def current_run(op: str) -> object:
+    """The run of a function that this thread is in; ProviderError where it is in none."""
+    runs = getattr(_running, "runs", None)
+    if not runs:
+        raise ProviderError(
+            f"{op}: expected a call inside a generator function that {_NAME} runs, got one outside"
+        )
+    return runs[-1]
+
+
+class SplitStep:
+    """Runs a training step in two halves, which another framework may call.
+
+    function: a generator function. It yields the result of one YieldOp, is sent a tuple of
+    gradients, and what it returns is the result of the step:
+
+        def step(x, w):
+            (d,) = yield YieldOp(full_shape_outputs=[0])([x @ w])
+            return x.T @ d
+
+    Each `run_forward` begins anew; one that sees no backward is given up. Of several threads one
+    at a time may run the function.
+    """
+
+    def __init__(self, function: Function) -> None:
+        if not callable(function):
+            refuse(_NAME, "function", "a generator function", shown(function))
+        self._function = function
+        self._called = getattr(function, "__qualname__", type(function).__name__)
+        self._lock = threading.Lock()
+        self._state: State = "new"
+        self._generator: Generator[Any, Any, Any] | None = None
+        self._yielded: Yielded | None = None
+
+    def run_forward(self, *inputs: object) -> tuple[Any, ...]:
+        """Run the function up to its YieldOp; the arrays that were given to that."""
+        with self._alone():
+            self._end("new")
+            generator = self._function(*inputs)
+            if not isinstance(generator, Generator):
+                refuse(_NAME, self._called, "a generator function", _kind(generator))
+            yields, value = self._resumed(generator, None)
+            if not yields:
+                refuse(_NAME, self._called, "one YieldOp", "a function that returned before it")
+            if not isinstance(value, Yielded) or value.run is not generator:
+                self._close(generator)
+                refuse(_NAME, self._called, "to yield its YieldOp's result", _kind(value))
+            self._state, self._generator, self._yielded = "forward", generator, value
+            return value.outputs
+
+    def run_backward(self, *gradients: object) -> Any:
+        """Send the function its gradients and run the rest; what it returns.
+
+        gradients: one for each output that has one, of its dtype and in its place. For None it is
+        zeros: of the output's shape where YieldOp's `full_shape_outputs` has it, else a scalar.
+        Where the shape need not be full a scalar may be given too.
+        """
+        with self._alone():
+            if self._generator is None or self._yielded is None:
+                got = "a second backward" if self._state == "done" else "a backward before it"
+                raise ProviderError(f"{_NAME}: {self._called}: expected a forward, got {got}")
+            sent = _gradients(self._yielded, gradients)
+            generator, self._generator, self._yielded = self._generator, None, None
+            self._state = "done"
+            yields, value = self._resumed(generator, sent)
+            if yields:
+                self._close(generator)
+                refuse(_NAME, self._called, "one YieldOp", "a function that yields once more")
+            return value
+
+    def _end(self, state: State) -> None:
+        """Give up a function that waits for its gradients."""
+        generator, self._generator, self._yielded = self._generator, None, None
+        self._state = state
+        if generator is not None:
+            self._close(generator)
+
+    def _resumed(self, generator: Generator[Any, Any, Any], sent: object) -> tuple[bool, Any]:
+        """Whether the function yields, and what; else what it returns."""
+        with self._inside(generator):
+            try:
+                return True, generator.send(sent)
+            except StopIteration as end:
+                return False, end.value
+
+    def _close(self, generator: Generator[Any, Any, Any]) -> None:
+        with self._inside(generator):
+            generator.close()
+
+    @contextlib.contextmanager
+    def _inside(self, run: object) -> Iterator[None]:
+        """YieldOp knows the function; errors that leave it say whose they are."""
+        runs = _running.__dict__.setdefault("runs", [])
+        runs.append(run)
+        try:
+            yield
+        except Exception as error:
+            error.add_note(f"in {self._called}, which {_NAME} runs")
+            raise
+        finally:
+            runs.pop()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._lock.acquire(blocking=False):
+            raise ProviderError(f"{_NAME}: {self._called}: it is running already")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+
+def _gradients(yielded: Yielded, given: Sequence[object]) -> tuple[object, ...]:
+    """What the function is sent; refuses what does not fit the outputs."""
+    outputs = yielded.differentiable
+    if len(given) != len(outputs):
+        refuse(_NAME, "gradients", f"{len(outputs)}, one for each output", str(len(given)))
+    rows = zip(outputs, yielded.full_shape, given, strict=True)
+    return tuple(
+        _zeros(output, full) if gradient is None else _checked(i, output, full, gradient)
+        for i, (output, full, gradient) in enumerate(rows)
+    )
+
+
+def _checked(i: int, output: object, full: bool, gradient: object) -> object:
+    name, wanted = f"gradients[{i}]", _info(f"outputs[{i}]", output)
+    found = _info(name, gradient)
+    if found.dtype != wanted.dtype:
+        expected, got = dtype_name(wanted.dtype), dtype_name(found.dtype)
+        raise DtypeError(f"{_NAME}: {name}: expected dtype {expected}, got {got}")
+    if found.shape != wanted.shape and (full or found.shape):
+        expected = f"shape {wanted.shape}" if full else f"shape {wanted.shape} or ()"
+        refuse(_NAME, name, expected, f"shape {found.shape}")
+    if found.place != wanted.place:
+        refuse(_NAME, name, f"an array on {wanted.place}", f"one on {found.place}")
+    return gradient
+
+
+def _zeros(output: object, full: bool) -> object:
+    """Zeros in the place of a gradient, of the output's library."""
+    found = _info("outputs", output)
+    backend, shape = found.backend, found.shape if full else ()
+    if backend.capturing(found.device):
+        raise ProviderError(f"{_NAME}: gradients: a backward under graph capture needs all of them")
+    spec = Spec(shape, found.dtype)
+    zeros: Any = backend.empty(spec, found.device)
+    if spec.size:
+        zeros = backend.zeros(spec.nbytes, found.device)
+        zeros = zeros.view(spec.dtype).reshape(shape)
+    return as_tensor(zeros) if is_tensor(output) else zeros
+
+
+def _info(name: str, array: object) -> ArrayInfo:
+    return ArrayInfo(*info(adopt(_NAME, name, array)))
+
+
+def _kind(value: object) -> str:
+    return "nothing" if value is None else f"one of {type(value).__name__}"
