@@ -300,6 +300,12 @@ def test_only_what_is_so_is_said() -> None:
         assert absent not in text
     assert "nothing is computed or launched" in cto.View.__doc__
     assert "CUDA kernels" not in cto.View.__doc__
+    assert "A call needs" not in text
+    assert "A call needs a generator function that SplitStep runs." in cto.YieldOp.__doc__
+    assert "run after run" not in cto.PythonOp.__doc__
+    assert "are raised before the function runs." in cto.PythonOp.__doc__
+    assert "num_outputs=1, **keywords)(inputs" in " ".join(cto.TritonOp.__doc__.split())
+    assert "**keywords" not in cto.PythonOp.__doc__
 
 
 def test_no_text_cites_what_a_reader_cannot_open() -> None:

@@ -35,11 +35,9 @@ SPELLED = {"float": FLOAT32, "double": FLOAT64}  # as upstream spells dtypes; th
 _NAMES = """
     AdasumAllReduce
     ConvGrad ConvTransposeGrad
-    Group
     MegatronF MegatronG
-    NcclAllGather NcclAllReduce NcclReduceScatter PassThrough PythonOp
-    PythonOpGrad RecordEvent Recv Send
-    TritonOp WaitEvent YieldOp
+    NcclAllGather NcclAllReduce NcclReduceScatter
+    Recv Send
 """
 TO_BE_WRITTEN = set(_NAMES.split())
 
@@ -234,7 +232,7 @@ HOST_INPUTS = [
     (cls, item)
     for cls in registry.REGISTRY.values()
     for item in cls.inputs
-    if item.convert and not item.variadic
+    if item.convert and not item.variadic and not cls.needs
 ]
 
 

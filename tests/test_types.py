@@ -77,7 +77,8 @@ def test_the_stub_has_the_names_that_there_are() -> None:
 def test_the_stubs_functions_take_what_the_functions_take() -> None:
     for name, node in public(ast.parse(STUB)).items():
         if name.islower() and isinstance(node, ast.FunctionDef) and name not in vars(cto):
-            declared = [a.arg for a in (*node.args.args, *node.args.kwonlyargs)]
+            more = [node.args.kwarg] if node.args.kwarg else []
+            declared = [a.arg for a in (*node.args.args, *node.args.kwonlyargs, *more)]
             assert declared == list(inspect.signature(getattr(cto, name)).parameters), name
 
 
