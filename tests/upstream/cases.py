@@ -16,7 +16,7 @@ import numpy as np
 
 from cupy_training_ops.dtypes import BOOL, FLOAT16, FLOAT32, FLOAT64, INT64, dtype_name
 from cupy_training_ops.testing.samples import Generator, Sample
-from upstream import batch_norm, layer_norm, losses
+from upstream import batch_norm, control, layer_norm, losses
 
 INT32 = np.dtype(np.int32)
 Shape = tuple[int, ...]
@@ -58,6 +58,7 @@ WITHOUT_ORACLE = {
     "ScaledSum": NO_KERNEL,
     "SoftmaxDropoutGrad": NO_KERNEL,
     "View": NO_KERNEL,
+    **control.WITHOUT_ORACLE,
 }
 
 
@@ -464,6 +465,7 @@ def _parted(
 
 SAMPLES: tuple[Sample, ...] = (
     *batch_norm.samples(),
+    *control.samples(),
     *layer_norm.samples(),
     *losses.samples(),
     *_activation_gradients(),

@@ -27,6 +27,7 @@ class Request:
     """One node. `inputs` are names, "" for an absent one; `outputs` are dtypes by name.
 
     A list of names is a sequence; a list of dtypes one whose tensors are called name_0, name_1, ...
+    `between`: other nodes stand before and behind it, as a graph's input may not be its output.
     """
 
     op: str
@@ -34,6 +35,7 @@ class Request:
     attributes: Mapping[str, Any]
     inputs: Sequence[str | list[str]]
     outputs: Mapping[str, str | list[str]]
+    between: bool = False
 
     @property
     def answers(self) -> list[str]:

@@ -3,7 +3,8 @@
 
 Every line of standard input is a folder with request.npz: the inputs by name, and under "request"
 a JSON object with op, domain, attributes, inputs (names; "" for an absent one, a list for a
-sequence) and outputs (dtypes by name; a list for a sequence, whose tensors get numbers). The answer
+sequence), outputs (dtypes by name; a list for a sequence, whose tensors get numbers) and between
+(whether Identity nodes stand before and behind the node). The answer
 is answer.npz in the same folder and a line of JSON on standard output: null, or what went wrong.
 """
 
@@ -47,12 +48,16 @@ def read(path: Path) -> tuple[dict, dict]:
 def model_of(request: dict, inputs: dict) -> ModelProto:
     """A model of one node; outputs have a type and no shape."""
     made = [name if isinstance(name, str) else sequence(name) for name in request["inputs"]]
+    results, end = list(request["outputs"]), "_" * request["between"]
     node = helper.make_node(
-        request["op"], made, list(request["outputs"]), domain=request["domain"],
-        **request["attributes"],
+        request["op"], [name + end for name in made], [name + end for name in results],
+        domain=request["domain"], **request["attributes"],
     )  # fmt: skip
     given = [value(name, array.dtype, array.shape) for name, array in inputs.items()]
     nodes = [*joined(request["inputs"]), node]
+    if request["between"]:
+        nodes[:0] = [helper.make_node("Identity", [name], [name + end]) for name in made]
+        nodes += [helper.make_node("Identity", [name + end], [name]) for name in results]
     asked = []
     for name, dtypes in request["outputs"].items():
         if isinstance(dtypes, str):

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupy_training_ops import registry
+from cupy_training_ops import ArgumentError, registry
 from cupy_training_ops.dtypes import dtype_name
 from cupy_training_ops.frame.op import Op
 from cupy_training_ops.testing.compare import assert_matches
 from cupy_training_ops.testing.samples import flat
+from upstream import control
 from upstream.cases import SAMPLES, WITHOUT_ORACLE
 from upstream.process import Request, UpstreamError
 
@@ -35,6 +36,31 @@ def test_every_operator_is_compared_or_has_a_reason() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.id)
 def test_agrees(sample, upstream, rng) -> None:
+    assert_agrees(sample, upstream, rng)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [0, 7, 4095])
+def test_events_agree(number, upstream, rng) -> None:
+    for sample in control.events(number):
+        assert_agrees(sample, upstream, rng)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [4096, -2])
+def test_events_that_are_refused(number, upstream, rng) -> None:
+    """Upstream in its own words, before it waits."""
+    for sample in control.events(number):
+        _, arrays = inputs = sample.make(rng)
+        op = registry.get_op(sample.op)()
+        with pytest.raises(ArgumentError, match="EventIdentifier: expected -1 or a number to 4095"):
+            op(*inputs)
+        slots = list(node_inputs(op, inputs))
+        with pytest.raises(UpstreamError, match=f"^{sample.op}: "):
+            upstream(request(op, {}, slots, tuple(arrays)), dict(slots))
+
+
+def assert_agrees(sample, upstream, rng) -> None:
     op = registry.get_op(sample.op)(**sample.attributes)
     inputs = sample.make(rng)
     slots = list(node_inputs(op, inputs))
@@ -62,7 +88,7 @@ def request(op: Op, attributes: Any, slots: Sequence[Slot], ours: Any) -> Reques
     if op.name not in SEQUENCES:
         found = [array for array in flat(ours) if array is not None]
         outputs = {f"output_{i}": dtype_name(array.dtype) for i, array in enumerate(found)}
-        return Request(op.name, op.domain, shared, names, outputs)
+        return Request(op.name, op.domain, shared, names, outputs, op.name in control.BETWEEN)
     inputs = [
         [name for name in names if name.startswith(f"{item.name}_")] if item.variadic else item.name
         for item in op.inputs
