@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from runs import gpu_reason
 
 from cupy_training_ops.cpu import activation as cpu_activation
 from cupy_training_ops.ops import activation
@@ -47,16 +50,43 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 @pytest.mark.parametrize("example", EXAMPLES, ids=["compress", "optimizer"])
 def test_the_readmes_examples_run(example: str, tmp_path: Path) -> None:
     """They print what stands beside their `print`."""
-    path = {"PYTHONPATH": str(ROOT), "PATH": ""}
-    command = [sys.executable, "-W", "error", "-c", example]
+    assert_prints(example, tmp_path, {"PYTHONPATH": str(ROOT), "PATH": ""}, "-W", "error")
+
+
+def assert_prints(example: str, folder: Path, environment: dict[str, str], *options: str) -> None:
+    (folder / "example.py").write_text(example)  # Triton reads a kernel's source
     result = subprocess.run(
-        command, cwd=tmp_path, env=path, capture_output=True, text=True, check=False
-    )
+        [sys.executable, *options, "example.py"],
+        cwd=folder, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert result.stderr == ""
     assert result.stdout.split("\n") == [
         *re.findall(r"^print.*  # (.*)$", example, re.MULTILINE),
         "",
     ]
+
+
+INTEROP = (ROOT / "docs" / "interop.md").read_text(encoding="utf-8")
+OF_INTEROP = dict(
+    zip(
+        tuple(f"control-{name}" for name in ("group", "events", "yield"))
+        + tuple(f"interop-{name}" for name in ("python", "pytorch", "triton", "kernel")),
+        re.findall(r"```python\n(.*?)```", INTEROP, flags=re.DOTALL),
+        strict=True,
+    )
+)
+
+
+@pytest.mark.parametrize("name", OF_INTEROP)
+def test_the_examples_of_interop_run(name: str, tmp_path: Path) -> None:
+    """They print what stands beside their `print`."""
+    for module in ("torch", "triton"):
+        if f"import {module}" in OF_INTEROP[name] and not importlib.util.find_spec(module):
+            pytest.skip(f"{module} is in no extra")
+    if "import triton" in OF_INTEROP[name] and (reason := gpu_reason()):
+        pytest.skip(reason)
+    path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    assert_prints(OF_INTEROP[name], tmp_path, {**os.environ, "PYTHONPATH": path})
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
