@@ -72,8 +72,12 @@ def _cudnn_backward(*inputs: Any) -> Any:
 
     dy, x, scale, mean, inv_std = [as_torch(array) for array in inputs]
     zeros = torch.zeros_like(scale)
-    *_, reserve = torch.cudnn_batch_norm(x, scale, zeros, None, None, True, 0.0, EPSILON)
     backward = torch.ops.aten.cudnn_batch_norm_backward
+    try:  # cuDNN has no such pass for some types
+        *_, reserve = torch.cudnn_batch_norm(x, scale, zeros, None, None, True, 0.0, EPSILON)
+        backward(x, dy, scale, None, None, mean, inv_std, EPSILON, reserve)
+    except RuntimeError as error:
+        raise NotImplementedError(str(error).partition("\n")[0]) from error
     return lambda: backward(x, dy, scale, None, None, mean, inv_std, EPSILON, reserve)
 
 

