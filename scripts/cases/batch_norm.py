@@ -55,7 +55,12 @@ def _cudnn_forward(*inputs: Any) -> Any:
     import torch
 
     tensors = [as_torch(array) for array in inputs]
-    return lambda: torch.cudnn_batch_norm(*tensors, True, 1 - MOMENTUM, EPSILON)
+    forward = partial(torch.cudnn_batch_norm, *tensors, True, 1 - MOMENTUM, EPSILON)
+    try:  # cuDNN has no such pass for some types
+        forward()
+    except RuntimeError as error:
+        raise NotImplementedError(str(error).partition("\n")[0]) from error
+    return forward
 
 
 def _torch_backward(*inputs: Any) -> Any:
