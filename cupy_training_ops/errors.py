@@ -26,6 +26,10 @@ class ProviderError(OpError, RuntimeError):
     """What was asked for cannot run here: no GPU, mixed providers, capture without a workspace."""
 
 
+class GroupError(ProviderError):
+    """A process group that cannot go on: it is closed, or a rank is gone or late."""
+
+
 class CompileError(OpError, RuntimeError):
     """A kernel that did not compile; carries the compiler's log."""
 

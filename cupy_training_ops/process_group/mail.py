@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: MIT
+"""Messages from one rank to one other: Send and Recv.
+
+A label goes ahead of each message: its tag, and the shapes and types of its arrays. Labels come in
+the order in which messages are sent. The receiver answers the first label of a kind, and every one
+that comes with arrays; later ones it looks at when it has time to, so that nothing waits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..dtypes import dtype_name, to_dtype
+from ..errors import ArgumentError, GroupError, OpError
+from .link import GRACE, Link
+from .wire import Message, Part
+
+LABELS, ANSWERS = 16, 17  # channels
+ANSWERED, UNANSWERED = "answered", "unanswered"
+
+
+class Label(NamedTuple):
+    """What is said of a message."""
+
+    where: str  # it travels by: cpu or cuda
+    tag: int
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, where: str, tag: int, arrays: Sequence[Any]) -> Label:
+        """Of arrays, or of what is known of them."""
+        dtypes = tuple(dtype_name(a.dtype) for a in arrays)
+        return cls(where, tag, dtypes, tuple(tuple(a.shape) for a in arrays))
+
+    def __str__(self) -> str:
+        pairs = zip(self.dtypes, self.shapes, strict=True)
+        arrays = ", ".join(f"{dtype} {shape}" for dtype, shape in pairs)
+        return f"tag {self.tag} on {self.where} with {arrays or 'no arrays'}"
+
+
+def read_label(text: str) -> Label:
+    """A label that came; GroupError where it is none."""
+    try:
+        where, tag, dtypes, shapes = json.loads(text)
+        names = tuple(dtype_name(to_dtype(str(name))) for name in dtypes)
+        extents = tuple(tuple(int(n) for n in shape) for shape in shapes)
+        if len(names) != len(extents) or any(n < 0 for shape in extents for n in shape):
+            raise ValueError
+        return Label(str(where), int(tag), names, extents)
+    except (OpError, TypeError, ValueError, RecursionError):
+        raise GroupError("a message came whose label cannot be read") from None
+
+
+class Mail:
+    """The messages of one rank to and from the others."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._agreed: set[tuple[str, int, Label]] = set()
+        self._unread: dict[int, deque[Label]] = {}  # what labels still to come will say
+
+    def post(self, op: str, remote: int, label: Label, parts: Sequence[Part] = ()) -> None:
+        """Send the label with the arrays' bytes; wait for the answer to a new one, or to bytes."""
+        key = ("to", remote, label)
+        has_answer = bool(parts) or key not in self._agreed
+        mode = ANSWERED if has_answer else UNANSWERED
+        self._link.send(remote, LABELS, f"{mode} {json.dumps(label)}", parts)
+        if not has_answer:
+            return
+        what = f"answer to Send with {label}"
+        answer = self._link.receive(remote, ANSWERS, what, self._link.timeout + GRACE)
+        if answer.text:
+            raise ArgumentError(f"{op}: {answer.text}")
+        self._agreed.add(key)
+
+    def announced(self, remote: int) -> Label:
+        """What the next message will be; it is not taken."""
+        self._read_all(remote)
+        return self._read(self._next(remote, keep=True))[1]
+
+    def collect(self, op: str, remote: int, label: Label) -> list[memoryview]:
+        """The bytes of the next message, which has this label; nothing waits for a known label."""
+        key = ("from", remote, label)
+        unread = self._unread.setdefault(remote, deque())
+        if label.where != "cpu" and key in self._agreed:
+            unread.append(label)
+            return []
+        self._read_all(remote)
+        message = self._next(remote)
+        mode, found = self._read(message)
+        words = "" if found == label else self._words(remote, found, label)
+        if mode == ANSWERED:
+            self._link.send(remote, ANSWERS, words)
+        elif words:
+            self._link.declare(words)
+        if words:
+            raise ArgumentError(f"{op}: {words}")
+        self._agreed.add(key)
+        return message.parts
+
+    def _read_all(self, remote: int) -> None:
+        """Read the labels of messages that were taken without looking."""
+        unread = self._unread.setdefault(remote, deque())
+        while unread:
+            expected = unread.popleft()
+            found = self._read(self._next(remote))[1]
+            if found != expected:
+                words = self._words(remote, found, expected)
+                self._link.declare(words)
+                raise GroupError(words)
+
+    def _next(self, remote: int, *, keep: bool = False) -> Message:
+        return self._link.receive(remote, LABELS, "Send", self._link.timeout, keep=keep)
+
+    def _read(self, message: Message) -> tuple[str, Label]:
+        mode, _, text = message.text.partition(" ")
+        return mode, read_label(text)
+
+    def _words(self, remote: int, sent: Label, expected: Label) -> str:
+        own = self._link.rank
+        return f"the ranks disagree: rank {remote} sends {sent}, rank {own} receives {expected}"
+
+
+class Blank(NamedTuple):
+    """What is known of an array that is still to come."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize

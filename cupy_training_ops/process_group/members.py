@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: MIT
+"""Sub-groups by `group_type`, and who owns which tensor of a list.
+
+With h ranks side by side in a horizontal group and l ranks on a node, of rank r:
+
+    0  global             all ranks
+    1  data               r mod h, and every h-th rank after it
+    2  node-local data    those of its data group on its node
+    3  cross-node data    those of its data group at its place on their nodes
+    4  horizontal         the h ranks from r - r mod h on
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..errors import refuse
+
+GLOBAL, DATA, NODE_LOCAL, CROSS_NODE, HORIZONTAL = range(5)
+NAMES = ("global", "data", "node-local data", "cross-node data", "horizontal")
+ALIGNMENT = 32  # elements of a rank's chunk of a list are a multiple of it
+
+
+class Members(NamedTuple):
+    """The ranks of a sub-group in order, and the channel that they talk on."""
+
+    ranks: tuple[int, ...]
+    channel: int
+
+    @property
+    def root(self) -> int:
+        """The rank that the others send to."""
+        return self.ranks[0]
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return len(self.ranks)
+
+
+def sub_groups(
+    rank: int, size: int, data: int | None, horizontal: int | None, local: int | None
+) -> dict[int, Members]:
+    """The sub-groups of a rank, as far as the sizes that were given tell them."""
+    _check_sizes(size, data, horizontal, local)
+    ranks = {GLOBAL: range(size)}
+    if data is not None or horizontal is not None:
+        side = horizontal if horizontal is not None else size // (data or 1)
+        ranks[DATA] = range(rank % side, size, side)
+        if local is not None:
+            ranks[NODE_LOCAL] = [r for r in ranks[DATA] if r // local == rank // local]  # type: ignore[assignment]
+            ranks[CROSS_NODE] = [r for r in ranks[DATA] if r % local == rank % local]  # type: ignore[assignment]
+    if horizontal is not None:
+        first = rank - rank % horizontal
+        ranks[HORIZONTAL] = range(first, first + horizontal)
+    return {kind: Members(tuple(found), kind) for kind, found in ranks.items()}
+
+
+def _check_sizes(size: int, data: int | None, horizontal: int | None, local: int | None) -> None:
+    named = {"data_size": data, "horizontal_size": horizontal, "local_size": local}
+    for name, value in named.items():
+        if value is not None and (value < 1 or size % value):
+            refuse("ProcessGroup", name, f"a divisor of the {size} ranks", str(value))
+    if data is not None and horizontal is not None and data * horizontal != size:
+        expected = f"{size // data}, so that {data} times it are the {size} ranks"
+        refuse("ProcessGroup", "horizontal_size", expected, str(horizontal))
+
+
+def chosen(op: str, found: dict[int, Members], group_type: int) -> Members:
+    """The sub-group of this type; refused where there is none."""
+    if group_type in found:
+        return found[group_type]
+    if not 0 <= group_type < len(NAMES):
+        expected = ", ".join(f"{i} ({name})" for i, name in enumerate(NAMES))
+        refuse(op, "group_type", f"one of {expected}", str(group_type))
+    expected = "a type that the group's sizes (data_size, horizontal_size, local_size) tell"
+    refuse(op, "group_type", expected, f"{group_type} ({NAMES[group_type]})")
+
+
+def owners(op: str, sizes: Sequence[int], n_ranks: int) -> list[int]:
+    """Which rank owns each tensor of a list whole: the one in whose chunk of all elements it lies.
+
+    Chunks are equal, and multiples of 32 elements; there is padding behind the last tensor, as much
+    as a multiple of every chunk's alignment where nothing would have to be padded.
+    """
+    total, alignment = sum(sizes), ALIGNMENT * n_ranks
+    chunk = (total + alignment - total % alignment) // n_ranks
+    found = []
+    starts = itertools.accumulate(sizes, initial=0)
+    for i, (start, size) in enumerate(zip(starts, sizes, strict=False)):
+        owner = start // chunk
+        if start + size > (owner + 1) * chunk:
+            expected = f"a tensor inside one rank's chunk of {chunk} elements, to be owned whole"
+            refuse(op, f"input[{i}]", expected, f"elements {start} to {start + size}")
+        found.append(owner)
+    return found

@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: MIT
+"""NCCL through CuPy's binding: loading it, communicators, and calls that are queued together."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import functools
+import itertools
+import operator
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, INT64, UINT8, Dtype
+from ..errors import GroupError, ProviderError
+from .exchange import Answer
+from .members import Members
+from .wire import Part
+
+SUM = 0  # ncclRedOp_t
+RELAXED = 2  # CUstreamCaptureMode
+
+# ncclDataType_t
+INTEGERS: dict[Dtype, int] = {
+    np.dtype(np.int8): 0,
+    UINT8: 1,
+    np.dtype(np.int32): 2,
+    np.dtype(np.uint32): 3,
+    INT64: 4,
+    np.dtype(np.uint64): 5,
+}
+NUMBERS = INTEGERS | {FLOAT16: 6, FLOAT32: 7, FLOAT64: 8, BFLOAT16: 9}
+
+
+@functools.cache
+def library() -> Any:
+    """CuPy's binding with NCCL loaded; ProviderError says what to install where it is missing."""
+    import cupy
+    from cuda import pathfinder
+
+    with contextlib.suppress(pathfinder.DynamicLibNotFoundError, RuntimeError):
+        pathfinder.load_nvidia_dynamic_lib("nccl")  # CuPy looks in other places
+    with warnings.catch_warnings(action="ignore"):
+        from cupy.cuda import nccl
+    if not nccl.available:
+        major = cupy.cuda.runtime.runtimeGetVersion() // 1000
+        raise ProviderError(
+            f"NCCL (libnccl.so.2) is not here; "
+            f"install it with: pip install 'cupy-training-ops[nccl{major}]'"
+        )
+    return nccl
+
+
+class Row(NamedTuple):
+    """One call of NCCL: its method, which of two arrays it takes, and what follows these."""
+
+    method: str
+    takes_source: bool
+    takes_target: bool
+    rest: tuple[int, ...]
+
+
+def all_reduce(size: int, dtype: Dtype) -> Row:
+    """The sum over all ranks, for each."""
+    return Row("allReduce", True, True, (size, NUMBERS[dtype], SUM))
+
+
+def reduce(size: int, dtype: Dtype, root: int) -> Row:
+    """The sum over all ranks, for one."""
+    return Row("reduce", True, True, (size, NUMBERS[dtype], SUM, root))
+
+
+def broadcast(size: int, dtype: Dtype, root: int) -> Row:
+    """What one rank has, for each."""
+    return Row("broadcast", True, True, (size, NUMBERS[dtype], root))
+
+
+def send(size: int, dtype: Dtype, peer: int) -> Row:
+    """For one other rank."""
+    return Row("send", True, False, (size, NUMBERS[dtype], peer))
+
+
+def receive(size: int, dtype: Dtype, peer: int) -> Row:
+    """From one other rank."""
+    return Row("recv", False, True, (size, NUMBERS[dtype], peer))
+
+
+class Group(Protocol):
+    """What calls need of a ProcessGroup."""
+
+    rank: int
+    timeout: float
+
+    def require_open(self, op: str) -> None:
+        """Refuse a group that is closed or cannot go on."""
+
+    def exchange(
+        self, op: str, members: Members, text: str, parts: Sequence[Part], answer: Answer
+    ) -> Sequence[Any]:
+        """This rank's share of what the first member answers to all."""
+
+    def communicator(self, op: str, members: Members) -> Communicator:
+        """NCCL's among these ranks."""
+
+
+def connect(group: Group, op: str, members: Members) -> Communicator:
+    """A communicator on the current device, made by all members together."""
+    import cupy
+
+    nccl, device = library(), cupy.cuda.runtime.getDevice()
+    stream = cupy.cuda.get_current_stream()
+    if stream.ptr not in (0, 1) and stream.is_capturing():
+        raise ProviderError(
+            f"{op}: a call under graph capture needs one like it before, because NCCL connects "
+            f"the ranks at the first"
+        )
+    answer = functools.partial(_same_id, nccl)
+    (identity,) = group.exchange(op, members, f"NCCL for {op}", (), answer)
+    place = members.ranks.index(group.rank)
+    try:
+        made = nccl.NcclCommunicator(members.size, bytes(identity), place)
+    except nccl.NcclError as error:
+        raise GroupError(f"NCCL could not connect the ranks: {error}") from error
+    return Communicator(nccl, made, device, group.timeout)
+
+
+def _same_id(nccl: Any, found: list[list[memoryview]]) -> list[list[Part]]:
+    """A new identity, the same for every rank."""
+    return [[nccl.get_unique_id()]] * len(found)
+
+
+Run = tuple[Callable[..., None], list[tuple[int, ...]]]  # a method, and arguments of each call
+
+
+class Communicator:
+    """One of NCCL's, and what tells whether its calls are overdue.
+
+    A call only notes its stream. From time to time the group's thread puts an event behind the
+    last call, where no event waits yet. NCCL keeps a communicator's calls in order, whatever their
+    streams are, so that none behind the event is older.
+    """
+
+    def __init__(self, nccl: Any, made: Any, device: int, timeout: float) -> None:
+        import cupy
+
+        self.device = device
+        self._nccl = nccl
+        self._made = made
+        self._timeout = timeout
+        self._is_over = False
+        self._cuda = cupy.cuda
+        self._current_stream = cupy.cuda.get_current_stream
+        self._event = cupy.cuda.Event(disable_timing=True)
+        self._marked: float | None = None  # since when the event waits
+        self._last_stream: Any = None  # of a call that no event is behind
+
+    def bound(self, row: Row, source: int, target: int) -> tuple[str, tuple[int, ...]]:
+        """A call's method and its arguments up to the stream, for arrays at these addresses."""
+        addresses = ((row.takes_source, source), (row.takes_target, target))
+        taken = (address for is_taken, address in addresses if is_taken)
+        return row.method, (*taken, *row.rest)
+
+    def runs(self, calls: Sequence[tuple[str, tuple[int, ...]]], stream: int) -> list[Run]:
+        """The calls on a stream, those of one method that follow each other together."""
+        return [
+            (getattr(self._made, method), [(*args, stream) for _, args in same])
+            for method, same in itertools.groupby(calls, key=operator.itemgetter(0))
+        ]
+
+    def queue(self, prepared: Prepared) -> None:
+        """Queue calls on the current stream, as one."""
+        stream = self._current_stream()
+        if prepared.stream != stream.ptr:
+            prepared.stream = stream.ptr
+            prepared.runs = self.runs(prepared.calls, prepared.stream)
+        if len(prepared.calls) == 1:
+            ((method, (args,)),) = prepared.runs
+            method(*args)
+        else:
+            self._nccl.groupStart()
+            try:
+                for method, arguments in prepared.runs:
+                    collections.deque(itertools.starmap(method, arguments), maxlen=0)
+            finally:
+                self._nccl.groupEnd()
+        self._last_stream = stream
+
+    def trouble(self) -> str:
+        """What is wrong with calls under way, in words; empty where nothing is."""
+        try:
+            self._made.check_async_error()
+        except self._nccl.NcclError as error:
+            return f"NCCL failed: {error}"
+        _allow_queries()
+        with self._cuda.Device(self.device):
+            self._mark()
+        if self._marked is not None and time.monotonic() - self._marked > self._timeout:
+            return f"a call on the GPU took longer than {self._timeout:g} seconds"
+        return ""
+
+    def _mark(self) -> None:
+        """Put the event behind the last call, if it waits for none; not into a graph."""
+        if self._marked is not None and self._event.done:
+            self._marked = None
+        stream = self._last_stream
+        if self._marked is None and stream is not None:
+            if stream.ptr not in (0, 1) and stream.is_capturing():
+                return
+            self._last_stream = None
+            self._event.record(stream)
+            self._marked = time.monotonic()
+
+    def abort(self) -> None:
+        """End what is under way, from any thread; the stream goes on."""
+        if not self._is_over:
+            self._is_over = True
+            self._made.abort()
+
+    def close(self) -> None:
+        """Let go of it; calls that were queued end first."""
+        if not self._is_over:
+            self._is_over = True
+            self._made.destroy()
+
+
+def _allow_queries() -> None:
+    """Let this thread ask for events while another one captures a graph, in whatever mode."""
+    mode = ctypes.c_int(RELAXED)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+
+
+class Prepared:
+    """Calls with the addresses of their arrays, and the same for the last stream."""
+
+    def __init__(self, calls: Sequence[tuple[str, tuple[int, ...]]]) -> None:
+        self.calls = calls
+        self.stream = -1
+        self.runs: list[Run] = []
+
+
+class Calls:
+    """The calls of NCCL that one kind of call of an operator makes, queued as one.
+
+    The first time, `agree` compares with the other ranks. Tables are structs of addresses: the
+    same object has the same addresses.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        op: str,
+        members: Members,
+        rows: Sequence[Row],
+        agree: Callable[[], None],
+        *,
+        each_time: bool = False,
+    ) -> None:
+        self._group = group
+        self._op = op
+        self._members = members
+        self._rows = tuple(rows)
+        self._agree: Callable[[], None] | None = agree
+        self._each_time = each_time
+        self._sources: Any = None
+        self._targets: Any = None
+        self._prepared = Prepared(())
+        self._communicator: Communicator | None = None
+
+    def __call__(self, sources: Any, targets: Any) -> None:
+        """Queue the calls for arrays at these addresses."""
+        self._group.require_open(self._op)
+        if self._agree is not None:
+            self._agree()
+            if not self._each_time:
+                self._agree = None
+        if self._communicator is None:
+            self._communicator = self._group.communicator(self._op, self._members)
+        if sources is not self._sources or targets is not self._targets:
+            places = self._places(sources, targets)
+            bound = self._communicator.bound
+            self._prepared = Prepared([bound(*place) for place in places if place[0].rest[0]])
+            self._sources, self._targets = sources, targets
+        if self._prepared.calls:
+            self._communicator.queue(self._prepared)
+
+    def _places(self, sources: Any, targets: Any) -> Iterator[tuple[Row, int, int]]:
+        """Each call with its addresses."""
+        n = len(self._rows)
+        return zip(self._rows, addresses(sources, n), addresses(targets, n), strict=True)
+
+
+class Swap(Calls):
+    """Arrays sent to a partner, whose arrays arrive one behind the other in scratch memory."""
+
+    def __init__(
+        self,
+        group: Group,
+        op: str,
+        members: Members,
+        rows: Sequence[Row],
+        starts: Sequence[int],
+        agree: Callable[[], None],
+    ) -> None:
+        """starts: where the arrays lie in the scratch memory, in bytes."""
+        super().__init__(group, op, members, rows, agree)
+        self._starts = starts
+
+    def _places(self, sources: Any, targets: Any) -> Iterator[tuple[Row, int, int]]:
+        starts = (int(targets) + start for start in self._starts)
+        places = [*addresses(sources, len(self._starts)), *starts]
+        return zip(self._rows, places, places, strict=True)
+
+
+def addresses(table: Any, n: int) -> list[int]:
+    """The first addresses of a struct of pointers."""
+    return table["at"][:n].tolist()  # type: ignore[no-any-return]

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: MIT
+"""A rank that calls every operator for every type, on NumPy arrays."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from collective_cases import check_all
+
+import cupy_training_ops as cto
+
+with cto.ProcessGroup.from_environment() as group:
+    print(f"rank {group.rank}: {check_all(group)} checks")

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: MIT
+"""What stands for NCCL between threads that run emulated kernels: memory is read by its address."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any
+
+import numpy as np
+
+from cupy_training_ops.process_group.nccl import NUMBERS, Row
+
+DTYPES = {number: dtype for dtype, number in NUMBERS.items()}
+TIMEOUT = 10.0
+
+
+def memory(address: int, row: Row) -> np.ndarray:
+    """The array of a call at an address."""
+    dtype = DTYPES[row.rest[1]]
+    raw = (ctypes.c_uint8 * (row.rest[0] * dtype.itemsize)).from_address(address)
+    return np.frombuffer(raw, np.uint8).view(dtype)
+
+
+class Board:
+    """Where the ranks of a group put their calls, and take the others' arrays."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rounds: dict[Any, threading.Barrier] = {}
+        self.calls: dict[Any, dict[int, list[Any]]] = {}
+
+    def connect(self, group: Any, op: str, members: Any) -> Communicator:
+        with self._lock:
+            self._rounds.setdefault(members, threading.Barrier(members.size, timeout=TIMEOUT))
+            self.calls.setdefault(members, {})
+        return Communicator(self, members, members.ranks.index(group.rank))
+
+    def together(self, members: Any) -> None:
+        self._rounds[members].wait()
+
+
+class Communicator:
+    """The part of process_group/nccl.py's that operators see."""
+
+    device = 0
+
+    def __init__(self, board: Board, members: Any, rank: int) -> None:
+        self.board, self.members, self.rank = board, members, rank
+
+    def bound(self, row: Row, source: int, target: int) -> tuple[Row, int, int]:
+        return row, source, target
+
+    def queue(self, prepared: Any) -> None:
+        """All ranks' calls at once: what each has to give, then what each takes."""
+        calls = prepared.calls
+        shared = self.board.calls[self.members]
+        shared[self.rank] = [(row, memory(s, row).copy() if row.takes_source else None)
+                             for row, s, _ in calls]  # fmt: skip
+        self.board.together(self.members)
+        for i, (row, _, target) in enumerate(calls):
+            value = self._value(row, i, shared)
+            if value is not None:
+                memory(target, row)[:] = value
+        self.board.together(self.members)
+
+    def _value(self, row: Row, i: int, shared: Any) -> np.ndarray | None:
+        every = [shared[rank] for rank in range(self.members.size)]
+        if row.method in ("allReduce", "reduce"):
+            if row.method == "reduce" and row.rest[3] != self.rank:
+                return None
+            kind = DTYPES[row.rest[1]]
+            wide = kind if kind.kind in "iu" else np.dtype(np.float64)
+            return sum(calls[i][1].astype(wide) for calls in every)
+        if row.method == "broadcast":
+            return every[row.rest[2]][i][1]
+        if row.method == "recv":
+            peer = row.rest[2]
+            earlier = [
+                r for r, _ in shared[self.rank][:i] if (r.method, r.rest[2]) == ("recv", peer)
+            ]
+            sent = [x for r, x in every[peer] if (r.method, r.rest[2]) == ("send", self.rank)]
+            return sent[len(earlier)]
+        return None
+
+    def trouble(self) -> str:
+        return ""
+
+    def abort(self) -> None:
+        pass
+
+    close = abort
