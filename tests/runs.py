@@ -19,7 +19,13 @@ from cupy_training_ops.plan import Device
 from cupy_training_ops.registry import FAMILIES
 from cupy_training_ops.runtime.compiler import header_options
 from cupy_training_ops.schema import Spec
-from cupy_training_ops.testing.samples import all_samples, blank, mapped_inputs, placed
+from cupy_training_ops.testing.samples import (
+    WITHOUT_SAMPLES,
+    all_samples,
+    blank,
+    mapped_inputs,
+    placed,
+)
 
 ORDERS = ("forward", "reverse", "random")
 EMULATED_RUNS = tuple(f"emulated-{order}" for order in ORDERS)
@@ -99,7 +105,15 @@ class EmulatedFunctions(NamedTuple):
         function.max_dynamic_shared_size_bytes = nbytes - function.shared_size_bytes
 
 
-WORK = {"copy": lambda source, target: np.copyto(target, source)}
+def address_of(argument: Any) -> Any:
+    """Of scratch memory, as on a GPU; any other argument as it is."""
+    return argument.ctypes.data if isinstance(argument, np.ndarray) else argument
+
+
+WORK = {
+    "call": lambda function, *args: function(*map(address_of, args)),
+    "copy": lambda source, target: np.copyto(target, source),
+}
 DEVICE = Device(multiprocessors=4, capability=(9, 0), max_shared_nbytes=227 * 1024)
 EMULATED = EmulatedBackend()
 

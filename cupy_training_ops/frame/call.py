@@ -255,6 +255,10 @@ def _all_aliased(prepared: Prepared) -> Callable[[Sequence[Any]], tuple[Any, ...
     """
     wanted = [r for r in prepared.results if r.spec is not None]
     replace = all(r.value is None and r.alias is not None for r in wanted)
-    if any(prepared.out) or not wanted or not replace or len(prepared.results) < 2:
+    if any(prepared.out) or not wanted or not replace:
         return None
-    return itemgetter(*(-1 if r.spec is None else r.alias for r in prepared.results))
+    places = [-1 if r.spec is None or r.alias is None else r.alias for r in prepared.results]
+    if len(places) > 1:
+        return itemgetter(*places)
+    (place,) = places
+    return lambda arrays: (arrays[place],)

@@ -72,6 +72,7 @@ class Op:
     needs: ClassVar[str] = ""  # what has to be there for a call, which cannot be made alone
     runs_functions: ClassVar[bool] = False  # of the caller's, who answers for what they do
     takes_keywords: ClassVar[bool] = False  # that are not declared, beside the attributes
+    runs_empty: ClassVar[bool] = False  # also where no output has an element: others wait for it
     provider: ClassVar[str] = (  # what runs a call, for help
         "NumPy arrays are computed by NumPy, CuPy arrays by CUDA kernels on their device."
     )

@@ -24,6 +24,7 @@ class Operator(Planned, Protocol):
     tiles: ClassVar[Tiles]
     row: ClassVar[str]
     no_out: ClassVar[str]
+    runs_empty: ClassVar[bool]
 
     @property
     def workspaces(self) -> Workspaces: ...

@@ -308,7 +308,8 @@ def _route(op: Operator, prepared: Prepared, specs: Sequence[object]) -> Call:
         return own
     device = [r for r in prepared.results if r.value is None]
     lists = any(count is not None for count in prepared.counts)  # which may have no array
-    if (device or lists) and not any(r.spec is not None and r.spec.size for r in device):
+    is_empty = not any(r.spec is not None and r.spec.size for r in device)
+    if (device or lists) and is_empty and not op.runs_empty:
         return EmptyCall(prepared)
     placement = prepared.placement
     if not placement.backend.runs_kernels:

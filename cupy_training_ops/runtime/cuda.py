@@ -187,7 +187,12 @@ def _copy(source: cupy.ndarray, target: cupy.ndarray) -> None:
     runtime.memcpyAsync(target.data.ptr, source.data.ptr, source.nbytes, kind, stream)
 
 
-WORK: dict[str, Callable[..., None]] = {"copy": _copy}
+def _call(function: Callable[..., None], *args: object) -> None:
+    """A callable that queues work of its own on the current stream."""
+    function(*args)
+
+
+WORK: dict[str, Callable[..., None]] = {"call": _call, "copy": _copy}
 
 
 BACKEND = CudaBackend()
