@@ -17,8 +17,16 @@ from .callables.functions import register_python_op, register_triton_op
 from .callables.split_step import SplitStep
 from .callables.triton import triton_args
 from .codecs import CODECS, Packed, compress
-from .errors import ArgumentError, CompileError, DtypeError, OpError, ProviderError
+from .errors import (
+    ArgumentError,
+    CompileError,
+    DtypeError,
+    GroupError,
+    OpError,
+    ProviderError,
+)
 from .functions import OPERATORS, function
+from .process_group import ProcessGroup
 from .registry import get_op, lookup
 
 __version__ = "0.1.0"
@@ -34,8 +42,10 @@ __all__ = [
     "ArgumentError",
     "CompileError",
     "DtypeError",
+    "GroupError",
     "OpError",
     "Packed",
+    "ProcessGroup",
     "ProviderError",
     "SplitStep",
     "compress",

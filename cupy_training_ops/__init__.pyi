@@ -27,6 +27,7 @@ from .codecs.table import Codec
 from .errors import ArgumentError as ArgumentError
 from .errors import CompileError as CompileError
 from .errors import DtypeError as DtypeError
+from .errors import GroupError as GroupError
 from .errors import OpError as OpError
 from .errors import ProviderError as ProviderError
 from .frame.bound import BoundCall, OpenCall
@@ -35,6 +36,7 @@ from .optimizers import SGD as SGD
 from .optimizers import Adam as Adam
 from .optimizers import AdamW as AdamW
 from .optimizers import Lamb as Lamb
+from .process_group import ProcessGroup as ProcessGroup
 from .registry import lookup as lookup
 
 class _DLPack(Protocol):
@@ -63,8 +65,10 @@ __all__ = [
     "ArgumentError",
     "CompileError",
     "DtypeError",
+    "GroupError",
     "OpError",
     "Packed",
+    "ProcessGroup",
     "ProviderError",
     "SplitStep",
     "compress",
@@ -81,6 +85,7 @@ __all__ = [
     "adam_optimizer",
     "adam_optimizer_list",
     "adam_w_optimizer",
+    "adasum_all_reduce",
     "batch_norm_internal",
     "batch_normalization_grad",
     "batch_scale",
@@ -133,7 +138,12 @@ __all__ = [
     "log_softmax",
     "log_softmax_grad",
     "log_softmax_grad_13",
+    "megatron_f",
+    "megatron_g",
     "mixed_precision_scale",
+    "nccl_all_gather",
+    "nccl_all_reduce",
+    "nccl_reduce_scatter",
     "pad_and_unflatten",
     "pass_through",
     "python_op",
@@ -141,6 +151,7 @@ __all__ = [
     "quick_gelu",
     "quick_gelu_grad",
     "record_event",
+    "recv",
     "reduce_all_l2",
     "reduce_sum_training",
     "relu_grad",
@@ -150,6 +161,7 @@ __all__ = [
     "sgd_optimizer_v2",
     "scale",
     "scaled_sum",
+    "send",
     "sigmoid_grad",
     "simplified_layer_normalization",
     "simplified_layer_normalization_grad",
@@ -176,6 +188,7 @@ __all__ = [
     "AdamOptimizer",
     "AdamOptimizerList",
     "AdamWOptimizer",
+    "AdasumAllReduce",
     "All",
     "BatchNormInternal",
     "BatchNormalizationGrad",
@@ -229,7 +242,12 @@ __all__ = [
     "LogSoftmax",
     "LogSoftmaxGrad",
     "LogSoftmaxGrad_13",
+    "MegatronF",
+    "MegatronG",
     "MixedPrecisionScale",
+    "NcclAllGather",
+    "NcclAllReduce",
+    "NcclReduceScatter",
     "PadAndUnflatten",
     "PassThrough",
     "PythonOp",
@@ -237,6 +255,7 @@ __all__ = [
     "QuickGelu",
     "QuickGeluGrad",
     "RecordEvent",
+    "Recv",
     "ReduceAllL2",
     "ReduceSumTraining",
     "ReluGrad",
@@ -246,6 +265,7 @@ __all__ = [
     "SGDOptimizerV2",
     "Scale",
     "ScaledSum",
+    "Send",
     "SigmoidGrad",
     "SimplifiedLayerNormalization",
     "SimplifiedLayerNormalizationGrad",
@@ -302,6 +322,8 @@ def get_op(name: Literal["AdamOptimizer"], version: int | None = None) -> type[A
 def get_op(name: Literal["AdamOptimizerList"], version: int | None = None) -> type[AdamOptimizerList]: ...
 @overload
 def get_op(name: Literal["AdamWOptimizer"], version: int | None = None) -> type[AdamWOptimizer]: ...
+@overload
+def get_op(name: Literal["AdasumAllReduce"], version: int | None = None) -> type[AdasumAllReduce]: ...
 @overload
 def get_op(name: Literal["All"], version: int | None = None) -> type[All]: ...
 @overload
@@ -409,7 +431,17 @@ def get_op(name: Literal["LogSoftmaxGrad"], version: int | None = None) -> type[
 @overload
 def get_op(name: Literal["LogSoftmaxGrad_13"], version: int | None = None) -> type[LogSoftmaxGrad_13]: ...
 @overload
+def get_op(name: Literal["MegatronF"], version: int | None = None) -> type[MegatronF]: ...
+@overload
+def get_op(name: Literal["MegatronG"], version: int | None = None) -> type[MegatronG]: ...
+@overload
 def get_op(name: Literal["MixedPrecisionScale"], version: int | None = None) -> type[MixedPrecisionScale]: ...
+@overload
+def get_op(name: Literal["NcclAllGather"], version: int | None = None) -> type[NcclAllGather]: ...
+@overload
+def get_op(name: Literal["NcclAllReduce"], version: int | None = None) -> type[NcclAllReduce]: ...
+@overload
+def get_op(name: Literal["NcclReduceScatter"], version: int | None = None) -> type[NcclReduceScatter]: ...
 @overload
 def get_op(name: Literal["PadAndUnflatten"], version: int | None = None) -> type[PadAndUnflatten]: ...
 @overload
@@ -424,6 +456,8 @@ def get_op(name: Literal["QuickGelu"], version: int | None = None) -> type[Quick
 def get_op(name: Literal["QuickGeluGrad"], version: int | None = None) -> type[QuickGeluGrad]: ...
 @overload
 def get_op(name: Literal["RecordEvent"], version: int | None = None) -> type[RecordEvent]: ...
+@overload
+def get_op(name: Literal["Recv"], version: int | None = None) -> type[Recv]: ...
 @overload
 def get_op(name: Literal["ReduceAllL2"], version: int | None = None) -> type[ReduceAllL2]: ...
 @overload
@@ -442,6 +476,8 @@ def get_op(name: Literal["SGDOptimizerV2"], version: int | None = None) -> type[
 def get_op(name: Literal["Scale"], version: int | None = None) -> type[Scale]: ...
 @overload
 def get_op(name: Literal["ScaledSum"], version: int | None = None) -> type[ScaledSum]: ...
+@overload
+def get_op(name: Literal["Send"], version: int | None = None) -> type[Send]: ...
 @overload
 def get_op(name: Literal["SigmoidGrad"], version: int | None = None) -> type[SigmoidGrad]: ...
 @overload
@@ -530,6 +566,12 @@ def adam_w_optimizer(
     workspace: _Memory | None = None,
 ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
     """AdamW over a list: w = w - lr ((m / c1) / (sqrt(v / c2) + epsilon) + weight_decay w). Returns (updated_flag, *updated_weights, *updated_momentums_1, *updated_momentums_2)."""
+def adasum_all_reduce(
+    input: Sequence[_Array], *, group: ProcessGroup, reduce_algo: Literal[0, 1, 2] = 0,
+    out: tuple[_Memory | None, ...] | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, ...]:
+    """Adaptive sum: output[i] = (1 - ab / 2 aa) a + (1 - ab / 2 bb) b of pairs of ranks, in place. Returns *output."""
 def all(
     X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
     workspace: _Memory | None = None,
@@ -851,12 +893,40 @@ def log_softmax_grad_13(
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
 ) -> Any:
     """Gradient of LogSoftmax: dX = dY - e^X (sum of dY along the axis). Returns dX."""
+def megatron_f(
+    input: _Array, *, group: ProcessGroup, group_type: _Integer = 0, out: _Memory | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> Any:
+    """The identity before tensor-parallel layers: output = input; its gradient is MegatronG. Returns output."""
+def megatron_g(
+    input: _Array, *, group: ProcessGroup, group_type: _Integer = 0, out: _Memory | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> Any:
+    """Sum behind tensor-parallel layers: output = sum over ranks of input, in place. Returns output."""
 def mixed_precision_scale(
     S: _Array, X: Sequence[_Array], *, to: _Dtype, fuse_outputs: _Boolean = False,
     out: tuple[_Memory | None, ...] | None = None, outputs: Sequence[Literal["Y"]] | None = None,
     workspace: _Memory | None = None,
 ) -> tuple[Any, ...]:
     """Scaling between precisions: Y[i] = S X[i], rounded to `to`, for every tensor of a list. Returns *Y."""
+def nccl_all_gather(
+    input: Sequence[_Array], *, group: ProcessGroup, group_type: _Integer = 0,
+    out: tuple[_Memory | None, ...] | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, ...]:
+    """Each array as its owner has it: output[i] = input[i] of the rank that owns it, in place. Returns *output."""
+def nccl_all_reduce(
+    input: Sequence[_Array], *, group: ProcessGroup, group_type: _Integer = 0,
+    out: tuple[_Memory | None, ...] | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, ...]:
+    """Sum over all ranks: output[i] = sum over ranks of input[i], in place. Returns *output."""
+def nccl_reduce_scatter(
+    input: Sequence[_Array], *, group: ProcessGroup, group_type: _Integer = 0,
+    out: tuple[_Memory | None, ...] | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, ...]:
+    """Sums for their owners: output[i] = sum of input[i] where owned, else input[i], in place. Returns *output."""
 def pad_and_unflatten(
     input: _Array, indices: _Array, unflatten_dims: _Integers, *, out: _Memory | None = None,
     outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
@@ -914,6 +984,15 @@ def record_event(
     outputs: Sequence[Literal["OutputData"]] | None = None, workspace: _Memory | None = None,
 ) -> tuple[Any, ...]:
     """Marks what is queued so far as an event, for one WaitEvent: OutputData = InputData. Returns *OutputData."""
+def recv(
+    InputSignal: _Booleans, Remote: _Integers, *, group: ProcessGroup, tag: _Integer,
+    element_types: Sequence[_Dtype], shapes: Sequence[_Integers] | None = None,
+    arrays: Literal["cupy", "numpy"] = "cupy",
+    out: tuple[_Memory | None, tuple[_Memory | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["OutputSignal", "Data"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[NDArray[np.bool], tuple[Any, ...]]:
+    """Arrays from another rank: Data = those of its Send; OutputSignal = True. Returns (OutputSignal, *Data)."""
 def reduce_all_l2(
     X: Sequence[_Array], *, output_type: _Dtype | None = None, out: _Memory | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
@@ -953,6 +1032,12 @@ def scaled_sum(
     outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
 ) -> Any:
     """Weighted sum: output = input_0 scale_0 + input_1 scale_1 [+ input_2 scale_2]. Returns output."""
+def send(
+    InputSignal: _Booleans, Remote: _Integers, Data: Sequence[_Array], *, group: ProcessGroup,
+    tag: _Integer, element_types: Sequence[_Dtype], out: _Memory | None = None,
+    outputs: Sequence[Literal["OutputSignal"]] | None = None, workspace: _Memory | None = None,
+) -> NDArray[np.bool]:
+    """Arrays to another rank: its Recv gives Data; OutputSignal = True. Returns OutputSignal."""
 def sgd_optimizer(
     ETA: _Reals | _Array, W: _Array, G: _Array, *,
     out: tuple[_Memory | None, _Memory | None] | None = None,
@@ -1250,6 +1335,24 @@ class AdamWOptimizer(Op):
         gradients: Sequence[_Array], momentums_1: Sequence[_Array], momentums_2: Sequence[_Array],
         update_signal: _Booleans | _Array | None = None, *,
         outputs: Sequence[Literal["updated_flag", "updated_weights", "updated_momentums_1", "updated_momentums_2"]] | None = None,
+    ) -> int: ...
+
+class AdasumAllReduce(Op):
+    """Adaptive sum: output[i] = (1 - ab / 2 aa) a + (1 - ab / 2 bb) b of pairs of ranks, in place. Returns *output."""
+    group: Final[ProcessGroup]
+    reduce_algo: Final[Literal[0, 1, 2]]
+    def __init__(self, *, group: ProcessGroup, reduce_algo: Literal[0, 1, 2] = 0) -> None: ...
+    def __call__(
+        self, input: Sequence[_Array], *, out: tuple[_Memory | None, ...] | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[Any, ...]: ...
+    def bound(
+        self, input: Sequence[_Array] | EllipsisType, *,
+        out: tuple[_Memory | None, ...] | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, input: Sequence[_Array], *, outputs: Sequence[Literal["output"]] | None = None,
     ) -> int: ...
 
 class All(Op):
@@ -2309,6 +2412,40 @@ class LogSoftmaxGrad_13(Op):
         self, dY: _Array, X: _Array, *, outputs: Sequence[Literal["dX"]] | None = None,
     ) -> int: ...
 
+class MegatronF(Op):
+    """The identity before tensor-parallel layers: output = input; its gradient is MegatronG. Returns output."""
+    group: Final[ProcessGroup]
+    group_type: Final[int]
+    def __init__(self, *, group: ProcessGroup, group_type: _Integer = 0) -> None: ...
+    def __call__(
+        self, input: _Array, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, input: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, input: _Array, *, outputs: Sequence[Literal["output"]] | None = None,
+    ) -> int: ...
+
+class MegatronG(Op):
+    """Sum behind tensor-parallel layers: output = sum over ranks of input, in place. Returns output."""
+    group: Final[ProcessGroup]
+    group_type: Final[int]
+    def __init__(self, *, group: ProcessGroup, group_type: _Integer = 0) -> None: ...
+    def __call__(
+        self, input: _Array, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, input: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, input: _Array, *, outputs: Sequence[Literal["output"]] | None = None,
+    ) -> int: ...
+
 class MixedPrecisionScale(Op):
     """Scaling between precisions: Y[i] = S X[i], rounded to `to`, for every tensor of a list. Returns *Y."""
     to: Final[np.dtype[Any]]
@@ -2325,6 +2462,60 @@ class MixedPrecisionScale(Op):
     ) -> BoundCall | OpenCall: ...
     def workspace_nbytes(
         self, S: _Array, X: Sequence[_Array], *, outputs: Sequence[Literal["Y"]] | None = None,
+    ) -> int: ...
+
+class NcclAllGather(Op):
+    """Each array as its owner has it: output[i] = input[i] of the rank that owns it, in place. Returns *output."""
+    group: Final[ProcessGroup]
+    group_type: Final[int]
+    def __init__(self, *, group: ProcessGroup, group_type: _Integer = 0) -> None: ...
+    def __call__(
+        self, input: Sequence[_Array], *, out: tuple[_Memory | None, ...] | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[Any, ...]: ...
+    def bound(
+        self, input: Sequence[_Array] | EllipsisType, *,
+        out: tuple[_Memory | None, ...] | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, input: Sequence[_Array], *, outputs: Sequence[Literal["output"]] | None = None,
+    ) -> int: ...
+
+class NcclAllReduce(Op):
+    """Sum over all ranks: output[i] = sum over ranks of input[i], in place. Returns *output."""
+    group: Final[ProcessGroup]
+    group_type: Final[int]
+    def __init__(self, *, group: ProcessGroup, group_type: _Integer = 0) -> None: ...
+    def __call__(
+        self, input: Sequence[_Array], *, out: tuple[_Memory | None, ...] | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[Any, ...]: ...
+    def bound(
+        self, input: Sequence[_Array] | EllipsisType, *,
+        out: tuple[_Memory | None, ...] | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, input: Sequence[_Array], *, outputs: Sequence[Literal["output"]] | None = None,
+    ) -> int: ...
+
+class NcclReduceScatter(Op):
+    """Sums for their owners: output[i] = sum of input[i] where owned, else input[i], in place. Returns *output."""
+    group: Final[ProcessGroup]
+    group_type: Final[int]
+    def __init__(self, *, group: ProcessGroup, group_type: _Integer = 0) -> None: ...
+    def __call__(
+        self, input: Sequence[_Array], *, out: tuple[_Memory | None, ...] | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[Any, ...]: ...
+    def bound(
+        self, input: Sequence[_Array] | EllipsisType, *,
+        out: tuple[_Memory | None, ...] | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, input: Sequence[_Array], *, outputs: Sequence[Literal["output"]] | None = None,
     ) -> int: ...
 
 class PadAndUnflatten(Op):
@@ -2509,6 +2700,34 @@ class RecordEvent(Op):
     def workspace_nbytes(
         self, EventIdentifier: _Integers, InputData: Sequence[_Array], *,
         outputs: Sequence[Literal["OutputData"]] | None = None,
+    ) -> int: ...
+
+class Recv(Op):
+    """Arrays from another rank: Data = those of its Send; OutputSignal = True. Returns (OutputSignal, *Data)."""
+    group: Final[ProcessGroup]
+    tag: Final[int]
+    element_types: Final[tuple[np.dtype[Any], ...]]
+    shapes: Final[tuple[tuple[int, ...], ...] | None]
+    arrays: Final[Literal["cupy", "numpy"]]
+    def __init__(
+        self, *, group: ProcessGroup, tag: _Integer, element_types: Sequence[_Dtype],
+        shapes: Sequence[_Integers] | None = None, arrays: Literal["cupy", "numpy"] = "cupy",
+    ) -> None: ...
+    def __call__(
+        self, InputSignal: _Booleans, Remote: _Integers, *,
+        out: tuple[_Memory | None, tuple[_Memory | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["OutputSignal", "Data"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[NDArray[np.bool], tuple[Any, ...]]: ...
+    def bound(
+        self, InputSignal: _Booleans | EllipsisType, Remote: _Integers | EllipsisType, *,
+        out: tuple[_Memory | None, tuple[_Memory | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["OutputSignal", "Data"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, InputSignal: _Booleans, Remote: _Integers, *,
+        outputs: Sequence[Literal["OutputSignal", "Data"]] | None = None,
     ) -> int: ...
 
 class ReduceAllL2(Op):
@@ -2707,6 +2926,29 @@ class ScaledSum(Op):
     def workspace_nbytes(
         self, input_0: _Array, input_1: _Array, input_2: _Array | None = None, *,
         outputs: Sequence[Literal["output"]] | None = None,
+    ) -> int: ...
+
+class Send(Op):
+    """Arrays to another rank: its Recv gives Data; OutputSignal = True. Returns OutputSignal."""
+    group: Final[ProcessGroup]
+    tag: Final[int]
+    element_types: Final[tuple[np.dtype[Any], ...]]
+    def __init__(
+        self, *, group: ProcessGroup, tag: _Integer, element_types: Sequence[_Dtype],
+    ) -> None: ...
+    def __call__(
+        self, InputSignal: _Booleans, Remote: _Integers, Data: Sequence[_Array], *,
+        out: _Memory | None = None, outputs: Sequence[Literal["OutputSignal"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> NDArray[np.bool]: ...
+    def bound(
+        self, InputSignal: _Booleans | EllipsisType, Remote: _Integers | EllipsisType,
+        Data: Sequence[_Array] | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["OutputSignal"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, InputSignal: _Booleans, Remote: _Integers, Data: Sequence[_Array], *,
+        outputs: Sequence[Literal["OutputSignal"]] | None = None,
     ) -> int: ...
 
 class SigmoidGrad(Op):

@@ -50,6 +50,7 @@ from .codecs.table import Codec
 from .errors import ArgumentError as ArgumentError
 from .errors import CompileError as CompileError
 from .errors import DtypeError as DtypeError
+from .errors import GroupError as GroupError
 from .errors import OpError as OpError
 from .errors import ProviderError as ProviderError
 from .frame.bound import BoundCall, OpenCall
@@ -58,6 +59,7 @@ from .optimizers import SGD as SGD
 from .optimizers import Adam as Adam
 from .optimizers import AdamW as AdamW
 from .optimizers import Lamb as Lamb
+from .process_group import ProcessGroup as ProcessGroup
 from .registry import lookup as lookup
 
 class _DLPack(Protocol):

@@ -34,7 +34,7 @@ def main(plant: bool, families: tuple[str, ...]) -> None:
         overrun()
     else:
         samples = all_samples()
-        calls = [run(sample) for name in operators(families) for sample in samples[name]]
+        calls = [run(sample) for name in operators(families) for sample in samples.get(name, ())]
         click.echo(f"{len(calls)} calls")
     cupy.cuda.Device().synchronize()
 

@@ -20,6 +20,7 @@ import numpy as np
 from cupy_training_ops.dtypes import to_dtype
 from cupy_training_ops.errors import ArgumentError
 from cupy_training_ops.frame.op import Op
+from cupy_training_ops.process_group import ProcessGroup
 from cupy_training_ops.schema import Attribute, Input, Output, gives, n_required
 
 WIDTH = 100
@@ -33,6 +34,7 @@ TAKEN = {
     object: "object",
     Any: "Any",
     type(None): "None",
+    ProcessGroup: "ProcessGroup",
     np.dtype: "_Dtype",
     Callable: "Callable[..., Any]",
 }
@@ -205,7 +207,7 @@ def _accepted(kind: Any) -> str:
 def shown(kind: Any) -> str:
     """A type as the stub spells it."""
     text = inspect.formatannotation(kind).replace("numpy.", "np.").replace("typing.", "")
-    return text.replace("'", '"')
+    return text.replace(f"{ProcessGroup.__module__}.", "").replace("'", '"')
 
 
 def written(default: object) -> str:

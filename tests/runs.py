@@ -20,7 +20,6 @@ from cupy_training_ops.registry import FAMILIES
 from cupy_training_ops.runtime.compiler import header_options
 from cupy_training_ops.schema import Spec
 from cupy_training_ops.testing.samples import (
-    WITHOUT_SAMPLES,
     all_samples,
     blank,
     mapped_inputs,

@@ -18,8 +18,10 @@ from typing import Any
 import pytest
 
 from cupy_training_ops import CompileError, ProviderError
+from cupy_training_ops.dtypes import FLOATS
 from cupy_training_ops.frame.op import Op
 from cupy_training_ops.plan import Device
+from cupy_training_ops.planning import adasum
 from cupy_training_ops.registry import FAMILIES, classes
 from cupy_training_ops.runtime import offline
 from cupy_training_ops.runtime.compiler import slot_options
@@ -47,9 +49,17 @@ DRAWN_ARCHITECTURES = 2
 def wanted(family: str, architecture: str) -> list[Module]:
     """What the samples of a family's operators compile on this architecture."""
     device = Device(132, (int(architecture[:-1]), int(architecture[-1])))
-    samples = chain.from_iterable(all_samples()[name] for name in FAMILIES[family])
-    found = modules(samples, device)
+    samples = chain.from_iterable(all_samples().get(name, ()) for name in FAMILIES[family])
+    found = modules(samples, device) + unsampled(family)
     return found + [m._replace(slots={**m.slots, "KEY": "u64"}) for m in found if sorts(m)]
+
+
+def unsampled(family: str) -> list[Module]:
+    """What no sample launches: Adasum's kernels need several ranks."""
+    if family != "collective":
+        return []
+    source = load(family)
+    return [Module(source, adasum.slots_of(t), tuple(sorted(source.kernels))) for t in FLOATS]
 
 
 def sorts(module: Module) -> bool:

@@ -163,6 +163,8 @@ def test_functions_classes_and_operators_can_be_pickled(name) -> None:
     function = getattr(cto, cls.function_name)
     assert pickle.loads(pickle.dumps(function)) is function
     assert pickle.loads(pickle.dumps(cls)) is cls
+    if any(item.name == "group" for item in cls.attributes):
+        return  # a group belongs to its process
     sample = SAMPLES[name][0]
     op = cls(**sample.attributes)
     again = pickle.loads(pickle.dumps(op))

@@ -16,4 +16,5 @@ op_option = click.option(
 def chosen_samples(names: tuple[str, ...]) -> dict[str, tuple[Sample, ...]]:
     """Operator name to samples; refuses unknown names with the list of known ones."""
     everything = all_samples()
-    return {get_op(name).name: everything[name] for name in names} if names else everything
+    chosen = [get_op(name).name for name in names]
+    return {name: everything.get(name, ()) for name in chosen} if chosen else everything

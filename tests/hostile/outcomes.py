@@ -21,6 +21,7 @@ from cupy_training_ops.runtime.events import EVENTS
 from cupy_training_ops.testing.compare import assert_matches
 from cupy_training_ops.testing.idle import IdleBackend
 from cupy_training_ops.testing.samples import as_tuple, flat, placed_inputs
+from cupy_training_ops.testing.samples.collective import ALONE
 
 from .mutations import REFUSED, SAME, Call, arrays_in, expected_results
 
@@ -132,6 +133,7 @@ def by_class(call: Call) -> Any:
 
 def by_function(call: Call) -> Any:
     call.op._shared.clear()  # a case does not depend on those before
+    ALONE._instances.clear()
     function = getattr(cto, call.op.function_name)
     return function(*call.inputs, **call.attributes, **keywords(call))
 

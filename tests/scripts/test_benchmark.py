@@ -32,7 +32,8 @@ def test_cases_are_chosen_by_family(family) -> None:
     found = chosen_cases([family])
     assert {case.op for case in found} <= FAMILIES[family].keys()
     assert found == [case for case in all_cases() if case.family == family]
-    assert bool(found) == (family in families()), "cases of each family that has kernels"
+    alone = family in families() and family != "collective"  # which needs several processes
+    assert bool(found) == alone, "cases of each family that has kernels"
 
 
 def test_cases_are_chosen_by_operator_and_label() -> None:

@@ -26,9 +26,18 @@ SHAPES: tuple[Shape, ...] = ((257,), (3, 5, 7), (2, 1003))
 NO_KERNEL = "onnxruntime has neither a CPU kernel nor a decomposition"
 OTHER_DRAWS = "onnxruntime's masks are drawn by another generator"
 OF_THIS_PACKAGE = "an operator of this package"
+SEVERAL_PROCESSES = "onnxruntime has CUDA kernels alone, which need several processes"
 BROKEN_GIST = "onnxruntime's CPU kernel crashes or fails"
 WITHOUT_ORACLE = {
     "AdamOptimizerList": "an operator of this package",
+    "AdasumAllReduce": SEVERAL_PROCESSES,
+    "MegatronF": SEVERAL_PROCESSES,
+    "MegatronG": SEVERAL_PROCESSES,
+    "NcclAllGather": SEVERAL_PROCESSES,
+    "NcclAllReduce": SEVERAL_PROCESSES,
+    "NcclReduceScatter": SEVERAL_PROCESSES,
+    "Recv": SEVERAL_PROCESSES,
+    "Send": SEVERAL_PROCESSES,
     "GradientNorm": "an operator of this package",
     "LambOptimizer": NO_KERNEL,
     "SGDOptimizerList": "an operator of this package",

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: MIT
+"""A rank on a GPU of its own: what is asked for by name; prints what it found, or what it was told.
+
+Ends with status 0, with 3 where the group told it of a fault, 4 where ranks disagree.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import cupy
+import numpy as np
+from collective_cases import check_all, compare, sums
+
+import cupy_training_ops as cto
+
+
+def place(arrays):
+    return [cupy.asarray(array) for array in arrays]
+
+
+def host(arrays):
+    return [array.get() for array in arrays]
+
+
+def operators(group) -> None:
+    """Every operator for every type, on the default stream and on another."""
+    print(check_all(group, place, host), "checks")
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        print(check_all(group, place, host), "checks on a stream")
+
+
+def lists(group) -> None:
+    """1, 3 and 500 arrays, of 0, 1 and more elements, pieces of one array among them."""
+    for n in (1, 3, 500):
+        sizes = [(i * 37) % 1009 if i % 5 else i % 2 for i in range(n)]
+        made = [[np.full(size, rank * 3 + i % 7, np.float32) for i, size in enumerate(sizes)]
+                for rank in range(group.size)]  # fmt: skip
+        given = place(made[group.rank])
+        whole = cupy.zeros(sum(sizes) + n, np.float32)
+        ends = np.cumsum([size + 1 for size in sizes])
+        pieces = [whole[end - 1 - size : end - 1] for end, size in zip(ends, sizes, strict=True)]
+        for _ in range(2):
+            cto.nccl_all_reduce(given, group=group, out=tuple(pieces))
+        compare(host(pieces), sums(made), np.float32)
+        assert not whole[ends - 1].any()  # what lies between stays
+        cto.nccl_all_reduce(pieces, group=group)
+        compare(host(pieces), [group.size * x for x in sums(made)], np.float32)
+    print("lists")
+
+
+def large(group) -> None:
+    """More than 2^31 bytes, and more than 2^31 elements."""
+    for dtype, n in ((np.float32, 2**29 + 5), (np.uint8, 2**31 + 3)):
+        x = cupy.full(n, group.rank + 1, dtype)
+        x[-1] = 7
+        total = group.size * (group.size + 1) // 2
+        cto.nccl_all_reduce([x], group=group)
+        assert int(x[-1]) == 7 * group.size
+        assert bool((x[:-1] == total).all())
+        if dtype == np.float32:
+            x[...] = group.rank + 1
+            y = cto.adasum_all_reduce([x], group=group)[0]
+            expected = 0.5 * 1 + 0.75 * 2 if group.size == 2 else None
+            expected = (1 - 2 / 2) * 1 + (1 - 2 / 8) * 2
+            assert bool(cupy.allclose(y, expected)), y[:3]
+        del x
+    if group.rank == 0:
+        cto.send(True, 1, [cupy.full(2**31 + 3, 5, np.int8)], group=group, tag=1, element_types=[3])
+    if group.rank == 1:
+        _, (x,) = cto.recv(True, 0, group=group, tag=1, element_types=[3])
+        assert x.size == 2**31 + 3
+        assert bool((x == 5).all())
+    cupy.cuda.Device().synchronize()
+    print("large")
+
+
+def capture(group) -> None:
+    """An all-reduce, and messages, replayed."""
+    x, y = cupy.ones(1000, np.float32), cupy.zeros(1000, np.float32)
+    op = cto.NcclAllReduce(group=group)
+    keywords = {"group": group, "tag": 2, "element_types": [1]}
+
+    def calls():
+        op([x])
+        if group.rank == 0:
+            cto.send(True, 1, [x], **keywords)
+        if group.rank == 1:
+            cto.recv(True, 0, **keywords, out=(None, (y,)))
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        calls()
+        stream.begin_capture()
+        calls()
+        graph = stream.end_capture()
+        x[...] = 1
+        for _ in range(3):
+            graph.launch(stream)
+        stream.synchronize()
+    assert bool((x == group.size**3).all()), x[:3]
+    if group.rank == 1:
+        assert bool((y == group.size**3).all()), y[:3]
+    cto.nccl_all_reduce([x], group=group)  # and calls go on
+    assert bool((x == group.size**4).all())
+    print("captured")
+
+
+def first_under_capture(group) -> None:
+    """Refused, since NCCL cannot connect there."""
+    stream = cupy.cuda.Stream(non_blocking=True)
+    x = cupy.ones(10, np.float32)
+    with stream:
+        stream.begin_capture()
+        try:
+            cto.nccl_all_reduce([x], group=group)
+        except cto.ProviderError as error:
+            print(error)
+        finally:
+            stream.end_capture()
+    cto.nccl_all_reduce([x], group=group)
+    assert bool((x == group.size).all())
+
+
+def killed(group) -> None:
+    """Rank 1 ends in the middle of an all-reduce."""
+    x = cupy.ones(2**28, np.float32)
+    op = cto.NcclAllReduce(group=group)
+    op([x])
+    cupy.cuda.Device().synchronize()
+    if group.rank == 1:
+        threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        for _ in range(5):
+            op([x])
+        cupy.cuda.get_current_stream().synchronize()
+
+
+def late(group) -> None:
+    """Rank 1 is alive, but in no call: the other's outlasts the timeout."""
+    x = cupy.ones(1000, np.float32)
+    op = cto.NcclAllReduce(group=group)
+    op([x])
+    cupy.cuda.Device().synchronize()
+    if group.rank == 1:
+        time.sleep(group.timeout + 4)
+    op([x])
+    cupy.cuda.get_current_stream().synchronize()
+    group.check()
+
+
+def raises(group) -> None:
+    """Rank 1 raises while the other's call waits on the GPU."""
+    x = cupy.ones(1000, np.float32)
+    op = cto.NcclAllReduce(group=group)
+    op([x])
+    if group.rank == 1:
+        time.sleep(0.5)
+        raise ValueError("no data")
+    op([x])
+    cupy.cuda.get_current_stream().synchronize()
+    group.check()
+
+
+def disagree(group) -> None:
+    cto.nccl_all_reduce([cupy.ones(5 + group.rank)], group=group)
+
+
+def tags(group) -> None:
+    """A tag that differs, at the first message."""
+    if group.rank == 0:
+        cto.send(True, 1, [cupy.ones(3)], group=group, tag=1, element_types=[11])
+    else:
+        cto.recv(True, 0, group=group, tag=2, element_types=[11])
+
+
+def other_device(group) -> None:
+    """A group that communicates from one GPU refuses arrays of another."""
+    cto.nccl_all_reduce([cupy.ones(3)], group=group)
+    with cupy.cuda.Device(1 - group.device):
+        try:
+            cto.nccl_all_reduce([cupy.ones(3)], group=group)
+        except cto.ArgumentError as error:
+            print(error)
+
+
+def host_time(group) -> None:
+    """Microseconds of host time of a call that was made before, in several forms."""
+    x = cupy.ones(256, np.float32)
+    many = [cupy.ones(16_384, np.float32) for _ in range(500)]
+    op = cto.NcclAllReduce(group=group)
+    op([x])
+    (communicator,) = group._resources.communicators.values()
+    stream = cupy.cuda.get_current_stream()
+    binding, each = communicator._made.allReduce, (x.data.ptr, x.data.ptr, 256, 7, 0, stream.ptr)
+    calls = {
+        "binding": lambda: binding(*each),
+        "class": lambda: op([x]),
+        "function": lambda: cto.nccl_all_reduce([x], group=group),
+        "bound": op.bound([x]),
+        "megatron_g": lambda: cto.megatron_g(x, group=group),
+        "500 arrays": lambda: op(many),
+        "500 arrays, bound": op.bound(many),
+    }
+    for name, call in calls.items():
+        print(f"{name}: {best_time(call, 20 if '500' in name else 100) * 1e6:.1f} us", flush=True)
+
+
+def best_time(call, n: int) -> float:
+    """Seconds of the host for a call, the best of several rounds."""
+    best = 1e9
+    for _ in range(20):
+        cupy.cuda.Device().synchronize()
+        started = time.perf_counter()
+        for _ in range(n):
+            call()
+        best = min(best, (time.perf_counter() - started) / n)
+    cupy.cuda.Device().synchronize()
+    return best
+
+
+PARTS = {
+    part.__name__: part
+    for part in (
+        operators, lists, large, capture, first_under_capture, killed, late, raises, disagree, tags,
+        other_device, host_time,
+    )
+}  # fmt: skip
+
+started = time.monotonic()
+try:
+    cupy.cuda.Device(int(os.environ["LOCAL_RANK"]) % cupy.cuda.runtime.getDeviceCount()).use()
+    with cto.ProcessGroup.from_environment() as ranks:
+        for name in sys.argv[1:]:
+            PARTS[name](ranks)
+except cto.GroupError as error:
+    print(f"{error} [{time.monotonic() - started:.1f} s]")
+    sys.exit(3)
+except cto.ArgumentError as error:
+    print(error)
+    sys.exit(4)
