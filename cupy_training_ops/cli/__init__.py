@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import click
 
-from . import compile, doctor, files, ops, roundtrip, verify
+from . import compile, doctor, files, launch, ops, roundtrip, verify
 from .errors import Group
 
 
@@ -25,3 +25,4 @@ main.add_command(ops.ops)
 main.add_command(verify.verify)
 main.add_command(compile.compile_kernels)
 main.add_command(doctor.doctor)
+main.add_command(launch.launch)

@@ -7,7 +7,6 @@ import ctypes
 import functools
 import os
 import re
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +15,7 @@ import click
 
 from ..errors import OpError, ProviderError
 from ..frame.backends import cuda_backend
+from ..process_group import nccl
 from ..runtime import kernel_cache
 from ..runtime.compiler import header_folder
 from ..runtime.offline import supported_architectures
@@ -127,16 +127,13 @@ def _headers() -> Finding:
 
 
 def _nccl() -> Finding:
-    mend = f"pip install nvidia-nccl-cu{_cuda_major()}"
+    mend = f"pip install 'cupy-training-ops[nccl{_cuda_major()}]'"
     try:
         cuda_backend()
-        with warnings.catch_warnings(action="ignore"):
-            from cupy.cuda import nccl
+        version = nccl.library().get_version()
     except (ImportError, ProviderError) as error:
         return Finding(_without_advice(error), _mend(error, mend), required=False)
-    if not nccl.available:
-        return Finding("libnccl.so.2 is not here", mend, required=False)
-    return Finding(f"version {nccl.get_version()}")
+    return Finding(f"version {version // 10_000}.{version // 100 % 100}.{version % 100}")
 
 
 def _cache() -> Finding:

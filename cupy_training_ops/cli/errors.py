@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -40,6 +40,11 @@ class Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         with _exits():
             return super().invoke(ctx)
+
+
+def end_as(status: int) -> NoReturn:
+    """End as a process did that the command has started."""
+    raise click.exceptions.Exit(status)
 
 
 @contextlib.contextmanager
