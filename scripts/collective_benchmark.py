@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: MIT
+"""Collectives beside torch.distributed with the same NCCL, in one run; needs two GPUs or more.
+
+    cupy-training-ops launch --ranks 2 scripts/collective_benchmark.py [OUT.json]
+
+Cases take turns: each round measures all of them, ours beside PyTorch's, by events around a batch
+of calls; the median of the rounds counts. Bus bandwidths are those of NCCL's own tests: of n ranks
+2 (n - 1) / n bytes for an all-reduce, (n - 1) / n for the others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import cupy
+import torch
+import torch.distributed as dist
+
+import cupy_training_ops as cto
+
+MIB = 2**20
+ROUNDS, CALLS = 15, 10
+LARGE = 256 * MIB // 4  # elements of float32
+MANY, SMALL = 500, 65_536 // 4
+
+Call = Callable[[], object]
+
+
+def cases(group: cto.ProcessGroup) -> dict[str, tuple[dict[str, Call], float, float]]:
+    """Name to what does it, the bytes that count, and the factor of the bus."""
+    n = group.size
+    x = torch.ones(LARGE, device="cuda")
+    shard = torch.ones(LARGE // n, device="cuda")
+    many = [torch.ones(SMALL, device="cuda") for _ in range(MANY)]
+    ours_x, ours_many = cupy.from_dlpack(x), [cupy.from_dlpack(t) for t in many]
+    # As many elements, one behind the other, that each rank owns an equal part of.
+    pieces = [ours_x[i * (LARGE // n) : (i + 1) * (LARGE // n) - (i == n - 1)] for i in range(n)]
+    each = LARGE // (8 * n)
+    parts = [ours_x[i * each : (i + 1) * each - (i == 8 * n - 1)] for i in range(8 * n)]
+    reduce_all, gather = cto.NcclAllReduce(group=group), cto.NcclAllGather(group=group)
+    scatter = cto.NcclReduceScatter(group=group)
+    once, nbytes = (n - 1) / n, 4 * LARGE
+    found: dict[str, tuple[dict[str, Call], float, float]] = {
+        "all-reduce 256 MiB": (
+            {"ours": lambda: reduce_all([ours_x]), "torch": lambda: dist.all_reduce(x)},
+            nbytes,
+            2 * once,
+        ),
+        "all-reduce 500 x 64 KiB": (
+            {
+                "ours": lambda: reduce_all(ours_many),
+                "ours, bound": reduce_all.bound(ours_many),
+                "torch coalesced": lambda: coalesced(many),
+                "torch one by one": lambda: [dist.all_reduce(t) for t in many],
+            },
+            4 * MANY * SMALL,
+            2 * once,
+        ),
+        "all-gather 256 MiB": (
+            {
+                "ours": lambda: gather(pieces),
+                "ours, 8 arrays a rank": lambda: gather(parts),
+                "torch": lambda: dist.all_gather_into_tensor(x, shard),
+            },
+            nbytes,
+            once,
+        ),
+        "reduce-scatter 256 MiB": (
+            {
+                "ours": lambda: scatter(pieces),
+                "ours, 8 arrays a rank": lambda: scatter(parts),
+                "torch": lambda: dist.reduce_scatter_tensor(shard, x),
+            },
+            nbytes,
+            once,
+        ),
+    }
+    if n & (n - 1) == 0:
+        adasum = cto.AdasumAllReduce(group=group)
+        found["Adasum 256 MiB"] = ({"ours": lambda: adasum([ours_x])}, nbytes, 2 * once)
+    return found
+
+
+def coalesced(tensors: list[Any]) -> None:
+    dist.all_reduce_coalesced(tensors)
+
+
+def seconds(call: Call) -> tuple[float, float]:
+    """Of a call on the GPU, and on the host."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    dist.barrier()
+    torch.cuda.synchronize()
+    start.record()
+    began = time.perf_counter()
+    for _ in range(CALLS):
+        call()
+    host = time.perf_counter() - began
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / 1e3 / CALLS, host / CALLS
+
+
+def measured(group: cto.ProcessGroup) -> list[dict[str, object]]:
+    """A row for each case and who did it."""
+    found = cases(group)
+    times: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for _ in range(ROUNDS):
+        for case, (calls, _, _) in found.items():
+            for who, call in calls.items():
+                times.setdefault((case, who), []).append(seconds(call))
+    rows = []
+    for (case, who), taken in times.items():
+        _, nbytes, factor = found[case]
+        gpu, host = (statistics.median(column) for column in zip(*taken[2:], strict=True))
+        bus = nbytes * factor / gpu / 1e9
+        rows.append({"case": case, "who": who, "ms": gpu * 1e3, "GB/s": bus, "host us": host * 1e6})
+    return rows
+
+
+def main() -> None:
+    rank = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(rank)
+    cupy.cuda.Device(rank).use()
+    with cto.ProcessGroup.from_environment() as group:
+        port = str(int(os.environ["MASTER_PORT"]) + 1)
+        os.environ["MASTER_PORT"] = port
+        dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream), cupy.cuda.Stream.from_external(stream):
+            rows = measured(group)
+        if group.rank == 0:
+            for row in rows:
+                print("{case:26} {who:22} {ms:9.3f} ms {GB/s:7.1f} GB/s host {host us:8.1f} us"
+                      .format(**row))  # fmt: skip
+            if len(sys.argv) > 1:
+                Path(sys.argv[1]).write_text(json.dumps(rows, indent=1))
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

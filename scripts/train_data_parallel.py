@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: MIT
+"""Data-parallel training of dense layers: each rank has its rows of every batch, and all gradients
+are added by one NcclAllReduce a step.
+
+    python scripts/train_data_parallel.py --ranks 2
+
+Classes are points around centres, drawn alike on every rank. Prints the loss of the whole batch at
+each step, and at the end a checksum of each rank's parameters.
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import click
+import numpy as np
+
+import cupy_training_ops as cto
+from cupy_training_ops.cli import main as cupy_training_ops
+from cupy_training_ops.frame.backends import to_host
+
+FEATURES, HIDDEN, CLASSES = 64, 128, 10
+BATCH = 96  # rows of all ranks
+LEARNING_RATE = 0.2
+
+
+class Training:
+    """Two dense layers, their gradients, and this rank's rows of a fixed data set."""
+
+    def __init__(self, xp: Any, group: cto.ProcessGroup, seed: int = 0) -> None:
+        self.xp, self.group = xp, group
+        rng = np.random.default_rng(seed)
+        centres = rng.standard_normal((CLASSES, FEATURES))
+        self.labels = rng.integers(0, CLASSES, 20 * BATCH)
+        noise = rng.standard_normal((len(self.labels), FEATURES))
+        self.rows = (centres[self.labels] + noise).astype(np.float32)
+        self.parameters = [xp.asarray(array) for array in start(rng)]
+        self.gradients = [xp.zeros_like(array) for array in self.parameters]
+        self.loss = xp.zeros(1, np.float32)
+        self.optimizer = cto.SGD(self.parameters, LEARNING_RATE)
+        self.add_up = cto.NcclAllReduce(group=group)
+
+    def step(self, number: int) -> float:
+        """One step on this rank's rows; the loss of all of them."""
+        own = self._own_rows(number)
+        self._differentiate(self.xp.asarray(self.rows[own]), self.xp.asarray(self.labels[own]))
+        self.add_up([*self.gradients, self.loss])
+        self.optimizer.step(self.gradients)
+        return float(self.loss[0])
+
+    def _own_rows(self, number: int) -> slice:
+        n = BATCH // self.group.size
+        first = number * BATCH % len(self.rows) + self.group.rank * n
+        return slice(first, first + n)
+
+    def _differentiate(self, x: Any, labels: Any) -> None:
+        """This rank's part of the mean over the whole batch."""
+        (w1, b1, w2, b2), (d_w1, d_b1, d_w2, d_b2) = self.parameters, self.gradients
+        share = 1 / self.group.size
+        hidden = self.xp.maximum(x @ w1 + b1, 0)
+        loss, d_scores = cto.cross_entropy_loss_and_grad(hidden @ w2 + b2, labels, loss_scale=share)
+        self.loss[...] = loss * self.xp.float32(share)
+        d_hidden = cto.relu_grad(self.xp.ascontiguousarray(d_scores @ w2.T), hidden)
+        for gradient, value in (
+            (d_w1, x.T @ d_hidden),
+            (d_b1, d_hidden.sum(axis=0)),
+            (d_w2, hidden.T @ d_scores),
+            (d_b2, d_scores.sum(axis=0)),
+        ):
+            gradient[...] = value
+
+    def checksum(self) -> int:
+        """Of the parameters' bits."""
+        host = [to_host(array) for array in self.parameters]
+        return zlib.crc32(b"".join(array.tobytes() for array in host))
+
+
+def start(rng: np.random.Generator) -> list[np.ndarray]:
+    """The parameters before the first step."""
+    w1 = rng.standard_normal((FEATURES, HIDDEN)) / FEATURES**0.5
+    w2 = rng.standard_normal((HIDDEN, CLASSES)) / HIDDEN**0.5
+    arrays = (w1, np.zeros(HIDDEN), w2, np.zeros(CLASSES))
+    return [array.astype(np.float32) for array in arrays]
+
+
+def train(xp: Any, group: cto.ProcessGroup, steps: int) -> tuple[list[float], int]:
+    """The losses of some steps, and the checksum of the parameters after them."""
+    training = Training(xp, group)
+    losses = [training.step(number) for number in range(steps)]
+    return losses, training.checksum()
+
+
+@click.command()
+@click.option("--ranks", type=int, help="Start so many processes; else this one is a rank.")
+@click.option("--steps", default=50, show_default=True)
+@click.option("--provider", type=click.Choice(["cpu", "cuda"]), default="cuda", show_default=True)
+def main(ranks: int | None, steps: int, provider: str) -> None:
+    """Train, and print the losses."""
+    if ranks is not None:
+        own = [__file__, "--steps", str(steps), "--provider", provider]
+        cupy_training_ops(["launch", "--ranks", str(ranks), *own])
+    with cto.ProcessGroup.from_environment() as group:
+        losses, checksum = train(library(provider, group), group, steps)
+    if group.rank == 0:
+        print("losses", *(f"{loss:.6f}" for loss in losses))
+    print("checksum", checksum)
+
+
+def library(provider: str, group: cto.ProcessGroup) -> Any:
+    """NumPy, or CuPy on the rank's own GPU."""
+    if provider == "cpu":
+        return np
+    import cupy
+
+    cupy.cuda.Device(group.local_rank % cupy.cuda.runtime.getDeviceCount()).use()
+    return cupy
+
+
+if __name__ == "__main__":
+    main()
