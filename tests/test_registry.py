@@ -34,9 +34,6 @@ SPELLED = {"float": FLOAT32, "double": FLOAT64}  # as upstream spells dtypes; th
 # registered is taken off here.
 _NAMES = """
     ConvGrad ConvTransposeGrad
-    
-    
-    
 """
 TO_BE_WRITTEN = set(_NAMES.split())
 
