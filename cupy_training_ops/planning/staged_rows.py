@@ -154,7 +154,7 @@ def _threads(length: int, width: int, most: int, least: int) -> tuple[int, int]:
 
 
 def _groups(row: Rows, device: Device) -> int:
-    """Groups of a block, in whole warps: as many as fit, or as there are rows for; 0 if none fits."""
+    """Groups of a block, in whole warps: as many as fit or there are rows for; 0 if none fits."""
     least = max(1, WARP // row.threads)
     shared_nbytes = device.max_shared_nbytes - (row.shared_nbytes - row.row_nbytes)
     most = min(MAX_THREADS, row.resident) // row.threads
