@@ -236,7 +236,7 @@ struct RowSums {
         if (OF_BLOCK)
             __syncthreads();
         else
-            sync_group(group, threads);
+            group_barrier::sync(group, threads);
 #pragma unroll
         for (int i = 0; i < N; ++i)
             values[i] = lane < n_warps ? of_warp[half][i][first + lane] : A(0);

@@ -3,10 +3,10 @@
 #pragma once
 #include "core/types.cuh"
 
-namespace cto {
+namespace cto::group_barrier {
 
 // Of the `threads` threads of a group, whole warps; groups are numbered from 0 to 14.
-__device__ __forceinline__ void sync_group(u32 group, u32 threads) {
+__device__ __forceinline__ void sync(u32 group, u32 threads) {
 #ifdef __CUDA_CPU__
     emulated_bar_sync(group + 1, threads);
 #else
@@ -14,4 +14,4 @@ __device__ __forceinline__ void sync_group(u32 group, u32 threads) {
 #endif
 }
 
-}  // namespace cto
+}  // namespace cto::group_barrier
