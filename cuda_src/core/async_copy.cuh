@@ -22,6 +22,26 @@ __device__ __forceinline__ void copy(void* shared, const void* global) {
 #endif
 }
 
+// The same of 8 or 16 bytes, or zeros, for which nothing is read.
+template <int NBYTES>
+__device__ __forceinline__ void copy_or_zeros(void* shared, const void* global, bool exists) {
+#if defined(__CUDA_CPU__) || __CUDA_ARCH__ < 800
+    using Words = vec::Vec<u32, NBYTES / 4>;
+    *static_cast<Words*>(shared) = exists ? *static_cast<const Words*>(global) : Words{};
+#else
+    const u32 to = static_cast<u32>(__cvta_generic_to_shared(shared));
+    const u32 nbytes = exists ? NBYTES : 0;
+    if constexpr (NBYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global),
+                     "r"(nbytes)
+                     : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(global),
+                     "n"(NBYTES), "r"(nbytes)
+                     : "memory");
+#endif
+}
+
 // Ends a group of this thread's copies.
 __device__ __forceinline__ void commit() {
 #if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 800
