@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: MIT
+// Convolutions and their gradients.  CPU provider: cupy_training_ops/cpu/conv.py
+//
+// All are matrix products whose tiles are gathered from the tensors as they lie: conv__image is a
+// convolution or its data gradient, conv__weight the gradient of the weights. Groups of one channel
+// have kernels of their own.
+#include "conv/depthwise.cuh"
+#include "conv/image.cuh"
+#include "conv/weight.cuh"
+
+// The type of the arrays.
+#ifndef CTO_T
+#define CTO_T float
+#endif
+// Rows of a tile.
+#ifndef CTO_ROWS
+#define CTO_ROWS 64
+#endif
+// Whether floats are rounded to TF32 for tensor cores.
+#ifndef CTO_TF32
+#define CTO_TF32 0
+#endif
+// Of an element in one image.
+#ifndef CTO_OFFSET
+#define CTO_OFFSET u32
+#endif
+
+namespace cto {
+
+using namespace conv::depthwise;
+using namespace conv::image;
+using namespace conv::lines;
+using namespace conv::tile;
+using namespace conv::weight;
+
+using T = CTO_T;
+using A = Acc<T>;
+using OFFSET = CTO_OFFSET;
+// That share a multiprocessor, at least. With few rows there is little to do while loads are awaited.
+constexpr int IMAGE_BLOCKS = CTO_ROWS == 32 && sizeof(T) == 2 ? 3 : 2;
+template <bool LINES>
+using ImageTile = Tile<T, CTO_ROWS, CTO_TF32, !LINES>;
+template <bool Y_LINES, bool X_LINES>
+using WeightTileOf = Tile<T, CTO_ROWS, CTO_TF32, X_LINES, Y_LINES>;
+
+}  // namespace cto
+
+using namespace cto;
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    conv__pack(const T* w, T* packed, const __grid_constant__ ImageLayout layout) {
+    pack<ImageTile<false>>(w, packed, layout);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, IMAGE_BLOCKS)
+    conv__image(const T* read, const T* packed, const T* bias, T* written, u32 column_tiles,
+                const __grid_constant__ ImageLayout layout) {
+    write_convolution<ImageTile<false>, OFFSET, false>(read, packed, bias, written, column_tiles,
+                                                       layout);
+}
+
+// The same where vectors of the lines that are read can be copied.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    conv__image_lines(const T* read, const T* packed, const T* bias, T* written, u32 column_tiles,
+                      const __grid_constant__ ImageLayout layout) {
+    if constexpr (sizeof(T) == 2)
+        write_convolution<ImageTile<true>, OFFSET, true>(read, packed, bias, written, column_tiles,
+                                                         layout);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    conv__weight(const T* x, const T* y, A* sums, const __grid_constant__ WeightLayout layout) {
+    sum_weights<WeightTileOf<false, false>, OFFSET>(x, y, sums, layout);
+}
+
+// The same where vectors of Y's lines can be copied, and where those of X's too.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    conv__weight_y_lines(const T* x, const T* y, A* sums,
+                         const __grid_constant__ WeightLayout layout) {
+    if constexpr (sizeof(T) == 2)
+        sum_weights<WeightTileOf<true, false>, OFFSET>(x, y, sums, layout);
+}
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    conv__weight_lines(const T* x, const T* y, A* sums,
+                       const __grid_constant__ WeightLayout layout) {
+    if constexpr (sizeof(T) == 2) sum_weights<WeightTileOf<true, true>, OFFSET>(x, y, sums, layout);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    conv__weight_total(const A* parts, T* w, i32 count, i32 summers,
+                       const __grid_constant__ WeightLayout layout) {
+    write_weights<WeightTileOf<false, false>>(parts, w, count, summers, layout);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    conv__depthwise(const T* x, const T* w, const T* bias, T* y,
+                    const __grid_constant__ DepthwiseLayout layout) {
+    write_depthwise<false>(x, w, bias, y, layout);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    conv__depthwise_gradient(const T* y, const T* w, const T* bias, T* x,
+                             const __grid_constant__ DepthwiseLayout layout) {
+    write_depthwise<true>(y, w, bias, x, layout);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    conv__depthwise_weight(const T* x, const T* y, A* sums, i32 parts,
+                           const __grid_constant__ DepthwiseLayout layout) {
+    sum_depthwise_weights(x, y, sums, parts, layout);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    conv__channel_sums(const T* y, A* sums, i64 batch, i32 channels, i32 parts,
+                       const __grid_constant__ Divisor plane) {
+    sum_channels(y, sums, batch, channels, parts, plane);
+}
+
+// Adds up parts of `size` numbers.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    conv__total(const A* parts, T* total, i32 count, i32 summers, i64 size) {
+    const u32 numbers = THREADS / summers;
+    const i64 index = static_cast<i64>(blockIdx.x) * numbers + threadIdx.x % numbers;
+    const A sum = sum_parts(parts, index, size, count, summers, index < size);
+    if (index < size && threadIdx.x < numbers) total[index] = from_acc<T>(sum);
+}

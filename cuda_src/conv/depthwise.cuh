@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: MIT
+// Convolutions whose groups have one channel: sums of few elements, which need no matrix product.
+#pragma once
+#include "algorithm/reduce.cuh"
+#include "conv/weight.cuh"
+#include "core/fast_division.cuh"
+
+namespace cto::conv::depthwise {
+
+using namespace image;
+using namespace lines;
+using namespace tile;
+using namespace weight;
+
+using fast_division::Divisor;
+
+// planning/conv.py fills it. What is walked through are strips of what is written, and in the gradient
+// of weights of the output.
+struct DepthwiseLayout {
+    i32 image[3], output[3];  // extents
+    i32 kernel[3], stride[3], dilation[3], pad[3];
+    i32 batch, groups, filters;       // filters of a group
+    Divisor strips, lines, of_plane;  // strips of a line, lines of a slice, strips of a channel
+    bool in_vectors;
+};
+
+constexpr int STRIP = 4;  // neighbouring positions of a thread
+constexpr int TAPS = 3;   // along an axis at a time
+
+// What position p reads of tap `tap`: p * stride - pad + tap * dilation of the image, or the one of the
+// output that it is for; negative where there is none.
+template <bool GRADIENT>
+__device__ __forceinline__ i32 read_by(const DepthwiseLayout& layout, int axis, i32 p, i32 tap) {
+    const i32 stride = layout.stride[axis], shift = tap * layout.dilation[axis] - layout.pad[axis];
+    if (!GRADIENT) {
+        const i32 u = p * stride + shift;
+        return u < layout.image[axis] ? u : -1;
+    }
+    const i32 of_output = p - shift;
+    const i32 u = stride == 1 ? of_output : of_output / stride;
+    return of_output >= 0 && u * stride == of_output && u < layout.output[axis] ? u : -1;
+}
+
+// What positions from p on read of a line by taps from `tap` on. Neighbours read neighbours where
+// stride and dilation are 1.
+template <bool GRADIENT, class E>
+__device__ __forceinline__ void read_line(const E* line, const DepthwiseLayout& layout, i32 p,
+                                          i32 tap, Acc<E> (&to)[STRIP][TAPS]) {
+    if (layout.stride[2] == 1 && layout.dilation[2] == 1) {
+        const u32 extent = (GRADIENT ? layout.output : layout.image)[2];
+        const i32 pad = layout.pad[2],
+                  first = GRADIENT ? p + pad - tap - (TAPS - 1) : p - pad + tap;
+        Acc<E> window[STRIP + TAPS - 1];
+#pragma unroll
+        for (int i = 0; i < STRIP + TAPS - 1; ++i)
+            window[i] = static_cast<u32>(first + i) < extent ? to_acc(line[first + i]) : Acc<E>(0);
+#pragma unroll
+        for (int i = 0; i < STRIP; ++i)
+#pragma unroll
+            for (int j = 0; j < TAPS; ++j) to[i][j] = window[GRADIENT ? i + TAPS - 1 - j : i + j];
+    } else {
+#pragma unroll
+        for (int i = 0; i < STRIP; ++i)
+#pragma unroll
+            for (int j = 0; j < TAPS; ++j) {
+                const i32 u = read_by<GRADIENT>(layout, 2, p + i, tap + j);
+                to[i][j] = u >= 0 ? to_acc(line[u]) : Acc<E>(0);
+            }
+    }
+}
+
+struct Strip {
+    i32 at[3];  // of its first position
+};
+
+__device__ __forceinline__ Strip strip_at(const DepthwiseLayout& layout, u32 index) {
+    const u32 line = layout.strips.quotient(index), slice = layout.lines.quotient(line);
+    return {static_cast<i32>(slice),
+            static_cast<i32>(line - slice * static_cast<u32>(layout.lines.value)),
+            static_cast<i32>(index - line * static_cast<u32>(layout.strips.value)) * STRIP};
+}
+
+// Where image and output have the same extents, three taps along both axes read a position and its
+// neighbours, and strips are vectors: a strip of a line with what is beside it.
+template <class E>
+__device__ __forceinline__ void read_window(const E* line, i32 p, i32 width,
+                                            Acc<E> (&window)[STRIP + TAPS - 1]) {
+    Acc<E> middle[STRIP];
+    vec::widen<E>(line + p, middle);
+    window[0] = p > 0 ? to_acc(line[p - 1]) : Acc<E>(0);
+    window[STRIP + 1] = p + STRIP < width ? to_acc(line[p + STRIP]) : Acc<E>(0);
+#pragma unroll
+    for (int i = 0; i < STRIP; ++i) window[1 + i] = middle[i];
+}
+
+// add_channel there; the gradient has the taps in reverse.
+template <bool GRADIENT, class E>
+__device__ __forceinline__ void add_neighbours(const E* read, const E* w, const Strip& strip,
+                                               i32 height, i32 width, Acc<E> (&sums)[STRIP]) {
+#pragma unroll
+    for (int i = 0; i < TAPS; ++i) {
+        const i32 u = strip.at[1] + i - 1;
+        if (static_cast<u32>(u) >= static_cast<u32>(height)) continue;
+        Acc<E> window[STRIP + TAPS - 1];
+        read_window(read + u * width, strip.at[2], width, window);
+#pragma unroll
+        for (int j = 0; j < TAPS; ++j) {
+            const int tap = i * TAPS + j;
+            const Acc<E> weight = to_acc(w[GRADIENT ? TAPS * TAPS - 1 - tap : tap]);
+#pragma unroll
+            for (int p = 0; p < STRIP; ++p) sums[p] += weight * window[p + j];
+        }
+    }
+}
+
+// Adds what one channel that is read gives to a strip of one that is written.
+template <bool GRADIENT, class E>
+__device__ __forceinline__ void add_channel(const E* read, const E* w,
+                                            const DepthwiseLayout& layout, const Strip& strip,
+                                            Acc<E> (&sums)[STRIP]) {
+    const i32 height = (GRADIENT ? layout.output : layout.image)[1];
+    const i32 width = (GRADIENT ? layout.output : layout.image)[2], taps = layout.kernel[2];
+    for (i32 k0 = 0; k0 < layout.kernel[0]; ++k0) {
+        const i32 u0 = read_by<GRADIENT>(layout, 0, strip.at[0], k0);
+#pragma unroll 1
+        for (i32 k1 = 0; k1 < layout.kernel[1]; ++k1, w += taps) {
+            const i32 u1 = read_by<GRADIENT>(layout, 1, strip.at[1], k1);
+            if ((u0 | u1) < 0) continue;
+            const E* const line = read + (u0 * height + u1) * width;
+#pragma unroll 1
+            for (i32 k2 = 0; k2 < taps; k2 += TAPS) {
+                Acc<E> of_line[STRIP][TAPS];
+                read_line<GRADIENT>(line, layout, strip.at[2], k2, of_line);
+#pragma unroll
+                for (int j = 0; j < TAPS; ++j) {
+                    if (k2 + j >= taps) break;
+                    const Acc<E> weight = to_acc(w[k2 + j]);
+#pragma unroll
+                    for (int i = 0; i < STRIP; ++i) sums[i] += weight * of_line[i][j];
+                }
+            }
+        }
+    }
+}
+
+// Each thread writes a strip. Of the gradient, channels are read for each filter of the group.
+template <bool GRADIENT, bool IN_VECTORS, class E>
+__device__ __forceinline__ void write_strips(const E* read, const E* w, const E* bias, E* written,
+                                             const DepthwiseLayout& layout) {
+    const i64 image = volume(layout.image), output = volume(layout.output);
+    const i64 taps = volume(layout.kernel);
+    const u32 channels = GRADIENT ? layout.groups : layout.groups * layout.filters;
+    const auto cell = fast_division::cell_at(static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x,
+                                             layout.of_plane);
+    const u32 n = divide(cell.row, channels);
+    if (n >= layout.batch) return;
+    const u32 channel = cell.row - static_cast<i64>(n) * channels;
+    const Strip strip = strip_at(layout, cell.column);
+    Acc<E> sums[STRIP];
+#pragma unroll
+    for (int i = 0; i < STRIP; ++i) sums[i] = bias ? to_acc(bias[channel]) : Acc<E>(0);
+    // Of the gradient line n * channels + channel of X is filters lines of Y, else the other way round.
+    const E* from = read + (GRADIENT ? cell.row * layout.filters * output
+                                     : divide(cell.row, layout.filters) * image);
+    w += (GRADIENT ? channel * layout.filters : channel) * taps;
+    for (i32 m = GRADIENT ? layout.filters : 1; m > 0; --m, from += output, w += taps) {
+        if constexpr (IN_VECTORS)
+            add_neighbours<GRADIENT>(from, w, strip, layout.image[1], layout.image[2], sums);
+        else
+            add_channel<GRADIENT>(from, w, layout, strip, sums);
+    }
+    const i32 height = (GRADIENT ? layout.image : layout.output)[1];
+    const i32 width = (GRADIENT ? layout.image : layout.output)[2];
+    E* const to = written + cell.row * (GRADIENT ? image : output) +
+                  (strip.at[0] * height + strip.at[1]) * width + strip.at[2];
+    if constexpr (IN_VECTORS) {
+        using Vector = vec::Vec<E, STRIP>;
+        vec::store_streaming(reinterpret_cast<Vector*>(to), vec::from_acc<E>(sums));
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < STRIP; ++i)
+        if (strip.at[2] + i < width) to[i] = from_acc<E>(sums[i]);
+}
+
+template <bool GRADIENT, class E>
+__device__ __forceinline__ void write_depthwise(const E* read, const E* w, const E* bias,
+                                                E* written, const DepthwiseLayout& layout) {
+    if (layout.in_vectors)
+        write_strips<GRADIENT, true>(read, w, bias, written, layout);
+    else
+        write_strips<GRADIENT, false>(read, w, bias, written, layout);
+}
+
+// ---- the gradient of the weights ----------------------------------------------------------------
+
+// Where a block's taps begin, of one filter.
+struct TapTile {
+    u32 channel, part;
+    i32 k0, k1, k2;
+};
+
+// Adds what the strips of every `parts`-th image give to TAPS x TAPS taps.
+template <bool IN_VECTORS, class E>
+__device__ __forceinline__ void add_strips(const E* x, const E* y, i32 parts, const TapTile& tile,
+                                           const DepthwiseLayout& layout,
+                                           Acc<E> (&of_taps)[TAPS][TAPS]) {
+    const i64 image = volume(layout.image), output = volume(layout.output);
+    const i64 channels = layout.groups * layout.filters;
+    const i32 width = layout.output[2];
+    const u32 images = (layout.batch - tile.part + parts - 1) / parts;
+    const i64 strips = images * layout.of_plane.value;
+#pragma unroll 1
+    for (i64 at = threadIdx.x; at < strips; at += THREADS) {
+        const auto cell = fast_division::cell_at(at, layout.of_plane);
+        const i64 n = tile.part + cell.row * parts;
+        const Strip strip = strip_at(layout, cell.column);
+        const E* const of_x = x + (n * layout.groups + tile.channel / layout.filters) * image;
+        const E* const of_y = y + (n * channels + tile.channel) * output +
+                              (strip.at[0] * layout.output[1] + strip.at[1]) * width + strip.at[2];
+        Acc<E> slopes[STRIP];
+        if constexpr (IN_VECTORS) {
+            vec::widen<E>(of_y, slopes);
+        } else {
+#pragma unroll
+            for (int p = 0; p < STRIP; ++p)
+                slopes[p] = strip.at[2] + p < width ? to_acc(of_y[p]) : Acc<E>(0);
+        }
+        if constexpr (IN_VECTORS) {
+#pragma unroll
+            for (int i = 0; i < TAPS; ++i) {
+                const i32 u = strip.at[1] + i - 1;
+                if (static_cast<u32>(u) >= static_cast<u32>(layout.image[1])) continue;
+                Acc<E> window[STRIP + TAPS - 1];
+                read_window(of_x + u * width, strip.at[2], width, window);
+#pragma unroll
+                for (int p = 0; p < STRIP; ++p)
+#pragma unroll
+                    for (int j = 0; j < TAPS; ++j) of_taps[i][j] += slopes[p] * window[p + j];
+            }
+        } else {
+            const i32 u0 = read_by<false>(layout, 0, strip.at[0], tile.k0);
+#pragma unroll
+            for (int i = 0; i < TAPS; ++i) {
+                const i32 u1 = read_by<false>(layout, 1, strip.at[1], tile.k1 + i);
+                if ((u0 | u1) < 0) continue;
+                Acc<E> of_line[STRIP][TAPS];
+                read_line<false>(of_x + (u0 * layout.image[1] + u1) * layout.image[2], layout,
+                                 strip.at[2], tile.k2, of_line);
+#pragma unroll
+                for (int p = 0; p < STRIP; ++p)
+                    if (strip.at[2] + p < width) {
+#pragma unroll
+                        for (int j = 0; j < TAPS; ++j) of_taps[i][j] += slopes[p] * of_line[p][j];
+                    }
+            }
+        }
+    }
+}
+
+// A block has a tile of taps of one filter, and every `parts`-th image. sums: (part, filter, tap).
+template <class E>
+__device__ __forceinline__ void sum_depthwise_weights(const E* x, const E* y, Acc<E>* sums,
+                                                      i32 parts, const DepthwiseLayout& layout) {
+    __shared__ reduce::BlockScratch<Acc<E>, THREADS> scratch;
+    const u32 tiles1 = (layout.kernel[1] + TAPS - 1) / TAPS;
+    const u32 tiles2 = (layout.kernel[2] + TAPS - 1) / TAPS;
+    const u32 channels = layout.groups * layout.filters;
+    const u32 tiles = layout.kernel[0] * tiles1 * tiles2, rest = blockIdx.x / channels;
+    const u32 channel = blockIdx.x - rest * channels, part = rest / tiles;
+    const i32 index = rest - part * tiles;
+    const TapTile tile{channel, part, static_cast<i32>(index / (tiles1 * tiles2)),
+                       static_cast<i32>(index / tiles2 % tiles1 * TAPS),
+                       static_cast<i32>(index % tiles2 * TAPS)};
+    Acc<E> of_taps[TAPS][TAPS] = {};
+    if (layout.in_vectors)
+        add_strips<true>(x, y, parts, tile, layout, of_taps);
+    else
+        add_strips<false>(x, y, parts, tile, layout, of_taps);
+    Acc<E>* const to = sums + (static_cast<i64>(part) * channels + channel) * volume(layout.kernel);
+#pragma unroll
+    for (int i = 0; i < TAPS; ++i) {
+#pragma unroll
+        for (int j = 0; j < TAPS; ++j) {
+            const Acc<E> sum = reduce::sum_block(of_taps[i][j], scratch);
+            const i32 at1 = tile.k1 + i, at2 = tile.k2 + j;
+            if (threadIdx.x == 0 && at1 < layout.kernel[1] && at2 < layout.kernel[2])
+                to[(tile.k0 * layout.kernel[1] + at1) * layout.kernel[2] + at2] = sum;
+        }
+    }
+}
+
+// ---- the gradient of the bias -------------------------------------------------------------------
+
+constexpr int LONG_PLANE = 512;  // elements, from which on a warp reads vectors of one
+
+// The sum of one channel over every `parts`-th image.
+template <class E>
+__device__ __forceinline__ void sum_channels(const E* y, Acc<E>* sums, i64 batch, i32 channels,
+                                             i32 parts, const Divisor& plane) {
+    __shared__ reduce::BlockScratch<Acc<E>, THREADS> scratch;
+    const u32 part = blockIdx.x / static_cast<u32>(channels);
+    const u32 channel = blockIdx.x - part * channels, lane = threadIdx.x % WARP;
+    const i64 images = (batch - part + parts - 1) / parts;
+    const i64 pitch = parts * channels * plane.value;
+    const E* const first = y + (static_cast<i64>(part) * channels + channel) * plane.value;
+    reduce::Sum<E> sum;
+    if (plane.value >= LONG_PLANE) {
+        for (i64 n = threadIdx.x / WARP; n < images; n += THREADS / WARP) {
+            const reduce::Range<E> range(first + n * pitch, plane.value);
+            reduce::visit_vecs<4>(range, 0, range.n_vecs, lane, WARP, sum);
+            reduce::visit_edges(range, lane, WARP, sum);
+        }
+    } else {
+#pragma unroll 8
+        for (i64 i = threadIdx.x; i < images * plane.value; i += THREADS) {
+            const auto cell = fast_division::cell_at(i, plane);
+            sum(vec::Vec<E, 1>{first[cell.row * pitch + cell.column]});
+        }
+    }
+    const Acc<E> total = reduce::sum_block(sum.sum, scratch);
+    if (threadIdx.x == 0) sums[blockIdx.x] = total;
+}
+
+}  // namespace cto::conv::depthwise

@@ -1,0 +1,394 @@
+// SPDX-License-Identifier: MIT
+// A convolution, or its data gradient, as a matrix product: rows are channels that are written,
+// columns are positions (n, p) that are written, and the sum is over channels that are read and taps
+// of the kernel.
+//
+// Position p reads position u of tap k where
+//
+//     p stride - pad + k dilation = u        in a convolution
+//     u stride - pad + k dilation = p        in a data gradient
+//
+// Of the second, positions p of one residue of the stride have the same taps, and neighbours among
+// them read neighbours. So each residue is a convolution of stride 1, and nothing is multiplied by
+// zeros that are no padding. Where a residue has no tap, sums are zero.
+#pragma once
+#include "conv/lines.cuh"
+
+namespace cto::conv::image {
+
+using namespace lines;
+using namespace tile;
+
+// planning/conv/image.py fills it.
+struct ImageLayout {
+    i32 written[3], read[3];  // extents
+    i32 kernel[3], stride[3], dilation[3], pad[3];
+    i32 residues[3];   // that positions are divided into; 1 in a convolution
+    i32 tap_steps[3];  // between taps of a residue; 1 in a convolution
+    i32 batch, groups;
+    i32 rows, depth;        // channels of a group that are written, and read
+    i32 parts;              // of the depth
+    i32 row_tiles;          // of a group
+    i32 first_tile, tiles;  // of rows, of all groups: those of this launch
+    bool is_gradient;
+};
+
+// One axis of the positions of one residue: i is the one at first + i step. Tap j, which is tap
+// first_tap + j tap_step of the kernel, reads position start + i stride + j jump.
+struct Line {
+    i32 count, first, step;
+    i32 taps, first_tap, tap_step;
+    i32 start, stride, jump;
+};
+
+__device__ __forceinline__ Line line_of(const ImageLayout& layout, int axis, i32 residue) {
+    const i32 written = layout.written[axis], kernel = layout.kernel[axis];
+    const i32 stride = layout.stride[axis], dilation = layout.dilation[axis];
+    const i32 pad = layout.pad[axis], tap_step = layout.tap_steps[axis];
+    if (!layout.is_gradient) return {written, 0, 1, kernel, 0, 1, -pad, stride, dilation};
+    Line line{(written - residue + stride - 1) / stride, residue, stride, 0, 0, tap_step, 0, 1, 0};
+    const i32 from = residue + pad, end = min(kernel, tap_step);
+    i32 tap = 0;
+    while (tap < end && (from - tap * dilation) % stride) ++tap;
+    if (tap == end) return line;
+    line.taps = (kernel - 1 - tap) / tap_step + 1;
+    line.first_tap = tap;
+    line.start = (from - tap * dilation) / stride;
+    line.jump = -(dilation / (stride / tap_step));
+    return line;
+}
+
+__device__ __forceinline__ i64 volume(const i32 (&extents)[3]) {
+    return static_cast<i64>(extents[0]) * extents[1] * extents[2];
+}
+
+// A block's tile of rows, its residue, and its first column; in shared memory.
+struct Place {
+    i32 tile;  // of rows, among those of the launch
+    i32 group, first_row;
+    Line lines[3];
+    i64 first_column, columns;
+};
+
+// By the first three threads.
+__device__ __forceinline__ void find_place(const ImageLayout& layout, u32 column_tiles, int rows,
+                                           Place& place) {
+    const u32 tile = blockIdx.x % static_cast<u32>(layout.tiles);
+    const u32 rest = blockIdx.x / static_cast<u32>(layout.tiles);
+    u32 residue = rest / column_tiles;
+    const u32 column_tile = rest - residue * column_tiles;
+    i32 of_thread = 0;
+    for (int axis = 2; axis >= 0; --axis) {
+        const u32 next = residue / static_cast<u32>(layout.residues[axis]);
+        if (threadIdx.x == axis) of_thread = residue - next * layout.residues[axis];
+        residue = next;
+    }
+    place.lines[threadIdx.x] = line_of(layout, threadIdx.x, of_thread);
+    if (threadIdx.x > 0) return;
+    place.tile = tile;
+    place.group = (layout.first_tile + tile) / layout.row_tiles;
+    place.first_row = (layout.first_tile + tile - place.group * layout.row_tiles) * rows;
+    place.first_column = static_cast<i64>(column_tile) * COLUMNS;
+}
+
+constexpr int WINDOW = 32;  // taps that are walked through for each part of the depth
+
+// A tap of the window: what it reads is so far from what the first reads.
+struct Tap {
+    i64 offset;
+    i32 index;  // in the kernel
+    i32 shift[3];
+};
+
+// Walks through the parts of the depth, the taps of each, and copies what they need to shared memory.
+template <class Tile, class Offset>
+struct ImageReader {
+    using E = typename Tile::E;
+    static constexpr int A_SIZE = Tile::DEPTH * Tile::ROWS;
+    static constexpr int DEPTH_OF_THREAD = Tile::DEPTH / (THREADS / COLUMNS);
+    static_assert(DEPTH_OF_THREAD == 2 * Tile::GROUP);
+
+    const ImageLayout& layout;
+    Tap* taps;           // shared memory
+    const E* image;      // what this thread's column reads at no shift, from its first channel on
+    const E* packed;     // A of this tile
+    const E *first, *a;  // the same of this part
+    i32 at[3];
+    i32 own_depth;
+    i32 store_at;  // of B
+    i32 tap, count;
+    i32 depth;   // channels before the part
+    u32 inside;  // a bit for each tap
+    bool exists;
+    Offset plane;
+
+    __device__ __forceinline__ ImageReader(const ImageLayout& layout, const Place& place, Tap* taps,
+                                           const E* read, const E* all_packed)
+        : layout(layout), taps(taps) {
+        const i64 column = place.first_column + threadIdx.x % COLUMNS;
+        exists = column < place.columns;
+        i64 rest = exists ? column : 0;
+#pragma unroll
+        for (int axis = 2; axis >= 0; --axis) {
+            const Line& line = place.lines[axis];
+            const i64 next = divide(rest, line.count);
+            const i32 i = static_cast<i32>(rest - next * line.count);
+            at[axis] = line.start + i * line.stride;
+            rest = next;
+        }
+        own_depth = kept(threadIdx.x / COLUMNS * DEPTH_OF_THREAD);
+        store_at = kept(Tile::A_SIZE + Tile::b_at(own_depth, threadIdx.x % COLUMNS));
+        plane = static_cast<Offset>(volume(layout.read));
+        const i64 channel = (rest * layout.groups + place.group) * layout.depth + own_depth;
+        image = read + channel * volume(layout.read) +
+                (static_cast<i64>(at[0]) * layout.read[1] + at[1]) * layout.read[2] + at[2];
+        packed = all_packed + place.tile * volume(layout.kernel) * layout.parts * A_SIZE;
+    }
+    // To the taps from here on; returns how many there are.
+    __device__ __forceinline__ int open_window(const Line* lines, int first_tap, int all) {
+        count = min(WINDOW, all - first_tap);
+        __syncthreads();
+        if (threadIdx.x < count) {
+            Tap one{};
+            i32 rest = first_tap + threadIdx.x;
+            i64 pitch = 1, index_pitch = 1;
+            for (int axis = 2; axis >= 0; --axis) {
+                const Line& line = lines[axis];
+                const i32 next = rest / line.taps, i = rest - next * line.taps;
+                one.shift[axis] = i * line.jump;
+                one.offset += one.shift[axis] * pitch;
+                one.index += (line.first_tap + i * line.tap_step) * static_cast<i32>(index_pitch);
+                pitch *= layout.read[axis];
+                index_pitch *= layout.kernel[axis];
+                rest = next;
+            }
+            taps[threadIdx.x] = one;
+        }
+        __syncthreads();
+        inside = 0;
+        for (int i = 0; i < count; ++i) {
+            bool is_inside = exists;
+#pragma unroll
+            for (int axis = 0; axis < 3; ++axis)
+                is_inside &= static_cast<u32>(at[axis] + taps[i].shift[axis]) <
+                             static_cast<u32>(layout.read[axis]);
+            inside |= static_cast<u32>(is_inside) << i;
+        }
+        first = image;
+        a = packed;
+        tap = depth = 0;
+        return count;
+    }
+    __device__ __forceinline__ void advance() {
+        if (++tap < count) return;
+        tap = 0;
+        depth += Tile::DEPTH;
+        first += Tile::DEPTH * static_cast<i64>(plane);
+        a += volume(layout.kernel) * A_SIZE;
+    }
+    __device__ __forceinline__ void copy_a(E* part) const {
+        copy_packed<Tile>(part, a + static_cast<i64>(taps[tap].index) * A_SIZE);
+        async_copy::commit();
+    }
+    __device__ __forceinline__ Source<E, Offset> source() const {
+        return {first + taps[tap].offset, plane, (inside >> tap & 1) != 0};
+    }
+    // The channels of this thread that there are in the part.
+    __device__ __forceinline__ int channels() const { return layout.depth - depth - own_depth; }
+    __device__ __forceinline__ void store_b(E* part, int i, const Group<E>& group) const {
+        E* const to = part + store_at + Tile::b_at(i * Tile::GROUP, 0);
+        if constexpr (Tile::BY_COLUMNS) {
+            store_group<Tile>(to, group);
+        } else {
+#pragma unroll
+            for (int j = 0; j < Tile::GROUP; ++j)
+                to[j * Tile::B_PITCH] = Tile::rounded(group.at[j]);
+        }
+    }
+};
+
+// Where the elements of a column are written: at channel 0 of the group.
+__device__ __forceinline__ i64 place_of_column(const ImageLayout& layout, const Place& place,
+                                               int column) {
+    i64 rest = place.first_column + column, position = 0, pitch = 1;
+    if (rest >= place.columns) return -1;
+#pragma unroll
+    for (int axis = 2; axis >= 0; --axis) {
+        const Line& line = place.lines[axis];
+        const i64 next = divide(rest, line.count);
+        position += pitch * (line.first + (rest - next * line.count) * line.step);
+        pitch *= layout.written[axis];
+        rest = next;
+    }
+    return (rest * layout.groups + place.group) * layout.rows * pitch + position;
+}
+
+// Rounds D, by way of shared memory, so that a warp writes neighbouring columns of one row.
+template <class Tile>
+__device__ __forceinline__ void write_image(const Product<Tile>& product, const ImageLayout& layout,
+                                            const Place& place, const i64* places,
+                                            const typename Tile::E* bias, typename Tile::E* written,
+                                            u8* memory) {
+    using E = typename Tile::E;
+    using Sum = typename Tile::Sum;
+    using Product = Product<Tile>;
+    constexpr int PITCH = COLUMNS + Tile::GROUP;
+    static_assert(Product::SLAB * PITCH <= 2 * Tile::STAGE);
+    E* const slab = reinterpret_cast<E*>(memory);
+    const int column = threadIdx.x % COLUMNS, rows = layout.rows - place.first_row;
+    const i64 plane = volume(layout.written), to = places[column];
+    if (bias) bias += place.group * layout.rows + place.first_row;
+    written += place.first_row * plane;
+#pragma unroll
+    for (int i = 0; i < Product::DOWN; ++i) {
+        __syncthreads();
+        product.each_pair_of(i, [&](int in_slab, int at, const Sum* sums) {
+            const int row = Product::row_of(i, in_slab);
+            const Sum more = bias && row < rows ? to_acc(bias[row]) : Sum(0);
+            const Sum both[2] = {sums[0] + more, sums[1] + more};
+            vec::round_pair(both, slab + in_slab * PITCH + at);
+        });
+        __syncthreads();
+        if (to < 0) continue;
+#pragma unroll 4
+        for (int in_slab = threadIdx.x / COLUMNS; in_slab < Product::SLAB;
+             in_slab += THREADS / COLUMNS) {
+            const int row = Product::row_of(i, in_slab);
+            if (row < rows) written[to + row * plane] = slab[in_slab * PITCH + column];
+        }
+    }
+}
+
+// Sums over all taps and channels, gathered.
+template <class Tile, class Offset>
+__device__ __forceinline__ void sum_gathered(Product<Tile>& product, const typename Tile::E* read,
+                                             const typename Tile::E* packed,
+                                             typename Tile::E* parts, const ImageLayout& layout,
+                                             const Place& place) {
+    constexpr int GROUP = Tile::GROUP;
+    __shared__ Tap taps[WINDOW];
+    const Line(&lines)[3] = place.lines;
+    const int all_taps = lines[0].taps * lines[1].taps * lines[2].taps;
+    const bool works = product.first_row < layout.rows - place.first_row;
+    ImageReader<Tile, Offset> reader(layout, place, taps, read, packed);
+    for (int first_tap = 0; first_tap < all_taps; first_tap += WINDOW) {
+        int rest = reader.open_window(lines, first_tap, all_taps) * layout.parts;
+        int part = 0;
+        Group<typename Tile::E> groups[2];
+        reader.copy_a(parts);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            reader.source().gather(i * GROUP, reader.channels() - i * GROUP, groups[i]);
+            reader.store_b(parts, i, groups[i]);
+        }
+        while (true) {
+            async_copy::wait<0>();
+            __syncthreads();
+            const bool both = layout.depth - reader.depth > Tile::HALF;
+            const bool goes_on = --rest > 0;
+            const int next = Tile::STAGE - part;
+            if (goes_on) {
+                reader.advance();
+                reader.copy_a(parts + next);
+            }
+            const auto source = reader.source();
+            const int channels = goes_on ? reader.channels() : 0;
+#pragma unroll
+            for (int i = 0; i < 2; ++i) source.gather(i * GROUP, channels - i * GROUP, groups[i]);
+            if (works) product.add(parts + part, 0);
+            if (works && both) product.add(parts + part, 1);
+            if (!goes_on) break;
+#pragma unroll
+            for (int i = 0; i < 2; ++i) reader.store_b(parts + next, i, groups[i]);
+            part = next;
+        }
+    }
+}
+
+// Sums over channels of 1 x 1 convolutions, whose columns lie side by side.
+template <class Tile>
+__device__ __forceinline__ void sum_lines(Product<Tile>& product, const typename Tile::E* read,
+                                          const typename Tile::E* packed, typename Tile::E* parts,
+                                          const ImageLayout& layout, const Place& place) {
+    const i64 plane = volume(layout.read);
+    LineReader<Tile, COLUMNS> lines{read + place.group * layout.depth * plane,
+                                    layout.groups * layout.depth * plane, plane, layout.depth};
+    const typename Tile::E* a =
+        packed + static_cast<i64>(place.tile) * layout.parts * (Tile::DEPTH * Tile::ROWS);
+    const auto copy = [&](typename Tile::E* part) {
+        copy_packed<Tile>(part, a);
+        lines.template copy<Tile::DEPTH>(part + Tile::A_SIZE, place.first_column, place.columns);
+        async_copy::commit();
+        lines.channels += Tile::DEPTH * plane;
+        lines.count -= Tile::DEPTH;
+        a += Tile::DEPTH * Tile::ROWS;
+    };
+    const bool works = product.first_row < layout.rows - place.first_row;
+    int part = 0;
+    copy(parts);
+    for (int rest = layout.parts; rest > 0; --rest) {
+        async_copy::wait<0>();
+        __syncthreads();
+        if (rest > 1) copy(parts + (Tile::STAGE - part));
+        if (works) product.add(parts + part, 0);
+        if (works) product.add(parts + part, 1);
+        part = Tile::STAGE - part;
+    }
+}
+
+template <class Tile, class Offset, bool LINES>
+__device__ __forceinline__ void write_convolution(const typename Tile::E* read,
+                                                  const typename Tile::E* packed,
+                                                  const typename Tile::E* bias,
+                                                  typename Tile::E* written, u32 column_tiles,
+                                                  const ImageLayout& layout) {
+    using E = typename Tile::E;
+    __shared__ __align__(16) u8 memory[2 * Tile::STAGE * sizeof(E)];
+    __shared__ i64 places[COLUMNS];
+    __shared__ Place place;
+    if (threadIdx.x < 3) find_place(layout, column_tiles, Tile::ROWS, place);
+    __syncthreads();
+    i64 columns = layout.batch;
+    for (int axis = 0; axis < 3; ++axis) columns *= place.lines[axis].count;
+    if (place.first_column >= columns) return;
+    if (threadIdx.x == 0) place.columns = columns;
+    __syncthreads();
+    if (threadIdx.x < COLUMNS) places[threadIdx.x] = place_of_column(layout, place, threadIdx.x);
+    Product<Tile> product;
+    E* const parts = reinterpret_cast<E*>(memory);
+    if constexpr (LINES)
+        sum_lines<Tile>(product, read, packed, parts, layout, place);
+    else
+        sum_gathered<Tile, Offset>(product, read, packed, parts, layout, place);
+    __syncthreads();  // also for the places of columns
+    write_image<Tile>(product, layout, place, places, bias, written, memory);
+}
+
+// ---- A ------------------------------------------------------------------------------------------
+
+// W with the rows of a tile side by side: (tile, part, tap, DEPTH, ROWS), zeros beyond its ends.
+template <class Tile>
+__device__ __forceinline__ void pack(const typename Tile::E* w, typename Tile::E* packed,
+                                     const ImageLayout& layout) {
+    using E = typename Tile::E;
+    const i64 taps = volume(layout.kernel);
+    const u32 rest = blockIdx.x / static_cast<u32>(taps), tap = blockIdx.x - rest * taps;
+    const u32 local = rest / static_cast<u32>(layout.parts), part = rest - local * layout.parts;
+    const i32 tile = layout.first_tile + local, group = tile / layout.row_tiles;
+    const i32 first_row = (tile - group * layout.row_tiles) * Tile::ROWS;
+    E* const to = packed + static_cast<i64>(blockIdx.x) * (Tile::DEPTH * Tile::ROWS);
+    for (int i = threadIdx.x; i < Tile::DEPTH * Tile::ROWS; i += THREADS) {
+        const i64 row = first_row + i % Tile::ROWS, depth = part * Tile::DEPTH + i / Tile::ROWS;
+        E value = from_acc<E>(0.0f);
+        if (row < layout.rows && depth < layout.depth) {
+            const i64 filter = layout.is_gradient ? depth : row;
+            const i64 channel = layout.is_gradient ? row : depth;
+            const i64 filters = layout.is_gradient ? layout.depth : layout.rows;
+            const i64 channels = layout.is_gradient ? layout.rows : layout.depth;
+            value = w[((group * filters + filter) * channels + channel) * taps + tap];
+        }
+        to[i] = Tile::rounded(value);
+    }
+}
+
+}  // namespace cto::conv::image

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: MIT
+// A block's tile of a matrix product: D (ROWS x COLUMNS) += A (ROWS x DEPTH) B (DEPTH x COLUMNS), of
+// which A and B are in shared memory, a part of the sum at a time, and D is in registers.
+//
+//     A   element (row, k) at k * A_PITCH + row; or, BY_ROWS, at row * A_PITCH + k
+//     B   element (k, column) at k * B_PITCH + column; or, BY_COLUMNS, at column * B_PITCH + k
+//
+// What is by rows or columns is so for tensor cores and elements of 2 bytes alone.
+#pragma once
+#include "core/tensor_core.cuh"
+#include "core/vec.cuh"
+
+namespace cto::conv::tile {
+
+constexpr int THREADS = 256;
+constexpr int COLUMNS = 128;
+
+// The same number, which the compiler then keeps: it would rather compute it again in each round.
+__device__ __forceinline__ int kept(int number) {
+#ifndef __CUDA_CPU__
+    asm volatile("" : "+r"(number));
+#endif
+    return number;
+}
+
+template <class Element, int N_ROWS, bool TF32, bool B_BY_COLUMNS, bool A_BY_ROWS = false>
+struct Tile {
+    using E = Element;
+    using Sum = Acc<E>;
+    static constexpr int ROWS = N_ROWS;
+    static constexpr bool IS_TF32 = TF32;
+    static constexpr bool ON_TENSOR_CORES = sizeof(E) == 2 || TF32;
+    static constexpr bool BY_COLUMNS = B_BY_COLUMNS && sizeof(E) == 2;
+    static constexpr bool BY_ROWS = A_BY_ROWS && sizeof(E) == 2;
+    static constexpr int DEPTH = 64 / sizeof(E);
+    static constexpr int HALF = DEPTH / 2;
+    static constexpr int GROUP = 16 / sizeof(E);  // neighbours that are stored together
+    // Rows of memory are so far apart that a warp's accesses meet no bank twice.
+    static constexpr int PAD = TF32 ? 8 : GROUP;
+    static constexpr int A_PITCH = (BY_ROWS ? DEPTH : ROWS) + PAD;
+    static constexpr int B_PITCH = (BY_COLUMNS ? DEPTH : COLUMNS) + PAD;
+    static constexpr int A_SIZE = (BY_ROWS ? ROWS : DEPTH) * A_PITCH;
+    static constexpr int B_SIZE = (BY_COLUMNS ? COLUMNS : DEPTH) * B_PITCH;
+    static constexpr int STAGE = A_SIZE + B_SIZE;  // elements of one part
+
+    // Where element (row, k) of A is, and element (k, column) of B.
+    static __device__ __forceinline__ int a_at(int row, int k) {
+        return BY_ROWS ? row * A_PITCH + k : k * A_PITCH + row;
+    }
+    static __device__ __forceinline__ int b_at(int k, int column) {
+        return BY_COLUMNS ? column * B_PITCH + k : k * B_PITCH + column;
+    }
+    // An element as the product takes it.
+    static __device__ __forceinline__ E rounded(E x) {
+        if constexpr (TF32)
+            return tensor_core::to_tf32(x);
+        else
+            return x;
+    }
+};
+
+// D where warps multiply fragments.
+template <class Tile>
+struct TensorProduct {
+    using E = typename Tile::E;
+    static constexpr int K = tensor_core::K<E>;
+    static constexpr int WARPS_DOWN = Tile::ROWS >= 64 ? 2 : 1;
+    static constexpr int WARPS_ACROSS = THREADS / WARP / WARPS_DOWN;
+    static constexpr int DOWN = Tile::ROWS / WARPS_DOWN / 16;  // fragments of a warp
+    static constexpr int ACROSS = COLUMNS / WARPS_ACROSS / 8;
+    static_assert(Tile::HALF == K && ACROSS % 2 == 0);
+
+    float sums[DOWN][ACROSS][4] = {};
+    int first_row, first_column;  // of this warp
+    int place_in_a, place_in_b;   // of this lane
+
+    __device__ __forceinline__ TensorProduct() {
+        const int warp = threadIdx.x / WARP;
+        first_row = warp / WARPS_ACROSS * (DOWN * 16);
+        first_column = warp % WARPS_ACROSS * (ACROSS * 8);
+        place_in_a = kept(Tile::a_at(first_row, 0) +
+                          tensor_core::place_in_a<E, Tile::BY_ROWS>(Tile::A_PITCH));
+        place_in_b = kept(Tile::A_SIZE + Tile::b_at(0, first_column) +
+                          tensor_core::place_in_b<E, Tile::BY_COLUMNS>(Tile::B_PITCH));
+    }
+    // Adds the product over one half of a part.
+    __device__ __forceinline__ void add(const E* part, int half) {
+        const E* const a_of = part + place_in_a + Tile::a_at(0, half * K);
+        const E* const b_of = part + place_in_b + Tile::b_at(half * K, 0);
+        tensor_core::A a[DOWN];
+        tensor_core::B b[ACROSS];
+#pragma unroll
+        for (int i = 0; i < DOWN; ++i)
+            tensor_core::load_a<Tile::BY_ROWS>(a_of + Tile::a_at(i * 16, 0), Tile::A_PITCH, a[i]);
+#pragma unroll
+        for (int j = 0; j < ACROSS; j += 2)
+            tensor_core::load_b<Tile::BY_COLUMNS>(b_of + Tile::b_at(0, j * 8), Tile::B_PITCH, b[j],
+                                                  b[j + 1]);
+#pragma unroll
+        for (int i = 0; i < DOWN; ++i)
+#pragma unroll
+            for (int j = 0; j < ACROSS; ++j) tensor_core::multiply<E>(sums[i][j], a[i], b[j]);
+    }
+    // D comes apart in DOWN slabs of rows. Calls f(row of the slab, column, two sums side by side)
+    // for all of this thread's.
+    static constexpr int SLAB = WARPS_DOWN * 16;
+    template <class F>
+    __device__ __forceinline__ void each_pair_of(int slab, const F& f) const {
+        const int lane = threadIdx.x % WARP, row = first_row / DOWN + lane / 4;
+#pragma unroll
+        for (int down = 0; down < 2; ++down)
+#pragma unroll
+            for (int j = 0; j < ACROSS; ++j)
+                f(row + down * 8, first_column + j * 8 + lane % 4 * 2, sums[slab][j] + 2 * down);
+    }
+    static __device__ __forceinline__ int row_of(int slab, int in_slab) {
+        return in_slab / 16 * (DOWN * 16) + slab * 16 + in_slab % 16;
+    }
+};
+
+// D where each thread multiplies elements: ROWS / 16 rows, and 8 columns in vectors.
+template <class Tile>
+struct PlainProduct {
+    using E = typename Tile::E;
+    using Sum = typename Tile::Sum;
+    static constexpr int DOWN = Tile::ROWS / 16, ACROSS = COLUMNS / 16, W = Tile::GROUP;
+    static_assert(!Tile::BY_ROWS && !Tile::BY_COLUMNS && ARE_SAME<E, Sum>);
+
+    Sum sums[DOWN][ACROSS] = {};
+    int first_row, first_column;
+
+    __device__ __forceinline__ PlainProduct() {
+        first_row = threadIdx.x / 16 * DOWN;
+        first_column = threadIdx.x % 16 * W;
+    }
+    __device__ __forceinline__ void add(const E* part, int half) {
+        constexpr int AT_ONCE = DOWN < W ? DOWN : W;
+        using Rows = vec::Vec<E, AT_ONCE>;
+        using Columns = vec::Vec<E, W>;
+#pragma unroll 1
+        for (int k = half * Tile::HALF; k < (half + 1) * Tile::HALF; ++k) {
+            Rows a[DOWN / AT_ONCE];
+            Columns b[ACROSS / W];
+            const E* const a_of = part + k * Tile::A_PITCH + first_row;
+            const E* const b_of = part + Tile::A_SIZE + k * Tile::B_PITCH + first_column;
+#pragma unroll
+            for (int i = 0; i < DOWN / AT_ONCE; ++i)
+                a[i] = *reinterpret_cast<const Rows*>(a_of + i * AT_ONCE);
+#pragma unroll
+            for (int j = 0; j < ACROSS / W; ++j)
+                b[j] = *reinterpret_cast<const Columns*>(b_of + j * (16 * W));
+#pragma unroll
+            for (int i = 0; i < DOWN; ++i)
+#pragma unroll
+                for (int j = 0; j < ACROSS; ++j)
+                    sums[i][j] += a[i / AT_ONCE].at[i % AT_ONCE] * b[j / W].at[j % W];
+        }
+    }
+    static constexpr int SLAB = 16;
+    template <class F>
+    __device__ __forceinline__ void each_pair_of(int slab, const F& f) const {
+#pragma unroll
+        for (int j = 0; j < ACROSS; j += 2)
+            f(threadIdx.x / 16, first_column + j / W * (16 * W) + j % W, sums[slab] + j);
+    }
+    static __device__ __forceinline__ int row_of(int slab, int in_slab) {
+        return in_slab * DOWN + slab;
+    }
+};
+
+template <class Tile, bool ON_TENSOR_CORES>
+struct ProductOf {
+    using Type = PlainProduct<Tile>;
+};
+template <class Tile>
+struct ProductOf<Tile, true> {
+    using Type = TensorProduct<Tile>;
+};
+template <class Tile>
+using Product = typename ProductOf<Tile, Tile::ON_TENSOR_CORES>::Type;
+
+// ---- elements of channels -----------------------------------------------------------------------
+
+// One element of each of so many neighbouring channels.
+template <class E>
+using Group = vec::Vec<E, vec::WIDTH<E>>;
+
+__device__ const uint4 ZEROS = {};
+
+// Elements that are `step` apart, the first of `count` channels. Offset is u32 where an array's image
+// has fewer than 2^31 elements. Where nothing is to be read, zeros are loaded in its place: that takes
+// fewer instructions than loads that depend on it.
+template <class E, class Offset>
+struct Source {
+    const u8* from;
+    Offset step;
+
+    __device__ __forceinline__ Source(const E* first, Offset plane, bool exists) {
+        from = reinterpret_cast<const u8*>(exists ? static_cast<const void*>(first) : &ZEROS);
+        step = exists ? plane : 0;
+    }
+    // Channel j, whose address takes one instruction.
+    __device__ __forceinline__ E at(int j) const {
+        return *reinterpret_cast<const E*>(from + static_cast<u64>(step) * (j * sizeof(E)));
+    }
+    // Channels from this one on, zeros from `count` on.
+    __device__ __forceinline__ void gather(int channel, int count, Group<E>& to) const {
+        constexpr int N = vec::WIDTH<E>;
+        if (count >= N) {
+#pragma unroll
+            for (int j = 0; j < N; ++j) to.at[j] = at(channel + j);
+        } else {
+#pragma unroll
+            for (int j = 0; j < N; ++j) to.at[j] = j < count ? at(channel + j) : from_acc<E>(0.0f);
+        }
+    }
+};
+
+// Side by side.
+template <class Tile>
+__device__ __forceinline__ void store_group(typename Tile::E* to,
+                                            const Group<typename Tile::E>& from) {
+    Group<typename Tile::E> group;
+#pragma unroll
+    for (int j = 0; j < Tile::GROUP; ++j) group.at[j] = Tile::rounded(from.at[j]);
+    *reinterpret_cast<Group<typename Tile::E>*>(to) = group;
+}
+
+}  // namespace cto::conv::tile

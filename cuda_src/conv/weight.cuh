@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: MIT
+// The gradient of the weights as a matrix product: rows are filters m, columns are channels
+// and taps (c, k), and the sum is over positions (n, o). Blocks have parts of the sum, which
+// are added afterwards, in their order.
+//
+// What is contiguous is copied as it lies: Y, where vectors of its lines are aligned, and X where taps
+// are single elements (1 x 1).
+#pragma once
+#include "conv/image.cuh"
+
+namespace cto::conv::weight {
+
+using namespace image;
+using namespace lines;
+using namespace tile;
+
+// planning/conv/weight.py fills it.
+struct WeightLayout {
+    i32 image[3], output[3];  // extents
+    i32 kernel[3], stride[3], dilation[3], pad[3];
+    i32 step[4];  // DEPTH positions on: images, then along each axis
+    i32 groups;
+    i32 rows, channels;   // of a group
+    i32 padded_channels;  // to a multiple of neighbours that are stored together
+    i32 row_tiles, column_tiles;
+    i32 first_tile, tiles;  // of all groups: those of this launch
+    i64 positions;          // of all images
+    i64 positions_of_part;  // a multiple of DEPTH
+};
+
+// What neighbouring columns read of a position: `count` channels, so far from its first element.
+struct ColumnGroup {
+    i64 offset;
+    i32 count;  // at most 0 beyond the last column
+    i32 shift[3];
+};
+
+struct WeightTile {
+    i32 group, first_row, first_column;
+};
+
+__device__ __forceinline__ WeightTile weight_tile(const WeightLayout& layout, u32 local, int rows) {
+    const i32 tile = layout.first_tile + local, line = tile / layout.column_tiles;
+    const i32 group = line / layout.row_tiles;
+    return {group, (line - group * layout.row_tiles) * rows,
+            (tile - line * layout.column_tiles) * COLUMNS};
+}
+
+// Number `index` of the groups, of `width` columns: taps of the same channels are neighbours, for
+// what they read is the same or lies side by side.
+__device__ __forceinline__ ColumnGroup column_group(const WeightLayout& layout, i32 index,
+                                                    i32 width) {
+    const i32 taps = static_cast<i32>(volume(layout.kernel));
+    const i32 of_channels = index / taps, c = of_channels * width;
+    i32 tap = index - of_channels * taps;
+    ColumnGroup group{};
+    group.count = layout.channels - c;
+    i64 pitch = 1;
+#pragma unroll
+    for (int axis = 2; axis >= 0; --axis) {
+        const i32 rest = tap / layout.kernel[axis];
+        group.shift[axis] = (tap - rest * layout.kernel[axis]) * layout.dilation[axis];
+        group.offset += group.shift[axis] * pitch;
+        pitch *= layout.image[axis];
+        tap = rest;
+    }
+    group.offset += c * pitch;
+    return group;
+}
+
+// Walks through positions. A thread has one of each part, and some of its rows and columns.
+template <class Tile, class Offset>
+struct WeightReader {
+    using E = typename Tile::E;
+    static constexpr int STEP = THREADS / Tile::DEPTH;  // groups of a position at a time
+    static constexpr int GROUPS_OF_A = Tile::ROWS / Tile::GROUP;
+    static constexpr int ROW_GROUPS = (GROUPS_OF_A + STEP - 1) / STEP;
+    static constexpr int COLUMN_GROUPS = COLUMNS / Tile::GROUP / STEP;
+
+    const WeightLayout& layout;
+    const WeightTile& tile;
+    const ColumnGroup* columns;  // shared memory
+    const E *x, *y;              // the group's channels of the first image
+    i64 position, end;
+    i32 n, at[3];
+
+    __device__ __forceinline__ WeightReader(const WeightLayout& layout, const WeightTile& tile,
+                                            const ColumnGroup* columns, const E* all_x,
+                                            const E* all_y, i64 begin, i64 end)
+        : layout(layout), tile(tile), columns(columns), end(end) {
+        position = begin + threadIdx.x % Tile::DEPTH;
+        i64 rest = position;
+#pragma unroll
+        for (int axis = 2; axis >= 0; --axis) {
+            const i64 next = divide(rest, layout.output[axis]);
+            at[axis] = static_cast<i32>(rest - next * layout.output[axis]);
+            rest = next;
+        }
+        n = static_cast<i32>(rest);
+        x = all_x + tile.group * layout.channels * volume(layout.image);
+        y = all_y +
+            (static_cast<i64>(tile.group) * layout.rows + tile.first_row) * volume(layout.output);
+    }
+    static __device__ __forceinline__ int own_group() { return threadIdx.x / Tile::DEPTH; }
+    __device__ __forceinline__ void advance() {
+        position += Tile::DEPTH;
+        i32 carry = 0;
+#pragma unroll
+        for (int axis = 2; axis >= 0; --axis) {
+            at[axis] += layout.step[axis + 1] + carry;
+            carry = at[axis] >= layout.output[axis];
+            at[axis] -= carry ? layout.output[axis] : 0;
+        }
+        n += layout.step[0] + carry;
+    }
+    __device__ __forceinline__ void gather_a(Group<E> (&groups)[ROW_GROUPS]) const {
+        const i64 plane = volume(layout.output);
+        const Offset line = static_cast<Offset>(at[0]) * layout.output[1] + at[1];
+        const E* const first =
+            y + n * (layout.groups * layout.rows * plane) + (line * layout.output[2] + at[2]);
+        const int count = layout.rows - tile.first_row;
+        const int own = own_group() * Tile::GROUP;
+        const Source<E, Offset> source(first + own * plane, static_cast<Offset>(plane),
+                                       position < end);
+#pragma unroll
+        for (int i = 0; i < ROW_GROUPS; ++i) {
+            const int row = i * STEP * Tile::GROUP;
+            if (GROUPS_OF_A % STEP == 0 || own + row < Tile::ROWS)
+                source.gather(row, count - own - row, groups[i]);
+        }
+    }
+    __device__ __forceinline__ void store_a(E* part, const Group<E> (&groups)[ROW_GROUPS]) const {
+#pragma unroll
+        for (int i = 0; i < ROW_GROUPS; ++i) {
+            const int row = (own_group() + i * STEP) * Tile::GROUP;
+            if (GROUPS_OF_A % STEP == 0 || row < Tile::ROWS)
+                store_group<Tile>(part + threadIdx.x % Tile::DEPTH * Tile::A_PITCH + row,
+                                  groups[i]);
+        }
+    }
+    __device__ __forceinline__ void gather_b(Group<E> (&groups)[COLUMN_GROUPS]) const {
+        const i64 plane = volume(layout.image);
+        i32 from[3];
+#pragma unroll
+        for (int axis = 0; axis < 3; ++axis)
+            from[axis] = at[axis] * layout.stride[axis] - layout.pad[axis];
+        const i64 line = static_cast<i64>(from[0]) * layout.image[1] + from[1];
+        const E* const first =
+            x + n * (layout.groups * layout.channels * plane) + (line * layout.image[2] + from[2]);
+#pragma unroll
+        for (int i = 0; i < COLUMN_GROUPS; ++i) {
+            const ColumnGroup& column = columns[own_group() + i * STEP];
+            bool inside = position < end;
+#pragma unroll
+            for (int axis = 0; axis < 3; ++axis)
+                inside &= static_cast<u32>(from[axis] + column.shift[axis]) <
+                          static_cast<u32>(layout.image[axis]);
+            Source<E, Offset>(first + column.offset, static_cast<Offset>(plane), inside)
+                .gather(0, column.count, groups[i]);
+        }
+    }
+    __device__ __forceinline__ void store_b(E* part,
+                                            const Group<E> (&groups)[COLUMN_GROUPS]) const {
+        E* const of_position = part + Tile::A_SIZE + threadIdx.x % Tile::DEPTH * Tile::B_PITCH;
+#pragma unroll
+        for (int i = 0; i < COLUMN_GROUPS; ++i)
+            store_group<Tile>(of_position + (own_group() + i * STEP) * Tile::GROUP, groups[i]);
+    }
+};
+
+// Sums of one part: (part, tile, ROWS, COLUMNS).
+template <class Tile, class Offset>
+__device__ __forceinline__ void sum_weights(const typename Tile::E* x, const typename Tile::E* y,
+                                            typename Tile::Sum* sums, const WeightLayout& layout) {
+    using E = typename Tile::E;
+    using Sum = typename Tile::Sum;
+    using Reader = WeightReader<Tile, Offset>;
+    constexpr int GROUPS = COLUMNS / Tile::GROUP;
+    __shared__ __align__(16) u8 memory[2 * Tile::STAGE * sizeof(E)];
+    __shared__ __align__(16) ColumnGroup columns[GROUPS];
+    const u32 part_of_sum = blockIdx.x / static_cast<u32>(layout.tiles);
+    const WeightTile tile =
+        weight_tile(layout, blockIdx.x - part_of_sum * layout.tiles, Tile::ROWS);
+    if (threadIdx.x < GROUPS)
+        columns[threadIdx.x] =
+            column_group(layout, tile.first_column / Tile::GROUP + threadIdx.x, Tile::GROUP);
+    __syncthreads();
+    const i64 begin = part_of_sum * layout.positions_of_part;
+    const i64 end = min(begin + layout.positions_of_part, layout.positions);
+    Product<Tile> product;
+    const i32 n_columns = static_cast<i32>(volume(layout.kernel)) * layout.padded_channels;
+    const bool works = product.first_row < layout.rows - tile.first_row &&
+                       product.first_column < n_columns - tile.first_column;
+    Reader reader(layout, tile, columns, x, y, begin, end);
+    const i64 of_x = volume(layout.image), of_y = volume(layout.output);
+    const LineReader<Tile, Tile::DEPTH> y_lines{reader.y, layout.groups * layout.rows * of_y, of_y,
+                                                layout.rows - tile.first_row};
+    const LineReader<Tile, Tile::DEPTH> x_lines{reader.x + tile.first_column * of_x,
+                                                layout.groups * layout.channels * of_x, of_x,
+                                                layout.channels - tile.first_column};
+    E* const parts = reinterpret_cast<E*>(memory);
+    int part = 0;
+    Group<E> rows_of[Reader::ROW_GROUPS], columns_of[Reader::COLUMN_GROUPS];
+    const auto copy_lines = [&](E* to, i64 first) {
+        if constexpr (Tile::BY_ROWS) y_lines.template copy<Tile::ROWS>(to, first, end);
+        if constexpr (Tile::BY_COLUMNS)
+            x_lines.template copy<COLUMNS>(to + Tile::A_SIZE, first, end);
+        async_copy::commit();
+    };
+    copy_lines(parts, begin);
+    if constexpr (!Tile::BY_ROWS) {
+        reader.gather_a(rows_of);
+        reader.store_a(parts, rows_of);
+    }
+    if constexpr (!Tile::BY_COLUMNS) {
+        reader.gather_b(columns_of);
+        reader.store_b(parts, columns_of);
+    }
+    for (i64 at = begin; at < end; at += Tile::DEPTH) {
+        async_copy::wait<0>();
+        __syncthreads();
+        E* const next = parts + (Tile::STAGE - part);
+        copy_lines(next, at + Tile::DEPTH);
+        if constexpr (!(Tile::BY_ROWS && Tile::BY_COLUMNS)) reader.advance();
+        if constexpr (!Tile::BY_ROWS) reader.gather_a(rows_of);
+        if constexpr (Tile::BY_ROWS && !Tile::BY_COLUMNS) reader.gather_b(columns_of);
+        if (works) product.add(parts + part, 0);
+        if constexpr (!Tile::BY_ROWS) reader.store_a(next, rows_of);
+        if constexpr (!Tile::BY_ROWS && !Tile::BY_COLUMNS) reader.gather_b(columns_of);
+        if (works) product.add(parts + part, 1);
+        if constexpr (!Tile::BY_COLUMNS) reader.store_b(next, columns_of);
+        part = Tile::STAGE - part;
+    }
+    async_copy::wait<0>();
+    Sum* const to = sums + static_cast<i64>(blockIdx.x) * (Tile::ROWS * COLUMNS);
+#pragma unroll
+    for (int i = 0; i < Product<Tile>::DOWN; ++i)
+        product.each_pair_of(i, [&](int in_slab, int column, const Sum* pair) {
+            using Pair = vec::Vec<Sum, 2>;
+            const int row = Product<Tile>::row_of(i, in_slab);
+            *reinterpret_cast<Pair*>(to + row * COLUMNS + column) = Pair{pair[0], pair[1]};
+        });
+}
+
+// ---- sums of parts ------------------------------------------------------------------------------
+
+// Number `index` of all parts, which are `pitch` apart. A block has THREADS / summers numbers, side by
+// side, whose parts so many threads add up; each of these then has the sum.
+template <class Sum>
+__device__ __forceinline__ Sum sum_parts(const Sum* parts, i64 index, i64 pitch, i32 count,
+                                         i32 summers, bool exists) {
+    __shared__ Sum of_thread[THREADS];
+    const u32 numbers = THREADS / summers;
+    Sum sum = 0;
+    if (exists) {
+#pragma unroll 4
+        for (i32 part = threadIdx.x / numbers; part < count; part += summers)
+            sum += parts[part * pitch + index];
+    }
+    if (summers == 1) return sum;
+    of_thread[threadIdx.x] = sum;
+    __syncthreads();
+    sum = 0;
+    for (i32 i = 0; i < summers; ++i) sum += of_thread[i * numbers + threadIdx.x % numbers];
+    return sum;
+}
+
+// What sum_weights made, as W.
+template <class Tile>
+__device__ __forceinline__ void write_weights(const typename Tile::Sum* parts, typename Tile::E* w,
+                                              i32 count, i32 summers, const WeightLayout& layout) {
+    constexpr int SIZE = Tile::ROWS * COLUMNS;
+    const u32 numbers = THREADS / summers;
+    const i64 index = static_cast<i64>(blockIdx.x) * numbers + threadIdx.x % numbers;
+    const u32 local = index / SIZE;
+    const i32 in_tile = index % SIZE;
+    const WeightTile tile = weight_tile(layout, local, Tile::ROWS);
+    const i32 row = tile.first_row + in_tile / COLUMNS;
+    const i32 column = tile.first_column + in_tile % COLUMNS;
+    const i32 taps = static_cast<i32>(volume(layout.kernel));
+    const i32 group = column / Tile::GROUP, of_channels = group / taps;
+    const i32 tap = group - of_channels * taps,
+              c = of_channels * Tile::GROUP + column % Tile::GROUP;
+    const bool exists = row < layout.rows && c < layout.channels;
+    const i64 pitch = static_cast<i64>(layout.tiles) * SIZE;
+    const auto sum = sum_parts(parts, index, pitch, count, summers, exists);
+    if (exists && threadIdx.x < numbers) {
+        const i64 filter = static_cast<i64>(tile.group) * layout.rows + row;
+        w[(filter * layout.channels + c) * taps + tap] = from_acc<typename Tile::E>(sum);
+    }
+}
+
+}  // namespace cto::conv::weight

@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: MIT
+"""Launches of convolutions and their gradients; see cuda_src/conv.
+
+Four plans, which `Plan.then` joins. The arrays are those of the ordinary convolution X -> Y: of a
+transposed one X and Y change places. An array is of one type, the same in a call; a bias too.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..convolution import Convolution, Shape
+from ..dtypes import Dtype
+from ..numerics import computed_in
+from ..plan import (
+    Config,
+    Device,
+    Launch,
+    LaunchError,
+    Plan,
+    Scratch,
+    ScratchMemory,
+    by_value,
+    ceil_div,
+)
+from ..schema import Spec
+from .conv_variants import (
+    AXES,
+    BLOCKS,
+    COLUMNS,
+    MAX_DEPTHWISE_FILTERS,
+    MAX_OFFSET,
+    THREADS,
+    Variant,
+    image_variant,
+    lines_of_image,
+    lines_of_weight,
+    parts_of_sum,
+    residues,
+    small_variant,
+    weight_variant,
+)
+from .fast_division import divisor
+
+PACKED_NBYTES = 16 * 1024**2  # of W in tiles, at a time
+SUMS_NBYTES = 32 * 1024**2  # of sums of parts, at a time
+SUMMERS = 8  # threads that add up many parts of one number
+DEPTHWISE_STRIP = 4  # neighbouring positions of a thread
+DEPTHWISE_TAPS = 3  # along each of two axes, that a block sums at a time
+MAX_POSITION = 2**31 - 1
+
+
+def forward(
+    device: Device,
+    convolution: Convolution,
+    x: Spec,
+    w: Spec,
+    bias: Spec | None,
+    y: Spec,
+    *,
+    tf32: bool = False,
+) -> Plan:
+    """Y from X and W, with a bias for each filter."""
+    conv = _checked(convolution)
+    if not y.size:
+        return Plan()
+    if _is_depthwise(conv):
+        return _depthwise(device, conv, "depthwise", (x, w, bias, y), conv.output)
+    variant = image_variant(device, conv, x.dtype, tf32, is_gradient=False)
+    return _image(conv, variant, (x, w, bias, y), is_gradient=False)
+
+
+def data_gradient(
+    device: Device,
+    convolution: Convolution,
+    y: Spec,
+    w: Spec,
+    bias: Spec | None,
+    x: Spec,
+    *,
+    tf32: bool = False,
+) -> Plan:
+    """X from Y and W, with a bias for each channel; what no element of Y reaches is the bias."""
+    conv = _checked(convolution)
+    if not x.size:
+        return Plan()
+    if _is_depthwise(conv):
+        return _depthwise(device, conv, "depthwise_gradient", (y, w, bias, x), conv.image)
+    variant = image_variant(device, conv, x.dtype, tf32, is_gradient=True)
+    return _image(conv, variant, (y, w, bias, x), is_gradient=True)
+
+
+def weight_gradient(
+    device: Device, convolution: Convolution, x: Spec, y: Spec, w: Spec, *, tf32: bool = False
+) -> Plan:
+    """W from X and Y; zeros where there is nothing to sum."""
+    conv = _checked(convolution)
+    sums_fit = w.size * computed_in(w.dtype).itemsize <= SUMS_NBYTES
+    if _is_depthwise(conv) and sums_fit:
+        return _depthwise_weight(device, conv, x, y, w)
+    return _weight(device, conv, weight_variant(device, conv, x.dtype, tf32), x, y, w)
+
+
+def bias_gradient(device: Device, y: Spec, bias: Spec) -> Plan:
+    """The sum of each channel of an array (N, channels, ...)."""
+    batch, channels, plane = y.shape[0], y.shape[1], math.prod(y.shape[2:])
+    wanted = ceil_div(BLOCKS * device.multiprocessors * 4, channels)
+    parts = min(wanted, ceil_div(batch, THREADS // 32)) if plane else 0
+    scratch = ScratchMemory()
+    sums = scratch.take(parts * channels, computed_in(y.dtype)) if parts else None
+    steps = [_total(device, y.dtype, sums, bias, parts)]
+    if parts:
+        args = (y, sums, batch, channels, parts, divisor(plane))
+        config = Config((parts * channels,), (THREADS,))
+        steps.insert(0, _launch("channel_sums", config, args, small_variant(device, y.dtype).slots))
+    return Plan(tuple(steps), scratch.nbytes)
+
+
+# ---- matrix products -----------------------------------------------------------------------------
+
+Arrays = tuple[Spec, Spec, Spec | None, Spec]
+
+
+def _image(conv: Convolution, variant: Variant, arrays: Arrays, *, is_gradient: bool) -> Plan:
+    """A convolution or its data gradient, of so many tiles of rows at a time as W is packed of."""
+    read, w, bias, written = arrays
+    extents, read_extents = conv.output, conv.image
+    rows, depth = conv.group_filters, conv.group_channels
+    if is_gradient:
+        extents, read_extents, rows, depth = read_extents, extents, depth, rows
+    of_axes = residues(conv) if is_gradient else (1,) * AXES
+    column_tiles = _column_tiles(conv, extents, of_axes)
+    row_tiles, parts = ceil_div(rows, variant.rows), ceil_div(depth, variant.depth)
+    packed_size = math.prod(conv.kernel) * parts * variant.depth * variant.rows
+    at_once = max(1, PACKED_NBYTES // (packed_size * w.dtype.itemsize))
+    tiles = conv.group * row_tiles
+    scratch, steps = ScratchMemory(), []
+    packed = scratch.take(min(tiles, at_once) * packed_size, w.dtype)
+    for first in range(0, tiles, at_once):
+        count = min(at_once, tiles - first)
+        layout = by_value(
+            written=_axes(extents),
+            read=_axes(read_extents),
+            **_taps(conv),
+            residues=_axes(of_axes),
+            tap_steps=_axes(_tap_steps(conv) if is_gradient else of_axes),
+            batch=np.int32(conv.batch),
+            groups=np.int32(conv.group),
+            rows=np.int32(rows),
+            depth=np.int32(depth),
+            parts=np.int32(parts),
+            row_tiles=np.int32(row_tiles),
+            first_tile=np.int32(first),
+            tiles=np.int32(count),
+            is_gradient=np.bool_(is_gradient),
+        )
+        packs = Config((count * math.prod(conv.kernel) * parts,), (THREADS,))
+        steps.append(_launch("pack", packs, (w, packed, layout), variant.slots))
+        blocks = Config((count * column_tiles * math.prod(of_axes),), (THREADS,))
+        args = (read, packed, bias, written, column_tiles, layout)
+        kernel = "image" + lines_of_image(conv, read)
+        steps.append(_launch(kernel, blocks, args, variant.slots))
+    return Plan(tuple(steps), scratch.nbytes)
+
+
+def _column_tiles(conv: Convolution, extents: Shape, of_axes: Shape) -> int:
+    """Of the first residue, which has the most positions."""
+    positions = (ceil_div(n, residues) for n, residues in zip(extents, of_axes, strict=True))
+    return ceil_div(conv.batch * math.prod(positions), COLUMNS)
+
+
+def _weight(device: Device, conv: Convolution, variant: Variant, x: Spec, y: Spec, w: Spec) -> Plan:
+    """The gradient of the weights, of so many tiles at a time as there is room for sums of."""
+    row_tiles = ceil_div(conv.group_filters, variant.rows)
+    column_tiles = ceil_div(math.prod(conv.kernel) * variant.padded(conv.group_channels), COLUMNS)
+    positions = conv.batch * math.prod(conv.output)
+    tiles = conv.group * row_tiles * column_tiles
+    accumulator = computed_in(w.dtype)
+    tile_nbytes = variant.rows * COLUMNS * accumulator.itemsize
+    at_once = min(tiles, SUMS_NBYTES // tile_nbytes)
+    most = SUMS_NBYTES // (at_once * tile_nbytes)
+    parts = parts_of_sum(device, at_once, positions, min(most, positions // (8 * variant.depth)))
+    span = ceil_div(ceil_div(positions, parts), variant.depth) * variant.depth
+    parts = ceil_div(positions, span) if positions else 0
+    scratch, steps = ScratchMemory(), []
+    size = at_once * parts * variant.rows * COLUMNS
+    sums = scratch.take(size, accumulator) if parts else None
+    for first in range(0, tiles, at_once):
+        count = min(at_once, tiles - first)
+        layout = by_value(
+            image=_axes(conv.image),
+            output=_axes(conv.output),
+            **_taps(conv),
+            step=np.array(_digits(variant.depth, conv.output), np.int32),
+            groups=np.int32(conv.group),
+            rows=np.int32(conv.group_filters),
+            channels=np.int32(conv.group_channels),
+            padded_channels=np.int32(variant.padded(conv.group_channels)),
+            row_tiles=np.int32(row_tiles),
+            column_tiles=np.int32(column_tiles),
+            first_tile=np.int32(first),
+            tiles=np.int32(count),
+            positions=np.int64(positions),
+            positions_of_part=np.int64(span),
+        )
+        if parts:
+            config = Config((count * parts,), (THREADS,))
+            kernel = "weight" + lines_of_weight(conv, x, y)
+            steps.append(_launch(kernel, config, (x, y, sums, layout), variant.slots))
+        summers = _summers(parts)
+        totals = Config((count * variant.rows * COLUMNS * summers // THREADS,), (THREADS,))
+        args = (sums, w, parts, summers, layout)
+        steps.append(_launch("weight_total", totals, args, variant.slots))
+    return Plan(tuple(steps), scratch.nbytes)
+
+
+def _digits(n: int, extents: Shape) -> tuple[int, ...]:
+    """n positions as images and steps along each axis."""
+    digits = []
+    for extent in reversed(extents):
+        n, digit = divmod(n, max(1, extent))
+        digits.append(digit)
+    return (n, *reversed(digits))
+
+
+# ---- groups of one channel -----------------------------------------------------------------------
+
+
+def _is_depthwise(conv: Convolution) -> bool:
+    is_single = conv.group_channels == 1 and conv.group_filters <= MAX_DEPTHWISE_FILTERS
+    return is_single and max(math.prod(conv.image), math.prod(conv.output)) <= MAX_OFFSET
+
+
+def _depthwise(
+    device: Device, conv: Convolution, kernel: str, arrays: Arrays, written: Shape
+) -> Plan:
+    channels = math.prod(arrays[-1].shape[:2])
+    config = Config((ceil_div(channels * math.prod(_strips(written)), THREADS),), (THREADS,))
+    args = (*arrays, _depthwise_layout(conv, written, (arrays[0], arrays[-1])))
+    slots = small_variant(device, arrays[0].dtype).slots
+    return Plan((_launch(kernel, config, args, slots),))
+
+
+def _depthwise_weight(device: Device, conv: Convolution, x: Spec, y: Spec, w: Spec) -> Plan:
+    """Sums of every so many images, then their sum."""
+    tiles = math.prod(ceil_div(k, DEPTHWISE_TAPS) for k in conv.kernel[1:]) * conv.kernel[0]
+    wanted = ceil_div(BLOCKS * device.multiprocessors * 4, tiles * conv.filters)
+    parts = min(wanted, conv.batch) if math.prod(conv.output) else 0
+    scratch = ScratchMemory()
+    sums = scratch.take(parts * w.size, computed_in(w.dtype)) if parts else None
+    steps = [_total(device, w.dtype, sums, w, parts)]
+    if parts:
+        config = Config((parts * tiles * conv.filters,), (THREADS,))
+        args = (x, y, sums, parts, _depthwise_layout(conv, conv.output, (x, y)))
+        steps.insert(
+            0, _launch("depthwise_weight", config, args, small_variant(device, w.dtype).slots)
+        )
+    return Plan(tuple(steps), scratch.nbytes)
+
+
+def _depthwise_layout(conv: Convolution, walked: Shape, arrays: tuple[Spec, Spec]) -> np.void:
+    """Strips are those of the positions that threads walk through."""
+    strips = _strips(walked)
+    return by_value(
+        image=_axes(conv.image),
+        output=_axes(conv.output),
+        **_taps(conv),
+        batch=np.int32(conv.batch),
+        groups=np.int32(conv.group),
+        filters=np.int32(conv.group_filters),
+        strips=divisor(max(1, strips[2])),
+        lines=divisor(max(1, strips[1])),
+        of_plane=divisor(max(1, math.prod(strips))),
+        in_vectors=np.bool_(_in_vectors(conv, arrays)),
+    )
+
+
+def _in_vectors(conv: Convolution, arrays: tuple[Spec, Spec]) -> bool:
+    """Whether 3 x 3 taps read a position and its neighbours, and strips are vectors."""
+    around = ((1, 3, 3), (1, 1, 1), (0, 1, 1))
+    same = conv.image == conv.output and conv.image[0] == 1
+    has_neighbours = same and (conv.kernel, conv.strides, conv.pads) == around
+    is_dense = conv.dilations[1:] == (1, 1) and conv.image[2] % DEPTHWISE_STRIP == 0
+    return has_neighbours and is_dense and all(array.aligned for array in arrays)
+
+
+def _strips(extents: Shape) -> Shape:
+    """Of a channel, along each axis."""
+    return (*extents[:2], ceil_div(extents[2], DEPTHWISE_STRIP))
+
+
+# ---- what they share -----------------------------------------------------------------------------
+
+
+def _checked(convolution: Convolution) -> Convolution:
+    """Three axes, along which positions and what they read have 32 bits."""
+    conv = convolution.padded_to(AXES)
+    axes = zip(
+        conv.image, conv.output, conv.kernel, conv.strides, conv.dilations, conv.pads, strict=True
+    )
+    for image, output, kernel, stride, dilation, pad in axes:
+        reach = (kernel - 1) * dilation
+        if max(image + pad, output * stride) + reach > MAX_POSITION:
+            raise LaunchError(f"extents {convolution.image} with pads {convolution.pads}")
+    return conv
+
+
+def _axes(numbers: Shape) -> np.ndarray:
+    return np.array(numbers, np.int32)
+
+
+def _taps(conv: Convolution) -> dict[str, np.ndarray]:
+    """Fields of all layouts."""
+    return {
+        "kernel": _axes(conv.kernel),
+        "stride": _axes(conv.strides),
+        "dilation": _axes(conv.dilations),
+        "pad": _axes(conv.pads),
+    }
+
+
+def _tap_steps(conv: Convolution) -> Shape:
+    """Taps of the kernel from one that a residue of the stride has to its next."""
+    pairs = zip(conv.strides, conv.dilations, strict=True)
+    return tuple(stride // math.gcd(stride, dilation) for stride, dilation in pairs)
+
+
+def _launch(kernel: str, config: Config, args: tuple[object, ...], of: dict[str, str]) -> Launch:
+    return Launch(f"conv__{kernel}", config, args, of)
+
+
+def _total(device: Device, dtype: Dtype, sums: Scratch | None, total: Spec, parts: int) -> Launch:
+    """The sums of all parts."""
+    summers = _summers(parts)
+    config = Config((ceil_div(total.size * summers, THREADS),), (THREADS,))
+    args = (sums, total, parts, summers, total.size)
+    return _launch("total", config, args, small_variant(device, dtype).slots)
+
+
+def _summers(parts: int) -> int:
+    """Threads that add up the parts of one number."""
+    return 1 if parts <= SUMMERS else SUMMERS
