@@ -98,6 +98,10 @@ __all__ = [
     "bitmask_dropout",
     "bitmask_dropout_grad",
     "concat_training",
+    "conv",
+    "conv_grad",
+    "conv_transpose",
+    "conv_transpose_grad",
     "cross_entropy_loss_and_grad",
     "div_grad",
     "dropout",
@@ -202,6 +206,10 @@ __all__ = [
     "BitmaskDropout",
     "BitmaskDropoutGrad",
     "ConcatTraining",
+    "Conv",
+    "ConvGrad",
+    "ConvTranspose",
+    "ConvTransposeGrad",
     "CrossEntropyLossAndGrad",
     "DivGrad",
     "Dropout",
@@ -350,6 +358,14 @@ def get_op(name: Literal["BitmaskDropout"], version: int | None = None) -> type[
 def get_op(name: Literal["BitmaskDropoutGrad"], version: int | None = None) -> type[BitmaskDropoutGrad]: ...
 @overload
 def get_op(name: Literal["ConcatTraining"], version: int | None = None) -> type[ConcatTraining]: ...
+@overload
+def get_op(name: Literal["Conv"], version: int | None = None) -> type[Conv]: ...
+@overload
+def get_op(name: Literal["ConvGrad"], version: int | None = None) -> type[ConvGrad]: ...
+@overload
+def get_op(name: Literal["ConvTranspose"], version: int | None = None) -> type[ConvTranspose]: ...
+@overload
+def get_op(name: Literal["ConvTransposeGrad"], version: int | None = None) -> type[ConvTransposeGrad]: ...
 @overload
 def get_op(name: Literal["CrossEntropyLossAndGrad"], version: int | None = None) -> type[CrossEntropyLossAndGrad]: ...
 @overload
@@ -658,6 +674,44 @@ def concat_training(
     workspace: _Memory | None = None,
 ) -> tuple[Any, NDArray[np.int64]]:
     """Arrays joined along an axis: concat_result = inputs[0], inputs[1], ... one after the other. Returns (concat_result, per_input_length)."""
+def conv(
+    X: _Array, W: _Array, B: _Array | None = None, *,
+    auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    dilations: _Integers | None = None, group: _Integer = 1, kernel_shape: _Integers | None = None,
+    pads: _Integers | None = None, strides: _Integers | None = None, allow_tf32: _Boolean = False,
+    out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any:
+    """Convolution: Y[n, m, o] = B[m] + sum over c, k of X[n, c, o s - p + k d] W[m, c, k]. Returns Y."""
+def conv_grad(
+    dY: _Array, X: _Array, W: _Array, *,
+    auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    dilations: _Integers | None = None, group: _Integer = 1, kernel_shape: _Integers | None = None,
+    pads: _Integers | None = None, strides: _Integers | None = None, allow_tf32: _Boolean = False,
+    out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+    outputs: Sequence[Literal["dX", "dW", "dB"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any, Any]:
+    """Gradient of Conv: dX[n, c, o s - p + k d] = sum over m, k, o of dY[n, m, o] W[m, c, k]. Returns (dX, dW, dB)."""
+def conv_transpose(
+    X: _Array, W: _Array, B: _Array | None = None, *,
+    auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    dilations: _Integers | None = None, group: _Integer = 1, kernel_shape: _Integers | None = None,
+    output_padding: _Integers | None = None, output_shape: _Integers | None = None,
+    pads: _Integers | None = None, strides: _Integers | None = None, allow_tf32: _Boolean = False,
+    out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any:
+    """Transposed convolution: Y[n, m, i s - p + k d] = B[m] + sum of X[n, c, i] W[c, m, k]. Returns Y."""
+def conv_transpose_grad(
+    dY: _Array, X: _Array, W: _Array, *,
+    auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    dilations: _Integers | None = None, group: _Integer = 1, kernel_shape: _Integers | None = None,
+    output_padding: _Integers | None = None, output_shape: _Integers | None = None,
+    pads: _Integers | None = None, strides: _Integers | None = None, allow_tf32: _Boolean = False,
+    out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+    outputs: Sequence[Literal["dX", "dW", "dB"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any, Any]:
+    """Gradient of ConvTranspose: dX[n, c, i] = sum over m, k of dY[n, m, i s - p + k d] W[c, m, k]. Returns (dX, dW, dB)."""
 def cross_entropy_loss_and_grad(
     scores: _Array, labels: _Array, weights: _Array | None = None,
     ignore_index: _Integers | None = None, loss_scale: _Reals | _Array | None = None, *,
@@ -1637,6 +1691,134 @@ class ConcatTraining(Op):
     def workspace_nbytes(
         self, inputs: Sequence[_Array], *,
         outputs: Sequence[Literal["concat_result", "per_input_length"]] | None = None,
+    ) -> int: ...
+
+class Conv(Op):
+    """Convolution: Y[n, m, o] = B[m] + sum over c, k of X[n, c, o s - p + k d] W[m, c, k]. Returns Y."""
+    auto_pad: Final[Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"]]
+    dilations: Final[tuple[int, ...] | None]
+    group: Final[int]
+    kernel_shape: Final[tuple[int, ...] | None]
+    pads: Final[tuple[int, ...] | None]
+    strides: Final[tuple[int, ...] | None]
+    allow_tf32: Final[bool]
+    def __init__(
+        self, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+        dilations: _Integers | None = None, group: _Integer = 1,
+        kernel_shape: _Integers | None = None, pads: _Integers | None = None,
+        strides: _Integers | None = None, allow_tf32: _Boolean = False,
+    ) -> None: ...
+    def __call__(
+        self, X: _Array, W: _Array, B: _Array | None = None, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, X: _Array | EllipsisType, W: _Array | EllipsisType,
+        B: _Array | None | EllipsisType = None, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, X: _Array, W: _Array, B: _Array | None = None, *,
+        outputs: Sequence[Literal["Y"]] | None = None,
+    ) -> int: ...
+
+class ConvGrad(Op):
+    """Gradient of Conv: dX[n, c, o s - p + k d] = sum over m, k, o of dY[n, m, o] W[m, c, k]. Returns (dX, dW, dB)."""
+    auto_pad: Final[Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"]]
+    dilations: Final[tuple[int, ...] | None]
+    group: Final[int]
+    kernel_shape: Final[tuple[int, ...] | None]
+    pads: Final[tuple[int, ...] | None]
+    strides: Final[tuple[int, ...] | None]
+    allow_tf32: Final[bool]
+    def __init__(
+        self, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+        dilations: _Integers | None = None, group: _Integer = 1,
+        kernel_shape: _Integers | None = None, pads: _Integers | None = None,
+        strides: _Integers | None = None, allow_tf32: _Boolean = False,
+    ) -> None: ...
+    def __call__(
+        self, dY: _Array, X: _Array, W: _Array, *,
+        out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["dX", "dW", "dB"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, Any, Any]: ...
+    def bound(
+        self, dY: _Array | EllipsisType, X: _Array | EllipsisType, W: _Array | EllipsisType, *,
+        out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["dX", "dW", "dB"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, dY: _Array, X: _Array, W: _Array, *,
+        outputs: Sequence[Literal["dX", "dW", "dB"]] | None = None,
+    ) -> int: ...
+
+class ConvTranspose(Op):
+    """Transposed convolution: Y[n, m, i s - p + k d] = B[m] + sum of X[n, c, i] W[c, m, k]. Returns Y."""
+    auto_pad: Final[Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"]]
+    dilations: Final[tuple[int, ...] | None]
+    group: Final[int]
+    kernel_shape: Final[tuple[int, ...] | None]
+    output_padding: Final[tuple[int, ...] | None]
+    output_shape: Final[tuple[int, ...] | None]
+    pads: Final[tuple[int, ...] | None]
+    strides: Final[tuple[int, ...] | None]
+    allow_tf32: Final[bool]
+    def __init__(
+        self, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+        dilations: _Integers | None = None, group: _Integer = 1,
+        kernel_shape: _Integers | None = None, output_padding: _Integers | None = None,
+        output_shape: _Integers | None = None, pads: _Integers | None = None,
+        strides: _Integers | None = None, allow_tf32: _Boolean = False,
+    ) -> None: ...
+    def __call__(
+        self, X: _Array, W: _Array, B: _Array | None = None, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, X: _Array | EllipsisType, W: _Array | EllipsisType,
+        B: _Array | None | EllipsisType = None, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, X: _Array, W: _Array, B: _Array | None = None, *,
+        outputs: Sequence[Literal["Y"]] | None = None,
+    ) -> int: ...
+
+class ConvTransposeGrad(Op):
+    """Gradient of ConvTranspose: dX[n, c, i] = sum over m, k of dY[n, m, i s - p + k d] W[c, m, k]. Returns (dX, dW, dB)."""
+    auto_pad: Final[Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"]]
+    dilations: Final[tuple[int, ...] | None]
+    group: Final[int]
+    kernel_shape: Final[tuple[int, ...] | None]
+    output_padding: Final[tuple[int, ...] | None]
+    output_shape: Final[tuple[int, ...] | None]
+    pads: Final[tuple[int, ...] | None]
+    strides: Final[tuple[int, ...] | None]
+    allow_tf32: Final[bool]
+    def __init__(
+        self, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+        dilations: _Integers | None = None, group: _Integer = 1,
+        kernel_shape: _Integers | None = None, output_padding: _Integers | None = None,
+        output_shape: _Integers | None = None, pads: _Integers | None = None,
+        strides: _Integers | None = None, allow_tf32: _Boolean = False,
+    ) -> None: ...
+    def __call__(
+        self, dY: _Array, X: _Array, W: _Array, *,
+        out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["dX", "dW", "dB"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, Any, Any]: ...
+    def bound(
+        self, dY: _Array | EllipsisType, X: _Array | EllipsisType, W: _Array | EllipsisType, *,
+        out: tuple[_Memory | None, _Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["dX", "dW", "dB"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, dY: _Array, X: _Array, W: _Array, *,
+        outputs: Sequence[Literal["dX", "dW", "dB"]] | None = None,
     ) -> int: ...
 
 class CrossEntropyLossAndGrad(Op):

@@ -33,7 +33,6 @@ SPELLED = {"float": FLOAT32, "double": FLOAT64}  # as upstream spells dtypes; th
 # Operators of the file that are still to be written. It only shrinks: an operator that is
 # registered is taken off here.
 _NAMES = """
-    ConvGrad ConvTransposeGrad
 """
 TO_BE_WRITTEN = set(_NAMES.split())
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,13 @@ from ..dtypes import HostArray, dtype_name, element_type
 # |actual - expected| <= tolerance * (1 + |expected|), by the dtype that is computed in.
 TOLERANCE = {"float64": 1e-12, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 
+# Of sums of many products the tolerance is at least this, times the root of their number: so large
+# are sums of numbers of size 1 and any sign, and what is left of them when they cancel has the
+# rounding of what they were. Tensor cores, which multiply float16, bfloat16 and TF32, cut float32
+# sums off instead of rounding them; TF32 has 11 bits of each factor.
+ROOT_TOLERANCE = {"float64": 1e-14, "float32": 1e-6, "float16": 1e-4, "bfloat16": 1e-4}
+TF32_TOLERANCE = 2e-3
+
 # |actual - expected| <= SUM_TOLERANCE * (sum of the terms' magnitudes), of sums over rows in
 # float32: two stages stay below 2e-8, one chain of 70,000 additions reaches 1.5e-7.
 SUM_TOLERANCE = 5e-8
@@ -20,9 +28,12 @@ SUM_TOLERANCE = 5e-8
 _POISON = 0x7A  # no NaN in any type, far from zero in each, and no bool
 
 
-def tolerance_of(dtype: DTypeLike) -> float:
-    """The table's entry; 0 for integers and bool, which are compared bit for bit."""
-    return TOLERANCE.get(dtype_name(dtype), 0.0)
+def tolerance_of(dtype: DTypeLike, terms: int = 1, tf32: bool = False) -> float:
+    """The tables' entries for sums of so many products; 0 for integers and bool, which are compared
+    bit for bit."""
+    name = dtype_name(dtype)
+    by_root = TF32_TOLERANCE if tf32 and name == "float32" else ROOT_TOLERANCE.get(name, 0.0)
+    return max(TOLERANCE.get(name, 0.0), by_root * math.sqrt(terms))
 
 
 def poison(array: Any) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 
 from cupy_training_ops.dtypes import BOOL, FLOAT16, FLOAT32, FLOAT64, INT64, dtype_name
 from cupy_training_ops.testing.samples import Generator, Sample
-from upstream import batch_norm, control, layer_norm, losses
+from upstream import batch_norm, control, conv, layer_norm, losses
 
 INT32 = np.dtype(np.int32)
 Shape = tuple[int, ...]
@@ -57,6 +57,7 @@ WITHOUT_ORACLE = {
         for bits in ("1", "8", "16", "Msfp15")
         for direction in ("Encoder", "Decoder")
     },
+    "ConvTransposeGrad": NO_KERNEL,
     "CrossEntropyLossAndGrad": OF_THIS_PACKAGE,
     "InPlaceAccumulatorList": OF_THIS_PACKAGE,
     "IsAllFinite": NO_KERNEL,
@@ -475,6 +476,7 @@ def _parted(
 SAMPLES: tuple[Sample, ...] = (
     *batch_norm.samples(),
     *control.samples(),
+    *conv.samples(),
     *layer_norm.samples(),
     *losses.samples(),
     *_activation_gradients(),

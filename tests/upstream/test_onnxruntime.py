@@ -69,7 +69,7 @@ def assert_agrees(sample, upstream, rng) -> None:
     theirs = upstream(asked, {name: array for name, array in slots if name})
     found = [array for array in flat(ours) if array is not None]
     for actual, expected in zip(found, theirs, strict=True):
-        assert_matches(actual, expected, 0 if op.bitwise_exact else None)
+        assert_matches(actual, expected, sample.tolerance(op, expected.dtype))
 
 
 def node_inputs(op: Op, inputs: Sequence[Any]) -> Iterator[Slot]:

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from ...dtypes import ELEMENT_TYPES, FLOATS, dtype_name
+from ...dtypes import ELEMENT_TYPES, FLOATS, Dtype, dtype_name
 from ...frame.op import Op
 from ...registry import FAMILIES
 from ...schema import Output, Spec
+from ..compare import tolerance_of
 
 Generator = np.random.Generator
 Shape = tuple[int, ...]
@@ -48,7 +49,7 @@ class Sample:
     """One call: a label, attributes, and what makes the inputs from a random generator.
 
     `offset` is by how many elements inputs and outputs start off a 16-byte boundary; `out_offset`
-    by how many outputs do, where it is not the same.
+    by how many outputs do, where it is not the same. `terms` are those of its longest sum.
     """
 
     op: str
@@ -57,6 +58,12 @@ class Sample:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     offset: int = 0
     out_offset: int | None = None
+    terms: int = 1
+
+    def tolerance(self, op: Op, dtype: Dtype) -> float:
+        """What its results in a dtype are compared with."""
+        tf32 = bool(self.attributes.get("allow_tf32"))
+        return 0.0 if op.bitwise_exact else tolerance_of(dtype, self.terms, tf32)
 
     @property
     def offset_of_out(self) -> int:
