@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: MIT
+"""Gradients of ten layers of a ResNet-50 and of a depthwise one; cuDNN, by PyTorch, as peer.
+
+TF32 counts as another type: it is allowed to both or to none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from cupy_training_ops import get_op
+from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, Dtype
+from cupy_training_ops.schema import Spec
+
+from . import Case, as_torch
+from .parameters import normal
+
+BATCH = 64
+
+
+class Layer(NamedTuple):
+    """A square kernel over square images, padded to their size."""
+
+    name: str
+    channels: int
+    side: int
+    filters: int
+    extent: int
+    stride: int = 1
+    group: int = 1
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Of all operators."""
+        pad = self.extent // 2
+        return {"group": self.group, "strides": (self.stride,) * 2, "pads": (pad,) * 4}
+
+
+LAYERS = (
+    Layer("conv1", 3, 224, 64, 7, 2),
+    Layer("l1 1x1", 64, 56, 64, 1),
+    Layer("l1 3x3", 64, 56, 64, 3),
+    Layer("l1 1x1b", 64, 56, 256, 1),
+    Layer("l2 3x3s2", 128, 56, 128, 3, 2),
+    Layer("l2 3x3", 128, 28, 128, 3),
+    Layer("l3 3x3", 256, 14, 256, 3),
+    Layer("l3 1x1", 256, 14, 1024, 1),
+    Layer("l4 3x3", 512, 7, 512, 3),
+    Layer("l4 1x1", 512, 7, 2048, 1),
+)
+DEPTHWISE = Layer("depthwise", 512, 28, 512, 3, group=512)
+TYPES: Mapping[str, tuple[Dtype, bool]] = {
+    "f4": (FLOAT32, False),
+    "f2": (FLOAT16, False),
+    "bf2": (BFLOAT16, False),
+    "f4,tf32": (FLOAT32, True),
+}
+
+
+def _inputs(rng: Any, op: str, layer: Layer, dtype: Dtype) -> tuple[Any, ...]:
+    """X, W and B, or dY, X and W. Of transposed ones X has the layer's filters as channels."""
+    channels, extents = layer.channels, (layer.side,) * 2
+    w = (layer.filters, layer.channels // layer.group, layer.extent, layer.extent)
+    if "Transpose" in op:
+        channels, extents = layer.filters, (layer.side // layer.stride,) * 2
+    x = (BATCH, channels, *extents)
+    bias = (w[1] * layer.group if "Transpose" in op else w[0],)
+    arrays = [normal(rng, shape, dtype) for shape in (x, w)]
+    if not op.endswith("Grad"):
+        return *arrays, normal(rng, bias, dtype)
+    forward = get_op(op.removesuffix("Grad"))(**layer.attributes)
+    (y,) = forward.infer(Spec(x, dtype), Spec(w, dtype), None)
+    return normal(rng, y.shape, dtype), *arrays
+
+
+def _nbytes(*arrays: Any) -> int:
+    """The gradients of X and W each read dY; dX and dW are as large as X and W."""
+    return 2 * sum(array.nbytes for array in arrays)
+
+
+def _torch(*arrays: Any, op: str, layer: Layer, tf32: bool) -> Any:
+    """cuDNN with the fastest of its algorithms."""
+    import torch
+
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = tf32
+    tensors = [as_torch(array) for array in arrays]
+    stride, pads, none = [layer.stride] * 2, [layer.extent // 2] * 2, [0, 0]
+    how = (stride, pads, [1, 1], "Transpose" in op, none, layer.group)
+    if not op.endswith("Grad"):
+        return lambda: torch.ops.aten.convolution(*tensors, *how)
+    bias = [tensors[0].shape[1]]
+    return lambda: torch.ops.aten.convolution_backward(*tensors, bias, *how, [True] * 3)
+
+
+def _case(op: str, layer: Layer, label: str) -> Case:
+    dtype, tf32 = TYPES[label]
+    return Case(
+        op,
+        f"{label},{layer.name}",
+        partial(_inputs, op=op, layer=layer, dtype=dtype),
+        {**layer.attributes, "allow_tf32": tf32},
+        {"torch": partial(_torch, op=op, layer=layer, tf32=tf32)},
+        _nbytes if op.endswith("Grad") else None,
+    )
+
+
+CASES = [
+    *(_case("ConvGrad", layer, label) for label in TYPES for layer in LAYERS),
+    *(_case("ConvGrad", DEPTHWISE, label) for label in ("f4", "f2", "bf2")),
+    *(_case(op, LAYERS[2], "f2") for op in ("Conv", "ConvTranspose", "ConvTransposeGrad")),
+]
