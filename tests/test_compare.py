@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from cupy_training_ops.dtypes import ELEMENT_TYPES, FLOATS, dtype_name
-from cupy_training_ops.testing.compare import TOLERANCE, assert_matches, poison, tolerance_of
+from cupy_training_ops.testing.compare import (
+    ROOT_TOLERANCE,
+    TF32_TOLERANCE,
+    TOLERANCE,
+    assert_matches,
+    poison,
+    tolerance_of,
+)
 
 DTYPES = [row.dtype for row in ELEMENT_TYPES]
 EXACT = [dtype for dtype in DTYPES if dtype not in FLOATS]
@@ -106,9 +113,21 @@ def test_the_tolerance_is_the_tables(dtype, size) -> None:
     differ(outside, expected, tolerance)
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)
+def test_the_tolerance_of_sums_grows_with_the_root_of_their_length(dtype) -> None:
+    assert tolerance_of(dtype, 10) == tolerance_of(dtype) > 0
+    assert tolerance_of(dtype, 10**12) == ROOT_TOLERANCE[dtype_name(dtype)] * 10**6
+    assert tolerance_of(dtype, 10**12) > tolerance_of(dtype)
+
+
+def test_tf32_has_fewer_bits() -> None:
+    assert tolerance_of(np.float32, 100, tf32=True) == 10 * TF32_TOLERANCE
+    assert tolerance_of(np.float16, 100, tf32=True) == tolerance_of(np.float16, 100)
+
+
 @pytest.mark.parametrize("dtype", EXACT, ids=dtype_name)
 def test_integers_and_bools_have_no_tolerance(rng, dtype) -> None:
-    assert tolerance_of(dtype) == 0
+    assert tolerance_of(dtype) == tolerance_of(dtype, 10**12, tf32=True) == 0
     expected = values(rng, dtype)
     actual = expected.copy()
     actual[7] = not actual[7] if dtype == np.bool_ else actual[7] + 1

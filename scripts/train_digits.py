@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: MIT
+"""A convolutional network learns to read handwritten digits, on this package's operators alone.
+
+    pip install -e '.[examples]'
+    python scripts/train_digits.py --seed 1 --plot loss.png
+
+Arrays are NumPy's, or CuPy's on a GPU; no other library computes. It is trained on the
+first 1,500 of scikit-learn's digits and tested on the last 297, which other people wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import click
+import numpy as np
+
+import cupy_training_ops as cto
+from cupy_training_ops.cli.progress import progress
+from cupy_training_ops.cli.provider import array_library
+
+HELD_OUT = 297
+SIDE, CLASSES, BATCH = 8, 10, 50
+RATE = 0.1  # at first; it falls to 0 along half a cosine
+# Filters, extent of the kernel, stride and padding; the last kernel is as wide as what it reads.
+LAYERS = ((32, 3, 1, 1), (64, 3, 2, 1), (CLASSES, 4, 1, 0))
+
+
+class Digits(NamedTuple):
+    """Images with a margin of one pixel, and which digits they are."""
+
+    images: Any
+    labels: Any
+
+
+def loaded() -> tuple[Digits, Digits]:
+    """What is trained on, and what is held out."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise click.ClickException(f"{error}: pip install -e '.[examples]'") from None
+    found = load_digits()
+    images = found.images[:, None].astype(np.float32) / 8 - 1
+    margin = ((0, 0), (0, 0), (1, 1), (1, 1))
+    whole = Digits(np.pad(images, margin, constant_values=-1), found.target.astype(np.int64))
+    return Digits(*(a[:-HELD_OUT] for a in whole)), Digits(*(a[-HELD_OUT:] for a in whole))
+
+
+class Layer:
+    """A convolution with bias; all but the last are followed by a ReLU."""
+
+    def __init__(self, xp: Any, rng: np.random.Generator, n_in: int, shape: Sequence[int]) -> None:
+        filters, extent, stride, pad = shape
+        spread = math.sqrt(6 / (n_in * extent * extent))
+        weights = rng.uniform(-spread, spread, (filters, n_in, extent, extent))
+        self.weight = xp.asarray(weights.astype(np.float32))
+        self.bias = xp.zeros(filters, np.float32)
+        self.is_last = filters == CLASSES
+        self._attributes = {"strides": (stride, stride), "pads": (pad,) * 4}
+        self._xp = xp
+
+    def forward(self, x: Any) -> Any:
+        """The output; what it was made of is kept."""
+        y = cto.conv(x, self.weight, self.bias, **self._attributes)
+        self._x, self._y = x, y if self.is_last else self._xp.maximum(y, 0)
+        return self._y
+
+    def backward(self, dy: Any) -> Any:
+        """The gradient of x; those of weight and bias are kept."""
+        if not self.is_last:
+            dy = cto.relu_grad(dy, self._y)
+        dx, *self.gradients = cto.conv_grad(dy, self._x, self.weight, **self._attributes)
+        return dx
+
+
+class Network:
+    """The layers, and plain gradient descent."""
+
+    def __init__(self, xp: Any, rng: np.random.Generator) -> None:
+        widths = (1, *(shape[0] for shape in LAYERS))
+        self.layers = [Layer(xp, rng, *each) for each in zip(widths, LAYERS, strict=False)]
+        self._descent = cto.SGD([p for layer in self.layers for p in (layer.weight, layer.bias)])
+
+    def scores(self, x: Any) -> Any:
+        """A row of scores for each image."""
+        for layer in self.layers:
+            x = layer.forward(x)
+        return x.reshape(-1, CLASSES)
+
+    def step(self, x: Any, labels: Any, rate: float) -> Any:
+        """Forward, backward, update; the loss before it."""
+        loss, slope = cto.cross_entropy_loss_and_grad(self.scores(x), labels)
+        slope = slope.reshape(-1, CLASSES, 1, 1)
+        for layer in reversed(self.layers):
+            slope = layer.backward(slope)
+        self._descent.step([g for layer in self.layers for g in layer.gradients], lr=rate)
+        return loss
+
+
+def batches(rng: np.random.Generator, n_images: int, n_steps: int) -> Iterator[np.ndarray]:
+    """Images in an order of their own for each epoch; a batch that is not full is left out."""
+    order = np.empty(0, np.int64)
+    for _ in range(n_steps):
+        if len(order) < BATCH:
+            order = rng.permutation(n_images)
+        yield order[:BATCH]
+        order = order[BATCH:]
+
+
+def cropped(xp: Any, digits: Digits, at: Any, top: int = 1, left: int = 1) -> Any:
+    """Images without their margins, moved by up to one pixel."""
+    return xp.ascontiguousarray(digits.images[at, :, top : top + SIDE, left : left + SIDE])
+
+
+class Result(NamedTuple):
+    """What became of a training."""
+
+    losses: list[float]
+    correct: int
+
+
+def train(xp: Any, seed: int, n_steps: int) -> Result:
+    """The loss of each step, and how many held-out images are read correctly then."""
+    rng = np.random.default_rng(seed)
+    known, unknown = (Digits(*map(xp.asarray, digits)) for digits in loaded())
+    network, losses = Network(xp, rng), xp.empty(n_steps, np.float32)
+    drawn = enumerate(batches(rng, len(known.labels), n_steps))
+    with progress(drawn, "training", lambda item: f"step {item[0] + 1}", n_steps) as steps:
+        for i, chosen in steps:
+            at, shift = xp.asarray(chosen), rng.integers(3, size=2)
+            rate = RATE * 0.5 * (1 + math.cos(math.pi * i / n_steps))
+            losses[i] = network.step(cropped(xp, known, at, *shift), known.labels[at], rate)
+    scores = network.scores(cropped(xp, unknown, slice(None)))
+    correct = (scores.argmax(axis=1) == unknown.labels).sum()
+    return Result(losses.tolist(), int(correct))
+
+
+def plot(result: Result, path: Path) -> None:
+    """The losses, and their mean over the steps of about an epoch, as PNG."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise click.ClickException(f"{error}: pip install -e '.[examples]'") from None
+    losses = np.array(result.losses)
+    width = min(30, len(losses))
+    means = np.convolve(losses, np.full(width, 1 / width), "valid")
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.semilogy(np.arange(1, len(losses) + 1), losses, color="0.75", label="each step")
+    axes.semilogy(np.arange(width, len(losses) + 1), means, label=f"mean of {width} steps")
+    axes.set(xlabel="step", ylabel="cross-entropy", title=f"{share(result):.1%} of held-out digits")
+    axes.legend()
+    figure.savefig(path, format="png", dpi=120)
+
+
+def share(result: Result) -> float:
+    """Of the held-out images."""
+    return result.correct / HELD_OUT
+
+
+@click.command()
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cuda", "cpu"]),
+    default="auto",
+    show_default=True,
+    help="auto is cuda where a GPU can be used, else cpu.",
+)
+@click.option("--steps", type=click.IntRange(1), default=450, show_default=True)
+@click.option("--plot", "path", type=click.Path(path_type=Path), help="PNG of the loss curve.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, with every loss.")
+def main(seed: int, device: str, steps: int, path: Path | None, as_json: bool) -> None:
+    """Train a convolutional network on handwritten digits, and test it on others."""
+    xp = array_library(device)
+    start = time.perf_counter()
+    result = train(xp, seed, steps)
+    seconds = time.perf_counter() - start
+    if path is not None:
+        plot(result, path)
+    place = "cpu" if xp is np else "cuda"
+    if as_json:
+        found = {"seed": seed, "device": place, "seconds": seconds, "accuracy": share(result)}
+        click.echo(json.dumps({**found, **result._asdict()}))
+        return
+    click.echo(f"{result.correct} of {HELD_OUT} held-out images are read correctly")
+    click.echo(f"loss {result.losses[0]:.3f} at first, {np.mean(result.losses[-30:]):.3f} at last")
+    click.echo(f"{seconds:.1f} s on {place}")
+
+
+if __name__ == "__main__":
+    main()
