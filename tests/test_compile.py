@@ -32,8 +32,10 @@ from cupy_training_ops.testing.samples import all_samples
 
 MAX_REGISTERS = 128  # so that at least 512 threads fit on a multiprocessor
 MAX_SHARED_NBYTES = 48 * 1024  # what every GPU gives without being asked
-# (kernel, architecture) that may be beyond a limit, each with the reason.
-EXCEPTIONS: dict[tuple[str, str], str] = {}
+# (kernel, architecture) that may have more registers: how many, and the reason.
+EXCEPTIONS: dict[tuple[str, str], tuple[int, str]] = {
+    ("conv__image", "100"): (168, "the compiler spills 32 bytes where it has 128"),
+}
 
 
 COMPILED = sorted(
@@ -99,12 +101,9 @@ def excess(found: dict[str, Resources], architecture: str) -> list[str]:
     return [
         f"{kernel} on sm_{architecture}: {used}"
         for kernel, used in found.items()
-        if (kernel, architecture) not in EXCEPTIONS
-        and (
-            used.spill_nbytes
-            or used.registers > MAX_REGISTERS
-            or used.shared_nbytes > MAX_SHARED_NBYTES
-        )
+        if used.spill_nbytes
+        or used.registers > EXCEPTIONS.get((kernel, architecture), (MAX_REGISTERS, ""))[0]
+        or used.shared_nbytes > MAX_SHARED_NBYTES
     ]
 
 
