@@ -336,7 +336,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) cross_entropy__loss_an
     T* gradient, TOUT* output, Acc<T>* losses, const __grid_constant__ Either<1> scale,
     const Acc<T>* divisor, double n, i64 n_rows, i64 length, u32 threads) {
     __shared__ A of_warp[WARP];
-    const auto line = row_of<WIDTH, SLOTS<NBYTES, 1>>(n_rows, length, threads);
+    const auto line = row_of<vec::WIDTH<T>, NBYTES / 16>(n_rows, length, threads);
     loss_and_gradient_line(line, RowThreads<A>{threads, of_warp}, scores, labels, weights, rule,
                            gradient, Losses{output, losses}, static_cast<A>(scale.as_double()),
                            Divisor{divisor, n}.value());

@@ -155,12 +155,14 @@ class Rows:
         written: Spec | None,
         has_short: bool = False,
         is_held: bool = True,
+        t_written: Dtype | None = None,
     ) -> Launch:
         """The kernel of this stem that suits the lines, and the arrays that have them.
 
-        is_held: whether it has a use for a line that is in registers as a whole.
+        is_held: whether it has a use for a line that is in registers as a whole. t_written: the
+        type of what it writes or adds, by default that of the outputs.
         """
-        width = VEC_NBYTES // max(self.t.itemsize, self.t_out.itemsize)
+        width = VEC_NBYTES // max(self.t.itemsize, (t_written or self.t_out).itemsize)
         nbytes = self._held_nbytes if is_held else min(self._held_nbytes, STREAMED_NBYTES)
         n_given = sum(spec is not None for spec in read)
         held = Held(nbytes, len(read), self.t.itemsize, width, n_given)
@@ -215,7 +217,8 @@ def both(
     divides, divisor = rows.divisor(targets)
     losses = rows.losses(output)
     args = (scores, *targets.args, gradient, *losses, scale, *divisor)
-    launch = rows.lines_launch("cross_entropy__loss_and_gradient_", args, (scores,), gradient)
+    stem = "cross_entropy__loss_and_gradient_"
+    launch = rows.lines_launch(stem, args, (scores,), gradient, t_written=scores.dtype)
     return rows.plan(divides, launch, rows.total(output, losses[1], divisor))
 
 
