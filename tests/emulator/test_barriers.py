@@ -97,3 +97,31 @@ def test_last_block_takes_the_ticket(load_kernels, rng, order, blocks):
         kernel((9,), (64,), (x, partial, ticket, total))
     assert (total[0], ticket[0]) == (x.sum(), 0)
     np.testing.assert_array_equal(partial, x.sum(1))
+
+
+@every_order
+@pytest.mark.parametrize(("groups", "threads"), [(4, 32), (3, 96), (8, 64)])
+def test_groups_meet_at_barriers_of_their_own(load_kernels, rng, order, groups, threads):
+    numbers = rng.integers(0, 1000, (groups, threads), np.int32)
+    found = numbers.copy()
+    with thread_order(order, seed=threads):
+        kernel = load_kernels("barriers.cu").get_function("turn_in_groups")
+        kernel((1,), (groups * threads,), (found.ravel(), np.int32(threads)))
+    for group in range(groups):
+        np.testing.assert_array_equal(found[group], np.roll(numbers[group], -group - 1))
+
+
+@pytest.mark.parametrize(
+    ("number", "threads", "words"),
+    [
+        (0, 32, "no such barrier"),
+        (16, 32, "no such barrier"),
+        (1, 33, "no such barrier"),
+        (1, 64, "deadlock.*lanes 0xffffffff wait at the block barrier"),
+    ],
+)
+def test_wrong_barriers_of_groups(load_kernels, marked_line, number, threads, words):
+    kernel = load_kernels("barriers.cu").get_function("sync_group")
+    with pytest.raises(EmulatorError, match=words) as caught:
+        kernel((1,), (32,), (np.int32(number), np.int32(threads)))
+    assert marked_line("barriers.cu", "group") in str(caught.value)

@@ -88,3 +88,29 @@ extern "C" __global__ void total_by_last_block(const int* x, int* partial, unsig
     *ticket = 0;
   }
 }
+
+#ifdef __CUDA_CPU__
+#define CTO_BAR_SYNC(number, threads) emulated_bar_sync(number, threads)
+#else
+#define CTO_BAR_SYNC(number, threads) \
+  asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory")
+#endif
+
+// Groups of threads turn their numbers round, each group once more than the one before it.
+extern "C" __global__ void turn_in_groups(int* numbers, int threads) {
+  __shared__ int staged[1024];
+  const int group = (int)threadIdx.x / threads, own = (int)threadIdx.x % threads;
+  const int next = group * threads + (own + 1) % threads;
+  int number = numbers[threadIdx.x];
+  for (int round = 0; round <= group; ++round) {
+    staged[threadIdx.x] = number;
+    CTO_BAR_SYNC(group + 1, threads);
+    number = staged[next];
+    CTO_BAR_SYNC(group + 1, threads);
+  }
+  numbers[threadIdx.x] = number;
+}
+
+extern "C" __global__ void sync_group(int number, int threads) {
+  CTO_BAR_SYNC(number, threads);  // line: group
+}
