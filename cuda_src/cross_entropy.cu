@@ -36,11 +36,9 @@ constexpr int COLUMN_ELEMENTS = NBYTES / 16;
 constexpr int WIDTH = 16 / (sizeof(T) > sizeof(TOUT) ? sizeof(T) : sizeof(TOUT));
 constexpr int SUM_THREADS = 256;
 
-// Slots of each of N arrays, in so many bytes of all; at least one.
+// Slots of each of N arrays, in so many bytes of all.
 template <int TOTAL_NBYTES, int N>
-constexpr int FITTING = TOTAL_NBYTES / (WIDTH * sizeof(T) * N);
-template <int TOTAL_NBYTES, int N>
-constexpr int SLOTS = FITTING<TOTAL_NBYTES, N> < 1 ? 1 : FITTING<TOTAL_NBYTES, N>;
+constexpr int SLOTS = TOTAL_NBYTES / (WIDTH * sizeof(T) * N);
 
 __device__ __forceinline__ A not_a_number() { return static_cast<A>(__int_as_float(0x7FFFFFFF)); }
 

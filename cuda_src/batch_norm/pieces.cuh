@@ -5,7 +5,6 @@
 //     slots of a channel   | 0 | 1 | 2 |  other channels  | 3 | 4 | 5 |  other channels  | 6 ...
 //     parts                 0   0   0                       0   1   1                      1
 #pragma once
-#include "algorithm/row_softmax.cuh"
 #include "batch_norm/sums.cuh"
 #include "core/fast_division.cuh"
 #include "core/vec.cuh"

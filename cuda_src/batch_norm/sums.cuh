@@ -105,12 +105,9 @@ struct OverColumns {
 
 // ---- what is summed -----------------------------------------------------------------------------
 
-__device__ float quotient(float a, float b) { return fast_divide(a, b); }
-__device__ double quotient(double a, double b) { return a / b; }
-
 template <class A>
 __device__ A quotient_or_0(A sum, A n) {
-    return n > 0 ? quotient(sum, n) : A(0);
+    return n > 0 ? fast_divide(sum, n) : A(0);
 }
 
 // Number, sum and squared distances from their mean of numbers x - reference. Some at a time are
@@ -149,7 +146,7 @@ struct Moments {
     }
     __device__ void merge(const Moments& other) {
         const bool both = n > 0 && other.n > 0;
-        const A weight = both ? n * quotient(other.n, n + other.n) : A(0);
+        const A weight = both ? n * fast_divide(other.n, n + other.n) : A(0);
 #pragma unroll
         for (int i = 0; i < N; ++i) {
             const A distance = both ? other.mean(i) - mean(i) : A(0);

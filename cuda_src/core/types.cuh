@@ -89,6 +89,7 @@ __device__ __forceinline__ float fast_divide(float x, float y) {
     return quotient;
 #endif
 }
+__device__ __forceinline__ double fast_divide(double x, double y) { return x / y; }
 __device__ __forceinline__ double widen_subnormal(float x) {
 #ifdef __CUDA_CPU__
     return x;

@@ -20,9 +20,6 @@ constexpr int SHORT_COLUMNS = SHORT_NBYTES / sizeof(T);
 template <class T>
 constexpr int SINGLE_COLUMNS = sizeof(T) == 8 ? 8 : 16;
 
-__device__ __forceinline__ float quotient(float a, float b) { return fast_divide(a, b); }
-__device__ __forceinline__ double quotient(double a, double b) { return a / b; }
-
 template <class T, class V>
 struct Arrays {
     using A = Acc<T>;
@@ -43,7 +40,7 @@ struct Arrays {
         return isfinite(first) ? first : A(0);
     }
     __device__ __forceinline__ A inverse(A of_squares, A n) const {
-        return rsqrt(quotient(of_squares, n) + epsilon);
+        return rsqrt(fast_divide(of_squares, n) + epsilon);
     }
     // Y of one element.
     __device__ __forceinline__ void store(i64 start, i64 column, A x_hat) const {
@@ -144,7 +141,7 @@ __device__ __forceinline__ void hold_row(const Arrays<T, V>& arrays, i64 n_rows,
     if (arrays.is_centred) {
         row.each([&](A distance) { sum += distance; });
         sum = threads.sum(sum);
-        row.center_at(quotient(sum, n));
+        row.center_at(fast_divide(sum, n));
     }
     row.each([&](A distance) { squares += distance * distance; });
     const A inv_std = arrays.inverse(threads.sum(squares), n);
@@ -167,7 +164,7 @@ __device__ __forceinline__ void read_row(const Arrays<T, V>& arrays, i64 length)
             sum += to_acc(arrays.x[start + i]) - origin;
         sum = threads.sum(sum);
     }
-    const A n = static_cast<A>(length), center = quotient(sum, n);
+    const A n = static_cast<A>(length), center = fast_divide(sum, n);
 #pragma unroll 8
     for (i64 i = threadIdx.x; i < length; i += blockDim.x) {
         const A distance = to_acc(arrays.x[start + i]) - origin - center;

@@ -63,13 +63,12 @@ struct Means {
 __device__ __forceinline__ float times(float x, float y) { return __fmul_rn(x, y); }
 __device__ __forceinline__ double times(double x, double y) { return __dmul_rn(x, y); }
 // y was of type V. A reciprocal overflows for no half.
-template <class V>
-__device__ __forceinline__ float quotient(float x, float y) {
-    return ARE_SAME<V, __half> ? x * fast_reciprocal(y) : fast_divide(x, y);
-}
-template <class V>
-__device__ __forceinline__ double quotient(double x, double y) {
-    return x / y;
+template <class V, class A>
+__device__ __forceinline__ A quotient(A x, A y) {
+    if constexpr (ARE_SAME<V, __half>)
+        return x * fast_reciprocal(y);
+    else
+        return fast_divide(x, y);
 }
 
 // One element; V is the type of scale and bias.

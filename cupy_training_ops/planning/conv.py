@@ -63,13 +63,7 @@ def forward(
     tf32: bool = False,
 ) -> Plan:
     """Y from X and W, with a bias for each filter."""
-    conv = _checked(convolution)
-    if not y.size:
-        return Plan()
-    if _is_depthwise(conv):
-        return _depthwise(device, conv, "depthwise", (x, w, bias, y), conv.output)
-    variant = image_variant(device, conv, x.dtype, tf32, is_gradient=False)
-    return _image(conv, variant, (x, w, bias, y), is_gradient=False)
+    return _written(device, convolution, (x, w, bias, y), tf32=tf32, is_gradient=False)
 
 
 def data_gradient(
@@ -83,13 +77,7 @@ def data_gradient(
     tf32: bool = False,
 ) -> Plan:
     """X from Y and W, with a bias for each channel; what no element of Y reaches is the bias."""
-    conv = _checked(convolution)
-    if not x.size:
-        return Plan()
-    if _is_depthwise(conv):
-        return _depthwise(device, conv, "depthwise_gradient", (y, w, bias, x), conv.image)
-    variant = image_variant(device, conv, x.dtype, tf32, is_gradient=True)
-    return _image(conv, variant, (y, w, bias, x), is_gradient=True)
+    return _written(device, convolution, (y, w, bias, x), tf32=tf32, is_gradient=True)
 
 
 def weight_gradient(
@@ -118,9 +106,23 @@ def bias_gradient(device: Device, y: Spec, bias: Spec) -> Plan:
     return Plan(tuple(steps), scratch.nbytes)
 
 
-# ---- matrix products -----------------------------------------------------------------------------
+Arrays = tuple[Spec, Spec, Spec | None, Spec]  # read, W, bias, written
 
-Arrays = tuple[Spec, Spec, Spec | None, Spec]
+
+def _written(
+    device: Device, convolution: Convolution, arrays: Arrays, *, tf32: bool, is_gradient: bool
+) -> Plan:
+    """A convolution or its data gradient."""
+    conv, written = _checked(convolution), arrays[-1]
+    if not written.size:
+        return Plan()
+    if _is_depthwise(conv):
+        return _depthwise(device, conv, arrays, is_gradient=is_gradient)
+    variant = image_variant(device, conv, written.dtype, tf32, is_gradient=is_gradient)
+    return _image(conv, variant, arrays, is_gradient=is_gradient)
+
+
+# ---- matrix products -----------------------------------------------------------------------------
 
 
 def _image(conv: Convolution, variant: Variant, arrays: Arrays, *, is_gradient: bool) -> Plan:
@@ -233,9 +235,10 @@ def _is_depthwise(conv: Convolution) -> bool:
     return is_single and max(math.prod(conv.image), math.prod(conv.output)) <= MAX_OFFSET
 
 
-def _depthwise(
-    device: Device, conv: Convolution, kernel: str, arrays: Arrays, written: Shape
-) -> Plan:
+def _depthwise(device: Device, conv: Convolution, arrays: Arrays, *, is_gradient: bool) -> Plan:
+    kernel, written = "depthwise", conv.output
+    if is_gradient:
+        kernel, written = "depthwise_gradient", conv.image
     channels = math.prod(arrays[-1].shape[:2])
     config = Config((ceil_div(channels * math.prod(_strips(written)), THREADS),), (THREADS,))
     args = (*arrays, _depthwise_layout(conv, written, (arrays[0], arrays[-1])))

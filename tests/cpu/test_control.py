@@ -7,13 +7,13 @@ import functools
 import gc
 import itertools
 import os
-import signal
 import threading
 import time
 import weakref
 
 import numpy as np
 import pytest
+from forks import status_of_child
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, DtypeError, OpError, ProviderError, SplitStep, YieldOp
@@ -342,26 +342,15 @@ def test_a_forked_child_has_events_of_its_own() -> None:
     """Also where another thread holds the parent's lock."""
     found = events.EVENTS
     found.record(4000, lambda: None)
-    held, done = threading.Event(), threading.Event()
 
-    def holds() -> None:
-        with found._changed:
-            held.set()
-            done.wait(10)
-
-    thread = threading.Thread(target=holds)
-    thread.start()
-    held.wait(10)
-    child = os.fork()
-    if not child:  # no exception may leave it, nor may it hang
-        signal.alarm(5)
+    def records() -> int:
         empty = not found._marks
         recorded = found.record(1, lambda: None)
-        os._exit(0 if empty and recorded else 1)
-    done.set()
-    thread.join()
+        return 0 if empty and recorded else 1
+
+    status = status_of_child(found._changed, records)
     found.take(4000, 0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert status == 0
 
 
 # ---- a step in two halves ------------------------------------------------------------------------

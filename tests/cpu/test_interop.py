@@ -6,12 +6,12 @@ from __future__ import annotations
 import gc
 import os
 import pickle
-import signal
 import threading
 import weakref
 
 import numpy as np
 import pytest
+from forks import status_of_child
 
 import cupy_training_ops as cto
 from cupy_training_ops import (
@@ -557,24 +557,12 @@ def test_a_forked_child_has_its_contexts() -> None:
     """Also where another thread holds the parent's lock."""
     op = forward(training_mode=1)
     context, _ = op([X])
-    held, done = threading.Event(), threading.Event()
 
-    def holds() -> None:
-        with contexts._lock:
-            held.set()
-            done.wait(10)
-
-    thread = threading.Thread(target=holds)
-    thread.start()
-    held.wait(10)
-    child = os.fork()
-    if not child:  # no exception may leave it, nor may it hang
-        signal.alarm(5)
+    def releases() -> int:
         cto.release_context(context)
-        os._exit(len(op.contexts))
-    done.set()
-    thread.join()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        return len(op.contexts)
+
+    assert status_of_child(contexts._lock, releases) == 0
     assert len(op.contexts) == 1
 
 
