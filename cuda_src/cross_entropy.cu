@@ -3,7 +3,9 @@
 //
 // One kernel reads the scores and writes a loss for each row, which __total adds up, and divides by
 // the sum of the rows' weights. Where a gradient needs that sum, __divisor makes it first. All sums
-// over rows have two stages of fixed order. __short_rows, __rows and __columns as in softmax.cu.
+// over rows have two stages of fixed order. __short_rows, __rows and __columns as in softmax.cu;
+// __bundles for lines of few elements that are apart, with vectors of neighbouring lines.
+#include "algorithm/bundles.cuh"
 #include "algorithm/reduce.cuh"
 #include "algorithm/row_softmax.cuh"
 #include "core/either.cuh"
@@ -21,6 +23,8 @@
 
 namespace cto {
 
+using bundles::bundle_of;
+using bundles::BundleThreads;
 using either::Either;
 using math::exp::exponential;
 using math::exp::logarithm;
@@ -31,7 +35,6 @@ using TOUT = CTO_TOUT;
 using A = Acc<T>;
 
 constexpr int NBYTES = CTO_NBYTES;
-constexpr int STREAMED_NBYTES = NBYTES < 64 ? NBYTES : 64;  // where nothing has to be held
 constexpr int COLUMN_ELEMENTS = NBYTES / 16;
 constexpr int WIDTH = 16 / (sizeof(T) > sizeof(TOUT) ? sizeof(T) : sizeof(TOUT));
 constexpr int SUM_THREADS = 256;
@@ -152,6 +155,55 @@ __device__ __forceinline__ void loss_line(const Line<W, DEPTH>& line, const Thre
     }
     const auto map = [=](Place<W>, A x) { return x - max - last; };
     if (log_prob) write(line, batch, map, Writer<TOUT>{log_prob}, in);
+}
+
+// The losses of the bundle's lines fall to its first threads, at least one for each.
+template <int W, int DEPTH>
+__device__ __forceinline__ void loss_bundle(const Line<W, DEPTH>& bundle,
+                                            const BundleThreads<A, W>& threads, const T* scores,
+                                            const void* labels, const void* weights,
+                                            const Rule& rule, TOUT* log_prob, Losses losses) {
+    Reader<T, W, DEPTH> in(bundle, scores, from_acc<T>(negative_infinity<A>()));
+    in.load(bundle, 0);
+    const i64 own = threadIdx.y;
+    const bool has_loss = own < W && bundle.number >= 0 && losses.wanted();
+    Target target{-1, 0, false};
+    if (has_loss) target = target_of(labels, weights, rule, bundle.number + own);
+    A score = 0;
+    if (target.label >= 0)
+        score = to_acc(scores[bundle.start + own + target.label * bundle.stride]);
+    A max[W], sum[W];
+#pragma unroll
+    for (int i = 0; i < W; ++i) {
+        max[i] = in.at(0, i);
+#pragma unroll
+        for (int u = 1; u < DEPTH; ++u) max[i] = larger(max[i], in.at(u, i));
+    }
+    threads.max(max);
+    in.renew(bundle.zero());
+#pragma unroll
+    for (int i = 0; i < W; ++i) {
+        const A now = OnlineSum<A>::reference(max[i]);
+        sum[i] = 0;
+#pragma unroll
+        for (int u = 0; u < DEPTH; ++u) sum[i] += exponential(in.at(u, i) - now);
+    }
+    threads.sum(sum);
+    in.renew(bundle.zero());
+#pragma unroll
+    for (int i = 0; i < W; ++i) {
+        sum[i] = logarithm(sum[i]);
+        if (has_loss && i == own)
+            losses.store(bundle.number + i, target.loss(sum[i] - (score - max[i])));
+    }
+    if (!log_prob) return;
+#pragma unroll
+    for (int u = 0; u < DEPTH; ++u) {
+        A values[W];
+#pragma unroll
+        for (int i = 0; i < W; ++i) values[i] = in.at(u, i) - max[i] - sum[i];
+        Writer<TOUT>{log_prob}.store(bundle, 0, u, values);
+    }
 }
 
 // The gradient may be written over the scores: that of the label is read before any is written.
@@ -329,6 +381,16 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
               Losses{output, losses});
 }
 
+extern "C" __global__ void __launch_bounds__(bundles::BLOCK_THREADS)
+    cross_entropy__loss_bundles(const T* scores, const void* labels, const void* weights,
+                                const __grid_constant__ Rule rule, TOUT* log_prob, TOUT* output,
+                                Acc<T>* losses, i64 length, i64 stride) {
+    __shared__ BundleThreads<A, WIDTH>::Values of_thread[bundles::BLOCK_THREADS];
+    const auto bundle = bundle_of<WIDTH, SLOTS<NBYTES, 1>>(length, stride);
+    loss_bundle(bundle, BundleThreads<A, WIDTH>{of_thread}, scores, labels, weights, rule, log_prob,
+                Losses{output, losses});
+}
+
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) cross_entropy__loss_and_gradient_rows(
     const T* scores, const void* labels, const void* weights, const __grid_constant__ Rule rule,
     T* gradient, TOUT* output, Acc<T>* losses, const __grid_constant__ Either<1> scale,
@@ -360,7 +422,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                                  const __grid_constant__ Rule rule, const Acc<T>* divisor, double n,
                                  const TOUT* bias, TOUT* gradient, i64 n_rows, i64 length,
                                  u32 threads) {
-    const auto line = row_of<WIDTH, SLOTS<STREAMED_NBYTES, 2>>(n_rows, length, threads);
+    const auto line = row_of<WIDTH, SLOTS<NBYTES, 2>>(n_rows, length, threads);
     gradient_line(line, dy, dy_of_rows, log_prob, labels, weights, rule,
                   Divisor{divisor, n}.value(), bias, gradient);
 }
@@ -397,7 +459,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     cross_entropy__dense_gradient_rows(const T* dy, bool dy_of_rows, const T* log_prob,
                                        const T* target, double n, TOUT* gradient, i64 n_rows,
                                        i64 length, u32 threads) {
-    const auto line = row_of<WIDTH, SLOTS<STREAMED_NBYTES, 2>>(n_rows, length, threads);
+    const auto line = row_of<WIDTH, SLOTS<NBYTES, 2>>(n_rows, length, threads);
     dense_gradient_line(line, dy, dy_of_rows, log_prob, target, static_cast<A>(n), gradient);
 }
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)

@@ -58,16 +58,17 @@ struct Line {
     using Count = typename Slots<WIDTH>::Count;
     i64 number;  // which line of the array it is; -1 for threads without one
     i64 start;   // of its first element in the array
-    i64 stride;  // 1 where WIDTH > 1
+    i64 stride;  // from one of its elements to the next
+    i64 pitch;   // from one of its slots to the next
     i64 edge;    // the one that is this thread's of those before and after the slots, or -1
     Count n_slots;
-    u32 thread;   // among those of the line
-    u32 threads;  // of the line
-    i32 head;     // elements before the first slot
+    u32 thread;         // among those of the line
+    u32 threads;        // of the line
+    i32 head;           // elements before the first slot
+    bool full = false;  // whether each thread has DEPTH slots, and there are no other elements
 
     // Whether this is the first thread of a line.
     __device__ bool leads() const { return thread == 0 && number >= 0; }
-    __device__ i64 pitch() const { return WIDTH > 1 ? WIDTH : stride; }
     __device__ Count span() const { return static_cast<Count>(DEPTH) * threads; }
     // The first slot of the line in an array.
     template <class E>
@@ -78,7 +79,7 @@ struct Line {
     __device__ Count slot(Count batch, int u) const {
         return batch + static_cast<Count>(thread + u * threads);
     }
-    __device__ bool has(Count batch, int u) const { return slot(batch, u) < n_slots; }
+    __device__ bool has(Count batch, int u) const { return full || slot(batch, u) < n_slots; }
     // 0, which a compiler cannot know.
     __device__ u32 zero() const { return static_cast<u32>(n_slots) & 0x80000000u; }
     // The batch that `read` ends with.
@@ -117,7 +118,7 @@ struct Reader {
 #pragma unroll
             for (int i = 0; i < UNITS; ++i) held[u].at[i] = Unit::fill(fill);
             if (!line.has(batch, u) || !present) continue;
-            const E* const from = slots + line.slot(batch, u) * line.pitch();
+            const E* const from = slots + line.slot(batch, u) * line.pitch;
             if constexpr (STREAMS)
                 held[u] = vec::load_streaming(reinterpret_cast<const Slot*>(from));
             else
@@ -157,7 +158,7 @@ struct Writer {
                                           typename Slots<WIDTH>::Count batch, int u,
                                           const Acc<E> (&values)[WIDTH]) const {
         if (!line.has(batch, u)) return;
-        E* const to = line.first_slot(array) + line.slot(batch, u) * line.pitch();
+        E* const to = line.first_slot(array) + line.slot(batch, u) * line.pitch;
         vec::store_streaming(reinterpret_cast<Vec<E, WIDTH>*>(to), vec::from_acc<E>(values));
     }
     template <int WIDTH, int DEPTH>
@@ -245,7 +246,8 @@ __device__ __forceinline__ A negative_infinity() {
 template <class A>
 struct RowThreads {
     u32 threads;
-    A* of_warp;  // shared memory, WARP entries
+    A* of_warp;                 // shared memory, WARP entries
+    mutable bool used = false;  // whether some thread may still read it
 
     __device__ __forceinline__ A max(A value) const {
         return over<Max>(value, negative_infinity<A>());
@@ -253,8 +255,15 @@ struct RowThreads {
     __device__ __forceinline__ A sum(A value) const { return over<Sum>(value, A(0)); }
 
   private:
+    // Over groups of so many lanes, a power of two.
     template <class How>
     static __device__ __forceinline__ A over_lanes(A value, u32 lanes) {
+        if (lanes == WARP) {
+#pragma unroll
+            for (u32 step = 1; step < WARP; step *= 2)
+                value = How::of(value, __shfl_xor_sync(ALL_LANES, value, step));
+            return value;
+        }
 #pragma unroll 1
         for (u32 step = 1; step < lanes; step *= 2)
             value = How::of(value, __shfl_xor_sync(ALL_LANES, value, step));
@@ -267,11 +276,14 @@ struct RowThreads {
             __syncwarp();  // what was read of the line before is read
             return value;
         }
-        const u32 lane = threadIdx.x % WARP;
-        __syncthreads();
+        const u32 lane = threadIdx.x % WARP, warps = threads / WARP;
+        const u32 lanes = (warps & (warps - 1)) == 0 ? warps : WARP;
+        if (used) __syncthreads();
+        used = true;
         if (lane == 0) of_warp[threadIdx.x / WARP] = value;
         __syncthreads();
-        return over_lanes<How>(lane < threads / WARP ? of_warp[lane] : neutral, WARP);
+        const u32 warp = lane & (lanes - 1);
+        return over_lanes<How>(warp < warps ? of_warp[warp] : neutral, lanes);
     }
 };
 
@@ -306,7 +318,7 @@ template <int WIDTH, int DEPTH>
 __device__ __forceinline__ Line<WIDTH, DEPTH> row_of(i64 n_rows, i64 length, u32 threads) {
     const u32 group = threadIdx.x / threads, thread = threadIdx.x - group * threads;
     const i64 row = static_cast<i64>(blockIdx.x) * (blockDim.x / threads) + group;
-    if (row >= n_rows) return {-1, 0, 1, -1, 0, thread, threads, 0};
+    if (row >= n_rows) return {-1, 0, 1, WIDTH, -1, 0, thread, threads, 0};
     const i64 start = row * length;
     const i64 before = -start & (WIDTH - 1);
     const i32 head = static_cast<i32>(before < length ? before : length);
@@ -314,19 +326,32 @@ __device__ __forceinline__ Line<WIDTH, DEPTH> row_of(i64 n_rows, i64 length, u32
     const i64 in_slots = static_cast<i64>(n_slots) * WIDTH;
     const i64 edge = static_cast<i32>(thread) < head ? thread : thread + in_slots;
     const bool has_edge = thread < length - in_slots;
-    return {row, start, 1, has_edge ? edge : -1, n_slots, thread, threads, head};
+    return {row, start, 1, WIDTH, has_edge ? edge : -1, n_slots, thread, threads, head};
+}
+
+// Rows of `threads` full batches, where there are any. What has no row of its own reads the last one.
+template <int WIDTH, int DEPTH>
+__device__ __forceinline__ Line<WIDTH, DEPTH> full_row_of(i64 n_rows, u32 threads) {
+    const bool shares_warp = threads <= WARP;  // then threads are a power of two
+    const u32 shift = 31 - __clz(threads);
+    const u32 group = shares_warp ? threadIdx.x >> shift : 0;
+    const u32 thread = shares_warp ? threadIdx.x & (threads - 1) : threadIdx.x;
+    const i64 row = static_cast<i64>(blockIdx.x) * (shares_warp ? blockDim.x >> shift : 1) + group;
+    const i64 start = (row < n_rows ? row : n_rows - 1) * (threads * (WIDTH * DEPTH));
+    const i32 n_slots = static_cast<i32>(threads * DEPTH);
+    return {row < n_rows ? row : -1, start, 1, WIDTH, -1, n_slots, thread, threads, 0, true};
 }
 
 // Lines of any stride: threads along x have neighbouring ones, those along y share one.
 template <int DEPTH>
 __device__ __forceinline__ Line<1, DEPTH> column_of(i64 n_outer, i64 length, i64 stride) {
-    const i64 n_tiles = (stride + blockDim.x - 1) / blockDim.x;
-    const i64 outer = blockIdx.x / n_tiles * blockDim.z + threadIdx.z;
-    const i64 column = blockIdx.x % n_tiles * blockDim.x + threadIdx.x;
+    const u32 n_tiles = static_cast<u32>((stride + blockDim.x - 1) / blockDim.x);
+    const i64 outer = static_cast<i64>(blockIdx.x / n_tiles) * blockDim.z + threadIdx.z;
+    const i64 column = static_cast<i64>(blockIdx.x % n_tiles) * blockDim.x + threadIdx.x;
     const bool inside = outer < n_outer && column < stride;
-    if (!inside) return {-1, 0, stride, -1, 0, threadIdx.y, blockDim.y, 0};
+    if (!inside) return {-1, 0, stride, stride, -1, 0, threadIdx.y, blockDim.y, 0};
     const i64 start = outer * length * stride + column;
-    return {outer * stride + column, start, stride, -1, length, threadIdx.y, blockDim.y, 0};
+    return {outer * stride + column, start, stride, stride, -1, length, threadIdx.y, blockDim.y, 0};
 }
 
 }  // namespace cto::lines

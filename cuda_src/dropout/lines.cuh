@@ -61,7 +61,7 @@ struct DropoutWriter {
                                           typename row_softmax::Slots<WIDTH>::Count batch, int u,
                                           const Value (&p)[WIDTH]) const {
         if (line.has(batch, u))
-            store_at(line.start + line.head + line.slot(batch, u) * line.pitch(), p);
+            store_at(line.start + line.head + line.slot(batch, u) * line.pitch, p);
     }
     template <int WIDTH, int DEPTH>
     __device__ __forceinline__ void store_edge(const Line<WIDTH, DEPTH>& line, Value p) const {

@@ -10,11 +10,13 @@ namespace cto::layer_norm_forward {
 using namespace lines;
 
 // Elements that a thread holds of a row in the kernels for vectors, of which short rows have their
-// own, and in the one for single elements.
+// own, and those that fit into no block otherwise; and in the one for single elements.
 template <class T, class V>
-constexpr int COLUMNS = sizeof(T) == 8           ? 8
-                        : sizeof(T) == sizeof(V) ? 32
-                                                 : 16;
+constexpr int COLUMNS = sizeof(T) == 8               ? 8
+                        : sizeof(T) + sizeof(V) == 4 ? 32
+                                                     : 16;
+template <class T, class V>
+constexpr int WIDE_COLUMNS = sizeof(T) == 4 && sizeof(V) == 4 ? 32 : COLUMNS<T, V>;
 template <class T>
 constexpr int SHORT_COLUMNS = SHORT_NBYTES / sizeof(T);
 template <class T>
@@ -64,6 +66,55 @@ __device__ __forceinline__ void load_parameters(const V* from, Acc<V> (&to)[W]) 
     }
 }
 
+// Of as many elements in each of a row's threads the mean and the squared distances from it, in one
+// sum over the threads: two halves are merged, which loses no digits. The mean of rows that are not
+// centred is taken for 0.
+template <class A>
+struct Moments {
+    A n, mean, squares;
+
+    __device__ __forceinline__ void join(u32 threads, bool is_centred, Moments* of_warp) {
+        if (threads < WARP) {
+#pragma unroll 1
+            for (u32 step = 1; step < threads; step *= 2) merge_lane(step);
+        } else if (is_centred) {
+#pragma unroll
+            for (u32 step = 1; step < WARP; step *= 2) merge_lane(step);
+        } else {
+#pragma unroll
+            for (u32 step = 1; step < WARP; step *= 2) add_lane(step);
+        }
+        if (threads > WARP) join_warps(threads / WARP, of_warp);
+    }
+
+  private:
+    // The same in both lanes.
+    __device__ __forceinline__ void merge_lane(u32 step) {
+        const A other = __shfl_xor_sync(ALL_LANES, mean, step);
+        const A distance = other - mean;
+        squares += distance * distance * (n / 4);  // so does the other lane
+        mean = (mean + other) / 2;
+        add_lane(step);
+    }
+    __device__ __forceinline__ void add_lane(u32 step) {
+        squares += __shfl_xor_sync(ALL_LANES, squares, step);
+        n *= 2;
+    }
+    __device__ __forceinline__ void join_warps(u32 warps, Moments* of_warp) {
+        if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = *this;
+        __syncthreads();
+        mean = squares = 0;
+#pragma unroll 1
+        for (u32 i = 0; i < warps; ++i) mean += of_warp[i].mean;
+        mean = fast_divide(mean, static_cast<A>(warps));
+#pragma unroll 1
+        for (u32 i = 0; i < warps; ++i) {
+            const A distance = of_warp[i].mean - mean;
+            squares += of_warp[i].squares + distance * distance * n;
+        }
+    }
+};
+
 // A row that its threads hold.
 template <int W, int DEPTH, class T, class V>
 struct HeldRow {
@@ -78,7 +129,9 @@ struct HeldRow {
                                        i64 length)
         : arrays(arrays), line(line), x(line, arrays.x, from_acc<T>(A(0))) {
         x.load(line, 0);
-        mean = origin = line.number < 0 ? A(0) : arrays.origin(line.number, length);
+        // Of elements of 2 bytes a thread adds up few, exactly enough.
+        const bool has_origin = line.number >= 0 && !(line.full && sizeof(T) == 2);
+        mean = origin = has_origin ? arrays.origin(line.number, length) : A(0);
     }
     // From now on distances are to the mean.
     __device__ __forceinline__ void center_at(A distance) {
@@ -102,7 +155,7 @@ struct HeldRow {
         if (W > 1 && line.edge >= 0) see(distance(to_acc(x.edge)));
     }
     __device__ __forceinline__ void write(A inv_std) const {
-        if (line.head == 0)
+        if (line.full || line.head == 0)
             write_slots<true>(inv_std);
         else
             write_slots<false>(inv_std);
@@ -128,25 +181,44 @@ struct HeldRow {
     }
 };
 
-template <int W, int COLUMNS, class T, class V>
-__device__ __forceinline__ void hold_row(const Arrays<T, V>& arrays, i64 n_rows, i64 length,
-                                         u32 n_threads) {
+template <int W, int DEPTH, class T, class V>
+__device__ __forceinline__ void normalize(const Arrays<T, V>& arrays, const Line<W, DEPTH>& line,
+                                          i64 length) {
     using A = Acc<T>;
     __shared__ A of_warp[WARP];
-    const RowThreads<A> threads{n_threads, of_warp};
-    const auto line = row_of<W, COLUMNS / W>(n_rows, length, n_threads);
+    __shared__ Moments<A> moments_of_warp[WARP];
+    const RowThreads<A> threads{line.threads, of_warp};
     HeldRow row(arrays, line, length);
     const A n = static_cast<A>(length > 0 ? length : 1);
+    const A own = line.full ? static_cast<A>(W * DEPTH) : n;  // elements that the mean is of
     A sum = 0, squares = 0;
     if (arrays.is_centred) {
         row.each([&](A distance) { sum += distance; });
-        sum = threads.sum(sum);
-        row.center_at(fast_divide(sum, n));
+        if (!line.full) sum = threads.sum(sum);
+        row.center_at(fast_divide(sum, own));
     }
     row.each([&](A distance) { squares += distance * distance; });
-    const A inv_std = arrays.inverse(threads.sum(squares), n);
+    if (line.full) {
+        Moments<A> moments{own, row.center, squares};
+        moments.join(line.threads, arrays.is_centred, moments_of_warp);
+        row.center_at(moments.mean);
+        squares = moments.squares;
+    } else {
+        squares = threads.sum(squares);
+    }
+    if (line.number < 0) return;
+    const A inv_std = arrays.inverse(squares, n);
     if (line.leads()) arrays.store_statistics(line.number, row.mean, inv_std);
     row.write(inv_std);
+}
+
+template <int W, int COLUMNS, class T, class V>
+__device__ __forceinline__ void hold_row(const Arrays<T, V>& arrays, i64 n_rows, i64 length,
+                                         u32 threads) {
+    if (W > 1 && n_rows > 0 && length == threads * COLUMNS)
+        normalize(arrays, full_row_of<W, COLUMNS / W>(n_rows, threads), length);
+    else
+        normalize(arrays, row_of<W, COLUMNS / W>(n_rows, length, threads), length);
 }
 
 // A longer row, by a block: it is read three times.

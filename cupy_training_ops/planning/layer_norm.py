@@ -19,8 +19,7 @@ GRADIENT = Kernels(with_slots=512, by_elements=640)  # which keep the sums of co
 COLUMN_THREADS = 256  # of a block that walks down columns
 COLUMN_BLOCKS = 8  # for each multiprocessor
 ROWS_A_THREAD = 8  # that are worth another block
-TOTAL_COLUMNS = 8  # of a block in the second stage of sums
-TOTAL_ROWS = 16, 64  # of its threads where there are many blocks, and where there are few
+TOTAL_THREADS = 256  # of a block in the second stage of sums
 
 Sums = tuple[Scratch | None, Scratch | None]
 Gradients = tuple[Spec | None, Spec | None]
@@ -91,24 +90,43 @@ def forward(
 def _in_registers(matrix: Matrix, aligned: bool) -> Division | None:
     """Rows that their threads hold, by slots or elements; None where they do not fit."""
     lines = Lines(matrix.count, matrix.length, 1)
-    by_slots = aligned and fit_rows(lines, _held(matrix, matrix.width))
-    held = _held(matrix, matrix.width if by_slots else 1)
-    divided = division(lines, held, aligned=True, has_short=by_slots)
-    if not by_slots:
-        divided = replace(divided, suffix="elements")
+    if not (aligned and fit_rows(lines, _held(matrix, matrix.width))):
+        held = _held(matrix, 1)
+        divided = replace(division(lines, held, aligned=True, has_short=False), suffix="elements")
+        return divided if _fits(divided, held, matrix) else None
+    held = _held(matrix, matrix.width)
+    divided = division(lines, held, aligned=True)
+    if _fits(divided, held, matrix):
+        return divided
+    held = replace(held, nbytes=_wide_columns(matrix) * matrix.t.itemsize)
+    divided = replace(division(lines, held, aligned=True, has_short=False), suffix="wide_rows")
+    return divided if _fits(divided, held, matrix) else None
+
+
+def _fits(divided: Division, held: Held, matrix: Matrix) -> bool:
     *_, threads = divided.args
-    fits = threads * held.depth(held.nbytes) * held.width >= matrix.length
-    return divided if fits else None
+    return threads * held.depth(held.nbytes) * held.width >= matrix.length
 
 
 def _held(matrix: Matrix, width: int) -> Held:
     """What a thread holds of a row, in slots of so many elements: COLUMNS of layer_norm/forward.cuh
     or SINGLE_COLUMNS."""
-    itemsize = matrix.t.itemsize
-    columns = 8 if matrix.t == FLOAT64 else 32 if itemsize == matrix.v.itemsize else 16
+    itemsize, columns = matrix.t.itemsize, _columns(matrix)
     if width == 1:
         return Held(min(columns, 16) * itemsize, 1, itemsize, 1, 1, max_threads=MAX_THREADS)
     return Held(columns * itemsize, 1, itemsize, width, 1)
+
+
+def _columns(matrix: Matrix) -> int:
+    """COLUMNS."""
+    if matrix.t == FLOAT64:
+        return 8
+    return 32 if matrix.t.itemsize + matrix.v.itemsize == 4 else 16
+
+
+def _wide_columns(matrix: Matrix) -> int:
+    """WIDE_COLUMNS."""
+    return 32 if matrix.t.itemsize == matrix.v.itemsize == 4 else _columns(matrix)
 
 
 @dataclass(frozen=True)
@@ -190,7 +208,8 @@ def _lines(matrix: Matrix, scratch: ScratchMemory, sums: Gradients, n: int) -> S
 
 def _total(matrix: Matrix, lines: Sums, sums: Gradients, n: int) -> Launch:
     """The second stage."""
-    tiles = ceil_div(matrix.length, TOTAL_COLUMNS)
-    are_few = tiles < COLUMN_BLOCKS * matrix.device.multiprocessors
-    config = Config((tiles, 2), (TOTAL_COLUMNS, TOTAL_ROWS[are_few]))
+    x = 8  # columns that a warp reads side by side, at least
+    while x < WARP and x * TOTAL_THREADS < matrix.length:
+        x *= 2
+    config = Config((ceil_div(matrix.length, x), 2), (x, TOTAL_THREADS // x))
     return matrix.launch("total", config, *lines, *sums, n, matrix.length)

@@ -13,6 +13,7 @@ from ..schema import Shape
 SHORT_NBYTES = 32  # that a thread holds of a short row, of all arrays
 SHORT_THREADS = 128  # of a block with several lines
 MAX_Z = 64
+BUNDLE_THREADS = 512  # of a block at most; see algorithm/bundles.cuh
 # Of rows up to this size, where there are many, two blocks share a multiprocessor: one computes
 # while the other waits for memory. They hold all of such a row. Of rows twice as long they would
 # read a half again: 0.156 ms in place of 0.136 for Softmax of 2,048 x 32,768 in float32.
@@ -56,7 +57,7 @@ class Division:
 
     suffix: str
     config: Config
-    args: tuple[int, int, int]
+    args: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,17 @@ class Held:
         return max(1, nbytes // (self.width * self.itemsize * self.n_arrays))
 
 
-def division(lines: Lines, held: Held, aligned: bool, has_short: bool = True) -> Division:
+def division(
+    lines: Lines, held: Held, aligned: bool, has_short: bool = True, has_bundles: bool = False
+) -> Division:
     """Rows with vectors where arrays are aligned and rows long enough for some; else columns.
 
-    has_short: whether there is a kernel of its own for short rows.
+    has_short: whether there is a kernel of its own for short rows; has_bundles: for columns with
+    vectors of neighbouring ones.
     """
     if not (aligned and fit_rows(lines, held)):
-        return _columns(lines, held.nbytes // VEC_NBYTES // held.n_arrays)
+        bundles = _bundles(lines, held) if has_bundles and aligned else None
+        return bundles or _columns(lines, held.nbytes // VEC_NBYTES // held.n_arrays)
     n_slots = lines.length // held.width
     least = 1 if lines.length % held.width == 0 else 2 * held.width - 2
     return _rows(lines, held, n_slots, least, has_short)
@@ -131,6 +136,19 @@ def _columns(lines: Lines, depth: int) -> Division:
     grid = ceil_div(lines.stride, x) * max(1, ceil_div(lines.n_outer, z))
     config = Config((max(1, grid),), (x, y, z))
     return Division("columns", config, (lines.n_outer, lines.length, lines.stride))
+
+
+def _bundles(lines: Lines, held: Held) -> Division | None:
+    """Neighbouring lines to a vector, vectors to threads along x, slots along y; where they fit.
+
+    Each line of a vector has a thread along y that leads it.
+    """
+    y = max(ceil_div(lines.length, held.depth(held.nbytes)), held.width)
+    is_whole = lines.stride % held.width == 0 and lines.stride >= held.width * WARP
+    if not (lines.n_outer and is_whole and y * WARP <= BUNDLE_THREADS):
+        return None
+    grid = ceil_div(lines.stride // held.width, WARP) * lines.n_outer
+    return Division("bundles", Config((grid,), (WARP, y)), (lines.length, lines.stride))
 
 
 def _power(n: int) -> int:

@@ -88,7 +88,9 @@ def test_longer_rows_are_read_twice() -> None:
     doubles = (FLOAT64, FLOAT64)
     assert steps(name, (9, 4096), doubles)[0][0] == "gradient_rows"
     assert steps(name, (9, 4098), doubles)[0][0] == "gradient_row_sums"
-    assert steps("LayerNormalization", (9, 32_768))[0][0] == "rows"
+    assert steps("LayerNormalization", (9, 16_384))[0][0] == "rows"
+    assert steps("LayerNormalization", (9, 16_388))[0][0] == "wide_rows"
+    assert steps("LayerNormalization", (9, 32_768))[0][0] == "wide_rows"
     assert steps("LayerNormalization", (9, 32_772))[0][0] == "long_rows"
 
 
@@ -160,7 +162,9 @@ def test_lengths_beside_vectors_and_warps(run, rng, name, types) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("shape", [(3, 16_384), (2, 8191), (3, 65_536), (2100, 1024), (2000, 33)])
+@pytest.mark.parametrize(
+    "shape", [(3, 16_384), (2, 8191), (2, 20_000), (3, 65_536), (2100, 1024), (2000, 33)]
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_many_rows_and_long_ones(run, rng, name, shape) -> None:
     check(run, name, inputs(rng, name, shape, FLOATS))

@@ -58,6 +58,26 @@ def test_what_has_no_vectors_goes_by_columns() -> None:
     assert planned("Softmax", (8, 64, 1), axis=1)[0] == "short_rows"
 
 
+@pytest.mark.parametrize(
+    ("shape", "aligned", "expected"),
+    [
+        ((16, 64, 16_384), True, ("bundles", (2048,), (32, 8))),
+        ((2, 3, 16_384), True, ("bundles", (256,), (32, 4))),  # a thread leads each line
+        ((2, 128, 200), True, ("bundles", (4,), (32, 16))),
+        ((2, 129, 200), True, ("columns", (14,), (32, 32, 1))),  # does not fit
+        ((2, 64, 202), True, ("columns", (14,), (32, 8, 1))),
+        ((2, 64, 96), True, ("columns", (6,), (32, 8, 1))),
+        ((16, 64, 16_384), False, ("columns", (8192,), (32, 8, 1))),
+        ((0, 64, 16_384), True, ("columns", (512,), (32, 8, 1))),
+    ],
+)
+def test_neighbouring_lines_share_vectors(shape, aligned, expected) -> None:
+    held = Held(128, 1, 4, 4, 1)
+    found = division(Lines.along(shape, 1), held, aligned, has_bundles=True)
+    config = found.config
+    assert (found.suffix, config.grid, config.block) == expected
+
+
 @given(
     st.integers(0, 10**6),
     st.integers(0, 10**6),

@@ -27,6 +27,7 @@ CALLS: tuple[tuple[str, Shape, int | None, int], ...] = (
     ("upstream", (8, 20, 10), None, 0),
     ("four", (2, 37, 3, 5), -100, 0),
     ("deep", (2, 1100, 5), None, 0),
+    ("bundles", (2, 11, 16, 17), 3, 0),
     ("empty", (0, 4), None, 0),
     ("empty-classes", (3, 0), 1, 0),
     ("one", (1, 1), None, 0),
