@@ -57,17 +57,26 @@ class Help:
 
 def generated(cls: Declared) -> Iterator[str]:
     """The lines that follow the docstring."""
-    yield from _section("call", [(line,) for line in _calls(cls)])
-    yield from _section("inputs", [_input(item) for item in cls.inputs])
-    yield from _section("outputs", [_output(item) for item in cls.outputs])
-    yield from _section("attributes", [_attribute(item) for item in cls.attributes])
+    for title, rows in sections(cls).items():
+        yield from _section(title, rows)
+
+
+def sections(cls: Declared) -> dict[str, list[Row]]:
+    """What the declaration says, by title: rows of cells."""
+    found: dict[str, list[Row]] = {
+        "call": [(line,) for line in _calls(cls)],
+        "inputs": [_input(item) for item in cls.inputs],
+        "outputs": [_output(item) for item in cls.outputs],
+        "attributes": [_attribute(item) for item in cls.attributes],
+    }
     if isinstance(cls.types, TypeRows):
-        yield from _section("types", _rows(cls.types))
-        yield from _section("types beside any of these", _types(cls.types.free))
+        found["types"] = _rows(cls.types)
+        found["types beside any of these"] = _types(cls.types.free)
     else:
-        yield from _section("types", _types(cls.types))
-    yield from _section("every call", [(line,) for line in _every_call(cls)])
-    yield from _section(f"family {cls.family}", [(text,) for text in _family(cls)])
+        found["types"] = _types(cls.types)
+    found["every call"] = [(line,) for line in _every_call(cls)]
+    found[f"family {cls.family}"] = [(text,) for text in _family(cls)]
+    return found
 
 
 def _section(title: str, rows: Sequence[Row]) -> Iterator[str]:
