@@ -28,7 +28,7 @@ MODULES = sorted((ROOT / "cupy_training_ops").rglob("*.py"))
 TYPES = {"cupy_training_ops/__init__.pyi", "cupy_training_ops/py.typed"}
 KERNELS = sorted(path for path in (ROOT / "cuda_src").rglob("*") if path.suffix in (".cu", ".cuh"))
 SHIPPED = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", ".gitignore")
-FOLDERS = ("cuda_src", "cupy_training_ops", "docs", "scripts", "tests")
+FOLDERS = ("cuda_src", "cupy_training_ops", "docs", "examples", "scripts", "tests")
 # What CuPy's wheels bring; everything else is a dependency or Python's own.
 WITH_CUPY = {"cupy", "cupy_backends", "cuda"}
 
