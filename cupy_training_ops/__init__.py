@@ -29,7 +29,7 @@ from .functions import OPERATORS, function
 from .process_group import ProcessGroup
 from .registry import get_op, lookup
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _OPTIMIZERS = ("SGD", "Adam", "AdamW", "Lamb")  # imported where they are used
 _CLASSES = {name: get_op(name) for name in registry.names()}
