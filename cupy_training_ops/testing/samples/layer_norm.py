@@ -128,6 +128,9 @@ def _more() -> Iterator[Sample]:
         make = partial(inputs, name=name, shape=shape, types=TYPES[0], dead=3)
         yield Sample(name, f"{label}-dead", make)
     yield Sample("LayerNormalization", "no-bias", _without_bias)
+    for name in ("LayerNormalization", "SimplifiedLayerNormalization"):
+        make = partial(inputs, name=name, shape=(2, 17_000), types=TYPES[0])
+        yield Sample(name, "wide", make)
 
 
 def _without_bias(rng: Generator) -> tuple[Any, ...]:
