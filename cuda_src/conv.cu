@@ -37,13 +37,13 @@ using T = CTO_T;
 using A = Acc<T>;
 using OFFSET = CTO_OFFSET;
 // That share a multiprocessor, at least. With few rows there is little to do while loads are awaited;
-// for 10.0, two would have some registers spilled.
+// for 10.0, one more would have some registers spilled.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 1000
 constexpr int MOST_BLOCKS = 1;
 #else
 constexpr int MOST_BLOCKS = 2;
 #endif
-constexpr int IMAGE_BLOCKS = CTO_ROWS == 32 && sizeof(T) == 2 ? 3 : MOST_BLOCKS;
+constexpr int IMAGE_BLOCKS = MOST_BLOCKS + (CTO_ROWS == 32 && sizeof(T) == 2);
 template <bool LINES>
 using ImageTile = Tile<T, CTO_ROWS, CTO_TF32, !LINES>;
 template <bool Y_LINES, bool X_LINES>

@@ -11,6 +11,10 @@
 // Of the second, positions p of one residue of the stride have the same taps, and neighbours among
 // them read neighbours. So each residue is a convolution of stride 1, and nothing is multiplied by
 // zeros that are no padding. Where a residue has no tap, sums are zero.
+//
+// Where channels are so few that a tile of rows has room for the residues of each, they are its rows:
+// what they read is gathered once for all. The layout is then that of a data gradient of stride 1,
+// whose rows and positions lie between each other in what is written.
 #pragma once
 #include "conv/lines.cuh"
 
@@ -30,6 +34,9 @@ struct ImageLayout {
     i32 parts;              // of the depth
     i32 row_tiles;          // of a group
     i32 first_tile, tiles;  // of rows, of all groups: those of this launch
+    i32 of_channel;         // rows of a channel: residues of these strides, or 1
+    i32 spread[3];
+    i32 w_kernel[3], skipped[3];  // tap j of residue r is tap r - skipped + j spread of W
     bool is_gradient;
 };
 
@@ -216,11 +223,39 @@ __device__ __forceinline__ i64 place_of_column(const ImageLayout& layout, const 
     for (int axis = 2; axis >= 0; --axis) {
         const Line& line = place.lines[axis];
         const i64 next = divide(rest, line.count);
-        position += pitch * (line.first + (rest - next * line.count) * line.step);
-        pitch *= layout.written[axis];
+        const i32 spread = layout.spread[axis];
+        position += pitch * spread * (line.first + (rest - next * line.count) * line.step);
+        pitch *= layout.written[axis] * spread;
         rest = next;
     }
-    return (rest * layout.groups + place.group) * layout.rows * pitch + position;
+    const i32 channels = layout.rows / layout.of_channel;
+    return (rest * layout.groups + place.group) * channels * pitch + position;
+}
+
+// A row's channel, and its residue along each axis.
+struct Row {
+    i32 channel, residues[3];
+
+    __device__ __forceinline__ Row(const ImageLayout& layout, i32 row) {
+        channel = row / layout.of_channel;
+        i32 rest = row - channel * layout.of_channel;
+#pragma unroll
+        for (int axis = 2; axis >= 0; --axis) {
+            const i32 next = rest / layout.spread[axis];
+            residues[axis] = rest - next * layout.spread[axis];
+            rest = next;
+        }
+    }
+};
+
+// How far behind those of the first row a row's elements are written.
+__device__ __forceinline__ i64 place_of_row(const ImageLayout& layout, i32 row) {
+    const Row found(layout, row);
+    i64 place = found.channel;
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis)
+        place = place * layout.written[axis] * layout.spread[axis] + found.residues[axis];
+    return place;
 }
 
 // Rounds D, by way of shared memory, so that a warp writes neighbouring columns of one row.
@@ -238,7 +273,6 @@ __device__ __forceinline__ void write_image(const Product<Tile>& product, const 
     const int column = threadIdx.x % COLUMNS, rows = layout.rows - place.first_row;
     const i64 plane = volume(layout.written), to = places[column];
     if (bias) bias += place.group * layout.rows + place.first_row;
-    written += place.first_row * plane;
 #pragma unroll
     for (int i = 0; i < Product::DOWN; ++i) {
         __syncthreads();
@@ -250,11 +284,21 @@ __device__ __forceinline__ void write_image(const Product<Tile>& product, const 
         });
         __syncthreads();
         if (to < 0) continue;
+        if (layout.of_channel > 1) {
+#pragma unroll 1
+            for (int in_slab = threadIdx.x / COLUMNS; in_slab < Product::SLAB;
+                 in_slab += THREADS / COLUMNS) {
+                const int row = place.first_row + Product::row_of(i, in_slab);
+                if (row >= layout.rows) break;
+                written[to + place_of_row(layout, row)] = slab[in_slab * PITCH + column];
+            }
+            continue;
+        }
 #pragma unroll 4
         for (int in_slab = threadIdx.x / COLUMNS; in_slab < Product::SLAB;
              in_slab += THREADS / COLUMNS) {
-            const int row = Product::row_of(i, in_slab);
-            if (row < rows) written[to + row * plane] = slab[in_slab * PITCH + column];
+            const int row = place.first_row + Product::row_of(i, in_slab);
+            if (row < layout.rows) written[to + row * plane] = slab[in_slab * PITCH + column];
         }
     }
 }
@@ -366,6 +410,26 @@ __device__ __forceinline__ void write_convolution(const typename Tile::E* read,
 
 // ---- A ------------------------------------------------------------------------------------------
 
+// Of a row that is a residue of a channel: the element of W, or zero where there is none.
+template <class E>
+__device__ __forceinline__ E spread_tap(const E* w, const ImageLayout& layout, i64 filter, i32 row,
+                                        i32 tap) {
+    const Row found(layout, row);
+    i64 place = 0, pitch = 1;
+    bool exists = true;
+#pragma unroll
+    for (int axis = 2; axis >= 0; --axis) {
+        const i32 next = tap / layout.kernel[axis], j = tap - next * layout.kernel[axis];
+        const i32 of_w = found.residues[axis] - layout.skipped[axis] + j * layout.spread[axis];
+        exists &= static_cast<u32>(of_w) < static_cast<u32>(layout.w_kernel[axis]);
+        place += of_w * pitch;
+        pitch *= layout.w_kernel[axis];
+        tap = next;
+    }
+    const i64 channels = layout.rows / layout.of_channel;
+    return exists ? w[(filter * channels + found.channel) * pitch + place] : from_acc<E>(0.0f);
+}
+
 // W with the rows of a tile side by side: (tile, part, tap, DEPTH, ROWS), zeros beyond its ends.
 template <class Tile>
 __device__ __forceinline__ void pack(const typename Tile::E* w, typename Tile::E* packed,
@@ -385,7 +449,10 @@ __device__ __forceinline__ void pack(const typename Tile::E* w, typename Tile::E
             const i64 channel = layout.is_gradient ? row : depth;
             const i64 filters = layout.is_gradient ? layout.depth : layout.rows;
             const i64 channels = layout.is_gradient ? layout.rows : layout.depth;
-            value = w[((group * filters + filter) * channels + channel) * taps + tap];
+            if (layout.of_channel > 1)
+                value = spread_tap(w, layout, group * filters + filter, row, tap);
+            else
+                value = w[((group * filters + filter) * channels + channel) * taps + tap];
         }
         to[i] = Tile::rounded(value);
     }

@@ -40,6 +40,7 @@ from .conv_variants import (
     parts_of_sum,
     residues,
     small_variant,
+    spread,
     weight_variant,
 )
 from .fast_division import divisor
@@ -118,15 +119,21 @@ def _written(
         return Plan()
     if _is_depthwise(conv):
         return _depthwise(device, conv, arrays, is_gradient=is_gradient)
-    variant = image_variant(device, conv, written.dtype, tf32, is_gradient=is_gradient)
-    return _image(conv, variant, arrays, is_gradient=is_gradient)
+    walked = spread(conv) if is_gradient and arrays[2] is None else conv
+    variant = image_variant(device, walked, written.dtype, tf32, is_gradient=is_gradient)
+    return _image(walked, variant, arrays, is_gradient=is_gradient, of=conv)
 
 
 # ---- matrix products -----------------------------------------------------------------------------
 
 
-def _image(conv: Convolution, variant: Variant, arrays: Arrays, *, is_gradient: bool) -> Plan:
-    """A convolution or its data gradient, of so many tiles of rows at a time as W is packed of."""
+def _image(
+    conv: Convolution, variant: Variant, arrays: Arrays, *, is_gradient: bool, of: Convolution
+) -> Plan:
+    """A convolution or its data gradient, of so many tiles of rows at a time as W is packed of.
+
+    Where `conv` is spread, it is so from `of`.
+    """
     read, w, bias, written = arrays
     extents, read_extents = conv.output, conv.image
     rows, depth = conv.group_filters, conv.group_channels
@@ -156,6 +163,7 @@ def _image(conv: Convolution, variant: Variant, arrays: Arrays, *, is_gradient: 
             row_tiles=np.int32(row_tiles),
             first_tile=np.int32(first),
             tiles=np.int32(count),
+            **_spread_fields(of, conv),
             is_gradient=np.bool_(is_gradient),
         )
         packs = Config((count * math.prod(conv.kernel) * parts,), (THREADS,))
@@ -165,6 +173,21 @@ def _image(conv: Convolution, variant: Variant, arrays: Arrays, *, is_gradient: 
         kernel = "image" + lines_of_image(conv, read)
         steps.append(_launch(kernel, blocks, args, variant.slots))
     return Plan(tuple(steps), scratch.nbytes)
+
+
+def _spread_fields(conv: Convolution, found: Convolution) -> dict[str, object]:
+    """Fields of a layout that say how `found` is spread."""
+    steps = (1,) * AXES if found is conv else conv.strides
+    skipped = (0,) * AXES
+    if found is not conv:
+        each = zip(steps, conv.pads, found.pads, strict=True)
+        skipped = tuple(step * pad - p for step, p, pad in each)
+    return {
+        "of_channel": np.int32(math.prod(steps)),
+        "spread": _axes(steps),
+        "w_kernel": _axes(conv.kernel),
+        "skipped": _axes(skipped),
+    }
 
 
 def _column_tiles(conv: Convolution, extents: Shape, of_axes: Shape) -> int:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..convolution import Convolution, Shape
 from ..dtypes import FLOAT32, FLOAT64, Dtype
@@ -19,6 +19,7 @@ COLUMNS = 128  # of a tile
 BLOCKS = 2  # of a multiprocessor
 PART_NBYTES = 64  # of a row of a tile, of which the sum is
 LINE_ELEMENTS = 4  # of 2 bytes, of which lines have multiples where vectors of them are copied
+SPREAD_ROWS = 32  # of a tile, into which the residues of all channels have to fit
 MAX_DEPTHWISE_FILTERS = 4  # of a group of one channel, beyond which a matrix product is better
 MAX_OFFSET = 2**31 - 1  # of an element in what a group has of one image
 
@@ -145,6 +146,30 @@ def parts_of_sum(device: Device, tiles: int, positions: int, most: int) -> int:
         return ceil_div(tiles * parts, n_blocks) / parts + parts * tiles / max(1, positions)
 
     return min(range(1, max(1, min(most, 2 * n_blocks)) + 1), key=cost)
+
+
+def spread(conv: Convolution) -> Convolution:
+    """The same data gradient with a channel for each residue of the strides, where those are few.
+
+    Residue r of X reads what position i of it, i s + r of X, is near to: places i + ceil(p / s) - j
+    of Y for the taps j of a window that has the taps of all residues.
+    """
+    n_residues = math.prod(conv.strides)
+    rows = conv.group_channels * n_residues
+    divides = all(i % s == 0 for i, s in zip(conv.image, conv.strides, strict=True))
+    is_dense = set(conv.dilations) == {1}
+    if n_residues == 1 or rows > SPREAD_ROWS or not (divides and is_dense):
+        return conv
+    pads = tuple(ceil_div(p, s) for p, s in zip(conv.pads, conv.strides, strict=True))
+    each = zip(conv.kernel, conv.strides, conv.pads, pads, strict=True)
+    return replace(
+        conv,
+        channels=conv.channels * n_residues,
+        image=tuple(i // s for i, s in zip(conv.image, conv.strides, strict=True)),
+        kernel=tuple(pad + (k - 1 - p) // s + 1 for k, s, p, pad in each),
+        strides=(1,) * conv.rank,
+        pads=pads,
+    )
 
 
 def residues(conv: Convolution) -> Shape:

@@ -188,6 +188,19 @@ def test_residues_of_a_stride_have_tiles_of_their_own() -> None:
     assert math.prod(blocks) == 25 * -(-BATCH * 9 // 128)
 
 
+def test_residues_of_few_channels_are_rows_of_one_tile() -> None:
+    """Each channel of the first layer has four, which read a window of 4 x 4."""
+    (step,) = launches(plans(layer(*LAYERS["conv1"]), FLOAT16)["X"])[1:]
+    layout = step.args[-1]
+    assert layout["rows"] == 3 * 4
+    assert layout["kernel"].tolist() == [1, 4, 4]
+    assert layout["skipped"].tolist() == [0, 1, 1]
+    assert step.config.grid == (BATCH * 112 * 112 // 128,)
+    for channels, extent in ((9, 224), (3, 223)):  # more rows than a tile has; a half position
+        (step,) = launches(plans(layer(channels, 64, extent, 7, 2), FLOAT16)["X"])[1:]
+        assert step.args[-1]["of_channel"] == 1
+
+
 def test_positions_beyond_32_bits_are_refused() -> None:
     c = Convolution(1, 1, 1, 1, (5,), (5,), (2,), (1,), (2**31 - 2,), (7,))
     specs = [Spec(shape, FLOAT64) for shape in (c.x_shape, c.w_shape)]
