@@ -75,27 +75,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    conv__weight(const T* x, const T* y, A* sums, const __grid_constant__ WeightLayout layout) {
-    sum_weights<WeightTileOf<false, false>, OFFSET>(x, y, sums, layout);
+    conv__weight(const T* x, const T* y, A* sums, A* y_sums,
+                 const __grid_constant__ WeightLayout layout) {
+    sum_weights<WeightTileOf<false, false>, OFFSET>(x, y, sums, y_sums, layout);
 }
 
 // The same where vectors of Y's lines can be copied, and where those of X's too.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    conv__weight_y_lines(const T* x, const T* y, A* sums,
+    conv__weight_y_lines(const T* x, const T* y, A* sums, A* y_sums,
                          const __grid_constant__ WeightLayout layout) {
     if constexpr (sizeof(T) == 2)
-        sum_weights<WeightTileOf<true, false>, OFFSET>(x, y, sums, layout);
+        sum_weights<WeightTileOf<true, false>, OFFSET>(x, y, sums, y_sums, layout);
 }
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    conv__weight_lines(const T* x, const T* y, A* sums,
+    conv__weight_lines(const T* x, const T* y, A* sums, A* y_sums,
                        const __grid_constant__ WeightLayout layout) {
-    if constexpr (sizeof(T) == 2) sum_weights<WeightTileOf<true, true>, OFFSET>(x, y, sums, layout);
+    if constexpr (sizeof(T) == 2)
+        sum_weights<WeightTileOf<true, true>, OFFSET>(x, y, sums, y_sums, layout);
 }
 
+// W, and where more blocks are launched than it takes the gradient of a bias.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    conv__weight_total(const A* parts, T* w, i32 count, i32 summers,
+    conv__weight_total(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
                        const __grid_constant__ WeightLayout layout) {
-    write_weights<WeightTileOf<false, false>>(parts, w, count, summers, layout);
+    using Tile = WeightTileOf<false, false>;
+    const u32 of_weights = blocks_of_weights<Tile>(summers, layout);
+    if (blockIdx.x < of_weights)
+        write_weights<Tile>(parts, w, count, summers, layout);
+    else
+        write_total<T>(y_parts, bias, count, summers, static_cast<i64>(layout.groups) * layout.rows,
+                       blockIdx.x - of_weights);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
@@ -125,8 +134,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 // Adds up parts of `size` numbers.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     conv__total(const A* parts, T* total, i32 count, i32 summers, i64 size) {
-    const u32 numbers = THREADS / summers;
-    const i64 index = static_cast<i64>(blockIdx.x) * numbers + threadIdx.x % numbers;
-    const A sum = sum_parts(parts, index, size, count, summers, index < size);
-    if (index < size && threadIdx.x < numbers) total[index] = from_acc<T>(sum);
+    write_total<T>(parts, total, count, summers, size, blockIdx.x);
 }

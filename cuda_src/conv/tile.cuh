@@ -118,6 +118,43 @@ struct TensorProduct {
     }
 };
 
+// Sums of A's rows: a product with ones, of 16 rows a warp.
+template <class Tile>
+struct RowSums {
+    using E = typename Tile::E;
+    static constexpr int K = tensor_core::K<E>;
+    static_assert(THREADS / WARP * 16 >= Tile::ROWS);
+
+    float sums[4] = {};
+    bool works;
+
+    __device__ __forceinline__ explicit RowSums(bool wanted) {
+        works = wanted && first_row() < Tile::ROWS;
+    }
+    static __device__ __forceinline__ int first_row() { return threadIdx.x / WARP * 16; }
+    // Adds those over one half of a part.
+    __device__ __forceinline__ void add(const E* part, int half) {
+        if (!works) return;
+        const u32 ones = bits_of(from_acc<E>(1.0f)) * 0x10001u;
+        const tensor_core::B b = {ones, ones};
+        tensor_core::A a;
+        const int place = tensor_core::place_in_a<E, Tile::BY_ROWS>(Tile::A_PITCH);
+        tensor_core::load_a<Tile::BY_ROWS>(part + Tile::a_at(first_row(), half * K) + place,
+                                           Tile::A_PITCH, a);
+        tensor_core::multiply<E>(sums, a, b);
+    }
+    // The sums of the first `count` rows, of which each is in four lanes.
+    __device__ __forceinline__ void write(float* to, int count) const {
+        const int lane = threadIdx.x % WARP;
+        if (!works || lane % 4 != 0) return;
+#pragma unroll
+        for (int down = 0; down < 2; ++down) {
+            const int row = first_row() + down * 8 + lane / 4;
+            if (row < count) to[row] = sums[2 * down];
+        }
+    }
+};
+
 // D where each thread multiplies elements: ROWS / 16 rows, and 8 columns in vectors.
 template <class Tile>
 struct PlainProduct {

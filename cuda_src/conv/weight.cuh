@@ -3,6 +3,9 @@
 // and taps (c, k), and the sum is over positions (n, o). Blocks have parts of the sum, which
 // are added afterwards, in their order.
 //
+// Y's own sums, which are the gradient of a bias, come with them in types of 2 bytes: blocks of the
+// first columns have all of Y.
+//
 // What is contiguous is copied as it lies: Y, where vectors of its lines are aligned, and X where taps
 // are single elements (1 x 1).
 #pragma once
@@ -14,7 +17,7 @@ using namespace image;
 using namespace lines;
 using namespace tile;
 
-// planning/conv/weight.py fills it.
+// planning/conv_weight.py fills it.
 struct WeightLayout {
     i32 image[3], output[3];  // extents
     i32 kernel[3], stride[3], dilation[3], pad[3];
@@ -168,10 +171,12 @@ struct WeightReader {
     }
 };
 
-// Sums of one part: (part, tile, ROWS, COLUMNS).
+// Sums of one part: (part, tile, ROWS, COLUMNS); and of Y, where they are wanted: (part, filter).
 template <class Tile, class Offset>
 __device__ __forceinline__ void sum_weights(const typename Tile::E* x, const typename Tile::E* y,
-                                            typename Tile::Sum* sums, const WeightLayout& layout) {
+                                            typename Tile::Sum* sums, typename Tile::Sum* y_sums,
+                                            const WeightLayout& layout) {
+    constexpr bool SUMS_Y = sizeof(typename Tile::E) == 2;
     using E = typename Tile::E;
     using Sum = typename Tile::Sum;
     using Reader = WeightReader<Tile, Offset>;
@@ -198,6 +203,7 @@ __device__ __forceinline__ void sum_weights(const typename Tile::E* x, const typ
     const LineReader<Tile, Tile::DEPTH> x_lines{reader.x + tile.first_column * of_x,
                                                 layout.groups * layout.channels * of_x, of_x,
                                                 layout.channels - tile.first_column};
+    RowSums<Tile> row_sums(SUMS_Y && y_sums && tile.first_column == 0);
     E* const parts = reinterpret_cast<E*>(memory);
     int part = 0;
     Group<E> rows_of[Reader::ROW_GROUPS], columns_of[Reader::COLUMN_GROUPS];
@@ -225,13 +231,20 @@ __device__ __forceinline__ void sum_weights(const typename Tile::E* x, const typ
         if constexpr (!Tile::BY_ROWS) reader.gather_a(rows_of);
         if constexpr (Tile::BY_ROWS && !Tile::BY_COLUMNS) reader.gather_b(columns_of);
         if (works) product.add(parts + part, 0);
+        if constexpr (SUMS_Y) row_sums.add(parts + part, 0);
         if constexpr (!Tile::BY_ROWS) reader.store_a(next, rows_of);
         if constexpr (!Tile::BY_ROWS && !Tile::BY_COLUMNS) reader.gather_b(columns_of);
         if (works) product.add(parts + part, 1);
+        if constexpr (SUMS_Y) row_sums.add(parts + part, 1);
         if constexpr (!Tile::BY_COLUMNS) reader.store_b(next, columns_of);
         part = Tile::STAGE - part;
     }
     async_copy::wait<0>();
+    if constexpr (SUMS_Y)
+        row_sums.write(y_sums + part_of_sum * layout.groups * layout.rows +
+                           tile.group * layout.rows + tile.first_row,
+                       layout.rows - tile.first_row);
+    if (!works) return;  // no weight has these sums
     Sum* const to = sums + static_cast<i64>(blockIdx.x) * (Tile::ROWS * COLUMNS);
 #pragma unroll
     for (int i = 0; i < Product<Tile>::DOWN; ++i)
@@ -263,6 +276,22 @@ __device__ __forceinline__ Sum sum_parts(const Sum* parts, i64 index, i64 pitch,
     sum = 0;
     for (i32 i = 0; i < summers; ++i) sum += of_thread[i * numbers + threadIdx.x % numbers];
     return sum;
+}
+
+// The sums of all parts of `size` numbers, by block `block` of those that there are for it.
+template <class E>
+__device__ __forceinline__ void write_total(const Acc<E>* parts, E* total, i32 count, i32 summers,
+                                            i64 size, u32 block) {
+    const u32 numbers = THREADS / summers;
+    const i64 index = static_cast<i64>(block) * numbers + threadIdx.x % numbers;
+    const Acc<E> sum = sum_parts(parts, index, size, count, summers, index < size);
+    if (index < size && threadIdx.x < numbers) total[index] = from_acc<E>(sum);
+}
+
+// Blocks that write W; others behind them may write the gradient of a bias.
+template <class Tile>
+__device__ __forceinline__ u32 blocks_of_weights(i32 summers, const WeightLayout& layout) {
+    return layout.tiles * (Tile::ROWS * COLUMNS / THREADS * static_cast<u32>(summers));
 }
 
 // What sum_weights made, as W.

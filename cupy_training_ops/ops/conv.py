@@ -216,11 +216,12 @@ class _Gradient(_Convolution):
         if dx is not None:
             made = forward if self.is_transposed else data_gradient
             yield made(device, convolution, dy, w, None, dx, tf32=tf32)
-        if dw is not None:
-            pair = (dy, x) if self.is_transposed else (x, dy)
-            yield weight_gradient(device, convolution, *pair, dw, tf32=tf32)
-        if db is not None:
-            yield bias_gradient(device, dy, db)
+        if self.is_transposed:
+            yield weight_gradient(device, convolution, dy, x, dw, tf32=tf32)
+            if db is not None:
+                yield bias_gradient(device, dy, db)
+        else:
+            yield weight_gradient(device, convolution, x, dy, dw, db, tf32=tf32)
 
 
 class ConvGrad(_Gradient):

@@ -12,20 +12,18 @@ import math
 import numpy as np
 
 from ..convolution import Convolution, Shape
-from ..dtypes import Dtype
 from ..numerics import computed_in
 from ..plan import (
     Config,
     Device,
-    Launch,
     LaunchError,
     Plan,
-    Scratch,
     ScratchMemory,
     by_value,
     ceil_div,
 )
 from ..schema import Spec
+from .conv_launches import axes, launch, taps, total
 from .conv_variants import (
     AXES,
     BLOCKS,
@@ -36,18 +34,16 @@ from .conv_variants import (
     Variant,
     image_variant,
     lines_of_image,
-    lines_of_weight,
-    parts_of_sum,
     residues,
     small_variant,
     spread,
     weight_variant,
 )
+from .conv_weight import SUMS_NBYTES, summed_weight
 from .fast_division import divisor
 
 PACKED_NBYTES = 16 * 1024**2  # of W in tiles, at a time
-SUMS_NBYTES = 32 * 1024**2  # of sums of parts, at a time
-SUMMERS = 8  # threads that add up many parts of one number
+BIAS_ITEMSIZE = 2  # of types for which W's kernels sum the gradient of a bias too
 DEPTHWISE_STRIP = 4  # neighbouring positions of a thread
 DEPTHWISE_TAPS = 3  # along each of two axes, that a block sums at a time
 MAX_POSITION = 2**31 - 1
@@ -82,14 +78,29 @@ def data_gradient(
 
 
 def weight_gradient(
-    device: Device, convolution: Convolution, x: Spec, y: Spec, w: Spec, *, tf32: bool = False
+    device: Device,
+    convolution: Convolution,
+    x: Spec,
+    y: Spec,
+    w: Spec | None,
+    bias: Spec | None = None,
+    *,
+    tf32: bool = False,
 ) -> Plan:
-    """W from X and Y; zeros where there is nothing to sum."""
+    """What is wanted of W, from X and Y, and a bias of Y; zeros where there is nothing to sum."""
     conv = _checked(convolution)
-    sums_fit = w.size * computed_in(w.dtype).itemsize <= SUMS_NBYTES
-    if _is_depthwise(conv) and sums_fit:
-        return _depthwise_weight(device, conv, x, y, w)
-    return _weight(device, conv, weight_variant(device, conv, x.dtype, tf32), x, y, w)
+    of_w = math.prod(conv.w_shape) * computed_in(y.dtype).itemsize
+    is_depthwise = _is_depthwise(conv) and of_w <= SUMS_NBYTES
+    if y.dtype.itemsize == BIAS_ITEMSIZE and not is_depthwise:
+        variant = weight_variant(device, conv, y.dtype, tf32)
+        return summed_weight(device, conv, variant, (x, y, w, bias))
+    plan = Plan() if bias is None else bias_gradient(device, y, bias)
+    if w is None:
+        return plan
+    if is_depthwise:
+        return _depthwise_weight(device, conv, x, y, w).then(plan)
+    variant = weight_variant(device, conv, y.dtype, tf32)
+    return summed_weight(device, conv, variant, (x, y, w, None)).then(plan)
 
 
 def bias_gradient(device: Device, y: Spec, bias: Spec) -> Plan:
@@ -99,11 +110,11 @@ def bias_gradient(device: Device, y: Spec, bias: Spec) -> Plan:
     parts = min(wanted, ceil_div(batch, THREADS // 32)) if plane else 0
     scratch = ScratchMemory()
     sums = scratch.take(parts * channels, computed_in(y.dtype)) if parts else None
-    steps = [_total(device, y.dtype, sums, bias, parts)]
+    steps = [total(device, y.dtype, sums, bias, parts)]
     if parts:
         args = (y, sums, batch, channels, parts, divisor(plane))
         config = Config((parts * channels,), (THREADS,))
-        steps.insert(0, _launch("channel_sums", config, args, small_variant(device, y.dtype).slots))
+        steps.insert(0, launch("channel_sums", config, args, small_variant(device, y.dtype).slots))
     return Plan(tuple(steps), scratch.nbytes)
 
 
@@ -150,11 +161,11 @@ def _image(
     for first in range(0, tiles, at_once):
         count = min(at_once, tiles - first)
         layout = by_value(
-            written=_axes(extents),
-            read=_axes(read_extents),
-            **_taps(conv),
-            residues=_axes(of_axes),
-            tap_steps=_axes(_tap_steps(conv) if is_gradient else of_axes),
+            written=axes(extents),
+            read=axes(read_extents),
+            **taps(conv),
+            residues=axes(of_axes),
+            tap_steps=axes(_tap_steps(conv) if is_gradient else of_axes),
             batch=np.int32(conv.batch),
             groups=np.int32(conv.group),
             rows=np.int32(rows),
@@ -167,11 +178,11 @@ def _image(
             is_gradient=np.bool_(is_gradient),
         )
         packs = Config((count * math.prod(conv.kernel) * parts,), (THREADS,))
-        steps.append(_launch("pack", packs, (w, packed, layout), variant.slots))
+        steps.append(launch("pack", packs, (w, packed, layout), variant.slots))
         blocks = Config((count * column_tiles * math.prod(of_axes),), (THREADS,))
         args = (read, packed, bias, written, column_tiles, layout)
         kernel = "image" + lines_of_image(conv, read)
-        steps.append(_launch(kernel, blocks, args, variant.slots))
+        steps.append(launch(kernel, blocks, args, variant.slots))
     return Plan(tuple(steps), scratch.nbytes)
 
 
@@ -184,9 +195,9 @@ def _spread_fields(conv: Convolution, found: Convolution) -> dict[str, object]:
         skipped = tuple(step * pad - p for step, p, pad in each)
     return {
         "of_channel": np.int32(math.prod(steps)),
-        "spread": _axes(steps),
-        "w_kernel": _axes(conv.kernel),
-        "skipped": _axes(skipped),
+        "spread": axes(steps),
+        "w_kernel": axes(conv.kernel),
+        "skipped": axes(skipped),
     }
 
 
@@ -194,60 +205,6 @@ def _column_tiles(conv: Convolution, extents: Shape, of_axes: Shape) -> int:
     """Of the first residue, which has the most positions."""
     positions = (ceil_div(n, residues) for n, residues in zip(extents, of_axes, strict=True))
     return ceil_div(conv.batch * math.prod(positions), COLUMNS)
-
-
-def _weight(device: Device, conv: Convolution, variant: Variant, x: Spec, y: Spec, w: Spec) -> Plan:
-    """The gradient of the weights, of so many tiles at a time as there is room for sums of."""
-    row_tiles = ceil_div(conv.group_filters, variant.rows)
-    column_tiles = ceil_div(math.prod(conv.kernel) * variant.padded(conv.group_channels), COLUMNS)
-    positions = conv.batch * math.prod(conv.output)
-    tiles = conv.group * row_tiles * column_tiles
-    accumulator = computed_in(w.dtype)
-    tile_nbytes = variant.rows * COLUMNS * accumulator.itemsize
-    at_once = min(tiles, SUMS_NBYTES // tile_nbytes)
-    most = SUMS_NBYTES // (at_once * tile_nbytes)
-    parts = parts_of_sum(device, at_once, positions, min(most, positions // (8 * variant.depth)))
-    span = ceil_div(ceil_div(positions, parts), variant.depth) * variant.depth
-    parts = ceil_div(positions, span) if positions else 0
-    scratch, steps = ScratchMemory(), []
-    size = at_once * parts * variant.rows * COLUMNS
-    sums = scratch.take(size, accumulator) if parts else None
-    for first in range(0, tiles, at_once):
-        count = min(at_once, tiles - first)
-        layout = by_value(
-            image=_axes(conv.image),
-            output=_axes(conv.output),
-            **_taps(conv),
-            step=np.array(_digits(variant.depth, conv.output), np.int32),
-            groups=np.int32(conv.group),
-            rows=np.int32(conv.group_filters),
-            channels=np.int32(conv.group_channels),
-            padded_channels=np.int32(variant.padded(conv.group_channels)),
-            row_tiles=np.int32(row_tiles),
-            column_tiles=np.int32(column_tiles),
-            first_tile=np.int32(first),
-            tiles=np.int32(count),
-            positions=np.int64(positions),
-            positions_of_part=np.int64(span),
-        )
-        if parts:
-            config = Config((count * parts,), (THREADS,))
-            kernel = "weight" + lines_of_weight(conv, x, y)
-            steps.append(_launch(kernel, config, (x, y, sums, layout), variant.slots))
-        summers = _summers(parts)
-        totals = Config((count * variant.rows * COLUMNS * summers // THREADS,), (THREADS,))
-        args = (sums, w, parts, summers, layout)
-        steps.append(_launch("weight_total", totals, args, variant.slots))
-    return Plan(tuple(steps), scratch.nbytes)
-
-
-def _digits(n: int, extents: Shape) -> tuple[int, ...]:
-    """n positions as images and steps along each axis."""
-    digits = []
-    for extent in reversed(extents):
-        n, digit = divmod(n, max(1, extent))
-        digits.append(digit)
-    return (n, *reversed(digits))
 
 
 # ---- groups of one channel -----------------------------------------------------------------------
@@ -266,7 +223,7 @@ def _depthwise(device: Device, conv: Convolution, arrays: Arrays, *, is_gradient
     config = Config((ceil_div(channels * math.prod(_strips(written)), THREADS),), (THREADS,))
     args = (*arrays, _depthwise_layout(conv, written, (arrays[0], arrays[-1])))
     slots = small_variant(device, arrays[0].dtype).slots
-    return Plan((_launch(kernel, config, args, slots),))
+    return Plan((launch(kernel, config, args, slots),))
 
 
 def _depthwise_weight(device: Device, conv: Convolution, x: Spec, y: Spec, w: Spec) -> Plan:
@@ -276,12 +233,12 @@ def _depthwise_weight(device: Device, conv: Convolution, x: Spec, y: Spec, w: Sp
     parts = min(wanted, conv.batch) if math.prod(conv.output) else 0
     scratch = ScratchMemory()
     sums = scratch.take(parts * w.size, computed_in(w.dtype)) if parts else None
-    steps = [_total(device, w.dtype, sums, w, parts)]
+    steps = [total(device, w.dtype, sums, w, parts)]
     if parts:
         config = Config((parts * tiles * conv.filters,), (THREADS,))
         args = (x, y, sums, parts, _depthwise_layout(conv, conv.output, (x, y)))
         steps.insert(
-            0, _launch("depthwise_weight", config, args, small_variant(device, w.dtype).slots)
+            0, launch("depthwise_weight", config, args, small_variant(device, w.dtype).slots)
         )
     return Plan(tuple(steps), scratch.nbytes)
 
@@ -290,9 +247,9 @@ def _depthwise_layout(conv: Convolution, walked: Shape, arrays: tuple[Spec, Spec
     """Strips are those of the positions that threads walk through."""
     strips = _strips(walked)
     return by_value(
-        image=_axes(conv.image),
-        output=_axes(conv.output),
-        **_taps(conv),
+        image=axes(conv.image),
+        output=axes(conv.output),
+        **taps(conv),
         batch=np.int32(conv.batch),
         groups=np.int32(conv.group),
         filters=np.int32(conv.group_filters),
@@ -333,38 +290,7 @@ def _checked(convolution: Convolution) -> Convolution:
     return conv
 
 
-def _axes(numbers: Shape) -> np.ndarray:
-    return np.array(numbers, np.int32)
-
-
-def _taps(conv: Convolution) -> dict[str, np.ndarray]:
-    """Fields of all layouts."""
-    return {
-        "kernel": _axes(conv.kernel),
-        "stride": _axes(conv.strides),
-        "dilation": _axes(conv.dilations),
-        "pad": _axes(conv.pads),
-    }
-
-
 def _tap_steps(conv: Convolution) -> Shape:
     """Taps of the kernel from one that a residue of the stride has to its next."""
     pairs = zip(conv.strides, conv.dilations, strict=True)
     return tuple(stride // math.gcd(stride, dilation) for stride, dilation in pairs)
-
-
-def _launch(kernel: str, config: Config, args: tuple[object, ...], of: dict[str, str]) -> Launch:
-    return Launch(f"conv__{kernel}", config, args, of)
-
-
-def _total(device: Device, dtype: Dtype, sums: Scratch | None, total: Spec, parts: int) -> Launch:
-    """The sums of all parts."""
-    summers = _summers(parts)
-    config = Config((ceil_div(total.size * summers, THREADS),), (THREADS,))
-    args = (sums, total, parts, summers, total.size)
-    return _launch("total", config, args, small_variant(device, dtype).slots)
-
-
-def _summers(parts: int) -> int:
-    """Threads that add up the parts of one number."""
-    return 1 if parts <= SUMMERS else SUMMERS

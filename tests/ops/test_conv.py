@@ -60,6 +60,11 @@ def planned(name: str, device: Device, layer, wanted: str, dtype=FLOAT16):
     return op.plan(device, *given, *kept)
 
 
+def symbols(plan) -> list[str]:
+    """Kernels in the order of their launches."""
+    return [step.symbol for step in plan.steps]
+
+
 @gradients
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 @pytest.mark.parametrize("device", DEVICES, ids=["7.0", "9.0"])
@@ -76,14 +81,24 @@ def test_scratch_memory_of_a_million_depthwise_filters_is_bounded() -> None:
 @gradients
 @pytest.mark.parametrize("layer", LAYERS[:5], ids=str)
 def test_a_gradient_that_is_not_wanted_costs_nothing(name, layer) -> None:
-    """All together are launched as each alone."""
-    alone = [planned(name, DEVICES[1], layer, wanted) for wanted in "XWB"]
-    every = planned(name, DEVICES[1], layer, "XWB")
-    assert [s.symbol for s in every.steps] == [s.symbol for p in alone for s in p.steps]
-    for wanted in ("XW", "XB", "WB"):
-        parts = [plan for plan, one in zip(alone, "XWB", strict=True) if one in wanted]
-        found = planned(name, DEVICES[1], layer, wanted)
-        assert [s.symbol for s in found.steps] == [s.symbol for p in parts for s in p.steps]
+    """Those that are launch what each does alone; but dB of a Conv is summed by dW's launches."""
+    alone = {one: symbols(planned(name, DEVICES[1], layer, one)) for one in "XWB"}
+    *_, group = layer
+    by_weight = name == "ConvGrad" and group == 1
+    for wanted in ("XWB", "XW", "XB", "WB"):
+        found = symbols(planned(name, DEVICES[1], layer, wanted))
+        launching = wanted.replace("B", "") if by_weight and "W" in wanted else wanted
+        assert found == [symbol for one in launching for symbol in alone[one]]
+
+
+def test_the_gradient_of_a_bias_alone_reads_no_x() -> None:
+    """Its blocks have tiles of rows alone; float32 has a kernel of its own."""
+    for dtype, kernels in ((FLOAT16, ("weight_y_lines", "total")), (FLOAT32, ("channel_sums",))):
+        found = planned("ConvGrad", DEVICES[1], LAYERS[1], "B", dtype)
+        assert symbols(found)[: len(kernels)] == [f"conv__{kernel}" for kernel in kernels]
+    step, _ = planned("ConvGrad", DEVICES[1], LAYERS[1], "B").steps
+    layout = step.args[-1]
+    assert (layout["channels"], layout["padded_channels"], layout["tiles"]) == (0, 0, 1)
 
 
 @floats
