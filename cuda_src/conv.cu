@@ -6,6 +6,7 @@
 // have kernels of their own.
 #include "conv/depthwise.cuh"
 #include "conv/image.cuh"
+#include "conv/pointwise.cuh"
 #include "conv/weight.cuh"
 
 // The type of the arrays.
@@ -30,6 +31,7 @@ namespace cto {
 using namespace conv::depthwise;
 using namespace conv::image;
 using namespace conv::lines;
+using namespace conv::pointwise;
 using namespace conv::tile;
 using namespace conv::weight;
 
@@ -44,6 +46,13 @@ constexpr int MOST_BLOCKS = 1;
 constexpr int MOST_BLOCKS = 2;
 #endif
 constexpr int IMAGE_BLOCKS = MOST_BLOCKS + (CTO_ROWS == 32 && sizeof(T) == 2);
+// Of 1 x 1 convolutions, whose blocks are short: one begins while others end. For 7.0, three would have
+// some registers spilled.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+constexpr int LINES_BLOCKS = CTO_ROWS <= 64 ? 3 : 2;
+#else
+constexpr int LINES_BLOCKS = 2;
+#endif
 template <bool LINES>
 using ImageTile = Tile<T, CTO_ROWS, CTO_TF32, !LINES>;
 template <bool Y_LINES, bool X_LINES>
@@ -61,17 +70,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 extern "C" __global__ void __launch_bounds__(THREADS, IMAGE_BLOCKS)
     conv__image(const T* read, const T* packed, const T* bias, T* written, u32 column_tiles,
                 const __grid_constant__ ImageLayout layout) {
-    write_convolution<ImageTile<false>, OFFSET, false>(read, packed, bias, written, column_tiles,
-                                                       layout);
+    write_convolution<ImageTile<false>, OFFSET>(read, packed, bias, written, column_tiles, layout);
 }
 
-// The same where vectors of the lines that are read can be copied.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    conv__image_lines(const T* read, const T* packed, const T* bias, T* written, u32 column_tiles,
+// The same where vectors of the lines that are read and written can be copied.
+extern "C" __global__ void __launch_bounds__(THREADS, LINES_BLOCKS)
+    conv__image_lines(const T* read, const T* packed, const T* bias, T* written, i32 stages,
                       const __grid_constant__ ImageLayout layout) {
+    extern __shared__ __align__(16) u8 shared[];
     if constexpr (sizeof(T) == 2)
-        write_convolution<ImageTile<true>, OFFSET, true>(read, packed, bias, written, column_tiles,
-                                                         layout);
+        write_convolution_of_lines<ImageTile<true>>(read, packed, bias, written, layout, stages,
+                                                    reinterpret_cast<T*>(shared));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
@@ -88,10 +97,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         sum_weights<WeightTileOf<true, false>, OFFSET>(x, y, sums, y_sums, layout);
 }
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    conv__weight_lines(const T* x, const T* y, A* sums, A* y_sums,
+    conv__weight_lines(const T* x, const T* y, A* sums, A* y_sums, i32 stages,
                        const __grid_constant__ WeightLayout layout) {
+    extern __shared__ __align__(16) u8 shared[];
     if constexpr (sizeof(T) == 2)
-        sum_weights<WeightTileOf<true, true>, OFFSET>(x, y, sums, y_sums, layout);
+        sum_weights_of_lines<WeightTileOf<true, true>>(x, y, sums, y_sums, layout, stages,
+                                                       reinterpret_cast<T*>(shared));
 }
 
 // W, and where more blocks are launched than it takes the gradient of a bias.

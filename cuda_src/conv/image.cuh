@@ -258,31 +258,41 @@ __device__ __forceinline__ i64 place_of_row(const ImageLayout& layout, i32 row) 
     return place;
 }
 
-// Rounds D, by way of shared memory, so that a warp writes neighbouring columns of one row.
+// Rounds a slab of D; the bias is the group's. Rows of a slab in memory are SLAB_PITCH apart.
+constexpr int SLAB_GAP = 16;  // bytes
+template <class Tile>
+constexpr int SLAB_PITCH = COLUMNS + SLAB_GAP / sizeof(typename Tile::E);
+
+template <class Tile>
+__device__ __forceinline__ void round_slab(const Product<Tile>& product, int number,
+                                           const ImageLayout& layout, int first_row,
+                                           const typename Tile::E* bias, typename Tile::E* slab) {
+    using Sum = typename Tile::Sum;
+    static_assert(Product<Tile>::SLAB * SLAB_PITCH<Tile> <= 2 * Tile::STAGE);
+    __syncthreads();
+    product.each_pair_of(number, [&](int in_slab, int at, const Sum* sums) {
+        const int row = first_row + Product<Tile>::row_of(number, in_slab);
+        const Sum more = bias && row < layout.rows ? to_acc(bias[row]) : Sum(0);
+        const Sum both[2] = {sums[0] + more, sums[1] + more};
+        vec::round_pair(both, slab + in_slab * SLAB_PITCH<Tile> + at);
+    });
+    __syncthreads();
+}
+
+// Writes D by way of shared memory, so that a warp writes neighbouring columns of one row.
 template <class Tile>
 __device__ __forceinline__ void write_image(const Product<Tile>& product, const ImageLayout& layout,
                                             const Place& place, const i64* places,
                                             const typename Tile::E* bias, typename Tile::E* written,
-                                            u8* memory) {
-    using E = typename Tile::E;
-    using Sum = typename Tile::Sum;
+                                            typename Tile::E* slab) {
     using Product = Product<Tile>;
-    constexpr int PITCH = COLUMNS + Tile::GROUP;
-    static_assert(Product::SLAB * PITCH <= 2 * Tile::STAGE);
-    E* const slab = reinterpret_cast<E*>(memory);
-    const int column = threadIdx.x % COLUMNS, rows = layout.rows - place.first_row;
-    const i64 plane = volume(layout.written), to = places[column];
-    if (bias) bias += place.group * layout.rows + place.first_row;
+    const int column = threadIdx.x % COLUMNS;
+    const i64 to = places[column];
+    const i64 plane = volume(layout.written);
+    if (bias) bias += place.group * layout.rows;
 #pragma unroll
     for (int i = 0; i < Product::DOWN; ++i) {
-        __syncthreads();
-        product.each_pair_of(i, [&](int in_slab, int at, const Sum* sums) {
-            const int row = Product::row_of(i, in_slab);
-            const Sum more = bias && row < rows ? to_acc(bias[row]) : Sum(0);
-            const Sum both[2] = {sums[0] + more, sums[1] + more};
-            vec::round_pair(both, slab + in_slab * PITCH + at);
-        });
-        __syncthreads();
+        round_slab<Tile>(product, i, layout, place.first_row, bias, slab);
         if (to < 0) continue;
         if (layout.of_channel > 1) {
 #pragma unroll 1
@@ -290,7 +300,7 @@ __device__ __forceinline__ void write_image(const Product<Tile>& product, const 
                  in_slab += THREADS / COLUMNS) {
                 const int row = place.first_row + Product::row_of(i, in_slab);
                 if (row >= layout.rows) break;
-                written[to + place_of_row(layout, row)] = slab[in_slab * PITCH + column];
+                written[to + place_of_row(layout, row)] = slab[in_slab * SLAB_PITCH<Tile> + column];
             }
             continue;
         }
@@ -298,7 +308,8 @@ __device__ __forceinline__ void write_image(const Product<Tile>& product, const 
         for (int in_slab = threadIdx.x / COLUMNS; in_slab < Product::SLAB;
              in_slab += THREADS / COLUMNS) {
             const int row = place.first_row + Product::row_of(i, in_slab);
-            if (row < layout.rows) written[to + row * plane] = slab[in_slab * PITCH + column];
+            if (row < layout.rows)
+                written[to + row * plane] = slab[in_slab * SLAB_PITCH<Tile> + column];
         }
     }
 }
@@ -349,38 +360,7 @@ __device__ __forceinline__ void sum_gathered(Product<Tile>& product, const typen
     }
 }
 
-// Sums over channels of 1 x 1 convolutions, whose columns lie side by side.
-template <class Tile>
-__device__ __forceinline__ void sum_lines(Product<Tile>& product, const typename Tile::E* read,
-                                          const typename Tile::E* packed, typename Tile::E* parts,
-                                          const ImageLayout& layout, const Place& place) {
-    const i64 plane = volume(layout.read);
-    LineReader<Tile, COLUMNS> lines{read + place.group * layout.depth * plane,
-                                    layout.groups * layout.depth * plane, plane, layout.depth};
-    const typename Tile::E* a =
-        packed + static_cast<i64>(place.tile) * layout.parts * (Tile::DEPTH * Tile::ROWS);
-    const auto copy = [&](typename Tile::E* part) {
-        copy_packed<Tile>(part, a);
-        lines.template copy<Tile::DEPTH>(part + Tile::A_SIZE, place.first_column, place.columns);
-        async_copy::commit();
-        lines.channels += Tile::DEPTH * plane;
-        lines.count -= Tile::DEPTH;
-        a += Tile::DEPTH * Tile::ROWS;
-    };
-    const bool works = product.first_row < layout.rows - place.first_row;
-    int part = 0;
-    copy(parts);
-    for (int rest = layout.parts; rest > 0; --rest) {
-        async_copy::wait<0>();
-        __syncthreads();
-        if (rest > 1) copy(parts + (Tile::STAGE - part));
-        if (works) product.add(parts + part, 0);
-        if (works) product.add(parts + part, 1);
-        part = Tile::STAGE - part;
-    }
-}
-
-template <class Tile, class Offset, bool LINES>
+template <class Tile, class Offset>
 __device__ __forceinline__ void write_convolution(const typename Tile::E* read,
                                                   const typename Tile::E* packed,
                                                   const typename Tile::E* bias,
@@ -400,12 +380,9 @@ __device__ __forceinline__ void write_convolution(const typename Tile::E* read,
     if (threadIdx.x < COLUMNS) places[threadIdx.x] = place_of_column(layout, place, threadIdx.x);
     Product<Tile> product;
     E* const parts = reinterpret_cast<E*>(memory);
-    if constexpr (LINES)
-        sum_lines<Tile>(product, read, packed, parts, layout, place);
-    else
-        sum_gathered<Tile, Offset>(product, read, packed, parts, layout, place);
+    sum_gathered<Tile, Offset>(product, read, packed, parts, layout, place);
     __syncthreads();  // also for the places of columns
-    write_image<Tile>(product, layout, place, places, bias, written, memory);
+    write_image<Tile>(product, layout, place, places, bias, written, parts);
 }
 
 // ---- A ------------------------------------------------------------------------------------------

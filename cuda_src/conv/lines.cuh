@@ -68,4 +68,34 @@ __device__ __forceinline__ void copy_packed(typename Tile::E* part,
     }
 }
 
+// ---- parts on their way ---------------------------------------------------------------------------
+
+// Calls add(part) for `count` parts, whose copies copy(part) begins, in their order: into so many
+// stages, 2 or 4, that all but one are on their way while one is added. Two make fewest demands on
+// memory; few blocks need four to have enough on its way.
+template <class Tile, class Copy, class Add>
+__device__ __forceinline__ void add_parts(typename Tile::E* parts, i64 count, int stages,
+                                          const Copy& copy, const Add& add) {
+    const int end = stages * Tile::STAGE;
+    i64 to_copy = count;
+    int to = 0, from = 0;
+    const auto begin = [&] {
+        if (to_copy-- > 0) copy(parts + to);
+        async_copy::commit();  // also none, so that as many groups are on their way
+        to = to + Tile::STAGE == end ? 0 : to + Tile::STAGE;
+    };
+    for (int i = 1; i < stages; ++i) begin();
+    for (i64 rest = count; rest > 0; --rest) {
+        if (stages == 2)
+            async_copy::wait<0>();
+        else
+            async_copy::wait<2>();
+        __syncthreads();
+        begin();
+        add(parts + from);
+        from = from + Tile::STAGE == end ? 0 : from + Tile::STAGE;
+    }
+    async_copy::wait<0>();
+}
+
 }  // namespace cto::conv::lines

@@ -171,12 +171,36 @@ struct WeightReader {
     }
 };
 
+// D as sums of this block.
+template <class Tile>
+__device__ __forceinline__ void write_sums(const Product<Tile>& product, typename Tile::Sum* sums) {
+    using Sum = typename Tile::Sum;
+    Sum* const to = sums + static_cast<i64>(blockIdx.x) * (Tile::ROWS * COLUMNS);
+#pragma unroll
+    for (int i = 0; i < Product<Tile>::DOWN; ++i)
+        product.each_pair_of(i, [&](int in_slab, int column, const Sum* pair) {
+            using Pair = vec::Vec<Sum, 2>;
+            const int row = Product<Tile>::row_of(i, in_slab);
+            *reinterpret_cast<Pair*>(to + row * COLUMNS + column) = Pair{pair[0], pair[1]};
+        });
+}
+
+// A tile's sums of Y, of one part.
+template <class Tile>
+__device__ __forceinline__ void write_y_sums(const RowSums<Tile>& row_sums, float* y_sums, u32 part,
+                                             const WeightTile& tile, const WeightLayout& layout) {
+    if (!y_sums) return;
+    const i64 group = static_cast<i64>(part) * layout.groups + tile.group;
+    row_sums.write(y_sums + group * layout.rows + tile.first_row, layout.rows - tile.first_row);
+}
+
 // Sums of one part: (part, tile, ROWS, COLUMNS); and of Y, where they are wanted: (part, filter).
 template <class Tile, class Offset>
 __device__ __forceinline__ void sum_weights(const typename Tile::E* x, const typename Tile::E* y,
                                             typename Tile::Sum* sums, typename Tile::Sum* y_sums,
                                             const WeightLayout& layout) {
     constexpr bool SUMS_Y = sizeof(typename Tile::E) == 2;
+    static_assert(!Tile::BY_COLUMNS);
     using E = typename Tile::E;
     using Sum = typename Tile::Sum;
     using Reader = WeightReader<Tile, Offset>;
@@ -197,20 +221,15 @@ __device__ __forceinline__ void sum_weights(const typename Tile::E* x, const typ
     const bool works = product.first_row < layout.rows - tile.first_row &&
                        product.first_column < n_columns - tile.first_column;
     Reader reader(layout, tile, columns, x, y, begin, end);
-    const i64 of_x = volume(layout.image), of_y = volume(layout.output);
+    const i64 of_y = volume(layout.output);
     const LineReader<Tile, Tile::DEPTH> y_lines{reader.y, layout.groups * layout.rows * of_y, of_y,
                                                 layout.rows - tile.first_row};
-    const LineReader<Tile, Tile::DEPTH> x_lines{reader.x + tile.first_column * of_x,
-                                                layout.groups * layout.channels * of_x, of_x,
-                                                layout.channels - tile.first_column};
     RowSums<Tile> row_sums(SUMS_Y && y_sums && tile.first_column == 0);
     E* const parts = reinterpret_cast<E*>(memory);
     int part = 0;
     Group<E> rows_of[Reader::ROW_GROUPS], columns_of[Reader::COLUMN_GROUPS];
     const auto copy_lines = [&](E* to, i64 first) {
         if constexpr (Tile::BY_ROWS) y_lines.template copy<Tile::ROWS>(to, first, end);
-        if constexpr (Tile::BY_COLUMNS)
-            x_lines.template copy<COLUMNS>(to + Tile::A_SIZE, first, end);
         async_copy::commit();
     };
     copy_lines(parts, begin);
@@ -218,41 +237,69 @@ __device__ __forceinline__ void sum_weights(const typename Tile::E* x, const typ
         reader.gather_a(rows_of);
         reader.store_a(parts, rows_of);
     }
-    if constexpr (!Tile::BY_COLUMNS) {
-        reader.gather_b(columns_of);
-        reader.store_b(parts, columns_of);
-    }
+    reader.gather_b(columns_of);
+    reader.store_b(parts, columns_of);
     for (i64 at = begin; at < end; at += Tile::DEPTH) {
         async_copy::wait<0>();
         __syncthreads();
         E* const next = parts + (Tile::STAGE - part);
         copy_lines(next, at + Tile::DEPTH);
-        if constexpr (!(Tile::BY_ROWS && Tile::BY_COLUMNS)) reader.advance();
+        reader.advance();
         if constexpr (!Tile::BY_ROWS) reader.gather_a(rows_of);
-        if constexpr (Tile::BY_ROWS && !Tile::BY_COLUMNS) reader.gather_b(columns_of);
+        if constexpr (Tile::BY_ROWS) reader.gather_b(columns_of);
         if (works) product.add(parts + part, 0);
         if constexpr (SUMS_Y) row_sums.add(parts + part, 0);
         if constexpr (!Tile::BY_ROWS) reader.store_a(next, rows_of);
-        if constexpr (!Tile::BY_ROWS && !Tile::BY_COLUMNS) reader.gather_b(columns_of);
+        if constexpr (!Tile::BY_ROWS) reader.gather_b(columns_of);
         if (works) product.add(parts + part, 1);
         if constexpr (SUMS_Y) row_sums.add(parts + part, 1);
-        if constexpr (!Tile::BY_COLUMNS) reader.store_b(next, columns_of);
+        reader.store_b(next, columns_of);
         part = Tile::STAGE - part;
     }
     async_copy::wait<0>();
-    if constexpr (SUMS_Y)
-        row_sums.write(y_sums + part_of_sum * layout.groups * layout.rows +
-                           tile.group * layout.rows + tile.first_row,
-                       layout.rows - tile.first_row);
-    if (!works) return;  // no weight has these sums
-    Sum* const to = sums + static_cast<i64>(blockIdx.x) * (Tile::ROWS * COLUMNS);
+    if constexpr (SUMS_Y) write_y_sums(row_sums, y_sums, part_of_sum, tile, layout);
+    if (works) write_sums<Tile>(product, sums);  // else no weight has them
+}
+
+// The same of 1 x 1 convolutions whose lines are vectors. `parts` is as many stages.
+template <class Tile>
+__device__ __forceinline__ void sum_weights_of_lines(
+    const typename Tile::E* x, const typename Tile::E* y, typename Tile::Sum* sums,
+    typename Tile::Sum* y_sums, const WeightLayout& layout, int stages, typename Tile::E* parts) {
+    using E = typename Tile::E;
+    const u32 part_of_sum = blockIdx.x / static_cast<u32>(layout.tiles);
+    const WeightTile tile =
+        weight_tile(layout, blockIdx.x - part_of_sum * layout.tiles, Tile::ROWS);
+    const i64 begin = part_of_sum * layout.positions_of_part;
+    const i64 end = min(begin + layout.positions_of_part, layout.positions);
+    const i64 plane = volume(layout.output);
+    const i64 of_y = static_cast<i64>(tile.group) * layout.rows + tile.first_row;
+    const i64 of_x = static_cast<i64>(tile.group) * layout.channels + tile.first_column;
+    const LineReader<Tile, Tile::DEPTH> y_lines{
+        y + of_y * plane, layout.groups * layout.rows * plane, plane, layout.rows - tile.first_row};
+    const LineReader<Tile, Tile::DEPTH> x_lines{x + of_x * plane,
+                                                layout.groups * layout.channels * plane, plane,
+                                                layout.channels - tile.first_column};
+    Product<Tile> product;
+    RowSums<Tile> row_sums(y_sums && tile.first_column == 0);
+    const bool works = product.first_row < layout.rows - tile.first_row &&
+                       product.first_column < layout.channels - tile.first_column;
+    i64 at = begin;
+    const auto copy = [&](E* part) {
+        y_lines.template copy<Tile::ROWS>(part, at, end);
+        x_lines.template copy<COLUMNS>(part + Tile::A_SIZE, at, end);
+        at += Tile::DEPTH;
+    };
+    const i64 count = divide(end - begin + Tile::DEPTH - 1, Tile::DEPTH);
+    add_parts<Tile>(parts, count, stages, copy, [&](const E* part) {
 #pragma unroll
-    for (int i = 0; i < Product<Tile>::DOWN; ++i)
-        product.each_pair_of(i, [&](int in_slab, int column, const Sum* pair) {
-            using Pair = vec::Vec<Sum, 2>;
-            const int row = Product<Tile>::row_of(i, in_slab);
-            *reinterpret_cast<Pair*>(to + row * COLUMNS + column) = Pair{pair[0], pair[1]};
-        });
+        for (int half = 0; half < 2; ++half) {
+            if (works) product.add(part, half);
+            row_sums.add(part, half);
+        }
+    });
+    write_y_sums(row_sums, y_sums, part_of_sum, tile, layout);
+    if (works) write_sums<Tile>(product, sums);
 }
 
 // ---- sums of parts ------------------------------------------------------------------------------

@@ -32,11 +32,12 @@ from .conv_variants import (
     MAX_OFFSET,
     THREADS,
     Variant,
+    image_has_lines,
     image_variant,
-    lines_of_image,
     residues,
     small_variant,
     spread,
+    stages,
     weight_variant,
 )
 from .conv_weight import SUMS_NBYTES, summed_weight
@@ -132,14 +133,20 @@ def _written(
         return _depthwise(device, conv, arrays, is_gradient=is_gradient)
     walked = spread(conv) if is_gradient and arrays[2] is None else conv
     variant = image_variant(device, walked, written.dtype, tf32, is_gradient=is_gradient)
-    return _image(walked, variant, arrays, is_gradient=is_gradient, of=conv)
+    return _image(device, walked, variant, arrays, is_gradient=is_gradient, of=conv)
 
 
 # ---- matrix products -----------------------------------------------------------------------------
 
 
 def _image(
-    conv: Convolution, variant: Variant, arrays: Arrays, *, is_gradient: bool, of: Convolution
+    device: Device,
+    conv: Convolution,
+    variant: Variant,
+    arrays: Arrays,
+    *,
+    is_gradient: bool,
+    of: Convolution,
 ) -> Plan:
     """A convolution or its data gradient, of so many tiles of rows at a time as W is packed of.
 
@@ -179,10 +186,15 @@ def _image(
         )
         packs = Config((count * math.prod(conv.kernel) * parts,), (THREADS,))
         steps.append(launch("pack", packs, (w, packed, layout), variant.slots))
-        blocks = Config((count * column_tiles * math.prod(of_axes),), (THREADS,))
-        args = (read, packed, bias, written, column_tiles, layout)
-        kernel = "image" + lines_of_image(conv, read)
-        steps.append(launch(kernel, blocks, args, variant.slots))
+        blocks = count * column_tiles * math.prod(of_axes)
+        given = (read, packed, bias, written)
+        if image_has_lines(conv, read, written):
+            n = stages(device)
+            config = Config((blocks,), (THREADS,), variant.stages_nbytes(n, weight=False))
+            steps.append(launch("image_lines", config, (*given, n, layout), variant.slots))
+        else:
+            config = Config((blocks,), (THREADS,))
+            steps.append(launch("image", config, (*given, column_tiles, layout), variant.slots))
     return Plan(tuple(steps), scratch.nbytes)
 
 

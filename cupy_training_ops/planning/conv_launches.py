@@ -15,6 +15,7 @@ SUMMERS = 8  # threads that add up many parts of one number
 
 
 def axes(numbers: Shape) -> np.ndarray:
+    """A field of a layout."""
     return np.array(numbers, np.int32)
 
 
@@ -29,6 +30,7 @@ def taps(conv: Convolution) -> dict[str, np.ndarray]:
 
 
 def launch(kernel: str, config: Config, args: tuple[object, ...], of: dict[str, str]) -> Launch:
+    """Of a kernel of cuda_src/conv.cu, compiled with these slots."""
     return Launch(f"conv__{kernel}", config, args, of)
 
 

@@ -18,6 +18,7 @@ THREADS = 256
 COLUMNS = 128  # of a tile
 BLOCKS = 2  # of a multiprocessor
 PART_NBYTES = 64  # of a row of a tile, of which the sum is
+MANY_STAGES_NBYTES = 160 * 1024  # of shared memory of a block
 LINE_ELEMENTS = 4  # of 2 bytes, of which lines have multiples where vectors of them are copied
 SPREAD_ROWS = 32  # of a tile, into which the residues of all channels have to fit
 MAX_DEPTHWISE_FILTERS = 4  # of a group of one channel, beyond which a matrix product is better
@@ -50,6 +51,13 @@ class Variant:
     def depth(self) -> int:
         """Elements of a sum that are in shared memory at a time."""
         return PART_NBYTES // self.dtype.itemsize
+
+    def stages_nbytes(self, stages: int, *, weight: bool) -> int:
+        """Of so many parts of A and B in shared memory, where they are copied in vectors."""
+        by_k = self.depth * (self.rows + COLUMNS + 2 * VEC_NBYTES // self.dtype.itemsize)
+        a = self.rows * (self.depth + VEC_NBYTES // self.dtype.itemsize)
+        b = COLUMNS * (self.depth + VEC_NBYTES // self.dtype.itemsize)
+        return stages * (a + b if weight else by_k) * self.dtype.itemsize
 
     def padded(self, channels: int) -> int:
         """To a multiple of those that are stored together."""
@@ -91,9 +99,9 @@ def weight_variant(device: Device, conv: Convolution, dtype: Dtype, tf32: bool) 
     return Variant(dtype, min(choices(device, dtype), key=cost), _rounds(device, dtype, tf32))
 
 
-def lines_of_image(conv: Convolution, read: Spec) -> str:
-    """The suffix of the kernel that copies vectors of lines as they lie, where it can."""
-    return "_lines" if _is_single(conv) and _has_vectors(read) else ""
+def image_has_lines(conv: Convolution, read: Spec, written: Spec) -> bool:
+    """Whether vectors of lines are copied as they lie."""
+    return _is_single(conv) and _has_vectors(read) and written.aligned
 
 
 def lines_of_weight(conv: Convolution, x: Spec, y: Spec) -> str:
@@ -112,6 +120,11 @@ def _is_single(conv: Convolution) -> bool:
     """Whether each position reads the one that it is."""
     is_single = math.prod(conv.kernel) == math.prod(conv.strides) == 1 and not any(conv.pads)
     return is_single and conv.image == conv.output
+
+
+def stages(device: Device) -> int:
+    """Parts of a sum over lines in shared memory; many where two blocks have room for them."""
+    return 4 if device.max_shared_nbytes >= MANY_STAGES_NBYTES else 2
 
 
 def choices(device: Device, dtype: Dtype) -> list[int]:

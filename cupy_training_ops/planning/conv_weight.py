@@ -13,7 +13,7 @@ from ..numerics import computed_in
 from ..plan import Config, Device, Launch, Plan, Scratch, ScratchMemory, by_value, ceil_div
 from ..schema import Spec
 from .conv_launches import axes, launch, summers, taps, total
-from .conv_variants import COLUMNS, THREADS, Variant, lines_of_weight, parts_of_sum
+from .conv_variants import COLUMNS, THREADS, Variant, lines_of_weight, parts_of_sum, stages
 
 SUMS_NBYTES = 32 * 1024**2  # of sums of parts, at a time
 
@@ -44,16 +44,12 @@ def summed_weight(device: Device, conv: Convolution, variant: Variant, arrays: A
     """
     x, y, w, bias = arrays
     split = _split(device, conv, variant, y)
+    if w is None:
+        return Plan() if bias is None else _bias(device, conv, variant, split, (x, y, bias))
     scratch = ScratchMemory()
-    y_sums = None
+    y_sums = sums = None
     if bias is not None and split.parts:
         y_sums = scratch.take(split.parts * conv.filters, computed_in(y.dtype))
-    if w is None:
-        steps = [] if bias is None else [total(device, y.dtype, y_sums, bias, split.parts)]
-        if y_sums is not None:
-            steps.insert(0, _sums_of_y(conv, variant, split, (x, y, None, y_sums)))
-        return Plan(tuple(steps), scratch.nbytes)
-    sums = None
     if split.parts:
         elements = split.at_once * split.parts * variant.rows * COLUMNS
         sums = scratch.take(elements, computed_in(y.dtype))
@@ -62,12 +58,32 @@ def summed_weight(device: Device, conv: Convolution, variant: Variant, arrays: A
         tiles = (first, min(split.at_once, split.tiles - first))
         layout = _layout(conv, variant, split, tiles)
         if split.parts:
-            config = Config((tiles[1] * split.parts,), (THREADS,))
-            kernel = "weight" + lines_of_weight(conv, x, y)
-            steps.append(launch(kernel, config, (x, y, sums, y_sums, layout), variant.slots))
+            blocks = tiles[1] * split.parts
+            steps.append(_sums(device, conv, variant, blocks, (x, y, sums, y_sums), layout))
         of_bias = bias if sum(tiles) == split.tiles else None
         steps.append(_totals(variant, split.parts, tiles[1], (sums, w, y_sums, of_bias), layout))
     return Plan(tuple(steps), scratch.nbytes)
+
+
+def _bias(
+    device: Device,
+    conv: Convolution,
+    variant: Variant,
+    split: Split,
+    arrays: tuple[Spec, Spec, Spec],
+) -> Plan:
+    """A bias alone, by blocks that have no columns."""
+    x, y, bias = arrays
+    if not split.parts:
+        return Plan((total(device, y.dtype, None, bias, 0),), 0)
+    scratch = ScratchMemory()
+    y_sums = scratch.take(split.parts * conv.filters, computed_in(y.dtype))
+    layout, blocks = _layout(conv, variant, split, None), split.row_tiles * split.parts
+    steps = (
+        _sums(device, conv, variant, blocks, (x, y, None, y_sums), layout),
+        total(device, y.dtype, y_sums, bias, split.parts),
+    )
+    return Plan(steps, scratch.nbytes)
 
 
 def _split(device: Device, conv: Convolution, variant: Variant, y: Spec) -> Split:
@@ -83,14 +99,23 @@ def _split(device: Device, conv: Convolution, variant: Variant, y: Spec) -> Spli
     return Split(row_tiles, column_tiles, at_once, positions, span, parts)
 
 
-def _sums_of_y(
-    conv: Convolution, variant: Variant, split: Split, arrays: tuple[Spec, Spec, None, Scratch]
+def _sums(
+    device: Device,
+    conv: Convolution,
+    variant: Variant,
+    blocks: int,
+    arrays: tuple[Spec, Spec, Scratch | None, Scratch | None],
+    layout: np.void,
 ) -> Launch:
-    """Those alone: of a product without columns."""
-    config = Config((split.row_tiles * split.parts,), (THREADS,))
-    kernel = "weight" + lines_of_weight(conv, *arrays[:2])
-    layout = _layout(conv, variant, split, None)
-    return launch(kernel, config, (*arrays, layout), variant.slots)
+    """Sums of parts of W, and of Y."""
+    lines = lines_of_weight(conv, *arrays[:2])
+    args: tuple[object, ...] = (*arrays, layout)
+    shared_nbytes = 0
+    if lines == "_lines":
+        args = (*arrays, stages(device), layout)
+        shared_nbytes = variant.stages_nbytes(stages(device), weight=True)
+    config = Config((blocks,), (THREADS,), shared_nbytes)
+    return launch("weight" + lines, config, args, variant.slots)
 
 
 def _layout(

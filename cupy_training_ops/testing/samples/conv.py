@@ -71,6 +71,7 @@ CALLS = (
         (FLOAT16,),
     ),
     Call("pointwise", (2, 12, 4, 6), 20, (1, 1), {}, (FLOAT16, BFLOAT16)),
+    Call("pointwise-long", (3, 40, 4, 7), 150, (1, 1), {}, (FLOAT16, BFLOAT16)),
     Call("pointwise-strided", (2, 12, 5, 7), 9, (1, 1), {"strides": (2, 2)}, (FLOAT32,)),
     Call("same-upper", (1, 3, 8, 7), 4, (4, 3), {"auto_pad": "SAME_UPPER"}, (FLOAT32,)),
     Call(
