@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import difflib
 import reprlib
+from collections.abc import Iterable
 from typing import NoReturn
 
 MAX_TEXT = 300  # characters of what was expected, and of what came
+MAX_HINT = 160  # characters about an unknown name; a few words may stand before them
 MAX_BITS = 1024  # of an integer that is written out: float64's range
 
 
@@ -43,6 +46,18 @@ def refuse(op: str, argument: str, expected: str, got: str) -> NoReturn:
     raise ArgumentError(f"{op}: {argument}: expected {cut(expected)}, got {cut(got)}")
 
 
+def unknown(kind: str, name: object, known: Iterable[str], otherwise: str) -> str:
+    """The message for a name that nothing has: the names like it, or what to do otherwise."""
+    text = f"no {kind} {shown(name)}"
+    hints = ""
+    for close in _close(name, known) if isinstance(name, str) else ():
+        longer = f"{hints}, {close}" if hints else f"; did you mean {close}"
+        hints = longer if len(text) + len(longer) < MAX_HINT else hints
+    if hints:
+        return f"{text}{hints}?"
+    return f"{text}; {otherwise}" if len(text) + len(otherwise) < MAX_HINT else text
+
+
 def shown(value: object) -> str:
     """A value in a message: a short text of one line, whatever it is."""
     return " ".join(_SHORT.repr(value).split())
@@ -51,6 +66,22 @@ def shown(value: object) -> str:
 def cut(text: str) -> str:
     """The beginning of a text that is too long for a message."""
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 3]}..."
+
+
+def _close(name: str, known: Iterable[str]) -> list[str]:
+    """At most three names like this one, the likest first; case and underscores do not count."""
+    wanted = _plain(name)[:MAX_HINT]
+
+    def likeness(other: str) -> float:
+        ratio = difflib.SequenceMatcher(None, wanted, _plain(other)).ratio()
+        return max(ratio, 0.6) if wanted and wanted in _plain(other) else ratio
+
+    ranked = sorted(known, key=likeness, reverse=True)
+    return [other for other in ranked[:3] if likeness(other) >= 0.6]
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
 
 
 class _Short(reprlib.Repr):

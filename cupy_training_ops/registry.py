@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .dtypes import ELEMENT_TYPES, Dtype, dtype_name, dtype_names, to_dtype
-from .errors import ArgumentError, DtypeError, OpError, refuse, shown
+from .errors import ArgumentError, DtypeError, OpError, refuse, shown, unknown
 from .frame.checks import Bindings
 from .frame.convert import converted
 from .frame.op import Op
@@ -112,8 +112,8 @@ def get_op(name: str, version: int | None = None) -> type[Op]:
     wanted = name if isinstance(name, str) else ""
     found = [cls for (_, known, _), cls in REGISTRY.items() if known == wanted]
     if not found:
-        close = [known for known in names() if wanted.lower() in known.lower()] or names()
-        raise ArgumentError(f"no operator {shown(name)}; known: {', '.join(close)}")
+        listed = f"`cupy-training-ops ops` lists the {len(names())} there are"
+        raise ArgumentError(unknown("operator", name, names(), listed))
     if not isinstance(version, int | None):
         refuse(name, "version", "an integer", shown(version))
     serving = [c for c in found if version is None or _serves(c, version)]

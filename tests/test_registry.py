@@ -21,6 +21,7 @@ from cupy_training_ops.dtypes import (
     INT64,
     to_dtype,
 )
+from cupy_training_ops.errors import unknown
 from cupy_training_ops.frame.op import Op, snake_case
 from cupy_training_ops.schema import TypeRows, combinations
 from cupy_training_ops.testing.samples import all_samples
@@ -105,11 +106,28 @@ def test_function_names(name, snake) -> None:
     assert snake_case(name) == snake
 
 
-def test_an_unknown_operator_lists_what_is_close() -> None:
-    with pytest.raises(ArgumentError, match=r"no operator 'GistPack1'; known: .*GistPack1Encoder"):
-        get_op("GistPack1")
-    with pytest.raises(ArgumentError, match=r"no operator 'Nothing'; known: .*GistPack8Decoder"):
-        get_op("Nothing")
+@pytest.mark.parametrize(
+    ("name", "close"),
+    [
+        ("GistPack1", "GistPack1Encoder"),
+        ("gist_pack_1_encodr", "GistPack1Encoder"),
+        ("RelluGrad", "ReluGrad"),
+        ("softmaxcrossentropylossinternal", "SoftmaxCrossEntropyLossInternal"),
+    ],
+)
+def test_an_unknown_operator_gets_the_names_like_it(name, close) -> None:
+    with pytest.raises(ArgumentError, match=rf"no operator '{name}'; did you mean .*{close}.*\?$"):
+        get_op(name)
+
+
+@pytest.mark.parametrize("name", ["Nothing", "", "x" * 100_000, max(registry.names(), key=len)])
+def test_a_hint_is_short(name) -> None:
+    for wrong in (f"{name}!", f"{name[:40]}{name[:40]}Q"):
+        with pytest.raises(ArgumentError) as raised:
+            get_op(wrong)
+        assert len(f"Error: {raised.value}") <= 200
+    with pytest.raises(ArgumentError, match=r"`cupy-training-ops ops` lists the \d+ there are$"):
+        get_op("?" + "x" * len(name))
 
 
 def test_an_unknown_version_lists_the_ranges() -> None:
@@ -255,3 +273,9 @@ def test_lookup_says_which_values_are_taken() -> None:
 
 def test_both_providers_run_every_operator() -> None:
     assert registry.by_provider() == {"cuda": registry.names(), "cpu": registry.names()}
+
+
+def test_hints_that_are_too_long_are_left_out() -> None:
+    known = [f"{'x' * 60}{i}" for i in range(3)]
+    message = unknown("operator", "x" * 60, known, "none")
+    assert message == f"no operator {'x' * 60!r}; did you mean {known[0]}?"
