@@ -22,7 +22,6 @@ Mask = NDArray[np.bool_]
 
 SIGN_CODECS = ("binarize", "pack1")  # they keep x > 0, not x: an error of theirs says nothing
 TILE = 8
-SMALLEST = 2.0**-1074
 PIECE = 32_768  # elements that are compared at a time
 # Non-finite and huge values, and differences of them, are part of the measurement.
 _quiet = np.errstate(all="ignore")
@@ -45,11 +44,13 @@ class Fidelity:
     """What was measured; None where a number does not exist (no zero, no error to speak of)."""
 
     max_abs_error: float | None
-    max_rel_error: float | None
+    rmse: float | None
+    cosine: float | None  # of the angle between original and decoded
     snr_db: float | None  # infinite where nothing was lost
     zeros_kept: float | None  # share of the zeros that came back as zeros
     nonfinite: int  # in the original
     overflowed: int  # finite before, infinite after
+    lost: int  # finite before, infinite or NaN after: no error counts them
     dropped: int  # finite before, given up with a non-finite value in their MSFP15 tile
     violations: int
     first_violation: int | None  # its place in row-major order
@@ -86,6 +87,14 @@ class Norm:
         """The norm of all values."""
         return self.largest * math.sqrt(self.squares)
 
+    def root_mean_square(self, n: int) -> float:
+        """That of n values."""
+        return self.largest * math.sqrt(self.squares / n)
+
+    def over(self, other: Norm) -> float:
+        """The quotient of two norms."""
+        return self.largest / other.largest * math.sqrt(self.squares / other.squares)
+
 
 class Measurement:
     """A comparison of arrays that come in parts, of which all but the last are whole tiles."""
@@ -93,12 +102,11 @@ class Measurement:
     def __init__(self, codec: str, keep_nonfinite: bool = False) -> None:
         self.codec = codec
         self.keep_nonfinite = keep_nonfinite
-        self.size = self.zeros = self.zeros_kept = self.nonfinite = 0
-        self.overflowed = self.dropped = self.violations = 0
+        self.size = self.zeros = self.zeros_kept = self.nonfinite = self.compared = 0
+        self.overflowed = self.lost = self.dropped = self.violations = 0
         self.first_violation: int | None = None
         self.max_abs_error: float | None = None
-        self.max_rel_error: float | None = None
-        self.signal, self.noise = Norm(), Norm()
+        self.signal, self.decoded, self.noise = Norm(), Norm(), Norm()
 
     @_quiet
     def add(self, original: NDArray[np.generic], decoded: NDArray[np.generic]) -> None:
@@ -126,7 +134,10 @@ class Measurement:
         self.zeros += int(np.count_nonzero(zeros))
         self.zeros_kept += int(np.count_nonzero(zeros & (y == 0)))
         self.nonfinite += int(np.count_nonzero(~finite))
-        self.overflowed += int(np.count_nonzero(finite & np.isinf(y)))
+        gone = finite & ~np.isfinite(y)
+        if gone.any():
+            self.lost += int(np.count_nonzero(gone))
+            self.overflowed += int(np.count_nonzero(gone & np.isinf(y)))
         if self.codec == "msfp15":
             lost = _is_lost(_largest_of_tile(np.abs(x)))
             if lost.any():
@@ -134,24 +145,27 @@ class Measurement:
 
     def _add_errors(self, x: Float64s, y: Float64s) -> None:
         """Errors and norms of the values that are finite on both sides."""
-        size, error = np.abs(x), np.abs(y - x)
         both = np.isfinite(x) & np.isfinite(y)
         if not both.all():
-            size, error = size[both], error[both]
+            x, y = x[both], y[both]
+        error = np.abs(y - x)
+        self.compared += error.size
         self.max_abs_error = _larger(self.max_abs_error, error)
-        self.max_rel_error = _larger(self.max_rel_error, _relative(error, size))
-        self.signal.add(size)
+        self.signal.add(np.abs(x))
+        self.decoded.add(np.abs(y))
         self.noise.add(error)
 
     def fidelity(self) -> Fidelity:
         """What all parts show together."""
         return Fidelity(
             max_abs_error=self.max_abs_error,
-            max_rel_error=self.max_rel_error,
+            rmse=self.noise.root_mean_square(self.compared) if self.compared else None,
+            cosine=_cosine(self.signal, self.decoded, self.noise),
             snr_db=_snr_db(self.signal.value(), self.noise.value()),
             zeros_kept=self.zeros_kept / self.zeros if self.zeros else None,
             nonfinite=self.nonfinite,
             overflowed=self.overflowed,
+            lost=self.lost,
             dropped=self.dropped,
             violations=self.violations,
             first_violation=self.first_violation,
@@ -226,17 +240,6 @@ def _of_elements(of_tiles: NDArray[Any], n: int) -> NDArray[Any]:
     return np.repeat(of_tiles, TILE)[:n]
 
 
-def _relative(error: Float64s, size: Float64s) -> Float64s:
-    """error / size; 0 where size is 0, and nothing where all are.
-
-    By a product: a mask as index would take twice as long.
-    """
-    nonzero = size > 0
-    if not nonzero.any():
-        return size[:0]
-    return error * nonzero / np.maximum(size, SMALLEST)
-
-
 def _larger(before: float | None, values: Float64s) -> float | None:
     """The largest of a part and the parts before it."""
     if not values.size:
@@ -249,3 +252,12 @@ def _snr_db(signal: float, noise: float) -> float | None:
     if not signal:
         return None
     return 20 * math.log10(signal / noise) if noise else math.inf
+
+
+def _cosine(signal: Norm, decoded: Norm, noise: Norm) -> float | None:
+    """By the law of cosines: the three are the sides of a triangle."""
+    if not signal.largest or not decoded.largest:
+        return None
+    side, opposite = decoded.over(signal), noise.over(signal)
+    cosine = (1 + side * side - opposite * opposite) / (2 * side) if side else math.nan
+    return max(-1.0, min(1.0, cosine)) if math.isfinite(cosine) else None

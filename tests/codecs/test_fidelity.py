@@ -132,7 +132,9 @@ def test_numbers_by_hand():
     x = np.array([4.0, -2.0, 0.0, -0.0, INF, NAN, 1e300], np.float64)
     y = np.array([4.5, -2.5, 0.0, 1e-7, INF, NAN, INF], np.float64)
     f = measure("pack16", x, y)
-    assert (f.max_abs_error, f.max_rel_error, f.zeros_kept) == (0.5, 0.25, 0.5)
+    assert (f.max_abs_error, f.zeros_kept, f.lost) == (0.5, 0.5, 1)
+    assert f.rmse == pytest.approx(np.sqrt(0.5 / 4))
+    assert f.cosine == pytest.approx(23 / np.sqrt(20 * (4.5**2 + 2.5**2)))
     assert f.snr_db == pytest.approx(10 * np.log10(20 / 0.5))
     assert (f.nonfinite, f.overflowed, f.dropped, f.violations) == (2, 1, 0, 3)
 
@@ -143,14 +145,26 @@ def test_snr_is_that_of_the_definition_at_any_scale(rng):
     for scale in (2.0**-1000, 1.0, 2.0**1000):
         f = measure("pack16", x * scale, (x + 1e-3 * noise) * scale)
         assert f.snr_db == pytest.approx(snr, rel=1e-6)
+        assert f.rmse == pytest.approx(scale * 1e-3 * np.sqrt(np.mean(noise**2)), rel=1e-9)
+
+
+def test_the_cosine_is_that_of_the_definition_at_any_angle_and_scale(rng):
+    x, other = rng.standard_normal((2, 999))
+    for y in (x + 0.1 * other, other, -x, 1e3 * x, 1e-3 * other - x):
+        cosine = np.dot(x, y) / np.linalg.norm(x) / np.linalg.norm(y)
+        for scale in (2.0**-1000, 1.0, 2.0**1000):
+            f = measure("pack16", x * scale, y * scale)
+            assert f.cosine == pytest.approx(cosine, abs=1e-12)
 
 
 def test_what_does_not_exist_is_none():
     nothing = measure("pack8", np.empty(0), np.empty(0))
     assert (nothing.max_abs_error, nothing.snr_db, nothing.zeros_kept) == (None, None, None)
+    assert (nothing.rmse, nothing.cosine) == (None, None)
     assert measure("pack8", np.ones(3), np.ones(3)).snr_db == INF
     assert measure("pack1", np.ones(3), np.ones(3)).max_abs_error is None
-    assert measure("pack8", np.zeros(3), np.zeros(3)).max_rel_error is None
+    assert measure("pack8", np.zeros(3), np.zeros(3)).cosine is None
+    assert measure("pack8", np.ones(3), np.zeros(3)).cosine is None
 
 
 def test_dropped_values_are_the_finite_ones_of_lost_tiles(rng):
@@ -172,7 +186,9 @@ def test_parts_show_together_what_the_whole_shows(codec, dtype, rng, monkeypatch
     in_pieces.add(x[:504], decoded[:504])
     in_pieces.add(x[504:], decoded[504:])
     ours, expected = asdict(in_pieces.fidelity()), asdict(whole)
-    assert ours.pop("snr_db") == pytest.approx(expected.pop("snr_db"), abs=1e-9)
+    for name in ("snr_db", "rmse", "cosine"):  # sums, in another order
+        if expected[name] is not None:
+            assert ours.pop(name) == pytest.approx(expected.pop(name), rel=1e-9, abs=1e-9)
     assert ours == expected
     assert whole.violations
 
