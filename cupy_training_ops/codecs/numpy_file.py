@@ -26,6 +26,7 @@ from ..errors import ArgumentError, OpError, cut
 NumpyArray = NDArray[np.generic]
 StrPath = str | os.PathLike[str]
 _NPY, _NPZ = b"\x93NUMPY", (b"PK\x03\x04", b"PK\x05\x06")  # the last one of nothing
+MAGIC = (_NPY, *_NPZ)
 _BY_DAMAGE = (None, errno.EINVAL)  # bz2's own error, and a place before the start of the file
 
 

@@ -13,10 +13,12 @@ import zipfile
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from cupy_training_ops import compress
 from cupy_training_ops.codecs import CODECS
+from cupy_training_ops.dtypes import BFLOAT16
 
 Generator = np.random.Generator
 Lie = Callable[[Any, Generator], Any]
@@ -38,8 +40,19 @@ def sound_files() -> dict[str, bytes]:
     files |= {f"{name}.npy": written(np.save, array) for name, array in arrays.items()}
     files["arrays.npz"] = written(np.savez, **arrays)
     files["deflated.npz"] = written(np.savez_compressed, **arrays)
+    files |= tensor_files(x)
     files["one.npz"] = written(np.savez, x=x)
     return files
+
+
+def tensor_files(x: np.ndarray) -> dict[str, bytes]:
+    """None where the library is not here: it is in the extra `safetensors`."""
+    try:
+        from safetensors.numpy import save
+    except ImportError:
+        return {}
+    types = ("f4", "f2", "f8", "i4", BFLOAT16, ml_dtypes.float8_e4m3fn)
+    return {"arrays.safetensors": save({np.dtype(t).name: x.astype(t) for t in types})}
 
 
 def packed_file(codec: str) -> bytes:
@@ -237,7 +250,8 @@ def damaged(data: bytes, rng: Generator) -> tuple[bytes, str]:
     is_array = data.startswith(b"\x93NUMPY")
     kinds: list[tuple[str, Lie]] = [("flip", flip), ("cut", cut), ("swap", swap), ("grow", grow)]
     lies = ("lying header", lying_array if is_array else lying_archive)
-    kinds += [lies, lies, lies, ("lying directory", lying_directory)]
+    if is_array or data.startswith(b"PK"):
+        kinds += [lies, lies, lies, ("lying directory", lying_directory)]
     kind, change = kinds[rng.integers(len(kinds))]
     made = change(data, rng)
     return made, f"{kind}, {len(data)} to {len(made)} bytes"
