@@ -5,11 +5,17 @@ from __future__ import annotations
 
 import click
 
-from . import compile, doctor, files, launch, ops, roundtrip, verify
+from .. import __version__
+from . import compile, completion, doctor, files, info, launch, ops, roundtrip, verify
 from .errors import Group
 
 
-@click.group(cls=Group, context_settings={"max_content_width": 100})
+@click.group(
+    cls=Group,
+    context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]},
+    epilog=f"Completion by the shell: {completion.TURNED_ON['bash']}; `completion -h` says more.",
+)
+@click.version_option(__version__, prog_name=completion.COMMAND, message="%(prog)s %(version)s")
 def main() -> None:
     """ONNX Runtime's CUDA training operators on CuPy: try codecs, check and warm this machine.
 
@@ -21,8 +27,10 @@ def main() -> None:
 main.add_command(roundtrip.roundtrip)
 main.add_command(files.encode)
 main.add_command(files.decode)
+main.add_command(info.info)
 main.add_command(ops.ops)
 main.add_command(verify.verify)
 main.add_command(compile.compile_kernels)
 main.add_command(doctor.doctor)
 main.add_command(launch.launch)
+main.add_command(completion.completion)

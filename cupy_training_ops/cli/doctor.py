@@ -7,7 +7,7 @@ import ctypes
 import functools
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,8 @@ from ..runtime import kernel_cache
 from ..runtime.compiler import header_folder
 from ..runtime.offline import supported_architectures
 from .errors import CHECK_FAILED
+from .lines import Lines, json_option
+from .machine import nccl_released, processor, released
 from .provider import NO_DEVICE, why_no_gpu
 from .table import aligned
 
@@ -47,7 +49,8 @@ class Finding(NamedTuple):
 
 
 @click.command()
-def doctor() -> None:
+@json_option
+def doctor(as_json: bool) -> None:
     """Say what is here, what is missing, and what mends it.
 
     Looks at GPU, driver, CuPy, NVRTC, headers, NCCL and cache.
@@ -55,13 +58,25 @@ def doctor() -> None:
     Exit code 1 if something needed is missing. NCCL is needed by the collective operators only.
     """
     findings = {name: examine() for name, examine in EXAMINATIONS.items()}
+    (_print_json if as_json else _print)(findings)
+    if any(finding.state == "missing" for finding in findings.values()):
+        raise click.exceptions.Exit(CHECK_FAILED)
+
+
+def _print_json(findings: Mapping[str, Finding]) -> None:
+    gpu = findings["GPU"]
+    lines = Lines("doctor", processor() if gpu.mend else gpu.found, with_cuda=True)
+    for name, finding in findings.items():
+        about = {"state": finding.state, "found": finding.found, "mend": finding.mend or None}
+        lines.put("part", part=name, **about)
+
+
+def _print(findings: Mapping[str, Finding]) -> None:
     for line in aligned([(name, f.state, f.found) for name, f in findings.items()], left=3):
         click.echo(line)
     for mend in dict.fromkeys(f.mend for f in findings.values() if f.mend):
         mended = ", ".join(name for name, f in findings.items() if f.mend == mend)
         click.echo(f"to mend {mended}: {mend}")
-    if any(finding.state == "missing" for finding in findings.values()):
-        raise click.exceptions.Exit(CHECK_FAILED)
 
 
 def _gpu() -> Finding:
@@ -90,9 +105,9 @@ def _driver() -> Finding:
     version = driver_version()
     if version is None:
         return Finding("libcuda.so.1 is not here", INSTALL_DRIVER)
-    found = f"runs CUDA up to {_release(version)}"
+    found = f"runs CUDA up to {released(version)}"
     if version < OLDEST_DRIVER:
-        return Finding(f"{found}, {_release(OLDEST_DRIVER)} is needed", NEWER_DRIVER)
+        return Finding(f"{found}, {released(OLDEST_DRIVER)} is needed", NEWER_DRIVER)
     return Finding(found)
 
 
@@ -104,7 +119,7 @@ def _cupy() -> Finding:
     import cupy
 
     version = cupy.cuda.runtime.runtimeGetVersion()
-    found = f"{cupy.__version__} for CUDA {_release(version)}"
+    found = f"{cupy.__version__} for CUDA {released(version)}"
     if (driver_version() or version) // 1000 < version // 1000:
         return Finding(f"{found}, newer than the driver", _driver().mend or _install())
     return Finding(found)
@@ -133,7 +148,7 @@ def _nccl() -> Finding:
         version = nccl.library().get_version()
     except (ImportError, ProviderError) as error:
         return Finding(_without_advice(error), _mend(error, mend), required=False)
-    return Finding(f"version {version // 10_000}.{version // 100 % 100}.{version % 100}")
+    return Finding(f"version {nccl_released(version)}")
 
 
 def _cache() -> Finding:
@@ -186,7 +201,3 @@ def _without_advice(reason: object) -> str:
 
 def _cuda_major() -> int:
     return 13 if (driver_version() or 0) >= 13_000 else 12
-
-
-def _release(version: int) -> str:
-    return f"{version // 1000}.{version % 1000 // 10}"

@@ -8,7 +8,6 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -48,7 +47,7 @@ def end_as(status: int) -> NoReturn:
 
 
 @contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
+def reading(path: str) -> Iterator[None]:
     """Name the input that an operating system's error is about."""
     try:
         yield
@@ -57,7 +56,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
+def writing(path: str) -> Iterator[None]:
     """Name the output that an operating system's error is about; a closed pipe stays one."""
     try:
         yield

@@ -4,111 +4,186 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import os
-from collections.abc import Iterator
-from pathlib import Path
-from typing import IO
 
 import click
-import numpy as np
 
-from ..codecs import CODECS, Packed
-from ..codecs.atomic_file import is_replaced, remove_unfinished, replacing
-from ..codecs.numpy_file import NumpyArray, write_header
-from ..codecs.parts import decoded, encoded
-from ..dtypes import BFLOAT16, to_dtype
-from ..errors import cut
-from .errors import Failure, reading, writing
-from .inputs import is_raw, opened, read
+from ..codecs import CODECS, get_codec
+from ..codecs.parts import encoded
+from ..dtypes import BFLOAT16
+from .array_files import WRITERS, Arrays, format_of, loses_names, size
+from .choice import ArrayName, Known
+from .errors import Failure
+from .inputs import Member, about, file_type, listed, named, opened, stem, unpacked
+from .outputs import (
+    check,
+    force_option,
+    is_folder,
+    make_folder,
+    name_of,
+    places,
+    replaced,
+    say_done,
+)
 from .printable import say
 from .progress import advancing
-from .signals import ends_with
-
-path_type = click.Path(path_type=Path)
+from .taken import not_taken
 
 
 @click.command()
-@click.argument("file", type=path_type)
-@click.argument("out", type=path_type)
-@click.option("--codec", type=click.Choice(list(CODECS)), required=True, help="How to encode.")
-@click.option("--name", help="The array, where FILE holds several.")
-@click.option("--dtype", type=click.Choice(["bfloat16"]), help="Read a raw two-byte array as such.")
+@click.argument("files", nargs=-1, required=True, type=file_type, metavar="FILE...")
+@click.argument("out", type=file_type)
+@click.option(
+    "--codec",
+    type=Known("codec", CODECS),
+    metavar="CODEC",
+    required=True,
+    help=f"How to encode: {', '.join(CODECS)}.",
+)
+@click.option(
+    "--name",
+    "names",
+    multiple=True,
+    type=ArrayName(),
+    help="Only this array; may be given more than once.",
+)
+@click.option("--dtype", type=click.Choice(["bfloat16"]), help="Read raw two-byte arrays as such.")
 @click.option("--keep-nonfinite", is_flag=True, help="msfp15: NaN for a tile it gives up.")
+@force_option
 def encode(
-    file: Path, out: Path, codec: str, name: str | None, dtype: str | None, keep_nonfinite: bool
+    files: tuple[str, ...],
+    out: str,
+    codec: str,
+    names: tuple[str, ...],
+    dtype: str | None,
+    keep_nonfinite: bool,
+    force: bool,
 ) -> None:
-    """Encode an array of FILE (.npy, .npz) into the packed OUT.
+    """Encode arrays of files into packed ones.
 
-    Runs on the CPU provider; a GPU makes the same codes. OUT knows codec, dtype and shape, and is
-    written whole or not at all. `cupy_training_ops.Packed.load` reads it in Python.
+    FILE is .npy, .npz or .safetensors. One array becomes the file OUT; a folder as OUT (it exists,
+    or ends in /) gets a NAME.npz for each array that the codec takes, or for each --name. "-" is
+    stdin and stdout.
+
+    Runs on the CPU provider; a GPU makes the same codes. A packed file knows codec, dtype and
+    shape, and is written whole or not at all. `cupy_training_ops.Packed.load` reads it in Python.
     """
-    _refuse_same(file, out)
-    array = _chosen(file, name, raw=dtype is not None)
     options: dict[str, object] = {"keep_nonfinite": True} if keep_nonfinite else {}
+    raw = dtype is not None
+    with contextlib.ExitStack() as stack:
+        members = [m for file in files for m in stack.enter_context(opened(file))]
+        with about(files):
+            chosen = _chosen(members, names, is_folder(out), codec, raw)
+        outs = places(out, [member.name for member in chosen], ".npz")
+        check(outs, files, force)
+        make_folder(out)
+        for member, place in zip(chosen, outs, strict=True):
+            _encode(member, place, codec, options, raw)
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=file_type, metavar="FILE...")
+@click.argument("out", type=file_type)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(list(WRITERS)),
+    help="Of OUT, where its ending does not say it.  [default: npy]",
+)
+@force_option
+def decode(files: tuple[str, ...], out: str, form: str | None, force: bool) -> None:
+    """Decode packed files into .npy, .npz or .safetensors.
+
+    The ending of OUT says which. .npz and .safetensors hold several arrays, each by the name of its
+    packed file; a folder as OUT (it exists, or ends in /) gets a file for each. "-" is stdin and
+    stdout.
+
+    OUT is written whole or not at all. Runs on the CPU provider. bfloat16 stays bfloat16 in
+    .safetensors; NumPy's files have no name for it and keep its bytes as raw two-byte elements,
+    '<V2', as numpy.save does: `array.view(ml_dtypes.bfloat16)` in Python, --dtype bfloat16 here.
+    """
+    form = form or format_of(out)
+    names = [name_of(stem(file)) for file in files]
+    outs = places(out, names, f".{form}")
+    check(outs, files, force)
+    _refuse_names(names, out, form)
+    if is_folder(out):
+        make_folder(out)
+        for place, name, file in zip(outs, names, files, strict=True):
+            _decode(place, [(name, unpacked(file))], form)
+    else:
+        _decode(
+            out, [(name, unpacked(file)) for name, file in zip(names, files, strict=True)], form
+        )
+
+
+def _encode(member: Member, out: str, codec: str, options: dict[str, object], raw: bool) -> None:
+    array = member.read(raw)
     with advancing(array.size, "encoding") as advance:
         packed = encoded(array, codec, options, advance)
-    with _replaced(out) as stream:
+    with replaced(out) as stream:
         packed.save(stream)
-    _say(
+    say_done(
         out,
         f"{codec} of {packed.dtype} {packed.shape}, "
         f"{packed.original_nbytes} to {packed.nbytes} bytes, ratio {packed.ratio:.1f}",
     )
 
 
-@click.command()
-@click.argument("file", type=path_type)
-@click.argument("out", type=path_type)
-def decode(file: Path, out: Path) -> None:
-    """Decode the packed FILE into the .npy file OUT.
-
-    OUT is written whole or not at all. Runs on the CPU provider. A .npy file has no bfloat16: such
-    an array is written as its raw two-byte elements (uint16), which `--dtype bfloat16` reads back.
-    """
-    _refuse_same(file, out)
-    with reading(file):
-        packed = Packed.load(file)
-    dtype = to_dtype(packed.dtype)
-    if dtype == BFLOAT16:
-        dtype = np.dtype(np.uint16)
-        say(f"{out}: bfloat16 is written as raw two-byte elements (uint16)", err=True)
-    with _replaced(out) as stream, advancing(math.prod(packed.shape), "decoding") as advance:
-        write_header(stream, packed.shape, dtype)
-        for part in decoded(packed, advance):
-            stream.write(part.view(np.uint8).data)
-    _say(out, f"{packed.dtype} {packed.shape} from {packed.codec}")
+def _decode(out: str, arrays: Arrays, form: str) -> None:
+    for name, packed in arrays:
+        if loses_names(form, packed):
+            say(
+                f"{out}: {name}: bfloat16 is written as raw two-byte elements ('<V2'), "
+                "which --dtype bfloat16 reads; .safetensors names it",
+                err=True,
+            )
+    with replaced(out) as stream, advancing(size(arrays), "decoding") as advance:
+        WRITERS[form](stream, arrays, advance)
+    for name, packed in arrays:
+        which = f"{name}: " if len(arrays) > 1 else ""
+        say_done(out, f"{which}{packed.dtype} {packed.shape} from {packed.codec}")
 
 
-@contextlib.contextmanager
-def _replaced(out: Path) -> Iterator[IO[bytes]]:
-    """A stream that replaces OUT at the end, or leaves it as it is and nothing beside it."""
-    with ends_with(remove_unfinished), writing(out), replacing(out) as stream:
-        yield stream
+def _refuse_names(names: list[str], out: str, form: str) -> None:
+    """Refuse several arrays for a file of one, and two of one name for a file of several."""
+    if is_folder(out):
+        return
+    if form == "npy" and len(names) > 1:
+        raise Failure(f"{out}: .npy holds one array; expected a folder, .npz or .safetensors")
+    for name in names:
+        if names.count(name) > 1:
+            raise Failure(f"{out}: two arrays would be called {name!r}; expected different names")
 
 
-def _refuse_same(file: Path, out: Path) -> None:
-    """An OUT that is FILE, by whatever names, would take the place of what was read."""
-    with contextlib.suppress(OSError):  # one of them is not there
-        if os.path.samefile(file, out):
-            raise Failure(f"{out}: OUT is FILE itself ({file}); expected another place")
+def _chosen(
+    members: list[Member], names: tuple[str, ...], several: bool, codec: str, raw: bool
+) -> list[Member]:
+    """The arrays that are asked for; all that the codec takes, where there is room for several."""
+    chosen = named(members, names) if names else members
+    if several and not names:
+        chosen = _taken(members, codec, raw)
+    elif not several and len(chosen) != 1:
+        there = listed([member.name for member in chosen])
+        raise Failure(f"which array? give --name, or a folder as OUT; {there}")
+    _check_raw(chosen, raw)
+    return chosen
 
 
-def _say(out: Path, done: str) -> None:
-    """What was done: on stderr where OUT is no file of its own, for that may be stdout."""
-    say(f"{out}: {done}", err=not is_replaced(out))
+def _taken(members: list[Member], codec: str, raw: bool) -> list[Member]:
+    """Those that the codec takes; says on stderr what it leaves out."""
+    taken = []
+    for member in members:
+        reason = not_taken(member, [get_codec(codec)], raw)
+        if reason is None:
+            taken.append(member)
+        else:
+            member.skip(reason)
+    if not taken:
+        raise Failure(f"no array that {codec} takes")
+    return taken
 
 
-def _chosen(path: Path, name: str | None, raw: bool) -> NumpyArray:
-    """The array called `name`, or the only one; bfloat16 where its elements are raw."""
-    with opened(path) as arrays:
-        if name is None and len(arrays) == 1:
-            (name,) = arrays
-        if name is None or name not in arrays:
-            asked = "which array? give --name" if name is None else f"no array {name!r}"
-            raise Failure(f"{path}: {asked}; there are: {cut(', '.join(arrays)) or 'none'}")
-        dtype = arrays[name].header().dtype
-        if raw and not is_raw(dtype):
-            raise Failure(f"{path}: --dtype: expected raw two-byte elements, got {dtype}")
-        array = read(arrays[name])
-    return array.view(BFLOAT16) if raw else array
+def _check_raw(chosen: list[Member], raw: bool) -> None:
+    """Refuse --dtype where nothing can be read as it says."""
+    if raw and all(member.dtype(raw) != BFLOAT16 for member in chosen):
+        raise Failure(f"--dtype: expected raw two-byte elements, got {chosen[0].dtype(raw)}")

@@ -8,21 +8,26 @@ from collections.abc import Iterator
 import click
 
 from ..frame.op import Op
-from ..registry import REGISTRY, get_op
+from ..registry import REGISTRY
 from ..schema import combinations
-from .table import aligned
+from .choice import OperatorName, operator
+from .table import aligned, fitted
 
 
 @click.command()
-@click.argument("name", required=False)
-@click.option("--version", type=click.IntRange(1), help="The operator that serves this opset.")
-def ops(name: str | None, version: int | None) -> None:
-    """List the operators, or print the help text of one."""
-    if name is None and version is not None:
-        raise click.UsageError("--version goes with the NAME of an operator")
-    lines = _listed() if name is None else _described(get_op(name, version))
+@click.argument("name", required=False, type=OperatorName())
+@click.option("--opset", type=click.IntRange(1), help="The operator that serves this opset.")
+def ops(name: str | None, opset: int | None) -> None:
+    """List the operators, or print the help text of one.
+
+    NAME is the registered one or its function's: GistPack1Encoder, gist_pack1_encoder.
+    """
+    if name is None and opset is not None:
+        raise click.UsageError("--opset goes with the NAME of an operator")
+    lines = _listed() if name is None else _described(operator(name, opset))
     for line in lines:
-        click.echo(line)
+        for fitting in fitted(line):
+            click.echo(fitting)
 
 
 def _listed() -> list[str]:

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -13,17 +13,26 @@ import numpy as np
 
 from .. import schema
 from ..codecs import CODECS
-from ..codecs.numpy_file import Stored
-from ..dtypes import BFLOAT16, FLOATS, dtype_name, to_dtype
+from ..dtypes import BFLOAT16, FLOAT32, FLOATS, dtype_name, to_dtype
 from ..errors import ArgumentError
+from .choice import Known
 from .errors import CHECK_FAILED, Failure
 from .generate import DISTRIBUTIONS, generate
-from .inputs import is_raw, opened, read
-from .printable import printable, say
+from .inputs import file_type, opened
+from .lines import Lines, json_option
+from .machine import computing
+from .outputs import force_option
+from .plot import Plot, plot_option
+from .printable import printable
 from .progress import advancing
 from .provider import array_library, provider_option
-from .report import as_objects, as_text
-from .trial import Refusal, Subject, Trial, run
+from .recommend import Quality
+from .report import Tried, fields, of_all, of_array, trials_of
+from .summary import Summary
+from .taken import not_taken, taken_by
+from .trial import Settings, Subject, run
+
+OF_FLOATS = tuple(name for name, codec in CODECS.items() if FLOAT32 in taken_by(codec))
 
 
 def parsed_shape(_: click.Context, __: click.Parameter, text: str | None) -> Any:
@@ -36,23 +45,38 @@ def parsed_shape(_: click.Context, __: click.Parameter, text: str | None) -> Any
         raise click.BadParameter(f"expected extents such as 8,128, got {text!r}") from None
 
 
+def not_nan(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
+    """A number, which NaN is not: nothing is more or less."""
+    if value is not None and math.isnan(value):
+        raise click.BadParameter("expected a number, got nan")
+    return value
+
+
 @click.command()
-@click.argument("files", nargs=-1, type=click.Path(path_type=Path), metavar="[FILE]...")
+@click.argument("files", nargs=-1, type=file_type, metavar="[FILE]...")
 @click.option(
     "--codec",
     "codecs",
     multiple=True,
-    type=click.Choice(list(CODECS)),
-    help="Only this codec; may be given more than once.",
+    type=Known("codec", CODECS),
+    metavar="CODEC",
+    help=f"Only this codec, of {', '.join(CODECS)}; may be given more than once.",
 )
 @provider_option
-@click.option("--keep-nonfinite", is_flag=True, help="Let msfp15 make NaN of a tile it gives up.")
 @click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="A JSON list, one object for each row; null where the table has inf or -.",
+    "--min-snr",
+    type=float,
+    metavar="DB",
+    callback=not_nan,
+    help="Quality that every codec has to reach.",
 )
+@click.option(
+    "--max-abs", type=click.FloatRange(0), callback=not_nan, help="An error that none may exceed."
+)
+@click.option("--keep-nonfinite", is_flag=True, help="Let msfp15 make NaN of a tile it gives up.")
+@json_option
+@plot_option
+@force_option
 @click.option(
     "--dtype",
     type=click.Choice([dtype_name(dtype) for dtype in FLOATS]),
@@ -62,79 +86,104 @@ def parsed_shape(_: click.Context, __: click.Parameter, text: str | None) -> Any
 @click.option("--distribution", type=click.Choice(DISTRIBUTIONS), help="Of made data.")
 @click.option("--seed", type=click.IntRange(0), help="Of made data.")
 def roundtrip(
-    files: tuple[Path, ...],
+    files: tuple[str, ...],
     codecs: tuple[str, ...],
     provider: str,
+    min_snr: float | None,
+    max_abs: float | None,
     keep_nonfinite: bool,
     as_json: bool,
+    plot: str | None,
+    force: bool,
     dtype: str | None,
     **making: Any,
 ) -> None:
     """Try codecs on arrays: what each saves, keeps and costs.
 
-    Every floating-point array of each FILE (.npy or .npz) goes through every codec and back; others
+    Every floating-point array of each FILE (.npy, .npz, .safetensors; - is stdin) goes through
+    every codec of such and back, or through those of --codec with whatever arrays they take; others
     are skipped with a line on stderr. Without FILE, data is made. Exit code 1 where a codec misses
-    the bound it states; `cupy-training-ops ops GistPack8Encoder` and its kin give the bounds.
+    the bound it states, or the quality that --min-snr and --max-abs ask for; `cupy-training-ops ops
+    GistPack8Encoder` and its kin give the bounds.
 
     \b
-    bits/value  bits stored for each value, padding included
-    max error   the largest |decoded - x|, and that over |x|, of values finite on both sides;
-                "-" for binarize and pack1, which keep x > 0 and not x: that is what is checked
-    SNR dB      signal to noise, of the same values; inf where nothing was lost
-    zeros kept  share of the zeros that come back as zeros
-    overflow    values finite before and infinite after
-    dropped     finite values given up with a non-finite one in their msfp15 tile of eight
-    ms, GB/s    median time, and bytes read and written in it; on the CPU one run for more than 4
-                million values; on a GPU between CUDA events, where a small array shows the time of
-                a launch and not of its memory
+    max abs error  the largest |decoded - x| of values finite on both sides; "-"
+                   for binarize and pack1, which keep x > 0 and not x: that is
+                   what is checked, and no quality is asked of them
+    RMSE           the root of the mean squared error, of the same values
+    cosine         of the angle between x and decoded
+    SNR dB         signal to noise; inf where nothing was lost
+    zeros kept     share of the zeros that come back as zeros
+    ms             median time; on the CPU of one run for more than 4 million
+                   values; on a GPU between CUDA events, where a small array
+                   shows the time of a launch and not of its memory
+
+    Recommended is the codec that reaches the quality asked for, or 30 dB, in the fewest bytes.
     """
+    drawing = Plot(plot, files, force) if plot is not None else None
     xp = array_library(provider)
     used = "cpu" if xp is np else "cuda"
-    trials = _trials(_subjects(files, dtype, making), codecs or tuple(CODECS), keep_nonfinite, xp)
-    failed = _print_json(trials, used) if as_json else _print_tables(trials, used)
-    if failed:
+    settings = Settings(keep_nonfinite, Quality(min_snr, max_abs))
+    trials = _trials(_subjects(files, codecs, dtype, making), codecs or OF_FLOATS, settings, xp)
+    summary = Summary(settings.quality)
+    if as_json:
+        lines = Lines("roundtrip", computing(xp), xp is not np, asked=str(summary.quality))
+        _print_json(trials, summary, used, lines)
+    else:
+        _print_tables(trials, summary, used)
+    if drawing:
+        drawing.draw(summary)
+    if summary.failed():
         raise click.exceptions.Exit(CHECK_FAILED)
 
 
-Trials = Iterator[tuple[Subject, list[Trial | Refusal]]]
+Trials = Iterator[tuple[Subject, Tried]]
 
 
 def _trials(
-    subjects: list[Subject], codecs: tuple[str, ...], keep_nonfinite: bool, xp: Any
+    subjects: list[Subject], codecs: tuple[str, ...], settings: Settings, xp: Any
 ) -> Trials:
     for subject in subjects:
         with advancing(len(codecs) * subject.array.size, printable(subject.name)) as advance:
-            tried = [run(subject, codec, keep_nonfinite, xp, advance) for codec in codecs]
+            tried = [run(subject, codec, settings, xp, advance) for codec in codecs]
         yield subject, tried
 
 
-def _print_tables(trials: Trials, provider: str) -> bool:
-    """Each array's table as soon as it is there; whether a verdict was FAIL."""
-    failed = False
-    for number, (subject, tried) in enumerate(trials):
-        click.echo("\n" * bool(number) + "\n".join(as_text(subject, tried, provider)))
-        failed |= any(trial.verdict == "FAIL" for trial in tried)
-    return failed
+def _print_tables(trials: Trials, summary: Summary, provider: str) -> None:
+    """Each array's table as soon as it is there, and the summary."""
+    for subject, tried in trials:
+        summary.add(subject, trials_of(tried))
+        click.echo("\n".join(of_array(subject, tried)) + "\n")
+    click.echo("\n".join(of_all(summary, provider)))
 
 
-def _print_json(trials: Trials, provider: str) -> bool:
-    rows = [row for subject, tried in trials for row in as_objects(subject, tried, provider)]
-    click.echo(json.dumps(rows, indent=1, allow_nan=False))
-    return any(row["verdict"] == "FAIL" for row in rows)
+def _print_json(trials: Trials, summary: Summary, provider: str, lines: Lines) -> None:
+    for subject, tried in trials:
+        for trial in tried:
+            lines.put("trial", **fields(subject, trial, provider))
+        added = summary.add(subject, trials_of(tried))
+        lines.put("recommendation", array=added.name, **asdict(added.recommendation))
+    for total in summary.codecs():
+        lines.put("total", **asdict(total), ratio=total.ratio)
+    before, after = summary.recommended_nbytes()
+    lines.put("recommended", nbytes_before=before, nbytes_after=after, ratio=summary.ratio())
 
 
-def _subjects(files: tuple[Path, ...], dtype: str | None, making: dict[str, Any]) -> list[Subject]:
+def _subjects(
+    files: tuple[str, ...], codecs: tuple[str, ...], dtype: str | None, making: dict[str, Any]
+) -> list[Subject]:
     if not files:
         return [_made(dtype or "float32", **making)]
     if dtype not in (None, "bfloat16") or any(value is not None for value in making.values()):
         raise click.UsageError(
             "with FILE there is no --shape, --distribution or --seed, and --dtype is bfloat16"
         )
-    found = [s for path in files for s in _floating(path, dtype is not None, len(files) > 1)]
+    raw = dtype is not None
+    found = [s for file in files for s in _of_file(file, codecs, raw, len(files) > 1)]
     if not found:
-        raise Failure(f"{', '.join(map(str, files))}: no floating-point array")
-    if dtype is not None and all(subject.array.dtype != BFLOAT16 for subject in found):
-        raise Failure(f"{', '.join(map(str, files))}: --dtype: no raw two-byte elements")
+        raise Failure(f"{', '.join(files)}: no array to try")
+    if raw and all(subject.array.dtype != BFLOAT16 for subject in found):
+        raise Failure(f"{', '.join(files)}: --dtype: no raw two-byte elements")
     return found
 
 
@@ -146,25 +195,13 @@ def _made(
     return Subject(distribution, generate(distribution, shape, to_dtype(dtype), seed or 0))
 
 
-def _floating(path: Path, raw: bool, several: bool) -> Iterator[Subject]:
-    """The floating-point arrays of a file; says on stderr what it leaves out."""
-    with opened(path) as arrays:
-        for name, stored in arrays.items():
-            reason = _no_subject(stored, raw)
+def _of_file(file: str, codecs: tuple[str, ...], raw: bool, several: bool) -> Iterator[Subject]:
+    """The arrays of a file that a codec takes; says on stderr what it leaves out."""
+    with opened(file) as members:
+        for member in members:
+            reason = not_taken(member, [CODECS[name] for name in codecs], raw)
             if reason is None:
-                array = read(stored)
-                array = array.view(BFLOAT16) if raw and is_raw(array.dtype) else array
-                yield Subject(f"{path}:{name}" if several else name, array)
+                name = f"{file}:{member.name}" if several else member.name
+                yield Subject(name, member.read(raw))
             else:
-                say(f"{path}: {name}: skipped: {reason}", err=True)
-
-
-def _no_subject(stored: Stored, raw: bool) -> str | None:
-    """Why no codec takes what a file holds, without reading it; or None."""
-    if not stored.is_array():
-        return "no array"
-    dtype = stored.header().dtype
-    if dtype.kind == "f" or (raw and is_raw(dtype)):
-        return None
-    hint = "; --dtype bfloat16 reads raw two-byte arrays" if dtype == "V2" else ""
-    return f"{dtype} is no floating-point type{hint}"
+                member.skip(reason)

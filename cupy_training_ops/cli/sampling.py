@@ -5,16 +5,20 @@ from __future__ import annotations
 
 import click
 
-from ..registry import get_op
 from ..testing.samples import Sample, all_samples
+from .choice import OperatorName, operator
 
 op_option = click.option(
-    "--op", "names", multiple=True, help="Only this operator; may be given more than once."
+    "--op",
+    "names",
+    multiple=True,
+    type=OperatorName(),
+    help="Only this operator; may be given more than once.",
 )
 
 
 def chosen_samples(names: tuple[str, ...]) -> dict[str, tuple[Sample, ...]]:
     """Operator name to samples; refuses unknown names with the list of known ones."""
     everything = all_samples()
-    chosen = [get_op(name).name for name in names]
+    chosen = [operator(name).name for name in names]
     return {name: everything.get(name, ()) for name in chosen} if chosen else everything

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ from ..codecs.parts import Advance, parts
 from ..codecs.table import Codec
 from ..dtypes import dtype_name, dtype_names
 from ..frame.backends import to_host
+from .recommend import Quality
+from .taken import taken_by
 from .timing import timed
 
 
@@ -26,6 +28,19 @@ class Subject:
 
 
 @dataclass(frozen=True)
+class Settings:
+    """What holds for every codec that is tried."""
+
+    keep_nonfinite: bool
+    quality: Quality
+
+    def options(self, codec: Codec) -> dict[str, object]:
+        """What of it a codec knows."""
+        known = {attribute.name for attribute in codec.encoder.attributes}
+        return {"keep_nonfinite": self.keep_nonfinite} if "keep_nonfinite" in known else {}
+
+
+@dataclass(frozen=True)
 class Refusal:
     """A codec that does not take the array's dtype, and why."""
 
@@ -33,10 +48,15 @@ class Refusal:
     note: str
     verdict = "unsupported"
 
+    @property
+    def name(self) -> str:
+        """The codec's."""
+        return self.codec.name
+
 
 @dataclass(frozen=True)
 class Trial:
-    """A codec that was tried; `note` says what was outside its bound."""
+    """A codec that was tried; notes say what was outside its bound, and what was asked for."""
 
     codec: Codec
     nbytes: int
@@ -44,32 +64,44 @@ class Trial:
     encode_s: float
     decode_s: float
     fidelity: Fidelity
-    note: str | None
+    broken: str | None
+    missed: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The codec's."""
+        return self.codec.name
 
     @property
     def verdict(self) -> str:
-        """Whether every value is within the codec's bound."""
-        return "FAIL" if self.fidelity.violations else "ok"
+        """Whether every value is within the codec's bound, and what was asked for is met."""
+        return "FAIL" if self.broken else "MISSED" if self.missed else "ok"
+
+    @property
+    def note(self) -> str | None:
+        """What is behind a verdict that is not "ok"."""
+        return self.broken or self.missed
 
 
 def run(
-    subject: Subject, name: str, keep_nonfinite: bool, xp: Any, advance: Advance
+    subject: Subject, name: str, settings: Settings, xp: Any, advance: Advance
 ) -> Trial | Refusal:
     """Encode and decode on the provider of `xp`, timed; compare on the host.
 
     On the host this is done part by part; the whole array is on the GPU at once.
     """
     codec, original = CODECS[name], subject.array.reshape(-1)
-    taken = codec.encoder.types["T"]
-    if original.dtype not in taken:
-        return Refusal(codec, f"takes {dtype_names(taken)}, not {dtype_name(original.dtype)}")
-    options: dict[str, object] = {"keep_nonfinite": keep_nonfinite} if name == "msfp15" else {}
-    tally = _Tally(codec, Measurement(name, keep_nonfinite))
+    if original.dtype not in taken_by(codec):
+        expected, got = dtype_names(taken_by(codec)), dtype_name(original.dtype)
+        return Refusal(codec, f"takes {expected}, not {got}")
+    options = settings.options(codec)
+    tally = _Tally(codec, Measurement(name, settings.keep_nonfinite))
     for part in parts(codec, original.size, whole=xp is not np):
         piece = original[part.elements]
         tally.add(piece, options, xp, whole=piece.size == original.size)
         advance(piece.size)
-    return tally.trial(subject)
+    trial = tally.trial(subject)
+    return replace(trial, missed=settings.quality.missed(trial.fidelity))
 
 
 @dataclass

@@ -19,6 +19,8 @@ from ..schema import Spec
 from ..testing.compare import assert_matches, poison
 from ..testing.samples import Sample, blank, flat, mapped_outputs, placed_inputs
 from .errors import CHECK_FAILED
+from .lines import Lines, json_option
+from .machine import computing
 from .progress import progress
 from .provider import require_gpu
 from .sampling import chosen_samples, op_option
@@ -36,8 +38,9 @@ class Outcome:
 
 @click.command()
 @op_option
+@json_option
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the data.")
-def verify(names: tuple[str, ...], seed: int) -> None:
+def verify(names: tuple[str, ...], as_json: bool, seed: int) -> None:
     """Compare every operator on the GPU with the CPU provider.
 
     Each runs its samples. Integer outputs and the Gist codecs must be equal bit for bit, sums
@@ -46,11 +49,22 @@ def verify(names: tuple[str, ...], seed: int) -> None:
     """
     samples = chosen_samples(names)
     xp = require_gpu()
+    lines = Lines("verify", computing(xp), True, seed=seed) if as_json else None
+    outcomes = []
     with progress(samples.items(), "operators", lambda item: item[0]) as steps:
-        outcomes = [_outcome(name, of_op, seed, xp) for name, of_op in steps]
-    _report(outcomes)
+        for name, of_op in steps:
+            outcomes.append(_outcome(name, of_op, seed, xp))
+            if lines:
+                lines.put("operator", **_fields(outcomes[-1]))
+    if not as_json:
+        _report(outcomes)
     if any(outcome.failures for outcome in outcomes):
         raise click.exceptions.Exit(CHECK_FAILED)
+
+
+def _fields(outcome: Outcome) -> dict[str, Any]:
+    failed = {"failed": len(outcome.failures), "failures": outcome.failures}
+    return {"operator": outcome.op, "passed": outcome.passed, **failed}
 
 
 def _report(outcomes: Sequence[Outcome]) -> None:

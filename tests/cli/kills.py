@@ -29,7 +29,7 @@ def encoding(source: str, out: Path) -> int:
         return child
     try:
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-            main(["encode", source, str(out), "--codec", "pack16"])
+            main(["encode", source, str(out), "--codec", "pack16", "--force"])
     finally:
         os._exit(0)
 

@@ -175,7 +175,7 @@ def test_names_are_escaped_and_keep_to_one_line(naughty, tmp_path, encoding):
         (["encode", naughty, out, "--codec", "pack1"], 1),
         (["decode", out, tmp_path / f"{NAUGHTY}.npy"], 1),
         (["decode", naughty, out], 1),
-        (["roundtrip", naughty, "--provider", "cpu", "--codec", "pack1"], 5),
+        (["roundtrip", naughty, "--provider", "cpu", "--codec", "pack1"], 14),
     ):
         runner = CliRunner(charset=encoding)
         result = runner.invoke(main, [*map(str, arguments)])
@@ -203,5 +203,5 @@ def test_a_stream_that_cannot_say_a_name_escapes_it(tmp_path):
 
 def test_json_holds_names_as_they_are(naughty):
     result = CliRunner().invoke(main, ["roundtrip", str(naughty), "--json", "--provider", "cpu"])
-    names = {row["array"] for row in json.loads(result.stdout)}
+    names = {json.loads(line)["array"] for line in result.stdout.splitlines() if '"trial"' in line}
     assert names == {NAUGHTY.replace("\udcff", "")}

@@ -69,7 +69,7 @@ def test_what_is_special_is_said(monkeypatch):
         )
         attributes = (Attribute("axis", integer), Attribute("to", integer, 3, type="T"))
 
-    monkeypatch.setattr("cupy_training_ops.cli.ops.get_op", lambda *_: Odd)
+    monkeypatch.setattr("cupy_training_ops.cli.ops.operator", lambda *_: Odd)
     text = " ".join(call("Odd").stdout.split())
     for expected in (
         "X T device, any strides N int64 host, optional",
@@ -86,13 +86,13 @@ def test_an_unknown_operator_gets_the_known_ones():
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.count("\n") == 1
     assert "GistPack8Encoder" in result.stderr
-    assert call("GistPack8Encoder", "--version", "0").exit_code == 2
+    assert call("GistPack8Encoder", "--opset", "0").exit_code == 2
 
 
-def test_a_version_without_a_name_is_refused():
-    result = call("--version", "1")
+def test_an_opset_without_a_name_is_refused():
+    result = call("--opset", "1")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == "Error: --version goes with the NAME of an operator\n"
+    assert result.stderr == "Error: --opset goes with the NAME of an operator\n"
 
 
 @pytest.mark.parametrize(

@@ -46,9 +46,10 @@ NO_FILES = [
     "x.npy/x", "-", "/dev/null", "/proc/self/mem", "a" * 300, "line\nbreak", "\x1b[31mred",
     "\u202eabc", os.fsdecode(b"\xff\xfe"),
 ]  # fmt: skip
-NO_OUTS = ["missing/out", "folder", ".", "", "circle", "x.npy/out", "/dev/full", "a" * 300]
-ODD_OUTS = ["line\nbreak", "\x1b[31mred", "\u202eabc", os.fsdecode(b"\xff\xfe"), "nowhere", "text"]
+NO_OUTS = ["missing/out", "x.npy/", "", "circle", "x.npy/out", "/dev/full", "a" * 300, "text"]
+ODD_OUTS = ["line\nbreak", "\x1b[31mred", "\u202eabc", os.fsdecode(b"\xff\xfe"), "nowhere"]
 READERS = [
+    ("info", "{}"),
     ("encode", "{}", "out", "--codec", "pack8"),
     ("decode", "{}", "out"),
     ("roundtrip", "{}", "--provider", "cpu"),
@@ -83,6 +84,21 @@ def test_an_odd_name_is_written_and_shown_in_a_line(command, path) -> None:
     assert of_command(with_path(command, path)) == []
     assert set(os.listdir()) == before | {"missing" if path == "nowhere" else path}
     assert Path(path).stat().st_size > 100
+
+
+@pytest.mark.parametrize("command", WRITERS, ids=" ".join)
+@pytest.mark.parametrize("path", ["folder", "folder/", "new/", "new/er/"])
+def test_a_folder_gets_a_file(command, path) -> None:
+    assert of_command(with_path(command, path)) == []
+    name = "x.npz" if command[0] == "encode" else "x.npy"
+    assert os.listdir(path) == [name]
+    assert of_command(with_path(command, path)) == [REFUSED]  # it is there already
+
+
+@pytest.mark.parametrize("command", WRITERS, ids=" ".join)
+def test_what_is_there_is_replaced_by_force(command) -> None:
+    assert of_command([*with_path(command, "text"), "--force"]) == []
+    assert Path("text").stat().st_size > 100
 
 
 @pytest.mark.parametrize("command", ["encode", "roundtrip"])
@@ -140,9 +156,12 @@ SPEAKING = [
     ["roundtrip", "--shape", "2,3", "--codec", "pack8", "--provider", "cpu"],
     ["roundtrip", "x.npy", "--json", "--provider", "cpu"], ["decode", "x.packed", "out"],
     ["encode", "x.npy", "out", "--codec", "pack1"],
+    ["--version"], ["ops", "gelu_grad"], ["info", "x.packed", "x.npy"], ["completion", "zsh"],
+    ["encode", "x.npy", "folder/", "--codec", "pack1"],
 ]  # fmt: skip
 REFUSING = [
     ["nonsense"], ["--nonsense"], ["ops", "nonsense"], ["verify", "--op", "nonsense"], ["encode"],
+    ["ops", "--version"], ["completion", "tcsh"], ["roundtrip", "--min-snr", "x"],
     ["compile", "--op", "nonsense"], ["decode", "missing", "out"], ["roundtrip", "--shape", "2,x"],
     ["roundtrip", "--seed", "-1"], ["encode", "x.npy", "out", "--codec", "pack9"],
 ]  # fmt: skip

@@ -75,6 +75,7 @@ def by_commands(file: Path, rng: np.random.Generator) -> list[str]:
     command = commands[rng.integers(3)]
     if file.suffix == ".packed":
         command = ["decode", file, out]
+    command += ["--force"] * (command[0] != "roundtrip")
     found = of_command([str(part) for part in command])
     kept = out.read_bytes() if out.exists() else None
     if found or command[0] == "roundtrip":

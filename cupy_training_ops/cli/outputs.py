@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: MIT
+"""Where a command writes: a file, a folder of files, or stdout; whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+from urllib.parse import quote, unquote
+
+import click
+
+from ..codecs.atomic_file import is_replaced, remove_unfinished, replacing
+from .errors import Failure, writing
+from .inputs import STREAM
+from .printable import say
+from .signals import ends_with
+
+force_option = click.option("--force", is_flag=True, help="Replace files that are there.")
+
+
+def is_folder(out: str) -> bool:
+    """Whether files are to be made in it: a folder, or what ends like one."""
+    return out.endswith(("/", os.sep)) or os.path.isdir(out)
+
+
+def places(out: str, names: list[str], ending: str) -> list[str]:
+    """The file for each array: OUT for the only one, or those of their names in a folder."""
+    if not is_folder(out):
+        return [out]
+    return [os.path.join(out, f"{_plain(name)}{ending}") for name in names]
+
+
+def name_of(file_stem: str) -> str:
+    """The name of the array that `places` made a file's name of."""
+    return unquote(file_stem, errors="backslashreplace")
+
+
+def check(outs: list[str], files: tuple[str, ...], force: bool) -> None:
+    """Refuse, before anything is read, what would be lost by writing."""
+    for out in outs:
+        if out == STREAM:
+            if sys.stdout is None or sys.stdout.isatty():
+                how = "closed" if sys.stdout is None else "a terminal"
+                raise Failure(f"{out}: stdout is {how}; expected a file or a pipe")
+            continue
+        for file in files:
+            _refuse_same(file, out)
+        if not force and is_replaced(Path(out)) and os.path.exists(out):
+            raise Failure(f"{out}: is there already; --force replaces it")
+    for out in outs:
+        if outs.count(out) > 1:
+            raise Failure(f"{out}: two arrays would be written there; expected different names")
+
+
+def make_folder(out: str) -> None:
+    """Make the folder that OUT is, if it is one."""
+    if is_folder(out):
+        with writing(out):
+            os.makedirs(out, exist_ok=True)
+
+
+@contextlib.contextmanager
+def replaced(out: str) -> Iterator[IO[bytes]]:
+    """A stream that becomes OUT at the end, or leaves it as it is and nothing beside it."""
+    with ends_with(remove_unfinished), writing(out), _stream(out) as stream:
+        yield stream
+
+
+def say_done(out: str, done: str) -> None:
+    """What was done: on stderr where OUT is no file of its own, for that may be stdout."""
+    say(f"{out}: {done}", err=out == STREAM or not is_replaced(Path(out)))
+
+
+def _plain(name: str) -> str:
+    """A name without what leads elsewhere or hides: that is written as in an address."""
+    return "".join(
+        c if c.isprintable() and c not in "/\\%" else quote(c, safe="", errors="surrogatepass")
+        for c in name
+    )
+
+
+@contextlib.contextmanager
+def _stream(out: str) -> Iterator[IO[bytes]]:
+    if out != STREAM:
+        with replacing(Path(out)) as stream:
+            yield stream
+        return
+    whole = io.BytesIO()
+    yield whole
+    sys.stdout.buffer.write(whole.getbuffer())
+    sys.stdout.flush()
+
+
+def _refuse_same(file: str, out: str) -> None:
+    """An OUT that is FILE, by whatever names, would take the place of what was read."""
+    with contextlib.suppress(OSError):  # one of them is not there
+        if file != STREAM and os.path.samefile(file, out):
+            raise Failure(f"{out}: OUT is FILE itself ({file}); expected another place")
