@@ -176,6 +176,48 @@ struct Msfp15Decode {
     }
 };
 
+// ---- gradient of Relu from the bits that Pack1 makes ---------------------------------------------
+
+// Elements that share a byte of bits, `shift` of which are of elements before them.
+__device__ __forceinline__ Vec<T, WRITE> gated(const Vec<T, WRITE>& dy, u32 bits, int shift) {
+    Vec<T, WRITE> dx;
+#pragma unroll
+    for (int i = 0; i < WRITE; ++i)
+        dx.at[i] = bits << (shift + i) & 0x80u ? dy.at[i] : from_acc<T>(0.0f);
+    return dx;
+}
+
+__device__ __forceinline__ void gate_elements(const T* dy, const u8* __restrict__ bits, T* dx,
+                                              i64 n, bool aligned) {
+    constexpr int UNROLL = CTO_TILE_NBYTES / 16;
+    const i64 first = static_cast<i64>(blockIdx.x) * (UNROLL * THREADS) + threadIdx.x;
+    if (aligned && static_cast<i64>(blockIdx.x + 1) * (UNROLL * THREADS * WRITE) <= n) {
+        Vec<T, WRITE> loaded[UNROLL];
+        u32 bytes[UNROLL];
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            const i64 i = first + u * THREADS;
+            loaded[u] = vec::load_streaming(reinterpret_cast<const Vec<T, WRITE>*>(dy) + i);
+            bytes[u] = bits[i * WRITE / 8];
+        }
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            const i64 i = first + u * THREADS;
+            vec::store_streaming(reinterpret_cast<Vec<T, WRITE>*>(dx) + i,
+                                 gated(loaded[u], bytes[u], static_cast<int>(i * WRITE % 8)));
+        }
+        return;
+    }
+#pragma unroll 1
+    for (int u = 0; u < UNROLL; ++u) {
+        const i64 element = (first + u * THREADS) * WRITE;
+        if (element >= n) return;
+        const Vec<T, WRITE> loaded = vec::load_elements<T, WRITE>(dy, element, n);
+        vec::store_elements<T, WRITE>(
+            dx, element, n, gated(loaded, bits[element / 8], static_cast<int>(element % 8)));
+    }
+}
+
 }  // namespace cto
 
 using namespace cto;
@@ -223,4 +265,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack_msfp15_decoder(const u8* x, T* y, i64 n_x, i64 n_y, bool aligned,
                              bool keep_nonfinite) {
     map_vecs<DecodeBoxes<BOX>>(aligned, x, y, n_x, n_y, Msfp15Decode{keep_nonfinite});
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    relu_grad_from_bits(const T* dy, const u8* bits, T* dx, i64 n, bool aligned) {
+    gate_elements(dy, bits, dx, n, aligned);
 }

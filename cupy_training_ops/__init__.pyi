@@ -118,6 +118,14 @@ __all__ = [
     "gelu_grad",
     "gist_binarize_decoder",
     "gist_binarize_encoder",
+    "gist_block_e4m3_decoder",
+    "gist_block_e4m3_encoder",
+    "gist_block_e5m2_decoder",
+    "gist_block_e5m2_encoder",
+    "gist_fp10_decoder",
+    "gist_fp10_encoder",
+    "gist_index4_decoder",
+    "gist_index4_encoder",
     "gist_pack16_decoder",
     "gist_pack16_encoder",
     "gist_pack1_decoder",
@@ -126,6 +134,12 @@ __all__ = [
     "gist_pack8_encoder",
     "gist_pack_msfp15_decoder",
     "gist_pack_msfp15_encoder",
+    "gist_sparse_decoder",
+    "gist_sparse_encoder",
+    "gist_sparse_fp10_decoder",
+    "gist_sparse_fp10_encoder",
+    "gist_sparse_msfp15_decoder",
+    "gist_sparse_msfp15_encoder",
     "gradient_norm",
     "group",
     "in_place_accumulator",
@@ -159,6 +173,7 @@ __all__ = [
     "reduce_all_l2",
     "reduce_sum_training",
     "relu_grad",
+    "relu_grad_from_bits",
     "resize_grad",
     "sgd_optimizer",
     "sgd_optimizer_list",
@@ -226,6 +241,14 @@ __all__ = [
     "GeluGrad",
     "GistBinarizeDecoder",
     "GistBinarizeEncoder",
+    "GistBlockE4m3Decoder",
+    "GistBlockE4m3Encoder",
+    "GistBlockE5m2Decoder",
+    "GistBlockE5m2Encoder",
+    "GistFp10Decoder",
+    "GistFp10Encoder",
+    "GistIndex4Decoder",
+    "GistIndex4Encoder",
     "GistPack16Decoder",
     "GistPack16Encoder",
     "GistPack1Decoder",
@@ -234,6 +257,12 @@ __all__ = [
     "GistPack8Encoder",
     "GistPackMsfp15Decoder",
     "GistPackMsfp15Encoder",
+    "GistSparseDecoder",
+    "GistSparseEncoder",
+    "GistSparseFp10Decoder",
+    "GistSparseFp10Encoder",
+    "GistSparseMsfp15Decoder",
+    "GistSparseMsfp15Encoder",
     "GradientNorm",
     "Group",
     "InPlaceAccumulator",
@@ -267,6 +296,7 @@ __all__ = [
     "ReduceAllL2",
     "ReduceSumTraining",
     "ReluGrad",
+    "ReluGradFromBits",
     "ResizeGrad",
     "SGDOptimizer",
     "SGDOptimizerList",
@@ -299,30 +329,47 @@ __all__ = [
     "ZeroGradient",
 ]
 
-CODECS: dict[Literal["binarize", "pack1", "pack8", "pack16", "msfp15"], Codec]
+CODECS: dict[Literal["binarize", "pack1", "pack8", "pack16", "sparse", "sparse_fp10", "sparse_msfp15", "fp10", "block_e4m3", "block_e5m2", "msfp15", "index4"], Codec]
 @overload
-def compress(x: _Array, codec: Literal["binarize", "pack1", "pack8", "pack16"]) -> Packed:
+def compress(x: _Array, codec: Literal["binarize", "pack1", "pack8", "pack16", "sparse", "sparse_fp10", "sparse_msfp15", "fp10", "block_e4m3", "block_e5m2"]) -> Packed:
     """Encode an array: `compress(x, "msfp15").decompress()` is x within the codec's bound.
 
-    x: float32, float16, float64 or bfloat16 (bool too for "pack1"), any shape, C-contiguous, NumPy
-    (CPU provider), CuPy (CUDA provider) or anything with `__dlpack__`. options: `keep_nonfinite`
-    for "msfp15". Deterministic; no copy between host and device. Raises ArgumentError and
-    DtypeError.
+    x: float32, float16, float64 or bfloat16 (bool too for "pack1", integers for "index4", any type
+    for "sparse"), any shape, C-contiguous, NumPy (CPU provider), CuPy (CUDA provider) or anything
+    with `__dlpack__`. options: `keep_nonfinite` for "msfp15", `check` for "index4". Deterministic;
+    no copy between host and device. A sparse codec's codes have room behind them on a GPU, which
+    knows their length first: `trimmed` gives it back. Raises ArgumentError and DtypeError.
 
     codecs
-      binarize   8-bit values: 1 if x > 0 else 0, one byte
-                error at most: the sign test is exact
-      pack1      1-bit values: 1 if x > 0 else 0, one bit, first element in the highest
-                error at most: the sign test is exact
-      pack8      8-bit values: FP8 E5M2, round to nearest even
-                error at most: 2^-3 |x| from 2^-14, 2^-17 below; infinity from 61440
-      pack16    16-bit values: float16, round to nearest even
-                error at most: 2^-11 |x| from 2^-14, 2^-25 below; infinity from 65520
-      msfp15     8-bit values: (-1)^s M 2^(E - 132), M of 6 bits, E shared by 8 values
-                error at most: 2^-6 2^E of the tile, twice that where M saturates; below 2^-126 zero
+      binarize       8-bit values: 1 if x > 0 else 0, one byte
+                     error at most: the sign test is exact
+      pack1          1-bit values: 1 if x > 0 else 0, one bit, first element in the highest
+                     error at most: the sign test is exact
+      pack8          8-bit values: FP8 E5M2 without a scale, round to nearest even
+                     error at most: 2^-3 |x| from 2^-14, 2^-17 below; infinity from 61440
+      pack16         16-bit values: float16, round to nearest even
+                     error at most: 2^-11 |x| from 2^-14, 2^-25 below; infinity from 65520
+      msfp15         8-bit values: (-1)^s M 2^(E - 132), M of 6 bits, E shared by 8 values
+                     error at most: 2^-6 2^E of the tile, twice that where M saturates; below 2^-126 zero
+      sparse         1-bit values: one bit, and the element where any of its bits is 1
+                     error at most: every bit is kept; as it is where that takes no more bytes
+      sparse_fp10    1-bit values: one bit, and FP10 where any bit is 1
+                     error at most: that of fp10
+      sparse_msfp15  1-bit values: one bit, and msfp15 in boxes of 8 values that are not zero
+                     error at most: that of msfp15 in the box
+      fp10           10.67-bit values: 1 sign, 5 exponent, 4 fraction bits, three in 32; round to nearest even
+                     error at most: 2^-5 |x| from 2^-14, 2^-19 below; infinity from 64512
+      index4         4-bit values: x mod 16, two in a byte, the first in the lower half
+                     error at most: 0 to 15 are exact; check=True refuses others
+      block_e4m3     8.125-bit values: FP8 E4M3 of x / 2^s, s shared by 128 values; round to nearest even
+                     error at most: 2^-4 |x| from 2^(s - 6), 2^(s - 10) below; infinity becomes NaN
+      block_e5m2     8.125-bit values: FP8 E5M2 of x / 2^s, s shared by 128 values; round to nearest even
+                     error at most: 2^-3 |x| from 2^(s - 14), 2^(s - 17) below
     """
 @overload
 def compress(x: _Array, codec: Literal["msfp15"], *, keep_nonfinite: _Boolean = False) -> Packed: ...
+@overload
+def compress(x: _Array, codec: Literal["index4"], *, check: _Boolean = False) -> Packed: ...
 
 @overload
 def get_op(name: Literal["AdamOptimizer"], version: int | None = None) -> type[AdamOptimizer]: ...
@@ -399,6 +446,22 @@ def get_op(name: Literal["GistBinarizeDecoder"], version: int | None = None) -> 
 @overload
 def get_op(name: Literal["GistBinarizeEncoder"], version: int | None = None) -> type[GistBinarizeEncoder]: ...
 @overload
+def get_op(name: Literal["GistBlockE4m3Decoder"], version: int | None = None) -> type[GistBlockE4m3Decoder]: ...
+@overload
+def get_op(name: Literal["GistBlockE4m3Encoder"], version: int | None = None) -> type[GistBlockE4m3Encoder]: ...
+@overload
+def get_op(name: Literal["GistBlockE5m2Decoder"], version: int | None = None) -> type[GistBlockE5m2Decoder]: ...
+@overload
+def get_op(name: Literal["GistBlockE5m2Encoder"], version: int | None = None) -> type[GistBlockE5m2Encoder]: ...
+@overload
+def get_op(name: Literal["GistFp10Decoder"], version: int | None = None) -> type[GistFp10Decoder]: ...
+@overload
+def get_op(name: Literal["GistFp10Encoder"], version: int | None = None) -> type[GistFp10Encoder]: ...
+@overload
+def get_op(name: Literal["GistIndex4Decoder"], version: int | None = None) -> type[GistIndex4Decoder]: ...
+@overload
+def get_op(name: Literal["GistIndex4Encoder"], version: int | None = None) -> type[GistIndex4Encoder]: ...
+@overload
 def get_op(name: Literal["GistPack16Decoder"], version: int | None = None) -> type[GistPack16Decoder]: ...
 @overload
 def get_op(name: Literal["GistPack16Encoder"], version: int | None = None) -> type[GistPack16Encoder]: ...
@@ -414,6 +477,18 @@ def get_op(name: Literal["GistPack8Encoder"], version: int | None = None) -> typ
 def get_op(name: Literal["GistPackMsfp15Decoder"], version: int | None = None) -> type[GistPackMsfp15Decoder]: ...
 @overload
 def get_op(name: Literal["GistPackMsfp15Encoder"], version: int | None = None) -> type[GistPackMsfp15Encoder]: ...
+@overload
+def get_op(name: Literal["GistSparseDecoder"], version: int | None = None) -> type[GistSparseDecoder]: ...
+@overload
+def get_op(name: Literal["GistSparseEncoder"], version: int | None = None) -> type[GistSparseEncoder]: ...
+@overload
+def get_op(name: Literal["GistSparseFp10Decoder"], version: int | None = None) -> type[GistSparseFp10Decoder]: ...
+@overload
+def get_op(name: Literal["GistSparseFp10Encoder"], version: int | None = None) -> type[GistSparseFp10Encoder]: ...
+@overload
+def get_op(name: Literal["GistSparseMsfp15Decoder"], version: int | None = None) -> type[GistSparseMsfp15Decoder]: ...
+@overload
+def get_op(name: Literal["GistSparseMsfp15Encoder"], version: int | None = None) -> type[GistSparseMsfp15Encoder]: ...
 @overload
 def get_op(name: Literal["GradientNorm"], version: int | None = None) -> type[GradientNorm]: ...
 @overload
@@ -480,6 +555,8 @@ def get_op(name: Literal["ReduceAllL2"], version: int | None = None) -> type[Red
 def get_op(name: Literal["ReduceSumTraining"], version: int | None = None) -> type[ReduceSumTraining]: ...
 @overload
 def get_op(name: Literal["ReluGrad"], version: int | None = None) -> type[ReluGrad]: ...
+@overload
+def get_op(name: Literal["ReluGradFromBits"], version: int | None = None) -> type[ReluGradFromBits]: ...
 @overload
 def get_op(name: Literal["ResizeGrad"], version: int | None = None) -> type[ResizeGrad]: ...
 @overload
@@ -804,6 +881,46 @@ def gist_binarize_encoder(
     workspace: _Memory | None = None,
 ) -> Any:
     """Sign test: Y = X > 0, in one byte an element. Returns Y."""
+def gist_block_e4m3_decoder(
+    X: _Array, *, to: _Dtype, shape: _Integers | None = None, out: _Memory | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any:
+    """Scaled FP8 back: Y = 2^s times the value of an E4M3 code, rounded to float32 and then to T. Returns Y."""
+def gist_block_e4m3_encoder(
+    X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any:
+    """Scaled FP8: Y = X / 2^s rounded to OCP E4M3, s shared by 128 consecutive elements. Returns Y."""
+def gist_block_e5m2_decoder(
+    X: _Array, *, to: _Dtype, shape: _Integers | None = None, out: _Memory | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any:
+    """Scaled FP8 back: Y = 2^s times the value of an E5M2 code, rounded to float32 and then to T. Returns Y."""
+def gist_block_e5m2_encoder(
+    X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any:
+    """Scaled FP8: Y = X / 2^s rounded to OCP E5M2, s shared by 128 consecutive elements. Returns Y."""
+def gist_fp10_decoder(
+    X: _Array, *, to: _Dtype, shape: _Integers | None = None, out: _Memory | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any:
+    """FP10 back: Y = the float16 whose upper ten bits are the code and whose lower bits are 0. Returns Y."""
+def gist_fp10_encoder(
+    X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any:
+    """FP10: Y = X rounded to 1 sign, 5 exponent (bias 15) and 4 fraction bits, three in a word. Returns Y."""
+def gist_index4_decoder(
+    X: _Array, *, to: _Dtype, shape: _Integers | None = None, out: _Memory | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any:
+    """4-bit indices back: Y[2 k] = X[k] mod 16, Y[2 k + 1] = X[k] / 16 rounded down. Returns Y."""
+def gist_index4_encoder(
+    X: _Array, *, check: _Boolean = False, out: _Memory | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any:
+    """4-bit indices: Y[k] = X[2 k] mod 16 + 16 (X[2 k + 1] mod 16), numbers from 0 to 15 exactly. Returns Y."""
 def gist_pack16_decoder(
     X: _Array, *, to: _Dtype, shape: _Integers | None = None, out: _Memory | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
@@ -833,7 +950,7 @@ def gist_pack8_encoder(
     X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
     workspace: _Memory | None = None,
 ) -> Any:
-    """OCP FP8 E5M2: Y = X rounded to 1 sign, 5 exponent (bias 15) and 2 fraction bits. Returns Y."""
+    """OCP FP8 E5M2, unscaled: Y = X rounded to 1 sign, 5 exponent (bias 15) and 2 fraction bits. Returns Y."""
 def gist_pack_msfp15_decoder(
     X: _Array, *, to: _Dtype, shape: _Integers | None = None, keep_nonfinite: _Boolean = False,
     out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
@@ -845,6 +962,36 @@ def gist_pack_msfp15_encoder(
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
 ) -> Any:
     """MSFP15: X[i] = (-1)^s M 2^(E - 132), E shared by 8 consecutive elements of the flat array. Returns Y."""
+def gist_sparse_decoder(
+    X: _Array, *, to: _Dtype, shape: _Integers | None = None, out: _Memory | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any:
+    """Sparse code back: Y = the next value of its tile where the bit is 1, else 0. Returns Y."""
+def gist_sparse_encoder(
+    X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any:
+    """Sparse code: Y = a bit an element, 1 where any of its bits is 1, and those elements, packed. Returns Y."""
+def gist_sparse_fp10_decoder(
+    X: _Array, *, to: _Dtype, shape: _Integers | None = None, out: _Memory | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any:
+    """Sparse code with FP10 values back: Y = the next value of its tile where the bit is 1, else 0. Returns Y."""
+def gist_sparse_fp10_encoder(
+    X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any:
+    """Sparse code with FP10 values: Y = that of GistSparseEncoder, 12 values in four words. Returns Y."""
+def gist_sparse_msfp15_decoder(
+    X: _Array, *, to: _Dtype, shape: _Integers | None = None, out: _Memory | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any:
+    """Sparse code with MSFP15 values back: Y = the next value where the bit is 1, else 0. Returns Y."""
+def gist_sparse_msfp15_encoder(
+    X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any:
+    """Sparse code with MSFP15 values: Y = that of GistSparseEncoder, values in boxes of eight. Returns Y."""
 def gradient_norm(
     gradients: Sequence[_Array], *, out: tuple[_Memory | None, _Memory | None] | None = None,
     outputs: Sequence[Literal["norm", "is_finite"]] | None = None, workspace: _Memory | None = None,
@@ -1063,6 +1210,11 @@ def relu_grad(
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
 ) -> Any:
     """Gradient of Relu: dX = dY where X > 0, else 0. Returns dX."""
+def relu_grad_from_bits(
+    dY: _Array, bits: _Array, *, out: _Memory | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> Any:
+    """Gradient of Relu from sign bits: dX = dY where the bit of X > 0 is set, else 0. Returns dX."""
 def resize_grad(
     dY: _Array, X: _Array, roi: _Reals | None = None, scales: _Reals | None = None, *,
     mode: Literal["linear"] = "linear",
@@ -2133,6 +2285,135 @@ class GistBinarizeEncoder(Op):
         self, X: _Array, *, outputs: Sequence[Literal["Y"]] | None = None,
     ) -> int: ...
 
+class GistBlockE4m3Decoder(Op):
+    """Scaled FP8 back: Y = 2^s times the value of an E4M3 code, rounded to float32 and then to T. Returns Y."""
+    to: Final[np.dtype[Any]]
+    shape: Final[tuple[int, ...] | None]
+    def __init__(self, *, to: _Dtype, shape: _Integers | None = None) -> None: ...
+    def __call__(
+        self, X: _Array, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, X: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, X: _Array, *, outputs: Sequence[Literal["Y"]] | None = None,
+    ) -> int: ...
+
+class GistBlockE4m3Encoder(Op):
+    """Scaled FP8: Y = X / 2^s rounded to OCP E4M3, s shared by 128 consecutive elements. Returns Y."""
+    def __init__(self) -> None: ...
+    def __call__(
+        self, X: _Array, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, X: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, X: _Array, *, outputs: Sequence[Literal["Y"]] | None = None,
+    ) -> int: ...
+
+class GistBlockE5m2Decoder(Op):
+    """Scaled FP8 back: Y = 2^s times the value of an E5M2 code, rounded to float32 and then to T. Returns Y."""
+    to: Final[np.dtype[Any]]
+    shape: Final[tuple[int, ...] | None]
+    def __init__(self, *, to: _Dtype, shape: _Integers | None = None) -> None: ...
+    def __call__(
+        self, X: _Array, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, X: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, X: _Array, *, outputs: Sequence[Literal["Y"]] | None = None,
+    ) -> int: ...
+
+class GistBlockE5m2Encoder(Op):
+    """Scaled FP8: Y = X / 2^s rounded to OCP E5M2, s shared by 128 consecutive elements. Returns Y."""
+    def __init__(self) -> None: ...
+    def __call__(
+        self, X: _Array, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, X: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, X: _Array, *, outputs: Sequence[Literal["Y"]] | None = None,
+    ) -> int: ...
+
+class GistFp10Decoder(Op):
+    """FP10 back: Y = the float16 whose upper ten bits are the code and whose lower bits are 0. Returns Y."""
+    to: Final[np.dtype[Any]]
+    shape: Final[tuple[int, ...] | None]
+    def __init__(self, *, to: _Dtype, shape: _Integers | None = None) -> None: ...
+    def __call__(
+        self, X: _Array, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, X: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, X: _Array, *, outputs: Sequence[Literal["Y"]] | None = None,
+    ) -> int: ...
+
+class GistFp10Encoder(Op):
+    """FP10: Y = X rounded to 1 sign, 5 exponent (bias 15) and 4 fraction bits, three in a word. Returns Y."""
+    def __init__(self) -> None: ...
+    def __call__(
+        self, X: _Array, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, X: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, X: _Array, *, outputs: Sequence[Literal["Y"]] | None = None,
+    ) -> int: ...
+
+class GistIndex4Decoder(Op):
+    """4-bit indices back: Y[2 k] = X[k] mod 16, Y[2 k + 1] = X[k] / 16 rounded down. Returns Y."""
+    to: Final[np.dtype[Any]]
+    shape: Final[tuple[int, ...] | None]
+    def __init__(self, *, to: _Dtype, shape: _Integers | None = None) -> None: ...
+    def __call__(
+        self, X: _Array, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, X: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, X: _Array, *, outputs: Sequence[Literal["Y"]] | None = None,
+    ) -> int: ...
+
+class GistIndex4Encoder(Op):
+    """4-bit indices: Y[k] = X[2 k] mod 16 + 16 (X[2 k + 1] mod 16), numbers from 0 to 15 exactly. Returns Y."""
+    check: Final[bool]
+    def __init__(self, *, check: _Boolean = False) -> None: ...
+    def __call__(
+        self, X: _Array, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, X: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, X: _Array, *, outputs: Sequence[Literal["Y"]] | None = None,
+    ) -> int: ...
+
 class GistPack16Decoder(Op):
     """Half precision back: Y = X in type T. Returns Y."""
     to: Final[np.dtype[Any]]
@@ -2215,7 +2496,7 @@ class GistPack8Decoder(Op):
     ) -> int: ...
 
 class GistPack8Encoder(Op):
-    """OCP FP8 E5M2: Y = X rounded to 1 sign, 5 exponent (bias 15) and 2 fraction bits. Returns Y."""
+    """OCP FP8 E5M2, unscaled: Y = X rounded to 1 sign, 5 exponent (bias 15) and 2 fraction bits. Returns Y."""
     def __init__(self) -> None: ...
     def __call__(
         self, X: _Array, *, out: _Memory | None = None,
@@ -2253,6 +2534,102 @@ class GistPackMsfp15Encoder(Op):
     """MSFP15: X[i] = (-1)^s M 2^(E - 132), E shared by 8 consecutive elements of the flat array. Returns Y."""
     keep_nonfinite: Final[bool]
     def __init__(self, *, keep_nonfinite: _Boolean = False) -> None: ...
+    def __call__(
+        self, X: _Array, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, X: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, X: _Array, *, outputs: Sequence[Literal["Y"]] | None = None,
+    ) -> int: ...
+
+class GistSparseDecoder(Op):
+    """Sparse code back: Y = the next value of its tile where the bit is 1, else 0. Returns Y."""
+    to: Final[np.dtype[Any]]
+    shape: Final[tuple[int, ...] | None]
+    def __init__(self, *, to: _Dtype, shape: _Integers | None = None) -> None: ...
+    def __call__(
+        self, X: _Array, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, X: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, X: _Array, *, outputs: Sequence[Literal["Y"]] | None = None,
+    ) -> int: ...
+
+class GistSparseEncoder(Op):
+    """Sparse code: Y = a bit an element, 1 where any of its bits is 1, and those elements, packed. Returns Y."""
+    def __init__(self) -> None: ...
+    def __call__(
+        self, X: _Array, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, X: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, X: _Array, *, outputs: Sequence[Literal["Y"]] | None = None,
+    ) -> int: ...
+
+class GistSparseFp10Decoder(Op):
+    """Sparse code with FP10 values back: Y = the next value of its tile where the bit is 1, else 0. Returns Y."""
+    to: Final[np.dtype[Any]]
+    shape: Final[tuple[int, ...] | None]
+    def __init__(self, *, to: _Dtype, shape: _Integers | None = None) -> None: ...
+    def __call__(
+        self, X: _Array, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, X: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, X: _Array, *, outputs: Sequence[Literal["Y"]] | None = None,
+    ) -> int: ...
+
+class GistSparseFp10Encoder(Op):
+    """Sparse code with FP10 values: Y = that of GistSparseEncoder, 12 values in four words. Returns Y."""
+    def __init__(self) -> None: ...
+    def __call__(
+        self, X: _Array, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, X: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, X: _Array, *, outputs: Sequence[Literal["Y"]] | None = None,
+    ) -> int: ...
+
+class GistSparseMsfp15Decoder(Op):
+    """Sparse code with MSFP15 values back: Y = the next value where the bit is 1, else 0. Returns Y."""
+    to: Final[np.dtype[Any]]
+    shape: Final[tuple[int, ...] | None]
+    def __init__(self, *, to: _Dtype, shape: _Integers | None = None) -> None: ...
+    def __call__(
+        self, X: _Array, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, X: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, X: _Array, *, outputs: Sequence[Literal["Y"]] | None = None,
+    ) -> int: ...
+
+class GistSparseMsfp15Encoder(Op):
+    """Sparse code with MSFP15 values: Y = that of GistSparseEncoder, values in boxes of eight. Returns Y."""
+    def __init__(self) -> None: ...
     def __call__(
         self, X: _Array, *, out: _Memory | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
@@ -2961,6 +3338,21 @@ class ReluGrad(Op):
     ) -> BoundCall | OpenCall: ...
     def workspace_nbytes(
         self, dY: _Array, X: _Array, *, outputs: Sequence[Literal["dX"]] | None = None,
+    ) -> int: ...
+
+class ReluGradFromBits(Op):
+    """Gradient of Relu from sign bits: dX = dY where the bit of X > 0 is set, else 0. Returns dX."""
+    def __init__(self) -> None: ...
+    def __call__(
+        self, dY: _Array, bits: _Array, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, dY: _Array | EllipsisType, bits: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, dY: _Array, bits: _Array, *, outputs: Sequence[Literal["dX"]] | None = None,
     ) -> int: ...
 
 class ResizeGrad(Op):

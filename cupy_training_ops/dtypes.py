@@ -34,6 +34,7 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOAT32 = np.dtype(np.float32)
 FLOAT64 = np.dtype(np.float64)
 FLOATS = (FLOAT32, FLOAT16, FLOAT64, BFLOAT16)
+INTEGERS = tuple(map(np.dtype, ("u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8")))
 
 ELEMENT_TYPES = (
     ElementType("bool", BOOL, "bool", "bool", 9),

@@ -38,6 +38,18 @@ def truncated_float32(x: HostArray | np.generic) -> HostArray:
     return np.asarray(nearest.view(np.uint32) - away).view(FLOAT32)  # one step nearer to zero
 
 
+def odd_bits(x: HostArray | np.generic) -> HostArray:
+    """The bits of x in bfloat16, rounded to odd: to five fraction bits or fewer it rounds as x."""
+    bits = round_to_odd(x).astype(FLOAT32, copy=False).view(np.uint32)
+    return np.asarray((bits >> 16).astype(np.uint16) | ((bits & 0xFFFF) != 0))
+
+
+def padded(flat: HostArray, tile: int) -> HostArray:
+    """Zeros behind the last element, up to whole tiles."""
+    missing = -flat.size % tile
+    return np.pad(flat, (0, missing)) if missing else flat
+
+
 def computed_in(t: Dtype) -> Dtype:
     """The type that elements of `t` are computed in: float64 stays, all others become float32."""
     return FLOAT64 if t == FLOAT64 else FLOAT32

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from codec_names import FLOAT_CODECS
 from foreign import Foreign
 from probe.frame_probe import ProbeCopy, ProbeDelegate, ProbeEither
 
@@ -132,7 +133,7 @@ JAX_DTYPES = [np.float32, np.float16, jnp.bfloat16]
 def test_jax_arrays_in(rng, dtype) -> None:
     values = rng.standard_normal((4, 6)).astype(dtype)
     x, out = jnp.asarray(values), np.zeros((4, 6), dtype)
-    for codec in cto.CODECS:
+    for codec in FLOAT_CODECS:
         packed, expected = cto.compress(x, codec), cto.compress(values, codec)
         assert type(packed.code) is np.ndarray
         assert packed.decompress(out=out) is out

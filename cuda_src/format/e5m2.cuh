@@ -4,6 +4,7 @@
 // The hardware conversion of compute capability 8.9 and newer saturates, so it cannot be used.
 #pragma once
 #include "core/types.cuh"
+#include "format/narrow_float.cuh"
 
 namespace cto::format::e5m2 {
 
@@ -13,26 +14,15 @@ constexpr u32 NAN_CODE = 0x7E;
 __device__ __forceinline__ u8 to_e5m2(float x) {
     const u32 sign = bits_of(x) >> 24 & 0x80u;
     const u32 magnitude = bits_of(x) & 0x7FFFFFFFu;
-    u32 code;
-    if (magnitude < 0x38800000u)  // below 2^-14: adding 2^7 rounds to the quantum 2^-16
-        code = bits_of(__uint_as_float(magnitude) + 128.0f) - bits_of(128.0f);
-    else  // two fraction bits stay; the exponent's bias goes from 127 to 15
-        code = min(((magnitude + 0xFFFFFu + (magnitude >> 21 & 1u)) >> 21) - 448u, INFINITY_CODE);
+    const u32 code = min(narrow_float::rounded<15, 2>(magnitude), INFINITY_CODE);
     return static_cast<u8>(sign | (magnitude > 0x7F800000u ? NAN_CODE : code));
 }
 
 __device__ __forceinline__ u8 to_e5m2(double x) {
     const u32 sign = static_cast<u32>(bits_of(x) >> 56) & 0x80u;
     const u64 magnitude = bits_of(x) & 0x7FFFFFFFFFFFFFFFull;
-    u64 code;
-    if (magnitude < 0x3F10000000000000ull)  // below 2^-14: adding 2^36 rounds to the quantum 2^-16
-        code =
-            bits_of(__longlong_as_double(static_cast<i64>(magnitude)) + 0x1p36) - bits_of(0x1p36);
-    else  // two fraction bits stay; the exponent's bias goes from 1023 to 15
-        code = min(((magnitude + 0x1FFFFFFFFFFFFull + (magnitude >> 50 & 1u)) >> 50) - 4032ull,
-                   static_cast<u64>(INFINITY_CODE));
-    if (magnitude > 0x7FF0000000000000ull) code = NAN_CODE;
-    return static_cast<u8>(sign | static_cast<u32>(code));
+    const u32 code = min(narrow_float::rounded<15, 2>(magnitude), INFINITY_CODE);
+    return static_cast<u8>(sign | (magnitude > 0x7FF0000000000000ull ? NAN_CODE : code));
 }
 
 __device__ __forceinline__ u8 to_e5m2(bool x) { return to_e5m2(x ? 1.0f : 0.0f); }

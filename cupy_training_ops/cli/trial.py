@@ -122,7 +122,9 @@ class _Tally:
         decode = self.codec.decoder.shared(to=original.dtype, shape=original.shape, **options)
         code, encode_s = timed(encode, x, xp, whole)
         decoded, decode_s = timed(decode, code, xp, whole)
-        self.nbytes += code.nbytes
+        self.nbytes += (
+            self.codec.length(to_host(code[:8])) if self.codec.leaves_room else code.nbytes
+        )
         self.encode_s += encode_s
         self.decode_s += decode_s
         before, on_host = self.measurement.size, to_host(decoded)

@@ -100,7 +100,8 @@ def mismatch(sample: Sample, seed: int, xp: Any) -> str | None:
         actual = op(*placed_inputs(op, inputs, sample.offset, xp), out=out)
         pairs = zip(flat(actual), flat(expected), strict=True)
         for got, wanted in ((a, e) for a, e in pairs if e is not None):
-            assert_matches(to_host(got), wanted, sample.tolerance(op, wanted.dtype))
+            pair = sample.compared(to_host(got)), sample.compared(wanted)
+            assert_matches(*pair, sample.tolerance(op, wanted.dtype))
     except (OpError, AssertionError, RuntimeError) as error:  # CUDA's errors are RuntimeErrors
         return str(error)
     return None

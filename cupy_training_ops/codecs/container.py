@@ -28,6 +28,7 @@ class Format(NamedTuple):
     noun: str
     version: int
     longest_header: int  # bytes; far more than any description
+    oldest: int = 1  # version that is read
 
     @property
     def name(self) -> str:
@@ -104,14 +105,15 @@ def _parsed(file: object, kind: Format, member: Stored) -> Any:
 
 
 def _checked(file: object, kind: Format, header: Any) -> Header:
-    """What `write` was given, if this is the format and the version that it writes."""
+    """What `write` was given, if this is the format, in a version that is read."""
     if not isinstance(header, dict) or header.pop("format", None) != kind.name:
         raise ArgumentError(f"{file}: no {kind.noun}: its header does not say {kind.name!r}")
     version = header.pop("version", None)
-    if version != kind.version:
+    readable = range(kind.oldest, kind.version + 1)
+    if type(version) is not int or version not in readable:
         newer = isinstance(version, int) and version > kind.version
         raise ArgumentError(
-            f"{file}: expected format version {kind.version}, got {version!r}"
+            f"{file}: expected format version {' or '.join(map(str, readable))}, got {version!r}"
             f"{'; a newer cupy-training-ops may read it' if newer else ''}"
         )
     return header

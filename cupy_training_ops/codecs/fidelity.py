@@ -14,8 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
+
+from ..dtypes import FLOAT64, Dtype
 
 Float64s = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -37,6 +40,22 @@ class Rounding(NamedTuple):
 
 E5M2 = Rounding(2.0**-3, 2.0**-17, 61_440.0)
 HALF = Rounding(2.0**-11, 2.0**-25, 65_520.0)
+FP10 = Rounding(2.0**-5, 2.0**-19, 64_512.0)
+
+
+class Scaled(NamedTuple):
+    """The bound of a format whose numbers are scaled, block by block."""
+
+    relative: float  # of |x|
+    absolute: float  # of 2^s
+    largest: float  # that rounds into the format, over 2^s
+    has_infinity: bool
+
+
+BLOCK = 128
+E4M3_SCALED = Scaled(2.0**-4, 2.0**-10, 464.0, has_infinity=False)
+E5M2_SCALED = Scaled(2.0**-3, 2.0**-17, math.nextafter(61_440.0, 0), has_infinity=True)
+SPARSE_TILE_NBYTES = 16_384  # of elements whose values are packed together
 
 
 @dataclass(frozen=True)
@@ -114,10 +133,11 @@ class Measurement:
         x, y = original.reshape(-1), decoded.reshape(-1)
         for start in range(0, x.size, PIECE):
             piece = slice(start, start + PIECE)
-            self._add(x[piece].astype(np.float64), y[piece].astype(np.float64))
+            pair = x[piece].astype(np.float64), y[piece].astype(np.float64)
+            self._add(*pair, original.dtype)
 
-    def _add(self, x: Float64s, y: Float64s) -> None:
-        self._add_bound(~within_bound(self.codec, x, y, self.keep_nonfinite))
+    def _add(self, x: Float64s, y: Float64s, dtype: Dtype) -> None:
+        self._add_bound(~within_bound(self.codec, x, y, self.keep_nonfinite, dtype))
         self._add_counts(x, y)
         if self.codec not in SIGN_CODECS:
             self._add_errors(x, y)
@@ -173,10 +193,19 @@ class Measurement:
 
 
 @_quiet
-def within_bound(codec: str, x: Float64s, y: Float64s, keep_nonfinite: bool = False) -> Mask:
-    """Where the decoded y is what the codec promises for x, element by element, both flat."""
+def within_bound(
+    codec: str, x: Float64s, y: Float64s, keep_nonfinite: bool = False, dtype: Dtype = FLOAT64
+) -> Mask:
+    """Where the decoded y is what the codec promises for x, element by element, both flat.
+
+    dtype: what elements were before they were made float64.
+    """
     if codec == "msfp15":
         return _shared_exponent(x, y, keep_nonfinite)
+    if codec == "sparse_msfp15":
+        return _is_same(x, y) | _sparse_exponent(x, y, SPARSE_TILE_NBYTES // dtype.itemsize)
+    if codec in _SCALED:
+        return _scaled(x, y, _SCALED[codec], float(ml_dtypes.finfo(dtype).max))
     return _BOUNDS[codec](x, y)
 
 
@@ -196,12 +225,53 @@ def _rounded(x: Float64s, y: Float64s, rounding: Rounding) -> Mask:
     return right
 
 
+def _is_same(x: Float64s, y: Float64s) -> Mask:
+    same: Mask = ((x == y) & (np.signbit(x) == np.signbit(y))) | (np.isnan(x) & np.isnan(y))
+    return same
+
+
+def _sparse_rounded(x: Float64s, y: Float64s) -> Mask:
+    """FP10, or elements as they are where the code takes no more bytes so."""
+    return _rounded(x, y, FP10) | _is_same(x, y)
+
+
+def _scaled(x: Float64s, y: Float64s, bound: Scaled, largest: float) -> Mask:
+    """Blocks with a scale, the smallest at which their largest finite number fits.
+
+    largest: of the decoded type, beyond which a number may be rounded up to infinity.
+    """
+    size, finite = np.abs(x), np.isfinite(x)
+    blocks = np.pad(np.where(finite, size, 0), (0, -x.size % BLOCK)).reshape(-1, BLOCK)
+    fraction, exponent = np.frexp(blocks.max(axis=1, initial=0))
+    of_bound, least = np.frexp(bound.largest)
+    scale = np.where(fraction == 0, 0, exponent - least + (fraction > of_bound))
+    allowed = np.repeat(np.ldexp(bound.absolute, scale), BLOCK)[: x.size]
+    right: Mask = np.abs(y - x) <= np.maximum(bound.relative * size, allowed)
+    right |= (size * (1 + bound.relative) > largest) & (y == np.copysign(np.inf, x))
+    kept = np.isnan(x) | (not bound.has_infinity)
+    return np.where(finite, right, np.where(kept, np.isnan(y), y == x))
+
+
+def _sparse_exponent(x: Float64s, y: Float64s, tile: int) -> Mask:
+    """MSFP15 of what is not zero, in boxes that begin anew with each tile."""
+    right: Mask = y == 0
+    for start in range(0, x.size, tile):
+        place = start + np.flatnonzero((x[start:][:tile] != 0) | np.signbit(x[start:][:tile]))
+        right[place] = _shared_exponent(x[place], y[place], keep_nonfinite=False)
+    return right
+
+
 _BOUNDS: dict[str, Callable[[Float64s, Float64s], Mask]] = {
     "binarize": _sign_test,
     "pack1": _sign_test,
     "pack8": partial(_rounded, rounding=E5M2),
     "pack16": partial(_rounded, rounding=HALF),
+    "fp10": partial(_rounded, rounding=FP10),
+    "sparse": _is_same,
+    "sparse_fp10": _sparse_rounded,
+    "index4": _is_same,
 }
+_SCALED = {"block_e4m3": E4M3_SCALED, "block_e5m2": E5M2_SCALED}
 
 
 def _shared_exponent(x: Float64s, y: Float64s, keep_nonfinite: bool) -> Mask:

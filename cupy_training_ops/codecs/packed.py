@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import inspect
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
+
+import numpy as np
 
 from ..backend import Array
 from ..dtypes import dtype_name, to_dtype
@@ -19,7 +21,7 @@ from . import container
 from .numpy_file import BinaryFile, Header, NumpyArray, Stored, StrPath
 from .table import described, get_codec
 
-FORMAT = container.Format("packed array", version=1, longest_header=1 << 20)
+FORMAT = container.Format("packed array", version=2, longest_header=1 << 20)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,13 +76,29 @@ class Packed:
         """
         return self._decoder()(self.code, out=out)
 
+    def trimmed(self, nbytes: int | None = None) -> Packed:
+        """This array with a copy of its codes alone, where a sparse codec left room behind them.
+
+        nbytes: the codes' length; None reads it from their first eight bytes, for which a copy from
+        a GPU waits. The codes of other codecs, and of `compress` on the host, have no such room.
+        """
+        codec = get_codec(self.codec)
+        if not codec.leaves_room:
+            return self
+        if nbytes is None:
+            nbytes = codec.length(_to_host(self.code[:8]))
+        if nbytes == self.nbytes:
+            return self
+        code = self.code[:nbytes]
+        return replace(self, code=code.clone() if is_tensor(code) else code.copy())
+
     def save(self, file: StrPath | BinaryFile) -> None:
         """Write a `.npz` file, or to an open binary file; codes on a GPU are copied to the host.
 
         A path is replaced by a whole file or not at all. Raises OSError.
         """
         header = {name: getattr(self, name) for name in ("codec", "dtype", "shape", "options")}
-        container.write(file, FORMAT, header, {"code": _to_host(self.code)})
+        container.write(file, FORMAT, header, {"code": _to_host(self.trimmed().code)})
 
     @classmethod
     def load(cls, file: StrPath | BinaryFile, provider: str = "cpu") -> Self:
@@ -96,6 +114,9 @@ class Packed:
             stored = opened.member("code")
             codec, dtype, shape, options = _described(file, opened.header, stored)
             code = stored.read()
+        flaw = _decoder(codec, dtype, shape, options).flaw(code)
+        if flaw:
+            raise ArgumentError(f"{file}: damaged packed array: {flaw}")
         return cls(codec, dtype, shape, code if provider == "cpu" else _from_host(code), options)
 
     def _decoder(self) -> Decoder:
@@ -105,16 +126,19 @@ class Packed:
 def compress(x: object, codec: str, **options: object) -> Packed:
     """Encode an array: `compress(x, "msfp15").decompress()` is x within the codec's bound.
 
-    x: float32, float16, float64 or bfloat16 (bool too for "pack1"), any shape, C-contiguous, NumPy
-    (CPU provider), CuPy (CUDA provider) or anything with `__dlpack__`. options: `keep_nonfinite`
-    for "msfp15". Deterministic; no copy between host and device. Raises ArgumentError and
-    DtypeError.
+    x: float32, float16, float64 or bfloat16 (bool too for "pack1", integers for "index4", any type
+    for "sparse"), any shape, C-contiguous, NumPy (CPU provider), CuPy (CUDA provider) or anything
+    with `__dlpack__`. options: `keep_nonfinite` for "msfp15", `check` for "index4". Deterministic;
+    no copy between host and device. A sparse codec's codes have room behind them on a GPU, which
+    knows their length first: `trimmed` gives it back. Raises ArgumentError and DtypeError.
     """
-    encoder = get_codec(codec).encoder.shared(**options)
+    found = get_codec(codec)
+    encoder = found.encoder.shared(**options)
     array: Array = arrays.adopt(encoder.name, "X", x)
     code = encoder(x)
-    frozen = {name: encoder.attribute_values[name] for name in options}
-    return Packed(codec, dtype_name(array.dtype), array.shape, code, frozen)
+    kept = found.kept(encoder.attribute_values, options)
+    packed = Packed(codec, dtype_name(array.dtype), array.shape, code, kept)
+    return packed.trimmed() if isinstance(array, np.ndarray) else packed
 
 
 compress.__doc__ = "\n".join([inspect.cleandoc(compress.__doc__ or ""), "", *described()])
@@ -148,8 +172,9 @@ def _check(codec: Any, dtype: Any, shape: Any, options: Any, code: Array | Heade
             refuse("Packed", "options", "Python's own numbers and text", f"{name!r}: {value!r}")
     encoder = get_codec(codec).encoder.shared(**options)
     decoder = _decoder(codec, dtype, shape, options)
-    (expected,) = encoder.infer(Spec(shape, decoder.to))
-    if (code.shape, code.dtype) != (expected.shape, expected.dtype):
+    x = Spec(shape, decoder.to)
+    (expected,) = encoder.infer(x)
+    if not encoder.takes_back(x, code.shape, code.dtype):
         raise ArgumentError(
             f"Packed: code: expected {dtype_name(expected.dtype)} of shape {expected.shape} "
             f"for {codec} of {dtype} {shape}, got {dtype_name(code.dtype)} of shape {code.shape}"

@@ -16,7 +16,7 @@ import numpy as np
 from ..dtypes import HostArray, dtype_name
 from ..plan import ceil_div
 from ..schema import Spec
-from .packed import Packed
+from .packed import Packed, compress
 from .table import Codec, get_codec
 
 PART = 1 << 22  # elements
@@ -32,9 +32,9 @@ class Part(NamedTuple):
 
 def parts(codec: Codec, n: int, whole: bool = False) -> Iterator[Part]:
     """The parts of n elements, one where there is no element; all in one where `whole`."""
-    most = max(n, 1) if whole else PART
     tiles = codec.encoder.tiles or {}
     element, code = tiles.get("X", 1), tiles.get("Y", 1)
+    most = max(n, 1) if whole else max(PART // element, 1) * element
     for start in range(0, max(n, 1), most):
         stop = min(start + most, n)
         yield Part(
@@ -45,6 +45,10 @@ def parts(codec: Codec, n: int, whole: bool = False) -> Iterator[Part]:
 def encoded(x: HostArray, name: str, options: dict[str, object], advance: Advance) -> Packed:
     """What `compress` gives; raises what it does."""
     codec = get_codec(name)
+    if codec.leaves_room:  # where a part's codes begin depends on the values before it
+        packed = compress(x, name, **options)
+        advance(x.size)
+        return packed
     encoder = codec.encoder.shared(**options)
     (spec,) = encoder.infer(Spec(x.shape, x.dtype))
     code = np.empty(spec.shape, spec.dtype)
@@ -52,12 +56,17 @@ def encoded(x: HostArray, name: str, options: dict[str, object], advance: Advanc
     for part in parts(codec, x.size):
         encoder(elements[part.elements], out=codes[part.codes])
         advance(part.elements.stop - part.elements.start)
-    return Packed(name, dtype_name(x.dtype), x.shape, code, options)
+    kept = codec.kept(encoder.attribute_values, options)
+    return Packed(name, dtype_name(x.dtype), x.shape, code, kept)
 
 
 def decoded(packed: Packed, advance: Advance) -> Iterator[HostArray]:
     """The elements in row-major order, part after part; `advance` is told when one was taken."""
     codec, n = get_codec(packed.codec), math.prod(packed.shape)
+    if codec.leaves_room:
+        yield packed.decompress().reshape(-1)
+        advance(n)
+        return
     codes = np.asarray(packed.code).reshape(-1)
     for part in parts(codec, n):
         size = part.elements.stop - part.elements.start

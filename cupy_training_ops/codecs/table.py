@@ -3,23 +3,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
+import numpy as np
+
+from ..dtypes import Dtype, HostArray
 from ..errors import ArgumentError
-from ..ops import gist
+from ..ops import gist, gist_narrow, gist_sparse
+
+Kind = Literal["sign", "mask", "index", "value"]
 
 
 @dataclass(frozen=True)
 class Codec:
-    """One codec: its two operators, and what it keeps, in words and numbers."""
+    """One codec: its two operators, and what it keeps, in words and numbers.
+
+    `kinds` says for which needs of a backward pass the decoded array does in place of the original:
+    the `sign` test x > 0, a `mask` of bools, an `index`, or the `value` within the bound. A codec
+    is `lossless` if every bit of an array of its kinds and dtypes comes back.
+    """
 
     name: str
     encoder: type[gist.Encoder]
     decoder: type[gist.Decoder]
-    bits: int  # per value
+    bits: float  # per value; of a sparse codec those of a zero
     formula: str
     bound: str
+    kinds: tuple[Kind, ...]
+    lossless: bool = False
+
+    @property
+    def dtypes(self) -> tuple[Dtype, ...]:
+        """The dtypes of the arrays that it takes."""
+        return tuple(self.encoder.types["T"])
+
+    @property
+    def leaves_room(self) -> bool:
+        """Whether codes on a GPU have room behind them, as their length depends on the values."""
+        return issubclass(self.encoder, gist_sparse.SparseEncoder)
+
+    def length(self, code: HostArray) -> int:
+        """Bytes of a code, where it leaves room, by its beginning."""
+        return int(code[:8].view(np.int64)[0]) if code.size else 0
+
+    def kept(self, values: Mapping[str, object], given: Iterable[str]) -> dict[str, object]:
+        """Of the encoder's options, with these values, those that its decoder has to be told."""
+        told = {attribute.name for attribute in self.decoder.attributes}
+        return {name: values[name] for name in given if name in told}
 
 
 CODECS = {
@@ -32,6 +64,8 @@ CODECS = {
             8,
             "1 if x > 0 else 0, one byte",
             "the sign test is exact",
+            ("sign",),
+            lossless=True,
         ),
         Codec(
             "pack1",
@@ -40,14 +74,17 @@ CODECS = {
             1,
             "1 if x > 0 else 0, one bit, first element in the highest",
             "the sign test is exact",
+            ("sign", "mask"),
+            lossless=True,
         ),
         Codec(
             "pack8",
             gist.GistPack8Encoder,
             gist.GistPack8Decoder,
             8,
-            "FP8 E5M2, round to nearest even",
+            "FP8 E5M2 without a scale, round to nearest even",
             "2^-3 |x| from 2^-14, 2^-17 below; infinity from 61440",
+            ("value",),
         ),
         Codec(
             "pack16",
@@ -56,6 +93,7 @@ CODECS = {
             16,
             "float16, round to nearest even",
             "2^-11 |x| from 2^-14, 2^-25 below; infinity from 65520",
+            ("value",),
         ),
         Codec(
             "msfp15",
@@ -64,6 +102,72 @@ CODECS = {
             8,
             "(-1)^s M 2^(E - 132), M of 6 bits, E shared by 8 values",
             "2^-6 2^E of the tile, twice that where M saturates; below 2^-126 zero",
+            ("value",),
+        ),
+        Codec(
+            "sparse",
+            gist_sparse.GistSparseEncoder,
+            gist_sparse.GistSparseDecoder,
+            1,
+            "one bit, and the element where any of its bits is 1",
+            "every bit is kept; as it is where that takes no more bytes",
+            ("value", "sign", "mask", "index"),
+            lossless=True,
+        ),
+        Codec(
+            "sparse_fp10",
+            gist_sparse.GistSparseFp10Encoder,
+            gist_sparse.GistSparseFp10Decoder,
+            1,
+            "one bit, and FP10 where any bit is 1",
+            "that of fp10",
+            ("value",),
+        ),
+        Codec(
+            "sparse_msfp15",
+            gist_sparse.GistSparseMsfp15Encoder,
+            gist_sparse.GistSparseMsfp15Decoder,
+            1,
+            "one bit, and msfp15 in boxes of 8 values that are not zero",
+            "that of msfp15 in the box",
+            ("value",),
+        ),
+        Codec(
+            "fp10",
+            gist_narrow.GistFp10Encoder,
+            gist_narrow.GistFp10Decoder,
+            32 / 3,
+            "1 sign, 5 exponent, 4 fraction bits, three in 32; round to nearest even",
+            "2^-5 |x| from 2^-14, 2^-19 below; infinity from 64512",
+            ("value",),
+        ),
+        Codec(
+            "index4",
+            gist_narrow.GistIndex4Encoder,
+            gist_narrow.GistIndex4Decoder,
+            4,
+            "x mod 16, two in a byte, the first in the lower half",
+            "0 to 15 are exact; check=True refuses others",
+            ("index",),
+            lossless=True,
+        ),
+        Codec(
+            "block_e4m3",
+            gist_narrow.GistBlockE4m3Encoder,
+            gist_narrow.GistBlockE4m3Decoder,
+            8.125,
+            "FP8 E4M3 of x / 2^s, s shared by 128 values; round to nearest even",
+            "2^-4 |x| from 2^(s - 6), 2^(s - 10) below; infinity becomes NaN",
+            ("value",),
+        ),
+        Codec(
+            "block_e5m2",
+            gist_narrow.GistBlockE5m2Encoder,
+            gist_narrow.GistBlockE5m2Decoder,
+            8.125,
+            "FP8 E5M2 of x / 2^s, s shared by 128 values; round to nearest even",
+            "2^-3 |x| from 2^(s - 14), 2^(s - 17) below",
+            ("value",),
         ),
     )
 }
@@ -81,5 +185,5 @@ def described() -> Iterator[str]:
     """The codecs with their bits, formula and bound, for help."""
     yield "codecs"
     for codec in CODECS.values():
-        yield f"  {codec.name:8}  {codec.bits:2}-bit values: {codec.formula}"
-        yield f"  {'':8}  error at most: {codec.bound}"
+        yield f"  {codec.name:13}  {codec.bits:.4g}-bit values: {codec.formula}"
+        yield f"  {'':13}  error at most: {codec.bound}"

@@ -6,9 +6,10 @@ Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", I
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
-from ..dtypes import BOOL, FLOATS, Dtype, to_dtype
+from ..dtypes import BOOL, FLOATS, Dtype, HostArray, to_dtype
 from ..errors import refuse
 from ..frame.op import Op, slots
 from ..plan import Config, Device, Launch, Plan, ceil_div
@@ -39,15 +40,22 @@ class _Codec(Op):
     types: ClassVar[Types] = {"T": FLOATS}
     tiles: ClassVar[Tiles] = {}
     bitwise_exact = True
+    threads: ClassVar[int] = THREADS
     thread_nbytes: ClassVar[int] = ELEMENT_NBYTES
+    constants: ClassVar[Mapping[str, str]] = STREAM
 
     def stream(self, x: Spec, y: Spec, decoded: Spec) -> Plan:
         """One launch over all elements; the kernel is told whether both arrays are aligned."""
-        config = Config((ceil_div(decoded.nbytes, THREADS * self.thread_nbytes),), (THREADS,))
+        grid = ceil_div(decoded.nbytes, self.threads * self.thread_nbytes)
         aligned = x.aligned and y.aligned
         arguments = (x, y, x.size, y.size, aligned, *self.options())
-        binding = slots(T=decoded.dtype) | STREAM
+        binding = {**self.binding(decoded.dtype), **self.constants}
+        config = Config((grid,), (self.threads,))
         return Plan((Launch(self.function_name, config, arguments, binding),))
+
+    def binding(self, decoded: Dtype) -> dict[str, str]:
+        """The kernel's type slots."""
+        return slots(T=decoded)
 
     def options(self) -> tuple[object, ...]:
         """The kernel's arguments after arrays, sizes and alignment."""
@@ -63,6 +71,11 @@ class Encoder(_Codec):
     def code_shape(self, x: Spec) -> tuple[int, ...]:
         """The shape of Y: one code an element."""
         return x.shape
+
+    def takes_back(self, x: Spec, shape: tuple[int, ...], dtype: Dtype) -> bool:
+        """Whether an array of this shape and dtype may be the codes of x."""
+        (y,) = self.infer(x)
+        return (shape, dtype) == (y.shape, y.dtype)
 
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
         return self.stream(x, y, x)
@@ -89,6 +102,10 @@ class Decoder(_Codec):
     def codes(self, n: int) -> int:
         """How many codes n elements have."""
         return n
+
+    def flaw(self, codes: HostArray) -> str:
+        """What is wrong with codes on the host that no encoder makes; empty where nothing is."""
+        return ""
 
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
         return self.stream(x, y, y)
@@ -164,7 +181,7 @@ class GistPack1Decoder(Decoder):
 
 
 class GistPack8Encoder(Encoder):
-    """OCP FP8 E5M2: Y = X rounded to 1 sign, 5 exponent (bias 15) and 2 fraction bits.
+    """OCP FP8 E5M2, unscaled: Y = X rounded to 1 sign, 5 exponent (bias 15) and 2 fraction bits.
 
         bit   7      6 5 4 3 2   1 0
               sign   exponent    fraction
@@ -295,6 +312,39 @@ class GistPackMsfp15Decoder(Decoder):
         return (self.keep_nonfinite,)
 
 
+class ReluGradFromBits(Op):
+    """Gradient of Relu from sign bits: dX = dY where the bit of X > 0 is set, else 0.
+
+    bit 7 - j of bits[k] is that of element 8 k + j, as GistPack1Encoder writes it: the result is
+    that of ReluGrad with the X that was encoded. Where the bit is set dY is given on bit by bit,
+    NaN too; where it is not the result is +0, whatever dY is.
+
+    Source: ONNX Relu-14, gradient; Jain et al., "Gist: Efficient Data Encoding for Deep Neural
+    Network Training", ISCA 2018.
+    """
+
+    domain = "cupy_training_ops"
+    inputs = (
+        Input("dY", "T", shape="any shape"),
+        Input("bits", "uint8", shape="shape (ceil(n / 8),) of the n elements of dY"),
+    )
+    outputs = (Output("dX", "T", may_alias=("dY",), shape="shape of dY"),)
+    types: ClassVar[Types] = {"T": FLOATS}
+    tiles: ClassVar[Tiles] = {"dY": BOX, "dX": BOX}
+    bitwise_exact = True
+
+    def infer(self, dy: Spec, bits: Spec) -> tuple[Spec, ...]:
+        expected = (ceil_div(dy.size, BOX),)
+        if bits.shape != expected:
+            refuse(self.name, "bits", f"shape {expected}", f"shape {bits.shape}")
+        return (Spec(dy.shape, dy.dtype),)
+
+    def plan(self, device: Device, dy: Spec, bits: Spec, dx: Spec) -> Plan:
+        config = Config((ceil_div(dy.nbytes, THREADS * TILE_NBYTES),), (THREADS,))
+        arguments = (dy, bits, dx, dy.size, dy.aligned and dx.aligned)
+        return Plan((Launch(self.function_name, config, arguments, slots(T=dy.dtype) | STREAM),))
+
+
 OPS = {
     "GistBinarizeDecoder": GistBinarizeDecoder,
     "GistBinarizeEncoder": GistBinarizeEncoder,
@@ -306,4 +356,5 @@ OPS = {
     "GistPack8Encoder": GistPack8Encoder,
     "GistPackMsfp15Decoder": GistPackMsfp15Decoder,
     "GistPackMsfp15Encoder": GistPackMsfp15Encoder,
+    "ReluGradFromBits": ReluGradFromBits,
 }

@@ -56,3 +56,9 @@ codes = cto.gist_pack_msfp15_encoder(x)
 # A tile of eight bytes, padded with zeros.
 print(codes)  # [ 16  32  48   0   0   0   0 128]
 print(cto.gist_pack_msfp15_decoder(codes, to="float32", shape=(1, 3)))  # [[1. 2. 3.]]
+
+# %% ReluGradFromBits
+x = np.array([-1.5, 0.5, 2, 0], np.float32)
+dy = np.array([10, 20, 30, 40], np.float32)
+# All that a backward pass keeps of x is a bit an element.
+print(cto.relu_grad_from_bits(dy, cto.gist_pack1_encoder(x)))  # [ 0. 20. 30.  0.]

@@ -26,7 +26,7 @@ def _inputs(rng: Any, name: str, dtype: Any) -> tuple[Any, ...]:
     return tuple(rng.standard_normal(s, dtype=cupy.float32).astype(dtype) for s in shapes)
 
 
-def _backward(name: str, *arrays: Any, **keywords: Any) -> Callable[[], Any]:
+def backward(name: str, *arrays: Any, **keywords: Any) -> Callable[[], Any]:
     """An ATen backward operator into an existing tensor."""
     import torch
 
@@ -36,7 +36,7 @@ def _backward(name: str, *arrays: Any, **keywords: Any) -> Callable[[], Any]:
 
 
 def _leaky_relu_backward(dy: Any, y: Any) -> Callable[[], Any]:
-    return _backward("leaky_relu_backward", dy, y, negative_slope=0.01, self_is_result=True)
+    return backward("leaky_relu_backward", dy, y, negative_slope=0.01, self_is_result=True)
 
 
 def _biased_backward(dy: Any, x: Any, b: Any, approximate: str) -> Callable[[], Any]:
@@ -54,11 +54,11 @@ def _gelu(*arrays: Any, approximate: str) -> Callable[[], Any]:
 
 
 PEERS: dict[str, Callable[..., Callable[[], Any]]] = {
-    "ReluGrad": partial(_backward, "threshold_backward", threshold=0),
-    "SigmoidGrad": partial(_backward, "sigmoid_backward"),
-    "TanhGrad": partial(_backward, "tanh_backward"),
-    "GeluGrad": partial(_backward, "gelu_backward", approximate="none"),
-    "FastGeluGrad": partial(_backward, "gelu_backward", approximate="tanh"),
+    "ReluGrad": partial(backward, "threshold_backward", threshold=0),
+    "SigmoidGrad": partial(backward, "sigmoid_backward"),
+    "TanhGrad": partial(backward, "tanh_backward"),
+    "GeluGrad": partial(backward, "gelu_backward", approximate="none"),
+    "FastGeluGrad": partial(backward, "gelu_backward", approximate="tanh"),
     "LeakyReluGrad": _leaky_relu_backward,
     "BiasGeluGrad_dX": partial(_biased_backward, approximate="none"),
     "BiasFastGeluGrad_dX": partial(_biased_backward, approximate="tanh"),

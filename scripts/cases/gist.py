@@ -7,11 +7,13 @@ from functools import partial
 from typing import Any
 
 import cupy
+import numpy as np
 
-from cupy_training_ops.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, to_dtype
+from cupy_training_ops.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, FLOATS, to_dtype
 from cupy_training_ops.ops.gist import OPS
 
 from . import Case, as_torch
+from .activation import backward
 
 N = 2**26
 SHORT = {FLOAT32: "f4", FLOAT16: "f2", FLOAT64: "f8", BFLOAT16: "bf2", BOOL: "bool"}
@@ -91,4 +93,23 @@ def _inputs(maker: Any, dtype: Any, rng: Any, **size: Any) -> tuple[Any, ...]:
     return (maker(rng, dtype, **size),)
 
 
-CASES = [case for name in OPS for case in _cases(name)]
+def _gradient(dtype: Any, rng: Any) -> tuple[Any, ...]:
+    return _normal(rng, dtype), _codes(rng, np.dtype(np.uint8), N // 8)
+
+
+def _threshold(dy: Any, _: Any) -> Any:
+    """The gradient from the activation itself, as PyTorch keeps it."""
+    return backward("threshold_backward", dy, dy[::-1].copy(), threshold=0)
+
+
+CODECS = [name for name in OPS if "Encoder" in name or "Decoder" in name]
+CASES = [case for name in CODECS for case in _cases(name)] + [
+    Case(
+        "ReluGradFromBits",
+        SHORT[dtype],
+        partial(_gradient, dtype),
+        {},
+        {"torch threshold": _threshold},
+    )
+    for dtype in FLOATS
+]

@@ -7,8 +7,9 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
+from codec_names import FLOAT_CODECS
 
-from cupy_training_ops import CODECS, compress
+from cupy_training_ops import compress
 from cupy_training_ops.codecs import fidelity
 from cupy_training_ops.codecs.fidelity import Measurement, measure, within_bound
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOATS, dtype_name
@@ -33,7 +34,7 @@ def holds(codec: str, x, y, **options) -> bool:
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", FLOAT_CODECS)
 def test_codecs_hold_their_bounds(codec, dtype, rng):
     x = np.concatenate([spread(rng, (1003,), dtype), special(rng, dtype)])
     options = {"keep_nonfinite": bool(rng.integers(2))} if codec == "msfp15" else {}
@@ -42,7 +43,7 @@ def test_codecs_hold_their_bounds(codec, dtype, rng):
 
 
 @pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=dtype_name)
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", FLOAT_CODECS)
 def test_no_two_byte_value_needs_slack_for_the_rounding_to_its_own_type(codec, dtype, rng):
     values = np.arange(2**16, dtype=np.uint16)
     tiles = np.stack([values, *([np.zeros_like(values)] * 7)], axis=1)
@@ -51,7 +52,7 @@ def test_no_two_byte_value_needs_slack_for_the_rounding_to_its_own_type(codec, d
     assert measure(codec, x, compress(x, codec).decompress()).violations == 0
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", FLOAT_CODECS)
 def test_one_planted_error_is_found_where_it_is(codec, rng):
     x = rng.standard_normal(1003).astype(np.float32)
     decoded = compress(x, codec).decompress()
@@ -63,7 +64,11 @@ def test_one_planted_error_is_found_where_it_is(codec, rng):
 
 @pytest.mark.parametrize(
     ("codec", "relative", "absolute", "infinite_from", "largest"),
-    [("pack8", 2**-3, 2**-17, 61_440, 57_344), ("pack16", 2**-11, 2**-25, 65_520, 65_504)],
+    [
+        ("pack8", 2**-3, 2**-17, 61_440, 57_344),
+        ("pack16", 2**-11, 2**-25, 65_520, 65_504),
+        ("fp10", 2**-5, 2**-19, 64_512, 63_488),
+    ],
 )
 def test_rounding_bounds_are_tight(codec, relative, absolute, infinite_from, largest, rng):
     sign = float(rng.choice([-1, 1]))
@@ -175,16 +180,18 @@ def test_dropped_values_are_the_finite_ones_of_lost_tiles(rng):
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", FLOAT_CODECS)
 def test_parts_show_together_what_the_whole_shows(codec, dtype, rng, monkeypatch):
-    x = np.concatenate([spread(rng, (1003,), dtype), special(rng, dtype)])
+    tile = {"block_e4m3": 128, "block_e5m2": 128, "sparse_msfp15": 16_384 // dtype.itemsize}
+    piece = tile.get(codec, 16)
+    x = np.concatenate([spread(rng, (2 * piece + 1003,), dtype), special(rng, dtype)])
     decoded = compress(x, codec).decompress()
     decoded[rng.integers(x.size, size=5)] = 3
     whole = measure(codec, x, decoded)
-    monkeypatch.setattr(fidelity, "PIECE", 16)
+    monkeypatch.setattr(fidelity, "PIECE", piece)
     in_pieces = Measurement(codec)
-    in_pieces.add(x[:504], decoded[:504])
-    in_pieces.add(x[504:], decoded[504:])
+    in_pieces.add(x[: 2 * piece], decoded[: 2 * piece])
+    in_pieces.add(x[2 * piece :], decoded[2 * piece :])
     ours, expected = asdict(in_pieces.fidelity()), asdict(whole)
     for name in ("snr_db", "rmse", "cosine"):  # sums, in another order
         if expected[name] is not None:

@@ -57,12 +57,18 @@ def tensor_files(x: np.ndarray) -> dict[str, bytes]:
 
 def packed_file(codec: str) -> bytes:
     stream = io.BytesIO()
-    compress(packed_array(), codec).save(stream)
+    compress(packed_array(codec), codec).save(stream)
     return stream.getvalue()
 
 
-def packed_array() -> np.ndarray:
-    return np.random.default_rng(1).standard_normal((6, 11)).astype(np.float32)
+def packed_array(codec: str) -> np.ndarray:
+    """What a codec takes; for sparse ones so many zeros that their codes are sparse."""
+    rng = np.random.default_rng(1)
+    if codec == "index4":
+        return rng.integers(0, 16, (6, 11))
+    if CODECS[codec].leaves_room:
+        return np.where(rng.random((6, 50)) < 0.3, rng.standard_normal((6, 50)), 0).astype("f4")
+    return rng.standard_normal((6, 11)).astype(np.float32)
 
 
 def written(save: Callable[..., None], *arrays: np.ndarray, **named: np.ndarray) -> bytes:

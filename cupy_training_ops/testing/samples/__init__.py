@@ -50,6 +50,7 @@ class Sample:
 
     `offset` is by how many elements inputs and outputs start off a 16-byte boundary; `out_offset`
     by how many outputs do, where it is not the same. `terms` are those of its longest sum.
+    `view` gives what of a result on the host is compared, where it is not its values.
     """
 
     op: str
@@ -59,6 +60,11 @@ class Sample:
     offset: int = 0
     out_offset: int | None = None
     terms: int = 1
+    view: Callable[[Any], Any] | None = None
+
+    def compared(self, result: Any) -> Any:
+        """What of a result on the host is compared."""
+        return result if self.view is None else self.view(result)
 
     def tolerance(self, op: Op, dtype: Dtype) -> float:
         """What its results in a dtype are compared with."""

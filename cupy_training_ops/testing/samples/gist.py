@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...dtypes import BOOL, dtype_name, to_dtype
+from ...dtypes import BOOL, FLOATS, dtype_name, to_dtype
 from ...ops.gist import OPS
 from . import SHAPES, Generator, Sample
 
@@ -79,4 +79,22 @@ def _decoder(name: str) -> Iterator[Sample]:
             yield Sample(name, f"{t}-kept", make, {"to": dtype, "keep_nonfinite": True})
 
 
-SAMPLES = {name: tuple(_encoder(name) if "Encoder" in name else _decoder(name)) for name in OPS}
+def _gradient(rng: Generator, shape: tuple[int, ...], dtype: Any) -> tuple[Any, ...]:
+    n = int(np.prod(shape))
+    return spread(rng, shape, dtype), _codes(rng, -(-n // 8), np.dtype(np.uint8))
+
+
+def _relu_grad(name: str) -> Iterator[Sample]:
+    for dtype in FLOATS:
+        for label, shape, offset in SHAPES:
+            make = partial(_gradient, shape=shape, dtype=dtype)
+            yield Sample(name, f"{dtype_name(dtype)}-{label}", make, {}, offset)
+
+
+def _samples(name: str) -> Iterator[Sample]:
+    if name == "ReluGradFromBits":
+        return _relu_grad(name)
+    return _encoder(name) if "Encoder" in name else _decoder(name)
+
+
+SAMPLES = {name: tuple(_samples(name)) for name in OPS}

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: MIT
+// FP10: 1 sign, 5 exponent (bias 15) and 4 fraction bits, the upper ten bits of a half; three codes
+// in a word, the first in its lowest bits. Round to nearest even, overflow to infinity.
+#pragma once
+#include "core/types.cuh"
+#include "format/narrow_float.cuh"
+
+namespace cto::format::fp10 {
+
+constexpr int IN_WORD = 3;
+constexpr int BITS = 10;
+constexpr u32 INFINITY_CODE = 0x1F0;
+constexpr u32 NAN_CODE = 0x1F8;
+
+__device__ __forceinline__ u32 to_fp10(float x) {
+    const u32 magnitude = bits_of(x) & 0x7FFFFFFFu;
+    const u32 code = min(narrow_float::rounded<15, 4>(magnitude), INFINITY_CODE);
+    return (bits_of(x) >> 22 & 0x200u) | (magnitude > 0x7F800000u ? NAN_CODE : code);
+}
+__device__ __forceinline__ u32 to_fp10(double x) {
+    const u64 magnitude = bits_of(x) & 0x7FFFFFFFFFFFFFFFull;
+    const u32 code = min(narrow_float::rounded<15, 4>(magnitude), INFINITY_CODE);
+    return (static_cast<u32>(bits_of(x) >> 54) & 0x200u) |
+           (magnitude > 0x7FF0000000000000ull ? NAN_CODE : code);
+}
+__device__ __forceinline__ u32 to_fp10(__nv_bfloat16 x) { return to_fp10(to_acc(x)); }
+
+// Two halves in a word to a code in each half of a word.
+__device__ __forceinline__ u32 two_to_fp10(u32 halves) {
+    const u32 magnitudes = halves & 0x7FFF7FFFu;
+    const u32 rounded = magnitudes + 0x001F001Fu + (magnitudes >> 6 & 0x00010001u);
+    const u32 nan = (magnitudes + 0x03FF03FFu) >> 15 & 0x00010001u;
+    const u32 nan_codes = nan * 0x1FFu;
+    return (rounded >> 6 & 0x01FF01FFu & ~nan_codes) | nan * NAN_CODE | (halves >> 6 & 0x02000200u);
+}
+
+template <class E, int N>
+__device__ __forceinline__ void to_codes(const E* x, u32 (&codes)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) codes[i] = to_fp10(x[i]);
+}
+template <int N>
+__device__ __forceinline__ void to_codes(const __half* x, u32 (&codes)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i += 2) {
+        const u32 two = two_to_fp10(reinterpret_cast<const u32*>(x)[i / 2]);
+        codes[i] = two & 0xFFFFu;
+        codes[i + 1] = two >> 16;
+    }
+}
+
+// Words of elements, three in each.
+template <int WORDS, class E>
+__device__ __forceinline__ void encode(const E* x, u32* words) {
+    u32 codes[IN_WORD * WORDS];
+    to_codes(x, codes);
+#pragma unroll
+    for (int k = 0; k < WORDS; ++k)
+        words[k] = codes[3 * k] | codes[3 * k + 1] << BITS | codes[3 * k + 2] << 2 * BITS;
+}
+
+template <class E>
+__device__ __forceinline__ E decode(u32 code) {
+    const __half half = __ushort_as_half(static_cast<u16>(code << 6));
+    if constexpr (ARE_SAME<E, __half>)
+        return half;
+    else
+        return from_acc<E>(to_acc(half));
+}
+
+// Share number `share` of the elements of these words, one of three: N of them.
+template <int N, int WORDS, class E>
+__device__ __forceinline__ void decode_share(const u32* words, int share, E* y) {
+    static_assert(3 * N == IN_WORD * WORDS, "three shares are all elements");
+    constexpr int AT_ONCE = N < 4 ? N : 4;  // that two words have, wherever they begin
+#pragma unroll
+    for (int first = 0; first < N; first += AT_ONCE) {
+        u32 low = 0, high = 0, skipped = 0;
+#pragma unroll
+        for (int s = 0; s < 3; ++s) {
+            const int element = s * N + first, word = element / IN_WORD;
+            if (share != s) continue;
+            low = words[word];
+            high = word + 1 < WORDS ? words[word + 1] : 0;
+            skipped = element % IN_WORD * BITS;
+        }
+        const u64 codes =
+            ((low & 0x3FFFFFFFu) | static_cast<u64>(high) << IN_WORD * BITS) >> skipped;
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; ++j)
+            y[first + j] = decode<E>(static_cast<u32>(codes >> j * BITS) & 0x3FFu);
+    }
+}
+
+}  // namespace cto::format::fp10

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: MIT
+// 8-bit floats of x / 2^s: the scale s that a block needs, and codes there and back.
+//
+// E4M3 has no infinity, its NaN is 0x7F; E5M2 has both. What is not finite counts for no scale.
+#pragma once
+#include "core/types.cuh"
+#include "format/narrow_float.cuh"
+
+namespace cto::format::scaled_fp8 {
+
+// FIRST_BEYOND: fraction of a float from which a number of the largest exponent rounds beyond the
+// largest code, or after it where such a tie stays. AS_HALF: a code's bits, moved up by so many, are
+// a half of the code's value / 2^UNSCALED.
+struct E4m3 {
+    static constexpr int BIAS = 7, FRACTION = 3, LARGEST_EXPONENT = 8;
+    static constexpr u32 FIRST_BEYOND = 0x680000, TIE_STAYS = 1;
+    static constexpr u32 INFINITY_CODE = 0x7F, NAN_CODE = 0x7F;
+    static constexpr int AS_HALF = 7, UNSCALED = 8;
+};
+struct E5m2 {
+    static constexpr int BIAS = 15, FRACTION = 2, LARGEST_EXPONENT = 15;
+    static constexpr u32 FIRST_BEYOND = 0x700000, TIE_STAYS = 0;
+    static constexpr u32 INFINITY_CODE = 0x7C, NAN_CODE = 0x7E;
+    static constexpr int AS_HALF = 8, UNSCALED = 0;
+};
+
+__device__ __forceinline__ u32 magnitude_of(float x) { return bits_of(x) & 0x7FFFFFFFu; }
+__device__ __forceinline__ u64 magnitude_of(double x) { return bits_of(x) & 0x7FFFFFFFFFFFFFFFull; }
+__device__ __forceinline__ u32 infinity_like(float) { return 0x7F800000u; }
+__device__ __forceinline__ u64 infinity_like(double) { return 0x7FF0000000000000ull; }
+
+// The smallest s at which a magnitude rounds to no more than the largest code; 0 for zero.
+template <class F>
+__device__ __forceinline__ int scale_of(u32 magnitude) {
+    if (magnitude == 0) return 0;
+    const int shift = magnitude >> 23 ? 0 : __clz(static_cast<int>(magnitude)) - 8;
+    const int exponent = static_cast<int>(magnitude >> 23) + (shift ? 1 - shift : 0) - 127;
+    const u32 fraction = magnitude << shift & 0x7FFFFFu;
+    return exponent - F::LARGEST_EXPONENT + (fraction >= F::FIRST_BEYOND + F::TIE_STAYS);
+}
+template <class F>
+__device__ __forceinline__ int scale_of(u64 magnitude) {
+    if (magnitude == 0) return 0;
+    const int shift = magnitude >> 52 ? 0 : __clzll(static_cast<i64>(magnitude)) - 11;
+    const int exponent = static_cast<int>(magnitude >> 52) + (shift ? 1 - shift : 0) - 1023;
+    const u64 fraction = magnitude << shift & 0xFFFFFFFFFFFFFull;
+    const u64 first_beyond = (static_cast<u64>(F::FIRST_BEYOND) << 29) + F::TIE_STAYS;
+    return exponent - F::LARGEST_EXPONENT + (fraction >= first_beyond);
+}
+
+// 2^exponent as a product of two: one alone may be beyond what A holds. What no finite product needs
+// is cut off, so that both are normal numbers.
+template <class A>
+struct Power {
+    A first, second;
+};
+__device__ __forceinline__ Power<float> power_of_two(int exponent, float) {
+    const int cut = min(max(exponent, -240), 240), half = cut >> 1;
+    return {__uint_as_float((127 + half) << 23), __uint_as_float((127 + cut - half) << 23)};
+}
+__device__ __forceinline__ Power<double> power_of_two(int exponent, double) {
+    const int cut = min(max(exponent, -2040), 2046), half = cut >> 1;
+    return {double_of(static_cast<u64>(1023 + half) << 52),
+            double_of(static_cast<u64>(1023 + cut - half) << 52)};
+}
+__device__ __forceinline__ float times(float x, const Power<float>& power) {
+    return multiply_subnormal(multiply_subnormal(x, power.first), power.second);
+}
+__device__ __forceinline__ double times(double x, const Power<double>& power) {
+    return x * power.first * power.second;
+}
+
+template <class F, class A>
+__device__ __forceinline__ u32 encode(A x, const Power<A>& power) {
+    const auto magnitude = magnitude_of(x);
+    const u32 sign = static_cast<u32>(bits_of(x) >> (8 * sizeof(A) - 8)) & 0x80u;
+    u32 code = narrow_float::rounded<F::BIAS, F::FRACTION>(magnitude_of(times(x, power)));
+    if (magnitude >= infinity_like(x))
+        code = magnitude > infinity_like(x) ? F::NAN_CODE : F::INFINITY_CODE;
+    return sign | code;
+}
+
+// Four codes of numbers that are finite and scaled, the first in the lowest byte.
+template <class F>
+__device__ __forceinline__ u32 codes_of(const float (&x)[4]) {
+#if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 890
+    u16 low, high;
+    if constexpr (ARE_SAME<F, E4m3>) {
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(x[1]), "f"(x[0]));
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(x[3]), "f"(x[2]));
+    } else {
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(low) : "f"(x[1]), "f"(x[0]));
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(high) : "f"(x[3]), "f"(x[2]));
+    }
+    return low | static_cast<u32>(high) << 16;
+#else
+    u32 codes = 0;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        const u32 code = narrow_float::rounded<F::BIAS, F::FRACTION>(magnitude_of(x[j]));
+        codes |= (code | (bits_of(x[j]) >> 24 & 0x80u)) << 8 * j;
+    }
+    return codes;
+#endif
+}
+
+// power: of s + UNSCALED.
+template <class F, class E>
+__device__ __forceinline__ E decode(u32 code, const Power<Acc<E>>& power) {
+    const u32 magnitude = code & 0x7Fu;
+    const u32 half = magnitude << F::AS_HALF | (code & 0x80u) << 8;
+    Acc<E> value = to_acc(__ushort_as_half(static_cast<u16>(half)));
+    if (F::UNSCALED && magnitude == F::NAN_CODE) value = __uint_as_float(0x7FFFFFFFu);
+    return from_acc<E>(times(value, power));
+}
+
+}  // namespace cto::format::scaled_fp8

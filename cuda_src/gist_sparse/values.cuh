@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: MIT
+// What the values of a sparse code are coded as: groups of them in 16 bytes.
+#pragma once
+#include "core/vec.cuh"
+#include "format/fp10.cuh"
+#include "format/msfp15.cuh"
+
+namespace cto::gist_sparse {
+
+// A word of 16 bytes that may begin at any multiple of 8.
+struct Pair {
+    u64 low, high;
+};
+
+// Values of 16 bytes of code, moved in as few instructions as they lie.
+template <class E, int N>
+struct alignas(sizeof(E) * N % 16 == 0 ? 16 : 8) Group {
+    E at[N];
+};
+
+template <class E>
+struct AsTheyAre {
+    static constexpr int GROUP = vec::WIDTH<E>;
+    static __device__ uint4 encode(const E* values) {
+        return *reinterpret_cast<const uint4*>(values);
+    }
+    static __device__ void decode(const uint4& code, E* values) {
+        *reinterpret_cast<uint4*>(values) = code;
+    }
+};
+
+template <class E>
+struct Fp10 {
+    static constexpr int GROUP = 12;
+    static __device__ uint4 encode(const E* values) {
+        const auto group = *reinterpret_cast<const Group<E, GROUP>*>(values);
+        u32 words[4];
+        format::fp10::encode<4>(group.at, words);
+        return make_uint4(words[0], words[1], words[2], words[3]);
+    }
+    static __device__ void decode(const uint4& code, E* values) {
+        const u32 words[4] = {code.x, code.y, code.z, code.w};
+        Group<E, GROUP> group;
+#pragma unroll
+        for (int i = 0; i < GROUP; ++i)
+            group.at[i] = format::fp10::decode<E>(words[i / 3] >> 10 * (i % 3) & 0x3FFu);
+        *reinterpret_cast<Group<E, GROUP>*>(values) = group;
+    }
+};
+
+template <class E>
+struct Msfp15 {
+    static constexpr int GROUP = 16;
+    static __device__ uint4 encode(const E* values) {
+        const auto group = *reinterpret_cast<const Group<E, GROUP>*>(values);
+        const uint2 low = encode_box(group.at), high = encode_box(group.at + 8);
+        return make_uint4(low.x, low.y, high.x, high.y);
+    }
+    static __device__ void decode(const uint4& code, E* values) {
+        Group<E, GROUP> group;
+        format::msfp15::decode_share<8>(make_uint2(code.x, code.y), 0, false, group.at);
+        format::msfp15::decode_share<8>(make_uint2(code.z, code.w), 0, false, group.at + 8);
+        *reinterpret_cast<Group<E, GROUP>*>(values) = group;
+    }
+
+  private:
+    static __device__ uint2 encode_box(const E* values) {
+        float box[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) box[i] = format::msfp15::truncated(values[i]);
+        return format::msfp15::encode_box(box, false);
+    }
+};
+
+}  // namespace cto::gist_sparse
