@@ -165,6 +165,21 @@ def test_codes_are_those_of_ml_dtypes_at_the_smallest_scale(name, dtype, rng):
     assert (scales[~used] == 0).all()
 
 
+@pytest.mark.parametrize(
+    ("name", "largest", "back"),
+    [
+        ("e4m3", 464.0, 448.0),  # a tie that stays
+        ("e4m3", np.nextafter(464.0, INF), 480.0),
+        ("e5m2", np.nextafter(61_440.0, 0), 57_344.0),
+        ("e5m2", 61_440.0, 65_536.0),  # a tie that goes up
+    ],
+)
+def test_the_scale_at_what_just_fits(name, largest, back, rng):
+    power = 2.0 ** int(rng.integers(-900, 900))
+    x = np.array([1, -largest]) * power
+    assert cto.compress(x, f"block_{name}").decompress()[1] == -back * power
+
+
 @formats
 def test_double_precision_is_rounded_once(name):
     """A hair above a tie, which a rounding to float32 would make a tie."""

@@ -63,6 +63,13 @@ def test_what_gets_no_smaller_is_kept():
     assert code[16:].tobytes() == x.tobytes()
 
 
+def test_what_takes_as_many_bytes_is_kept():
+    x = np.arange(16, dtype=np.float32) // 8
+    assert cto.compress(x, "sparse").code[:16].view(np.int64).tolist() == [16 + 64, 1]
+    x[9:13] = 0
+    assert cto.compress(x, "sparse").code[:16].view(np.int64).tolist() == [16 + 16 + 16 + 16, 0]
+
+
 def test_each_tile_begins_with_a_group(rng):
     x = random_bits(rng, 10_000, np.dtype(np.uint32), 0.4)
     code = cto.compress(x, "sparse").code
