@@ -166,18 +166,19 @@ def test_codes_are_those_of_ml_dtypes_at_the_smallest_scale(name, dtype, rng):
 
 
 @pytest.mark.parametrize(
-    ("name", "largest", "back"),
+    ("name", "largest", "more", "back"),
     [
-        ("e4m3", 464.0, 448.0),  # a tie that stays
-        ("e4m3", np.nextafter(464.0, INF), 480.0),
-        ("e5m2", np.nextafter(61_440.0, 0), 57_344.0),
-        ("e5m2", 61_440.0, 65_536.0),  # a tie that goes up
+        ("e4m3", 464.0, 0, 448.0),  # a tie that stays
+        ("e4m3", np.nextafter(464.0, INF), 1, 480.0),
+        ("e5m2", np.nextafter(61_440.0, 0), 0, 57_344.0),
+        ("e5m2", 61_440.0, 1, 65_536.0),  # a tie that goes up
     ],
 )
-def test_the_scale_at_what_just_fits(name, largest, back, rng):
-    power = 2.0 ** int(rng.integers(-900, 900))
-    x = np.array([1, -largest]) * power
-    assert cto.compress(x, f"block_{name}").decompress()[1] == -back * power
+def test_the_scale_at_what_just_fits(name, largest, more, back, rng):
+    exponent = int(rng.integers(-900, 900))
+    packed = cto.compress(np.ldexp([1, -largest], exponent), f"block_{name}")
+    assert packed.code[:2].view(np.int16).tolist() == [exponent + more]
+    assert packed.decompress()[1] == np.ldexp(-back, exponent)
 
 
 @formats
