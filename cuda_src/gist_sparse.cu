@@ -46,6 +46,17 @@ struct Code {
     i64 nbytes, mask, values;
 };
 
+// Scratch memory, which calls over any number of tiles share one after another: tickets and states
+// are zero before and after each.
+struct Scratch {
+    u32* tickets;
+    u64* nbytes;  // of the code
+    u64* states;  // of each tile
+
+    explicit __device__ __forceinline__ Scratch(u64* words)
+        : tickets(reinterpret_cast<u32*>(words)), nbytes(words + 1), states(words + 2) {}
+};
+
 struct Shared {
     alignas(16) T packed[GROUPS * GROUP];
     alignas(16) u8 mask[TILE / 8];
@@ -240,7 +251,7 @@ __device__ __forceinline__ void store_number(u8* to, u64 number, bool aligned) {
 }
 
 __device__ __forceinline__ void encode_tile(Shared& shared, const T* x, i64 tile, i64 n,
-                                            const Code& code, u8* y, u64* states, i64 tiles,
+                                            const Code& code, u8* y, Scratch scratch, i64 tiles,
                                             bool aligned) {
     uint4 loaded[ROWS];
     load_tile(x, tile, n, aligned, loaded);
@@ -252,10 +263,10 @@ __device__ __forceinline__ void encode_tile(Shared& shared, const T* x, i64 tile
     }
     const u32 count = rank(bits, shared.counts, before);
     const u32 groups = groups_of(count);
-    if (threadIdx.x == 0) prefix::publish_own(states, tile, groups);
+    if (threadIdx.x == 0) prefix::publish_own(scratch.states, tile, groups);
     pack(loaded, bits, before, count, shared.packed);
     if (warp() == 0) {
-        const u64 begin = prefix::sum_before(states, tile, groups);
+        const u64 begin = prefix::sum_before(scratch.states, tile, groups);
         if (lane() == 0) shared.begin = begin;
     }
     __syncthreads();
@@ -266,7 +277,7 @@ __device__ __forceinline__ void encode_tile(Shared& shared, const T* x, i64 tile
     store_number(y + HEAD_NBYTES + 8 * tile, begin, aligned);
     if (tile == tiles - 1) {
         const u64 nbytes = begin + 16 * groups;
-        states[tiles + 1] = nbytes;
+        *scratch.nbytes = nbytes;
         store_number(y, nbytes, aligned);
         store_number(y + 8, 0, aligned);
         if (tiles % 2) store_number(y + HEAD_NBYTES + 8 * tiles, 0, aligned);
@@ -352,27 +363,25 @@ __device__ __forceinline__ i64 tiles_of(i64 n) { return (n + TILE - 1) / TILE; }
 using namespace cto;
 
 // ---- entry points; aligned: both arrays start at a multiple of 16 bytes -------------------------
-// states: one for each tile and a count of tickets, all zero before and after a call, and the bytes
-// of the code.
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-    gist_sparse__encode(const void* x, u8* y, i64 n_x, i64 n_y, i64 mask, i64 values, u64* states,
+    gist_sparse__encode(const void* x, u8* y, i64 n_x, i64 n_y, i64 mask, i64 values, u64* words,
                         bool aligned) {
     __shared__ Shared shared;
-    const i64 tiles = tiles_of(n_x);
-    u32* const tickets = reinterpret_cast<u32*>(states + tiles);
-    if (threadIdx.x == 0) shared.ticket = atomicInc(tickets, gridDim.x - 1);
+    const Scratch scratch(words);
+    if (threadIdx.x == 0) shared.ticket = atomicInc(scratch.tickets, gridDim.x - 1);
     __syncthreads();
     encode_tile(shared, static_cast<const T*>(x), shared.ticket, n_x, {n_y, mask, values}, y,
-                states, tiles, aligned);
+                scratch, tiles_of(n_x), aligned);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-    gist_sparse__finish(const void* x, u8* y, i64 n_x, i64 values, u64* states, bool aligned) {
+    gist_sparse__finish(const void* x, u8* y, i64 n_x, i64 values, u64* words, bool aligned) {
+    const Scratch scratch(words);
     const i64 tiles = tiles_of(n_x), kept = HEAD_NBYTES + n_x * static_cast<i64>(sizeof(T));
     const i64 thread = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
-    for (i64 tile = thread; tile < tiles; tile += gridDim.x * THREADS) states[tile] = 0;
-    if (kept > values && static_cast<i64>(states[tiles + 1]) < kept) return;
+    for (i64 tile = thread; tile < tiles; tile += gridDim.x * THREADS) scratch.states[tile] = 0;
+    if (kept > values && static_cast<i64>(*scratch.nbytes) < kept) return;
     if (thread == 0) {
         store_number(y, static_cast<u64>(kept), aligned);
         store_number(y + 8, 1, aligned);

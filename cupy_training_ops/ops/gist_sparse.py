@@ -130,12 +130,12 @@ class SparseEncoder(_Sparse, gist.Encoder):
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
         found = self.layout(x)
         scratch = ScratchMemory()
-        states = scratch.take(found.tiles + 2, np.uint64)
+        words = scratch.take(2 + found.tiles, np.uint64)  # Scratch in cuda_src/gist_sparse.cu
         aligned = x.aligned and y.aligned
-        args = (x, y, x.size, y.size, found.mask, found.values, states, aligned)
+        args = (x, y, x.size, y.size, found.mask, found.values, words, aligned)
         encode = self.launch("encode", found.tiles, args, x.dtype)
         blocks = min(found.tiles, FINISHING * device.multiprocessors)
-        rest = (x, y, x.size, found.values, states, aligned)
+        rest = (x, y, x.size, found.values, words, aligned)
         finish = self.launch("finish", blocks, rest, x.dtype)
         return Plan((finish,) if found.always_kept else (encode, finish), scratch.nbytes)
 
