@@ -69,7 +69,7 @@ class KernelSource(Protocol):
     def code(self) -> str: ...
 
 
-Kernel = Callable[[tuple[int, ...], tuple[int, ...], tuple[object, ...], int], None]
+Kernel = Callable[..., None]  # of grid, block, arguments, shared memory, and on a GPU a stream
 
 
 class Module(Protocol):

@@ -237,6 +237,17 @@ class KernelCall(Call):
         else:
             self._queue(every, workspace, tables, late)
 
+    def at(self, addresses: Sequence[int], stream: object) -> None:
+        """Queue a call over other arrays of the same kind, known by their addresses alone.
+
+        Nothing is checked: whoever calls has made those arrays apart. Only for bare plans.
+        """
+        if self.backend.is_current(self.device):
+            self.ready.run_at(addresses, stream)
+        else:
+            with self.backend.on(self.device):
+                self.ready.run_at(addresses, stream)
+
     def _queue(
         self,
         arrays: Arrays,

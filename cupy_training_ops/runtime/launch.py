@@ -133,6 +133,23 @@ class ReadyPlan:
                 _log.append(step)
             function(grid, block, pick(row), shared_nbytes)
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether steps need nothing but the arrays' addresses: `run_at` queues them."""
+        return not (self.has_tables or self._offsets or self._arguments.late)
+
+    def run_at(self, addresses: Sequence[int], stream: object) -> None:
+        """Queue bare steps over arrays at these addresses, on a stream of the current device.
+
+        stream: an object with the address `ptr`, so that CuPy's current one, which every thread
+        has for itself, does not matter.
+        """
+        row = (*map(np.uint64, addresses), *self._constants)
+        for function, grid, block, shared_nbytes, pick, step in self._steps:
+            if _log is not None:
+                _log.append(step)
+            function(grid, block, pick(row), shared_nbytes, stream)
+
     def _scratch(self, workspace: Array | None) -> list[object]:
         """Pointers into the scratch memory."""
         offset = self._backend.offset

@@ -47,8 +47,10 @@ class HollowModule:
     def get_function(self, name: str) -> Kernel:
         """A kernel that is not there."""
 
-        def launch(_grid: Grid, _block: Grid, arguments: tuple[object, ...], _shared: int) -> None:
-            self.launches.append((name, arguments))
+        def launch(
+            _grid: Grid, _block: Grid, arguments: tuple[object, ...], _shared: int, *stream: object
+        ) -> None:
+            self.launches.append((name, (*arguments, *stream)))
 
         return launch
 
