@@ -32,6 +32,7 @@ from .registry import get_op, lookup
 __version__ = "0.2.0"
 
 _OPTIMIZERS = ("SGD", "Adam", "AdamW", "Lamb")  # imported where they are used
+_MODULES = {"ActivationStash": ".stash"} | dict.fromkeys(_OPTIMIZERS, ".optimizers")
 _CLASSES = {name: get_op(name) for name in registry.names()}
 
 # `import *` must not hide a function of Python's own.
@@ -55,15 +56,17 @@ __all__ = [
     "register_triton_op",
     "release_context",
     "triton_args",
-    *_OPTIMIZERS,
+    *_MODULES,
     *_STARRED,
     *_CLASSES,
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _OPTIMIZERS:
-        return getattr(importlib.import_module(f"{__name__}.optimizers"), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name], __name__), name)
+    if name == "torch":
+        return _with_torch()
     if name in _CLASSES:
         return _CLASSES[name]
     if name in OPERATORS:
@@ -71,5 +74,14 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def _with_torch() -> Any:
+    try:
+        return importlib.import_module(".torch", __name__)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise AttributeError(f"{__name__}.torch needs PyTorch, which is not installed") from error
+
+
 def __dir__() -> list[str]:
-    return sorted({*__all__, *OPERATORS, "__version__"})
+    return sorted({*__all__, *OPERATORS, "torch", "__version__"})

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from . import torch as torch
 from .callables.contexts import release_context as release_context
 from .callables.functions import register_python_op as register_python_op
 from .callables.functions import register_triton_op as register_triton_op
@@ -38,6 +39,7 @@ from .optimizers import AdamW as AdamW
 from .optimizers import Lamb as Lamb
 from .process_group import ProcessGroup as ProcessGroup
 from .registry import lookup as lookup
+from .stash import ActivationStash as ActivationStash
 
 class _DLPack(Protocol):
     def __dlpack__(self) -> Any: ...
@@ -78,6 +80,7 @@ __all__ = [
     "register_triton_op",
     "release_context",
     "triton_args",
+    "ActivationStash",
     "SGD",
     "Adam",
     "AdamW",

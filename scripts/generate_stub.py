@@ -40,6 +40,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from . import torch as torch
 from .callables.contexts import release_context as release_context
 from .callables.functions import register_python_op as register_python_op
 from .callables.functions import register_triton_op as register_triton_op
@@ -61,6 +62,7 @@ from .optimizers import AdamW as AdamW
 from .optimizers import Lamb as Lamb
 from .process_group import ProcessGroup as ProcessGroup
 from .registry import lookup as lookup
+from .stash import ActivationStash as ActivationStash
 
 class _DLPack(Protocol):
     def __dlpack__(self) -> Any: ...

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: MIT
+"""Policies: which codec an activation is kept in, by what the backward pass needs of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from ..codecs.table import CODECS, get_codec
+from ..dtypes import to_dtype
+from ..errors import ArgumentError, refuse, shown
+
+NEEDS = ("sign", "mask", "index", "value")
+# name, dtype's name, shape, need -> a codec's name, or None: the array is kept as it is.
+Policy = Callable[[str, str, tuple[int, ...], str], str | None]
+
+# A tile with an infinity or NaN comes back as NaN, so that loss scaling sees the overflow.
+OPTIONS: Mapping[str, Mapping[str, object]] = {"msfp15": {"keep_nonfinite": True}}
+EXACT = {"sign": "pack1", "mask": "pack1", "index": "index4"}
+
+
+def by_need(
+    of_values: str, _name: str, dtype: str, _shape: tuple[int, ...], need: str
+) -> str | None:
+    """The codec that keeps all that is needed in the fewest bits; `of_values` keeps numbers."""
+    codec = EXACT["mask"] if dtype == "bool" else EXACT.get(need, of_values)
+    return codec if to_dtype(dtype) in get_codec(codec).dtypes else None
+
+
+POLICIES: Mapping[str, Policy] = {
+    "lossless": partial(by_need, "sparse"),
+    "default": partial(by_need, "msfp15"),
+    "small": partial(by_need, "sparse_fp10"),
+}
+
+
+def get_policy(owner: str, policy: object) -> Policy:
+    """A policy by name, or the caller's function."""
+    if isinstance(policy, str) and policy in POLICIES:
+        return POLICIES[policy]
+    if not callable(policy):
+        expected = (
+            f"one of {', '.join(map(repr, POLICIES))} or a function of name, dtype, shape, need"
+        )
+        refuse(owner, "policy", expected, shown(policy))
+    return policy
+
+
+def chosen(
+    owner: str, policy: Policy, name: str, dtype: str, shape: tuple[int, ...], need: str
+) -> str | None:
+    """The codec that a policy names, if it keeps what is needed."""
+    if need not in NEEDS:
+        refuse(owner, "need", f"one of {', '.join(map(repr, NEEDS))}", shown(need))
+    codec = policy(name, dtype, shape, need)
+    if codec is None:
+        return None
+    if not isinstance(codec, str) or codec not in CODECS:
+        raise ArgumentError(
+            f"{owner}: policy: expected the name of a codec ({', '.join(CODECS)}) or None "
+            f"for {name!r}, got {shown(codec)}"
+        )
+    found = get_codec(codec)
+    if need == "index" and not ("index" in found.kinds and found.lossless):
+        raise ArgumentError(
+            f"{owner}: policy: expected a codec that keeps every index of {name!r}, got {codec!r}, "
+            f"which is lossy"
+        )
+    if need == "value" and "value" not in found.kinds and dtype != "bool":
+        raise ArgumentError(
+            f"{owner}: policy: expected a codec that keeps the values of {name!r}, got {codec!r}, "
+            f"which does not"
+        )
+    return codec

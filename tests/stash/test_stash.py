@@ -1,0 +1,375 @@
+# SPDX-License-Identifier: MIT
+"""ActivationStash: what comes back, what is refused, and that no memory is let go too early."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import deque
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cupy_training_ops as cto
+from cupy_training_ops import ActivationStash, ArgumentError, DtypeError, ProviderError
+from cupy_training_ops.stash import stash as module
+
+FLOATS = ("float32", "float16", "float64", "bfloat16")
+
+
+def activation(rng, shape=(7, 33), dtype="float32"):
+    """Half of them zeros."""
+    return np.maximum(rng.standard_normal(shape), 0).astype(
+        cto.get_op("GistPack16Decoder")(to=dtype).to
+    )
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_values_come_back(rng, dtype) -> None:
+    x = activation(rng, dtype=dtype)
+    for policy, codec in (("lossless", "sparse"), ("default", "msfp15"), ("small", "sparse_fp10")):
+        with ActivationStash(policy) as stash:
+            stash.put("x", x)
+            y = stash.get("x")
+        assert y.tobytes() == cto.compress(x, codec).decompress().tobytes()
+        assert (y.dtype, y.shape) == (x.dtype, x.shape)
+
+
+def test_signs_masks_and_indices_come_back_whatever_the_policy(rng) -> None:
+    x, index = activation(rng), rng.integers(0, 16, (5, 9))
+    for policy in ("lossless", "default", "small"):
+        with ActivationStash(policy) as stash:
+            stash.put("sign", x, need="sign")
+            stash.put("mask", x > 0, need="mask")
+            stash.put("bools", x > 0)
+            stash.put("index", index, need="index")
+            assert (stash.get("index") == index).all()
+            assert stash.get("mask").dtype == bool
+            assert (stash.get("bools") == (x > 0)).all()
+            assert (stash.get("sign") == (x > 0)).all()
+
+
+def test_it_runs_on_kernels(run, rng) -> None:
+    x = activation(rng, (3, 40))
+    with ActivationStash("default") as stash:
+        stash.put("x", run.place(x))
+        y = run.host(stash.get("x"))
+    assert y.tobytes() == cto.compress(x, "msfp15").decompress().tobytes()
+
+
+def test_tiles_that_are_not_finite_come_back_as_nan() -> None:
+    x = np.array([1.0, np.inf] + [0.0] * 14, np.float32)
+    with ActivationStash() as stash:
+        stash.put("x", x)
+        y = stash.get("x")
+    assert np.isnan(y[:8]).all()
+    assert (y[8:] == 0).all()
+
+
+def test_what_a_policy_names_no_codec_for_is_the_array_itself(rng) -> None:
+    x, integers = activation(rng), np.arange(5)
+    with ActivationStash(lambda *_: None) as stash:
+        stash.put("x", x)
+        assert stash.get("x") is x
+    with ActivationStash("default") as stash:
+        stash.put("integers", integers)
+        assert stash.get("integers") is integers
+
+
+def test_a_function_decides(rng) -> None:
+    seen, x = [], activation(rng)
+
+    def policy(*given):
+        seen.append(given)
+        return "pack16"
+
+    with ActivationStash(policy) as stash:
+        stash.put("x", x)
+        stash.get("x")
+    assert seen == [("x", "float32", (7, 33), "value")]
+    assert stash.report()["names"]["x"]["codec"] == "pack16"
+
+
+def test_out_is_written(rng) -> None:
+    x = activation(rng)
+    out = np.empty_like(x)
+    with ActivationStash("lossless") as stash:
+        stash.put("x", x)
+        assert stash.get("x", out=out) is out
+    assert (out == x).all()
+
+
+def test_the_report_counts(rng) -> None:
+    arrays = [activation(rng, (8, 1000 + i)) for i in range(3)]
+    with ActivationStash("default") as stash:
+        for i, x in enumerate(arrays):
+            stash.put(str(i), x)
+        stash.put("mask", arrays[0], need="mask")
+        stash.get("2")
+    report = stash.report()
+    assert report["before"] == sum(x.nbytes for x in arrays) + arrays[0].nbytes
+    assert report["after"] == report["peak"] == sum(x.size for x in arrays) + arrays[0].size // 8
+    assert report["names"]["1"] == {
+        "codec": "msfp15",
+        "need": "value",
+        "before": arrays[1].nbytes,
+        "after": arrays[1].size,
+    }
+    with stash:
+        stash.put("0", arrays[0])
+    assert stash.report()["names"].keys() == {"0"}
+
+
+def test_sparse_codes_hold_no_more_than_they_need() -> None:
+    x = np.zeros((64, 1000), np.float32)
+    with ActivationStash("lossless") as stash:
+        stash.put("x", x)
+        assert stash.report()["after"] < x.nbytes / 30
+        assert (stash.get("x") == 0).all()
+
+
+# ---- misuse --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("misuse", "message"),
+    [
+        (lambda s, _: s.get("y"), r"name: expected one that was put \('x'\), got 'y'"),
+        (lambda s, _: (s.get("x"), s.get("x")), "name: expected one that was not taken yet, got"),
+        (lambda s, x: s.put("x", x), "name: expected one that is not there yet, got 'x'"),
+        (lambda s, x: s.put(3, x), "name: expected a text, got 3"),
+        (lambda s, x: s.put("y", x, need="sum"), "need: expected one of 'sign', 'mask', 'index'"),
+        (lambda s, _: s.put("y", None), "array: expected an array, got None"),
+        (lambda s, x: s.put("y", x.T), "contiguous"),
+        (lambda s, x: s.get("x", out=x[:1]), r"expected shape \(7, 33\), got shape \(1, 33\)"),
+        (lambda s, _: s.__enter__(), "expected one `with` at a time"),
+    ],
+)
+def test_misuse_is_one_error(rng, misuse, message) -> None:
+    x = activation(rng)
+    with ActivationStash("default") as stash:
+        stash.put("x", x)
+        with pytest.raises(ArgumentError, match=message):
+            misuse(stash, x)
+
+
+@pytest.mark.parametrize(
+    ("policy", "need", "message"),
+    [
+        (
+            lambda *_: "zip",
+            "value",
+            r"policy: expected the name of a codec \(.*\) or None for 'x', g",
+        ),
+        (lambda *_: 3, "value", r"or None for 'x', got 3"),
+        (lambda *_: "msfp15", "index", "keeps every index of 'x', got 'msfp15', which is lossy"),
+        (lambda *_: "pack1", "value", "keeps the values of 'x', got 'pack1', which does not"),
+    ],
+)
+def test_a_policy_that_does_not_fit_is_one_error(rng, policy, need, message) -> None:
+    with ActivationStash(policy) as stash, pytest.raises(ArgumentError, match=message):
+        stash.put("x", activation(rng), need=need)
+
+
+@pytest.mark.parametrize("policy", ["tiny", 3, None])
+def test_an_unknown_policy_is_one_error(policy) -> None:
+    with pytest.raises(
+        ArgumentError, match="policy: expected one of 'lossless', 'default', 'small'"
+    ):
+        ActivationStash(policy)
+
+
+def test_outside_of_with_it_is_refused(rng) -> None:
+    stash = ActivationStash()
+    for call in (lambda: stash.put("x", activation(rng)), lambda: stash.get("x")):
+        with pytest.raises(ArgumentError, match="expected to be called inside of `with`"):
+            call()
+
+
+def test_a_codec_that_does_not_take_the_dtype_says_so() -> None:
+    with ActivationStash(lambda *_: "msfp15") as stash, pytest.raises(DtypeError):
+        stash.put("x", np.arange(8))
+
+
+def test_an_error_leaves_the_others(rng) -> None:
+    x = activation(rng)
+    with ActivationStash("lossless") as stash:
+        stash.put("x", x)
+        with pytest.raises(ArgumentError):
+            stash.put("y", x.T)
+        assert (stash.get("x") == x).all()
+        stash.put("x", x)  # taken: the name is free
+        assert (stash.get("x") == x).all()
+
+
+def test_checking_finds_arrays_that_were_changed(rng) -> None:
+    x, y = activation(rng), np.float32(3)
+    with ActivationStash("default", check=True) as stash:
+        stash.put("x", x)
+        stash.put("y", np.array(y))
+        stash.put("kept", np.arange(3))
+        x[2, 3] = -0.0 if x[2, 3] == 0 else -x[2, 3]
+        with pytest.raises(ArgumentError, match="'x' was changed after put"):
+            stash.get("x")
+        assert stash.get("y") == 3
+        stash.get("kept")
+
+
+def test_without_pytorch_its_part_is_not_there(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for name in [name for name in sys.modules if name.startswith("cupy_training_ops.torch")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(cto, "torch", raising=False)
+    with pytest.raises(AttributeError, match="torch needs PyTorch, which is not installed"):
+        _ = cto.torch
+
+
+# ---- streams, simulated --------------------------------------------------------------------------
+
+
+class Late:
+    """A stream beside that runs nothing before somebody waits for it, as late as a GPU may.
+
+    What the caller lets go before is gone: its memory is another array's by then.
+    """
+
+    def __init__(self, device: int) -> None:
+        self.queue: deque = deque()
+        self.forks, self.joins = 0, 0
+
+    def current(self):
+        return "caller's"
+
+    def fork(self) -> None:
+        self.forks += 1
+
+    def beside(self, function):
+        """Runs now, for its result, and once more when it is waited for."""
+        result = function()
+        held = [weakref.ref(x) for x in arrays_of(function)]
+        self.queue.append((function.__qualname__, held))
+        return result
+
+    def mark(self):
+        return len(self.queue)
+
+    def join(self, stream, mark) -> None:
+        assert stream == "caller's"
+        self.joins += 1
+        for place, (name, held) in enumerate(self.queue):
+            if place < mark:
+                assert all(x() is not None for x in held), f"{name} reads what was let go"
+        for place in range(mark):
+            self.queue[place] = ("done", [])
+
+    def read(self, code):
+        return lambda: int(code[:8].view("<i8")[0])
+
+
+def arrays_of(function):
+    """Arrays that were made by the caller, not beside: those that a closure reads."""
+    if not hasattr(function, "__code__"):
+        return []
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return [c.cell_contents for name, c in cells if name in ("x", "target")]
+
+
+@pytest.mark.parametrize("policy", ["lossless", "default", "small"])
+def test_nothing_is_let_go_before_its_stream_waits(rng, monkeypatch, policy) -> None:
+    made = []
+    monkeypatch.setattr(module, "Cuda", lambda device: made.append(Late(device)) or made[-1])
+    monkeypatch.setattr(module.ActivationStash, "_on_host", staticmethod(lambda _: False))
+    arrays = [activation(rng, (9, 50 + i)) for i in range(5)]
+    with ActivationStash(policy) as stash:
+        for i, x in enumerate(arrays):
+            stash.put(str(i), x.copy())
+            assert len(stash._leaving) <= 1
+        for i in reversed(range(5)):
+            y = stash.get(str(i))
+            assert y.tobytes() == cto.compress(arrays[i], CODEC[policy]).decompress().tobytes()
+            ahead = [e for e in stash._entries.values() if e.decoded is not None]
+            assert [e.name for e in ahead] == ([str(i - 1)] if i else [])
+        assert not stash._leaving
+    codes = [cto.compress(x, CODEC[policy]).nbytes for x in arrays]
+    assert stash.report()["after"] == sum(codes)  # also of the last, which was taken untrimmed
+    (late,) = made
+    assert late.forks == 10  # before every encoding and every decoding
+    assert late.joins == 10
+
+
+CODEC = {"lossless": "sparse", "default": "msfp15", "small": "sparse_fp10"}
+
+
+def test_what_was_decoded_ahead_is_copied_into_out(rng, monkeypatch) -> None:
+    monkeypatch.setattr(module, "Cuda", Late)
+    monkeypatch.setattr(module.ActivationStash, "_on_host", staticmethod(lambda _: False))
+    arrays = [activation(rng) for _ in range(2)]
+    out = np.empty_like(arrays[0])
+    with ActivationStash("lossless") as stash:
+        for i, x in enumerate(arrays):
+            stash.put(str(i), x)
+        stash.get("1")
+        assert stash.get("0", out=out) is out
+    assert (out == arrays[0]).all()
+    assert stash.report()["peak"] < sum(x.nbytes for x in arrays) * 2
+
+
+@pytest.mark.parametrize(
+    ("policy", "keep", "message"),
+    [
+        ("default", False, "a capture needs memory that exists already for the codes of 'x'"),
+        ("small", True, "'sparse_fp10' cannot be captured"),
+        ("default", True, "a capture needs `out` for 'x'"),
+    ],
+)
+def test_what_cannot_be_captured_is_refused(rng, monkeypatch, policy, keep, message) -> None:
+    from cupy_training_ops.frame.backends import NumpyBackend
+
+    x, stash = activation(rng), ActivationStash(policy, keep_buffers=keep)
+
+    def step():
+        with stash:
+            stash.put("x", x)
+            stash.get("x")
+
+    step()
+    monkeypatch.setattr(NumpyBackend, "capturing", lambda *_: True)
+    with pytest.raises(ProviderError, match=message):
+        step()
+
+
+def test_buffers_are_kept_for_the_next_step(rng) -> None:
+    x, out = activation(rng), np.empty((7, 33), np.float32)
+    stash = ActivationStash("default", keep_buffers=True)
+    codes = []
+    for _ in range(2):
+        with stash:
+            stash.put("x", x)
+            codes.append(stash._entries["x"].code)
+            stash.get("x", out=out)
+    assert codes[0] is codes[1]
+
+
+# ---- training ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def train_digits(monkeypatch):
+    pytest.importorskip("sklearn", reason="scikit-learn is in the extra `examples`")
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts")
+    monkeypatch.delitem(sys.modules, "train_digits", raising=False)
+    import train_digits
+
+    return train_digits
+
+
+def test_digits_learn_from_codes(train_digits) -> None:
+    """Lossless: the same bits. `small` holds less than `default`, which holds a quarter."""
+    plain = train_digits.train(np, 1, 4)
+    results = {p: train_digits.train(np, 1, 4, p) for p in ("lossless", "default", "small")}
+    assert results["lossless"].losses == plain.losses
+    peaks = {policy: found.stash["peak"] for policy, found in results.items()}
+    assert peaks["small"] < peaks["default"] == results["default"].stash["before"] / 4
+    for found in results.values():
+        assert abs(found.losses[-1] - plain.losses[-1]) < 0.1
