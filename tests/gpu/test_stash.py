@@ -1,0 +1,401 @@
+# SPDX-License-Identifier: MIT
+"""Compressed activations on a GPU: streams, memory, graphs, bits, and no copies to the host."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cupy_training_ops as cto
+from cupy_training_ops import ProviderError
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore"),  # of PyTorch's, and of ours where all is small
+]
+SHAPE = (257, 4099)
+BUSY = 20_000_000  # cycles of a stream that is kept busy: 10 ms
+
+
+# ---- CuPy ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stream():
+    """A stream of CuPy's that is current."""
+    import cupy
+
+    with cupy.cuda.Stream(non_blocking=True) as found:
+        yield found
+        found.synchronize()
+
+
+def drawn(rng, n=6):
+    """Activations, half of them zeros, of several sizes."""
+    return [
+        np.maximum(rng.standard_normal((SHAPE[0] + i, SHAPE[1])), 0).astype(np.float32)
+        for i in range(n)
+    ]
+
+
+def expected(x, policy):
+    codec = {"lossless": "sparse", "default": "msfp15", "small": "sparse_fp10"}[policy]
+    return cto.compress(x, codec).decompress()
+
+
+@pytest.mark.usefixtures("stream")
+@pytest.mark.parametrize("policy", ["lossless", "default", "small"])
+def test_arrays_come_back_though_their_memory_is_used_again(rng, policy) -> None:
+    import cupy
+
+    arrays = drawn(rng)
+    wanted = [expected(x, policy) for x in arrays]
+    with cto.ActivationStash(policy) as stash:
+        for _ in range(5):
+            for i, x in enumerate(arrays):
+                stash.put(str(i), cupy.asarray(x))
+                for _ in range(3):  # in the memory of what was put
+                    cupy.empty(x.shape, x.dtype).fill(cupy.nan)
+            for i in reversed(range(len(arrays))):
+                y = stash.get(str(i))
+                cupy.empty(y.shape, y.dtype).fill(cupy.nan)
+                assert y.get().tobytes() == wanted[i].tobytes()
+
+
+def test_put_on_one_stream_and_get_on_another(rng) -> None:
+    import cupy
+
+    arrays = drawn(rng)
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+    with cto.ActivationStash("default") as stash:
+        for i, x in enumerate(arrays):
+            with streams[0]:
+                stash.put(str(i), cupy.asarray(x))
+        for i in reversed(range(len(arrays))):
+            with streams[1]:
+                y = stash.get(str(i))
+                assert y.get().tobytes() == expected(arrays[i], "default").tobytes()
+
+
+def chain(xp, x, depth, stash=None):
+    """Layers of ReLU and a scale, and the gradient of x; layers' outputs are put somewhere."""
+    kept = {}
+    put = kept.__setitem__ if stash is None else stash.put
+    for i in range(depth):
+        x = cto.relu_grad(cto.scale(x, 1.25), x)
+        put(str(i), x)
+    slope = xp.ones_like(x)
+    del x
+    for i in reversed(range(depth)):
+        y = kept.pop(str(i)) if stash is None else stash.get(str(i))
+        slope = cto.relu_grad(slope, y) * y
+    return slope
+
+
+@pytest.mark.usefixtures("stream")
+def test_lossless_training_is_the_same_bits(rng) -> None:
+    import cupy
+
+    x = cupy.asarray(rng.standard_normal(SHAPE).astype(np.float32))
+    plain = chain(cupy, x, 5)
+    with cto.ActivationStash("lossless") as stash:
+        kept = chain(cupy, x, 5, stash)
+    assert plain.get().tobytes() == kept.get().tobytes()
+    assert stash.report()["after"] < 0.7 * stash.report()["before"]
+
+
+@pytest.mark.usefixtures("stream")
+def test_memory_goes_back_as_soon_as_it_is_safe() -> None:
+    """Without a wait of the host: it is far ahead of the GPU, and the pool stays small."""
+    import cupy
+
+    pool = cupy.get_default_memory_pool()
+    pool.free_all_blocks()
+    n, depth = 1 << 24, 24
+    before, most = pool.used_bytes(), 0
+    with cto.ActivationStash("default") as stash:
+        x = cupy.ones(n, np.float32)
+        for i in range(depth):
+            x = x * 1.01
+            stash.put(str(i), x)
+            most = max(most, pool.used_bytes() - before)
+        del x
+        for i in reversed(range(depth)):
+            y = stash.get(str(i))
+            most = max(most, pool.used_bytes() - before)
+            del y
+    plain = depth * 4 * n
+    assert most < 0.45 * plain  # a quarter in codes, and three or four arrays
+    assert pool.total_bytes() < 0.6 * plain
+    assert stash.report()["peak"] <= plain / 4 + 2 * 4 * n
+
+
+def test_a_step_is_captured(rng, stream) -> None:
+    import cupy
+
+    x = cupy.asarray(np.abs(rng.standard_normal(SHAPE)).astype(np.float32))
+    out, twice, result = (cupy.empty_like(x) for _ in range(3))
+    stash = cto.ActivationStash("default", keep_buffers=True)
+
+    def step():
+        with stash:
+            cto.scale(x, 2.0, out=twice)
+            stash.put("twice", twice)
+            stash.put("x", x)
+            cto.relu_grad(stash.get("x", out=out), out, out=result)
+            cto.scaled_sum(
+                result, stash.get("twice", out=out), scale_0=1.0, scale_1=1.0, out=result
+            )
+
+    step()
+    eager = result.get()
+    stream.begin_capture()
+    try:
+        step()
+    finally:
+        graph = stream.end_capture()
+    for _ in range(2):
+        result.fill(0)
+        graph.launch(stream)
+        assert result.get().tobytes() == eager.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("policy", "keep", "message"),
+    [
+        ("default", False, "needs memory that exists already for the codes of 'x'"),
+        ("small", True, "'sparse_fp10' cannot be captured"),
+        ("default", True, "a capture needs `out` for 'x'"),
+    ],
+)
+def test_what_cannot_be_captured_is_refused(stream, policy, keep, message) -> None:
+    import cupy
+
+    x, stash = cupy.ones(SHAPE, np.float32), cto.ActivationStash(policy, keep_buffers=keep)
+
+    def step():
+        with stash:
+            stash.put("x", x)
+            stash.get("x")
+
+    step()
+    stream.begin_capture()
+    try:
+        with pytest.raises(ProviderError, match=message):
+            step()
+    finally:
+        stream.end_capture()
+
+
+# ---- PyTorch -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def torch():
+    found = pytest.importorskip("torch", reason="PyTorch is in no extra")
+    if not found.cuda.is_available():
+        pytest.skip("this PyTorch has no GPU")
+    return found
+
+
+def model_and_data(torch, layout=None):
+    torch.manual_seed(0)
+    nn = torch.nn
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU()),
+        *(nn.Conv2d(32, 32, 3, 2, padding=1), nn.BatchNorm2d(32), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(32 * 32 * 32, 64), nn.GELU(), nn.Linear(64, 10)),
+    ).cuda()
+    x = torch.randn(64, 3, 64, 64, device="cuda")
+    if layout is not None:
+        model, x = model.to(memory_format=layout), x.to(memory_format=layout)
+    return model, x, torch.randint(10, (64,), device="cuda")
+
+
+def step(torch, model, x, target, policy, autocast=False):
+    """The gradients of a step, and the report."""
+    import contextlib
+
+    kept = cto.torch.compressed_activations(policy) if policy else contextlib.nullcontext()
+    with kept, torch.autocast("cuda", torch.bfloat16, autocast):
+        loss = torch.nn.functional.cross_entropy(model(x), target)
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    return gradients, kept.report() if policy else None
+
+
+@pytest.fixture
+def deterministic(torch, monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("autocast", [False, True], ids=["float32", "autocast"])
+@pytest.mark.parametrize("layout", ["contiguous_format", "channels_last"])
+def test_lossless_gradients_are_the_same_bits(torch, autocast, layout) -> None:
+    model, x, target = model_and_data(torch, getattr(torch, layout))
+    plain, _ = step(torch, model, x, target, None, autocast)
+    again, _ = step(torch, model, x, target, None, autocast)
+    kept, report = step(torch, model, x, target, "lossless", autocast)
+    assert all(map(torch.equal, plain, again))
+    assert all(map(torch.equal, plain, kept))
+    assert report["tensors"] >= 4
+    assert report["after"] < report["before"]
+    assert report["held"] == 0
+
+
+def test_default_on_the_gpu_gives_the_hosts_codes(torch) -> None:
+    """Bit for bit, through prepared launches, of every dtype and alignment."""
+    kept = cto.torch.compressed_activations("default")
+    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+        whole = torch.randn(300_001, device="cuda").to(dtype).requires_grad_() * 1
+        for x in (whole, whole[1:], whole[:300_000].view(400, 750).t()):
+            for _ in range(2):
+                found = kept.unpack(kept.pack(x))
+            host = cto.compress(x.t().contiguous().cpu() if x.dim() == 2 else x.cpu(), "msfp15")
+            wanted = host.decompress()
+            assert torch.equal(found.cpu(), wanted.t() if x.dim() == 2 else wanted)
+            assert found.stride() == x.stride()
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_streams_are_followed(torch) -> None:
+    """On a stream that is late; what is saved there is unpacked there, and on another one."""
+    model, x, target = model_and_data(torch)
+    plain, _ = step(torch, model, x, target, "default")
+    torch.cuda.synchronize()
+    for _ in range(3):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda._sleep(BUSY)
+            kept, _ = step(torch, model, x, target, "default")
+        torch.cuda.synchronize()
+        for one, other in zip(kept, plain, strict=True):
+            assert torch.allclose(one, other, rtol=1e-3, atol=1e-4)
+    hooks = cto.torch.compressed_activations(lambda *_: "pack16")
+    source = torch.randn(1 << 22, device="cuda").half().float().requires_grad_()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(BUSY)
+        y = source * 2
+        saved = hooks.pack(y)
+    found = hooks.unpack(saved)  # on the default stream, which the hooks let wait
+    assert torch.equal(found.cpu(), 2 * source.detach().cpu())
+
+
+def test_threads(torch) -> None:
+    hooks, found = cto.torch.compressed_activations("lossless"), [None] * 4
+    inputs = [torch.randn(1 << 20, device="cuda").requires_grad_() for _ in found]
+    torch.cuda.synchronize()
+
+    def work(i):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(20):
+                with hooks:
+                    total = (torch.relu(inputs[i] * 1) ** 2).sum()
+                found[i] = torch.autograd.grad(total, inputs[i])[0]
+            torch.cuda.current_stream().synchronize()
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(found))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for x, slope in zip(inputs, found, strict=True):
+        assert torch.equal(slope, 2 * torch.relu(x.detach()))
+    assert hooks.report()["held"] == 0
+
+
+def test_a_quarter_is_held_between_forward_and_backward(torch) -> None:
+    def held(policy):
+        x = torch.randn(1 << 24, device="cuda").requires_grad_()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        hooks = cto.torch.compressed_activations(policy)
+        with hooks:
+            y = x
+            for _ in range(8):
+                y = (y * 0.9).sin()
+        nbytes = torch.cuda.memory_allocated() - before
+        y.sum().backward()
+        return nbytes
+
+    assert held("default") < 0.4 * held(lambda *_: None)
+
+
+def test_a_step_is_captured_with_pytorchs_graph(torch) -> None:
+    x = torch.randn(1 << 20, device="cuda").requires_grad_()
+    hooks = cto.torch.compressed_activations("default")
+
+    def gradient():
+        with hooks:
+            total = (torch.relu(x * 1) ** 2).sin().sum()
+        return torch.autograd.grad(total, x)[0]
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        eager = gradient()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = gradient()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(replayed, eager)
+
+
+def copies(torch, function) -> Counter:
+    """Kernels and copies of a function, by kind, as CUDA's own tracing has them."""
+    from torch.profiler import ProfilerActivity, profile
+
+    function()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as found:
+        function()
+        torch.cuda.synchronize()
+    names = [event.name for event in found.events() if "CUDA" in str(event.device_type)]
+    return Counter(
+        next((kind for kind in ("HtoD", "DtoH") if kind in name), "kernels") for name in names
+    )
+
+
+def test_nothing_is_copied_between_host_and_device(torch) -> None:
+    import cupy
+
+    model, x, target = model_and_data(torch)
+    array = cupy.ones(SHAPE, np.float32)
+
+    def stashed():
+        with cto.ActivationStash("default") as stash:
+            for i in range(4):
+                stash.put(str(i), array)
+            for i in reversed(range(4)):
+                stash.get(str(i))
+
+    hooked = copies(torch, lambda: step(torch, model, x, target, "default"))
+    beside = copies(torch, stashed)
+    if not hooked["kernels"]:
+        pytest.skip("nothing is traced here")
+    assert hooked["HtoD"] == hooked["DtoH"] == beside["HtoD"] == beside["DtoH"] == 0
+    assert beside["kernels"] >= 8
+
+
+def test_the_digits_learn_from_codes(monkeypatch) -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn is in the extra `examples`")
+    import cupy
+
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts")
+    monkeypatch.delitem(sys.modules, "train_digits", raising=False)
+    import train_digits
+
+    results = {p: train_digits.train(cupy, 1, 60, p) for p in ("lossless", "default", "small")}
+    assert results["small"].stash["peak"] < results["default"].stash["peak"]
+    assert results["default"].losses[-1] < results["default"].losses[0]
