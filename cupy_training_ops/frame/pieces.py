@@ -61,7 +61,7 @@ class Pieces:
         names = (*(item.name for item in inputs), *(result.name for result in results))
         self.tiles = tuple(tiles.get(name, 1) for name in names)
         self.row = next((place for place, name in enumerate(names) if name == row), -1)
-        self.most = PIECE // max(self.tiles)
+        self.most = max(1, PIECE // max(self.tiles))
         keep_freed_memory()
 
     def __call__(self, inputs: Values, results: Values) -> Iterator[tuple[Values, Values]]:
