@@ -64,7 +64,11 @@ def test_two_runs_give_the_same_bits(name: str, rng) -> None:
     values = sample.make(rng)
     first, second = (flat(op(*Run("cuda", 0).place_inputs(op, values))) for _ in range(2))
     for one, other in zip(first, second, strict=True):
-        assert one is other is None or one.tobytes() == other.tobytes()
+        if one is None or other is None:
+            assert one is other is None
+        else:  # what is behind a code in its memory is nobody's
+            pair = sample.compared(one.get()), sample.compared(other.get())
+            assert pair[0].tobytes() == pair[1].tobytes()
 
 
 @pytest.mark.multi_gpu
