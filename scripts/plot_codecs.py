@@ -33,6 +33,7 @@ DATA = ROOT / "tests" / "data" / "digits_cnn_activations.npz"
 FIGURES = ROOT / "docs" / "codecs.json"
 PICTURE = ROOT / "docs" / "codecs.png"
 PERFORMANCE = ROOT / "docs" / "performance.md"
+DATE = re.compile(r"\d{4}-\d\d-\d\d")
 MACHINE = re.compile(
     r"^(NVIDIA .*?), (driver .*), commit (\w+), (\S+); copy rate (\d+) GB/s$", re.M
 )
@@ -41,11 +42,13 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 
 def measured() -> dict[str, Any]:
     """Errors on the sample's arrays, and the speeds of docs/performance.md."""
-    gpu, versions, commit, date, rate = MACHINE.findall(PERFORMANCE.read_text("utf-8"))[0]
+    text = PERFORMANCE.read_text("utf-8")
+    gpu, versions, commit, date, rate = MACHINE.findall(text)[0]
+    last = max(DATE.findall(text))
     return {
         "errors": {"data": str(DATA.relative_to(ROOT)), "numpy": np.__version__},
         "speeds": {
-            "gpu": gpu, "versions": versions, "commit": commit, "date": date,
+            "gpu": gpu, "versions": versions, "commit": commit, "date": f"{date} to {last}",
             "copy_gb_per_s": int(rate),
         },
         "codecs": {name: codec_figures(name, int(rate)) for name in CODECS},

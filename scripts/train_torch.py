@@ -317,8 +317,14 @@ def about(device: torch.device) -> dict[str, Any]:
         "cupy": cupy.__version__,
         "package": cto.__version__,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": f"python scripts/train_torch.py {' '.join(sys.argv[1:])}",
+        "command": f"python scripts/train_torch.py {' '.join(_words())}",
     }
+
+
+def _words() -> Iterator[str]:
+    """How this script was called; the folder is nobody's matter."""
+    for before, word in itertools.pairwise(["", *sys.argv[1:]]):
+        yield "FOLDER" if before == "--out" else word
 
 
 @click.command(help=(__doc__ or "").partition("\n")[0])

@@ -80,7 +80,7 @@ def test_no_command_decides_how_it_ends():
 
 
 def test_the_readme_lists_the_statuses():
-    text = " ".join((ROOT / "README.md").read_text().split())
+    text = " ".join((ROOT / "docs" / "cli.md").read_text().split())
     for status in (0, 1, 2, 3, 130, 141):
         assert re.search(rf"Exit codes:[^.]*\b{status} ", text), status
         assert re.search(rf"\b{status} ", main.help.split("Exit codes:")[1]), status
