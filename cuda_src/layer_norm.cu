@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(lines::MAX_THREADS)
 extern "C" __global__ void __launch_bounds__(lines::MAX_THREADS)
     layer_norm__wide_rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
                           bool is_centred, double epsilon, i64 n_rows, i64 length, u32 threads) {
-    forward::hold_row<WIDTH, forward::WIDE_COLUMNS<T, V>, T, V>(
+    forward::hold_any_row<WIDTH, forward::WIDE_COLUMNS<T, V>, T, V>(
         {x, scale, bias, y, mean, inv_std, is_centred, static_cast<U>(epsilon)}, n_rows, length,
         threads);
 }

@@ -213,12 +213,18 @@ __device__ __forceinline__ void normalize(const Arrays<T, V>& arrays, const Line
 }
 
 template <int W, int COLUMNS, class T, class V>
+__device__ __forceinline__ void hold_any_row(const Arrays<T, V>& arrays, i64 n_rows, i64 length,
+                                             u32 threads) {
+    normalize(arrays, row_of<W, COLUMNS / W>(n_rows, length, threads), length);
+}
+
+template <int W, int COLUMNS, class T, class V>
 __device__ __forceinline__ void hold_row(const Arrays<T, V>& arrays, i64 n_rows, i64 length,
                                          u32 threads) {
     if (W > 1 && n_rows > 0 && length == threads * COLUMNS)
         normalize(arrays, full_row_of<W, COLUMNS / W>(n_rows, threads), length);
     else
-        normalize(arrays, row_of<W, COLUMNS / W>(n_rows, length, threads), length);
+        hold_any_row<W, COLUMNS>(arrays, n_rows, length, threads);
 }
 
 // A longer row, by a block: it is read three times.

@@ -29,7 +29,7 @@ OF_THIS_PACKAGE = "an operator of this package"
 SEVERAL_PROCESSES = "onnxruntime has CUDA kernels alone, which need several processes"
 BROKEN_GIST = "onnxruntime's CPU kernel crashes or fails"
 WITHOUT_ORACLE = {
-    "AdamOptimizerList": "an operator of this package",
+    "AdamOptimizerList": OF_THIS_PACKAGE,
     "AdasumAllReduce": SEVERAL_PROCESSES,
     "MegatronF": SEVERAL_PROCESSES,
     "MegatronG": SEVERAL_PROCESSES,
@@ -38,9 +38,9 @@ WITHOUT_ORACLE = {
     "NcclReduceScatter": SEVERAL_PROCESSES,
     "Recv": SEVERAL_PROCESSES,
     "Send": SEVERAL_PROCESSES,
-    "GradientNorm": "an operator of this package",
+    "GradientNorm": OF_THIS_PACKAGE,
     "LambOptimizer": NO_KERNEL,
-    "SGDOptimizerList": "an operator of this package",
+    "SGDOptimizerList": OF_THIS_PACKAGE,
     "All": NO_KERNEL,
     "BatchScale": NO_KERNEL,
     "BiasDropout": NO_KERNEL,
@@ -57,6 +57,20 @@ WITHOUT_ORACLE = {
         for bits in ("1", "8", "16", "Msfp15")
         for direction in ("Encoder", "Decoder")
     },
+    **{
+        f"Gist{codec}{direction}": OF_THIS_PACKAGE
+        for codec in (
+            "BlockE4m3",
+            "BlockE5m2",
+            "Fp10",
+            "Index4",
+            "Sparse",
+            "SparseFp10",
+            "SparseMsfp15",
+        )
+        for direction in ("Encoder", "Decoder")
+    },
+    "ReluGradFromBits": OF_THIS_PACKAGE,
     "ConvTransposeGrad": NO_KERNEL,
     "CrossEntropyLossAndGrad": OF_THIS_PACKAGE,
     "InPlaceAccumulatorList": OF_THIS_PACKAGE,
