@@ -35,6 +35,8 @@ using TOUT = CTO_TOUT;
 using A = Acc<T>;
 
 constexpr int NBYTES = CTO_NBYTES;
+// Of log-probabilities that gradients are made of, beside which a wider bias has to be held.
+constexpr int GRADIENT_NBYTES = sizeof(TOUT) > sizeof(T) && NBYTES > 64 ? 64 : NBYTES;
 constexpr int COLUMN_ELEMENTS = NBYTES / 16;
 constexpr int WIDTH = 16 / (sizeof(T) > sizeof(TOUT) ? sizeof(T) : sizeof(TOUT));
 constexpr int SUM_THREADS = 256;
@@ -422,7 +424,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                                  const __grid_constant__ Rule rule, const Acc<T>* divisor, double n,
                                  const TOUT* bias, TOUT* gradient, i64 n_rows, i64 length,
                                  u32 threads) {
-    const auto line = row_of<WIDTH, SLOTS<NBYTES, 2>>(n_rows, length, threads);
+    const auto line = row_of<WIDTH, SLOTS<GRADIENT_NBYTES, 2>>(n_rows, length, threads);
     gradient_line(line, dy, dy_of_rows, log_prob, labels, weights, rule,
                   Divisor{divisor, n}.value(), bias, gradient);
 }

@@ -29,6 +29,8 @@ from .lines import MANY_ROWS, Held, Lines, division, held_nbytes
 SUM_THREADS = 256
 SUM_BLOCKS = 128  # at most, each with N_SUMS partial sums
 N_SUMS = 2
+MAX_NBYTES = 128  # that a thread holds
+NBYTES_BESIDE_WIDER = 64  # the same of log-probabilities, beside a bias of a wider type
 # Threads of a row at most where nothing is written: no part of it is needed again, and many blocks
 # compute while others load. 0.50 ms in place of 0.60 with 1,024 of 131,072 classes in float16.
 ALONE_THREADS = 128
@@ -159,6 +161,7 @@ class Rows:
         has_short: bool = False,
         has_bundles: bool = False,
         most_threads: int = MAX_THREADS,
+        most_nbytes: int = MAX_NBYTES,
         t_written: Dtype | None = None,
     ) -> Launch:
         """The kernel of this stem that suits the lines, and the arrays that have them.
@@ -167,9 +170,8 @@ class Rows:
         """
         width = VEC_NBYTES // max(self.t.itemsize, (t_written or self.t_out).itemsize)
         n_given = sum(spec is not None for spec in read)
-        held = Held(
-            self._held_nbytes, len(read), self.t.itemsize, width, n_given, max_threads=most_threads
-        )
+        nbytes = min(self._held_nbytes, most_nbytes)
+        held = Held(nbytes, len(read), self.t.itemsize, width, n_given, max_threads=most_threads)
         aligned = all(spec.aligned for spec in (*read, written) if spec is not None)
         divided = division(self.lines, held, aligned, has_short, has_bundles)
         return self._launch(stem + divided.suffix, divided.config, (*args, *divided.args))
@@ -213,9 +215,11 @@ def backward(
     """Gradient of the scores, from that of the loss."""
     divides, divisor = rows.divisor(targets)
     args = (dy, rows.reduction == "none", log_prob, *targets.args, *divisor, bias, gradient)
-    arrays = (log_prob, bias)
-    stem = "cross_entropy__gradient_"
-    return rows.plan(divides, rows.lines_launch(stem, args, arrays, gradient))
+    most = NBYTES_BESIDE_WIDER if rows.t_out.itemsize > rows.t.itemsize else MAX_NBYTES
+    launch = rows.lines_launch(
+        "cross_entropy__gradient_", args, (log_prob, bias), gradient, most_nbytes=most
+    )
+    return rows.plan(divides, launch)
 
 
 def both(
