@@ -16,7 +16,7 @@ constexpr int COLUMNS = sizeof(T) == 8               ? 8
                         : sizeof(T) + sizeof(V) == 4 ? 32
                                                      : 16;
 template <class T, class V>
-constexpr int WIDE_COLUMNS = sizeof(T) == 4 && sizeof(V) == 4 ? 32 : COLUMNS<T, V>;
+constexpr int WIDE_COLUMNS = sizeof(T) == 4 && sizeof(V) == 4 ? 24 : COLUMNS<T, V>;
 template <class T>
 constexpr int SHORT_COLUMNS = SHORT_NBYTES / sizeof(T);
 template <class T>

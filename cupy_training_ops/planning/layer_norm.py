@@ -126,7 +126,7 @@ def _columns(matrix: Matrix) -> int:
 
 def _wide_columns(matrix: Matrix) -> int:
     """WIDE_COLUMNS."""
-    return 32 if matrix.t.itemsize == matrix.v.itemsize == 4 else _columns(matrix)
+    return 24 if matrix.t.itemsize == matrix.v.itemsize == 4 else _columns(matrix)
 
 
 @dataclass(frozen=True)

@@ -90,8 +90,8 @@ def test_longer_rows_are_read_twice() -> None:
     assert steps(name, (9, 4098), doubles)[0][0] == "gradient_row_sums"
     assert steps("LayerNormalization", (9, 16_384))[0][0] == "rows"
     assert steps("LayerNormalization", (9, 16_388))[0][0] == "wide_rows"
-    assert steps("LayerNormalization", (9, 32_768))[0][0] == "wide_rows"
-    assert steps("LayerNormalization", (9, 32_772))[0][0] == "long_rows"
+    assert steps("LayerNormalization", (9, 24_576))[0][0] == "wide_rows"
+    assert steps("LayerNormalization", (9, 24_580))[0][0] == "long_rows"
 
 
 def test_outputs_alone_cost_what_they_need() -> None:
