@@ -73,8 +73,8 @@ def _excess(actual: HostArray, expected: HostArray, allowed: float) -> HostArray
     """How far each element is beyond what is allowed: 0 where it is right."""
     if element_type(expected.dtype).name not in TOLERANCE:
         differ = np.not_equal(_comparable(actual), _comparable(expected))
-        parts = differ.ndim > expected.ndim
-        return (differ.any(-1) if parts else differ).astype(np.float64)
+        axes = tuple(range(expected.ndim, differ.ndim))  # of a complex number's parts
+        return np.asarray(differ.any(axis=axes), np.float64)
     with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinities are what we look at
         a, e = actual.astype(np.float64), expected.astype(np.float64)
         same = (a == e) | (np.isnan(a) & np.isnan(e))
@@ -84,8 +84,8 @@ def _excess(actual: HostArray, expected: HostArray, allowed: float) -> HostArray
 
 
 def _comparable(array: HostArray) -> HostArray:
-    """Bools by their byte, as NumPy takes a poisoned one for True; complex numbers by their bits, as
-    a NaN is no number's equal."""
+    """Bools by their byte, as NumPy takes a poisoned one for True; complex numbers by their bits,
+    as a NaN is no number's equal."""
     if array.dtype == np.bool_:
         return array.view(np.uint8)
     if array.dtype.kind == "c":
