@@ -29,10 +29,10 @@ from .provider import array_library, provider_option
 from .recommend import Quality
 from .report import Tried, fields, of_all, of_array, trials_of
 from .summary import Summary
-from .taken import not_taken, taken_by
+from .taken import not_taken
 from .trial import Settings, Subject, run
 
-OF_FLOATS = tuple(name for name, codec in CODECS.items() if FLOAT32 in taken_by(codec))
+OF_FLOATS = tuple(name for name, codec in CODECS.items() if FLOAT32 in codec.dtypes)
 
 
 def parsed_shape(_: click.Context, __: click.Parameter, text: str | None) -> Any:

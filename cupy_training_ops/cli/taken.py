@@ -10,11 +10,6 @@ from ..dtypes import BFLOAT16, Dtype
 from .inputs import Member
 
 
-def taken_by(codec: Codec) -> Sequence[Dtype]:
-    """The types of arrays that a codec encodes."""
-    return codec.encoder.types["T"]
-
-
 def not_taken(member: Member, codecs: Sequence[Codec], raw: bool) -> str | None:
     """Why what a file holds is left out, without reading it; or None.
 
@@ -23,7 +18,7 @@ def not_taken(member: Member, codecs: Sequence[Codec], raw: bool) -> str | None:
     dtype = member.dtype(raw)
     if dtype is None:
         return "no array"
-    if any(dtype in taken_by(codec) for codec in codecs) or (not codecs and is_floating(dtype)):
+    if any(dtype in codec.dtypes for codec in codecs) or (not codecs and is_floating(dtype)):
         return None
     hint = "; --dtype bfloat16 reads raw two-byte arrays" if dtype == "V2" else ""
     what = "no type that a codec asked for takes" if codecs else "no floating-point type"

@@ -15,7 +15,6 @@ from ..codecs.table import Codec
 from ..dtypes import dtype_name, dtype_names
 from ..frame.backends import to_host
 from .recommend import Quality
-from .taken import taken_by
 from .timing import timed
 
 
@@ -91,8 +90,8 @@ def run(
     On the host this is done part by part; the whole array is on the GPU at once.
     """
     codec, original = CODECS[name], subject.array.reshape(-1)
-    if original.dtype not in taken_by(codec):
-        expected, got = dtype_names(taken_by(codec)), dtype_name(original.dtype)
+    if original.dtype not in codec.dtypes:
+        expected, got = dtype_names(codec.dtypes), dtype_name(original.dtype)
         return Refusal(codec, f"takes {expected}, not {got}")
     options = settings.options(codec)
     tally = _Tally(codec, Measurement(name, settings.keep_nonfinite))

@@ -19,11 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..dtypes import FLOAT64, Dtype
+from ..ops import gist_sparse
+from .table import CODECS
 
 Float64s = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-SIGN_CODECS = ("binarize", "pack1")  # they keep x > 0, not x: an error of theirs says nothing
+# They keep x > 0, not x: an error of theirs says nothing.
+SIGN_CODECS = tuple(
+    name for name, codec in CODECS.items() if "sign" in codec.kinds and "value" not in codec.kinds
+)
 TILE = 8
 PIECE = 32_768  # elements that are compared at a time
 # Non-finite and huge values, and differences of them, are part of the measurement.
@@ -55,7 +60,6 @@ class Scaled(NamedTuple):
 BLOCK = 128
 E4M3_SCALED = Scaled(2.0**-4, 2.0**-10, 464.0, has_infinity=False)
 E5M2_SCALED = Scaled(2.0**-3, 2.0**-17, math.nextafter(61_440.0, 0), has_infinity=True)
-SPARSE_TILE_NBYTES = 16_384  # of elements whose values are packed together
 
 
 @dataclass(frozen=True)
@@ -203,7 +207,7 @@ def within_bound(
     if codec == "msfp15":
         return _shared_exponent(x, y, keep_nonfinite)
     if codec == "sparse_msfp15":
-        return _is_same(x, y) | _sparse_exponent(x, y, SPARSE_TILE_NBYTES // dtype.itemsize)
+        return _is_same(x, y) | _sparse_exponent(x, y, gist_sparse.TILE_NBYTES // dtype.itemsize)
     if codec in _SCALED:
         return _scaled(x, y, _SCALED[codec], float(ml_dtypes.finfo(dtype).max))
     return _BOUNDS[codec](x, y)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from ..backend import Array, ArrayInfo
 from ..errors import refuse
-from ..schema import Spec
+from ..schema import Shape, Spec
 from . import checks
 
 Order = tuple[int, ...]
@@ -19,16 +19,20 @@ Order = tuple[int, ...]
 
 def order(found: ArrayInfo) -> Order | None:
     """The order of an array's dimensions; None where it is not dense."""
-    strides = found.strides
-    if strides is None:
+    if found.strides is None:
         return tuple(range(len(found.shape)))
-    dimensions = sorted(range(len(found.shape)), key=lambda d: -strides[d])
-    nbytes = found.dtype.itemsize
+    return order_of(found.shape, found.strides, found.dtype.itemsize)
+
+
+def order_of(shape: Shape, strides: Shape, step: int) -> Order | None:
+    """The same of strides in units in which neighbouring elements are a step apart."""
+    dimensions = sorted(range(len(shape)), key=lambda d: -strides[d])
+    expected = step
     for d in reversed(dimensions):
-        if found.shape[d] != 1:
-            if strides[d] != nbytes:
+        if shape[d] != 1:
+            if strides[d] != expected:
                 return None
-            nbytes *= found.shape[d]
+            expected *= shape[d]
     return tuple(dimensions)
 
 

@@ -24,13 +24,12 @@ from ..plan import (
     ceil_div,
 )
 from ..schema import Changing, Spec
-from .lines import MANY_ROWS, Held, Lines, division, held_nbytes
+from .lines import HELD_NBYTES, MANY_ROWS, Held, Lines, division, held_nbytes
 
 SUM_THREADS = 256
 SUM_BLOCKS = 128  # at most, each with N_SUMS partial sums
 N_SUMS = 2
-MAX_NBYTES = 128  # that a thread holds
-NBYTES_BESIDE_WIDER = 64  # the same of log-probabilities, beside a bias of a wider type
+NBYTES_BESIDE_WIDER = 64  # of log-probabilities that a thread holds beside a wider bias
 # Threads of a row at most where nothing is written: no part of it is needed again, and many blocks
 # compute while others load. 0.50 ms in place of 0.60 with 1,024 of 131,072 classes in float16.
 ALONE_THREADS = 128
@@ -161,7 +160,7 @@ class Rows:
         has_short: bool = False,
         has_bundles: bool = False,
         most_threads: int = MAX_THREADS,
-        most_nbytes: int = MAX_NBYTES,
+        most_nbytes: int = HELD_NBYTES,
         t_written: Dtype | None = None,
     ) -> Launch:
         """The kernel of this stem that suits the lines, and the arrays that have them.
@@ -215,7 +214,7 @@ def backward(
     """Gradient of the scores, from that of the loss."""
     divides, divisor = rows.divisor(targets)
     args = (dy, rows.reduction == "none", log_prob, *targets.args, *divisor, bias, gradient)
-    most = NBYTES_BESIDE_WIDER if rows.t_out.itemsize > rows.t.itemsize else MAX_NBYTES
+    most = NBYTES_BESIDE_WIDER if rows.t_out.itemsize > rows.t.itemsize else HELD_NBYTES
     launch = rows.lines_launch(
         "cross_entropy__gradient_", args, (log_prob, bias), gradient, most_nbytes=most
     )

@@ -11,6 +11,7 @@ from ..plan import MAX_THREADS, VEC_NBYTES, WARP, Config, Device, align_up, ceil
 from ..schema import Shape
 
 SHORT_NBYTES = 32  # that a thread holds of a short row, of all arrays
+HELD_NBYTES = 128  # of any other line, where registers are not scarce
 SHORT_THREADS = 128  # of a block with several lines
 MAX_Z = 64
 BUNDLE_THREADS = 512  # of a block at most; see algorithm/bundles.cuh
@@ -29,7 +30,7 @@ def held_nbytes(device: Device, t: Dtype) -> int:
     Exponentials of float64, and bfloat16 on GPUs that have no instructions for it, take registers.
     """
     scarce = t == FLOAT64 or (t == BFLOAT16 and device.capability < (8, 0))
-    return 32 if scarce else 128
+    return 32 if scarce else HELD_NBYTES
 
 
 @dataclass(frozen=True)

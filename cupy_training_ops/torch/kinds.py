@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..frame.layout import order_of
 from ..stash.policies import POLICIES, Policy, chosen, get_policy
 from .coding import Coding, coding
 
@@ -128,21 +129,9 @@ def _reason(
         return "small"
     if device.type not in ("cpu", "cuda"):
         return "device"
-    if not is_dense(shape, strides):
+    if order_of(shape, strides, 1) is None:  # gaps or overlaps
         return "layout"
     return "log-probabilities" if name in LOG_PROBABILITIES else ""
-
-
-def is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether the elements lie without gaps or overlaps, the dimensions in any order."""
-    expected = 1
-    for stride, extent in sorted(
-        (stride, extent) for stride, extent in zip(strides, shape, strict=True) if extent != 1
-    ):
-        if stride != expected:
-            return False
-        expected *= extent
-    return True
 
 
 def reason_of_views(node: Any) -> str:

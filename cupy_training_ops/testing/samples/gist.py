@@ -35,7 +35,7 @@ def special(rng: Generator, dtype: Any) -> Any:
     return np.concatenate([tiles.ravel(), values])
 
 
-def _inputs(maker: Callable[..., Any], rng: Generator, **size: Any) -> tuple[Any, ...]:
+def one_input(maker: Callable[..., Any], rng: Generator, **size: Any) -> tuple[Any, ...]:
     """The one input of a codec."""
     return (maker(rng, **size),)
 
@@ -56,27 +56,34 @@ def _encoder(name: str) -> Iterator[Sample]:
     for dtype in OPS[name].types["T"]:
         t = dtype_name(dtype)
         for label, shape, offset in SHAPES:
-            make = partial(_inputs, _decoded, shape=shape, dtype=dtype)
+            make = partial(one_input, _decoded, shape=shape, dtype=dtype)
             yield Sample(name, f"{t}-{label}", make, {}, offset)
         if dtype != BOOL:
-            make = partial(_inputs, special, dtype=dtype)
+            make = partial(one_input, special, dtype=dtype)
             yield Sample(name, f"{t}-special", make)
             if "Msfp15" in name:
                 yield Sample(name, f"{t}-special-kept", make, {"keep_nonfinite": True})
 
 
+def of_codes(decoder: Any, dtype: Any, n_flat: int) -> Iterator[Sample]:
+    """A decoder's samples in one dtype; n_flat codes come without the shape of what they code."""
+    name, t, code = decoder.name, dtype_name(dtype), to_dtype(decoder.inputs[0].type)
+    for label, shape, offset in SHAPES:
+        op = decoder(to=dtype, shape=shape)
+        make = partial(one_input, _codes, n=op.codes(int(np.prod(shape))), dtype=code)
+        yield Sample(name, f"{t}-{label}", make, op.attribute_values, offset)
+    make = partial(one_input, _codes, n=n_flat, dtype=code)
+    yield Sample(name, f"{t}-flat", make, {"to": dtype})
+
+
 def _decoder(name: str) -> Iterator[Sample]:
     code = to_dtype(OPS[name].inputs[0].type)
     for dtype in OPS[name].types["T"]:
-        t = dtype_name(dtype)
-        for label, shape, offset in SHAPES:
-            decoder: Any = OPS[name](to=dtype, shape=shape)
-            make = partial(_inputs, _codes, n=decoder.codes(int(np.prod(shape))), dtype=code)
-            yield Sample(name, f"{t}-{label}", make, decoder.attribute_values, offset)
-        make = partial(_inputs, _codes, n=4096, dtype=code)
-        yield Sample(name, f"{t}-flat", make, {"to": dtype})
+        yield from of_codes(OPS[name], dtype, 4096)
         if "Msfp15" in name:
-            yield Sample(name, f"{t}-kept", make, {"to": dtype, "keep_nonfinite": True})
+            make = partial(one_input, _codes, n=4096, dtype=code)
+            options = {"to": dtype, "keep_nonfinite": True}
+            yield Sample(name, f"{dtype_name(dtype)}-kept", make, options)
 
 
 def _gradient(rng: Generator, shape: tuple[int, ...], dtype: Any) -> tuple[Any, ...]:

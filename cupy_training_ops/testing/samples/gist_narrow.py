@@ -9,17 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from ...dtypes import FLOATS, dtype_name, to_dtype
+from ...dtypes import FLOATS, dtype_name
 from ...ops.gist_narrow import OPS
 from . import SHAPES, Generator, Sample
-from .gist import special, spread
+from .gist import of_codes, one_input, special, spread
 
 # Scales of subnormal numbers, and those of the largest.
 EXPONENTS = (-1074, -1030, -160, -149, -133, -126, -24, 0, 15, 100, 126, 127, 1000, 1023)
-
-
-def _inputs(maker: Any, rng: Generator, **size: Any) -> tuple[Any, ...]:
-    return (maker(rng, **size),)
 
 
 def _numbers(rng: Generator, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -40,32 +36,20 @@ def scaled(rng: Generator, dtype: Any) -> Any:
         return np.concatenate([blocks, more]).ravel().astype(dtype)
 
 
-def _codes(rng: Generator, n: int, dtype: Any) -> Any:
-    """Random codes: any bits are valid."""
-    return rng.integers(0, 2 ** (8 * dtype.itemsize), n, dtype=dtype)
-
-
 def _encoder(name: str) -> Iterator[Sample]:
     for dtype in OPS[name].types["T"]:
         t = dtype_name(dtype)
         for label, shape, offset in SHAPES:
-            make = partial(_inputs, _numbers, shape=shape, dtype=dtype)
+            make = partial(one_input, _numbers, shape=shape, dtype=dtype)
             yield Sample(name, f"{t}-{label}", make, {}, offset)
         if dtype in FLOATS:
-            yield Sample(name, f"{t}-special", partial(_inputs, special, dtype=dtype))
-            yield Sample(name, f"{t}-scaled", partial(_inputs, scaled, dtype=dtype))
+            yield Sample(name, f"{t}-special", partial(one_input, special, dtype=dtype))
+            yield Sample(name, f"{t}-scaled", partial(one_input, scaled, dtype=dtype))
 
 
 def _decoder(name: str) -> Iterator[Sample]:
-    code = to_dtype(OPS[name].inputs[0].type)
     for dtype in OPS[name].types["T"]:
-        t = dtype_name(dtype)
-        for label, shape, offset in SHAPES:
-            decoder: Any = OPS[name](to=dtype, shape=shape)
-            make = partial(_inputs, _codes, n=decoder.codes(int(np.prod(shape))), dtype=code)
-            yield Sample(name, f"{t}-{label}", make, decoder.attribute_values, offset)
-        make = partial(_inputs, _codes, n=3 * 1040, dtype=code)
-        yield Sample(name, f"{t}-flat", make, {"to": dtype})
+        yield from of_codes(OPS[name], dtype, 3 * 1040)
 
 
 SAMPLES = {name: tuple(_encoder(name) if "Encoder" in name else _decoder(name)) for name in OPS}
