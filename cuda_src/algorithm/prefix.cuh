@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Sums of what all tiles before one have, while the tiles are worked on: decoupled look-back
-// (Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back", 2016).
+// Sums of what all tiles before one have, while the tiles are worked on.
 //
-// A tile's state is one word, written in one piece: its own sum, then that of it and all before it.
-//
-//     bit   63 ........ 2   1 0
-//              the sum      0 nothing yet, 1 of the tile, 2 of all up to it
+// Whoever works on a tile says how many it has, and each block adds up what was said of the tiles
+// since its last one. No block waits for the sum of another: a chain of sums goes through as many
+// as work at a time, at a microsecond each while memory is busy.
 //
 // Tiles are taken by tickets, so that whoever waits for a tile waits for a block that runs.
 #pragma once
@@ -13,45 +11,74 @@
 
 namespace cto::prefix {
 
-constexpr u64 OF_TILE = 1, UP_TO_TILE = 2;
-
-__device__ __forceinline__ void publish(u64* state, u64 sum, u64 kind) {
-    *static_cast<volatile u64*>(state) = sum << 2 | kind;
+// A tile's word is one more than what the tile has, or zero where nothing was said yet.
+__device__ __forceinline__ void say(u32* words, u32 tile, u32 has) {
+    *static_cast<volatile u32*>(words + tile) = has + 1;
 }
 
-__device__ __forceinline__ u64 await(const u64* state) {
-    u64 word;
-    do word = *static_cast<const volatile u64*>(state);
-    while ((word & 3) == 0);
-    return word;
+__device__ __forceinline__ u32 look(const u32* words, u32 tile) {
+    return *static_cast<const volatile u32*>(words + tile);
 }
 
-__device__ __forceinline__ u64 warp_sum(u64 x) {
+__device__ __forceinline__ u32 warp_sum(u32 x) {
 #pragma unroll
     for (int lanes = WARP / 2; lanes > 0; lanes /= 2) x += __shfl_xor_sync(ALL_LANES, x, lanes);
     return x;
 }
 
-// The first thing said of a tile, by one thread.
-__device__ __forceinline__ void publish_own(u64* states, i64 tile, u64 sum) {
-    publish(states + tile, sum, tile == 0 ? UP_TO_TILE : OF_TILE);
-}
+// The tiles from one to before another, whose words the threads of a block look at side by side.
+template <int THREADS>
+class Span {
+    static constexpr int EARLY = 3;  // words of a thread that are asked for at a time
 
-// What all tiles before this one have; `sum` is its own. By a whole warp, after publish_own.
-__device__ __forceinline__ u64 sum_before(u64* states, i64 tile, u64 sum) {
-    if (tile == 0) return 0;
-    const int lane = threadIdx.x % WARP;
-    u64 before = 0;
-    for (i64 nearest = tile - 1; true; nearest -= WARP) {
-        const i64 place = nearest - lane;
-        const u64 word = place >= 0 ? await(states + place) : UP_TO_TILE;
-        const u32 complete = __ballot_sync(ALL_LANES, (word & 3) == UP_TO_TILE);
-        const int last = complete ? __ffs(static_cast<int>(complete)) - 1 : WARP - 1;
-        before += warp_sum(lane <= last ? word >> 2 : 0);
-        if (complete) break;
+    const u32* words;
+    u32 from, end;
+    u32 asked[EARLY];
+
+    __device__ __forceinline__ void ask() {
+#pragma unroll
+        for (int i = 0; i < EARLY; ++i) {
+            const u32 tile = from + i * THREADS + threadIdx.x;
+            asked[i] = tile < end ? look(words, tile) : 1;
+        }
     }
-    if (lane == 0) publish(states + tile, before + sum, UP_TO_TILE);
-    return before;
+    __device__ __forceinline__ bool answered() const {
+        bool all = true;
+#pragma unroll
+        for (int i = 0; i < EARLY; ++i) all = all && asked[i] != 0;
+        return __all_sync(ALL_LANES, all);
+    }
+
+  public:
+    __device__ __forceinline__ Span(const u32* words, u32 from, u32 end)
+        : words(words), from(from), end(end) {
+        ask();
+    }
+
+    // What a thread's tiles have.
+    __device__ __forceinline__ u32 heard() {
+        u32 sum = 0;
+        while (true) {
+            while (!answered()) ask();
+#pragma unroll
+            for (int i = 0; i < EARLY; ++i) sum += asked[i] - 1;
+            from += EARLY * THREADS;
+            if (from >= end) return sum;
+            ask();
+        }
+    }
+};
+
+// The sum over a block, by all its threads and as a barrier; a warp's part stays below 2^32.
+template <int WARPS>
+__device__ __forceinline__ u64 block_sum(u32 own, u32 (&parts)[WARPS]) {
+    own = warp_sum(own);
+    if (threadIdx.x % WARP == 0) parts[threadIdx.x / WARP] = own;
+    __syncthreads();
+    u64 sum = 0;
+#pragma unroll
+    for (int i = 0; i < WARPS; ++i) sum += parts[i];
+    return sum;
 }
 
 }  // namespace cto::prefix

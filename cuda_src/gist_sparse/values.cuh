@@ -52,8 +52,7 @@ template <class E>
 struct Msfp15 {
     static constexpr int GROUP = 16;
     static __device__ uint4 encode(const E* values) {
-        const auto group = *reinterpret_cast<const Group<E, GROUP>*>(values);
-        const uint2 low = encode_box(group.at), high = encode_box(group.at + 8);
+        const uint2 low = encode_box(values), high = encode_box(values + 8);
         return make_uint4(low.x, low.y, high.x, high.y);
     }
     static __device__ void decode(const uint4& code, E* values) {
@@ -65,9 +64,10 @@ struct Msfp15 {
 
   private:
     static __device__ uint2 encode_box(const E* values) {
+        const auto group = *reinterpret_cast<const Group<E, 8>*>(values);
         float box[8];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) box[i] = format::msfp15::truncated(values[i]);
+        for (int i = 0; i < 8; ++i) box[i] = format::msfp15::truncated(group.at[i]);
         return format::msfp15::encode_box(box, false);
     }
 };

@@ -20,8 +20,8 @@ from . import gist
 TILE_NBYTES = 16_384  # elements whose values are packed together
 HEAD_NBYTES = 16
 GROUP_NBYTES = 16  # of values: what is read and written at a time
-# Blocks of the last launch for each multiprocessor: it has little to do where codes are sparse.
-FINISHING = 8
+# Blocks for each multiprocessor; the last launch has little to do where codes are sparse.
+ENCODING, FINISHING = 4, 8
 
 
 class Layout(NamedTuple):
@@ -80,7 +80,7 @@ class _Sparse(Op):
 
     def launch(self, part: str, blocks: int, args: tuple[object, ...], decoded: Dtype) -> Launch:
         """One of the family's three kernels."""
-        config = Config((blocks,), (self.source().constant("THREADS"),))
+        config = Config((blocks,), (self.source().constant("gist_sparse::THREADS"),))
         return Launch(f"{self.family}__{part}", config, args, self.binding(decoded))
 
 
@@ -130,10 +130,11 @@ class SparseEncoder(_Sparse, gist.Encoder):
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
         found = self.layout(x)
         scratch = ScratchMemory()
-        words = scratch.take(2 + found.tiles, np.uint64)  # Scratch in cuda_src/gist_sparse.cu
+        words = scratch.take(2 + ceil_div(found.tiles, 2), np.uint64)  # Scratch in cuda_src/gist_sparse.cu
         aligned = x.aligned and y.aligned
         args = (x, y, x.size, y.size, found.mask, found.values, words, aligned)
-        encode = self.launch("encode", found.tiles, args, x.dtype)
+        blocks = min(found.tiles, ENCODING * device.multiprocessors)
+        encode = self.launch("encode", blocks, args, x.dtype)
         blocks = min(found.tiles, FINISHING * device.multiprocessors)
         rest = (x, y, x.size, found.values, words, aligned)
         finish = self.launch("finish", blocks, rest, x.dtype)

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: MIT
+// A bit of each element, set where it is not zero; and how many are set before an element.
+#pragma once
+#include "gist_sparse/tile.cuh"
+
+namespace cto::gist_sparse {
+
+// Set bits of each warp's part of each row.
+using Counts = u32[WARPS * ROWS];
+static_assert(WARPS * ROWS == WARP, "a warp adds up all parts of a tile");
+
+// ---- bits of elements -----------------------------------------------------------------------------
+
+template <class T>
+__device__ __forceinline__ bool is_set(const u32 (&words)[4], int i) {
+    if constexpr (sizeof(T) < 4) {
+        constexpr int IN_WORD = 4 / sizeof(T);
+        constexpr u32 FIRST = sizeof(T) == 1 ? 0xFFu : 0xFFFFu;
+        return (words[i / IN_WORD] & FIRST << 32 / IN_WORD * (i % IN_WORD)) != 0;
+    } else {
+        constexpr int WORDS = sizeof(T) / 4;
+        u32 any = 0;
+#pragma unroll
+        for (int j = 0; j < WORDS; ++j) any |= words[i * WORDS + j];
+        return any != 0;
+    }
+}
+
+// Those of a word of narrow elements, the first in the lowest: a carry from the lower bits, or the
+// highest itself.
+__device__ __forceinline__ u32 bits_of_bytes(u32 word) {
+    const u32 set = (((word & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | word) & 0x80808080u;
+    return set * 0x00204081u >> 28;
+}
+__device__ __forceinline__ u32 bits_of_halves(u32 word) {
+    const u32 set = ((word & 0x7FFF7FFFu) + 0x7FFF7FFFu) | word;
+    return (set >> 15 & 1u) | (set >> 30 & 2u);
+}
+
+template <class T>
+__device__ __forceinline__ u32 set_bits(const uint4& x) {
+    const u32 words[4] = {x.x, x.y, x.z, x.w};
+    u32 bits = 0;
+    if constexpr (sizeof(T) == 1) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) bits |= bits_of_bytes(words[i]) << 4 * i;
+    } else if constexpr (sizeof(T) == 2) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) bits |= bits_of_halves(words[i]) << 2 * i;
+    } else {
+#pragma unroll
+        for (int i = 0; i < vec::WIDTH<T>; ++i) bits |= (is_set<T>(words, i) ? 1u : 0u) << i;
+    }
+    return bits;
+}
+
+// ---- bits of a row, two bytes of 16 elements or one of fewer ---------------------------------------
+
+// To a tile's mask; neighbouring threads may share a byte.
+template <class T>
+__device__ __forceinline__ void write_mask(u8* mask, int row, u32 bits) {
+    constexpr int WIDTH = vec::WIDTH<T>;
+    const int vector = row * THREADS + threadIdx.x;
+    if constexpr (WIDTH == 16) {
+        reinterpret_cast<u16*>(mask)[vector] = static_cast<u16>(bits);
+    } else {
+        constexpr int SHARERS = 8 / WIDTH;
+        u32 byte = bits << vector % SHARERS * WIDTH;
+#pragma unroll
+        for (int lanes = 1; lanes < SHARERS; lanes *= 2)
+            byte |= __shfl_xor_sync(ALL_LANES, byte, lanes);
+        if (vector % SHARERS == 0) mask[vector / SHARERS] = static_cast<u8>(byte);
+    }
+}
+
+// From the mask of n elements, at any address.
+template <class T>
+__device__ __forceinline__ u32 read_mask(const u8* mask, i64 tile, int row, i64 n) {
+    constexpr int WIDTH = vec::WIDTH<T>;
+    const i64 first = element_of<T>(tile, row);
+    if (first >= n) return 0;
+    const u8* const from = mask + first / 8;
+    if constexpr (WIDTH == 16) return from[0] | (first + 8 < n ? from[1] << 8 : 0);
+    return from[0] >> first % 8 & ((1u << WIDTH) - 1);
+}
+
+// ---- ranks ----------------------------------------------------------------------------------------
+
+__device__ __forceinline__ u32 inclusive_scan(u32 x) {
+#pragma unroll
+    for (int lanes = 1; lanes < WARP; lanes *= 2) {
+        const u32 before = __shfl_up_sync(ALL_LANES, x, lanes);
+        if (lane() >= lanes) x += before;
+    }
+    return x;
+}
+
+// For each row of a thread how many bits of the warp's part are set before its own. Rows are added
+// up in the fields of a word, wide enough for 31 lanes: what 32 overflow, the difference undoes.
+template <int WIDTH>
+__device__ __forceinline__ void rank_in_warp(const u32 (&bits)[ROWS], u32 (&before)[ROWS]) {
+    constexpr int FIELD = 31 * WIDTH < 256 ? 8 : 16, FIELDS = 32 / FIELD;
+#pragma unroll
+    for (int first = 0; first < ROWS; first += FIELDS) {
+        u32 own = 0;
+#pragma unroll
+        for (int i = 0; i < FIELDS; ++i) own |= __popc(bits[first + i]) << FIELD * i;
+        const u32 others = inclusive_scan(own) - own;
+#pragma unroll
+        for (int i = 0; i < FIELDS; ++i)
+            before[first + i] = others >> FIELD * i & ((1u << FIELD) - 1);
+    }
+}
+
+// The same of the tile, in the order of elements; returns its bits. A barrier.
+template <int WIDTH>
+__device__ __forceinline__ u32 rank(const u32 (&bits)[ROWS], Counts& counts, u32 (&before)[ROWS]) {
+    rank_in_warp<WIDTH>(bits, before);
+    if (lane() == WARP - 1) {
+#pragma unroll
+        for (int row = 0; row < ROWS; ++row)
+            counts[row * WARPS + warp()] = before[row] + __popc(bits[row]);
+    }
+    __syncthreads();
+    const u32 count = counts[lane()];
+    const u32 up_to = inclusive_scan(count);
+#pragma unroll
+    for (int row = 0; row < ROWS; ++row)
+        before[row] += __shfl_sync(ALL_LANES, up_to - count, row * WARPS + warp());
+    return __shfl_sync(ALL_LANES, up_to, WARP - 1);
+}
+
+// ---- elements by their bits -----------------------------------------------------------------------
+
+// A vector whose elements follow each other from a place on where their bit is set, zero elsewhere.
+template <class T>
+__device__ __forceinline__ vec::Vec<T, vec::WIDTH<T>> unpack(const T* packed, u32 place, u32 bits) {
+    vec::Vec<T, vec::WIDTH<T>> value;
+#pragma unroll
+    for (int i = 0; i < vec::WIDTH<T>; ++i) value.at[i] = bits >> i & 1u ? packed[place++] : T{};
+    return value;
+}
+
+// Bytes four at a time, of which a word more than there are is read.
+__device__ __forceinline__ u32 unpack_four(const u32* packed, u32 place, u32 bits) {
+    const u32 following =
+        __funnelshift_r(packed[place / 4], packed[place / 4 + 1], 8 * (place % 4));
+    // A bit to each nibble, and how many are set below it; from four on a zero is chosen.
+    const u32 pairs = (bits | bits << 6) & 0x0303u, spread = (pairs | pairs << 3) & 0x1111u;
+    return __byte_perm(following, 0, spread * 0x1110u | (spread ^ 0x1111u) << 2);
+}
+__device__ __forceinline__ vec::Vec<u8, 16> unpack(const u8* packed, u32 place, u32 bits) {
+    vec::Vec<u8, 16> value;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const u32 four = bits >> 4 * i & 0xFu;
+        reinterpret_cast<u32*>(value.at)[i] =
+            unpack_four(reinterpret_cast<const u32*>(packed), place, four);
+        place += __popc(four);
+    }
+    return value;
+}
+
+}  // namespace cto::gist_sparse

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: MIT
+// A tile of elements in registers: 16,384 bytes, four vectors a thread, 256 vectors apart.
+#pragma once
+#include "core/vec.cuh"
+
+namespace cto::gist_sparse {
+
+constexpr int TILE_NBYTES = 16384;
+constexpr int THREADS = 256;
+constexpr int WARPS = THREADS / WARP;
+constexpr int ROWS = TILE_NBYTES / (16 * THREADS);
+
+template <class T>
+constexpr int TILE = TILE_NBYTES / sizeof(T);
+
+__device__ __forceinline__ int warp() { return threadIdx.x / WARP; }
+__device__ __forceinline__ int lane() { return threadIdx.x % WARP; }
+
+// ---- addresses that may be any --------------------------------------------------------------------
+
+template <class V>
+__device__ __forceinline__ V load_any(const u8* from, bool aligned) {
+    if (aligned) return *reinterpret_cast<const V*>(from);
+    V loaded;
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(V)); ++i)
+        reinterpret_cast<u8*>(&loaded)[i] = from[i];
+    return loaded;
+}
+template <class V>
+__device__ __forceinline__ void store_any(u8* to, const V& value, bool aligned) {
+    if (aligned) {
+        *reinterpret_cast<V*>(to) = value;
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(V)); ++i)
+        to[i] = reinterpret_cast<const u8*>(&value)[i];
+}
+
+// ---- rows of a tile -------------------------------------------------------------------------------
+
+// The first element that a thread has of a row, of all elements.
+template <class T>
+__device__ __forceinline__ i64 element_of(i64 tile, int row) {
+    return tile * TILE<T> + (row * THREADS + static_cast<int>(threadIdx.x)) * vec::WIDTH<T>;
+}
+
+// In words, whatever the elements are: those of a byte would take a register each.
+template <class T>
+__device__ __forceinline__ void load_tile(const T* x, i64 tile, i64 n, bool aligned,
+                                          uint4 (&loaded)[ROWS]) {
+    if (aligned && (tile + 1) * TILE<T> <= n) {
+#pragma unroll
+        for (int row = 0; row < ROWS; ++row)
+            loaded[row] =
+                vec::load_streaming(reinterpret_cast<const uint4*>(x + element_of<T>(tile, row)));
+        return;
+    }
+#pragma unroll
+    for (int row = 0; row < ROWS; ++row) {
+        const auto elements = vec::load_elements<T, vec::WIDTH<T>>(x, element_of<T>(tile, row), n);
+        loaded[row] = *reinterpret_cast<const uint4*>(&elements);
+    }
+}
+
+template <class T>
+__device__ __forceinline__ void store_row(T* y, i64 tile, int row, i64 n, bool aligned,
+                                          const vec::Vec<T, vec::WIDTH<T>>& value) {
+    const i64 first = element_of<T>(tile, row);
+    if (aligned && (tile + 1) * TILE<T> <= n)
+        vec::store_streaming(reinterpret_cast<vec::Vec<T, vec::WIDTH<T>>*>(y + first), value);
+    else
+        vec::store_elements<T, vec::WIDTH<T>>(y, first, n, value);
+}
+
+// Elements of n, as they are.
+template <class T>
+__device__ __forceinline__ void copy_tile(const u8* from, u8* to, i64 tile, i64 n, bool aligned) {
+    if (aligned) {
+        uint4 loaded[ROWS];
+        load_tile(reinterpret_cast<const T*>(from), tile, n, true, loaded);
+#pragma unroll
+        for (int row = 0; row < ROWS; ++row)
+            store_row(reinterpret_cast<T*>(to), tile, row, n, true,
+                      *reinterpret_cast<const vec::Vec<T, vec::WIDTH<T>>*>(&loaded[row]));
+        return;
+    }
+    const i64 first = tile * TILE_NBYTES, nbytes = n * static_cast<i64>(sizeof(T));
+    for (i64 i = first + threadIdx.x; i < first + TILE_NBYTES && i < nbytes; i += THREADS)
+        to[i] = from[i];
+}
+
+}  // namespace cto::gist_sparse
