@@ -23,19 +23,26 @@
 
 namespace cto {
 
-using namespace gist_sparse;
+using namespace gist_sparse::mask;
+using namespace gist_sparse::tile;
+using namespace gist_sparse::values;
 
 using T = CTO_T;
-using Values = gist_sparse::CTO_VALUES<T>;
+using Values = CTO_VALUES<T>;
 
 constexpr int WIDTH = vec::WIDTH<T>;
 constexpr int GROUP = Values::GROUP;
 constexpr int GROUPS = (TILE<T> + GROUP - 1) / GROUP;  // that a tile's values have at most
 constexpr int HEAD_NBYTES = 16;
 constexpr u32 NONE = 0xFFFFFFFFu;  // in place of a tile
-// Blocks of a multiprocessor: as many as registers allow without spills.
-constexpr int ENCODING = sizeof(T) == 8 && GROUP == 16 ? 3 : 4;
-constexpr int DECODING = sizeof(T) == 1 ? 6 : 8;
+// Blocks of a multiprocessor: what shared memory has room for, and registers without spills.
+#if !defined(__CUDA_CPU__) && \
+    (__CUDA_ARCH__ == 800 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200))
+constexpr int ENCODING = sizeof(T) == 1 && __CUDA_ARCH__ >= 1000 ? 3 : 4;
+#else
+constexpr int ENCODING = 2;
+#endif
+constexpr int DECODING = sizeof(T) == 1 ? 5 : 8;
 
 // A code's parts, in bytes from its beginning; nbytes of it are there.
 struct Code {

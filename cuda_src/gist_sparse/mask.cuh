@@ -3,7 +3,9 @@
 #pragma once
 #include "gist_sparse/tile.cuh"
 
-namespace cto::gist_sparse {
+namespace cto::gist_sparse::mask {
+
+using namespace tile;
 
 // Set bits of each warp's part of each row.
 using Counts = u32[WARPS * ROWS];
@@ -161,4 +163,4 @@ __device__ __forceinline__ vec::Vec<u8, 16> unpack(const u8* packed, u32 place, 
     return value;
 }
 
-}  // namespace cto::gist_sparse
+}  // namespace cto::gist_sparse::mask

@@ -3,7 +3,7 @@
 #pragma once
 #include "core/vec.cuh"
 
-namespace cto::gist_sparse {
+namespace cto::gist_sparse::tile {
 
 constexpr int TILE_NBYTES = 16384;
 constexpr int THREADS = 256;
@@ -91,4 +91,4 @@ __device__ __forceinline__ void copy_tile(const u8* from, u8* to, i64 tile, i64 
         to[i] = from[i];
 }
 
-}  // namespace cto::gist_sparse
+}  // namespace cto::gist_sparse::tile

@@ -5,7 +5,7 @@
 #include "format/fp10.cuh"
 #include "format/msfp15.cuh"
 
-namespace cto::gist_sparse {
+namespace cto::gist_sparse::values {
 
 // A word of 16 bytes that may begin at any multiple of 8.
 struct Pair {
@@ -64,12 +64,11 @@ struct Msfp15 {
 
   private:
     static __device__ uint2 encode_box(const E* values) {
-        const auto group = *reinterpret_cast<const Group<E, 8>*>(values);
         float box[8];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) box[i] = format::msfp15::truncated(group.at[i]);
+        for (int i = 0; i < 8; ++i) box[i] = format::msfp15::truncated(values[i]);
         return format::msfp15::encode_box(box, false);
     }
 };
 
-}  // namespace cto::gist_sparse
+}  // namespace cto::gist_sparse::values

@@ -80,7 +80,7 @@ class _Sparse(Op):
 
     def launch(self, part: str, blocks: int, args: tuple[object, ...], decoded: Dtype) -> Launch:
         """One of the family's three kernels."""
-        config = Config((blocks,), (self.source().constant("gist_sparse::THREADS"),))
+        config = Config((blocks,), (self.source().constant("gist_sparse::tile::THREADS"),))
         return Launch(f"{self.family}__{part}", config, args, self.binding(decoded))
 
 
@@ -130,7 +130,8 @@ class SparseEncoder(_Sparse, gist.Encoder):
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
         found = self.layout(x)
         scratch = ScratchMemory()
-        words = scratch.take(2 + ceil_div(found.tiles, 2), np.uint64)  # Scratch in cuda_src/gist_sparse.cu
+        # Scratch in cuda_src/gist_sparse.cu: half a word of each tile.
+        words = scratch.take(2 + ceil_div(found.tiles, 2), np.uint64)
         aligned = x.aligned and y.aligned
         args = (x, y, x.size, y.size, found.mask, found.values, words, aligned)
         blocks = min(found.tiles, ENCODING * device.multiprocessors)
@@ -207,7 +208,7 @@ class GistSparseEncoder(_AsTheyAre, SparseEncoder):
     Starts and mask are padded with zeros to multiples of 16 bytes; numbers have their lower bytes
     first. The device knows the length first, and nothing waits for it: Y has room for X.
 
-    Memory: a workspace of 8 bytes a tile.
+    Memory: a workspace of 4 bytes a tile.
 
     Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA
     2018.
@@ -233,7 +234,7 @@ class GistSparseFp10Encoder(_Fp10, SparseEncoder):
 
     The last 12 values of a tile are completed by zeros. GistFp10Encoder says what a value becomes.
 
-    Memory: a workspace of 8 bytes a tile.
+    Memory: a workspace of 4 bytes a tile.
 
     Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA
     2018.
@@ -256,7 +257,7 @@ class GistSparseMsfp15Encoder(_Msfp15, SparseEncoder):
     The last two boxes of a tile are completed by zeros. GistPackMsfp15Encoder says what a box
     becomes; one that is not finite becomes zeros.
 
-    Memory: a workspace of 8 bytes a tile.
+    Memory: a workspace of 4 bytes a tile.
 
     Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA
     2018.

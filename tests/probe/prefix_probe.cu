@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: MIT
+// What tiles have, summed over some of them by each block.
+#include "algorithm/prefix.cuh"
+
+using namespace cto;
+
+constexpr int THREADS = 64;
+constexpr int WARPS = THREADS / WARP;
+
+// The first block says what all have, while the others may wait for it.
+extern "C" __global__ void probe_sums(const u32* has, const u32* from, const u32* end, u64* sums,
+                                      u32* words, u32 tiles) {
+    __shared__ u32 parts[WARPS];
+    if (blockIdx.x == 0)
+        for (u32 tile = threadIdx.x; tile < tiles; tile += THREADS)
+            prefix::say(words, tile, has[tile]);
+    prefix::Span<THREADS> span(words, from[blockIdx.x], end[blockIdx.x]);
+    const u64 sum = prefix::block_sum(span.heard(), parts);
+    if (threadIdx.x == THREADS - 1) sums[blockIdx.x] = sum;
+}
+
+// Nothing was said, for the next call.
+extern "C" __global__ void probe_forget(u32* words, u32 tiles) {
+    for (u32 tile = threadIdx.x; tile < tiles; tile += blockDim.x) words[tile] = 0;
+}
