@@ -77,13 +77,27 @@ struct ToIndices {
         return y;
     }
 };
+// Four codes at a time: their lower halves and their upper halves, put between each other.
+__device__ __forceinline__ void decode_words(const u32* x, u32* y) {
+#pragma unroll
+    for (int i = 0; i < WRITTEN_INDICES / 8; ++i) {
+        const u32 lower = x[i] & 0x0F0F0F0Fu, upper = x[i] >> 4 & 0x0F0F0F0Fu;
+        y[2 * i] = __byte_perm(lower, upper, 0x5140);
+        y[2 * i + 1] = __byte_perm(lower, upper, 0x7362);
+    }
+}
+
 struct FromIndices {
     __device__ Vec<Index, WRITTEN_INDICES> operator()(const Vec<u8, WRITTEN_INDICES / 2>& x,
                                                       int) const {
         Vec<Index, WRITTEN_INDICES> y;
+        if constexpr (sizeof(Index) == 1) {
+            decode_words(reinterpret_cast<const u32*>(x.at), reinterpret_cast<u32*>(y.at));
+        } else {
 #pragma unroll
-        for (int i = 0; i < WRITTEN_INDICES; ++i)
-            y.at[i] = static_cast<Index>(x.at[i / 2] >> 4 * (i % 2) & 15u);
+            for (int i = 0; i < WRITTEN_INDICES; ++i)
+                y.at[i] = static_cast<Index>(x.at[i / 2] >> 4 * (i % 2) & 15u);
+        }
         return y;
     }
 };
