@@ -64,9 +64,15 @@ struct Msfp15 {
 
   private:
     static __device__ uint2 encode_box(const E* values) {
+        constexpr int AT_ONCE = sizeof(E) == 8 ? 2 : 8;  // doubles would take 16 registers
         float box[8];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) box[i] = format::msfp15::truncated(values[i]);
+        for (int first = 0; first < 8; first += AT_ONCE) {
+            const auto some = *reinterpret_cast<const Group<E, AT_ONCE>*>(values + first);
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i)
+                box[first + i] = format::msfp15::truncated(some.at[i]);
+        }
         return format::msfp15::encode_box(box, false);
     }
 };
