@@ -38,10 +38,7 @@ constexpr u32 NONE = 0xFFFFFFFFu;  // in place of a tile
 // Blocks of a multiprocessor: what shared memory has room for, and registers without spills.
 #if !defined(__CUDA_CPU__) && \
     (__CUDA_ARCH__ == 800 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200))
-constexpr bool IS_SCARCE = __CUDA_ARCH__ == 800    ? sizeof(T) == 8 && GROUP > 2
-                           : __CUDA_ARCH__ >= 1000 ? sizeof(T) == 1
-                                                   : false;
-constexpr int ENCODING = IS_SCARCE ? 3 : 4;
+constexpr int ENCODING = sizeof(T) == 1 && __CUDA_ARCH__ >= 1000 ? 3 : 4;
 #else
 constexpr int ENCODING = 2;
 #endif
@@ -117,16 +114,15 @@ __device__ __forceinline__ void pack(const uint4 (&x)[ROWS], const u32 (&bits)[R
     if (behind < groups_of(count) * GROUP) tile.values[behind] = T{};
 }
 
-// Says how many groups of values the tile has, and returns it.
-__device__ __forceinline__ u32 pack_tile(const Encoding& call, const uint4 (&x)[ROWS], u32 tile,
-                                         Shared& shared, int place) {
+// Returns how many groups of values the tile has.
+__device__ __forceinline__ u32 pack_tile(const Encoding& call, const uint4 (&loaded)[ROWS],
+                                         u32 tile, Counts& counts, Packed& packed) {
     u32 bits[ROWS], before[ROWS];
 #pragma unroll
-    for (int row = 0; row < ROWS; ++row) bits[row] = set_bits<T>(x[row]);
-    const u32 count = rank<WIDTH>(bits, shared.counts, before);
-    const u32 groups = groups_of(count);
+    for (int row = 0; row < ROWS; ++row) bits[row] = set_bits<T>(loaded[row]);
+    const u32 count = rank<WIDTH>(bits, counts, before), groups = groups_of(count);
     if (threadIdx.x == 0) prefix::say(call.scratch.groups, tile, groups);
-    pack(x, bits, before, count, shared.tiles[place]);
+    pack(loaded, bits, before, count, packed);
     return groups;
 }
 
@@ -184,7 +180,7 @@ __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& cal
         if (loading == NONE)
             __syncthreads();
         else
-            groups = pack_tile(call, loaded, loading, shared, place);
+            groups = pack_tile(call, loaded, loading, shared.counts, shared.tiles[place]);
         const u32 next = shared.ticket < call.tiles ? shared.ticket : NONE;
         prefix::Span<THREADS> between(call.scratch.groups, summed, packed == NONE ? 0 : packed);
         if (next != NONE) load_tile(call.x, next, call.n, call.aligned, loaded);

@@ -139,9 +139,9 @@ def draw_speeds(axes: Any, figures: dict[str, Any]) -> None:
     axes.axvline(rate, color="black", linewidth=1, linestyle="--", label=f"copy, {rate}")
     axes.set_yticks(places, known)
     axes.invert_yaxis()
-    axes.set(xlabel="GB/s read and written", xlim=(0, rate * 1.1))
-    about = f"{figures['speeds']['gpu']}, float32, {figures['speeds']['date']}"
-    axes.set_title(f"How fast: {about}", loc="left", fontsize=9)
+    date = figures["speeds"]["date"]
+    axes.set(xlabel=f"GB/s read and written ({date})", xlim=(0, rate * 1.1))
+    axes.set_title(f"How fast: {figures['speeds']['gpu']}, float32", loc="left", fontsize=9)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=3, fontsize=8, frameon=False)
 
 

@@ -13,22 +13,19 @@ static_assert(WARPS * ROWS == WARP, "a warp adds up all parts of a tile");
 
 // ---- bits of elements -----------------------------------------------------------------------------
 
-// The bits of an element of whole words, one over the other.
-template <class T>
-__device__ __forceinline__ u32 any_bit(const u32 (&words)[4], int i) {
-    constexpr int WORDS = sizeof(T) / 4;
-    u32 any = 0;
-#pragma unroll
-    for (int j = 0; j < WORDS; ++j) any |= words[i * WORDS + j];
-    return any;
-}
-
 template <class T>
 __device__ __forceinline__ bool is_set(const u32 (&words)[4], int i) {
-    if constexpr (sizeof(T) >= 4) return any_bit<T>(words, i) != 0;
-    constexpr int IN_WORD = sizeof(T) < 4 ? 4 / sizeof(T) : 1;
-    constexpr u32 FIRST = sizeof(T) == 1 ? 0xFFu : 0xFFFFu;
-    return (words[i / IN_WORD] & FIRST << 32 / IN_WORD * (i % IN_WORD)) != 0;
+    if constexpr (sizeof(T) < 4) {
+        constexpr int IN_WORD = 4 / sizeof(T);
+        constexpr u32 FIRST = sizeof(T) == 1 ? 0xFFu : 0xFFFFu;
+        return (words[i / IN_WORD] & FIRST << 32 / IN_WORD * (i % IN_WORD)) != 0;
+    } else {
+        constexpr int WORDS = sizeof(T) / 4;
+        u32 any = 0;
+#pragma unroll
+        for (int j = 0; j < WORDS; ++j) any |= words[i * WORDS + j];
+        return any != 0;
+    }
 }
 
 // Those of a word of narrow elements, the first in the lowest: a carry from the lower bits, or the
@@ -54,7 +51,7 @@ __device__ __forceinline__ u32 set_bits(const uint4& x) {
         for (int i = 0; i < 4; ++i) bits |= bits_of_halves(words[i]) << 2 * i;
     } else {
 #pragma unroll
-        for (int i = 0; i < vec::WIDTH<T>; ++i) bits |= min(any_bit<T>(words, i), 1u) << i;
+        for (int i = 0; i < vec::WIDTH<T>; ++i) bits |= (is_set<T>(words, i) ? 1u : 0u) << i;
     }
     return bits;
 }
