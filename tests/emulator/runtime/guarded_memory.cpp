@@ -87,6 +87,7 @@ bool is_canary(uintptr_t begin, uintptr_t end) {
 
 const char* describe_address(uintptr_t address) {
   static char text[256];
+  if (address == 0) return "a null pointer";
   if (address - arena >= kArenaBytes) return "not in any array of this launch";
   const Slot& slot = slots[slot_of(address)];
   const Extent& extent = extents[slot_of(address)];
