@@ -35,7 +35,7 @@ constexpr int GROUP = Values::GROUP;
 constexpr int GROUPS = (TILE<T> + GROUP - 1) / GROUP;  // that a tile's values have at most
 constexpr int HEAD_NBYTES = 16;
 constexpr u32 NONE = 0xFFFFFFFFu;  // in place of a tile
-// Blocks of a multiprocessor: what shared memory has room for, and registers without spills.
+// Resident blocks of a multiprocessor: what shared memory has room for, and registers without spills.
 #if !defined(__CUDA_CPU__) && \
     (__CUDA_ARCH__ == 800 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200))
 constexpr int ENCODING = sizeof(T) == 1 && __CUDA_ARCH__ >= 1000 ? 3 : 4;
@@ -168,7 +168,7 @@ __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& cal
     u32 upcoming = threadIdx.x == 0 ? call.ticket_after(0) : 0;
     u32 packed = NONE, loading = NONE;  // the tiles that are to be stored and to be packed
     u32 of_packed = 0, summed = 0;
-    u64 begin = 0;  // groups of the tiles before `summed`
+    u64 begin = 0;  // groups of the tiles before `summed`, as a turn begins
     uint4 loaded[ROWS];
     int place = 0;
     do {
@@ -208,8 +208,8 @@ __device__ __forceinline__ bool is_kept(const u8* x, i64 n, const Code& code, bo
 // The groups of a tile where the code has them all, else none: codes may be anything.
 __device__ __forceinline__ u32 sound_groups(i64 begin, i64 end, const Code& code) {
     const bool inside = begin >= code.values && begin <= end && end <= code.nbytes;
-    const i64 nbytes = end - begin;
-    return inside && begin % 16 == 0 && nbytes % 16 == 0 && nbytes <= 16 * GROUPS
+    const i64 nbytes = inside ? end - begin : 0;
+    return begin % 16 == 0 && nbytes % 16 == 0 && nbytes <= 16 * GROUPS
                ? static_cast<u32>(nbytes / 16)
                : 0;
 }

@@ -28,3 +28,9 @@ def test_sums_beyond_32_bits(run) -> None:
     found = run.host(ProbeSums()(*map(run.place, (has, first, end))))
     assert_matches(found, probe_sums(has, first, end), 0)
     assert int(found[0]) > 2**32
+
+
+def test_a_lane_waits_for_what_another_says(run) -> None:
+    has, first, end = np.arange(1, 65, dtype=np.uint32), np.array([1]), np.array([32])
+    found = ProbeSums()(*map(run.place, (has, first.astype(np.uint32), end.astype(np.uint32))))
+    assert run.host(found)[0] == sum(range(2, 33))

@@ -2,10 +2,11 @@
 // Sums of what all tiles before one have, while the tiles are worked on.
 //
 // Whoever works on a tile says how many it has, and each block adds up what was said of the tiles
-// since its last one. No block waits for the sum of another: a chain of sums goes through as many
-// as work at a time, at a microsecond each while memory is busy.
+// since its last one. In a chain each block would wait for the sum of the one before: a microsecond
+// a block, while memory is busy.
 //
-// Tiles are taken by tickets, so that whoever waits for a tile waits for a block that runs.
+// Tiles have to be taken by tickets, so that whoever waits for a tile waits for a block that runs;
+// and a block may wait only for tiles before all those that it has taken and said nothing of.
 #pragma once
 #include "core/types.cuh"
 
@@ -55,7 +56,7 @@ class Span {
         ask();
     }
 
-    // What a thread's tiles have.
+    // What a thread's tiles have, as soon as all is said.
     __device__ __forceinline__ u32 heard() {
         u32 sum = 0;
         while (true) {

@@ -75,15 +75,15 @@ __device__ __forceinline__ void write_mask(u8* mask, int row, u32 bits) {
     }
 }
 
-// From the mask of n elements, at any address.
+// From the mask of n elements, at any address; bits behind the last element do not count.
 template <class T>
 __device__ __forceinline__ u32 read_mask(const u8* mask, i64 tile, int row, i64 n) {
     constexpr int WIDTH = vec::WIDTH<T>;
     const i64 first = element_of<T>(tile, row);
     if (first >= n) return 0;
     const u8* const from = mask + first / 8;
-    if constexpr (WIDTH == 16) return from[0] | (first + 8 < n ? from[1] << 8 : 0);
-    return from[0] >> first % 8 & ((1u << WIDTH) - 1);
+    const u32 bits = WIDTH == 16 ? from[0] | from[1] << 8 : from[0] >> first % 8;
+    return bits & ((1u << (n - first < WIDTH ? n - first : WIDTH)) - 1);
 }
 
 // ---- ranks ----------------------------------------------------------------------------------------

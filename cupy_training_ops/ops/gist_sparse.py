@@ -17,10 +17,11 @@ from ..plan import Config, Device, Launch, Plan, ScratchMemory, align_up, ceil_d
 from ..schema import Input, Output, Spec, Tiles, Types
 from . import gist
 
-TILE_NBYTES = 16_384  # elements whose values are packed together
+TILE_NBYTES = 16_384  # of elements whose values are packed together
 HEAD_NBYTES = 16
 GROUP_NBYTES = 16  # of values: what is read and written at a time
-# Blocks for each multiprocessor; the last launch has little to do where codes are sparse.
+# Blocks of the launches for each multiprocessor. Encoding ones that are not resident find no tile
+# left; finishing ones have little to do where codes are sparse.
 ENCODING, FINISHING = 4, 8
 
 
@@ -208,7 +209,7 @@ class GistSparseEncoder(_AsTheyAre, SparseEncoder):
     Starts and mask are padded with zeros to multiples of 16 bytes; numbers have their lower bytes
     first. The device knows the length first, and nothing waits for it: Y has room for X.
 
-    Memory: a workspace of 4 bytes a tile.
+    Memory: a workspace of 4 bytes a tile and 16 more.
 
     Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA
     2018.
@@ -234,7 +235,7 @@ class GistSparseFp10Encoder(_Fp10, SparseEncoder):
 
     The last 12 values of a tile are completed by zeros. GistFp10Encoder says what a value becomes.
 
-    Memory: a workspace of 4 bytes a tile.
+    Memory: a workspace of 4 bytes a tile and 16 more.
 
     Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA
     2018.
@@ -257,7 +258,7 @@ class GistSparseMsfp15Encoder(_Msfp15, SparseEncoder):
     The last two boxes of a tile are completed by zeros. GistPackMsfp15Encoder says what a box
     becomes; one that is not finite becomes zeros.
 
-    Memory: a workspace of 4 bytes a tile.
+    Memory: a workspace of 4 bytes a tile and 16 more.
 
     Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA
     2018.

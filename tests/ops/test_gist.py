@@ -320,14 +320,3 @@ def test_upstreams_kernels_give_the_same(run, case) -> None:
     attributes = {"to": expected.dtype} if "Decoder" in case else {}
     out = check(run, get_op(case.partition("[")[0])(**attributes), ANSWERS[f"{case}|in|X"])
     same_bits(out, expected)
-
-
-@pytest.mark.parametrize("name", ["GistSparseEncoder", "GistSparseFp10Encoder"])
-def test_one_instance_packs_arrays_of_any_sizes(run, rng, name) -> None:
-    """What a call leaves in the memory that calls share disturbs none with other tiles."""
-    op = get_op(name)()
-    for n in (5000, 12_000, 100, 16_000, 20_000):  # 2, 3, 1, 4 and 5 tiles
-        x = np.maximum(rng.standard_normal(n), 0).astype(np.float32)
-        code, expected = run.host(op(run.place(x))), op(x)
-        nbytes = int(expected[:8].view(np.int64)[0])
-        np.testing.assert_array_equal(code[:nbytes], expected[:nbytes])
