@@ -112,7 +112,7 @@ HOSTILE = {
 
 
 def damaged(rng, code: np.ndarray, found, kind: int) -> np.ndarray:
-    """A code with another length, random bytes, wrong starts, a wrong mask, or bits behind it."""
+    """Of another length, random, with wrong starts, a wrong mask, bits behind it, or a lie."""
     starts = code[HEAD : HEAD + 8 * found.tiles].view(np.int64)
     mask = code[found.mask : found.values]
     wild = (0, -16, -(2**63), 2**62, found.values, found.values + 16, code.size - code.size % 16)
@@ -127,6 +127,8 @@ def damaged(rng, code: np.ndarray, found, kind: int) -> np.ndarray:
         mask[:] = rng.integers(0, 256, mask.size)
     if kind == 4:
         mask |= np.uint8(1) << rng.integers(0, 8, mask.size).astype(UINT8)
+    if kind == 5:
+        code[8] = 1  # it has the elements as they are, for which it is too short
     return code
 
 
@@ -135,7 +137,7 @@ def damaged(rng, code: np.ndarray, found, kind: int) -> np.ndarray:
 def test_hostile_codes_give_what_the_cpu_provider_gives(name, offset, run, rng) -> None:
     for dtype in HOSTILE[name]:
         tile = 16_384 // dtype.itemsize
-        for kind, n in enumerate((101, tile - 1, 2 * tile + 5, tile + 9, 201)):
+        for kind, n in enumerate((101, tile - 1, 2 * tile + 5, tile + 9, 201, tile + 7)):
             decode = get_op(f"{name}Decoder")(to=dtype, shape=(n,))
             found = decode.layout(Spec((n,), dtype))
             code = encoded(f"{name}Encoder", sparse(rng, n, dtype, share=0.2))
