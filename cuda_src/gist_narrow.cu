@@ -77,6 +77,7 @@ struct ToIndices {
         return y;
     }
 };
+
 // Four codes at a time: their lower halves and their upper halves, put between each other.
 __device__ __forceinline__ void decode_words(const u32* x, u32* y) {
 #pragma unroll

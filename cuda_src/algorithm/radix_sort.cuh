@@ -7,7 +7,7 @@
 // the entries tile by tile, each sorted in shared memory so that entries with the same digit are
 // written together. No block waits for another, and the result depends on the keys alone.
 #pragma once
-#include "core/types.cuh"
+#include "algorithm/scan.cuh"
 
 namespace cto::radix_sort {
 
@@ -67,12 +67,7 @@ __device__ __forceinline__ void count_digits(KeyAt key_at, Key* __restrict__ cou
 template <class Key>
 __device__ __forceinline__ Key sum_before(Key value, Key (&of_warp)[SORT_WARPS]) {
     const u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    Key sum = value;
-#pragma unroll
-    for (u32 step = 1; step < WARP; step *= 2) {
-        const Key other = __shfl_up_sync(ALL_LANES, sum, step);
-        if (lane >= step) sum += other;
-    }
+    Key sum = scan::sum_up_to_lane(value);
     if (lane == WARP - 1) of_warp[warp] = sum;
     __syncthreads();
     for (u32 w = 0; w < warp; ++w) sum += of_warp[w];

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // A bit of each element, set where it is not zero; and how many are set before an element.
 #pragma once
+#include "algorithm/scan.cuh"
 #include "gist_sparse/tile.cuh"
 
 namespace cto::gist_sparse::mask {
@@ -88,15 +89,6 @@ __device__ __forceinline__ u32 read_mask(const u8* mask, i64 tile, int row, i64 
 
 // ---- ranks ----------------------------------------------------------------------------------------
 
-__device__ __forceinline__ u32 inclusive_scan(u32 x) {
-#pragma unroll
-    for (int lanes = 1; lanes < WARP; lanes *= 2) {
-        const u32 before = __shfl_up_sync(ALL_LANES, x, lanes);
-        if (lane() >= lanes) x += before;
-    }
-    return x;
-}
-
 // For each row of a thread how many bits of the warp's part are set before its own. Rows are added
 // up in the fields of a word, wide enough for 31 lanes: what 32 overflow, the difference undoes.
 template <int WIDTH>
@@ -107,7 +99,7 @@ __device__ __forceinline__ void rank_in_warp(const u32 (&bits)[ROWS], u32 (&befo
         u32 own = 0;
 #pragma unroll
         for (int i = 0; i < FIELDS; ++i) own |= __popc(bits[first + i]) << FIELD * i;
-        const u32 others = inclusive_scan(own) - own;
+        const u32 others = scan::sum_up_to_lane(own) - own;
 #pragma unroll
         for (int i = 0; i < FIELDS; ++i)
             before[first + i] = others >> FIELD * i & ((1u << FIELD) - 1);
@@ -125,7 +117,7 @@ __device__ __forceinline__ u32 rank(const u32 (&bits)[ROWS], Counts& counts, u32
     }
     __syncthreads();
     const u32 count = counts[lane()];
-    const u32 up_to = inclusive_scan(count);
+    const u32 up_to = scan::sum_up_to_lane(count);
 #pragma unroll
     for (int row = 0; row < ROWS; ++row)
         before[row] += __shfl_sync(ALL_LANES, up_to - count, row * WARPS + warp());

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from cupy_training_ops import get_op
+from cupy_training_ops.testing.samples.gist_sparse import written
 
 pytestmark = pytest.mark.gpu
 
@@ -29,10 +30,9 @@ def test_many_tiles_have_the_bytes_of_the_cpu(name: str, dtype: type, rng) -> No
     x = (rng.integers(1, 100, n) * (rng.random(n) < share)).astype(dtype)
     encode = get_op(name)()
     expected = encode(x)
-    nbytes = int(expected[:8].view(np.uint64)[0])
     for _ in range(3):
         code = cupy.full(expected.shape, 0x5A, np.uint8)
         found = encode(cupy.asarray(x), out=code).get()
-        np.testing.assert_array_equal(found[:nbytes], expected[:nbytes])
+        np.testing.assert_array_equal(found[: written(expected).size], written(expected))
     to = get_op(name.replace("Encoder", "Decoder"))(to=dtype, shape=x.shape)
     np.testing.assert_array_equal(to(code).get(), to(expected))

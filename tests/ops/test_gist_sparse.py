@@ -11,6 +11,7 @@ from cupy_training_ops.dtypes import FLOAT32, UINT8
 from cupy_training_ops.ops.gist_sparse import GistSparseEncoder
 from cupy_training_ops.plan import Plan
 from cupy_training_ops.schema import Spec
+from cupy_training_ops.testing.samples.gist_sparse import written
 
 TILE = 4096  # elements of four bytes
 HEAD = 16
@@ -34,8 +35,7 @@ def sparse(rng, n: int, dtype=FLOAT32, share: float = 0.3) -> np.ndarray:
 
 def encoded(name: str, x: np.ndarray) -> np.ndarray:
     """The code that the CPU provider makes, without the room behind it."""
-    code = get_op(name)().cpu_function()(x)
-    return code[: int(code[:8].view(np.int64)[0])]
+    return written(get_op(name)().cpu_function()(x))
 
 
 def ends(code: np.ndarray, tiles: int) -> np.ndarray:
