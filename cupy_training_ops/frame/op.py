@@ -197,8 +197,8 @@ class Op:
         dtype, of its own memory or of an input that the operator may replace; a tuple of arrays for
         a list beside other outputs. Without it outputs are allocated on the current device's pool.
         outputs: names of the outputs to compute, all by default; the others are None. workspace: a
-        uint8 array of rank 1 with `workspace_nbytes` bytes, 16-byte aligned, zero before its first
-        use and then only this operator's; without it the instance keeps one for each stream.
+        uint8 array of rank 1 with `workspace_nbytes` bytes or more, 16-byte aligned, that may hold
+        anything and serve any operators in turn; without it the instance keeps one for each stream.
 
         Returns the output, or a tuple of all where there are several or a variadic one. Work is
         queued on CuPy's current stream; nothing waits for it. Raises ArgumentError, DtypeError and
