@@ -270,4 +270,6 @@ def call(
     op.workspaces.poison()
     if workspace is not None:
         workspace = workspace[: op.workspace_nbytes(*placed)]
-    return getattr(cto, cls.function_name)(*placed, workspace=workspace, **attributes)
+    result = getattr(cto, cls.function_name)(*placed, workspace=workspace, **attributes)
+    assert op.workspaces.left() == 0
+    return result

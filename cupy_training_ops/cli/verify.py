@@ -104,6 +104,8 @@ def mismatch(sample: Sample, seed: int, xp: Any) -> str | None:
         for got, wanted in ((a, e) for a, e in pairs if e is not None):
             pair = sample.compared(to_host(got)), sample.compared(wanted)
             assert_matches(*pair, sample.tolerance(op, wanted.dtype))
+        if left := op.workspaces.left():
+            return f"{left} bytes of scratch memory that is to be zero were not left so"
     except (OpError, AssertionError, RuntimeError) as error:  # CUDA's errors are RuntimeErrors
         return str(error)
     return None

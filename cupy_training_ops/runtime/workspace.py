@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable
+from typing import Any
 
 from ..backend import Array, ArrayInfo, Backend
 from ..dtypes import UINT8
@@ -99,6 +100,11 @@ class Workspaces:
         """Overwrite all that may hold anything, as other calls may; for tests."""
         for store in self._stores.values():
             store.plain[...] = 0xFF  # type: ignore[index]
+
+    def left(self) -> int:
+        """Count bytes of zeros that calls have not left zero; waits for them; for tests."""
+        every: list[Any] = [store.zeros for store in self._stores.values()]
+        return sum(int((zeros != 0).sum()) for zeros in every)
 
     @staticmethod
     def clear(backend: Backend, device: int, store: Store) -> None:
