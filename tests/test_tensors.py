@@ -15,6 +15,7 @@ from probe.frame_probe import ProbeEither
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, get_op
 from cupy_training_ops.frame.arrays import adopt
+from cupy_training_ops.frame.foreign import as_tensor
 from cupy_training_ops.testing.compare import assert_matches
 
 torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
@@ -216,3 +217,19 @@ def test_pytorch_is_left_alone_where_arrays_are_others(monkeypatch) -> None:
     monkeypatch.delitem(sys.modules, "torch")
     assert type(cto.gelu(np.ones(3, np.float32))) is np.ndarray
     assert "torch" not in sys.modules
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (0, 3), (3, 0), (2, 0, 5), (1, 1), (1, 5)])
+def test_results_have_the_strides_of_pytorchs_own(dtype, shape) -> None:
+    x = torch.ones(shape, dtype=dtype)
+    for result in (cto.relu_grad(x, x), cto.compress(x, "sparse").decompress()):
+        assert result.stride() == torch.empty(shape, dtype=dtype).stride()
+        if shape:
+            assert torch.equal(result.view(torch.uint8), x.view(torch.uint8))
+
+
+def test_arrays_of_odd_strides_become_tensors_of_ordinary_ones() -> None:
+    odd = np.lib.stride_tricks.as_strided(np.ones(1, np.float32), (1, 1), (0, 0))
+    assert as_tensor(odd).stride() == (1, 1)
+    assert as_tensor(odd).data_ptr() == odd.ctypes.data
