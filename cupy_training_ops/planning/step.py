@@ -89,7 +89,7 @@ def signalled(name: str) -> Output:
     """The update signal, where it is."""
     return Output(
         name, "bool", memory="either", aliases="update_signal",
-        shape="one element", doc="the update signal",
+        shape="one element", doc="the update signal; of shape () where that is no array",
     )  # fmt: skip
 
 
@@ -169,6 +169,4 @@ def new_step(op: str, name: str, step: Any, update: Any) -> Inferred:
 
 def signal(update: Spec | Changing | None) -> Inferred:
     """Whether the step is made, where the update signal is."""
-    if isinstance(update, Changing):
-        return update.then(lambda on: [on])
-    return np.ones(1, BOOL) if update is None else update
+    return np.ones((), BOOL) if update is None else update
