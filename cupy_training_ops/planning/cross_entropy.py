@@ -162,11 +162,14 @@ class Rows:
         most_threads: int = MAX_THREADS,
         most_nbytes: int = HELD_NBYTES,
         t_written: Dtype | None = None,
-    ) -> Launch:
+    ) -> Launch | None:
         """The kernel of this stem that suits the lines, and the arrays that have them.
 
-        t_written: the type of what it writes or adds, by default that of the outputs.
+        None where there is no line. t_written: the type of what it writes or adds, by default that
+        of the outputs.
         """
+        if not self.lines.count:
+            return None
         width = VEC_NBYTES // max(self.t.itemsize, (t_written or self.t_out).itemsize)
         n_given = sum(spec is not None for spec in read)
         nbytes = min(self._held_nbytes, most_nbytes)

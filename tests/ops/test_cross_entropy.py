@@ -134,6 +134,21 @@ def test_an_empty_batch_and_no_classes(anywhere, reduction) -> None:
     assert np.isnan(loss).tolist() == ([True, False] if reduction == "none" else True)
 
 
+@reductions
+@pytest.mark.parametrize("shape", [(2, 6, 0), (0, 6, 3), (2, 0, 0), (2, 6, 4, 0)], ids=str)
+def test_an_empty_inner_axis_has_no_rows(anywhere, shape, reduction) -> None:
+    x, labels = np.zeros(shape, FLOAT32), np.zeros((shape[0], *shape[2:]), np.int64)
+    with launch_log() as log:
+        for name in (LOSS, BOTH, "SoftmaxCrossEntropyLoss"):
+            loss, rest = call(anywhere, name, x, labels, reduction=reduction)
+            assert rest.shape == shape
+            assert loss.tolist() == (labels.tolist() if reduction == "none" else 0)
+        dy = np.ones(labels.shape if reduction == "none" else (), FLOAT32)
+        (gradient,) = call(anywhere, GRADIENT, dy, x, labels, reduction=reduction)
+    assert gradient.shape == shape
+    assert {launch.symbol for launch in log} <= {"cross_entropy__total"}
+
+
 def test_rows_that_are_infinite_are_nan(anywhere) -> None:
     """-inf alone and +inf, as in PyTorch; -inf at the label alone is a loss of inf."""
     rows = np.zeros((4, 40), FLOAT32)
