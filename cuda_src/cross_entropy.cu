@@ -68,10 +68,11 @@ struct Target {
         if (outside) return not_a_number();
         return weight == 0 ? A(0) : weight * of_label;
     }
-    // What softmax - target is multiplied with.
+    // Whether its gradient is 0, whatever is in the row.
+    __device__ bool skips(A divisor) const { return !outside && (weight == 0 || divisor == 0); }
+    // What softmax - target is multiplied with, where it is not skipped.
     __device__ A slope(A dy, A divisor) const {
-        if (outside) return not_a_number();
-        return weight == 0 || divisor == 0 ? A(0) : dy * weight / divisor;
+        return outside ? not_a_number() : dy * weight / divisor;
     }
 };
 
@@ -229,9 +230,10 @@ __device__ __forceinline__ void loss_and_gradient_line(const Line<W, DEPTH>& lin
     if (!gradient) return;
     const A max = of.max, slope = target.slope(scale, divisor), share = 1 / of.sum;
     const i64 label = target.label;
+    const bool skips = target.skips(divisor);
     const auto map = [=](Place<W> place, A x) {
         const A p = exponential(x - max) * share;
-        return slope == 0 ? A(0) : (place.is(label) ? p - 1 : p) * slope;
+        return skips ? A(0) : (place.is(label) ? p - 1 : p) * slope;
     };
     write(line, batch, map, Writer<T>{gradient}, in);
 }
@@ -249,14 +251,16 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
     added.load(line, batch);
     A slope = 0;
     i64 label = -1;
+    bool skips = true;
     if (line.number >= 0) {
         const Target target = target_of(labels, weights, rule, line.number);
         slope = target.slope(to_acc(dy[dy_of_rows ? line.number : 0]), divisor);
         label = target.label;
+        skips = target.skips(divisor);
     }
     const auto map = [=](Place<W> place, A x, A b) {
         const A p = exponential(x);
-        return (slope == 0 ? A(0) : (place.is(label) ? p - 1 : p) * slope) + b;
+        return (skips ? A(0) : (place.is(label) ? p - 1 : p) * slope) + b;
     };
     write(line, batch, map, Writer<TOUT>{gradient}, in, added);
 }

@@ -110,6 +110,32 @@ def test_an_infinite_slope_stays_out_of_rows_that_do_not_count(anywhere, scores,
     assert not gradient.any()
 
 
+@reductions
+@pytest.mark.parametrize("shape", [(3, 37), (3, 5003), (3, 37, 5)], ids=str)
+def test_a_slope_of_0_beside_nan_is_nan_as_in_mathematics(anywhere, shape, reduction) -> None:
+    """Only what does not count is 0 whatever is in it: ignored rows and rows of weight 0."""
+    x = np.zeros(shape, FLOAT32)
+    x[:, 1] = NAN
+    labels = np.full((3, *shape[2:]), 2)
+    labels[0], labels[1] = 7, 3
+    weights = np.ones(shape[1], FLOAT32)
+    weights[3] = 0
+    dy = np.zeros(labels.shape if reduction == "none" else (), FLOAT32)
+    attributes = {"reduction": reduction}
+    (gradient,) = call(anywhere, GRADIENT, dy, x, labels, weights, 7, **attributes)
+    assert not gradient[:2].any()
+    expected = np.zeros(shape[1:], FLOAT32)
+    expected[1] = NAN
+    assert_matches(gradient[2], expected, 0)
+    _, scaled = call(anywhere, BOTH, x, labels, weights, 7, 0.0, **attributes)
+    assert not scaled[:2].any()
+    assert np.isnan(scaled[2]).all()
+    rows = x.reshape(3, shape[1], -1)[:, :, 0]
+    given = np.zeros(3 if reduction == "none" else (), FLOAT32), rows, np.full(3, 2)
+    (last,) = call(anywhere, "SparseSoftmaxCrossEntropyGrad", *given, **attributes)
+    assert np.isnan(last).sum(1).tolist() == [1, 1, 1]
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_without_rows_that_count_loss_and_gradient_are_0(anywhere, scores, reduction) -> None:
     weights = np.zeros(37, FLOAT32)
