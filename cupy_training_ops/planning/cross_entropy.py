@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..dtypes import INT64, Dtype, element_type
+from ..dtypes import FLOAT64, INT64, Dtype, element_type
 from ..frame.op import slots
 from ..numerics import computed_in
 from ..plan import (
@@ -108,7 +108,7 @@ class Rows:
     def _sums(self) -> tuple[Scratch, Scratch]:
         """Partial sums, and the ticket of the block that comes last."""
         ticket = self.scratch.take(1, np.uint32)
-        return self.scratch.take(N_SUMS * SUM_BLOCKS, computed_in(self.t)), ticket
+        return self.scratch.take(N_SUMS * SUM_BLOCKS, FLOAT64), ticket
 
     def plan(self, *launches: Launch | None) -> Plan:
         """The launches that are there."""

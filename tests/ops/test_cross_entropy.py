@@ -261,6 +261,42 @@ def test_the_mean_of_many_small_losses(run) -> None:
     assert abs(float(found) - loss) < 1e-3
 
 
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=dtype_name)
+@pytest.mark.parametrize(
+    ("dy", "weight", "rows"),
+    [(3e38, 4, 4), (3e38, 3e38, 1), (2, 3e38, 1), (-3e38, 1000, 9), (1e-30, 1e-30, 3), (1, 1, 5)],
+    ids=str,
+)
+def test_slopes_near_the_ends_of_the_range(run, rng, dy, weight, rows, dtype) -> None:
+    """What is divided afterwards may be beyond the range in between."""
+    x, labels = np.full((rows, 37), -np.log(37), dtype), rng.integers(0, 37, rows)
+    weights = np.full(37, weight, dtype)
+    given = (np.array(dy, dtype), x, labels, weights)
+    (gradient,) = call(run, GRADIENT, *given)
+    expected = get_op(GRADIENT).cpu_function()(*given)
+    size = np.abs(expected.astype(np.float64)).max()
+    assert np.isfinite(size)
+    assert size >= abs(dy) / rows / 2
+    scaled = (a.astype(np.float64) / size for a in (gradient, expected))
+    np.testing.assert_allclose(*scaled, atol=1e-6 if dtype == FLOAT32 else 1e-2)
+
+
+@pytest.mark.parametrize("rows", [4, 300, 5000])
+@pytest.mark.parametrize("name", [LOSS, BOTH, "SparseSoftmaxCrossEntropy"])
+def test_the_mean_of_losses_whose_sum_is_beyond_the_range(run, name, rows) -> None:
+    x = np.zeros((rows, 3), FLOAT32)
+    x[:, 1] = 3e38
+    loss, _ = call(run, name, x, np.zeros(rows, np.int64))
+    assert abs(float(loss) / 3e38 - 1) < 1e-6
+
+
+def test_the_mean_of_dense_losses_whose_sum_is_beyond_the_range(run) -> None:
+    x, target = np.zeros((70, 3), FLOAT32), np.zeros((70, 3), FLOAT32)
+    x[:, 1], target[:, 0] = 3e38, 1
+    loss, _ = call(run, "SoftmaxCrossEntropy", x, target)
+    assert abs(float(loss) / 3e38 - 1) < 1e-6
+
+
 # ---- memory --------------------------------------------------------------------------------------
 
 
