@@ -111,8 +111,7 @@ def _direction(
 
 def _trusted(rate: float, w: HostArray, d: HostArray, limits: tuple[float, float]) -> float:
     """The learning rate times the trust ratio, where there is one."""
-    squares = (np.sum(np.square(x.astype(FLOAT64))) for x in (w, d))
-    of_weights, of_directions = (float(w.dtype.type(total)) for total in squares)
+    of_weights, of_directions = (float(np.sum(np.square(x.astype(FLOAT64)))) for x in (w, d))
     if of_weights == 0 or of_directions == 0:
         return rate
     ratio = np.sqrt(np.divide(of_weights, of_directions))

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..dtypes import INT64, Dtype
+from ..dtypes import FLOAT64, INT64, Dtype
 from ..errors import refuse
 from ..frame.op import Op, slots
 from ..plan import Config, Device, Launch, Plan, ScratchMemory, by_value, ceil_div
@@ -98,7 +98,7 @@ class LambOptimizer(Op):
     c2 = 1 - beta^step, or 1 without step or do_bias_correction. g is the gradient over its loss
     scale s; where the norm n of all is above s max_norm_clip, it is the gradient over
     n / max_norm_clip. The ratio of each parameter's norms is kept between ratio_min and ratio_max,
-    and is 1 where either norm is 0.
+    and is 1 where either norm is 0; squares are added in float64.
 
     d is rounded to the type of the gradients. Where it is not finite, it counts as 0 and the
     moments stay; a weight that would not be finite stays too. new_gradients is what is added to the
@@ -227,11 +227,11 @@ class _Step:
         if not (self.direction.are_written or self.update.are_written):
             return Plan()
         found = list(self._batches(rules))
-        scratch, wide = ScratchMemory(), self.types["w"]
+        scratch = ScratchMemory()
         most_chunks = max((table.n_chunks for _, table in found), default=0)
         held = 0 if self.has_new_gradients else max((self._held(t) for _, t in found), default=0)
-        tickets, norms = scratch.take(CAPACITY, np.uint32), scratch.take(2 * CAPACITY, wide)
-        partials = scratch.take(2 * most_chunks, wide)
+        tickets, norms = scratch.take(CAPACITY, np.uint32), scratch.take(2 * CAPACITY, FLOAT64)
+        partials = scratch.take(2 * most_chunks, FLOAT64)
         directions = scratch.take(held, self.types["grad"]) if held else None
         launches = []
         for rule, table in found:
