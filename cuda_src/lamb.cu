@@ -79,11 +79,9 @@ struct DirectionFactors {
 };
 
 // In one thread of each block: beta^t takes longer than an element.
-__device__ __forceinline__ DirectionFactors direction_factors(const LambRule& rule,
-                                                              const Either<1>& step,
-                                                              const Either<1>& loss_scale,
-                                                              const Either<1>& norm,
-                                                              const Either<1>& update) {
+__device__ __forceinline__ DirectionFactors
+direction_factors(const LambRule& rule, const Either<1>& rate, const Either<1>& step,
+                  const Either<1>& loss_scale, const Either<1>& norm, const Either<1>& update) {
     const i64 t = rule.correct_bias ? step.as_i64() : 0;
     DirectionFactors by;
     by.divisor = static_cast<ACC>(
@@ -96,7 +94,7 @@ __device__ __forceinline__ DirectionFactors direction_factors(const LambRule& ru
     by.epsilon = static_cast<ACC>(rule.epsilon);
     by.c1 = static_cast<ACC>(step::bias_correction(rule.alpha, t));
     by.c2 = static_cast<ACC>(step::bias_correction(rule.beta, t));
-    by.update = update.as_i64();
+    by.update = update.as_i64() && step::can_be_made(rate.as_double(), loss_scale.as_double());
     return by;
 }
 
@@ -227,13 +225,14 @@ using namespace cto;
 extern "C" __global__ void __launch_bounds__(THREADS, 4) lamb__direction(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<7> columns,
     const __grid_constant__ TensorSizes<CAPACITY> sizes, const __grid_constant__ LambRule rule,
-    const __grid_constant__ Either<1> step, const __grid_constant__ Either<1> loss_scale,
-    const __grid_constant__ Either<1> norm, const __grid_constant__ Either<1> update,
-    GRAD* directions, double* partials, double* norms, u32* tickets) {
+    const __grid_constant__ Either<1> rate, const __grid_constant__ Either<1> step,
+    const __grid_constant__ Either<1> loss_scale, const __grid_constant__ Either<1> norm,
+    const __grid_constant__ Either<1> update, GRAD* directions, double* partials, double* norms,
+    u32* tickets) {
     __shared__ DirectionFactors by;
     __shared__ bool last;
     __shared__ reduce::BlockScratch<double, THREADS> scratch;
-    if (threadIdx.x == 0) by = direction_factors(rule, step, loss_scale, norm, update);
+    if (threadIdx.x == 0) by = direction_factors(rule, rate, step, loss_scale, norm, update);
     __syncthreads();
     const Chunk chunk(sizes, columns.n_tensors);
     const int t = chunk.tensor;
@@ -279,6 +278,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                  const __grid_constant__ Columns<5> columns,
                  const __grid_constant__ TensorSizes<CAPACITY> sizes,
                  const __grid_constant__ LambRule rule, const __grid_constant__ Either<1> rate,
+                 const __grid_constant__ Either<1> loss_scale,
                  const __grid_constant__ Either<1> update, const GRAD* directions,
                  const double* norms, bool is_bfloat16) {
     const Chunk chunk(sizes, columns.n_tensors);
@@ -288,19 +288,21 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     W* const new_w = array_of<W>(arrays, columns, 3, t);
     const Copy copy{array_of<const u16>(arrays, columns, 1, t),
                     array_of<u16>(arrays, columns, 4, t), is_bfloat16};
-    if (update.as_i64() == 0) {
+    const double lr = rate.as_double();
+    if (update.as_i64() == 0 || !step::can_be_made(lr, loss_scale.as_double())) {
         keep(w, new_w, chunk.first, chunk.end);
         copy.keep(chunk.first, chunk.end);
         return;
     }
-    const ACC trusted =
-        trusted_rate(rule, static_cast<ACC>(rate.as_double()), norms[2 * t], norms[2 * t + 1]);
+    const ACC trusted = trusted_rate(rule, static_cast<ACC>(lr), norms[2 * t], norms[2 * t + 1]);
     const GRAD* const d = new_g ? new_g : directions + sizes.first_chunk[t] * CHUNK;
     const Update change{w, d, new_w, new_g, copy, trusted};
     range_map::map_range<Tiling>(change, chunk.first, chunk.end, chunk.n);
 }
 
-extern "C" __global__ void lamb__count(const __grid_constant__ Either<1> step,
+extern "C" __global__ void lamb__count(const __grid_constant__ Either<1> rate,
+                                       const __grid_constant__ Either<1> step,
+                                       const __grid_constant__ Either<1> loss_scale,
                                        const __grid_constant__ Either<1> update, i64* new_step) {
-    parameter_update::count(step, update, new_step);
+    parameter_update::count(rate, step, loss_scale, update, new_step);
 }

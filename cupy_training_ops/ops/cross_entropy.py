@@ -32,9 +32,9 @@ from ..schema import (
     Types,
     boolean,
     dtype,
+    finite,
     integer,
     optional,
-    real,
     single,
 )
 
@@ -325,7 +325,7 @@ class CrossEntropyLossAndGrad(SparseOp):
             "loss_scale",
             "float32",
             memory="either",
-            convert=real,
+            convert=finite,
             optional=True,
             shape="one element",
             doc="1 where it is left out",
