@@ -281,6 +281,22 @@ def flag(value: object) -> bool:
     return boolean(single(value))
 
 
+def finite(value: object) -> float:
+    """A number that is neither NaN nor infinite."""
+    number = real(value)
+    if not math.isfinite(number):
+        raise ArgumentError(f"expected a finite number, got {number}")
+    return number
+
+
+def positive_or_zero(value: object) -> float:
+    """A finite number of at least 0."""
+    number = real(value)
+    if not 0 <= number < math.inf:
+        raise ArgumentError(f"expected a finite number of at least 0, got {number}")
+    return number
+
+
 def integers(value: Any) -> tuple[int, ...]:
     """Integers: a sequence, a NumPy array of rank 1, or one integer."""
     rank = _rank(value)
