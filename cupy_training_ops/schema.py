@@ -78,9 +78,10 @@ class Input:
 class Output:
     """One declared output.
 
-    `aliases` names the input whose array it is written into, always; `may_alias` those whose array
-    `out=` may be. A host output is a NumPy array that follows from shapes, or a Changing that gives
-    one. An "either" output is what the input that it aliases is.
+    `aliases` names the input whose array it is written into; `may_alias` those whose array `out=`
+    may be. An array that is there to be replaced is updated whether `outputs=` names the output or
+    not, unless the output is `on_request`. A host output is a NumPy array that follows from shapes,
+    or a Changing that gives one. An "either" output is what the input that it aliases is.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Output:
     variadic: bool = False
     aliases: str | None = None
     may_alias: tuple[str, ...] = ()
+    on_request: bool = False
     shape: str = ""
     doc: str = ""
 

@@ -196,9 +196,10 @@ class Op:
         out: an array, or a tuple with one (or None) for each output: exactly the inferred shape and
         dtype, of its own memory or of an input that the operator may replace; a tuple of arrays for
         a list beside other outputs. Without it outputs are allocated on the current device's pool.
-        outputs: names of the outputs to compute, all by default; the others are None. workspace: a
-        uint8 array of rank 1 with `workspace_nbytes` bytes, 16-byte aligned, zero before its first
-        use and then only this operator's; without it the instance keeps one for each stream.
+        outputs: names of the outputs to return, all by default; the others are None, and computed
+        only where the operator always updates an input with them. workspace: a uint8 array of rank
+        1 with `workspace_nbytes` bytes, 16-byte aligned, zero before its first use and then only
+        this operator's; without it the instance keeps one for each stream.
 
         Returns the output, or a tuple of all where there are several or a variadic one. Work is
         queued on CuPy's current stream; nothing waits for it. Raises ArgumentError, DtypeError and

@@ -97,8 +97,8 @@ class BatchNormInternal(_BatchNorm):
     )
     outputs = (
         Output("Y", "T", may_alias=("X",), shape="shape of X"),
-        Output("running_mean", "T2", aliases="input_mean", shape=CHANNELS),
-        Output("running_var", "T2", aliases="input_var", shape=CHANNELS),
+        Output("running_mean", "T2", aliases="input_mean", on_request=True, shape=CHANNELS),
+        Output("running_var", "T2", aliases="input_var", on_request=True, shape=CHANNELS),
         Output("saved_mean", "T2", shape=CHANNELS),
         Output("saved_inv_std", "T2", shape=CHANNELS),
     )
