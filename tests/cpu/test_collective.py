@@ -16,7 +16,7 @@ from cupy_training_ops import ArgumentError
 from cupy_training_ops.process_group import members
 
 SCRIPT = Path(__file__).parents[1] / "process_group" / "all_operators.py"
-CHECKS = 38  # four types with five checks, six with three
+CHECKS = 48  # four types with five checks, six with three, five with two
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, pytest.param(4, marks=pytest.mark.thorough)])
