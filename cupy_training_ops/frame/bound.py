@@ -17,6 +17,7 @@ from .convert import is_number
 from .foreign import NONE_LENT, Lent
 from .keys import reader
 from .prepared import Arguments, Arrays, grouped
+from .renamed import Others, named
 
 Outputs = Sequence[str] | None
 Prepare = tuple[Call, Arguments, Arguments]
@@ -27,6 +28,7 @@ class Bindable(Protocol):
 
     name: ClassVar[str]
     inputs: ClassVar[tuple[Input, ...]]
+    other_inputs: ClassVar[Others]
 
     def prepared_call(
         self, inputs: Arguments, out: Arguments, outputs: Outputs, lent: Lent
@@ -152,6 +154,7 @@ class OpenCall:
 
     def __call__(self, **given: object) -> Any:
         """Launch with these arrays for the open inputs, and values that change, by name."""
+        given = self._by_names(given)
         every = self._every(given)
         lent = Lent(self._op.inputs, every, self._given_out, self._lent)
         with lent.stream():
@@ -163,9 +166,14 @@ class OpenCall:
 
         It may be made again and again, as long as they are the same.
         """
+        given = self._by_names(given)
         every = self._every(given)
         opened, inputs = self._with(every, Lent(self._op.inputs, every, (), self._lent))
         return opened.checked(inputs, given)
+
+    def _by_names(self, given: dict[str, object]) -> dict[str, object]:
+        others = self._op.other_inputs
+        return named(self._op.name, others, given) if others else given
 
     def _every(self, given: dict[str, object]) -> Sequence[object]:
         """All inputs, the open ones taken out of what is given."""
@@ -338,6 +346,8 @@ def _with_values(
 ) -> Arguments:
     """The inputs with the values of this call in their places."""
     taken = list(inputs)
+    if op.other_inputs:
+        values = named(op.name, op.other_inputs, values)
     for name, value in values.items():
         if name not in places:
             refuse(op.name, name, f"a name among {sorted(places)}, which may change", "another")

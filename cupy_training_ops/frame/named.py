@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import refuse
 from ..schema import REQUIRED, n_required
-from . import checks
+from . import checks, renamed
 from .checks import Declared
 from .prepared import Arguments
 
@@ -21,6 +21,8 @@ _EMPTY = inspect.Parameter.empty
 
 def in_order(cls: Any, inputs: Arguments, named: Mapping[str, object]) -> Arguments:
     """All inputs in the declared order, up to the last that is given."""
+    if cls.other_inputs:
+        named = renamed.named(cls.name, cls.other_inputs, named)
     pick = _picker(cls, len(inputs), *named)
     return pick((*inputs, *named.values(), None))
 

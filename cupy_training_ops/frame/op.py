@@ -35,6 +35,7 @@ from .named import Signatures, in_order
 from .prepare import prepare, wanted
 from .prepared import Arguments, Prepared
 from .providers import DelegatedCall, ViewCall
+from .renamed import Others, named, others
 from .repeated import Repeated, remembered
 
 # What is known of inputs and outputs, the outputs that are wanted, where there are no arrays.
@@ -89,6 +90,9 @@ class Op:
     _readers: ClassVar[tuple[keys.Reader, ...]]
     _has_lists: ClassVar[bool]
     _says_where: ClassVar[bool]  # its calls depend on what `placement` says
+    other_inputs: ClassVar[Others]
+    other_outputs: ClassVar[Others]
+    other_attributes: ClassVar[Others]
     _shared: ClassVar[dict[object, Op]]
 
     def __init_subclass__(cls) -> None:
@@ -99,10 +103,15 @@ class Op:
         cls._has_lists = any(i.variadic and i.memory == "device" for i in cls.inputs)
         cls._says_where = cls.placement is not Op.placement
         cls._shared = {}
+        cls.other_inputs = others(cls.inputs)
+        cls.other_outputs = others(getattr(cls, "outputs", ()))
+        cls.other_attributes = others(cls.attributes)
         if hasattr(cls, "outputs"):  # a base class has no text of its own
             cls.__doc__ = Help(cls.__doc__)  # type: ignore[assignment]
 
     def __init__(self, **attributes: object) -> None:
+        if self.other_attributes:
+            attributes = named(self.name, self.other_attributes, attributes)
         vars(self).update(frozen_attributes(type(self), attributes))
         vars(self).update(workspaces=Workspaces(self.name), _remembered={}, _last=[])
 
@@ -183,7 +192,7 @@ class Op:
         out: object = None,
         outputs: Sequence[str] | None = None,
         workspace: object = None,
-        **named: object,
+        **by_name: object,
     ) -> Any:
         """Run the operator: on CuPy arrays its kernels, on NumPy arrays the CPU provider.
 
@@ -205,8 +214,8 @@ class Op:
         queued on CuPy's current stream; nothing waits for it. Raises ArgumentError, DtypeError and
         ProviderError before anything is launched or written.
         """
-        if named:
-            inputs = in_order(type(self), inputs, named)
+        if by_name:
+            inputs = in_order(type(self), inputs, by_name)
         given = out if type(out) is tuple else (out,)
         if self._has_lists:
             return self._call_with_lists(inputs, given, outputs, workspace)
@@ -262,7 +271,7 @@ class Op:
         out: object = None,
         outputs: Sequence[str] | None = None,
         workspace: object = None,
-        **named: object,
+        **by_name: object,
     ) -> BoundCall | OpenCall:
         """The call with these arguments, checked once, as an object that only launches.
 
@@ -271,8 +280,8 @@ class Op:
         step); the others stay what they were here. Arrays, also new outputs, are kept as long as
         the object. It may be called on any stream, as an ordinary call. Raises what a call would.
         """
-        if named:
-            inputs = in_order(type(self), inputs, named)
+        if by_name:
+            inputs = in_order(type(self), inputs, by_name)
         return bind(self, inputs, out if type(out) is tuple else (out,), outputs, workspace)
 
     def workspace_nbytes(
@@ -281,14 +290,14 @@ class Op:
         *inputs: object,
         out: object = None,
         outputs: Sequence[str] | None = None,
-        **named: object,
+        **by_name: object,
     ) -> int:
         """Bytes of scratch memory a call with these arguments needs; 0 on the CPU provider.
 
         Arguments as in a call, nothing is launched. Raises what the call would.
         """
-        if named:
-            inputs = in_order(type(self), inputs, named)
+        if by_name:
+            inputs = in_order(type(self), inputs, by_name)
         given = out if type(out) is tuple else (out,)
         lent = Lent(self.inputs, inputs, given)
         return self.prepared_call(inputs, given, outputs, lent)[0].workspace_nbytes

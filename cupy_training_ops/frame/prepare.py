@@ -17,7 +17,7 @@ from ..errors import ArgumentError, refuse, shown
 from ..plan import LaunchError
 from ..runtime.launch import ReadyPlan
 from ..schema import Changing, Inferred, Input, Open, Output, Single, Spec
-from . import checks, layout
+from . import checks, layout, renamed
 from .call import Call
 from .convert import converted
 from .keys import CHANGES, unmarked
@@ -71,11 +71,11 @@ def wanted(op: Operator, outputs: Outputs) -> tuple[str, ...]:
     if outputs is None:
         return declared
     known = isinstance(outputs, list | tuple) and all(
-        isinstance(name, str) and name in declared for name in outputs
+        isinstance(name, str) and (name in declared or name in op.other_outputs) for name in outputs
     )
     if not known:
         refuse(op.name, "outputs", f"a tuple of names among {declared}", shown(outputs))
-    return tuple(outputs)
+    return tuple(renamed.current(op.name, op.other_outputs, name) for name in outputs)
 
 
 def _supplied(op: Operator, keys: Keys) -> int | None:

@@ -183,7 +183,7 @@ class AdamOptimizer(Op):
     attributes = (
         Attribute("alpha", decay, 0.9, doc="decay of the first moment"),
         Attribute("beta", decay, 0.999, doc="decay of the second moment"),
-        Attribute("lambda_", real, 0.0, doc="weight decay"),
+        Attribute("lambda_", real, 0.0, upstream="lambda", doc="weight decay"),
         Attribute("epsilon", real, 1e-8),
         Attribute("max_norm_clip", above_zero, 1.0, doc="of the unscaled gradients"),
         Attribute("do_bias_correction", boolean, True),

@@ -163,8 +163,8 @@ class BatchNormalizationGrad(_BatchNorm):
         Input("dY", "T", shape="shape of X"),
         Input("X", "T", shape="shape (N, C, ...), or rank 1"),
         Input("scale", "T1", shape=CHANNELS),
-        Input("saved_mean", "T2", shape=CHANNELS),
-        Input("saved_inv_std", "T2", shape=CHANNELS),
+        Input("saved_mean", "T2", upstream="mean", shape=CHANNELS),
+        Input("saved_inv_std", "T2", upstream="variance", shape=CHANNELS),
     )
     outputs = (
         Output("X_grad", "T", may_alias=("dY", "X"), shape="shape of X"),

@@ -140,7 +140,7 @@ class LambOptimizer(Op):
     attributes = (
         Attribute("alpha", decay_for_each, 0.9, doc="decay of the first moment"),
         Attribute("beta", decay_for_each, 0.999, doc="decay of the second moment"),
-        Attribute("lambda_", for_each, 0.0, doc="weight decay"),
+        Attribute("lambda_", for_each, 0.0, upstream="lambda", doc="weight decay"),
         Attribute("epsilon", for_each, 1e-6),
         Attribute("max_norm_clip", above_zero_for_each, 1.0, doc="of the unscaled gradients"),
         Attribute("ratio_min", real, -math.inf),
