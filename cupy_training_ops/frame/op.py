@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -31,11 +30,11 @@ from .call import Call
 from .convert import frozen_attributes
 from .foreign import Lent
 from .help import Help
-from .named import Signatures, in_order
+from .named import Signatures, in_order, snake_case
 from .prepare import prepare, wanted
 from .prepared import Arguments, Prepared
 from .providers import DelegatedCall, ViewCall
-from .renamed import Others, named, others
+from .renamed import WithOthers, named, others
 from .repeated import Repeated, remembered
 
 # What is known of inputs and outputs, the outputs that are wanted, where there are no arrays.
@@ -43,12 +42,6 @@ Key = tuple[tuple[object, ...], tuple[object, ...], Sequence[str] | None, object
 
 _MAX_REMEMBERED = 1024  # calls an instance remembers before it starts afresh
 _MAX_SHARED = 256  # instances of an operator
-_WORD = re.compile(r"(?<=[a-z0-9])(?<!_[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-
-
-def snake_case(name: str) -> str:
-    """GatherNDGrad is gather_nd_grad; BiasGeluGrad_dX is bias_gelu_grad_dx."""
-    return _WORD.sub("_", name).lower()
 
 
 def slots(**dtypes: DTypeLike) -> dict[str, str]:
@@ -56,7 +49,7 @@ def slots(**dtypes: DTypeLike) -> dict[str, str]:
     return {name: element_type(dtype).c_type for name, dtype in dtypes.items()}
 
 
-class Op:
+class Op(WithOthers):
     """One operator: a declaration, an output rule (`infer`) and a plan (`plan`)."""
 
     domain: ClassVar[str] = "com.microsoft"
@@ -90,9 +83,6 @@ class Op:
     _readers: ClassVar[tuple[keys.Reader, ...]]
     _has_lists: ClassVar[bool]
     _says_where: ClassVar[bool]  # its calls depend on what `placement` says
-    other_inputs: ClassVar[Others]
-    other_outputs: ClassVar[Others]
-    other_attributes: ClassVar[Others]
     _shared: ClassVar[dict[object, Op]]
 
     def __init_subclass__(cls) -> None:
@@ -103,9 +93,8 @@ class Op:
         cls._has_lists = any(i.variadic and i.memory == "device" for i in cls.inputs)
         cls._says_where = cls.placement is not Op.placement
         cls._shared = {}
-        cls.other_inputs = others(cls.inputs)
+        cls.other_inputs, cls.other_attributes = others(cls.inputs), others(cls.attributes)
         cls.other_outputs = others(getattr(cls, "outputs", ()))
-        cls.other_attributes = others(cls.attributes)
         if hasattr(cls, "outputs"):  # a base class has no text of its own
             cls.__doc__ = Help(cls.__doc__)  # type: ignore[assignment]
 

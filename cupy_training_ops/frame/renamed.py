@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from ..errors import refuse
 from ..schema import Attribute, Input, Output
@@ -22,6 +22,14 @@ class Other(NamedTuple):
 
 
 Others = Mapping[str, Other]
+
+
+class WithOthers:
+    """What may be given by other names than the declared ones."""
+
+    other_inputs: ClassVar[Others]
+    other_outputs: ClassVar[Others]
+    other_attributes: ClassVar[Others]
 
 
 def others(declared: Iterable[Input | Output | Attribute]) -> Others:
