@@ -18,6 +18,7 @@ from .foreign import NONE_LENT, Lent
 from .keys import reader
 from .prepared import Arguments, Arrays, grouped
 from .renamed import Others, named
+from .unchanged import AtAddresses, Unchanged
 
 Outputs = Sequence[str] | None
 Prepare = tuple[Call, Arguments, Arguments]
@@ -78,7 +79,7 @@ def _replaces(array: Any, alias: int | None, arrays: Arrays) -> bool:
     return alias is not None and array is arrays[alias]
 
 
-class BoundCall:
+class BoundCall(AtAddresses):
     """`op.bound(...)`: call it with the values that change, by name."""
 
     def __init__(
@@ -89,6 +90,7 @@ class BoundCall:
         self._workspace = workspace
         self._inputs, self._out, self._arrays = call.taken_apart(inputs, out)
         self._tables = call.checked_tables(self._arrays, self._out)
+        self._unchanged = Unchanged(call, self._arrays + self._out)
         self._places = {op.inputs[place].name: place for place in call.prepared.changing}
         self._results: Arrays | None = None  # where they are the same at each call
         fixed = call.repeats and all(r.value is None for r in call.prepared.results)
@@ -99,6 +101,7 @@ class BoundCall:
     def __call__(self, **values: object) -> Any:
         """Launch, with these values instead of those that were bound; returns what a call does."""
         inputs, call = self._inputs, self._call
+        self._unchanged.refuse_others()
         if values:
             inputs = _with_values(self._op, inputs, self._places, values)
         if self._results is not None:
@@ -130,7 +133,7 @@ class LendingCall(BoundCall):
             return self._lent.returned(super().__call__(**values))
 
 
-class OpenCall:
+class OpenCall(AtAddresses):
     """`op.bound(...)` with inputs left open: they are given, and checked, at each call."""
 
     def __init__(
@@ -238,6 +241,9 @@ class _Opened:
             None if place in places else call.backend.pointers(_as_list(inputs[place], variadic))
             for place, variadic in call.array_places
         ]
+        lists = [(p in places, _as_list(inputs[p], variadic)) for p, variadic in call.array_places]
+        closed = [None if is_open else array for is_open, arrays in lists for array in arrays]
+        self._unchanged = Unchanged(call, (*closed, *flat))
         self._out_addresses = call.backend.pointers(flat) if call.has_out else []
         self._places = {op.inputs[place].name: place for place in call.prepared.changing}
         self._kept = None if workspace is not None else _kept(call, inputs, out, places)
@@ -266,6 +272,7 @@ class _Opened:
     ) -> tuple[Arguments, Tables | None]:
         """With the values; the tables of arrays none of which is written and another's too."""
         call = self.call
+        self._unchanged.refuse_others()
         if values:
             inputs = _with_values(self._op, inputs, self._places, values)
         pieces = zip(self._pieces, call.array_places, strict=True)
@@ -284,7 +291,7 @@ class _Opened:
 Held = tuple[Arguments, Arrays, Arrays]  # inputs, their arrays one by one, results
 
 
-class CheckedCall:
+class CheckedCall(AtAddresses):
     """A call with arrays that were checked; each time with new values, and without results.
 
     It keeps no array that was open where tables have its address: such arrays must be there, the
