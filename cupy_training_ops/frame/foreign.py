@@ -239,7 +239,7 @@ def _device_exchanged(function: str, value: Any) -> Any:
     try:
         return getattr(sys.modules["cupy"], function)(value)
     except RuntimeError as error:  # CUDA's own: no GPU, no driver
-        raise ProviderError(f"cannot use a device array here: {error}") from error
+        raise ProviderError(f"cannot use a device array here: {error}") from None
 
 
 def _host_exchanged(value: Any) -> HostArray:

@@ -136,12 +136,13 @@ class AdamOptimizer(Op):
     Face mode 1.
 
     mixed_precision_weights get the new weights too, rounded once; what they held does not matter.
-    An output that is not asked for leaves its array as it was. A step that is skipped changes
-    nothing, not even T. It is also skipped where R is in an array and not finite, or loss_scale in
-    an array and not finite and above 0; a T that is a number counts on then.
+    Moments and T are updated in any case; weights, gradients and low-precision weights only if
+    `outputs=` names their outputs, or is left out. A step that is skipped changes nothing, not even
+    T. It is also skipped where R is in an array and not finite, or loss_scale in an array and not
+    finite and above 0; a T that is a number counts on then.
 
-    moment_2 in float16 loses squares: where (1 - beta) g^2 is below 3e-8 it is 0, and steps become
-    far too large; bfloat16 has the range of float32.
+    moment_2 in float16 loses squares: where (1 - beta) g^2 is below 3e-8 it is 0, and steps
+    become far too large; bfloat16 has the range of float32.
 
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/optimizer/adam.cc; Kingma and
     Ba, Adam: a method for stochastic optimization; Loshchilov and Hutter, Decoupled weight decay
@@ -168,12 +169,19 @@ class AdamOptimizer(Op):
         stepped("new_T", "T", "T2"),
         Output("new_moment_1", "T4", aliases="moment_1", shape="shape of weights"),
         Output("new_moment_2", "T4", aliases="moment_2", shape="shape of weights"),
-        Output("new_weights", "T3", aliases="weights", shape="shape of weights"),
-        Output("new_gradients", "T_GRAD", aliases="gradients", shape="shape of weights"),
+        Output("new_weights", "T3", aliases="weights", on_request=True, shape="shape of weights"),
+        Output(
+            "new_gradients",
+            "T_GRAD",
+            aliases="gradients",
+            on_request=True,
+            shape="shape of weights",
+        ),
         Output(
             "new_mixed_precision_weights",
             "T_MIXED_PRECISION_FP",
             aliases="mixed_precision_weights",
+            on_request=True,
             shape="shape of weights",
             doc="where mixed_precision_weights are given",
         ),
@@ -181,7 +189,7 @@ class AdamOptimizer(Op):
     attributes = (
         Attribute("alpha", decay, 0.9, doc="decay of the first moment"),
         Attribute("beta", decay, 0.999, doc="decay of the second moment"),
-        Attribute("lambda_", finite, 0.0, doc="weight decay"),
+        Attribute("lambda_", finite, 0.0, upstream="lambda", doc="weight decay"),
         Attribute("epsilon", not_negative, 1e-8),
         Attribute("max_norm_clip", above_zero, 1.0, doc="of the unscaled gradients"),
         Attribute("do_bias_correction", boolean, True),
@@ -260,9 +268,14 @@ class AdamOptimizerList(AdamOptimizer):
         stepped("new_T", "T", "T2"),
         replaced("new_moment_1", "moment_1", "T4"),
         replaced("new_moment_2", "moment_2", "T4"),
-        replaced("new_weights", "weights", "T3"),
-        replaced("new_gradients", "gradients", "T_GRAD"),
-        replaced("new_mixed_precision_weights", "mixed_precision_weights", "T_MIXED_PRECISION_FP"),
+        replaced("new_weights", "weights", "T3", on_request=True),
+        replaced("new_gradients", "gradients", "T_GRAD", on_request=True),
+        replaced(
+            "new_mixed_precision_weights",
+            "mixed_precision_weights",
+            "T_MIXED_PRECISION_FP",
+            on_request=True,
+        ),
     )
     types: ClassVar[Types] = TypeRows(
         f"{VARIABLES} T_MAX_NORM",
@@ -295,16 +308,15 @@ class AdamWOptimizer(Op):
     PyTorch's AdamW; adam_mode 1 is that of Hugging Face, where epsilon is added to sqrt(v) before
     c2 divides it, and the decay is taken of the weight that is updated already.
 
-    An `out=` of its own leaves weights or momentums as they are, and so does an `outputs=` without
-    them. The signal comes back where it is given: an array is updated_flag too. An lr in an array
+    An `out=` of its own leaves weights or momentums as they are; an `outputs=` without them does
+    not. The signal comes back where it is given: an array is updated_flag too. An lr in an array
     that is not finite skips the step.
 
-    momentums_2 in float16 loses squares: where (1 - beta) g^2 is below 3e-8 it is 0, and steps become
-    far too large; bfloat16 has the range of float32.
+    momentums_2 in float16 loses squares: where (1 - beta) g^2 is below 3e-8 it is 0, and steps
+    become far too large; bfloat16 has the range of float32.
 
-    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/optimizer/adamw/adamw.cc, which
-    changes weights and momentums in any case; Loshchilov and Hutter, Decoupled weight decay
-    regularization.
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/optimizer/adamw/adamw.cc;
+    Loshchilov and Hutter, Decoupled weight decay regularization.
     """
 
     inputs = (

@@ -98,8 +98,8 @@ class BatchNormInternal(_BatchNorm):
     )
     outputs = (
         Output("Y", "T", may_alias=("X",), shape="shape of X"),
-        Output("running_mean", "T2", aliases="input_mean", shape=CHANNELS),
-        Output("running_var", "T2", aliases="input_var", shape=CHANNELS),
+        Output("running_mean", "T2", aliases="input_mean", on_request=True, shape=CHANNELS),
+        Output("running_var", "T2", aliases="input_var", on_request=True, shape=CHANNELS),
         Output("saved_mean", "T2", shape=CHANNELS),
         Output("saved_inv_std", "T2", shape=CHANNELS),
     )
@@ -164,8 +164,8 @@ class BatchNormalizationGrad(_BatchNorm):
         Input("dY", "T", shape="shape of X"),
         Input("X", "T", shape="shape (N, C, ...), or rank 1"),
         Input("scale", "T1", shape=CHANNELS),
-        Input("saved_mean", "T2", shape=CHANNELS),
-        Input("saved_inv_std", "T2", shape=CHANNELS),
+        Input("saved_mean", "T2", upstream="mean", shape=CHANNELS),
+        Input("saved_inv_std", "T2", upstream="variance", shape=CHANNELS),
     )
     outputs = (
         Output("X_grad", "T", may_alias=("dY", "X"), shape="shape of X"),

@@ -175,7 +175,7 @@ class SparseSoftmaxCrossEntropy(LossOp):
         Input("weight", "T", optional=True, shape="shape of label"),
     )
     outputs = (
-        Output("output", "T", shape=LOSS_SHAPE),
+        Output("Y", "T", formerly=("output",), shape=LOSS_SHAPE),
         Output("log_prob", "T", shape="shape of logits"),
     )
     attributes = (REDUCTION, CHECK)

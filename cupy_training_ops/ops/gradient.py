@@ -103,11 +103,10 @@ class InPlaceAccumulatorV2(Op):
     """Gradient accumulation: accumulation_buffer_out = accumulation_buffer + value, or value alone.
 
     With overwrite_flag the buffer becomes the value, rounded to T; what it held does not matter. An
-    `out=` of its own leaves the buffer as it is, and so does an `outputs=` without
-    accumulation_buffer_out.
+    `out=` of its own leaves the buffer as it is; an `outputs=` without accumulation_buffer_out does
+    not.
 
-    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/optimizer/gradient_control.cc,
-    which changes the buffer in any case.
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/optimizer/gradient_control.cc.
     """
 
     inputs = (

@@ -126,12 +126,13 @@ class LambOptimizer(Op):
     d is rounded to the type of the gradients. Where it is not finite, it counts as 0 and the
     moments stay; a weight that would not be finite stays too. new_gradients is what is added to the
     weights. mixed_precision_weights get the new weights too, rounded once; what they held does not
-    matter. An output that is not asked for leaves its arrays as they were. A step that is skipped
-    changes nothing, not even step. It is also skipped where R is in an array and not finite, or
-    loss_scale in an array and not finite and above 0; a step that is a number counts on then.
+    matter. Moments and step are updated in any case; weights, gradients and low-precision weights
+    only if `outputs=` names their outputs, or is left out. A step that is skipped changes nothing,
+    not even step. It is also skipped where R is in an array and not finite, or loss_scale in an
+    array and not finite and above 0; a step that is a number counts on then.
 
-    moment2 in float16 loses squares: where (1 - beta) g^2 is below 3e-8 it is 0, and steps become
-    far too large; bfloat16 has the range of float32.
+    moment2 in float16 loses squares: where (1 - beta) g^2 is below 3e-8 it is 0, and steps
+    become far too large; bfloat16 has the range of float32.
 
     Memory: a workspace, for sums and, without new_gradients, for the directions of 64 MiB of
     gradients or of the largest one.
@@ -152,16 +153,21 @@ class LambOptimizer(Op):
     )
     outputs: ClassVar[tuple[Output, ...]] = (
         stepped("new_step", "step", "TSTEP"),
-        replaced("new_weights", "weights", "T2"),
-        replaced("new_gradients", "gradients", "T3"),
+        replaced("new_weights", "weights", "T2", on_request=True),
+        replaced("new_gradients", "gradients", "T3", on_request=True),
         replaced("new_moment_1", "moment1", "T4"),
         replaced("new_moment_2", "moment2", "T4"),
-        replaced("new_mixed_precision_weights", "mixed_precision_weights", "T_MIXED_PRECISION_FP"),
+        replaced(
+            "new_mixed_precision_weights",
+            "mixed_precision_weights",
+            "T_MIXED_PRECISION_FP",
+            on_request=True,
+        ),
     )
     attributes = (
         Attribute("alpha", decay_for_each, 0.9, doc="decay of the first moment"),
         Attribute("beta", decay_for_each, 0.999, doc="decay of the second moment"),
-        Attribute("lambda_", finite_for_each, 0.0, doc="weight decay"),
+        Attribute("lambda_", finite_for_each, 0.0, upstream="lambda", doc="weight decay"),
         Attribute("epsilon", not_negative_for_each, 1e-6),
         Attribute("max_norm_clip", above_zero_for_each, 1.0, doc="of the unscaled gradients"),
         Attribute("ratio_min", bound, -math.inf),

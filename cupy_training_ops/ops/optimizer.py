@@ -83,8 +83,8 @@ class SGDOptimizer(Op):
         Input("G", "T", shape="shape of W"),
     )
     outputs = (
-        Output("NW", "T", aliases="W", shape="shape of W"),
-        Output("NG", "T", aliases="G", shape="shape of W"),
+        Output("NW", "T", aliases="W", on_request=True, shape="shape of W"),
+        Output("NG", "T", aliases="G", on_request=True, shape="shape of W"),
     )
     types: ClassVar[Types] = {"T": FLOATS, "L": NUMBERS}
 
@@ -118,12 +118,11 @@ def _sgd(inputs: Sequence[Any], outputs: Sequence[Any], numbers: Args, signalled
 class SGDOptimizerV2(Op):
     """Gradient descent over a list: weights[i] = weights[i] - lr gradients[i], in place.
 
-    An `out=` of its own leaves weights as they are, and so does an `outputs=` without
-    updated_weights. The signal comes back where it is given: an array is update_completed too. An
-    lr in an array that is not finite skips the step.
+    An `out=` of its own leaves weights as they are; an `outputs=` without updated_weights does not.
+    The signal comes back where it is given: an array is update_completed too. An lr in an array
+    that is not finite skips the step.
 
-    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/optimizer/sgd/sgd.cc, which
-    changes the weights in any case.
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/optimizer/sgd/sgd.cc.
     """
 
     inputs = (
@@ -153,8 +152,8 @@ class SGDOptimizerList(Op):
     d is the loss scale s; where the norm n of the gradients is given and above s max_norm, it is
     n / max_norm, so that the unscaled gradients are clipped to max_norm. A norm that is NaN clips
     nothing. mixed_precision_weights get the new weights too, rounded once; what they held does not
-    matter. An output that is not asked for leaves its arrays as they were. The step is also skipped
-    where lr is in an array and not finite, or loss_scale in an array and not finite and above 0.
+    matter. Both are updated whatever `outputs=` names. The step is also skipped where lr is in an
+    array and not finite, or loss_scale in an array and not finite and above 0.
 
     Source: this package; ONNX Runtime has no gradient descent that scales, clips or rounds.
     """

@@ -70,6 +70,12 @@ class _Step(NamedTuple):
         self.call(**{name: named[name] for name in self.call.changing})
 
 
+_MADE_ANEW = (  # by `__setstate__` and `_place`
+    "_weights", "_copies", "_lists", "_own", "_open_inputs", "_outputs", "_every", "_backend",
+    "_bound", "_last",
+)  # fmt: skip
+
+
 class Optimizer:
     """Parameters, and what their steps change; SGD, Adam, AdamW and Lamb say how."""
 
@@ -91,10 +97,11 @@ class Optimizer:
         self.lr = self._checked_rate(lr)
         wide = computed_in(self._dtype())
         self.names = self._checked_names(names)
+        given_copies = low_precision
         if low_precision is not None:
             self._check_length("low_precision", low_precision)
             low_precision = self._adopted("low_precision", low_precision)
-        self._copies = low_precision
+        self._given_copies, self._copies = given_copies, low_precision
         self._moment_dtype = wide if moment_dtype is None else self._checked_moment(moment_dtype)
         self._moments = {
             moment: tuple(_zeros(p, p.shape, self._moment_dtype) for p in self._weights)
@@ -123,6 +130,17 @@ class Optimizer:
         self._backend = info(self._weights[0])[0]
         self._bound: dict[object, OpenCall] = {}
         self._last: _Step | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without calls, which know arrays by their addresses, and views of the caller's arrays."""
+        return {k: v for k, v in vars(self).items() if k not in _MADE_ANEW}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._weights = self._adopted("parameters", self.parameters)
+        given = self._given_copies
+        self._copies = None if given is None else self._adopted("low_precision", given)
+        self._place()
 
     def __repr__(self) -> str:
         n = sum(p.size for p in self._weights)

@@ -148,9 +148,14 @@ def low_precision(variable: str) -> Input:
     )  # fmt: skip
 
 
-def replaced(name: str, alias: str, variable: str, like: str = "weights") -> Output:
+def replaced(
+    name: str, alias: str, variable: str, like: str = "weights", on_request: bool = False
+) -> Output:
     """A list of arrays in place of an input's."""
-    return Output(name, variable, variadic=True, aliases=alias, shape=f"shapes of {like}")
+    return Output(
+        name, variable, variadic=True, aliases=alias, on_request=on_request,
+        shape=f"shapes of {like}",
+    )  # fmt: skip
 
 
 def given(value: object, absent: object) -> object:

@@ -111,8 +111,8 @@ def test_version_2_adds_or_overwrites() -> None:
     assert result is buffer
     flag, result = accumulate_v2(buffer, value, True)
     assert (flag.tolist(), buffer.tolist()) == (True, [4, 5, 6])
-    accumulate_v2(buffer, value, outputs=("updated_flag",))
-    assert buffer.tolist() == [4, 5, 6]
+    assert accumulate_v2(buffer, value, outputs=("updated_flag",))[1] is None
+    assert buffer.tolist() == [8, 10, 12]
 
 
 def test_a_flag_that_comes_back_may_be_given_again() -> None:
