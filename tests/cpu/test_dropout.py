@@ -570,6 +570,7 @@ def word_of_child(draw) -> bytes:
         return pipe.read()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork")  # of Python and JAX, because of threads
 @pytest.mark.parametrize("kept", [False, True], ids=["function", "instance"])
 def test_a_forked_child_draws_its_own_unless_there_is_a_seed(kept) -> None:
     x = np.ones(4096, np.float32)
