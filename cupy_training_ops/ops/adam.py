@@ -299,8 +299,8 @@ class AdamWOptimizer(Op):
     them. The signal comes back where it is given: an array is updated_flag too. An lr in an array
     that is not finite skips the step.
 
-    momentums_2 in float16 loses squares: where (1 - beta) g^2 is below 3e-8 it is 0, and steps become
-    far too large; bfloat16 has the range of float32.
+    momentums_2 in float16 loses squares: where (1 - beta) g^2 is below 3e-8 it is 0, and steps
+    become far too large; bfloat16 has the range of float32.
 
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/optimizer/adamw/adamw.cc, which
     changes weights and momentums in any case; Loshchilov and Hutter, Decoupled weight decay
