@@ -6,11 +6,11 @@
 // small that subnormals come near half a quantum are encoded by bits.
 #pragma once
 #include "core/types.cuh"
+#include "format/nan.cuh"
 
 namespace cto::format::msfp15 {
 
 constexpr u32 SMALLEST_EXACT_EXPONENT = 8;
-constexpr u32 NAN_BITS = 0x7FFFFFFFu;  // what a GPU makes of any NaN
 
 // A float that rounds as x does: only the upper seven bits count, so a double is truncated, and
 // becomes infinity or zero beyond float's range.
@@ -96,9 +96,8 @@ __device__ __forceinline__ u32 shared_exponent_of(uint2 codes) {
     return gather_nibble(codes.x) | gather_nibble(codes.y) << 4;
 }
 
-// 2^(E - 132), subnormal below E = 6, or NaN for a box that kept a non-finite value.
-__device__ __forceinline__ float quantum_of(u32 shared_exponent, bool keep_nonfinite) {
-    if (keep_nonfinite && shared_exponent == 255) return __uint_as_float(NAN_BITS);
+// 2^(E - 132), subnormal below E = 6.
+__device__ __forceinline__ float quantum_of(u32 shared_exponent) {
     return __uint_as_float(shared_exponent < 6 ? 1u << (shared_exponent + 17)
                                                : (shared_exponent - 5) << 23);
 }
@@ -133,10 +132,16 @@ __device__ __forceinline__ void decode_four(u32 codes, float quantum, Y* y) {
     for (int j = 0; j < N; ++j) y[j] = from_decoded<Y>(decode_element(offset, j, quantum));
 }
 
-// Share number `share` of a box, N elements.
+// Share number `share` of a box, N elements; NaN where the box kept a value that is not finite.
 template <int N, class Y>
 __device__ __forceinline__ void decode_share(uint2 codes, int share, bool keep_nonfinite, Y* y) {
-    const float quantum = quantum_of(shared_exponent_of(codes), keep_nonfinite);
+    const u32 shared_exponent = shared_exponent_of(codes);
+    if (keep_nonfinite && shared_exponent == 255) {
+#pragma unroll
+        for (int j = 0; j < N; ++j) y[j] = nan::of_sign<Y>(0);
+        return;
+    }
+    const float quantum = quantum_of(shared_exponent);
     if constexpr (N == 8) {
         decode_four<4>(codes.x, quantum, y);
         decode_four<4>(codes.y, quantum, y + 4);

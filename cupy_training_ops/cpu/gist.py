@@ -3,25 +3,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import ml_dtypes
 import numpy as np
 
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Dtype, HostArray
-from ..numerics import odd_bits, padded, truncated_float32
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, Dtype, HostArray
+from ..numerics import converted, odd_bits, padded, put_nan, truncated_float32
 
 Shape = tuple[int, ...] | None
 
 TILE = 8
 E5M2 = ml_dtypes.float8_e5m2
-# Of the NaN that a GPU's arithmetic and its conversions give.
-NAN_BITS: dict[Dtype, np.unsignedinteger[Any]] = {
-    FLOAT16: np.uint16(0x7FFF),
-    BFLOAT16: np.uint16(0x7FFF),
-    FLOAT32: np.uint32(0x7FFFFFFF),
-    FLOAT64: np.uint64(0x7FFFFFFFE0000000),
-}
 # Signalling NaN, overflow to infinity and underflow are part of the codecs, not accidents.
 _quiet = np.errstate(all="ignore")
 
@@ -57,17 +48,17 @@ def gist_pack8_encoder(x: HostArray) -> HostArray:
 
 @_quiet
 def gist_pack8_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) -> HostArray:
-    return _shaped(np.take(_VALUE_OF_E5M2.astype(to), x), shape, x.shape)
+    return _shaped(np.take(converted(_VALUE_OF_E5M2, to), x), shape, x.shape)
 
 
 @_quiet
 def gist_pack16_encoder(x: HostArray) -> HostArray:
-    return x.astype(FLOAT16)
+    return converted(x, FLOAT16)
 
 
 @_quiet
 def gist_pack16_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) -> HostArray:
-    return _shaped(x, shape, x.shape).astype(to)
+    return converted(_shaped(x, shape, x.shape), to)
 
 
 @_quiet
@@ -96,8 +87,8 @@ def gist_pack_msfp15_decoder(
     values = np.take(_SIGNED_MAGNITUDE, x.ravel() & 0x7F) * np.repeat(step, TILE)
     decoded = _shaped(values, shape, x.shape).astype(to, copy=False)
     if keep_nonfinite:
-        lost = np.repeat(shared == 255, TILE)
-        decoded[_shaped(lost, shape, x.shape)] = NAN_BITS[to].view(to)
+        lost = _shaped(np.repeat(shared == 255, TILE), shape, x.shape)
+        put_nan(decoded, lost, np.zeros_like(lost))
     return decoded
 
 

@@ -200,7 +200,8 @@ class GistPack8Encoder(Encoder):
 class GistPack8Decoder(Decoder):
     """The exact value of an E5M2 code: Y = the float16 whose upper byte is X and lower byte 0.
 
-    Every T holds it exactly. GistPack8Encoder draws the bits.
+    Every T holds it exactly. Of a NaN the sign is kept and nothing else. GistPack8Encoder draws
+    the bits.
 
     Source: OCP 8-bit Floating Point Specification 1.0, E5M2.
     """
@@ -212,7 +213,8 @@ class GistPack16Encoder(Encoder):
     """Half precision: Y = X rounded to float16.
 
     X is rounded straight from T to nearest, ties to even. Subnormal numbers are kept, |X| >= 65520
-    gives infinity, NaN stays NaN. The error is at most 2^-11 |X| from 2^-14 on, and 2^-25 below.
+    gives infinity, NaN gives 0x7E00 with the sign of X. The error is at most 2^-11 |X| from 2^-14
+    on, and 2^-25 below.
 
     Source: IEEE 754 binary16; ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
@@ -223,7 +225,8 @@ class GistPack16Encoder(Encoder):
 class GistPack16Decoder(Decoder):
     """Half precision back: Y = X in type T.
 
-    The value is exact but for bfloat16, to which it is rounded: to nearest, ties to even.
+    The value is exact but for bfloat16, to which it is rounded: to nearest, ties to even. Of a NaN
+    the sign is kept and nothing else, also where T is float16.
 
     Source: IEEE 754 binary16; ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
@@ -283,7 +286,7 @@ class GistPackMsfp15Decoder(Decoder):
     """MSFP15 back: Y = (-1)^s M 2^(E - 132), rounded to float32 and then to T.
 
     GistPackMsfp15Encoder draws the bits. M = 0 gives +0. E = 255 with M >= 32 overflows to
-    infinity.
+    infinity; with keep_nonfinite E = 255 gives NaN without a sign.
 
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """

@@ -184,7 +184,7 @@ def test_every_kept_msfp15_tile_decodes(run, dtype) -> None:
 
 
 NAN_BITS = [
-    (FLOAT16, "7fff"), (BFLOAT16, "7fff"), (FLOAT32, "7fffffff"), (FLOAT64, "7fffffffe0000000"),
+    (FLOAT16, "7e00"), (BFLOAT16, "7fc0"), (FLOAT32, "7fc00000"), (FLOAT64, "7ff8000000000000"),
 ]  # fmt: skip
 
 
