@@ -44,6 +44,7 @@ from ..planning.step import (
     number,
     refuse_none,
     refuse_others,
+    refuse_uncorrectable,
     replaced,
     scales,
     signal,
@@ -205,6 +206,11 @@ class AdamOptimizer(Op):
     do_bias_correction: bool
     weight_decay_mode: int
 
+    def __init__(self, **attributes: object) -> None:
+        super().__init__(**attributes)
+        if self.do_bias_correction:
+            refuse_uncorrectable(self.name, alpha=self.alpha, beta=self.beta)
+
     def infer(
         self, r: object, t: Any, w: Any, g: Any, m1: Any, m2: Any, mixed: Any, *numbers: Any
     ) -> tuple[Inferred, ...]:
@@ -358,6 +364,8 @@ class AdamWOptimizer(Op):
         super().__init__(**attributes)
         if self.adam_mode == 0 and not self.correct_bias:
             refuse(self.name, "correct_bias", "True in adam_mode 0", "False")
+        if self.correct_bias:
+            refuse_uncorrectable(self.name, alpha=self.alpha, beta=self.beta)
 
     def infer(
         self, lr: object, t: object, w: Specs, g: Specs, m1: Specs, m2: Specs, update: Any

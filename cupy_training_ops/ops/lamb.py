@@ -42,6 +42,7 @@ from ..planning.step import (
     number,
     refuse_none,
     refuse_others,
+    refuse_uncorrectable,
     replaced,
     scales,
     stepped,
@@ -103,7 +104,7 @@ def not_negative_for_each(value: object) -> float | tuple[float, ...]:
 
 
 def decay_for_each(value: object) -> float | tuple[float, ...]:
-    """A number of at least 0 and below 1, or a list with one for each parameter."""
+    """A finite number of at least 0, below 1 where biases are corrected, or one for each."""
     return _each(decay, for_each(value))
 
 
@@ -187,6 +188,8 @@ class LambOptimizer(Op):
     ratio_min: float
     ratio_max: float
     do_bias_correction: bool
+    alpha: float | tuple[float, ...]
+    beta: float | tuple[float, ...]
 
     def infer(self, update: Any, *specs: Any) -> tuple[Inferred, ...]:
         t, w, g, m1, m2, mixed = specs[3:]
@@ -195,6 +198,8 @@ class LambOptimizer(Op):
         for name, got in named.items():
             refuse_others(self.name, name, got, "weights", w)
         self._rules(len(w))
+        if self.do_bias_correction and t is not None:
+            refuse_uncorrectable(self.name, alpha=self.alpha, beta=self.beta)
         stepped = None if t is None else new_step(self.name, "step", t, update)
         return stepped, w, g, m1, m2, mixed
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import refuse, shown
+from ..planning.step import refuse_uncorrectable
 from .base import Names, Optimizer, pair
 from .steps import LambStep
 
@@ -54,7 +55,9 @@ class Lamb(Optimizer):
             "alpha": alpha, "beta": beta, "lambda_": weight_decay, "epsilon": epsilon,
             "ratio_min": ratio_min, "ratio_max": ratio_max,
         }  # fmt: skip
-        super().__init__(self._operator(None), parameters, lr, names, low_precision, moment_dtype)
+        op = self._operator(None)
+        refuse_uncorrectable("Lamb", betas=(op.alpha, op.beta))
+        super().__init__(op, parameters, lr, names, low_precision, moment_dtype)
 
     def _variant(self, max_norm: Any) -> object:
         if max_norm is not None and type(max_norm) not in (int, float):

@@ -2,7 +2,7 @@
 """Plans that add slices to rows: sorted and summed in order, or with atomics.
 
 A batch has K slices of dY and G rows of dX, W elements each. The kernels are those of
-algorithm/radix_sort.cuh and algorithm/segmented_sum.cuh under names of the family's family.
+algorithm/radix_sort.cuh and algorithm/segmented_sum.cuh under names that begin with the family's.
 """
 
 from __future__ import annotations

@@ -59,11 +59,18 @@ def bound(value: object) -> float:
 
 
 def decay(value: object) -> float:
-    """A number of at least 0 and below 1."""
+    """A finite number of at least 0, below 1 where biases are corrected."""
     number = real(value)
-    if not 0 <= number < 1:
-        raise ArgumentError(f"expected a number of at least 0 and below 1, got {number}")
+    if not 0 <= number < math.inf:
+        raise ArgumentError(f"expected a finite number of at least 0, got {number}")
     return number
+
+
+def refuse_uncorrectable(op: str, **decays: Any) -> None:
+    """Refuse decays, or lists of them, of which 1 - decay^step is no correction."""
+    for name, value in decays.items():
+        if not all(x < 1 for x in (value if isinstance(value, tuple) else (value,))):
+            refuse(op, name, "a number below 1, as biases are corrected", shown(value))
 
 
 def number(

@@ -282,8 +282,8 @@ BAD = {
     ),
     "max_norm_clip: expected a number above 0, got 0.0": lambda: adam(max_norm_clip=0),
     "max_norm_clip: expected a number above 0, got -1.0": lambda: adam(max_norm_clip=-1),
-    "alpha: expected a number of at least 0 and below 1, got 1.5": lambda: adam(alpha=1.5),
-    "beta: expected a number of at least 0 and below 1, got nan": lambda: adam(beta=np.nan),
+    "alpha: expected a number below 1, as biases are corrected, got 1.5": lambda: adam(alpha=1.5),
+    "beta: expected a finite number of at least 0, got nan": lambda: adam(beta=np.nan),
     "weight_decay_mode: expected one of (0, 1), got 2": lambda: adam(weight_decay_mode=2),
     "adam_mode: expected one of (0, 1), got 2": lambda: get_op("AdamWOptimizer")(adam_mode=2),
     "correct_bias: expected True in adam_mode 0": lambda: get_op("AdamWOptimizer")(
