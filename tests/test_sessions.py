@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -37,6 +38,7 @@ def run_pytest(path: Path, *options: str, **environment: str) -> subprocess.Comp
 # ---- tiers ---------------------------------------------------------------------------------------
 
 
+@functools.cache
 def chosen(seed: int, *options: str) -> list[str]:
     """The tests of a file that are chosen; it has some on emulated kernels and some elsewhere."""
     path = TESTS / "ops" / "test_resize.py"
@@ -89,15 +91,33 @@ def test_the_seed_draws_one_combination_of_types_of_each_operator() -> None:
 
 
 @pytest.mark.skipif(NO_GPU is None, reason="there is a GPU")
-def test_without_a_gpu_one_line_says_what_is_skipped_and_why() -> None:
+def test_without_a_gpu_one_line_says_what_is_left_out_and_why() -> None:
     path = TESTS / "gpu" / "test_memory_checker.py"
-    skipping = run_pytest(path, CTO_REQUIRE_GPU="0")
-    assert skipping.returncode == 0
-    (line,) = re.findall(r"^SKIPPED.*", skipping.stdout, flags=re.MULTILINE)
-    assert line.endswith(f": {NO_GPU}")
+    without = run_pytest(path, CTO_REQUIRE_GPU="0")
+    assert without.returncode == 0
+    (line,) = re.findall(r"^LEFT OUT.*", without.stdout, flags=re.MULTILINE)
+    assert re.fullmatch(r"LEFT OUT \[[1-9]\d*\]: " + NO_GPU, line)
     failing = run_pytest(path, "--maxfail=1", CTO_REQUIRE_GPU="1")
     assert failing.returncode == 1
     assert f"CTO_REQUIRE_GPU=1, but {NO_GPU}" in failing.stdout
+
+
+@pytest.mark.skipif(NO_GPU is None, reason="there is a GPU")
+def test_runs_on_a_gpu_are_left_out_alone_and_counted() -> None:
+    path = TESTS / "ops" / "test_resize.py"
+    options = ("--collect-only", "-q")
+    without, required = (run_pytest(path, *options, CTO_REQUIRE_GPU=x) for x in "01")
+    left, all_tests = (
+        {line for line in x.stdout.splitlines() if "::" in line} for x in (without, required)
+    )
+    assert left == {test for test in all_tests if "cuda" not in test} != all_tests
+    assert f"LEFT OUT [{len(all_tests - left)}]: {NO_GPU}" in without.stdout
+    assert "LEFT OUT" not in required.stdout
+
+
+def test_every_tier_together_is_all_tests() -> None:
+    tiers = [chosen(3), chosen(3, "-m", "thorough"), chosen(3, "-m", "large")]
+    assert sorted(test for tests in tiers for test in tests) == sorted(chosen(3, "-m", ""))
 
 
 # ---- time limits ---------------------------------------------------------------------------------
