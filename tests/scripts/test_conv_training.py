@@ -8,16 +8,14 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+import train_digits
 from click.testing import CliRunner
 
-# Found, not imported: that takes a second, which each worker would spend on listing its tests.
-for package in ("sklearn", "matplotlib"):
-    if find_spec(package) is None:
-        pytest.skip(f"{package} is in the examples extra", allow_module_level=True)
-
-import train_digits
-
 from cupy_training_ops.frame import backends
+
+# Found, not imported: that takes a second, which each worker would spend on listing its tests.
+ABSENT = [package for package in ("sklearn", "matplotlib") if find_spec(package) is None]
+pytestmark = pytest.mark.skipif(bool(ABSENT), reason=f"{ABSENT} are in the examples extra")
 
 
 @pytest.fixture
