@@ -120,6 +120,34 @@ def test_every_tier_together_is_all_tests() -> None:
     assert sorted(test for tests in tiers for test in tests) == sorted(chosen(3, "-m", ""))
 
 
+SKIPPING = """
+import pytest
+if "part" in __name__:
+    pytest.skip("no PyTorch", allow_module_level=True)
+def test_runs(): pass
+@pytest.mark.parametrize("x", ["a b"])
+def test_skips(x): pytest.importorskip("absent", reason="no absent")
+"""
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_what_is_skipped_is_listed_for_another_session(tmp_path, workers) -> None:
+    tests, listed = TESTS / "codecs", tmp_path / "skipped"
+    (tmp_path / "conftest.py").write_text(
+        f"import sys; sys.path.insert(0, {str(tests.parent)!r}); import tiers\n"
+        "def pytest_configure(config): config.pluginmanager.register(tiers.Tiers())\n"
+    )
+    (tmp_path / "test_some.py").write_text(SKIPPING)
+    (tmp_path / "test_part.py").write_text(SKIPPING)
+    run_pytest(tmp_path, "-n", workers, CTO_SKIPPED=str(listed))
+    found = [line.split("\t") for line in sorted(listed.read_text().splitlines())]
+    assert [reason.removeprefix("Skipped: ") for reason, _ in found] == ["no PyTorch", "no absent"]
+    assert [test.rpartition("/")[2] for _, test in found] == [
+        "test_part.py",
+        "test_some.py::test_skips[a b]",
+    ]
+
+
 # ---- time limits ---------------------------------------------------------------------------------
 
 # Waits where Python's signal handlers do not run, as an emulated kernel may.

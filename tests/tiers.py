@@ -18,6 +18,10 @@ import numpy as np
 import pytest
 from runs import EMULATED_RUNS, drawn, drawn_run, drawn_samples, gpu_reason, reason_not_to_run
 
+# Where skipped tests and files are listed, each behind its reason, for a session that has what was
+# missing. Sessions that tests start do not inherit it.
+SKIPPED = os.environ.pop("CTO_SKIPPED", None)
+
 DEFAULT = "not large and not thorough"  # pyproject.toml's -m
 THOROUGH = "thorough"
 
@@ -71,10 +75,25 @@ class Tiers:
         """All workers of pytest-xdist collect the same."""
         self._left_out |= collections.Counter(getattr(node, "workeroutput", {}).get("left_out"))
 
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        note_skipped(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        note_skipped(report)
+
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """One line for each reason."""
         for reason, count in self._left_out.items():
             terminalreporter.line(f"LEFT OUT [{count}]: {reason}")
+
+
+def note_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """List what was skipped. Workers of pytest-xdist inherit no list: the controller hears of all."""
+    if SKIPPED is None or not report.skipped:
+        return
+    reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr
+    with open(SKIPPED, "a", encoding="utf-8") as file:
+        file.write(f"{reason}\t{report.nodeid}\n")
 
 
 def mark_thorough(metafunc: Any, calls: list[Any]) -> None:
