@@ -26,7 +26,7 @@ import pytest
 from counts import Counts
 from emulator.toolchain import cache_folder
 from runs import EMULATED_RUNS, RUNS, Run, reason_not_to_run
-from tiers import Tiers, missing, skip_unless_available
+from tiers import Tiers, missing, most_workers, skip_unless_available
 
 from cupy_training_ops.runtime import kernel_cache
 
@@ -68,6 +68,12 @@ def lend_folder(config: pytest.Config, variable: str, folder: str) -> None:
         lent = tempfile.TemporaryDirectory(prefix="cto-")
     config.add_cleanup(lent.cleanup)
     os.environ[variable] = lent.name
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """At most four on a machine with a GPU, unless a number is asked for."""
+    return most_workers()
 
 
 def pytest_report_header() -> str:

@@ -3,16 +3,20 @@
 
 What is sampled: tests passed, kernels launched on the emulator, results compared, and the tests
 that ask an independent implementation. What it costs: seconds of all processors, of this session's
-processes and of those that they started. A busy machine changes neither much.
+processes and of those that they started. Where CTO_BUDGET names a file such as budget.toml, a run
+that samples less, or costs more, than stands there has failed.
 """
 
 from __future__ import annotations
 
 import collections
 import functools
+import os
 import resource
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -24,6 +28,7 @@ from numpy.testing._private import utils as numpy_testing
 
 from cupy_training_ops.testing import compare
 
+BUDGET = os.environ.pop("CTO_BUDGET", None)  # not of sessions that tests start
 ORACLES = ("jax", "mpmath", "onnxruntime", "optax", "sklearn", "torch")
 
 
@@ -88,6 +93,8 @@ class Counts:
         self.found["core_seconds"] += own() + (0 if self._has_workers else children())
         if hasattr(session.config, "workeroutput"):
             session.config.workeroutput["counts"] = {**self.found, "collected": self._collected}
+        if self.excess() and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -98,8 +105,15 @@ class Counts:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         terminalreporter.section("what was sampled, and what it cost")
-        for line in self.lines():
+        for line in [*self.lines(), *self.excess()]:
             terminalreporter.line(line)
+
+    def excess(self) -> list[str]:
+        """Where the run is outside its budget."""
+        if BUDGET is None:
+            return []
+        found = {**self.found, "collect_seconds": self._collected}
+        return outside(found, tomllib.loads(Path(BUDGET).read_text(encoding="utf-8")))
 
     def lines(self) -> list[str]:
         """The summary."""
@@ -113,6 +127,20 @@ class Counts:
             f"{found['build_core_seconds']:.0f} core-seconds",
             f"{found['core_seconds']:.0f} core-seconds in all, {self._collected:.1f} s to collect",
         ]
+
+
+def outside(found: Mapping[str, float], budget: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """What is more or less than its budget says."""
+    over = [
+        f"over budget: {name} {found.get(name, 0):.0f}, at most {most}"
+        for name, most in budget["most"].items()
+        if found.get(name, 0) > most
+    ]
+    return over + [
+        f"under budget: {name} {found.get(name, 0):.0f}, at least {least}"
+        for name, least in budget["least"].items()
+        if found.get(name, 0) < least
+    ]
 
 
 def compared(actual: Any, *_: Any) -> dict[str, int]:

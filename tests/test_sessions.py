@@ -8,10 +8,13 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from pathlib import Path
 
+import counts
 import pytest
+import tiers
 from runs import EMULATED_RUNS, drawn_run, drawn_samples, gpu_reason
 
 from cupy_training_ops.testing.samples import all_samples, sampled
@@ -20,7 +23,9 @@ TESTS = Path(__file__).resolve().parent
 NO_GPU = gpu_reason()
 
 
-def run_pytest(path: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_pytest(
+    path: Path | str, *options: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """A session of these tests under this checkout's configuration, on one core."""
     command = [
         sys.executable,
@@ -118,6 +123,71 @@ def test_runs_on_a_gpu_are_left_out_alone_and_counted() -> None:
 def test_every_tier_together_is_all_tests() -> None:
     tiers = [chosen(3), chosen(3, "-m", "thorough"), chosen(3, "-m", "large")]
     assert sorted(test for tests in tiers for test in tests) == sorted(chosen(3, "-m", ""))
+
+
+ABSENT = """
+import sys
+import pytest, tiers
+tiers.is_installed = lambda name: name != "jax"
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(("ci", "left"), [("", "jax (3 files)"), ("true", None)])
+def test_files_whose_oracle_is_not_installed_are_left_out_and_named(ci, left) -> None:
+    """But in CI: there they fail to import it."""
+    paths = [TESTS / "cpu" / f"test_{name}.py" for name in ("tensor", "gather", "resize", "lamb")]
+    options = ["--collect-only", "-q", "-c", str(TESTS.parent / "pyproject.toml"), *map(str, paths)]
+    result = subprocess.run(
+        [sys.executable, "-c", ABSENT, *options],
+        env=os.environ | {"CI": ci, "PYTHONPATH": str(TESTS)},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "test_lamb.py::" in result.stdout
+    lines = [line for line in result.stdout.splitlines() if line.startswith("LEFT OUT for")]
+    assert [line.split(":")[0] for line in lines] == ([f"LEFT OUT for lack of {left}"] * bool(left))
+
+
+BUDGETS = {
+    "kept": ("[most]\nbuilds = 0\n[least]\npassed = 1\n", 0, []),
+    "outside": (
+        "[most]\ncore_seconds = 0\n[least]\nlaunches = 1\npassed = 2\n",
+        1,
+        ["over budget: core_seconds", "under budget: launches 0", "under budget: passed 1"],
+    ),
+}
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+@pytest.mark.parametrize(("budget", "status", "lines"), BUDGETS.values(), ids=BUDGETS)
+def test_a_run_outside_its_budget_fails(tmp_path, budget, status, lines, workers) -> None:
+    file = tmp_path / "budget.toml"
+    file.write_text(budget)
+    test = f"{TESTS / 'test_values.py'}::test_attributes_cannot_be_deleted"
+    result = run_pytest(test, "-n", workers, CTO_BUDGET=str(file))
+    assert result.returncode == status, result.stdout
+    found = [x for x in result.stdout.splitlines() if " budget: " in x]
+    assert [
+        line.split(",")[0][: len(text)] for line, text in zip(found, lines, strict=True)
+    ] == lines
+
+
+def test_the_budget_names_what_is_counted() -> None:
+    budget = tomllib.loads((TESTS / "budget.toml").read_text())
+    huge = dict.fromkeys(budget["most"], 1e12)
+    assert len(counts.outside(huge, budget)) == len(budget["most"]) + len(budget["least"])
+    assert counts.outside(dict.fromkeys(budget["least"], 1e12), budget) == []
+
+
+@pytest.mark.parametrize(
+    ("cores", "reason", "workers"), [(64, None, 4), (2, None, 2), (64, "no GPU", None)]
+)
+def test_a_gpu_has_at_most_four_workers(monkeypatch, cores, reason, workers) -> None:
+    monkeypatch.setattr(tiers, "gpu_reason", lambda: reason)
+    monkeypatch.setattr(tiers.os, "cpu_count", lambda: cores)
+    assert tiers.most_workers() == workers
 
 
 SKIPPING = """

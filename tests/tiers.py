@@ -9,9 +9,13 @@ is left out before pytest makes a test of it, which takes longer than to run som
 from __future__ import annotations
 
 import collections
+import functools
 import os
 import random
+import re
 from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,12 +29,26 @@ SKIPPED = os.environ.pop("CTO_SKIPPED", None)
 DEFAULT = "not large and not thorough"  # pyproject.toml's -m
 THOROUGH = "thorough"
 
+ORACLES = ("jax", "mpmath", "optax", "sklearn")  # what the extra `test` brings and `gputest` not
+IMPORT = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
+GPU_WORKERS = 4  # each compiles and holds arrays on the one GPU
+
 
 class Tiers:
     """A plugin of pytest: leaves tests out while they are collected, and says how many and why."""
 
     def __init__(self) -> None:
         self._left_out: collections.Counter[str] = collections.Counter()
+        self._without: collections.Counter[str] = collections.Counter()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_make_collect_report(self, collector: pytest.Collector) -> Any:
+        """Leave out the tests of a file that imports an oracle which is not installed."""
+        if not isinstance(collector, pytest.Module) or os.environ.get("CI") == "true":
+            return None
+        absent = [name for name in oracles_of(collector.path) if not is_installed(name)]
+        self._without.update(absent)
+        return pytest.CollectReport(collector.nodeid, "passed", None, []) if absent else None
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)  # around the fixtures' own parameters
     def pytest_generate_tests(self, metafunc: Any) -> Iterator[None]:
@@ -69,11 +87,14 @@ class Tiers:
             session.exitstatus = pytest.ExitCode.OK
         if hasattr(session.config, "workeroutput"):
             session.config.workeroutput["left_out"] = dict(self._left_out)
+            session.config.workeroutput["without"] = dict(self._without)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """All workers of pytest-xdist collect the same."""
-        self._left_out |= collections.Counter(getattr(node, "workeroutput", {}).get("left_out"))
+        output = getattr(node, "workeroutput", {})
+        self._left_out |= collections.Counter(output.get("left_out"))
+        self._without |= collections.Counter(output.get("without"))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         note_skipped(report)
@@ -85,10 +106,29 @@ class Tiers:
         """One line for each reason."""
         for reason, count in self._left_out.items():
             terminalreporter.line(f"LEFT OUT [{count}]: {reason}")
+        if self._without:
+            files = ", ".join(f"{name} ({n} files)" for name, n in sorted(self._without.items()))
+            terminalreporter.line(f"LEFT OUT for lack of {files}: the extra `test` brings them")
+
+
+def oracles_of(path: Path) -> set[str]:
+    """The oracles that a file imports at its head."""
+    return set(IMPORT.findall(path.read_text(encoding="utf-8"))).intersection(ORACLES)
+
+
+@functools.cache
+def is_installed(name: str) -> bool:
+    """Whether a package is found, which is quicker than to import it."""
+    return find_spec(name) is not None
+
+
+def most_workers() -> int | None:
+    """How many workers `-n auto` starts, or None for as many as there are cores."""
+    return None if gpu_reason() is not None else min(GPU_WORKERS, os.cpu_count() or 1)
 
 
 def note_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:
-    """List what was skipped. Workers of pytest-xdist inherit no list: the controller hears of all."""
+    """List what was skipped. Workers of pytest-xdist have no list: the controller hears of all."""
     if SKIPPED is None or not report.skipped:
         return
     reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr
