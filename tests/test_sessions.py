@@ -168,10 +168,9 @@ def test_a_run_outside_its_budget_fails(tmp_path, budget, status, lines, workers
     test = f"{TESTS / 'test_values.py'}::test_attributes_cannot_be_deleted"
     result = run_pytest(test, "-n", workers, CTO_BUDGET=str(file))
     assert result.returncode == status, result.stdout
-    found = [x for x in result.stdout.splitlines() if " budget: " in x]
-    assert [
-        line.split(",")[0][: len(text)] for line, text in zip(found, lines, strict=True)
-    ] == lines
+    found = [line for line in result.stdout.splitlines() if " budget: " in line]
+    pairs = zip(found, lines, strict=True)
+    assert all(line.startswith(text) for line, text in pairs), found
 
 
 def test_the_budget_names_what_is_counted() -> None:
