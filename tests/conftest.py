@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""Fixtures of all tests: seeds, the GPU probe, and the runs that kernel tests go through.
+"""Fixtures of all tests: seeds, and the runs that kernel tests go through.
 
 Tests are in tiers, by marker: what has none runs by default, `-m thorough` runs the rest, and
-`-m large` what needs a large GPU. Of a test on emulated kernels one thread order and one
-combination of types run by default, drawn for the session, as of an operator's samples; the others
-are thorough.
+`-m large` what needs a large GPU: see tiers.py.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import secrets
 import signal
 import tempfile
@@ -27,17 +24,10 @@ os.environ["XLA_FLAGS"] = (
 import hypothesis
 import numpy as np
 import pytest
+from counts import Counts
 from emulator.toolchain import cache_folder
-from runs import (
-    EMULATED_RUNS,
-    RUNS,
-    Run,
-    drawn,
-    drawn_run,
-    drawn_samples,
-    gpu_reason,
-    reason_not_to_run,
-)
+from runs import EMULATED_RUNS, RUNS, Run, reason_not_to_run
+from tiers import Tiers, missing, most_workers, skip_unless_available
 
 from cupy_training_ops.runtime import kernel_cache
 
@@ -60,6 +50,10 @@ def pytest_configure(config: pytest.Config) -> None:
     lend_folder(config, "CUPY_CACHE_DIR", kernel_cache.folder())
     lend_folder(config, "CTO_EMULATOR_CACHE", str(cache_folder()))
     lend_folder(config, "HYPOTHESIS_STORAGE_DIRECTORY", ".hypothesis")
+    counts = Counts()
+    counts.watch()
+    config.pluginmanager.register(counts, "counts")
+    config.pluginmanager.register(Tiers(), "tiers")
 
 
 def lend_interrupts() -> None:
@@ -88,60 +82,18 @@ def lend_folder(config: pytest.Config, variable: str, folder: str) -> None:
     os.environ[variable] = lent.name
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """At most four on a machine with a GPU, unless a number is asked for."""
+    return most_workers()
+
+
 def pytest_report_header() -> str:
     return f"CTO_SEED={os.environ['CTO_SEED']} repeats this run's random inputs and thread orders"
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m chooses by the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    seed = int(os.environ["CTO_SEED"])
-    functions: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        if run_of(item) in EMULATED_RUNS:
-            functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for tests in functions.values():
-        share = random.Random(f"{seed} {tests[0].path.name}").random()
-        types = drawn(set(map(types_of, tests)), share)
-        for item in tests:
-            if not is_drawn(item, types, seed):
-                item.add_marker("thorough")
-
-
-def types_of(item: pytest.Item) -> tuple[str, ...]:
-    """The names of dtypes among a test's parameters."""
-    return tuple(x.name for x in item.callspec.params.values() if isinstance(x, np.dtype))
-
-
-def is_drawn(item: pytest.Item, types: tuple[str, ...], seed: int) -> bool:
-    """Whether a test of emulated kernels is one that this session draws."""
-    sample, run = item.callspec.params.get("sample"), run_of(item)
-    if types_of(item) != types or (sample is not None and sample.id not in drawn_samples(seed)):
-        return False
-    return run == drawn_run(item.nodeid.replace(run, ""), seed)
-
-
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("gpu") or item.get_closest_marker("multi_gpu"):
-        skip_unless_available(gpu_reason(2 if item.get_closest_marker("multi_gpu") else 1))
-    if (name := run_of(item)) is not None:  # not in the fixture: this counts as one place
-        skip_unless_available(reason_not_to_run(name))
-
-
-def run_of(item: pytest.Item) -> str | None:
-    """The run that a test is parametrized with, if it is."""
-    parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    return parameters.get("run", parameters.get("anywhere"))
-
-
-def skip_unless_available(reason: str | None) -> None:
-    """Skip with the reason, or fail where the machine is said to have what is missing."""
-    if reason is None:
-        return
-    if os.environ.get("CTO_REQUIRE_GPU") == "1" and gpu_reason() is not None:
-        pytest.fail(f"CTO_REQUIRE_GPU=1, but {gpu_reason()}")
-    if os.environ.get("CI") == "true" and "emulator" in reason:
-        pytest.fail(f"CI=true, but {reason}")
-    pytest.skip(reason)
+    skip_unless_available(missing(item))  # not in the fixture: this counts as one place
 
 
 @pytest.fixture

@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import signal
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from pathlib import Path
 
+import counts
 import pytest
+import tiers
 from runs import EMULATED_RUNS, drawn_run, drawn_samples, gpu_reason
 
 from cupy_training_ops.testing.samples import all_samples, sampled
@@ -20,7 +24,9 @@ TESTS = Path(__file__).resolve().parent
 NO_GPU = gpu_reason()
 
 
-def run_pytest(path: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_pytest(
+    path: Path | str, *options: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """A session of these tests under this checkout's configuration, on one core."""
     command = [
         sys.executable,
@@ -64,6 +70,7 @@ def test_what_tests_start_can_be_interrupted_where_the_session_ignores_it(worker
 # ---- tiers ---------------------------------------------------------------------------------------
 
 
+@functools.cache
 def chosen(seed: int, *options: str) -> list[str]:
     """The tests of a file that are chosen; it has some on emulated kernels and some elsewhere."""
     path = TESTS / "ops" / "test_resize.py"
@@ -116,15 +123,125 @@ def test_the_seed_draws_one_combination_of_types_of_each_operator() -> None:
 
 
 @pytest.mark.skipif(NO_GPU is None, reason="there is a GPU")
-def test_without_a_gpu_one_line_says_what_is_skipped_and_why() -> None:
+def test_without_a_gpu_one_line_says_what_is_left_out_and_why() -> None:
     path = TESTS / "gpu" / "test_memory_checker.py"
-    skipping = run_pytest(path, CTO_REQUIRE_GPU="0")
-    assert skipping.returncode == 0
-    (line,) = re.findall(r"^SKIPPED.*", skipping.stdout, flags=re.MULTILINE)
-    assert line.endswith(f": {NO_GPU}")
+    without = run_pytest(path, CTO_REQUIRE_GPU="0")
+    assert without.returncode == 0
+    (line,) = re.findall(r"^LEFT OUT.*", without.stdout, flags=re.MULTILINE)
+    assert re.fullmatch(r"LEFT OUT \[[1-9]\d*\]: " + NO_GPU, line)
     failing = run_pytest(path, "--maxfail=1", CTO_REQUIRE_GPU="1")
     assert failing.returncode == 1
     assert f"CTO_REQUIRE_GPU=1, but {NO_GPU}" in failing.stdout
+
+
+@pytest.mark.skipif(NO_GPU is None, reason="there is a GPU")
+def test_runs_on_a_gpu_are_left_out_alone_and_counted() -> None:
+    path = TESTS / "ops" / "test_resize.py"
+    options = ("--collect-only", "-q")
+    without, required = (run_pytest(path, *options, CTO_REQUIRE_GPU=x) for x in "01")
+    left, all_tests = (
+        {line for line in x.stdout.splitlines() if "::" in line} for x in (without, required)
+    )
+    assert left == {test for test in all_tests if "cuda" not in test} != all_tests
+    assert f"LEFT OUT [{len(all_tests - left)}]: {NO_GPU}" in without.stdout
+    assert "LEFT OUT" not in required.stdout
+
+
+def test_every_tier_together_is_all_tests() -> None:
+    tiers = [chosen(3), chosen(3, "-m", "thorough"), chosen(3, "-m", "large")]
+    assert sorted(test for tests in tiers for test in tests) == sorted(chosen(3, "-m", ""))
+
+
+ABSENT = """
+import sys
+import pytest, tiers
+tiers.is_installed = lambda name: name != "jax"
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(("ci", "left"), [("", "jax (3 files)"), ("true", None)])
+def test_files_whose_oracle_is_not_installed_are_left_out_and_named(ci, left) -> None:
+    """But in CI: there they fail to import it."""
+    paths = [TESTS / "cpu" / f"test_{name}.py" for name in ("tensor", "gather", "resize", "lamb")]
+    options = ["--collect-only", "-q", "-c", str(TESTS.parent / "pyproject.toml"), *map(str, paths)]
+    result = subprocess.run(
+        [sys.executable, "-c", ABSENT, *options],
+        env=os.environ | {"CI": ci, "PYTHONPATH": str(TESTS)},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "test_lamb.py::" in result.stdout
+    lines = [line for line in result.stdout.splitlines() if line.startswith("LEFT OUT for")]
+    assert [line.split(":")[0] for line in lines] == ([f"LEFT OUT for lack of {left}"] * bool(left))
+
+
+BUDGETS = {
+    "kept": ("[most]\nbuilds = 0\n[least]\npassed = 1\n", 0, []),
+    "outside": (
+        "[most]\ncore_seconds = 0\n[least]\nlaunches = 1\npassed = 2\n",
+        1,
+        ["over budget: core_seconds", "under budget: launches 0", "under budget: passed 1"],
+    ),
+}
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+@pytest.mark.parametrize(("budget", "status", "lines"), BUDGETS.values(), ids=BUDGETS)
+def test_a_run_outside_its_budget_fails(tmp_path, budget, status, lines, workers) -> None:
+    file = tmp_path / "budget.toml"
+    file.write_text(budget)
+    test = f"{TESTS / 'test_values.py'}::test_attributes_cannot_be_deleted"
+    result = run_pytest(test, "-n", workers, CTO_BUDGET=str(file))
+    assert result.returncode == status, result.stdout
+    found = [line for line in result.stdout.splitlines() if " budget: " in line]
+    pairs = zip(found, lines, strict=True)
+    assert all(line.startswith(text) for line, text in pairs), found
+
+
+def test_the_budget_names_what_is_counted() -> None:
+    budget = tomllib.loads((TESTS / "budget.toml").read_text())
+    huge = dict.fromkeys(budget["most"], 1e12)
+    assert len(counts.outside(huge, budget)) == len(budget["most"]) + len(budget["least"])
+    assert counts.outside(dict.fromkeys(budget["least"], 1e12), budget) == []
+
+
+@pytest.mark.parametrize(
+    ("cores", "reason", "workers"), [(64, None, 4), (2, None, 2), (64, "no GPU", None)]
+)
+def test_a_gpu_has_at_most_four_workers(monkeypatch, cores, reason, workers) -> None:
+    monkeypatch.setattr(tiers, "gpu_reason", lambda: reason)
+    monkeypatch.setattr(tiers.os, "cpu_count", lambda: cores)
+    assert tiers.most_workers() == workers
+
+
+SKIPPING = """
+import pytest
+if "part" in __name__:
+    pytest.skip("no PyTorch", allow_module_level=True)
+def test_runs(): pass
+@pytest.mark.parametrize("x", ["a b"])
+def test_skips(x): pytest.importorskip("absent", reason="no absent")
+"""
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_what_is_skipped_is_listed_for_another_session(tmp_path, workers) -> None:
+    tests, listed = TESTS / "codecs", tmp_path / "skipped"
+    (tmp_path / "conftest.py").write_text(
+        f"import sys; sys.path.insert(0, {str(tests.parent)!r}); import tiers\n"
+        "def pytest_configure(config): config.pluginmanager.register(tiers.Tiers())\n"
+    )
+    (tmp_path / "test_some.py").write_text(SKIPPING)
+    (tmp_path / "test_part.py").write_text(SKIPPING)
+    run_pytest(tmp_path, "-n", workers, CTO_SKIPPED=str(listed))
+    found = [line.split("\t") for line in sorted(listed.read_text().splitlines())]
+    assert [reason.removeprefix("Skipped: ") for reason, _ in found] == ["no PyTorch", "no absent"]
+    assert [test.rpartition("/")[2] for _, test in found] == [
+        "test_part.py",
+        "test_some.py::test_skips[a b]",
+    ]
 
 
 # ---- time limits ---------------------------------------------------------------------------------

@@ -86,6 +86,11 @@ class PackedArguments:
         addresses = [value.ctypes.data for value in self._values]
         self.addresses = (ctypes.c_void_p * max(len(args), 1))(*addresses)
 
+    def words(self) -> list[int]:
+        """All that may be an address: values of eight bytes, and every eight of a structure."""
+        whole = [value.view(np.uint8) for value in self._values if value.nbytes >= 8]
+        return [int(word) for v in whole for word in v[: v.size // 8 * 8].view(np.uint64)]
+
 
 def _pointer(value: np.ndarray | np.uint64 | int | None, memory: GuardedArrays) -> np.ndarray:
     address = value.ctypes.data if isinstance(value, np.ndarray) else int(value or 0)

@@ -118,6 +118,21 @@ class GuardedSharedMemory:
         runtime().emulator_release(self.address)
 
 
+class Snapshot:
+    """What guarded arrays held before a launch that may have to be made again."""
+
+    def __init__(self, addresses: Iterable[int]) -> None:
+        """`addresses` are those that the launch is given, with others among them."""
+        extents = map(runtime().emulator_extent_at, addresses)
+        found = {(extent.begin, extent.end) for extent in extents}
+        self._contents = [(begin, ctypes.string_at(begin, end - begin)) for begin, end in found]
+
+    def restore(self) -> None:
+        """Undo what was written since."""
+        for begin, contents in self._contents:
+            ctypes.memmove(begin, contents, len(contents))
+
+
 def guarded_copy(array: np.ndarray) -> np.ndarray:
     """A copy in guarded memory of its own. Launches use such arrays in place.
 

@@ -3,9 +3,10 @@
 
 import contextlib
 import ctypes
+import functools
 import itertools
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -22,12 +23,14 @@ from .limits import (
     check_shared_memory,
     three_dimensions,
 )
-from .memory import GuardedArrays, GuardedSharedMemory
+from .memory import GuardedArrays, GuardedSharedMemory, Snapshot
 from .native import LaunchRequest, runtime
 from .options import translate_options
 from .settings import BLOCK_ORDERS, THREAD_ORDERS, current_settings
 from .source import translate
 from .toolchain import build_module
+
+_ILLEGAL_INSTRUCTION = "illegal instruction"  # the words of faults.cpp
 
 # The runtime has one set of threads.
 _launch_lock = threading.Lock()
@@ -48,9 +51,18 @@ class EmulatedModule:
 
         `max_shared_nbytes` is what a block may have on request on the device that is emulated.
         """
-        source = translate(code, tuple(name_expressions or ()))
+        self._source = translate(code, tuple(name_expressions or ()))
+        self._options = translate_options(options)
         self._max_shared_nbytes = max_shared_nbytes
-        self._library = KernelLibrary(build_module(source, translate_options(options)))
+        self._library = self._build(explains=False)
+
+    def _build(self, explains: bool) -> KernelLibrary:
+        return KernelLibrary(build_module(self._source, self._options, explains=explains))
+
+    @functools.cached_property
+    def _explaining(self) -> KernelLibrary:
+        """The library that says which behaviour was undefined; the other one is built sooner."""
+        return self._build(explains=True)
 
     @property
     def kernel_names(self) -> list[str]:
@@ -61,21 +73,29 @@ class EmulatedModule:
         """The kernel of this name, or of this name expression."""
         if name not in self._library.kernels:
             raise EmulatorError(f"no kernel {name!r}; there are {', '.join(self.kernel_names)}")
-        return EmulatedKernel(self._library, name, self._max_shared_nbytes)
+        return EmulatedKernel(
+            self._library, lambda: self._explaining, name, self._max_shared_nbytes
+        )
 
 
 class EmulatedKernel:
     """One kernel. Called like a cupy.RawKernel."""
 
-    def __init__(self, library: KernelLibrary, name: str, max_shared_nbytes: int) -> None:
+    def __init__(
+        self,
+        library: KernelLibrary,
+        explaining: Callable[[], KernelLibrary],
+        name: str,
+        max_shared_nbytes: int,
+    ) -> None:
         """Read the kernel's signature from its library."""
         entry = library.kernels[name]
         self.name = name
         self._library = library
+        self._explaining = explaining
         self._static_shared = library.static_shared_bytes(name)
         self._granted_shared = max(DEFAULT_SHARED_NBYTES - self._static_shared, 0)
         self._max_shared_nbytes = max_shared_nbytes
-        self._body = entry.body
         self._max_threads = min(entry.max_threads, 1024)
         declared = entry.parameters[: entry.parameter_count]
         self.parameters = tuple(ParameterType(p.kind.decode(), p.bytes) for p in declared)
@@ -112,7 +132,8 @@ class EmulatedKernel:
         arrays = self._arrays(args, reachable)
         with _launch_lock, GuardedArrays(arrays) as memory, GuardedSharedMemory(shared_mem) as own:
             packed = PackedArguments(self.parameters, args, memory)
-            self._run(self._request(grid, block, packed, own))
+            before = Snapshot(packed.words())
+            self._run(functools.partial(self._request, grid, block, packed, own), before)
             memory.store()
 
     def _check_limits(self, grid: Dimensions, block: Dimensions, dynamic: int) -> None:
@@ -142,10 +163,11 @@ class EmulatedKernel:
         block: Dimensions,
         packed: PackedArguments,
         shared: GuardedSharedMemory,
+        library: KernelLibrary,
     ) -> LaunchRequest:
         settings = current_settings()
         return LaunchRequest(
-            body=self._body,
+            body=library.kernels[self.name].body,
             arguments=packed.addresses,
             grid=grid,
             block=block,
@@ -155,17 +177,29 @@ class EmulatedKernel:
             time_limit_milliseconds=max(1, round(settings.time_limit_seconds * 1000)),
             dynamic_shared=shared.address,
             dynamic_shared_bytes=shared.nbytes,
-            static_shared=self._library.static_shared,
-            static_shared_count=len(self._library.static_shared),
+            static_shared=library.static_shared,
+            static_shared_count=len(library.static_shared),
         )
 
-    def _run(self, request: LaunchRequest) -> None:
-        if runtime().emulator_launch(ctypes.byref(request)):
-            return
-        text = runtime().emulator_failure_text().decode(errors="replace")
+    def _run(self, request: Callable[[KernelLibrary], LaunchRequest], before: Snapshot) -> None:
+        """Launch; where behaviour was undefined, launch again from the same memory to say which."""
+        failure = self._failure(self._library, request)
+        if failure is not None and _ILLEGAL_INSTRUCTION in failure:
+            before.restore()
+            failure = self._failure(self._explaining(), request) or failure
+        if failure is not None:
+            raise EmulatorError(f"{self.name}: {failure}")
+
+    def _failure(
+        self, library: KernelLibrary, request: Callable[[KernelLibrary], LaunchRequest]
+    ) -> str | None:
+        """Launch; what went wrong and where, or None."""
+        if runtime().emulator_launch(ctypes.byref(request(library))):
+            return None
+        text: str = runtime().emulator_failure_text().decode(errors="replace")
         addresses = list(_return_addresses())
-        line = self._library.source_line(addresses) if addresses else None
-        raise EmulatorError(f"{self.name}: {text}" + (f" at {line}" if line else ""))
+        line = library.source_line(addresses) if addresses else None
+        return text + (f" at {line}" if line else "")
 
 
 def _return_addresses() -> Iterator[int]:

@@ -56,6 +56,7 @@ _FUNCTIONS = {
     "emulator_acquire_problem": (c_char_p, ()),
     "emulator_release": (None, (c_size_t,)),
     "emulator_is_guarded": (c_bool, (c_size_t,)),
+    "emulator_extent_at": (Extent, (c_size_t,)),
     "emulator_canary_damage": (c_char_p, ()),
     "emulator_launch": (c_bool, (POINTER(LaunchRequest),)),
     "emulator_failure_text": (c_char_p, ()),

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from emulator import EmulatorError, thread_order, time_limit
+from emulator import EmulatorError, guarded_copy, thread_order, time_limit
 
 VICTIM = 21
 FAULTS = {
@@ -42,6 +42,19 @@ def test_faults_name_block_thread_and_line(load_kernels, name):
     assert f"{name}: block (0,0,0) thread ({VICTIM},0,0): " in str(caught.value)
     assert "at kernels/faults.cu:" in str(caught.value)
     _check_still_usable(load_kernels)
+
+
+@pytest.mark.parametrize("in_place", [False, True], ids=["copied", "in-place"])
+def test_a_fault_is_explained_from_the_memory_that_it_found(load_kernels, in_place):
+    """A launch whose behaviour is undefined is made twice: see EmulatedKernel._run."""
+    values = np.full(64, 5, np.int32)
+    values[VICTIM] = 32
+    values = guarded_copy(values) if in_place else values
+    where = np.array([(values.ctypes.data,)], [("values", np.uint64)])[0]
+    kernel = load_kernels("faults.cu").get_function("take_and_shift")
+    with pytest.raises(EmulatorError) as caught:
+        kernel((1,), (64,), (where, np.zeros(64, np.int32)), reachable=[values])
+    assert f"thread ({VICTIM},0,0): undefined behaviour: shift by" in str(caught.value)
 
 
 @pytest.mark.parametrize("order", ["forward", "reverse", "random"])

@@ -26,7 +26,7 @@ SOURCE_ROOT = "/kernel/"
 SHARED_LIBRARY_FLAGS = ("-shared", "-fPIC", "-g1")
 RUNTIME_FLAGS = ("-std=c++17", "-O2", "-U_FORTIFY_SOURCE", *SHARED_LIBRARY_FLAGS)
 KERNEL_FLAGS = (
-    "-O1",
+    "-Og",  # built in a fifth less time than with -O1, and most kernels run for milliseconds
     *SHARED_LIBRARY_FLAGS,
     "-w",
     "-fmax-errors=20",
@@ -46,6 +46,8 @@ KERNEL_FLAGS = (
     "--param=asan-stack=0",
     "--param=asan-globals=0",
 )
+# An instruction in place of a call that says what is wrong: a tenth less time to build.
+TRAP_FLAG = "-fsanitize-undefined-trap-on-error"
 # Keeps g++ from linking libubsan, whose handlers the runtime replaces.
 KERNEL_LINK_FLAGS = ("-nodefaultlibs", "-lm", "-lc", "-lgcc")
 
@@ -89,10 +91,15 @@ def build_runtime() -> Path:
     return _build_once(_key("runtime", *flags), build) / "runtime.so"
 
 
-def build_module(source: str, options: HostOptions) -> Path:
-    """The shared library of one translated kernel source."""
-    flags = [*options.flags, *KERNEL_FLAGS]
-    precompiled = _precompiled_header(options.standard)
+def build_module(source: str, options: HostOptions, *, explains: bool) -> Path:
+    """The shared library of one translated kernel source.
+
+    Undefined behaviour ends the launch of a module that explains with what happened, and of one
+    that does not with an illegal instruction.
+    """
+    sanitized = KERNEL_FLAGS if explains else (*KERNEL_FLAGS, TRAP_FLAG)
+    flags = [*options.flags, *sanitized]
+    precompiled = _precompiled_header(options.standard, sanitized)
 
     def build(folder: Path) -> None:
         (folder / "kernel.cpp").write_text(source)
@@ -100,7 +107,7 @@ def build_module(source: str, options: HostOptions) -> Path:
             f"-fdebug-prefix-map={folder}/={SOURCE_ROOT}",
             f"-fdebug-prefix-map={folder}=/kernel",
         ]
-        prefix = [f"-std={options.standard}", *KERNEL_FLAGS, "-include", str(precompiled)]
+        prefix = [f"-std={options.standard}", *sanitized, "-include", str(precompiled)]
         output = ["kernel.cpp", "-o", "kernel.so", *KERNEL_LINK_FLAGS]
         _compile([*prefix, *places, *options.flags, *_include_flags(), *output], folder)
 
@@ -109,16 +116,16 @@ def build_module(source: str, options: HostOptions) -> Path:
     return _build_once(key, build) / "kernel.so"
 
 
-def _precompiled_header(standard: str) -> Path:
+def _precompiled_header(standard: str, kernel_flags: tuple[str, ...]) -> Path:
     """A header that includes cuda_on_cpu.h and has its compiled form beside it."""
     name = "cuda_on_cpu.h"
 
     def build(folder: Path) -> None:
         (folder / name).write_text(f'#include "{INCLUDE_FOLDER / name}"\n')
-        flags = [f"-std={standard}", *KERNEL_FLAGS, *_include_flags(), "-x", "c++-header"]
+        flags = [f"-std={standard}", *kernel_flags, *_include_flags(), "-x", "c++-header"]
         _compile([*(f for f in flags if f != "-shared"), name, "-o", f"{name}.gch"], folder)
 
-    return _build_once(_key("header", standard, *KERNEL_FLAGS), build) / name
+    return _build_once(_key("header", standard, *kernel_flags), build) / name
 
 
 def _include_flags() -> list[str]:

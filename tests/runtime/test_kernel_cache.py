@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +23,7 @@ UNUSABLE = {
     "empty": {"CUPY_CACHE_DIR": ""},
     "home below a file": {"HOME": "/dev/null/x"},
 }
-unusable = pytest.mark.parametrize("environment", UNUSABLE.values(), ids=UNUSABLE)
+unusable = pytest.mark.parametrize("environment", UNUSABLE)
 
 
 def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -37,31 +39,64 @@ def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
-def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return python("-m", "cupy_training_ops", *arguments, **environment)
-
-
 @pytest.fixture(autouse=True)
 def _cupy() -> None:
     pytest.importorskip("cupy", reason="CuPy is in the extras")
 
 
-@unusable
-def test_the_cuda_backend_is_refused_with_the_remedy(environment) -> None:
-    code = """
-import cupy_training_ops as cto, numpy as np
+# One process for each environment makes all calls: what is refused leaves nothing behind.
+CALLS = """
+import contextlib, io, json, sys
+import cupy_training_ops as cto
+from cupy_training_ops import cli
 from cupy_training_ops.frame.backends import cuda_backend
+
 class OnDevice:
     __cuda_array_interface__ = {}
-for way in (cuda_backend, lambda: cto.relu_grad(OnDevice(), OnDevice())):
+
+def refused(way):
     try:
         way()
     except cto.ProviderError as error:
-        print(error)
+        return str(error)
+
+def run(arguments):
+    streams = [io.TextIOWrapper(io.BytesIO(), write_through=True) for _ in range(2)]
+    with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
+        try:
+            cli.main(arguments)
+        except SystemExit as end:
+            status = end.code
+    return [status, *(stream.buffer.getvalue().decode() for stream in streams)]
+
+ways = (cuda_backend, lambda: cto.relu_grad(OnDevice(), OnDevice()))
+commands = {" ".join(arguments): run(arguments) for arguments in json.loads(sys.argv[1])}
+print(json.dumps([list(map(refused, ways)), commands]))
 """
-    result = python("-c", code, **environment)
-    assert result.stderr == ""
-    assert [REMEDY in line for line in result.stdout.splitlines()] == [True, True]
+NEEDS_CUPY = [
+    ("verify", "--op", "ReluGrad"),
+    ("compile", "--op", "ReluGrad"),
+    ("compile", "--op", "ReluGrad", "--arch", "90"),
+    ("compile", "--op", "ReluGrad", "--arch", "all", "--jobs", "2"),
+    ("roundtrip", "--provider", "cuda"),
+]
+AUTO = ("roundtrip", "--shape", "9", "--codec", "pack1", "--json")
+COMMANDS = [("doctor",), AUTO, *NEEDS_CUPY]
+
+
+@functools.cache
+def calls(environment: str) -> tuple[list[str], dict[str, list[Any]]]:
+    """What the two ways to the backend are refused with; status, stdout and stderr of commands."""
+    result = python("-c", CALLS, json.dumps(COMMANDS), **UNUSABLE[environment])
+    assert (result.returncode, result.stderr) == (0, "")
+    refusals, commands = json.loads(result.stdout)
+    return refusals, commands
+
+
+@unusable
+def test_the_cuda_backend_is_refused_with_the_remedy(environment) -> None:
+    refusals, _ = calls(environment)
+    assert [REMEDY in text for text in refusals] == [True, True]
 
 
 def test_a_folder_that_is_mended_later_is_taken(tmp_path) -> None:
@@ -82,38 +117,40 @@ except ProviderError:
 
 @unusable
 def test_doctor_shows_the_row_and_its_remedy(environment) -> None:
-    result = command("doctor", **environment)
-    assert (result.returncode, result.stderr) == (1, "")
-    lines = result.stdout.splitlines()
+    status, out, err = calls(environment)[1]["doctor"]
+    assert (status, err) == (1, "")
+    lines = out.splitlines()
     assert any(line.split()[:2] == ["cache", "missing"] for line in lines)
     (mend,) = (line for line in lines if REMEDY in line and line.startswith("to mend"))
     for part in ("CuPy", "NVRTC", "cache"):
         assert part in mend
-    assert "pip install 'cupy-training-ops" not in result.stdout
+    assert "pip install 'cupy-training-ops" not in out
 
 
 @unusable
 def test_auto_takes_the_cpu(environment) -> None:
-    result = command("roundtrip", "--shape", "9", "--codec", "pack1", "--json", **environment)
-    assert (result.returncode, result.stderr) == (0, "")
-    assert json.loads(result.stdout.splitlines()[1])["provider"] == "cpu"
+    status, out, err = calls(environment)[1][" ".join(AUTO)]
+    assert (status, err) == (0, "")
+    assert json.loads(out.splitlines()[1])["provider"] == "cpu"
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("verify", "--op", "ReluGrad"),
-        ("compile", "--op", "ReluGrad"),
-        ("compile", "--op", "ReluGrad", "--arch", "90"),
-        ("compile", "--op", "ReluGrad", "--arch", "all", "--jobs", "2"),
-        ("roundtrip", "--provider", "cuda"),
-    ],
-    ids=" ".join,
-)
-def test_what_needs_cupy_ends_with_the_remedy(arguments) -> None:
-    result = command(*arguments, CUPY_CACHE_DIR="/dev/null/x")
+@unusable
+@pytest.mark.parametrize("arguments", NEEDS_CUPY, ids=" ".join)
+def test_what_needs_cupy_ends_with_the_remedy(arguments, environment) -> None:
+    status, out, err = calls(environment)[1][" ".join(arguments)]
+    assert (status, out) == (3, "")
+    assert_remedy(err)
+
+
+def test_a_command_of_its_own_ends_with_the_remedy() -> None:
+    result = python("-m", "cupy_training_ops", *NEEDS_CUPY[1], **UNUSABLE["below a file"])
     assert (result.returncode, result.stdout) == (3, "")
-    (line,) = result.stderr.splitlines()
+    assert_remedy(result.stderr)
+
+
+def assert_remedy(err: str) -> None:
+    """One line that says what mends it."""
+    (line,) = err.splitlines()
     assert line.startswith("Error: ")
     assert REMEDY in line
     assert "pip install" not in line

@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
+import train_digits
 from click.testing import CliRunner
 
-pytest.importorskip("sklearn", reason="the digits are scikit-learn's (in the examples extra)")
-pytest.importorskip("matplotlib", reason="in the examples extra")
-
-import train_digits
-
 from cupy_training_ops.frame import backends
+
+# Found, not imported: that takes a second, which each worker would spend on listing its tests.
+ABSENT = [package for package in ("sklearn", "matplotlib") if find_spec(package) is None]
+pytestmark = pytest.mark.skipif(bool(ABSENT), reason=f"{ABSENT} are in the examples extra")
 
 
 @pytest.fixture

@@ -73,8 +73,9 @@ def test_emulated_runs_are_known_by_parameter_and_fixture() -> None:
 
 
 def python(*arguments: str) -> list[str]:
-    """The lines that a Python prints which finds the plugin."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts")}
+    """The lines that a Python prints which finds the plugin, as in gpu_check.sh."""
+    found = {"PYTHONPATH": str(ROOT / "scripts"), "CTO_REQUIRE_GPU": "1"}
+    environment = {**os.environ, **found}
     command = [sys.executable, *arguments]
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr

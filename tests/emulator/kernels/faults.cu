@@ -58,3 +58,14 @@ extern "C" __global__ void harmless(int* out, int victim) {
   __syncthreads();
   out[threadIdx.x] = __shfl_sync(0xFFFFFFFFu, (int)threadIdx.x, 31) + victim;
 }
+
+struct Where {
+  int* values;
+};
+
+// Takes what it reads: a second launch over the same memory would find nothing wrong.
+extern "C" __global__ void take_and_shift(Where where, int* out) {
+  const int taken = where.values[threadIdx.x];
+  where.values[threadIdx.x] = 0;
+  out[threadIdx.x] = 1 << taken;
+}

@@ -151,6 +151,12 @@ extern "C" bool emulator_is_guarded(uintptr_t address) {
   return arena != 0 && address - arena < kArenaBytes;
 }
 
+// Where the guarded array in whose part of the arena the address lies begins and ends; empty without
+// one.
+extern "C" Extent emulator_extent_at(uintptr_t address) {
+  return emulator_is_guarded(address) ? extents[slot_of(address)] : Extent{};
+}
+
 extern "C" void emulator_release(uintptr_t begin) {
   const unsigned index = slot_of(begin);
   Slot& slot = slots[index];
