@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: MIT
+"""An encoder of activations that says, in the same pass, how far its codes are off."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from ..dtypes import FLOAT32, FLOATS, UINT8
+from ..errors import ArgumentError, refuse
+from ..frame.op import Op
+from ..plan import Device, Plan, ceil_div
+from ..schema import Attribute, Input, Output, Spec, Types, boolean, shape
+from .gist import BOX
+
+Grouping = tuple[int, int, int]
+
+
+def grouping(value: object) -> Grouping | None:
+    """Three lengths (outer, groups, inner), or None or () for none."""
+    lengths = () if value is None else shape(value)
+    if not lengths:
+        return None
+    if len(lengths) != 3:
+        raise ArgumentError(f"expected three lengths, got {len(lengths)}")
+    outer, groups, inner = lengths
+    return outer, groups, inner
+
+
+class GistGuardedMsfp15Encoder(Op):
+    """MSFP15 with a guard: Y = that of GistPackMsfp15Encoder with keep_sign, guard = its error.
+
+    Q is what Y decodes to. guard has four numbers; the first three are in units of 4^(E - 127), E the
+    largest of all tiles, so that no square overflows or vanishes:
+
+        guard[0]   error: the sum of (X - Q)^2
+        guard[1]   tile deviation: the sum of (X - mean of its tile)^2, tiles of 8
+        guard[2]   group deviation: the sum of (X - mean of its group)^2
+        guard[3]   worst group: the largest error over deviation of a group
+
+    Groups are those that a consumer centres. grouping is (A, C, B), A C B = n: group c is all
+    elements [a, c, b] of X as an array of that shape. Layer, RMS, group and instance norm over
+    runs of B elements: (1, n / B, B); features of a linear layer: (n / C, C, 1); channels of a
+    convolution or batch norm: (N, C, H W). Without grouping guard[2] and guard[3] are 0.
+
+    A group without error counts 0; one with error that does not deviate, or with 2^32 times its
+    deviation and more, counts infinity. If a tile is not finite (GistPackMsfp15Encoder says which),
+    guard is (infinity, 0, 0, infinity), whatever keep_nonfinite is. So
+    `guard[0] <= limit guard[1]` is decided rightly for every X.
+
+    Means are taken from a number of the tile or group, so that large ones lose no digits; sums are
+    added in an order that follows from shapes, alignment and the GPU.
+
+    Source: Darvish Rouhani et al., "Pushing the Limits of Narrow Precision Inferencing at Cloud
+    Scale with Microsoft Floating Point", NeurIPS 2020; Chan, Golub and LeVeque, "Algorithms for
+    Computing the Sample Variance", 1983.
+    """
+
+    domain = "cupy_training_ops"
+    inputs = (Input("X", "T", shape="any shape"),)
+    outputs = (
+        Output(
+            "Y",
+            "uint8",
+            shape="shape of X where its size n is a multiple of 8",
+            doc="else shape (8 ceil(n / 8),), the last tile padded with zeros",
+        ),
+        Output("guard", "float32", shape="shape (4,)"),
+    )
+    attributes = (
+        Attribute(
+            "keep_nonfinite",
+            boolean,
+            False,
+            doc="give a tile that is not finite E = 255, so that it decodes to NaN",
+        ),
+        Attribute("grouping", grouping, None, doc="(A, C, B) as above"),
+    )
+    types: ClassVar[Types] = {"T": FLOATS}
+    runs_empty = True
+    keep_nonfinite: bool
+    grouping: Grouping | None
+
+    def infer(self, x: Spec) -> tuple[Spec, ...]:
+        if self.grouping is not None and math.prod(self.grouping) != x.size:
+            expected = f"lengths whose product is the {x.size} elements of X"
+            refuse(self.name, "grouping", expected, f"{self.grouping}")
+        codes = x.shape if x.size % BOX == 0 else (BOX * ceil_div(x.size, BOX),)
+        return Spec(codes, UINT8), Spec((4,), FLOAT32)
+
+    def plan(self, device: Device, x: Spec, y: Spec | None, guard: Spec | None) -> Plan:
+        raise NotImplementedError
+
+
+OPS = {"GistGuardedMsfp15Encoder": GistGuardedMsfp15Encoder}
