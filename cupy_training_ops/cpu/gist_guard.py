@@ -44,9 +44,9 @@ def _guard(x: HostArray, codes: HostArray, grouping: Grouping | None, unit: floa
         return np.zeros(4, FLOAT32)
     q = gist_pack_msfp15_decoder(codes, to=x.dtype, shape=x.shape)
     whole = x.size - x.size % TILE
-    tiles = [_sums(x[:whole], q[:whole], (1, whole // TILE, TILE))]
-    tiles.append(_sums(x[whole:], q[whole:], (1, 1, x.size - whole)))
-    error, deviation = (sum(sums[i].sum() for sums in tiles) for i in (0, 1))
+    tiles = _sums(x[:whole], q[:whole], (1, whole // TILE, TILE))
+    rest = _sums(x[whole:], q[whole:], (1, 1, x.size - whole))
+    error, deviation = (tiles[i].sum() + rest[i].sum() for i in (0, 1))
     groups = _sums(x, q, grouping) if grouping else Sums(np.zeros(1), np.zeros(1))
     sums = np.array([error, deviation, groups.deviation.sum()])
     return np.append(sums * unit, _worst(groups)).astype(FLOAT32)
@@ -64,7 +64,7 @@ def _sums(x: HostArray, q: HostArray, grouping: Grouping) -> Sums:
     outer, groups, inner = grouping
     x, q = x.reshape(grouping), q.reshape(grouping)
     sums = np.zeros((3, groups))
-    first = x[:1, :, :1].astype(FLOAT64) if x.size else None
+    first = x[:1, :, :1].astype(FLOAT64)
     for piece in _pieces(grouping):
         distance = x[piece].astype(FLOAT64)
         error = distance - q[piece]

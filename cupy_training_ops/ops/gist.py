@@ -250,9 +250,9 @@ class GistPackMsfp15Encoder(Encoder):
     2^-126 become zero. A tile with a number that is not finite (from float64 also one of 2^128 or
     more) becomes eight zero bytes.
 
-    With keep_sign M is at least 1 where X is not 0, so that a finite tile keeps every sign; bytes and
-    decoder stay the same. The error is then at most a step, 2^-5 2^(E - 127), for every number of
-    the tile. Numbers below 2^-126 are rounded as all others; a tile of them alone has E = 0, its
+    With keep_sign M is at least 1 where X is not 0, so that a finite tile keeps every sign; format
+    and decoder stay the same. The error is then at most a step, 2^-5 2^(E - 127), for every number
+    of the tile. Numbers below 2^-126 are rounded as all others; a tile of them alone has E = 0, its
     step is 2^-132. What decodes is not 0 in the type that was encoded, but is subnormal in float32
     and bfloat16 where it is below 2^-126: a GPU's arithmetic may take it for 0.
 

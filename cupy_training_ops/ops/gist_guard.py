@@ -30,8 +30,8 @@ def grouping(value: object) -> Grouping | None:
 class GistGuardedMsfp15Encoder(Op):
     """MSFP15 with a guard: Y = that of GistPackMsfp15Encoder with keep_sign, guard = its error.
 
-    Q is what Y decodes to. guard has four numbers; the first three are in units of 4^(E - 127), E the
-    largest of all tiles, so that no square overflows or vanishes:
+    Q is what Y decodes to. guard has four numbers; the first three are in units of 4^(E - 127), E
+    the largest of all tiles, so that no square overflows or vanishes:
 
         guard[0]   error: the sum of (X - Q)^2
         guard[1]   tile deviation: the sum of (X - mean of its tile)^2, tiles of 8
