@@ -66,7 +66,7 @@ __device__ __forceinline__ u32 doubled_magnitude(float quanta) {
 template <bool KEEP_SIGN>
 __device__ __forceinline__ float in_quanta(float x, float scale) {
     const float quanta = fabsf(x) * scale;
-    return KEEP_SIGN && (bits_of(x) & 0x7FFFFFFFu) != 0 ? fmaxf(quanta, 0.5f) : quanta;
+    return KEEP_SIGN ? fmaxf(quanta, (bits_of(x) & 0x7FFFFFFFu) != 0 ? 0.5f : 0.0f) : quanta;
 }
 
 // Zeros have no sign, nor have subnormals where signs are not kept.

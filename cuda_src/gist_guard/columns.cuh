@@ -24,21 +24,21 @@ __device__ __forceinline__ double power_of(i32 k, double) {
 template <class T>
 struct Columns {
     using A = Acc<T>;
-    static constexpr bool FLOATS = sizeof(A) == sizeof(float);
 
-    A origin[TILE] = {}, sum[TILE] = {}, squares[TILE] = {}, error[TILE] = {};
+    A origin[TILE] = {};
+    float sum[TILE] = {}, squares[TILE] = {}, error[TILE] = {};
     i32 base = 0, rows = 0;
 
     __device__ __forceinline__ void add(const Tile<T>& tile) {
         const i32 exponent = static_cast<i32>(tile.exponent);
         if (rows == 0) begin(tile, exponent);
-        if (FLOATS && exponent > base + HEADROOM) rebase(exponent);
-        const i32 above = exponent - base;
-        const A scale = power_of(above, A()),
-                of_off = power_of(max(above, FLOATS ? LOWEST : above), A());
+        if (exponent > base + HEADROOM) rebase(exponent);
+        const A scale = power_of(exponent - base, A());
+        const float of_off = power_of(max(exponent - base, LOWEST), 0.0f);
 #pragma unroll
         for (int j = 0; j < TILE; ++j) {
-            const A distance = tile.quanta[j] * scale - origin[j], off = tile.off[j] * of_off;
+            const float distance = static_cast<float>(tile.quanta[j] * scale - origin[j]);
+            const float off = tile.off[j] * of_off;
             sum[j] += distance;
             squares[j] += distance * distance;
             error[j] += off * off;
@@ -46,7 +46,7 @@ struct Columns {
         ++rows;
     }
     __device__ __forceinline__ Moments moments(int j) const {
-        const double n = rows > 0 ? rows : 1, quantum = quantum_of(base), unit = quantum * quantum;
+        const double n = rows > 0 ? rows : 1, quantum = quantum_of(base), unit = unit_of(base);
         const double distance = sum[j] / n;
         return {(origin[j] + distance) * quantum, larger(squares[j] - sum[j] * distance, 0) * unit,
                 error[j] * unit};
@@ -59,13 +59,14 @@ struct Columns {
         for (int j = 0; j < TILE; ++j) origin[j] = tile.quanta[j];
     }
     __device__ __forceinline__ void rebase(i32 exponent) {
-        const A scale = power_of(base - exponent, A());
+        const i32 below = base - exponent;
+        const float scale = power_of(below, 0.0f), of_off = power_of(max(below, LOWEST), 0.0f);
 #pragma unroll
         for (int j = 0; j < TILE; ++j) {
-            origin[j] *= scale;
+            origin[j] *= power_of(below, A());
             sum[j] *= scale;
             squares[j] *= scale * scale;
-            error[j] *= scale * scale;
+            error[j] *= of_off * of_off;
         }
         base = exponent;
     }
@@ -117,10 +118,10 @@ __device__ __forceinline__ void encode_columns(const Encoding<T>& call, const Ma
             if (row + u * ROW_LANES >= end) continue;
             const Tile<T> found =
                 call.encode(loaded[u], (row + u * ROW_LANES) * matrix.tiles + tile);
-            const double quantum = found.quantum(), unit = quantum * quantum;
+            const double unit = unit_of(found.exponent);
             totals.tile_deviation +=
                 deviation_of<true>(found.template spread<true>(TILE), TILE) * unit;
-            totals.exponent = larger(found.exponent, totals.exponent);
+            totals.exponent = max(found.exponent, totals.exponent);
             columns.add(found);
         }
     }

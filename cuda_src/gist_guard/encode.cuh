@@ -28,10 +28,10 @@ struct Encoding {
 
 template <bool WHOLE, class T>
 __device__ __forceinline__ void count_tile(const Tile<T>& tile, int n, Totals& totals) {
-    const double quantum = tile.quantum(), unit = quantum * quantum;
+    const double unit = unit_of(tile.exponent);
     totals.error += tile.error() * unit;
     totals.tile_deviation += deviation_of<WHOLE>(tile.template spread<WHOLE>(n), n) * unit;
-    totals.exponent = larger(tile.exponent, totals.exponent);
+    totals.exponent = max(tile.exponent, totals.exponent);
 }
 
 // The tiles of every gridDim.x-th span, UNROLL tiles a thread.
@@ -102,7 +102,7 @@ struct PartSums {
 
     template <class T>
     __device__ __forceinline__ void add(const Tile<T>& tile, double origin) {
-        const double quantum = tile.quantum(), unit = quantum * quantum;
+        const double quantum = quantum_of(tile.exponent), unit = unit_of(tile.exponent);
         const Spread spread = tile.template spread<true>(TILE);
         const auto mean = tile.quanta[0] + spread.sum / TILE;
         const double distance = widened(mean) * quantum - origin;
@@ -142,7 +142,7 @@ __device__ __forceinline__ PartSums encode_part(const Encoding<T>& call, const P
             if (i + u * lanes >= part.n) continue;
             const Tile<T> tile = call.encode(loaded[u], part.first + i + u * lanes);
             sums.add(tile, origin);
-            totals.exponent = larger(tile.exponent, totals.exponent);
+            totals.exponent = max(tile.exponent, totals.exponent);
         }
     }
     return sums;

@@ -100,27 +100,25 @@ struct Parted {
     }
 };
 
-constexpr int MERGED = 8;  // groups of a block
-
-// Groups MERGED blockIdx.x, ..., by THREADS / MERGED threads each.
+// `across` groups a block, which divides THREADS; all of its other threads are at the same ones.
 template <int THREADS>
-__device__ __forceinline__ void merge_groups(const Parted& parted, double (&of_thread)[THREADS][3],
-                                             Totals& totals) {
-    const i64 group = static_cast<i64>(blockIdx.x) * MERGED + threadIdx.x % MERGED;
+__device__ __forceinline__ void merge_groups(const Parted& parted, u32 across,
+                                             double (&of_thread)[THREADS][3], Totals& totals) {
+    const i64 group = static_cast<i64>(blockIdx.x) * across + threadIdx.x % across;
     const bool there = group < parted.groups;
     Merged merged(there ? *parted.at(0, group) : 0.0);
     const i64 n = there ? parted.outer * parted.parts : 0;
 #pragma unroll 4
-    for (i64 i = threadIdx.x / MERGED; i < n; i += THREADS / MERGED) {
+    for (i64 i = threadIdx.x / across; i < n; i += THREADS / across) {
         const double* const some = parted.at(i, group);
         merged.add(parted.n_of(i), {some[0], some[1], some[2]});
     }
     double* const own = of_thread[threadIdx.x];
     own[0] = merged.sum, own[1] = merged.squares, own[2] = merged.error;
     __syncthreads();
-    if (threadIdx.x >= MERGED || !there) return;
+    if (threadIdx.x >= across || !there) return;
 #pragma unroll 1
-    for (int thread = threadIdx.x + MERGED; thread < THREADS; thread += MERGED) {
+    for (u32 thread = threadIdx.x + across; thread < THREADS; thread += across) {
         merged.sum += of_thread[thread][0];
         merged.squares += of_thread[thread][1];
         merged.error += of_thread[thread][2];

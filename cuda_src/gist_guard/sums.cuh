@@ -49,14 +49,15 @@ struct Merged {
 
 // Of some elements and groups, or of all.
 struct Totals {
-    double error = 0, tile_deviation = 0, group_deviation = 0, worst = 0, exponent = 0;
+    double error, tile_deviation, group_deviation, worst;
+    u32 exponent;
 
     __device__ __forceinline__ void add(const Totals& other) {
         error += other.error;
         tile_deviation += other.tile_deviation;
         group_deviation += other.group_deviation;
         worst = larger(other.worst, worst);
-        exponent = larger(other.exponent, exponent);
+        exponent = max(other.exponent, exponent);
     }
     __device__ __forceinline__ void add_group(const Moments& group) {
         group_deviation += group.squares;
@@ -76,19 +77,25 @@ struct Totals {
     }
 };
 
+// What another block has stored.
+__device__ __forceinline__ Totals loaded(const Totals& from) {
+    return {__ldcg(&from.error), __ldcg(&from.tile_deviation), __ldcg(&from.group_deviation),
+            __ldcg(&from.worst), __ldcg(&from.exponent)};
+}
+
 // The sum over a warp, in each lane.
 __device__ __forceinline__ void sum_warp(Totals& totals) {
 #pragma unroll 1
     for (u32 step = WARP / 2; step > 0; step /= 2)
         totals.add({shuffled(totals.error, step), shuffled(totals.tile_deviation, step),
                     shuffled(totals.group_deviation, step), shuffled(totals.worst, step),
-                    shuffled(totals.exponent, step)});
+                    __shfl_xor_sync(ALL_LANES, totals.exponent, step)});
 }
 
 // Shared memory of a block's sums.
 template <int THREADS>
 struct Shared {
-    double of_warp[THREADS / WARP][5];
+    Totals of_warp[THREADS / WARP];
     bool last;
 };
 
@@ -97,18 +104,11 @@ template <int THREADS>
 __device__ __forceinline__ void sum_block(Totals& totals, Shared<THREADS>& shared) {
     sum_warp(totals);
     __syncthreads();  // the last sum has been read
-    double* const own = shared.of_warp[threadIdx.x / WARP];
-    if (threadIdx.x % WARP == 0) {
-        own[0] = totals.error, own[1] = totals.tile_deviation, own[2] = totals.group_deviation;
-        own[3] = totals.worst, own[4] = totals.exponent;
-    }
+    if (threadIdx.x % WARP == 0) shared.of_warp[threadIdx.x / WARP] = totals;
     __syncthreads();
     if (threadIdx.x != 0) return;
 #pragma unroll 1
-    for (int warp = 1; warp < THREADS / WARP; ++warp) {
-        const double* const of = shared.of_warp[warp];
-        totals.add({of[0], of[1], of[2], of[3], of[4]});
-    }
+    for (int warp = 1; warp < THREADS / WARP; ++warp) totals.add(shared.of_warp[warp]);
 }
 
 // Where blocks leave their totals; only the last launch knows how many there are in all, and the
@@ -126,11 +126,9 @@ __device__ __forceinline__ void finish(Totals own, const Finish& to, Shared<THRE
     Totals* const totals = reinterpret_cast<Totals*>(to.totals);
     if (threadIdx.x == 0) totals[to.first + blockIdx.x] = own;
     if (to.n_in_all == 0 || !reduce::arrives_last(to.ticket, gridDim.x, shared.last)) return;
-    Totals all;
-    for (u32 i = threadIdx.x; i < to.n_in_all; i += THREADS) {
-        const double* const of = &totals[i].error;
-        all.add({__ldcg(of), __ldcg(of + 1), __ldcg(of + 2), __ldcg(of + 3), __ldcg(of + 4)});
-    }
+    Totals all{};
+#pragma unroll 4
+    for (u32 i = threadIdx.x; i < to.n_in_all; i += THREADS) all.add(loaded(totals[i]));
     sum_block(all, shared);
     if (threadIdx.x == 0 && to.guard != nullptr) all.store(to.guard);
 }

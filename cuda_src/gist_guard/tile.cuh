@@ -23,6 +23,10 @@ using Loaded = Vec<typename Unit<T>::Held, TILE * sizeof(T) / sizeof(typename Un
 __device__ __forceinline__ double quantum_of(u32 exponent) {
     return double_of(static_cast<u64>(891 + exponent) << 52);
 }
+// The unit of squares, a quantum's.
+__device__ __forceinline__ double unit_of(u32 exponent) {
+    return double_of(static_cast<u64>(759 + 2 * exponent) << 52);
+}
 __device__ __forceinline__ double widened(float x) { return widen_subnormal(x); }
 __device__ __forceinline__ double widened(double x) { return x; }
 // An element as it is, subnormal ones too.
@@ -138,8 +142,6 @@ struct Tile {
         codes = with_exponent(join_codes(magnitudes, signs), join_codes(magnitudes + 4, signs + 4),
                               exponent, keep_nonfinite);
     }
-
-    __device__ __forceinline__ double quantum() const { return quantum_of(exponent); }
 
     // The sum of the squares of what is off.
     __device__ __forceinline__ float error() const {

@@ -32,7 +32,9 @@ NBYTES = 64  # of elements a thread has in flight
 BLOCKS = 8  # a multiprocessor, of launches whose blocks take one span after another
 WARPS = 16  # a multiprocessor, of columns
 LEAST_ROWS = 64  # of a span of columns
-PART_TILES = 1024  # that a warp adds up at most
+PART_TILES = 1024  # of a run that a warp adds up, or more: so many parts a multiprocessor are many
+PARTS = 64
+MOST_ACROSS = 8  # groups that a block merges
 TOTALS, MOMENTS = 5, 3  # doubles in structs of cuda_src/gist_guard/sums.cuh
 
 
@@ -114,16 +116,16 @@ class GistGuardedMsfp15Encoder(Op):
             return call.tiles()
         outer, groups, inner = self.grouping
         if inner % BOX == 0:
-            return call.runs(_Runs.of(outer * groups, inner // BOX, PART_TILES, 8), groups)
+            return call.runs(call.parts(outer * groups, inner // BOX, PART_TILES, 8), groups)
         if inner == 1 and groups % BOX == 0:
             return call.columns(outer, groups)
         if inner >= BOX or outer == 1:
-            return call.any_runs(_Runs.of(outer * groups, inner, BOX * PART_TILES, 2), groups)
+            return call.any_runs(call.parts(outer * groups, inner, BOX * PART_TILES, 2), groups)
         return call.any_columns(outer, groups, inner)
 
 
 class _Runs(NamedTuple):
-    """Runs of `length` tiles or elements, in parts, each of which `lanes` lanes of a warp add up."""
+    """Runs of tiles or of elements, in parts, each of which some lanes of a warp add up."""
 
     runs: int
     length: int
@@ -166,6 +168,11 @@ class _Call:
         self.ticket = self.scratch.zeros(1, np.uint32)
         self.aligned = x.aligned and (y is None or y.aligned)
         self.first = (x, y, x.size, self.aligned, keep_nonfinite)
+
+    def parts(self, runs: int, length: int, most: int, each: int) -> _Runs:
+        """Runs in parts of at most so many, or more where that would be very many parts."""
+        share = ceil_div(runs * length, PARTS * self.device.multiprocessors)
+        return _Runs.of(runs, length, max(most, share), each)
 
     def tiles(self) -> Plan:
         """Without groups."""
@@ -236,10 +243,17 @@ class _Call:
             return ()
         blocks = self.merging(parted.groups)
         end = (totals, first, first + blocks, self.ticket, self.guard)
-        return (self.launch("merge", blocks, (moments, *parted, *end)),)
+        args = (moments, *parted, self.across(parted.groups), *end)
+        return (self.launch("merge", blocks, args),)
+
+    def across(self, groups: int) -> int:
+        """Groups that a block merges: few where there are few of them."""
+        some = groups // self.device.multiprocessors
+        return 1 << min(max(some, 1), MOST_ACROSS).bit_length() - 1
 
     def merging(self, groups: int) -> int:
-        return ceil_div(groups, self.constant("MERGED"))
+        """Blocks of a launch that merges."""
+        return ceil_div(groups, self.across(groups))
 
     def tile_blocks(self) -> int:
         """Of a launch over tiles, which has one without tiles too."""
