@@ -191,7 +191,7 @@ class _Call:
 
     def columns(self, rows: int, columns: int) -> Plan:
         """Groups of columns, of rows of whole tiles."""
-        across = ceil_div(columns // BOX, self.constant("TILE_LANES"))
+        across = ceil_div(columns // BOX, self.constant("columns::TILE_LANES"))
         span = _span(rows, across, WARPS * self.device.multiprocessors, LEAST_ROWS)
         spans = ceil_div(rows, span)
         moments = self.scratch.take(MOMENTS * spans * columns, np.float64)
