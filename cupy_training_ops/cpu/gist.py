@@ -62,17 +62,19 @@ def gist_pack16_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) -> Host
 
 
 @_quiet
-def gist_pack_msfp15_encoder(x: HostArray, *, keep_nonfinite: bool = False) -> HostArray:
+def gist_pack_msfp15_encoder(
+    x: HostArray, *, keep_nonfinite: bool = False, keep_sign: bool = False
+) -> HostArray:
     # MSFP15 only looks at the upper half of a float32: sign, eight bits of exponent, seven more.
     bits = (padded(truncated_float32(x.ravel()), TILE).view(np.uint32) >> 16).astype(np.uint16)
     exponent = (bits >> 7).astype(np.uint8)
     shared = _largest_of_tile(exponent)
-    shift = np.repeat(shared, TILE) - exponent
-    truncated = ((bits >> 1).astype(np.uint8) & 0x3F | 0x40) >> shift
-    magnitude = np.minimum(truncated + 1, 127) >> 1
+    magnitude = _magnitude(bits, exponent, shared)
+    there = padded(x.ravel() != 0, TILE) if keep_sign else exponent != 0
+    if keep_sign:
+        magnitude = np.maximum(magnitude, there)
     sign = (bits >> 9).astype(np.uint8) & 0x40
-    element = (sign | magnitude) * (exponent != 0)
-    codes: HostArray = np.unpackbits(shared, bitorder="little") << 7 | element
+    codes: HostArray = np.unpackbits(shared, bitorder="little") << 7 | (sign | magnitude) * there
     codes.reshape(-1, TILE)[shared == 255] = 0x80 if keep_nonfinite else 0
     return codes.reshape(x.shape if x.size % TILE == 0 else (-1,))
 
@@ -95,6 +97,14 @@ def gist_pack_msfp15_decoder(
 def relu_grad_from_bits(dy: HostArray, bits: HostArray) -> HostArray:
     is_set = np.unpackbits(bits, count=dy.size).astype(np.bool_).reshape(dy.shape)
     return np.where(is_set, dy, dy.dtype.type(0))
+
+
+def _magnitude(bits: HostArray, exponent: HostArray, shared: HostArray) -> HostArray:
+    """M: twice |x| / 2^(E - 132), cut off, and one, halved."""
+    normal = (bits >> 1).astype(np.uint8) & 0x3F | 0x40
+    significand = np.where(exponent == 0, bits.astype(np.uint8) & 0x7F, normal)
+    truncated = significand >> (np.repeat(shared, TILE) - exponent)
+    return np.asarray(np.minimum(truncated + 1, 127) >> 1)
 
 
 def _largest_of_tile(exponent: HostArray) -> HostArray:

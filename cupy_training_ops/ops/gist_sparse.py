@@ -256,13 +256,20 @@ class GistSparseMsfp15Encoder(_Msfp15, SparseEncoder):
     """Sparse code with MSFP15 values: Y = that of GistSparseEncoder, values in boxes of eight.
 
     The last two boxes of a tile are completed by zeros. GistPackMsfp15Encoder says what a box
-    becomes; one that is not finite becomes zeros.
+    becomes, also with keep_sign; one that is not finite becomes zeros.
 
     Memory: a workspace of 4 bytes a tile and 16 more.
 
     Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA
     2018.
     """
+
+    attributes = (gist.KEEP_SIGN,)
+    keep_sign: bool
+
+    def binding(self, decoded: Dtype) -> dict[str, str]:
+        values = "Msfp15KeepSign" if self.keep_sign else self.values
+        return {**super().binding(decoded), "VALUES": values}
 
 
 class GistSparseMsfp15Decoder(_Msfp15, SparseDecoder):
