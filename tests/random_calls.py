@@ -13,6 +13,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from sequences import assert_zeros
 
 import cupy_training_ops as cto
 from cupy_training_ops import get_op
@@ -270,4 +271,6 @@ def call(
     op.workspaces.poison()
     if workspace is not None:
         workspace = workspace[: op.workspace_nbytes(*placed)]
-    return getattr(cto, cls.function_name)(*placed, workspace=workspace, **attributes)
+    result = getattr(cto, cls.function_name)(*placed, workspace=workspace, **attributes)
+    assert_zeros(op)
+    return result

@@ -17,7 +17,6 @@ from runs import Run, drawn_run, reason_not_to_run
 
 import cupy_training_ops as cto
 from cupy_training_ops import get_op
-from cupy_training_ops.frame import op as frame_op
 
 FAMILIES = sorted({get_op(name).family for name in CALLS})
 
@@ -217,16 +216,3 @@ def test_a_call_inside_another_has_memory_of_its_own(run, rng, monkeypatch) -> N
     compare(cls.name, [scores, labels], outer, run.host)
     for result in inner:
         compare(cls.name, list(others), result, run.host)
-
-
-def test_a_function_keeps_the_instances_that_graphs_were_captured_with(monkeypatch) -> None:
-    """Their memory would be handed out again while a replay writes to it."""
-    monkeypatch.setattr(frame_op, "_MAX_SHARED", 2)
-    cls = get_op("ReduceAllL2")
-    monkeypatch.setattr(cls, "_shared", {})
-    captured = cls.shared(output_type=np.float32)
-    captured.workspaces.has_graphs = True
-    for dtype in (np.float16, np.float64, None):
-        cls.shared(output_type=dtype)
-    assert cls.shared(output_type=np.float32) is captured
-    assert len(cls._shared) == 2
