@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,9 @@ from random_calls import CALLS, DTYPES, call, compare, drawn_case
 from runs import Run, drawn_run, reason_not_to_run
 
 import cupy_training_ops as cto
-from cupy_training_ops import get_op
+from cupy_training_ops import ArgumentError, get_op
+from cupy_training_ops.frame.op import Op
+from cupy_training_ops.testing.samples import all_samples, mapped_inputs, sampled
 
 FAMILIES = sorted({get_op(name).family for name in CALLS})
 
@@ -41,6 +44,28 @@ def run_sequences(
     with Run(run_name, seed) as run:
         bounds = settings(max_examples=examples, stateful_step_count=steps, deadline=None)
         run_state_machine_as_test(machine_of(family, run, dtypes), settings=bounds)
+
+
+def test_all_operators_with_scratch_memory_are_called() -> None:
+    """As samples show which have some."""
+    pytest.importorskip("cupy")
+    from cupy_training_ops.testing.hollow import hollow, hollow_launches
+
+    def place(value):
+        if isinstance(value, list):
+            return [place(array) for array in value]
+        return hollow(value.shape, value.dtype) if isinstance(value, np.ndarray) else value
+
+    rng, found = np.random.default_rng(0), set()
+    with hollow_launches():
+        for sample in (sample for name in sampled() for sample in all_samples()[name]):
+            op = get_op(sample.op)(**sample.attributes)
+            if type(op).plan is Op.plan or sample.op in found:
+                continue
+            with contextlib.suppress(ArgumentError):  # arrays that are none of ours
+                if op.workspace_nbytes(*mapped_inputs(op, sample.make(rng), place)):
+                    found.add(sample.op)
+    assert found == set(CALLS)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -11,7 +11,6 @@ from ..dtypes import UINT8
 from ..errors import ArgumentError, ProviderError
 from ..schema import Spec
 
-
 _of_graphs: list[Array] = []  # a graph outlives the operator that it was captured with
 
 
@@ -40,9 +39,9 @@ class Workspaces:
 
     A buffer that became too small is kept, because queued work or a captured graph may still write
     to it; the next is at least twice as large, so that what is kept is never more than what is
-    used. What a graph was captured with is its own, and is never freed: eager calls go on with other
-    memory, so that its replays may run beside them, on any stream, once the work that was queued
-    before the capture is done.
+    used. What a graph was captured with is its own, and is never freed. Eager calls go on with
+    other memory: replays may run beside them, on any stream that waited for what was queued before
+    the capture.
 
     `lock` is held from `get` to the last launch: two threads may have the same current stream.
     Between two launches of a call a finalizer or a signal handler of the same thread may run the

@@ -160,7 +160,7 @@ def test_a_graph_keeps_its_memory_when_the_operator_goes(backend) -> None:
 
 
 def test_an_eager_call_between_two_captures_may_be_small(backend, workspaces) -> None:
-    """An epoch's last batch: its memory serves the next capture, which needs as much as the first."""
+    """An epoch's last batch: what it makes serves the next capture, as large as the first."""
     workspaces.get(backend, 0, 100, 8)
     backend.captures = True
     first = workspaces.get(backend, 0, 100, 8)
