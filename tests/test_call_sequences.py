@@ -102,6 +102,15 @@ def test_one_workspace_serves_all_operators_in_turn(run, rng) -> None:
     in_one_workspace(list(CALLS) * (20 if run.on_gpu else 1), run, rng)
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_each_gradient_of_a_quotient_has_room_for_its_sums(run, rng, turned) -> None:
+    """They use the same place in turn, and the one that needs more may be either."""
+    shapes = [(1, 2), (1500, 1)] if turned else [(1500, 1), (1, 2)]
+    a, b = (rng.uniform(0.5, 2, shape).astype(np.float32) for shape in shapes)
+    dy = rng.standard_normal((1500, 2)).astype(np.float32)
+    compare("DivGrad", [dy, a, b], get_op("DivGrad")()(*map(run.place, (dy, a, b))), run.host)
+
+
 # ---- graphs --------------------------------------------------------------------------------------
 
 
