@@ -13,6 +13,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from sequences import assert_zeros
 
 import cupy_training_ops as cto
 from cupy_training_ops import get_op
@@ -88,6 +89,11 @@ def loss_gradient(size: Size, rng: np.random.Generator) -> Case:
     return [dy, -np.abs(scores), labels, weights], attributes
 
 
+def gradient_of_rows(size: Size, rng: np.random.Generator) -> Case:
+    (dy, log_prob, labels, _), attributes = loss_gradient(size, rng)
+    return [dy, log_prob, labels, weights_of(size, rng, labels.size, dy.dtype)], attributes
+
+
 # ---- sums and norms ------------------------------------------------------------------------------
 
 
@@ -101,7 +107,8 @@ def reduced(size: Size, rng: np.random.Generator) -> Case:
 
 def arrays_of(size: Size, rng: np.random.Generator) -> list[np.ndarray]:
     dtype = one_of(size, size.dtypes)
-    return [numbers(rng, size(0, 5000), dtype=dtype) for _ in range(size(1, 9))]
+    count, most = (size(200, 400), 9) if size(0, 5) == 0 else (size(1, 9), 5000)
+    return [numbers(rng, size(0, most), dtype=dtype) for _ in range(count)]
 
 
 def listed(size: Size, rng: np.random.Generator) -> Case:
@@ -121,7 +128,8 @@ def bools(size: Size, rng: np.random.Generator) -> Case:
 
 
 def lamb(size: Size, rng: np.random.Generator) -> Case:
-    shapes = [size(1, 6000) for _ in range(size(1, 6))]
+    count, most = (size(90, 180), 9) if size(0, 5) == 0 else (size(1, 6), 6000)
+    shapes = [size(1, most) for _ in range(count)]
     w, g, m = ([numbers(rng, n) for n in shapes] for _ in range(3))
     v = [np.abs(numbers(rng, n)) for n in shapes]
     rate, step = np.array([0.01], np.float32), np.array([size(1, 9)], np.int64)
@@ -133,11 +141,24 @@ def lamb(size: Size, rng: np.random.Generator) -> Case:
 
 def layer_norm_gradient(size: Size, rng: np.random.Generator) -> Case:
     dtype, rows, length = one_of(size, size.dtypes), size(1, 200), size(1, 300)
+    if size(0, 7) == 0:  # rows that no block holds
+        rows, length = size(1, 3), size(60_000, 70_000)
     wide = np.float64 if dtype == np.float64 else np.float32
     x, dy = (numbers(rng, rows, length, dtype=dtype) for _ in range(2))
     mean = x.astype(wide).mean(1, keepdims=True)
     inverse = 1 / np.sqrt(x.astype(wide).var(1, keepdims=True) + 1e-5)
     return [dy, x, numbers(rng, length, dtype=dtype), mean, inverse], {}
+
+
+def without_mean(size: Size, rng: np.random.Generator) -> Case:
+    (dy, x, scale, _, inverse), attributes = layer_norm_gradient(size, rng)
+    return [dy, x, scale, inverse], attributes
+
+
+def from_output(size: Size, rng: np.random.Generator) -> Case:
+    (dy, y, scale, _, inverse), attributes = layer_norm_gradient(size, rng)
+    scale = (np.abs(scale) + 0.5).astype(y.dtype)
+    return [dy, y, scale, numbers(rng, y.shape[1], dtype=y.dtype), inverse], attributes
 
 
 def batch(size: Size, rng: np.random.Generator) -> np.ndarray:
@@ -159,33 +180,75 @@ def batch_norm_gradient(size: Size, rng: np.random.Generator) -> Case:
     return [numbers(rng, *x.shape), x, scale, mean, inverse], {"epsilon": 1e-5}
 
 
-def convolution(size: Size, rng: np.random.Generator) -> Case:
-    x = numbers(rng, size(1, 3), size(1, 5), size(3, 9), size(3, 9))
-    w = numbers(rng, size(1, 6), x.shape[1], size(1, 3), size(1, 3))
+def filtered(size: Size, rng: np.random.Generator) -> list[np.ndarray]:
+    """X, W and what their convolution has the shape of."""
+    dtype = one_of(size, size.dtypes)
+    x = numbers(rng, size(1, 3), size(1, 5), size(3, 9), size(3, 9), dtype=dtype)
+    w = numbers(rng, size(1, 6), x.shape[1], size(1, 3), size(1, 3), dtype=dtype)
     height, width = (x.shape[2 + i] - w.shape[2 + i] + 1 for i in range(2))
-    return [numbers(rng, x.shape[0], w.shape[0], height, width), x, w], {}
+    return [x, w, numbers(rng, x.shape[0], w.shape[0], height, width, dtype=dtype)]
+
+
+def convolution(size: Size, rng: np.random.Generator) -> Case:
+    x, w, _ = filtered(size, rng)
+    return [x, w, numbers(rng, w.shape[0], dtype=x.dtype)], {}
+
+
+def convolution_gradient(size: Size, rng: np.random.Generator) -> Case:
+    x, w, y = filtered(size, rng)
+    return [y, x, w], {}
+
+
+def transposed(size: Size, rng: np.random.Generator) -> Case:
+    x, w, y = filtered(size, rng)
+    return [y, w, numbers(rng, x.shape[1], dtype=x.dtype)], {}
+
+
+def transposed_gradient(size: Size, rng: np.random.Generator) -> Case:
+    x, w, y = filtered(size, rng)
+    return [x, y, w], {}
 
 
 # ---- gathers, division, codes --------------------------------------------------------------------
 
 
+def in_order_or_not(size: Size) -> dict[str, Any]:
+    """Sums in a fixed order, or by atomics."""
+    return {"deterministic": one_of(size, (True, False))}
+
+
 def gathered(size: Size, rng: np.random.Generator) -> Case:
     rows, width, n = size(1, 50), size(1, 40), size(0, 400)
     dy = numbers(rng, n, width, dtype=one_of(size, size.dtypes))
-    return [(rows, width), rng.integers(0, rows, n), dy], {}
+    return [(rows, width), rng.integers(0, rows, n), dy], in_order_or_not(size)
+
+
+def gathered_slices(size: Size, rng: np.random.Generator) -> Case:
+    shape, n = (size(1, 9), size(1, 9), size(1, 20)), size(0, 200)
+    indices = np.stack([rng.integers(0, extent, n) for extent in shape[:2]], 1)
+    update = numbers(rng, n, shape[2], dtype=one_of(size, size.dtypes))
+    return [shape, indices, update], in_order_or_not(size)
+
+
+def joined(size: Size, rng: np.random.Generator) -> Case:
+    count, dtype = size(2, 4) if size(0, 2) else size(300, 900), one_of(size, size.dtypes)
+    return [[numbers(rng, 2, size(1, 5), dtype=dtype) for _ in range(count)]], {"axis": 1}
 
 
 def gathered_elements(size: Size, rng: np.random.Generator) -> Case:
     rows, width, n = size(1, 50), size(1, 40), size(0, 60)
     dy = numbers(rng, n, width, dtype=one_of(size, size.dtypes))
-    return [dy, (rows, width), rng.integers(0, rows, (n, width))], {}
+    return [dy, (rows, width), rng.integers(0, rows, (n, width))], in_order_or_not(size)
 
 
 def divided(size: Size, rng: np.random.Generator) -> Case:
     rows, columns, dtype = size(1, 90), size(1, 90), one_of(size, size.dtypes)
-    shape = one_of(size, ((columns,), (rows, 1), (1, columns), (rows, columns), ()))
-    b = rng.uniform(0.5, 2, shape).astype(dtype)
-    return [*(numbers(rng, rows, columns, dtype=dtype) for _ in range(2)), b], {}
+    if size(0, 2) == 0:
+        rows, columns = (size(1, 5), size(1000, 3000))[:: one_of(size, (1, -1))]
+    shapes = ((columns,), (rows, 1), (1, columns), (rows, columns), ())
+    of_a, of_b = one_of(size, (shapes[3], one_of(size, shapes))), one_of(size, shapes)
+    dy = numbers(rng, *np.broadcast_shapes(of_a, of_b), dtype=dtype)
+    return [dy, numbers(rng, *of_a, dtype=dtype), rng.uniform(0.5, 2, of_b).astype(dtype)], {}
 
 
 def sparse(size: Size, rng: np.random.Generator) -> Case:
@@ -206,6 +269,8 @@ CALLS: Mapping[str, Maker] = {
     "SoftmaxCrossEntropy": dense_loss,
     "CrossEntropyLossAndGrad": labelled_loss,
     "SoftmaxCrossEntropyLossGrad": loss_gradient,
+    "SoftmaxCrossEntropyLossInternalGrad": loss_gradient,
+    "SparseSoftmaxCrossEntropyGrad": gradient_of_rows,
     "ReduceSumTraining": reduced,
     "ReduceAllL2": listed,
     "IsAllFinite": finite_or_not,
@@ -214,11 +279,18 @@ CALLS: Mapping[str, Maker] = {
     "InplaceClipGradNorm": listed,
     "LambOptimizer": lamb,
     "LayerNormalizationGrad": layer_norm_gradient,
+    "SimplifiedLayerNormalizationGrad": without_mean,
+    "InvertibleLayerNormalizationGrad": from_output,
     "BatchNormInternal": batch_norm,
     "BatchNormalizationGrad": batch_norm_gradient,
-    "ConvGrad": convolution,
+    "Conv": convolution,
+    "ConvGrad": convolution_gradient,
+    "ConvTranspose": transposed,
+    "ConvTransposeGrad": transposed_gradient,
     "GatherGrad": gathered,
     "GatherElementsGrad": gathered_elements,
+    "GatherNDGrad": gathered_slices,
+    "ConcatTraining": joined,
     "DivGrad": divided,
     "GistSparseEncoder": sparse,
     "GistSparseFp10Encoder": sparse,
@@ -271,5 +343,5 @@ def call(
     if workspace is not None:
         workspace = workspace[: op.workspace_nbytes(*placed)]
     result = getattr(cto, cls.function_name)(*placed, workspace=workspace, **attributes)
-    assert op.workspaces.left() == 0
+    assert_zeros(op)
     return result

@@ -34,6 +34,12 @@ def poisoned_outputs(op: Op, inputs: Any, expected: Any, run: Run, offset: int) 
     return mapped_outputs(op, inputs, expected, make)
 
 
+def assert_zeros(op: Op) -> None:
+    """A call has left zero what the next one expects so, also where only a larger one looks."""
+    for store in op.workspaces._stores.values():
+        assert not backends.to_host(store.zeros).any(), f"{op.name} leaves zeros that are not"
+
+
 def assert_call_matches(
     op: Op,
     sample: Sample,
@@ -51,6 +57,7 @@ def assert_call_matches(
     out = poisoned_outputs(op, inputs, expected, run, sample.offset_of_out)
     op.workspaces.poison()
     result = (call or op)(*run.place_inputs(op, inputs, sample.offset), out=out)
+    assert_zeros(op)
     for actual, wanted in zip(flat(result), flat(expected), strict=True):
         if wanted is None:
             assert actual is None

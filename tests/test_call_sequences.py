@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -16,8 +17,9 @@ from random_calls import CALLS, DTYPES, call, compare, drawn_case
 from runs import Run, drawn_run, reason_not_to_run
 
 import cupy_training_ops as cto
-from cupy_training_ops import get_op
-from cupy_training_ops.frame import op as frame_op
+from cupy_training_ops import ArgumentError, get_op
+from cupy_training_ops.frame.op import Op
+from cupy_training_ops.testing.samples import all_samples, mapped_inputs, sampled
 
 FAMILIES = sorted({get_op(name).family for name in CALLS})
 
@@ -42,6 +44,28 @@ def run_sequences(
     with Run(run_name, seed) as run:
         bounds = settings(max_examples=examples, stateful_step_count=steps, deadline=None)
         run_state_machine_as_test(machine_of(family, run, dtypes), settings=bounds)
+
+
+def test_all_operators_with_scratch_memory_are_called() -> None:
+    """As samples show which have some."""
+    pytest.importorskip("cupy")
+    from cupy_training_ops.testing.hollow import hollow, hollow_launches
+
+    def place(value):
+        if isinstance(value, list):
+            return [place(array) for array in value]
+        return hollow(value.shape, value.dtype) if isinstance(value, np.ndarray) else value
+
+    rng, found = np.random.default_rng(0), set()
+    with hollow_launches():
+        for sample in (sample for name in sampled() for sample in all_samples()[name]):
+            op = get_op(sample.op)(**sample.attributes)
+            if type(op).plan is Op.plan or sample.op in found:
+                continue
+            with contextlib.suppress(ArgumentError):  # arrays that are none of ours
+                if op.workspace_nbytes(*mapped_inputs(op, sample.make(rng), place)):
+                    found.add(sample.op)
+    assert found == set(CALLS)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -76,6 +100,15 @@ def in_one_workspace(names: list[str], run: Run, rng: np.random.Generator) -> No
 
 def test_one_workspace_serves_all_operators_in_turn(run, rng) -> None:
     in_one_workspace(list(CALLS) * (20 if run.on_gpu else 1), run, rng)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_each_gradient_of_a_quotient_has_room_for_its_sums(run, rng, turned) -> None:
+    """They use the same place in turn, and the one that needs more may be either."""
+    shapes = [(1, 2), (1500, 1)] if turned else [(1500, 1), (1, 2)]
+    a, b = (rng.uniform(0.5, 2, shape).astype(np.float32) for shape in shapes)
+    dy = rng.standard_normal((1500, 2)).astype(np.float32)
+    compare("DivGrad", [dy, a, b], get_op("DivGrad")()(*map(run.place, (dy, a, b))), run.host)
 
 
 # ---- graphs --------------------------------------------------------------------------------------
@@ -217,16 +250,3 @@ def test_a_call_inside_another_has_memory_of_its_own(run, rng, monkeypatch) -> N
     compare(cls.name, [scores, labels], outer, run.host)
     for result in inner:
         compare(cls.name, list(others), result, run.host)
-
-
-def test_a_function_keeps_the_instances_that_graphs_were_captured_with(monkeypatch) -> None:
-    """Their memory would be handed out again while a replay writes to it."""
-    monkeypatch.setattr(frame_op, "_MAX_SHARED", 2)
-    cls = get_op("ReduceAllL2")
-    monkeypatch.setattr(cls, "_shared", {})
-    captured = cls.shared(output_type=np.float32)
-    captured.workspaces.has_graphs = True
-    for dtype in (np.float16, np.float64, None):
-        cls.shared(output_type=dtype)
-    assert cls.shared(output_type=np.float32) is captured
-    assert len(cls._shared) == 2

@@ -115,7 +115,7 @@ class Op(WithOthers):
         if op is None:
             op = cls(**attributes)
             if len(cls._shared) >= _MAX_SHARED:
-                cls._shared = {k: o for k, o in cls._shared.items() if o.workspaces.has_graphs}
+                cls._shared.clear()
             cls._shared[key] = op
         return op  # type: ignore[return-value]
 

@@ -12,6 +12,8 @@ from ..dtypes import UINT8
 from ..errors import ArgumentError, ProviderError
 from ..schema import Spec
 
+_of_graphs: list[Array] = []  # a graph outlives the operator that it was captured with
+
 
 class Store:
     """The scratch memory of one instance and stream, in a buffer for each kind.
@@ -38,8 +40,9 @@ class Workspaces:
 
     A buffer that became too small is kept, because queued work or a captured graph may still write
     to it; the next is at least twice as large, so that what is kept is never more than what is
-    used. What a graph was captured with is its own: eager calls go on with other memory, so that
-    its replays may run at any time, on any stream.
+    used. What a graph was captured with is its own, and is never freed. Eager calls go on with
+    other memory: replays may run beside them, on any stream that waited for what was queued before
+    the capture.
 
     `lock` is held from `get` to the last launch: two threads may have the same current stream.
     Between two launches of a call a finalizer or a signal handler of the same thread may run the
@@ -52,7 +55,7 @@ class Workspaces:
         self.depth = 0
         self._stores: dict[Hashable, Store] = {}
         self._retired: list[Array] = []
-        self.has_graphs = False  # that were captured with some of it
+        self._poisons = False
 
     def get(self, backend: Backend, device: int, plain_nbytes: int, zeros_nbytes: int) -> Store:
         """At least so many bytes of each kind for the device's current stream."""
@@ -64,11 +67,19 @@ class Workspaces:
             if not store.serves(plain_nbytes, zeros_nbytes):
                 self._renew(store, backend, device, plain_nbytes, zeros_nbytes)
             return store
-        if store is not None:
-            self._retired += [store.plain, store.zeros]
-        plain = backend.empty(Spec((plain_nbytes,), UINT8), device)
+        if store is not None:  # the next capture may need as much
+            plain_nbytes = max(plain_nbytes, store.plain.size)
+            zeros_nbytes = max(zeros_nbytes, store.zeros.size)
+        plain = self._plain(backend, device, plain_nbytes)
         self._stores[key] = Store(plain, backend.zeros(zeros_nbytes, device))
         return self._stores[key]
+
+    def _plain(self, backend: Backend, device: int, nbytes: int) -> Array:
+        """Memory that may hold anything."""
+        made = backend.empty(Spec((nbytes,), UINT8), device)
+        if self._poisons:
+            _poison(made)
+        return made
 
     def _captured(self, store: Store | None, plain_nbytes: int, zeros_nbytes: int) -> Store:
         """What is there, from now on the graph's."""
@@ -78,7 +89,9 @@ class Workspaces:
                 f"scratch memory and {zeros_nbytes} of zeros that exist already: call once before, "
                 f"or pass workspace="
             )
-        store.is_captured = self.has_graphs = True
+        if not store.is_captured:
+            _of_graphs.extend((store.plain, store.zeros))
+        store.is_captured = True
         return store
 
     def _renew(
@@ -88,7 +101,7 @@ class Workspaces:
         if store.plain.size < plain_nbytes:
             self._retired.append(store.plain)
             larger = max(plain_nbytes, 2 * store.plain.size)
-            store.plain = backend.empty(Spec((larger,), UINT8), device)
+            store.plain = self._plain(backend, device, larger)
         if store.zeros.size < zeros_nbytes:
             self._retired.append(store.zeros)
             store.zeros = backend.zeros(max(zeros_nbytes, 2 * store.zeros.size), device)
@@ -97,9 +110,10 @@ class Workspaces:
             self.clear(backend, device, store)
 
     def poison(self) -> None:
-        """Overwrite all that may hold anything, as other calls may; for tests."""
+        """Overwrite all that may hold anything, as other calls may, and from now on what is new."""
+        self._poisons = True
         for store in self._stores.values():
-            store.plain[...] = 0xFF  # type: ignore[index]
+            _poison(store.plain)
 
     def left(self) -> int:
         """Count bytes of zeros that calls have not left zero; waits for them; for tests."""
@@ -112,6 +126,10 @@ class Workspaces:
         with backend.on(device):
             backend.clear(store.zeros, store.zeros.size)
         store.is_zero = True
+
+
+def _poison(array: Array) -> None:
+    array[...] = 0xFF  # type: ignore[index]
 
 
 def check(op: str, got: ArrayInfo, home: ArrayInfo, nbytes: int) -> None:

@@ -235,7 +235,7 @@ class Planned(NamedTuple):
 def ready(signature: str, *steps: Launch, n_arrays: int = 1):
     """A plan made ready for kernels of this text, on device 5, and what they record."""
     op = Planned(f'{STRUCTS.code} extern "C" __global__ void {signature} {{ }}')
-    backend, plan = RecordingBackend(), Plan(steps, scratch_nbytes=32, zeros_nbytes=16)
+    backend, plan = RecordingBackend(), Plan(steps, scratch_nbytes=32, zeros_nbytes=48)
     return ReadyPlan(op, backend, 5, plan, n_arrays), backend
 
 
@@ -295,6 +295,16 @@ def test_scratch_and_tables_hold_this_calls_addresses(rng) -> None:
         assert table.nbytes == 32
 
 
+@pytest.mark.parametrize("kind", ["plain", "zeros"])
+def test_a_buffer_that_grew_alone_is_the_one_that_is_used(kind) -> None:
+    """The other, which is kept, is not cleared after an exception."""
+    plan, _ = ready("k(u32* sums, Zeroed<u32>* ticket)", launch(Scratch(0), Scratch(0, zeros=True)))
+    store = Store(np.zeros(32, np.uint8), np.zeros(48, np.uint8))
+    plan.scratch(store)
+    setattr(store, kind, np.zeros(96, np.uint8))
+    assert plan.scratch(store) == [store.plain.ctypes.data, store.zeros.ctypes.data]
+
+
 def test_a_callers_workspace_begins_with_zeros() -> None:
     """The call clears them, and nothing else, whatever was there."""
     step = launch(Scratch(16), Scratch(4, zeros=True))
@@ -304,8 +314,8 @@ def test_a_callers_workspace_begins_with_zeros() -> None:
     run(plan, (np.ones(4, np.float32),), plan.scratch_in(workspace))
     start = workspace.ctypes.data
     assert backend.launched[-1][3] == (start + 256 + 16, start + 4)
-    assert not workspace[:16].any()
-    assert (workspace[16:] == 7).all()
+    assert not workspace[:48].any()
+    assert (workspace[48:] == 7).all()
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,6 @@ def test_memory_that_exists_serves_a_capture(backend, workspaces) -> None:
 def test_a_graph_keeps_what_it_was_captured_with(backend, workspaces) -> None:
     """Calls of one capture share it; eager calls go on with other memory."""
     first = workspaces.get(backend, 0, 100, 8)
-    assert not workspaces.has_graphs
     backend.captures = True
     assert workspaces.get(backend, 0, 100, 8) is workspaces.get(backend, 0, 90, 8) is first
     backend.captures = False
@@ -146,7 +145,29 @@ def test_a_graph_keeps_what_it_was_captured_with(backend, workspaces) -> None:
     assert all(buffer() is not None for buffer in captured)
     assert {id(second.plain), id(second.zeros)}.isdisjoint(id(buffer()) for buffer in captured)
     assert workspaces.get(backend, 0, 100, 8) is second
-    assert workspaces.has_graphs
+
+
+def test_a_graph_keeps_its_memory_when_the_operator_goes(backend) -> None:
+    """As in a function that captures with an operator of its own, and returns the graph."""
+    workspaces = Workspaces("SomeOp")
+    store = workspaces.get(backend, 0, 100, 8)
+    backend.captures = True
+    workspaces.get(backend, 0, 100, 8)
+    captured = [weakref.ref(buffer) for buffer in (store.plain, store.zeros)]
+    del workspaces, store
+    gc.collect()
+    assert all(buffer() is not None for buffer in captured)
+
+
+def test_an_eager_call_between_two_captures_may_be_small(backend, workspaces) -> None:
+    """An epoch's last batch: what it makes serves the next capture, as large as the first."""
+    workspaces.get(backend, 0, 100, 8)
+    backend.captures = True
+    first = workspaces.get(backend, 0, 100, 8)
+    backend.captures = False
+    workspaces.get(backend, 0, 10, 4)
+    backend.captures = True
+    assert workspaces.get(backend, 0, 100, 8) is not first
 
 
 def test_unknown_zeros_are_cleared_by_the_next_call(backend, workspaces) -> None:
@@ -160,6 +181,17 @@ def test_unknown_zeros_are_cleared_by_the_next_call(backend, workspaces) -> None
     assert workspaces.get(backend, 0, 100, 8) is store
     assert store.is_zero
     assert not store.zeros.any()
+
+
+def test_poison_reaches_memory_that_is_made_later(backend, workspaces) -> None:
+    """Of a first call, of a larger one, and of one after a capture."""
+    workspaces.poison()
+    for nbytes in (10, 100):
+        assert (workspaces.get(backend, 0, nbytes, 8).plain == 0xFF).all()
+    backend.captures = True
+    workspaces.get(backend, 0, 100, 8)
+    backend.captures = False
+    assert (workspaces.get(backend, 0, 100, 8).plain == 0xFF).all()
 
 
 def test_poison_leaves_zeros(backend, workspaces) -> None:
