@@ -64,7 +64,7 @@ ON_GPU = {  # CuPy reads these
 def refused(call, argument: str, cause: type[BaseException]) -> None:
     with pytest.raises(ArgumentError, match=f"^{argument}: cannot share its memory: ") as caught:
         call()
-    assert isinstance(caught.value.__cause__, cause)
+    assert isinstance(caught.value.__context__, cause)
     assert len(str(caught.value)) < 500
 
 
@@ -121,7 +121,7 @@ def test_a_device_array_without_cupy(monkeypatch, array) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(ProviderError, match=r"^Gelu: X: CuPy cannot be loaded") as caught:
         cto.gelu(array)
-    assert isinstance(caught.value.__cause__, ProviderError)
+    assert isinstance(caught.value.__context__, ProviderError)
 
 
 # ---- JAX's arrays, which are read-only ---------------------------------------------------------

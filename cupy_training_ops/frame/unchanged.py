@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any, NoReturn
 
 from ..dtypes import dtype_name
@@ -19,17 +20,20 @@ class Unchanged:
 
     def __init__(self, call: Call, arrays: Arrays) -> None:
         """arrays: the call's, the caller's outputs behind the others; None is not looked at."""
-        self._op, self._names, self._arrays = call.prepared.op, call.prepared.names, arrays
-        self._forms = None if call.backend.runs_kernels else _forms(arrays)
+        pairs = zip(call.prepared.names, arrays, strict=False)
+        looked_at = () if call.backend.runs_kernels else pairs
+        self._named = {name: array for name, array in looked_at if array is not None}
+        self._arrays, self._op = tuple(self._named.values()), call.prepared.op
+        self._forms = list(map(_form, self._arrays))
 
     def refuse_others(self) -> None:
         """Refuse arrays whose dtype or shape is another now."""
-        if self._forms is not None and _forms(self._arrays) != self._forms:
-            self._refuse(self._forms)
+        if self._arrays and list(map(_form, self._arrays)) != self._forms:
+            self._refuse()
 
-    def _refuse(self, forms: list[Any]) -> NoReturn:
-        every = zip(self._names, _forms(self._arrays), forms, strict=False)
-        name, now, bound = next(row for row in every if row[1] != row[2])
+    def _refuse(self) -> NoReturn:
+        every = zip(self._named.items(), self._forms, strict=True)
+        name, now, bound = next((n, _form(a), was) for (n, a), was in every if _form(a) != was)
         refuse(self._op, name, f"{_said(bound)}, as it was bound", _said(now))
 
 
@@ -45,8 +49,7 @@ class AtAddresses:
         )
 
 
-def _forms(arrays: Arrays) -> list[Any]:
-    return [None if a is None else (a.dtype, a.shape) for a in arrays]
+_form = attrgetter("dtype", "shape")
 
 
 def _said(form: Any) -> str:
