@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..dtypes import Dtype, HostArray
-from ..numerics import padded
+from ..numerics import padded, put_nan
 from .gist import gist_pack_msfp15_decoder, gist_pack_msfp15_encoder
 from .gist_narrow import gist_fp10_decoder, gist_fp10_encoder
 
@@ -23,15 +23,21 @@ GROUP_NBYTES = 16
 
 
 class Values(NamedTuple):
-    """The codec of the values: how many make 16 bytes, and the way there and back."""
+    """The codec of the values: how many make 16 bytes, and the way there and back.
+
+    Of a tile whose values are not where the code says, elements are NaN where `has_nan`, else 0.
+    """
 
     group: int
     encode: Callable[[HostArray], HostArray]
     decode: Callable[[HostArray, Dtype], HostArray]
+    has_nan: bool = True
 
 
 def _as_they_are(dtype: Dtype) -> Values:
-    return Values(GROUP_NBYTES // dtype.itemsize, lambda x: x, lambda code, to: code.view(to))
+    return Values(
+        GROUP_NBYTES // dtype.itemsize, lambda x: x, lambda code, to: code.view(to), has_nan=False
+    )
 
 
 def _fp10() -> Values:
@@ -102,23 +108,28 @@ def _sparse(flat: HostArray, values: Values) -> HostArray:
 
 
 def _decoded(x: HostArray, to: Dtype, shape: Shape, values: Values) -> HostArray:
-    """A tile that is not where the code says has no values."""
     code, y = x.ravel(), np.zeros(math.prod(shape or ()), to)
-    kept = HEAD_NBYTES + y.nbytes
-    if code[8:HEAD_NBYTES].any() and kept <= code.size:
+    kept, is_kept = HEAD_NBYTES + y.nbytes, code[8:HEAD_NBYTES].any()
+    if is_kept and kept <= code.size:
         y.view(np.uint8)[...] = code[HEAD_NBYTES:kept]
     elif y.size:
-        _scatter(y, code, values)
+        sound = np.zeros(y.size, np.bool_) if is_kept else _scatter(y, code, values)
+        if values.has_nan:
+            put_nan(y, ~sound, np.zeros_like(sound))
     return y.reshape(shape or ())
 
 
-def _scatter(y: HostArray, code: HostArray, values: Values) -> None:
+def _scatter(y: HostArray, code: HostArray, values: Values) -> HostArray:
+    """Put values where they belong; whether they are where the code says, of each element.
+
+    What says so are the starts, which are others for elements of another width.
+    """
     tile = TILE_NBYTES // y.dtype.itemsize
     tiles = -(-y.size // tile)
     mask_start = HEAD_NBYTES + (8 * tiles + 15) // 16 * 16
     first = mask_start + 16 * -(-y.size // 128)
     if code.size < first:
-        return
+        return np.zeros(y.size, np.bool_)
     mask = np.unpackbits(code[mask_start:first], count=y.size, bitorder="little").view(np.bool_)
     counts = _counts(mask, tile)
     starts = _numbers(code[HEAD_NBYTES : HEAD_NBYTES + 8 * tiles])
@@ -126,11 +137,14 @@ def _scatter(y: HostArray, code: HostArray, values: Values) -> None:
     groups = -(-counts // values.group)
     sound = (starts >= first) & (starts % 16 == 0) & (ends <= code.size) & (starts <= ends)
     sound &= ends - starts == GROUP_NBYTES * groups
-    mask &= np.repeat(sound, tile)[: y.size]
+    sound &= starts[0] == first and not code[HEAD_NBYTES + 8 * tiles : mask_start].any()
+    of_element: HostArray = np.repeat(sound, tile)[: y.size]
+    mask &= of_element
     counts[~sound] = 0
     coded = code[first : code.size - (code.size - first) % GROUP_NBYTES].copy()
     begins = (starts - first) // GROUP_NBYTES * values.group
     y[mask] = values.decode(coded, y.dtype)[_places(counts, begins)]
+    return of_element
 
 
 def _numbers(code: HostArray) -> HostArray:

@@ -221,7 +221,9 @@ class GistSparseEncoder(_AsTheyAre, SparseEncoder):
 class GistSparseDecoder(_AsTheyAre, SparseDecoder):
     """Sparse code back: Y = the next value of its tile where the bit is 1, else 0.
 
-    GistSparseEncoder draws the bytes. Of what no encoder makes nothing outside the code is read.
+    GistSparseEncoder draws the bytes. `to` is as wide as the type that was encoded: where values
+    are not where the code says, as of a damaged code, elements are 0. Nothing outside the code is
+    read.
 
     Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA
     2018.
@@ -246,6 +248,10 @@ class GistSparseFp10Decoder(_Fp10, SparseDecoder):
     """Sparse code with FP10 values back: Y = the next value of its tile where the bit is 1, else 0.
 
     GistSparseEncoder draws the bytes, GistFp10Encoder those of the values.
+
+    `to` is the type that was encoded. Of a type of another width the tiles are others: where values
+    are not where the code says, as of a damaged code, elements are NaN. Of elements that are kept
+    as they are nothing says whether they are float16 or bfloat16.
 
     Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA
     2018.
@@ -276,6 +282,10 @@ class GistSparseMsfp15Decoder(_Msfp15, SparseDecoder):
     """Sparse code with MSFP15 values back: Y = the next value where the bit is 1, else 0.
 
     GistSparseEncoder draws the bytes, GistPackMsfp15Encoder those of the values.
+
+    `to` is the type that was encoded. Of a type of another width the tiles are others: where values
+    are not where the code says, as of a damaged code, elements are NaN. Of elements that are kept
+    as they are nothing says whether they are float16 or bfloat16.
 
     Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA
     2018.

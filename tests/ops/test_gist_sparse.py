@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from cupy_training_ops import get_op
-from cupy_training_ops.dtypes import FLOAT32, UINT8
+from cupy_training_ops import ArgumentError, get_op
+from cupy_training_ops.dtypes import FLOAT32, FLOATS, UINT8
 from cupy_training_ops.ops.gist_sparse import GistSparseEncoder
 from cupy_training_ops.schema import Spec
 from cupy_training_ops.testing.samples.gist_sparse import written
@@ -150,3 +151,30 @@ def test_hostile_codes_give_what_the_cpu_provider_gives(name, offset, run, rng) 
                 expected = decode.cpu_function()(code, to=dtype, shape=(n,))
             given = run.host(decode(run.place(code, offset)))
             assert given.tobytes() == expected.tobytes(), (dtype, kind)
+
+
+@pytest.mark.parametrize("share", [0.002, 0.2, 1.0])
+@pytest.mark.parametrize("n", [100, 3000, 8192, 9000, 24_577])
+@pytest.mark.parametrize("pair", list(itertools.permutations(FLOATS, 2)), ids=str)
+@pytest.mark.parametrize("values", ["Fp10", "Msfp15"])
+def test_a_code_of_another_type_decodes_right_or_to_nan(anywhere, rng, values, pair, n, share):
+    """Never to other numbers: where tiles are others, and where elements lie as they are."""
+    dtype, to = pair
+    x = (rng.standard_normal(n) * (rng.random(n) < share)).astype(dtype)
+    if n > 3000 and share < 1:
+        x[n // 3 :] = 0  # so that tiles are without a value
+    encoder, decoder = (get_op(f"GistSparse{values}{way}") for way in ("Encoder", "Decoder"))
+    code = encoder.cpu_function()(x)
+    code = code[: int(code[:8].view(np.int64)[0])]
+    if code[8] and dtype.itemsize == to.itemsize:
+        return  # of elements as they are nothing says which type of their width they have
+    right = decoder.cpu_function()(code, to=dtype, shape=(n,)).astype(np.float64)
+    try:
+        placed = decoder(to=to, shape=(n,))(anywhere.place(code))
+    except ArgumentError:  # no code of that type has as many bytes
+        return
+    found = anywhere.host(placed)
+    assert found.tobytes() == decoder.cpu_function()(code, to=to, shape=(n,)).tobytes()
+    wide = found.astype(np.float64)
+    bound = np.abs(right) * 2.0**-8 + 2.0**-24
+    assert (np.isnan(wide) | (np.abs(wide - right) <= bound)).all()
