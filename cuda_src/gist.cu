@@ -6,6 +6,7 @@
 #include "algorithm/map.cuh"
 #include "format/e5m2.cuh"
 #include "format/msfp15.cuh"
+#include "format/nan.cuh"
 
 // T: decoded elements. A block has THREADS.
 #ifndef CTO_T
@@ -58,19 +59,9 @@ __device__ __forceinline__ bool is_positive(double x) {
 
 template <class E>
 __device__ __forceinline__ __half to_half(E x) {
-    return from_acc<__half>(to_acc(x));
+    return nan::converted<__half>(x);
 }
-__device__ __forceinline__ __half to_half(__half x) { return x; }
 __device__ __forceinline__ __half to_half(bool x) { return from_acc<__half>(x ? 1.0f : 0.0f); }
-
-template <class E>
-__device__ __forceinline__ E from_half(__half x) {
-    return from_acc<E>(to_acc(x));
-}
-template <>
-__device__ __forceinline__ __half from_half<__half>(__half x) {
-    return x;
-}
 
 struct Binarize {
     __device__ void operator()(T x, bool& y) const { y = is_positive(x); }
@@ -79,13 +70,13 @@ struct Unbinarize {
     __device__ void operator()(bool x, T& y) const { y = from_acc<T>(x ? 1.0f : 0.0f); }
 };
 struct FromE5m2 {
-    __device__ void operator()(u8 x, T& y) const { y = from_half<T>(e5m2::from_e5m2(x)); }
+    __device__ void operator()(u8 x, T& y) const { y = nan::converted<T>(e5m2::from_e5m2(x)); }
 };
 struct ToHalf {
     __device__ void operator()(T x, __half& y) const { y = to_half(x); }
 };
 struct FromHalf {
-    __device__ void operator()(__half x, T& y) const { y = from_half<T>(x); }
+    __device__ void operator()(__half x, T& y) const { y = nan::converted<T>(x); }
 };
 
 template <class Y, class F>
@@ -148,6 +139,7 @@ struct Unpack1 {
 
 // ---- MSFP15: eight elements to eight bytes ------------------------------------------------------
 
+template <bool KEEP_SIGN>
 struct Msfp15Encode {
     bool keep_nonfinite;
     __device__ Vec<u8, READ_BOXES> operator()(const Vec<T, READ_BOXES>& x, int) const {
@@ -156,8 +148,10 @@ struct Msfp15Encode {
         for (int box = 0; box < READ_BOXES / BOX; ++box) {
             float values[BOX];
 #pragma unroll
-            for (int j = 0; j < BOX; ++j) values[j] = msfp15::truncated(x.at[BOX * box + j]);
-            reinterpret_cast<uint2*>(codes.at)[box] = msfp15::encode_box(values, keep_nonfinite);
+            for (int j = 0; j < BOX; ++j)
+                values[j] = msfp15::truncated<KEEP_SIGN>(x.at[BOX * box + j]);
+            reinterpret_cast<uint2*>(codes.at)[box] =
+                msfp15::encode_box<KEEP_SIGN>(values, keep_nonfinite);
         }
         return codes;
     }
@@ -259,7 +253,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack_msfp15_encoder(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned,
                              bool keep_nonfinite) {
-    map_vecs<EncodeBoxes<READ_BOXES>>(aligned, x, y, n_x, n_y, Msfp15Encode{keep_nonfinite});
+    map_vecs<EncodeBoxes<READ_BOXES>>(aligned, x, y, n_x, n_y, Msfp15Encode<false>{keep_nonfinite});
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_pack_msfp15_encoder__keep_sign(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned,
+                                        bool keep_nonfinite) {
+    map_vecs<EncodeBoxes<READ_BOXES>>(aligned, x, y, n_x, n_y, Msfp15Encode<true>{keep_nonfinite});
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack_msfp15_decoder(const u8* x, T* y, i64 n_x, i64 n_y, bool aligned,

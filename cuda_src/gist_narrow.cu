@@ -174,7 +174,7 @@ __device__ __forceinline__ u32 four_codes(const T* x, const scaled_fp8::Power<Ac
     }
     u32 codes = 0;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) codes |= scaled_fp8::encode<F>(to_acc(x[j]), power) << 8 * j;
+    for (int j = 0; j < 4; ++j) codes |= scaled_fp8::encode<F>(x[j], power) << 8 * j;
     return codes;
 }
 

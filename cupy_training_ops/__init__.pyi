@@ -127,6 +127,7 @@ __all__ = [
     "gist_block_e5m2_encoder",
     "gist_fp10_decoder",
     "gist_fp10_encoder",
+    "gist_guarded_msfp15_encoder",
     "gist_index4_decoder",
     "gist_index4_encoder",
     "gist_pack16_decoder",
@@ -250,6 +251,7 @@ __all__ = [
     "GistBlockE5m2Encoder",
     "GistFp10Decoder",
     "GistFp10Encoder",
+    "GistGuardedMsfp15Encoder",
     "GistIndex4Decoder",
     "GistIndex4Encoder",
     "GistPack16Decoder",
@@ -332,9 +334,9 @@ __all__ = [
     "ZeroGradient",
 ]
 
-CODECS: dict[Literal["binarize", "pack1", "pack8", "pack16", "sparse", "sparse_fp10", "sparse_msfp15", "fp10", "block_e4m3", "block_e5m2", "msfp15", "index4"], Codec]
+CODECS: dict[Literal["binarize", "pack1", "pack8", "pack16", "sparse", "sparse_fp10", "fp10", "block_e4m3", "block_e5m2", "msfp15", "sparse_msfp15", "index4"], Codec]
 @overload
-def compress(x: _Array, codec: Literal["binarize", "pack1", "pack8", "pack16", "sparse", "sparse_fp10", "sparse_msfp15", "fp10", "block_e4m3", "block_e5m2"]) -> Packed:
+def compress(x: _Array, codec: Literal["binarize", "pack1", "pack8", "pack16", "sparse", "sparse_fp10", "fp10", "block_e4m3", "block_e5m2"]) -> Packed:
     """Encode an array: `compress(x, "msfp15").decompress()` is x within the codec's bound.
 
     x: float32, float16, float64 or bfloat16 (bool too for "pack1", integers for "index4", any type
@@ -370,7 +372,9 @@ def compress(x: _Array, codec: Literal["binarize", "pack1", "pack8", "pack16", "
                      error at most: 2^-3 |x| from 2^(s - 14), 2^(s - 17) below
     """
 @overload
-def compress(x: _Array, codec: Literal["msfp15"], *, keep_nonfinite: _Boolean = False) -> Packed: ...
+def compress(x: _Array, codec: Literal["msfp15"], *, keep_nonfinite: _Boolean = False, keep_sign: _Boolean = False) -> Packed: ...
+@overload
+def compress(x: _Array, codec: Literal["sparse_msfp15"], *, keep_sign: _Boolean = False) -> Packed: ...
 @overload
 def compress(x: _Array, codec: Literal["index4"], *, check: _Boolean = False) -> Packed: ...
 
@@ -460,6 +464,8 @@ def get_op(name: Literal["GistBlockE5m2Encoder"], version: int | None = None) ->
 def get_op(name: Literal["GistFp10Decoder"], version: int | None = None) -> type[GistFp10Decoder]: ...
 @overload
 def get_op(name: Literal["GistFp10Encoder"], version: int | None = None) -> type[GistFp10Encoder]: ...
+@overload
+def get_op(name: Literal["GistGuardedMsfp15Encoder"], version: int | None = None) -> type[GistGuardedMsfp15Encoder]: ...
 @overload
 def get_op(name: Literal["GistIndex4Decoder"], version: int | None = None) -> type[GistIndex4Decoder]: ...
 @overload
@@ -914,6 +920,12 @@ def gist_fp10_encoder(
     workspace: _Memory | None = None,
 ) -> Any:
     """FP10: Y = X rounded to 1 sign, 5 exponent (bias 15) and 4 fraction bits, three in a word. Returns Y."""
+def gist_guarded_msfp15_encoder(
+    X: _Array, *, keep_nonfinite: _Boolean = False, grouping: _Integers | None = None,
+    out: tuple[_Memory | None, _Memory | None] | None = None,
+    outputs: Sequence[Literal["Y", "guard"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any]:
+    """MSFP15 with a guard: Y = that of GistPackMsfp15Encoder with keep_sign, guard = its error. Returns (Y, guard)."""
 def gist_index4_decoder(
     X: _Array, *, to: _Dtype, shape: _Integers | None = None, out: _Memory | None = None,
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
@@ -961,8 +973,9 @@ def gist_pack_msfp15_decoder(
 ) -> Any:
     """MSFP15 back: Y = (-1)^s M 2^(E - 132), rounded to float32 and then to T. Returns Y."""
 def gist_pack_msfp15_encoder(
-    X: _Array, *, keep_nonfinite: _Boolean = False, out: _Memory | None = None,
-    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    X: _Array, *, keep_nonfinite: _Boolean = False, keep_sign: _Boolean = False,
+    out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
 ) -> Any:
     """MSFP15: X[i] = (-1)^s M 2^(E - 132), E shared by 8 consecutive elements of the flat array. Returns Y."""
 def gist_sparse_decoder(
@@ -991,8 +1004,8 @@ def gist_sparse_msfp15_decoder(
 ) -> Any:
     """Sparse code with MSFP15 values back: Y = the next value where the bit is 1, else 0. Returns Y."""
 def gist_sparse_msfp15_encoder(
-    X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
-    workspace: _Memory | None = None,
+    X: _Array, *, keep_sign: _Boolean = False, out: _Memory | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
 ) -> Any:
     """Sparse code with MSFP15 values: Y = that of GistSparseEncoder, values in boxes of eight. Returns Y."""
 def gradient_norm(
@@ -1364,10 +1377,9 @@ def sparse_softmax_cross_entropy(
     logits: _Array, label: _Array, weight: _Array | None = None, *,
     reduction: Literal["mean", "sum", "none"] = "mean", check: _Boolean = False,
     out: tuple[_Memory | None, _Memory | None] | None = None,
-    outputs: Sequence[Literal["output", "log_prob"]] | None = None,
-    workspace: _Memory | None = None,
+    outputs: Sequence[Literal["Y", "log_prob"]] | None = None, workspace: _Memory | None = None,
 ) -> tuple[Any, Any]:
-    """Cross-entropy against classes: loss of a row = -weight log_prob[label]. Returns (output, log_prob)."""
+    """Cross-entropy against classes: loss of a row = -weight log_prob[label]. Returns (Y, log_prob)."""
 def sparse_softmax_cross_entropy_grad(
     dY: _Array, log_prob: _Array, label: _Array, weight: _Array | None = None, *,
     reduction: Literal["mean", "sum", "none"] = "mean", check: _Boolean = False,
@@ -2384,6 +2396,25 @@ class GistFp10Encoder(Op):
         self, X: _Array, *, outputs: Sequence[Literal["Y"]] | None = None,
     ) -> int: ...
 
+class GistGuardedMsfp15Encoder(Op):
+    """MSFP15 with a guard: Y = that of GistPackMsfp15Encoder with keep_sign, guard = its error. Returns (Y, guard)."""
+    keep_nonfinite: Final[bool]
+    grouping: Final[tuple[int, int, int] | None]
+    def __init__(
+        self, *, keep_nonfinite: _Boolean = False, grouping: _Integers | None = None,
+    ) -> None: ...
+    def __call__(
+        self, X: _Array, *, out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["Y", "guard"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[Any, Any]: ...
+    def bound(
+        self, X: _Array | EllipsisType, *, out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["Y", "guard"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, X: _Array, *, outputs: Sequence[Literal["Y", "guard"]] | None = None,
+    ) -> int: ...
+
 class GistIndex4Decoder(Op):
     """4-bit indices back: Y[2 k] = X[k] mod 16, Y[2 k + 1] = X[k] / 16 rounded down. Returns Y."""
     to: Final[np.dtype[Any]]
@@ -2536,7 +2567,10 @@ class GistPackMsfp15Decoder(Op):
 class GistPackMsfp15Encoder(Op):
     """MSFP15: X[i] = (-1)^s M 2^(E - 132), E shared by 8 consecutive elements of the flat array. Returns Y."""
     keep_nonfinite: Final[bool]
-    def __init__(self, *, keep_nonfinite: _Boolean = False) -> None: ...
+    keep_sign: Final[bool]
+    def __init__(
+        self, *, keep_nonfinite: _Boolean = False, keep_sign: _Boolean = False,
+    ) -> None: ...
     def __call__(
         self, X: _Array, *, out: _Memory | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
@@ -2632,7 +2666,8 @@ class GistSparseMsfp15Decoder(Op):
 
 class GistSparseMsfp15Encoder(Op):
     """Sparse code with MSFP15 values: Y = that of GistSparseEncoder, values in boxes of eight. Returns Y."""
-    def __init__(self) -> None: ...
+    keep_sign: Final[bool]
+    def __init__(self, *, keep_sign: _Boolean = False) -> None: ...
     def __call__(
         self, X: _Array, *, out: _Memory | None = None,
         outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
@@ -3851,7 +3886,7 @@ class SoftmaxGrad_13(Op):
     ) -> int: ...
 
 class SparseSoftmaxCrossEntropy(Op):
-    """Cross-entropy against classes: loss of a row = -weight log_prob[label]. Returns (output, log_prob)."""
+    """Cross-entropy against classes: loss of a row = -weight log_prob[label]. Returns (Y, log_prob)."""
     reduction: Final[Literal["mean", "sum", "none"]]
     check: Final[bool]
     def __init__(
@@ -3860,19 +3895,17 @@ class SparseSoftmaxCrossEntropy(Op):
     def __call__(
         self, logits: _Array, label: _Array, weight: _Array | None = None, *,
         out: tuple[_Memory | None, _Memory | None] | None = None,
-        outputs: Sequence[Literal["output", "log_prob"]] | None = None,
-        workspace: _Memory | None = None,
+        outputs: Sequence[Literal["Y", "log_prob"]] | None = None, workspace: _Memory | None = None,
     ) -> tuple[Any, Any]: ...
     def bound(
         self, logits: _Array | EllipsisType, label: _Array | EllipsisType,
         weight: _Array | None | EllipsisType = None, *,
         out: tuple[_Memory | None, _Memory | None] | None = None,
-        outputs: Sequence[Literal["output", "log_prob"]] | None = None,
-        workspace: _Memory | None = None,
+        outputs: Sequence[Literal["Y", "log_prob"]] | None = None, workspace: _Memory | None = None,
     ) -> BoundCall | OpenCall: ...
     def workspace_nbytes(
         self, logits: _Array, label: _Array, weight: _Array | None = None, *,
-        outputs: Sequence[Literal["output", "log_prob"]] | None = None,
+        outputs: Sequence[Literal["Y", "log_prob"]] | None = None,
     ) -> int: ...
 
 class SparseSoftmaxCrossEntropyGrad(Op):

@@ -7,9 +7,11 @@ ml_dtypes rounds float64 to bfloat16 by way of float32, which may make a tie of 
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from .dtypes import BFLOAT16, FLOAT32, FLOAT64, Dtype, HostArray
+from .dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Dtype, HostArray
 
 _LARGEST = float(np.finfo(FLOAT32).max)
 
@@ -36,6 +38,26 @@ def truncated_float32(x: HostArray | np.generic) -> HostArray:
     size = np.abs(x)
     away = (np.abs(nearest) > size) & (size < 2.0**128)
     return np.asarray(nearest.view(np.uint32) - away).view(FLOAT32)  # one step nearer to zero
+
+
+_NAN_BITS = {
+    FLOAT16: 0x7E00, BFLOAT16: 0x7FC0, FLOAT32: 0x7FC0_0000, FLOAT64: 0x7FF8_0000_0000_0000
+}  # fmt: skip
+
+
+def put_nan(y: HostArray, where: HostArray, negative: HostArray) -> HostArray:
+    """y with the NaN of its type, of the highest fraction bit alone, in these places; in place."""
+    if where.any():
+        bits = y.view(f"u{y.itemsize}")
+        signs = negative[where].astype(bits.dtype) << (8 * y.itemsize - 1)
+        bits[where] = signs | bits.dtype.type(_NAN_BITS[y.dtype])
+    return y
+
+
+def converted(x: HostArray, dtype: Dtype) -> HostArray:
+    """A copy in another dtype, of whose NaN the sign is kept and nothing else."""
+    sign = x.view(f"u{x.itemsize}") >> (8 * x.itemsize - 1) != 0
+    return put_nan(np.array(x.astype(dtype)), np.isnan(x), sign)
 
 
 def odd_bits(x: HostArray | np.generic) -> HostArray:
@@ -79,6 +101,12 @@ def gradient_divisor(loss_scale: object, norm: object, max_norm: float) -> float
     """What gradients are divided by: their loss scale, and more where their norm is beyond it."""
     scale, found = number(loss_scale), number(norm, np.nan)
     return found / max_norm if max_norm > 0 and found > scale * max_norm else scale
+
+
+def can_be_made(rate: object, loss_scale: object = None) -> bool:
+    """Whether a step can be made with these; else it changes nothing."""
+    scale = number(loss_scale)
+    return math.isfinite(number(rate)) and math.isfinite(scale) and scale > 0
 
 
 DEFAULT_RATIO = 0.5  # of dropout

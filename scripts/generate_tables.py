@@ -12,12 +12,19 @@ sys.path.insert(0, str(ROOT))
 
 import click
 import operator_pages
+import upstream_schemas
 
 from cupy_training_ops import CODECS
 from cupy_training_ops.registry import FAMILIES
 
 PAGES = ROOT / "docs" / "operators"
-MARKED = ("README.md", "docs/operators.md", "docs/codecs.md", "docs/coming_from_onnxruntime.md")
+MARKED = (
+    "README.md",
+    "docs/operators.md",
+    "docs/codecs.md",
+    "docs/coming_from_onnxruntime.md",
+    "docs/differences.md",
+)
 
 
 @click.command()
@@ -100,6 +107,7 @@ def figures(text: str, case: str) -> list[str]:
 PARTS = {
     "speed": speed_table,
     "codecs": codec_table,
+    "declarations": upstream_schemas.table,
     "coverage": lambda: "\n".join(operator_pages.coverage()),
     "names": lambda: "\n".join(operator_pages.names_upstream()),
     "operators": operator_pages.index,

@@ -105,7 +105,7 @@ def test_the_operator_that_is_added_works(anywhere, monkeypatch, tmp_path, rng) 
     with (tmp_path / "activation.cu").open("a", encoding="utf-8") as source:
         source.write(kernel)
     added = dict(vars(activation)) | dict(vars(cpu_activation)) | {"__name__": activation.__name__}
-    exec(declaration + function, added)
+    exec(compile(declaration + function, "page", "exec", dont_inherit=True), added)
     monkeypatch.setattr(cpu_activation, "softplus_grad", added["softplus_grad"], raising=False)
     added["SoftplusGrad"].source_folder = tmp_path
     dy, x = rng.standard_normal((2, 3, 1003))

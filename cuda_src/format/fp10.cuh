@@ -3,6 +3,7 @@
 // in a word, the first in its lowest bits. Round to nearest even, overflow to infinity.
 #pragma once
 #include "core/types.cuh"
+#include "format/nan.cuh"
 #include "format/narrow_float.cuh"
 
 namespace cto::format::fp10 {
@@ -23,7 +24,9 @@ __device__ __forceinline__ u32 to_fp10(double x) {
     return (static_cast<u32>(bits_of(x) >> 54) & 0x200u) |
            (magnitude > 0x7FF0000000000000ull ? NAN_CODE : code);
 }
-__device__ __forceinline__ u32 to_fp10(__nv_bfloat16 x) { return to_fp10(to_acc(x)); }
+__device__ __forceinline__ u32 to_fp10(__nv_bfloat16 x) {
+    return to_fp10(__uint_as_float(static_cast<u32>(bits_of(x)) << 16));  // a NaN keeps its sign
+}
 
 // Two halves in a word to a code in each half of a word.
 __device__ __forceinline__ u32 two_to_fp10(u32 halves) {
@@ -61,11 +64,7 @@ __device__ __forceinline__ void encode(const E* x, u32* words) {
 
 template <class E>
 __device__ __forceinline__ E decode(u32 code) {
-    const __half half = __ushort_as_half(static_cast<u16>(code << 6));
-    if constexpr (ARE_SAME<E, __half>)
-        return half;
-    else
-        return from_acc<E>(to_acc(half));
+    return nan::converted<E>(__ushort_as_half(static_cast<u16>(code << 6)));
 }
 
 // Share number `share` of the elements of these words, one of three: N of them.

@@ -4,6 +4,7 @@
 // E4M3 has no infinity, its NaN is 0x7F; E5M2 has both. What is not finite counts for no scale.
 #pragma once
 #include "core/types.cuh"
+#include "format/nan.cuh"
 #include "format/narrow_float.cuh"
 
 namespace cto::format::scaled_fp8 {
@@ -14,13 +15,13 @@ namespace cto::format::scaled_fp8 {
 struct E4m3 {
     static constexpr int BIAS = 7, FRACTION = 3, LARGEST_EXPONENT = 8;
     static constexpr u32 FIRST_BEYOND = 0x680000, TIE_STAYS = 1;
-    static constexpr u32 INFINITY_CODE = 0x7F, NAN_CODE = 0x7F;
+    static constexpr u32 INFINITY_CODE = 0x7F, NAN_CODE = 0x7F, FIRST_NAN = 0x7F;
     static constexpr int AS_HALF = 7, UNSCALED = 8;
 };
 struct E5m2 {
     static constexpr int BIAS = 15, FRACTION = 2, LARGEST_EXPONENT = 15;
     static constexpr u32 FIRST_BEYOND = 0x700000, TIE_STAYS = 0;
-    static constexpr u32 INFINITY_CODE = 0x7C, NAN_CODE = 0x7E;
+    static constexpr u32 INFINITY_CODE = 0x7C, NAN_CODE = 0x7E, FIRST_NAN = 0x7D;
     static constexpr int AS_HALF = 8, UNSCALED = 0;
 };
 
@@ -70,14 +71,14 @@ __device__ __forceinline__ double times(double x, const Power<double>& power) {
     return x * power.first * power.second;
 }
 
-template <class F, class A>
-__device__ __forceinline__ u32 encode(A x, const Power<A>& power) {
+template <class F, class E>
+__device__ __forceinline__ u32 encode(E element, const Power<Acc<E>>& power) {
+    const auto x = to_acc(element);
     const auto magnitude = magnitude_of(x);
-    const u32 sign = static_cast<u32>(bits_of(x) >> (8 * sizeof(A) - 8)) & 0x80u;
     u32 code = narrow_float::rounded<F::BIAS, F::FRACTION>(magnitude_of(times(x, power)));
     if (magnitude >= infinity_like(x))
         code = magnitude > infinity_like(x) ? F::NAN_CODE : F::INFINITY_CODE;
-    return sign | code;
+    return nan::sign_of(element) >> 24 | code;
 }
 
 // Four codes of numbers that are finite and scaled, the first in the lowest byte.
@@ -109,8 +110,8 @@ template <class F, class E>
 __device__ __forceinline__ E decode(u32 code, const Power<Acc<E>>& power) {
     const u32 magnitude = code & 0x7Fu;
     const u32 half = magnitude << F::AS_HALF | (code & 0x80u) << 8;
-    Acc<E> value = to_acc(__ushort_as_half(static_cast<u16>(half)));
-    if (F::UNSCALED && magnitude == F::NAN_CODE) value = __uint_as_float(0x7FFFFFFFu);
+    if (magnitude >= F::FIRST_NAN) return nan::of_sign<E>(code << 24 & 0x80000000u);
+    const Acc<E> value = to_acc(__ushort_as_half(static_cast<u16>(half)));
     return from_acc<E>(times(value, power));
 }
 

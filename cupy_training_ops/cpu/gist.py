@@ -3,25 +3,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import ml_dtypes
 import numpy as np
 
-from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Dtype, HostArray
-from ..numerics import odd_bits, padded, truncated_float32
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, Dtype, HostArray
+from ..numerics import converted, odd_bits, padded, put_nan, truncated_float32
 
 Shape = tuple[int, ...] | None
 
 TILE = 8
 E5M2 = ml_dtypes.float8_e5m2
-# Of the NaN that a GPU's arithmetic and its conversions give.
-NAN_BITS: dict[Dtype, np.unsignedinteger[Any]] = {
-    FLOAT16: np.uint16(0x7FFF),
-    BFLOAT16: np.uint16(0x7FFF),
-    FLOAT32: np.uint32(0x7FFFFFFF),
-    FLOAT64: np.uint64(0x7FFFFFFFE0000000),
-}
 # Signalling NaN, overflow to infinity and underflow are part of the codecs, not accidents.
 _quiet = np.errstate(all="ignore")
 
@@ -57,31 +48,33 @@ def gist_pack8_encoder(x: HostArray) -> HostArray:
 
 @_quiet
 def gist_pack8_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) -> HostArray:
-    return _shaped(np.take(_VALUE_OF_E5M2.astype(to), x), shape, x.shape)
+    return _shaped(np.take(converted(_VALUE_OF_E5M2, to), x), shape, x.shape)
 
 
 @_quiet
 def gist_pack16_encoder(x: HostArray) -> HostArray:
-    return x.astype(FLOAT16)
+    return converted(x, FLOAT16)
 
 
 @_quiet
 def gist_pack16_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) -> HostArray:
-    return _shaped(x, shape, x.shape).astype(to)
+    return converted(_shaped(x, shape, x.shape), to)
 
 
 @_quiet
-def gist_pack_msfp15_encoder(x: HostArray, *, keep_nonfinite: bool = False) -> HostArray:
+def gist_pack_msfp15_encoder(
+    x: HostArray, *, keep_nonfinite: bool = False, keep_sign: bool = False
+) -> HostArray:
     # MSFP15 only looks at the upper half of a float32: sign, eight bits of exponent, seven more.
     bits = (padded(truncated_float32(x.ravel()), TILE).view(np.uint32) >> 16).astype(np.uint16)
     exponent = (bits >> 7).astype(np.uint8)
     shared = _largest_of_tile(exponent)
-    shift = np.repeat(shared, TILE) - exponent
-    truncated = ((bits >> 1).astype(np.uint8) & 0x3F | 0x40) >> shift
-    magnitude = np.minimum(truncated + 1, 127) >> 1
+    magnitude = _magnitude(bits, exponent, shared)
+    there = padded(x.ravel() != 0, TILE) if keep_sign else exponent != 0
+    if keep_sign:
+        magnitude = np.maximum(magnitude, there)
     sign = (bits >> 9).astype(np.uint8) & 0x40
-    element = (sign | magnitude) * (exponent != 0)
-    codes: HostArray = np.unpackbits(shared, bitorder="little") << 7 | element
+    codes: HostArray = np.unpackbits(shared, bitorder="little") << 7 | (sign | magnitude) * there
     codes.reshape(-1, TILE)[shared == 255] = 0x80 if keep_nonfinite else 0
     return codes.reshape(x.shape if x.size % TILE == 0 else (-1,))
 
@@ -96,14 +89,22 @@ def gist_pack_msfp15_decoder(
     values = np.take(_SIGNED_MAGNITUDE, x.ravel() & 0x7F) * np.repeat(step, TILE)
     decoded = _shaped(values, shape, x.shape).astype(to, copy=False)
     if keep_nonfinite:
-        lost = np.repeat(shared == 255, TILE)
-        decoded[_shaped(lost, shape, x.shape)] = NAN_BITS[to].view(to)
+        lost = _shaped(np.repeat(shared == 255, TILE), shape, x.shape)
+        put_nan(decoded, lost, np.zeros_like(lost))
     return decoded
 
 
 def relu_grad_from_bits(dy: HostArray, bits: HostArray) -> HostArray:
     is_set = np.unpackbits(bits, count=dy.size).astype(np.bool_).reshape(dy.shape)
     return np.where(is_set, dy, dy.dtype.type(0))
+
+
+def _magnitude(bits: HostArray, exponent: HostArray, shared: HostArray) -> HostArray:
+    """M: twice |x| / 2^(E - 132), cut off, and one, halved."""
+    normal = (bits >> 1).astype(np.uint8) & 0x3F | 0x40
+    significand = np.where(exponent == 0, bits.astype(np.uint8) & 0x7F, normal)
+    truncated = significand >> (np.repeat(shared, TILE) - exponent)
+    return np.asarray(np.minimum(truncated + 1, 127) >> 1)
 
 
 def _largest_of_tile(exponent: HostArray) -> HostArray:

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 
 from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, Dtype, HostArray
-from ..numerics import computed_in, odd_bits, padded, wide
+from ..numerics import computed_in, converted, odd_bits, padded, put_nan, wide
 
 Shape = tuple[int, ...] | None
 
@@ -58,7 +58,7 @@ def gist_fp10_encoder(x: HostArray) -> HostArray:
 @_quiet
 def gist_fp10_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) -> HostArray:
     codes = x.reshape(-1, 1) >> np.arange(0, 30, 10, dtype=np.uint32) & 0x3FF
-    return _shaped(np.take(_VALUE_OF_FP10.astype(to), codes.ravel()), shape)
+    return _shaped(np.take(converted(_VALUE_OF_FP10, to), codes.ravel()), shape)
 
 
 # ---- 4-bit indices -------------------------------------------------------------------------------
@@ -119,7 +119,8 @@ def _block_decoder(x: HostArray, values: HostArray, to: Dtype, shape: Shape) -> 
         -1, SCALES_NBYTES + BLOCK * BLOCKS
     )
     scales = np.ascontiguousarray(tiles[:, :SCALES_NBYTES]).view(INT16).astype(np.int32)
-    unscaled = np.take(values.astype(computed_in(to)), tiles[:, SCALES_NBYTES:])
-    decoded = np.ldexp(unscaled.reshape(-1, BLOCKS, BLOCK), scales[:, :, None]).ravel()
-    n = x.size - SCALES_NBYTES * len(tiles)
-    return _shaped(decoded[:n].astype(to), shape)
+    codes = tiles[:, SCALES_NBYTES:]
+    unscaled = np.take(values.astype(computed_in(to)), codes).reshape(-1, BLOCKS, BLOCK)
+    decoded = np.ldexp(unscaled, scales[:, :, None]).astype(to).reshape(codes.shape)
+    put_nan(decoded, np.take(np.isnan(values), codes), codes > 0x7F)
+    return _shaped(decoded.ravel()[: x.size - SCALES_NBYTES * len(tiles)], shape)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -39,10 +40,9 @@ def _fp10() -> Values:
     )
 
 
-def _msfp15() -> Values:
-    return Values(
-        16, gist_pack_msfp15_encoder, lambda code, to: gist_pack_msfp15_decoder(code, to=to)
-    )
+def _msfp15(keep_sign: bool = False) -> Values:
+    encode = partial(gist_pack_msfp15_encoder, keep_sign=keep_sign)
+    return Values(16, encode, lambda code, to: gist_pack_msfp15_decoder(code, to=to))
 
 
 def gist_sparse_encoder(x: HostArray) -> HostArray:
@@ -61,8 +61,8 @@ def gist_sparse_fp10_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) ->
     return _decoded(x, to, shape, _fp10())
 
 
-def gist_sparse_msfp15_encoder(x: HostArray) -> HostArray:
-    return _encoded(x, _msfp15())
+def gist_sparse_msfp15_encoder(x: HostArray, *, keep_sign: bool = False) -> HostArray:
+    return _encoded(x, _msfp15(keep_sign))
 
 
 def gist_sparse_msfp15_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) -> HostArray:

@@ -30,6 +30,9 @@ STREAM = {
 TO = Attribute("to", dtype, type="T")
 SHAPE = Attribute("shape", optional(shape), None, doc="the shape of Y")
 X = Input("X", "T", shape="any shape")
+KEEP_SIGN = Attribute(
+    "keep_sign", boolean, False, doc="round what is not 0 to a step at least, never to 0"
+)
 
 
 class _Codec(Op):
@@ -51,7 +54,11 @@ class _Codec(Op):
         arguments = (x, y, x.size, y.size, aligned, *self.options())
         binding = {**self.binding(decoded.dtype), **self.constants}
         config = Config((grid,), (self.threads,))
-        return Plan((Launch(self.function_name, config, arguments, binding),))
+        return Plan((Launch(self.symbol(), config, arguments, binding),))
+
+    def symbol(self) -> str:
+        """The kernel's name."""
+        return self.function_name
 
     def binding(self, decoded: Dtype) -> dict[str, str]:
         """The kernel's type slots."""
@@ -200,7 +207,8 @@ class GistPack8Encoder(Encoder):
 class GistPack8Decoder(Decoder):
     """The exact value of an E5M2 code: Y = the float16 whose upper byte is X and lower byte 0.
 
-    Every T holds it exactly. GistPack8Encoder draws the bits.
+    Every T holds it exactly. Of a NaN the sign is kept and nothing else. GistPack8Encoder draws
+    the bits.
 
     Source: OCP 8-bit Floating Point Specification 1.0, E5M2.
     """
@@ -212,7 +220,8 @@ class GistPack16Encoder(Encoder):
     """Half precision: Y = X rounded to float16.
 
     X is rounded straight from T to nearest, ties to even. Subnormal numbers are kept, |X| >= 65520
-    gives infinity, NaN stays NaN. The error is at most 2^-11 |X| from 2^-14 on, and 2^-25 below.
+    gives infinity, NaN gives 0x7E00 with the sign of X. The error is at most 2^-11 |X| from 2^-14
+    on, and 2^-25 below.
 
     Source: IEEE 754 binary16; ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
@@ -223,7 +232,8 @@ class GistPack16Encoder(Encoder):
 class GistPack16Decoder(Decoder):
     """Half precision back: Y = X in type T.
 
-    The value is exact but for bfloat16, to which it is rounded: to nearest, ties to even.
+    The value is exact but for bfloat16, to which it is rounded: to nearest, ties to even. Of a NaN
+    the sign is kept and nothing else, also where T is float16.
 
     Source: IEEE 754 binary16; ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
@@ -247,6 +257,12 @@ class GistPackMsfp15Encoder(Encoder):
     2^-126 become zero. A tile with a number that is not finite (from float64 also one of 2^128 or
     more) becomes eight zero bytes.
 
+    With keep_sign M is at least 1 where X is not 0, so that a finite tile keeps every sign; format
+    and decoder stay the same. The error is then at most a step, 2^-5 2^(E - 127), for every number
+    of the tile. Numbers below 2^-126 are rounded as all others; a tile of them alone has E = 0, its
+    step is 2^-132. What decodes is not 0 in the type that was encoded, but is subnormal in float32
+    and bfloat16 where it is below 2^-126: a GPU's arithmetic may take it for 0.
+
     Source: Darvish Rouhani et al., "Pushing the Limits of Narrow Precision Inferencing at Cloud
     Scale with Microsoft Floating Point", NeurIPS 2020;
     ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
@@ -269,11 +285,16 @@ class GistPackMsfp15Encoder(Encoder):
             False,
             doc="give a tile that is not finite E = 255, so that it decodes to NaN",
         ),
+        KEEP_SIGN,
     )
     keep_nonfinite: bool
+    keep_sign: bool
 
     def code_shape(self, x: Spec) -> tuple[int, ...]:
         return x.shape if x.size % BOX == 0 else (BOX * ceil_div(x.size, BOX),)
+
+    def symbol(self) -> str:
+        return f"{self.function_name}__keep_sign" if self.keep_sign else self.function_name
 
     def options(self) -> tuple[object, ...]:
         return (self.keep_nonfinite,)
@@ -283,7 +304,7 @@ class GistPackMsfp15Decoder(Decoder):
     """MSFP15 back: Y = (-1)^s M 2^(E - 132), rounded to float32 and then to T.
 
     GistPackMsfp15Encoder draws the bits. M = 0 gives +0. E = 255 with M >= 32 overflows to
-    infinity.
+    infinity; with keep_nonfinite E = 255 gives NaN without a sign.
 
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """

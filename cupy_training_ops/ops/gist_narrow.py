@@ -68,7 +68,8 @@ class GistFp10Encoder(_Narrow, gist.Encoder):
 class GistFp10Decoder(_Narrow, gist.Decoder):
     """FP10 back: Y = the float16 whose upper ten bits are the code and whose lower bits are 0.
 
-    Every T holds it exactly. GistFp10Encoder draws the bits; bits 30 and 31 of a word are ignored.
+    Every T holds it exactly. Of a NaN the sign is kept and nothing else. GistFp10Encoder draws
+    the bits; bits 30 and 31 of a word are ignored.
 
     Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA
     2018.
@@ -214,7 +215,8 @@ class GistBlockE4m3Decoder(_BlockDecoder):
     """Scaled FP8 back: Y = 2^s times the value of an E4M3 code, rounded to float32 and then to T.
 
     To float64 it is exact, or rounded once. What is beyond T becomes infinity: a number near T's
-    largest may be rounded up. GistBlockE4m3Encoder draws the bytes.
+    largest may be rounded up. Of a NaN the sign is kept and nothing else. GistBlockE4m3Encoder
+    draws the bytes.
 
     Source: OCP 8-bit Floating Point Specification 1.0, E4M3.
     """
@@ -237,7 +239,8 @@ class GistBlockE5m2Decoder(_BlockDecoder):
     """Scaled FP8 back: Y = 2^s times the value of an E5M2 code, rounded to float32 and then to T.
 
     To float64 it is exact, or rounded once. What is beyond T becomes infinity: a number near T's
-    largest may be rounded up. GistBlockE4m3Encoder draws where the bytes lie.
+    largest may be rounded up. Of a NaN the sign is kept and nothing else. GistBlockE4m3Encoder
+    draws where the bytes lie.
 
     Source: OCP 8-bit Floating Point Specification 1.0, E5M2.
     """

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import refuse, shown
+from ..planning.step import refuse_uncorrectable
 from .base import Names, Optimizer, pair
 from .steps import LambStep
 
@@ -20,7 +21,8 @@ class Lamb(Optimizer):
     either norm is 0.
 
     parameters, lr, names, low_precision: as for SGD; parameters are float32 or float64.
-    moment_dtype: float32, float16 or bfloat16; float64 for float64 parameters.
+    moment_dtype: float32 or bfloat16, not float16, in which squares of small gradients are 0;
+    float64 for float64 parameters.
 
     max_norm of a step is a number, not an array, and one that is new prepares the step anew. A
     direction or a parameter that would not be finite is left out, element by element; NaN and
@@ -53,7 +55,9 @@ class Lamb(Optimizer):
             "alpha": alpha, "beta": beta, "lambda_": weight_decay, "epsilon": epsilon,
             "ratio_min": ratio_min, "ratio_max": ratio_max,
         }  # fmt: skip
-        super().__init__(self._operator(None), parameters, lr, names, low_precision, moment_dtype)
+        op = self._operator(None)
+        refuse_uncorrectable("Lamb", betas=(op.alpha, op.beta))
+        super().__init__(op, parameters, lr, names, low_precision, moment_dtype)
 
     def _variant(self, max_norm: Any) -> object:
         if max_norm is not None and type(max_norm) not in (int, float):

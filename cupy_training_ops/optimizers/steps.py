@@ -14,14 +14,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..cpu.optimizer import gradient_norm
-from ..dtypes import FLOAT64
 from ..frame.op import Op
 from ..ops.adam import AdamOptimizerList
 from ..ops.lamb import LambOptimizer
-from ..ops.optimizer import BLOCKS, ONE_LIST, GradientNorm, SGDOptimizerList
-from ..plan import Device, Launch, Plan, ScratchMemory, ceil_div
+from ..ops.optimizer import GradientNorm, SGDOptimizerList
+from ..plan import Device, Launch, Plan
 from ..runtime.source import Source
-from ..schema import Input, Output
+from ..schema import Input, Output, positive_or_zero
 
 NAMES = {  # of the operators' inputs, where they have other ones
     "R": "lr",
@@ -40,6 +39,8 @@ def inputs_of(op: type[Op]) -> tuple[Input, ...]:
     return tuple(
         Input(item.name, item.type, updated=True, shape="shape ()")
         if item.name in MEASURED
+        else replace(item, convert=positive_or_zero)
+        if item.name == "lr"
         else item
         for item in renamed
     )
@@ -50,19 +51,6 @@ def outputs_of(op: type[Op]) -> tuple[Output, ...]:
     return tuple(
         replace(item, aliases=NAMES.get(str(item.aliases), item.aliases)) for item in op.outputs
     )
-
-
-def _norm_nbytes(device: Device, n: int) -> int:
-    """Scratch memory for the norm of n gradients, of whatever size and type.
-
-    What the update keeps as zeros behind it must not move: gradients of another type are another
-    plan for the same memory.
-    """
-    blocks = ceil_div(n, ONE_LIST) * BLOCKS * device.multiprocessors
-    scratch = ScratchMemory()
-    scratch.take(1, np.uint32)
-    scratch.take(blocks, FLOAT64)
-    return scratch.nbytes
 
 
 class Measured:
@@ -77,9 +65,8 @@ class Measured:
         measured = GradientNorm().plan(device, *found)
         family = GradientNorm.family
         launches = (replace(s, family=family) for s in measured.steps if isinstance(s, Launch))
-        room = _norm_nbytes(device, len(found[0]))
         update: Plan = super().plan(device, *specs)  # type: ignore[misc]
-        return Plan(tuple(launches), room).then(update)
+        return replace(measured, steps=tuple(launches)).then(update)
 
     @classmethod
     def source(cls) -> Source:

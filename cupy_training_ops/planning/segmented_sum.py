@@ -2,7 +2,7 @@
 """Plans that add slices to rows: sorted and summed in order, or with atomics.
 
 A batch has K slices of dY and G rows of dX, W elements each. The kernels are those of
-algorithm/radix_sort.cuh and algorithm/segmented_sum.cuh under names of the family's family.
+algorithm/radix_sort.cuh and algorithm/segmented_sum.cuh under names that begin with the family's.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class Scatter:
 
     def plan(self) -> Plan:
         """What was added up to now."""
-        return Plan(tuple(self.launches), self.scratch.nbytes)
+        return self.scratch.plan(*self.launches)
 
     def zero(self, target: Spec | Scratch, dtype: Dtype) -> None:
         """Zeros for dX, or for its sums in another type."""

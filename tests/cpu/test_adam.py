@@ -186,8 +186,11 @@ def test_moments_of_16_bits_against_float64(rng, half) -> None:
 def test_gradients_are_left_alone_unless_asked_for() -> None:
     w, g, m, v = parameter()
     adam(0.5, 3, w, g, m, v, outputs=("new_weights",))
-    for array_, before in zip((g, m, v), parameter()[1:], strict=True):
-        assert_matches(array_, before, 0)
+    assert_matches(g, parameter()[1], 0)
+    expected = parameter()
+    adam(0.5, 3, *expected)
+    for array_, after in zip((w, m, v), (expected[0], *expected[2:]), strict=True):
+        assert_matches(array_, after, 0)
 
 
 def test_the_copy_is_made_without_the_weights() -> None:
@@ -279,8 +282,8 @@ BAD = {
     ),
     "max_norm_clip: expected a number above 0, got 0.0": lambda: adam(max_norm_clip=0),
     "max_norm_clip: expected a number above 0, got -1.0": lambda: adam(max_norm_clip=-1),
-    "alpha: expected a number of at least 0 and below 1, got 1.5": lambda: adam(alpha=1.5),
-    "beta: expected a number of at least 0 and below 1, got nan": lambda: adam(beta=np.nan),
+    "alpha: expected a number below 1, as biases are corrected, got 1.5": lambda: adam(alpha=1.5),
+    "beta: expected a finite number of at least 0, got nan": lambda: adam(beta=np.nan),
     "weight_decay_mode: expected one of (0, 1), got 2": lambda: adam(weight_decay_mode=2),
     "adam_mode: expected one of (0, 1), got 2": lambda: get_op("AdamWOptimizer")(adam_mode=2),
     "correct_bias: expected True in adam_mode 0": lambda: get_op("AdamWOptimizer")(

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import math
 import weakref
 
 import numpy as np
@@ -21,7 +23,7 @@ from training import (
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, DtypeError, OpError
-from cupy_training_ops.dtypes import FLOAT16, FLOAT32
+from cupy_training_ops.dtypes import FLOAT32
 from cupy_training_ops.optimizers.steps import LambStep
 from cupy_training_ops.plan import Device, Scratch
 from cupy_training_ops.runtime.launch import launch_log
@@ -271,6 +273,76 @@ def test_a_wrong_step_is_refused(case, name, anywhere) -> None:
     assert optimizer.state_dict().get("step", 1) == 1
 
 
+NO_STEPS = {
+    "lr NaN": {"lr": math.nan},
+    "lr infinite": {"lr": math.inf},
+    "scale NaN": {"loss_scale": math.nan},
+    "scale infinite": {"loss_scale": math.inf},
+    "scale 0": {"loss_scale": 0.0},
+    "scale below 0": {"loss_scale": -8.0},
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("case", NO_STEPS)
+def test_numbers_that_no_step_can_be_made_with(case, name, anywhere) -> None:
+    """On the device they skip the step, which then does not count; on the host they are refused."""
+    copy = anywhere.place(np.zeros(P.shape, np.float16))
+    optimizer = getattr(cto, name)([anywhere.place(P.copy())], low_precision=[copy])
+    gradients = [anywhere.place(G)]
+    optimizer.step(gradients)
+    own = [*optimizer.parameters, copy, *itertools.chain(*optimizer._moments.values())]
+    before = [np.array(anywhere.host(x)) for x in own]
+    given = NO_STEPS[case]
+    for host in (given, {k: np.float32(v) for k, v in given.items()}):
+        with pytest.raises(ArgumentError, match=f"{name}: {next(iter(given))}: expected a"):
+            optimizer.step(gradients, **host)
+    on_device = {k: anywhere.place(np.array(v, np.float32)) for k, v in given.items()}
+    for clip in ({}, {"max_norm": 0.5}):
+        optimizer.step(gradients, **on_device, **clip)
+    assert_same([np.array(anywhere.host(x)) for x in own], before)
+    assert optimizer.state_dict().get("step", 1) == 1
+    optimizer.step(gradients)
+    assert not np.array_equal(anywhere.host(own[0]), before[0])
+
+
+@pytest.mark.parametrize("lr", ["0.1", math.nan, math.inf, -0.1, True, [0.1], None, b"1"], ids=repr)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_rate_that_is_none_is_refused_at_once(name, lr) -> None:
+    with pytest.raises(ArgumentError, match=f"^{name}: lr: expected a"):
+        getattr(cto, name)([P.copy()], lr)
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "Lamb"])
+def test_what_makes_no_optimizer_is_refused_at_once(name) -> None:
+    make = getattr(cto, name)
+    for wrong in (-1, math.nan):
+        with pytest.raises(ArgumentError, match=f"^{name}: epsilon: expected a number of at least"):
+            make([P.copy()], epsilon=wrong)
+    if name != "Adam":
+        with pytest.raises(ArgumentError, match=f"^{name}: lambda_: expected a finite number"):
+            make([P.copy()], weight_decay=math.nan)
+    if name == "Lamb":
+        with pytest.raises(ArgumentError, match=f"^{name}: ratio_max: expected a number, got nan"):
+            make([P.copy()], ratio_limits=(0.0, math.nan))
+    with pytest.raises(ArgumentError, match=f"^{name}: moment_dtype: expected float32 or bfloat16"):
+        make([P.copy()], moment_dtype="float16")
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW"])
+def test_small_gradients_move_as_far_with_moments_of_16_bits(name) -> None:
+    """A second moment that vanished would make steps of any size."""
+    moved = []
+    for dtype in ("float32", "bfloat16"):
+        p = np.zeros(64, np.float32)
+        optimizer = getattr(cto, name)([p], 1e-3, moment_dtype=dtype)
+        for _ in range(200):
+            optimizer.step([np.full(64, 1e-4, np.float32)])
+        moved.append(float(p[0]))
+    assert abs(moved[1] / moved[0] - 1) < 0.1
+    assert abs(moved[0] + 0.2) < 0.01
+
+
 def test_the_same_array_twice_is_refused(anywhere) -> None:
     p, g = anywhere.place(P), anywhere.place(G)
     for optimizer, gradients in ((cto.SGD([p, p]), [g, g]), (cto.SGD([p]), [p])):
@@ -285,23 +357,20 @@ def test_a_largest_norm_of_lamb_is_a_number(anywhere) -> None:
         optimizer.step([anywhere.place(G)], max_norm=anywhere.place(np.ones(1, np.float32)))
 
 
-def test_what_lamb_keeps_as_zeros_stays_where_it_is() -> None:
-    """One instance's plans share scratch memory: where one has sums, another must not count."""
+def test_norm_and_update_share_no_scratch_memory() -> None:
     device, op = Device(132, (9, 0)), LambStep()
     number = Spec((1,), FLOAT32)
-    found = set()
-    for dtype in (FLOAT32, FLOAT16):
-        for size in (3, 5_000_000):
-            w, g, m = ([Spec((size,), d, place=0)] * 300 for d in (FLOAT32, dtype, FLOAT32))
-            specs = (number, None, number, number, None, w, g, m, m, None)
-            plan = op.plan(device, *specs, None, w, [None] * 300, m, m, None)
-            direction = next(s for s in plan.steps if s.symbol == "lamb__direction")
-            places = [a.offset for a in direction.args if isinstance(a, Scratch)]
-            norm = [a.offset for a in plan.steps[0].args if isinstance(a, Scratch)]
-            found.add((min(places), min(norm)))
-            assert plan.steps[0].symbol == "optimizer__norm"
-            assert plan.workspace_nbytes > min(places) > max(norm)
-    assert len(found) == 1
+    w, m = ([Spec((5_000_000,), FLOAT32, place=0)] * 300 for _ in range(2))
+    specs = (number, None, number, number, None, w, m, m, m, None)
+    plan = op.plan(device, *specs, None, w, [None] * 300, m, m, None)
+    of_norm, *_ = (s.args for s in plan.steps if s.symbol == "optimizer__norm")
+    of_update = next(s.args for s in plan.steps if s.symbol == "lamb__direction")
+    for zeros in (False, True):
+        norm, update = (
+            {a.offset for a in args if isinstance(a, Scratch) and a.zeros == zeros}
+            for args in (of_norm, of_update)
+        )
+        assert max(norm) < min(update)
 
 
 # ---- CuPy's arrays, without a GPU ----------------------------------------------------------------

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: MIT
+"""Declarations here beside ONNX Runtime's: where a field differs, and the reason for each.
+
+`tests/data/upstream_schemas.json` has the facts: names, order, types, defaults, memory and aliases
+of upstream's operators, read out of its sources by a script; `what` in it says of which version.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cupy_training_ops.dtypes import ELEMENT_TYPES, dtype_name, to_dtype
+from cupy_training_ops.frame.op import Op
+from cupy_training_ops.registry import REGISTRY
+from cupy_training_ops.schema import REQUIRED, Input, Output
+
+SCHEMAS = Path(__file__).resolve().parent.parent / "tests" / "data" / "upstream_schemas.json"
+
+# Declared, but without a CUDA kernel that is registered for training.
+NOT_HERE = {
+    "AveragePoolGrad", "MaxPoolGrad", "GatherND", "BroadcastGradientArgs", "SummaryScalar",
+    "SummaryHistogram", "SummaryMerge", "SummaryText", "NegativeLogLikelihoodLossInternal",
+    "NegativeLogLikelihoodLossInternal2", "LSTMTraining", "LSTMGrad", "GRUTraining", "GRUGrad",
+}  # fmt: skip
+GENERATED = {"LambOptimizer"}  # 1,024 groups of five, which upstream declares in a loop
+CALL = "the call says it: a graph's node has it in its edges"
+NUMBERS = "one number, read where it is: an array of any float type, or a number"
+ON_HOST = "known as a kernel is planned"
+CHECKED = "every call is checked as it is; where given, also against this"
+SIGNAL = "a signal that is an array is updated where it is"
+REASONS: Mapping[tuple[str, str], str] = {
+    ("*", "attribute check"): "refuses labels and indices out of range; upstream reads there",
+    ("*", "attribute deterministic"): "False allows atomic additions, which upstream always makes",
+    ("*", "attribute group"): "a ProcessGroup; upstream has one for the process",
+    ("*", "attribute num_outputs"): CALL,
+    ("*", "attribute output_type"): CALL,
+    ("*", "attribute shape"): "a code alone has lost it",
+    ("*", "attribute keep_nonfinite"): "upstream's tiles with such a value become 0",
+    ("BatchNormInternal", "attribute unbiased"): "False is ONNX's rule, as on upstream's CPU",
+    ("WaitEvent", "attribute timeout"): "upstream waits for ever",
+    ("Recv", "attribute shapes"): "where they are known, nothing waits for them",
+    ("Recv", "attribute arrays"): "whose arrays arrive, which a graph's device says",
+    ("MegatronF", "attribute group_type"): "as MegatronG has it, whose gradient it is",
+    ("BiasSoftmaxDropout", "inputs"): "`state`: a generator on the device, which graphs replay",
+    ("SplitTraining", "input split optional"): "left out where `num_outputs` says it",
+    ("PythonOp", "attribute input_tensor_types"): CHECKED,
+    ("PythonOp", "attribute input_tensor_ranks"): CHECKED,
+    ("PythonOp", "attribute output_tensor_ranks"): CHECKED,
+    ("PythonOpGrad", "attribute output_tensor_types"): "says how many gradients there are",
+    ("SGDOptimizer", "input ETA memory"): NUMBERS,
+    ("AdamOptimizer", "input R memory"): NUMBERS,
+    ("AdamOptimizer", "input loss_scale memory"): NUMBERS,
+    ("AdamOptimizer", "input global_gradient_norm memory"): NUMBERS,
+    ("BiasSoftmaxDropout", "input state memory"): "two numbers, or an array of them",
+    ("DropoutGrad", "input training_mode memory"): ON_HOST,
+    ("View", "input shapes memory"): ON_HOST,
+    ("ConcatTraining", "output per_input_length memory"): "it follows from shapes alone",
+    ("SGDOptimizerV2", "output update_completed alias"): SIGNAL,
+    ("AdamWOptimizer", "output updated_flag alias"): SIGNAL,
+    ("PassThrough", "output outputs alias"): "the arrays themselves come back, none is made",
+    ("RecordEvent", "output OutputData alias"): "the arrays themselves come back, none is made",
+    ("WaitEvent", "output OutputData alias"): "the arrays themselves come back, none is made",
+    ("AdamOptimizer", "types"): "a kernel registered upstream has no float64; the list here has",
+    ("BatchNormalizationGrad", "types"): "no kernel is registered for bfloat16 statistics",
+    ("BatchNormInternal", "types"): "no kernel is registered for bfloat16 statistics",
+    ("MixedPrecisionScale", "types"): "no kernel is registered for other scales than float32",
+}  # fmt: skip
+
+
+class Difference(NamedTuple):
+    """A field that is not as upstream declares it."""
+
+    op: str
+    field: str
+    upstream: str
+    here: str
+
+    @property
+    def reason(self) -> str | None:
+        """Why; None where none is known."""
+        own = REASONS.get((self.op, self.field))
+        return REASONS.get(("*", self.field)) if own is None else own
+
+
+def classes() -> dict[str, type[Op]]:
+    """The newest version of every operator that upstream has."""
+    newest: dict[str, type[Op]] = {}
+    for (domain, name, since), cls in REGISTRY.items():
+        if domain != "cupy_training_ops" and since >= getattr(newest.get(name), "since", 0):
+            newest[name] = cls
+    return newest
+
+
+def differences() -> list[Difference]:
+    """Every field of every operator that upstream declares and that is another here."""
+    found = json.loads(SCHEMAS.read_text("utf-8"))
+    known = classes()
+    return [
+        difference
+        for name, schema in found["schemas"].items()
+        if name in known and name not in GENERATED
+        for difference in of_operator(known[name], schema, found["kernels"].get(name))
+    ]
+
+
+def of_operator(cls: type[Op], schema: Any, kernel: Any) -> Iterator[Difference]:
+    """Of one operator: what its schema says, and what its kernel says if one is listed."""
+    for kind, declared in (("inputs", cls.inputs), ("outputs", cls.outputs)):
+        theirs, ours = (
+            [item["name"] for item in schema[kind]],
+            [i.upstream or i.name for i in declared],
+        )
+        if theirs != ours:
+            yield Difference(cls.name, kind, ", ".join(theirs), ", ".join(ours))
+    for theirs, item in zip(schema["inputs"], cls.inputs, strict=False):
+        yield from _of_input(cls, theirs, item)
+    yield from _of_attributes(cls, schema["attributes"])
+    yield from _of_types(cls, schema)
+    if kernel is not None:
+        yield from _of_memory(cls, kernel)
+        yield from _of_aliases(cls, kernel)
+
+
+def _of_input(cls: type[Op], theirs: Any, item: Input) -> Iterator[Difference]:
+    options = theirs.get("options", ())
+    optional = "OpSchema::Optional" in options
+    if optional != item.optional:
+        yield Difference(cls.name, f"input {item.name} optional", str(optional), str(item.optional))
+    listed = "OpSchema::Variadic" in options or is_sequence(cls, theirs["type"])
+    if listed != item.variadic:
+        yield Difference(cls.name, f"input {item.name} list", str(listed), str(item.variadic))
+
+
+def is_sequence(cls: type[Op], variable: str) -> bool:
+    """Whether upstream has a sequence of tensors, which is a list here."""
+    return variable.startswith("S_") and cls.name != "SoftmaxCrossEntropyLoss"
+
+
+def _of_attributes(cls: type[Op], theirs: Mapping[str, Sequence[str]]) -> Iterator[Difference]:
+    ours = {item.upstream or item.name: item for item in cls.attributes}
+    from_onnx = not theirs and cls.name in FROM_ONNX
+    for name in theirs.keys() | (set() if from_onnx else ours.keys()):
+        upstream = _default(theirs[name]) if name in theirs else "absent"
+        here = _shown(ours[name].default) if name in ours else "absent"
+        if upstream != here:
+            yield Difference(cls.name, f"attribute {name}", upstream, here)
+
+
+# Their attributes are those of ONNX's forward operators, which upstream does not repeat.
+FROM_ONNX = {"ConvGrad", "ConvTransposeGrad", "ResizeGrad"}
+
+
+def _default(declared: Sequence[str]) -> str:
+    """Upstream's C++ for a default, as `_shown` of ours."""
+    if len(declared) < 2:
+        return "required"
+    text = re.sub(r"static_cast<int64_t>\((.*)\)|std::string\((.*)\)", r"\1\2", declared[1])
+    if text in ("OPTIONAL_VALUE", "false") or text == '""':
+        return "none"
+    return text.strip('"') if '"' in text else _number(float(text.rstrip("f")))
+
+
+def _shown(default: object) -> str:
+    if default is REQUIRED:
+        return "required"
+    if default is None or default == () or default == "":
+        return "none"
+    return default if isinstance(default, str) else _number(float(default))  # type: ignore[arg-type]
+
+
+def _number(value: float) -> str:
+    return f"{value:.6g}" if math.isfinite(value) else str(value)
+
+
+def _of_types(cls: type[Op], schema: Any) -> Iterator[Difference]:
+    """Types that upstream declares and that are not here; more are no difference."""
+    missing = []
+    for kind, declared in (("inputs", cls.inputs), ("outputs", cls.outputs)):
+        for theirs, item in zip(schema[kind], declared, strict=False):
+            lacking = _declared_types(schema, theirs["type"]) - _types_here(cls, item)
+            if item.memory == "device" and lacking:
+                missing.append(f"{item.name}: {', '.join(sorted(lacking))}")
+    if missing:
+        yield Difference(cls.name, "types", "; ".join(missing), "without these")
+
+
+def _declared_types(schema: Any, variable: str) -> set[str]:
+    """Names of dtypes; of a list that ONNX has a name for, none."""
+    text = schema["types"].get(variable, variable)
+    words = re.findall(r"\b(?!seq\b|tensor\b)[a-z]+[0-9]*\b", "" if "OpSchema" in text else text)
+    return {{"float": "float32", "double": "float64"}.get(word, word) for word in words}
+
+
+def _types_here(cls: type[Op], item: Input | Output) -> set[str]:
+    if item.type in cls.types:
+        return {dtype_name(dtype) for dtype in cls.types[item.type]}
+    fixed = {element.name for element in ELEMENT_TYPES}
+    return {dtype_name(to_dtype(item.type))} if item.type in fixed else set()
+
+
+def _of_memory(cls: type[Op], kernel: Any) -> Iterator[Difference]:
+    """An input in either memory does for upstream's host; a list of what is on the host, too."""
+    for kind, declared in (("input", cls.inputs), ("output", cls.outputs)):
+        for place, item in enumerate(declared):
+            upstream = "host" if place in kernel[f"host_{kind}s"] else "device"
+            if item.memory != upstream and not (item.memory == "either" and upstream == "host"):
+                yield Difference(cls.name, f"{kind} {item.name} memory", upstream, item.memory)
+
+
+def _of_aliases(cls: type[Op], kernel: Any) -> Iterator[Difference]:
+    """Outputs that replace an input; that `out=` may be an input's array is no difference."""
+    inputs = [item.name for item in cls.inputs]
+    upstream = {
+        output: inputs[place] for place, output in kernel["alias"] + kernel["variadic_alias"]
+    }
+    for place, item in enumerate(cls.outputs):
+        theirs, ours = upstream.get(place, "none"), item.aliases or "none"
+        if theirs != ours:
+            yield Difference(cls.name, f"output {item.name} alias", theirs, ours)
+
+
+def table() -> str:
+    """Rows of a document: operators with the same difference in one."""
+    rows: dict[tuple[str, str, str, str], list[str]] = {}
+    for op, field, upstream, here in differences():
+        reason = Difference(op, field, upstream, here).reason or ""
+        rows.setdefault((field, upstream, here, reason), []).append(op)
+    lines = ["| operator | field | upstream | here | why |", "|---|---|---|---|---|"]
+    for cells, ops in sorted(rows.items(), key=lambda row: (row[1], row[0])):
+        lines.append(f"| {', '.join(sorted(ops))} | {' | '.join(cells)} |")
+    return "\n".join(lines)
