@@ -27,7 +27,7 @@ from runs import EMULATED_RUNS, drawn, drawn_run, drawn_samples, gpu_reason, rea
 SKIPPED = os.environ.pop("CTO_SKIPPED", None)
 
 DEFAULT = "not large and not thorough"  # pyproject.toml's -m
-THOROUGH = "thorough"
+TIERS = ("large", "thorough")
 
 ORACLES = ("jax", "mpmath", "optax", "sklearn")  # what the extra `test` brings and `gputest` not
 IMPORT = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
@@ -57,7 +57,7 @@ class Tiers:
         calls = metafunc._calls
         mark_thorough(metafunc, calls)
         tier = metafunc.config.option.markexpr
-        own = any(metafunc.definition.iter_markers("thorough"))
+        own = {mark.name for mark in metafunc.definition.iter_markers()}
         kept = [call for call in calls if of_tier(call, tier, own) and self._can_run(call)]
         calls[:] = kept or calls[:1]  # without any, pytest makes a test without parameters
 
@@ -164,12 +164,12 @@ def types_of(call: Any) -> tuple[str, ...]:
     return tuple(x.name for x in call.params.values() if isinstance(x, np.dtype))
 
 
-def of_tier(call: Any, tier: str, own: bool) -> bool:
+def of_tier(call: Any, tier: str, own: set[str]) -> bool:
     """Whether the marks of a call, and its function's own, are of the tier that `-m` asks for."""
-    names = {mark.name for mark in call.marks}
+    names = own | {mark.name for mark in call.marks}
     if tier == DEFAULT:
-        return names.isdisjoint({"large", "thorough"})
-    return tier != THOROUGH or own or "thorough" in names
+        return names.isdisjoint(TIERS)
+    return tier not in TIERS or tier in names
 
 
 def run_of(call: Any) -> str | None:

@@ -1,0 +1,248 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Plant small faults into a family, in Python and in CUDA, and list those that no test notices.
+
+    scripts/mutants.py gist_narrow conv --count 12 --seed 7
+
+Works on a copy of the checkout's files. Each fault is one operator, constant, bound or condition;
+the family's tests have --seconds for it. What survives needs a test, or changes nothing: say which.
+What ran out of time is listed apart. The exit status is 1 where a fault survived.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+from families import operators
+
+from cupy_training_ops.registry import FAMILIES
+
+ROOT = Path(__file__).resolve().parent.parent
+NOT_BUILT = ("EmulatorCompileError", "SyntaxError", "CompileError")
+
+
+class Mutant(NamedTuple):
+    """One fault: a piece of a file's text, and what stands in its place."""
+
+    path: str  # below the checkout
+    start: int
+    old: str
+    new: str
+
+    def planted(self, text: str) -> str:
+        """The file with the fault."""
+        assert text[self.start :].startswith(self.old)
+        return text[: self.start] + self.new + text[self.start + len(self.old) :]
+
+    def label(self, text: str) -> str:
+        """Place and change, for people."""
+        line = text.count("\n", 0, self.start) + 1
+        return f"{self.path}:{line}: {self.old.strip()} -> {self.new.strip()}"
+
+
+# ---- which faults there are ----------------------------------------------------------------------
+
+SWAPPED = {
+    "<": "<=",
+    "<=": "<",
+    ">": ">=",
+    ">=": ">",
+    "==": "!=",
+    "!=": "==",
+    "+": "-",
+    "-": "+",
+    "*": "+",
+    "/": "*",
+    "//": "*",
+    "%": "+",
+    "<<": ">>",
+    ">>": "<<",
+    "&": "|",
+    "|": "&",
+    "&&": "||",
+    "||": "&&",
+    "and": "or",
+    "or": "and",
+    "is": "is not",
+    "is not": "is",
+    "+=": "-=",
+    "*=": "+=",
+}
+# clang-format puts spaces around binary operators alone, and none inside a template's brackets.
+CUDA_OPERATOR = re.compile(
+    r"(?<=[\w)\]]) (<=|>=|==|!=|<<|>>|&&|\|\||\+=|\*=|[-+*/%<>&|]) (?=[\w(-])"
+)
+CUDA_CONSTANT = re.compile(r"(?<=[ (\[])\d+(?=[ ;)\],])")
+CUDA_CONDITION = re.compile(r"(?<=\bif )\((?=[^\n]*\) )")
+CUDA_IGNORED = re.compile(
+    r"//[^\n]*|/\*.*?\*/|^[ \t]*#(?:\\\n|[^\n])*|\"[^\"\n]*\"|template <[^\n]*", re.M | re.S
+)
+
+
+def in_cuda(path: str, text: str) -> Iterator[Mutant]:
+    """Faults of a CUDA source."""
+    code = CUDA_IGNORED.sub(lambda found: re.sub(r"[^\n]", "\0", found[0]), text)
+    for found in CUDA_OPERATOR.finditer(code):
+        yield Mutant(path, found.start(1), found[1], SWAPPED[found[1]])
+    for found in CUDA_CONSTANT.finditer(code):
+        yield Mutant(path, found.start(), found[0], str(int(found[0]) + 1))
+    for found in CUDA_CONDITION.finditer(code):
+        yield Mutant(path, found.start(), "(", "(!")
+
+
+def in_python(path: str, text: str) -> Iterator[Mutant]:
+    """Faults of a Python module."""
+    starts = [0]
+    for line in text.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+
+    def at(line: int, column: int) -> int:
+        return starts[line - 1] + column
+
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Constant) and type(node.value) in (int, float, bool):
+            start = at(node.lineno, node.col_offset)
+            old = text[start : at(node.end_lineno or 0, node.end_col_offset or 0)]
+            new = not node.value if isinstance(node.value, bool) else node.value + 1
+            yield Mutant(path, start, old, str(new))
+        for left, right in neighbours(node):
+            start = at(left.end_lineno or 0, left.end_col_offset or 0)
+            between = text[start : at(right.lineno, right.col_offset)]
+            found = re.search(r"[^\s()]+(?: not)?", between)
+            if found is not None and found[0] in SWAPPED:
+                yield Mutant(path, start + found.start(), found[0], SWAPPED[found[0]])
+        if isinstance(node, ast.If | ast.IfExp):
+            yield Mutant(path, at(node.test.lineno, node.test.col_offset), "", "not ")
+
+
+def neighbours(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Operands that an operator stands between."""
+    if isinstance(node, ast.BinOp):
+        yield node.left, node.right
+    elif isinstance(node, ast.Compare):
+        yield from zip([node.left, *node.comparators], node.comparators, strict=False)
+    elif isinstance(node, ast.BoolOp):
+        yield from zip(node.values, node.values[1:], strict=False)
+
+
+def files(root: Path, family: str) -> list[Path]:
+    """The family's own sources."""
+    package = root / "cupy_training_ops"
+    own = chain(
+        (root / "cuda_src").glob(f"{family}.cu"),
+        (root / "cuda_src" / family).glob("*.cuh"),
+        *((package / home).glob(f"{family}.py") for home in ("ops", "cpu", "planning")),
+    )
+    return sorted(own)
+
+
+def mutants(root: Path, family: str, draw: random.Random) -> Iterator[Mutant]:
+    """All faults of a family, Python's and CUDA's by turns, in an order that is drawn."""
+    found: dict[bool, list[Mutant]] = {True: [], False: []}
+    for path in files(root, family):
+        text, python = path.read_text(encoding="utf-8"), path.suffix == ".py"
+        make = in_python if python else in_cuda
+        found[python].extend(make(str(path.relative_to(root)), text))
+    for kind in found.values():
+        draw.shuffle(kind)
+    for pair in zip(found[False], found[True], strict=False):
+        yield from pair
+
+
+# ---- who notices ---------------------------------------------------------------------------------
+
+
+def copied(folder: Path) -> Path:
+    """The checkout's files, tracked or new, in a folder of their own."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    for name in filter(None, names.split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, folder / name)
+    return folder
+
+
+def tests(root: Path, family: str, mutant: Mutant) -> list[str]:
+    """The tests that concern a fault, those first that are likely to notice it."""
+    own = [sorted((root / "tests" / home).glob(f"test_{family}*.py")) for home in ("cpu", "ops")]
+    kernels = [root / "tests" / "test_kernels.py"]
+    ordered = [*chain(*own), *kernels] if "/cpu/" in mutant.path else [*kernels, *chain(*own[::-1])]
+    named = " or ".join([f"test_{family}", *operators([family])])
+    return [*(str(path.relative_to(root)) for path in ordered), "-k", named]
+
+
+def verdict(root: Path, family: str, mutant: Mutant, seconds: float) -> str:
+    """noticed, survived, no time, or not built."""
+    path = root / mutant.path
+    text = path.read_text(encoding="utf-8")
+    path.write_text(mutant.planted(text), encoding="utf-8")
+    environment = os.environ | {
+        "PYTHONPATH": str(root),
+        "CTO_EMULATOR_CACHE": str(root / ".kernels"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider"]
+    try:
+        ran = subprocess.run(
+            [*command, *tests(root, family, mutant)],
+            cwd=root,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+        )
+    except subprocess.TimeoutExpired:
+        return "no time"
+    finally:
+        path.write_text(text, encoding="utf-8")
+    if any(name in ran.stdout for name in NOT_BUILT):
+        return "not built"
+    return "noticed" if ran.returncode else "survived"
+
+
+def main() -> int:
+    """Print a line for each fault; 1 where one survived."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("families", nargs="+", choices=list(FAMILIES), metavar="FAMILY")
+    parser.add_argument("--count", type=int, default=12, help="faults of each family")
+    parser.add_argument("--seconds", type=float, default=60, help="for the tests of each fault")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
+    given = parser.parse_args()
+    print(f"seed {given.seed}", flush=True)
+    os.environ["CTO_SEED"] = str(given.seed)
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        root = copied(Path(folder))
+        verdicts = [verdict for family in given.families for verdict in judged(root, family, given)]
+    print(", ".join(f"{verdicts.count(kind)} {kind}" for kind in sorted(set(verdicts))))
+    return int("survived" in verdicts)
+
+
+def judged(root: Path, family: str, given: argparse.Namespace) -> Iterator[str]:
+    """The verdicts of a family's faults, each printed; those that do not build count as none."""
+    left = given.count
+    for mutant in mutants(root, family, random.Random(f"{given.seed} {family}")):
+        if left == 0:
+            return
+        label = mutant.label((root / mutant.path).read_text(encoding="utf-8"))
+        found = verdict(root, family, mutant, given.seconds)
+        print(f"{found:9} {label}", flush=True)
+        if found != "not built":
+            left -= 1
+            yield found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
