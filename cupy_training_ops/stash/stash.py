@@ -192,7 +192,7 @@ class ActivationStash:
     def _encode(self, entry: _Entry, x: Array, backend: Backend, codec: Codec) -> None:
         """Queue it beside, and hold the array until that is done."""
         options = OPTIONS.get(codec.name, {})
-        encoder = codec.encoder.shared(**options)
+        encoder = codec.encoding(**options)
         told = codec.kept(encoder.attribute_values, options)
         entry.decoder = codec.decoder.shared(to=entry.spec.dtype, shape=entry.spec.shape, **told)
         out = self._buffer(entry, encoder, backend, codec)

@@ -15,6 +15,7 @@ import cupy_training_ops as cto
 from cupy_training_ops import ActivationStash, ArgumentError, DtypeError, ProviderError
 from cupy_training_ops.stash import stash as module
 
+CODEC = {"lossless": "sparse", "default": "msfp15_signed", "small": "sparse_fp10"}
 FLOATS = ("float32", "float16", "float64", "bfloat16")
 
 
@@ -28,7 +29,7 @@ def activation(rng, shape=(7, 33), dtype="float32"):
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_values_come_back(rng, dtype) -> None:
     x = activation(rng, dtype=dtype)
-    for policy, codec in (("lossless", "sparse"), ("default", "msfp15"), ("small", "sparse_fp10")):
+    for policy, codec in CODEC.items():
         with ActivationStash(policy) as stash:
             stash.put("x", x)
             y = stash.get("x")
@@ -55,7 +56,7 @@ def test_it_runs_on_kernels(run, rng) -> None:
     with ActivationStash("default") as stash:
         stash.put("x", run.place(x))
         y = run.host(stash.get("x"))
-    assert y.tobytes() == cto.compress(x, "msfp15").decompress().tobytes()
+    assert y.tobytes() == cto.compress(x, CODEC["default"]).decompress().tobytes()
 
 
 def test_tiles_that_are_not_finite_come_back_as_nan() -> None:
@@ -111,7 +112,7 @@ def test_the_report_counts(rng) -> None:
     assert report["before"] == sum(x.nbytes for x in arrays) + arrays[0].nbytes
     assert report["after"] == report["peak"] == sum(x.size for x in arrays) + arrays[0].size // 8
     assert report["names"]["1"] == {
-        "codec": "msfp15",
+        "codec": "msfp15_signed",
         "need": "value",
         "before": arrays[1].nbytes,
         "after": arrays[1].size,
@@ -296,9 +297,6 @@ def test_nothing_is_let_go_before_its_stream_waits(rng, monkeypatch, policy) -> 
     (late,) = made
     assert late.forks == 10  # before every encoding and every decoding
     assert late.joins == 10
-
-
-CODEC = {"lossless": "sparse", "default": "msfp15", "small": "sparse_fp10"}
 
 
 def test_what_was_decoded_ahead_is_copied_into_out(rng, monkeypatch) -> None:
