@@ -36,7 +36,8 @@ LINEAR = "linear"  # multiplied by a parameter
 NORMALISED = "normalised"  # centred and divided by its deviation
 SIGN = "sign"  # its sign alone
 SHAPE = "shape"  # nothing but its shape
-SMOOTH = "smooth"  # a smooth function of it, or a product with another activation
+SMOOTH = "smooth"  # a smooth function of each number
+PRODUCT = "product"  # multiplied by another activation
 EXACT = "exact"
 
 Given = tuple[Any, ...]
@@ -175,12 +176,19 @@ def usual_groups(x: Tensor) -> Dimensions:
     return (1,) if x.dim() >= 4 else (x.dim() - 1,)
 
 
+def features_of_heads(x: Tensor) -> Dimensions:
+    """Of (samples, heads, rows, features), where heads lie beside their features, else features."""
+    is_turned = x.dim() == 4 and x.stride(1) < x.stride(2)
+    return (1, 3) if is_turned else (x.dim() - 1,)
+
+
 def _product(name: str, groups: Callable[[Tensor, Given], Dimensions]) -> Finder:
     """Linear in what is saved, where all other operands are parameters."""
 
     def use(x: Tensor, args: Given, kwargs: Named) -> Use:
         others = sum(not is_parameter(each) for each in operands(args, kwargs))
-        return Use(name, LINEAR, groups(x, args)) if others <= 1 else Use(name, SMOOTH)
+        need = LINEAR if others <= 1 else PRODUCT
+        return Use(name, need, groups(x, args) if need == LINEAR else features_of_heads(x))
 
     return use
 
@@ -222,7 +230,9 @@ def _attention(name: str) -> Finder:
         parts = enumerate(("query", "key", "value"))
         is_input = any(is_of(x, argument(args, kwargs, i, part)) for i, part in parts)
         is_result = type(x.grad_fn).__name__.startswith("ScaledDotProduct") and not x.output_nr
-        return Use(name, SMOOTH if is_input or is_result else EXACT)
+        if not (is_input or is_result):
+            return Use(name, EXACT)
+        return Use(name, PRODUCT, features_of_heads(x))
 
     return use
 

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from .account import Account
-from .consumers import LINEAR, NORMALISED, SAME_NUMBERS
-from .guards import GROUP, LARGEST, LEAST, TILE
+from .consumers import LINEAR, NORMALISED, PRODUCT, SAME_NUMBERS
+from .guards import verdict
 from .kept import Kept, Passed
 from .kinds import MANY, Kind
 from .roomy import on_host
-from .window import Window
+from .window import Waiting, Window
 
 SUMS = frozenset(f"{name}Backward{i}" for i in (0, 1) for name in ("Add", "Sub"))
 STEPS = 16  # nodes that a norm looks back
@@ -36,6 +36,8 @@ class Thread(threading.local):
         self.products: dict[int, weakref.ref[Kept]] = {}  # by the sequence number of their node
         self.counts: Counter[Kind] = Counter()
         self.captured: list[tuple[Kind, Tensor]] = []
+        self.product = -1  # the one whose operands come, by its node
+        self.operands: list[Waiting] = []
 
 
 class Guarding:
@@ -55,6 +57,7 @@ class Guarding:
         """It ends: what was captured is counted at each replay."""
         thread = self._thread
         thread.products.clear()
+        self._operands(-1)
         captured, thread.captured = thread.captured, []
         for device in {kind.device for kind, _ in captured}:
             numbers = [each for each in captured if each[0].device == device]
@@ -85,23 +88,34 @@ class Guarding:
         """New codes with what was measured; the original waits for the decision."""
         assert kept.code is not None
         if kind.coding.guard == "range":
-            numbers = largest(kept.code)
+            numbers = range_of(kept.code, x.detach(), kind)
         if _is_capturing(kind):
             self._thread.captured.append((kind, numbers))
             return
         if kind.index >= 0 and kind.device not in self._later:
             self._later[kind.device] = torch.zeros((), dtype=torch.int64, device=kind.device)
         kept.original = Passed(x)
-        self.window.add(kept, kind, *on_host(numbers, kind.index))
+        is_operand = kind.use.need == PRODUCT
+        operands = self._operands(_node_under_way() if is_operand else -1)
+        self.window.add(kept, kind, *on_host(numbers, kind.index), operands)
+
+    def _operands(self, node: int) -> list[Waiting] | None:
+        """Those of the product whose node is being made, which end with it; -1 is none."""
+        thread = self._thread
+        if thread.product != node:
+            if thread.operands:
+                self.window.closed(thread.operands)
+            thread.product, thread.operands = node, []
+        return thread.operands if node >= 0 else None
 
     def answers(self, kept: Kept, kind: Kind) -> bool:
         """Whether what was measured, or needs no measure, does for one more consumer."""
         if kept.code is None or kind.coding.guard != "measured":
             return True
-        had = kept.kind
-        if kind.use.need == NORMALISED:
-            return had.use.need == NORMALISED and had.coding.grouping == kind.coding.grouping
-        return kind.use.need != LINEAR or had.coding.grouping == kind.coding.grouping
+        had, need = kept.kind, kind.use.need
+        if need in (NORMALISED, PRODUCT):
+            return had.use.need == need and had.coding.grouping == kind.coding.grouping
+        return need != LINEAR or had.coding.grouping == kind.coding.grouping
 
     # ---- products whose results are centred ------------------------------------------------------
 
@@ -112,7 +126,7 @@ class Guarding:
         products = self._thread.products
         if len(products) >= MANY:
             products.clear()
-        products[torch._C._autograd._get_sequence_nr() - 1] = weakref.ref(kept)
+        products[_node_under_way()] = weakref.ref(kept)
 
     def centre(self, x: Tensor) -> None:
         """A norm saves x: products that it is the sum of are centred."""
@@ -130,20 +144,33 @@ class Guarding:
                 nodes += [before for before, _ in node.next_functions]
 
 
-def largest(code: Tensor) -> Tensor:
-    """The largest magnitude of float16 numbers; NaN where one is."""
-    numbers = code.view(torch.float16)
-    return torch.linalg.vector_norm(numbers, torch.inf, dtype=torch.float32).reshape(1)
+def range_of(code: Tensor, x: Tensor, kind: Kind) -> Tensor:
+    """The largest magnitude of float16 codes, and how far numbers deviate beside their means.
+
+    A product of two activations may be followed by what does not see means, as a softmax is.
+    """
+    largest = torch.linalg.vector_norm(code.view(torch.float16), torch.inf, dtype=torch.float32)
+    if kind.use.need != PRODUCT:
+        return torch.stack([largest, torch.ones_like(largest), torch.zeros_like(largest)])
+    others = [d for d in range(x.dim()) if d not in kind.use.groups]
+    variance, mean = torch.var_mean(x, others, correction=0)
+    return torch.stack([largest, variance.float().sum(), mean.float().square().sum()])
 
 
 def failures(kind: Kind, numbers: Tensor) -> Tensor:
     """On the device: 1 where codes are not good enough, else 0."""
-    if kind.coding.guard == "range":
-        return (~((numbers[0] <= LARGEST) & ((numbers[0] >= LEAST) | (numbers[0] == 0)))).long()
-    good = numbers[0] <= TILE * numbers[1]
+    found = verdict(numbers, kind.coding.guard, kind.coding.grouping is not None)
+    good = found.codes
     if kind.use.need == NORMALISED:
-        good &= numbers[3] <= GROUP
+        good = good & found.groups
+    if kind.use.need == PRODUCT:
+        good = good & found.features
     return (~good).long()
+
+
+def _node_under_way() -> int:
+    """The sequence number of the node that saves what is packed now."""
+    return int(torch._C._autograd._get_sequence_nr()) - 1
 
 
 def _is_capturing(kind: Kind) -> bool:

@@ -7,30 +7,33 @@ An error counts beside what a consumer sees: a layer norm of rows with mean 100 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..ops.gist_guard import Grouping
 
 TILE = 0.03**2  # of the squared distances from the means of tiles, or of features and channels
 GROUP = 0.06**2  # of those of each normalised group
 LARGEST, LEAST = 65504.0, 2.0**-6  # float16's steps are 2^-18 of the least, and smaller
+MEANS = 4.0**2  # squared deviations that the means of features may be large
 
 
 class Verdict(NamedTuple):
-    """What of a guard's numbers is within its limit."""
+    """What of a guard's numbers is within its limit: of bools, or of bools on a device."""
 
-    tiles: bool
-    features: bool
-    groups: bool
+    codes: Any  # for everyone
+    features: Any  # where features are centred
+    groups: Any  # where groups are normalised
 
 
-def verdict(numbers: list[float], grouped: bool) -> Verdict:
-    """Of error, tile deviation, group deviation, worst group; NaN is beyond every limit."""
-    if len(numbers) == 1:  # of float16: the largest magnitude
-        return Verdict(LEAST <= numbers[0] <= LARGEST or numbers[0] == 0, True, True)
-    error, tiles, groups, worst = numbers
-    within = error <= TILE * tiles
-    return Verdict(within, grouped and error <= TILE * groups, grouped and worst <= GROUP)
+def verdict(numbers: Any, guard: str, grouped: bool) -> Verdict:
+    """Of what an encoder measured, or of float16 codes; NaN is beyond every limit."""
+    if guard == "measured":
+        error, tiles, groups, worst = numbers
+        features, normalised = error <= TILE * groups, worst <= GROUP
+        return Verdict(error <= TILE * tiles, grouped and features, grouped and normalised)
+    largest, deviation, means = numbers
+    in_range = (largest <= LARGEST) & ((largest >= LEAST) | (largest == 0))
+    return Verdict(in_range & (means <= MEANS * deviation), True, True)
 
 
 def grouping_of(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..stash.policies import POLICIES, Policy, chosen, get_policy, is_told
-from .consumers import EXACT, SMOOTH, Use
+from .consumers import EXACT, PRODUCT, SMOOTH, Use
 
 NAME = "compressed_activations"
 MAKE_ZEROS = frozenset({"ReluBackward0", "ThresholdBackward0", "NativeDropoutBackward0"})
@@ -35,14 +35,14 @@ class TorchPolicy:
 
 
 def by_consumer(
-    smooth: Mapping[str, str], _name: str, dtype: str, _shape: object, _need: str, use: Use
+    smooth: Mapping[str, str], _name: str, dtype: str, _shape: object, need: str, use: Use
 ) -> str | None:
-    """Lossy codes for who takes a value linearly; `smooth` has those of smooth functions."""
-    if dtype == "bool":
+    """Lossy codes for who takes a value linearly; `smooth` has those of smooth functions and products."""
+    if need == "mask":
         return "pack1"
     if use.need == EXACT:
         return None
-    return smooth.get(dtype) if use.need == SMOOTH else "msfp15_signed"
+    return smooth.get(dtype) if use.need in (SMOOTH, PRODUCT) else "msfp15_signed"
 
 
 def small(name: str, dtype: str, shape: tuple[int, ...], need: str) -> str | None:

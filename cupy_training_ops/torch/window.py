@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from .account import Account
-from .consumers import NORMALISED
+from .consumers import NORMALISED, PRODUCT
 from .guards import Verdict, verdict
 from .kept import Kept
 from .kinds import Kind
@@ -28,35 +28,52 @@ LIMIT = 256 << 20  # bytes; more where one tensor is larger
 
 
 class Waiting:
-    """A tensor with the numbers of its guard, which may be still to come."""
+    """A tensor with the numbers of its guard, which may be still to come.
 
-    __slots__ = ("event", "found", "kept", "kind", "numbers")
+    The operands of a product of activations are decided together: the codes of one are multiplied
+    by the means of the other.
+    """
 
-    def __init__(self, kept: Kept, kind: Kind, numbers: Tensor, event: Any) -> None:
+    __slots__ = ("event", "found", "kept", "kind", "numbers", "operands")
+
+    def __init__(
+        self, kept: Kept, kind: Kind, numbers: Tensor, event: Any, operands: list[Waiting] | None
+    ) -> None:
         self.kept: Callable[[], Kept | None] = weakref.ref(kept)
         self.kind, self.numbers, self.event = kind, numbers, event
         self.found: Verdict | None = None
+        self.operands = [] if operands is None else operands
+        self.operands.append(self)
 
     def is_there(self) -> bool:
         """Whether the numbers can be read without a wait."""
-        return self.found is not None or self.event is None or bool(self.event.query())
+        unread = (each for each in self.operands if each.found is None)
+        return all(each.event is None or each.event.query() for each in unread)
 
     def read(self) -> Verdict:
         """The verdict; waits for the device."""
         if self.found is None:
             if self.event is not None:
                 self.event.synchronize()
-            self.found = verdict(self.numbers.tolist(), self.kind.coding.grouping is not None)
+            coding = self.kind.coding
+            self.found = verdict(self.numbers.tolist(), coding.guard, coding.grouping is not None)
         return self.found
 
     def lack(self, kept: Kept) -> str:
         """What the codes are not good enough for; empty where they are."""
-        found = self.read()
-        if not found.tiles:
+        lacking = (each.lacks_itself() for each in self.operands)
+        if found := next(filter(None, lacking), ""):
+            return found
+        return "features" if kept.centred and not self.read().features else ""
+
+    def lacks_itself(self) -> str:
+        """The same, of what its own consumer takes."""
+        found, need = self.read(), self.kind.use.need
+        if not found.codes:
             return "range" if self.kind.coding.guard == "range" else "tiles"
-        if self.kind.use.need == NORMALISED and not found.groups:
+        if need == NORMALISED and not found.groups:
             return "groups"
-        return "features" if kept.centred and not found.features else ""
+        return "features" if need == PRODUCT and not found.features else ""
 
 
 class Window:
@@ -69,29 +86,44 @@ class Window:
         self._nbytes = 0
         self.decided: dict[Any, bool] = {}  # by place in a step: whether codes were good enough
 
-    def add(self, kept: Kept, kind: Kind, numbers: Tensor, event: Any = None) -> None:
-        """A tensor with codes and original."""
-        waiting = Waiting(kept, kind, numbers, event)
+    def add(
+        self,
+        kept: Kept,
+        kind: Kind,
+        numbers: Tensor,
+        event: Any = None,
+        operands: list[Waiting] | None = None,
+    ) -> None:
+        """A tensor with codes and original; `operands`: of its product, of which more may come."""
+        waiting = Waiting(kept, kind, numbers, event, operands)
         with self._lock:
             kept.waiting += 1
-            if event is None and (waiting.lack(kept) or waiting.read().features):
-                self._finish(waiting)
+            if event is None and operands is None and self._is_settled(waiting, kept):
+                self._decide(waiting, kept)
                 return
             self._waiting.append(waiting)
             self._nbytes += kind.nbytes
             self._limit = max(self._limit, kind.nbytes)
-            self._look()
-            while self._nbytes > self._limit:
+            self._look(operands)
+            while self._nbytes > self._limit and self._waiting[0].operands is not operands:
                 self._pop()
             self._account.waiting(self._nbytes)
+
+    def closed(self, operands: list[Waiting]) -> None:
+        """All operands of a product are there."""
+        with self._lock:
+            for waiting in operands:
+                kept = waiting.kept()
+                if kept is not None and waiting.is_there() and self._is_settled(waiting, kept):
+                    self._decide(waiting, kept)
 
     def centre(self, kept: Kept) -> None:
         """A normalisation takes the result of a product of this tensor."""
         with self._lock:
             kept.centred = True
             for waiting in self._of(kept):
-                if waiting.found is not None:
-                    self._settle(waiting, kept)
+                if waiting.found is not None and self._is_settled(waiting, kept):
+                    self._decide(waiting, kept)
 
     def finish(self, kept: Kept) -> None:
         """Decide now: the backward pass asks."""
@@ -113,21 +145,21 @@ class Window:
         self._nbytes -= waiting.kind.nbytes
         self._finish(waiting)
 
-    def _look(self) -> None:
+    def _look(self, open_operands: list[Waiting] | None) -> None:
         """Let go of originals whose codes are known to be good for everything."""
         for waiting in self._waiting:
-            if waiting.found is not None:
+            if waiting.operands is open_operands:
                 continue
             if not waiting.is_there():
                 return
             kept = waiting.kept()
-            if kept is not None:
-                self._settle(waiting, kept)
+            if kept is not None and waiting.found is None and self._is_settled(waiting, kept):
+                self._decide(waiting, kept)
 
-    def _settle(self, waiting: Waiting, kept: Kept) -> None:
-        """Decide, if nothing that may come changes it."""
-        if waiting.lack(kept) or waiting.read().features:
-            self._decide(waiting, kept)
+    @staticmethod
+    def _is_settled(waiting: Waiting, kept: Kept) -> bool:
+        """Whether nothing that may come changes the decision."""
+        return bool(waiting.lack(kept)) or waiting.read().features
 
     def _finish(self, waiting: Waiting) -> None:
         """Decide with what is known."""
