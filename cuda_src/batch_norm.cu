@@ -188,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) batch_norm_interna
     const T* x, void* scale, void* bias, void* input_mean, void* input_var, T* y,
     void* running_mean, void* running_var, void* saved_mean, void* saved_inv_std,
     const __grid_constant__ Halves half, const __grid_constant__ Rule rule,
-    const __grid_constant__ Pieces pieces, A* partials, A* coefficients, u32* counters,
+    const __grid_constant__ Pieces pieces, A* partials, A* coefficients, Zeroed<u32>* counters,
     const __grid_constant__ Schedule schedule) {
     const auto op = normalization(x, scale, bias, input_mean, input_var, y, running_mean,
                                   running_var, saved_mean, saved_inv_std, half, rule);
@@ -201,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         const T* x, void* scale, void* bias, void* input_mean, void* input_var, T* y,
         void* running_mean, void* running_var, void* saved_mean, void* saved_inv_std,
         const __grid_constant__ Halves half, const __grid_constant__ Rule rule,
-        const __grid_constant__ Pieces pieces, A* partials, A* coefficients, u32* counters,
+        const __grid_constant__ Pieces pieces, A* partials, A* coefficients, Zeroed<u32>* counters,
         const __grid_constant__ Schedule schedule) {
     const auto op = normalization(x, scale, bias, input_mean, input_var, y, running_mean,
                                   running_var, saved_mean, saved_inv_std, half, rule);
@@ -213,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_internal__co
     const T* x, void* scale, void* bias, void* input_mean, void* input_var, T* y,
     void* running_mean, void* running_var, void* saved_mean, void* saved_inv_std,
     const __grid_constant__ Halves half, const __grid_constant__ Rule rule,
-    const __grid_constant__ Columns columns, A* partials, A* coefficients, u32* counters,
+    const __grid_constant__ Columns columns, A* partials, A* coefficients, Zeroed<u32>* counters,
     const __grid_constant__ Schedule schedule) {
     const auto op = normalization(x, scale, bias, input_mean, input_var, y, running_mean,
                                   running_var, saved_mean, saved_inv_std, half, rule);
@@ -236,7 +236,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                                             void* saved_inv_std, T* dx, void* scale_grad,
                                             void* bias_grad, const __grid_constant__ Halves half,
                                             i64 n, const __grid_constant__ Pieces pieces,
-                                            A* partials, A* coefficients, u32* counters,
+                                            A* partials, A* coefficients, Zeroed<u32>* counters,
                                             const __grid_constant__ Schedule schedule) {
     const auto op =
         gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad, half, n);
@@ -245,13 +245,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    batch_normalization_grad__single_channel_parts(const T* dy, const T* x, void* scale,
-                                                   void* saved_mean, void* saved_inv_std, T* dx,
-                                                   void* scale_grad, void* bias_grad,
-                                                   const __grid_constant__ Halves half, i64 n,
-                                                   const __grid_constant__ Pieces pieces,
-                                                   A* partials, A* coefficients, u32* counters,
-                                                   const __grid_constant__ Schedule schedule) {
+    batch_normalization_grad__single_channel_parts(
+        const T* dy, const T* x, void* scale, void* saved_mean, void* saved_inv_std, T* dx,
+        void* scale_grad, void* bias_grad, const __grid_constant__ Halves half, i64 n,
+        const __grid_constant__ Pieces pieces, A* partials, A* coefficients, Zeroed<u32>* counters,
+        const __grid_constant__ Schedule schedule) {
     const auto op =
         gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad, half, n);
     by_schedule(op, InPieces<Gradient, 1>{op, pieces}, schedule,
@@ -263,7 +261,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                                            void* saved_inv_std, T* dx, void* scale_grad,
                                            void* bias_grad, const __grid_constant__ Halves half,
                                            i64 n, const __grid_constant__ Columns columns,
-                                           A* partials, A* coefficients, u32* counters,
+                                           A* partials, A* coefficients, Zeroed<u32>* counters,
                                            const __grid_constant__ Schedule schedule) {
     const auto op =
         gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad, half, n);

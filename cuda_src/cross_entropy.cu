@@ -28,6 +28,7 @@ using bundles::BundleThreads;
 using either::Either;
 using math::exp::exponential;
 using math::exp::logarithm;
+using zeroed::Zeroed;
 using namespace row_softmax;
 
 using T = CTO_T;
@@ -103,7 +104,7 @@ __device__ __forceinline__ Target target_of(const void* labels, const void* weig
 
 // The sums of `own` over all threads of all blocks, in the last block; whether this is it.
 template <int N>
-__device__ __forceinline__ bool sum_grid(A (&own)[N], A* partials, u32* ticket) {
+__device__ __forceinline__ bool sum_grid(A (&own)[N], A* partials, Zeroed<u32>* ticket) {
     __shared__ bool last;
     __shared__ reduce::BlockScratch<A, SUM_THREADS> scratch;
 #pragma unroll
@@ -329,7 +330,7 @@ using namespace cto;
 extern "C" __global__ void __launch_bounds__(SUM_THREADS)
     cross_entropy__divisor(const void* labels, const void* weights,
                            const __grid_constant__ Rule rule, i64 n_rows, Acc<T>* partials,
-                           u32* ticket, Acc<T>* divisor) {
+                           Zeroed<u32>* ticket, Acc<T>* divisor) {
     A sum[1] = {};
 #pragma unroll 4
     for (i64 row = blockIdx.x * blockDim.x + threadIdx.x; row < n_rows;
@@ -342,7 +343,7 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS)
 extern "C" __global__ void __launch_bounds__(SUM_THREADS)
     cross_entropy__total(const Acc<T>* losses, i64 n_rows, const void* labels, const void* weights,
                          const __grid_constant__ Rule rule, const Acc<T>* divisor, double n,
-                         Acc<T>* partials, u32* ticket, TOUT* output) {
+                         Acc<T>* partials, Zeroed<u32>* ticket, TOUT* output) {
     A sums[2] = {};
 #pragma unroll 4
     for (i64 row = blockIdx.x * blockDim.x + threadIdx.x; row < n_rows;

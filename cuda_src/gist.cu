@@ -148,6 +148,7 @@ struct Unpack1 {
 
 // ---- MSFP15: eight elements to eight bytes ------------------------------------------------------
 
+template <bool KEEP_SIGN>
 struct Msfp15Encode {
     bool keep_nonfinite;
     __device__ Vec<u8, READ_BOXES> operator()(const Vec<T, READ_BOXES>& x, int) const {
@@ -156,8 +157,10 @@ struct Msfp15Encode {
         for (int box = 0; box < READ_BOXES / BOX; ++box) {
             float values[BOX];
 #pragma unroll
-            for (int j = 0; j < BOX; ++j) values[j] = msfp15::truncated(x.at[BOX * box + j]);
-            reinterpret_cast<uint2*>(codes.at)[box] = msfp15::encode_box(values, keep_nonfinite);
+            for (int j = 0; j < BOX; ++j)
+                values[j] = msfp15::truncated<KEEP_SIGN>(x.at[BOX * box + j]);
+            reinterpret_cast<uint2*>(codes.at)[box] =
+                msfp15::encode_box<KEEP_SIGN>(values, keep_nonfinite);
         }
         return codes;
     }
@@ -259,7 +262,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack_msfp15_encoder(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned,
                              bool keep_nonfinite) {
-    map_vecs<EncodeBoxes<READ_BOXES>>(aligned, x, y, n_x, n_y, Msfp15Encode{keep_nonfinite});
+    map_vecs<EncodeBoxes<READ_BOXES>>(aligned, x, y, n_x, n_y, Msfp15Encode<false>{keep_nonfinite});
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_pack_msfp15_encoder__keep_sign(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned,
+                                        bool keep_nonfinite) {
+    map_vecs<EncodeBoxes<READ_BOXES>>(aligned, x, y, n_x, n_y, Msfp15Encode<true>{keep_nonfinite});
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_pack_msfp15_decoder(const u8* x, T* y, i64 n_x, i64 n_y, bool aligned,

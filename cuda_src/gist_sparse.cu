@@ -26,6 +26,7 @@ namespace cto {
 using namespace gist_sparse::mask;
 using namespace gist_sparse::tile;
 using namespace gist_sparse::values;
+using zeroed::Zeroed;
 
 using T = CTO_T;
 using Values = CTO_VALUES<T>;
@@ -54,17 +55,11 @@ __device__ __forceinline__ u32 groups_of(u32 count) { return (count + GROUP - 1)
 
 // ---- encoding -------------------------------------------------------------------------------------
 
-// Scratch memory, which calls over any number of tiles share one after another: tickets and groups
-// are zero before and after each.
+// Scratch memory.
 struct Scratch {
-    u32* tickets;
-    u64* nbytes;  // of the code
-    u32* groups;  // that are said of each tile
-
-    explicit __device__ __forceinline__ Scratch(u64* words)
-        : tickets(reinterpret_cast<u32*>(words)),
-          nbytes(words + 1),
-          groups(reinterpret_cast<u32*>(words + 2)) {}
+    Zeroed<u32>* tickets;
+    Zeroed<u32>* groups;  // that are said of each tile
+    u64* nbytes;          // of the code
 };
 
 // A call: n elements of x to y.
@@ -80,7 +75,7 @@ struct Encoding {
     // The tile that follows one of a block, or the same where none is left. Each block ends with one
     // ticket that has no tile, and all of them with the count of tickets at zero.
     __device__ __forceinline__ u32 ticket_after(u32 tile) const {
-        return tile < tiles ? atomicInc(scratch.tickets, tiles + gridDim.x - 1) : tile;
+        return tile < tiles ? atomicInc(&scratch.tickets->value, tiles + gridDim.x - 1) : tile;
     }
 };
 
@@ -247,22 +242,26 @@ using namespace cto;
 // ---- entry points; aligned: both arrays start at a multiple of 16 bytes -------------------------
 
 extern "C" __global__ void __launch_bounds__(THREADS, ENCODING)
-    gist_sparse__encode(const void* x, u8* y, i64 n_x, i64 n_y, i64 mask, i64 values, u64* words,
-                        bool aligned) {
+    gist_sparse__encode(const void* x, u8* y, i64 n_x, i64 n_y, i64 mask, i64 values,
+                        Zeroed<u32>* tickets, Zeroed<u32>* groups, u64* nbytes, bool aligned) {
     __shared__ Shared shared;
     const u32 tiles = static_cast<u32>(tiles_of(n_x));
-    encode_tiles(
-        shared,
-        {static_cast<const T*>(x), n_x, y, {n_y, mask, values}, Scratch(words), tiles, aligned});
+    encode_tiles(shared, {static_cast<const T*>(x),
+                          n_x,
+                          y,
+                          {n_y, mask, values},
+                          {tickets, groups, nbytes},
+                          tiles,
+                          aligned});
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    gist_sparse__finish(const void* x, u8* y, i64 n_x, i64 values, u64* words, bool aligned) {
-    const Scratch scratch(words);
+    gist_sparse__finish(const void* x, u8* y, i64 n_x, i64 values, Zeroed<u32>* groups,
+                        const u64* nbytes, bool aligned) {
     const i64 tiles = tiles_of(n_x), kept = HEAD_NBYTES + n_x * static_cast<i64>(sizeof(T));
     const i64 thread = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
-    for (i64 tile = thread; tile < tiles; tile += gridDim.x * THREADS) scratch.groups[tile] = 0;
-    if (kept > values && static_cast<i64>(*scratch.nbytes) < kept) return;
+    for (i64 tile = thread; tile < tiles; tile += gridDim.x * THREADS) groups[tile].value = 0;
+    if (kept > values && static_cast<i64>(*nbytes) < kept) return;
     if (thread == 0) {
         store_any<u64>(y, kept, aligned);
         store_any<u64>(y + 8, 1, aligned);

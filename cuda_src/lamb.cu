@@ -48,6 +48,7 @@ using parameter_update::load;
 using parameter_update::store;
 using pointers::Pointers;
 using vec::Vec;
+using zeroed::Zeroed;
 
 using W = CTO_W;
 using GRAD = CTO_GRAD;
@@ -224,7 +225,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) lamb__direction(
     const __grid_constant__ TensorSizes<CAPACITY> sizes, const __grid_constant__ LambRule rule,
     const __grid_constant__ Either<1> step, const __grid_constant__ Either<1> loss_scale,
     const __grid_constant__ Either<1> norm, const __grid_constant__ Either<1> update,
-    GRAD* directions, ACC* partials, ACC* norms, u32* tickets) {
+    GRAD* directions, ACC* partials, ACC* norms, Zeroed<u32>* tickets) {
     __shared__ DirectionFactors by;
     __shared__ bool last;
     __shared__ reduce::BlockScratch<ACC, THREADS> scratch;

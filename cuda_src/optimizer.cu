@@ -48,6 +48,7 @@ using parameter_update::load;
 using parameter_update::store;
 using pointers::Pointers;
 using vec::Vec;
+using zeroed::Zeroed;
 
 using W = CTO_W;
 using GRAD = CTO_GRAD;
@@ -197,7 +198,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) optimizer__sgd(
 extern "C" __global__ void __launch_bounds__(THREADS)
     optimizer__norm(const __grid_constant__ Pointers<ONE_LIST> arrays,
                     const __grid_constant__ TensorSizes<ONE_LIST> sizes, NORM* partials,
-                    u32* ticket, const __grid_constant__ l2_norm::Partials place, W* norm,
+                    Zeroed<u32>* ticket, const __grid_constant__ l2_norm::Partials place, W* norm,
                     bool* is_finite) {
     __shared__ bool last;
     __shared__ reduce::BlockScratch<NORM, THREADS> scratch;

@@ -36,6 +36,7 @@ namespace cto {
 using multi_tensor::TensorSizes;
 using pointers::Pointers;
 using vec::Vec;
+using zeroed::Zeroed;
 
 using T = CTO_T;
 using Y = CTO_Y;
@@ -56,8 +57,8 @@ struct Slabs {
 // A block of (columns, rows, slabs) threads; several spans only where it has one slab. of_thread
 // and last are in shared memory.
 template <int N>
-__device__ __forceinline__ void sum_columns(const T* x, Y* y, Acc<T>* partials, u32* tickets,
-                                            const Slabs& slabs,
+__device__ __forceinline__ void sum_columns(const T* x, Y* y, Acc<T>* partials,
+                                            Zeroed<u32>* tickets, const Slabs& slabs,
                                             Vec<Acc<T>, N> (&of_thread)[THREADS], bool& last) {
     using column_reduce::rows_of;
     constexpr int DEPTH = N == 1 ? 2 * UNROLL : UNROLL;
@@ -180,21 +181,21 @@ struct AnyFalse {
 
 // What blocks tell each other: who comes last, and whether one of them has found something.
 struct Poll {
-    u32 ticket, found;
+    Zeroed<u32>*ticket, *found;
 };
 
 // y = no block has found anything; written by the last block of the last launch.
-__device__ __forceinline__ void report(bool found, Poll* poll, bool last_launch, bool* y,
+__device__ __forceinline__ void report(bool found, const Poll& poll, bool last_launch, bool* y,
                                        bool& last) {
     const bool any = __syncthreads_or(found);
-    if (any && threadIdx.x == 0) atomicOr(&poll->found, 1u);
-    if (last_launch && reduce::arrives_last(&poll->ticket, gridDim.x, last) && threadIdx.x == 0)
-        y[0] = atomicExch(&poll->found, 0u) == 0;
+    if (any && threadIdx.x == 0) atomicOr(&poll.found->value, 1u);
+    if (last_launch && reduce::arrives_last(poll.ticket, gridDim.x, last) && threadIdx.x == 0)
+        y[0] = atomicExch(&poll.found->value, 0u) == 0;
 }
 
 template <class Test>
 __device__ __forceinline__ void none_of(const Pointers<CAPACITY>& arrays,
-                                        const TensorSizes<CAPACITY>& sizes, Poll* poll,
+                                        const TensorSizes<CAPACITY>& sizes, const Poll& poll,
                                         bool last_launch, bool* y) {
     __shared__ bool last;
     AnyOf<Test> tested;
@@ -221,8 +222,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // Long rows: n_spans blocks each, with `span` vectors a block.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    reduce_sum_training__long_rows(const T* x, Y* y, Acc<T>* partials, u32* tickets, i64 length,
-                                   i64 span, u32 n_spans) {
+    reduce_sum_training__long_rows(const T* x, Y* y, Acc<T>* partials, Zeroed<u32>* tickets,
+                                   i64 length, i64 span, u32 n_spans) {
     __shared__ bool last;
     __shared__ reduce::BlockScratch<Acc<T>, THREADS> scratch;
     const i64 row = blockIdx.x / n_spans;
@@ -241,7 +242,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    reduce_sum_training__columns(const T* x, Y* y, Acc<T>* partials, u32* tickets,
+    reduce_sum_training__columns(const T* x, Y* y, Acc<T>* partials, Zeroed<u32>* tickets,
                                  const __grid_constant__ Slabs slabs) {
     __shared__ Vec<Acc<T>, vec::WIDTH<T>> of_thread[THREADS];
     __shared__ bool last;
@@ -250,7 +251,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // Where 16 bytes of x do not always lie in one row, or not on a 16-byte boundary.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    reduce_sum_training__single_columns(const T* x, Y* y, Acc<T>* partials, u32* tickets,
+    reduce_sum_training__single_columns(const T* x, Y* y, Acc<T>* partials, Zeroed<u32>* tickets,
                                         const __grid_constant__ Slabs slabs) {
     __shared__ Vec<Acc<T>, 1> of_thread[THREADS];
     __shared__ bool last;
@@ -265,8 +266,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_all_l2(const __grid_constant__ Pointers<CAPACITY> arrays,
-                  const __grid_constant__ TensorSizes<CAPACITY> sizes, Wider* partials, u32* ticket,
-                  const __grid_constant__ l2_norm::Partials place, Y* y) {
+                  const __grid_constant__ TensorSizes<CAPACITY> sizes, Wider* partials,
+                  Zeroed<u32>* ticket, const __grid_constant__ l2_norm::Partials place, Y* y) {
     __shared__ bool last;
     __shared__ reduce::BlockScratch<Wider, THREADS> scratch;
     l2_norm::SumOfSquares<T, Wider> squares;
@@ -277,27 +278,27 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     is_all_finite(const __grid_constant__ Pointers<CAPACITY> arrays,
-                  const __grid_constant__ TensorSizes<CAPACITY> sizes, Poll* poll, bool* y,
-                  bool last_launch) {
-    none_of<NotFinite>(arrays, sizes, poll, last_launch, y);
+                  const __grid_constant__ TensorSizes<CAPACITY> sizes, Zeroed<u32>* ticket,
+                  Zeroed<u32>* found, bool* y, bool last_launch) {
+    none_of<NotFinite>(arrays, sizes, {ticket, found}, last_launch, y);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     is_all_finite__isinf_only(const __grid_constant__ Pointers<CAPACITY> arrays,
-                              const __grid_constant__ TensorSizes<CAPACITY> sizes, Poll* poll,
-                              bool* y, bool last_launch) {
-    none_of<Infinite>(arrays, sizes, poll, last_launch, y);
+                              const __grid_constant__ TensorSizes<CAPACITY> sizes,
+                              Zeroed<u32>* ticket, Zeroed<u32>* found, bool* y, bool last_launch) {
+    none_of<Infinite>(arrays, sizes, {ticket, found}, last_launch, y);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     is_all_finite__isnan_only(const __grid_constant__ Pointers<CAPACITY> arrays,
-                              const __grid_constant__ TensorSizes<CAPACITY> sizes, Poll* poll,
-                              bool* y, bool last_launch) {
-    none_of<NotANumber>(arrays, sizes, poll, last_launch, y);
+                              const __grid_constant__ TensorSizes<CAPACITY> sizes,
+                              Zeroed<u32>* ticket, Zeroed<u32>* found, bool* y, bool last_launch) {
+    none_of<NotANumber>(arrays, sizes, {ticket, found}, last_launch, y);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    all(const bool* x, bool* y, Poll* poll, i64 n) {
+    all(const bool* x, bool* y, Zeroed<u32>* ticket, Zeroed<u32>* found, i64 n) {
     __shared__ bool last;
     constexpr i64 SPAN = UNROLL * THREADS;  // vectors
     const reduce::Range<u8, Vec<u32, 4>> range(reinterpret_cast<const u8*>(x), n);
@@ -305,5 +306,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (i64 first = blockIdx.x * SPAN; first < range.n_vecs; first += gridDim.x * SPAN)
         reduce::visit_vecs<UNROLL>(range, first, SPAN, threadIdx.x, THREADS, tested);
     if (blockIdx.x == 0) reduce::visit_edges(range, threadIdx.x, THREADS, tested);
-    report(tested.any(), poll, true, y, last);
+    report(tested.any(), {ticket, found}, true, y, last);
 }

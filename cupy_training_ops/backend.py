@@ -121,6 +121,9 @@ class Backend(Protocol):
     def zeros(self, nbytes: int, device: int) -> Array:
         """Bytes of zeros, for scratch memory."""
 
+    def clear(self, array: Any, nbytes: int) -> None:
+        """Queue zeros into the first bytes of an array, on the current stream."""
+
     def to_host(self, array: Any) -> HostArray:
         """The array as NumPy's; copied, which waits, where it is not on the host."""
 

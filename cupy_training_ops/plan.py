@@ -22,6 +22,7 @@ MAX_GRID = (2**31 - 1, 65_535, 65_535)
 MAX_BLOCK = (1024, 1024, 64)
 SHARED_NBYTES = 48 * 1024  # of a block, on every GPU and without being asked for
 SCRATCH_ALIGNMENT = 256
+ZEROS_ALIGNMENT = 16
 
 
 class LaunchError(ArgumentError):
@@ -53,22 +54,40 @@ class Config:
 
 @dataclass(frozen=True)
 class Scratch:
-    """An argument of a step: the scratch memory from this byte on."""
+    """An argument of a step: the scratch memory of one kind from this byte on."""
 
     offset: int
+    zeros: bool = False
 
 
 class ScratchMemory:
-    """The scratch memory of a plan, handed out piece by piece while the plan is made."""
+    """The scratch memory of a plan, handed out piece by piece while the plan is made.
+
+    The two kinds never share a place, so that what one call leaves cannot change another: memory
+    that may hold anything, and memory that is zero before the first launch and after the last.
+    """
 
     def __init__(self) -> None:
-        self.nbytes = 0
+        self._nbytes = self._zeros_nbytes = 0
 
     def take(self, n: int, dtype: DTypeLike) -> Scratch:
-        """Room for n elements, behind all pieces before it and aligned."""
-        piece = Scratch(self.nbytes)
-        self.nbytes += align_up(n * np.dtype(dtype).itemsize, SCRATCH_ALIGNMENT)
+        """Room for n elements, aligned, that may hold anything."""
+        piece = Scratch(self._nbytes)
+        self._nbytes += align_up(n * np.dtype(dtype).itemsize, SCRATCH_ALIGNMENT)
         return piece
+
+    def zeros(self, n: int, dtype: DTypeLike) -> Scratch:
+        """Room for n elements that are zero, and that the plan's launches leave zero.
+
+        A kernel that expects it says so: its parameter is a pointer to `Zeroed` (core/zeroed.cuh).
+        """
+        piece = Scratch(self._zeros_nbytes, zeros=True)
+        self._zeros_nbytes += align_up(n * np.dtype(dtype).itemsize, ZEROS_ALIGNMENT)
+        return piece
+
+    def plan(self, *steps: Step) -> Plan:
+        """The plan of these steps, with all the memory that was handed out."""
+        return Plan(steps, self._nbytes, self._zeros_nbytes)
 
 
 @dataclass(frozen=True)
@@ -130,22 +149,43 @@ Step = Launch | Work
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps of one call, in order, and the bytes of scratch memory they need."""
+    """The steps of one call, in order, and the bytes of scratch memory of each kind."""
 
     steps: tuple[Step, ...] = ()
-    workspace_nbytes: int = 0
+    scratch_nbytes: int = 0
+    zeros_nbytes: int = 0
+
+    @property
+    def scratch_start(self) -> int:
+        """Where memory that may hold anything begins in a caller's workspace: behind the zeros."""
+        return align_up(self.zeros_nbytes, SCRATCH_ALIGNMENT)
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Both kinds in one workspace."""
+        return self.scratch_start + self.scratch_nbytes
 
     def then(self, other: Plan) -> Plan:
-        """Both plans, one after the other; the scratch memory of the other lies behind ours."""
-        start = align_up(self.workspace_nbytes, SCRATCH_ALIGNMENT)
-        steps = tuple(_shifted(step, start) for step in other.steps)
-        nbytes = start + other.workspace_nbytes if other.workspace_nbytes else self.workspace_nbytes
-        return Plan((*self.steps, *steps), nbytes)
+        """Both plans, one after the other; the other's scratch memory lies behind ours."""
+        starts = (
+            align_up(self.scratch_nbytes, SCRATCH_ALIGNMENT),
+            align_up(self.zeros_nbytes, ZEROS_ALIGNMENT),
+        )
+        steps = tuple(_shifted(step, starts) for step in other.steps)
+        own, others = ((plan.scratch_nbytes, plan.zeros_nbytes) for plan in (self, other))
+        sizes = (
+            start + more if more else nbytes
+            for start, nbytes, more in zip(starts, own, others, strict=True)
+        )
+        return Plan((*self.steps, *steps), *sizes)
 
 
-def _shifted(step: Step, start: int) -> Step:
-    """The step with its scratch memory so many bytes further on."""
-    args = (Scratch(a.offset + start) if isinstance(a, Scratch) else a for a in step.args)
+def _shifted(step: Step, starts: tuple[int, int]) -> Step:
+    """The step with its scratch memory of each kind so many bytes further on."""
+    args = (
+        replace(a, offset=a.offset + starts[a.zeros]) if isinstance(a, Scratch) else a
+        for a in step.args
+    )
     return replace(step, args=tuple(args))
 
 

@@ -105,13 +105,15 @@ def test_every_type_is_read_alike(anywhere, number) -> None:
 
 def test_plans_lay_their_scratch_memory_behind_each_other() -> None:
     step = Launch("first", Config((1,), (1,)), (Scratch(0), 3))
-    one, none = Plan((step,), 10), Plan((step,))
-    joined = one.then(Plan((Work("copy", (Scratch(256), Scratch(0))),), 300))
+    one, none = Plan((step,), 10, 20), Plan((step,))
+    zeros = Scratch(4, zeros=True)
+    joined = one.then(Plan((Work("copy", (Scratch(256), Scratch(0), zeros)),), 300, 8))
     assert joined.steps[0] is step
-    assert joined.steps[1].args == (Scratch(512), Scratch(256))
-    assert joined.workspace_nbytes == 556
-    assert one.then(none).workspace_nbytes == 10
-    assert none.then(one) == Plan((step, step), 10)
+    assert joined.steps[1].args == (Scratch(512), Scratch(256), Scratch(36, zeros=True))
+    assert (joined.scratch_nbytes, joined.zeros_nbytes) == (556, 40)
+    behind = one.then(none)
+    assert (behind.scratch_nbytes, behind.zeros_nbytes) == (10, 20)
+    assert none.then(one) == Plan((step, step), 10, 20)
     assert Plan().then(Plan()) == Plan()
 
 

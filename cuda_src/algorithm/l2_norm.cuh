@@ -9,6 +9,7 @@
 namespace cto::l2_norm {
 
 using vec::Vec;
+using zeroed::Zeroed;
 
 // Visitor that adds the squares of all elements, in A.
 template <class E, class A>
@@ -33,7 +34,8 @@ struct Partials {
 // Whether this block is the one that finishes last; there `sum`, a thread's own so far, becomes the
 // sum over all launches. `last` is in shared memory.
 template <class A, int THREADS>
-__device__ __forceinline__ bool sums_all(A& sum, A* partials, u32* ticket, const Partials& place,
+__device__ __forceinline__ bool sums_all(A& sum, A* partials, Zeroed<u32>* ticket,
+                                         const Partials& place,
                                          reduce::BlockScratch<A, THREADS>& scratch, bool& last) {
     sum = reduce::sum_block(sum, scratch);
     if (threadIdx.x == 0) partials[place.first + blockIdx.x] = sum;

@@ -8,17 +8,19 @@
 // Tiles have to be taken by tickets, so that whoever waits for a tile waits for a block that runs;
 // and a block may wait only for tiles before all those that it has taken and said nothing of.
 #pragma once
-#include "core/types.cuh"
+#include "core/zeroed.cuh"
 
 namespace cto::prefix {
 
+using zeroed::Zeroed;
+
 // A tile's word is one more than what the tile has, or zero where nothing was said yet.
-__device__ __forceinline__ void say(u32* words, u32 tile, u32 has) {
-    *static_cast<volatile u32*>(words + tile) = has + 1;
+__device__ __forceinline__ void say(Zeroed<u32>* words, u32 tile, u32 has) {
+    *static_cast<volatile u32*>(&words[tile].value) = has + 1;
 }
 
-__device__ __forceinline__ u32 look(const u32* words, u32 tile) {
-    return *static_cast<const volatile u32*>(words + tile);
+__device__ __forceinline__ u32 look(const Zeroed<u32>* words, u32 tile) {
+    return *static_cast<const volatile u32*>(&words[tile].value);
 }
 
 __device__ __forceinline__ u32 warp_sum(u32 x) {
@@ -32,7 +34,7 @@ template <int THREADS>
 class Span {
     static constexpr int EARLY = 3;  // words of a thread that are asked for at a time
 
-    const u32* words;
+    const Zeroed<u32>* words;
     u32 from, end;
     u32 asked[EARLY];
 
@@ -51,7 +53,7 @@ class Span {
     }
 
   public:
-    __device__ __forceinline__ Span(const u32* words, u32 from, u32 end)
+    __device__ __forceinline__ Span(const Zeroed<u32>* words, u32 from, u32 end)
         : words(words), from(from), end(end) {
         ask();
     }

@@ -8,10 +8,12 @@
 // numbers.
 #pragma once
 #include "core/vec.cuh"
+#include "core/zeroed.cuh"
 
 namespace cto::reduce {
 
 using vec::Vec;
+using zeroed::Zeroed;
 
 // ---- threads and blocks -------------------------------------------------------------------------
 
@@ -44,12 +46,13 @@ __device__ __forceinline__ A sum_block(A value, BlockScratch<A, THREADS>& scratc
     return sum;
 }
 
-// Whether this block is the last of n at the ticket counter, which is zero again afterwards; if so
+// Whether this block is the last of n at the ticket counter, which the last one leaves zero; if so
 // it sees what the others have written. `last` is in shared memory.
-__device__ __forceinline__ bool arrives_last(u32* ticket, u32 n, bool& last) {
+__device__ __forceinline__ bool arrives_last(Zeroed<u32>* ticket, u32 n, bool& last) {
     __threadfence();
     __syncthreads();
-    if (threadIdx.x + threadIdx.y + threadIdx.z == 0) last = atomicInc(ticket, n - 1) == n - 1;
+    if (threadIdx.x + threadIdx.y + threadIdx.z == 0)
+        last = atomicInc(&ticket->value, n - 1) == n - 1;
     __syncthreads();
     if (last) __threadfence();
     return last;

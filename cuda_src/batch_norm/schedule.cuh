@@ -19,6 +19,7 @@
 namespace cto::batch_norm::schedule {
 
 using namespace batch_norm::sums;
+using zeroed::Zeroed;
 
 struct Schedule {
     u32 first_tile;
@@ -49,14 +50,14 @@ __device__ Item item_of(u32 ticket, const Schedule& schedule) {
     return {item / schedule.n_parts, item % schedule.n_parts, sums};
 }
 
-// Counters in global memory, all zero between two launches: of tickets, then two for each tile.
+// Counters in global memory: of tickets, then two for each tile.
 struct Counters {
-    u32* counters;
+    Zeroed<u32>* counters;
 
-    __device__ u32* ticket() const { return counters; }
-    __device__ u32* summed(u32 tile) const { return counters + 1 + 2 * tile; }
+    __device__ u32* ticket() const { return &counters->value; }
+    __device__ Zeroed<u32>* summed(u32 tile) const { return counters + 1 + 2 * tile; }
     // Of parts that are applied, and one more from when the tile's sums are finished.
-    __device__ u32* applied(u32 tile) const { return counters + 2 + 2 * tile; }
+    __device__ u32* applied(u32 tile) const { return &counters[2 + 2 * tile].value; }
 
     __device__ void finished(u32 tile) const {
         __threadfence();

@@ -28,6 +28,26 @@ __device__ __forceinline__ float truncated(double x) {
     return __uint_as_float(sign | static_cast<u32>(exponent) << 23 | fraction);
 }
 
+// The same where signs are kept: what is not zero stays so, below float's normal numbers too.
+__device__ __forceinline__ float truncated_to_nonzero(__nv_bfloat16 x) {
+    return __uint_as_float(static_cast<u32>(bits_of(x)) << 16);
+}
+__device__ __forceinline__ float truncated_to_nonzero(double x) {
+    const u64 bits = bits_of(x);
+    const i32 exponent = static_cast<i32>((bits >> 52) & 0x7FF) - 896;
+    if (exponent > 0 || bits << 1 == 0) return truncated(x);
+    const u32 fraction = (static_cast<u32>(bits >> 29) & 0x7FFFFFu) | 0x800000u;
+    const u32 sign = static_cast<u32>(bits >> 32) & 0x80000000u;
+    return __uint_as_float(sign | fraction >> min(1 - exponent, 31) | 1u);
+}
+template <bool KEEP_SIGN, class E>
+__device__ __forceinline__ float truncated(E x) {
+    if constexpr (KEEP_SIGN && (ARE_SAME<E, double> || ARE_SAME<E, __nv_bfloat16>))
+        return truncated_to_nonzero(x);
+    else
+        return truncated(x);
+}
+
 // Bit j of a nibble to bit 7 of byte j, and back.
 __device__ __forceinline__ u32 spread_nibble(u32 nibble) {
     return (nibble * 0x00204081u & 0x01010101u) << 7;
@@ -36,40 +56,59 @@ __device__ __forceinline__ u32 gather_nibble(u32 bytes) {
     return (bytes & 0x80808080u) * 0x00204081u >> 28;
 }
 
-// Twice |x| / quantum, truncated, plus one, in the low byte: at 2^22 a float's unit is one half.
-__device__ __forceinline__ u32 doubled_magnitude(float x, float scale) {
-    return __float_as_uint(__fadd_rz(fabsf(x) * scale, 4194304.5f)) & 0xFFu;
+// Twice a size in quanta, truncated, plus one, in the low byte: at 2^22 a float's unit is one half.
+__device__ __forceinline__ u32 doubled_magnitude(float quanta) {
+    return __float_as_uint(__fadd_rz(quanta, 4194304.5f)) & 0xFFu;
 }
 
-// Sign and M of four elements, rounded half up in magnitude, at most 63. Zeros and subnormals have
-// no sign, so the sign is a comparison with the smallest normal number.
+// |x| / quantum; KEEP_SIGN: what is not zero is one half at least, which is rounded to M = 1. The
+// test is of bits: arithmetic takes subnormals for zeros.
+template <bool KEEP_SIGN>
+__device__ __forceinline__ float in_quanta(float x, float scale) {
+    const float quanta = fabsf(x) * scale;
+    return KEEP_SIGN ? fmaxf(quanta, (bits_of(x) & 0x7FFFFFFFu) != 0 ? 0.5f : 0.0f) : quanta;
+}
+
+// Zeros have no sign, nor have subnormals where signs are not kept.
+template <bool KEEP_SIGN>
+__device__ __forceinline__ bool is_negative(float x) {
+    return KEEP_SIGN ? bits_of(x) > 0x80000000u : x <= -0x1p-126f;
+}
+
+// Sign and M of four elements, rounded half up in magnitude, at most 63.
+template <bool KEEP_SIGN>
 __device__ __forceinline__ u32 encode_four(const float* x, float scale) {
     u32 doubled = 0, signs = 0;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-        doubled |= doubled_magnitude(x[j], scale) << 8 * j;
-        if (x[j] <= -0x1p-126f) signs |= 0x40u << 8 * j;
+        doubled |= doubled_magnitude(in_quanta<KEEP_SIGN>(x[j], scale)) << 8 * j;
+        if (is_negative<KEEP_SIGN>(x[j])) signs |= 0x40u << 8 * j;
     }
     const u32 magnitudes = doubled >> 1 & 0x7F7F7F7Fu;  // 0 to 64
     return signs | (magnitudes - (magnitudes >> 6 & 0x01010101u));
 }
 
-// The same by bits, for boxes in which floating-point arithmetic would meet subnormals.
+// The same by bits, for boxes in which floating-point arithmetic would meet subnormals; without
+// KEEP_SIGN those are zeros.
+template <bool KEEP_SIGN>
 __device__ __forceinline__ u32 encode_four_small(const float* x, u32 shared_exponent) {
     u32 codes = 0;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
         const u32 bits = bits_of(x[j]);
-        const u32 exponent = bits >> 23 & 0xFFu;
-        if (exponent == 0) continue;
-        const u32 truncated =
-            ((bits & 0x7FFFFFu) | 0x800000u) >> 17 >> (shared_exponent - exponent);
-        codes |= ((bits >> 25 & 0x40u) | min(truncated + 1, 127u) >> 1) << 8 * j;
+        const u32 exponent = bits >> 23 & 0xFFu, fraction = bits & 0x7FFFFFu;
+        if (exponent == 0 && (!KEEP_SIGN || fraction == 0)) continue;
+        const u32 truncated = exponent == 0
+                                  ? fraction >> 16 >> shared_exponent
+                                  : (fraction | 0x800000u) >> 17 >> (shared_exponent - exponent);
+        const u32 magnitude = min(truncated + 1, 127u) >> 1;
+        codes |= ((bits >> 25 & 0x40u) | (KEEP_SIGN ? max(magnitude, 1u) : magnitude)) << 8 * j;
     }
     return codes;
 }
 
 // The eight bytes of a box.
+template <bool KEEP_SIGN>
 __device__ __forceinline__ uint2 encode_box(const float (&x)[8], bool keep_nonfinite) {
     u32 largest = 0;
 #pragma unroll
@@ -82,10 +121,10 @@ __device__ __forceinline__ uint2 encode_box(const float (&x)[8], bool keep_nonfi
     uint2 codes;
     if (shared_exponent >= SMALLEST_EXACT_EXPONENT) {
         const float scale = __uint_as_float((259 - shared_exponent) << 23);
-        codes = make_uint2(encode_four(x, scale), encode_four(x + 4, scale));
+        codes = make_uint2(encode_four<KEEP_SIGN>(x, scale), encode_four<KEEP_SIGN>(x + 4, scale));
     } else {
-        codes = make_uint2(encode_four_small(x, shared_exponent),
-                           encode_four_small(x + 4, shared_exponent));
+        codes = make_uint2(encode_four_small<KEEP_SIGN>(x, shared_exponent),
+                           encode_four_small<KEEP_SIGN>(x + 4, shared_exponent));
     }
     codes.x |= spread_nibble(shared_exponent & 15);
     codes.y |= spread_nibble(shared_exponent >> 4);

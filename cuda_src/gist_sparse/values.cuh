@@ -48,7 +48,7 @@ struct Fp10 {
     }
 };
 
-template <class E>
+template <class E, bool KEEP_SIGN = false>
 struct Msfp15 {
     static constexpr int GROUP = 16;
     static __device__ uint4 encode(const E* values) {
@@ -71,10 +71,13 @@ struct Msfp15 {
             const auto some = *reinterpret_cast<const Group<E, AT_ONCE>*>(values + first);
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i)
-                box[first + i] = format::msfp15::truncated(some.at[i]);
+                box[first + i] = format::msfp15::truncated<KEEP_SIGN>(some.at[i]);
         }
-        return format::msfp15::encode_box(box, false);
+        return format::msfp15::encode_box<KEEP_SIGN>(box, false);
     }
 };
+
+template <class E>
+struct Msfp15KeepSign : Msfp15<E, true> {};
 
 }  // namespace cto::gist_sparse::values

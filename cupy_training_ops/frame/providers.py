@@ -230,12 +230,11 @@ class KernelCall(Call):
         late = ready.values(values) if values else ()
         if tables is None:
             tables = ready.tables(arrays + self._on_device(results)) if ready.has_tables else ()
-        if self.workspace_nbytes and workspace is None:
-            with self.stores.lock:  # another thread's steps do not come between these
-                store = self.stores.get(self.backend, self.device, self.workspace_nbytes)
-                self._queue(every, store, tables, late)
-        else:
+        if self.backend.is_current(self.device):
             self._queue(every, workspace, tables, late)
+        else:
+            with self.backend.on(self.device):
+                self._queue(every, workspace, tables, late)
 
     def at(self, addresses: Sequence[int], stream: object) -> None:
         """Queue a call over other arrays of the same kind, known by their addresses alone.
@@ -255,8 +254,27 @@ class KernelCall(Call):
         tables: Tables,
         late: Sequence[object],
     ) -> None:
-        if self.backend.is_current(self.device):
-            self.ready.run(arrays, workspace, tables, late)
+        """All steps, on the device, which is current, with the caller's workspace or our own."""
+        ready = self.ready
+        if not self.workspace_nbytes:
+            ready.run(arrays, (), tables, late)
+        elif workspace is not None:
+            ready.run(arrays, ready.scratch_in(workspace), tables, late)
         else:
-            with self.backend.on(self.device):
-                self.ready.run(arrays, workspace, tables, late)
+            with self.stores.lock:  # another thread's steps do not come between these
+                self._queue_in_own(arrays, tables, late)
+
+    def _queue_in_own(self, arrays: Arrays, tables: Tables, late: Sequence[object]) -> None:
+        """What is zero counts as unknown until the last step is queued."""
+        ready, backend, device = self.ready, self.backend, self.device
+        store = self.stores.get(backend, device, ready.scratch_nbytes, ready.zeros_nbytes)
+        scratch = ready.scratch(store)
+        store.is_zero = False
+        try:
+            self.stores.depth += 1
+            ready.run(arrays, scratch, tables, late)
+            store.is_zero = True
+        finally:
+            self.stores.depth -= 1
+            if not store.is_zero:  # a graph may be replayed before the next call clears it
+                self.stores.clear(backend, device, store)

@@ -54,7 +54,11 @@ class _Codec(Op):
         arguments = (x, y, x.size, y.size, aligned, *self.options())
         binding = {**self.binding(decoded.dtype), **self.constants}
         config = Config((grid,), (self.threads,))
-        return Plan((Launch(self.function_name, config, arguments, binding),))
+        return Plan((Launch(self.symbol(), config, arguments, binding),))
+
+    def symbol(self) -> str:
+        """The kernel's name."""
+        return self.function_name
 
     def binding(self, decoded: Dtype) -> dict[str, str]:
         """The kernel's type slots."""
@@ -285,6 +289,9 @@ class GistPackMsfp15Encoder(Encoder):
 
     def code_shape(self, x: Spec) -> tuple[int, ...]:
         return x.shape if x.size % BOX == 0 else (BOX * ceil_div(x.size, BOX),)
+
+    def symbol(self) -> str:
+        return f"{self.function_name}__keep_sign" if self.keep_sign else self.function_name
 
     def options(self) -> tuple[object, ...]:
         return (self.keep_nonfinite,)

@@ -131,16 +131,16 @@ class SparseEncoder(_Sparse, gist.Encoder):
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
         found = self.layout(x)
         scratch = ScratchMemory()
-        # Scratch in cuda_src/gist_sparse.cu: half a word of each tile.
-        words = scratch.take(2 + ceil_div(found.tiles, 2), np.uint64)
-        aligned = x.aligned and y.aligned
-        args = (x, y, x.size, y.size, found.mask, found.values, words, aligned)
+        tickets, groups = scratch.zeros(1, np.uint32), scratch.zeros(found.tiles, np.uint32)
+        nbytes, aligned = scratch.take(1, np.uint64), x.aligned and y.aligned
+        shared = (tickets, groups, nbytes, aligned)
+        args = (x, y, x.size, y.size, found.mask, found.values, *shared)
         blocks = min(found.tiles, ENCODING * device.multiprocessors)
         encode = self.launch("encode", blocks, args, x.dtype)
         blocks = min(found.tiles, FINISHING * device.multiprocessors)
-        rest = (x, y, x.size, found.values, words, aligned)
+        rest = (x, y, x.size, found.values, *shared[1:])
         finish = self.launch("finish", blocks, rest, x.dtype)
-        return Plan((finish,) if found.always_kept else (encode, finish), scratch.nbytes)
+        return scratch.plan(*(() if found.always_kept else (encode,)), finish)
 
 
 class SparseDecoder(_Sparse, gist.Decoder):

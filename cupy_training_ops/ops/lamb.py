@@ -230,7 +230,7 @@ class _Step:
         scratch, wide = ScratchMemory(), self.types["w"]
         most_chunks = max((table.n_chunks for _, table in found), default=0)
         held = 0 if self.has_new_gradients else max((self._held(t) for _, t in found), default=0)
-        tickets, norms = scratch.take(CAPACITY, np.uint32), scratch.take(2 * CAPACITY, wide)
+        tickets, norms = scratch.zeros(CAPACITY, np.uint32), scratch.take(2 * CAPACITY, wide)
         partials = scratch.take(2 * most_chunks, wide)
         directions = scratch.take(held, self.types["grad"]) if held else None
         launches = []
@@ -239,7 +239,7 @@ class _Step:
             launches.append(self._direction(table, fixed, (directions, partials, norms, tickets)))
             if self.update.are_written or self.has_new_gradients:
                 launches.append(self._update(table, fixed, (directions, norms)))
-        return Plan(tuple(launches), scratch.nbytes)
+        return scratch.plan(*launches)
 
     def _batches(self, rules: Sequence[Rule]) -> Iterator[tuple[Rule, Batch]]:
         """Tensors with the same numbers, whose directions find room."""

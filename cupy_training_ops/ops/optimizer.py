@@ -216,7 +216,7 @@ def _norm(device: Device, xs: Specs, scratch: ScratchMemory, *results: object) -
     launch = partial(_launch, "optimizer__norm", w=wide, grad=dtype)
     most = BLOCKS * device.multiprocessors
     launches = l2_norm(chunks, xs, most, launch, scratch, *results)
-    return Plan(launches, scratch.nbytes)
+    return scratch.plan(*launches)
 
 
 class GradientNorm(Op):
@@ -294,7 +294,7 @@ class InplaceClipGradNorm(Op):
         second = parameter_update.over_lists(
             columns, sizes, CHUNK_NBYTES // dtype.itemsize, TWO_LISTS, launch, norm, self.max_norm
         )
-        return Plan((*first.steps, *second.steps), scratch.nbytes)
+        return scratch.plan(*first.steps, *second.steps)
 
 
 OPS = {

@@ -267,7 +267,7 @@ class PadAndUnflatten(_Rows):
         binding = words.slots | index
         launch = Launch(self.function_name, config, arguments, binding)
         find = self._find_last_rows(indices, n_rows, last_rows, binding)
-        return Plan((*find, launch), scratch.nbytes)
+        return scratch.plan(*find, launch)
 
     def _find_last_rows(
         self, indices: Spec, n_rows: int, last_rows: Scratch, binding: Mapping[str, str]

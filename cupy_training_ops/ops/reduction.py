@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import ClassVar
 
 import numpy as np
@@ -131,7 +131,7 @@ class ReduceSumTraining(Op):
         places.append(_Place(y, y.dtype, y.aligned))
         pairs = zip(steps, itertools.pairwise(places), strict=True)
         launches = [step.launch(device, *pair, room) for step, pair in pairs]
-        return Plan(tuple(launches), workspace_nbytes=room.scratch.nbytes)
+        return room.scratch.plan(*launches)
 
 
 def _summed_in(dtype: Dtype) -> Dtype:
@@ -167,17 +167,19 @@ class _Place:
 
 
 class _Room:
-    """Room for partial sums; tickets at its start, which no call uses for anything else."""
+    """Room for partial sums, and tickets where sums are divided."""
 
     def __init__(self, device: Device) -> None:
         self.multiprocessors = device.multiprocessors
         self.scratch = ScratchMemory()
-        self.tickets: Scratch | None = None
+
+    @cached_property
+    def tickets(self) -> Scratch:
+        """Tickets of sums; launches follow each other, and share them."""
+        return self.scratch.zeros(BLOCKS * self.multiprocessors, np.uint32)
 
     def take(self, n: int, dtype: Dtype) -> Scratch:
         """Room for n sums of this type."""
-        if self.tickets is None:
-            self.tickets = self.scratch.take(BLOCKS * self.multiprocessors, np.uint32)
         return self.scratch.take(n, dtype)
 
     def n_spans(self, groups: int, most: int, blocks: int = BLOCKS) -> int:
@@ -309,7 +311,7 @@ class ReduceAllL2(Op):
         launch = partial(_launch, self.function_name, x=xs[0].dtype, y=y.dtype)
         scratch = ScratchMemory()
         launches = l2_norm(_tables(xs), xs, most, launch, scratch, y)
-        return Plan(launches, scratch.nbytes)
+        return scratch.plan(*launches)
 
 
 class IsAllFinite(Op):
@@ -347,15 +349,15 @@ class IsAllFinite(Op):
         only = "__isinf_only" if self.isinf_only else "__isnan_only" if self.isnan_only else ""
         batches = _tables(xs)
         scratch = ScratchMemory()
-        poll = scratch.take(1, self.source().struct("Poll"))
+        poll = scratch.zeros(1, np.uint32), scratch.zeros(1, np.uint32)
         launches = []
         for i, table in enumerate(batches):
             last = i == len(batches) - 1
-            args = (table.pointers(xs), table.sizes, poll, y, last)
+            args = (table.pointers(xs), table.sizes, *poll, y, last)
             grid = _blocks(device, table.n_chunks)
             symbol = self.function_name + only
             launches.append(_launch(symbol, grid, args, xs[0].dtype, xs[0].dtype))
-        return Plan(tuple(launches), scratch.nbytes)
+        return scratch.plan(*launches)
 
 
 class All(Op):
@@ -379,9 +381,10 @@ class All(Op):
     def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
         blocks = _blocks(device, ceil_div(x.size, UNROLL * THREADS * VEC_NBYTES))
         scratch = ScratchMemory()
-        args = (x, y, scratch.take(1, self.source().struct("Poll")), x.size)
+        poll = scratch.zeros(1, np.uint32), scratch.zeros(1, np.uint32)
+        args = (x, y, *poll, x.size)
         launch = _launch(self.function_name, blocks, args, FLOAT32, FLOAT32)
-        return Plan((launch,), scratch.nbytes)
+        return scratch.plan(launch)
 
 
 OPS = {

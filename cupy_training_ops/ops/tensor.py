@@ -134,7 +134,7 @@ class ConcatTraining(Op):
         parts_table = scratch.take(len(starts), self.source().struct("Part"))
         fill = self._fill(parts_table, parts, starts, words)
         launch = _launch(f"{self.function_name}__many", config, (*result, parts_table), words)
-        return Plan((*fill, launch), scratch.nbytes)
+        return scratch.plan(*fill, launch)
 
     def _fill(
         self, table: Scratch, parts: Sequence[Spec], starts: list[int], words: Words

@@ -14,12 +14,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..cpu.optimizer import gradient_norm
-from ..dtypes import FLOAT64
 from ..frame.op import Op
 from ..ops.adam import AdamOptimizerList
 from ..ops.lamb import LambOptimizer
-from ..ops.optimizer import BLOCKS, ONE_LIST, GradientNorm, SGDOptimizerList
-from ..plan import Device, Launch, Plan, ScratchMemory, ceil_div
+from ..ops.optimizer import GradientNorm, SGDOptimizerList
+from ..plan import Device, Launch, Plan
 from ..runtime.source import Source
 from ..schema import Input, Output
 
@@ -52,19 +51,6 @@ def outputs_of(op: type[Op]) -> tuple[Output, ...]:
     )
 
 
-def _norm_nbytes(device: Device, n: int) -> int:
-    """Scratch memory for the norm of n gradients, of whatever size and type.
-
-    What the update keeps as zeros behind it must not move: gradients of another type are another
-    plan for the same memory.
-    """
-    blocks = ceil_div(n, ONE_LIST) * BLOCKS * device.multiprocessors
-    scratch = ScratchMemory()
-    scratch.take(1, np.uint32)
-    scratch.take(blocks, FLOAT64)
-    return scratch.nbytes
-
-
 class Measured:
     """What puts the norm of the gradients before an operator's own work."""
 
@@ -77,9 +63,8 @@ class Measured:
         measured = GradientNorm().plan(device, *found)
         family = GradientNorm.family
         launches = (replace(s, family=family) for s in measured.steps if isinstance(s, Launch))
-        room = _norm_nbytes(device, len(found[0]))
         update: Plan = super().plan(device, *specs)  # type: ignore[misc]
-        return Plan(tuple(launches), room).then(update)
+        return replace(measured, steps=tuple(launches)).then(update)
 
     @classmethod
     def source(cls) -> Source:

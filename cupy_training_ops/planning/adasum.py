@@ -79,7 +79,7 @@ def plan(
         is_first = not rank & level
         for batch in found:
             steps += _combined(batch, own, ys, buffers, is_first)
-    return Plan(tuple(steps), scratch.nbytes)
+    return scratch.plan(*steps)
 
 
 def _combined(

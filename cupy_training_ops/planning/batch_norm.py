@@ -190,7 +190,7 @@ class Call:
         self, symbol: str, blocks: int, n_channels: int, layout: np.void, work: Work
     ) -> Plan:
         scratch = ScratchMemory()
-        counters = scratch.take(1 + 2 * MAX_TILES, np.uint32)
+        counters = scratch.zeros(1 + 2 * MAX_TILES, np.uint32)
         accumulator = computed_in(self.types[0])
         n_partials = n_channels * work.n_parts * self.n_fields if work.sums else 0
         partials = scratch.take(n_partials, accumulator)
@@ -199,7 +199,7 @@ class Call:
             self._launch(symbol, config, layout, partials, coefficients, counters, schedule)
             for config, schedule in schedules(blocks * self.device.multiprocessors, work)
         )
-        return Plan(launches, scratch.nbytes)
+        return scratch.plan(*launches)
 
     def _launch(self, symbol: str, config: Config, *layout: object) -> Launch:
         args = (*self.arrays, self._halves, *self.options, *layout)

@@ -116,7 +116,7 @@ def bias_gradient(device: Device, y: Spec, bias: Spec) -> Plan:
         args = (y, sums, batch, channels, parts, divisor(plane))
         config = Config((parts * channels,), (THREADS,))
         steps.insert(0, launch("channel_sums", config, args, small_variant(device, y.dtype).slots))
-    return Plan(tuple(steps), scratch.nbytes)
+    return scratch.plan(*steps)
 
 
 Arrays = tuple[Spec, Spec, Spec | None, Spec]  # read, W, bias, written
@@ -195,7 +195,7 @@ def _image(
         else:
             config = Config((blocks,), (THREADS,))
             steps.append(launch("image", config, (*given, column_tiles, layout), variant.slots))
-    return Plan(tuple(steps), scratch.nbytes)
+    return scratch.plan(*steps)
 
 
 def _spread_fields(conv: Convolution, found: Convolution) -> dict[str, object]:
@@ -252,7 +252,7 @@ def _depthwise_weight(device: Device, conv: Convolution, x: Spec, y: Spec, w: Sp
         steps.insert(
             0, launch("depthwise_weight", config, args, small_variant(device, w.dtype).slots)
         )
-    return Plan(tuple(steps), scratch.nbytes)
+    return scratch.plan(*steps)
 
 
 def _depthwise_layout(conv: Convolution, walked: Shape, arrays: tuple[Spec, Spec]) -> np.void:

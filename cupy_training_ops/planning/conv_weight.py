@@ -62,7 +62,7 @@ def summed_weight(device: Device, conv: Convolution, variant: Variant, arrays: A
             steps.append(_sums(device, conv, variant, blocks, (x, y, sums, y_sums), layout))
         of_bias = bias if sum(tiles) == split.tiles else None
         steps.append(_totals(variant, split.parts, tiles[1], (sums, w, y_sums, of_bias), layout))
-    return Plan(tuple(steps), scratch.nbytes)
+    return scratch.plan(*steps)
 
 
 def _bias(
@@ -75,7 +75,7 @@ def _bias(
     """A bias alone, by blocks that have no columns."""
     x, y, bias = arrays
     if not split.parts:
-        return Plan((total(device, y.dtype, None, bias, 0),), 0)
+        return Plan((total(device, y.dtype, None, bias, 0),))
     scratch = ScratchMemory()
     y_sums = scratch.take(split.parts * conv.filters, computed_in(y.dtype))
     layout, blocks = _layout(conv, variant, split, None), split.row_tiles * split.parts
@@ -83,7 +83,7 @@ def _bias(
         _sums(device, conv, variant, blocks, (x, y, None, y_sums), layout),
         total(device, y.dtype, y_sums, bias, split.parts),
     )
-    return Plan(steps, scratch.nbytes)
+    return scratch.plan(*steps)
 
 
 def _split(device: Device, conv: Convolution, variant: Variant, y: Spec) -> Split:

@@ -107,13 +107,13 @@ class Rows:
     @cached_property
     def _sums(self) -> tuple[Scratch, Scratch]:
         """Partial sums, and the ticket of the block that comes last."""
-        ticket = self.scratch.take(1, np.uint32)
+        ticket = self.scratch.zeros(1, np.uint32)
         return self.scratch.take(N_SUMS * SUM_BLOCKS, computed_in(self.t)), ticket
 
     def plan(self, *launches: Launch | None) -> Plan:
         """The launches that are there."""
         present = tuple(launch for launch in launches if launch is not None)
-        return Plan(present, self.scratch.nbytes)
+        return self.scratch.plan(*present)
 
     def differ(self, targets: Targets) -> bool:
         """Whether the divisor is a sum of weights."""

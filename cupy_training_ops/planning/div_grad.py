@@ -92,7 +92,7 @@ def plan_general(dims: Sequence[Dimension], arrays: Arrays) -> Plan:
     wanted = ((arrays.da, True), (arrays.db, False))
     plans = [_general(dims, arrays, d, of_a) for d, of_a in wanted if d is not None and d.size]
     steps = tuple(step for plan in plans for step in plan.steps)
-    return Plan(steps, max((plan.workspace_nbytes for plan in plans), default=0))
+    return Plan(steps, max((plan.scratch_nbytes for plan in plans), default=0))
 
 
 def _columns(rows: int, columns: int, part: str, arrays: Arrays, width: int) -> Plan:
@@ -110,7 +110,7 @@ def _columns(rows: int, columns: int, part: str, arrays: Arrays, width: int) -> 
     args = (*arrays.whole_and_part(part), partials, *sizes, part == "B", width > 1)
     launch = Launch("div_grad__columns", Config((across, chunks), (x, y)), args, type_slots(t))
     finish = _finish(partials, d_part, chunks * y, columns, t)
-    return Plan((launch, *finish), scratch.nbytes)
+    return scratch.plan(launch, *finish)
 
 
 def _runs(form: tuple[int, int, int], part: str, arrays: Arrays, width: int) -> Plan:
@@ -140,7 +140,7 @@ def _runs(form: tuple[int, int, int], part: str, arrays: Arrays, width: int) -> 
     args = (*arrays.whole_and_part(part), d_part, partials, runs, part == "B", width > 1)
     launch = Launch("div_grad__runs", config, args, type_slots(t))
     finish = _finish(partials, d_part, chunks, kept, t)
-    return Plan((launch, *finish), scratch.nbytes)
+    return scratch.plan(launch, *finish)
 
 
 def _general(dims: Sequence[Dimension], arrays: Arrays, spec: Spec, of_a: bool) -> Plan:
@@ -159,7 +159,7 @@ def _general(dims: Sequence[Dimension], arrays: Arrays, spec: Spec, of_a: bool) 
     counts = (spec.size, summed, each, chunks, lanes, of_a)
     args = (arrays.dy, arrays.a, arrays.b, spec, partials, _dimensions(dims, has), *counts)
     launch = Launch("div_grad__general", config, args, type_slots(t))
-    return Plan((launch, *_finish(partials, spec, chunks, spec.size, t)), scratch.nbytes)
+    return scratch.plan(launch, *_finish(partials, spec, chunks, spec.size, t))
 
 
 def _dimensions(dims: Sequence[Dimension], kept: Sequence[bool]) -> np.void:

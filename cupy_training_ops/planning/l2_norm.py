@@ -29,7 +29,7 @@ def l2_norm(
     The kernel takes addresses, sizes, partial sums, a ticket, Partials, and the results.
     """
     blocks = [max(1, min(table.n_chunks, most_blocks)) for table in tables]
-    ticket, partials = scratch.take(1, np.uint32), scratch.take(sum(blocks), FLOAT64)
+    ticket, partials = scratch.zeros(1, np.uint32), scratch.take(sum(blocks), FLOAT64)
     firsts = itertools.accumulate(blocks, initial=0)
     launches = []
     for table, n, first in zip(tables, blocks, firsts, strict=False):

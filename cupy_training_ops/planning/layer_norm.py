@@ -165,7 +165,7 @@ def _by_rows(matrix: Matrix, rows: Rows, read: Read, dx: Spec, sums: Gradients) 
     steps = [matrix.walk(read.stem, rows, *read.args, dx, *lines)]
     if any(sums):
         steps.append(_total(matrix, lines, sums, n_lines))
-    return Plan(tuple(steps), scratch.nbytes)
+    return scratch.plan(*steps)
 
 
 def _by_columns(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) -> Plan:
@@ -186,7 +186,7 @@ def _by_columns(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) ->
     steps.append(matrix.launch(kernel, config, *read.args, means, dx, *lines, *counts))
     if any(sums):
         steps.append(_total(matrix, lines, sums, n_lines))
-    return Plan(tuple(steps), scratch.nbytes)
+    return scratch.plan(*steps)
 
 
 def _parts(matrix: Matrix) -> tuple[Config, int]:

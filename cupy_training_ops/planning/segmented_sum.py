@@ -166,7 +166,7 @@ class Scatter:
 
     def plan(self) -> Plan:
         """What was added up to now."""
-        return Plan(tuple(self.launches), self.scratch.nbytes)
+        return self.scratch.plan(*self.launches)
 
     def zero(self, target: Spec | Scratch, dtype: Dtype) -> None:
         """Zeros for dX, or for its sums in another type."""

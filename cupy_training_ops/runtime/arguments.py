@@ -19,6 +19,7 @@ from .source import Parameter, Source
 Make = Callable[[object], object]  # from a number to an argument
 NULL = np.uint64(0)
 EITHER = "Either<"  # the struct of core/either.cuh
+ZEROED = "Zeroed<"  # that of core/zeroed.cuh
 _REALS = (np.float32, np.float64)
 _LARGEST = float(np.finfo(np.float32).max)
 _SCALARS = {row.c_type: row.dtype.type for row in ELEMENT_TYPES if row.dtype.kind != "c"}
@@ -40,6 +41,7 @@ def cast(source: Source, launch: Launch, parameter: Parameter, value: object) ->
         if value is None:
             return NULL
         if isinstance(value, Scratch):
+            _check_scratch(launch, parameter, value)
             return value
     elif (c_type := launch.slots.get(parameter.c_type, parameter.c_type)) in _SCALARS:
         return _exact(launch, parameter, _SCALARS[c_type], value)
@@ -50,6 +52,17 @@ def cast(source: Source, launch: Launch, parameter: Parameter, value: object) ->
         f"{launch.symbol}: parameter {parameter.name} ({parameter.c_type}"
         f"{'*' if parameter.pointer else ''}) does not take {shown(value)}"
     )
+
+
+def _check_scratch(launch: Launch, parameter: Parameter, piece: Scratch) -> None:
+    """Memory that a kernel expects to be zero is declared so, and no other is."""
+    expects_zeros = parameter.c_type.rpartition("::")[2].startswith(ZEROED)
+    if piece.zeros != expects_zeros:
+        kind = "zeros" if piece.zeros else "memory that may hold anything"
+        raise CompileError(
+            f"{launch.symbol}: parameter {parameter.name} is {parameter.c_type}*, "
+            f"the plan gives {kind}"
+        )
 
 
 def is_either(parameter: Parameter) -> bool:

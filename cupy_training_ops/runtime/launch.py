@@ -21,6 +21,7 @@ from ..schema import Changing, Input, Spec
 from .arguments import Make, cast, check_pointer, checked, either, is_either
 from .compiler import kernel
 from .source import Parameter, Source, load
+from .workspace import Store
 
 _log: list[Step] | None = None
 
@@ -49,7 +50,7 @@ class _Arguments:
 
     constants: list[object] = field(default_factory=list)
     tables: list[Address] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
+    scratch: list[Scratch] = field(default_factory=list)
     late: list[Late] = field(default_factory=list)
 
     def add(self, section: _Section, item: object) -> tuple[_Section, int]:
@@ -59,7 +60,7 @@ class _Arguments:
 
     def starts(self, n_taken: int) -> dict[int, int]:
         """Where each section begins behind the arrays, by the section's identity."""
-        sections: tuple[_Section, ...] = (self.constants, self.tables, self.offsets, self.late)
+        sections: tuple[_Section, ...] = (self.constants, self.tables, self.scratch, self.late)
         ends = itertools.accumulate(map(len, sections), initial=n_taken)
         return {id(section): start for section, start in zip(sections, ends, strict=False)}
 
@@ -89,6 +90,8 @@ class ReadyPlan:
         self, op: Planned, backend: Backend, device: int, plan: Plan, n_arrays: int
     ) -> None:
         self.workspace_nbytes = plan.workspace_nbytes
+        self.scratch_nbytes, self.zeros_nbytes = plan.scratch_nbytes, plan.zeros_nbytes
+        self._scratch_start = plan.scratch_start
         self._backend = backend
         builder = _Builder(op, backend, device)
         with backend.on(device):
@@ -101,7 +104,7 @@ class ReadyPlan:
         self._pick = _getter(in_row) if self.has_tables else None
         starts = self._arguments.starts(len(in_row))
         self._constants = tuple(self._arguments.constants)
-        self._offsets = tuple(self._arguments.offsets)
+        self._pieces = tuple(self._arguments.scratch)
         at = {place: i for i, place in enumerate(in_row)}
         self._steps = [(*run, _picker(places, at, starts), step) for run, places, step in ready]
 
@@ -120,12 +123,11 @@ class ReadyPlan:
     def run(
         self,
         arrays: Sequence[Array | None],
-        workspace: Array | None,
+        scratch: Sequence[object],
         tables: Sequence[object],
         values: Sequence[object],
     ) -> None:
-        """Queue all steps on the current device and stream."""
-        scratch = self._scratch(workspace) if self._offsets else ()
+        """Queue all steps on the current device and stream; `scratch` is what one below gives."""
         given = arrays if self._pick is None else self._pick(arrays)
         row = (*given, *self._constants, *tables, *scratch, *values)
         for function, grid, block, shared_nbytes, pick, step in self._steps:
@@ -136,7 +138,7 @@ class ReadyPlan:
     @property
     def is_bare(self) -> bool:
         """Whether steps need nothing but the arrays' addresses: `run_at` queues them."""
-        return not (self.has_tables or self._offsets or self._arguments.late)
+        return not (self.has_tables or self._pieces or self._arguments.late)
 
     def run_at(self, addresses: Sequence[int], stream: object) -> None:
         """Queue bare steps over arrays at these addresses, on a stream of the current device.
@@ -150,10 +152,17 @@ class ReadyPlan:
                 _log.append(step)
             function(grid, block, pick(row), shared_nbytes, stream)
 
-    def _scratch(self, workspace: Array | None) -> list[object]:
-        """Pointers into the scratch memory."""
-        offset = self._backend.offset
-        return [offset(workspace, start) for start in self._offsets]
+    def scratch(self, store: Store) -> list[object]:
+        """Pointers into scratch memory with a buffer for each kind."""
+        offset, plain, zeros = self._backend.offset, store.plain, store.zeros
+        return [offset(zeros if p.zeros else plain, p.offset) for p in self._pieces]
+
+    def scratch_in(self, workspace: Array) -> list[object]:
+        """Pointers into a caller's workspace, which begins with the zeros: they are queued here."""
+        if self.zeros_nbytes:
+            self._backend.clear(workspace, self.zeros_nbytes)
+        offset, start = self._backend.offset, self._scratch_start
+        return [offset(workspace, p.offset + (0 if p.zeros else start)) for p in self._pieces]
 
 
 class _Builder:
@@ -210,7 +219,7 @@ class _Builder:
             return add(arguments.late, self._late(parameter.c_type, arg, make))
         value = cast(source, step, parameter, arg)
         if isinstance(value, Scratch):
-            return add(arguments.offsets, value.offset)
+            return add(arguments.scratch, value)
         if isinstance(value, Pointers):
             return add(arguments.tables, _pointers(value))
         return add(arguments.constants, value)
@@ -239,7 +248,7 @@ class _Builder:
         if isinstance(arg, Spec):
             return arg.place
         if isinstance(arg, Scratch):
-            return self.arguments.add(self.arguments.offsets, arg.offset)
+            return self.arguments.add(self.arguments.scratch, arg)
         if isinstance(arg, Pointers):
             return self.arguments.add(self.arguments.tables, _pointers(arg))
         if isinstance(arg, Changing):

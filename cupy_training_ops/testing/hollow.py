@@ -72,6 +72,10 @@ class HollowBackend(OneStream, CudaBackend):
         """A workspace."""
         return hollow((nbytes,), np.uint8)
 
+    def clear(self, array: cupy.ndarray, nbytes: int) -> None:
+        """Notes what is cleared."""
+        self.launches.append(("clear", (array.data.ptr, nbytes)))
+
     def overwrite(self, array: cupy.ndarray, source: HostArray) -> None:
         """There is no memory to write."""
 

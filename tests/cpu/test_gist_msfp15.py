@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msfp15_model import model_decode, model_encode
 
+import cupy_training_ops as cto
 from cupy_training_ops.cpu import gist
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
 from cupy_training_ops.testing.compare import assert_matches
@@ -33,43 +34,6 @@ def encode(*values: float, dtype=FLOAT32, **options) -> str:
 def decode(codes: str, dtype=FLOAT32, **options) -> list[float]:
     x = np.frombuffer(bytes.fromhex(codes), np.uint8)
     return gist.gist_pack_msfp15_decoder(x, to=dtype, **options).astype(FLOAT64).tolist()
-
-
-# ---- the format by its formula, one element at a time, in whole numbers and fractions ------------
-
-
-def model_exponent(x: float) -> int:
-    """The biased float32 exponent of |x| cut to float32's range: 0 below 2^-126, 255 from 2^128."""
-    if not math.isfinite(x) or abs(x) >= 2.0**128:
-        return 255
-    return max(math.frexp(x)[1] + 126, 0) if abs(x) >= 2.0**-126 else 0
-
-
-def model_encode(tile: list[float], keep_nonfinite: bool = False) -> list[int]:
-    shared = max(map(model_exponent, tile))
-    if shared == 255:
-        return [0x80 if keep_nonfinite else 0] * 8
-    codes = []
-    for j, x in enumerate(tile):
-        quantum = Fraction(2) ** (shared - 132)
-        element = 0
-        if model_exponent(x) > 0:
-            rounded_half_up = math.floor(abs(Fraction(x)) / quantum + Fraction(1, 2))
-            element = (0x40 if x < 0 else 0) | min(rounded_half_up, 63)
-        codes.append((shared >> j & 1) << 7 | element)
-    return codes
-
-
-def model_decode(codes: list[int], keep_nonfinite: bool = False) -> list[float]:
-    shared = sum((code >> 7) << j for j, code in enumerate(codes))
-    if keep_nonfinite and shared == 255:
-        return [NAN] * 8
-    values = []
-    for code in codes:
-        size = (code & 0x3F) * Fraction(2) ** (shared - 132)
-        value = INF if size >= 2**128 else float(size)
-        values.append(-value if code & 0x40 and size else value)
-    return values
 
 
 def model(x: np.ndarray, **options) -> np.ndarray:
@@ -118,24 +82,28 @@ def test_the_model_gives_the_worked_tiles_too() -> None:
 
 
 @floats
+@pytest.mark.parametrize("keep_sign", [False, True])
 @pytest.mark.parametrize("keep_nonfinite", [False, True])
-def test_random_tiles_are_the_models(rng, dtype, keep_nonfinite) -> None:
+def test_random_tiles_are_the_models(rng, dtype, keep_nonfinite, keep_sign) -> None:
     spread = (
         rng.uniform(-30, 16, (300, 8)) if dtype == FLOAT16 else rng.uniform(-160, 130, (300, 8))
     )
     x = cast(rng.standard_normal((300, 8)) * 2.0**spread, dtype)
     near = rng.standard_normal((300, 8)) * 2.0 ** rng.integers(-140, 127, (300, 1))
     x = np.concatenate([x, cast(near, dtype)])
-    codes = gist.gist_pack_msfp15_encoder(x, keep_nonfinite=keep_nonfinite)
+    options = {"keep_nonfinite": keep_nonfinite, "keep_sign": keep_sign}
+    codes = gist.gist_pack_msfp15_encoder(x, **options)
     assert codes.shape == x.shape
-    np.testing.assert_array_equal(codes.ravel(), model(x, keep_nonfinite=keep_nonfinite))
+    np.testing.assert_array_equal(codes.ravel(), model(x, **options))
 
 
 @floats
-def test_random_bits_are_the_models(rng, dtype) -> None:
+@pytest.mark.parametrize("keep_sign", [False, True])
+def test_random_bits_are_the_models(rng, dtype, keep_sign) -> None:
     bits = rng.integers(0, 256, (4000, 8 * np.dtype(dtype).itemsize), np.uint8)
     x = bits.view(dtype).ravel()
-    np.testing.assert_array_equal(gist.gist_pack_msfp15_encoder(x), model(x))
+    codes = gist.gist_pack_msfp15_encoder(x, keep_sign=keep_sign)
+    np.testing.assert_array_equal(codes, model(x, keep_sign=keep_sign))
 
 
 @pytest.mark.parametrize("shared", [1, 2, 5, 8, 127, 254])
@@ -232,9 +200,93 @@ def test_a_short_tile_is_padded_with_zeros(rng, dtype, n) -> None:
 NUMBERS = st.floats(width=32) | st.floats(allow_nan=False, allow_infinity=False)
 
 
-@given(st.lists(NUMBERS, min_size=8, max_size=8), st.booleans())
-def test_any_tile_is_the_models(tile, keep) -> None:
-    codes = bytes(model_encode(tile, keep))
-    assert encode(*tile, dtype=FLOAT64, keep_nonfinite=keep) == codes.hex()
+@given(st.lists(NUMBERS, min_size=8, max_size=8), st.booleans(), st.booleans())
+def test_any_tile_is_the_models(tile, keep, signs) -> None:
+    codes = bytes(model_encode(tile, keep, signs))
+    assert encode(*tile, dtype=FLOAT64, keep_nonfinite=keep, keep_sign=signs) == codes.hex()
     decoded = decode(codes.hex(), FLOAT64, keep_nonfinite=keep)
     np.testing.assert_array_equal(decoded, model_decode(list(codes), keep))
+
+
+# ---- signs that are kept -------------------------------------------------------------------------
+
+SMALLEST = {FLOAT16: 2.0**-24, BFLOAT16: 2.0**-133, FLOAT32: 2.0**-149, FLOAT64: 5e-324}
+LOWEST = 2.0**-126  # of float32's normal numbers
+
+
+def hostile(rng, dtype) -> np.ndarray:
+    """Finite tiles: near the smallest numbers, of all magnitudes, zeros of both signs, a ReLU's."""
+    top = {FLOAT16: 15, FLOAT64: 127}.get(dtype, 126)
+    exponent = rng.uniform(math.log2(SMALLEST[dtype]) - 1, top, (3000, 1))
+    exponent[:1000] = rng.uniform(-152, -120, (1000, 1)) if dtype != FLOAT16 else -24
+    values = rng.standard_normal((3000, 8)).clip(-2, 2) * np.exp2(exponent - 1)
+    values[rng.random((3000, 8)) < 0.2] *= 2.0**-30
+    values[rng.random((3000, 8)) < 0.2] = 0.0
+    values[rng.random((3000, 8)) < 0.1] = -0.0
+    values[::5] = np.maximum(values[::5], 0)
+    return cast(values, dtype)
+
+
+def step_of(x: np.ndarray) -> np.ndarray:
+    """2^-5 of the largest power of two of each tile, at least 2^-132: by frexp, not by bits."""
+    largest = np.abs(cast(x, FLOAT64)).max(axis=1, keepdims=True)
+    power = np.exp2(np.frexp(largest)[1] - 1.0)
+    return np.where(largest < LOWEST, 2.0**-132, power * 2.0**-5)
+
+
+@floats
+def test_what_is_not_zero_keeps_its_sign_within_a_step(rng, dtype) -> None:
+    x = hostile(rng, dtype)
+    y = gist.gist_pack_msfp15_decoder(gist.gist_pack_msfp15_encoder(x, keep_sign=True), to=dtype)
+    wide, decoded = cast(x, FLOAT64), cast(y, FLOAT64)
+    np.testing.assert_array_equal(np.sign(decoded), np.sign(wide))
+    assert not np.signbit(decoded[wide == 0]).any()
+    assert (np.abs(decoded - wide) <= step_of(x)).all()
+    usual = gist.gist_pack_msfp15_decoder(gist.gist_pack_msfp15_encoder(x), to=dtype)
+    assert ((usual == 0) & (x != 0)).any()
+
+
+@floats
+def test_a_tile_of_the_smallest_numbers_keeps_signs(dtype) -> None:
+    x = cast([SMALLEST[dtype], -SMALLEST[dtype], 0, -0.0] * 2, dtype)
+    codes = gist.gist_pack_msfp15_encoder(x, keep_sign=True)
+    step = SMALLEST[dtype] if dtype == FLOAT16 else 2.0**-132
+    expected = [step, -step, 0, 0] * 2
+    assert gist.gist_pack_msfp15_decoder(codes, to=dtype).tolist() == expected
+
+
+@floats
+def test_kept_signs_change_nothing_else(rng, dtype) -> None:
+    """Codes differ only where the usual rounding gives 0, and where a tile is below 2^-126."""
+    x = hostile(rng, dtype)
+    usual = gist.gist_pack_msfp15_encoder(x)
+    kept = gist.gist_pack_msfp15_encoder(x, keep_sign=True)
+    sizes = np.abs(cast(x, FLOAT64))
+    differs = (usual & 0x3F == 0) & (sizes > 0)
+    np.testing.assert_array_equal(kept != usual, differs)
+    step = step_of(x)
+    expected = np.clip(np.floor(sizes / step + 0.5), 1, 63)
+    np.testing.assert_array_equal((kept & 0x3F)[differs], expected[differs])
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+@floats
+def test_a_nonfinite_tile_is_the_same_where_signs_are_kept(rng, dtype, bad) -> None:
+    x = cast(rng.standard_normal((3, 8)), dtype)
+    x[1, rng.integers(8)] = bad
+    for keep, fill in ((False, 0x00), (True, 0x80)):
+        codes = gist.gist_pack_msfp15_encoder(x, keep_nonfinite=keep, keep_sign=True)
+        assert (codes[1] == fill).all()
+        assert (codes[[0, 2]] & 0x3F > 0).all()
+
+
+@floats
+def test_sparse_codes_keep_signs(rng, dtype) -> None:
+    """The decoder is told nothing."""
+    x = hostile(rng, dtype)
+    codes = cto.gist_sparse_msfp15_encoder(x, keep_sign=True)
+    y = cto.gist_sparse_msfp15_decoder(codes, to=dtype, shape=x.shape)
+    np.testing.assert_array_equal(np.sign(cast(y, FLOAT64)), np.sign(cast(x, FLOAT64)))
+    usual = cto.gist_sparse_msfp15_encoder(x)
+    y = cto.gist_sparse_msfp15_decoder(usual, to=dtype, shape=x.shape)
+    assert ((y == 0) & (x != 0)).any()

@@ -3,13 +3,14 @@
 #include "algorithm/prefix.cuh"
 
 using namespace cto;
+using zeroed::Zeroed;
 
 constexpr int THREADS = 64;
 constexpr int WARPS = THREADS / WARP;
 
 // The first block says what all have, while the others may wait for it.
 extern "C" __global__ void probe_sums(const u32* has, const u32* from, const u32* end, u64* sums,
-                                      u32* words, u32 tiles) {
+                                      Zeroed<u32>* words, u32 tiles) {
     __shared__ u32 parts[WARPS];
     if (blockIdx.x == 0)
         for (u32 tile = threadIdx.x; tile < tiles; tile += THREADS)
@@ -20,6 +21,6 @@ extern "C" __global__ void probe_sums(const u32* has, const u32* from, const u32
 }
 
 // Nothing was said, for the next call.
-extern "C" __global__ void probe_forget(u32* words, u32 tiles) {
-    for (u32 tile = threadIdx.x; tile < tiles; tile += blockDim.x) words[tile] = 0;
+extern "C" __global__ void probe_forget(Zeroed<u32>* words, u32 tiles) {
+    for (u32 tile = threadIdx.x; tile < tiles; tile += blockDim.x) words[tile].value = 0;
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cupy_training_ops.plan import Config, Launch, Plan, ScratchMemory
+from cupy_training_ops.plan import Config, Launch, ScratchMemory
 from cupy_training_ops.schema import Input, Output, Spec
 
 from .probe import Probe
@@ -24,13 +24,12 @@ class ProbeSums(Probe):
 
     def plan(self, device, has, first, end, sums):
         scratch = ScratchMemory()
-        words = scratch.take(has.size, np.uint32)
+        words = scratch.zeros(has.size, np.uint32)
         args = (has, first, end, sums, words, has.size)
-        steps = (
+        return scratch.plan(
             Launch("probe_sums", Config((first.size,), (THREADS,)), args),
             Launch("probe_forget", Config((1,), (THREADS,)), (words, has.size)),
         )
-        return Plan(steps, scratch.nbytes)
 
 
 def probe_sums(has, first, end):

@@ -2,6 +2,7 @@
 // Kernels of operators that exist to prove the frame.
 #include "algorithm/elementwise.cuh"
 #include "core/pointers.cuh"
+#include "core/zeroed.cuh"
 
 #ifndef CTO_T
 #define CTO_T float
@@ -11,6 +12,7 @@ namespace cto {
 
 using fast_division::Divisor;
 using pointers::Pointers;
+using zeroed::Zeroed;
 
 using T = CTO_T;
 constexpr int THREADS = 256;
@@ -39,7 +41,7 @@ struct Extents {
 using namespace cto;
 
 // Two stages in one launch: the block that takes the last ticket adds the partial sums, in order.
-extern "C" __global__ void probe_sum(const float* x, float* y, float* partials, u32* ticket,
+extern "C" __global__ void probe_sum(const float* x, float* y, float* partials, Zeroed<u32>* ticket,
                                      i64 n) {
     __shared__ float partial[THREADS];
     __shared__ bool last;
@@ -48,7 +50,7 @@ extern "C" __global__ void probe_sum(const float* x, float* y, float* partials, 
     if (threadIdx.x == 0) {
         partials[blockIdx.x] = sum;
         __threadfence();
-        last = atomicAdd(ticket, 1u) == gridDim.x - 1;
+        last = atomicAdd(&ticket->value, 1u) == gridDim.x - 1;
     }
     __syncthreads();
     if (!last || threadIdx.x != 0) return;
@@ -56,7 +58,7 @@ extern "C" __global__ void probe_sum(const float* x, float* y, float* partials, 
     for (u32 block = 0; block < gridDim.x; ++block)
         total += static_cast<volatile float*>(partials)[block];
     y[0] = total;
-    *ticket = 0;
+    ticket->value = 0;
 }
 
 extern "C" __global__ void probe_axpy(const T* x, T* y, float a, i64 n) {

@@ -43,10 +43,10 @@ class ProbeSum(Probe):
     def plan(self, device, x, y):
         blocks = max(1, ceil_div(x.size, THREADS))
         scratch = ScratchMemory()
-        ticket, partials = scratch.take(1, np.uint32), scratch.take(blocks, FLOAT32)
+        ticket, partials = scratch.zeros(1, np.uint32), scratch.take(blocks, FLOAT32)
         args = (x, y, partials, ticket, x.size)
         launch = Launch("probe_sum", Config((blocks,), (THREADS,)), args)
-        return Plan((launch,), scratch.nbytes)
+        return scratch.plan(launch)
 
 
 class ProbeAxpy(Probe):

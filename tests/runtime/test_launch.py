@@ -17,6 +17,7 @@ from cupy_training_ops.plan import Config, Device, Launch, Plan, Pointers, Scrat
 from cupy_training_ops.runtime.arguments import NULL, cast
 from cupy_training_ops.runtime.launch import ReadyPlan, launch_log
 from cupy_training_ops.runtime.source import Parameter, Source, signatures
+from cupy_training_ops.runtime.workspace import Store
 from cupy_training_ops.schema import Changing, Input, Spec
 
 CONFIG = Config((3,), (64,), 16)
@@ -234,12 +235,12 @@ class Planned(NamedTuple):
 def ready(signature: str, *steps: Launch, n_arrays: int = 1):
     """A plan made ready for kernels of this text, on device 5, and what they record."""
     op = Planned(f'{STRUCTS.code} extern "C" __global__ void {signature} {{ }}')
-    backend, plan = RecordingBackend(), Plan(steps, workspace_nbytes=32)
+    backend, plan = RecordingBackend(), Plan(steps, scratch_nbytes=32, zeros_nbytes=16)
     return ReadyPlan(op, backend, 5, plan, n_arrays), backend
 
 
-def run(plan: ReadyPlan, arrays, workspace=None, values=None) -> None:
-    plan.run(arrays, workspace, plan.tables(arrays), plan.values(values or {}))
+def run(plan: ReadyPlan, arrays, scratch=(), values=None) -> None:
+    plan.run(arrays, scratch, plan.tables(arrays), plan.values(values or {}))
 
 
 X = Spec((4,), np.dtype(np.float32), place=0)
@@ -280,21 +281,47 @@ def test_an_absent_array_is_the_null_pointer() -> None:
 
 
 def test_scratch_and_tables_hold_this_calls_addresses(rng) -> None:
-    step = launch(Scratch(16), Pointers((Y, X), 4))
-    plan, backend = ready("k(u32* ticket, Pointers<4> table)", step, n_arrays=2)
+    step = launch(Scratch(16), Scratch(4, zeros=True), Pointers((Y, X), 4))
+    signature = "k(u32* sums, Zeroed<u32>* ticket, Pointers<4> table)"
+    plan, backend = ready(signature, step, n_arrays=2)
     for _ in range(2):
         x, y = (rng.standard_normal(4).astype(np.float32) for _ in range(2))
-        workspace = np.zeros(32, np.uint8)
-        run(plan, (x, y), workspace)
-        scratch, table = backend.launched[-1][3]
-        assert scratch == workspace.ctypes.data + 16
+        store = Store(np.zeros(32, np.uint8), np.zeros(16, np.uint8))
+        run(plan, (x, y), plan.scratch(store))
+        sums, ticket, table = backend.launched[-1][3]
+        assert sums == store.plain.ctypes.data + 16
+        assert ticket == store.zeros.ctypes.data + 4
         assert table["at"].tolist() == [y.ctypes.data, x.ctypes.data, 0, 0]
         assert table.nbytes == 32
+
+
+def test_a_callers_workspace_begins_with_zeros() -> None:
+    """The call clears them, and nothing else, whatever was there."""
+    step = launch(Scratch(16), Scratch(4, zeros=True))
+    plan, backend = ready("k(u32* sums, Zeroed<u32>* ticket)", step)
+    assert plan.workspace_nbytes == 256 + 32
+    workspace = np.full(288, 7, np.uint8)
+    run(plan, (np.ones(4, np.float32),), plan.scratch_in(workspace))
+    start = workspace.ctypes.data
+    assert backend.launched[-1][3] == (start + 256 + 16, start + 4)
+    assert not workspace[:16].any()
+    assert (workspace[16:] == 7).all()
 
 
 @pytest.mark.parametrize(
     ("signature", "args", "message"),
     [
+        (
+            "k(u32* ticket)",
+            (Scratch(0, zeros=True),),
+            r"k: parameter ticket is u32\*, the plan gives zeros",
+        ),
+        (
+            "k(Zeroed<u32>* ticket)",
+            (Scratch(0),),
+            r"ticket is Zeroed<u32>\*, the plan gives memory that may hold anything",
+        ),
+        ("k(Zeroed<float>* x)", (X,), r"x is Zeroed<float>\*, the plan gives an array"),
         ("k(float* x, i64 n)", (X,), "k: takes 2 arguments, the plan gives 1"),
         ("k(float* x)", (X, 4), "k: takes 1 arguments, the plan gives 2"),
         ("k(double* x)", (X,), r"parameter x is double\*, the plan gives an array of float32"),

@@ -74,12 +74,21 @@ def test_ceil_div_is_exact_beyond_float(a, b) -> None:
 
 def test_pieces_of_scratch_memory_lie_behind_each_other_at_multiples_of_256_bytes() -> None:
     scratch = ScratchMemory()
-    assert scratch.nbytes == 0
+    assert scratch.plan().workspace_nbytes == 0
     pieces = [
         scratch.take(n, t) for n, t in ((1, "u4"), (32, "f8"), (0, "f4"), (65, "f4"), (1, "u1"))
     ]
     assert pieces == [Scratch(offset) for offset in (0, 256, 512, 512, 1024)]
-    assert scratch.nbytes == 1280
+    assert scratch.plan() == Plan((), scratch_nbytes=1280)
+
+
+def test_zeros_share_no_place_with_other_scratch_memory() -> None:
+    scratch = ScratchMemory()
+    pieces = [scratch.zeros(1, "u4"), scratch.take(3, "f4"), scratch.zeros(5, "u4")]
+    assert pieces == [Scratch(0, zeros=True), Scratch(0), Scratch(16, zeros=True)]
+    plan = scratch.plan()
+    assert (plan.zeros_nbytes, plan.scratch_nbytes) == (48, 256)
+    assert (plan.scratch_start, plan.workspace_nbytes) == (256, 512)
 
 
 C_TYPES = {

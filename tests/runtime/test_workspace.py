@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import types
@@ -29,7 +30,7 @@ class FakeBackend:
     def __init__(self) -> None:
         self.current_stream = 0
         self.captures = False
-        self.allocated: list[int] = []
+        self.allocated: list[tuple[str, int]] = []
 
     def stream(self, device):
         return self.current_stream
@@ -37,9 +38,19 @@ class FakeBackend:
     def capturing(self, device):
         return self.captures
 
+    def on(self, device):
+        return contextlib.nullcontext()
+
+    def empty(self, spec, device):
+        self.allocated.append(("plain", *spec.shape))
+        return np.full(spec.shape, 0xA5, np.uint8).view(Buffer)
+
     def zeros(self, nbytes, device):
-        self.allocated.append(nbytes)
+        self.allocated.append(("zeros", nbytes))
         return np.zeros(nbytes, np.uint8).view(Buffer)
+
+    def clear(self, array, nbytes):
+        array[:nbytes] = 0
 
 
 @pytest.fixture
@@ -52,62 +63,93 @@ def workspaces() -> Workspaces:
     return Workspaces("SomeOp")
 
 
-def test_a_buffer_is_reused_while_it_is_large_enough(backend, workspaces) -> None:
-    first = workspaces.get(backend, 0, 100)
-    assert workspaces.get(backend, 0, 100) is first
-    assert workspaces.get(backend, 0, 1) is first
-    assert backend.allocated == [100]
-    assert not first.any()
+def test_memory_is_reused_while_it_is_large_enough(backend, workspaces) -> None:
+    store = workspaces.get(backend, 0, 100, 8)
+    plain, zeros = store.plain, store.zeros
+    for sizes in ((100, 8), (1, 1), (0, 8), (100, 0)):
+        assert workspaces.get(backend, 0, *sizes) is store
+    assert store.plain is plain
+    assert store.zeros is zeros
+    assert backend.allocated == [("plain", 100), ("zeros", 8)]
+    assert not zeros.any()
 
 
-def test_a_buffer_grows(backend, workspaces) -> None:
-    first = workspaces.get(backend, 0, 100)
-    second = workspaces.get(backend, 0, 101)
-    assert second is not first
-    assert second.size == 200
-    assert workspaces.get(backend, 0, 50) is second
+@pytest.mark.parametrize(("more", "grown"), [((101, 8), "plain"), ((100, 9), "zeros")])
+def test_a_buffer_grows_alone(backend, workspaces, more, grown) -> None:
+    first = workspaces.get(backend, 0, 100, 8)
+    before = {kind: getattr(first, kind) for kind in ("plain", "zeros")}
+    store = workspaces.get(backend, 0, *more)
+    for kind, buffer in before.items():
+        now = getattr(store, kind)
+        assert (now is buffer) == (kind != grown)
+        assert now.size == buffer.size * (2 if kind == grown else 1)
 
 
-@pytest.mark.parametrize("other", ["stream", "device", "instance", "backend"])
-def test_buffers_are_not_shared(backend, workspaces, other) -> None:
-    first = workspaces.get(backend, 0, 64)
+@pytest.mark.parametrize("other", ["stream", "device", "instance", "backend", "depth"])
+def test_memory_is_not_shared(backend, workspaces, other) -> None:
+    first = workspaces.get(backend, 0, 64, 4)
     backend.current_stream = 7 if other == "stream" else 0
+    workspaces.depth = 1 if other == "depth" else 0
     owner = Workspaces("SomeOp") if other == "instance" else workspaces
     home = FakeBackend() if other == "backend" else backend
-    assert owner.get(home, 1 if other == "device" else 0, 64) is not first
-    backend.current_stream = 0
-    assert workspaces.get(backend, 0, 64) is first
+    found = owner.get(home, 1 if other == "device" else 0, 64, 4)
+    assert not {id(first.plain), id(first.zeros)} & {id(found.plain), id(found.zeros)}
+    backend.current_stream = workspaces.depth = 0
+    assert workspaces.get(backend, 0, 64, 4) is first
 
 
-def test_an_outgrown_buffer_lives_as_long_as_the_operator(backend, workspaces) -> None:
-    old = weakref.ref(workspaces.get(backend, 0, 10))
-    workspaces.get(backend, 0, 20)
+def test_outgrown_buffers_live_as_long_as_the_operator(backend, workspaces) -> None:
+    store = workspaces.get(backend, 0, 10, 4)
+    old = [weakref.ref(buffer) for buffer in (store.plain, store.zeros)]
+    workspaces.get(backend, 0, 20, 8)
     gc.collect()
-    assert old() is not None
+    assert all(buffer() is not None for buffer in old)
 
 
 def test_buffers_go_with_the_operator(backend) -> None:
     workspaces = Workspaces("SomeOp")
-    buffers = [weakref.ref(workspaces.get(backend, 0, n)) for n in (10, 20)]
+    buffers = [weakref.ref(workspaces.get(backend, 0, n, n).plain) for n in (10, 20)]
     del workspaces
     gc.collect()
     assert [buffer() for buffer in buffers] == [None, None]
 
 
-@pytest.mark.parametrize("before", [0, 99])
+@pytest.mark.parametrize("before", [(), (99, 8), (100, 7)])
 def test_nothing_is_allocated_under_capture(backend, workspaces, before) -> None:
     if before:
-        workspaces.get(backend, 0, before)
+        workspaces.get(backend, 0, *before)
+    allocated = list(backend.allocated)
     backend.captures = True
-    with pytest.raises(ProviderError, match=r"SomeOp: workspace: .* needs 100 bytes .* call once"):
-        workspaces.get(backend, 0, 100)
-    assert backend.allocated == [before][: bool(before)]
+    expected = r"SomeOp: workspace: .* needs 100 bytes .* and 8 of zeros .* call once"
+    with pytest.raises(ProviderError, match=expected):
+        workspaces.get(backend, 0, 100, 8)
+    assert backend.allocated == allocated
 
 
-def test_a_buffer_that_exists_serves_a_capture(backend, workspaces) -> None:
-    first = workspaces.get(backend, 0, 100)
+def test_memory_that_exists_serves_a_capture(backend, workspaces) -> None:
+    first = workspaces.get(backend, 0, 100, 8)
     backend.captures = True
-    assert workspaces.get(backend, 0, 100) is first
+    assert workspaces.get(backend, 0, 100, 8) is first
+
+
+def test_unknown_zeros_are_cleared_by_the_next_call(backend, workspaces) -> None:
+    """A capture would record the clearing, and eager calls before its replay would go without."""
+    store = workspaces.get(backend, 0, 100, 8)
+    store.zeros[...], store.is_zero = 3, False
+    backend.captures = True
+    with pytest.raises(ProviderError, match="SomeOp: workspace: a call under graph capture"):
+        workspaces.get(backend, 0, 100, 8)
+    backend.captures = False
+    assert workspaces.get(backend, 0, 100, 8) is store
+    assert store.is_zero
+    assert not store.zeros.any()
+
+
+def test_poison_leaves_zeros(backend, workspaces) -> None:
+    store = workspaces.get(backend, 0, 100, 8)
+    workspaces.poison()
+    assert (store.plain == 0xFF).all()
+    assert not store.zeros.any()
 
 
 def described(array: np.ndarray, device: int = 0) -> ArrayInfo:

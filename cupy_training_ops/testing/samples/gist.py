@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...dtypes import BOOL, FLOATS, dtype_name, to_dtype
+from ...dtypes import BOOL, FLOAT16, FLOATS, dtype_name, to_dtype
 from ...ops.gist import OPS
 from . import SHAPES, Generator, Sample
 
@@ -33,6 +33,13 @@ def special(rng: Generator, dtype: Any) -> Any:
     tiles = spread(rng, (values.size, 8), dtype)
     tiles[np.arange(values.size), rng.integers(0, 8, values.size)] = values
     return np.concatenate([tiles.ravel(), values])
+
+
+def small(rng: Generator, dtype: Any) -> Any:
+    """Numbers near the smallest that float32 and the dtype have, zeros of both signs among them."""
+    exponents = rng.integers(-150, -118, (256, 1)) - rng.integers(0, 9, (256, 8))
+    values = rng.uniform(-2, 2, (256, 8)) * 2.0**exponents * (rng.random((256, 8)) > 0.2)
+    return (values * (2.0**110 if dtype == FLOAT16 else 1)).astype(dtype)
 
 
 def one_input(maker: Callable[..., Any], rng: Generator, **size: Any) -> tuple[Any, ...]:
@@ -63,6 +70,13 @@ def _encoder(name: str) -> Iterator[Sample]:
             yield Sample(name, f"{t}-special", make)
             if "Msfp15" in name:
                 yield Sample(name, f"{t}-special-kept", make, {"keep_nonfinite": True})
+                yield Sample(name, f"{t}-special-signs", make, {"keep_sign": True})
+                kept = {"keep_sign": True, "keep_nonfinite": True}
+                yield Sample(name, f"{t}-special-kept-signs", make, kept)
+                make = partial(one_input, spread, shape=(1003,), dtype=dtype)
+                yield Sample(name, f"{t}-misaligned-signs", make, {"keep_sign": True}, 1)
+                make = partial(one_input, small, dtype=dtype)
+                yield Sample(name, f"{t}-small-signs", make, {"keep_sign": True})
 
 
 def of_codes(decoder: Any, dtype: Any, n_flat: int) -> Iterator[Sample]:

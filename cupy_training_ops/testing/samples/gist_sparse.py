@@ -71,6 +71,9 @@ def _samples(name: str) -> Iterator[Sample]:
             attributes = {} if encode else {"to": dtype, "shape": shape}
             label = f"{dtype_name(dtype)}-{label}"
             yield Sample(name, label, make, attributes, offset, view=compared)
+            if name == "GistSparseMsfp15Encoder":
+                signs = {"keep_sign": True}
+                yield Sample(name, f"{label}-signs", make, signs, offset, view=compared)
 
 
 SAMPLES = {name: tuple(_samples(name)) for name in OPS}

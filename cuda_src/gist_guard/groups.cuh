@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: MIT
+// Groups that are no whole tiles, from elements and their codes; and groups that lie in parts.
+#pragma once
+#include "gist_guard/encode.cuh"
+
+namespace cto::gist_guard {
+
+// ---- elements and codes -------------------------------------------------------------------------
+
+template <class T>
+struct Coded {
+    const T* x;
+    const u8* y;
+    bool aligned;  // the codes begin at a multiple of 8 bytes
+
+    __device__ __forceinline__ uint2 codes(i64 tile) const {
+        if (aligned) return reinterpret_cast<const uint2*>(y)[tile];
+        const auto bytes = vec::load_elements<u8, TILE>(y, tile * TILE, (tile + 1) * TILE);
+        return *reinterpret_cast<const uint2*>(&bytes);
+    }
+    // Element i, and how far its code is off.
+    __device__ __forceinline__ void read(i64 i, double& value, double& off) const {
+        const uint2 tile = codes(i / TILE);
+        const u32 code = (i & 4 ? tile.y : tile.x) >> 8 * (i & 3);
+        const double quantum = quantum_of(format::msfp15::shared_exponent_of(tile));
+        const double size = static_cast<double>(code & 0x3Fu) * quantum;
+        value = element(x[i]);
+        off = value - (code & 0x40u ? -size : size);
+    }
+};
+
+// Adds element i to sums relative to an origin.
+template <class T>
+__device__ __forceinline__ void add_element(const Coded<T>& coded, i64 i, double origin,
+                                            PartSums& sums) {
+    double value, off;
+    coded.read(i, value, off);
+    const double distance = value - origin;
+    sums.error += off * off;
+    sums.sum += distance;
+    sums.between += distance * distance;
+}
+
+// ---- runs and columns of any length -------------------------------------------------------------
+
+// Lengths of runs are in elements.
+template <int THREADS, class T>
+__device__ __forceinline__ void sum_runs(const Coded<T>& coded, const Runs& runs, Totals& totals) {
+    const i64 n_parts = runs.runs * runs.parts;
+    const u32 of_block = THREADS / runs.lanes, of_warp = WARP / runs.lanes;
+    const u32 lane = threadIdx.x % WARP;
+#pragma unroll 1
+    for (i64 some = static_cast<i64>(blockIdx.x) * of_block + threadIdx.x / WARP * of_warp;
+         some < n_parts; some += static_cast<i64>(gridDim.x) * of_block) {
+        const Part part(runs, some + lane / runs.lanes, n_parts);
+        const double origin = part.n > 0 ? element(coded.x[part.first]) : 0.0;
+        PartSums sums;
+#pragma unroll 4
+        for (i64 i = lane % runs.lanes; i < part.n; i += runs.lanes)
+            add_element(coded, part.first + i, origin, sums);
+        sums.join(runs.lanes);
+        if (part.n > 0 && lane % runs.lanes == 0)
+            runs.keep(part, sums.moments(origin, static_cast<double>(part.n), 1), totals);
+    }
+}
+
+// A thread has one column of `span` of n_rows rows of n_columns; the moments are of each span and
+// column.
+template <class T>
+__device__ __forceinline__ void sum_columns(const Coded<T>& coded, i64 n_rows, i64 n_columns,
+                                            i64 span, i64 thread, Moments* moments) {
+    const i64 column = thread % n_columns, begin = thread / n_columns * span;
+    if (begin >= n_rows) return;
+    const i64 end = begin + span < n_rows ? begin + span : n_rows;
+    const double origin = element(coded.x[begin * n_columns + column]);
+    PartSums sums;
+#pragma unroll 4
+    for (i64 row = begin; row < end; ++row)
+        add_element(coded, row * n_columns + column, origin, sums);
+    moments[thread] = sums.moments(origin, static_cast<double>(end - begin), 1);
+}
+
+// ---- groups in parts ----------------------------------------------------------------------------
+
+// Moments [outer, groups, parts]: each of n elements but the last ones of `outer` and of `parts`,
+// which have so many fewer.
+struct Parted {
+    const Moments* moments;
+    i64 outer, groups, parts, n, fewer_outer, fewer_parts;
+
+    __device__ __forceinline__ const double* at(i64 i, i64 group) const {
+        return &moments[(i / parts * groups + group) * parts + i % parts].mean;
+    }
+    __device__ __forceinline__ double n_of(i64 i) const {
+        return static_cast<double>(n - (i / parts == outer - 1 ? fewer_outer : 0) -
+                                   (i % parts == parts - 1 ? fewer_parts : 0));
+    }
+    __device__ __forceinline__ double n_of_group() const {
+        return static_cast<double>(outer * (n * parts - fewer_parts) - fewer_outer * parts);
+    }
+};
+
+// `across` groups a block, which divides THREADS; all of its other threads are at the same ones.
+template <int THREADS>
+__device__ __forceinline__ void merge_groups(const Parted& parted, u32 across,
+                                             double (&of_thread)[THREADS][3], Totals& totals) {
+    const i64 group = static_cast<i64>(blockIdx.x) * across + threadIdx.x % across;
+    const bool there = group < parted.groups;
+    Merged merged(there ? *parted.at(0, group) : 0.0);
+    const i64 n = there ? parted.outer * parted.parts : 0;
+#pragma unroll 4
+    for (i64 i = threadIdx.x / across; i < n; i += THREADS / across) {
+        const double* const some = parted.at(i, group);
+        merged.add(parted.n_of(i), {some[0], some[1], some[2]});
+    }
+    double* const own = of_thread[threadIdx.x];
+    own[0] = merged.sum, own[1] = merged.squares, own[2] = merged.error;
+    __syncthreads();
+    if (threadIdx.x >= across || !there) return;
+#pragma unroll 1
+    for (u32 thread = threadIdx.x + across; thread < THREADS; thread += across) {
+        merged.sum += of_thread[thread][0];
+        merged.squares += of_thread[thread][1];
+        merged.error += of_thread[thread][2];
+    }
+    totals.add_group(merged.moments(parted.n_of_group()));
+}
+
+}  // namespace cto::gist_guard

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: MIT
+// What the guard says, and the sums it is made of, in double: squares of any float fit.
+#pragma once
+#include "algorithm/reduce.cuh"
+#include "gist_guard/tile.cuh"
+
+namespace cto::gist_guard {
+
+using zeroed::Zeroed;
+
+constexpr double MOST = 4294967296.0;  // a ratio that counts as finite is below it
+
+__device__ __forceinline__ double infinity() { return double_of(0x7FF0000000000000ull); }
+__device__ __forceinline__ double larger(double x, double y) { return x > y ? x : y; }
+__device__ __forceinline__ double shuffled(double x, u32 step) {
+    return __shfl_xor_sync(ALL_LANES, x, step);
+}
+
+// Of elements of one group: their mean, squares of distances from it, squares of what is off.
+struct Moments {
+    double mean, squares, error;
+};
+
+// Moments that are put together, those of n elements each, by distances of means from one of them:
+// large means lose no digits.
+struct Merged {
+    double origin, sum = 0, squares = 0, error = 0;
+
+    explicit __device__ __forceinline__ Merged(double origin) : origin(origin) {}
+
+    __device__ __forceinline__ void add(double n, const Moments& some) {
+        const double distance = some.mean - origin;
+        sum += n * distance;
+        squares += some.squares + n * distance * distance;
+        error += some.error;
+    }
+    // With those of the lane that many further, which has the same origin.
+    __device__ __forceinline__ void add_lane(u32 step) {
+        sum += shuffled(sum, step);
+        squares += shuffled(squares, step);
+        error += shuffled(error, step);
+    }
+    // Of n elements in all.
+    __device__ __forceinline__ Moments moments(double n) const {
+        const double distance = sum / n;
+        return {origin + distance, larger(squares - sum * distance, 0), error};
+    }
+};
+
+// Of some elements and groups, or of all.
+struct Totals {
+    double error, tile_deviation, group_deviation, worst;
+    u32 exponent;
+
+    __device__ __forceinline__ void add(const Totals& other) {
+        error += other.error;
+        tile_deviation += other.tile_deviation;
+        group_deviation += other.group_deviation;
+        worst = larger(other.worst, worst);
+        exponent = max(other.exponent, exponent);
+    }
+    __device__ __forceinline__ void add_group(const Moments& group) {
+        group_deviation += group.squares;
+        if (!(group.error > 0)) return;
+        const bool finite = group.error < MOST * group.squares;
+        worst = larger(finite ? group.error / group.squares : infinity(), worst);
+    }
+    // The four numbers of the guard: see the operator's help.
+    __device__ __forceinline__ void store(float* guard) const {
+        const bool finite = exponent < NOT_FINITE;
+        const double unit =
+            double_of(static_cast<u64>(1277 - 2 * static_cast<i32>(exponent)) << 52);
+        guard[0] = static_cast<float>(finite ? error * unit : infinity());
+        guard[1] = static_cast<float>(finite ? tile_deviation * unit : 0.0);
+        guard[2] = static_cast<float>(finite ? group_deviation * unit : 0.0);
+        guard[3] = static_cast<float>(finite ? worst : infinity());
+    }
+};
+
+// What another block has stored.
+__device__ __forceinline__ Totals loaded(const Totals& from) {
+    return {__ldcg(&from.error), __ldcg(&from.tile_deviation), __ldcg(&from.group_deviation),
+            __ldcg(&from.worst), __ldcg(&from.exponent)};
+}
+
+// The sum over a warp, in each lane.
+__device__ __forceinline__ void sum_warp(Totals& totals) {
+#pragma unroll 1
+    for (u32 step = WARP / 2; step > 0; step /= 2)
+        totals.add({shuffled(totals.error, step), shuffled(totals.tile_deviation, step),
+                    shuffled(totals.group_deviation, step), shuffled(totals.worst, step),
+                    __shfl_xor_sync(ALL_LANES, totals.exponent, step)});
+}
+
+// Shared memory of a block's sums.
+template <int THREADS>
+struct Shared {
+    Totals of_warp[THREADS / WARP];
+    bool last;
+};
+
+// The sum over a block, in its first thread.
+template <int THREADS>
+__device__ __forceinline__ void sum_block(Totals& totals, Shared<THREADS>& shared) {
+    sum_warp(totals);
+    __syncthreads();  // the last sum has been read
+    if (threadIdx.x % WARP == 0) shared.of_warp[threadIdx.x / WARP] = totals;
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+#pragma unroll 1
+    for (int warp = 1; warp < THREADS / WARP; ++warp) totals.add(shared.of_warp[warp]);
+}
+
+// Where blocks leave their totals; only the last launch knows how many there are in all, and the
+// block of it that finishes last stores the guard.
+struct Finish {
+    double* totals;
+    u32 first, n_in_all;
+    Zeroed<u32>* ticket;
+    float* guard;  // or null
+};
+
+template <int THREADS>
+__device__ __forceinline__ void finish(Totals own, const Finish& to, Shared<THREADS>& shared) {
+    sum_block(own, shared);
+    Totals* const totals = reinterpret_cast<Totals*>(to.totals);
+    if (threadIdx.x == 0) totals[to.first + blockIdx.x] = own;
+    if (to.n_in_all == 0 || !reduce::arrives_last(to.ticket, gridDim.x, shared.last)) return;
+    Totals all{};
+#pragma unroll 4
+    for (u32 i = threadIdx.x; i < to.n_in_all; i += THREADS) all.add(loaded(totals[i]));
+    sum_block(all, shared);
+    if (threadIdx.x == 0 && to.guard != nullptr) all.store(to.guard);
+}
+
+}  // namespace cto::gist_guard

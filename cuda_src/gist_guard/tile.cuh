@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: MIT
+// A tile of eight elements, its codes, and how far they are off, in quanta: E is the tile's shared
+// exponent, a quantum 2^(E - 132). In quanta no square leaves float's range.
+#pragma once
+#include "core/vec.cuh"
+#include "format/msfp15.cuh"
+
+namespace cto::gist_guard {
+
+using vec::Vec;
+
+constexpr int TILE = 8;
+constexpr u32 NOT_FINITE = 255;
+constexpr u32 SMALL =
+    32;  // exponents of tiles in which a float's subnormals are not next to nothing
+constexpr float TO_INTEGER = 0x1p23f;  // from which on a float's unit is 1
+
+template <class T>
+using Unit = vec::Unit<T, vec::IN_WORDS<T, TILE>>;
+template <class T>
+using Loaded = Vec<typename Unit<T>::Held, TILE * sizeof(T) / sizeof(typename Unit<T>::Held)>;
+
+__device__ __forceinline__ double quantum_of(u32 exponent) {
+    return double_of(static_cast<u64>(891 + exponent) << 52);
+}
+// The unit of squares, a quantum's.
+__device__ __forceinline__ double unit_of(u32 exponent) {
+    return double_of(static_cast<u64>(759 + 2 * exponent) << 52);
+}
+__device__ __forceinline__ double widened(float x) { return widen_subnormal(x); }
+__device__ __forceinline__ double widened(double x) { return x; }
+// An element as it is, subnormal ones too.
+template <class T>
+__device__ __forceinline__ double element(T x) {
+    return widened(format::msfp15::truncated<true>(x));
+}
+template <>
+__device__ __forceinline__ double element<double>(double x) {
+    return x;
+}
+
+// ---- loads and stores ---------------------------------------------------------------------------
+
+// aligned: the array begins at a multiple of 16 bytes.
+template <class T>
+__device__ __forceinline__ Loaded<T> load_tile(const T* x, i64 first, i64 n, bool aligned) {
+    if (aligned && first + TILE <= n) return *reinterpret_cast<const Loaded<T>*>(x + first);
+    const auto elements = vec::load_elements<T, TILE>(x, first, n);
+    return *reinterpret_cast<const Loaded<T>*>(&elements);
+}
+__device__ __forceinline__ void store_tile(u8* y, i64 tile, bool aligned, uint2 codes) {
+    if (y == nullptr) return;
+    if (aligned)
+        reinterpret_cast<uint2*>(y)[tile] = codes;
+    else
+        vec::store_elements<u8, TILE>(y, tile * TILE, (tile + 1) * TILE,
+                                      *reinterpret_cast<const Vec<u8, TILE>*>(&codes));
+}
+
+// ---- exponents, and elements in quanta ----------------------------------------------------------
+
+__device__ __forceinline__ u32 exponent_of(const float (&x)[TILE]) {
+    u32 largest = 0;
+#pragma unroll
+    for (int j = 0; j < TILE; ++j) largest = max(largest, bits_of(x[j]) & 0x7FFFFFFFu);
+    return largest >> 23;
+}
+__device__ __forceinline__ u32 exponent_of(const double (&x)[TILE]) {
+    u32 largest = 0;
+#pragma unroll
+    for (int j = 0; j < TILE; ++j)
+        largest = max(largest, static_cast<u32>(bits_of(x[j]) >> 32) & 0x7FFFFFFFu);
+    const u32 exponent = largest >> 20;
+    return exponent > 896 ? min(exponent - 896, NOT_FINITE) : 0;
+}
+
+// What makes quanta of elements; a float's subnormals are made normal first.
+__device__ __forceinline__ float scale_of(float (&x)[TILE], u32 exponent) {
+    const bool small = exponent < SMALL;
+    if (small) {
+#pragma unroll
+        for (int j = 0; j < TILE; ++j) x[j] = multiply_subnormal(x[j], 0x1p64f);
+    }
+    return __uint_as_float(((small ? 195u : 259u) - exponent) << 23);
+}
+__device__ __forceinline__ double scale_of(double (&)[TILE], u32 exponent) {
+    return double_of(static_cast<u64>(1155 - exponent) << 52);
+}
+
+__device__ __forceinline__ bool is_nonzero(float x) { return (bits_of(x) & 0x7FFFFFFFu) != 0; }
+__device__ __forceinline__ bool is_nonzero(double x) { return bits_of(x) << 1 != 0; }
+
+// ---- codes --------------------------------------------------------------------------------------
+
+// Byte BYTE of each of four words.
+template <int BYTE>
+__device__ __forceinline__ u32 gather_bytes(const u32* words) {
+    constexpr u32 PAIR = BYTE | (BYTE + 4) << 4;
+    return __byte_perm(__byte_perm(words[0], words[1], PAIR), __byte_perm(words[2], words[3], PAIR),
+                       0x5410);
+}
+
+// Signs and M of four elements; M is in the lowest byte of a word, the sign in the highest bit. Zeros
+// have no sign.
+__device__ __forceinline__ u32 join_codes(const u32* magnitudes, const u32* signs) {
+    const u32 sizes = gather_bytes<0>(magnitudes);
+    const u32 negative = gather_bytes<3>(signs) & (sizes + 0x7F7F7F7Fu) & 0x80808080u;
+    return sizes | negative >> 1;
+}
+
+__device__ __forceinline__ uint2 with_exponent(u32 low, u32 high, u32 exponent,
+                                               bool keep_nonfinite) {
+    const u32 lost = keep_nonfinite ? 0x80808080u : 0;
+    if (exponent == NOT_FINITE) return make_uint2(lost, lost);
+    return make_uint2(low | format::msfp15::spread_nibble(exponent & 15),
+                      high | format::msfp15::spread_nibble(exponent >> 4));
+}
+
+// How far elements are from the first one, in quanta.
+struct Spread {
+    float sum, squares;
+};
+
+// A tile that is encoded; what is in quanta says nothing where the exponent is NOT_FINITE.
+template <class T>
+struct Tile {
+    using A = Acc<T>;
+
+    A quanta[TILE];   // elements
+    float off[TILE];  // |element| - M
+    u32 exponent;
+    uint2 codes;
+
+    __device__ __forceinline__ Tile(const Loaded<T>& x, bool keep_nonfinite) {
+#pragma unroll
+        for (int j = 0; j < TILE; ++j) quanta[j] = Unit<T>::at(x.at, j);
+        exponent = exponent_of(quanta);
+        const A scale = scale_of(quanta, exponent);
+        u32 magnitudes[TILE], signs[TILE];
+#pragma unroll
+        for (int j = 0; j < TILE; ++j) encode(j, scale, magnitudes[j], signs[j]);
+        codes = with_exponent(join_codes(magnitudes, signs), join_codes(magnitudes + 4, signs + 4),
+                              exponent, keep_nonfinite);
+    }
+
+    // The sum of the squares of what is off.
+    __device__ __forceinline__ float error() const {
+        float sum = 0;
+#pragma unroll
+        for (int j = 0; j < TILE; ++j) sum += off[j] * off[j];
+        return sum;
+    }
+    // Of the first n elements; a mean of differences loses no digits of large numbers.
+    template <bool WHOLE>
+    __device__ __forceinline__ Spread spread(int n) const {
+        Spread found{0, 0};
+#pragma unroll
+        for (int j = 1; j < TILE; ++j) {
+            const float distance = WHOLE || j < n ? static_cast<float>(quanta[j] - quanta[0]) : 0;
+            found.sum += distance;
+            found.squares += distance * distance;
+        }
+        return found;
+    }
+
+  private:
+    // M = |element| rounded half up, from 1 (but 0 of 0) to 63. Only its upper bits count.
+    __device__ __forceinline__ void encode(int j, A scale, u32& magnitude, u32& sign) {
+        const float least = is_nonzero(quanta[j]) ? 0.5f : 0.0f;
+        quanta[j] *= scale;
+        const float size = format::msfp15::truncated(quanta[j]);
+        const float clamped = fminf(fmaxf(fabsf(size), least), 63.0f);
+        const float at_integer = __fadd_rz(__fadd_rz(clamped, 0.5f), TO_INTEGER);
+        magnitude = __float_as_uint(at_integer);
+        sign = __float_as_uint(size);
+        off[j] = static_cast<float>(fabs(quanta[j]) - static_cast<A>(at_integer - TO_INTEGER));
+    }
+};
+
+// Squares of distances from the mean of n elements.
+template <bool WHOLE>
+__device__ __forceinline__ float deviation_of(const Spread& spread, int n) {
+    const float mean = WHOLE ? spread.sum / TILE : spread.sum / static_cast<float>(n);
+    return fmaxf(spread.squares - spread.sum * mean, 0.0f);
+}
+
+}  // namespace cto::gist_guard
