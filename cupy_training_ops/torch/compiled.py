@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .consumers import Consumers
+
+HOOKS = "enter_exit_hooks"  # of what runs compiled code: called before it, and what they give after
 
 
 def is_compiled() -> bool:
@@ -27,33 +29,35 @@ def _leave_alone() -> None:
     """Let torch.compile leave this package alone: it may look on when a hook is called."""
     torch._dynamo.trace_rules.add(__package__.partition(".")[0])
     frames: Any = sys.modules.get("torch._dynamo.eval_frame")
-    entering = getattr(frames, "_maybe_set_eval_frame", None)
-    if entering is not None:  # else compiled functions are compiled once more
-        frames._maybe_set_eval_frame = functools.partial(_stepping_aside, entering)
+    runner = getattr(frames, "_TorchDynamoContext", None)
+    if runner is not None:  # else compiled functions are compiled once more
+        setattr(runner, HOOKS, _Hooks())
 
 
-class _Aside(threading.local):
-    """The modes that a compiled region of a thread does not see: all that there were."""
+class _Hooks:
+    """In place of the attribute: the hooks of each object, after ours."""
 
-    modes: list[Any] | None = None
+    def __get__(self, owner: Any, _: type) -> Any:
+        if owner is None:
+            return self
+        return [_step_aside, *owner.__dict__.get(HOOKS, ())]
+
+    def __set__(self, owner: Any, hooks: list[Any]) -> None:
+        owner.__dict__[HOOKS] = hooks
 
 
-_ASIDE = _Aside()
+def _step_aside() -> Callable[[], None]:
+    """Take our modes off the stack where compiled code begins; what puts them back."""
+    modes = torch.overrides._get_current_function_mode_stack()
+    others = [mode for mode in modes if not isinstance(mode, Consumers)]
+    if len(others) == len(modes):
+        return _nothing
+    _set_modes(others)
+    return functools.partial(_set_modes, modes)
 
 
-def _stepping_aside(entering: Any, callback: Any) -> Any:
-    """Take our modes off the stack where compiled code begins, and put them back where it ends."""
-    if callback is None or callback is False:
-        if _ASIDE.modes is not None:
-            modes, _ASIDE.modes = _ASIDE.modes, None
-            _set_modes(modes)
-    elif _ASIDE.modes is None and torch._C._len_torch_function_stack():
-        modes = torch.overrides._get_current_function_mode_stack()
-        others = [mode for mode in modes if not isinstance(mode, Consumers)]
-        if len(others) < len(modes):
-            _ASIDE.modes = modes
-            _set_modes(others)
-    return entering(callback)
+def _nothing() -> None:
+    """There was nothing to put back."""
 
 
 def _set_modes(modes: list[Any]) -> None:

@@ -10,9 +10,8 @@ import math
 from typing import Any, NamedTuple
 
 from ..ops.gist_guard import Grouping
+from ..stash.guards import GROUP, TILE
 
-TILE = 0.03**2  # of the squared distances from the means of tiles, or of features and channels
-GROUP = 0.06**2  # of those of each normalised group
 LARGEST, LEAST = 65504.0, 2.0**-6  # float16's steps are 2^-18 of the least, and smaller
 MEANS = 4.0**2  # squared deviations that the means of features may be large
 
@@ -32,7 +31,7 @@ def verdict(numbers: Any, guard: str, grouped: bool) -> Verdict:
         features, normalised = error <= TILE * groups, worst <= GROUP
         return Verdict(error <= TILE * tiles, grouped and features, grouped and normalised)
     largest, deviation, means = numbers
-    in_range = (largest <= LARGEST) & ((largest >= LEAST) | (largest == 0))
+    in_range = (largest >= LEAST) & (largest <= LARGEST)
     return Verdict(in_range & (means <= MEANS * deviation), True, True)
 
 

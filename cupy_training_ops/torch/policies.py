@@ -37,7 +37,7 @@ class TorchPolicy:
 def by_consumer(
     smooth: Mapping[str, str], _name: str, dtype: str, _shape: object, need: str, use: Use
 ) -> str | None:
-    """Lossy codes for who takes a value linearly; `smooth` has those of smooth functions and products."""
+    """Codes for who takes a value linearly; `smooth` has those of smooth functions, by dtype."""
     if need == "mask":
         return "pack1"
     if use.need == EXACT:

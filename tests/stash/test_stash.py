@@ -130,6 +130,77 @@ def test_sparse_codes_hold_no_more_than_they_need() -> None:
         assert (stash.get("x") == 0).all()
 
 
+def test_relus_gradient_is_plain_trainings(rng) -> None:
+    """Small results keep their sign: a codec that makes them 0 loses their gradient."""
+    y = np.maximum(rng.standard_normal((64, 512)), 0).astype(np.float32)
+    with ActivationStash("default") as stash:
+        stash.put("y", y)
+        found = cto.relu_grad(np.ones_like(y), stash.get("y"))
+    assert (found == (y > 0)).all()
+    with ActivationStash("plain_msfp15") as stash:
+        stash.put("y", y)
+        assert (cto.relu_grad(np.ones_like(y), stash.get("y")) != found).any()
+
+
+def test_needs_choose_guards(rng) -> None:
+    """What does not deviate beside its mean stays: of tiles, or of rows."""
+    x = rng.standard_normal((64, 512)).astype(np.float32)
+    uneven = x.copy()
+    uneven[3] = 100 + x[3] / 100
+    arrays = {"x": x, "shifted": x + 100, "uneven": uneven}
+    for need, coded in (("value", "x shifted uneven"), ("linear", "x uneven"), ("normalised", "x")):
+        with ActivationStash("default") as stash:
+            for name, array in arrays.items():
+                stash.put(name, array, need)
+            report = stash.report()
+            found = {name for name, row in report["names"].items() if row["codec"]}
+            assert found == set(coded.split())
+            assert report["after"] == sum(a.nbytes // 4 ** (n in found) for n, a in arrays.items())
+            for name in arrays.keys() - found:
+                assert stash.get(name) is arrays[name]
+
+
+@pytest.mark.parametrize("need", ["linear", "normalised"])
+def test_needs_of_values_take_every_policy(rng, need) -> None:
+    x = rng.standard_normal((64, 512)).astype(np.float32)
+    for policy in ("lossless", "small", "plain_msfp15", lambda *_: "pack16"):
+        with ActivationStash(policy) as stash:
+            stash.put("x", x, need)
+            assert np.allclose(stash.get("x"), x, atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize("bad", [16, 99, -1])
+def test_an_index_beyond_15_is_refused(bad) -> None:
+    index = np.array([0, 15, bad, 3])
+    for check in (False, True):
+        with ActivationStash(check=check) as stash:
+            with pytest.raises(ArgumentError, match="array: expected indices from 0 to 15 of 'i'"):
+                stash.put("i", index, need="index")
+            stash.put("i", index % 16, need="index")  # the name is free
+            assert (stash.get("i") == index % 16).all()
+    with ActivationStash("lossless") as stash:  # whose codec for values takes it
+        stash.put("i", index)
+        assert (stash.get("i") == index).all()
+
+
+def test_a_tensor_comes_back_as_one(rng) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+    x = torch.from_numpy(activation(rng))
+    with ActivationStash("lossless") as stash:
+        stash.put("x", x)
+        stash.put("kept", torch.arange(5) * 100, need="value")
+        stash.put("sign", x, need="sign")
+        stash.put("out", x)
+        assert torch.equal(stash.get("x"), x)
+        assert torch.equal(stash.get("kept"), torch.arange(5) * 100)
+        assert torch.equal(stash.get("sign"), (x > 0).float())
+        out = torch.empty_like(x)
+        assert stash.get("out", out=out) is out
+    with ActivationStash(lambda *_: None) as stash:
+        stash.put("x", x)
+        assert torch.equal(stash.get("x"), x)
+
+
 # ---- misuse --------------------------------------------------------------------------------------
 
 
