@@ -210,7 +210,8 @@ class CompressedActivations:
             addresses.append(numbers.data_ptr())
         encode = ready.encode_unaligned if address % ALIGNED else ready.encode
         encode(tuple(addresses), stream)
-        kept.encoded(kind, code)
+        if kept.code is None or kind.rank >= kept.rank:  # else it was made to be measured
+            kept.encoded(kind, code)
         if ready.guard:
             self._guarding.add(kept, x, kind, numbers)
         if ready.leaves_room:
