@@ -297,7 +297,7 @@ def _shared_exponent(x: Float64s, y: Float64s, keep_nonfinite: bool) -> Mask:
 
 
 def _signed(x: Float64s, y: Float64s, keep_nonfinite: bool) -> Mask:
-    """MSFP15 with signs: a step of the tile, also below 2^-126, and no other sign than that of x."""
+    """MSFP15 with signs: a step of the tile, also below 2^-126, and the sign of x."""
     largest = _largest_of_tile(np.abs(x))
     _, exponent = np.frexp(largest)
     step = np.ldexp(1.0, np.maximum(exponent - 1, -127) - 5)

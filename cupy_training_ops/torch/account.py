@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +21,7 @@ class Account:
         self._encoded: Counter[Kind] = Counter()
         self._after: Counter[Kind] = Counter()  # bytes of their codes
         self._again: Counter[Kind] = Counter()  # saved once more while its codes were there
-        self._passed: Counter[str] = Counter()
+        self._passed: defaultdict[str, int] = defaultdict(int)  # quicker than a Counter
         self._untouched: Counter[str] = Counter()  # bytes, by who saved them
         self._failed: Counter[str] = Counter()  # guards, by who saved the tensor
         self._held = self._peak = self._window = 0

@@ -106,16 +106,23 @@ class CompressedActivations:
     def pack(self, x: Tensor) -> Saved | Passed:
         """An activation's codes, or the tensor itself."""
         call = self._under_way.call
-        if call is not None and call[0] in CENTRING:
+        if self._guarding.has_products and call is not None and call[0] in CENTRING:
             self._guarding.centre(x)
-        if x.is_leaf and not (x.dtype is torch.bool and self._policy.by_consumer):
-            return self._passed(x, _reason_of_leaf(x))
-        if type(x) is not Tensor:
-            return self._passed(x, "subclass")
-        if x.is_nested or x.layout is not torch.strided or x.is_neg():
+        is_plain = x.layout is torch.strided and not x.is_nested
+        if x.is_leaf:
+            if x.requires_grad and is_plain:
+                self._account.passed("parameter", x.nbytes)
+                return Passed(x)
+            if not self._is_mask(x):
+                return self._passed(x, _reason_of_leaf(x))
+        if type(x) is not Tensor or not is_plain:
+            return self._passed(x, "layout" if type(x) is Tensor else "subclass")
+        nbytes = x.nbytes
+        if nbytes < SMALL:
+            self._account.passed("small", nbytes)
+            return Passed(x)
+        if x.is_neg():
             return self._passed(x, "layout")
-        if x.nbytes < SMALL:
-            return self._passed(x, "small")
         node = x.grad_fn
         found = self._kind(x, node, use_of(x, call) if self._policy.told else UNKNOWN)
         reason = found.reason
@@ -152,6 +159,10 @@ class CompressedActivations:
         is_counted = x.layout is torch.strided and not x.is_nested
         self._account.passed(reason, x.nbytes if is_counted else 0)
         return Passed(x)
+
+    def _is_mask(self, x: Tensor) -> bool:
+        """Whether a leaf is compressed: bools, whoever made them."""
+        return x.dtype is torch.bool and self._policy.by_consumer
 
     def _kind(self, x: Tensor, node: Any, use: Use) -> Kind:
         look = look_of(x, node, use)

@@ -46,6 +46,7 @@ class Guarding:
     def __init__(self, account: Account) -> None:
         self._account = account
         self.window = Window(account)
+        self.has_products = False  # in any thread, at any time: not to look where there are none
         self._thread = Thread()
         self._later: dict[torch.device, Tensor] = {}  # failures of replayed graphs
 
@@ -127,6 +128,7 @@ class Guarding:
         if len(products) >= MANY:
             products.clear()
         products[_node_under_way()] = weakref.ref(kept)
+        self.has_products = True
 
     def centre(self, x: Tensor) -> None:
         """A norm saves x: products that it is the sum of are centred."""

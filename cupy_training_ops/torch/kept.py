@@ -19,7 +19,7 @@ class Passed:
 
     def __init__(self, tensor: Tensor) -> None:
         # A saved result holds its own graph, which would keep itself alive without a backward.
-        self.tensor = tensor.detach()
+        self.tensor = tensor if tensor.is_leaf else tensor.detach()
         self.version = tensor._version
 
     def lent(self) -> Tensor:
