@@ -100,7 +100,7 @@ __device__ __forceinline__ AdamFactors adam_factors(
     by.epsilon = static_cast<ACC>(rule.epsilon);
     by.decay = static_cast<ACC>(lr * rule.lambda);
     by.decays_updated = rule.decays_updated;
-    by.update = update.as_i64();
+    by.update = update.as_i64() && step::can_be_made(lr, loss_scale.as_double());
     return by;
 }
 
@@ -225,7 +225,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
     adam.run(chunk.first, chunk.end, chunk.n);
 }
 
-extern "C" __global__ void adam__count(const __grid_constant__ Either<1> step,
+extern "C" __global__ void adam__count(const __grid_constant__ Either<1> rate,
+                                       const __grid_constant__ Either<1> step,
+                                       const __grid_constant__ Either<1> loss_scale,
                                        const __grid_constant__ Either<1> update, i64* new_step) {
-    parameter_update::count(step, update, new_step);
+    parameter_update::count(rate, step, loss_scale, update, new_step);
 }

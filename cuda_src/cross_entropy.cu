@@ -59,6 +59,19 @@ struct Rule {
     bool row_weights;  // a weight for each row, not for each class
 };
 
+// x y / divisor, where the product alone may be near an end of the range: factors are scaled before it,
+// and what comes of it afterwards. Other results are those without.
+__device__ __forceinline__ A product_over(A x, A y, A divisor) {
+    constexpr bool WIDE = sizeof(A) == 8;
+    constexpr A LEAST = WIDE ? A(0x1p-1022) : A(0x1p-126), MOST = WIDE ? A(0x1p1023) : A(0x1p127);
+    constexpr A ROOT = WIDE ? A(0x1p512) : A(0x1p64);
+    const A size = fabs(x * y);
+    const bool large = size >= MOST, small = size < LEAST;
+    const A down = large ? 1 / ROOT : A(1), up = small ? 1 / LEAST : down;
+    const A quotient = x * up * (y * down) / divisor;
+    return large ? quotient * ROOT * ROOT : (small ? quotient * LEAST : quotient);
+}
+
 // What a row is compared with: its class, or -1; and its weight.
 struct Target {
     i64 label;
@@ -69,10 +82,11 @@ struct Target {
         if (outside) return not_a_number();
         return weight == 0 ? A(0) : weight * of_label;
     }
-    // What softmax - target is multiplied with.
+    // Whether its gradient is 0, whatever is in the row.
+    __device__ bool skips(A divisor) const { return !outside && (weight == 0 || divisor == 0); }
+    // What softmax - target is multiplied with, where it is not skipped.
     __device__ A slope(A dy, A divisor) const {
-        if (outside) return not_a_number();
-        return weight == 0 || divisor == 0 ? A(0) : dy * weight / divisor;
+        return outside ? not_a_number() : product_over(dy, weight, divisor);
     }
 };
 
@@ -102,11 +116,12 @@ __device__ __forceinline__ Target target_of(const void* labels, const void* weig
 
 // ---- sums over rows -----------------------------------------------------------------------------
 
-// The sums of `own` over all threads of all blocks, in the last block; whether this is it.
+// The sums of `own` over all threads of all blocks, in the last block; whether this is it. In double:
+// a sum may be beyond the range of its mean.
 template <int N>
-__device__ __forceinline__ bool sum_grid(A (&own)[N], A* partials, Zeroed<u32>* ticket) {
+__device__ __forceinline__ bool sum_grid(double (&own)[N], double* partials, Zeroed<u32>* ticket) {
     __shared__ bool last;
-    __shared__ reduce::BlockScratch<A, SUM_THREADS> scratch;
+    __shared__ reduce::BlockScratch<double, SUM_THREADS> scratch;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
         own[i] = reduce::sum_block(own[i], scratch);
@@ -230,9 +245,10 @@ __device__ __forceinline__ void loss_and_gradient_line(const Line<W, DEPTH>& lin
     if (!gradient) return;
     const A max = of.max, slope = target.slope(scale, divisor), share = 1 / of.sum;
     const i64 label = target.label;
+    const bool skips = target.skips(divisor);
     const auto map = [=](Place<W> place, A x) {
         const A p = exponential(x - max) * share;
-        return slope == 0 ? A(0) : (place.is(label) ? p - 1 : p) * slope;
+        return skips ? A(0) : (place.is(label) ? p - 1 : p) * slope;
     };
     write(line, batch, map, Writer<T>{gradient}, in);
 }
@@ -250,14 +266,16 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
     added.load(line, batch);
     A slope = 0;
     i64 label = -1;
+    bool skips = true;
     if (line.number >= 0) {
         const Target target = target_of(labels, weights, rule, line.number);
         slope = target.slope(to_acc(dy[dy_of_rows ? line.number : 0]), divisor);
         label = target.label;
+        skips = target.skips(divisor);
     }
     const auto map = [=](Place<W> place, A x, A b) {
         const A p = exponential(x);
-        return (slope == 0 ? A(0) : (place.is(label) ? p - 1 : p) * slope) + b;
+        return (skips ? A(0) : (place.is(label) ? p - 1 : p) * slope) + b;
     };
     write(line, batch, map, Writer<TOUT>{gradient}, in, added);
 }
@@ -329,22 +347,22 @@ using namespace cto;
 // divisor = the sum of the rows' weights.
 extern "C" __global__ void __launch_bounds__(SUM_THREADS)
     cross_entropy__divisor(const void* labels, const void* weights,
-                           const __grid_constant__ Rule rule, i64 n_rows, Acc<T>* partials,
+                           const __grid_constant__ Rule rule, i64 n_rows, double* partials,
                            Zeroed<u32>* ticket, Acc<T>* divisor) {
-    A sum[1] = {};
+    double sum[1] = {};
 #pragma unroll 4
     for (i64 row = blockIdx.x * blockDim.x + threadIdx.x; row < n_rows;
          row += gridDim.x * blockDim.x)
         sum[0] += target_of(labels, weights, rule, row).weight;
-    if (sum_grid(sum, partials, ticket)) *divisor = sum[0];
+    if (sum_grid(sum, partials, ticket)) *divisor = static_cast<A>(sum[0]);
 }
 
 // output = the sum of the rows' losses, divided once: by that of their weights if there are labels.
 extern "C" __global__ void __launch_bounds__(SUM_THREADS)
     cross_entropy__total(const Acc<T>* losses, i64 n_rows, const void* labels, const void* weights,
                          const __grid_constant__ Rule rule, const Acc<T>* divisor, double n,
-                         Acc<T>* partials, Zeroed<u32>* ticket, TOUT* output) {
-    A sums[2] = {};
+                         double* partials, Zeroed<u32>* ticket, TOUT* output) {
+    double sums[2] = {};
 #pragma unroll 4
     for (i64 row = blockIdx.x * blockDim.x + threadIdx.x; row < n_rows;
          row += gridDim.x * blockDim.x) {
@@ -352,8 +370,8 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS)
         if (labels) sums[1] += target_of(labels, weights, rule, row).weight;
     }
     if (!sum_grid(sums, partials, ticket)) return;
-    const A by = labels ? sums[1] : Divisor{divisor, n}.value();
-    *output = from_acc<TOUT>(by == 0 ? A(0) : sums[0] / by);
+    const double by = labels ? sums[1] : Divisor{divisor, n}.value();
+    *output = from_acc<TOUT>(by == 0 ? 0.0 : sums[0] / by);
 }
 
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS)

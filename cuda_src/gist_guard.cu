@@ -23,7 +23,9 @@
 
 namespace cto {
 
-using namespace gist_guard;
+using namespace gist_guard::columns;
+using namespace gist_guard::encode;
+using namespace gist_guard::groups;
 
 using T = CTO_T;
 

@@ -39,11 +39,18 @@ constexpr u32 NONE = 0xFFFFFFFFu;  // in place of a tile
 // Resident blocks of a multiprocessor: what shared memory has room for, and registers without spills.
 #if !defined(__CUDA_CPU__) && \
     (__CUDA_ARCH__ == 800 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200))
-constexpr int ENCODING = sizeof(T) == 1 && __CUDA_ARCH__ >= 1000 ? 3 : 4;
+constexpr int ENCODING = (sizeof(T) == 1 && __CUDA_ARCH__ >= 1000) ||
+                                 (ARE_SAME<Values, Msfp15KeepSign<double>> && __CUDA_ARCH__ == 800)
+                             ? 3
+                             : 4;
 #else
 constexpr int ENCODING = 2;
 #endif
+#if !defined(__CUDA_CPU__) && __CUDA_ARCH__ == 1000 && __CUDACC_VER_MAJOR__ >= 13
+constexpr int DECODING = sizeof(T) == 1 ? 5 : 6;  // of 32 registers CUDA 13 spills some there
+#else
 constexpr int DECODING = sizeof(T) == 1 ? 5 : 8;
+#endif
 
 // A code's parts, in bytes from its beginning; nbytes of it are there.
 struct Code {

@@ -80,11 +80,9 @@ struct DirectionFactors {
 };
 
 // In one thread of each block: beta^t takes longer than an element.
-__device__ __forceinline__ DirectionFactors direction_factors(const LambRule& rule,
-                                                              const Either<1>& step,
-                                                              const Either<1>& loss_scale,
-                                                              const Either<1>& norm,
-                                                              const Either<1>& update) {
+__device__ __forceinline__ DirectionFactors
+direction_factors(const LambRule& rule, const Either<1>& rate, const Either<1>& step,
+                  const Either<1>& loss_scale, const Either<1>& norm, const Either<1>& update) {
     const i64 t = rule.correct_bias ? step.as_i64() : 0;
     DirectionFactors by;
     by.divisor = static_cast<ACC>(
@@ -97,12 +95,18 @@ __device__ __forceinline__ DirectionFactors direction_factors(const LambRule& ru
     by.epsilon = static_cast<ACC>(rule.epsilon);
     by.c1 = static_cast<ACC>(step::bias_correction(rule.alpha, t));
     by.c2 = static_cast<ACC>(step::bias_correction(rule.beta, t));
-    by.update = update.as_i64();
+    by.update = update.as_i64() && step::can_be_made(rate.as_double(), loss_scale.as_double());
     return by;
 }
 
+// In double: squares of what float holds may be beyond its range, or below.
 struct SumsOfSquares {
-    ACC weights, directions;
+    double weights, directions;
+
+    __device__ __forceinline__ void add(ACC weight, ACC direction) {
+        weights += static_cast<double>(weight) * weight;
+        directions += static_cast<double>(direction) * direction;
+    }
 };
 
 // d = lambda w + (m / c1) / (sqrt(v / c2) + epsilon); where that is not finite, 0 and the moments
@@ -155,8 +159,7 @@ struct Direction {
             if (!finite) mean[k] = old_mean;
             if (!finite) square[k] = old_square;
             direction[k] = to_acc(from_acc<GRAD>(finite ? exact : ACC(0)));
-            sums.weights += weight * weight;
-            sums.directions += direction[k] * direction[k];
+            sums.add(weight, direction[k]);
         }
         parameter_update::store(new_m, i, mean);
         parameter_update::store(new_v, i, square);
@@ -165,10 +168,10 @@ struct Direction {
 };
 
 // The learning rate times the trust ratio, where there is one.
-__device__ __forceinline__ ACC trusted_rate(const LambRule& rule, ACC rate, ACC of_weights,
-                                            ACC of_directions) {
+__device__ __forceinline__ ACC trusted_rate(const LambRule& rule, ACC rate, double of_weights,
+                                            double of_directions) {
     if (of_weights == 0 || of_directions == 0) return rate;
-    const double ratio = sqrt(static_cast<double>(of_weights) / of_directions);
+    const double ratio = sqrt(of_weights / of_directions);
     return rate * static_cast<ACC>(fmax(rule.ratio_min, fmin(rule.ratio_max, ratio)));
 }
 
@@ -223,13 +226,14 @@ using namespace cto;
 extern "C" __global__ void __launch_bounds__(THREADS, 4) lamb__direction(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<7> columns,
     const __grid_constant__ TensorSizes<CAPACITY> sizes, const __grid_constant__ LambRule rule,
-    const __grid_constant__ Either<1> step, const __grid_constant__ Either<1> loss_scale,
-    const __grid_constant__ Either<1> norm, const __grid_constant__ Either<1> update,
-    GRAD* directions, ACC* partials, ACC* norms, Zeroed<u32>* tickets) {
+    const __grid_constant__ Either<1> rate, const __grid_constant__ Either<1> step,
+    const __grid_constant__ Either<1> loss_scale, const __grid_constant__ Either<1> norm,
+    const __grid_constant__ Either<1> update, GRAD* directions, double* partials, double* norms,
+    Zeroed<u32>* tickets) {
     __shared__ DirectionFactors by;
     __shared__ bool last;
-    __shared__ reduce::BlockScratch<ACC, THREADS> scratch;
-    if (threadIdx.x == 0) by = direction_factors(rule, step, loss_scale, norm, update);
+    __shared__ reduce::BlockScratch<double, THREADS> scratch;
+    if (threadIdx.x == 0) by = direction_factors(rule, rate, step, loss_scale, norm, update);
     __syncthreads();
     const Chunk chunk(sizes, columns.n_tensors);
     const int t = chunk.tensor;
@@ -252,17 +256,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) lamb__direction(
     const Direction direction{w, g, m, v, d, new_m, new_v, by, sums};
     range_map::map_range<Tiling>(direction, chunk.first, chunk.end, chunk.n);
     const u32 n_chunks = sizes.n_chunks(), of_tensor = sizes.first_chunk[t + 1] - first_chunk;
-    ACC* const of_weights = partials;
-    ACC* const of_directions = partials + n_chunks;
-    const ACC weights_sum = reduce::sum_block(sums.weights, scratch);
-    const ACC directions_sum = reduce::sum_block(sums.directions, scratch);
+    double* const of_weights = partials;
+    double* const of_directions = partials + n_chunks;
+    const double weights_sum = reduce::sum_block(sums.weights, scratch);
+    const double directions_sum = reduce::sum_block(sums.directions, scratch);
     if (threadIdx.x == 0) {
         of_weights[blockIdx.x] = weights_sum;
         of_directions[blockIdx.x] = directions_sum;
     }
     if (!reduce::arrives_last(tickets + t, of_tensor, last)) return;
-    const ACC all_weights = reduce::sum_partials(of_weights + first_chunk, of_tensor, scratch);
-    const ACC all_directions =
+    const double all_weights = reduce::sum_partials(of_weights + first_chunk, of_tensor, scratch);
+    const double all_directions =
         reduce::sum_partials(of_directions + first_chunk, of_tensor, scratch);
     if (threadIdx.x > 0) return;
     norms[2 * t] = all_weights;
@@ -275,8 +279,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                  const __grid_constant__ Columns<5> columns,
                  const __grid_constant__ TensorSizes<CAPACITY> sizes,
                  const __grid_constant__ LambRule rule, const __grid_constant__ Either<1> rate,
-                 const __grid_constant__ Either<1> update, const GRAD* directions, const ACC* norms,
-                 bool is_bfloat16) {
+                 const __grid_constant__ Either<1> loss_scale,
+                 const __grid_constant__ Either<1> update, const GRAD* directions,
+                 const double* norms, bool is_bfloat16) {
     const Chunk chunk(sizes, columns.n_tensors);
     const int t = chunk.tensor;
     const W* const w = array_of<const W>(arrays, columns, 0, t);
@@ -284,19 +289,21 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     W* const new_w = array_of<W>(arrays, columns, 3, t);
     const Copy copy{array_of<const u16>(arrays, columns, 1, t),
                     array_of<u16>(arrays, columns, 4, t), is_bfloat16};
-    if (update.as_i64() == 0) {
+    const double lr = rate.as_double();
+    if (update.as_i64() == 0 || !step::can_be_made(lr, loss_scale.as_double())) {
         keep(w, new_w, chunk.first, chunk.end);
         copy.keep(chunk.first, chunk.end);
         return;
     }
-    const ACC trusted =
-        trusted_rate(rule, static_cast<ACC>(rate.as_double()), norms[2 * t], norms[2 * t + 1]);
+    const ACC trusted = trusted_rate(rule, static_cast<ACC>(lr), norms[2 * t], norms[2 * t + 1]);
     const GRAD* const d = new_g ? new_g : directions + sizes.first_chunk[t] * CHUNK;
     const Update change{w, d, new_w, new_g, copy, trusted};
     range_map::map_range<Tiling>(change, chunk.first, chunk.end, chunk.n);
 }
 
-extern "C" __global__ void lamb__count(const __grid_constant__ Either<1> step,
+extern "C" __global__ void lamb__count(const __grid_constant__ Either<1> rate,
+                                       const __grid_constant__ Either<1> step,
+                                       const __grid_constant__ Either<1> loss_scale,
                                        const __grid_constant__ Either<1> update, i64* new_step) {
-    parameter_update::count(step, update, new_step);
+    parameter_update::count(rate, step, loss_scale, update, new_step);
 }

@@ -166,7 +166,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     sgd_optimizer(const W* w, const GRAD* g, W* new_w, GRAD* new_g,
                   const __grid_constant__ Either<1> rate, i64 n) {
     const i64 first = blockIdx.x * CHUNK, end = first + CHUNK < n ? first + CHUNK : n;
-    const SgdFactors by{1, static_cast<ACC>(rate.as_double()), true};
+    const double lr = rate.as_double();
+    const SgdFactors by{1, static_cast<ACC>(lr), step::can_be_made(lr, 1)};
     Sgd{w, g, new_w, new_g, Copy{}, by}.run(first, end, n);
 }
 
@@ -181,8 +182,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) optimizer__sgd(
     const int t = chunk.tensor;
     const double divisor =
         step::gradient_divisor(loss_scale.as_double(), norm.as_double(), max_norm.as_double());
-    const SgdFactors by{static_cast<ACC>(divisor), static_cast<ACC>(rate.as_double()),
-                        update.as_i64() != 0};
+    const double lr = rate.as_double();
+    const bool made = update.as_i64() && step::can_be_made(lr, loss_scale.as_double());
+    const SgdFactors by{static_cast<ACC>(divisor), static_cast<ACC>(lr), made};
     const Copy copy{array_of<const u16>(arrays, columns, 2, t),
                     array_of<u16>(arrays, columns, 4, t), is_bfloat16};
     const Sgd sgd{array_of<const W>(arrays, columns, 0, t),

@@ -80,7 +80,7 @@ def _with_torch() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise AttributeError(f"{__name__}.torch needs PyTorch, which is not installed") from error
+        raise AttributeError(f"{__name__}.torch needs PyTorch, which is not installed") from None
 
 
 def __dir__() -> list[str]:

@@ -1381,10 +1381,9 @@ def sparse_softmax_cross_entropy(
     logits: _Array, label: _Array, weight: _Array | None = None, *,
     reduction: Literal["mean", "sum", "none"] = "mean", check: _Boolean = False,
     out: tuple[_Memory | None, _Memory | None] | None = None,
-    outputs: Sequence[Literal["output", "log_prob"]] | None = None,
-    workspace: _Memory | None = None,
+    outputs: Sequence[Literal["Y", "log_prob"]] | None = None, workspace: _Memory | None = None,
 ) -> tuple[Any, Any]:
-    """Cross-entropy against classes: loss of a row = -weight log_prob[label]. Returns (output, log_prob)."""
+    """Cross-entropy against classes: loss of a row = -weight log_prob[label]. Returns (Y, log_prob)."""
 def sparse_softmax_cross_entropy_grad(
     dY: _Array, log_prob: _Array, label: _Array, weight: _Array | None = None, *,
     reduction: Literal["mean", "sum", "none"] = "mean", check: _Boolean = False,
@@ -3891,7 +3890,7 @@ class SoftmaxGrad_13(Op):
     ) -> int: ...
 
 class SparseSoftmaxCrossEntropy(Op):
-    """Cross-entropy against classes: loss of a row = -weight log_prob[label]. Returns (output, log_prob)."""
+    """Cross-entropy against classes: loss of a row = -weight log_prob[label]. Returns (Y, log_prob)."""
     reduction: Final[Literal["mean", "sum", "none"]]
     check: Final[bool]
     def __init__(
@@ -3900,19 +3899,17 @@ class SparseSoftmaxCrossEntropy(Op):
     def __call__(
         self, logits: _Array, label: _Array, weight: _Array | None = None, *,
         out: tuple[_Memory | None, _Memory | None] | None = None,
-        outputs: Sequence[Literal["output", "log_prob"]] | None = None,
-        workspace: _Memory | None = None,
+        outputs: Sequence[Literal["Y", "log_prob"]] | None = None, workspace: _Memory | None = None,
     ) -> tuple[Any, Any]: ...
     def bound(
         self, logits: _Array | EllipsisType, label: _Array | EllipsisType,
         weight: _Array | None | EllipsisType = None, *,
         out: tuple[_Memory | None, _Memory | None] | None = None,
-        outputs: Sequence[Literal["output", "log_prob"]] | None = None,
-        workspace: _Memory | None = None,
+        outputs: Sequence[Literal["Y", "log_prob"]] | None = None, workspace: _Memory | None = None,
     ) -> BoundCall | OpenCall: ...
     def workspace_nbytes(
         self, logits: _Array, label: _Array, weight: _Array | None = None, *,
-        outputs: Sequence[Literal["output", "log_prob"]] | None = None,
+        outputs: Sequence[Literal["Y", "log_prob"]] | None = None,
     ) -> int: ...
 
 class SparseSoftmaxCrossEntropyGrad(Op):

@@ -14,7 +14,15 @@ MAX_BITS = 1024  # of an integer that is written out: float64's range
 
 
 class OpError(Exception):
-    """Base of every error this package raises."""
+    """Base of every error this package raises.
+
+    It says all there is to say: what was being handled as it was raised, such as a look-up that
+    found nothing, is no part of what a traceback shows.
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.__suppress_context__ = True
 
 
 class ArgumentError(OpError, ValueError):

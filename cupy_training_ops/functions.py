@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .frame.named import CALL, function_signature
+from .frame.renamed import named
 from .registry import get_op, names
 
 OPERATORS = {get_op(name).function_name: get_op(name) for name in names()}
@@ -17,14 +18,17 @@ OPERATORS = {get_op(name).function_name: get_op(name) for name in names()}
 def function(name: str) -> Callable[..., Any]:
     """The function of this name, with its operator's names, signature and help text."""
     cls = OPERATORS[name]
-    declared = frozenset(item.name for item in cls.attributes)
-    of_call = frozenset((*CALL, *(item.name for item in cls.inputs)))
+    others = cls.other_attributes
+    declared = frozenset((*(item.name for item in cls.attributes), *others))
+    of_call = frozenset((*CALL, *(item.name for item in cls.inputs), *cls.other_inputs))
 
     def call_operator(*inputs: object, **keywords: Any) -> Any:
         attributes = {}
         given = keywords.keys() - of_call if cls.takes_keywords else declared.intersection(keywords)
         for name in given:  # a comprehension would be a call
             attributes[name] = keywords.pop(name)
+        if others:
+            attributes = named(cls.name, others, attributes)
         return cls.shared(**attributes)(*inputs, **keywords)
 
     call_operator.__name__ = call_operator.__qualname__ = name

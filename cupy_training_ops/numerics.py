@@ -7,6 +7,8 @@ ml_dtypes rounds float64 to bfloat16 by way of float32, which may make a tie of 
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from .dtypes import BFLOAT16, FLOAT32, FLOAT64, Dtype, HostArray
@@ -79,6 +81,12 @@ def gradient_divisor(loss_scale: object, norm: object, max_norm: float) -> float
     """What gradients are divided by: their loss scale, and more where their norm is beyond it."""
     scale, found = number(loss_scale), number(norm, np.nan)
     return found / max_norm if max_norm > 0 and found > scale * max_norm else scale
+
+
+def can_be_made(rate: object, loss_scale: object = None) -> bool:
+    """Whether a step can be made with these; else it changes nothing."""
+    scale = number(loss_scale)
+    return math.isfinite(number(rate)) and math.isfinite(scale) and scale > 0
 
 
 DEFAULT_RATIO = 0.5  # of dropout

@@ -15,6 +15,7 @@ from .errors import ArgumentError, DtypeError, OpError, refuse, shown, unknown
 from .frame.checks import Bindings
 from .frame.convert import converted
 from .frame.op import Op
+from .frame.renamed import named
 from .ops import (
     activation,
     adam,
@@ -163,6 +164,8 @@ def _bound(cls: type[Op], dtypes: Mapping[str, object]) -> dict[str, Dtype]:
     """Type variable to dtype; refuses names the operator does not have and conflicts."""
     declared: Iterable[Input | Output | Attribute] = (*cls.inputs, *cls.outputs, *cls.attributes)
     variable = {item.name: item.type for item in declared if item.type} | {v: v for v in cls.types}
+    for known in (cls.other_inputs, cls.other_outputs, cls.other_attributes):
+        dtypes = named(cls.name, known, dtypes)
     on_host = {i.name: i for i in cls.inputs if i.memory == "host" and i.convert is not None}
     bound: Bindings = {}
     for name, value in dtypes.items():

@@ -50,6 +50,9 @@ class Input:
     differ in dtype. `not_accessed` says that the operator does not look at the elements, so that
     any strides and shared memory do. `updated` says that an array is written in place. `supplied`
     says that where the caller leaves it out, each call takes what the operator's `supply` gives.
+
+    `upstream` is its name in ONNX Runtime where that is another, `formerly` are names of earlier
+    releases: each may be given in its place.
     """
 
     name: str
@@ -65,6 +68,8 @@ class Input:
     supplied: bool = False
     holes: bool = False
     mixed: bool = False
+    upstream: str = ""
+    formerly: tuple[str, ...] = ()
     shape: str = ""
     doc: str = ""
 
@@ -78,9 +83,11 @@ class Input:
 class Output:
     """One declared output.
 
-    `aliases` names the input whose array it is written into, always; `may_alias` those whose array
-    `out=` may be. A host output is a NumPy array that follows from shapes, or a Changing that gives
-    one. An "either" output is what the input that it aliases is.
+    `aliases` names the input whose array it is written into; `may_alias` those whose array `out=`
+    may be. An array that is there to be replaced is updated whether `outputs=` names the output or
+    not, unless the output is `on_request`. A host output is a NumPy array that follows from shapes,
+    or a Changing that gives one. An "either" output is what the input that it aliases is.
+    `upstream` and `formerly` are as of an input.
     """
 
     name: str
@@ -89,6 +96,9 @@ class Output:
     variadic: bool = False
     aliases: str | None = None
     may_alias: tuple[str, ...] = ()
+    on_request: bool = False
+    upstream: str = ""
+    formerly: tuple[str, ...] = ()
     shape: str = ""
     doc: str = ""
 
@@ -97,13 +107,16 @@ class Output:
 class Attribute:
     """One declared attribute: `convert` checks a value and gives it its frozen form.
 
-    `type` is the type variable that an attribute holding a dtype binds.
+    `type` is the type variable that an attribute holding a dtype binds; `upstream` and `formerly`
+    are as of an input.
     """
 
     name: str
     convert: Convert
     default: object = REQUIRED
     type: str = ""
+    upstream: str = ""
+    formerly: tuple[str, ...] = ()
     doc: str = ""
 
 
@@ -279,6 +292,22 @@ def single(value: object) -> object:
 def flag(value: object) -> bool:
     """A bool, also in an array or a sequence of one element."""
     return boolean(single(value))
+
+
+def finite(value: object) -> float:
+    """A number that is neither NaN nor infinite."""
+    number = real(value)
+    if not math.isfinite(number):
+        raise ArgumentError(f"expected a finite number, got {number}")
+    return number
+
+
+def positive_or_zero(value: object) -> float:
+    """A finite number of at least 0."""
+    number = real(value)
+    if not 0 <= number < math.inf:
+        raise ArgumentError(f"expected a finite number of at least 0, got {number}")
+    return number
 
 
 def integers(value: Any) -> tuple[int, ...]:

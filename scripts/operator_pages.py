@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples" / "operators"
 DIFFERENCES = ROOT / "docs" / "differences.md"
 REGISTRATIONS = ROOT / "tests" / "data" / "registrations.json"
-COLUMNS = 6  # of families in the README's table
+COLUMNS = 7  # of families in the README's table
 HEADS = {
     "inputs": ("input", "type", "memory", "shape and meaning"),
     "outputs": ("output", "type", "memory", "shape and meaning"),

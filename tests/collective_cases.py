@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import cupy_training_ops as cto
-from cupy_training_ops.dtypes import BFLOAT16, FLOATS, dtype_name
+from cupy_training_ops.dtypes import BFLOAT16, FIXED_SIZE, FLOATS, dtype_name
 from cupy_training_ops.ops.collective import NUMBERS
 from cupy_training_ops.process_group.nccl import INTEGERS
 from cupy_training_ops.testing.compare import assert_matches
@@ -25,8 +25,12 @@ SHAPES = ((2, 3), (), (0, 4), (129,), (3, 5))
 def inputs(rank: int, dtype: Any, shapes: Sequence[tuple[int, ...]] = SHAPES) -> list[np.ndarray]:
     """A rank's arrays."""
     rng = np.random.default_rng(100 + rank)
-    low = 0 if np.dtype(dtype).kind == "u" else -9
-    return [np.asarray(rng.uniform(low, 9, shape)).astype(dtype) for shape in shapes]
+    kind = np.dtype(dtype).kind
+    low = 0 if kind == "u" else -9
+    made = [np.asarray(rng.uniform(low, 9, shape)) for shape in shapes]
+    if kind == "c":
+        return [(x + 1j * np.roll(x, 1)).astype(dtype) for x in made]
+    return [(x > 0 if kind == "b" else x).astype(dtype) for x in made]
 
 
 def all_inputs(n: int, dtype: Any, shapes: Sequence[tuple[int, ...]] = SHAPES) -> list[Any]:
@@ -171,7 +175,8 @@ def compare(actual: Sequence[np.ndarray], expected: Sequence[np.ndarray], dtype:
         assert_matches(a, b, 0 if dtype is None or np.dtype(dtype).kind in "iu" else None)
 
 
-CHECKS = (check_sums, check_owned, check_letters)
+MOVED = (check_owned, check_letters)  # also of types in which nothing is added
+CHECKS = (check_sums, *MOVED)
 FLOAT_CHECKS = (check_megatron, check_adasum)
 
 
@@ -182,8 +187,9 @@ def copies(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
 def check_all(group: cto.ProcessGroup, place: Any = copies, host: Any = list) -> int:
     """Every operator for every type; how many checks there were."""
     made = 0
-    for dtype in NUMBERS:
-        for check in CHECKS if dtype in INTEGERS else CHECKS + FLOAT_CHECKS:
+    for dtype in FIXED_SIZE:
+        of_numbers = CHECKS if dtype in INTEGERS else CHECKS + FLOAT_CHECKS
+        for check in of_numbers if dtype in NUMBERS else MOVED:
             check(group, dtype, place, host)
             made += 1
     return made

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import random
 import secrets
+import signal
 import tempfile
 
 # JAX is an oracle on the CPU; left to itself it takes most of a GPU's memory. With float64 in every
@@ -55,9 +56,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     # Set before xdist starts its workers, so that all of them draw the same samples.
     os.environ.setdefault("CTO_SEED", str(secrets.randbelow(2**31)))
+    lend_interrupts()
     lend_folder(config, "CUPY_CACHE_DIR", kernel_cache.folder())
     lend_folder(config, "CTO_EMULATOR_CACHE", str(cache_folder()))
     lend_folder(config, "HYPOTHESIS_STORAGE_DIRECTORY", ".hypothesis")
+
+
+def lend_interrupts() -> None:
+    """What tests start can be interrupted, also where this session cannot.
+
+    In the background of a script, or in some CI systems, it starts with SIGINT ignored, and what it
+    starts would ignore it too. A signal that is handled, by whatever, is not ignored in those.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda *_: None)
 
 
 def lend_folder(config: pytest.Config, variable: str, folder: str) -> None:

@@ -57,6 +57,7 @@ def assert_call_matches(
             continue
         pair = sample.compared(run.host(actual)), sample.compared(wanted)
         assert_matches(*pair, sample.tolerance(op, wanted.dtype))
+    assert op.workspaces.left() == 0
     return out
 
 

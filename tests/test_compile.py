@@ -11,8 +11,10 @@ from __future__ import annotations
 import functools
 import os
 import random
+import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +26,7 @@ from cupy_training_ops.plan import Device
 from cupy_training_ops.planning import adasum
 from cupy_training_ops.registry import FAMILIES, classes
 from cupy_training_ops.runtime import offline
-from cupy_training_ops.runtime.compiler import slot_options
+from cupy_training_ops.runtime.compiler import nvrtc, slot_options
 from cupy_training_ops.runtime.offline import ARCHITECTURES, Resources, compile_for
 from cupy_training_ops.runtime.source import load
 from cupy_training_ops.testing.idle import Module, modules
@@ -161,6 +163,18 @@ def test_kernels_of_every_type_compile_within_their_limits(family, architecture,
         return draw.choice(THOROUGH_ARCHITECTURES) == architecture
 
     check(filter(None if EVERY_BINDING else is_drawn, wanted(family, architecture)), architecture)
+
+
+@pytest.mark.usefixtures("_nvrtc")
+def test_the_readme_says_which_cuda_serves_which_capability() -> None:
+    text = " ".join((Path(__file__).parent.parent / "README.md").read_text("utf-8").split())
+    said = re.search(
+        r"`cuda12x` serves compute capability ([^,]*), `cuda13x` .*? ([^.]*\.[^.]*\.\d)", text
+    )
+    major, _ = nvrtc().getVersion()
+    first, *_, last = (f"{a[:-1]}.{a[-1]}" for a in offline.supported_architectures())
+    assert said is not None
+    assert said[major - 11].endswith(f"{first} to {last}")
 
 
 @every_family

@@ -190,7 +190,7 @@ def test_a_type_that_no_array_binds_does_not_count(anywhere, dtype) -> None:
 # ---- outputs -------------------------------------------------------------------------------------
 
 
-def test_an_array_whose_output_is_not_asked_for_stays(anywhere) -> None:
+def test_an_array_that_is_replaced_on_request_stays_without_one(anywhere) -> None:
     step = anywhere.place(np.array([3]))
     _, none = ProbeEither()(anywhere.place(X), 0.5, step, (5, 7), outputs=("Y",))
     assert none is None

@@ -30,7 +30,8 @@ from probe.frame_probe import (
     ProbeSupplied,
 )
 
-from cupy_training_ops import get_op
+import cupy_training_ops as cto
+from cupy_training_ops import ArgumentError, get_op
 from cupy_training_ops.testing.samples import (
     Sample,
     all_samples,
@@ -144,3 +145,12 @@ def test_every_probe_reaches_its_launches(op, inputs, symbols, launches, monkeyp
 def test_no_probe_is_left_out() -> None:
     declared = {v for v in vars(frame_probe).values() if hasattr(v, "outputs")}
     assert declared == {type(op) for op, *_ in PROBES}
+
+
+@pytest.mark.parametrize("nbytes", [-1, 417, 2**80, 1.5, "x"])
+def test_on_a_gpu_too_what_is_no_length_of_a_code_is_refused(nbytes) -> None:
+    with hollow_launches():
+        packed = cto.compress(hollow((100,), np.float32), "sparse")
+        assert packed.nbytes == 416
+        with pytest.raises(ArgumentError, match="Packed: nbytes: expected"):
+            packed.trimmed(nbytes)

@@ -18,7 +18,8 @@ import pytest
 
 from cupy_training_ops import registry
 from cupy_training_ops.frame import backends
-from cupy_training_ops.frame.op import DelegatingOp, Op, ViewOp, snake_case
+from cupy_training_ops.frame.named import snake_case
+from cupy_training_ops.frame.op import DelegatingOp, Op, ViewOp
 from cupy_training_ops.plan import Device, Launch
 from cupy_training_ops.runtime import source
 from cupy_training_ops.schema import REQUIRED

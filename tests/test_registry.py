@@ -22,7 +22,8 @@ from cupy_training_ops.dtypes import (
     to_dtype,
 )
 from cupy_training_ops.errors import unknown
-from cupy_training_ops.frame.op import Op, snake_case
+from cupy_training_ops.frame.named import snake_case
+from cupy_training_ops.frame.op import Op
 from cupy_training_ops.schema import TypeRows, combinations
 from cupy_training_ops.testing.samples import all_samples
 

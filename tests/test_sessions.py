@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -32,6 +33,32 @@ def run_pytest(path: Path, *options: str, **environment: str) -> subprocess.Comp
     return subprocess.run(
         [*command, *options], env=os.environ | environment, capture_output=True, text=True
     )
+
+
+# ---- signals -------------------------------------------------------------------------------------
+
+INTERRUPTS = """
+import subprocess, sys
+
+def test_it_is_not_ignored_there():
+    code = "import signal; print(signal.getsignal(signal.SIGINT).__name__)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    assert found == "default_int_handler\\n"
+"""
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_what_tests_start_can_be_interrupted_where_the_session_ignores_it(workers) -> None:
+    """As under nohup, or in the background of a script."""
+    path = TESTS / f"test_interrupts_{workers}.py"  # where conftest.py counts
+    path.write_text(INTERRUPTS)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        result = run_pytest(path, "-n", workers)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        path.unlink()
+    assert result.returncode == 0, result.stdout
 
 
 # ---- tiers ---------------------------------------------------------------------------------------

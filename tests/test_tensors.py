@@ -15,6 +15,7 @@ from probe.frame_probe import ProbeEither
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, get_op
 from cupy_training_ops.frame.arrays import adopt
+from cupy_training_ops.frame.foreign import as_tensor
 from cupy_training_ops.testing.compare import assert_matches
 
 torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
@@ -126,7 +127,7 @@ def test_what_is_written_is_the_callers_own_object(tensor) -> None:
     assert torch.equal(total, x)
     flag, buffer = cto.in_place_accumulator_v2(total, x, True)
     assert buffer is total
-    assert_same(flag, np.array([True]))
+    assert_same(flag, np.array(True))
     totals = [torch.zeros(3), torch.zeros(2, 2)]
     sums = cto.in_place_accumulator_list(totals, [torch.ones(3), torch.ones(2, 2)])
     assert all(a is b for a, b in zip(sums, totals, strict=True))
@@ -187,7 +188,7 @@ def test_bound_calls(tensor) -> None:
     assert get_op("InPlaceAccumulator")().bound(total, ...)(value=x) is total
     flag, buffer = get_op("InPlaceAccumulatorV2")().bound(total, x)()
     assert buffer is total
-    assert_same(flag, np.array([True]))
+    assert_same(flag, np.array(True))
     scaled = get_op("Scale")().bound(x, 0.5)
     assert scaled(scale=2.0) is scaled(scale=0.25)
     assert_same(scaled(scale=2.0), 2 * numpy_of(x))
@@ -216,3 +217,19 @@ def test_pytorch_is_left_alone_where_arrays_are_others(monkeypatch) -> None:
     monkeypatch.delitem(sys.modules, "torch")
     assert type(cto.gelu(np.ones(3, np.float32))) is np.ndarray
     assert "torch" not in sys.modules
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (0, 3), (3, 0), (2, 0, 5), (1, 1), (1, 5)])
+def test_results_have_the_strides_of_pytorchs_own(dtype, shape) -> None:
+    x = torch.ones(shape, dtype=dtype)
+    for result in (cto.relu_grad(x, x), cto.compress(x, "sparse").decompress()):
+        assert result.stride() == torch.empty(shape, dtype=dtype).stride()
+        if shape:
+            assert torch.equal(result.view(torch.uint8), x.view(torch.uint8))
+
+
+def test_arrays_of_odd_strides_become_tensors_of_ordinary_ones() -> None:
+    odd = np.lib.stride_tricks.as_strided(np.ones(1, np.float32), (1, 1), (0, 0))
+    assert as_tensor(odd).stride() == (1, 1)
+    assert as_tensor(odd).data_ptr() == odd.ctypes.data

@@ -5,6 +5,7 @@
 #include "algorithm/multi_tensor.cuh"
 #include "algorithm/range_map.cuh"
 #include "core/either.cuh"
+#include "math/step.cuh"
 
 namespace cto::parameter_update {
 
@@ -56,9 +57,11 @@ struct Copy {
 };
 
 // The step after this one, behind all launches that read it; a step that is skipped does not count.
-__device__ __forceinline__ void count(const either::Either<1>& step,
+__device__ __forceinline__ void count(const either::Either<1>& rate, const either::Either<1>& step,
+                                      const either::Either<1>& loss_scale,
                                       const either::Either<1>& update, i64* new_step) {
-    *new_step = step.as_i64() + (update.as_i64() != 0);
+    const bool made = step::can_be_made(rate.as_double(), loss_scale.as_double());
+    *new_step = step.as_i64() + (made && update.as_i64() != 0);
 }
 
 }  // namespace cto::parameter_update

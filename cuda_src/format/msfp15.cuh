@@ -69,23 +69,25 @@ __device__ __forceinline__ float in_quanta(float x, float scale) {
     return KEEP_SIGN ? fmaxf(quanta, (bits_of(x) & 0x7FFFFFFFu) != 0 ? 0.5f : 0.0f) : quanta;
 }
 
-// Zeros have no sign, nor have subnormals where signs are not kept.
-template <bool KEEP_SIGN>
-__device__ __forceinline__ bool is_negative(float x) {
-    return KEEP_SIGN ? bits_of(x) > 0x80000000u : x <= -0x1p-126f;
-}
-
-// Sign and M of four elements, rounded half up in magnitude, at most 63.
+// Sign and M of four elements, rounded half up in magnitude, at most 63. Zeros have no sign, nor have
+// subnormals where signs are not kept.
 template <bool KEEP_SIGN>
 __device__ __forceinline__ u32 encode_four(const float* x, float scale) {
     u32 doubled = 0, signs = 0;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
         doubled |= doubled_magnitude(in_quanta<KEEP_SIGN>(x[j], scale)) << 8 * j;
-        if (is_negative<KEEP_SIGN>(x[j])) signs |= 0x40u << 8 * j;
+        if (KEEP_SIGN ? bits_of(x[j]) > 0x80000000u : x[j] <= -0x1p-126f) signs |= 0x40u << 8 * j;
     }
     const u32 magnitudes = doubled >> 1 & 0x7F7F7F7Fu;  // 0 to 64
     return signs | (magnitudes - (magnitudes >> 6 & 0x01010101u));
+}
+
+// Sign and M of a subnormal number, which are kept.
+__device__ __forceinline__ u32 encode_subnormal(u32 bits, u32 shared_exponent) {
+    const u32 fraction = bits & 0x7FFFFFu;
+    const u32 magnitude = min((fraction >> 16 >> shared_exponent) + 1, 127u) >> 1;
+    return fraction == 0 ? 0 : (bits >> 25 & 0x40u) | max(magnitude, 1u);
 }
 
 // The same by bits, for boxes in which floating-point arithmetic would meet subnormals; without
@@ -96,13 +98,15 @@ __device__ __forceinline__ u32 encode_four_small(const float* x, u32 shared_expo
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
         const u32 bits = bits_of(x[j]);
-        const u32 exponent = bits >> 23 & 0xFFu, fraction = bits & 0x7FFFFFu;
-        if (exponent == 0 && (!KEEP_SIGN || fraction == 0)) continue;
-        const u32 truncated = exponent == 0
-                                  ? fraction >> 16 >> shared_exponent
-                                  : (fraction | 0x800000u) >> 17 >> (shared_exponent - exponent);
-        const u32 magnitude = min(truncated + 1, 127u) >> 1;
-        codes |= ((bits >> 25 & 0x40u) | (KEEP_SIGN ? max(magnitude, 1u) : magnitude)) << 8 * j;
+        const u32 exponent = bits >> 23 & 0xFFu;
+        if (exponent == 0) {
+            if (KEEP_SIGN) codes |= encode_subnormal(bits, shared_exponent) << 8 * j;
+            continue;
+        }
+        const u32 truncated =
+            ((bits & 0x7FFFFFu) | 0x800000u) >> 17 >> (shared_exponent - exponent);
+        constexpr u32 LEAST = KEEP_SIGN ? 1 : 0;
+        codes |= ((bits >> 25 & 0x40u) | max(min(truncated + 1, 127u) >> 1, LEAST)) << 8 * j;
     }
     return codes;
 }

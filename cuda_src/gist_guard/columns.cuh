@@ -3,7 +3,11 @@
 #pragma once
 #include "gist_guard/encode.cuh"
 
-namespace cto::gist_guard {
+namespace cto::gist_guard::columns {
+
+using namespace gist_guard::encode;
+using namespace gist_guard::sums;
+using namespace gist_guard::tile;
 
 constexpr u32 ROW_LANES = 4;                  // rows that a warp is at together
 constexpr u32 TILE_LANES = WARP / ROW_LANES;  // and tiles of each
@@ -128,4 +132,4 @@ __device__ __forceinline__ void encode_columns(const Encoding<T>& call, const Ma
     if (span * matrix.span < matrix.n_rows) store_columns(columns, matrix, span, tile, totals);
 }
 
-}  // namespace cto::gist_guard
+}  // namespace cto::gist_guard::columns

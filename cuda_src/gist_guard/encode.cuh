@@ -4,7 +4,10 @@
 #include "gist_guard/sums.cuh"
 #include "gist_guard/tile.cuh"
 
-namespace cto::gist_guard {
+namespace cto::gist_guard::encode {
+
+using namespace gist_guard::sums;
+using namespace gist_guard::tile;
 
 // A call: n elements of x to y, which is null where only the guard is asked for.
 template <class T>
@@ -169,4 +172,4 @@ __device__ __forceinline__ void encode_runs(const Encoding<T>& call, const Runs&
     }
 }
 
-}  // namespace cto::gist_guard
+}  // namespace cto::gist_guard::encode

@@ -3,7 +3,11 @@
 #pragma once
 #include "gist_guard/encode.cuh"
 
-namespace cto::gist_guard {
+namespace cto::gist_guard::groups {
+
+using namespace gist_guard::encode;
+using namespace gist_guard::sums;
+using namespace gist_guard::tile;
 
 // ---- elements and codes -------------------------------------------------------------------------
 
@@ -126,4 +130,4 @@ __device__ __forceinline__ void merge_groups(const Parted& parted, u32 across,
     totals.add_group(merged.moments(parted.n_of_group()));
 }
 
-}  // namespace cto::gist_guard
+}  // namespace cto::gist_guard::groups

@@ -4,7 +4,9 @@
 #include "algorithm/reduce.cuh"
 #include "gist_guard/tile.cuh"
 
-namespace cto::gist_guard {
+namespace cto::gist_guard::sums {
+
+using namespace gist_guard::tile;
 
 using zeroed::Zeroed;
 
@@ -133,4 +135,4 @@ __device__ __forceinline__ void finish(Totals own, const Finish& to, Shared<THRE
     if (threadIdx.x == 0 && to.guard != nullptr) all.store(to.guard);
 }
 
-}  // namespace cto::gist_guard
+}  // namespace cto::gist_guard::sums

@@ -5,7 +5,7 @@
 #include "core/vec.cuh"
 #include "format/msfp15.cuh"
 
-namespace cto::gist_guard {
+namespace cto::gist_guard::tile {
 
 using vec::Vec;
 
@@ -184,4 +184,4 @@ __device__ __forceinline__ float deviation_of(const Spread& spread, int n) {
     return fmaxf(spread.squares - spread.sum * mean, 0.0f);
 }
 
-}  // namespace cto::gist_guard
+}  // namespace cto::gist_guard::tile

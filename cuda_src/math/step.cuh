@@ -13,6 +13,11 @@ __device__ __forceinline__ double gradient_divisor(double loss_scale, double nor
     return max_norm > 0 && norm > loss_scale * max_norm ? norm / max_norm : loss_scale;
 }
 
+// Whether a step can be made with these; else it changes nothing.
+__device__ __forceinline__ bool can_be_made(double rate, double loss_scale) {
+    return isfinite(rate) && loss_scale > 0 && isfinite(loss_scale);
+}
+
 // 1 - beta^t, from the first step on.
 __device__ __forceinline__ double bias_correction(double beta, i64 t) {
     return t > 0 ? 1.0 - pow(beta, static_cast<double>(t)) : 1.0;

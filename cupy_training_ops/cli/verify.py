@@ -43,9 +43,10 @@ class Outcome:
 def verify(names: tuple[str, ...], as_json: bool, seed: int) -> None:
     """Compare every operator on the GPU with the CPU provider.
 
-    Each runs its samples. Integer outputs and the Gist codecs must be equal bit for bit, sums
-    within the tolerance of their dtype. Outputs are filled with a pattern first, so that an element
-    nobody writes shows. Exit code 1 if a sample fails, 3 if there is no GPU.
+    Each runs its samples, through the instances that its function shares. Integer outputs and the
+    Gist codecs must be equal bit for bit, sums within the tolerance of their dtype. Outputs and
+    scratch memory are filled with a pattern first, so that an element nobody writes shows, or one
+    that is read before. Exit code 1 if a sample fails, 3 if there is no GPU.
     """
     samples = chosen_samples(names)
     xp = require_gpu()
@@ -91,17 +92,20 @@ def _outcome(name: str, samples: Sequence[Sample], seed: int, xp: Any) -> Outcom
 
 def mismatch(sample: Sample, seed: int, xp: Any) -> str | None:
     """What a sample's results in `xp` have wrong, measured by the CPU provider; or None."""
-    op = get_op(sample.op)(**sample.attributes)
+    op = get_op(sample.op).shared(**sample.attributes)
     inputs = sample.make(np.random.default_rng(seed))
     try:
         expected = op(*placed_inputs(op, inputs, 0, np))
         place = sample.offset_of_out
         out = None if op.no_out else _targets(op, inputs, expected, place, xp)
+        op.workspaces.poison()
         actual = op(*placed_inputs(op, inputs, sample.offset, xp), out=out)
         pairs = zip(flat(actual), flat(expected), strict=True)
         for got, wanted in ((a, e) for a, e in pairs if e is not None):
             pair = sample.compared(to_host(got)), sample.compared(wanted)
             assert_matches(*pair, sample.tolerance(op, wanted.dtype))
+        if left := op.workspaces.left():
+            return f"{left} bytes of scratch memory that is to be zero were not left so"
     except (OpError, AssertionError, RuntimeError) as error:  # CUDA's errors are RuntimeErrors
         return str(error)
     return None

@@ -142,7 +142,7 @@ def undamaged(name: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno not in _BY_DAMAGE:
             raise
         first = (str(error).splitlines() or [type(error).__name__])[0]  # then NumPy advises pickle
-        raise ArgumentError(f"{name}: no array to be read ({cut(first)})") from error
+        raise ArgumentError(f"{name}: no array to be read ({cut(first)})") from None
 
 
 def _array(stream: BinaryFile, name: str) -> Stored:

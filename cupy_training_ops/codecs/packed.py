@@ -12,11 +12,11 @@ import numpy as np
 
 from ..backend import Array
 from ..dtypes import dtype_name, to_dtype
-from ..errors import ArgumentError, OpError, ProviderError, refuse
+from ..errors import ArgumentError, OpError, ProviderError, refuse, shown
 from ..frame import arrays, backends
 from ..frame.foreign import is_tensor
 from ..ops.gist import Decoder
-from ..schema import Spec
+from ..schema import Spec, integer
 from . import container
 from .numpy_file import BinaryFile, Header, NumpyArray, Stored, StrPath
 from .table import described, get_codec
@@ -80,13 +80,14 @@ class Packed:
         """This array with a copy of its codes alone, where a sparse codec left room behind them.
 
         nbytes: the codes' length; None reads it from their first eight bytes, for which a copy from
-        a GPU waits. The codes of other codecs, and of `compress` on the host, have no such room.
+        a GPU waits. Another length is refused, but on a GPU, where nothing is read, only one that
+        no code of such an array has. The codes of other codecs, and of `compress` on the host, have
+        no such room. Raises ArgumentError.
         """
-        codec = get_codec(self.codec)
-        if not codec.leaves_room:
+        given = None if nbytes is None else self._checked_length(nbytes)
+        if not get_codec(self.codec).leaves_room:
             return self
-        if nbytes is None:
-            nbytes = codec.length(_to_host(self.code[:8]))
+        nbytes = self._length() if given is None else given
         if nbytes == self.nbytes:
             return self
         code = self.code[:nbytes]
@@ -118,6 +119,24 @@ class Packed:
         if flaw:
             raise ArgumentError(f"{file}: damaged packed array: {flaw}")
         return cls(codec, dtype, shape, code if provider == "cpu" else _from_host(code), options)
+
+    def _length(self) -> int:
+        """Bytes of the codes without the room behind them; waits for a GPU."""
+        codec = get_codec(self.codec)
+        return codec.length(_to_host(self.code[:8])) if codec.leaves_room else self.nbytes
+
+    def _checked_length(self, nbytes: object) -> int:
+        """What `trimmed` is given."""
+        try:
+            given = integer(nbytes)
+        except ArgumentError as error:
+            raise ArgumentError(f"Packed: nbytes: {error}") from None
+        on_host = isinstance(arrays.adopt("Packed", "code", self.code), np.ndarray)
+        if on_host and given != self._length():
+            refuse("Packed", "nbytes", f"{self._length()}, the codes' length", shown(given))
+        if not 0 <= given <= self.nbytes:
+            refuse("Packed", "nbytes", f"0 to {self.nbytes} bytes", shown(given))
+        return given
 
     def _decoder(self) -> Decoder:
         return _decoder(self.codec, self.dtype, self.shape, self.options)

@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import Dtype, HostArray
-from ..numerics import bias_correction, cast, computed_in, counted, gradient_divisor, number
+from ..numerics import (
+    bias_correction,
+    can_be_made,
+    cast,
+    computed_in,
+    counted,
+    gradient_divisor,
+    number,
+)
 
 Arrays = Sequence[HostArray]
 Some = Sequence[HostArray | None]
@@ -132,7 +140,7 @@ def adam_optimizer_list(
     do_bias_correction: bool = True,
     weight_decay_mode: int = 0,
 ) -> tuple[HostArray, Lists, Lists, Lists, Lists, tuple[HostArray | None, ...]]:
-    update = bool(number(update_signal))
+    update = bool(number(update_signal)) and can_be_made(r, loss_scale)
     before, new_t = counted(t, update)
     mixed = tuple(mixed_precision_weights or [None] * len(weights))
     if not update:

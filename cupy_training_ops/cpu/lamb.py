@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import FLOAT64, HostArray
-from ..numerics import bias_correction, cast, counted, gradient_divisor, number
+from ..numerics import bias_correction, can_be_made, cast, counted, gradient_divisor, number
 
 Arrays = Sequence[HostArray]
 Lists = tuple[HostArray, ...]
@@ -44,7 +44,7 @@ def lamb_optimizer(
     ratio_max: float = math.inf,
     do_bias_correction: bool = True,
 ) -> tuple[HostArray, Lists, Lists, Lists, Lists, tuple[HostArray | None, ...]]:
-    update = bool(number(update_signal))
+    update = bool(number(update_signal)) and can_be_made(r, loss_scale)
     before, new_step = counted(step, update)
     mixed = tuple(mixed_precision_weights or [None] * len(weights))
     if not update:
@@ -111,8 +111,7 @@ def _direction(
 
 def _trusted(rate: float, w: HostArray, d: HostArray, limits: tuple[float, float]) -> float:
     """The learning rate times the trust ratio, where there is one."""
-    squares = (np.sum(np.square(x.astype(FLOAT64))) for x in (w, d))
-    of_weights, of_directions = (float(w.dtype.type(total)) for total in squares)
+    of_weights, of_directions = (float(np.sum(np.square(x.astype(FLOAT64)))) for x in (w, d))
     if of_weights == 0 or of_directions == 0:
         return rate
     ratio = np.sqrt(np.divide(of_weights, of_directions))

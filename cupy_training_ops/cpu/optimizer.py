@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import HostArray
-from ..numerics import cast, computed_in, gradient_divisor, number, wide
+from ..numerics import can_be_made, cast, computed_in, gradient_divisor, number, wide
 from . import reduction
 
 Lists = tuple[HostArray | None, ...]
@@ -22,6 +22,8 @@ _quiet = np.errstate(all="ignore")
 
 @_quiet
 def sgd_optimizer(eta: Number, w: HostArray, g: HostArray) -> tuple[HostArray, HostArray]:
+    if not can_be_made(eta):
+        return w, g
     new_w, delta = _descended(w, g, number(eta), 1.0)
     return cast(new_w, w.dtype), cast(delta, g.dtype)
 
@@ -48,7 +50,7 @@ def sgd_optimizer_list(
 ) -> tuple[HostArray, Lists, Lists | None]:
     update = np.full(np.shape(update_signal), number(update_signal) != 0)
     mixed = mixed_precision_weights or [None] * len(weights)
-    if not number(update_signal):
+    if not (number(update_signal) and can_be_made(lr, loss_scale)):
         return update, tuple(weights), tuple(mixed)
     divisor = gradient_divisor(loss_scale, gradient_norm, number(max_norm, np.inf))
     rate = number(lr)

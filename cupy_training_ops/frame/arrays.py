@@ -72,13 +72,11 @@ def adopt(op: str, argument: str, value: Any) -> Any:
     try:
         array = None if isinstance(value, type) else foreign.shared(value)
     except ProviderError as error:
-        raise ProviderError(f"{op}: {argument}: {error}") from error
+        raise ProviderError(f"{op}: {argument}: {error}") from None
     except MemoryError:
         raise
     except Exception as error:  # of the array's own library, which may raise anything
-        raise ArgumentError(
-            f"{op}: {argument}: cannot share its memory: {_cause(error)}"
-        ) from error
+        raise ArgumentError(f"{op}: {argument}: cannot share its memory: {_cause(error)}") from None
     if array is None:
         raise ArgumentError(f"{op}: {argument}: expected a NumPy or CuPy array, got {_kind(value)}")
     return array

@@ -17,6 +17,8 @@ from .convert import is_number
 from .foreign import NONE_LENT, Lent
 from .keys import reader
 from .prepared import Arguments, Arrays, grouped
+from .renamed import Others, named
+from .unchanged import AtAddresses, Unchanged
 
 Outputs = Sequence[str] | None
 Prepare = tuple[Call, Arguments, Arguments]
@@ -27,6 +29,7 @@ class Bindable(Protocol):
 
     name: ClassVar[str]
     inputs: ClassVar[tuple[Input, ...]]
+    other_inputs: ClassVar[Others]
 
     def prepared_call(
         self, inputs: Arguments, out: Arguments, outputs: Outputs, lent: Lent
@@ -76,7 +79,7 @@ def _replaces(array: Any, alias: int | None, arrays: Arrays) -> bool:
     return alias is not None and array is arrays[alias]
 
 
-class BoundCall:
+class BoundCall(AtAddresses):
     """`op.bound(...)`: call it with the values that change, by name."""
 
     def __init__(
@@ -87,6 +90,7 @@ class BoundCall:
         self._workspace = workspace
         self._inputs, self._out, self._arrays = call.taken_apart(inputs, out)
         self._tables = call.checked_tables(self._arrays, self._out)
+        self._unchanged = Unchanged(call, self._arrays + self._out)
         self._places = {op.inputs[place].name: place for place in call.prepared.changing}
         self._results: Arrays | None = None  # where they are the same at each call
         fixed = call.repeats and all(r.value is None for r in call.prepared.results)
@@ -97,6 +101,7 @@ class BoundCall:
     def __call__(self, **values: object) -> Any:
         """Launch, with these values instead of those that were bound; returns what a call does."""
         inputs, call = self._inputs, self._call
+        self._unchanged.refuse_others()
         if values:
             inputs = _with_values(self._op, inputs, self._places, values)
         if self._results is not None:
@@ -128,7 +133,7 @@ class LendingCall(BoundCall):
             return self._lent.returned(super().__call__(**values))
 
 
-class OpenCall:
+class OpenCall(AtAddresses):
     """`op.bound(...)` with inputs left open: they are given, and checked, at each call."""
 
     def __init__(
@@ -152,6 +157,7 @@ class OpenCall:
 
     def __call__(self, **given: object) -> Any:
         """Launch with these arrays for the open inputs, and values that change, by name."""
+        given = self._by_names(given)
         every = self._every(given)
         lent = Lent(self._op.inputs, every, self._given_out, self._lent)
         with lent.stream():
@@ -163,9 +169,14 @@ class OpenCall:
 
         It may be made again and again, as long as they are the same.
         """
+        given = self._by_names(given)
         every = self._every(given)
         opened, inputs = self._with(every, Lent(self._op.inputs, every, (), self._lent))
         return opened.checked(inputs, given)
+
+    def _by_names(self, given: dict[str, object]) -> dict[str, object]:
+        others = self._op.other_inputs
+        return named(self._op.name, others, given) if others else given
 
     def _every(self, given: dict[str, object]) -> Sequence[object]:
         """All inputs, the open ones taken out of what is given."""
@@ -230,6 +241,9 @@ class _Opened:
             None if place in places else call.backend.pointers(_as_list(inputs[place], variadic))
             for place, variadic in call.array_places
         ]
+        lists = [(p in places, _as_list(inputs[p], variadic)) for p, variadic in call.array_places]
+        closed = [None if is_open else array for is_open, arrays in lists for array in arrays]
+        self._unchanged = Unchanged(call, (*closed, *flat))
         self._out_addresses = call.backend.pointers(flat) if call.has_out else []
         self._places = {op.inputs[place].name: place for place in call.prepared.changing}
         self._kept = None if workspace is not None else _kept(call, inputs, out, places)
@@ -258,6 +272,7 @@ class _Opened:
     ) -> tuple[Arguments, Tables | None]:
         """With the values; the tables of arrays none of which is written and another's too."""
         call = self.call
+        self._unchanged.refuse_others()
         if values:
             inputs = _with_values(self._op, inputs, self._places, values)
         pieces = zip(self._pieces, call.array_places, strict=True)
@@ -276,7 +291,7 @@ class _Opened:
 Held = tuple[Arguments, Arrays, Arrays]  # inputs, their arrays one by one, results
 
 
-class CheckedCall:
+class CheckedCall(AtAddresses):
     """A call with arrays that were checked; each time with new values, and without results.
 
     It keeps no array that was open where tables have its address: such arrays must be there, the
@@ -338,6 +353,8 @@ def _with_values(
 ) -> Arguments:
     """The inputs with the values of this call in their places."""
     taken = list(inputs)
+    if op.other_inputs:
+        values = named(op.name, op.other_inputs, values)
     for name, value in values.items():
         if name not in places:
             refuse(op.name, name, f"a name among {sorted(places)}, which may change", "another")

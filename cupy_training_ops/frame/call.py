@@ -38,7 +38,8 @@ class Call:
         self.prepared = prepared
         self.backend = prepared.placement.backend
         self.device = prepared.placement.device
-        self.single_output = prepared.counts == (None,)
+        self.returns_all = all(r.returned or r.spec is None for r in prepared.results)
+        self.single_output = prepared.counts == (None,) and self.returns_all
         self.n_inputs = len(prepared.inputs)
         self.checks = prepared.checks
         self.changing = prepared.changing
@@ -154,8 +155,13 @@ class Call:
         assert self.prepared.supply is not None
         return self.prepared.supply(*self._with_hosts(inputs, values))
 
-    def returned(self, results: Arrays) -> tuple[object, ...]:
-        """Several results as the caller gets them."""
+    def returned(self, results: Arrays) -> tuple[object, ...] | None:
+        """Results as the caller gets them, where there is more to it than one array."""
+        if not self.returns_all:
+            pairs = zip(self.prepared.results, results, strict=True)
+            results = tuple(array if result.returned else None for result, array in pairs)
+            if self.prepared.counts == (None,):
+                return None
         return grouped(results, self.prepared.counts) if self.groups else results
 
     def completed(self, arrays: Arrays, out: Arrays, values: Values) -> Arrays:

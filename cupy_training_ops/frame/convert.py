@@ -50,7 +50,7 @@ def converted(op: str, declared: Attribute | Input, value: object) -> object:
         raise
     except Exception as error:  # of the value's own class
         cause = f"{type(error).__name__}: {error}"
-        raise ArgumentError(f"{op}: {declared.name}: cannot be read: {cause}") from error
+        raise ArgumentError(f"{op}: {declared.name}: cannot be read: {cause}") from None
 
 
 def for_changing(declared: Input) -> Callable[[str, Input, object], object]:

@@ -18,6 +18,8 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from operator import mul
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -73,7 +75,15 @@ def as_tensor(array: Any) -> Any:
     torch = sys.modules["torch"]
     bits = array.view(np.int16) if array.dtype == BFLOAT16 else array
     tensor = (torch.from_numpy if isinstance(bits, np.ndarray) else torch.from_dlpack)(bits)
+    if array.size < 2:
+        tensor = tensor.as_strided(array.shape, _ordinary_strides(array.shape))
     return tensor if bits is array else tensor.view(torch.bfloat16)
+
+
+def _ordinary_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Those of PyTorch's own tensors, in elements: without elements NumPy's and CuPy's are 0."""
+    inner = accumulate((max(extent, 1) for extent in reversed(shape[1:])), mul, initial=1)
+    return tuple(inner)[::-1] if shape else ()
 
 
 class Lent:
@@ -229,7 +239,7 @@ def _device_exchanged(function: str, value: Any) -> Any:
     try:
         return getattr(sys.modules["cupy"], function)(value)
     except RuntimeError as error:  # CUDA's own: no GPU, no driver
-        raise ProviderError(f"cannot use a device array here: {error}") from error
+        raise ProviderError(f"cannot use a device array here: {error}") from None
 
 
 def _host_exchanged(value: Any) -> HostArray:

@@ -5,22 +5,31 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Any
 
 from ..errors import refuse
 from ..schema import REQUIRED, n_required
-from . import checks
+from . import checks, renamed
 from .checks import Declared
 from .prepared import Arguments
 
 CALL = ("out", "outputs", "workspace")  # what every call takes beside its inputs
 _EMPTY = inspect.Parameter.empty
+_WORD = re.compile(r"(?<=[a-z0-9])(?<!_[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+
+def snake_case(name: str) -> str:
+    """GatherNDGrad is gather_nd_grad; BiasGeluGrad_dX is bias_gelu_grad_dx."""
+    return _WORD.sub("_", name).lower()
 
 
 def in_order(cls: Any, inputs: Arguments, named: Mapping[str, object]) -> Arguments:
     """All inputs in the declared order, up to the last that is given."""
+    if cls.other_inputs:
+        named = renamed.named(cls.name, cls.other_inputs, named)
     pick = _picker(cls, len(inputs), *named)
     return pick((*inputs, *named.values(), None))
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -31,10 +30,11 @@ from .call import Call
 from .convert import frozen_attributes
 from .foreign import Lent
 from .help import Help
-from .named import Signatures, in_order
+from .named import Signatures, in_order, snake_case
 from .prepare import prepare, wanted
 from .prepared import Arguments, Prepared
 from .providers import DelegatedCall, ViewCall
+from .renamed import WithOthers, named, others
 from .repeated import Repeated, remembered
 
 # What is known of inputs and outputs, the outputs that are wanted, where there are no arrays.
@@ -42,12 +42,6 @@ Key = tuple[tuple[object, ...], tuple[object, ...], Sequence[str] | None, object
 
 _MAX_REMEMBERED = 1024  # calls an instance remembers before it starts afresh
 _MAX_SHARED = 256  # instances of an operator
-_WORD = re.compile(r"(?<=[a-z0-9])(?<!_[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-
-
-def snake_case(name: str) -> str:
-    """GatherNDGrad is gather_nd_grad; BiasGeluGrad_dX is bias_gelu_grad_dx."""
-    return _WORD.sub("_", name).lower()
 
 
 def slots(**dtypes: DTypeLike) -> dict[str, str]:
@@ -55,7 +49,7 @@ def slots(**dtypes: DTypeLike) -> dict[str, str]:
     return {name: element_type(dtype).c_type for name, dtype in dtypes.items()}
 
 
-class Op:
+class Op(WithOthers):
     """One operator: a declaration, an output rule (`infer`) and a plan (`plan`)."""
 
     domain: ClassVar[str] = "com.microsoft"
@@ -99,10 +93,14 @@ class Op:
         cls._has_lists = any(i.variadic and i.memory == "device" for i in cls.inputs)
         cls._says_where = cls.placement is not Op.placement
         cls._shared = {}
+        cls.other_inputs, cls.other_attributes = others(cls.inputs), others(cls.attributes)
+        cls.other_outputs = others(getattr(cls, "outputs", ()))
         if hasattr(cls, "outputs"):  # a base class has no text of its own
             cls.__doc__ = Help(cls.__doc__)  # type: ignore[assignment]
 
     def __init__(self, **attributes: object) -> None:
+        if self.other_attributes:
+            attributes = named(self.name, self.other_attributes, attributes)
         vars(self).update(frozen_attributes(type(self), attributes))
         vars(self).update(workspaces=Workspaces(self.name), _remembered={}, _last=[])
 
@@ -117,7 +115,7 @@ class Op:
         if op is None:
             op = cls(**attributes)
             if len(cls._shared) >= _MAX_SHARED:
-                cls._shared.clear()
+                cls._shared = {k: o for k, o in cls._shared.items() if o.workspaces.has_graphs}
             cls._shared[key] = op
         return op  # type: ignore[return-value]
 
@@ -183,7 +181,7 @@ class Op:
         out: object = None,
         outputs: Sequence[str] | None = None,
         workspace: object = None,
-        **named: object,
+        **by_name: object,
     ) -> Any:
         """Run the operator: on CuPy arrays its kernels, on NumPy arrays the CPU provider.
 
@@ -196,16 +194,17 @@ class Op:
         out: an array, or a tuple with one (or None) for each output: exactly the inferred shape and
         dtype, of its own memory or of an input that the operator may replace; a tuple of arrays for
         a list beside other outputs. Without it outputs are allocated on the current device's pool.
-        outputs: names of the outputs to compute, all by default; the others are None. workspace: a
-        uint8 array of rank 1 with `workspace_nbytes` bytes, 16-byte aligned, zero before its first
-        use and then only this operator's; without it the instance keeps one for each stream.
+        outputs: names of the outputs to return, all by default; the others are None, and computed
+        only where the operator always updates an input with them. workspace: a uint8 array of rank
+        1 with `workspace_nbytes` bytes or more, 16-byte aligned, that may hold anything and serve
+        any operators in turn; without it the instance keeps one for each stream.
 
         Returns the output, or a tuple of all where there are several or a variadic one. Work is
         queued on CuPy's current stream; nothing waits for it. Raises ArgumentError, DtypeError and
         ProviderError before anything is launched or written.
         """
-        if named:
-            inputs = in_order(type(self), inputs, named)
+        if by_name:
+            inputs = in_order(type(self), inputs, by_name)
         given = out if type(out) is tuple else (out,)
         if self._has_lists:
             return self._call_with_lists(inputs, given, outputs, workspace)
@@ -261,7 +260,7 @@ class Op:
         out: object = None,
         outputs: Sequence[str] | None = None,
         workspace: object = None,
-        **named: object,
+        **by_name: object,
     ) -> BoundCall | OpenCall:
         """The call with these arguments, checked once, as an object that only launches.
 
@@ -270,8 +269,8 @@ class Op:
         step); the others stay what they were here. Arrays, also new outputs, are kept as long as
         the object. It may be called on any stream, as an ordinary call. Raises what a call would.
         """
-        if named:
-            inputs = in_order(type(self), inputs, named)
+        if by_name:
+            inputs = in_order(type(self), inputs, by_name)
         return bind(self, inputs, out if type(out) is tuple else (out,), outputs, workspace)
 
     def workspace_nbytes(
@@ -280,14 +279,14 @@ class Op:
         *inputs: object,
         out: object = None,
         outputs: Sequence[str] | None = None,
-        **named: object,
+        **by_name: object,
     ) -> int:
         """Bytes of scratch memory a call with these arguments needs; 0 on the CPU provider.
 
         Arguments as in a call, nothing is launched. Raises what the call would.
         """
-        if named:
-            inputs = in_order(type(self), inputs, named)
+        if by_name:
+            inputs = in_order(type(self), inputs, by_name)
         given = out if type(out) is tuple else (out,)
         lent = Lent(self.inputs, inputs, given)
         return self.prepared_call(inputs, given, outputs, lent)[0].workspace_nbytes

@@ -13,6 +13,7 @@ from ..runtime.workspace import Workspaces
 from ..schema import Attribute, Inferred, Output, Tiles, Types
 from .call import Call
 from .prepared import Prepared
+from .renamed import Others
 
 
 class Operator(Planned, Protocol):
@@ -20,6 +21,7 @@ class Operator(Planned, Protocol):
 
     outputs: ClassVar[tuple[Output, ...]]
     attributes: ClassVar[tuple[Attribute, ...]]
+    other_outputs: ClassVar[Others]
     types: ClassVar[Types]
     tiles: ClassVar[Tiles]
     row: ClassVar[str]

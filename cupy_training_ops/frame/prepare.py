@@ -17,7 +17,7 @@ from ..errors import ArgumentError, refuse, shown
 from ..plan import LaunchError
 from ..runtime.launch import ReadyPlan
 from ..schema import Changing, Inferred, Input, Open, Output, Single, Spec
-from . import checks, layout
+from . import checks, layout, renamed
 from .call import Call
 from .convert import converted
 from .keys import CHANGES, unmarked
@@ -71,11 +71,11 @@ def wanted(op: Operator, outputs: Outputs) -> tuple[str, ...]:
     if outputs is None:
         return declared
     known = isinstance(outputs, list | tuple) and all(
-        isinstance(name, str) and name in declared for name in outputs
+        isinstance(name, str) and (name in declared or name in op.other_outputs) for name in outputs
     )
     if not known:
         refuse(op.name, "outputs", f"a tuple of names among {declared}", shown(outputs))
-    return tuple(outputs)
+    return tuple(renamed.current(op.name, op.other_outputs, name) for name in outputs)
 
 
 def _supplied(op: Operator, keys: Keys) -> int | None:
@@ -167,8 +167,8 @@ def _placed(key: Info | None, place: int) -> Spec | None:
 def _results(
     op: Operator, inferred: Sequence[Inferred], names: tuple[str, ...], arrays: Sequence[Named]
 ) -> tuple[tuple[Result, ...], tuple[int | None, ...]]:
-    """Inferred outputs, variadic ones taken apart; no spec for one that is not asked for."""
-    places = {array.name: place for place, array in enumerate(arrays)}
+    """Inferred outputs, variadic ones taken apart; no spec for one that is not computed."""
+    places = {a.name: place for place, a in enumerate(arrays) if a.info is not None}
     results: list[Result] = []
     counts: list[int | None] = []
     for output, item in zip(op.outputs, inferred, strict=True):
@@ -198,11 +198,14 @@ def _result(
     places: Mapping[str, int],
 ) -> Result:
     may = (*output.may_alias, *((output.aliases,) if output.aliases else ()))
+    alias = None if output.aliases is None else places.get(output.aliases + index)
+    updates = alias is not None and not output.on_request
     return Result(
         name=output.name + index,
-        spec=_wanted_spec(op, output, item) if asked_for and item is not None else None,
+        spec=None if item is None or not (asked_for or updates) else _wanted_spec(op, output, item),
+        returned=asked_for,
         value=item if isinstance(item, Changing | np.ndarray) else None,
-        alias=None if output.aliases is None else places.get(output.aliases + index),
+        alias=alias,
         shareable=tuple(places[name + index] for name in may if name + index in places),
         computed=output.memory != "host",
         open=item if isinstance(item, Open) else None,
@@ -261,7 +264,7 @@ def _check_given(op: Operator, result: Result, key: Any, any_layout: bool) -> No
     if not key or key[0] is None or isinstance(key[0], tuple):
         refuse(op.name, name, "an array", "a tuple")
     given = ArrayInfo(*key)
-    if result.spec is None:
+    if result.spec is None or not result.returned:
         refuse(op.name, name, "None: this output is not asked for", "an array")
     if result.value is not None:
         refuse(op.name, name, "None: it comes back as a new NumPy array", "an array")

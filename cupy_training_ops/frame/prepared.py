@@ -24,7 +24,8 @@ T = TypeVar("T")
 class Result:
     """One output of a call, a variadic one taken apart.
 
-    `spec` is None for an output that is not asked for; `value` is the content of a host output;
+    `spec` is None for an output that is not computed; `returned` is False where its array is
+    updated, but was not asked for; `value` is the content of a host output;
     `alias` is the place of the array it is written into, `shareable` those that `out=` may be;
     `computed` says that the CPU provider's function returns it; `open` is what is known of an array
     whose shape only a function of the caller's knows.
@@ -37,6 +38,7 @@ class Result:
     shareable: tuple[int, ...] = ()
     computed: bool = True
     open: Open | None = None
+    returned: bool = True
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ A step is computed in float32, in float64 where weights are float64, and rounded
 that is written: moments of 16 bits too are rounded after the weights have had them. Numbers that
 hold for a whole step, such as 1 - beta^step, are computed in float64. NaN and infinities in
 gradients get into weights and moments unless an update signal of False skips the step, which then
-changes nothing.
+changes nothing. So does a learning rate that is not finite, or a loss scale that is not finite and
+above 0, where it is in an array; as numbers they are refused. A step that is a number counts on.
 
 A launch over a list takes as many tensors as its parameters have room for: 84 in place, 67 with
 low-precision weights, fewer with outputs of their own. Empty tensors are skipped.
@@ -39,6 +40,7 @@ from ..planning.step import (
     low_precision,
     max_norm,
     new_step,
+    not_negative,
     number,
     refuse_none,
     refuse_others,
@@ -58,8 +60,8 @@ from ..schema import (
     TypeRows,
     Types,
     boolean,
+    finite,
     one_of,
-    real,
 )
 
 Specs = tuple[Spec, ...]
@@ -134,8 +136,13 @@ class AdamOptimizer(Op):
     Face mode 1.
 
     mixed_precision_weights get the new weights too, rounded once; what they held does not matter.
-    An output that is not asked for leaves its array as it was. A step that is skipped changes
-    nothing, not even T.
+    Moments and T are updated in any case; weights, gradients and low-precision weights only if
+    `outputs=` names their outputs, or is left out. A step that is skipped changes nothing, not even
+    T. It is also skipped where R is in an array and not finite, or loss_scale in an array and not
+    finite and above 0; a T that is a number counts on then.
+
+    moment_2 in float16 loses squares: where (1 - beta) g^2 is below 3e-8 it is 0, and steps
+    become far too large; bfloat16 has the range of float32.
 
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/optimizer/adam.cc; Kingma and
     Ba, Adam: a method for stochastic optimization; Loshchilov and Hutter, Decoupled weight decay
@@ -162,12 +169,19 @@ class AdamOptimizer(Op):
         stepped("new_T", "T", "T2"),
         Output("new_moment_1", "T4", aliases="moment_1", shape="shape of weights"),
         Output("new_moment_2", "T4", aliases="moment_2", shape="shape of weights"),
-        Output("new_weights", "T3", aliases="weights", shape="shape of weights"),
-        Output("new_gradients", "T_GRAD", aliases="gradients", shape="shape of weights"),
+        Output("new_weights", "T3", aliases="weights", on_request=True, shape="shape of weights"),
+        Output(
+            "new_gradients",
+            "T_GRAD",
+            aliases="gradients",
+            on_request=True,
+            shape="shape of weights",
+        ),
         Output(
             "new_mixed_precision_weights",
             "T_MIXED_PRECISION_FP",
             aliases="mixed_precision_weights",
+            on_request=True,
             shape="shape of weights",
             doc="where mixed_precision_weights are given",
         ),
@@ -175,8 +189,8 @@ class AdamOptimizer(Op):
     attributes = (
         Attribute("alpha", decay, 0.9, doc="decay of the first moment"),
         Attribute("beta", decay, 0.999, doc="decay of the second moment"),
-        Attribute("lambda_", real, 0.0, doc="weight decay"),
-        Attribute("epsilon", real, 1e-8),
+        Attribute("lambda_", finite, 0.0, upstream="lambda", doc="weight decay"),
+        Attribute("epsilon", not_negative, 1e-8),
         Attribute("max_norm_clip", above_zero, 1.0, doc="of the unscaled gradients"),
         Attribute("do_bias_correction", boolean, True),
         Attribute("weight_decay_mode", one_of(0, 1), 0),
@@ -206,7 +220,8 @@ class AdamOptimizer(Op):
         written = (new_w, new_g, new_m1, new_m2, new_mixed)
         args = self._numbers(r, t, loss_scale, norm, None, update)
         steps = self._update(arrays, written, args)
-        return steps.then(_count(arrays[0], arrays[1], arrays[2], t, update, new_t))
+        counted = (r, t, given(loss_scale, 1.0), update, new_t)
+        return steps.then(_count(arrays[0], arrays[1], arrays[2], *counted))
 
     def _numbers(
         self, r: Any, t: Any, loss_scale: Any, norm: Any, max_norm: Any, update: Any
@@ -253,9 +268,14 @@ class AdamOptimizerList(AdamOptimizer):
         stepped("new_T", "T", "T2"),
         replaced("new_moment_1", "moment_1", "T4"),
         replaced("new_moment_2", "moment_2", "T4"),
-        replaced("new_weights", "weights", "T3"),
-        replaced("new_gradients", "gradients", "T_GRAD"),
-        replaced("new_mixed_precision_weights", "mixed_precision_weights", "T_MIXED_PRECISION_FP"),
+        replaced("new_weights", "weights", "T3", on_request=True),
+        replaced("new_gradients", "gradients", "T_GRAD", on_request=True),
+        replaced(
+            "new_mixed_precision_weights",
+            "mixed_precision_weights",
+            "T_MIXED_PRECISION_FP",
+            on_request=True,
+        ),
     )
     types: ClassVar[Types] = TypeRows(
         f"{VARIABLES} T_MAX_NORM",
@@ -277,7 +297,7 @@ class AdamOptimizerList(AdamOptimizer):
         args = self._numbers(r, t, loss_scale, norm, max_norm, update)
         steps = _over_lists(arrays, (new_w, new_g, new_m1, new_m2, new_mixed), args)
         first = (items[0] for items in arrays[:3])
-        return steps.then(_count(*first, t, update, new_t))
+        return steps.then(_count(*first, r, t, given(loss_scale, 1.0), update, new_t))
 
 
 class AdamWOptimizer(Op):
@@ -288,12 +308,15 @@ class AdamWOptimizer(Op):
     PyTorch's AdamW; adam_mode 1 is that of Hugging Face, where epsilon is added to sqrt(v) before
     c2 divides it, and the decay is taken of the weight that is updated already.
 
-    An `out=` of its own leaves weights or momentums as they are, and so does an `outputs=` without
-    them. The signal comes back where it is given: an array is updated_flag too.
+    An `out=` of its own leaves weights or momentums as they are; an `outputs=` without them does
+    not. The signal comes back where it is given: an array is updated_flag too. An lr in an array
+    that is not finite skips the step.
 
-    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/optimizer/adamw/adamw.cc, which
-    changes weights and momentums in any case; Loshchilov and Hutter, Decoupled weight decay
-    regularization.
+    momentums_2 in float16 loses squares: where (1 - beta) g^2 is below 3e-8 it is 0, and steps
+    become far too large; bfloat16 has the range of float32.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/optimizer/adamw/adamw.cc;
+    Loshchilov and Hutter, Decoupled weight decay regularization.
     """
 
     inputs = (
@@ -313,8 +336,8 @@ class AdamWOptimizer(Op):
     attributes = (
         Attribute("alpha", decay, 0.9, doc="decay of the first moment"),
         Attribute("beta", decay, 0.999, doc="decay of the second moment"),
-        Attribute("epsilon", real, 1e-8),
-        Attribute("weight_decay", real, 1e-2),
+        Attribute("epsilon", not_negative, 1e-8),
+        Attribute("weight_decay", finite, 1e-2),
         Attribute("correct_bias", boolean, True, doc="True in adam_mode 0"),
         Attribute("adam_mode", one_of(0, 1), 0),
     )

@@ -6,7 +6,6 @@ Sums are kept in float32 (float64 for float64), in an order that follows from sh
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +15,17 @@ from ..errors import ArgumentError, refuse, shown
 from ..frame.op import Op
 from ..plan import Device, Plan, by_value
 from ..planning.batch_norm import Call
-from ..schema import Attribute, Input, Output, Spec, TypeRows, Types, boolean, real
+from ..schema import (
+    Attribute,
+    Input,
+    Output,
+    Spec,
+    TypeRows,
+    Types,
+    boolean,
+    positive_or_zero,
+    real,
+)
 
 # X; scale, bias and their gradients; statistics.
 ROWS = TypeRows(
@@ -28,14 +37,6 @@ ROWS = TypeRows(
     S=(FLOAT32, FLOAT16, FLOAT64),
 )
 CHANNELS = "shape (C,)"
-
-
-def positive_or_zero(value: object) -> float:
-    """A finite number of at least 0."""
-    number = real(value)
-    if not 0 <= number < math.inf:
-        raise ArgumentError(f"expected a finite number of at least 0, got {shown(value)}")
-    return number
 
 
 def share(value: object) -> float:
@@ -97,8 +98,8 @@ class BatchNormInternal(_BatchNorm):
     )
     outputs = (
         Output("Y", "T", may_alias=("X",), shape="shape of X"),
-        Output("running_mean", "T2", aliases="input_mean", shape=CHANNELS),
-        Output("running_var", "T2", aliases="input_var", shape=CHANNELS),
+        Output("running_mean", "T2", aliases="input_mean", on_request=True, shape=CHANNELS),
+        Output("running_var", "T2", aliases="input_var", on_request=True, shape=CHANNELS),
         Output("saved_mean", "T2", shape=CHANNELS),
         Output("saved_inv_std", "T2", shape=CHANNELS),
     )
@@ -163,8 +164,8 @@ class BatchNormalizationGrad(_BatchNorm):
         Input("dY", "T", shape="shape of X"),
         Input("X", "T", shape="shape (N, C, ...), or rank 1"),
         Input("scale", "T1", shape=CHANNELS),
-        Input("saved_mean", "T2", shape=CHANNELS),
-        Input("saved_inv_std", "T2", shape=CHANNELS),
+        Input("saved_mean", "T2", upstream="mean", shape=CHANNELS),
+        Input("saved_inv_std", "T2", upstream="variance", shape=CHANNELS),
     )
     outputs = (
         Output("X_grad", "T", may_alias=("dY", "X"), shape="shape of X"),

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..dtypes import FLOATS
+from ..dtypes import FIXED_SIZE, FLOATS
 from ..errors import refuse
 from ..plan import Device, Plan, Step
 from ..planning import adasum
@@ -103,7 +103,7 @@ class NcclAllGather(_OfOwners):
     which lets the other ranks hang where an array lies across two chunks.
     """
 
-    types: ClassVar[Types] = {"T": NUMBERS}
+    types: ClassVar[Types] = {"T": FIXED_SIZE}
 
     def _steps(self, xs: Specs, ys: Specs) -> Iterator[Step]:
         pairs = zip(xs, self._owners(xs), strict=True)
@@ -262,7 +262,7 @@ class Send(Letter):
     outputs = (DONE,)
     attributes = (GROUP, TAG, ELEMENT_TYPES)
     needs = "a Recv on the other rank"
-    types: ClassVar[Types] = {"T": NUMBERS}
+    types: ClassVar[Types] = {"T": FIXED_SIZE}
 
     def infer(self, signal: bool, remote: int, data: Specs) -> tuple[Inferred, ...]:
         self.group.require_rank(self.name, remote)
@@ -297,7 +297,7 @@ class Recv(Receiver):
         Attribute("arrays", one_of("cupy", "numpy"), "cupy", doc="whose arrive without out="),
     )
     needs = "a Send on the other rank"
-    types: ClassVar[Types] = {"T": NUMBERS}
+    types: ClassVar[Types] = {"T": FIXED_SIZE}
 
     def infer(self, signal: bool, remote: int) -> tuple[Inferred, ...]:
         self.group.require_rank(self.name, remote)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Cross-entropy losses over the logarithm of Softmax, and their gradients.
 
-Losses of rows are summed in float32 (float64 for float64) in a fixed order, divided once and
-rounded once.
+Losses of rows, each in float32 (float64 for float64), are summed in float64 in a fixed order,
+divided once and rounded once.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from ..schema import (
     Types,
     boolean,
     dtype,
+    finite,
     integer,
     optional,
-    real,
     single,
 )
 
@@ -175,7 +175,7 @@ class SparseSoftmaxCrossEntropy(LossOp):
         Input("weight", "T", optional=True, shape="shape of label"),
     )
     outputs = (
-        Output("output", "T", shape=LOSS_SHAPE),
+        Output("Y", "T", formerly=("output",), shape=LOSS_SHAPE),
         Output("log_prob", "T", shape="shape of logits"),
     )
     attributes = (REDUCTION, CHECK)
@@ -185,8 +185,8 @@ class SparseSoftmaxCrossEntropyGrad(GradientOp):
     """Gradient of SparseSoftmaxCrossEntropy: d_logits = (e^log_prob - [label]) dY weight / N.
 
     [label] is 1 at the label, else 0. N is the sum of weights for the mean (the number of rows
-    where there are none), else 1. Rows of weight 0 are 0, and so are all where N is 0; a label out
-    of range makes its row NaN.
+    where there are none), else 1. Rows of weight 0 are 0, whatever is in them, and so are all where
+    N is 0; in other rows NaN gives NaN, also where dY is 0. A label out of range makes its row NaN.
 
     Memory: a workspace of at most 2 KiB.
 
@@ -244,8 +244,8 @@ class SoftmaxCrossEntropyLossGrad(GradientOp):
     """Gradient of SoftmaxCrossEntropyLoss: d_logits = (e^log_prob - [label]) dY weight[label] / N.
 
     [label] is 1 at the label, else 0. N is the sum of the rows' weights for the mean, else 1.
-    Ignored rows and rows of weight 0 are 0, whatever is in them, and so are all where N is 0; a
-    label out of range makes its row NaN.
+    Ignored rows and rows of weight 0 are 0, whatever is in them, and so are all where N is 0; in
+    other rows NaN gives NaN, also where dY is 0. A label out of range makes its row NaN.
 
     Memory: a workspace of at most 2 KiB.
 
@@ -310,8 +310,8 @@ class CrossEntropyLossAndGrad(SparseOp):
 
     The loss is that of SoftmaxCrossEntropyLossInternal, not scaled; the gradient is that of
     loss_scale times the loss, and may be written over the scores. Scores are read twice, the second
-    time from the cache, and nothing else of their size is needed. Ignored rows, rows of weight 0
-    and labels out of range are as in SoftmaxCrossEntropyLoss and its gradient.
+    time from the cache, and nothing else of their size is needed. Ignored rows, rows of weight 0,
+    NaN and labels out of range are as in SoftmaxCrossEntropyLoss and its gradient.
 
     Memory: a workspace of 4 bytes a row (8 for float64) and at most 2 KiB.
 
@@ -325,7 +325,7 @@ class CrossEntropyLossAndGrad(SparseOp):
             "loss_scale",
             "float32",
             memory="either",
-            convert=real,
+            convert=finite,
             optional=True,
             shape="one element",
             doc="1 where it is left out",

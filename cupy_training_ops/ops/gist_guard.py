@@ -71,7 +71,15 @@ class GistGuardedMsfp15Encoder(Op):
     `guard[0] <= limit guard[1]` is decided rightly for every X.
 
     Means are taken from a number of the tile or group, so that large ones lose no digits; sums are
-    added in an order that follows from shapes, alignment and the GPU.
+    added in an order that follows from shapes, alignment and the GPU. There a group of one column
+    whose rows differ by 2^50 and more may look worse than it is, never better.
+
+    X is read once where B is a multiple of 8, or B = 1 and C one; else a second launch reads X and
+    Y. Groups in several places are merged by a last launch.
+
+    Memory: a workspace of 24 bytes for each run of B elements, unless A = 1, and for each 8,192
+    elements of longer runs; for each column and span of at least 64 rows; and 40 a block. Without
+    the output Y, what it takes where Y is read.
 
     Source: Darvish Rouhani et al., "Pushing the Limits of Narrow Precision Inferencing at Cloud
     Scale with Microsoft Floating Point", NeurIPS 2020; Chan, Golub and LeVeque, "Algorithms for
@@ -191,7 +199,7 @@ class _Call:
 
     def columns(self, rows: int, columns: int) -> Plan:
         """Groups of columns, of rows of whole tiles."""
-        across = ceil_div(columns // BOX, self.constant("TILE_LANES"))
+        across = ceil_div(columns // BOX, self.constant("columns::TILE_LANES"))
         span = _span(rows, across, WARPS * self.device.multiprocessors, LEAST_ROWS)
         spans = ceil_div(rows, span)
         moments = self.scratch.take(MOMENTS * spans * columns, np.float64)

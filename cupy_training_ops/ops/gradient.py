@@ -25,7 +25,7 @@ NBYTES = 32  # of the wider type a thread has in flight
 CHUNK_NBYTES = THREADS * NBYTES  # of the wider type a block of a list's launch takes
 CAPACITY = 108  # tensors a launch: 36 bytes each, 4,000 in all
 
-DONE = np.ones(1, BOOL)
+DONE = np.ones((), BOOL)
 
 UPDATE_SIGNAL = Input(
     "update_signal",
@@ -103,11 +103,10 @@ class InPlaceAccumulatorV2(Op):
     """Gradient accumulation: accumulation_buffer_out = accumulation_buffer + value, or value alone.
 
     With overwrite_flag the buffer becomes the value, rounded to T; what it held does not matter. An
-    `out=` of its own leaves the buffer as it is, and so does an `outputs=` without
-    accumulation_buffer_out.
+    `out=` of its own leaves the buffer as it is; an `outputs=` without accumulation_buffer_out does
+    not.
 
-    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/optimizer/gradient_control.cc,
-    which changes the buffer in any case.
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/optimizer/gradient_control.cc.
     """
 
     inputs = (
@@ -123,7 +122,7 @@ class InPlaceAccumulatorV2(Op):
         ),
     )
     outputs = (
-        Output("updated_flag", "bool", memory="host", shape="shape (1,)", doc="always True"),
+        Output("updated_flag", "bool", memory="host", shape="shape ()", doc="always True"),
         Output(
             "accumulation_buffer_out",
             "T",

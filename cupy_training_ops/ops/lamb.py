@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..dtypes import INT64, Dtype
+from ..dtypes import FLOAT64, INT64, Dtype
 from ..errors import refuse
 from ..frame.op import Op, slots
 from ..plan import Config, Device, Launch, Plan, ScratchMemory, by_value, ceil_div
@@ -31,12 +31,14 @@ from ..planning.step import (
     NUMBERS,
     UPDATE_SIGNAL,
     above_zero,
+    bound,
     count,
     decay,
     given,
     lists,
     low_precision,
     new_step,
+    not_negative,
     number,
     refuse_none,
     refuse_others,
@@ -45,7 +47,18 @@ from ..planning.step import (
     stepped,
     weights,
 )
-from ..schema import Attribute, Inferred, Input, Output, Spec, TypeRows, Types, boolean, real
+from ..schema import (
+    Attribute,
+    Inferred,
+    Input,
+    Output,
+    Spec,
+    TypeRows,
+    Types,
+    boolean,
+    finite,
+    real,
+)
 
 Specs = tuple[Spec, ...]
 Args = tuple[object, ...]
@@ -79,6 +92,16 @@ def above_zero_for_each(value: object) -> float | tuple[float, ...]:
     return _each(above_zero, for_each(value))
 
 
+def finite_for_each(value: object) -> float | tuple[float, ...]:
+    """A finite number, or a list with one for each parameter."""
+    return _each(finite, for_each(value))
+
+
+def not_negative_for_each(value: object) -> float | tuple[float, ...]:
+    """A number of at least 0, or a list with one for each parameter."""
+    return _each(not_negative, for_each(value))
+
+
 def decay_for_each(value: object) -> float | tuple[float, ...]:
     """A number of at least 0 and below 1, or a list with one for each parameter."""
     return _each(decay, for_each(value))
@@ -98,13 +121,18 @@ class LambOptimizer(Op):
     c2 = 1 - beta^step, or 1 without step or do_bias_correction. g is the gradient over its loss
     scale s; where the norm n of all is above s max_norm_clip, it is the gradient over
     n / max_norm_clip. The ratio of each parameter's norms is kept between ratio_min and ratio_max,
-    and is 1 where either norm is 0.
+    and is 1 where either norm is 0; squares are added in float64.
 
     d is rounded to the type of the gradients. Where it is not finite, it counts as 0 and the
     moments stay; a weight that would not be finite stays too. new_gradients is what is added to the
     weights. mixed_precision_weights get the new weights too, rounded once; what they held does not
-    matter. An output that is not asked for leaves its arrays as they were. A step that is skipped
-    changes nothing, not even step.
+    matter. Moments and step are updated in any case; weights, gradients and low-precision weights
+    only if `outputs=` names their outputs, or is left out. A step that is skipped changes nothing,
+    not even step. It is also skipped where R is in an array and not finite, or loss_scale in an
+    array and not finite and above 0; a step that is a number counts on then.
+
+    moment2 in float16 loses squares: where (1 - beta) g^2 is below 3e-8 it is 0, and steps
+    become far too large; bfloat16 has the range of float32.
 
     Memory: a workspace, for sums and, without new_gradients, for the directions of 64 MiB of
     gradients or of the largest one.
@@ -125,20 +153,25 @@ class LambOptimizer(Op):
     )
     outputs: ClassVar[tuple[Output, ...]] = (
         stepped("new_step", "step", "TSTEP"),
-        replaced("new_weights", "weights", "T2"),
-        replaced("new_gradients", "gradients", "T3"),
+        replaced("new_weights", "weights", "T2", on_request=True),
+        replaced("new_gradients", "gradients", "T3", on_request=True),
         replaced("new_moment_1", "moment1", "T4"),
         replaced("new_moment_2", "moment2", "T4"),
-        replaced("new_mixed_precision_weights", "mixed_precision_weights", "T_MIXED_PRECISION_FP"),
+        replaced(
+            "new_mixed_precision_weights",
+            "mixed_precision_weights",
+            "T_MIXED_PRECISION_FP",
+            on_request=True,
+        ),
     )
     attributes = (
         Attribute("alpha", decay_for_each, 0.9, doc="decay of the first moment"),
         Attribute("beta", decay_for_each, 0.999, doc="decay of the second moment"),
-        Attribute("lambda_", for_each, 0.0, doc="weight decay"),
-        Attribute("epsilon", for_each, 1e-6),
+        Attribute("lambda_", finite_for_each, 0.0, upstream="lambda", doc="weight decay"),
+        Attribute("epsilon", not_negative_for_each, 1e-6),
         Attribute("max_norm_clip", above_zero_for_each, 1.0, doc="of the unscaled gradients"),
-        Attribute("ratio_min", real, -math.inf),
-        Attribute("ratio_max", real, math.inf),
+        Attribute("ratio_min", bound, -math.inf),
+        Attribute("ratio_max", bound, math.inf),
         Attribute("do_bias_correction", boolean, True),
     )
     types: ClassVar[Types] = TypeRows(
@@ -181,7 +214,8 @@ class LambOptimizer(Op):
         update, loss_scale, norm, r, t, w, g, m1, m2, mixed = specs[:10]
         new_t, new_w, new_g, new_m1, new_m2, copied = specs[10:]
         signal = given(update, True)
-        numbers = (given(t, 0), given(loss_scale, 1.0), given(norm, ABSENT_NORM), signal)
+        scale = given(loss_scale, 1.0)
+        numbers = (r, given(t, 0), scale, given(norm, ABSENT_NORM), signal)
         mixed, copied, is_bfloat16 = parameter_update.low_precision(mixed, copied)
         moments = {1: new_g, 2: new_m1, 3: new_m2}
         update_of = Columns.of((w, mixed, new_g), {0: new_w, 1: copied}, 4 * CAPACITY)
@@ -191,13 +225,13 @@ class LambOptimizer(Op):
             direction=Columns.of((w, g, m1, m2), moments, 4 * CAPACITY),
             update=update_of,
             numbers=numbers,
-            rate=(r, signal),
+            rate=(r, scale, signal),
             is_bfloat16=is_bfloat16,
         )
         limits = self.ratio_min, self.ratio_max
         steps = step.plan(self._rules(len(w)), limits, self.do_bias_correction and t is not None)
         counts = partial(_launch, "lamb__count", w=w[0].dtype, grad=g[0].dtype, moment=m1[0].dtype)
-        return steps.then(parameter_update.count(counts, t, update, new_t))
+        return steps.then(parameter_update.count(counts, r, t, scale, update, new_t))
 
 
 @dataclass(frozen=True)
@@ -227,11 +261,11 @@ class _Step:
         if not (self.direction.are_written or self.update.are_written):
             return Plan()
         found = list(self._batches(rules))
-        scratch, wide = ScratchMemory(), self.types["w"]
+        scratch = ScratchMemory()
         most_chunks = max((table.n_chunks for _, table in found), default=0)
         held = 0 if self.has_new_gradients else max((self._held(t) for _, t in found), default=0)
-        tickets, norms = scratch.zeros(CAPACITY, np.uint32), scratch.take(2 * CAPACITY, wide)
-        partials = scratch.take(2 * most_chunks, wide)
+        tickets, norms = scratch.zeros(CAPACITY, np.uint32), scratch.take(2 * CAPACITY, FLOAT64)
+        partials = scratch.take(2 * most_chunks, FLOAT64)
         directions = scratch.take(held, self.types["grad"]) if held else None
         launches = []
         for rule, table in found:

@@ -29,13 +29,13 @@ from ..schema import (
     integer,
     one_of,
     optional,
-    real,
+    positive_or_zero,
 )
 
 AXIS = Attribute(
     "axis", integer, -1, doc="from -rank to rank - 1; a row is everything from this axis on"
 )
-EPSILON = Attribute("epsilon", real, 1e-5, doc="added to the variance")
+EPSILON = Attribute("epsilon", positive_or_zero, 1e-5, doc="added to the variance")
 # X, statistics, Y. All operators have all of them.
 ROWS = TypeRows(
     "T U V",

@@ -3,7 +3,8 @@
 
 A step is computed in float32, in float64 where weights are float64, and rounded once for each array
 that is written. NaN and infinities in gradients get into the weights unless an update signal of
-False skips the step, which then changes nothing.
+False skips the step, which then changes nothing. So does a learning rate that is not finite, or a
+loss scale that is not finite and above 0, where it is in an array; as numbers they are refused.
 
 A launch over a list takes as many tensors as its parameters have room for: 132 in place, fewer with
 outputs of their own. Empty tensors are skipped.
@@ -17,7 +18,6 @@ from functools import partial
 from typing import Any, ClassVar
 
 from ..dtypes import BOOL, FLOAT64, FLOATS, Dtype
-from ..errors import ArgumentError
 from ..frame.op import Op, slots
 from ..numerics import computed_in
 from ..plan import Config, Device, Launch, Plan, ScratchMemory, ceil_div
@@ -33,6 +33,7 @@ from ..planning.step import (
     lists,
     low_precision,
     max_norm,
+    not_negative,
     number,
     refuse_none,
     refuse_others,
@@ -42,7 +43,7 @@ from ..planning.step import (
     signalled,
     weights,
 )
-from ..schema import Attribute, Inferred, Input, Output, Spec, TypeRows, Types, one_of, real
+from ..schema import Attribute, Inferred, Input, Output, Spec, TypeRows, Types, one_of
 
 Specs = tuple[Spec, ...]
 Args = tuple[object, ...]
@@ -70,7 +71,8 @@ def _launch(symbol: str, grid: int, args: Args, w: Dtype, grad: Dtype) -> Launch
 class SGDOptimizer(Op):
     """Gradient descent: NW = W + NG with NG = -ETA G, each in place.
 
-    An output that is not asked for leaves its array as it was.
+    An output that is not asked for leaves its array as it was. An ETA in an array that is not
+    finite changes nothing.
 
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/optimizer/sgd.cc.
     """
@@ -81,8 +83,8 @@ class SGDOptimizer(Op):
         Input("G", "T", shape="shape of W"),
     )
     outputs = (
-        Output("NW", "T", aliases="W", shape="shape of W"),
-        Output("NG", "T", aliases="G", shape="shape of W"),
+        Output("NW", "T", aliases="W", on_request=True, shape="shape of W"),
+        Output("NG", "T", aliases="G", on_request=True, shape="shape of W"),
     )
     types: ClassVar[Types] = {"T": FLOATS, "L": NUMBERS}
 
@@ -116,11 +118,11 @@ def _sgd(inputs: Sequence[Any], outputs: Sequence[Any], numbers: Args, signalled
 class SGDOptimizerV2(Op):
     """Gradient descent over a list: weights[i] = weights[i] - lr gradients[i], in place.
 
-    An `out=` of its own leaves weights as they are, and so does an `outputs=` without
-    updated_weights. The signal comes back where it is given: an array is update_completed too.
+    An `out=` of its own leaves weights as they are; an `outputs=` without updated_weights does not.
+    The signal comes back where it is given: an array is update_completed too. An lr in an array
+    that is not finite skips the step.
 
-    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/optimizer/sgd/sgd.cc, which
-    changes the weights in any case.
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/optimizer/sgd/sgd.cc.
     """
 
     inputs = (
@@ -150,7 +152,8 @@ class SGDOptimizerList(Op):
     d is the loss scale s; where the norm n of the gradients is given and above s max_norm, it is
     n / max_norm, so that the unscaled gradients are clipped to max_norm. A norm that is NaN clips
     nothing. mixed_precision_weights get the new weights too, rounded once; what they held does not
-    matter. An output that is not asked for leaves its arrays as they were.
+    matter. Both are updated whatever `outputs=` names. The step is also skipped where lr is in an
+    array and not finite, or loss_scale in an array and not finite and above 0.
 
     Source: this package; ONNX Runtime has no gradient descent that scales, clips or rounds.
     """
@@ -248,14 +251,6 @@ class GradientNorm(Op):
 
     def plan(self, device: Device, xs: Specs, norm: Spec | None, is_finite: Spec | None) -> Plan:
         return _norm(device, xs, ScratchMemory(), norm, is_finite)
-
-
-def not_negative(value: object) -> float:
-    """A number of at least 0."""
-    found = real(value)
-    if not found >= 0:
-        raise ArgumentError(f"expected a number of at least 0, got {found}")
-    return found
 
 
 class InplaceClipGradNorm(Op):

@@ -18,8 +18,8 @@ class Adam(Optimizer):
     the steps that were made, for all parameters alike. g is the gradient over its loss scale s;
     where the norm n of all gradients is above s max_norm, it is the gradient over n / max_norm.
 
-    parameters, lr, names, low_precision: as for SGD. moment_dtype: float32, float16 or bfloat16;
-    float64 for float64 parameters.
+    parameters, lr, names, low_precision: as for SGD. moment_dtype: float32 or bfloat16, not
+    float16, in which squares of small gradients are 0; float64 for float64 parameters.
 
     NaN and infinities: see `step`. Deterministic. Raises ArgumentError and DtypeError.
 
@@ -51,8 +51,8 @@ class AdamW(Optimizer):
     As Adam, whose moments and numbers it has, with a weight decay that the moments do not see. This
     is PyTorch's AdamW.
 
-    parameters, lr, names, low_precision: as for SGD. moment_dtype: float32, float16 or bfloat16;
-    float64 for float64 parameters.
+    parameters, lr, names, low_precision: as for SGD. moment_dtype: float32 or bfloat16, not
+    float16, in which squares of small gradients are 0; float64 for float64 parameters.
 
     NaN and infinities: see `step`. Deterministic. Raises ArgumentError and DtypeError.
 

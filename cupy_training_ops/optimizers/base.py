@@ -13,18 +13,29 @@ import numpy as np
 
 from ..backend import Array
 from ..codecs.numpy_file import BinaryFile, StrPath
-from ..dtypes import BOOL, FLOATS, INT64, Dtype, HostArray, dtype_name, dtype_names, to_dtype
+from ..dtypes import (
+    BOOL,
+    FLOAT16,
+    FLOATS,
+    INT64,
+    Dtype,
+    HostArray,
+    dtype_name,
+    dtype_names,
+    to_dtype,
+)
 from ..errors import ArgumentError, DtypeError, refuse, shown
 from ..frame.arrays import adopt
 from ..frame.backends import BACKENDS, are_known, info, to_host
 from ..frame.bound import CheckedCall, OpenCall, opened
+from ..frame.convert import is_number
 from ..frame.foreign import Lent, is_read_only, refuse_read_only
 from ..frame.keys import reader
 from ..frame.op import Op
 from ..frame.repeated import Known
 from ..numerics import computed_in
 from ..planning.step import number
-from ..schema import Input, Shape
+from ..schema import Input, Shape, positive_or_zero
 from . import state as states
 from .state import Layout, State
 
@@ -59,6 +70,12 @@ class _Step(NamedTuple):
         self.call(**{name: named[name] for name in self.call.changing})
 
 
+_MADE_ANEW = (  # by `__setstate__` and `_place`
+    "_weights", "_copies", "_lists", "_own", "_open_inputs", "_outputs", "_every", "_backend",
+    "_bound", "_last",
+)  # fmt: skip
+
+
 class Optimizer:
     """Parameters, and what their steps change; SGD, Adam, AdamW and Lamb say how."""
 
@@ -77,14 +94,15 @@ class Optimizer:
         self._op = op
         self._weights = self._adopted("parameters", parameters)
         self.parameters = tuple(parameters)
-        self.lr = lr
+        self.lr = self._checked_rate(lr)
         wide = computed_in(self._dtype())
         self.names = self._checked_names(names)
+        given_copies = low_precision
         if low_precision is not None:
             self._check_length("low_precision", low_precision)
             low_precision = self._adopted("low_precision", low_precision)
-        self._copies = low_precision
-        self._moment_dtype = wide if moment_dtype is None else to_dtype(moment_dtype)
+        self._given_copies, self._copies = given_copies, low_precision
+        self._moment_dtype = wide if moment_dtype is None else self._checked_moment(moment_dtype)
         self._moments = {
             moment: tuple(_zeros(p, p.shape, self._moment_dtype) for p in self._weights)
             for moment in self.moments
@@ -113,6 +131,17 @@ class Optimizer:
         self._bound: dict[object, OpenCall] = {}
         self._last: _Step | None = None
 
+    def __getstate__(self) -> dict[str, object]:
+        """Without calls, which know arrays by their addresses, and views of the caller's arrays."""
+        return {k: v for k, v in vars(self).items() if k not in _MADE_ANEW}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._weights = self._adopted("parameters", self.parameters)
+        given = self._given_copies
+        self._copies = None if given is None else self._adopted("low_precision", given)
+        self._place()
+
     def __repr__(self) -> str:
         n = sum(p.size for p in self._weights)
         return f"{type(self).__name__}({len(self.parameters)} parameters, {n} elements)"
@@ -135,10 +164,12 @@ class Optimizer:
         One pass over the gradients finds `gradient_norm`, of the gradients as they are, and
         `is_finite`, both arrays on the device; another unscales, clips, updates and writes the
         copies in low precision. A step whose norm is not finite changes nothing, not even the
-        count. Nothing waits: work is queued on the current stream. Under graph capture a step with
-        gradients of the same type must have been made on that stream before: it compiled the
-        kernels and took scratch memory. Deterministic. Raises ArgumentError, DtypeError and
-        ProviderError before anything is launched or written.
+        count; nor does one whose lr in an array is not finite, or whose loss_scale in an array is
+        not finite and above 0, though `is_finite` speaks of the gradients alone. As numbers they
+        are refused, as is an lr below 0. Nothing waits: work is queued on the current stream. Under
+        graph capture a step with gradients of the same type must have been made on that stream
+        before: it compiled the kernels and took scratch memory. Deterministic. Raises
+        ArgumentError, DtypeError and ProviderError before anything is launched or written.
         """
         numbers = map(_plain, (self.lr if lr is None else lr, loss_scale, max_norm))
         given, last = (gradients, *numbers), self._last
@@ -286,6 +317,27 @@ class Optimizer:
             if parameter.dtype not in FLOATS or parameter.dtype != dtype:
                 got = dtype_name(parameter.dtype)
                 raise DtypeError(f"{name}: parameters[{i}]: expected {expected}, got {got}")
+        return dtype
+
+    def _checked_rate(self, lr: Any) -> Any:
+        """A number that a step can be made with, or an array, which is read in each step."""
+        if lr is None:
+            refuse(type(self).__name__, "lr", "a number or an array of 1 element", "None")
+        if not is_number(lr):
+            adopt(type(self).__name__, "lr", lr)
+            return lr
+        try:
+            positive_or_zero(lr)
+        except ArgumentError as error:
+            raise ArgumentError(f"{type(self).__name__}: lr: {error}") from None
+        return lr
+
+    def _checked_moment(self, given: object) -> Dtype:
+        """float16 has no room for the squares of gradients below 2e-4."""
+        dtype = to_dtype(given)
+        if dtype == FLOAT16:
+            expected = "float32 or bfloat16, which hold the squares of small gradients"
+            refuse(type(self).__name__, "moment_dtype", expected, "float16")
         return dtype
 
     def _checked_names(self, names: Names | None) -> tuple[str, ...]:

@@ -20,7 +20,8 @@ class Lamb(Optimizer):
     either norm is 0.
 
     parameters, lr, names, low_precision: as for SGD; parameters are float32 or float64.
-    moment_dtype: float32, float16 or bfloat16; float64 for float64 parameters.
+    moment_dtype: float32 or bfloat16, not float16, in which squares of small gradients are 0;
+    float64 for float64 parameters.
 
     max_norm of a step is a number, not an array, and one that is new prepares the step anew. A
     direction or a parameter that would not be finite is left out, element by element; NaN and

@@ -20,7 +20,7 @@ from ..ops.lamb import LambOptimizer
 from ..ops.optimizer import GradientNorm, SGDOptimizerList
 from ..plan import Device, Launch, Plan
 from ..runtime.source import Source
-from ..schema import Input, Output
+from ..schema import Input, Output, positive_or_zero
 
 NAMES = {  # of the operators' inputs, where they have other ones
     "R": "lr",
@@ -39,6 +39,8 @@ def inputs_of(op: type[Op]) -> tuple[Input, ...]:
     return tuple(
         Input(item.name, item.type, updated=True, shape="shape ()")
         if item.name in MEASURED
+        else replace(item, convert=positive_or_zero)
+        if item.name == "lr"
         else item
         for item in renamed
     )

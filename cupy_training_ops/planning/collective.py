@@ -59,12 +59,12 @@ class Collective(Op):
         group = attributes.get("group")
         try:
             rest = [(name, attribute_key(v)) for name, v in attributes.items() if name != "group"]
-            key = cls, tuple(rest)
-            if not isinstance(group, ProcessGroup):
-                return cls(**attributes)
-            return cast(Self, group.instance(key, lambda: cls(**attributes)))
+            hash(key := (cls, tuple(rest)))
         except (KeyError, TypeError):  # a list as attribute
             return cls(**attributes)
+        if not isinstance(group, ProcessGroup):
+            return cls(**attributes)
+        return cast(Self, group.instance(key, lambda: cls(**attributes)))
 
     def checks(self) -> tuple[Callable[..., None], ...]:
         """That the group is open, which calls that reach other ranks look at themselves."""

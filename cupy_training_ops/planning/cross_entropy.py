@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..dtypes import INT64, Dtype, element_type
+from ..dtypes import FLOAT64, INT64, Dtype, element_type
 from ..frame.op import slots
 from ..numerics import computed_in
 from ..plan import (
@@ -108,7 +108,7 @@ class Rows:
     def _sums(self) -> tuple[Scratch, Scratch]:
         """Partial sums, and the ticket of the block that comes last."""
         ticket = self.scratch.zeros(1, np.uint32)
-        return self.scratch.take(N_SUMS * SUM_BLOCKS, computed_in(self.t)), ticket
+        return self.scratch.take(N_SUMS * SUM_BLOCKS, FLOAT64), ticket
 
     def plan(self, *launches: Launch | None) -> Plan:
         """The launches that are there."""
@@ -162,11 +162,14 @@ class Rows:
         most_threads: int = MAX_THREADS,
         most_nbytes: int = HELD_NBYTES,
         t_written: Dtype | None = None,
-    ) -> Launch:
+    ) -> Launch | None:
         """The kernel of this stem that suits the lines, and the arrays that have them.
 
-        t_written: the type of what it writes or adds, by default that of the outputs.
+        None where there is no line. t_written: the type of what it writes or adds, by default that
+        of the outputs.
         """
+        if not self.lines.count:
+            return None
         width = VEC_NBYTES // max(self.t.itemsize, (t_written or self.t_out).itemsize)
         n_given = sum(spec is not None for spec in read)
         nbytes = min(self._held_nbytes, most_nbytes)

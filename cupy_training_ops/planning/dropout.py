@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -163,7 +164,12 @@ STATE = Input(
     shape="two elements",
     doc="seed and offset; of an array the offset goes on by one",
 )
-SEED = Attribute("seed", optional(seed), None, doc="None takes one from the system")
+SEED = Attribute(
+    "seed",
+    optional(seed),
+    None,
+    doc="None takes one from the system, another in a process that is forked",
+)
 
 
 class WithRatio(Op):
@@ -192,6 +198,17 @@ class WithRatio(Op):
         return Launches(device, specs[0].dtype, self.ratio(specs[: len(self.inputs)]))
 
 
+_of_process = 0  # part of keys that the system gave: a forked child draws words of its own
+
+
+def _draw_for_child() -> None:
+    global _of_process
+    _of_process = secrets.randbits(64)
+
+
+os.register_at_fork(after_in_child=_draw_for_child)
+
+
 class Drawing(WithRatio):
     """What draws: an instance numbers its draws, where no state is given.
 
@@ -216,4 +233,5 @@ class Drawing(WithRatio):
         return op
 
     def supply(self, *inputs: Any) -> tuple[int, int]:
-        return self._key, next(self._offsets) if self.ratio(inputs) > 0 else 0
+        key = self._key ^ _of_process if self.seed is None else self._key
+        return key, next(self._offsets) if self.ratio(inputs) > 0 else 0

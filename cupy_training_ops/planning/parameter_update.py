@@ -39,11 +39,13 @@ def over_lists(
     return Plan(tuple(launch(t.n_chunks, (*t.joined(columns), t.sizes, *args)) for t in tables))
 
 
-def count(launch: MakeLaunch, step: Any, update: Any, stepped: Spec | None) -> Plan:
+def count(
+    launch: MakeLaunch, rate: Any, step: Any, scale: Any, update: Any, stepped: Spec | None
+) -> Plan:
     """The step after this one, where it is an array that is asked for."""
     if stepped is None:
         return Plan()
-    made = launch(1, (step, given(update, True), stepped))
+    made = launch(1, (rate, step, scale, given(update, True), stepped))
     return Plan((Launch(made.symbol, Config((1,), (1,)), made.args, made.slots),))
 
 

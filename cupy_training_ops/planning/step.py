@@ -11,7 +11,7 @@ import numpy as np
 
 from ..dtypes import BFLOAT16, BOOL, FLOAT16, FLOATS, Dtype
 from ..errors import ArgumentError, refuse, shown
-from ..schema import Changing, Convert, Inferred, Input, Output, Spec, flag, integer, real
+from ..schema import Changing, Convert, Inferred, Input, Output, Spec, finite, flag, integer, real
 
 HALVES = (FLOAT16, BFLOAT16)
 NUMBERS: tuple[Dtype, ...] = FLOATS  # of learning rates, scales and norms: no kernel knows which
@@ -29,11 +29,32 @@ def first_step(value: object) -> int:
     return step
 
 
+def not_negative(value: object) -> float:
+    """A number of at least 0."""
+    number = real(value)
+    if not number >= 0:
+        raise ArgumentError(f"expected a number of at least 0, got {number}")
+    return number
+
+
 def above_zero(value: object) -> float:
     """A number above 0."""
     number = real(value)
     if not number > 0:
         raise ArgumentError(f"expected a number above 0, got {number}")
+    return number
+
+
+def scale(value: object) -> float:
+    """A loss scale: finite, and above 0."""
+    return above_zero(finite(value))
+
+
+def bound(value: object) -> float:
+    """A number that others are kept above or below, not NaN."""
+    number = real(value)
+    if math.isnan(number):
+        raise ArgumentError("expected a number, got nan")
     return number
 
 
@@ -46,7 +67,7 @@ def decay(value: object) -> float:
 
 
 def number(
-    name: str, variable: str, doc: str = "", optional: bool = False, convert: Convert = real
+    name: str, variable: str, doc: str = "", optional: bool = False, convert: Convert = finite
 ) -> Input:
     """A real number that a step takes, such as a learning rate."""
     return Input(
@@ -79,9 +100,10 @@ ABSENT_NORM = math.nan  # which clips nothing
 
 def scales(loss_scale: str, norm: str, name: str) -> tuple[Input, Input]:
     """Loss scale and norm of the gradients, of these type variables; the norm's name."""
+    doc = "of the gradients; 1 where it is left out"
     return (
-        number("loss_scale", loss_scale, "of the gradients; 1 where it is left out", optional=True),
-        number(name, norm, "of the gradients with their loss scale", optional=True),
+        number("loss_scale", loss_scale, doc, optional=True, convert=scale),
+        number(name, norm, "of the gradients with their loss scale", optional=True, convert=real),
     )
 
 
@@ -89,7 +111,7 @@ def signalled(name: str) -> Output:
     """The update signal, where it is."""
     return Output(
         name, "bool", memory="either", aliases="update_signal",
-        shape="one element", doc="the update signal",
+        shape="one element", doc="the update signal; of shape () where that is no array",
     )  # fmt: skip
 
 
@@ -126,9 +148,14 @@ def low_precision(variable: str) -> Input:
     )  # fmt: skip
 
 
-def replaced(name: str, alias: str, variable: str, like: str = "weights") -> Output:
+def replaced(
+    name: str, alias: str, variable: str, like: str = "weights", on_request: bool = False
+) -> Output:
     """A list of arrays in place of an input's."""
-    return Output(name, variable, variadic=True, aliases=alias, shape=f"shapes of {like}")
+    return Output(
+        name, variable, variadic=True, aliases=alias, on_request=on_request,
+        shape=f"shapes of {like}",
+    )  # fmt: skip
 
 
 def given(value: object, absent: object) -> object:
@@ -169,6 +196,4 @@ def new_step(op: str, name: str, step: Any, update: Any) -> Inferred:
 
 def signal(update: Spec | Changing | None) -> Inferred:
     """Whether the step is made, where the update signal is."""
-    if isinstance(update, Changing):
-        return update.then(lambda on: [on])
-    return np.ones(1, BOOL) if update is None else update
+    return np.ones((), BOOL) if update is None else update

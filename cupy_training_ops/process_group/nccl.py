@@ -77,17 +77,22 @@ def reduce(size: int, dtype: Dtype, root: int) -> Row:
 
 def broadcast(size: int, dtype: Dtype, root: int) -> Row:
     """What one rank has, for each."""
-    return Row("broadcast", True, True, (size, NUMBERS[dtype], root))
+    return Row("broadcast", True, True, (*_moved(size, dtype), root))
 
 
 def send(size: int, dtype: Dtype, peer: int) -> Row:
     """For one other rank."""
-    return Row("send", True, False, (size, NUMBERS[dtype], peer))
+    return Row("send", True, False, (*_moved(size, dtype), peer))
 
 
 def receive(size: int, dtype: Dtype, peer: int) -> Row:
     """From one other rank."""
-    return Row("recv", False, True, (size, NUMBERS[dtype], peer))
+    return Row("recv", False, True, (*_moved(size, dtype), peer))
+
+
+def _moved(size: int, dtype: Dtype) -> tuple[int, int]:
+    """Elements that nothing is computed with, as bytes: NCCL has not every type of fixed size."""
+    return size * dtype.itemsize, NUMBERS[UINT8]
 
 
 class Group(Protocol):

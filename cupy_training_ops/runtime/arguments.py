@@ -76,9 +76,9 @@ def checked(
     """What `make` gives for a caller's number; refused where the kernel's `holder` cannot."""
     try:
         return make(changing.of(values))
-    except (CompileError, ArithmeticError, TypeError, ValueError) as error:
+    except (CompileError, ArithmeticError, TypeError, ValueError):
         expected, got = f"a number that {holder} holds", values[changing.place]
-        raise ArgumentError(f"{op}: {name}: expected {expected}, got {shown(got)}") from error
+        raise ArgumentError(f"{op}: {name}: expected {expected}, got {shown(got)}") from None
 
 
 def either(

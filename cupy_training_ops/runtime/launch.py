@@ -105,6 +105,7 @@ class ReadyPlan:
         starts = self._arguments.starts(len(in_row))
         self._constants = tuple(self._arguments.constants)
         self._pieces = tuple(self._arguments.scratch)
+        self._known: tuple[Array | None, Array | None, list[object]] = (None, None, [])
         at = {place: i for i, place in enumerate(in_row)}
         self._steps = [(*run, _picker(places, at, starts), step) for run, places, step in ready]
 
@@ -153,9 +154,14 @@ class ReadyPlan:
             function(grid, block, pick(row), shared_nbytes, stream)
 
     def scratch(self, store: Store) -> list[object]:
-        """Pointers into scratch memory with a buffer for each kind."""
-        offset, plain, zeros = self._backend.offset, store.plain, store.zeros
-        return [offset(zeros if p.zeros else plain, p.offset) for p in self._pieces]
+        """Pointers into scratch memory with a buffer for each kind; most calls have the same."""
+        plain, zeros = store.plain, store.zeros
+        known = self._known  # once: another thread may put its own there
+        if known[0] is not plain or known[1] is not zeros:
+            offset = self._backend.offset
+            found = [offset(zeros if p.zeros else plain, p.offset) for p in self._pieces]
+            known = self._known = plain, zeros, found
+        return known[2]
 
     def scratch_in(self, workspace: Array) -> list[object]:
         """Pointers into a caller's workspace, which begins with the zeros: they are queued here."""

@@ -36,4 +36,4 @@ cto.sgd_optimizer_v2(0.05, weights, gradients)
 print(weights)  # [array([0.5, 0.5], dtype=float32)]
 # Skipped.
 print(cto.sgd_optimizer_v2(0.05, weights, gradients, False))
-# > (array([False]), (array([0.5, 0.5], dtype=float32),))
+# > (array(False), (array([0.5, 0.5], dtype=float32),))

@@ -102,8 +102,16 @@ def _threshold(dy: Any, _: Any) -> Any:
     return backward("threshold_backward", dy, dy[::-1].copy(), threshold=0)
 
 
+def _kept(dtype: Any) -> Case:
+    """What keeps signs."""
+    make, name = partial(_inputs, _normal, dtype), "GistPackMsfp15Encoder"
+    return Case(name, f"{SHORT[dtype]},signs", make, {"keep_sign": True})
+
+
 CODECS = [name for name in OPS if "Encoder" in name or "Decoder" in name]
-CASES = [case for name in CODECS for case in _cases(name)] + [
+CASES = [case for name in CODECS for case in _cases(name)]
+CASES += [_kept(dtype) for dtype in FLOATS]
+CASES += [
     Case(
         "ReluGradFromBits",
         SHORT[dtype],

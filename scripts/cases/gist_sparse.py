@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -59,6 +60,12 @@ def _case(name: str, dtype: Any, zeros: float, label: str) -> Case:
     )
 
 
+def _kept(dtype: Any) -> Case:
+    """What keeps signs."""
+    case = _case("GistSparseMsfp15Encoder", dtype, 0.5, f"{SHORT[dtype_name(dtype)]},signs")
+    return replace(case, attributes={"keep_sign": True})
+
+
 def _cases(name: str) -> list[Case]:
     dtypes = (*FLOATS, UINT8) if name in ("GistSparseEncoder", "GistSparseDecoder") else FLOATS
     half = [_case(name, dtype, 0.5, SHORT[dtype_name(dtype)]) for dtype in dtypes]
@@ -67,3 +74,4 @@ def _cases(name: str) -> list[Case]:
 
 
 CASES = [case for name in OPS for case in _cases(name)]
+CASES += [_kept(dtype) for dtype in FLOATS]

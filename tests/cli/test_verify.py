@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from cupy_training_ops import get_op
 from cupy_training_ops.cli import main, provider, verify
 from cupy_training_ops.registry import names
+from cupy_training_ops.runtime.workspace import Workspaces
 from cupy_training_ops.testing.samples import all_samples, sampled
 
 OP = "GistPack8Encoder"
@@ -91,6 +92,8 @@ def test_an_output_that_is_not_written_fails(monkeypatch):
         def __init__(self, **attributes):
             self._op = get_op(OP)(**attributes)
 
+        shared = classmethod(lambda cls, **attributes: cls(**attributes))
+
         def __getattr__(self, name):
             return getattr(self._op, name)
 
@@ -133,3 +136,12 @@ def test_an_unknown_operator_is_bad_input():
 def test_this_gpu_passes():
     result = call()
     assert result.exit_code == 0, result.output
+
+
+@pytest.mark.usefixtures("gpu")
+def test_calls_go_through_shared_instances_whose_scratch_memory_is_poisoned(monkeypatch):
+    poisoned = []
+    monkeypatch.setattr(Workspaces, "poison", lambda workspaces: poisoned.append(workspaces))
+    assert call("--op", OP).exit_code == 0
+    assert len(poisoned) == len(all_samples()[OP])
+    assert {id(workspaces) for workspaces in poisoned} == {id(get_op(OP).shared().workspaces)}

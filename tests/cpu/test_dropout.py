@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import os
 import pickle
 from fractions import Fraction
 from pathlib import Path
@@ -553,3 +555,31 @@ def test_a_ratio_of_any_type_and_form() -> None:
     x = np.ones(67, FLOAT16)
     for ratio in (np.float16(0.25), np.array([0.25]), np.array(0.25, FLOAT32), [0.25]):
         assert cto.dropout(x, ratio, True, STATE)[1].tolist() == mask_of(67, ratio=0.25).tolist()
+
+
+def word_of_child(draw) -> bytes:
+    """What a forked child draws."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(write, draw())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        return pipe.read()
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["function", "instance"])
+def test_a_forked_child_draws_its_own_unless_there_is_a_seed(kept) -> None:
+    x = np.ones(4096, np.float32)
+
+    def drawing(**seed):
+        op = get_op("Dropout")(**seed) if kept else functools.partial(cto.dropout, **seed)
+        return lambda: op(x, np.float32(0.5), np.True_)[1].tobytes()
+
+    unseeded, seeded = drawing(), drawing(seed=5)
+    unseeded()  # so that children have what draws
+    drawn = {word_of_child(unseeded), word_of_child(unseeded), unseeded()}
+    assert len(drawn) == 3
+    assert word_of_child(seeded) == seeded()

@@ -133,9 +133,9 @@ def test_numbers_below_float32_are_the_models() -> None:
 
 @pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64], ids=dtype_name)
 def test_large_means_do_not_cancel(rng, dtype) -> None:
-    """1e4 with deviation 1: the first element may be far away, too."""
-    x = cast(1e4 + rng.standard_normal((32, 16)), dtype)
-    for first in (x[0, 0], 0.0, 1e6):
+    """1e4 with deviation 1, or 1e7 with 3; the first element may be far away, too."""
+    for mean, spread, first in ((1e4, 1, 0.0), (1e4, 1, 1e6), (1e4, 1, 1e4), (1e7, 3, 1e7)):
+        x = cast(mean + spread * rng.standard_normal((32, 16)), dtype)
         x[0, 0] = first
         for grouping in ((1, 32, 16), (32, 16, 1), (1, 1, 512)):
             assert_is_models(x, grouping)

@@ -145,3 +145,13 @@ def test_room_behind_a_code_is_given_back(rng):
     assert trimmed.decompress().tobytes() == with_room.decompress().tobytes() == x.tobytes()
     assert with_room.trimmed(trimmed.nbytes).code.tobytes() == trimmed.code.tobytes()
     assert trimmed.trimmed() is trimmed
+
+
+@pytest.mark.parametrize("nbytes", [0, 16, -8, "shorter", "longer", 1.5, True, "x", 2**80, [8]])
+@pytest.mark.parametrize("codec", ["sparse", "sparse_fp10", "sparse_msfp15", "msfp15"])
+def test_codes_are_trimmed_to_their_length_alone(rng, codec, nbytes) -> None:
+    packed = cto.compress(rng.standard_normal(9000) * (rng.random(9000) < 0.2), codec)
+    near = {"shorter": packed.nbytes - 16, "longer": packed.nbytes + 16}
+    with pytest.raises(ArgumentError, match="Packed: nbytes: expected"):
+        packed.trimmed(near.get(nbytes, nbytes) if isinstance(nbytes, str) else nbytes)
+    assert packed.trimmed(packed.nbytes) is packed

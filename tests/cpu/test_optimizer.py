@@ -80,7 +80,7 @@ def test_a_hundred_steps_are_those_of_optax(rng) -> None:
 def test_a_list_is_updated_in_place() -> None:
     weights, gradients = [array(1, 2), array(3)], [array(10, 20), array(30)]
     done, updated = get_op("SGDOptimizerV2")()(0.1, weights, gradients)
-    assert done.tolist() == [True]
+    assert done.tolist() is True
     assert all(a is b for a, b in zip(updated, weights, strict=True))
     assert_matches(weights[0], array(0, 0))
     assert_matches(gradients[0], array(10, 20), 0)

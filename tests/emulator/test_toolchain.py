@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from emulator import require_emulator, unavailable_reason
+from emulator import require_emulator, toolchain, unavailable_reason
 
 SUMS = """
 import numpy as np
@@ -68,6 +68,11 @@ def test_missing_tools_are_named(monkeypatch, tmp_path, missing, remaining):
     reason = unavailable_reason()
     assert reason is not None
     assert f"needs {missing}" in reason
+
+
+def test_missing_headers_name_no_one_cuda(monkeypatch):
+    monkeypatch.setattr(toolchain, "header_folder", lambda: None)
+    assert "(extra cuda12x or cuda13x)" in unavailable_reason()
 
 
 def test_without_a_compiler_tests_skip_but_fail_in_ci(monkeypatch, tmp_path):

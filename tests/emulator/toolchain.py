@@ -58,7 +58,7 @@ def unavailable_reason() -> str | None:
         if shutil.which(tool) is None:
             return f"the kernel emulator needs {tool}, which is not installed"
     if header_folder() is None:
-        return "the kernel emulator needs CUDA headers (package nvidia-cuda-runtime-cu12)"
+        return "the kernel emulator needs CUDA headers (extra cuda12x or cuda13x)"
     return None
 
 

@@ -32,7 +32,7 @@ MEMORY = 2**32  # bytes that a case may map beside what is there
 
 
 class Outcome(NamedTuple):
-    """ok, refused by one of the package's errors, short of memory, or anything else."""
+    """ok, refused by one of the package's errors, short of memory, or a fault's name."""
 
     kind: str
     text: str
@@ -61,7 +61,9 @@ def outcome(call: Call) -> tuple[Outcome, float]:
         results = tuple(memory_in(as_tuple(WAYS[call.way](call))))
         ended = Outcome("ok", str([described(r) for r in results]), results)
     except OpError as error:
-        ended = Outcome("refused", f"{type(error).__name__}: {error}")
+        alone = error.__cause__ is None and (error.__suppress_context__ or not error.__context__)
+        kind = "refused" if alone or call.op.runs_functions else "shows two tracebacks"
+        ended = Outcome(kind, f"{type(error).__name__}: {error}")
     except MemoryError:
         ended = Outcome("short of memory", "")
     except Exception as error:
@@ -71,8 +73,8 @@ def outcome(call: Call) -> tuple[Outcome, float]:
 
 def of_outcome(call: Call, cpu: Outcome) -> Iterator[str]:
     """What is wrong with the CPU provider's outcome alone."""
-    if cpu.kind == "leaked":
-        yield f"leaks {cpu.text}"
+    if cpu.kind in ("leaked", "shows two tracebacks"):
+        yield f"{cpu.kind}: {cpu.text}"
     if cpu.kind == "refused":
         if len(cpu.text) > LONGEST_MESSAGE or "\n" in cpu.text:
             yield f"says {len(cpu.text)} characters, or several lines: {cpu.text[:200]!r}"

@@ -110,6 +110,32 @@ def test_an_infinite_slope_stays_out_of_rows_that_do_not_count(anywhere, scores,
     assert not gradient.any()
 
 
+@reductions
+@pytest.mark.parametrize("shape", [(3, 37), (3, 5003), (3, 37, 5)], ids=str)
+def test_a_slope_of_0_beside_nan_is_nan_as_in_mathematics(anywhere, shape, reduction) -> None:
+    """Only what does not count is 0 whatever is in it: ignored rows and rows of weight 0."""
+    x = np.zeros(shape, FLOAT32)
+    x[:, 1] = NAN
+    labels = np.full((3, *shape[2:]), 2)
+    labels[0], labels[1] = 7, 3
+    weights = np.ones(shape[1], FLOAT32)
+    weights[3] = 0
+    dy = np.zeros(labels.shape if reduction == "none" else (), FLOAT32)
+    attributes = {"reduction": reduction}
+    (gradient,) = call(anywhere, GRADIENT, dy, x, labels, weights, 7, **attributes)
+    assert not gradient[:2].any()
+    expected = np.zeros(shape[1:], FLOAT32)
+    expected[1] = NAN
+    assert_matches(gradient[2], expected, 0)
+    _, scaled = call(anywhere, BOTH, x, labels, weights, 7, 0.0, **attributes)
+    assert not scaled[:2].any()
+    assert np.isnan(scaled[2]).all()
+    rows = x.reshape(3, shape[1], -1)[:, :, 0]
+    given = np.zeros(3 if reduction == "none" else (), FLOAT32), rows, np.full(3, 2)
+    (last,) = call(anywhere, "SparseSoftmaxCrossEntropyGrad", *given, **attributes)
+    assert np.isnan(last).sum(1).tolist() == [1, 1, 1]
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_without_rows_that_count_loss_and_gradient_are_0(anywhere, scores, reduction) -> None:
     weights = np.zeros(37, FLOAT32)
@@ -132,6 +158,21 @@ def test_an_empty_batch_and_no_classes(anywhere, reduction) -> None:
         assert loss.tolist() == ([] if reduction == "none" else 0)
     loss, _ = call(anywhere, LOSS, none, np.array([0, 1]), None, 1, reduction=reduction)
     assert np.isnan(loss).tolist() == ([True, False] if reduction == "none" else True)
+
+
+@reductions
+@pytest.mark.parametrize("shape", [(2, 6, 0), (0, 6, 3), (2, 0, 0), (2, 6, 4, 0)], ids=str)
+def test_an_empty_inner_axis_has_no_rows(anywhere, shape, reduction) -> None:
+    x, labels = np.zeros(shape, FLOAT32), np.zeros((shape[0], *shape[2:]), np.int64)
+    with launch_log() as log:
+        for name in (LOSS, BOTH, "SoftmaxCrossEntropyLoss"):
+            loss, rest = call(anywhere, name, x, labels, reduction=reduction)
+            assert rest.shape == shape
+            assert loss.tolist() == (labels.tolist() if reduction == "none" else 0)
+        dy = np.ones(labels.shape if reduction == "none" else (), FLOAT32)
+        (gradient,) = call(anywhere, GRADIENT, dy, x, labels, reduction=reduction)
+    assert gradient.shape == shape
+    assert {launch.symbol for launch in log} <= {"cross_entropy__total"}
 
 
 def test_rows_that_are_infinite_are_nan(anywhere) -> None:
@@ -218,6 +259,42 @@ def test_the_mean_of_many_small_losses(run) -> None:
     x[:, 1] = math.log(math.exp(loss) - 1)
     found, _ = call(run, LOSS, x, np.zeros(n, np.int64))
     assert abs(float(found) - loss) < 1e-3
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=dtype_name)
+@pytest.mark.parametrize(
+    ("dy", "weight", "rows"),
+    [(3e38, 4, 4), (3e38, 3e38, 1), (2, 3e38, 1), (-3e38, 1000, 9), (1e-30, 1e-30, 3), (1, 1, 5)],
+    ids=str,
+)
+def test_slopes_near_the_ends_of_the_range(run, rng, dy, weight, rows, dtype) -> None:
+    """What is divided afterwards may be beyond the range in between."""
+    x, labels = np.full((rows, 37), -np.log(37), dtype), rng.integers(0, 37, rows)
+    weights = np.full(37, weight, dtype)
+    given = (np.array(dy, dtype), x, labels, weights)
+    (gradient,) = call(run, GRADIENT, *given)
+    expected = get_op(GRADIENT).cpu_function()(*given)
+    size = np.abs(expected.astype(np.float64)).max()
+    assert np.isfinite(size)
+    assert size >= abs(dy) / rows / 2
+    scaled = (a.astype(np.float64) / size for a in (gradient, expected))
+    np.testing.assert_allclose(*scaled, atol=1e-6 if dtype == FLOAT32 else 1e-2)
+
+
+@pytest.mark.parametrize("rows", [4, 300, 5000])
+@pytest.mark.parametrize("name", [LOSS, BOTH, "SparseSoftmaxCrossEntropy"])
+def test_the_mean_of_losses_whose_sum_is_beyond_the_range(run, name, rows) -> None:
+    x = np.zeros((rows, 3), FLOAT32)
+    x[:, 1] = 3e38
+    loss, _ = call(run, name, x, np.zeros(rows, np.int64))
+    assert abs(float(loss) / 3e38 - 1) < 1e-6
+
+
+def test_the_mean_of_dense_losses_whose_sum_is_beyond_the_range(run) -> None:
+    x, target = np.zeros((70, 3), FLOAT32), np.zeros((70, 3), FLOAT32)
+    x[:, 1], target[:, 0] = 3e38, 1
+    loss, _ = call(run, "SoftmaxCrossEntropy", x, target)
+    assert abs(float(loss) / 3e38 - 1) < 1e-6
 
 
 # ---- memory --------------------------------------------------------------------------------------

@@ -107,7 +107,8 @@ def test_any_grouping(run, rng, seed, dtype) -> None:
 
 @floats
 def test_long_runs_are_merged(run, rng, dtype) -> None:
-    x = cast(3 + rng.standard_normal(2 * (LONG + 24)), dtype)
+    n = 2 * (LONG + 24)
+    x = cast(np.linspace(-9, 9, n) + rng.standard_normal(n), dtype)
     for grouping in ((1, 2, LONG + 24), (2, 1, LONG + 24), (1, 1, 2 * (LONG + 24))):
         check(run, get_op(NAME)(grouping=grouping), x)
 
@@ -162,9 +163,10 @@ def test_magnitudes_that_differ_by_rows(run, rng, dtype, grouping) -> None:
 
 @pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64], ids=dtype_name)
 @pytest.mark.parametrize("grouping", GROUPINGS, ids=str)
+@pytest.mark.parametrize("mean", [1e4, 1e7])
 @pytest.mark.parametrize("first", [None, 0.0, 1e7])
-def test_large_means_do_not_cancel(run, rng, dtype, grouping, first) -> None:
-    x = cast(1e4 + rng.standard_normal((16, 64)), dtype)
+def test_large_means_do_not_cancel(run, rng, dtype, grouping, mean, first) -> None:
+    x = cast(mean + 3 * rng.standard_normal((16, 64)), dtype)
     if first is not None:
         x[0] = first
     check(run, get_op(NAME)(grouping=grouping), x)

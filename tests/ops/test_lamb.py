@@ -61,6 +61,23 @@ def test_each_parameter_has_its_own_numbers(run, rng) -> None:
     assert_all_match(run, placed, results[:4])
 
 
+@pytest.mark.parametrize("of_weights", [1e-30, 1, 1e25])
+@pytest.mark.parametrize("of_gradients", [1e-36, 1e-25, 1e-21, 1, 1e17])
+def test_norms_whose_squares_are_beyond_the_range(anywhere, of_weights, of_gradients) -> None:
+    """A first direction with epsilon 1 is the gradient's; its length is that of the weights."""
+    n, rate = 400, 0.25
+    w, zeros = np.full(n, of_weights, FLOAT32), np.zeros(n, FLOAT32)
+    g = np.full(n, of_gradients, FLOAT32)
+    placed = [[anywhere.place(x.copy())] for x in (w, g, zeros, zeros)]
+    op = get_op("LambOptimizer")(alpha=0.0, beta=0.0, epsilon=1.0, max_norm_clip=np.inf)
+    op(None, None, None, rate, None, *placed)
+    if of_weights / of_gradients > 1e38:  # nor is the ratio in the range
+        assert_matches(anywhere.host(placed[0][0]), w, 0)
+    else:
+        change = 1 - anywhere.host(placed[0][0]) / w
+        np.testing.assert_allclose(change, rate, rtol=1e-5)
+
+
 @pytest.mark.parametrize("signal", [True, False])
 def test_the_step_is_counted_where_it_is(run, rng, signal) -> None:
     placed = [[run.place(x) for x in xs] for xs in parameters(rng, (300,))]

@@ -201,3 +201,13 @@ def restore(arrays, kept) -> None:
             restore(array, before)
         else:
             array[...] = before
+
+
+@pytest.mark.parametrize("signal", [None, True, False], ids=str)
+@pytest.mark.parametrize("name", ["SGDOptimizerV2", "SGDOptimizerList", "AdamWOptimizer"])
+def test_a_signal_that_is_no_array_comes_back_as_one_of_no_dimension(name, signal, anywhere):
+    lists = [[anywhere.place(np.ones(3, FLOAT32))] for _ in range(4 if name[0] == "A" else 2)]
+    numbers = (0.1, 1) if name[0] == "A" else (0.1,)
+    flag, *_ = get_op(name)()(*numbers, *lists, update_signal=signal)
+    assert isinstance(flag, np.ndarray)
+    assert (flag.shape, flag.dtype, flag.item()) == ((), np.bool_, signal is not False)

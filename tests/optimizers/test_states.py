@@ -90,7 +90,7 @@ def test_a_file_is_the_same_from_every_provider(run, seed) -> None:
     }
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_moments_of_each_type_come_back(dtype, tmp_path, rng) -> None:
     p = np.ones(5, np.float32)
     some, other = (cto.AdamW([p.copy()], moment_dtype=dtype) for _ in range(2))

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import math
 import weakref
 
 import numpy as np
@@ -269,6 +271,76 @@ def test_a_wrong_step_is_refused(case, name, anywhere) -> None:
     assert_same([np.array(anywhere.host(p)) for p in parameters], before)
     assert bool(anywhere.host(optimizer.is_finite))
     assert optimizer.state_dict().get("step", 1) == 1
+
+
+NO_STEPS = {
+    "lr NaN": {"lr": math.nan},
+    "lr infinite": {"lr": math.inf},
+    "scale NaN": {"loss_scale": math.nan},
+    "scale infinite": {"loss_scale": math.inf},
+    "scale 0": {"loss_scale": 0.0},
+    "scale below 0": {"loss_scale": -8.0},
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("case", NO_STEPS)
+def test_numbers_that_no_step_can_be_made_with(case, name, anywhere) -> None:
+    """On the device they skip the step, which then does not count; on the host they are refused."""
+    copy = anywhere.place(np.zeros(P.shape, np.float16))
+    optimizer = getattr(cto, name)([anywhere.place(P.copy())], low_precision=[copy])
+    gradients = [anywhere.place(G)]
+    optimizer.step(gradients)
+    own = [*optimizer.parameters, copy, *itertools.chain(*optimizer._moments.values())]
+    before = [np.array(anywhere.host(x)) for x in own]
+    given = NO_STEPS[case]
+    for host in (given, {k: np.float32(v) for k, v in given.items()}):
+        with pytest.raises(ArgumentError, match=f"{name}: {next(iter(given))}: expected a"):
+            optimizer.step(gradients, **host)
+    on_device = {k: anywhere.place(np.array(v, np.float32)) for k, v in given.items()}
+    for clip in ({}, {"max_norm": 0.5}):
+        optimizer.step(gradients, **on_device, **clip)
+    assert_same([np.array(anywhere.host(x)) for x in own], before)
+    assert optimizer.state_dict().get("step", 1) == 1
+    optimizer.step(gradients)
+    assert not np.array_equal(anywhere.host(own[0]), before[0])
+
+
+@pytest.mark.parametrize("lr", ["0.1", math.nan, math.inf, -0.1, True, [0.1], None, b"1"], ids=repr)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_rate_that_is_none_is_refused_at_once(name, lr) -> None:
+    with pytest.raises(ArgumentError, match=f"^{name}: lr: expected a"):
+        getattr(cto, name)([P.copy()], lr)
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "Lamb"])
+def test_what_makes_no_optimizer_is_refused_at_once(name) -> None:
+    make = getattr(cto, name)
+    for wrong in (-1, math.nan):
+        with pytest.raises(ArgumentError, match=f"^{name}: epsilon: expected a number of at least"):
+            make([P.copy()], epsilon=wrong)
+    if name != "Adam":
+        with pytest.raises(ArgumentError, match=f"^{name}: lambda_: expected a finite number"):
+            make([P.copy()], weight_decay=math.nan)
+    if name == "Lamb":
+        with pytest.raises(ArgumentError, match=f"^{name}: ratio_max: expected a number, got nan"):
+            make([P.copy()], ratio_limits=(0.0, math.nan))
+    with pytest.raises(ArgumentError, match=f"^{name}: moment_dtype: expected float32 or bfloat16"):
+        make([P.copy()], moment_dtype="float16")
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW"])
+def test_small_gradients_move_as_far_with_moments_of_16_bits(name) -> None:
+    """A second moment that vanished would make steps of any size."""
+    moved = []
+    for dtype in ("float32", "bfloat16"):
+        p = np.zeros(64, np.float32)
+        optimizer = getattr(cto, name)([p], 1e-3, moment_dtype=dtype)
+        for _ in range(200):
+            optimizer.step([np.full(64, 1e-4, np.float32)])
+        moved.append(float(p[0]))
+    assert abs(moved[1] / moved[0] - 1) < 0.1
+    assert abs(moved[0] + 0.2) < 0.01
 
 
 def test_the_same_array_twice_is_refused(anywhere) -> None:

@@ -46,7 +46,7 @@ class ProbeEither(Probe):
     )
     outputs = (
         Output("Y", "float32"),
-        Output("new_step", "int64", memory="either", aliases="step"),
+        Output("new_step", "int64", memory="either", aliases="step", on_request=True),
     )
     types = {"R": (FLOAT32, FLOAT16, BFLOAT16, np.dtype(np.float64))}  # noqa: RUF012
 
@@ -156,7 +156,7 @@ class ProbeSpread(Probe):
         Input("Ws", "float32", variadic=True, holes=True),
     )
     outputs = (
-        Output("Raised", "float32", variadic=True, aliases="Xs"),
+        Output("Raised", "float32", variadic=True, aliases="Xs", on_request=True),
         Output("Count", "int64", memory="host"),
         Output("Scaled", "float32", variadic=True),
         Output("Negated", "float32", variadic=True),

@@ -102,9 +102,9 @@ def test_calls_of_a_list_are_one_group_without_empty_arrays(played) -> None:
     expected = lambda s: [  # noqa: E731
         ("groupStart",),
         ("reduce", 1, 11, 5, 7, 0, 1, s),
-        ("broadcast", 3, 13, 3, 6, 0, s),
-        ("send", 4, 2, 7, 1, s),
-        ("recv", 15, 2, 7, 1, s),
+        ("broadcast", 3, 13, 6, 1, 0, s),
+        ("send", 4, 8, 1, 1, s),
+        ("recv", 15, 8, 1, 1, s),
         ("groupEnd",),
     ]
     calls(*arrays)
@@ -125,10 +125,10 @@ def test_a_swap_receives_into_scratch_memory(played) -> None:
     swap = nccl.Swap(group_of(communicator), "X", EVERYONE, rows, (0, 256), lambda: None)
     swap(table(10, 20), np.uint64(1000))
     assert binding.log[1:-1] == [
-        ("send", 10, 3, 7, 1, 7),
-        ("send", 20, 2, 7, 1, 7),
-        ("recv", 1000, 3, 7, 1, 7),
-        ("recv", 1256, 2, 7, 1, 7),
+        ("send", 10, 12, 1, 1, 7),
+        ("send", 20, 8, 1, 1, 7),
+        ("recv", 1000, 12, 1, 1, 7),
+        ("recv", 1256, 8, 1, 1, 7),
     ]
 
 

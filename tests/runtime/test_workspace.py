@@ -132,6 +132,23 @@ def test_memory_that_exists_serves_a_capture(backend, workspaces) -> None:
     assert workspaces.get(backend, 0, 100, 8) is first
 
 
+def test_a_graph_keeps_what_it_was_captured_with(backend, workspaces) -> None:
+    """Calls of one capture share it; eager calls go on with other memory."""
+    first = workspaces.get(backend, 0, 100, 8)
+    assert not workspaces.has_graphs
+    backend.captures = True
+    assert workspaces.get(backend, 0, 100, 8) is workspaces.get(backend, 0, 90, 8) is first
+    backend.captures = False
+    captured = [weakref.ref(buffer) for buffer in (first.plain, first.zeros)]
+    second = workspaces.get(backend, 0, 100, 8)
+    del first
+    gc.collect()
+    assert all(buffer() is not None for buffer in captured)
+    assert {id(second.plain), id(second.zeros)}.isdisjoint(id(buffer()) for buffer in captured)
+    assert workspaces.get(backend, 0, 100, 8) is second
+    assert workspaces.has_graphs
+
+
 def test_unknown_zeros_are_cleared_by_the_next_call(backend, workspaces) -> None:
     """A capture would record the clearing, and eager calls before its replay would go without."""
     store = workspaces.get(backend, 0, 100, 8)
@@ -150,6 +167,9 @@ def test_poison_leaves_zeros(backend, workspaces) -> None:
     workspaces.poison()
     assert (store.plain == 0xFF).all()
     assert not store.zeros.any()
+    assert workspaces.left() == 0
+    store.zeros[3:5] = 1
+    assert workspaces.left() == 2
 
 
 def described(array: np.ndarray, device: int = 0) -> ArrayInfo:

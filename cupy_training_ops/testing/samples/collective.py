@@ -28,8 +28,11 @@ LISTS: tuple[tuple[str, tuple[Shape, ...], int], ...] = (
 
 
 def arrays(rng: Generator, shapes: tuple[Shape, ...], dtype: Dtype, is_list: bool) -> list[Any]:
-    """Small numbers, also of either sign where there is one."""
-    made = [rng.uniform(0 if dtype.kind == "u" else -9, 9, s).astype(dtype) for s in shapes]
+    """Small numbers, also of either sign where there is one; bools of both kinds."""
+    least = {"u": 0, "b": -0.9}.get(dtype.kind, -9)
+    most = 0.9 if dtype.kind == "b" else 9
+    numbers = [rng.uniform(least, most, s) for s in shapes]
+    made = [(np.round(x) if dtype.kind == "b" else x).astype(dtype) for x in numbers]
     return [made] if is_list else made
 
 

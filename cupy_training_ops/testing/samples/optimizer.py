@@ -19,17 +19,20 @@ PAIRS = (
     (FLOAT32, FLOAT32), (FLOAT32, FLOAT16), (FLOAT32, BFLOAT16), (FLOAT16, FLOAT16),
     (BFLOAT16, BFLOAT16), (FLOAT64, FLOAT64),
 )  # fmt: skip
-# Loss scale and norm; the norm of the gradients is not asked whether it is true.
-SCALES = (
-    ("scaled", 8.0, 4.0), ("clipped", 8.0, 96.0), ("norm-nan", 2.0, np.nan),
-    ("norm-inf", 2.0, np.inf), ("norm-zero", 2.0, 0.0), ("scale-nan", np.nan, 1.0),
-    ("scale-inf", np.inf, 1.0), ("scale-zero", 0.0, 1.0),
-)  # fmt: skip
 
 
 def one(value: Any, dtype: Any, shape: Shape = (1,)) -> Any:
     """An array of one element."""
     return np.full(shape, value).astype(dtype)
+
+
+# Loss scale and norm; the norm of the gradients is not asked whether it is true. Scales with which
+# no step can be made are refused as numbers.
+SCALES = (
+    ("scaled", 8.0, 4.0), ("clipped", 8.0, 96.0), ("norm-nan", 2.0, np.nan),
+    ("norm-inf", 2.0, np.inf), ("norm-zero", 2.0, 0.0), ("scale-nan", one(np.nan, FLOAT32), 1.0),
+    ("scale-inf", one(np.inf, FLOAT32), 1.0), ("scale-zero", one(0.0, FLOAT32), 1.0),
+)  # fmt: skip
 
 
 def arrays(rng: Generator, shapes: tuple[Shape, ...], dtype: Any) -> list[Any]:

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: MIT
+"""Other names of inputs, outputs and attributes: upstream's, and those of releases before."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, NamedTuple
+
+from ..errors import refuse
+from ..schema import Attribute, Input, Output
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+class Other(NamedTuple):
+    """What a name stands for, and whether it is on its way out."""
+
+    name: str
+    is_old: bool
+
+
+Others = Mapping[str, Other]
+
+
+class WithOthers:
+    """What may be given by other names than the declared ones."""
+
+    other_inputs: ClassVar[Others]
+    other_outputs: ClassVar[Others]
+    other_attributes: ClassVar[Others]
+
+
+def others(declared: Iterable[Input | Output | Attribute]) -> Others:
+    """What each name stands for that is not the declared one."""
+    found: dict[str, Other] = {}
+    for item in declared:
+        found |= {name: Other(item.name, True) for name in item.formerly}
+        if item.upstream:
+            found[item.upstream] = Other(item.name, False)
+    return found
+
+
+def current(op: str, known: Others, name: str) -> str:
+    """The declared name; DeprecationWarning, at the caller's line, for one of a release before."""
+    other = known.get(name)
+    if other is None:
+        return name
+    if other.is_old:
+        text = f"{op}: {name} is called {other.name} now"
+        warnings.warn(text, DeprecationWarning, stacklevel=_depth())
+    return other.name
+
+
+def named(op: str, known: Others, given: Mapping[str, object]) -> dict[str, object]:
+    """Arguments by their declared names, each given once."""
+    found: dict[str, object] = {}
+    for name, value in given.items():
+        declared = current(op, known, name)
+        if declared in found:
+            refuse(op, declared, "one value", f"one by another name, {name}")
+        found[declared] = value
+    return found
+
+
+def _depth() -> int:
+    """Frames from `current` up to the first that is not the package's."""
+    depth, frame = 0, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
+        depth, frame = depth + 1, frame.f_back
+    return depth + 1

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: MIT
+"""Calls of random shapes in sequence, through the instances that functions share."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+from random_calls import CALLS, DTYPES, call, compare, drawn_case
+from runs import Run, drawn_run, reason_not_to_run
+
+import cupy_training_ops as cto
+from cupy_training_ops import get_op
+from cupy_training_ops.frame import op as frame_op
+
+FAMILIES = sorted({get_op(name).family for name in CALLS})
+
+
+def machine_of(family: str, run: Run, dtypes: Sequence[Any]) -> type[RuleBasedStateMachine]:
+    """Calls of one family's operators, in any order and of any sizes."""
+    names = [name for name in CALLS if get_op(name).family == family]
+
+    class Calls(RuleBasedStateMachine):
+        @rule(name=st.sampled_from(names), seed=st.integers(0, 2**32))
+        def call(self, name, seed):
+            inputs, attributes = drawn_case(name, np.random.default_rng(seed), dtypes)
+            result = call(name, inputs, run.place, **attributes)
+            compare(name, inputs, result, run.host, **attributes)
+
+    return Calls
+
+
+def run_sequences(
+    family: str, run_name: str, seed: int, examples: int, steps: int, dtypes: Sequence[Any] = DTYPES
+) -> None:
+    with Run(run_name, seed) as run:
+        bounds = settings(max_examples=examples, stateful_step_count=steps, deadline=None)
+        run_state_machine_as_test(machine_of(family, run, dtypes), settings=bounds)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_calls_in_sequence(family, seed) -> None:
+    """In one type: g++ takes seconds for each."""
+    if reason := reason_not_to_run("emulated-forward"):
+        pytest.skip(reason)
+    dtype = random.Random(f"{seed} {family}").choice(DTYPES)
+    run_sequences(family, drawn_run(family, seed), seed, 2, 20, (dtype,))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("family", FAMILIES)
+def test_many_calls_in_sequence(family, seed) -> None:
+    run_sequences(family, drawn_run(family, seed), seed, 6, 40)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", FAMILIES)
+def test_calls_in_sequence_on_a_gpu(family, seed) -> None:
+    run_sequences(family, "cuda", seed, 30, 50)
+
+
+def in_one_workspace(names: list[str], run: Run, rng: np.random.Generator) -> None:
+    """Each operator after any other, in memory that holds what those before left."""
+    workspace = run.place(rng.integers(0, 256, 2**25, np.uint8))
+    for name in rng.permutation(names):
+        inputs, attributes = drawn_case(name, rng, DTYPES if run.on_gpu else DTYPES[:1])
+        result = call(name, inputs, run.place, workspace, **attributes)
+        compare(name, inputs, result, run.host, **attributes)
+
+
+def test_one_workspace_serves_all_operators_in_turn(run, rng) -> None:
+    in_one_workspace(list(CALLS) * (20 if run.on_gpu else 1), run, rng)
+
+
+# ---- graphs --------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CALLS)
+def test_replays_and_eager_calls_alternate(rng, seed, name) -> None:
+    """A graph keeps the memory that it was captured with, also where eager calls outgrow it."""
+    import cupy
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with Run("cuda", seed) as run, stream:
+        inputs, attributes = drawn_case(name, rng)
+        op, placed = get_op(name).shared(**attributes), run.place_inputs(get_op(name), inputs)
+        out = op(*placed)  # makes scratch memory and compiles
+        stream.begin_capture()
+        op(*placed, out=out)
+        graph = stream.end_capture()
+        for _ in range(5):
+            others, _ = drawn_case(name, rng)
+            compare(name, others, op(*run.place_inputs(op, others)), run.host, **attributes)
+            op.workspaces.poison()
+            for target in out if isinstance(out, tuple) else (out,):
+                if target is not None:
+                    target.view(np.uint8)[...] = 0x7A
+            graph.launch(stream)
+            stream.synchronize()
+            compare(name, inputs, out, run.host, **attributes)
+
+
+# ---- loops ---------------------------------------------------------------------------------------
+
+
+def trained(batches, weights, loss_and_gradient, rate=0.5):
+    """Losses of a linear classifier, a step for each batch."""
+    losses = []
+    for x, labels in batches:
+        loss, gradient = loss_and_gradient(x @ weights, labels)
+        weights = weights - rate * x.T @ gradient
+        losses.append(float(loss))
+    return losses
+
+
+def in_float64(scores, labels):
+    shifted = scores - scores.max(1, keepdims=True)
+    log_prob = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    rows = np.arange(labels.size)
+    gradient = np.exp(log_prob)
+    gradient[rows, labels] -= 1
+    return -log_prob[rows, labels].mean(), gradient / labels.size
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["one operator", "loss and gradient"])
+def test_a_loop_whose_last_batch_is_smaller(anywhere, rng, fused) -> None:
+    x, labels = rng.standard_normal((300, 12)), rng.integers(0, 7, 300)
+    weights, order = rng.standard_normal((12, 7)), [(0, 128), (128, 256), (256, 300)] * 3
+    batches = [(x[a:b], labels[a:b]) for a, b in order]
+
+    def ours(scores, labels):
+        scores, labels = anywhere.place(scores.astype(np.float32)), anywhere.place(labels)
+        if fused:
+            loss, gradient = cto.cross_entropy_loss_and_grad(scores, labels)
+        else:
+            loss, log_prob = cto.softmax_cross_entropy_loss(scores, labels)
+            one = anywhere.place(np.ones((), np.float32))
+            gradient = cto.softmax_cross_entropy_loss_grad(one, log_prob, labels)
+        return float(anywhere.host(loss)), anywhere.host(gradient).astype(np.float64)
+
+    found, expected = (trained(batches, weights, f) for f in (ours, in_float64))
+    np.testing.assert_allclose(found, expected, rtol=2e-6)
+
+
+# ---- calls that end with an exception ------------------------------------------------------------
+
+
+class StoppedError(Exception):
+    """Raised between two launches."""
+
+
+@pytest.mark.parametrize("name", ["CrossEntropyLossAndGrad", "GistSparseEncoder", "LambOptimizer"])
+def test_a_call_that_stops_between_two_launches_changes_none(run, rng, monkeypatch, name) -> None:
+    """Also where kernels before the exception have left their zeros as they are in between."""
+    for stop_after in (0, 1):
+        inputs, attributes = drawn_case(name, rng, DTYPES[:1])
+        attributes.pop("reduction", None)
+        op, left = get_op(name)(**attributes), [stop_after]
+        op(*run.place_inputs(op, inputs))
+        for call_ in op._remembered.values():
+            steps = call_.ready._steps
+            monkeypatch.setattr(call_.ready, "_steps", [stopping(step, left) for step in steps])
+        with pytest.raises(StoppedError):
+            op(*run.place_inputs(op, inputs))
+        monkeypatch.undo()
+        for store in op.workspaces._stores.values():
+            assert store.is_zero
+            assert not run.host(store.zeros).any()
+        others, _ = drawn_case(name, rng, DTYPES[:1])
+        compare(name, others, op(*run.place_inputs(op, others)), run.host, **attributes)
+
+
+def stopping(step, left):
+    function, *rest = step
+
+    def launch(*args):
+        if left[0] == 0:
+            raise StoppedError
+        left[0] -= 1
+        function(*args)
+
+    return launch, *rest
+
+
+def test_a_call_inside_another_has_memory_of_its_own(run, rng, monkeypatch) -> None:
+    """As a finalizer or a signal handler would make it, between two launches."""
+    cls = get_op("CrossEntropyLossAndGrad")
+    op = cls()
+    scores, labels = (rng.standard_normal((200, 9)).astype(np.float32), rng.integers(0, 9, 200))
+    others = rng.standard_normal((90, 5)).astype(np.float32), rng.integers(0, 5, 90)
+    for case in ((scores, labels), others):
+        op(*map(run.place, case))
+    inner = []
+    call_ = next(iter(op._remembered.values()))
+
+    def interrupted(step):
+        function, *rest = step
+
+        def launch(*args):
+            function(*args)
+            inner.append(op(*map(run.place, others)))
+
+        return launch, *rest
+
+    steps = [interrupted(step) for step in call_.ready._steps]
+    monkeypatch.setattr(call_.ready, "_steps", steps)
+    outer = op(*map(run.place, (scores, labels)))
+    monkeypatch.undo()
+    assert len(inner) == len(steps) > 1
+    compare(cls.name, [scores, labels], outer, run.host)
+    for result in inner:
+        compare(cls.name, list(others), result, run.host)
+
+
+def test_a_function_keeps_the_instances_that_graphs_were_captured_with(monkeypatch) -> None:
+    """Their memory would be handed out again while a replay writes to it."""
+    monkeypatch.setattr(frame_op, "_MAX_SHARED", 2)
+    cls = get_op("ReduceAllL2")
+    monkeypatch.setattr(cls, "_shared", {})
+    captured = cls.shared(output_type=np.float32)
+    captured.workspaces.has_graphs = True
+    for dtype in (np.float16, np.float64, None):
+        cls.shared(output_type=dtype)
+    assert cls.shared(output_type=np.float32) is captured
+    assert len(cls._shared) == 2
