@@ -334,7 +334,7 @@ __all__ = [
     "ZeroGradient",
 ]
 
-CODECS: dict[Literal["binarize", "pack1", "pack8", "pack16", "sparse", "sparse_fp10", "fp10", "block_e4m3", "block_e5m2", "msfp15", "sparse_msfp15", "index4"], Codec]
+CODECS: dict[Literal["binarize", "pack1", "pack8", "pack16", "sparse", "sparse_fp10", "fp10", "block_e4m3", "block_e5m2", "msfp15", "msfp15_signed", "sparse_msfp15", "index4"], Codec]
 @overload
 def compress(x: _Array, codec: Literal["binarize", "pack1", "pack8", "pack16", "sparse", "sparse_fp10", "fp10", "block_e4m3", "block_e5m2"]) -> Packed:
     """Encode an array: `compress(x, "msfp15").decompress()` is x within the codec's bound.
@@ -356,6 +356,8 @@ def compress(x: _Array, codec: Literal["binarize", "pack1", "pack8", "pack16", "
                      error at most: 2^-11 |x| from 2^-14, 2^-25 below; infinity from 65520
       msfp15         8-bit values: (-1)^s M 2^(E - 132), M of 6 bits, E shared by 8 values
                      error at most: 2^-6 2^E of the tile, twice that where M saturates; below 2^-126 zero
+      msfp15_signed  8-bit values: msfp15, but what is not zero has M >= 1 and keeps its sign
+                     error at most: 2^-5 2^E of the tile
       sparse         1-bit values: one bit, and the element where any of its bits is 1
                      error at most: every bit is kept; as it is where that takes no more bytes
       sparse_fp10    1-bit values: one bit, and FP10 where any bit is 1
@@ -373,6 +375,8 @@ def compress(x: _Array, codec: Literal["binarize", "pack1", "pack8", "pack16", "
     """
 @overload
 def compress(x: _Array, codec: Literal["msfp15"], *, keep_nonfinite: _Boolean = False, keep_sign: _Boolean = False) -> Packed: ...
+@overload
+def compress(x: _Array, codec: Literal["msfp15_signed"], *, keep_nonfinite: _Boolean = False) -> Packed: ...
 @overload
 def compress(x: _Array, codec: Literal["sparse_msfp15"], *, keep_sign: _Boolean = False) -> Packed: ...
 @overload

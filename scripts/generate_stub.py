@@ -116,7 +116,8 @@ def codecs() -> Iterator[str]:
     """`CODECS`, and `compress` with the options that each codec has."""
     groups: dict[str, list[str]] = {}
     for name, codec in cto.CODECS.items():
-        options = "".join(f", {keyword(codec.encoder, a)}" for a in codec.encoder.attributes)
+        open_ones = (a for a in codec.encoder.attributes if a.name not in codec.fixed)
+        options = "".join(f", {keyword(codec.encoder, a)}" for a in open_ones)
         groups.setdefault(f", *{options}" if options else "", []).append(f'"{name}"')
     every = ", ".join(name for names in groups.values() for name in names)
     yield f"CODECS: dict[Literal[{every}], Codec]"

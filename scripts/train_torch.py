@@ -37,12 +37,12 @@ from torch_models import Model, models, plainly
 import cupy_training_ops as cto
 from cupy_training_ops.torch.coding import stream_of
 
-POLICIES = ("default", "small", "lossless")
+POLICIES = ("default", "wide", "plain_msfp15", "small", "lossless")
 CHECKPOINTING, ON_CPU, PLAIN = "checkpointing", "save_on_cpu", "plain"
 METHODS = (PLAIN, *POLICIES, CHECKPOINTING, ON_CPU)
 WARM_UP, TIMED = 10, 20  # steps
 SLOW = {ON_CPU: (2, 5)}  # the same where a step takes a second
-CURVES = ("plain", "default", "small")
+CURVES = ("plain", "default", "wide")
 GB = 1e9
 
 
@@ -173,7 +173,7 @@ def host_time(device: torch.device, n: int) -> dict[str, float]:
 
     Tensors are just large enough to be compressed, so that the device never is what is waited for.
     """
-    activations = cto.torch.compressed_activations("default")
+    activations = cto.torch.compressed_activations("plain_msfp15")
     source = torch.randn(1 << 16, device=device, requires_grad=True)
     launch = empty_launch(source)
     rows = [of_one_tensor(activations, source * 2, launch) for _ in range(n)][n // 10 :]

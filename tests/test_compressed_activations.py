@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from cupy_training_ops.torch import activations, kinds  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* bytes passed as leaves")  # where all is small
+pytestmark = pytest.mark.filterwarnings("ignore:.* bytes were compressed")  # where all is small
 N = 16_384  # float32 elements that are just not small
 
 
@@ -105,18 +105,18 @@ def test_lossless_gradients_are_the_same_bits(tensor, layout) -> None:
 
 
 def test_default_and_small_are_near(tensor) -> None:
-    """One step of a layer and a ReLU: where errors of 2^-6 stay so small."""
+    """One step of a layer and a ReLU: with `default` its mask, and so a gradient, is exact."""
     x, w = tensor(128, 256), tensor(256, 256)
 
     def loss(x, w):
-        return torch.relu((x * 1) @ w / 16) ** 2
+        return torch.relu((x * 1) @ w / 16)
 
     expected = torch.autograd.grad(loss(x, w).sum(), (x, w))
-    for policy, ratio in (("default", 4), ("small", 4)):
+    for policy, bounds in (("default", (0, 0.015)), ("small", (0.01, 0.02))):
         found, report = gradients([x, w], loss, policy)
-        assert report["before"] >= ratio * report["after"]
-        for one, other in zip(found, expected, strict=True):
-            assert 0 < (one - other).norm() < 0.05 * other.norm()
+        assert report["before"] >= 4 * report["after"]
+        for one, other, bound in zip(found, expected, bounds, strict=True):
+            assert (one - other).norm() <= bound * other.norm()
 
 
 def test_a_tensor_that_is_saved_twice_is_compressed_and_decompressed_once(tensor, moves) -> None:
@@ -251,7 +251,7 @@ def test_parameters_their_views_and_casts_pass(tensor, view) -> None:
 
 def test_statistics_pass(tensor) -> None:
     """One number a row, from which every gradient of the row is computed."""
-    kept = cto.torch.compressed_activations()
+    kept = cto.torch.compressed_activations("plain_msfp15")
     with kept:
         y = functional.group_norm(tensor(N // 2, 2, 4) * 1, 2)
     assert kept.report()["passed"]["statistics"] == 2 * 4 * N
@@ -340,8 +340,9 @@ def test_what_torch_compile_saves_passes_and_is_said(tensor) -> None:
     custom = torch.compile(model, backend="aot_eager")
     report = assert_as_without([x, *model.parameters()], lambda x, *_: compiled(x))
     assert report["tensors"]
+    x = tensor(1024, 256)
     with pytest.warns(
-        UserWarning, match=r"\d+ bytes passed as leaves, 0 were compressed: what tor"
+        UserWarning, match=r": 0 bytes were compressed, \d+ were not \(\d+ as 'leaf'"
     ):
         gradients([x], custom)
 
@@ -358,7 +359,10 @@ def test_inside_of_torch_compile_it_is_refused(tensor) -> None:
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        ("tiny", r"policy: expected one of 'lossless', 'default', 'small' or a function"),
+        (
+            "tiny",
+            r"policy: expected one of 'lossless', 'default', 'wide', 'small', 'plain_msfp15' or a",
+        ),
         (lambda *_: "zip", r"expected the name of a codec \(.*\) or None for 'ExpBackward0', got"),
         (
             lambda *_: "pack1",
@@ -397,7 +401,7 @@ def test_importing_the_package_does_not_import_torch() -> None:
 
 def test_the_report_names_what_was_kept(tensor) -> None:
     x = tensor(4, N)
-    with cto.torch.compressed_activations("default") as kept:
+    with cto.torch.compressed_activations("plain_msfp15") as kept:
         y = torch.relu(x).sin().cos()
     report = kept.report()
     assert report["names"] == {
@@ -434,9 +438,9 @@ def test_a_gpus_codec_is_a_launch_over_addresses() -> None:
 
     with hollow_launches() as launches:
         ready = coding.__wrapped__("msfp15", "bfloat16", N, 0)
-        ready.encode(4096, 8192, stream_of(7))
-        ready.encode_unaligned(4098, 8192, stream_of(7))
-        ready.decode(8192, 4096, stream_of(0))
+        ready.encode((4096, 8192), stream_of(7))
+        ready.encode_unaligned((4098, 8192), stream_of(7))
+        ready.decode((8192, 4096), stream_of(0))
     names, arguments = zip(*launches, strict=True)
     assert names == ("gist_pack_msfp15_encoder",) * 2 + ("gist_pack_msfp15_decoder",)
     assert [given[:2] for given in arguments] == [(4096, 8192), (4098, 8192), (8192, 4096)]

@@ -33,18 +33,18 @@ def test_the_loop_as_a_script(saved_activations, monkeypatch, capsys) -> None:
 
 
 def test_the_loop_learns_as_it_does_without(saved_activations) -> None:
-    plain, _ = saved_activations.train(None, 5)
-    losses, _ = saved_activations.train("msfp15", 5)
+    plain, _ = saved_activations.train(None, 30)
+    losses, _ = saved_activations.train("msfp15_signed", 30)
     assert losses[0] == plain[0]
-    assert losses[-1] == pytest.approx(plain[-1], rel=0.01)
+    assert losses[-1] == pytest.approx(plain[-1], rel=0.02)
 
 
 def test_an_activation_saved_twice_counts_once(saved_activations) -> None:
     """Both ReLUs save their outputs, and the layers behind them their inputs: the same memory."""
     _, saved = saved_activations.train("pack16", 1)
-    activations, logits = 2 * 32 * 8 * 8 * 8 * 4, 32 * 10 * 4
+    activations = 2 * 32 * 8 * 8 * 8 * 4
     total_weight = 4  # of the loss
-    assert saved.original_nbytes == activations + logits + total_weight
+    assert saved.original_nbytes == activations + total_weight
     assert saved.nbytes == saved.original_nbytes // 2
 
 

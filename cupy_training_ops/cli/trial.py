@@ -117,7 +117,7 @@ class _Tally:
     def add(self, original: Any, options: dict[str, object], xp: Any, whole: bool) -> None:
         """The next part there and back; `whole` where it is the only one."""
         x = xp.asarray(original)
-        encode = self.codec.encoder.shared(**options)
+        encode = self.codec.encoding(**options)
         decode = self.codec.decoder.shared(to=original.dtype, shape=original.shape, **options)
         code, encode_s = timed(encode, x, xp, whole)
         decoded, decode_s = timed(decode, code, xp, whole)

@@ -206,6 +206,8 @@ def within_bound(
     """
     if codec == "msfp15":
         return _shared_exponent(x, y, keep_nonfinite)
+    if codec == "msfp15_signed":
+        return _signed(x, y, keep_nonfinite)
     if codec == "sparse_msfp15":
         return _is_same(x, y) | _sparse_exponent(x, y, gist_sparse.TILE_NBYTES // dtype.itemsize)
     if codec in _SCALED:
@@ -287,6 +289,19 @@ def _shared_exponent(x: Float64s, y: Float64s, keep_nonfinite: bool) -> Mask:
     allowed = np.where(size >= 63.5 * step, step, step / 2)
     flushed = size < 2.0**-126
     right: Mask = (flushed & (y == 0)) | (~flushed & (np.abs(y - x) <= allowed))
+    lost = _is_lost(largest)
+    if lost.any():
+        given_up = np.isnan(y) if keep_nonfinite else y == 0
+        right = np.where(_of_elements(lost, x.size), given_up, right)
+    return right
+
+
+def _signed(x: Float64s, y: Float64s, keep_nonfinite: bool) -> Mask:
+    """MSFP15 with signs: a step of the tile, also below 2^-126, and the sign of x."""
+    largest = _largest_of_tile(np.abs(x))
+    _, exponent = np.frexp(largest)
+    step = np.ldexp(1.0, np.maximum(exponent - 1, -127) - 5)
+    right: Mask = (np.abs(y - x) <= _of_elements(step, x.size)) & (np.sign(y) == np.sign(x))
     lost = _is_lost(largest)
     if lost.any():
         given_up = np.isnan(y) if keep_nonfinite else y == 0

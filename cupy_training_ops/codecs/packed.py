@@ -152,7 +152,7 @@ def compress(x: object, codec: str, **options: object) -> Packed:
     knows their length first: `trimmed` gives it back. Raises ArgumentError and DtypeError.
     """
     found = get_codec(codec)
-    encoder = found.encoder.shared(**options)
+    encoder = found.encoding(**options)
     array: Array = arrays.adopt(encoder.name, "X", x)
     code = encoder(x)
     kept = found.kept(encoder.attribute_values, options)
@@ -189,7 +189,7 @@ def _check(codec: Any, dtype: Any, shape: Any, options: Any, code: Array | Heade
     for name, value in options.items():
         if not (isinstance(name, str) and isinstance(value, bool | int | float | str | None)):
             refuse("Packed", "options", "Python's own numbers and text", f"{name!r}: {value!r}")
-    encoder = get_codec(codec).encoder.shared(**options)
+    encoder = get_codec(codec).encoding(**options)
     decoder = _decoder(codec, dtype, shape, options)
     x = Spec(shape, decoder.to)
     (expected,) = encoder.infer(x)

@@ -49,7 +49,7 @@ def encoded(x: HostArray, name: str, options: dict[str, object], advance: Advanc
         packed = compress(x, name, **options)
         advance(x.size)
         return packed
-    encoder = codec.encoder.shared(**options)
+    encoder = codec.encoding(**options)
     (spec,) = encoder.infer(Spec(x.shape, x.dtype))
     code = np.empty(spec.shape, spec.dtype)
     elements, codes = x.reshape(-1), code.reshape(-1)

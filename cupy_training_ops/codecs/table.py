@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 
 from ..dtypes import Dtype, HostArray
-from ..errors import ArgumentError
+from ..errors import ArgumentError, refuse, shown
 from ..ops import gist, gist_narrow, gist_sparse
 
 Kind = Literal["sign", "mask", "index", "value"]
@@ -22,7 +22,8 @@ class Codec:
 
     `kinds` says for which needs of a backward pass the decoded array does in place of the original:
     the `sign` test x > 0, a `mask` of bools, an `index`, or the `value` within the bound. A codec
-    is `lossless` if every bit of an array of its kinds and dtypes comes back.
+    is `lossless` if every bit of an array of its kinds and dtypes comes back. `fixed` are options
+    of the encoder that the codec's name stands for.
     """
 
     name: str
@@ -33,6 +34,13 @@ class Codec:
     bound: str
     kinds: tuple[Kind, ...]
     lossless: bool = False
+    fixed: Mapping[str, object] = field(default_factory=dict)
+
+    def encoding(self, **options: object) -> Any:
+        """The encoder with these options and those that are fixed."""
+        for name in self.fixed.keys() & options.keys():
+            refuse(self.name, name, "no option that the name stands for", shown(options[name]))
+        return self.encoder.shared(**options, **self.fixed)
 
     @property
     def dtypes(self) -> tuple[Dtype, ...]:
@@ -103,6 +111,16 @@ CODECS = {
             "(-1)^s M 2^(E - 132), M of 6 bits, E shared by 8 values",
             "2^-6 2^E of the tile, twice that where M saturates; below 2^-126 zero",
             ("value",),
+        ),
+        Codec(
+            "msfp15_signed",
+            gist.GistPackMsfp15Encoder,
+            gist.GistPackMsfp15Decoder,
+            8,
+            "msfp15, but what is not zero has M >= 1 and keeps its sign",
+            "2^-5 2^E of the tile",
+            ("value",),
+            fixed={"keep_sign": True},
         ),
         Codec(
             "sparse",

@@ -3,19 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from ..codecs.table import CODECS, get_codec
 from ..dtypes import to_dtype
 from ..errors import ArgumentError, refuse, shown
 
-NEEDS = ("sign", "mask", "index", "value")
+NEEDS = ("sign", "mask", "index", "value", "linear", "normalised")
 # name, dtype's name, shape, need -> a codec's name, or None: the array is kept as it is.
-Policy = Callable[[str, str, tuple[int, ...], str], str | None]
+Policy = Callable[..., str | None]
 
 # A tile with an infinity or NaN comes back as NaN, so that loss scaling sees the overflow.
-OPTIONS: Mapping[str, Mapping[str, object]] = {"msfp15": {"keep_nonfinite": True}}
+OPTIONS: Mapping[str, Mapping[str, object]] = {
+    "msfp15": {"keep_nonfinite": True},
+    "msfp15_signed": {"keep_nonfinite": True},
+}
 EXACT = {"sign": "pack1", "mask": "pack1", "index": "index4"}
 
 
@@ -29,32 +33,52 @@ def by_need(
 
 POLICIES: Mapping[str, Policy] = {
     "lossless": partial(by_need, "sparse"),
-    "default": partial(by_need, "msfp15"),
+    "default": partial(by_need, "msfp15_signed"),
     "small": partial(by_need, "sparse_fp10"),
+    "plain_msfp15": partial(by_need, "msfp15"),
 }
 
 
-def get_policy(owner: str, policy: object) -> Policy:
+def get_policy(owner: str, policy: object, names: Iterable[str] = POLICIES) -> Policy:
     """A policy by name, or the caller's function."""
     if isinstance(policy, str) and policy in POLICIES:
         return POLICIES[policy]
     if not callable(policy):
-        expected = (
-            f"one of {', '.join(map(repr, POLICIES))} or a function of name, dtype, shape, need"
-        )
+        expected = f"one of {', '.join(map(repr, names))} or a function of name, dtype, shape, need"
         refuse(owner, "policy", expected, shown(policy))
     return policy
 
 
+def is_told(policy: Policy) -> bool:
+    """Whether a function has a parameter `consumer`, beside the four that it is given in order."""
+    try:
+        parameters = inspect.signature(policy).parameters
+    except (TypeError, ValueError):  # of C, without a signature
+        return False
+    return "consumer" in parameters
+
+
 def chosen(
-    owner: str, policy: Policy, name: str, dtype: str, shape: tuple[int, ...], need: str
+    owner: str,
+    policy: Policy,
+    name: str,
+    dtype: str,
+    shape: tuple[int, ...],
+    need: str,
+    consumer: str = "",
 ) -> str | None:
     """The codec that a policy names, if it keeps what is needed."""
     if need not in NEEDS:
         refuse(owner, "need", f"one of {', '.join(map(repr, NEEDS))}", shown(need))
-    codec = policy(name, dtype, shape, need)
-    if codec is None:
-        return None
+    told = {"consumer": consumer} if is_told(policy) else {}
+    codec = policy(name, dtype, shape, need, **told)
+    if codec is not None:
+        _refuse_unfit(owner, name, dtype, need, codec)
+    return codec
+
+
+def _refuse_unfit(owner: str, name: str, dtype: str, need: str, codec: object) -> None:
+    """Raise ArgumentError where no codec is named, or one that loses what is needed."""
     if not isinstance(codec, str) or codec not in CODECS:
         raise ArgumentError(
             f"{owner}: policy: expected the name of a codec ({', '.join(CODECS)}) or None "
@@ -66,9 +90,9 @@ def chosen(
             f"{owner}: policy: expected a codec that keeps every index of {name!r}, got {codec!r}, "
             f"which is lossy"
         )
-    if need == "value" and "value" not in found.kinds and dtype != "bool":
+    keeps_values = "value" in found.kinds or dtype == "bool"
+    if need in ("value", "linear", "normalised") and not keeps_values:
         raise ArgumentError(
             f"{owner}: policy: expected a codec that keeps the values of {name!r}, got {codec!r}, "
             f"which does not"
         )
-    return codec

@@ -12,7 +12,7 @@ computed.
 from __future__ import annotations
 
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -25,8 +25,10 @@ from ..dtypes import dtype_name
 from ..errors import ArgumentError, ProviderError, refuse, shown
 from ..frame.arrays import adopt
 from ..frame.backends import BACKENDS
-from ..ops.gist import Decoder, Encoder
+from ..frame.foreign import as_tensor, is_tensor
+from ..ops.gist import Decoder
 from ..schema import Spec
+from .guards import encoding, flaw
 from .policies import OPTIONS, chosen, get_policy
 from .streams import Cuda, Host, Mark, Streams
 
@@ -49,6 +51,9 @@ class _Entry:
     mark: Mark = None  # after decoding
     original: Any = None  # in checking mode, with a copy
     copy: Any = None
+    given: Any = None  # while it is not decided whether the codes do
+    flaw: Callable[[], int] | None = None  # whether they do not; it may wait for the device
+    is_tensor: bool = False  # what came was one, and comes back as one
 
     @property
     def row(self) -> dict[str, Any]:
@@ -100,6 +105,7 @@ class ActivationStash:
         self._check, self._keep_buffers = check, keep_buffers
         self._streams: dict[int, Streams] = {}  # by device
         self._buffers: dict[tuple[object, ...], Array] = {}
+        self._stays: defaultdict[tuple[object, ...], bool] = defaultdict(bool)
         self._is_open = False
         self._begin()
 
@@ -132,9 +138,12 @@ class ActivationStash:
     def put(self, name: str, array: Any, need: str = "value") -> None:
         """Keep an array until `get`.
 
-        need: what the backward pass needs of it: `value`, its `sign` (x > 0; the array comes back
-        as ones and zeros), a `mask` (the same of bools), or an `index` from 0 to 15, as max-pool's
-        within its window. Raises ArgumentError, DtypeError and ProviderError.
+        need: what the backward pass needs of it: `value`; its `sign` (x > 0; the array comes back
+        as ones and zeros); a `mask` (the same of bools); an `index` from 0 to 15, as max-pool's
+        within its window; `linear`, a value that a product with parameters takes; `normalised`, one
+        that a normalisation of its last dimension takes. Of the last two `default` keeps the array
+        where codes would be too far off. An index beyond 15 is refused: on a GPU by `get` or the
+        next `put`, and not in a captured step. Raises ArgumentError, DtypeError, ProviderError.
         """
         self._refuse_closed("put")
         if not isinstance(name, str):
@@ -148,6 +157,7 @@ class ActivationStash:
         _, dtype, shape, aligned, _, device = backend.info(x)
         codec = chosen(NAME, self._policy, name, dtype_name(dtype), shape, need)
         entry = _Entry(name, need, codec, None, Spec(shape, dtype, aligned), device, x)
+        entry.is_tensor = is_tensor(array)
         if self._check:
             entry.original, entry.copy = x, x.copy()
         self._trim()
@@ -157,6 +167,8 @@ class ActivationStash:
         self._taken.discard(name)
         self._counts.rows[name] = entry.row
         self._counts.add(entry.code.nbytes)
+        if self._of(entry) is HOST:
+            self._decide(entry)
 
     def get(self, name: str, out: Any = None) -> Any:
         """The array, decoded; each is given back once.
@@ -170,6 +182,7 @@ class ActivationStash:
             self._refuse_name(name)
         if self._check:
             self._refuse_changed(entry)
+        self._decide(entry)
         array = self._taken_out(entry, out)
         del self._entries[name]
         self._taken.add(name)
@@ -177,12 +190,14 @@ class ActivationStash:
         self._let_go(keep=0)
         if out is None and self._of(entry) is not HOST:
             self._decode_ahead()
-        return array
+        return as_tensor(array) if entry.is_tensor and out is None else array
 
     def report(self) -> dict[str, Any]:
         """Bytes of the current `with`, or of the last: `names` has codec, need, before and after
         of each array, `before` and `after` are their sums, `peak` is the most that was held."""
         self._trim()
+        for entry in self._entries.values():
+            self._decide(entry)
         rows = {name: dict(row) for name, row in self._counts.rows.items()}
         sums = {column: sum(row[column] for row in rows.values()) for column in ("before", "after")}
         return {**sums, "peak": self._counts.peak, "names": rows}
@@ -192,13 +207,20 @@ class ActivationStash:
     def _encode(self, entry: _Entry, x: Array, backend: Backend, codec: Codec) -> None:
         """Queue it beside, and hold the array until that is done."""
         options = OPTIONS.get(codec.name, {})
-        encoder = codec.encoder.shared(**options)
+        encoder, is_guarded = encoding(codec, entry.need, entry.spec, options)
         told = codec.kept(encoder.attribute_values, options)
+        out = self._buffer(entry, backend, codec)
+        if self._stays[self._buffer_key(entry)] and backend.capturing(entry.device):
+            entry.codec = None
+            return
         entry.decoder = codec.decoder.shared(to=entry.spec.dtype, shape=entry.spec.shape, **told)
-        out = self._buffer(entry, encoder, backend, codec)
         streams = self._of(entry)
         streams.fork()
-        entry.code = streams.beside(lambda: encoder(x, out=out))
+        made = streams.beside(lambda: encoder(x, out=(out, None) if is_guarded else out))
+        entry.code, guard = made if is_guarded else (made, None)
+        found = None if backend.capturing(entry.device) else flaw(codec, x, guard, entry.need)
+        if found is not None:
+            entry.given, entry.flaw = x, streams.read(streams.beside(found))
         if self._keep_buffers:
             self._buffers[self._buffer_key(entry)] = entry.code
         if codec.leaves_room and entry.code.nbytes:
@@ -210,9 +232,28 @@ class ActivationStash:
         self._leaving.append((x, streams, streams.current(), streams.mark()))
         self._let_go(keep=1)
 
-    def _buffer(
-        self, entry: _Entry, encoder: Encoder, backend: Backend, codec: Codec
-    ) -> Array | None:
+    def _decide(self, entry: _Entry) -> None:
+        """Keep the array itself, or refuse it, where its codes do not do."""
+        if entry.flaw is None:
+            return
+        is_flawed = bool(entry.flaw())
+        x, entry.given, entry.flaw = entry.given, None, None
+        if is_flawed and entry.need == "index":
+            del self._entries[entry.name]
+            refuse(NAME, "array", f"indices from 0 to 15 of {entry.name!r}", "another number")
+        self._stays[self._buffer_key(entry)] |= is_flawed
+        if is_flawed:
+            self._stay(entry, x)
+
+    def _stay(self, entry: _Entry, x: Array) -> None:
+        """Keep the array in place of its codes."""
+        self._counts.add(x.nbytes - entry.code.nbytes)
+        if entry.decoded is not None:
+            self._counts.add(-entry.spec.nbytes)
+        entry.code, entry.codec, entry.decoder, entry.decoded = x, None, None, None
+        self._counts.rows[entry.name] = entry.row
+
+    def _buffer(self, entry: _Entry, backend: Backend, codec: Codec) -> Array | None:
         """Memory of an earlier step for the codes; None where it is to be allocated."""
         found = self._buffers.get(self._buffer_key(entry))
         if not backend.capturing(entry.device):
@@ -230,7 +271,7 @@ class ActivationStash:
         return found
 
     def _buffer_key(self, entry: _Entry) -> tuple[object, ...]:
-        return entry.name, entry.codec, entry.spec.dtype, entry.spec.shape, entry.device
+        return entry.name, entry.need, entry.spec.dtype, entry.spec.shape, entry.device
 
     def _let_go(self, keep: int) -> None:
         """Give up originals, the newest but `keep`, when their streams wait for their encoding."""
@@ -285,6 +326,8 @@ class ActivationStash:
     def _decode_ahead(self) -> None:
         """Decode what was put last, which most loops take next."""
         entry = next(reversed(self._entries.values()), None)
+        if entry is not None:
+            self._decide(entry)
         if entry is not None and entry.decoder is not None and entry.decoded is None:
             self._decode(entry)
             self._counts.add(entry.spec.nbytes)

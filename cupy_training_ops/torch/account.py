@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from typing import Any
 
 from .kinds import Kind
+
+COLUMNS = ("tensors", "shared", "before", "after")
 
 
 class Account:
@@ -18,8 +21,10 @@ class Account:
         self._encoded: Counter[Kind] = Counter()
         self._after: Counter[Kind] = Counter()  # bytes of their codes
         self._again: Counter[Kind] = Counter()  # saved once more while its codes were there
-        self._passed: Counter[str] = Counter()
-        self._held = self._peak = 0
+        self._passed: defaultdict[str, int] = defaultdict(int)  # quicker than a Counter
+        self._untouched: Counter[str] = Counter()  # bytes, by who saved them
+        self._failed: Counter[str] = Counter()  # guards, by who saved the tensor
+        self._held = self._peak = self._window = 0
 
     def encoded(self, kind: Kind) -> None:
         """A tensor became codes."""
@@ -29,6 +34,13 @@ class Account:
             self._after[kind] += nbytes
             self._held += nbytes
             self._peak = max(self._peak, self._held)
+
+    def undone(self, kind: Kind) -> None:
+        """Codes were given up for the tensor itself, or for longer ones."""
+        with self._lock:
+            self._encoded[kind] -= 1
+            self._after[kind] -= kind.coding.code_nbytes
+            self._held -= kind.coding.code_nbytes
 
     def shortened(self, kind: Kind, nbytes: int) -> None:
         """Codes turned out to be so much shorter than the longest."""
@@ -40,42 +52,74 @@ class Account:
         with self._lock:
             self._again[kind] += 1
 
-    def passed(self, reason: str, nbytes: int) -> None:
+    def passed(self, reason: str, nbytes: int, consumer: str | None = None) -> None:
         """A tensor was left as it is."""
         with self._lock:
             self._passed[reason] += nbytes
+            if consumer is not None:
+                self._untouched[consumer] += nbytes
+
+    def failed(self, consumer: str, guard: str) -> None:
+        """Codes were not good enough."""
+        with self._lock:
+            self._failed[f"{consumer} {guard}"] += 1
+
+    def waiting(self, nbytes: int) -> None:
+        """So many bytes of originals wait for a decision."""
+        with self._lock:
+            self._window = max(self._window, nbytes)
 
     def released(self, nbytes: int) -> None:
         """Codes are gone. Called by a finalizer: nothing under the lock may free codes."""
         with self._lock:
             self._held -= nbytes
 
-    @property
-    def before(self) -> int:
-        """Bytes of what was encoded."""
-        return sum(kind.nbytes * n for kind, n in self._encoded.items())
+    def compressed_and_left(self) -> tuple[int, int]:
+        """Bytes that were encoded, and those that were not though the policy would have them."""
+        with self._lock:
+            before = sum(kind.nbytes * n for kind, n in self._encoded.items())
+            wanted = {**self._passed, "parameter": 0, "policy": 0}
+        return before, sum(wanted.values())
 
-    def passed_as(self, reason: str) -> int:
-        """Bytes that passed for a reason."""
-        return self._passed[reason]
+    def most_left(self) -> str:
+        """What most of what passed is, in words."""
+        with self._lock:
+            reasons = Counter(self._passed)
+        del reasons["parameter"], reasons["policy"]
+        return ", ".join(f"{nbytes} as {reason!r}" for reason, nbytes in reasons.most_common(2))
 
     def report(self) -> dict[str, Any]:
         """The numbers, for people and for JSON."""
         with self._lock:
-            encoded, after = dict(self._encoded), dict(self._after)
-            again, passed = dict(self._again), dict(self._passed)
-            peak, held = self._peak, self._held
-        by_name: dict[str, dict[str, Any]] = {}
-        for kind, n in encoded.items():
-            row = by_name.setdefault(
-                f"{kind.name} {kind.codec}", {"tensors": 0, "shared": 0, "before": 0, "after": 0}
-            )
-            row["tensors"] += n
-            row["shared"] += again.get(kind, 0)
-            row["before"] += n * kind.nbytes
-            row["after"] += after[kind]
-        total = {
-            column: sum(row[column] for row in by_name.values())
-            for column in ("tensors", "shared", "before", "after")
+            counts = self._encoded.copy(), self._again.copy(), self._after.copy()
+            passed, untouched = dict(self._passed), dict(self._untouched)
+            failed, peak, held, window = dict(self._failed), self._peak, self._held, self._window
+        names = _table(*counts, lambda kind: f"{kind.name} {kind.codec}")
+        total = {column: sum(row[column] for row in names.values()) for column in COLUMNS}
+        return {
+            **total,
+            "peak": peak,
+            "held": held,
+            "window": window,
+            "names": names,
+            "consumers": _table(*counts, lambda kind: f"{kind.use.consumer} {kind.codec}".strip()),
+            "passed": passed,
+            "untouched": untouched,
+            "failed": failed,
         }
-        return {**total, "peak": peak, "held": held, "names": by_name, "passed": passed}
+
+
+def _table(
+    encoded: Counter[Kind],
+    again: Counter[Kind],
+    after: Counter[Kind],
+    name: Callable[[Kind], str],
+) -> dict[str, dict[str, int]]:
+    """Sums by a name of kinds."""
+    rows: dict[str, dict[str, int]] = {}
+    for kind in encoded.keys() | again.keys():
+        counts = (encoded[kind], again[kind], encoded[kind] * kind.nbytes, after[kind])
+        row = rows.setdefault(name(kind), dict.fromkeys(COLUMNS, 0))
+        for column, count in zip(COLUMNS, counts, strict=True):
+            row[column] += count
+    return {name: row for name, row in rows.items() if any(row.values())}

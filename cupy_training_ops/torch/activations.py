@@ -7,9 +7,7 @@ and a codec is a launch over addresses (`coding`).
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import sys
+import threading
 import warnings
 import weakref
 from collections import deque
@@ -22,104 +20,29 @@ from torch.autograd.graph import saved_tensors_hooks
 from ..errors import ProviderError
 from .account import Account
 from .coding import ALIGNED, Stream, stream_of
-from .kinds import MANY, NAME, SMALL, Kind, kind, kinds, look_of, policy_of, reason_of_views
+from .compiled import is_compiled
+from .consumers import CENTRING, UNKNOWN, Consumers, Use, is_trusted, use_of
+from .guarding import Guarding
+from .kept import Kept, Passed
+from .kinds import MANY, SMALL, Kind, kind, kinds, look_of, reason_of_views
+from .policies import NAME, policy_of
+from .roomy import Roomy
 
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 NO_STREAM = Stream(0)  # of the host
 # Decoded tensors that later uses are to find: an activation that a shortcut reads, too, is read
 # again after those of the way beside it.
 HELD = 2
-
-
-class Passed:
-    """A tensor that stays as it is, with the version that it was saved in."""
-
-    __slots__ = ("tensor", "version")
-
-    def __init__(self, tensor: Tensor) -> None:
-        # A saved result holds its own graph, which would keep itself alive without a backward.
-        self.tensor = tensor.detach()
-        self.version = tensor._version
-
-
-class Kept:
-    """The codes of one activation; all that saved it hold the same."""
-
-    __slots__ = (
-        "__weakref__",
-        "account",
-        "code",
-        "decoded",
-        "kind",
-        "left",
-        "storage",
-        "stream",
-        "uses",
-    )
-
-    def __init__(
-        self, x: Tensor, kind: Kind, code: Tensor, stream: Stream, account: Account
-    ) -> None:
-        self.kind, self.code, self.stream, self.account = kind, code, stream, account
-        self.storage = weakref.ref(x.untyped_storage())
-        self.uses = self.left = 1  # how many saved it, and how many of them are still to ask
-        self.decoded: Tensor | None = None  # for the next use, where that follows at once
-        account.encoded(kind)
-
-    def __del__(self) -> None:
-        self.account.released(self.code.nbytes)
-
-    def shorten(self, nbytes: int) -> None:
-        """Give back the memory behind the codes."""
-        released = self.code.nbytes - nbytes
-        if released:
-            self.code = self.code[:nbytes].clone()
-            self.account.released(released)
-
-
-class Roomy:
-    """Sparse codes in memory for the longest ones, until the device has said how long they are.
-
-    The host waits for that at the next such tensor of the stream: what was queued since keeps the
-    GPU busy.
-    """
-
-    def __init__(self, account: Account) -> None:
-        self._account = account
-        self._waiting: dict[Stream, deque[tuple[weakref.ref[Kept], Kind, Tensor, Any]]] = {}
-
-    def add(self, kept: Kept) -> None:
-        """New codes, which may not be made yet."""
-        length, event = kept.code[:8].view(torch.int64), None
-        if kept.kind.index >= 0:
-            on_host = torch.empty(1, dtype=torch.int64, pin_memory=True)
-            length = on_host.copy_(length, non_blocking=True)
-            event = torch.cuda.current_stream(kept.kind.index).record_event()
-        waiting = self._waiting.setdefault(kept.stream, deque())
-        waiting.append((weakref.ref(kept), kept.kind, length, event))
-        if event is None:
-            self.shorten(kept.stream)
-
-    def shorten(self, stream: Stream) -> None:
-        """Wait for the lengths of a stream's codes, and give back what is behind them."""
-        waiting = self._waiting.get(stream)
-        while waiting:
-            with contextlib.suppress(IndexError):  # another thread took the last
-                reference, kind, length, event = waiting.popleft()
-                if event is not None:
-                    event.synchronize()
-                nbytes, kept = int(length), reference()
-                self._account.shortened(kind, kind.coding.code_nbytes - nbytes)
-                if kept is not None and stream is _current_stream(kind.index):
-                    kept.shorten(nbytes)
-
-    def shorten_all(self) -> None:
-        """The same of all streams; memory goes back only on the current one."""
-        for stream in list(self._waiting):
-            self.shorten(stream)
-
+NOTEWORTHY = 1 << 20  # bytes; where less was saved nobody is warned that it was not compressed
 
 Saved = tuple[Kept, tuple[int, ...], tuple[int, ...]]  # codes, shape, strides
+
+
+class Entered(threading.local):
+    """What a thread has to undo."""
+
+    def __init__(self) -> None:
+        self.modes: list[Consumers | None] = []
 
 
 class CompressedActivations:
@@ -130,79 +53,102 @@ class CompressedActivations:
         self._kinds = kinds(self._policy)
         self._account = Account()
         self._hooks = saved_tensors_hooks(self.pack, self.unpack)
+        self._consumers = Consumers()
+        self._under_way = self._consumers.local
+        self._entered = Entered()
         # By place in memory; the storage behind it tells whether it is the same tensor still.
         self._known: dict[tuple[Any, ...], weakref.ref[Kept]] = {}
         self._held: deque[weakref.ref[Kept]] = deque()  # with decoded tensors, the newest last
-        self._roomy = Roomy(self._account)
+        self._roomy = Roomy(self._account, _current_stream)
+        self._guarding = Guarding(self._account)
         self._has_warned = False
 
     def __enter__(self) -> CompressedActivations:
-        if _is_compiled():
+        if is_compiled():
             raise ProviderError(
                 f"{NAME}: expected to be entered outside of what torch.compile compiles"
             )
+        mode = self._consumers if self._policy.told and is_trusted() else None
+        self._entered.modes.append(mode)
+        if mode is not None:
+            mode.__enter__()
         self._hooks.__enter__()
+        self._guarding.begin()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._hooks.__exit__(*error)
+        mode = self._entered.modes.pop()
+        if mode is not None:
+            mode.__exit__(*error)
         self._known.clear()
+        self._guarding.end()
         if error[0] is None:
-            self._warn_of_leaves()
+            self._warn_of_little()
 
     def report(self) -> dict[str, Any]:
         """Counts and bytes since this object was made.
 
         `tensors` were encoded, from `before` to `after` bytes; `shared` were saved once more while
         their codes were there. `peak` is the most bytes of codes at a time, `held` those that are
-        there now, `names` the same by what made them, `passed` the bytes of tensors that were left
-        as they are, by the reason.
+        there now, `window` the most bytes of originals that waited for a decision. `names` is the
+        same by what made them, `consumers` by what saved them, each with the codec; `passed` the
+        bytes of tensors that were left as they are, by the reason, and `untouched` those that were
+        left for what saved them, by its name. `failed` counts tensors whose codes would not have
+        been good enough, by what saved them and the test; `failed_later` those of captured steps.
         """
         self._roomy.shorten_all()
-        return self._account.report()
+        self._guarding.window.finish_all()
+        return {**self._account.report(), "failed_later": self._guarding.failed_later()}
 
     # ---- the hooks -------------------------------------------------------------------------------
 
     def pack(self, x: Tensor) -> Saved | Passed:
         """An activation's codes, or the tensor itself."""
+        call = self._under_way.call
+        if self._guarding.has_products and call is not None and call[0] in CENTRING:
+            self._guarding.centre(x)
+        is_plain = x.layout is torch.strided and not x.is_nested
         if x.is_leaf:
-            return self._passed(x, _reason_of_leaf(x))
-        if type(x) is not Tensor:
-            return self._passed(x, "subclass")
-        if x.layout is not torch.strided or x.is_neg():
+            if x.requires_grad and is_plain:
+                self._account.passed("parameter", x.nbytes)
+                return Passed(x)
+            if not self._is_mask(x):
+                return self._passed(x, _reason_of_leaf(x))
+        if type(x) is not Tensor or not is_plain:
+            return self._passed(x, "layout" if type(x) is Tensor else "subclass")
+        nbytes = x.nbytes
+        if nbytes < SMALL:
+            self._account.passed("small", nbytes)
+            return Passed(x)
+        if x.is_neg():
             return self._passed(x, "layout")
         node = x.grad_fn
-        look = look_of(x, node)
-        found = self._kinds.get(look)
-        if found is None:
-            found = self._new_kind(look)
+        found = self._kind(x, node, use_of(x, call) if self._policy.told else UNKNOWN)
         reason = found.reason
-        if not reason and found.views:
-            reason = reason_of_views(node)
-        if not reason and found.normalises and x.output_nr:
+        if found.views and (not reason or found.is_exact):
+            reason = reason_of_views(node) or reason
+        if found.normalises and x.output_nr and (not reason or found.is_exact):
             reason = "statistics"
-        if reason:
+        if reason and not (found.is_exact and reason == found.reason):
             return self._passed(x, reason)
-        return self._kept(x, found), look[2], look[3]
+        return self._kept(x, found), x.shape, x.stride()
 
     def unpack(self, saved: Saved | Passed) -> Tensor:
         """What gradients are computed from."""
         if type(saved) is Passed:
-            if saved.tensor._version != saved.version:
-                raise RuntimeError(
-                    f"one of the variables needed for gradient computation has been modified by an "
-                    f"inplace operation: {saved.tensor.type()} {list(saved.tensor.shape)} is at "
-                    f"version {saved.tensor._version}; expected version {saved.version} instead"
-                )
-            return saved.tensor
+            return saved.lent()
         kept, shape, strides = saved  # type: ignore[misc]
+        if kept.waiting:
+            self._guarding.window.finish(kept)
+        if kept.original is not None:
+            return _shaped(kept.original.lent(), shape, strides)
         stream = _current_stream(kept.kind.index)
         kept.left -= 1
         decoded = kept.decoded if stream is kept.stream else None
-        if decoded is None:
+        if decoded is None or decoded._version != kept.decoded_version:  # who had it wrote into it
             decoded = self._decoded(kept, shape, strides, stream)
-        elif decoded.shape != shape or decoded.stride() != strides:
-            decoded = decoded.as_strided(shape, strides)
+        decoded = _shaped(decoded, shape, strides)
         if kept.left <= 0:  # the last use; another backward begins anew
             kept.left, kept.decoded = kept.uses, None
         return decoded
@@ -210,41 +156,77 @@ class CompressedActivations:
     # ---- what they are made of -------------------------------------------------------------------
 
     def _passed(self, x: Tensor, reason: str) -> Passed:
-        self._account.passed(reason, x.nbytes if x.layout is torch.strided else 0)
+        is_counted = x.layout is torch.strided and not x.is_nested
+        self._account.passed(reason, x.nbytes if is_counted else 0)
         return Passed(x)
 
-    def _new_kind(self, look: tuple[Any, ...]) -> Kind:
-        if len(self._kinds) >= MANY:
-            self._kinds.clear()
-        self._kinds[look] = made = kind(self._policy, look)
-        return made
+    def _is_mask(self, x: Tensor) -> bool:
+        """Whether a leaf is compressed: bools, whoever made them."""
+        return x.dtype is torch.bool and self._policy.by_consumer
+
+    def _kind(self, x: Tensor, node: Any, use: Use) -> Kind:
+        look = look_of(x, node, use)
+        found = self._kinds.get(look)
+        if found is None:
+            if len(self._kinds) >= MANY:
+                self._kinds.clear()
+            self._kinds[look] = found = kind(self._policy, look)
+        return found
 
     def _kept(self, x: Tensor, kind: Kind) -> Kept:
-        """The codes of a tensor, which may be there already."""
+        """What is held for a tensor, which may be there already."""
         stream = _current_stream(kind.index)
-        address = x.data_ptr()
         # Dense memory is the same under any shape. Codes of another stream may not be there yet.
-        place = address, x.dtype, kind.size, x._version, stream
+        place = x.data_ptr(), x.dtype, kind.size, x._version, stream
         known = self._known.get(place)
         kept = known() if known else None
         if kept is not None and kept.storage() is x.untyped_storage():
-            kept.uses += 1
-            kept.left += 1
-            self._account.again(kept.kind)
+            self._share(kept, x, kind)
             return kept
-        ready = kind.coding
-        if ready.leaves_room:
-            self._roomy.shorten(stream)
-        code = torch.empty(ready.code_nbytes, dtype=torch.uint8, device=kind.device)
-        encode = ready.encode_unaligned if address % ALIGNED else ready.encode
-        encode(address, code.data_ptr(), stream)
-        kept = Kept(x, kind, code, stream, self._account)
-        if ready.leaves_room:
-            self._roomy.add(kept)
+        kept = Kept(x, kind, stream, self._account)
+        self._hold_more(kept, x, kind)
         if len(self._known) >= MANY:
             self._known.clear()
         self._known[place] = weakref.ref(kept)
         return kept
+
+    def _share(self, kept: Kept, x: Tensor, kind: Kind) -> None:
+        """Let one more have what is held, and more of it where it needs more."""
+        if kind.rank > kept.rank:
+            self._hold_more(kept, x, kind)
+        elif kind.coding is not None and not self._guarding.answers(kept, kind):
+            self._encode(kept, x, kind)
+        kept.again()
+        self._guarding.link(kept, kind)
+
+    def _hold_more(self, kept: Kept, x: Tensor, kind: Kind) -> None:
+        """Hold what a consumer needs."""
+        if kind.is_exact:
+            kept.whole(Passed(x), kind.reason, kind.use.consumer)
+        elif self._guarding.is_refused(kept, kind):
+            kept.whole(Passed(x), "guard", kind.use.consumer)
+        else:
+            self._encode(kept, x, kind)
+            self._guarding.link(kept, kind)
+
+    def _encode(self, kept: Kept, x: Tensor, kind: Kind) -> None:
+        """Make the codes, and measure them where they are guarded."""
+        ready, stream, address = kind.coding, kept.stream, x.data_ptr()
+        if ready.leaves_room:
+            self._roomy.shorten(stream)
+        code = torch.empty(ready.code_nbytes, dtype=torch.uint8, device=kind.device)
+        numbers = self._guarding.room(kind)
+        addresses = [address, code.data_ptr()]
+        if ready.guard == "measured":
+            addresses.append(numbers.data_ptr())
+        encode = ready.encode_unaligned if address % ALIGNED else ready.encode
+        encode(tuple(addresses), stream)
+        if kept.code is None or kind.rank >= kept.rank:  # else it was made to be measured
+            kept.encoded(kind, code)
+        if ready.guard:
+            self._guarding.add(kept, x, kind, numbers)
+        if ready.leaves_room:
+            self._roomy.add(kept)
 
     def _decoded(
         self, kept: Kept, shape: tuple[int, ...], strides: tuple[int, ...], stream: Stream
@@ -253,8 +235,9 @@ class CompressedActivations:
         if stream is not kept.stream:
             _follow(kept)
         code, kind = kept.code, kept.kind
+        assert code is not None
         x = torch.empty_strided(shape, strides, dtype=kind.dtype, device=kind.device)
-        kind.coding.decode(code.data_ptr(), x.data_ptr(), stream)
+        kind.coding.decode((code.data_ptr(), x.data_ptr()), stream)
         if kept.left > 0 and stream is kept.stream:
             self._hold(kept, x)
         return x
@@ -265,19 +248,20 @@ class CompressedActivations:
         for other in others[: len(others) + 1 - HELD]:
             if (oldest := other()) is not None:
                 oldest.decoded = None
-        kept.decoded = x
+        kept.decoded, kept.decoded_version = x, x._version
         self._held = deque([*others, weakref.ref(kept)], HELD)
 
-    def _warn_of_leaves(self) -> None:
-        """Say once where most of what was saved passed as leaves."""
-        leaves, before = self._account.passed_as("leaf"), self._account.before
-        if leaves > before + self._account.passed_as("policy") and not self._has_warned:
-            self._has_warned = True
-            warnings.warn(
-                f"{NAME}: {leaves} bytes passed as leaves, {before} were compressed: what "
-                f"torch.compile and custom functions save arrives as leaves, which are left alone",
-                stacklevel=3,
-            )
+    def _warn_of_little(self) -> None:
+        """Say once where less than a tenth was compressed."""
+        before, left = self._account.compressed_and_left()
+        if self._has_warned or 9 * before >= left or left < NOTEWORTHY:
+            return
+        self._has_warned = True
+        warnings.warn(
+            f"{NAME}: {before} bytes were compressed, {left} were not ("
+            f"{self._account.most_left()}): docs/stash.md says what is left alone, and why",
+            stacklevel=3,
+        )
 
 
 def compressed_activations(policy: object = "default") -> CompressedActivations:
@@ -288,10 +272,13 @@ def compressed_activations(policy: object = "default") -> CompressedActivations:
             loss = model(x).sum()
         loss.backward()
 
-    policy: `lossless`, `default` (MSFP15), `small`, or a function of the name of the operation
-    that made a tensor (`ReluBackward0`), its dtype's name, shape and need (`value`, and `mask` of
-    bools) that gives a codec's name, or None for a tensor that stays as it is. One object may be
-    entered again and again, and by several threads; `report()` says what it did.
+    policy: `default`, which compresses what operations take linearly, and leaves alone what it
+    does not know; `wide`, with more of it in fewer bits; `lossless`; `plain_msfp15` and `small`,
+    which compress whatever is saved, safe or not; or a function of the name of the operation that
+    made a tensor (`ReluBackward0`), its dtype's name, shape and need (`value`, and `mask` of bools)
+    that gives a codec's name, or None for a tensor that stays as it is. A parameter `consumer` of
+    it is given the name of the torch function that saves the tensor, empty where it is not known.
+    One object may be entered again and again, and by several threads; `report()` says what it did.
 
     Parameters, their views and casts, leaves, log-probabilities, statistics of normalisation and
     attention, integers, small tensors and memory with gaps pass untouched, and an error says where
@@ -301,30 +288,24 @@ def compressed_activations(policy: object = "default") -> CompressedActivations:
     return CompressedActivations(policy)
 
 
+def _shaped(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+    """The same memory under a shape."""
+    if x.shape == shape and x.stride() == strides:
+        return x
+    return x.as_strided(shape, strides)
+
+
 def _has_decoded(kept: Kept | None) -> bool:
     return kept is not None and kept.decoded is not None
-
-
-@functools.cache
-def _leave_alone() -> None:
-    """Let torch.compile leave this package alone: it may look on when a hook is called."""
-    torch._dynamo.trace_rules.add(__package__.partition(".")[0])
-
-
-def _is_compiled() -> bool:
-    """Whether torch.compile looks on."""
-    if "torch._dynamo" not in sys.modules:
-        return False
-    _leave_alone()
-    callback = torch._C._dynamo.eval_frame.get_eval_frame_callback()
-    return torch.compiler.is_compiling() or callback not in (None, False)
 
 
 def _reason_of_leaf(x: Tensor) -> str:
     """Why a leaf passes: it is a parameter, or it is nobody's result."""
     if x.requires_grad or isinstance(x, torch.nn.Parameter):
         return "parameter"
-    return "leaf" if x.layout is not torch.strided or x.nbytes >= SMALL else "small"
+    if x.layout is not torch.strided or x.is_nested:
+        return "leaf"
+    return "leaf" if x.nbytes >= SMALL else "small"
 
 
 def _current_stream(index: int) -> Stream:
@@ -338,6 +319,7 @@ def _current_stream(index: int) -> Stream:
 
 def _follow(kept: Kept) -> None:
     """Let the current stream wait for the one that codes were made on, and hold their memory."""
+    assert kept.code is not None
     with torch.cuda.device(kept.kind.device):
         address = kept.stream.ptr
         made_on = torch.cuda.ExternalStream(address) if address else torch.cuda.default_stream()

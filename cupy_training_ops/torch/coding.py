@@ -16,6 +16,7 @@ from ..frame.backends import cuda_backend
 from ..frame.foreign import NONE_LENT
 from ..frame.op import Op
 from ..frame.providers import KernelCall
+from ..ops.gist_guard import GistGuardedMsfp15Encoder, Grouping
 from ..ops.gist_sparse import HEAD_NBYTES, SparseDecoder
 from ..schema import Spec
 from ..stash.policies import OPTIONS
@@ -35,9 +36,9 @@ class Stream(NamedTuple):
 
 
 class Move(Protocol):
-    """One operator from one piece of memory to another."""
+    """One operator from one piece of memory to others."""
 
-    def __call__(self, source: int, target: int, stream: Stream, /) -> None: ...
+    def __call__(self, addresses: tuple[int, ...], stream: Stream, /) -> None: ...
 
 
 class Coding(NamedTuple):
@@ -45,40 +46,70 @@ class Coding(NamedTuple):
 
     code_nbytes: int  # what the longest codes take
     leaves_room: bool  # codes may be shorter; their first eight bytes say how long they are
-    encode: Move
+    guard: str  # "measured" by the encoder, "range" to be found of the codes, or none
+    grouping: Grouping | None  # of what is measured
+    encode: Move  # from an address to that of the codes, and to that of what is measured
     encode_unaligned: Move
     decode: Move
 
 
 @functools.lru_cache(MANY)
-def coding(codec: str, dtype: str, n: int, device: int) -> Coding:
+def coding(
+    codec: str,
+    dtype: str,
+    n: int,
+    device: int,
+    guarded: bool = False,
+    grouping: Grouping | None = None,
+) -> Coding:
     """The prepared codec; device -1 is the host."""
     found, options = get_codec(codec), OPTIONS.get(codec, {})
-    encoder = found.encoder(**options)
+    measured = guarded and codec == "msfp15_signed"
+    encoder = _measuring(options, grouping) if measured else found.encoding(**options)
     told = found.kept(encoder.attribute_values, options)
     decoder = found.decoder(to=dtype, shape=(n,), **told)
     plain = Spec((n,), to_dtype(dtype))
-    (code,) = encoder.infer(plain)
+    outputs = encoder.infer(plain)
+    moves = _moves(encoder, decoder, plain, outputs, device)
+    guard = "measured" if measured else "range" if guarded else ""
+    return Coding(outputs[0].nbytes, found.leaves_room, guard, grouping, *moves)
+
+
+def _measuring(options: Any, grouping: Grouping | None) -> Any:
+    return GistGuardedMsfp15Encoder.shared(grouping=grouping, **options)
+
+
+def _moves(
+    encoder: Op, decoder: Op, plain: Spec, outputs: tuple[Spec, ...], device: int
+) -> tuple[Move, Move, Move]:
+    """Encoding, the same of unaligned memory, decoding."""
+    code = outputs[0]
     if device < 0:
-        encode = unaligned = _on_host(encoder, plain, code)
-        decode = _on_host(decoder, code, plain)
-    else:
-        encode = _on_device(encoder, plain, code, device)
-        unaligned = _on_device(encoder, plain, code, device, offset=plain.dtype.itemsize)
-        decode = _on_device(decoder, code, plain, device)
-    return Coding(code.nbytes, found.leaves_room, encode, unaligned, decode)
+        encode = _on_host(encoder, (plain, *outputs))
+        return encode, encode, _on_host(decoder, (code, plain))
+    return (
+        _on_device(encoder, (plain, *outputs), device),
+        _on_device(encoder, (plain, *outputs), device, offset=plain.dtype.itemsize),
+        _on_device(decoder, (code, plain), device),
+    )
 
 
-def _on_host(op: Op, x: Spec, y: Spec) -> Move:
+def _on_host(op: Op, specs: tuple[Spec, ...]) -> Move:
     """A call of the operator over the host's memory, done when it returns."""
-
     shortened = isinstance(op, SparseDecoder)
+    given, results = specs[0], specs[1:]
 
-    def move(source: int, target: int, _: Stream) -> None:
-        taken = _host_array(source, HEAD).view(np.int64)[0] if shortened else x.size
-        op(_host_array(source, Spec((int(taken),), x.dtype)), out=_host_array(target, y))
+    def move(addresses: tuple[int, ...], _: Stream) -> None:
+        source = addresses[0]
+        taken = _host_array(source, HEAD).view(np.int64)[0] if shortened else given.size
+        x = _host_array(source, Spec((int(taken),), given.dtype) if shortened else given)
+        op(x, out=_out([_host_array(*each) for each in zip(addresses[1:], results, strict=True)]))
 
     return move
+
+
+def _out(arrays: list[Any]) -> Any:
+    return arrays[0] if len(arrays) == 1 else tuple(arrays)
 
 
 def _host_array(address: int, spec: Spec) -> Any:
@@ -86,21 +117,25 @@ def _host_array(address: int, spec: Spec) -> Any:
     return np.frombuffer(memory, spec.dtype).reshape(spec.shape)
 
 
-def _on_device(op: Op, x: Spec, y: Spec, device: int, offset: int = 0) -> Move:
+def _on_device(op: Op, specs: tuple[Spec, ...], device: int, offset: int = 0) -> Move:
     """The operator's launches, checked and compiled here for arrays that are not there yet."""
     backend = cuda_backend()
     place = 1 << 20  # nobody touches memory there: plans depend on an array's form alone
-    arrays = _device_array(place + offset, x, device), _device_array(place, y, device)
-    call, _, _ = op.prepared_call(arrays[:1], arrays[1:], None, NONE_LENT)
+    places = [i * place for i in range(1, len(specs) + 1)]
+    places[0] += offset
+    x, *results = (_device_array(at, spec, device) for at, spec in zip(places, specs, strict=True))
+    call, _, _ = op.prepared_call((x,), tuple(results), None, NONE_LENT)
     assert isinstance(call, KernelCall)
-    queue = call.at
     if call.ready.is_bare:
-        return lambda source, target, stream: queue((source, target), stream)
+        queue: Move = call.at
+        return queue
 
-    def move(source: int, target: int, stream: Stream) -> None:
+    def move(addresses: tuple[int, ...], stream: Stream) -> None:
         """With scratch memory, which belongs to the operator and the stream."""
         with backend.on(device), sys.modules["cupy"].cuda.Stream.from_external(stream):
-            op(_device_array(source, x, device), out=_device_array(target, y, device))
+            given = zip(addresses, specs, strict=True)
+            x, *results = (_device_array(at, spec, device) for at, spec in given)
+            op(x, out=_out(results))
 
     return move
 

@@ -91,6 +91,7 @@ def read(codec: str, code: bytes, n: int, itemsize: int) -> list[float]:
         "pack8": lambda: [small_float(byte, 5, 2, True) for byte in code],
         "pack16": lambda: read_elements(code, n, 2),
         "msfp15": lambda: read_msfp15(code, n),
+        "msfp15_signed": lambda: read_msfp15(code, n),
         "fp10": lambda: read_fp10(code, n),
         "block_e4m3": lambda: read_blocks(code, n, 4),
         "block_e5m2": lambda: read_blocks(code, n, 5),

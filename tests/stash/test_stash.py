@@ -15,6 +15,7 @@ import cupy_training_ops as cto
 from cupy_training_ops import ActivationStash, ArgumentError, DtypeError, ProviderError
 from cupy_training_ops.stash import stash as module
 
+CODEC = {"lossless": "sparse", "default": "msfp15_signed", "small": "sparse_fp10"}
 FLOATS = ("float32", "float16", "float64", "bfloat16")
 
 
@@ -28,7 +29,7 @@ def activation(rng, shape=(7, 33), dtype="float32"):
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_values_come_back(rng, dtype) -> None:
     x = activation(rng, dtype=dtype)
-    for policy, codec in (("lossless", "sparse"), ("default", "msfp15"), ("small", "sparse_fp10")):
+    for policy, codec in CODEC.items():
         with ActivationStash(policy) as stash:
             stash.put("x", x)
             y = stash.get("x")
@@ -55,7 +56,7 @@ def test_it_runs_on_kernels(run, rng) -> None:
     with ActivationStash("default") as stash:
         stash.put("x", run.place(x))
         y = run.host(stash.get("x"))
-    assert y.tobytes() == cto.compress(x, "msfp15").decompress().tobytes()
+    assert y.tobytes() == cto.compress(x, CODEC["default"]).decompress().tobytes()
 
 
 def test_tiles_that_are_not_finite_come_back_as_nan() -> None:
@@ -111,7 +112,7 @@ def test_the_report_counts(rng) -> None:
     assert report["before"] == sum(x.nbytes for x in arrays) + arrays[0].nbytes
     assert report["after"] == report["peak"] == sum(x.size for x in arrays) + arrays[0].size // 8
     assert report["names"]["1"] == {
-        "codec": "msfp15",
+        "codec": "msfp15_signed",
         "need": "value",
         "before": arrays[1].nbytes,
         "after": arrays[1].size,
@@ -127,6 +128,77 @@ def test_sparse_codes_hold_no_more_than_they_need() -> None:
         stash.put("x", x)
         assert stash.report()["after"] < x.nbytes / 30
         assert (stash.get("x") == 0).all()
+
+
+def test_relus_gradient_is_plain_trainings(rng) -> None:
+    """Small results keep their sign: a codec that makes them 0 loses their gradient."""
+    y = np.maximum(rng.standard_normal((64, 512)), 0).astype(np.float32)
+    with ActivationStash("default") as stash:
+        stash.put("y", y)
+        found = cto.relu_grad(np.ones_like(y), stash.get("y"))
+    assert (found == (y > 0)).all()
+    with ActivationStash("plain_msfp15") as stash:
+        stash.put("y", y)
+        assert (cto.relu_grad(np.ones_like(y), stash.get("y")) != found).any()
+
+
+def test_needs_choose_guards(rng) -> None:
+    """What does not deviate beside its mean stays: of tiles, or of rows."""
+    x = rng.standard_normal((64, 512)).astype(np.float32)
+    uneven = x.copy()
+    uneven[3] = 100 + x[3] / 100
+    arrays = {"x": x, "shifted": x + 100, "uneven": uneven}
+    for need, coded in (("value", "x shifted uneven"), ("linear", "x uneven"), ("normalised", "x")):
+        with ActivationStash("default") as stash:
+            for name, array in arrays.items():
+                stash.put(name, array, need)
+            report = stash.report()
+            found = {name for name, row in report["names"].items() if row["codec"]}
+            assert found == set(coded.split())
+            assert report["after"] == sum(a.nbytes // 4 ** (n in found) for n, a in arrays.items())
+            for name in arrays.keys() - found:
+                assert stash.get(name) is arrays[name]
+
+
+@pytest.mark.parametrize("need", ["linear", "normalised"])
+def test_needs_of_values_take_every_policy(rng, need) -> None:
+    x = rng.standard_normal((64, 512)).astype(np.float32)
+    for policy in ("lossless", "small", "plain_msfp15", lambda *_: "pack16"):
+        with ActivationStash(policy) as stash:
+            stash.put("x", x, need)
+            assert np.allclose(stash.get("x"), x, atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize("bad", [16, 99, -1])
+def test_an_index_beyond_15_is_refused(bad) -> None:
+    index = np.array([0, 15, bad, 3])
+    for check in (False, True):
+        with ActivationStash(check=check) as stash:
+            with pytest.raises(ArgumentError, match="array: expected indices from 0 to 15 of 'i'"):
+                stash.put("i", index, need="index")
+            stash.put("i", index % 16, need="index")  # the name is free
+            assert (stash.get("i") == index % 16).all()
+    with ActivationStash("lossless") as stash:  # whose codec for values takes it
+        stash.put("i", index)
+        assert (stash.get("i") == index).all()
+
+
+def test_a_tensor_comes_back_as_one(rng) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+    x = torch.from_numpy(activation(rng))
+    with ActivationStash("lossless") as stash:
+        stash.put("x", x)
+        stash.put("kept", torch.arange(5) * 100, need="value")
+        stash.put("sign", x, need="sign")
+        stash.put("out", x)
+        assert torch.equal(stash.get("x"), x)
+        assert torch.equal(stash.get("kept"), torch.arange(5) * 100)
+        assert torch.equal(stash.get("sign"), (x > 0).float())
+        out = torch.empty_like(x)
+        assert stash.get("out", out=out) is out
+    with ActivationStash(lambda *_: None) as stash:
+        stash.put("x", x)
+        assert torch.equal(stash.get("x"), x)
 
 
 # ---- misuse --------------------------------------------------------------------------------------
@@ -296,9 +368,6 @@ def test_nothing_is_let_go_before_its_stream_waits(rng, monkeypatch, policy) -> 
     (late,) = made
     assert late.forks == 10  # before every encoding and every decoding
     assert late.joins == 10
-
-
-CODEC = {"lossless": "sparse", "default": "msfp15", "small": "sparse_fp10"}
 
 
 def test_what_was_decoded_ahead_is_copied_into_out(rng, monkeypatch) -> None:

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: MIT
+"""Guards of a context: what is measured of codes, for whom, and what follows from it.
+
+A norm that centres features makes the gradient of the product before it blind to their means. That
+it takes a product's result is seen when it saves it: products are known by the sequence numbers of
+their nodes.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .account import Account
+from .consumers import LINEAR, NORMALISED, PRODUCT, SAME_NUMBERS
+from .guards import verdict
+from .kept import Kept, Passed
+from .kinds import MANY, Kind
+from .roomy import on_host
+from .window import Waiting, Window
+
+SUMS = frozenset(f"{name}Backward{i}" for i in (0, 1) for name in ("Add", "Sub"))
+STEPS = 16  # nodes that a norm looks back
+NO_NUMBERS: Any = None
+
+
+class Thread(threading.local):
+    """Products of a thread, and how many tensors of each kind it encoded in this step."""
+
+    def __init__(self) -> None:
+        self.products: dict[int, weakref.ref[Kept]] = {}  # by the sequence number of their node
+        self.counts: Counter[Kind] = Counter()
+        self.captured: list[tuple[Kind, Tensor]] = []
+        self.product = -1  # the one whose operands come, by its node
+        self.operands: list[Waiting] = []
+
+
+class Guarding:
+    """The guards of one context, in all threads."""
+
+    def __init__(self, account: Account) -> None:
+        self._account = account
+        self.window = Window(account)
+        self.has_products = False  # in any thread, at any time: not to look where there are none
+        self._thread = Thread()
+        self._later: dict[torch.device, Tensor] = {}  # failures of replayed graphs
+
+    def begin(self) -> None:
+        """A step of a thread begins."""
+        self._thread.counts.clear()
+
+    def end(self) -> None:
+        """It ends: what was captured is counted at each replay."""
+        thread = self._thread
+        thread.products.clear()
+        self._operands(-1)
+        captured, thread.captured = thread.captured, []
+        for device in {kind.device for kind, _ in captured}:
+            numbers = [each for each in captured if each[0].device == device]
+            self._later[device] += sum(failures(*each) for each in numbers)
+
+    def failed_later(self) -> int:
+        """Tensors of replayed graphs whose codes were not good enough; waits for the device."""
+        return sum(int(found) for found in self._later.values())
+
+    # ---- encoding --------------------------------------------------------------------------------
+
+    def is_refused(self, kept: Kept, kind: Kind) -> bool:
+        """Whether a tensor of a graph that is captured was not good enough in the steps before."""
+        if not kind.coding.guard:
+            return False
+        counts = self._thread.counts
+        kept.place = kind, counts[kind]
+        counts[kind] += 1
+        return _is_capturing(kind) and not self.window.decided.get(kept.place, False)
+
+    def room(self, kind: Kind) -> Tensor:
+        """Memory for what the encoder measures."""
+        if kind.coding.guard != "measured":
+            return NO_NUMBERS
+        return torch.empty(4, dtype=torch.float32, device=kind.device)
+
+    def add(self, kept: Kept, x: Tensor, kind: Kind, numbers: Tensor) -> None:
+        """New codes with what was measured; the original waits for the decision."""
+        assert kept.code is not None
+        if kind.coding.guard == "range":
+            numbers = range_of(kept.code, x.detach(), kind)
+        if _is_capturing(kind):
+            self._thread.captured.append((kind, numbers))
+            return
+        if kind.index >= 0 and kind.device not in self._later:
+            self._later[kind.device] = torch.zeros((), dtype=torch.int64, device=kind.device)
+        kept.original = Passed(x)
+        is_operand = kind.use.need == PRODUCT
+        operands = self._operands(_node_under_way() if is_operand else -1)
+        self.window.add(kept, kind, *on_host(numbers, kind.index), operands)
+
+    def _operands(self, node: int) -> list[Waiting] | None:
+        """Those of the product whose node is being made, which end with it; -1 is none."""
+        thread = self._thread
+        if thread.product != node:
+            if thread.operands:
+                self.window.closed(thread.operands)
+            thread.product, thread.operands = node, []
+        return thread.operands if node >= 0 else None
+
+    def answers(self, kept: Kept, kind: Kind) -> bool:
+        """Whether what was measured, or needs no measure, does for one more consumer."""
+        if kept.code is None or kind.coding.guard != "measured":
+            return True
+        had, need = kept.kind, kind.use.need
+        if need in (NORMALISED, PRODUCT):
+            return had.use.need == need and had.coding.grouping == kind.coding.grouping
+        return need != LINEAR or had.coding.grouping == kind.coding.grouping
+
+    # ---- products whose results are centred ------------------------------------------------------
+
+    def link(self, kept: Kept, kind: Kind) -> None:
+        """Remember a product by the node that is being made."""
+        if kind.use.need != LINEAR or not kept.waiting:
+            return
+        products = self._thread.products
+        if len(products) >= MANY:
+            products.clear()
+        products[_node_under_way()] = weakref.ref(kept)
+        self.has_products = True
+
+    def centre(self, x: Tensor) -> None:
+        """A norm saves x: products that it is the sum of are centred."""
+        products = self._thread.products
+        nodes, steps = [x.grad_fn], 0
+        while products and nodes and steps < STEPS:
+            node, steps = nodes.pop(), steps + 1
+            if node is None:
+                continue
+            found = products.get(node._sequence_nr())
+            if found is not None and (kept := found()) is not None:
+                self.window.centre(kept)
+            name = type(node).__name__
+            if name in SAME_NUMBERS or name in SUMS:
+                nodes += [before for before, _ in node.next_functions]
+
+
+def range_of(code: Tensor, x: Tensor, kind: Kind) -> Tensor:
+    """The largest magnitude of float16 codes, and how far numbers deviate beside their means.
+
+    A product of two activations may be followed by what does not see means, as a softmax is.
+    """
+    largest = torch.linalg.vector_norm(code.view(torch.float16), torch.inf, dtype=torch.float32)
+    if kind.use.need != PRODUCT:
+        return torch.stack([largest, torch.ones_like(largest), torch.zeros_like(largest)])
+    others = [d for d in range(x.dim()) if d not in kind.use.groups]
+    variance, mean = torch.var_mean(x, others, correction=0)
+    return torch.stack([largest, variance.float().sum(), mean.float().square().sum()])
+
+
+def failures(kind: Kind, numbers: Tensor) -> Tensor:
+    """On the device: 1 where codes are not good enough, else 0."""
+    found = verdict(numbers, kind.coding.guard, kind.coding.grouping is not None)
+    good = found.codes
+    if kind.use.need == NORMALISED:
+        good = good & found.groups
+    if kind.use.need == PRODUCT:
+        good = good & found.features
+    return (~good).long()
+
+
+def _node_under_way() -> int:
+    """The sequence number of the node that saves what is packed now."""
+    return int(torch._C._autograd._get_sequence_nr()) - 1
+
+
+def _is_capturing(kind: Kind) -> bool:
+    """Whether a CUDA graph takes what is queued."""
+    return kind.index >= 0 and torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: MIT
+"""What is held for saved tensors: codes, or the tensor itself."""
+
+from __future__ import annotations
+
+import weakref
+
+from torch import Tensor
+
+from .account import Account
+from .coding import Stream
+from .kinds import WHOLE, Kind
+
+
+class Passed:
+    """A tensor that stays as it is, with the version that it was saved in."""
+
+    __slots__ = ("tensor", "version")
+
+    def __init__(self, tensor: Tensor) -> None:
+        # A saved result holds its own graph, which would keep itself alive without a backward.
+        self.tensor = tensor if tensor.is_leaf else tensor.detach()
+        self.version = tensor._version
+
+    def lent(self) -> Tensor:
+        """The tensor, if nobody wrote into it."""
+        if self.tensor._version != self.version:
+            raise RuntimeError(
+                f"one of the variables needed for gradient computation has been modified by an "
+                f"inplace operation: {self.tensor.type()} {list(self.tensor.shape)} is at "
+                f"version {self.tensor._version}; expected version {self.version} instead"
+            )
+        return self.tensor
+
+
+class Kept:
+    """One activation; all that saved it hold the same.
+
+    It is codes, or the tensor itself; both while it is not decided whether codes are good enough.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "account",
+        "centred",
+        "code",
+        "decoded",
+        "decoded_version",
+        "kind",
+        "left",
+        "original",
+        "place",
+        "storage",
+        "stream",
+        "uses",
+        "waiting",
+    )
+
+    def __init__(self, x: Tensor, kind: Kind, stream: Stream, account: Account) -> None:
+        self.kind, self.stream, self.account = kind, stream, account
+        self.storage = weakref.ref(x.untyped_storage())
+        self.uses = self.left = 1  # how many saved it, and how many of them are still to ask
+        self.decoded: Tensor | None = None  # for the next use, where that follows at once
+        self.decoded_version = 0
+        self.code: Tensor | None = None
+        self.original: Passed | None = None
+        self.waiting = 0  # decisions to come
+        self.centred = False  # features are, by the norm that took the product's result
+        self.place: object = None  # among those of a step that look alike
+
+    def __del__(self) -> None:
+        if self.code is not None:
+            self.account.released(self.code.nbytes)
+
+    @property
+    def rank(self) -> int:
+        """How much of the tensor is there."""
+        return WHOLE if self.code is None else self.kind.rank
+
+    def encoded(self, kind: Kind, code: Tensor) -> None:
+        """Hold codes, in place of shorter ones."""
+        if self.code is not None:
+            self.account.undone(self.kind)
+        self.kind, self.code, self.decoded = kind, code, None
+        self.account.encoded(kind)
+
+    def whole(self, original: Passed, reason: str, consumer: str) -> None:
+        """Hold the tensor itself."""
+        self.original = original
+        if self.code is not None:
+            self.account.undone(self.kind)
+            self.code = self.decoded = None
+        self.account.passed(reason, self.kind.nbytes, consumer)
+
+    def again(self) -> None:
+        """It is saved once more."""
+        self.uses += 1
+        self.left += 1
+        if self.code is not None:
+            self.account.again(self.kind)
+
+    def shorten(self, nbytes: int) -> None:
+        """Give back the memory behind the codes."""
+        assert self.code is not None
+        released = self.code.nbytes - nbytes
+        if released:
+            self.code = self.code[:nbytes].clone()
+            self.account.released(released)

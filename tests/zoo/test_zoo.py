@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: MIT
+"""Gradients with codes beside plain ones: of a zoo of functions, losses and models.
+
+A third was set aside before thresholds were chosen. Each run draws some; `-m thorough` takes all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import random
+import statistics
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+
+from torch import nn  # noqa: E402
+
+from . import shaped  # noqa: E402
+from .measured import (  # noqa: E402
+    FUNCTIONS,
+    MODELS,
+    Found,
+    Step,
+    compared,
+    of_function,
+    of_model,
+    saved_bytes,
+    stepped,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of PyTorch's, and of ours where all is small
+NAMES = sorted([*(("function", name) for name in FUNCTIONS), *(("model", n) for n in MODELS)])
+SET_ASIDE = NAMES[2::3]  # looked at once, when thresholds were chosen
+DRAWN = 24
+MEASURED = 1e-3  # of the largest norm: gradients that are 0 but for rounding are no measure
+
+
+def step_of(kind: str, name: str, seed: int) -> Step:
+    return of_function(name, seed) if kind == "function" else of_model(name, seed)
+
+
+def assert_near(kind: str, name: str) -> None:
+    """Of three seeds: the mean square of the error; a single one may hit a gradient that is small
+    because its parts cancel."""
+    errors = []
+    for seed in range(3):
+        found = compared(step_of(kind, name, seed))
+        assert found.is_finite, f"{name}, seed {seed}"
+        if not found.report["before"]:
+            assert found.is_equal, f"{name}, seed {seed}"
+        errors.append(found.whole)
+    assert statistics.fmean(error**2 for error in errors) <= 0.02**2, f"{name}: {errors}"
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_there_is_a_zoo() -> None:
+    assert len(NAMES) >= 60
+    assert len(SET_ASIDE) >= len(NAMES) // 3
+
+
+def test_a_drawn_share_is_near_plain_training(seed) -> None:
+    for kind, name in random.Random(seed).sample(NAMES, DRAWN):
+        assert_near(kind, name)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("kind", "name"), NAMES, ids="-".join)
+def test_gradients_are_near_plain_training(kind, name) -> None:
+    assert_near(kind, name)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+def test_behind_two_layers_too(name) -> None:
+    found = compared(of_function(name, 0, is_deep=True))
+    assert found.is_finite
+    assert found.whole <= 0.02
+
+
+# ---- networks in the shapes that people train ----------------------------------------------------
+
+
+def matrices(step: Step, found: Found) -> list[float]:
+    """The errors of weights, in the order of layers."""
+    plain = step(contextlib.nullcontext())
+    least = MEASURED * max(float(each.norm()) for each in plain)
+    pairs = zip(found.each, plain, strict=True)
+    return [error for error, g in pairs if g.dim() > 1 and float(g.norm()) >= least]
+
+
+def measured(make, seed: int, *given, policy: str = "default"):
+    """Errors of weights, all in one, and how many times less is saved."""
+    step = make(seed, *given)
+    found = compared(step, policy)
+    before, after = saved_bytes(found.report)
+    return found, matrices(step, found), before / after
+
+
+@pytest.mark.parametrize("kaiming", [False, True], ids=["default", "kaiming"])
+@pytest.mark.parametrize("depth", [2, 6])
+def test_layers_with_relu(depth, kaiming) -> None:
+    found, errors, ratio = measured(shaped.multilayer, 0, depth, kaiming)
+    assert found.each[0] <= 0.001
+    assert max(errors) <= 0.015
+    assert ratio >= 3
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kaiming", [False, True], ids=["default", "kaiming"])
+@pytest.mark.parametrize("depth", [2, 3, 4, 6, 8, 12, 16, 24])
+def test_deep_layers_with_relu(depth, kaiming, seed) -> None:
+    found, errors, ratio = measured(shaped.multilayer, seed, depth, kaiming)
+    assert found.each[0] <= 0.001
+    assert max(errors) <= 0.015
+    assert ratio >= 3
+
+
+SHAPED = {  # mean and worst error, and how many times less is saved
+    "resnet13": (shaped.resnet13, 0.02, 0.03, 3.4),
+    "resnet50": (shaped.resnet50, 0.03, 0.04, 3.4),
+    "transformer": (shaped.transformer, 0.015, 0.02, 2.4),
+    "unet": (shaped.unet, 0.015, 0.02, 2.8),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", SHAPED)
+def test_networks(name, seed) -> None:
+    make, mean, worst, least = SHAPED[name]
+    found, errors, ratio = measured(make, seed)
+    assert found.is_finite
+    assert sum(errors) / len(errors) <= mean
+    assert max(errors) <= worst
+    assert ratio >= least
+
+
+@pytest.mark.thorough
+def test_a_resnet_in_bfloat16_saves_little_less_than_half() -> None:
+    _, _, ratio = measured(shaped.resnet50, 0, torch.bfloat16)
+    assert ratio >= 1.85
+
+
+BFLOAT16 = {
+    "layers": lambda seed, dtype: shaped.multilayer(seed, 6, True, dtype),
+    "resnet13": shaped.resnet13,
+    "transformer": lambda seed, dtype: shaped.transformer(seed, 4, 128, dtype),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", BFLOAT16)
+def test_codes_of_bfloat16_add_no_more_than_twice_its_own_error(name, seed) -> None:
+    import cupy_training_ops as cto
+
+    kept = cto.torch.compressed_activations("default")
+    narrow = BFLOAT16[name](seed, torch.bfloat16)
+    steps = BFLOAT16[name](seed, None), narrow, narrow
+    contexts = contextlib.nullcontext(), contextlib.nullcontext(), kept
+    wide, plain, coded = (
+        torch.cat([g.double().flatten() for g in step(context)])
+        for step, context in zip(steps, contexts, strict=True)
+    )
+    assert kept.report()["tensors"]
+    assert (coded - plain).norm() <= 2 * (plain - wide).norm()
+
+
+@pytest.mark.thorough
+def test_wide_halves_a_transformer_in_bfloat16() -> None:
+    found, _, ratio = measured(shaped.transformer, 0, 12, 128, torch.bfloat16, policy="wide")
+    assert found.whole <= 0.02
+    assert ratio >= 2
+
+
+# ---- real models, where they are installed -------------------------------------------------------
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not importlib.util.find_spec("torchvision"), reason="needs torchvision")
+def test_resnet50_of_torchvision() -> None:
+    from torchvision.models import resnet50
+
+    torch.manual_seed(0)
+    step = shaped.scores(resnet50(num_classes=10), torch.randn(8, 3, 64, 64), 10)
+    errors = matrices(step, compared(step))
+    assert sum(errors) / len(errors) <= 0.03
+    assert max(errors) <= 0.04
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="needs transformers")
+def test_llama_of_transformers() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    widths = {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 128}
+    model: nn.Module = LlamaForCausalLM(
+        LlamaConfig(**widths, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=4)
+    )
+    tokens = torch.randint(128, (8, 64))
+    found = compared(stepped(model, lambda: model(input_ids=tokens, labels=tokens).loss))
+    assert found.is_finite
+    assert found.whole <= 0.02
