@@ -110,7 +110,7 @@ def in_python(path: str, text: str) -> Iterator[Mutant]:
     def at(line: int, column: int) -> int:
         return starts[line - 1] + column
 
-    for node in ast.walk(ast.parse(text)):
+    for node in computed(ast.parse(text)):
         if isinstance(node, ast.Constant) and type(node.value) in (int, float, bool):
             start = at(node.lineno, node.col_offset)
             old = text[start : at(node.end_lineno or 0, node.end_col_offset or 0)]
@@ -124,6 +124,19 @@ def in_python(path: str, text: str) -> Iterator[Mutant]:
                 yield Mutant(path, start + found.start(), found[0], SWAPPED[found[0]])
         if isinstance(node, ast.If | ast.IfExp):
             yield Mutant(path, at(node.test.lineno, node.test.col_offset), "", "not ")
+
+
+def computed(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a tree but annotations, and `strict=` of zip, which computes nothing."""
+    if isinstance(node, ast.keyword) and node.arg == "strict":
+        return
+    yield node
+    for name, value in ast.iter_fields(node):
+        if name in ("annotation", "returns"):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from computed(child)
 
 
 def neighbours(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
