@@ -8,6 +8,7 @@ import pytest
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError
+from cupy_training_ops.cpu import gist_sparse as functions
 from cupy_training_ops.dtypes import BOOL, FIXED_SIZE, FLOAT32, FLOATS, dtype_name
 from cupy_training_ops.ops.gist_sparse import OPS
 from cupy_training_ops.schema import Spec
@@ -33,6 +34,18 @@ def test_every_bit_comes_back(dtype, rng):
             assert packed.decompress().tobytes() == x.tobytes()
             assert packed.nbytes <= x.nbytes + 16
     assert cto.compress(np.zeros(10 * tile, dtype), "sparse").ratio > 7 * dtype.itemsize
+
+
+ENCODERS = [name for name in OPS if name.endswith("Encoder")]
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_the_room_for_a_code_is_what_is_declared(name):
+    op = OPS[name]()
+    encode = getattr(functions, op.function_name)
+    for n in (1, 11, 12, 4095, 4096, 4097, 3 * 4096 + 13):
+        x = np.zeros(n, np.float32)
+        assert encode(x).shape == (op.layout(Spec(x.shape, x.dtype)).most,)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)

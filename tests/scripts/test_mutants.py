@@ -21,7 +21,8 @@ __device__ int f(int a, int b) {
 }
 """
 PYTHON = '''"""a + b"""
-def f(a, b):
+def f(a: int | None, b) -> 3 | 4:
+    zip(a, strict=True)
     if a < b and b != 7:
         return a + 2
     return a is None
@@ -47,14 +48,14 @@ def test_faults_of_cuda_leave_comments_macros_and_templates_alone() -> None:
 
 def test_faults_of_python() -> None:
     assert changes(mutants.in_python, PYTHON) == {
-        "3: < -> <=",
-        "3: and -> or",
-        "3: != -> ==",
-        "3: 7 -> 8",
-        "3:  -> not",
-        "4: + -> -",
-        "4: 2 -> 3",
-        "5: is -> is not",
+        "4: < -> <=",
+        "4: and -> or",
+        "4: != -> ==",
+        "4: 7 -> 8",
+        "4:  -> not",
+        "5: + -> -",
+        "5: 2 -> 3",
+        "6: is -> is not",
     }
 
 
