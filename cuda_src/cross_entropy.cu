@@ -59,17 +59,16 @@ struct Rule {
     bool row_weights;  // a weight for each row, not for each class
 };
 
-// x y / divisor, where the product alone may be near an end of the range: factors are scaled before it,
-// and what comes of it afterwards. Other results are those without.
+// x y / divisor. Where the product alone is near an end of the range, mantissas and exponents apart:
+// subnormal numbers in between would be flushed to 0. Other results are those without.
 __device__ __forceinline__ A product_over(A x, A y, A divisor) {
     constexpr bool WIDE = sizeof(A) == 8;
     constexpr A LEAST = WIDE ? A(0x1p-1022) : A(0x1p-126), MOST = WIDE ? A(0x1p1023) : A(0x1p127);
-    constexpr A ROOT = WIDE ? A(0x1p512) : A(0x1p64);
     const A size = fabs(x * y);
-    const bool large = size >= MOST, small = size < LEAST;
-    const A down = large ? 1 / ROOT : A(1), up = small ? 1 / LEAST : down;
-    const A quotient = x * up * (y * down) / divisor;
-    return large ? quotient * ROOT * ROOT : (small ? quotient * LEAST : quotient);
+    if (!(size < LEAST || size >= MOST)) return x * y / divisor;
+    int of_x, of_y, of_divisor;
+    const A quotient = frexp(x, &of_x) * frexp(y, &of_y) / frexp(divisor, &of_divisor);
+    return ldexp(quotient, of_x + of_y - of_divisor);
 }
 
 // What a row is compared with: its class, or -1; and its weight.

@@ -42,7 +42,8 @@ from .ops import (
     softmax,
     tensor,
 )
-from .schema import Attribute, Input, Output, TypeRows, combinations
+from .schema import Attribute, Input, Output
+from .type_rows import TypeRows, combinations
 
 Versions = type[Op] | tuple[type[Op], ...]
 Table = Mapping[str, Versions]  # of a family: name to the class, or to that of each version

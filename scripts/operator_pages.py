@@ -15,7 +15,7 @@ import click
 from cupy_training_ops.frame.help import Row, sections
 from cupy_training_ops.frame.op import Op
 from cupy_training_ops.registry import FAMILIES, classes, get_op
-from cupy_training_ops.schema import TypeRows
+from cupy_training_ops.type_rows import TypeRows
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples" / "operators"

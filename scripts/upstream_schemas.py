@@ -41,6 +41,7 @@ REASONS: Mapping[tuple[str, str], str] = {
     ("*", "attribute output_type"): CALL,
     ("*", "attribute shape"): "a code alone has lost it",
     ("*", "attribute keep_nonfinite"): "upstream's tiles with such a value become 0",
+    ("*", "attribute keep_sign"): "upstream rounds small values of a tile to 0, whose sign is lost",
     ("BatchNormInternal", "attribute unbiased"): "False is ONNX's rule, as on upstream's CPU",
     ("WaitEvent", "attribute timeout"): "upstream waits for ever",
     ("Recv", "attribute shapes"): "where they are known, nothing waits for them",

@@ -255,6 +255,12 @@ def sparse(size: Size, rng: np.random.Generator) -> Case:
     return [np.maximum(numbers(rng, size(0, 30_000), dtype=one_of(size, size.dtypes)), 0)], {}
 
 
+def guarded(size: Size, rng: np.random.Generator) -> Case:
+    outer, groups, inner = size(1, 4), size(1, 40), one_of(size, (1, 8, 24, size(1, 60)))
+    x = numbers(rng, outer, groups, inner, dtype=one_of(size, size.dtypes))
+    return [x], {"grouping": (outer, groups, inner)}
+
+
 def padded(size: Size, rng: np.random.Generator) -> Case:
     rows, width = (size(1, 20), size(1, 20)), size(1, 9)
     places = rng.permutation(rows[0] * rows[1])[: size(0, rows[0] * rows[1])]
@@ -295,6 +301,7 @@ CALLS: Mapping[str, Maker] = {
     "GistSparseEncoder": sparse,
     "GistSparseFp10Encoder": sparse,
     "GistSparseMsfp15Encoder": sparse,
+    "GistGuardedMsfp15Encoder": guarded,
     "PadAndUnflatten": padded,
 }
 

@@ -89,6 +89,7 @@ def resized(array):
     array.resize(6, refcheck=False)
 
 
+@pytest.mark.filterwarnings("ignore:Setting the (dtype|shape)")  # by NumPy 2.5
 @pytest.mark.parametrize("changed", [retyped, reshaped, resized], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("name", ["dY", "X", "out"])
 @pytest.mark.parametrize("is_open", [False, True])

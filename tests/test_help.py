@@ -24,7 +24,6 @@ from cupy_training_ops.schema import (
     Input,
     Output,
     Spec,
-    TypeRows,
     integer,
     one_of,
     optional,
@@ -32,6 +31,7 @@ from cupy_training_ops.schema import (
     shape,
 )
 from cupy_training_ops.testing.samples import all_samples
+from cupy_training_ops.type_rows import TypeRows
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("cuda_src", "cupy_training_ops", "docs", "scripts", "tests")

@@ -176,10 +176,10 @@ def test_a_pickled_operator_leaves_its_memory_behind(run) -> None:
     op, x = ProbeSum(), run.place(X)
     op(x)
     assert op._remembered
-    assert op.workspaces._current
+    assert op.workspaces._stores
     again = pickle.loads(pickle.dumps(op))
     assert not again._remembered
-    assert not again.workspaces._current
+    assert not again.workspaces._stores
     assert len(pickle.dumps(op)) < 200
 
 

@@ -24,8 +24,8 @@ from cupy_training_ops.dtypes import (
 from cupy_training_ops.errors import unknown
 from cupy_training_ops.frame.named import snake_case
 from cupy_training_ops.frame.op import Op
-from cupy_training_ops.schema import TypeRows, combinations
 from cupy_training_ops.testing.samples import all_samples
+from cupy_training_ops.type_rows import TypeRows, combinations
 
 DATA = Path(__file__).parent / "data" / "registrations.json"
 REGISTRATIONS = json.loads(DATA.read_text())["registrations"]

@@ -9,7 +9,7 @@ import click
 
 from ..frame.op import Op
 from ..registry import REGISTRY
-from ..schema import combinations
+from ..type_rows import combinations
 from .choice import OperatorName, operator
 from .table import aligned, fitted
 

@@ -10,7 +10,8 @@ from typing import NoReturn, Protocol
 from .. import limits
 from ..dtypes import Dtype, dtype_name, dtype_names, to_dtype
 from ..errors import ArgumentError, DtypeError, refuse
-from ..schema import Attribute, Input, Shape, Spec, TypeRows, Types, n_required
+from ..schema import Attribute, Input, Shape, Spec, n_required
+from ..type_rows import TypeRows, Types
 
 Bindings = dict[str, Dtype]
 

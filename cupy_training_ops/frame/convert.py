@@ -13,7 +13,8 @@ import numpy as np
 
 from ..dtypes import BOOL, FLOAT64, Dtype, dtype_names, to_dtype
 from ..errors import ArgumentError, DtypeError, OpError, refuse, shown
-from ..schema import REQUIRED, Attribute, Input, Types
+from ..schema import REQUIRED, Attribute, Input
+from ..type_rows import Types
 from . import checks
 
 

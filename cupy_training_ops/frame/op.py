@@ -22,7 +22,8 @@ from ..errors import ArgumentError
 from ..plan import Device, Plan
 from ..runtime.source import Source, load
 from ..runtime.workspace import Workspaces
-from ..schema import Attribute, Inferred, Input, Output, Tiles, Types
+from ..schema import Attribute, Inferred, Input, Output, Tiles
+from ..type_rows import Types
 from . import checks, keys
 from .arrays import adopt_input, adopt_out
 from .bound import BoundCall, OpenCall, bind

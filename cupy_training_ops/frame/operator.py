@@ -10,7 +10,8 @@ from ..backend import Backend
 from ..plan import Device, Plan
 from ..runtime.launch import Planned
 from ..runtime.workspace import Workspaces
-from ..schema import Attribute, Inferred, Output, Tiles, Types
+from ..schema import Attribute, Inferred, Output, Tiles
+from ..type_rows import Types
 from .call import Call
 from .prepared import Prepared
 from .renamed import Others

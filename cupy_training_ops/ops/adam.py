@@ -52,18 +52,8 @@ from ..planning.step import (
     stepped,
     weights,
 )
-from ..schema import (
-    Attribute,
-    Inferred,
-    Input,
-    Output,
-    Spec,
-    TypeRows,
-    Types,
-    boolean,
-    finite,
-    one_of,
-)
+from ..schema import Attribute, Inferred, Input, Output, Spec, boolean, finite, one_of
+from ..type_rows import TypeRows, Types
 
 Specs = tuple[Spec, ...]
 Args = tuple[object, ...]

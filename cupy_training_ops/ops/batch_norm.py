@@ -15,17 +15,8 @@ from ..errors import ArgumentError, refuse, shown
 from ..frame.op import Op
 from ..plan import Device, Plan, by_value
 from ..planning.batch_norm import Call
-from ..schema import (
-    Attribute,
-    Input,
-    Output,
-    Spec,
-    TypeRows,
-    Types,
-    boolean,
-    positive_or_zero,
-    real,
-)
+from ..schema import Attribute, Input, Output, Spec, boolean, positive_or_zero, real
+from ..type_rows import TypeRows, Types
 
 # X; scale, bias and their gradients; statistics.
 ROWS = TypeRows(

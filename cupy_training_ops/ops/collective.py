@@ -35,7 +35,8 @@ from ..planning.letters import (
 from ..process_group import ProcessGroup, nccl
 from ..process_group.mail import Label
 from ..process_group.members import owners
-from ..schema import Attribute, Inferred, Input, Output, Spec, Types, one_of, optional
+from ..schema import Attribute, Inferred, Input, Output, Spec, one_of, optional
+from ..type_rows import Types
 
 INPUT = Input("input", "T", variadic=True, shape="any shapes")
 OUTPUT = Output("output", "T", variadic=True, aliases="input", shape="shapes of input")

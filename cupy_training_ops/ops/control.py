@@ -24,7 +24,6 @@ from ..schema import (
     Input,
     Output,
     Spec,
-    Types,
     count,
     integer,
     integers,
@@ -32,6 +31,7 @@ from ..schema import (
     real,
     single,
 )
+from ..type_rows import Types
 
 NOTHING_COMPUTED = "NumPy and CuPy arrays alike: nothing is computed or launched."
 Specs = tuple[Spec, ...]

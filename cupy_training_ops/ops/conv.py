@@ -23,13 +23,13 @@ from ..schema import (
     Output,
     Shape,
     Spec,
-    Types,
     boolean,
     integer,
     integers,
     one_of,
     optional,
 )
+from ..type_rows import Types
 
 MAX_STEP = 2**31  # so that places in padded arrays fit 64 bits
 

@@ -28,8 +28,6 @@ from ..schema import (
     Input,
     Output,
     Spec,
-    TypeRows,
-    Types,
     boolean,
     dtype,
     finite,
@@ -37,6 +35,7 @@ from ..schema import (
     optional,
     single,
 )
+from ..type_rows import TypeRows, Types
 
 HALVES = (FLOAT16, BFLOAT16)
 # Scores, labels, outputs, weights; these have the type of the scores or of the outputs.

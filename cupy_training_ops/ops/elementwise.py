@@ -20,7 +20,8 @@ from ..plan import Device, Plan
 from ..planning import broadcasting
 from ..planning.div_grad import Arrays, plan_general, plan_part
 from ..planning.elementwise import ElementwiseOp, Number, streamed
-from ..schema import Attribute, Input, Output, Spec, Types, boolean, integer, optional, real, single
+from ..schema import Attribute, Input, Output, Spec, boolean, integer, optional, real, single
+from ..type_rows import Types
 
 INPUT = Input("input", "T", shape="any shape")
 OUTPUT = Output("output", "T", may_alias=("input",), shape="shape of input")

@@ -20,7 +20,8 @@ from ..frame.checks import from_front
 from ..frame.op import Op
 from ..plan import Config, Device, Plan, by_value, ceil_div
 from ..planning.segmented_sum import THREADS, Scatter, Sizes, are_few, one_each
-from ..schema import Attribute, Input, Output, Spec, Types, boolean, integer
+from ..schema import Attribute, Input, Output, Spec, boolean, integer
+from ..type_rows import Types
 
 INDEX_TYPES = (INT64, np.dtype(np.int32))
 SHAPE = Input("shape", "int64", memory="host", convert=schema.shape, doc="the shape of X")

@@ -13,7 +13,8 @@ from ..dtypes import BOOL, FLOATS, Dtype, HostArray, to_dtype
 from ..errors import refuse
 from ..frame.op import Op, slots
 from ..plan import Config, Device, Launch, Plan, ceil_div
-from ..schema import Attribute, Input, Output, Spec, Tiles, Types, boolean, dtype, optional, shape
+from ..schema import Attribute, Input, Output, Spec, Tiles, boolean, dtype, optional, shape
+from ..type_rows import Types
 
 BOX = 8  # elements that share an MSFP15 exponent, and bits of a Pack1 byte
 THREADS = 128

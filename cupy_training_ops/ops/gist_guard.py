@@ -22,7 +22,8 @@ from ..plan import (
     align_up,
     ceil_div,
 )
-from ..schema import Attribute, Input, Output, Spec, Types, boolean, shape
+from ..schema import Attribute, Input, Output, Spec, boolean, shape
+from ..type_rows import Types
 from .gist import BOX
 
 Grouping = tuple[int, int, int]

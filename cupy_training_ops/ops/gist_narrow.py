@@ -15,7 +15,8 @@ from ..dtypes import INTEGERS, Dtype
 from ..errors import refuse
 from ..frame.op import slots
 from ..plan import ceil_div
-from ..schema import Attribute, Input, Output, Spec, Tiles, Types, boolean
+from ..schema import Attribute, Input, Output, Spec, Tiles, boolean
+from ..type_rows import Types
 from . import gist
 
 THREADS = 384  # a multiple of 3, for FP10, and of those that encode a tile of 1,024 elements

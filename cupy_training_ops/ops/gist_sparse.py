@@ -14,7 +14,8 @@ from ..dtypes import FIXED_SIZE, UINT8, Dtype, HostArray
 from ..errors import refuse
 from ..frame.op import Op, slots
 from ..plan import Config, Device, Launch, Plan, ScratchMemory, align_up, ceil_div
-from ..schema import Input, Output, Spec, Tiles, Types
+from ..schema import Input, Output, Spec, Tiles
+from ..type_rows import Types
 from . import gist
 
 TILE_NBYTES = 16_384  # of elements whose values are packed together

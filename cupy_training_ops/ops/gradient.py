@@ -18,7 +18,8 @@ from ..errors import refuse
 from ..frame.op import Op, slots
 from ..plan import Config, Device, Launch, Plan, ceil_div
 from ..planning.multi_tensor import batches
-from ..schema import Attribute, Inferred, Input, Output, Spec, Tiles, Types, boolean, dtype, flag
+from ..schema import Attribute, Inferred, Input, Output, Spec, Tiles, boolean, dtype, flag
+from ..type_rows import Types
 
 THREADS = 128
 NBYTES = 32  # of the wider type a thread has in flight

@@ -42,13 +42,13 @@ from ..schema import (
     Open,
     Output,
     Spec,
-    Types,
     boolean,
     count,
     integer,
     integers,
     optional,
 )
+from ..type_rows import Types
 from .control import arrays
 
 Specs = tuple[Spec | None, ...]

@@ -48,18 +48,8 @@ from ..planning.step import (
     stepped,
     weights,
 )
-from ..schema import (
-    Attribute,
-    Inferred,
-    Input,
-    Output,
-    Spec,
-    TypeRows,
-    Types,
-    boolean,
-    finite,
-    real,
-)
+from ..schema import Attribute, Inferred, Input, Output, Spec, boolean, finite, real
+from ..type_rows import TypeRows, Types
 
 Specs = tuple[Spec, ...]
 Args = tuple[object, ...]

@@ -23,14 +23,13 @@ from ..schema import (
     Output,
     Shape,
     Spec,
-    TypeRows,
-    Types,
     dtype,
     integer,
     one_of,
     optional,
     positive_or_zero,
 )
+from ..type_rows import TypeRows, Types
 
 AXIS = Attribute(
     "axis", integer, -1, doc="from -rank to rank - 1; a row is everything from this axis on"

@@ -43,7 +43,8 @@ from ..planning.step import (
     signalled,
     weights,
 )
-from ..schema import Attribute, Inferred, Input, Output, Spec, TypeRows, Types, one_of
+from ..schema import Attribute, Inferred, Input, Output, Spec, one_of
+from ..type_rows import TypeRows, Types
 
 Specs = tuple[Spec, ...]
 Args = tuple[object, ...]

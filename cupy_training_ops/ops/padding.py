@@ -19,7 +19,8 @@ from ..frame.op import Op, slots
 from ..plan import Config, Device, Launch, Plan, Scratch, ScratchMemory, by_value, ceil_div
 from ..planning.copy_runs import THREADS, Words, words_of
 from ..planning.fast_division import divisor
-from ..schema import Inferred, Input, Output, Spec, Types, integers, shape
+from ..schema import Inferred, Input, Output, Spec, integers, shape
+from ..type_rows import Types
 
 
 class SliceGrad(Op):

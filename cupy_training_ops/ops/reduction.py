@@ -33,7 +33,8 @@ from ..plan import (
 )
 from ..planning.l2_norm import l2_norm
 from ..planning.multi_tensor import Batch, tables
-from ..schema import Attribute, Input, Output, Spec, Types, boolean, dtype, integers, optional
+from ..schema import Attribute, Input, Output, Spec, boolean, dtype, integers, optional
+from ..type_rows import Types
 
 Block = tuple[int, ...]
 

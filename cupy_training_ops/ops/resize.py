@@ -17,7 +17,8 @@ from ..errors import ArgumentError, refuse, shown
 from ..frame.op import Op
 from ..plan import VEC_NBYTES, WARP, Config, Device, Launch, Plan, by_value, ceil_div
 from ..planning.fast_division import divisor
-from ..schema import Attribute, Input, Output, Spec, Types, boolean, integers, one_of, real, reals
+from ..schema import Attribute, Input, Output, Spec, boolean, integers, one_of, real, reals
+from ..type_rows import Types
 
 THREADS = 128
 WARPS = THREADS // WARP  # of a block; each makes a tile of dX

@@ -15,7 +15,8 @@ from ..frame.checks import from_front
 from ..frame.op import Op, slots
 from ..plan import VEC_NBYTES, Device, Launch, Plan
 from ..planning.lines import Held, Lines, division, held_nbytes
-from ..schema import Attribute, Input, Output, Spec, Types, integer
+from ..schema import Attribute, Input, Output, Spec, integer
+from ..type_rows import Types
 
 AXIS = Attribute("axis", integer, -1, doc="from -rank to rank - 1")
 FIRST_AXIS = Attribute(

@@ -27,13 +27,13 @@ from ..schema import (
     Output,
     Shape,
     Spec,
-    Types,
     count,
     integer,
     lengths,
     optional,
     shape,
 )
+from ..type_rows import Types
 
 CAPACITIES = (16, 120, 240)  # arrays that a launch knows by value, in at most 4,000 bytes
 MAX_SPLIT = 120  # outputs of a launch, which knows more of each

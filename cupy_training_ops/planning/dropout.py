@@ -23,13 +23,13 @@ from ..schema import (
     Function,
     Input,
     Spec,
-    Types,
     flag,
     integer,
     optional,
     real,
     single,
 )
+from ..type_rows import Types
 from .elementwise import streamed, type_slots
 from .lines import Held, Lines, division, held_nbytes
 

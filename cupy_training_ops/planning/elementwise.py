@@ -14,7 +14,8 @@ from ..errors import refuse
 from ..frame.op import Op
 from ..numerics import rounded
 from ..plan import Config, Device, Launch, Plan, ceil_div
-from ..schema import Changing, Input, Output, Spec, Tiles, Types
+from ..schema import Changing, Input, Output, Spec, Tiles
+from ..type_rows import Types
 from .fast_division import divisor
 
 THREADS = 128

@@ -9,7 +9,8 @@ from ..dtypes import FLOATS, INT64, Dtype, dtype_name, dtype_names, to_dtype
 from ..errors import DtypeError, refuse
 from ..frame.op import Op
 from ..plan import Device, Plan
-from ..schema import Attribute, Output, Shape, Spec, Types, one_of
+from ..schema import Attribute, Output, Shape, Spec, one_of
+from ..type_rows import Types
 from . import cross_entropy
 from .cross_entropy import Rows, Targets
 from .lines import Lines

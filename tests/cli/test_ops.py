@@ -11,7 +11,8 @@ from cupy_training_ops.cli import main
 from cupy_training_ops.dtypes import dtype_name
 from cupy_training_ops.frame.op import Op
 from cupy_training_ops.registry import REGISTRY, names
-from cupy_training_ops.schema import Attribute, Input, Output, TypeRows, integer
+from cupy_training_ops.schema import Attribute, Input, Output, integer
+from cupy_training_ops.type_rows import TypeRows
 
 
 def call(*arguments):

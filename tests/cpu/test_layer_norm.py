@@ -15,9 +15,9 @@ from derivatives import vjp
 
 from cupy_training_ops import ArgumentError, DtypeError, get_op
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, dtype_name
-from cupy_training_ops.schema import combinations
 from cupy_training_ops.testing.compare import assert_matches
 from cupy_training_ops.testing.samples.layer_norm import NAMES, inputs
+from cupy_training_ops.type_rows import combinations
 
 jax.config.update("jax_enable_x64", True)
 

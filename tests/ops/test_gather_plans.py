@@ -288,8 +288,8 @@ def test_pieces_of_the_workspace_are_kept_apart(run, rng, monkeypatch) -> None:
     def apart(self, n, dtype):
         piece = take(self, n, dtype)
         end = piece.offset + n * np.dtype(dtype).itemsize
-        self.nbytes += 256
-        gaps.append(slice(end, self.nbytes))
+        self._nbytes += 256
+        gaps.append(slice(end, self._nbytes))
         return piece
 
     monkeypatch.setattr(ScratchMemory, "take", apart)

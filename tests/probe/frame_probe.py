@@ -22,12 +22,12 @@ from cupy_training_ops.schema import (
     Input,
     Output,
     Spec,
-    TypeRows,
     integer,
     one_of,
     real,
     single,
 )
+from cupy_training_ops.type_rows import TypeRows
 
 from .probe import Probe, one_launch
 

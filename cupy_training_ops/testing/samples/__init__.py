@@ -190,7 +190,10 @@ def placed(array: Any, offset: int, xp: Any = np) -> Any:
     if not isinstance(array, np.ndarray | np.generic):
         return array
     target = blank(Spec(array.shape, array.dtype), offset, xp)
-    target[...] = xp.asarray(array)
+    if hasattr(target, "set"):  # CuPy's: an element that equals 0 would be assigned as +0
+        target.set(np.asarray(array))
+    else:
+        target[...] = xp.asarray(array)
     return target
 
 
