@@ -224,9 +224,15 @@ __device__ __forceinline__ u32 sound_groups(i64 begin, i64 end, const Code& code
                : 0;
 }
 
-// Whether a tile without groups has its place.
-__device__ __forceinline__ bool is_empty(i64 begin, i64 end, const Code& code) {
-    return begin == end && begin >= code.values && end <= code.nbytes && begin % 16 == 0;
+// Whether a tile's values, or none, have a place in the code.
+__device__ __forceinline__ bool has_place(const u8* x, i64 tile, i64 n, const Code& code,
+                                          bool aligned) {
+    if (!is_of_width(x, n, code, aligned)) return false;
+    const u8* const start = x + HEAD_NBYTES + 8 * tile;
+    const i64 begin = load_any<i64>(start, aligned);
+    const i64 end = load_any<i64>(tile == tiles_of(n) - 1 ? x : start + 8, aligned);
+    return begin == end ? begin >= code.values && end <= code.nbytes && begin % 16 == 0
+                        : sound_groups(begin, end, code) > 0;
 }
 
 // What mask and starts say is asked for before the first of it is needed.
@@ -248,18 +254,21 @@ __device__ __forceinline__ void decode_tile(T* packed, Counts& counts, const u8*
     const u32 groups = sound_groups(begin, end, code);
     for (u32 group = threadIdx.x; group < groups; group += THREADS)
         Values::decode(load_any<uint4>(x + begin + 16 * group, aligned), packed + group * GROUP);
+    __shared__ bool in_place;  // found by one thread: 32 registers leave no room for more
+    if constexpr (Values::HAS_NAN) {
+        if (threadIdx.x == 0) in_place = has_place(x, tile, n, code, aligned);
+    }
     const u32 count = rank<WIDTH>(bits, counts, before);
     bool sound = groups == groups_of(count);
-    if constexpr (Values::HAS_NAN)
-        sound =
-            sound && (groups > 0 || is_empty(begin, end, code)) && is_of_width(x, n, code, aligned);
+    if constexpr (Values::HAS_NAN) sound = sound && in_place;
 #pragma unroll
-    for (int row = 0; row < ROWS; ++row) {
-        auto elements = unpack(packed, before[row], sound ? bits[row] : 0);
-        if constexpr (Values::HAS_NAN) {
-            if (!sound) elements = vector_of_nan<T>();
-        }
-        store_row(y, tile, row, n, aligned, elements);
+    for (int row = 0; row < ROWS; ++row)
+        store_row(y, tile, row, n, aligned, unpack(packed, before[row], sound ? bits[row] : 0));
+    if constexpr (Values::HAS_NAN) {
+        if (sound) return;  // apart from the rows above, beside which it would spill
+#pragma unroll 1
+        for (int row = 0; row < ROWS; ++row)
+            store_row(y, tile, row, n, aligned, vector_of_nan<T>());
     }
 }
 
