@@ -121,8 +121,8 @@ class Backend(Protocol):
     def zeros(self, nbytes: int, device: int) -> Array:
         """Bytes of zeros, for scratch memory."""
 
-    def clear(self, array: Any, nbytes: int) -> None:
-        """Queue zeros into the first bytes of an array, on the current stream."""
+    def fill(self, array: Any, nbytes: int, byte: int) -> None:
+        """Queue this byte into the first ones of an array, on the current stream."""
 
     def to_host(self, array: Any) -> HostArray:
         """The array as NumPy's; copied, which waits, where it is not on the host."""

@@ -133,3 +133,29 @@ def test_attributes_cannot_be_deleted() -> None:
     with pytest.raises(AttributeError, match="GatherGrad: cannot delete axis: attributes are fro"):
         del op.axis
     assert op.axis == 1
+
+
+NO_NUMBERS = {
+    "layer norm": (lambda v: cto.LayerNormalization(epsilon=v), "epsilon", (-1, np.nan, np.inf)),
+    "RMSNorm": (
+        lambda v: cto.SimplifiedLayerNormalization(epsilon=v), "epsilon", (-1e-9, np.nan),
+    ),
+    "batch norm": (lambda v: cto.BatchNormInternal(epsilon=v), "epsilon", (-1, np.nan, np.inf)),
+    "AdamW": (lambda v: cto.AdamWOptimizer(epsilon=v), "epsilon", (-1, np.nan)),
+    "decay": (lambda v: cto.AdamWOptimizer(weight_decay=v), "weight_decay", (np.nan, np.inf)),
+    "LAMB": (lambda v: cto.LambOptimizer(epsilon=[1e-6, v]), "epsilon", (-1, np.nan)),
+    "a limit": (lambda v: cto.LambOptimizer(ratio_min=v), "ratio_min", (np.nan,)),
+    "a loss's scale": (
+        lambda v: cto.cross_entropy_loss_and_grad(IMAGE[0, 0], INDEX[:1], None, None, v),
+        "loss_scale", (np.nan, np.inf),
+    ),
+    "a rate": (lambda v: cto.sgd_optimizer(v, X.copy(), X.copy()), "ETA", (np.nan, -np.inf)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NO_NUMBERS)
+def test_numbers_that_nothing_can_be_computed_with(case) -> None:
+    call, argument, values = NO_NUMBERS[case]
+    for value in values:
+        with pytest.raises(ArgumentError, match=f"{argument}: expected a "):
+            call(value)

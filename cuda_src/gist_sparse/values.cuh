@@ -19,19 +19,12 @@ struct alignas(sizeof(E) * N % 16 == 0 ? 16 : 8) Group {
     E at[N];
 };
 
-// 16 bytes of elements in the place of those whose values are not where the code says.
-template <class E>
-__device__ __forceinline__ vec::Vec<E, vec::WIDTH<E>> vector_of_nan() {
-    vec::Vec<E, vec::WIDTH<E>> all;
-#pragma unroll
-    for (int i = 0; i < vec::WIDTH<E>; ++i) all.at[i] = format::nan::of_sign<E>(0);
-    return all;
-}
+// HAS_NAN: elements whose values are not where the code says are NaN, else 0.
 
 template <class E>
 struct AsTheyAre {
     static constexpr int GROUP = vec::WIDTH<E>;
-    static __device__ vec::Vec<E, vec::WIDTH<E>> unsound() { return {}; }
+    static constexpr bool HAS_NAN = false;
     static __device__ uint4 encode(const E* values) {
         return *reinterpret_cast<const uint4*>(values);
     }
@@ -43,7 +36,7 @@ struct AsTheyAre {
 template <class E>
 struct Fp10 {
     static constexpr int GROUP = 12;
-    static __device__ vec::Vec<E, vec::WIDTH<E>> unsound() { return vector_of_nan<E>(); }
+    static constexpr bool HAS_NAN = true;
     static __device__ uint4 encode(const E* values) {
         const auto group = *reinterpret_cast<const Group<E, GROUP>*>(values);
         u32 words[4];
@@ -63,7 +56,7 @@ struct Fp10 {
 template <class E, bool KEEP_SIGN = false>
 struct Msfp15 {
     static constexpr int GROUP = 16;
-    static __device__ vec::Vec<E, vec::WIDTH<E>> unsound() { return vector_of_nan<E>(); }
+    static constexpr bool HAS_NAN = true;
     static __device__ uint4 encode(const E* values) {
         const uint2 low = encode_box(values), high = encode_box(values + 8);
         return make_uint4(low.x, low.y, high.x, high.y);
@@ -92,5 +85,14 @@ struct Msfp15 {
 
 template <class E>
 struct Msfp15KeepSign : Msfp15<E, true> {};
+
+// 16 bytes of them.
+template <class E>
+__device__ __forceinline__ vec::Vec<E, vec::WIDTH<E>> vector_of_nan() {
+    vec::Vec<E, vec::WIDTH<E>> all;
+#pragma unroll
+    for (int i = 0; i < vec::WIDTH<E>; ++i) all.at[i] = format::nan::of_sign<E>(0);
+    return all;
+}
 
 }  // namespace cto::gist_sparse::values

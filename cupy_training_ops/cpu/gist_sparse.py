@@ -109,11 +109,11 @@ def _sparse(flat: HostArray, values: Values) -> HostArray:
 
 def _decoded(x: HostArray, to: Dtype, shape: Shape, values: Values) -> HostArray:
     code, y = x.ravel(), np.zeros(math.prod(shape or ()), to)
-    kept, is_kept = HEAD_NBYTES + y.nbytes, code[8:HEAD_NBYTES].any()
-    if is_kept and kept <= code.size:
+    kept = HEAD_NBYTES + y.nbytes
+    if code[8:HEAD_NBYTES].any() and kept <= code.size:
         y.view(np.uint8)[...] = code[HEAD_NBYTES:kept]
     elif y.size:
-        sound = np.zeros(y.size, np.bool_) if is_kept else _scatter(y, code, values)
+        sound = _scatter(y, code, values)
         if values.has_nan:
             put_nan(y, ~sound, np.zeros_like(sound))
     return y.reshape(shape or ())
@@ -137,7 +137,9 @@ def _scatter(y: HostArray, code: HostArray, values: Values) -> HostArray:
     groups = -(-counts // values.group)
     sound = (starts >= first) & (starts % 16 == 0) & (ends <= code.size) & (starts <= ends)
     sound &= ends - starts == GROUP_NBYTES * groups
-    sound &= starts[0] == first and not code[HEAD_NBYTES + 8 * tiles : mask_start].any()
+    if values.has_nan:  # what lies as other widths or kept elements do is no code of this one
+        others = code[8:HEAD_NBYTES].any() or code[HEAD_NBYTES + 8 * tiles : mask_start].any()
+        sound &= starts[0] == first and not others
     of_element: HostArray = np.repeat(sound, tile)[: y.size]
     mask &= of_element
     counts[~sound] = 0

@@ -98,9 +98,9 @@ class NumpyBackend(OneStream):
         """Bytes of zeros."""
         return np.zeros(nbytes, np.uint8)
 
-    def clear(self, array: HostArray, nbytes: int) -> None:
-        """Bytes of zeros, at once."""
-        array[:nbytes] = 0
+    def fill(self, array: HostArray, nbytes: int, byte: int) -> None:
+        """At once."""
+        array[:nbytes] = byte
 
     def to_host(self, array: HostArray) -> HostArray:
         """The array itself."""

@@ -89,9 +89,10 @@ class CudaBackend:
         with self.on(device):
             return cupy.zeros(nbytes, np.uint8)
 
-    def clear(self, array: cupy.ndarray, nbytes: int) -> None:
+    def fill(self, array: cupy.ndarray, nbytes: int, byte: int) -> None:
         """By the driver's memset, which a capture records too."""
-        array.data.memset_async(0, nbytes, cupy.cuda.get_current_stream())
+        if nbytes:
+            array.data.memset_async(byte, nbytes, cupy.cuda.get_current_stream())
 
     def to_host(self, array: cupy.ndarray) -> HostArray:
         """A copy in NumPy's memory; waits for the array's stream."""

@@ -166,7 +166,7 @@ class ReadyPlan:
     def scratch_in(self, workspace: Array) -> list[object]:
         """Pointers into a caller's workspace, which begins with the zeros: they are queued here."""
         if self.zeros_nbytes:
-            self._backend.clear(workspace, self.zeros_nbytes)
+            self._backend.fill(workspace, self.zeros_nbytes, 0)
         offset, start = self._backend.offset, self._scratch_start
         return [offset(workspace, p.offset + (0 if p.zeros else start)) for p in self._pieces]
 

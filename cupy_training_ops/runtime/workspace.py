@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable
-from typing import Any
+
+import numpy as np
 
 from ..backend import Array, ArrayInfo, Backend
 from ..dtypes import UINT8
 from ..errors import ArgumentError, ProviderError
 from ..schema import Spec
 
+POISON = 0xFF  # NaN of every type
 _of_graphs: list[Array] = []  # a graph outlives the operator that it was captured with
 
 
@@ -53,7 +55,7 @@ class Workspaces:
         self._op = op
         self.lock = threading.RLock()
         self.depth = 0
-        self._stores: dict[Hashable, Store] = {}
+        self._stores: dict[tuple[Backend, int, Hashable, int], Store] = {}
         self._retired: list[Array] = []
         self._poisons = False
 
@@ -78,7 +80,7 @@ class Workspaces:
         """Memory that may hold anything."""
         made = backend.empty(Spec((nbytes,), UINT8), device)
         if self._poisons:
-            _poison(made)
+            backend.fill(made, nbytes, POISON)
         return made
 
     def _captured(self, store: Store | None, plain_nbytes: int, zeros_nbytes: int) -> Store:
@@ -112,24 +114,21 @@ class Workspaces:
     def poison(self) -> None:
         """Overwrite all that may hold anything, as other calls may, and from now on what is new."""
         self._poisons = True
-        for store in self._stores.values():
-            _poison(store.plain)
+        for (backend, device, *_), store in self._stores.items():
+            with backend.on(device):
+                backend.fill(store.plain, store.plain.size, POISON)
 
     def left(self) -> int:
         """Count bytes of zeros that calls have not left zero; waits for them; for tests."""
-        every: list[Any] = [store.zeros for store in self._stores.values()]
-        return sum(int((zeros != 0).sum()) for zeros in every)
+        every = ((key[0], store.zeros) for key, store in self._stores.items())
+        return sum(np.count_nonzero(backend.to_host(zeros)) for backend, zeros in every)
 
     @staticmethod
     def clear(backend: Backend, device: int, store: Store) -> None:
         """Make the zeros zero again behind what is queued."""
         with backend.on(device):
-            backend.clear(store.zeros, store.zeros.size)
+            backend.fill(store.zeros, store.zeros.size, 0)
         store.is_zero = True
-
-
-def _poison(array: Array) -> None:
-    array[...] = 0xFF  # type: ignore[index]
 
 
 def check(op: str, got: ArrayInfo, home: ArrayInfo, nbytes: int) -> None:

@@ -72,9 +72,13 @@ class HollowBackend(OneStream, CudaBackend):
         """A workspace."""
         return hollow((nbytes,), np.uint8)
 
-    def clear(self, array: cupy.ndarray, nbytes: int) -> None:
-        """Notes what is cleared."""
-        self.launches.append(("clear", (array.data.ptr, nbytes)))
+    def fill(self, array: cupy.ndarray, nbytes: int, byte: int) -> None:
+        """Notes what is filled."""
+        self.launches.append(("fill", (array.data.ptr, nbytes, byte)))
+
+    def to_host(self, array: cupy.ndarray) -> HostArray:
+        """Zeros: there is no memory to read."""
+        return np.zeros(array.shape, array.dtype)
 
     def overwrite(self, array: cupy.ndarray, source: HostArray) -> None:
         """There is no memory to write."""

@@ -49,8 +49,11 @@ class FakeBackend:
         self.allocated.append(("zeros", nbytes))
         return np.zeros(nbytes, np.uint8).view(Buffer)
 
-    def clear(self, array, nbytes):
-        array[:nbytes] = 0
+    def fill(self, array, nbytes, byte):
+        array[:nbytes] = byte
+
+    def to_host(self, array):
+        return array
 
 
 @pytest.fixture
