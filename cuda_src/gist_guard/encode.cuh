@@ -107,8 +107,9 @@ struct PartSums {
     __device__ __forceinline__ void add(const Tile<T>& tile, double origin) {
         const double quantum = quantum_of(tile.exponent), unit = unit_of(tile.exponent);
         const Spread spread = tile.template spread<true>(TILE);
-        const auto mean = tile.quanta[0] + spread.sum / TILE;
-        const double distance = widened(mean) * quantum - origin;
+        // In double: a float's mean of large elements is off by more than they deviate.
+        const double first = widened(tile.quanta[0]) * quantum - origin;
+        const double distance = first + spread.sum * (quantum / TILE);
         error += tile.error() * unit;
         within += deviation_of<true>(spread, TILE) * unit;
         sum += distance;
