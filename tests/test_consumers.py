@@ -522,6 +522,7 @@ def test_strided_nested_tensors_pass(tensor) -> None:
     assert x.grad is not None
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # in PyTorch itself
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_models_are_not_compiled_anew(tensor, backend) -> None:
     count = []
@@ -545,6 +546,7 @@ def test_compiled_models_are_not_compiled_anew(tensor, backend) -> None:
     assert len(count) == 2
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # in PyTorch itself
 def test_eager_layers_beside_a_compiled_one_are_compressed(tensor, weight) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(nn.Sequential(nn.Linear(128, 128), nn.ReLU()), backend="aot_eager")

@@ -121,7 +121,7 @@ class Workspaces:
     def left(self) -> int:
         """Count bytes of zeros that calls have not left zero; waits for them; for tests."""
         every = ((key[0], store.zeros) for key, store in self._stores.items())
-        return sum(np.count_nonzero(backend.to_host(zeros)) for backend, zeros in every)
+        return sum(int(np.count_nonzero(backend.to_host(zeros))) for backend, zeros in every)
 
     @staticmethod
     def clear(backend: Backend, device: int, store: Store) -> None:

@@ -60,6 +60,9 @@ class IdleBackend(NumpyBackend):
         """The device that is planned for."""
         return self._device
 
+    def fill(self, array: HostArray, nbytes: int, byte: int) -> None:
+        """Nothing is written."""
+
     def offset(self, array: HostArray, nbytes: int) -> HostArray:
         """Never read."""
         return array

@@ -9,6 +9,7 @@ import sys
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 
 from ..codecs.table import get_codec
 from ..dtypes import UINT8, to_dtype
@@ -131,11 +132,16 @@ def _on_device(op: Op, specs: tuple[Spec, ...], device: int, offset: int = 0) ->
         return queue
 
     def move(addresses: tuple[int, ...], stream: Stream) -> None:
-        """With scratch memory, which belongs to the operator and the stream."""
+        """With scratch memory: the operator's on this stream, or the graph's that is captured."""
         with backend.on(device), sys.modules["cupy"].cuda.Stream.from_external(stream):
             given = zip(addresses, specs, strict=True)
             x, *results = (_device_array(at, spec, device) for at, spec in given)
-            op(x, out=_out(results))
+            if not backend.capturing(device):
+                op(x, out=_out(results))
+                return
+            room = torch.empty(call.workspace_nbytes, dtype=torch.uint8, device=device)
+            workspace = _device_array(room.data_ptr(), Spec(tuple(room.shape), UINT8), device)
+            op(x, out=_out(results), workspace=workspace)
 
     return move
 

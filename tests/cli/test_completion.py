@@ -43,7 +43,7 @@ def completed(*words: str) -> list[str]:
         (["verify", "--op", "SigmoidG"], ["SigmoidGrad"]),
         (["compile", "--op", "sigmoid_g"], ["sigmoid_grad"]),
         (["roundtrip", "--codec", ""], list(CODECS)),
-        (["encode", "x", "y", "--codec", "msfp"], ["msfp15"]),
+        (["encode", "x", "y", "--codec", "msfp"], ["msfp15", "msfp15_signed"]),
         (["roundtrip", "--min"], ["--min-snr"]),
     ],
 )  # fmt: skip

@@ -70,6 +70,7 @@ WITHOUT_ORACLE = {
         )
         for direction in ("Encoder", "Decoder")
     },
+    "GistGuardedMsfp15Encoder": OF_THIS_PACKAGE,
     "ReluGradFromBits": OF_THIS_PACKAGE,
     "ConvTransposeGrad": NO_KERNEL,
     "CrossEntropyLossAndGrad": OF_THIS_PACKAGE,
