@@ -64,8 +64,9 @@ def codec_figures(name: str, rate: int) -> dict[str, Any]:
         with contextlib.suppress(OpError):  # of a codec of integers
             found[key] = array_figures(name, x)
     codec = CODECS[name]
-    classes = {"encode": codec.encoder.name, "decode": codec.decoder.name}
-    speeds = {way: speed(operator, rate) for way, operator in classes.items()}
+    encodes = "f4,signs" if codec.fixed.get("keep_sign") else "f4"
+    cases = {"encode": f"{codec.encoder.name}[{encodes}]", "decode": f"{codec.decoder.name}[f4]"}
+    speeds = {way: speed(case, rate) for way, case in cases.items()}
     return {"arrays": found, **{way: gb for way, gb in speeds.items() if gb}}
 
 
@@ -78,10 +79,10 @@ def array_figures(name: str, x: np.ndarray) -> dict[str, float | None]:
     return {"bits": round(8 * packed.nbytes / x.size, 2), "snr_db": snr and round(snr, 1)}
 
 
-def speed(operator: str, rate: int) -> int | None:
-    """GB/s read and written, of the row for float32: the floor is the time at the copy rate."""
+def speed(case: str, rate: int) -> int | None:
+    """GB/s read and written, of a case's row: the floor is the time at the copy rate."""
     row = re.search(
-        rf"^\| {operator}\[f4\] \| ([\d.]+) \| [\d.]+ \| \**([\d.]+)",
+        rf"^\| {re.escape(case)} \| ([\d.]+) \| [\d.]+ \| \**([\d.]+)",
         PERFORMANCE.read_text("utf-8"), re.MULTILINE,
     )  # fmt: skip
     return round(float(row[1]) / float(row[2]) * rate) if row else None
