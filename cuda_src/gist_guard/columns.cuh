@@ -13,7 +13,7 @@ constexpr u32 ROW_LANES = 4;                  // rows that a warp is at together
 constexpr u32 TILE_LANES = WARP / ROW_LANES;  // and tiles of each
 // Exponents by which floats' sums may be passed before they are scaled down, and below which what is
 // off counts as more than it is: so a group never looks better than it is.
-constexpr i32 HEADROOM = 24, LOWEST = -60;
+constexpr i32 HEADROOM = 24, LOWEST = -55;
 
 // 2^k, the nearest that is normal.
 __device__ __forceinline__ float power_of(i32 k, float) {

@@ -26,8 +26,8 @@ struct Coded {
     __device__ __forceinline__ void read(i64 i, double& value, double& off) const {
         const uint2 tile = codes(i / TILE);
         const u32 code = (i & 4 ? tile.y : tile.x) >> 8 * (i & 3);
-        const double quantum = quantum_of(format::msfp15::shared_exponent_of(tile));
-        const double size = static_cast<double>(code & 0x3Fu) * quantum;
+        const double step = STEP * quantum_of(format::msfp15::shared_exponent_of(tile));
+        const double size = static_cast<double>(code & 0x3Fu) * step;
         value = element(x[i]);
         off = value - (code & 0x40u ? -size : size);
     }
