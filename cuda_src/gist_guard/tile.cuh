@@ -166,6 +166,27 @@ struct Tile {
         }
         return found;
     }
+    // The same of elements from `begin` to before `end`, and how far they are from the first of them.
+    __device__ __forceinline__ float error(int begin, int end) const {
+        float sum = 0;
+#pragma unroll
+        for (int j = 0; j < TILE; ++j) sum += j >= begin && j < end ? off[j] * off[j] : 0.0f;
+        return sum;
+    }
+    __device__ __forceinline__ Spread spread(int begin, int end, A& first) const {
+        first = quanta[0];
+#pragma unroll
+        for (int j = 1; j < TILE; ++j) first = j == begin ? quanta[j] : first;
+        Spread found{0, 0};
+#pragma unroll
+        for (int j = 0; j < TILE; ++j) {
+            const float distance =
+                j >= begin && j < end ? static_cast<float>(quanta[j] - first) : 0.0f;
+            found.sum += distance;
+            found.squares += distance * distance;
+        }
+        return found;
+    }
 
   private:
     // M = |element| in steps, rounded half up, from 1 (but 0 of 0) to 63. Only its upper bits count.
