@@ -2,9 +2,9 @@
 // An encoder that says how far its codes are off.  CPU provider: cupy_training_ops/cpu/gist_guard.py
 //
 // A thread encodes tiles of eight elements and adds up, in quanta, what is off and how the elements
-// deviate; sums over tiles are in double. Groups that are runs of whole tiles, or columns of rows of
-// whole tiles, are summed in the same pass; of others a second launch reads elements and codes. The
-// last launch merges what a group has in several places.
+// deviate; sums over tiles are in double. Groups that are runs, or columns of rows of whole tiles, are
+// summed in the same pass; of other columns a second launch reads elements and codes. The last launch
+// merges what a group has in several places.
 #include "gist_guard/columns.cuh"
 #include "gist_guard/encode.cuh"
 #include "gist_guard/groups.cuh"
@@ -73,14 +73,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-    gist_guard__any_runs(const T* x, const u8* y, bool aligned, i64 runs, i64 length, i64 part,
-                         u32 parts, u32 lanes, double* moments, double* totals, u32 first,
-                         u32 n_in_all, Zeroed<u32>* ticket, float* guard) {
+    gist_guard__any_runs(const T* x, u8* y, i64 n, bool aligned, bool keep_nonfinite, i64 runs,
+                         i64 length, i64 part, u32 parts, u32 lanes, double* moments,
+                         double* totals, u32 n_in_all, Zeroed<u32>* ticket, float* guard) {
     __shared__ Shared<THREADS> shared;
     Totals own{};
     const Runs all{runs, length, part, parts, lanes, reinterpret_cast<Moments*>(moments)};
-    sum_runs<THREADS>(Coded<T>{x, y, aligned}, all, own);
-    finish(own, Finish{totals, first, n_in_all, ticket, guard}, shared);
+    encode_any_runs<THREADS>(Encoding<T>{x, y, n, aligned, keep_nonfinite}, all, own);
+    finish(own, Finish{totals, 0, n_in_all, ticket, guard}, shared);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)

@@ -13,7 +13,7 @@ constexpr u32 ROW_LANES = 4;                  // rows that a warp is at together
 constexpr u32 TILE_LANES = WARP / ROW_LANES;  // and tiles of each
 // Exponents by which floats' sums may be passed before they are scaled down, and below which what is
 // off counts as more than it is: so a group never looks better than it is.
-constexpr i32 HEADROOM = 24, LOWEST = -60;
+constexpr i32 HEADROOM = 24, LOWEST = -55;
 
 // 2^k, the nearest that is normal.
 __device__ __forceinline__ float power_of(i32 k, float) {
@@ -100,6 +100,30 @@ __device__ __forceinline__ void store_columns(const Columns<T>& columns, const M
     }
 }
 
+// Adds tiles that are `step` apart, n of them.
+template <bool ALIGNED, int UNROLL, class T>
+__device__ __forceinline__ void encode_column(const Encoding<T>& call, i64 step, u32 n,
+                                              Columns<T>& columns, Totals& totals) {
+    i64 tile = 0;
+#pragma unroll 1
+    for (u32 i = 0; i < n; i += UNROLL, tile += UNROLL * step) {
+        Loaded<T> loaded[UNROLL];
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u)
+            if (i + u < n) loaded[u] = call.template load_whole<ALIGNED>(tile + u * step);
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            if (i + u >= n) continue;
+            const Tile<T> found = call.encode(loaded[u], tile + u * step, ALIGNED);
+            const double unit = unit_of(found.exponent);
+            totals.tile_deviation +=
+                deviation_of<true>(found.template spread<true>(TILE), TILE) * unit;
+            totals.exponent = max(found.exponent, totals.exponent);
+            columns.add(found);
+        }
+    }
+}
+
 template <int UNROLL, class T>
 __device__ __forceinline__ void encode_columns(const Encoding<T>& call, const Matrix& matrix,
                                                u32 warp, Totals& totals) {
@@ -108,26 +132,15 @@ __device__ __forceinline__ void encode_columns(const Encoding<T>& call, const Ma
     const i64 span = warp / groups, tile = warp % groups * TILE_LANES + lane % TILE_LANES;
     const i64 end =
         (span + 1) * matrix.span < matrix.n_rows ? (span + 1) * matrix.span : matrix.n_rows;
+    const i64 begin = span * matrix.span + lane / TILE_LANES, step = ROW_LANES * matrix.tiles;
     Columns<T> columns;
-    const i64 begin = tile < matrix.tiles ? span * matrix.span + lane / TILE_LANES : end;
-#pragma unroll 1
-    for (i64 row = begin; row < end; row += UNROLL * ROW_LANES) {
-        Loaded<T> loaded[UNROLL];
-#pragma unroll
-        for (int u = 0; u < UNROLL; ++u)
-            if (row + u * ROW_LANES < end)
-                loaded[u] = call.load((row + u * ROW_LANES) * matrix.tiles + tile);
-#pragma unroll
-        for (int u = 0; u < UNROLL; ++u) {
-            if (row + u * ROW_LANES >= end) continue;
-            const Tile<T> found =
-                call.encode(loaded[u], (row + u * ROW_LANES) * matrix.tiles + tile);
-            const double unit = unit_of(found.exponent);
-            totals.tile_deviation +=
-                deviation_of<true>(found.template spread<true>(TILE), TILE) * unit;
-            totals.exponent = max(found.exponent, totals.exponent);
-            columns.add(found);
-        }
+    if (tile < matrix.tiles && begin < end) {
+        const u32 n = static_cast<u32>((end - begin + ROW_LANES - 1) / ROW_LANES);
+        const Encoding<T> own = call.from(begin * matrix.tiles + tile);
+        if (call.aligned)
+            encode_column<true, UNROLL>(own, step, n, columns, totals);
+        else
+            encode_column<false, 1>(own, step, n, columns, totals);
     }
     if (span * matrix.span < matrix.n_rows) store_columns(columns, matrix, span, tile, totals);
 }

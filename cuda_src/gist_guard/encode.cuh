@@ -17,10 +17,21 @@ struct Encoding {
     i64 n;
     bool aligned, keep_nonfinite;
 
+    // The same from this tile on.
+    __device__ __forceinline__ Encoding from(i64 tile) const {
+        return {x + tile * TILE, y == nullptr ? nullptr : y + tile * TILE, n - tile * TILE, aligned,
+                keep_nonfinite};
+    }
     __device__ __forceinline__ Loaded<T> load(i64 tile) const {
         return load_tile(x, tile * TILE, n, aligned);
     }
-    __device__ __forceinline__ Tile<T> encode(const Loaded<T>& loaded, i64 tile) const {
+    // A tile of which no element is behind the last one.
+    template <bool ALIGNED>
+    __device__ __forceinline__ Loaded<T> load_whole(i64 tile) const {
+        return load_tile(x, tile * TILE, (tile + 1) * TILE, ALIGNED);
+    }
+    __device__ __forceinline__ Tile<T> encode(const Loaded<T>& loaded, i64 tile,
+                                              bool aligned) const {
         const Tile<T> encoded(loaded, keep_nonfinite);
         store_tile(y, tile, aligned, encoded.codes);
         return encoded;
@@ -49,16 +60,16 @@ __device__ __forceinline__ void encode_tiles(const Encoding<T>& call, Totals& to
             Loaded<T> loaded[UNROLL];
 #pragma unroll
             for (int u = 0; u < UNROLL; ++u)
-                loaded[u] = reinterpret_cast<const Loaded<T>*>(call.x)[first + u * THREADS];
+                loaded[u] = call.template load_whole<true>(first + u * THREADS);
 #pragma unroll
             for (int u = 0; u < UNROLL; ++u)
-                count_tile<true>(call.encode(loaded[u], first + u * THREADS), TILE, totals);
+                count_tile<true>(call.encode(loaded[u], first + u * THREADS, true), TILE, totals);
             continue;
         }
 #pragma unroll 1
         for (i64 tile = first; tile < span + SPAN && tile < tiles; tile += THREADS) {
             const i64 there = call.n - tile * TILE;
-            count_tile<false>(call.encode(call.load(tile), tile),
+            count_tile<false>(call.encode(call.load(tile), tile, call.aligned),
                               static_cast<int>(there < TILE ? there : TILE), totals);
         }
     }
@@ -84,8 +95,11 @@ struct Part {
     i64 number, first, n;
 
     __device__ __forceinline__ Part(const Runs& runs, i64 number, i64 n_parts) : number(number) {
-        const i64 begin = number % runs.parts * runs.part, rest = runs.length - begin;
-        first = number / runs.parts * runs.length + begin;
+        const bool one = runs.parts == 1;  // divisions of 64 bits are calls
+        const i64 run = one ? number : number / runs.parts;
+        const i64 begin = one ? 0 : (number - run * runs.parts) * runs.part;
+        const i64 rest = runs.length - begin;
+        first = run * runs.length + begin;
         n = number >= n_parts ? 0 : rest < runs.part ? rest : runs.part;
     }
 };
@@ -131,20 +145,23 @@ struct PartSums {
     }
 };
 
-template <int UNROLL, class T>
+// A part has fewer than 2^31 tiles: there are at least as many parts as multiprocessors.
+template <bool ALIGNED, int UNROLL, class T>
 __device__ __forceinline__ PartSums encode_part(const Encoding<T>& call, const Part& part,
                                                 double origin, u32 lanes, Totals& totals) {
     PartSums sums;
+    const Encoding<T> own = call.from(part.first);
+    const u32 n = static_cast<u32>(part.n);
 #pragma unroll 1
-    for (i64 i = threadIdx.x % lanes; i < part.n; i += UNROLL * lanes) {
+    for (u32 i = threadIdx.x % lanes; i < n; i += UNROLL * lanes) {
         Loaded<T> loaded[UNROLL];
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u)
-            if (i + u * lanes < part.n) loaded[u] = call.load(part.first + i + u * lanes);
+            if (i + u * lanes < n) loaded[u] = own.template load_whole<ALIGNED>(i + u * lanes);
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
-            if (i + u * lanes >= part.n) continue;
-            const Tile<T> tile = call.encode(loaded[u], part.first + i + u * lanes);
+            if (i + u * lanes >= n) continue;
+            const Tile<T> tile = own.encode(loaded[u], i + u * lanes, ALIGNED);
             sums.add(tile, origin);
             totals.exponent = max(tile.exponent, totals.exponent);
         }
@@ -164,7 +181,9 @@ __device__ __forceinline__ void encode_runs(const Encoding<T>& call, const Runs&
          some < n_parts; some += static_cast<i64>(gridDim.x) * of_block) {
         const Part part(runs, some + lane / runs.lanes, n_parts);
         const double origin = part.n > 0 ? element(call.x[part.first * TILE]) : 0.0;
-        PartSums sums = encode_part<UNROLL>(call, part, origin, runs.lanes, totals);
+        PartSums sums = call.aligned
+                            ? encode_part<true, UNROLL>(call, part, origin, runs.lanes, totals)
+                            : encode_part<false, 1>(call, part, origin, runs.lanes, totals);
         sums.join(runs.lanes);
         if (part.n == 0 || lane % runs.lanes != 0) continue;
         totals.tile_deviation += sums.within;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Groups that are no whole tiles, from elements and their codes; and groups that lie in parts.
+// Groups that are no whole tiles: runs in the pass that encodes, columns from elements and their codes;
+// and groups that lie in parts.
 #pragma once
 #include "gist_guard/encode.cuh"
 
@@ -26,8 +27,8 @@ struct Coded {
     __device__ __forceinline__ void read(i64 i, double& value, double& off) const {
         const uint2 tile = codes(i / TILE);
         const u32 code = (i & 4 ? tile.y : tile.x) >> 8 * (i & 3);
-        const double quantum = quantum_of(format::msfp15::shared_exponent_of(tile));
-        const double size = static_cast<double>(code & 0x3Fu) * quantum;
+        const double step = STEP * quantum_of(format::msfp15::shared_exponent_of(tile));
+        const double size = static_cast<double>(code & 0x3Fu) * step;
         value = element(x[i]);
         off = value - (code & 0x40u ? -size : size);
     }
@@ -47,9 +48,48 @@ __device__ __forceinline__ void add_element(const Coded<T>& coded, i64 i, double
 
 // ---- runs and columns of any length -------------------------------------------------------------
 
+// Adds the elements of a tile that are of a part: from `begin` to before `end`.
+template <class T>
+__device__ __forceinline__ void add_share(const Tile<T>& tile, int begin, int end, double origin,
+                                          PartSums& sums) {
+    const double quantum = quantum_of(tile.exponent), unit = unit_of(tile.exponent);
+    Acc<T> first;
+    const int n = end - begin;
+    const Spread spread = tile.spread(begin, end, first);
+    const double mean = spread.sum / static_cast<float>(n) * quantum;
+    const double distance = widened(first) * quantum - origin + mean;
+    sums.error += tile.error(begin, end) * unit;
+    sums.within += deviation_of<false>(spread, n) * unit;
+    sums.sum += n * distance;
+    sums.between += n * (distance * distance);
+}
+
+// The tiles in which a part's elements are. A tile of several parts is read by each of them, and
+// stored and counted by the one that has its first element.
+template <class T>
+__device__ __forceinline__ PartSums encode_share(const Encoding<T>& call, const Part& part,
+                                                 double origin, u32 lanes, Totals& totals) {
+    PartSums sums;
+    const i64 tile = part.first / TILE;
+    const Encoding<T> own = call.from(tile);
+    const i32 skipped = static_cast<i32>(part.first - tile * TILE);
+    const i32 n = static_cast<i32>(part.n) + skipped;
+#pragma unroll 1
+    for (i32 at = threadIdx.x % lanes * TILE; part.n > 0 && at < n; at += lanes * TILE) {
+        const int begin = at < skipped ? skipped - at : 0, end = min(n - at, TILE);
+        const Tile<T> found(own.load(at / TILE), call.keep_nonfinite);
+        add_share(found, begin, end, origin, sums);
+        if (begin > 0) continue;
+        store_tile(own.y, at / TILE, call.aligned, found.codes);
+        count_tile<false>(found, static_cast<int>(own.n - at < TILE ? own.n - at : TILE), totals);
+    }
+    return sums;
+}
+
 // Lengths of runs are in elements.
 template <int THREADS, class T>
-__device__ __forceinline__ void sum_runs(const Coded<T>& coded, const Runs& runs, Totals& totals) {
+__device__ __forceinline__ void encode_any_runs(const Encoding<T>& call, const Runs& runs,
+                                                Totals& totals) {
     const i64 n_parts = runs.runs * runs.parts;
     const u32 of_block = THREADS / runs.lanes, of_warp = WARP / runs.lanes;
     const u32 lane = threadIdx.x % WARP;
@@ -57,11 +97,8 @@ __device__ __forceinline__ void sum_runs(const Coded<T>& coded, const Runs& runs
     for (i64 some = static_cast<i64>(blockIdx.x) * of_block + threadIdx.x / WARP * of_warp;
          some < n_parts; some += static_cast<i64>(gridDim.x) * of_block) {
         const Part part(runs, some + lane / runs.lanes, n_parts);
-        const double origin = part.n > 0 ? element(coded.x[part.first]) : 0.0;
-        PartSums sums;
-#pragma unroll 4
-        for (i64 i = lane % runs.lanes; i < part.n; i += runs.lanes)
-            add_element(coded, part.first + i, origin, sums);
+        const double origin = part.n > 0 ? element(call.x[part.first]) : 0.0;
+        PartSums sums = encode_share(call, part, origin, runs.lanes, totals);
         sums.join(runs.lanes);
         if (part.n > 0 && lane % runs.lanes == 0)
             runs.keep(part, sums.moments(origin, static_cast<double>(part.n), 1), totals);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // A tile of eight elements, its codes, and how far they are off, in quanta: E is the tile's shared
-// exponent, a quantum 2^(E - 132). In quanta no square leaves float's range.
+// exponent, a quantum 2^(E - 127), a step of M a 32nd of it. In quanta no square leaves float's range.
 #pragma once
 #include "core/vec.cuh"
 #include "format/msfp15.cuh"
@@ -11,9 +11,8 @@ using vec::Vec;
 
 constexpr int TILE = 8;
 constexpr u32 NOT_FINITE = 255;
-constexpr u32 SMALL =
-    32;  // exponents of tiles in which a float's subnormals are not next to nothing
-constexpr float TO_INTEGER = 0x1p23f;  // from which on a float's unit is 1
+constexpr float STEP = 0x1p-5f, HALF_STEP = 0x1p-6f, MOST_STEPS = 63 * STEP;
+constexpr float TO_STEPS = 0x1p18f;  // from which on a float's unit is a step
 
 template <class T>
 using Unit = vec::Unit<T, vec::IN_WORDS<T, TILE>>;
@@ -21,11 +20,11 @@ template <class T>
 using Loaded = Vec<typename Unit<T>::Held, TILE * sizeof(T) / sizeof(typename Unit<T>::Held)>;
 
 __device__ __forceinline__ double quantum_of(u32 exponent) {
-    return double_of(static_cast<u64>(891 + exponent) << 52);
+    return double_of(static_cast<u64>(896 + exponent) << 52);
 }
 // The unit of squares, a quantum's.
 __device__ __forceinline__ double unit_of(u32 exponent) {
-    return double_of(static_cast<u64>(759 + 2 * exponent) << 52);
+    return double_of(static_cast<u64>(769 + 2 * exponent) << 52);
 }
 __device__ __forceinline__ double widened(float x) { return widen_subnormal(x); }
 __device__ __forceinline__ double widened(double x) { return x; }
@@ -74,21 +73,26 @@ __device__ __forceinline__ u32 exponent_of(const double (&x)[TILE]) {
     return exponent > 896 ? min(exponent - 896, NOT_FINITE) : 0;
 }
 
-// What makes quanta of elements; a float's subnormals are made normal first.
-__device__ __forceinline__ float scale_of(float (&x)[TILE], u32 exponent) {
-    const bool small = exponent < SMALL;
-    if (small) {
-#pragma unroll
-        for (int j = 0; j < TILE; ++j) x[j] = multiply_subnormal(x[j], 0x1p64f);
-    }
-    return __uint_as_float(((small ? 195u : 259u) - exponent) << 23);
+// Elements in quanta: the factor is subnormal where E is 254, and a float may be.
+__device__ __forceinline__ float scale_of(float, u32 exponent) {
+    return __uint_as_float(max(static_cast<i32>((254 - exponent) << 23), 0x00400000));
 }
-__device__ __forceinline__ double scale_of(double (&)[TILE], u32 exponent) {
-    return double_of(static_cast<u64>(1155 - exponent) << 52);
+__device__ __forceinline__ double scale_of(double, u32 exponent) {
+    return double_of(static_cast<u64>(1150 - exponent) << 52);
 }
+__device__ __forceinline__ float in_quanta(float x, float scale) {
+    return multiply_subnormal(x, scale);
+}
+__device__ __forceinline__ double in_quanta(double x, double scale) { return x * scale; }
 
-__device__ __forceinline__ bool is_nonzero(float x) { return (bits_of(x) & 0x7FFFFFFFu) != 0; }
-__device__ __forceinline__ bool is_nonzero(double x) { return bits_of(x) << 1 != 0; }
+// Half a step where x is not 0, else less.
+__device__ __forceinline__ float least_of(float x) {
+    const u32 half_step = __float_as_uint(HALF_STEP);
+    return __uint_as_float(min((bits_of(x) & 0x7FFFFFFFu) + (half_step - 1), half_step));
+}
+__device__ __forceinline__ float least_of(double x) {
+    return bits_of(x) << 1 != 0 ? HALF_STEP : 0.0f;
+}
 
 // ---- codes --------------------------------------------------------------------------------------
 
@@ -127,7 +131,7 @@ struct Tile {
     using A = Acc<T>;
 
     A quanta[TILE];   // elements
-    float off[TILE];  // |element| - M
+    float off[TILE];  // |element| - M steps
     u32 exponent;
     uint2 codes;
 
@@ -135,7 +139,7 @@ struct Tile {
 #pragma unroll
         for (int j = 0; j < TILE; ++j) quanta[j] = Unit<T>::at(x.at, j);
         exponent = exponent_of(quanta);
-        const A scale = scale_of(quanta, exponent);
+        const A scale = scale_of(A(), exponent);
         u32 magnitudes[TILE], signs[TILE];
 #pragma unroll
         for (int j = 0; j < TILE; ++j) encode(j, scale, magnitudes[j], signs[j]);
@@ -162,18 +166,39 @@ struct Tile {
         }
         return found;
     }
+    // The same of elements from `begin` to before `end`, and how far they are from the first of them.
+    __device__ __forceinline__ float error(int begin, int end) const {
+        float sum = 0;
+#pragma unroll
+        for (int j = 0; j < TILE; ++j) sum += j >= begin && j < end ? off[j] * off[j] : 0.0f;
+        return sum;
+    }
+    __device__ __forceinline__ Spread spread(int begin, int end, A& first) const {
+        first = quanta[0];
+#pragma unroll
+        for (int j = 1; j < TILE; ++j) first = j == begin ? quanta[j] : first;
+        Spread found{0, 0};
+#pragma unroll
+        for (int j = 0; j < TILE; ++j) {
+            const float distance =
+                j >= begin && j < end ? static_cast<float>(quanta[j] - first) : 0.0f;
+            found.sum += distance;
+            found.squares += distance * distance;
+        }
+        return found;
+    }
 
   private:
-    // M = |element| rounded half up, from 1 (but 0 of 0) to 63. Only its upper bits count.
+    // M = |element| in steps, rounded half up, from 1 (but 0 of 0) to 63. Only its upper bits count.
     __device__ __forceinline__ void encode(int j, A scale, u32& magnitude, u32& sign) {
-        const float least = is_nonzero(quanta[j]) ? 0.5f : 0.0f;
-        quanta[j] *= scale;
+        const float least = least_of(quanta[j]);
+        quanta[j] = in_quanta(quanta[j], scale);
         const float size = format::msfp15::truncated(quanta[j]);
-        const float clamped = fminf(fmaxf(fabsf(size), least), 63.0f);
-        const float at_integer = __fadd_rz(__fadd_rz(clamped, 0.5f), TO_INTEGER);
-        magnitude = __float_as_uint(at_integer);
+        const float clamped = fminf(fmaxf(fabsf(size), least), MOST_STEPS);
+        const float at_step = __fadd_rz(__fadd_rz(clamped, HALF_STEP), TO_STEPS);
+        magnitude = __float_as_uint(at_step);
         sign = __float_as_uint(size);
-        off[j] = static_cast<float>(fabs(quanta[j]) - static_cast<A>(at_integer - TO_INTEGER));
+        off[j] = static_cast<float>(fabs(quanta[j]) - static_cast<A>(at_step - TO_STEPS));
     }
 };
 

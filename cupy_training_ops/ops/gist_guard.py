@@ -75,8 +75,8 @@ class GistGuardedMsfp15Encoder(Op):
     added in an order that follows from shapes, alignment and the GPU. There a group of one column
     whose rows differ by 2^50 and more may look worse than it is, never better.
 
-    X is read once where B is a multiple of 8, or B = 1 and C one; else a second launch reads X and
-    Y. Groups in several places are merged by a last launch.
+    X is read once where B is 8 or more, or A = 1, or B = 1 and C a multiple of 8; else a second
+    launch reads X and Y. Groups in several places are merged by a last launch.
 
     Memory: a workspace of 24 bytes for each run of B elements, unless A = 1, and for each 8,192
     elements of longer runs; for each column and span of at least 64 rows; and 40 a block. Without
@@ -125,11 +125,13 @@ class GistGuardedMsfp15Encoder(Op):
             return call.tiles()
         outer, groups, inner = self.grouping
         if inner % BOX == 0:
-            return call.runs(call.parts(outer * groups, inner // BOX, PART_TILES, 8), groups)
+            runs = call.parts(outer * groups, inner // BOX, PART_TILES, 8)
+            return call.runs("runs", runs, groups, BOX)
         if inner == 1 and groups % BOX == 0:
             return call.columns(outer, groups)
         if inner >= BOX or outer == 1:
-            return call.any_runs(call.parts(outer * groups, inner, BOX * PART_TILES, 2), groups)
+            runs = call.parts(outer * groups, inner, BOX * PART_TILES, 2 * BOX)
+            return call.runs("any_runs", runs, groups, 1)
         return call.any_columns(outer, groups, inner)
 
 
@@ -188,14 +190,14 @@ class _Call:
         blocks = self.tile_blocks()
         return self.scratch.plan(self.launch_tiles(self.totals(blocks), blocks, self.y))
 
-    def runs(self, runs: _Runs, groups: int) -> Plan:
-        """Groups of runs of whole tiles."""
+    def runs(self, part: str, runs: _Runs, groups: int, each: int) -> Plan:
+        """Groups of runs, whose lengths are in so many elements each."""
         moments, blocks = self.moments_of(runs, groups), runs.blocks(self.device)
         merging = self.merging(groups) if moments else 0
         totals = self.totals(blocks + merging)
         end = (totals, 0 if moments else blocks, self.ticket, self.guard)
-        encode = self.launch("runs", blocks, (*self.first, *runs, moments, *end))
-        parted = _parted(runs, groups, BOX)
+        encode = self.launch(part, blocks, (*self.first, *runs, moments, *end))
+        parted = _parted(runs, groups, each)
         return self.scratch.plan(encode, *self.merge(moments, parted, totals, blocks))
 
     def columns(self, rows: int, columns: int) -> Plan:
@@ -210,19 +212,6 @@ class _Call:
         parted = _Parted(spans, columns, 1, span, spans * span - rows)
         encode = self.launch("columns", blocks, args)
         return self.scratch.plan(encode, *self.merge(moments, parted, totals, blocks))
-
-    def any_runs(self, runs: _Runs, groups: int) -> Plan:
-        """Groups of other runs, in a second launch."""
-        moments, codes = self.moments_of(runs, groups), self.codes()
-        tiles, blocks = self.tile_blocks(), runs.blocks(self.device)
-        merging = self.merging(groups) if moments else 0
-        n_in_all = tiles + blocks + merging
-        totals = self.totals(n_in_all)
-        end = (totals, tiles, 0 if moments else n_in_all, self.ticket, self.guard)
-        args = (self.x, codes, self.aligned, *runs, moments, *end)
-        merge = self.merge(moments, _parted(runs, groups, 1), totals, tiles + blocks)
-        encode = self.launch_tiles(totals, 0, codes)
-        return self.scratch.plan(encode, self.launch("any_runs", blocks, args), *merge)
 
     def any_columns(self, outer: int, groups: int, inner: int) -> Plan:
         """Groups of other columns, in a second launch."""
