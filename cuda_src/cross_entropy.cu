@@ -59,16 +59,17 @@ struct Rule {
     bool row_weights;  // a weight for each row, not for each class
 };
 
-// x y / divisor. Where the product alone is near an end of the range, mantissas and exponents apart:
-// subnormal numbers in between would be flushed to 0. Other results are those without.
+// x y / divisor. Where the product alone is near an end of the range all three are scaled, so that
+// nothing in between overflows or, being subnormal, is flushed to 0. Other results are those without.
 __device__ __forceinline__ A product_over(A x, A y, A divisor) {
     constexpr bool WIDE = sizeof(A) == 8;
     constexpr A LEAST = WIDE ? A(0x1p-1022) : A(0x1p-126), MOST = WIDE ? A(0x1p1023) : A(0x1p127);
+    constexpr A ROOT = WIDE ? A(0x1p512) : A(0x1p64);
     const A size = fabs(x * y);
-    if (!(size < LEAST || size >= MOST)) return x * y / divisor;
-    int of_x, of_y, of_divisor;
-    const A quotient = frexp(x, &of_x) * frexp(y, &of_y) / frexp(divisor, &of_divisor);
-    return ldexp(quotient, of_x + of_y - of_divisor);
+    const bool large = size >= MOST, small = size < LEAST && fabs(x) < 1 && fabs(y) < 1;
+    const A by = large ? 1 / ROOT : (small ? ROOT : A(1));
+    const A quotient = x * by * (y * by) / (divisor * by);
+    return large ? quotient * ROOT : (small ? quotient / ROOT : quotient);
 }
 
 // What a row is compared with: its class, or -1; and its weight.

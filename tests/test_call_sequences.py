@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 from random_calls import CALLS, DTYPES, Case, call, compare, drawn_case
-from runs import Run, drawn_run, reason_not_to_run
+from runs import Run, drawn_run, drawn_samples, reason_not_to_run
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, get_op
@@ -69,13 +68,21 @@ def test_all_operators_with_scratch_memory_are_called() -> None:
     assert found == set(CALLS)
 
 
+def drawn_dtypes(name: str, seed: int) -> Sequence[Any]:
+    """The one that the session draws for the operator's samples, too, so that it is built once."""
+    samples = (sample for sample in all_samples()[name] if sample.id in drawn_samples(seed))
+    drawn = {np.dtype(dtype).name: dtype for dtype in DTYPES}
+    found = [drawn[word] for sample in samples for word in sample.types if word in drawn]
+    return found[:1] or DTYPES[:1]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_calls_in_sequence(family, seed) -> None:
     """In one type: g++ takes seconds for each."""
     if reason := reason_not_to_run("emulated-forward"):
         pytest.skip(reason)
-    dtype = random.Random(f"{seed} {family}").choice(DTYPES)
-    run_sequences(family, drawn_run(family, seed), seed, 2, 20, (dtype,))
+    name = next(name for name in CALLS if get_op(name).family == family)
+    run_sequences(family, drawn_run(family, seed), seed, 2, 20, drawn_dtypes(name, seed))
 
 
 @pytest.mark.thorough
@@ -90,17 +97,18 @@ def test_calls_in_sequence_on_a_gpu(family, seed) -> None:
     run_sequences(family, "cuda", seed, 30, 50)
 
 
-def in_one_workspace(names: list[str], run: Run, rng: np.random.Generator) -> None:
+def in_one_workspace(names: list[str], run: Run, rng: np.random.Generator, seed: int) -> None:
     """Each operator after any other, in memory that holds what those before left."""
     workspace = run.place(rng.integers(0, 256, 2**25, np.uint8))
     for name in rng.permutation(names):
-        inputs, attributes = drawn_case(name, rng, DTYPES if run.on_gpu else DTYPES[:1])
+        dtypes = DTYPES if run.on_gpu else drawn_dtypes(name, seed)
+        inputs, attributes = drawn_case(name, rng, dtypes)
         result = call(name, inputs, run.place, workspace, **attributes)
         compare(name, inputs, result, run.host, **attributes)
 
 
-def test_one_workspace_serves_all_operators_in_turn(run, rng) -> None:
-    in_one_workspace(list(CALLS) * (20 if run.on_gpu else 1), run, rng)
+def test_one_workspace_serves_all_operators_in_turn(run, rng, seed) -> None:
+    in_one_workspace(list(CALLS) * (20 if run.on_gpu else 1), run, rng, seed)
 
 
 @pytest.mark.parametrize("turned", [False, True])
