@@ -127,7 +127,7 @@ def test_what_is_written_is_the_callers_own_object(tensor) -> None:
     assert torch.equal(total, x)
     flag, buffer = cto.in_place_accumulator_v2(total, x, True)
     assert buffer is total
-    assert_same(flag, np.array(True))
+    assert_same(flag, np.array([True]))
     totals = [torch.zeros(3), torch.zeros(2, 2)]
     sums = cto.in_place_accumulator_list(totals, [torch.ones(3), torch.ones(2, 2)])
     assert all(a is b for a, b in zip(sums, totals, strict=True))
@@ -188,7 +188,7 @@ def test_bound_calls(tensor) -> None:
     assert get_op("InPlaceAccumulator")().bound(total, ...)(value=x) is total
     flag, buffer = get_op("InPlaceAccumulatorV2")().bound(total, x)()
     assert buffer is total
-    assert_same(flag, np.array(True))
+    assert_same(flag, np.array([True]))
     scaled = get_op("Scale")().bound(x, 0.5)
     assert scaled(scale=2.0) is scaled(scale=0.25)
     assert_same(scaled(scale=2.0), 2 * numpy_of(x))

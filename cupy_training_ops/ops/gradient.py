@@ -26,7 +26,7 @@ NBYTES = 32  # of the wider type a thread has in flight
 CHUNK_NBYTES = THREADS * NBYTES  # of the wider type a block of a list's launch takes
 CAPACITY = 108  # tensors a launch: 36 bytes each, 4,000 in all
 
-DONE = np.ones((), BOOL)
+DONE = np.ones(1, BOOL)
 
 UPDATE_SIGNAL = Input(
     "update_signal",
@@ -123,7 +123,7 @@ class InPlaceAccumulatorV2(Op):
         ),
     )
     outputs = (
-        Output("updated_flag", "bool", memory="host", shape="shape ()", doc="always True"),
+        Output("updated_flag", "bool", memory="host", shape="shape (1,)", doc="always True"),
         Output(
             "accumulation_buffer_out",
             "T",

@@ -19,7 +19,7 @@ print(totals)  # [array([3., 3.], dtype=float32), array([4.], dtype=float32)]
 
 # %% InPlaceAccumulatorV2
 total, g = np.array([1, 2], np.float32), np.array([5, 5], np.float32)
-print(cto.in_place_accumulator_v2(total, g))  # (array(True), array([6., 7.], dtype=float32))
+print(cto.in_place_accumulator_v2(total, g))  # (array([ True]), array([6., 7.], dtype=float32))
 cto.in_place_accumulator_v2(total, g, True)  # the first batch of a step: no zeros needed
 print(total)  # [5. 5.]
 

@@ -107,10 +107,10 @@ def test_version_2_adds_or_overwrites() -> None:
     buffer, value = np.array([1, 2, 3], FLOAT32), np.array([4, 5, 6], FLOAT16)
     flag, result = accumulate_v2(buffer, value)
     assert flag.dtype == np.bool_
-    assert (flag.tolist(), result.tolist()) == (True, [5, 7, 9])
+    assert (flag.tolist(), result.tolist()) == ([True], [5, 7, 9])
     assert result is buffer
     flag, result = accumulate_v2(buffer, value, True)
-    assert (flag.tolist(), buffer.tolist()) == (True, [4, 5, 6])
+    assert (flag.tolist(), buffer.tolist()) == ([True], [4, 5, 6])
     assert accumulate_v2(buffer, value, outputs=("updated_flag",))[1] is None
     assert buffer.tolist() == [8, 10, 12]
 

@@ -94,7 +94,7 @@ def test_version_2_in_place(run, rng, t, v) -> None:
     assert op(placed, added)[1] is placed
     assert_matches(run.host(placed), expected_sum(old_sum, value))
     flag, result = op(poison(placed), added, True)
-    assert (flag.tolist(), result is placed) == (True, True)
+    assert (flag.tolist(), result is placed) == ([True], True)
     assert_matches(run.host(placed), value.astype(t), 0)
 
 
