@@ -34,6 +34,16 @@ def poisoned_outputs(op: Op, inputs: Any, expected: Any, run: Run, offset: int) 
     return mapped_outputs(op, inputs, expected, make)
 
 
+def assert_results_match(op: Op, sample: Sample, run: Run, result: Any, expected: Any) -> None:
+    """What a sample's call gave, and what the CPU provider gives, within its tolerance."""
+    for actual, wanted in zip(flat(result), flat(expected), strict=True):
+        if wanted is None:
+            assert actual is None
+            continue
+        pair = sample.compared(run.host(actual)), sample.compared(wanted)
+        assert_matches(*pair, sample.tolerance(op, wanted.dtype))
+
+
 def assert_zeros(op: Op) -> None:
     """A call has left zero what the next one expects so, also where only a larger one looks."""
     assert op.workspaces.left() == 0, f"{op.name} leaves zeros that are not"
@@ -57,12 +67,7 @@ def assert_call_matches(
     op.workspaces.poison()
     result = (call or op)(*run.place_inputs(op, inputs, sample.offset), out=out)
     assert_zeros(op)
-    for actual, wanted in zip(flat(result), flat(expected), strict=True):
-        if wanted is None:
-            assert actual is None
-            continue
-        pair = sample.compared(run.host(actual)), sample.compared(wanted)
-        assert_matches(*pair, sample.tolerance(op, wanted.dtype))
+    assert_results_match(op, sample, run, result, expected)
     assert op.workspaces.left() == 0
     return out
 
