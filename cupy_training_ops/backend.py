@@ -124,6 +124,9 @@ class Backend(Protocol):
     def fill(self, array: Any, nbytes: int, byte: int) -> None:
         """Queue this byte into the first ones of an array, on the current stream."""
 
+    def clear_at(self, address: int, nbytes: int, stream: object) -> None:
+        """Queue zeros into memory of the current device, on a stream with the address `ptr`."""
+
     def to_host(self, array: Any) -> HostArray:
         """The array as NumPy's; copied, which waits, where it is not on the host."""
 

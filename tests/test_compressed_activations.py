@@ -448,3 +448,34 @@ def test_a_gpus_codec_is_a_launch_over_addresses() -> None:
     aligned = [bool(given[4]) for given in arguments]
     assert aligned == [True, False, True]
     assert ready.code_nbytes == N
+
+
+def test_a_guarded_codec_is_launches_over_addresses(monkeypatch) -> None:
+    """Its scratch memory is PyTorch's and begins with zeros, queued before the launches."""
+    pytest.importorskip("cupy", reason="CuPy is in the extras")
+    from cupy_training_ops.testing.hollow import hollow_launches
+    from cupy_training_ops.torch import coding
+
+    rooms = []
+
+    def on_the_host(n, *, dtype, device):
+        rooms.append(torch.zeros(n, dtype=dtype))
+        assert device == 0
+        return rooms[-1]
+
+    with hollow_launches() as launches:
+        ready = coding.coding.__wrapped__("msfp15_signed", "bfloat16", N, 0, True, (4, N // 16, 4))
+        monkeypatch.setattr(coding.torch, "empty", on_the_host)
+        ready.encode((4096, 8192, 12288), coding.stream_of(7))
+    (first, cleared), *kernels = launches
+    assert first == "clear"
+    assert (cleared[0], cleared[2].ptr) == (rooms[0].data_ptr(), 7)
+    memory = range(rooms[0].data_ptr(), rooms[0].data_ptr() + rooms[0].nbytes)
+    assert cleared[0] + cleared[1] - 1 in memory
+    for name, given in kernels:
+        addresses = [int(each) for each in given[:-1] if type(each).__name__ == "uint64"]
+        scratch = set(addresses) - {4096, 8192, 12288, 0}
+        assert scratch, name
+        assert scratch <= set(memory), name
+        assert given[-1].ptr == 7
+    assert {12288, cleared[0]} <= {int(each) for each in kernels[-1][1][:-1]}

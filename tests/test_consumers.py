@@ -365,11 +365,11 @@ def late(monkeypatch):
     """Guards whose numbers come late; the events, and the size of a window."""
     events = []
 
-    def on_host(numbers, _):
+    def late(numbers, _):
         events.append(Event())
         return numbers, events[-1]
 
-    monkeypatch.setattr("cupy_training_ops.torch.guarding.on_host", on_host)
+    monkeypatch.setattr("cupy_training_ops.torch.guarding.late", late)
     return events
 
 
@@ -435,6 +435,38 @@ def test_the_window_holds_the_largest_tensor(tensor, weight, late) -> None:
     assert made
     assert kept.report()["window"] == NBYTES
     assert [event.waits for event in late] == [1, 1, 1]
+
+
+def test_a_late_device_is_not_waited_for_while_a_share_of_a_step_waits(
+    tensor, weight, late, monkeypatch
+) -> None:
+    monkeypatch.setattr("cupy_training_ops.torch.window.SHARE", 2)
+    kept, waits = windowed(NBYTES), []
+    for _ in range(2):
+        late.clear()
+        with kept:
+            made = [((tensor() * 1) @ weight).sum() for _ in range(8)]
+            waits.append([event.waits for event in late])
+        sum(made).backward()
+    assert waits == [[1] * 7 + [0], [1] * 4 + [0] * 4]
+    assert kept.report()["window"] == 4 * NBYTES
+
+
+@pytest.mark.usefixtures("late")
+@pytest.mark.parametrize("n_between", [0, 2])
+def test_what_comes_behind_the_limit_changes_no_decision(weight, n_between, monkeypatch) -> None:
+    """A norm centres the product of a tensor that is good for the product alone."""
+    monkeypatch.setattr("cupy_training_ops.torch.window.SHARE", 1)
+    kept, parts = windowed(NBYTES), []
+    for _ in range(2):  # the first finds how much may wait
+        x = (torch.randn(SHAPE) * 0.1 + 10 * torch.randn(SHAPE[1])).requires_grad_()
+        with kept:
+            product = (x * 1) @ weight
+            parts = [((torch.randn(SHAPE).requires_grad_() * 1) @ weight) for _ in range(n_between)]
+            total = functional.batch_norm(product, None, None, training=True)[0].sum()
+        torch.autograd.grad(total + sum(part.sum() for part in parts), x)
+    failed = kept.report()["failed"].get("matmul features", 0)
+    assert failed == (0 if n_between else 2)
 
 
 @pytest.mark.usefixtures("late")

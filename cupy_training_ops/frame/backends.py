@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -101,6 +102,10 @@ class NumpyBackend(OneStream):
     def fill(self, array: HostArray, nbytes: int, byte: int) -> None:
         """At once."""
         array[:nbytes] = byte
+
+    def clear_at(self, address: int, nbytes: int, stream: object) -> None:
+        """At once."""
+        ctypes.memset(address, 0, nbytes)
 
     def to_host(self, array: HostArray) -> HostArray:
         """The array itself."""

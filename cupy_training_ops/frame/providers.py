@@ -236,16 +236,17 @@ class KernelCall(Call):
             with self.backend.on(self.device):
                 self._queue(every, workspace, tables, late)
 
-    def at(self, addresses: Sequence[int], stream: object) -> None:
+    def at(self, addresses: Sequence[int], stream: object, workspace: int = 0) -> None:
         """Queue a call over other arrays of the same kind, known by their addresses alone.
 
-        Nothing is checked: whoever calls has made those arrays apart. Only for bare plans.
+        Nothing is checked: whoever calls has made those arrays apart, and `workspace_nbytes` of
+        scratch memory. Only for plans that take addresses.
         """
         if self.backend.is_current(self.device):
-            self.ready.run_at(addresses, stream)
+            self.ready.run_at(addresses, stream, workspace)
         else:
             with self.backend.on(self.device):
-                self.ready.run_at(addresses, stream)
+                self.ready.run_at(addresses, stream, workspace)
 
     def _queue(
         self,

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import cupy
 import numpy as np
@@ -93,6 +94,10 @@ class CudaBackend:
         """By the driver's memset, which a capture records too."""
         if nbytes:
             array.data.memset_async(byte, nbytes, cupy.cuda.get_current_stream())
+
+    def clear_at(self, address: int, nbytes: int, stream: Any) -> None:
+        """By the driver's memset, too."""
+        cupy.cuda.runtime.memsetAsync(address, 0, nbytes, stream.ptr)
 
     def to_host(self, array: cupy.ndarray) -> HostArray:
         """A copy in NumPy's memory; waits for the array's stream."""

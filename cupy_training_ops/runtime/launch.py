@@ -91,7 +91,6 @@ class ReadyPlan:
     ) -> None:
         self.workspace_nbytes = plan.workspace_nbytes
         self.scratch_nbytes, self.zeros_nbytes = plan.scratch_nbytes, plan.zeros_nbytes
-        self._scratch_start = plan.scratch_start
         self._backend = backend
         builder = _Builder(op, backend, device)
         with backend.on(device):
@@ -105,6 +104,8 @@ class ReadyPlan:
         starts = self._arguments.starts(len(in_row))
         self._constants = tuple(self._arguments.constants)
         self._pieces = tuple(self._arguments.scratch)
+        start = plan.scratch_start  # in a caller's workspace, of what may hold anything
+        self._offsets = [p.offset + (0 if p.zeros else start) for p in self._pieces]
         self._known: tuple[Array | None, Array | None, list[object]] = (None, None, [])
         at = {place: i for i, place in enumerate(in_row)}
         self._steps = [(*run, _picker(places, at, starts), step) for run, places, step in ready]
@@ -137,21 +138,30 @@ class ReadyPlan:
             function(grid, block, pick(row), shared_nbytes)
 
     @property
-    def is_bare(self) -> bool:
-        """Whether steps need nothing but the arrays' addresses: `run_at` queues them."""
-        return not (self.has_tables or self._pieces or self._arguments.late)
+    def takes_addresses(self) -> bool:
+        """Whether all steps are kernels that need addresses alone: `run_at` queues them."""
+        is_late = self.has_tables or self._arguments.late
+        return not is_late and all(isinstance(step, Launch) for *_, step in self._steps)
 
-    def run_at(self, addresses: Sequence[int], stream: object) -> None:
-        """Queue bare steps over arrays at these addresses, on a stream of the current device.
+    def run_at(self, addresses: Sequence[int], stream: object, workspace: int = 0) -> None:
+        """Queue such steps over arrays at these addresses, on a stream of the current device.
 
         stream: an object with the address `ptr`, so that CuPy's current one, which every thread
-        has for itself, does not matter.
+        has for itself, does not matter. workspace: of scratch memory, where the plan needs some.
         """
         row = (*map(np.uint64, addresses), *self._constants)
+        if self.workspace_nbytes:
+            row += self._scratch_at(workspace, stream)
         for function, grid, block, shared_nbytes, pick, step in self._steps:
             if _log is not None:
                 _log.append(step)
             function(grid, block, pick(row), shared_nbytes, stream)
+
+    def _scratch_at(self, workspace: int, stream: object) -> tuple[np.uint64, ...]:
+        """Addresses in a workspace, which begins with the zeros: they are queued here."""
+        if self.zeros_nbytes:
+            self._backend.clear_at(workspace, self.zeros_nbytes, stream)
+        return tuple([np.uint64(workspace + offset) for offset in self._offsets])
 
     def scratch(self, store: Store) -> list[object]:
         """Pointers into scratch memory with a buffer for each kind; most calls have the same."""
@@ -167,8 +177,8 @@ class ReadyPlan:
         """Pointers into a caller's workspace, which begins with the zeros: they are queued here."""
         if self.zeros_nbytes:
             self._backend.fill(workspace, self.zeros_nbytes, 0)
-        offset, start = self._backend.offset, self._scratch_start
-        return [offset(workspace, p.offset + (0 if p.zeros else start)) for p in self._pieces]
+        offset = self._backend.offset
+        return [offset(workspace, nbytes) for nbytes in self._offsets]
 
 
 class _Builder:

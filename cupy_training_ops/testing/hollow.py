@@ -76,6 +76,10 @@ class HollowBackend(OneStream, CudaBackend):
         """Notes what is filled."""
         self.launches.append(("fill", (array.data.ptr, nbytes, byte)))
 
+    def clear_at(self, address: int, nbytes: int, stream: object) -> None:
+        """Notes what is cleared."""
+        self.launches.append(("clear", (address, nbytes, stream)))
+
     def to_host(self, array: cupy.ndarray) -> HostArray:
         """Zeros: there is no memory to read."""
         return np.zeros(array.shape, array.dtype)

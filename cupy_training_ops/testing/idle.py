@@ -63,6 +63,9 @@ class IdleBackend(NumpyBackend):
     def fill(self, array: HostArray, nbytes: int, byte: int) -> None:
         """Nothing is written."""
 
+    def clear_at(self, address: int, nbytes: int, stream: object) -> None:
+        """Nothing is written."""
+
     def offset(self, array: HostArray, nbytes: int) -> HostArray:
         """Never read."""
         return array

@@ -13,7 +13,6 @@ import torch
 
 from ..codecs.table import get_codec
 from ..dtypes import UINT8, to_dtype
-from ..frame.backends import cuda_backend
 from ..frame.foreign import NONE_LENT
 from ..frame.op import Op
 from ..frame.providers import KernelCall
@@ -120,28 +119,21 @@ def _host_array(address: int, spec: Spec) -> Any:
 
 def _on_device(op: Op, specs: tuple[Spec, ...], device: int, offset: int = 0) -> Move:
     """The operator's launches, checked and compiled here for arrays that are not there yet."""
-    backend = cuda_backend()
     place = 1 << 20  # nobody touches memory there: plans depend on an array's form alone
     places = [i * place for i in range(1, len(specs) + 1)]
     places[0] += offset
     x, *results = (_device_array(at, spec, device) for at, spec in zip(places, specs, strict=True))
     call, _, _ = op.prepared_call((x,), tuple(results), None, NONE_LENT)
     assert isinstance(call, KernelCall)
-    if call.ready.is_bare:
-        queue: Move = call.at
+    assert call.ready.takes_addresses
+    queue, nbytes = call.at, call.workspace_nbytes
+    if not nbytes:
         return queue
 
     def move(addresses: tuple[int, ...], stream: Stream) -> None:
-        """With scratch memory: the operator's on this stream, or the graph's that is captured."""
-        with backend.on(device), sys.modules["cupy"].cuda.Stream.from_external(stream):
-            given = zip(addresses, specs, strict=True)
-            x, *results = (_device_array(at, spec, device) for at, spec in given)
-            if not backend.capturing(device):
-                op(x, out=_out(results))
-                return
-            room = torch.empty(call.workspace_nbytes, dtype=torch.uint8, device=device)
-            workspace = _device_array(room.data_ptr(), Spec(tuple(room.shape), UINT8), device)
-            op(x, out=_out(results), workspace=workspace)
+        """Scratch memory is PyTorch's, of its current stream: free again behind the launches."""
+        room = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        queue(addresses, stream, room.data_ptr())
 
     return move
 

@@ -21,7 +21,7 @@ from .consumers import LINEAR, NORMALISED, PRODUCT, SAME_NUMBERS
 from .guards import verdict
 from .kept import Kept, Passed
 from .kinds import MANY, Kind
-from .roomy import on_host
+from .late import NUMBERS, Late, late
 from .window import Waiting, Window
 
 SUMS = frozenset(f"{name}Backward{i}" for i in (0, 1) for name in ("Add", "Sub"))
@@ -59,6 +59,7 @@ class Guarding:
         thread = self._thread
         thread.products.clear()
         self._operands(-1)
+        self.window.end_step()
         captured, thread.captured = thread.captured, []
         for device in {kind.device for kind, _ in captured}:
             numbers = [each for each in captured if each[0].device == device]
@@ -79,13 +80,15 @@ class Guarding:
         counts[kind] += 1
         return _is_capturing(kind) and not self.window.decided.get(kept.place, False)
 
-    def room(self, kind: Kind) -> Tensor:
-        """Memory for what the encoder measures."""
+    def room(self, kind: Kind) -> Tensor | Late:
+        """Memory for what the encoder measures: the host's, where the host is to read it."""
         if kind.coding.guard != "measured":
             return NO_NUMBERS
-        return torch.empty(4, dtype=torch.float32, device=kind.device)
+        if kind.index >= 0 and not _is_capturing(kind):
+            return Late(kind.index)
+        return torch.empty(NUMBERS, dtype=torch.float32, device=kind.device)
 
-    def add(self, kept: Kept, x: Tensor, kind: Kind, numbers: Tensor) -> None:
+    def add(self, kept: Kept, x: Tensor, kind: Kind, numbers: Any) -> None:
         """New codes with what was measured; the original waits for the decision."""
         assert kept.code is not None
         if kind.coding.guard == "range":
@@ -98,7 +101,7 @@ class Guarding:
         kept.original = Passed(x)
         is_operand = kind.use.need == PRODUCT
         operands = self._operands(_node_under_way() if is_operand else -1)
-        self.window.add(kept, kind, *on_host(numbers, kind.index), operands)
+        self.window.add(kept, kind, *late(numbers, kind.index), operands)
 
     def _operands(self, node: int) -> list[Waiting] | None:
         """Those of the product whose node is being made, which end with it; -1 is none."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 from torch import Tensor
 
@@ -64,7 +65,7 @@ class Kept:
         self.decoded_version = 0
         self.code: Tensor | None = None
         self.original: Passed | None = None
-        self.waiting = 0  # decisions to come
+        self.waiting: list[Any] = []  # decisions to come
         self.centred = False  # features are, by the norm that took the product's result
         self.place: object = None  # among those of a step that look alike
 

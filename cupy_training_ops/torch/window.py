@@ -3,9 +3,9 @@
 
 On the host the numbers of a guard are there at once, and an original waits only where its codes
 would not do for a normalisation that centres the product's result. On a GPU the host reads them
-late: it does not wait for the device but where the window is full, or where the backward pass asks.
-What is decided does not depend on when that is: a tensor stays in the window until so many bytes
-came after it.
+late: it waits for the device only where too many bytes wait, or where the backward pass asks. What
+is decided does not depend on when that is: what may come changes a decision only while no more than
+LIMIT bytes came after the tensor.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
-
 from .account import Account
 from .consumers import NORMALISED, PRODUCT
 from .guards import Verdict, verdict
@@ -25,6 +23,7 @@ from .kept import Kept
 from .kinds import Kind
 
 LIMIT = 256 << 20  # bytes; more where one tensor is larger
+SHARE = 24  # of a step's bytes, which may wait, so that the host stays ahead of the device
 
 
 class Waiting:
@@ -34,19 +33,24 @@ class Waiting:
     by the means of the other.
     """
 
-    __slots__ = ("event", "found", "kept", "kind", "numbers", "operands")
+    __slots__ = ("centred", "event", "found", "kept", "kind", "numbers", "operands")
 
     def __init__(
-        self, kept: Kept, kind: Kind, numbers: Tensor, event: Any, operands: list[Waiting] | None
+        self, kept: Kept, kind: Kind, numbers: Any, event: Any, operands: list[Waiting] | None
     ) -> None:
         self.kept: Callable[[], Kept | None] = weakref.ref(kept)
         self.kind, self.numbers, self.event = kind, numbers, event
         self.found: Verdict | None = None
+        self.centred: bool | None = None  # whether features are, once that cannot change
         self.operands = [] if operands is None else operands
         self.operands.append(self)
 
+    def is_over(self) -> bool:
+        """Whether nobody waits, or the numbers can be read without a wait."""
+        return self.kept() is None or self.is_there()
+
     def is_there(self) -> bool:
-        """Whether the numbers can be read without a wait."""
+        """The latter."""
         unread = (each for each in self.operands if each.found is None)
         return all(each.event is None or each.event.query() for each in unread)
 
@@ -55,8 +59,9 @@ class Waiting:
         if self.found is None:
             if self.event is not None:
                 self.event.synchronize()
-            coding = self.kind.coding
-            self.found = verdict(self.numbers.tolist(), coding.guard, coding.grouping is not None)
+            numbers, coding = self.numbers.tolist(), self.kind.coding
+            self.found = verdict(numbers, coding.guard, coding.grouping is not None)
+            self.numbers = self.event = None
         return self.found
 
     def lack(self, kept: Kept) -> str:
@@ -64,7 +69,8 @@ class Waiting:
         lacking = (each.lacks_itself() for each in self.operands)
         if found := next(filter(None, lacking), ""):
             return found
-        return "features" if kept.centred and not self.read().features else ""
+        centred = kept.centred if self.centred is None else self.centred
+        return "features" if centred and not self.read().features else ""
 
     def lacks_itself(self) -> str:
         """The same, of what its own consumer takes."""
@@ -77,37 +83,42 @@ class Waiting:
 
 
 class Window:
-    """The newest tensors that were encoded, a bounded number of bytes."""
+    """The newest tensors that were encoded, a bounded number of bytes; and behind them closed ones,
+    whose decision nothing changes any more, until the device has said what it is."""
 
     def __init__(self, account: Account, limit: int = LIMIT) -> None:
-        self._account, self._limit = account, limit
+        self._account, self._limit, self._room = account, limit, limit
         self._lock = threading.RLock()
-        self._waiting: deque[Waiting] = deque()
-        self._nbytes = 0
+        self._open: deque[Waiting] = deque()
+        self._unread: deque[Waiting] = deque()  # of those
+        self._closed: deque[Waiting] = deque()
+        self._open_nbytes = self._closed_nbytes = self._step_nbytes = 0
         self.decided: dict[Any, bool] = {}  # by place in a step: whether codes were good enough
 
     def add(
         self,
         kept: Kept,
         kind: Kind,
-        numbers: Tensor,
+        numbers: Any,
         event: Any = None,
         operands: list[Waiting] | None = None,
     ) -> None:
         """A tensor with codes and original; `operands`: of its product, of which more may come."""
         waiting = Waiting(kept, kind, numbers, event, operands)
         with self._lock:
-            kept.waiting += 1
+            kept.waiting.append(waiting)
             if event is None and operands is None and self._is_settled(waiting, kept):
                 self._decide(waiting, kept)
                 return
-            self._waiting.append(waiting)
-            self._nbytes += kind.nbytes
-            self._limit = max(self._limit, kind.nbytes)
+            self._append(waiting, kind.nbytes)
             self._look(operands)
-            while self._nbytes > self._limit and self._waiting[0].operands is not operands:
-                self._pop()
-            self._account.waiting(self._nbytes)
+            self._shrink(operands)
+            self._account.waiting(self._open_nbytes + self._closed_nbytes)
+
+    def end_step(self) -> None:
+        """As many bytes may wait in the next step as are a share of this one's."""
+        with self._lock:
+            self._room, self._step_nbytes = self._step_nbytes // SHARE, 0
 
     def closed(self, operands: list[Waiting]) -> None:
         """All operands of a product are there."""
@@ -121,40 +132,65 @@ class Window:
         """A normalisation takes the result of a product of this tensor."""
         with self._lock:
             kept.centred = True
-            for waiting in self._of(kept):
+            for waiting in list(kept.waiting):
                 if waiting.found is not None and self._is_settled(waiting, kept):
                     self._decide(waiting, kept)
 
     def finish(self, kept: Kept) -> None:
         """Decide now: the backward pass asks."""
         with self._lock:
-            for waiting in self._of(kept):
-                self._finish(waiting)
+            for waiting in list(kept.waiting):
+                self._decide(waiting, kept)
 
     def finish_all(self) -> None:
         """Decide about all."""
         with self._lock:
-            while self._waiting:
-                self._pop()
+            for waiting in (*self._closed, *self._open):
+                self._finish(waiting)
+            for some in (self._open, self._unread, self._closed):
+                some.clear()
+            self._open_nbytes = self._closed_nbytes = 0
 
-    def _of(self, kept: Kept) -> list[Waiting]:
-        return [waiting for waiting in self._waiting if waiting.kept() is kept]
-
-    def _pop(self) -> None:
-        waiting = self._waiting.popleft()
-        self._nbytes -= waiting.kind.nbytes
-        self._finish(waiting)
+    def _append(self, waiting: Waiting, nbytes: int) -> None:
+        self._open.append(waiting)
+        self._unread.append(waiting)
+        self._open_nbytes += nbytes
+        self._step_nbytes += nbytes
+        self._limit = max(self._limit, nbytes)
 
     def _look(self, open_operands: list[Waiting] | None) -> None:
         """Let go of originals whose codes are known to be good for everything."""
-        for waiting in self._waiting:
-            if waiting.operands is open_operands:
-                continue
-            if not waiting.is_there():
-                return
+        unread, closed = self._unread, self._closed
+        while unread and unread[0].operands is not open_operands and unread[0].is_over():
+            waiting = unread.popleft()
             kept = waiting.kept()
-            if kept is not None and waiting.found is None and self._is_settled(waiting, kept):
+            if kept is not None and self._is_settled(waiting, kept):
                 self._decide(waiting, kept)
+        while closed and closed[0].is_over():
+            self._finish_closed()
+
+    def _shrink(self, open_operands: list[Waiting] | None) -> None:
+        """Close what is behind the limit; wait where too many bytes do."""
+        while self._open_nbytes > self._limit and self._open[0].operands is not open_operands:
+            self._close(self._open.popleft())
+        room = max(self._limit, self._room)
+        while self._closed and self._open_nbytes + self._closed_nbytes > room:
+            self._finish_closed()
+
+    def _close(self, waiting: Waiting) -> None:
+        self._open_nbytes -= waiting.kind.nbytes
+        if waiting.is_over():
+            self._finish(waiting)
+            return
+        kept = waiting.kept()
+        waiting.centred = kept is not None and kept.centred
+        self._closed.append(waiting)
+        self._closed_nbytes += waiting.kind.nbytes
+
+    def _finish_closed(self) -> None:
+        waiting = self._closed.popleft()
+        self._closed_nbytes -= waiting.kind.nbytes
+        self._finish(waiting)
 
     @staticmethod
     def _is_settled(waiting: Waiting, kept: Kept) -> bool:
@@ -169,7 +205,7 @@ class Window:
 
     def _decide(self, waiting: Waiting, kept: Kept) -> None:
         waiting.kept = _gone
-        kept.waiting -= 1
+        kept.waiting.remove(waiting)
         lack = waiting.lack(kept)
         self.decided[kept.place] = self.decided.get(kept.place, True) and not lack
         if lack and kept.code is not None:

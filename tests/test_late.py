@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: MIT
+"""Rows of page-locked memory are used again, and only when nothing writes to them any more."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is in no extra")
+
+from cupy_training_ops.torch import late  # noqa: E402
+
+
+class Event:
+    """Of work that is done when the test says so."""
+
+    def __init__(self) -> None:
+        self.done = True
+
+    def query(self) -> bool:
+        return self.done
+
+
+@pytest.fixture
+def rows(monkeypatch):
+    """Rows without a GPU, two at a time."""
+
+    def made():
+        return [late.Row(row, row.data_ptr(), Event()) for row in torch.zeros(2, 4).unbind()]
+
+    monkeypatch.setattr(late, "_made", made)
+    return late.Rows()
+
+
+def test_a_row_is_used_again_when_its_work_is_done(rows) -> None:
+    first, second = rows.take(), rows.take()
+    assert first.address != second.address
+    first.event.done = False
+    rows.give_back(first)
+    rows.give_back(second)
+    taken = [rows.take() for _ in range(2)]
+    assert first.address not in [row.address for row in taken]
+    first.event.done = True
+    assert {rows.take().address, rows.take().address} == {first.address, second.address}
+
+
+def test_who_drops_numbers_gives_their_row_back(monkeypatch, rows) -> None:
+    monkeypatch.setitem(late._ROWS, 7, rows)
+    numbers = late.Late(7, 3)
+    address, row = numbers.data_ptr(), numbers._row
+    numbers.copy(torch.tensor([1.0, 2.0, 3.0]))
+    row.numbers[3] = float("nan")
+    assert numbers.tolist() == [1, 2, 3]
+    del numbers
+    others = [late.Late(7) for _ in range(2)]
+    assert address in [other.data_ptr() for other in others]
+
+
+def test_threads_never_have_the_same_row(rows) -> None:
+    taken, lock, twice = set(), threading.Lock(), []
+
+    def work():
+        for _ in range(2000):
+            row = rows.take()
+            with lock:
+                twice.extend([row.address] if row.address in taken else [])
+                taken.add(row.address)
+            with lock:
+                taken.remove(row.address)
+            rows.give_back(row)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not twice
