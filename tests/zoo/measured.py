@@ -57,11 +57,16 @@ def of_model(name: str, seed: int) -> Step:
 
 
 def stepped(model: torch.nn.Module, loss: Callable[[], Tensor]) -> Step:
-    """The gradients of a model's parameters."""
+    """The gradients of a model's parameters; each step begins with the same buffers, which some
+    models change, as those of spectral norm."""
     parameters = [p for p in model.parameters() if p.requires_grad]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
 
     def step(context: Any) -> list[Tensor]:
         torch.manual_seed(0)  # of dropout
+        with torch.no_grad():
+            for buffer, start in buffers:
+                buffer.copy_(start)
         with context:
             total = loss()
         return list(torch.autograd.grad(total, parameters))
