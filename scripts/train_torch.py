@@ -49,8 +49,8 @@ GB = 1e9
 class Training:
     """One model with one way to keep its activations."""
 
-    def __init__(self, model: Model, method: str, device: torch.device) -> None:
-        torch.manual_seed(0)
+    def __init__(self, model: Model, method: str, device: torch.device, seed: int = 0) -> None:
+        torch.manual_seed(seed)
         self.method, self.device, self.autocast = method, device, model.autocast
         self.x, self.target = model.data(device)
         with device:
@@ -317,7 +317,7 @@ def about(device: torch.device) -> dict[str, Any]:
         "cupy": cupy.__version__,
         "package": cto.__version__,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": f"python scripts/train_torch.py {' '.join(_words())}",
+        "command": f"python scripts/{Path(sys.argv[0]).name} {' '.join(_words())}",
     }
 
 

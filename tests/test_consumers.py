@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-import timeit
 import weakref
 
 import pytest
@@ -678,38 +677,3 @@ def test_a_warning_says_that_little_was_compressed(tensor) -> None:
         (x * 1).exp().log()
     with kept:  # once
         (x * 1).exp().log()
-
-
-# ---- the host's time -----------------------------------------------------------------------------
-
-
-class Empty(TorchFunctionMode):
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        return func(*args, **(kwargs or {}))
-
-
-def microseconds(function, n=2000):
-    return min(timeit.repeat(function, number=n, repeat=7)) / n * 1e6
-
-
-HOST = {
-    "nothing is saved": lambda x, _: x.detach() + 1,
-    "small ones are": lambda x, _: x * x,
-    "a layer": lambda x, w: functional.linear(x, w),
-    "a function of Python": lambda x, _: functional.relu(x),
-}
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", HOST)
-def test_a_call_costs_little_more_than_an_empty_mode(tensor, name) -> None:
-    x, w = tensor(8, 8) * 1, nn.Parameter(tensor(8, 8).detach())
-    hooks = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
-    for _ in range(3):  # of a machine that others use
-        with Empty(), hooks:
-            empty = microseconds(lambda: HOST[name](x, w))
-        with cto.torch.compressed_activations():
-            ours = microseconds(lambda: HOST[name](x, w))
-        if ours <= 1.5 * empty:
-            return
-    assert ours <= 1.5 * empty
