@@ -11,13 +11,14 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
 from ..dtypes import BOOL, FLOAT32, FLOATS, INT64, Dtype, to_dtype
 from ..errors import refuse
+from ..forks import computed_once
 from ..frame.op import Op, slots
 from ..plan import (
     VEC_NBYTES,
@@ -174,7 +175,7 @@ class _Room:
         self.multiprocessors = device.multiprocessors
         self.scratch = ScratchMemory()
 
-    @cached_property
+    @computed_once
     def tickets(self) -> Scratch:
         """Tickets of sums; launches follow each other, and share them."""
         return self.scratch.zeros(BLOCKS * self.multiprocessors, np.uint32)

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from ..dtypes import FLOAT64, INT64, Dtype, element_type
+from ..forks import computed_once
 from ..frame.op import slots
 from ..numerics import computed_in
 from ..plan import (
@@ -99,12 +99,12 @@ class Rows:
     t_out: Dtype
     reduction: str
 
-    @cached_property
+    @computed_once
     def scratch(self) -> ScratchMemory:
         """What the launches share."""
         return ScratchMemory()
 
-    @cached_property
+    @computed_once
     def _sums(self) -> tuple[Scratch, Scratch]:
         """Partial sums, and the ticket of the block that comes last."""
         ticket = self.scratch.zeros(1, np.uint32)

@@ -10,7 +10,6 @@ came after it.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..forks import Locked
 from .account import Account
 from .consumers import NORMALISED, PRODUCT
 from .guards import Verdict, verdict
@@ -76,12 +76,12 @@ class Waiting:
         return "features" if need == PRODUCT and not found.features else ""
 
 
-class Window:
+class Window(Locked):
     """The newest tensors that were encoded, a bounded number of bytes."""
 
     def __init__(self, account: Account, limit: int = LIMIT) -> None:
+        super().__init__()
         self._account, self._limit = account, limit
-        self._lock = threading.RLock()
         self._waiting: deque[Waiting] = deque()
         self._nbytes = 0
         self.decided: dict[Any, bool] = {}  # by place in a step: whether codes were good enough
@@ -96,7 +96,7 @@ class Window:
     ) -> None:
         """A tensor with codes and original; `operands`: of its product, of which more may come."""
         waiting = Waiting(kept, kind, numbers, event, operands)
-        with self._lock:
+        with self.lock:
             kept.waiting += 1
             if event is None and operands is None and self._is_settled(waiting, kept):
                 self._decide(waiting, kept)
@@ -111,7 +111,7 @@ class Window:
 
     def closed(self, operands: list[Waiting]) -> None:
         """All operands of a product are there."""
-        with self._lock:
+        with self.lock:
             for waiting in operands:
                 kept = waiting.kept()
                 if kept is not None and waiting.is_there() and self._is_settled(waiting, kept):
@@ -119,7 +119,7 @@ class Window:
 
     def centre(self, kept: Kept) -> None:
         """A normalisation takes the result of a product of this tensor."""
-        with self._lock:
+        with self.lock:
             kept.centred = True
             for waiting in self._of(kept):
                 if waiting.found is not None and self._is_settled(waiting, kept):
@@ -127,13 +127,13 @@ class Window:
 
     def finish(self, kept: Kept) -> None:
         """Decide now: the backward pass asks."""
-        with self._lock:
+        with self.lock:
             for waiting in self._of(kept):
                 self._finish(waiting)
 
     def finish_all(self) -> None:
         """Decide about all."""
-        with self._lock:
+        with self.lock:
             while self._waiting:
                 self._pop()
 
