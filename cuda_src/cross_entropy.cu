@@ -59,6 +59,21 @@ struct Rule {
     bool row_weights;  // a weight for each row, not for each class
 };
 
+// What losses are divided by, value / unit: the sum of the rows' weights may be beyond the range of A.
+struct Divisor {
+    A value, unit;
+
+    static __device__ Divisor of(double sum) {
+        const bool beyond = sizeof(A) == 4 && fabs(sum) >= 0x1p127;
+        return beyond ? Divisor{static_cast<A>(sum * 0x1p-64), A(0x1p-64)}
+                      : Divisor{static_cast<A>(sum), 1};
+    }
+    // In memory, or a number of rows.
+    static __device__ Divisor from(const A* in_memory, double n) {
+        return in_memory ? Divisor{in_memory[0], in_memory[1]} : Divisor{static_cast<A>(n), 1};
+    }
+};
+
 // x y / divisor. Where the product alone is near an end of the range all three are scaled, so that
 // nothing in between overflows or, being subnormal, is flushed to 0. Other results are those without.
 __device__ __forceinline__ A product_over(A x, A y, A divisor) {
@@ -78,15 +93,21 @@ struct Target {
     A weight;
     bool outside;  // out of range: loss and gradient are NaN
 
+    // Without its weight.
     __device__ A loss(A of_label) const {
-        if (outside) return not_a_number();
-        return weight == 0 ? A(0) : weight * of_label;
+        return outside ? not_a_number() : (label < 0 ? A(0) : of_label);
+    }
+    template <class B>
+    __device__ B weighted(B loss) const {
+        return weight == 0 ? B(0) : weight * loss;
     }
     // Whether its gradient is 0, whatever is in the row.
-    __device__ bool skips(A divisor) const { return !outside && (weight == 0 || divisor == 0); }
+    __device__ bool skips(const Divisor& divisor) const {
+        return !outside && (weight == 0 || divisor.value == 0);
+    }
     // What softmax - target is multiplied with, where it is not skipped.
-    __device__ A slope(A dy, A divisor) const {
-        return outside ? not_a_number() : product_over(dy, weight, divisor);
+    __device__ A slope(A dy, const Divisor& divisor) const {
+        return outside ? not_a_number() : product_over(dy, weight * divisor.unit, divisor.value);
     }
 };
 
@@ -134,26 +155,21 @@ __device__ __forceinline__ bool sum_grid(double (&own)[N], double* partials, Zer
     return threadIdx.x == 0;
 }
 
-// The divisor, which is in memory where rows differ in weight.
-struct Divisor {
-    const A* in_memory;
-    double number;
-    __device__ A value() const { return in_memory ? *in_memory : static_cast<A>(number); }
-};
-
 // ---- the lines ----------------------------------------------------------------------------------
 
-// Where a row's loss goes: rounded to the output, or to be summed; both may be missing.
+// Where a row's loss goes: rounded to the output, or to be weighted and summed; both may be missing.
 struct Losses {
     TOUT* output;
     A* summed;
     __device__ bool wanted() const { return output || summed; }
-    __device__ void store(i64 row, A loss) const {
+    __device__ void store(i64 row, const Target& target, A of_label) const {
+        const A loss = target.loss(of_label);
         if (summed)
             summed[row] = loss;
         else
-            output[row] = from_acc<TOUT>(loss);
+            output[row] = from_acc<TOUT>(target.weighted(loss));
     }
+    __device__ void store(i64 row, A loss) const { store(row, Target{0, 1, false}, loss); }
 };
 
 template <int W, int DEPTH, class Threads>
@@ -169,7 +185,7 @@ __device__ __forceinline__ void loss_line(const Line<W, DEPTH>& line, const Thre
         const Target target = target_of(labels, weights, rule, line.number);
         const A score =
             target.label < 0 ? A(0) : to_acc(scores[line.start + target.label * line.stride]);
-        losses.store(line.number, target.loss(last - (score - max)));
+        losses.store(line.number, target, last - (score - max));
     }
     const auto map = [=](Place<W>, A x) { return x - max - last; };
     if (log_prob) write(line, batch, map, Writer<TOUT>{log_prob}, in);
@@ -212,7 +228,7 @@ __device__ __forceinline__ void loss_bundle(const Line<W, DEPTH>& bundle,
     for (int i = 0; i < W; ++i) {
         sum[i] = logarithm(sum[i]);
         if (has_loss && i == own)
-            losses.store(bundle.number + i, target.loss(sum[i] - (score - max[i])));
+            losses.store(bundle.number + i, target, sum[i] - (score - max[i]));
     }
     if (!log_prob) return;
 #pragma unroll
@@ -230,7 +246,7 @@ __device__ __forceinline__ void loss_and_gradient_line(const Line<W, DEPTH>& lin
                                                        const Threads& threads, const T* scores,
                                                        const void* labels, const void* weights,
                                                        const Rule& rule, T* gradient, Losses losses,
-                                                       A scale, A divisor) {
+                                                       A scale, const Divisor& divisor) {
     Reader<T, W, DEPTH> in(line, scores, from_acc<T>(negative_infinity<A>()));
     OnlineSum<A> of;
     const auto batch = read(line, of, in);
@@ -241,7 +257,7 @@ __device__ __forceinline__ void loss_and_gradient_line(const Line<W, DEPTH>& lin
         score = to_acc(scores[line.start + target.label * line.stride]);
     of.join(threads);
     if (line.leads() && losses.wanted())
-        losses.store(line.number, target.loss(logarithm(of.sum) - (score - of.max)));
+        losses.store(line.number, target, logarithm(of.sum) - (score - of.max));
     if (!gradient) return;
     const A max = of.max, slope = target.slope(scale, divisor), share = 1 / of.sum;
     const i64 label = target.label;
@@ -257,8 +273,8 @@ template <int W, int DEPTH>
 __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const T* dy,
                                               bool dy_of_rows, const T* log_prob,
                                               const void* labels, const void* weights,
-                                              const Rule& rule, A divisor, const TOUT* bias,
-                                              TOUT* gradient) {
+                                              const Rule& rule, const Divisor& divisor,
+                                              const TOUT* bias, TOUT* gradient) {
     Reader<T, W, DEPTH> in(line, log_prob, from_acc<T>(A(0)));
     Reader<TOUT, W, DEPTH> added(line, bias, from_acc<TOUT>(A(0)), bias != nullptr);
     const auto batch = line.last_batch();
@@ -344,7 +360,7 @@ __device__ __forceinline__ void dense_gradient_line(const Line<W, DEPTH>& line, 
 
 using namespace cto;
 
-// divisor = the sum of the rows' weights.
+// divisor = the sum of the rows' weights, as a Divisor has it.
 extern "C" __global__ void __launch_bounds__(SUM_THREADS)
     cross_entropy__divisor(const void* labels, const void* weights,
                            const __grid_constant__ Rule rule, i64 n_rows, double* partials,
@@ -354,23 +370,32 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS)
     for (i64 row = blockIdx.x * blockDim.x + threadIdx.x; row < n_rows;
          row += gridDim.x * blockDim.x)
         sum[0] += target_of(labels, weights, rule, row).weight;
-    if (sum_grid(sum, partials, ticket)) *divisor = static_cast<A>(sum[0]);
+    if (!sum_grid(sum, partials, ticket)) return;
+    const Divisor all = Divisor::of(sum[0]);
+    divisor[0] = all.value;
+    divisor[1] = all.unit;
 }
 
-// output = the sum of the rows' losses, divided once: by that of their weights if there are labels.
+// output = the sum of the rows' losses, weighted if there are labels, divided once: by n, or where that
+// is 0 by the sum of the weights.
 extern "C" __global__ void __launch_bounds__(SUM_THREADS)
     cross_entropy__total(const Acc<T>* losses, i64 n_rows, const void* labels, const void* weights,
-                         const __grid_constant__ Rule rule, const Acc<T>* divisor, double n,
-                         double* partials, Zeroed<u32>* ticket, TOUT* output) {
+                         const __grid_constant__ Rule rule, double n, double* partials,
+                         Zeroed<u32>* ticket, TOUT* output) {
     double sums[2] = {};
 #pragma unroll 4
     for (i64 row = blockIdx.x * blockDim.x + threadIdx.x; row < n_rows;
          row += gridDim.x * blockDim.x) {
-        sums[0] += losses[row];
-        if (labels) sums[1] += target_of(labels, weights, rule, row).weight;
+        double loss = losses[row];
+        if (labels) {
+            const Target target = target_of(labels, weights, rule, row);
+            loss = target.weighted(loss);
+            sums[1] += target.weight;
+        }
+        sums[0] += loss;
     }
     if (!sum_grid(sums, partials, ticket)) return;
-    const double by = labels ? sums[1] : Divisor{divisor, n}.value();
+    const double by = n != 0 ? n : sums[1];
     *output = from_acc<TOUT>(by == 0 ? 0.0 : sums[0] / by);
 }
 
@@ -420,7 +445,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) cross_entropy__loss_an
     const auto line = row_of<vec::WIDTH<T>, NBYTES / 16>(n_rows, length, threads);
     loss_and_gradient_line(line, RowThreads<A>{threads, of_warp}, scores, labels, weights, rule,
                            gradient, Losses{output, losses}, static_cast<A>(scale.as_double()),
-                           Divisor{divisor, n}.value());
+                           Divisor::from(divisor, n));
 }
 // With one block a multiprocessor said, as without it 7.0 is given 32 registers and spills.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
@@ -434,7 +459,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     const auto line = column_of<COLUMN_ELEMENTS>(n_outer, length, stride);
     loss_and_gradient_line(line, ColumnThreads<A>{of_thread}, scores, labels, weights, rule,
                            gradient, Losses{output, losses}, static_cast<A>(scale.as_double()),
-                           Divisor{divisor, n}.value());
+                           Divisor::from(divisor, n));
 }
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
@@ -444,8 +469,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                                  const TOUT* bias, TOUT* gradient, i64 n_rows, i64 length,
                                  u32 threads) {
     const auto line = row_of<WIDTH, SLOTS<GRADIENT_NBYTES, 2>>(n_rows, length, threads);
-    gradient_line(line, dy, dy_of_rows, log_prob, labels, weights, rule,
-                  Divisor{divisor, n}.value(), bias, gradient);
+    gradient_line(line, dy, dy_of_rows, log_prob, labels, weights, rule, Divisor::from(divisor, n),
+                  bias, gradient);
 }
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     cross_entropy__gradient_columns(const T* dy, bool dy_of_rows, const T* log_prob,
@@ -454,8 +479,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                                     double n, const TOUT* bias, TOUT* gradient, i64 n_outer,
                                     i64 length, i64 stride) {
     const auto line = column_of<COLUMN_ELEMENTS / 2>(n_outer, length, stride);
-    gradient_line(line, dy, dy_of_rows, log_prob, labels, weights, rule,
-                  Divisor{divisor, n}.value(), bias, gradient);
+    gradient_line(line, dy, dy_of_rows, log_prob, labels, weights, rule, Divisor::from(divisor, n),
+                  bias, gradient);
 }
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
