@@ -255,13 +255,14 @@ __device__ __forceinline__ void loss_and_gradient_line(const Line<W, DEPTH>& lin
     A score = 0;
     if (line.leads() && target.label >= 0)
         score = to_acc(scores[line.start + target.label * line.stride]);
+    const A slope = target.slope(scale, divisor);
+    const bool skips = target.skips(divisor);
     of.join(threads);
     if (line.leads() && losses.wanted())
         losses.store(line.number, target, logarithm(of.sum) - (score - of.max));
     if (!gradient) return;
-    const A max = of.max, slope = target.slope(scale, divisor), share = 1 / of.sum;
+    const A max = of.max, share = 1 / of.sum;
     const i64 label = target.label;
-    const bool skips = target.skips(divisor);
     const auto map = [=](Place<W> place, A x) {
         const A p = exponential(x - max) * share;
         return skips ? A(0) : (place.is(label) ? p - 1 : p) * slope;

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..dtypes import FLOAT64, Dtype, HostArray
-from ..numerics import cast, computed_in
+from ..numerics import cast, in_range
 
 # Infinite and NaN elements, and labels out of range, are part of the operators.
 _quiet = np.errstate(all="ignore")
@@ -22,7 +22,7 @@ _Pair = tuple[HostArray, HostArray]
 @_quiet
 def softmax_cross_entropy(logits: HostArray, label: HostArray, *, reduction: str = "mean") -> _Pair:
     log_prob, target = _log_softmax(_wide(logits), -1), _wide(label)
-    losses = _in_range(-np.where(target == 0, 0, target * log_prob).sum(-1), logits.dtype)
+    losses = in_range(-np.where(target == 0, 0, target * log_prob).sum(-1), logits.dtype)
     loss = _reduced(losses, np.ones(losses.shape), reduction)
     return cast(loss, logits.dtype), cast(log_prob, logits.dtype)
 
@@ -183,7 +183,7 @@ class _Rows:
     def forward(self, scores: HostArray, axis: int, reduction: str, out: Dtype) -> _Pair:
         """Loss and log-probabilities."""
         log_prob = _log_softmax(_wide(scores), axis)
-        own = _in_range(-self._picked(log_prob, axis), scores.dtype)
+        own = in_range(-self._picked(log_prob, axis), scores.dtype)
         losses = np.where(self.weights == 0, 0, self.weights * own)
         losses = np.where(self.outside, np.nan, losses)
         return cast(_reduced(losses, self.weights, reduction), out), cast(log_prob, out)
@@ -223,12 +223,6 @@ def _wide(x: HostArray) -> HostArray:
 def _log_softmax(x: HostArray, axis: int) -> HostArray:
     shifted = x - x.max(axis, keepdims=True, initial=-np.inf)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis, keepdims=True)))
-
-
-def _in_range(losses: HostArray, dtype: Dtype) -> HostArray:
-    """Losses of rows, infinite where the type that is computed in does not hold them."""
-    beyond = np.abs(losses) > np.finfo(computed_in(dtype)).max
-    return np.where(beyond, np.copysign(np.inf, losses), losses)
 
 
 def _reduced(losses: HostArray, weights: HostArray, reduction: str) -> HostArray:
