@@ -59,18 +59,24 @@ struct Rule {
     bool row_weights;  // a weight for each row, not for each class
 };
 
-// What losses are divided by, value / unit: the sum of the rows' weights may be beyond the range of A.
-struct Divisor {
+// A sum of weights, value / unit: it may be beyond the range of A.
+struct WeightSum {
     A value, unit;
 
-    static __device__ Divisor of(double sum) {
+    static __device__ WeightSum of(double sum) {
         const bool beyond = sizeof(A) == 4 && fabs(sum) >= 0x1p127;
-        return beyond ? Divisor{static_cast<A>(sum * 0x1p-64), A(0x1p-64)}
-                      : Divisor{static_cast<A>(sum), 1};
+        return beyond ? WeightSum{static_cast<A>(sum * 0x1p-64), A(0x1p-64)}
+                      : WeightSum{static_cast<A>(sum), 1};
     }
-    // In memory, or a number of rows.
-    static __device__ Divisor from(const A* in_memory, double n) {
-        return in_memory ? Divisor{in_memory[0], in_memory[1]} : Divisor{static_cast<A>(n), 1};
+};
+
+// What losses are divided by: such a sum, in memory, or a number of rows.
+struct Divisor {
+    const A* in_memory;
+    double n;
+
+    __device__ WeightSum load() const {
+        return in_memory ? WeightSum{in_memory[0], in_memory[1]} : WeightSum{static_cast<A>(n), 1};
     }
 };
 
@@ -102,11 +108,11 @@ struct Target {
         return weight == 0 ? B(0) : weight * loss;
     }
     // Whether its gradient is 0, whatever is in the row.
-    __device__ bool skips(const Divisor& divisor) const {
+    __device__ bool skips(const WeightSum& divisor) const {
         return !outside && (weight == 0 || divisor.value == 0);
     }
     // What softmax - target is multiplied with, where it is not skipped.
-    __device__ A slope(A dy, const Divisor& divisor) const {
+    __device__ A slope(A dy, const WeightSum& divisor) const {
         return outside ? not_a_number() : product_over(dy, weight * divisor.unit, divisor.value);
     }
 };
@@ -246,7 +252,7 @@ __device__ __forceinline__ void loss_and_gradient_line(const Line<W, DEPTH>& lin
                                                        const Threads& threads, const T* scores,
                                                        const void* labels, const void* weights,
                                                        const Rule& rule, T* gradient, Losses losses,
-                                                       A scale, const Divisor& divisor) {
+                                                       A scale, Divisor divisor) {
     Reader<T, W, DEPTH> in(line, scores, from_acc<T>(negative_infinity<A>()));
     OnlineSum<A> of;
     const auto batch = read(line, of, in);
@@ -255,8 +261,9 @@ __device__ __forceinline__ void loss_and_gradient_line(const Line<W, DEPTH>& lin
     A score = 0;
     if (line.leads() && target.label >= 0)
         score = to_acc(scores[line.start + target.label * line.stride]);
-    const A slope = target.slope(scale, divisor);
-    const bool skips = target.skips(divisor);
+    const WeightSum by = divisor.load();
+    const A slope = target.slope(scale, by);
+    const bool skips = target.skips(by);
     of.join(threads);
     if (line.leads() && losses.wanted())
         losses.store(line.number, target, logarithm(of.sum) - (score - of.max));
@@ -274,8 +281,8 @@ template <int W, int DEPTH>
 __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const T* dy,
                                               bool dy_of_rows, const T* log_prob,
                                               const void* labels, const void* weights,
-                                              const Rule& rule, const Divisor& divisor,
-                                              const TOUT* bias, TOUT* gradient) {
+                                              const Rule& rule, Divisor divisor, const TOUT* bias,
+                                              TOUT* gradient) {
     Reader<T, W, DEPTH> in(line, log_prob, from_acc<T>(A(0)));
     Reader<TOUT, W, DEPTH> added(line, bias, from_acc<TOUT>(A(0)), bias != nullptr);
     const auto batch = line.last_batch();
@@ -286,9 +293,10 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
     bool skips = true;
     if (line.number >= 0) {
         const Target target = target_of(labels, weights, rule, line.number);
-        slope = target.slope(to_acc(dy[dy_of_rows ? line.number : 0]), divisor);
+        const WeightSum by = divisor.load();
+        slope = target.slope(to_acc(dy[dy_of_rows ? line.number : 0]), by);
         label = target.label;
-        skips = target.skips(divisor);
+        skips = target.skips(by);
     }
     const auto map = [=](Place<W> place, A x, A b) {
         const A p = exponential(x);
@@ -361,7 +369,7 @@ __device__ __forceinline__ void dense_gradient_line(const Line<W, DEPTH>& line, 
 
 using namespace cto;
 
-// divisor = the sum of the rows' weights, as a Divisor has it.
+// divisor = the sum of the rows' weights, as a WeightSum.
 extern "C" __global__ void __launch_bounds__(SUM_THREADS)
     cross_entropy__divisor(const void* labels, const void* weights,
                            const __grid_constant__ Rule rule, i64 n_rows, double* partials,
@@ -372,7 +380,7 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS)
          row += gridDim.x * blockDim.x)
         sum[0] += target_of(labels, weights, rule, row).weight;
     if (!sum_grid(sum, partials, ticket)) return;
-    const Divisor all = Divisor::of(sum[0]);
+    const WeightSum all = WeightSum::of(sum[0]);
     divisor[0] = all.value;
     divisor[1] = all.unit;
 }
@@ -446,7 +454,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) cross_entropy__loss_an
     const auto line = row_of<vec::WIDTH<T>, NBYTES / 16>(n_rows, length, threads);
     loss_and_gradient_line(line, RowThreads<A>{threads, of_warp}, scores, labels, weights, rule,
                            gradient, Losses{output, losses}, static_cast<A>(scale.as_double()),
-                           Divisor::from(divisor, n));
+                           Divisor{divisor, n});
 }
 // With one block a multiprocessor said, as without it 7.0 is given 32 registers and spills.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
@@ -460,7 +468,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     const auto line = column_of<COLUMN_ELEMENTS>(n_outer, length, stride);
     loss_and_gradient_line(line, ColumnThreads<A>{of_thread}, scores, labels, weights, rule,
                            gradient, Losses{output, losses}, static_cast<A>(scale.as_double()),
-                           Divisor::from(divisor, n));
+                           Divisor{divisor, n});
 }
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
@@ -470,8 +478,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                                  const TOUT* bias, TOUT* gradient, i64 n_rows, i64 length,
                                  u32 threads) {
     const auto line = row_of<WIDTH, SLOTS<GRADIENT_NBYTES, 2>>(n_rows, length, threads);
-    gradient_line(line, dy, dy_of_rows, log_prob, labels, weights, rule, Divisor::from(divisor, n),
-                  bias, gradient);
+    gradient_line(line, dy, dy_of_rows, log_prob, labels, weights, rule, Divisor{divisor, n}, bias,
+                  gradient);
 }
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     cross_entropy__gradient_columns(const T* dy, bool dy_of_rows, const T* log_prob,
@@ -480,8 +488,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                                     double n, const TOUT* bias, TOUT* gradient, i64 n_outer,
                                     i64 length, i64 stride) {
     const auto line = column_of<COLUMN_ELEMENTS / 2>(n_outer, length, stride);
-    gradient_line(line, dy, dy_of_rows, log_prob, labels, weights, rule, Divisor::from(divisor, n),
-                  bias, gradient);
+    gradient_line(line, dy, dy_of_rows, log_prob, labels, weights, rule, Divisor{divisor, n}, bias,
+                  gradient);
 }
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
