@@ -128,7 +128,7 @@ struct Gradient {
     }
     __device__ Coefficients<A> given(i64) const { return {}; }  // always summed
     __device__ void write(i64 channel, const Slopes<A>& of, A) const {
-        scale_grad.store(channel, of.product[0] * inv_std[channel]);
+        scale_grad.store(channel, n > 0 ? of.product[0] * inv_std[channel] : A(0));
         bias_grad.store(channel, of.sum[0]);
     }
     static __device__ A map(const Coefficients<A>& of, A x, A dy) {

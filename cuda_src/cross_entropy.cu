@@ -9,6 +9,7 @@
 #include "algorithm/reduce.cuh"
 #include "algorithm/row_softmax.cuh"
 #include "core/either.cuh"
+#include "cross_entropy/division.cuh"
 
 // T: scores, or log-probabilities and dY. TOUT: the outputs, and a bias. A thread holds NBYTES.
 #ifndef CTO_T
@@ -59,18 +60,9 @@ struct Rule {
     bool row_weights;  // a weight for each row, not for each class
 };
 
-// x y / divisor. Where the product alone is near an end of the range all three are scaled, so that
-// nothing in between overflows or, being subnormal, is flushed to 0. Other results are those without.
-__device__ __forceinline__ A product_over(A x, A y, A divisor) {
-    constexpr bool WIDE = sizeof(A) == 8;
-    constexpr A LEAST = WIDE ? A(0x1p-1022) : A(0x1p-126), MOST = WIDE ? A(0x1p1023) : A(0x1p127);
-    constexpr A ROOT = WIDE ? A(0x1p512) : A(0x1p64);
-    const A size = fabs(x * y);
-    const bool large = size >= MOST, small = size < LEAST && fabs(x) < 1 && fabs(y) < 1;
-    const A by = large ? 1 / ROOT : (small ? ROOT : A(1));
-    const A quotient = x * by * (y * by) / (divisor * by);
-    return large ? quotient * ROOT : (small ? quotient / ROOT : quotient);
-}
+using WeightSum = cross_entropy::WeightSum<A>;
+using Divisor = cross_entropy::Divisor<A>;
+using cross_entropy::product_over;
 
 // What a row is compared with: its class, or -1; and its weight.
 struct Target {
@@ -78,15 +70,21 @@ struct Target {
     A weight;
     bool outside;  // out of range: loss and gradient are NaN
 
+    // Without its weight.
     __device__ A loss(A of_label) const {
-        if (outside) return not_a_number();
-        return weight == 0 ? A(0) : weight * of_label;
+        return outside ? not_a_number() : (label < 0 ? A(0) : of_label);
+    }
+    template <class B>
+    __device__ B weighted(B loss) const {
+        return weight == 0 ? B(0) : weight * loss;
     }
     // Whether its gradient is 0, whatever is in the row.
-    __device__ bool skips(A divisor) const { return !outside && (weight == 0 || divisor == 0); }
+    __device__ bool skips(const WeightSum& divisor) const {
+        return !outside && (weight == 0 || divisor.value == 0);
+    }
     // What softmax - target is multiplied with, where it is not skipped.
-    __device__ A slope(A dy, A divisor) const {
-        return outside ? not_a_number() : product_over(dy, weight, divisor);
+    __device__ A slope(A dy, const WeightSum& divisor) const {
+        return outside ? not_a_number() : product_over(dy, weight * divisor.unit, divisor.value);
     }
 };
 
@@ -134,26 +132,21 @@ __device__ __forceinline__ bool sum_grid(double (&own)[N], double* partials, Zer
     return threadIdx.x == 0;
 }
 
-// The divisor, which is in memory where rows differ in weight.
-struct Divisor {
-    const A* in_memory;
-    double number;
-    __device__ A value() const { return in_memory ? *in_memory : static_cast<A>(number); }
-};
-
 // ---- the lines ----------------------------------------------------------------------------------
 
-// Where a row's loss goes: rounded to the output, or to be summed; both may be missing.
+// Where a row's loss goes: rounded to the output, or to be weighted and summed; both may be missing.
 struct Losses {
     TOUT* output;
     A* summed;
     __device__ bool wanted() const { return output || summed; }
-    __device__ void store(i64 row, A loss) const {
+    __device__ void store(i64 row, const Target& target, A of_label) const {
+        const A loss = target.loss(of_label);
         if (summed)
             summed[row] = loss;
         else
-            output[row] = from_acc<TOUT>(loss);
+            output[row] = from_acc<TOUT>(target.weighted(loss));
     }
+    __device__ void store(i64 row, A loss) const { store(row, Target{0, 1, false}, loss); }
 };
 
 template <int W, int DEPTH, class Threads>
@@ -169,7 +162,7 @@ __device__ __forceinline__ void loss_line(const Line<W, DEPTH>& line, const Thre
         const Target target = target_of(labels, weights, rule, line.number);
         const A score =
             target.label < 0 ? A(0) : to_acc(scores[line.start + target.label * line.stride]);
-        losses.store(line.number, target.loss(last - (score - max)));
+        losses.store(line.number, target, last - (score - max));
     }
     const auto map = [=](Place<W>, A x) { return x - max - last; };
     if (log_prob) write(line, batch, map, Writer<TOUT>{log_prob}, in);
@@ -212,7 +205,7 @@ __device__ __forceinline__ void loss_bundle(const Line<W, DEPTH>& bundle,
     for (int i = 0; i < W; ++i) {
         sum[i] = logarithm(sum[i]);
         if (has_loss && i == own)
-            losses.store(bundle.number + i, target.loss(sum[i] - (score - max[i])));
+            losses.store(bundle.number + i, target, sum[i] - (score - max[i]));
     }
     if (!log_prob) return;
 #pragma unroll
@@ -230,7 +223,7 @@ __device__ __forceinline__ void loss_and_gradient_line(const Line<W, DEPTH>& lin
                                                        const Threads& threads, const T* scores,
                                                        const void* labels, const void* weights,
                                                        const Rule& rule, T* gradient, Losses losses,
-                                                       A scale, A divisor) {
+                                                       A scale, Divisor divisor) {
     Reader<T, W, DEPTH> in(line, scores, from_acc<T>(negative_infinity<A>()));
     OnlineSum<A> of;
     const auto batch = read(line, of, in);
@@ -239,13 +232,15 @@ __device__ __forceinline__ void loss_and_gradient_line(const Line<W, DEPTH>& lin
     A score = 0;
     if (line.leads() && target.label >= 0)
         score = to_acc(scores[line.start + target.label * line.stride]);
+    const WeightSum by = divisor.load();
+    const A slope = target.slope(scale, by);
+    const bool skips = target.skips(by);
     of.join(threads);
     if (line.leads() && losses.wanted())
-        losses.store(line.number, target.loss(logarithm(of.sum) - (score - of.max)));
+        losses.store(line.number, target, logarithm(of.sum) - (score - of.max));
     if (!gradient) return;
-    const A max = of.max, slope = target.slope(scale, divisor), share = 1 / of.sum;
+    const A max = of.max, share = 1 / of.sum;
     const i64 label = target.label;
-    const bool skips = target.skips(divisor);
     const auto map = [=](Place<W> place, A x) {
         const A p = exponential(x - max) * share;
         return skips ? A(0) : (place.is(label) ? p - 1 : p) * slope;
@@ -257,7 +252,7 @@ template <int W, int DEPTH>
 __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const T* dy,
                                               bool dy_of_rows, const T* log_prob,
                                               const void* labels, const void* weights,
-                                              const Rule& rule, A divisor, const TOUT* bias,
+                                              const Rule& rule, Divisor divisor, const TOUT* bias,
                                               TOUT* gradient) {
     Reader<T, W, DEPTH> in(line, log_prob, from_acc<T>(A(0)));
     Reader<TOUT, W, DEPTH> added(line, bias, from_acc<TOUT>(A(0)), bias != nullptr);
@@ -269,9 +264,10 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
     bool skips = true;
     if (line.number >= 0) {
         const Target target = target_of(labels, weights, rule, line.number);
-        slope = target.slope(to_acc(dy[dy_of_rows ? line.number : 0]), divisor);
+        const WeightSum by = divisor.load();
+        slope = target.slope(to_acc(dy[dy_of_rows ? line.number : 0]), by);
         label = target.label;
-        skips = target.skips(divisor);
+        skips = target.skips(by);
     }
     const auto map = [=](Place<W> place, A x, A b) {
         const A p = exponential(x);
@@ -344,7 +340,7 @@ __device__ __forceinline__ void dense_gradient_line(const Line<W, DEPTH>& line, 
 
 using namespace cto;
 
-// divisor = the sum of the rows' weights.
+// divisor = the sum of the rows' weights, as a WeightSum.
 extern "C" __global__ void __launch_bounds__(SUM_THREADS)
     cross_entropy__divisor(const void* labels, const void* weights,
                            const __grid_constant__ Rule rule, i64 n_rows, double* partials,
@@ -354,23 +350,32 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS)
     for (i64 row = blockIdx.x * blockDim.x + threadIdx.x; row < n_rows;
          row += gridDim.x * blockDim.x)
         sum[0] += target_of(labels, weights, rule, row).weight;
-    if (sum_grid(sum, partials, ticket)) *divisor = static_cast<A>(sum[0]);
+    if (!sum_grid(sum, partials, ticket)) return;
+    const WeightSum all = WeightSum::of(sum[0]);
+    divisor[0] = all.value;
+    divisor[1] = all.unit;
 }
 
-// output = the sum of the rows' losses, divided once: by that of their weights if there are labels.
+// output = the sum of the rows' losses, weighted if there are labels, divided once: by n, or where that
+// is 0 by the sum of the weights.
 extern "C" __global__ void __launch_bounds__(SUM_THREADS)
     cross_entropy__total(const Acc<T>* losses, i64 n_rows, const void* labels, const void* weights,
-                         const __grid_constant__ Rule rule, const Acc<T>* divisor, double n,
-                         double* partials, Zeroed<u32>* ticket, TOUT* output) {
+                         const __grid_constant__ Rule rule, double n, double* partials,
+                         Zeroed<u32>* ticket, TOUT* output) {
     double sums[2] = {};
 #pragma unroll 4
     for (i64 row = blockIdx.x * blockDim.x + threadIdx.x; row < n_rows;
          row += gridDim.x * blockDim.x) {
-        sums[0] += losses[row];
-        if (labels) sums[1] += target_of(labels, weights, rule, row).weight;
+        double loss = losses[row];
+        if (labels) {
+            const Target target = target_of(labels, weights, rule, row);
+            loss = target.weighted(loss);
+            sums[1] += target.weight;
+        }
+        sums[0] += loss;
     }
     if (!sum_grid(sums, partials, ticket)) return;
-    const double by = labels ? sums[1] : Divisor{divisor, n}.value();
+    const double by = n != 0 ? n : sums[1];
     *output = from_acc<TOUT>(by == 0 ? 0.0 : sums[0] / by);
 }
 
@@ -420,7 +425,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) cross_entropy__loss_an
     const auto line = row_of<vec::WIDTH<T>, NBYTES / 16>(n_rows, length, threads);
     loss_and_gradient_line(line, RowThreads<A>{threads, of_warp}, scores, labels, weights, rule,
                            gradient, Losses{output, losses}, static_cast<A>(scale.as_double()),
-                           Divisor{divisor, n}.value());
+                           Divisor{divisor, n});
 }
 // With one block a multiprocessor said, as without it 7.0 is given 32 registers and spills.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
@@ -434,7 +439,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     const auto line = column_of<COLUMN_ELEMENTS>(n_outer, length, stride);
     loss_and_gradient_line(line, ColumnThreads<A>{of_thread}, scores, labels, weights, rule,
                            gradient, Losses{output, losses}, static_cast<A>(scale.as_double()),
-                           Divisor{divisor, n}.value());
+                           Divisor{divisor, n});
 }
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
@@ -444,8 +449,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                                  const TOUT* bias, TOUT* gradient, i64 n_rows, i64 length,
                                  u32 threads) {
     const auto line = row_of<WIDTH, SLOTS<GRADIENT_NBYTES, 2>>(n_rows, length, threads);
-    gradient_line(line, dy, dy_of_rows, log_prob, labels, weights, rule,
-                  Divisor{divisor, n}.value(), bias, gradient);
+    gradient_line(line, dy, dy_of_rows, log_prob, labels, weights, rule, Divisor{divisor, n}, bias,
+                  gradient);
 }
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     cross_entropy__gradient_columns(const T* dy, bool dy_of_rows, const T* log_prob,
@@ -454,8 +459,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                                     double n, const TOUT* bias, TOUT* gradient, i64 n_outer,
                                     i64 length, i64 stride) {
     const auto line = column_of<COLUMN_ELEMENTS / 2>(n_outer, length, stride);
-    gradient_line(line, dy, dy_of_rows, log_prob, labels, weights, rule,
-                  Divisor{divisor, n}.value(), bias, gradient);
+    gradient_line(line, dy, dy_of_rows, log_prob, labels, weights, rule, Divisor{divisor, n}, bias,
+                  gradient);
 }
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)

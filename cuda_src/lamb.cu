@@ -168,11 +168,11 @@ struct Direction {
 };
 
 // The learning rate times the trust ratio, where there is one.
-__device__ __forceinline__ ACC trusted_rate(const LambRule& rule, ACC rate, double of_weights,
+__device__ __forceinline__ ACC trusted_rate(const LambRule& rule, double rate, double of_weights,
                                             double of_directions) {
-    if (of_weights == 0 || of_directions == 0) return rate;
+    if (of_weights == 0 || of_directions == 0) return static_cast<ACC>(rate);
     const double ratio = sqrt(of_weights / of_directions);
-    return rate * static_cast<ACC>(fmax(rule.ratio_min, fmin(rule.ratio_max, ratio)));
+    return static_cast<ACC>(rate * fmax(rule.ratio_min, fmin(rule.ratio_max, ratio)));
 }
 
 // w = w - rate d, and delta = -rate d in the place of d; neither where that is not finite.
@@ -295,7 +295,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         copy.keep(chunk.first, chunk.end);
         return;
     }
-    const ACC trusted = trusted_rate(rule, static_cast<ACC>(lr), norms[2 * t], norms[2 * t + 1]);
+    const ACC trusted = trusted_rate(rule, lr, norms[2 * t], norms[2 * t + 1]);
     const GRAD* const d = new_g ? new_g : directions + sizes.first_chunk[t] * CHUNK;
     const Update change{w, d, new_w, new_g, copy, trusted};
     range_map::map_range<Tiling>(change, chunk.first, chunk.end, chunk.n);

@@ -127,7 +127,7 @@ struct Sgd {
 
 // ---- clipping -----------------------------------------------------------------------------------
 
-// g = g factor.
+// g = g factor, which is subnormal where the norm is near the end of the range.
 struct Clip {
     const GRAD* g;
     GRAD* new_g;
@@ -149,7 +149,7 @@ struct Clip {
     __device__ __forceinline__ void store(const Vec<GRAD, N>& loaded, i64 i) const {
         NORM clipped[N];
 #pragma unroll
-        for (int k = 0; k < N; ++k) clipped[k] = to_acc(loaded.at[k]) * factor;
+        for (int k = 0; k < N; ++k) clipped[k] = multiply_subnormal(to_acc(loaded.at[k]), factor);
         parameter_update::store(new_g, i, clipped);
     }
 };
@@ -204,11 +204,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                     bool* is_finite) {
     __shared__ bool last;
     __shared__ reduce::BlockScratch<NORM, THREADS> scratch;
-    l2_norm::SumOfSquares<GRAD, NORM> squares;
+    l2_norm::SumsOfSquares<GRAD, NORM> squares;
     multi_tensor::visit_tensors<GRAD, CHUNK_NBYTES, THREADS, NORM_UNROLL>(arrays, sizes, squares);
-    if (!l2_norm::sums_all(squares.sum, partials, ticket, place, scratch, last)) return;
+    if (!l2_norm::sums_all(squares, partials, ticket, place, scratch, last)) return;
     if (threadIdx.x > 0) return;
-    const NORM root = l2_norm::square_root(squares.sum);
+    const NORM root = squares.norm();
     if (norm) *norm = from_acc<W>(root);
     if (is_finite) *is_finite = isfinite(root);
 }
@@ -222,7 +222,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const ClipChunk chunk(sizes, columns.n_tensors);
     const GRAD* const g = array_of<const GRAD>(arrays, columns, 0, chunk.tensor);
     GRAD* const new_g = array_of<GRAD>(arrays, columns, 1, chunk.tensor);
-    const NORM factor = static_cast<NORM>(max_norm) / (*norm + static_cast<NORM>(1e-6));
+    const NORM factor =
+        divide_subnormal(static_cast<NORM>(max_norm), *norm + static_cast<NORM>(1e-6));
     if (factor < 1)
         range_map::map_range<ClipTiling>(Clip{g, new_g, factor}, chunk.first, chunk.end, chunk.n);
     else

@@ -270,10 +270,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                   Zeroed<u32>* ticket, const __grid_constant__ l2_norm::Partials place, Y* y) {
     __shared__ bool last;
     __shared__ reduce::BlockScratch<Wider, THREADS> scratch;
-    l2_norm::SumOfSquares<T, Wider> squares;
+    l2_norm::SumsOfSquares<T, Wider> squares;
     multi_tensor::visit_tensors<T, CHUNK_NBYTES, THREADS, UNROLL>(arrays, sizes, squares);
-    if (!l2_norm::sums_all(squares.sum, partials, ticket, place, scratch, last)) return;
-    if (threadIdx.x == 0) y[0] = from_acc<Y>(l2_norm::square_root(squares.sum));
+    if (!l2_norm::sums_all(squares, partials, ticket, place, scratch, last)) return;
+    if (threadIdx.x == 0) y[0] = from_acc<Y>(squares.norm());
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -77,6 +77,12 @@ def computed_in(t: Dtype) -> Dtype:
     return FLOAT64 if t == FLOAT64 else FLOAT32
 
 
+def in_range(x: HostArray, t: Dtype) -> HostArray:
+    """float64, infinite where the type that elements of `t` are computed in does not hold it."""
+    beyond = np.abs(x) > np.finfo(computed_in(t)).max
+    return np.where(beyond, np.copysign(np.inf, x), x)
+
+
 def wide(x: HostArray) -> HostArray:
     """A NumPy array in the type that is computed in."""
     return x.astype(computed_in(x.dtype), copy=False)

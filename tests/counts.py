@@ -143,7 +143,7 @@ def outside(found: Mapping[str, float], budget: Mapping[str, Mapping[str, float]
     ]
 
 
-def compared(actual: Any, *_: Any) -> dict[str, int]:
+def compared(actual: Any, *_: Any, **__: Any) -> dict[str, int]:
     """A comparison of arrays."""
     return {"comparisons": 1, "elements": np.size(actual)}
 

@@ -258,6 +258,8 @@ def test_arguments_that_are_no_plain_arrays(anywhere) -> None:
     masked = np.ma.masked_array(X, X > 3)
     for wrong, message in (
         (lambda: ProbeSum()(masked), "ProbeSum: X: expected an array without a mask"),
+        (lambda: cto.scale(x, np.ma.masked), "Scale: scale: expected an array without a mask"),
+        (lambda: cto.dropout(X, masked[:1], True), "Dropout: ratio: expected an array without a"),
         (lambda: ProbeSum()(x, out=np.float32(0)), "ProbeSum: out: expected an array, got a scal"),
         (lambda: cto.scale(x, 10**400), "Scale: scale: expected a number, got an integer of 1329"),
         (lambda: ProbeJoin()([[1], [2, 3]], [x]), "ProbeJoin: shape: expected integers in rank 1"),

@@ -162,3 +162,13 @@ def test_nan_is_the_worst(rng) -> None:
     actual[50] = np.nan
     with pytest.raises(AssertionError, match=r"worst at \(50,\): got .*nan"):
         assert_matches(actual, expected)
+
+
+def test_slack_is_an_elements_own(rng) -> None:
+    expected = values(rng, np.float32)
+    actual, slack = expected.copy(), np.zeros(expected.shape)
+    actual[3] += 0.5
+    slack[3] = 0.6
+    assert_matches(actual, expected, slack=slack)
+    with pytest.raises(AssertionError, match=r"1 of \d+ elements .* worst at \(3,\)"):
+        assert_matches(actual, expected, slack=slack[::-1])

@@ -22,7 +22,7 @@ def test_kernel_matches_cpu_provider(sample: Sample, run, rng) -> None:
     out = poisoned_outputs(op, inputs, expected, run, sample.offset_of_out)
     with launch_log() as log:
         result = op(*run.place_inputs(op, inputs, sample.offset), out=out)
-    assert_results_match(op, sample, run, result, expected)
+    assert_results_match(op, sample, run, inputs, result, expected)
     assert bool(log) == any(array is not None and array.size for array in flat(out))
     own = (op.function_name, f"{op.family}__")  # or a stage that the family shares
     assert all(step.symbol.startswith(own) for step in log if isinstance(step, Launch))

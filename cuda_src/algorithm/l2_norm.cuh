@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: MIT
 // The Euclidean norm of a list of tensors, over any number of launches.
 //
-// Each block of each launch leaves the sum of its squares in `partials`; the block that finishes
+// Each block of each launch leaves sums of its squares in `partials`; the block that finishes
 // last in the last launch adds them in the order of their numbers.
+//
+// A square in float is infinite from |x| = 2^64 on and loses digits below 2^-63, where a norm does
+// neither. So squares of x, 2^-64 x and 2^64 x are added side by side, which memory hides on every
+// card, as it would not hide doubles; the first of the sums says which of them is the norm's.
 #pragma once
 #include "algorithm/reduce.cuh"
 
@@ -11,18 +15,39 @@ namespace cto::l2_norm {
 using vec::Vec;
 using zeroed::Zeroed;
 
+__device__ __forceinline__ float square_root(float x) { return sqrtf(x); }
+__device__ __forceinline__ double square_root(double x) { return sqrt(x); }
+__device__ __forceinline__ u32 square_root(u32 x) { return x; }  // for types of no operator
+__device__ __forceinline__ u64 square_root(u64 x) { return x; }
+
+constexpr float UP = 0x1p64f, DOWN = 0x1p-64f;
+constexpr float MOST = 0x1p96f, LEAST = 0x1p-64f;  // sums that elements as they are make precisely
+
 // Visitor that adds the squares of all elements, in A.
 template <class E, class A>
-struct SumOfSquares {
-    A sum = 0;
+struct SumsOfSquares {
+    static constexpr int N = ARE_SAME<A, float> && !ARE_SAME<E, __half> ? 3 : 1;
+    A at[N]{};
 
-    template <int N>
-    __device__ __forceinline__ void operator()(const Vec<E, N>& x) {
+    template <int M>
+    __device__ __forceinline__ void operator()(const Vec<E, M>& x) {
 #pragma unroll
-        for (int i = 0; i < N; ++i) {
+        for (int i = 0; i < M; ++i) {
             const A wide = to_acc(x.at[i]);
-            sum += wide * wide;
+            at[0] += wide * wide;
+            if constexpr (N == 3) {
+                at[1] += (wide * DOWN) * (wide * DOWN);
+                at[2] += (wide * UP) * (wide * UP);
+            }
         }
+    }
+
+    __device__ __forceinline__ A norm() const {
+        if constexpr (N == 3) {
+            if (at[0] > MOST) return square_root(at[1]) * UP;
+            if (at[0] < LEAST) return square_root(at[2]) * DOWN;
+        }
+        return square_root(at[0]);
     }
 };
 
@@ -31,22 +56,23 @@ struct Partials {
     u32 first, n_in_all;
 };
 
-// Whether this block is the one that finishes last; there `sum`, a thread's own so far, becomes the
-// sum over all launches. `last` is in shared memory.
-template <class A, int THREADS>
-__device__ __forceinline__ bool sums_all(A& sum, A* partials, Zeroed<u32>* ticket,
-                                         const Partials& place,
+// Whether this block is the one that finishes last; there `sums`, a thread's own so far, become those
+// over all launches. `last` is in shared memory.
+template <class E, class A, int THREADS>
+__device__ __forceinline__ bool sums_all(SumsOfSquares<E, A>& sums, A* partials,
+                                         Zeroed<u32>* ticket, const Partials& place,
                                          reduce::BlockScratch<A, THREADS>& scratch, bool& last) {
-    sum = reduce::sum_block(sum, scratch);
-    if (threadIdx.x == 0) partials[place.first + blockIdx.x] = sum;
+    constexpr int N = SumsOfSquares<E, A>::N;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        sums.at[i] = reduce::sum_block(sums.at[i], scratch);
+        if (threadIdx.x == 0) partials[(place.first + blockIdx.x) * N + i] = sums.at[i];
+    }
     if (place.n_in_all == 0 || !reduce::arrives_last(ticket, gridDim.x, last)) return false;
-    sum = reduce::sum_partials(partials, place.n_in_all, scratch);
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+        sums.at[i] = reduce::sum_partials(partials + i, place.n_in_all, scratch, N);
     return true;
 }
-
-__device__ __forceinline__ float square_root(float x) { return sqrtf(x); }
-__device__ __forceinline__ double square_root(double x) { return sqrt(x); }
-__device__ __forceinline__ u32 square_root(u32 x) { return x; }  // for types of no operator
-__device__ __forceinline__ u64 square_root(u64 x) { return x; }
 
 }  // namespace cto::l2_norm

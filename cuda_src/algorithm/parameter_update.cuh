@@ -56,12 +56,14 @@ struct Copy {
     __device__ void keep(i64 first, i64 end) const { parameter_update::keep(from, to, first, end); }
 };
 
-// The step after this one, behind all launches that read it; a step that is skipped does not count.
+// The step after this one, behind all launches that read it; a step that is skipped does not count,
+// and the largest wraps.
 __device__ __forceinline__ void count(const either::Either<1>& rate, const either::Either<1>& step,
                                       const either::Either<1>& loss_scale,
                                       const either::Either<1>& update, i64* new_step) {
     const bool made = step::can_be_made(rate.as_double(), loss_scale.as_double());
-    *new_step = step.as_i64() + (made && update.as_i64() != 0);
+    const u64 now = static_cast<u64>(step.as_i64());
+    *new_step = static_cast<i64>(now + (made && update.as_i64() != 0));
 }
 
 }  // namespace cto::parameter_update

@@ -58,12 +58,13 @@ __device__ __forceinline__ bool arrives_last(Zeroed<u32>* ticket, u32 n, bool& l
     return last;
 }
 
-// The sum of n values that other blocks have written, in the order of their numbers.
+// The sum of n values that other blocks have written, every `stride`-th, in the order of their
+// numbers.
 template <class A, int THREADS>
 __device__ __forceinline__ A sum_partials(const A* partials, u32 n,
-                                          BlockScratch<A, THREADS>& scratch) {
+                                          BlockScratch<A, THREADS>& scratch, u32 stride = 1) {
     A sum = 0;
-    for (u32 i = threadIdx.x; i < n; i += THREADS) sum += __ldcg(partials + i);
+    for (u32 i = threadIdx.x; i < n; i += THREADS) sum += __ldcg(partials + i * stride);
     return sum_block(sum, scratch);
 }
 

@@ -69,6 +69,8 @@ __device__ __forceinline__ float divide_subnormal(float x, float y) {
     return quotient;
 #endif
 }
+__device__ __forceinline__ double multiply_subnormal(double x, double y) { return x * y; }
+__device__ __forceinline__ double divide_subnormal(double x, double y) { return x / y; }
 // Within a unit in the last place, of numbers whose reciprocal is a normal one.
 __device__ __forceinline__ float fast_reciprocal(float y) {
 #ifdef __CUDA_CPU__

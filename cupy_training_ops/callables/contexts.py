@@ -4,20 +4,19 @@
 from __future__ import annotations
 
 import itertools
-import os
-import threading
 import weakref
 from typing import Any, NamedTuple
 
 from ..backend import ArrayInfo
 from ..errors import ArgumentError, refuse, shown
+from ..forks import Locked
 from ..schema import integer, single
 from .functions import Function
 
 NO_CONTEXT = 0  # the handle of a forward that keeps nothing
 
 _handles = itertools.count(1)
-_lock = threading.Lock()
+_shared = Locked()
 
 
 class Context(NamedTuple):
@@ -40,7 +39,7 @@ class Contexts:
 
     def keep(self, handle: int, context: Context) -> None:
         """Keep a context, also one that `take` took."""
-        with _lock:
+        with _shared.lock:
             self._by_handle[handle] = context
             _owners[handle] = self
 
@@ -59,7 +58,7 @@ def new_handle() -> int:
 
 def take(op: str, argument: str, handle: int) -> tuple[Contexts, Context]:
     """A context and whose it is; nobody else finds it from here on."""
-    with _lock:
+    with _shared.lock:
         owner = _owners.pop(handle, None)
         if owner is not None:
             return owner, owner._pop(handle)
@@ -84,12 +83,3 @@ def release_context(context: Any) -> None:
 def count() -> int:
     """How many contexts there are in this process."""
     return len(_owners)
-
-
-def _unlock() -> None:
-    """A thread that is not in a forked child may hold the lock."""
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_unlock)

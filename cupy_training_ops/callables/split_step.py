@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 from ..backend import ArrayInfo
 from ..dtypes import dtype_name
 from ..errors import DtypeError, ProviderError, refuse, shown
+from ..forks import Locked
 from ..frame.arrays import adopt
 from ..frame.backends import info
 from ..frame.foreign import as_tensor, is_tensor
@@ -42,6 +43,16 @@ def current_run(op: str) -> object:
     return runs[-1]
 
 
+class _Turn(Locked):
+    """A thread's turn to run a function, which it cannot take again inside."""
+
+    is_taken = False
+
+    def interrupted(self) -> None:
+        """The thread that runs the function is not in the child."""
+        self.is_taken = False
+
+
 class SplitStep:
     """Runs a training step in two halves, which another framework may call.
 
@@ -61,7 +72,7 @@ class SplitStep:
             refuse(_NAME, "function", "a generator function", shown(function))
         self._function = function
         self._called = getattr(function, "__qualname__", type(function).__name__)
-        self._lock = threading.Lock()
+        self._turn = _Turn()
         self._state: State = "new"
         self._generator: Generator[Any, Any, Any] | None = None
         self._yielded: Yielded | None = None
@@ -136,12 +147,15 @@ class SplitStep:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        if not self._lock.acquire(blocking=False):
+        turn = self._turn
+        if turn.is_taken or not turn.lock.acquire(blocking=False):
             raise ProviderError(f"{_NAME}: {self._called}: it is running already")
+        turn.is_taken = True
         try:
             yield
         finally:
-            self._lock.release()
+            turn.is_taken = False
+            turn.lock.release()
 
 
 def _gradients(yielded: Yielded, given: Sequence[object]) -> tuple[object, ...]:

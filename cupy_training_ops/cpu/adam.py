@@ -81,7 +81,7 @@ class _Step:
         np.multiply(m, kind.type(self.alpha), out=new_m)
         new_m += g * kind.type(1 - self.alpha)
         np.multiply(v, kind.type(self.beta), out=new_v)
-        new_v += np.square(g) * kind.type(1 - self.beta)
+        new_v += kind.type(1 - self.beta) * g * g  # g g alone may be beyond the range
         root = np.sqrt(new_v) * kind.type(self.root_scale)
         u = new_m * kind.type(self.rate) / (root + kind.type(self.epsilon))
         np.subtract(-u, (w - u if self.decays_updated else w) * kind.type(self.decay), out=delta)

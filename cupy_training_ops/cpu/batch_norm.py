@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..dtypes import FLOAT64, HostArray
-from ..numerics import cast
+from ..dtypes import FLOAT64, Dtype, HostArray
+from ..numerics import cast, in_range, rounded
 
 # Infinite and NaN elements, and no elements at all, are part of the operators.
 _quiet = np.errstate(all="ignore")
@@ -29,8 +29,8 @@ def batch_norm_internal(
     unbiased: bool = True,
 ) -> tuple[HostArray | None, ...]:
     wide, before = _channels(x), (_wide(input_mean), _wide(input_var))
-    mean, var = _moments(wide) if training_mode else before
-    inv_std = 1 / np.sqrt(var + epsilon)
+    mean, var = _moments(wide, x.dtype) if training_mode else before
+    inv_std = 1 / np.sqrt(var + float(rounded(epsilon, x.dtype)))
     y = (wide - _along(mean)) * _along(_wide(scale) * inv_std) + _along(_wide(bias))
     result = cast(y.reshape(x.shape), x.dtype)
     if not training_mode:
@@ -79,11 +79,11 @@ def _sum(x: HostArray) -> HostArray:
     return np.asarray(x.sum((0, 2)))
 
 
-def _moments(x: HostArray) -> tuple[HostArray, HostArray]:
+def _moments(x: HostArray, dtype: Dtype) -> tuple[HostArray, HostArray]:
     """Means and biased variances, 0 where there is nothing."""
     m = max(1, x.size // max(1, x.shape[1]))
     mean = _sum(x) / m
-    return mean, _sum((x - _along(mean)) ** 2) / m
+    return mean, in_range(_sum((x - _along(mean)) ** 2), dtype) / m
 
 
 def _running(

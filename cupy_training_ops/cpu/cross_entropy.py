@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..dtypes import FLOAT64, Dtype, HostArray
-from ..numerics import cast
+from ..numerics import cast, in_range
 
 # Infinite and NaN elements, and labels out of range, are part of the operators.
 _quiet = np.errstate(all="ignore")
@@ -22,7 +22,7 @@ _Pair = tuple[HostArray, HostArray]
 @_quiet
 def softmax_cross_entropy(logits: HostArray, label: HostArray, *, reduction: str = "mean") -> _Pair:
     log_prob, target = _log_softmax(_wide(logits), -1), _wide(label)
-    losses = -np.where(target == 0, 0, target * log_prob).sum(-1)
+    losses = in_range(-np.where(target == 0, 0, target * log_prob).sum(-1), logits.dtype)
     loss = _reduced(losses, np.ones(losses.shape), reduction)
     return cast(loss, logits.dtype), cast(log_prob, logits.dtype)
 
@@ -183,7 +183,8 @@ class _Rows:
     def forward(self, scores: HostArray, axis: int, reduction: str, out: Dtype) -> _Pair:
         """Loss and log-probabilities."""
         log_prob = _log_softmax(_wide(scores), axis)
-        losses = np.where(self.weights == 0, 0, self.weights * -self._picked(log_prob, axis))
+        own = in_range(-self._picked(log_prob, axis), scores.dtype)
+        losses = np.where(self.weights == 0, 0, self.weights * own)
         losses = np.where(self.outside, np.nan, losses)
         return cast(_reduced(losses, self.weights, reduction), out), cast(log_prob, out)
 

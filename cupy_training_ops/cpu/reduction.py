@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..dtypes import FLOAT32, FLOAT64, FLOATS, Dtype, HostArray
+from ..dtypes import FLOAT64, FLOATS, Dtype, HostArray
 from ..numerics import cast
 
 # Overflow, and sums and roots of what is not finite, are part of the operators.
@@ -36,8 +36,7 @@ def reduce_sum_training(
 def reduce_all_l2(x: Sequence[HostArray], *, output_type: Dtype | None = None) -> HostArray:
     y_type = output_type or x[0].dtype
     total = sum(np.sum(np.square(item.astype(FLOAT64))) for item in x)
-    kept = FLOAT64 if FLOAT64 in (x[0].dtype, y_type) else FLOAT32  # what squares are added in
-    return cast(np.sqrt(np.asarray(total).astype(kept).astype(FLOAT64)), y_type)
+    return cast(np.sqrt(np.asarray(total)), y_type)
 
 
 @_quiet

@@ -51,8 +51,8 @@ def adopt_out(op: str, value: object, lent: Lent) -> object:
 
 
 def _frozen(op: str, item: Input, value: object) -> object:
-    if foreign.is_host_tensor(value):
-        value = adopt(op, item.name, value)
+    if foreign.is_host_tensor(value) or isinstance(value, np.ma.MaskedArray):
+        value = adopt(op, item.name, value)  # which refuses one with a mask
     checks.host(op, item.name, value)
     return converted(op, item, value)
 

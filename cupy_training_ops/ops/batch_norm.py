@@ -2,6 +2,7 @@
 """Batch normalisation in training, and its gradient; channels are walked in place.
 
 Sums are kept in float32 (float64 for float64), in an order that follows from shapes and alignment.
+A channel whose squared distances add up to more than that holds has an infinite variance.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Cross-entropy losses over the logarithm of Softmax, and their gradients.
 
-Losses of rows, each in float32 (float64 for float64), are summed in float64 in a fixed order,
-divided once and rounded once.
+Losses of rows, each in float32 (float64 for float64) and infinite beyond its range, are weighted
+and summed in float64 in a fixed order, divided once and rounded once.
 """
 
 from __future__ import annotations

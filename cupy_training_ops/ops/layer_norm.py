@@ -2,7 +2,8 @@
 """Layer normalisations and their gradients, of everything from an axis on.
 
 Everything is computed in float32 (float64 for float64) and rounded once; sums over rows are made in
-two stages, in an order that follows from shapes, alignment and the GPU.
+two stages, in an order that follows from shapes, alignment and the GPU. A row whose squared
+distances add up to more than float32 holds has an infinite variance, and inv_std 0.
 """
 
 from __future__ import annotations

@@ -227,9 +227,9 @@ class GradientNorm(Op):
     """Norm of a list of gradients: norm = sqrt(sum of g^2), is_finite = norm < infinity.
 
     One pass that tells a step both how far to clip and whether to skip: a NaN or an infinity among
-    the gradients makes the norm one, and so do squares whose sum is beyond 2^128 (a norm above
-    1.8e19; for float64 gradients 2^1024). The norm is that of the gradients as they are, with their
-    loss scale.
+    the gradients makes the norm one, and so does a norm that float32 does not hold; of float64
+    gradients one above 1.3e154, whose square float64 does not hold. The norm is that of the
+    gradients as they are, with their loss scale.
 
     Memory: a workspace, for partial sums.
 

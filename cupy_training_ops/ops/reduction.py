@@ -11,13 +11,14 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
 from ..dtypes import BOOL, FLOAT32, FLOATS, INT64, Dtype, to_dtype
 from ..errors import refuse
+from ..forks import computed_once
 from ..frame.op import Op, slots
 from ..plan import (
     VEC_NBYTES,
@@ -174,7 +175,7 @@ class _Room:
         self.multiprocessors = device.multiprocessors
         self.scratch = ScratchMemory()
 
-    @cached_property
+    @computed_once
     def tickets(self) -> Scratch:
         """Tickets of sums; launches follow each other, and share them."""
         return self.scratch.zeros(BLOCKS * self.multiprocessors, np.uint32)
@@ -285,9 +286,9 @@ def _blocks(device: Device, n_chunks: int) -> int:
 class ReduceAllL2(Op):
     """Euclidean norm of a list of tensors: Y = sqrt(sum of x^2 over all elements x of all of X).
 
-    Squares are added in float32, in float64 where TIn or TOut is float64. float16 therefore neither
-    overflows nor loses digits: Y is infinite only where the sum reaches 2^128 (a norm above 1.8e19)
-    or the norm does not fit into TOut. Squares below 2^-126 become zero. A NaN gives NaN, an
+    Squares are added in float32, with two other exponents beside their own, so that they leave its
+    range only where Y does; in float64 where TIn or TOut is float64. Y is infinite only where it
+    does not fit into TOut, or where TIn is float64 and Y above 1.3e154. A NaN gives NaN, an
     infinity infinity, no elements 0. There is one launch for every 192 tensors that have elements.
 
     Memory: a workspace, for partial sums.

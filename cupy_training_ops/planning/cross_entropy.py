@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from ..dtypes import FLOAT64, INT64, Dtype, element_type
+from ..forks import computed_once
 from ..frame.op import slots
 from ..numerics import computed_in
 from ..plan import (
@@ -99,12 +99,12 @@ class Rows:
     t_out: Dtype
     reduction: str
 
-    @cached_property
+    @computed_once
     def scratch(self) -> ScratchMemory:
         """What the launches share."""
         return ScratchMemory()
 
-    @cached_property
+    @computed_once
     def _sums(self) -> tuple[Scratch, Scratch]:
         """Partial sums, and the ticket of the block that comes last."""
         ticket = self.scratch.zeros(1, np.uint32)
@@ -127,7 +127,7 @@ class Rows:
         """What losses are divided by: in memory, by a launch of its own, or a number."""
         if not self.differ(targets):
             return None, (None, self.count())
-        divisor = self.scratch.take(1, computed_in(self.t))
+        divisor = self.scratch.take(2, computed_in(self.t))
         args = (*targets.args, self.lines.count, *self._sums, divisor)
         return self._over_rows("cross_entropy__divisor", args), (divisor, 0.0)
 
@@ -141,14 +141,16 @@ class Rows:
         self,
         output: Spec | None,
         losses: Scratch | None,
-        divisor: tuple[object, object],
         targets: Targets | None = None,
     ) -> Launch | None:
-        """The sum of the rows' losses, divided, by the sum of the targets' weights if given."""
+        """The sum of the rows' losses times their targets' weights, divided."""
         if losses is None:
             return None
-        weights = NO_TARGETS if targets is None else targets.args
-        args = (losses, self.lines.count, *weights, *divisor, *self._sums, output)
+        differ = targets is not None and self.differ(targets)
+        has_weights = targets is not None and (differ or targets.weights is not None)
+        weights = targets.args if targets is not None and has_weights else NO_TARGETS
+        n = 0.0 if differ else self.count()
+        args = (losses, self.lines.count, *weights, n, *self._sums, output)
         return self._over_rows("cross_entropy__total", args)
 
     def lines_launch(
@@ -207,8 +209,7 @@ def forward(
         has_bundles=True,
         most_threads=most,
     )
-    weighing = targets if rows.differ(targets) else None
-    return rows.plan(launch, rows.total(output, losses[1], (None, rows.count()), weighing))
+    return rows.plan(launch, rows.total(output, losses[1], targets))
 
 
 def backward(
@@ -238,7 +239,7 @@ def both(
     args = (scores, *targets.args, gradient, *losses, scale, *divisor)
     stem = "cross_entropy__loss_and_gradient_"
     launch = rows.lines_launch(stem, args, (scores,), gradient, t_written=scores.dtype)
-    return rows.plan(divides, launch, rows.total(output, losses[1], divisor))
+    return rows.plan(divides, launch, rows.total(output, losses[1], targets))
 
 
 def dense_forward(
@@ -248,7 +249,7 @@ def dense_forward(
     losses = rows.losses(output)
     args = (scores, target, log_prob, *losses)
     launch = rows.lines_launch("cross_entropy__dense_loss_", args, (scores, target), log_prob)
-    return rows.plan(launch, rows.total(output, losses[1], (None, rows.count())))
+    return rows.plan(launch, rows.total(output, losses[1]))
 
 
 def dense_backward(rows: Rows, dy: Spec, log_prob: Spec, target: Spec, gradient: Spec) -> Plan:

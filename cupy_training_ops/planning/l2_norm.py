@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..dtypes import FLOAT64
+from ..dtypes import UINT8
 from ..plan import Launch, ScratchMemory, by_value
 from ..schema import Spec
 from .multi_tensor import Batch
 
 MakeLaunch = Callable[[int, tuple[object, ...]], Launch]  # of a grid and the kernel's arguments
+
+SUMS_NBYTES = 16  # a block's: one of double, three of float
 
 
 def l2_norm(
@@ -29,7 +31,7 @@ def l2_norm(
     The kernel takes addresses, sizes, partial sums, a ticket, Partials, and the results.
     """
     blocks = [max(1, min(table.n_chunks, most_blocks)) for table in tables]
-    ticket, partials = scratch.zeros(1, np.uint32), scratch.take(sum(blocks), FLOAT64)
+    ticket, partials = scratch.zeros(1, np.uint32), scratch.take(SUMS_NBYTES * sum(blocks), UINT8)
     firsts = itertools.accumulate(blocks, initial=0)
     launches = []
     for table, n, first in zip(tables, blocks, firsts, strict=False):

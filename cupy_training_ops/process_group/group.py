@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from ..errors import ArgumentError, GroupError, refuse, shown
+from ..forks import InChild
 from .address import Address, check_secret, to_address
 from .environment import placed
 from .exchange import Answer, exchange, nothing
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 DEFAULT_TIMEOUT = 300.0
 ABORT_TIMEOUT = 10.0  # seconds that aborting NCCL may take
+IN_CHILD = "it belongs to the process that forked this one, which has to make its own"
 FAILED = 1  # the status of a process that a fault ends
 
 OnFault = Literal["exit", "raise"]
@@ -38,7 +40,8 @@ class ProcessGroup:
     `ProcessGroup(rank, size, "127.0.0.1:29500")` returns when all ranks have joined: rank 0 listens
     at the address, the others connect to it. Beyond this machine's loopback addresses the
     environment variable CTO_SECRET has to hold the same text for every rank. Operators take the
-    group as their attribute `group`. Each rank makes the same calls in the same order.
+    group as their attribute `group`. Each rank makes the same calls in the same order. A
+    forked child of a rank has no group, and may make one.
 
     timeout: seconds that a rank waits for the others. A rank that is gone or late ends the group
     for all: what they wait for, and whatever they do with it next, raises GroupError. local_size:
@@ -249,10 +252,18 @@ class ProcessGroup:
         return self._resources.link
 
 
-class _Resources:
-    """What a group has to let go of, which does not know the group: it may be collected."""
+_of_parents: list[object] = []  # communicators in a forked child, whose end would be the parent's
+
+
+class _Resources(InChild):
+    """What a group has to let go of, which does not know the group: it may be collected.
+
+    A forked child lets go of it at once, without a word to the others: it has no thread that
+    listens, and what it did to a connection or a communicator would be its parent's doing.
+    """
 
     def __init__(self, rank: int, on_fault: OnFault) -> None:
+        super().__init__()
         self.link: Link | None = None
         self.communicators: dict[Members, Communicator] = {}
         self.failure = ""  # what went wrong on this rank, for the others
@@ -273,6 +284,17 @@ class _Resources:
         self.link.on_tick = self._overdue
         self.link.needs_all = self._uses_nccl
         self.link.waits_for_all()
+
+    def renew(self) -> None:
+        """In a child the group has ended, and nothing is left to close."""
+        _of_parents.append(list(self.communicators.values()))
+        self.communicators.clear()
+        self._is_initialising = False
+        if self._hub is not None:
+            self._hub.abandon()
+            self._hub = None
+        if self.link is not None:
+            self.link.abandon(IN_CHILD)
 
     @contextmanager
     def initialising(self) -> Iterator[None]:

@@ -57,6 +57,11 @@ class Hub:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
+    def abandon(self) -> None:
+        """Let go, in a forked child, of what its parent serves."""
+        for sock in (self._listener, *self._ranks.values()):
+            sock.close()
+
     # ---- joining ---------------------------------------------------------------------------------
 
     def _start(self, target: object, *args: object) -> None:

@@ -142,6 +142,12 @@ class Link:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
+    def abandon(self, words: str) -> None:
+        """In a forked child: say nothing more, and refuse whatever is asked."""
+        self._writing, self._news = threading.Lock(), threading.Condition()
+        self._is_closing, self.fault = True, words
+        self._socket.close()
+
     def _end(self, words: str) -> None:
         with self._news:
             is_first = not self.fault

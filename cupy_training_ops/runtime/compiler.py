@@ -8,13 +8,13 @@ import functools
 import importlib.util
 import os
 import re
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..backend import Backend, Kernel
 from ..errors import CompileError
+from ..forks import Locked
 from .kernel_cache import importing
 from .source import Source
 
@@ -23,7 +23,7 @@ _CUDART_VERSION = re.compile(r"#define\s+CUDART_VERSION\s+(\d+)")
 
 
 _memo: dict[tuple[Any, ...], Any] = {}
-_lock = threading.Lock()
+_shared = Locked()
 
 
 def kernel(
@@ -42,16 +42,17 @@ def kernel(
     if symbol not in source.kernels:
         raise CompileError(f"{source.name}.cu defines no kernel {symbol}")
     options = slot_options(slots)
-    with _lock:
+    with _shared.lock:
         module_key = (backend, source.name, source.code, options, device)
         module = _memo.get(module_key) or backend.load(source, options)
         _memo[module_key] = module
         asks = shared_nbytes > 0
         key = (*module_key, symbol, asks)
         if key not in _memo:
-            _memo[key] = module.get_function(symbol)
+            found = module.get_function(symbol)
             if asks:
-                module.allow_shared(_memo[key], backend.device(device).max_shared_nbytes)
+                module.allow_shared(found, backend.device(device).max_shared_nbytes)
+            _memo[key] = found
         return _memo[key]  # type: ignore[no-any-return]
 
 

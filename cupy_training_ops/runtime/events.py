@@ -3,22 +3,24 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
+
+from ..forks import InChild
 
 MAX_EVENTS = 4096
 NO_EVENT = -1
 
 
-class Events:
+class Events(InChild):
     """What was recorded and is not waited for yet; a mark says where in its stream that was."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.renew()
 
     def renew(self) -> None:
-        """Forget what was recorded, and who holds the lock."""
+        """Forget what was recorded: marks are of the parent's streams in a forked child."""
         self._changed = threading.Condition()
         self._marks: dict[int, object] = {}
 
@@ -40,5 +42,3 @@ class Events:
 
 
 EVENTS = Events()
-# A thread that is not in the child may hold the lock, and marks are of the parent's streams.
-os.register_at_fork(after_in_child=EVENTS.renew)

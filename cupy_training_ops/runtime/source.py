@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ..dtypes import Dtype
 from ..errors import CompileError
+from ..forks import computed_once
 from .tokens import COMMENT
 
 if TYPE_CHECKING:
@@ -76,13 +77,13 @@ class Source:
             self._bindings[key] = Definitions(self._declarations, slots)
         return self._bindings[key]
 
-    @functools.cached_property
+    @computed_once
     def _declarations(self) -> Declarations:
         from .declarations import Declarations
 
         return Declarations(self.code)
 
-    @functools.cached_property
+    @computed_once
     def _bindings(self) -> dict[tuple[tuple[str, str], ...], Definitions]:
         return {}
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Hashable
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from ..backend import Array, ArrayInfo, Backend
 from ..dtypes import UINT8
 from ..errors import ArgumentError, ProviderError
+from ..forks import Locked
 from ..schema import Spec
 
 POISON = 0xFF  # NaN of every type
@@ -37,7 +37,7 @@ class Store:
         return self.is_zero and fits
 
 
-class Workspaces:
+class Workspaces(Locked):
     """The scratch memory of one operator instance.
 
     A buffer that became too small is kept, because queued work or a captured graph may still write
@@ -52,12 +52,16 @@ class Workspaces:
     """
 
     def __init__(self, op: str) -> None:
+        super().__init__()
         self._op = op
-        self.lock = threading.RLock()
         self.depth = 0
         self._stores: dict[tuple[Backend, int, Hashable, int], Store] = {}
         self._retired: list[Array] = []
         self._poisons = False
+
+    def interrupted(self) -> None:
+        """Nothing is between two launches; zeros that were are not known."""
+        self.depth = 0
 
     def get(self, backend: Backend, device: int, plain_nbytes: int, zeros_nbytes: int) -> Store:
         """At least so many bytes of each kind for the device's current stream."""

@@ -43,16 +43,21 @@ def poison(array: Any) -> Any:
     return array
 
 
-def assert_matches(actual: HostArray, expected: HostArray, tolerance: float | None = None) -> None:
+def assert_matches(
+    actual: HostArray,
+    expected: HostArray,
+    tolerance: float | None = None,
+    slack: HostArray | float = 0.0,
+) -> None:
     """Same dtype, shape and values; raises AssertionError that names the worst element.
 
     NaN, and infinities with their sign, must be in the same places. tolerance: None takes the
-    table's; 0 asks for equal values (any NaN for any NaN).
+    table's; 0 asks for equal values (any NaN for any NaN). slack: what elements may be off beside.
     """
     assert actual.dtype == expected.dtype, f"dtype {actual.dtype}, expected {expected.dtype}"
     assert actual.shape == expected.shape, f"shape {actual.shape}, expected {expected.shape}"
     allowed = tolerance_of(expected.dtype) if tolerance is None else tolerance
-    wrong = _excess(actual, expected, allowed)
+    wrong = _excess(actual, expected, allowed, slack)
     if wrong.any():
         worst = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
         raise AssertionError(
@@ -69,7 +74,9 @@ def assert_sums_match(actual: HostArray, expected: HostArray, magnitudes: HostAr
     assert worst <= SUM_TOLERANCE, f"{worst:.2g} of the terms' magnitudes, not {SUM_TOLERANCE}"
 
 
-def _excess(actual: HostArray, expected: HostArray, allowed: float) -> HostArray:
+def _excess(
+    actual: HostArray, expected: HostArray, allowed: float, slack: HostArray | float
+) -> HostArray:
     """How far each element is beyond what is allowed: 0 where it is right."""
     if element_type(expected.dtype).name not in TOLERANCE:
         differ = np.not_equal(_comparable(actual), _comparable(expected))
@@ -79,7 +86,7 @@ def _excess(actual: HostArray, expected: HostArray, allowed: float) -> HostArray
         a, e = actual.astype(np.float64), expected.astype(np.float64)
         same = (a == e) | (np.isnan(a) & np.isnan(e))
         distance = np.abs(a - e)
-        close = np.isfinite(e) & (distance <= allowed * (1 + np.abs(e)))
+        close = np.isfinite(e) & (distance <= allowed * (1 + np.abs(e)) + slack)
     return np.where(same | close, 0.0, np.nan_to_num(distance, nan=np.inf) + 1e-300)
 
 

@@ -3,21 +3,21 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
+from ..forks import Locked
 from .kinds import Kind
 
 COLUMNS = ("tensors", "shared", "before", "after")
 
 
-class Account:
+class Account(Locked):
     """Counts of tensors and bytes, from any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        super().__init__()
         self._encoded: Counter[Kind] = Counter()
         self._after: Counter[Kind] = Counter()  # bytes of their codes
         self._again: Counter[Kind] = Counter()  # saved once more while its codes were there
@@ -28,7 +28,7 @@ class Account:
 
     def encoded(self, kind: Kind) -> None:
         """A tensor became codes."""
-        with self._lock:
+        with self.lock:
             nbytes = kind.coding.code_nbytes
             self._encoded[kind] += 1
             self._after[kind] += nbytes
@@ -37,60 +37,60 @@ class Account:
 
     def undone(self, kind: Kind) -> None:
         """Codes were given up for the tensor itself, or for longer ones."""
-        with self._lock:
+        with self.lock:
             self._encoded[kind] -= 1
             self._after[kind] -= kind.coding.code_nbytes
             self._held -= kind.coding.code_nbytes
 
     def shortened(self, kind: Kind, nbytes: int) -> None:
         """Codes turned out to be so much shorter than the longest."""
-        with self._lock:
+        with self.lock:
             self._after[kind] -= nbytes
 
     def again(self, kind: Kind) -> None:
         """A tensor was saved whose codes are there."""
-        with self._lock:
+        with self.lock:
             self._again[kind] += 1
 
     def passed(self, reason: str, nbytes: int, consumer: str | None = None) -> None:
         """A tensor was left as it is."""
-        with self._lock:
+        with self.lock:
             self._passed[reason] += nbytes
             if consumer is not None:
                 self._untouched[consumer] += nbytes
 
     def failed(self, consumer: str, guard: str) -> None:
         """Codes were not good enough."""
-        with self._lock:
+        with self.lock:
             self._failed[f"{consumer} {guard}"] += 1
 
     def waiting(self, nbytes: int) -> None:
         """So many bytes of originals wait for a decision."""
-        with self._lock:
+        with self.lock:
             self._window = max(self._window, nbytes)
 
     def released(self, nbytes: int) -> None:
         """Codes are gone. Called by a finalizer: nothing under the lock may free codes."""
-        with self._lock:
+        with self.lock:
             self._held -= nbytes
 
     def compressed_and_left(self) -> tuple[int, int]:
         """Bytes that were encoded, and those that were not though the policy would have them."""
-        with self._lock:
+        with self.lock:
             before = sum(kind.nbytes * n for kind, n in self._encoded.items())
             wanted = {**self._passed, "parameter": 0, "policy": 0}
         return before, sum(wanted.values())
 
     def most_left(self) -> str:
         """What most of what passed is, in words."""
-        with self._lock:
+        with self.lock:
             reasons = Counter(self._passed)
         del reasons["parameter"], reasons["policy"]
         return ", ".join(f"{nbytes} as {reason!r}" for reason, nbytes in reasons.most_common(2))
 
     def report(self) -> dict[str, Any]:
         """The numbers, for people and for JSON."""
-        with self._lock:
+        with self.lock:
             counts = self._encoded.copy(), self._again.copy(), self._after.copy()
             passed, untouched = dict(self._passed), dict(self._untouched)
             failed, peak, held, window = dict(self._failed), self._peak, self._held, self._window

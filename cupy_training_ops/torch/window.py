@@ -10,12 +10,12 @@ LIMIT bytes came after the tensor.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from ..forks import Locked
 from .account import Account
 from .consumers import NORMALISED, PRODUCT
 from .guards import Verdict, verdict
@@ -82,13 +82,13 @@ class Waiting:
         return "features" if need == PRODUCT and not found.features else ""
 
 
-class Window:
+class Window(Locked):
     """The newest tensors that were encoded, a bounded number of bytes; and behind them closed ones,
     whose decision nothing changes any more, until the device has said what it is."""
 
     def __init__(self, account: Account, limit: int = LIMIT) -> None:
+        super().__init__()
         self._account, self._limit, self._room = account, limit, limit
-        self._lock = threading.RLock()
         self._open: deque[Waiting] = deque()
         self._unread: deque[Waiting] = deque()  # of those
         self._closed: deque[Waiting] = deque()
@@ -105,7 +105,7 @@ class Window:
     ) -> None:
         """A tensor with codes and original; `operands`: of its product, of which more may come."""
         waiting = Waiting(kept, kind, numbers, event, operands)
-        with self._lock:
+        with self.lock:
             kept.waiting.append(waiting)
             if event is None and operands is None and self._is_settled(waiting, kept):
                 self._decide(waiting, kept)
@@ -117,12 +117,12 @@ class Window:
 
     def end_step(self) -> None:
         """As many bytes may wait in the next step as are a share of this one's."""
-        with self._lock:
+        with self.lock:
             self._room, self._step_nbytes = self._step_nbytes // SHARE, 0
 
     def closed(self, operands: list[Waiting]) -> None:
         """All operands of a product are there."""
-        with self._lock:
+        with self.lock:
             for waiting in operands:
                 kept = waiting.kept()
                 if kept is not None and waiting.is_there() and self._is_settled(waiting, kept):
@@ -130,7 +130,7 @@ class Window:
 
     def centre(self, kept: Kept) -> None:
         """A normalisation takes the result of a product of this tensor."""
-        with self._lock:
+        with self.lock:
             kept.centred = True
             for waiting in list(kept.waiting):
                 if waiting.found is not None and self._is_settled(waiting, kept):
@@ -138,13 +138,13 @@ class Window:
 
     def finish(self, kept: Kept) -> None:
         """Decide now: the backward pass asks."""
-        with self._lock:
+        with self.lock:
             for waiting in list(kept.waiting):
                 self._decide(waiting, kept)
 
     def finish_all(self) -> None:
         """Decide about all."""
-        with self._lock:
+        with self.lock:
             for waiting in (*self._closed, *self._open):
                 self._finish(waiting)
             for some in (self._open, self._unread, self._closed):

@@ -6,14 +6,13 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
-import os
 import threading
 import time
 import weakref
 
 import numpy as np
 import pytest
-from forks import status_of_child
+from forks import forking, holding, status_of_child
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, DtypeError, OpError, ProviderError, SplitStep, YieldOp
@@ -336,8 +335,7 @@ def test_of_many_records_one_is_first(place, table) -> None:
 
 
 @LIMIT
-@pytest.mark.filterwarnings("ignore:.*fork")  # of Python and JAX, because of threads
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@forking
 def test_a_forked_child_has_events_of_its_own() -> None:
     """Also where another thread holds the parent's lock."""
     found = events.EVENTS
@@ -348,7 +346,7 @@ def test_a_forked_child_has_events_of_its_own() -> None:
         recorded = found.record(1, lambda: None)
         return 0 if empty and recorded else 1
 
-    status = status_of_child(found._changed, records)
+    status = status_of_child(holding(found._changed), records)
     found.take(4000, 0)
     assert status == 0
 

@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import gc
-import os
 import pickle
 import threading
 import weakref
 
 import numpy as np
 import pytest
-from forks import status_of_child
+from forks import forking, holding, status_of_child
 
 import cupy_training_ops as cto
 from cupy_training_ops import (
@@ -550,9 +549,7 @@ def test_one_thread_of_many_runs_the_backward() -> None:
     assert len(outcomes) == 80
 
 
-@pytest.mark.timeout(20)
-@pytest.mark.filterwarnings("ignore:.*fork")  # of Python and JAX, because of threads
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@forking
 def test_a_forked_child_has_its_contexts() -> None:
     """Also where another thread holds the parent's lock."""
     op = forward(training_mode=1)
@@ -562,7 +559,7 @@ def test_a_forked_child_has_its_contexts() -> None:
         cto.release_context(context)
         return len(op.contexts)
 
-    assert status_of_child(contexts._lock, releases) == 0
+    assert status_of_child(holding(contexts._shared.lock), releases) == 0
     assert len(op.contexts) == 1
 
 

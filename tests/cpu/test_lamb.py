@@ -11,6 +11,7 @@ import pytest
 from cupy_training_ops import ArgumentError, get_op
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, INT64, dtype_name
 from cupy_training_ops.testing.compare import assert_matches
+from cupy_training_ops.testing.samples.lamb import slack
 
 INF, NAN = np.inf, np.nan
 ANSWERS = np.load(Path(__file__).parent.parent / "data" / "ort_cuda_answers.npz")
@@ -256,3 +257,31 @@ def test_bad_input_is_refused(message) -> None:
     with pytest.raises(ArgumentError) as caught:
         BAD[message]()
     assert message in str(caught.value)
+
+
+# ---- what a comparison allows --------------------------------------------------------------------
+
+
+def test_weights_have_slack_where_a_direction_may_be_rounded_to_either_side() -> None:
+    """Directions are the moments here; 1 + 2^-8 lies between two numbers of bfloat16."""
+    rate, tie, step = 0.5, 1 + 2.0**-8, 2.0**-7
+    plain = {"alpha": 1.0, "beta": 1.0, "epsilon": 1.0, "do_bias_correction": False}
+    m, zeros = array(tie, tie + 1e-6, tie + 1e-5, 1.0, -tie, 0.0), np.zeros(6, FLOAT32)
+    w = np.full(6, 3, FLOAT32)
+    given = [None, None, None, rate, None, [w], [zeros.astype(BFLOAT16)], [m], [zeros]]
+    of_step, of_weights = slack(given, plain)
+    assert of_step == 0
+    found = of_weights / (rate * np.linalg.norm(w) / np.linalg.norm(m))
+    share = 3**0.5 * step / np.linalg.norm(m)  # of three that are open, in the trust ratio
+    expected = np.array([1, 1, 0, 0, 1, 0]) * step + np.abs(m) * share
+    np.testing.assert_allclose(found, expected, rtol=0.02)
+    assert slack([False, *given[1:]], plain) == []
+
+
+def test_slack_of_float32_is_that_of_its_roundings(rng) -> None:
+    w, g, m = (normal(rng, 100, FLOAT32) for _ in range(3))
+    given = [None, None, None, 1.0, 3, [w], [g], [m], [np.abs(normal(rng, 100, FLOAT32)) + 1]]
+    change = np.abs(w - lamb(w.copy(), g, m, given[-1][0], lr=1.0, step=3)[1][0])
+    of_weights = slack(given, {})[1]
+    assert (of_weights < 1e-5 * (np.linalg.norm(w) + change)).all()
+    assert (of_weights > 0).all()

@@ -131,7 +131,7 @@ def test_clipping_worked_by_hand(t, most, factor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"), [(NAN, [1, NAN]), (INF, [0, NAN]), (3e38, [0, 0]), (-INF, [0, NAN])]
+    ("value", "expected"), [(NAN, [1, NAN]), (INF, [0, NAN]), (-INF, [0, NAN])]
 )
 def test_norms_that_are_not_finite(value, expected) -> None:
     """NaN clips nothing, as upstream does it; of what is infinite only zeros and NaN are left."""

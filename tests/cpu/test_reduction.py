@@ -162,7 +162,7 @@ def test_half_norms_above_256_do_not_overflow(rng) -> None:
     assert norm(np.repeat(x, 2)) == INF  # 89,443
 
 
-@pytest.mark.parametrize(("value", "expected"), [(NAN, NAN), (-INF, INF), (1e20, INF), (0, 0)])
+@pytest.mark.parametrize(("value", "expected"), [(NAN, NAN), (-INF, INF), (1e20, 1e20), (0, 0)])
 def test_special_norms(value, expected) -> None:
     assert_matches(norm(np.array([value, 0], FLOAT32)), np.array(expected, FLOAT32), 0)
 

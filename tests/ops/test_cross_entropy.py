@@ -290,6 +290,31 @@ def test_the_mean_of_losses_whose_sum_is_beyond_the_range(run, name, rows) -> No
     assert abs(float(loss) / 3e38 - 1) < 1e-6
 
 
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=dtype_name)
+@pytest.mark.parametrize("name", [LOSS, BOTH, "SparseSoftmaxCrossEntropy"])
+def test_weights_whose_sum_is_beyond_the_range(run, rng, name, dtype) -> None:
+    """So are the weighted losses of rows; their mean is that of weights of size 1."""
+    shape, scale = (300, 7), 2.0**127
+    x, labels = logits(rng, shape, dtype), rng.integers(0, 7, 300)
+    small = rng.uniform(1, 1.9, 300 if name.startswith("Sparse") else 7).astype(dtype)
+    large = (small.astype(np.float64) * scale).astype(dtype)
+    for found, expected in zip(
+        *(call(run, name, x, labels, w) for w in (large, small)), strict=True
+    ):
+        assert_matches(found, expected)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_a_slope_of_weights_whose_sum_is_beyond_the_range(run, rng, reduction) -> None:
+    x, labels = logits(rng, (50, 7), FLOAT32), rng.integers(0, 7, 50)
+    dy = np.array(rng.uniform(1, 2, 50 if reduction == "none" else ()), FLOAT32)
+    small, by = rng.uniform(1, 1.9, 7).astype(FLOAT32), FLOAT32.type(2.0**127)
+    large, small_dy = (call(run, GRADIENT, dy / k, x, labels, small * w, reduction=reduction)[0]
+                       for w, k in ((by, 1 if reduction == "mean" else by), (1, 1)))  # fmt: skip
+    assert_matches(large, small_dy)
+    assert np.abs(large).max() > 1e-3
+
+
 def test_the_mean_of_dense_losses_whose_sum_is_beyond_the_range(run) -> None:
     x, target = np.zeros((70, 3), FLOAT32), np.zeros((70, 3), FLOAT32)
     x[:, 1], target[:, 0] = 3e38, 1

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cupy_training_ops import get_op
-from cupy_training_ops.dtypes import FLOAT16, FLOAT32, INT64
+from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT64, dtype_name
 from cupy_training_ops.ops import optimizer
 from cupy_training_ops.plan import Device, Launch, Work
 from cupy_training_ops.registry import FAMILIES
@@ -54,6 +54,33 @@ def test_lists_are_updated_once(run, rng, monkeypatch, sizes, capacity) -> None:
     norm, finite = get_op("GradientNorm")()(given)
     assert_matches(run.host(norm), np.linalg.norm(np.concatenate(gradients)))
     assert run.host(finite)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=dtype_name)
+@pytest.mark.parametrize("exponent", [-119, -100, -63, -33, 0, 47, 63, 80, 117])
+def test_norms_whose_squares_are_beyond_the_range(anywhere, rng, exponent, dtype) -> None:
+    """Of numbers that lie far apart, in several blocks, and what clipping makes of them."""
+    sizes = (1, 5000, 40_000)
+    numbers = [np.ldexp(rng.uniform(1, 2, n), exponent - 3 * i) for i, n in enumerate(sizes)]
+    gradients = [(x * rng.choice([-1, 1], x.size)).astype(dtype) for x in numbers]
+    whole = np.concatenate(gradients).astype(np.float64)
+    placed, expected = [anywhere.place(g) for g in gradients], np.linalg.norm(whole)
+    norm, finite = get_op("GradientNorm")()(placed)
+    assert anywhere.host(finite)
+    np.testing.assert_allclose(anywhere.host(norm), expected, rtol=1e-5)
+    found = get_op("ReduceAllL2")(output_type="float32")(placed)
+    np.testing.assert_allclose(anywhere.host(found), expected, rtol=1e-5)
+    most = 2.0**-6
+    get_op("InplaceClipGradNorm")(max_norm=most)(placed)
+    clipped = whole * min(1, most / (expected + 1e-6))
+    got = np.concatenate([anywhere.host(x) for x in placed]).astype(np.float64)
+    np.testing.assert_allclose(got, clipped, rtol=1e-2 if dtype == BFLOAT16 else 1e-5)
+
+
+def test_norms_beyond_the_range_are_infinite(anywhere) -> None:
+    found, finite = get_op("GradientNorm")()([anywhere.place(np.full(9, 3e38, FLOAT32))])
+    assert anywhere.host(found) == np.inf
+    assert not anywhere.host(finite)
 
 
 def test_lists_of_any_alignment(run, rng) -> None:

@@ -7,6 +7,7 @@ import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain, islice, repeat
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,8 @@ class Sample:
 
     `offset` is by how many elements inputs and outputs start off a 16-byte boundary; `out_offset`
     by how many outputs do, where it is not the same. `terms` are those of its longest sum.
-    `view` gives what of a result on the host is compared, where it is not its values.
+    `view` gives what of a result on the host is compared, where it is not its values. `slack`
+    gives, for inputs, what the first results may be off for reasons that no tolerance knows.
     """
 
     op: str
@@ -61,6 +63,12 @@ class Sample:
     out_offset: int | None = None
     terms: int = 1
     view: Callable[[Any], Any] | None = None
+    slack: Callable[[Sequence[Any]], Sequence[Any]] | None = None
+
+    def slacks(self, inputs: Sequence[Any], n: int) -> Iterator[Any]:
+        """By how much each of n results may be off beside its tolerance."""
+        known = () if self.slack is None else self.slack(inputs)
+        return islice(chain(known, repeat(0.0)), n)
 
     def compared(self, result: Any) -> Any:
         """What of a result on the host is compared."""

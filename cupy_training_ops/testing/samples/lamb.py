@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from ...cpu.lamb import lamb_optimizer
 from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, INT64, dtype_name
+from ...numerics import cast, number
 from . import Generator, Sample, Shape
 from .gradient import LISTS, ORDINARY
 from .optimizer import SCALES, arrays, holes, one
@@ -23,7 +26,8 @@ ROWS: tuple[Types, ...] = (
     *((FLOAT32, half, FLOAT32) for half in (FLOAT16, BFLOAT16)),
     *((FLOAT32, half, half) for half in (FLOAT16, BFLOAT16)),
 )
-RATE = 0.01  # a direction of 16 bits, which may be rounded to either side, is multiplied by it
+RATE = 0.01
+ROUNDINGS = 16  # a direction's, each of half a unit in the last place of its terms
 PLAIN = (None, None, None, RATE, 3)
 MODES: tuple[dict[str, Any], ...] = (
     {"lambda_": 0.01},
@@ -53,6 +57,47 @@ def _special(rng: Generator, types: Types) -> tuple[Any, ...]:
     weights[1][:] = 0
     gradients[2][:] = first[2][:] = 0
     return inputs
+
+
+# ---- what a direction that is rounded to 16 bits leaves open -------------------------------------
+
+
+def slack(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> list[Any]:
+    """By how much the step, and then new weights, may be off.
+
+    A direction is within ROUNDINGS of its terms' magnitudes of the exact one. Where the two ends of
+    that range are rounded to different numbers of the gradient's type, each of these is right, and
+    so are the weights that it gives, and all weights by the trust ratio that it has a part in.
+    """
+    if not number(inputs[0]):
+        return []
+    exact = _directions(inputs, attributes, np.asarray)
+    terms = _directions(inputs, attributes, np.abs)
+    rows = zip(inputs[5], inputs[6], exact, terms, strict=True)
+    limits = attributes.get("ratio_min", -np.inf), attributes.get("ratio_max", np.inf)
+    return [0.0, *(abs(number(inputs[3])) * _slack_of_one(*row, limits) for row in rows)]
+
+
+def _directions(inputs: Sequence[Any], attributes: Mapping[str, Any], size: Any) -> Sequence[Any]:
+    """In float64, of elements or of their sizes: steps with rate -1 and trust ratio 1."""
+    scale, norm, _, step, *lists = inputs[1:8]
+    wide = [[size(x.astype(FLOAT64)) for x in xs] for xs in lists]
+    wide.append([x.astype(FLOAT64) for x in inputs[8]])
+    alone = {**attributes, "ratio_min": 1.0, "ratio_max": 1.0}
+    step_of: Callable[..., Any] = lamb_optimizer
+    return step_of(None, scale, norm, -1.0, step, *wide, **alone)[2]  # type: ignore[no-any-return]
+
+
+def _slack_of_one(w: Any, g: Any, exact: Any, terms: Any, limits: tuple[float, float]) -> Any:
+    """That of one parameter's weights at a rate of 1."""
+    error = ROUNDINGS * np.finfo(w.dtype).eps / 2 * terms
+    ends = (cast(exact + by, g.dtype).astype(FLOAT64) for by in (-error, error))
+    low, high = map(np.nan_to_num, ends)
+    apart, lengths = high - low, [np.linalg.norm(x.astype(FLOAT64)) for x in (w, low)]
+    if not all(lengths):
+        return apart
+    ratio = np.clip(lengths[0] / lengths[1], *limits)
+    return ratio * (apart + np.abs(low) * np.linalg.norm(apart) / lengths[1])
 
 
 def _label(types: Types, *words: str) -> str:
@@ -85,4 +130,8 @@ def _lamb() -> Iterator[Sample]:
         yield Sample(name, f"float32-signal-{label}", make)
 
 
-SAMPLES = {"LambOptimizer": tuple(_lamb())}
+def _with_slack(sample: Sample) -> Sample:
+    return replace(sample, slack=partial(slack, attributes=sample.attributes))
+
+
+SAMPLES = {"LambOptimizer": tuple(map(_with_slack, _lamb()))}

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: MIT
+// What losses and their gradients are divided by, near the ends of the range too.
+#pragma once
+#include "core/types.cuh"
+
+namespace cto::cross_entropy {
+
+// A sum of weights, value / unit: it may be beyond the range of A.
+template <class A>
+struct WeightSum {
+    A value, unit;
+
+    static __device__ WeightSum of(double sum) {
+        const bool beyond = sizeof(A) == 4 && fabs(sum) >= 0x1p127;
+        return beyond ? WeightSum{static_cast<A>(sum * 0x1p-64), A(0x1p-64)}
+                      : WeightSum{static_cast<A>(sum), 1};
+    }
+};
+
+// What losses are divided by: such a sum, in memory, or a number of rows.
+template <class A>
+struct Divisor {
+    const A* in_memory;
+    double n;
+
+    __device__ WeightSum<A> load() const {
+        return in_memory ? WeightSum<A>{in_memory[0], in_memory[1]}
+                         : WeightSum<A>{static_cast<A>(n), 1};
+    }
+};
+
+// x y / divisor. Where the product alone is near an end of the range all three are scaled, so that
+// nothing in between overflows or, being subnormal, is flushed to 0. Other results are those without.
+template <class A>
+__device__ __forceinline__ A product_over(A x, A y, A divisor) {
+    constexpr bool WIDE = sizeof(A) == 8;
+    constexpr A LEAST = WIDE ? A(0x1p-1022) : A(0x1p-126), MOST = WIDE ? A(0x1p1023) : A(0x1p127);
+    constexpr A ROOT = WIDE ? A(0x1p512) : A(0x1p64);
+    const A size = fabs(x * y);
+    const bool large = size >= MOST, small = size < LEAST && fabs(x) < 1 && fabs(y) < 1;
+    const A by = large ? 1 / ROOT : (small ? ROOT : A(1));
+    const A quotient = x * by * (y * by) / (divisor * by);
+    return large ? quotient * ROOT : (small ? quotient / ROOT : quotient);
+}
+
+}  // namespace cto::cross_entropy
