@@ -255,12 +255,46 @@ def test_hangs():
 """
 
 
-def test_a_hang_is_a_failure(tmp_path: Path) -> None:
+WATCHED = f"""
+import sys
+sys.path.insert(0, {str(TESTS)!r})
+import watchdog
+
+def pytest_configure(config):
+    config.pluginmanager.register(watchdog.Watchdog())
+"""
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_hang_is_a_failure(tmp_path: Path, workers: str) -> None:
+    (tmp_path / "conftest.py").write_text(WATCHED)
     (tmp_path / "test_hanging.py").write_text(HANGING)
-    result = run_pytest(tmp_path, "--timeout=1")
+    result = run_pytest(tmp_path, "--timeout=1", "-n", workers)
     assert result.returncode == 1
     assert "test_hangs" in result.stdout
-    assert "Timeout" in result.stdout
+    assert 'test_hanging.py", line 5 in test_hangs' in result.stderr
+    assert ("Timeout" in result.stdout) == (workers == "0")
+
+
+SHORT = """
+import time, pytest
+
+@pytest.mark.parametrize("_", range(3))
+def test_takes_less(_):
+    time.sleep(0.7)
+
+@pytest.mark.timeout(30)
+def test_may_take_more():
+    time.sleep(1.8)
+"""
+
+
+def test_a_time_limit_is_that_of_one_test(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(WATCHED)
+    (tmp_path / "test_short.py").write_text(SHORT)
+    result = run_pytest(tmp_path, "--timeout=1.5")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "Timeout" not in result.stderr
 
 
 def test_every_test_has_a_time_limit(pytestconfig: pytest.Config) -> None:
