@@ -28,6 +28,7 @@ from counts import Counts
 from emulator.toolchain import cache_folder
 from runs import EMULATED_RUNS, RUNS, Run, reason_not_to_run
 from tiers import Tiers, missing, most_workers, skip_unless_available
+from watchdog import Watchdog
 
 from cupy_training_ops.runtime import kernel_cache
 
@@ -54,6 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
     counts.watch()
     config.pluginmanager.register(counts, "counts")
     config.pluginmanager.register(Tiers(), "tiers")
+    config.pluginmanager.register(Watchdog(), "watchdog")
 
 
 def lend_interrupts() -> None:

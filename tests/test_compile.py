@@ -202,12 +202,12 @@ def test_exceptions_are_needed() -> None:
 
 HUNGRY = """
 extern "C" __global__ void __launch_bounds__(1024, 2) spilling(float* y) {
-    float v[96];
-    for (int i = 0; i < 96; ++i) v[i] = y[i * threadIdx.x];
+    float v[48];
+    for (int i = 0; i < 48; ++i) v[i] = y[i * threadIdx.x];
     __syncthreads();
-    for (int i = 0; i < 96; ++i)
-        for (int j = 0; j < 96; ++j) v[i] += v[j] * v[(i + j) % 96];
-    for (int i = 0; i < 96; ++i) y[i * threadIdx.x] = v[i];
+    for (int i = 0; i < 48; ++i)
+        for (int j = 0; j < 48; ++j) v[i] += v[j] * v[(i + j) % 48];
+    for (int i = 0; i < 48; ++i) y[i * threadIdx.x] = v[i];
 }
 extern "C" __global__ void sharing(float* y) {
     __shared__ float tile[1234];

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 import counts
 import pytest
 import tiers
+from pytest_runs import Ran, pytest_runs
 from runs import EMULATED_RUNS, drawn_run, drawn_samples, gpu_reason
 
 from cupy_training_ops.testing.samples import all_samples, sampled
@@ -51,19 +53,27 @@ def test_it_is_not_ignored_there():
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
     assert found == "default_int_handler\\n"
 """
+KEPT = "[most]\nbuilds = 0\n[least]\npassed = 1\n"
+
+
+@functools.cache
+def in_the_background(workers: str) -> subprocess.CompletedProcess[str]:
+    """A session that ignores interrupts, as under nohup, and keeps to its budget."""
+    path = TESTS / f"test_interrupts_{os.getpid()}.py"  # where conftest.py counts
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        path.write_text(INTERRUPTS)
+        with tempfile.NamedTemporaryFile("w", suffix=".toml") as budget:
+            print(KEPT, file=budget, flush=True)
+            return run_pytest(path, "-n", workers, CTO_BUDGET=budget.name)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        path.unlink()
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_what_tests_start_can_be_interrupted_where_the_session_ignores_it(workers) -> None:
-    """As under nohup, or in the background of a script."""
-    path = TESTS / f"test_interrupts_{workers}.py"  # where conftest.py counts
-    path.write_text(INTERRUPTS)
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        result = run_pytest(path, "-n", workers)
-    finally:
-        signal.signal(signal.SIGINT, before)
-        path.unlink()
+    result = in_the_background(workers)
     assert result.returncode == 0, result.stdout
 
 
@@ -71,16 +81,30 @@ def test_what_tests_start_can_be_interrupted_where_the_session_ignores_it(worker
 
 
 @functools.cache
-def chosen(seed: int, *options: str) -> list[str]:
-    """The tests of a file that are chosen; it has some on emulated kernels and some elsewhere."""
-    path = TESTS / "ops" / "test_resize.py"
-    result = run_pytest(path, "--collect-only", "-q", *options, CTO_SEED=str(seed))
-    assert result.returncode == 0, result.stdout
-    return [line for line in result.stdout.splitlines() if "::" in line]
+def asked() -> dict[str, Ran]:
+    """What a file's tests are in each tier; it has some on emulated kernels and some elsewhere."""
+    listing = [str(TESTS / "ops" / "test_resize.py"), "--collect-only", "-q"]
+    on_gpu = str(TESTS / "gpu" / "test_memory_checker.py")
+    without, required = {"CTO_REQUIRE_GPU": "0"}, {"CTO_REQUIRE_GPU": "1"}
+    questions = {
+        "default": (listing, without),
+        "thorough": ([*listing, "-m", "thorough"], without),
+        "all": ([*listing, "-m", ""], without),
+        "required": (listing, required),
+        "without a GPU": ([on_gpu], without),
+        "requires a GPU": ([on_gpu, "--maxfail=1"], required),
+    }
+    return dict(zip(questions, pytest_runs(*questions.values(), CTO_SEED="3"), strict=True))
+
+
+def chosen(tier: str) -> list[str]:
+    """The tests of a tier."""
+    assert asked()[tier].returncode == 0, asked()[tier].stdout
+    return asked()[tier].tests
 
 
 def test_one_order_of_threads_is_the_default_and_the_others_are_thorough() -> None:
-    default, thorough = chosen(3), chosen(3, "-m", "thorough")
+    default, thorough = chosen("default"), chosen("thorough")
     assert set(default).isdisjoint(thorough)
     orders = [
         Counter(re.sub("emulated-[a-z]*", "", test) for test in tests if "emulated-" in test)
@@ -124,79 +148,74 @@ def test_the_seed_draws_one_combination_of_types_of_each_operator() -> None:
 
 @pytest.mark.skipif(NO_GPU is None, reason="there is a GPU")
 def test_without_a_gpu_one_line_says_what_is_left_out_and_why() -> None:
-    path = TESTS / "gpu" / "test_memory_checker.py"
-    without = run_pytest(path, CTO_REQUIRE_GPU="0")
+    without, failing = asked()["without a GPU"], asked()["requires a GPU"]
     assert without.returncode == 0
     (line,) = re.findall(r"^LEFT OUT.*", without.stdout, flags=re.MULTILINE)
     assert re.fullmatch(r"LEFT OUT \[[1-9]\d*\]: " + NO_GPU, line)
-    failing = run_pytest(path, "--maxfail=1", CTO_REQUIRE_GPU="1")
     assert failing.returncode == 1
     assert f"CTO_REQUIRE_GPU=1, but {NO_GPU}" in failing.stdout
 
 
 @pytest.mark.skipif(NO_GPU is None, reason="there is a GPU")
 def test_runs_on_a_gpu_are_left_out_alone_and_counted() -> None:
-    path = TESTS / "ops" / "test_resize.py"
-    options = ("--collect-only", "-q")
-    without, required = (run_pytest(path, *options, CTO_REQUIRE_GPU=x) for x in "01")
-    left, all_tests = (
-        {line for line in x.stdout.splitlines() if "::" in line} for x in (without, required)
-    )
+    without, required = asked()["default"], asked()["required"]
+    left, all_tests = set(without.tests), set(required.tests)
     assert left == {test for test in all_tests if "cuda" not in test} != all_tests
     assert f"LEFT OUT [{len(all_tests - left)}]: {NO_GPU}" in without.stdout
     assert "LEFT OUT" not in required.stdout
 
 
 def test_every_tier_together_is_all_tests() -> None:
-    default, thorough = chosen(3), chosen(3, "-m", "thorough")  # the file has no large ones
-    assert sorted([*default, *thorough]) == sorted(chosen(3, "-m", ""))
+    # the file has no large ones
+    assert sorted([*chosen("default"), *chosen("thorough")]) == sorted(chosen("all"))
 
 
 ABSENT = """
-import sys
-import pytest, tiers
+import tiers
 tiers.is_installed = lambda name: name != "jax"
-sys.exit(pytest.main(sys.argv[1:]))
 """
+
+
+@functools.cache
+def without_an_oracle() -> dict[str, Ran]:
+    """What is collected outside and inside of CI."""
+    paths = [TESTS / "cpu" / f"test_{name}.py" for name in ("tensor", "gather", "resize", "lamb")]
+    listing = ["--collect-only", "-q", *map(str, paths)]
+    questions = {ci: (listing, {"CI": ci}) for ci in ("", "true")}
+    found = pytest_runs(*questions.values(), before=ABSENT, PYTHONPATH=str(TESTS))
+    return dict(zip(questions, found, strict=True))
 
 
 @pytest.mark.parametrize(("ci", "left"), [("", "jax (3 files)"), ("true", None)])
 def test_files_whose_oracle_is_not_installed_are_left_out_and_named(ci, left) -> None:
     """But in CI: there they fail to import it."""
-    paths = [TESTS / "cpu" / f"test_{name}.py" for name in ("tensor", "gather", "resize", "lamb")]
-    options = ["--collect-only", "-q", "-c", str(TESTS.parent / "pyproject.toml"), *map(str, paths)]
-    result = subprocess.run(
-        [sys.executable, "-c", ABSENT, *options],
-        env=os.environ | {"CI": ci, "PYTHONPATH": str(TESTS)},
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
+    result = without_an_oracle()[ci]
+    assert result.returncode == 0, result.stdout
     assert "test_lamb.py::" in result.stdout
+    assert ("test_gather.py::" in result.stdout) == (left is None)
     lines = [line for line in result.stdout.splitlines() if line.startswith("LEFT OUT for")]
     assert [line.split(":")[0] for line in lines] == ([f"LEFT OUT for lack of {left}"] * bool(left))
 
 
-BUDGETS = {
-    "kept": ("[most]\nbuilds = 0\n[least]\npassed = 1\n", 0, []),
-    "outside": (
-        "[most]\ncore_seconds = 0\n[least]\nlaunches = 1\npassed = 2\n",
-        1,
-        ["over budget: core_seconds", "under budget: launches 0", "under budget: passed 1"],
-    ),
-}
+EXCEEDED = "[most]\ncore_seconds = 0\n[least]\nlaunches = 1\npassed = 2\n"
+EXCESS = ["over budget: core_seconds", "under budget: launches 0", "under budget: passed 1"]
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])
-@pytest.mark.parametrize(("budget", "status", "lines"), BUDGETS.values(), ids=BUDGETS)
-def test_a_run_outside_its_budget_fails(tmp_path, budget, status, lines, workers) -> None:
+def test_a_run_within_its_budget_passes(workers) -> None:
+    result = in_the_background(workers)
+    assert (result.returncode, " budget: " in result.stdout) == (0, False), result.stdout
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_run_outside_its_budget_fails(tmp_path, workers) -> None:
     file = tmp_path / "budget.toml"
-    file.write_text(budget)
+    file.write_text(EXCEEDED)
     test = f"{TESTS / 'test_values.py'}::test_attributes_cannot_be_deleted"
     result = run_pytest(test, "-n", workers, CTO_BUDGET=str(file))
-    assert result.returncode == status, result.stdout
+    assert result.returncode == 1, result.stdout
     found = [line for line in result.stdout.splitlines() if " budget: " in line]
-    pairs = zip(found, lines, strict=True)
+    pairs = zip(found, EXCESS, strict=True)
     assert all(line.startswith(text) for line, text in pairs), found
 
 
@@ -255,12 +274,46 @@ def test_hangs():
 """
 
 
-def test_a_hang_is_a_failure(tmp_path: Path) -> None:
+WATCHED = f"""
+import sys
+sys.path.insert(0, {str(TESTS)!r})
+import watchdog
+
+def pytest_configure(config):
+    config.pluginmanager.register(watchdog.Watchdog())
+"""
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_hang_is_a_failure(tmp_path: Path, workers: str) -> None:
+    (tmp_path / "conftest.py").write_text(WATCHED)
     (tmp_path / "test_hanging.py").write_text(HANGING)
-    result = run_pytest(tmp_path, "--timeout=1")
+    result = run_pytest(tmp_path, "--timeout=1", "-n", workers)
     assert result.returncode == 1
     assert "test_hangs" in result.stdout
-    assert "Timeout" in result.stdout
+    assert 'test_hanging.py", line 5 in test_hangs' in result.stderr
+    assert ("Timeout" in result.stdout) == (workers == "0")
+
+
+SHORT = """
+import time, pytest
+
+@pytest.mark.parametrize("_", range(3))
+def test_takes_less(_):
+    time.sleep(0.7)
+
+@pytest.mark.timeout(30)
+def test_may_take_more():
+    time.sleep(1.8)
+"""
+
+
+def test_a_time_limit_is_that_of_one_test(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(WATCHED)
+    (tmp_path / "test_short.py").write_text(SHORT)
+    result = run_pytest(tmp_path, "--timeout=1.5")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "Timeout" not in result.stderr
 
 
 def test_every_test_has_a_time_limit(pytestconfig: pytest.Config) -> None:

@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-import os
+import functools
 import re
-import subprocess
-import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from families import operators
 from gpu_tests import concerns, emulated
+from pytest_runs import Ran, pytest_runs
 
 from cupy_training_ops import get_op
 from cupy_training_ops.registry import FAMILIES, names
@@ -72,49 +72,50 @@ def test_emulated_runs_are_known_by_parameter_and_fixture() -> None:
     assert not emulated(item("x.py"))
 
 
-def python(*arguments: str) -> list[str]:
-    """The lines that a Python prints which finds the plugin, as in gpu_check.sh."""
-    found = {"PYTHONPATH": str(ROOT / "scripts"), "CTO_REQUIRE_GPU": "1"}
-    environment = {**os.environ, **found}
-    command = [sys.executable, *arguments]
-    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stdout.splitlines()
+CONCERNED = """
+import gpu_tests
 
-
-def collected(*arguments: str) -> list[str]:
-    """The tests that are run."""
-    options = ("-q", "--collect-only", "-p", "no:cacheprovider", "-p", "gpu_tests")
-    return [line for line in python("-m", "pytest", *options, *arguments) if "::" in line]
-
-
-LARGE = """
-import pytest, gpu_tests
-class Plugin:
-    def pytest_collection_finish(self, session):
-        for item in session.items:
-            print("::", item.nodeid, gpu_tests.concerns(item, gpu_tests.FAMILIES))
-options = "-q --collect-only -p no:cacheprovider -m large tests/gpu tests/ops"
-pytest.main(options.split(), plugins=[Plugin()])
+def pytest_collection_finish(session):
+    for item in session.items:
+        print("::", item.nodeid, gpu_tests.concerns(item, gpu_tests.FAMILIES))
 """
+PATHS = ("tests/test_kernels.py", "tests/cpu/test_tensor.py", "tests/cpu/test_padding.py")
+ASKED = {
+    "of tensor": f"-p gpu_tests --family tensor {' '.join(PATHS)}",
+    "no large": "-p gpu_tests --family tensor -m large tests/cpu/test_tensor.py",
+    "large": "-p concerned -m large tests/gpu tests/ops",
+}
+
+
+@functools.cache
+def collected() -> dict[str, Ran]:
+    """What each of them lists in a Python that finds the plugin, as in gpu_check.sh."""
+    options = ["-q", "--collect-only", "-p", "no:cacheprovider"]
+    asked = [([*options, *words.split()], {}) for words in ASKED.values()]
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "concerned.py").write_text(CONCERNED)
+        path = f"{ROOT / 'scripts'}:{folder}"
+        found = pytest_runs(*asked, PYTHONPATH=path, CTO_REQUIRE_GPU="1")
+    return dict(zip(ASKED, found, strict=True))
 
 
 def test_every_large_test_concerns_some_family() -> None:
-    lines = [line for line in python("-c", LARGE) if line.startswith("::")]
+    lines = [line for line in collected()["large"].tests if line.startswith("::")]
     assert len(lines) > 20
     assert [line for line in lines if line.endswith("False")] == []
 
 
 def test_a_familys_tests_are_its_files_and_its_operators() -> None:
-    paths = ("tests/test_kernels.py", "tests/cpu/test_tensor.py", "tests/cpu/test_padding.py")
-    found = collected(*paths, "--family", "tensor")
-    kernels = [test for test in found if "test_kernels.py" in test]
+    found = collected()["of tensor"]
+    assert found.returncode == 0, found.stdout
+    kernels = [test for test in found.tests if "test_kernels.py" in test]
     assert {re.search(r"\[cuda-(\w+)", test)[1] for test in kernels} == set(operators(["tensor"]))
-    assert {test.partition("::")[0] for test in found} == {*paths[:2]}
+    assert {test.partition("::")[0] for test in found.tests} == {*PATHS[:2]}
 
 
 def test_no_large_tests_are_no_failure() -> None:
-    assert collected("-m", "large", "--family", "tensor", "tests/cpu/test_tensor.py") == []
+    found = collected()["no large"]
+    assert (found.returncode, found.tests) == (0, []), found.stdout
 
 
 def test_operators_of_families() -> None:
