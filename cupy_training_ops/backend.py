@@ -10,9 +10,9 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
+from .declare.schema import Shape, Spec
 from .dtypes import Dtype, HostArray
 from .plan import Device
-from .schema import Shape, Spec
 
 Info = tuple["Backend", Dtype, Shape, bool, Shape | None, int]  # the fields of ArrayInfo
 Piece = tuple[int, Shape]  # bytes from the start of an array, and a shape
@@ -91,7 +91,7 @@ class Backend(Protocol):
 
     @property
     def runs_kernels(self) -> bool:
-        """Whether plans run on it; else the functions in `cpu/` do."""
+        """Whether plans run on it; else the families' `reference.py` do."""
 
     def info(self, array: Any) -> Info:
         """The fields of ArrayInfo; a bare tuple, because every call makes some."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import DTypeLike
 
+from .declare.schema import Spec
 from .dtypes import Dtype
 from .errors import ArgumentError
-from .schema import Spec
 
 WARP = 32
 VEC_NBYTES = 16  # of the widest load and store

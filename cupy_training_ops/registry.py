@@ -10,40 +10,38 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .declare.schema import Attribute, Input, Output
+from .declare.type_rows import TypeRows, combinations
 from .dtypes import ELEMENT_TYPES, Dtype, dtype_name, dtype_names, to_dtype
 from .errors import ArgumentError, DtypeError, OpError, refuse, shown, unknown
+from .families.activation import operators as activation
+from .families.adam import operators as adam
+from .families.batch_norm import operators as batch_norm
+from .families.collective import operators as collective
+from .families.control import operators as control
+from .families.conv import operators as conv
+from .families.cross_entropy import operators as cross_entropy
+from .families.dropout import operators as dropout
+from .families.elementwise import operators as elementwise
+from .families.gather import operators as gather
+from .families.gist import operators as gist
+from .families.gist_guard import operators as gist_guard
+from .families.gist_narrow import operators as gist_narrow
+from .families.gist_sparse import operators as gist_sparse
+from .families.gradient import operators as gradient
+from .families.interop import operators as interop
+from .families.lamb import operators as lamb
+from .families.layer_norm import operators as layer_norm
+from .families.optimizer import operators as optimizer
+from .families.padding import operators as padding
+from .families.reduction import operators as reduction
+from .families.resize import operators as resize
+from .families.softmax import operators as softmax
+from .families.tensor import operators as tensor
 from .frame.checks import Bindings
 from .frame.convert import converted
 from .frame.op import Op
 from .frame.renamed import named
-from .ops import (
-    activation,
-    adam,
-    batch_norm,
-    collective,
-    control,
-    conv,
-    cross_entropy,
-    dropout,
-    elementwise,
-    gather,
-    gist,
-    gist_guard,
-    gist_narrow,
-    gist_sparse,
-    gradient,
-    interop,
-    lamb,
-    layer_norm,
-    optimizer,
-    padding,
-    reduction,
-    resize,
-    softmax,
-    tensor,
-)
-from .schema import Attribute, Input, Output
-from .type_rows import TypeRows, combinations
 
 Versions = type[Op] | tuple[type[Op], ...]
 Table = Mapping[str, Versions]  # of a family: name to the class, or to that of each version

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Derives the polynomials of cuda_src/math and cpu/activation.py: the best of their degree beside
-those that stand there.
+"""Derives the polynomials of cuda_src and of the reference of activations: the best of their degree
+beside those that stand there.
 
 A fit minimises the greatest weighted error over an interval (the exchange algorithm of Remez, in 50
 digits). Rounded coefficients differ from the fit's in digits that do not count; what counts is the
@@ -20,8 +20,8 @@ import numpy as np
 from mpmath import mp, mpf
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-EXP, GELU = "cuda_src/math/exp.cuh", "cuda_src/math/gelu.cuh"
-NUMPY = "cupy_training_ops/cpu/activation.py"
+EXP, GELU = "cuda_src/math/exp.cuh", "cuda_src/activation/gelu.cuh"
+NUMPY = "cupy_training_ops/families/activation/reference.py"
 ARGUMENTS = r"polynomial\(\w+,([^)]*)\)"
 TUPLE = r"\(([^)]*)\)"
 DIGITS = 50

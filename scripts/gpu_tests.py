@@ -64,7 +64,7 @@ def concerns(item: pytest.Item, families: Collection[str]) -> bool:
     """Whether the file, the parameters or the text of a test name one of the families."""
     names = {*families, *operators(families), *(CODECS if "gist" in families else ())}
     parameters = item.callspec.id if hasattr(item, "callspec") else ""
-    words = {*item.path.stem.split("_"), *re.findall(r"\w+", parameters)}
+    words = {*item.path.stem.split("_"), item.path.parent.name, *re.findall(r"\w+", parameters)}
     return not names.isdisjoint(words | quoted(getattr(item, "function", None)))
 
 

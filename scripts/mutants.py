@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -151,13 +150,9 @@ def neighbours(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 def files(root: Path, family: str) -> list[Path]:
     """The family's own sources."""
-    package = root / "cupy_training_ops"
-    own = chain(
-        (root / "cuda_src").glob(f"{family}.cu"),
-        (root / "cuda_src" / family).glob("*.cuh"),
-        *((package / home).glob(f"{family}.py") for home in ("ops", "cpu", "planning")),
-    )
-    return sorted(own)
+    python = (root / "cupy_training_ops" / "families" / family).glob("*.py")
+    own = (path for path in python if path.name not in ("__init__.py", "samples.py"))
+    return sorted([*(root / "cuda_src" / family).glob("*.cu*"), *own])
 
 
 def mutants(root: Path, family: str, draw: random.Random) -> Iterator[Mutant]:
@@ -189,10 +184,11 @@ def copied(folder: Path) -> Path:
 
 def tests(root: Path, family: str, mutant: Mutant) -> list[str]:
     """The tests that concern a fault, those first that are likely to notice it."""
-    own = [sorted((root / "tests" / home).glob(f"test_{family}*.py")) for home in ("cpu", "ops")]
-    kernels = [root / "tests" / "test_kernels.py"]
-    ordered = [*chain(*own), *kernels] if "/cpu/" in mutant.path else [*kernels, *chain(*own[::-1])]
-    named = " or ".join([f"test_{family}", *operators([family])])
+    kernels, folder = root / "tests" / "test_kernels.py", root / "tests" / "families" / family
+    own = sorted(folder.glob("test_*.py"), key=lambda path: path.name != "test_reference.py")
+    of_reference = mutant.path.endswith("reference.py")
+    ordered = [*own, kernels] if of_reference else [kernels, *own[::-1]]
+    named = " or ".join([f"families/{family}/", *operators([family])])
     return [*(str(path.relative_to(root)) for path in ordered), "-k", named]
 
 

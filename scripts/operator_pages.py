@@ -12,10 +12,10 @@ from pathlib import Path
 
 import click
 
+from cupy_training_ops.declare.type_rows import TypeRows
 from cupy_training_ops.frame.help import Row, sections
 from cupy_training_ops.frame.op import Op
 from cupy_training_ops.registry import FAMILIES, classes, get_op
-from cupy_training_ops.type_rows import TypeRows
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples" / "operators"

@@ -17,11 +17,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from cupy_training_ops.declare.schema import Attribute, Input, Output, gives, n_required
 from cupy_training_ops.dtypes import to_dtype
 from cupy_training_ops.errors import ArgumentError
 from cupy_training_ops.frame.op import Op
 from cupy_training_ops.process_group import ProcessGroup
-from cupy_training_ops.schema import Attribute, Input, Output, gives, n_required
 
 WIDTH = 100
 # What a converter takes, by the type that it gives.

@@ -14,7 +14,7 @@ import numpy as np
 
 import cupy_training_ops as cto
 from cupy_training_ops.dtypes import BFLOAT16, FIXED_SIZE, FLOATS, dtype_name
-from cupy_training_ops.ops.collective import NUMBERS
+from cupy_training_ops.families.collective.operators import NUMBERS
 from cupy_training_ops.process_group.nccl import INTEGERS
 from cupy_training_ops.testing.compare import assert_matches
 

@@ -12,12 +12,13 @@ import numpy as np
 from runs import Run
 
 import cupy_training_ops as cto
+from cupy_training_ops.declare.schema import Spec
 from cupy_training_ops.frame import backends
 from cupy_training_ops.frame.op import Op
 from cupy_training_ops.registry import get_op
-from cupy_training_ops.schema import Spec
+from cupy_training_ops.samples import Sample
 from cupy_training_ops.testing.compare import assert_matches, poison
-from cupy_training_ops.testing.samples import Sample, flat, mapped_outputs
+from cupy_training_ops.testing.samples import flat, mapped_outputs, tolerance
 
 
 def expected_outputs(op: Op, inputs: Sequence[Any]) -> Any:
@@ -45,7 +46,7 @@ def assert_results_match(
             assert actual is None
             continue
         pair = sample.compared(run.host(actual)), sample.compared(wanted)
-        assert_matches(*pair, sample.tolerance(op, wanted.dtype), slack)
+        assert_matches(*pair, tolerance(sample, op, wanted.dtype), slack)
 
 
 def assert_zeros(op: Op) -> None:

@@ -21,9 +21,9 @@ import pytest
 
 from cupy_training_ops import CompileError, ProviderError
 from cupy_training_ops.dtypes import FLOATS
+from cupy_training_ops.families.collective import plan_adasum as adasum
 from cupy_training_ops.frame.op import Op
 from cupy_training_ops.plan import Device
-from cupy_training_ops.planning import adasum
 from cupy_training_ops.registry import FAMILIES, classes
 from cupy_training_ops.runtime import offline
 from cupy_training_ops.runtime.compiler import nvrtc, slot_options

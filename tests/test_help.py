@@ -14,11 +14,7 @@ import numpy as np
 import pytest
 
 import cupy_training_ops as cto
-from cupy_training_ops.dtypes import FLOAT32, FLOAT64
-from cupy_training_ops.frame import help
-from cupy_training_ops.frame.op import Op
-from cupy_training_ops.registry import get_op, names
-from cupy_training_ops.schema import (
+from cupy_training_ops.declare.schema import (
     Attribute,
     Changing,
     Input,
@@ -30,8 +26,12 @@ from cupy_training_ops.schema import (
     real,
     shape,
 )
+from cupy_training_ops.declare.type_rows import TypeRows
+from cupy_training_ops.dtypes import FLOAT32, FLOAT64
+from cupy_training_ops.frame import help
+from cupy_training_ops.frame.op import Op
+from cupy_training_ops.registry import get_op, names
 from cupy_training_ops.testing.samples import all_samples
-from cupy_training_ops.type_rows import TypeRows
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("cuda_src", "cupy_training_ops", "docs", "scripts", "tests")

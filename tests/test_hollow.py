@@ -32,13 +32,8 @@ from probe.frame_probe import (
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, get_op
-from cupy_training_ops.testing.samples import (
-    Sample,
-    all_samples,
-    as_tuple,
-    mapped_inputs,
-    mapped_outputs,
-)
+from cupy_training_ops.samples import Sample
+from cupy_training_ops.testing.samples import all_samples, as_tuple, mapped_inputs, mapped_outputs
 from cupy_training_ops.testing.samples import flat as taken_apart
 
 cupy = pytest.importorskip("cupy", reason="CuPy is in the extras")

@@ -17,16 +17,19 @@ import numpy as np
 import pytest
 
 from cupy_training_ops import registry
+from cupy_training_ops.declare.schema import REQUIRED
 from cupy_training_ops.frame import backends
 from cupy_training_ops.frame.named import snake_case
 from cupy_training_ops.frame.op import DelegatingOp, Op, ViewOp
 from cupy_training_ops.plan import Device, Launch
 from cupy_training_ops.runtime import source
-from cupy_training_ops.schema import REQUIRED
+from cupy_training_ops.samples import Sample
 from cupy_training_ops.testing.idle import IdleBackend, launches
-from cupy_training_ops.testing.samples import Sample, as_tuple
+from cupy_training_ops.testing.samples import as_tuple
 
 ROOT = Path(__file__).resolve().parent.parent
+HOME = "cupy_training_ops/families"
+SHARED = {"algorithm", "core", "format", "math"}  # of cuda_src: headers of several families
 LABELS = ("ordinary", "odd", "empty", "one", "misaligned", "large")
 BACKENDS = (IdleBackend(Device(80, (7, 0))), IdleBackend(Device(132, (9, 0))))
 # Operators whose samples launch nothing, and kernels that no sample reaches, each with the reason.
@@ -59,8 +62,10 @@ class Family:
 def home(family: str) -> Family:
     """Read all homes of a family; a home that is missing is empty."""
     ops = registry.FAMILIES[family]
-    module = optional_module(f"cupy_training_ops.cpu.{family}")
-    samples = getattr(optional_module(f"cupy_training_ops.testing.samples.{family}"), "SAMPLES", {})
+    module = optional_module(f"cupy_training_ops.families.{family}.reference")
+    samples = getattr(
+        optional_module(f"cupy_training_ops.families.{family}.samples"), "SAMPLES", {}
+    )
     symbols = source.load(family).kernels if family in source.families() else ()
     planned = {name: symbols_of(samples.get(name, ())) for name in ops}
     return Family(family, ops, public_functions(module), samples, frozenset(symbols), planned)
@@ -98,7 +103,7 @@ def computes(cls: type[Op]) -> bool:
 
 
 def class_complaints(family: Family) -> Iterator[str]:
-    file = f"cupy_training_ops/ops/{family.name}.py"
+    file = f"{HOME}/{family.name}/operators.py"
     for name, cls in registry.classes(family.ops):
         first = (cls.__doc__ or "").partition("\n")[0]
         if "=" not in first and len(first.split()) < 5:
@@ -117,7 +122,7 @@ def class_complaints(family: Family) -> Iterator[str]:
 
 
 def cpu_complaints(family: Family) -> Iterator[str]:
-    file = f"cupy_training_ops/cpu/{family.name}.py"
+    file = f"{HOME}/{family.name}/reference.py"
     for name, cls in family.functions.items():
         if name in family.cpu:
             for complaint in signature_complaints(cls, inspect.signature(family.cpu[name])):
@@ -125,7 +130,7 @@ def cpu_complaints(family: Family) -> Iterator[str]:
         elif computes(cls):
             yield f"{file}: no function {name} for {cls.name}"
     for name in family.cpu.keys() - family.functions.keys():
-        yield f"{file}: {name} belongs to no operator of ops/{family.name}.py"
+        yield f"{file}: {name} belongs to no operator of {family.name}/operators.py"
 
 
 def signature_complaints(cls: type[Op], signature: inspect.Signature) -> Iterator[str]:
@@ -145,7 +150,7 @@ def signature_complaints(cls: type[Op], signature: inspect.Signature) -> Iterato
 
 
 def sample_complaints(family: Family) -> Iterator[str]:
-    file = f"cupy_training_ops/testing/samples/{family.name}.py"
+    file = f"{HOME}/{family.name}/samples.py"
     for name, cls in registry.classes(family.ops):
         labels = [sample.label for sample in family.samples.get(name, ())]
         if cls.needs and labels:
@@ -158,7 +163,7 @@ def sample_complaints(family: Family) -> Iterator[str]:
         for sample in family.samples.get(name, ()):
             yield from (f"{file}: {sample.id}: {wrong}" for wrong in mislabelled(name, sample))
     for name in family.samples.keys() - family.ops.keys():
-        yield f"{file}: {name} is no operator of ops/{family.name}.py"
+        yield f"{file}: {name} is no operator of {family.name}/operators.py"
 
 
 def mislabelled(name: str, sample: Sample) -> Iterator[str]:
@@ -180,30 +185,30 @@ def sample_arrays(sample: Sample) -> list[np.ndarray]:
 
 def kernel_complaints(family: Family) -> Iterator[str]:
     """Kernels are named after their operator, or after the family where operators share them."""
-    file = f"cuda_src/{family.name}.cu"
+    file = f"cuda_src/{family.name}/{family.name}.cu"
     newest = dict(registry.classes(family.ops))
     for name, planned in family.planned.items():
         for symbol in planned - family.symbols:
             yield f"{file}: no kernel {symbol}, which {name} launches"
         for symbol in planned:
             if symbol.partition("__")[0] not in (snake_case(name), family.name):
-                yield f"cupy_training_ops/ops/{family.name}.py: {name} launches {symbol}"
+                yield f"{HOME}/{family.name}/operators.py: {name} launches {symbol}"
         if computes(newest[name]) and not planned and name not in NEVER_LAUNCHED:
-            yield f"cupy_training_ops/testing/samples/{family.name}.py: no sample launches {name}"
+            yield f"{HOME}/{family.name}/samples.py: no sample launches {name}"
     for symbol in family.symbols:
         if symbol.partition("__")[0] not in {*family.functions, family.name}:
-            yield f"{file}: {symbol} belongs to no operator of ops/{family.name}.py"
+            yield f"{file}: {symbol} belongs to no operator of {family.name}/operators.py"
     unreached = family.symbols - frozenset().union(*family.planned.values()) - NEVER_SAMPLED.keys()
     for symbol in unreached:
-        yield f"cupy_training_ops/testing/samples/{family.name}.py: no sample launches {symbol}"
+        yield f"{HOME}/{family.name}/samples.py: no sample launches {symbol}"
 
 
 def home_complaints(family: Family) -> Iterator[str]:
     """A family with operators has a file in every home (kernels where something is computed)."""
-    files = [f"cupy_training_ops/testing/samples/{family.name}.py"]
-    files += [f"tests/cpu/test_{family.name}.py"]
+    files = [f"{HOME}/{family.name}/samples.py"]
+    files += [f"tests/families/{family.name}/test_reference.py"]
     if any(map(computes, family.functions.values())):
-        files += [f"cupy_training_ops/cpu/{family.name}.py", f"cuda_src/{family.name}.cu"]
+        files += [f"{HOME}/{family.name}/reference.py", f"cuda_src/{family.name}/{family.name}.cu"]
     for file in files:
         if not (ROOT / file).is_file():
             yield f"{file}: there is no such file"
@@ -226,18 +231,11 @@ def test_the_homes_agree(family) -> None:
     assert not wrong, "\n".join(["", *wrong])
 
 
-HOMES = {
-    "cupy_training_ops/ops": "*.py",
-    "cupy_training_ops/cpu": "*.py",
-    "cupy_training_ops/testing/samples": "*.py",
-    "cuda_src": "*.cu",
-}
-
-
-@pytest.mark.parametrize("folder", HOMES)
+@pytest.mark.parametrize("folder", [HOME, "cuda_src", "tests/families"])
 def test_no_home_has_a_stranger(folder) -> None:
-    """A file whose family stands in no registry table serves nobody."""
-    families = {path.stem for path in (ROOT / folder).glob(HOMES[folder])} - {"__init__"}
+    """A folder whose family stands in no registry table serves nobody."""
+    found = {path for path in (ROOT / folder).glob("*") if path.is_dir()}
+    families = {path.name for path in found if any(path.glob("*.*"))} - SHARED
     strange = families - registry.FAMILIES.keys()
     assert not strange, f"cupy_training_ops/registry.py: FAMILIES lacks {strange} of {folder}"
 
@@ -247,7 +245,7 @@ def test_samples_meet_every_dtype(family) -> None:
     samples = home(family).samples
     for name, cls in registry.classes(registry.FAMILIES[family]):
         missing = () if cls.needs else dtypes_missed(cls, samples.get(name, ()))
-        file = f"cupy_training_ops/testing/samples/{family}.py"
+        file = f"{HOME}/{family}/samples.py"
         assert not missing, f"{file}: {name}: no sample has {missing}"
 
 
@@ -285,10 +283,9 @@ def test_nothing_flushes_subnormals_on_purpose() -> None:
 def test_families_name_dtypes_by_the_one_table() -> None:
     """NumPy knows no "bfloat16": np.dtype of a text is a mistake that only shows on that type."""
     wrong = re.compile(r"np\.dtype\(\s*[\"']|astype\(\s*[\"']|dtype\s*==\s*[\"'](float|bfloat|int)")
-    for folder in ("ops", "cpu"):
-        for path in (ROOT / "cupy_training_ops" / folder).glob("*.py"):
-            for number, line in enumerate(path.read_text().splitlines(), 1):
-                assert not wrong.search(line), f"{path}:{number}: {line.strip()}"
+    for path in (ROOT / HOME).rglob("*.py"):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            assert not wrong.search(line), f"{path}:{number}: {line.strip()}"
 
 
 # ---- breaking a family on purpose: each break is named with its file -----------------------------
@@ -318,49 +315,51 @@ twice = (*GIST.samples[PACK8], dataclasses.replace(GIST.samples[PACK8][0]))
 mute = type("Mute", (registry.get_op(PACK8),), {"__doc__": "Decodes."})
 needy = type("Needy", (registry.get_op(PACK8),), {"__doc__": "Y = X.", "needs": "more"})
 BREAKS = {
-    "ops/gist.py: GistPack8Decoder: OPS lists": {"ops": GIST.ops | {PACK8: Stray}},
-    "ops/gist.py: Mute: the docstring": {"ops": GIST.ops | {"Mute": mute}},
-    "ops/gist.py: OPS is not in alpha": {"ops": dict(reversed(GIST.ops.items()))},
-    "cpu/gist.py: no function gist_pack8_decoder": {"cpu": without},
-    "cpu/gist.py: helper belongs to no operator": {"cpu": GIST.cpu | {"helper": len}},
-    "cpu/gist.py: gist_pack_msfp15_decoder: default of shape": {
+    "families/gist/operators.py: GistPack8Decoder: OPS lists": {"ops": GIST.ops | {PACK8: Stray}},
+    "families/gist/operators.py: Mute: the docstring": {"ops": GIST.ops | {"Mute": mute}},
+    "families/gist/operators.py: OPS is not in alpha": {"ops": dict(reversed(GIST.ops.items()))},
+    "families/gist/reference.py: no function gist_pack8_decoder": {"cpu": without},
+    "families/gist/reference.py: helper belongs to no operator": {
+        "cpu": GIST.cpu | {"helper": len}
+    },
+    "families/gist/reference.py: gist_pack_msfp15_decoder: default of shape": {
         "cpu": GIST.cpu | {"gist_pack_msfp15_decoder": no_default}
     },
-    "cpu/gist.py: gist_pack8_decoder: keyword form": {
+    "families/gist/reference.py: gist_pack8_decoder: keyword form": {
         "cpu": GIST.cpu | {"gist_pack8_decoder": wrong_keyword}
     },
-    "cpu/gist.py: gist_pack8_decoder: takes 0 inputs": {
+    "families/gist/reference.py: gist_pack8_decoder: takes 0 inputs": {
         "cpu": GIST.cpu | {"gist_pack8_decoder": no_input}
     },
-    "samples/gist.py: GistPack8Decoder: no sample labelled empty": {
+    "gist/samples.py: GistPack8Decoder: no sample labelled empty": {
         "samples": GIST.samples | {PACK8: few}
     },
-    "samples/gist.py: GistPack8Decoder: no sample labelled misaligned": {
+    "gist/samples.py: GistPack8Decoder: no sample labelled misaligned": {
         "samples": GIST.samples | {PACK8: few}
     },
-    "samples/gist.py: GistPack8Decoder: two samples": {"samples": GIST.samples | {PACK8: twice}},
-    "samples/gist.py: GistPack8Decoder: samples, though a call needs more": {
+    "gist/samples.py: GistPack8Decoder: two samples": {"samples": GIST.samples | {PACK8: twice}},
+    "gist/samples.py: GistPack8Decoder: samples, though a call needs more": {
         "ops": GIST.ops | {PACK8: needy}
     },
-    "samples/gist.py: Gone is no operator": {"samples": GIST.samples | {"Gone": ()}},
-    "samples/gist.py: GistPack16Decoder-float32-ordinary: belongs to GistPack16Decoder": {
+    "gist/samples.py: Gone is no operator": {"samples": GIST.samples | {"Gone": ()}},
+    "gist/samples.py: GistPack16Decoder-float32-ordinary: belongs to GistPack16Decoder": {
         "samples": GIST.samples | {PACK8: GIST.samples["GistPack16Decoder"]}
     },
-    "cuda_src/gist.cu: no kernel gist_pack8_decoder": {
+    "cuda_src/gist/gist.cu: no kernel gist_pack8_decoder": {
         "symbols": GIST.symbols - {"gist_pack8_decoder"}
     },
-    "cuda_src/gist.cu: gist_stranger belongs": {"symbols": GIST.symbols | {"gist_stranger"}},
-    "samples/gist.py: no sample launches gist_pack8_decoder__tiny": {
+    "cuda_src/gist/gist.cu: gist_stranger belongs": {"symbols": GIST.symbols | {"gist_stranger"}},
+    "gist/samples.py: no sample launches gist_pack8_decoder__tiny": {
         "symbols": GIST.symbols | {"gist_pack8_decoder__tiny"}
     },
-    "ops/gist.py: GistPack8Decoder launches gist_pack1_decoder": {
+    "families/gist/operators.py: GistPack8Decoder launches gist_pack1_decoder": {
         "planned": GIST.planned | {PACK8: frozenset({"gist_pack1_decoder"})}
     },
-    "samples/gist.py: no sample launches GistPack8Decoder": {
+    "gist/samples.py: no sample launches GistPack8Decoder": {
         "planned": GIST.planned | {PACK8: frozenset()}
     },
-    "tests/cpu/test_nowhere.py: there is no such file": {"name": "nowhere"},
-    "cuda_src/nowhere.cu: there is no such file": {"name": "nowhere"},
+    "tests/families/nowhere/test_reference.py: there is no such file": {"name": "nowhere"},
+    "cuda_src/nowhere/nowhere.cu: there is no such file": {"name": "nowhere"},
 }
 
 

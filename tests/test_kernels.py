@@ -9,7 +9,8 @@ from sequences import assert_results_match, expected_outputs, poisoned_outputs
 from cupy_training_ops import get_op
 from cupy_training_ops.plan import Launch
 from cupy_training_ops.runtime.launch import launch_log
-from cupy_training_ops.testing.samples import Sample, all_samples, flat
+from cupy_training_ops.samples import Sample
+from cupy_training_ops.testing.samples import all_samples, flat
 
 SAMPLES = [sample for samples in all_samples().values() for sample in samples]
 

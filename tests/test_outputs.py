@@ -9,8 +9,9 @@ import pytest
 import cupy_training_ops as cto
 from cupy_training_ops import get_op
 from cupy_training_ops.registry import names
+from cupy_training_ops.samples import Sample
 from cupy_training_ops.testing.compare import assert_matches
-from cupy_training_ops.testing.samples import Sample, all_samples
+from cupy_training_ops.testing.samples import all_samples
 
 UPDATING = [name for name in names() if any(output.aliases for output in get_op(name).outputs)]
 SAMPLES = {(s.op, s.types): s for name in UPDATING for s in reversed(all_samples()[name])}.values()

@@ -11,9 +11,9 @@ import pytest
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError
+from cupy_training_ops.declare.schema import Attribute, Input, Output, real
 from cupy_training_ops.frame.op import Op
 from cupy_training_ops.registry import REGISTRY
-from cupy_training_ops.schema import Attribute, Input, Output, real
 from cupy_training_ops.testing.compare import assert_matches
 
 LOGITS, LABEL = np.array([[1, 2, 3], [3, 1, 2]], np.float32), np.array([0, 2])

@@ -12,7 +12,8 @@ from sequences import assert_call_matches, in_turns, shared_instance
 
 from cupy_training_ops import get_op
 from cupy_training_ops.frame.op import Op
-from cupy_training_ops.testing.samples import Sample, all_samples, sampled
+from cupy_training_ops.samples import Sample
+from cupy_training_ops.testing.samples import all_samples, sampled
 
 SHARE = 0.25  # of the operators, by default on emulated kernels
 TIMES = 2

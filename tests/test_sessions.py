@@ -83,7 +83,7 @@ def test_what_tests_start_can_be_interrupted_where_the_session_ignores_it(worker
 @functools.cache
 def asked() -> dict[str, Ran]:
     """What a file's tests are in each tier; it has some on emulated kernels and some elsewhere."""
-    listing = [str(TESTS / "ops" / "test_resize.py"), "--collect-only", "-q"]
+    listing = [str(TESTS / "families" / "resize" / "test_kernels.py"), "--collect-only", "-q"]
     on_gpu = str(TESTS / "gpu" / "test_memory_checker.py")
     without, required = {"CTO_REQUIRE_GPU": "0"}, {"CTO_REQUIRE_GPU": "1"}
     questions = {
@@ -179,7 +179,10 @@ tiers.is_installed = lambda name: name != "jax"
 @functools.cache
 def without_an_oracle() -> dict[str, Ran]:
     """What is collected outside and inside of CI."""
-    paths = [TESTS / "cpu" / f"test_{name}.py" for name in ("tensor", "gather", "resize", "lamb")]
+    paths = [
+        TESTS / "families" / name / "test_reference.py"
+        for name in ("tensor", "gather", "resize", "lamb")
+    ]
     listing = ["--collect-only", "-q", *map(str, paths)]
     questions = {ci: (listing, {"CI": ci}) for ci in ("", "true")}
     found = pytest_runs(*questions.values(), before=ABSENT, PYTHONPATH=str(TESTS))
@@ -191,8 +194,8 @@ def test_files_whose_oracle_is_not_installed_are_left_out_and_named(ci, left) ->
     """But in CI: there they fail to import it."""
     result = without_an_oracle()[ci]
     assert result.returncode == 0, result.stdout
-    assert "test_lamb.py::" in result.stdout
-    assert ("test_gather.py::" in result.stdout) == (left is None)
+    assert "lamb/test_reference.py::" in result.stdout
+    assert ("gather/test_reference.py::" in result.stdout) == (left is None)
     lines = [line for line in result.stdout.splitlines() if line.startswith("LEFT OUT for")]
     assert [line.split(":")[0] for line in lines] == ([f"LEFT OUT for lack of {left}"] * bool(left))
 

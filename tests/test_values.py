@@ -8,8 +8,8 @@ import pytest
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, DtypeError, OpError
+from cupy_training_ops.declare.schema import one_of
 from cupy_training_ops.errors import shown
-from cupy_training_ops.schema import one_of
 
 X = np.ones(3, np.float32)
 CODES = np.zeros(1, np.uint8)

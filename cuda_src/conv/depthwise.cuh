@@ -14,7 +14,7 @@ using namespace weight;
 
 using fast_division::Divisor;
 
-// planning/conv.py fills it. What is walked through are strips of what is written, and in the gradient
+// families/conv/plan.py fills it. What is walked through are strips of what is written, and in the gradient
 // of weights of the output.
 struct DepthwiseLayout {
     i32 image[3], output[3];  // extents

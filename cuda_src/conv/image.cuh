@@ -23,7 +23,7 @@ namespace cto::conv::image {
 using namespace lines;
 using namespace tile;
 
-// planning/conv.py fills it.
+// families/conv/plan.py fills it.
 struct ImageLayout {
     i32 written[3], read[3];  // extents
     i32 kernel[3], stride[3], dilation[3], pad[3];

@@ -7,7 +7,7 @@
 //
 // What is by rows or columns is so for tensor cores and elements of 2 bytes alone.
 #pragma once
-#include "core/tensor_core.cuh"
+#include "conv/tensor_core.cuh"
 #include "core/vec.cuh"
 
 namespace cto::conv::tile {

@@ -17,7 +17,7 @@ using namespace image;
 using namespace lines;
 using namespace tile;
 
-// planning/conv_weight.py fills it.
+// families/conv/plan_weight.py fills it.
 struct WeightLayout {
     i32 image[3], output[3];  // extents
     i32 kernel[3], stride[3], dilation[3], pad[3];

@@ -4,7 +4,7 @@
 // Bit i % 32 of word i / 32 stands for element i, so byte i / 8 has eight neighbours.
 #pragma once
 #include "algorithm/elementwise.cuh"
-#include "math/philox.cuh"
+#include "dropout/philox.cuh"
 
 namespace cto::random_mask {
 

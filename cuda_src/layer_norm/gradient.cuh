@@ -5,7 +5,7 @@
 //     dX = inv_std (h - (sum of h) / n - x^ (sum of h x^) / n)
 #pragma once
 #include "algorithm/column_reduce.cuh"
-#include "algorithm/staged_rows.cuh"
+#include "layer_norm/staged_rows.cuh"
 
 namespace cto::layer_norm_gradient {
 

@@ -8,9 +8,9 @@ import weakref
 from typing import Any, NamedTuple
 
 from ..backend import ArrayInfo
+from ..declare.schema import integer, single
 from ..errors import ArgumentError, refuse, shown
 from ..forks import Locked
-from ..schema import integer, single
 from .functions import Function
 
 NO_CONTEXT = 0  # the handle of a forward that keeps nothing

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ..declare.schema import Attribute, Convert, boolean, integer, integers, reals, single
 from ..dtypes import Dtype, to_dtype
 from ..errors import ArgumentError, refuse, shown
-from ..schema import Attribute, Convert, boolean, integer, integers, reals, single
 
 TENSOR, CONSTANT = "d", "c"
 KINDS = ("bool", "int", "float")  # of constants that attributes hold

@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..testing.samples.gist import SPECIALS
+from ..families.gist.samples import SPECIALS
 
 DISTRIBUTIONS = ("normal", "relu", "uniform", "denormal", "special")
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import click
 
+from ..declare.type_rows import combinations
 from ..frame.op import Op
 from ..registry import REGISTRY
-from ..type_rows import combinations
 from .choice import OperatorName, operator
 from .table import aligned, fitted
 

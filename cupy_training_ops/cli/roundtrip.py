@@ -11,8 +11,8 @@ from typing import Any
 import click
 import numpy as np
 
-from .. import schema
 from ..codecs import CODECS
+from ..declare import schema
 from ..dtypes import BFLOAT16, FLOAT32, FLOATS, dtype_name, to_dtype
 from ..errors import ArgumentError
 from .choice import Known

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import click
 
-from ..testing.samples import Sample, all_samples
+from ..samples import Sample
+from ..testing.samples import all_samples
 from .choice import OperatorName, operator
 
 op_option = click.option(

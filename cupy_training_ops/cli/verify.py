@@ -11,13 +11,14 @@ from typing import Any
 import click
 import numpy as np
 
+from ..declare.schema import Spec
 from ..errors import OpError
 from ..frame.backends import to_host
 from ..frame.op import Op
 from ..registry import get_op
-from ..schema import Spec
+from ..samples import Sample
 from ..testing.compare import assert_matches, poison
-from ..testing.samples import Sample, blank, flat, mapped_outputs, placed_inputs
+from ..testing.samples import blank, flat, mapped_outputs, placed_inputs, tolerance
 from .errors import CHECK_FAILED
 from .lines import Lines, json_option
 from .machine import computing
@@ -104,7 +105,7 @@ def mismatch(sample: Sample, seed: int, xp: Any) -> str | None:
         rows = zip(flat(actual), results, sample.slacks(inputs, len(results)), strict=True)
         for got, wanted, slack in (row for row in rows if row[1] is not None):
             pair = sample.compared(to_host(got)), sample.compared(wanted)
-            assert_matches(*pair, sample.tolerance(op, wanted.dtype), slack)
+            assert_matches(*pair, tolerance(sample, op, wanted.dtype), slack)
         if left := op.workspaces.left():
             return f"{left} bytes of scratch memory that is to be zero were not left so"
     except (OpError, AssertionError, RuntimeError) as error:  # CUDA's errors are RuntimeErrors

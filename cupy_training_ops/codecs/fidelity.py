@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..dtypes import FLOAT64, Dtype
-from ..ops import gist_sparse
+from ..families.gist_sparse import operators as gist_sparse
 from .table import CODECS
 
 Float64s = NDArray[np.float64]

@@ -11,12 +11,12 @@ from typing import Any, Self
 import numpy as np
 
 from ..backend import Array
+from ..declare.schema import Spec, integer
 from ..dtypes import dtype_name, to_dtype
 from ..errors import ArgumentError, OpError, ProviderError, refuse, shown
+from ..families.gist.operators import Decoder
 from ..frame import arrays, backends
 from ..frame.foreign import is_tensor
-from ..ops.gist import Decoder
-from ..schema import Spec, integer
 from . import container
 from .numpy_file import BinaryFile, Header, NumpyArray, Stored, StrPath
 from .table import described, get_codec

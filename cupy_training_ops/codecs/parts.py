@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..declare.schema import Spec
 from ..dtypes import HostArray, dtype_name
 from ..plan import ceil_div
-from ..schema import Spec
 from .packed import Packed, compress
 from .table import Codec, get_codec
 

@@ -11,7 +11,9 @@ import numpy as np
 
 from ..dtypes import Dtype, HostArray
 from ..errors import ArgumentError, refuse, shown
-from ..ops import gist, gist_narrow, gist_sparse
+from ..families.gist import operators as gist
+from ..families.gist_narrow import operators as gist_narrow
+from ..families.gist_sparse import operators as gist_sparse
 
 Kind = Literal["sign", "mask", "index", "value"]
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from .. import limits
+from ..declare.schema import Input
 from ..errors import ArgumentError, ProviderError, cut, refuse
-from ..schema import Input
 from . import checks, foreign
 from .backends import BACKENDS, are_known, cuda_backend
 from .convert import converted, is_number

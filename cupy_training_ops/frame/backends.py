@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from ..backend import Array, Backend, Info, KernelSource, Module, Piece
+from ..declare.schema import Shape, Spec
 from ..dtypes import HostArray
 from ..errors import ProviderError
 from ..plan import Device
 from ..runtime.kernel_cache import importing
-from ..schema import Shape, Spec
 
 
 def strides(array: HostArray) -> Shape | None:
@@ -54,7 +54,7 @@ class OneStream:
 
 
 class NumpyBackend(OneStream):
-    """NumPy arrays, computed by the functions in `cpu/`."""
+    """NumPy arrays, computed by the families' `reference.py`."""
 
     name = "cpu"
     runs_kernels = False

@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from ..backend import Array
+from ..declare.schema import Input
 from ..errors import refuse
-from ..schema import Input
 from . import checks
 from .arrays import adopt_input, adopt_out
 from .call import NO_VALUES, Call, Tables

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from ..backend import Array, ArrayInfo
+from ..declare.schema import Changing
 from ..dtypes import Dtype, HostArray
 from ..errors import ProviderError, refuse, shown
 from ..runtime import workspace as workspaces
 from ..runtime.launch import Values
-from ..schema import Changing
 from . import layout
 from .aliasing import Overlap, Written
 from .arrays import adopt

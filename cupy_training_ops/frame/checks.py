@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn, Protocol
 
 from .. import limits
+from ..declare.schema import Attribute, Input, Shape, Spec, n_required
+from ..declare.type_rows import TypeRows, Types
 from ..dtypes import Dtype, dtype_name, dtype_names, to_dtype
 from ..errors import ArgumentError, DtypeError, refuse
-from ..schema import Attribute, Input, Shape, Spec, n_required
-from ..type_rows import TypeRows, Types
 
 Bindings = dict[str, Dtype]
 

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, Protocol
 import ml_dtypes
 import numpy as np
 
+from ..declare.schema import REQUIRED, Attribute, Input
+from ..declare.type_rows import Types
 from ..dtypes import BOOL, FLOAT64, Dtype, dtype_names, to_dtype
 from ..errors import ArgumentError, DtypeError, OpError, refuse, shown
-from ..schema import REQUIRED, Attribute, Input
-from ..type_rows import Types
 from . import checks
 
 

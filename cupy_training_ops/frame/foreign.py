@@ -24,9 +24,9 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from ..declare.schema import Input
 from ..dtypes import BFLOAT16, HostArray, dtype_name
 from ..errors import ProviderError, refuse
-from ..schema import Input
 from .backends import cuda_backend
 from .convert import is_number
 from .prepared import Arguments, Arrays, Prepared, written

@@ -13,9 +13,9 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+from ..declare.schema import REQUIRED, Attribute, Input, Output, kind
+from ..declare.type_rows import TypeRows, Types
 from ..dtypes import dtype_name, dtype_names
-from ..schema import REQUIRED, Attribute, Input, Output, kind
-from ..type_rows import TypeRows, Types
 from .named import CALL
 
 WIDTH = 96  # of a line, which pydoc indents by four

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ..schema import Input
+from ..declare.schema import Input
 from .backends import BACKENDS, info, infos
 
 Reader = Callable[[Any], object]

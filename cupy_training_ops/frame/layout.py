@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..backend import Array, ArrayInfo
+from ..declare.schema import Shape, Spec
 from ..errors import refuse
-from ..schema import Shape, Spec
 from . import checks
 
 Order = tuple[int, ...]

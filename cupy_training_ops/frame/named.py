@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Any
 
+from ..declare.schema import REQUIRED, n_required
 from ..errors import refuse
-from ..schema import REQUIRED, n_required
 from . import checks, renamed
 from .checks import Declared
 from .prepared import Arguments
@@ -19,6 +19,17 @@ from .prepared import Arguments
 CALL = ("out", "outputs", "workspace")  # what every call takes beside its inputs
 _EMPTY = inspect.Parameter.empty
 _WORD = re.compile(r"(?<=[a-z0-9])(?<!_[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+
+def home(module: str) -> tuple[str, str]:
+    """The family of a class's module, and the module of its NumPy functions.
+
+    A family is a folder with `operators.py` and `reference.py`, or one module with both.
+    """
+    package, _, name = module.rpartition(".")
+    if name != "operators":
+        return name, module
+    return package.rpartition(".")[2], f"{package}.reference"
 
 
 def snake_case(name: str) -> str:

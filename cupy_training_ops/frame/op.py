@@ -17,13 +17,13 @@ from typing import Any, ClassVar, Self
 from numpy.typing import DTypeLike
 
 from ..backend import Backend
+from ..declare.schema import Attribute, Inferred, Input, Output, Tiles
+from ..declare.type_rows import Types
 from ..dtypes import element_type
 from ..errors import ArgumentError
 from ..plan import Device, Plan
 from ..runtime.source import Source, load
 from ..runtime.workspace import Workspaces
-from ..schema import Attribute, Inferred, Input, Output, Tiles
-from ..type_rows import Types
 from . import checks, keys
 from .arrays import adopt_input, adopt_out
 from .bound import BoundCall, OpenCall, bind
@@ -31,7 +31,7 @@ from .call import Call
 from .convert import frozen_attributes
 from .foreign import Lent
 from .help import Help
-from .named import Signatures, in_order, snake_case
+from .named import Signatures, home, in_order, snake_case
 from .prepare import prepare, wanted
 from .prepared import Arguments, Prepared
 from .providers import DelegatedCall, ViewCall
@@ -88,7 +88,7 @@ class Op(WithOthers):
 
     def __init_subclass__(cls) -> None:
         cls.name = vars(cls).get("name", cls.__name__)
-        cls.family = cls.__module__.rpartition(".")[2]
+        cls.family, _ = home(cls.__module__)
         cls.function_name = snake_case(cls.name)
         cls._readers = tuple(map(keys.reader, cls.inputs))
         cls._has_lists = any(i.variadic and i.memory == "device" for i in cls.inputs)
@@ -310,9 +310,9 @@ class Op(WithOthers):
 
     @classmethod
     def cpu_function(cls) -> Callable[..., object]:
-        """The NumPy function: the same family under `cpu/`, the operator's name in snake case."""
-        module = importlib.import_module(cls.__module__.replace(".ops.", ".cpu."))
-        return getattr(module, cls.function_name)  # type: ignore[no-any-return]
+        """The family's NumPy function, the operator's name in snake case."""
+        _, reference = home(cls.__module__)
+        return getattr(importlib.import_module(reference), cls.function_name)  # type: ignore[no-any-return]
 
     def cpu_attributes(self) -> dict[str, object]:
         """What the NumPy function takes by keyword: the attributes."""

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
 from ..backend import Backend
+from ..declare.schema import Attribute, Inferred, Output, Tiles
+from ..declare.type_rows import Types
 from ..plan import Device, Plan
 from ..runtime.launch import Planned
 from ..runtime.workspace import Workspaces
-from ..schema import Attribute, Inferred, Output, Tiles
-from ..type_rows import Types
 from .call import Call
 from .prepared import Prepared
 from .renamed import Others

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..declare.schema import Input
 from ..dtypes import HostArray
 from ..plan import ceil_div
-from ..schema import Input
 from .layout import Order
 from .prepared import Result
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from .. import limits
 from ..backend import ArrayInfo, Info
+from ..declare.schema import Changing, Inferred, Input, Open, Output, Single, Spec
 from ..dtypes import HostArray, to_dtype
 from ..errors import ArgumentError, refuse, shown
 from ..plan import LaunchError
 from ..runtime.launch import ReadyPlan
-from ..schema import Changing, Inferred, Input, Open, Output, Single, Spec
 from . import checks, layout, renamed
 from .call import Call
 from .convert import converted

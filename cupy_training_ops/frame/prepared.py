@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..backend import Array, ArrayInfo
+from ..declare.schema import Changing, Input, Open, Spec
 from ..dtypes import HostArray
-from ..schema import Changing, Input, Open, Spec
 from .aliasing import Overlap, Written
 from .layout import Order
 

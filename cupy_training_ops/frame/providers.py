@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from ..backend import Array, ArrayInfo
+from ..declare.schema import Open, Spec
 from ..dtypes import dtype_name
 from ..errors import refuse
 from ..runtime.launch import ReadyPlan, Values
 from ..runtime.workspace import Workspaces
-from ..schema import Open, Spec
 from .arrays import adopt
 from .backends import info
 from .call import Call, Tables

@@ -8,8 +8,8 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import ClassVar, NamedTuple
 
+from ..declare.schema import Attribute, Input, Output
 from ..errors import refuse
-from ..schema import Attribute, Input, Output
 
 _PACKAGE = __name__.partition(".")[0]
 

@@ -13,7 +13,7 @@ from operator import is_
 from typing import Any
 
 from ..backend import Array, Backend
-from ..schema import Input
+from ..declare.schema import Input
 from .backends import BACKENDS
 from .call import Call, Tables
 from .keys import Reader

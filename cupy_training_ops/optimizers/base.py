@@ -13,6 +13,7 @@ import numpy as np
 
 from ..backend import Array
 from ..codecs.numpy_file import BinaryFile, StrPath
+from ..declare.schema import Input, Shape, positive_or_zero
 from ..dtypes import (
     BOOL,
     FLOAT16,
@@ -33,9 +34,8 @@ from ..frame.foreign import Lent, is_read_only, refuse_read_only
 from ..frame.keys import reader
 from ..frame.op import Op
 from ..frame.repeated import Known
-from ..numerics import computed_in
 from ..planning.step import number
-from ..schema import Input, Shape, positive_or_zero
+from ..rules.widening import computed_in
 from . import state as states
 from .state import Layout, State
 

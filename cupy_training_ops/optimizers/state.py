@@ -16,9 +16,9 @@ import numpy as np
 
 from ..codecs import container
 from ..codecs.numpy_file import BinaryFile, Header, NumpyArray, Stored, StrPath
+from ..declare.schema import Shape
 from ..dtypes import BFLOAT16, Dtype, dtype_name
 from ..errors import ArgumentError, refuse, shown
-from ..schema import Shape
 
 State = dict[str, Any]
 

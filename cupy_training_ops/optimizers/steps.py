@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """A step of training as one operator: norm and finiteness of the gradients, then the update.
 
-So a step is checked as a whole before anything is launched. Operators of `ops/` do the work; what
+So a step is checked as a whole before anything is launched. Operators do the work; what
 they call R is `lr` here, and their norm and signal are arrays that the step itself writes.
 """
 
@@ -13,14 +13,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..cpu.optimizer import gradient_norm
+from ..declare.schema import Input, Output, positive_or_zero
+from ..families.adam.operators import AdamOptimizerList
+from ..families.lamb.operators import LambOptimizer
+from ..families.optimizer.operators import GradientNorm, SGDOptimizerList
+from ..families.optimizer.reference import gradient_norm
 from ..frame.op import Op
-from ..ops.adam import AdamOptimizerList
-from ..ops.lamb import LambOptimizer
-from ..ops.optimizer import GradientNorm, SGDOptimizerList
 from ..plan import Device, Launch, Plan
 from ..runtime.source import Source
-from ..schema import Input, Output, positive_or_zero
 
 NAMES = {  # of the operators' inputs, where they have other ones
     "R": "lr",

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..declare.schema import Spec
 from ..plan import VEC_NBYTES, Config, ceil_div
-from ..schema import Spec
 
 THREADS = 128
 LONG_RUN_NBYTES = 64  # from here on chunks of 16 bytes are written; shorter runs go word by word

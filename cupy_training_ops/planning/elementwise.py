@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..declare.schema import Changing, Input, Output, Spec, Tiles
+from ..declare.type_rows import Types
 from ..dtypes import FLOATS, Dtype, element_type, to_dtype
 from ..errors import refuse
 from ..frame.op import Op
-from ..numerics import rounded
 from ..plan import Config, Device, Launch, Plan, ceil_div
-from ..schema import Changing, Input, Output, Spec, Tiles
-from ..type_rows import Types
+from ..rules.widening import rounded
 from .fast_division import divisor
 
 THREADS = 128

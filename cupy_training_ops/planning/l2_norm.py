@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ..declare.schema import Spec
 from ..dtypes import UINT8
 from ..plan import Launch, ScratchMemory, by_value
-from ..schema import Spec
 from .multi_tensor import Batch
 
 MakeLaunch = Callable[[int, tuple[object, ...]], Launch]  # of a grid and the kernel's arguments

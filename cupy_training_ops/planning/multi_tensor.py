@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..declare.schema import Spec
 from ..plan import MAX_GRID, MAX_PARAMETER_NBYTES, Pointers, by_value, ceil_div
-from ..schema import Spec
 
 SCALARS_NBYTES = 64  # of a launch's parameters beside its tables, at most
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..declare.schema import Spec
 from ..dtypes import BFLOAT16
 from ..plan import Config, Launch, Plan, Work
-from ..schema import Spec
 from .multi_tensor import Columns, Listed
 from .step import given
 

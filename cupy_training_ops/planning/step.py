@@ -9,9 +9,20 @@ from typing import Any
 
 import numpy as np
 
+from ..declare.schema import (
+    Changing,
+    Convert,
+    Inferred,
+    Input,
+    Output,
+    Spec,
+    finite,
+    flag,
+    integer,
+    real,
+)
 from ..dtypes import BFLOAT16, BOOL, FLOAT16, FLOATS, Dtype
 from ..errors import ArgumentError, refuse, shown
-from ..schema import Changing, Convert, Inferred, Input, Output, Spec, finite, flag, integer, real
 
 HALVES = (FLOAT16, BFLOAT16)
 NUMBERS: tuple[Dtype, ...] = FLOATS  # of learning rates, scales and norms: no kernel knows which

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from ..declare.schema import Changing
 from ..dtypes import ELEMENT_TYPES, Dtype, element_type
 from ..errors import ArgumentError, CompileError, shown
 from ..plan import Launch, Pointers, Scratch
-from ..schema import Changing
 from .source import Parameter, Source
 
 Make = Callable[[object], object]  # from a number to an argument

@@ -13,10 +13,10 @@ import cupy
 import numpy as np
 
 from ..backend import Info, Kernel, KernelSource, Module, Piece
+from ..declare.schema import Spec
 from ..dtypes import HostArray
 from ..errors import CompileError
 from ..plan import Device
-from ..schema import Spec
 from .compiler import header_options
 from .kernel_cache import usable
 

@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from ..backend import Array, Backend, Kernel
+from ..declare.schema import Changing, Input, Spec
 from ..dtypes import Dtype
 from ..errors import CompileError
 from ..plan import SHARED_NBYTES, Launch, LaunchError, Plan, Pointers, Scratch, Step, Work
-from ..schema import Changing, Input, Spec
 from .arguments import Make, cast, check_pointer, checked, either, is_either
 from .compiler import kernel
 from .source import Parameter, Source, load

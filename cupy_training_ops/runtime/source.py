@@ -105,14 +105,14 @@ def source_folder() -> Path:
 
 def families() -> tuple[str, ...]:
     """The families that have kernels."""
-    return tuple(sorted(path.stem for path in source_folder().glob("*.cu")))
+    return tuple(sorted(path.stem for path in source_folder().glob("*/*.cu")))
 
 
 @functools.cache
 def load(family: str, folder: Path | None = None) -> Source:
-    """Read `<family>.cu`, from `cuda_src` unless another folder is named."""
+    """Read `<family>/<family>.cu` of `cuda_src`, or `<family>.cu` of a folder that is named."""
+    path = folder / f"{family}.cu" if folder else source_folder() / family / f"{family}.cu"
     folder = folder or source_folder()
-    path = folder / f"{family}.cu"
     if not path.is_file():
         raise CompileError(f"no kernel source {path.name} in {folder}")
     code = "\n".join(_inlined(path, folder, set())) + "\n"

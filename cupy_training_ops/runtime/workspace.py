@@ -8,10 +8,10 @@ from collections.abc import Hashable
 import numpy as np
 
 from ..backend import Array, ArrayInfo, Backend
+from ..declare.schema import Spec
 from ..dtypes import UINT8
 from ..errors import ArgumentError, ProviderError
 from ..forks import Locked
-from ..schema import Spec
 
 POISON = 0xFF  # NaN of every type
 _of_graphs: list[Array] = []  # a graph outlives the operator that it was captured with

@@ -11,8 +11,8 @@ import numpy as np
 
 from ..backend import Array
 from ..codecs.table import Codec
-from ..ops.gist_guard import GistGuardedMsfp15Encoder
-from ..schema import Spec
+from ..declare.schema import Spec
+from ..families.gist_guard.operators import GistGuardedMsfp15Encoder
 
 # Squares of an error's share of the deviation that its consumer sees.
 TILE = 0.03**2  # of the distances from the means of tiles, or of features and channels

@@ -21,13 +21,13 @@ import numpy as np
 
 from ..backend import Array, Backend
 from ..codecs.table import Codec, get_codec
+from ..declare.schema import Spec
 from ..dtypes import dtype_name
 from ..errors import ArgumentError, ProviderError, refuse, shown
+from ..families.gist.operators import Decoder
 from ..frame.arrays import adopt
 from ..frame.backends import BACKENDS
 from ..frame.foreign import as_tensor, is_tensor
-from ..ops.gist import Decoder
-from ..schema import Spec
 from .guards import encoding, flaw
 from .policies import OPTIONS, chosen, get_policy
 from .streams import Cuda, Host, Mark, Streams

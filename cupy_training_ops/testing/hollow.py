@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..backend import Kernel, KernelSource
+from ..declare.schema import Spec
 from ..dtypes import HostArray
 from ..frame import backends
 from ..frame.backends import OneStream
 from ..plan import Device
 from ..runtime.cuda import CudaBackend
-from ..schema import Spec
 
 Grid = tuple[int, ...]
 Queued = tuple[str, tuple[object, ...]]  # a kernel or a piece of work, and its arguments

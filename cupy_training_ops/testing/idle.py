@@ -19,7 +19,8 @@ from ..plan import Device, Launch, Step
 from ..registry import get_op
 from ..runtime.launch import launch_log
 from ..runtime.source import Source, load
-from .samples import Sample, placed_inputs
+from ..samples import Sample
+from .samples import placed_inputs
 
 Slots = tuple[tuple[str, str], ...]
 

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 from ..codecs.table import get_codec
+from ..declare.schema import Spec
 from ..dtypes import UINT8, to_dtype
+from ..families.gist_guard.operators import GistGuardedMsfp15Encoder, Grouping
+from ..families.gist_sparse.operators import HEAD_NBYTES, SparseDecoder
 from ..frame.foreign import NONE_LENT
 from ..frame.op import Op
 from ..frame.providers import KernelCall
-from ..ops.gist_guard import GistGuardedMsfp15Encoder, Grouping
-from ..ops.gist_sparse import HEAD_NBYTES, SparseDecoder
-from ..schema import Spec
 from ..stash.policies import OPTIONS
 
 ALIGNED = 16  # bytes

@@ -10,7 +10,7 @@ from typing import Any
 import cupy
 
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS
-from cupy_training_ops.ops.activation import OPS
+from cupy_training_ops.families.activation.operators import OPS
 
 from . import Case, as_torch
 

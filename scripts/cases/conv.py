@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from cupy_training_ops import get_op
+from cupy_training_ops.declare.schema import Spec
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, Dtype
-from cupy_training_ops.schema import Spec
 
 from . import Case, as_torch
 from .parameters import normal

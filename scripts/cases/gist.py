@@ -10,7 +10,7 @@ import cupy
 import numpy as np
 
 from cupy_training_ops.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, FLOAT64, FLOATS, to_dtype
-from cupy_training_ops.ops.gist import OPS
+from cupy_training_ops.families.gist.operators import OPS
 
 from . import Case, as_torch
 from .activation import backward

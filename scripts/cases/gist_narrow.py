@@ -14,7 +14,7 @@ import numpy as np
 
 from cupy_training_ops import get_op
 from cupy_training_ops.dtypes import FLOATS, dtype_name
-from cupy_training_ops.ops.gist_narrow import OPS
+from cupy_training_ops.families.gist_narrow.operators import OPS
 
 from . import Case, as_torch
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from cupy_training_ops import get_op
 from cupy_training_ops.dtypes import FLOATS, UINT8, dtype_name
-from cupy_training_ops.ops.gist_sparse import OPS
+from cupy_training_ops.families.gist_sparse.operators import OPS
 
 from . import Case
 

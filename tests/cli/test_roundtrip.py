@@ -17,8 +17,8 @@ from click.testing import CliRunner
 from cupy_training_ops.cli import main, provider
 from cupy_training_ops.cli.generate import DISTRIBUTIONS, generate
 from cupy_training_ops.cli.roundtrip import OF_FLOATS
-from cupy_training_ops.cpu import gist
 from cupy_training_ops.dtypes import BFLOAT16, FLOATS, dtype_name
+from cupy_training_ops.families.gist import reference as gist
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "tests" / "data" / "digits_cnn_activations.npz"

@@ -13,7 +13,7 @@ from cupy_training_ops import compress
 from cupy_training_ops.codecs import fidelity
 from cupy_training_ops.codecs.fidelity import Measurement, measure, within_bound
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOATS, dtype_name
-from cupy_training_ops.testing.samples.gist import special, spread
+from cupy_training_ops.families.gist.samples import special, spread
 
 NAN, INF = float("nan"), float("inf")
 

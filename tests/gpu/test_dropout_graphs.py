@@ -9,7 +9,7 @@ from gpu.test_capture import captured
 
 from cupy_training_ops import get_op
 from cupy_training_ops.dtypes import FLOAT16
-from cupy_training_ops.ops.dropout import OPS
+from cupy_training_ops.families.dropout.operators import OPS
 
 pytestmark = pytest.mark.gpu
 

@@ -8,8 +8,8 @@ import pytest
 from gpu.test_large import need
 
 from cupy_training_ops import get_op
-from cupy_training_ops.cpu.conv import conv_grad
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64
+from cupy_training_ops.families.conv.reference import conv_grad
 from cupy_training_ops.testing.compare import assert_matches
 
 pytestmark = [pytest.mark.gpu, pytest.mark.large]

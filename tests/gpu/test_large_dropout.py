@@ -8,8 +8,9 @@ import pytest
 from gpu.test_large import BEYOND_INT32, need
 from gpu.test_large_elementwise import empty
 
-from cupy_training_ops import get_op, philox
+from cupy_training_ops import get_op
 from cupy_training_ops.dtypes import BOOL, FLOAT16
+from cupy_training_ops.families.dropout import philox
 
 pytestmark = [pytest.mark.gpu, pytest.mark.large]
 

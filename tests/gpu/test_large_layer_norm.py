@@ -8,8 +8,8 @@ import pytest
 from gpu.test_large import need
 
 from cupy_training_ops import get_op
-from cupy_training_ops.cpu.layer_norm import layer_normalization_grad
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64
+from cupy_training_ops.families.layer_norm.reference import layer_normalization_grad
 from cupy_training_ops.testing.compare import assert_matches
 
 pytestmark = [pytest.mark.gpu, pytest.mark.large]

@@ -8,8 +8,8 @@ import pytest
 from gpu.test_large import need
 
 from cupy_training_ops import get_op
-from cupy_training_ops.cpu.batch_norm import batch_normalization_grad as gradient_of
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64
+from cupy_training_ops.families.batch_norm.reference import batch_normalization_grad as gradient_of
 from cupy_training_ops.testing.compare import assert_matches
 
 pytestmark = [pytest.mark.gpu, pytest.mark.large]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cupy_training_ops import get_op
-from cupy_training_ops.testing.samples.gist_sparse import written
+from cupy_training_ops.families.gist_sparse.samples import written
 
 pytestmark = pytest.mark.gpu
 

@@ -14,14 +14,9 @@ from foreign import Foreign
 from cupy_training_ops import get_op
 from cupy_training_ops.dtypes import FLOATS
 from cupy_training_ops.frame.op import Op
+from cupy_training_ops.samples import Sample
 from cupy_training_ops.testing.compare import poison
-from cupy_training_ops.testing.samples import (
-    Sample,
-    as_tuple,
-    mapped_outputs,
-    placed,
-    placed_inputs,
-)
+from cupy_training_ops.testing.samples import as_tuple, mapped_outputs, placed, placed_inputs
 
 from .pools import DTYPES, NUMBERS, ODD_DTYPES, anything, shown
 

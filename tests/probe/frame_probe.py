@@ -9,14 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT64
-from cupy_training_ops.errors import refuse
-from cupy_training_ops.frame import backends
-from cupy_training_ops.frame.op import DelegatingOp, slots
-from cupy_training_ops.plan import Config, Launch, Plan, Pointers, Work, by_value, ceil_div
-from cupy_training_ops.planning import multi_tensor
-from cupy_training_ops.planning.dropout import two_integers
-from cupy_training_ops.schema import (
+from cupy_training_ops.declare.schema import (
     Attribute,
     Changing,
     Input,
@@ -27,7 +20,14 @@ from cupy_training_ops.schema import (
     real,
     single,
 )
-from cupy_training_ops.type_rows import TypeRows
+from cupy_training_ops.declare.type_rows import TypeRows
+from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT64
+from cupy_training_ops.errors import refuse
+from cupy_training_ops.families.dropout.plan import two_integers
+from cupy_training_ops.frame import backends
+from cupy_training_ops.frame.op import DelegatingOp, slots
+from cupy_training_ops.plan import Config, Launch, Plan, Pointers, Work, by_value, ceil_div
+from cupy_training_ops.planning import multi_tensor
 
 from .probe import Probe, one_launch
 

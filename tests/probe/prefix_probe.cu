@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What tiles have, summed over some of them by each block.
-#include "algorithm/prefix.cuh"
+#include "gist_sparse/prefix.cuh"
 
 using namespace cto;
 using zeroed::Zeroed;

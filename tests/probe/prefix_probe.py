@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from cupy_training_ops.declare.schema import Input, Output, Spec
 from cupy_training_ops.plan import Config, Launch, ScratchMemory
-from cupy_training_ops.schema import Input, Output, Spec
 
 from .probe import Probe
 

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""Random words one by one, from the header that kernels draw with; philox.py is the same."""
+"""Random words one by one, from the header that kernels draw with."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from cupy_training_ops import philox
+from cupy_training_ops.declare.schema import Input, Output, Spec, integer
+from cupy_training_ops.families.dropout import philox
+from cupy_training_ops.families.dropout.plan import two_integers
 from cupy_training_ops.plan import Config, Launch, Plan
-from cupy_training_ops.planning.dropout import two_integers
-from cupy_training_ops.schema import Input, Output, Spec, integer
 
 from .probe import Probe, one_launch
 

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""Products of single fragments, as core/tensor_core.cuh makes them."""
+"""Products of single fragments, as conv/tensor_core.cuh makes them."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from cupy_training_ops.declare.schema import Attribute, Input, Output, Spec, boolean
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from cupy_training_ops.frame.op import slots
 from cupy_training_ops.plan import Config, Launch, Plan
-from cupy_training_ops.schema import Attribute, Input, Output, Spec, boolean
 
 from .probe import Probe, one_launch
 

@@ -48,7 +48,7 @@ def test_marks_name_the_true_file_and_line(family) -> None:
     for name, number, line in marked_lines(read(family).code):
         lines = files.setdefault(name, (root / name).read_text(encoding="utf-8").splitlines())
         assert lines[number - 1] == line, f"{name}:{number}"
-    assert f"cuda_src/{family}.cu" in files
+    assert f"cuda_src/{family}/{family}.cu" in files
     assert "cuda_src/core/types.cuh" in files
 
 
@@ -87,7 +87,7 @@ def test_a_missing_source_is_named_with_its_folder(folder) -> None:
 
 
 def test_stems_are_the_cu_files() -> None:
-    assert families() == tuple(sorted(path.stem for path in source_folder().glob("*.cu")))
+    assert families() == tuple(sorted(path.stem for path in source_folder().rglob("*.cu")))
     assert "gist" in families()
 
 

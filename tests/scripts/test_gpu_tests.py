@@ -39,8 +39,8 @@ def item(path: str, identifier: str = "", function=None, fixtures=(), **paramete
 @pytest.mark.parametrize(
     ("of", "family"),
     [
-        (item("tests/ops/test_gather.py"), "gather"),
-        (item("tests/ops/test_gather_plans.py"), "gather"),
+        (item("tests/families/gather/test_kernels.py"), "gather"),
+        (item("tests/families/gather/test_plans.py"), "gather"),
         (item("tests/test_kernels.py", "GistPack1Encoder-float32-odd-cuda"), "gist"),
         (item("tests/gpu/test_large.py", "msfp15"), "gist"),
         (item("tests/gpu/test_capture.py", "BiasGeluGrad_dX"), "activation"),
@@ -79,11 +79,15 @@ def pytest_collection_finish(session):
     for item in session.items:
         print("::", item.nodeid, gpu_tests.concerns(item, gpu_tests.FAMILIES))
 """
-PATHS = ("tests/test_kernels.py", "tests/cpu/test_tensor.py", "tests/cpu/test_padding.py")
+PATHS = (
+    "tests/test_kernels.py",
+    "tests/families/tensor/test_reference.py",
+    "tests/families/padding/test_reference.py",
+)
 ASKED = {
     "of tensor": f"-p gpu_tests --family tensor {' '.join(PATHS)}",
-    "no large": "-p gpu_tests --family tensor -m large tests/cpu/test_tensor.py",
-    "large": "-p concerned -m large tests/gpu tests/ops",
+    "no large": "-p gpu_tests --family tensor -m large tests/families/tensor/test_reference.py",
+    "large": "-p concerned -m large tests/gpu tests/families",
 }
 
 

@@ -74,5 +74,5 @@ def test_a_family_has_faults_in_both_languages_and_tests_of_them(family) -> None
     assert {Path(mutant.path).suffix == ".py" for mutant in found} == {True, False}
     for mutant in found:
         names = mutants.tests(mutants.ROOT, family, mutant)
-        assert f"tests/ops/test_{family}.py" in names
+        assert f"tests/families/{family}/test_kernels.py" in names
         assert "tests/test_kernels.py" in names

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, dtype_name
-from cupy_training_ops.testing.samples import Sample
-from cupy_training_ops.testing.samples.batch_norm import NAMES, Row, inputs
+from cupy_training_ops.families.batch_norm.samples import NAMES, Row, inputs
+from cupy_training_ops.samples import Sample
 
 SHAPES = ((5, 3), (3, 5, 7), (2, 4, 3, 3), (2, 3, 2, 2, 3), (1, 4, 9))
 ROWS: tuple[Row, ...] = (

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cupy_training_ops.dtypes import BOOL, FLOAT16, FLOAT32, FLOAT64, INT64, dtype_name
-from cupy_training_ops.testing.samples import Generator, Sample
+from cupy_training_ops.samples import Generator, Sample
 from upstream import batch_norm, control, conv, layer_norm, losses
 
 INT32 = np.dtype(np.int32)

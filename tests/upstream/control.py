@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from cupy_training_ops.dtypes import BOOL, FLOAT16, FLOAT32, INT64
-from cupy_training_ops.testing.samples import Generator, Sample
-from cupy_training_ops.testing.samples.tensor import values
+from cupy_training_ops.families.tensor.samples import values
+from cupy_training_ops.samples import Generator, Sample
 
 WITHOUT_ORACLE = {
     "YieldOp": "onnxruntime loads it and leaves its output empty: a training session runs it",

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from functools import partial
 
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, Dtype, dtype_name
-from cupy_training_ops.testing.samples import Sample
-from cupy_training_ops.testing.samples.conv import CALLS, ORDINARY, TRANSPOSED, Call, inputs, terms
+from cupy_training_ops.families.conv.samples import CALLS, ORDINARY, TRANSPOSED, Call, inputs, terms
+from cupy_training_ops.samples import Sample
 
 LABELS = (
     "ordinary",

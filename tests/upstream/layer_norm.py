@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any
 
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32
-from cupy_training_ops.testing.samples import Generator, Sample
-from cupy_training_ops.testing.samples import layer_norm as samples_of
+from cupy_training_ops.families.layer_norm import samples as samples_of
+from cupy_training_ops.samples import Generator, Sample
 
 Shape = tuple[int, ...]
 

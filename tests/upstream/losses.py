@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64, INT64, dtype_name, element_type
-from cupy_training_ops.testing.samples import Generator, Sample, softmax
-from cupy_training_ops.testing.samples.cross_entropy import FORMS, REDUCTIONS, Call, Form
+from cupy_training_ops.families.cross_entropy.samples import FORMS, REDUCTIONS, Call, Form
+from cupy_training_ops.families.softmax import samples as softmax
+from cupy_training_ops.samples import Generator, Sample
 
 Shape = tuple[int, ...]
 INT32 = np.dtype(np.int32)

@@ -14,7 +14,7 @@ from cupy_training_ops import ArgumentError, registry
 from cupy_training_ops.dtypes import dtype_name
 from cupy_training_ops.frame.op import Op
 from cupy_training_ops.testing.compare import assert_matches
-from cupy_training_ops.testing.samples import flat
+from cupy_training_ops.testing.samples import flat, tolerance
 from upstream import control
 from upstream.cases import SAMPLES, WITHOUT_ORACLE
 from upstream.process import Request, UpstreamError
@@ -69,7 +69,7 @@ def assert_agrees(sample, upstream, rng) -> None:
     theirs = upstream(asked, {name: array for name, array in slots if name})
     found = [array for array in flat(ours) if array is not None]
     for actual, expected in zip(found, theirs, strict=True):
-        assert_matches(actual, expected, sample.tolerance(op, expected.dtype))
+        assert_matches(actual, expected, tolerance(sample, op, expected.dtype))
 
 
 def node_inputs(op: Op, inputs: Sequence[Any]) -> Iterator[Slot]:

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: MIT
+// Activations and their gradients.  CPU provider: cupy_training_ops/families/activation/reference.py
+#include "algorithm/elementwise.cuh"
+#include "activation/gelu.cuh"
+
+// T: elements. ACC: what they are computed in. A block has THREADS, a thread NBYTES of an array.
+#ifndef CTO_T
+#define CTO_T float
+#endif
+#ifndef CTO_ACC
+#define CTO_ACC float
+#endif
+#ifndef CTO_THREADS
+#define CTO_THREADS 128
+#endif
+#ifndef CTO_NBYTES
+#define CTO_NBYTES 32
+#endif
+
+namespace cto {
+
+using namespace elementwise;
+using namespace math::gelu;
+
+using T = CTO_T;
+using ACC = CTO_ACC;
+static_assert(ARE_SAME<ACC, Acc<T>>);
+
+constexpr int THREADS = CTO_THREADS;
+using Tile = Tiling<T, THREADS, CTO_NBYTES>;
+
+__device__ __forceinline__ bool is_positive(float x) { return bits_of(x) - 1u < 0x7F800000u; }
+__device__ __forceinline__ bool is_positive(double x) { return x > 0.0; }
+
+struct ReluGrad {
+    __device__ void operator()(ACC dy, ACC x, ACC& dx) const { dx = is_positive(x) ? dy : ACC(0); }
+};
+struct LeakyReluGrad {
+    ACC alpha;
+    __device__ void operator()(ACC dy, ACC y, ACC& dx) const {
+        dx = is_positive(y) ? dy : alpha * dy;
+    }
+};
+struct SigmoidGrad {
+    __device__ void operator()(ACC dy, ACC y, ACC& dx) const { dx = dy * y * (ACC(1) - y); }
+};
+struct TanhGrad {
+    __device__ void operator()(ACC dy, ACC y, ACC& dx) const { dx = dy * (ACC(1) - y * y); }
+};
+
+struct Gelu {
+    __device__ void operator()(ACC x, ACC& y) const { y = gelu_value(x); }
+};
+struct GeluGrad {
+    __device__ void operator()(ACC dy, ACC x, ACC& dx) const { dx = dy * gelu_slope(x); }
+};
+struct BiasGelu {
+    __device__ void operator()(ACC a, ACC b, ACC& c) const { c = gelu_value(a + b); }
+};
+struct BiasGeluGrad {
+    __device__ void operator()(ACC dy, ACC x, ACC b, ACC& dx) const { dx = dy * gelu_slope(x + b); }
+};
+
+struct FastGelu {
+    __device__ void operator()(ACC x, ACC b, ACC& y) const { y = fast_gelu_value(x + b); }
+};
+struct FastGeluGrad {
+    __device__ void operator()(ACC dy, ACC x, ACC& dx) const { dx = dy * fast_gelu_slope(x); }
+};
+struct BiasFastGeluGrad {
+    __device__ void operator()(ACC dy, ACC x, ACC b, ACC& dx) const {
+        dx = dy * fast_gelu_slope(x + b);
+    }
+};
+
+struct QuickGelu {
+    ACC alpha;
+    __device__ void operator()(ACC x, ACC& y) const { y = gated(x, alpha * x); }
+};
+struct QuickGeluGrad {
+    ACC alpha;
+    __device__ void operator()(ACC dy, ACC x, ACC& dx) const {
+        dx = dy * quick_gelu_slope(alpha * x);
+    }
+};
+
+}  // namespace cto
+
+using namespace cto;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    relu_grad(const T* dy, const T* x, T* dx, i64 n, bool aligned) {
+    map_elements<Tile>(n, aligned, ReluGrad{}, in(dy), in(x), out(dx));
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    leaky_relu_grad(const T* dy, const T* y, T* dx, i64 n, bool aligned, ACC alpha) {
+    map_elements<Tile>(n, aligned, LeakyReluGrad{alpha}, in(dy), in(y), out(dx));
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    sigmoid_grad(const T* dy, const T* y, T* dx, i64 n, bool aligned) {
+    map_elements<Tile>(n, aligned, SigmoidGrad{}, in(dy), in(y), out(dx));
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    tanh_grad(const T* dy, const T* y, T* dx, i64 n, bool aligned) {
+    map_elements<Tile>(n, aligned, TanhGrad{}, in(dy), in(y), out(dx));
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) gelu(const T* x, T* y, i64 n, bool aligned) {
+    map_elements<Tile>(n, aligned, Gelu{}, in(x), out(y));
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gelu_grad(const T* dy, const T* x, T* dx, i64 n, bool aligned) {
+    map_elements<Tile>(n, aligned, GeluGrad{}, in(dy), in(x), out(dx));
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    bias_gelu(const T* a, const T* b, T* c, i64 n, bool aligned,
+              const __grid_constant__ Divisor columns) {
+    map_elements<Tile>(n, aligned, BiasGelu{}, in(a), row_or_none(b, columns), out(c));
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    bias_gelu_grad_dx(const T* dy, const T* x, const T* b, T* dx, i64 n, bool aligned,
+                      const __grid_constant__ Divisor columns) {
+    map_elements<Tile>(n, aligned, BiasGeluGrad{}, in(dy), in(x), row_or_none(b, columns), out(dx));
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    fast_gelu(const T* x, const T* bias, T* y, i64 n, bool aligned,
+              const __grid_constant__ Divisor columns) {
+    map_elements<Tile>(n, aligned, FastGelu{}, in(x), row_or_none(bias, columns), out(y));
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    fast_gelu_grad(const T* dy, const T* x, T* dx, i64 n, bool aligned) {
+    map_elements<Tile>(n, aligned, FastGeluGrad{}, in(dy), in(x), out(dx));
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    bias_fast_gelu_grad_dx(const T* dy, const T* x, const T* b, T* dx, i64 n, bool aligned,
+                           const __grid_constant__ Divisor columns) {
+    map_elements<Tile>(n, aligned, BiasFastGeluGrad{}, in(dy), in(x), row_or_none(b, columns),
+                       out(dx));
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    quick_gelu(const T* x, T* y, i64 n, bool aligned, ACC alpha) {
+    map_elements<Tile>(n, aligned, QuickGelu{alpha}, in(x), out(y));
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    quick_gelu_grad(const T* dy, const T* x, T* dx, i64 n, bool aligned, ACC alpha) {
+    map_elements<Tile>(n, aligned, QuickGeluGrad{alpha}, in(dy), in(x), out(dx));
+}

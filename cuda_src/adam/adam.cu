@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: MIT
+// Steps of Adam.  CPU provider: cupy_training_ops/families/adam/reference.py
+//
+// What a step computes is kept in the accumulator of the weights and rounded once for each array
+// that is written.
+#include "algorithm/multi_tensor.cuh"
+#include "algorithm/parameter_update.cuh"
+#include "algorithm/range_map.cuh"
+#include "core/either.cuh"
+#include "math/step.cuh"
+
+// Elements of weights, gradients and moments; gradients are not wider than weights.
+#ifndef CTO_W
+#define CTO_W float
+#endif
+#ifndef CTO_GRAD
+#define CTO_GRAD float
+#endif
+#ifndef CTO_MOMENT
+#define CTO_MOMENT float
+#endif
+// A block has THREADS; a thread has VECS vectors of each array in flight, one where weights are not
+// float32: more would take too many registers.
+#ifndef CTO_THREADS
+#define CTO_THREADS 128
+#endif
+#ifndef CTO_VECS
+#define CTO_VECS 2
+#endif
+// Bytes of the widest array in a chunk.
+#ifndef CTO_CHUNK_NBYTES
+#define CTO_CHUNK_NBYTES 32768
+#endif
+// Tensors that a launch takes at most, where four lists are in its table.
+#ifndef CTO_CAPACITY
+#define CTO_CAPACITY 84
+#endif
+
+namespace cto {
+
+using either::Either;
+using multi_tensor::array_of;
+using multi_tensor::Columns;
+using multi_tensor::TensorSizes;
+using parameter_update::Copy;
+using parameter_update::keep;
+using parameter_update::load;
+using parameter_update::store;
+using pointers::Pointers;
+using vec::Vec;
+
+using W = CTO_W;
+using GRAD = CTO_GRAD;
+using MOMENT = CTO_MOMENT;
+using ACC = Acc<W>;
+
+constexpr int THREADS = CTO_THREADS;
+constexpr int CAPACITY = CTO_CAPACITY, POINTERS = 4 * CAPACITY;
+constexpr bool MOMENT_IS_WIDER = sizeof(MOMENT) > sizeof(W);
+constexpr int WIDTH = 16 / (MOMENT_IS_WIDER ? sizeof(MOMENT) : sizeof(W));
+constexpr int VECS = sizeof(W) == 4 ? CTO_VECS : 1;
+constexpr i64 CHUNK = CTO_CHUNK_NBYTES / 16 * WIDTH;
+using Tiling = range_map::Tiling<WIDTH, VECS, THREADS>;
+using Chunk = multi_tensor::BlockChunk<CHUNK>;
+
+template <class E>
+__device__ __forceinline__ bool has_vecs_at(const E* array, int first) {
+    return parameter_update::may_have_vecs_at<WIDTH>(array, first);
+}
+
+// As families/adam/operators.py makes it.
+struct AdamRule {
+    double alpha, beta, lambda, epsilon;
+    i32 correct_bias, decays_updated;
+};
+
+struct AdamFactors {
+    ACC divisor, alpha, rest_of_alpha, beta, rest_of_beta, rate, root_scale, epsilon, decay;
+    bool decays_updated, update;
+};
+
+// The factors of a step, in one thread of each block: beta^t takes longer than an element.
+__device__ __forceinline__ AdamFactors adam_factors(
+    const AdamRule& rule, const Either<1>& rate, const Either<1>& step, const Either<1>& loss_scale,
+    const Either<1>& norm, const Either<1>& max_norm, const Either<1>& update) {
+    const i64 t = rule.correct_bias ? step.as_i64() : 0;
+    const double lr = rate.as_double();
+    const double of_first = step::bias_correction(rule.alpha, t);
+    const double root = sqrt(step::bias_correction(rule.beta, t));
+    const double divisor =
+        step::gradient_divisor(loss_scale.as_double(), norm.as_double(), max_norm.as_double());
+    AdamFactors by;
+    by.divisor = static_cast<ACC>(divisor);
+    by.alpha = static_cast<ACC>(rule.alpha);
+    by.rest_of_alpha = static_cast<ACC>(1.0 - rule.alpha);
+    by.beta = static_cast<ACC>(rule.beta);
+    by.rest_of_beta = static_cast<ACC>(1.0 - rule.beta);
+    by.rate = static_cast<ACC>((rule.decays_updated ? lr * root : lr) / of_first);
+    by.root_scale = static_cast<ACC>(rule.decays_updated ? 1.0 : 1.0 / root);
+    by.epsilon = static_cast<ACC>(rule.epsilon);
+    by.decay = static_cast<ACC>(lr * rule.lambda);
+    by.decays_updated = rule.decays_updated;
+    by.update = update.as_i64() && step::can_be_made(lr, loss_scale.as_double());
+    return by;
+}
+
+// m = alpha m + (1 - alpha) g; v = beta v + (1 - beta) g g; u = rate m / (sqrt(v) root_scale + eps);
+// delta = -u - decay w, or with decays_updated -u - decay (w - u).
+struct Adam {
+    const W* w;
+    const GRAD* g;
+    const MOMENT* m;
+    const MOMENT* v;
+    W* new_w;
+    GRAD* new_g;
+    MOMENT* new_m;
+    MOMENT* new_v;
+    Copy copy;
+    AdamFactors by;
+
+    template <int N>
+    struct Loaded {
+        Vec<W, N> w;
+        Vec<GRAD, N> g;
+        Vec<MOMENT, N> m, v;
+    };
+
+    __device__ int head() const {
+        return MOMENT_IS_WIDER ? vec::elements_to_16(m) : vec::elements_to_16(w);
+    }
+    __device__ bool has_vecs_at(int first) const {
+        return cto::has_vecs_at(w, first) && cto::has_vecs_at(g, first) &&
+               cto::has_vecs_at(m, first) && cto::has_vecs_at(v, first) &&
+               cto::has_vecs_at(new_w, first) && cto::has_vecs_at(new_g, first) &&
+               cto::has_vecs_at(new_m, first) && cto::has_vecs_at(new_v, first) &&
+               copy.may_have_vecs_at<WIDTH>(first);
+    }
+    template <int N>
+    __device__ __forceinline__ void load(Loaded<N>& loaded, i64 i) const {
+        parameter_update::load(loaded.w, w, i);
+        parameter_update::load(loaded.g, g, i);
+        parameter_update::load(loaded.m, m, i);
+        parameter_update::load(loaded.v, v, i);
+    }
+    template <int N>
+    __device__ __forceinline__ void store(const Loaded<N>& loaded, i64 i) const {
+        ACC mean[N], square[N], delta[N], weight[N];
+#pragma unroll
+        for (int k = 0; k < N; ++k) {
+            const ACC gradient = to_acc(loaded.g.at[k]) / by.divisor;
+            mean[k] = by.alpha * to_acc(loaded.m.at[k]) + by.rest_of_alpha * gradient;
+            square[k] = by.beta * to_acc(loaded.v.at[k]) + by.rest_of_beta * gradient * gradient;
+            const ACC root = step::square_root(square[k]) * by.root_scale;
+            const ACC u = by.rate * mean[k] / (root + by.epsilon);
+            const ACC before = to_acc(loaded.w.at[k]);
+            delta[k] = -u - by.decay * (by.decays_updated ? before - u : before);
+            weight[k] = before + delta[k];
+        }
+        parameter_update::store(new_m, i, mean);
+        parameter_update::store(new_v, i, square);
+        parameter_update::store(new_w, i, weight);
+        parameter_update::store(new_g, i, delta);
+        copy.store(i, weight);
+    }
+    __device__ __forceinline__ void run(i64 first, i64 end, i64 n) const {
+        if (by.update) {
+            range_map::map_range<Tiling>(*this, first, end, n);
+            return;
+        }
+        keep(w, new_w, first, end);
+        keep(g, new_g, first, end);
+        keep(m, new_m, first, end);
+        keep(v, new_v, first, end);
+        copy.keep(first, end);
+    }
+};
+
+}  // namespace cto
+
+using namespace cto;
+
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
+    adam_optimizer(const W* w, const GRAD* g, const MOMENT* m, const MOMENT* v, const void* copy,
+                   W* new_w, GRAD* new_g, MOMENT* new_m, MOMENT* new_v, void* new_copy,
+                   const __grid_constant__ AdamRule rule, const __grid_constant__ Either<1> rate,
+                   const __grid_constant__ Either<1> step,
+                   const __grid_constant__ Either<1> loss_scale,
+                   const __grid_constant__ Either<1> norm,
+                   const __grid_constant__ Either<1> max_norm,
+                   const __grid_constant__ Either<1> update, bool is_bfloat16, i64 n) {
+    __shared__ AdamFactors by;
+    if (threadIdx.x == 0) by = adam_factors(rule, rate, step, loss_scale, norm, max_norm, update);
+    __syncthreads();
+    const i64 first = blockIdx.x * CHUNK, end = first + CHUNK < n ? first + CHUNK : n;
+    const Copy rounded{static_cast<const u16*>(copy), static_cast<u16*>(new_copy), is_bfloat16};
+    Adam{w, g, m, v, new_w, new_g, new_m, new_v, rounded, by}.run(first, end, n);
+}
+
+// Lists: weights, gradients, both moments, copies; then those that are written, in the same order.
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
+    adam__list(const __grid_constant__ Pointers<POINTERS> arrays,
+               const __grid_constant__ Columns<10> columns,
+               const __grid_constant__ TensorSizes<CAPACITY> sizes,
+               const __grid_constant__ AdamRule rule, const __grid_constant__ Either<1> rate,
+               const __grid_constant__ Either<1> step, const __grid_constant__ Either<1> loss_scale,
+               const __grid_constant__ Either<1> norm, const __grid_constant__ Either<1> max_norm,
+               const __grid_constant__ Either<1> update, bool is_bfloat16) {
+    __shared__ AdamFactors by;
+    if (threadIdx.x == 0) by = adam_factors(rule, rate, step, loss_scale, norm, max_norm, update);
+    __syncthreads();
+    const Chunk chunk(sizes, columns.n_tensors);
+    const int t = chunk.tensor;
+    const Copy copy{array_of<const u16>(arrays, columns, 4, t),
+                    array_of<u16>(arrays, columns, 9, t), is_bfloat16};
+    const Adam adam{array_of<const W>(arrays, columns, 0, t),
+                    array_of<const GRAD>(arrays, columns, 1, t),
+                    array_of<const MOMENT>(arrays, columns, 2, t),
+                    array_of<const MOMENT>(arrays, columns, 3, t),
+                    array_of<W>(arrays, columns, 5, t),
+                    array_of<GRAD>(arrays, columns, 6, t),
+                    array_of<MOMENT>(arrays, columns, 7, t),
+                    array_of<MOMENT>(arrays, columns, 8, t),
+                    copy,
+                    by};
+    adam.run(chunk.first, chunk.end, chunk.n);
+}
+
+extern "C" __global__ void adam__count(const __grid_constant__ Either<1> rate,
+                                       const __grid_constant__ Either<1> step,
+                                       const __grid_constant__ Either<1> loss_scale,
+                                       const __grid_constant__ Either<1> update, i64* new_step) {
+    parameter_update::count(rate, step, loss_scale, update, new_step);
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: MIT
+// Adaptive sums of two ranks' tensors.  CPU provider: cupy_training_ops/families/collective/reference.py
+//
+// A rank combines the tensors that it has with those that its partner sent, and the partner does
+// the same: both go through the elements in the same order, so that they get the same bits.
+#include "algorithm/multi_tensor.cuh"
+
+// T: elements. A block has THREADS, and a chunk of CHUNK_NBYTES.
+#ifndef CTO_T
+#define CTO_T float
+#endif
+#ifndef CTO_THREADS
+#define CTO_THREADS 256
+#endif
+#ifndef CTO_CHUNK_NBYTES
+#define CTO_CHUNK_NBYTES 32768
+#endif
+// Tensors that one launch takes.
+#ifndef CTO_CAPACITY
+#define CTO_CAPACITY 100
+#endif
+
+namespace cto {
+
+using multi_tensor::TensorSizes;
+using pointers::Pointers;
+
+using T = CTO_T;
+
+constexpr int THREADS = CTO_THREADS;
+constexpr int CAPACITY = CTO_CAPACITY;
+constexpr i64 CHUNK = CTO_CHUNK_NBYTES / sizeof(T);
+constexpr int UNROLL = 8;  // elements of each tensor a thread has in flight
+
+using Chunk = multi_tensor::BlockChunk<CHUNK>;
+using Tensors = Pointers<CAPACITY>;
+using Sizes = TensorSizes<CAPACITY>;
+
+// Where the partner's tensors begin among all that it sent, in elements.
+struct Starts {
+    i64 at[CAPACITY];
+};
+
+// Dot products of a tensor with itself, of the partner's with itself, and of the two.
+struct Dots {
+    double own, other, both;
+
+    __device__ __forceinline__ void add(double x, double y) {
+        own += x * x;
+        other += y * y;
+        both += x * y;
+    }
+    __device__ __forceinline__ void sum_block(reduce::BlockScratch<double, THREADS>& scratch) {
+        own = reduce::sum_block(own, scratch);
+        other = reduce::sum_block(other, scratch);
+        both = reduce::sum_block(both, scratch);
+    }
+};
+
+// By what each of the two is multiplied.
+struct Scales {
+    double own, other;
+};
+
+// Shows `visit` the elements of both tensors that fall to this thread, with their places.
+template <class Visit>
+__device__ __forceinline__ void visit_pairs(const T* own, const T* other, const Chunk& chunk,
+                                            Visit visit) {
+#pragma unroll 1
+    for (i64 i = chunk.first + threadIdx.x; i < chunk.end; i += UNROLL * THREADS) {
+        T x[UNROLL], y[UNROLL];
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u)
+            if (i + u * THREADS < chunk.end)
+                x[u] = own[i + u * THREADS], y[u] = other[i + u * THREADS];
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u)
+            if (i + u * THREADS < chunk.end) visit(i + u * THREADS, x[u], y[u]);
+    }
+}
+
+constexpr double SMALL = 1.4916681462400413e-154;  // the root of the least normal double
+
+// 1 - both / (2 square), or 1 where the tensor counts as zero.
+__device__ __forceinline__ double scale_of(double square, double both) {
+    return square < SMALL ? 1.0 : 1.0 - both / (2.0 * square);
+}
+
+}  // namespace cto
+
+using namespace cto;
+
+// The dot products of each chunk.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    adasum_all_reduce__dots(const __grid_constant__ Tensors tensors,
+                            const __grid_constant__ Sizes sizes,
+                            const __grid_constant__ Starts starts, const T* others,
+                            double* partials, i32 n_tensors) {
+    __shared__ reduce::BlockScratch<double, THREADS> scratch;
+    const Chunk chunk(sizes, n_tensors);
+    const T* const own = static_cast<const T*>(tensors.at[chunk.tensor]);
+    Dots dots{};
+    visit_pairs(own, others + starts.at[chunk.tensor], chunk,
+                [&](i64, T x, T y) { dots.add(to_acc(x), to_acc(y)); });
+    dots.sum_block(scratch);
+    if (threadIdx.x == 0) reinterpret_cast<Dots*>(partials)[blockIdx.x] = dots;
+}
+
+// The scales of each tensor, from the dot products of its chunks in their order; a block a tensor.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    adasum_all_reduce__scales(const __grid_constant__ Sizes sizes, const double* partials,
+                              double* scales) {
+    __shared__ reduce::BlockScratch<double, THREADS> scratch;
+    const u32 end = sizes.first_chunk[blockIdx.x + 1];
+    Dots dots{};
+    for (u32 i = sizes.first_chunk[blockIdx.x] + threadIdx.x; i < end; i += THREADS) {
+        const Dots part = reinterpret_cast<const Dots*>(partials)[i];
+        dots.own += part.own;
+        dots.other += part.other;
+        dots.both += part.both;
+    }
+    dots.sum_block(scratch);
+    if (threadIdx.x == 0)
+        reinterpret_cast<Scales*>(scales)[blockIdx.x] = {scale_of(dots.own, dots.both),
+                                                         scale_of(dots.other, dots.both)};
+}
+
+// The sum; the lower rank's term comes first on both ranks.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    adasum_all_reduce__combine(const __grid_constant__ Tensors tensors,
+                               const __grid_constant__ Tensors results,
+                               const __grid_constant__ Sizes sizes,
+                               const __grid_constant__ Starts starts, const T* others,
+                               const double* scales, i32 n_tensors, bool own_is_first) {
+    const Chunk chunk(sizes, n_tensors);
+    const Scales by = reinterpret_cast<const Scales*>(scales)[chunk.tensor];
+    const T* const own = static_cast<const T*>(tensors.at[chunk.tensor]);
+    T* const result = static_cast<T*>(results.at[chunk.tensor]);
+    visit_pairs(own, others + starts.at[chunk.tensor], chunk, [&](i64 i, T x, T y) {
+        const double mine = by.own * static_cast<double>(to_acc(x));
+        const double theirs = by.other * static_cast<double>(to_acc(y));
+        result[i] = from_acc<T>(own_is_first ? mine + theirs : theirs + mine);
+    });
+}

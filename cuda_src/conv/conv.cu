@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: MIT
+// Convolutions and their gradients.  CPU provider: cupy_training_ops/families/conv/reference.py
+//
+// All are matrix products whose tiles are gathered from the tensors as they lie: conv__image is a
+// convolution or its data gradient, conv__weight the gradient of the weights. Groups of one channel
+// have kernels of their own.
+#include "conv/depthwise.cuh"
+#include "conv/image.cuh"
+#include "conv/pointwise.cuh"
+#include "conv/weight.cuh"
+
+// The type of the arrays.
+#ifndef CTO_T
+#define CTO_T float
+#endif
+// Rows of a tile.
+#ifndef CTO_ROWS
+#define CTO_ROWS 64
+#endif
+// Whether floats are rounded to TF32 for tensor cores.
+#ifndef CTO_TF32
+#define CTO_TF32 0
+#endif
+// Of an element in one image.
+#ifndef CTO_OFFSET
+#define CTO_OFFSET u32
+#endif
+
+namespace cto {
+
+using namespace conv::depthwise;
+using namespace conv::image;
+using namespace conv::lines;
+using namespace conv::pointwise;
+using namespace conv::tile;
+using namespace conv::weight;
+
+using T = CTO_T;
+using A = Acc<T>;
+using OFFSET = CTO_OFFSET;
+// That share a multiprocessor, at least. With few rows there is little to do while loads are awaited;
+// for 10.0, one more would have some registers spilled.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 1000
+constexpr int MOST_BLOCKS = 1;
+#else
+constexpr int MOST_BLOCKS = 2;
+#endif
+constexpr int IMAGE_BLOCKS = MOST_BLOCKS + (CTO_ROWS == 32 && sizeof(T) == 2);
+// Of 1 x 1 convolutions, whose blocks are short: one begins while others end. For 7.0, three would have
+// some registers spilled.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+constexpr int LINES_BLOCKS = CTO_ROWS <= 64 ? 3 : 2;
+#else
+constexpr int LINES_BLOCKS = 2;
+#endif
+template <bool LINES>
+using ImageTile = Tile<T, CTO_ROWS, CTO_TF32, !LINES>;
+template <bool Y_LINES, bool X_LINES>
+using WeightTileOf = Tile<T, CTO_ROWS, CTO_TF32, X_LINES, Y_LINES>;
+
+}  // namespace cto
+
+using namespace cto;
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    conv__pack(const T* w, T* packed, const __grid_constant__ ImageLayout layout) {
+    pack<ImageTile<false>>(w, packed, layout);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, IMAGE_BLOCKS)
+    conv__image(const T* read, const T* packed, const T* bias, T* written, u32 column_tiles,
+                const __grid_constant__ ImageLayout layout) {
+    write_convolution<ImageTile<false>, OFFSET>(read, packed, bias, written, column_tiles, layout);
+}
+
+// The same where vectors of the lines that are read and written can be copied.
+extern "C" __global__ void __launch_bounds__(THREADS, LINES_BLOCKS)
+    conv__image_lines(const T* read, const T* packed, const T* bias, T* written, i32 stages,
+                      const __grid_constant__ ImageLayout layout) {
+    extern __shared__ __align__(16) u8 shared[];
+    if constexpr (sizeof(T) == 2)
+        write_convolution_of_lines<ImageTile<true>>(read, packed, bias, written, layout, stages,
+                                                    reinterpret_cast<T*>(shared));
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    conv__weight(const T* x, const T* y, A* sums, A* y_sums,
+                 const __grid_constant__ WeightLayout layout) {
+    sum_weights<WeightTileOf<false, false>, OFFSET>(x, y, sums, y_sums, layout);
+}
+
+// The same where vectors of Y's lines can be copied, and where those of X's too.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    conv__weight_y_lines(const T* x, const T* y, A* sums, A* y_sums,
+                         const __grid_constant__ WeightLayout layout) {
+    if constexpr (sizeof(T) == 2)
+        sum_weights<WeightTileOf<true, false>, OFFSET>(x, y, sums, y_sums, layout);
+}
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    conv__weight_lines(const T* x, const T* y, A* sums, A* y_sums, i32 stages,
+                       const __grid_constant__ WeightLayout layout) {
+    extern __shared__ __align__(16) u8 shared[];
+    if constexpr (sizeof(T) == 2)
+        sum_weights_of_lines<WeightTileOf<true, true>>(x, y, sums, y_sums, layout, stages,
+                                                       reinterpret_cast<T*>(shared));
+}
+
+// W, and where more blocks are launched than it takes the gradient of a bias.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    conv__weight_total(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
+                       const __grid_constant__ WeightLayout layout) {
+    using Tile = WeightTileOf<false, false>;
+    const u32 of_weights = blocks_of_weights<Tile>(summers, layout);
+    if (blockIdx.x < of_weights)
+        write_weights<Tile>(parts, w, count, summers, layout);
+    else
+        write_total<T>(y_parts, bias, count, summers, static_cast<i64>(layout.groups) * layout.rows,
+                       blockIdx.x - of_weights);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    conv__depthwise(const T* x, const T* w, const T* bias, T* y,
+                    const __grid_constant__ DepthwiseLayout layout) {
+    write_depthwise<false>(x, w, bias, y, layout);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    conv__depthwise_gradient(const T* y, const T* w, const T* bias, T* x,
+                             const __grid_constant__ DepthwiseLayout layout) {
+    write_depthwise<true>(y, w, bias, x, layout);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    conv__depthwise_weight(const T* x, const T* y, A* sums, i32 parts,
+                           const __grid_constant__ DepthwiseLayout layout) {
+    sum_depthwise_weights(x, y, sums, parts, layout);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    conv__channel_sums(const T* y, A* sums, i64 batch, i32 channels, i32 parts,
+                       const __grid_constant__ Divisor plane) {
+    sum_channels(y, sums, batch, channels, parts, plane);
+}
+
+// Adds up parts of `size` numbers.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    conv__total(const A* parts, T* total, i32 count, i32 summers, i64 size) {
+    write_total<T>(parts, total, count, summers, size, blockIdx.x);
+}

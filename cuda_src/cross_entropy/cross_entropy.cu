@@ -1,0 +1,497 @@
+// SPDX-License-Identifier: MIT
+// Cross-entropy losses and their gradients.  CPU provider: cupy_training_ops/families/cross_entropy/reference.py
+//
+// One kernel reads the scores and writes a loss for each row, which __total adds up, and divides by
+// the sum of the rows' weights. Where a gradient needs that sum, __divisor makes it first. All sums
+// over rows have two stages of fixed order. __short_rows, __rows and __columns as in softmax.cu;
+// __bundles for lines of few elements that are apart, with vectors of neighbouring lines.
+#include "cross_entropy/bundles.cuh"
+#include "algorithm/reduce.cuh"
+#include "algorithm/row_softmax.cuh"
+#include "core/either.cuh"
+#include "cross_entropy/division.cuh"
+
+// T: scores, or log-probabilities and dY. TOUT: the outputs, and a bias. A thread holds NBYTES.
+#ifndef CTO_T
+#define CTO_T float
+#endif
+#ifndef CTO_TOUT
+#define CTO_TOUT float
+#endif
+#ifndef CTO_NBYTES
+#define CTO_NBYTES 128
+#endif
+
+namespace cto {
+
+using bundles::bundle_of;
+using bundles::BundleThreads;
+using either::Either;
+using math::exp::exponential;
+using math::exp::logarithm;
+using zeroed::Zeroed;
+using namespace row_softmax;
+
+using T = CTO_T;
+using TOUT = CTO_TOUT;
+using A = Acc<T>;
+
+constexpr int NBYTES = CTO_NBYTES;
+// Of log-probabilities that gradients are made of, beside which a wider bias has to be held.
+constexpr int GRADIENT_NBYTES = sizeof(TOUT) > sizeof(T) && NBYTES > 64 ? 64 : NBYTES;
+constexpr int COLUMN_ELEMENTS = NBYTES / 16;
+constexpr int WIDTH = 16 / (sizeof(T) > sizeof(TOUT) ? sizeof(T) : sizeof(TOUT));
+constexpr int SUM_THREADS = 256;
+
+// Slots of each of N arrays, in so many bytes of all.
+template <int TOTAL_NBYTES, int N>
+constexpr int SLOTS = TOTAL_NBYTES / (WIDTH * sizeof(T) * N);
+
+__device__ __forceinline__ A not_a_number() { return static_cast<A>(__int_as_float(0x7FFFFFFF)); }
+
+// ---- labels and weights -------------------------------------------------------------------------
+
+// How they are read. Types are ONNX numbers, so that they cost no compilation.
+struct Rule {
+    i64 n_classes, ignore_index;
+    i32 weight_type;
+    bool ignores;      // whether ignore_index is one
+    bool wide_labels;  // of 64 bits, not 32
+    bool row_weights;  // a weight for each row, not for each class
+};
+
+using WeightSum = cross_entropy::WeightSum<A>;
+using Divisor = cross_entropy::Divisor<A>;
+using cross_entropy::product_over;
+
+// What a row is compared with: its class, or -1; and its weight.
+struct Target {
+    i64 label;
+    A weight;
+    bool outside;  // out of range: loss and gradient are NaN
+
+    // Without its weight.
+    __device__ A loss(A of_label) const {
+        return outside ? not_a_number() : (label < 0 ? A(0) : of_label);
+    }
+    template <class B>
+    __device__ B weighted(B loss) const {
+        return weight == 0 ? B(0) : weight * loss;
+    }
+    // Whether its gradient is 0, whatever is in the row.
+    __device__ bool skips(const WeightSum& divisor) const {
+        return !outside && (weight == 0 || divisor.value == 0);
+    }
+    // What softmax - target is multiplied with, where it is not skipped.
+    __device__ A slope(A dy, const WeightSum& divisor) const {
+        return outside ? not_a_number() : product_over(dy, weight * divisor.unit, divisor.value);
+    }
+};
+
+__device__ __forceinline__ A weight_at(const void* weights, i32 type, i64 i) {
+    switch (type) {
+        case 10:
+            return __half2float(static_cast<const __half*>(weights)[i]);
+        case 16:
+            return __bfloat162float(static_cast<const __nv_bfloat16*>(weights)[i]);
+        case 11:
+            return static_cast<A>(static_cast<const double*>(weights)[i]);
+        default:
+            return static_cast<const float*>(weights)[i];
+    }
+}
+
+// A label is no index before it is known to be in range.
+__device__ __forceinline__ Target target_of(const void* labels, const void* weights,
+                                            const Rule& rule, i64 row) {
+    const i64 label = rule.wide_labels ? static_cast<const i64*>(labels)[row]
+                                       : static_cast<const i32*>(labels)[row];
+    if (rule.ignores && label == rule.ignore_index) return {-1, 0, false};
+    if (label < 0 || label >= rule.n_classes) return {-1, 1, true};
+    if (!weights) return {label, 1, false};
+    return {label, weight_at(weights, rule.weight_type, rule.row_weights ? row : label), false};
+}
+
+// ---- sums over rows -----------------------------------------------------------------------------
+
+// The sums of `own` over all threads of all blocks, in the last block; whether this is it. In double:
+// a sum may be beyond the range of its mean.
+template <int N>
+__device__ __forceinline__ bool sum_grid(double (&own)[N], double* partials, Zeroed<u32>* ticket) {
+    __shared__ bool last;
+    __shared__ reduce::BlockScratch<double, SUM_THREADS> scratch;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        own[i] = reduce::sum_block(own[i], scratch);
+        if (threadIdx.x == 0) partials[i * gridDim.x + blockIdx.x] = own[i];
+    }
+    if (!reduce::arrives_last(ticket, gridDim.x, last)) return false;
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+        own[i] = reduce::sum_partials(partials + i * gridDim.x, gridDim.x, scratch);
+    return threadIdx.x == 0;
+}
+
+// ---- the lines ----------------------------------------------------------------------------------
+
+// Where a row's loss goes: rounded to the output, or to be weighted and summed; both may be missing.
+struct Losses {
+    TOUT* output;
+    A* summed;
+    __device__ bool wanted() const { return output || summed; }
+    __device__ void store(i64 row, const Target& target, A of_label) const {
+        const A loss = target.loss(of_label);
+        if (summed)
+            summed[row] = loss;
+        else
+            output[row] = from_acc<TOUT>(target.weighted(loss));
+    }
+    __device__ void store(i64 row, A loss) const { store(row, Target{0, 1, false}, loss); }
+};
+
+template <int W, int DEPTH, class Threads>
+__device__ __forceinline__ void loss_line(const Line<W, DEPTH>& line, const Threads& threads,
+                                          const T* scores, const void* labels, const void* weights,
+                                          const Rule& rule, TOUT* log_prob, Losses losses) {
+    Reader<T, W, DEPTH> in(line, scores, from_acc<T>(negative_infinity<A>()));
+    OnlineSum<A> of;
+    const auto batch = read(line, of, in);
+    of.join(threads);
+    const A max = of.max, last = logarithm(of.sum);
+    if (line.leads() && losses.wanted()) {
+        const Target target = target_of(labels, weights, rule, line.number);
+        const A score =
+            target.label < 0 ? A(0) : to_acc(scores[line.start + target.label * line.stride]);
+        losses.store(line.number, target, last - (score - max));
+    }
+    const auto map = [=](Place<W>, A x) { return x - max - last; };
+    if (log_prob) write(line, batch, map, Writer<TOUT>{log_prob}, in);
+}
+
+// The losses of the bundle's lines fall to its first threads, at least one for each.
+template <int W, int DEPTH>
+__device__ __forceinline__ void loss_bundle(const Line<W, DEPTH>& bundle,
+                                            const BundleThreads<A, W>& threads, const T* scores,
+                                            const void* labels, const void* weights,
+                                            const Rule& rule, TOUT* log_prob, Losses losses) {
+    Reader<T, W, DEPTH> in(bundle, scores, from_acc<T>(negative_infinity<A>()));
+    in.load(bundle, 0);
+    const i64 own = threadIdx.y;
+    const bool has_loss = own < W && bundle.number >= 0 && losses.wanted();
+    Target target{-1, 0, false};
+    if (has_loss) target = target_of(labels, weights, rule, bundle.number + own);
+    A score = 0;
+    if (target.label >= 0)
+        score = to_acc(scores[bundle.start + own + target.label * bundle.stride]);
+    A max[W], sum[W];
+#pragma unroll
+    for (int i = 0; i < W; ++i) {
+        max[i] = in.at(0, i);
+#pragma unroll
+        for (int u = 1; u < DEPTH; ++u) max[i] = larger(max[i], in.at(u, i));
+    }
+    threads.max(max);
+    in.renew(bundle.zero());
+#pragma unroll
+    for (int i = 0; i < W; ++i) {
+        const A now = OnlineSum<A>::reference(max[i]);
+        sum[i] = 0;
+#pragma unroll
+        for (int u = 0; u < DEPTH; ++u) sum[i] += exponential(in.at(u, i) - now);
+    }
+    threads.sum(sum);
+    in.renew(bundle.zero());
+#pragma unroll
+    for (int i = 0; i < W; ++i) {
+        sum[i] = logarithm(sum[i]);
+        if (has_loss && i == own)
+            losses.store(bundle.number + i, target, sum[i] - (score - max[i]));
+    }
+    if (!log_prob) return;
+#pragma unroll
+    for (int u = 0; u < DEPTH; ++u) {
+        A values[W];
+#pragma unroll
+        for (int i = 0; i < W; ++i) values[i] = in.at(u, i) - max[i] - sum[i];
+        Writer<TOUT>{log_prob}.store(bundle, 0, u, values);
+    }
+}
+
+// The gradient may be written over the scores: that of the label is read before any is written.
+template <int W, int DEPTH, class Threads>
+__device__ __forceinline__ void loss_and_gradient_line(const Line<W, DEPTH>& line,
+                                                       const Threads& threads, const T* scores,
+                                                       const void* labels, const void* weights,
+                                                       const Rule& rule, T* gradient, Losses losses,
+                                                       A scale, Divisor divisor) {
+    Reader<T, W, DEPTH> in(line, scores, from_acc<T>(negative_infinity<A>()));
+    OnlineSum<A> of;
+    const auto batch = read(line, of, in);
+    Target target{-1, 0, false};
+    if (line.number >= 0) target = target_of(labels, weights, rule, line.number);
+    A score = 0;
+    if (line.leads() && target.label >= 0)
+        score = to_acc(scores[line.start + target.label * line.stride]);
+    const WeightSum by = divisor.load();
+    const A slope = target.slope(scale, by);
+    const bool skips = target.skips(by);
+    of.join(threads);
+    if (line.leads() && losses.wanted())
+        losses.store(line.number, target, logarithm(of.sum) - (score - of.max));
+    if (!gradient) return;
+    const A max = of.max, share = 1 / of.sum;
+    const i64 label = target.label;
+    const auto map = [=](Place<W> place, A x) {
+        const A p = exponential(x - max) * share;
+        return skips ? A(0) : (place.is(label) ? p - 1 : p) * slope;
+    };
+    write(line, batch, map, Writer<T>{gradient}, in);
+}
+
+template <int W, int DEPTH>
+__device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const T* dy,
+                                              bool dy_of_rows, const T* log_prob,
+                                              const void* labels, const void* weights,
+                                              const Rule& rule, Divisor divisor, const TOUT* bias,
+                                              TOUT* gradient) {
+    Reader<T, W, DEPTH> in(line, log_prob, from_acc<T>(A(0)));
+    Reader<TOUT, W, DEPTH> added(line, bias, from_acc<TOUT>(A(0)), bias != nullptr);
+    const auto batch = line.last_batch();
+    in.load(line, batch);
+    added.load(line, batch);
+    A slope = 0;
+    i64 label = -1;
+    bool skips = true;
+    if (line.number >= 0) {
+        const Target target = target_of(labels, weights, rule, line.number);
+        const WeightSum by = divisor.load();
+        slope = target.slope(to_acc(dy[dy_of_rows ? line.number : 0]), by);
+        label = target.label;
+        skips = target.skips(by);
+    }
+    const auto map = [=](Place<W> place, A x, A b) {
+        const A p = exponential(x);
+        return (skips ? A(0) : (place.is(label) ? p - 1 : p) * slope) + b;
+    };
+    write(line, batch, map, Writer<TOUT>{gradient}, in, added);
+}
+
+// ---- targets that are distributions -------------------------------------------------------------
+
+// Beside OnlineSum the sum of t (x - maximum) and of t, of targets t that are not 0.
+struct DenseSum {
+    OnlineSum<A> of;
+    A linear = 0, targets = 0;
+
+    // t times a shift; no targets have no part in it, even where it is infinite.
+    __device__ A shifted(A shift) const { return targets == 0 ? A(0) : targets * shift; }
+
+    template <class Each, class Renew>
+    __device__ __forceinline__ void include(const Each& each, const Renew& renew) {
+        const A before = of.reference(of.max);
+        of.include([&](auto see) { each([&](A x, A) { see(x); }); }, renew);
+        renew();
+        const A now = of.reference(of.max);
+        if (now != before) linear += shifted(before - now);
+        each([&](A x, A t) {
+            if (t != 0) linear += t * (x - now), targets += t;
+        });
+    }
+    template <class Threads>
+    __device__ __forceinline__ void join(const Threads& threads) {
+        const A own = of.reference(of.max);
+        of.join(threads);
+        linear = threads.sum(linear + shifted(own - of.reference(of.max)));
+        targets = threads.sum(targets);
+    }
+    __device__ A loss() const { return shifted(logarithm(of.sum)) - linear; }
+};
+
+template <int W, int DEPTH, class Threads>
+__device__ __forceinline__ void dense_loss_line(const Line<W, DEPTH>& line, const Threads& threads,
+                                                const T* scores, const T* target, TOUT* log_prob,
+                                                Losses losses) {
+    Reader<T, W, DEPTH> in(line, scores, from_acc<T>(negative_infinity<A>()));
+    Reader<T, W, DEPTH> in_target(line, target, from_acc<T>(A(0)));
+    DenseSum sums;
+    const auto batch = read(line, sums, in, in_target);
+    sums.join(threads);
+    if (line.leads() && losses.wanted()) losses.store(line.number, sums.loss());
+    const A max = sums.of.max, last = logarithm(sums.of.sum);
+    const auto map = [=](Place<W>, A x, A) { return x - max - last; };
+    if (log_prob) write(line, batch, map, Writer<TOUT>{log_prob}, in, in_target);
+}
+
+template <int W, int DEPTH>
+__device__ __forceinline__ void dense_gradient_line(const Line<W, DEPTH>& line, const T* dy,
+                                                    bool dy_of_rows, const T* log_prob,
+                                                    const T* target, A divisor, TOUT* gradient) {
+    const T zero = from_acc<T>(A(0));
+    Reader<T, W, DEPTH> in(line, log_prob, zero), in_target(line, target, zero);
+    const auto batch = line.last_batch();
+    in.load(line, batch);
+    in_target.load(line, batch);
+    const A slope = line.number < 0 ? A(0) : to_acc(dy[dy_of_rows ? line.number : 0]) / divisor;
+    const auto map = [=](Place<W>, A x, A t) { return (exponential(x) - t) * slope; };
+    write(line, batch, map, Writer<TOUT>{gradient}, in, in_target);
+}
+
+}  // namespace cto
+
+using namespace cto;
+
+// divisor = the sum of the rows' weights, as a WeightSum.
+extern "C" __global__ void __launch_bounds__(SUM_THREADS)
+    cross_entropy__divisor(const void* labels, const void* weights,
+                           const __grid_constant__ Rule rule, i64 n_rows, double* partials,
+                           Zeroed<u32>* ticket, Acc<T>* divisor) {
+    double sum[1] = {};
+#pragma unroll 4
+    for (i64 row = blockIdx.x * blockDim.x + threadIdx.x; row < n_rows;
+         row += gridDim.x * blockDim.x)
+        sum[0] += target_of(labels, weights, rule, row).weight;
+    if (!sum_grid(sum, partials, ticket)) return;
+    const WeightSum all = WeightSum::of(sum[0]);
+    divisor[0] = all.value;
+    divisor[1] = all.unit;
+}
+
+// output = the sum of the rows' losses, weighted if there are labels, divided once: by n, or where that
+// is 0 by the sum of the weights.
+extern "C" __global__ void __launch_bounds__(SUM_THREADS)
+    cross_entropy__total(const Acc<T>* losses, i64 n_rows, const void* labels, const void* weights,
+                         const __grid_constant__ Rule rule, double n, double* partials,
+                         Zeroed<u32>* ticket, TOUT* output) {
+    double sums[2] = {};
+#pragma unroll 4
+    for (i64 row = blockIdx.x * blockDim.x + threadIdx.x; row < n_rows;
+         row += gridDim.x * blockDim.x) {
+        double loss = losses[row];
+        if (labels) {
+            const Target target = target_of(labels, weights, rule, row);
+            loss = target.weighted(loss);
+            sums[1] += target.weight;
+        }
+        sums[0] += loss;
+    }
+    if (!sum_grid(sums, partials, ticket)) return;
+    const double by = n != 0 ? n : sums[1];
+    *output = from_acc<TOUT>(by == 0 ? 0.0 : sums[0] / by);
+}
+
+extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
+    cross_entropy__loss_short_rows(const T* scores, const void* labels, const void* weights,
+                                   const __grid_constant__ Rule rule, TOUT* log_prob, TOUT* output,
+                                   Acc<T>* losses, i64 n_rows, i64 length, u32 threads) {
+    __shared__ A of_warp[WARP];
+    const auto line = row_of<WIDTH, SLOTS<SHORT_NBYTES, 1>>(n_rows, length, threads);
+    loss_line(line, RowThreads<A>{threads, of_warp}, scores, labels, weights, rule, log_prob,
+              Losses{output, losses});
+}
+extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+    cross_entropy__loss_rows(const T* scores, const void* labels, const void* weights,
+                             const __grid_constant__ Rule rule, TOUT* log_prob, TOUT* output,
+                             Acc<T>* losses, i64 n_rows, i64 length, u32 threads) {
+    __shared__ A of_warp[WARP];
+    const auto line = row_of<WIDTH, SLOTS<NBYTES, 1>>(n_rows, length, threads);
+    loss_line(line, RowThreads<A>{threads, of_warp}, scores, labels, weights, rule, log_prob,
+              Losses{output, losses});
+}
+extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+    cross_entropy__loss_columns(const T* scores, const void* labels, const void* weights,
+                                const __grid_constant__ Rule rule, TOUT* log_prob, TOUT* output,
+                                Acc<T>* losses, i64 n_outer, i64 length, i64 stride) {
+    __shared__ A of_thread[MAX_THREADS];
+    const auto line = column_of<COLUMN_ELEMENTS>(n_outer, length, stride);
+    loss_line(line, ColumnThreads<A>{of_thread}, scores, labels, weights, rule, log_prob,
+              Losses{output, losses});
+}
+
+extern "C" __global__ void __launch_bounds__(bundles::BLOCK_THREADS)
+    cross_entropy__loss_bundles(const T* scores, const void* labels, const void* weights,
+                                const __grid_constant__ Rule rule, TOUT* log_prob, TOUT* output,
+                                Acc<T>* losses, i64 length, i64 stride) {
+    __shared__ BundleThreads<A, WIDTH>::Values of_thread[bundles::BLOCK_THREADS];
+    const auto bundle = bundle_of<WIDTH, SLOTS<NBYTES, 1>>(length, stride);
+    loss_bundle(bundle, BundleThreads<A, WIDTH>{of_thread}, scores, labels, weights, rule, log_prob,
+                Losses{output, losses});
+}
+
+extern "C" __global__ void __launch_bounds__(MAX_THREADS) cross_entropy__loss_and_gradient_rows(
+    const T* scores, const void* labels, const void* weights, const __grid_constant__ Rule rule,
+    T* gradient, TOUT* output, Acc<T>* losses, const __grid_constant__ Either<1> scale,
+    const Acc<T>* divisor, double n, i64 n_rows, i64 length, u32 threads) {
+    __shared__ A of_warp[WARP];
+    const auto line = row_of<vec::WIDTH<T>, NBYTES / 16>(n_rows, length, threads);
+    loss_and_gradient_line(line, RowThreads<A>{threads, of_warp}, scores, labels, weights, rule,
+                           gradient, Losses{output, losses}, static_cast<A>(scale.as_double()),
+                           Divisor{divisor, n});
+}
+// With one block a multiprocessor said, as without it 7.0 is given 32 registers and spills.
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
+    cross_entropy__loss_and_gradient_columns(const T* scores, const void* labels,
+                                             const void* weights, const __grid_constant__ Rule rule,
+                                             T* gradient, TOUT* output, Acc<T>* losses,
+                                             const __grid_constant__ Either<1> scale,
+                                             const Acc<T>* divisor, double n, i64 n_outer,
+                                             i64 length, i64 stride) {
+    __shared__ A of_thread[MAX_THREADS];
+    const auto line = column_of<COLUMN_ELEMENTS>(n_outer, length, stride);
+    loss_and_gradient_line(line, ColumnThreads<A>{of_thread}, scores, labels, weights, rule,
+                           gradient, Losses{output, losses}, static_cast<A>(scale.as_double()),
+                           Divisor{divisor, n});
+}
+
+extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+    cross_entropy__gradient_rows(const T* dy, bool dy_of_rows, const T* log_prob,
+                                 const void* labels, const void* weights,
+                                 const __grid_constant__ Rule rule, const Acc<T>* divisor, double n,
+                                 const TOUT* bias, TOUT* gradient, i64 n_rows, i64 length,
+                                 u32 threads) {
+    const auto line = row_of<WIDTH, SLOTS<GRADIENT_NBYTES, 2>>(n_rows, length, threads);
+    gradient_line(line, dy, dy_of_rows, log_prob, labels, weights, rule, Divisor{divisor, n}, bias,
+                  gradient);
+}
+extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+    cross_entropy__gradient_columns(const T* dy, bool dy_of_rows, const T* log_prob,
+                                    const void* labels, const void* weights,
+                                    const __grid_constant__ Rule rule, const Acc<T>* divisor,
+                                    double n, const TOUT* bias, TOUT* gradient, i64 n_outer,
+                                    i64 length, i64 stride) {
+    const auto line = column_of<COLUMN_ELEMENTS / 2>(n_outer, length, stride);
+    gradient_line(line, dy, dy_of_rows, log_prob, labels, weights, rule, Divisor{divisor, n}, bias,
+                  gradient);
+}
+
+extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+    cross_entropy__dense_loss_rows(const T* scores, const T* target, TOUT* log_prob, TOUT* output,
+                                   Acc<T>* losses, i64 n_rows, i64 length, u32 threads) {
+    __shared__ A of_warp[WARP];
+    const auto line = row_of<WIDTH, SLOTS<NBYTES, 2>>(n_rows, length, threads);
+    dense_loss_line(line, RowThreads<A>{threads, of_warp}, scores, target, log_prob,
+                    Losses{output, losses});
+}
+extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+    cross_entropy__dense_loss_columns(const T* scores, const T* target, TOUT* log_prob,
+                                      TOUT* output, Acc<T>* losses, i64 n_outer, i64 length,
+                                      i64 stride) {
+    __shared__ A of_thread[MAX_THREADS];
+    const auto line = column_of<COLUMN_ELEMENTS / 2>(n_outer, length, stride);
+    dense_loss_line(line, ColumnThreads<A>{of_thread}, scores, target, log_prob,
+                    Losses{output, losses});
+}
+
+extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+    cross_entropy__dense_gradient_rows(const T* dy, bool dy_of_rows, const T* log_prob,
+                                       const T* target, double n, TOUT* gradient, i64 n_rows,
+                                       i64 length, u32 threads) {
+    const auto line = row_of<WIDTH, SLOTS<NBYTES, 2>>(n_rows, length, threads);
+    dense_gradient_line(line, dy, dy_of_rows, log_prob, target, static_cast<A>(n), gradient);
+}
+extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+    cross_entropy__dense_gradient_columns(const T* dy, bool dy_of_rows, const T* log_prob,
+                                          const T* target, double n, TOUT* gradient, i64 n_outer,
+                                          i64 length, i64 stride) {
+    const auto line = column_of<COLUMN_ELEMENTS / 2>(n_outer, length, stride);
+    dense_gradient_line(line, dy, dy_of_rows, log_prob, target, static_cast<A>(n), gradient);
+}

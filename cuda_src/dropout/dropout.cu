@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: MIT
+// Dropout, its gradients, and both with softmax.  CPU provider: cupy_training_ops/families/dropout/reference.py
+//
+// A mask is a function of seed, offset and the place of an element: no launch, type or form of the
+// mask has a part in it.
+#include "core/either.cuh"
+#include "dropout/lines.cuh"
+#include "dropout/operands.cuh"
+
+// T: elements. ACC: what they are computed in. A block has THREADS, a thread NBYTES of an array, or
+// LINE_NBYTES of a line of all arrays that are read.
+#ifndef CTO_T
+#define CTO_T float
+#endif
+#ifndef CTO_ACC
+#define CTO_ACC float
+#endif
+#ifndef CTO_THREADS
+#define CTO_THREADS 128
+#endif
+#ifndef CTO_NBYTES
+#define CTO_NBYTES 32
+#endif
+#ifndef CTO_LINE_NBYTES
+#define CTO_LINE_NBYTES 128
+#endif
+
+namespace cto {
+
+using namespace dropped_softmax;
+using namespace random_mask;
+using namespace elementwise;
+using namespace row_softmax;
+using either::Either;
+using fast_division::Divisor;
+
+using T = CTO_T;
+using ACC = CTO_ACC;
+static_assert(ARE_SAME<ACC, Acc<T>>);
+
+constexpr int THREADS = CTO_THREADS;
+constexpr int LINE_NBYTES = CTO_LINE_NBYTES;
+constexpr int LINE_THREADS = 512;  // of a block at most: with more there are too few registers
+constexpr int COLUMN_ELEMENTS = LINE_NBYTES / 16 / 2;
+constexpr int WIDTH = vec::WIDTH<T>;
+using Tile = Tiling<T, THREADS, CTO_NBYTES>;
+
+__device__ __forceinline__ Draw draw_of(const Either<2>& state, u32 largest) {
+    return {{static_cast<u64>(state.as_i64(0)), static_cast<u64>(state.as_i64(1))}, largest};
+}
+
+struct Forward {
+    ACC scale;
+    __device__ void operator()(ACC x, bool kept, ACC& y, bool& mask) const {
+        y = scaled_or_0(x, kept, scale);
+        mask = kept;
+    }
+};
+struct ForwardWithBias {
+    ACC scale;
+    __device__ void operator()(ACC x, ACC bias, ACC residual, bool kept, ACC& y, bool& mask) const {
+        y = scaled_or_0(x + bias, kept, scale) + residual;
+        mask = kept;
+    }
+};
+struct Backward {
+    ACC scale;
+    __device__ void operator()(ACC dy, bool kept, ACC& dx) const {
+        dx = scaled_or_0(dy, kept, scale);
+    }
+};
+
+// Slots of each of two arrays, in so many bytes of both. A mask's bytes are not counted.
+template <int TOTAL_NBYTES>
+constexpr int SLOTS = TOTAL_NBYTES / 16 / 2;
+
+template <int TOTAL_NBYTES>
+__device__ __forceinline__ void bias_softmax_rows(const T* data, const T* bias,
+                                                  const BiasRows& bias_rows,
+                                                  const DropoutWriter<T>& to, i64 n_rows,
+                                                  i64 length, u32 threads) {
+    __shared__ ACC of_warp[WARP];
+    const auto line = row_of<WIDTH, SLOTS<TOTAL_NBYTES>>(n_rows, length, threads);
+    bias_softmax_line(line, RowThreads<ACC>{threads, of_warp}, data, bias, bias_rows, length, to);
+}
+
+template <int TOTAL_NBYTES>
+__device__ __forceinline__ void gradient_rows(const T* dy, const bool* mask, const T* y, T* dx,
+                                              const Through<ACC>& through, i64 n_rows, i64 length,
+                                              u32 threads) {
+    __shared__ ACC of_warp[WARP];
+    const auto line = row_of<WIDTH, SLOTS<TOTAL_NBYTES>>(n_rows, length, threads);
+    gradient_line(line, RowThreads<ACC>{threads, of_warp}, dy, mask, y, dx, through);
+}
+
+}  // namespace cto
+
+using namespace cto;
+
+// The state after a call: its offset goes on by one where something was drawn.
+extern "C" __global__ void dropout__advance(const __grid_constant__ Either<2> state, i64 by) {
+    state.store(1, state.as_i64(1) + by);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    dropout(const T* data, T* output, bool* mask, i64 n, bool aligned,
+            const __grid_constant__ Either<2> state, u32 largest, ACC scale) {
+    map_elements<Tile>(n, aligned, Forward{scale}, in(data), KeptBy{draw_of(state, largest)},
+                       out_if_wanted(output), out_if_wanted(mask));
+}
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    bitmask_dropout(const T* data, T* output, u32* mask, i64 n, bool aligned,
+                    const __grid_constant__ Either<2> state, u32 largest, ACC scale) {
+    map_elements<Tile>(n, aligned, Forward{scale}, in(data), KeptBy{draw_of(state, largest)},
+                       out_if_wanted(output), BitsTo{mask});
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    dropout_grad(const T* dy, const bool* mask, T* dx, i64 n, bool aligned, ACC scale,
+                 bool keeps_all) {
+    map_elements<Tile>(n, aligned, Backward{scale}, in(dy), BytesFrom{mask, keeps_all}, out(dx));
+}
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    bitmask_dropout_grad(const T* dy, const u32* mask, T* dx, i64 n, bool aligned, ACC scale,
+                         bool keeps_all) {
+    map_elements<Tile>(n, aligned, Backward{scale}, in(dy), BitsFrom{mask, keeps_all}, out(dx));
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    bias_dropout(const T* data, const T* bias, const T* residual, T* output, bool* mask, i64 n,
+                 bool aligned, const __grid_constant__ Divisor columns,
+                 const __grid_constant__ Either<2> state, u32 largest, ACC scale) {
+    map_elements<Tile>(n, aligned, ForwardWithBias{scale}, in(data), row_or_none(bias, columns),
+                       in_or_zero(residual), KeptBy{draw_of(state, largest)}, out_if_wanted(output),
+                       out_if_wanted(mask));
+}
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    bitmask_bias_dropout(const T* data, const T* bias, const T* residual, T* output, u32* mask,
+                         i64 n, bool aligned, const __grid_constant__ Divisor columns,
+                         const __grid_constant__ Either<2> state, u32 largest, ACC scale) {
+    map_elements<Tile>(n, aligned, ForwardWithBias{scale}, in(data), row_or_none(bias, columns),
+                       in_or_zero(residual), KeptBy{draw_of(state, largest)}, out_if_wanted(output),
+                       BitsTo{mask});
+}
+
+extern "C" __global__ void __launch_bounds__(SHORT_THREADS, 1)
+    bias_softmax_dropout__short_rows(const T* data, const T* bias, T* dropout_output, bool* mask,
+                                     T* softmax_output, const __grid_constant__ Divisor rows,
+                                     bool inner, const __grid_constant__ Either<2> state,
+                                     u32 largest, ACC scale, i64 n_rows, i64 length, u32 threads) {
+    bias_softmax_rows<SHORT_NBYTES>(
+        data, bias, BiasRows{rows, inner},
+        {dropout_output, mask, softmax_output, draw_of(state, largest), scale}, n_rows, length,
+        threads);
+}
+extern "C" __global__ void __launch_bounds__(LINE_THREADS, 1)
+    bias_softmax_dropout__rows(const T* data, const T* bias, T* dropout_output, bool* mask,
+                               T* softmax_output, const __grid_constant__ Divisor rows, bool inner,
+                               const __grid_constant__ Either<2> state, u32 largest, ACC scale,
+                               i64 n_rows, i64 length, u32 threads) {
+    bias_softmax_rows<LINE_NBYTES>(
+        data, bias, BiasRows{rows, inner},
+        {dropout_output, mask, softmax_output, draw_of(state, largest), scale}, n_rows, length,
+        threads);
+}
+extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+    bias_softmax_dropout__columns(const T* data, const T* bias, T* dropout_output, bool* mask,
+                                  T* softmax_output, const __grid_constant__ Divisor rows,
+                                  bool inner, const __grid_constant__ Either<2> state, u32 largest,
+                                  ACC scale, i64 n_outer, i64 length, i64 stride) {
+    __shared__ ACC of_thread[MAX_THREADS];
+    const DropoutWriter<T> to{dropout_output, mask, softmax_output, draw_of(state, largest), scale};
+    bias_softmax_line(column_of<COLUMN_ELEMENTS>(n_outer, length, stride),
+                      ColumnThreads<ACC>{of_thread}, data, bias, BiasRows{rows, inner}, length, to);
+}
+
+extern "C" __global__ void __launch_bounds__(SHORT_THREADS, 1)
+    softmax_dropout_grad__short_rows(const T* dy, const bool* mask, const T* softmax_y, T* dx,
+                                     ACC scale, bool keeps_all, i64 n_rows, i64 length,
+                                     u32 threads) {
+    gradient_rows<SHORT_NBYTES>(dy, mask, softmax_y, dx, {scale, keeps_all}, n_rows, length,
+                                threads);
+}
+extern "C" __global__ void __launch_bounds__(LINE_THREADS, 1)
+    softmax_dropout_grad__rows(const T* dy, const bool* mask, const T* softmax_y, T* dx, ACC scale,
+                               bool keeps_all, i64 n_rows, i64 length, u32 threads) {
+    gradient_rows<LINE_NBYTES>(dy, mask, softmax_y, dx, {scale, keeps_all}, n_rows, length,
+                               threads);
+}
+extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+    softmax_dropout_grad__columns(const T* dy, const bool* mask, const T* softmax_y, T* dx,
+                                  ACC scale, bool keeps_all, i64 n_outer, i64 length, i64 stride) {
+    __shared__ ACC of_thread[MAX_THREADS];
+    gradient_line(column_of<COLUMN_ELEMENTS>(n_outer, length, stride),
+                  ColumnThreads<ACC>{of_thread}, dy, mask, softmax_y, dx,
+                  Through<ACC>{scale, keeps_all});
+}

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: MIT
+// Philox 4x32-10, a generator without memory: a counter and a key give four random words.
+// families/dropout/philox.py is the same in NumPy. Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as
+// 1, 2, 3 (2011).
+#pragma once
+#include "core/types.cuh"
+
+namespace cto::philox {
+
+constexpr int N_WORDS = 4;  // of a block
+
+struct Words {
+    u32 at[N_WORDS];
+};
+
+__device__ __forceinline__ Words words_of(Words counter, u32 key_low, u32 key_high) {
+    u32(&c)[N_WORDS] = counter.at;
+#pragma unroll
+    for (int round = 0; round < 10; ++round) {
+        const u64 a = multiply_wide(c[0], 0xD2511F53u);
+        const u64 b = multiply_wide(c[2], 0xCD9E8D57u);
+        c[0] = static_cast<u32>(b >> 32) ^ c[1] ^ key_low;
+        c[1] = static_cast<u32>(b);
+        c[2] = static_cast<u32>(a >> 32) ^ c[3] ^ key_high;
+        c[3] = static_cast<u32>(a);
+        key_low += 0x9E3779B9u;
+        key_high += 0xBB67AE85u;
+    }
+    return counter;
+}
+
+// What a seed and an offset draw for the elements of an array: word i % 4 of block i / 4.
+struct Stream {
+    u64 seed, offset;
+
+    __device__ __forceinline__ Words block(u32 low, u32 high) const {
+        const Words counter{low, high, static_cast<u32>(offset), static_cast<u32>(offset >> 32)};
+        return words_of(counter, static_cast<u32>(seed), static_cast<u32>(seed >> 32));
+    }
+    // Of the element that stands in this block, by its number or its place in the block.
+    __device__ __forceinline__ u32 word_of(u32 low, u32 high, u32 element) const {
+        const Words words = block(low, high);
+        const u32 i = element % N_WORDS;
+        const u32 first = i == 0 ? words.at[0] : words.at[1];
+        return i < 2 ? first : i == 2 ? words.at[2] : words.at[3];
+    }
+    __device__ __forceinline__ u32 word_of(i64 element) const {
+        const u64 number = static_cast<u64>(element) / N_WORDS;
+        return word_of(static_cast<u32>(number), static_cast<u32>(number >> 32),
+                       static_cast<u32>(element));
+    }
+};
+
+}  // namespace cto::philox

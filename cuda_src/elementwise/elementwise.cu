@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: MIT
+// Scaling, division, quantisation, finiteness.  CPU provider: cupy_training_ops/families/elementwise/reference.py
+#include "algorithm/elementwise.cuh"
+#include "elementwise/div_grad.cuh"
+
+// T: elements. ACC: what they are computed in. A block has THREADS, a thread NBYTES of an array.
+#ifndef CTO_T
+#define CTO_T float
+#endif
+#ifndef CTO_ACC
+#define CTO_ACC float
+#endif
+#ifndef CTO_THREADS
+#define CTO_THREADS 128
+#endif
+#ifndef CTO_NBYTES
+#define CTO_NBYTES 32
+#endif
+
+namespace cto {
+
+using namespace elementwise;
+using div_gradient::Broadcast;
+using div_gradient::DivGradient;
+using div_gradient::OuterKeptInner;
+
+using T = CTO_T;
+using ACC = CTO_ACC;
+static_assert(ARE_SAME<ACC, Acc<T>>);
+
+constexpr int THREADS = CTO_THREADS;
+constexpr int WIDTH = vec::WIDTH<T>;
+constexpr int READ = sizeof(T) == 8 ? 4 : 8;  // elements of a vector where the other is of bools
+using Tile = Tiling<T, THREADS, CTO_NBYTES>;
+
+__device__ __forceinline__ float rounded(float x) { return rintf(x); }
+__device__ __forceinline__ double rounded(double x) { return rint(x); }
+
+struct ScaleUp {
+    ACC factor;
+    __device__ void operator()(ACC x, ACC& y) const { y = x * factor; }
+};
+struct ScaleDown {
+    ACC factor;
+    __device__ void operator()(ACC x, ACC& y) const { y = x / factor; }
+};
+struct BatchScale {
+    ACC s0, s1, s2;
+    __device__ void operator()(ACC x, ACC& y0, ACC& y1, ACC& y2) const {
+        y0 = x * s0;
+        y1 = x * s1;
+        y2 = x * s2;
+    }
+};
+struct ScaledSum {
+    ACC s0, s1, s2;
+    __device__ void operator()(ACC x0, ACC x1, ACC x2, ACC& y) const {
+        y = x0 * s0 + x1 * s1 + x2 * s2;
+    }
+};
+struct FakeQuant {
+    ACC scale, zero_point, quant_min, quant_max;
+    __device__ void operator()(ACC x, ACC& y, bool& inside) const {
+        const ACC q = rounded(x / scale) + zero_point;
+        inside = q >= quant_min && q <= quant_max;
+        const ACC raised = q < quant_min ? quant_min : q;  // NaN is neither below nor above
+        y = ((raised > quant_max ? quant_max : raised) - zero_point) * scale;
+    }
+};
+struct FakeQuantGrad {
+    __device__ void operator()(ACC dy, bool inside, ACC& dx) const { dx = inside ? dy : ACC(0); }
+};
+struct IsFinite {
+    // inf - inf is NaN
+    __device__ void operator()(ACC x, bool& y) const { y = x - x == ACC(0); }
+};
+struct DivGrad {
+    __device__ void operator()(ACC dy, ACC a, ACC b, ACC& da, ACC& db) const {
+        const DivGradient<T> g = div_gradient::div_gradient<T>(dy, a, b);
+        da = g.da;
+        db = g.db;
+    }
+};
+
+}  // namespace cto
+
+using namespace cto;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    scale(const T* input, T* output, i64 n, bool aligned, ACC factor) {
+    map_elements<Tile>(n, aligned, ScaleUp{factor}, in(input), out(output));
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    scale__down(const T* input, T* output, i64 n, bool aligned, ACC factor) {
+    map_elements<Tile>(n, aligned, ScaleDown{factor}, in(input), out(output));
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    batch_scale(const T* input, T* output_0, T* output_1, T* output_2, i64 n, bool aligned,
+                ACC scale_0, ACC scale_1, ACC scale_2) {
+    map_elements<Tile>(n, aligned, BatchScale{scale_0, scale_1, scale_2}, in(input),
+                       out_if_wanted(output_0), out_if_wanted(output_1), out_if_wanted(output_2));
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    scaled_sum(const T* input_0, const T* input_1, const T* input_2, T* output, i64 n, bool aligned,
+               ACC scale_0, ACC scale_1, ACC scale_2) {
+    map_elements<Tile>(n, aligned, ScaledSum{scale_0, scale_1, scale_2}, in(input_0), in(input_1),
+                       in_or_zero(input_2), out(output));
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    fake_quant(const T* input, T* output, bool* mask, i64 n, bool aligned, ACC scale,
+               ACC zero_point, ACC quant_min, ACC quant_max) {
+    map_elements<Tile>(n, aligned, FakeQuant{scale, zero_point, quant_min, quant_max}, in(input),
+                       out_if_wanted(output), out_if_wanted<WIDTH>(mask));
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    fake_quant_grad(const T* dy, const bool* gradient_mask, T* dx, i64 n, bool aligned) {
+    map_elements<Tile>(n, aligned, FakeQuantGrad{}, in(dy), in<WIDTH>(gradient_mask), out(dx));
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    is_finite(const T* x, bool* y, i64 n, bool aligned) {
+    map_elements<Tile>(n, aligned, IsFinite{}, in<READ>(x), out<READ>(y));
+}
+
+// ---- DivGrad: equal shapes; one operand repeats a row, or one dimension; any shapes -------------
+// (Told that 4 blocks are enough, the compiler takes the registers it needs and spills none.)
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    div_grad(const T* dy, const T* a, const T* b, T* da, T* db, i64 n, bool aligned) {
+    map_elements<Tile>(n, aligned, DivGrad{}, in(dy), in(a), in(b), out_if_wanted(da),
+                       out_if_wanted(db));
+}
+// vecs: rows consist of whole vectors that start at multiples of 16 bytes.
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
+    div_grad__columns(const T* __restrict__ dy, const T* __restrict__ whole,
+                      const T* __restrict__ repeated, T* __restrict__ d_whole, ACC* partials,
+                      i64 rows, i64 columns, i64 span_rows, bool b_is_repeated, bool vecs) {
+    const div_gradient::Operands<T, true> b_repeated{dy, whole, repeated, d_whole};
+    const div_gradient::Operands<T, false> a_repeated{dy, whole, repeated, d_whole};
+    if (vecs && b_is_repeated)
+        div_gradient::sum_columns<WIDTH>(b_repeated, partials, rows, columns, span_rows);
+    else if (vecs)
+        div_gradient::sum_columns<WIDTH>(a_repeated, partials, rows, columns, span_rows);
+    else if (b_is_repeated)
+        div_gradient::sum_columns<1>(b_repeated, partials, rows, columns, span_rows);
+    else
+        div_gradient::sum_columns<1>(a_repeated, partials, rows, columns, span_rows);
+}
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
+    div_grad__runs(const T* __restrict__ dy, const T* __restrict__ whole,
+                   const T* __restrict__ repeated, T* __restrict__ d_whole, T* d_repeated,
+                   ACC* partials, const __grid_constant__ OuterKeptInner sizes, bool b_is_repeated,
+                   bool vecs) {
+    using div_gradient::sum_outer_and_inner;
+    const div_gradient::Operands<T, true> b_repeated{dy, whole, repeated, d_whole};
+    const div_gradient::Operands<T, false> a_repeated{dy, whole, repeated, d_whole};
+    if (vecs && b_is_repeated)
+        sum_outer_and_inner<WIDTH, THREADS>(b_repeated, partials, d_repeated, sizes);
+    else if (vecs)
+        sum_outer_and_inner<WIDTH, THREADS>(a_repeated, partials, d_repeated, sizes);
+    else if (b_is_repeated)
+        sum_outer_and_inner<1, THREADS>(b_repeated, partials, d_repeated, sizes);
+    else
+        sum_outer_and_inner<1, THREADS>(a_repeated, partials, d_repeated, sizes);
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    div_grad__general(const T* dy, const T* a, const T* b, T* out, ACC* partials,
+                      const __grid_constant__ Broadcast dimensions, i64 kept, i64 summed, i64 span,
+                      i64 n_spans, u32 lanes, bool of_a) {
+    const div_gradient::Task<THREADS> task(kept, n_spans, lanes);
+    const ACC sum = div_gradient::sum_span(dy, a, b, dimensions, task, summed, span, lanes, of_a);
+    task.emit(reduce::sum_lanes(sum, lanes), partials, out);
+}
+extern "C" __global__ void __launch_bounds__(div_gradient::FINISH_THREADS)
+    div_grad__finish(const ACC* partials, T* out, i64 rows, i64 columns) {
+    __shared__ vec::Vec<ACC, 1> of_thread[div_gradient::FINISH_THREADS];
+    div_gradient::add_rows(partials, out, rows, columns, of_thread);
+}

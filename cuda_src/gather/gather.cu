@@ -1,0 +1,409 @@
+// SPDX-License-Identifier: MIT
+// Gradients of the gather operators.  CPU provider: cupy_training_ops/families/gather/reference.py
+//
+// Each says for every slice of dY which row of dX it is added to. The deterministic way sorts the
+// slices by row and sums each row's slices in the order they came in; the other adds them with
+// atomics. Few slices are found by looking at them all.
+#include "algorithm/map.cuh"
+#include "gather/radix_sort.cuh"
+#include "gather/segmented_sum.cuh"
+#include "core/vec.cuh"
+
+// T: elements. ACC: what they are summed in. Key: row numbers and slice numbers. INDEX: indices.
+#ifndef CTO_T
+#define CTO_T float
+#endif
+#ifndef CTO_ACC
+#define CTO_ACC float
+#endif
+#ifndef CTO_KEY
+#define CTO_KEY u32
+#endif
+#ifndef CTO_INDEX
+#define CTO_INDEX i64
+#endif
+#ifndef CTO_THREADS
+#define CTO_THREADS 256
+#endif
+
+namespace cto {
+
+using radix_sort::Pass;
+using radix_sort::SORT_THREADS;
+using segmented_sum::BatchItem;
+using segmented_sum::Items;
+using segmented_sum::Level;
+using segmented_sum::Sizes;
+using vec::Vec;
+
+using T = CTO_T;
+using ACC = CTO_ACC;
+using Key = CTO_KEY;
+using INDEX = CTO_INDEX;
+using Entry = radix_sort::Entry<Key>;
+static_assert(ARE_SAME<ACC, Acc<T>>);
+
+constexpr int THREADS = CTO_THREADS;
+constexpr int WIDTH = vec::WIDTH<T>;
+constexpr int MAX_DIMS = 32;
+constexpr int ATOMIC_ITEMS = 4;  // additions of one thread, its loads in flight together
+constexpr int STRIP_COLUMNS = 32;
+constexpr int ZERO_VECS = 4;      // stores of one thread
+constexpr int ROUND_NBYTES = 64;  // of sums that one thread rounds
+// Entries of a sort's tile that one thread moves. Few are ranked sooner; a long sort takes as many
+// as shared memory holds, so that more entries with one digit are written together.
+constexpr int SHORT_ITEMS = sizeof(Key) == 4 ? 4 : 3;
+constexpr int LONG_ITEMS = sizeof(Key) == 4 ? 6 : 3;
+// As many blocks on a multiprocessor as the registers of a thread that sums rows allow.
+constexpr int SUM_BLOCKS = sizeof(Key) == 8 ? 2 : sizeof(T) == 4 ? 4 : 3;
+
+// ---- where each slice goes: the row of dX, or NOWHERE for an index out of range -----------------
+
+constexpr i64 NOWHERE = -1;
+
+// Negative indices count from the end.
+__device__ __forceinline__ i64 wrapped(i64 index, i64 extent) {
+    const i64 i = index < 0 ? index + extent : index;
+    return i >= 0 && i < extent ? i : NOWHERE;
+}
+
+// a / b for numbers of slices and of rows, which fit into a Key.
+__device__ __forceinline__ i64 divided(i64 a, i64 b) {
+    return static_cast<i64>(static_cast<Key>(a) / static_cast<Key>(b));
+}
+
+struct GatherRow {
+    const INDEX* indices;
+    i64 n_rows;
+
+    __device__ i64 operator()(i64 k) const { return wrapped(indices[k], n_rows); }
+};
+
+// An index of GatherND is a tuple of `count` indices into `extents`; a batch has `per_batch`
+// tuples.
+struct Tuples {
+    i64 count, per_batch;
+    i64 extents[MAX_DIMS];
+};
+
+struct GatherNDRow {
+    const INDEX* indices;
+    const Tuples& tuples;
+
+    __device__ i64 operator()(i64 k) const {
+        i64 row = divided(k, tuples.per_batch);
+        for (i32 j = 0; j < tuples.count; ++j) {
+            const i64 i = wrapped(indices[k * tuples.count + j], tuples.extents[j]);
+            if (i == NOWHERE) return NOWHERE;
+            row = row * tuples.extents[j] + i;
+        }
+        return row;
+    }
+};
+
+// An element of GatherElements keeps its coordinates except the one on the axis. The dimensions of
+// the indices are coalesced: the last one has `columns` elements, those before it have `extents`;
+// their strides are those in dX, 0 on the axis.
+struct Lines {
+    i64 extent, stride;  // of dX on the axis
+    i64 columns, column_stride;
+    i64 n_outer;
+    i64 extents[MAX_DIMS], strides[MAX_DIMS];
+};
+
+struct GatherElement {
+    const INDEX* indices;
+    const Lines& lines;
+
+    __device__ i64 operator()(i64 k) const {
+        const i64 row = divided(k, lines.columns);
+        return at(row, k - row * lines.columns, indices[k]);
+    }
+    __device__ i64 at(i64 row, i64 column, i64 index) const {
+        const i64 i = wrapped(index, lines.extent);
+        if (i == NOWHERE) return NOWHERE;
+        i64 offset = i * lines.stride + column * lines.column_stride;
+        for (i32 j = static_cast<i32>(lines.n_outer) - 1; j > 0; --j) {
+            const i64 rest = divided(row, lines.extents[j]);
+            offset += (row - rest * lines.extents[j]) * lines.strides[j];
+            row = rest;
+        }
+        return offset + row * lines.strides[0];
+    }
+};
+
+// ---- few slices and rows: every element of dX looks at all slices, in their order ---------------
+
+// row_of: shared memory.
+template <class Target>
+__device__ __forceinline__ void sum_few(Target target, const T* __restrict__ dy, T* __restrict__ dx,
+                                        i32 n, Sizes sizes, i64 (&row_of)[THREADS]) {
+    if (threadIdx.x < sizes.n_slices) row_of[threadIdx.x] = target(threadIdx.x);
+    __syncthreads();
+    const i32 i = static_cast<i32>(blockIdx.x) * THREADS + static_cast<i32>(threadIdx.x);
+    if (i >= n) return;
+    const i32 n_slices = static_cast<i32>(sizes.n_slices), width = static_cast<i32>(sizes.width);
+    const i32 line = i / width, batch = line / static_cast<i32>(sizes.n_rows);
+    const i64 row = line - batch * sizes.n_rows;
+    const T* const slices = dy + batch * sizes.n_slices * width + (i - line * width);
+    ACC sum = 0;
+    for (i32 k = 0; k < n_slices; ++k)
+        if (row_of[k] == row) sum += to_acc(slices[k * width]);
+    dx[i] = from_acc<T>(sum);
+}
+
+// ---- deterministic: keys to sort by; n_rows, past the last row, for an index out of range -------
+
+// With dY given, entries carry its elements instead of their positions: see SortedSlices.
+template <class Target>
+struct NewKey {
+    Target target;
+    const T* dy;
+    Entry* entries;
+    i64 n_rows;
+
+    __device__ Key operator()(i64 k) const {
+        const i64 row = target(k);
+        Entry entry{static_cast<Key>(row == NOWHERE ? n_rows : row), static_cast<Key>(k)};
+        if constexpr (sizeof(T) <= sizeof(Key))
+            if (dy) entry.position = static_cast<Key>(bits_of(dy[k]));
+        entries[k] = entry;
+        return entry.key;
+    }
+};
+
+struct KnownKey {
+    const Entry* entries;
+
+    __device__ Key operator()(i64 i) const { return entries[i].key; }
+};
+
+template <class Target>
+__device__ __forceinline__ void make_keys(Target target, const T* dy, Entry* entries, Key* counts,
+                                          i64 n_rows, Pass pass) {
+    __shared__ u32 found[radix_sort::RADIX];
+    radix_sort::count_digits(NewKey<Target>{target, dy, entries, n_rows}, counts, pass, found);
+}
+
+// ---- atomics: sums is dX, or a float32 array of its shape where T is narrower -------------------
+
+template <class Target>
+__device__ __forceinline__ void add_slices(Target target, const T* __restrict__ dy, ACC* sums,
+                                           Items items, Sizes sizes) {
+    const BatchItem slice(items);
+    const i64 first = slice.column<1, ATOMIC_ITEMS>(), width = sizes.width;
+    if (slice.batch >= items.n_batches) return;
+    const i64 row = target(slice.item);
+    if (row == NOWHERE) return;
+    const T* const from = dy + (slice.batch * sizes.n_slices + slice.item) * width;
+    ACC* const to = sums + (slice.batch * sizes.n_rows + row) * width;
+#pragma unroll
+    for (int j = 0; j < ATOMIC_ITEMS; ++j) {
+        const i64 column = first + j * blockDim.x;
+        if (column < width) atomicAdd(to + column, to_acc(from[column]));
+    }
+}
+
+// One thread's additions: all loads, then all atomics.
+struct Additions {
+    i64 target[ATOMIC_ITEMS];
+    ACC value[ATOMIC_ITEMS];
+
+    __device__ void apply(ACC* sums) const {
+#pragma unroll
+        for (int j = 0; j < ATOMIC_ITEMS; ++j)
+            if (target[j] != NOWHERE) atomicAdd(sums + target[j], value[j]);
+    }
+};
+
+__device__ __forceinline__ void add_elements(const GatherElement& element, const T* __restrict__ dy,
+                                             ACC* sums, i64 n) {
+    const i64 first = static_cast<i64>(blockIdx.x) * (THREADS * ATOMIC_ITEMS) + threadIdx.x;
+    Additions additions;
+#pragma unroll
+    for (int j = 0; j < ATOMIC_ITEMS; ++j) {
+        const i64 k = first + j * THREADS;
+        additions.target[j] = k < n ? element(k) : NOWHERE;
+        additions.value[j] = k < n ? to_acc(dy[k]) : ACC(0);
+    }
+    additions.apply(sums);
+}
+
+// Strip after strip of STRIP_COLUMNS columns, each over all rows: the cache lines of dX that a
+// strip is added to stay in the L2 cache, whereas with row after row each addition would go to
+// memory.
+__device__ __forceinline__ void add_elements_by_strips(const GatherElement& element,
+                                                       const T* __restrict__ dy, ACC* sums,
+                                                       i64 rows, i32 blocks_a_strip) {
+    const i32 strip = static_cast<i32>(blockIdx.x) / blocks_a_strip;
+    const i32 block = static_cast<i32>(blockIdx.x) - strip * blocks_a_strip;
+    const i64 columns = element.lines.columns;
+    const i64 column = static_cast<i64>(strip) * STRIP_COLUMNS + threadIdx.x;
+    const i64 first = static_cast<i64>(block) * (blockDim.y * ATOMIC_ITEMS) + threadIdx.y;
+    Additions additions;
+#pragma unroll
+    for (int j = 0; j < ATOMIC_ITEMS; ++j) {
+        const i64 row = first + j * static_cast<i64>(blockDim.y);
+        const bool exists = row < rows && column < columns;
+        const i64 k = row * columns + column;
+        additions.target[j] = exists ? element.at(row, column, element.indices[k]) : NOWHERE;
+        additions.value[j] = exists ? to_acc(dy[k]) : ACC(0);
+    }
+    additions.apply(sums);
+}
+
+// ---- zeros and rounding -------------------------------------------------------------------------
+
+// y[0 .. n) = 0
+__device__ __forceinline__ void fill_with_zero(T* y, i64 n) {
+    const Vec<T, WIDTH> zero{};
+    const bool aligned = vec::bytes_past_16(y) == 0;
+    const i64 first = static_cast<i64>(blockIdx.x) * (THREADS * ZERO_VECS) + threadIdx.x;
+#pragma unroll
+    for (int v = 0; v < ZERO_VECS; ++v) {
+        const i64 at = (first + v * THREADS) * WIDTH;
+        if (aligned && at + WIDTH <= n)
+            vec::store_streaming(reinterpret_cast<Vec<T, WIDTH>*>(y + at), zero);
+        else
+            vec::store_elements(y, at, n, zero);
+    }
+}
+
+using RoundTiling = map::Tiling<WIDTH, WIDTH, 1, ROUND_NBYTES, THREADS>;
+
+struct Round {
+    __device__ Vec<T, WIDTH> operator()(const Vec<ACC, WIDTH>& sums, int) const {
+        return vec::from_acc<T>(sums.at);
+    }
+};
+
+}  // namespace cto
+
+using namespace cto;
+
+// ---- entry points: few slices, keys, and atomic additions, of each operator ---------------------
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gather_grad__few(const INDEX* indices, const T* dy, T* dx, i32 n,
+                     const __grid_constant__ Sizes sizes) {
+    __shared__ i64 row_of[THREADS];
+    sum_few(GatherRow{indices, sizes.n_rows}, dy, dx, n, sizes, row_of);
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gather_nd_grad__few(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
+                        T* dx, i32 n, const __grid_constant__ Sizes sizes) {
+    __shared__ i64 row_of[THREADS];
+    sum_few(GatherNDRow{indices, tuples}, dy, dx, n, sizes, row_of);
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gather_elements_grad__few(const INDEX* indices, const __grid_constant__ Lines lines,
+                              const T* dy, T* dx, i32 n, const __grid_constant__ Sizes sizes) {
+    __shared__ i64 row_of[THREADS];
+    sum_few(GatherElement{indices, lines}, dy, dx, n, sizes, row_of);
+}
+extern "C" __global__ void __launch_bounds__(SORT_THREADS)
+    gather_grad__keys(const INDEX* indices, const T* dy, Entry* entries, Key* counts,
+                      const __grid_constant__ Pass pass, i64 n_rows) {
+    make_keys(GatherRow{indices, n_rows}, dy, entries, counts, n_rows, pass);
+}
+extern "C" __global__ void __launch_bounds__(SORT_THREADS)
+    gather_nd_grad__keys(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
+                         Entry* entries, Key* counts, const __grid_constant__ Pass pass,
+                         i64 n_rows) {
+    make_keys(GatherNDRow{indices, tuples}, dy, entries, counts, n_rows, pass);
+}
+extern "C" __global__ void __launch_bounds__(SORT_THREADS)
+    gather_elements_grad__keys(const INDEX* indices, const __grid_constant__ Lines lines,
+                               const T* dy, Entry* entries, Key* counts,
+                               const __grid_constant__ Pass pass, i64 n_rows) {
+    make_keys(GatherElement{indices, lines}, dy, entries, counts, n_rows, pass);
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gather_grad__atomic(const INDEX* indices, const T* dy, ACC* sums,
+                        const __grid_constant__ Items items, const __grid_constant__ Sizes sizes) {
+    add_slices(GatherRow{indices, sizes.n_rows}, dy, sums, items, sizes);
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gather_nd_grad__atomic(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
+                           ACC* sums, const __grid_constant__ Items items,
+                           const __grid_constant__ Sizes sizes) {
+    add_slices(GatherNDRow{indices, tuples}, dy, sums, items, sizes);
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gather_elements_grad__atomic(const INDEX* indices, const __grid_constant__ Lines lines,
+                                 const T* dy, ACC* sums, i64 n) {
+    add_elements(GatherElement{indices, lines}, dy, sums, n);
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gather_elements_grad__atomic_strips(const INDEX* indices, const __grid_constant__ Lines lines,
+                                        const T* dy, ACC* sums, i64 rows, i32 blocks_a_strip) {
+    add_elements_by_strips(GatherElement{indices, lines}, dy, sums, rows, blocks_a_strip);
+}
+
+// ---- entry points: the stages that all three share ----------------------------------------------
+
+extern "C" __global__ void __launch_bounds__(SORT_THREADS)
+    gather__count(const Entry* entries, Key* counts, const __grid_constant__ Pass pass) {
+    __shared__ u32 found[radix_sort::RADIX];
+    radix_sort::count_digits(KnownKey{entries}, counts, pass, found);
+}
+extern "C" __global__ void __launch_bounds__(SORT_THREADS)
+    gather__scatter(const Entry* from, Entry* to, const Key* counts,
+                    const __grid_constant__ Pass pass) {
+    __shared__ radix_sort::SortedTile<Key, SHORT_ITEMS> sorted;
+    __shared__ Key of_warp[radix_sort::SORT_WARPS];
+    radix_sort::scatter_by_digit(from, to, counts, pass, sorted, of_warp);
+}
+extern "C" __global__ void __launch_bounds__(SORT_THREADS)
+    gather__scatter__long(const Entry* from, Entry* to, const Key* counts,
+                          const __grid_constant__ Pass pass) {
+    __shared__ radix_sort::SortedTile<Key, LONG_ITEMS> sorted;
+    __shared__ Key of_warp[radix_sort::SORT_WARPS];
+    radix_sort::scatter_by_digit(from, to, counts, pass, sorted, of_warp);
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gather__starts(const Entry* sorted, Key* starts, i64 n, i64 n_rows) {
+    radix_sort::find_start(sorted, starts, n, n_rows);
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gather__starts__many(const Entry* sorted, Key* starts, i64 n, i64 n_rows) {
+    __shared__ i64 bounds[2];
+    radix_sort::find_starts(sorted, starts, n, n_rows, bounds);
+}
+// `__scalar`: rows that are no whole number of 16-byte vectors, or start off a 16-byte boundary.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gather__sum_nodes(const T* dy, const Entry* entries, ACC* sums,
+                      const __grid_constant__ Items items, const __grid_constant__ Sizes sizes,
+                      const __grid_constant__ Level level) {
+    segmented_sum::sum_nodes<WIDTH>(dy, entries, sums, items, in_registers(sizes),
+                                    in_registers(level));
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gather__sum_nodes__scalar(const T* dy, const Entry* entries, ACC* sums,
+                              const __grid_constant__ Items items,
+                              const __grid_constant__ Sizes sizes,
+                              const __grid_constant__ Level level) {
+    segmented_sum::sum_nodes<1>(dy, entries, sums, items, in_registers(sizes), in_registers(level));
+}
+extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
+    gather__sum_rows(const T* dy, const Entry* entries, const Key* starts, const ACC* sums, T* dx,
+                     const __grid_constant__ Items items, const __grid_constant__ Sizes sizes,
+                     i64 count, i64 n_nodes, i32 levels, i64 n_long) {
+    segmented_sum::sum_rows<WIDTH>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes,
+                                   levels, n_long);
+}
+extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
+    gather__sum_rows__scalar(const T* dy, const Entry* entries, const Key* starts, const ACC* sums,
+                             T* dx, const __grid_constant__ Items items,
+                             const __grid_constant__ Sizes sizes, i64 count, i64 n_nodes,
+                             i32 levels, i64 n_long) {
+    segmented_sum::sum_rows<1>(dy, entries, starts, sums, dx, items, sizes, count, n_nodes, levels,
+                               n_long);
+}
+extern "C" __global__ void __launch_bounds__(THREADS) gather__zero(T* y, i64 n) {
+    fill_with_zero(y, n);
+}
+extern "C" __global__ void __launch_bounds__(THREADS) gather__round(const ACC* sums, T* dx, i64 n) {
+    const bool aligned = vec::bytes_past_16(dx) == 0;
+    map::map_vecs<RoundTiling>(aligned, sums, dx, n, n, Round{});
+}

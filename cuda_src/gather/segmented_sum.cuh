@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: MIT
+// Sums of slices that have the same key: a tree of partial sums over the sorted entries, then one
+// sum for each row of the result.
+//
+// Node t of level l covers the FANOUT^l entries from t FANOUT^l on. Its sum is computed if they all
+// have one key, so that a segment, all entries with one key, is the sum of at most 2 FANOUT items a
+// level however long it is. Which items, and in which order, follows from the sorted keys alone:
+// the same bits, run after run.
+//
+// T is the type of the slices, Key that of row numbers and slice numbers.
+#pragma once
+#include "gather/radix_sort.cuh"
+#include "core/vec.cuh"
+
+namespace cto::segmented_sum {
+
+using radix_sort::Entry;
+using vec::Vec;
+
+constexpr int FANOUT = 32;
+constexpr int DEPTH = 4;  // slices whose loads are in flight together
+template <class T>
+constexpr int DEPTH_AT_ENDS = sizeof(T) == 2 ? 2 : 3;  // all that registers are left for
+
+// Slices of dY and rows of dX in a batch, and the elements of each of them.
+struct Sizes {
+    i64 n_slices, n_rows, width;
+};
+
+// The same sizes, which the compiler then keeps in registers: see in_registers of a Level.
+__device__ __forceinline__ Sizes in_registers(Sizes sizes) {
+#ifndef __CUDA_CPU__
+    asm("" : "+l"(sizes.n_slices), "+l"(sizes.n_rows), "+l"(sizes.width));
+#endif
+    return sizes;
+}
+
+// ---- what is added ------------------------------------------------------------------------------
+
+// Slices of one batch of dY in the order of the sorted entries, of which a thread takes N elements.
+// Without dY the slices are elements, which the entries carry in the place of their positions;
+// there is one batch of one column then.
+template <class T, class Key, int N>
+struct SortedSlices {
+    using Element = T;
+    const T* dy;
+    const Entry<Key>* entries;
+    i64 width;
+
+    __device__ const T* at(Key i) const {
+        const Key* const position = &entries[i].position;
+        return N > 1 || dy ? dy + *position * width : reinterpret_cast<const T*>(position);
+    }
+};
+
+// Sums of the nodes of one level, of one batch.
+template <class A, class Key>
+struct NodeSums {
+    using Element = A;
+    const A* sums;
+    i64 width;
+
+    __device__ const A* at(Key node) const { return sums + node * width; }
+};
+
+// The n items from `first` on, without the `skipped` ones from `middle` on.
+template <class Key>
+struct Ends {
+    Key first, n, middle, skipped;
+
+    __device__ Key at(Key i) const { return first + i < middle ? first + i : first + i + skipped; }
+};
+
+// What one thread adds of every slice: N elements of it, where the pointers to slices point.
+template <class A, int N>
+struct Sum {
+    Vec<A, N> value{};
+
+    template <class E>
+    static __device__ __forceinline__ Vec<E, N> load(const E* from) {
+        return vec::load_streaming(reinterpret_cast<const Vec<E, N>*>(from));
+    }
+
+    template <class E>
+    __device__ __forceinline__ void add(const Vec<E, N>& slice) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) value.at[i] += to_acc(slice.at[i]);
+    }
+
+    // Adds items in order, MANY of them loaded before the first is added.
+    template <int MANY, class Items, class Key>
+    __device__ __forceinline__ void add_all(const Items& items, const Ends<Key>& ends) {
+        using E = typename Items::Element;
+#pragma unroll 1
+        for (Key first = 0; first < ends.n; first += MANY) {
+            const E* slices[MANY];
+            Vec<E, N> loaded[MANY];
+#pragma unroll
+            for (int d = 0; d < MANY; ++d)
+                slices[d] = items.at(ends.at(min(first + d, ends.n - 1)));
+#pragma unroll
+            for (int d = 0; d < MANY; ++d)
+                if (first + d < ends.n) loaded[d] = load(slices[d]);
+#pragma unroll
+            for (int d = 0; d < MANY; ++d)
+                if (first + d < ends.n) add(loaded[d]);
+        }
+    }
+
+    template <class E>
+    __device__ __forceinline__ void store(E* to) const {
+        vec::store_streaming(reinterpret_cast<Vec<E, N>*>(to), vec::from_acc<E>(value.at));
+    }
+};
+
+// ---- what each thread does ----------------------------------------------------------------------
+
+// How batches of n items of `width` columns meet a grid. A block takes y items and some columns;
+// grid x counts the items of `fold` batches and for each the `column_blocks` blocks that share its
+// columns, grid z the folds. fold n fits into 32 bits, or fold is 1.
+struct Items {
+    i64 n_batches, n, fold, column_blocks;
+};
+
+// The batch and item of this thread, and which block of its columns; no item where batch >=
+// n_batches.
+struct BatchItem {
+    i64 batch, item;
+    u32 column_block;
+
+    __device__ explicit BatchItem(Items items) {
+        const u32 n_blocks = static_cast<u32>(items.column_blocks), block = blockIdx.x / n_blocks;
+        const i64 i = static_cast<i64>(block) * blockDim.y + threadIdx.y;
+        const bool inside = i < items.fold * items.n;
+        const u32 in_fold = items.fold == 1 ? 0 : static_cast<u32>(i) / static_cast<u32>(items.n);
+        batch = inside ? blockIdx.z * items.fold + in_fold : items.n_batches;
+        item = i - in_fold * items.n;
+        column_block = blockIdx.x - block * n_blocks;
+    }
+    // The thread's first column, where it takes N columns MANY times.
+    template <int N, int MANY>
+    __device__ i64 column() const {
+        return (static_cast<i64>(column_block) * (MANY * blockDim.x) + threadIdx.x) * N;
+    }
+};
+
+// ---- sums of nodes ------------------------------------------------------------------------------
+
+// One level of the tree: FANOUT^l entries a node, and where among the sums of all `total` nodes
+// this level's begin and those of the level below.
+struct Level {
+    i64 unit, begin, begin_below, total;
+};
+
+// The same level, which the compiler then keeps in registers. With it and the sizes left in the
+// launch parameters, GatherGrad with equal indices took 2 % longer on an H200.
+__device__ __forceinline__ Level in_registers(Level level) {
+#ifndef __CUDA_CPU__
+    asm("" : "+l"(level.unit), "+l"(level.begin), "+l"(level.begin_below), "+l"(level.total));
+#endif
+    return level;
+}
+
+template <int N, class T, class Key>
+__device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
+                                          const Entry<Key>* __restrict__ entries, Acc<T>* sums,
+                                          const Items& items, const Sizes& sizes,
+                                          const Level& level) {
+    const BatchItem node(items);
+    const i64 width = sizes.width, column = node.column<N, 1>();
+    if (node.batch >= items.n_batches || column >= width) return;
+    const Key key = entries[node.item * level.unit].key;
+    if (key != entries[(node.item + 1) * level.unit - 1].key || key >= sizes.n_rows) return;
+    Acc<T>* const own = sums + node.batch * level.total * width + column;
+    const Key child = static_cast<Key>(node.item) * FANOUT;
+    const Ends<Key> children{child, FANOUT, child + FANOUT, 0};
+    Sum<Acc<T>, N> sum;
+    if (level.unit == FANOUT)
+        sum.template add_all<DEPTH>(
+            SortedSlices<T, Key, N>{dy + node.batch * sizes.n_slices * width + column, entries,
+                                    width},
+            children);
+    else
+        sum.template add_all<DEPTH>(NodeSums<Acc<T>, Key>{own + level.begin_below * width, width},
+                                    children);
+    sum.store(own + (level.begin + node.item) * width);
+}
+
+// ---- sums of rows -------------------------------------------------------------------------------
+
+// Adds the entries [low, high) of the n: on each level the ends that the next one does not cover.
+template <class T, class Key, int N>
+__device__ __forceinline__ void add_segment(Sum<Acc<T>, N>& sum,
+                                            const SortedSlices<T, Key, N>& slices,
+                                            NodeSums<Acc<T>, Key> nodes, Key low, Key high, Key n,
+                                            i32 levels) {
+    constexpr int MANY = DEPTH_AT_ENDS<T>;
+    for (i32 level = 0;; ++level) {
+        const Key up = low / FANOUT + (low % FANOUT != 0), down = high / FANOUT;
+        const bool top = level == levels || up >= down;
+        const Key skipped = top ? 0 : (down - up) * FANOUT;
+        const Ends<Key> ends{low, high - low - skipped, up * FANOUT, skipped};
+        if (level == 0) {
+            sum.template add_all<MANY>(slices, ends);
+        } else {
+            sum.template add_all<MANY>(nodes, ends);
+            nodes.sums += static_cast<i64>(n) * nodes.width;
+        }
+        if (top) return;
+        low = up;
+        high = down;
+        n /= FANOUT;
+    }
+}
+
+// Rows of dX whose sums are finished one after the other.
+template <class T, class Key, int N>
+struct Rows {
+    T* dx;
+    i64 width;
+    Key next, end;
+    Sum<Acc<T>, N> sum;
+
+    // Stores the sum of every row before `row`.
+    __device__ __forceinline__ void finish(Key row) {
+#pragma unroll 1
+        for (; next < row; ++next) {
+            sum.store(dx + next * width);
+            sum.value = {};
+        }
+    }
+
+    // Adds n entries from `low` on, DEPTH of them loaded together whichever rows they go to.
+    __device__ __forceinline__ void add_few(const SortedSlices<T, Key, N>& slices, Key low, Key n) {
+#pragma unroll 1
+        for (Key first = 0; first < n; first += DEPTH) {
+            Key key[DEPTH];
+            const T* from[DEPTH];
+            Vec<T, N> loaded[DEPTH];
+#pragma unroll
+            for (int d = 0; d < DEPTH; ++d) {
+                const Key i = low + min(first + d, n - 1);
+                key[d] = slices.entries[i].key;
+                from[d] = slices.at(i);
+            }
+#pragma unroll
+            for (int d = 0; d < DEPTH; ++d)
+                if (first + d < n) loaded[d] = sum.load(from[d]);
+#pragma unroll
+            for (int d = 0; d < DEPTH; ++d) {
+                if (first + d >= n) break;
+                finish(key[d]);
+                sum.add(loaded[d]);
+            }
+        }
+        finish(end);
+    }
+
+    // Adds the entries of every row in turn, with the sums of whole nodes among them; or leaves the
+    // long rows to others.
+    __device__ __forceinline__ void add_many(const SortedSlices<T, Key, N>& slices,
+                                             const NodeSums<Acc<T>, Key>& nodes, const Key* starts,
+                                             Key n_slices, i32 levels, bool leaves_long) {
+#pragma unroll 1
+        while (next < end) {
+            const Key low = starts[next], high = starts[next + 1];
+            if (leaves_long && high - low >= FANOUT) {
+                ++next;
+                continue;
+            }
+            add_segment(sum, slices, nodes, low, high, n_slices, levels);
+            finish(next + 1);
+        }
+    }
+};
+
+// The row of FANOUT entries or more in which `at` is the first multiple of FANOUT, or n_rows. Such a
+// row holds an entry FANOUT / 2 before `at` or nearly as far behind it: most calls end there, before
+// the row's bounds are looked up.
+template <class Key>
+__device__ __forceinline__ Key long_row_at(Key at, const Entry<Key>* entries, const Key* starts,
+                                           Key n_slices, i64 n_rows) {
+    constexpr Key HALF = FANOUT / 2;
+    const Key row = entries[at].key;
+    const Key before = entries[max(at, HALF) - HALF].key;
+    const Key behind = entries[min(at + HALF - 1, n_slices - 1)].key;
+    if (row >= n_rows || (before != row && behind != row)) return n_rows;
+    const Key low = starts[row], high = starts[row + 1];
+    return high - low >= FANOUT && at - low < FANOUT ? row : n_rows;
+}
+
+// dX[batch, row] = sum of the slices whose key is the row, zero where there are none: every element
+// is written once. A thread sums `count` rows; no node lies among fewer than FANOUT entries. Where
+// n_long is not 0, the grid's first items are the long rows, one for every FANOUT entries: they take
+// longest, and often are neighbours, which one thread would sum one after the other.
+template <int N, class T, class Key>
+__device__ __forceinline__ void sum_rows(const T* __restrict__ dy,
+                                         const Entry<Key>* __restrict__ entries,
+                                         const Key* __restrict__ starts,
+                                         const Acc<T>* __restrict__ sums, T* __restrict__ dx,
+                                         Items items, Sizes sizes, i64 count, i64 n_nodes,
+                                         i32 levels, i64 n_long) {
+    const BatchItem task(items);
+    const i64 width = sizes.width, column = task.column<N, 1>();
+    if (task.batch >= items.n_batches || column >= width) return;
+    const Key n_slices = static_cast<Key>(sizes.n_slices);
+    const bool is_long = task.item < n_long;
+    Key first, end;
+    if (is_long) {
+        const Key at = static_cast<Key>(task.item) * FANOUT;
+        first = long_row_at(at, entries, starts, n_slices, sizes.n_rows);
+        if (first == sizes.n_rows) return;
+        end = first + 1;
+    } else {
+        const i64 group = task.item - n_long;
+        first = group * count;
+        end = min((group + 1) * count, sizes.n_rows);
+    }
+    Rows<T, Key, N> rows{dx + task.batch * sizes.n_rows * width + column, width, first, end, {}};
+    const SortedSlices<T, Key, N> slices{dy + task.batch * sizes.n_slices * width + column, entries,
+                                         width};
+    const NodeSums<Acc<T>, Key> nodes{sums + task.batch * n_nodes * width + column, width};
+    const Key low = starts[first], high = starts[end];
+    if (high - low < FANOUT)
+        rows.add_few(slices, low, high - low);
+    else
+        rows.add_many(slices, nodes, starts, n_slices, levels, n_long > 0 && !is_long);
+}
+
+}  // namespace cto::segmented_sum

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: MIT
+// Gist activation codecs.  CPU provider: cupy_training_ops/families/gist/reference.py
+//
+// Encoders read 16 to 64 bytes at a time, decoders write 16. Tests for zero, sign and NaN
+// look at bits, because comparison flushes subnormals (CuPy compiles with -ftz=true).
+#include "algorithm/map.cuh"
+#include "gist/e5m2.cuh"
+#include "format/msfp15.cuh"
+#include "format/nan.cuh"
+
+// T: decoded elements. A block has THREADS.
+#ifndef CTO_T
+#define CTO_T float
+#endif
+#ifndef CTO_THREADS
+#define CTO_THREADS 128
+#endif
+// Bytes of decoded elements a thread has in flight, in codecs of elements and in codecs of boxes.
+#ifndef CTO_ELEMENT_NBYTES
+#define CTO_ELEMENT_NBYTES 32
+#endif
+#ifndef CTO_TILE_NBYTES
+#define CTO_TILE_NBYTES 64
+#endif
+
+namespace cto {
+
+using namespace format;
+using map::map_vecs;
+using map::Tiling;
+using vec::Vec;
+
+using T = CTO_T;
+
+constexpr int THREADS = CTO_THREADS;
+constexpr int READ = sizeof(T) == 8 ? 4 : 8;  // elements that an encoder reads together
+constexpr int WRITE = vec::WIDTH<T>;          // and that a decoder writes
+constexpr int BOX = 8;  // elements that share an MSFP15 exponent, or a byte of Pack1
+constexpr int READ_BOXES = sizeof(T) == 1 ? 16 : 8;    // elements that an encoder of boxes reads
+constexpr int SHARES = WRITE < BOX ? BOX / WRITE : 1;  // decoding threads that share a box
+constexpr int WRITTEN_BOXES = WRITE < BOX ? 1 : WRITE / BOX;
+
+using EncodeElements = Tiling<READ, READ, 1, CTO_ELEMENT_NBYTES, THREADS>;
+using DecodeElements = Tiling<WRITE, WRITE, 1, CTO_ELEMENT_NBYTES, THREADS>;
+template <int CODES>
+using EncodeBoxes = Tiling<READ_BOXES, CODES, 1, CTO_TILE_NBYTES, THREADS>;
+template <int BOX_CODES>
+using DecodeBoxes = Tiling<BOX_CODES * WRITTEN_BOXES, WRITE, SHARES, CTO_TILE_NBYTES, THREADS>;
+
+// ---- one element to one element -----------------------------------------------------------------
+
+__device__ __forceinline__ bool is_positive(bool x) { return x; }
+__device__ __forceinline__ bool is_positive(__half x) { return bits_of(x) - 1u < 0x7C00u; }
+__device__ __forceinline__ bool is_positive(__nv_bfloat16 x) { return bits_of(x) - 1u < 0x7F80u; }
+__device__ __forceinline__ bool is_positive(float x) { return bits_of(x) - 1u < 0x7F800000u; }
+__device__ __forceinline__ bool is_positive(double x) {
+    return bits_of(x) - 1u < 0x7FF0000000000000ull;
+}
+
+template <class E>
+__device__ __forceinline__ __half to_half(E x) {
+    return nan::converted<__half>(x);
+}
+__device__ __forceinline__ __half to_half(bool x) { return from_acc<__half>(x ? 1.0f : 0.0f); }
+
+struct Binarize {
+    __device__ void operator()(T x, bool& y) const { y = is_positive(x); }
+};
+struct Unbinarize {
+    __device__ void operator()(bool x, T& y) const { y = from_acc<T>(x ? 1.0f : 0.0f); }
+};
+struct FromE5m2 {
+    __device__ void operator()(u8 x, T& y) const { y = nan::converted<T>(e5m2::from_e5m2(x)); }
+};
+struct ToHalf {
+    __device__ void operator()(T x, __half& y) const { y = to_half(x); }
+};
+struct FromHalf {
+    __device__ void operator()(__half x, T& y) const { y = nan::converted<T>(x); }
+};
+
+template <class Y, class F>
+struct Each {
+    template <class X, int N>
+    __device__ Vec<Y, N> operator()(const Vec<X, N>& x, int) const {
+        Vec<Y, N> y;
+#pragma unroll
+        for (int i = 0; i < N; ++i) F{}(x.at[i], y.at[i]);
+        return y;
+    }
+};
+
+template <class F, class Y>
+__device__ __forceinline__ void encode_elements(bool aligned, const T* x, Y* y, i64 n_x, i64 n_y) {
+    map_vecs<EncodeElements>(aligned, x, y, n_x, n_y, Each<Y, F>{});
+}
+
+template <class F, class X>
+__device__ __forceinline__ void decode_elements(bool aligned, const X* x, T* y, i64 n_x, i64 n_y) {
+    map_vecs<DecodeElements>(aligned, x, y, n_x, n_y, Each<T, F>{});
+}
+
+// ---- Pack8: four elements at a time to E5M2 -----------------------------------------------------
+
+struct ToE5m2 {
+    __device__ Vec<u8, READ> operator()(const Vec<T, READ>& x, int) const {
+        Vec<u8, READ> y;
+#pragma unroll
+        for (int i = 0; i < READ; i += 4)
+            *reinterpret_cast<u32*>(y.at + i) = e5m2::four_to_e5m2(x.at + i);
+        return y;
+    }
+};
+
+// ---- Pack1: eight elements to one byte, the first element in the highest bit --------------------
+
+struct Pack1 {
+    __device__ Vec<u8, READ_BOXES / 8> operator()(const Vec<T, READ_BOXES>& x, int) const {
+        Vec<u8, READ_BOXES / 8> y{};
+#pragma unroll
+        for (int i = 0; i < READ_BOXES; ++i)
+            y.at[i / 8] |= static_cast<u8>(is_positive(x.at[i]) << (7 - i % 8));
+        return y;
+    }
+};
+
+struct Unpack1 {
+    template <int N>
+    __device__ Vec<T, WRITE> operator()(const Vec<u8, N>& x, int share) const {
+        Vec<T, WRITE> y;
+#pragma unroll
+        for (int i = 0; i < WRITE; ++i) {
+            const u32 bits = static_cast<u32>(x.at[i / 8]) << (share * WRITE + i % 8);
+            y.at[i] = from_acc<T>(bits & 0x80u ? 1.0f : 0.0f);
+        }
+        return y;
+    }
+};
+
+// ---- MSFP15: eight elements to eight bytes ------------------------------------------------------
+
+template <bool KEEP_SIGN>
+struct Msfp15Encode {
+    bool keep_nonfinite;
+    __device__ Vec<u8, READ_BOXES> operator()(const Vec<T, READ_BOXES>& x, int) const {
+        Vec<u8, READ_BOXES> codes;
+#pragma unroll
+        for (int box = 0; box < READ_BOXES / BOX; ++box) {
+            float values[BOX];
+#pragma unroll
+            for (int j = 0; j < BOX; ++j)
+                values[j] = msfp15::truncated<KEEP_SIGN>(x.at[BOX * box + j]);
+            reinterpret_cast<uint2*>(codes.at)[box] =
+                msfp15::encode_box<KEEP_SIGN>(values, keep_nonfinite);
+        }
+        return codes;
+    }
+};
+
+struct Msfp15Decode {
+    bool keep_nonfinite;
+    template <int N>
+    __device__ Vec<T, WRITE> operator()(const Vec<u8, N>& codes, int share) const {
+        Vec<T, WRITE> y;
+#pragma unroll
+        for (int box = 0; box < N / BOX; ++box)
+            msfp15::decode_share<BOX / SHARES>(reinterpret_cast<const uint2*>(codes.at)[box], share,
+                                               keep_nonfinite, y.at + box * BOX);
+        return y;
+    }
+};
+
+// ---- gradient of Relu from the bits that Pack1 makes ---------------------------------------------
+
+// Elements that share a byte of bits, `shift` of which are of elements before them.
+__device__ __forceinline__ Vec<T, WRITE> gated(const Vec<T, WRITE>& dy, u32 bits, int shift) {
+    Vec<T, WRITE> dx;
+#pragma unroll
+    for (int i = 0; i < WRITE; ++i)
+        dx.at[i] = bits << (shift + i) & 0x80u ? dy.at[i] : from_acc<T>(0.0f);
+    return dx;
+}
+
+__device__ __forceinline__ void gate_elements(const T* dy, const u8* __restrict__ bits, T* dx,
+                                              i64 n, bool aligned) {
+    constexpr int UNROLL = CTO_TILE_NBYTES / 16;
+    const i64 first = static_cast<i64>(blockIdx.x) * (UNROLL * THREADS) + threadIdx.x;
+    if (aligned && static_cast<i64>(blockIdx.x + 1) * (UNROLL * THREADS * WRITE) <= n) {
+        Vec<T, WRITE> loaded[UNROLL];
+        u32 bytes[UNROLL];
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            const i64 i = first + u * THREADS;
+            loaded[u] = vec::load_streaming(reinterpret_cast<const Vec<T, WRITE>*>(dy) + i);
+            bytes[u] = bits[i * WRITE / 8];
+        }
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            const i64 i = first + u * THREADS;
+            vec::store_streaming(reinterpret_cast<Vec<T, WRITE>*>(dx) + i,
+                                 gated(loaded[u], bytes[u], static_cast<int>(i * WRITE % 8)));
+        }
+        return;
+    }
+#pragma unroll 1
+    for (int u = 0; u < UNROLL; ++u) {
+        const i64 element = (first + u * THREADS) * WRITE;
+        if (element >= n) return;
+        const Vec<T, WRITE> loaded = vec::load_elements<T, WRITE>(dy, element, n);
+        vec::store_elements<T, WRITE>(
+            dx, element, n, gated(loaded, bits[element / 8], static_cast<int>(element % 8)));
+    }
+}
+
+}  // namespace cto
+
+using namespace cto;
+
+// ---- entry points; aligned: both arrays start at a multiple of 16 bytes -------------------------
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_binarize_encoder(const T* x, bool* y, i64 n_x, i64 n_y, bool aligned) {
+    encode_elements<Binarize>(aligned, x, y, n_x, n_y);
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_pack8_encoder(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned) {
+    map_vecs<EncodeElements>(aligned, x, y, n_x, n_y, ToE5m2{});
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_pack16_encoder(const T* x, __half* y, i64 n_x, i64 n_y, bool aligned) {
+    encode_elements<ToHalf>(aligned, x, y, n_x, n_y);
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_binarize_decoder(const bool* x, T* y, i64 n_x, i64 n_y, bool aligned) {
+    decode_elements<Unbinarize>(aligned, x, y, n_x, n_y);
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_pack8_decoder(const u8* x, T* y, i64 n_x, i64 n_y, bool aligned) {
+    decode_elements<FromE5m2>(aligned, x, y, n_x, n_y);
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_pack16_decoder(const __half* x, T* y, i64 n_x, i64 n_y, bool aligned) {
+    decode_elements<FromHalf>(aligned, x, y, n_x, n_y);
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_pack1_encoder(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned) {
+    map_vecs<EncodeBoxes<READ_BOXES / BOX>>(aligned, x, y, n_x, n_y, Pack1{});
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_pack1_decoder(const u8* x, T* y, i64 n_x, i64 n_y, bool aligned) {
+    map_vecs<DecodeBoxes<1>>(aligned, x, y, n_x, n_y, Unpack1{});
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_pack_msfp15_encoder(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned,
+                             bool keep_nonfinite) {
+    map_vecs<EncodeBoxes<READ_BOXES>>(aligned, x, y, n_x, n_y, Msfp15Encode<false>{keep_nonfinite});
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_pack_msfp15_encoder__keep_sign(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned,
+                                        bool keep_nonfinite) {
+    map_vecs<EncodeBoxes<READ_BOXES>>(aligned, x, y, n_x, n_y, Msfp15Encode<true>{keep_nonfinite});
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_pack_msfp15_decoder(const u8* x, T* y, i64 n_x, i64 n_y, bool aligned,
+                             bool keep_nonfinite) {
+    map_vecs<DecodeBoxes<BOX>>(aligned, x, y, n_x, n_y, Msfp15Decode{keep_nonfinite});
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    relu_grad_from_bits(const T* dy, const u8* bits, T* dx, i64 n, bool aligned) {
+    gate_elements(dy, bits, dx, n, aligned);
+}

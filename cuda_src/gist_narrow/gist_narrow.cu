@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: MIT
+// Gist codecs of numbers in few bits.  CPU provider: cupy_training_ops/families/gist_narrow/reference.py
+//
+// FP10 and indices are mapped vector by vector. Of scaled floats 16 threads read a block of 128
+// elements, find its scale together and write its codes; 128 threads are at a tile.
+#include "algorithm/map.cuh"
+#include "format/fp10.cuh"
+#include "gist_narrow/scaled_fp8.cuh"
+
+// T: decoded numbers; INDEX: decoded indices, as unsigned words of their size.
+#ifndef CTO_T
+#define CTO_T float
+#endif
+#ifndef CTO_INDEX
+#define CTO_INDEX u8
+#endif
+#ifndef CTO_THREADS
+#define CTO_THREADS 384
+#endif
+// Bytes of decoded elements a thread has in flight.
+#ifndef CTO_NBYTES
+#define CTO_NBYTES 64
+#endif
+
+namespace cto {
+
+using namespace format;
+using map::map_vecs;
+using map::Tiling;
+using vec::Vec;
+
+using T = CTO_T;
+using Index = CTO_INDEX;
+
+constexpr int THREADS = CTO_THREADS;
+constexpr int NBYTES = CTO_NBYTES;
+constexpr int RESIDENT = 3;           // blocks of a multiprocessor: 56 registers a thread
+constexpr int WRITE = vec::WIDTH<T>;  // elements that a decoder writes together
+
+// ---- FP10: 48 bytes of elements are whole words, and three shares of 16 bytes ---------------------
+
+constexpr int FP10_READ = 48 / sizeof(T);
+constexpr int FP10_WORDS = FP10_READ / fp10::IN_WORD;
+
+using EncodeFp10 = Tiling<FP10_READ, FP10_WORDS, 1, 96, THREADS>;
+using DecodeFp10 = Tiling<FP10_WORDS, WRITE, 3, NBYTES, THREADS>;
+
+struct ToFp10 {
+    __device__ Vec<u32, FP10_WORDS> operator()(const Vec<T, FP10_READ>& x, int) const {
+        Vec<u32, FP10_WORDS> y;
+        fp10::encode<FP10_WORDS>(x.at, y.at);
+        return y;
+    }
+};
+struct FromFp10 {
+    __device__ Vec<T, WRITE> operator()(const Vec<u32, FP10_WORDS>& x, int share) const {
+        Vec<T, WRITE> y;
+        fp10::decode_share<WRITE, FP10_WORDS>(x.at, share, y.at);
+        return y;
+    }
+};
+
+// ---- indices: two in a byte, the first in its lower half ------------------------------------------
+
+constexpr int READ_INDICES = sizeof(Index) == 1 ? 16 : 8;
+constexpr int WRITTEN_INDICES = vec::WIDTH<Index>;
+
+using EncodeIndices = Tiling<READ_INDICES, READ_INDICES / 2, 1, NBYTES, THREADS>;
+using DecodeIndices = Tiling<WRITTEN_INDICES / 2, WRITTEN_INDICES, 1, NBYTES, THREADS>;
+
+struct ToIndices {
+    __device__ Vec<u8, READ_INDICES / 2> operator()(const Vec<Index, READ_INDICES>& x, int) const {
+        Vec<u8, READ_INDICES / 2> y;
+#pragma unroll
+        for (int k = 0; k < READ_INDICES / 2; ++k)
+            y.at[k] = static_cast<u8>((x.at[2 * k] & 15u) | (x.at[2 * k + 1] & 15u) << 4);
+        return y;
+    }
+};
+
+// Four codes at a time: their lower halves and their upper halves, put between each other.
+__device__ __forceinline__ void decode_words(const u32* x, u32* y) {
+#pragma unroll
+    for (int i = 0; i < WRITTEN_INDICES / 8; ++i) {
+        const u32 lower = x[i] & 0x0F0F0F0Fu, upper = x[i] >> 4 & 0x0F0F0F0Fu;
+        y[2 * i] = __byte_perm(lower, upper, 0x5140);
+        y[2 * i + 1] = __byte_perm(lower, upper, 0x7362);
+    }
+}
+
+struct FromIndices {
+    __device__ Vec<Index, WRITTEN_INDICES> operator()(const Vec<u8, WRITTEN_INDICES / 2>& x,
+                                                      int) const {
+        Vec<Index, WRITTEN_INDICES> y;
+        if constexpr (sizeof(Index) == 1) {
+            decode_words(reinterpret_cast<const u32*>(x.at), reinterpret_cast<u32*>(y.at));
+        } else {
+#pragma unroll
+            for (int i = 0; i < WRITTEN_INDICES; ++i)
+                y.at[i] = static_cast<Index>(x.at[i / 2] >> 4 * (i % 2) & 15u);
+        }
+        return y;
+    }
+};
+
+// ---- scaled floats: tiles of 16 bytes of scales and 1,024 codes -----------------------------------
+
+constexpr int BLOCK = 128;
+constexpr int TILE = 1024;
+constexpr int SCALES_NBYTES = 2 * TILE / BLOCK;
+constexpr int READ = 8;
+constexpr int TILE_THREADS = TILE / READ;
+constexpr int BLOCK_THREADS = BLOCK / READ;
+constexpr int TILES = THREADS / TILE_THREADS;          // that a block of threads is at together
+constexpr int ENCODED = NBYTES / (READ * sizeof(T));   // vectors that a thread encodes
+constexpr int DECODED = NBYTES / (WRITE * sizeof(T));  // and decodes
+static_assert(THREADS % TILE_THREADS == 0, "no tile is that of two blocks of threads");
+
+using Elements = Vec<T, READ>;
+
+struct Place {
+    i64 tile;
+    int element;  // of the tile
+    __device__ i64 in_array() const { return tile * TILE + element; }
+    __device__ i64 of_code() const {
+        return tile * (TILE + SCALES_NBYTES) + SCALES_NBYTES + element;
+    }
+    __device__ i64 of_scale() const { return tile * (TILE + SCALES_NBYTES) + element / BLOCK * 2; }
+};
+
+__device__ __forceinline__ Place encoded_place(int u) {
+    const i64 first = static_cast<i64>(blockIdx.x) * (ENCODED * TILES) + u * TILES;
+    return {first + threadIdx.x / TILE_THREADS,
+            static_cast<int>(threadIdx.x % TILE_THREADS) * READ};
+}
+__device__ __forceinline__ Place decoded_place(int u) {
+    const i64 first = (static_cast<i64>(blockIdx.x) * DECODED + u) * THREADS + threadIdx.x;
+    return {first * WRITE / TILE, static_cast<int>(first * WRITE % TILE)};
+}
+
+template <class M>
+__device__ __forceinline__ M largest_of_block(M largest) {
+#pragma unroll
+    for (int lanes = BLOCK_THREADS / 2; lanes > 0; lanes /= 2)
+        largest = max(largest, __shfl_xor_sync(ALL_LANES, largest, lanes));
+    return largest;
+}
+
+using Magnitude = decltype(scaled_fp8::magnitude_of(Acc<T>(0)));
+
+// A block's largest magnitude; what is not finite counts unless it is left out.
+__device__ __forceinline__ Magnitude largest_of(const Elements& x, bool leave_out) {
+    const Magnitude infinity = scaled_fp8::infinity_like(Acc<T>(0));
+    Magnitude largest = 0;
+#pragma unroll
+    for (int i = 0; i < READ; ++i) {
+        const Magnitude magnitude = scaled_fp8::magnitude_of(to_acc(x.at[i]));
+        if (!leave_out || magnitude < infinity) largest = max(largest, magnitude);
+    }
+    return largest_of_block(largest);
+}
+
+// The codes of finite elements; in double element by element.
+template <class F>
+__device__ __forceinline__ u32 four_codes(const T* x, const scaled_fp8::Power<Acc<T>>& power,
+                                          bool finite) {
+    if constexpr (ARE_SAME<Acc<T>, float>) {
+        if (finite) {
+            float scaled[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) scaled[j] = scaled_fp8::times(to_acc(x[j]), power);
+            return scaled_fp8::codes_of<F>(scaled);
+        }
+    }
+    u32 codes = 0;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) codes |= scaled_fp8::encode<F>(x[j], power) << 8 * j;
+    return codes;
+}
+
+struct Encoded {
+    Vec<u8, READ> codes;
+    int scale;
+};
+
+// Of the block that the neighbouring threads have together.
+template <class F>
+__device__ __forceinline__ Encoded encode_block(const Elements& x) {
+    Magnitude largest = largest_of(x, false);
+    const bool finite = !__any_sync(ALL_LANES, largest >= scaled_fp8::infinity_like(Acc<T>(0)));
+    if (!finite) largest = largest_of(x, true);
+    Encoded encoded;
+    encoded.scale = scaled_fp8::scale_of<F>(largest);
+    const auto power = scaled_fp8::power_of_two(-encoded.scale, Acc<T>(0));
+#pragma unroll
+    for (int word = 0; word < READ / 4; ++word)
+        reinterpret_cast<u32*>(encoded.codes.at)[word] =
+            four_codes<F>(x.at + 4 * word, power, finite);
+    return encoded;
+}
+
+template <class F>
+__device__ __forceinline__ void encode_blocks(const T* __restrict__ x, u8* __restrict__ y, i64 n_x,
+                                              i64 n_y, bool aligned) {
+    const bool first = threadIdx.x % BLOCK_THREADS == 0;
+    if (aligned && static_cast<i64>(blockIdx.x + 1) * (ENCODED * TILES * TILE) <= n_x) {
+        Elements loaded[ENCODED];
+#pragma unroll
+        for (int u = 0; u < ENCODED; ++u)
+            loaded[u] = *reinterpret_cast<const Elements*>(x + encoded_place(u).in_array());
+#pragma unroll
+        for (int u = 0; u < ENCODED; ++u) {
+            const Place place = encoded_place(u);
+            const Encoded encoded = encode_block<F>(loaded[u]);
+            *reinterpret_cast<uint2*>(y + place.of_code()) =
+                *reinterpret_cast<const uint2*>(encoded.codes.at);
+            if (first)
+                *reinterpret_cast<i16*>(y + place.of_scale()) = static_cast<i16>(encoded.scale);
+        }
+        return;
+    }
+#pragma unroll 1
+    for (int u = 0; u < ENCODED; ++u) {
+        const Place place = encoded_place(u);
+        const Encoded encoded =
+            encode_block<F>(vec::load_elements<T, READ>(x, place.in_array(), n_x));
+        vec::store_elements<u8, READ>(y, place.of_code(), n_y, encoded.codes);
+        if (first && place.tile * TILE < n_x) {
+            y[place.of_scale()] = static_cast<u8>(encoded.scale);
+            y[place.of_scale() + 1] = static_cast<u8>(encoded.scale >> 8);
+        }
+    }
+}
+
+template <class F>
+__device__ __forceinline__ Vec<T, WRITE> decode_block(const Vec<u8, WRITE>& codes, int scale) {
+    const auto power = scaled_fp8::power_of_two(scale + F::UNSCALED, Acc<T>(0));
+    Vec<T, WRITE> y;
+#pragma unroll
+    for (int i = 0; i < WRITE; ++i) y.at[i] = scaled_fp8::decode<F, T>(codes.at[i], power);
+    return y;
+}
+
+template <class F>
+__device__ __forceinline__ void decode_blocks(const u8* __restrict__ x, T* __restrict__ y, i64 n_x,
+                                              i64 n_y, bool aligned) {
+    if (aligned && static_cast<i64>(blockIdx.x + 1) * (DECODED * THREADS * WRITE) <= n_y) {
+        Vec<u8, WRITE> codes[DECODED];
+        int scales[DECODED];
+#pragma unroll
+        for (int u = 0; u < DECODED; ++u) {
+            const Place place = decoded_place(u);
+            codes[u] = *reinterpret_cast<const Vec<u8, WRITE>*>(x + place.of_code());
+            scales[u] = *reinterpret_cast<const i16*>(x + place.of_scale());
+        }
+#pragma unroll
+        for (int u = 0; u < DECODED; ++u)
+            vec::store_streaming(reinterpret_cast<Vec<T, WRITE>*>(y + decoded_place(u).in_array()),
+                                 decode_block<F>(codes[u], scales[u]));
+        return;
+    }
+#pragma unroll 1
+    for (int u = 0; u < DECODED; ++u) {
+        const Place place = decoded_place(u);
+        if (place.in_array() >= n_y) return;
+        const auto codes = vec::load_elements<u8, WRITE>(x, place.of_code(), n_x);
+        const u8* const scale = x + place.of_scale();
+        const auto decoded = decode_block<F>(codes, static_cast<i16>(scale[0] | scale[1] << 8));
+        vec::store_elements<T, WRITE>(y, place.in_array(), n_y, decoded);
+    }
+}
+
+}  // namespace cto
+
+using namespace cto;
+
+// ---- entry points; aligned: both arrays start at a multiple of 16 bytes -------------------------
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_fp10_encoder(const T* x, u32* y, i64 n_x, i64 n_y, bool aligned) {
+    map_vecs<EncodeFp10>(aligned, x, y, n_x, n_y, ToFp10{});
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_fp10_decoder(const u32* x, T* y, i64 n_x, i64 n_y, bool aligned) {
+    map_vecs<DecodeFp10>(aligned, x, y, n_x, n_y, FromFp10{});
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_index4_encoder(const void* x, u8* y, i64 n_x, i64 n_y, bool aligned) {
+    map_vecs<EncodeIndices>(aligned, static_cast<const Index*>(x), y, n_x, n_y, ToIndices{});
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_index4_decoder(const u8* x, void* y, i64 n_x, i64 n_y, bool aligned) {
+    map_vecs<DecodeIndices>(aligned, x, static_cast<Index*>(y), n_x, n_y, FromIndices{});
+}
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    gist_block_e4m3_encoder(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned) {
+    encode_blocks<scaled_fp8::E4m3>(x, y, n_x, n_y, aligned);
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_block_e4m3_decoder(const u8* x, T* y, i64 n_x, i64 n_y, bool aligned) {
+    decode_blocks<scaled_fp8::E4m3>(x, y, n_x, n_y, aligned);
+}
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    gist_block_e5m2_encoder(const T* x, u8* y, i64 n_x, i64 n_y, bool aligned) {
+    encode_blocks<scaled_fp8::E5m2>(x, y, n_x, n_y, aligned);
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_block_e5m2_decoder(const u8* x, T* y, i64 n_x, i64 n_y, bool aligned) {
+    decode_blocks<scaled_fp8::E5m2>(x, y, n_x, n_y, aligned);
+}

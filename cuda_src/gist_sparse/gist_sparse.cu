@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: MIT
+// Gist's sparse encoding.  CPU provider: cupy_training_ops/families/gist_sparse/reference.py
+//
+// A block has three tiles at a time: it stores one while it packs the next and loads the one after
+// it. To pack is to move what is not zero together in shared memory. A second launch finishes: it
+// puts the elements as they are in place of a code that takes no less, and makes zero again what
+// blocks said of their tiles.
+//
+//     code | head | starts, 8 bytes a tile | mask | values of tile 0 | values of tile 1 | ...
+//          0      16                      mask   values
+#include "gist_sparse/prefix.cuh"
+#include "gist_sparse/mask.cuh"
+#include "gist_sparse/tile.cuh"
+#include "gist_sparse/values.cuh"
+
+// T: elements, or words of their size (Pair: 16 bytes) where values are as they are. VALUES: what values become.
+#ifndef CTO_T
+#define CTO_T u32
+#endif
+#ifndef CTO_VALUES
+#define CTO_VALUES AsTheyAre
+#endif
+
+namespace cto {
+
+using namespace gist_sparse::mask;
+using namespace gist_sparse::tile;
+using namespace gist_sparse::values;
+using zeroed::Zeroed;
+
+using T = CTO_T;
+using Values = CTO_VALUES<T>;
+
+constexpr int WIDTH = vec::WIDTH<T>;
+constexpr int GROUP = Values::GROUP;
+constexpr int GROUPS = (TILE<T> + GROUP - 1) / GROUP;  // that a tile's values have at most
+constexpr int HEAD_NBYTES = 16;
+constexpr u32 NONE = 0xFFFFFFFFu;  // in place of a tile
+// Resident blocks of a multiprocessor: what shared memory has room for, and registers without spills.
+#if !defined(__CUDA_CPU__) && \
+    (__CUDA_ARCH__ == 800 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200))
+constexpr int ENCODING = (sizeof(T) == 1 && __CUDA_ARCH__ >= 1000) ||
+                                 (ARE_SAME<Values, Msfp15KeepSign<double>> && __CUDA_ARCH__ == 800)
+                             ? 3
+                             : 4;
+#else
+constexpr int ENCODING = 2;
+#endif
+#if !defined(__CUDA_CPU__) && __CUDA_ARCH__ == 1000 && __CUDACC_VER_MAJOR__ >= 13
+constexpr int DECODING = sizeof(T) == 1 ? 5 : 6;  // of 32 registers CUDA 13 spills some there
+#else
+constexpr int DECODING = sizeof(T) == 1 ? 5 : 8;
+#endif
+
+// A code's parts, in bytes from its beginning; nbytes of it are there.
+struct Code {
+    i64 nbytes, mask, values;
+};
+
+__device__ __forceinline__ i64 tiles_of(i64 n) { return (n + TILE<T> - 1) / TILE<T>; }
+__device__ __forceinline__ u32 groups_of(u32 count) { return (count + GROUP - 1) / GROUP; }
+
+// ---- encoding -------------------------------------------------------------------------------------
+
+// Scratch memory.
+struct Scratch {
+    Zeroed<u32>* tickets;
+    Zeroed<u32>* groups;  // that are said of each tile
+    u64* nbytes;          // of the code
+};
+
+// A call: n elements of x to y.
+struct Encoding {
+    const T* x;
+    i64 n;
+    u8* y;
+    Code code;
+    Scratch scratch;
+    u32 tiles;
+    bool aligned;
+
+    // The tile that follows one of a block, or the same where none is left. Each block ends with one
+    // ticket that has no tile, and all of them with the count of tickets at zero.
+    __device__ __forceinline__ u32 ticket_after(u32 tile) const {
+        return tile < tiles ? atomicInc(&scratch.tickets->value, tiles + gridDim.x - 1) : tile;
+    }
+};
+
+// A tile in shared memory.
+struct Packed {
+    alignas(16) T values[GROUPS * GROUP];
+    alignas(16) u8 mask[TILE<T> / 8];
+};
+
+struct Shared {
+    Packed tiles[2];  // one that is packed, and the one before, which is stored
+    Counts counts;
+    alignas(16) u32 parts[WARPS];
+    u32 ticket;
+};
+
+// What is not zero to its place among the tile's values, zeros behind the last.
+__device__ __forceinline__ void pack(const uint4 (&x)[ROWS], const u32 (&bits)[ROWS],
+                                     const u32 (&before)[ROWS], u32 count, Packed& tile) {
+#pragma unroll
+    for (int row = 0; row < ROWS; ++row) {
+        const T* const elements = reinterpret_cast<const T*>(&x[row]);
+        const u32 words[4] = {x[row].x, x[row].y, x[row].z, x[row].w};
+        T* to = tile.values + before[row];
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i)
+            if (is_set<T>(words, i)) *to++ = elements[i];
+        write_mask<T>(tile.mask, row, bits[row]);
+    }
+    const u32 behind = count + threadIdx.x;
+    if (behind < groups_of(count) * GROUP) tile.values[behind] = T{};
+}
+
+// Returns how many groups of values the tile has.
+__device__ __forceinline__ u32 pack_tile(const Encoding& call, const uint4 (&loaded)[ROWS],
+                                         u32 tile, Counts& counts, Packed& packed) {
+    u32 bits[ROWS], before[ROWS];
+#pragma unroll
+    for (int row = 0; row < ROWS; ++row) bits[row] = set_bits<T>(loaded[row]);
+    const u32 count = rank<WIDTH>(bits, counts, before), groups = groups_of(count);
+    if (threadIdx.x == 0) prefix::say(call.scratch.groups, tile, groups);
+    pack(loaded, bits, before, count, packed);
+    return groups;
+}
+
+__device__ __forceinline__ void store_mask(const Encoding& call, const Packed& packed, u32 tile) {
+    constexpr int VECS = TILE<T> / 128;  // of 16 bytes
+    const i64 vec = static_cast<i64>(tile) * VECS + threadIdx.x;
+    if (threadIdx.x < VECS && vec * 128 < call.n)
+        store_any(call.y + call.code.mask + 16 * vec,
+                  reinterpret_cast<const uint4*>(packed.mask)[threadIdx.x], call.aligned);
+}
+
+// Values that have no room are those of a code that the elements as they are replace.
+__device__ __forceinline__ void store_values(const Encoding& call, const Packed& packed, u32 groups,
+                                             i64 begin) {
+    const i64 room = call.code.nbytes > begin ? (call.code.nbytes - begin) / 16 : 0;
+    const u32 stored = groups < room ? groups : static_cast<u32>(room);
+    for (u32 group = threadIdx.x; group < stored; group += THREADS)
+        store_any(call.y + begin + 16 * group, Values::encode(packed.values + group * GROUP),
+                  call.aligned);
+}
+
+__device__ __forceinline__ void store_numbers(const Encoding& call, u32 tile, u32 groups,
+                                              i64 begin) {
+    u8* const starts = call.y + HEAD_NBYTES;
+    store_any<u64>(starts + 8ll * tile, begin, call.aligned);
+    if (tile != call.tiles - 1) return;
+    const u64 nbytes = begin + 16 * groups;
+    *call.scratch.nbytes = nbytes;
+    store_any<u64>(call.y, nbytes, call.aligned);
+    store_any<u64>(call.y + 8, 0, call.aligned);
+    if (call.tiles % 2) store_any<u64>(starts + 8ll * call.tiles, 0, call.aligned);
+}
+
+__device__ __forceinline__ void store_tile(const Encoding& call, const Packed& packed, u32 tile,
+                                           u32 groups, u64 groups_before) {
+    const i64 begin = call.code.values + 16 * static_cast<i64>(groups_before);
+    store_mask(call, packed, tile);
+    store_values(call, packed, groups, begin);
+    if (threadIdx.x == 0) store_numbers(call, tile, groups, begin);
+}
+
+__device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& call) {
+    u32 upcoming = threadIdx.x == 0 ? call.ticket_after(0) : 0;
+    u32 packed = NONE, loading = NONE;  // the tiles that are to be stored and to be packed
+    u32 of_packed = 0, summed = 0;
+    u64 begin = 0;  // groups of the tiles before `summed`, as a turn begins
+    uint4 loaded[ROWS];
+    int place = 0;
+    do {
+        if (threadIdx.x == 0) {
+            shared.ticket = upcoming;
+            upcoming = call.ticket_after(upcoming);
+        }
+        u32 groups = 0;
+        if (loading == NONE)
+            __syncthreads();
+        else
+            groups = pack_tile(call, loaded, loading, shared.counts, shared.tiles[place]);
+        const u32 next = shared.ticket < call.tiles ? shared.ticket : NONE;
+        prefix::Span<THREADS> between(call.scratch.groups, summed, packed == NONE ? 0 : packed);
+        if (next != NONE) load_tile(call.x, next, call.n, call.aligned, loaded);
+        begin += prefix::block_sum(between.heard(), shared.parts);
+        place ^= 1;
+        if (packed != NONE) {
+            store_tile(call, shared.tiles[place], packed, of_packed, begin);
+            begin += of_packed;
+            summed = packed + 1;
+        }
+        packed = loading;
+        of_packed = groups;
+        loading = next;
+    } while (loading != NONE || packed != NONE);
+}
+
+// ---- decoding -------------------------------------------------------------------------------------
+
+// Whether a code has the elements as they are.
+__device__ __forceinline__ bool is_kept(const u8* x, i64 n, const Code& code, bool aligned) {
+    return HEAD_NBYTES + n * static_cast<i64>(sizeof(T)) <= code.nbytes &&
+           load_any<u64>(x + 8, aligned) != 0;
+}
+
+// Whether a code is sparse, and its values and starts lie as those of n elements of this width do.
+// Of other widths there are other tiles; where one of them has one tile and the other two, what
+// follows the starts differs.
+__device__ __forceinline__ bool is_of_width(const u8* x, i64 n, const Code& code, bool aligned) {
+    const i64 tiles = tiles_of(n);
+    return code.values <= code.nbytes && load_any<u64>(x + 8, aligned) == 0 &&
+           load_any<i64>(x + HEAD_NBYTES, aligned) == code.values &&
+           (tiles % 2 == 0 || load_any<u64>(x + HEAD_NBYTES + 8 * tiles, aligned) == 0);
+}
+
+// The groups of a tile where the code has them all, else none: codes may be anything.
+__device__ __forceinline__ u32 sound_groups(i64 begin, i64 end, const Code& code) {
+    const bool inside = begin >= code.values && begin <= end && end <= code.nbytes;
+    const i64 nbytes = inside ? end - begin : 0;
+    return begin % 16 == 0 && nbytes % 16 == 0 && nbytes <= 16 * GROUPS
+               ? static_cast<u32>(nbytes / 16)
+               : 0;
+}
+
+// Whether a tile's values, or none, have a place in the code.
+__device__ __forceinline__ bool has_place(const u8* x, i64 tile, i64 n, const Code& code,
+                                          bool aligned) {
+    if (!is_of_width(x, n, code, aligned)) return false;
+    const u8* const start = x + HEAD_NBYTES + 8 * tile;
+    const i64 begin = load_any<i64>(start, aligned);
+    const i64 end = load_any<i64>(tile == tiles_of(n) - 1 ? x : start + 8, aligned);
+    return begin == end ? begin >= code.values && end <= code.nbytes && begin % 16 == 0
+                        : sound_groups(begin, end, code) > 0;
+}
+
+// What mask and starts say is asked for before the first of it is needed.
+__device__ __forceinline__ void decode_tile(T* packed, Counts& counts, const u8* x, i64 tile, i64 n,
+                                            const Code& code, T* y, bool aligned) {
+    const u8* const start = x + HEAD_NBYTES + 8 * tile;
+    u32 bits[ROWS] = {}, before[ROWS];
+    i64 begin = 0, end = 0;
+    if (code.values <= code.nbytes) {
+#pragma unroll
+        for (int row = 0; row < ROWS; ++row) bits[row] = read_mask<T>(x + code.mask, tile, row, n);
+        begin = load_any<i64>(start, aligned);
+        end = load_any<i64>(tile == tiles_of(n) - 1 ? x : start + 8, aligned);
+    }
+    if (is_kept(x, n, code, aligned)) {
+        copy_tile<T>(x + HEAD_NBYTES, reinterpret_cast<u8*>(y), tile, n, aligned);
+        return;
+    }
+    const u32 groups = sound_groups(begin, end, code);
+    for (u32 group = threadIdx.x; group < groups; group += THREADS)
+        Values::decode(load_any<uint4>(x + begin + 16 * group, aligned), packed + group * GROUP);
+    __shared__ bool in_place;  // found by one thread: 32 registers leave no room for more
+    if constexpr (Values::HAS_NAN) {
+        if (threadIdx.x == 0) in_place = has_place(x, tile, n, code, aligned);
+    }
+    const u32 count = rank<WIDTH>(bits, counts, before);
+    bool sound = groups == groups_of(count);
+    if constexpr (Values::HAS_NAN) sound = sound && in_place;
+#pragma unroll
+    for (int row = 0; row < ROWS; ++row)
+        store_row(y, tile, row, n, aligned, unpack(packed, before[row], sound ? bits[row] : 0));
+    if constexpr (Values::HAS_NAN) {
+        if (sound) return;  // apart from the rows above, beside which it would spill
+#pragma unroll 1
+        for (int row = 0; row < ROWS; ++row)
+            store_row(y, tile, row, n, aligned, vector_of_nan<T>());
+    }
+}
+
+}  // namespace cto
+
+using namespace cto;
+
+// ---- entry points; aligned: both arrays start at a multiple of 16 bytes -------------------------
+
+extern "C" __global__ void __launch_bounds__(THREADS, ENCODING)
+    gist_sparse__encode(const void* x, u8* y, i64 n_x, i64 n_y, i64 mask, i64 values,
+                        Zeroed<u32>* tickets, Zeroed<u32>* groups, u64* nbytes, bool aligned) {
+    __shared__ Shared shared;
+    const u32 tiles = static_cast<u32>(tiles_of(n_x));
+    encode_tiles(shared, {static_cast<const T*>(x),
+                          n_x,
+                          y,
+                          {n_y, mask, values},
+                          {tickets, groups, nbytes},
+                          tiles,
+                          aligned});
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gist_sparse__finish(const void* x, u8* y, i64 n_x, i64 values, Zeroed<u32>* groups,
+                        const u64* nbytes, bool aligned) {
+    const i64 tiles = tiles_of(n_x), kept = HEAD_NBYTES + n_x * static_cast<i64>(sizeof(T));
+    const i64 thread = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
+    for (i64 tile = thread; tile < tiles; tile += gridDim.x * THREADS) groups[tile].value = 0;
+    if (kept > values && static_cast<i64>(*nbytes) < kept) return;
+    if (thread == 0) {
+        store_any<u64>(y, kept, aligned);
+        store_any<u64>(y + 8, 1, aligned);
+    }
+    for (i64 tile = blockIdx.x; tile < tiles; tile += gridDim.x)
+        copy_tile<T>(static_cast<const u8*>(x), y + HEAD_NBYTES, tile, n_x, aligned);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, DECODING)
+    gist_sparse__decode(const u8* x, void* y, i64 n_x, i64 n_y, i64 mask, i64 values,
+                        bool aligned) {
+    // A vector more than the values: bytes are looked for in two words.
+    alignas(16) __shared__ T packed[GROUPS * GROUP + WIDTH];
+    __shared__ Counts counts;
+    decode_tile(packed, counts, x, blockIdx.x, n_y, {n_x, mask, values}, static_cast<T*>(y),
+                aligned);
+}

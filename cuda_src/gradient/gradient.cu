@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: MIT
+// Gradient bookkeeping.  CPU provider: cupy_training_ops/families/gradient/reference.py
+//
+// Maps over arrays that may be the same (in place).
+#include "algorithm/multi_tensor.cuh"
+#include "algorithm/range_map.cuh"
+#include "algorithm/reduce.cuh"
+#include "core/vec.cuh"
+
+// T: what is written. VALUE: what is added or scaled.
+#ifndef CTO_T
+#define CTO_T float
+#endif
+#ifndef CTO_VALUE
+#define CTO_VALUE float
+#endif
+// A block has THREADS, each of which has NBYTES of the wider type in flight.
+#ifndef CTO_THREADS
+#define CTO_THREADS 128
+#endif
+#ifndef CTO_NBYTES
+#define CTO_NBYTES 32
+#endif
+// Tensors that one launch takes, and bytes of the wider type in a chunk.
+#ifndef CTO_CAPACITY
+#define CTO_CAPACITY 108
+#endif
+#ifndef CTO_CHUNK_NBYTES
+#define CTO_CHUNK_NBYTES 4096
+#endif
+
+namespace cto {
+
+using multi_tensor::TensorSizes;
+using pointers::Pointers;
+using vec::Vec;
+
+using T = CTO_T;
+using VALUE = CTO_VALUE;
+
+constexpr int THREADS = CTO_THREADS;
+constexpr int CAPACITY = CTO_CAPACITY;
+constexpr int CHUNK_NBYTES = CTO_CHUNK_NBYTES;
+constexpr int WIDTH = 16 / (sizeof(T) > sizeof(VALUE) ? sizeof(T) : sizeof(VALUE));
+constexpr int VECS = CTO_NBYTES / 16;  // of the wider type, that a thread has in flight
+using Chunk = multi_tensor::BlockChunk<CHUNK_NBYTES / 16 * WIDTH>;
+
+using Tiling = range_map::Tiling<WIDTH, VECS, THREADS>;
+using range_map::map_range;
+
+// new_sum = old_sum + value: in the wider of the two accumulators, rounded once.
+struct Accumulate {
+    const T* old_sum;
+    const VALUE* value;
+    T* new_sum;
+
+    template <int N>
+    struct Loaded {
+        Vec<T, N> sum;
+        Vec<VALUE, N> value;
+    };
+
+    // Elements before the first vector of the wider type.
+    __device__ int head() const {
+        return sizeof(T) >= sizeof(VALUE) ? vec::elements_to_16(new_sum)
+                                          : vec::elements_to_16(value);
+    }
+    __device__ bool has_vecs_at(int first) const {
+        return range_map::has_vecs_at<WIDTH>(old_sum, first) &&
+               range_map::has_vecs_at<WIDTH>(value, first) &&
+               range_map::has_vecs_at<WIDTH>(new_sum, first);
+    }
+    template <int N>
+    __device__ __forceinline__ void load(Loaded<N>& loaded, i64 i) const {
+        loaded.sum = *reinterpret_cast<const Vec<T, N>*>(old_sum + i);
+        loaded.value = *reinterpret_cast<const Vec<VALUE, N>*>(value + i);
+    }
+    template <int N>
+    __device__ __forceinline__ void store(const Loaded<N>& loaded, i64 i) const {
+        Vec<T, N> sum;
+#pragma unroll
+        for (int k = 0; k < N; ++k)
+            sum.at[k] = from_acc<T>(to_acc(loaded.sum.at[k]) + to_acc(loaded.value.at[k]));
+        vec::store_streaming(reinterpret_cast<Vec<T, N>*>(new_sum + i), sum);
+    }
+};
+
+// y = rule(x).
+template <class X, class Rule>
+struct Convert {
+    const X* x;
+    T* y;
+    Rule rule;
+
+    template <int N>
+    using Loaded = Vec<X, N>;
+
+    __device__ int head() const {
+        return sizeof(T) >= sizeof(X) ? vec::elements_to_16(y) : vec::elements_to_16(x);
+    }
+    __device__ bool has_vecs_at(int first) const {
+        return range_map::has_vecs_at<WIDTH>(x, first) && range_map::has_vecs_at<WIDTH>(y, first);
+    }
+    template <int N>
+    __device__ __forceinline__ void load(Vec<X, N>& loaded, i64 i) const {
+        loaded = *reinterpret_cast<const Vec<X, N>*>(x + i);
+    }
+    template <int N>
+    __device__ __forceinline__ void store(const Vec<X, N>& loaded, i64 i) const {
+        Vec<T, N> converted;
+#pragma unroll
+        for (int k = 0; k < N; ++k) converted.at[k] = rule(loaded.at[k]);
+        vec::store_streaming(reinterpret_cast<Vec<T, N>*>(y + i), converted);
+    }
+};
+
+struct Copy {
+    __device__ T operator()(T x) const { return x; }
+};
+struct Cast {
+    __device__ T operator()(VALUE x) const { return from_acc<T>(to_acc(x)); }
+};
+struct Scale {
+    float scale;
+    __device__ T operator()(VALUE x) const { return from_acc<T>(scale * to_acc(x)); }
+};
+
+// Where the tensors of a list begin in an array that joins them.
+struct TensorStarts {
+    i64 at[CAPACITY];
+};
+
+}  // namespace cto
+
+using namespace cto;
+
+// new_sum = old_sum + value, or old_sum where value is null.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    in_place_accumulator(const T* old_sum, const VALUE* value, T* new_sum, i64 n) {
+    const i64 first = blockIdx.x * Tiling::tile;
+    const i64 end = first + Tiling::tile < n ? first + Tiling::tile : n;
+    if (value)
+        map_range<Tiling>(Accumulate{old_sum, value, new_sum}, first, end, n);
+    else
+        map_range<Tiling>(Convert<T, Copy>{old_sum, new_sum}, first, end, n);
+}
+
+// new_sum = old_sum + value, or value where old_sum is null.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    in_place_accumulator_v2(const T* old_sum, const VALUE* value, T* new_sum, i64 n) {
+    const i64 first = blockIdx.x * Tiling::tile;
+    const i64 end = first + Tiling::tile < n ? first + Tiling::tile : n;
+    if (old_sum)
+        map_range<Tiling>(Accumulate{old_sum, value, new_sum}, first, end, n);
+    else
+        map_range<Tiling>(Convert<VALUE, Cast>{value, new_sum}, first, end, n);
+}
+
+// new_sums[i] = old_sums[i] + values[i], or old_sums[i] without `update`.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    in_place_accumulator_list(const __grid_constant__ Pointers<CAPACITY> old_sums,
+                              const __grid_constant__ Pointers<CAPACITY> values,
+                              const __grid_constant__ Pointers<CAPACITY> new_sums,
+                              const __grid_constant__ TensorSizes<CAPACITY> sizes, i32 n_tensors,
+                              bool update) {
+    const Chunk chunk(sizes, n_tensors);
+    const T* const old_sum = static_cast<const T*>(old_sums.at[chunk.tensor]);
+    const VALUE* const value = static_cast<const VALUE*>(values.at[chunk.tensor]);
+    T* const new_sum = static_cast<T*>(new_sums.at[chunk.tensor]);
+    if (update)
+        map_range<Tiling>(Accumulate{old_sum, value, new_sum}, chunk.first, chunk.end, chunk.n);
+    else
+        map_range<Tiling>(Convert<T, Copy>{old_sum, new_sum}, chunk.first, chunk.end, chunk.n);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) zero_gradient(void* gradient, i64 nbytes) {
+    constexpr i64 BLOCK = VECS * THREADS * 16;
+    const reduce::Range<u8> range(static_cast<const u8*>(gradient), nbytes);
+    uint4* const middle = reinterpret_cast<uint4*>(static_cast<u8*>(gradient) + range.head);
+    const i64 first = blockIdx.x * (BLOCK / 16) + threadIdx.x;
+#pragma unroll
+    for (int u = 0; u < VECS; ++u)
+        if (first + u * THREADS < range.n_vecs) middle[first + u * THREADS] = uint4{0, 0, 0, 0};
+    if (blockIdx.x > 0) return;
+    u8* const bytes = static_cast<u8*>(gradient);
+    if (threadIdx.x < range.head) bytes[threadIdx.x] = 0;
+    if (range.tail() + threadIdx.x < nbytes) bytes[range.tail() + threadIdx.x] = 0;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    mixed_precision_scale(const float* s, const __grid_constant__ Pointers<CAPACITY> xs,
+                          const __grid_constant__ Pointers<CAPACITY> ys,
+                          const __grid_constant__ TensorSizes<CAPACITY> sizes, i32 n_tensors) {
+    const Chunk chunk(sizes, n_tensors);
+    const Convert<VALUE, Scale> map{
+        static_cast<const VALUE*>(xs.at[chunk.tensor]), static_cast<T*>(ys.at[chunk.tensor]), {*s}};
+    map_range<Tiling>(map, chunk.first, chunk.end, chunk.n);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    mixed_precision_scale__fused(const float* s, const __grid_constant__ Pointers<CAPACITY> xs,
+                                 T* y, const __grid_constant__ TensorStarts starts,
+                                 const __grid_constant__ TensorSizes<CAPACITY> sizes,
+                                 i32 n_tensors) {
+    const Chunk chunk(sizes, n_tensors);
+    const Convert<VALUE, Scale> map{
+        static_cast<const VALUE*>(xs.at[chunk.tensor]), y + starts.at[chunk.tensor], {*s}};
+    map_range<Tiling>(map, chunk.first, chunk.end, chunk.n);
+}

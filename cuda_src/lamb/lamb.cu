@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: MIT
+// Steps of LAMB, in two launches a batch of tensors: directions with their norms, then weights.
+// CPU provider: cupy_training_ops/families/lamb/reference.py
+//
+// A direction is rounded to the type of the gradients, and lies in new_gradients or, where those
+// are not asked for, in scratch memory.
+#include "algorithm/multi_tensor.cuh"
+#include "algorithm/parameter_update.cuh"
+#include "algorithm/range_map.cuh"
+#include "core/either.cuh"
+#include "math/step.cuh"
+
+// Elements of weights, gradients and moments; gradients are not wider than weights.
+#ifndef CTO_W
+#define CTO_W float
+#endif
+#ifndef CTO_GRAD
+#define CTO_GRAD float
+#endif
+#ifndef CTO_MOMENT
+#define CTO_MOMENT float
+#endif
+// A block has THREADS; a thread has VECS vectors of each array in flight, one of float64.
+#ifndef CTO_THREADS
+#define CTO_THREADS 128
+#endif
+#ifndef CTO_VECS
+#define CTO_VECS 2
+#endif
+// Bytes of weights in a chunk.
+#ifndef CTO_CHUNK_NBYTES
+#define CTO_CHUNK_NBYTES 32768
+#endif
+// Tensors that a launch takes at most, where four lists are in its table.
+#ifndef CTO_CAPACITY
+#define CTO_CAPACITY 82
+#endif
+
+namespace cto {
+
+using either::Either;
+using multi_tensor::array_of;
+using multi_tensor::Columns;
+using multi_tensor::TensorSizes;
+using parameter_update::Copy;
+using parameter_update::keep;
+using parameter_update::load;
+using parameter_update::store;
+using pointers::Pointers;
+using vec::Vec;
+using zeroed::Zeroed;
+
+using W = CTO_W;
+using GRAD = CTO_GRAD;
+using MOMENT = CTO_MOMENT;
+using ACC = Acc<W>;
+
+constexpr int THREADS = CTO_THREADS;
+constexpr int CAPACITY = CTO_CAPACITY, POINTERS = 4 * CAPACITY;
+constexpr int WIDTH = vec::WIDTH<W>;
+constexpr int VECS = sizeof(W) == 8 ? 1 : CTO_VECS;
+constexpr i64 CHUNK = CTO_CHUNK_NBYTES / sizeof(W);
+using Tiling = range_map::Tiling<WIDTH, VECS, THREADS>;
+using Chunk = multi_tensor::BlockChunk<CHUNK>;
+
+template <class E>
+__device__ __forceinline__ bool has_vecs_at(const E* array, int first) {
+    return parameter_update::may_have_vecs_at<WIDTH>(array, first);
+}
+
+// As families/lamb/operators.py makes it.
+struct LambRule {
+    double alpha, beta, lambda, epsilon, max_norm, ratio_min, ratio_max;
+    i32 correct_bias;
+};
+
+struct DirectionFactors {
+    ACC divisor, alpha, rest_of_alpha, beta, rest_of_beta, lambda, epsilon, c1, c2;
+    bool update;
+};
+
+// In one thread of each block: beta^t takes longer than an element.
+__device__ __forceinline__ DirectionFactors
+direction_factors(const LambRule& rule, const Either<1>& rate, const Either<1>& step,
+                  const Either<1>& loss_scale, const Either<1>& norm, const Either<1>& update) {
+    const i64 t = rule.correct_bias ? step.as_i64() : 0;
+    DirectionFactors by;
+    by.divisor = static_cast<ACC>(
+        step::gradient_divisor(loss_scale.as_double(), norm.as_double(), rule.max_norm));
+    by.alpha = static_cast<ACC>(rule.alpha);
+    by.rest_of_alpha = static_cast<ACC>(1.0 - rule.alpha);
+    by.beta = static_cast<ACC>(rule.beta);
+    by.rest_of_beta = static_cast<ACC>(1.0 - rule.beta);
+    by.lambda = static_cast<ACC>(rule.lambda);
+    by.epsilon = static_cast<ACC>(rule.epsilon);
+    by.c1 = static_cast<ACC>(step::bias_correction(rule.alpha, t));
+    by.c2 = static_cast<ACC>(step::bias_correction(rule.beta, t));
+    by.update = update.as_i64() && step::can_be_made(rate.as_double(), loss_scale.as_double());
+    return by;
+}
+
+// In double: squares of what float holds may be beyond its range, or below.
+struct SumsOfSquares {
+    double weights, directions;
+
+    __device__ __forceinline__ void add(ACC weight, ACC direction) {
+        weights += static_cast<double>(weight) * weight;
+        directions += static_cast<double>(direction) * direction;
+    }
+};
+
+// d = lambda w + (m / c1) / (sqrt(v / c2) + epsilon); where that is not finite, 0 and the moments
+// as they were.
+struct Direction {
+    const W* w;
+    const GRAD* g;
+    const MOMENT* m;
+    const MOMENT* v;
+    GRAD* d;
+    MOMENT* new_m;
+    MOMENT* new_v;
+    const DirectionFactors& by;
+    SumsOfSquares& sums;  // a thread's
+
+    template <int N>
+    struct Loaded {
+        Vec<W, N> w;
+        Vec<GRAD, N> g;
+        Vec<MOMENT, N> m, v;
+    };
+
+    __device__ int head() const { return vec::elements_to_16(w); }
+    __device__ bool has_vecs_at(int first) const {
+        return cto::has_vecs_at(w, first) && cto::has_vecs_at(g, first) &&
+               cto::has_vecs_at(m, first) && cto::has_vecs_at(v, first) &&
+               cto::has_vecs_at(d, first) && cto::has_vecs_at(new_m, first) &&
+               cto::has_vecs_at(new_v, first);
+    }
+    template <int N>
+    __device__ __forceinline__ void load(Loaded<N>& loaded, i64 i) const {
+        parameter_update::load(loaded.w, w, i);
+        parameter_update::load(loaded.g, g, i);
+        parameter_update::load(loaded.m, m, i);
+        parameter_update::load(loaded.v, v, i);
+    }
+    template <int N>
+    __device__ __forceinline__ void store(const Loaded<N>& loaded, i64 i) const {
+        ACC mean[N], square[N], direction[N];
+#pragma unroll
+        for (int k = 0; k < N; ++k) {
+            const ACC gradient = to_acc(loaded.g.at[k]) / by.divisor;
+            const ACC old_mean = to_acc(loaded.m.at[k]), old_square = to_acc(loaded.v.at[k]);
+            const ACC weight = to_acc(loaded.w.at[k]);
+            mean[k] = by.alpha * old_mean + by.rest_of_alpha * gradient;
+            square[k] = by.beta * old_square + by.rest_of_beta * gradient * gradient;
+            const ACC root = step::square_root(square[k] / by.c2);
+            const ACC exact = by.lambda * weight + mean[k] / by.c1 / (root + by.epsilon);
+            const bool finite = isfinite(exact);
+            if (!finite) mean[k] = old_mean;
+            if (!finite) square[k] = old_square;
+            direction[k] = to_acc(from_acc<GRAD>(finite ? exact : ACC(0)));
+            sums.add(weight, direction[k]);
+        }
+        parameter_update::store(new_m, i, mean);
+        parameter_update::store(new_v, i, square);
+        parameter_update::store(d, i, direction);
+    }
+};
+
+// The learning rate times the trust ratio, where there is one.
+__device__ __forceinline__ ACC trusted_rate(const LambRule& rule, double rate, double of_weights,
+                                            double of_directions) {
+    if (of_weights == 0 || of_directions == 0) return static_cast<ACC>(rate);
+    const double ratio = sqrt(of_weights / of_directions);
+    return static_cast<ACC>(rate * fmax(rule.ratio_min, fmin(rule.ratio_max, ratio)));
+}
+
+// w = w - rate d, and delta = -rate d in the place of d; neither where that is not finite.
+struct Update {
+    const W* w;
+    const GRAD* d;
+    W* new_w;
+    GRAD* new_g;
+    Copy copy;
+    ACC rate;
+
+    template <int N>
+    struct Loaded {
+        Vec<W, N> w;
+        Vec<GRAD, N> d;
+    };
+
+    __device__ int head() const { return vec::elements_to_16(w); }
+    __device__ bool has_vecs_at(int first) const {
+        return cto::has_vecs_at(w, first) && cto::has_vecs_at(d, first) &&
+               cto::has_vecs_at(new_w, first) && cto::has_vecs_at(new_g, first) &&
+               copy.may_have_vecs_at<WIDTH>(first);
+    }
+    template <int N>
+    __device__ __forceinline__ void load(Loaded<N>& loaded, i64 i) const {
+        parameter_update::load(loaded.w, w, i);
+        parameter_update::load(loaded.d, d, i);
+    }
+    template <int N>
+    __device__ __forceinline__ void store(const Loaded<N>& loaded, i64 i) const {
+        ACC weight[N], delta[N];
+#pragma unroll
+        for (int k = 0; k < N; ++k) {
+            const ACC before = to_acc(loaded.w.at[k]), change = -rate * to_acc(loaded.d.at[k]);
+            const bool finite = isfinite(before + change);
+            weight[k] = finite ? before + change : before;
+            delta[k] = finite ? change : ACC(0);
+        }
+        parameter_update::store(new_w, i, weight);
+        parameter_update::store(new_g, i, delta);
+        copy.store(i, weight);
+    }
+};
+
+}  // namespace cto
+
+using namespace cto;
+
+// Lists: weights, gradients, both moments; then those that are written: gradients, both moments.
+// `partials` are two for each chunk, `norms` two for each tensor, with a ticket each.
+extern "C" __global__ void __launch_bounds__(THREADS, 4) lamb__direction(
+    const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<7> columns,
+    const __grid_constant__ TensorSizes<CAPACITY> sizes, const __grid_constant__ LambRule rule,
+    const __grid_constant__ Either<1> rate, const __grid_constant__ Either<1> step,
+    const __grid_constant__ Either<1> loss_scale, const __grid_constant__ Either<1> norm,
+    const __grid_constant__ Either<1> update, GRAD* directions, double* partials, double* norms,
+    Zeroed<u32>* tickets) {
+    __shared__ DirectionFactors by;
+    __shared__ bool last;
+    __shared__ reduce::BlockScratch<double, THREADS> scratch;
+    if (threadIdx.x == 0) by = direction_factors(rule, rate, step, loss_scale, norm, update);
+    __syncthreads();
+    const Chunk chunk(sizes, columns.n_tensors);
+    const int t = chunk.tensor;
+    const GRAD* const g = array_of<const GRAD>(arrays, columns, 1, t);
+    const MOMENT* const m = array_of<const MOMENT>(arrays, columns, 2, t);
+    const MOMENT* const v = array_of<const MOMENT>(arrays, columns, 3, t);
+    GRAD* const new_g = array_of<GRAD>(arrays, columns, 4, t);
+    MOMENT* const new_m = array_of<MOMENT>(arrays, columns, 5, t);
+    MOMENT* const new_v = array_of<MOMENT>(arrays, columns, 6, t);
+    if (!by.update) {
+        keep(g, new_g, chunk.first, chunk.end);
+        keep(m, new_m, chunk.first, chunk.end);
+        keep(v, new_v, chunk.first, chunk.end);
+        return;
+    }
+    const u32 first_chunk = sizes.first_chunk[t];
+    GRAD* const d = new_g ? new_g : directions + first_chunk * CHUNK;
+    SumsOfSquares sums{0, 0};
+    const W* const w = array_of<const W>(arrays, columns, 0, t);
+    const Direction direction{w, g, m, v, d, new_m, new_v, by, sums};
+    range_map::map_range<Tiling>(direction, chunk.first, chunk.end, chunk.n);
+    const u32 n_chunks = sizes.n_chunks(), of_tensor = sizes.first_chunk[t + 1] - first_chunk;
+    double* const of_weights = partials;
+    double* const of_directions = partials + n_chunks;
+    const double weights_sum = reduce::sum_block(sums.weights, scratch);
+    const double directions_sum = reduce::sum_block(sums.directions, scratch);
+    if (threadIdx.x == 0) {
+        of_weights[blockIdx.x] = weights_sum;
+        of_directions[blockIdx.x] = directions_sum;
+    }
+    if (!reduce::arrives_last(tickets + t, of_tensor, last)) return;
+    const double all_weights = reduce::sum_partials(of_weights + first_chunk, of_tensor, scratch);
+    const double all_directions =
+        reduce::sum_partials(of_directions + first_chunk, of_tensor, scratch);
+    if (threadIdx.x > 0) return;
+    norms[2 * t] = all_weights;
+    norms[2 * t + 1] = all_directions;
+}
+
+// Lists: weights, copies; then those that are written: gradients, weights, copies.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    lamb__update(const __grid_constant__ Pointers<POINTERS> arrays,
+                 const __grid_constant__ Columns<5> columns,
+                 const __grid_constant__ TensorSizes<CAPACITY> sizes,
+                 const __grid_constant__ LambRule rule, const __grid_constant__ Either<1> rate,
+                 const __grid_constant__ Either<1> loss_scale,
+                 const __grid_constant__ Either<1> update, const GRAD* directions,
+                 const double* norms, bool is_bfloat16) {
+    const Chunk chunk(sizes, columns.n_tensors);
+    const int t = chunk.tensor;
+    const W* const w = array_of<const W>(arrays, columns, 0, t);
+    GRAD* const new_g = array_of<GRAD>(arrays, columns, 2, t);
+    W* const new_w = array_of<W>(arrays, columns, 3, t);
+    const Copy copy{array_of<const u16>(arrays, columns, 1, t),
+                    array_of<u16>(arrays, columns, 4, t), is_bfloat16};
+    const double lr = rate.as_double();
+    if (update.as_i64() == 0 || !step::can_be_made(lr, loss_scale.as_double())) {
+        keep(w, new_w, chunk.first, chunk.end);
+        copy.keep(chunk.first, chunk.end);
+        return;
+    }
+    const ACC trusted = trusted_rate(rule, lr, norms[2 * t], norms[2 * t + 1]);
+    const GRAD* const d = new_g ? new_g : directions + sizes.first_chunk[t] * CHUNK;
+    const Update change{w, d, new_w, new_g, copy, trusted};
+    range_map::map_range<Tiling>(change, chunk.first, chunk.end, chunk.n);
+}
+
+extern "C" __global__ void lamb__count(const __grid_constant__ Either<1> rate,
+                                       const __grid_constant__ Either<1> step,
+                                       const __grid_constant__ Either<1> loss_scale,
+                                       const __grid_constant__ Either<1> update, i64* new_step) {
+    parameter_update::count(rate, step, loss_scale, update, new_step);
+}

@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: MIT
+// Rows of matrices that blocks walk through: while one is used, the next are copied to shared memory.
+//
+// The threads of a row share its slots of W neighbouring elements. Each thread has the same columns
+// in every row, and so may sum over rows.
+//
+//     W > 1   slots begin at multiples of 16 bytes; a thread copies those that it alone reads, and
+//             needs no barrier for them. In SHIFTED rows some elements come before the first slot
+//             and after the last, a thread's each; a block has rows that all begin alike
+//     W = 1   rows begin anywhere; their threads copy the 16-byte words that a row lies in, and
+//             then meet before they read elements
+#pragma once
+#include "core/async_copy.cuh"
+#include "layer_norm/group_barrier.cuh"
+#include "core/vec.cuh"
+
+namespace cto::staged_rows {
+
+using vec::Vec;
+
+constexpr int MAX_THREADS = 512;  // of a block
+
+// Slots of a thread at most: with vectors it has 32 columns, else 16, of float64 8; of SHIFTED rows
+// half as many.
+template <class A, int W>
+constexpr int DEPTH = (sizeof(A) == 8 ? 8
+                       : W > 1        ? 32
+                                      : 16) /
+                      W;
+
+// Elements in a slot of arrays of both types.
+template <class E, class F>
+constexpr int WIDTH = 16 / (sizeof(E) > sizeof(F) ? sizeof(E) : sizeof(F));
+
+// Filled by families/layer_norm/plan_staged_rows.py.
+struct Rows {
+    i64 count, length;
+    i32 threads;  // of a row: a part of a warp that is a power of two, or whole warps
+    i32 groups;   // of threads in a block, each with rows of its own
+    i32 period;   // rows after which they begin alike; divides the number of blocks
+    i32 slots;    // of a row
+    i32 depth;    // slots of a thread
+    i32 stages;   // 1 or 2 rows of each group in shared memory; 2 where W = 1
+};
+
+// Where a thread is in its walk.
+template <int W, bool SHIFTED = false>
+struct Walk {
+    const Rows& rows;
+    u32 group, thread;
+    i64 row;       // this thread's, which may be past the last
+    i32 end;       // of its slots; with W = 1 each warp has its own, side by side
+    i32 head = 0;  // elements before the first slot
+    i32 stage = 0;
+
+    __device__ __forceinline__ explicit Walk(const Rows& rows) : rows(rows) {
+        group = threadIdx.x / rows.threads;
+        thread = threadIdx.x - group * rows.threads;
+        const u32 period = SHIFTED ? rows.period : 1, round = blockIdx.x / period;
+        row = (static_cast<i64>(round) * rows.groups + group) * period + blockIdx.x % period;
+        const i32 of_warps = (thread / WARP + 1) * (WARP * rows.depth);
+        end = W > 1 || rows.slots < of_warps ? rows.slots : of_warps;
+        if constexpr (SHIFTED) {
+            head = static_cast<i32>(-(row * rows.length) & (W - 1));
+            end = static_cast<i32>((rows.length - head) / W);
+        }
+    }
+    __device__ i64 step() const { return static_cast<i64>(gridDim.x) * rows.groups; }
+    // Whether some of the block's threads have a row left.
+    __device__ bool goes_on() const {
+        return row - group * (SHIFTED ? rows.period : 1) < rows.count;
+    }
+    __device__ __forceinline__ i32 slot(int u) const {
+        if constexpr (W > 1) return thread + u * rows.threads;
+        return thread / WARP * (WARP * rows.depth) + thread % WARP + u * WARP;
+    }
+    __device__ i32 end_of(i64 any_row) const { return any_row < rows.count ? end : 0; }
+    // The columns of a slot are from here on.
+    __device__ i64 column(int u) const { return (SHIFTED ? head : 0) + slot(u) * W; }
+    __device__ i64 start(i64 any_row, int u) const { return any_row * rows.length + column(u); }
+    // The column of this thread before or after the slots, or -1.
+    __device__ i32 edge() const {
+        const i32 in_slots = end * W, n_edges = static_cast<i32>(rows.length) - in_slots;
+        const i32 own = static_cast<i32>(thread);
+        return !SHIFTED || own >= n_edges ? -1 : own < head ? own : own + in_slots;
+    }
+    // The row whose copies begin while this one is used.
+    __device__ i64 later() const { return row + (W > 1 ? rows.stages : 1) * step(); }
+    __device__ void advance() {
+        row += step();
+        stage = stage + 1 < rows.stages ? stage + 1 : 0;
+    }
+    // Waits for the row's copies. With W = 1 also for the threads that have read the row before.
+    __device__ __forceinline__ void arrive() const {
+        if (W > 1 && rows.stages > 1) {
+            async_copy::wait<1>();
+            return;
+        }
+        async_copy::wait<0>();
+        if constexpr (W == 1) {
+            if (rows.threads > WARP)
+                __syncthreads();
+            else
+                __syncwarp();
+        }
+    }
+};
+
+// The rows of one array.
+template <class E, int W>
+struct Staged {
+    using Type = E;
+    static constexpr u32 SLOT_NBYTES = W * sizeof(E);
+
+    const E* array;
+    u8* own;  // in stage 0: the slots of this thread, or its row
+
+    // Takes its part of the shared memory from `shared` on.
+    template <bool SHIFTED>
+    __device__ __forceinline__ Staged(const E* array, const Walk<W, SHIFTED>& walk, u8*& shared)
+        : array(array) {
+        own = shared + (W > 1 ? threadIdx.x * SLOT_NBYTES : walk.group * pitch(walk.rows));
+        shared += walk.rows.stages * stage_nbytes(walk.rows);
+    }
+    // Bytes from one row to the next with W = 1: the words that any row lies in.
+    static __device__ u32 pitch(const Rows& rows) {
+        return (static_cast<u32>(rows.length * sizeof(E)) + 15u) / 16u * 16u + 16u;
+    }
+    static __device__ u32 stage_nbytes(const Rows& rows) {
+        return W > 1 ? rows.depth * blockDim.x * SLOT_NBYTES : rows.groups * pitch(rows);
+    }
+    __device__ __forceinline__ u8* in_stage(const Rows& rows, i32 stage) const {
+        return own + stage * stage_nbytes(rows);
+    }
+    __device__ __forceinline__ u8* slot(const Rows& rows, int u, i32 stage) const {
+        return in_stage(rows, stage) + u * blockDim.x * SLOT_NBYTES;
+    }
+    // Begins to copy a slot of a row.
+    template <bool SHIFTED>
+    __device__ __forceinline__ void start(const Walk<W, SHIFTED>& walk, i64 row, int u,
+                                          i32 stage) const {
+        if (walk.slot(u) < walk.end_of(row))
+            async_copy::copy<SLOT_NBYTES>(slot(walk.rows, u, stage), array + walk.start(row, u));
+    }
+    // Begins to copy the words that a row lies in; of those that begin or end beyond it, its part,
+    // for they may lie beyond the array.
+    __device__ __forceinline__ void start_words(const Walk<W>& walk, i64 row, i32 stage) const {
+        if (row >= walk.rows.count) return;
+        const E* const begin = array + row * walk.rows.length;
+        const u32 before = vec::bytes_past_16(begin) / sizeof(E), end = before + walk.rows.slots;
+        constexpr u32 N = vec::WIDTH<E>;
+        E* const to = reinterpret_cast<E*>(in_stage(walk.rows, stage));
+#pragma unroll 2
+        for (u32 first = walk.thread * N; first < end; first += walk.rows.threads * N) {
+            if (first >= before && first + N <= end) {
+                async_copy::copy<16>(to + first, begin + (first - before));
+            } else {
+#pragma unroll 1
+                for (u32 i = first; i < first + N; ++i)
+                    if (i >= before && i < end) to[i] = begin[i - before];
+            }
+        }
+    }
+    // A slot of the row that has arrived.
+    template <bool SHIFTED>
+    __device__ __forceinline__ void read(const Walk<W, SHIFTED>& walk, int u,
+                                         Acc<E> (&to)[W]) const {
+        if constexpr (W > 1) {
+            vec::widen<E>(slot(walk.rows, u, walk.stage), to);
+        } else {
+            const u32 before = vec::bytes_past_16(array + walk.row * walk.rows.length);
+            const u8* const row = in_stage(walk.rows, walk.stage) + before;
+            to[0] = to_acc(reinterpret_cast<const E*>(row)[walk.slot(u)]);
+        }
+    }
+};
+
+// Begins the copies of the first rows, of several arrays.
+template <int D, int W, bool SHIFTED, class... E>
+__device__ __forceinline__ void start_first(const Walk<W, SHIFTED>& walk,
+                                            const Staged<E, W>&... arrays) {
+    if constexpr (W == 1) {
+        (arrays.start_words(walk, walk.row, 0), ...);
+        async_copy::commit();
+    } else {
+        for (i32 stage = 0; stage < walk.rows.stages; ++stage) {
+#pragma unroll
+            for (int u = 0; u < D; ++u)
+                (arrays.start(walk, walk.row + stage * walk.step(), u, stage), ...);
+            async_copy::commit();
+        }
+    }
+}
+
+// Waits for the row, and with W = 1 begins the copies of the next.
+template <int W, bool SHIFTED, class... E>
+__device__ __forceinline__ void arrive(const Walk<W, SHIFTED>& walk,
+                                       const Staged<E, W>&... arrays) {
+    walk.arrive();
+    if constexpr (W == 1) {
+        (arrays.start_words(walk, walk.later(), 1 - walk.stage), ...);
+        async_copy::commit();
+    }
+}
+
+// With W > 1: after a slot has been read for the last time, begins the copy that takes its place.
+template <int W, bool SHIFTED, class... E>
+__device__ __forceinline__ void replace(const Walk<W, SHIFTED>& walk, int u,
+                                        const Staged<E, W>&... arrays) {
+    if constexpr (W > 1) (arrays.start(walk, walk.later(), u, walk.stage), ...);
+}
+
+// Ends the use of a row.
+template <int W, bool SHIFTED>
+__device__ __forceinline__ void leave(Walk<W, SHIFTED>& walk) {
+    if constexpr (W > 1) async_copy::commit();
+    walk.advance();
+}
+
+// N sums over the threads of a row, in each of them, with one barrier: what other warps have
+// written is in one half of the memory while the next sums go to the other.
+template <class A, int N, bool OF_BLOCK>
+struct RowSums {
+    A (&of_warp)[2][N][WARP];  // shared memory
+    u32 threads, group;        // of OF_BLOCK one group; barriers of groups are few
+    u32 half = 0;
+
+    __device__ __forceinline__ void operator()(A (&values)[N]) {
+        over_lanes(values, threads < WARP ? threads : WARP);
+        if (threads <= WARP) return;
+        const u32 lane = threadIdx.x % WARP, n_warps = threads / WARP, first = group * n_warps;
+        half ^= 1;
+#pragma unroll
+        for (int i = 0; i < N; ++i)
+            if (lane == 0) of_warp[half][i][threadIdx.x / WARP] = values[i];
+        if (OF_BLOCK)
+            __syncthreads();
+        else
+            group_barrier::sync(group, threads);
+#pragma unroll
+        for (int i = 0; i < N; ++i)
+            values[i] = lane < n_warps ? of_warp[half][i][first + lane] : A(0);
+        over_lanes(values, WARP);
+    }
+
+  private:
+    static __device__ __forceinline__ void over_lanes(A (&values)[N], u32 lanes) {
+#pragma unroll 1
+        for (u32 step = 1; step < lanes; step *= 2)
+#pragma unroll
+            for (int i = 0; i < N; ++i) values[i] += __shfl_xor_sync(ALL_LANES, values[i], step);
+    }
+};
+
+// Adds up the lanes of a warp that have the same columns.
+template <class A, int N>
+__device__ __forceinline__ void sum_same_columns(u32 threads, A (&of_columns)[N]) {
+#pragma unroll 1
+    for (u32 step = threads; step < WARP; step *= 2)
+#pragma unroll
+        for (int i = 0; i < N; ++i)
+            of_columns[i] += __shfl_xor_sync(ALL_LANES, of_columns[i], step);
+}
+
+// Sums of a thread's columns: those of its slots, and of its edge.
+template <class A, int W, int D>
+struct ColumnSums {
+    Vec<A, W> of_slot[D] = {};
+    A of_edge[1] = {};
+
+    // Writes them as the block's line of `sums`, those of groups and warps with rows of their own
+    // added up. The rows in shared memory are no longer needed.
+    template <bool SHIFTED>
+    __device__ __forceinline__ void store(const Walk<W, SHIFTED>& walk, A* sums, u8* shared) {
+        if (!sums) return;
+        const u32 threads = walk.rows.threads > WARP ? walk.rows.threads : WARP;
+        const u32 sharers = blockDim.x / threads;
+        A* const line = sums + blockIdx.x * walk.rows.length;
+        A* const of_sharer = reinterpret_cast<A*>(shared);
+#pragma unroll
+        for (int u = 0; u < D; ++u) sum_same_columns(walk.rows.threads, of_slot[u].at);
+        if (SHIFTED) sum_same_columns(walk.rows.threads, of_edge);
+        __syncthreads();
+        if (threadIdx.x % threads < walk.rows.threads)
+            put(walk, sharers == 1 ? line : of_sharer + threadIdx.x / threads * walk.rows.length);
+        if (sharers == 1) return;
+        __syncthreads();
+        for (i32 column = threadIdx.x; column < walk.rows.length; column += blockDim.x) {
+            A sum = 0;
+            for (u32 other = 0; other < sharers; ++other)
+                sum += of_sharer[other * walk.rows.length + column];
+            line[column] = sum;
+        }
+    }
+
+  private:
+    template <bool SHIFTED>
+    __device__ __forceinline__ void put(const Walk<W, SHIFTED>& walk, A* to) const {
+#pragma unroll
+        for (int u = 0; u < D; ++u) {
+            if (walk.slot(u) >= walk.end) continue;
+            A* const slot = to + walk.column(u);
+            if constexpr (!SHIFTED) *reinterpret_cast<Vec<A, W>*>(slot) = of_slot[u];
+#pragma unroll
+            for (int i = 0; SHIFTED && i < W; ++i) slot[i] = of_slot[u].at[i];
+        }
+        if (SHIFTED && walk.edge() >= 0) to[walk.edge()] = of_edge[0];
+    }
+};
+
+// What there is for each column of the slots of SHIFTED rows, in shared memory, 16 bytes at a time.
+template <class A, int W>
+struct InShared {
+    static constexpr int CHUNK = 16 / sizeof(A), CHUNKS = W < CHUNK ? 1 : W / CHUNK;
+    using Chunk = Vec < A, W<CHUNK ? W : CHUNK>;
+
+    Chunk* own;  // this thread's
+
+    // Takes its part of the shared memory. The threads of a block fill it together.
+    template <class E>
+    __device__ __forceinline__ InShared(const E* from, const Walk<W, true>& walk, u8*& shared)
+        : own(reinterpret_cast<Chunk*>(shared) + walk.thread) {
+        const i32 threads = walk.rows.threads;
+        shared += walk.rows.depth * CHUNKS * threads * sizeof(Chunk);
+        for (i32 u = walk.group; u < walk.rows.depth; u += walk.rows.groups) {
+            if (walk.slot(u) >= walk.end) continue;
+#pragma unroll
+            for (int i = 0; i < W; ++i)
+                own[(u * CHUNKS + i / CHUNK) * threads].at[i % CHUNK] =
+                    to_acc(from[walk.column(u) + i]);
+        }
+    }
+    __device__ __forceinline__ void read(const Walk<W, true>& walk, int u, A (&to)[W]) const {
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) {
+            const Chunk chunk = own[(u * CHUNKS + c) * walk.rows.threads];
+#pragma unroll
+            for (int i = 0; i < W / CHUNKS; ++i) to[c * CHUNK + i] = chunk.at[i];
+        }
+    }
+};
+
+}  // namespace cto::staged_rows

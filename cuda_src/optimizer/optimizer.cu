@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: MIT
+// Gradient descent, norms of gradients and clipping.  CPU provider: cupy_training_ops/families/optimizer/reference.py
+//
+// What a step computes is kept in the accumulator of the weights and rounded once for each array
+// that is written.
+#include "algorithm/l2_norm.cuh"
+#include "algorithm/multi_tensor.cuh"
+#include "algorithm/parameter_update.cuh"
+#include "algorithm/range_map.cuh"
+#include "core/either.cuh"
+#include "math/step.cuh"
+
+// Elements of weights and gradients, which are not wider.
+#ifndef CTO_W
+#define CTO_W float
+#endif
+#ifndef CTO_GRAD
+#define CTO_GRAD float
+#endif
+// A block has THREADS; a thread has VECS vectors of each array in flight.
+#ifndef CTO_THREADS
+#define CTO_THREADS 128
+#endif
+#ifndef CTO_VECS
+#define CTO_VECS 2
+#endif
+// Bytes in a chunk: of weights, or of gradients that are clipped or whose norm is taken.
+#ifndef CTO_CHUNK_NBYTES
+#define CTO_CHUNK_NBYTES 32768
+#endif
+// Tensors that a launch takes at most: where two lists are in its table, and where there is one.
+#ifndef CTO_TWO_LISTS
+#define CTO_TWO_LISTS 132
+#endif
+#ifndef CTO_ONE_LIST
+#define CTO_ONE_LIST 192
+#endif
+
+namespace cto {
+
+using either::Either;
+using multi_tensor::array_of;
+using multi_tensor::Columns;
+using multi_tensor::TensorSizes;
+using parameter_update::Copy;
+using parameter_update::keep;
+using parameter_update::load;
+using parameter_update::store;
+using pointers::Pointers;
+using vec::Vec;
+using zeroed::Zeroed;
+
+using W = CTO_W;
+using GRAD = CTO_GRAD;
+using ACC = Acc<W>;
+using NORM = Acc<GRAD>;
+
+constexpr int THREADS = CTO_THREADS;
+constexpr int CHUNK_NBYTES = CTO_CHUNK_NBYTES;
+constexpr int TWO_LISTS = CTO_TWO_LISTS, ONE_LIST = CTO_ONE_LIST, POINTERS = 2 * TWO_LISTS;
+constexpr int NORM_UNROLL = 4;
+constexpr int WIDTH = vec::WIDTH<W>;
+constexpr i64 CHUNK = CHUNK_NBYTES / sizeof(W);
+using Tiling = range_map::Tiling<WIDTH, CTO_VECS, THREADS>;
+using Chunk = multi_tensor::BlockChunk<CHUNK>;
+
+template <class E>
+__device__ __forceinline__ bool has_vecs_at(const E* array, int first) {
+    return parameter_update::may_have_vecs_at<WIDTH>(array, first);
+}
+
+// ---- SGD ----------------------------------------------------------------------------------------
+
+struct SgdFactors {
+    ACC divisor, rate;
+    bool update;
+};
+
+// delta = -rate g / divisor; w = w + delta.
+struct Sgd {
+    const W* w;
+    const GRAD* g;
+    W* new_w;
+    GRAD* new_g;
+    Copy copy;
+    SgdFactors by;
+
+    template <int N>
+    struct Loaded {
+        Vec<W, N> w;
+        Vec<GRAD, N> g;
+    };
+
+    __device__ int head() const { return vec::elements_to_16(w); }
+    __device__ bool has_vecs_at(int first) const {
+        return cto::has_vecs_at(w, first) && cto::has_vecs_at(g, first) &&
+               cto::has_vecs_at(new_w, first) && cto::has_vecs_at(new_g, first) &&
+               copy.may_have_vecs_at<WIDTH>(first);
+    }
+    template <int N>
+    __device__ __forceinline__ void load(Loaded<N>& loaded, i64 i) const {
+        parameter_update::load(loaded.w, w, i);
+        parameter_update::load(loaded.g, g, i);
+    }
+    template <int N>
+    __device__ __forceinline__ void store(const Loaded<N>& loaded, i64 i) const {
+        ACC delta[N], weight[N];
+#pragma unroll
+        for (int k = 0; k < N; ++k) {
+            delta[k] = -by.rate * (to_acc(loaded.g.at[k]) / by.divisor);
+            weight[k] = to_acc(loaded.w.at[k]) + delta[k];
+        }
+        parameter_update::store(new_w, i, weight);
+        parameter_update::store(new_g, i, delta);
+        copy.store(i, weight);
+    }
+    __device__ __forceinline__ void run(i64 first, i64 end, i64 n) const {
+        if (by.update) {
+            range_map::map_range<Tiling>(*this, first, end, n);
+            return;
+        }
+        keep(w, new_w, first, end);
+        keep(g, new_g, first, end);
+        copy.keep(first, end);
+    }
+};
+
+// ---- clipping -----------------------------------------------------------------------------------
+
+// g = g factor, which is subnormal where the norm is near the end of the range.
+struct Clip {
+    const GRAD* g;
+    GRAD* new_g;
+    NORM factor;
+
+    template <int N>
+    using Loaded = Vec<GRAD, N>;
+
+    __device__ int head() const { return vec::elements_to_16(g); }
+    __device__ bool has_vecs_at(int first) const {
+        return range_map::has_vecs_at<vec::WIDTH<GRAD>>(g, first) &&
+               range_map::has_vecs_at<vec::WIDTH<GRAD>>(new_g, first);
+    }
+    template <int N>
+    __device__ __forceinline__ void load(Vec<GRAD, N>& loaded, i64 i) const {
+        parameter_update::load(loaded, g, i);
+    }
+    template <int N>
+    __device__ __forceinline__ void store(const Vec<GRAD, N>& loaded, i64 i) const {
+        NORM clipped[N];
+#pragma unroll
+        for (int k = 0; k < N; ++k) clipped[k] = multiply_subnormal(to_acc(loaded.at[k]), factor);
+        parameter_update::store(new_g, i, clipped);
+    }
+};
+
+constexpr i64 CLIP_CHUNK = CHUNK_NBYTES / sizeof(GRAD);
+using ClipTiling = range_map::Tiling<vec::WIDTH<GRAD>, 2 * CTO_VECS, THREADS>;
+using ClipChunk = multi_tensor::BlockChunk<CLIP_CHUNK>;
+
+}  // namespace cto
+
+using namespace cto;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    sgd_optimizer(const W* w, const GRAD* g, W* new_w, GRAD* new_g,
+                  const __grid_constant__ Either<1> rate, i64 n) {
+    const i64 first = blockIdx.x * CHUNK, end = first + CHUNK < n ? first + CHUNK : n;
+    const double lr = rate.as_double();
+    const SgdFactors by{1, static_cast<ACC>(lr), step::can_be_made(lr, 1)};
+    Sgd{w, g, new_w, new_g, Copy{}, by}.run(first, end, n);
+}
+
+// Lists: weights, gradients, copies; then those that are written: weights, copies.
+extern "C" __global__ void __launch_bounds__(THREADS, 4) optimizer__sgd(
+    const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<5> columns,
+    const __grid_constant__ TensorSizes<TWO_LISTS> sizes, const __grid_constant__ Either<1> rate,
+    const __grid_constant__ Either<1> loss_scale, const __grid_constant__ Either<1> norm,
+    const __grid_constant__ Either<1> max_norm, const __grid_constant__ Either<1> update,
+    bool is_bfloat16) {
+    const Chunk chunk(sizes, columns.n_tensors);
+    const int t = chunk.tensor;
+    const double divisor =
+        step::gradient_divisor(loss_scale.as_double(), norm.as_double(), max_norm.as_double());
+    const double lr = rate.as_double();
+    const bool made = update.as_i64() && step::can_be_made(lr, loss_scale.as_double());
+    const SgdFactors by{static_cast<ACC>(divisor), static_cast<ACC>(lr), made};
+    const Copy copy{array_of<const u16>(arrays, columns, 2, t),
+                    array_of<u16>(arrays, columns, 4, t), is_bfloat16};
+    const Sgd sgd{array_of<const W>(arrays, columns, 0, t),
+                  array_of<const GRAD>(arrays, columns, 1, t),
+                  array_of<W>(arrays, columns, 3, t),
+                  nullptr,
+                  copy,
+                  by};
+    sgd.run(chunk.first, chunk.end, chunk.n);
+}
+
+// The norm of a list, in W, and whether it is finite, as it is not where an element is not.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    optimizer__norm(const __grid_constant__ Pointers<ONE_LIST> arrays,
+                    const __grid_constant__ TensorSizes<ONE_LIST> sizes, NORM* partials,
+                    Zeroed<u32>* ticket, const __grid_constant__ l2_norm::Partials place, W* norm,
+                    bool* is_finite) {
+    __shared__ bool last;
+    __shared__ reduce::BlockScratch<NORM, THREADS> scratch;
+    l2_norm::SumsOfSquares<GRAD, NORM> squares;
+    multi_tensor::visit_tensors<GRAD, CHUNK_NBYTES, THREADS, NORM_UNROLL>(arrays, sizes, squares);
+    if (!l2_norm::sums_all(squares, partials, ticket, place, scratch, last)) return;
+    if (threadIdx.x > 0) return;
+    const NORM root = squares.norm();
+    if (norm) *norm = from_acc<W>(root);
+    if (is_finite) *is_finite = isfinite(root);
+}
+
+// Lists: gradients; then those that are written. A norm that is NaN clips nothing.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    inplace_clip_grad_norm(const __grid_constant__ Pointers<POINTERS> arrays,
+                           const __grid_constant__ Columns<2> columns,
+                           const __grid_constant__ TensorSizes<TWO_LISTS> sizes, const NORM* norm,
+                           double max_norm) {
+    const ClipChunk chunk(sizes, columns.n_tensors);
+    const GRAD* const g = array_of<const GRAD>(arrays, columns, 0, chunk.tensor);
+    GRAD* const new_g = array_of<GRAD>(arrays, columns, 1, chunk.tensor);
+    const NORM factor =
+        divide_subnormal(static_cast<NORM>(max_norm), *norm + static_cast<NORM>(1e-6));
+    if (factor < 1)
+        range_map::map_range<ClipTiling>(Clip{g, new_g, factor}, chunk.first, chunk.end, chunk.n);
+    else
+        keep(g, new_g, chunk.first, chunk.end);
+}

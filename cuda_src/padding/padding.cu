@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: MIT
+// Zeros around data and away again.  CPU provider: cupy_training_ops/families/padding/reference.py
+//
+// Nothing is computed, so arrays are `void*` and all lengths count words; see
+// algorithm/copy_runs.cuh. Outputs are written once, in order; every operator is a rule that says
+// where a word comes from.
+#include "algorithm/copy_runs.cuh"
+#include "core/fast_division.cuh"
+
+// T: words. A vector has WORDS of them, a thread writes CHUNKS vectors, a block has THREADS.
+#ifndef CTO_T
+#define CTO_T u8
+#endif
+#ifndef CTO_WORDS
+#define CTO_WORDS 1
+#endif
+#ifndef CTO_CHUNKS
+#define CTO_CHUNKS 2
+#endif
+#ifndef CTO_THREADS
+#define CTO_THREADS 128
+#endif
+#ifndef CTO_INDEX
+#define CTO_INDEX i64
+#endif
+
+namespace cto {
+
+using copy_runs::RESIDENT;
+using fast_division::Cell;
+using fast_division::cell_at;
+using fast_division::Divisor;
+
+using T = CTO_T;
+using INDEX = CTO_INDEX;
+using Run = copy_runs::Run<T>;
+
+constexpr int THREADS = CTO_THREADS;
+constexpr int MAX_DIMENSIONS = 50;  // more cannot have two positions each
+using Tile = copy_runs::Tiling<T, CTO_WORDS, CTO_CHUNKS, THREADS>;
+
+// ---- SliceGrad: the sliced positions of every dimension come from dY, the others are zero -------
+
+// Positions start, start + step, ... of a dimension, `count` of them, hold dY's 0, 1, ...;
+// `distance` is the step's size.
+struct Dimension {
+    Divisor extent, distance;
+    i64 start, backwards, count;
+
+    // Whether positions side by side are side by side in dY.
+    __device__ bool is_run() const { return distance.value == 1 && !backwards; }
+
+    // The position in dY, or -1 where there is none.
+    __device__ i64 source_of(i64 position) const {
+        const i64 offset = backwards ? start - position : position - start;
+        if (offset < 0) return -1;
+        const i64 j = distance.quotient(offset);
+        return j < count && j * distance.value == offset ? j : -1;
+    }
+};
+
+struct Dimensions {
+    Dimension at[MAX_DIMENSIONS];
+};
+
+// A number of words, of those that a vector has.
+__device__ __forceinline__ int of_vector(i64 n) {
+    return static_cast<int>(min(max(n, i64(0)), i64(Tile::words)));
+}
+
+struct Unsliced {
+    const T* dy;
+    i64 n_dy;
+    int n_outer;
+    const Dimensions& outer;
+    const Dimension& inner;
+
+    // The row of dY that a row comes from, or -1. A first dimension that
+    // is taken whole is not among `outer`.
+    __device__ i64 row_of(i64 row) const {
+        i64 source = 0, stride = 1;
+#pragma unroll 1
+        for (int d = n_outer - 1; d >= 0; --d) {
+            const Dimension& dimension = outer.at[d];
+            const Cell cell = cell_at(row, dimension.extent);
+            const i64 j = dimension.source_of(cell.column);
+            if (j < 0) return -1;
+            source += j * stride;
+            stride *= dimension.count;
+            row = cell.row;
+        }
+        return source + row * stride;
+    }
+
+    __device__ Run at(i64 position) const {
+        const Cell cell = cell_at(position, inner.extent);
+        const i64 row = row_of(cell.row);
+        if (row < 0) return copy_runs::zeros<T>(inner.extent.value - cell.column);
+        const i64 j = inner.source_of(cell.column);
+        if (j < 0) return copy_runs::zeros<T>(zeros_from(cell.column));
+        const i64 length = inner.is_run() ? inner.count - j : 1;
+        return {dy + row * inner.count + j, length, dy, dy + n_dy};
+    }
+
+    // Where a row's word j comes from, or would if there were so many; null for a row of zeros.
+    __device__ const T* source_of(i64 row, i64 j) const {
+        const i64 source = row_of(row);
+        return source < 0 ? nullptr : dy + source * inner.count + j;
+    }
+
+    // The words [begin, end) of the vector at `from`, zeros for the others. The lanes of a warp read
+    // neighbours, so that single words are no slower than vectors, which would have to be shifted.
+    __device__ Tile::Vec vector_at(const T* from, int begin, int end) const {
+        Tile::Vec loaded{};
+#pragma unroll
+        for (int i = 0; i < Tile::words; ++i)
+            if (from && i >= begin && i < end) loaded.at[i] = __ldg(from + i);
+        return loaded;
+    }
+
+    __device__ i64 zeros_from(i64 column) const {
+        if (!inner.is_run()) return 1;
+        return (column < inner.start ? inner.start : inner.extent.value) - column;
+    }
+};
+
+// Rows of whole vectors: a thread writes the same columns of several rows, so that it finds once
+// which of dY's they are. A block takes y rows at a time; `column_blocks` of them share a row.
+__device__ __forceinline__ void write_rows(T* dx, i64 n_rows, const Unsliced& source,
+                                           u32 column_blocks) {
+    const u32 group = blockIdx.x / column_blocks, part = blockIdx.x - group * column_blocks;
+    const i64 column = (static_cast<i64>(part) * blockDim.x + threadIdx.x) * Tile::words;
+    const i64 first = static_cast<i64>(group) * (Tile::vecs * blockDim.y) + threadIdx.y;
+    const i64 width = source.inner.extent.value, j = column - source.inner.start;
+    const int begin = of_vector(-j), end = of_vector(source.inner.count - j);
+    if (column >= width) return;
+    const T* from[Tile::vecs];
+#pragma unroll
+    for (int u = 0; u < Tile::vecs; ++u) {
+        const i64 row = first + u * blockDim.y;
+        from[u] = row < n_rows ? source.source_of(row, j) : nullptr;
+    }
+    Tile::Vec loaded[Tile::vecs];
+#pragma unroll
+    for (int u = 0; u < Tile::vecs; ++u) loaded[u] = source.vector_at(from[u], begin, end);
+    T* const to = dx + first * width + column;
+#pragma unroll
+    for (int u = 0; u < Tile::vecs; ++u)
+        if (first + u * blockDim.y < n_rows)
+            vec::store_streaming(reinterpret_cast<Tile::Vec*>(to + u * blockDim.y * width),
+                                 loaded[u]);
+}
+
+// ---- FlattenAndUnpad: a row is the row of the input that its index names ------------------------
+
+struct Selected {
+    Divisor width;
+    const T* x;
+    i64 n_x_rows;
+    const INDEX* indices;
+
+    __device__ Run at(i64 position) const {
+        const Cell cell = cell_at(position, width);
+        const i64 row = indices[cell.row], length = width.value - cell.column;
+        if (row < 0 || row >= n_x_rows) return copy_runs::zeros<T>(length);
+        return {x + row * width.value + cell.column, length, x, x + n_x_rows * width.value};
+    }
+};
+
+// ---- PadAndUnflatten: a row is the last row of the input whose index names it -------------------
+
+// The table of last rows is never cleared, so an entry may hold anything. It counts if it is a row
+// whose index names the target: a value from an earlier call that passes this test is right, too.
+__device__ __forceinline__ bool is_row_of(i64 entry, i64 n_rows, const INDEX* indices, i64 target) {
+    return entry >= 0 && entry < n_rows && indices[entry] == target;
+}
+
+struct Padded {
+    Divisor width;
+    const T* x;
+    i64 n_x_rows;
+    const INDEX* indices;
+    const i64* last_rows;
+
+    __device__ Run at(i64 position) const {
+        const Cell cell = cell_at(position, width);
+        const i64 row = last_rows[cell.row], length = width.value - cell.column;
+        if (!is_row_of(row, n_x_rows, indices, cell.row)) return copy_runs::zeros<T>(length);
+        return {x + row * width.value + cell.column, length, x, x + n_x_rows * width.value};
+    }
+};
+
+}  // namespace cto
+
+using namespace cto;
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    slice_grad(const void* dy, void* dx, i64 n_dy, i64 n_dx, i32 n_outer,
+               const __grid_constant__ Dimensions outer, const __grid_constant__ Dimension inner) {
+    const Unsliced source{static_cast<const T*>(dy), n_dy, n_outer, outer, inner};
+    copy_runs::write_tile<Tile>(static_cast<T*>(dx), n_dx, blockIdx.x, source);
+}
+
+// Bytes put together to vectors take more registers than RESIDENT blocks leave.
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT - 1)
+    slice_grad__rows(const void* dy, void* dx, i64 n_dy, i64 n_rows, i32 n_outer,
+                     const __grid_constant__ Dimensions outer,
+                     const __grid_constant__ Dimension inner, u32 column_blocks) {
+    const Unsliced source{static_cast<const T*>(dy), n_dy, n_outer, outer, inner};
+    write_rows(static_cast<T*>(dx), n_rows, source, column_blocks);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    flatten_and_unpad(const void* input, const INDEX* indices, void* output, i64 n_input_rows,
+                      i64 n_output_rows, const __grid_constant__ Divisor width) {
+    const Selected source{width, static_cast<const T*>(input), n_input_rows, indices};
+    copy_runs::write_tile<Tile>(static_cast<T*>(output), n_output_rows * width.value, blockIdx.x,
+                                source);
+}
+
+// Two launches: first the last row of each index, then all rows of the output.
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    pad_and_unflatten__last_rows(const INDEX* indices, i64* last_rows, i64 n_input_rows,
+                                 i64 n_output_rows) {
+    const i64 row = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
+    if (row >= n_input_rows) return;
+    const i64 target = indices[row];
+    if (target < 0 || target >= n_output_rows) return;
+    u64* const entry = reinterpret_cast<u64*>(last_rows + target);
+    i64 last = row;
+    while (true) {
+        const i64 before = static_cast<i64>(atomicExch(entry, static_cast<u64>(last)));
+        if (before <= last || !is_row_of(before, n_input_rows, indices, target)) return;
+        last =
+            before;  // the later row is put back: it is always in the entry or in a thread's hands
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    pad_and_unflatten(const void* input, const INDEX* indices, const i64* last_rows, void* output,
+                      i64 n_input_rows, i64 n_output_rows, const __grid_constant__ Divisor width) {
+    const Padded source{width, static_cast<const T*>(input), n_input_rows, indices, last_rows};
+    copy_runs::write_tile<Tile>(static_cast<T*>(output), n_output_rows * width.value, blockIdx.x,
+                                source);
+}

@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: MIT
+// Sums, norms and finiteness checks.  CPU provider: cupy_training_ops/families/reduction/reference.py
+//
+// Every kernel is one launch: where blocks share a result, the one that takes the last ticket
+// finishes it, in an order that does not depend on which block that is.
+#include "algorithm/column_reduce.cuh"
+#include "algorithm/l2_norm.cuh"
+#include "algorithm/map.cuh"
+#include "algorithm/multi_tensor.cuh"
+#include "algorithm/reduce.cuh"
+
+// T, Y: elements of inputs and of outputs. A block has THREADS; a thread has UNROLL vectors in
+// flight.
+#ifndef CTO_T
+#define CTO_T float
+#endif
+#ifndef CTO_Y
+#define CTO_Y float
+#endif
+#ifndef CTO_THREADS
+#define CTO_THREADS 256
+#endif
+#ifndef CTO_UNROLL
+#define CTO_UNROLL 4
+#endif
+// Tensors that one launch takes, and bytes of a chunk.
+#ifndef CTO_CAPACITY
+#define CTO_CAPACITY 192
+#endif
+#ifndef CTO_CHUNK_NBYTES
+#define CTO_CHUNK_NBYTES 32768
+#endif
+
+namespace cto {
+
+using multi_tensor::TensorSizes;
+using pointers::Pointers;
+using vec::Vec;
+using zeroed::Zeroed;
+
+using T = CTO_T;
+using Y = CTO_Y;
+
+constexpr int THREADS = CTO_THREADS;
+constexpr int UNROLL = CTO_UNROLL;
+constexpr int CAPACITY = CTO_CAPACITY;
+constexpr int CHUNK_NBYTES = CTO_CHUNK_NBYTES;
+
+// ---- ReduceSumTraining: the middle dimension of an array is summed ------------------------------
+
+// Slabs of n_rows rows of n_columns; a block sums `span` rows of a tile of columns.
+struct Slabs {
+    i64 n_slabs, n_rows, n_columns, span;
+    i32 n_spans, n_tiles;
+};
+
+// A block of (columns, rows, slabs) threads; several spans only where it has one slab. of_thread
+// and last are in shared memory.
+template <int N>
+__device__ __forceinline__ void sum_columns(const T* x, Y* y, Acc<T>* partials,
+                                            Zeroed<u32>* tickets, const Slabs& slabs,
+                                            Vec<Acc<T>, N> (&of_thread)[THREADS], bool& last) {
+    using column_reduce::rows_of;
+    constexpr int DEPTH = N == 1 ? 2 * UNROLL : UNROLL;
+    const u32 n_tiles = slabs.n_tiles, n_spans = slabs.n_spans;
+    const u32 tile = blockIdx.x % n_tiles, span = blockIdx.x / n_tiles % n_spans;
+    const i64 slab = static_cast<i64>(blockIdx.x / n_tiles / n_spans) * blockDim.z + threadIdx.z;
+    const i64 column = (static_cast<i64>(tile) * blockDim.x + threadIdx.x) * N;
+    const bool inside = slab < slabs.n_slabs && column < slabs.n_columns;
+    const bool writes = inside && threadIdx.y == 0;
+    const i64 row = span * slabs.span + threadIdx.y;  // the thread's first
+    const i64 rest = slabs.n_rows - row, own_span = slabs.span - threadIdx.y;
+    column_reduce::Columns<Acc<T>, N, DEPTH> columns;
+    if (inside)
+        columns.add(x + (slab * slabs.n_rows + row) * slabs.n_columns + column,
+                    rows_of(rest < own_span ? rest : own_span), blockDim.y * slabs.n_columns);
+    columns.sum_over_y(of_thread);
+    if (n_spans > 1) {
+        Acc<T>* const own = partials + slab * n_spans * slabs.n_columns + column;
+        if (writes) columns.store(own + span * slabs.n_columns);
+        if (!reduce::arrives_last(tickets + slab * n_tiles + tile, n_spans, last)) return;
+        columns.sum = {};
+        if (inside)
+            columns.add(own + threadIdx.y * slabs.n_columns,
+                        rows_of(static_cast<i64>(n_spans) - threadIdx.y),
+                        blockDim.y * slabs.n_columns);
+        columns.sum_over_y(of_thread);
+    }
+    if (writes) columns.store(y + slab * slabs.n_columns + column);
+}
+
+// Nothing to add: vectors as they are.
+struct Copy {
+    template <class V>
+    __device__ __forceinline__ V operator()(const V& x, int) const {
+        return x;
+    }
+};
+
+// ---- ReduceAllL2 --------------------------------------------------------------------------------
+
+// The wider of the two accumulators: double where either type is.
+using Wider = decltype(Acc<T>{} + Acc<Y>{});
+
+// ---- IsAllFinite, All: found in one bit of a word -----------------------------------------------
+
+// Masks of a type's words, for each element: its top bit, its exponent, its fraction.
+template <class E>
+struct Format {
+    using Word = u32;
+    static constexpr u32 top = 0x80000000u, exponent = 0x7F800000u, fraction = 0x007FFFFFu;
+};
+template <>
+struct Format<double> {
+    using Word = u64;
+    static constexpr u64 top = 1ull << 63, exponent = 0x7FFull << 52, fraction = (1ull << 52) - 1;
+};
+template <>
+struct Format<__half> {
+    using Word = u32;
+    static constexpr u32 top = 0x80008000u, exponent = 0x7C007C00u, fraction = 0x03FF03FFu;
+};
+template <>
+struct Format<__nv_bfloat16> {
+    using Word = u32;
+    static constexpr u32 top = 0x80008000u, exponent = 0x7F807F80u, fraction = 0x007F007Fu;
+};
+using Word = Format<T>::Word;
+
+// Sets the top bit of every NaN: only from an exponent of all ones and a fraction above 0 does the
+// addition carry into it.
+__device__ __forceinline__ Word not_a_number(Word x) {
+    return (x & ~Format<T>::top) + Format<T>::fraction;
+}
+// Sets the top bit of every NaN and infinity: an exponent of all ones carries into it.
+__device__ __forceinline__ Word not_finite(Word x) {
+    constexpr Word lowest = Format<T>::exponent & ~(Format<T>::exponent << 1);
+    return (x & Format<T>::exponent) + lowest;
+}
+
+struct NotFinite {
+    static __device__ __forceinline__ Word test(Word x) { return not_finite(x); }
+};
+struct NotANumber {
+    static __device__ __forceinline__ Word test(Word x) { return not_a_number(x); }
+};
+struct Infinite {
+    static __device__ __forceinline__ Word test(Word x) { return not_finite(x) & ~not_a_number(x); }
+};
+
+// Visitor that tests all elements, as words.
+template <class Test>
+struct AnyOf {
+    Word found = 0;
+
+    __device__ __forceinline__ void operator()(const Vec<T, vec::WIDTH<T>>& x) {
+        const auto& words = reinterpret_cast<const Vec<Word, vec::WIDTH<Word>>&>(x);
+#pragma unroll
+        for (int i = 0; i < vec::WIDTH<Word>; ++i) found |= Test::test(words.at[i]);
+    }
+    __device__ __forceinline__ void operator()(const Vec<T, 1>& x) {
+        Vec<T, vec::WIDTH<T>> alone{};
+        alone.at[0] = x.at[0];
+        (*this)(alone);
+    }
+    __device__ bool any() const { return found & Format<T>::top; }
+};
+
+// Visitor for bytes: the top bit of every byte that is zero.
+struct AnyFalse {
+    u32 found = 0;
+
+    __device__ __forceinline__ void test(u32 x) { found |= (x - 0x01010101u) & ~x & 0x80808080u; }
+    __device__ __forceinline__ void operator()(const Vec<u32, 4>& x) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) test(x.at[i]);
+    }
+    __device__ __forceinline__ void operator()(const Vec<u8, 1>& x) { test(0x01010100u | x.at[0]); }
+    __device__ bool any() const { return found; }
+};
+
+// What blocks tell each other: who comes last, and whether one of them has found something.
+struct Poll {
+    Zeroed<u32>*ticket, *found;
+};
+
+// y = no block has found anything; written by the last block of the last launch.
+__device__ __forceinline__ void report(bool found, const Poll& poll, bool last_launch, bool* y,
+                                       bool& last) {
+    const bool any = __syncthreads_or(found);
+    if (any && threadIdx.x == 0) atomicOr(&poll.found->value, 1u);
+    if (last_launch && reduce::arrives_last(poll.ticket, gridDim.x, last) && threadIdx.x == 0)
+        y[0] = atomicExch(&poll.found->value, 0u) == 0;
+}
+
+template <class Test>
+__device__ __forceinline__ void none_of(const Pointers<CAPACITY>& arrays,
+                                        const TensorSizes<CAPACITY>& sizes, const Poll& poll,
+                                        bool last_launch, bool* y) {
+    __shared__ bool last;
+    AnyOf<Test> tested;
+    multi_tensor::visit_tensors<T, CHUNK_NBYTES, THREADS, UNROLL>(arrays, sizes, tested);
+    report(tested.any(), poll, last_launch, y, last);
+}
+
+}  // namespace cto
+
+using namespace cto;
+
+// Many rows: `lanes` threads each, a power of two.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    reduce_sum_training__rows(const T* x, Y* y, i64 n_rows, i64 length, u32 lanes) {
+    const u32 lane = threadIdx.x & (lanes - 1);
+    const i64 row = static_cast<i64>(blockIdx.x) * (THREADS / lanes) + threadIdx.x / lanes;
+    const reduce::Range<T> range(x + row * length, row < n_rows ? length : 0);
+    reduce::Sum<T> visit;
+    reduce::visit_vecs<UNROLL>(range, 0, range.n_vecs, lane, lanes, visit);
+    reduce::visit_edges(range, lane, lanes, visit);
+    const Acc<T> sum = reduce::sum_lanes(visit.sum, lanes);
+    if (lane == 0 && row < n_rows) y[row] = from_acc<Y>(sum);
+}
+
+// Long rows: n_spans blocks each, with `span` vectors a block.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    reduce_sum_training__long_rows(const T* x, Y* y, Acc<T>* partials, Zeroed<u32>* tickets,
+                                   i64 length, i64 span, u32 n_spans) {
+    __shared__ bool last;
+    __shared__ reduce::BlockScratch<Acc<T>, THREADS> scratch;
+    const i64 row = blockIdx.x / n_spans;
+    const reduce::Range<T> range(x + row * length, length);
+    const i64 first = blockIdx.x % n_spans * span;
+    reduce::Sum<T> visit;
+    reduce::visit_vecs<UNROLL>(range, first, span, threadIdx.x, THREADS, visit);
+    if (first == 0) reduce::visit_edges(range, threadIdx.x, THREADS, visit);
+    Acc<T> sum = reduce::sum_block(visit.sum, scratch);
+    if (n_spans > 1) {
+        if (threadIdx.x == 0) partials[blockIdx.x] = sum;
+        if (!reduce::arrives_last(tickets + row, n_spans, last)) return;
+        sum = reduce::sum_partials(partials + row * n_spans, n_spans, scratch);
+    }
+    if (threadIdx.x == 0) y[row] = from_acc<Y>(sum);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    reduce_sum_training__columns(const T* x, Y* y, Acc<T>* partials, Zeroed<u32>* tickets,
+                                 const __grid_constant__ Slabs slabs) {
+    __shared__ Vec<Acc<T>, vec::WIDTH<T>> of_thread[THREADS];
+    __shared__ bool last;
+    sum_columns(x, y, partials, tickets, slabs, of_thread, last);
+}
+
+// Where 16 bytes of x do not always lie in one row, or not on a 16-byte boundary.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    reduce_sum_training__single_columns(const T* x, Y* y, Acc<T>* partials, Zeroed<u32>* tickets,
+                                        const __grid_constant__ Slabs slabs) {
+    __shared__ Vec<Acc<T>, 1> of_thread[THREADS];
+    __shared__ bool last;
+    sum_columns(x, y, partials, tickets, slabs, of_thread, last);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    reduce_sum_training__copy(const T* x, T* y, i64 n, bool aligned) {
+    constexpr int N = vec::WIDTH<T>;
+    map::map_vecs<map::Tiling<N, N, 1, 16 * UNROLL, THREADS>>(aligned, x, y, n, n, Copy{});
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    reduce_all_l2(const __grid_constant__ Pointers<CAPACITY> arrays,
+                  const __grid_constant__ TensorSizes<CAPACITY> sizes, Wider* partials,
+                  Zeroed<u32>* ticket, const __grid_constant__ l2_norm::Partials place, Y* y) {
+    __shared__ bool last;
+    __shared__ reduce::BlockScratch<Wider, THREADS> scratch;
+    l2_norm::SumsOfSquares<T, Wider> squares;
+    multi_tensor::visit_tensors<T, CHUNK_NBYTES, THREADS, UNROLL>(arrays, sizes, squares);
+    if (!l2_norm::sums_all(squares, partials, ticket, place, scratch, last)) return;
+    if (threadIdx.x == 0) y[0] = from_acc<Y>(squares.norm());
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    is_all_finite(const __grid_constant__ Pointers<CAPACITY> arrays,
+                  const __grid_constant__ TensorSizes<CAPACITY> sizes, Zeroed<u32>* ticket,
+                  Zeroed<u32>* found, bool* y, bool last_launch) {
+    none_of<NotFinite>(arrays, sizes, {ticket, found}, last_launch, y);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    is_all_finite__isinf_only(const __grid_constant__ Pointers<CAPACITY> arrays,
+                              const __grid_constant__ TensorSizes<CAPACITY> sizes,
+                              Zeroed<u32>* ticket, Zeroed<u32>* found, bool* y, bool last_launch) {
+    none_of<Infinite>(arrays, sizes, {ticket, found}, last_launch, y);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    is_all_finite__isnan_only(const __grid_constant__ Pointers<CAPACITY> arrays,
+                              const __grid_constant__ TensorSizes<CAPACITY> sizes,
+                              Zeroed<u32>* ticket, Zeroed<u32>* found, bool* y, bool last_launch) {
+    none_of<NotANumber>(arrays, sizes, {ticket, found}, last_launch, y);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    all(const bool* x, bool* y, Zeroed<u32>* ticket, Zeroed<u32>* found, i64 n) {
+    __shared__ bool last;
+    constexpr i64 SPAN = UNROLL * THREADS;  // vectors
+    const reduce::Range<u8, Vec<u32, 4>> range(reinterpret_cast<const u8*>(x), n);
+    AnyFalse tested;
+    for (i64 first = blockIdx.x * SPAN; first < range.n_vecs; first += gridDim.x * SPAN)
+        reduce::visit_vecs<UNROLL>(range, first, SPAN, threadIdx.x, THREADS, tested);
+    if (blockIdx.x == 0) reduce::visit_edges(range, threadIdx.x, THREADS, tested);
+    report(tested.any(), {ticket, found}, true, y, last);
+}

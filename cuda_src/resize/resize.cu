@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: MIT
+// ResizeGrad.  CPU provider: cupy_training_ops/families/resize/reference.py
+//
+// A warp makes a tile of dX row after row. What a row gets of each column of dY is summed in
+// registers while dY's rows come by; those sums go through shared memory to the lanes that have
+// the columns of dX. Every element of dX is one sum in a fixed order, so there are no atomics.
+// Where every pixel became two by two, weights are constants: resize/upsample2x.cuh.
+#include "core/fast_division.cuh"
+#include "core/vec.cuh"
+#include "resize/upsample2x.cuh"
+
+// T: elements. ACC: what they are summed in. A block has THREADS.
+#ifndef CTO_T
+#define CTO_T float
+#endif
+#ifndef CTO_THREADS
+#define CTO_THREADS 128
+#endif
+#ifndef CTO_ACC
+#define CTO_ACC float
+#endif
+// Whether every row of dY starts at a multiple of EACH elements.
+#ifndef CTO_ALIGNED
+#define CTO_ALIGNED 0
+#endif
+
+namespace cto {
+
+using fast_division::Cell;
+using fast_division::cell_at;
+using fast_division::Divisor;
+
+using T = CTO_T;
+using ACC = CTO_ACC;
+static_assert(ARE_SAME<ACC, Acc<T>>);
+
+constexpr int THREADS = CTO_THREADS;
+constexpr int RESIDENT = 4;            // blocks on a multiprocessor at least
+constexpr int WARPS = THREADS / WARP;  // of a block
+constexpr int EACH = 4;                // columns of dY that a lane sums
+constexpr int COLUMNS = EACH * WARP;   // and a warp
+constexpr int MINE = 2;                // columns of dX that a lane has
+constexpr int HELD = 4;                // weights of a column that stay in registers
+// Rows of dY that are loaded before one is used, as measured on an H200, and the rows of dX that
+// they can finish.
+constexpr int BATCH = sizeof(T) == 2 ? 4 : sizeof(T) == 4 ? 8 : 2;
+constexpr int MAX_FINISHED = 2 * BATCH + 2;
+
+// A lane's columns of a row of dY. Held as words: the compiler would unpack halves long before they
+// are used.
+struct Row {
+    vec::Vec<u32, EACH * sizeof(T) / sizeof(u32)> words;
+    __device__ T* at() { return reinterpret_cast<T*>(words.at); }
+    __device__ const T* at() const { return reinterpret_cast<const T*>(words.at); }
+};
+
+__device__ __forceinline__ float times(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ double times(double a, double b) { return __dmul_rn(a, b); }
+// An output takes 1 - share of pixel `low` and share of the pixel after it.
+struct Tap {
+    i32 low;
+    ACC share;
+};
+
+// One spatial axis: n_in pixels of X make n_out of Y. Output o lies at ratio * o or, with pixels
+// counted from their middles, at ratio * (o + 1/2) - 1/2, rounded as the CPU provider rounds it.
+struct Axis {
+    i32 n_in, n_out, align_corners;
+    ACC ratio, inverse;  // its inverse but for rounding
+
+    __device__ Tap tap(i32 o) const {
+        const ACC middle = align_corners ? ACC(0) : ACC(0.5);
+        const ACC position = max(times(ratio, static_cast<ACC>(o) + middle) - middle, ACC(0));
+        const i32 low = min(static_cast<i32>(position), n_in - 1);
+        return {low, low < n_in - 1 ? position - static_cast<ACC>(low) : ACC(0)};
+    }
+
+    // What `pixel` takes of output o, which touches it.
+    __device__ ACC weight(i32 o, i32 pixel) const {
+        const Tap of = tap(o);
+        return of.low == pixel ? ACC(1) - of.share : of.share;
+    }
+
+    // The first output whose low pixel is `pixel` or one after it: the outputs that touch pixel i
+    // are those from first_from(i - 1) to before first_from(i + 1).
+    __device__ __noinline__ i32 first_from(i32 pixel) const {
+        if (pixel <= 0 || pixel >= n_in) return pixel <= 0 ? 0 : n_out;
+        const ACC middle = align_corners ? ACC(0) : ACC(0.5);
+        const ACC guess = (static_cast<ACC>(pixel) + middle) * inverse - middle;
+        i32 o = static_cast<i32>(min(guess, static_cast<ACC>(n_out)));
+        o = min(max(o, 0), n_out);
+        while (o > 0 && tap(o - 1).low >= pixel) --o;
+        while (o < n_out && tap(o).low < pixel) ++o;
+        return o;
+    }
+};
+
+struct Span {
+    i32 begin, end;
+    __device__ i32 length() const { return end - begin; }
+};
+
+// The outputs that touch any of the pixels from `first` to `last`; some may have a weight of 0.
+__device__ __forceinline__ Span touching(const Axis& axis, i32 first, i32 last) {
+    return {axis.first_from(first - 1), axis.first_from(last + 1)};
+}
+
+// Where a lane's column c is among the warp's columns of dY: next to the lane's others if those are
+// loaded together.
+__device__ __forceinline__ i32 place_of(i32 lane, int c) {
+    return CTO_ALIGNED ? lane * EACH + c : c * WARP + lane;
+}
+
+// A column of dX: which columns of dY touch it, and which of them are summed now.
+struct Column {
+    i32 pixel;  // or -1
+    Span touch, now;
+    ACC weight[HELD];
+
+    __device__ void find(const Axis& axis, i32 at) {
+        pixel = at;
+        touch = touching(axis, at, at);
+        while (touch.length() > 0 && axis.weight(touch.begin, at) == ACC(0)) ++touch.begin;
+    }
+
+    __device__ void hold(const Axis& axis, Span summed) {
+        now = {max(touch.begin, summed.begin), min(touch.end, summed.end)};
+#pragma unroll
+        for (int j = 0; j < HELD; ++j)
+            weight[j] = now.begin + j < now.end ? axis.weight(now.begin + j, pixel) : ACC(0);
+    }
+
+    // The weighted sum of `sums`, which are those of the columns of dY from `first` on.
+    template <bool LONG>
+    __device__ ACC gather(const Axis& axis, const ACC* sums, i32 first) const {
+        ACC total = ACC(0);
+#pragma unroll
+        for (int j = 0; j < HELD; ++j)
+            if (now.begin + j < now.end) total += weight[j] * sums[now.begin + j - first];
+        if (!LONG) return total;
+#pragma unroll 1
+        for (i32 o = now.begin + HELD; o < now.end; ++o)
+            total += axis.weight(o, pixel) * sums[o - first];
+        return total;
+    }
+};
+
+// The sums so far of a lane's columns of dY in two rows of dX: the row of the low pixels and the
+// row after it.
+struct OpenRows {
+    i32 row;
+    ACC low[EACH], high[EACH];
+
+    __device__ void add(ACC share, const Row& dy) {
+#pragma unroll
+        for (int c = 0; c < EACH; ++c) {
+            const ACC g = to_acc(dy.at()[c]);
+            low[c] += (ACC(1) - share) * g;
+            if (share != ACC(0)) high[c] += share * g;  // 0 times infinity would be NaN
+        }
+    }
+
+    __device__ void next() {
+        ++row;
+#pragma unroll
+        for (int c = 0; c < EACH; ++c) {
+            low[c] = high[c];
+            high[c] = ACC(0);
+        }
+    }
+};
+
+// Rows of dX to which the columns of dY that are summed add nothing more.
+struct Finished {
+    alignas(16) ACC sums[MAX_FINISHED][COLUMNS];
+    i32 row[MAX_FINISHED];
+};
+
+// A warp's tile of a plane of dX. LONG: more columns of dY touch the tile than a warp sums at once,
+// or more of them touch one column of dX than it holds weights for.
+struct Tile {
+    const Axis &rows, &columns;
+    const T* dy;  // the plane
+    T* dx;        // the lane's first column
+    Finished& finished;
+    i32 lane, n_finished;
+    Span summed;  // columns of dY; the tile's rows are stored after the last of them
+    bool last;
+    Column mine[MINE];
+    ACC sum[MINE];
+
+    // Returns the columns of dY that touch the tile's n columns.
+    __device__ Span find_columns(i32 first, i32 n) {
+        dx += first + lane;
+#pragma unroll
+        for (int v = 0; v < MINE; ++v) {
+            mine[v] = {-1};
+            sum[v] = ACC(0);
+            if (v * WARP + lane < n) mine[v].find(columns, first + v * WARP + lane);
+        }
+        const i32 end = n <= WARP ? mine[0].touch.end : mine[1].touch.end;
+        const i32 begin = __shfl_sync(ALL_LANES, mine[0].touch.begin, 0);
+        return {CTO_ALIGNED ? begin / EACH * EACH : begin,
+                __shfl_sync(ALL_LANES, end, (n - 1) % WARP)};
+    }
+
+    __device__ bool is_long(Span all) const {
+        const i32 most = max(mine[0].touch.length(), mine[1].touch.length());
+        return all.length() > COLUMNS || __any_sync(ALL_LANES, most > HELD);
+    }
+
+    __device__ void sum_columns(Span some, bool are_last) {
+        summed = some;
+        last = are_last;
+#pragma unroll
+        for (int v = 0; v < MINE; ++v) mine[v].hold(columns, some);
+    }
+
+    // Where the lane's columns of row o of dY are: the first one, if all are loaded together.
+    __device__ const T* start_of(i32 o) const {
+        const i32 most = (summed.length() - 1) / EACH * EACH;
+        const T* row = dy + static_cast<i64>(o) * columns.n_out + summed.begin;
+        return CTO_ALIGNED ? row + min(lane * EACH, most) : row;
+    }
+
+    // Instead of columns past the last one the last one is loaded again.
+    __device__ Row load(const T* start) const {
+        if (CTO_ALIGNED) return *reinterpret_cast<const Row*>(start);
+        Row loaded;
+#pragma unroll
+        for (int c = 0; c < EACH; ++c)
+            loaded.at()[c] = start[min(place_of(lane, c), summed.length() - 1)];
+        return loaded;
+    }
+
+    __device__ void store(i32 row, const ACC* values) {
+        T* to = dx + static_cast<u64>(static_cast<u32>(row)) * static_cast<u32>(columns.n_in);
+#pragma unroll
+        for (int v = 0; v < MINE; ++v)
+            if (mine[v].pixel >= 0) to[v * WARP] = from_acc<T>(values[v]);
+    }
+
+    // Finishes the rows before `next`. Only the two open rows can have sums; rows before `first`
+    // belong to another tile.
+    __device__ void advance(OpenRows& open, i32 next, i32 first) {
+        const ACC nothing[MINE] = {};
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            if (open.row >= next) return;
+            if (open.row >= first) finish(open);
+            open.next();
+        }
+#pragma unroll 1
+        for (; open.row < next; ++open.row) store(open.row, nothing);
+    }
+
+    __device__ void finish(const OpenRows& open) {
+#pragma unroll
+        for (int c = 0; c < EACH; ++c) finished.sums[n_finished][place_of(lane, c)] = open.low[c];
+        finished.row[n_finished++] = open.row;
+    }
+
+    template <bool LONG>
+    __device__ void gather_finished() {
+        __syncwarp();
+#pragma unroll 1
+        for (int i = 0; i < n_finished; ++i) {
+            ACC values[MINE];
+#pragma unroll
+            for (int v = 0; v < MINE; ++v) {
+                values[v] = mine[v].gather<LONG>(columns, finished.sums[i], summed.begin);
+                if (LONG) sum[v] = values[v] = sum[v] + values[v];
+            }
+            if (LONG && !last) continue;
+            store(finished.row[i], values);
+            sum[0] = sum[1] = ACC(0);
+        }
+        n_finished = 0;
+        __syncwarp();
+    }
+
+    // Rows `first` to before `end` of dX.
+    template <bool LONG>
+    __device__ void sum_rows(i32 first, i32 end) {
+        constexpr int BATCH = LONG ? 1 : cto::BATCH;
+        const Span down = touching(rows, first, end - 1);
+        const i32 n = summed.length() > 0 ? down.length() : 0;
+        const T* start = start_of(down.begin);
+        OpenRows open{first - 1};
+        Tap taps{};  // of 32 rows of dY, one in each lane
+#pragma unroll 1
+        for (i32 o = 0; o < n; o += BATCH) {
+            Row dys[BATCH];
+#pragma unroll
+            for (int b = 0; b < BATCH; ++b, start += columns.n_out)
+                if (o + b < n) dys[b] = load(start);
+            if (o % WARP == 0) taps = rows.tap(down.begin + o + lane);
+#pragma unroll
+            for (int b = 0; b < BATCH; ++b) {
+                const i32 low = __shfl_sync(ALL_LANES, taps.low, o + b);
+                const ACC share = __shfl_sync(ALL_LANES, taps.share, o + b);
+                if (o + b >= n) break;
+                advance(open, low, first);
+                open.add(share, dys[b]);
+            }
+            gather_finished<LONG>();
+        }
+        advance(open, end, first);
+        gather_finished<LONG>();
+    }
+
+    __device__ void make(i32 first, i32 end, Span all) {
+        if (!is_long(all)) {
+            sum_columns(all, true);
+            return sum_rows<false>(first, end);
+        }
+        const i32 step = all.length() > COLUMNS ? 1 : end - first;
+        for (; first < end; first += step) {
+            i32 begin = all.begin;
+            do {
+                const Span some{begin, min(begin + COLUMNS, all.end)};
+                sum_columns(some, some.end == all.end);
+                sum_rows<true>(first, first + step);
+                begin += COLUMNS;
+            } while (begin < all.end);
+        }
+    }
+};
+
+}  // namespace cto
+
+using namespace cto;
+
+// Bands of `band` rows and strips of `strip` columns, at most 64, divide a plane.
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    resize_grad(const T* dy, T* dx, i64 n_planes, const __grid_constant__ Axis rows,
+                const __grid_constant__ Axis columns, const __grid_constant__ Divisor bands,
+                i32 band, const __grid_constant__ Divisor strips, i32 strip) {
+    __shared__ Finished finished[WARPS];
+    const i32 warp = threadIdx.x / WARP;
+    const Cell in_band = cell_at(static_cast<i64>(blockIdx.x) * WARPS + warp, strips);
+    const Cell plane = cell_at(in_band.row, bands);
+    if (plane.row >= n_planes) return;
+    Tile tile{rows,
+              columns,
+              dy + plane.row * rows.n_out * columns.n_out,
+              dx + plane.row * rows.n_in * columns.n_in,
+              finished[warp],
+              static_cast<i32>(threadIdx.x % WARP)};
+    const i32 row = static_cast<i32>(plane.column) * band;
+    const i32 column = static_cast<i32>(in_band.column) * strip;
+    const Span all = tile.find_columns(column, min(strip, columns.n_in - column));
+    tile.make(row, min(row + band, rows.n_in), all);
+}
+
+// A lane makes `band` rows of dX below one of the `vecs` of 16 bytes that a row of dY has.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    resize_grad__upsample2x(const T* dy, T* dx, i64 n_lanes, i32 n_rows,
+                            const __grid_constant__ Divisor bands, i32 band,
+                            const __grid_constant__ Divisor vecs) {
+    const i64 at = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
+    const Cell in_band = cell_at(min(at, n_lanes - 1), vecs);
+    const Cell plane = cell_at(in_band.row, bands);
+    const i32 first = static_cast<i32>(plane.column) * band;
+    const i32 end = at < n_lanes ? min(first + band, n_rows) : 0;
+    upsample2x::Upsample2xGrad<T>(dy, dx, plane.row, in_band.column, vecs.value, n_rows)
+        .make(first, band, end);
+}

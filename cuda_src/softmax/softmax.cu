@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: MIT
+// Softmax, its logarithm and their gradients.  CPU provider: cupy_training_ops/families/softmax/reference.py
+//
+// Each operator has three kernels: __short_rows and __rows for lines whose elements lie side by
+// side in aligned arrays, __columns for all others.
+#include "algorithm/row_softmax.cuh"
+
+// A thread holds NBYTES of a row, or COLUMN_ELEMENTS of a column, of all arrays that are read.
+#ifndef CTO_T
+#define CTO_T float
+#endif
+#ifndef CTO_NBYTES
+#define CTO_NBYTES 128
+#endif
+
+namespace cto {
+
+using math::exp::exponential;
+using math::exp::logarithm;
+using namespace row_softmax;
+
+using T = CTO_T;
+using A = Acc<T>;
+
+constexpr int NBYTES = CTO_NBYTES;
+constexpr int COLUMN_ELEMENTS = NBYTES / 16;
+constexpr int WIDTH = vec::WIDTH<T>;
+
+// Vectors of each of N arrays, in so many bytes of all.
+template <int TOTAL_NBYTES, int N>
+constexpr int VECTORS = TOTAL_NBYTES / 16 / N;
+
+template <bool LOG, int W, int DEPTH, class Threads>
+__device__ __forceinline__ void softmax_line(const Line<W, DEPTH>& line, const Threads& threads,
+                                             const T* x, T* y) {
+    Reader<T, W, DEPTH> in(line, x, from_acc<T>(negative_infinity<A>()));
+    OnlineSum<A> of;
+    const auto batch = read<sizeof(T) == 2>(line, of, in);
+    of.join(threads);
+    const A max = of.max, last = LOG ? logarithm(of.sum) : 1 / of.sum;
+    const auto map = [=](Place<W>, A v) {
+        return LOG ? v - max - last : exponential(v - max) * last;
+    };
+    write(line, batch, map, Writer<T>{y}, in);
+}
+
+// sum of dY Y, or of dY.
+template <bool LOG>
+struct Slope {
+    A sum = 0;
+
+    template <class Each, class Renew>
+    __device__ __forceinline__ void include(const Each& each, const Renew&) {
+        each([&](A dy, A y) { sum += LOG ? dy : dy * y; });
+    }
+};
+
+template <bool LOG, int W, int DEPTH, class Threads>
+__device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const Threads& threads,
+                                              const T* dy, const T* y, T* dx) {
+    const T zero = from_acc<T>(A(0));
+    Reader<T, W, DEPTH> in_dy(line, dy, zero), in_y(line, y, zero);
+    Slope<LOG> slope;
+    const auto batch = read < sizeof(T) == 2 && !LOG > (line, slope, in_dy, in_y);
+    const A sum = threads.sum(slope.sum);
+    const auto map = [=](Place<W>, A dy, A y) {
+        return LOG ? dy - exponential(y) * sum : y * (dy - sum);
+    };
+    write<true>(line, batch, map, Writer<T>{dx}, in_dy, in_y);
+}
+
+template <bool LOG, int TOTAL_NBYTES>
+__device__ __forceinline__ void softmax_rows(const T* x, T* y, i64 n_rows, i64 length,
+                                             u32 threads) {
+    __shared__ A of_warp[WARP];
+    const auto line = row_of<WIDTH, VECTORS<TOTAL_NBYTES, 1>>(n_rows, length, threads);
+    softmax_line<LOG>(line, RowThreads<A>{threads, of_warp}, x, y);
+}
+
+template <bool LOG>
+__device__ __forceinline__ void softmax_columns(const T* x, T* y, i64 n_outer, i64 length,
+                                                i64 stride) {
+    __shared__ A of_thread[MAX_THREADS];
+    const auto line = column_of<COLUMN_ELEMENTS>(n_outer, length, stride);
+    softmax_line<LOG>(line, ColumnThreads<A>{of_thread}, x, y);
+}
+
+template <bool LOG, int TOTAL_NBYTES>
+__device__ __forceinline__ void gradient_rows(const T* dy, const T* y, T* dx, i64 n_rows,
+                                              i64 length, u32 threads) {
+    __shared__ A of_warp[WARP];
+    const auto line = row_of<WIDTH, VECTORS<TOTAL_NBYTES, 2>>(n_rows, length, threads);
+    gradient_line<LOG>(line, RowThreads<A>{threads, of_warp}, dy, y, dx);
+}
+
+template <bool LOG>
+__device__ __forceinline__ void gradient_columns(const T* dy, const T* y, T* dx, i64 n_outer,
+                                                 i64 length, i64 stride) {
+    __shared__ A of_thread[MAX_THREADS];
+    const auto line = column_of<COLUMN_ELEMENTS / 2>(n_outer, length, stride);
+    gradient_line<LOG>(line, ColumnThreads<A>{of_thread}, dy, y, dx);
+}
+
+}  // namespace cto
+
+using namespace cto;
+
+extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
+    softmax__short_rows(const T* x, T* y, i64 n_rows, i64 length, u32 threads) {
+    softmax_rows<false, SHORT_NBYTES>(x, y, n_rows, length, threads);
+}
+extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+    softmax__rows(const T* x, T* y, i64 n_rows, i64 length, u32 threads) {
+    softmax_rows<false, NBYTES>(x, y, n_rows, length, threads);
+}
+extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+    softmax__columns(const T* x, T* y, i64 n_outer, i64 length, i64 stride) {
+    softmax_columns<false>(x, y, n_outer, length, stride);
+}
+
+extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
+    log_softmax__short_rows(const T* x, T* y, i64 n_rows, i64 length, u32 threads) {
+    softmax_rows<true, SHORT_NBYTES>(x, y, n_rows, length, threads);
+}
+extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+    log_softmax__rows(const T* x, T* y, i64 n_rows, i64 length, u32 threads) {
+    softmax_rows<true, NBYTES>(x, y, n_rows, length, threads);
+}
+extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+    log_softmax__columns(const T* x, T* y, i64 n_outer, i64 length, i64 stride) {
+    softmax_columns<true>(x, y, n_outer, length, stride);
+}
+
+// SoftmaxGrad and SoftmaxGrad_13.
+extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
+    softmax__gradient_short_rows(const T* dy, const T* y, T* dx, i64 n_rows, i64 length,
+                                 u32 threads) {
+    gradient_rows<false, SHORT_NBYTES>(dy, y, dx, n_rows, length, threads);
+}
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
+    softmax__gradient_rows(const T* dy, const T* y, T* dx, i64 n_rows, i64 length, u32 threads) {
+    gradient_rows<false, NBYTES>(dy, y, dx, n_rows, length, threads);
+}
+extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+    softmax__gradient_columns(const T* dy, const T* y, T* dx, i64 n_outer, i64 length, i64 stride) {
+    gradient_columns<false>(dy, y, dx, n_outer, length, stride);
+}
+
+// LogSoftmaxGrad and LogSoftmaxGrad_13, whose input X is the logarithm of the softmax.
+extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
+    softmax__log_gradient_short_rows(const T* dy, const T* x, T* dx, i64 n_rows, i64 length,
+                                     u32 threads) {
+    gradient_rows<true, SHORT_NBYTES>(dy, x, dx, n_rows, length, threads);
+}
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
+    softmax__log_gradient_rows(const T* dy, const T* x, T* dx, i64 n_rows, i64 length,
+                               u32 threads) {
+    gradient_rows<true, NBYTES>(dy, x, dx, n_rows, length, threads);
+}
+extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+    softmax__log_gradient_columns(const T* dy, const T* x, T* dx, i64 n_outer, i64 length,
+                                  i64 stride) {
+    gradient_columns<true>(dy, x, dx, n_outer, length, stride);
+}

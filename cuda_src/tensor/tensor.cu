@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: MIT
+// Tensor movement.  CPU provider: cupy_training_ops/families/tensor/reference.py
+//
+// Nothing is computed, so arrays are `void*` and all lengths count words; see
+// algorithm/copy_runs.cuh. Outputs are written once, in order; every operator is a rule that says
+// where a word comes from.
+#include "algorithm/copy_runs.cuh"
+#include "core/fast_division.cuh"
+#include "core/pointers.cuh"
+
+// T: words. A vector has WORDS of them, a thread writes CHUNKS vectors, a block has THREADS.
+#ifndef CTO_T
+#define CTO_T u8
+#endif
+#ifndef CTO_WORDS
+#define CTO_WORDS 1
+#endif
+#ifndef CTO_CHUNKS
+#define CTO_CHUNKS 2
+#endif
+#ifndef CTO_THREADS
+#define CTO_THREADS 128
+#endif
+// Arrays that one launch knows by value.
+#ifndef CTO_CAPACITY
+#define CTO_CAPACITY 16
+#endif
+
+namespace cto {
+
+using copy_runs::RESIDENT;
+using fast_division::Cell;
+using fast_division::cell_at;
+using fast_division::Divisor;
+using pointers::Pointers;
+
+using T = CTO_T;
+using Run = copy_runs::Run<T>;
+
+constexpr int THREADS = CTO_THREADS;
+constexpr int CAPACITY = CTO_CAPACITY;
+using Tile = copy_runs::Tiling<T, CTO_WORDS, CTO_CHUNKS, THREADS>;
+
+struct PartStarts {
+    i64 at[CAPACITY + 1];
+};
+
+// The last of `count` ascending starts that is not after `position`: found at once if it is
+// `guess`, else by bisection.
+template <class Start>
+__device__ __forceinline__ u32 find_part(const Start& start, u32 count, i64 position, u32 guess) {
+    u32 low = 0, high = count;
+    const auto probe = [&](u32 i) {
+        if (i <= low || i >= high) return;
+        (start(i) <= position ? low : high) = i;
+    };
+    probe(guess);
+    probe(guess + 1);
+    while (high - low > 1) probe((low + high) / 2);
+    return low;
+}
+
+// ---- ConcatTraining: columns of the result come from parts that start at ascending columns ------
+
+// Parts of the result: an array, and the column it starts at; one more start ends the last part.
+struct PartsByValue {
+    const Pointers<CAPACITY>& arrays;
+    const PartStarts& starts;
+    __device__ const T* array(u32 i) const { return static_cast<const T*>(arrays.at[i]); }
+    __device__ i64 operator()(u32 i) const { return starts.at[i]; }
+};
+
+struct Part {
+    const void* array;
+    i64 start;
+};
+
+struct PartsInMemory {
+    const Part* parts;
+    __device__ const T* array(u32 i) const { return static_cast<const T*>(parts[i].array); }
+    __device__ i64 operator()(u32 i) const { return parts[i].start; }
+};
+
+template <class Parts>
+struct Joined {
+    Divisor whole_width;
+    i64 n_rows;
+    u32 n_parts;
+    Parts parts;
+
+    __device__ Run at(i64 position) const {
+        const Cell cell = cell_at(position, whole_width);
+        const u32 if_even = static_cast<u32>(whole_width.quotient(cell.column * n_parts));
+        const u32 i = find_part(parts, n_parts, cell.column, if_even);
+        const i64 width = parts(i + 1) - parts(i);
+        const i64 column = cell.column - parts(i);
+        const T* array = parts.array(i);
+        const T* row = array + cell.row * width;
+        return {row + column, width - column, array, array + n_rows * width};
+    }
+};
+
+template <class Parts>
+__device__ __forceinline__ void concat(void* out, i64 n_rows, const Divisor& width, u32 n_parts,
+                                       const Parts& parts) {
+    const Joined<Parts> source{width, n_rows, n_parts, parts};
+    copy_runs::write_tile<Tile>(static_cast<T*>(out), n_rows * width.value, blockIdx.x, source);
+}
+
+// ---- SplitTraining: a part is some columns of the input -----------------------------------------
+
+struct InputColumns {
+    Divisor width;
+    const T* whole;
+    i64 n, whole_width, start;
+
+    __device__ Run at(i64 position) const {
+        const Cell cell = cell_at(position, width);
+        const T* from = whole + cell.row * whole_width + start + cell.column;
+        return {from, width.value - cell.column, whole, whole + n};
+    }
+};
+
+// Where the parts start, columns of the input and tiles of the launch; multipliers of their widths.
+struct Split {
+    i64 column[CAPACITY + 1];
+    i64 tile[CAPACITY + 1];
+    u64 multiplier[CAPACITY + 1];
+};
+
+struct SplitTiles {
+    const Split& split;
+    __device__ i64 operator()(u32 i) const { return split.tile[i]; }
+};
+
+}  // namespace cto
+
+using namespace cto;
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    concat_training(void* concat_result, i64 n_rows, const __grid_constant__ Divisor width,
+                    u32 n_parts, const __grid_constant__ Pointers<CAPACITY> inputs,
+                    const __grid_constant__ PartStarts starts) {
+    concat(concat_result, n_rows, width, n_parts, PartsByValue{inputs, starts});
+}
+
+// More inputs than one launch knows by value: launches that write a table to memory, then one that
+// reads it.
+extern "C" __global__ void concat_training__table(Part* table, i64 first, u32 n_parts,
+                                                  const __grid_constant__ Pointers<CAPACITY> inputs,
+                                                  const __grid_constant__ PartStarts starts) {
+    const u32 i = threadIdx.x;
+    if (i <= n_parts) table[first + i] = {i < n_parts ? inputs.at[i] : nullptr, starts.at[i]};
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    concat_training__many(void* concat_result, i64 n_rows, const __grid_constant__ Divisor width,
+                          u32 n_parts, const Part* table) {
+    concat(concat_result, n_rows, width, n_parts, PartsInMemory{table});
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    split_training(const void* input, i64 n_rows, i64 width, u32 n_parts,
+                   const __grid_constant__ Pointers<CAPACITY> outputs,
+                   const __grid_constant__ Split split) {
+    const u32 i = find_part(SplitTiles{split}, n_parts, blockIdx.x, n_parts / 2);
+    const i64 part_width = split.column[i + 1] - split.column[i];
+    const InputColumns source{{part_width, split.multiplier[i], 64 - __clzll(part_width - 1)},
+                              static_cast<const T*>(input),
+                              n_rows * width,
+                              width,
+                              split.column[i]};
+    copy_runs::write_tile<Tile>(static_cast<T*>(outputs.at[i]), n_rows * part_width,
+                                blockIdx.x - split.tile[i], source);
+}

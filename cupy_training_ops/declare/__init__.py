@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Declarations: inputs, outputs and attributes, and which types go together."""

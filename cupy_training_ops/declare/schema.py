@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: MIT
+"""What an operator declares about itself: inputs, outputs, attributes, as plain data.
+
+`help` prints a declaration: `shape` and `doc` are its prose, in which a shape is a phrase such as
+"any shape" or "shape of X". The first line of a converter's docstring says what it takes, its
+annotation what it gives.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_type_hints
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .. import limits
+from ..dtypes import BFLOAT16, Dtype, HostArray, to_dtype
+from ..errors import MAX_BITS, ArgumentError, shown
+
+Shape = tuple[int, ...]
+Memory = Literal["device", "host", "either"]
+# Array to elements of it that a NumPy function computes apart from all others, 1 where it is not
+# named; None where the function needs whole arrays.
+Tiles = Mapping[str, int] | None
+Convert = Callable[[Any], object]
+Function = Callable[..., object]  # of one or several numbers
+_REAL = (int, float, np.integer, np.floating, BFLOAT16.type)
+REQUIRED: object = type("REQUIRED", (), {"__repr__": lambda _: "REQUIRED"})()
+
+
+@dataclass(frozen=True)
+class Input:
+    """One declared input. `type` names a type variable of the operator, or a dtype.
+
+    memory: "device" is an array; "host" a Python number, a tuple or a NumPy array; "either" a
+    number (or `count` of them), or an array of as many elements where the other arrays are.
+    `convert` checks a host value and gives it its frozen form; it takes its own results too.
+
+    static: what a call plans may depend on a host value. Where it is False, planning sees a
+    Changing instead, and a new value plans nothing anew; so it always is for "either".
+
+    A variadic input is one list of arrays; with `holes` some may be None, with `mixed` they may
+    differ in dtype. `not_accessed` says that the operator does not look at the elements, so that
+    any strides and shared memory do. `updated` says that an array is written in place. `supplied`
+    says that where the caller leaves it out, each call takes what the operator's `supply` gives.
+
+    `upstream` is its name in ONNX Runtime where that is another, `formerly` are names of earlier
+    releases: each may be given in its place.
+    """
+
+    name: str
+    type: str
+    memory: Memory = "device"
+    optional: bool = False
+    variadic: bool = False
+    not_accessed: bool = False
+    convert: Convert | None = None
+    static: bool = True
+    count: int = 1
+    updated: bool = False
+    supplied: bool = False
+    holes: bool = False
+    mixed: bool = False
+    upstream: str = ""
+    formerly: tuple[str, ...] = ()
+    shape: str = ""
+    doc: str = ""
+
+    @property
+    def changes(self) -> bool:
+        """Whether a value, where one is given instead of an array, is no part of a call's key."""
+        return self.memory == "either" or (self.memory == "host" and not self.static)
+
+
+@dataclass(frozen=True)
+class Output:
+    """One declared output.
+
+    `aliases` names the input whose array it is written into; `may_alias` those whose array `out=`
+    may be. An array that is there to be replaced is updated whether `outputs=` names the output or
+    not, unless the output is `on_request`. A host output is a NumPy array that follows from shapes,
+    or a Changing that gives one. An "either" output is what the input that it aliases is.
+    `upstream` and `formerly` are as of an input.
+    """
+
+    name: str
+    type: str
+    memory: Memory = "device"
+    variadic: bool = False
+    aliases: str | None = None
+    may_alias: tuple[str, ...] = ()
+    on_request: bool = False
+    upstream: str = ""
+    formerly: tuple[str, ...] = ()
+    shape: str = ""
+    doc: str = ""
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """One declared attribute: `convert` checks a value and gives it its frozen form.
+
+    `type` is the type variable that an attribute holding a dtype binds; `upstream` and `formerly`
+    are as of an input.
+    """
+
+    name: str
+    convert: Convert
+    default: object = REQUIRED
+    type: str = ""
+    upstream: str = ""
+    formerly: tuple[str, ...] = ()
+    doc: str = ""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What planning may know of an array: shape, dtype and 16-byte alignment; never its values.
+
+    `in_place` is true of an output that will be written into the input it aliases. `place` is where
+    the array stands among the call's arrays, which makes the spec an argument of a step.
+    """
+
+    shape: Shape
+    dtype: Dtype
+    aligned: bool = True
+    in_place: bool = False
+    place: int = -1
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", math.prod(self.shape))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements."""
+        return self.size * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Changing:
+    """A host value that each call gives anew: planning knows that it is there, not what it is.
+
+    It is an argument of a step, or with `then` a function of it is: `step.then(lambda t: b**t)`.
+    """
+
+    place: int  # of its input among the declared ones
+    functions: tuple[tuple[Function, tuple[Changing, ...]], ...] = ()
+
+    def then(self, function: Function, *others: Changing) -> Changing:
+        """The function of this value, and of the others."""
+        return Changing(self.place, (*self.functions, (function, others)))
+
+    def of(self, values: Mapping[int, object]) -> object:
+        """What it is in a call whose inputs at these places have these values."""
+        value = values[self.place]
+        for function, others in self.functions:
+            value = function(value, *(other.of(values) for other in others))
+        return value
+
+
+@dataclass(frozen=True)
+class Open:
+    """What is known of an array that a function of the caller's makes; None where nothing is.
+
+    `optional`: the function may give None.
+    """
+
+    dtype: Dtype | None = None
+    rank: int | None = None
+    optional: bool = False
+
+    def has(self, found: Spec) -> bool:
+        """Whether an array is one of these."""
+        return self.dtype in (None, found.dtype) and self.rank in (None, len(found.shape))
+
+
+# What `infer` says of one output: of a host output its value, or a Changing that gives it.
+Single = Spec | Changing | Open | HostArray | None
+Inferred = Single | tuple[Spec | Open | None, ...]  # of a variadic one each of its arrays
+
+
+def integer(value: Any) -> int:
+    """An integer."""
+    if isinstance(value, bool | np.bool_):
+        raise ArgumentError(f"expected an integer, got {shown(value)}")
+    try:
+        whole = operator.index(value)
+    except TypeError:
+        raise ArgumentError(f"expected an integer, got {shown(value)}") from None
+    if whole.bit_length() > MAX_BITS:
+        raise ArgumentError(f"expected at most {MAX_BITS} bits, got {shown(whole)}")
+    return whole
+
+
+def real(value: object) -> float:
+    """A real number."""
+    if isinstance(value, _REAL) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            raise ArgumentError(f"expected a number, got {shown(int(value))}") from None
+    raise ArgumentError(f"expected a number, got {shown(value)}")
+
+
+def boolean(value: object) -> bool:
+    """A bool (0 or 1 in ONNX)."""
+    if isinstance(value, bool | np.bool_) or (isinstance(value, int) and value in (0, 1)):
+        return bool(value)
+    raise ArgumentError(f"expected a bool, got {shown(value)}")
+
+
+def single(value: object) -> object:
+    """The one element of an array or a sequence, as a Python value; anything else as it is."""
+    while isinstance(value, list | tuple) and len(value) == 1:
+        value = value[0]
+    return value.item() if isinstance(value, np.ndarray | np.generic) and value.size == 1 else value
+
+
+def flag(value: object) -> bool:
+    """A bool, also in an array or a sequence of one element."""
+    return boolean(single(value))
+
+
+def finite(value: object) -> float:
+    """A number that is neither NaN nor infinite."""
+    number = real(value)
+    if not math.isfinite(number):
+        raise ArgumentError(f"expected a finite number, got {number}")
+    return number
+
+
+def positive_or_zero(value: object) -> float:
+    """A finite number of at least 0."""
+    number = real(value)
+    if not 0 <= number < math.inf:
+        raise ArgumentError(f"expected a finite number of at least 0, got {number}")
+    return number
+
+
+def integers(value: Any) -> tuple[int, ...]:
+    """Integers: a sequence, a NumPy array of rank 1, or one integer."""
+    rank = _rank(value)
+    if rank > 1:
+        raise ArgumentError(f"expected integers in rank 1, got {shown(value)}")
+    try:
+        return (integer(value),) if rank == 0 else tuple(map(integer, value))
+    except TypeError:
+        raise ArgumentError(f"expected integers, got {shown(value)}") from None
+
+
+def reals(value: Any) -> tuple[float, ...]:
+    """Real numbers: a sequence or a NumPy array of rank 1."""
+    if _rank(value) != 1:
+        raise ArgumentError(f"expected numbers in rank 1, got {shown(value)}")
+    return tuple(map(real, value))
+
+
+def shape(value: object) -> tuple[int, ...]:
+    """A shape: integers of at least 0."""
+    extents = integers(value)
+    _refuse(limits.of_shape(extents))
+    return extents
+
+
+def lengths(value: object) -> tuple[int, ...]:
+    """Lengths: integers of at least 0."""
+    found = integers(value)
+    _refuse(limits.of_list(len(found)) or limits.of_lengths(found))
+    return found
+
+
+def count(value: object) -> int:
+    """A number of arrays: an integer of at least 1."""
+    n = integer(value)
+    if n < 1:
+        raise ArgumentError(f"expected at least 1, got {n}")
+    _refuse(limits.of_list(n))
+    return n
+
+
+def _refuse(excess: limits.Excess | None) -> None:
+    if excess is not None:
+        raise ArgumentError(f"expected {excess.expected}, got {excess.got}")
+
+
+def n_required(inputs: Sequence[Input]) -> int:
+    """Inputs that a call by position gives at least: up to the last that may not be left out."""
+    return max((i + 1 for i, item in enumerate(inputs) if not item.optional), default=0)
+
+
+def one_of(*choices: object) -> Convert:
+    """A converter for one of a few values."""
+
+    def convert(value: object) -> object:
+        for choice in choices:
+            if isinstance(value, type(choice)) and value == choice:
+                return choice
+        raise ArgumentError(f"expected one of {choices}, got {shown(value)}")
+
+    convert.__doc__ = " or ".join(map(repr, choices))
+    convert.__annotations__["return"] = Literal[choices]
+    return convert
+
+
+def optional(convert: Convert) -> Convert:
+    """A converter that also takes None."""
+
+    def convert_or_none(value: object) -> object:
+        return None if value is None else convert(value)
+
+    convert_or_none.__doc__ = f"{kind(convert)}, or None"
+    convert_or_none.__annotations__["return"] = gives(convert) | None
+    return convert_or_none
+
+
+def kind(convert: Convert) -> str:
+    """What a converter takes, in words."""
+    return (convert.__doc__ or "").partition("\n")[0].removesuffix(".")
+
+
+def gives(convert: Convert) -> Any:
+    """The type of what a converter gives, which it says in its annotation."""
+    return get_type_hints(convert)["return"]
+
+
+dtype = to_dtype
+
+
+def _rank(value: ArrayLike) -> int:
+    """The rank of a host value; 2 for nested lists of several lengths."""
+    if isinstance(value, type):
+        return 0
+    try:
+        return np.ndim(value)
+    except ValueError:
+        return 2

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: MIT
+"""Activations and their gradients, element by element.
+
+float16 and bfloat16 are computed in float32 and rounded once; float64 is computed in float64. The
+attribute alpha is rounded to the type that is computed in, beyond its range to infinity. On the GPU
+float32 arithmetic reads a subnormal number as zero and writes zero in its place; the selections of
+ReluGrad and LeakyReluGrad do not: a subnormal X counts by its sign, and a subnormal dY passes. A
+result that underflows is a zero of either sign.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...declare.schema import Attribute, Input, Output, real
+from ...planning.elementwise import ElementwiseOp, Number
+
+DY = Input("dY", "T", shape="any shape")
+X = Input("X", "T", shape="shape of dY", doc="the forward input")
+Y = Input("Y", "T", shape="shape of dY", doc="the forward output")
+DX = Output("dX", "T", may_alias=("dY",), shape="shape of dY")
+
+DY_ROWS = Input("dY", "T", shape="rank 1 or more")
+B = Input("B", "T", shape="shape (last extent of X,)", doc="a row, added to every row of X")
+
+X_FORWARD = Input("X", "T", shape="any shape")
+Y_FORWARD = Output("Y", "T", may_alias=("X",), shape="shape of X")
+
+
+class ReluGrad(ElementwiseOp):
+    """Gradient of Relu: dX = dY where X > 0, else 0.
+
+    This is a selection, not a product: where X is NaN, dX is 0. dY passes unchanged; on the GPU a
+    NaN of float16 or bfloat16 stays a NaN but may not keep its bits.
+
+    Source: ONNX Relu-14, gradient;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/activation/activations_grad.cc.
+    """
+
+    inputs = (
+        DY,
+        Input("X", "T", shape="shape of dY", doc="the forward input, or the forward output"),
+    )
+    outputs = (DX,)
+    bitwise_exact = True
+
+
+class LeakyReluGrad(ElementwiseOp):
+    """Gradient of LeakyRelu: dX = dY where Y > 0, else alpha dY.
+
+    Y is the forward output, and its sign is the sign of the input only where alpha is above 0. For
+    a negative alpha pass the forward input as Y: the formula is the same, and the gradient right.
+    Where Y is NaN, dX is alpha dY.
+
+    Source: ONNX LeakyRelu-16, gradient;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/activation/activations_grad.cc.
+    """
+
+    inputs = (DY, Y)
+    outputs = (DX,)
+    attributes = (Attribute("alpha", real, 0.01),)
+    alpha: float
+
+    def options(self, *inputs: Any) -> tuple[Number, ...]:
+        return (self.alpha,)
+
+
+class SigmoidGrad(ElementwiseOp):
+    """Gradient of Sigmoid: dX = dY Y (1 - Y).
+
+    NaN propagates. An infinite Y, which Sigmoid never gives, makes dX infinite or NaN.
+
+    Source: ONNX Sigmoid-13, gradient;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/activation/activations_grad.cc.
+    """
+
+    inputs = (DY, Y)
+    outputs = (DX,)
+
+
+class TanhGrad(ElementwiseOp):
+    """Gradient of Tanh: dX = dY (1 - Y^2).
+
+    NaN propagates. An infinite Y, which Tanh never gives, makes dX infinite or NaN.
+
+    Source: ONNX Tanh-13, gradient;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/activation/activations_grad.cc.
+    """
+
+    inputs = (DY, Y)
+    outputs = (DX,)
+
+
+class GeluGrad(ElementwiseOp):
+    """Gradient of Gelu: dX = dY (Phi(X) + X phi(X)).
+
+    Phi is the distribution function of the standard normal, phi its density. At X = inf the result
+    is the limit dY, at X = -inf the limit 0, or NaN where dY is infinite. NaN propagates.
+
+    Source: ONNX Gelu-20 with approximate="none", gradient;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/activation/activations_grad.cc.
+    """
+
+    inputs = (DY, X)
+    outputs = (DX,)
+
+
+class FastGeluGrad(ElementwiseOp):
+    """Gradient of FastGelu: dX = dY (s + X v' s (1 - s)), s = 1 / (1 + exp(-v)).
+
+    v = 2 sqrt(2 / pi) (X + 0.044715 X^3), and v' is its derivative. At X = inf the result is the
+    limit dY, at X = -inf the limit 0, or NaN where dY is infinite. NaN propagates.
+
+    Source: ONNX Gelu-20 with approximate="tanh", gradient;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/activation/activations_grad.cc.
+    """
+
+    inputs = (DY, X)
+    outputs = (DX,)
+
+
+class QuickGeluGrad(ElementwiseOp):
+    """Gradient of QuickGelu: dX = dY s (1 + v (1 - s)), v = alpha X, s = 1 / (1 + exp(-v)).
+
+    alpha may have any sign. At v = inf the result is the limit dY, at v = -inf the limit 0, or NaN
+    where dY is infinite. NaN propagates; so does the NaN of 0 inf where alpha is 0 and X infinite.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/activation/activations_grad.cc.
+    """
+
+    inputs = (DY, X)
+    outputs = (DX,)
+    attributes = (Attribute("alpha", real, 1.702),)
+    alpha: float
+
+    def options(self, *inputs: Any) -> tuple[Number, ...]:
+        return (self.alpha,)
+
+
+class BiasGeluGrad_dX(ElementwiseOp):  # noqa: N801 (a registered name)
+    """Gradient of BiasGelu by X: dX = dY (Phi(Z) + Z phi(Z)), Z = X + B.
+
+    Z is not rounded to T. Phi, phi and special values of Z are those of GeluGrad. The gradient by B
+    is the sum of dX over all dimensions but the last.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/activation/bias_gelu_grad.cc.
+    """
+
+    inputs = (DY_ROWS, X, B)
+    outputs = (DX,)
+    row = "B"
+
+
+class BiasFastGeluGrad_dX(ElementwiseOp):  # noqa: N801 (a registered name)
+    """Gradient of FastGelu with bias by X: dX = dY (s + Z v' s (1 - s)), Z = X + B.
+
+    s, v and special values of Z are those of FastGeluGrad, with Z in the place of X. Z is not
+    rounded to T. The gradient by B is the sum of dX over all dimensions but the last.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/activation/bias_gelu_grad.cc.
+    """
+
+    inputs = (DY_ROWS, X, B)
+    outputs = (DX,)
+    row = "B"
+
+
+class Gelu(ElementwiseOp):
+    """Gaussian error linear unit: Y = X Phi(X).
+
+    Phi is the distribution function of the standard normal. At X = inf the result is the limit inf,
+    at X = -inf the limit 0. NaN propagates. On the GPU zeros of Y have no sign: -0.0 gives 0.0.
+
+    Source: ONNX Gelu-20 with approximate="none";
+    ONNX Runtime, onnxruntime/core/providers/cuda/tensor/gelu.cc.
+    """
+
+    inputs = (X_FORWARD,)
+    outputs = (Y_FORWARD,)
+
+
+class BiasGelu(ElementwiseOp):
+    """Gelu of a sum: C = Z Phi(Z), Z = A + B.
+
+    Z is not rounded to T. Phi and special values of Z are those of Gelu.
+
+    Source: ONNX Runtime, onnxruntime/contrib_ops/cuda/math/bias_gelu.cc.
+    """
+
+    inputs = (
+        Input("A", "T", shape="rank 1 or more"),
+        Input("B", "T", shape="shape (last extent of A,)", doc="a row, added to every row of A"),
+    )
+    outputs = (Output("C", "T", may_alias=("A",), shape="shape of A"),)
+    row = "B"
+
+
+class FastGelu(ElementwiseOp):
+    """Gelu by tanh: Y = Z / (1 + exp(-v)), v = 2 sqrt(2 / pi) (Z + 0.044715 Z^3), Z = X + bias.
+
+    That is Z / 2 (1 + tanh(v / 2)). Z is not rounded to T. At Z = inf the result is the limit inf,
+    at Z = -inf the limit 0. NaN propagates.
+
+    Source: ONNX Gelu-20 with approximate="tanh";
+    ONNX Runtime, onnxruntime/contrib_ops/cuda/bert/fast_gelu.cc.
+    """
+
+    inputs = (
+        X_FORWARD,
+        Input("bias", "T", optional=True, shape="shape (last extent of X,)", doc="a row"),
+    )
+    outputs = (Y_FORWARD,)
+    row = "bias"
+
+
+class QuickGelu(ElementwiseOp):
+    """Sigmoid-weighted unit: Y = X / (1 + exp(-alpha X)).
+
+    alpha = 1 is SiLU; alpha may have any sign. At infinite X the result is the limit, X or 0. NaN
+    propagates; so does the NaN of 0 inf where alpha is 0 and X infinite.
+
+    Source: ONNX Runtime, onnxruntime/contrib_ops/cuda/activation/activations.cc.
+    """
+
+    inputs = (X_FORWARD,)
+    outputs = (Y_FORWARD,)
+    attributes = (Attribute("alpha", real, 1.702),)
+    alpha: float
+
+    def options(self, *inputs: Any) -> tuple[Number, ...]:
+        return (self.alpha,)
+
+
+OPS = {
+    "BiasFastGeluGrad_dX": BiasFastGeluGrad_dX,
+    "BiasGelu": BiasGelu,
+    "BiasGeluGrad_dX": BiasGeluGrad_dX,
+    "FastGelu": FastGelu,
+    "FastGeluGrad": FastGeluGrad,
+    "Gelu": Gelu,
+    "GeluGrad": GeluGrad,
+    "LeakyReluGrad": LeakyReluGrad,
+    "QuickGelu": QuickGelu,
+    "QuickGeluGrad": QuickGeluGrad,
+    "ReluGrad": ReluGrad,
+    "SigmoidGrad": SigmoidGrad,
+    "TanhGrad": TanhGrad,
+}

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: MIT
+"""Activations and their gradients in NumPy. Formulas: the classes in `operators.py`.
+
+Slopes and values of the Gelu family are worked out in float64, so that they are accurate to the
+last digit of what the kernels compute in. NumPy has no erfc: scripts/fit_polynomials.py derives the
+polynomial that stands for it here, which is not the kernels'.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...dtypes import FLOAT32, FLOAT64, Dtype, HostArray
+from ...rules.widening import cast, computed_in, rounded, wide
+
+# Overflow to infinity and underflow to zero are the limits that the formulas have.
+_quiet = np.errstate(all="ignore")
+_FAST = 2 * math.sqrt(2 / math.pi)
+_NORMAL_END = 40  # e^(-t^2 / 2) is zero from here on
+# P of e^(t^2 / 2) Phi(-t) = w P(v), w = (34 / 15) / (1 + 3/16 t), v = w - 19/15 from -1 to 1,
+# by what is computed in: within 2e-16, and within 3e-10 for t up to 15, where float32 ends.
+_SCALED_TAIL = {
+    FLOAT64: (
+        3.063191334172879e-11, -7.554487165562867e-11, -4.707678883012089e-10,
+        1.0226711959229907e-09, 5.054482549200915e-09, -8.551102258188336e-09,
+        -5.4825431099900645e-08, 3.9084759062839497e-08, 6.221639940359643e-07,
+        5.577935887711008e-07, -6.0779708932883235e-06, -2.270741753822366e-05,
+        5.754476713967046e-06, 0.00034864755394913943, 0.0017335660982671255, 0.005495715117431448,
+        0.013282664756741879, 0.026072653247910093, 0.04281740653510379, 0.0597104663928695,
+        0.07114898527628079,
+    ),
+    FLOAT32: (
+        1.4083192694384165e-06, -5.505527264352323e-06, -2.3821431117597338e-05,
+        5.601119474378313e-06, 0.00034920489218991986, 0.0017335683170679056, 0.00549558910178367,
+        0.013282667515986404, 0.026072665157559988, 0.04281740641326943, 0.05971046607556855,
+        0.07114898527544153,
+    ),
+}  # fmt: skip
+
+
+def _polynomial(x: HostArray, coefficients: Sequence[float]) -> HostArray:
+    """From the highest power down, in place: 40 new arrays would take longer than 40 operations."""
+    value = x * coefficients[0]
+    for coefficient in coefficients[1:-1]:
+        value += coefficient
+        value *= x
+    value += coefficients[-1]
+    return value
+
+
+def _bell(t: HostArray, dtype: Dtype) -> HostArray:
+    """e^(-t^2 / 2), for results in `dtype`."""
+    if dtype != FLOAT64:
+        return np.exp(-0.5 * t * t)
+    upper = t.astype(FLOAT32).astype(
+        FLOAT64
+    )  # its square is exact, so that no digit of t^2 is lost
+    return np.exp(-0.5 * upper * upper) * np.exp((upper - t) * (upper + t) * 0.5)
+
+
+def _tail(t: HostArray, bell: HostArray, dtype: Dtype) -> HostArray:
+    """Phi(-t), t >= 0."""
+    w = (34 / 15 * 16 / 3) / (t + 16 / 3)
+    return bell * w * _polynomial(w - 19 / 15, _SCALED_TAIL[computed_in(dtype)])
+
+
+def _sigmoid(v: HostArray) -> HostArray:
+    return np.asarray(1 / (1 + np.exp(-v)))
+
+
+def _fast(z: HostArray) -> HostArray:
+    return _FAST * (z + 0.044715 * z * z * z)
+
+
+def _sum(x: HostArray, bias: HostArray | None = None) -> HostArray:
+    """x + bias in float64."""
+    z = x.astype(FLOAT64)
+    return z if bias is None else np.asarray(z + bias.astype(FLOAT64))
+
+
+def _quick(x: HostArray, alpha: float) -> HostArray:
+    return np.asarray(float(rounded(alpha, x.dtype)) * _sum(x))
+
+
+def _vanishing(x: HostArray, factor: HostArray) -> HostArray:
+    """x times a factor that goes to 0 faster than x to infinity."""
+    return np.where(factor == 0, factor, x * factor)
+
+
+def _gelu(z: HostArray, dtype: Dtype) -> HostArray:
+    """z Phi(z) as max(z, 0) - t Phi(-t), t = |z|."""
+    t = np.minimum(np.abs(z), _NORMAL_END)
+    return cast(np.maximum(z, 0) - t * _tail(t, _bell(t, dtype), dtype), dtype)
+
+
+def _gelu_slope(z: HostArray, dtype: Dtype) -> HostArray:
+    """Phi(z) + z phi(z); 1 - Phi(-t) for positive z without a branch, which a sign mispredicts."""
+    near = np.clip(z, -_NORMAL_END, _NORMAL_END)
+    bell = _bell(near, dtype)
+    tail = _tail(np.abs(near), bell, dtype)
+    return ~np.signbit(z) - np.copysign(tail, z) + near * bell * (1 / math.sqrt(2 * math.pi))
+
+
+def _gate_slope(v: HostArray, w: HostArray) -> HostArray:
+    """d/dx of x s(v): s + w s (1 - s), s = 1 / (1 + exp(-v)), w = x dv/dx."""
+    return _sigmoid(v) + _vanishing(w, _sigmoid(v) * _sigmoid(-v))
+
+
+def _fast_slope(z: HostArray) -> HostArray:
+    return _gate_slope(_fast(z), _FAST * (z + 3 * 0.044715 * z * z * z))
+
+
+def _product(dy: HostArray, slope: HostArray) -> HostArray:
+    wide_dy = wide(dy)
+    return np.asarray(wide_dy * slope.astype(wide_dy.dtype)).astype(dy.dtype)
+
+
+@_quiet
+def relu_grad(dy: HostArray, x: HostArray) -> HostArray:
+    return np.where(x > 0, dy, np.zeros_like(dy))
+
+
+@_quiet
+def leaky_relu_grad(dy: HostArray, y: HostArray, *, alpha: float = 0.01) -> HostArray:
+    return np.where(y > 0, dy, (wide(dy) * alpha).astype(dy.dtype))
+
+
+@_quiet
+def sigmoid_grad(dy: HostArray, y: HostArray) -> HostArray:
+    return np.asarray(wide(dy) * wide(y) * (1 - wide(y))).astype(dy.dtype)
+
+
+@_quiet
+def tanh_grad(dy: HostArray, y: HostArray) -> HostArray:
+    return _product(dy, 1 - wide(y) * wide(y))
+
+
+@_quiet
+def gelu_grad(dy: HostArray, x: HostArray) -> HostArray:
+    return _product(dy, _gelu_slope(_sum(x), x.dtype))
+
+
+@_quiet
+def fast_gelu_grad(dy: HostArray, x: HostArray) -> HostArray:
+    return _product(dy, _fast_slope(_sum(x)))
+
+
+@_quiet
+def quick_gelu_grad(dy: HostArray, x: HostArray, *, alpha: float = 1.702) -> HostArray:
+    v = _quick(x, alpha)
+    return _product(dy, _gate_slope(v, v))
+
+
+@_quiet
+def bias_gelu_grad_dx(dy: HostArray, x: HostArray, b: HostArray) -> HostArray:
+    return _product(dy, _gelu_slope(_sum(x, b), x.dtype))
+
+
+@_quiet
+def bias_fast_gelu_grad_dx(dy: HostArray, x: HostArray, b: HostArray) -> HostArray:
+    return _product(dy, _fast_slope(_sum(x, b)))
+
+
+@_quiet
+def gelu(x: HostArray) -> HostArray:
+    return _gelu(_sum(x), x.dtype)
+
+
+@_quiet
+def bias_gelu(a: HostArray, b: HostArray) -> HostArray:
+    return _gelu(_sum(a, b), a.dtype)
+
+
+@_quiet
+def fast_gelu(x: HostArray, bias: HostArray | None) -> HostArray:
+    z = _sum(x, bias)
+    return cast(_vanishing(z, _sigmoid(_fast(z))), x.dtype)
+
+
+@_quiet
+def quick_gelu(x: HostArray, *, alpha: float = 1.702) -> HostArray:
+    return cast(_vanishing(_sum(x), _sigmoid(_quick(x, alpha))), x.dtype)

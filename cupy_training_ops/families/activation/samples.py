@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: MIT
+"""Sample inputs of activations and their gradients."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ...dtypes import FLOATS, dtype_name
+from ...samples import Generator, Sample, Shape, elementwise_samples
+from .operators import OPS
+
+SPECIALS = np.array(
+    [0.0, -0.0, np.nan, np.inf, -np.inf, 1e-45, -1e-45, 1e-38, -1e-5, 1e30, -1e30, 20, -20, 5.5,
+     -5.5, -0.7517915] * 75
+)  # fmt: skip
+# Huge values of dY would ask for relative accuracy beside the zero of a slope; `_huge` has them.
+DY_SPECIALS = np.where(np.isfinite(SPECIALS), np.clip(SPECIALS, -20, 20), SPECIALS)
+OUTPUTS: dict[str, Callable[[Any], Any]] = {
+    "SigmoidGrad": lambda x: 1 / (1 + np.exp(-x)),
+    "TanhGrad": np.tanh,
+}
+SMOOTH = ("GeluGrad", "FastGeluGrad", "QuickGeluGrad", "BiasGeluGrad_dX", "BiasFastGeluGrad_dX")
+ATTRIBUTES = {"LeakyReluGrad": {"alpha": 0.3}, "QuickGeluGrad": {"alpha": 1.1}}
+
+
+def _arrays(rng: Generator, name: str, shape: Shape, dtype: Any) -> tuple[Any, ...]:
+    """Normal numbers; a forward output where the operator takes one."""
+    op = OPS[name]
+    shapes = [shape[-1:] if item.name == op.row else shape for item in op.inputs]
+    arrays = [2 * rng.standard_normal(each) for each in shapes]
+    if name in OUTPUTS:
+        arrays[1] = OUTPUTS[name](arrays[1])
+    return tuple(np.asarray(array).astype(dtype) for array in arrays)
+
+
+def _special(rng: Generator, name: str, dtype: Any) -> tuple[Any, ...]:
+    """Special numbers in one input beside ordinary ones in the others, for each; several blocks."""
+    n = SPECIALS.size
+    arrays = _arrays(rng, name, (len(OPS[name].inputs), n), dtype)
+    with np.errstate(over="ignore"):
+        for i, (item, array) in enumerate(zip(OPS[name].inputs, arrays, strict=True)):
+            values = DY_SPECIALS if item.name == "dY" else SPECIALS
+            array[i if array.ndim == 2 else slice(None)] = values.astype(dtype)
+    return arrays
+
+
+def _huge(rng: Generator, name: str, dtype: Any) -> tuple[Any, ...]:
+    """dY of about the type's largest, where slopes are small and far from their zero."""
+    n = 5000
+    dy = rng.uniform(-1, 1, n) * np.minimum(1e30, float(ml_dtypes.finfo(dtype).max))
+    arrays = [dy, rng.uniform(-6, -3, n), rng.uniform(-1, 1, n)]
+    return tuple(array.astype(dtype) for array in arrays[: len(OPS[name].inputs)])
+
+
+def _extra() -> Iterator[Sample]:
+    """Rows of a length that fills whole packets, an absent bias, a negative alpha."""
+    for name in ("BiasGeluGrad_dX", "BiasFastGeluGrad_dX", "BiasGelu", "FastGelu"):
+        for label, shape in (("narrow", (900, 3)), ("column", (2300, 1)), ("whole", (70, 48))):
+            make = partial(_arrays, name=name, shape=shape, dtype=FLOATS[1])
+            yield Sample(name, f"float16-{label}-rows", make)
+    for dtype in FLOATS[:2]:
+        make = partial(_without_bias, shape=(3, 1003), dtype=dtype)
+        yield Sample("FastGelu", f"{dtype_name(dtype)}-no-bias", make)
+    for name, dtype in itertools.product(SMOOTH, FLOATS):
+        yield Sample(name, f"{dtype_name(dtype)}-huge", partial(_huge, name=name, dtype=dtype))
+    for name in ("QuickGelu", "QuickGeluGrad"):
+        make = partial(_arrays, name=name, shape=(7, 31), dtype=FLOATS[0])
+        yield Sample(name, "float32-negative-alpha", make, {"alpha": -1.702})
+
+
+def _without_bias(rng: Generator, shape: Shape, dtype: Any) -> tuple[Any, ...]:
+    return _arrays(rng, "FastGelu", shape, dtype)[:1]
+
+
+_ALL = [*elementwise_samples(OPS, ATTRIBUTES, _arrays, _special), *_extra()]
+SAMPLES = {name: tuple(s for s in _ALL if s.op == name) for name in OPS}

@@ -1,0 +1,383 @@
+# SPDX-License-Identifier: MIT
+"""Adam and AdamW, over one parameter or over lists.
+
+A step is computed in float32, in float64 where weights are float64, and rounded once for each array
+that is written: moments of 16 bits too are rounded after the weights have had them. Numbers that
+hold for a whole step, such as 1 - beta^step, are computed in float64. NaN and infinities in
+gradients get into weights and moments unless an update signal of False skips the step, which then
+changes nothing. So does a learning rate that is not finite, or a loss scale that is not finite and
+above 0, where it is in an array; as numbers they are refused. A step that is a number counts on.
+
+A launch over a list takes as many tensors as its parameters have room for: 84 in place, 67 with
+low-precision weights, fewer with outputs of their own. Empty tensors are skipped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ...declare.schema import Attribute, Inferred, Input, Output, Spec, boolean, finite, one_of
+from ...declare.type_rows import TypeRows, Types
+from ...dtypes import INT64, Dtype
+from ...errors import refuse
+from ...frame.op import Op, slots
+from ...plan import Config, Device, Launch, Plan, by_value, ceil_div
+from ...planning import parameter_update
+from ...planning.multi_tensor import Columns
+from ...planning.step import (
+    ABSENT_NORM,
+    HALVES,
+    NUMBERS,
+    UPDATE_SIGNAL,
+    above_zero,
+    count,
+    decay,
+    given,
+    lists,
+    low_precision,
+    max_norm,
+    new_step,
+    not_negative,
+    number,
+    refuse_none,
+    refuse_others,
+    refuse_uncorrectable,
+    replaced,
+    scales,
+    signal,
+    signalled,
+    stepped,
+    weights,
+)
+
+Specs = tuple[Spec, ...]
+Args = tuple[object, ...]
+
+THREADS = 128
+VECS = 2  # packets of 16 bytes of each array a thread has in flight
+CHUNK_NBYTES = 32_768  # of the widest array that a block takes
+CAPACITY = 84  # tensors a launch, of four lists: 44 bytes each, beside numbers
+
+
+def _launch(symbol: str, grid: int, args: Args, w: Dtype, grad: Dtype, moment: Dtype) -> Launch:
+    """A launch of this family, whose kernels share their slots."""
+    binding = slots(W=w, GRAD=grad, MOMENT=moment) | {
+        "THREADS": str(THREADS),
+        "VECS": str(VECS),
+        "CHUNK_NBYTES": str(CHUNK_NBYTES),
+        "CAPACITY": str(CAPACITY),
+    }
+    return Launch(symbol, Config((grid,), (THREADS,)), args, binding)
+
+
+def _chunk(w: Spec, m: Spec) -> int:
+    """Elements that a block takes."""
+    return CHUNK_NBYTES // max(w.dtype.itemsize, m.dtype.itemsize)
+
+
+def _rule(rates: tuple[float, ...], correct_bias: bool, decays_updated: object) -> np.void:
+    """alpha, beta, lambda and epsilon, and what follows from attributes: the kernels' AdamRule."""
+    numbers = dict(zip(("alpha", "beta", "lambda", "epsilon"), map(np.float64, rates), strict=True))
+    flags = np.int32(correct_bias), np.int32(bool(decays_updated))
+    return by_value(**numbers, correct_bias=flags[0], decays_updated=flags[1])
+
+
+def _over_lists(inputs: Sequence[Any], outputs: Sequence[Any], args: Args) -> Plan:
+    """A step over weights, gradients, both moments and low-precision weights, in this order."""
+    w, g, m, v, mixed = inputs
+    mixed, new_mixed, is_bfloat16 = parameter_update.low_precision(mixed, outputs[-1])
+    written = dict(enumerate([*(items or () for items in outputs[:-1]), new_mixed]))
+    columns = Columns.of((w, g, m, v, mixed), written, 4 * CAPACITY)
+    launch = partial(_launch, "adam__list", w=w[0].dtype, grad=g[0].dtype, moment=m[0].dtype)
+    sizes, chunk = [spec.size for spec in w], _chunk(w[0], m[0])
+    return parameter_update.over_lists(columns, sizes, chunk, CAPACITY, launch, *args, is_bfloat16)
+
+
+def _count(w: Spec, g: Spec, m: Spec, *numbers: Any) -> Plan:
+    """The step after this one, by a kernel that is compiled for these arrays already."""
+    launch = partial(_launch, "adam__count", w=w.dtype, grad=g.dtype, moment=m.dtype)
+    return parameter_update.count(launch, *numbers)
+
+
+ROWS = ("float32 float32 float32", "float32 H float32", "float32 float32 H", "float32 H H")
+LIST_ROWS = (*ROWS, "float64 float64 float64", "H float32 H", "H H H")  # also of lists
+VARIABLES = "T1 T2 T3 T4 T_GRAD T_GRAD_NORM T_MIXED_PRECISION_FP T_LOSS_SCALE"
+FREE = dict.fromkeys(("T1", "T_GRAD_NORM", "T_LOSS_SCALE"), NUMBERS) | {
+    "T2": (INT64,),
+    "T_MIXED_PRECISION_FP": HALVES,
+}
+
+
+class AdamOptimizer(Op):
+    """Adam: new_weights = weights - R ((m / c1) / (sqrt(v / c2) + epsilon) + lambda_ weights).
+
+    m = alpha moment_1 + (1 - alpha) g and v = beta moment_2 + (1 - beta) g^2 are the new moments,
+    c1 = 1 - alpha^T and c2 = 1 - beta^T, or 1 without do_bias_correction. g is the gradient over
+    its loss scale s; where its norm n is above s max_norm_clip, it is the gradient over
+    n / max_norm_clip. A norm that is NaN clips nothing; with an infinite one finite gradients
+    become 0. new_gradients is what is added to the weights.
+
+    With weight_decay_mode 1 epsilon is added to sqrt(v) before c2 divides it, and the decay is
+    lambda_ R times the weight that is updated already: PyTorch's AdamW is mode 0, that of Hugging
+    Face mode 1.
+
+    mixed_precision_weights get the new weights too, rounded once; what they held does not matter.
+    Moments and T are updated in any case; weights, gradients and low-precision weights only if
+    `outputs=` names their outputs, or is left out. A step that is skipped changes nothing, not even
+    T. It is also skipped where R is in an array and not finite, or loss_scale in an array and not
+    finite and above 0; a T that is a number counts on then.
+
+    moment_2 in float16 loses squares: where (1 - beta) g^2 is below 3e-8 it is 0, and steps
+    become far too large; bfloat16 has the range of float32.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/optimizer/adam.cc; Kingma and
+    Ba, Adam: a method for stochastic optimization; Loshchilov and Hutter, Decoupled weight decay
+    regularization.
+    """
+
+    inputs: ClassVar[tuple[Input, ...]] = (
+        number("R", "T1", "the learning rate"),
+        count("T", "T2"),
+        Input("weights", "T3", shape="any shape"),
+        Input("gradients", "T_GRAD", shape="shape of weights"),
+        Input("moment_1", "T4", shape="shape of weights"),
+        Input("moment_2", "T4", shape="shape of weights"),
+        Input(
+            "mixed_precision_weights",
+            "T_MIXED_PRECISION_FP",
+            optional=True,
+            shape="shape of weights",
+        ),
+        *scales("T_LOSS_SCALE", "T_GRAD_NORM", "global_gradient_norm"),
+        UPDATE_SIGNAL,
+    )
+    outputs: ClassVar[tuple[Output, ...]] = (
+        stepped("new_T", "T", "T2"),
+        Output("new_moment_1", "T4", aliases="moment_1", shape="shape of weights"),
+        Output("new_moment_2", "T4", aliases="moment_2", shape="shape of weights"),
+        Output("new_weights", "T3", aliases="weights", on_request=True, shape="shape of weights"),
+        Output(
+            "new_gradients",
+            "T_GRAD",
+            aliases="gradients",
+            on_request=True,
+            shape="shape of weights",
+        ),
+        Output(
+            "new_mixed_precision_weights",
+            "T_MIXED_PRECISION_FP",
+            aliases="mixed_precision_weights",
+            on_request=True,
+            shape="shape of weights",
+            doc="where mixed_precision_weights are given",
+        ),
+    )
+    attributes = (
+        Attribute("alpha", decay, 0.9, doc="decay of the first moment"),
+        Attribute("beta", decay, 0.999, doc="decay of the second moment"),
+        Attribute("lambda_", finite, 0.0, upstream="lambda", doc="weight decay"),
+        Attribute("epsilon", not_negative, 1e-8),
+        Attribute("max_norm_clip", above_zero, 1.0, doc="of the unscaled gradients"),
+        Attribute("do_bias_correction", boolean, True),
+        Attribute("weight_decay_mode", one_of(0, 1), 0),
+    )
+    types: ClassVar[Types] = TypeRows(VARIABLES, *ROWS, free=FREE, H=HALVES)
+
+    alpha: float
+    beta: float
+    lambda_: float
+    epsilon: float
+    max_norm_clip: float
+    do_bias_correction: bool
+    weight_decay_mode: int
+
+    def __init__(self, **attributes: object) -> None:
+        super().__init__(**attributes)
+        if self.do_bias_correction:
+            refuse_uncorrectable(self.name, alpha=self.alpha, beta=self.beta)
+
+    def infer(
+        self, r: object, t: Any, w: Any, g: Any, m1: Any, m2: Any, mixed: Any, *numbers: Any
+    ) -> tuple[Inferred, ...]:
+        named = {"gradients": g, "moment_1": m1, "moment_2": m2, "mixed_precision_weights": mixed}
+        for name, got in named.items():
+            refuse_others(self.name, name, got, "weights", w)
+        return new_step(self.name, "T", t, numbers[2]), m1, m2, w, g, mixed
+
+    def plan(self, device: Device, *specs: Any) -> Plan:
+        r, t, *arrays = specs[:7]
+        loss_scale, norm, update = specs[7:10]
+        new_t, new_m1, new_m2, new_w, new_g, new_mixed = specs[10:]
+        written = (new_w, new_g, new_m1, new_m2, new_mixed)
+        args = self._numbers(r, t, loss_scale, norm, None, update)
+        steps = self._update(arrays, written, args)
+        counted = (r, t, given(loss_scale, 1.0), update, new_t)
+        return steps.then(_count(arrays[0], arrays[1], arrays[2], *counted))
+
+    def _numbers(
+        self, r: Any, t: Any, loss_scale: Any, norm: Any, max_norm: Any, update: Any
+    ) -> Args:
+        """What is no array of a step, in the order of the kernels' parameters."""
+        rates = self.alpha, self.beta, self.lambda_, self.epsilon
+        fixed = _rule(rates, self.do_bias_correction, self.weight_decay_mode)
+        scale, norm = given(loss_scale, 1.0), given(norm, ABSENT_NORM)
+        clip = given(max_norm, self.max_norm_clip)
+        return fixed, r, t, scale, norm, clip, given(update, True)
+
+    def _update(self, arrays: Sequence[Any], written: Sequence[Any], args: Args) -> Plan:
+        w, g, m, v, mixed = arrays
+        copies = parameter_update.low_precision((mixed,), written[-1:])
+        (mixed,), (copied,), is_bfloat16 = copies if copies[0] else ((None,), (None,), False)
+        row = (w, g, m, v, mixed, *written[:-1], copied, *args, is_bfloat16, w.size)
+        types = {"w": w.dtype, "grad": g.dtype, "moment": m.dtype}
+        grid = ceil_div(w.size, _chunk(w, m))
+        return Plan((_launch(self.function_name, grid, row, **types),) if w.size else ())
+
+
+class AdamOptimizerList(AdamOptimizer):
+    """Adam over a list: new_weights[i] = weights[i] - R (m / c1) / (sqrt(v / c2) + epsilon).
+
+    Each parameter is treated as by AdamOptimizer; all have the same numbers. max_norm is in the
+    place of max_norm_clip where it is given. An entry of mixed_precision_weights may be None.
+
+    Source: this package; ONNX Runtime runs AdamOptimizer once for each parameter.
+    """
+
+    domain = "cupy_training_ops"
+    inputs = (
+        number("R", "T1", "the learning rate"),
+        count("T", "T2"),
+        weights("T3"),
+        *lists("T_GRAD", "gradients"),
+        *lists("T4", "moment_1", "moment_2"),
+        low_precision("T_MIXED_PRECISION_FP"),
+        *scales("T_LOSS_SCALE", "T_GRAD_NORM", "global_gradient_norm"),
+        UPDATE_SIGNAL,
+        max_norm("above 0"),
+    )
+    outputs: ClassVar[tuple[Output, ...]] = (
+        stepped("new_T", "T", "T2"),
+        replaced("new_moment_1", "moment_1", "T4"),
+        replaced("new_moment_2", "moment_2", "T4"),
+        replaced("new_weights", "weights", "T3", on_request=True),
+        replaced("new_gradients", "gradients", "T_GRAD", on_request=True),
+        replaced(
+            "new_mixed_precision_weights",
+            "mixed_precision_weights",
+            "T_MIXED_PRECISION_FP",
+            on_request=True,
+        ),
+    )
+    types: ClassVar[Types] = TypeRows(
+        f"{VARIABLES} T_MAX_NORM",
+        *LIST_ROWS,
+        free=FREE | {"T_MAX_NORM": NUMBERS},
+        H=HALVES,
+    )
+
+    def infer(
+        self, r: object, t: Any, w: Any, g: Any, m1: Any, m2: Any, mixed: Any, *numbers: Any
+    ) -> tuple[Inferred, ...]:
+        refuse_none(self.name, "weights", w)
+        return super().infer(r, t, w, g, m1, m2, mixed, *numbers)
+
+    def plan(self, device: Device, *specs: Any) -> Plan:
+        r, t, *arrays = specs[:7]
+        loss_scale, norm, update, max_norm = specs[7:11]
+        new_t, new_m1, new_m2, new_w, new_g, new_mixed = specs[11:]
+        args = self._numbers(r, t, loss_scale, norm, max_norm, update)
+        steps = _over_lists(arrays, (new_w, new_g, new_m1, new_m2, new_mixed), args)
+        first = (items[0] for items in arrays[:3])
+        return steps.then(_count(*first, r, t, given(loss_scale, 1.0), update, new_t))
+
+
+class AdamWOptimizer(Op):
+    """AdamW over a list: w = w - lr ((m / c1) / (sqrt(v / c2) + epsilon) + weight_decay w).
+
+    m = alpha momentums_1 + (1 - alpha) g and v = beta momentums_2 + (1 - beta) g^2 are the new
+    momentums, c1 = 1 - alpha^step and c2 = 1 - beta^step, or 1 without correct_bias. This is
+    PyTorch's AdamW; adam_mode 1 is that of Hugging Face, where epsilon is added to sqrt(v) before
+    c2 divides it, and the decay is taken of the weight that is updated already.
+
+    An `out=` of its own leaves weights or momentums as they are; an `outputs=` without them does
+    not. The signal comes back where it is given: an array is updated_flag too. An lr in an array
+    that is not finite skips the step.
+
+    momentums_2 in float16 loses squares: where (1 - beta) g^2 is below 3e-8 it is 0, and steps
+    become far too large; bfloat16 has the range of float32.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/optimizer/adamw/adamw.cc;
+    Loshchilov and Hutter, Decoupled weight decay regularization.
+    """
+
+    inputs = (
+        number("lr", "T1", "the learning rate"),
+        count("step", "T2"),
+        weights("S_WEIGHT"),
+        *lists("S_GRAD", "gradients"),
+        *lists("S_MOMENT", "momentums_1", "momentums_2"),
+        UPDATE_SIGNAL,
+    )
+    outputs = (
+        signalled("updated_flag"),
+        replaced("updated_weights", "weights", "S_WEIGHT"),
+        replaced("updated_momentums_1", "momentums_1", "S_MOMENT"),
+        replaced("updated_momentums_2", "momentums_2", "S_MOMENT"),
+    )
+    attributes = (
+        Attribute("alpha", decay, 0.9, doc="decay of the first moment"),
+        Attribute("beta", decay, 0.999, doc="decay of the second moment"),
+        Attribute("epsilon", not_negative, 1e-8),
+        Attribute("weight_decay", finite, 1e-2),
+        Attribute("correct_bias", boolean, True, doc="True in adam_mode 0"),
+        Attribute("adam_mode", one_of(0, 1), 0),
+    )
+    types: ClassVar[Types] = TypeRows(
+        "T1 T2 S_WEIGHT S_MOMENT S_GRAD",
+        *LIST_ROWS,
+        free={"T1": NUMBERS, "T2": (INT64,)},
+        H=HALVES,
+    )
+    alpha: float
+    beta: float
+    epsilon: float
+    weight_decay: float
+    correct_bias: bool
+    adam_mode: int
+
+    def __init__(self, **attributes: object) -> None:
+        super().__init__(**attributes)
+        if self.adam_mode == 0 and not self.correct_bias:
+            refuse(self.name, "correct_bias", "True in adam_mode 0", "False")
+        if self.correct_bias:
+            refuse_uncorrectable(self.name, alpha=self.alpha, beta=self.beta)
+
+    def infer(
+        self, lr: object, t: object, w: Specs, g: Specs, m1: Specs, m2: Specs, update: Any
+    ) -> tuple[Inferred, ...]:
+        refuse_none(self.name, "weights", w)
+        named = {"gradients": g, "momentums_1": m1, "momentums_2": m2}
+        for name, got in named.items():
+            refuse_others(self.name, name, got, "weights", w)
+        return signal(update), w, m1, m2
+
+    def plan(self, device: Device, *specs: Any) -> Plan:
+        lr, t, *arrays, update = specs[:7]
+        updated, new_w, new_m1, new_m2 = specs[7:]
+        rates = self.alpha, self.beta, self.weight_decay, self.epsilon
+        fixed = _rule(rates, self.correct_bias, self.adam_mode)
+        args = (fixed, lr, t, 1.0, ABSENT_NORM, math.inf, given(update, True))
+        steps = _over_lists((*arrays, None), (new_w, None, new_m1, new_m2, None), args)
+        return steps.then(parameter_update.signal(update, updated))
+
+
+OPS = {
+    "AdamOptimizer": AdamOptimizer,
+    "AdamOptimizerList": AdamOptimizerList,
+    "AdamWOptimizer": AdamWOptimizer,
+}

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: MIT
+"""Steps of Adam in NumPy. Formulas: the classes in `operators.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...dtypes import Dtype, HostArray
+from ...rules.step import bias_correction, can_be_made, counted, gradient_divisor, number
+from ...rules.widening import cast, computed_in
+
+Arrays = Sequence[HostArray]
+Some = Sequence[HostArray | None]
+Lists = tuple[HostArray, ...]
+
+_BLOCK = 32_768  # elements that stay in the caches from one operation to the next
+Number = Any  # a Python number, or an array of one element
+
+# Overflow, and what comes of NaN and infinities, are part of the operators.
+_quiet = np.errstate(all="ignore")
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What holds for all parameters of a step."""
+
+    alpha: float
+    beta: float
+    decay: float
+    epsilon: float
+    rate: float
+    root_scale: float
+    divisor: float
+    decays_updated: bool
+
+    @classmethod
+    def of(
+        cls, rates: tuple[float, ...], lr: float, step: int, divisor: float, decays_updated: bool
+    ) -> _Step:
+        """alpha, beta, lambda, epsilon; a step of 0 corrects no bias."""
+        alpha, beta, lambda_, epsilon = rates
+        c1, root = bias_correction(alpha, step), float(np.sqrt(bias_correction(beta, step)))
+        rate, scale = (lr * root / c1, 1.0) if decays_updated else (lr / c1, 1.0 / root)
+        return cls(alpha, beta, lr * lambda_, epsilon, rate, scale, divisor, decays_updated)
+
+    def update(self, w: HostArray, g: HostArray, m: HostArray, v: HostArray) -> Lists:
+        """Both moments, the weights and what is added to them, in the type that is computed in."""
+        kind = computed_in(w.dtype)
+        made = tuple(np.empty(w.shape, kind) for _ in range(4))
+        for first in range(0, w.size, _BLOCK):
+            block = slice(first, first + _BLOCK)
+            parts = (x.reshape(-1)[block].astype(kind, copy=False) for x in (w, g, m, v))
+            self._update(kind, *parts, *(x.reshape(-1)[block] for x in made))
+        return made
+
+    def _update(
+        self,
+        kind: Dtype,
+        w: HostArray,
+        g: HostArray,
+        m: HostArray,
+        v: HostArray,
+        new_m: HostArray,
+        new_v: HostArray,
+        new_w: HostArray,
+        delta: HostArray,
+    ) -> None:
+        """A block, into the last four arrays."""
+        g = g / kind.type(self.divisor)
+        np.multiply(m, kind.type(self.alpha), out=new_m)
+        new_m += g * kind.type(1 - self.alpha)
+        np.multiply(v, kind.type(self.beta), out=new_v)
+        new_v += kind.type(1 - self.beta) * g * g  # g g alone may be beyond the range
+        root = np.sqrt(new_v) * kind.type(self.root_scale)
+        u = new_m * kind.type(self.rate) / (root + kind.type(self.epsilon))
+        np.subtract(-u, (w - u if self.decays_updated else w) * kind.type(self.decay), out=delta)
+        np.add(w, delta, out=new_w)
+
+
+@_quiet
+def adam_optimizer(
+    r: Number,
+    t: Number,
+    weights: HostArray,
+    gradients: HostArray,
+    moment_1: HostArray,
+    moment_2: HostArray,
+    mixed_precision_weights: HostArray | None = None,
+    loss_scale: Number = None,
+    global_gradient_norm: Number = None,
+    update_signal: Number = None,
+    *,
+    alpha: float = 0.9,
+    beta: float = 0.999,
+    lambda_: float = 0.0,
+    epsilon: float = 1e-8,
+    max_norm_clip: float = 1.0,
+    do_bias_correction: bool = True,
+    weight_decay_mode: int = 0,
+) -> tuple[HostArray | None, ...]:
+    new_t, *stepped = adam_optimizer_list(
+        r, t, [weights], [gradients], [moment_1], [moment_2], [mixed_precision_weights],
+        loss_scale, global_gradient_norm, update_signal,
+        alpha=alpha, beta=beta, lambda_=lambda_, epsilon=epsilon, max_norm_clip=max_norm_clip,
+        do_bias_correction=do_bias_correction, weight_decay_mode=weight_decay_mode,
+    )  # fmt: skip
+    return new_t, *(items[0] for items in stepped)
+
+
+@_quiet
+def adam_optimizer_list(
+    r: Number,
+    t: Number,
+    weights: Arrays,
+    gradients: Arrays,
+    moment_1: Arrays,
+    moment_2: Arrays,
+    mixed_precision_weights: Some | None = None,
+    loss_scale: Number = None,
+    global_gradient_norm: Number = None,
+    update_signal: Number = None,
+    max_norm: Number = None,
+    *,
+    alpha: float = 0.9,
+    beta: float = 0.999,
+    lambda_: float = 0.0,
+    epsilon: float = 1e-8,
+    max_norm_clip: float = 1.0,
+    do_bias_correction: bool = True,
+    weight_decay_mode: int = 0,
+) -> tuple[HostArray, Lists, Lists, Lists, Lists, tuple[HostArray | None, ...]]:
+    update = bool(number(update_signal)) and can_be_made(r, loss_scale)
+    before, new_t = counted(t, update)
+    mixed = tuple(mixed_precision_weights or [None] * len(weights))
+    if not update:
+        return new_t, *map(tuple, (moment_1, moment_2, weights, gradients)), mixed  # type: ignore[return-value]
+    divisor = gradient_divisor(loss_scale, global_gradient_norm, number(max_norm, max_norm_clip))
+    rates, step = (alpha, beta, lambda_, epsilon), before if do_bias_correction else 0
+    made = _Step.of(rates, number(r), step, divisor, weight_decay_mode == 1)
+    stepped = [
+        made.update(*arrays) for arrays in zip(weights, gradients, moment_1, moment_2, strict=True)
+    ]
+    m, v, w, delta = zip(*stepped, strict=True)
+    copies = (c if c is None else cast(x, c.dtype) for x, c in zip(w, mixed, strict=True))
+    like = (moment_1, moment_2, weights, gradients)
+    rounded = (_like(*pair) for pair in zip((m, v, w, delta), like, strict=True))
+    return new_t, *rounded, tuple(copies)  # type: ignore[return-value]
+
+
+@_quiet
+def adam_w_optimizer(
+    lr: Number,
+    step: Number,
+    weights: Arrays,
+    gradients: Arrays,
+    momentums_1: Arrays,
+    momentums_2: Arrays,
+    update_signal: Number = None,
+    *,
+    alpha: float = 0.9,
+    beta: float = 0.999,
+    epsilon: float = 1e-8,
+    weight_decay: float = 1e-2,
+    correct_bias: bool = True,
+    adam_mode: int = 0,
+) -> tuple[HostArray, Lists, Lists, Lists]:
+    update = bool(number(update_signal))
+    _, m, v, w, _, _ = adam_optimizer_list(
+        lr, step, weights, gradients, momentums_1, momentums_2, update_signal=update,
+        alpha=alpha, beta=beta, lambda_=weight_decay, epsilon=epsilon,
+        do_bias_correction=correct_bias, weight_decay_mode=adam_mode,
+    )  # fmt: skip
+    return np.full(np.shape(update_signal), update), w, m, v
+
+
+def _like(wide: Arrays, arrays: Arrays) -> Lists:
+    """Rounded to the dtypes of these arrays."""
+    return tuple(cast(x, a.dtype) for x, a in zip(wide, arrays, strict=True))

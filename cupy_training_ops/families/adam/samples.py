@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: MIT
+"""Sample inputs of Adam and AdamW."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, INT64, dtype_name
+from ...samples import SHAPES, Generator, Sample, Shape
+from ..gradient.samples import LISTS, ORDINARY
+from ..optimizer.samples import SCALES, arrays, holes, one
+from ..tensor.samples import values
+
+Types = tuple[Any, Any, Any]
+
+# Weights, moments and gradients: upstream's, then those of lists alone.
+ROWS: tuple[Types, ...] = (
+    (FLOAT32, FLOAT32, FLOAT32),
+    *((FLOAT32, half, FLOAT32) for half in (FLOAT16, BFLOAT16)),
+    *((FLOAT32, FLOAT32, half) for half in (FLOAT16, BFLOAT16)),
+    *((FLOAT32, half, half) for half in (FLOAT16, BFLOAT16)),
+)
+LIST_ROWS: tuple[Types, ...] = (
+    *ROWS,
+    (FLOAT64, FLOAT64, FLOAT64),
+    *((half, FLOAT32, half) for half in (FLOAT16, BFLOAT16)),
+    *((half, half, half) for half in (FLOAT16, BFLOAT16)),
+)
+MODES: tuple[dict[str, Any], ...] = (
+    {"lambda_": 0.01},
+    {"lambda_": 0.01, "weight_decay_mode": 1},
+    {"do_bias_correction": False, "max_norm_clip": 0.5},
+    {"lambda_": 0.1, "weight_decay_mode": 1, "do_bias_correction": False, "epsilon": 1e-3},
+)
+NUMBERS = (0.01, 3)  # learning rate and step
+Numbers = tuple[Any, ...]
+
+
+def _moments(rng: Generator, shapes: tuple[Shape, ...], dtype: Any) -> tuple[list[Any], list[Any]]:
+    """Of either sign, and of none."""
+    return arrays(rng, shapes, dtype), [np.abs(x) for x in arrays(rng, shapes, dtype)]
+
+
+def _single(
+    rng: Generator,
+    types: Types,
+    shape: Shape = (16, 64),
+    numbers: Numbers = NUMBERS,
+    copy: Any = None,
+    others: Numbers = (),
+) -> tuple[Any, ...]:
+    row = _listed(rng, types, (shape,), numbers)
+    mixed = None if copy is None else values(rng, shape, copy)
+    return *row[:2], *(items[0] for items in row[2:]), mixed, *others
+
+
+def _listed(
+    rng: Generator, types: Types, shapes: tuple[Shape, ...], numbers: Numbers = NUMBERS
+) -> tuple[Any, ...]:
+    w, moment, g = types
+    weights, gradients = arrays(rng, shapes, w), arrays(rng, shapes, g)
+    return *numbers, weights, gradients, *_moments(rng, shapes, moment)
+
+
+def _full(
+    rng: Generator,
+    types: Types,
+    shapes: tuple[Shape, ...] = ORDINARY,
+    numbers: Numbers = NUMBERS,
+    copy: Any = None,
+    others: Numbers = (),
+) -> tuple[Any, ...]:
+    row = _listed(rng, types, shapes, numbers)
+    return *row, None if copy is None else holes(rng, shapes, copy), *others
+
+
+def _plain(
+    rng: Generator,
+    types: Types,
+    shapes: tuple[Shape, ...] = ORDINARY,
+    numbers: Numbers = NUMBERS,
+    flag: Numbers = (),
+) -> tuple[Any, ...]:
+    return *_listed(rng, types, shapes, numbers), *flag
+
+
+def _special(rng: Generator, types: Types, listed: bool) -> tuple[Any, ...]:
+    """NaN, infinities and zeros among gradients."""
+    row = _full(rng, types, ((64,),))
+    row[3][0][:6] = np.nan, np.inf, -np.inf, 0.0, -0.0, 3e4
+    return row if listed else (*row[:2], *(items[0] for items in row[2:6]))
+
+
+def _label(types: Types, *words: str) -> str:
+    return "-".join((*map(dtype_name, types), *words))
+
+
+def _arrays_of_numbers(i: int, scale: float, norm: float) -> tuple[Numbers, Numbers]:
+    """Learning rate and step, loss scale and norm, as arrays of one element."""
+    kinds = [FLOATS[(i + k) % 4] for k in range(3)]
+    return (one(0.01, kinds[0]), one(i, INT64)), (one(scale, kinds[1]), one(norm, kinds[2], ()))
+
+
+def _common(name: str, rows: tuple[Types, ...], maker: Any) -> Iterator[Sample]:
+    """Every row with every option; special numbers; signals in either place."""
+    for i, types in enumerate(rows):
+        mode, copy = MODES[i % 4], (FLOAT16, BFLOAT16)[i % 2]
+        label, scale, norm = SCALES[i % 2]
+        numbers, others = _arrays_of_numbers(i, scale, norm)
+        yield Sample(name, _label(types, "ordinary"), partial(maker, types=types), mode)
+        make = partial(maker, types=types, numbers=numbers, copy=copy, others=others)
+        yield Sample(name, _label(types, "ordinary", label), make, mode)
+        yield Sample(
+            name, _label(types, "special"), partial(_special, types=types, listed=maker is _full)
+        )
+    for label, scale, norm in SCALES:
+        make = partial(maker, types=ROWS[0], copy=FLOAT16, others=(scale, norm, True))
+        yield Sample(name, f"float32-{label}", make, {"max_norm_clip": 2.0})
+    signals = (
+        ("true", True, 3),
+        ("false", False, 3),
+        ("array-false", one(False, bool), one(3, INT64)),
+    )
+    for label, flag, step in signals:
+        others = (None, None, flag)
+        make = partial(maker, types=ROWS[3], numbers=(0.1, step), copy=BFLOAT16, others=others)
+        yield Sample(name, f"float32-signal-{label}", make)
+
+
+def _adam() -> Iterator[Sample]:
+    name = "AdamOptimizer"
+    yield from _common(name, ROWS, _single)
+    for i, (label, shape, offset) in enumerate(SHAPES[1:]):
+        for types in (ROWS[i % 7], ROWS[(i + 3) % 7]):
+            make = partial(_single, types=types, shape=shape, copy=FLOAT16)
+            yield Sample(name, _label(types, label), make, MODES[i % 4], offset)
+
+
+def _adam_list() -> Iterator[Sample]:
+    name = "AdamOptimizerList"
+    yield from _common(name, LIST_ROWS, _full)
+    for i, (label, shapes, offset) in enumerate(LISTS):
+        for types in (LIST_ROWS[2 * i], LIST_ROWS[2 * i + 1]):
+            make = partial(_full, types=types, shapes=shapes, copy=BFLOAT16)
+            yield Sample(name, _label(types, label), make, MODES[i % 4], offset)
+    for t in FLOATS:
+        others = (None, 5.0, None, one(0.5, t))
+        make = partial(_full, types=ROWS[0], others=others)
+        yield Sample(name, f"float32-max-norm-{dtype_name(t)}", make)
+
+
+def _adam_w() -> Iterator[Sample]:
+    name = "AdamWOptimizer"
+    for i, types in enumerate(LIST_ROWS):
+        numbers, _ = _arrays_of_numbers(i, 1, 1)
+        mode = ({}, {"adam_mode": 1}, {"adam_mode": 1, "correct_bias": False})[i % 3]
+        yield Sample(name, _label(types, "ordinary"), partial(_plain, types=types), mode)
+        make = partial(_plain, types=types, numbers=numbers, flag=(one(i % 2, bool),))
+        yield Sample(name, _label(types, "ordinary-arrays"), make, mode)
+    for i, (label, shapes, offset) in enumerate(LISTS):
+        make = partial(_plain, types=LIST_ROWS[i], shapes=shapes)
+        yield Sample(name, _label(LIST_ROWS[i], label), make, {}, offset)
+    for flag in (False, True):
+        make = partial(_plain, types=ROWS[0], flag=(flag,))
+        yield Sample(name, f"float32-signal-{flag}", make)
+
+
+SAMPLES = {
+    "AdamOptimizer": tuple(_adam()),
+    "AdamOptimizerList": tuple(_adam_list()),
+    "AdamWOptimizer": tuple(_adam_w()),
+}

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: MIT
+"""Batch normalisation in training, and its gradient; channels are walked in place.
+
+Sums are kept in float32 (float64 for float64), in an order that follows from shapes and alignment.
+A channel whose squared distances add up to more than that holds has an infinite variance.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ...declare.schema import Attribute, Input, Output, Spec, boolean, positive_or_zero, real
+from ...declare.type_rows import TypeRows, Types
+from ...dtypes import FLOAT16, FLOAT32, FLOAT64
+from ...errors import ArgumentError, refuse, shown
+from ...frame.op import Op
+from ...plan import Device, Plan, by_value
+from .plan import Call
+
+# X; scale, bias and their gradients; statistics.
+ROWS = TypeRows(
+    "T T1 T2",
+    "S S S",
+    "float16 float16 float32",
+    "float16 float32 float32",
+    "bfloat16 float32 float32",
+    S=(FLOAT32, FLOAT16, FLOAT64),
+)
+CHANNELS = "shape (C,)"
+
+
+def share(value: object) -> float:
+    """A number from 0 to 1."""
+    number = real(value)
+    if not 0 <= number <= 1:
+        raise ArgumentError(f"expected a number from 0 to 1, got {shown(value)}")
+    return number
+
+
+class _BatchNorm(Op):
+    """What both share: the types, and how shapes are checked."""
+
+    types: ClassVar[Types] = ROWS
+
+    def check_channels(self, x: Spec, per_channel: tuple[Spec, ...]) -> tuple[int]:
+        """The shape of what there is for each channel; `per_channel` are the last inputs."""
+        if not x.shape:
+            refuse(self.name, "X", "arrays of at least one dimension", "a scalar")
+        channels = (1 if len(x.shape) == 1 else x.shape[1],)
+        for declared, spec in zip(self.inputs[-len(per_channel) :], per_channel, strict=True):
+            if spec.shape != channels:
+                expected = f"shape {channels}, as X has channels"
+                refuse(self.name, declared.name, expected, f"shape {spec.shape}")
+        return channels
+
+
+class BatchNormInternal(_BatchNorm):
+    """Batch normalisation: Y = scale (X - mean) inv_std + B, inv_std = 1 / sqrt(var + epsilon).
+
+    Channels are along the second axis; an array of rank 1 is one channel. mean and var are those of
+    the m elements of a channel of X, var the mean of squared distances. saved_mean and
+    saved_inv_std are mean and inv_std, which the gradient takes. The running statistics become
+    momentum times what they were plus (1 - momentum) times mean, and times var m / (m - 1), or var
+    where `unbiased` is False, as ONNX has it. True is the default because upstream's CUDA kernel
+    and PyTorch do so: a training goes on with the same numbers. With one element (m = 1) it is var,
+    which is 0.
+
+    Without elements (m = 0) running statistics stay as they are, saved_mean is 0 and saved_inv_std
+    1 / sqrt(epsilon). With training_mode 0, Y is computed with input_mean and input_var, and there
+    is no other output. An output that is not asked for is not written, nor is the input it would
+    replace. NaN and infinities propagate over their channel. Variances do not cancel, whatever the
+    mean; sums of float32 squares are infinite from 2^128.
+
+    Memory: where a channel is more than a block holds, a workspace of 17 KB, 16 bytes a channel (32
+    for float64) and 1/500 of X for partial sums, up to 1/20 where channels have few neighbouring
+    elements.
+
+    Source: ONNX BatchNormalization-14;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/nn/batch_norm_internal.cc.
+    """
+
+    inputs = (
+        Input("X", "T", shape="shape (N, C, ...), or rank 1"),
+        Input("scale", "T1", shape=CHANNELS),
+        Input("B", "T1", shape=CHANNELS),
+        Input("input_mean", "T2", shape=CHANNELS),
+        Input("input_var", "T2", shape=CHANNELS),
+    )
+    outputs = (
+        Output("Y", "T", may_alias=("X",), shape="shape of X"),
+        Output("running_mean", "T2", aliases="input_mean", on_request=True, shape=CHANNELS),
+        Output("running_var", "T2", aliases="input_var", on_request=True, shape=CHANNELS),
+        Output("saved_mean", "T2", shape=CHANNELS),
+        Output("saved_inv_std", "T2", shape=CHANNELS),
+    )
+    attributes = (
+        Attribute("epsilon", positive_or_zero, 1e-5),
+        Attribute("momentum", share, 0.9, doc="what running statistics keep"),
+        Attribute("training_mode", boolean, True, doc="False takes the given statistics"),
+        Attribute("unbiased", boolean, True, doc="running_var takes m / (m - 1) of the variance"),
+    )
+    epsilon: float
+    momentum: float
+    training_mode: bool
+    unbiased: bool
+
+    def infer(self, x: Spec, *per_channel: Spec) -> tuple[Spec | None, ...]:
+        channels = self.check_channels(x, per_channel)
+        y, statistic = Spec(x.shape, x.dtype), Spec(channels, per_channel[-1].dtype)
+        return y, *((statistic if self.training_mode else None,) * 4)
+
+    def plan(self, device: Device, x: Spec, *specs: Any) -> Plan:
+        y = specs[4]
+        rule = by_value(
+            epsilon=np.float64(self.epsilon),
+            momentum=np.float64(self.momentum),
+            rest=np.float64(1 - self.momentum),
+            unbiased=np.bool_(self.unbiased),
+        )
+        return Call(
+            device,
+            stem=self.function_name,
+            types=(x.dtype, specs[0].dtype, specs[2].dtype),
+            shape=x.shape,
+            read=(x,),
+            applied=y,
+            arrays=(x, *specs),
+            options=(rule,),
+            n_fields=3,
+            sums=self.training_mode,
+        ).plan()
+
+
+class BatchNormalizationGrad(_BatchNorm):
+    """Gradient: X_grad = scale saved_inv_std (dY - mean of dY - xhat mean of (dY xhat)).
+
+    xhat = (X - saved_mean) saved_inv_std; scale_grad = sum of dY xhat, bias_grad = sum of dY, means
+    and sums over the elements of a channel. saved_mean and saved_inv_std are BatchNormInternal's,
+    and are taken as they are; upstream calls the second `variance`, but reads it so. It is the
+    gradient of training: where statistics are given, it is another. epsilon has no influence.
+
+    Without elements scale_grad and bias_grad are 0. NaN and infinities propagate over their
+    channel.
+
+    Memory: where a channel is more than a block holds, a workspace of 17 KB, 16 bytes a channel (32
+    for float64) and 1/500 of X for partial sums, up to 1/20 where channels have few neighbouring
+    elements.
+
+    Source: ONNX BatchNormalization-14, gradient;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/nn/batch_norm_grad.cc.
+    """
+
+    inputs = (
+        Input("dY", "T", shape="shape of X"),
+        Input("X", "T", shape="shape (N, C, ...), or rank 1"),
+        Input("scale", "T1", shape=CHANNELS),
+        Input("saved_mean", "T2", upstream="mean", shape=CHANNELS),
+        Input("saved_inv_std", "T2", upstream="variance", shape=CHANNELS),
+    )
+    outputs = (
+        Output("X_grad", "T", may_alias=("dY", "X"), shape="shape of X"),
+        Output("scale_grad", "T1", shape=CHANNELS),
+        Output("bias_grad", "T1", shape=CHANNELS),
+    )
+    attributes = (Attribute("epsilon", positive_or_zero, doc="not used"),)
+    epsilon: float
+
+    def infer(self, dy: Spec, x: Spec, *per_channel: Spec) -> tuple[Spec, ...]:
+        channels = self.check_channels(x, per_channel)
+        if dy.shape != x.shape:
+            refuse(self.name, "dY", f"shape {x.shape}, as X", f"shape {dy.shape}")
+        of_scale = Spec(channels, per_channel[0].dtype)
+        return Spec(x.shape, x.dtype), of_scale, of_scale
+
+    def plan(self, device: Device, dy: Spec, x: Spec, *specs: Any) -> Plan:
+        return Call(
+            device,
+            stem=self.function_name,
+            types=(x.dtype, specs[0].dtype, specs[1].dtype),
+            shape=x.shape,
+            read=(dy, x),
+            applied=specs[3],
+            arrays=(dy, x, *specs),
+            options=(x.size // max(1, specs[0].size),),
+            n_fields=2,
+        ).plan()
+
+
+OPS = {"BatchNormInternal": BatchNormInternal, "BatchNormalizationGrad": BatchNormalizationGrad}

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: MIT
+"""How channels are divided among blocks; see batch_norm/schedule.cuh.
+
+A channel that a block can hold is read once. Of others several blocks have a part each, which they
+read again, from the L2 cache, when the sums of all parts are known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...declare.schema import Shape, Spec
+from ...dtypes import FLOAT16, Dtype
+from ...frame.op import slots
+from ...plan import (
+    VEC_NBYTES,
+    WARP,
+    Config,
+    Device,
+    Launch,
+    LaunchError,
+    Plan,
+    ScratchMemory,
+    align_up,
+    by_value,
+    ceil_div,
+)
+from ...planning.fast_division import divisor
+from ...rules.widening import computed_in
+
+THREADS = 256
+# Blocks of a multiprocessor, each with one item of work.
+PIECE_BLOCKS = 3
+COLUMN_BLOCKS = 2
+HELD_NBYTES = 128  # that a thread holds of a channel, of all arrays that are read
+SINGLE_SLOTS = 16  # that it holds where a slot is one element
+PIECE_NBYTES = 64  # from which on neighbouring elements are walked as they lie
+COLUMNS = 4  # of a thread, at most
+TILE_NBYTES = 256  # of a row in a tile of columns
+PART_NBYTES = 32_768  # of a tile of columns, from which on it has another part
+MANY_ITEMS = 4  # for each block, from which on they may be larger
+MAX_PARTS = 16_384  # of a channel, each with one partial sum
+MERGED_SUMS = 16_384  # of all parts and channels of a tile
+MAX_TILES = 2048  # of a launch: their counters lie at the start of the scratch memory
+MAX_ITEMS = 2**30
+COEFFICIENTS = 4  # of a channel
+
+
+@dataclass(frozen=True)
+class Channels:
+    """An array (outer, n, length) whose channels are along its middle."""
+
+    outer: int
+    n: int
+    length: int
+
+    @classmethod
+    def of(cls, shape: Shape) -> Channels:
+        """Channels are along the second axis; an array of rank 1 is one. One lies in one piece."""
+        if len(shape) == 1:
+            return cls(1, 1, shape[0])
+        if shape[1] == 1:
+            return cls(1, 1, math.prod(shape))
+        return cls(shape[0], shape[1], math.prod(shape[2:]))
+
+    @property
+    def elements(self) -> int:
+        """Of one channel."""
+        return self.outer * self.length
+
+    def fit_pieces(self, t: Dtype) -> bool:
+        """Whether the elements of a channel are walked as they lie, and not those of a row."""
+        return self.n == 1 or self.length * t.itemsize >= PIECE_NBYTES
+
+
+@dataclass(frozen=True)
+class Work:
+    """Tiles of channels, the parts of each, and the passes over them."""
+
+    n_tiles: int
+    n_parts: int
+    sums: bool = True
+    applies: bool = True
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: the kernels' stem, their arrays and options, the types and the shape of X.
+
+    read: the arrays whose elements are summed. applied: the output with an element for each of
+    theirs, None where it is not wanted. sums: whether statistics are summed, and not given.
+    """
+
+    device: Device
+    stem: str
+    types: tuple[Dtype, Dtype, Dtype]
+    shape: Shape
+    read: Sequence[Spec]
+    applied: Spec | None
+    arrays: tuple[Spec | None, ...]
+    options: tuple[object, ...]
+    n_fields: int  # of a partial sum
+    sums: bool = True
+
+    def plan(self) -> Plan:
+        """The launches."""
+        channels, t = Channels.of(self.shape), self.types[0]
+        aligned = all(s.aligned for s in (*self.read, self.applied) if s is not None)
+        if not channels.elements:
+            return self._whole_channels(channels, VEC_NBYTES // t.itemsize)
+        if channels.fit_pieces(t):
+            return self._in_pieces(channels, aligned)
+        return self._in_columns(channels, aligned)
+
+    # ---- pieces ----------------------------------------------------------------------------------
+
+    def _in_pieces(self, channels: Channels, aligned: bool) -> Plan:
+        width = VEC_NBYTES // self.types[0].itemsize
+        whole = aligned and channels.length % width == 0
+        if whole and self.sums and self._fits(channels, width):
+            return self._whole_channels(channels, width)
+        width = width if whole else 1
+        n_slots = channels.elements // width
+        batch = THREADS * self._depth(width)
+        span = batch * ceil_div(n_slots, batch * MAX_PARTS)
+        blocks = PIECE_BLOCKS * self.device.multiprocessors
+        if channels.n * ceil_div(n_slots, 2 * span) >= MANY_ITEMS * blocks:
+            span *= 2  # barriers and tickets cost less
+        symbol = "channel_parts" if whole else "single_channel_parts"
+        work = Work(channels.n, ceil_div(n_slots, span), self.sums, self.applied is not None)
+        layout = pieces(channels, width, span, THREADS)
+        return self._scheduled(symbol, PIECE_BLOCKS, channels.n, layout, work)
+
+    def _fits(self, channels: Channels, width: int) -> bool:
+        return channels.elements <= THREADS * self._depth(width) * width
+
+    def _depth(self, width: int) -> int:
+        """Slots that a thread holds of each array that is read."""
+        held = HELD_NBYTES // (width * self.types[0].itemsize) if width > 1 else SINGLE_SLOTS
+        return held // len(self.read)
+
+    def _whole_channels(self, channels: Channels, width: int) -> Plan:
+        """A block for each channel, with two slots a thread or as many as it can hold."""
+        n_slots = channels.elements // width
+        threads = min(THREADS, align_up(max(1, ceil_div(n_slots, 2)), WARP))
+        layout = pieces(channels, width, max(1, n_slots), threads)
+        config = Config((channels.n,), (threads,))
+        return Plan((self._launch("channels", config, layout),))
+
+    # ---- columns ---------------------------------------------------------------------------------
+
+    def _in_columns(self, channels: Channels, aligned: bool) -> Plan:
+        tile = self._tile(channels)
+        width = self._columns
+        n_tiles = ceil_div(channels.n, tile)
+        row_nbytes = tile * channels.length * self.types[0].itemsize
+        most = max(1, MERGED_SUMS // tile)
+        n_parts = min(most, max(1, ceil_div(channels.outer * row_nbytes, PART_NBYTES)))
+        span = max(1, ceil_div(channels.outer, n_parts))
+        whole = channels.n * channels.length % width == 0 and tile * channels.length % width == 0
+        layout = by_value(
+            n_rows=np.int64(channels.outer),
+            n_channels=np.int64(channels.n),
+            span=np.int64(span),
+            length=np.uint32(channels.length),
+            channels=np.uint32(tile),
+            width=np.uint32(ceil_div(tile * channels.length, width)),
+            aligned=np.bool_(aligned and whole),
+        )
+        n_parts = ceil_div(channels.outer, span)
+        work = Work(n_tiles, n_parts, self.sums, self.applied is not None)
+        return self._scheduled("column_parts", COLUMN_BLOCKS, channels.n, layout, work)
+
+    @property
+    def _columns(self) -> int:
+        return min(COLUMNS, VEC_NBYTES // self.types[0].itemsize)
+
+    def _tile(self, channels: Channels) -> int:
+        """Channels of a tile: so many that it begins at a vector, or all."""
+        columns = TILE_NBYTES // self.types[0].itemsize
+        return min(channels.n, align_up(max(1, columns // channels.length), COLUMNS))
+
+    # ---- launches --------------------------------------------------------------------------------
+
+    def _scheduled(
+        self, symbol: str, blocks: int, n_channels: int, layout: np.void, work: Work
+    ) -> Plan:
+        scratch = ScratchMemory()
+        counters = scratch.zeros(1 + 2 * MAX_TILES, np.uint32)
+        accumulator = computed_in(self.types[0])
+        n_partials = n_channels * work.n_parts * self.n_fields if work.sums else 0
+        partials = scratch.take(n_partials, accumulator)
+        coefficients = scratch.take(COEFFICIENTS * n_channels if work.sums else 0, accumulator)
+        launches = tuple(
+            self._launch(symbol, config, layout, partials, coefficients, counters, schedule)
+            for config, schedule in schedules(blocks * self.device.multiprocessors, work)
+        )
+        return scratch.plan(*launches)
+
+    def _launch(self, symbol: str, config: Config, *layout: object) -> Launch:
+        args = (*self.arrays, self._halves, *self.options, *layout)
+        return Launch(f"{self.stem}__{symbol}", config, args, slots(T=self.types[0]))
+
+    @property
+    def _halves(self) -> np.void:
+        """The struct Halves."""
+        _, scale, statistics = (np.bool_(t == FLOAT16) for t in self.types)
+        return by_value(scale=scale, statistics=statistics)
+
+
+def pieces(channels: Channels, width: int, span: int, threads: int) -> np.void:
+    """The struct Pieces; a thread's next slot is `threads` on."""
+    slots_of_piece = max(1, channels.length // width)
+    pitch = channels.n * channels.length
+    pieces_on, slots_on = divmod(threads, slots_of_piece)
+    fields = {
+        "n_channels": channels.n,
+        "length": channels.length,
+        "n_slots": channels.elements // width,
+        "span": span,
+        "slots_on": slots_on,
+        "elements_on": pieces_on * pitch + slots_on * width,
+        "wrap": pitch - slots_of_piece * width,
+    }
+    return by_value(slots=divisor(slots_of_piece), **{k: np.int64(v) for k, v in fields.items()})
+
+
+def schedules(most: int, work: Work) -> Iterator[tuple[Config, np.void]]:
+    """Launches of at most so many blocks and MAX_TILES tiles, and the struct Schedule of each.
+
+    Between the sum of a part and its use a block comes round once more.
+    """
+    if min(work.n_tiles, MAX_TILES) * work.n_parts > MAX_ITEMS or work.n_tiles > MAX_ITEMS:
+        raise LaunchError(f"{work.n_tiles} tiles of {work.n_parts} parts")
+    for first in range(0, work.n_tiles, MAX_TILES):
+        n_items = min(MAX_TILES, work.n_tiles - first) * work.n_parts
+        grid = min(n_items, most)
+        schedule = by_value(
+            first_tile=np.uint32(first),
+            n_items=np.uint32(n_items),
+            n_parts=np.uint32(work.n_parts),
+            lag=np.uint32(min(n_items, work.n_parts + grid)),
+            sums=np.bool_(work.sums),
+            applies=np.bool_(work.applies),
+        )
+        yield Config((grid,), (THREADS,)), schedule

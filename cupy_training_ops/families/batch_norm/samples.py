@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: MIT
+"""Sample inputs of batch normalisation and its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Dtype, dtype_name
+from ...samples import Generator, Sample, Shape
+from . import reference as cpu
+
+Row = tuple[Dtype, Dtype, Dtype]
+ROWS: tuple[Row, ...] = (
+    (FLOAT32,) * 3,
+    (FLOAT16, FLOAT32, FLOAT32),
+    (FLOAT64,) * 3,
+    (BFLOAT16, FLOAT32, FLOAT32),
+    (FLOAT16,) * 3,
+    (FLOAT16, FLOAT16, FLOAT32),
+)
+GIVEN = {"training_mode": False}
+BIASED = {"unbiased": False, "momentum": 0.25, "epsilon": 0.01}
+
+# label, shape, offset. A block holds a channel of "ordinary" and has the columns of "two"; several
+# share channels of "large", in vectors, of "misaligned", in elements, and the columns of "rows".
+CALLS: tuple[tuple[str, Shape, int], ...] = (
+    ("odd", (3, 5, 5, 3), 0),
+    ("vector", (33,), 0),
+    ("two", (37, 19), 0),
+    ("pieces", (3, 4, 7, 7), 0),
+    ("eight", (2, 3, 1, 2, 2, 1, 2, 4), 0),
+    ("empty", (0, 4, 3), 0),
+    ("empty-pieces", (2, 3, 0), 0),
+    ("one", (1, 1), 0),
+    ("one-value", (1, 5), 0),
+    ("misaligned", (2, 3, 2051), 1),
+    ("misaligned-columns", (9, 11), 1),
+    ("large", (2, 2, 9216), 0),
+    ("rows", (600, 34), 0),
+)
+
+
+def inputs(rng: Generator, name: str, shape: Shape, row: Row = ROWS[0]) -> tuple[Any, ...]:
+    """X, scale, bias and running statistics; or dY, X, scale and the statistics of X."""
+    t, t1, t2 = row
+    channels = (1 if len(shape) == 1 else shape[1],)
+    spread, middle = rng.uniform(0.5, 2, channels), 3 * rng.standard_normal(channels)
+    along = (1, *channels, *[1] * (len(shape) - 2)) if len(shape) > 1 else channels
+    x = (rng.standard_normal(shape) * spread.reshape(along) + middle.reshape(along)).astype(t)
+    scale = rng.uniform(0.5, 1.5, channels).astype(t1)
+    if name == "BatchNormInternal":
+        bias, mean = rng.standard_normal(channels).astype(t1), rng.standard_normal(channels)
+        return x, scale, bias, mean.astype(t2), rng.uniform(0.5, 2, channels).astype(t2)
+    return rng.standard_normal(shape).astype(t), x, scale, *statistics(x, t2)
+
+
+def statistics(x: Any, t2: Dtype) -> tuple[Any, Any]:
+    """saved_mean and saved_inv_std of X."""
+    n_channels = 1 if x.ndim == 1 else x.shape[1]
+    zeros = np.zeros(n_channels, t2)
+    return cpu.batch_norm_internal(x, zeros, zeros, zeros, zeros)[3:]  # type: ignore[return-value]
+
+
+def _special(rng: Generator, name: str, shape: Shape) -> tuple[Any, ...]:
+    """A channel each that is constant, has NaN, infinity first, infinity later, both infinities."""
+    made = inputs(rng, name, shape)
+    for x in made[:1] if name == "BatchNormInternal" else made[:2]:
+        flat = np.moveaxis(x, 1, 0).reshape(shape[1], -1).copy()
+        flat[0] = 7
+        flat[1, 3], flat[2, 0], flat[3, -1] = np.nan, np.inf, -np.inf
+        flat[4, :2] = np.inf, -np.inf
+        moved = flat.reshape(shape[1], shape[0], *shape[2:])
+        x[...] = np.moveaxis(moved, 0, 1)
+    return made
+
+
+def _samples(name: str, number: int) -> Iterator[Sample]:
+    required = {} if name == "BatchNormInternal" else {"epsilon": 1e-5}
+    for row in ROWS:
+        make = partial(inputs, name=name, shape=(4, 6, 8, 8), row=row)
+        yield Sample(name, f"{_types(row)}-ordinary", make, required)
+    for i, (label, shape, offset) in enumerate(CALLS):
+        for row in (ROWS[(i + number) % 6], ROWS[(i + number + 2 + i % 3) % 6]):
+            make = partial(inputs, name=name, shape=shape, row=row)
+            yield Sample(name, f"{_types(row)}-{label}", make, required, offset)
+    for label, shape in (("special-pieces", (3, 6, 20)), ("special-columns", (9, 6))):
+        yield Sample(name, label, partial(_special, name=name, shape=shape), required)
+    if name == "BatchNormInternal":
+        yield from _with_attributes(name)
+
+
+def _with_attributes(name: str) -> Iterator[Sample]:
+    for i, shape in enumerate(((4, 6, 8, 8), (3, 5, 7), (37, 19))):
+        for row in (ROWS[i], ROWS[i + 1]):
+            make = partial(inputs, name=name, shape=shape, row=row)
+            yield Sample(name, f"{_types(row)}-given-{len(shape)}", make, GIVEN)
+            yield Sample(name, f"{_types(row)}-biased-{len(shape)}", make, BIASED)
+
+
+def _types(row: Row) -> str:
+    return "-".join(map(dtype_name, row))
+
+
+NAMES = ("BatchNormInternal", "BatchNormalizationGrad")
+SAMPLES = {name: tuple(_samples(name, i)) for i, name in enumerate(NAMES)}

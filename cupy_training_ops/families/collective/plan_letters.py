@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: MIT
+"""Messages between two ranks: what is checked ahead of them, and shapes that come ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self, cast
+
+import numpy as np
+
+from ...backend import Backend
+from ...declare.schema import Attribute, Input, Output, Spec, flag, integer, shape
+from ...dtypes import Dtype, to_dtype
+from ...errors import ArgumentError, refuse, shown
+from ...frame import backends
+from ...frame.arrays import adopt
+from ...frame.convert import converted
+from ...frame.prepared import Arguments
+from ...plan import Plan, Work
+from ...process_group import nccl
+from ...process_group.mail import Label
+from .plan import Collective, Rows, Specs, table
+
+
+def dtypes(value: object) -> tuple[np.dtype[Any], ...]:
+    """Dtypes, or their ONNX type numbers: a sequence with one for each array."""
+    if not isinstance(value, list | tuple | np.ndarray):
+        raise ArgumentError(f"expected a sequence of dtypes, got {shown(value)}")
+    return tuple(to_dtype(item) for item in value)
+
+
+def shapes(value: object) -> tuple[tuple[int, ...], ...]:
+    """Shapes: a sequence with one for each array."""
+    if not isinstance(value, list | tuple):
+        raise ArgumentError(f"expected a sequence of shapes, got {shown(value)}")
+    return tuple(map(shape, value))
+
+
+def true(value: object) -> bool:
+    """True."""
+    if not flag(value):
+        raise ArgumentError("expected True, got False")
+    return True
+
+
+SIGNAL = Input("InputSignal", "bool", memory="host", convert=true)
+REMOTE = Input("Remote", "int64", memory="host", convert=integer)
+DONE = Output("OutputSignal", "bool", memory="host", shape="()")
+TAG = Attribute("tag", integer, doc="of the message, the same on both ranks")
+ELEMENT_TYPES = Attribute("element_types", dtypes, doc="one for each array")
+
+
+class Letter(Collective):
+    """A message between two ranks."""
+
+    tag: int
+    element_types: tuple[Dtype, ...]
+
+    def check_types(self, found: Specs) -> None:
+        """The arrays are of the types that were announced."""
+        if len(found) != len(self.element_types):
+            expected = f"{len(found)}, one for each array"
+            refuse(self.name, "element_types", expected, str(len(self.element_types)))
+        for i, (spec, dtype) in enumerate(zip(found, self.element_types, strict=True)):
+            if spec.dtype != dtype:
+                refuse(self.name, f"element_types[{i}]", f"{spec.dtype}, as the array", f"{dtype}")
+
+    def post(self, specs: Specs, rows: Rows, agree: Callable[[], object]) -> Plan:
+        def said() -> None:
+            with self.group.named(self.name):
+                agree()
+
+        calls = nccl.Calls(self.group, self.name, self.ranks, rows, said, each_time=True)
+        return Plan((Work("call", (calls, table(specs), table(specs))),))
+
+
+class Receiver(Letter):
+    """A message whose shapes are those of `out=`, given, or still to come."""
+
+    shapes: tuple[tuple[int, ...], ...] | None
+    arrays: str
+
+    def __call__(self, /, *inputs: object, out: object = None, **keywords: Any) -> Any:
+        given = out[1] if isinstance(out, tuple) and len(out) == 2 else None
+        arrays = given if isinstance(given, tuple) and all(a is not None for a in given) else ()
+        if arrays:
+            taken = [adopt(self.name, f"out (Data[{i}])", a) for i, a in enumerate(arrays)]
+            library = "numpy" if isinstance(taken[0], np.ndarray) else "cupy"
+            op = self._with(tuple(array.shape for array in taken), library)
+            return op._received(inputs, out, keywords)
+        if self.shapes is None:
+            op = self._with(self._announced(inputs, keywords), self.arrays)
+            return op._received(inputs, out, keywords)
+        return self._received(inputs, out, keywords)
+
+    def _received(self, inputs: Arguments, out: object, keywords: dict[str, Any]) -> Any:
+        return super().__call__(*inputs, out=out, **keywords)
+
+    def _with(self, shapes: tuple[tuple[int, ...], ...], arrays: str) -> Self:
+        """This operator for messages of these shapes."""
+        values = {**self.attribute_values, "shapes": shapes, "arrays": arrays}
+        key = type(self), self.tag, self.element_types, shapes, arrays
+        return cast(Self, self.group.instance(key, lambda: type(self)(**values)))
+
+    def _announced(
+        self, inputs: Arguments, keywords: dict[str, Any]
+    ) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the next message."""
+        pairs = zip(self.inputs, (*inputs, None, None), strict=False)
+        signal, remote = (keywords.get(item.name, value) for item, value in pairs)
+        self.group.require_open(self.name)
+        for item, value in zip(self.inputs, (signal, remote), strict=True):
+            if value is None:
+                refuse(self.name, item.name, "a value", "None")
+        rank = self._checked_remote(signal, remote)
+        with self.group.named(self.name):
+            label = self.group.mail.announced(rank)
+            where = "cuda" if self.placement()[0].runs_kernels else "cpu"
+            names = Label.of(where, self.tag, [Spec((), t) for t in self.element_types])
+            if (label.where, label.tag, label.dtypes) != names[:3]:  # an error, there too
+                self.group.mail.collect(self.name, rank, names._replace(shapes=label.shapes))
+        return label.shapes
+
+    def _checked_remote(self, signal: object, remote: object) -> int:
+        converted(self.name, SIGNAL, signal)
+        rank = cast(int, converted(self.name, REMOTE, remote))
+        self.group.require_rank(self.name, rank)
+        return rank
+
+    def placement(self) -> tuple[Backend, int]:
+        is_numpy = self.arrays == "numpy"
+        backend = backends.BACKENDS[np.ndarray] if is_numpy else backends.cuda_backend()
+        return backend, backend.current_device()

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: MIT
+"""Collectives over NumPy arrays, which travel through the first rank of the sub-group."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...declare.schema import Spec
+from ...dtypes import Dtype, HostArray
+from ...process_group import ProcessGroup
+from ...process_group.exchange import described
+from ...process_group.mail import Label
+from ...process_group.members import GLOBAL, owners
+from ...process_group.wire import Part, as_array, as_bytes
+from ...rules.widening import cast
+
+Arrays = Sequence[HostArray]
+Combine = Callable[
+    [Sequence[Arrays]], Sequence[Arrays]
+]  # from each rank's arrays to what each gets
+
+_quiet = np.errstate(all="ignore")
+
+SMALL = float(np.sqrt(np.finfo(np.float64).tiny))  # a squared norm below it counts as 0
+
+
+def nccl_all_reduce(inputs: Arrays, *, group: ProcessGroup, group_type: int = 0) -> Arrays:
+    """Sums, for every rank."""
+    return _together("NcclAllReduce", group, group_type, inputs, _sums)
+
+
+def nccl_all_gather(inputs: Arrays, *, group: ProcessGroup, group_type: int = 0) -> Arrays:
+    """Each array as its owner has it."""
+
+    def gathered(found: Sequence[Arrays]) -> list[Arrays]:
+        pairs = enumerate(owners("NcclAllGather", [x.size for x in inputs], len(found)))
+        owned = [found[owner][i] for i, owner in pairs]
+        return [owned] * len(found)
+
+    return _together("NcclAllGather", group, group_type, inputs, gathered)
+
+
+def nccl_reduce_scatter(inputs: Arrays, *, group: ProcessGroup, group_type: int = 0) -> Arrays:
+    """Sums for their owners, the others' arrays as they are."""
+
+    def scattered(found: Sequence[Arrays]) -> list[Arrays]:
+        owned = owners("NcclReduceScatter", [x.size for x in inputs], len(found))
+        sums = _sums(found)[0]
+        return [
+            [sums[i] if owner == rank else own[i] for i, owner in enumerate(owned)]
+            for rank, own in enumerate(found)
+        ]
+
+    return _together("NcclReduceScatter", group, group_type, inputs, scattered)
+
+
+def megatron_f(x: HostArray, *, group: ProcessGroup, group_type: int = 0) -> HostArray:  # noqa: ARG001
+    """The identity."""
+    return x
+
+
+def megatron_g(x: HostArray, *, group: ProcessGroup, group_type: int = 0) -> HostArray:
+    """The sum, for every rank."""
+    return _together("MegatronG", group, group_type, [x], _sums)[0]
+
+
+def adasum_all_reduce(inputs: Arrays, *, group: ProcessGroup, reduce_algo: int = 0) -> Arrays:
+    """Pairs of ranks combined, level by level."""
+    level = 1 if reduce_algo < 2 else group.local_size or 1
+
+    def combined(found: Sequence[Arrays]) -> Sequence[Arrays]:
+        step = level
+        while step < len(found):
+            found = [_combined(found[r & ~step], found[r | step]) for r in range(len(found))]
+            step *= 2
+        return found
+
+    name = f"AdasumAllReduce(reduce_algo={reduce_algo})"
+    return _together(name, group, GLOBAL, inputs, combined)
+
+
+def send(
+    signal: bool,  # noqa: ARG001 - looked at already
+    remote: int,
+    data: Arrays,
+    *,
+    group: ProcessGroup,
+    tag: int,
+    element_types: tuple[Dtype, ...],  # noqa: ARG001 - those of the data
+) -> None:
+    """The arrays to another rank, which has received them when this returns."""
+    group.require_open("Send")
+    with group.named("Send"):
+        parts = [as_bytes(x) for x in data]
+        group.mail.post("Send", remote, Label.of("cpu", tag, data), parts)
+
+
+def recv(
+    signal: bool,  # noqa: ARG001 - looked at already
+    remote: int,
+    *,
+    group: ProcessGroup,
+    tag: int,
+    element_types: tuple[Dtype, ...],
+    shapes: tuple[tuple[int, ...], ...] | None = None,
+    arrays: str = "cupy",  # noqa: ARG001 - NumPy's here
+) -> list[Arrays]:
+    """The arrays of another rank."""
+    pairs = zip(shapes or (), element_types, strict=True)
+    expected = [Spec(shape, dtype) for shape, dtype in pairs]
+    group.require_open("Recv")
+    with group.named("Recv"):
+        parts = group.mail.collect("Recv", remote, Label.of("cpu", tag, expected))
+    return [list(map(as_array, parts, expected))]
+
+
+def _together(
+    name: str, group: ProcessGroup, group_type: int, inputs: Arrays, combine: Combine
+) -> Arrays:
+    """What the first rank makes of all ranks' arrays, for this one."""
+
+    def answer(found: list[list[memoryview]]) -> list[Sequence[Part]]:
+        arrays = [list(map(as_array, parts, inputs)) for parts in found]
+        return [list(map(as_bytes, own)) for own in combine(arrays)]
+
+    op = name.partition("(")[0]
+    text = described(f"{name}, group_type {group_type}, on cpu", inputs)
+    parts = [as_bytes(np.ascontiguousarray(x)) for x in inputs]
+    found = group.exchange(op, group.members(op, group_type), text, parts, answer)
+    return [as_array(memoryview(part), x) for part, x in zip(found, inputs, strict=True)]
+
+
+@_quiet
+def _sums(found: Sequence[Arrays]) -> list[Arrays]:
+    """The sums of what the ranks have, computed in float64 or as integers, for each rank."""
+    sums = [functools.reduce(np.add, map(_wide, column)) for column in zip(*found, strict=True)]
+    pairs = zip(sums, found[0], strict=True)
+    return [[_narrow(total, x.dtype) for total, x in pairs]] * len(found)
+
+
+def _wide(x: HostArray) -> HostArray:
+    """In the type that it is added in."""
+    return x if x.dtype.kind in "iu" else x.astype(np.float64)
+
+
+def _narrow(x: HostArray, dtype: Dtype) -> HostArray:
+    return np.asarray(x) if dtype.kind in "iu" else cast(x, dtype)
+
+
+@_quiet
+def _combined(a: Arrays, b: Arrays) -> Arrays:
+    """The adaptive sums of two ranks' arrays, in float64, rounded once."""
+    return [_adaptive_sum(x, y) for x, y in zip(a, b, strict=True)]
+
+
+def _adaptive_sum(x: HostArray, y: HostArray) -> HostArray:
+    a, b = (z.astype(np.float64).ravel() for z in (x, y))
+    dot = float(a @ b)
+    scaled: list[Any] = []
+    for z in (a, b):
+        square = float(z @ z)
+        scaled.append(z if square < SMALL else z * (1 - dot / (2 * square)))
+    return cast((scaled[0] + scaled[1]).reshape(x.shape), x.dtype)

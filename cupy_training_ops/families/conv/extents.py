@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: MIT
+"""What a convolution is: extents, strides, dilations and pads, from shapes and ONNX attributes.
+
+A transposed convolution is described by the ordinary one whose data gradient it is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ...errors import refuse
+
+Shape = tuple[int, ...]
+
+MAX_AXES = 3  # spatial dimensions
+MAX_EXTENT = 2**31 - 1  # of a padded axis, so that kernels count along it in 32 bits
+AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """Y[n, m, o] = sum over c, k of X[n, g C/G + c, o s - p + k d] W[m, c, k], g = m // (M/G).
+
+    o, k, s, p and d have a number for each spatial axis; X is 0 outside. X has shape (N, C, image),
+    Y (N, M, output), W (M, C/G, kernel). What padding at the end of an axis there is follows from
+    the output; elements of X that no output touches are possible too. W has at least one element,
+    the batch and extents of image and output may be 0.
+    """
+
+    batch: int  # N
+    channels: int  # C
+    filters: int  # M
+    group: int  # G, which divides both
+    image: Shape
+    output: Shape
+    kernel: Shape
+    strides: Shape  # at least 1
+    dilations: Shape  # at least 1
+    pads: Shape  # at the beginning of each axis, at least 0
+
+    @property
+    def rank(self) -> int:
+        """The number of spatial axes."""
+        return len(self.image)
+
+    @property
+    def x_shape(self) -> Shape:
+        """Of X."""
+        return (self.batch, self.channels, *self.image)
+
+    @property
+    def y_shape(self) -> Shape:
+        """Of Y."""
+        return (self.batch, self.filters, *self.output)
+
+    @property
+    def w_shape(self) -> Shape:
+        """Of W."""
+        return (self.filters, self.group_channels, *self.kernel)
+
+    @property
+    def group_channels(self) -> int:
+        """Channels of X that a filter reads: C/G."""
+        return self.channels // self.group
+
+    @property
+    def group_filters(self) -> int:
+        """Filters of a group: M/G."""
+        return self.filters // self.group
+
+    def padded_to(self, rank: int) -> Convolution:
+        """The same with more spatial axes in front, of extent 1."""
+        ones = (1,) * (rank - self.rank)
+        return Convolution(
+            self.batch,
+            self.channels,
+            self.filters,
+            self.group,
+            image=ones + self.image,
+            output=ones + self.output,
+            kernel=ones + self.kernel,
+            strides=ones + self.strides,
+            dilations=ones + self.dilations,
+            pads=(0,) * len(ones) + self.pads,
+        )
+
+
+@dataclass(frozen=True)
+class Attributes:
+    """The attributes of an operator; None where ONNX has a default for each axis.
+
+    Strides and dilations are at least 1, pads and output_padding at least 0.
+    """
+
+    op: str
+    group: int = 1
+    kernel_shape: Shape | None = None
+    strides: Shape | None = None
+    dilations: Shape | None = None
+    pads: Shape | None = None  # at the beginning of all axes, then at the end
+    auto_pad: str = "NOTSET"
+    output_padding: Shape | None = None
+    output_shape: Shape | None = None
+
+    def convolution(self, x: Shape, w: Shape) -> Convolution:
+        """That of X (N, C, I...) and W (M, C / group, K...)."""
+        self._check_shapes(x, w)
+        filters, channels = w[0], w[1] * self.group
+        if filters % self.group:
+            refuse(self.op, "W", f"filters in {self.group} equal groups", f"shape {w}")
+        if x[1] != channels:
+            refuse(self.op, "X", f"{channels} channels, as W and group say", f"shape {x}")
+        axes = self._axes(w[2:])
+        fitted = [axis.of_image(n) for axis, n in zip(axes, x[2:], strict=True)]
+        self._check_fit(x, axes, [n for n, _ in fitted])
+        output, pads = zip(*fitted, strict=True)
+        return self._made(x[0], channels, filters, (x[2:], output), axes, pads)
+
+    def transposed(self, x: Shape, w: Shape) -> Convolution:
+        """The one whose data gradient is the transposed convolution of X (N, C, I...) and
+        W (C, M / group, K...): X takes the place of its Y, W stays."""
+        self._check_shapes(x, w)
+        if w[0] % self.group:
+            refuse(self.op, "W", f"channels in {self.group} equal groups", f"shape {w}")
+        if x[1] != w[0]:
+            refuse(self.op, "X", f"{w[0]} channels, as W", f"shape {x}")
+        axes = self._axes(w[2:])
+        extra = self._of_axes("output_padding", self.output_padding, len(axes), 0)
+        self._check_extra(axes, extra)
+        wanted: tuple[int | None, ...] = (None,) * len(axes)
+        if self.output_shape is not None:
+            wanted = self._of_axes("output_shape", self.output_shape, len(axes), 0)
+        each = zip(axes, x[2:], extra, wanted, strict=True)
+        fitted = [axis.of_output(n, more, image) for axis, n, more, image in each]
+        self._check_fit(x, axes, [n for n, _ in fitted])
+        found, pads = zip(*fitted, strict=True)
+        return self._made(x[0], w[1] * self.group, w[0], (found, x[2:]), axes, pads)
+
+    def _check_shapes(self, x: Shape, w: Shape) -> None:
+        if not 1 <= len(x) - 2 <= MAX_AXES:
+            expected = f"batch, channels and 1 to {MAX_AXES} spatial dimensions"
+            refuse(self.op, "X", expected, f"shape {x}")
+        if len(w) != len(x):
+            refuse(self.op, "W", f"rank {len(x)}, as X", f"shape {w}")
+        if math.prod(w) == 0:
+            refuse(self.op, "W", "extents of at least 1", f"shape {w}")
+        if self.kernel_shape not in (None, w[2:]):
+            refuse(self.op, "kernel_shape", f"{w[2:]}, as W", f"{self.kernel_shape}")
+
+    def _axes(self, kernel: Shape) -> list[_Axis]:
+        """What is known of each axis before its extents."""
+        n = len(kernel)
+        strides = self._of_axes("strides", self.strides, n, 1)
+        dilations = self._of_axes("dilations", self.dilations, n, 1)
+        pads = self._of_axes("pads", self.pads, 2 * n, 0)
+        if self.auto_pad != "NOTSET" and any(pads):
+            refuse(self.op, "pads", f"none beside auto_pad {self.auto_pad}", f"{pads}")
+        each = zip(kernel, strides, dilations, pads[:n], pads[n:], strict=True)
+        return [_Axis(self.auto_pad, *numbers) for numbers in each]
+
+    def _of_axes(self, name: str, given: Shape | None, n: int, default: int) -> Shape:
+        if given is not None and len(given) != n:
+            refuse(self.op, name, f"{n} integer{'s' if n > 1 else ''}", f"{given}")
+        return (default,) * n if given is None else given
+
+    def _check_extra(self, axes: list[_Axis], extra: Shape) -> None:
+        if any(n >= max(axis.stride, axis.dilation) for axis, n in zip(axes, extra, strict=True)):
+            expected = "less than stride or dilation along each axis"
+            refuse(self.op, "output_padding", expected, f"{extra}")
+
+    def _check_fit(self, x: Shape, axes: list[_Axis], extents: list[int]) -> None:
+        """Of a kernel that is larger than the padded input nothing comes."""
+        if min(extents) < 0:
+            reach = tuple(axis.reach for axis in axes)
+            expected = f"pads and extents that a kernel over {reach} elements fits into"
+            refuse(self.op, "X", expected, f"shape {x}, pads {self.pads}")
+
+    def _check_reach(self, found: Convolution) -> None:
+        """No place along an axis is too far away."""
+        axes = (found.image, found.output, found.kernel, found.strides, found.dilations, found.pads)
+        for image, output, kernel, stride, dilation, pad in zip(*axes, strict=True):
+            end = max(image + pad, output * stride) + (kernel - 1) * dilation
+            if end > MAX_EXTENT:
+                refuse(self.op, "X", "fewer than 2^31 elements along each padded axis", f"{end}")
+
+    def _made(
+        self,
+        batch: int,
+        channels: int,
+        filters: int,
+        extents: tuple[Shape, Shape],
+        axes: list[_Axis],
+        pads: Shape,
+    ) -> Convolution:
+        found = Convolution(
+            batch,
+            channels,
+            filters,
+            self.group,
+            *extents,
+            kernel=tuple(axis.kernel for axis in axes),
+            strides=tuple(axis.stride for axis in axes),
+            dilations=tuple(axis.dilation for axis in axes),
+            pads=pads,
+        )
+        self._check_reach(found)
+        return found
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """One spatial axis before its extents are known."""
+
+    auto_pad: str
+    kernel: int
+    stride: int
+    dilation: int
+    begin: int  # explicit pads
+    end: int
+
+    @property
+    def reach(self) -> int:
+        """Elements from the first that a kernel touches to the last."""
+        return (self.kernel - 1) * self.dilation + 1
+
+    def of_image(self, image: int) -> tuple[int, int]:
+        """The extent of the output, negative where there is none, and the pad before the image."""
+        if self.auto_pad.startswith("SAME"):
+            output = -(-image // self.stride)
+            missing = max(0, (output - 1) * self.stride + self.reach - image)
+            return output, self._first_part(missing)
+        room = image + self.begin + self.end - self.reach
+        return (room // self.stride + 1 if room >= 0 else -1), self.begin
+
+    def of_output(self, output: int, extra: int, image: int | None) -> tuple[int, int]:
+        """The extent of the image, negative where there is none, and the pad before it."""
+        whole = self.stride * (output - 1) + self.reach + extra
+        if image is None and self.auto_pad.startswith("SAME"):
+            image = output * self.stride
+        if image is None:
+            return whole - self.begin - self.end, self.begin
+        return image, self._first_part(max(0, whole - image))
+
+    def _first_part(self, pads: int) -> int:
+        """Of pads that are found, what is at the beginning: the smaller half for SAME_UPPER alone,
+        also where an output_shape is given without auto_pad."""
+        return pads // 2 if self.auto_pad == "SAME_UPPER" else pads - pads // 2

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: MIT
+"""Convolutions along one to three axes, transposed ones, and the gradients of both.
+
+Sums are kept in float32 (float64 for float64), in an order that follows from shapes, alignment and
+the GPU, and are rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import reduce
+from typing import ClassVar
+
+from ...declare.schema import (
+    Attribute,
+    Input,
+    Output,
+    Shape,
+    Spec,
+    boolean,
+    integer,
+    integers,
+    one_of,
+    optional,
+)
+from ...declare.type_rows import Types
+from ...dtypes import FLOATS
+from ...errors import ArgumentError, refuse, shown
+from ...frame.op import Op
+from ...plan import Device, Plan
+from .extents import AUTO_PADS, Attributes, Convolution
+from .plan import bias_gradient, data_gradient, forward, weight_gradient
+
+MAX_STEP = 2**31  # so that places in padded arrays fit 64 bits
+
+
+def steps(value: object) -> Shape:
+    """Integers of at least 1."""
+    return _bounded(integers(value), 1)
+
+
+def margins(value: object) -> Shape:
+    """Integers of at least 0."""
+    return _bounded(integers(value), 0)
+
+
+def groups(value: object) -> int:
+    """An integer of at least 1."""
+    return _bounded((integer(value),), 1)[0]
+
+
+def _bounded(found: Shape, least: int) -> Shape:
+    if not all(least <= n < MAX_STEP for n in found):
+        raise ArgumentError(f"expected at least {least} and less than 2^31, got {shown(found)}")
+    return found
+
+
+AUTO_PAD = Attribute(
+    "auto_pad",
+    one_of(*AUTO_PADS),
+    "NOTSET",
+    doc="NOTSET takes pads, VALID none; SAME_UPPER has the odd one at the end, SAME_LOWER before",
+)
+DILATIONS = Attribute("dilations", optional(steps), None, doc="for each axis; None: 1")
+GROUP = Attribute("group", groups, 1, doc="parts of the channels that have filters of their own")
+KERNEL_SHAPE = Attribute("kernel_shape", optional(steps), None, doc="has to be W's")
+PADS = Attribute(
+    "pads", optional(margins), None, doc="at the beginning of all axes, then at the end; None: 0"
+)
+STRIDES = Attribute("strides", optional(steps), None, doc="for each axis; None: 1")
+ALLOW_TF32 = Attribute(
+    "allow_tf32",
+    boolean,
+    False,
+    doc="float32 may be multiplied with 11 bits of each factor, on tensor cores",
+)
+ORDINARY = (AUTO_PAD, DILATIONS, GROUP, KERNEL_SHAPE, PADS, STRIDES, ALLOW_TF32)
+TRANSPOSED = (
+    AUTO_PAD,
+    DILATIONS,
+    GROUP,
+    KERNEL_SHAPE,
+    Attribute(
+        "output_padding", optional(margins), None, doc="more elements at the end; None: none"
+    ),
+    Attribute("output_shape", optional(margins), None, doc="extents of Y, from which pads follow"),
+    PADS,
+    STRIDES,
+    ALLOW_TF32,
+)
+
+X = Input("X", "T", shape="shape (N, C, ...)", doc="one to three dimensions behind C")
+W = Input("W", "T", shape="shape (M, C / group, ...)")
+TRANSPOSED_W = Input("W", "T", shape="shape (C, M / group, ...)")
+B = Input("B", "T", optional=True, shape="shape (M,)")
+Y = Output("Y", "T", shape="shape (N, M, ...)")
+DY = Input("dY", "T", shape="shape (N, M, ...)", doc="the extents of Y")
+GRADIENTS = (
+    Output("dX", "T", shape="shape of X"),
+    Output("dW", "T", shape="shape of W"),
+    Output("dB", "T", shape="shape (M,)", doc="the sum of dY"),
+)
+
+
+class _Convolution(Op):
+    """What all share: attributes, and shapes that follow from them."""
+
+    types: ClassVar[Types] = {"T": FLOATS}
+    is_transposed: ClassVar[bool] = False
+    group: int
+    kernel_shape: Shape | None
+    strides: Shape | None
+    dilations: Shape | None
+    pads: Shape | None
+    auto_pad: str
+    output_padding: Shape | None = None
+    output_shape: Shape | None = None
+    allow_tf32: bool
+
+    def convolution(self, x: Spec, w: Spec) -> Convolution:
+        """The ordinary one that belongs to X and W."""
+        given = Attributes(
+            self.name,
+            self.group,
+            self.kernel_shape,
+            self.strides,
+            self.dilations,
+            self.pads,
+            self.auto_pad,
+            self.output_padding,
+            self.output_shape,
+        )
+        derive = given.transposed if self.is_transposed else given.convolution
+        return derive(x.shape, w.shape)
+
+    def result(self, convolution: Convolution) -> Shape:
+        """The shape of this operator's Y."""
+        return convolution.x_shape if self.is_transposed else convolution.y_shape
+
+
+class _Forward(_Convolution):
+    domain = "ai.onnx"
+    since = 11
+    outputs = (Y,)
+
+    def infer(self, x: Spec, w: Spec, b: Spec | None) -> tuple[Spec]:
+        shape = self.result(self.convolution(x, w))
+        if b is not None and b.shape != shape[1:2]:
+            refuse(self.name, "B", f"shape {shape[1:2]}", f"shape {b.shape}")
+        return (Spec(shape, x.dtype),)
+
+    def plan(self, device: Device, x: Spec, w: Spec, b: Spec | None, y: Spec) -> Plan:
+        made = data_gradient if self.is_transposed else forward
+        return made(device, self.convolution(x, w), x, w, b, y, tf32=self.allow_tf32)
+
+
+class Conv(_Forward):
+    """Convolution: Y[n, m, o] = B[m] + sum over c, k of X[n, c, o s - p + k d] W[m, c, k].
+
+    o, k, stride s, pad p and dilation d have a number for each axis; X is 0 beside its elements.
+    A filter m reads the C / group channels of its group m // (M / group), which W counts from 0. A
+    kernel that reaches beyond the padded X is refused. Zeros beside X are multiplied too, so that
+    what is infinite in W can make NaN there.
+
+    Source: ONNX Conv-22.
+    """
+
+    inputs = (X, W, B)
+    attributes = ORDINARY
+
+
+class ConvTranspose(_Forward):
+    """Transposed convolution: Y[n, m, i s - p + k d] = B[m] + sum of X[n, c, i] W[c, m, k].
+
+    The sum is over all c of m's group, i and k that meet there: the gradient of Conv, with X as dY.
+    Along an axis Y has s (I - 1) + d (K - 1) + 1 + output_padding elements, less the pads; with
+    SAME_UPPER and SAME_LOWER I s. Then, and where output_shape says how many, pads follow: they are
+    halves, an odd one more at the end for SAME_UPPER, else at the beginning. Elements that nothing
+    reaches are B.
+
+    Source: ONNX ConvTranspose-22.
+    """
+
+    is_transposed = True
+    inputs = (X, TRANSPOSED_W, B)
+    attributes = TRANSPOSED
+
+
+class _Gradient(_Convolution):
+    outputs = GRADIENTS
+
+    def infer(self, dy: Spec, x: Spec, w: Spec) -> tuple[Spec, ...]:
+        shape = self.result(self.convolution(x, w))
+        if dy.shape != shape:
+            refuse(self.name, "dY", f"shape {shape}, that of Y", f"shape {dy.shape}")
+        return Spec(x.shape, x.dtype), Spec(w.shape, x.dtype), Spec(shape[1:2], x.dtype)
+
+    def plan(
+        self,
+        device: Device,
+        dy: Spec,
+        x: Spec,
+        w: Spec,
+        dx: Spec | None,
+        dw: Spec | None,
+        db: Spec | None,
+    ) -> Plan:
+        return reduce(Plan.then, self._plans(device, (dy, x, w), (dx, dw, db)))
+
+    def _plans(
+        self, device: Device, given: tuple[Spec, ...], wanted: tuple[Spec | None, ...]
+    ) -> Iterator[Plan]:
+        """One for each gradient. A transposed convolution's X is the other's Y."""
+        (dy, x, w), (dx, dw, db) = given, wanted
+        convolution, tf32 = self.convolution(x, w), self.allow_tf32
+        if dx is not None:
+            made = forward if self.is_transposed else data_gradient
+            yield made(device, convolution, dy, w, None, dx, tf32=tf32)
+        if self.is_transposed:
+            yield weight_gradient(device, convolution, dy, x, dw, tf32=tf32)
+            if db is not None:
+                yield bias_gradient(device, dy, db)
+        else:
+            yield weight_gradient(device, convolution, x, dy, dw, db, tf32=tf32)
+
+
+class ConvGrad(_Gradient):
+    """Gradient of Conv: dX[n, c, o s - p + k d] = sum over m, k, o of dY[n, m, o] W[m, c, k].
+
+    dW[m, c, k] = sum over n, o of dY[n, m, o] X[n, c, o s - p + k d]; dB[m] = sum over n, o of dY.
+    Names are as in Conv; m runs over the filters of c's group. Pads may differ at both ends, and
+    auto_pad counts. What no output reads has a gradient of 0; of an empty batch dW and dB are 0.
+
+    Memory: a workspace of at most 64 MiB, for parts of dW and dB.
+
+    Source: ONNX Conv-22, gradient; ONNX Runtime,
+    orttraining/orttraining/training_ops/cuda/nn/conv_grad.cc.
+    """
+
+    inputs = (DY, X, W)
+    attributes = ORDINARY
+
+
+class ConvTransposeGrad(_Gradient):
+    """Gradient of ConvTranspose: dX[n, c, i] = sum over m, k of dY[n, m, i s - p + k d] W[c, m, k].
+
+    dW[c, m, k] = sum over n, i of X[n, c, i] dY[n, m, i s - p + k d]; dB[m] = sum over n, o of dY.
+    dY is 0 beside its elements, m runs over the channels of c's group, and pads follow as in
+    ConvTranspose.
+
+    Memory: a workspace of at most 64 MiB, for parts of dW and dB.
+
+    Source: ONNX ConvTranspose-22, gradient; ONNX Runtime,
+    orttraining/orttraining/training_ops/cuda/nn/conv_transpose_grad.cc.
+    """
+
+    is_transposed = True
+    inputs = (DY, X, TRANSPOSED_W)
+    attributes = TRANSPOSED
+
+
+OPS = {
+    "Conv": Conv,
+    "ConvGrad": ConvGrad,
+    "ConvTranspose": ConvTranspose,
+    "ConvTransposeGrad": ConvTransposeGrad,
+}

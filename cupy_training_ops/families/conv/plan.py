@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: MIT
+"""Launches of convolutions and their gradients; see cuda_src/conv.
+
+Four plans, which `Plan.then` joins. The arrays are those of the ordinary convolution X -> Y: of a
+transposed one X and Y change places. An array is of one type, the same in a call; a bias too.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ...declare.schema import Spec
+from ...plan import Config, Device, LaunchError, Plan, ScratchMemory, by_value, ceil_div
+from ...planning.fast_division import divisor
+from ...rules.widening import computed_in
+from .extents import Convolution, Shape
+from .plan_launches import axes, launch, taps, total
+from .plan_variants import (
+    AXES,
+    BLOCKS,
+    COLUMNS,
+    MAX_DEPTHWISE_FILTERS,
+    MAX_OFFSET,
+    THREADS,
+    Variant,
+    image_has_lines,
+    image_variant,
+    residues,
+    small_variant,
+    spread,
+    stages,
+    weight_variant,
+)
+from .plan_weight import SUMS_NBYTES, summed_weight
+
+PACKED_NBYTES = 16 * 1024**2  # of W in tiles, at a time
+BIAS_ITEMSIZE = 2  # of types for which W's kernels sum the gradient of a bias too
+DEPTHWISE_STRIP = 4  # neighbouring positions of a thread
+DEPTHWISE_TAPS = 3  # along each of two axes, that a block sums at a time
+MAX_POSITION = 2**31 - 1
+
+
+def forward(
+    device: Device,
+    convolution: Convolution,
+    x: Spec,
+    w: Spec,
+    bias: Spec | None,
+    y: Spec,
+    *,
+    tf32: bool = False,
+) -> Plan:
+    """Y from X and W, with a bias for each filter."""
+    return _written(device, convolution, (x, w, bias, y), tf32=tf32, is_gradient=False)
+
+
+def data_gradient(
+    device: Device,
+    convolution: Convolution,
+    y: Spec,
+    w: Spec,
+    bias: Spec | None,
+    x: Spec,
+    *,
+    tf32: bool = False,
+) -> Plan:
+    """X from Y and W, with a bias for each channel; what no element of Y reaches is the bias."""
+    return _written(device, convolution, (y, w, bias, x), tf32=tf32, is_gradient=True)
+
+
+def weight_gradient(
+    device: Device,
+    convolution: Convolution,
+    x: Spec,
+    y: Spec,
+    w: Spec | None,
+    bias: Spec | None = None,
+    *,
+    tf32: bool = False,
+) -> Plan:
+    """What is wanted of W, from X and Y, and a bias of Y; zeros where there is nothing to sum."""
+    conv = _checked(convolution)
+    of_w = math.prod(conv.w_shape) * computed_in(y.dtype).itemsize
+    is_depthwise = _is_depthwise(conv) and of_w <= SUMS_NBYTES
+    if y.dtype.itemsize == BIAS_ITEMSIZE and not is_depthwise:
+        variant = weight_variant(device, conv, y.dtype, tf32)
+        return summed_weight(device, conv, variant, (x, y, w, bias))
+    plan = Plan() if bias is None else bias_gradient(device, y, bias)
+    if w is None:
+        return plan
+    if is_depthwise:
+        return _depthwise_weight(device, conv, x, y, w).then(plan)
+    variant = weight_variant(device, conv, y.dtype, tf32)
+    return summed_weight(device, conv, variant, (x, y, w, None)).then(plan)
+
+
+def bias_gradient(device: Device, y: Spec, bias: Spec) -> Plan:
+    """The sum of each channel of an array (N, channels, ...)."""
+    batch, channels, plane = y.shape[0], y.shape[1], math.prod(y.shape[2:])
+    wanted = ceil_div(BLOCKS * device.multiprocessors * 4, channels)
+    parts = min(wanted, ceil_div(batch, THREADS // 32)) if plane else 0
+    scratch = ScratchMemory()
+    sums = scratch.take(parts * channels, computed_in(y.dtype)) if parts else None
+    steps = [total(device, y.dtype, sums, bias, parts)]
+    if parts:
+        args = (y, sums, batch, channels, parts, divisor(plane))
+        config = Config((parts * channels,), (THREADS,))
+        steps.insert(0, launch("channel_sums", config, args, small_variant(device, y.dtype).slots))
+    return scratch.plan(*steps)
+
+
+Arrays = tuple[Spec, Spec, Spec | None, Spec]  # read, W, bias, written
+
+
+def _written(
+    device: Device, convolution: Convolution, arrays: Arrays, *, tf32: bool, is_gradient: bool
+) -> Plan:
+    """A convolution or its data gradient."""
+    conv, written = _checked(convolution), arrays[-1]
+    if not written.size:
+        return Plan()
+    if _is_depthwise(conv):
+        return _depthwise(device, conv, arrays, is_gradient=is_gradient)
+    walked = spread(conv) if is_gradient and arrays[2] is None else conv
+    variant = image_variant(device, walked, written.dtype, tf32, is_gradient=is_gradient)
+    return _image(device, walked, variant, arrays, is_gradient=is_gradient, of=conv)
+
+
+# ---- matrix products -----------------------------------------------------------------------------
+
+
+def _image(
+    device: Device,
+    conv: Convolution,
+    variant: Variant,
+    arrays: Arrays,
+    *,
+    is_gradient: bool,
+    of: Convolution,
+) -> Plan:
+    """A convolution or its data gradient, of so many tiles of rows at a time as W is packed of.
+
+    Where `conv` is spread, it is so from `of`.
+    """
+    read, w, bias, written = arrays
+    extents, read_extents = conv.output, conv.image
+    rows, depth = conv.group_filters, conv.group_channels
+    if is_gradient:
+        extents, read_extents, rows, depth = read_extents, extents, depth, rows
+    of_axes = residues(conv) if is_gradient else (1,) * AXES
+    column_tiles = _column_tiles(conv, extents, of_axes)
+    row_tiles, parts = ceil_div(rows, variant.rows), ceil_div(depth, variant.depth)
+    packed_size = math.prod(conv.kernel) * parts * variant.depth * variant.rows
+    at_once = max(1, PACKED_NBYTES // (packed_size * w.dtype.itemsize))
+    tiles = conv.group * row_tiles
+    scratch, steps = ScratchMemory(), []
+    packed = scratch.take(min(tiles, at_once) * packed_size, w.dtype)
+    for first in range(0, tiles, at_once):
+        count = min(at_once, tiles - first)
+        layout = by_value(
+            written=axes(extents),
+            read=axes(read_extents),
+            **taps(conv),
+            residues=axes(of_axes),
+            tap_steps=axes(_tap_steps(conv) if is_gradient else of_axes),
+            batch=np.int32(conv.batch),
+            groups=np.int32(conv.group),
+            rows=np.int32(rows),
+            depth=np.int32(depth),
+            parts=np.int32(parts),
+            row_tiles=np.int32(row_tiles),
+            first_tile=np.int32(first),
+            tiles=np.int32(count),
+            **_spread_fields(of, conv),
+            is_gradient=np.bool_(is_gradient),
+        )
+        packs = Config((count * math.prod(conv.kernel) * parts,), (THREADS,))
+        steps.append(launch("pack", packs, (w, packed, layout), variant.slots))
+        blocks = count * column_tiles * math.prod(of_axes)
+        given = (read, packed, bias, written)
+        if image_has_lines(conv, read, written):
+            n = stages(device)
+            config = Config((blocks,), (THREADS,), variant.stages_nbytes(n, weight=False))
+            steps.append(launch("image_lines", config, (*given, n, layout), variant.slots))
+        else:
+            config = Config((blocks,), (THREADS,))
+            steps.append(launch("image", config, (*given, column_tiles, layout), variant.slots))
+    return scratch.plan(*steps)
+
+
+def _spread_fields(conv: Convolution, found: Convolution) -> dict[str, object]:
+    """Fields of a layout that say how `found` is spread."""
+    steps = (1,) * AXES if found is conv else conv.strides
+    skipped = (0,) * AXES
+    if found is not conv:
+        each = zip(steps, conv.pads, found.pads, strict=True)
+        skipped = tuple(step * pad - p for step, p, pad in each)
+    return {
+        "of_channel": np.int32(math.prod(steps)),
+        "spread": axes(steps),
+        "w_kernel": axes(conv.kernel),
+        "skipped": axes(skipped),
+    }
+
+
+def _column_tiles(conv: Convolution, extents: Shape, of_axes: Shape) -> int:
+    """Of the first residue, which has the most positions."""
+    positions = (ceil_div(n, residues) for n, residues in zip(extents, of_axes, strict=True))
+    return ceil_div(conv.batch * math.prod(positions), COLUMNS)
+
+
+# ---- groups of one channel -----------------------------------------------------------------------
+
+
+def _is_depthwise(conv: Convolution) -> bool:
+    is_single = conv.group_channels == 1 and conv.group_filters <= MAX_DEPTHWISE_FILTERS
+    return is_single and max(math.prod(conv.image), math.prod(conv.output)) <= MAX_OFFSET
+
+
+def _depthwise(device: Device, conv: Convolution, arrays: Arrays, *, is_gradient: bool) -> Plan:
+    kernel, written = "depthwise", conv.output
+    if is_gradient:
+        kernel, written = "depthwise_gradient", conv.image
+    channels = math.prod(arrays[-1].shape[:2])
+    config = Config((ceil_div(channels * math.prod(_strips(written)), THREADS),), (THREADS,))
+    args = (*arrays, _depthwise_layout(conv, written, (arrays[0], arrays[-1])))
+    slots = small_variant(device, arrays[0].dtype).slots
+    return Plan((launch(kernel, config, args, slots),))
+
+
+def _depthwise_weight(device: Device, conv: Convolution, x: Spec, y: Spec, w: Spec) -> Plan:
+    """Sums of every so many images, then their sum."""
+    tiles = math.prod(ceil_div(k, DEPTHWISE_TAPS) for k in conv.kernel[1:]) * conv.kernel[0]
+    wanted = ceil_div(BLOCKS * device.multiprocessors * 4, tiles * conv.filters)
+    parts = min(wanted, conv.batch) if math.prod(conv.output) else 0
+    scratch = ScratchMemory()
+    sums = scratch.take(parts * w.size, computed_in(w.dtype)) if parts else None
+    steps = [total(device, w.dtype, sums, w, parts)]
+    if parts:
+        config = Config((parts * tiles * conv.filters,), (THREADS,))
+        args = (x, y, sums, parts, _depthwise_layout(conv, conv.output, (x, y)))
+        steps.insert(
+            0, launch("depthwise_weight", config, args, small_variant(device, w.dtype).slots)
+        )
+    return scratch.plan(*steps)
+
+
+def _depthwise_layout(conv: Convolution, walked: Shape, arrays: tuple[Spec, Spec]) -> np.void:
+    """Strips are those of the positions that threads walk through."""
+    strips = _strips(walked)
+    return by_value(
+        image=axes(conv.image),
+        output=axes(conv.output),
+        **taps(conv),
+        batch=np.int32(conv.batch),
+        groups=np.int32(conv.group),
+        filters=np.int32(conv.group_filters),
+        strips=divisor(max(1, strips[2])),
+        lines=divisor(max(1, strips[1])),
+        of_plane=divisor(max(1, math.prod(strips))),
+        in_vectors=np.bool_(_in_vectors(conv, arrays)),
+    )
+
+
+def _in_vectors(conv: Convolution, arrays: tuple[Spec, Spec]) -> bool:
+    """Whether 3 x 3 taps read a position and its neighbours, and strips are vectors."""
+    around = ((1, 3, 3), (1, 1, 1), (0, 1, 1))
+    same = conv.image == conv.output and conv.image[0] == 1
+    has_neighbours = same and (conv.kernel, conv.strides, conv.pads) == around
+    is_dense = conv.dilations[1:] == (1, 1) and conv.image[2] % DEPTHWISE_STRIP == 0
+    return has_neighbours and is_dense and all(array.aligned for array in arrays)
+
+
+def _strips(extents: Shape) -> Shape:
+    """Of a channel, along each axis."""
+    return (*extents[:2], ceil_div(extents[2], DEPTHWISE_STRIP))
+
+
+# ---- what they share -----------------------------------------------------------------------------
+
+
+def _checked(convolution: Convolution) -> Convolution:
+    """Three axes, along which positions and what they read have 32 bits."""
+    conv = convolution.padded_to(AXES)
+    axes = zip(
+        conv.image, conv.output, conv.kernel, conv.strides, conv.dilations, conv.pads, strict=True
+    )
+    for image, output, kernel, stride, dilation, pad in axes:
+        reach = (kernel - 1) * dilation
+        if max(image + pad, output * stride) + reach > MAX_POSITION:
+            raise LaunchError(f"extents {convolution.image} with pads {convolution.pads}")
+    return conv
+
+
+def _tap_steps(conv: Convolution) -> Shape:
+    """Taps of the kernel from one that a residue of the stride has to its next."""
+    pairs = zip(conv.strides, conv.dilations, strict=True)
+    return tuple(stride // math.gcd(stride, dilation) for stride, dilation in pairs)

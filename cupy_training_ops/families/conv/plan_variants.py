@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: MIT
+"""Which tiles a convolution is computed in; see cuda_src/conv/tile.cuh."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from ...declare.schema import Spec
+from ...dtypes import FLOAT32, FLOAT64, Dtype
+from ...frame.op import slots
+from ...plan import VEC_NBYTES, Device, align_up, ceil_div
+from .extents import Convolution, Shape
+
+AXES = 3  # that kernels have
+TENSOR_CORES = (8, 0)  # from this compute capability on they are used
+THREADS = 256
+COLUMNS = 128  # of a tile
+BLOCKS = 2  # of a multiprocessor
+PART_NBYTES = 64  # of a row of a tile, of which the sum is
+MANY_STAGES_NBYTES = 160 * 1024  # of shared memory of a block
+LINE_ELEMENTS = 4  # of 2 bytes, of which lines have multiples where vectors of them are copied
+SPREAD_ROWS = 32  # of a tile, into which the residues of all channels have to fit
+MAX_DEPTHWISE_FILTERS = 4  # of a group of one channel, beyond which a matrix product is better
+MAX_OFFSET = 2**31 - 1  # of an element in what a group has of one image
+
+# Time of a block with so many rows, all else alike.
+COST = {128: 1.0, 64: 0.58, 32: 0.4}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What the kernels are compiled for."""
+
+    dtype: Dtype
+    rows: int
+    tf32: bool = False
+    wide: bool = False  # offsets of 64 bits
+
+    @property
+    def slots(self) -> dict[str, str]:
+        """The slots of cuda_src/conv/conv.cu."""
+        return {
+            **slots(T=self.dtype),
+            "ROWS": str(self.rows),
+            "TF32": str(int(self.tf32)),
+            "OFFSET": "i64" if self.wide else "u32",
+        }
+
+    @property
+    def depth(self) -> int:
+        """Elements of a sum that are in shared memory at a time."""
+        return PART_NBYTES // self.dtype.itemsize
+
+    def stages_nbytes(self, stages: int, *, weight: bool) -> int:
+        """Of so many parts of A and B in shared memory, where they are copied in vectors."""
+        by_k = self.depth * (self.rows + COLUMNS + 2 * VEC_NBYTES // self.dtype.itemsize)
+        a = self.rows * (self.depth + VEC_NBYTES // self.dtype.itemsize)
+        b = COLUMNS * (self.depth + VEC_NBYTES // self.dtype.itemsize)
+        return stages * (a + b if weight else by_k) * self.dtype.itemsize
+
+    def padded(self, channels: int) -> int:
+        """To a multiple of those that are stored together."""
+        return align_up(channels, VEC_NBYTES // self.dtype.itemsize)
+
+
+def image_variant(
+    device: Device, conv: Convolution, dtype: Dtype, tf32: bool, *, is_gradient: bool
+) -> Variant:
+    """Of a convolution or its data gradient: the rows with which all blocks take least time."""
+    rows, depth = conv.group_filters, conv.group_channels
+    written, read = conv.output, conv.image
+    n_residues = 1
+    if is_gradient:
+        rows, depth, written, read = depth, rows, read, written
+        n_residues = math.prod(residues(conv))
+    if depth * math.prod(read) > MAX_OFFSET:
+        return Variant(dtype, min(64, choices(device, dtype)[0]), wide=True)
+    positions = conv.batch * ceil_div(math.prod(written), n_residues)
+    blocks = conv.group * n_residues * ceil_div(positions, COLUMNS)
+
+    def cost(of_tile: int) -> float:
+        waves = ceil_div(blocks * ceil_div(rows, of_tile), BLOCKS * device.multiprocessors)
+        return waves * COST[of_tile]
+
+    return Variant(dtype, min(choices(device, dtype), key=cost), _rounds(device, dtype, tf32))
+
+
+def weight_variant(device: Device, conv: Convolution, dtype: Dtype, tf32: bool) -> Variant:
+    """Of the gradient of the weights, whose sum makes up for few tiles."""
+    x = conv.group_channels * math.prod(conv.image)
+    y = conv.group_filters * math.prod(conv.output)
+    if max(x, y) > MAX_OFFSET:
+        return Variant(dtype, min(64, choices(device, dtype)[0]), wide=True)
+
+    def cost(of_tile: int) -> float:
+        return ceil_div(conv.group_filters, of_tile) * COST[of_tile]
+
+    return Variant(dtype, min(choices(device, dtype), key=cost), _rounds(device, dtype, tf32))
+
+
+def image_has_lines(conv: Convolution, read: Spec, written: Spec) -> bool:
+    """Whether vectors of lines are copied as they lie."""
+    return _is_single(conv) and _has_vectors(read) and written.aligned
+
+
+def lines_of_weight(conv: Convolution, x: Spec, y: Spec) -> str:
+    """The same of Y, or of X and Y."""
+    if not _has_vectors(y):
+        return ""
+    return "_lines" if _is_single(conv) and x.aligned else "_y_lines"
+
+
+def _has_vectors(array: Spec) -> bool:
+    plane = math.prod(array.shape[2:])
+    return array.dtype.itemsize == 2 and array.aligned and plane % LINE_ELEMENTS == 0
+
+
+def _is_single(conv: Convolution) -> bool:
+    """Whether each position reads the one that it is."""
+    is_single = math.prod(conv.kernel) == math.prod(conv.strides) == 1 and not any(conv.pads)
+    return is_single and conv.image == conv.output
+
+
+def stages(device: Device) -> int:
+    """Parts of a sum over lines in shared memory; many where two blocks have room for them."""
+    return 4 if device.max_shared_nbytes >= MANY_STAGES_NBYTES else 2
+
+
+def choices(device: Device, dtype: Dtype) -> list[int]:
+    """Rows of tiles, those first that are taken where others cost as much; with others, kernels
+    would need more registers than there are."""
+    if dtype == FLOAT64:
+        return [32]
+    is_measured = TENSOR_CORES <= device.capability < (12, 0)
+    if dtype.itemsize == 2:
+        return [128, 64, 32] if is_measured else [64]
+    return [128, 64, 32] if device.capability < (12, 0) else [64, 32]
+
+
+def small_variant(device: Device, dtype: Dtype) -> Variant:
+    """What kernels are compiled with that have no tiles."""
+    return Variant(dtype, choices(device, dtype)[-1])
+
+
+def _rounds(device: Device, dtype: Dtype, tf32: bool) -> bool:
+    """Whether floats are rounded for tensor cores."""
+    return tf32 and dtype == FLOAT32 and device.capability >= TENSOR_CORES
+
+
+def parts_of_sum(device: Device, tiles: int, positions: int, most: int) -> int:
+    """Parts of the sum over positions with which all blocks, and adding parts up, take least time.
+
+    The time of a tile's sum is 1; each part of it costs about as much as `tiles` of its positions.
+    """
+    n_blocks = BLOCKS * device.multiprocessors
+
+    def cost(parts: int) -> float:
+        return ceil_div(tiles * parts, n_blocks) / parts + parts * tiles / max(1, positions)
+
+    return min(range(1, max(1, min(most, 2 * n_blocks)) + 1), key=cost)
+
+
+def spread(conv: Convolution) -> Convolution:
+    """The same data gradient with a channel for each residue of the strides, where those are few.
+
+    Residue r of X reads what position i of it, i s + r of X, is near to: places i + ceil(p / s) - j
+    of Y for the taps j of a window that has the taps of all residues.
+    """
+    n_residues = math.prod(conv.strides)
+    rows = conv.group_channels * n_residues
+    divides = all(i % s == 0 for i, s in zip(conv.image, conv.strides, strict=True))
+    is_dense = set(conv.dilations) == {1}
+    if n_residues == 1 or rows > SPREAD_ROWS or not (divides and is_dense):
+        return conv
+    pads = tuple(ceil_div(p, s) for p, s in zip(conv.pads, conv.strides, strict=True))
+    each = zip(conv.kernel, conv.strides, conv.pads, pads, strict=True)
+    return replace(
+        conv,
+        channels=conv.channels * n_residues,
+        image=tuple(i // s for i, s in zip(conv.image, conv.strides, strict=True)),
+        kernel=tuple(pad + (k - 1 - p) // s + 1 for k, s, p, pad in each),
+        strides=(1,) * conv.rank,
+        pads=pads,
+    )
+
+
+def residues(conv: Convolution) -> Shape:
+    """Of positions of the image by the strides."""
+    return tuple(min(s, i) for s, i in zip(conv.strides, conv.image, strict=True))

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: MIT
+"""Launches of the gradient of weights, whose long sum is split; see cuda_src/conv/weight.cuh."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...declare.schema import Spec
+from ...plan import Config, Device, Launch, Plan, Scratch, ScratchMemory, by_value, ceil_div
+from ...rules.widening import computed_in
+from .extents import Convolution, Shape
+from .plan_launches import axes, launch, summers, taps, total
+from .plan_variants import COLUMNS, THREADS, Variant, lines_of_weight, parts_of_sum, stages
+
+SUMS_NBYTES = 32 * 1024**2  # of sums of parts, at a time
+
+Arrays = tuple[Spec, Spec, Spec | None, Spec | None]  # X, Y, and of W and bias what is wanted
+
+
+@dataclass(frozen=True)
+class Split:
+    """The matrix product in tiles, and its sum in parts."""
+
+    row_tiles: int  # of all groups
+    column_tiles: int
+    at_once: int  # tiles, for whose sums there is room
+    positions: int
+    span: int  # positions of a part
+    parts: int  # none where there is nothing to sum
+
+    @property
+    def tiles(self) -> int:
+        """Of all groups."""
+        return self.row_tiles * self.column_tiles
+
+
+def summed_weight(device: Device, conv: Convolution, variant: Variant, arrays: Arrays) -> Plan:
+    """The gradient of the weights, and that of a bias.
+
+    A bias is summed in the same parts whether W is wanted or not, which gives the same bits.
+    """
+    x, y, w, bias = arrays
+    split = _split(device, conv, variant, y)
+    if w is None:
+        return Plan() if bias is None else _bias(device, conv, variant, split, (x, y, bias))
+    scratch = ScratchMemory()
+    y_sums = sums = None
+    if bias is not None and split.parts:
+        y_sums = scratch.take(split.parts * conv.filters, computed_in(y.dtype))
+    if split.parts:
+        elements = split.at_once * split.parts * variant.rows * COLUMNS
+        sums = scratch.take(elements, computed_in(y.dtype))
+    steps = []
+    for first in range(0, split.tiles, split.at_once):
+        tiles = (first, min(split.at_once, split.tiles - first))
+        layout = _layout(conv, variant, split, tiles)
+        if split.parts:
+            blocks = tiles[1] * split.parts
+            steps.append(_sums(device, conv, variant, blocks, (x, y, sums, y_sums), layout))
+        of_bias = bias if sum(tiles) == split.tiles else None
+        steps.append(_totals(variant, split.parts, tiles[1], (sums, w, y_sums, of_bias), layout))
+    return scratch.plan(*steps)
+
+
+def _bias(
+    device: Device,
+    conv: Convolution,
+    variant: Variant,
+    split: Split,
+    arrays: tuple[Spec, Spec, Spec],
+) -> Plan:
+    """A bias alone, by blocks that have no columns."""
+    x, y, bias = arrays
+    if not split.parts:
+        return Plan((total(device, y.dtype, None, bias, 0),))
+    scratch = ScratchMemory()
+    y_sums = scratch.take(split.parts * conv.filters, computed_in(y.dtype))
+    layout, blocks = _layout(conv, variant, split, None), split.row_tiles * split.parts
+    steps = (
+        _sums(device, conv, variant, blocks, (x, y, None, y_sums), layout),
+        total(device, y.dtype, y_sums, bias, split.parts),
+    )
+    return scratch.plan(*steps)
+
+
+def _split(device: Device, conv: Convolution, variant: Variant, y: Spec) -> Split:
+    row_tiles = conv.group * ceil_div(conv.group_filters, variant.rows)
+    column_tiles = ceil_div(math.prod(conv.kernel) * variant.padded(conv.group_channels), COLUMNS)
+    positions = conv.batch * math.prod(conv.output)
+    tile_nbytes = variant.rows * COLUMNS * computed_in(y.dtype).itemsize
+    at_once = min(row_tiles * column_tiles, SUMS_NBYTES // tile_nbytes)
+    most = min(SUMS_NBYTES // (at_once * tile_nbytes), positions // (8 * variant.depth))
+    parts = parts_of_sum(device, at_once, positions, most)
+    span = ceil_div(ceil_div(positions, parts), variant.depth) * variant.depth
+    parts = ceil_div(positions, span) if positions else 0
+    return Split(row_tiles, column_tiles, at_once, positions, span, parts)
+
+
+def _sums(
+    device: Device,
+    conv: Convolution,
+    variant: Variant,
+    blocks: int,
+    arrays: tuple[Spec, Spec, Scratch | None, Scratch | None],
+    layout: np.void,
+) -> Launch:
+    """Sums of parts of W, and of Y."""
+    lines = lines_of_weight(conv, *arrays[:2])
+    args: tuple[object, ...] = (*arrays, layout)
+    shared_nbytes = 0
+    if lines == "_lines":
+        args = (*arrays, stages(device), layout)
+        shared_nbytes = variant.stages_nbytes(stages(device), weight=True)
+    config = Config((blocks,), (THREADS,), shared_nbytes)
+    return launch("weight" + lines, config, args, variant.slots)
+
+
+def _layout(
+    conv: Convolution, variant: Variant, split: Split, tiles: tuple[int, int] | None
+) -> np.void:
+    """Of the first of the tiles and their number; or of all tiles of rows, without columns."""
+    first, count = tiles or (0, split.row_tiles)
+    channels = conv.group_channels if tiles else 0
+    return by_value(
+        image=axes(conv.image),
+        output=axes(conv.output),
+        **taps(conv),
+        step=np.array(_digits(variant.depth, conv.output), np.int32),
+        groups=np.int32(conv.group),
+        rows=np.int32(conv.group_filters),
+        channels=np.int32(channels),
+        padded_channels=np.int32(variant.padded(channels)),
+        row_tiles=np.int32(split.row_tiles // conv.group),
+        column_tiles=np.int32(split.column_tiles if tiles else 1),
+        first_tile=np.int32(first),
+        tiles=np.int32(count),
+        positions=np.int64(split.positions),
+        positions_of_part=np.int64(split.span),
+    )
+
+
+def _totals(
+    variant: Variant,
+    parts: int,
+    tiles: int,
+    arrays: tuple[Scratch | None, Spec, Scratch | None, Spec | None],
+    layout: np.void,
+) -> Launch:
+    """W, and a bias where it is given, from their parts; blocks for the bias come last."""
+    each, bias = summers(parts), arrays[-1]
+    blocks = tiles * variant.rows * COLUMNS * each // THREADS
+    if bias is not None:
+        blocks += ceil_div(bias.size * each, THREADS)
+    args = (*arrays, parts, each, layout)
+    return launch("weight_total", Config((blocks,), (THREADS,)), args, variant.slots)
+
+
+def _digits(n: int, extents: Shape) -> tuple[int, ...]:
+    """n positions as images and steps along each axis."""
+    digits = []
+    for extent in reversed(extents):
+        n, digit = divmod(n, max(1, extent))
+        digits.append(digit)
+    return (n, *reversed(digits))

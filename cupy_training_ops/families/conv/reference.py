@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: MIT
+"""Convolutions and their gradients in NumPy. Formulas: `operators.py`.
+
+Each is a matrix product with X unfolded: a line for every channel and element of the kernel, a
+column for every output. It is made of some images or parts of their outputs at a time. The products
+are float32's, float64's of float64; results are rounded once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ...dtypes import FLOAT64, HostArray
+from ...rules.widening import cast, computed_in, wide
+from .extents import Attributes, Convolution, Shape
+
+# Infinities of both signs meet and sums overflow: their results say so.
+_quiet = np.errstate(all="ignore")
+_PIECE = 2**20  # elements of X unfolded
+
+_ALL = slice(None)
+
+Box = tuple[range, ...]  # outputs, by their places along each axis
+Index = tuple[Any, ...]
+
+
+def conv(
+    x: HostArray,
+    w: HostArray,
+    b: HostArray | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Shape | None = None,
+    group: int = 1,
+    kernel_shape: Shape | None = None,
+    pads: Shape | None = None,
+    strides: Shape | None = None,
+    allow_tf32: bool = False,  # noqa: ARG001 - float32 serves
+) -> HostArray:
+    given = Attributes("Conv", group, kernel_shape, strides, dilations, pads, auto_pad)
+    return _forward(given.convolution(x.shape, w.shape), x, w, b)
+
+
+def conv_grad(
+    dy: HostArray,
+    x: HostArray,
+    w: HostArray,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Shape | None = None,
+    group: int = 1,
+    kernel_shape: Shape | None = None,
+    pads: Shape | None = None,
+    strides: Shape | None = None,
+    allow_tf32: bool = False,  # noqa: ARG001
+) -> tuple[HostArray, HostArray, HostArray]:
+    given = Attributes("ConvGrad", group, kernel_shape, strides, dilations, pads, auto_pad)
+    convolution = given.convolution(x.shape, w.shape)
+    dx = _data_gradient(convolution, dy, w, None)
+    return dx, _weight_gradient(convolution, x, dy), _bias_gradient(dy)
+
+
+def conv_transpose(
+    x: HostArray,
+    w: HostArray,
+    b: HostArray | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Shape | None = None,
+    group: int = 1,
+    kernel_shape: Shape | None = None,
+    output_padding: Shape | None = None,
+    output_shape: Shape | None = None,
+    pads: Shape | None = None,
+    strides: Shape | None = None,
+    allow_tf32: bool = False,  # noqa: ARG001
+) -> HostArray:
+    own = (output_padding, output_shape)
+    given = Attributes(
+        "ConvTranspose", group, kernel_shape, strides, dilations, pads, auto_pad, *own
+    )
+    return _data_gradient(given.transposed(x.shape, w.shape), x, w, b)
+
+
+def conv_transpose_grad(
+    dy: HostArray,
+    x: HostArray,
+    w: HostArray,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Shape | None = None,
+    group: int = 1,
+    kernel_shape: Shape | None = None,
+    output_padding: Shape | None = None,
+    output_shape: Shape | None = None,
+    pads: Shape | None = None,
+    strides: Shape | None = None,
+    allow_tf32: bool = False,  # noqa: ARG001
+) -> tuple[HostArray, HostArray, HostArray]:
+    own = (output_padding, output_shape)
+    given = Attributes(
+        "ConvTransposeGrad", group, kernel_shape, strides, dilations, pads, auto_pad, *own
+    )
+    convolution = given.transposed(x.shape, w.shape)
+    dx = _forward(convolution, dy, w, None)
+    return dx, _weight_gradient(convolution, dy, x), _bias_gradient(dy)
+
+
+@_quiet
+def _forward(c: Convolution, x: HostArray, w: HostArray, bias: HostArray | None) -> HostArray:
+    y = np.empty(c.y_shape, x.dtype)
+    filters = _matrix(c, w)
+    for images in _blocks(c):
+        source = wide(x[images])
+        for box in _boxes(c):
+            found = (filters @ _unfolded(c, source, box)).reshape(c.filters, -1)
+            if bias is not None:
+                found += wide(bias)[:, None]
+            lines = found.reshape(c.filters, len(source), *map(len, box))
+            y[(images, _ALL, *_slices(box))] = lines.swapaxes(0, 1)
+    return y
+
+
+@_quiet
+def _data_gradient(
+    c: Convolution, dy: HostArray, w: HostArray, bias: HostArray | None
+) -> HostArray:
+    dx = np.empty(c.x_shape, dy.dtype)
+    filters = _matrix(c, w).swapaxes(1, 2)
+    for images in _blocks(c):
+        found = np.zeros(dx[images].shape, computed_in(dy.dtype))
+        if bias is not None:
+            found += bias.reshape(-1, *[1] * c.rank)
+        for box in _boxes(c):
+            _fold(c, filters @ _lines(c, dy[images], box), found, box)
+        dx[images] = found
+    return dx
+
+
+@_quiet
+def _weight_gradient(c: Convolution, x: HostArray, dy: HostArray) -> HostArray:
+    total = np.zeros((c.group, c.group_filters, math.prod(c.w_shape[1:])), FLOAT64)
+    for images in _blocks(c):
+        source = wide(x[images])
+        for box in _boxes(c):
+            columns = _unfolded(c, source, box)
+            total += _lines(c, dy[images], box) @ columns.swapaxes(1, 2)
+    return cast(total, x.dtype).reshape(c.w_shape)
+
+
+@_quiet
+def _bias_gradient(dy: HostArray) -> HostArray:
+    others = (0, *range(2, dy.ndim))
+    return cast(dy.sum(others, dtype=FLOAT64), dy.dtype)
+
+
+def _matrix(c: Convolution, w: HostArray) -> HostArray:
+    """Filters by what they read, for each group."""
+    return wide(w).reshape(c.group, c.group_filters, -1)
+
+
+def _blocks(c: Convolution) -> Iterator[slice]:
+    """Images, as many at a time as a piece holds, at least one."""
+    step = max(1, _outputs_of_piece(c) // max(1, math.prod(c.output)))
+    return (slice(start, start + step) for start in range(0, c.batch, step))
+
+
+def _boxes(c: Convolution) -> Iterator[Box]:
+    """The outputs of an image, as many at a time as a piece holds."""
+    room, ranges = _outputs_of_piece(c), []
+    for extent in reversed(c.output):
+        step = max(1, min(extent, room))
+        room //= step
+        starts = range(0, extent, step)
+        ranges.append([range(start, min(start + step, extent)) for start in starts])
+    return itertools.product(*reversed(ranges))
+
+
+def _outputs_of_piece(c: Convolution) -> int:
+    return max(1, _PIECE // (c.channels * math.prod(c.kernel)))
+
+
+def _slices(box: Box) -> Index:
+    return tuple(slice(part.start, part.stop) for part in box)
+
+
+def _lines(c: Convolution, dy: HostArray, box: Box) -> HostArray:
+    """Gradients of some outputs of all images, a line for each filter."""
+    part = dy[(_ALL, _ALL, *_slices(box))]
+    return wide(part.swapaxes(0, 1)).reshape(c.group, c.group_filters, -1)
+
+
+def _unfolded(c: Convolution, x: HostArray, box: Box) -> HostArray:
+    """What some outputs of all images read, a column for each output; 0 beside the image."""
+    extents = (c.channels, math.prod(c.kernel), len(x), *map(len, box))
+    columns, by_channel = np.zeros(extents, x.dtype), x.swapaxes(0, 1)
+    for of_columns, of_image in _taps(c, box):
+        columns[of_columns] = by_channel[of_image]
+    return columns.reshape(c.group, -1, math.prod(extents[2:]))
+
+
+def _fold(c: Convolution, columns: HostArray, dx: HostArray, box: Box) -> None:
+    """The opposite: every column is added to what it was read from."""
+    extents = (c.channels, math.prod(c.kernel), len(dx), *map(len, box))
+    unfolded, by_channel = columns.reshape(extents), dx.swapaxes(0, 1)
+    for of_columns, of_image in _taps(c, box):
+        by_channel[of_image] += unfolded[of_columns]
+
+
+def _taps(c: Convolution, box: Box) -> Iterator[tuple[Index, Index]]:
+    """For each element of the kernel the outputs of a box that it serves, as places in (channel, k,
+    image, output), and what they read, as places in (channel, image, element)."""
+    each = zip(c.kernel, c.strides, c.dilations, c.pads, c.image, box, strict=True)
+    axes = [
+        [_overlap(part, stride, k * dilation - pad, image) for k in range(kernel)]
+        for kernel, stride, dilation, pad, image, part in each
+    ]
+    for k, pairs in enumerate(itertools.product(*axes)):
+        outputs, elements = zip(*pairs, strict=True)
+        yield (_ALL, k, _ALL, *outputs), (_ALL, _ALL, *elements)
+
+
+def _overlap(part: range, stride: int, offset: int, image: int) -> tuple[slice, slice]:
+    """Where 0 <= o stride + offset < image."""
+    first = max(part.start, -(offset // stride))
+    last = min(part.stop - 1, (image - 1 - offset) // stride)
+    if last < first:
+        return slice(0, 0), slice(0, 0)
+    elements = slice(first * stride + offset, last * stride + offset + 1, stride)
+    return slice(first - part.start, last + 1 - part.start), elements

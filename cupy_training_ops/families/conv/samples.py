@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: MIT
+"""Sample inputs of convolutions, transposed ones and their gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, Dtype, dtype_name
+from ...samples import Generator, Sample, Shape
+from .extents import Attributes, Convolution
+
+NAMES = ("Conv", "ConvGrad", "ConvTranspose", "ConvTransposeGrad")
+
+
+class Call(NamedTuple):
+    """An ordinary convolution; a transposed one has the shape of its Y as X."""
+
+    label: str
+    x: Shape
+    filters: int
+    kernel: Shape
+    attributes: Mapping[str, Any] = {}
+    dtypes: tuple[Dtype, ...] = FLOATS
+    offset: int = 0
+
+    def convolution(self, name: str) -> Convolution:
+        """What the operator of this name does."""
+        group = self.attributes.get("group", 1)
+        w = (self.filters, self.x[1] // group, *self.kernel)
+        given = {k: v for k, v in self.attributes.items() if k != "allow_tf32"}
+        own = {k: given.pop(k) for k in ("output_padding", "output_shape") if k in given}
+        ordinary = Attributes(name, **given).convolution(self.x, w)
+        if "Transpose" not in name:
+            return ordinary
+        return Attributes(name, **given, **own).transposed(ordinary.y_shape, w)
+
+
+# Every option once. "large" ends inside tiles of images, filters and lines of its product; of
+# "untouched" some elements are read by no output, of "beside" some outputs read only padding.
+CALLS = (
+    Call("ordinary", (2, 8, 8, 8), 16, (3, 3), {"pads": (1, 1, 1, 1)}),
+    Call(
+        "odd",
+        (3, 5, 7, 9),
+        7,
+        (3, 2),
+        {"pads": (1, 0, 2, 1), "strides": (2, 1), "dilations": (1, 2)},
+        (FLOAT16,),
+    ),
+    Call("line", (3, 6, 13), 4, (4,), {"group": 2, "pads": (1, 2)}, (BFLOAT16,)),
+    Call(
+        "volume",
+        (2, 3, 5, 4, 6),
+        4,
+        (2, 3, 2),
+        {"strides": (2, 1, 2), "pads": (1, 0, 0, 0, 1, 1)},
+        (FLOAT32,),
+    ),
+    Call("depthwise", (2, 9, 7, 16), 9, (3, 3), {"group": 9, "pads": (1,) * 4}, FLOATS),
+    Call(
+        "depthwise-strided",
+        (2, 5, 9, 8),
+        10,
+        (3, 3),
+        {"group": 5, "strides": (2, 2), "pads": (1, 1, 1, 1)},
+        (FLOAT16,),
+    ),
+    Call("pointwise", (2, 12, 4, 6), 20, (1, 1), {}, (FLOAT16, BFLOAT16)),
+    Call("pointwise-long", (3, 40, 4, 7), 150, (1, 1), {}, (FLOAT16, BFLOAT16)),
+    Call("pointwise-strided", (2, 12, 5, 7), 9, (1, 1), {"strides": (2, 2)}, (FLOAT32,)),
+    Call("same-upper", (1, 3, 8, 7), 4, (4, 3), {"auto_pad": "SAME_UPPER"}, (FLOAT32,)),
+    Call(
+        "same-lower",
+        (1, 3, 8, 7),
+        4,
+        (4, 3),
+        {"auto_pad": "SAME_LOWER", "strides": (1, 2)},
+        (BFLOAT16,),
+    ),
+    Call("valid", (1, 3, 8, 7), 4, (4, 3), {"auto_pad": "VALID"}, (FLOAT64,)),
+    Call("untouched", (2, 3, 11, 8), 5, (2, 2), {"strides": (3, 4)}, (FLOAT16,)),
+    Call(
+        "spread",
+        (2, 6, 8, 9),
+        10,
+        (5, 2),
+        {"group": 2, "strides": (2, 3), "pads": (2, 1, 1, 0)},
+        (FLOAT32, FLOAT16),
+    ),
+    Call("beside", (2, 3, 4), 5, (2,), {"pads": (3, 4)}, (FLOAT64,)),
+    Call("empty", (0, 3, 6, 5), 4, (3, 3), {}, (FLOAT16,)),
+    Call("no-extent", (2, 3, 0, 4), 4, (2, 2), {"pads": (1, 0, 1, 0)}, (FLOAT32,)),
+    Call("one", (1, 1, 1), 1, (1,), {}, (FLOAT32,)),
+    Call("misaligned", (2, 9, 6, 7), 11, (3, 3), {"pads": (1, 1, 1, 1)}, (FLOAT16,), 1),
+    Call("large", (2, 17, 5, 17), 70, (2, 3), {"pads": (1, 1, 0, 1)}, (FLOAT32, FLOAT16)),
+    Call("tf32", (2, 9, 8, 7), 10, (3, 3), {"allow_tf32": True}, (FLOAT32,)),
+)
+# As many of each type: types of samples are drawn alike for operators that share kernels.
+ORDINARY = (
+    Call(
+        "before-alone",
+        (2, 3, 8, 7),
+        5,
+        (3, 3),
+        {"pads": (2, 0, 0, 1), "strides": (2, 3)},
+        (FLOAT32,),
+    ),
+    Call("wide", (1, 2, 12, 9), 3, (7, 5), {"pads": (3, 2, 3, 2)}, (FLOAT16,)),
+)
+TRANSPOSED = (
+    Call(
+        "output-padding",
+        (2, 3, 7, 9),
+        4,
+        (3, 3),
+        {"strides": (2, 3), "output_padding": (1, 2), "pads": (1, 0, 1, 1)},
+        (FLOAT32,),
+    ),
+    Call(
+        "output-shape",
+        (2, 3, 9, 8),
+        4,
+        (3, 4),
+        {"strides": (2, 2), "output_shape": (8, 7)},
+        (FLOAT16,),
+    ),
+)
+
+
+def normal(rng: Generator, shape: Shape, dtype: Any) -> Any:
+    """Normal numbers."""
+    return np.asarray(rng.standard_normal(shape)).astype(dtype)
+
+
+def inputs(
+    rng: Generator, name: str, convolution: Convolution, dtype: Dtype, bias: bool = True
+) -> tuple[Any, ...]:
+    """What an operator takes: (X, W, B), or (dY, X, W)."""
+    x, y = convolution.x_shape, convolution.y_shape
+    if "Transpose" in name:
+        x, y = y, x
+    x, y, w = (normal(rng, shape, dtype) for shape in (x, y, convolution.w_shape))
+    if name.endswith("Grad"):
+        return y, x, w
+    return (x, w, normal(rng, y.shape[1:2], dtype)) if bias else (x, w)
+
+
+def terms(convolution: Convolution) -> int:
+    """Of its longest sum."""
+    kernel = math.prod(convolution.kernel)
+    places = max(math.prod(convolution.output), math.prod(convolution.image))
+    widest = max(convolution.group_channels, convolution.group_filters)
+    return max(1, convolution.batch * places, kernel * widest)
+
+
+def _samples(name: str) -> Iterator[Sample]:
+    for call in (*CALLS, *(TRANSPOSED if "Transpose" in name else ORDINARY)):
+        convolution = call.convolution(name)
+        for dtype in call.dtypes:
+            make = partial(
+                inputs,
+                name=name,
+                convolution=convolution,
+                dtype=dtype,
+                bias=call.label != "pointwise",
+            )
+            label = f"{dtype_name(dtype)}-{call.label}"
+            n = terms(convolution)
+            yield Sample(name, label, make, call.attributes, call.offset, terms=n)
+
+
+SAMPLES = {name: tuple(_samples(name)) for name in NAMES}

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: MIT
+"""Sample inputs of cross-entropy losses and their gradients."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, INT64, dtype_name, to_dtype
+from ...samples import Generator, Sample, Shape
+from ..softmax.samples import logits
+from . import reference as cpu
+
+NAN, INF = np.nan, np.inf
+INT32 = to_dtype("int32")
+REDUCTIONS = ("mean", "sum", "none")
+FAR = 2**40
+
+# Shapes of scores (N, C, ...) with the label that is ignored, and an offset. Of 2-D ones the
+# operators whose classes come last take them as they are.
+CALLS: tuple[tuple[str, Shape, int | None, int], ...] = (
+    ("odd", (3, 5, 7), 2, 0),
+    ("upstream", (8, 20, 10), None, 0),
+    ("four", (2, 37, 3, 5), -100, 0),
+    ("deep", (2, 1100, 5), None, 0),
+    ("bundles", (2, 11, 16, 17), 3, 0),
+    ("empty", (0, 4), None, 0),
+    ("empty-classes", (3, 0), 1, 0),
+    ("one", (1, 1), None, 0),
+    ("misaligned", (3, 1003), 7, 1),
+    ("large", (2, 40_007), None, 0),
+    ("row-edges", (5, 1025), 0, 0),
+    ("rows", (3, 1500), None, 0),
+    ("many-rows", (4500, 8), 3, 0),
+)
+# T, TOut
+TYPES = (
+    *((t, t) for t in FLOATS),
+    *((FLOAT32, t) for t in (FLOAT16, BFLOAT16)),
+    *((t, FLOAT32) for t in (FLOAT16, BFLOAT16)),
+)
+
+
+@dataclass(frozen=True)
+class Form:
+    """How an operator is called."""
+
+    name: str
+    classes_last: bool = False
+    gradient: bool = False
+    dense: bool = False
+    ignore_input: bool = False
+    has_ignore: bool = True
+
+
+FORMS = (
+    Form("CrossEntropyLossAndGrad", ignore_input=True),
+    Form("SoftmaxCrossEntropy", classes_last=True, dense=True),
+    Form("SoftmaxCrossEntropyGrad", classes_last=True, dense=True, gradient=True),
+    Form("SoftmaxCrossEntropyLoss"),
+    Form("SoftmaxCrossEntropyLossGrad", gradient=True),
+    Form("SoftmaxCrossEntropyLossInternal", ignore_input=True),
+    Form("SoftmaxCrossEntropyLossInternalGrad", ignore_input=True, gradient=True),
+    Form("SparseSoftmaxCrossEntropy", classes_last=True, has_ignore=False),
+    Form("SparseSoftmaxCrossEntropyGrad", classes_last=True, has_ignore=False, gradient=True),
+)
+
+
+def labels_of(rng: Generator, shape: Shape, n_classes: int, dtype: Any) -> Any:
+    """Classes, where there are some."""
+    return rng.integers(0, max(n_classes, 1), shape).astype(dtype)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a form: shapes, types, and what labels and weights have in them."""
+
+    form: Form
+    shape: Shape
+    t: Any = FLOAT32
+    t_out: Any = None
+    label: Any = INT64
+    reduction: str = "mean"
+    weighted: bool = False
+    ignore: int | None = None
+    bias: bool = False
+    special: bool = False
+
+    @property
+    def scores_shape(self) -> Shape:
+        """The shape of the scores: classes second, or last."""
+        n, c, *rest = self.shape
+        return (n, *rest, c) if self.form.classes_last else self.shape
+
+    @property
+    def rows(self) -> Shape:
+        """The shape of the labels."""
+        return (self.shape[0], *self.shape[2:])
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The operator's."""
+        found: dict[str, Any] = {"reduction": self.reduction}
+        if self.form.has_ignore and not self.form.ignore_input and not self.form.dense:
+            found["ignore_index"] = self.ignore
+        if self.t_out is not None:
+            found["output_type"] = self.t_out
+        return found
+
+    def make(self, rng: Generator) -> tuple[Any, ...]:
+        """The inputs."""
+        scores = logits(rng, self.scores_shape, self.t)
+        if self.special:
+            self._make_special(rng, scores)
+        first = self._first(rng, scores)
+        if self.form.dense:
+            return *first, self._distribution(rng)
+        found = [*first, self._labels(rng), self._weights(rng)]
+        if self.form.ignore_input:
+            found.append(self.ignore)
+        if self.form.name == "CrossEntropyLossAndGrad":
+            found.append(np.array([64.0], np.float32) if self.weighted else None)
+        if self.form.name.endswith("InternalGrad") and self.bias:
+            found.append(logits(rng, self.scores_shape, self.t_out or self.t))
+        return tuple(found)
+
+    def _first(self, rng: Generator, scores: Any) -> tuple[Any, ...]:
+        """Scores; or the gradient of the loss and log-probabilities."""
+        if not self.form.gradient:
+            return (scores,)
+        shape = self.rows if self.reduction == "none" else ()
+        axis = -1 if self.form.classes_last else 1
+        with np.errstate(all="ignore"):
+            log_prob = cpu._log_softmax(scores.astype(FLOAT64), axis).astype(self.t)
+        return logits(rng, shape, self.t), log_prob
+
+    def _make_special(self, rng: Generator, scores: Any) -> None:
+        """-inf beside the label, on all of a row, inf and NaN, in the first rows of a 2-D array."""
+        scores[0, 1] = -INF
+        scores[1] = -INF
+        scores[2, 3], scores[3, 4] = INF, NAN
+        scores[4] = rng.choice([-1e4, 1e4], scores.shape[1]).astype(scores.dtype)
+
+    def _labels(self, rng: Generator) -> Any:
+        labels = labels_of(rng, self.rows, self.shape[1], self.label)
+        if self.special:
+            c, far = self.shape[1], FAR if self.label == INT64 else 2**31 - 1
+            labels[5:9] = (-1, c, c + 5, far)
+            if self.ignore is not None:
+                labels[1:4] = self.ignore
+        elif self.ignore is not None and labels.size:
+            labels.reshape(-1)[:: 1 + labels.size // 3] = self.ignore
+        return labels
+
+    def _weights(self, rng: Generator) -> Any:
+        if not self.weighted:
+            return None
+        by_row = self.form.classes_last
+        weights = rng.uniform(0, 2, self.rows if by_row else self.shape[1:2])
+        if weights.size:
+            weights.reshape(-1)[0] = 0
+        if self.ignore is not None and 0 <= self.ignore < self.shape[1] and not by_row:
+            weights[self.ignore] = INF
+        use_out = self.t_out is not None and self.reduction == "sum"
+        return weights.astype(self.t_out if use_out else self.t)
+
+    def _distribution(self, rng: Generator) -> Any:
+        """Rows that sum to 1, with some zeros."""
+        target = rng.uniform(0, 1, self.scores_shape) * (rng.random(self.scores_shape) < 0.5)
+        total = target.sum(-1, keepdims=True)
+        return (target / np.where(total == 0, 1, total)).astype(self.t)
+
+
+def _sample(label: str, call: Call, offset: int = 0) -> Sample:
+    types = [call.t, *([call.t_out] if call.t_out is not None else [])]
+    words = [dtype_name(t) for t in types] + [label]
+    return Sample(call.form.name, "-".join(words), call.make, call.attributes, offset)
+
+
+def _samples(form: Form, number: int) -> Iterator[Sample]:
+    for i, (label, shape, ignore, offset) in enumerate(CALLS):
+        used = ignore if form.has_ignore and not form.dense else None
+        for j in (0, 1):
+            t, k = FLOATS[(i + number + j) % 4], (i + j + number) % 3
+            index = (INT64, INT32)[(i + j) % 2]
+            call = Call(form, shape, t, None, index, REDUCTIONS[k], bool((i + j) % 2), used)
+            yield _sample(label, call, offset)
+    for i, t in enumerate(FLOATS):
+        yield _sample("ordinary", Call(form, (16, 64), t, reduction=REDUCTIONS[i % 3]))
+    if not form.dense:
+        yield from _special_samples(form)
+    if "Internal" in form.name or form.name == "CrossEntropyLossAndGrad":
+        yield from _typed_samples(form)
+
+
+def _special_samples(form: Form) -> Iterator[Sample]:
+    """Labels out of range, rows that do not count with inf and NaN in them."""
+    for reduction, ignore in itertools.product(REDUCTIONS, (None, 3)):
+        if ignore is not None and not form.has_ignore:
+            continue
+        call = Call(form, (11, 67), FLOAT32, None, INT64, reduction, True, ignore, special=True)
+        yield _sample(f"special-{reduction}-{ignore}", call)
+
+
+def _typed_samples(form: Form) -> Iterator[Sample]:
+    """Every combination of types, weights of either, with a bias where there is one."""
+    for i, (t, t_out) in enumerate(TYPES):
+        for shape, weighted in (((6, 133), i % 2 == 0), ((2, 9, 70), i % 2 == 1)):
+            reduction = REDUCTIONS[(i + weighted) % 3]
+            call = Call(form, shape, t, t_out, (INT64, INT32)[i % 2], reduction, weighted, 5, True)
+            yield _sample(f"typed-{len(shape)}", call)
+
+
+SAMPLES = {form.name: tuple(_samples(form, i)) for i, form in enumerate(FORMS)}

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: MIT
+"""Random words that depend on seed, offset and place alone: dropout/philox.cuh in NumPy.
+
+Philox 4x32-10: Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3 (2011).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ...dtypes import HostArray
+
+State = Sequence[int]  # seed and offset, each of 64 bits
+
+N_WORDS = 4  # of a block
+PIECE = 2**15  # elements whose words stay in the cache while they are made
+_ROUNDS = 10
+_LOW = 2**32 - 1
+_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_SHIFT, _MASK = np.uint64(32), np.uint64(_LOW)
+
+
+def block(counter: Sequence[HostArray | int], key: tuple[int, int]) -> list[HostArray]:
+    """The four words of each counter, in the lower halves of 64 bits."""
+    c = [np.asarray(word, np.uint64) for word in counter]
+    for number in range(_ROUNDS):
+        keys = [
+            np.uint64((k + number * step) & _LOW) for k, step in zip(key, _KEY_STEPS, strict=True)
+        ]
+        a, b = _MULTIPLIERS[0] * c[0], _MULTIPLIERS[1] * c[2]
+        c = [(b >> _SHIFT) ^ c[1] ^ keys[0], b & _MASK, (a >> _SHIFT) ^ c[3] ^ keys[1], a & _MASK]
+    return c
+
+
+def words(state: State, start: int, stop: int) -> HostArray:
+    """Those of the elements from `start` on: word i % 4 of block i / 4."""
+    seed, offset = (int(number) for number in state)
+    first = start // N_WORDS
+    blocks = np.arange(first, -(-stop // N_WORDS), dtype=np.uint64)
+    counter = (blocks & _MASK, blocks >> _SHIFT, offset & _LOW, offset >> 32)
+    drawn = np.empty((blocks.size, N_WORDS), np.uint32)
+    for place, word in enumerate(block(counter, (seed & _LOW, seed >> 32))):
+        drawn[:, place] = word
+    return drawn.ravel()[start - N_WORDS * first : stop - N_WORDS * first]
+
+
+def largest_kept(ratio: float) -> int:
+    """An element is kept if its word is below (1 - ratio) 2^32; this is the largest such word."""
+    return _LOW - int(ratio * 2.0**32)
+
+
+def kept(state: State, n: int, ratio: float) -> Iterator[tuple[slice, HostArray]]:
+    """Piece by piece of n elements, which of them are kept."""
+    largest = largest_kept(ratio)
+    for start in range(0, n, PIECE):
+        stop = min(n, start + PIECE)
+        yield slice(start, stop), words(state, start, stop) <= largest

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: MIT
+"""What operators of dropout share: ratio, state and seed, and launches by elements or by lines."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, Self
+
+from ...declare.schema import (
+    Attribute,
+    Changing,
+    Function,
+    Input,
+    Spec,
+    flag,
+    integer,
+    optional,
+    real,
+    single,
+)
+from ...declare.type_rows import Types
+from ...dtypes import FLOATS, Dtype
+from ...errors import ArgumentError, refuse, shown
+from ...frame.op import Op
+from ...plan import VEC_NBYTES, Config, Device, Launch, Plan
+from ...planning.elementwise import streamed, type_slots
+from ...planning.lines import Held, Lines, division, held_nbytes
+from . import philox
+from .ratio import DEFAULT_RATIO, dropout_scale
+
+Ratio = float | Changing
+State = Spec | Changing
+Arrays = tuple[Spec | None, ...]
+
+N_HELD = 2  # arrays that a thread holds of a line, beside a mask
+
+
+@dataclass(frozen=True)
+class Launches:
+    """What launches of one call share: the device, the type of the elements, the ratio."""
+
+    device: Device
+    t: Dtype
+    ratio: Ratio  # 0 where nothing is dropped
+
+    @property
+    def scale(self) -> object:
+        """What kept elements are multiplied with."""
+        return self._of_ratio(partial(dropout_scale, t=self.t))
+
+    @property
+    def keeps_all(self) -> object:
+        """Whether there is nothing to drop, whatever a mask says."""
+        return self._of_ratio(lambda ratio: ratio == 0)
+
+    def elementwise(self, symbol: str, arrays: Arrays, *options: object) -> Launch:
+        """A kernel of algorithm/elementwise.cuh; the first array is of type T."""
+        return replace(streamed(symbol, arrays, options), slots=self._slots)
+
+    def over_lines(
+        self,
+        stem: str,
+        arrays: Arrays,
+        options: tuple[object, ...],
+        lines: Lines,
+        fits: bool,
+        most: int,
+    ) -> Launch:
+        """A kernel of algorithm/lines.cuh, with at most so many threads where lines are rows.
+
+        fits: whether rows of all arrays start at the same alignment.
+        """
+        nbytes, itemsize = held_nbytes(self.device, self.t), self.t.itemsize
+        held = Held(nbytes, N_HELD, itemsize, VEC_NBYTES // itemsize, N_HELD, most)
+        aligned = fits and all(spec.aligned for spec in arrays if spec is not None)
+        divided = division(lines, held, aligned)
+        args = (*arrays, *options, *divided.args)
+        return Launch(stem + divided.suffix, divided.config, args, self._slots)
+
+    def drawn(self, state: State) -> tuple[object, ...]:
+        """The arguments of what draws: the state, the largest word that keeps, the scale."""
+        return state, self._of_ratio(philox.largest_kept), self.scale
+
+    def then_advance(self, launch: Launch, state: State) -> Plan:
+        """The launch; a state in memory goes on behind it, when all its threads have read it."""
+        if isinstance(state, Changing):
+            return Plan((launch,))
+        by = self._of_ratio(lambda ratio: int(ratio > 0))
+        config = Config((1,), (1,))
+        return Plan((launch, Launch("dropout__advance", config, (state, by), self._slots)))
+
+    def _of_ratio(self, function: Function) -> object:
+        ratio = self.ratio
+        return ratio.then(function) if isinstance(ratio, Changing) else function(ratio)
+
+    @property
+    def _slots(self) -> dict[str, str]:
+        """The same for all kernels, so that a type is compiled once."""
+        return type_slots(self.t) | {"LINE_NBYTES": str(held_nbytes(self.device, self.t))}
+
+
+# ---- inputs, and the operators that have them ----------------------------------------------------
+
+
+def number(value: object) -> float:
+    """A number, also in an array or a sequence of one element."""
+    return real(single(value))
+
+
+def seed(value: object) -> int:
+    """An integer of 64 bits, signed or not."""
+    whole = integer(value)
+    if not -(2**63) <= whole < 2**64:
+        raise ArgumentError(f"expected an integer of 64 bits, got {shown(whole)}")
+    return whole
+
+
+def two_integers(value: Any) -> tuple[int, int]:
+    """Two integers."""
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise ArgumentError(f"expected two integers, got {shown(value)}")
+    return integer(value[0]), integer(value[1])
+
+
+RATIO = Input(
+    "ratio",
+    "float64",
+    memory="host",
+    convert=number,
+    static=False,
+    optional=True,
+    doc="from 0 on, below 1; 0.5 where it is left out",
+)
+TRAINING = Input(
+    "training_mode",
+    "bool",
+    memory="host",
+    convert=flag,
+    optional=True,
+    doc="False where it is left out: the identity",
+)
+OF_FORWARD = Input(
+    "training_mode",
+    "bool",
+    memory="host",
+    convert=flag,
+    optional=True,
+    doc="that of the forward; True where it is left out",
+)
+STATE = Input(
+    "state",
+    "uint64",
+    memory="either",
+    convert=two_integers,
+    count=2,
+    optional=True,
+    updated=True,
+    supplied=True,
+    shape="two elements",
+    doc="seed and offset; of an array the offset goes on by one",
+)
+SEED = Attribute(
+    "seed",
+    optional(seed),
+    None,
+    doc="None takes one from the system, another in a process that is forked",
+)
+
+
+class WithRatio(Op):
+    """What all share: a ratio, and whether it is applied."""
+
+    types: ClassVar[Types] = {"T": FLOATS}
+    ratio_at: ClassVar[int]  # its place among the inputs, from the end
+    training_at: ClassVar[int | None] = None
+    trains: ClassVar[bool] = True  # where nothing is said
+
+    def ratio(self, inputs: Sequence[Any]) -> Any:
+        """The ratio that is applied: 0 where the operator is the identity."""
+        training = None if self.training_at is None else inputs[self.training_at]
+        if not (self.trains if training is None else training):
+            return 0.0
+        given = inputs[self.ratio_at]
+        return DEFAULT_RATIO if given is None else given
+
+    def check_numbers(self, *inputs: Any) -> None:
+        given = inputs[self.ratio_at]
+        if given is not None and not 0 <= given < 1:
+            refuse(self.name, "ratio", "a number from 0 on, below 1", shown(given))
+
+    def launches(self, device: Device, specs: Sequence[Any]) -> Launches:
+        """Those of a call with these inputs and outputs, the first of type T."""
+        return Launches(device, specs[0].dtype, self.ratio(specs[: len(self.inputs)]))
+
+
+_of_process = 0  # part of keys that the system gave: a forked child draws words of its own
+
+
+def _draw_for_child() -> None:
+    global _of_process
+    _of_process = secrets.randbits(64)
+
+
+os.register_at_fork(after_in_child=_draw_for_child)
+
+
+class Drawing(WithRatio):
+    """What draws: an instance numbers its draws, where no state is given.
+
+    As a function with a seed it always draws with offset 0.
+    """
+
+    attributes: ClassVar[tuple[Attribute, ...]] = (SEED,)
+    seed: int | None
+    _key: int
+    _offsets: Iterator[int]
+
+    def __init__(self, **attributes: object) -> None:
+        super().__init__(**attributes)
+        key = secrets.randbits(64) if self.seed is None else self.seed % 2**64
+        vars(self).update(_key=key, _offsets=itertools.count())
+
+    @classmethod
+    def shared(cls, **attributes: object) -> Self:
+        op = super().shared(**attributes)
+        if op.seed is not None:
+            vars(op).update(_offsets=itertools.repeat(0))
+        return op
+
+    def supply(self, *inputs: Any) -> tuple[int, int]:
+        key = self._key ^ _of_process if self.seed is None else self._key
+        return key, next(self._offsets) if self.ratio(inputs) > 0 else 0

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: MIT
+"""Scaling, quantisation and finiteness, element by element; the gradient of a division.
+
+float16 and bfloat16 are computed in float32 and rounded once; float64 is computed in float64.
+Numbers such as scales are rounded to the type that is computed in, beyond its range to infinity. On
+the GPU float32 arithmetic reads a subnormal number as zero and writes zero in its place.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ...declare.schema import (
+    Attribute,
+    Input,
+    Output,
+    Spec,
+    boolean,
+    integer,
+    optional,
+    real,
+    single,
+)
+from ...declare.type_rows import Types
+from ...dtypes import FLOATS
+from ...errors import refuse
+from ...frame.op import Op
+from ...plan import Device, Plan
+from ...planning.elementwise import ElementwiseOp, Number, streamed
+from ...rules.widening import rounded
+from . import broadcasting
+from .plan_div_grad import Arrays, plan_general, plan_part
+
+INPUT = Input("input", "T", shape="any shape")
+OUTPUT = Output("output", "T", may_alias=("input",), shape="shape of input")
+
+
+def number(value: object) -> float:
+    """A real number, also in an array or a sequence of one element."""
+    return value if type(value) is float else real(single(value))
+
+
+def bound(value: object) -> int:
+    """An integer within the range of float64."""
+    whole = integer(value)
+    real(whole)
+    return whole
+
+
+class Scale(ElementwiseOp):
+    """Scaling by a number: output = input scale, or input / scale with `scale_down`.
+
+    With scale_down each element is divided: it is not multiplied by a rounded 1 / scale.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/scale.cc.
+    """
+
+    inputs = (INPUT, Input("scale", "float64", memory="host", convert=number, static=False))
+    outputs = (OUTPUT,)
+    attributes = (Attribute("scale_down", boolean, False, doc="divide instead of multiplying"),)
+    scale_down: bool
+
+    @property
+    def symbol(self) -> str:
+        return "scale__down" if self.scale_down else "scale"
+
+    def options(self, *inputs: Any) -> tuple[Number, ...]:
+        return (inputs[1],)
+
+
+class BatchScale(ElementwiseOp):
+    """Several scaled copies: output_i = input scale_i for i = 0, 1 and, if there is a scale_2, 2.
+
+    Without scale_2, output_2 is None. One output at most may be input's array.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/batch_scale.cc.
+    """
+
+    inputs = (INPUT,)
+    outputs = tuple(
+        Output(f"output_{i}", "T", may_alias=("input",), shape="shape of input") for i in range(3)
+    )
+    attributes = (
+        Attribute("scale_0", real),
+        Attribute("scale_1", real),
+        Attribute("scale_2", optional(real), None),
+    )
+    scale_0: float
+    scale_1: float
+    scale_2: float | None
+
+    def infer(self, *inputs: Any) -> tuple[Spec | None, ...]:
+        first, second, third = super().infer(*inputs)
+        return first, second, None if self.scale_2 is None else third
+
+    def options(self, *inputs: Any) -> tuple[Number, ...]:
+        return self.scale_0, self.scale_1, self.scale_2 or 0.0
+
+
+class ScaledSum(ElementwiseOp):
+    """Weighted sum: output = input_0 scale_0 + input_1 scale_1 [+ input_2 scale_2].
+
+    The products are added from left to right. scale_2 is required where input_2 is given and
+    ignored where it is not.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/scaled_sum.cc.
+    """
+
+    inputs = (
+        Input("input_0", "T", shape="any shape"),
+        Input("input_1", "T", shape="shape of input_0"),
+        Input("input_2", "T", optional=True, shape="shape of input_0"),
+    )
+    outputs = (
+        Output(
+            "output",
+            "T",
+            may_alias=("input_0", "input_1", "input_2"),
+            shape="shape of input_0",
+        ),
+    )
+    attributes = BatchScale.attributes
+    scale_0: float
+    scale_1: float
+    scale_2: float | None
+
+    def infer(self, *inputs: Any) -> tuple[Spec | None, ...]:
+        if inputs[2] is not None and self.scale_2 is None:
+            refuse(self.name, "scale_2", "a number, because input_2 is given", "None")
+        return super().infer(*inputs)
+
+    def options(self, *inputs: Any) -> tuple[Number, ...]:
+        # The kernel reads 0 for an absent input_2: 0 times -0 adds nothing, even to -0.
+        scale_2 = -0.0 if inputs[2] is None or self.scale_2 is None else self.scale_2
+        return self.scale_0, self.scale_1, scale_2
+
+
+class FakeQuant(ElementwiseOp):
+    """Quantised and back: output = (min(quant_max, max(quant_min, q)) - zero_point) scale.
+
+    q = rint(input / scale) + zero_point, halves to even; mask = quant_min <= q <= quant_max. An
+    infinite q is clamped, a NaN stays a NaN; the mask is False for both.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/quantization/fake_quant.cc.
+    """
+
+    inputs = (
+        INPUT,
+        Input(
+            "scale",
+            "float64",
+            memory="host",
+            convert=number,
+            doc="normal once it is rounded: not 0, subnormal, infinite or NaN",
+        ),
+        Input("zero_point", "float64", memory="host", convert=number, static=False),
+    )
+    outputs = (OUTPUT, Output("mask", "bool", shape="shape of input"))
+    attributes = (Attribute("quant_min", bound, 0), Attribute("quant_max", bound, 255))
+    quant_min: int
+    quant_max: int
+
+    def __init__(self, **attributes: object) -> None:
+        super().__init__(**attributes)
+        if self.quant_min > self.quant_max:
+            expected = f"at least quant_min, {self.quant_min}"
+            refuse(self.name, "quant_max", expected, str(self.quant_max))
+
+    def check_numbers(self, *inputs: Any) -> None:
+        scale = rounded(inputs[1], inputs[0].dtype)
+        limits = np.finfo(scale.dtype)
+        if not limits.smallest_normal <= abs(scale) <= limits.max:
+            expected = f"a number other than 0 that is normal in {scale.dtype}"
+            refuse(self.name, "scale", expected, f"{inputs[1]}")
+
+    def options(self, *inputs: Any) -> tuple[Number, ...]:
+        return (*inputs[1:], self.quant_min, self.quant_max)
+
+
+class FakeQuantGrad(ElementwiseOp):
+    """Gradient of FakeQuant, straight through: dX = dY where gradient_mask, else 0.
+
+    This is a selection, not a product: a NaN outside the mask gives 0, and dY passes unchanged; on
+    the GPU a NaN of float16 or bfloat16 stays a NaN but may not keep its bits.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/quantization/fake_quant.cc.
+    """
+
+    inputs = (
+        Input("dY", "T", shape="any shape"),
+        Input("gradient_mask", "bool", shape="shape of dY", doc="the mask that FakeQuant gave"),
+    )
+    outputs = (Output("dX", "T", may_alias=("dY",), shape="shape of dY"),)
+    bitwise_exact = True
+
+
+class IsFinite(ElementwiseOp):
+    """Test for numbers: Y = X is neither infinite nor NaN.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/isfinite.cc.
+    """
+
+    inputs = (Input("X", "T", shape="any shape"),)
+    outputs = (Output("Y", "bool", shape="shape of X"),)
+    bitwise_exact = True
+
+
+class DivGrad(Op):
+    """Gradient of Y = A / B: dA = sum of dY / B, dB = sum of -(dY / B) (A / B).
+
+    A and B broadcast. The sum for dA runs over the dimensions that A is repeated along, the sum for
+    dB over those of B; both are kept in float32 (float64 for float64), in an order that depends on
+    shapes and alignment only. Zeros, infinities, NaN and subnormal divisors give what IEEE 754
+    says. `outputs=("dB",)` saves the work for dA.
+
+    Memory: a workspace where a gradient is summed.
+
+    Source: ONNX Div-14, gradient;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/div_grad.cc.
+    """
+
+    inputs = (
+        Input("dY", "T", shape="the shape that A and B broadcast to"),
+        Input("A", "T", shape="any shape"),
+        Input("B", "T", shape="a shape that broadcasts with that of A"),
+    )
+    outputs = (Output("dA", "T", shape="shape of A"), Output("dB", "T", shape="shape of B"))
+    types: ClassVar[Types] = {"T": FLOATS}
+
+    def infer(self, dy: Spec, a: Spec, b: Spec) -> tuple[Spec, ...]:
+        shape = broadcasting.broadcast(a.shape, b.shape)
+        if shape is None:
+            refuse(self.name, "B", f"a shape that broadcasts with {a.shape}", f"{b.shape}")
+        if dy.shape != shape:
+            refuse(self.name, "dY", f"shape {shape}, that of A / B", f"{dy.shape}")
+        most = self.source().constant("MAX_DIMENSIONS")
+        groups = len(broadcasting.dimensions(a.shape, b.shape)) if len(shape) > most else 0
+        if groups > most:
+            refuse(self.name, "B", f"at most {most} changes between the operands", str(groups))
+        return Spec(a.shape, a.dtype), Spec(b.shape, b.dtype)
+
+    def plan(
+        self, device: Device, dy: Spec, a: Spec, b: Spec, da: Spec | None, db: Spec | None
+    ) -> Plan:
+        arrays = Arrays(dy, a, b, da, db)
+        if a.size == b.size == dy.size:
+            return Plan((streamed("div_grad", arrays.present),))
+        dims = broadcasting.dimensions(a.shape, b.shape)
+        for part in ("B", "A"):
+            form = broadcasting.outer_kept_inner(dims, part)
+            if form is not None:
+                return plan_part(form, part, arrays)
+        return plan_general(dims, arrays)
+
+
+OPS: dict[str, type[Op]] = {
+    "BatchScale": BatchScale,
+    "DivGrad": DivGrad,
+    "FakeQuant": FakeQuant,
+    "FakeQuantGrad": FakeQuantGrad,
+    "IsFinite": IsFinite,
+    "Scale": Scale,
+    "ScaledSum": ScaledSum,
+}

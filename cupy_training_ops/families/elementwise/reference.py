@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: MIT
+"""Scaling, division, quantisation, finiteness in NumPy. Formulas: `operators.py`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...dtypes import FLOAT64, HostArray
+from ...rules.widening import cast, rounded, wide
+
+# Division by zero, overflow and NaN are what IEEE 754 says they are.
+_quiet = np.errstate(all="ignore")
+
+
+def _scaled(x: HostArray, scale: float) -> HostArray:
+    return np.asarray(wide(x) * scale)
+
+
+def _summed(x: HostArray, like: HostArray) -> HostArray:
+    """x summed over the dimensions that `like` is repeated along, in float64, in its shape."""
+    if x.size == like.size:  # a sum that begins with 0 would lose the sign of -0.0
+        return x.reshape(like.shape).astype(like.dtype)
+    lead = x.ndim - like.ndim
+    ones = (d for d, extent in enumerate(like.shape, lead) if extent == 1 != x.shape[d])
+    total = np.sum(x, axis=(*range(lead), *ones), dtype=FLOAT64)
+    return cast(total.reshape(like.shape), like.dtype)
+
+
+@_quiet
+def scale(input_: HostArray, scale: float, *, scale_down: bool = False) -> HostArray:
+    x = wide(input_)
+    return np.asarray(x / scale if scale_down else x * scale).astype(input_.dtype)
+
+
+@_quiet
+def batch_scale(
+    input_: HostArray, *, scale_0: float, scale_1: float, scale_2: float | None = None
+) -> tuple[HostArray | None, ...]:
+    scales = (scale_0, scale_1, scale_2)
+    return tuple(None if s is None else _scaled(input_, s).astype(input_.dtype) for s in scales)
+
+
+@_quiet
+def scaled_sum(
+    input_0: HostArray,
+    input_1: HostArray,
+    input_2: HostArray | None,
+    *,
+    scale_0: float,
+    scale_1: float,
+    scale_2: float | None = None,
+) -> HostArray:
+    total = _scaled(input_0, scale_0) + _scaled(input_1, scale_1)
+    if input_2 is not None and scale_2 is not None:
+        total = total + _scaled(input_2, scale_2)
+    return np.asarray(total).astype(input_0.dtype)
+
+
+@_quiet
+def fake_quant(
+    input_: HostArray, scale: float, zero_point: float, *, quant_min: int = 0, quant_max: int = 255
+) -> tuple[HostArray, HostArray]:
+    least, most = (rounded(bound, input_.dtype) for bound in (quant_min, quant_max))
+    q = np.rint(wide(input_) / scale) + zero_point
+    output = (np.clip(q, least, most) - zero_point) * scale
+    mask = (least <= q) & (q <= most)
+    return np.asarray(output).astype(input_.dtype), np.asarray(mask)
+
+
+def fake_quant_grad(dy: HostArray, gradient_mask: HostArray) -> HostArray:
+    return np.where(gradient_mask, dy, np.zeros_like(dy))
+
+
+@_quiet
+def is_finite(x: HostArray) -> HostArray:
+    return np.asarray(np.isfinite(x))
+
+
+@_quiet
+def div_grad(dy: HostArray, a: HostArray, b: HostArray) -> tuple[HostArray, HostArray]:
+    by_a = wide(dy) / wide(b)
+    return _summed(by_a, a), _summed(-by_a * (wide(a) / wide(b)), b)

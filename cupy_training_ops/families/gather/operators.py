@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: MIT
+"""Gradients of the gather operators: slices of dY are added to the rows of dX that they came from.
+
+Sums are kept in float32 (float64 for float64) and rounded once. They are added in an order that
+follows from the indices alone; with deterministic=False atomic additions may take any order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ...declare import schema
+from ...declare.schema import Attribute, Input, Output, Spec, boolean, integer
+from ...declare.type_rows import Types
+from ...dtypes import FLOATS, INT64, HostArray
+from ...errors import refuse
+from ...frame.checks import from_front
+from ...frame.op import Op
+from ...plan import Config, Device, Plan, by_value, ceil_div
+from .plan import THREADS, Scatter, Sizes, are_few, one_each
+
+INDEX_TYPES = (INT64, np.dtype(np.int32))
+SHAPE = Input("shape", "int64", memory="host", convert=schema.shape, doc="the shape of X")
+AXIS = Attribute("axis", integer, 0, doc="from -rank to rank - 1 of X")
+DETERMINISTIC = Attribute(
+    "deterministic", boolean, True, doc="False allows atomic additions where they are faster"
+)
+CHECK = Attribute(
+    "check",
+    boolean,
+    False,
+    doc="True refuses indices out of range before any launch, for which the call reads the "
+    "indices, waits for the device and cannot be captured in a graph",
+)
+
+
+class _GatherGradient(Op):
+    """What the three share: attributes, the check of indices, the choice of a plan.
+
+    Each says which row of dX a slice of dY is added to: a batch has K slices and G rows, W elements
+    each.
+    """
+
+    outputs = (Output("dX", "T", shape="shape given by `shape`"),)
+    types: ClassVar[Types] = {"T": FLOATS, "Tind": INDEX_TYPES}
+    deterministic: bool
+    check: bool
+
+    @classmethod
+    def max_dims(cls) -> int:
+        """How many dimensions the kernels' structs have room for."""
+        return cls.source().constant("MAX_DIMS")
+
+    def in_range(self, name: str, indices: HostArray, extent: int) -> None:
+        """Refuse indices outside -extent .. extent - 1."""
+        outside = (indices < -extent) | (indices >= extent)
+        if bool(outside.any()):
+            first = int(indices[outside].ravel()[0])
+            refuse(self.name, name, f"indices from {-extent} to {extent - 1}", str(first))
+
+    def planned(self, scatter: Scatter) -> Plan:
+        """Zeros where there are no slices, one launch for few; else sorted or with atomics."""
+        if scatter.sizes.K == 0:
+            scatter.zero(scatter.dx, scatter.dx.dtype)
+            return scatter.plan()
+        if are_few(scatter.sizes):
+            return scatter.add_few()
+        if not self.deterministic and scatter.prefers_atomics():
+            return scatter.add_slices_atomically()
+        return scatter.add_slices()
+
+
+class GatherGrad(_GatherGradient):
+    """Gradient of Gather: dX[b, g, w] = sum of dY[b, k, w] over all k with indices[k] = g.
+
+    b counts the elements of the dimensions before `axis`, w of those after it, and k those of
+    `indices`. A row that no index names is 0. Negative indices count from the end. An index out of
+    range for shape[axis] adds nothing; with check=True it is refused.
+
+    Memory: the workspace holds about 16 bytes an index, 4 bytes a row of dX and 1/31 of dY in
+    float32. With atomic additions it holds nothing, or for float16 and bfloat16 dX in float32.
+
+    Source: ONNX Gather-13, gradient;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/tensor/gather_grad.cc.
+    """
+
+    inputs = (
+        SHAPE,
+        Input("indices", "Tind", shape="any shape"),
+        Input("dY", "T", shape="shape X.shape[:axis] + indices.shape + X.shape[axis + 1:]"),
+    )
+    attributes = (AXIS, DETERMINISTIC, CHECK)
+    axis: int
+
+    def infer(self, shape: tuple[int, ...], indices: Spec, dy: Spec) -> tuple[Spec, ...]:
+        axis = from_front(self.name, self.axis, len(shape))
+        expected = (*shape[:axis], *indices.shape, *shape[axis + 1 :])
+        if dy.shape != expected:
+            refuse(self.name, "dY", f"shape {expected}", f"shape {dy.shape}")
+        return (Spec(shape, dy.dtype),)
+
+    def plan(
+        self, device: Device, shape: tuple[int, ...], indices: Spec, dy: Spec, dx: Spec
+    ) -> Plan:
+        axis = self.axis % len(shape)
+        before, after = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+        sizes = Sizes(before, indices.size, shape[axis], after)
+        return self.planned(Scatter(self, device, sizes, indices, dy, dx, (indices,)))
+
+    def check_values(self, *inputs: Any) -> None:
+        shape, indices, _ = inputs
+        self.in_range("indices", indices, shape[self.axis])
+
+
+class GatherNDGrad(_GatherGradient):
+    """Gradient of GatherND: output[i_1, ..., i_k, w] = sum of the slices with that index.
+
+    With b = batch_dims, an index (i_1, ..., i_k) is the k numbers along the last axis of `indices`.
+    It names the slice at that position of its own batch, and w counts the prod(shape[b + k:])
+    elements there. A slice that no index names is 0. Negative numbers count from the end. An index
+    with a number out of range adds nothing; with check=True it is refused.
+
+    Memory: a workspace like that of GatherGrad.
+
+    Source: ONNX GatherND-13, gradient;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/tensor/gather_nd_grad.cc.
+    """
+
+    inputs = (
+        SHAPE,
+        Input("indices", "Tind", shape="shape (*shape[:batch_dims], ..., k)"),
+        Input("update", "T", shape="shape indices.shape[:-1] + shape[batch_dims + k:]"),
+    )
+    outputs = (Output("output", "T", shape="shape given by `shape`"),)
+    attributes = (
+        Attribute("batch_dims", integer, 0, doc="how many leading dimensions are batches"),
+        DETERMINISTIC,
+        CHECK,
+    )
+    batch_dims: int
+
+    def infer(self, shape: tuple[int, ...], indices: Spec, update: Spec) -> tuple[Spec, ...]:
+        b, rank = self.batch_dims, len(indices.shape)
+        if not 0 <= b < max(len(shape), 1):
+            refuse(self.name, "batch_dims", f"from 0 to below the rank of shape {shape}", str(b))
+        if rank <= b:
+            refuse(self.name, "indices", f"a rank above batch_dims = {b}", f"rank {rank}")
+        k, most = indices.shape[-1], self.max_dims()
+        if not 1 <= k <= min(len(shape) - b, most):
+            expected = f"1 to {len(shape) - b} numbers an index, at most {most}"
+            refuse(self.name, "indices", expected, f"{k} in shape {indices.shape}")
+        if indices.shape[:b] != shape[:b]:
+            refuse(self.name, "indices", f"batches {shape[:b]}", f"shape {indices.shape}")
+        expected_shape = indices.shape[:-1] + shape[b + k :]
+        if update.shape != expected_shape:
+            refuse(self.name, "update", f"shape {expected_shape}", f"shape {update.shape}")
+        return (Spec(shape, update.dtype),)
+
+    def plan(
+        self, device: Device, shape: tuple[int, ...], indices: Spec, update: Spec, output: Spec
+    ) -> Plan:
+        b, k = self.batch_dims, indices.shape[-1]
+        slices, rows = math.prod(indices.shape[:-1]), math.prod(shape[: b + k])
+        sizes = Sizes(1, slices, rows, math.prod(shape[b + k :]))
+        extents = padded(shape[b : b + k], self.max_dims())
+        tuples = by_value(count=k, per_batch=math.prod(indices.shape[b:-1]), extents=extents)
+        target = (indices, tuples)
+        return self.planned(Scatter(self, device, sizes, indices, update, output, target))
+
+    def check_values(self, *inputs: Any) -> None:
+        shape, indices, _ = inputs
+        for j in range(indices.shape[-1]):
+            extent = shape[self.batch_dims + j]
+            self.in_range(f"indices[..., {j}]", indices[..., j], extent)
+
+
+class GatherElementsGrad(_GatherGradient):
+    """Gradient of GatherElements: dX[q] = sum of dY[p] over all positions p with q(p) = q.
+
+    q(p) is the position p with indices[p] in the place of its coordinate along `axis`. An element
+    that no position leads to is 0. Negative indices count from the end. An index out of range for
+    shape[axis] adds nothing; with check=True it is refused.
+
+    Memory: a workspace like that of GatherGrad.
+
+    Source: ONNX GatherElements-13, gradient;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/tensor/gather_elements_grad.cc.
+    """
+
+    inputs = (
+        Input("dY", "T", shape="rank of X"),
+        SHAPE,
+        Input("indices", "Tind", shape="shape of dY", doc="off `axis` at most as long as X"),
+    )
+    attributes = (AXIS, DETERMINISTIC, CHECK)
+    axis: int
+
+    def infer(self, dy: Spec, shape: tuple[int, ...], indices: Spec) -> tuple[Spec, ...]:
+        axis = from_front(self.name, self.axis, len(shape))
+        most = self.max_dims()
+        if len(shape) > most:
+            refuse(self.name, "shape", f"at most {most} dimensions", str(len(shape)))
+        if indices.shape != dy.shape:
+            refuse(self.name, "indices", f"dY's shape {dy.shape}", f"shape {indices.shape}")
+        pairs = enumerate(zip(indices.shape, shape, strict=False))
+        fits = all(i <= x or d == axis for d, (i, x) in pairs)
+        if len(indices.shape) != len(shape) or not fits:
+            expected = f"a shape within {shape} off axis {axis}"
+            refuse(self.name, "indices", expected, f"shape {indices.shape}")
+        return (Spec(shape, dy.dtype),)
+
+    def plan(
+        self, device: Device, dy: Spec, shape: tuple[int, ...], indices: Spec, dx: Spec
+    ) -> Plan:
+        axis = self.axis % len(shape)
+        dims = coalesced(indices.shape, shape, axis)
+        sizes = Sizes(1, indices.size, dx.size, 1)
+        target = (indices, lines(shape, axis, dims, self.max_dims()))
+        scatter = Scatter(self, device, sizes, indices, dy, dx, target)
+        if self.deterministic or indices.size == 0 or are_few(sizes):
+            return self.planned(scatter)
+        return self.add_elements(scatter, *dims[-1])
+
+    def add_elements(self, scatter: Scatter, columns: int, stride: int) -> Plan:
+        """Atomic additions in the order of dY; strip by strip where columns go to columns."""
+        n, tile = scatter.sizes.K, scatter.constant("STRIP_COLUMNS")
+        items = scatter.constant("ATOMIC_ITEMS")
+        if stride == 0 or columns < tile:
+            return scatter.atomic("__atomic", one_each(n, THREADS * items), n)
+        rows, rows_a_block = n // columns, THREADS // tile
+        blocks = ceil_div(rows, rows_a_block * items)
+        config = Config((blocks * ceil_div(columns, tile),), (tile, rows_a_block))
+        return scatter.atomic("__atomic_strips", config, rows, blocks)
+
+    def check_values(self, *inputs: Any) -> None:
+        _, shape, indices = inputs
+        self.in_range("indices", indices, shape[self.axis])
+
+
+def coalesced(indices: tuple[int, ...], shape: tuple[int, ...], axis: int) -> list[tuple[int, int]]:
+    """The indices' dimensions as (extent, stride in X; 0 on the axis), merged where they can be."""
+    merged: list[tuple[int, int]] = []
+    for d, extent in enumerate(indices):
+        stride = 0 if d == axis else math.prod(shape[d + 1 :])
+        if extent == 1:
+            continue
+        if merged and merged[-1][1] == extent * stride != 0:
+            merged[-1] = (merged[-1][0] * extent, stride)
+        else:
+            merged.append((extent, stride))
+    return merged or [(1, 0)]
+
+
+def lines(shape: tuple[int, ...], axis: int, dims: list[tuple[int, int]], most: int) -> np.void:
+    """The kernels' struct Lines of coalesced dimensions."""
+    *outer, (columns, column_stride) = dims
+    return by_value(
+        extent=shape[axis],
+        stride=math.prod(shape[axis + 1 :]),
+        columns=columns,
+        column_stride=column_stride,
+        n_outer=len(outer),
+        extents=padded([extent for extent, _ in outer], most),
+        strides=padded([stride for _, stride in outer], most),
+    )
+
+
+def padded(values: Sequence[int], length: int) -> HostArray:
+    """Integers in a table of this length."""
+    table = np.zeros(length, np.int64)
+    table[: len(values)] = values
+    return table
+
+
+OPS = {
+    "GatherElementsGrad": GatherElementsGrad,
+    "GatherGrad": GatherGrad,
+    "GatherNDGrad": GatherNDGrad,
+}

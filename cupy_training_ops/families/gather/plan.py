@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: MIT
+"""Plans that add slices to rows: sorted and summed in order, or with atomics.
+
+A batch has K slices of dY and G rows of dX, W elements each. The kernels are those of
+gather/radix_sort.cuh and gather/segmented_sum.cuh under names that begin with the family's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...declare.schema import Spec
+from ...dtypes import FLOAT64, Dtype, element_type
+from ...plan import (
+    VEC_NBYTES,
+    WARP,
+    Config,
+    Device,
+    Launch,
+    Plan,
+    Scratch,
+    ScratchMemory,
+    by_value,
+    ceil_div,
+)
+
+if TYPE_CHECKING:
+    from ...frame.op import Op
+
+THREADS = 256
+LONG_SORT = 2**20  # slices from which on a sort takes longer than its launches
+LONG_DIGIT_BITS = 8  # of a long sort with more than two digits: longer runs are worth another pass
+MANY_ROWS = 2**20  # rows from which on there are enough blocks of STARTS_ROWS for a GPU
+DENSE, SPARSE = 4, 16  # slices a row, and rows a slice, up to which a look at all beats searches
+
+ROWS = 4  # whose sums one thread makes where they are short
+SORT_BLOCKS = 2  # of a multiprocessor
+MAX_LOOKS = 2**16  # at slices, by elements of dX, that cost less than a second launch
+MAX_ATOMIC = 2**22  # elements of dY (of dX where sums are wider) for which atomics beat a sort
+MAX_32_BIT = 2**32 - 1
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """B batches of K slices of dY and of G rows of dX, W elements each."""
+
+    B: int
+    K: int
+    G: int
+    W: int
+
+    @property
+    def key(self) -> Dtype:
+        """The type of row numbers and slice numbers."""
+        return np.dtype(np.uint32 if max(self.K, self.G) <= MAX_32_BIT else np.uint64)
+
+
+@dataclass(frozen=True)
+class Digit:
+    """One digit of the sort keys 0 .. G."""
+
+    shift: int
+    bits: int
+
+
+def digits(rows: int, slices: int, most: int) -> tuple[Digit, ...]:
+    """As few digits of at most so many bits as hold every key, all of about the same width."""
+    bits = rows.bit_length()
+    longer = slices >= LONG_SORT and bits > 2 * most
+    width = ceil_div(bits, ceil_div(bits, LONG_DIGIT_BITS if longer else most))
+    return tuple(Digit(shift, min(width, bits - shift)) for shift in range(0, bits, width))
+
+
+def levels(slices: int, fanout: int) -> tuple[int, ...]:
+    """How many nodes each level of partial sums has, until few enough are left for one thread."""
+    counts = [slices]
+    while counts[-1] > 2 * fanout:
+        counts.append(counts[-1] // fanout)
+    return tuple(counts[1:])
+
+
+def rows_of_a_thread(sizes: Sizes, fanout: int) -> int:
+    """Several where most have so few slices that those of all are loaded together."""
+    return ROWS if fanout * sizes.G > sizes.K * ROWS else 1
+
+
+def are_few(sizes: Sizes) -> bool:
+    """Whether every element of dX looks at every slice: one launch instead of six or more."""
+    return sizes.K <= THREADS and sizes.K * sizes.B * sizes.G * sizes.W <= MAX_LOOKS
+
+
+def packet_size(width: int, dy: Spec, dx: Spec) -> int:
+    """Elements of a packet: 16 bytes where every row consists of whole aligned ones, else 1."""
+    n = VEC_NBYTES // dy.dtype.itemsize
+    return n if width % n == 0 and dy.aligned and dx.aligned else 1
+
+
+def spread(batches: int, n: int, runs: int, packets: int) -> tuple[Config, np.void]:
+    """Grid and `Items` for n items in each batch, a thread taking `packets` of an item's `runs`."""
+    lanes = min(THREADS, 1 << (ceil_div(runs, packets) - 1).bit_length())
+    items_a_block = THREADS // lanes
+    column_blocks = ceil_div(runs, lanes * packets)
+    fold = min(batches, max(1, MAX_32_BIT // n))
+    grid = (ceil_div(fold * n, items_a_block) * column_blocks, 1, ceil_div(batches, fold))
+    items = by_value(n_batches=batches, n=n, fold=fold, column_blocks=column_blocks)
+    return Config(grid, (lanes, items_a_block)), items
+
+
+def one_each(n: int, a_block: int, threads: int = THREADS) -> Config:
+    """A flat grid whose blocks take `a_block` of n things."""
+    return Config((ceil_div(n, a_block),), (threads,))
+
+
+@dataclass
+class Scatter:
+    """The plan of one call: which slices go where, and the launches that add them."""
+
+    op: Op
+    device: Device
+    sizes: Sizes
+    index: Spec
+    dy: Spec
+    dx: Spec
+    target: tuple[object, ...]  # the arguments that say where a slice goes
+    scratch: ScratchMemory = field(default_factory=ScratchMemory)
+    launches: list[Launch] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.acc = np.dtype(np.float64 if self.dy.dtype == FLOAT64 else np.float32)
+        types = {"T": self.dy.dtype, "INDEX": self.index.dtype, "KEY": self.sizes.key}
+        types["ACC"] = self.acc
+        self.slots = {name: element_type(dtype).c_type for name, dtype in types.items()}
+        self.slots["THREADS"] = str(THREADS)
+
+    def constant(self, name: str) -> int:
+        """A constant of the kernels."""
+        return self.op.source().constant(name, self.slots)
+
+    def launch(self, stage: str, config: Config, *args: object) -> None:
+        """Add one launch of a stage that the family's operators share."""
+        self.launch_own(f"{self.op.family}__{stage}", config, *args)
+
+    def launch_own(self, symbol: str, config: Config, *args: object) -> None:
+        """Add one launch."""
+        self.launches.append(Launch(symbol, config, args, self.slots))
+
+    @property
+    def narrow(self) -> bool:
+        """Whether sums are wider than dX: atomics then need room for all of it."""
+        return self.acc != self.dx.dtype
+
+    @property
+    def is_carried(self) -> bool:
+        """Whether slices are elements that fit where the sort has their positions."""
+        return (
+            self.sizes.B == self.sizes.W == 1 and self.dy.dtype.itemsize <= self.sizes.key.itemsize
+        )
+
+    def prefers_atomics(self) -> bool:
+        """Whether atomics are quicker than sorting."""
+        rows = max(self.sizes.K, self.sizes.G if self.narrow else 0)
+        return self.sizes.B * rows * self.sizes.W <= MAX_ATOMIC
+
+    def plan(self) -> Plan:
+        """What was added up to now."""
+        return self.scratch.plan(*self.launches)
+
+    def zero(self, target: Spec | Scratch, dtype: Dtype) -> None:
+        """Zeros for dX, or for its sums in another type."""
+        n = self.dx.size * np.dtype(dtype).itemsize // self.dx.dtype.itemsize
+        packet = VEC_NBYTES // self.dx.dtype.itemsize
+        config = one_each(n, THREADS * self.constant("ZERO_VECS") * packet)
+        self.launch("zero", config, target, n)
+
+    def add_few(self) -> Plan:
+        """One launch: the same bits, run after run."""
+        s, n = self.sizes, self.dx.size
+        args = (*self.target, self.dy, self.dx, n, by_value(n_slices=s.K, n_rows=s.G, width=s.W))
+        self.launch_own(f"{self.op.function_name}__few", one_each(n, THREADS), *args)
+        return self.plan()
+
+    def add_slices(self) -> Plan:
+        """Sorted by row and summed in order: the same bits, run after run."""
+        entries, s = self.sort(), self.sizes
+        starts = self.scratch.take(s.G + 1, s.key)
+        many = s.G >= MANY_ROWS and s.K <= DENSE * s.G and s.G <= SPARSE * s.K
+        config = one_each(s.G + 1, self.constant("STARTS_ROWS") if many else THREADS)
+        self.launch("starts__many" if many else "starts", config, entries, starts, s.K, s.G)
+        self.sum(entries, starts)
+        return self.plan()
+
+    def sort(self) -> Scratch:
+        """The (row, slice) entries in stable order, one pass a digit."""
+        n, key = self.sizes.K, self.sizes.key
+        variant, items = ("__long", "LONG_ITEMS") if n >= LONG_SORT else ("", "SHORT_ITEMS")
+        threads, radix = self.constant("SORT_THREADS"), self.constant("RADIX")
+        tile = threads * self.constant(items)
+        span = ceil_div(ceil_div(n, tile), SORT_BLOCKS * self.device.multiprocessors) * tile
+        config = one_each(n, span, threads)
+        entries, other = self.scratch.take(2 * n, key), self.scratch.take(2 * n, key)
+        counts = self.scratch.take(config.grid[0] * radix, key)
+        for digit in digits(self.sizes.G, n, radix.bit_length() - 1):
+            step = by_value(n=n, span=span, shift=np.int32(digit.shift), bits=np.int32(digit.bits))
+            if digit.shift == 0:
+                dy = self.dy if self.is_carried else None
+                where = (*self.target, dy, entries, counts, step, self.sizes.G)
+                self.launch_own(f"{self.op.function_name}__keys", config, *where)
+            else:
+                self.launch("count", config, entries, counts, step)
+            self.launch(f"scatter{variant}", config, entries, other, counts, step)
+            entries, other = other, entries
+        return entries
+
+    def sum(self, entries: Scratch, starts: Scratch) -> None:
+        """Partial sums level by level, then every row of dX."""
+        s, fanout = self.sizes, self.constant("FANOUT")
+        counts = levels(s.K, fanout)
+        sizes = by_value(n_slices=s.K, n_rows=s.G, width=s.W)
+        dy = None if self.is_carried else self.dy
+        n = packet_size(s.W, self.dy, self.dx)
+        variant, runs = "__scalar" if n == 1 else "", s.W // n
+        sums = self.scratch.take(s.B * sum(counts) * s.W, self.acc)
+        for i, count in enumerate(counts):
+            config, items = spread(s.B, count, runs, 1)
+            below = sum(counts[: max(i - 1, 0)])
+            level = by_value(
+                unit=fanout ** (i + 1), begin=sum(counts[:i]), begin_below=below, total=sum(counts)
+            )
+            args = (dy, entries, sums, items, sizes, level)
+            self.launch(f"sum_nodes{variant}", config, *args)
+        rows = rows_of_a_thread(s, fanout)
+        n_long = ceil_div(s.K, fanout) if runs >= WARP else 0
+        config, items = spread(s.B, n_long + ceil_div(s.G, rows), runs, 1)
+        arrays = (dy, entries, starts, sums, self.dx, items, sizes)
+        self.launch(f"sum_rows{variant}", config, *arrays, rows, sum(counts), len(counts), n_long)
+
+    def add_slices_atomically(self) -> Plan:
+        """Zeros, atomic additions, and one rounding where T is narrower than its sums."""
+        s = self.sizes
+        config, items = spread(s.B, s.K, s.W, self.constant("ATOMIC_ITEMS"))
+        sizes = by_value(n_slices=s.K, n_rows=s.G, width=s.W)
+        return self.atomic("__atomic", config, items, sizes)
+
+    def atomic(self, variant: str, config: Config, *args: object) -> Plan:
+        """The additions of a kernel of the operator's own between zeros and rounding."""
+        sums = self.scratch.take(self.dx.size, self.acc) if self.narrow else self.dx
+        self.zero(sums, self.acc)
+        symbol = self.op.function_name + variant
+        self.launch_own(symbol, config, *self.target, self.dy, sums, *args)
+        if self.narrow:
+            sums_each = self.constant("ROUND_NBYTES") // self.acc.itemsize
+            config = one_each(self.dx.size, THREADS * sums_each)
+            self.launch("round", config, sums, self.dx, self.dx.size)
+        return self.plan()

@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: MIT
+"""Gist activation codecs: ten encoders and decoders that shrink activations kept for backward.
+
+Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA 2018.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from ...declare.schema import Attribute, Input, Output, Spec, Tiles, boolean, dtype, optional, shape
+from ...declare.type_rows import Types
+from ...dtypes import BOOL, FLOATS, Dtype, HostArray, to_dtype
+from ...errors import refuse
+from ...frame.op import Op, slots
+from ...plan import Config, Device, Launch, Plan, ceil_div
+
+BOX = 8  # elements that share an MSFP15 exponent, and bits of a Pack1 byte
+THREADS = 128
+# Bytes of decoded elements a thread has in flight, for codecs of single elements and for codecs of
+# tiles: the fastest of a sweep on an H200.
+ELEMENT_NBYTES = 32
+TILE_NBYTES = 64
+STREAM = {
+    "THREADS": str(THREADS),
+    "ELEMENT_NBYTES": str(ELEMENT_NBYTES),
+    "TILE_NBYTES": str(TILE_NBYTES),
+}
+
+TO = Attribute("to", dtype, type="T")
+SHAPE = Attribute("shape", optional(shape), None, doc="the shape of Y")
+X = Input("X", "T", shape="any shape")
+KEEP_SIGN = Attribute(
+    "keep_sign", boolean, False, doc="round what is not 0 to a step at least, never to 0"
+)
+
+
+class _Codec(Op):
+    """What the ten share: one streaming launch from X to Y."""
+
+    inputs = (X,)
+    outputs = (Output("Y", "T", shape="shape of X where `shape` is None"),)
+    types: ClassVar[Types] = {"T": FLOATS}
+    tiles: ClassVar[Tiles] = {}
+    bitwise_exact = True
+    threads: ClassVar[int] = THREADS
+    thread_nbytes: ClassVar[int] = ELEMENT_NBYTES
+    constants: ClassVar[Mapping[str, str]] = STREAM
+
+    def stream(self, x: Spec, y: Spec, decoded: Spec) -> Plan:
+        """One launch over all elements; the kernel is told whether both arrays are aligned."""
+        grid = ceil_div(decoded.nbytes, self.threads * self.thread_nbytes)
+        aligned = x.aligned and y.aligned
+        arguments = (x, y, x.size, y.size, aligned, *self.options())
+        binding = {**self.binding(decoded.dtype), **self.constants}
+        config = Config((grid,), (self.threads,))
+        return Plan((Launch(self.symbol(), config, arguments, binding),))
+
+    def symbol(self) -> str:
+        """The kernel's name."""
+        return self.function_name
+
+    def binding(self, decoded: Dtype) -> dict[str, str]:
+        """The kernel's type slots."""
+        return slots(T=decoded)
+
+    def options(self) -> tuple[object, ...]:
+        """The kernel's arguments after arrays, sizes and alignment."""
+        return ()
+
+
+class Encoder(_Codec):
+    """The operators that make codes."""
+
+    def infer(self, x: Spec) -> tuple[Spec, ...]:
+        return (Spec(self.code_shape(x), to_dtype(self.outputs[0].type)),)
+
+    def code_shape(self, x: Spec) -> tuple[int, ...]:
+        """The shape of Y: one code an element."""
+        return x.shape
+
+    def takes_back(self, x: Spec, shape: tuple[int, ...], dtype: Dtype) -> bool:
+        """Whether an array of this shape and dtype may be the codes of x."""
+        (y,) = self.infer(x)
+        return (shape, dtype) == (y.shape, y.dtype)
+
+    def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
+        return self.stream(x, y, x)
+
+
+class Decoder(_Codec):
+    """The operators that make numbers of codes."""
+
+    attributes: ClassVar[tuple[Attribute, ...]] = (TO, SHAPE)
+    to: Dtype
+    shape: tuple[int, ...] | None
+
+    def infer(self, x: Spec) -> tuple[Spec, ...]:
+        y = Spec(self.flat_shape(x) if self.shape is None else self.shape, self.to)
+        if self.codes(y.size) != x.size:
+            expected = f"{self.codes(y.size)} codes for shape {y.shape}"
+            refuse(self.name, "X", expected, f"{x.size} of shape {x.shape}")
+        return (y,)
+
+    def flat_shape(self, x: Spec) -> tuple[int, ...]:
+        """The shape of Y without `shape`: what upstream gives."""
+        return x.shape
+
+    def codes(self, n: int) -> int:
+        """How many codes n elements have."""
+        return n
+
+    def flaw(self, codes: HostArray) -> str:
+        """What is wrong with codes on the host that no encoder makes; empty where nothing is."""
+        return ""
+
+    def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
+        return self.stream(x, y, y)
+
+    def cpu_attributes(self) -> dict[str, object]:
+        return {**self.attribute_values, "shape": None}  # of the whole Y, whose pieces are computed
+
+
+class GistBinarizeEncoder(Encoder):
+    """Sign test: Y = X > 0, in one byte an element.
+
+    Zeros of either sign, negative numbers and NaN give False; subnormal numbers above zero give
+    True.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
+    """
+
+    outputs = (Output("Y", "bool", shape="shape of X"),)
+
+
+class GistBinarizeDecoder(Decoder):
+    """Sign test back to numbers: Y = 1 where X, else 0.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
+    """
+
+    inputs = (Input("X", "bool", shape="any shape"),)
+
+
+class GistPack1Encoder(Encoder):
+    """Sign bits: bit 7 - j of Y[k] = X[8 k + j] > 0, the first element in the highest bit.
+
+        element   8k  8k+1  8k+2  8k+3  8k+4  8k+5  8k+6  8k+7
+        Y[k] bit   7     6     5     4     3     2     1     0
+
+    The n elements are taken in row-major order; bits of the last byte that no element has are 0.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
+    """
+
+    outputs = (Output("Y", "uint8", shape="shape (ceil(n / 8),)"),)
+    tiles: ClassVar[Tiles] = {"X": BOX}
+    thread_nbytes = TILE_NBYTES
+    types: ClassVar[Types] = {"T": (BOOL, *FLOATS)}
+
+    def code_shape(self, x: Spec) -> tuple[int, ...]:
+        return (ceil_div(x.size, BOX),)
+
+
+class GistPack1Decoder(Decoder):
+    """Sign bits back to numbers: Y[8 k + j] = bit 7 - j of X[k], as 1 or 0.
+
+    GistPack1Encoder draws the bits.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
+    """
+
+    inputs = (
+        Input(
+            "X", "uint8", shape="any shape", doc="with `shape`, ceil(n / 8) codes for n elements"
+        ),
+    )
+    outputs = (Output("Y", "T", shape="shape (8 m,) of m codes where `shape` is None"),)
+    tiles: ClassVar[Tiles] = {"Y": BOX}
+    thread_nbytes = TILE_NBYTES
+    types: ClassVar[Types] = {"T": (BOOL, *FLOATS)}
+
+    def flat_shape(self, x: Spec) -> tuple[int, ...]:
+        return (BOX * x.size,)
+
+    def codes(self, n: int) -> int:
+        return ceil_div(n, BOX)
+
+
+class GistPack8Encoder(Encoder):
+    """OCP FP8 E5M2, unscaled: Y = X rounded to 1 sign, 5 exponent (bias 15) and 2 fraction bits.
+
+        bit   7      6 5 4 3 2   1 0
+              sign   exponent    fraction
+
+    X is rounded straight from T to the nearest code, ties to even. Subnormal numbers and signed
+    zeros are kept. |X| >= 61440 gives infinity (0x7C); NaN gives 0x7E with the sign of X. The error
+    is at most 2^-3 |X| from 2^-14 on, and 2^-17 below.
+
+    Source: OCP 8-bit Floating Point Specification 1.0, E5M2. Upstream's own codes
+    (orttraining/orttraining/training_ops/cuda/gist/gist.cc) do not give back their values.
+    """
+
+    outputs = (Output("Y", "uint8", shape="shape of X"),)
+
+
+class GistPack8Decoder(Decoder):
+    """The exact value of an E5M2 code: Y = the float16 whose upper byte is X and lower byte 0.
+
+    Every T holds it exactly. Of a NaN the sign is kept and nothing else. GistPack8Encoder draws
+    the bits.
+
+    Source: OCP 8-bit Floating Point Specification 1.0, E5M2.
+    """
+
+    inputs = (Input("X", "uint8", shape="any shape"),)
+
+
+class GistPack16Encoder(Encoder):
+    """Half precision: Y = X rounded to float16.
+
+    X is rounded straight from T to nearest, ties to even. Subnormal numbers are kept, |X| >= 65520
+    gives infinity, NaN gives 0x7E00 with the sign of X. The error is at most 2^-11 |X| from 2^-14
+    on, and 2^-25 below.
+
+    Source: IEEE 754 binary16; ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
+    """
+
+    outputs = (Output("Y", "float16", shape="shape of X"),)
+
+
+class GistPack16Decoder(Decoder):
+    """Half precision back: Y = X in type T.
+
+    The value is exact but for bfloat16, to which it is rounded: to nearest, ties to even. Of a NaN
+    the sign is kept and nothing else, also where T is float16.
+
+    Source: IEEE 754 binary16; ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
+    """
+
+    inputs = (Input("X", "float16", shape="any shape"),)
+
+
+class GistPackMsfp15Encoder(Encoder):
+    """MSFP15: X[i] = (-1)^s M 2^(E - 132), E shared by 8 consecutive elements of the flat array.
+
+    A tile is eight bytes, one an element: its sign s, its magnitude M and one bit of the tile's E.
+
+        bit    7            6   5 4 3 2 1 0
+        Y[0]   bit 0 of E   s   M
+        Y[1]   bit 1 of E   s   M
+         ...
+        Y[7]   bit 7 of E   s   M
+
+    E is the largest biased float32 exponent of the tile. M = |X| / 2^(E - 132) rounded half up, at
+    most 63. The error is at most 2^-6 2^(E - 127), twice that where M saturates. Numbers below
+    2^-126 become zero. A tile with a number that is not finite (from float64 also one of 2^128 or
+    more) becomes eight zero bytes.
+
+    With keep_sign M is at least 1 where X is not 0, so that a finite tile keeps every sign; format
+    and decoder stay the same. The error is then at most a step, 2^-5 2^(E - 127), for every number
+    of the tile. Numbers below 2^-126 are rounded as all others; a tile of them alone has E = 0, its
+    step is 2^-132. What decodes is not 0 in the type that was encoded, but is subnormal in float32
+    and bfloat16 where it is below 2^-126: a GPU's arithmetic may take it for 0.
+
+    Source: Darvish Rouhani et al., "Pushing the Limits of Narrow Precision Inferencing at Cloud
+    Scale with Microsoft Floating Point", NeurIPS 2020;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
+    """
+
+    outputs = (
+        Output(
+            "Y",
+            "uint8",
+            shape="shape of X where its size n is a multiple of 8",
+            doc="else shape (8 ceil(n / 8),), the last tile padded with zeros",
+        ),
+    )
+    tiles: ClassVar[Tiles] = {"X": BOX, "Y": BOX}
+    thread_nbytes = TILE_NBYTES
+    attributes = (
+        Attribute(
+            "keep_nonfinite",
+            boolean,
+            False,
+            doc="give a tile that is not finite E = 255, so that it decodes to NaN",
+        ),
+        KEEP_SIGN,
+    )
+    keep_nonfinite: bool
+    keep_sign: bool
+
+    def code_shape(self, x: Spec) -> tuple[int, ...]:
+        return x.shape if x.size % BOX == 0 else (BOX * ceil_div(x.size, BOX),)
+
+    def symbol(self) -> str:
+        return f"{self.function_name}__keep_sign" if self.keep_sign else self.function_name
+
+    def options(self) -> tuple[object, ...]:
+        return (self.keep_nonfinite,)
+
+
+class GistPackMsfp15Decoder(Decoder):
+    """MSFP15 back: Y = (-1)^s M 2^(E - 132), rounded to float32 and then to T.
+
+    GistPackMsfp15Encoder draws the bits. M = 0 gives +0. E = 255 with M >= 32 overflows to
+    infinity; with keep_nonfinite E = 255 gives NaN without a sign.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
+    """
+
+    inputs = (
+        Input(
+            "X",
+            "uint8",
+            shape="any shape",
+            doc="whole tiles of 8 codes; with `shape`, as many as its elements need",
+        ),
+    )
+    tiles: ClassVar[Tiles] = {"X": BOX, "Y": BOX}
+    thread_nbytes = TILE_NBYTES
+    attributes = (
+        TO,
+        SHAPE,
+        Attribute("keep_nonfinite", boolean, False, doc="decode a tile with E = 255 to NaN"),
+    )
+    keep_nonfinite: bool
+
+    def codes(self, n: int) -> int:
+        return BOX * ceil_div(n, BOX)
+
+    def options(self) -> tuple[object, ...]:
+        return (self.keep_nonfinite,)
+
+
+class ReluGradFromBits(Op):
+    """Gradient of Relu from sign bits: dX = dY where the bit of X > 0 is set, else 0.
+
+    bit 7 - j of bits[k] is that of element 8 k + j, as GistPack1Encoder writes it: the result is
+    that of ReluGrad with the X that was encoded. Where the bit is set dY is given on bit by bit,
+    NaN too; where it is not the result is +0, whatever dY is.
+
+    Source: ONNX Relu-14, gradient; Jain et al., "Gist: Efficient Data Encoding for Deep Neural
+    Network Training", ISCA 2018.
+    """
+
+    domain = "cupy_training_ops"
+    inputs = (
+        Input("dY", "T", shape="any shape"),
+        Input("bits", "uint8", shape="shape (ceil(n / 8),) of the n elements of dY"),
+    )
+    outputs = (Output("dX", "T", may_alias=("dY",), shape="shape of dY"),)
+    types: ClassVar[Types] = {"T": FLOATS}
+    tiles: ClassVar[Tiles] = {"dY": BOX, "dX": BOX}
+    bitwise_exact = True
+
+    def infer(self, dy: Spec, bits: Spec) -> tuple[Spec, ...]:
+        expected = (ceil_div(dy.size, BOX),)
+        if bits.shape != expected:
+            refuse(self.name, "bits", f"shape {expected}", f"shape {bits.shape}")
+        return (Spec(dy.shape, dy.dtype),)
+
+    def plan(self, device: Device, dy: Spec, bits: Spec, dx: Spec) -> Plan:
+        config = Config((ceil_div(dy.nbytes, THREADS * TILE_NBYTES),), (THREADS,))
+        arguments = (dy, bits, dx, dy.size, dy.aligned and dx.aligned)
+        return Plan((Launch(self.function_name, config, arguments, slots(T=dy.dtype) | STREAM),))
+
+
+OPS = {
+    "GistBinarizeDecoder": GistBinarizeDecoder,
+    "GistBinarizeEncoder": GistBinarizeEncoder,
+    "GistPack16Decoder": GistPack16Decoder,
+    "GistPack16Encoder": GistPack16Encoder,
+    "GistPack1Decoder": GistPack1Decoder,
+    "GistPack1Encoder": GistPack1Encoder,
+    "GistPack8Decoder": GistPack8Decoder,
+    "GistPack8Encoder": GistPack8Encoder,
+    "GistPackMsfp15Decoder": GistPackMsfp15Decoder,
+    "GistPackMsfp15Encoder": GistPackMsfp15Encoder,
+    "ReluGradFromBits": ReluGradFromBits,
+}

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: MIT
+"""Sample inputs of the Gist codecs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...dtypes import BOOL, FLOAT16, FLOATS, dtype_name, to_dtype
+from ...samples import SHAPES, Generator, Sample
+from .operators import OPS
+
+SPECIALS = np.array(
+    [0.0, -0.0, np.nan, np.inf, -np.inf, 1e-45, -1e-45, 1e-40, -1e-38, 1.2e-38, 2.0**-17,
+     -(2.0**-17) * 1.001, 2.0**-16, 2.0**-25, 2.0**-24, 57344, -61439, 61440, 65504, 65520, 3e38,
+     1.125 + 2.0**-12, 1.125 + 2.0**-50, 1.375 - 2.0**-50, 1.375, -1.984375]
+)  # fmt: skip
+
+
+def spread(rng: Generator, shape: tuple[int, ...], dtype: Any) -> Any:
+    """Normal values over many orders of magnitude, both signs, some of them zero."""
+    values = rng.standard_normal(shape) * 2.0 ** rng.uniform(-24, 12, shape)
+    return np.asarray(values * (rng.random(shape) > 0.1)).astype(dtype)
+
+
+def special(rng: Generator, dtype: Any) -> Any:
+    """Every special value alone among ordinary ones, then all of them together."""
+    with np.errstate(over="ignore"):
+        values = SPECIALS.astype(dtype)
+    tiles = spread(rng, (values.size, 8), dtype)
+    tiles[np.arange(values.size), rng.integers(0, 8, values.size)] = values
+    return np.concatenate([tiles.ravel(), values])
+
+
+def small(rng: Generator, dtype: Any) -> Any:
+    """Numbers near the smallest that float32 and the dtype have, zeros of both signs among them."""
+    exponents = rng.integers(-150, -118, (256, 1)) - rng.integers(0, 9, (256, 8))
+    values = rng.uniform(-2, 2, (256, 8)) * 2.0**exponents * (rng.random((256, 8)) > 0.2)
+    return (values * (2.0**110 if dtype == FLOAT16 else 1)).astype(dtype)
+
+
+def one_input(maker: Callable[..., Any], rng: Generator, **size: Any) -> tuple[Any, ...]:
+    """The one input of a codec."""
+    return (maker(rng, **size),)
+
+
+def _decoded(rng: Generator, shape: tuple[int, ...], dtype: Any) -> Any:
+    return np.asarray(rng.random(shape) < 0.5) if dtype == BOOL else spread(rng, shape, dtype)
+
+
+def _codes(rng: Generator, n: int, dtype: Any) -> Any:
+    """Random codes: any bits are valid, except that a bool is 0 or 1."""
+    if dtype == BOOL:
+        return rng.random(n) < 0.5
+    bits = rng.integers(0, 2 ** (8 * dtype.itemsize), n, dtype=f"u{dtype.itemsize}")
+    return bits.view(dtype)
+
+
+def _encoder(name: str) -> Iterator[Sample]:
+    for dtype in OPS[name].types["T"]:
+        t = dtype_name(dtype)
+        for label, shape, offset in SHAPES:
+            make = partial(one_input, _decoded, shape=shape, dtype=dtype)
+            yield Sample(name, f"{t}-{label}", make, {}, offset)
+        if dtype != BOOL:
+            make = partial(one_input, special, dtype=dtype)
+            yield Sample(name, f"{t}-special", make)
+            if "Msfp15" in name:
+                yield Sample(name, f"{t}-special-kept", make, {"keep_nonfinite": True})
+                yield Sample(name, f"{t}-special-signs", make, {"keep_sign": True})
+                kept = {"keep_sign": True, "keep_nonfinite": True}
+                yield Sample(name, f"{t}-special-kept-signs", make, kept)
+                make = partial(one_input, spread, shape=(1003,), dtype=dtype)
+                yield Sample(name, f"{t}-misaligned-signs", make, {"keep_sign": True}, 1)
+                make = partial(one_input, small, dtype=dtype)
+                yield Sample(name, f"{t}-small-signs", make, {"keep_sign": True})
+
+
+def of_codes(decoder: Any, dtype: Any, n_flat: int) -> Iterator[Sample]:
+    """A decoder's samples in one dtype; n_flat codes come without the shape of what they code."""
+    name, t, code = decoder.name, dtype_name(dtype), to_dtype(decoder.inputs[0].type)
+    for label, shape, offset in SHAPES:
+        op = decoder(to=dtype, shape=shape)
+        make = partial(one_input, _codes, n=op.codes(int(np.prod(shape))), dtype=code)
+        yield Sample(name, f"{t}-{label}", make, op.attribute_values, offset)
+    make = partial(one_input, _codes, n=n_flat, dtype=code)
+    yield Sample(name, f"{t}-flat", make, {"to": dtype})
+
+
+def _decoder(name: str) -> Iterator[Sample]:
+    code = to_dtype(OPS[name].inputs[0].type)
+    for dtype in OPS[name].types["T"]:
+        yield from of_codes(OPS[name], dtype, 4096)
+        if "Msfp15" in name:
+            make = partial(one_input, _codes, n=4096, dtype=code)
+            options = {"to": dtype, "keep_nonfinite": True}
+            yield Sample(name, f"{dtype_name(dtype)}-kept", make, options)
+
+
+def _gradient(rng: Generator, shape: tuple[int, ...], dtype: Any) -> tuple[Any, ...]:
+    n = int(np.prod(shape))
+    return spread(rng, shape, dtype), _codes(rng, -(-n // 8), np.dtype(np.uint8))
+
+
+def _relu_grad(name: str) -> Iterator[Sample]:
+    for dtype in FLOATS:
+        for label, shape, offset in SHAPES:
+            make = partial(_gradient, shape=shape, dtype=dtype)
+            yield Sample(name, f"{dtype_name(dtype)}-{label}", make, {}, offset)
+
+
+def _samples(name: str) -> Iterator[Sample]:
+    if name == "ReluGradFromBits":
+        return _relu_grad(name)
+    return _encoder(name) if "Encoder" in name else _decoder(name)
+
+
+SAMPLES = {name: tuple(_samples(name)) for name in OPS}

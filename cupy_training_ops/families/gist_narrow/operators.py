@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: MIT
+"""Gist codecs of numbers in few bits: FP10, 4-bit indices, and scaled 8-bit floats in blocks.
+
+Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA 2018.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ...declare.schema import Attribute, Input, Output, Spec, Tiles, boolean
+from ...declare.type_rows import Types
+from ...dtypes import INTEGERS, Dtype
+from ...errors import refuse
+from ...frame.op import slots
+from ...plan import ceil_div
+from ..gist import operators as gist
+
+THREADS = 384  # a multiple of 3, for FP10, and of those that encode a tile of 1,024 elements
+NBYTES = 64  # of decoded elements a thread has in flight
+IN_WORD = 3  # FP10 codes
+IN_BYTE = 2  # indices
+TILE = 1024  # elements of eight blocks, whose scales stand together
+SCALES_NBYTES = 16
+
+
+class _Narrow:
+    """What the encoders and decoders of this family share."""
+
+    domain = "cupy_training_ops"
+    threads: ClassVar[int] = THREADS
+    thread_nbytes: ClassVar[int] = NBYTES
+    constants: ClassVar[Mapping[str, str]] = {"THREADS": str(THREADS), "NBYTES": str(NBYTES)}
+
+
+# ---- FP10 ----------------------------------------------------------------------------------------
+
+
+class GistFp10Encoder(_Narrow, gist.Encoder):
+    """FP10: Y = X rounded to 1 sign, 5 exponent (bias 15) and 4 fraction bits, three in a word.
+
+        bit of a code    9      8 7 6 5 4   3 2 1 0
+                        sign    exponent    fraction
+
+        bits of Y[k]    0 to 9   10 to 19   20 to 29   30, 31
+        element          3 k      3 k + 1    3 k + 2      0
+
+    X is rounded straight from T to the nearest code, ties to even. Subnormal numbers and signed
+    zeros are kept. |X| >= 64512 gives infinity (0x1F0); NaN gives 0x1F8 with the sign of X. The
+    error is at most 2^-5 |X| from 2^-14 on, and 2^-19 below. A code is the upper ten bits of the
+    float16 of the same value. The n elements are taken in row-major order; codes of the last word
+    that no element has are 0.
+
+    Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA
+    2018.
+    """
+
+    outputs = (Output("Y", "uint32", shape="shape (ceil(n / 3),)"),)
+    tiles: ClassVar[Tiles] = {"X": IN_WORD}
+    thread_nbytes = 96
+
+    def code_shape(self, x: Spec) -> tuple[int, ...]:
+        return (ceil_div(x.size, IN_WORD),)
+
+
+class GistFp10Decoder(_Narrow, gist.Decoder):
+    """FP10 back: Y = the float16 whose upper ten bits are the code and whose lower bits are 0.
+
+    Every T holds it exactly. Of a NaN the sign is kept and nothing else. GistFp10Encoder draws
+    the bits; bits 30 and 31 of a word are ignored.
+
+    Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA
+    2018.
+    """
+
+    inputs = (
+        Input(
+            "X", "uint32", shape="any shape", doc="with `shape`, ceil(n / 3) words for n elements"
+        ),
+    )
+    outputs = (Output("Y", "T", shape="shape (3 m,) of m words where `shape` is None"),)
+    tiles: ClassVar[Tiles] = {"Y": IN_WORD}
+
+    def flat_shape(self, x: Spec) -> tuple[int, ...]:
+        return (IN_WORD * x.size,)
+
+    def codes(self, n: int) -> int:
+        return ceil_div(n, IN_WORD)
+
+
+# ---- 4-bit indices -------------------------------------------------------------------------------
+
+
+def _word(dtype: Dtype) -> Dtype:
+    """Indices are moved as unsigned words of their size."""
+    return np.dtype(f"u{dtype.itemsize}")
+
+
+class GistIndex4Encoder(_Narrow, gist.Encoder):
+    """4-bit indices: Y[k] = X[2 k] mod 16 + 16 (X[2 k + 1] mod 16), numbers from 0 to 15 exactly.
+
+    For the argmax of pooling windows of at most 16 elements. Of other numbers the lowest four bits
+    of two's complement are kept; with check=True they are refused. The n elements are taken in
+    row-major order; the upper half of the last byte is 0 where no element has it.
+
+    Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA
+    2018.
+    """
+
+    outputs = (Output("Y", "uint8", shape="shape (ceil(n / 2),)"),)
+    types: ClassVar[Types] = {"T": INTEGERS}
+    tiles: ClassVar[Tiles] = {"X": IN_BYTE}
+    attributes = (
+        Attribute(
+            "check",
+            boolean,
+            False,
+            doc="True refuses numbers outside 0 to 15 before any launch, for which the call reads "
+            "X, waits for the device and cannot be captured in a graph",
+        ),
+    )
+    check: bool
+
+    def code_shape(self, x: Spec) -> tuple[int, ...]:
+        return (ceil_div(x.size, IN_BYTE),)
+
+    def binding(self, decoded: Dtype) -> dict[str, str]:
+        return slots(INDEX=_word(decoded))
+
+    def check_values(self, *inputs: Any) -> None:
+        (x,) = inputs
+        outside = (x < 0) | (x > 15)
+        if bool(outside.any()):
+            refuse(self.name, "X", "indices from 0 to 15", str(int(x[outside].ravel()[0])))
+
+
+class GistIndex4Decoder(_Narrow, gist.Decoder):
+    """4-bit indices back: Y[2 k] = X[k] mod 16, Y[2 k + 1] = X[k] / 16 rounded down.
+
+    Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA
+    2018.
+    """
+
+    inputs = (
+        Input(
+            "X", "uint8", shape="any shape", doc="with `shape`, ceil(n / 2) codes for n elements"
+        ),
+    )
+    outputs = (Output("Y", "T", shape="shape (2 m,) of m codes where `shape` is None"),)
+    types: ClassVar[Types] = {"T": INTEGERS}
+    tiles: ClassVar[Tiles] = {"Y": IN_BYTE}
+
+    def flat_shape(self, x: Spec) -> tuple[int, ...]:
+        return (IN_BYTE * x.size,)
+
+    def codes(self, n: int) -> int:
+        return ceil_div(n, IN_BYTE)
+
+    def binding(self, decoded: Dtype) -> dict[str, str]:
+        return slots(INDEX=_word(decoded))
+
+
+# ---- scaled 8-bit floats -------------------------------------------------------------------------
+
+
+class _BlockEncoder(_Narrow, gist.Encoder):
+    outputs = (Output("Y", "uint8", shape="shape (n + 16 ceil(n / 1024),)"),)
+    tiles: ClassVar[Tiles] = {"X": TILE, "Y": TILE + SCALES_NBYTES}
+
+    def code_shape(self, x: Spec) -> tuple[int, ...]:
+        return (x.size + SCALES_NBYTES * ceil_div(x.size, TILE),)
+
+
+class _BlockDecoder(_Narrow, gist.Decoder):
+    inputs = (
+        Input(
+            "X",
+            "uint8",
+            shape="any shape",
+            doc="n + 16 ceil(n / 1024) bytes for n elements",
+        ),
+    )
+    outputs = (Output("Y", "T", shape="shape (n,) where `shape` is None"),)
+    tiles: ClassVar[Tiles] = {"X": TILE + SCALES_NBYTES, "Y": TILE}
+
+    def flat_shape(self, x: Spec) -> tuple[int, ...]:
+        n = x.size - SCALES_NBYTES * ceil_div(x.size, TILE + SCALES_NBYTES)
+        return (max(n, 0),)
+
+    def codes(self, n: int) -> int:
+        return n + SCALES_NBYTES * ceil_div(n, TILE)
+
+
+class GistBlockE4m3Encoder(_BlockEncoder):
+    """Scaled FP8: Y = X / 2^s rounded to OCP E4M3, s shared by 128 consecutive elements.
+
+    A tile of 1,024 elements is 1,040 bytes, the last tile 16 more than it has elements:
+
+        byte     0, 1          2, 3       ...   14, 15         16          17     ...
+               s of block 0  of block 1        of block 7  element 0   element 1
+
+    s is a 16-bit integer, its lower byte first: the smallest at which no finite element of the
+    block rounds to more than 448, and 0 where none is finite and not zero. Scaled numbers are
+    rounded straight from T to the nearest code, ties to even; signed zeros are kept. NaN and
+    infinities count for no scale and give NaN (0x7F) with the sign of X. The error is at most 2^-4
+    |X| from 2^(s - 6) on, and 2^(s - 10) below; the block's largest is at least 2^(s + 7).
+
+    Source: OCP 8-bit Floating Point Specification 1.0, E4M3.
+    """
+
+
+class GistBlockE4m3Decoder(_BlockDecoder):
+    """Scaled FP8 back: Y = 2^s times the value of an E4M3 code, rounded to float32 and then to T.
+
+    To float64 it is exact, or rounded once. What is beyond T becomes infinity: a number near T's
+    largest may be rounded up. Of a NaN the sign is kept and nothing else. GistBlockE4m3Encoder
+    draws the bytes.
+
+    Source: OCP 8-bit Floating Point Specification 1.0, E4M3.
+    """
+
+
+class GistBlockE5m2Encoder(_BlockEncoder):
+    """Scaled FP8: Y = X / 2^s rounded to OCP E5M2, s shared by 128 consecutive elements.
+
+    The bytes lie as GistBlockE4m3Encoder draws them; s is the smallest at which no finite element
+    rounds to more than 57344. Scaled numbers are rounded straight from T to the nearest code, ties
+    to even; signed zeros are kept. Infinities stay (0x7C), NaN gives 0x7E, with the sign of X, and
+    both count for no scale. The error is at most 2^-3 |X| from 2^(s - 14) on, and
+    2^(s - 17) below; the block's largest is at least 2^(s + 14).
+
+    Source: OCP 8-bit Floating Point Specification 1.0, E5M2.
+    """
+
+
+class GistBlockE5m2Decoder(_BlockDecoder):
+    """Scaled FP8 back: Y = 2^s times the value of an E5M2 code, rounded to float32 and then to T.
+
+    To float64 it is exact, or rounded once. What is beyond T becomes infinity: a number near T's
+    largest may be rounded up. Of a NaN the sign is kept and nothing else. GistBlockE4m3Encoder
+    draws where the bytes lie.
+
+    Source: OCP 8-bit Floating Point Specification 1.0, E5M2.
+    """
+
+
+OPS = {
+    "GistBlockE4m3Decoder": GistBlockE4m3Decoder,
+    "GistBlockE4m3Encoder": GistBlockE4m3Encoder,
+    "GistBlockE5m2Decoder": GistBlockE5m2Decoder,
+    "GistBlockE5m2Encoder": GistBlockE5m2Encoder,
+    "GistFp10Decoder": GistFp10Decoder,
+    "GistFp10Encoder": GistFp10Encoder,
+    "GistIndex4Decoder": GistIndex4Decoder,
+    "GistIndex4Encoder": GistIndex4Encoder,
+}

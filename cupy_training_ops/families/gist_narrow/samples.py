@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: MIT
+"""Sample inputs of the Gist codecs of numbers in few bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...dtypes import FLOATS, dtype_name
+from ...samples import SHAPES, Generator, Sample
+from ..gist.samples import of_codes, one_input, special, spread
+from .operators import OPS
+
+# Scales of subnormal numbers, and those of the largest.
+EXPONENTS = (-1074, -1030, -160, -149, -133, -126, -24, 0, 15, 100, 126, 127, 1000, 1023)
+
+
+def _numbers(rng: Generator, shape: tuple[int, ...], dtype: Any) -> Any:
+    """What an encoder takes: indices from 0 to 15 among others, or numbers of many sizes."""
+    if dtype in FLOATS:
+        return spread(rng, shape, dtype)
+    return np.asarray(rng.integers(0, 16, shape) * rng.choice([1, 1, 1, 7], shape)).astype(dtype)
+
+
+def scaled(rng: Generator, dtype: Any) -> Any:
+    """Blocks of 128 numbers of every size, the last ones zeros, or with one that is not finite."""
+    with np.errstate(all="ignore"):
+        blocks = np.ldexp(rng.uniform(-2, 2, (len(EXPONENTS), 128)), np.c_[list(EXPONENTS)])
+        blocks *= 2.0 ** -rng.integers(0, 30, blocks.shape)
+        more = rng.standard_normal((6, 128))
+        more[0], more[1], more[2] = 0, -0.0, np.inf
+        more[3, 5], more[4, 77], more[5, 127] = np.nan, -np.inf, 464
+        return np.concatenate([blocks, more]).ravel().astype(dtype)
+
+
+def _encoder(name: str) -> Iterator[Sample]:
+    for dtype in OPS[name].types["T"]:
+        t = dtype_name(dtype)
+        for label, shape, offset in SHAPES:
+            make = partial(one_input, _numbers, shape=shape, dtype=dtype)
+            yield Sample(name, f"{t}-{label}", make, {}, offset)
+        if dtype in FLOATS:
+            yield Sample(name, f"{t}-special", partial(one_input, special, dtype=dtype))
+            yield Sample(name, f"{t}-scaled", partial(one_input, scaled, dtype=dtype))
+
+
+def _decoder(name: str) -> Iterator[Sample]:
+    for dtype in OPS[name].types["T"]:
+        yield from of_codes(OPS[name], dtype, 3 * 1040)
+
+
+SAMPLES = {name: tuple(_encoder(name) if "Encoder" in name else _decoder(name)) for name in OPS}

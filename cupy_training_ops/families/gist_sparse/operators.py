@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: MIT
+"""Gist's sparse encoding: a bit an element, and the elements that are not zero, packed.
+
+Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA 2018.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from ...declare.schema import Input, Output, Spec, Tiles
+from ...declare.type_rows import Types
+from ...dtypes import FIXED_SIZE, UINT8, Dtype, HostArray
+from ...errors import refuse
+from ...frame.op import Op, slots
+from ...plan import Config, Device, Launch, Plan, ScratchMemory, align_up, ceil_div
+from ..gist import operators as gist
+
+TILE_NBYTES = 16_384  # of elements whose values are packed together
+HEAD_NBYTES = 16
+GROUP_NBYTES = 16  # of values: what is read and written at a time
+# Blocks of the launches for each multiprocessor. Encoding ones that are not resident find no tile
+# left; finishing ones have little to do where codes are sparse.
+ENCODING, FINISHING = 4, 8
+
+
+class Layout(NamedTuple):
+    """Where the parts of a code begin, in bytes; `most` is what the longest code takes.
+
+    | head | starts: where each tile's values begin | mask | values of tile 0 | of tile 1 | ...
+    """
+
+    tiles: int
+    mask: int
+    values: int
+    kept: int  # bytes of a code that has the elements as they are
+    most: int
+
+    @property
+    def always_kept(self) -> bool:
+        """Whether the elements as they are take no more than a code without a value."""
+        return self.kept <= self.values
+
+    @property
+    def least(self) -> int:
+        """Bytes of the shortest code."""
+        return min(self.kept, self.values)
+
+
+def layout(n: int, itemsize: int, group: int) -> Layout:
+    """Of n elements whose values are coded by groups of so many."""
+    tile = TILE_NBYTES // itemsize
+    tiles = ceil_div(n, tile)
+    mask = HEAD_NBYTES + align_up(8 * tiles, 16)
+    values = mask + 16 * ceil_div(n, 128)
+    groups = n // tile * ceil_div(tile, group) + ceil_div(n % tile, group)
+    kept = HEAD_NBYTES + n * itemsize if n else 0
+    return Layout(tiles, mask, values, kept, min(kept, values + GROUP_NBYTES * groups))
+
+
+class _Sparse(Op):
+    """What the family's encoders and decoders share: the codec of the values."""
+
+    domain = "cupy_training_ops"
+    tiles: ClassVar[Tiles] = None
+    values: ClassVar[str]  # the kernels' name of the codec of the values
+    group: ClassVar[int]  # values in 16 bytes, where they are not as they are
+
+    def layout(self, decoded: Spec) -> Layout:
+        """Of an array's code."""
+        return layout(decoded.size, decoded.dtype.itemsize, self.group_of(decoded.dtype))
+
+    def group_of(self, dtype: Dtype) -> int:
+        """How many values take 16 bytes."""
+        return self.group
+
+    def binding(self, decoded: Dtype) -> dict[str, str]:
+        """The kernels' slots."""
+        return {"VALUES": self.values, **slots(T=decoded)}
+
+    def launch(self, part: str, blocks: int, args: tuple[object, ...], decoded: Dtype) -> Launch:
+        """One of the family's three kernels."""
+        config = Config((blocks,), (self.source().constant("gist_sparse::tile::THREADS"),))
+        return Launch(f"{self.family}__{part}", config, args, self.binding(decoded))
+
+
+class _AsTheyAre(_Sparse):
+    """Values as they are, moved as words of their size."""
+
+    values = "AsTheyAre"
+
+    def group_of(self, dtype: Dtype) -> int:
+        return GROUP_NBYTES // dtype.itemsize
+
+    def binding(self, decoded: Dtype) -> dict[str, str]:
+        word = "Pair" if decoded.itemsize == 16 else slots(T=np.dtype(f"u{decoded.itemsize}"))["T"]
+        return {"VALUES": self.values, "T": word}
+
+
+class _Fp10(_Sparse):
+    values = "Fp10"
+    group = 12
+
+
+class _Msfp15(_Sparse):
+    values = "Msfp15"
+    group = 16
+
+
+CODE = Output(
+    "Y",
+    "uint8",
+    shape="shape (m,) of the m bytes that the longest code of n elements takes",
+    doc="the code's length is its first eight bytes; what is behind it is not written",
+)
+
+
+class SparseEncoder(_Sparse, gist.Encoder):
+    """The operators that make sparse codes, of a length that the device knows first."""
+
+    outputs = (CODE,)
+
+    def code_shape(self, x: Spec) -> tuple[int, ...]:
+        return (self.layout(x).most,)
+
+    def takes_back(self, x: Spec, shape: tuple[int, ...], dtype: Dtype) -> bool:
+        found = self.layout(x)
+        return dtype == UINT8 and len(shape) == 1 and found.least <= shape[0] <= found.most
+
+    def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
+        found = self.layout(x)
+        scratch = ScratchMemory()
+        tickets, groups = scratch.zeros(1, np.uint32), scratch.zeros(found.tiles, np.uint32)
+        nbytes, aligned = scratch.take(1, np.uint64), x.aligned and y.aligned
+        shared = (tickets, groups, nbytes, aligned)
+        args = (x, y, x.size, y.size, found.mask, found.values, *shared)
+        blocks = min(found.tiles, ENCODING * device.multiprocessors)
+        encode = self.launch("encode", blocks, args, x.dtype)
+        blocks = min(found.tiles, FINISHING * device.multiprocessors)
+        rest = (x, y, x.size, found.values, *shared[1:])
+        finish = self.launch("finish", blocks, rest, x.dtype)
+        return scratch.plan(*(() if found.always_kept else (encode,)), finish)
+
+
+class SparseDecoder(_Sparse, gist.Decoder):
+    """The operators that give back what a sparse code holds."""
+
+    inputs = (Input("X", "uint8", shape="any shape", doc="a code, or more bytes behind it"),)
+    outputs = (Output("Y", "T", shape="shape `shape`, which has to be given"),)
+
+    def infer(self, x: Spec) -> tuple[Spec, ...]:
+        if self.shape is None:
+            refuse(self.name, "shape", "the shape of Y", "None")
+        y = Spec(self.shape, self.to)
+        found = self.layout(y)
+        if not found.least <= x.size <= found.most:
+            expected = f"{found.least} to {found.most} bytes for shape {y.shape}"
+            refuse(self.name, "X", expected, f"{x.size} of shape {x.shape}")
+        return (y,)
+
+    def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
+        found = self.layout(y)
+        args = (x, y, x.size, y.size, found.mask, found.values, x.aligned and y.aligned)
+        return Plan((self.launch("decode", found.tiles, args, y.dtype),))
+
+    def cpu_attributes(self) -> dict[str, object]:
+        return self.attribute_values
+
+    def flaw(self, codes: HostArray) -> str:
+        y = Spec(self.shape or (), self.to)
+        found = self.layout(y)
+        if not y.size:
+            return ""
+        length, is_kept = (int(number) for number in codes[:HEAD_NBYTES].view(np.uint64))
+        if length != codes.size:
+            return f"a code of {length} bytes in {codes.size}"
+        if is_kept not in (0, 1) or bool(is_kept) != (length == found.kept):
+            return f"{is_kept} says how {length} bytes are coded"
+        return "" if is_kept else self._flaw_of_sparse(codes, y, found)
+
+    def _flaw_of_sparse(self, codes: HostArray, y: Spec, found: Layout) -> str:
+        """Starts that are not those of the mask, and bits of no element."""
+        mask = np.unpackbits(codes[found.mask : found.values], bitorder="little")
+        if mask[y.size :].any():
+            return "its mask goes on after the last element"
+        tile = TILE_NBYTES // y.dtype.itemsize
+        counts = np.add.reduceat(mask[: y.size], np.arange(0, y.size, tile), dtype=np.int64)
+        nbytes = GROUP_NBYTES * -(-counts // self.group_of(y.dtype))
+        ends = found.values + np.cumsum(nbytes)
+        starts = codes[HEAD_NBYTES : HEAD_NBYTES + 8 * found.tiles].view(np.uint64)
+        if ends[-1] != codes.size or (starts != ends - nbytes).any():
+            return "its tiles do not begin where its mask says"
+        return ""
+
+
+class GistSparseEncoder(_AsTheyAre, SparseEncoder):
+    """Sparse code: Y = a bit an element, 1 where any of its bits is 1, and those elements, packed.
+
+    Lossless for every type: -0 and NaN are elements like others. A tile is 16,384 bytes of X:
+
+        bytes     0 to 7    of this code, in all
+                  8 to 15   1 where the elements are kept as they are, else 0
+        sparse    starts    8 bytes a tile: the byte of the code where its values begin
+                  mask      a bit an element, the first in the lowest bit of a byte
+                  values    of each tile in order, zeros up to a multiple of 16 bytes
+        kept      X         where that takes no more bytes
+
+    Starts and mask are padded with zeros to multiples of 16 bytes; numbers have their lower bytes
+    first. The device knows the length first, and nothing waits for it: Y has room for X.
+
+    Memory: a workspace of 4 bytes a tile and 16 more.
+
+    Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA
+    2018.
+    """
+
+    types: ClassVar[Types] = {"T": FIXED_SIZE}
+
+
+class GistSparseDecoder(_AsTheyAre, SparseDecoder):
+    """Sparse code back: Y = the next value of its tile where the bit is 1, else 0.
+
+    GistSparseEncoder draws the bytes. `to` is as wide as the type that was encoded: where values
+    are not where the code says, as of a damaged code, elements are 0. Nothing outside the code is
+    read.
+
+    Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA
+    2018.
+    """
+
+    types: ClassVar[Types] = {"T": FIXED_SIZE}
+
+
+class GistSparseFp10Encoder(_Fp10, SparseEncoder):
+    """Sparse code with FP10 values: Y = that of GistSparseEncoder, 12 values in four words.
+
+    The last 12 values of a tile are completed by zeros. GistFp10Encoder says what a value becomes.
+
+    Memory: a workspace of 4 bytes a tile and 16 more.
+
+    Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA
+    2018.
+    """
+
+
+class GistSparseFp10Decoder(_Fp10, SparseDecoder):
+    """Sparse code with FP10 values back: Y = the next value of its tile where the bit is 1, else 0.
+
+    GistSparseEncoder draws the bytes, GistFp10Encoder those of the values.
+
+    `to` is the type that was encoded. Of a type of another width the tiles are others: where values
+    are not where the code says, as of a damaged code, elements are NaN. Of elements that are kept
+    as they are nothing says whether they are float16 or bfloat16.
+
+    Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA
+    2018.
+    """
+
+
+class GistSparseMsfp15Encoder(_Msfp15, SparseEncoder):
+    """Sparse code with MSFP15 values: Y = that of GistSparseEncoder, values in boxes of eight.
+
+    The last two boxes of a tile are completed by zeros. GistPackMsfp15Encoder says what a box
+    becomes, also with keep_sign; one that is not finite becomes zeros.
+
+    Memory: a workspace of 4 bytes a tile and 16 more.
+
+    Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA
+    2018.
+    """
+
+    attributes = (gist.KEEP_SIGN,)
+    keep_sign: bool
+
+    def binding(self, decoded: Dtype) -> dict[str, str]:
+        values = "Msfp15KeepSign" if self.keep_sign else self.values
+        return {**super().binding(decoded), "VALUES": values}
+
+
+class GistSparseMsfp15Decoder(_Msfp15, SparseDecoder):
+    """Sparse code with MSFP15 values back: Y = the next value where the bit is 1, else 0.
+
+    GistSparseEncoder draws the bytes, GistPackMsfp15Encoder those of the values.
+
+    `to` is the type that was encoded. Of a type of another width the tiles are others: where values
+    are not where the code says, as of a damaged code, elements are NaN. Of elements that are kept
+    as they are nothing says whether they are float16 or bfloat16.
+
+    Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA
+    2018.
+    """
+
+
+OPS = {
+    "GistSparseDecoder": GistSparseDecoder,
+    "GistSparseEncoder": GistSparseEncoder,
+    "GistSparseFp10Decoder": GistSparseFp10Decoder,
+    "GistSparseFp10Encoder": GistSparseFp10Encoder,
+    "GistSparseMsfp15Decoder": GistSparseMsfp15Decoder,
+    "GistSparseMsfp15Encoder": GistSparseMsfp15Encoder,
+}

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: MIT
+"""Sparse codes in NumPy. The bytes are drawn in `operators.py`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from ...dtypes import Dtype, HostArray
+from ...rules.widening import padded, put_nan
+from ..gist.reference import gist_pack_msfp15_decoder, gist_pack_msfp15_encoder
+from ..gist_narrow.reference import gist_fp10_decoder, gist_fp10_encoder
+
+Shape = tuple[int, ...] | None
+
+TILE_NBYTES = 16_384
+HEAD_NBYTES = 16
+GROUP_NBYTES = 16
+
+
+class Values(NamedTuple):
+    """The codec of the values: how many make 16 bytes, and the way there and back.
+
+    Of a tile whose values are not where the code says, elements are NaN where `has_nan`, else 0.
+    """
+
+    group: int
+    encode: Callable[[HostArray], HostArray]
+    decode: Callable[[HostArray, Dtype], HostArray]
+    has_nan: bool = True
+
+
+def _as_they_are(dtype: Dtype) -> Values:
+    return Values(
+        GROUP_NBYTES // dtype.itemsize, lambda x: x, lambda code, to: code.view(to), has_nan=False
+    )
+
+
+def _fp10() -> Values:
+    return Values(
+        12, gist_fp10_encoder, lambda code, to: gist_fp10_decoder(code.view(np.uint32), to=to)
+    )
+
+
+def _msfp15(keep_sign: bool = False) -> Values:
+    encode = partial(gist_pack_msfp15_encoder, keep_sign=keep_sign)
+    return Values(16, encode, lambda code, to: gist_pack_msfp15_decoder(code, to=to))
+
+
+def gist_sparse_encoder(x: HostArray) -> HostArray:
+    return _encoded(x, _as_they_are(x.dtype))
+
+
+def gist_sparse_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) -> HostArray:
+    return _decoded(x, to, shape, _as_they_are(to))
+
+
+def gist_sparse_fp10_encoder(x: HostArray) -> HostArray:
+    return _encoded(x, _fp10())
+
+
+def gist_sparse_fp10_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) -> HostArray:
+    return _decoded(x, to, shape, _fp10())
+
+
+def gist_sparse_msfp15_encoder(x: HostArray, *, keep_sign: bool = False) -> HostArray:
+    return _encoded(x, _msfp15(keep_sign))
+
+
+def gist_sparse_msfp15_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) -> HostArray:
+    return _decoded(x, to, shape, _msfp15())
+
+
+def _encoded(x: HostArray, values: Values) -> HostArray:
+    """Room for the longest code, and the code at its start."""
+    flat = x.ravel()
+    code = np.zeros(_most(flat.size, x.dtype.itemsize, values.group), np.uint8)
+    sparse = _sparse(flat, values)
+    kept = HEAD_NBYTES + flat.nbytes
+    if sparse.size < kept:
+        code[: sparse.size] = sparse
+    elif flat.size:
+        code[:HEAD_NBYTES] = np.array([kept, 1], np.uint64).view(np.uint8)
+        code[HEAD_NBYTES:kept] = flat.view(np.uint8)
+    return code
+
+
+def _sparse(flat: HostArray, values: Values) -> HostArray:
+    tile = TILE_NBYTES // flat.dtype.itemsize
+    mask: HostArray = np.any(flat.view(np.uint8).reshape(flat.size, -1), axis=1)
+    counts = _counts(mask, tile)
+    groups = -(-counts // values.group)
+    packed = np.zeros(int(groups.sum()) * values.group, flat.dtype)
+    begins = values.group * (np.cumsum(groups) - groups)
+    packed[_places(counts, begins)] = flat[mask]
+    bits = np.packbits(padded(mask, 128), bitorder="little")
+    first = HEAD_NBYTES + (8 * counts.size + 15) // 16 * 16 + bits.size
+    starts = first + GROUP_NBYTES * (np.cumsum(groups) - groups)
+    total = first + GROUP_NBYTES * int(groups.sum())
+    parts = (np.array([total, 0], np.uint64), padded(starts.astype(np.uint64), 2), bits)
+    return np.concatenate(
+        [*(p.view(np.uint8) for p in parts), values.encode(packed).view(np.uint8)]
+    )
+
+
+def _decoded(x: HostArray, to: Dtype, shape: Shape, values: Values) -> HostArray:
+    code, y = x.ravel(), np.zeros(math.prod(shape or ()), to)
+    kept = HEAD_NBYTES + y.nbytes
+    if code[8:HEAD_NBYTES].any() and kept <= code.size:
+        y.view(np.uint8)[...] = code[HEAD_NBYTES:kept]
+    elif y.size:
+        sound = _scatter(y, code, values)
+        if values.has_nan:
+            put_nan(y, ~sound, np.zeros_like(sound))
+    return y.reshape(shape or ())
+
+
+def _scatter(y: HostArray, code: HostArray, values: Values) -> HostArray:
+    """Put values where they belong; whether they are where the code says, of each element.
+
+    What says so are the starts, which are others for elements of another width.
+    """
+    tile = TILE_NBYTES // y.dtype.itemsize
+    tiles = -(-y.size // tile)
+    mask_start = HEAD_NBYTES + (8 * tiles + 15) // 16 * 16
+    first = mask_start + 16 * -(-y.size // 128)
+    if code.size < first:
+        return np.zeros(y.size, np.bool_)
+    mask = np.unpackbits(code[mask_start:first], count=y.size, bitorder="little").view(np.bool_)
+    counts = _counts(mask, tile)
+    starts = _numbers(code[HEAD_NBYTES : HEAD_NBYTES + 8 * tiles])
+    ends = np.append(starts[1:], _numbers(code[:8]))
+    groups = -(-counts // values.group)
+    sound = (starts >= first) & (starts % 16 == 0) & (ends <= code.size) & (starts <= ends)
+    sound &= ends - starts == GROUP_NBYTES * groups
+    if values.has_nan:  # what lies as other widths or kept elements do is no code of this one
+        others = code[8:HEAD_NBYTES].any() or code[HEAD_NBYTES + 8 * tiles : mask_start].any()
+        sound &= starts[0] == first and not others
+    of_element: HostArray = np.repeat(sound, tile)[: y.size]
+    mask &= of_element
+    counts[~sound] = 0
+    coded = code[first : code.size - (code.size - first) % GROUP_NBYTES].copy()
+    begins = (starts - first) // GROUP_NBYTES * values.group
+    y[mask] = values.decode(coded, y.dtype)[_places(counts, begins)]
+    return of_element
+
+
+def _numbers(code: HostArray) -> HostArray:
+    return np.frombuffer(code.tobytes(), np.int64)
+
+
+def _counts(mask: HostArray, tile: int) -> HostArray:
+    """How many are set in each tile."""
+    starts = np.arange(0, mask.size, tile)
+    return np.add.reduceat(mask, starts, dtype=np.int64) if mask.size else starts
+
+
+def _places(counts: HostArray, begins: HostArray) -> HostArray:
+    """Where the values of all tiles stand, of which each has so many and begins there."""
+    skipped = begins - (np.cumsum(counts) - counts)
+    return np.asarray(np.arange(counts.sum()) + np.repeat(skipped, counts))
+
+
+def _most(n: int, itemsize: int, group: int) -> int:
+    """Bytes of the longest code: the elements as they are, or a value for each."""
+    tile = TILE_NBYTES // itemsize
+    tiles = -(-n // tile)
+    groups = n // tile * -(-tile // group) + -(-(n % tile) // group)
+    sparse = HEAD_NBYTES + (8 * tiles + 15) // 16 * 16 + 16 * -(-n // 128) + GROUP_NBYTES * groups
+    return min(sparse, HEAD_NBYTES + n * itemsize) if n else 0

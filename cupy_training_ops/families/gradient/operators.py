@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: MIT
+"""Gradient bookkeeping: accumulating, clearing, scaling between precisions.
+
+Sums and products are computed in float32, or in float64 where an input is float64, and rounded
+once; beyond the range of their type they become infinite. NaN and infinities propagate. Subnormal
+float32 sums and products become zero.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import ClassVar
+
+import numpy as np
+
+from ...declare.schema import Attribute, Inferred, Input, Output, Spec, Tiles, boolean, dtype, flag
+from ...declare.type_rows import Types
+from ...dtypes import BOOL, FIXED_SIZE, FLOAT32, FLOATS, Dtype
+from ...errors import refuse
+from ...frame.op import Op, slots
+from ...plan import Config, Device, Launch, Plan, ceil_div
+from ...planning.multi_tensor import batches
+
+THREADS = 128
+NBYTES = 32  # of the wider type a thread has in flight
+CHUNK_NBYTES = THREADS * NBYTES  # of the wider type a block of a list's launch takes
+CAPACITY = 108  # tensors a launch: 36 bytes each, 4,000 in all
+
+DONE = np.ones(1, BOOL)
+
+UPDATE_SIGNAL = Input(
+    "update_signal",
+    "bool",
+    memory="host",
+    optional=True,
+    convert=flag,
+    doc="True where it is left out",
+)
+
+
+def _launch(
+    symbol: str, grid: int, args: tuple[object, ...], t: Dtype = FLOAT32, value: Dtype = FLOAT32
+) -> Launch:
+    """A launch of this family, whose kernels share their slots."""
+    binding = slots(T=t, VALUE=value) | {
+        "THREADS": str(THREADS),
+        "NBYTES": str(NBYTES),
+        "CAPACITY": str(CAPACITY),
+        "CHUNK_NBYTES": str(CHUNK_NBYTES),
+    }
+    return Launch(symbol, Config((grid,), (THREADS,)), args, binding)
+
+
+def _wider(a: Spec, b: Spec) -> int:
+    return max(a.dtype.itemsize, b.dtype.itemsize)
+
+
+def _blocks(a: Spec, b: Spec) -> int:
+    """Blocks of a launch over two arrays of the same size."""
+    return ceil_div(a.size * _wider(a, b), THREADS * NBYTES)
+
+
+def _refuse_other_shape(op: str, name: str, got: Spec, like: str, expected: Spec) -> None:
+    if got.shape != expected.shape:
+        refuse(op, name, f"shape {expected.shape} like {like}", f"shape {got.shape}")
+
+
+class InPlaceAccumulator(Op):
+    """Gradient accumulation: new_sum = old_sum + value, in place of old_sum.
+
+    An `out=` of its own leaves old_sum as it is. With update_signal=False new_sum is old_sum: in
+    place nothing is launched, into `out=` it is copied.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/optimizer/gradient_control.cc.
+    """
+
+    inputs = (
+        Input("old_sum", "T", shape="any shape"),
+        Input("value", "T_GRAD", shape="shape of old_sum"),
+        UPDATE_SIGNAL,
+    )
+    outputs = (
+        Output("new_sum", "T", aliases="old_sum", may_alias=("value",), shape="shape of old_sum"),
+    )
+    types: ClassVar[Types] = {"T": FLOATS, "T_GRAD": FLOATS}
+    tiles: ClassVar[Tiles] = {}
+
+    def infer(self, old_sum: Spec, value: Spec, update_signal: bool | None) -> tuple[Spec, ...]:
+        _refuse_other_shape(self.name, "value", value, "old_sum", old_sum)
+        return (old_sum,)
+
+    def plan(
+        self, device: Device, old_sum: Spec, value: Spec, update_signal: bool | None, new_sum: Spec
+    ) -> Plan:
+        update = update_signal is not False
+        if not update and new_sum.in_place:
+            return Plan(())
+        args = (old_sum, value if update else None, new_sum, old_sum.size)
+        grid = _blocks(old_sum, value)
+        return Plan((_launch(self.function_name, grid, args, old_sum.dtype, value.dtype),))
+
+
+class InPlaceAccumulatorV2(Op):
+    """Gradient accumulation: accumulation_buffer_out = accumulation_buffer + value, or value alone.
+
+    With overwrite_flag the buffer becomes the value, rounded to T; what it held does not matter. An
+    `out=` of its own leaves the buffer as it is; an `outputs=` without accumulation_buffer_out does
+    not.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/optimizer/gradient_control.cc.
+    """
+
+    inputs = (
+        Input("accumulation_buffer", "T", shape="any shape"),
+        Input("value", "T_GRAD", shape="shape of accumulation_buffer"),
+        Input(
+            "overwrite_flag",
+            "bool",
+            memory="host",
+            optional=True,
+            convert=flag,
+            doc="False where it is left out",
+        ),
+    )
+    outputs = (
+        Output("updated_flag", "bool", memory="host", shape="shape (1,)", doc="always True"),
+        Output(
+            "accumulation_buffer_out",
+            "T",
+            aliases="accumulation_buffer",
+            may_alias=("value",),
+            shape="shape of accumulation_buffer",
+        ),
+    )
+    types: ClassVar[Types] = {"T": FLOATS, "T_GRAD": FLOATS}
+    tiles: ClassVar[Tiles] = {}
+
+    def infer(self, buffer: Spec, value: Spec, overwrite_flag: bool | None) -> tuple[Inferred, ...]:
+        _refuse_other_shape(self.name, "value", value, "accumulation_buffer", buffer)
+        return (DONE, buffer)
+
+    def plan(
+        self,
+        device: Device,
+        buffer: Spec,
+        value: Spec,
+        overwrite_flag: bool | None,
+        *outputs: Spec | None,
+    ) -> Plan:
+        args = (None if overwrite_flag else buffer, value, outputs[-1], buffer.size)
+        grid = _blocks(buffer, value)
+        return Plan((_launch(self.function_name, grid, args, buffer.dtype, value.dtype),))
+
+
+class InPlaceAccumulatorList(Op):
+    """Gradient accumulation over a parameter list: new_sums[i] = old_sums[i] + values[i], in place.
+
+    Each pair is treated as by InPlaceAccumulator, with one launch for every 108 pairs that have
+    elements.
+
+    Source: this package; ONNX Runtime runs InPlaceAccumulator once for each parameter.
+    """
+
+    domain = "cupy_training_ops"
+    inputs = (
+        Input("old_sums", "T", variadic=True, shape="any shapes", doc="at least one array"),
+        Input("values", "T_GRAD", variadic=True, shape="shapes of old_sums"),
+        UPDATE_SIGNAL,
+    )
+    outputs = (
+        Output(
+            "new_sums",
+            "T",
+            variadic=True,
+            aliases="old_sums",
+            may_alias=("values",),
+            shape="shapes of old_sums",
+        ),
+    )
+    types: ClassVar[Types] = {"T": FLOATS, "T_GRAD": FLOATS}
+
+    def infer(
+        self, old_sums: tuple[Spec, ...], values: tuple[Spec, ...], update_signal: bool | None
+    ) -> tuple[Inferred, ...]:
+        if len(values) != len(old_sums):
+            refuse(self.name, "values", f"{len(old_sums)} arrays like old_sums", str(len(values)))
+        for i, (old_sum, value) in enumerate(zip(old_sums, values, strict=True)):
+            _refuse_other_shape(self.name, f"values[{i}]", value, f"old_sums[{i}]", old_sum)
+        return (old_sums,)
+
+    def plan(
+        self,
+        device: Device,
+        old_sums: tuple[Spec, ...],
+        values: tuple[Spec, ...],
+        update_signal: bool | None,
+        new_sums: tuple[Spec, ...],
+    ) -> Plan:
+        update = update_signal is not False
+        written = [update or not new_sum.in_place for new_sum in new_sums]
+        sizes = [s.size if w else 0 for s, w in zip(old_sums, written, strict=True)]
+        t, value = old_sums[0], values[0]
+        launches = []
+        for table in batches(sizes, CHUNK_NBYTES // _wider(t, value), CAPACITY):
+            pointers = map(table.pointers, (old_sums, values, new_sums))
+            args = (*pointers, table.sizes, len(table.members), update)
+            grid = table.n_chunks
+            launches.append(_launch(self.function_name, grid, args, t.dtype, value.dtype))
+        return Plan(tuple(launches))
+
+
+class ZeroGradient(Op):
+    """Clears a gradient: zero_gradient = 0, all bytes, in place of old_gradient.
+
+    NaN and infinities are cleared like anything else. An `out=` of its own leaves old_gradient as
+    it is.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/optimizer/gradient_control.cc.
+    """
+
+    inputs = (
+        Input("old_gradient", "T1", shape="any shape"),
+        Input(
+            "reset_signal",
+            "T2",
+            not_accessed=True,
+            shape="any shape",
+            doc="not read; it orders execution in a graph of operators",
+        ),
+    )
+    outputs = (
+        Output("zero_gradient", "T1", aliases="old_gradient", shape="shape of old_gradient"),
+    )
+    types: ClassVar[Types] = {"T1": FLOATS, "T2": FIXED_SIZE}
+    tiles: ClassVar[Tiles] = {}
+    bitwise_exact = True
+
+    def infer(self, old_gradient: Spec, reset_signal: Spec) -> tuple[Spec, ...]:
+        return (old_gradient,)
+
+    def plan(self, device: Device, old_gradient: Spec, reset_signal: Spec, zero: Spec) -> Plan:
+        grid = ceil_div(zero.nbytes, THREADS * NBYTES)
+        args = (zero, zero.nbytes)
+        return Plan((_launch(self.function_name, grid, args),))
+
+
+class MixedPrecisionScale(Op):
+    """Scaling between precisions: Y[i] = S X[i], rounded to `to`, for every tensor of a list.
+
+    With fuse_outputs there is one Y of rank 1: the results one after the other. There is one launch
+    for every 108 tensors that have elements.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/mixed_precision_scale.cc.
+    """
+
+    inputs = (
+        Input("S", "ScaleT", shape="one element, any shape", doc="read where it is"),
+        Input("X", "SrcT", variadic=True, shape="any shapes", doc="at least one array"),
+    )
+    outputs = (
+        Output("Y", "DstT", variadic=True, shape="shapes of X, or with fuse_outputs one of rank 1"),
+    )
+    attributes = (
+        Attribute("to", dtype, type="DstT"),
+        Attribute("fuse_outputs", boolean, False, doc="one output for all tensors"),
+    )
+    types: ClassVar[Types] = {"SrcT": FLOATS, "ScaleT": (FLOAT32,), "DstT": FLOATS}
+    to: Dtype
+    fuse_outputs: bool
+
+    def infer(self, s: Spec, xs: tuple[Spec, ...]) -> tuple[tuple[Spec, ...]]:
+        if s.size != 1:
+            refuse(self.name, "S", "one element", f"shape {s.shape}")
+        if not xs:
+            refuse(self.name, "X", "at least one array", "an empty list")
+        if self.fuse_outputs:
+            return ((Spec((sum(x.size for x in xs),), self.to),),)
+        return (tuple(Spec(x.shape, self.to) for x in xs),)
+
+    def plan(self, device: Device, s: Spec, xs: tuple[Spec, ...], ys: tuple[Spec, ...]) -> Plan:
+        sizes = [x.size for x in xs]
+        starts = list(itertools.accumulate(sizes, initial=0))
+        symbol = self.function_name + ("__fused" if self.fuse_outputs else "")
+        launches = []
+        for table in batches(sizes, CHUNK_NBYTES // _wider(xs[0], ys[0]), CAPACITY):
+            fused = self.fuse_outputs
+            y = (ys[0], table.starts(starts)) if fused else (table.pointers(ys),)
+            args = (s, table.pointers(xs), *y, table.sizes, len(table.members))
+            launches.append(_launch(symbol, table.n_chunks, args, self.to, xs[0].dtype))
+        return Plan(tuple(launches))
+
+
+OPS = {
+    "InPlaceAccumulator": InPlaceAccumulator,
+    "InPlaceAccumulatorList": InPlaceAccumulatorList,
+    "InPlaceAccumulatorV2": InPlaceAccumulatorV2,
+    "MixedPrecisionScale": MixedPrecisionScale,
+    "ZeroGradient": ZeroGradient,
+}

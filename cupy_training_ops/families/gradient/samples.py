@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: MIT
+"""Sample inputs of gradient bookkeeping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...dtypes import BFLOAT16, FIXED_SIZE, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
+from ...samples import SHAPES, Generator, Sample, Shape
+from ..tensor.samples import values
+
+# Type combinations of upstream's InPlaceAccumulator, and two with float64.
+PAIRS = (
+    (FLOAT32, FLOAT32), (FLOAT32, FLOAT16), (FLOAT16, FLOAT16), (FLOAT16, FLOAT32),
+    (FLOAT32, BFLOAT16), (BFLOAT16, BFLOAT16), (BFLOAT16, FLOAT32),
+    (FLOAT64, FLOAT64), (FLOAT16, FLOAT64),
+)  # fmt: skip
+# "many" takes three launches
+LISTS: tuple[tuple[str, tuple[Shape, ...], int], ...] = (
+    ("odd", ((3, 5, 7), (0, 3), (), (17,)), 0),
+    ("empty", ((0,), (3, 0)), 0),
+    ("one", ((),), 0),
+    ("misaligned", ((1003,), (31, 3), (64,)), 1),
+    ("large", ((3, 5011), (7,), (9_000,)), 0),
+    ("many", tuple((i % 6,) for i in range(290)), 0),
+)
+ORDINARY = ((16, 64), (7, 33))
+SPECIALS = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, 6e-8, 65504.0, -65504.0, 3e38)
+
+
+def special(dtype: Any) -> Any:
+    """Every special value next to every other."""
+    with np.errstate(all="ignore"):
+        return np.array(SPECIALS).astype(dtype)
+
+
+def _pair(
+    rng: Generator, t: Any, value: Any, shape: Shape = (16, 64), flag: tuple[bool, ...] = ()
+) -> tuple[Any, ...]:
+    return values(rng, shape, t), values(rng, shape, value), *flag
+
+
+def _special_pair(_rng: Generator, t: Any, value: Any) -> tuple[Any, ...]:
+    n = len(SPECIALS)
+    return np.repeat(special(t), n).reshape(n, n), np.tile(special(value), (n, 1))
+
+
+def _list_pair(
+    rng: Generator,
+    t: Any,
+    value: Any,
+    shapes: tuple[Shape, ...] = ORDINARY,
+    flag: tuple[bool, ...] = (),
+) -> tuple[Any, ...]:
+    old_sums, added = ([values(rng, shape, d) for shape in shapes] for d in (t, value))
+    return old_sums, added, *flag
+
+
+def _cleared(rng: Generator, shape: Shape, t: Any, signal: Any) -> tuple[Any, ...]:
+    return values(rng, shape, t), values(rng, (3,), signal)
+
+
+def _scaled(rng: Generator, shapes: tuple[Shape, ...], dtype: Any) -> tuple[Any, ...]:
+    s = np.array(rng.uniform(0.5, 3), FLOAT32)
+    return s, [values(rng, shape, dtype) for shape in shapes]
+
+
+def _special_scaled(rng: Generator, dtype: Any) -> tuple[Any, ...]:
+    return np.array([rng.uniform(0.5, 3)], FLOAT32), [special(dtype)]
+
+
+def _accumulators(name: str, flagged: bool) -> Iterator[Sample]:
+    for t, value in PAIRS:
+        types = f"{dtype_name(t)}-{dtype_name(value)}"
+        yield Sample(name, f"{types}-ordinary", partial(_pair, t=t, value=value))
+        yield Sample(name, f"{types}-special", partial(_special_pair, t=t, value=value))
+        yield Sample(name, f"{types}-flagged", partial(_pair, t=t, value=value, flag=(flagged,)))
+    for i, (label, shape, offset) in enumerate(SHAPES[1:]):
+        for t, value in (PAIRS[i % 9], PAIRS[(i + 3) % 9]):
+            types = f"{dtype_name(t)}-{dtype_name(value)}"
+            make = partial(_pair, shape=shape, t=t, value=value)
+            yield Sample(name, f"{types}-{label}", make, {}, offset)
+
+
+def _accumulator_lists() -> Iterator[Sample]:
+    name = "InPlaceAccumulatorList"
+    for t, value in PAIRS:
+        types = f"{dtype_name(t)}-{dtype_name(value)}"
+        yield Sample(name, f"{types}-ordinary", partial(_list_pair, t=t, value=value))
+    for i, (label, shapes, offset) in enumerate(LISTS):
+        t, value = PAIRS[i]
+        make = partial(_list_pair, t=t, value=value, shapes=shapes)
+        yield Sample(name, f"{dtype_name(t)}-{dtype_name(value)}-{label}", make, {}, offset)
+    make = partial(_list_pair, t=FLOAT32, value=FLOAT16, flag=(False,))
+    yield Sample(name, "float32-float16-not-updated", make)
+
+
+def _zeros() -> Iterator[Sample]:
+    name = "ZeroGradient"
+    for signal in FIXED_SIZE:
+        make = partial(_cleared, shape=(16, 64), t=FLOAT32, signal=signal)
+        yield Sample(name, f"float32-{dtype_name(signal)}-ordinary", make)
+    for i, (label, shape, offset) in enumerate(SHAPES):
+        for t in (FLOATS[i % 4], FLOATS[(i + 1) % 4]):
+            make = partial(_cleared, shape=shape, t=t, signal=FLOAT32)
+            yield Sample(name, f"{dtype_name(t)}-{label}", make, {}, offset)
+
+
+def _scales() -> Iterator[Sample]:
+    name = "MixedPrecisionScale"
+    narrow = (FLOAT32, FLOAT16, BFLOAT16)
+    pairs = [(x, y) for x in narrow for y in narrow] + [(FLOAT64, FLOAT32), (FLOAT32, FLOAT64)]
+    for x, y in pairs:
+        types = f"{dtype_name(x)}-{dtype_name(y)}"
+        make = partial(_scaled, shapes=ORDINARY, dtype=x)
+        yield Sample(name, f"{types}-ordinary", make, {"to": y})
+        yield Sample(name, f"{types}-special", partial(_special_scaled, dtype=x), {"to": y})
+    for i, (label, shapes, offset) in enumerate(LISTS):
+        x, y = pairs[i]
+        make = partial(_scaled, shapes=shapes, dtype=x)
+        types = f"{dtype_name(x)}-{dtype_name(y)}"
+        yield Sample(name, f"{types}-{label}", make, {"to": y}, offset)
+        fused = {"to": y, "fuse_outputs": True}
+        yield Sample(name, f"{types}-fused-{label}", make, fused, offset)
+
+
+SAMPLES = {
+    "InPlaceAccumulator": tuple(_accumulators("InPlaceAccumulator", False)),
+    "InPlaceAccumulatorList": tuple(_accumulator_lists()),
+    "InPlaceAccumulatorV2": tuple(_accumulators("InPlaceAccumulatorV2", True)),
+    "MixedPrecisionScale": tuple(_scales()),
+    "ZeroGradient": tuple(_zeros()),
+}

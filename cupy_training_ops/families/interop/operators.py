@@ -1,0 +1,398 @@
+# SPDX-License-Identifier: MIT
+"""Python functions inside a step: autograd functions with their gradients, and Triton kernels.
+
+A function is registered under a name. It gets the caller's arrays themselves, PyTorch's own
+functions get tensors over the same memory, and the arrays that it returns are the results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from ...backend import ArrayInfo, Backend
+from ...callables import contexts, functions
+from ...callables.contexts import NO_CONTEXT, UNOWNED, Context, Contexts
+from ...callables.convention import (
+    TENSOR,
+    booleans,
+    constant_attributes,
+    constants,
+    convention,
+    dtypes,
+    handle,
+    no_graph,
+    nothing,
+    require_places,
+    text,
+)
+from ...declare.schema import (
+    Attribute,
+    Inferred,
+    Input,
+    Open,
+    Output,
+    Spec,
+    boolean,
+    count,
+    integer,
+    integers,
+    optional,
+)
+from ...declare.type_rows import Types
+from ...dtypes import FIXED_SIZE, INT64, Dtype, dtype_name
+from ...errors import DtypeError, refuse
+from ...frame.arrays import adopt
+from ...frame.backends import BACKENDS, CPU, info
+from ...frame.op import DelegatingOp
+from ..control.operators import arrays
+
+Specs = tuple[Spec | None, ...]
+Arrays = tuple[Any, ...]
+WHAT_IT_RETURNS = "what the function returns"
+SHARED = "in an input's memory where `tensor_reuse_map` says so"
+
+NAME = Attribute("func_name", text, doc="as register_python_op was given it")
+INPUT_TYPES = (
+    Attribute("input_tensor_types", optional(dtypes), None, doc="None: not checked"),
+    Attribute("input_tensor_ranks", optional(integers), None, doc="None: not checked"),
+)
+OUTPUT_TYPES = (
+    Attribute("output_tensor_types", dtypes, doc="one for each output"),
+    Attribute("output_tensor_ranks", optional(integers), None, doc="None: not checked"),
+)
+REUSE = Attribute(
+    "tensor_reuse_map",
+    optional(integers),
+    None,
+    doc="for each output, the context too, the input whose memory it is, or -1",
+)
+LAST = (
+    Attribute("safe_run_mode", boolean, True, doc="has no effect: every call is checked"),
+    Attribute("comment", text, "", doc="has no effect"),
+)
+
+
+class _Delegating(DelegatingOp):
+    """What runs a registered function."""
+
+    runs_functions = True
+    provider = "NumPy and CuPy arrays alike: the function computes, on their current stream."
+    types: ClassVar[Types] = {"T": FIXED_SIZE}
+    func_name: str
+
+    def __init__(self, **attributes: object) -> None:
+        super().__init__(**attributes)
+        vars(self).update(callee=repr(self.func_name))
+
+    def require(self, name: str, values: Sequence[object] | None, n: int, of: str) -> None:
+        """Refuse a list that has not one entry for each of n."""
+        if values is not None and len(values) != n:
+            refuse(self.name, name, f"{n} entries, one for each {of}", str(len(values)))
+
+    def run(self, function: Callable[..., Any], *given: Any, **more: Any) -> Any:
+        """What the function returns."""
+        return functions.run(self.name, self.callee, function, *given, **more)
+
+    def results(self, returned: Any, n: int) -> tuple[Any, ...]:
+        """What it returned as n values."""
+        return functions.results(self.name, self.callee, returned, n)
+
+
+class _PythonOp(_Delegating):
+    """What PythonOp and its gradient have in common."""
+
+    input_tensor_types: tuple[Dtype, ...] | None
+    input_tensor_ranks: tuple[int, ...] | None
+    output_tensor_types: tuple[Dtype, ...]
+    output_tensor_ranks: tuple[int, ...] | None
+    tensor_reuse_map: tuple[int, ...] | None
+
+    def __init__(self, **attributes: object) -> None:
+        super().__init__(**attributes)
+        functions.python_op(self.name, self.func_name)
+        n = len(self.output_tensor_types)
+        if not n:
+            refuse(self.name, "output_tensor_types", "at least one", "none")
+        self.require("output_tensor_ranks", self.output_tensor_ranks, n, "output")
+
+    def check_inputs(self, specs: Specs) -> None:
+        """Refuse arrays of other types or ranks than those that are declared."""
+        types = self.input_tensor_types or (None,) * len(specs)
+        ranks = self.input_tensor_ranks or (None,) * len(specs)
+        self.require("inputs", specs, len(types), "of input_tensor_types")
+        self.require("inputs", specs, len(ranks), "of input_tensor_ranks")
+        for i, (spec, dtype, rank) in enumerate(zip(specs, types, ranks, strict=True)):
+            if spec is not None and dtype is not None:
+                self.require_dtype(f"inputs[{i}]", dtype, spec.dtype)
+            if spec is not None and rank not in (None, len(spec.shape)):
+                refuse(self.name, f"inputs[{i}]", f"rank {rank}", f"rank {len(spec.shape)}")
+
+    def require_dtype(self, argument: str, expected: Dtype, got: Dtype) -> None:
+        """Refuse another dtype."""
+        if expected != got:
+            names = f"expected dtype {dtype_name(expected)}, got {dtype_name(got)}"
+            raise DtypeError(f"{self.name}: {argument}: {names}")
+
+    def opened(self, optional: bool) -> tuple[Open, ...]:
+        """What is known of each output."""
+        types = self.output_tensor_types
+        ranks = self.output_tensor_ranks or (None,) * len(types)
+        return tuple(Open(t, rank, optional) for t, rank in zip(types, ranks, strict=True))
+
+    def taken(self, values: Sequence[Any], inputs: Arrays, reused: Sequence[int]) -> Arrays:
+        """The function's arrays, in the memory that they are to share."""
+        taken = []
+        for i, (value, place) in enumerate(zip(values, reused, strict=True)):
+            name = f"outputs[{i}] of {self.callee}"
+            array: Any = adopt(self.name, name, value)
+            source = inputs[place] if place >= 0 else None
+            both = source is not None and array is not None
+            if both and array.size and _address(array) != _address(source):
+                refuse(self.name, name, f"the memory of inputs[{place}]", "other memory")
+            taken.append(array)
+        return tuple(taken)
+
+
+def _address(array: Any) -> int:
+    return BACKENDS[type(array)].pointer(array)
+
+
+class PythonOp(_PythonOp):
+    """Runs a Python function as a step's forward: outputs = forward(context, inputs, constants).
+
+    `input_convention` has a letter for each argument: d takes the next of `inputs`, c a constant by
+    its place. Of a torch.autograd.Function it is what `apply` returns. With `training_mode` the
+    function's context is kept for PythonOpGrad under the number `context`, until that has run,
+    `release_context` frees it or the operator is gone; in the function form, which keeps its
+    operators, until one of the first two. It is 0 where nothing is kept.
+
+    Source: ONNX Runtime,
+    orttraining/orttraining/training_ops/cuda/torch/torch_custom_function_kernel.cc.
+    """
+
+    inputs = (arrays("inputs", "at least one, one for each letter d"),)
+    outputs = (
+        Output("context", "int64", memory="host", shape="shape (1,)"),
+        Output(
+            "outputs",
+            "T",
+            variadic=True,
+            shape=WHAT_IT_RETURNS,
+            doc=SHARED,
+        ),
+    )
+    attributes = (
+        NAME,
+        Attribute("input_convention", convention),
+        Attribute(
+            "input_requires_grads", optional(integers), None, doc="1 for each argument with one"
+        ),
+        *INPUT_TYPES,
+        *constant_attributes(),
+        Attribute("input_pointer_scalars", nothing, (), doc="refused"),
+        Attribute("input_pointer_scalar_positions", nothing, (), doc="refused"),
+        *OUTPUT_TYPES,
+        REUSE,
+        Attribute("bw_tensor_reuse_map", optional(integers), None, doc="PythonOpGrad has its own"),
+        Attribute("training_mode", boolean, False, doc="whether a backward may follow"),
+        *LAST,
+    )
+    input_convention: str
+    input_requires_grads: tuple[int, ...] | None
+    training_mode: bool
+    contexts: Contexts
+    constants: Mapping[int, object]
+
+    def __init__(self, **attributes: object) -> None:
+        super().__init__(**attributes)
+        letters, n = self.input_convention, len(self.output_tensor_types)
+        found = constants(self.name, letters, self.attribute_values)
+        n_arrays = letters.count(TENSOR)
+        self.require("input_requires_grads", self.input_requires_grads, len(letters), "argument")
+        self.require("input_tensor_types", self.input_tensor_types, n_arrays, "letter d")
+        self.require("input_tensor_ranks", self.input_tensor_ranks, n_arrays, "letter d")
+        self.require("tensor_reuse_map", self.tensor_reuse_map, n + 1, "output and the context")
+        require_places(self.name, self.tensor_reuse_map, n_arrays)
+        vars(self).update(contexts=Contexts(), constants=MappingProxyType(found))
+
+    @classmethod
+    def shared(cls, **attributes: object) -> Self:
+        """The instance of the function form, whose contexts no instance owns."""
+        op = super().shared(**attributes)
+        vars(op).update(contexts=UNOWNED)
+        return op
+
+    def infer(self, inputs: Specs) -> tuple[Inferred, ...]:
+        if not inputs:
+            refuse(self.name, "inputs", "at least one array", "none")
+        self.require("inputs", inputs, self.input_convention.count(TENSOR), "letter d")
+        self.check_inputs(inputs)
+        return Spec((1,), INT64), self.opened(optional=False)
+
+    @contextlib.contextmanager
+    def delegation(self, inputs: Arrays) -> Iterator[Any]:
+        function = functions.python_op(self.name, self.func_name)
+        letters, given = self.input_convention, iter(inputs)
+        arguments = [
+            next(given) if a == TENSOR else self.constants[i] for i, a in enumerate(letters)
+        ]
+        grads = self.input_requires_grads or (0,) * len(letters)
+        tensors = [letter == TENSOR for letter in letters]
+        returned, kept = self.run(
+            function.forward, arguments, tensors, list(map(bool, grads)), self.training_mode
+        )
+        values = self.results(returned, len(self.output_tensor_types))
+        outputs = self.taken(
+            values, inputs, (self.tensor_reuse_map or (-1,) * (len(values) + 1))[1:]
+        )
+        number = NO_CONTEXT if kept is None else contexts.new_handle()
+        yield np.array([number], INT64), outputs
+        if kept is not None:
+            found = tuple(ArrayInfo(*info(array)) for array in outputs)
+            self.contexts.keep(number, Context(self.func_name, function, kept, found))
+
+
+class PythonOpGrad(_PythonOp):
+    """Runs the backward of a PythonOp: outputs = backward(context, inputs), with the context's end.
+
+    inputs are the gradients of the forward's outputs, of the same types and shapes (or scalars);
+    None stands for one that is not there. Of what the function returns, one result for each letter
+    of `output_convention`, c is dropped, as is d where `output_tensor_requires_grads` is 0. A
+    context ends with the backward that succeeds; where one is refused, or raises, it stays.
+
+    Source: ONNX Runtime,
+    orttraining/orttraining/training_ops/cuda/torch/torch_custom_function_kernel.cc.
+    """
+
+    needs = "the context of a PythonOp"
+    inputs = (
+        Input("context", "int64", memory="host", convert=handle, static=False),
+        arrays("inputs", "one for each output of the forward", holes=True),
+    )
+    outputs = (
+        Output("outputs", "T", variadic=True, shape=f"{WHAT_IT_RETURNS}, or None", doc=SHARED),
+    )
+    attributes = (
+        NAME,
+        *INPUT_TYPES,
+        Attribute("output_convention", convention),
+        *OUTPUT_TYPES,
+        Attribute("output_tensor_requires_grads", booleans, doc="one for each output"),
+        Attribute(
+            "tensor_reuse_map",
+            optional(integers),
+            None,
+            doc="for each output the input whose memory it is, the context being 0, or -1",
+        ),
+        *LAST,
+    )
+    output_convention: str
+    output_tensor_requires_grads: tuple[bool, ...]
+
+    def __init__(self, **attributes: object) -> None:
+        super().__init__(**attributes)
+        n = len(self.output_tensor_types)
+        if self.output_convention.count(TENSOR) != n:
+            refuse(self.name, "output_convention", f"{n} letters d", repr(self.output_convention))
+        flags = self.output_tensor_requires_grads
+        self.require("output_tensor_requires_grads", flags, n, "output")
+        self.require("tensor_reuse_map", self.tensor_reuse_map, n, "output")
+
+    def infer(self, context: object, gradients: Specs) -> tuple[Inferred, ...]:
+        self.check_inputs(gradients)
+        for place in self.tensor_reuse_map or ():
+            if place != -1 and not 1 <= place <= len(gradients):
+                refuse(self.name, "tensor_reuse_map", f"-1 or 1 to {len(gradients)}", str(place))
+        pairs = zip(self.opened(optional=True), self.output_tensor_requires_grads, strict=True)
+        return (tuple(known if wanted else None for known, wanted in pairs),)
+
+    @contextlib.contextmanager
+    def delegation(self, number: int, gradients: Arrays) -> Iterator[Any]:
+        owner, context = contexts.take(self.name, "context", number)
+        try:
+            self._check(context, gradients)
+            returned = self.run(context.function.backward, context.kept, gradients)
+            yield self._outputs(self.results(returned, len(self.output_convention)), gradients)
+        except BaseException:
+            owner.keep(number, context)
+            raise
+
+    def _outputs(self, values: Arrays, gradients: Arrays) -> Arrays:
+        """The results that are arrays; of those that are not wanted the frame gives None."""
+        pairs = zip(values, self.output_convention, strict=True)
+        found = [value for value, letter in pairs if letter == TENSOR]
+        reused = self.tensor_reuse_map or (-1,) * len(found)
+        return self.taken(found, (None, *gradients), reused)
+
+    def _check(self, context: Context, gradients: Arrays) -> None:
+        """Refuse gradients that are not those of the forward's outputs."""
+        if context.name != self.func_name:
+            refuse(self.name, "context", f"one of {self.callee}", f"one of {context.name!r}")
+        self.require("inputs", gradients, len(context.outputs), "output of the forward")
+        for i, (gradient, output) in enumerate(zip(gradients, context.outputs, strict=True)):
+            if gradient is None:
+                continue
+            name, found = f"inputs[{i}]", ArrayInfo(*info(gradient))
+            self.require_dtype(name, output.dtype, found.dtype)
+            if found.shape not in (output.shape, ()):
+                refuse(self.name, name, f"shape {output.shape} or ()", f"shape {found.shape}")
+            if found.place != output.place:
+                refuse(self.name, name, f"an array on {output.place}", f"one on {found.place}")
+
+
+class TritonOp(_Delegating):
+    """Runs a registered function that may launch Triton kernels: outputs = function(inputs).
+
+    Attributes that are not declared are its keywords. `triton_args` makes arguments for Triton of
+    CuPy's arrays; a function without Triton is called all the same.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/triton/triton_op.cc.
+    """
+
+    takes_keywords = True
+    inputs = (arrays("inputs", "any number"),)
+    outputs = (Output("outputs", "T", variadic=True, shape=WHAT_IT_RETURNS, doc="in any memory"),)
+    attributes = (
+        Attribute("func_name", text, "", doc="as register_triton_op was given it; required"),
+        Attribute("onnx_key", integer, 0, doc="has no effect"),
+        Attribute("onnx_string", no_graph, "", doc="refused"),
+        Attribute("num_outputs", count, 1),
+    )
+    num_outputs: int
+    keywords: Mapping[str, object]
+
+    def __init__(self, **attributes: object) -> None:
+        declared = {item.name for item in self.attributes}
+        super().__init__(**{k: v for k, v in attributes.items() if k in declared})
+        functions.triton_op(self.name, self.func_name)
+        more = {k: v for k, v in attributes.items() if k not in declared}
+        vars(self).update(keywords=MappingProxyType(more))
+
+    @property
+    def attribute_values(self) -> dict[str, object]:
+        """The attributes, the function's keywords among them."""
+        return super().attribute_values | dict(self.keywords)
+
+    def placement(self) -> tuple[Backend, int]:
+        """Without inputs, results are where the function makes them."""
+        return CPU, CPU.current_device()
+
+    def infer(self, inputs: Specs) -> tuple[Inferred, ...]:
+        return ((Open(),) * self.num_outputs,)
+
+    def delegate(self, inputs: Arrays) -> Any:
+        function = functions.triton_op(self.name, self.func_name)
+        returned = self.run(function, *inputs, **self.keywords)
+        return self.results(returned, self.num_outputs)
+
+
+OPS = {
+    "PythonOp": PythonOp,
+    "PythonOpGrad": PythonOpGrad,
+    "TritonOp": TritonOp,
+}

@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: MIT
+"""LAMB over lists of parameters.
+
+A step is computed in float32, in float64 where weights are float64, and rounded once for each array
+that is written; sums of squares are added in an order that follows from sizes and addresses modulo
+16. Numbers that hold for a whole step, such as 1 - beta^step, are computed in float64.
+
+There are two launches for as many tensors as have the same numbers and find room in a launch's
+parameters: 82 in place, and 65 with low-precision weights. Empty tensors are skipped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ...declare.schema import Attribute, Inferred, Input, Output, Spec, boolean, finite, real
+from ...declare.type_rows import TypeRows, Types
+from ...dtypes import FLOAT64, INT64, Dtype
+from ...errors import refuse
+from ...frame.op import Op, slots
+from ...plan import Config, Device, Launch, Plan, ScratchMemory, by_value, ceil_div
+from ...planning import parameter_update
+from ...planning.multi_tensor import Batch, Columns, batches
+from ...planning.step import (
+    ABSENT_NORM,
+    HALVES,
+    NUMBERS,
+    UPDATE_SIGNAL,
+    above_zero,
+    bound,
+    count,
+    decay,
+    given,
+    lists,
+    low_precision,
+    new_step,
+    not_negative,
+    number,
+    refuse_none,
+    refuse_others,
+    refuse_uncorrectable,
+    replaced,
+    scales,
+    stepped,
+    weights,
+)
+
+Specs = tuple[Spec, ...]
+Args = tuple[object, ...]
+Rule = tuple[float, ...]  # alpha, beta, lambda_, epsilon, max_norm_clip of one parameter
+
+THREADS = 128
+VECS = 2  # packets of 16 bytes of each array a thread has in flight
+CHUNK_NBYTES = 32_768  # of weights that a block takes
+CAPACITY = 82  # tensors a launch, of four lists: 44 bytes each, beside numbers
+DIRECTIONS_NBYTES = 64 * 2**20  # of scratch memory, where no tensor needs more
+
+
+def _launch(symbol: str, grid: int, args: Args, w: Dtype, grad: Dtype, moment: Dtype) -> Launch:
+    """A launch of this family, whose kernels share their slots."""
+    binding = slots(W=w, GRAD=grad, MOMENT=moment) | {
+        "THREADS": str(THREADS),
+        "VECS": str(VECS),
+        "CHUNK_NBYTES": str(CHUNK_NBYTES),
+        "CAPACITY": str(CAPACITY),
+    }
+    return Launch(symbol, Config((grid,), (THREADS,)), args, binding)
+
+
+def for_each(value: object) -> float | tuple[float, ...]:
+    """A number, or a list with one for each parameter."""
+    return tuple(map(real, value)) if isinstance(value, list | tuple | np.ndarray) else real(value)
+
+
+def above_zero_for_each(value: object) -> float | tuple[float, ...]:
+    """A number above 0, or a list with one for each parameter."""
+    return _each(above_zero, for_each(value))
+
+
+def finite_for_each(value: object) -> float | tuple[float, ...]:
+    """A finite number, or a list with one for each parameter."""
+    return _each(finite, for_each(value))
+
+
+def not_negative_for_each(value: object) -> float | tuple[float, ...]:
+    """A number of at least 0, or a list with one for each parameter."""
+    return _each(not_negative, for_each(value))
+
+
+def decay_for_each(value: object) -> float | tuple[float, ...]:
+    """A finite number of at least 0, below 1 where biases are corrected, or one for each."""
+    return _each(decay, for_each(value))
+
+
+def _each(
+    convert: Callable[[object], float], found: float | tuple[float, ...]
+) -> float | tuple[float, ...]:
+    return tuple(map(convert, found)) if isinstance(found, tuple) else convert(found)
+
+
+class LambOptimizer(Op):
+    """LAMB over a list: new_weights = weights - R ratio d, ratio = |weights| / |d|.
+
+    d = (m / c1) / (sqrt(v / c2) + epsilon) + lambda_ weights is the direction, m = alpha moment1 +
+    (1 - alpha) g and v = beta moment2 + (1 - beta) g^2 the new moments, c1 = 1 - alpha^step and
+    c2 = 1 - beta^step, or 1 without step or do_bias_correction. g is the gradient over its loss
+    scale s; where the norm n of all is above s max_norm_clip, it is the gradient over
+    n / max_norm_clip. The ratio of each parameter's norms is kept between ratio_min and ratio_max,
+    and is 1 where either norm is 0; squares are added in float64.
+
+    d is rounded to the type of the gradients. Where it is not finite, it counts as 0 and the
+    moments stay; a weight that would not be finite stays too. new_gradients is what is added to the
+    weights. mixed_precision_weights get the new weights too, rounded once; what they held does not
+    matter. Moments and step are updated in any case; weights, gradients and low-precision weights
+    only if `outputs=` names their outputs, or is left out. A step that is skipped changes nothing,
+    not even step. It is also skipped where R is in an array and not finite, or loss_scale in an
+    array and not finite and above 0; a step that is a number counts on then.
+
+    moment2 in float16 loses squares: where (1 - beta) g^2 is below 3e-8 it is 0, and steps
+    become far too large; bfloat16 has the range of float32.
+
+    Memory: a workspace, for sums and, without new_gradients, for the directions of 64 MiB of
+    gradients or of the largest one.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/optimizer/lamb.cc, which
+    changes the gradients in any case; You et al., Large batch optimization for deep learning.
+    """
+
+    inputs: ClassVar[tuple[Input, ...]] = (
+        UPDATE_SIGNAL,
+        *scales("T_LOSS_SCALE", "T_GRAD_NORM", "gradient_norm"),
+        number("R", "T1", "the learning rate"),
+        count("step", "TSTEP", optional=True),
+        weights("T2"),
+        *lists("T3", "gradients"),
+        *lists("T4", "moment1", "moment2"),
+        low_precision("T_MIXED_PRECISION_FP"),
+    )
+    outputs: ClassVar[tuple[Output, ...]] = (
+        stepped("new_step", "step", "TSTEP"),
+        replaced("new_weights", "weights", "T2", on_request=True),
+        replaced("new_gradients", "gradients", "T3", on_request=True),
+        replaced("new_moment_1", "moment1", "T4"),
+        replaced("new_moment_2", "moment2", "T4"),
+        replaced(
+            "new_mixed_precision_weights",
+            "mixed_precision_weights",
+            "T_MIXED_PRECISION_FP",
+            on_request=True,
+        ),
+    )
+    attributes = (
+        Attribute("alpha", decay_for_each, 0.9, doc="decay of the first moment"),
+        Attribute("beta", decay_for_each, 0.999, doc="decay of the second moment"),
+        Attribute("lambda_", finite_for_each, 0.0, upstream="lambda", doc="weight decay"),
+        Attribute("epsilon", not_negative_for_each, 1e-6),
+        Attribute("max_norm_clip", above_zero_for_each, 1.0, doc="of the unscaled gradients"),
+        Attribute("ratio_min", bound, -math.inf),
+        Attribute("ratio_max", bound, math.inf),
+        Attribute("do_bias_correction", boolean, True),
+    )
+    types: ClassVar[Types] = TypeRows(
+        "T1 T2 T3 T4 T_GRAD_NORM T_MIXED_PRECISION_FP T_LOSS_SCALE TSTEP",
+        "float32 float32 float32",
+        "float64 float64 float64",
+        "float32 H float32",
+        "float32 H H",
+        free=dict.fromkeys(("T1", "T_GRAD_NORM", "T_LOSS_SCALE"), NUMBERS)
+        | {"T_MIXED_PRECISION_FP": HALVES, "TSTEP": (INT64,)},
+        H=HALVES,
+    )
+    ratio_min: float
+    ratio_max: float
+    do_bias_correction: bool
+    alpha: float | tuple[float, ...]
+    beta: float | tuple[float, ...]
+
+    def infer(self, update: Any, *specs: Any) -> tuple[Inferred, ...]:
+        t, w, g, m1, m2, mixed = specs[3:]
+        refuse_none(self.name, "weights", w)
+        named = {"gradients": g, "moment1": m1, "moment2": m2, "mixed_precision_weights": mixed}
+        for name, got in named.items():
+            refuse_others(self.name, name, got, "weights", w)
+        self._rules(len(w))
+        if self.do_bias_correction and t is not None:
+            refuse_uncorrectable(self.name, alpha=self.alpha, beta=self.beta)
+        stepped = None if t is None else new_step(self.name, "step", t, update)
+        return stepped, w, g, m1, m2, mixed
+
+    def _rules(self, n: int) -> list[Rule]:
+        """The numbers of each parameter."""
+        rules = []
+        for name in ("alpha", "beta", "lambda_", "epsilon", "max_norm_clip"):
+            value = getattr(self, name)
+            if not isinstance(value, tuple):
+                value = (value,) * n
+            elif len(value) != n:
+                refuse(self.name, name, f"a number, or {n} like weights", f"{len(value)}")
+            rules.append(value)
+        return list(zip(*rules, strict=True))
+
+    def plan(self, device: Device, *specs: Any) -> Plan:
+        update, loss_scale, norm, r, t, w, g, m1, m2, mixed = specs[:10]
+        new_t, new_w, new_g, new_m1, new_m2, copied = specs[10:]
+        signal = given(update, True)
+        scale = given(loss_scale, 1.0)
+        numbers = (r, given(t, 0), scale, given(norm, ABSENT_NORM), signal)
+        mixed, copied, is_bfloat16 = parameter_update.low_precision(mixed, copied)
+        moments = {1: new_g, 2: new_m1, 3: new_m2}
+        update_of = Columns.of((w, mixed, new_g), {0: new_w, 1: copied}, 4 * CAPACITY)
+        step = _Step(
+            types={"w": w[0].dtype, "grad": g[0].dtype, "moment": m1[0].dtype},
+            sizes=[spec.size for spec in w],
+            direction=Columns.of((w, g, m1, m2), moments, 4 * CAPACITY),
+            update=update_of,
+            numbers=numbers,
+            rate=(r, scale, signal),
+            is_bfloat16=is_bfloat16,
+        )
+        limits = self.ratio_min, self.ratio_max
+        steps = step.plan(self._rules(len(w)), limits, self.do_bias_correction and t is not None)
+        counts = partial(_launch, "lamb__count", w=w[0].dtype, grad=g[0].dtype, moment=m1[0].dtype)
+        return steps.then(parameter_update.count(counts, r, t, scale, update, new_t))
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step over lists: its directions and its updates, batch by batch."""
+
+    types: dict[str, Dtype]
+    sizes: Sequence[int]
+    direction: Columns
+    update: Columns
+    numbers: Args
+    rate: Args
+    is_bfloat16: bool
+
+    @property
+    def has_new_gradients(self) -> bool:
+        """Whether directions lie there."""
+        return self.update.at[2] >= 0
+
+    @property
+    def chunk(self) -> int:
+        """Elements of a chunk."""
+        return CHUNK_NBYTES // self.types["w"].itemsize
+
+    def plan(self, rules: Sequence[Rule], limits: tuple[float, float], correct_bias: bool) -> Plan:
+        """Two launches a batch; scratch memory for the largest of them."""
+        if not (self.direction.are_written or self.update.are_written):
+            return Plan()
+        found = list(self._batches(rules))
+        scratch = ScratchMemory()
+        most_chunks = max((table.n_chunks for _, table in found), default=0)
+        held = 0 if self.has_new_gradients else max((self._held(t) for _, t in found), default=0)
+        tickets, norms = scratch.zeros(CAPACITY, np.uint32), scratch.take(2 * CAPACITY, FLOAT64)
+        partials = scratch.take(2 * most_chunks, FLOAT64)
+        directions = scratch.take(held, self.types["grad"]) if held else None
+        launches = []
+        for rule, table in found:
+            fixed = _fixed(rule, limits, correct_bias)
+            launches.append(self._direction(table, fixed, (directions, partials, norms, tickets)))
+            if self.update.are_written or self.has_new_gradients:
+                launches.append(self._update(table, fixed, (directions, norms)))
+        return scratch.plan(*launches)
+
+    def _batches(self, rules: Sequence[Rule]) -> Iterator[tuple[Rule, Batch]]:
+        """Tensors with the same numbers, whose directions find room."""
+        places: dict[Rule, list[int]] = {}
+        for i, rule in enumerate(rules):
+            places.setdefault(rule, []).append(i)
+        most = min(CAPACITY, self.direction.most, self.update.most)
+        room = max(DIRECTIONS_NBYTES // self.types["grad"].itemsize, *self.sizes, 0)
+        most_chunks = None if self.has_new_gradients else max(1, room // self.chunk)
+        for rule, members in places.items():
+            own = [self.sizes[i] for i in members]
+            for table in batches(own, self.chunk, CAPACITY, most, most_chunks):
+                yield rule, replace(table, members=tuple(members[i] for i in table.members))
+
+    def _held(self, table: Batch) -> int:
+        """Elements of a batch's directions, each tensor at the beginning of its first chunk."""
+        last = self.sizes[table.members[-1]]
+        return (table.n_chunks - ceil_div(last, self.chunk)) * self.chunk + last
+
+    def _direction(self, table: Batch, fixed: np.void, scratch: Args) -> Launch:
+        args = (*table.joined(self.direction), table.sizes, fixed, *self.numbers, *scratch)
+        return _launch("lamb__direction", table.n_chunks, args, **self.types)
+
+    def _update(self, table: Batch, fixed: np.void, scratch: Args) -> Launch:
+        args = (*table.joined(self.update), table.sizes, fixed, *self.rate, *scratch)
+        return _launch("lamb__update", table.n_chunks, (*args, self.is_bfloat16), **self.types)
+
+
+def _fixed(rule: Rule, limits: tuple[float, float], correct_bias: bool) -> np.void:
+    """Numbers of a bucket, as the kernels' LambRule."""
+    names = ("alpha", "beta", "lambda", "epsilon", "max_norm", "ratio_min", "ratio_max")
+    values = map(np.float64, (*rule, *limits))
+    numbers = dict(zip(names, values, strict=True))
+    return by_value(**numbers, correct_bias=np.int32(correct_bias))
+
+
+OPS = {"LambOptimizer": LambOptimizer}

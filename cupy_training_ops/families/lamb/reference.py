@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: MIT
+"""LAMB in NumPy. Formula: the class in `operators.py`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...dtypes import FLOAT64, HostArray
+from ...rules.step import bias_correction, can_be_made, counted, gradient_divisor, number
+from ...rules.widening import cast
+
+Arrays = Sequence[HostArray]
+Lists = tuple[HostArray, ...]
+Number = Any  # a Python number, or an array of one element
+ForEach = float | tuple[float, ...]
+Rule = tuple[float, ...]
+
+# Overflow, and what comes of NaN and infinities, are part of the operator.
+_quiet = np.errstate(all="ignore")
+
+
+@_quiet
+def lamb_optimizer(
+    update_signal: Number,
+    loss_scale: Number,
+    gradient_norm: Number,
+    r: Number,
+    step: Number,
+    weights: Arrays,
+    gradients: Arrays,
+    moment1: Arrays,
+    moment2: Arrays,
+    mixed_precision_weights: Sequence[HostArray | None] | None = None,
+    *,
+    alpha: ForEach = 0.9,
+    beta: ForEach = 0.999,
+    lambda_: ForEach = 0.0,
+    epsilon: ForEach = 1e-6,
+    max_norm_clip: ForEach = 1.0,
+    ratio_min: float = -math.inf,
+    ratio_max: float = math.inf,
+    do_bias_correction: bool = True,
+) -> tuple[HostArray, Lists, Lists, Lists, Lists, tuple[HostArray | None, ...]]:
+    update = bool(number(update_signal)) and can_be_made(r, loss_scale)
+    before, new_step = counted(step, update)
+    mixed = tuple(mixed_precision_weights or [None] * len(weights))
+    if not update:
+        return new_step, *map(tuple, (weights, gradients, moment1, moment2)), mixed  # type: ignore[return-value]
+    t = before if do_bias_correction else 0
+    columns = (_for_each(x, len(weights)) for x in (alpha, beta, lambda_, epsilon))
+    divisors = [
+        gradient_divisor(loss_scale, gradient_norm, clip)
+        for clip in _for_each(max_norm_clip, len(weights))
+    ]
+    rules = zip(*columns, divisors, strict=True)
+    numbers = number(r), t, (ratio_min, ratio_max)
+    stepped = [
+        _stepped(w, g, m, v, copy, rule, *numbers)
+        for w, g, m, v, copy, rule in zip(
+            weights, gradients, moment1, moment2, mixed, rules, strict=True
+        )
+    ]
+    return new_step, *zip(*stepped, strict=True)  # type: ignore[return-value]
+
+
+def _for_each(value: ForEach, n: int) -> tuple[float, ...]:
+    return value if isinstance(value, tuple) else (value,) * n
+
+
+def _stepped(
+    w: HostArray,
+    g: HostArray,
+    m1: HostArray,
+    m2: HostArray,
+    mixed: HostArray | None,
+    rule: Rule,
+    rate: float,
+    step: int,
+    limits: tuple[float, float],
+) -> tuple[HostArray | None, ...]:
+    """One parameter: weights, what was added to them, both moments, the copy."""
+    direction, m, v = _direction(w, g, m1, m2, rule, step)
+    delta = -w.dtype.type(_trusted(rate, w, direction, limits)) * direction.astype(w.dtype)
+    finite = np.isfinite(w + delta)
+    new_w, delta = np.where(finite, w + delta, w), np.where(finite, delta, 0)
+    copy = None if mixed is None else cast(new_w, mixed.dtype)
+    return new_w, cast(delta, g.dtype), cast(m, m1.dtype), cast(v, m2.dtype), copy
+
+
+def _direction(
+    w: HostArray, g: HostArray, m1: HostArray, m2: HostArray, rule: Rule, step: int
+) -> tuple[HostArray, HostArray, HostArray]:
+    """Where the update goes, rounded to the gradient's type, and both moments."""
+    alpha, beta, lambda_, epsilon, divisor = rule
+    number_of = w.dtype.type  # what is computed in
+    old_m, old_v = m1.astype(w.dtype), m2.astype(w.dtype)
+    scaled = g.astype(w.dtype) / number_of(divisor)
+    m = number_of(alpha) * old_m + number_of(1 - alpha) * scaled
+    v = number_of(beta) * old_v + number_of(1 - beta) * scaled * scaled
+    root = np.sqrt(v / number_of(bias_correction(beta, step)))
+    exact = number_of(lambda_) * w + m / number_of(bias_correction(alpha, step)) / (
+        root + number_of(epsilon)
+    )
+    finite = np.isfinite(exact)
+    kept = np.where(finite, m, old_m), np.where(finite, v, old_v)
+    return cast(np.where(finite, exact, 0), g.dtype), *kept
+
+
+def _trusted(rate: float, w: HostArray, d: HostArray, limits: tuple[float, float]) -> float:
+    """The learning rate times the trust ratio, where there is one."""
+    of_weights, of_directions = (float(np.sum(np.square(x.astype(FLOAT64)))) for x in (w, d))
+    if of_weights == 0 or of_directions == 0:
+        return rate
+    ratio = np.sqrt(np.divide(of_weights, of_directions))
+    return rate * float(np.fmax(limits[0], np.fmin(limits[1], ratio)))

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: MIT
+"""Launches of layer normalisations and their gradients; see cuda_src/layer_norm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ...declare.schema import Spec
+from ...dtypes import FLOAT64, Dtype
+from ...frame.op import slots
+from ...plan import VEC_NBYTES, WARP, Config, Device, Launch, Plan, Scratch, ScratchMemory, ceil_div
+from ...planning.lines import Division, Held, Lines, division, fit_rows
+from ...rules.widening import computed_in
+from .plan_staged_rows import MAX_THREADS, Kernels, Rows, held
+
+GRADIENT = Kernels(with_slots=512, by_elements=640)  # which keep the sums of columns
+
+COLUMN_THREADS = 256  # of a block that walks down columns
+COLUMN_BLOCKS = 8  # for each multiprocessor
+ROWS_A_THREAD = 8  # that are worth another block
+TOTAL_THREADS = 256  # of a block in the second stage of sums
+
+Sums = tuple[Scratch | None, Scratch | None]
+Gradients = tuple[Spec | None, Spec | None]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """X as rows to be normalised; the types of X and of Y."""
+
+    device: Device
+    count: int
+    length: int
+    t: Dtype
+    v: Dtype
+
+    @property
+    def computed(self) -> Dtype:
+        """What statistics and sums are."""
+        return computed_in(self.t)
+
+    @property
+    def width(self) -> int:
+        """Elements of a slot."""
+        return VEC_NBYTES // max(self.t.itemsize, self.v.itemsize)
+
+    def held(
+        self,
+        arrays: Sequence[Spec],
+        others: Sequence[Spec | None],
+        n_parameters: int,
+    ) -> Rows | None:
+        """The rows of these arrays on chip, if they fit; the others are read or written too, among
+        them so many parameters of columns."""
+        aligned = all(spec is None or spec.aligned for spec in (*arrays, *others))
+        dtypes, shape = [spec.dtype for spec in arrays], (self.count, self.length)
+        nbytes = n_parameters * self.computed.itemsize
+        return held(self.device, shape, dtypes, self.width, GRADIENT, aligned, nbytes)
+
+    def launch(self, kernel: str, config: Config, *args: object) -> Launch:
+        """One of the family's kernels."""
+        binding = slots(T=self.t, U=self.computed, V=self.v)
+        return Launch(f"layer_norm__{kernel}", config, args, binding)
+
+    def walk(self, stem: str, rows: Rows, *args: object) -> Launch:
+        """The kernel for rows that are held."""
+        kernel = stem + ("elements" if rows.width == 1 else "shifted_" * rows.shifted + "rows")
+        return self.launch(kernel, rows.config(self.device), *args, rows.argument)
+
+
+def forward(
+    matrix: Matrix,
+    x: Spec,
+    parameters: tuple[Spec, Spec | None],
+    results: tuple[Spec | None, ...],
+    is_centred: bool,
+    epsilon: float,
+) -> Plan:
+    """Y, mean and inv_std, from X with scale and bias."""
+    args = (x, *parameters, *results, is_centred, epsilon)
+    aligned = all(spec is None or spec.aligned for spec in (x, *parameters, results[0]))
+    divided = _in_registers(matrix, aligned)
+    if divided is not None:
+        return Plan((matrix.launch(divided.suffix, divided.config, *args, *divided.args),))
+    config = Config((matrix.count,), (MAX_THREADS,))
+    return Plan((matrix.launch("long_rows", config, *args, matrix.length),))
+
+
+def _in_registers(matrix: Matrix, aligned: bool) -> Division | None:
+    """Rows that their threads hold, by slots or elements; None where they do not fit."""
+    lines = Lines(matrix.count, matrix.length, 1)
+    if not (aligned and fit_rows(lines, _held(matrix, matrix.width))):
+        held = _held(matrix, 1)
+        divided = replace(division(lines, held, aligned=True, has_short=False), suffix="elements")
+        return divided if _fits(divided, held, matrix) else None
+    held = _held(matrix, matrix.width)
+    divided = division(lines, held, aligned=True)
+    if _fits(divided, held, matrix):
+        return divided
+    held = replace(held, nbytes=_wide_columns(matrix) * matrix.t.itemsize)
+    divided = replace(division(lines, held, aligned=True, has_short=False), suffix="wide_rows")
+    return divided if _fits(divided, held, matrix) else None
+
+
+def _fits(divided: Division, held: Held, matrix: Matrix) -> bool:
+    *_, threads = divided.args
+    return threads * held.depth(held.nbytes) * held.width >= matrix.length
+
+
+def _held(matrix: Matrix, width: int) -> Held:
+    """What a thread holds of a row, in slots of so many elements: COLUMNS of layer_norm/forward.cuh
+    or SINGLE_COLUMNS."""
+    itemsize, columns = matrix.t.itemsize, _columns(matrix)
+    if width == 1:
+        return Held(min(columns, 16) * itemsize, 1, itemsize, 1, 1, max_threads=MAX_THREADS)
+    return Held(columns * itemsize, 1, itemsize, width, 1)
+
+
+def _columns(matrix: Matrix) -> int:
+    """COLUMNS."""
+    if matrix.t == FLOAT64:
+        return 8
+    return 32 if matrix.t.itemsize + matrix.v.itemsize == 4 else 16
+
+
+def _wide_columns(matrix: Matrix) -> int:
+    """WIDE_COLUMNS."""
+    return 24 if matrix.t.itemsize == matrix.v.itemsize == 4 else _columns(matrix)
+
+
+@dataclass(frozen=True)
+class Read:
+    """What a gradient reads: dY, X or Y, (scale,) or (scale, bias), (mean or None, inv_std) or
+    (inv_std,): the first parameters of its kernels, which are named after `stem`."""
+
+    stem: str
+    dy: Spec
+    x: Spec | None
+    parameters: tuple[Spec, ...]
+    statistics: tuple[Spec | None, ...]
+
+    @property
+    def args(self) -> tuple[Spec | None, ...]:
+        """In the kernels' order."""
+        return (self.dy, self.x, *self.parameters, *self.statistics)
+
+
+def gradient(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) -> Plan:
+    """dX, and what is wanted of the gradients of scale and bias."""
+    if matrix.count == 0:
+        return Plan((_total(matrix, (None, None), sums, 0),))
+    if dx is not None and read.x is not None:
+        others = (*read.parameters, dx)
+        rows = matrix.held([read.dy, read.x], others, len(read.parameters))
+        if rows is not None:
+            return _by_rows(matrix, rows, read, dx, sums)
+    return _by_columns(matrix, read, dx, sums)
+
+
+def _by_rows(matrix: Matrix, rows: Rows, read: Read, dx: Spec, sums: Gradients) -> Plan:
+    """Everything from one reading."""
+    scratch, n_lines = ScratchMemory(), rows.blocks(matrix.device)
+    lines = _lines(matrix, scratch, sums, n_lines)
+    steps = [matrix.walk(read.stem, rows, *read.args, dx, *lines)]
+    if any(sums):
+        steps.append(_total(matrix, lines, sums, n_lines))
+    return scratch.plan(*steps)
+
+
+def _by_columns(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) -> Plan:
+    """Rows that do not fit are read once for their own sums; then columns, and dX on the way."""
+    scratch, steps, means = ScratchMemory(), [], None
+    if dx is not None:
+        means = scratch.take(2 * matrix.count, matrix.computed)
+        config = Config((matrix.count,), (MAX_THREADS,))
+        args = (*read.args, matrix.length, means)
+        steps.append(matrix.launch(read.stem + "row_sums", config, *args))
+    elif sums[0] is None:  # the gradient of the bias alone
+        read = replace(read, x=None)
+    config, rows_of_part = _parts(matrix)
+    n_lines = config.grid[1]
+    lines = _lines(matrix, scratch, sums, n_lines)
+    counts = (matrix.count, matrix.length, rows_of_part)
+    kernel = read.stem + "columns"
+    steps.append(matrix.launch(kernel, config, *read.args, means, dx, *lines, *counts))
+    if any(sums):
+        steps.append(_total(matrix, lines, sums, n_lines))
+    return scratch.plan(*steps)
+
+
+def _parts(matrix: Matrix) -> tuple[Config, int]:
+    """Tiles of columns, and the parts that rows are divided into; rows of one."""
+    x = min(WARP, 1 << (matrix.length - 1).bit_length())
+    y, tiles = COLUMN_THREADS // x, ceil_div(matrix.length, x)
+    wanted = ceil_div(COLUMN_BLOCKS * matrix.device.multiprocessors, tiles)
+    parts = max(1, min(wanted, ceil_div(matrix.count, ROWS_A_THREAD * y)))
+    rows = ceil_div(matrix.count, parts)
+    return Config((tiles, ceil_div(matrix.count, rows)), (x, y)), rows
+
+
+def _lines(matrix: Matrix, scratch: ScratchMemory, sums: Gradients, n: int) -> Sums:
+    """Memory for the sums that blocks write, a line each."""
+    size, dtype = n * matrix.length, matrix.computed
+    of_scale, of_bias = (None if spec is None else scratch.take(size, dtype) for spec in sums)
+    return of_scale, of_bias
+
+
+def _total(matrix: Matrix, lines: Sums, sums: Gradients, n: int) -> Launch:
+    """The second stage."""
+    x = 8  # columns that a warp reads side by side, at least
+    while x < WARP and x * TOTAL_THREADS < matrix.length:
+        x *= 2
+    config = Config((ceil_div(matrix.length, x), 2), (x, TOTAL_THREADS // x))
+    return matrix.launch("total", config, *lines, *sums, n, matrix.length)

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: MIT
+"""Gradient descent over one parameter or over lists, norms of gradients, clipping.
+
+A step is computed in float32, in float64 where weights are float64, and rounded once for each array
+that is written. NaN and infinities in gradients get into the weights unless an update signal of
+False skips the step, which then changes nothing. So does a learning rate that is not finite, or a
+loss scale that is not finite and above 0, where it is in an array; as numbers they are refused.
+
+A launch over a list takes as many tensors as its parameters have room for: 132 in place, fewer with
+outputs of their own. Empty tensors are skipped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+from ...declare.schema import Attribute, Inferred, Input, Output, Spec, one_of
+from ...declare.type_rows import TypeRows, Types
+from ...dtypes import BOOL, FLOAT64, FLOATS, Dtype
+from ...frame.op import Op, slots
+from ...plan import Config, Device, Launch, Plan, ScratchMemory, ceil_div
+from ...planning import parameter_update
+from ...planning.l2_norm import l2_norm
+from ...planning.multi_tensor import Columns, Listed, tables
+from ...planning.step import (
+    ABSENT_NORM,
+    HALVES,
+    NUMBERS,
+    UPDATE_SIGNAL,
+    given,
+    lists,
+    low_precision,
+    max_norm,
+    not_negative,
+    number,
+    refuse_none,
+    refuse_others,
+    replaced,
+    scales,
+    signal,
+    signalled,
+    weights,
+)
+from ...rules.widening import computed_in
+
+Specs = tuple[Spec, ...]
+Args = tuple[object, ...]
+
+THREADS = 128
+VECS = 2  # packets of 16 bytes of each array a thread has in flight
+BLOCKS = 16  # a multiprocessor, of a norm
+CHUNK_NBYTES = 32_768  # of an array that a block takes
+TWO_LISTS = 132  # tensors a launch: 28 bytes each, beside numbers
+ONE_LIST = 192  # 20 bytes each
+
+
+def _launch(symbol: str, grid: int, args: Args, w: Dtype, grad: Dtype) -> Launch:
+    """A launch of this family, whose kernels share their slots."""
+    binding = slots(W=w, GRAD=grad) | {
+        "THREADS": str(THREADS),
+        "VECS": str(VECS),
+        "CHUNK_NBYTES": str(CHUNK_NBYTES),
+        "TWO_LISTS": str(TWO_LISTS),
+        "ONE_LIST": str(ONE_LIST),
+    }
+    return Launch(symbol, Config((grid,), (THREADS,)), args, binding)
+
+
+class SGDOptimizer(Op):
+    """Gradient descent: NW = W + NG with NG = -ETA G, each in place.
+
+    An output that is not asked for leaves its array as it was. An ETA in an array that is not
+    finite changes nothing.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/optimizer/sgd.cc.
+    """
+
+    inputs = (
+        number("ETA", "L", "the learning rate"),
+        Input("W", "T", shape="any shape"),
+        Input("G", "T", shape="shape of W"),
+    )
+    outputs = (
+        Output("NW", "T", aliases="W", on_request=True, shape="shape of W"),
+        Output("NG", "T", aliases="G", on_request=True, shape="shape of W"),
+    )
+    types: ClassVar[Types] = {"T": FLOATS, "L": NUMBERS}
+
+    def infer(self, eta: object, w: Spec, g: Spec) -> tuple[Inferred, ...]:
+        refuse_others(self.name, "G", g, "W", w)
+        return w, w
+
+    def plan(
+        self, device: Device, eta: Any, w: Spec, g: Spec, nw: Spec | None, ng: Spec | None
+    ) -> Plan:
+        grid, args = ceil_div(w.nbytes, CHUNK_NBYTES), (w, g, nw, ng, eta, w.size)
+        return Plan((_launch(self.function_name, grid, args, w.dtype, g.dtype),))
+
+
+ROWS = ("float32 float32", "float32 H", "H H", "float64 float64")
+
+
+def _sgd(inputs: Sequence[Any], outputs: Sequence[Any], numbers: Args, signalled: Any) -> Plan:
+    """A step over weights, gradients and low-precision weights; the signal is the last number."""
+    w, g, mixed = inputs
+    mixed, new_mixed, is_bfloat16 = parameter_update.low_precision(mixed, outputs[1])
+    columns = Columns.of((w, g, mixed), {0: outputs[0], 2: new_mixed}, 2 * TWO_LISTS)
+    sizes, chunk = [spec.size for spec in w], CHUNK_NBYTES // w[0].dtype.itemsize
+    launch = partial(_launch, "optimizer__sgd", w=w[0].dtype, grad=g[0].dtype)
+    steps = parameter_update.over_lists(
+        columns, sizes, chunk, TWO_LISTS, launch, *numbers, is_bfloat16
+    )
+    return steps.then(parameter_update.signal(numbers[-1], signalled))
+
+
+class SGDOptimizerV2(Op):
+    """Gradient descent over a list: weights[i] = weights[i] - lr gradients[i], in place.
+
+    An `out=` of its own leaves weights as they are; an `outputs=` without updated_weights does not.
+    The signal comes back where it is given: an array is update_completed too. An lr in an array
+    that is not finite skips the step.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/optimizer/sgd/sgd.cc.
+    """
+
+    inputs = (
+        number("lr", "T1", "the learning rate"),
+        weights("S_WEIGHT"),
+        *lists("S_GRAD", "gradients"),
+        UPDATE_SIGNAL,
+    )
+    outputs = (signalled("update_completed"), replaced("updated_weights", "weights", "S_WEIGHT"))
+    types: ClassVar[Types] = TypeRows("T1 S_WEIGHT S_GRAD", *ROWS, free={"T1": FLOATS}, H=HALVES)
+
+    def infer(self, lr: object, w: Specs, g: Specs, update: Any) -> tuple[Inferred, ...]:
+        refuse_none(self.name, "weights", w)
+        refuse_others(self.name, "gradients", g, "weights", w)
+        return signal(update), w
+
+    def plan(
+        self, device: Device, lr: Any, w: Specs, g: Specs, update: Any, updated: Any, new_w: Listed
+    ) -> Plan:
+        numbers = (lr, 1.0, ABSENT_NORM, math.inf, given(update, True))
+        return _sgd((w, g, None), (new_w, None), numbers, updated)
+
+
+class SGDOptimizerList(Op):
+    """Gradient descent over a list: weights[i] = weights[i] - lr gradients[i] / d, in place.
+
+    d is the loss scale s; where the norm n of the gradients is given and above s max_norm, it is
+    n / max_norm, so that the unscaled gradients are clipped to max_norm. A norm that is NaN clips
+    nothing. mixed_precision_weights get the new weights too, rounded once; what they held does not
+    matter. Both are updated whatever `outputs=` names. The step is also skipped where lr is in an
+    array and not finite, or loss_scale in an array and not finite and above 0.
+
+    Source: this package; ONNX Runtime has no gradient descent that scales, clips or rounds.
+    """
+
+    domain = "cupy_training_ops"
+    inputs = (
+        number("lr", "T1", "the learning rate"),
+        weights("S_WEIGHT"),
+        *lists("S_GRAD", "gradients"),
+        low_precision("S_MIXED"),
+        *scales("T_LOSS_SCALE", "T_GRAD_NORM", "gradient_norm"),
+        max_norm("above 0; clips nothing where left out"),
+        UPDATE_SIGNAL,
+    )
+    outputs: ClassVar[tuple[Output, ...]] = (
+        signalled("update_completed"),
+        replaced("updated_weights", "weights", "S_WEIGHT"),
+        replaced("updated_mixed_precision_weights", "mixed_precision_weights", "S_MIXED"),
+    )
+    types: ClassVar[Types] = TypeRows(
+        "T1 S_WEIGHT S_GRAD S_MIXED T_LOSS_SCALE T_GRAD_NORM T_MAX_NORM",
+        *ROWS,
+        free=dict.fromkeys(("T1", "T_LOSS_SCALE", "T_GRAD_NORM", "T_MAX_NORM"), FLOATS)
+        | {"S_MIXED": HALVES},
+        H=HALVES,
+    )
+
+    def infer(
+        self, lr: object, w: Specs, g: Specs, mixed: Any, *numbers: Any
+    ) -> tuple[Inferred, ...]:
+        refuse_none(self.name, "weights", w)
+        refuse_others(self.name, "gradients", g, "weights", w)
+        refuse_others(self.name, "mixed_precision_weights", mixed, "weights", w)
+        return signal(numbers[-1]), w, mixed
+
+    def plan(
+        self,
+        device: Device,
+        lr: Any,
+        w: Specs,
+        g: Specs,
+        mixed: Listed | None,
+        loss_scale: Any,
+        norm: Any,
+        max_norm: Any,
+        update: Any,
+        updated: Any,
+        new_w: Listed,
+        new_mixed: Listed | None,
+    ) -> Plan:
+        defaults = (loss_scale, 1.0), (norm, ABSENT_NORM), (max_norm, math.inf), (update, True)
+        numbers = (lr, *(given(*pair) for pair in defaults))
+        return _sgd((w, g, mixed), (new_w, new_mixed), numbers, updated)
+
+
+# ---- norms of gradients --------------------------------------------------------------------------
+
+
+def _norm(device: Device, xs: Specs, scratch: ScratchMemory, *results: object) -> Plan:
+    """The norm of a list, and whether it is finite, into what is given."""
+    chunks = tables(xs, CHUNK_NBYTES, ONE_LIST)
+    dtype, wide = xs[0].dtype, computed_in(xs[0].dtype)
+    launch = partial(_launch, "optimizer__norm", w=wide, grad=dtype)
+    most = BLOCKS * device.multiprocessors
+    launches = l2_norm(chunks, xs, most, launch, scratch, *results)
+    return scratch.plan(*launches)
+
+
+class GradientNorm(Op):
+    """Norm of a list of gradients: norm = sqrt(sum of g^2), is_finite = norm < infinity.
+
+    One pass that tells a step both how far to clip and whether to skip: a NaN or an infinity among
+    the gradients makes the norm one, and so does a norm that float32 does not hold; of float64
+    gradients one above 1.3e154, whose square float64 does not hold. The norm is that of the
+    gradients as they are, with their loss scale.
+
+    Memory: a workspace, for partial sums.
+
+    Source: this package; ONNX Runtime runs ReduceAllL2 and IsAllFinite.
+    """
+
+    domain = "cupy_training_ops"
+    inputs = (Input("gradients", "T", variadic=True, shape="any shapes", doc="at least one array"),)
+    outputs = (
+        Output("norm", "T_NORM", shape="shape ()"),
+        Output("is_finite", "bool", shape="shape ()", doc="an update signal"),
+    )
+    types: ClassVar[Types] = TypeRows(
+        "T T_NORM", "float32 float32", "H float32", "float64 float64", H=HALVES
+    )
+
+    def infer(self, xs: Specs) -> tuple[Inferred, ...]:
+        refuse_none(self.name, "gradients", xs)
+        return Spec((), computed_in(xs[0].dtype)), Spec((), BOOL)
+
+    def plan(self, device: Device, xs: Specs, norm: Spec | None, is_finite: Spec | None) -> Plan:
+        return _norm(device, xs, ScratchMemory(), norm, is_finite)
+
+
+class InplaceClipGradNorm(Op):
+    """Clipping by the norm of a list: g = g min(1, max_norm / (norm + 1e-6)), in place.
+
+    The norm is that of all gradients together, sqrt(sum of g^2). With a norm that is NaN nothing is
+    clipped, as upstream does it (PyTorch spreads the NaN); with an infinite one finite gradients
+    become 0 and infinite ones NaN. GradientNorm tells such norms.
+
+    Memory: a workspace, for the norm and partial sums.
+
+    Source: ONNX Runtime,
+    orttraining/orttraining/training_ops/cuda/optimizer/clip_grad_norm/clip_grad_norm.cc.
+    """
+
+    inputs = (Input("gradients", "T", variadic=True, shape="any shapes", doc="at least one array"),)
+    outputs = (replaced("clipped_gradients", "gradients", "T", "gradients"),)
+    attributes = (
+        Attribute("max_norm", not_negative, 1.0),
+        Attribute("norm_type", one_of("fro"), "fro"),
+    )
+    types: ClassVar[Types] = {"T": FLOATS}
+    max_norm: float
+
+    def infer(self, xs: Specs) -> tuple[Inferred, ...]:
+        refuse_none(self.name, "gradients", xs)
+        return (xs,)
+
+    def plan(self, device: Device, xs: Specs, clipped: Specs) -> Plan:
+        scratch = ScratchMemory()
+        norm = scratch.take(1, FLOAT64)
+        first = _norm(device, xs, scratch, norm, None)
+        columns = Columns.of((xs,), {0: clipped}, 2 * TWO_LISTS)
+        dtype, sizes = xs[0].dtype, [x.size for x in xs]
+        launch = partial(_launch, self.function_name, w=computed_in(dtype), grad=dtype)
+        second = parameter_update.over_lists(
+            columns, sizes, CHUNK_NBYTES // dtype.itemsize, TWO_LISTS, launch, norm, self.max_norm
+        )
+        return scratch.plan(*first.steps, *second.steps)
+
+
+OPS = {
+    "GradientNorm": GradientNorm,
+    "InplaceClipGradNorm": InplaceClipGradNorm,
+    "SGDOptimizer": SGDOptimizer,
+    "SGDOptimizerList": SGDOptimizerList,
+    "SGDOptimizerV2": SGDOptimizerV2,
+}

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: MIT
+"""Sample inputs of gradient descent, norms of gradients and clipping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
+from ...samples import SHAPES, Generator, Sample, Shape
+from ..gradient.samples import LISTS, ORDINARY, special
+from ..tensor.samples import values
+
+# Weights and gradients.
+PAIRS = (
+    (FLOAT32, FLOAT32), (FLOAT32, FLOAT16), (FLOAT32, BFLOAT16), (FLOAT16, FLOAT16),
+    (BFLOAT16, BFLOAT16), (FLOAT64, FLOAT64),
+)  # fmt: skip
+
+
+def one(value: Any, dtype: Any, shape: Shape = (1,)) -> Any:
+    """An array of one element."""
+    return np.full(shape, value).astype(dtype)
+
+
+# Loss scale and norm; the norm of the gradients is not asked whether it is true. Scales with which
+# no step can be made are refused as numbers.
+SCALES = (
+    ("scaled", 8.0, 4.0), ("clipped", 8.0, 96.0), ("norm-nan", 2.0, np.nan),
+    ("norm-inf", 2.0, np.inf), ("norm-zero", 2.0, 0.0), ("scale-nan", one(np.nan, FLOAT32), 1.0),
+    ("scale-inf", one(np.inf, FLOAT32), 1.0), ("scale-zero", one(0.0, FLOAT32), 1.0),
+)  # fmt: skip
+
+
+def arrays(rng: Generator, shapes: tuple[Shape, ...], dtype: Any) -> list[Any]:
+    """Normal numbers in each of the shapes."""
+    return [values(rng, shape, dtype) for shape in shapes]
+
+
+def holes(rng: Generator, shapes: tuple[Shape, ...], dtype: Any) -> list[Any]:
+    """The same, every third of them missing."""
+    found = arrays(rng, shapes, dtype)
+    return [None if i % 3 == 1 else array for i, array in enumerate(found)]
+
+
+def _one_step(rng: Generator, t: Any, rate: Any, shape: Shape = (16, 64)) -> tuple[Any, ...]:
+    return one(0.5, rate), values(rng, shape, t), values(rng, shape, t)
+
+
+def _special_step(_rng: Generator, t: Any) -> tuple[Any, ...]:
+    x = special(t)
+    return 0.5, np.repeat(x, x.size), np.tile(x, x.size)
+
+
+def _list_step(
+    rng: Generator,
+    w: Any,
+    g: Any,
+    shapes: tuple[Shape, ...] = ORDINARY,
+    lr: Any = 0.5,
+    flag: tuple[Any, ...] = (),
+) -> tuple[Any, ...]:
+    return lr, arrays(rng, shapes, w), arrays(rng, shapes, g), *flag
+
+
+def _full_step(
+    rng: Generator,
+    w: Any,
+    g: Any,
+    copy: Any,
+    numbers: tuple[Any, ...],
+    shapes: tuple[Shape, ...] = ORDINARY,
+) -> tuple[Any, ...]:
+    lr, *others = numbers
+    return lr, arrays(rng, shapes, w), arrays(rng, shapes, g), holes(rng, shapes, copy), *others
+
+
+def _gradients(rng: Generator, t: Any, shapes: tuple[Shape, ...] = ORDINARY) -> tuple[Any, ...]:
+    return (arrays(rng, shapes, t),)
+
+
+def _special_gradients(rng: Generator, t: Any, value: float) -> tuple[Any, ...]:
+    found = values(rng, (300,), t)
+    found[17] = value
+    return ([found, values(rng, (33,), t)],)
+
+
+def _sgd() -> Iterator[Sample]:
+    name = "SGDOptimizer"
+    for i, t in enumerate(FLOATS):
+        make = partial(_one_step, t=t, rate=FLOATS[i - 1])
+        yield Sample(name, f"{dtype_name(t)}-ordinary", make)
+        yield Sample(name, f"{dtype_name(t)}-special", partial(_special_step, t=t))
+        for label, shape, offset in SHAPES[1:]:
+            make = partial(_one_step, t=t, rate=FLOAT32, shape=shape)
+            yield Sample(name, f"{dtype_name(t)}-{label}", make, {}, offset)
+
+
+def _sgd_v2() -> Iterator[Sample]:
+    name = "SGDOptimizerV2"
+    for i, (w, g) in enumerate(PAIRS):
+        types = f"{dtype_name(w)}-{dtype_name(g)}"
+        lr = one(0.25, FLOATS[i % 4])
+        for label, flag in (("ordinary", ()), ("updated", (one(True, bool),))):
+            make = partial(_list_step, w=w, g=g, lr=lr, flag=flag)
+            yield Sample(name, f"{types}-{label}", make)
+        make = partial(_list_step, w=w, g=g, flag=(bool(i % 2),))
+        yield Sample(name, f"{types}-flagged", make)
+    yield from _by_lists(name, PAIRS, _list_step)
+    make = partial(_list_step, w=FLOAT32, g=FLOAT16, flag=(one(False, bool, ()),))
+    yield Sample(name, "float32-float16-not-updated", make)
+
+
+def _by_lists(name: str, pairs: Any, maker: Any) -> Iterator[Sample]:
+    for i, (label, shapes, offset) in enumerate(LISTS):
+        w, g = pairs[i % len(pairs)]
+        make = partial(maker, w=w, g=g, shapes=shapes)
+        yield Sample(name, f"{dtype_name(w)}-{dtype_name(g)}-{label}", make, {}, offset)
+
+
+def _sgd_list() -> Iterator[Sample]:
+    name = "SGDOptimizerList"
+    full = partial(_full_step, copy=BFLOAT16, numbers=(0.5, 8.0, 16.0, 1.5, True))
+    yield from _by_lists(name, PAIRS, full)
+    for i, (w, g) in enumerate(PAIRS):
+        label, scale, norm = SCALES[i]
+        kinds = [FLOATS[(i + k) % 4] for k in range(4)]
+        numbers = tuple(map(one, (0.5, scale, norm, 1.5), kinds))
+        make = partial(_full_step, w=w, g=g, copy=(FLOAT16, BFLOAT16)[i % 2], numbers=numbers)
+        yield Sample(name, f"{dtype_name(w)}-{dtype_name(g)}-ordinary-{label}", make)
+    for label, scale, norm in SCALES:
+        make = partial(
+            _full_step, w=FLOAT32, g=FLOAT32, copy=FLOAT16, numbers=(0.5, scale, norm, 1.5, True)
+        )
+        yield Sample(name, f"float32-{label}", make)
+    for label, flag in (("false", False), ("array-false", one(False, bool))):
+        numbers = (0.5, None, None, None, flag)
+        make = partial(_full_step, w=FLOAT32, g=FLOAT16, copy=BFLOAT16, numbers=numbers)
+        yield Sample(name, f"float32-float16-signal-{label}", make)
+    yield Sample(name, "float32-float32-alone", partial(_list_step, w=FLOAT32, g=FLOAT32))
+
+
+def _norms(name: str, attributes: dict[str, Any]) -> Iterator[Sample]:
+    for t in FLOATS:
+        own = dtype_name(t)
+        yield Sample(name, f"{own}-ordinary", partial(_gradients, t=t), attributes)
+        for value in (np.nan, np.inf, -np.inf):
+            make = partial(_special_gradients, t=t, value=value)
+            yield Sample(name, f"{own}-{value}", make, attributes)
+    for i, (label, shapes, offset) in enumerate(LISTS):
+        t = FLOATS[i % 4]
+        make = partial(_gradients, t=t, shapes=shapes)
+        yield Sample(name, f"{dtype_name(t)}-{label}", make, attributes, offset)
+
+
+def _clips() -> Iterator[Sample]:
+    yield from _norms("InplaceClipGradNorm", {})
+    for limit in (0.0, 1e9):
+        make = partial(_gradients, t=FLOAT32)
+        yield Sample("InplaceClipGradNorm", f"float32-to-{limit}", make, {"max_norm": limit})
+
+
+SAMPLES = {
+    "GradientNorm": tuple(_norms("GradientNorm", {})),
+    "InplaceClipGradNorm": tuple(_clips()),
+    "SGDOptimizer": tuple(_sgd()),
+    "SGDOptimizerList": tuple(_sgd_list()),
+    "SGDOptimizerV2": tuple(_sgd_v2()),
+}

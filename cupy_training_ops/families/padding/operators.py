@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: MIT
+"""Zeros around data and away again: SliceGrad, PadAndUnflatten, FlattenAndUnpad.
+
+Elements are copied bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ...declare.schema import Inferred, Input, Output, Spec, integers, shape
+from ...declare.type_rows import Types
+from ...dtypes import FIXED_SIZE, INT64, to_dtype
+from ...errors import refuse
+from ...frame.op import Op, slots
+from ...plan import Config, Device, Launch, Plan, Scratch, ScratchMemory, by_value, ceil_div
+from ...planning.copy_runs import THREADS, Words, words_of
+from ...planning.fast_division import divisor
+
+
+class SliceGrad(Op):
+    """Gradient of Slice: dX[start_0 + j_0 step_0, ...] = dY[j_0, ...], and 0 elsewhere.
+
+    starts, ends, axes and steps mean what they mean in Slice: negative starts and ends count from
+    the end of the axis, both are clamped to the array, a negative step walks backwards, and an axis
+    that is not named is taken whole.
+
+    Source: ONNX Slice-13, gradient;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/tensor/slice_grad.cc.
+    """
+
+    inputs = (
+        Input("dY", "T", shape="any shape of as many elements as the slice has"),
+        Input("shape", "int64", memory="host", convert=shape, doc="at least one dimension"),
+        Input("starts", "int64", memory="host", convert=integers, doc="one for each axis"),
+        Input("ends", "int64", memory="host", convert=integers, doc="one for each axis"),
+        Input(
+            "axes",
+            "int64",
+            memory="host",
+            optional=True,
+            convert=integers,
+            doc="the first ones where they are left out",
+        ),
+        Input(
+            "steps",
+            "int64",
+            memory="host",
+            optional=True,
+            convert=integers,
+            doc="other than 0; 1 where they are left out",
+        ),
+    )
+    outputs = (Output("dX", "T", shape="shape given by `shape`"),)
+    types: ClassVar[Types] = {"T": FIXED_SIZE}
+    bitwise_exact = True
+
+    def infer(self, dy: Spec, shape: tuple[int, ...], *bounds: Any) -> tuple[Spec, ...]:
+        taken = self._checked(shape, *bounds)
+        size = math.prod(d.count for d in taken)
+        if dy.size != size:
+            expected = f"{size} elements, a slice of shape {tuple(d.count for d in taken)}"
+            refuse(self.name, "dY", expected, f"{dy.size} of shape {dy.shape}")
+        return (Spec(shape, dy.dtype),)
+
+    def _checked(
+        self, shape: tuple[int, ...], starts: Any, ends: Any, axes: Any = None, steps: Any = None
+    ) -> list[SlicedAxis]:
+        rank = len(shape)
+        if rank == 0:
+            refuse(self.name, "shape", "at least one dimension", "()")
+        axes = tuple(range(len(starts))) if axes is None else axes
+        steps = (1,) * len(starts) if steps is None else steps
+        for name, values in (("ends", ends), ("axes", axes), ("steps", steps)):
+            if len(values) != len(starts):
+                refuse(self.name, name, f"{len(starts)} entries like starts", f"{values}")
+        if any(not -rank <= a < rank for a in axes) or len({a % rank for a in axes}) < len(axes):
+            expected = f"different axes from {-rank} to {rank - 1}"
+            refuse(self.name, "axes", expected, f"{axes}")
+        if 0 in steps:
+            refuse(self.name, "steps", "steps other than 0", f"{steps}")
+        return sliced_axes(shape, starts, ends, axes, steps)
+
+    def plan(self, device: Device, dy: Spec, shape: tuple[int, ...], *rest: Any) -> Plan:
+        *bounds, dx = rest
+        *outer, inner = _merged(self._checked(shape, *bounds))
+        outer = outer[1:] if outer and outer[0].whole else outer
+        itemsize = dx.dtype.itemsize
+        lengths = (inner.extent, inner.start, inner.count) if inner.step == 1 else (1,)
+        words = words_of((dy, dx), lengths, itemsize * lengths[-1])
+        inner = inner.times(itemsize, words.nbytes)
+        n_dy, n_dx = words.count(dy.nbytes), words.count(dx.nbytes)
+        table = np.zeros(self.source().constant("MAX_DIMENSIONS"), inner.dimension.dtype)
+        table[: len(outer)] = [axis.dimension for axis in outer]
+        axes = (len(outer), by_value(at=table), inner.dimension)
+        if dx.aligned and words.chunk > 1 and inner.extent % words.chunk == 0:
+            n_rows = n_dx // inner.extent
+            config, column_blocks = words.rows(n_rows, inner.extent)
+            arguments = (dy, dx, n_dy, n_rows, *axes, column_blocks)
+            return Plan((Launch("slice_grad__rows", config, arguments, words.slots),))
+        config = Config((words.tiles(dx.nbytes),), (THREADS,))
+        return Plan((Launch("slice_grad", config, (dy, dx, n_dy, n_dx, *axes), words.slots),))
+
+
+@dataclass(frozen=True)
+class SlicedAxis:
+    """The positions start, start + step, ... of an axis, `count` of them."""
+
+    extent: int
+    start: int
+    step: int
+    count: int
+
+    @property
+    def dimension(self) -> np.void:
+        """The kernel's Dimension."""
+        return by_value(
+            extent=divisor(self.extent),
+            distance=divisor(abs(self.step)),
+            start=self.start,
+            backwards=int(self.step < 0),
+            count=self.count,
+        )
+
+    @property
+    def whole(self) -> bool:
+        """Whether the axis is taken as it is."""
+        return self.count == self.extent and self.step == 1
+
+    def times(self, n: int, divisor: int = 1) -> SlicedAxis:
+        """The same in units of 1/n, or of divisor/n, of a position; the step is 1 or n is."""
+        extent, start, count = (v * n // divisor for v in (self.extent, self.start, self.count))
+        return SlicedAxis(extent, start, self.step, count)
+
+
+def sliced_axes(
+    shape: tuple[int, ...],
+    starts: Sequence[int],
+    ends: Sequence[int],
+    axes: Sequence[int],
+    steps: Sequence[int],
+) -> list[SlicedAxis]:
+    """What a slice takes of every axis, by the rules of ONNX Slice 13."""
+    taken = [SlicedAxis(extent, 0, 1, extent) for extent in shape]
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        extent = shape[axis]
+        low, high = (0, extent) if step > 0 else (-1, extent - 1)
+        first = max(0, min(start + extent if start < 0 else start, high))
+        last = max(low, min(end + extent if end < 0 else end, high))
+        count = max(0, ceil_div(last - first, step)) if extent else 0
+        taken[axis] = SlicedAxis(extent, first, step if count > 1 else 1, count)
+    return taken
+
+
+def _merged(taken: Sequence[SlicedAxis]) -> list[SlicedAxis]:
+    """Fewer axes, the same positions: one taken whole joins a contiguous one before it."""
+    if not all(axis.count for axis in taken):
+        return [SlicedAxis(math.prod(axis.extent for axis in taken), 0, 1, 0)]
+    several = [axis for axis in taken if axis.extent > 1]
+    merged = several[:1] or list(taken[:1])
+    for axis in several[1:]:
+        before = merged[-1]
+        if axis.whole and before.step == 1:
+            merged[-1] = before.times(axis.extent)
+        else:
+            merged.append(axis)
+    return merged
+
+
+class _Rows(Op):
+    """What packing and unpacking rows share."""
+
+    types: ClassVar[Types] = {"T": FIXED_SIZE, "T_INDEX": (INT64, to_dtype("int32"))}
+    bitwise_exact = True
+
+    def check_indices(self, indices: Spec) -> None:
+        """Indices are a list."""
+        if len(indices.shape) != 1:
+            refuse(self.name, "indices", "rank 1", f"shape {indices.shape}")
+
+    def rows(
+        self, width: int, moved: tuple[Spec, ...], indices: Spec
+    ) -> tuple[Words, dict[str, str]]:
+        """Words of rows with so many elements, and the slot of the indices."""
+        words = words_of(moved, (width,), width * moved[0].dtype.itemsize)
+        return words, slots(INDEX=indices.dtype)
+
+
+class FlattenAndUnpad(_Rows):
+    """Selected rows: output[r] = input.reshape(M1 M2, ...)[indices[r]]; the padding falls off.
+
+    The first two dimensions M1 and M2 of input become one; PadAndUnflatten undoes it. An index
+    outside 0 .. M1 M2 - 1 gives a row of zeros: negative ones do not count from the end. An index
+    may occur several times.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/tensor/flatten_and_unpad.cc.
+    """
+
+    inputs = (
+        Input("input", "T", shape="shape (M1, M2, ...)"),
+        Input("indices", "T_INDEX", shape="shape (d1,)"),
+    )
+    outputs = (
+        Output("output", "T", shape="shape (d1, ...)"),
+        Output("unflatten_dims", "int64", memory="host", shape="shape (2,)", doc="(M1, M2)"),
+    )
+
+    def infer(self, x: Spec, indices: Spec) -> tuple[Inferred, ...]:
+        if len(x.shape) < 2:
+            refuse(self.name, "input", "rank 2 or more", f"shape {x.shape}")
+        self.check_indices(indices)
+        return Spec((*indices.shape, *x.shape[2:]), x.dtype), np.array(x.shape[:2], INT64)
+
+    def plan(self, device: Device, x: Spec, indices: Spec, y: Spec, dims: Spec) -> Plan:
+        width = math.prod(y.shape[1:])
+        words, index = self.rows(width, (y, x), indices)
+        config = Config((words.tiles(y.nbytes),), (THREADS,))
+        sizes = (
+            math.prod(x.shape[:2]),
+            indices.size,
+            divisor(words.count(width * y.dtype.itemsize)),
+        )
+        arguments = (x, indices, y, *sizes)
+        return Plan((Launch(self.function_name, config, arguments, words.slots | index),))
+
+
+class PadAndUnflatten(_Rows):
+    """Rows back in their places: output.reshape(M1 M2, ...)[indices[r]] = input[r], 0 elsewhere.
+
+    It undoes FlattenAndUnpad. A row whose index is outside 0 .. M1 M2 - 1 is skipped: negative ones
+    do not count from the end. Of several rows with one index the last counts.
+
+    Memory: a workspace of 8 M1 M2 bytes.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/tensor/pad_and_unflatten.cc.
+    """
+
+    inputs = (
+        Input("input", "T", shape="shape (d1, ...)"),
+        Input("indices", "T_INDEX", shape="shape (d1,)"),
+        Input("unflatten_dims", "int64", memory="host", convert=shape, doc="(M1, M2)"),
+    )
+    outputs = (Output("output", "T", shape="shape (M1, M2, ...)"),)
+
+    def infer(self, x: Spec, indices: Spec, dims: tuple[int, ...]) -> tuple[Spec, ...]:
+        self.check_indices(indices)
+        if len(dims) != 2:
+            refuse(self.name, "unflatten_dims", "two extents (M1, M2)", f"{dims}")
+        if x.shape[:1] != indices.shape:
+            expected = f"{indices.size} rows, one an index"
+            refuse(self.name, "input", expected, f"shape {x.shape}")
+        return (Spec((*dims, *x.shape[1:]), x.dtype),)
+
+    def plan(self, device: Device, x: Spec, indices: Spec, dims: tuple[int, ...], y: Spec) -> Plan:
+        n_rows = math.prod(dims)
+        width = math.prod(x.shape[1:])
+        words, index = self.rows(width, (y, x), indices)
+        config = Config((words.tiles(y.nbytes),), (THREADS,))
+        sizes = (indices.size, n_rows, divisor(words.count(width * y.dtype.itemsize)))
+        scratch = ScratchMemory()
+        last_rows = scratch.take(n_rows, INT64)
+        arguments = (x, indices, last_rows, y, *sizes)
+        binding = words.slots | index
+        launch = Launch(self.function_name, config, arguments, binding)
+        find = self._find_last_rows(indices, n_rows, last_rows, binding)
+        return scratch.plan(*find, launch)
+
+    def _find_last_rows(
+        self, indices: Spec, n_rows: int, last_rows: Scratch, binding: Mapping[str, str]
+    ) -> list[Launch]:
+        """The launch that notes for every row of the output the last row of the input, if any."""
+        if not indices.size:
+            return []
+        symbol = f"{self.function_name}__last_rows"
+        config = Config((ceil_div(indices.size, THREADS),), (THREADS,))
+        arguments = (indices, last_rows, indices.size, n_rows)
+        return [Launch(symbol, config, arguments, binding)]
+
+
+OPS = {
+    "FlattenAndUnpad": FlattenAndUnpad,
+    "PadAndUnflatten": PadAndUnflatten,
+    "SliceGrad": SliceGrad,
+}

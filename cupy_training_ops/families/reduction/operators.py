@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: MIT
+"""Sums, norms and finiteness checks over arrays and lists of arrays.
+
+Floating-point sums are kept in float32 (float64 for float64) and rounded once, in an order that
+follows from shapes, alignment and the number of multiprocessors. Nothing is read back to the host.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+
+from ...declare.schema import Attribute, Input, Output, Spec, boolean, dtype, integers, optional
+from ...declare.type_rows import Types
+from ...dtypes import BOOL, FLOAT32, FLOATS, INT64, Dtype, to_dtype
+from ...errors import refuse
+from ...forks import computed_once
+from ...frame.op import Op, slots
+from ...plan import (
+    VEC_NBYTES,
+    WARP,
+    Config,
+    Device,
+    Launch,
+    Plan,
+    Scratch,
+    ScratchMemory,
+    by_value,
+    ceil_div,
+)
+from ...planning.l2_norm import l2_norm
+from ...planning.multi_tensor import Batch, tables
+
+Block = tuple[int, ...]
+
+INT32 = to_dtype("int32")
+THREADS = 256
+BLOCKS = 8  # a multiprocessor: together 2,048 threads
+UNROLL = 4  # packets of 16 bytes a thread has in flight
+COLUMN_BLOCKS = 4  # of column sums, whose partial sums are as wide as a tile
+MANY_COLUMNS = 65_536  # packets of them, for which a thread takes more rows
+COLUMN_LANES = 16  # neighbouring packets of a row that a block takes where rows are many
+SHORT_ROW_NBYTES = 2048  # a warp's rows; longer ones too, where there are enough of them
+CHUNK_NBYTES = 32768
+CAPACITY = 192  # tensors a launch: 20 bytes each, 4,000 in all
+
+
+def _launch(
+    symbol: str, grid: int, args: tuple[object, ...], x: Dtype, y: Dtype, block: Block = (THREADS,)
+) -> Launch:
+    """A launch of this family, whose kernels share their slots."""
+    binding = slots(T=x, Y=y) | {
+        "THREADS": str(THREADS),
+        "UNROLL": str(UNROLL),
+        "CAPACITY": str(CAPACITY),
+        "CHUNK_NBYTES": str(CHUNK_NBYTES),
+    }
+    return Launch(symbol, Config((grid,), block), args, binding)
+
+
+# ---- ReduceSumTraining ---------------------------------------------------------------------------
+
+
+class ReduceSumTraining(Op):
+    """Sum over axes: reduced[k] = sum of data[k, r] over all positions r of the reduced axes.
+
+    Without axes all are reduced, or with noop_with_empty_axes none: data is copied in its own
+    shape, whatever keepdims says. A sum of nothing is 0. Where nothing is added, also over axes of
+    length 1, the result is a copy bit for bit.
+
+    Integers are added as integers, modulo 2^32 or 2^64. NaN and infinities propagate as in any sum;
+    subnormal float32 sums become zero. On the GPU a sum is infinite where a part of it leaves the
+    range of float32 (float64 for float64), even if the whole would not; the CPU provider adds in
+    float64.
+
+    Memory: a workspace, for partial sums.
+
+    Source: ONNX ReduceSum-13;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/reduction/reduction_ops.cc.
+    """
+
+    inputs = (
+        Input("data", "T", shape="any shape"),
+        Input(
+            "axes",
+            "int64",
+            memory="host",
+            convert=integers,
+            doc="all different, from -rank to rank - 1; negative ones count from the end",
+        ),
+    )
+    outputs = (Output("reduced", "T", shape="shape of data without the reduced axes"),)
+    attributes = (
+        Attribute("keepdims", boolean, True, doc="reduced axes stay, with length 1"),
+        Attribute("noop_with_empty_axes", boolean, False, doc="no axes: reduce none, not all"),
+    )
+    types: ClassVar[Types] = {"T": (*FLOATS, INT32, INT64)}
+    keepdims: bool
+    noop_with_empty_axes: bool
+
+    def infer(self, x: Spec, axes: tuple[int, ...]) -> tuple[Spec, ...]:
+        if not axes and self.noop_with_empty_axes:
+            return (Spec(x.shape, x.dtype),)
+        reduced = self._reduced(x, axes)
+        length = [1] if self.keepdims else []
+        kept = [length if axis in reduced else [n] for axis, n in enumerate(x.shape)]
+        return (Spec(tuple(n for some in kept for n in some), x.dtype),)
+
+    def _reduced(self, x: Spec, axes: tuple[int, ...]) -> set[int]:
+        """The reduced axes, counted from the front."""
+        rank = len(x.shape)
+        if not axes:
+            return set() if self.noop_with_empty_axes else set(range(rank))
+        reduced = {axis % rank for axis in axes if -rank <= axis < rank}
+        if len(reduced) < len(axes):
+            refuse(self.name, "axes", f"different axes from {-rank} to {rank - 1}", f"{axes}")
+        return reduced
+
+    def plan(self, device: Device, x: Spec, axes: tuple[int, ...], y: Spec) -> Plan:
+        reduced = self._reduced(x, axes)
+        steps = list(passes(x.shape, reduced)) if x.size else [Pass(y.size, 0, 1)]
+        room = _Room(device)
+        places = [_Place(x, x.dtype, x.aligned)]
+        for step in steps[:-1]:
+            sums = room.take(step.A * step.B, _summed_in(x.dtype))
+            places.append(_Place(sums, _summed_in(x.dtype), True))
+        places.append(_Place(y, y.dtype, y.aligned))
+        pairs = zip(steps, itertools.pairwise(places), strict=True)
+        launches = [step.launch(device, *pair, room) for step, pair in pairs]
+        return room.scratch.plan(*launches)
+
+
+def _summed_in(dtype: Dtype) -> Dtype:
+    """The type that sums are kept in between launches."""
+    return dtype if dtype.itemsize >= FLOAT32.itemsize else FLOAT32
+
+
+def passes(shape: Sequence[int], reduced: Iterable[int]) -> Iterator[Pass]:
+    """The sum as passes over an (A, R, B) array each, the one that shrinks it most first."""
+    dims = [[shape[axis], axis in reduced] for axis in range(len(shape)) if shape[axis] != 1]
+    merged = dims[:1]
+    for extent, is_reduced in dims[1:]:
+        if is_reduced == merged[-1][1]:
+            merged[-1][0] *= extent
+        else:
+            merged.append([extent, is_reduced])
+    if not any(is_reduced for _, is_reduced in merged):
+        yield Pass(1, 1, math.prod(shape))
+    while any(is_reduced for _, is_reduced in merged):
+        i = max(range(len(merged)), key=lambda i: merged[i][0] * merged[i][1])
+        extents = [extent for extent, _ in merged]
+        yield Pass(math.prod(extents[:i]), extents[i], math.prod(extents[i + 1 :]))
+        del merged[i]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a pass reads or writes: a launch argument, its dtype, whether it is aligned."""
+
+    argument: Spec | Scratch
+    dtype: Dtype
+    aligned: bool
+
+
+class _Room:
+    """Room for partial sums, and tickets where sums are divided."""
+
+    def __init__(self, device: Device) -> None:
+        self.multiprocessors = device.multiprocessors
+        self.scratch = ScratchMemory()
+
+    @computed_once
+    def tickets(self) -> Scratch:
+        """Tickets of sums; launches follow each other, and share them."""
+        return self.scratch.zeros(BLOCKS * self.multiprocessors, np.uint32)
+
+    def take(self, n: int, dtype: Dtype) -> Scratch:
+        """Room for n sums of this type."""
+        return self.scratch.take(n, dtype)
+
+    def n_spans(self, groups: int, most: int, blocks: int = BLOCKS) -> int:
+        """Into how many spans, `most` at most, each of some groups of sums is to be divided."""
+        return max(1, min(blocks * self.multiprocessors // groups, most))
+
+    def shared(self, n_sums: int, n_spans: int, dtype: Dtype) -> tuple[Scratch | None, ...]:
+        """Partial sums and tickets, where sums are divided into spans."""
+        if n_spans == 1:
+            return None, None
+        return self.take(n_sums * n_spans, _summed_in(dtype)), self.tickets
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One sum over the middle of an (A, R, B) array, and the launch that makes it."""
+
+    A: int
+    R: int
+    B: int
+
+    def launch(self, device: Device, x: _Place, y: _Place, room: _Room) -> Launch:
+        """The kernel that suits the shape."""
+        if self.R == 1:
+            return self._copy(x, y)
+        if self.B > 1:
+            return self._columns(x, y, room)
+        row_nbytes = self.R * x.dtype.itemsize
+        if row_nbytes <= SHORT_ROW_NBYTES or 64 * device.multiprocessors <= self.A:
+            return self._rows(x, y, ceil_div(row_nbytes, VEC_NBYTES))
+        return self._long_rows(x, y, ceil_div(row_nbytes, VEC_NBYTES), room)
+
+    def _copy(self, x: _Place, y: _Place) -> Launch:
+        """The bits as they are: a sum that begins with 0 would lose the sign of -0.0."""
+        n = self.A * self.B
+        args = (x.argument, y.argument, n, x.aligned and y.aligned)
+        grid = ceil_div(n * x.dtype.itemsize, THREADS * UNROLL * VEC_NBYTES)
+        return _launch("reduce_sum_training__copy", grid, args, x.dtype, y.dtype)
+
+    def _rows(self, x: _Place, y: _Place, packets: int) -> Launch:
+        """Some lanes of a warp to a row, two packets a lane, more where a warp is full."""
+        lanes = 1
+        while lanes < WARP and 2 * lanes < packets:
+            lanes *= 2
+        args = (x.argument, y.argument, self.A, self.R, lanes)
+        grid = ceil_div(self.A, THREADS // lanes)
+        return _launch("reduce_sum_training__rows", grid, args, x.dtype, y.dtype)
+
+    def _long_rows(self, x: _Place, y: _Place, packets: int, room: _Room) -> Launch:
+        """Some blocks to a row."""
+        span = ceil_div(packets, room.n_spans(self.A, packets // (THREADS * UNROLL)))
+        n_spans = ceil_div(packets, span)
+        shared = room.shared(self.A, n_spans, x.dtype)
+        args = (x.argument, y.argument, *shared, self.R, span, n_spans)
+        return _launch("reduce_sum_training__long_rows", self.A * n_spans, args, x.dtype, y.dtype)
+
+    def _columns(self, x: _Place, y: _Place, room: _Room) -> Launch:
+        """Packets of neighbouring columns to a thread, rows to threads and blocks."""
+        width = VEC_NBYTES // x.dtype.itemsize
+        whole = self.B % width == 0 and x.aligned and y.aligned
+        packets = self.B // width if whole else self.B
+        n_tiles, block = column_block(self.A, self.R, packets)
+        groups = ceil_div(self.A, block[2]) * n_tiles
+        most = self.R // (2 * UNROLL * block[1]) if block[2] == 1 else 1
+        span = max(1, ceil_div(self.R, room.n_spans(groups, most, COLUMN_BLOCKS)))
+        n_spans = max(1, ceil_div(self.R, span))
+        shared = room.shared(self.A * self.B, n_spans, x.dtype)
+        counts = {"n_spans": np.int32(n_spans), "n_tiles": np.int32(n_tiles)}
+        extents = {"n_slabs": self.A, "n_rows": self.R, "n_columns": self.B, "span": span}
+        slabs = by_value(**{k: np.int64(v) for k, v in extents.items()}, **counts)
+        symbol = f"reduce_sum_training__{'' if whole else 'single_'}columns"
+        args = (x.argument, y.argument, *shared, slabs)
+        return _launch(symbol, groups * n_spans, args, x.dtype, y.dtype, block=block)
+
+
+def column_block(n_slabs: int, n_rows: int, packets: int) -> tuple[int, tuple[int, int, int]]:
+    """Tiles of a row of so many packets, and threads of a block by packets, rows and slabs."""
+    batches_a_thread = 4 if n_slabs * packets >= MANY_COLUMNS else 1
+    rows = max(1, ceil_div(n_rows, UNROLL * batches_a_thread))
+    n_tiles = ceil_div(packets, THREADS // min(THREADS // COLUMN_LANES, rows))
+    x = ceil_div(packets, n_tiles)
+    y = min(THREADS // x, rows)
+    return n_tiles, (x, y, min(THREADS // (x * y), n_slabs, 64))
+
+
+# ---- lists of tensors ----------------------------------------------------------------------------
+
+
+def _refuse_none(op: str, name: str, xs: tuple[Spec, ...]) -> None:
+    if not xs:
+        refuse(op, name, "at least one array", "an empty list")
+
+
+def _tables(xs: tuple[Spec, ...]) -> list[Batch]:
+    return tables(xs, CHUNK_NBYTES, CAPACITY)
+
+
+def _blocks(device: Device, n_chunks: int) -> int:
+    return max(1, min(n_chunks, BLOCKS * device.multiprocessors))
+
+
+class ReduceAllL2(Op):
+    """Euclidean norm of a list of tensors: Y = sqrt(sum of x^2 over all elements x of all of X).
+
+    Squares are added in float32, with two other exponents beside their own, so that they leave its
+    range only where Y does; in float64 where TIn or TOut is float64. Y is infinite only where it
+    does not fit into TOut, or where TIn is float64 and Y above 1.3e154. A NaN gives NaN, an
+    infinity infinity, no elements 0. There is one launch for every 192 tensors that have elements.
+
+    Memory: a workspace, for partial sums.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/reduction/reduction_all.cc.
+    """
+
+    inputs = (Input("X", "TIn", variadic=True, shape="any shapes", doc="at least one array"),)
+    outputs = (Output("Y", "TOut", shape="shape ()"),)
+    attributes = (
+        Attribute("output_type", optional(dtype), None, type="TOut", doc="TIn where it is None"),
+    )
+    types: ClassVar[Types] = {"TIn": FLOATS, "TOut": FLOATS}
+    output_type: Dtype | None
+
+    def infer(self, xs: tuple[Spec, ...]) -> tuple[Spec, ...]:
+        _refuse_none(self.name, "X", xs)
+        return (Spec((), self.output_type or xs[0].dtype),)
+
+    def plan(self, device: Device, xs: tuple[Spec, ...], y: Spec) -> Plan:
+        most = BLOCKS * device.multiprocessors
+        launch = partial(_launch, self.function_name, x=xs[0].dtype, y=y.dtype)
+        scratch = ScratchMemory()
+        launches = l2_norm(_tables(xs), xs, most, launch, scratch, y)
+        return scratch.plan(*launches)
+
+
+class IsAllFinite(Op):
+    """Finiteness of a list of tensors: output = no element of any of `input` is infinite or NaN.
+
+    Bits are tested, so that subnormal numbers and -0.0 pass on every GPU. No elements give True.
+    There is one launch for every 192 tensors that have elements.
+
+    Memory: a workspace of 16 bytes.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/isfinite.cc.
+    """
+
+    inputs = (Input("input", "T", variadic=True, shape="any shapes", doc="at least one array"),)
+    outputs = (Output("output", "bool", shape="shape ()"),)
+    attributes = (
+        Attribute("isinf_only", boolean, False, doc="NaN passes; not together with isnan_only"),
+        Attribute("isnan_only", boolean, False, doc="infinities pass"),
+    )
+    types: ClassVar[Types] = {"T": FLOATS}
+    bitwise_exact = True
+    isinf_only: bool
+    isnan_only: bool
+
+    def __init__(self, **attributes: object) -> None:
+        super().__init__(**attributes)
+        if self.isinf_only and self.isnan_only:
+            refuse(self.name, "isnan_only", "False where isinf_only is True", "True")
+
+    def infer(self, xs: tuple[Spec, ...]) -> tuple[Spec, ...]:
+        _refuse_none(self.name, "input", xs)
+        return (Spec((), BOOL),)
+
+    def plan(self, device: Device, xs: tuple[Spec, ...], y: Spec) -> Plan:
+        only = "__isinf_only" if self.isinf_only else "__isnan_only" if self.isnan_only else ""
+        batches = _tables(xs)
+        scratch = ScratchMemory()
+        poll = scratch.zeros(1, np.uint32), scratch.zeros(1, np.uint32)
+        launches = []
+        for i, table in enumerate(batches):
+            last = i == len(batches) - 1
+            args = (table.pointers(xs), table.sizes, *poll, y, last)
+            grid = _blocks(device, table.n_chunks)
+            symbol = self.function_name + only
+            launches.append(_launch(symbol, grid, args, xs[0].dtype, xs[0].dtype))
+        return scratch.plan(*launches)
+
+
+class All(Op):
+    """Conjunction of all elements: Y[0] = X[0] and X[1] and ...; True where there are none.
+
+    Any byte but 0 counts as True.
+
+    Memory: a workspace of 16 bytes.
+
+    Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/reduction/all.cc.
+    """
+
+    inputs = (Input("X", "T", shape="any shape"),)
+    outputs = (Output("Y", "T", shape="shape (1,)"),)
+    types: ClassVar[Types] = {"T": (BOOL,)}
+    bitwise_exact = True
+
+    def infer(self, x: Spec) -> tuple[Spec, ...]:
+        return (Spec((1,), BOOL),)
+
+    def plan(self, device: Device, x: Spec, y: Spec) -> Plan:
+        blocks = _blocks(device, ceil_div(x.size, UNROLL * THREADS * VEC_NBYTES))
+        scratch = ScratchMemory()
+        poll = scratch.zeros(1, np.uint32), scratch.zeros(1, np.uint32)
+        args = (x, y, *poll, x.size)
+        launch = _launch(self.function_name, blocks, args, FLOAT32, FLOAT32)
+        return scratch.plan(launch)
+
+
+OPS = {
+    "All": All,
+    "IsAllFinite": IsAllFinite,
+    "ReduceAllL2": ReduceAllL2,
+    "ReduceSumTraining": ReduceSumTraining,
+}

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: MIT
+"""Sums, norms and finiteness checks in NumPy. Formulas: the classes in `operators.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...dtypes import FLOAT64, FLOATS, Dtype, HostArray
+from ...rules.widening import cast
+
+# Overflow, and sums and roots of what is not finite, are part of the operators.
+_quiet = np.errstate(all="ignore")
+
+
+@_quiet
+def reduce_sum_training(
+    data: HostArray,
+    axes: tuple[int, ...],
+    *,
+    keepdims: bool = True,
+    noop_with_empty_axes: bool = False,
+) -> HostArray:
+    if not axes and noop_with_empty_axes:
+        return data
+    axes = axes or tuple(range(data.ndim))
+    if {data.shape[axis] for axis in axes} <= {1}:
+        return data if keepdims else data.squeeze(axes)
+    wide = FLOAT64 if data.dtype in FLOATS else data.dtype
+    summed = data.astype(wide).sum(axis=axes, dtype=wide, keepdims=keepdims)
+    return cast(summed, data.dtype)
+
+
+@_quiet
+def reduce_all_l2(x: Sequence[HostArray], *, output_type: Dtype | None = None) -> HostArray:
+    y_type = output_type or x[0].dtype
+    total = sum(np.sum(np.square(item.astype(FLOAT64))) for item in x)
+    return cast(np.sqrt(np.asarray(total)), y_type)
+
+
+@_quiet
+def is_all_finite(
+    x: Sequence[HostArray], *, isinf_only: bool = False, isnan_only: bool = False
+) -> HostArray:
+    fails = np.isinf if isinf_only else np.isnan if isnan_only else _not_finite
+    return np.array(not any(fails(item.astype(FLOAT64)).any() for item in x))
+
+
+def _not_finite(x: HostArray) -> HostArray:
+    return ~np.isfinite(x)
+
+
+def all(x: HostArray) -> HostArray:
+    return np.array([x.all()])

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: MIT
+"""The gradient of bilinear resizing.
+
+Each element of dX is one sum over what touched it, kept in float32 (float64 for float64) and
+rounded once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import numpy as np
+
+from ...declare.schema import Attribute, Input, Output, Spec, boolean, integers, one_of, real, reals
+from ...declare.type_rows import Types
+from ...dtypes import FLOAT32, FLOAT64, FLOATS, Dtype, element_type
+from ...errors import ArgumentError, refuse, shown
+from ...frame.op import Op
+from ...plan import VEC_NBYTES, WARP, Config, Device, Launch, Plan, by_value, ceil_div
+from ...planning.fast_division import divisor
+
+THREADS = 128
+WARPS = THREADS // WARP  # of a block; each makes a tile of dX
+BAND_ROWS = {2: 32, 4: 64, 8: 64}  # of a tile at most, by the size of an element
+FEWEST_ROWS = 4  # of a tile, or of a thread where X was doubled
+TILES = 16  # for each multiprocessor, before tiles have as many rows as they may
+NEAREST_MODES = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+NO_MEANING = "without meaning for this mode"
+MAX_ROWS = 64  # of dX that such a thread makes
+LANES = 2048  # such threads for each multiprocessor, before they have more rows than the fewest
+MAX_DOUBLED = 2**23  # outputs along an axis whose positions float32 holds
+MAX_PIXELS = 2**30  # along an axis, so that row numbers stay within 32 bits
+
+Scales = tuple[float, ...] | None
+
+
+def no_axes(value: object) -> tuple[int, ...]:
+    """Nothing: both spatial axes, which is what its absence says."""
+    if value is not None and integers(value):
+        raise ArgumentError(f"expected no axes, got {shown(value)}")
+    return ()
+
+
+class ResizeGrad(Op):
+    """Gradient of a linear Resize: dX[.., i, j] = sum over o, p of h(o, i) w(p, j) dY[.., o, p].
+
+    h and w are the weights of the two spatial axes. Along an axis of n pixels of X and m of dY,
+    output o lies at
+
+        s = max(0, r (o + 1/2) - 1/2)   r = 1 / scale, or n / m without `scales`       half_pixel
+        s = r o                         r = (n - 1) / (m - 1), or 0 where m is 1       align_corners
+
+    and takes 1 - f of pixel floor(s) and f of the next one, f = s - floor(s); beyond the last pixel
+    it takes all of the last. Positions are rounded to float32, for float64 to float64. sum(dX) is
+    sum(dY) but for rounding.
+
+    A row of dX adds its outputs one by one: in float32 a sum of thousands loses digits (6e-5 of the
+    sum at 8,192). An infinity reaches the pixels that its output touches, no others.
+
+    Source: ONNX Resize-18 with mode="linear", gradient;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/tensor/resize_grad.cc.
+    """
+
+    inputs = (
+        Input("dY", "T", shape="shape (N, C, Ho, Wo)"),
+        Input("X", "T", shape="shape (N, C, Hi, Wi)", doc="only its shape counts"),
+        Input("roi", "T", memory="host", optional=True, convert=reals, doc="not used"),
+        Input(
+            "scales",
+            "float32",
+            memory="host",
+            optional=True,
+            convert=reals,
+            doc="four, of which the last two count; they have to fit the sizes",
+        ),
+    )
+    outputs = (Output("dX", "T", shape="shape of X"),)
+    attributes = (
+        Attribute("mode", one_of("linear"), "linear"),
+        Attribute(
+            "coordinate_transformation_mode", one_of("half_pixel", "align_corners"), "half_pixel"
+        ),
+        Attribute("antialias", one_of(0), 0),
+        Attribute("axes", no_axes, ()),
+        Attribute("keep_aspect_ratio_policy", one_of("stretch"), "stretch"),
+        Attribute("cubic_coeff_a", real, -0.75, doc=NO_MEANING),
+        Attribute("exclude_outside", boolean, False, doc=NO_MEANING),
+        Attribute("extrapolation_value", real, 0.0, doc=NO_MEANING),
+        Attribute("nearest_mode", one_of(*NEAREST_MODES), NEAREST_MODES[0], doc=NO_MEANING),
+    )
+    types: ClassVar[Types] = {"T": FLOATS}
+    coordinate_transformation_mode: str
+
+    def infer(self, dy: Spec, x: Spec, roi: object, scales: Scales) -> tuple[Spec]:
+        for name, spec in (("dY", dy), ("X", x)):
+            if len(spec.shape) != 4 or max(spec.shape[2:]) > MAX_PIXELS:
+                expected = f"rank 4 and at most {MAX_PIXELS} pixels along an axis"
+                refuse(self.name, name, expected, f"shape {spec.shape}")
+        if dy.shape[:2] != x.shape[:2]:
+            expected = f"shape ({x.shape[0]}, {x.shape[1]}, ..), like X"
+            refuse(self.name, "dY", expected, f"shape {dy.shape}")
+        self._check_scales(dy.shape, x.shape, scales)
+        return (Spec(x.shape, x.dtype),)
+
+    def _check_scales(
+        self, outputs: tuple[int, ...], pixels: tuple[int, ...], scales: Scales
+    ) -> None:
+        if scales is None:
+            return
+        if len(scales) != 4 or not all(scale > 0 for scale in scales):
+            refuse(self.name, "scales", "four numbers above 0", f"{scales}")
+        for axis in (2, 3):
+            if not abs(pixels[axis] * scales[axis] - outputs[axis]) < 1:
+                expected = f"scales that take {pixels[axis]} pixels to {outputs[axis]}"
+                refuse(self.name, "scales", f"{expected} (axis {axis})", f"{scales[axis]}")
+
+    def plan(
+        self, device: Device, dy: Spec, x: Spec, roi: object, scales: Scales, dx: Spec
+    ) -> Plan:
+        compute = FLOAT64 if dx.dtype == FLOAT64 else FLOAT32
+        axes = [
+            self._axis(dx.shape[i], dy.shape[i], scales[i] if scales else None, compute.type)
+            for i in (2, 3)
+        ]
+        if self._doubles(dy, dx, axes):
+            return Plan((self._doubled(device, dy, dx),))
+        return Plan((self._tiled(device, dy, dx, *axes),))
+
+    def _doubles(self, dy: Spec, dx: Spec, axes: list[np.void]) -> bool:
+        """Whether every pixel became two by two, in rows of whole 16-byte pieces."""
+        return (
+            self.coordinate_transformation_mode == "half_pixel"
+            and all(axis["n_out"] == 2 * int(axis["n_in"]) for axis in axes)
+            and all(float(axis["ratio"]) == 0.5 for axis in axes)
+            and max(dy.shape[2:]) <= MAX_DOUBLED
+            and dy.aligned
+            and dx.aligned
+            and dy.shape[3] * dy.dtype.itemsize % VEC_NBYTES == 0
+        )
+
+    def _doubled(self, device: Device, dy: Spec, dx: Spec) -> Launch:
+        n_planes, n_rows = math.prod(dx.shape[:2]), dx.shape[2]
+        n_pieces = 2 * dx.shape[3] * dx.dtype.itemsize // VEC_NBYTES
+        room = n_planes * n_pieces * n_rows // (LANES * device.multiprocessors)
+        band = _even(n_rows, max(FEWEST_ROWS, min(room, MAX_ROWS)))
+        n_bands = ceil_div(n_rows, band)
+        n_lanes = n_planes * n_bands * n_pieces
+        config = Config((ceil_div(n_lanes, THREADS),), (THREADS,))
+        arguments = (dy, dx, n_lanes, n_rows, divisor(n_bands), band, divisor(n_pieces))
+        return Launch(f"{self.function_name}__upsample2x", config, arguments, _slots(dx.dtype))
+
+    def _tiled(self, device: Device, dy: Spec, dx: Spec, rows: np.void, columns: np.void) -> Launch:
+        n_planes, (n_rows, n_columns) = math.prod(dx.shape[:2]), dx.shape[2:]
+        strip = _even(n_columns, self._widest(dy.shape[3], float(columns["ratio"])))
+        n_strips = ceil_div(n_columns, strip)
+        room = n_planes * n_strips * n_rows // (TILES * device.multiprocessors)
+        band = _even(n_rows, max(FEWEST_ROWS, min(room, BAND_ROWS[dx.dtype.itemsize])))
+        n_bands = ceil_div(n_rows, band)
+        config = Config((ceil_div(n_planes * n_bands * n_strips, WARPS),), (THREADS,))
+        aligned = dy.aligned and dy.shape[3] % self.source().constant("EACH") == 0
+        binding = _slots(dx.dtype) | {"ALIGNED": str(int(aligned))}
+        parts = (divisor(n_bands), band, divisor(n_strips), strip)
+        arguments = (dy, dx, n_planes, rows, columns, *parts)
+        return Launch(self.function_name, config, arguments, binding)
+
+    def _widest(self, n_outputs: int, ratio: float) -> int:
+        """Columns of dX that at most as many columns of dY touch as a warp sums at once."""
+        constant = self.source().constant
+        summed, most = constant("COLUMNS"), constant("MINE") * WARP
+        if n_outputs <= summed:
+            return most
+        return max(1, min(most, int((summed - constant("EACH")) * ratio) - 1))
+
+    def _axis(
+        self, pixels: int, outputs: int, scale: float | None, kind: type[np.floating]
+    ) -> np.void:
+        """One axis as the kernel takes it; the ratio in the type that positions have."""
+        align_corners = self.coordinate_transformation_mode == "align_corners"
+        if align_corners:
+            ratio = kind(pixels - 1) / kind(outputs - 1) if outputs > 1 else kind(0)
+        elif scale is not None:
+            ratio = kind(1) / kind(scale)
+        else:
+            ratio = kind(pixels) / kind(outputs) if outputs else kind(0)
+        counts = {"n_in": np.int32(pixels), "n_out": np.int32(outputs)}
+        with np.errstate(divide="ignore"):
+            ratios = {"ratio": ratio, "inverse": kind(1) / ratio}
+        return by_value(**counts, align_corners=np.int32(align_corners), **ratios)
+
+
+def _slots(dtype: Dtype) -> dict[str, str]:
+    row = element_type(dtype)
+    return {"T": row.c_type, "ACC": row.accumulator, "THREADS": str(THREADS)}
+
+
+def _even(n: int, most: int) -> int:
+    """The extent of parts of n, of which there are as few as parts of at most `most`."""
+    return ceil_div(n, ceil_div(n, most))
+
+
+OPS = {"ResizeGrad": ResizeGrad}

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: MIT
+"""The gradient of resizing in NumPy. Formula: the class of the same name in `operators.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...dtypes import HostArray
+from ...rules.widening import cast
+
+# Infinities of both signs meet and sums overflow: their results say so.
+_quiet = np.errstate(all="ignore")
+
+
+@_quiet
+def resize_grad(
+    dy: HostArray,
+    x: HostArray,
+    roi: object = None,
+    scales: Sequence[float] | None = None,
+    *,
+    mode: str = "linear",
+    coordinate_transformation_mode: str = "half_pixel",
+    antialias: int = 0,
+    axes: tuple[int, ...] = (),
+    keep_aspect_ratio_policy: str = "stretch",
+    cubic_coeff_a: float = -0.75,
+    exclude_outside: bool = False,
+    extrapolation_value: float = 0.0,
+    nearest_mode: str = "round_prefer_floor",
+) -> HostArray:
+    del roi, mode, antialias, axes, keep_aspect_ratio_policy  # what they can be changes nothing
+    del cubic_coeff_a, exclude_outside, extrapolation_value, nearest_mode  # of other modes
+    dx = dy.astype(np.float64)
+    align_corners = coordinate_transformation_mode == "align_corners"
+    real = np.float64 if dy.dtype == np.float64 else np.float32
+    for axis in (2, 3):
+        n, m = x.shape[axis], dy.shape[axis]
+        low, share = _taps(n, m, scales[axis] if scales else None, align_corners, real)
+        outputs = np.moveaxis(dx, axis, 0)
+        dx = np.moveaxis(_shared_out(outputs, n, low, share), 0, axis)
+    return cast(dx, dy.dtype)
+
+
+def _taps(
+    n: int, m: int, scale: float | None, align_corners: bool, real: Any
+) -> tuple[HostArray, HostArray]:
+    """The pixel below each output, and what the output takes of the next one."""
+    o = np.arange(m, dtype=real)
+    if align_corners:
+        position = o * (real(n - 1) / real(m - 1) if m > 1 else real(0))
+    else:
+        ratio = real(n) / real(max(m, 1)) if scale is None else real(1) / real(scale)
+        position = np.maximum(ratio * (o + real(0.5)) - real(0.5), real(0))
+    low = np.minimum(position.astype(np.int64), n - 1)
+    return low, np.where(low < n - 1, position - low.astype(real), real(0))
+
+
+def _shared_out(dy: HostArray, n: int, low: HostArray, share: HostArray) -> HostArray:
+    """Every output's gradient to its two pixels, along the first axis."""
+    share = share.reshape(-1, *[1] * (dy.ndim - 1))
+    dx = np.zeros((n, *dy.shape[1:]))
+    _add_runs(dx, low, (1 - share) * dy)
+    touched = np.flatnonzero(share)  # zero times infinity is no number
+    _add_runs(dx, low[touched] + 1, share[touched] * dy[touched])
+    return dx
+
+
+def _add_runs(dx: HostArray, rows: HostArray, values: HostArray) -> None:
+    """dx[rows] += values, where rows ascend."""
+    several, first = np.unique(rows, return_index=True)
+    if several.size:
+        dx[several] += np.add.reduceat(values, first)

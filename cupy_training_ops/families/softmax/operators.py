@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: MIT
+"""Softmax, its logarithm and their gradients, along any axis in place of its strides.
+
+Sums are kept in float32 (float64 for float64), in an order that follows from shapes and alignment.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from ...declare.schema import Attribute, Input, Output, Spec, integer
+from ...declare.type_rows import Types
+from ...dtypes import FLOATS
+from ...errors import refuse
+from ...frame.checks import from_front
+from ...frame.op import Op, slots
+from ...plan import VEC_NBYTES, Device, Launch, Plan
+from ...planning.lines import Held, Lines, division, held_nbytes
+
+AXIS = Attribute("axis", integer, -1, doc="from -rank to rank - 1")
+FIRST_AXIS = Attribute(
+    "axis", integer, 1, doc="from -rank to rank - 1; a row is everything from this axis on"
+)
+
+
+class _AlongAxis(Op):
+    """What all share: arrays of one shape and type, and a plan over the lines along `axis`."""
+
+    types: ClassVar[Types] = {"T": FLOATS}
+    stem: ClassVar[str]  # of the kernels' names
+    axis: int
+
+    def infer(self, *inputs: Spec) -> tuple[Spec, ...]:
+        first = inputs[0]
+        from_front(self.name, self.axis, len(first.shape))
+        for declared, spec in zip(self.inputs, inputs, strict=True):
+            if spec.shape != first.shape:
+                expected = f"shape {first.shape}, as {self.inputs[0].name}"
+                refuse(self.name, declared.name, expected, f"shape {spec.shape}")
+        return (Spec(first.shape, first.dtype),)
+
+    def lines(self, x: Spec) -> Lines:
+        """The lines that are normalised."""
+        return Lines.along(x.shape, self.axis % len(x.shape))
+
+    def plan(self, device: Device, *specs: Spec) -> Plan:
+        t = specs[0].dtype
+        nbytes = held_nbytes(device, t)
+        n_read = len(specs) - 1
+        held = Held(nbytes, n_read, t.itemsize, VEC_NBYTES // t.itemsize, n_read)
+        divided = division(self.lines(specs[0]), held, all(spec.aligned for spec in specs))
+        binding = slots(T=t) | {"NBYTES": str(nbytes)}
+        args = (*specs, *divided.args)
+        return Plan((Launch(self.stem + divided.suffix, divided.config, args, binding),))
+
+
+class _FromAxisOn(_AlongAxis):
+    """Everything from the axis on is one row, as before opset 13."""
+
+    attributes = (FIRST_AXIS,)
+
+    def lines(self, x: Spec) -> Lines:
+        """The rows."""
+        axis = self.axis % len(x.shape)
+        return Lines(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]), 1)
+
+
+class Softmax(_AlongAxis):
+    """Softmax: Y = e^(X - max) / sum of e^(X - max) along the axis.
+
+    A line of -inf alone, and one with inf or NaN, is NaN throughout.
+
+    Source: ONNX Softmax-13.
+    """
+
+    domain = "ai.onnx"
+    since = 13
+    stem = "softmax__"
+    inputs = (Input("X", "T", shape="any shape"),)
+    outputs = (Output("Y", "T", may_alias=("X",), shape="shape of X"),)
+    attributes = (AXIS,)
+
+
+class LogSoftmax(_AlongAxis):
+    """Logarithm of Softmax: Y = (X - max) - ln(sum of e^(X - max)) along the axis.
+
+    The maximum is subtracted first, so that large elements lose no digits. A line of -inf alone,
+    and one with inf or NaN, is NaN throughout.
+
+    Source: ONNX LogSoftmax-13.
+    """
+
+    domain = "ai.onnx"
+    since = 13
+    stem = "log_softmax__"
+    inputs = (Input("X", "T", shape="any shape"),)
+    outputs = (Output("Y", "T", may_alias=("X",), shape="shape of X"),)
+    attributes = (AXIS,)
+
+
+DY = Input("dY", "T", shape="any shape")
+Y = Input("Y", "T", shape="shape of dY", doc="the softmax")
+LOG_Y = Input("X", "T", shape="shape of dY", doc="the logarithm of the softmax")
+DX = Output("dX", "T", may_alias=("dY", "Y"), shape="shape of dY")
+LOG_DX = Output("dX", "T", may_alias=("dY", "X"), shape="shape of dY")
+
+
+class SoftmaxGrad_13(_AlongAxis):  # noqa: N801 - the registered name
+    """Gradient of Softmax: dX = Y (dY - sum of Y dY along the axis).
+
+    Y is taken as it is: it need not sum to 1. NaN and infinities propagate along their line.
+
+    Source: ONNX Softmax-13, gradient;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/softmax_grad.cc.
+    """
+
+    stem = "softmax__gradient_"
+    inputs = (DY, Y)
+    outputs = (DX,)
+    attributes = (AXIS,)
+
+
+class LogSoftmaxGrad_13(_AlongAxis):  # noqa: N801 - the registered name
+    """Gradient of LogSoftmax: dX = dY - e^X (sum of dY along the axis).
+
+    X is the output of LogSoftmax, and is taken as it is. NaN and infinities propagate along their
+    line.
+
+    Source: ONNX LogSoftmax-13, gradient;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/softmax_grad.cc.
+    """
+
+    stem = "softmax__log_gradient_"
+    inputs = (DY, LOG_Y)
+    outputs = (LOG_DX,)
+    attributes = (AXIS,)
+
+
+class SoftmaxGrad(_FromAxisOn):
+    """Gradient of Softmax before opset 13: dX = Y (dY - sum of Y dY over the row).
+
+    Y is taken as it is: it need not sum to 1. NaN and infinities propagate along their row.
+
+    Source: ONNX Softmax-11, gradient;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/softmax_grad.cc.
+    """
+
+    stem = "softmax__gradient_"
+    inputs = (DY, Y)
+    outputs = (DX,)
+
+
+class LogSoftmaxGrad(_FromAxisOn):
+    """Gradient of LogSoftmax before opset 13: dX = dY - e^X (sum of dY over the row).
+
+    X is the output of LogSoftmax, and is taken as it is. NaN and infinities propagate along their
+    row.
+
+    Source: ONNX LogSoftmax-11, gradient;
+    ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/softmax_grad.cc.
+    """
+
+    stem = "softmax__log_gradient_"
+    inputs = (DY, LOG_Y)
+    outputs = (LOG_DX,)
+
+
+OPS = {
+    "LogSoftmax": LogSoftmax,
+    "LogSoftmaxGrad": LogSoftmaxGrad,
+    "LogSoftmaxGrad_13": LogSoftmaxGrad_13,
+    "Softmax": Softmax,
+    "SoftmaxGrad": SoftmaxGrad,
+    "SoftmaxGrad_13": SoftmaxGrad_13,
+}

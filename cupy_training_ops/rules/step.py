@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: MIT
+"""An optimizer's step: its numbers, what gradients are divided by, corrections and counting."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..dtypes import HostArray
+
+
+def number(value: object, absent: float = 1.0) -> float:
+    """A number that a step takes, from wherever it is."""
+    return absent if value is None else float(np.ravel(np.asarray(value))[0])
+
+
+def gradient_divisor(loss_scale: object, norm: object, max_norm: float) -> float:
+    """What gradients are divided by: their loss scale, and more where their norm is beyond it."""
+    scale, found = number(loss_scale), number(norm, np.nan)
+    return found / max_norm if max_norm > 0 and found > scale * max_norm else scale
+
+
+def can_be_made(rate: object, loss_scale: object = None) -> bool:
+    """Whether a step can be made with these; else it changes nothing."""
+    scale = number(loss_scale)
+    return math.isfinite(number(rate)) and math.isfinite(scale) and scale > 0
+
+
+def bias_correction(beta: float, step: int) -> float:
+    """1 - beta^step, from the first step on."""
+    return 1.0 - beta**step if step > 0 else 1.0
+
+
+def counted(step: object, update: bool) -> tuple[int, HostArray]:
+    """The step that is made, 0 where there is none, and the one after it; the largest wraps."""
+    after = np.array(0 if step is None else step, np.int64)
+    before: int = after.item()
+    after += update
+    return before, after

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: MIT
+"""Samples of calls: each family has its own in `samples.py`, which ends in its table SAMPLES."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, islice, repeat
+from typing import Any
+
+import numpy as np
+
+from .dtypes import ELEMENT_TYPES, FLOATS, dtype_name
+
+Generator = np.random.Generator
+Shape = tuple[int, ...]
+
+_DTYPE_NAMES = {element.name for element in ELEMENT_TYPES}
+
+# label, shape, offset; "large" fills several blocks and ends inside one
+SHAPES: tuple[tuple[str, Shape, int], ...] = (
+    ("ordinary", (16, 64), 0),
+    ("odd", (3, 5, 7), 0),
+    ("empty", (0, 4), 0),
+    ("one", (1,), 0),
+    ("scalar", (), 0),
+    ("misaligned", (1003,), 1),
+    ("large", (5, 4099), 0),
+)
+# Of families that work element by element: label, shape, offset, in one dtype an operator,
+# beside special values in every dtype; "large" fills several blocks and ends inside one.
+ELEMENTWISE_SHAPES: tuple[tuple[str, Shape, int], ...] = (
+    ("ordinary", (16, 64), 0),
+    ("odd", (3, 5, 7), 0),
+    ("empty", (0, 4), 0),
+    ("one", (1,), 0),
+    ("misaligned", (3, 1003), 1),
+    ("large", (5, 1640), 0),
+)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call: a label, attributes, and what makes the inputs from a random generator.
+
+    `offset` is by how many elements inputs and outputs start off a 16-byte boundary; `out_offset`
+    by how many outputs do, where it is not the same. `terms` are those of its longest sum.
+    `view` gives what of a result on the host is compared, where it is not its values. `slack`
+    gives, for inputs, what the first results may be off for reasons that no tolerance knows.
+    """
+
+    op: str
+    label: str
+    make: Callable[[Generator], Sequence[Any]]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    offset: int = 0
+    out_offset: int | None = None
+    terms: int = 1
+    view: Callable[[Any], Any] | None = None
+    slack: Callable[[Sequence[Any]], Sequence[Any]] | None = None
+
+    def slacks(self, inputs: Sequence[Any], n: int) -> Iterator[Any]:
+        """By how much each of n results may be off beside its tolerance."""
+        known = () if self.slack is None else self.slack(inputs)
+        return islice(chain(known, repeat(0.0)), n)
+
+    def compared(self, result: Any) -> Any:
+        """What of a result on the host is compared."""
+        return result if self.view is None else self.view(result)
+
+    @property
+    def offset_of_out(self) -> int:
+        """By how many elements outputs start off a 16-byte boundary."""
+        return self.offset if self.out_offset is None else self.out_offset
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The names of dtypes in its label."""
+        return tuple(word for word in self.label.split("-") if word in _DTYPE_NAMES)
+
+    @property
+    def label_without_types(self) -> str:
+        """The rest of it."""
+        return "-".join(word for word in self.label.split("-") if word not in _DTYPE_NAMES)
+
+    @property
+    def id(self) -> str:
+        """A name for test ids and tables."""
+        return f"{self.op}-{self.label}"
+
+
+def elementwise_samples(
+    names: Iterable[str],
+    attributes: Mapping[str, Mapping[str, Any]],
+    arrays: Callable[..., Sequence[Any]],
+    special: Callable[..., Sequence[Any]],
+) -> Iterator[Sample]:
+    """Each operator's ELEMENTWISE_SHAPES in one dtype, special values in every dtype.
+
+    arrays(rng, name, shape, dtype) and special(rng, name, dtype) make the inputs.
+    """
+    for number, name in enumerate(names):
+        own = attributes.get(name, {})
+        one = FLOATS[number % len(FLOATS)]
+        for label, shape, offset in ELEMENTWISE_SHAPES:
+            make = partial(arrays, name=name, shape=shape, dtype=one)
+            yield Sample(name, f"{dtype_name(one)}-{label}", make, own, offset)
+        for dtype in FLOATS:
+            make = partial(special, name=name, dtype=dtype)
+            yield Sample(name, f"{dtype_name(dtype)}-special", make, own)

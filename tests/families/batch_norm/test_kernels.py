@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: MIT
+"""Batch normalisation's kernels: which runs for what, order, memory in place, large offsets."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cupy_training_ops import get_op
+from cupy_training_ops.declare.schema import Spec
+from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64
+from cupy_training_ops.families.batch_norm import plan as planning
+from cupy_training_ops.families.batch_norm.plan import Channels, Work, pieces, schedules
+from cupy_training_ops.families.batch_norm.samples import NAMES, ROWS, inputs
+from cupy_training_ops.plan import Device
+from cupy_training_ops.runtime.launch import launch_log
+from cupy_training_ops.testing.compare import assert_matches
+
+H200 = Device(132, (9, 0), 227 * 1024)
+RESNET = (64, 256, 56, 56)
+
+names = pytest.mark.parametrize("name", NAMES)
+
+
+def operator(name: str, **attributes):
+    required = {} if name == "BatchNormInternal" else {"epsilon": 1e-5}
+    return get_op(name)(**required, **attributes)
+
+
+def planned(name: str, shape, t=FLOAT32, aligned: bool = True, **attributes):
+    """The launches on an H200: kernel, blocks and threads of each."""
+    op, row = operator(name, **attributes), next(row for row in ROWS if row[0] == t)
+    channels = (1 if len(shape) == 1 else shape[1],)
+    arrays = {
+        "T": Spec(shape, t, aligned),
+        "T1": Spec(channels, row[1]),
+        "T2": Spec(channels, row[2]),
+    }
+    given_ = [arrays[item.type if item.name not in ("dY",) else "T"] for item in op.inputs]
+    results = [result and Spec(result.shape, result.dtype) for result in op.infer(*given_)]
+    plan = op.plan(H200, *given_, *results)
+    return [(s.symbol.partition("__")[2], s.config.grid[0], s.config.block[0]) for s in plan.steps]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "t", "expected"),
+    [
+        ("BatchNormInternal", RESNET, FLOAT32, ("channel_parts", 396, 256)),
+        ("BatchNormalizationGrad", RESNET, FLOAT16, ("channel_parts", 396, 256)),
+        ("BatchNormInternal", (8, 2048, 8, 8), FLOAT32, ("channels", 2048, 64)),
+        ("BatchNormalizationGrad", (64, 512, 7, 8), FLOAT16, ("channels", 512, 224)),
+        ("BatchNormInternal", (64, 512, 7, 7), FLOAT16, ("single_channel_parts", 396, 256)),
+        ("BatchNormInternal", (64, 512, 3, 3), FLOAT32, ("column_parts", 64, 256)),
+        ("BatchNormInternal", (65_536, 1024), FLOAT32, ("column_parts", 264, 256)),
+        ("BatchNormInternal", (100, 1000), FLOAT16, ("column_parts", 8, 256)),
+        ("BatchNormInternal", (2**20, 1), FLOAT32, ("channel_parts", 128, 256)),
+        ("BatchNormInternal", (1000,), FLOAT64, ("channels", 1, 256)),
+        ("BatchNormInternal", (0, 70), FLOAT32, ("channels", 70, 32)),
+    ],
+)
+def test_the_plan_suits_the_shape(name, shape, t, expected) -> None:
+    assert planned(name, shape, t) == [expected]
+
+
+def test_given_statistics_and_misaligned_arrays() -> None:
+    shape = (8, 16, 8, 8)
+    assert planned("BatchNormInternal", shape)[0][0] == "channels"
+    assert planned("BatchNormInternal", shape, training_mode=0)[0][0] == "channel_parts"
+    assert planned("BatchNormInternal", shape, aligned=False)[0][0] == "single_channel_parts"
+
+
+def test_many_tiles_take_several_launches() -> None:
+    """Counters of so many tiles lie at the start of the scratch memory, for any call."""
+    found = planned("BatchNormInternal", (64, 5000, 32, 32))
+    assert [symbol for symbol, _, _ in found] == ["channel_parts"] * 3
+
+
+@given(st.integers(1, 3000), st.integers(1, 50), st.integers(1, 400))
+def test_tickets_give_each_item_once_and_never_wait_for_a_later_one(
+    n_tiles, n_parts, blocks
+) -> None:
+    """As batch_norm/schedule.cuh reads the struct."""
+    for _, schedule in schedules(blocks, Work(n_tiles, n_parts)):
+        n, lag = int(schedule["n_items"]), int(schedule["lag"])
+        turn = np.arange(2 * (n - lag))
+        summed = np.concatenate([np.arange(lag), lag + turn[::2] // 2])
+        sum_tickets = np.concatenate([np.arange(lag), lag + turn[::2]])
+        applied = np.concatenate([turn[1::2] // 2, np.arange(n - lag, n)])
+        apply_tickets = np.concatenate([lag + turn[1::2], np.arange(2 * n - lag, 2 * n)])
+        assert summed.tolist() == applied.tolist() == list(range(n))
+        last_part = applied // n_parts * n_parts + n_parts - 1
+        assert (sum_tickets[last_part] < apply_tickets).all()
+
+
+@given(
+    st.integers(1, 6), st.integers(1, 5), st.integers(1, 40), st.sampled_from([1, 2, 4]),
+    st.sampled_from([32, 64, 256]),
+)  # fmt: skip
+def test_slots_of_a_thread_follow_each_other(outer, n, length, width, threads) -> None:
+    """Steps from slot to slot, as batch_norm/pieces.cuh makes them, meet each slot's element."""
+    channels = Channels(outer, n, length * width)
+    struct = pieces(channels, width, channels.elements // width, threads)
+    of_piece = int(struct["slots"]["value"])
+    for thread in range(min(threads, int(struct["n_slots"]))):
+        slot, element = thread % of_piece, thread // of_piece * n * length * width
+        element += slot * width
+        for flat in range(thread, int(struct["n_slots"]), threads):
+            assert element == flat // length * n * length * width + flat % length * width
+            slot, element = slot + int(struct["slots_on"]), element + int(struct["elements_on"])
+            if slot >= of_piece:
+                slot, element = slot - of_piece, element + int(struct["wrap"])
+
+
+def test_constants_are_those_of_the_kernels() -> None:
+    source = get_op("BatchNormInternal").source()
+    found = [source.constant(f"cto::batch_norm::{n}") for n in ("sums::THREADS", "pieces::NBYTES")]
+    assert found == [planning.THREADS, planning.HELD_NBYTES]
+
+
+@names
+@pytest.mark.parametrize("shape", [(40, 19), (3, 5, 20), (3, 2, 6000), (2, 3, 4001), (300, 66)])
+def test_any_input_may_be_the_output(anywhere, rng, name, shape) -> None:
+    op = operator(name)
+    given_ = inputs(rng, name, shape)
+    expected = op.cpu_function()(*given_, **op.attribute_values)[0]
+    for i in range(1 if name == "BatchNormInternal" else 2):
+        arrays = [anywhere.place(array) for array in given_]
+        out = (arrays[i], *[None] * (len(op.outputs) - 1))
+        assert op(*arrays, out=out)[0] is arrays[i]
+        assert_matches(anywhere.host(arrays[i]), expected)
+
+
+@names
+@pytest.mark.parametrize("shape", [(40, 19), (3, 5, 20), (3, 2, 6000), (1100, 34)])
+def test_outputs_that_are_not_asked_for_are_not_written(anywhere, rng, name, shape) -> None:
+    op = operator(name)
+    given_ = inputs(rng, name, shape)
+    expected = op.cpu_function()(*given_, **op.attribute_values)
+    for i, output in enumerate(op.outputs):
+        arrays = [anywhere.place(array) for array in given_]
+        results = op(*arrays, outputs=(output.name,))
+        assert [result is None for result in results] == [i != k for k in range(len(results))]
+        assert_matches(anywhere.host(results[i]), expected[i])
+        for declared, array, before in zip(op.inputs, arrays, given_, strict=True):
+            if declared.name != output.aliases:
+                assert anywhere.host(array).tobytes() == before.tobytes()
+
+
+@pytest.mark.parametrize("shape", [(5, 3, 400), (2, 2, 9000), (300, 5), (9000, 4)])
+def test_large_offsets(anywhere, rng, shape) -> None:
+    """Mean 1e4, deviation 1e-2: sums of squares alone would keep no digit of the variance."""
+    x = (1e4 + 1e-2 * rng.standard_normal(shape)).astype(FLOAT32)
+    exact = np.moveaxis(x, 1, 0).reshape(shape[1], -1).astype(FLOAT64)
+    ones, zeros = np.ones(shape[1], FLOAT32), np.zeros(shape[1], FLOAT32)
+    arrays = [anywhere.place(a) for a in (x, ones, zeros, zeros, ones)]
+    results = get_op("BatchNormInternal")(epsilon=1e-12)(*arrays)
+    y, _, _, mean, inv_std = [anywhere.host(result) for result in results]
+    assert np.abs(mean - exact.mean(1)).max() < 1e-3
+    assert np.abs(inv_std * exact.std(1) - 1).max() < 1e-3
+    assert np.isfinite(y).all()
+    assert abs(float(y.std()) - 1) < 1e-3
+    slopes = [anywhere.place(a) for a in (x, x, ones, mean, inv_std)]
+    for gradient in operator("BatchNormalizationGrad")(*slopes):
+        assert np.isfinite(anywhere.host(gradient)).all()
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 9000), (9000, 2)])
+def test_a_first_element_far_from_all_others(anywhere, rng, shape) -> None:
+    """What elements are taken relative to is no place to lose digits of the deviation at."""
+    x = rng.standard_normal(shape).astype(FLOAT32)
+    x[0].reshape(2, -1)[:, 0] = 1e5
+    flat = np.moveaxis(x, 1, 0).reshape(2, -1).astype(FLOAT64)
+    ones = np.ones(2, FLOAT32)
+    arrays = [anywhere.place(a) for a in (x, ones, ones, ones, 2 * ones)]
+    *_, mean, inv_std = [anywhere.host(r) for r in get_op("BatchNormInternal")()(*arrays)]
+    assert (np.abs(mean - flat.mean(1)) < 4e-5 * flat.std(1)).all()
+    assert np.abs(inv_std * flat.std(1) - 1).max() < 1e-5
+
+
+def test_sums_are_exact_where_they_can_be(anywhere) -> None:
+    """65,536 halves of 1: as halves they would stop at 2,048."""
+    x = np.ones((2, 1, 32_768), FLOAT16)
+    one = np.ones(1, FLOAT32)
+    arrays = [anywhere.place(a) for a in (x, 2 * x, one, one, one)]
+    dx, scale_grad, bias_grad = operator("BatchNormalizationGrad")(*arrays)
+    assert anywhere.host(scale_grad).tolist() == anywhere.host(bias_grad).tolist() == [65_536]
+    assert (anywhere.host(dx) == -1).all()
+
+
+def test_one_workspace_serves_any_shape(run, rng) -> None:
+    """Counters are zero again after each call, and nothing else lies where they are."""
+    for name in NAMES:
+        op, calls = operator(name), []
+        for shape in ((2, 2, 9216), (1100, 34), (2, 30, 4099), (2, 2, 9216)):
+            calls.append(inputs(rng, name, shape))
+        nbytes = max(op.workspace_nbytes(*map(run.place, given_)) for given_ in calls)
+        workspace = run.place(np.full(nbytes, 0xFF, np.uint8))
+        for given_ in calls:
+            expected = op.cpu_function()(*given_, **op.attribute_values)
+            for names in ([op.outputs[-1].name], [output.name for output in op.outputs]):
+                arrays = map(run.place, given_)
+                results = op(*arrays, outputs=tuple(names), workspace=workspace)
+                for result, other in zip(results, expected, strict=True):
+                    assert result is None or assert_matches(run.host(result), other) is None
+                assert not run.host(workspace)[: 4 * (1 + 2 * planning.MAX_TILES)].any()
+
+
+@names
+@pytest.mark.parametrize("shape", [(1, 5, 9216), (300, 300)])
+def test_several_launches_are_one_result(run, rng, monkeypatch, name, shape) -> None:
+    monkeypatch.setattr(planning, "MAX_TILES", 2)
+    op, given_ = operator(name), inputs(rng, name, shape)
+    expected = op.cpu_function()(*given_, **op.attribute_values)
+    with launch_log() as log:
+        results = op(*map(run.place, given_))
+    assert len(log) > 1
+    for result, other in zip(results, expected, strict=True):
+        assert_matches(run.host(result), other)
+
+
+def fixed(run) -> list[bytes]:
+    found = []
+    for name in NAMES:
+        for shape in ((2, 2, 9216), (1100, 34), (2, 3, 2051)):
+            given_ = inputs(np.random.default_rng(3), name, shape)
+            results = operator(name)(*map(run.place, given_))
+            found += [run.host(result).tobytes() for result in results]
+    return found
+
+
+def test_the_order_of_threads_changes_no_bit(in_every_order) -> None:
+    first, *others = in_every_order(fixed)
+    assert all(other == first for other in others)
+
+
+@names
+def test_nothing_is_launched_for_nothing(run, name) -> None:
+    with launch_log() as log:
+        results = operator(name)(*map(run.place, inputs(np.random.default_rng(0), name, (3, 0, 4))))
+    assert not log
+    assert [math.prod(result.shape) for result in results] == [0] * len(results)
+
+
+@names
+def test_one_compilation_a_type(name) -> None:
+    """Whatever the shape, and the types of what there is for each channel."""
+    found = set()
+    for shape in ((9, 9), (9, 64, 5), (2, 3, 100_001), (9000, 7)):
+        for row in ROWS:
+            op, n = operator(name), (shape[1],)
+            specs = [Spec(shape, row[0]), Spec(n, row[1]), Spec(n, row[2])]
+            given_ = [specs[("T", "T1", "T2").index(item.type)] for item in op.inputs]
+            plan = op.plan(H200, *given_, *op.infer(*given_))
+            found |= {tuple(step.slots.items()) for step in plan.steps}
+    assert len(found) == len({row[0] for row in ROWS})

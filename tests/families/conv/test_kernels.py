@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: MIT
+"""Convolutions on kernels: which gradients cost what, scratch memory, transposed ones, order."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from cupy_training_ops import get_op
+from cupy_training_ops.declare.schema import Spec
+from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOATS, dtype_name
+from cupy_training_ops.families.conv.samples import CALLS, inputs
+from cupy_training_ops.plan import Device
+from cupy_training_ops.testing.compare import assert_matches, poison
+
+DEVICES = (Device(80, (7, 0)), Device(132, (9, 0), 227 * 1024))
+GRADIENTS = ("ConvGrad", "ConvTransposeGrad")
+MOST_SCRATCH = 64 * 2**20
+
+# shape of X, filters, kernel, stride, group
+LAYERS = (
+    ((64, 3, 224, 224), 64, 7, 2, 1),
+    ((64, 64, 56, 56), 64, 3, 1, 1),
+    ((64, 256, 56, 56), 64, 1, 1, 1),
+    ((64, 512, 7, 7), 512, 3, 1, 1),
+    ((64, 512, 28, 28), 512, 3, 1, 512),
+    ((1, 8192, 8, 8), 8192, 3, 1, 1),
+    ((1, 4096, 4096), 1024, 9, 1, 1),
+    ((2, 16, 2**13, 2**13), 16, 3, 1, 1),
+    ((8, 32, 32, 32, 32), 64, 3, 2, 2),
+    ((2, 512, 2**12), 512, 2**12 - 1, 1, 512),
+)
+
+gradients = pytest.mark.parametrize("name", GRADIENTS)
+floats = pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)
+
+
+def planned(name: str, device: Device, layer, wanted: str, dtype=FLOAT16):
+    """The plan of a layer's gradient; `wanted` are the outputs' last letters."""
+    shape, filters, extent, stride, group = layer
+    rank = len(shape) - 2
+    attributes = {
+        "strides": (stride,) * rank,
+        "pads": (extent // 2,) * (2 * rank),
+        "group": group,
+    }
+    w = (filters, shape[1] // group, *[extent] * rank)
+    found = [n // stride for n in shape[2:]]
+    x, y = Spec(shape, dtype), Spec((shape[0], filters, *found), dtype)
+    if name == "ConvTransposeGrad":
+        x, y = y, x
+        attributes["output_shape"] = y.shape[2:]
+        del attributes["pads"]
+    op = get_op(name)(**attributes)
+    given = (y, x, Spec(w, dtype))
+    results = op.infer(*given)
+    kept = [r if o.name[1] in wanted else None for o, r in zip(op.outputs, results, strict=True)]
+    return op.plan(device, *given, *kept)
+
+
+def symbols(plan) -> list[str]:
+    """Kernels in the order of their launches."""
+    return [step.symbol for step in plan.steps]
+
+
+@gradients
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+@pytest.mark.parametrize("device", DEVICES, ids=["7.0", "9.0"])
+def test_scratch_memory_is_bounded(name, device, layer) -> None:
+    for dtype in FLOATS:
+        assert planned(name, device, layer, "XWB", dtype).workspace_nbytes <= MOST_SCRATCH
+
+
+def test_scratch_memory_of_a_million_depthwise_filters_is_bounded() -> None:
+    layer = ((1, 2**20, 8, 8), 2**20, 3, 1, 2**20)
+    assert planned("ConvGrad", DEVICES[1], layer, "W").workspace_nbytes <= MOST_SCRATCH // 2
+
+
+@gradients
+@pytest.mark.parametrize("layer", LAYERS[:5], ids=str)
+def test_a_gradient_that_is_not_wanted_costs_nothing(name, layer) -> None:
+    """Those that are launch what each does alone; but dB of a Conv is summed by dW's launches."""
+    alone = {one: symbols(planned(name, DEVICES[1], layer, one)) for one in "XWB"}
+    *_, group = layer
+    by_weight = name == "ConvGrad" and group == 1
+    for wanted in ("XWB", "XW", "XB", "WB"):
+        found = symbols(planned(name, DEVICES[1], layer, wanted))
+        launching = wanted.replace("B", "") if by_weight and "W" in wanted else wanted
+        assert found == [symbol for one in launching for symbol in alone[one]]
+
+
+def test_the_gradient_of_a_bias_alone_reads_no_x() -> None:
+    """Its blocks have tiles of rows alone; float32 has a kernel of its own."""
+    for dtype, kernels in ((FLOAT16, ("weight_y_lines", "total")), (FLOAT32, ("channel_sums",))):
+        found = planned("ConvGrad", DEVICES[1], LAYERS[1], "B", dtype)
+        assert symbols(found)[: len(kernels)] == [f"conv__{kernel}" for kernel in kernels]
+    step, _ = planned("ConvGrad", DEVICES[1], LAYERS[1], "B").steps
+    layout = step.args[-1]
+    assert (layout["channels"], layout["padded_channels"], layout["tiles"]) == (0, 0, 1)
+
+
+@floats
+@gradients
+def test_each_gradient_alone_is_what_it_is_among_others(anywhere, rng, name, dtype) -> None:
+    call = next(call for call in CALLS if call.label == "odd")
+    given = [anywhere.place(a) for a in inputs(rng, name, call.convolution(name), dtype)]
+    op = get_op(name)(**call.attributes)
+    every = op(*given)
+    for n in (1, 2):
+        for wanted in itertools.combinations(("dX", "dW", "dB"), n):
+            found = op(*given, outputs=wanted)
+            for output, ours, other in zip(op.outputs, found, every, strict=True):
+                assert (ours is not None) == (output.name in wanted)
+                if ours is not None:
+                    assert_matches(anywhere.host(ours), anywhere.host(other), 0)
+
+
+@floats
+def test_transposed_kernels_are_the_gradients(run, rng, dtype) -> None:
+    """ConvTranspose is ConvGrad's dX, dX of ConvTransposeGrad is Conv, bit for bit."""
+    call = next(call for call in CALLS if call.label == "pointwise-strided")
+    c = call.convolution("Conv")
+    dy, x, w = (run.place(a) for a in inputs(rng, "ConvGrad", c, dtype))
+    back = {**call.attributes, "output_shape": c.image}
+    dx, _, _ = get_op("ConvGrad")(**call.attributes)(dy, x, w)
+    slope, _, _ = get_op("ConvTransposeGrad")(**back)(x, dy, w)
+    y = get_op("Conv")(**call.attributes)(x, w)
+    pairs = ((get_op("ConvTranspose")(**back)(dy, w), dx), (slope, y))
+    for ours, other in pairs:
+        assert_matches(run.host(ours), run.host(other), 0)
+
+
+@pytest.mark.thorough  # three orders, of a type that is not drawn
+def test_thread_order_makes_no_difference(in_every_order, rng) -> None:
+    call = next(call for call in CALLS if call.label == "odd")
+    given = inputs(rng, "ConvGrad", call.convolution("ConvGrad"), FLOAT32)
+    op = get_op("ConvGrad")(**call.attributes)
+
+    def bits(run) -> list[bytes]:
+        return [run.host(a).tobytes() for a in op(*map(run.place, given))]
+
+    first, *others = in_every_order(bits)
+    assert all(other == first for other in others)
+
+
+@floats
+@gradients
+def test_scratch_memory_is_used_again(anywhere, rng, name, dtype) -> None:
+    """A second call finds what the first one left; outputs are poisoned."""
+    call = next(call for call in CALLS if call.label == "depthwise")
+    given = [anywhere.place(a) for a in inputs(rng, name, call.convolution(name), dtype)]
+    op = get_op(name)(**call.attributes)
+    first = op(*given)
+    out = tuple(poison(anywhere.place(np.empty_like(anywhere.host(a)))) for a in first)
+    for ours, other in zip(op(*given, out=out), first, strict=True):
+        assert_matches(anywhere.host(ours), anywhere.host(other), 0)

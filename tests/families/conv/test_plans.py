@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: MIT
+"""Which kernels run for which convolution, in which tiles; what they are compiled for."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+
+from cupy_training_ops.declare.schema import Spec
+from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS
+from cupy_training_ops.families.conv import plan as conv
+from cupy_training_ops.families.conv.extents import Convolution
+from cupy_training_ops.families.conv.plan_variants import parts_of_sum
+from cupy_training_ops.plan import Device, Launch, LaunchError, Plan
+
+H200 = Device(132, (9, 0), 227 * 1024)
+BATCH = 64
+# channels, filters, extent of the image, kernel, stride
+LAYERS = {
+    "conv1": (3, 64, 224, 7, 2),
+    "l1 1x1": (64, 64, 56, 1, 1),
+    "l1 3x3": (64, 64, 56, 3, 1),
+    "l1 1x1b": (64, 256, 56, 1, 1),
+    "l2 3x3s2": (128, 128, 56, 3, 2),
+    "l2 3x3": (128, 128, 28, 3, 1),
+    "l3 3x3": (256, 256, 14, 3, 1),
+    "l3 1x1": (256, 1024, 14, 1, 1),
+    "l4 3x3": (512, 512, 7, 3, 1),
+    "l4 1x1": (512, 2048, 7, 1, 1),
+}
+
+
+def layer(
+    channels: int,
+    filters: int,
+    extent: int,
+    kernel: int,
+    stride: int,
+    group: int = 1,
+    n: int = BATCH,
+) -> Convolution:
+    """Padded by half of the kernel."""
+    pad = kernel // 2
+    output = (extent + 2 * pad - kernel) // stride + 1
+    return Convolution(
+        n,
+        channels,
+        filters,
+        group,
+        (extent,) * 2,
+        (output,) * 2,
+        (kernel,) * 2,
+        (stride,) * 2,
+        (1, 1),
+        (pad,) * 2,
+    )
+
+
+def plans(c: Convolution, dtype: Any, device: Device = H200, tf32: bool = False) -> dict[str, Plan]:
+    x, y, w = (Spec(shape, dtype) for shape in (c.x_shape, c.y_shape, c.w_shape))
+    return {
+        "Y": conv.forward(device, c, x, w, None, y, tf32=tf32),
+        "X": conv.data_gradient(device, c, y, w, None, x, tf32=tf32),
+        "W": conv.weight_gradient(device, c, x, y, w, tf32=tf32),
+        "b": conv.bias_gradient(device, y, Spec((c.filters,), dtype)),
+    }
+
+
+def launches(plan: Plan) -> list[Launch]:
+    return [step for step in plan.steps if isinstance(step, Launch)]
+
+
+def main(plan: Plan, *kernels: str) -> tuple[str, int]:
+    """The kernel that sums, and the rows of its tiles."""
+    (found,) = {
+        (step.symbol.removeprefix("conv__"), int(step.slots["ROWS"]))
+        for step in launches(plan)
+        if step.symbol.removeprefix("conv__").startswith(kernels)
+        and not step.symbol.endswith("total")
+    }
+    return found
+
+
+TABLE = {
+    "conv1": (("image", 32), ("weight_y_lines", 64)),
+    "l1 1x1": (("image_lines", 64), ("weight_lines", 64)),
+    "l1 3x3": (("image", 64), ("weight_y_lines", 64)),
+    "l1 1x1b": (("image_lines", 64), ("weight_lines", 128)),
+    "l2 3x3s2": (("image", 128), ("weight_y_lines", 128)),
+    "l2 3x3": (("image", 64), ("weight_y_lines", 128)),
+    "l3 3x3": (("image", 128), ("weight_y_lines", 128)),
+    "l3 1x1": (("image_lines", 128), ("weight_lines", 128)),
+    "l4 3x3": (("image", 64), ("weight", 128)),
+    "l4 1x1": (("image", 64), ("weight", 128)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_variants_of_known_layers(name) -> None:
+    for dtype in (FLOAT16, BFLOAT16):
+        found = plans(layer(*LAYERS[name]), dtype)
+        assert (main(found["X"], "image"), main(found["W"], "weight")) == TABLE[name]
+    for tf32 in (False, True):
+        found = plans(layer(*LAYERS[name]), FLOAT32, tf32=tf32)
+        assert main(found["X"], "image")[0] == "image"  # vectors of lines are for 2-byte types
+        assert main(found["W"], "weight")[0] == "weight"
+        assert {step.slots["TF32"] for step in launches(found["X"])} == {str(int(tf32))}
+
+
+def test_groups_of_one_channel_have_kernels_of_their_own() -> None:
+    found = plans(layer(512, 512, 28, 3, 1, group=512), FLOAT16)
+    symbols = {key: [step.symbol for step in launches(plan)] for key, plan in found.items()}
+    assert symbols == {
+        "Y": ["conv__depthwise"],
+        "X": ["conv__depthwise_gradient"],
+        "W": ["conv__depthwise_weight", "conv__total"],
+        "b": ["conv__channel_sums", "conv__total"],
+    }
+    for filters, is_depthwise in ((4, True), (5, False)):
+        found = plans(layer(8, 8 * filters, 28, 3, 1, group=8), FLOAT16)
+        assert (launches(found["X"])[0].symbol == "conv__depthwise_gradient") is is_depthwise
+
+
+@pytest.mark.parametrize("capability", [(7, 0), (7, 5), (8, 0), (9, 0), (12, 0)], ids=str)
+def test_at_most_24_compilations(capability) -> None:
+    """For one architecture, whatever the convolution."""
+    device, found = Device(132, capability), set()
+    shapes = itertools.product((3, 64, 130), (30, 64, 300), (7, 56), (1, 3))
+    convolutions = [layer(*shape, 1) for shape in shapes]
+    convolutions.append(layer(2, 2, 40_000, 1, 1, n=1))  # offsets of 64 bits
+    for c, dtype, tf32 in itertools.product(convolutions, FLOATS, (False, True)):
+        for plan in plans(c, dtype, device, tf32).values():
+            found |= {tuple(sorted(step.slots.items())) for step in launches(plan)}
+    assert 8 < len(found) <= 24
+
+
+def test_offsets_have_64_bits_where_an_image_is_large() -> None:
+    for extent, offset in ((32_767, "u32"), (32_769, "i64")):
+        found = plans(layer(2, 1, extent, 1, 1, n=1), FLOAT16)
+        assert launches(found["Y"])[-1].slots["OFFSET"] == offset
+        assert launches(found["W"])[0].slots["OFFSET"] == offset
+
+
+def test_old_gpus_have_no_tensor_cores_for_tf32() -> None:
+    for capability, is_there in (((7, 5), "0"), ((8, 0), "1")):
+        found = plans(layer(*LAYERS["l2 3x3"]), FLOAT32, Device(80, capability), tf32=True)
+        assert launches(found["X"])[0].slots["TF32"] == is_there
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_scratch_memory_is_bounded(name) -> None:
+    for dtype in FLOATS:
+        found = plans(layer(*LAYERS[name]), dtype)
+        joined = found["X"].then(found["W"]).then(found["b"])
+        assert joined.workspace_nbytes <= 64 * 2**20
+
+
+def test_large_weights_are_packed_and_summed_a_piece_at_a_time() -> None:
+    found = plans(layer(4096, 4096, 7, 3, 1), FLOAT32)
+    assert len(launches(found["X"])) > 2
+    assert sum(step.symbol == "conv__weight_total" for step in launches(found["W"])) > 1
+    assert all(plan.workspace_nbytes <= 64 * 2**20 for plan in found.values())
+
+
+def test_parts_of_a_sum_fill_the_device() -> None:
+    assert parts_of_sum(H200, 1, 200_704, 1000) > 200
+    assert parts_of_sum(H200, 264, 200_704, 1000) == 1
+    assert parts_of_sum(H200, 1, 64, 0) == 1
+
+
+def test_nothing_is_summed_where_there_is_nothing() -> None:
+    found = plans(layer(8, 8, 7, 3, 1, n=0), FLOAT32)
+    assert launches(found["Y"]) == launches(found["X"]) == []
+    assert [step.symbol for step in launches(found["W"])] == ["conv__weight_total"]
+    assert [step.symbol for step in launches(found["b"])] == ["conv__total"]
+
+
+def test_residues_of_a_stride_have_tiles_of_their_own() -> None:
+    """Of strides beyond the image there are no more residues than positions."""
+    c = layer(16, 16, 12, 1, 5)
+    layout = launches(plans(c, FLOAT32)["X"])[-1].args[-1]
+    assert layout["residues"].tolist() == [1, 5, 5]
+    assert layout["tap_steps"].tolist() == [1, 5, 5]
+    blocks = launches(plans(c, FLOAT32)["X"])[-1].config.grid
+    assert math.prod(blocks) == 25 * -(-BATCH * 9 // 128)
+
+
+def test_residues_of_few_channels_are_rows_of_one_tile() -> None:
+    """Each channel of the first layer has four, which read a window of 4 x 4."""
+    (step,) = launches(plans(layer(*LAYERS["conv1"]), FLOAT16)["X"])[1:]
+    layout = step.args[-1]
+    assert layout["rows"] == 3 * 4
+    assert layout["kernel"].tolist() == [1, 4, 4]
+    assert layout["skipped"].tolist() == [0, 1, 1]
+    assert step.config.grid == (BATCH * 112 * 112 // 128,)
+    for channels, extent in ((9, 224), (3, 223)):  # more rows than a tile has; a half position
+        (step,) = launches(plans(layer(channels, 64, extent, 7, 2), FLOAT16)["X"])[1:]
+        assert step.args[-1]["of_channel"] == 1
+
+
+def test_positions_beyond_32_bits_are_refused() -> None:
+    c = Convolution(1, 1, 1, 1, (5,), (5,), (2,), (1,), (2**31 - 2,), (7,))
+    specs = [Spec(shape, FLOAT64) for shape in (c.x_shape, c.w_shape)]
+    with pytest.raises(LaunchError, match="extents"):
+        conv.forward(H200, c, *specs, None, Spec(c.y_shape, FLOAT64))

@@ -1,0 +1,587 @@
+# SPDX-License-Identifier: MIT
+"""Random words and dropout against published vectors, statistics, differences, JAX, upstream."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import os
+import pickle
+from fractions import Fraction
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from derivatives import finite_differences, vjp
+from probe.random_probe import ProbePhilox, ProbeTile, ProbeWords
+
+import cupy_training_ops as cto
+from cupy_training_ops import ArgumentError, DtypeError, get_op
+from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
+from cupy_training_ops.families.dropout import philox
+from cupy_training_ops.runtime.launch import launch_log
+from cupy_training_ops.testing.compare import assert_matches, poison
+
+ANSWERS = np.load(Path(__file__).parents[2] / "data" / "ort_cuda_answers.npz")
+NAN, INF = math.nan, math.inf
+RATIO, STATE = 0.3, (2**63 + 3, 2**40 + 1)
+MOST = 2**32 - 1
+X = np.linspace(1, 3, 67)
+
+floats = pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)
+
+# Of the authors of Philox: counter, key, words.
+PUBLISHED = [
+    ("0 0 0 0", "0 0", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    (" ".join(["ffffffff"] * 4), "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    (
+        "243f6a88 85a308d3 13198a2e 03707344",
+        "a4093822 299f31d0",
+        "d16cfe09 94fdcceb 5001e420 24126ea1",
+    ),
+]
+
+
+def hexadecimal(words: str) -> list[int]:
+    return [int(word, 16) for word in words.split()]
+
+
+# ---- random words --------------------------------------------------------------------------------
+
+
+def test_published_vectors(anywhere) -> None:
+    counters, keys, words = (
+        np.array([hexadecimal(row[i]) for row in PUBLISHED], np.uint32) for i in range(3)
+    )
+    found = ProbePhilox()(anywhere.place(counters), anywhere.place(keys))
+    assert anywhere.host(found).tolist() == words.tolist()
+
+
+def test_words_lie_in_the_counter_as_they_should() -> None:
+    """Word i % 4 of counter (i / 4 low, high, offset low, high) and key (seed low, high)."""
+    seed, offset, element = 0x299F31D0A4093822, 0x0370734413198A2E, 4 * 0x85A308D3243F6A88
+    words = [philox.words((seed, offset), element + i, element + i + 1)[0] for i in range(4)]
+    assert words == hexadecimal(PUBLISHED[2][2])
+
+
+def test_elements_beyond_2_to_the_34(run) -> None:
+    elements = np.array([0, 1, 2**32 + 2, 2**34 - 1, 2**34, 2**34 + 3, 2**40 + 5, 2**61 + 2])
+    found = run.host(ProbeWords()(run.place(elements), STATE))
+    expected = [philox.words(STATE, e, e + 1)[0] for e in elements.tolist()]
+    assert found.tolist() == expected
+    assert len(set(expected)) == len(elements)
+
+
+@pytest.mark.parametrize("first", [0, 2**34 - 2048, 2**34, 2**36 + 3 * 2048])
+def test_tiles_beyond_2_to_the_34(run, first) -> None:
+    found = run.host(ProbeTile()(run.place(np.zeros(2048, np.uint32)), first, STATE))
+    assert found.tolist() == philox.words(STATE, first, first + 2048).tolist()
+
+
+def test_a_piece_is_what_it_is_in_the_whole() -> None:
+    whole = philox.words(STATE, 0, 203)
+    for start, stop in [(0, 1), (1, 2), (3, 9), (5, 203), (196, 197), (7, 7)]:
+        assert philox.words(STATE, start, stop).tolist() == whole[start:stop].tolist()
+
+
+@pytest.mark.parametrize(
+    "ratio", [0.0, 0.1, 0.5, 0.9, float(np.float32(0.3)), 2.0**-33, 2.0**-32, 1e-300, 1 - 2.0**-53]
+)
+def test_which_words_keep(ratio) -> None:
+    """Those below (1 - ratio) 2^32, exactly."""
+    largest, bound = philox.largest_kept(ratio), (1 - Fraction(ratio)) * 2**32
+    assert largest < bound <= largest + 1
+    assert (largest == MOST) == (bound > MOST)
+
+
+def test_one_word_decides_at_the_edge(anywhere) -> None:
+    """A ratio whose bound is an element's own word drops it, the next smaller one keeps it."""
+    x = anywhere.place(np.ones(40, FLOAT32))
+    for i, word in enumerate(philox.words(STATE, 0, 40).tolist()):
+        ratio = 1 - word / 2**32
+        for given, is_kept in ((ratio, False), (ratio - 2.0**-32, True)):
+            mask = cto.dropout(x, given, True, STATE)[1]
+            assert bool(mask[i]) is is_kept
+
+
+# ---- statistics ----------------------------------------------------------------------------------
+
+PIECE, N_PIECES = 2**20, 96  # 10^8 draws
+
+
+def z_of_pairs(a: np.ndarray, b: np.ndarray, p: float) -> tuple[float, float]:
+    """The sum of (a - p)(b - p), and its variance where they are independent."""
+    n, both = a.size, np.count_nonzero(a & b)
+    total = both - p * (np.count_nonzero(a) + np.count_nonzero(b)) + n * p * p
+    return total, n * (p * (1 - p)) ** 2
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(900)
+def test_a_hundred_million_draws() -> None:
+    """Keep rate; neighbours, elements 4 and 32 apart, the next offset, the next seed."""
+    seed, offset = 20_26, 7
+    totals: dict[tuple[float, str], list[float]] = {}
+
+    def note(ratio: float, what: str, total: float, variance: float) -> None:
+        sums = totals.setdefault((ratio, what), [0.0, 0.0])
+        sums[0], sums[1] = sums[0] + total, sums[1] + variance
+
+    for piece in range(N_PIECES):
+        start = piece * PIECE
+        words, later, other = (
+            philox.words(state, start, start + PIECE)
+            for state in ((seed, offset), (seed, offset + 1), (seed + 1, offset))
+        )
+        assert words.max() <= philox.largest_kept(0.0)
+        for ratio in (0.1, 0.5, 0.9):
+            p = 1 - ratio
+            kept, after, beside = (w <= philox.largest_kept(ratio) for w in (words, later, other))
+            note(ratio, "rate", np.count_nonzero(kept) - kept.size * p, kept.size * p * ratio)
+            for apart in (1, 4, 32):
+                note(ratio, f"{apart} apart", *z_of_pairs(kept[:-apart], kept[apart:], p))
+            note(ratio, "next offset", *z_of_pairs(kept, after, p))
+            note(ratio, "next seed", *z_of_pairs(kept, beside, p))
+    wrong = {k: s / v**0.5 for k, (s, v) in totals.items() if abs(s) > 5 * v**0.5}
+    assert not wrong
+    assert len(totals) == 18
+
+
+# ---- the operators -------------------------------------------------------------------------------
+
+
+def mask_of(n: int, state=STATE, ratio: float = RATIO) -> np.ndarray:
+    return philox.words(state, 0, n) <= philox.largest_kept(ratio)
+
+
+def bits_of(mask: np.ndarray) -> list[int]:
+    """The words of a bitmask, bit by bit."""
+    words = [0] * -(-mask.size // 32)
+    for i in np.flatnonzero(mask).tolist():
+        words[i // 32] |= 1 << i % 32
+    return words
+
+
+@floats
+def test_dropout(dtype) -> None:
+    x, mask = X.astype(dtype), mask_of(67)
+    output, found = cto.dropout(x, RATIO, True, STATE)
+    assert found.tolist() == mask.tolist()
+    assert_matches(output, np.where(mask, X / (1 - RATIO), 0).astype(dtype))
+    same, bits = cto.bitmask_dropout(x, RATIO, True, STATE)
+    assert_matches(same, output, 0)
+    assert bits.tolist() == bits_of(mask)
+    dx = cto.dropout_grad(x, found, RATIO, True)
+    assert_matches(dx, output, 0)
+    assert_matches(cto.bitmask_dropout_grad(x, bits, RATIO, True), output, 0)
+
+
+@floats
+def test_dropout_with_a_bias(dtype) -> None:
+    """Nothing is rounded before the end."""
+    mask = mask_of(66).reshape(6, 11)
+    data, whole, residual = (np.random.default_rng(i).standard_normal((6, 11)) for i in range(3))
+    for bias, added in itertools.product((whole, whole[0]), (None, residual)):
+        arrays = [None if a is None else a.astype(dtype) for a in (data, bias, added)]
+        wide = [np.float64(0) if a is None else a.astype(FLOAT64) for a in arrays]
+        expected = np.where(mask, (wide[0] + wide[1]) / (1 - RATIO), 0) + wide[2]
+        output, found = cto.bias_dropout(*arrays, RATIO, True, STATE)
+        assert_matches(output, expected.astype(dtype))
+        assert found.tolist() == mask.tolist()
+        same, bits = cto.bitmask_bias_dropout(*arrays, RATIO, True, STATE)
+        assert_matches(same, output, 0)
+        assert bits.tolist() == bits_of(mask)
+
+
+@pytest.mark.parametrize(
+    ("shape", "bias", "axis", "inner", "index"),
+    [
+        ((4, 3, 5), (4, 3, 5), 2, False, lambda r: r),
+        ((4, 3, 5), (3, 5), 2, False, lambda r: r % 3),
+        ((4, 3, 5), (1, 1, 5), 2, True, lambda _: 0),
+        ((4, 3, 5), (4, 1, 5), 2, True, lambda r: r // 3),
+        ((2, 3, 2, 2, 5), (2, 1, 1, 2, 5), 3, True, lambda r: r // 6),
+        ((2, 3, 2, 2, 5), (2, 2, 5), 3, False, lambda r: r % 2),
+        ((4, 1, 5), (4, 1, 5), -1, True, lambda r: r),
+        ((6,), (6,), 0, False, lambda _: 0),
+    ],
+)
+def test_softmax_with_bias_and_dropout(rng, shape, bias, axis, inner, index) -> None:
+    x, b = rng.standard_normal(shape), rng.standard_normal(bias)
+    before = shape[: axis % len(shape)]
+    rows = x.reshape(math.prod(before), -1)
+    shifted = np.array([row + b.reshape(-1, rows.shape[1])[index(r)] for r, row in enumerate(rows)])
+    p = np.asarray(jax.nn.softmax(shifted, -1)).reshape(shape)
+    mask = mask_of(x.size).reshape(shape)
+    op = get_op("BiasSoftmaxDropout")(axis=axis, is_inner_broadcast=inner)
+    dropped, found, softmax = op(x, b, RATIO, STATE)
+    assert_matches(softmax, p)
+    assert found.tolist() == mask.tolist()
+    assert_matches(dropped, np.where(mask, p / (1 - RATIO), 0))
+    dropped, found, softmax = op(x, b, 0, STATE)
+    assert found.all()
+    assert_matches(dropped, softmax, 0)
+
+
+def test_dropped_is_zero_whatever_it_was() -> None:
+    """Chosen, not multiplied: no -0, no NaN."""
+    mask = mask_of(67)
+    for value in (NAN, INF, -INF, -3.0):
+        x = np.full(67, value, FLOAT32)
+        for found in (
+            cto.dropout(x, RATIO, True, STATE)[0],
+            cto.bias_dropout(x, x[:67], None, RATIO, True, STATE)[0],
+            cto.dropout_grad(x, mask, RATIO),
+        ):
+            assert found.view(np.uint32)[~mask].tolist() == [0] * np.count_nonzero(~mask)
+            assert not (found[mask] == 0).any()
+    y = np.full((1, 67), 1 / 67)
+    dy = np.where(mask, 1.0, INF).reshape(1, 67)
+    assert np.isfinite(cto.softmax_dropout_grad(dy, mask.reshape(1, 67), y, RATIO, axis=1)).all()
+
+
+@pytest.mark.parametrize("numbers", [(0.0, True), (0.0, None), (0.4, False), (0.0, False)])
+def test_the_identity(numbers) -> None:
+    """Nothing is drawn, every element is kept; a gradient then heeds no mask."""
+    state = np.array(STATE, np.uint64)
+    x = np.array([1e-45, -0.0, NAN, 2.5, -INF], FLOAT32)
+    output, mask = cto.dropout(x, *numbers, state)
+    assert output.tobytes() == x.tobytes()
+    assert mask.all()
+    output, bits = cto.bitmask_dropout(x, *numbers, state)
+    assert output.tobytes() == x.tobytes()
+    assert bits.tolist() == [31]
+    assert state.tolist() == list(STATE)
+    assert_matches(cto.dropout_grad(x, np.zeros(5, np.bool_), *numbers), x, 0)
+    assert_matches(cto.bitmask_dropout_grad(x, np.zeros(1, np.uint32), *numbers), x, 0)
+
+
+def test_what_is_left_out() -> None:
+    """Ratio 0.5; no training in a forward, and a mask that counts in a gradient."""
+    x, mask = X.astype(FLOAT32), mask_of(67, ratio=0.5)
+    assert_matches(cto.dropout(x)[0], x, 0)
+    assert_matches(cto.bias_dropout(x, x)[0], x + x, 0)
+    assert cto.dropout(x, None, True, STATE)[1].tolist() == mask.tolist()
+    assert_matches(cto.dropout_grad(x, mask), np.where(mask, 2 * x, 0).astype(FLOAT32), 0)
+
+
+# ---- gradients -----------------------------------------------------------------------------------
+
+
+PAIRS = {
+    "Dropout": (
+        lambda x: cto.dropout(x, RATIO, True, STATE),
+        lambda dy, out: cto.dropout_grad(dy, out[1], RATIO),
+    ),
+    "BitmaskDropout": (
+        lambda x: cto.bitmask_dropout(x, RATIO, True, STATE),
+        lambda dy, out: cto.bitmask_dropout_grad(dy, out[1], RATIO),
+    ),
+    "BiasDropout": (
+        lambda x: cto.bias_dropout(x, x[0], x, RATIO, True, STATE),
+        lambda dy, out: (
+            cto.dropout_grad(dy, out[1], RATIO)
+            + dy
+            + np.eye(1, len(dy)).T * cto.dropout_grad(dy, out[1], RATIO).sum(0)
+        ),
+    ),
+    "BitmaskBiasDropout": (
+        lambda x: cto.bitmask_bias_dropout(x, np.ones(5), None, RATIO, True, STATE),
+        lambda dy, out: cto.bitmask_dropout_grad(dy, out[1], RATIO),
+    ),
+    "BiasSoftmaxDropout": (
+        lambda x: cto.bias_softmax_dropout(x, 2 * x, RATIO, STATE, is_inner_broadcast=True),
+        lambda dy, out: 3 * cto.softmax_dropout_grad(dy, out[1], out[2], RATIO, axis=1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_gradients_are_finite_differences(rng, name) -> None:
+    forward, backward = PAIRS[name]
+    x, dy = rng.standard_normal((7, 5)), rng.standard_normal((7, 5))
+    expected = finite_differences(lambda x: forward(x)[0], x, dy)
+    assert np.abs(backward(dy, forward(x)) - expected).max() < 1e-8
+
+
+def test_gradients_are_jax_on_the_same_mask(rng) -> None:
+    x, dy = rng.standard_normal((6, 11)), rng.standard_normal((6, 11))
+    mask = mask_of(66).reshape(6, 11)
+    through = lambda x: jnp.where(mask, x / (1 - RATIO), 0)  # noqa: E731
+    (dx,) = vjp(through, [x], dy)
+    assert_matches(cto.dropout_grad(dy, mask, RATIO), dx)
+    bits = np.array(bits_of(mask.ravel()), np.uint32)
+    assert_matches(cto.bitmask_dropout_grad(dy, bits, RATIO), dx)
+    (dx,) = vjp(lambda x: through(jax.nn.softmax(x)), [x], dy)
+    y = np.asarray(jax.nn.softmax(x))
+    assert_matches(cto.softmax_dropout_grad(dy, mask, y, RATIO, axis=-1), dx)
+
+
+# ---- upstream's answers --------------------------------------------------------------------------
+
+
+def answers(anywhere, case: str, *names: str) -> list:
+    """The inputs of a case: arrays placed, numbers as they are."""
+    given = [ANSWERS[f"{case}|in|{name}"] for name in names]
+    return [value if value.size == 1 else anywhere.place(value) for value in given]
+
+
+@pytest.mark.parametrize("t", ["f4", "f2"])
+@pytest.mark.parametrize("name", ["DropoutGrad", "BitmaskDropoutGrad"])
+def test_upstreams_gradients(anywhere, name, t) -> None:
+    found = get_op(name)()(*answers(anywhere, f"{name}[{t}]", "dY", "mask", "ratio", "training"))
+    assert_matches(anywhere.host(found), ANSWERS[f"{name}[{t}]|out0"])
+
+
+@pytest.mark.parametrize("t", ["f4", "f2"])
+def test_upstreams_softmax(anywhere, t) -> None:
+    case = f"BiasSoftmaxDropout[{t}]"
+    op = get_op("BiasSoftmaxDropout")(is_inner_broadcast=True)
+    for i, found in enumerate(op(*answers(anywhere, case, "X", "B", "ratio"))):
+        assert_matches(anywhere.host(found), ANSWERS[f"{case}|out{i}"])
+
+
+@pytest.mark.parametrize(("t", "bound"), [("f4", 1e-5), ("f2", 2e-3)])
+def test_upstreams_softmax_gradient(anywhere, t, bound) -> None:
+    """In float16 upstream rounds dy y, so that small results differ by any relative amount."""
+    case = f"SoftmaxDropoutGrad[{t}]"
+    given = answers(anywhere, case, "dY", "mask", "Y", "ratio")
+    found = anywhere.host(get_op("SoftmaxDropoutGrad")(axis=1)(*given)).astype(FLOAT64)
+    expected = ANSWERS[f"{case}|out0"].astype(FLOAT64)
+    largest = np.abs(expected).max(-1, keepdims=True)
+    of = largest if t == "f2" else np.maximum(np.abs(expected), 0.05 * largest)
+    assert (np.abs(found - expected) <= bound * of).all()
+
+
+# ---- where seed and offset come from -------------------------------------------------------------
+
+
+def drawn(op, n: int = 200, *state) -> list[bool]:
+    return op(np.ones(n, FLOAT32), 0.5, True, *state)[1].tolist()
+
+
+def test_an_instance_counts_its_draws() -> None:
+    op = get_op("Dropout")(seed=9)
+    for offset in range(3):
+        assert drawn(op) == mask_of(200, (9, offset), 0.5).tolist()
+        op(np.ones(5, FLOAT32))  # no training
+        op(np.ones(5, FLOAT32), 0.0, True)
+        op(np.ones(0, FLOAT32), 0.5, True)
+        drawn(op, 200, (1, 2))
+    same = get_op("Dropout")(seed=9)
+    assert drawn(same) == mask_of(200, (9, 0), 0.5).tolist()
+
+
+def test_a_function_with_a_seed_always_draws_the_same() -> None:
+    x = np.ones(200, FLOAT32)
+    for _ in range(3):
+        assert cto.dropout(x, 0.5, True, seed=9)[1].tolist() == mask_of(200, (9, 0), 0.5).tolist()
+    bias = cto.bias_softmax_dropout(x[None], x, 0.5, seed=9, axis=1, is_inner_broadcast=True)
+    assert bias[1][0].tolist() == mask_of(200, (9, 0), 0.5).tolist()
+
+
+def test_without_a_seed_all_draws_differ() -> None:
+    op, other = get_op("Dropout")(), get_op("Dropout")()
+    x = np.ones(200, FLOAT32)
+    functions = [cto.dropout(x, 0.5, True)[1].tolist() for _ in range(2)]
+    found = [drawn(op), drawn(op), drawn(other), *functions]
+    assert all(a != b for a, b in itertools.combinations(found, 2))
+
+
+def test_a_copy_starts_anew() -> None:
+    op = get_op("Dropout")(seed=9)
+    first = drawn(op)
+    assert drawn(pickle.loads(pickle.dumps(op))) == first
+    assert drawn(op) != first
+
+
+@pytest.mark.parametrize(
+    ("seed", "key"), [(-1, 2**64 - 1), (2**64 - 1, 2**64 - 1), (-(2**63), 2**63)]
+)
+def test_a_seed_is_64_bits(seed, key) -> None:
+    assert drawn(get_op("Dropout")(seed=seed)) == mask_of(200, (key, 0), 0.5).tolist()
+
+
+def test_a_state_in_memory_goes_on(anywhere) -> None:
+    x = anywhere.place(np.ones(77, FLOAT32))
+    b = anywhere.place(np.ones((7, 11), FLOAT32))
+    state = anywhere.place(np.array([5, 2**64 - 2], np.uint64))
+    calls = [
+        lambda: get_op("Dropout")()(x, 0.5, True, state),
+        lambda: get_op("BiasDropout")()(x, x, None, 0.5, True, state),
+        lambda: get_op("BiasSoftmaxDropout")(is_inner_broadcast=True)(b, b, 0.5, state),
+    ]
+    for i, call in enumerate(calls):
+        offset = (2**64 - 2 + i) % 2**64
+        mask = anywhere.host(call()[1]).ravel()
+        assert mask.tolist() == mask_of(77, (5, offset), 0.5).tolist()
+    assert anywhere.host(state).tolist() == [5, 1]
+    get_op("Dropout")()(x, 0.0, True, state)
+    get_op("Dropout")()(x, 0.5, False, state)
+    get_op("Dropout")()(x[:0], 0.5, True, state)
+    assert anywhere.host(state).tolist() == [5, 1]
+
+
+def test_changing_numbers_prepare_nothing_anew(anywhere) -> None:
+    op, x = get_op("Dropout")(seed=3), anywhere.place(np.ones(64, FLOAT32))
+    for i in range(40):
+        op(x, i / 41, True)
+    assert len(op._remembered) == 1
+    for i in range(40):
+        op(x, i / 41, True, (i, i))
+    assert len(op._remembered) == 2
+    bound = op.bound(x, 0.5, True)
+    masks = [anywhere.host(bound(ratio=0.5)[1]).tolist() for _ in range(2)]
+    assert masks == [mask_of(64, (3, offset), 0.5).tolist() for offset in (39, 40)]
+    assert anywhere.host(bound(state=(1, 2))[1]).tolist() == mask_of(64, (1, 2), 0.5).tolist()
+
+
+# ---- refusals ------------------------------------------------------------------------------------
+
+F = np.ones((2, 35), FLOAT32)
+MASK = np.ones((2, 35), np.bool_)
+BAD = [
+    *(
+        (name, {}, (F, *more, ratio), rf"{name}: ratio: expected a number from 0 on, below 1, got ")
+        for name, more in (
+            ("Dropout", ()),
+            ("BitmaskDropout", ()),
+            ("BiasDropout", (F, None)),
+            ("BitmaskBiasDropout", (F, None)),
+            ("DropoutGrad", (MASK,)),
+            ("BitmaskDropoutGrad", (np.ones(3, np.uint32),)),
+        )
+        for ratio in (1, -0.1, NAN)
+    ),
+    ("SoftmaxDropoutGrad", {"axis": 1}, (F, MASK, F, 1.0), r"ratio: expected a number from 0 on"),
+    ("Dropout", {}, (F, "much"), r"Dropout: ratio: expected a number, got 'much'"),
+    ("Dropout", {}, (F, 0.5, 2), r"Dropout: training_mode: expected a bool, got 2"),
+    ("Dropout", {}, (F, 0.5, True, (1, 2, 3)), r"Dropout: state: expected two integers, got"),
+    ("Dropout", {}, (F, 0.5, True, (1, -2)), r"Dropout: state: expected a number that uint64 hold"),
+    (
+        "Dropout",
+        {},
+        (F, 0.5, True, np.ones(3, np.uint64)),
+        r"Dropout: state: expected a number or an array of 2 elements, got shape \(3,\)",
+    ),
+    (
+        "Dropout",
+        {},
+        (F, 0.5, True, np.ones(2, np.int64)),
+        r"Dropout: state: expected dtype uint64, got int64",
+    ),
+    ("DropoutGrad", {}, (F, MASK[:, 1:]), r"DropoutGrad: mask: expected 70 elements, .* got 68"),
+    ("DropoutGrad", {}, (F, F), r"DropoutGrad: mask: expected dtype bool, got float32"),
+    (
+        "BitmaskDropoutGrad",
+        {},
+        (F, np.ones(2, np.uint32)),
+        r"BitmaskDropoutGrad: mask: expected 3 words, a bit for each of 70 elements, got 2, of",
+    ),
+    ("BitmaskDropoutGrad", {}, (F, MASK), r"mask: expected dtype uint32, got bool"),
+    (
+        "SoftmaxDropoutGrad",
+        {"axis": 1},
+        (F, MASK.reshape(35, 2), F),
+        r"SoftmaxDropoutGrad: mask: expected shape \(2, 35\), as dy, got shape \(35, 2\)",
+    ),
+    (
+        "BiasDropout",
+        {},
+        (F, F[0, :-1]),
+        r"BiasDropout: bias: expected shape \(35,\) or \(2, 35\), data's .* got shape \(34,\)",
+    ),
+    (
+        "BiasDropout",
+        {},
+        (F, F, F[0]),
+        r"BiasDropout: residual: expected shape \(2, 35\), as data, got shape \(35,\)",
+    ),
+    *(
+        (
+            "BiasSoftmaxDropout",
+            {"axis": 2, "is_inner_broadcast": inner},
+            (np.ones((2, 3, 5), FLOAT32), np.ones(bias, FLOAT32)),
+            rf"BiasSoftmaxDropout: bias: expected shape \(2, 3, 5\), or 1 for the {which} of the e",
+        )
+        for inner, which, bias in (
+            (True, "last", (3, 5)),
+            (False, "first", (2, 1, 5)),
+            (True, "last", (2, 3, 1)),
+            (True, "last", (2, 3, 4)),
+            (False, "first", (1, 2, 3, 5)),
+            (False, "first", (5, 3, 2)),
+        )
+    ),
+    ("BiasSoftmaxDropout", {"axis": 2, "is_inner_broadcast": 1}, (F, F), r"axis: expected an axis"),
+]
+
+
+@pytest.mark.parametrize(("name", "attributes", "inputs", "message"), BAD)
+def test_bad_input_is_named(anywhere, name, attributes, inputs, message) -> None:
+    """Before anything is launched or written."""
+    op = get_op(name)(**attributes)
+    out = anywhere.place(poison(np.empty(inputs[0].shape, FLOAT32)))
+    before = anywhere.host(out).tobytes()
+    given = out if len(op.outputs) == 1 else (out, *(None,) * (len(op.outputs) - 1))
+    with launch_log() as log, pytest.raises((ArgumentError, DtypeError), match=message):
+        op(*anywhere.place_inputs(op, inputs), out=given)
+    assert not log
+    assert anywhere.host(out).tobytes() == before
+
+
+def test_bad_attributes_are_named() -> None:
+    for name in ("BiasSoftmaxDropout", "SoftmaxDropoutGrad"):
+        missing = "is_inner_broadcast" if name[0] == "B" else "axis"
+        with pytest.raises(ArgumentError, match=f"{name}: {missing}: expected a value: it is requ"):
+            get_op(name)()
+    for seed in (2**64, -(2**63) - 1, 1.5, True):
+        with pytest.raises(ArgumentError, match="Dropout: seed: expected an integer"):
+            get_op("Dropout")(seed=seed)
+    with pytest.raises(ArgumentError, match="is_inner_broadcast: expected a bool, got 2"):
+        get_op("BiasSoftmaxDropout")(is_inner_broadcast=2)
+
+
+def test_a_state_is_no_other_argument(anywhere) -> None:
+    state = anywhere.place(np.array([5, 7], np.uint64))
+    with pytest.raises(ArgumentError, match="Dropout: state: expected memory of its own"):
+        get_op("Dropout")()(state.view(FLOAT32), 0.5, True, state)
+    assert anywhere.host(state).tolist() == [5, 7]
+
+
+def test_a_ratio_of_any_type_and_form() -> None:
+    x = np.ones(67, FLOAT16)
+    for ratio in (np.float16(0.25), np.array([0.25]), np.array(0.25, FLOAT32), [0.25]):
+        assert cto.dropout(x, ratio, True, STATE)[1].tolist() == mask_of(67, ratio=0.25).tolist()
+
+
+def word_of_child(draw) -> bytes:
+    """What a forked child draws."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(write, draw())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        return pipe.read()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")  # of Python and JAX, because of threads
+@pytest.mark.parametrize("kept", [False, True], ids=["function", "instance"])
+def test_a_forked_child_draws_its_own_unless_there_is_a_seed(kept) -> None:
+    x = np.ones(4096, np.float32)
+
+    def drawing(**seed):
+        op = get_op("Dropout")(**seed) if kept else functools.partial(cto.dropout, **seed)
+        return lambda: op(x, np.float32(0.5), np.True_)[1].tobytes()
+
+    unseeded, seeded = drawing(), drawing(seed=5)
+    unseeded()  # so that children have what draws
+    drawn = {word_of_child(unseeded), word_of_child(unseeded), unseeded()}
+    assert len(drawn) == 3
+    assert word_of_child(seeded) == seeded()
