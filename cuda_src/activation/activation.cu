@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Activations and their gradients.  CPU provider: cupy_training_ops/families/activation/reference.py
-#include "algorithm/elementwise.cuh"
 #include "activation/gelu.cuh"
+#include "algorithm/elementwise.cuh"
 
 // T: elements. ACC: what they are computed in. A block has THREADS, a thread NBYTES of an array.
 #ifndef CTO_T

@@ -5,10 +5,10 @@
 // the sum of the rows' weights. Where a gradient needs that sum, __divisor makes it first. All sums
 // over rows have two stages of fixed order. __short_rows, __rows and __columns as in softmax.cu;
 // __bundles for lines of few elements that are apart, with vectors of neighbouring lines.
-#include "cross_entropy/bundles.cuh"
 #include "algorithm/reduce.cuh"
 #include "algorithm/row_softmax.cuh"
 #include "core/either.cuh"
+#include "cross_entropy/bundles.cuh"
 #include "cross_entropy/division.cuh"
 
 // T: scores, or log-probabilities and dY. TOUT: the outputs, and a bias. A thread holds NBYTES.

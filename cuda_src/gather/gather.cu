@@ -5,9 +5,9 @@
 // slices by row and sums each row's slices in the order they came in; the other adds them with
 // atomics. Few slices are found by looking at them all.
 #include "algorithm/map.cuh"
+#include "core/vec.cuh"
 #include "gather/radix_sort.cuh"
 #include "gather/segmented_sum.cuh"
-#include "core/vec.cuh"
 
 // T: elements. ACC: what they are summed in. Key: row numbers and slice numbers. INDEX: indices.
 #ifndef CTO_T

@@ -9,8 +9,8 @@
 //
 // T is the type of the slices, Key that of row numbers and slice numbers.
 #pragma once
-#include "gather/radix_sort.cuh"
 #include "core/vec.cuh"
+#include "gather/radix_sort.cuh"
 
 namespace cto::segmented_sum {
 

@@ -4,9 +4,9 @@
 // Encoders read 16 to 64 bytes at a time, decoders write 16. Tests for zero, sign and NaN
 // look at bits, because comparison flushes subnormals (CuPy compiles with -ftz=true).
 #include "algorithm/map.cuh"
-#include "gist/e5m2.cuh"
 #include "format/msfp15.cuh"
 #include "format/nan.cuh"
+#include "gist/e5m2.cuh"
 
 // T: decoded elements. A block has THREADS.
 #ifndef CTO_T

@@ -8,8 +8,8 @@
 //
 //     code | head | starts, 8 bytes a tile | mask | values of tile 0 | values of tile 1 | ...
 //          0      16                      mask   values
-#include "gist_sparse/prefix.cuh"
 #include "gist_sparse/mask.cuh"
+#include "gist_sparse/prefix.cuh"
 #include "gist_sparse/tile.cuh"
 #include "gist_sparse/values.cuh"
 

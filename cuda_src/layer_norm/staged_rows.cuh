@@ -11,8 +11,8 @@
 //             then meet before they read elements
 #pragma once
 #include "core/async_copy.cuh"
-#include "layer_norm/group_barrier.cuh"
 #include "core/vec.cuh"
+#include "layer_norm/group_barrier.cuh"
 
 namespace cto::staged_rows {
 
