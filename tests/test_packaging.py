@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MODULES = sorted((ROOT / "cupy_training_ops").rglob("*.py"))
 TYPES = {"cupy_training_ops/__init__.pyi", "cupy_training_ops/py.typed"}
+FAMILIES = sorted((ROOT / "tests" / "families").rglob("*.py"))
 KERNELS = sorted(path for path in (ROOT / "cuda_src").rglob("*") if path.suffix in (".cu", ".cuh"))
 SHIPPED = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", ".gitignore")
 FOLDERS = ("cuda_src", "cupy_training_ops", "docs", "examples", "scripts", "tests")
@@ -213,7 +214,7 @@ def test_every_source_file_names_its_license(folder) -> None:
             assert "SPDX-License-Identifier: MIT" in first, path
 
 
-@pytest.mark.parametrize(("files", "most"), [(MODULES, 400), (KERNELS, 500)])
+@pytest.mark.parametrize(("files", "most"), [(MODULES, 400), (KERNELS, 500), (FAMILIES, 400)])
 def test_no_file_outgrows_its_reader(files, most) -> None:
     for path in files:
         lines = path.read_text().count("\n")

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: MIT
+"""Fixtures of the tests of control."""
+
+from __future__ import annotations
+
+import pytest
+
+from cupy_training_ops.families.control import operators as control
+from cupy_training_ops.runtime import events
+
+
+@pytest.fixture(autouse=True)
+def table(monkeypatch) -> events.Events:
+    """Events of its own for each test."""
+    found = events.Events()
+    monkeypatch.setattr(control, "EVENTS", found)
+    return found
+
+
+@pytest.fixture(params=["numpy", "cupy"])
+def place(request):
+    """Makes arrays like NumPy's: the same, or CuPy's without memory."""
+    if request.param == "numpy":
+        yield lambda array: array
+        return
+    pytest.importorskip("cupy", reason="CuPy is in the extras")
+    from cupy_training_ops.testing.hollow import hollow, hollow_launches
+
+    with hollow_launches():
+        yield lambda array: hollow(array.shape, array.dtype)
