@@ -464,7 +464,10 @@ def test_a_guarded_codec_is_launches_over_addresses(monkeypatch) -> None:
         return rooms[-1]
 
     with hollow_launches() as launches:
+        imported = []
+        monkeypatch.setattr(coding, "cuda_backend", lambda: imported.append("CuPy"))
         ready = coding.coding.__wrapped__("msfp15_signed", "bfloat16", N, 0, True, (4, N // 16, 4))
+        assert imported
         monkeypatch.setattr(coding.torch, "empty", on_the_host)
         ready.encode((4096, 8192, 12288), coding.stream_of(7))
     (first, cleared), *kernels = launches

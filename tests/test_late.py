@@ -21,6 +21,9 @@ class Event:
     def query(self) -> bool:
         return self.done
 
+    def record(self, _stream) -> None:
+        pass
+
 
 @pytest.fixture
 def rows(monkeypatch):
@@ -47,14 +50,20 @@ def test_a_row_is_used_again_when_its_work_is_done(rows) -> None:
 
 def test_who_drops_numbers_gives_their_row_back(monkeypatch, rows) -> None:
     monkeypatch.setitem(late._ROWS, 7, rows)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: None)
+    unrecorded = late.Late(7)  # as where an exception came between the launch and the event
+    lost = unrecorded.data_ptr()
+    del unrecorded
     numbers = late.Late(7, 3)
     address, row = numbers.data_ptr(), numbers._row
     numbers.copy(torch.tensor([1.0, 2.0, 3.0]))
     row.numbers[3] = float("nan")
     assert numbers.tolist() == [1, 2, 3]
+    numbers.record()
     del numbers
-    others = [late.Late(7) for _ in range(2)]
-    assert address in [other.data_ptr() for other in others]
+    others = [late.Late(7).data_ptr() for _ in range(4)]
+    assert address in others
+    assert lost not in others
 
 
 def test_threads_never_have_the_same_row(rows) -> None:

@@ -16,6 +16,7 @@ from ..declare.schema import Spec
 from ..dtypes import UINT8, to_dtype
 from ..families.gist_guard.operators import GistGuardedMsfp15Encoder, Grouping
 from ..families.gist_sparse.operators import HEAD_NBYTES, SparseDecoder
+from ..frame.backends import cuda_backend
 from ..frame.foreign import NONE_LENT
 from ..frame.op import Op
 from ..frame.providers import KernelCall
@@ -119,6 +120,7 @@ def _host_array(address: int, spec: Spec) -> Any:
 
 def _on_device(op: Op, specs: tuple[Spec, ...], device: int, offset: int = 0) -> Move:
     """The operator's launches, checked and compiled here for arrays that are not there yet."""
+    cuda_backend()  # imports CuPy
     place = 1 << 20  # nobody touches memory there: plans depend on an array's form alone
     places = [i * place for i in range(1, len(specs) + 1)]
     places[0] += offset

@@ -65,14 +65,16 @@ _ROWS: defaultdict[int, Rows] = defaultdict(Rows)  # by GPU: an event is one GPU
 class Late:
     """Numbers to come, with the event behind them."""
 
-    __slots__ = ("_index", "_n", "_row", "_rows")
+    __slots__ = ("_index", "_is_recorded", "_n", "_row", "_rows")
 
     def __init__(self, index: int, n: int = NUMBERS) -> None:
         self._index, self._n, self._rows = index, n, _ROWS[index]
+        self._is_recorded = False
         self._row = self._rows.take()
 
     def __del__(self) -> None:
-        self._rows.give_back(self._row)
+        if self._is_recorded:  # else nobody knows when it is written
+            self._rows.give_back(self._row)
 
     def data_ptr(self) -> int:
         """Where a kernel writes them."""
@@ -85,6 +87,7 @@ class Late:
     def record(self) -> None:
         """What writes them has been queued on the current stream."""
         self._row.event.record(torch.cuda.current_stream(self._index))
+        self._is_recorded = True
 
     def query(self) -> bool:
         """Whether they are there."""
