@@ -17,8 +17,8 @@ from .operators import OPS
 NAME = "GistGuardedMsfp15Encoder"
 Grouping = tuple[int, int, int]
 
-# label, shape, grouping, offset. Runs of whole tiles and of others; features; channels; rows of which
-# a part is measured.
+# label, shape, grouping, offset. Runs of whole tiles and of others; features; channels; rows that
+# are measured in part.
 SHAPES: tuple[tuple[str, tuple[int, ...], Grouping | None, int], ...] = (
     ("ordinary", (16, 64), None, 0),
     ("odd", (3, 5, 7), None, 0),
