@@ -112,7 +112,8 @@ def _decoded(codes: HostArray, at: HostArray, dtype: np.dtype) -> HostArray:
     tiles, where = np.unique(at // TILE, return_inverse=True)
     shape = (tiles.size, TILE)
     values = gist_pack_msfp15_decoder(codes[tiles], to=dtype, shape=shape).astype(FLOAT64)
-    return values[where.reshape(at.shape), at % TILE]
+    decoded: HostArray = values[where.reshape(at.shape), at % TILE]
+    return decoded
 
 
 def _means(x: HostArray, tile: HostArray) -> HostArray:
@@ -123,4 +124,5 @@ def _means(x: HostArray, tile: HostArray) -> HostArray:
     values = x[np.minimum(at, x.size - 1)].astype(FLOAT64)
     first = values[:, :1]
     means = first[:, 0] + np.where(there, values - first, 0).sum(1) / there.sum(1)
-    return means[where.reshape(tile.shape)]
+    of_elements: HostArray = means[where.reshape(tile.shape)]
+    return of_elements
