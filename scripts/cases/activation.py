@@ -11,6 +11,7 @@ import cupy
 
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS
 from cupy_training_ops.families.activation.operators import OPS
+from cupy_training_ops.frame.named import snake_case
 
 from . import Case, as_torch
 
@@ -35,6 +36,22 @@ def backward(name: str, *arrays: Any, **keywords: Any) -> Callable[[], Any]:
     return lambda: operator.grad_input(dy, x, **keywords, grad_input=out)
 
 
+def _named(*arrays: Any, name: str) -> Callable[[], Any]:
+    """ATen's backward operator of our gradient's name, with the forward operator's defaults."""
+    import torch
+
+    word = snake_case(name).removesuffix("_grad")
+    found = getattr(torch.ops.aten, f"{word}_backward", None)
+    if found is None or "grad_input" not in found.overloads():
+        raise NotImplementedError(f"PyTorch has no {word}_backward that writes into a tensor")
+    forward = getattr(torch.ops.aten, word).default._schema.arguments
+    taken = {argument.name for argument in found.grad_input._schema.arguments}
+    defaults = {
+        a.name: a.default_value for a in forward if a.name in taken and a.has_default_value()
+    }
+    return backward(f"{word}_backward", *arrays, **defaults)
+
+
 def _leaky_relu_backward(dy: Any, y: Any) -> Callable[[], Any]:
     return backward("leaky_relu_backward", dy, y, negative_slope=0.01, self_is_result=True)
 
@@ -53,11 +70,9 @@ def _gelu(*arrays: Any, approximate: str) -> Callable[[], Any]:
     return lambda: torch.nn.functional.gelu(x + bias[0] if bias else x, approximate=approximate)
 
 
+# Of what does not bear ATen's name, or takes more than the forward operator.
 PEERS: dict[str, Callable[..., Callable[[], Any]]] = {
     "ReluGrad": partial(backward, "threshold_backward", threshold=0),
-    "SigmoidGrad": partial(backward, "sigmoid_backward"),
-    "TanhGrad": partial(backward, "tanh_backward"),
-    "GeluGrad": partial(backward, "gelu_backward", approximate="none"),
     "FastGeluGrad": partial(backward, "gelu_backward", approximate="tanh"),
     "LeakyReluGrad": _leaky_relu_backward,
     "BiasGeluGrad_dX": partial(_biased_backward, approximate="none"),
@@ -67,13 +82,15 @@ PEERS: dict[str, Callable[..., Callable[[], Any]]] = {
     "FastGelu": partial(_gelu, approximate="tanh"),
 }
 
+
+def _peers(name: str) -> dict[str, Callable[..., Callable[[], Any]]]:
+    if name in PEERS:
+        return {"torch": PEERS[name]}
+    return {"torch": partial(_named, name=name)} if name.endswith("Grad") else {}
+
+
 CASES = [
-    Case(
-        name,
-        SHORT[dtype],
-        partial(_inputs, name=name, dtype=dtype),
-        peers={"torch": PEERS[name]} if name in PEERS else {},
-    )
+    Case(name, SHORT[dtype], partial(_inputs, name=name, dtype=dtype), peers=_peers(name))
     for name in OPS
     for dtype in FLOATS
 ]

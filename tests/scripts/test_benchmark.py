@@ -13,13 +13,15 @@ from click.testing import CliRunner
 from compiled_peers import DoesNotCompileError, compiled, time_limit, torch_peers
 from machine import commit
 
-from cupy_training_ops.registry import FAMILIES
+from cupy_training_ops.planning.elementwise import ElementwiseOp
+from cupy_training_ops.registry import FAMILIES, get_op, names
 from cupy_training_ops.runtime.source import families
 
 pytest.importorskip("cupy", reason="the cases make CuPy arrays")
 from cases import Case, all_cases, chosen_cases
 from timing import Timing
 
+from cupy_training_ops.testing.compare import assert_matches
 from cupy_training_ops.testing.hollow import hollow, hollow_launches
 
 LISTS = {"ConcatTraining", "InPlaceAccumulatorList", "MixedPrecisionScale", "ReduceAllL2"}
@@ -47,6 +49,25 @@ def test_cases_are_chosen_by_operator_and_label() -> None:
 def test_every_case_has_a_name_of_its_own() -> None:
     names = [case.id for case in all_cases()]
     assert len(names) == len(set(names))
+
+
+def test_every_element_wise_operator_has_a_case() -> None:
+    found = {name for name in names() if issubclass(get_op(name), ElementwiseOp)}
+    assert found <= {case.op for case in all_cases()}
+
+
+@pytest.mark.parametrize("case", chosen_cases(["activation"], "", "f8"), ids=lambda case: case.op)
+def test_the_peers_of_activations_compute_the_same(case, rng) -> None:
+    pytest.importorskip("torch", reason="PyTorch is in no extra")
+    op = get_op(case.op)()
+    shapes = [(7,) if item.name == op.row else (5, 7) for item in op.inputs]
+    inputs = [rng.uniform(0.1, 0.9, shape) for shape in shapes]
+    for peer in case.peers.values():
+        if case.op == "QuickGeluGrad":
+            with pytest.raises(NotImplementedError, match="PyTorch has no quick_gelu_backward"):
+                peer(*inputs)
+        else:
+            assert_matches(peer(*inputs)().numpy(), op(*inputs))
 
 
 def test_lists_are_also_called_eagerly_beside_pytorch() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from cupy_training_ops.dtypes import BOOL, FLOAT16, FLOAT32, FLOAT64, INT64, dtype_name
+from cupy_training_ops.registry import REGISTRY
 from cupy_training_ops.samples import Generator, Sample
 from upstream import batch_norm, control, conv, layer_norm, losses
 
@@ -26,10 +27,11 @@ SHAPES: tuple[Shape, ...] = ((257,), (3, 5, 7), (2, 1003))
 NO_KERNEL = "onnxruntime has neither a CPU kernel nor a decomposition"
 OTHER_DRAWS = "onnxruntime's masks are drawn by another generator"
 OF_THIS_PACKAGE = "an operator of this package"
+DOMAIN = "cupy_training_ops"  # of those
 SEVERAL_PROCESSES = "onnxruntime has CUDA kernels alone, which need several processes"
 BROKEN_GIST = "onnxruntime's CPU kernel crashes or fails"
 WITHOUT_ORACLE = {
-    "AdamOptimizerList": OF_THIS_PACKAGE,
+    **{cls.name: OF_THIS_PACKAGE for cls in REGISTRY.values() if cls.domain == DOMAIN},
     "AdasumAllReduce": SEVERAL_PROCESSES,
     "MegatronF": SEVERAL_PROCESSES,
     "MegatronG": SEVERAL_PROCESSES,
@@ -38,9 +40,7 @@ WITHOUT_ORACLE = {
     "NcclReduceScatter": SEVERAL_PROCESSES,
     "Recv": SEVERAL_PROCESSES,
     "Send": SEVERAL_PROCESSES,
-    "GradientNorm": OF_THIS_PACKAGE,
     "LambOptimizer": NO_KERNEL,
-    "SGDOptimizerList": OF_THIS_PACKAGE,
     "All": NO_KERNEL,
     "BatchScale": NO_KERNEL,
     "BiasDropout": NO_KERNEL,
@@ -57,24 +57,7 @@ WITHOUT_ORACLE = {
         for bits in ("1", "8", "16", "Msfp15")
         for direction in ("Encoder", "Decoder")
     },
-    **{
-        f"Gist{codec}{direction}": OF_THIS_PACKAGE
-        for codec in (
-            "BlockE4m3",
-            "BlockE5m2",
-            "Fp10",
-            "Index4",
-            "Sparse",
-            "SparseFp10",
-            "SparseMsfp15",
-        )
-        for direction in ("Encoder", "Decoder")
-    },
-    "GistGuardedMsfp15Encoder": OF_THIS_PACKAGE,
-    "ReluGradFromBits": OF_THIS_PACKAGE,
     "ConvTransposeGrad": NO_KERNEL,
-    "CrossEntropyLossAndGrad": OF_THIS_PACKAGE,
-    "InPlaceAccumulatorList": OF_THIS_PACKAGE,
     "IsAllFinite": NO_KERNEL,
     "IsFinite": NO_KERNEL,
     "MixedPrecisionScale": NO_KERNEL,

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +18,10 @@ from cupy_training_ops.frame.op import Op
 from cupy_training_ops.testing.compare import assert_matches
 from cupy_training_ops.testing.samples import flat, tolerance
 from upstream import control
-from upstream.cases import SAMPLES, WITHOUT_ORACLE
+from upstream.cases import OF_THIS_PACKAGE, SAMPLES, WITHOUT_ORACLE
 from upstream.process import Request, UpstreamError
 
+SCHEMAS = Path(__file__).parents[1] / "data" / "upstream_schemas.json"
 # What a graph says by its outputs, and an eager call by an attribute; what this package adds.
 OURS_ALONE = ("num_outputs", "unbiased")
 # Operators whose lists are sequences upstream.
@@ -31,6 +34,12 @@ def test_every_operator_is_compared_or_has_a_reason() -> None:
     compared = {sample.op for sample in SAMPLES}
     assert compared.isdisjoint(WITHOUT_ORACLE)
     assert compared | set(WITHOUT_ORACLE) == set(registry.names())
+
+
+def test_no_operator_of_upstream_is_called_this_packages_own() -> None:
+    upstream = json.loads(SCHEMAS.read_text(encoding="utf-8"))
+    own = {name for name, reason in WITHOUT_ORACLE.items() if reason == OF_THIS_PACKAGE}
+    assert own.isdisjoint({*upstream["schemas"], *upstream["kernels"]})
 
 
 @pytest.mark.thorough
