@@ -47,7 +47,7 @@ def drawn_samples(seed: int) -> frozenset[str]:
     ids: set[str] = set()
     for family, operators in FAMILIES.items():
         share = random.Random(f"{seed} {family}").random()
-        for samples in filter(None, map(all_samples().__getitem__, operators)):
+        for samples in filter(None, map(all_samples().get, operators)):
             types = drawn((sample.types for sample in samples), share)
             ids.update(sample.id for sample in samples if sample.types == types)
     return frozenset(ids)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Zeros around data and away again: SliceGrad, PadAndUnflatten, FlattenAndUnpad.
+"""Zeros around data and away again.
 
 Elements are copied bit for bit.
 """

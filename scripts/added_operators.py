@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: MIT
+"""Add the operators of docs/adding_an_operator.md to a copy of the checkout, as the page says.
+
+    python scripts/added_operators.py
+
+The words before each block say where its lines go:
+
+    at the end of `path`             behind two blank lines where Python is defined, else one
+    before `text` in `path`          before the first line that begins so
+    in place of `text` in `path`     in place of it
+    in `NAME` of `path`              in a table, whose alphabetical order is kept
+
+Prints how many lines of how many files each section adds. Then it runs the commands that the page
+has first, up to one that fails. The copy is thrown away.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import click
+from mutants import copied
+
+from cupy_training_ops.errors import ProviderError
+from cupy_training_ops.runtime.compiler import nvrtc
+
+PAGE = ROOT / "docs" / "adding_an_operator.md"
+FENCE = re.compile(r"(.*?)^```(\w+)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
+PLACE = re.compile(
+    r"(?:at the (?P<end>end) of|(?P<before>before) `(?P<mark>[^`]+)` in"
+    r"|(?P<instead>in place) of `(?P<old>[^`]+)` in|in `(?P<table>\w+)` of) `(?P<path>[^`]+)`:$",
+    re.IGNORECASE,
+)
+# Behind the names of the page's commands are this Python, and a pytest that lists what passed.
+COMMANDS = """
+set -euo pipefail
+python() { "$PYTHON" "$@"; }
+pytest() { python -m pytest -q -rp -p no:cacheprovider "$@"; }
+cupy-training-ops() { python -m cupy_training_ops "$@"; }
+"""
+
+
+class Block(NamedTuple):
+    """Lines, and the words that say where they go."""
+
+    words: re.Match[str]
+    lines: list[str]
+
+    def put(self, text: str) -> tuple[str, int]:
+        """The text of a file with the lines in it, and how many were written."""
+        lines = text.splitlines()
+        if self.words["end"]:
+            gap = 2 if re.match(r"class |def |@", self.lines[0]) else 1
+            begin, end, new = len(lines), len(lines), [""] * gap + self.lines
+        elif self.words["table"]:
+            begin = end = row(lines, self.words["table"], self.lines[0])
+            new = self.lines
+        else:
+            begin = end = line_of(lines, self.words["mark"] or self.words["old"])
+            end += bool(self.words["instead"])
+            new = self.lines if self.words["instead"] else self.lines + gap_before(lines, begin)
+        return "\n".join([*lines[:begin], *new, *lines[end:], ""]), len(new)
+
+
+def line_of(lines: list[str], mark: str) -> int:
+    """The first line that begins so, and not with a longer name."""
+    found = (i for i, line in enumerate(lines) if re.match(rf"{re.escape(mark)}(?!\w)", line))
+    number = next(found, None)
+    if number is None:
+        raise click.ClickException(f"{PAGE.name}: no line begins with {mark}")
+    return number
+
+
+def gap_before(lines: list[str], number: int) -> list[str]:
+    """The blank lines before a line."""
+    gap: list[str] = []
+    while not lines[number - len(gap) - 1]:
+        gap.append("")
+    return gap
+
+
+def row(lines: list[str], table: str, new: str) -> int:
+    """Where a row goes: before the first key that follows it, or at the end."""
+    number = line_of(lines, table) + 1
+    key = '    "'
+    while lines[number].startswith((" ", "#")):
+        if new.startswith(key) and lines[number].startswith(key) and lines[number] > new:
+            break
+        number += 1
+    return number
+
+
+# ---- what the page says --------------------------------------------------------------------------
+
+
+def sections(page: str) -> dict[str, list[Block]]:
+    """The blocks of each section that has some."""
+    found = {}
+    for part in re.split(r"^## ", page, flags=re.MULTILINE)[1:]:
+        title = part.partition("\n")[0]
+        blocks = [
+            block(words, text) for words, kind, text in FENCE.findall(part) if kind != "console"
+        ]
+        if blocks:
+            found[title] = blocks
+    return found
+
+
+def block(before: str, text: str) -> Block:
+    """The lines of a block, and where they go by the words before it."""
+    words = PLACE.search(before.strip().replace("\n", " "))
+    if words is None:
+        first = text.partition("\n")[0]
+        raise click.ClickException(f"{PAGE.name}: no words say where `{first}` goes")
+    return Block(words, text.splitlines())
+
+
+def commands(page: str) -> Iterator[list[str]]:
+    """The commands of each block of them."""
+    for _, language, text in FENCE.findall(page):
+        if language == "console":
+            joined = text.replace("\\\n", " ")
+            yield [line.removeprefix("$ ") for line in joined.splitlines()]
+
+
+# ---- a copy of the checkout ----------------------------------------------------------------------
+
+
+def add(blocks: list[Block], root: Path) -> Counter[str]:
+    """Put the blocks into the files of a checkout; the lines that were written, by file."""
+    written: Counter[str] = Counter()
+    for each in blocks:
+        path = root / each.words["path"]
+        text, n = each.put(path.read_text(encoding="utf-8"))
+        path.write_text(text, encoding="utf-8")
+        written[each.words["path"]] += n
+    return written
+
+
+def run(command: str, root: Path) -> int:
+    """The exit status of a command in a checkout, with that checkout's package."""
+    environment = os.environ | {"PYTHON": sys.executable, "PYTHONPATH": str(root)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # most of its processes import the same
+    click.echo(f"$ {command}")
+    sys.stdout.flush()
+    return subprocess.run(["bash", "-c", COMMANDS + command], cwd=root, env=environment).returncode
+
+
+def possible(command: str) -> bool:
+    """Whether there is what a command needs: NVRTC compiles without a GPU."""
+    if not command.startswith("cupy-training-ops compile"):
+        return True
+    try:
+        nvrtc()
+    except ProviderError as error:
+        click.echo(f"not run: {command}: {error}")
+        return False
+    return True
+
+
+@click.command()
+def main() -> None:
+    """Add the page's operators to a copy of the checkout and run its first commands there."""
+    page = PAGE.read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory(prefix="added-") as folder:
+        root = copied(Path(folder))
+        for title, blocks in sections(page).items():
+            written = add(blocks, root)
+            click.echo(f"{title}: {len(written)} files, {written.total()} lines")
+        first, *_ = commands(page)
+        for command in filter(possible, first):
+            status = run(command, root)
+            if status:
+                sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()
