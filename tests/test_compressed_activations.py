@@ -450,6 +450,30 @@ def test_a_gpus_codec_is_a_launch_over_addresses() -> None:
     assert ready.code_nbytes == N
 
 
+def test_a_gpus_arguments_are_made_once_but_addresses(monkeypatch) -> None:
+    """CuPy takes such objects as they are, and makes one of anything else at each launch."""
+    pytest.importorskip("cupy", reason="CuPy is in the extras")
+    from cupy.cuda.function import CIntptr, CPointer
+
+    from cupy_training_ops.runtime.cuda import CudaBackend
+    from cupy_training_ops.testing.hollow import HollowBackend, hollow_launches
+    from cupy_training_ops.torch.coding import coding, stream_of
+
+    for name in ("address", "constant"):
+        monkeypatch.setattr(HollowBackend, name, vars(CudaBackend)[name])
+    with hollow_launches() as launches:
+        decode = coding.__wrapped__("msfp15", "bfloat16", N, 0).decode
+        for _ in range(2):
+            decode((8192, 4096), stream_of(0))
+    first, second = (given[:-1] for _, given in launches)
+    assert all(isinstance(each, CPointer) for each in first)
+    assert [type(each) is CIntptr for each in first[:2]] == [True, True]
+    assert len(first) > 2
+    assert [one is other for one, other in zip(first, second, strict=True)] == [
+        i >= 2 for i in range(len(first))
+    ]
+
+
 def test_a_guarded_codec_is_launches_over_addresses(monkeypatch) -> None:
     """Its scratch memory is PyTorch's and begins with zeros, queued before the launches."""
     pytest.importorskip("cupy", reason="CuPy is in the extras")
