@@ -208,6 +208,24 @@ def test_a_forward_without_a_backward_leaves_nothing(tensor, policy) -> None:
         gc.enable()
 
 
+@pytest.mark.parametrize("policy", ["default", lambda *_: None], ids=["codes", "passed"])
+def test_what_is_written_after_it_was_saved_leaves_nothing(tensor, policy) -> None:
+    """Plainly such a graph, of which nobody asks the gradients, holds itself."""
+    kept = cto.torch.compressed_activations(policy)
+    gc.collect()
+    gc.disable()
+    try:
+        with kept:
+            x = tensor() * 1
+            y = x * tensor()
+            x += y
+        gone = weakref.ref(x.untyped_storage())
+        del x, y
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
 def test_layouts_come_back(tensor) -> None:
     kept = cto.torch.compressed_activations(pack16)
     x = tensor(2, 8, 32, 32) * 1
@@ -227,6 +245,7 @@ def test_layouts_come_back(tensor) -> None:
         (lambda x: torch.complex(x, x), "dtype"),
         (lambda x: torch._neg_view(x), "layout"),
         (lambda x: x.to_sparse(), "layout"),
+        (lambda x: x.detach().to_sparse(), "leaf"),
         (lambda x: x.log_softmax(1), "log-probabilities"),
         (lambda x: x.log_softmax(1).view(-1).float(), "log-probabilities"),
         (lambda x: x.detach(), "leaf"),
