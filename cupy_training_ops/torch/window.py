@@ -23,7 +23,7 @@ from .kept import Kept
 from .kinds import Kind
 
 LIMIT = 256 << 20  # bytes; more where one tensor is larger
-SHARE = 24  # of a step's bytes, which may wait, so that the host stays ahead of the device
+SHARE = 24  # of a step's bytes, which may wait beside its codes: the host stays ahead of the device
 
 
 class Waiting:
@@ -93,17 +93,31 @@ def _lacking(found: Verdict, kind: Kind) -> str:
     return "features" if need == PRODUCT and not found.features else ""
 
 
+class _Step:
+    """Bytes of the tensors that one step gave a window, and of their codes."""
+
+    __slots__ = ("code_nbytes", "nbytes")
+
+    def __init__(self) -> None:
+        self.nbytes = self.code_nbytes = 0
+
+    def room_beside(self, step: _Step) -> int:
+        """What may wait in a later step, whose peak is where all of its codes are there."""
+        return self.nbytes // SHARE + max(self.code_nbytes - step.code_nbytes, 0)
+
+
 class Window(Locked):
     """The newest tensors that were encoded, a bounded number of bytes; and behind them closed ones,
     whose decision nothing changes any more, until the device has said what it is."""
 
     def __init__(self, account: Account, limit: int = LIMIT) -> None:
         super().__init__()
-        self._account, self._limit, self._room = account, limit, limit
+        self._account, self._limit = account, limit
         self._open: deque[Waiting] = deque()
         self._unread: deque[Waiting] = deque()  # of those
         self._closed: deque[Waiting] = deque()
-        self._open_nbytes = self._closed_nbytes = self._step_nbytes = 0
+        self._open_nbytes = self._closed_nbytes = 0
+        self._step, self._last = _Step(), _Step()
         self.most = 0  # bytes that waited
         self.decided: dict[Any, bool] = {}  # by place in a step: whether codes were good enough
 
@@ -125,7 +139,8 @@ class Window(Locked):
             self._open.append(waiting)
             self._unread.append(waiting)
             self._open_nbytes += nbytes
-            self._step_nbytes += nbytes
+            self._step.nbytes += nbytes
+            self._step.code_nbytes += kind.coding.code_nbytes
             if nbytes > self._limit:
                 self._limit = nbytes
             self._look(operands)
@@ -134,9 +149,9 @@ class Window(Locked):
                 self.most = self._open_nbytes + self._closed_nbytes
 
     def end_step(self) -> None:
-        """As many bytes may wait in the next step as are a share of this one's."""
+        """The next one is taken to be like it: so it is known how many codes are to come."""
         with self.lock:
-            self._room, self._step_nbytes = self._step_nbytes // SHARE, 0
+            self._step, self._last = _Step(), self._step
 
     def closed(self, operands: list[Waiting]) -> None:
         """All operands of a product are there."""
@@ -187,7 +202,7 @@ class Window(Locked):
         """Close what is behind the limit; wait where too many bytes do."""
         while self._open_nbytes > self._limit and self._open[0].may_end(open_operands):
             self._close(self._open.popleft())
-        room = max(self._limit, self._room)
+        room = max(self._limit, self._last.room_beside(self._step))
         while self._closed and self._open_nbytes + self._closed_nbytes > room:
             self._finish_closed()
 
