@@ -21,14 +21,6 @@ namespace cto::batch_norm::schedule {
 using namespace batch_norm::sums;
 using zeroed::Zeroed;
 
-struct Schedule {
-    u32 first_tile;
-    u32 n_items;         // of one pass
-    u32 n_parts;         // of each tile
-    u32 lag;             // from n_parts - 1 to n_items
-    bool sums, applies;  // the passes that there are
-};
-
 struct Item {
     u32 tile, part;
     bool sums;

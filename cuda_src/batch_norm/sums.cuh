@@ -6,12 +6,12 @@
 // the N channels the sum over these threads, in each of them.
 #pragma once
 #include "algorithm/reduce.cuh"
+#include "batch_norm/facts.cuh"
 
 namespace cto::batch_norm::sums {
 
+using namespace facts::batch_norm;
 using vec::Vec;
-
-constexpr int THREADS = 256;  // of a block, where several share channels
 
 // ---- over threads -------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 // Columns of a matrix whose rows are whole tiles, summed while its tiles are encoded.
 #pragma once
 #include "gist_guard/encode.cuh"
+#include "gist_guard/facts.cuh"
 
 namespace cto::gist_guard::columns {
 
@@ -9,8 +10,8 @@ using namespace gist_guard::encode;
 using namespace gist_guard::sums;
 using namespace gist_guard::tile;
 
-constexpr u32 ROW_LANES = 4;                  // rows that a warp is at together
-constexpr u32 TILE_LANES = WARP / ROW_LANES;  // and tiles of each
+constexpr u32 ROW_LANES = facts::gist_guard::ROW_LANES;
+constexpr u32 TILE_LANES = facts::gist_guard::TILE_LANES;
 // Exponents by which floats' sums may be passed before they are scaled down, and below which what is
 // off counts as more than it is: so a group never looks better than it is.
 constexpr i32 HEADROOM = 24, LOWEST = -55;

@@ -24,11 +24,7 @@ from ...plan import (
     align_up,
 )
 from ...planning.multi_tensor import Batch, batches
-
-THREADS = 256
-CHUNK_NBYTES = 32_768  # of a tensor that a block takes
-CAPACITY = 100  # tensors a launch: two addresses, a size, a start and a chunk by value
-DOTS, SCALES = 3, 2  # numbers of a chunk, and of a tensor
+from .facts import CAPACITY, CHUNK_NBYTES, DOTS, SCALES, THREADS
 
 # Of the tensors, where the partner's go in bytes, and the level: what swaps them.
 Swap = Callable[[Sequence[Spec], Sequence[int], int], object]
@@ -36,12 +32,7 @@ Swap = Callable[[Sequence[Spec], Sequence[int], int], object]
 
 def slots_of(dtype: Dtype) -> dict[str, str]:
     """What the kernels are compiled with."""
-    return {
-        "T": element_type(dtype).c_type,
-        "THREADS": str(THREADS),
-        "CHUNK_NBYTES": str(CHUNK_NBYTES),
-        "CAPACITY": str(CAPACITY),
-    }
+    return {"T": element_type(dtype).c_type, "CAPACITY": str(CAPACITY)}
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,9 @@ from ...dtypes import FLOAT32, FLOAT64, Dtype
 from ...frame.op import slots
 from ...plan import VEC_NBYTES, Device, align_up, ceil_div
 from .extents import Convolution, Shape
+from .facts import BLOCKS, COLUMNS, PART_NBYTES
 
-AXES = 3  # that kernels have
 TENSOR_CORES = (8, 0)  # from this compute capability on they are used
-THREADS = 256
-COLUMNS = 128  # of a tile
-BLOCKS = 2  # of a multiprocessor
-PART_NBYTES = 64  # of a row of a tile, of which the sum is
 MANY_STAGES_NBYTES = 160 * 1024  # of shared memory of a block
 LINE_ELEMENTS = 4  # of 2 bytes, of which lines have multiples where vectors of them are copied
 SPREAD_ROWS = 32  # of a tile, into which the residues of all channels have to fit

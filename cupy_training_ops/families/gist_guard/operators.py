@@ -12,9 +12,11 @@ from ...declare.schema import Attribute, Input, Output, Spec, boolean, shape
 from ...declare.type_rows import Types
 from ...dtypes import FLOAT32, FLOATS, UINT8
 from ...errors import ArgumentError, refuse
+from ...facts import WARP
 from ...frame.op import Op, slots
-from ...plan import WARP, Config, Device, Launch, Plan, Scratch, ScratchMemory, align_up, ceil_div
-from ..gist.operators import BOX
+from ...plan import Config, Device, Launch, Plan, Scratch, ScratchMemory, align_up, ceil_div
+from ..gist.facts import BOX
+from .facts import TILE_LANES
 
 Grouping = tuple[int, int, int]
 
@@ -192,7 +194,7 @@ class _Call:
 
     def columns(self, rows: int, columns: int) -> Plan:
         """Groups of columns, of rows of whole tiles."""
-        across = ceil_div(columns // BOX, self.constant("columns::TILE_LANES"))
+        across = ceil_div(columns // BOX, TILE_LANES)
         span = _span(rows, across, WARPS * self.device.multiprocessors, LEAST_ROWS)
         spans = ceil_div(rows, span)
         moments = self.scratch.take(MOMENTS * spans * columns, np.float64)
@@ -261,9 +263,6 @@ class _Call:
 
     def totals(self, blocks: int) -> Scratch:
         return self.scratch.take(TOTALS * blocks, np.float64)
-
-    def constant(self, name: str) -> int:
-        return GistGuardedMsfp15Encoder.source().constant(f"gist_guard::{name}")
 
     def launch(self, part: str, blocks: int, args: tuple[object, ...]) -> Launch:
         binding = {**slots(T=self.x.dtype), "THREADS": str(THREADS), "NBYTES": str(NBYTES)}

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ...dtypes import FLOAT32, FLOAT64, HostArray
-from ..gist.reference import TILE, gist_pack_msfp15_decoder, gist_pack_msfp15_encoder
+from ..gist.facts import BOX as TILE
+from ..gist.reference import gist_pack_msfp15_decoder, gist_pack_msfp15_encoder
 
 Grouping = tuple[int, int, int]
 Slices = tuple[slice, ...]

@@ -17,10 +17,8 @@ from ...errors import refuse
 from ...frame.op import Op, slots
 from ...plan import Config, Device, Launch, Plan, ScratchMemory, align_up, ceil_div
 from ..gist import operators as gist
+from .facts import FP10_GROUP, GROUP_NBYTES, HEAD_NBYTES, MSFP15_GROUP, THREADS, TILE_NBYTES
 
-TILE_NBYTES = 16_384  # of elements whose values are packed together
-HEAD_NBYTES = 16
-GROUP_NBYTES = 16  # of values: what is read and written at a time
 # Blocks of the launches for each multiprocessor. Encoding ones that are not resident find no tile
 # left; finishing ones have little to do where codes are sparse.
 ENCODING, FINISHING = 4, 8
@@ -82,7 +80,7 @@ class _Sparse(Op):
 
     def launch(self, part: str, blocks: int, args: tuple[object, ...], decoded: Dtype) -> Launch:
         """One of the family's three kernels."""
-        config = Config((blocks,), (self.source().constant("gist_sparse::tile::THREADS"),))
+        config = Config((blocks,), (THREADS,))
         return Launch(f"{self.family}__{part}", config, args, self.binding(decoded))
 
 
@@ -101,12 +99,12 @@ class _AsTheyAre(_Sparse):
 
 class _Fp10(_Sparse):
     values = "Fp10"
-    group = 12
+    group = FP10_GROUP
 
 
 class _Msfp15(_Sparse):
     values = "Msfp15"
-    group = 16
+    group = MSFP15_GROUP
 
 
 CODE = Output(

@@ -14,12 +14,9 @@ from ...dtypes import Dtype, HostArray
 from ...rules.widening import padded, put_nan
 from ..gist.reference import gist_pack_msfp15_decoder, gist_pack_msfp15_encoder
 from ..gist_narrow.reference import gist_fp10_decoder, gist_fp10_encoder
+from .facts import FP10_GROUP, GROUP_NBYTES, HEAD_NBYTES, MSFP15_GROUP, TILE_NBYTES
 
 Shape = tuple[int, ...] | None
-
-TILE_NBYTES = 16_384
-HEAD_NBYTES = 16
-GROUP_NBYTES = 16
 
 
 class Values(NamedTuple):
@@ -42,13 +39,15 @@ def _as_they_are(dtype: Dtype) -> Values:
 
 def _fp10() -> Values:
     return Values(
-        12, gist_fp10_encoder, lambda code, to: gist_fp10_decoder(code.view(np.uint32), to=to)
+        FP10_GROUP,
+        gist_fp10_encoder,
+        lambda code, to: gist_fp10_decoder(code.view(np.uint32), to=to),
     )
 
 
 def _msfp15(keep_sign: bool = False) -> Values:
     encode = partial(gist_pack_msfp15_encoder, keep_sign=keep_sign)
-    return Values(16, encode, lambda code, to: gist_pack_msfp15_decoder(code, to=to))
+    return Values(MSFP15_GROUP, encode, lambda code, to: gist_pack_msfp15_decoder(code, to=to))
 
 
 def gist_sparse_encoder(x: HostArray) -> HostArray:
