@@ -926,7 +926,7 @@ def gist_fp10_encoder(
     """FP10: Y = X rounded to 1 sign, 5 exponent (bias 15) and 4 fraction bits, three in a word. Returns Y."""
 def gist_guarded_msfp15_encoder(
     X: _Array, *, keep_nonfinite: _Boolean = False, grouping: _Integers | None = None,
-    out: tuple[_Memory | None, _Memory | None] | None = None,
+    whole: _Boolean = False, out: tuple[_Memory | None, _Memory | None] | None = None,
     outputs: Sequence[Literal["Y", "guard"]] | None = None, workspace: _Memory | None = None,
 ) -> tuple[Any, Any]:
     """MSFP15 with a guard: Y = that of GistPackMsfp15Encoder with keep_sign, guard = its error. Returns (Y, guard)."""
@@ -2404,8 +2404,10 @@ class GistGuardedMsfp15Encoder(Op):
     """MSFP15 with a guard: Y = that of GistPackMsfp15Encoder with keep_sign, guard = its error. Returns (Y, guard)."""
     keep_nonfinite: Final[bool]
     grouping: Final[tuple[int, int, int] | None]
+    whole: Final[bool]
     def __init__(
         self, *, keep_nonfinite: _Boolean = False, grouping: _Integers | None = None,
+        whole: _Boolean = False,
     ) -> None: ...
     def __call__(
         self, X: _Array, *, out: tuple[_Memory | None, _Memory | None] | None = None,

@@ -24,7 +24,6 @@ NUMBER = re.compile(
     r"^(?:static )?constexpr \w+ (\w+) = ([\d'.]+);|^#define CTO_(\w+) (\d+)$", re.MULTILINE
 )
 
-GROUPS = [name for name in families() if name != "gist_guard"]
 Numbers = Mapping[str, float]
 
 
@@ -112,7 +111,7 @@ def twice(cuda: Iterator[tuple[Path, str]], python: Iterator[tuple[Path, str]]) 
     ]
 
 
-@pytest.mark.parametrize("family", [*GROUPS, ""])
+@pytest.mark.parametrize("family", [*families(), ""])
 def test_no_number_stands_in_a_plan_and_in_a_kernel(family) -> None:
     python = [PACKAGE / name for name in SHARED_PYTHON]
     python += [PACKAGE / "families" / family] if family else []
@@ -149,7 +148,7 @@ def declared(family: str) -> set[str]:
     return {v.name for m in modules for v in vars(m).values() if isinstance(v, Struct)}
 
 
-@pytest.mark.parametrize("family", GROUPS)
+@pytest.mark.parametrize("family", families())
 def test_a_struct_that_a_kernel_takes_is_declared(family) -> None:
     parameters = (p for ps in load(family).kernels.values() for p in ps if not p.pointer)
     names = {p.c_type.rpartition("::")[2].partition("<")[0] for p in parameters}

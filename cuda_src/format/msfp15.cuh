@@ -5,7 +5,7 @@
 // time in one 32-bit word, and M is found by floating-point arithmetic that is exact; boxes so
 // small that subnormals come near half a quantum are encoded by bits.
 #pragma once
-#include "core/types.cuh"
+#include "core/vec.cuh"
 #include "format/nan.cuh"
 
 namespace cto::format::msfp15 {
@@ -61,26 +61,22 @@ __device__ __forceinline__ u32 doubled_magnitude(float quanta) {
     return __float_as_uint(__fadd_rz(quanta, 4194304.5f)) & 0xFFu;
 }
 
-// |x| / quantum; KEEP_SIGN: what is not zero is one half at least, which is rounded to M = 1. The
-// test is of bits: arithmetic takes subnormals for zeros.
-template <bool KEEP_SIGN>
-__device__ __forceinline__ float in_quanta(float x, float scale) {
-    const float quanta = fabsf(x) * scale;
-    return KEEP_SIGN ? fmaxf(quanta, (bits_of(x) & 0x7FFFFFFFu) != 0 ? 0.5f : 0.0f) : quanta;
+// Four of those to M, at most 63.
+__device__ __forceinline__ u32 halved(u32 doubled) {
+    const u32 magnitudes = doubled >> 1 & 0x7F7F7F7Fu;  // 0 to 64
+    return magnitudes - (magnitudes >> 6 & 0x01010101u);
 }
 
-// Sign and M of four elements, rounded half up in magnitude, at most 63. Zeros have no sign, nor have
-// subnormals where signs are not kept.
-template <bool KEEP_SIGN>
+// Sign and M of four elements, rounded half up in magnitude, at most 63. Zeros and subnormals have no
+// sign.
 __device__ __forceinline__ u32 encode_four(const float* x, float scale) {
     u32 doubled = 0, signs = 0;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-        doubled |= doubled_magnitude(in_quanta<KEEP_SIGN>(x[j], scale)) << 8 * j;
-        if (KEEP_SIGN ? bits_of(x[j]) > 0x80000000u : x[j] <= -0x1p-126f) signs |= 0x40u << 8 * j;
+        doubled |= doubled_magnitude(fabsf(x[j]) * scale) << 8 * j;
+        if (x[j] <= -0x1p-126f) signs |= 0x40u << 8 * j;
     }
-    const u32 magnitudes = doubled >> 1 & 0x7F7F7F7Fu;  // 0 to 64
-    return signs | (magnitudes - (magnitudes >> 6 & 0x01010101u));
+    return signs | halved(doubled);
 }
 
 // Sign and M of a subnormal number, which are kept.
@@ -111,28 +107,151 @@ __device__ __forceinline__ u32 encode_four_small(const float* x, u32 shared_expo
     return codes;
 }
 
-// The eight bytes of a box.
-template <bool KEEP_SIGN>
+// Codes with E, or those of a box that is not finite.
+__device__ __forceinline__ uint2 with_exponent(uint2 codes, u32 shared_exponent,
+                                               bool keep_nonfinite) {
+    const u32 lost = keep_nonfinite ? 0x80808080u : 0;
+    if (shared_exponent == 255) return make_uint2(lost, lost);
+    return make_uint2(codes.x | spread_nibble(shared_exponent & 15),
+                      codes.y | spread_nibble(shared_exponent >> 4));
+}
+
+// ---- signs that are kept ------------------------------------------------------------------------
+
+// Eight elements: their sizes, and for each a byte whose highest bit is its sign, and one whose
+// highest bit says that it is not 0. HAS_SMALL: sizes may be near float's subnormals.
+template <bool HAS_SMALL>
+struct Box {
+    float size[8];
+    uint2 negative, nonzero;
+
+    __device__ __forceinline__ u32 largest() const {
+        u32 found = 0;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) found = max(found, bits_of(size[j]));
+        return found;
+    }
+};
+
+// Byte BYTE of each of four words.
+template <int BYTE>
+__device__ __forceinline__ u32 gather_bytes(const u32* words) {
+    constexpr u32 PAIR = BYTE | (BYTE + 4) << 4;
+    return __byte_perm(__byte_perm(words[0], words[1], PAIR), __byte_perm(words[2], words[3], PAIR),
+                       0x5410);
+}
+// The upper byte of each half of two words.
+__device__ __forceinline__ u32 gather_upper(const u32* pairs) {
+    return __byte_perm(pairs[0], pairs[1], 0x7531);
+}
+
+template <class E>
+using BoxOf = Box<!ARE_SAME<E, __half>>;
+
+template <class E>
+__device__ __forceinline__ BoxOf<E> box_of_pairs(const u32* pairs) {
+    u32 sizes[4], there[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        sizes[i] = pairs[i] & 0x7FFF7FFFu;
+        there[i] = sizes[i] + 0x7FFF7FFFu;
+    }
+    BoxOf<E> box;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) box.size[j] = vec::Unit<E, true>::at(sizes, j);
+    box.negative = make_uint2(gather_upper(pairs), gather_upper(pairs + 2));
+    box.nonzero = make_uint2(gather_upper(there), gather_upper(there + 2));
+    return box;
+}
+__device__ __forceinline__ Box<true> box_of_floats(const float (&x)[8]) {
+    u32 bits[8], there[8];
+    Box<true> box;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+        bits[j] = bits_of(x[j]);
+        box.size[j] = __uint_as_float(bits[j] & 0x7FFFFFFFu);
+        there[j] = (bits[j] & 0x7FFFFFFFu) + 0x7FFFFFFFu;
+    }
+    box.negative = make_uint2(gather_bytes<3>(bits), gather_bytes<3>(bits + 4));
+    box.nonzero = make_uint2(gather_bytes<3>(there), gather_bytes<3>(there + 4));
+    return box;
+}
+// Of eight elements that lie in registers; those of two bytes stay in pairs.
+template <class E>
+__device__ __forceinline__ BoxOf<E> box_of(const E* x) {
+    if constexpr (sizeof(E) == 2) {
+        return box_of_pairs<E>(reinterpret_cast<const u32*>(x));
+    } else {
+        float values[8];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) values[j] = truncated<true>(x[j]);
+        return box_of_floats(values);
+    }
+}
+
+__device__ __forceinline__ u32 round_four(const float* size, float scale) {
+    u32 doubled[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) doubled[j] = __float_as_uint(__fmaf_rz(size[j], scale, 4194304.5f));
+    return halved(gather_bytes<0>(doubled));
+}
+
+// Sign and M of four elements; what is not 0 has an M of at least 1.
+__device__ __forceinline__ u32 with_signs(u32 magnitudes, u32 negative, u32 nonzero) {
+    const u32 rounded_to_0 = ~(magnitudes + 0x7F7F7F7Fu);
+    return magnitudes | (rounded_to_0 & nonzero & 0x80808080u) >> 7 |
+           (negative & nonzero & 0x80808080u) >> 1;
+}
+
+// The eight bytes of a box, and its E. Boxes of zeros go with those of ordinary numbers.
+template <bool HAS_SMALL>
+__device__ __forceinline__ uint2 encode_box(const Box<HAS_SMALL>& box, bool keep_nonfinite,
+                                            u32& shared_exponent) {
+    const u32 largest = box.largest();
+    shared_exponent = largest >> 23;
+    u32 low, high;
+    if (!HAS_SMALL || largest - 1 >= (SMALLEST_EXACT_EXPONENT << 23) - 1) {
+        const float scale = __uint_as_float((259 - shared_exponent) << 23);
+        low = round_four(box.size, scale), high = round_four(box.size + 4, scale);
+    } else {
+        low = encode_four_small<true>(box.size, shared_exponent);
+        high = encode_four_small<true>(box.size + 4, shared_exponent);
+    }
+    const uint2 codes = make_uint2(with_signs(low, box.negative.x, box.nonzero.x),
+                                   with_signs(high, box.negative.y, box.nonzero.y));
+    return with_exponent(codes, shared_exponent, keep_nonfinite);
+}
+
+// ---- boxes --------------------------------------------------------------------------------------
+
+// The eight bytes of a box whose signs need not be kept.
 __device__ __forceinline__ uint2 encode_box(const float (&x)[8], bool keep_nonfinite) {
     u32 largest = 0;
 #pragma unroll
     for (int j = 0; j < 8; ++j) largest = max(largest, bits_of(x[j]) & 0x7FFFFFFFu);
     const u32 shared_exponent = largest >> 23;
-    if (shared_exponent == 255) {
-        const u32 codes = keep_nonfinite ? 0x80808080u : 0;
-        return make_uint2(codes, codes);
-    }
     uint2 codes;
     if (shared_exponent >= SMALLEST_EXACT_EXPONENT) {
         const float scale = __uint_as_float((259 - shared_exponent) << 23);
-        codes = make_uint2(encode_four<KEEP_SIGN>(x, scale), encode_four<KEEP_SIGN>(x + 4, scale));
+        codes = make_uint2(encode_four(x, scale), encode_four(x + 4, scale));
     } else {
-        codes = make_uint2(encode_four_small<KEEP_SIGN>(x, shared_exponent),
-                           encode_four_small<KEEP_SIGN>(x + 4, shared_exponent));
+        codes = make_uint2(encode_four_small<false>(x, shared_exponent),
+                           encode_four_small<false>(x + 4, shared_exponent));
     }
-    codes.x |= spread_nibble(shared_exponent & 15);
-    codes.y |= spread_nibble(shared_exponent >> 4);
-    return codes;
+    return with_exponent(codes, shared_exponent, keep_nonfinite);
+}
+
+template <bool KEEP_SIGN, class E>
+__device__ __forceinline__ uint2 encode_elements(const E* x, bool keep_nonfinite) {
+    if constexpr (KEEP_SIGN) {
+        u32 shared_exponent;
+        return encode_box(box_of(x), keep_nonfinite, shared_exponent);
+    } else {
+        float values[8];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) values[j] = truncated(x[j]);
+        return encode_box(values, keep_nonfinite);
+    }
 }
 
 __device__ __forceinline__ u32 shared_exponent_of(uint2 codes) {

@@ -135,14 +135,9 @@ struct Msfp15Encode {
     __device__ Vec<u8, READ_BOXES> operator()(const Vec<T, READ_BOXES>& x, int) const {
         Vec<u8, READ_BOXES> codes;
 #pragma unroll
-        for (int box = 0; box < READ_BOXES / BOX; ++box) {
-            float values[BOX];
-#pragma unroll
-            for (int j = 0; j < BOX; ++j)
-                values[j] = msfp15::truncated<KEEP_SIGN>(x.at[BOX * box + j]);
+        for (int box = 0; box < READ_BOXES / BOX; ++box)
             reinterpret_cast<uint2*>(codes.at)[box] =
-                msfp15::encode_box<KEEP_SIGN>(values, keep_nonfinite);
-        }
+                msfp15::encode_elements<KEEP_SIGN>(x.at + BOX * box, keep_nonfinite);
         return codes;
     }
 };

@@ -6,7 +6,19 @@
 
 namespace cto::facts::gist_guard {
 
-constexpr int ROW_LANES = 4;
-constexpr int TILE_LANES = 8;
+constexpr int BOX = 8;
+constexpr int TILE = 8;
+constexpr int THREADS = 256;
+constexpr int NBYTES = 64;
+template <int NBYTES>
+constexpr int RESIDENT = 0;
+template <>
+constexpr int RESIDENT<4> = 768;
+template <>
+constexpr int RESIDENT<8> = 512;
+constexpr int TOTALS = 5;
+constexpr double MOST_RATIO = 4294967296.0;
+constexpr unsigned int HASH = 2654435761;
+constexpr int HALF = 16;
 
 }  // namespace cto::facts::gist_guard

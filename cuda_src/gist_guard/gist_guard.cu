@@ -1,110 +1,112 @@
 // SPDX-License-Identifier: MIT
 // An encoder that says how far its codes are off.  CPU provider: cupy_training_ops/families/gist_guard/reference.py
 //
-// A thread encodes tiles of eight elements and adds up, in quanta, what is off and how the elements
-// deviate; sums over tiles are in double. Groups that are runs, or columns of rows of whole tiles, are
-// summed in the same pass; of other columns a second launch reads elements and codes. The last launch
-// merges what a group has in several places.
-#include "gist_guard/columns.cuh"
-#include "gist_guard/encode.cuh"
+// Every warp encodes, and measures groups of a sample, which is a small part of x: half of the warps
+// before, and where there are many groups the others after that, since measuring waits for memory
+// where encoding keeps it busy.
+#include "gist_guard/facts.cuh"
 #include "gist_guard/groups.cuh"
 #include "gist_guard/sums.cuh"
+#include "gist_guard/tile.cuh"
 
 #ifndef CTO_T
 #define CTO_T float
 #endif
-#ifndef CTO_THREADS
-#define CTO_THREADS 128
-#endif
-// Bytes of elements a thread has in flight.
-#ifndef CTO_NBYTES
-#define CTO_NBYTES 64
-#endif
 
 namespace cto {
 
-using namespace gist_guard::columns;
-using namespace gist_guard::encode;
+using namespace facts::gist_guard;
 using namespace gist_guard::groups;
+using namespace gist_guard::sums;
+using namespace gist_guard::tile;
 
 using T = CTO_T;
 
-constexpr int THREADS = CTO_THREADS;
-constexpr int RESIDENT = 512 / THREADS;  // blocks of a multiprocessor: 128 registers a thread
-constexpr int UNROLL = CTO_NBYTES / (TILE * sizeof(T));
+constexpr int BLOCKS = RESIDENT<sizeof(Acc<T>)> / THREADS;  // of a multiprocessor
+constexpr int UNROLL = NBYTES / (TILE * sizeof(T));
+constexpr i64 SPAN = THREADS * UNROLL;  // tiles
+
+__device__ __forceinline__ void store_codes(u8* y, i64 tile, bool aligned, uint2 codes) {
+    if (y == nullptr) return;
+    if (aligned)
+        reinterpret_cast<uint2*>(y)[tile] = codes;
+    else
+        vec::store_elements<u8, TILE>(y, tile * TILE, (tile + 1) * TILE,
+                                      *reinterpret_cast<const Vec<u8, TILE>*>(&codes));
+}
+
+// The exponent of a tile whose codes are stored.
+__device__ __forceinline__ u32 encode_tile(const Tile<T>& loaded, u8* y, i64 tile, bool aligned,
+                                           bool keep_nonfinite) {
+    u32 exponent;
+    const auto box = format::msfp15::box_of(reinterpret_cast<const T*>(loaded.at));
+    store_codes(y, tile, aligned, format::msfp15::encode_box(box, keep_nonfinite, exponent));
+    return exponent;
+}
+
+__device__ __forceinline__ void load_span(const T* x, i64 span, Tile<T> (&loaded)[UNROLL]) {
+    const Tile<T>* const from = reinterpret_cast<const Tile<T>*>(x) + span + threadIdx.x;
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) loaded[u] = from[u * THREADS];
+}
+
+// The largest exponent of the tiles of every gridDim.x-th span, UNROLL tiles a thread. The next span
+// is loaded before this one is encoded.
+__device__ __forceinline__ u32 encode_tiles(const Array<T>& array, u8* y, bool keep_nonfinite) {
+    const i64 step = gridDim.x * SPAN;
+    const i64 whole = array.aligned ? array.n / TILE - SPAN : -1;
+    const i64 tiles = (array.n + TILE - 1) / TILE;
+    i64 span = blockIdx.x * SPAN;
+    u32 largest = 0;
+    Tile<T> loaded[UNROLL], next[UNROLL];
+    if (span <= whole) load_span(array.x, span, next);
+#pragma unroll 1
+    for (; span <= whole; span += step) {
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) loaded[u] = next[u];
+        if (span + step <= whole) load_span(array.x, span + step, next);
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u)
+            largest = max(
+                encode_tile(loaded[u], y, span + threadIdx.x + u * THREADS, true, keep_nonfinite),
+                largest);
+    }
+#pragma unroll 1
+    for (; span < tiles; span += step)
+#pragma unroll 1
+        for (i64 tile = span + threadIdx.x; tile < span + SPAN && tile < tiles; tile += THREADS)
+            largest = max(encode_tile(load_tile(array.x, tile, array.n, array.aligned), y, tile,
+                                      array.aligned, keep_nonfinite),
+                          largest);
+    return largest;
+}
 
 }  // namespace cto
 
 using namespace cto;
 
-// ---- entry points -------------------------------------------------------------------------------
-// aligned: both arrays start at a multiple of 16 bytes. y, guard: or null. totals: of each block, of
-// this launch from `first` on; n_in_all: of all launches, in the last one, else 0. moments: as doubles.
-
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-    gist_guard__tiles(const T* x, u8* y, i64 n, bool aligned, bool keep_nonfinite, double* totals,
-                      u32 n_in_all, Zeroed<u32>* ticket, float* guard) {
+// aligned: both arrays start at a multiple of 16 bytes. y, guard: or null. totals: of each block.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    gist_guarded_msfp15_encoder(const T* x, u8* y, i64 n, bool aligned, bool keep_nonfinite,
+                                i64 groups, i64 inner, i64 stride, u32 per_run, u32 pieces,
+                                u32 tiles, u32 lanes, bool grouped, double* totals,
+                                Zeroed<u32>* ticket, float* guard) {
     __shared__ Shared<THREADS> shared;
-    Totals own{};
-    encode_tiles<THREADS, UNROLL>(Encoding<T>{x, y, n, aligned, keep_nonfinite}, own);
-    finish(own, Finish{totals, 0, n_in_all, ticket, guard}, shared);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-    gist_guard__runs(const T* x, u8* y, i64 n, bool aligned, bool keep_nonfinite, i64 runs,
-                     i64 length, i64 part, u32 parts, u32 lanes, double* moments, double* totals,
-                     u32 n_in_all, Zeroed<u32>* ticket, float* guard) {
-    __shared__ Shared<THREADS> shared;
-    Totals own{};
-    const Runs all{runs, length, part, parts, lanes, reinterpret_cast<Moments*>(moments)};
-    encode_runs<THREADS, UNROLL>(Encoding<T>{x, y, n, aligned, keep_nonfinite}, all, own);
-    finish(own, Finish{totals, 0, n_in_all, ticket, guard}, shared);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-    gist_guard__columns(const T* x, u8* y, i64 n, bool aligned, bool keep_nonfinite, i64 n_rows,
-                        i64 tiles, i64 span, double* moments, double* totals, Zeroed<u32>* ticket) {
-    __shared__ Shared<THREADS> shared;
-    Totals own{};
-    const Matrix matrix{n_rows, tiles, span, reinterpret_cast<Moments*>(moments)};
-    const u32 warp = blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP;
-    encode_columns<UNROLL>(Encoding<T>{x, y, n, aligned, keep_nonfinite}, matrix, warp, own);
-    finish(own, Finish{totals, 0, 0, ticket, nullptr}, shared);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-    gist_guard__any_runs(const T* x, u8* y, i64 n, bool aligned, bool keep_nonfinite, i64 runs,
-                         i64 length, i64 part, u32 parts, u32 lanes, double* moments,
-                         double* totals, u32 n_in_all, Zeroed<u32>* ticket, float* guard) {
-    __shared__ Shared<THREADS> shared;
-    Totals own{};
-    const Runs all{runs, length, part, parts, lanes, reinterpret_cast<Moments*>(moments)};
-    encode_any_runs<THREADS>(Encoding<T>{x, y, n, aligned, keep_nonfinite}, all, own);
-    finish(own, Finish{totals, 0, n_in_all, ticket, guard}, shared);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-    gist_guard__any_columns(const T* x, const u8* y, bool aligned, i64 n_rows, i64 n_columns,
-                            i64 span, double* moments) {
-    sum_columns(Coded<T>{x, y, aligned}, n_rows, n_columns, span,
-                static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x,
-                reinterpret_cast<Moments*>(moments));
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-    gist_guard__merge(const double* moments, i64 outer, i64 groups, i64 parts, i64 n,
-                      i64 fewer_outer, i64 fewer_parts, u32 across, double* totals, u32 first,
-                      u32 n_in_all, Zeroed<u32>* ticket, float* guard) {
-    __shared__ Shared<THREADS> shared;
-    __shared__ double of_thread[THREADS][3];
-    Totals own{};
-    const Parted parted{reinterpret_cast<const Moments*>(moments),
-                        outer,
-                        groups,
-                        parts,
-                        n,
-                        fewer_outer,
-                        fewer_parts};
-    merge_groups<THREADS>(parted, across, of_thread, own);
-    finish(own, Finish{totals, first, n_in_all, ticket, guard}, shared);
+    constexpr u32 WARPS = THREADS / WARP;
+    const u32 warp = threadIdx.x / WARP, turn_of_groups = warp % 2;
+    const Array<T> array{x, n, aligned};
+    const Sample sample{groups, inner, stride, per_run, pieces, tiles, lanes};
+    const i64 rank = (turn_of_groups * (WARPS / 2) + warp / 2) * gridDim.x + blockIdx.x;
+    Totals& own = shared.of_thread[threadIdx.x];  // in registers it would cost the encoding some
+    own = {};
+    u32 exponent = 0;
+#pragma unroll 1
+    for (u32 turn = 0; turn < 2; ++turn) {
+        if (turn == turn_of_groups)
+            measure_groups(array, sample, grouped, rank, static_cast<i64>(gridDim.x) * WARPS, own);
+        else
+            exponent = encode_tiles(array, y, keep_nonfinite);
+    }
+    own.exponent = exponent;
+    finish(own, totals, ticket, guard, shared);
 }

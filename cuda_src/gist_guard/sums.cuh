@@ -10,44 +10,11 @@ using namespace gist_guard::tile;
 
 using zeroed::Zeroed;
 
-constexpr double MOST = 4294967296.0;  // a ratio that counts as finite is below it
-
 __device__ __forceinline__ double infinity() { return double_of(0x7FF0000000000000ull); }
 __device__ __forceinline__ double larger(double x, double y) { return x > y ? x : y; }
 __device__ __forceinline__ double shuffled(double x, u32 step) {
     return __shfl_xor_sync(ALL_LANES, x, step);
 }
-
-// Of elements of one group: their mean, squares of distances from it, squares of what is off.
-struct Moments {
-    double mean, squares, error;
-};
-
-// Moments that are put together, those of n elements each, by distances of means from one of them:
-// large means lose no digits.
-struct Merged {
-    double origin, sum = 0, squares = 0, error = 0;
-
-    explicit __device__ __forceinline__ Merged(double origin) : origin(origin) {}
-
-    __device__ __forceinline__ void add(double n, const Moments& some) {
-        const double distance = some.mean - origin;
-        sum += n * distance;
-        squares += some.squares + n * distance * distance;
-        error += some.error;
-    }
-    // With those of the lane that many further, which has the same origin.
-    __device__ __forceinline__ void add_lane(u32 step) {
-        sum += shuffled(sum, step);
-        squares += shuffled(squares, step);
-        error += shuffled(error, step);
-    }
-    // Of n elements in all.
-    __device__ __forceinline__ Moments moments(double n) const {
-        const double distance = sum / n;
-        return {origin + distance, larger(squares - sum * distance, 0), error};
-    }
-};
 
 // Of some elements and groups, or of all.
 struct Totals {
@@ -61,11 +28,11 @@ struct Totals {
         worst = larger(other.worst, worst);
         exponent = max(other.exponent, exponent);
     }
-    __device__ __forceinline__ void add_group(const Moments& group) {
-        group_deviation += group.squares;
-        if (!(group.error > 0)) return;
-        const bool finite = group.error < MOST * group.squares;
-        worst = larger(finite ? group.error / group.squares : infinity(), worst);
+    __device__ __forceinline__ void add_group(double deviation, double of_group) {
+        group_deviation += deviation;
+        if (!(of_group > 0)) return;
+        const bool finite = of_group < MOST_RATIO * deviation;
+        worst = larger(finite ? of_group / deviation : infinity(), worst);
     }
     // The four numbers of the guard: see the operator's help.
     __device__ __forceinline__ void store(float* guard) const {
@@ -78,6 +45,7 @@ struct Totals {
         guard[3] = static_cast<float>(finite ? worst : infinity());
     }
 };
+static_assert(sizeof(Totals) == TOTALS * sizeof(double));
 
 // What another block has stored.
 __device__ __forceinline__ Totals loaded(const Totals& from) {
@@ -97,7 +65,7 @@ __device__ __forceinline__ void sum_warp(Totals& totals) {
 // Shared memory of a block's sums.
 template <int THREADS>
 struct Shared {
-    Totals of_warp[THREADS / WARP];
+    Totals of_thread[THREADS], of_warp[THREADS / WARP];
     bool last;
 };
 
@@ -113,26 +81,20 @@ __device__ __forceinline__ void sum_block(Totals& totals, Shared<THREADS>& share
     for (int warp = 1; warp < THREADS / WARP; ++warp) totals.add(shared.of_warp[warp]);
 }
 
-// Where blocks leave their totals; only the last launch knows how many there are in all, and the
-// block of it that finishes last stores the guard.
-struct Finish {
-    double* totals;
-    u32 first, n_in_all;
-    Zeroed<u32>* ticket;
-    float* guard;  // or null
-};
-
+// Adds what all blocks found; the one that finishes last stores the guard, or nothing where it is null.
 template <int THREADS>
-__device__ __forceinline__ void finish(Totals own, const Finish& to, Shared<THREADS>& shared) {
+__device__ __forceinline__ void finish(Totals own, double* of_blocks, Zeroed<u32>* ticket,
+                                       float* guard, Shared<THREADS>& shared) {
     sum_block(own, shared);
-    Totals* const totals = reinterpret_cast<Totals*>(to.totals);
-    if (threadIdx.x == 0) totals[to.first + blockIdx.x] = own;
-    if (to.n_in_all == 0 || !reduce::arrives_last(to.ticket, gridDim.x, shared.last)) return;
+    if (guard == nullptr) return;
+    Totals* const totals = reinterpret_cast<Totals*>(of_blocks);
+    if (threadIdx.x == 0) totals[blockIdx.x] = own;
+    if (!reduce::arrives_last(ticket, gridDim.x, shared.last)) return;
     Totals all{};
 #pragma unroll 4
-    for (u32 i = threadIdx.x; i < to.n_in_all; i += THREADS) all.add(loaded(totals[i]));
+    for (u32 i = threadIdx.x; i < gridDim.x; i += THREADS) all.add(loaded(totals[i]));
     sum_block(all, shared);
-    if (threadIdx.x == 0 && to.guard != nullptr) all.store(to.guard);
+    if (threadIdx.x == 0) all.store(guard);
 }
 
 }  // namespace cto::gist_guard::sums

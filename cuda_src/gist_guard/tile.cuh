@@ -1,62 +1,38 @@
 // SPDX-License-Identifier: MIT
-// A tile of eight elements, its codes, and how far they are off, in quanta: E is the tile's shared
-// exponent, a quantum 2^(E - 127), a step of M a 32nd of it. In quanta no square leaves float's range.
+// What is measured of a tile of eight elements: how far their codes are off, and how they deviate.
+//
+// Both in quanta: E is the tile's shared exponent, a quantum 2^(E - 127), a step of M a 32nd of it. In
+// quanta no square leaves float's range.
 #pragma once
 #include "core/vec.cuh"
 #include "format/msfp15.cuh"
+#include "gist_guard/facts.cuh"
 
 namespace cto::gist_guard::tile {
 
+using namespace facts::gist_guard;
 using vec::Vec;
 
-constexpr int TILE = 8;
 constexpr u32 NOT_FINITE = 255;
 constexpr float STEP = 0x1p-5f, HALF_STEP = 0x1p-6f, MOST_STEPS = 63 * STEP;
 constexpr float TO_STEPS = 0x1p18f;  // from which on a float's unit is a step
 
+// ---- tiles --------------------------------------------------------------------------------------
+
 template <class T>
 using Unit = vec::Unit<T, vec::IN_WORDS<T, TILE>>;
+// Elements of two bytes stay in words.
 template <class T>
-using Loaded = Vec<typename Unit<T>::Held, TILE * sizeof(T) / sizeof(typename Unit<T>::Held)>;
+using Tile = Vec<typename Unit<T>::Held, TILE * sizeof(T) / sizeof(typename Unit<T>::Held)>;
 
-__device__ __forceinline__ double quantum_of(u32 exponent) {
-    return double_of(static_cast<u64>(896 + exponent) << 52);
-}
-// The unit of squares, a quantum's.
-__device__ __forceinline__ double unit_of(u32 exponent) {
-    return double_of(static_cast<u64>(769 + 2 * exponent) << 52);
-}
-__device__ __forceinline__ double widened(float x) { return widen_subnormal(x); }
-__device__ __forceinline__ double widened(double x) { return x; }
-// An element as it is, subnormal ones too.
+// Zeros behind the last of n elements. aligned: x begins at a multiple of 16 bytes.
 template <class T>
-__device__ __forceinline__ double element(T x) {
-    return widened(format::msfp15::truncated<true>(x));
-}
-template <>
-__device__ __forceinline__ double element<double>(double x) {
-    return x;
-}
-
-// ---- loads and stores ---------------------------------------------------------------------------
-
-// aligned: the array begins at a multiple of 16 bytes.
-template <class T>
-__device__ __forceinline__ Loaded<T> load_tile(const T* x, i64 first, i64 n, bool aligned) {
-    if (aligned && first + TILE <= n) return *reinterpret_cast<const Loaded<T>*>(x + first);
+__device__ __forceinline__ Tile<T> load_tile(const T* x, i64 tile, i64 n, bool aligned) {
+    const i64 first = tile * TILE;
+    if (aligned && first + TILE <= n) return *reinterpret_cast<const Tile<T>*>(x + first);
     const auto elements = vec::load_elements<T, TILE>(x, first, n);
-    return *reinterpret_cast<const Loaded<T>*>(&elements);
+    return *reinterpret_cast<const Tile<T>*>(&elements);
 }
-__device__ __forceinline__ void store_tile(u8* y, i64 tile, bool aligned, uint2 codes) {
-    if (y == nullptr) return;
-    if (aligned)
-        reinterpret_cast<uint2*>(y)[tile] = codes;
-    else
-        vec::store_elements<u8, TILE>(y, tile * TILE, (tile + 1) * TILE,
-                                      *reinterpret_cast<const Vec<u8, TILE>*>(&codes));
-}
-
-// ---- exponents, and elements in quanta ----------------------------------------------------------
 
 __device__ __forceinline__ u32 exponent_of(const float (&x)[TILE]) {
     u32 largest = 0;
@@ -73,17 +49,18 @@ __device__ __forceinline__ u32 exponent_of(const double (&x)[TILE]) {
     return exponent > 896 ? min(exponent - 896, NOT_FINITE) : 0;
 }
 
-// Elements in quanta: the factor is subnormal where E is 254, and a float may be.
+// ---- quanta -------------------------------------------------------------------------------------
+
+__device__ __forceinline__ double quantum_of(u32 exponent) {
+    return double_of(static_cast<u64>(896 + exponent) << 52);
+}
+// What elements are multiplied by: subnormal where E is 254, and a float may be.
 __device__ __forceinline__ float scale_of(float, u32 exponent) {
     return __uint_as_float(max(static_cast<i32>((254 - exponent) << 23), 0x00400000));
 }
 __device__ __forceinline__ double scale_of(double, u32 exponent) {
     return double_of(static_cast<u64>(1150 - exponent) << 52);
 }
-__device__ __forceinline__ float in_quanta(float x, float scale) {
-    return multiply_subnormal(x, scale);
-}
-__device__ __forceinline__ double in_quanta(double x, double scale) { return x * scale; }
 
 // Half a step where x is not 0, else less.
 __device__ __forceinline__ float least_of(float x) {
@@ -94,119 +71,74 @@ __device__ __forceinline__ float least_of(double x) {
     return bits_of(x) << 1 != 0 ? HALF_STEP : 0.0f;
 }
 
-// ---- codes --------------------------------------------------------------------------------------
-
-// Byte BYTE of each of four words.
-template <int BYTE>
-__device__ __forceinline__ u32 gather_bytes(const u32* words) {
-    constexpr u32 PAIR = BYTE | (BYTE + 4) << 4;
-    return __byte_perm(__byte_perm(words[0], words[1], PAIR), __byte_perm(words[2], words[3], PAIR),
-                       0x5410);
+// How far the code of x, in quanta, is off: M is |x| in steps, rounded half up, from 1 (but 0 of 0) to
+// 63.
+template <class A>
+__device__ __forceinline__ float off_of(A quanta, float least) {
+    const float size = fabsf(format::msfp15::truncated(quanta));
+    const float clamped = fminf(fmaxf(size, least), MOST_STEPS);
+    const float at_step = __fadd_rz(__fadd_rz(clamped, HALF_STEP), TO_STEPS);
+    return static_cast<float>(fabs(quanta) - static_cast<A>(at_step - TO_STEPS));
 }
 
-// Signs and M of four elements; M is in the lowest byte of a word, the sign in the highest bit. Zeros
-// have no sign.
-__device__ __forceinline__ u32 join_codes(const u32* magnitudes, const u32* signs) {
-    const u32 sizes = gather_bytes<0>(magnitudes);
-    const u32 negative = gather_bytes<3>(signs) & (sizes + 0x7F7F7F7Fu) & 0x80808080u;
-    return sizes | negative >> 1;
-}
+// ---- what is measured ---------------------------------------------------------------------------
 
-__device__ __forceinline__ uint2 with_exponent(u32 low, u32 high, u32 exponent,
-                                               bool keep_nonfinite) {
-    const u32 lost = keep_nonfinite ? 0x80808080u : 0;
-    if (exponent == NOT_FINITE) return make_uint2(lost, lost);
-    return make_uint2(low | format::msfp15::spread_nibble(exponent & 15),
-                      high | format::msfp15::spread_nibble(exponent >> 4));
-}
-
-// How far elements are from the first one, in quanta.
-struct Spread {
-    float sum, squares;
-};
-
-// A tile that is encoded; what is in quanta says nothing where the exponent is NOT_FINITE.
+// An element as it is, subnormal ones too.
+__device__ __forceinline__ double exactly(double x) { return x; }
 template <class T>
-struct Tile {
-    using A = Acc<T>;
+__device__ __forceinline__ double exactly(T x) {
+    return widen_subnormal(format::msfp15::truncated<true>(x));
+}
+__device__ __forceinline__ double widened(double x) { return x; }
+__device__ __forceinline__ double widened(float x) { return widen_subnormal(x); }
 
-    A quanta[TILE];   // elements
-    float off[TILE];  // |element| - M steps
-    u32 exponent;
-    uint2 codes;
-
-    __device__ __forceinline__ Tile(const Loaded<T>& x, bool keep_nonfinite) {
-#pragma unroll
-        for (int j = 0; j < TILE; ++j) quanta[j] = Unit<T>::at(x.at, j);
-        exponent = exponent_of(quanta);
-        const A scale = scale_of(A(), exponent);
-        u32 magnitudes[TILE], signs[TILE];
-#pragma unroll
-        for (int j = 0; j < TILE; ++j) encode(j, scale, magnitudes[j], signs[j]);
-        codes = with_exponent(join_codes(magnitudes, signs), join_codes(magnitudes + 4, signs + 4),
-                              exponent, keep_nonfinite);
-    }
-
-    // The sum of the squares of what is off.
-    __device__ __forceinline__ float error() const {
-        float sum = 0;
-#pragma unroll
-        for (int j = 0; j < TILE; ++j) sum += off[j] * off[j];
-        return sum;
-    }
-    // Of the first n elements; a mean of differences loses no digits of large numbers.
-    template <bool WHOLE>
-    __device__ __forceinline__ Spread spread(int n) const {
-        Spread found{0, 0};
-#pragma unroll
-        for (int j = 1; j < TILE; ++j) {
-            const float distance = WHOLE || j < n ? static_cast<float>(quanta[j] - quanta[0]) : 0;
-            found.sum += distance;
-            found.squares += distance * distance;
-        }
-        return found;
-    }
-    // The same of elements from `begin` to before `end`, and how far they are from the first of them.
-    __device__ __forceinline__ float error(int begin, int end) const {
-        float sum = 0;
-#pragma unroll
-        for (int j = 0; j < TILE; ++j) sum += j >= begin && j < end ? off[j] * off[j] : 0.0f;
-        return sum;
-    }
-    __device__ __forceinline__ Spread spread(int begin, int end, A& first) const {
-        first = quanta[0];
-#pragma unroll
-        for (int j = 1; j < TILE; ++j) first = j == begin ? quanta[j] : first;
-        Spread found{0, 0};
-#pragma unroll
-        for (int j = 0; j < TILE; ++j) {
-            const float distance =
-                j >= begin && j < end ? static_cast<float>(quanta[j] - first) : 0.0f;
-            found.sum += distance;
-            found.squares += distance * distance;
-        }
-        return found;
-    }
-
-  private:
-    // M = |element| in steps, rounded half up, from 1 (but 0 of 0) to 63. Only its upper bits count.
-    __device__ __forceinline__ void encode(int j, A scale, u32& magnitude, u32& sign) {
-        const float least = least_of(quanta[j]);
-        quanta[j] = in_quanta(quanta[j], scale);
-        const float size = format::msfp15::truncated(quanta[j]);
-        const float clamped = fminf(fmaxf(fabsf(size), least), MOST_STEPS);
-        const float at_step = __fadd_rz(__fadd_rz(clamped, HALF_STEP), TO_STEPS);
-        magnitude = __float_as_uint(at_step);
-        sign = __float_as_uint(size);
-        off[j] = static_cast<float>(fabs(quanta[j]) - static_cast<A>(at_step - TO_STEPS));
-    }
+// Of the elements of a tile that are of a group: squares of what is off and of distances from the
+// tile's mean and from a group's origin, and the sum of the latter. They say nothing where the tile is
+// not finite.
+struct Measured {
+    double off, from_tile, distance, squares;
 };
 
-// Squares of distances from the mean of n elements.
-template <bool WHOLE>
-__device__ __forceinline__ float deviation_of(const Spread& spread, int n) {
-    const float mean = WHOLE ? spread.sum / TILE : spread.sum / static_cast<float>(n);
-    return fmaxf(spread.squares - spread.sum * mean, 0.0f);
+// Elements [begin, end) of a tile of which `there` exist; WHOLE: all eight. Distances in the tile are
+// from the first of them, so that large means lose no digits.
+template <bool WHOLE, class T>
+__device__ __forceinline__ Measured measured(const Tile<T>& tile, double origin, int begin, int end,
+                                             int there) {
+    using A = Acc<T>;
+    A x[TILE];
+#pragma unroll
+    for (int j = 0; j < TILE; ++j) x[j] = Unit<T>::at(tile.at, j);
+    const u32 exponent = exponent_of(x);
+    const A scale = scale_of(A(), exponent);
+    float off = 0;
+#pragma unroll
+    for (int j = 0; j < TILE; ++j) {
+        const float least = least_of(x[j]);
+        x[j] = multiply_subnormal(x[j], scale);
+        const float own = off_of(x[j], least);
+        if (WHOLE || (j >= begin && j < end)) off += own * own;
+    }
+    A first = x[0];
+#pragma unroll
+    for (int j = 1; j < TILE; ++j)
+        if (!WHOLE && j == begin) first = x[j];
+    float sum = 0, squares = 0, of_tile = 0;
+#pragma unroll
+    for (int j = 0; j < TILE; ++j) {
+        const float distance = WHOLE || j < there ? static_cast<float>(x[j] - first) : 0.0f;
+        of_tile += distance;
+        if (!WHOLE && (j < begin || j >= end)) continue;
+        sum += distance;
+        squares += distance * distance;
+    }
+    const float n = WHOLE ? TILE : static_cast<float>(end - begin), mean = sum / n;
+    const float tile_mean = WHOLE ? mean : of_tile / static_cast<float>(there);
+    const float within = fmaxf(squares - sum * mean, 0.0f);
+    const float from_tile =
+        WHOLE ? within : fmaxf(squares - tile_mean * (2 * sum - n * tile_mean), 0.0f);
+    const double quantum = quantum_of(exponent), unit = quantum * quantum;
+    const double distance = (widened(first) + mean) * quantum - origin;
+    return {off * unit, from_tile * unit, n * distance, within * unit + n * (distance * distance)};
 }
 
 }  // namespace cto::gist_guard::tile

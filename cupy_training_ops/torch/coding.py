@@ -14,7 +14,8 @@ import torch
 from ..codecs.table import get_codec
 from ..declare.schema import Spec
 from ..dtypes import UINT8, to_dtype
-from ..families.gist_guard.operators import GistGuardedMsfp15Encoder, Grouping
+from ..families.gist_guard.operators import GistGuardedMsfp15Encoder
+from ..families.gist_guard.sample import Grouping
 from ..families.gist_sparse.facts import HEAD_NBYTES
 from ..families.gist_sparse.operators import SparseDecoder
 from ..frame.backends import cuda_backend

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from ..families.gist_guard.operators import Grouping
+from ..families.gist_guard.sample import Grouping
 from ..stash.guards import GROUP, TILE
 
 LARGEST, LEAST = 65504.0, 2.0**-6  # float16's steps are 2^-18 of the least, and smaller

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The encoder that measures its error at 64 Mi elements, without groups and in each layout.
 
-Bytes are the array and its codes; the runs of 49 elements are read twice, with their codes.
+Bytes are the array and its codes; the sample is read twice.
 """
 
 from __future__ import annotations

@@ -3,7 +3,12 @@
 
 from __future__ import annotations
 
-from ...facts import WARP
+from ..gist.facts import BOX
 
-ROW_LANES = 4  # rows of columns that a warp is at together
-TILE_LANES = WARP // ROW_LANES  # and tiles of each
+TILE = BOX
+THREADS = 256
+NBYTES = 64  # of elements that an encoding thread has in flight, at least a tile
+RESIDENT = {4: 768, 8: 512}  # threads of a multiprocessor, by the bytes of an accumulator
+TOTALS = 5  # doubles in a block's sums
+MOST_RATIO = 2.0**32  # one that counts as finite is below it
+HASH, HALF = 2654435761, 16  # bits

@@ -4,31 +4,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from ...dtypes import FLOAT32, FLOAT64, HostArray
-from ..gist.facts import BOX as TILE
 from ..gist.reference import gist_pack_msfp15_decoder, gist_pack_msfp15_encoder
+from .facts import HALF, HASH, MOST_RATIO, TILE
+from .sample import Grouping, Sample, sample_of
 
-Grouping = tuple[int, int, int]
-Slices = tuple[slice, ...]
-
-PIECE = 1 << 16  # elements: their float64 stay in the cache
-MOST = 2.0**32  # a ratio that counts as finite is below it
+AT_ONCE = 1 << 18  # elements: their float64 stay in the cache
 
 
 class Sums(NamedTuple):
-    """Squares of what the code lost and of distances from the mean; of each group, or in all."""
+    """Squares of what the code lost and of distances from means of tiles; of groups, deviations."""
 
     error: HostArray
+    tiles: float
     deviation: HostArray
 
 
 def gist_guarded_msfp15_encoder(
-    x: HostArray, *, keep_nonfinite: bool = False, grouping: Grouping | None = None
+    x: HostArray,
+    *,
+    keep_nonfinite: bool = False,
+    grouping: Grouping | None = None,
+    whole: bool = False,
 ) -> tuple[HostArray, HostArray]:
     codes = gist_pack_msfp15_encoder(x, keep_nonfinite=True, keep_sign=True)
     exponents = np.packbits(codes.ravel() >> 7, bitorder="little")
@@ -37,54 +38,90 @@ def gist_guarded_msfp15_encoder(
         codes.reshape(-1, TILE)[exponents == 255] = 0
     if top == 255:
         return codes, np.array([math.inf, 0, 0, math.inf], FLOAT32)
-    return codes, _guard(x.ravel(), codes, grouping, 4.0 ** (127 - top))
-
-
-def _guard(x: HostArray, codes: HostArray, grouping: Grouping | None, unit: float) -> HostArray:
     if not x.size:
-        return np.zeros(4, FLOAT32)
-    q = gist_pack_msfp15_decoder(codes, to=x.dtype, shape=x.shape)
-    whole = x.size - x.size % TILE
-    tiles = _sums(x[:whole], q[:whole], (1, whole // TILE, TILE))
-    rest = _sums(x[whole:], q[whole:], (1, 1, x.size - whole))
-    error, deviation = (tiles[i].sum() + rest[i].sum() for i in (0, 1))
-    groups = _sums(x, q, grouping) if grouping else Sums(np.zeros(1), np.zeros(1))
-    sums = np.array([error, deviation, groups.deviation.sum()])
-    return np.append(sums * unit, _worst(groups)).astype(FLOAT32)
+        return codes, np.zeros(4, FLOAT32)
+    sums = _sums(x.ravel(), codes.reshape(-1, TILE), sample_of(x.size, grouping, whole))
+    return codes, _guard(sums, grouping is not None, 4.0 ** (127 - top))
 
 
-def _worst(groups: Sums) -> float:
-    error, deviation = groups
+def _guard(sums: Sums, grouped: bool, unit: float) -> HostArray:
+    deviation = sums.deviation.sum() if grouped else 0.0
+    squares = np.array([sums.error.sum(), sums.tiles, deviation]) * unit
+    return np.append(squares, _worst(sums) if grouped else 0.0).astype(FLOAT32)
+
+
+def _worst(sums: Sums) -> float:
+    error, deviation = sums.error, sums.deviation
     ratio = np.divide(error, deviation, out=np.full(error.shape, math.inf), where=deviation > 0)
     worst = float(np.max(ratio, initial=0, where=error > 0))
-    return worst if worst < MOST else math.inf
+    return worst if worst < MOST_RATIO else math.inf
 
 
-def _sums(x: HostArray, q: HostArray, grouping: Grouping) -> Sums:
-    """Of each group, relative to its first element."""
-    outer, groups, inner = grouping
-    x, q = x.reshape(grouping), q.reshape(grouping)
-    sums = np.zeros((3, groups))
-    first = x[:1, :, :1].astype(FLOAT64)
-    for piece in _pieces(grouping):
-        distance = x[piece].astype(FLOAT64)
-        error = distance - q[piece]
-        distance -= first[:, piece[1]]
-        some = sums[:, piece[1]]
-        some[0] += np.square(error, out=error).sum((0, 2))
-        some[1] += distance.sum((0, 2))
-        some[2] += np.square(distance, out=distance).sum((0, 2))
-    n = max(outer * inner, 1)
-    return Sums(sums[0], np.maximum(sums[2] - sums[1] ** 2 / n, 0))
+def _sums(x: HostArray, codes: HostArray, sample: Sample) -> Sums:
+    """Of some groups at a time, and of long groups some pieces."""
+    pieces = max(AT_ONCE // (sample.tiles * TILE), 1)
+    groups = max(pieces // sample.pieces, 1)
+    found = [
+        _of_groups(x, codes, sample, np.arange(c, min(c + groups, sample.groups)), pieces)
+        for c in range(0, sample.groups, groups)
+    ]
+    errors, tiles, deviations = zip(*found, strict=True)
+    return Sums(np.concatenate(errors), math.fsum(tiles), np.concatenate(deviations))
 
 
-def _pieces(grouping: Grouping) -> Iterator[Slices]:
-    """Boxes of at most so many elements, of as many neighbouring ones as there can be."""
-    outer, groups, inner = grouping
-    b = min(inner, PIECE) or 1
-    c = min(groups, PIECE // b) or 1
-    a = min(outer, PIECE // (b * c)) or 1
-    for i in range(0, outer, a):
-        for j in range(0, groups, c):
-            for k in range(0, inner, b):
-                yield slice(i, i + a), slice(j, j + c), slice(k, k + b)
+def _of_groups(
+    x: HostArray, codes: HostArray, sample: Sample, groups: HostArray, at_once: int
+) -> Sums:
+    """Distances are from the first element of a group, and of a tile."""
+    origin = x[groups * sample.inner].astype(FLOAT64)[:, None]
+    error, n, total, squares = np.zeros((4, groups.size))
+    tiles = 0.0
+    for k in range(0, sample.pieces, at_once):
+        at, there = _elements(sample, groups, np.arange(k, min(k + at_once, sample.pieces)), x.size)
+        values, tile = x[at].astype(FLOAT64), at // TILE
+        off = np.where(there, values - _decoded(codes, at, x.dtype), 0)
+        distance = np.where(there, values - origin, 0)
+        error += np.square(off).sum(1)
+        tiles += float(np.square(np.where(there, values - _means(x, tile), 0)).sum())
+        n += there.sum(1)
+        total += distance.sum(1)
+        squares += np.square(distance).sum(1)
+    return Sums(error, tiles, np.maximum(squares - total**2 / np.maximum(n, 1), 0))
+
+
+def _elements(
+    sample: Sample, groups: HostArray, k: HostArray, n: int
+) -> tuple[HostArray, HostArray]:
+    """Of each group the pieces k: where their elements are, and which of them are the group's."""
+    numbers = (groups[:, None] * sample.pieces + k).astype(np.uint32)
+    hashed = (numbers * np.uint32(HASH) >> HALF).astype(np.int64)
+    piece = k * sample.stride + (hashed * sample.stride >> HALF)
+    run, part = np.divmod(piece, sample.per_run)
+    begin = (run * sample.groups + groups[:, None]) * sample.inner
+    first = (begin // TILE + part * sample.tiles) * TILE
+    at = first[..., None] + np.arange(sample.tiles * TILE)
+    end = np.minimum(begin + sample.inner, n)[..., None]
+    there = (at >= begin[..., None]) & (at < end)
+    flat = groups.size, -1
+    return np.minimum(at, n - 1).reshape(flat), there.reshape(flat)
+
+
+def _decoded(codes: HostArray, at: HostArray, dtype: np.dtype) -> HostArray:
+    """What elements decode to; every tile that is asked for is decoded once."""
+    tiles, where = np.unique(at // TILE, return_inverse=True)
+    shape = (tiles.size, TILE)
+    values = gist_pack_msfp15_decoder(codes[tiles], to=dtype, shape=shape).astype(FLOAT64)
+    decoded: HostArray = values[where.reshape(at.shape), at % TILE]
+    return decoded
+
+
+def _means(x: HostArray, tile: HostArray) -> HostArray:
+    """The mean of each tile, the last of which may have fewer elements."""
+    tiles, where = np.unique(tile, return_inverse=True)
+    at = tiles[:, None] * TILE + np.arange(TILE)
+    there = at < x.size
+    values = x[np.minimum(at, x.size - 1)].astype(FLOAT64)
+    first = values[:, :1]
+    means = first[:, 0] + np.where(there, values - first, 0).sum(1) / there.sum(1)
+    of_elements: HostArray = means[where.reshape(tile.shape)]
+    return of_elements

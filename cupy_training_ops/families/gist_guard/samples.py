@@ -17,8 +17,8 @@ from .operators import OPS
 NAME = "GistGuardedMsfp15Encoder"
 Grouping = tuple[int, int, int]
 
-# label, shape, grouping, offset. Runs of whole tiles and of others; features of whole tiles and of
-# others; channels.
+# label, shape, grouping, offset. Runs of whole tiles and of others; features; channels; rows that
+# are measured in part.
 SHAPES: tuple[tuple[str, tuple[int, ...], Grouping | None, int], ...] = (
     ("ordinary", (16, 64), None, 0),
     ("odd", (3, 5, 7), None, 0),
@@ -41,6 +41,7 @@ SHAPES: tuple[tuple[str, tuple[int, ...], Grouping | None, int], ...] = (
     ("channels", (5, 6, 8, 7), (5, 6, 56), 0),
     ("channels-odd", (5, 6, 7, 7), (5, 6, 49), 0),
     ("channels-large", (2, 3, 4104), (2, 3, 4104), 0),
+    ("sampled-rows", (5000, 128), (1, 5000, 128), 0),
 )
 
 

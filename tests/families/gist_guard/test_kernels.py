@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The guarded encoder's kernels: which run for what, any shape, hostile numbers, sequences."""
+"""The guarded encoder's kernel: launches, any shape, hostile numbers, sequences, refusals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from cupy_training_ops import ArgumentError, get_op
 from cupy_training_ops.declare.schema import Spec
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
-from cupy_training_ops.families.gist_guard.operators import PART_TILES
+from cupy_training_ops.families.gist_guard import sample
 from cupy_training_ops.plan import Device
 from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.compare import poison
@@ -38,48 +38,47 @@ def check(run, op, x: np.ndarray, offset: int = 0, rtol: float = 1e-5) -> np.nda
     return guard
 
 
-# ---- which kernel runs ---------------------------------------------------------------------------
+# ---- launches ------------------------------------------------------------------------------------
 
-LONG = 8 * PART_TILES
-KERNELS = [
-    (None, (64, 64), ["tiles"]),
-    ((1, 64, 64), (64, 64), ["runs"]),
-    ((1, 4, LONG), (4, LONG), ["runs"]),
-    ((1, 4, LONG + 8), (4, LONG + 8), ["runs", "merge"]),
-    ((4, 16, 64), (64, 64), ["runs", "merge"]),
-    ((64, 64, 1), (64, 64), ["columns", "merge"]),
-    ((1, 64, 65), (64, 65), ["any_runs"]),
-    ((4, 16, 49), (4, 16, 7, 7), ["any_runs", "merge"]),
-    ((1, 64, 3), (64, 3), ["any_runs"]),
-    ((64, 63, 1), (64, 63), ["tiles", "any_columns", "merge"]),
-    ((64, 21, 3), (64, 21, 3), ["tiles", "any_columns", "merge"]),
-    ((0, 21, 3), (0, 21, 3), ["tiles"]),
+GROUPS = [
+    (1, 64, 64),
+    (4, 16, 64),
+    (64, 64, 1),
+    (1, 64, 65),
+    (4, 16, 49),
+    (1, 64, 3),
+    (64, 63, 1),
+    (64, 21, 3),
+]
+# Runs of whole tiles and of others, features, channels, of more elements than are all measured.
+SAMPLED = [
+    None,
+    (1, 300, 128),
+    (1, 250, 204),
+    (1, 2, 7003),
+    (300, 128, 1),
+    (301, 127, 1),
+    (20, 64, 49),
+    (150, 60, 3),
 ]
 
 
-def launches(grouping, shape, outputs=(True, True)) -> list[str]:
-    op = get_op(NAME)(grouping=grouping)
-    x = Spec(shape, FLOAT32)
-    results = (r if there else None for r, there in zip(op.infer(x), outputs, strict=True))
-    return [step.symbol.partition("__")[2] for step in op.plan(H200, x, *results).steps]
-
-
-@pytest.mark.parametrize(("grouping", "shape", "kernels"), KERNELS)
-def test_the_kernels_of_a_grouping(grouping, shape, kernels) -> None:
-    assert launches(grouping, shape) == kernels
-    assert launches(grouping, shape, (False, True)) == kernels
-
-
 @pytest.mark.parametrize(
-    "grouping", [(1, 2**27, 64), (2**20, 8192, 1), (64, 64, 2**21), (1, 1, 2**33)]
+    "grouping", [None, (1, 2**27, 64), (2**20, 8192, 1), (64, 64, 2**21), (1, 1, 2**33)]
 )
-def test_large_tensors_have_blocks_for_all(grouping) -> None:
-    """And no more scratch memory than a 32nd of the codes beside them."""
-    op, x = get_op(NAME)(grouping=grouping), Spec((math.prod(grouping),), FLOAT32)
+def test_one_launch_has_blocks_for_large_tensors(grouping) -> None:
+    op, x = get_op(NAME)(grouping=grouping), Spec((math.prod(grouping or (2**33,)),), FLOAT32)
     plan = op.plan(H200, x, *op.infer(x))
-    assert plan.workspace_nbytes < x.size / 32 + 2**20
-    for step in plan.steps:
-        assert "merge" in step.symbol or math.prod(step.config.grid) >= H200.multiprocessors
+    (step,) = plan.steps
+    assert math.prod(step.config.grid) >= H200.multiprocessors
+    assert plan.workspace_nbytes < 2**18
+
+
+def test_nothing_is_measured_for_nobody() -> None:
+    op, x = get_op(NAME)(), Spec((2**20,), FLOAT32)
+    y, guard = op.infer(x)
+    groups = [op.plan(H200, x, y, asked).steps[0].args[5] for asked in (guard, None)]
+    assert groups == [1024, 0]
 
 
 # ---- any shape -----------------------------------------------------------------------------------
@@ -105,18 +104,30 @@ def test_any_grouping(run, rng, seed, dtype) -> None:
         check(run, op, x, draw.choice((0, 0, 1)))
 
 
+@pytest.mark.parametrize("grouping", SAMPLED, ids=str)
+def test_a_sample(run, rng, monkeypatch, grouping) -> None:
+    """Bytes are of all elements; the guard is of those that the CPU provider measures."""
+    monkeypatch.setattr(sample, "FEW", 4096)
+    n = math.prod(grouping or (20_003,))
+    x = cast(np.linspace(-9, 9, n) + rng.standard_normal(n), FLOAT32)
+    partly = check(run, get_op(NAME)(grouping=grouping), x)
+    wholly = check(run, get_op(NAME)(grouping=grouping, whole=True), x, 1)
+    assert 0.02 * wholly[1] < partly[1] < 0.8 * wholly[1]
+    np.testing.assert_allclose(partly[0] / partly[1], wholly[0] / wholly[1], rtol=0.2)
+
+
 @floats
-def test_long_runs_are_merged(run, rng, dtype) -> None:
-    n = 2 * (LONG + 24)
-    x = cast(np.linspace(-9, 9, n) + rng.standard_normal(n), dtype)
-    for grouping in ((1, 2, LONG + 24), (2, 1, LONG + 24), (1, 1, 2 * (LONG + 24))):
-        check(run, get_op(NAME)(grouping=grouping), x)
+def test_what_is_not_finite_is_seen_beside_a_sample(run, rng, monkeypatch, dtype) -> None:
+    monkeypatch.setattr(sample, "FEW", 1024)
+    x = cast(rng.standard_normal(2**15), dtype)
+    for at in rng.integers(x.size, size=3):
+        bad = x.copy()
+        bad[at] = math.nan
+        assert check(run, get_op(NAME)(), bad)[0] == math.inf
 
 
 @pytest.mark.parametrize("outputs", [("Y",), ("guard",)])
-@pytest.mark.parametrize(
-    "grouping", [row[0] for row in KERNELS if row[0] and 0 < math.prod(row[0]) < 9000], ids=str
-)
+@pytest.mark.parametrize("grouping", GROUPS, ids=str)
 def test_one_output_alone(run, rng, grouping, outputs) -> None:
     x = rng.standard_normal(math.prod(grouping)).astype(FLOAT32)
     op = get_op(NAME)(grouping=grouping)
@@ -149,16 +160,9 @@ def test_numbers_of_any_magnitude(run, rng, dtype, grouping) -> None:
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16, FLOAT64], ids=dtype_name)
 @pytest.mark.parametrize("grouping", GROUPINGS, ids=str)
 def test_magnitudes_that_differ_by_rows(run, rng, dtype, grouping) -> None:
-    """Groups over rows of other magnitudes are never better than they are."""
-    op = get_op(NAME)(grouping=grouping)
     x = rng.uniform(-1, 1, (16, 64)) * np.exp2(rng.uniform(-140, 120, (16, 1)))
     x[:, ::5] = 0
-    x = cast(x, dtype)
-    codes, guard = op.cpu_function()(x, **op.attribute_values)
-    y, found = op(run.place(x))
-    np.testing.assert_array_equal(run.host(y), codes)
-    np.testing.assert_allclose(run.host(found)[:3], guard[:3], rtol=1e-5)
-    assert run.host(found)[3] >= guard[3] * (1 - 1e-5)
+    check(run, get_op(NAME)(grouping=grouping), cast(x, dtype))
 
 
 @pytest.mark.parametrize("grouping", GROUPINGS, ids=str)
