@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from .declare.facts import Count, Struct, address, double, i32, i64, u32, u64
+from .dtypes import ELEMENT_TYPES
 
 WARP = 32
 MAX_THREADS = 1024  # of a block
@@ -20,6 +21,13 @@ BUNDLE_THREADS = 512  # of a block at most, of neighbouring lines in vectors
 HELD_NBYTES = 128  # that a thread holds of any other line, where registers are not scarce
 
 FP10_IN_WORD = 3  # codes
+
+# What Either says of the elements of its array.
+_ONNX = {row.name: row.onnx for row in ELEMENT_TYPES}
+ONNX_BOOL = _ONNX["bool"]
+ONNX_INT32, ONNX_UINT32, ONNX_UINT64 = _ONNX["int32"], _ONNX["uint32"], _ONNX["uint64"]
+ONNX_FLOAT16, ONNX_BFLOAT16 = _ONNX["float16"], _ONNX["bfloat16"]
+ONNX_FLOAT32, ONNX_FLOAT64 = _ONNX["float32"], _ONNX["float64"]
 
 SUMS_NBYTES = 16  # a block's, of a norm: one of double, three of float
 

@@ -72,7 +72,8 @@ def generated() -> dict[Path, str]:
 def header(module: ModuleType, namespace: str, includes: str) -> str:
     """The header of one module of facts."""
     own = {name: v for name, v in vars(module).items() if module is core or v is not taken(name)}
-    numbers = {name: v for name, v in own.items() if name.isupper() and name[0] != "_"}
+    named = {name: v for name, v in own.items() if name.isupper() and name[0] != "_"}
+    numbers = {name: v for name, v in named.items() if isinstance(v, int | float | dict)}
     structs = [value for value in own.values() if isinstance(value, Struct)]
     parts = [
         HEAD.format(module=module.__name__.replace(".", "/") + ".py", command=COMMAND,

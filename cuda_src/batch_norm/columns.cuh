@@ -180,7 +180,8 @@ struct InColumns {
         const Place<COLUMNS> at(columns, tile, part);
         wait();
         if (threadIdx.x < at.n_channels)
-            of_channel(first_channel(tile) + threadIdx.x).store(shared + 4 * threadIdx.x);
+            of_channel(first_channel(tile) + threadIdx.x)
+                .store(shared + COEFFICIENTS * threadIdx.x);
         __syncthreads();
         apply_rows(at, shared);
     }
@@ -191,7 +192,8 @@ struct InColumns {
 #pragma unroll
         for (int i = 0; i < COLUMNS; ++i)
             if (i < static_cast<int>(at.own_columns()))
-                of[i] = Of::template load<Memory::shared>(shared + 4 * at.channel(columns, i));
+                of[i] = Of::template load<Memory::shared>(shared +
+                                                          COEFFICIENTS * at.channel(columns, i));
         visit<true>(at, [&](const ColumnRows<Op>& rows, i64 element, i64 pitch) {
 #pragma unroll
             for (int u = 0; u < ColumnRows<Op>::DEPTH; ++u) {

@@ -114,7 +114,8 @@ __device__ void finish(const Op& op, const Walk& walk, u32 tile, const Schedule&
     if (y == 0) {
         const auto reference = op.reference(channel, walk.length(), 1);
         op.write(channel, sums, reference);
-        op.coefficients(channel, sums, reference).store(scratch.coefficients + 4 * channel);
+        op.coefficients(channel, sums, reference)
+            .store(scratch.coefficients + COEFFICIENTS * channel);
     }
 }
 
@@ -143,7 +144,7 @@ __device__ void by_schedule(const Op& op, const Walk& walk, const Schedule& sche
                 },
                 [&](i64 channel) {
                     return schedule.sums ? Of::template load<Memory::global>(scratch.coefficients +
-                                                                             4 * channel)
+                                                                             COEFFICIENTS * channel)
                                          : op.given(channel);
                 });
         }

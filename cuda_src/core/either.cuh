@@ -18,11 +18,11 @@ template <int N>
 __device__ i64 as_i64(const Either<N>& number, int i = 0) {
     if (!number.array) return number.whole[i];
     switch (number.type) {
-        case 6:
+        case facts::ONNX_INT32:
             return in_array<i32>(number, i);
-        case 9:
+        case facts::ONNX_BOOL:
             return in_array<bool>(number, i);
-        case 12:
+        case facts::ONNX_UINT32:
             return in_array<u32>(number, i);
         default:
             return in_array<i64>(number, i);
@@ -33,15 +33,15 @@ template <int N>
 __device__ double as_double(const Either<N>& number, int i = 0) {
     if (!number.array) return number.real[i];
     switch (number.type) {
-        case 1:
+        case facts::ONNX_FLOAT32:
             return in_array<float>(number, i);
-        case 10:
+        case facts::ONNX_FLOAT16:
             return __half2float(in_array<__half>(number, i));
-        case 16:
+        case facts::ONNX_BFLOAT16:
             return __bfloat162float(in_array<__nv_bfloat16>(number, i));
-        case 11:
+        case facts::ONNX_FLOAT64:
             return in_array<double>(number, i);
-        case 13:
+        case facts::ONNX_UINT64:
             return static_cast<double>(in_array<u64>(number, i));
         default:
             return static_cast<double>(as_i64(number, i));

@@ -20,6 +20,14 @@ constexpr int SHORT_THREADS = 128;
 constexpr int BUNDLE_THREADS = 512;
 constexpr int HELD_NBYTES = 128;
 constexpr int FP10_IN_WORD = 3;
+constexpr int ONNX_BOOL = 9;
+constexpr int ONNX_INT32 = 6;
+constexpr int ONNX_UINT32 = 12;
+constexpr int ONNX_UINT64 = 13;
+constexpr int ONNX_FLOAT16 = 10;
+constexpr int ONNX_BFLOAT16 = 16;
+constexpr int ONNX_FLOAT32 = 1;
+constexpr int ONNX_FLOAT64 = 11;
 constexpr int SUMS_NBYTES = 16;
 
 template <int N>

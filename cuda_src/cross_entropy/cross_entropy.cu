@@ -81,11 +81,11 @@ struct Target {
 
 __device__ __forceinline__ A weight_at(const void* weights, i32 type, i64 i) {
     switch (type) {
-        case 10:
+        case facts::ONNX_FLOAT16:
             return __half2float(static_cast<const __half*>(weights)[i]);
-        case 16:
+        case facts::ONNX_BFLOAT16:
             return __bfloat162float(static_cast<const __nv_bfloat16*>(weights)[i]);
-        case 11:
+        case facts::ONNX_FLOAT64:
             return static_cast<A>(static_cast<const double*>(weights)[i]);
         default:
             return static_cast<const float*>(weights)[i];
@@ -109,6 +109,7 @@ __device__ __forceinline__ Target target_of(const void* labels, const void* weig
 // a sum may be beyond the range of its mean.
 template <int N>
 __device__ __forceinline__ bool sum_grid(double (&own)[N], double* partials, Zeroed<u32>* ticket) {
+    static_assert(N <= N_SUMS);
     __shared__ bool last;
     __shared__ reduce::BlockScratch<double, SUM_THREADS> scratch;
 #pragma unroll

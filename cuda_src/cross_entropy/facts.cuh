@@ -13,6 +13,7 @@ namespace cto::facts::cross_entropy {
 constexpr int NBYTES = CTO_NBYTES;
 constexpr int NBYTES_BESIDE_WIDER = 64;
 constexpr int SUM_THREADS = 256;
+constexpr int N_SUMS = 2;
 
 struct Rule {
     long long n_classes;

@@ -15,7 +15,7 @@ from ...dtypes import FLOAT16, FLOAT32, FLOAT64
 from ...errors import ArgumentError, refuse, shown
 from ...frame.op import Op
 from ...plan import Device, Plan, by_value
-from .facts import Rule
+from .facts import MOMENTS, SLOPES, Rule
 from .plan import Call
 
 # X; scale, bias and their gradients; statistics.
@@ -128,7 +128,7 @@ class BatchNormInternal(_BatchNorm):
             applied=y,
             arrays=(x, *specs),
             options=(rule,),
-            n_fields=3,
+            n_fields=MOMENTS,
             sums=self.training_mode,
         ).plan()
 
@@ -184,7 +184,7 @@ class BatchNormalizationGrad(_BatchNorm):
             applied=specs[3],
             arrays=(dy, x, *specs),
             options=(x.size // max(1, specs[0].size),),
-            n_fields=2,
+            n_fields=SLOPES,
         ).plan()
 
 

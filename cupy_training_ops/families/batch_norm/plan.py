@@ -33,6 +33,7 @@ from ...planning.fast_division import divisor
 from ...rules.widening import computed_in
 from .facts import (
     CHANNEL_NBYTES,
+    COEFFICIENTS,
     MAX_COLUMNS,
     SINGLE_SLOTS,
     THREADS,
@@ -53,7 +54,6 @@ MAX_PARTS = 16_384  # of a channel, each with one partial sum
 MERGED_SUMS = 16_384  # of all parts and channels of a tile
 MAX_TILES = 2048  # of a launch: their counters lie at the start of the scratch memory
 MAX_ITEMS = 2**30
-COEFFICIENTS = 4  # of a channel
 
 
 @dataclass(frozen=True)

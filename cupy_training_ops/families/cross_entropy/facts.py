@@ -9,6 +9,7 @@ from ...facts import HELD_NBYTES
 NBYTES = Slot(HELD_NBYTES)
 NBYTES_BESIDE_WIDER = 64  # of log-probabilities that a thread holds beside a wider bias
 SUM_THREADS = 256
+N_SUMS = 2  # over rows, at most: of losses and of weights
 
 # How labels and weights are read. Types are ONNX numbers, so that they cost no compilation.
 # `ignores`: whether ignore_index is one; `wide_labels`: of 64 bits, not 32; `row_weights`: a weight

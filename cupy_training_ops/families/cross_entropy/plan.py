@@ -25,10 +25,9 @@ from ...plan import (
 )
 from ...planning.lines import MANY_ROWS, Held, Lines, division, held_nbytes
 from ...rules.widening import computed_in
-from .facts import NBYTES_BESIDE_WIDER, SUM_THREADS, Rule
+from .facts import N_SUMS, NBYTES_BESIDE_WIDER, SUM_THREADS, Rule
 
 SUM_BLOCKS = 128  # at most, each with N_SUMS partial sums
-N_SUMS = 2
 # Threads of a row at most where nothing is written: no part of it is needed again, and many blocks
 # compute while others load. 0.50 ms in place of 0.60 with 1,024 of 131,072 classes in float16.
 ALONE_THREADS = 128

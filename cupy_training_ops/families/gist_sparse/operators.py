@@ -6,7 +6,7 @@ Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", I
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
@@ -15,47 +15,14 @@ from ...declare.type_rows import Types
 from ...dtypes import FIXED_SIZE, UINT8, Dtype, HostArray
 from ...errors import refuse
 from ...frame.op import Op, slots
-from ...plan import Config, Device, Launch, Plan, ScratchMemory, align_up, ceil_div
+from ...plan import Config, Device, Launch, Plan, ScratchMemory
 from ..gist import operators as gist
 from .facts import FP10_GROUP, GROUP_NBYTES, HEAD_NBYTES, MSFP15_GROUP, THREADS, TILE_NBYTES
+from .layout import Layout, layout
 
 # Blocks of the launches for each multiprocessor. Encoding ones that are not resident find no tile
 # left; finishing ones have little to do where codes are sparse.
 ENCODING, FINISHING = 4, 8
-
-
-class Layout(NamedTuple):
-    """Where the parts of a code begin, in bytes; `most` is what the longest code takes.
-
-    | head | starts: where each tile's values begin | mask | values of tile 0 | of tile 1 | ...
-    """
-
-    tiles: int
-    mask: int
-    values: int
-    kept: int  # bytes of a code that has the elements as they are
-    most: int
-
-    @property
-    def always_kept(self) -> bool:
-        """Whether the elements as they are take no more than a code without a value."""
-        return self.kept <= self.values
-
-    @property
-    def least(self) -> int:
-        """Bytes of the shortest code."""
-        return min(self.kept, self.values)
-
-
-def layout(n: int, itemsize: int, group: int) -> Layout:
-    """Of n elements whose values are coded by groups of so many."""
-    tile = TILE_NBYTES // itemsize
-    tiles = ceil_div(n, tile)
-    mask = HEAD_NBYTES + align_up(8 * tiles, 16)
-    values = mask + 16 * ceil_div(n, 128)
-    groups = n // tile * ceil_div(tile, group) + ceil_div(n % tile, group)
-    kept = HEAD_NBYTES + n * itemsize if n else 0
-    return Layout(tiles, mask, values, kept, min(kept, values + GROUP_NBYTES * groups))
 
 
 class _Sparse(Op):
