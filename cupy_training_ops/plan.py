@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from . import facts
-from .declare.facts import Struct, filled
+from .declare.facts import Layout, Struct
 from .declare.schema import Spec
 from .dtypes import Dtype
 from .errors import ArgumentError
@@ -105,15 +105,15 @@ class Pointers:
     @property
     def dtype(self) -> Dtype:
         """The struct as NumPy has it."""
-        return facts.Pointers.of(self.capacity)
+        return facts.Pointers.of(self.capacity).dtype
 
 
-def by_value(struct: Struct | Dtype, /, **fields: object) -> np.void:
+def by_value(struct: Struct | Layout, /, **fields: object) -> np.void:
     """A launch argument: a declared struct, or the layout of one, with these values."""
     layout = struct.of() if isinstance(struct, Struct) else struct
-    if layout.itemsize > MAX_PARAMETER_NBYTES:
-        raise LaunchError(f"{layout.itemsize} bytes by value, at most {MAX_PARAMETER_NBYTES}")
-    return filled(layout, fields)
+    if (nbytes := layout.dtype.itemsize) > MAX_PARAMETER_NBYTES:
+        raise LaunchError(f"{nbytes} bytes by value, at most {MAX_PARAMETER_NBYTES}")
+    return layout.filled(fields)
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ sys.path.insert(0, str(ROOT))
 import click
 
 from cupy_training_ops import facts as core
-from cupy_training_ops.declare.facts import Count, CType, Slot, Struct, struct_name
-from cupy_training_ops.dtypes import FLOAT32, Dtype
+from cupy_training_ops.declare.facts import Count, CType, Layout, Slot, Struct
+from cupy_training_ops.dtypes import FLOAT32
 from cupy_training_ops.registry import FAMILIES
 
 COMMAND = "python scripts/generate_headers.py"
@@ -111,7 +111,7 @@ def struct_text(struct: Struct) -> str:
     """A struct of the size that plans give it."""
     template = f"template <{parameter(struct)}>\n" if struct.parameter else ""
     fields = "".join(f"    {declared(name, field)};\n" for name, field in struct.fields.items())
-    size = f"static_assert(sizeof({spelled(struct)}) == {layout(struct).itemsize});\n"
+    size = f"static_assert(sizeof({spelled(struct)}) == {layout(struct).dtype.itemsize});\n"
     return f"{template}struct {struct.name} {{\n{fields}}};\n{size}"
 
 
@@ -128,11 +128,11 @@ def declared(name: str, field: CType) -> str:
 def offsets(struct: Struct) -> Iterator[str]:
     """That fields lie where plans put them."""
     for name in struct.fields:
-        offset = layout(struct).fields[name][1]
+        offset = layout(struct).dtype.fields[name][1]
         yield f"static_assert(offsetof({spelled(struct)}, {name}) == {offset});\n"
 
 
-def layout(struct: Struct) -> Dtype:
+def layout(struct: Struct) -> Layout:
     """The layout of a struct; of a template that of one of its structs."""
     argument = 3 if isinstance(struct.parameter, Count) else FLOAT32
     return struct.of(argument if struct.parameter else None)
@@ -140,7 +140,7 @@ def layout(struct: Struct) -> Dtype:
 
 def spelled(struct: Struct) -> str:
     """The name of the same struct."""
-    return struct_name(layout(struct))
+    return layout(struct).name
 
 
 if __name__ == "__main__":

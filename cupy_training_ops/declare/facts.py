@@ -7,6 +7,7 @@ bytes of a type. `scripts/generate_headers.py` writes the same for CUDA.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -62,7 +63,7 @@ Argument = int | Dtype  # of a template parameter
 class Struct:
     """A struct with these fields in this order; with a template parameter, one for each argument.
 
-    What has the layout of one argument is `struct.of(argument)`.
+    `struct.of(argument)` is the layout of one of them.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Struct:
         self.name = name
         self.parameter = parameter
         self.fields: Mapping[str, CType] = fields
-        self._layouts: dict[Argument | None, Dtype] = {}
+        self._layouts: dict[Argument | None, Layout] = {}
 
     def __getitem__(self, extent: int | Count) -> CType:
         """An array of it, as a field."""
@@ -80,54 +81,77 @@ class Struct:
     @property
     def one(self) -> CType:
         """A field of this type."""
-        return CType(self.name, self.of())
+        return CType(self.name, self.of().dtype)
 
-    def of(self, argument: Argument | None = None) -> Dtype:
-        """Its layout, with the name that C has for it in `metadata`."""
+    def of(self, argument: Argument | None = None) -> Layout:
+        """How it lies in memory."""
         if argument not in self._layouts:
-            fields = [(name, *self._bound(field, argument)) for name, field in self.fields.items()]
+            fields = [(name, *_bound(field, argument)) for name, field in self.fields.items()]
             spelled = element_type(argument).c_type if isinstance(argument, np.dtype) else argument
             name = self.name if argument is None else f"{self.name}<{spelled}>"
-            laid_out = np.dtype(fields, align=True)
-            self._layouts[argument] = np.dtype(laid_out, metadata={"struct": name})
+            dtype = np.dtype(np.dtype(fields, align=True), metadata={"struct": name})
+            self._layouts[argument] = Layout(name, dtype)
         return self._layouts[argument]
 
-    def _bound(self, field: CType, argument: Any) -> tuple[Dtype, tuple[int, ...]]:
-        extents = (argument + n.more if isinstance(n, Count) else n for n in field.extents)
-        return argument if field.dtype is None else field.dtype, tuple(extents)
+
+def _bound(field: CType, argument: Any) -> tuple[Dtype, tuple[int, ...]]:
+    """A field's type and extents, for an argument of the template."""
+    extents = (argument + n.more if isinstance(n, Count) else n for n in field.extents)
+    return argument if field.dtype is None else field.dtype, tuple(extents)
 
 
-def struct_name(layout: Dtype) -> str:
-    """The name that C has for the struct of a layout."""
-    found: Mapping[str, Any] = layout.metadata or {}
-    return str(found.get("struct", layout))
+class Layout:
+    """How a struct lies in memory, under the name that C has for it."""
+
+    def __init__(self, name: str, dtype: Dtype) -> None:
+        self.name = name
+        self.dtype = dtype
+        self._plain = {field: _plain(dtype[field]) for field in dtype.names or ()}
+
+    def filled(self, fields: Mapping[str, Any]) -> np.void:
+        """The struct of these values, each of which its field holds as it is; reals are rounded."""
+        if self._plain.keys() != fields.keys():
+            odd = ", ".join(sorted(self._plain.keys() ^ fields.keys()))
+            raise CompileError(f"{self.name}: fields differ from those declared: {odd}")
+        values = []
+        for field, (types, low, high) in self._plain.items():
+            value = fields[field]
+            is_plain = type(value) in types and low <= value <= high
+            values.append(value if is_plain else self._exact(field, np.asarray(value)))
+        struct = np.zeros((), self.dtype)
+        struct[()] = tuple(values)
+        return struct[()]  # type: ignore[return-value]
+
+    def _exact(self, name: str, given: Any) -> Any:
+        """The same numbers in the type of a field."""
+        field = self.dtype[name]
+        base, kinds = field.base, {"i": "biu", "u": "biu", "f": "biuf"}.get(field.base.kind, "")
+        if given.shape == field.shape:
+            if given.dtype == base:
+                return given
+            held = given.astype(base) if given.dtype.kind in kinds else None
+            if held is not None and (base.kind == "f" or (held == given).all()):
+                return held
+        raise CompileError(
+            f"{self.name}: field {name} is {_spelled(field)}, "
+            f"the plan gives {_spelled(given.dtype, given.shape)}"
+        )
 
 
-def filled(layout: Dtype, fields: Mapping[str, object]) -> np.void:
-    """The struct of these values, each of which its field holds as it is; reals are rounded."""
-    names = layout.names or ()
-    if set(names) != fields.keys():
-        odd = ", ".join(sorted(set(names) ^ fields.keys()))
-        raise CompileError(f"{struct_name(layout)}: fields differ from those declared: {odd}")
-    struct = np.zeros((), layout)
-    for name, value in fields.items():
-        struct[name] = _exact(layout, name, np.asarray(value))
-    return struct[()]  # type: ignore[return-value]
+def struct_name(dtype: Dtype) -> str:
+    """The name that C has for the struct of this dtype."""
+    found: Mapping[str, Any] = dtype.metadata or {}
+    return str(found.get("struct", dtype))
 
 
-def _exact(layout: Dtype, name: str, given: Any) -> Any:
-    field = layout[name]
-    kinds = {"b": "b", "i": "biu", "u": "biu", "f": "biuf"}.get(field.base.kind, "V")
-    if given.shape == field.shape and given.dtype.kind in kinds:
-        if field.base.kind == "V" and given.dtype == field.base:
-            return given
-        held = given.astype(field.base)
-        if field.base.kind == "f" or (held == given).all():
-            return held
-    raise CompileError(
-        f"{struct_name(layout)}: field {name} is {_spelled(field)}, "
-        f"the plan gives {_spelled(given.dtype, given.shape)}"
-    )
+def _plain(field: Dtype) -> tuple[tuple[type, ...], float, float]:
+    """Python's types whose values a field holds within these limits."""
+    if field.kind == "b":
+        return (bool,), 0, 1
+    if field.kind in "iu":
+        limits = np.iinfo(field)
+        return (int, bool), int(limits.min), int(limits.max)
+    return ((float,) if field.kind == "f" else ()), -math.inf, math.inf
 
 
 def _spelled(dtype: Dtype, shape: tuple[int, ...] = ()) -> str:

@@ -74,7 +74,7 @@ def is_either(parameter: Parameter) -> bool:
 
 def either_layout(parameter: Parameter) -> Dtype:
     """The struct that such a parameter is."""
-    return Either.of(int(parameter.c_type.partition("<")[2].rstrip(">")))
+    return Either.of(int(parameter.c_type.partition("<")[2].rstrip(">"))).dtype
 
 
 def checked(

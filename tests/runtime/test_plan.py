@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cupy_training_ops import ArgumentError, CompileError
-from cupy_training_ops.declare.facts import CType, Struct, i32, struct_name
+from cupy_training_ops.declare.facts import CType, Struct, i32
 from cupy_training_ops.dtypes import FLOAT32, FLOAT64
 from cupy_training_ops.facts import Divisor, Partials, TensorStarts
 from cupy_training_ops.plan import Config, Launch, Plan, Scratch, ScratchMemory, by_value, ceil_div
@@ -202,7 +202,7 @@ def test_structs_in_a_struct() -> None:
 def test_a_struct_of_a_type_that_varies(dtype, name) -> None:
     struct = Struct("Axis", CType("A"), n=i32, ratio=CType("A"), steps=CType("A")[2])
     layout = struct.of(dtype)
-    assert struct_name(layout) == f"Axis<{name}>"
+    assert layout.name == f"Axis<{name}>"
     made = by_value(layout, n=1, ratio=0.1, steps=(1, 2))
     assert made["ratio"] == dtype.type(0.1)
     assert made.nbytes == 4 * dtype.itemsize

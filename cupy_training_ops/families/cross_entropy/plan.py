@@ -66,7 +66,7 @@ class Targets:
         return self.labels, self.weights, rule
 
 
-NO_TARGETS = None, None, np.zeros((), Rule.of())[()]
+NO_TARGETS = None, None, np.zeros((), Rule.of().dtype)[()]
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ class SliceGrad(Op):
         words = words_of((dy, dx), lengths, itemsize * lengths[-1])
         inner = inner.times(itemsize, words.nbytes)
         n_dy, n_dx = words.count(dy.nbytes), words.count(dx.nbytes)
-        table = np.zeros(MAX_DIMENSIONS, Dimension.of())
+        table = np.zeros(MAX_DIMENSIONS, Dimension.of().dtype)
         table[: len(outer)] = [axis.dimension for axis in outer]
         axes = (len(outer), by_value(Dimensions, at=table), inner.dimension)
         if dx.aligned and words.chunk > 1 and inner.extent % words.chunk == 0:

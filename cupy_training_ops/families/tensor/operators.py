@@ -133,7 +133,7 @@ class ConcatTraining(Op):
             launch = _launch(self.function_name, config, (*result, *table), words, capacity)
             return Plan((launch,))
         scratch = ScratchMemory()
-        parts_table = scratch.take(len(starts), Part.of())
+        parts_table = scratch.take(len(starts), Part.of().dtype)
         fill = self._fill(parts_table, parts, starts, words)
         launch = _launch(f"{self.function_name}__many", config, (*result, parts_table), words)
         return scratch.plan(*fill, launch)
