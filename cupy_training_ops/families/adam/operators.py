@@ -62,11 +62,8 @@ Args = tuple[object, ...]
 
 def _launch(symbol: str, grid: int, args: Args, w: Dtype, grad: Dtype, moment: Dtype) -> Launch:
     """A launch of this family, whose kernels share their slots."""
-    binding = slots(W=w, GRAD=grad, MOMENT=moment) | {
-        "CHUNK_NBYTES": str(CHUNK_NBYTES),
-        "CAPACITY": str(CAPACITY),
-        "POINTERS": str(LISTS * CAPACITY),
-    }
+    sizes = {"CHUNK_NBYTES": CHUNK_NBYTES, "CAPACITY": CAPACITY, "POINTERS": LISTS * CAPACITY}
+    binding = slots(W=w, GRAD=grad, MOMENT=moment, **sizes)
     return Launch(symbol, Config((grid,), (THREADS,)), args, binding)
 
 

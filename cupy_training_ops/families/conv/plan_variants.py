@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from ...declare.schema import Spec
 from ...dtypes import FLOAT32, FLOAT64, Dtype
 from ...frame.op import slots
@@ -36,12 +38,8 @@ class Variant:
     @property
     def slots(self) -> dict[str, str]:
         """The slots of cuda_src/conv/conv.cu."""
-        return {
-            **slots(T=self.dtype),
-            "ROWS": str(self.rows),
-            "TF32": str(int(self.tf32)),
-            "OFFSET": "i64" if self.wide else "u32",
-        }
+        offset = np.dtype(np.int64 if self.wide else np.uint32)
+        return slots(T=self.dtype, ROWS=self.rows, TF32=self.tf32, OFFSET=offset)
 
     @property
     def depth(self) -> int:

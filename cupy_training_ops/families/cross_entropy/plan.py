@@ -165,7 +165,7 @@ class Rows:
         return self._launch(symbol, Config((blocks,), (SUM_THREADS,)), args)
 
     def _launch(self, symbol: str, config: Config, args: tuple[object, ...]) -> Launch:
-        binding = slots(T=self.t, TOUT=self.t_out) | {"NBYTES": str(self._held_nbytes)}
+        binding = slots(T=self.t, TOUT=self.t_out, NBYTES=self._held_nbytes)
         return Launch(symbol, config, args, binding)
 
     @property

@@ -38,10 +38,7 @@ def _launch(
     symbol: str, grid: int, args: tuple[object, ...], t: Dtype = FLOAT32, value: Dtype = FLOAT32
 ) -> Launch:
     """A launch of this family, whose kernels share their slots."""
-    binding = slots(T=t, VALUE=value) | {
-        "CAPACITY": str(CAPACITY),
-        "CHUNK_NBYTES": str(CHUNK_NBYTES),
-    }
+    binding = slots(T=t, VALUE=value, CAPACITY=CAPACITY, CHUNK_NBYTES=CHUNK_NBYTES)
     return Launch(symbol, Config((grid,), (THREADS,)), args, binding)
 
 

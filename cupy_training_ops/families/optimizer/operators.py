@@ -55,12 +55,8 @@ BLOCKS = 16  # a multiprocessor, of a norm
 
 def _launch(symbol: str, grid: int, args: Args, w: Dtype, grad: Dtype) -> Launch:
     """A launch of this family, whose kernels share their slots."""
-    binding = slots(W=w, GRAD=grad) | {
-        "CHUNK_NBYTES": str(CHUNK_NBYTES),
-        "TWO_LISTS": str(TWO_LISTS),
-        "POINTERS": str(2 * TWO_LISTS),
-        "ONE_LIST": str(ONE_LIST),
-    }
+    counts = {"TWO_LISTS": TWO_LISTS, "POINTERS": 2 * TWO_LISTS, "ONE_LIST": ONE_LIST}
+    binding = slots(W=w, GRAD=grad, CHUNK_NBYTES=CHUNK_NBYTES, **counts)
     return Launch(symbol, Config((grid,), (THREADS,)), args, binding)
 
 

@@ -52,10 +52,7 @@ def _launch(
     symbol: str, grid: int, args: tuple[object, ...], x: Dtype, y: Dtype, block: Block = (THREADS,)
 ) -> Launch:
     """A launch of this family, whose kernels share their slots."""
-    binding = slots(T=x, Y=y) | {
-        "CAPACITY": str(CAPACITY),
-        "CHUNK_NBYTES": str(CHUNK_NBYTES),
-    }
+    binding = slots(T=x, Y=y, CAPACITY=CAPACITY, CHUNK_NBYTES=CHUNK_NBYTES)
     return Launch(symbol, Config((grid,), block), args, binding)
 
 
