@@ -541,6 +541,16 @@ def test_who_writes_into_a_saved_tensor_changes_no_other_gradient(tensor) -> Non
         run("default", function, x)
 
 
+def test_jagged_nested_tensors_are_of_another_class(tensor) -> None:
+    parts = [tensor(200, 128).detach(), tensor(300, 128).detach()]
+    kept = cto.torch.compressed_activations()
+    x = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
+    with kept:
+        y = torch.relu(x * 1)
+    assert kept.report()["passed"] == {"subclass": 0}
+    assert y.requires_grad
+
+
 def test_strided_nested_tensors_pass(tensor) -> None:
     parts = [tensor(200, 128).detach(), tensor(300, 128).detach()]
     kept = cto.torch.compressed_activations()

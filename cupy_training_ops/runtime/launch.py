@@ -149,7 +149,7 @@ class ReadyPlan:
         stream: an object with the address `ptr`, so that CuPy's current one, which every thread
         has for itself, does not matter. workspace: of scratch memory, where the plan needs some.
         """
-        row = (*map(np.uint64, addresses), *self._constants)
+        row = (*map(self._backend.address, addresses), *self._constants)
         if self.workspace_nbytes:
             row += self._scratch_at(workspace, stream)
         for function, grid, block, shared_nbytes, pick, step in self._steps:
@@ -157,11 +157,12 @@ class ReadyPlan:
                 _log.append(step)
             function(grid, block, pick(row), shared_nbytes, stream)
 
-    def _scratch_at(self, workspace: int, stream: object) -> tuple[np.uint64, ...]:
+    def _scratch_at(self, workspace: int, stream: object) -> tuple[object, ...]:
         """Addresses in a workspace, which begins with the zeros: they are queued here."""
         if self.zeros_nbytes:
             self._backend.clear_at(workspace, self.zeros_nbytes, stream)
-        return tuple([np.uint64(workspace + offset) for offset in self._offsets])
+        address = self._backend.address
+        return tuple([address(workspace + offset) for offset in self._offsets])
 
     def scratch(self, store: Store) -> list[object]:
         """Pointers into scratch memory with a buffer for each kind; most calls have the same."""
@@ -238,7 +239,7 @@ class _Builder:
             return add(arguments.scratch, value)
         if isinstance(value, Pointers):
             return add(arguments.tables, _pointers(value))
-        return add(arguments.constants, value)
+        return add(arguments.constants, self._backend.constant(value))
 
     def _either_place(self, layout: Dtype, arg: object) -> _Place:
         """A number or an array: the struct that lets a kernel read it from either."""
@@ -252,7 +253,7 @@ class _Builder:
                 late = self._late("float64 or an integer of 64 bits", arg, partial(either, layout))
                 self._shared[key] = add(arguments.late, late)
             return self._shared[key]
-        return add(arguments.constants, either(layout, arg))
+        return add(arguments.constants, self._backend.constant(either(layout, arg)))
 
     def _late(self, holder: str, changing: Changing, make: Make) -> Late:
         """A number that each call gives, as the kernel takes it; `holder` has it there."""

@@ -29,10 +29,13 @@ MANY = 4096  # kinds of memory that are prepared
 HEAD = Spec((HEAD_NBYTES,), UINT8)
 
 
-class Stream(NamedTuple):
-    """A CUDA stream as CuPy's launches take it, and its streams."""
+class Stream:
+    """A CUDA stream as CuPy's launches take it, and its streams; known by identity."""
 
-    ptr: int
+    __slots__ = ("ptr",)
+
+    def __init__(self, ptr: int) -> None:
+        self.ptr = ptr
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self.ptr
@@ -154,3 +157,4 @@ def stream_of(address: int) -> Stream:
 
 
 _STREAMS: dict[int, Stream] = {}
+raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # None without a GPU
