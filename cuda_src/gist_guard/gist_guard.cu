@@ -4,6 +4,7 @@
 // Every warp encodes, and measures groups of a sample, which is a small part of x: half of the warps
 // before, and where there are many groups the others after that, since measuring waits for memory
 // where encoding keeps it busy.
+#include "gist_guard/facts.cuh"
 #include "gist_guard/groups.cuh"
 #include "gist_guard/sums.cuh"
 #include "gist_guard/tile.cuh"
@@ -11,28 +12,18 @@
 #ifndef CTO_T
 #define CTO_T float
 #endif
-#ifndef CTO_THREADS
-#define CTO_THREADS 128
-#endif
-// Bytes of elements that an encoding thread has in flight.
-#ifndef CTO_NBYTES
-#define CTO_NBYTES 64
-#endif
-// Threads that a multiprocessor has at a time.
-#ifndef CTO_RESIDENT
-#define CTO_RESIDENT 768
-#endif
 
 namespace cto {
 
+using namespace facts::gist_guard;
 using namespace gist_guard::groups;
 using namespace gist_guard::sums;
 using namespace gist_guard::tile;
 
 using T = CTO_T;
 
-constexpr int THREADS = CTO_THREADS;
-constexpr int UNROLL = CTO_NBYTES / (TILE * sizeof(T));
+constexpr int BLOCKS = RESIDENT<sizeof(Acc<T>)> / THREADS;  // of a multiprocessor
+constexpr int UNROLL = NBYTES / (TILE * sizeof(T));
 constexpr i64 SPAN = THREADS * UNROLL;  // tiles
 
 __device__ __forceinline__ void store_codes(u8* y, i64 tile, bool aligned, uint2 codes) {
@@ -95,7 +86,7 @@ __device__ __forceinline__ u32 encode_tiles(const Array<T>& array, u8* y, bool k
 using namespace cto;
 
 // aligned: both arrays start at a multiple of 16 bytes. y, guard: or null. totals: of each block.
-extern "C" __global__ void __launch_bounds__(THREADS, CTO_RESIDENT / THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     gist_guarded_msfp15_encoder(const T* x, u8* y, i64 n, bool aligned, bool keep_nonfinite,
                                 i64 groups, i64 inner, i64 stride, u32 per_run, u32 pieces,
                                 u32 tiles, u32 lanes, bool grouped, double* totals,

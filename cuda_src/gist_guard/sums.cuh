@@ -10,8 +10,6 @@ using namespace gist_guard::tile;
 
 using zeroed::Zeroed;
 
-constexpr double MOST = 4294967296.0;  // a ratio that counts as finite is below it
-
 __device__ __forceinline__ double infinity() { return double_of(0x7FF0000000000000ull); }
 __device__ __forceinline__ double larger(double x, double y) { return x > y ? x : y; }
 __device__ __forceinline__ double shuffled(double x, u32 step) {
@@ -33,7 +31,7 @@ struct Totals {
     __device__ __forceinline__ void add_group(double deviation, double of_group) {
         group_deviation += deviation;
         if (!(of_group > 0)) return;
-        const bool finite = of_group < MOST * deviation;
+        const bool finite = of_group < MOST_RATIO * deviation;
         worst = larger(finite ? of_group / deviation : infinity(), worst);
     }
     // The four numbers of the guard: see the operator's help.
@@ -47,6 +45,7 @@ struct Totals {
         guard[3] = static_cast<float>(finite ? worst : infinity());
     }
 };
+static_assert(sizeof(Totals) == TOTALS * sizeof(double));
 
 // What another block has stored.
 __device__ __forceinline__ Totals loaded(const Totals& from) {

@@ -18,7 +18,7 @@ from ..declare.schema import Changing, Input, Spec
 from ..dtypes import Dtype
 from ..errors import CompileError
 from ..plan import SHARED_NBYTES, Launch, LaunchError, Plan, Pointers, Scratch, Step, Work
-from .arguments import Make, cast, check_pointer, checked, either, is_either
+from .arguments import Make, cast, check_pointer, checked, either, either_layout, is_either
 from .compiler import kernel
 from .source import Parameter, Source, load
 from .workspace import Store
@@ -205,7 +205,7 @@ class _Builder:
                 f"{step.symbol}: takes {len(parameters)} arguments, the plan gives {len(step.args)}"
             )
         pairs = zip(parameters, step.args, strict=True)
-        places = [self._place(source, step, parameter, arg) for parameter, arg in pairs]
+        places = [self._place(step, parameter, arg) for parameter, arg in pairs]
         return (function, step.config.grid, step.config.block, shared_nbytes), places, step
 
     def work(self, step: Work) -> _Ready:
@@ -223,18 +223,18 @@ class _Builder:
                 raise LaunchError(f"{wanted} bytes of shared memory a block, at most {most}")
         return wanted
 
-    def _place(self, source: Source, step: Launch, parameter: Parameter, arg: object) -> _Place:
+    def _place(self, step: Launch, parameter: Parameter, arg: object) -> _Place:
         """Where an argument of a launch comes from."""
         add, arguments = self.arguments.add, self.arguments
         if is_either(parameter):
-            return self._either_place(source.struct(parameter.c_type, step.slots), arg)
+            return self._either_place(either_layout(parameter), arg)
         if isinstance(arg, Spec):
             check_pointer(step, parameter, arg.dtype)
             return arg.place
         if isinstance(arg, Changing):
-            make = partial(cast, source, step, parameter)
+            make = partial(cast, step, parameter)
             return add(arguments.late, self._late(parameter.c_type, arg, make))
-        value = cast(source, step, parameter, arg)
+        value = cast(step, parameter, arg)
         if isinstance(value, Scratch):
             return add(arguments.scratch, value)
         if isinstance(value, Pointers):

@@ -16,7 +16,8 @@ from ..declare.schema import Spec
 from ..dtypes import UINT8, to_dtype
 from ..families.gist_guard.operators import GistGuardedMsfp15Encoder
 from ..families.gist_guard.sample import Grouping
-from ..families.gist_sparse.operators import HEAD_NBYTES, SparseDecoder
+from ..families.gist_sparse.facts import HEAD_NBYTES
+from ..families.gist_sparse.operators import SparseDecoder
 from ..frame.backends import cuda_backend
 from ..frame.foreign import NONE_LENT
 from ..frame.op import Op

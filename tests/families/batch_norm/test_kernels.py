@@ -115,12 +115,6 @@ def test_slots_of_a_thread_follow_each_other(outer, n, length, width, threads) -
                 slot, element = slot - of_piece, element + int(struct["wrap"])
 
 
-def test_constants_are_those_of_the_kernels() -> None:
-    source = get_op("BatchNormInternal").source()
-    found = [source.constant(f"cto::batch_norm::{n}") for n in ("sums::THREADS", "pieces::NBYTES")]
-    assert found == [planning.THREADS, planning.HELD_NBYTES]
-
-
 @names
 @pytest.mark.parametrize("shape", [(40, 19), (3, 5, 20), (3, 2, 6000), (2, 3, 4001), (300, 66)])
 def test_any_input_may_be_the_output(anywhere, rng, name, shape) -> None:
