@@ -454,7 +454,7 @@ def test_a_late_device_is_not_waited_for_while_a_share_of_a_step_waits(
 def test_originals_wait_in_the_room_of_codes_that_are_to_come(
     tensor, weight, late, monkeypatch
 ) -> None:
-    """A step like the last one has all of its codes in the end: sixteen, a quarter each."""
+    """A step like the last one has all of its codes in the end: 32 of a quarter's bytes each."""
     monkeypatch.setattr("cupy_training_ops.torch.window.SHARE", 1 << 40)
     kept, waits = windowed(NBYTES), []
     for _ in range(2):
@@ -462,10 +462,10 @@ def test_originals_wait_in_the_room_of_codes_that_are_to_come(
         with kept:
             made = [((tensor() * 1) @ weight).sum() for _ in range(3)]
             waits.append([event.waits for event in late])
-            made += [((tensor() * 1) @ weight).sum() for _ in range(13)]
+            made += [((tensor() * 1) @ weight).sum() for _ in range(29)]
             waits.append([event.waits for event in late])
         sum(made).backward()
-    assert waits == [[1, 1, 0], [1] * 15 + [0], [0, 0, 0], [1] * 15 + [0]]
+    assert waits == [[1, 1, 0], [1] * 31 + [0], [0, 0, 0], [1] * 31 + [0]]
     assert kept.report()["window"] == 3 * NBYTES
 
 

@@ -143,26 +143,30 @@ class ReadyPlan:
         is_late = self.has_tables or self._arguments.late
         return not is_late and all(isinstance(step, Launch) for *_, step in self._steps)
 
-    def run_at(self, addresses: Sequence[int], stream: object, workspace: int = 0) -> None:
+    def run_at(
+        self,
+        addresses: Sequence[int],
+        stream: object,
+        workspace: int = 0,
+        *,
+        is_clear: bool = False,
+    ) -> None:
         """Queue such steps over arrays at these addresses, on a stream of the current device.
 
         stream: an object with the address `ptr`, so that CuPy's current one, which every thread
-        has for itself, does not matter. workspace: of scratch memory, where the plan needs some.
+        has for itself, does not matter. workspace: of scratch memory, where the plan needs some;
+        is_clear: its zeros are there.
         """
         row = (*map(self._backend.address, addresses), *self._constants)
         if self.workspace_nbytes:
-            row += self._scratch_at(workspace, stream)
+            if self.zeros_nbytes and not is_clear:
+                self._backend.clear_at(workspace, self.zeros_nbytes, stream)
+            address = self._backend.address
+            row += tuple([address(workspace + offset) for offset in self._offsets])
         for function, grid, block, shared_nbytes, pick, step in self._steps:
             if _log is not None:
                 _log.append(step)
             function(grid, block, pick(row), shared_nbytes, stream)
-
-    def _scratch_at(self, workspace: int, stream: object) -> tuple[object, ...]:
-        """Addresses in a workspace, which begins with the zeros: they are queued here."""
-        if self.zeros_nbytes:
-            self._backend.clear_at(workspace, self.zeros_nbytes, stream)
-        address = self._backend.address
-        return tuple([address(workspace + offset) for offset in self._offsets])
 
     def scratch(self, store: Store) -> list[object]:
         """Pointers into scratch memory with a buffer for each kind; most calls have the same."""

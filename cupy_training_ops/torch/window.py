@@ -102,8 +102,8 @@ class _Step:
         self.nbytes = self.code_nbytes = 0
 
     def room_beside(self, step: _Step) -> int:
-        """What may wait in a later step, whose peak is where all of its codes are there."""
-        return self.nbytes // SHARE + max(self.code_nbytes - step.code_nbytes, 0)
+        """What may wait in a later step, whose codes all come; early layers also need memory."""
+        return self.nbytes // SHARE + max(self.code_nbytes - step.code_nbytes, 0) // 2
 
 
 class Window(Locked):
