@@ -92,21 +92,31 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                                 u32 tiles, u32 lanes, bool grouped, double* totals,
                                 Zeroed<u32>* ticket, float* guard) {
     __shared__ Shared<THREADS> shared;
-    constexpr u32 WARPS = THREADS / WARP;
+    constexpr u32 WARPS = Shared<THREADS>::WARPS;
     const u32 warp = threadIdx.x / WARP, turn_of_groups = warp % 2;
     const Array<T> array{x, n, aligned};
     const Sample sample{groups, inner, stride, per_run, pieces, tiles, lanes};
     const i64 rank = (turn_of_groups * (WARPS / 2) + warp / 2) * gridDim.x + blockIdx.x;
-    Totals& own = shared.of_thread[threadIdx.x];  // in registers it would cost the encoding some
-    own = {};
+    Totals& of_warp = shared.of_warp[warp];
     u32 exponent = 0;
 #pragma unroll 1
     for (u32 turn = 0; turn < 2; ++turn) {
-        if (turn == turn_of_groups)
-            measure_groups(array, sample, grouped, rank, static_cast<i64>(gridDim.x) * WARPS, own);
-        else
+        if (turn != turn_of_groups) {
             exponent = encode_tiles(array, y, keep_nonfinite);
+            continue;
+        }
+        Totals& own =
+            shared.of_thread[threadIdx.x];  // in registers it would cost the encoding some
+        own = {};
+        measure_groups(array, sample, grouped, rank, static_cast<i64>(gridDim.x) * WARPS, own);
+        Totals found = own;
+        sum_lanes(found, WARP);
+        if (threadIdx.x % WARP == 0) of_warp = found;
     }
-    own.exponent = exponent;
-    finish(own, totals, ticket, guard, shared);
+    if (guard == nullptr) return;
+#pragma unroll 1
+    for (u32 step = WARP / 2; step > 0; step /= 2)
+        exponent = max(exponent, __shfl_xor_sync(ALL_LANES, exponent, step));
+    if (threadIdx.x % WARP == 0) of_warp.exponent = exponent;
+    finish(totals, ticket, guard, shared);
 }
