@@ -83,7 +83,7 @@ def _encoded(x: HostArray, values: Values) -> HostArray:
     kept = HEAD_NBYTES + flat.nbytes
     if sparse.size < kept:
         code[: sparse.size] = sparse
-    elif flat.size:
+    else:
         code[:HEAD_NBYTES] = np.array([kept, 1], np.uint64).view(np.uint8)
         code[HEAD_NBYTES:kept] = flat.view(np.uint8)
     return code
@@ -171,4 +171,4 @@ def _most(n: int, itemsize: int, group: int) -> int:
     tiles = -(-n // tile)
     groups = n // tile * -(-tile // group) + -(-(n % tile) // group)
     sparse = HEAD_NBYTES + (8 * tiles + 15) // 16 * 16 + 16 * -(-n // 128) + GROUP_NBYTES * groups
-    return min(sparse, HEAD_NBYTES + n * itemsize) if n else 0
+    return min(sparse, HEAD_NBYTES + n * itemsize)
