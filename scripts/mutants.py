@@ -226,7 +226,7 @@ def outcome(root: Path, runs: list[list[str]], seconds: float) -> str:
         if any(name in ran.stdout for name in NOT_BUILT):
             return "not built"
         found = re.search(r"^(?:FAILED|ERROR) ([^\s\[]+)", ran.stdout, re.M)
-        by = found[1] if found else "no test: pytest did not start"
+        by = found[1] if found else f"no test: pytest ended with {ran.returncode}"
         return f"noticed by {by}{', thorough' if 'thorough' in chosen else ''}"
     return "survived"
 

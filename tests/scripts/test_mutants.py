@@ -90,7 +90,7 @@ FAILED = "FAILED tests/test_a.py::test_b[float32] - assert 1 == 2"
         ([(0, ""), (5, ""), (0, "")], "survived"),
         ([(0, ""), (1, FAILED), (0, "")], "noticed by tests/test_a.py::test_b"),
         ([(2, "ERROR tests/test_a.py - ValueError")], "noticed by tests/test_a.py"),
-        ([(4, "")], "noticed by no test: pytest did not start"),
+        ([(-11, "")], "noticed by no test: pytest ended with -11"),
         ([(1, f"g++ failed: x\n{FAILED}")], "not built"),
         ([(0, ""), None], "no time"),
     ],
