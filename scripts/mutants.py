@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import itertools
 import os
 import random
 import re
@@ -34,6 +35,8 @@ ROOT = Path(__file__).resolve().parent.parent
 NOT_BUILT = ("g++ failed:", "SyntaxError")  # no test is needed to notice these
 PASSED, NO_TESTS = 0, 5  # what pytest exits with
 UNHURRIED = 600  # seconds for the tests of a family without a fault
+# By a source's time, in whole seconds, and its size Python tells whether it was compiled before.
+SECONDS = itertools.count(1)
 
 
 class Mutant(NamedTuple):
@@ -206,6 +209,7 @@ def verdict(root: Path, family: str, mutant: Mutant, seconds: float) -> str:
     path = root / mutant.path
     text = path.read_text(encoding="utf-8")
     path.write_text(mutant.planted(text), encoding="utf-8")
+    os.utime(path, (second := next(SECONDS), second))
     try:
         of_reference = path.name == "reference.py"
         return outcome(root, tests(root, family, of_reference=of_reference), seconds)
@@ -236,8 +240,8 @@ def pytest_run(root: Path, chosen: list[str], seconds: float) -> subprocess.Comp
     environment = os.environ | {
         "PYTHONPATH": str(root),
         "CTO_EMULATOR_CACHE": str(root / ".kernels"),
-        "PYTHONDONTWRITEBYTECODE": "1",
     }
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # what is compiled is most of a short session
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider"]
     return subprocess.run(
         [*command, *chosen],

@@ -108,6 +108,19 @@ def test_what_runs_of_tests_say(results, said, monkeypatch) -> None:
     assert mutants.outcome(Path(), [["tests"]] * len(results), 60) == said
 
 
+def test_faults_of_one_size_are_not_mistaken_for_each_other(tmp_path, monkeypatch) -> None:
+    """Nor for the file without them: Python keeps what it compiled."""
+    (tmp_path / "it.py").write_text("a, b = 1, 2\n")
+    (tmp_path / "test_it.py").write_text(
+        "import it\ndef test_a(): assert it.a == 1\ndef test_b(): assert it.b == 2\n"
+    )
+    monkeypatch.setattr(mutants, "tests", lambda *_, **__: [["test_it.py"]])
+    faults = [mutants.Mutant("it.py", 7, "1", "3"), mutants.Mutant("it.py", 10, "2", "3")]
+    found = [mutants.verdict(tmp_path, "", fault, 60) for fault in faults]
+    assert found == ["noticed by test_it.py::test_a", "noticed by test_it.py::test_b"]
+    assert mutants.outcome(tmp_path, [["test_it.py"]], 60) == "survived"
+
+
 def test_it_is_said_which_tier_noticed(monkeypatch) -> None:
     failed = subprocess.CompletedProcess("pytest", 1, FAILED, "")
     monkeypatch.setattr(mutants, "pytest_run", lambda *_: failed)
