@@ -83,7 +83,7 @@ def _encoded(x: HostArray, values: Values) -> HostArray:
     kept = HEAD_NBYTES + flat.nbytes
     if sparse.size < kept:
         code[: sparse.size] = sparse
-    elif flat.size:
+    else:
         code[:HEAD_NBYTES] = np.array([kept, 1], np.uint64).view(np.uint8)
         code[HEAD_NBYTES:kept] = flat.view(np.uint8)
     return code
