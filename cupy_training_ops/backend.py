@@ -124,6 +124,12 @@ class Backend(Protocol):
     def fill(self, array: Any, nbytes: int, byte: int) -> None:
         """Queue this byte into the first ones of an array, on the current stream."""
 
+    def address(self, address: int) -> object:
+        """A kernel argument that points to this address."""
+
+    def constant(self, value: object) -> object:
+        """A kernel argument as launches take it most quickly, made once for many of them."""
+
     def clear_at(self, address: int, nbytes: int, stream: object) -> None:
         """Queue zeros into memory of the current device, on a stream with the address `ptr`."""
 

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import DTypeLike
 
+from . import facts
+from .declare.facts import Layout, Struct
 from .declare.schema import Spec
 from .dtypes import Dtype
 from .errors import ArgumentError
+from .facts import MAX_THREADS
 
-WARP = 32
 VEC_NBYTES = 16  # of the widest load and store
-MAX_THREADS = 1024
 MAX_PARAMETER_NBYTES = 4000  # 4 KiB in all before CUDA 12.1
 MAX_GRID = (2**31 - 1, 65_535, 65_535)
 MAX_BLOCK = (1024, 1024, 64)
@@ -95,7 +96,7 @@ class Pointers:
     """An argument of a step: the addresses of these arrays in one struct, passed by value.
 
     None stands for an array that is not there, whose address is null.
-    Its CUDA type is `Pointers<capacity>` of core/pointers.cuh.
+    Its CUDA type is `Pointers<capacity>`.
     """
 
     specs: tuple[Spec | None, ...]
@@ -104,19 +105,15 @@ class Pointers:
     @property
     def dtype(self) -> Dtype:
         """The struct as NumPy has it."""
-        return np.dtype([("at", np.uint64, (self.capacity,))])
+        return facts.Pointers.of(self.capacity).dtype
 
 
-def by_value(**fields: object) -> np.void:
-    """A launch argument: a struct of NumPy arrays and sized scalars, laid out as C does."""
-    arrays = {name: np.asarray(value) for name, value in fields.items()}
-    layout = np.dtype([(n, a.dtype, a.shape) for n, a in arrays.items()], align=True)
-    struct = np.zeros((), layout)
-    for name, array in arrays.items():
-        struct[name] = array
-    if struct.nbytes > MAX_PARAMETER_NBYTES:
-        raise LaunchError(f"{struct.nbytes} bytes by value, at most {MAX_PARAMETER_NBYTES}")
-    return struct[()]  # type: ignore[return-value]
+def by_value(struct: Struct | Layout, /, **fields: object) -> np.void:
+    """A launch argument: a declared struct, or the layout of one, with these values."""
+    layout = struct.of() if isinstance(struct, Struct) else struct
+    if (nbytes := layout.dtype.itemsize) > MAX_PARAMETER_NBYTES:
+        raise LaunchError(f"{nbytes} bytes by value, at most {MAX_PARAMETER_NBYTES}")
+    return layout.filled(fields)
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,18 @@
 
     python scripts/mutants.py gist_narrow conv --count 12 --seed 7
 
-Works on a copy of the checkout's files. Each fault is one operator, constant, bound or condition;
-the family's tests have --seconds for it. What survives needs a test, or changes nothing: say which.
-What ran out of time is listed apart. The exit status is 1 where a fault survived.
+Works on a copy of the checkout's files. Each fault is one operator, constant, bound or condition.
+The tests of the family's folder, those elsewhere that name one of its operators, and then both of
+the thorough tier have --seconds for it; they pass without a fault, which is seen first. What
+survives needs a test, or changes nothing: say which. What ran out of time is listed apart. The exit
+status is 1 where a fault survived.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import itertools
 import os
 import random
 import re
@@ -19,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +33,10 @@ from cupy_training_ops.registry import FAMILIES
 
 ROOT = Path(__file__).resolve().parent.parent
 NOT_BUILT = ("g++ failed:", "SyntaxError")  # no test is needed to notice these
+PASSED, NO_TESTS = 0, 5  # what pytest exits with
+UNHURRIED = 600  # seconds for the tests of a family without a fault
+# By a source's time, in whole seconds, and its size Python tells whether it was compiled before.
+SECONDS = itertools.count(1)
 
 
 class Mutant(NamedTuple):
@@ -47,7 +55,8 @@ class Mutant(NamedTuple):
     def label(self, text: str) -> str:
         """Place and change, for people."""
         line = text.count("\n", 0, self.start) + 1
-        return f"{self.path}:{line}: {self.old.strip()} -> {self.new.strip()}"
+        column = self.start - text.rfind("\n", 0, self.start)
+        return f"{self.path}:{line}:{column}: {self.old.strip()} -> {self.new.strip()}"
 
 
 # ---- which faults there are ----------------------------------------------------------------------
@@ -182,43 +191,66 @@ def copied(folder: Path) -> Path:
     return folder
 
 
-def tests(root: Path, family: str, mutant: Mutant) -> list[str]:
-    """The tests that concern a fault, those first that are likely to notice it."""
-    kernels, folder = root / "tests" / "test_kernels.py", root / "tests" / "families" / family
-    own = sorted(folder.glob("test_*.py"), key=lambda path: path.name != "test_reference.py")
-    of_reference = mutant.path.endswith("reference.py")
-    ordered = [*own, kernels] if of_reference else [kernels, *own[::-1]]
-    named = " or ".join([f"families/{family}/", *operators([family])])
-    return [*(str(path.relative_to(root)) for path in ordered), "-k", named]
+def tests(root: Path, family: str, *, of_reference: bool) -> list[list[str]]:
+    """The runs of tests that concern a fault, those first that are likely to notice it."""
+    own = root / "tests" / "families" / family
+    paths = sorted(own.glob("test_*.py"), key=lambda path: path.name != "test_reference.py")
+    named = ["-k", " or ".join(operators([family]))]
+    alone = [str(path.relative_to(root)) for path in (paths if of_reference else paths[::-1])]
+    shared = ["tests/test_kernels.py", *named]
+    elsewhere = ["tests", f"--ignore={own}", "--ignore=tests/test_kernels.py"]
+    others = [*elsewhere, named[0], f"{named[1]} or {family}"]  # that it compiles is one of them
+    first = [alone, shared] if of_reference else [shared, alone]
+    return [*first, others, *([*chosen, "-m", "thorough"] for chosen in first)]
 
 
 def verdict(root: Path, family: str, mutant: Mutant, seconds: float) -> str:
-    """noticed, survived, no time, or not built."""
+    """noticed (and by which test), survived, no time, or not built."""
     path = root / mutant.path
     text = path.read_text(encoding="utf-8")
     path.write_text(mutant.planted(text), encoding="utf-8")
+    os.utime(path, (second := next(SECONDS), second))
+    try:
+        of_reference = path.name == "reference.py"
+        return outcome(root, tests(root, family, of_reference=of_reference), seconds)
+    finally:
+        path.write_text(text, encoding="utf-8")
+
+
+def outcome(root: Path, runs: list[list[str]], seconds: float) -> str:
+    """What the first of these runs that is not passed says."""
+    end = time.monotonic() + seconds
+    for chosen in runs:
+        try:
+            ran = pytest_run(root, chosen, end - time.monotonic())
+        except subprocess.TimeoutExpired:
+            return "no time"
+        if ran.returncode in (PASSED, NO_TESTS):
+            continue
+        if any(name in ran.stdout for name in NOT_BUILT):
+            return "not built"
+        found = re.search(r"^(?:FAILED|ERROR) ([^\s\[]+)", ran.stdout, re.M)
+        by = found[1] if found else f"no test: pytest ended with {ran.returncode}"
+        return f"noticed by {by}{', thorough' if 'thorough' in chosen else ''}"
+    return "survived"
+
+
+def pytest_run(root: Path, chosen: list[str], seconds: float) -> subprocess.CompletedProcess[str]:
+    """These tests of the copy, up to the first that fails."""
     environment = os.environ | {
         "PYTHONPATH": str(root),
         "CTO_EMULATOR_CACHE": str(root / ".kernels"),
-        "PYTHONDONTWRITEBYTECODE": "1",
     }
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # what is compiled is most of a short session
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider"]
-    try:
-        ran = subprocess.run(
-            [*command, *tests(root, family, mutant)],
-            cwd=root,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-        )
-    except subprocess.TimeoutExpired:
-        return "no time"
-    finally:
-        path.write_text(text, encoding="utf-8")
-    if any(name in ran.stdout for name in NOT_BUILT):
-        return "not built"
-    return "noticed" if ran.returncode else "survived"
+    return subprocess.run(
+        [*command, *chosen],
+        cwd=root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=max(seconds, 0),
+    )
 
 
 def main() -> int:
@@ -234,19 +266,24 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         root = copied(Path(folder))
         verdicts = [verdict for family in given.families for verdict in judged(root, family, given)]
-    print(", ".join(f"{verdicts.count(kind)} {kind}" for kind in sorted(set(verdicts))))
-    return int("survived" in verdicts)
+    kinds = [verdict.partition(" by ")[0] for verdict in verdicts]
+    print(", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds))))
+    return int("survived" in kinds)
 
 
 def judged(root: Path, family: str, given: argparse.Namespace) -> Iterator[str]:
     """The verdicts of a family's faults, each printed; those that do not build count as none."""
     left = given.count
+    sound = outcome(root, tests(root, family, of_reference=False), UNHURRIED)  # builds most kernels
+    if sound != "survived":
+        sys.exit(f"{family} has no fault yet, and its tests say: {sound}")
     for mutant in mutants(root, family, random.Random(f"{given.seed} {family}")):
         if left == 0:
             return
         label = mutant.label((root / mutant.path).read_text(encoding="utf-8"))
         found = verdict(root, family, mutant, given.seconds)
-        print(f"{found:9} {label}", flush=True)
+        kind, _, by = found.partition(" by ")
+        print(f"{kind:9} {label}{by and f'  ({by})'}", flush=True)
         if found != "not built":
             left -= 1
             yield found

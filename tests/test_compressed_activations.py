@@ -208,6 +208,24 @@ def test_a_forward_without_a_backward_leaves_nothing(tensor, policy) -> None:
         gc.enable()
 
 
+@pytest.mark.parametrize("policy", ["default", lambda *_: None], ids=["codes", "passed"])
+def test_what_is_written_after_it_was_saved_leaves_nothing(tensor, policy) -> None:
+    """Plainly such a graph, of which nobody asks the gradients, holds itself."""
+    kept = cto.torch.compressed_activations(policy)
+    gc.collect()
+    gc.disable()
+    try:
+        with kept:
+            x = tensor() * 1
+            y = x * tensor()
+            x += y
+        gone = weakref.ref(x.untyped_storage())
+        del x, y
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
 def test_layouts_come_back(tensor) -> None:
     kept = cto.torch.compressed_activations(pack16)
     x = tensor(2, 8, 32, 32) * 1
@@ -227,6 +245,7 @@ def test_layouts_come_back(tensor) -> None:
         (lambda x: torch.complex(x, x), "dtype"),
         (lambda x: torch._neg_view(x), "layout"),
         (lambda x: x.to_sparse(), "layout"),
+        (lambda x: x.detach().to_sparse(), "leaf"),
         (lambda x: x.log_softmax(1), "log-probabilities"),
         (lambda x: x.log_softmax(1).view(-1).float(), "log-probabilities"),
         (lambda x: x.detach(), "leaf"),
@@ -448,6 +467,30 @@ def test_a_gpus_codec_is_a_launch_over_addresses() -> None:
     aligned = [bool(given[4]) for given in arguments]
     assert aligned == [True, False, True]
     assert ready.code_nbytes == N
+
+
+def test_a_gpus_arguments_are_made_once_but_addresses(monkeypatch) -> None:
+    """CuPy takes such objects as they are, and makes one of anything else at each launch."""
+    pytest.importorskip("cupy", reason="CuPy is in the extras")
+    from cupy.cuda.function import CIntptr, CPointer
+
+    from cupy_training_ops.runtime.cuda import CudaBackend
+    from cupy_training_ops.testing.hollow import HollowBackend, hollow_launches
+    from cupy_training_ops.torch.coding import coding, stream_of
+
+    for name in ("address", "constant"):
+        monkeypatch.setattr(HollowBackend, name, vars(CudaBackend)[name])
+    with hollow_launches() as launches:
+        decode = coding.__wrapped__("msfp15", "bfloat16", N, 0).decode
+        for _ in range(2):
+            decode((8192, 4096), stream_of(0))
+    first, second = (given[:-1] for _, given in launches)
+    assert all(isinstance(each, CPointer) for each in first)
+    assert [type(each) is CIntptr for each in first[:2]] == [True, True]
+    assert len(first) > 2
+    assert [one is other for one, other in zip(first, second, strict=True)] == [
+        i >= 2 for i in range(len(first))
+    ]
 
 
 def test_a_guarded_codec_is_launches_over_addresses(monkeypatch) -> None:

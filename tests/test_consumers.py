@@ -451,6 +451,24 @@ def test_a_late_device_is_not_waited_for_while_a_share_of_a_step_waits(
     assert kept.report()["window"] == 4 * NBYTES
 
 
+def test_originals_wait_in_the_room_of_codes_that_are_to_come(
+    tensor, weight, late, monkeypatch
+) -> None:
+    """A step like the last one has all of its codes in the end: 32 of a quarter's bytes each."""
+    monkeypatch.setattr("cupy_training_ops.torch.window.SHARE", 1 << 40)
+    kept, waits = windowed(NBYTES), []
+    for _ in range(2):
+        late.clear()
+        with kept:
+            made = [((tensor() * 1) @ weight).sum() for _ in range(3)]
+            waits.append([event.waits for event in late])
+            made += [((tensor() * 1) @ weight).sum() for _ in range(29)]
+            waits.append([event.waits for event in late])
+        sum(made).backward()
+    assert waits == [[1, 1, 0], [1] * 31 + [0], [0, 0, 0], [1] * 31 + [0]]
+    assert kept.report()["window"] == 3 * NBYTES
+
+
 @pytest.mark.usefixtures("late")
 @pytest.mark.parametrize("n_between", [0, 2])
 def test_what_comes_behind_the_limit_changes_no_decision(weight, n_between, monkeypatch) -> None:
@@ -539,6 +557,16 @@ def test_who_writes_into_a_saved_tensor_changes_no_other_gradient(tensor) -> Non
     assert torch.allclose(found, expected)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         run("default", function, x)
+
+
+def test_jagged_nested_tensors_are_of_another_class(tensor) -> None:
+    parts = [tensor(200, 128).detach(), tensor(300, 128).detach()]
+    kept = cto.torch.compressed_activations()
+    x = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
+    with kept:
+        y = torch.relu(x * 1)
+    assert kept.report()["passed"] == {"subclass": 0}
+    assert y.requires_grad
 
 
 def test_strided_nested_tensors_pass(tensor) -> None:

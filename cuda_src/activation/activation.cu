@@ -1,24 +1,20 @@
 // SPDX-License-Identifier: MIT
 // Activations and their gradients.  CPU provider: cupy_training_ops/families/activation/reference.py
+#include "activation/facts.cuh"
 #include "activation/gelu.cuh"
 #include "algorithm/elementwise.cuh"
 
-// T: elements. ACC: what they are computed in. A block has THREADS, a thread NBYTES of an array.
+// T: elements. ACC: what they are computed in.
 #ifndef CTO_T
 #define CTO_T float
 #endif
 #ifndef CTO_ACC
 #define CTO_ACC float
 #endif
-#ifndef CTO_THREADS
-#define CTO_THREADS 128
-#endif
-#ifndef CTO_NBYTES
-#define CTO_NBYTES 32
-#endif
 
 namespace cto {
 
+using namespace facts::activation;
 using namespace elementwise;
 using namespace math::gelu;
 
@@ -26,8 +22,7 @@ using T = CTO_T;
 using ACC = CTO_ACC;
 static_assert(ARE_SAME<ACC, Acc<T>>);
 
-constexpr int THREADS = CTO_THREADS;
-using Tile = Tiling<T, THREADS, CTO_NBYTES>;
+using Tile = Tiling<T, THREADS, NBYTES>;
 
 __device__ __forceinline__ bool is_positive(float x) { return bits_of(x) - 1u < 0x7F800000u; }
 __device__ __forceinline__ bool is_positive(double x) { return x > 0.0; }

@@ -6,9 +6,12 @@
 // with t = |x|, and needs one exponential. t is cut off where that exponential is long zero: so
 // infinities give limits, and NaN stays NaN.
 #pragma once
+#include "activation/facts.cuh"
 #include "math/exp.cuh"
 
 namespace cto::math::gelu {
+
+using facts::activation::NORMAL_END;
 
 using namespace math::exp;
 
@@ -39,7 +42,6 @@ __device__ __forceinline__ R mirrored(R x, R falling) {
 
 // ---- x Phi(x) -----------------------------------------------------------------------------------
 
-constexpr double NORMAL_END = 40;
 constexpr double INV_SQRT_2PI = 0.39894228040143267794;
 
 // e^(t^2 / 2) (Phi(-t) - t phi(t)) = (ROOT - t) Q(t), with the derivative's zero taken out so that

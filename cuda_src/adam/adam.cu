@@ -3,6 +3,7 @@
 //
 // What a step computes is kept in the accumulator of the weights and rounded once for each array
 // that is written.
+#include "adam/facts.cuh"
 #include "algorithm/multi_tensor.cuh"
 #include "algorithm/parameter_update.cuh"
 #include "algorithm/range_map.cuh"
@@ -19,26 +20,14 @@
 #ifndef CTO_MOMENT
 #define CTO_MOMENT float
 #endif
-// A block has THREADS; a thread has VECS vectors of each array in flight, one where weights are not
-// float32: more would take too many registers.
-#ifndef CTO_THREADS
-#define CTO_THREADS 128
-#endif
-#ifndef CTO_VECS
-#define CTO_VECS 2
-#endif
-// Bytes of the widest array in a chunk.
-#ifndef CTO_CHUNK_NBYTES
-#define CTO_CHUNK_NBYTES 32768
-#endif
-// Tensors that a launch takes at most, where four lists are in its table.
-#ifndef CTO_CAPACITY
-#define CTO_CAPACITY 84
-#endif
 
 namespace cto {
 
+using namespace facts::adam;
+using either::as_double;
+using either::as_i64;
 using either::Either;
+using facts::Pointers;
 using multi_tensor::array_of;
 using multi_tensor::Columns;
 using multi_tensor::TensorSizes;
@@ -46,7 +35,6 @@ using parameter_update::Copy;
 using parameter_update::keep;
 using parameter_update::load;
 using parameter_update::store;
-using pointers::Pointers;
 using vec::Vec;
 
 using W = CTO_W;
@@ -54,25 +42,18 @@ using GRAD = CTO_GRAD;
 using MOMENT = CTO_MOMENT;
 using ACC = Acc<W>;
 
-constexpr int THREADS = CTO_THREADS;
-constexpr int CAPACITY = CTO_CAPACITY, POINTERS = 4 * CAPACITY;
 constexpr bool MOMENT_IS_WIDER = sizeof(MOMENT) > sizeof(W);
 constexpr int WIDTH = 16 / (MOMENT_IS_WIDER ? sizeof(MOMENT) : sizeof(W));
-constexpr int VECS = sizeof(W) == 4 ? CTO_VECS : 1;
-constexpr i64 CHUNK = CTO_CHUNK_NBYTES / 16 * WIDTH;
-using Tiling = range_map::Tiling<WIDTH, VECS, THREADS>;
+// Vectors of each array that a thread has in flight: more would take too many registers.
+constexpr int WEIGHT_VECS = sizeof(W) == 4 ? VECS : 1;
+constexpr i64 CHUNK = CHUNK_NBYTES / 16 * WIDTH;
+using Tiling = range_map::Tiling<WIDTH, WEIGHT_VECS, THREADS>;
 using Chunk = multi_tensor::BlockChunk<CHUNK>;
 
 template <class E>
 __device__ __forceinline__ bool has_vecs_at(const E* array, int first) {
     return parameter_update::may_have_vecs_at<WIDTH>(array, first);
 }
-
-// As families/adam/operators.py makes it.
-struct AdamRule {
-    double alpha, beta, lambda, epsilon;
-    i32 correct_bias, decays_updated;
-};
 
 struct AdamFactors {
     ACC divisor, alpha, rest_of_alpha, beta, rest_of_beta, rate, root_scale, epsilon, decay;
@@ -83,12 +64,12 @@ struct AdamFactors {
 __device__ __forceinline__ AdamFactors adam_factors(
     const AdamRule& rule, const Either<1>& rate, const Either<1>& step, const Either<1>& loss_scale,
     const Either<1>& norm, const Either<1>& max_norm, const Either<1>& update) {
-    const i64 t = rule.correct_bias ? step.as_i64() : 0;
-    const double lr = rate.as_double();
+    const i64 t = rule.correct_bias ? as_i64(step) : 0;
+    const double lr = as_double(rate);
     const double of_first = step::bias_correction(rule.alpha, t);
     const double root = sqrt(step::bias_correction(rule.beta, t));
     const double divisor =
-        step::gradient_divisor(loss_scale.as_double(), norm.as_double(), max_norm.as_double());
+        step::gradient_divisor(as_double(loss_scale), as_double(norm), as_double(max_norm));
     AdamFactors by;
     by.divisor = static_cast<ACC>(divisor);
     by.alpha = static_cast<ACC>(rule.alpha);
@@ -98,9 +79,9 @@ __device__ __forceinline__ AdamFactors adam_factors(
     by.rate = static_cast<ACC>((rule.decays_updated ? lr * root : lr) / of_first);
     by.root_scale = static_cast<ACC>(rule.decays_updated ? 1.0 : 1.0 / root);
     by.epsilon = static_cast<ACC>(rule.epsilon);
-    by.decay = static_cast<ACC>(lr * rule.lambda);
+    by.decay = static_cast<ACC>(lr * rule.lambda_);
     by.decays_updated = rule.decays_updated;
-    by.update = update.as_i64() && step::can_be_made(lr, loss_scale.as_double());
+    by.update = as_i64(update) && step::can_be_made(lr, as_double(loss_scale));
     return by;
 }
 

@@ -105,7 +105,8 @@ struct RowReader {
     __device__ i64 column(u32 offset) const {
         if (!fits_31_bits) return fast_division::cell_at(first + offset, columns).column;
         const u32 position = static_cast<u32>(first) + offset;
-        return position - columns.quotient(position) * static_cast<u32>(columns.value);
+        return position -
+               fast_division::quotient(position, columns) * static_cast<u32>(columns.value);
     }
     __device__ static uint4 absent() {
         uint4 words;

@@ -12,6 +12,7 @@
 
 namespace cto::l2_norm {
 
+using facts::Partials;
 using vec::Vec;
 using zeroed::Zeroed;
 
@@ -28,6 +29,7 @@ template <class E, class A>
 struct SumsOfSquares {
     static constexpr int N = ARE_SAME<A, float> && !ARE_SAME<E, __half> ? 3 : 1;
     A at[N]{};
+    static_assert(sizeof(at) <= facts::SUMS_NBYTES);
 
     template <int M>
     __device__ __forceinline__ void operator()(const Vec<E, M>& x) {
@@ -49,11 +51,6 @@ struct SumsOfSquares {
         }
         return square_root(at[0]);
     }
-};
-
-// Where a launch's partial sums go; only the last launch knows how many there are in all.
-struct Partials {
-    u32 first, n_in_all;
 };
 
 // Whether this block is the one that finishes last; there `sums`, a thread's own so far, become those

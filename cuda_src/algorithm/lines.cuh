@@ -19,13 +19,11 @@
 
 namespace cto::lines {
 
+using facts::MAX_THREADS;
+using facts::SHORT_NBYTES;
+using facts::SHORT_THREADS;
 using vec::IN_WORDS;
 using vec::Vec;
-
-// What a thread holds of a line in the kernels for short rows, of all arrays that are read.
-constexpr int SHORT_NBYTES = 32;
-constexpr int SHORT_THREADS = 128;  // of a block
-constexpr int MAX_THREADS = 1024;
 
 // ---- the part of a line that is one thread's ----------------------------------------------------
 

@@ -6,33 +6,26 @@
 // up to first_chunk[t + 1], each of them the same number of elements but for the last.
 #pragma once
 #include "algorithm/reduce.cuh"
-#include "core/pointers.cuh"
 
 namespace cto::multi_tensor {
 
-using pointers::Pointers;
+using facts::Columns;
+using facts::Pointers;
+using facts::TensorSizes;
 
-// The entries of first_chunk after the last tensor are the number of all chunks.
+// The tensor that a chunk belongs to, one of the first n.
 template <int CAPACITY>
-struct TensorSizes {
-    i64 size[CAPACITY];
-    u32 first_chunk[CAPACITY + 1];
-
-    __device__ u32 n_chunks() const { return first_chunk[CAPACITY]; }
-
-    // The tensor that a chunk belongs to, one of the first n.
-    __device__ int tensor_of(u32 chunk, int n) const {
-        int low = 0, high = n;
-        while (high - low > 1) {
-            const int middle = (low + high) / 2;
-            if (first_chunk[middle] <= chunk)
-                low = middle;
-            else
-                high = middle;
-        }
-        return low;
+__device__ int tensor_of(const TensorSizes<CAPACITY>& sizes, u32 chunk, int n) {
+    int low = 0, high = n;
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (sizes.first_chunk[middle] <= chunk)
+            low = middle;
+        else
+            high = middle;
     }
-};
+    return low;
+}
 
 // The chunk of a list that is this block's, of CHUNK elements at most: elements [first, end) of a
 // tensor of n.
@@ -43,19 +36,11 @@ struct BlockChunk {
 
     template <int CAPACITY>
     __device__ BlockChunk(const TensorSizes<CAPACITY>& sizes, int n_tensors) {
-        tensor = sizes.tensor_of(blockIdx.x, n_tensors);
+        tensor = tensor_of(sizes, blockIdx.x, n_tensors);
         n = sizes.size[tensor];
         first = (blockIdx.x - sizes.first_chunk[tensor]) * CHUNK;
         end = first + CHUNK < n ? first + CHUNK : n;
     }
-};
-
-// Several lists of the same n tensors in one table of addresses: list k begins at at[k] * n_tensors;
-// where at[k] is negative there is no such list.
-template <int LISTS>
-struct Columns {
-    i32 at[LISTS];
-    i32 n_tensors;
 };
 
 // An array of list k; null where it is not there.
@@ -72,7 +57,7 @@ __device__ __forceinline__ void visit_tensors(const Pointers<CAPACITY>& arrays,
                                               const TensorSizes<CAPACITY>& sizes, Visit& visit) {
     constexpr i64 VECS = CHUNK_NBYTES / 16;
     int t = 0;
-    for (u32 chunk = blockIdx.x; chunk < sizes.n_chunks(); chunk += gridDim.x) {
+    for (u32 chunk = blockIdx.x; chunk < sizes.first_chunk[CAPACITY]; chunk += gridDim.x) {
         while (chunk >= sizes.first_chunk[t + 1]) ++t;
         const reduce::Range<E> range(static_cast<const E*>(arrays.at[t]), sizes.size[t]);
         const i64 first = (chunk - sizes.first_chunk[t]) * VECS;

@@ -61,9 +61,9 @@ struct Copy {
 __device__ __forceinline__ void count(const either::Either<1>& rate, const either::Either<1>& step,
                                       const either::Either<1>& loss_scale,
                                       const either::Either<1>& update, i64* new_step) {
-    const bool made = step::can_be_made(rate.as_double(), loss_scale.as_double());
-    const u64 now = static_cast<u64>(step.as_i64());
-    *new_step = static_cast<i64>(now + (made && update.as_i64() != 0));
+    const bool made = step::can_be_made(either::as_double(rate), either::as_double(loss_scale));
+    const u64 now = static_cast<u64>(either::as_i64(step));
+    *new_step = static_cast<i64>(now + (made && either::as_i64(update) != 0));
 }
 
 }  // namespace cto::parameter_update

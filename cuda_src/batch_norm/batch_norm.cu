@@ -21,6 +21,7 @@ using namespace batch_norm::columns;
 using namespace batch_norm::pieces;
 using namespace batch_norm::schedule;
 using namespace batch_norm::sums;
+using namespace facts::batch_norm;
 
 using T = CTO_T;
 using A = Acc<T>;
@@ -46,19 +47,9 @@ struct ByChannel {
     }
 };
 
-// Whether scale, bias and their gradients, and statistics, are float16.
-struct Halves {
-    bool scale, statistics;
-};
-
-struct Rule {
-    double epsilon, momentum, rest;  // rest: 1 - momentum
-    bool unbiased;
-
-    __device__ A inv_std(A variance) const {
-        return 1 / step::square_root(variance + static_cast<A>(epsilon));
-    }
-};
+__device__ __forceinline__ A inv_std(const Rule& rule, A variance) {
+    return 1 / step::square_root(variance + static_cast<A>(rule.epsilon));
+}
 
 // Y = scale (X - mean) inv_std + bias. Elements are taken relative to the channel's first one: of
 // numbers that lie close together the differences are exact.
@@ -80,7 +71,7 @@ struct Normalization {
         return isfinite(first) ? first : A(0);
     }
     __device__ Coefficients<A> of_variance(i64 channel, A reference, A offset, A variance) const {
-        const A factor = scale[channel] * rule.inv_std(variance);
+        const A factor = scale[channel] * inv_std(rule, variance);
         return {reference, offset, factor, bias[channel]};
     }
     __device__ Coefficients<A> coefficients(i64 channel, const Moments<A>& of, A reference) const {
@@ -94,7 +85,7 @@ struct Normalization {
         const A mean = reference + of.mean(), variance = quotient_or_0(of.squares[0], of.n);
         const A corrected = rule.unbiased && of.n > 1 ? of.squares[0] / (of.n - 1) : variance;
         saved_mean.store(channel, mean);
-        saved_inv_std.store(channel, rule.inv_std(variance));
+        saved_inv_std.store(channel, inv_std(rule, variance));
         running_mean.store(channel, running(input_mean[channel], mean, of.n));
         running_var.store(channel, running(input_var[channel], corrected, of.n));
     }

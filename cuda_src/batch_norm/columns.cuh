@@ -10,15 +10,6 @@ using namespace batch_norm::sums;
 
 using vec::Vec;
 
-struct Columns {
-    i64 n_rows, n_channels;
-    i64 span;      // rows of a part, below 2^31
-    u32 length;    // columns of a channel
-    u32 channels;  // of a tile
-    u32 width;     // threads that share its rows
-    bool aligned;  // whether each slot lies at a multiple of 16 bytes, in all arrays
-};
-
 // Where a thread is in its tile.
 template <int W>
 struct Place {
@@ -120,7 +111,8 @@ __device__ void store_slot(T* to, u32 n_columns, bool aligned, const Acc<T> (&va
 
 // Columns of a thread, and rows that it has in flight.
 template <class Op>
-constexpr int WIDTH = vec::WIDTH<typename Op::T> < 4 ? vec::WIDTH<typename Op::T> : 4;
+constexpr int WIDTH =
+    vec::WIDTH<typename Op::T> < MAX_COLUMNS ? vec::WIDTH<typename Op::T> : MAX_COLUMNS;
 constexpr int ROWS = 8;
 
 template <class Op>
@@ -188,7 +180,8 @@ struct InColumns {
         const Place<COLUMNS> at(columns, tile, part);
         wait();
         if (threadIdx.x < at.n_channels)
-            of_channel(first_channel(tile) + threadIdx.x).store(shared + 4 * threadIdx.x);
+            of_channel(first_channel(tile) + threadIdx.x)
+                .store(shared + COEFFICIENTS * threadIdx.x);
         __syncthreads();
         apply_rows(at, shared);
     }
@@ -199,7 +192,8 @@ struct InColumns {
 #pragma unroll
         for (int i = 0; i < COLUMNS; ++i)
             if (i < static_cast<int>(at.own_columns()))
-                of[i] = Of::template load<Memory::shared>(shared + 4 * at.channel(columns, i));
+                of[i] = Of::template load<Memory::shared>(shared +
+                                                          COEFFICIENTS * at.channel(columns, i));
         visit<true>(at, [&](const ColumnRows<Op>& rows, i64 element, i64 pitch) {
 #pragma unroll
             for (int u = 0; u < ColumnRows<Op>::DEPTH; ++u) {

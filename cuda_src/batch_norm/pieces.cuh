@@ -15,16 +15,6 @@ using namespace batch_norm::sums;
 
 using vec::Vec;
 
-struct Pieces {
-    fast_division::Divisor slots;  // of a piece
-    i64 n_channels, length;
-    i64 n_slots;  // of a channel
-    i64 span;     // slots of a part, below 2^31
-    // From a slot of a thread to its next, which is blockDim.x slots on: slots of a piece, and
-    // elements of the array; `wrap` elements more where it is past the end of the piece.
-    i64 slots_on, elements_on, wrap;
-};
-
 // A slot of a thread, from which it goes on to its next.
 template <int W>
 struct Cursor {
@@ -121,12 +111,10 @@ struct Batch {
 
 // ---- what an operator does with them ------------------------------------------------------------
 
-// A thread has NBYTES of all arrays at a time, or fewer where slots are single elements.
-constexpr int NBYTES = 128;
-
 template <class Op, int W>
 constexpr int DEPTH =
-    (W == 1 ? 16 : NBYTES / static_cast<int>(sizeof(typename Op::T)) / W) / Op::READ;
+    (W == 1 ? SINGLE_SLOTS : CHANNEL_NBYTES / static_cast<int>(sizeof(typename Op::T)) / W) /
+    Op::READ;
 
 template <class Op, int W>
 using PieceBatch = Batch<typename Op::T, W, Op::READ, DEPTH<Op, W>>;

@@ -21,14 +21,6 @@ namespace cto::batch_norm::schedule {
 using namespace batch_norm::sums;
 using zeroed::Zeroed;
 
-struct Schedule {
-    u32 first_tile;
-    u32 n_items;         // of one pass
-    u32 n_parts;         // of each tile
-    u32 lag;             // from n_parts - 1 to n_items
-    bool sums, applies;  // the passes that there are
-};
-
 struct Item {
     u32 tile, part;
     bool sums;
@@ -122,7 +114,8 @@ __device__ void finish(const Op& op, const Walk& walk, u32 tile, const Schedule&
     if (y == 0) {
         const auto reference = op.reference(channel, walk.length(), 1);
         op.write(channel, sums, reference);
-        op.coefficients(channel, sums, reference).store(scratch.coefficients + 4 * channel);
+        op.coefficients(channel, sums, reference)
+            .store(scratch.coefficients + COEFFICIENTS * channel);
     }
 }
 
@@ -151,7 +144,7 @@ __device__ void by_schedule(const Op& op, const Walk& walk, const Schedule& sche
                 },
                 [&](i64 channel) {
                     return schedule.sums ? Of::template load<Memory::global>(scratch.coefficients +
-                                                                             4 * channel)
+                                                                             COEFFICIENTS * channel)
                                          : op.given(channel);
                 });
         }

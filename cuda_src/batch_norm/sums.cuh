@@ -6,12 +6,12 @@
 // the N channels the sum over these threads, in each of them.
 #pragma once
 #include "algorithm/reduce.cuh"
+#include "batch_norm/facts.cuh"
 
 namespace cto::batch_norm::sums {
 
+using namespace facts::batch_norm;
 using vec::Vec;
-
-constexpr int THREADS = 256;  // of a block, where several share channels
 
 // ---- over threads -------------------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ __device__ A quotient_or_0(A sum, A n) {
 // cancels, wherever the reference is.
 template <class A, int N = 1>
 struct Moments {
-    static constexpr int FIELDS = 3;
+    static constexpr int FIELDS = MOMENTS;
     A n = 0;
     A sum[N] = {}, squares[N] = {};
 
@@ -190,7 +190,7 @@ struct Moments {
 // Sums of gradients, and of gradients times x - reference.
 template <class A, int N = 1>
 struct Slopes {
-    static constexpr int FIELDS = 2;
+    static constexpr int FIELDS = SLOPES;
     A sum[N] = {}, product[N] = {};
 
     template <class Seen>
@@ -253,6 +253,7 @@ struct Coefficients {
                 fetched<MEMORY>(from + 3)};
     }
 };
+static_assert(sizeof(Coefficients<float>) == COEFFICIENTS * sizeof(float));
 
 template <class Op>
 using OpCoefficients = Coefficients<typename Op::A>;

@@ -4,42 +4,26 @@
 // A rank combines the tensors that it has with those that its partner sent, and the partner does
 // the same: both go through the elements in the same order, so that they get the same bits.
 #include "algorithm/multi_tensor.cuh"
+#include "collective/facts.cuh"
 
-// T: elements. A block has THREADS, and a chunk of CHUNK_NBYTES.
+// T: elements.
 #ifndef CTO_T
 #define CTO_T float
-#endif
-#ifndef CTO_THREADS
-#define CTO_THREADS 256
-#endif
-#ifndef CTO_CHUNK_NBYTES
-#define CTO_CHUNK_NBYTES 32768
-#endif
-// Tensors that one launch takes.
-#ifndef CTO_CAPACITY
-#define CTO_CAPACITY 100
 #endif
 
 namespace cto {
 
+using namespace facts::collective;
+using facts::Pointers;
+using facts::TensorStarts;
 using multi_tensor::TensorSizes;
-using pointers::Pointers;
 
 using T = CTO_T;
 
-constexpr int THREADS = CTO_THREADS;
-constexpr int CAPACITY = CTO_CAPACITY;
-constexpr i64 CHUNK = CTO_CHUNK_NBYTES / sizeof(T);
+constexpr i64 CHUNK = CHUNK_NBYTES / sizeof(T);
 constexpr int UNROLL = 8;  // elements of each tensor a thread has in flight
 
 using Chunk = multi_tensor::BlockChunk<CHUNK>;
-using Tensors = Pointers<CAPACITY>;
-using Sizes = TensorSizes<CAPACITY>;
-
-// Where the partner's tensors begin among all that it sent, in elements.
-struct Starts {
-    i64 at[CAPACITY];
-};
 
 // Dot products of a tensor with itself, of the partner's with itself, and of the two.
 struct Dots {
@@ -56,11 +40,13 @@ struct Dots {
         both = reduce::sum_block(both, scratch);
     }
 };
+static_assert(sizeof(Dots) == DOTS * sizeof(double));
 
 // By what each of the two is multiplied.
 struct Scales {
     double own, other;
 };
+static_assert(sizeof(Scales) == SCALES * sizeof(double));
 
 // Shows `visit` the elements of both tensors that fall to this thread, with their places.
 template <class Visit>
@@ -92,9 +78,9 @@ using namespace cto;
 
 // The dot products of each chunk.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    adasum_all_reduce__dots(const __grid_constant__ Tensors tensors,
-                            const __grid_constant__ Sizes sizes,
-                            const __grid_constant__ Starts starts, const T* others,
+    adasum_all_reduce__dots(const __grid_constant__ Pointers<CAPACITY> tensors,
+                            const __grid_constant__ TensorSizes<CAPACITY> sizes,
+                            const __grid_constant__ TensorStarts<CAPACITY> starts, const T* others,
                             double* partials, i32 n_tensors) {
     __shared__ reduce::BlockScratch<double, THREADS> scratch;
     const Chunk chunk(sizes, n_tensors);
@@ -108,8 +94,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // The scales of each tensor, from the dot products of its chunks in their order; a block a tensor.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    adasum_all_reduce__scales(const __grid_constant__ Sizes sizes, const double* partials,
-                              double* scales) {
+    adasum_all_reduce__scales(const __grid_constant__ TensorSizes<CAPACITY> sizes,
+                              const double* partials, double* scales) {
     __shared__ reduce::BlockScratch<double, THREADS> scratch;
     const u32 end = sizes.first_chunk[blockIdx.x + 1];
     Dots dots{};
@@ -127,11 +113,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // The sum; the lower rank's term comes first on both ranks.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    adasum_all_reduce__combine(const __grid_constant__ Tensors tensors,
-                               const __grid_constant__ Tensors results,
-                               const __grid_constant__ Sizes sizes,
-                               const __grid_constant__ Starts starts, const T* others,
-                               const double* scales, i32 n_tensors, bool own_is_first) {
+    adasum_all_reduce__combine(const __grid_constant__ Pointers<CAPACITY> tensors,
+                               const __grid_constant__ Pointers<CAPACITY> results,
+                               const __grid_constant__ TensorSizes<CAPACITY> sizes,
+                               const __grid_constant__ TensorStarts<CAPACITY> starts,
+                               const T* others, const double* scales, i32 n_tensors,
+                               bool own_is_first) {
     const Chunk chunk(sizes, n_tensors);
     const Scales by = reinterpret_cast<const Scales*>(scales)[chunk.tensor];
     const T* const own = static_cast<const T*>(tensors.at[chunk.tensor]);

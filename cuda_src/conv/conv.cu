@@ -43,15 +43,15 @@ using OFFSET = CTO_OFFSET;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 1000
 constexpr int MOST_BLOCKS = 1;
 #else
-constexpr int MOST_BLOCKS = 2;
+constexpr int MOST_BLOCKS = BLOCKS;
 #endif
 constexpr int IMAGE_BLOCKS = MOST_BLOCKS + (CTO_ROWS == 32 && sizeof(T) == 2);
 // Of 1 x 1 convolutions, whose blocks are short: one begins while others end. For 7.0, three would have
 // some registers spilled.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-constexpr int LINES_BLOCKS = CTO_ROWS <= 64 ? 3 : 2;
+constexpr int LINES_BLOCKS = CTO_ROWS <= 64 ? BLOCKS + 1 : BLOCKS;
 #else
-constexpr int LINES_BLOCKS = 2;
+constexpr int LINES_BLOCKS = BLOCKS;
 #endif
 template <bool LINES>
 using ImageTile = Tile<T, CTO_ROWS, CTO_TF32, !LINES>;
@@ -62,7 +62,7 @@ using WeightTileOf = Tile<T, CTO_ROWS, CTO_TF32, X_LINES, Y_LINES>;
 
 using namespace cto;
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__pack(const T* w, T* packed, const __grid_constant__ ImageLayout layout) {
     pack<ImageTile<false>>(w, packed, layout);
 }
@@ -83,20 +83,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, LINES_BLOCKS)
                                                     reinterpret_cast<T*>(shared));
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight(const T* x, const T* y, A* sums, A* y_sums,
                  const __grid_constant__ WeightLayout layout) {
     sum_weights<WeightTileOf<false, false>, OFFSET>(x, y, sums, y_sums, layout);
 }
 
 // The same where vectors of Y's lines can be copied, and where those of X's too.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_y_lines(const T* x, const T* y, A* sums, A* y_sums,
                          const __grid_constant__ WeightLayout layout) {
     if constexpr (sizeof(T) == 2)
         sum_weights<WeightTileOf<true, false>, OFFSET>(x, y, sums, y_sums, layout);
 }
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_lines(const T* x, const T* y, A* sums, A* y_sums, i32 stages,
                        const __grid_constant__ WeightLayout layout) {
     extern __shared__ __align__(16) u8 shared[];
@@ -106,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 }
 
 // W, and where more blocks are launched than it takes the gradient of a bias.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__weight_total(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
                        const __grid_constant__ WeightLayout layout) {
     using Tile = WeightTileOf<false, false>;
@@ -118,32 +118,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                        blockIdx.x - of_weights);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise(const T* x, const T* w, const T* bias, T* y,
                     const __grid_constant__ DepthwiseLayout layout) {
     write_depthwise<false>(x, w, bias, y, layout);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_gradient(const T* y, const T* w, const T* bias, T* x,
                              const __grid_constant__ DepthwiseLayout layout) {
     write_depthwise<true>(y, w, bias, x, layout);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__depthwise_weight(const T* x, const T* y, A* sums, i32 parts,
                            const __grid_constant__ DepthwiseLayout layout) {
     sum_depthwise_weights(x, y, sums, parts, layout);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__channel_sums(const T* y, A* sums, i64 batch, i32 channels, i32 parts,
                        const __grid_constant__ Divisor plane) {
     sum_channels(y, sums, batch, channels, parts, plane);
 }
 
 // Adds up parts of `size` numbers.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__total(const A* parts, T* total, i32 count, i32 summers, i64 size) {
     write_total<T>(parts, total, count, summers, size, blockIdx.x);
 }

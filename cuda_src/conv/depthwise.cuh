@@ -13,19 +13,7 @@ using namespace tile;
 using namespace weight;
 
 using fast_division::Divisor;
-
-// families/conv/plan.py fills it. What is walked through are strips of what is written, and in the gradient
-// of weights of the output.
-struct DepthwiseLayout {
-    i32 image[3], output[3];  // extents
-    i32 kernel[3], stride[3], dilation[3], pad[3];
-    i32 batch, groups, filters;       // filters of a group
-    Divisor strips, lines, of_plane;  // strips of a line, lines of a slice, strips of a channel
-    bool in_vectors;
-};
-
-constexpr int STRIP = 4;  // neighbouring positions of a thread
-constexpr int TAPS = 3;   // along an axis at a time
+using fast_division::quotient;
 
 // What position p reads of tap `tap`: p * stride - pad + tap * dilation of the image, or the one of the
 // output that it is for; negative where there is none.
@@ -74,7 +62,7 @@ struct Strip {
 };
 
 __device__ __forceinline__ Strip strip_at(const DepthwiseLayout& layout, u32 index) {
-    const u32 line = layout.strips.quotient(index), slice = layout.lines.quotient(line);
+    const u32 line = quotient(index, layout.strips), slice = quotient(line, layout.lines);
     return {static_cast<i32>(slice),
             static_cast<i32>(line - slice * static_cast<u32>(layout.lines.value)),
             static_cast<i32>(index - line * static_cast<u32>(layout.strips.value)) * STRIP};

@@ -23,23 +23,6 @@ namespace cto::conv::image {
 using namespace lines;
 using namespace tile;
 
-// families/conv/plan.py fills it.
-struct ImageLayout {
-    i32 written[3], read[3];  // extents
-    i32 kernel[3], stride[3], dilation[3], pad[3];
-    i32 residues[3];   // that positions are divided into; 1 in a convolution
-    i32 tap_steps[3];  // between taps of a residue; 1 in a convolution
-    i32 batch, groups;
-    i32 rows, depth;        // channels of a group that are written, and read
-    i32 parts;              // of the depth
-    i32 row_tiles;          // of a group
-    i32 first_tile, tiles;  // of rows, of all groups: those of this launch
-    i32 of_channel;         // rows of a channel: residues of these strides, or 1
-    i32 spread[3];
-    i32 w_kernel[3], skipped[3];  // tap j of residue r is tap r - skipped + j spread of W
-    bool is_gradient;
-};
-
 // One axis of the positions of one residue: i is the one at first + i step. Tap j, which is tap
 // first_tap + j tap_step of the kernel, reads position start + i stride + j jump.
 struct Line {

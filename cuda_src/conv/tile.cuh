@@ -7,13 +7,13 @@
 //
 // What is by rows or columns is so for tensor cores and elements of 2 bytes alone.
 #pragma once
+#include "conv/facts.cuh"
 #include "conv/tensor_core.cuh"
 #include "core/vec.cuh"
 
 namespace cto::conv::tile {
 
-constexpr int THREADS = 256;
-constexpr int COLUMNS = 128;
+using namespace facts::conv;
 
 // The same number, which the compiler then keeps: it would rather compute it again in each round.
 __device__ __forceinline__ int kept(int number) {
@@ -32,7 +32,7 @@ struct Tile {
     static constexpr bool ON_TENSOR_CORES = sizeof(E) == 2 || TF32;
     static constexpr bool BY_COLUMNS = B_BY_COLUMNS && sizeof(E) == 2;
     static constexpr bool BY_ROWS = A_BY_ROWS && sizeof(E) == 2;
-    static constexpr int DEPTH = 64 / sizeof(E);
+    static constexpr int DEPTH = PART_NBYTES / sizeof(E);
     static constexpr int HALF = DEPTH / 2;
     static constexpr int GROUP = 16 / sizeof(E);  // neighbours that are stored together
     // Rows of memory are so far apart that a warp's accesses meet no bank twice.

@@ -17,20 +17,6 @@ using namespace image;
 using namespace lines;
 using namespace tile;
 
-// families/conv/plan_weight.py fills it.
-struct WeightLayout {
-    i32 image[3], output[3];  // extents
-    i32 kernel[3], stride[3], dilation[3], pad[3];
-    i32 step[4];  // DEPTH positions on: images, then along each axis
-    i32 groups;
-    i32 rows, channels;   // of a group
-    i32 padded_channels;  // to a multiple of neighbours that are stored together
-    i32 row_tiles, column_tiles;
-    i32 first_tile, tiles;  // of all groups: those of this launch
-    i64 positions;          // of all images
-    i64 positions_of_part;  // a multiple of DEPTH
-};
-
 // What neighbouring columns read of a position: `count` channels, so far from its first element.
 struct ColumnGroup {
     i64 offset;

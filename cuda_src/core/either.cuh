@@ -6,58 +6,52 @@
 
 namespace cto::either {
 
-// runtime/arguments.py's `either` fills it. `type` is the ONNX number of the array's element type.
+using facts::Either;  // runtime/arguments.py's `either` fills it
+
+template <class E, int N>
+__device__ E in_array(const Either<N>& number, int i) {
+    return static_cast<const E*>(number.array)[i];
+}
+
+// Unsigned 64-bit numbers by their bits.
 template <int N>
-struct Either {
-    void* array;  // null where the numbers are here
-    i64 whole[N];
-    double real[N];
-    i32 type;
-
-    __device__ double as_double(int i = 0) const {
-        if (!array) return real[i];
-        switch (type) {
-            case 1:
-                return at<float>(i);
-            case 10:
-                return __half2float(at<__half>(i));
-            case 16:
-                return __bfloat162float(at<__nv_bfloat16>(i));
-            case 11:
-                return at<double>(i);
-            case 13:
-                return static_cast<double>(at<u64>(i));
-            default:
-                return static_cast<double>(as_i64(i));
-        }
+__device__ i64 as_i64(const Either<N>& number, int i = 0) {
+    if (!number.array) return number.whole[i];
+    switch (number.type) {
+        case facts::ONNX_INT32:
+            return in_array<i32>(number, i);
+        case facts::ONNX_BOOL:
+            return in_array<bool>(number, i);
+        case facts::ONNX_UINT32:
+            return in_array<u32>(number, i);
+        default:
+            return in_array<i64>(number, i);
     }
-    __device__ float as_float(int i = 0) const { return static_cast<float>(as_double(i)); }
+}
 
-    // Unsigned 64-bit numbers by their bits.
-    __device__ i64 as_i64(int i = 0) const {
-        if (!array) return whole[i];
-        switch (type) {
-            case 6:
-                return at<i32>(i);
-            case 9:
-                return at<bool>(i);
-            case 12:
-                return at<u32>(i);
-            default:
-                return at<i64>(i);
-        }
+template <int N>
+__device__ double as_double(const Either<N>& number, int i = 0) {
+    if (!number.array) return number.real[i];
+    switch (number.type) {
+        case facts::ONNX_FLOAT32:
+            return in_array<float>(number, i);
+        case facts::ONNX_FLOAT16:
+            return __half2float(in_array<__half>(number, i));
+        case facts::ONNX_BFLOAT16:
+            return __bfloat162float(in_array<__nv_bfloat16>(number, i));
+        case facts::ONNX_FLOAT64:
+            return in_array<double>(number, i);
+        case facts::ONNX_UINT64:
+            return static_cast<double>(in_array<u64>(number, i));
+        default:
+            return static_cast<double>(as_i64(number, i));
     }
+}
 
-    // Into the array, where there is one; `value` is of a 64-bit type.
-    __device__ void store(int i, i64 value) const {
-        if (array) static_cast<i64*>(array)[i] = value;
-    }
-
-  private:
-    template <class E>
-    __device__ E at(int i) const {
-        return static_cast<const E*>(array)[i];
-    }
-};
+// Into the array, where there is one; `value` is of a 64-bit type.
+template <int N>
+__device__ void store(const Either<N>& number, int i, i64 value) {
+    if (number.array) static_cast<i64*>(number.array)[i] = value;
+}
 
 }  // namespace cto::either

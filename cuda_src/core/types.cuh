@@ -4,6 +4,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "core/facts.cuh"
+
 namespace cto {
 
 using i8 = signed char;
@@ -15,7 +17,7 @@ using u32 = unsigned int;
 using i64 = long long;
 using u64 = unsigned long long;
 
-constexpr int WARP = 32;
+using facts::WARP;
 constexpr u32 ALL_LANES = 0xFFFFFFFFu;
 
 template <class A, class B>

@@ -12,8 +12,6 @@ using lines::Line;
 using lines::Max;
 using lines::Sum;
 
-constexpr int BLOCK_THREADS = 512;
-
 // Maxima and sums over the threads of a bundle, of each line.
 template <class A, int WIDTH>
 struct BundleThreads {

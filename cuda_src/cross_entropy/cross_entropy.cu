@@ -10,22 +10,22 @@
 #include "core/either.cuh"
 #include "cross_entropy/bundles.cuh"
 #include "cross_entropy/division.cuh"
+#include "cross_entropy/facts.cuh"
 
-// T: scores, or log-probabilities and dY. TOUT: the outputs, and a bias. A thread holds NBYTES.
+// T: scores, or log-probabilities and dY. TOUT: the outputs, and a bias.
 #ifndef CTO_T
 #define CTO_T float
 #endif
 #ifndef CTO_TOUT
 #define CTO_TOUT float
 #endif
-#ifndef CTO_NBYTES
-#define CTO_NBYTES 128
-#endif
 
 namespace cto {
 
+using namespace facts::cross_entropy;
 using bundles::bundle_of;
 using bundles::BundleThreads;
+using either::as_double;
 using either::Either;
 using math::exp::exponential;
 using math::exp::logarithm;
@@ -36,12 +36,12 @@ using T = CTO_T;
 using TOUT = CTO_TOUT;
 using A = Acc<T>;
 
-constexpr int NBYTES = CTO_NBYTES;
 // Of log-probabilities that gradients are made of, beside which a wider bias has to be held.
-constexpr int GRADIENT_NBYTES = sizeof(TOUT) > sizeof(T) && NBYTES > 64 ? 64 : NBYTES;
+constexpr int GRADIENT_NBYTES = sizeof(TOUT) > sizeof(T) && NBYTES > NBYTES_BESIDE_WIDER
+                                    ? NBYTES_BESIDE_WIDER
+                                    : NBYTES;
 constexpr int COLUMN_ELEMENTS = NBYTES / 16;
 constexpr int WIDTH = 16 / (sizeof(T) > sizeof(TOUT) ? sizeof(T) : sizeof(TOUT));
-constexpr int SUM_THREADS = 256;
 
 // Slots of each of N arrays, in so many bytes of all.
 template <int TOTAL_NBYTES, int N>
@@ -50,15 +50,6 @@ constexpr int SLOTS = TOTAL_NBYTES / (WIDTH * sizeof(T) * N);
 __device__ __forceinline__ A not_a_number() { return static_cast<A>(__int_as_float(0x7FFFFFFF)); }
 
 // ---- labels and weights -------------------------------------------------------------------------
-
-// How they are read. Types are ONNX numbers, so that they cost no compilation.
-struct Rule {
-    i64 n_classes, ignore_index;
-    i32 weight_type;
-    bool ignores;      // whether ignore_index is one
-    bool wide_labels;  // of 64 bits, not 32
-    bool row_weights;  // a weight for each row, not for each class
-};
 
 using WeightSum = cross_entropy::WeightSum<A>;
 using Divisor = cross_entropy::Divisor<A>;
@@ -90,11 +81,11 @@ struct Target {
 
 __device__ __forceinline__ A weight_at(const void* weights, i32 type, i64 i) {
     switch (type) {
-        case 10:
+        case facts::ONNX_FLOAT16:
             return __half2float(static_cast<const __half*>(weights)[i]);
-        case 16:
+        case facts::ONNX_BFLOAT16:
             return __bfloat162float(static_cast<const __nv_bfloat16*>(weights)[i]);
-        case 11:
+        case facts::ONNX_FLOAT64:
             return static_cast<A>(static_cast<const double*>(weights)[i]);
         default:
             return static_cast<const float*>(weights)[i];
@@ -118,6 +109,7 @@ __device__ __forceinline__ Target target_of(const void* labels, const void* weig
 // a sum may be beyond the range of its mean.
 template <int N>
 __device__ __forceinline__ bool sum_grid(double (&own)[N], double* partials, Zeroed<u32>* ticket) {
+    static_assert(N <= N_SUMS);
     __shared__ bool last;
     __shared__ reduce::BlockScratch<double, SUM_THREADS> scratch;
 #pragma unroll
@@ -407,11 +399,11 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
               Losses{output, losses});
 }
 
-extern "C" __global__ void __launch_bounds__(bundles::BLOCK_THREADS)
+extern "C" __global__ void __launch_bounds__(facts::BUNDLE_THREADS)
     cross_entropy__loss_bundles(const T* scores, const void* labels, const void* weights,
                                 const __grid_constant__ Rule rule, TOUT* log_prob, TOUT* output,
                                 Acc<T>* losses, i64 length, i64 stride) {
-    __shared__ BundleThreads<A, WIDTH>::Values of_thread[bundles::BLOCK_THREADS];
+    __shared__ BundleThreads<A, WIDTH>::Values of_thread[facts::BUNDLE_THREADS];
     const auto bundle = bundle_of<WIDTH, SLOTS<NBYTES, 1>>(length, stride);
     loss_bundle(bundle, BundleThreads<A, WIDTH>{of_thread}, scores, labels, weights, rule, log_prob,
                 Losses{output, losses});
@@ -424,7 +416,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) cross_entropy__loss_an
     __shared__ A of_warp[WARP];
     const auto line = row_of<vec::WIDTH<T>, NBYTES / 16>(n_rows, length, threads);
     loss_and_gradient_line(line, RowThreads<A>{threads, of_warp}, scores, labels, weights, rule,
-                           gradient, Losses{output, losses}, static_cast<A>(scale.as_double()),
+                           gradient, Losses{output, losses}, static_cast<A>(as_double(scale)),
                            Divisor{divisor, n});
 }
 // With one block a multiprocessor said, as without it 7.0 is given 32 registers and spills.
@@ -438,7 +430,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     __shared__ A of_thread[MAX_THREADS];
     const auto line = column_of<COLUMN_ELEMENTS>(n_outer, length, stride);
     loss_and_gradient_line(line, ColumnThreads<A>{of_thread}, scores, labels, weights, rule,
-                           gradient, Losses{output, losses}, static_cast<A>(scale.as_double()),
+                           gradient, Losses{output, losses}, static_cast<A>(as_double(scale)),
                            Divisor{divisor, n});
 }
 

@@ -4,33 +4,26 @@
 // A mask is a function of seed, offset and the place of an element: no launch, type or form of the
 // mask has a part in it.
 #include "core/either.cuh"
+#include "dropout/facts.cuh"
 #include "dropout/lines.cuh"
 #include "dropout/operands.cuh"
 
-// T: elements. ACC: what they are computed in. A block has THREADS, a thread NBYTES of an array, or
-// LINE_NBYTES of a line of all arrays that are read.
+// T: elements. ACC: what they are computed in.
 #ifndef CTO_T
 #define CTO_T float
 #endif
 #ifndef CTO_ACC
 #define CTO_ACC float
 #endif
-#ifndef CTO_THREADS
-#define CTO_THREADS 128
-#endif
-#ifndef CTO_NBYTES
-#define CTO_NBYTES 32
-#endif
-#ifndef CTO_LINE_NBYTES
-#define CTO_LINE_NBYTES 128
-#endif
 
 namespace cto {
 
+using namespace facts::dropout;
 using namespace dropped_softmax;
 using namespace random_mask;
 using namespace elementwise;
 using namespace row_softmax;
+using either::as_i64;
 using either::Either;
 using fast_division::Divisor;
 
@@ -38,15 +31,12 @@ using T = CTO_T;
 using ACC = CTO_ACC;
 static_assert(ARE_SAME<ACC, Acc<T>>);
 
-constexpr int THREADS = CTO_THREADS;
-constexpr int LINE_NBYTES = CTO_LINE_NBYTES;
-constexpr int LINE_THREADS = 512;  // of a block at most: with more there are too few registers
-constexpr int COLUMN_ELEMENTS = LINE_NBYTES / 16 / 2;
+constexpr int COLUMN_ELEMENTS = LINE_NBYTES / 16 / N_HELD;
 constexpr int WIDTH = vec::WIDTH<T>;
-using Tile = Tiling<T, THREADS, CTO_NBYTES>;
+using Tile = Tiling<T, THREADS, NBYTES>;
 
 __device__ __forceinline__ Draw draw_of(const Either<2>& state, u32 largest) {
-    return {{static_cast<u64>(state.as_i64(0)), static_cast<u64>(state.as_i64(1))}, largest};
+    return {{static_cast<u64>(as_i64(state, 0)), static_cast<u64>(as_i64(state, 1))}, largest};
 }
 
 struct Forward {
@@ -72,7 +62,7 @@ struct Backward {
 
 // Slots of each of two arrays, in so many bytes of both. A mask's bytes are not counted.
 template <int TOTAL_NBYTES>
-constexpr int SLOTS = TOTAL_NBYTES / 16 / 2;
+constexpr int SLOTS = TOTAL_NBYTES / 16 / N_HELD;
 
 template <int TOTAL_NBYTES>
 __device__ __forceinline__ void bias_softmax_rows(const T* data, const T* bias,
@@ -99,7 +89,7 @@ using namespace cto;
 
 // The state after a call: its offset goes on by one where something was drawn.
 extern "C" __global__ void dropout__advance(const __grid_constant__ Either<2> state, i64 by) {
-    state.store(1, state.as_i64(1) + by);
+    either::store(state, 1, as_i64(state, 1) + by);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

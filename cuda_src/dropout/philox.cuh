@@ -4,10 +4,11 @@
 // 1, 2, 3 (2011).
 #pragma once
 #include "core/types.cuh"
+#include "dropout/facts.cuh"
 
 namespace cto::philox {
 
-constexpr int N_WORDS = 4;  // of a block
+using namespace facts::dropout;
 
 struct Words {
     u32 at[N_WORDS];
@@ -16,15 +17,15 @@ struct Words {
 __device__ __forceinline__ Words words_of(Words counter, u32 key_low, u32 key_high) {
     u32(&c)[N_WORDS] = counter.at;
 #pragma unroll
-    for (int round = 0; round < 10; ++round) {
-        const u64 a = multiply_wide(c[0], 0xD2511F53u);
-        const u64 b = multiply_wide(c[2], 0xCD9E8D57u);
+    for (int round = 0; round < ROUNDS; ++round) {
+        const u64 a = multiply_wide(c[0], MULTIPLIER_0);
+        const u64 b = multiply_wide(c[2], MULTIPLIER_2);
         c[0] = static_cast<u32>(b >> 32) ^ c[1] ^ key_low;
         c[1] = static_cast<u32>(b);
         c[2] = static_cast<u32>(a >> 32) ^ c[3] ^ key_high;
         c[3] = static_cast<u32>(a);
-        key_low += 0x9E3779B9u;
-        key_high += 0xBB67AE85u;
+        key_low += KEY_STEP_0;
+        key_high += KEY_STEP_1;
     }
     return counter;
 }

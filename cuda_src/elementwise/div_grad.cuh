@@ -10,10 +10,13 @@
 #include "algorithm/reduce.cuh"
 #include "core/fast_division.cuh"
 #include "core/vec.cuh"
+#include "elementwise/facts.cuh"
 
 namespace cto::div_gradient {
 
 using column_reduce::Columns;
+using facts::elementwise::Broadcast;
+using facts::elementwise::OuterKeptInner;
 using fast_division::Divisor;
 using vec::Vec;
 
@@ -145,13 +148,6 @@ struct Task {
     }
 };
 
-// dY as [outer, kept, inner] where the repeated operand has the kept dimension only; spans of
-// outer_each times inner_each elements.
-struct OuterKeptInner {
-    i64 outer, kept, inner, outer_each, inner_each, inner_spans, n_spans;
-    u32 lanes;
-};
-
 template <int N, int THREADS, class T, bool B_IS_REPEATED>
 __device__ __forceinline__ void sum_outer_and_inner(const Operands<T, B_IS_REPEATED>& arrays,
                                                     Acc<T>* partials, T* d_repeated,
@@ -181,16 +177,6 @@ __device__ __forceinline__ void sum_outer_and_inner(const Operands<T, B_IS_REPEA
 }
 
 // ---- any broadcasting ---------------------------------------------------------------------------
-
-constexpr int MAX_DIMENSIONS = 32;
-
-// Dimensions that are kept first, then those that are summed over, the innermost last of either; a
-// step of 0 where an array is repeated.
-struct Broadcast {
-    Divisor extent[MAX_DIMENSIONS];
-    i64 dy[MAX_DIMENSIONS], a[MAX_DIMENSIONS], b[MAX_DIMENSIONS];
-    i32 n_kept, n;
-};
 
 struct Offsets {
     i64 dy, a, b;
@@ -228,13 +214,12 @@ __device__ __forceinline__ Acc<T> sum_span(const T* dy, const T* a, const T* b,
 
 // ---- the second launch --------------------------------------------------------------------------
 
-constexpr int FINISH_THREADS = 1024;
 constexpr int FINISH_DEPTH = 4;  // rows of partial sums that a thread loads together
 
 // Adds up rows of partial sums; thread (x, y) has every blockDim.y-th row of column x.
 template <class T>
 __device__ __forceinline__ void add_rows(const Acc<T>* partials, T* out, i64 rows, i64 columns,
-                                         Vec<Acc<T>, 1> (&of_thread)[FINISH_THREADS]) {
+                                         Vec<Acc<T>, 1> (&of_thread)[facts::MAX_THREADS]) {
     const i64 column = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
     Columns<Acc<T>, 1, FINISH_DEPTH> own;
     if (column < columns)

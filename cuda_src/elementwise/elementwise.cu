@@ -2,36 +2,29 @@
 // Scaling, division, quantisation, finiteness.  CPU provider: cupy_training_ops/families/elementwise/reference.py
 #include "algorithm/elementwise.cuh"
 #include "elementwise/div_grad.cuh"
+#include "elementwise/facts.cuh"
 
-// T: elements. ACC: what they are computed in. A block has THREADS, a thread NBYTES of an array.
+// T: elements. ACC: what they are computed in.
 #ifndef CTO_T
 #define CTO_T float
 #endif
 #ifndef CTO_ACC
 #define CTO_ACC float
 #endif
-#ifndef CTO_THREADS
-#define CTO_THREADS 128
-#endif
-#ifndef CTO_NBYTES
-#define CTO_NBYTES 32
-#endif
 
 namespace cto {
 
+using namespace facts::elementwise;
 using namespace elementwise;
-using div_gradient::Broadcast;
 using div_gradient::DivGradient;
-using div_gradient::OuterKeptInner;
 
 using T = CTO_T;
 using ACC = CTO_ACC;
 static_assert(ARE_SAME<ACC, Acc<T>>);
 
-constexpr int THREADS = CTO_THREADS;
 constexpr int WIDTH = vec::WIDTH<T>;
 constexpr int READ = sizeof(T) == 8 ? 4 : 8;  // elements of a vector where the other is of bools
-using Tile = Tiling<T, THREADS, CTO_NBYTES>;
+using Tile = Tiling<T, THREADS, NBYTES>;
 
 __device__ __forceinline__ float rounded(float x) { return rintf(x); }
 __device__ __forceinline__ double rounded(double x) { return rint(x); }
@@ -170,8 +163,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const ACC sum = div_gradient::sum_span(dy, a, b, dimensions, task, summed, span, lanes, of_a);
     task.emit(reduce::sum_lanes(sum, lanes), partials, out);
 }
-extern "C" __global__ void __launch_bounds__(div_gradient::FINISH_THREADS)
+extern "C" __global__ void __launch_bounds__(facts::MAX_THREADS)
     div_grad__finish(const ACC* partials, T* out, i64 rows, i64 columns) {
-    __shared__ vec::Vec<ACC, 1> of_thread[div_gradient::FINISH_THREADS];
+    __shared__ vec::Vec<ACC, 1> of_thread[facts::MAX_THREADS];
     div_gradient::add_rows(partials, out, rows, columns, of_thread);
 }

@@ -8,7 +8,8 @@
 
 namespace cto::format::fp10 {
 
-constexpr int IN_WORD = 3;
+using facts::FP10_IN_WORD;
+
 constexpr int BITS = 10;
 constexpr u32 INFINITY_CODE = 0x1F0;
 constexpr u32 NAN_CODE = 0x1F8;
@@ -55,7 +56,7 @@ __device__ __forceinline__ void to_codes(const __half* x, u32 (&codes)[N]) {
 // Words of elements, three in each.
 template <int WORDS, class E>
 __device__ __forceinline__ void encode(const E* x, u32* words) {
-    u32 codes[IN_WORD * WORDS];
+    u32 codes[FP10_IN_WORD * WORDS];
     to_codes(x, codes);
 #pragma unroll
     for (int k = 0; k < WORDS; ++k)
@@ -70,21 +71,21 @@ __device__ __forceinline__ E decode(u32 code) {
 // Share number `share` of the elements of these words, one of three: N of them.
 template <int N, int WORDS, class E>
 __device__ __forceinline__ void decode_share(const u32* words, int share, E* y) {
-    static_assert(3 * N == IN_WORD * WORDS, "three shares are all elements");
+    static_assert(3 * N == FP10_IN_WORD * WORDS, "three shares are all elements");
     constexpr int AT_ONCE = N < 4 ? N : 4;  // that two words have, wherever they begin
 #pragma unroll
     for (int first = 0; first < N; first += AT_ONCE) {
         u32 low = 0, high = 0, skipped = 0;
 #pragma unroll
         for (int s = 0; s < 3; ++s) {
-            const int element = s * N + first, word = element / IN_WORD;
+            const int element = s * N + first, word = element / FP10_IN_WORD;
             if (share != s) continue;
             low = words[word];
             high = word + 1 < WORDS ? words[word + 1] : 0;
-            skipped = element % IN_WORD * BITS;
+            skipped = element % FP10_IN_WORD * BITS;
         }
         const u64 codes =
-            ((low & 0x3FFFFFFFu) | static_cast<u64>(high) << IN_WORD * BITS) >> skipped;
+            ((low & 0x3FFFFFFFu) | static_cast<u64>(high) << FP10_IN_WORD * BITS) >> skipped;
 #pragma unroll
         for (int j = 0; j < AT_ONCE; ++j)
             y[first + j] = decode<E>(static_cast<u32>(codes >> j * BITS) & 0x3FFu);

@@ -6,6 +6,7 @@
 // atomics. Few slices are found by looking at them all.
 #include "algorithm/map.cuh"
 #include "core/vec.cuh"
+#include "gather/facts.cuh"
 #include "gather/radix_sort.cuh"
 #include "gather/segmented_sum.cuh"
 
@@ -22,18 +23,12 @@
 #ifndef CTO_INDEX
 #define CTO_INDEX i64
 #endif
-#ifndef CTO_THREADS
-#define CTO_THREADS 256
-#endif
 
 namespace cto {
 
-using radix_sort::Pass;
-using radix_sort::SORT_THREADS;
+using namespace facts::gather;
 using segmented_sum::BatchItem;
-using segmented_sum::Items;
-using segmented_sum::Level;
-using segmented_sum::Sizes;
+using segmented_sum::in_registers;
 using vec::Vec;
 
 using T = CTO_T;
@@ -43,17 +38,7 @@ using INDEX = CTO_INDEX;
 using Entry = radix_sort::Entry<Key>;
 static_assert(ARE_SAME<ACC, Acc<T>>);
 
-constexpr int THREADS = CTO_THREADS;
 constexpr int WIDTH = vec::WIDTH<T>;
-constexpr int MAX_DIMS = 32;
-constexpr int ATOMIC_ITEMS = 4;  // additions of one thread, its loads in flight together
-constexpr int STRIP_COLUMNS = 32;
-constexpr int ZERO_VECS = 4;      // stores of one thread
-constexpr int ROUND_NBYTES = 64;  // of sums that one thread rounds
-// Entries of a sort's tile that one thread moves. Few are ranked sooner; a long sort takes as many
-// as shared memory holds, so that more entries with one digit are written together.
-constexpr int SHORT_ITEMS = sizeof(Key) == 4 ? 4 : 3;
-constexpr int LONG_ITEMS = sizeof(Key) == 4 ? 6 : 3;
 // As many blocks on a multiprocessor as the registers of a thread that sums rows allow.
 constexpr int SUM_BLOCKS = sizeof(Key) == 8 ? 2 : sizeof(T) == 4 ? 4 : 3;
 
@@ -79,13 +64,6 @@ struct GatherRow {
     __device__ i64 operator()(i64 k) const { return wrapped(indices[k], n_rows); }
 };
 
-// An index of GatherND is a tuple of `count` indices into `extents`; a batch has `per_batch`
-// tuples.
-struct Tuples {
-    i64 count, per_batch;
-    i64 extents[MAX_DIMS];
-};
-
 struct GatherNDRow {
     const INDEX* indices;
     const Tuples& tuples;
@@ -99,16 +77,6 @@ struct GatherNDRow {
         }
         return row;
     }
-};
-
-// An element of GatherElements keeps its coordinates except the one on the axis. The dimensions of
-// the indices are coalesced: the last one has `columns` elements, those before it have `extents`;
-// their strides are those in dX, 0 on the axis.
-struct Lines {
-    i64 extent, stride;  // of dX on the axis
-    i64 columns, column_stride;
-    i64 n_outer;
-    i64 extents[MAX_DIMS], strides[MAX_DIMS];
 };
 
 struct GatherElement {
@@ -181,7 +149,7 @@ struct KnownKey {
 template <class Target>
 __device__ __forceinline__ void make_keys(Target target, const T* dy, Entry* entries, Key* counts,
                                           i64 n_rows, Pass pass) {
-    __shared__ u32 found[radix_sort::RADIX];
+    __shared__ u32 found[RADIX];
     radix_sort::count_digits(NewKey<Target>{target, dy, entries, n_rows}, counts, pass, found);
 }
 
@@ -344,20 +312,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather__count(const Entry* entries, Key* counts, const __grid_constant__ Pass pass) {
-    __shared__ u32 found[radix_sort::RADIX];
+    __shared__ u32 found[RADIX];
     radix_sort::count_digits(KnownKey{entries}, counts, pass, found);
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather__scatter(const Entry* from, Entry* to, const Key* counts,
                     const __grid_constant__ Pass pass) {
-    __shared__ radix_sort::SortedTile<Key, SHORT_ITEMS> sorted;
+    __shared__ radix_sort::SortedTile<Key, SHORT_ITEMS<sizeof(Key)>> sorted;
     __shared__ Key of_warp[radix_sort::SORT_WARPS];
     radix_sort::scatter_by_digit(from, to, counts, pass, sorted, of_warp);
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather__scatter__long(const Entry* from, Entry* to, const Key* counts,
                           const __grid_constant__ Pass pass) {
-    __shared__ radix_sort::SortedTile<Key, LONG_ITEMS> sorted;
+    __shared__ radix_sort::SortedTile<Key, LONG_ITEMS<sizeof(Key)>> sorted;
     __shared__ Key of_warp[radix_sort::SORT_WARPS];
     radix_sort::scatter_by_digit(from, to, counts, pass, sorted, of_warp);
 }

@@ -8,33 +8,31 @@
 // written together. No block waits for another, and the result depends on the keys alone.
 #pragma once
 #include "algorithm/scan.cuh"
+#include "gather/facts.cuh"
 
 namespace cto::radix_sort {
 
-constexpr int SORT_THREADS = 512;
+using namespace facts::gather;
+
 constexpr int SORT_WARPS = SORT_THREADS / WARP;
-constexpr int RADIX = SORT_THREADS;  // digits at most: a thread looks after one of them
-constexpr int STARTS_ROWS = 4096;    // keys whose starts a block finds
-constexpr int MAX_SCANNED = 16;      // entries a key, on average, that are looked at one by one
+constexpr int MAX_SCANNED = 16;  // entries a key, on average, that are looked at one by one
 
 template <class Key>
 struct alignas(2 * sizeof(Key)) Entry {
     Key key, position;
 };
 
-// One digit of the keys, and the entries of a block: [first, end).
-struct Pass {
-    i64 n, span;  // of all entries; of one block, whole tiles
-    i32 shift, bits;
+__device__ __forceinline__ u32 radix(const Pass& pass) { return 1u << pass.bits; }
+template <class Key>
+__device__ __forceinline__ u32 digit_of(Key key, const Pass& pass) {
+    return static_cast<u32>(key >> pass.shift) & (radix(pass) - 1);
+}
 
-    __device__ u32 radix() const { return 1u << bits; }
-    template <class Key>
-    __device__ u32 digit(Key key) const {
-        return static_cast<u32>(key >> shift) & (radix() - 1);
-    }
-    __device__ i64 first() const { return blockIdx.x * span; }
-    __device__ i64 end() const { return min(first() + span, n); }
-};
+// The entries of this block: [first, end).
+__device__ __forceinline__ i64 first_of(const Pass& pass) { return blockIdx.x * pass.span; }
+__device__ __forceinline__ i64 end_of(const Pass& pass) {
+    return min(first_of(pass) + pass.span, pass.n);
+}
 
 // The same pass, which the compiler then keeps in registers. Left in the launch parameters, it cost
 // GatherGrad 3 % of its time on an H200.
@@ -54,13 +52,13 @@ __device__ __forceinline__ void count_digits(KeyAt key_at, Key* __restrict__ cou
     constexpr int UNROLL = sizeof(Key) > 4 ? 1 : 4;
     found[threadIdx.x] = 0;
     __syncthreads();
-    const i64 end = pass.end();
+    const i64 end = end_of(pass);
 #pragma unroll(UNROLL)
-    for (i64 i = pass.first() + threadIdx.x; i < end; i += SORT_THREADS)
-        atomicAdd(&found[pass.digit(key_at(i))], 1u);
+    for (i64 i = first_of(pass) + threadIdx.x; i < end; i += SORT_THREADS)
+        atomicAdd(&found[digit_of(key_at(i), pass)], 1u);
     __syncthreads();
-    if (threadIdx.x < pass.radix())
-        counts[blockIdx.x * pass.radix() + threadIdx.x] = found[threadIdx.x];
+    if (threadIdx.x < radix(pass))
+        counts[blockIdx.x * radix(pass) + threadIdx.x] = found[threadIdx.x];
 }
 
 // The sum of `value` over the threads before this one. A barrier has to pass before the next one.
@@ -80,10 +78,10 @@ template <class Key>
 __device__ __forceinline__ Key first_destination(const Key* __restrict__ counts, Pass pass,
                                                  Key (&of_warp)[SORT_WARPS]) {
     Key total = 0, earlier = 0;
-    if (threadIdx.x < pass.radix()) {
+    if (threadIdx.x < radix(pass)) {
 #pragma unroll 8
         for (u32 block = 0; block < gridDim.x; ++block) {
-            const Key count = counts[block * pass.radix() + threadIdx.x];
+            const Key count = counts[block * radix(pass) + threadIdx.x];
             total += count;
             if (block < blockIdx.x) earlier += count;
         }
@@ -123,11 +121,11 @@ struct TileItems {
     // Leaves in `seen` how many entries of the warp have each digit.
     __device__ void count(u16* seen, Pass pass) {
         const u32 lane = threadIdx.x % WARP;
-        for (u32 digit = lane; digit < pass.radix(); digit += WARP) seen[digit] = 0;
+        for (u32 digit = lane; digit < radix(pass); digit += WARP) seen[digit] = 0;
         __syncwarp();
 #pragma unroll
         for (int j = 0; j < ITEMS; ++j) {
-            const u32 digit = pass.digit(entry[j].key);
+            const u32 digit = digit_of(entry[j].key, pass);
             const u32 peers = peers_of(digit, pass.bits, j < valid);
             const u32 before = __popc(peers & ((1u << lane) - 1u));
             rank[j] = seen[digit] + before;
@@ -162,7 +160,7 @@ struct SortedTile {
     }
     // `destination`: where the block's next entry with digit threadIdx.x goes.
     __device__ void place_digits(Key& destination, Pass pass, Key (&of_warp)[SORT_WARPS]) {
-        const bool has_digit = threadIdx.x < pass.radix();
+        const bool has_digit = threadIdx.x < radix(pass);
         const u32 count = has_digit ? count_earlier_warps(threadIdx.x) : 0;
         const Key before = sum_before(static_cast<Key>(count), of_warp);
         if (has_digit) {
@@ -174,7 +172,7 @@ struct SortedTile {
     __device__ void put(const TileItems<Key, ITEMS>& items, Pass pass) {
 #pragma unroll
         for (int j = 0; j < ITEMS; ++j) {
-            const u32 digit = pass.digit(items.entry[j].key);
+            const u32 digit = digit_of(items.entry[j].key, pass);
             const u32 earlier = seen[threadIdx.x / WARP][digit] + items.rank[j];
             if (j < items.valid) entries[first[digit] + earlier] = items.entry[j];
         }
@@ -184,7 +182,7 @@ struct SortedTile {
         for (u32 i = threadIdx.x; i < size; i += SORT_THREADS) {
             if (i >= n) return;
             const Entry entry = entries[i];
-            to[static_cast<Key>(shift[pass.digit(entry.key)] + i)] = entry;
+            to[static_cast<Key>(shift[digit_of(entry.key, pass)] + i)] = entry;
         }
     }
 };
@@ -197,11 +195,11 @@ __device__ __forceinline__ void scatter_by_digit(const Entry<Key>* __restrict__ 
                                                  SortedTile<Key, ITEMS>& sorted,
                                                  Key (&of_warp)[SORT_WARPS]) {
     pass = in_registers(pass);
-    const i64 end = pass.end();
+    const i64 end = end_of(pass);
     TileItems<Key, ITEMS> items;
-    items.load(from, pass.first(), end);
+    items.load(from, first_of(pass), end);
     Key destination = first_destination(counts, pass, of_warp);
-    for (i64 tile = pass.first(); tile < end; tile += sorted.size) {
+    for (i64 tile = first_of(pass); tile < end; tile += sorted.size) {
         items.count(sorted.seen[threadIdx.x / WARP], pass);
         __syncthreads();
         sorted.place_digits(destination, pass, of_warp);

@@ -14,18 +14,13 @@
 
 namespace cto::segmented_sum {
 
+using namespace facts::gather;
 using radix_sort::Entry;
 using vec::Vec;
 
-constexpr int FANOUT = 32;
 constexpr int DEPTH = 4;  // slices whose loads are in flight together
 template <class T>
 constexpr int DEPTH_AT_ENDS = sizeof(T) == 2 ? 2 : 3;  // all that registers are left for
-
-// Slices of dY and rows of dX in a batch, and the elements of each of them.
-struct Sizes {
-    i64 n_slices, n_rows, width;
-};
 
 // The same sizes, which the compiler then keeps in registers: see in_registers of a Level.
 __device__ __forceinline__ Sizes in_registers(Sizes sizes) {
@@ -115,13 +110,6 @@ struct Sum {
 
 // ---- what each thread does ----------------------------------------------------------------------
 
-// How batches of n items of `width` columns meet a grid. A block takes y items and some columns;
-// grid x counts the items of `fold` batches and for each the `column_blocks` blocks that share its
-// columns, grid z the folds. fold n fits into 32 bits, or fold is 1.
-struct Items {
-    i64 n_batches, n, fold, column_blocks;
-};
-
 // The batch and item of this thread, and which block of its columns; no item where batch >=
 // n_batches.
 struct BatchItem {
@@ -145,12 +133,6 @@ struct BatchItem {
 };
 
 // ---- sums of nodes ------------------------------------------------------------------------------
-
-// One level of the tree: FANOUT^l entries a node, and where among the sums of all `total` nodes
-// this level's begin and those of the level below.
-struct Level {
-    i64 unit, begin, begin_below, total;
-};
 
 // The same level, which the compiler then keeps in registers. With it and the sizes left in the
 // launch parameters, GatherGrad with equal indices took 2 % longer on an H200.

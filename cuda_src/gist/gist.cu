@@ -7,24 +7,16 @@
 #include "format/msfp15.cuh"
 #include "format/nan.cuh"
 #include "gist/e5m2.cuh"
+#include "gist/facts.cuh"
 
-// T: decoded elements. A block has THREADS.
+// T: decoded elements.
 #ifndef CTO_T
 #define CTO_T float
-#endif
-#ifndef CTO_THREADS
-#define CTO_THREADS 128
-#endif
-// Bytes of decoded elements a thread has in flight, in codecs of elements and in codecs of boxes.
-#ifndef CTO_ELEMENT_NBYTES
-#define CTO_ELEMENT_NBYTES 32
-#endif
-#ifndef CTO_TILE_NBYTES
-#define CTO_TILE_NBYTES 64
 #endif
 
 namespace cto {
 
+using namespace facts::gist;
 using namespace format;
 using map::map_vecs;
 using map::Tiling;
@@ -32,20 +24,18 @@ using vec::Vec;
 
 using T = CTO_T;
 
-constexpr int THREADS = CTO_THREADS;
-constexpr int READ = sizeof(T) == 8 ? 4 : 8;  // elements that an encoder reads together
-constexpr int WRITE = vec::WIDTH<T>;          // and that a decoder writes
-constexpr int BOX = 8;  // elements that share an MSFP15 exponent, or a byte of Pack1
+constexpr int READ = sizeof(T) == 8 ? 4 : 8;           // elements that an encoder reads together
+constexpr int WRITE = vec::WIDTH<T>;                   // and that a decoder writes
 constexpr int READ_BOXES = sizeof(T) == 1 ? 16 : 8;    // elements that an encoder of boxes reads
 constexpr int SHARES = WRITE < BOX ? BOX / WRITE : 1;  // decoding threads that share a box
 constexpr int WRITTEN_BOXES = WRITE < BOX ? 1 : WRITE / BOX;
 
-using EncodeElements = Tiling<READ, READ, 1, CTO_ELEMENT_NBYTES, THREADS>;
-using DecodeElements = Tiling<WRITE, WRITE, 1, CTO_ELEMENT_NBYTES, THREADS>;
+using EncodeElements = Tiling<READ, READ, 1, ELEMENT_NBYTES, THREADS>;
+using DecodeElements = Tiling<WRITE, WRITE, 1, ELEMENT_NBYTES, THREADS>;
 template <int CODES>
-using EncodeBoxes = Tiling<READ_BOXES, CODES, 1, CTO_TILE_NBYTES, THREADS>;
+using EncodeBoxes = Tiling<READ_BOXES, CODES, 1, TILE_NBYTES, THREADS>;
 template <int BOX_CODES>
-using DecodeBoxes = Tiling<BOX_CODES * WRITTEN_BOXES, WRITE, SHARES, CTO_TILE_NBYTES, THREADS>;
+using DecodeBoxes = Tiling<BOX_CODES * WRITTEN_BOXES, WRITE, SHARES, TILE_NBYTES, THREADS>;
 
 // ---- one element to one element -----------------------------------------------------------------
 
@@ -178,7 +168,7 @@ __device__ __forceinline__ Vec<T, WRITE> gated(const Vec<T, WRITE>& dy, u32 bits
 
 __device__ __forceinline__ void gate_elements(const T* dy, const u8* __restrict__ bits, T* dx,
                                               i64 n, bool aligned) {
-    constexpr int UNROLL = CTO_TILE_NBYTES / 16;
+    constexpr int UNROLL = TILE_NBYTES / 16;
     const i64 first = static_cast<i64>(blockIdx.x) * (UNROLL * THREADS) + threadIdx.x;
     if (aligned && static_cast<i64>(blockIdx.x + 1) * (UNROLL * THREADS * WRITE) <= n) {
         Vec<T, WRITE> loaded[UNROLL];

@@ -4,6 +4,7 @@
 // Every warp encodes, and measures groups of a sample, which is a small part of x: half of the warps
 // before, and where there are many groups the others after that, since measuring waits for memory
 // where encoding keeps it busy.
+#include "gist_guard/facts.cuh"
 #include "gist_guard/groups.cuh"
 #include "gist_guard/sums.cuh"
 #include "gist_guard/tile.cuh"
@@ -11,28 +12,18 @@
 #ifndef CTO_T
 #define CTO_T float
 #endif
-#ifndef CTO_THREADS
-#define CTO_THREADS 128
-#endif
-// Bytes of elements that an encoding thread has in flight.
-#ifndef CTO_NBYTES
-#define CTO_NBYTES 64
-#endif
-// Threads that a multiprocessor has at a time.
-#ifndef CTO_RESIDENT
-#define CTO_RESIDENT 768
-#endif
 
 namespace cto {
 
+using namespace facts::gist_guard;
 using namespace gist_guard::groups;
 using namespace gist_guard::sums;
 using namespace gist_guard::tile;
 
 using T = CTO_T;
 
-constexpr int THREADS = CTO_THREADS;
-constexpr int UNROLL = CTO_NBYTES / (TILE * sizeof(T));
+constexpr int BLOCKS = RESIDENT<sizeof(Acc<T>)> / THREADS;  // of a multiprocessor
+constexpr int UNROLL = NBYTES / (TILE * sizeof(T));
 constexpr i64 SPAN = THREADS * UNROLL;  // tiles
 
 __device__ __forceinline__ void store_codes(u8* y, i64 tile, bool aligned, uint2 codes) {
@@ -95,27 +86,37 @@ __device__ __forceinline__ u32 encode_tiles(const Array<T>& array, u8* y, bool k
 using namespace cto;
 
 // aligned: both arrays start at a multiple of 16 bytes. y, guard: or null. totals: of each block.
-extern "C" __global__ void __launch_bounds__(THREADS, CTO_RESIDENT / THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     gist_guarded_msfp15_encoder(const T* x, u8* y, i64 n, bool aligned, bool keep_nonfinite,
                                 i64 groups, i64 inner, i64 stride, u32 per_run, u32 pieces,
                                 u32 tiles, u32 lanes, bool grouped, double* totals,
                                 Zeroed<u32>* ticket, float* guard) {
     __shared__ Shared<THREADS> shared;
-    constexpr u32 WARPS = THREADS / WARP;
+    constexpr u32 WARPS = Shared<THREADS>::WARPS;
     const u32 warp = threadIdx.x / WARP, turn_of_groups = warp % 2;
     const Array<T> array{x, n, aligned};
     const Sample sample{groups, inner, stride, per_run, pieces, tiles, lanes};
     const i64 rank = (turn_of_groups * (WARPS / 2) + warp / 2) * gridDim.x + blockIdx.x;
-    Totals& own = shared.of_thread[threadIdx.x];  // in registers it would cost the encoding some
-    own = {};
+    Totals& of_warp = shared.of_warp[warp];
     u32 exponent = 0;
 #pragma unroll 1
     for (u32 turn = 0; turn < 2; ++turn) {
-        if (turn == turn_of_groups)
-            measure_groups(array, sample, grouped, rank, static_cast<i64>(gridDim.x) * WARPS, own);
-        else
+        if (turn != turn_of_groups) {
             exponent = encode_tiles(array, y, keep_nonfinite);
+            continue;
+        }
+        Totals& own =
+            shared.of_thread[threadIdx.x];  // in registers it would cost the encoding some
+        own = {};
+        measure_groups(array, sample, grouped, rank, static_cast<i64>(gridDim.x) * WARPS, own);
+        Totals found = own;
+        sum_lanes(found, WARP);
+        if (threadIdx.x % WARP == 0) of_warp = found;
     }
-    own.exponent = exponent;
-    finish(own, totals, ticket, guard, shared);
+    if (guard == nullptr) return;
+#pragma unroll 1
+    for (u32 step = WARP / 2; step > 0; step /= 2)
+        exponent = max(exponent, __shfl_xor_sync(ALL_LANES, exponent, step));
+    if (threadIdx.x % WARP == 0) of_warp.exponent = exponent;
+    finish(totals, ticket, guard, shared);
 }

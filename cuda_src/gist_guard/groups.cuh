@@ -30,9 +30,9 @@ struct Share {
 
     // Tile number `tile` of piece k of a group.
     __device__ __forceinline__ Share(const Sample& sample, i64 group, u32 k, u32 tile, i64 n) {
-        const u32 hash = (static_cast<u32>(group) * sample.pieces + k) * 2654435761u >> 16;
+        const u32 hash = (static_cast<u32>(group) * sample.pieces + k) * HASH >> HALF;
         i64 run = static_cast<i64>(k) * sample.stride +
-                  static_cast<i64>(static_cast<u64>(hash) * sample.stride >> 16);
+                  static_cast<i64>(static_cast<u64>(hash) * sample.stride >> HALF);
         if (sample.per_run > 1) {  // then there are fewer than 2^32 pieces
             const u32 piece = static_cast<u32>(run);
             run = piece / sample.per_run;

@@ -10,8 +10,6 @@ using namespace gist_guard::tile;
 
 using zeroed::Zeroed;
 
-constexpr double MOST = 4294967296.0;  // a ratio that counts as finite is below it
-
 __device__ __forceinline__ double infinity() { return double_of(0x7FF0000000000000ull); }
 __device__ __forceinline__ double larger(double x, double y) { return x > y ? x : y; }
 __device__ __forceinline__ double shuffled(double x, u32 step) {
@@ -33,7 +31,7 @@ struct Totals {
     __device__ __forceinline__ void add_group(double deviation, double of_group) {
         group_deviation += deviation;
         if (!(of_group > 0)) return;
-        const bool finite = of_group < MOST * deviation;
+        const bool finite = of_group < MOST_RATIO * deviation;
         worst = larger(finite ? of_group / deviation : infinity(), worst);
     }
     // The four numbers of the guard: see the operator's help.
@@ -47,6 +45,7 @@ struct Totals {
         guard[3] = static_cast<float>(finite ? worst : infinity());
     }
 };
+static_assert(sizeof(Totals) == TOTALS * sizeof(double));
 
 // What another block has stored.
 __device__ __forceinline__ Totals loaded(const Totals& from) {
@@ -54,10 +53,10 @@ __device__ __forceinline__ Totals loaded(const Totals& from) {
             __ldcg(&from.worst), __ldcg(&from.exponent)};
 }
 
-// The sum over a warp, in each lane.
-__device__ __forceinline__ void sum_warp(Totals& totals) {
+// The sum over the first n lanes of a warp, a power of two, in each of these.
+__device__ __forceinline__ void sum_lanes(Totals& totals, u32 n) {
 #pragma unroll 1
-    for (u32 step = WARP / 2; step > 0; step /= 2)
+    for (u32 step = n / 2; step > 0; step /= 2)
         totals.add({shuffled(totals.error, step), shuffled(totals.tile_deviation, step),
                     shuffled(totals.group_deviation, step), shuffled(totals.worst, step),
                     __shfl_xor_sync(ALL_LANES, totals.exponent, step)});
@@ -66,35 +65,36 @@ __device__ __forceinline__ void sum_warp(Totals& totals) {
 // Shared memory of a block's sums.
 template <int THREADS>
 struct Shared {
-    Totals of_thread[THREADS], of_warp[THREADS / WARP];
+    static constexpr u32 WARPS = THREADS / WARP;
+    Totals of_thread[THREADS], of_warp[WARPS];
     bool last;
 };
 
-// The sum over a block, in its first thread.
+// The sum of what all warps have left in shared memory, in the first lane of the first.
 template <int THREADS>
-__device__ __forceinline__ void sum_block(Totals& totals, Shared<THREADS>& shared) {
-    sum_warp(totals);
-    __syncthreads();  // the last sum has been read
-    if (threadIdx.x % WARP == 0) shared.of_warp[threadIdx.x / WARP] = totals;
+__device__ __forceinline__ Totals sum_warps(const Shared<THREADS>& shared) {
+    Totals sum{};
     __syncthreads();
-    if (threadIdx.x != 0) return;
-#pragma unroll 1
-    for (int warp = 1; warp < THREADS / WARP; ++warp) totals.add(shared.of_warp[warp]);
+    if (threadIdx.x >= WARP) return sum;
+    if (threadIdx.x < shared.WARPS) sum = shared.of_warp[threadIdx.x];
+    sum_lanes(sum, shared.WARPS);
+    return sum;
 }
 
-// Adds what all blocks found; the one that finishes last stores the guard, or nothing where it is null.
+// Adds what all blocks found; the one that finishes last stores the guard.
 template <int THREADS>
-__device__ __forceinline__ void finish(Totals own, double* of_blocks, Zeroed<u32>* ticket,
-                                       float* guard, Shared<THREADS>& shared) {
-    sum_block(own, shared);
-    if (guard == nullptr) return;
+__device__ __forceinline__ void finish(double* of_blocks, Zeroed<u32>* ticket, float* guard,
+                                       Shared<THREADS>& shared) {
     Totals* const totals = reinterpret_cast<Totals*>(of_blocks);
+    const Totals own = sum_warps(shared);
     if (threadIdx.x == 0) totals[blockIdx.x] = own;
     if (!reduce::arrives_last(ticket, gridDim.x, shared.last)) return;
     Totals all{};
 #pragma unroll 4
     for (u32 i = threadIdx.x; i < gridDim.x; i += THREADS) all.add(loaded(totals[i]));
-    sum_block(all, shared);
+    sum_lanes(all, WARP);
+    if (threadIdx.x % WARP == 0) shared.of_warp[threadIdx.x / WARP] = all;
+    all = sum_warps(shared);
     if (threadIdx.x == 0) all.store(guard);
 }
 

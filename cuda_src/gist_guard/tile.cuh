@@ -6,12 +6,13 @@
 #pragma once
 #include "core/vec.cuh"
 #include "format/msfp15.cuh"
+#include "gist_guard/facts.cuh"
 
 namespace cto::gist_guard::tile {
 
+using namespace facts::gist_guard;
 using vec::Vec;
 
-constexpr int TILE = 8;
 constexpr u32 NOT_FINITE = 255;
 constexpr float STEP = 0x1p-5f, HALF_STEP = 0x1p-6f, MOST_STEPS = 63 * STEP;
 constexpr float TO_STEPS = 0x1p18f;  // from which on a float's unit is a step

@@ -5,6 +5,7 @@
 // elements, find its scale together and write its codes; 128 threads are at a tile.
 #include "algorithm/map.cuh"
 #include "format/fp10.cuh"
+#include "gist_narrow/facts.cuh"
 #include "gist_narrow/scaled_fp8.cuh"
 
 // T: decoded numbers; INDEX: decoded indices, as unsigned words of their size.
@@ -14,16 +15,10 @@
 #ifndef CTO_INDEX
 #define CTO_INDEX u8
 #endif
-#ifndef CTO_THREADS
-#define CTO_THREADS 384
-#endif
-// Bytes of decoded elements a thread has in flight.
-#ifndef CTO_NBYTES
-#define CTO_NBYTES 64
-#endif
 
 namespace cto {
 
+using namespace facts::gist_narrow;
 using namespace format;
 using map::map_vecs;
 using map::Tiling;
@@ -32,17 +27,15 @@ using vec::Vec;
 using T = CTO_T;
 using Index = CTO_INDEX;
 
-constexpr int THREADS = CTO_THREADS;
-constexpr int NBYTES = CTO_NBYTES;
 constexpr int RESIDENT = 3;           // blocks of a multiprocessor: 56 registers a thread
 constexpr int WRITE = vec::WIDTH<T>;  // elements that a decoder writes together
 
 // ---- FP10: 48 bytes of elements are whole words, and three shares of 16 bytes ---------------------
 
 constexpr int FP10_READ = 48 / sizeof(T);
-constexpr int FP10_WORDS = FP10_READ / fp10::IN_WORD;
+constexpr int FP10_WORDS = FP10_READ / facts::FP10_IN_WORD;
 
-using EncodeFp10 = Tiling<FP10_READ, FP10_WORDS, 1, 96, THREADS>;
+using EncodeFp10 = Tiling<FP10_READ, FP10_WORDS, 1, FP10_NBYTES, THREADS>;
 using DecodeFp10 = Tiling<FP10_WORDS, WRITE, 3, NBYTES, THREADS>;
 
 struct ToFp10 {
@@ -65,14 +58,15 @@ struct FromFp10 {
 constexpr int READ_INDICES = sizeof(Index) == 1 ? 16 : 8;
 constexpr int WRITTEN_INDICES = vec::WIDTH<Index>;
 
-using EncodeIndices = Tiling<READ_INDICES, READ_INDICES / 2, 1, NBYTES, THREADS>;
-using DecodeIndices = Tiling<WRITTEN_INDICES / 2, WRITTEN_INDICES, 1, NBYTES, THREADS>;
+using EncodeIndices = Tiling<READ_INDICES, READ_INDICES / IN_BYTE, 1, NBYTES, THREADS>;
+using DecodeIndices = Tiling<WRITTEN_INDICES / IN_BYTE, WRITTEN_INDICES, 1, NBYTES, THREADS>;
 
 struct ToIndices {
-    __device__ Vec<u8, READ_INDICES / 2> operator()(const Vec<Index, READ_INDICES>& x, int) const {
-        Vec<u8, READ_INDICES / 2> y;
+    __device__ Vec<u8, READ_INDICES / IN_BYTE> operator()(const Vec<Index, READ_INDICES>& x,
+                                                          int) const {
+        Vec<u8, READ_INDICES / IN_BYTE> y;
 #pragma unroll
-        for (int k = 0; k < READ_INDICES / 2; ++k)
+        for (int k = 0; k < READ_INDICES / IN_BYTE; ++k)
             y.at[k] = static_cast<u8>((x.at[2 * k] & 15u) | (x.at[2 * k + 1] & 15u) << 4);
         return y;
     }
@@ -89,7 +83,7 @@ __device__ __forceinline__ void decode_words(const u32* x, u32* y) {
 }
 
 struct FromIndices {
-    __device__ Vec<Index, WRITTEN_INDICES> operator()(const Vec<u8, WRITTEN_INDICES / 2>& x,
+    __device__ Vec<Index, WRITTEN_INDICES> operator()(const Vec<u8, WRITTEN_INDICES / IN_BYTE>& x,
                                                       int) const {
         Vec<Index, WRITTEN_INDICES> y;
         if constexpr (sizeof(Index) == 1) {
@@ -105,9 +99,6 @@ struct FromIndices {
 
 // ---- scaled floats: tiles of 16 bytes of scales and 1,024 codes -----------------------------------
 
-constexpr int BLOCK = 128;
-constexpr int TILE = 1024;
-constexpr int SCALES_NBYTES = 2 * TILE / BLOCK;
 constexpr int READ = 8;
 constexpr int TILE_THREADS = TILE / READ;
 constexpr int BLOCK_THREADS = BLOCK / READ;

@@ -8,6 +8,7 @@
 //
 //     code | head | starts, 8 bytes a tile | mask | values of tile 0 | values of tile 1 | ...
 //          0      16                      mask   values
+#include "gist_sparse/facts.cuh"
 #include "gist_sparse/mask.cuh"
 #include "gist_sparse/prefix.cuh"
 #include "gist_sparse/tile.cuh"
@@ -23,6 +24,7 @@
 
 namespace cto {
 
+using namespace facts::gist_sparse;
 using namespace gist_sparse::mask;
 using namespace gist_sparse::tile;
 using namespace gist_sparse::values;
@@ -34,8 +36,7 @@ using Values = CTO_VALUES<T>;
 constexpr int WIDTH = vec::WIDTH<T>;
 constexpr int GROUP = Values::GROUP;
 constexpr int GROUPS = (TILE<T> + GROUP - 1) / GROUP;  // that a tile's values have at most
-constexpr int HEAD_NBYTES = 16;
-constexpr u32 NONE = 0xFFFFFFFFu;  // in place of a tile
+constexpr u32 NONE = 0xFFFFFFFFu;                      // in place of a tile
 // Resident blocks of a multiprocessor: what shared memory has room for, and registers without spills.
 #if !defined(__CUDA_CPU__) && \
     (__CUDA_ARCH__ == 800 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200))

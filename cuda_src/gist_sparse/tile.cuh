@@ -2,11 +2,11 @@
 // A tile of elements in registers: 16,384 bytes, four vectors a thread, 256 vectors apart.
 #pragma once
 #include "core/vec.cuh"
+#include "gist_sparse/facts.cuh"
 
 namespace cto::gist_sparse::tile {
 
-constexpr int TILE_NBYTES = 16384;
-constexpr int THREADS = 256;
+using namespace facts::gist_sparse;
 constexpr int WARPS = THREADS / WARP;
 constexpr int ROWS = TILE_NBYTES / (16 * THREADS);
 

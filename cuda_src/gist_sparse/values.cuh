@@ -5,6 +5,7 @@
 #include "format/fp10.cuh"
 #include "format/msfp15.cuh"
 #include "format/nan.cuh"
+#include "gist_sparse/facts.cuh"
 
 namespace cto::gist_sparse::values {
 
@@ -35,7 +36,7 @@ struct AsTheyAre {
 
 template <class E>
 struct Fp10 {
-    static constexpr int GROUP = 12;
+    static constexpr int GROUP = facts::gist_sparse::FP10_GROUP;
     static constexpr bool HAS_NAN = true;
     static __device__ uint4 encode(const E* values) {
         const auto group = *reinterpret_cast<const Group<E, GROUP>*>(values);
@@ -48,14 +49,15 @@ struct Fp10 {
         Group<E, GROUP> group;
 #pragma unroll
         for (int i = 0; i < GROUP; ++i)
-            group.at[i] = format::fp10::decode<E>(words[i / 3] >> 10 * (i % 3) & 0x3FFu);
+            group.at[i] = format::fp10::decode<E>(
+                words[i / facts::FP10_IN_WORD] >> 10 * (i % facts::FP10_IN_WORD) & 0x3FFu);
         *reinterpret_cast<Group<E, GROUP>*>(values) = group;
     }
 };
 
 template <class E, bool KEEP_SIGN = false>
 struct Msfp15 {
-    static constexpr int GROUP = 16;
+    static constexpr int GROUP = facts::gist_sparse::MSFP15_GROUP;
     static constexpr bool HAS_NAN = true;
     static __device__ uint4 encode(const E* values) {
         const uint2 low = encode_box(values), high = encode_box(values + 8);

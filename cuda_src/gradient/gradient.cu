@@ -6,6 +6,7 @@
 #include "algorithm/range_map.cuh"
 #include "algorithm/reduce.cuh"
 #include "core/vec.cuh"
+#include "gradient/facts.cuh"
 
 // T: what is written. VALUE: what is added or scaled.
 #ifndef CTO_T
@@ -14,35 +15,20 @@
 #ifndef CTO_VALUE
 #define CTO_VALUE float
 #endif
-// A block has THREADS, each of which has NBYTES of the wider type in flight.
-#ifndef CTO_THREADS
-#define CTO_THREADS 128
-#endif
-#ifndef CTO_NBYTES
-#define CTO_NBYTES 32
-#endif
-// Tensors that one launch takes, and bytes of the wider type in a chunk.
-#ifndef CTO_CAPACITY
-#define CTO_CAPACITY 108
-#endif
-#ifndef CTO_CHUNK_NBYTES
-#define CTO_CHUNK_NBYTES 4096
-#endif
 
 namespace cto {
 
+using namespace facts::gradient;
+using facts::Pointers;
+using facts::TensorStarts;
 using multi_tensor::TensorSizes;
-using pointers::Pointers;
 using vec::Vec;
 
 using T = CTO_T;
 using VALUE = CTO_VALUE;
 
-constexpr int THREADS = CTO_THREADS;
-constexpr int CAPACITY = CTO_CAPACITY;
-constexpr int CHUNK_NBYTES = CTO_CHUNK_NBYTES;
 constexpr int WIDTH = 16 / (sizeof(T) > sizeof(VALUE) ? sizeof(T) : sizeof(VALUE));
-constexpr int VECS = CTO_NBYTES / 16;  // of the wider type, that a thread has in flight
+constexpr int VECS = NBYTES / 16;  // of the wider type, that a thread has in flight
 using Chunk = multi_tensor::BlockChunk<CHUNK_NBYTES / 16 * WIDTH>;
 
 using Tiling = range_map::Tiling<WIDTH, VECS, THREADS>;
@@ -125,11 +111,6 @@ struct Scale {
     __device__ T operator()(VALUE x) const { return from_acc<T>(scale * to_acc(x)); }
 };
 
-// Where the tensors of a list begin in an array that joins them.
-struct TensorStarts {
-    i64 at[CAPACITY];
-};
-
 }  // namespace cto
 
 using namespace cto;
@@ -199,7 +180,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     mixed_precision_scale__fused(const float* s, const __grid_constant__ Pointers<CAPACITY> xs,
-                                 T* y, const __grid_constant__ TensorStarts starts,
+                                 T* y, const __grid_constant__ TensorStarts<CAPACITY> starts,
                                  const __grid_constant__ TensorSizes<CAPACITY> sizes,
                                  i32 n_tensors) {
     const Chunk chunk(sizes, n_tensors);

@@ -8,6 +8,7 @@
 #include "algorithm/parameter_update.cuh"
 #include "algorithm/range_map.cuh"
 #include "core/either.cuh"
+#include "lamb/facts.cuh"
 #include "math/step.cuh"
 
 // Elements of weights, gradients and moments; gradients are not wider than weights.
@@ -20,25 +21,14 @@
 #ifndef CTO_MOMENT
 #define CTO_MOMENT float
 #endif
-// A block has THREADS; a thread has VECS vectors of each array in flight, one of float64.
-#ifndef CTO_THREADS
-#define CTO_THREADS 128
-#endif
-#ifndef CTO_VECS
-#define CTO_VECS 2
-#endif
-// Bytes of weights in a chunk.
-#ifndef CTO_CHUNK_NBYTES
-#define CTO_CHUNK_NBYTES 32768
-#endif
-// Tensors that a launch takes at most, where four lists are in its table.
-#ifndef CTO_CAPACITY
-#define CTO_CAPACITY 82
-#endif
 
 namespace cto {
 
+using namespace facts::lamb;
+using either::as_double;
+using either::as_i64;
 using either::Either;
+using facts::Pointers;
 using multi_tensor::array_of;
 using multi_tensor::Columns;
 using multi_tensor::TensorSizes;
@@ -46,7 +36,6 @@ using parameter_update::Copy;
 using parameter_update::keep;
 using parameter_update::load;
 using parameter_update::store;
-using pointers::Pointers;
 using vec::Vec;
 using zeroed::Zeroed;
 
@@ -55,24 +44,15 @@ using GRAD = CTO_GRAD;
 using MOMENT = CTO_MOMENT;
 using ACC = Acc<W>;
 
-constexpr int THREADS = CTO_THREADS;
-constexpr int CAPACITY = CTO_CAPACITY, POINTERS = 4 * CAPACITY;
 constexpr int WIDTH = vec::WIDTH<W>;
-constexpr int VECS = sizeof(W) == 8 ? 1 : CTO_VECS;
-constexpr i64 CHUNK = CTO_CHUNK_NBYTES / sizeof(W);
-using Tiling = range_map::Tiling<WIDTH, VECS, THREADS>;
+constexpr i64 CHUNK = CHUNK_NBYTES / sizeof(W);
+using Tiling = range_map::Tiling<WIDTH, sizeof(W) == 8 ? 1 : VECS, THREADS>;
 using Chunk = multi_tensor::BlockChunk<CHUNK>;
 
 template <class E>
 __device__ __forceinline__ bool has_vecs_at(const E* array, int first) {
     return parameter_update::may_have_vecs_at<WIDTH>(array, first);
 }
-
-// As families/lamb/operators.py makes it.
-struct LambRule {
-    double alpha, beta, lambda, epsilon, max_norm, ratio_min, ratio_max;
-    i32 correct_bias;
-};
 
 struct DirectionFactors {
     ACC divisor, alpha, rest_of_alpha, beta, rest_of_beta, lambda, epsilon, c1, c2;
@@ -83,19 +63,19 @@ struct DirectionFactors {
 __device__ __forceinline__ DirectionFactors
 direction_factors(const LambRule& rule, const Either<1>& rate, const Either<1>& step,
                   const Either<1>& loss_scale, const Either<1>& norm, const Either<1>& update) {
-    const i64 t = rule.correct_bias ? step.as_i64() : 0;
+    const i64 t = rule.correct_bias ? as_i64(step) : 0;
     DirectionFactors by;
     by.divisor = static_cast<ACC>(
-        step::gradient_divisor(loss_scale.as_double(), norm.as_double(), rule.max_norm));
+        step::gradient_divisor(as_double(loss_scale), as_double(norm), rule.max_norm));
     by.alpha = static_cast<ACC>(rule.alpha);
     by.rest_of_alpha = static_cast<ACC>(1.0 - rule.alpha);
     by.beta = static_cast<ACC>(rule.beta);
     by.rest_of_beta = static_cast<ACC>(1.0 - rule.beta);
-    by.lambda = static_cast<ACC>(rule.lambda);
+    by.lambda = static_cast<ACC>(rule.lambda_);
     by.epsilon = static_cast<ACC>(rule.epsilon);
     by.c1 = static_cast<ACC>(step::bias_correction(rule.alpha, t));
     by.c2 = static_cast<ACC>(step::bias_correction(rule.beta, t));
-    by.update = update.as_i64() && step::can_be_made(rate.as_double(), loss_scale.as_double());
+    by.update = as_i64(update) && step::can_be_made(as_double(rate), as_double(loss_scale));
     return by;
 }
 
@@ -255,7 +235,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) lamb__direction(
     const W* const w = array_of<const W>(arrays, columns, 0, t);
     const Direction direction{w, g, m, v, d, new_m, new_v, by, sums};
     range_map::map_range<Tiling>(direction, chunk.first, chunk.end, chunk.n);
-    const u32 n_chunks = sizes.n_chunks(), of_tensor = sizes.first_chunk[t + 1] - first_chunk;
+    const u32 n_chunks = sizes.first_chunk[CAPACITY],
+              of_tensor = sizes.first_chunk[t + 1] - first_chunk;
     double* const of_weights = partials;
     double* const of_directions = partials + n_chunks;
     const double weights_sum = reduce::sum_block(sums.weights, scratch);
@@ -289,8 +270,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     W* const new_w = array_of<W>(arrays, columns, 3, t);
     const Copy copy{array_of<const u16>(arrays, columns, 1, t),
                     array_of<u16>(arrays, columns, 4, t), is_bfloat16};
-    const double lr = rate.as_double();
-    if (update.as_i64() == 0 || !step::can_be_made(lr, loss_scale.as_double())) {
+    const double lr = as_double(rate);
+    if (as_i64(update) == 0 || !step::can_be_made(lr, as_double(loss_scale))) {
         keep(w, new_w, chunk.first, chunk.end);
         copy.keep(chunk.first, chunk.end);
         return;

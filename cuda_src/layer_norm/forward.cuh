@@ -9,18 +9,8 @@ namespace cto::layer_norm_forward {
 
 using namespace lines;
 
-// Elements that a thread holds of a row in the kernels for vectors, of which short rows have their
-// own, and those that fit into no block otherwise; and in the one for single elements.
-template <class T, class V>
-constexpr int COLUMNS = sizeof(T) == 8               ? 8
-                        : sizeof(T) + sizeof(V) == 4 ? 32
-                                                     : 16;
-template <class T, class V>
-constexpr int WIDE_COLUMNS = sizeof(T) == 4 && sizeof(V) == 4 ? 24 : COLUMNS<T, V>;
 template <class T>
-constexpr int SHORT_COLUMNS = SHORT_NBYTES / sizeof(T);
-template <class T>
-constexpr int SINGLE_COLUMNS = sizeof(T) == 8 ? 8 : 16;
+constexpr int SHORT_COLUMNS = SHORT_NBYTES / sizeof(T);  // that a thread holds of a short row
 
 template <class T, class V>
 struct Arrays {

@@ -11,8 +11,6 @@ namespace cto::layer_norm_gradient {
 
 using namespace staged_rows;
 
-constexpr int COLUMN_THREADS = 256;  // of a block that walks down columns
-
 template <bool FROM_Y, class X, class Y>
 struct Second {
     using Type = X;
@@ -364,7 +362,7 @@ __device__ __forceinline__ void walk_columns(const Inputs<T, V, FROM_Y>& in, con
 // The sum of `n` lines of sums, rounded; 0 of none.
 template <class V, class A>
 __device__ __forceinline__ void sum_lines(const A* sums, V* total, i64 n, i64 length) {
-    __shared__ Vec<A, 1> of_thread[MAX_THREADS];
+    __shared__ Vec<A, 1> of_thread[HELD_THREADS];
     const i64 column = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
     column_reduce::Columns<A, 1, 8> columns;
     if (column < length)

@@ -4,6 +4,7 @@
 // Rows that fit on chip have kernels with vectors, where arrays are aligned, and by __elements. The
 // forward holds them in registers, gradients in shared memory. Longer ones are read again. T is the
 // type of X, U that of statistics, V that of Y, scale and bias.
+#include "layer_norm/facts.cuh"
 #include "layer_norm/forward.cuh"
 #include "layer_norm/gradient.cuh"
 
@@ -21,8 +22,7 @@ namespace cto {
 
 namespace forward = layer_norm_forward;
 namespace gradient = layer_norm_gradient;
-using staged_rows::MAX_THREADS;
-using staged_rows::Rows;
+using namespace facts::layer_norm;
 
 using T = CTO_T;
 using V = CTO_V;
@@ -47,25 +47,25 @@ extern "C" __global__ void __launch_bounds__(lines::SHORT_THREADS)
 extern "C" __global__ void __launch_bounds__(lines::MAX_THREADS)
     layer_norm__rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
                      bool is_centred, double epsilon, i64 n_rows, i64 length, u32 threads) {
-    forward::hold_row<WIDTH, forward::COLUMNS<T, V>, T, V>(
+    forward::hold_row<WIDTH, COLUMNS<sizeof(T) + sizeof(V)>, T, V>(
         {x, scale, bias, y, mean, inv_std, is_centred, static_cast<U>(epsilon)}, n_rows, length,
         threads);
 }
 extern "C" __global__ void __launch_bounds__(lines::MAX_THREADS)
     layer_norm__wide_rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
                           bool is_centred, double epsilon, i64 n_rows, i64 length, u32 threads) {
-    forward::hold_any_row<WIDTH, forward::WIDE_COLUMNS<T, V>, T, V>(
+    forward::hold_any_row<WIDTH, WIDE_COLUMNS<sizeof(T) + sizeof(V)>, T, V>(
         {x, scale, bias, y, mean, inv_std, is_centred, static_cast<U>(epsilon)}, n_rows, length,
         threads);
 }
-extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__elements(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
                          bool is_centred, double epsilon, i64 n_rows, i64 length, u32 threads) {
-    forward::hold_row<1, forward::SINGLE_COLUMNS<T>, T, V>(
+    forward::hold_row<1, SINGLE_COLUMNS<sizeof(U)>, T, V>(
         {x, scale, bias, y, mean, inv_std, is_centred, static_cast<U>(epsilon)}, n_rows, length,
         threads);
 }
-extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__long_rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
                           bool is_centred, double epsilon, i64 length) {
     forward::read_row<T, V>({x, scale, bias, y, mean, inv_std, is_centred, static_cast<U>(epsilon)},
@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
 
 // ---- LayerNormalizationGrad, and without `mean` SimplifiedLayerNormalizationGrad ----------------
 
-extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__gradient_rows(const V* dy, const T* x, const V* scale, const U* mean,
                               const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
                               const __grid_constant__ Rows rows) {
@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     gradient::walk_rows<WIDTH, false, T, V, false>({dy, x, scale, nullptr, mean, inv_std}, dx,
                                                    scale_sums, bias_sums, rows, shared);
 }
-extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__gradient_shifted_rows(const V* dy, const T* x, const V* scale, const U* mean,
                                       const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
                                       const __grid_constant__ Rows rows) {
@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     gradient::walk_rows<WIDTH, true, T, V, false>({dy, x, scale, nullptr, mean, inv_std}, dx,
                                                   scale_sums, bias_sums, rows, shared);
 }
-extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__gradient_elements(const V* dy, const T* x, const V* scale, const U* mean,
                                   const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
                                   const __grid_constant__ Rows rows) {
@@ -98,12 +98,12 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     gradient::walk_rows<1, false, T, V, false>({dy, x, scale, nullptr, mean, inv_std}, dx,
                                                scale_sums, bias_sums, rows, shared);
 }
-extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__gradient_row_sums(const V* dy, const T* x, const V* scale, const U* mean,
                                   const U* inv_std, i64 length, U* means) {
     gradient::sum_long_row<T, V, false>({dy, x, scale, nullptr, mean, inv_std}, length, means);
 }
-extern "C" __global__ void __launch_bounds__(gradient::COLUMN_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, 1)
     layer_norm__gradient_columns(const V* dy, const T* x, const V* scale, const U* mean,
                                  const U* inv_std, const U* means, T* dx, U* scale_sums,
                                  U* bias_sums, i64 count, i64 length, i64 rows_of_part) {
@@ -113,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(gradient::COLUMN_THREADS, 1)
 
 // ---- InvertibleLayerNormalizationGrad -----------------------------------------------------------
 
-extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__invertible_rows(const V* dy, const V* y, const V* scale, const V* bias,
                                 const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
                                 const __grid_constant__ Rows rows) {
@@ -121,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     gradient::walk_rows<WIDTH, false, T, V, true>({dy, y, scale, bias, nullptr, inv_std}, dx,
                                                   scale_sums, bias_sums, rows, shared);
 }
-extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__invertible_shifted_rows(const V* dy, const V* y, const V* scale, const V* bias,
                                         const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
                                         const __grid_constant__ Rows rows) {
@@ -129,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     gradient::walk_rows<WIDTH, true, T, V, true>({dy, y, scale, bias, nullptr, inv_std}, dx,
                                                  scale_sums, bias_sums, rows, shared);
 }
-extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__invertible_elements(const V* dy, const V* y, const V* scale, const V* bias,
                                     const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
                                     const __grid_constant__ Rows rows) {
@@ -137,12 +137,12 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
     gradient::walk_rows<1, false, T, V, true>({dy, y, scale, bias, nullptr, inv_std}, dx,
                                               scale_sums, bias_sums, rows, shared);
 }
-extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__invertible_row_sums(const V* dy, const V* y, const V* scale, const V* bias,
                                     const U* inv_std, i64 length, U* means) {
     gradient::sum_long_row<T, V, true>({dy, y, scale, bias, nullptr, inv_std}, length, means);
 }
-extern "C" __global__ void __launch_bounds__(gradient::COLUMN_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, 1)
     layer_norm__invertible_columns(const V* dy, const V* y, const V* scale, const V* bias,
                                    const U* inv_std, const U* means, T* dx, U* scale_sums,
                                    U* bias_sums, i64 count, i64 length, i64 rows_of_part) {
@@ -153,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(gradient::COLUMN_THREADS, 1)
 // ---- the second stage of all sums over rows -----------------------------------------------------
 
 // Grid (tiles of columns, 2): of the scale, of the bias.
-extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__total(const U* scale_sums, const U* bias_sums, V* scale_grad, V* bias_grad, i64 n,
                       i64 length) {
     V* const total = blockIdx.y == 0 ? scale_grad : bias_grad;

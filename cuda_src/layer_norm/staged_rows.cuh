@@ -12,36 +12,21 @@
 #pragma once
 #include "core/async_copy.cuh"
 #include "core/vec.cuh"
+#include "layer_norm/facts.cuh"
 #include "layer_norm/group_barrier.cuh"
 
 namespace cto::staged_rows {
 
+using namespace facts::layer_norm;
 using vec::Vec;
 
-constexpr int MAX_THREADS = 512;  // of a block
-
-// Slots of a thread at most: with vectors it has 32 columns, else 16, of float64 8; of SHIFTED rows
-// half as many.
+// Slots of a thread at most; of SHIFTED rows half as many.
 template <class A, int W>
-constexpr int DEPTH = (sizeof(A) == 8 ? 8
-                       : W > 1        ? 32
-                                      : 16) /
-                      W;
+constexpr int DEPTH = (W > 1 ? HELD_COLUMNS<sizeof(A)> : SINGLE_COLUMNS<sizeof(A)>) / W;
 
 // Elements in a slot of arrays of both types.
 template <class E, class F>
 constexpr int WIDTH = 16 / (sizeof(E) > sizeof(F) ? sizeof(E) : sizeof(F));
-
-// Filled by families/layer_norm/plan_staged_rows.py.
-struct Rows {
-    i64 count, length;
-    i32 threads;  // of a row: a part of a warp that is a power of two, or whole warps
-    i32 groups;   // of threads in a block, each with rows of its own
-    i32 period;   // rows after which they begin alike; divides the number of blocks
-    i32 slots;    // of a row
-    i32 depth;    // slots of a thread
-    i32 stages;   // 1 or 2 rows of each group in shared memory; 2 where W = 1
-};
 
 // Where a thread is in its walk.
 template <int W, bool SHIFTED = false>

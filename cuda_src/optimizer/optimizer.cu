@@ -9,6 +9,7 @@
 #include "algorithm/range_map.cuh"
 #include "core/either.cuh"
 #include "math/step.cuh"
+#include "optimizer/facts.cuh"
 
 // Elements of weights and gradients, which are not wider.
 #ifndef CTO_W
@@ -17,28 +18,15 @@
 #ifndef CTO_GRAD
 #define CTO_GRAD float
 #endif
-// A block has THREADS; a thread has VECS vectors of each array in flight.
-#ifndef CTO_THREADS
-#define CTO_THREADS 128
-#endif
-#ifndef CTO_VECS
-#define CTO_VECS 2
-#endif
-// Bytes in a chunk: of weights, or of gradients that are clipped or whose norm is taken.
-#ifndef CTO_CHUNK_NBYTES
-#define CTO_CHUNK_NBYTES 32768
-#endif
-// Tensors that a launch takes at most: where two lists are in its table, and where there is one.
-#ifndef CTO_TWO_LISTS
-#define CTO_TWO_LISTS 132
-#endif
-#ifndef CTO_ONE_LIST
-#define CTO_ONE_LIST 192
-#endif
 
 namespace cto {
 
+using namespace facts::optimizer;
+using either::as_double;
+using either::as_i64;
 using either::Either;
+using facts::Partials;
+using facts::Pointers;
 using multi_tensor::array_of;
 using multi_tensor::Columns;
 using multi_tensor::TensorSizes;
@@ -46,7 +34,6 @@ using parameter_update::Copy;
 using parameter_update::keep;
 using parameter_update::load;
 using parameter_update::store;
-using pointers::Pointers;
 using vec::Vec;
 using zeroed::Zeroed;
 
@@ -55,13 +42,10 @@ using GRAD = CTO_GRAD;
 using ACC = Acc<W>;
 using NORM = Acc<GRAD>;
 
-constexpr int THREADS = CTO_THREADS;
-constexpr int CHUNK_NBYTES = CTO_CHUNK_NBYTES;
-constexpr int TWO_LISTS = CTO_TWO_LISTS, ONE_LIST = CTO_ONE_LIST, POINTERS = 2 * TWO_LISTS;
 constexpr int NORM_UNROLL = 4;
 constexpr int WIDTH = vec::WIDTH<W>;
 constexpr i64 CHUNK = CHUNK_NBYTES / sizeof(W);
-using Tiling = range_map::Tiling<WIDTH, CTO_VECS, THREADS>;
+using Tiling = range_map::Tiling<WIDTH, VECS, THREADS>;
 using Chunk = multi_tensor::BlockChunk<CHUNK>;
 
 template <class E>
@@ -155,7 +139,7 @@ struct Clip {
 };
 
 constexpr i64 CLIP_CHUNK = CHUNK_NBYTES / sizeof(GRAD);
-using ClipTiling = range_map::Tiling<vec::WIDTH<GRAD>, 2 * CTO_VECS, THREADS>;
+using ClipTiling = range_map::Tiling<vec::WIDTH<GRAD>, 2 * VECS, THREADS>;
 using ClipChunk = multi_tensor::BlockChunk<CLIP_CHUNK>;
 
 }  // namespace cto
@@ -166,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     sgd_optimizer(const W* w, const GRAD* g, W* new_w, GRAD* new_g,
                   const __grid_constant__ Either<1> rate, i64 n) {
     const i64 first = blockIdx.x * CHUNK, end = first + CHUNK < n ? first + CHUNK : n;
-    const double lr = rate.as_double();
+    const double lr = as_double(rate);
     const SgdFactors by{1, static_cast<ACC>(lr), step::can_be_made(lr, 1)};
     Sgd{w, g, new_w, new_g, Copy{}, by}.run(first, end, n);
 }
@@ -181,9 +165,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) optimizer__sgd(
     const Chunk chunk(sizes, columns.n_tensors);
     const int t = chunk.tensor;
     const double divisor =
-        step::gradient_divisor(loss_scale.as_double(), norm.as_double(), max_norm.as_double());
-    const double lr = rate.as_double();
-    const bool made = update.as_i64() && step::can_be_made(lr, loss_scale.as_double());
+        step::gradient_divisor(as_double(loss_scale), as_double(norm), as_double(max_norm));
+    const double lr = as_double(rate);
+    const bool made = as_i64(update) && step::can_be_made(lr, as_double(loss_scale));
     const SgdFactors by{static_cast<ACC>(divisor), static_cast<ACC>(lr), made};
     const Copy copy{array_of<const u16>(arrays, columns, 2, t),
                     array_of<u16>(arrays, columns, 4, t), is_bfloat16};
@@ -200,7 +184,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) optimizer__sgd(
 extern "C" __global__ void __launch_bounds__(THREADS)
     optimizer__norm(const __grid_constant__ Pointers<ONE_LIST> arrays,
                     const __grid_constant__ TensorSizes<ONE_LIST> sizes, NORM* partials,
-                    Zeroed<u32>* ticket, const __grid_constant__ l2_norm::Partials place, W* norm,
+                    Zeroed<u32>* ticket, const __grid_constant__ Partials place, W* norm,
                     bool* is_finite) {
     __shared__ bool last;
     __shared__ reduce::BlockScratch<NORM, THREADS> scratch;

@@ -6,6 +6,7 @@
 // where a word comes from.
 #include "algorithm/copy_runs.cuh"
 #include "core/fast_division.cuh"
+#include "padding/facts.cuh"
 
 // T: words. A vector has WORDS of them, a thread writes CHUNKS vectors, a block has THREADS.
 #ifndef CTO_T
@@ -14,18 +15,13 @@
 #ifndef CTO_WORDS
 #define CTO_WORDS 1
 #endif
-#ifndef CTO_CHUNKS
-#define CTO_CHUNKS 2
-#endif
-#ifndef CTO_THREADS
-#define CTO_THREADS 128
-#endif
 #ifndef CTO_INDEX
 #define CTO_INDEX i64
 #endif
 
 namespace cto {
 
+using namespace facts::padding;
 using copy_runs::RESIDENT;
 using fast_division::Cell;
 using fast_division::cell_at;
@@ -35,33 +31,23 @@ using T = CTO_T;
 using INDEX = CTO_INDEX;
 using Run = copy_runs::Run<T>;
 
-constexpr int THREADS = CTO_THREADS;
-constexpr int MAX_DIMENSIONS = 50;  // more cannot have two positions each
-using Tile = copy_runs::Tiling<T, CTO_WORDS, CTO_CHUNKS, THREADS>;
+using Tile = copy_runs::Tiling<T, CTO_WORDS, CHUNKS, THREADS>;
 
 // ---- SliceGrad: the sliced positions of every dimension come from dY, the others are zero -------
 
-// Positions start, start + step, ... of a dimension, `count` of them, hold dY's 0, 1, ...;
-// `distance` is the step's size.
-struct Dimension {
-    Divisor extent, distance;
-    i64 start, backwards, count;
+// Whether positions side by side are side by side in dY.
+__device__ __forceinline__ bool is_run(const Dimension& dimension) {
+    return dimension.distance.value == 1 && !dimension.backwards;
+}
 
-    // Whether positions side by side are side by side in dY.
-    __device__ bool is_run() const { return distance.value == 1 && !backwards; }
-
-    // The position in dY, or -1 where there is none.
-    __device__ i64 source_of(i64 position) const {
-        const i64 offset = backwards ? start - position : position - start;
-        if (offset < 0) return -1;
-        const i64 j = distance.quotient(offset);
-        return j < count && j * distance.value == offset ? j : -1;
-    }
-};
-
-struct Dimensions {
-    Dimension at[MAX_DIMENSIONS];
-};
+// The position in dY, or -1 where there is none.
+__device__ __forceinline__ i64 position_in_dy(i64 position, const Dimension& dimension) {
+    const i64 offset =
+        dimension.backwards ? dimension.start - position : position - dimension.start;
+    if (offset < 0) return -1;
+    const i64 j = fast_division::quotient(offset, dimension.distance);
+    return j < dimension.count && j * dimension.distance.value == offset ? j : -1;
+}
 
 // A number of words, of those that a vector has.
 __device__ __forceinline__ int of_vector(i64 n) {
@@ -83,7 +69,7 @@ struct Unsliced {
         for (int d = n_outer - 1; d >= 0; --d) {
             const Dimension& dimension = outer.at[d];
             const Cell cell = cell_at(row, dimension.extent);
-            const i64 j = dimension.source_of(cell.column);
+            const i64 j = position_in_dy(cell.column, dimension);
             if (j < 0) return -1;
             source += j * stride;
             stride *= dimension.count;
@@ -96,9 +82,9 @@ struct Unsliced {
         const Cell cell = cell_at(position, inner.extent);
         const i64 row = row_of(cell.row);
         if (row < 0) return copy_runs::zeros<T>(inner.extent.value - cell.column);
-        const i64 j = inner.source_of(cell.column);
+        const i64 j = position_in_dy(cell.column, inner);
         if (j < 0) return copy_runs::zeros<T>(zeros_from(cell.column));
-        const i64 length = inner.is_run() ? inner.count - j : 1;
+        const i64 length = is_run(inner) ? inner.count - j : 1;
         return {dy + row * inner.count + j, length, dy, dy + n_dy};
     }
 
@@ -119,7 +105,7 @@ struct Unsliced {
     }
 
     __device__ i64 zeros_from(i64 column) const {
-        if (!inner.is_run()) return 1;
+        if (!is_run(inner)) return 1;
         return (column < inner.start ? inner.start : inner.extent.value) - column;
     }
 };

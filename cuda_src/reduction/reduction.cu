@@ -8,51 +8,29 @@
 #include "algorithm/map.cuh"
 #include "algorithm/multi_tensor.cuh"
 #include "algorithm/reduce.cuh"
+#include "reduction/facts.cuh"
 
-// T, Y: elements of inputs and of outputs. A block has THREADS; a thread has UNROLL vectors in
-// flight.
+// T, Y: elements of inputs and of outputs.
 #ifndef CTO_T
 #define CTO_T float
 #endif
 #ifndef CTO_Y
 #define CTO_Y float
 #endif
-#ifndef CTO_THREADS
-#define CTO_THREADS 256
-#endif
-#ifndef CTO_UNROLL
-#define CTO_UNROLL 4
-#endif
-// Tensors that one launch takes, and bytes of a chunk.
-#ifndef CTO_CAPACITY
-#define CTO_CAPACITY 192
-#endif
-#ifndef CTO_CHUNK_NBYTES
-#define CTO_CHUNK_NBYTES 32768
-#endif
 
 namespace cto {
 
+using namespace facts::reduction;
+using facts::Partials;
+using facts::Pointers;
 using multi_tensor::TensorSizes;
-using pointers::Pointers;
 using vec::Vec;
 using zeroed::Zeroed;
 
 using T = CTO_T;
 using Y = CTO_Y;
 
-constexpr int THREADS = CTO_THREADS;
-constexpr int UNROLL = CTO_UNROLL;
-constexpr int CAPACITY = CTO_CAPACITY;
-constexpr int CHUNK_NBYTES = CTO_CHUNK_NBYTES;
-
 // ---- ReduceSumTraining: the middle dimension of an array is summed ------------------------------
-
-// Slabs of n_rows rows of n_columns; a block sums `span` rows of a tile of columns.
-struct Slabs {
-    i64 n_slabs, n_rows, n_columns, span;
-    i32 n_spans, n_tiles;
-};
 
 // A block of (columns, rows, slabs) threads; several spans only where it has one slab. of_thread
 // and last are in shared memory.
@@ -267,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_all_l2(const __grid_constant__ Pointers<CAPACITY> arrays,
                   const __grid_constant__ TensorSizes<CAPACITY> sizes, Wider* partials,
-                  Zeroed<u32>* ticket, const __grid_constant__ l2_norm::Partials place, Y* y) {
+                  Zeroed<u32>* ticket, const __grid_constant__ Partials place, Y* y) {
     __shared__ bool last;
     __shared__ reduce::BlockScratch<Wider, THREADS> scratch;
     l2_norm::SumsOfSquares<T, Wider> squares;

@@ -7,25 +7,20 @@
 // Where every pixel became two by two, weights are constants: resize/upsample2x.cuh.
 #include "core/fast_division.cuh"
 #include "core/vec.cuh"
+#include "resize/facts.cuh"
 #include "resize/upsample2x.cuh"
 
-// T: elements. ACC: what they are summed in. A block has THREADS.
+// T: elements. ACC: what they are summed in.
 #ifndef CTO_T
 #define CTO_T float
-#endif
-#ifndef CTO_THREADS
-#define CTO_THREADS 128
 #endif
 #ifndef CTO_ACC
 #define CTO_ACC float
 #endif
-// Whether every row of dY starts at a multiple of EACH elements.
-#ifndef CTO_ALIGNED
-#define CTO_ALIGNED 0
-#endif
 
 namespace cto {
 
+using namespace facts::resize;
 using fast_division::Cell;
 using fast_division::cell_at;
 using fast_division::Divisor;
@@ -34,13 +29,8 @@ using T = CTO_T;
 using ACC = CTO_ACC;
 static_assert(ARE_SAME<ACC, Acc<T>>);
 
-constexpr int THREADS = CTO_THREADS;
-constexpr int RESIDENT = 4;            // blocks on a multiprocessor at least
-constexpr int WARPS = THREADS / WARP;  // of a block
-constexpr int EACH = 4;                // columns of dY that a lane sums
-constexpr int COLUMNS = EACH * WARP;   // and a warp
-constexpr int MINE = 2;                // columns of dX that a lane has
-constexpr int HELD = 4;                // weights of a column that stay in registers
+constexpr int RESIDENT = 4;  // blocks on a multiprocessor at least
+constexpr int HELD = 4;      // weights of a column that stay in registers
 // Rows of dY that are loaded before one is used, as measured on an H200, and the rows of dX that
 // they can finish.
 constexpr int BATCH = sizeof(T) == 2 ? 4 : sizeof(T) == 4 ? 8 : 2;
@@ -62,38 +52,31 @@ struct Tap {
     ACC share;
 };
 
-// One spatial axis: n_in pixels of X make n_out of Y. Output o lies at ratio * o or, with pixels
-// counted from their middles, at ratio * (o + 1/2) - 1/2, rounded as the CPU provider rounds it.
-struct Axis {
-    i32 n_in, n_out, align_corners;
-    ACC ratio, inverse;  // its inverse but for rounding
+__device__ inline Tap tap_of(const Axis<ACC>& axis, i32 o) {
+    const ACC middle = axis.align_corners ? ACC(0) : ACC(0.5);
+    const ACC position = max(times(axis.ratio, static_cast<ACC>(o) + middle) - middle, ACC(0));
+    const i32 low = min(static_cast<i32>(position), axis.n_in - 1);
+    return {low, low < axis.n_in - 1 ? position - static_cast<ACC>(low) : ACC(0)};
+}
 
-    __device__ Tap tap(i32 o) const {
-        const ACC middle = align_corners ? ACC(0) : ACC(0.5);
-        const ACC position = max(times(ratio, static_cast<ACC>(o) + middle) - middle, ACC(0));
-        const i32 low = min(static_cast<i32>(position), n_in - 1);
-        return {low, low < n_in - 1 ? position - static_cast<ACC>(low) : ACC(0)};
-    }
+// What `pixel` takes of output o, which touches it.
+__device__ inline ACC weight_of(const Axis<ACC>& axis, i32 o, i32 pixel) {
+    const Tap of = tap_of(axis, o);
+    return of.low == pixel ? ACC(1) - of.share : of.share;
+}
 
-    // What `pixel` takes of output o, which touches it.
-    __device__ ACC weight(i32 o, i32 pixel) const {
-        const Tap of = tap(o);
-        return of.low == pixel ? ACC(1) - of.share : of.share;
-    }
-
-    // The first output whose low pixel is `pixel` or one after it: the outputs that touch pixel i
-    // are those from first_from(i - 1) to before first_from(i + 1).
-    __device__ __noinline__ i32 first_from(i32 pixel) const {
-        if (pixel <= 0 || pixel >= n_in) return pixel <= 0 ? 0 : n_out;
-        const ACC middle = align_corners ? ACC(0) : ACC(0.5);
-        const ACC guess = (static_cast<ACC>(pixel) + middle) * inverse - middle;
-        i32 o = static_cast<i32>(min(guess, static_cast<ACC>(n_out)));
-        o = min(max(o, 0), n_out);
-        while (o > 0 && tap(o - 1).low >= pixel) --o;
-        while (o < n_out && tap(o).low < pixel) ++o;
-        return o;
-    }
-};
+// The first output whose low pixel is `pixel` or one after it: the outputs that touch pixel i are
+// those from first_from(i - 1) to before first_from(i + 1).
+__device__ __noinline__ inline i32 first_from(const Axis<ACC>& axis, i32 pixel) {
+    if (pixel <= 0 || pixel >= axis.n_in) return pixel <= 0 ? 0 : axis.n_out;
+    const ACC middle = axis.align_corners ? ACC(0) : ACC(0.5);
+    const ACC guess = (static_cast<ACC>(pixel) + middle) * axis.inverse - middle;
+    i32 o = static_cast<i32>(min(guess, static_cast<ACC>(axis.n_out)));
+    o = min(max(o, 0), axis.n_out);
+    while (o > 0 && tap_of(axis, o - 1).low >= pixel) --o;
+    while (o < axis.n_out && tap_of(axis, o).low < pixel) ++o;
+    return o;
+}
 
 struct Span {
     i32 begin, end;
@@ -101,14 +84,14 @@ struct Span {
 };
 
 // The outputs that touch any of the pixels from `first` to `last`; some may have a weight of 0.
-__device__ __forceinline__ Span touching(const Axis& axis, i32 first, i32 last) {
-    return {axis.first_from(first - 1), axis.first_from(last + 1)};
+__device__ __forceinline__ Span touching(const Axis<ACC>& axis, i32 first, i32 last) {
+    return {first_from(axis, first - 1), first_from(axis, last + 1)};
 }
 
 // Where a lane's column c is among the warp's columns of dY: next to the lane's others if those are
 // loaded together.
 __device__ __forceinline__ i32 place_of(i32 lane, int c) {
-    return CTO_ALIGNED ? lane * EACH + c : c * WARP + lane;
+    return ALIGNED ? lane * EACH + c : c * WARP + lane;
 }
 
 // A column of dX: which columns of dY touch it, and which of them are summed now.
@@ -117,22 +100,22 @@ struct Column {
     Span touch, now;
     ACC weight[HELD];
 
-    __device__ void find(const Axis& axis, i32 at) {
+    __device__ void find(const Axis<ACC>& axis, i32 at) {
         pixel = at;
         touch = touching(axis, at, at);
-        while (touch.length() > 0 && axis.weight(touch.begin, at) == ACC(0)) ++touch.begin;
+        while (touch.length() > 0 && weight_of(axis, touch.begin, at) == ACC(0)) ++touch.begin;
     }
 
-    __device__ void hold(const Axis& axis, Span summed) {
+    __device__ void hold(const Axis<ACC>& axis, Span summed) {
         now = {max(touch.begin, summed.begin), min(touch.end, summed.end)};
 #pragma unroll
         for (int j = 0; j < HELD; ++j)
-            weight[j] = now.begin + j < now.end ? axis.weight(now.begin + j, pixel) : ACC(0);
+            weight[j] = now.begin + j < now.end ? weight_of(axis, now.begin + j, pixel) : ACC(0);
     }
 
     // The weighted sum of `sums`, which are those of the columns of dY from `first` on.
     template <bool LONG>
-    __device__ ACC gather(const Axis& axis, const ACC* sums, i32 first) const {
+    __device__ ACC gather(const Axis<ACC>& axis, const ACC* sums, i32 first) const {
         ACC total = ACC(0);
 #pragma unroll
         for (int j = 0; j < HELD; ++j)
@@ -140,7 +123,7 @@ struct Column {
         if (!LONG) return total;
 #pragma unroll 1
         for (i32 o = now.begin + HELD; o < now.end; ++o)
-            total += axis.weight(o, pixel) * sums[o - first];
+            total += weight_of(axis, o, pixel) * sums[o - first];
         return total;
     }
 };
@@ -179,7 +162,7 @@ struct Finished {
 // A warp's tile of a plane of dX. LONG: more columns of dY touch the tile than a warp sums at once,
 // or more of them touch one column of dX than it holds weights for.
 struct Tile {
-    const Axis &rows, &columns;
+    const Axis<ACC>&rows, &columns;
     const T* dy;  // the plane
     T* dx;        // the lane's first column
     Finished& finished;
@@ -200,8 +183,7 @@ struct Tile {
         }
         const i32 end = n <= WARP ? mine[0].touch.end : mine[1].touch.end;
         const i32 begin = __shfl_sync(ALL_LANES, mine[0].touch.begin, 0);
-        return {CTO_ALIGNED ? begin / EACH * EACH : begin,
-                __shfl_sync(ALL_LANES, end, (n - 1) % WARP)};
+        return {ALIGNED ? begin / EACH * EACH : begin, __shfl_sync(ALL_LANES, end, (n - 1) % WARP)};
     }
 
     __device__ bool is_long(Span all) const {
@@ -220,12 +202,12 @@ struct Tile {
     __device__ const T* start_of(i32 o) const {
         const i32 most = (summed.length() - 1) / EACH * EACH;
         const T* row = dy + static_cast<i64>(o) * columns.n_out + summed.begin;
-        return CTO_ALIGNED ? row + min(lane * EACH, most) : row;
+        return ALIGNED ? row + min(lane * EACH, most) : row;
     }
 
     // Instead of columns past the last one the last one is loaded again.
     __device__ Row load(const T* start) const {
-        if (CTO_ALIGNED) return *reinterpret_cast<const Row*>(start);
+        if (ALIGNED) return *reinterpret_cast<const Row*>(start);
         Row loaded;
 #pragma unroll
         for (int c = 0; c < EACH; ++c)
@@ -294,7 +276,7 @@ struct Tile {
 #pragma unroll
             for (int b = 0; b < BATCH; ++b, start += columns.n_out)
                 if (o + b < n) dys[b] = load(start);
-            if (o % WARP == 0) taps = rows.tap(down.begin + o + lane);
+            if (o % WARP == 0) taps = tap_of(rows, down.begin + o + lane);
 #pragma unroll
             for (int b = 0; b < BATCH; ++b) {
                 const i32 low = __shfl_sync(ALL_LANES, taps.low, o + b);
@@ -333,8 +315,8 @@ using namespace cto;
 
 // Bands of `band` rows and strips of `strip` columns, at most 64, divide a plane.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-    resize_grad(const T* dy, T* dx, i64 n_planes, const __grid_constant__ Axis rows,
-                const __grid_constant__ Axis columns, const __grid_constant__ Divisor bands,
+    resize_grad(const T* dy, T* dx, i64 n_planes, const __grid_constant__ Axis<ACC> rows,
+                const __grid_constant__ Axis<ACC> columns, const __grid_constant__ Divisor bands,
                 i32 band, const __grid_constant__ Divisor strips, i32 strip) {
     __shared__ Finished finished[WARPS];
     const i32 warp = threadIdx.x / WARP;

@@ -4,17 +4,16 @@
 // Each operator has three kernels: __short_rows and __rows for lines whose elements lie side by
 // side in aligned arrays, __columns for all others.
 #include "algorithm/row_softmax.cuh"
+#include "softmax/facts.cuh"
 
 // A thread holds NBYTES of a row, or COLUMN_ELEMENTS of a column, of all arrays that are read.
 #ifndef CTO_T
 #define CTO_T float
 #endif
-#ifndef CTO_NBYTES
-#define CTO_NBYTES 128
-#endif
 
 namespace cto {
 
+using namespace facts::softmax;
 using math::exp::exponential;
 using math::exp::logarithm;
 using namespace row_softmax;
@@ -22,7 +21,6 @@ using namespace row_softmax;
 using T = CTO_T;
 using A = Acc<T>;
 
-constexpr int NBYTES = CTO_NBYTES;
 constexpr int COLUMN_ELEMENTS = NBYTES / 16;
 constexpr int WIDTH = vec::WIDTH<T>;
 

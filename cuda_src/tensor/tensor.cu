@@ -6,7 +6,7 @@
 // where a word comes from.
 #include "algorithm/copy_runs.cuh"
 #include "core/fast_division.cuh"
-#include "core/pointers.cuh"
+#include "tensor/facts.cuh"
 
 // T: words. A vector has WORDS of them, a thread writes CHUNKS vectors, a block has THREADS.
 #ifndef CTO_T
@@ -15,35 +15,20 @@
 #ifndef CTO_WORDS
 #define CTO_WORDS 1
 #endif
-#ifndef CTO_CHUNKS
-#define CTO_CHUNKS 2
-#endif
-#ifndef CTO_THREADS
-#define CTO_THREADS 128
-#endif
-// Arrays that one launch knows by value.
-#ifndef CTO_CAPACITY
-#define CTO_CAPACITY 16
-#endif
 
 namespace cto {
 
+using namespace facts::tensor;
 using copy_runs::RESIDENT;
+using facts::Pointers;
 using fast_division::Cell;
 using fast_division::cell_at;
 using fast_division::Divisor;
-using pointers::Pointers;
 
 using T = CTO_T;
 using Run = copy_runs::Run<T>;
 
-constexpr int THREADS = CTO_THREADS;
-constexpr int CAPACITY = CTO_CAPACITY;
-using Tile = copy_runs::Tiling<T, CTO_WORDS, CTO_CHUNKS, THREADS>;
-
-struct PartStarts {
-    i64 at[CAPACITY + 1];
-};
+using Tile = copy_runs::Tiling<T, CTO_WORDS, CHUNKS, THREADS>;
 
 // The last of `count` ascending starts that is not after `position`: found at once if it is
 // `guess`, else by bisection.
@@ -65,14 +50,9 @@ __device__ __forceinline__ u32 find_part(const Start& start, u32 count, i64 posi
 // Parts of the result: an array, and the column it starts at; one more start ends the last part.
 struct PartsByValue {
     const Pointers<CAPACITY>& arrays;
-    const PartStarts& starts;
+    const PartStarts<CAPACITY>& starts;
     __device__ const T* array(u32 i) const { return static_cast<const T*>(arrays.at[i]); }
     __device__ i64 operator()(u32 i) const { return starts.at[i]; }
-};
-
-struct Part {
-    const void* array;
-    i64 start;
 };
 
 struct PartsInMemory {
@@ -90,7 +70,8 @@ struct Joined {
 
     __device__ Run at(i64 position) const {
         const Cell cell = cell_at(position, whole_width);
-        const u32 if_even = static_cast<u32>(whole_width.quotient(cell.column * n_parts));
+        const u32 if_even =
+            static_cast<u32>(fast_division::quotient(cell.column * n_parts, whole_width));
         const u32 i = find_part(parts, n_parts, cell.column, if_even);
         const i64 width = parts(i + 1) - parts(i);
         const i64 column = cell.column - parts(i);
@@ -121,15 +102,8 @@ struct InputColumns {
     }
 };
 
-// Where the parts start, columns of the input and tiles of the launch; multipliers of their widths.
-struct Split {
-    i64 column[CAPACITY + 1];
-    i64 tile[CAPACITY + 1];
-    u64 multiplier[CAPACITY + 1];
-};
-
 struct SplitTiles {
-    const Split& split;
+    const Split<CAPACITY>& split;
     __device__ i64 operator()(u32 i) const { return split.tile[i]; }
 };
 
@@ -140,15 +114,15 @@ using namespace cto;
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     concat_training(void* concat_result, i64 n_rows, const __grid_constant__ Divisor width,
                     u32 n_parts, const __grid_constant__ Pointers<CAPACITY> inputs,
-                    const __grid_constant__ PartStarts starts) {
+                    const __grid_constant__ PartStarts<CAPACITY> starts) {
     concat(concat_result, n_rows, width, n_parts, PartsByValue{inputs, starts});
 }
 
 // More inputs than one launch knows by value: launches that write a table to memory, then one that
 // reads it.
-extern "C" __global__ void concat_training__table(Part* table, i64 first, u32 n_parts,
-                                                  const __grid_constant__ Pointers<CAPACITY> inputs,
-                                                  const __grid_constant__ PartStarts starts) {
+extern "C" __global__ void concat_training__table(
+    Part* table, i64 first, u32 n_parts, const __grid_constant__ Pointers<CAPACITY> inputs,
+    const __grid_constant__ PartStarts<CAPACITY> starts) {
     const u32 i = threadIdx.x;
     if (i <= n_parts) table[first + i] = {i < n_parts ? inputs.at[i] : nullptr, starts.at[i]};
 }
@@ -162,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     split_training(const void* input, i64 n_rows, i64 width, u32 n_parts,
                    const __grid_constant__ Pointers<CAPACITY> outputs,
-                   const __grid_constant__ Split split) {
+                   const __grid_constant__ Split<CAPACITY> split) {
     const u32 i = find_part(SplitTiles{split}, n_parts, blockIdx.x, n_parts / 2);
     const i64 part_width = split.column[i + 1] - split.column[i];
     const InputColumns source{{part_width, split.multiplier[i], 64 - __clzll(part_width - 1)},

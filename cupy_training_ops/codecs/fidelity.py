@@ -19,7 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..dtypes import FLOAT64, Dtype
-from ..families.gist_sparse import operators as gist_sparse
+from ..families.gist.facts import BOX as TILE
+from ..families.gist_narrow.facts import BLOCK
+from ..families.gist_sparse import facts as gist_sparse
 from .table import CODECS
 
 Float64s = NDArray[np.float64]
@@ -29,7 +31,6 @@ Mask = NDArray[np.bool_]
 SIGN_CODECS = tuple(
     name for name, codec in CODECS.items() if "sign" in codec.kinds and "value" not in codec.kinds
 )
-TILE = 8
 PIECE = 32_768  # elements that are compared at a time
 # Non-finite and huge values, and differences of them, are part of the measurement.
 _quiet = np.errstate(all="ignore")
@@ -57,7 +58,6 @@ class Scaled(NamedTuple):
     has_infinity: bool
 
 
-BLOCK = 128
 E4M3_SCALED = Scaled(2.0**-4, 2.0**-10, 464.0, has_infinity=False)
 E5M2_SCALED = Scaled(2.0**-3, 2.0**-17, math.nextafter(61_440.0, 0), has_infinity=True)
 

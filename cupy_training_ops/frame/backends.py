@@ -103,6 +103,14 @@ class NumpyBackend(OneStream):
         """At once."""
         array[:nbytes] = byte
 
+    def address(self, address: int) -> np.uint64:
+        """As the host's kernels take it."""
+        return np.uint64(address)
+
+    def constant(self, value: object) -> object:
+        """The value itself."""
+        return value
+
     def clear_at(self, address: int, nbytes: int, stream: object) -> None:
         """At once."""
         ctypes.memset(address, 0, nbytes)

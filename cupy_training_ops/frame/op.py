@@ -45,9 +45,12 @@ _MAX_REMEMBERED = 1024  # calls an instance remembers before it starts afresh
 _MAX_SHARED = 256  # instances of an operator
 
 
-def slots(**dtypes: DTypeLike) -> dict[str, str]:
-    """Kernel type slots of dtypes: slots(T=float16) is {"T": "__half"}."""
-    return {name: element_type(dtype).c_type for name, dtype in dtypes.items()}
+def slots(**values: DTypeLike | int) -> dict[str, str]:
+    """Kernel slots of dtypes and numbers: slots(T=float16, N=2) is {"T": "__half", "N": "2"}."""
+    return {
+        name: str(int(value)) if isinstance(value, int) else element_type(value).c_type
+        for name, value in values.items()
+    }
 
 
 class Op(WithOthers):

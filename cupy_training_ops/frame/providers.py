@@ -236,17 +236,25 @@ class KernelCall(Call):
             with self.backend.on(self.device):
                 self._queue(every, workspace, tables, late)
 
-    def at(self, addresses: Sequence[int], stream: object, workspace: int = 0) -> None:
+    def at(
+        self,
+        addresses: Sequence[int],
+        stream: object,
+        workspace: int = 0,
+        *,
+        is_clear: bool = False,
+    ) -> None:
         """Queue a call over other arrays of the same kind, known by their addresses alone.
 
         Nothing is checked: whoever calls has made those arrays apart, and `workspace_nbytes` of
-        scratch memory. Only for plans that take addresses.
+        scratch memory, whose zeros are there where it `is_clear`. Only for plans that take
+        addresses.
         """
         if self.backend.is_current(self.device):
-            self.ready.run_at(addresses, stream, workspace)
+            self.ready.run_at(addresses, stream, workspace, is_clear=is_clear)
         else:
             with self.backend.on(self.device):
-                self.ready.run_at(addresses, stream, workspace)
+                self.ready.run_at(addresses, stream, workspace, is_clear=is_clear)
 
     def _queue(
         self,

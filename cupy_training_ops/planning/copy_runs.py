@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..declare.schema import Spec
+from ..facts import COPY_CHUNKS as CHUNKS
+from ..facts import COPY_THREADS as THREADS
 from ..plan import VEC_NBYTES, Config, ceil_div
 
-THREADS = 128
 LONG_RUN_NBYTES = 64  # from here on chunks of 16 bytes are written; shorter runs go word by word
-CHUNKS = 2  # that a thread writes, as measured on an H200
-SHIFTED_CHUNKS = 4  # the same where each is put together from two loads
+SHIFTED_CHUNKS = 4  # that a thread writes where each is put together from two loads
 WORD_TYPES = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "uint4"}
 
 
@@ -29,7 +29,7 @@ class Words:
         """The kernel's slots."""
         chunks = CHUNKS if self.chunk == 1 else SHIFTED_CHUNKS
         words = {"T": WORD_TYPES[self.nbytes], "WORDS": str(self.chunk)}
-        return words | {"CHUNKS": str(chunks), "THREADS": str(THREADS)}
+        return words | {"CHUNKS": str(chunks)}
 
     def count(self, nbytes: int) -> int:
         """Words of so many bytes."""

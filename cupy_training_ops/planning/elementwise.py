@@ -13,13 +13,12 @@ from ..declare.schema import Changing, Input, Output, Spec, Tiles
 from ..declare.type_rows import Types
 from ..dtypes import FLOATS, Dtype, element_type, to_dtype
 from ..errors import refuse
+from ..facts import ELEMENTWISE_NBYTES as NBYTES
+from ..facts import ELEMENTWISE_THREADS as THREADS
 from ..frame.op import Op
 from ..plan import Config, Device, Launch, Plan, ceil_div
 from ..rules.widening import rounded
 from .fast_division import divisor
-
-THREADS = 128
-NBYTES = 32  # bytes of elements a thread has in flight for each array
 
 Number = float | Changing  # an option of a kernel
 
@@ -30,7 +29,6 @@ def type_slots(t: Dtype, nbytes: int = NBYTES) -> dict[str, str]:
     return {
         "T": row.c_type,
         "ACC": row.accumulator,
-        "THREADS": str(THREADS),
         "NBYTES": str(nbytes),
     }
 

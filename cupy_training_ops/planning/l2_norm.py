@@ -10,12 +10,11 @@ import numpy as np
 
 from ..declare.schema import Spec
 from ..dtypes import UINT8
+from ..facts import SUMS_NBYTES, Partials
 from ..plan import Launch, ScratchMemory, by_value
 from .multi_tensor import Batch
 
 MakeLaunch = Callable[[int, tuple[object, ...]], Launch]  # of a grid and the kernel's arguments
-
-SUMS_NBYTES = 16  # a block's: one of double, three of float
 
 
 def l2_norm(
@@ -36,7 +35,7 @@ def l2_norm(
     launches = []
     for table, n, first in zip(tables, blocks, firsts, strict=False):
         n_in_all = sum(blocks) if table is tables[-1] else 0
-        place = by_value(first=np.uint32(first), n_in_all=np.uint32(n_in_all))
+        place = by_value(Partials, first=first, n_in_all=n_in_all)
         args = (table.pointers(xs), table.sizes, partials, ticket, place, *results)
         launches.append(launch(n, args))
     return tuple(launches)

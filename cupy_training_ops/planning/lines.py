@@ -8,13 +8,10 @@ from dataclasses import dataclass
 
 from ..declare.schema import Shape
 from ..dtypes import BFLOAT16, FLOAT64, Dtype
-from ..plan import MAX_THREADS, VEC_NBYTES, WARP, Config, Device, align_up, ceil_div
+from ..facts import BUNDLE_THREADS, HELD_NBYTES, MAX_THREADS, SHORT_NBYTES, SHORT_THREADS, WARP
+from ..plan import VEC_NBYTES, Config, Device, align_up, ceil_div
 
-SHORT_NBYTES = 32  # that a thread holds of a short row, of all arrays
-HELD_NBYTES = 128  # of any other line, where registers are not scarce
-SHORT_THREADS = 128  # of a block with several lines
 MAX_Z = 64
-BUNDLE_THREADS = 512  # of a block at most; see cross_entropy/bundles.cuh
 # Of rows up to this size, where there are many, two blocks share a multiprocessor: one computes
 # while the other waits for memory. They hold all of such a row. Of rows twice as long they would
 # read a half again: 0.156 ms in place of 0.136 for Softmax of 2,048 x 32,768 in float32.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .. import facts
 from ..declare.schema import Spec
 from ..plan import MAX_GRID, MAX_PARAMETER_NBYTES, Pointers, by_value, ceil_div
 
@@ -92,14 +93,15 @@ class Batch:
     def joined(self, columns: Columns) -> tuple[Pointers, np.void]:
         """The addresses of several lists in one table, and where each of them begins in it."""
         specs = (items[i] for items in columns.lists for i in self.members)
-        at = by_value(at=np.array(columns.at, np.int32), n_tensors=np.int32(len(self.members)))
+        layout = facts.Columns.of(len(columns.at))
+        at = by_value(layout, at=columns.at, n_tensors=len(self.members))
         return Pointers(tuple(specs), columns.n_pointers), at
 
     def starts(self, starts: Sequence[int]) -> np.void:
         """Where they begin in an array that joins the whole list, as a launch argument."""
         padded = np.zeros(self.capacity, np.int64)
         padded[: len(self.members)] = [starts[i] for i in self.members]
-        return by_value(at=padded)
+        return by_value(facts.TensorStarts.of(self.capacity), at=padded)
 
 
 def batches(
@@ -152,4 +154,5 @@ def batch(members: tuple[int, ...], sizes: Sequence[int], chunk: int, capacity: 
     first_chunk[: len(ends)] = [0, *ends[:-1]] if ends else []
     padded = np.zeros(capacity, np.int64)
     padded[: len(sizes)] = sizes
-    return Batch(members, n_chunks, by_value(size=padded, first_chunk=first_chunk), capacity)
+    table = by_value(facts.TensorSizes.of(capacity), size=padded, first_chunk=first_chunk)
+    return Batch(members, n_chunks, table, capacity)

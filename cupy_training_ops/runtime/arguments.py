@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from ..declare.facts import struct_name
 from ..declare.schema import Changing
 from ..dtypes import ELEMENT_TYPES, Dtype, element_type
 from ..errors import ArgumentError, CompileError, shown
+from ..facts import Either
 from ..plan import Launch, Pointers, Scratch
-from .source import Parameter, Source
+from .source import Parameter
 
 Make = Callable[[object], object]  # from a number to an argument
 NULL = np.uint64(0)
@@ -35,7 +37,7 @@ def check_pointer(launch: Launch, parameter: Parameter, dtype: Dtype) -> None:
         )
 
 
-def cast(source: Source, launch: Launch, parameter: Parameter, value: object) -> object:
+def cast(launch: Launch, parameter: Parameter, value: object) -> object:
     """A by-value argument in exactly the declared C type; None is the null pointer."""
     if parameter.pointer:
         if value is None:
@@ -46,7 +48,7 @@ def cast(source: Source, launch: Launch, parameter: Parameter, value: object) ->
     elif (c_type := launch.slots.get(parameter.c_type, parameter.c_type)) in _SCALARS:
         return _exact(launch, parameter, _SCALARS[c_type], value)
     elif isinstance(value, np.void | Pointers):
-        _check_struct(source, launch, parameter, value.dtype)
+        _check_struct(launch, parameter, value.dtype)
         return value
     raise CompileError(
         f"{launch.symbol}: parameter {parameter.name} ({parameter.c_type}"
@@ -68,6 +70,11 @@ def _check_scratch(launch: Launch, parameter: Parameter, piece: Scratch) -> None
 def is_either(parameter: Parameter) -> bool:
     """Whether a parameter takes a number or an array."""
     return not parameter.pointer and parameter.c_type.rpartition("::")[2].startswith(EITHER)
+
+
+def either_layout(parameter: Parameter) -> Dtype:
+    """The struct that such a parameter is."""
+    return Either.of(int(parameter.c_type.partition("<")[2].rstrip(">"))).dtype
 
 
 def checked(
@@ -127,47 +134,16 @@ def _exact(
     )
 
 
-def _check_struct(source: Source, launch: Launch, parameter: Parameter, given: Dtype) -> None:
-    """A struct by value has the fields that the kernel's has, byte for byte."""
-    try:
-        difference = _difference(source.struct(parameter.c_type, launch.slots), given, "")
-    except CompileError as error:
-        difference = str(error)
-    if difference:
+def _check_struct(launch: Launch, parameter: Parameter, given: Dtype) -> None:
+    """A struct by value is the one that the kernel takes."""
+    if struct_name(given) != _bound(parameter.c_type, launch.slots):
         raise CompileError(
-            f"{launch.symbol}: parameter {parameter.name} ({parameter.c_type}): {difference}"
+            f"{launch.symbol}: parameter {parameter.name} ({parameter.c_type}): "
+            f"the plan gives {struct_name(given)}"
         )
 
 
-def _difference(expected: Dtype, given: Dtype, outer: str) -> str:
-    """The first field in which two structs differ, in words; empty where they do not."""
-    names, others = expected.names or (), given.names or ()
-    for name in (*names, *others):
-        if name not in others:
-            return f"the plan gives no field {outer}{name}"
-        if name not in names:
-            return f"the kernel has no field {outer}{name}"
-    for name, other in zip(names, others, strict=True):
-        if name != other:
-            return f"field {outer}{name} stands where the plan gives {outer}{other}"
-        a, b = expected[name], given[name]
-        if a.base.names and b.base.names:
-            inner = _difference(a.base, b.base, f"{outer}{name}.")
-            if inner:
-                return inner
-        if a != b:
-            return f"field {outer}{name} is {_spelled(a)}, the plan gives {_spelled(b)}"
-    if expected != given:  # the same fields at other places
-        return f"{_layout(expected)}, the plan gives {_layout(given)}"
-    return ""
-
-
-def _spelled(dtype: Dtype) -> str:
-    """A field's type as C spells it, but for numbers."""
-    extents = "".join(f"[{extent}]" for extent in dtype.shape)
-    return f"{'a struct' if dtype.base.names else dtype.base}{extents}"
-
-
-def _layout(dtype: Dtype) -> str:
-    offsets = [offset for _, offset, *_ in (dtype.fields or {}).values()]
-    return f"{dtype.itemsize} bytes with fields at {offsets}"
+def _bound(c_type: str, slots: Mapping[str, str]) -> str:
+    """The name of a struct without its namespace; its template argument where that is a slot."""
+    name, _, argument = c_type.rpartition("::")[2].rstrip(">").partition("<")
+    return f"{name}<{slots.get(argument, argument)}>" if argument else name

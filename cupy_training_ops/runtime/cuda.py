@@ -11,6 +11,8 @@ from typing import Any
 
 import cupy
 import numpy as np
+from cupy._core._scalar import CScalar
+from cupy.cuda.function import CIntptr
 
 from ..backend import Info, Kernel, KernelSource, Module, Piece
 from ..declare.schema import Spec
@@ -74,6 +76,13 @@ class CudaBackend:
     def offset(self, array: cupy.ndarray, nbytes: int) -> np.uint64:
         """A kernel argument that points `nbytes` into the array."""
         return np.uint64(array.data.ptr + nbytes)
+
+    # CuPy makes such objects of all else that it is given, at each launch.
+    address = staticmethod(CIntptr)
+
+    def constant(self, value: object) -> object:
+        """A scalar or struct where CuPy's launches read it."""
+        return CScalar(value) if isinstance(value, np.generic) else value
 
     def views(self, array: cupy.ndarray, pieces: Sequence[Piece]) -> tuple[cupy.ndarray, ...]:
         """Views of a contiguous array under new shapes, each so many bytes from its start."""

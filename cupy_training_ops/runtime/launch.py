@@ -18,7 +18,7 @@ from ..declare.schema import Changing, Input, Spec
 from ..dtypes import Dtype
 from ..errors import CompileError
 from ..plan import SHARED_NBYTES, Launch, LaunchError, Plan, Pointers, Scratch, Step, Work
-from .arguments import Make, cast, check_pointer, checked, either, is_either
+from .arguments import Make, cast, check_pointer, checked, either, either_layout, is_either
 from .compiler import kernel
 from .source import Parameter, Source, load
 from .workspace import Store
@@ -143,25 +143,30 @@ class ReadyPlan:
         is_late = self.has_tables or self._arguments.late
         return not is_late and all(isinstance(step, Launch) for *_, step in self._steps)
 
-    def run_at(self, addresses: Sequence[int], stream: object, workspace: int = 0) -> None:
+    def run_at(
+        self,
+        addresses: Sequence[int],
+        stream: object,
+        workspace: int = 0,
+        *,
+        is_clear: bool = False,
+    ) -> None:
         """Queue such steps over arrays at these addresses, on a stream of the current device.
 
         stream: an object with the address `ptr`, so that CuPy's current one, which every thread
-        has for itself, does not matter. workspace: of scratch memory, where the plan needs some.
+        has for itself, does not matter. workspace: of scratch memory, where the plan needs some;
+        is_clear: its zeros are there.
         """
-        row = (*map(np.uint64, addresses), *self._constants)
+        row = (*map(self._backend.address, addresses), *self._constants)
         if self.workspace_nbytes:
-            row += self._scratch_at(workspace, stream)
+            if self.zeros_nbytes and not is_clear:
+                self._backend.clear_at(workspace, self.zeros_nbytes, stream)
+            address = self._backend.address
+            row += tuple([address(workspace + offset) for offset in self._offsets])
         for function, grid, block, shared_nbytes, pick, step in self._steps:
             if _log is not None:
                 _log.append(step)
             function(grid, block, pick(row), shared_nbytes, stream)
-
-    def _scratch_at(self, workspace: int, stream: object) -> tuple[np.uint64, ...]:
-        """Addresses in a workspace, which begins with the zeros: they are queued here."""
-        if self.zeros_nbytes:
-            self._backend.clear_at(workspace, self.zeros_nbytes, stream)
-        return tuple([np.uint64(workspace + offset) for offset in self._offsets])
 
     def scratch(self, store: Store) -> list[object]:
         """Pointers into scratch memory with a buffer for each kind; most calls have the same."""
@@ -204,7 +209,7 @@ class _Builder:
                 f"{step.symbol}: takes {len(parameters)} arguments, the plan gives {len(step.args)}"
             )
         pairs = zip(parameters, step.args, strict=True)
-        places = [self._place(source, step, parameter, arg) for parameter, arg in pairs]
+        places = [self._place(step, parameter, arg) for parameter, arg in pairs]
         return (function, step.config.grid, step.config.block, shared_nbytes), places, step
 
     def work(self, step: Work) -> _Ready:
@@ -222,23 +227,23 @@ class _Builder:
                 raise LaunchError(f"{wanted} bytes of shared memory a block, at most {most}")
         return wanted
 
-    def _place(self, source: Source, step: Launch, parameter: Parameter, arg: object) -> _Place:
+    def _place(self, step: Launch, parameter: Parameter, arg: object) -> _Place:
         """Where an argument of a launch comes from."""
         add, arguments = self.arguments.add, self.arguments
         if is_either(parameter):
-            return self._either_place(source.struct(parameter.c_type, step.slots), arg)
+            return self._either_place(either_layout(parameter), arg)
         if isinstance(arg, Spec):
             check_pointer(step, parameter, arg.dtype)
             return arg.place
         if isinstance(arg, Changing):
-            make = partial(cast, source, step, parameter)
+            make = partial(cast, step, parameter)
             return add(arguments.late, self._late(parameter.c_type, arg, make))
-        value = cast(source, step, parameter, arg)
+        value = cast(step, parameter, arg)
         if isinstance(value, Scratch):
             return add(arguments.scratch, value)
         if isinstance(value, Pointers):
             return add(arguments.tables, _pointers(value))
-        return add(arguments.constants, value)
+        return add(arguments.constants, self._backend.constant(value))
 
     def _either_place(self, layout: Dtype, arg: object) -> _Place:
         """A number or an array: the struct that lets a kernel read it from either."""
@@ -252,7 +257,7 @@ class _Builder:
                 late = self._late("float64 or an integer of 64 bits", arg, partial(either, layout))
                 self._shared[key] = add(arguments.late, late)
             return self._shared[key]
-        return add(arguments.constants, either(layout, arg))
+        return add(arguments.constants, self._backend.constant(either(layout, arg)))
 
     def _late(self, holder: str, changing: Changing, make: Make) -> Late:
         """A number that each call gives, as the kernel takes it; `holder` has it there."""

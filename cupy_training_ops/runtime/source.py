@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""CUDA source text: finds a family's file, inlines our headers, reads what the text declares.
+"""CUDA source text: finds a family's file, inlines our headers, reads kernels' signatures.
 
 Local includes are inlined here rather than by the compiler, so that CuPy's disk cache, which hashes
 the text it is given, sees every edit of a header; `#line` marks keep file names and lines true.
@@ -7,25 +7,15 @@ the text it is given, sees every edit of a header; `#line` marks keep file names
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ..dtypes import Dtype
 from ..errors import CompileError
-from ..forks import computed_once
-from .tokens import COMMENT
 
-if TYPE_CHECKING:
-    from .declarations import Declarations
-    from .structs import Definitions
-
-_NO_SLOTS: Mapping[str, str] = {}
 _PACKAGE = Path(__file__).resolve().parent.parent
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"\s*$')
 _KERNEL = re.compile(
     r'extern\s+"C"\s+__global__\s+(?:__launch_bounds__\([^)]*\)\s*)?void\s+'
@@ -46,53 +36,11 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Source:
-    """One `.cu` file with its headers inlined, and the kernels it defines.
-
-    Constants and structs are read when the first of them is asked for.
-    """
+    """One `.cu` file with its headers inlined, and the kernels it defines."""
 
     name: str
     code: str
     kernels: dict[str, tuple[Parameter, ...]]
-
-    def __reduce__(self) -> tuple[type[Source], tuple[object, ...]]:
-        """Pickled without what was read of it, for processes that compile it."""
-        return Source, (self.name, self.code, self.kernels)
-
-    def constant(self, name: str, slots: Mapping[str, str] = _NO_SLOTS) -> int:
-        """The value of `constexpr int NAME`, for a binding of slots; NAME may be qualified."""
-        with self._naming_errors():
-            return self._definitions(slots).constant(name)
-
-    def struct(self, c_type: str, slots: Mapping[str, str] = _NO_SLOTS) -> Dtype:
-        """The layout of a struct as a signature names it, for a binding of slots."""
-        with self._naming_errors():
-            return self._definitions(slots).struct(c_type)
-
-    def _definitions(self, slots: Mapping[str, str]) -> Definitions:
-        from .structs import Definitions  # not before the first plan
-
-        key = tuple(sorted(slots.items()))
-        if key not in self._bindings:
-            self._bindings[key] = Definitions(self._declarations, slots)
-        return self._bindings[key]
-
-    @computed_once
-    def _declarations(self) -> Declarations:
-        from .declarations import Declarations
-
-        return Declarations(self.code)
-
-    @computed_once
-    def _bindings(self) -> dict[tuple[tuple[str, str], ...], Definitions]:
-        return {}
-
-    @contextlib.contextmanager
-    def _naming_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except CompileError as error:
-            raise CompileError(f"{self.name}.cu: {error}") from None
 
 
 def source_folder() -> Path:
@@ -121,7 +69,7 @@ def load(family: str, folder: Path | None = None) -> Source:
 
 def signatures(code: str) -> dict[str, tuple[Parameter, ...]]:
     """Kernel name to parameters, for every `extern "C" __global__ void` in the text."""
-    bare = COMMENT.sub(" ", code)
+    bare = _COMMENT.sub(" ", code)
     return {match[1]: _parameters(match[2]) for match in _KERNEL.finditer(bare)}
 
 

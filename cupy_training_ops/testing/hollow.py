@@ -76,6 +76,14 @@ class HollowBackend(OneStream, CudaBackend):
         """Notes what is filled."""
         self.launches.append(("fill", (array.data.ptr, nbytes, byte)))
 
+    def address(self, address: int) -> np.uint64:
+        """One that tests can read."""
+        return np.uint64(address)
+
+    def constant(self, value: object) -> object:
+        """The value itself, which tests can read."""
+        return value
+
     def clear_at(self, address: int, nbytes: int, stream: object) -> None:
         """Notes what is cleared."""
         self.launches.append(("clear", (address, nbytes, stream)))

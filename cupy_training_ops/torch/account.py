@@ -18,34 +18,33 @@ class Account(Locked):
 
     def __init__(self) -> None:
         super().__init__()
-        self._encoded: Counter[Kind] = Counter()
-        self._after: Counter[Kind] = Counter()  # bytes of their codes
-        self._again: Counter[Kind] = Counter()  # saved once more while its codes were there
-        self._passed: defaultdict[str, int] = defaultdict(int)  # quicker than a Counter
+        # Counters are slower.
+        self._encoded: defaultdict[Kind, int] = defaultdict(int)
+        self._shorter: defaultdict[Kind, int] = defaultdict(int)  # bytes than the longest codes
+        self._again: defaultdict[Kind, int] = defaultdict(int)  # saved while its codes were there
+        self._passed: defaultdict[str, int] = defaultdict(int)
         self._untouched: Counter[str] = Counter()  # bytes, by who saved them
         self._failed: Counter[str] = Counter()  # guards, by who saved the tensor
-        self._held = self._peak = self._window = 0
+        self._held = self._peak = 0
 
     def encoded(self, kind: Kind) -> None:
         """A tensor became codes."""
         with self.lock:
-            nbytes = kind.coding.code_nbytes
             self._encoded[kind] += 1
-            self._after[kind] += nbytes
-            self._held += nbytes
-            self._peak = max(self._peak, self._held)
+            self._held += kind.coding.code_nbytes
+            if self._held > self._peak:
+                self._peak = self._held
 
     def undone(self, kind: Kind) -> None:
         """Codes were given up for the tensor itself, or for longer ones."""
         with self.lock:
             self._encoded[kind] -= 1
-            self._after[kind] -= kind.coding.code_nbytes
             self._held -= kind.coding.code_nbytes
 
     def shortened(self, kind: Kind, nbytes: int) -> None:
         """Codes turned out to be so much shorter than the longest."""
         with self.lock:
-            self._after[kind] -= nbytes
+            self._shorter[kind] += nbytes
 
     def again(self, kind: Kind) -> None:
         """A tensor was saved whose codes are there."""
@@ -63,11 +62,6 @@ class Account(Locked):
         """Codes were not good enough."""
         with self.lock:
             self._failed[f"{consumer} {guard}"] += 1
-
-    def waiting(self, nbytes: int) -> None:
-        """So many bytes of originals wait for a decision."""
-        with self.lock:
-            self._window = max(self._window, nbytes)
 
     def released(self, nbytes: int) -> None:
         """Codes are gone. Called by a finalizer: nothing under the lock may free codes."""
@@ -91,16 +85,15 @@ class Account(Locked):
     def report(self) -> dict[str, Any]:
         """The numbers, for people and for JSON."""
         with self.lock:
-            counts = self._encoded.copy(), self._again.copy(), self._after.copy()
+            counts = self._encoded.copy(), self._again.copy(), self._shorter.copy()
             passed, untouched = dict(self._passed), dict(self._untouched)
-            failed, peak, held, window = dict(self._failed), self._peak, self._held, self._window
-        names = _table(*counts, lambda kind: f"{kind.name} {kind.codec}")
+            failed, peak, held = dict(self._failed), self._peak, self._held
+        names = _table(*counts, lambda kind: f"{kind.look.name} {kind.codec}")
         total = {column: sum(row[column] for row in names.values()) for column in COLUMNS}
         return {
             **total,
             "peak": peak,
             "held": held,
-            "window": window,
             "names": names,
             "consumers": _table(*counts, lambda kind: f"{kind.use.consumer} {kind.codec}".strip()),
             "passed": passed,
@@ -110,16 +103,18 @@ class Account(Locked):
 
 
 def _table(
-    encoded: Counter[Kind],
-    again: Counter[Kind],
-    after: Counter[Kind],
+    encoded: defaultdict[Kind, int],
+    again: defaultdict[Kind, int],
+    shorter: defaultdict[Kind, int],
     name: Callable[[Kind], str],
 ) -> dict[str, dict[str, int]]:
     """Sums by a name of kinds."""
     rows: dict[str, dict[str, int]] = {}
     for kind in encoded.keys() | again.keys():
-        counts = (encoded[kind], again[kind], encoded[kind] * kind.nbytes, after[kind])
+        n = encoded[kind]
+        after = n * kind.coding.code_nbytes - shorter[kind]
         row = rows.setdefault(name(kind), dict.fromkeys(COLUMNS, 0))
+        counts = (n, again[kind], n * kind.nbytes, after)
         for column, count in zip(COLUMNS, counts, strict=True):
             row[column] += count
     return {name: row for name, row in rows.items() if any(row.values())}

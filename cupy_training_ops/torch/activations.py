@@ -19,23 +19,25 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ..errors import ProviderError
 from .account import Account
-from .coding import ALIGNED, Stream, stream_of
+from .coding import ALIGNED, Stream, raw_stream, stream_of
 from .compiled import is_compiled
-from .consumers import CENTRING, UNKNOWN, Consumers, Use, is_trusted, use_of
+from .consumers import CENTRING, Consumers, asked_of, is_trusted
 from .guarding import Guarding
 from .kept import Kept, Passed
-from .kinds import MANY, SMALL, Kind, kind, kinds, look_of, reason_of_views
+from .kinds import MANY, SMALL, Kind, Look, looks
+from .kinds import kind as new_kind
+from .kinds import look as new_look
 from .policies import NAME, policy_of
 from .roomy import Roomy
 
-_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 NO_STREAM = Stream(0)  # of the host
+STRIDED = torch.strided
 # Decoded tensors that later uses are to find: an activation that a shortcut reads, too, is read
 # again after those of the way beside it.
 HELD = 2
 NOTEWORTHY = 1 << 20  # bytes; where less was saved nobody is warned that it was not compressed
 
-Saved = tuple[Kept, tuple[int, ...], tuple[int, ...]]  # codes, shape, strides
+Saved = tuple[Kept, Look]
 
 
 class Entered(threading.local):
@@ -50,7 +52,7 @@ class CompressedActivations:
 
     def __init__(self, policy: object) -> None:
         self._policy = policy_of(policy)
-        self._kinds = kinds(self._policy)
+        self._looks = looks(self._policy)
         self._account = Account()
         self._hooks = saved_tensors_hooks(self.pack, self.unpack)
         self._consumers = Consumers()
@@ -99,85 +101,84 @@ class CompressedActivations:
         """
         self._roomy.shorten_all()
         self._guarding.window.finish_all()
-        return {**self._account.report(), "failed_later": self._guarding.failed_later()}
+        found = {
+            "window": self._guarding.window.most,
+            "failed_later": self._guarding.failed_later(),
+        }
+        return {**self._account.report(), **found}
 
     # ---- the hooks -------------------------------------------------------------------------------
 
     def pack(self, x: Tensor) -> Saved | Passed:
         """An activation's codes, or the tensor itself."""
         call = self._under_way.call
-        if self._guarding.has_products and call is not None and call[0] in CENTRING:
+        if call is not None and call[0] in CENTRING:
             self._guarding.centre(x)
-        is_plain = x.layout is torch.strided and not x.is_nested
-        if x.is_leaf:
-            if x.requires_grad and is_plain:
-                self._account.passed("parameter", x.nbytes)
-                return Passed(x)
-            if not self._is_mask(x):
-                return self._passed(x, _reason_of_leaf(x))
-        if type(x) is not Tensor or not is_plain:
-            return self._passed(x, "layout" if type(x) is Tensor else "subclass")
-        nbytes = x.nbytes
-        if nbytes < SMALL:
-            self._account.passed("small", nbytes)
-            return Passed(x)
-        if x.is_neg():
-            return self._passed(x, "layout")
         node = x.grad_fn
-        found = self._kind(x, node, use_of(x, call) if self._policy.told else UNKNOWN)
-        reason = found.reason
-        if found.views and (not reason or found.is_exact):
-            reason = reason_of_views(node) or reason
-        if found.normalises and x.output_nr and (not reason or found.is_exact):
-            reason = "statistics"
-        if reason and not (found.is_exact and reason == found.reason):
-            return self._passed(x, reason)
-        return self._kept(x, found), x.shape, x.stride()
+        if x.layout is not STRIDED or x.is_nested:
+            return self._passed(x, self._reason_of_odd(x), 0)
+        nbytes = x.nbytes
+        if node is None and (x.requires_grad or not self._is_mask(x)):
+            return self._passed(x, _reason_of_leaf(x, nbytes), nbytes)
+        if type(x) is not Tensor:
+            return self._passed(x, "subclass", nbytes)
+        if nbytes < SMALL:
+            return self._passed(x, "small", nbytes)
+        if x.is_neg():
+            return self._passed(x, "layout", nbytes)
+        seen = type(node), x.dtype, x.shape, x.stride(), x.device
+        look = self._looks.get(seen) or new_look(self._looks, seen)
+        reason = look.reason or (look.is_told_apart and look.reason_of(x, node))
+        if reason and (look.reason or self._policy.by_consumer):
+            return self._passed(x, reason, nbytes)
+        asked = asked_of(x, call) if self._policy.told else None
+        found = look.kinds.get(asked) or new_kind(self._policy, look, x, asked)
+        if not found.is_exact and (reason := found.reason or reason):
+            return self._passed(x, reason, nbytes)
+        return self._kept(x, found), look
 
     def unpack(self, saved: Saved | Passed) -> Tensor:
         """What gradients are computed from."""
         if type(saved) is Passed:
             return saved.lent()
-        kept, shape, strides = saved  # type: ignore[misc]
+        kept, look = saved  # type: ignore[misc]
         if kept.waiting:
             self._guarding.window.finish(kept)
         if kept.original is not None:
-            return _shaped(kept.original.lent(), shape, strides)
-        stream = _current_stream(kept.kind.index)
+            return _shaped(kept.original.lent(), look)
+        stream = _current_stream(look.index)
         kept.left -= 1
         decoded = kept.decoded if stream is kept.stream else None
         if decoded is None or decoded._version != kept.decoded_version:  # who had it wrote into it
-            decoded = self._decoded(kept, shape, strides, stream)
-        decoded = _shaped(decoded, shape, strides)
+            decoded = self._decoded(kept, look, stream)
+        else:
+            decoded = _shaped(decoded, look)
         if kept.left <= 0:  # the last use; another backward begins anew
             kept.left, kept.decoded = kept.uses, None
         return decoded
 
     # ---- what they are made of -------------------------------------------------------------------
 
-    def _passed(self, x: Tensor, reason: str) -> Passed:
-        is_counted = x.layout is torch.strided and not x.is_nested
-        self._account.passed(reason, x.nbytes if is_counted else 0)
+    def _passed(self, x: Tensor, reason: str, nbytes: int) -> Passed:
+        self._account.passed(reason, nbytes)
         return Passed(x)
+
+    def _reason_of_odd(self, x: Tensor) -> str:
+        """Why a sparse or nested tensor passes."""
+        if x.is_leaf and (x.requires_grad or not self._is_mask(x)):
+            return _reason_of_leaf(x, SMALL)
+        return "layout" if type(x) is Tensor else "subclass"
 
     def _is_mask(self, x: Tensor) -> bool:
         """Whether a leaf is compressed: bools, whoever made them."""
         return x.dtype is torch.bool and self._policy.by_consumer
 
-    def _kind(self, x: Tensor, node: Any, use: Use) -> Kind:
-        look = look_of(x, node, use)
-        found = self._kinds.get(look)
-        if found is None:
-            if len(self._kinds) >= MANY:
-                self._kinds.clear()
-            self._kinds[look] = found = kind(self._policy, look)
-        return found
-
     def _kept(self, x: Tensor, kind: Kind) -> Kept:
         """What is held for a tensor, which may be there already."""
-        stream = _current_stream(kind.index)
+        look = kind.look
+        stream = _current_stream(look.index)
         # Dense memory is the same under any shape. Codes of another stream may not be there yet.
-        place = x.data_ptr(), x.dtype, kind.size, x._version, stream
+        place = x.data_ptr(), x._version, look.size, look.dtype, stream
         known = self._known.get(place)
         kept = known() if known else None
         if kept is not None and kept.storage() is x.untyped_storage():
@@ -195,7 +196,7 @@ class CompressedActivations:
         if kind.rank > kept.rank:
             self._hold_more(kept, x, kind)
         elif kind.coding is not None and not self._guarding.answers(kept, kind):
-            self._encode(kept, x, kind)
+            self._encode(kept, x, kind, self._guarding.is_captured(kind))
         kept.again()
         self._guarding.link(kept, kind)
 
@@ -203,41 +204,43 @@ class CompressedActivations:
         """Hold what a consumer needs."""
         if kind.is_exact:
             kept.whole(Passed(x), kind.reason, kind.use.consumer)
-        elif self._guarding.is_refused(kept, kind):
+            return
+        is_captured = self._guarding.is_captured(kind)
+        if kind.coding.guard and self._guarding.refuses(kept, kind, is_captured):
             kept.whole(Passed(x), "guard", kind.use.consumer)
         else:
-            self._encode(kept, x, kind)
+            self._encode(kept, x, kind, is_captured)
             self._guarding.link(kept, kind)
 
-    def _encode(self, kept: Kept, x: Tensor, kind: Kind) -> None:
+    def _encode(self, kept: Kept, x: Tensor, kind: Kind, is_captured: bool) -> None:
         """Make the codes, and measure them where they are guarded."""
         ready, stream, address = kind.coding, kept.stream, x.data_ptr()
         if ready.leaves_room:
             self._roomy.shorten(stream)
-        code = torch.empty(ready.code_nbytes, dtype=torch.uint8, device=kind.device)
-        numbers = self._guarding.room(kind)
-        addresses = [address, code.data_ptr()]
+        code, numbers = kind.empty(), None
+        addresses: tuple[int, ...] = (address, code.data_ptr())
         if ready.guard == "measured":
-            addresses.append(numbers.data_ptr())
+            numbers = self._guarding.room(kind, is_captured)
+            addresses = (*addresses, numbers.data_ptr())
         encode = ready.encode_unaligned if address % ALIGNED else ready.encode
-        encode(tuple(addresses), stream)
+        encode(addresses, stream)
         if kept.code is None or kind.rank >= kept.rank:  # else it was made to be measured
             kept.encoded(kind, code)
         if ready.guard:
-            self._guarding.add(kept, x, kind, numbers)
+            original = None if is_captured else Passed(x)
+            self._guarding.add(kept, x, kind, numbers, original)
         if ready.leaves_room:
             self._roomy.add(kept)
 
-    def _decoded(
-        self, kept: Kept, shape: tuple[int, ...], strides: tuple[int, ...], stream: Stream
-    ) -> Tensor:
+    def _decoded(self, kept: Kept, look: Look, stream: Stream) -> Tensor:
         """The tensor that the codes stand for, on the current stream."""
         if stream is not kept.stream:
             _follow(kept)
-        code, kind = kept.code, kept.kind
+        code = kept.code
         assert code is not None
-        x = torch.empty_strided(shape, strides, dtype=kind.dtype, device=kind.device)
-        kind.coding.decode((code.data_ptr(), x.data_ptr()), stream)
+        assert look.empty is not None
+        x = look.empty()
+        kept.kind.coding.decode((code.data_ptr(), x.data_ptr()), stream)
         if kept.left > 0 and stream is kept.stream:
             self._hold(kept, x)
         return x
@@ -288,39 +291,37 @@ def compressed_activations(policy: object = "default") -> CompressedActivations:
     return CompressedActivations(policy)
 
 
-def _shaped(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+def _shaped(x: Tensor, look: Look) -> Tensor:
     """The same memory under a shape."""
-    if x.shape == shape and x.stride() == strides:
+    if x.shape == look.shape and x.stride() == look.strides:
         return x
-    return x.as_strided(shape, strides)
+    return x.as_strided(look.shape, look.strides)
 
 
 def _has_decoded(kept: Kept | None) -> bool:
     return kept is not None and kept.decoded is not None
 
 
-def _reason_of_leaf(x: Tensor) -> str:
+def _reason_of_leaf(x: Tensor, nbytes: int) -> str:
     """Why a leaf passes: it is a parameter, or it is nobody's result."""
     if x.requires_grad or isinstance(x, torch.nn.Parameter):
         return "parameter"
-    if x.layout is not torch.strided or x.is_nested:
-        return "leaf"
-    return "leaf" if x.nbytes >= SMALL else "small"
+    return "leaf" if nbytes >= SMALL else "small"
 
 
 def _current_stream(index: int) -> Stream:
     """PyTorch's, in this thread; that of the host for -1."""
     if index < 0:
         return NO_STREAM
-    if _raw_stream is not None:
-        return stream_of(_raw_stream(index))
+    if raw_stream is not None:
+        return stream_of(raw_stream(index))
     return stream_of(torch.cuda.current_stream(index).cuda_stream)
 
 
 def _follow(kept: Kept) -> None:
     """Let the current stream wait for the one that codes were made on, and hold their memory."""
     assert kept.code is not None
-    with torch.cuda.device(kept.kind.device):
+    with torch.cuda.device(kept.kind.look.device):
         address = kept.stream.ptr
         made_on = torch.cuda.ExternalStream(address) if address else torch.cuda.default_stream()
         current = torch.cuda.current_stream()

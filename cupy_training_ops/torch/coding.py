@@ -16,7 +16,8 @@ from ..declare.schema import Spec
 from ..dtypes import UINT8, to_dtype
 from ..families.gist_guard.operators import GistGuardedMsfp15Encoder
 from ..families.gist_guard.sample import Grouping
-from ..families.gist_sparse.operators import HEAD_NBYTES, SparseDecoder
+from ..families.gist_sparse.facts import HEAD_NBYTES
+from ..families.gist_sparse.operators import SparseDecoder
 from ..frame.backends import cuda_backend
 from ..frame.foreign import NONE_LENT
 from ..frame.op import Op
@@ -25,13 +26,17 @@ from ..stash.policies import OPTIONS
 
 ALIGNED = 16  # bytes
 MANY = 4096  # kinds of memory that are prepared
+KEPT_NBYTES = 1 << 16  # scratch memory that a stream keeps
 HEAD = Spec((HEAD_NBYTES,), UINT8)
 
 
-class Stream(NamedTuple):
-    """A CUDA stream as CuPy's launches take it, and its streams."""
+class Stream:
+    """A CUDA stream as CuPy's launches take it, and its streams; known by identity."""
 
-    ptr: int
+    __slots__ = ("ptr",)
+
+    def __init__(self, ptr: int) -> None:
+        self.ptr = ptr
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self.ptr
@@ -129,16 +134,31 @@ def _on_device(op: Op, specs: tuple[Spec, ...], device: int, offset: int = 0) ->
     call, _, _ = op.prepared_call((x,), tuple(results), None, NONE_LENT)
     assert isinstance(call, KernelCall)
     assert call.ready.takes_addresses
-    queue, nbytes = call.at, call.workspace_nbytes
+    queue, nbytes, zeros = call.at, call.workspace_nbytes, call.ready.zeros_nbytes
     if not nbytes:
         return queue
 
     def move(addresses: tuple[int, ...], stream: Stream) -> None:
-        """Scratch memory is PyTorch's, of its current stream: free again behind the launches."""
-        room = torch.empty(nbytes, dtype=torch.uint8, device=device)
-        queue(addresses, stream, room.data_ptr())
+        """Scratch memory is PyTorch's, of its current stream."""
+        # A graph has its own, since it may run beside other calls.
+        if nbytes > KEPT_NBYTES or torch.cuda.is_current_stream_capturing():
+            room = torch.empty(nbytes, dtype=torch.uint8, device=device)
+            queue(addresses, stream, room.data_ptr())
+            return
+        address = _ROOMS.get((device, stream.ptr, zeros, nbytes))
+        queue(addresses, stream, address or _room(device, stream.ptr, zeros, nbytes), is_clear=True)
 
     return move
+
+
+def _room(device: int, stream: int, zeros: int, nbytes: int) -> int:
+    """Where calls of one stream, one after another, have their scratch memory.
+
+    Its zeros are made once, since kernels leave them so; memory of other zeros is another's.
+    """
+    made = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+    _KEPT.append(made)
+    return _ROOMS.setdefault((device, stream, zeros, nbytes), made.data_ptr())
 
 
 def _device_array(address: int, spec: Spec, device: int) -> Any:
@@ -153,3 +173,6 @@ def stream_of(address: int) -> Stream:
 
 
 _STREAMS: dict[int, Stream] = {}
+_ROOMS: dict[tuple[int, int, int, int], int] = {}  # addresses
+_KEPT: list[Any] = []  # what is at these
+raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # None without a GPU

@@ -11,8 +11,9 @@ import functools
 import itertools
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -30,7 +31,6 @@ SAME_NUMBERS = frozenset(
         *("Squeeze", "T", "ToCopy", "Transpose", "Unsqueeze", "UnsafeView", "View", "Clone"),
     )
 )
-LEAF = "AccumulateGrad"
 
 LINEAR = "linear"  # multiplied by a parameter
 NORMALISED = "normalised"  # centred and divided by its deviation
@@ -86,9 +86,10 @@ class Consumers(TorchFunctionMode):  # type: ignore[misc]
         local = self.local
         before = local.call
         # A class of tensors does what it likes under the function's name.
-        local.call = (func, args, kwargs) if types in PLAIN else None
+        is_plain = not types or types in PLAIN
+        local.call = (func, args, kwargs) if is_plain else None
         try:
-            if func in LOOKED_THROUGH and types in PLAIN:
+            if func in LOOKED_THROUGH and is_plain:
                 local.call = None
                 with self:
                     return body(func)(*args, **kwargs or {})
@@ -127,10 +128,18 @@ def _no(*_: object) -> bool:
 
 # ---- operands ------------------------------------------------------------------------------------
 
+# Types of nodes: a look at one takes less than at its name.
+SAME_NODES = frozenset(
+    getattr(torch._C._functions, name)
+    for name in SAME_NUMBERS
+    if hasattr(torch._C._functions, name)
+)
+LEAF_NODE = torch._C._functions.AccumulateGrad
+
 
 def source_of(node: Any) -> Any:
     """The node whose numbers views and casts show."""
-    while type(node).__name__ in SAME_NUMBERS:
+    while type(node) in SAME_NODES:
         node = node.next_functions[0][0]
     return node
 
@@ -139,20 +148,31 @@ def is_parameter(x: Tensor) -> bool:
     """Whether a tensor is a parameter, or one in other words."""
     if x.is_leaf:
         return bool(x.requires_grad)
-    return type(source_of(x.grad_fn)).__name__ == LEAF
+    return type(source_of(x.grad_fn)) is LEAF_NODE
 
 
-def operands(args: Given, kwargs: Named) -> Iterator[Tensor]:
-    """The tensors of a call, also those of a list."""
-    for given in (*args, *(kwargs or {}).values()):
+def is_made(given: object) -> bool:
+    """Whether an argument is a tensor that is no parameter."""
+    return isinstance(given, Tensor) and not is_parameter(given)
+
+
+def n_made(args: Iterable[Any]) -> int:
+    """How many tensors among arguments, also in lists, are no parameters."""
+    n = 0
+    for given in args:
+        if given is None:
+            continue
         if isinstance(given, Tensor):
-            yield given
+            n += not is_parameter(given)
         elif isinstance(given, list | tuple):
-            yield from (each for each in given if isinstance(each, Tensor))
+            n += sum(map(is_made, given))
+    return n
 
 
 def is_of(x: Tensor, source: object) -> bool:
     """Whether x is the source, or that in other words."""
+    if x is source:
+        return True
     if not isinstance(source, Tensor):
         return False
     if x.data_ptr() == source.data_ptr() and x.numel() == source.numel():
@@ -168,7 +188,19 @@ def argument(args: Given, kwargs: Named, place: int, name: str) -> Any:
 # ---- the table -----------------------------------------------------------------------------------
 
 Dimensions = tuple[int, ...]
-Finder = Callable[[Tensor, Given, Named], Use]
+Answer = Any  # what a rule has to know of a call, hashable
+Asked: TypeAlias = (
+    "tuple[Rule, Answer] | str | None"  # of a function without a rule its name; None is unknown
+)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Rule:
+    """What a function makes of a tensor that it saves: `use` follows from what is asked of a call,
+    and from the shape and strides of the tensor."""
+
+    ask: Callable[[Tensor, Given, Named], Answer]
+    use: Callable[[Tensor, Answer], Use]
 
 
 def usual_groups(x: Tensor) -> Dimensions:
@@ -182,20 +214,25 @@ def features_of_heads(x: Tensor) -> Dimensions:
     return (1, 3) if is_turned else (x.dim() - 1,)
 
 
-def _product(name: str, groups: Callable[[Tensor, Given], Dimensions]) -> Finder:
+def _product(name: str, groups: Callable[[Tensor, bool], Dimensions]) -> Rule:
     """Linear in what is saved, where all other operands are parameters."""
 
-    def use(x: Tensor, args: Given, kwargs: Named) -> Use:
-        others = sum(not is_parameter(each) for each in operands(args, kwargs))
-        need = LINEAR if others <= 1 else PRODUCT
-        return Use(name, need, groups(x, args) if need == LINEAR else features_of_heads(x))
+    def ask(_: Tensor, args: Given, kwargs: Named) -> tuple[bool, bool]:
+        is_left = bool(args) and is_made(args[0])
+        made = is_left + n_made(args[1:] if is_left else args)
+        return made + (n_made(kwargs.values()) if kwargs else 0) <= 1, is_left
 
-    return use
+    def use(x: Tensor, answer: tuple[bool, bool]) -> Use:
+        is_linear, is_left = answer
+        if is_linear:
+            return Use(name, LINEAR, groups(x, is_left))
+        return Use(name, PRODUCT, features_of_heads(x))
+
+    return Rule(ask, use)
 
 
-def _features(x: Tensor, args: Given) -> Dimensions:
+def _features(x: Tensor, is_left: bool) -> Dimensions:
     """The last dimension, where the parameter stands on the right."""
-    is_left = bool(args) and isinstance(args[0], Tensor) and not is_parameter(args[0])
     return (x.dim() - 1,) if is_left else ()
 
 
@@ -203,57 +240,63 @@ def _same(*groups: int) -> Callable[[Tensor, Any], Dimensions]:
     return lambda *_: groups
 
 
-def _relu(name: str) -> Finder:
+def _relu(name: str) -> Rule:
     """A result, or of leaky ReLU the input."""
-
-    def use(x: Tensor, *_: object) -> Use:
-        return Use(name, SIGN, usual_groups(x))
-
-    return use
+    return Rule(lambda *_: None, lambda x, _: Use(name, SIGN, usual_groups(x)))
 
 
-def _input(name: str, need: str) -> Finder:
+def _input(name: str, need: str) -> Rule:
     """An operation's input alone, whatever else it saves."""
 
-    def use(x: Tensor, args: Given, kwargs: Named) -> Use:
-        if not is_of(x, argument(args, kwargs, 0, "input")):
+    def ask(x: Tensor, args: Given, kwargs: Named) -> bool:
+        return is_of(x, argument(args, kwargs, 0, "input"))
+
+    def use(x: Tensor, is_input: bool) -> Use:
+        if not is_input:
             return Use(name, EXACT)
         return Use(name, need, usual_groups(x) if need == SHAPE else ())
 
-    return use
+    return Rule(ask, use)
 
 
-def _attention(name: str) -> Finder:
+def _attention(name: str) -> Rule:
     """Query, key, value and result; not the statistics of rows."""
 
-    def use(x: Tensor, args: Given, kwargs: Named) -> Use:
+    def ask(x: Tensor, args: Given, kwargs: Named) -> bool:
+        if any([x is given for given in args[:3]]):
+            return True
+        if type(x.grad_fn).__name__.startswith("ScaledDotProduct"):
+            return not x.output_nr
         parts = enumerate(("query", "key", "value"))
-        is_input = any(is_of(x, argument(args, kwargs, i, part)) for i, part in parts)
-        is_result = type(x.grad_fn).__name__.startswith("ScaledDotProduct") and not x.output_nr
-        if not (is_input or is_result):
-            return Use(name, EXACT)
-        return Use(name, PRODUCT, features_of_heads(x))
+        return any(is_of(x, argument(args, kwargs, i, part)) for i, part in parts)
 
-    return use
+    def use(x: Tensor, is_operand: bool) -> Use:
+        return Use(name, PRODUCT, features_of_heads(x)) if is_operand else Use(name, EXACT)
+
+    return Rule(ask, use)
 
 
-def _norm(name: str, groups: Callable[[Tensor, Any], Dimensions], extent: str = "") -> Finder:
+def _norm(name: str, groups: Callable[[Tensor, int], Dimensions], extent: str) -> Rule:
     """A normalisation's input; what else it saves are statistics."""
 
-    def use(x: Tensor, args: Given, kwargs: Named) -> Use:
+    def ask(x: Tensor, args: Given, kwargs: Named) -> int | None:
         if not is_of(x, argument(args, kwargs, 0, "input")):
+            return None
+        given: Any = argument(args, kwargs, 1, extent) if extent else None
+        if extent == INNER:
+            return 1 if isinstance(given, int) else len(given)
+        return int(given or 0)
+
+    def use(x: Tensor, extents: int | None) -> Use:
+        if extents is None:
             return Use(name, EXACT)
-        given = argument(args, kwargs, 1, extent) if extent else None
-        return Use(
-            name, NORMALISED, groups(x, given), int(given) if given and extent == RUNS else 0
-        )
+        return Use(name, NORMALISED, groups(x, extents), extents if extent == RUNS else 0)
 
-    return use
+    return Rule(ask, use)
 
 
-def _rows(x: Tensor, normalised: Any) -> Dimensions:
-    inner = 1 if isinstance(normalised, int) else len(normalised)
-    return tuple(range(x.dim() - inner))
+def _rows(x: Tensor, n_inner: int) -> Dimensions:
+    return tuple(range(x.dim() - n_inner))
 
 
 def _of(*names: str) -> Iterator[tuple[str, Any]]:
@@ -265,19 +308,19 @@ def _of(*names: str) -> Iterator[tuple[str, Any]]:
 
 BATCH, INSTANCE = ("batch_norm", "native_batch_norm"), ("instance_norm",)
 CONVOLUTIONS = tuple(f"conv{way}{n}d" for way in ("", "_transpose") for n in (1, 2, 3))
-RUNS = "num_groups"
+INNER, RUNS = "normalized_shape", "num_groups"
 
 
-def _table() -> dict[Any, Finder]:
-    table: dict[Any, Finder] = {}
+def _table() -> dict[Any, Rule]:
+    table: dict[Any, Rule] = {}
 
-    def add(finder: Callable[[str], Finder], *names: str) -> None:
-        table.update({function: finder(name) for name, function in _of(*names)})
+    def add(rule: Callable[[str], Rule], *names: str) -> None:
+        table.update({function: rule(name) for name, function in _of(*names)})
 
-    def products(groups: Callable[[Tensor, Given], Dimensions], *names: str) -> None:
+    def products(groups: Callable[[Tensor, bool], Dimensions], *names: str) -> None:
         add(lambda name: _product(name, groups), *names)
 
-    def norms(groups: Callable[[Tensor, Any], Dimensions], extent: str, *names: str) -> None:
+    def norms(groups: Callable[[Tensor, int], Dimensions], extent: str, *names: str) -> None:
         add(lambda name: _norm(name, groups, extent), *names)
 
     products(_features, "linear", "matmul", "__matmul__", "mm", "bmm")
@@ -290,7 +333,7 @@ def _table() -> dict[Any, Finder]:
     add(lambda name: _input(name, SHAPE), *pools, *indexed)
     add(lambda name: _input(name, SMOOTH), "gelu", "silu", "silu_")
     add(_attention, "scaled_dot_product_attention")
-    norms(_rows, "normalized_shape", "layer_norm", "rms_norm", "native_layer_norm")
+    norms(_rows, INNER, "layer_norm", "rms_norm", "native_layer_norm")
     norms(_same(1), "", *BATCH)
     norms(_same(0, 1), "", *INSTANCE)
     norms(_same(), RUNS, "group_norm")
@@ -302,12 +345,22 @@ TABLE = _table()
 CENTRING = frozenset(function for _, function in _of(*BATCH, *INSTANCE))
 
 
-def use_of(x: Tensor, call: Call | None) -> Use:
-    """What the torch function under way makes of a tensor that is saved."""
+def asked_of(x: Tensor, call: Call | None) -> Asked:
+    """What of the torch function under way decides on its use of a tensor that is saved."""
     if call is None:
-        return UNKNOWN
+        return None
     function, args, kwargs = call
-    finder = TABLE.get(function)
-    if finder is None:
-        return Use(getattr(function, "__name__", "") or "", EXACT)
-    return finder(x, args, kwargs)
+    rule = TABLE.get(function)
+    if rule is None:
+        return getattr(function, "__name__", "") or ""
+    return rule, rule.ask(x, args, kwargs)
+
+
+def use_of(x: Tensor, asked: Asked) -> Use:
+    """What it makes of the tensor."""
+    if asked is None:
+        return UNKNOWN
+    if isinstance(asked, str):
+        return Use(asked, EXACT)
+    rule, answer = asked
+    return rule.use(x, answer)

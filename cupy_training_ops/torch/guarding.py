@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import Counter
 from typing import Any
 
 import torch
@@ -26,7 +25,6 @@ from .window import Waiting, Window
 
 SUMS = frozenset(f"{name}Backward{i}" for i in (0, 1) for name in ("Add", "Sub"))
 STEPS = 16  # nodes that a norm looks back
-NO_NUMBERS: Any = None
 
 
 class Thread(threading.local):
@@ -34,7 +32,7 @@ class Thread(threading.local):
 
     def __init__(self) -> None:
         self.products: dict[int, weakref.ref[Kept]] = {}  # by the sequence number of their node
-        self.counts: Counter[Kind] = Counter()
+        self.counts: dict[Kind, int] = {}
         self.captured: list[tuple[Kind, Tensor]] = []
         self.product = -1  # the one whose operands come, by its node
         self.operands: list[Waiting] = []
@@ -46,7 +44,6 @@ class Guarding:
     def __init__(self, account: Account) -> None:
         self._account = account
         self.window = Window(account)
-        self.has_products = False  # in any thread, at any time: not to look where there are none
         self._thread = Thread()
         self._later: dict[torch.device, Tensor] = {}  # failures of replayed graphs
 
@@ -61,8 +58,8 @@ class Guarding:
         self._operands(-1)
         self.window.end_step()
         captured, thread.captured = thread.captured, []
-        for device in {kind.device for kind, _ in captured}:
-            numbers = [each for each in captured if each[0].device == device]
+        for device in {kind.look.device for kind, _ in captured}:
+            numbers = [each for each in captured if each[0].look.device == device]
             self._later[device] += sum(failures(*each) for each in numbers)
 
     def failed_later(self) -> int:
@@ -71,37 +68,39 @@ class Guarding:
 
     # ---- encoding --------------------------------------------------------------------------------
 
-    def is_refused(self, kept: Kept, kind: Kind) -> bool:
+    def is_captured(self, kind: Kind) -> bool:
+        """Whether codes that are guarded are made in a CUDA graph: to be asked once a tensor."""
+        return bool(kind.coding.guard) and _is_capturing(kind)
+
+    def refuses(self, kept: Kept, kind: Kind, is_captured: bool) -> bool:
         """Whether a tensor of a graph that is captured was not good enough in the steps before."""
-        if not kind.coding.guard:
-            return False
         counts = self._thread.counts
-        kept.place = kind, counts[kind]
-        counts[kind] += 1
-        return _is_capturing(kind) and not self.window.decided.get(kept.place, False)
+        n = counts.get(kind, 0)
+        counts[kind], kept.place = n + 1, (kind, n)
+        return is_captured and not self.window.decided.get(kept.place, False)
 
-    def room(self, kind: Kind) -> Tensor | Late:
+    def room(self, kind: Kind, is_captured: bool) -> Tensor | Late:
         """Memory for what the encoder measures: the host's, where the host is to read it."""
-        if kind.coding.guard != "measured":
-            return NO_NUMBERS
-        if kind.index >= 0 and not _is_capturing(kind):
+        if kind.index >= 0 and not is_captured:
             return Late(kind.index)
-        return torch.empty(NUMBERS, dtype=torch.float32, device=kind.device)
+        return torch.empty(NUMBERS, dtype=torch.float32, device=kind.look.device)
 
-    def add(self, kept: Kept, x: Tensor, kind: Kind, numbers: Any) -> None:
-        """New codes with what was measured; the original waits for the decision."""
-        assert kept.code is not None
+    def add(self, kept: Kept, x: Tensor, kind: Kind, numbers: Any, original: Passed | None) -> None:
+        """New codes with what was measured; the original waits, None where a graph is captured."""
         if kind.coding.guard == "range":
+            assert kept.code is not None
             numbers = range_of(kept.code, x.detach(), kind)
-        if _is_capturing(kind):
+        if original is None:
             self._thread.captured.append((kind, numbers))
             return
-        if kind.index >= 0 and kind.device not in self._later:
-            self._later[kind.device] = torch.zeros((), dtype=torch.int64, device=kind.device)
-        kept.original = Passed(x)
+        index = kind.index
+        if index >= 0 and kind.look.device not in self._later:
+            device = kind.look.device
+            self._later[device] = torch.zeros((), dtype=torch.int64, device=device)
+        kept.original = original
         is_operand = kind.use.need == PRODUCT
         operands = self._operands(_node_under_way() if is_operand else -1)
-        self.window.add(kept, kind, *late(numbers, kind.index), operands)
+        self.window.add(kept, kind, *late(numbers, index), operands)
 
     def _operands(self, node: int) -> list[Waiting] | None:
         """Those of the product whose node is being made, which end with it; -1 is none."""
@@ -131,7 +130,6 @@ class Guarding:
         if len(products) >= MANY:
             products.clear()
         products[_node_under_way()] = weakref.ref(kept)
-        self.has_products = True
 
     def centre(self, x: Tensor) -> None:
         """A norm saves x: products that it is the sum of are centred."""

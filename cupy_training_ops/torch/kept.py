@@ -14,14 +14,17 @@ from .kinds import WHOLE, Kind
 
 
 class Passed:
-    """A tensor that stays as it is, with the version that it was saved in."""
+    """A tensor that stays as it is, with the version that it was saved in.
+
+    A tensor holds its own graph, which would keep itself alive without a backward where the tensor
+    is a result, or is written after it was saved.
+    """
 
     __slots__ = ("tensor", "version")
 
-    def __init__(self, tensor: Tensor) -> None:
-        # A saved result holds its own graph, which would keep itself alive without a backward.
-        self.tensor = tensor if tensor.is_leaf else tensor.detach()
-        self.version = tensor._version
+    def __init__(self, x: Tensor) -> None:
+        self.tensor = x if x.is_leaf else x.detach()
+        self.version = x._version
 
     def lent(self) -> Tensor:
         """The tensor, if nobody wrote into it."""
@@ -38,36 +41,21 @@ class Kept:
     """One activation; all that saved it hold the same.
 
     It is codes, or the tensor itself; both while it is not decided whether codes are good enough.
+    Most keep what the class has, which takes no time.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "account",
-        "centred",
-        "code",
-        "decoded",
-        "decoded_version",
-        "kind",
-        "left",
-        "original",
-        "place",
-        "storage",
-        "stream",
-        "uses",
-        "waiting",
-    )
+    uses = left = 1  # how many saved it, and how many of them are still to ask
+    decoded: Tensor | None = None  # for the next use, where that follows at once
+    decoded_version = 0
+    code: Tensor | None = None
+    original: Passed | None = None
+    waiting: Any = ()  # decisions to come
+    centred = False  # features are, by the norm that took the product's result
+    place: object = None  # among those of a step that look alike
 
     def __init__(self, x: Tensor, kind: Kind, stream: Stream, account: Account) -> None:
         self.kind, self.stream, self.account = kind, stream, account
         self.storage = weakref.ref(x.untyped_storage())
-        self.uses = self.left = 1  # how many saved it, and how many of them are still to ask
-        self.decoded: Tensor | None = None  # for the next use, where that follows at once
-        self.decoded_version = 0
-        self.code: Tensor | None = None
-        self.original: Passed | None = None
-        self.waiting: list[Any] = []  # decisions to come
-        self.centred = False  # features are, by the norm that took the product's result
-        self.place: object = None  # among those of a step that look alike
 
     def __del__(self) -> None:
         if self.code is not None:

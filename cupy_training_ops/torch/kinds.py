@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from ..frame.layout import order_of
 from .coding import Coding, coding
-from .consumers import LEAF, SAME_NUMBERS, Use, source_of
+from .consumers import LEAF_NODE, SAME_NUMBERS, Asked, Use, source_of, use_of
 from .guards import grouping_of
 from .policies import TorchPolicy
 
@@ -30,96 +31,132 @@ DTYPES = {
 LOG_PROBABILITIES = frozenset({"LogSoftmaxBackward0", "LogsumexpBackward0"})
 
 
+class Look:
+    """Saved tensors that look alike, whoever saves them."""
+
+    __slots__ = (
+        *("device", "dtype", "empty", "index", "is_told_apart", "kinds", "name", "nbytes"),
+        *("order", "reason", "shape", "size", "strides", "views"),
+    )
+
+    def __init__(self, seen: Seen) -> None:
+        made_by, self.dtype, self.shape, self.strides, self.device = seen
+        self.name = made_by.__name__  # of the operation that made them
+        self.index = gpu_of(self.device)
+        self.size = math.prod(self.shape)
+        self.nbytes = self.size * self.dtype.itemsize
+        self.order = order_of(self.shape, self.strides, 1)
+        # They may be a parameter or log-probabilities in other words.
+        self.views = self.name in SAME_NUMBERS
+        # Of a normalisation all results but the first are statistics, a few numbers a row.
+        self.is_told_apart = self.views or "Norm" in self.name
+        self.reason = _reason(self)  # why they pass as they are; empty where they may not
+        self.kinds: dict[Asked, Kind] = {}
+        self.empty: Callable[[], torch.Tensor] | None = None
+        if not self.reason:  # half the time of torch.empty_strided
+            one = torch.empty(0, dtype=self.dtype, device=self.device)
+            self.empty = partial(one.new_empty_strided, self.shape, self.strides)
+
+    def reason_of(self, x: torch.Tensor, node: Any) -> str:
+        """Why a tensor passes that is like others but for its history; empty where it does not."""
+        if not self.views:
+            return "statistics" if x.output_nr else ""
+        source = type(source_of(node))
+        if source is LEAF_NODE:
+            return "parameter"
+        return "log-probabilities" if source.__name__ in LOG_PROBABILITIES else ""
+
+
 @dataclass(frozen=True, eq=False, slots=True)  # known by identity: its hash is taken at each save
 class Kind:
-    """Saved tensors of one look: how they are encoded, or why they pass as they are."""
+    """Saved tensors of one look and one use: how they are encoded, or why they pass as they are."""
 
-    name: str  # of the operation that made them
+    look: Look  # of the tensor that is encoded: others may have the same memory
     use: Use
     reason: str  # empty where they are compressed
     is_exact: bool  # they pass for who saves them, and others that save them take them as they are
-    dtype: torch.dtype
-    device: torch.device
-    index: int  # of the GPU, -1 for the host
-    size: int
-    nbytes: int
     codec: str
     coding: Any  # a Coding, or None where they pass
     rank: int  # who needs more has more
-    views: bool  # they may be a parameter or log-probabilities in other words
-    normalises: bool  # the operation's results but the first are statistics, a few numbers a row
+    empty: Any  # makes room for codes; None where they pass
+    nbytes: int  # of the tensor
+    index: int  # of the GPU, -1 for the host
 
 
-Look = tuple[Any, ...]
+Seen = tuple[Any, ...]  # type of the node that made a tensor, dtype, shape, strides, device
 CODES, HALF, WHOLE = range(3)  # ranks
-_kinds: MutableMapping[TorchPolicy, dict[Look, Kind]] = weakref.WeakKeyDictionary()
+_kinds: MutableMapping[TorchPolicy, dict[Seen, Look]] = weakref.WeakKeyDictionary()
 
 
-def kinds(policy: TorchPolicy) -> dict[Look, Kind]:
-    """The kinds that are known under a policy; kept for the next step as long as it is."""
+def looks(policy: TorchPolicy) -> dict[Seen, Look]:
+    """What is known under a policy; kept for the next step as long as it is."""
     return _kinds.setdefault(policy, {})
 
 
-def look_of(x: torch.Tensor, node: Any, use: Use) -> Look:
-    """What a tensor's kind depends on."""
-    return type(node), x.dtype, x.shape, x.stride(), x.device, use
+def look(known: dict[Seen, Look], seen: Seen) -> Look:
+    """A new look."""
+    if len(known) >= MANY:
+        known.clear()
+    found = known[seen] = Look(seen)
+    return found
 
 
-def kind(policy: TorchPolicy, look: Look) -> Kind:
-    """The kind of tensors of this look."""
-    made_by, dtype, shape, strides, device, use = look
-    name, size = made_by.__name__, math.prod(shape)
-    order = order_of(shape, strides, 1)
-    codec, reason, is_exact = "", _reason(name, dtype, order, device), False
+def kind(policy: TorchPolicy, look: Look, x: torch.Tensor, asked: Asked) -> Kind:
+    """A new kind of tensors that look like x, by who saves them."""
+    if len(look.kinds) >= MANY:
+        look.kinds.clear()
+    use = use_of(x, asked)
+    same = [each for each in list(look.kinds.values()) if each.use == use]
+    found = look.kinds[asked] = same[0] if same else _made(policy, look, use)
+    return found
+
+
+def _made(policy: TorchPolicy, look: Look, use: Use) -> Kind:
+    codec, reason, is_exact = "", look.reason, False
     if not reason:
-        need = "mask" if dtype == torch.bool else "value"
-        codec, reason = policy.chosen(name, DTYPES[dtype], tuple(shape), need, use)
+        need = "mask" if look.dtype == torch.bool else "value"
+        codec, reason = policy.chosen(look.name, DTYPES[look.dtype], tuple(look.shape), need, use)
         is_exact = bool(reason) and policy.by_consumer
-    index = device.index if device.type == "cuda" else -1
+    ready = _coding(policy, codec, look, use)
     return Kind(
-        name=name,
+        look=look,
         use=use,
         reason=reason,
         is_exact=is_exact,
-        dtype=dtype,
-        device=device,
-        index=index,
-        size=size,
-        nbytes=size * dtype.itemsize,
         codec=codec,
-        coding=_coding(policy, codec, look, size, index, order),
+        coding=ready,
         rank=WHOLE if not codec else HALF if codec == "pack16" else CODES,
-        views=name in SAME_NUMBERS,
-        normalises="Norm" in name,
+        empty=ready and _room(ready.code_nbytes, look.device),
+        nbytes=look.nbytes,
+        index=look.index,
     )
 
 
-def _coding(
-    policy: TorchPolicy, codec: str, look: Look, size: int, index: int, order: Any
-) -> Coding | None:
-    _, dtype, shape, _, _, use = look
+def _room(nbytes: int, device: torch.device) -> Callable[[], torch.Tensor]:
+    return partial(torch.empty(0, dtype=torch.uint8, device=device).new_empty, nbytes)
+
+
+def _coding(policy: TorchPolicy, codec: str, look: Look, use: Use) -> Coding | None:
     if not codec:
         return None
+    dtype = DTYPES[look.dtype]
     if not (policy.by_consumer and codec in ("pack16", "msfp15_signed")):
-        return coding(codec, DTYPES[dtype], size, index)
-    groups = grouping_of(tuple(shape), order, use.groups, use.runs)
-    return coding(codec, DTYPES[dtype], size, index, True, groups)
+        return coding(codec, dtype, look.size, look.index)
+    groups = grouping_of(tuple(look.shape), look.order or (), use.groups, use.runs)
+    return coding(codec, dtype, look.size, look.index, True, groups)
 
 
-def _reason(name: str, dtype: torch.dtype, order: Any, device: torch.device) -> str:
+def gpu_of(device: torch.device) -> int:
+    """The index of a GPU, -1 for the host."""
+    return device.index if device.type == "cuda" else -1
+
+
+def _reason(look: Look) -> str:
     """Why tensors pass untouched; empty where they do not."""
-    if dtype not in DTYPES:
+    if look.dtype not in DTYPES:
         return "dtype"
-    if device.type not in ("cpu", "cuda"):
+    if look.device.type not in ("cpu", "cuda"):
         return "device"
-    if order is None:  # gaps or overlaps
+    if look.order is None:  # gaps or overlaps
         return "layout"
-    return "log-probabilities" if name in LOG_PROBABILITIES else ""
-
-
-def reason_of_views(node: Any) -> str:
-    """Why a tensor passes that views and casts made of another; empty where it does not."""
-    name = type(source_of(node)).__name__
-    if name == LEAF:
-        return "parameter"
-    return "log-probabilities" if name in LOG_PROBABILITIES else ""
+    return "log-probabilities" if look.name in LOG_PROBABILITIES else ""

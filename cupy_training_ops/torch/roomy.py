@@ -32,7 +32,7 @@ class Roomy:
     def add(self, kept: Kept) -> None:
         """New codes, which may not be made yet."""
         assert kept.code is not None
-        length, event = on_host(kept.code[:8].view(torch.int64), kept.kind.index)
+        length, event = on_host(kept.code[:8].view(torch.int64), kept.kind.look.index)
         waiting = self._waiting.setdefault(kept.stream, deque())
         waiting.append((weakref.ref(kept), kept.kind, length, event))
         if event is None:
@@ -48,7 +48,7 @@ class Roomy:
                     event.synchronize()
                 nbytes, kept = int(length), reference()
                 self._account.shortened(kind, kind.coding.code_nbytes - nbytes)
-                if kept is not None and stream is self._current(kind.index):
+                if kept is not None and stream is self._current(kind.look.index):
                     kept.shorten(nbytes)
 
     def shorten_all(self) -> None:

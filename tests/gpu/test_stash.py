@@ -387,6 +387,26 @@ def layers(torch, n=12, width=2048):
     return torch.nn.Sequential(*parts).cuda(), torch.randn(4096, width, device="cuda")
 
 
+def test_scratch_memory_of_a_stream_is_left_clear(torch) -> None:
+    """Codes of many shapes on two streams; then the zeros that their kernels share are zeros."""
+    from cupy_training_ops.torch import coding
+
+    streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
+    weight = torch.randn(512, 512, device="cuda", requires_grad=True)
+    for rows in (64, 300, 5000, 64):
+        for stream in streams:
+            with torch.cuda.stream(stream), cto.torch.compressed_activations() as kept:
+                x = torch.randn(rows, 512, device="cuda", requires_grad=True)
+                total = torch.relu(x @ weight).sum()
+            total.backward()
+            assert kept.report()["tensors"] > 0
+    torch.cuda.synchronize()
+    rooms = {made.data_ptr(): made for made in coding._KEPT}
+    assert len({key[1] for key in coding._ROOMS}) >= 2
+    for (_, _, zeros, _), address in coding._ROOMS.items():
+        assert not rooms[address][:zeros].any()
+
+
 def test_the_host_is_ahead_while_guards_are_read(torch) -> None:
     """A forward pass that fits into the window queues everything without a wait."""
     import time

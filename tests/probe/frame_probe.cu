@@ -2,7 +2,6 @@
 // Kernels of operators that exist to prove what losses, optimizers and collectives ask of the frame.
 #include "algorithm/multi_tensor.cuh"
 #include "core/either.cuh"
-#include "core/pointers.cuh"
 #include "core/types.cuh"
 
 #ifndef CTO_T
@@ -13,8 +12,10 @@
 #endif
 
 using namespace cto;
+using either::as_double;
+using either::as_i64;
 using either::Either;
-using pointers::Pointers;
+using facts::Pointers;
 using T = CTO_T;
 using U = CTO_U;
 
@@ -24,14 +25,14 @@ extern "C" __global__ void probe_either(const float* x, float* y,
                                         const __grid_constant__ Either<1> step,
                                         const __grid_constant__ Either<2> state, i64* new_step,
                                         i64 n) {
-    const i64 t = step.as_i64(), seed = state.as_i64(0), offset = state.as_i64(1);
-    const double scale = rate.as_double() * (1.0 - pow(0.9, static_cast<double>(t)));
+    const i64 t = as_i64(step), seed = as_i64(state, 0), offset = as_i64(state, 1);
+    const double scale = as_double(rate) * (1.0 - pow(0.9, static_cast<double>(t)));
     for (i64 i = threadIdx.x; y && i < n; i += blockDim.x)
         y[i] = static_cast<float>(scale * x[i] + static_cast<double>(seed + offset));
     __syncthreads();
     if (threadIdx.x > 0) return;
     if (new_step) *new_step = t + 1;  // null for a number, and where it is not asked for
-    state.store(1, offset + 1);
+    either::store(state, 1, offset + 1);
 }
 
 extern "C" __global__ void probe_decay(const float* x, float* y, float rate, double decay, i32 step,
@@ -69,8 +70,8 @@ extern "C" __global__ void probe_spread(const __grid_constant__ Pointers<4> xs,
 
 // What a kernel reads of a number or an array, as a real number and as a whole one.
 extern "C" __global__ void probe_read(const __grid_constant__ Either<1> value, double* y, i64* z) {
-    y[0] = value.as_double();
-    if (z) z[0] = value.as_i64();
+    y[0] = as_double(value);
+    if (z) z[0] = as_i64(value);
 }
 
 // One block an array: y = x - rate g.
@@ -84,7 +85,7 @@ extern "C" __global__ void probe_descend(const __grid_constant__ Pointers<4> xs,
     const float* const g = static_cast<const float*>(gs.at[k]);
     float* const y = static_cast<float*>(ys.at[k]);
     for (i64 i = threadIdx.x; i < sizes.at[k]; i += blockDim.x)
-        y[i] = x[i] - rate.as_float() * g[i];
+        y[i] = x[i] - static_cast<float>(as_double(rate)) * g[i];
 }
 
 #ifndef CTO_CAPACITY

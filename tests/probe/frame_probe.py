@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from cupy_training_ops.declare.facts import Struct, i64
 from cupy_training_ops.declare.schema import (
     Attribute,
     Changing,
@@ -33,6 +34,7 @@ from .probe import Probe, one_launch
 
 THREADS = 128
 ALPHA = 0.9
+EXTENTS = Struct("Extents", at=i64[4])  # of frame_probe.cu
 
 
 class ProbeEither(Probe):
@@ -172,7 +174,7 @@ class ProbeSpread(Probe):
         sizes[: len(xs)] = [x.size for x in xs]
         tables = (Pointers(tuple(specs), 4) for specs in (xs, ws, raised, scaled, negated))
         config = Config((len(xs),), (THREADS,))
-        return Plan((Launch("probe_spread", config, (*tables, by_value(at=sizes))),))
+        return Plan((Launch("probe_spread", config, (*tables, by_value(EXTENTS, at=sizes))),))
 
 
 def probe_spread(xs, ws):
@@ -200,7 +202,7 @@ class ProbeDescend(Probe):
         sizes[: len(xs)] = [x.size for x in xs]
         args = (*(Pointers(specs, 4) for specs in (xs, gs, ys)), 1.0 if rate is None else rate)
         config = Config((len(xs),), (THREADS,))
-        return Plan((Launch("probe_descend", config, (*args, by_value(at=sizes))),))
+        return Plan((Launch("probe_descend", config, (*args, by_value(EXTENTS, at=sizes))),))
 
 
 def probe_descend(xs, gs, rate=None):

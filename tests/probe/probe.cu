@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Kernels of operators that exist to prove the frame.
 #include "algorithm/elementwise.cuh"
-#include "core/pointers.cuh"
 #include "core/zeroed.cuh"
 
 #ifndef CTO_T
@@ -10,8 +9,8 @@
 
 namespace cto {
 
+using facts::Pointers;
 using fast_division::Divisor;
-using pointers::Pointers;
 using zeroed::Zeroed;
 
 using T = CTO_T;
@@ -29,10 +28,8 @@ __device__ float block_sum(float value, float (&partial)[THREADS]) {
     return partial[0];
 }
 
-constexpr int MAX_INPUTS = 4;
-
 struct Extents {
-    i64 at[MAX_INPUTS];
+    i64 at[4];
     i32 count;
 };
 
@@ -75,7 +72,7 @@ extern "C" __global__ void probe_halves(const float* x, float* low, float* high,
 }
 
 // One block copies one input behind the other.
-extern "C" __global__ void probe_join(const __grid_constant__ Pointers<MAX_INPUTS> inputs,
+extern "C" __global__ void probe_join(const __grid_constant__ Pointers<4> inputs,
                                       const __grid_constant__ Extents extents, float* y) {
     i64 start = 0;
     for (u32 b = 0; b < blockIdx.x; ++b) start += extents.at[b];

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from cupy_training_ops.declare.facts import Struct, i32, i64
 from cupy_training_ops.declare.schema import (
     Attribute,
     Input,
@@ -25,6 +26,8 @@ from cupy_training_ops.plan import Config, Launch, Plan, Pointers, ScratchMemory
 from cupy_training_ops.planning.fast_division import divisor
 
 THREADS = 256
+MAX_INPUTS = 4
+EXTENTS = Struct("Extents", at=i64[MAX_INPUTS], count=i32)  # of probe.cu
 
 
 class Probe(Op):
@@ -101,7 +104,6 @@ class ProbeJoin(Probe):
         Input("Xs", "float32", variadic=True),
     )
     outputs = (Output("Y", "float32"),)
-    most = "MAX_INPUTS"
 
     def infer(self, shape_, xs):
         y = Spec(shape_, FLOAT32)
@@ -110,15 +112,14 @@ class ProbeJoin(Probe):
         return (y,)
 
     def plan(self, device, shape_, xs, y):
-        most = self.source().constant(self.most)
         config = Config((len(xs),), (THREADS,))
-        args = (Pointers(xs, most), self.extents(xs, most), y)
+        args = (Pointers(xs, MAX_INPUTS), self.extents(xs), y)
         return Plan((Launch("probe_join", config, args),))
 
-    def extents(self, xs, most):
-        sizes = np.zeros(most, np.int64)
+    def extents(self, xs):
+        sizes = np.zeros(MAX_INPUTS, np.int64)
         sizes[: len(xs)] = [x.size for x in xs]
-        return by_value(at=sizes, count=np.int32(len(xs)))
+        return by_value(EXTENTS, at=sizes, count=len(xs))
 
 
 class ProbeCut(ViewOp, Probe):

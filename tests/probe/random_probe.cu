@@ -18,7 +18,8 @@ extern "C" __global__ void probe_philox(const u32* counters, const u32* keys, u3
 extern "C" __global__ void probe_words(const i64* elements, u32* words,
                                        const __grid_constant__ either::Either<2> state, i64 n) {
     const i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
-    const u64 seed = static_cast<u64>(state.as_i64(0)), offset = static_cast<u64>(state.as_i64(1));
+    const u64 seed = static_cast<u64>(either::as_i64(state, 0)),
+              offset = static_cast<u64>(either::as_i64(state, 1));
     if (i < n) words[i] = philox::Stream{seed, offset}.word_of(elements[i]);
 }
 
@@ -26,7 +27,8 @@ extern "C" __global__ void probe_words(const i64* elements, u32* words,
 extern "C" __global__ void probe_tile(u32* words, const __grid_constant__ either::Either<2> state,
                                       i64 first, u32 n) {
     using Tile = elementwise::Tiling<__half, 128, 32>;
-    const u64 seed = static_cast<u64>(state.as_i64(0)), offset = static_cast<u64>(state.as_i64(1));
+    const u64 seed = static_cast<u64>(either::as_i64(state, 0)),
+              offset = static_cast<u64>(either::as_i64(state, 1));
     random_mask::Kept<Tile> kept{{{seed, offset}, 0}};
     kept.seek(first);
     for (u32 u = 0; u < Tile::each / Tile::width; ++u) {

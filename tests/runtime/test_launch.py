@@ -13,6 +13,7 @@ import pytest
 from cupy_training_ops import ArgumentError, CompileError
 from cupy_training_ops.declare.schema import Changing, Input, Spec
 from cupy_training_ops.dtypes import ELEMENT_TYPES, FLOAT32
+from cupy_training_ops.facts import Partials, TensorStarts
 from cupy_training_ops.frame.backends import NumpyBackend
 from cupy_training_ops.plan import Config, Device, Launch, Plan, Pointers, Scratch, by_value
 from cupy_training_ops.runtime.arguments import NULL, cast
@@ -34,25 +35,14 @@ def launch(*args, symbol="k", **slots) -> Launch:
     return Launch(symbol, CONFIG, args, slots)
 
 
-STRUCTS = Source(
-    "fake",
-    """
-    struct Divisor { long long value; unsigned long long multiplier; };
-    struct Extents { long long at[4]; int count; Divisor width[2]; };
-    template <int N> struct Pointers { void* at[N]; };
-    """,
-    {},
-)
-
-
 def scalar(c_type: str, value, **slots):
     """The value as a kernel's parameter of this type receives it."""
-    return cast(STRUCTS, launch(**slots), Parameter("a", c_type, False), value)
+    return cast(launch(**slots), Parameter("a", c_type, False), value)
 
 
 def refused(c_type: str, value, pointer=False, why="") -> None:
     with pytest.raises(CompileError, match=rf"k: parameter a \(.*{why}"):
-        cast(STRUCTS, launch(), Parameter("a", c_type, pointer), value)
+        cast(launch(), Parameter("a", c_type, pointer), value)
 
 
 @pytest.mark.parametrize("row", INTEGERS, ids=by_name)
@@ -107,88 +97,49 @@ def test_an_unknown_type_is_refused(c_type) -> None:
 
 def test_pointers_take_none_and_scratch_only() -> None:
     pointer = Parameter("a", "float", True)
-    assert cast(STRUCTS, launch(), pointer, None) is NULL
+    assert cast(launch(), pointer, None) is NULL
     assert NULL.nbytes == 8
-    assert cast(STRUCTS, launch(), pointer, Scratch(16)) == Scratch(16)
-    for value in (0, 1.5, "Xx", by_value(n=np.int32(1))):
+    assert cast(launch(), pointer, Scratch(16)) == Scratch(16)
+    for value in (0, 1.5, "Xx", by_value(Partials, first=1, n_in_all=2)):
         refused("float", value, pointer=True)
 
 
-def extents(**changed):
-    """The struct Extents, with fields replaced, or left out where they are None."""
-    divisor = by_value(value=np.int64(3), multiplier=np.uint64(5))
-    fields = {"at": np.arange(4), "count": np.int32(4), "width": np.array([divisor] * 2)}
-    return by_value(**{n: v for n, v in (fields | changed).items() if v is not None})
+STRUCT = by_value(Partials, first=1, n_in_all=2)
+ADDRESSES = Pointers((Spec((4,), FLOAT32, place=0),), 2)
+STARTS = by_value(TensorStarts.of(2), at=(0, 4))
 
 
 def test_structs_go_by_value_and_not_as_scalars() -> None:
-    struct = extents()
-    assert scalar("Extents", struct) is struct
-    assert scalar("Pointers<2>", Pointers((Spec((4,), FLOAT32, place=0),), 2)) == Pointers(
-        (Spec((4,), FLOAT32, place=0),), 2
-    )
+    assert scalar("Partials", STRUCT) is STRUCT
+    assert scalar("facts::Partials", STRUCT) is STRUCT
+    assert scalar("Pointers<2>", ADDRESSES) == ADDRESSES
     for c_type in ("float", "i64"):
-        refused(c_type, struct)
-        refused(c_type, Pointers((Spec((4,), FLOAT32, place=0),), 2))
-
-
-ORDERS = {
-    "last first": by_value(count=np.int32(4), width=extents()["width"], at=np.arange(4)),
-    "unpadded": extents().astype(
-        [("at", "i8", (4,)), ("count", "i4"), ("width", extents().dtype["width"])]
-    ),
-}
-WIDTHS = {
-    "signed": np.array([by_value(value=3, multiplier=5)] * 2),
-    "swapped": np.array([by_value(multiplier=np.uint64(5), value=3)] * 2),
-    "three": np.array([extents()["width"][0]] * 3),
-    "numbers": np.arange(2),
-}
+        refused(c_type, STRUCT)
+        refused(c_type, ADDRESSES)
 
 
 @pytest.mark.parametrize(
-    ("struct", "why"),
+    ("c_type", "slots"), [("TensorStarts<2>", {}), ("TensorStarts<N>", {"N": "2"})]
+)
+def test_a_slot_stands_for_how_many_a_struct_has(c_type, slots) -> None:
+    assert scalar(c_type, STARTS, **slots) is STARTS
+
+
+@pytest.mark.parametrize(
+    ("c_type", "value", "name"),
     [
-        (extents(count=None), "the plan gives no field count"),
-        (extents(width=None), "the plan gives no field width"),
-        (extents(rest=np.int32(0)), "the kernel has no field rest"),
-        (ORDERS["last first"], "field at stands where the plan gives count"),
-        (
-            ORDERS["unpadded"],
-            r"72 bytes with fields at \[0, 32, 40\], the plan gives 68 bytes with",
-        ),
-        (extents(count=np.uint32(4)), "field count is int32, the plan gives uint32"),
-        (extents(count=np.int64(4)), "field count is int32, the plan gives int64"),
-        (extents(at=np.arange(3)), r"field at is int64\[4\], the plan gives int64\[3\]"),
-        (
-            extents(at=np.zeros((2, 2), int)),
-            r"field at is int64\[4\], the plan gives int64\[2\]\[2\]",
-        ),
-        (extents(at=np.int64(4)), r"field at is int64\[4\], the plan gives int64"),
-        (extents(width=WIDTHS["signed"]), "field width.multiplier is uint64, the plan gives int64"),
-        (extents(width=WIDTHS["swapped"]), "field width.value stands where .* width.multiplier"),
-        (extents(width=WIDTHS["three"]), r"field width is a struct\[2\], .* a struct\[3\]"),
-        (extents(width=WIDTHS["numbers"]), r"field width is a struct\[2\], .* int64\[2\]"),
-        (Pointers((), 4), "the plan gives no field count"),
+        ("Divisor", STRUCT, "Partials"),
+        ("Partials<2>", STRUCT, "Partials"),
+        ("TensorStarts<4>", STARTS, "TensorStarts<2>"),
+        ("TensorStarts<N>", STARTS, "TensorStarts<2>"),
+        ("TensorSizes<2>", STARTS, "TensorStarts<2>"),
+        ("Pointers<4>", ADDRESSES, "Pointers<2>"),
+        ("Partials", ADDRESSES, "Pointers<2>"),
+        ("Partials", np.zeros((), "u4, u4")[()], r"\[\('f0', '<u4'\), \('f1', '<u4'\)\]"),
     ],
 )
-def test_a_struct_is_the_kernels_field_by_field(struct, why) -> None:
-    refused("Extents", struct, why=why)
-
-
-def test_a_table_of_pointers_has_the_kernels_capacity() -> None:
-    refused(
-        "Pointers<4>",
-        Pointers((Spec((4,), FLOAT32, place=0),), 2),
-        why=r"field at is uint64\[4\], .* uint64\[2\]",
-    )
-
-
-def test_a_struct_that_the_source_does_not_have_is_refused() -> None:
-    with pytest.raises(
-        CompileError, match=r"k: parameter a \(Gone\): fake\.cu: there is no struct"
-    ):
-        scalar("Gone", extents())
+def test_another_struct_than_the_kernels_is_refused(c_type, value, name) -> None:
+    refused(c_type, value, why=f".*: the plan gives {name}$")
 
 
 class RecordingBackend(NumpyBackend):
@@ -234,7 +185,7 @@ class Planned(NamedTuple):
 
 def ready(signature: str, *steps: Launch, n_arrays: int = 1):
     """A plan made ready for kernels of this text, on device 5, and what they record."""
-    op = Planned(f'{STRUCTS.code} extern "C" __global__ void {signature} {{ }}')
+    op = Planned(f'extern "C" __global__ void {signature} {{ }}')
     backend, plan = RecordingBackend(), Plan(steps, scratch_nbytes=32, zeros_nbytes=48)
     return ReadyPlan(op, backend, 5, plan, n_arrays), backend
 

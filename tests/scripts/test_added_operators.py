@@ -37,7 +37,7 @@ WALKERS = """
 tests/test_docs.py tests/test_registry.py tests/test_in_step.py tests/test_help.py
 tests/test_named.py tests/test_copies.py tests/test_packaging.py tests/test_types.py
 tests/upstream/test_onnxruntime.py tests/scripts/test_benchmark.py
-tests/scripts/test_upstream_schemas.py
+tests/scripts/test_upstream_schemas.py tests/test_facts.py tests/test_shared.py
 """
 FAMILIES = 'tests/families/activation tests/families/padding -k "SoftplusGrad or triu"'
 

@@ -15,11 +15,11 @@ import numpy as np
 
 from ...dtypes import FLOAT32, FLOAT64, Dtype, HostArray
 from ...rules.widening import cast, computed_in, rounded, wide
+from .facts import NORMAL_END
 
 # Overflow to infinity and underflow to zero are the limits that the formulas have.
 _quiet = np.errstate(all="ignore")
 _FAST = 2 * math.sqrt(2 / math.pi)
-_NORMAL_END = 40  # e^(-t^2 / 2) is zero from here on
 # P of e^(t^2 / 2) Phi(-t) = w P(v), w = (34 / 15) / (1 + 3/16 t), v = w - 19/15 from -1 to 1,
 # by what is computed in: within 2e-16, and within 3e-10 for t up to 15, where float32 ends.
 _SCALED_TAIL = {
@@ -92,13 +92,13 @@ def _vanishing(x: HostArray, factor: HostArray) -> HostArray:
 
 def _gelu(z: HostArray, dtype: Dtype) -> HostArray:
     """z Phi(z) as max(z, 0) - t Phi(-t), t = |z|."""
-    t = np.minimum(np.abs(z), _NORMAL_END)
+    t = np.minimum(np.abs(z), NORMAL_END)
     return cast(np.maximum(z, 0) - t * _tail(t, _bell(t, dtype), dtype), dtype)
 
 
 def _gelu_slope(z: HostArray, dtype: Dtype) -> HostArray:
     """Phi(z) + z phi(z); 1 - Phi(-t) for positive z without a branch, which a sign mispredicts."""
-    near = np.clip(z, -_NORMAL_END, _NORMAL_END)
+    near = np.clip(z, -NORMAL_END, NORMAL_END)
     bell = _bell(near, dtype)
     tail = _tail(np.abs(near), bell, dtype)
     return ~np.signbit(z) - np.copysign(tail, z) + near * bell * (1 / math.sqrt(2 * math.pi))

@@ -54,24 +54,16 @@ from ...planning.step import (
     stepped,
     weights,
 )
+from .facts import CAPACITY, CHUNK_NBYTES, LISTS, THREADS, AdamRule
 
 Specs = tuple[Spec, ...]
 Args = tuple[object, ...]
 
-THREADS = 128
-VECS = 2  # packets of 16 bytes of each array a thread has in flight
-CHUNK_NBYTES = 32_768  # of the widest array that a block takes
-CAPACITY = 84  # tensors a launch, of four lists: 44 bytes each, beside numbers
-
 
 def _launch(symbol: str, grid: int, args: Args, w: Dtype, grad: Dtype, moment: Dtype) -> Launch:
     """A launch of this family, whose kernels share their slots."""
-    binding = slots(W=w, GRAD=grad, MOMENT=moment) | {
-        "THREADS": str(THREADS),
-        "VECS": str(VECS),
-        "CHUNK_NBYTES": str(CHUNK_NBYTES),
-        "CAPACITY": str(CAPACITY),
-    }
+    sizes = {"CHUNK_NBYTES": CHUNK_NBYTES, "CAPACITY": CAPACITY, "POINTERS": LISTS * CAPACITY}
+    binding = slots(W=w, GRAD=grad, MOMENT=moment, **sizes)
     return Launch(symbol, Config((grid,), (THREADS,)), args, binding)
 
 
@@ -82,9 +74,9 @@ def _chunk(w: Spec, m: Spec) -> int:
 
 def _rule(rates: tuple[float, ...], correct_bias: bool, decays_updated: object) -> np.void:
     """alpha, beta, lambda and epsilon, and what follows from attributes: the kernels' AdamRule."""
-    numbers = dict(zip(("alpha", "beta", "lambda", "epsilon"), map(np.float64, rates), strict=True))
-    flags = np.int32(correct_bias), np.int32(bool(decays_updated))
-    return by_value(**numbers, correct_bias=flags[0], decays_updated=flags[1])
+    numbers = dict(zip(("alpha", "beta", "lambda_", "epsilon"), rates, strict=True))
+    flags = {"correct_bias": correct_bias, "decays_updated": bool(decays_updated)}
+    return by_value(AdamRule, **numbers, **flags)
 
 
 def _over_lists(inputs: Sequence[Any], outputs: Sequence[Any], args: Args) -> Plan:
@@ -92,7 +84,7 @@ def _over_lists(inputs: Sequence[Any], outputs: Sequence[Any], args: Args) -> Pl
     w, g, m, v, mixed = inputs
     mixed, new_mixed, is_bfloat16 = parameter_update.low_precision(mixed, outputs[-1])
     written = dict(enumerate([*(items or () for items in outputs[:-1]), new_mixed]))
-    columns = Columns.of((w, g, m, v, mixed), written, 4 * CAPACITY)
+    columns = Columns.of((w, g, m, v, mixed), written, LISTS * CAPACITY)
     launch = partial(_launch, "adam__list", w=w[0].dtype, grad=g[0].dtype, moment=m[0].dtype)
     sizes, chunk = [spec.size for spec in w], _chunk(w[0], m[0])
     return parameter_update.over_lists(columns, sizes, chunk, CAPACITY, launch, *args, is_bfloat16)

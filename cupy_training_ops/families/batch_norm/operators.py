@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import numpy as np
-
 from ...declare.schema import Attribute, Input, Output, Spec, boolean, positive_or_zero, real
 from ...declare.type_rows import TypeRows, Types
 from ...dtypes import FLOAT16, FLOAT32, FLOAT64
 from ...errors import ArgumentError, refuse, shown
 from ...frame.op import Op
 from ...plan import Device, Plan, by_value
+from .facts import MOMENTS, SLOPES, Rule
 from .plan import Call
 
 # X; scale, bias and their gradients; statistics.
@@ -114,10 +113,11 @@ class BatchNormInternal(_BatchNorm):
     def plan(self, device: Device, x: Spec, *specs: Any) -> Plan:
         y = specs[4]
         rule = by_value(
-            epsilon=np.float64(self.epsilon),
-            momentum=np.float64(self.momentum),
-            rest=np.float64(1 - self.momentum),
-            unbiased=np.bool_(self.unbiased),
+            Rule,
+            epsilon=self.epsilon,
+            momentum=self.momentum,
+            rest=1 - self.momentum,
+            unbiased=self.unbiased,
         )
         return Call(
             device,
@@ -128,7 +128,7 @@ class BatchNormInternal(_BatchNorm):
             applied=y,
             arrays=(x, *specs),
             options=(rule,),
-            n_fields=3,
+            n_fields=MOMENTS,
             sums=self.training_mode,
         ).plan()
 
@@ -184,7 +184,7 @@ class BatchNormalizationGrad(_BatchNorm):
             applied=specs[3],
             arrays=(dy, x, *specs),
             options=(x.size // max(1, specs[0].size),),
-            n_fields=2,
+            n_fields=SLOPES,
         ).plan()
 
 

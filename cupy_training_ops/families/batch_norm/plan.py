@@ -15,10 +15,10 @@ import numpy as np
 
 from ...declare.schema import Shape, Spec
 from ...dtypes import FLOAT16, Dtype
+from ...facts import WARP
 from ...frame.op import slots
 from ...plan import (
     VEC_NBYTES,
-    WARP,
     Config,
     Device,
     Launch,
@@ -31,15 +31,22 @@ from ...plan import (
 )
 from ...planning.fast_division import divisor
 from ...rules.widening import computed_in
+from .facts import (
+    CHANNEL_NBYTES,
+    COEFFICIENTS,
+    MAX_COLUMNS,
+    SINGLE_SLOTS,
+    THREADS,
+    Columns,
+    Halves,
+    Pieces,
+    Schedule,
+)
 
-THREADS = 256
 # Blocks of a multiprocessor, each with one item of work.
 PIECE_BLOCKS = 3
 COLUMN_BLOCKS = 2
-HELD_NBYTES = 128  # that a thread holds of a channel, of all arrays that are read
-SINGLE_SLOTS = 16  # that it holds where a slot is one element
 PIECE_NBYTES = 64  # from which on neighbouring elements are walked as they lie
-COLUMNS = 4  # of a thread, at most
 TILE_NBYTES = 256  # of a row in a tile of columns
 PART_NBYTES = 32_768  # of a tile of columns, from which on it has another part
 MANY_ITEMS = 4  # for each block, from which on they may be larger
@@ -47,7 +54,6 @@ MAX_PARTS = 16_384  # of a channel, each with one partial sum
 MERGED_SUMS = 16_384  # of all parts and channels of a tile
 MAX_TILES = 2048  # of a launch: their counters lie at the start of the scratch memory
 MAX_ITEMS = 2**30
-COEFFICIENTS = 4  # of a channel
 
 
 @dataclass(frozen=True)
@@ -140,7 +146,7 @@ class Call:
 
     def _depth(self, width: int) -> int:
         """Slots that a thread holds of each array that is read."""
-        held = HELD_NBYTES // (width * self.types[0].itemsize) if width > 1 else SINGLE_SLOTS
+        held = CHANNEL_NBYTES // (width * self.types[0].itemsize) if width > 1 else SINGLE_SLOTS
         return held // len(self.read)
 
     def _whole_channels(self, channels: Channels, width: int) -> Plan:
@@ -163,13 +169,14 @@ class Call:
         span = max(1, ceil_div(channels.outer, n_parts))
         whole = channels.n * channels.length % width == 0 and tile * channels.length % width == 0
         layout = by_value(
-            n_rows=np.int64(channels.outer),
-            n_channels=np.int64(channels.n),
-            span=np.int64(span),
-            length=np.uint32(channels.length),
-            channels=np.uint32(tile),
-            width=np.uint32(ceil_div(tile * channels.length, width)),
-            aligned=np.bool_(aligned and whole),
+            Columns,
+            n_rows=channels.outer,
+            n_channels=channels.n,
+            span=span,
+            length=channels.length,
+            channels=tile,
+            width=ceil_div(tile * channels.length, width),
+            aligned=aligned and whole,
         )
         n_parts = ceil_div(channels.outer, span)
         work = Work(n_tiles, n_parts, self.sums, self.applied is not None)
@@ -177,12 +184,12 @@ class Call:
 
     @property
     def _columns(self) -> int:
-        return min(COLUMNS, VEC_NBYTES // self.types[0].itemsize)
+        return min(MAX_COLUMNS, VEC_NBYTES // self.types[0].itemsize)
 
     def _tile(self, channels: Channels) -> int:
         """Channels of a tile: so many that it begins at a vector, or all."""
         columns = TILE_NBYTES // self.types[0].itemsize
-        return min(channels.n, align_up(max(1, columns // channels.length), COLUMNS))
+        return min(channels.n, align_up(max(1, columns // channels.length), MAX_COLUMNS))
 
     # ---- launches --------------------------------------------------------------------------------
 
@@ -208,8 +215,8 @@ class Call:
     @property
     def _halves(self) -> np.void:
         """The struct Halves."""
-        _, scale, statistics = (np.bool_(t == FLOAT16) for t in self.types)
-        return by_value(scale=scale, statistics=statistics)
+        _, scale, statistics = (t == FLOAT16 for t in self.types)
+        return by_value(Halves, scale=scale, statistics=statistics)
 
 
 def pieces(channels: Channels, width: int, span: int, threads: int) -> np.void:
@@ -226,7 +233,7 @@ def pieces(channels: Channels, width: int, span: int, threads: int) -> np.void:
         "elements_on": pieces_on * pitch + slots_on * width,
         "wrap": pitch - slots_of_piece * width,
     }
-    return by_value(slots=divisor(slots_of_piece), **{k: np.int64(v) for k, v in fields.items()})
+    return by_value(Pieces, slots=divisor(slots_of_piece), **fields)
 
 
 def schedules(most: int, work: Work) -> Iterator[tuple[Config, np.void]]:
@@ -240,11 +247,12 @@ def schedules(most: int, work: Work) -> Iterator[tuple[Config, np.void]]:
         n_items = min(MAX_TILES, work.n_tiles - first) * work.n_parts
         grid = min(n_items, most)
         schedule = by_value(
-            first_tile=np.uint32(first),
-            n_items=np.uint32(n_items),
-            n_parts=np.uint32(work.n_parts),
-            lag=np.uint32(min(n_items, work.n_parts + grid)),
-            sums=np.bool_(work.sums),
-            applies=np.bool_(work.applies),
+            Schedule,
+            first_tile=first,
+            n_items=n_items,
+            n_parts=work.n_parts,
+            lag=min(n_items, work.n_parts + grid),
+            sums=work.sums,
+            applies=work.applies,
         )
         yield Config((grid,), (THREADS,)), schedule

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...declare.schema import Spec
-from ...dtypes import FLOAT64, Dtype, element_type
+from ...dtypes import FLOAT64, Dtype
+from ...frame.op import slots
 from ...plan import (
     SCRATCH_ALIGNMENT,
     Config,
@@ -24,11 +25,7 @@ from ...plan import (
     align_up,
 )
 from ...planning.multi_tensor import Batch, batches
-
-THREADS = 256
-CHUNK_NBYTES = 32_768  # of a tensor that a block takes
-CAPACITY = 100  # tensors a launch: two addresses, a size, a start and a chunk by value
-DOTS, SCALES = 3, 2  # numbers of a chunk, and of a tensor
+from .facts import CAPACITY, CHUNK_NBYTES, DOTS, SCALES, THREADS
 
 # Of the tensors, where the partner's go in bytes, and the level: what swaps them.
 Swap = Callable[[Sequence[Spec], Sequence[int], int], object]
@@ -36,12 +33,7 @@ Swap = Callable[[Sequence[Spec], Sequence[int], int], object]
 
 def slots_of(dtype: Dtype) -> dict[str, str]:
     """What the kernels are compiled with."""
-    return {
-        "T": element_type(dtype).c_type,
-        "THREADS": str(THREADS),
-        "CHUNK_NBYTES": str(CHUNK_NBYTES),
-        "CAPACITY": str(CAPACITY),
-    }
+    return slots(T=dtype, CAPACITY=CAPACITY)
 
 
 @dataclass(frozen=True)
@@ -86,14 +78,14 @@ def _combined(
     batch: Batch, own: Sequence[Spec], results: Sequence[Spec], buffers: _Buffers, is_first: bool
 ) -> Iterator[Launch]:
     """Dot products, scales and sums of the tensors of a batch."""
-    slots = slots_of(own[0].dtype)
+    binding = slots_of(own[0].dtype)
     chunks, n = Config((batch.n_chunks,), (THREADS,)), np.int32(len(batch.members))
     starts, others = batch.starts(buffers.starts), buffers.others
     partials, scales = buffers.partials, buffers.scales
     dots = (batch.pointers(own), batch.sizes, starts, others, partials, n)
-    yield Launch("adasum_all_reduce__dots", chunks, dots, slots)
+    yield Launch("adasum_all_reduce__dots", chunks, dots, binding)
     each = Config((len(batch.members),), (THREADS,))
-    yield Launch("adasum_all_reduce__scales", each, (batch.sizes, partials, scales), slots)
+    yield Launch("adasum_all_reduce__scales", each, (batch.sizes, partials, scales), binding)
     tensors = (batch.pointers(own), batch.pointers(results), batch.sizes, starts)
     args = (*tensors, others, scales, n, is_first)
-    yield Launch("adasum_all_reduce__combine", chunks, args, slots)
+    yield Launch("adasum_all_reduce__combine", chunks, args, binding)

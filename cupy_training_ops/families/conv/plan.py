@@ -16,14 +16,11 @@ from ...plan import Config, Device, LaunchError, Plan, ScratchMemory, by_value, 
 from ...planning.fast_division import divisor
 from ...rules.widening import computed_in
 from .extents import Convolution, Shape
-from .plan_launches import axes, launch, taps, total
+from .facts import AXES, BLOCKS, COLUMNS, STRIP, TAPS, THREADS, DepthwiseLayout, ImageLayout
+from .plan_launches import launch, taps, total
 from .plan_variants import (
-    AXES,
-    BLOCKS,
-    COLUMNS,
     MAX_DEPTHWISE_FILTERS,
     MAX_OFFSET,
-    THREADS,
     Variant,
     image_has_lines,
     image_variant,
@@ -37,8 +34,6 @@ from .plan_weight import SUMS_NBYTES, summed_weight
 
 PACKED_NBYTES = 16 * 1024**2  # of W in tiles, at a time
 BIAS_ITEMSIZE = 2  # of types for which W's kernels sum the gradient of a bias too
-DEPTHWISE_STRIP = 4  # neighbouring positions of a thread
-DEPTHWISE_TAPS = 3  # along each of two axes, that a block sums at a time
 MAX_POSITION = 2**31 - 1
 
 
@@ -160,21 +155,22 @@ def _image(
     for first in range(0, tiles, at_once):
         count = min(at_once, tiles - first)
         layout = by_value(
-            written=axes(extents),
-            read=axes(read_extents),
+            ImageLayout,
+            written=extents,
+            read=read_extents,
             **taps(conv),
-            residues=axes(of_axes),
-            tap_steps=axes(_tap_steps(conv) if is_gradient else of_axes),
-            batch=np.int32(conv.batch),
-            groups=np.int32(conv.group),
-            rows=np.int32(rows),
-            depth=np.int32(depth),
-            parts=np.int32(parts),
-            row_tiles=np.int32(row_tiles),
-            first_tile=np.int32(first),
-            tiles=np.int32(count),
+            residues=of_axes,
+            tap_steps=_tap_steps(conv) if is_gradient else of_axes,
+            batch=conv.batch,
+            groups=conv.group,
+            rows=rows,
+            depth=depth,
+            parts=parts,
+            row_tiles=row_tiles,
+            first_tile=first,
+            tiles=count,
             **_spread_fields(of, conv),
-            is_gradient=np.bool_(is_gradient),
+            is_gradient=is_gradient,
         )
         packs = Config((count * math.prod(conv.kernel) * parts,), (THREADS,))
         steps.append(launch("pack", packs, (w, packed, layout), variant.slots))
@@ -198,10 +194,10 @@ def _spread_fields(conv: Convolution, found: Convolution) -> dict[str, object]:
         each = zip(steps, conv.pads, found.pads, strict=True)
         skipped = tuple(step * pad - p for step, p, pad in each)
     return {
-        "of_channel": np.int32(math.prod(steps)),
-        "spread": axes(steps),
-        "w_kernel": axes(conv.kernel),
-        "skipped": axes(skipped),
+        "of_channel": math.prod(steps),
+        "spread": steps,
+        "w_kernel": conv.kernel,
+        "skipped": skipped,
     }
 
 
@@ -232,7 +228,7 @@ def _depthwise(device: Device, conv: Convolution, arrays: Arrays, *, is_gradient
 
 def _depthwise_weight(device: Device, conv: Convolution, x: Spec, y: Spec, w: Spec) -> Plan:
     """Sums of every so many images, then their sum."""
-    tiles = math.prod(ceil_div(k, DEPTHWISE_TAPS) for k in conv.kernel[1:]) * conv.kernel[0]
+    tiles = math.prod(ceil_div(k, TAPS) for k in conv.kernel[1:]) * conv.kernel[0]
     wanted = ceil_div(BLOCKS * device.multiprocessors * 4, tiles * conv.filters)
     parts = min(wanted, conv.batch) if math.prod(conv.output) else 0
     scratch = ScratchMemory()
@@ -251,16 +247,17 @@ def _depthwise_layout(conv: Convolution, walked: Shape, arrays: tuple[Spec, Spec
     """Strips are those of the positions that threads walk through."""
     strips = _strips(walked)
     return by_value(
-        image=axes(conv.image),
-        output=axes(conv.output),
+        DepthwiseLayout,
+        image=conv.image,
+        output=conv.output,
         **taps(conv),
-        batch=np.int32(conv.batch),
-        groups=np.int32(conv.group),
-        filters=np.int32(conv.group_filters),
+        batch=conv.batch,
+        groups=conv.group,
+        filters=conv.group_filters,
         strips=divisor(max(1, strips[2])),
         lines=divisor(max(1, strips[1])),
         of_plane=divisor(max(1, math.prod(strips))),
-        in_vectors=np.bool_(_in_vectors(conv, arrays)),
+        in_vectors=_in_vectors(conv, arrays),
     )
 
 
@@ -269,13 +266,13 @@ def _in_vectors(conv: Convolution, arrays: tuple[Spec, Spec]) -> bool:
     around = ((1, 3, 3), (1, 1, 1), (0, 1, 1))
     same = conv.image == conv.output and conv.image[0] == 1
     has_neighbours = same and (conv.kernel, conv.strides, conv.pads) == around
-    is_dense = conv.dilations[1:] == (1, 1) and conv.image[2] % DEPTHWISE_STRIP == 0
+    is_dense = conv.dilations[1:] == (1, 1) and conv.image[2] % STRIP == 0
     return has_neighbours and is_dense and all(array.aligned for array in arrays)
 
 
 def _strips(extents: Shape) -> Shape:
     """Of a channel, along each axis."""
-    return (*extents[:2], ceil_div(extents[2], DEPTHWISE_STRIP))
+    return (*extents[:2], ceil_div(extents[2], STRIP))
 
 
 # ---- what they share -----------------------------------------------------------------------------

@@ -3,29 +3,23 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ...declare.schema import Spec
 from ...dtypes import Dtype
 from ...plan import Config, Device, Launch, Scratch, ceil_div
 from .extents import Convolution, Shape
-from .plan_variants import THREADS, small_variant
+from .facts import THREADS
+from .plan_variants import small_variant
 
 SUMMERS = 8  # threads that add up many parts of one number
 
 
-def axes(numbers: Shape) -> np.ndarray:
-    """A field of a layout."""
-    return np.array(numbers, np.int32)
-
-
-def taps(conv: Convolution) -> dict[str, np.ndarray]:
+def taps(conv: Convolution) -> dict[str, Shape]:
     """Fields of all layouts."""
     return {
-        "kernel": axes(conv.kernel),
-        "stride": axes(conv.strides),
-        "dilation": axes(conv.dilations),
-        "pad": axes(conv.pads),
+        "kernel": conv.kernel,
+        "stride": conv.strides,
+        "dilation": conv.dilations,
+        "pad": conv.pads,
     }
 
 

@@ -6,18 +6,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from ...declare.schema import Spec
 from ...dtypes import FLOAT32, FLOAT64, Dtype
 from ...frame.op import slots
 from ...plan import VEC_NBYTES, Device, align_up, ceil_div
 from .extents import Convolution, Shape
+from .facts import BLOCKS, COLUMNS, PART_NBYTES
 
-AXES = 3  # that kernels have
 TENSOR_CORES = (8, 0)  # from this compute capability on they are used
-THREADS = 256
-COLUMNS = 128  # of a tile
-BLOCKS = 2  # of a multiprocessor
-PART_NBYTES = 64  # of a row of a tile, of which the sum is
 MANY_STAGES_NBYTES = 160 * 1024  # of shared memory of a block
 LINE_ELEMENTS = 4  # of 2 bytes, of which lines have multiples where vectors of them are copied
 SPREAD_ROWS = 32  # of a tile, into which the residues of all channels have to fit
@@ -40,12 +38,8 @@ class Variant:
     @property
     def slots(self) -> dict[str, str]:
         """The slots of cuda_src/conv/conv.cu."""
-        return {
-            **slots(T=self.dtype),
-            "ROWS": str(self.rows),
-            "TF32": str(int(self.tf32)),
-            "OFFSET": "i64" if self.wide else "u32",
-        }
+        offset = np.dtype(np.int64 if self.wide else np.uint32)
+        return slots(T=self.dtype, ROWS=self.rows, TF32=self.tf32, OFFSET=offset)
 
     @property
     def depth(self) -> int:

@@ -12,8 +12,9 @@ from ...declare.schema import Spec
 from ...plan import Config, Device, Launch, Plan, Scratch, ScratchMemory, by_value, ceil_div
 from ...rules.widening import computed_in
 from .extents import Convolution, Shape
-from .plan_launches import axes, launch, summers, taps, total
-from .plan_variants import COLUMNS, THREADS, Variant, lines_of_weight, parts_of_sum, stages
+from .facts import COLUMNS, THREADS, WeightLayout
+from .plan_launches import launch, summers, taps, total
+from .plan_variants import Variant, lines_of_weight, parts_of_sum, stages
 
 SUMS_NBYTES = 32 * 1024**2  # of sums of parts, at a time
 
@@ -125,20 +126,21 @@ def _layout(
     first, count = tiles or (0, split.row_tiles)
     channels = conv.group_channels if tiles else 0
     return by_value(
-        image=axes(conv.image),
-        output=axes(conv.output),
+        WeightLayout,
+        image=conv.image,
+        output=conv.output,
         **taps(conv),
-        step=np.array(_digits(variant.depth, conv.output), np.int32),
-        groups=np.int32(conv.group),
-        rows=np.int32(conv.group_filters),
-        channels=np.int32(channels),
-        padded_channels=np.int32(variant.padded(channels)),
-        row_tiles=np.int32(split.row_tiles // conv.group),
-        column_tiles=np.int32(split.column_tiles if tiles else 1),
-        first_tile=np.int32(first),
-        tiles=np.int32(count),
-        positions=np.int64(split.positions),
-        positions_of_part=np.int64(split.span),
+        step=_digits(variant.depth, conv.output),
+        groups=conv.group,
+        rows=conv.group_filters,
+        channels=channels,
+        padded_channels=variant.padded(channels),
+        row_tiles=split.row_tiles // conv.group,
+        column_tiles=split.column_tiles if tiles else 1,
+        first_tile=first,
+        tiles=count,
+        positions=split.positions,
+        positions_of_part=split.span,
     )
 
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from ...declare.schema import Changing, Spec
 from ...dtypes import FLOAT64, INT64, Dtype, element_type
+from ...facts import HELD_NBYTES, MAX_THREADS
 from ...forks import computed_once
 from ...frame.op import slots
 from ...plan import (
-    MAX_THREADS,
     VEC_NBYTES,
     Config,
     Device,
@@ -23,13 +23,11 @@ from ...plan import (
     by_value,
     ceil_div,
 )
-from ...planning.lines import HELD_NBYTES, MANY_ROWS, Held, Lines, division, held_nbytes
+from ...planning.lines import MANY_ROWS, Held, Lines, division, held_nbytes
 from ...rules.widening import computed_in
+from .facts import N_SUMS, NBYTES_BESIDE_WIDER, SUM_THREADS, Rule
 
-SUM_THREADS = 256
 SUM_BLOCKS = 128  # at most, each with N_SUMS partial sums
-N_SUMS = 2
-NBYTES_BESIDE_WIDER = 64  # of log-probabilities that a thread holds beside a wider bias
 # Threads of a row at most where nothing is written: no part of it is needed again, and many blocks
 # compute while others load. 0.50 ms in place of 0.60 with 1,024 of 131,072 classes in float16.
 ALONE_THREADS = 128
@@ -56,7 +54,8 @@ class Targets:
         """What kernels are given: labels, weights and the struct Rule."""
         ignore = 0 if self.ignore_index is None else self.ignore_index
         may_occur = self.ignore_index is not None and -(2**63) <= ignore < 2**63
-        rule = _rule(
+        rule = by_value(
+            Rule,
             n_classes=self.n_classes,
             ignore_index=ignore if may_occur else 0,
             weight_type=element_type(self.weights.dtype).onnx if self.weights else 0,
@@ -67,26 +66,7 @@ class Targets:
         return self.labels, self.weights, rule
 
 
-def _rule(
-    n_classes: int = 0,
-    ignore_index: int = 0,
-    weight_type: int = 0,
-    ignores: bool = False,
-    wide_labels: bool = False,
-    row_weights: bool = False,
-) -> np.void:
-    """The struct Rule."""
-    return by_value(
-        n_classes=np.int64(n_classes),
-        ignore_index=np.int64(ignore_index),
-        weight_type=np.int32(weight_type),
-        ignores=np.bool_(ignores),
-        wide_labels=np.bool_(wide_labels),
-        row_weights=np.bool_(row_weights),
-    )
-
-
-NO_TARGETS = None, None, _rule()
+NO_TARGETS = None, None, np.zeros((), Rule.of().dtype)[()]
 
 
 @dataclass(frozen=True)
@@ -185,7 +165,7 @@ class Rows:
         return self._launch(symbol, Config((blocks,), (SUM_THREADS,)), args)
 
     def _launch(self, symbol: str, config: Config, args: tuple[object, ...]) -> Launch:
-        binding = slots(T=self.t, TOUT=self.t_out) | {"NBYTES": str(self._held_nbytes)}
+        binding = slots(T=self.t, TOUT=self.t_out, NBYTES=self._held_nbytes)
         return Launch(symbol, config, args, binding)
 
     @property

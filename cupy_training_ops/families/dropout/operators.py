@@ -22,6 +22,7 @@ from ...frame.checks import from_front
 from ...plan import Device, Plan, ceil_div
 from ...planning.fast_division import divisor
 from ...planning.lines import Lines
+from .facts import LINE_THREADS
 from .plan import OF_FORWARD, RATIO, SEED, STATE, TRAINING, Arrays, Drawing, State, WithRatio
 
 WORD = np.dtype(np.uint32)
@@ -205,7 +206,7 @@ class BiasSoftmaxDropout(Drawing):
             options,
             lines,
             fits=n_bias == lines.n_outer or lines.length * data.dtype.itemsize % 16 == 0,
-            most=self.source().constant("LINE_THREADS"),
+            most=LINE_THREADS,
         )
         return launches.then_advance(launch, state)
 
@@ -328,7 +329,7 @@ class SoftmaxDropoutGrad(WithRatio):
             (launches.scale, launches.keeps_all),
             _rows(dy.shape, self.axis),
             fits=True,
-            most=self.source().constant("LINE_THREADS"),
+            most=LINE_THREADS,
         )
         return Plan((launch,))
 

@@ -11,26 +11,22 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ...dtypes import HostArray
+from .facts import KEY_STEP_0, KEY_STEP_1, MULTIPLIER_0, MULTIPLIER_2, N_WORDS, ROUNDS
 
 State = Sequence[int]  # seed and offset, each of 64 bits
 
-N_WORDS = 4  # of a block
 PIECE = 2**15  # elements whose words stay in the cache while they are made
-_ROUNDS = 10
 _LOW = 2**32 - 1
-_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
-_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _SHIFT, _MASK = np.uint64(32), np.uint64(_LOW)
 
 
 def block(counter: Sequence[HostArray | int], key: tuple[int, int]) -> list[HostArray]:
     """The four words of each counter, in the lower halves of 64 bits."""
     c = [np.asarray(word, np.uint64) for word in counter]
-    for number in range(_ROUNDS):
-        keys = [
-            np.uint64((k + number * step) & _LOW) for k, step in zip(key, _KEY_STEPS, strict=True)
-        ]
-        a, b = _MULTIPLIERS[0] * c[0], _MULTIPLIERS[1] * c[2]
+    for number in range(ROUNDS):
+        steps = KEY_STEP_0, KEY_STEP_1
+        keys = [np.uint64((k + number * step) & _LOW) for k, step in zip(key, steps, strict=True)]
+        a, b = np.uint64(MULTIPLIER_0) * c[0], np.uint64(MULTIPLIER_2) * c[2]
         c = [(b >> _SHIFT) ^ c[1] ^ keys[0], b & _MASK, (a >> _SHIFT) ^ c[3] ^ keys[1], a & _MASK]
     return c
 

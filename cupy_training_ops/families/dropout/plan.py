@@ -31,13 +31,12 @@ from ...plan import VEC_NBYTES, Config, Device, Launch, Plan
 from ...planning.elementwise import streamed, type_slots
 from ...planning.lines import Held, Lines, division, held_nbytes
 from . import philox
+from .facts import N_HELD
 from .ratio import DEFAULT_RATIO, dropout_scale
 
 Ratio = float | Changing
 State = Spec | Changing
 Arrays = tuple[Spec | None, ...]
-
-N_HELD = 2  # arrays that a thread holds of a line, beside a mask
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from ...plan import Device, Plan
 from ...planning.elementwise import ElementwiseOp, Number, streamed
 from ...rules.widening import rounded
 from . import broadcasting
+from .facts import MAX_DIMENSIONS
 from .plan_div_grad import Arrays, plan_general, plan_part
 
 INPUT = Input("input", "T", shape="any shape")
@@ -235,10 +236,11 @@ class DivGrad(Op):
             refuse(self.name, "B", f"a shape that broadcasts with {a.shape}", f"{b.shape}")
         if dy.shape != shape:
             refuse(self.name, "dY", f"shape {shape}, that of A / B", f"{dy.shape}")
-        most = self.source().constant("MAX_DIMENSIONS")
-        groups = len(broadcasting.dimensions(a.shape, b.shape)) if len(shape) > most else 0
-        if groups > most:
-            refuse(self.name, "B", f"at most {most} changes between the operands", str(groups))
+        many = len(shape) > MAX_DIMENSIONS
+        groups = len(broadcasting.dimensions(a.shape, b.shape)) if many else 0
+        if groups > MAX_DIMENSIONS:
+            expected = f"at most {MAX_DIMENSIONS} changes between the operands"
+            refuse(self.name, "B", expected, str(groups))
         return Spec(a.shape, a.dtype), Spec(b.shape, b.dtype)
 
     def plan(

@@ -15,23 +15,13 @@ import numpy as np
 
 from ...declare.schema import Spec
 from ...dtypes import Dtype
-from ...plan import (
-    MAX_THREADS,
-    VEC_NBYTES,
-    WARP,
-    Config,
-    Launch,
-    Plan,
-    Scratch,
-    ScratchMemory,
-    by_value,
-    ceil_div,
-)
-from ...planning.elementwise import THREADS, type_slots
+from ...facts import MAX_THREADS, WARP
+from ...plan import VEC_NBYTES, Config, Launch, Plan, Scratch, ScratchMemory, by_value, ceil_div
+from ...planning.elementwise import type_slots
 from ...planning.fast_division import divisor
 from ...rules.widening import computed_in
-from ...runtime.source import load
 from .broadcasting import Dimension, strides
+from .facts import MAX_DIMENSIONS, THREADS, Broadcast, OuterKeptInner
 
 PACKETS = 16  # that a thread sums before it writes a partial sum
 BLOCKS = 2048  # about as many keep a large GPU busy
@@ -125,16 +115,15 @@ def _runs(form: tuple[int, int, int], part: str, arrays: Arrays, width: int) -> 
     scratch = ScratchMemory()
     partials = _partials(scratch, chunks * kept, t) if d_part and chunks > 1 else None
     runs = by_value(
-        **_int64(
-            outer=outer,
-            kept=kept,
-            inner=inner,
-            outer_each=outer_each,
-            inner_each=inner_each,
-            inner_spans=inner_chunks,
-            n_spans=chunks,
-        ),
-        lanes=np.uint32(lanes),
+        OuterKeptInner,
+        outer=outer,
+        kept=kept,
+        inner=inner,
+        outer_each=outer_each,
+        inner_each=inner_each,
+        inner_spans=inner_chunks,
+        n_spans=chunks,
+        lanes=lanes,
     )
     config = Config((ceil_div(kept * chunks, THREADS // lanes),), (THREADS,))
     args = (*arrays.whole_and_part(part), d_part, partials, runs, part == "B", width > 1)
@@ -170,15 +159,11 @@ def _dimensions(dims: Sequence[Dimension], kept: Sequence[bool]) -> np.void:
         "a": strides(dims, [d.in_a for d in dims]),
         "b": strides(dims, [d.in_b for d in dims]),
     }
-    rest = load("elementwise").constant("MAX_DIMENSIONS") - len(dims)
+    rest = MAX_DIMENSIONS - len(dims)
     extents = [*(dims[i].extent for i in order), *[1] * rest]
     tables = {name: [*(step[i] for i in order), *[0] * rest] for name, step in steps.items()}
-    return by_value(
-        extent=np.array([divisor(max(1, extent)) for extent in extents]),
-        **{name: np.array(table, np.int64) for name, table in tables.items()},
-        n_kept=np.int32(sum(kept)),
-        n=np.int32(len(dims)),
-    )
+    divisors = [divisor(max(1, extent)) for extent in extents]
+    return by_value(Broadcast, extent=divisors, **tables, n_kept=sum(kept), n=len(dims))
 
 
 def _partials(scratch: ScratchMemory, n: int, t: Dtype) -> Scratch:
@@ -197,10 +182,6 @@ def _finish(
     x = max(least, THREADS // y)
     config = Config((ceil_div(columns, x),), (x, y))
     return [Launch("div_grad__finish", config, (partials, total, rows, columns), type_slots(t))]
-
-
-def _int64(**values: int) -> dict[str, np.int64]:
-    return {name: np.int64(value) for name, value in values.items()}
 
 
 def _power_of_2(n: int) -> int:

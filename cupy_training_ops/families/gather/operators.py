@@ -21,7 +21,8 @@ from ...errors import refuse
 from ...frame.checks import from_front
 from ...frame.op import Op
 from ...plan import Config, Device, Plan, by_value, ceil_div
-from .plan import THREADS, Scatter, Sizes, are_few, one_each
+from .facts import ATOMIC_ITEMS, MAX_DIMS, STRIP_COLUMNS, THREADS, Lines, Tuples
+from .plan import Scatter, Sizes, are_few, one_each
 
 INDEX_TYPES = (INT64, np.dtype(np.int32))
 SHAPE = Input("shape", "int64", memory="host", convert=schema.shape, doc="the shape of X")
@@ -49,11 +50,6 @@ class _GatherGradient(Op):
     types: ClassVar[Types] = {"T": FLOATS, "Tind": INDEX_TYPES}
     deterministic: bool
     check: bool
-
-    @classmethod
-    def max_dims(cls) -> int:
-        """How many dimensions the kernels' structs have room for."""
-        return cls.source().constant("MAX_DIMS")
 
     def in_range(self, name: str, indices: HostArray, extent: int) -> None:
         """Refuse indices outside -extent .. extent - 1."""
@@ -149,9 +145,9 @@ class GatherNDGrad(_GatherGradient):
             refuse(self.name, "batch_dims", f"from 0 to below the rank of shape {shape}", str(b))
         if rank <= b:
             refuse(self.name, "indices", f"a rank above batch_dims = {b}", f"rank {rank}")
-        k, most = indices.shape[-1], self.max_dims()
-        if not 1 <= k <= min(len(shape) - b, most):
-            expected = f"1 to {len(shape) - b} numbers an index, at most {most}"
+        k = indices.shape[-1]
+        if not 1 <= k <= min(len(shape) - b, MAX_DIMS):
+            expected = f"1 to {len(shape) - b} numbers an index, at most {MAX_DIMS}"
             refuse(self.name, "indices", expected, f"{k} in shape {indices.shape}")
         if indices.shape[:b] != shape[:b]:
             refuse(self.name, "indices", f"batches {shape[:b]}", f"shape {indices.shape}")
@@ -166,8 +162,9 @@ class GatherNDGrad(_GatherGradient):
         b, k = self.batch_dims, indices.shape[-1]
         slices, rows = math.prod(indices.shape[:-1]), math.prod(shape[: b + k])
         sizes = Sizes(1, slices, rows, math.prod(shape[b + k :]))
-        extents = padded(shape[b : b + k], self.max_dims())
-        tuples = by_value(count=k, per_batch=math.prod(indices.shape[b:-1]), extents=extents)
+        extents = padded(shape[b : b + k])
+        per_batch = math.prod(indices.shape[b:-1])
+        tuples = by_value(Tuples, count=k, per_batch=per_batch, extents=extents)
         target = (indices, tuples)
         return self.planned(Scatter(self, device, sizes, indices, update, output, target))
 
@@ -201,9 +198,8 @@ class GatherElementsGrad(_GatherGradient):
 
     def infer(self, dy: Spec, shape: tuple[int, ...], indices: Spec) -> tuple[Spec, ...]:
         axis = from_front(self.name, self.axis, len(shape))
-        most = self.max_dims()
-        if len(shape) > most:
-            refuse(self.name, "shape", f"at most {most} dimensions", str(len(shape)))
+        if len(shape) > MAX_DIMS:
+            refuse(self.name, "shape", f"at most {MAX_DIMS} dimensions", str(len(shape)))
         if indices.shape != dy.shape:
             refuse(self.name, "indices", f"dY's shape {dy.shape}", f"shape {indices.shape}")
         pairs = enumerate(zip(indices.shape, shape, strict=False))
@@ -219,7 +215,7 @@ class GatherElementsGrad(_GatherGradient):
         axis = self.axis % len(shape)
         dims = coalesced(indices.shape, shape, axis)
         sizes = Sizes(1, indices.size, dx.size, 1)
-        target = (indices, lines(shape, axis, dims, self.max_dims()))
+        target = (indices, lines(shape, axis, dims))
         scatter = Scatter(self, device, sizes, indices, dy, dx, target)
         if self.deterministic or indices.size == 0 or are_few(sizes):
             return self.planned(scatter)
@@ -227,8 +223,7 @@ class GatherElementsGrad(_GatherGradient):
 
     def add_elements(self, scatter: Scatter, columns: int, stride: int) -> Plan:
         """Atomic additions in the order of dY; strip by strip where columns go to columns."""
-        n, tile = scatter.sizes.K, scatter.constant("STRIP_COLUMNS")
-        items = scatter.constant("ATOMIC_ITEMS")
+        n, tile, items = scatter.sizes.K, STRIP_COLUMNS, ATOMIC_ITEMS
         if stride == 0 or columns < tile:
             return scatter.atomic("__atomic", one_each(n, THREADS * items), n)
         rows, rows_a_block = n // columns, THREADS // tile
@@ -255,23 +250,24 @@ def coalesced(indices: tuple[int, ...], shape: tuple[int, ...], axis: int) -> li
     return merged or [(1, 0)]
 
 
-def lines(shape: tuple[int, ...], axis: int, dims: list[tuple[int, int]], most: int) -> np.void:
+def lines(shape: tuple[int, ...], axis: int, dims: list[tuple[int, int]]) -> np.void:
     """The kernels' struct Lines of coalesced dimensions."""
     *outer, (columns, column_stride) = dims
     return by_value(
+        Lines,
         extent=shape[axis],
         stride=math.prod(shape[axis + 1 :]),
         columns=columns,
         column_stride=column_stride,
         n_outer=len(outer),
-        extents=padded([extent for extent, _ in outer], most),
-        strides=padded([stride for _, stride in outer], most),
+        extents=padded([extent for extent, _ in outer]),
+        strides=padded([stride for _, stride in outer]),
     )
 
 
-def padded(values: Sequence[int], length: int) -> HostArray:
-    """Integers in a table of this length."""
-    table = np.zeros(length, np.int64)
+def padded(values: Sequence[int]) -> HostArray:
+    """Integers in a table of the kernels' structs."""
+    table = np.zeros(MAX_DIMS, np.int64)
     table[: len(values)] = values
     return table
 

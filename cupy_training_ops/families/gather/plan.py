@@ -14,9 +14,9 @@ import numpy as np
 
 from ...declare.schema import Spec
 from ...dtypes import FLOAT64, Dtype, element_type
+from ...facts import WARP
 from ...plan import (
     VEC_NBYTES,
-    WARP,
     Config,
     Device,
     Launch,
@@ -26,11 +26,12 @@ from ...plan import (
     by_value,
     ceil_div,
 )
+from . import facts
+from .facts import ATOMIC_ITEMS, FANOUT, SORT_THREADS, STARTS_ROWS, THREADS
 
 if TYPE_CHECKING:
     from ...frame.op import Op
 
-THREADS = 256
 LONG_SORT = 2**20  # slices from which on a sort takes longer than its launches
 LONG_DIGIT_BITS = 8  # of a long sort with more than two digits: longer runs are worth another pass
 MANY_ROWS = 2**20  # rows from which on there are enough blocks of STARTS_ROWS for a GPU
@@ -56,6 +57,11 @@ class Sizes:
     def key(self) -> Dtype:
         """The type of row numbers and slice numbers."""
         return np.dtype(np.uint32 if max(self.K, self.G) <= MAX_32_BIT else np.uint64)
+
+    @property
+    def argument(self) -> np.void:
+        """The kernels' struct."""
+        return by_value(facts.Sizes, n_slices=self.K, n_rows=self.G, width=self.W)
 
 
 @dataclass(frozen=True)
@@ -105,8 +111,8 @@ def spread(batches: int, n: int, runs: int, packets: int) -> tuple[Config, np.vo
     column_blocks = ceil_div(runs, lanes * packets)
     fold = min(batches, max(1, MAX_32_BIT // n))
     grid = (ceil_div(fold * n, items_a_block) * column_blocks, 1, ceil_div(batches, fold))
-    items = by_value(n_batches=batches, n=n, fold=fold, column_blocks=column_blocks)
-    return Config(grid, (lanes, items_a_block)), items
+    fields = {"n_batches": batches, "n": n, "fold": fold, "column_blocks": column_blocks}
+    return Config(grid, (lanes, items_a_block)), by_value(facts.Items, **fields)
 
 
 def one_each(n: int, a_block: int, threads: int = THREADS) -> Config:
@@ -133,11 +139,6 @@ class Scatter:
         types = {"T": self.dy.dtype, "INDEX": self.index.dtype, "KEY": self.sizes.key}
         types["ACC"] = self.acc
         self.slots = {name: element_type(dtype).c_type for name, dtype in types.items()}
-        self.slots["THREADS"] = str(THREADS)
-
-    def constant(self, name: str) -> int:
-        """A constant of the kernels."""
-        return self.op.source().constant(name, self.slots)
 
     def launch(self, stage: str, config: Config, *args: object) -> None:
         """Add one launch of a stage that the family's operators share."""
@@ -172,13 +173,13 @@ class Scatter:
         """Zeros for dX, or for its sums in another type."""
         n = self.dx.size * np.dtype(dtype).itemsize // self.dx.dtype.itemsize
         packet = VEC_NBYTES // self.dx.dtype.itemsize
-        config = one_each(n, THREADS * self.constant("ZERO_VECS") * packet)
+        config = one_each(n, THREADS * facts.ZERO_VECS * packet)
         self.launch("zero", config, target, n)
 
     def add_few(self) -> Plan:
         """One launch: the same bits, run after run."""
         s, n = self.sizes, self.dx.size
-        args = (*self.target, self.dy, self.dx, n, by_value(n_slices=s.K, n_rows=s.G, width=s.W))
+        args = (*self.target, self.dy, self.dx, n, s.argument)
         self.launch_own(f"{self.op.function_name}__few", one_each(n, THREADS), *args)
         return self.plan()
 
@@ -187,7 +188,7 @@ class Scatter:
         entries, s = self.sort(), self.sizes
         starts = self.scratch.take(s.G + 1, s.key)
         many = s.G >= MANY_ROWS and s.K <= DENSE * s.G and s.G <= SPARSE * s.K
-        config = one_each(s.G + 1, self.constant("STARTS_ROWS") if many else THREADS)
+        config = one_each(s.G + 1, STARTS_ROWS if many else THREADS)
         self.launch("starts__many" if many else "starts", config, entries, starts, s.K, s.G)
         self.sum(entries, starts)
         return self.plan()
@@ -195,15 +196,15 @@ class Scatter:
     def sort(self) -> Scratch:
         """The (row, slice) entries in stable order, one pass a digit."""
         n, key = self.sizes.K, self.sizes.key
-        variant, items = ("__long", "LONG_ITEMS") if n >= LONG_SORT else ("", "SHORT_ITEMS")
-        threads, radix = self.constant("SORT_THREADS"), self.constant("RADIX")
-        tile = threads * self.constant(items)
+        is_long = n >= LONG_SORT
+        variant, items = ("__long", facts.LONG_ITEMS) if is_long else ("", facts.SHORT_ITEMS)
+        tile = SORT_THREADS * items[key.itemsize]
         span = ceil_div(ceil_div(n, tile), SORT_BLOCKS * self.device.multiprocessors) * tile
-        config = one_each(n, span, threads)
+        config = one_each(n, span, SORT_THREADS)
         entries, other = self.scratch.take(2 * n, key), self.scratch.take(2 * n, key)
-        counts = self.scratch.take(config.grid[0] * radix, key)
-        for digit in digits(self.sizes.G, n, radix.bit_length() - 1):
-            step = by_value(n=n, span=span, shift=np.int32(digit.shift), bits=np.int32(digit.bits))
+        counts = self.scratch.take(config.grid[0] * facts.RADIX, key)
+        for digit in digits(self.sizes.G, n, facts.RADIX.bit_length() - 1):
+            step = by_value(facts.Pass, n=n, span=span, shift=digit.shift, bits=digit.bits)
             if digit.shift == 0:
                 dy = self.dy if self.is_carried else None
                 where = (*self.target, dy, entries, counts, step, self.sizes.G)
@@ -216,9 +217,8 @@ class Scatter:
 
     def sum(self, entries: Scratch, starts: Scratch) -> None:
         """Partial sums level by level, then every row of dX."""
-        s, fanout = self.sizes, self.constant("FANOUT")
-        counts = levels(s.K, fanout)
-        sizes = by_value(n_slices=s.K, n_rows=s.G, width=s.W)
+        s, sizes = self.sizes, self.sizes.argument
+        counts = levels(s.K, FANOUT)
         dy = None if self.is_carried else self.dy
         n = packet_size(s.W, self.dy, self.dx)
         variant, runs = "__scalar" if n == 1 else "", s.W // n
@@ -226,13 +226,13 @@ class Scatter:
         for i, count in enumerate(counts):
             config, items = spread(s.B, count, runs, 1)
             below = sum(counts[: max(i - 1, 0)])
-            level = by_value(
-                unit=fanout ** (i + 1), begin=sum(counts[:i]), begin_below=below, total=sum(counts)
-            )
+            begin, total = sum(counts[:i]), sum(counts)
+            unit = FANOUT ** (i + 1)
+            level = by_value(facts.Level, unit=unit, begin=begin, begin_below=below, total=total)
             args = (dy, entries, sums, items, sizes, level)
             self.launch(f"sum_nodes{variant}", config, *args)
-        rows = rows_of_a_thread(s, fanout)
-        n_long = ceil_div(s.K, fanout) if runs >= WARP else 0
+        rows = rows_of_a_thread(s, FANOUT)
+        n_long = ceil_div(s.K, FANOUT) if runs >= WARP else 0
         config, items = spread(s.B, n_long + ceil_div(s.G, rows), runs, 1)
         arrays = (dy, entries, starts, sums, self.dx, items, sizes)
         self.launch(f"sum_rows{variant}", config, *arrays, rows, sum(counts), len(counts), n_long)
@@ -240,9 +240,8 @@ class Scatter:
     def add_slices_atomically(self) -> Plan:
         """Zeros, atomic additions, and one rounding where T is narrower than its sums."""
         s = self.sizes
-        config, items = spread(s.B, s.K, s.W, self.constant("ATOMIC_ITEMS"))
-        sizes = by_value(n_slices=s.K, n_rows=s.G, width=s.W)
-        return self.atomic("__atomic", config, items, sizes)
+        config, items = spread(s.B, s.K, s.W, ATOMIC_ITEMS)
+        return self.atomic("__atomic", config, items, s.argument)
 
     def atomic(self, variant: str, config: Config, *args: object) -> Plan:
         """The additions of a kernel of the operator's own between zeros and rounding."""
@@ -251,7 +250,7 @@ class Scatter:
         symbol = self.op.function_name + variant
         self.launch_own(symbol, config, *self.target, self.dy, sums, *args)
         if self.narrow:
-            sums_each = self.constant("ROUND_NBYTES") // self.acc.itemsize
+            sums_each = facts.ROUND_NBYTES // self.acc.itemsize
             config = one_each(self.dx.size, THREADS * sums_each)
             self.launch("round", config, sums, self.dx, self.dx.size)
         return self.plan()

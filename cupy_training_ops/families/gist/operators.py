@@ -6,7 +6,6 @@ Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", I
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from ...declare.schema import Attribute, Input, Output, Spec, Tiles, boolean, dtype, optional, shape
@@ -15,18 +14,7 @@ from ...dtypes import BOOL, FLOATS, Dtype, HostArray, to_dtype
 from ...errors import refuse
 from ...frame.op import Op, slots
 from ...plan import Config, Device, Launch, Plan, ceil_div
-
-BOX = 8  # elements that share an MSFP15 exponent, and bits of a Pack1 byte
-THREADS = 128
-# Bytes of decoded elements a thread has in flight, for codecs of single elements and for codecs of
-# tiles: the fastest of a sweep on an H200.
-ELEMENT_NBYTES = 32
-TILE_NBYTES = 64
-STREAM = {
-    "THREADS": str(THREADS),
-    "ELEMENT_NBYTES": str(ELEMENT_NBYTES),
-    "TILE_NBYTES": str(TILE_NBYTES),
-}
+from .facts import BOX, ELEMENT_NBYTES, THREADS, TILE_NBYTES
 
 TO = Attribute("to", dtype, type="T")
 SHAPE = Attribute("shape", optional(shape), None, doc="the shape of Y")
@@ -46,16 +34,14 @@ class _Codec(Op):
     bitwise_exact = True
     threads: ClassVar[int] = THREADS
     thread_nbytes: ClassVar[int] = ELEMENT_NBYTES
-    constants: ClassVar[Mapping[str, str]] = STREAM
 
     def stream(self, x: Spec, y: Spec, decoded: Spec) -> Plan:
         """One launch over all elements; the kernel is told whether both arrays are aligned."""
         grid = ceil_div(decoded.nbytes, self.threads * self.thread_nbytes)
         aligned = x.aligned and y.aligned
         arguments = (x, y, x.size, y.size, aligned, *self.options())
-        binding = {**self.binding(decoded.dtype), **self.constants}
         config = Config((grid,), (self.threads,))
-        return Plan((Launch(self.symbol(), config, arguments, binding),))
+        return Plan((Launch(self.symbol(), config, arguments, self.binding(decoded.dtype)),))
 
     def symbol(self) -> str:
         """The kernel's name."""
@@ -364,7 +350,7 @@ class ReluGradFromBits(Op):
     def plan(self, device: Device, dy: Spec, bits: Spec, dx: Spec) -> Plan:
         config = Config((ceil_div(dy.nbytes, THREADS * TILE_NBYTES),), (THREADS,))
         arguments = (dy, bits, dx, dy.size, dy.aligned and dx.aligned)
-        return Plan((Launch(self.function_name, config, arguments, slots(T=dy.dtype) | STREAM),))
+        return Plan((Launch(self.function_name, config, arguments, slots(T=dy.dtype)),))
 
 
 OPS = {

@@ -8,10 +8,10 @@ import numpy as np
 
 from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, Dtype, HostArray
 from ...rules.widening import converted, odd_bits, padded, put_nan, truncated_float32
+from .facts import BOX
 
 Shape = tuple[int, ...] | None
 
-TILE = 8
 E5M2 = ml_dtypes.float8_e5m2
 # Signalling NaN, overflow to infinity and underflow are part of the codecs, not accidents.
 _quiet = np.errstate(all="ignore")
@@ -66,17 +66,17 @@ def gist_pack_msfp15_encoder(
     x: HostArray, *, keep_nonfinite: bool = False, keep_sign: bool = False
 ) -> HostArray:
     # MSFP15 only looks at the upper half of a float32: sign, eight bits of exponent, seven more.
-    bits = (padded(truncated_float32(x.ravel()), TILE).view(np.uint32) >> 16).astype(np.uint16)
+    bits = (padded(truncated_float32(x.ravel()), BOX).view(np.uint32) >> 16).astype(np.uint16)
     exponent = (bits >> 7).astype(np.uint8)
     shared = _largest_of_tile(exponent)
     magnitude = _magnitude(bits, exponent, shared)
-    there = padded(x.ravel() != 0, TILE) if keep_sign else exponent != 0
+    there = padded(x.ravel() != 0, BOX) if keep_sign else exponent != 0
     if keep_sign:
         magnitude = np.maximum(magnitude, there)
     sign = (bits >> 9).astype(np.uint8) & 0x40
     codes: HostArray = np.unpackbits(shared, bitorder="little") << 7 | (sign | magnitude) * there
-    codes.reshape(-1, TILE)[shared == 255] = 0x80 if keep_nonfinite else 0
-    return codes.reshape(x.shape if x.size % TILE == 0 else (-1,))
+    codes.reshape(-1, BOX)[shared == 255] = 0x80 if keep_nonfinite else 0
+    return codes.reshape(x.shape if x.size % BOX == 0 else (-1,))
 
 
 @_quiet
@@ -86,10 +86,10 @@ def gist_pack_msfp15_decoder(
     shared = np.packbits(x.ravel() >> 7, bitorder="little")
     step = np.ldexp(np.float32(1), shared.astype(np.int32) - 132)
     # Both factors are exact in float32, so that the product is rounded once.
-    values = np.take(_SIGNED_MAGNITUDE, x.ravel() & 0x7F) * np.repeat(step, TILE)
+    values = np.take(_SIGNED_MAGNITUDE, x.ravel() & 0x7F) * np.repeat(step, BOX)
     decoded = _shaped(values, shape, x.shape).astype(to, copy=False)
     if keep_nonfinite:
-        lost = _shaped(np.repeat(shared == 255, TILE), shape, x.shape)
+        lost = _shaped(np.repeat(shared == 255, BOX), shape, x.shape)
         put_nan(decoded, lost, np.zeros_like(lost))
     return decoded
 
@@ -103,7 +103,7 @@ def _magnitude(bits: HostArray, exponent: HostArray, shared: HostArray) -> HostA
     """M: twice |x| / 2^(E - 132), cut off, and one, halved."""
     normal = (bits >> 1).astype(np.uint8) & 0x3F | 0x40
     significand = np.where(exponent == 0, bits.astype(np.uint8) & 0x7F, normal)
-    truncated = significand >> (np.repeat(shared, TILE) - exponent)
+    truncated = significand >> (np.repeat(shared, BOX) - exponent)
     return np.asarray(np.minimum(truncated + 1, 127) >> 1)
 
 

@@ -10,17 +10,14 @@ import numpy as np
 
 from ...declare.schema import Attribute, Input, Output, Spec, boolean, shape
 from ...declare.type_rows import Types
-from ...dtypes import FLOAT32, FLOAT64, FLOATS, UINT8
+from ...dtypes import FLOAT32, FLOATS, UINT8
 from ...errors import ArgumentError, refuse
 from ...frame.op import Op, slots
 from ...plan import Config, Device, Launch, Plan, ScratchMemory, ceil_div
-from ..gist.operators import BOX
+from ...rules.widening import computed_in
+from .facts import NBYTES, RESIDENT, THREADS, TILE, TOTALS
 from .sample import Grouping, Sample, sample_of
 
-THREADS = 256
-NBYTES = 64  # of elements that an encoding thread has in flight
-RESIDENT, RESIDENT_DOUBLES = 768, 512  # threads of a multiprocessor
-TOTALS = 5  # doubles in a struct of cuda_src/gist_guard/sums.cuh
 NOTHING = Sample(0, 1, 1, 1, 0, 1, 1)
 
 
@@ -104,24 +101,20 @@ class GistGuardedMsfp15Encoder(Op):
         if self.grouping is not None and math.prod(self.grouping) != x.size:
             expected = f"lengths whose product is the {x.size} elements of X"
             refuse(self.name, "grouping", expected, f"{self.grouping}")
-        codes = x.shape if x.size % BOX == 0 else (BOX * ceil_div(x.size, BOX),)
+        codes = x.shape if x.size % TILE == 0 else (TILE * ceil_div(x.size, TILE),)
         return Spec(codes, UINT8), Spec((4,), FLOAT32)
 
     def plan(self, device: Device, x: Spec, y: Spec | None, guard: Spec | None) -> Plan:
         scratch, measures = ScratchMemory(), guard is not None and x.size
         sample = sample_of(x.size, self.grouping, self.whole) if measures else NOTHING
-        threads = RESIDENT_DOUBLES if x.dtype == FLOAT64 else RESIDENT
-        most = device.multiprocessors * (threads // THREADS)
-        nbytes = max(NBYTES, BOX * x.dtype.itemsize)
-        blocks = min(max(ceil_div(x.nbytes, THREADS * nbytes), 1), most)
+        most = device.multiprocessors * (RESIDENT[computed_in(x.dtype).itemsize] // THREADS)
+        blocks = min(max(ceil_div(x.nbytes, THREADS * NBYTES), 1), most)
         aligned = x.aligned and (y is None or y.aligned)
         first = (x, y, x.size, aligned, self.keep_nonfinite)
         totals = scratch.take(TOTALS * blocks, np.float64)
         end = (self.grouping is not None, totals, scratch.zeros(1, np.uint32), guard)
-        sizes = {"THREADS": THREADS, "NBYTES": nbytes, "RESIDENT": threads}
-        binding = {**slots(T=x.dtype), **{name: str(size) for name, size in sizes.items()}}
-        config = Config((blocks,), (THREADS,))
-        return scratch.plan(Launch(self.function_name, config, (*first, *sample, *end), binding))
+        args, config = (*first, *sample, *end), Config((blocks,), (THREADS,))
+        return scratch.plan(Launch(self.function_name, config, args, slots(T=x.dtype)))
 
 
 OPS = {"GistGuardedMsfp15Encoder": GistGuardedMsfp15Encoder}

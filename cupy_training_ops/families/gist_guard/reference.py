@@ -10,11 +10,10 @@ import numpy as np
 
 from ...dtypes import FLOAT32, FLOAT64, HostArray
 from ..gist.reference import gist_pack_msfp15_decoder, gist_pack_msfp15_encoder
-from .sample import TILE, Grouping, Sample, sample_of
+from .facts import HALF, HASH, MOST_RATIO, TILE
+from .sample import Grouping, Sample, sample_of
 
 AT_ONCE = 1 << 18  # elements: their float64 stay in the cache
-MOST = 2.0**32  # a ratio that counts as finite is below it
-HASH, HALF = 2654435761, 16  # bits
 
 
 class Sums(NamedTuple):
@@ -55,7 +54,7 @@ def _worst(sums: Sums) -> float:
     error, deviation = sums.error, sums.deviation
     ratio = np.divide(error, deviation, out=np.full(error.shape, math.inf), where=deviation > 0)
     worst = float(np.max(ratio, initial=0, where=error > 0))
-    return worst if worst < MOST else math.inf
+    return worst if worst < MOST_RATIO else math.inf
 
 
 def _sums(x: HostArray, codes: HostArray, sample: Sample) -> Sums:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ...facts import WARP
+from .facts import TILE
+
 Grouping = tuple[int, int, int]
 
-TILE = 8
 MOST_TILES = 2  # of a piece
-WARP = 32
 LEAST, MOST = 64, 512  # elements of a group
 FEW = 1 << 16  # elements in all, within these limits
 

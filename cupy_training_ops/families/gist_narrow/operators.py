@@ -6,7 +6,6 @@ Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", I
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,16 +14,11 @@ from ...declare.schema import Attribute, Input, Output, Spec, Tiles, boolean
 from ...declare.type_rows import Types
 from ...dtypes import INTEGERS, Dtype
 from ...errors import refuse
+from ...facts import FP10_IN_WORD
 from ...frame.op import slots
 from ...plan import ceil_div
 from ..gist import operators as gist
-
-THREADS = 384  # a multiple of 3, for FP10, and of those that encode a tile of 1,024 elements
-NBYTES = 64  # of decoded elements a thread has in flight
-IN_WORD = 3  # FP10 codes
-IN_BYTE = 2  # indices
-TILE = 1024  # elements of eight blocks, whose scales stand together
-SCALES_NBYTES = 16
+from .facts import FP10_NBYTES, IN_BYTE, NBYTES, SCALES_NBYTES, THREADS, TILE
 
 
 class _Narrow:
@@ -33,7 +27,6 @@ class _Narrow:
     domain = "cupy_training_ops"
     threads: ClassVar[int] = THREADS
     thread_nbytes: ClassVar[int] = NBYTES
-    constants: ClassVar[Mapping[str, str]] = {"THREADS": str(THREADS), "NBYTES": str(NBYTES)}
 
 
 # ---- FP10 ----------------------------------------------------------------------------------------
@@ -59,11 +52,11 @@ class GistFp10Encoder(_Narrow, gist.Encoder):
     """
 
     outputs = (Output("Y", "uint32", shape="shape (ceil(n / 3),)"),)
-    tiles: ClassVar[Tiles] = {"X": IN_WORD}
-    thread_nbytes = 96
+    tiles: ClassVar[Tiles] = {"X": FP10_IN_WORD}
+    thread_nbytes = FP10_NBYTES
 
     def code_shape(self, x: Spec) -> tuple[int, ...]:
-        return (ceil_div(x.size, IN_WORD),)
+        return (ceil_div(x.size, FP10_IN_WORD),)
 
 
 class GistFp10Decoder(_Narrow, gist.Decoder):
@@ -82,13 +75,13 @@ class GistFp10Decoder(_Narrow, gist.Decoder):
         ),
     )
     outputs = (Output("Y", "T", shape="shape (3 m,) of m words where `shape` is None"),)
-    tiles: ClassVar[Tiles] = {"Y": IN_WORD}
+    tiles: ClassVar[Tiles] = {"Y": FP10_IN_WORD}
 
     def flat_shape(self, x: Spec) -> tuple[int, ...]:
-        return (IN_WORD * x.size,)
+        return (FP10_IN_WORD * x.size,)
 
     def codes(self, n: int) -> int:
-        return ceil_div(n, IN_WORD)
+        return ceil_div(n, FP10_IN_WORD)
 
 
 # ---- 4-bit indices -------------------------------------------------------------------------------

@@ -8,13 +8,11 @@ import numpy as np
 
 from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, Dtype, HostArray
 from ...rules.widening import computed_in, converted, odd_bits, padded, put_nan, wide
+from .facts import BLOCK, SCALES_NBYTES, TILE
 
 Shape = tuple[int, ...] | None
 
-BLOCK = 128
 INT16 = np.dtype(np.int16)
-BLOCKS = 8  # of a tile
-SCALES_NBYTES = 2 * BLOCKS
 # Overflow, underflow and signalling NaN are part of the codecs, not accidents.
 _quiet = np.errstate(all="ignore")
 
@@ -98,10 +96,12 @@ def _block_encoder(x: HostArray, code_of_odd: HostArray, largest: float) -> Host
     blocks = padded(wide(x.ravel()), BLOCK).reshape(-1, BLOCK)
     scales = _scales(blocks, largest)
     codes = np.take(code_of_odd, odd_bits(np.ldexp(blocks, -scales[:, None])))
-    tiles = -(-x.size // (BLOCK * BLOCKS))
-    y = np.empty((tiles, SCALES_NBYTES + BLOCK * BLOCKS), np.uint8)
-    y[:, :SCALES_NBYTES] = padded(scales.astype(INT16), BLOCKS).view(np.uint8).reshape(tiles, -1)
-    y[:, SCALES_NBYTES:] = padded(codes.ravel(), BLOCK * BLOCKS).reshape(tiles, -1)
+    tiles = -(-x.size // TILE)
+    y = np.empty((tiles, SCALES_NBYTES + TILE), np.uint8)
+    y[:, :SCALES_NBYTES] = (
+        padded(scales.astype(INT16), TILE // BLOCK).view(np.uint8).reshape(tiles, -1)
+    )
+    y[:, SCALES_NBYTES:] = padded(codes.ravel(), TILE).reshape(tiles, -1)
     return y.ravel()[: x.size + SCALES_NBYTES * tiles]
 
 
@@ -115,12 +115,10 @@ def _scales(blocks: HostArray, largest: float) -> HostArray:
 
 @_quiet
 def _block_decoder(x: HostArray, values: HostArray, to: Dtype, shape: Shape) -> HostArray:
-    tiles = padded(x.ravel(), SCALES_NBYTES + BLOCK * BLOCKS).reshape(
-        -1, SCALES_NBYTES + BLOCK * BLOCKS
-    )
+    tiles = padded(x.ravel(), SCALES_NBYTES + TILE).reshape(-1, SCALES_NBYTES + TILE)
     scales = np.ascontiguousarray(tiles[:, :SCALES_NBYTES]).view(INT16).astype(np.int32)
     codes = tiles[:, SCALES_NBYTES:]
-    unscaled = np.take(values.astype(computed_in(to)), codes).reshape(-1, BLOCKS, BLOCK)
+    unscaled = np.take(values.astype(computed_in(to)), codes).reshape(-1, TILE // BLOCK, BLOCK)
     decoded = np.ldexp(unscaled, scales[:, :, None]).astype(to).reshape(codes.shape)
     put_nan(decoded, np.take(np.isnan(values), codes), codes > 0x7F)
     return _shaped(decoded.ravel()[: x.size - SCALES_NBYTES * len(tiles)], shape)

@@ -6,7 +6,7 @@ Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", I
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
@@ -15,49 +15,14 @@ from ...declare.type_rows import Types
 from ...dtypes import FIXED_SIZE, UINT8, Dtype, HostArray
 from ...errors import refuse
 from ...frame.op import Op, slots
-from ...plan import Config, Device, Launch, Plan, ScratchMemory, align_up, ceil_div
+from ...plan import Config, Device, Launch, Plan, ScratchMemory
 from ..gist import operators as gist
+from .facts import FP10_GROUP, GROUP_NBYTES, HEAD_NBYTES, MSFP15_GROUP, THREADS, TILE_NBYTES
+from .layout import Layout, layout
 
-TILE_NBYTES = 16_384  # of elements whose values are packed together
-HEAD_NBYTES = 16
-GROUP_NBYTES = 16  # of values: what is read and written at a time
 # Blocks of the launches for each multiprocessor. Encoding ones that are not resident find no tile
 # left; finishing ones have little to do where codes are sparse.
 ENCODING, FINISHING = 4, 8
-
-
-class Layout(NamedTuple):
-    """Where the parts of a code begin, in bytes; `most` is what the longest code takes.
-
-    | head | starts: where each tile's values begin | mask | values of tile 0 | of tile 1 | ...
-    """
-
-    tiles: int
-    mask: int
-    values: int
-    kept: int  # bytes of a code that has the elements as they are
-    most: int
-
-    @property
-    def always_kept(self) -> bool:
-        """Whether the elements as they are take no more than a code without a value."""
-        return self.kept <= self.values
-
-    @property
-    def least(self) -> int:
-        """Bytes of the shortest code."""
-        return min(self.kept, self.values)
-
-
-def layout(n: int, itemsize: int, group: int) -> Layout:
-    """Of n elements whose values are coded by groups of so many."""
-    tile = TILE_NBYTES // itemsize
-    tiles = ceil_div(n, tile)
-    mask = HEAD_NBYTES + align_up(8 * tiles, 16)
-    values = mask + 16 * ceil_div(n, 128)
-    groups = n // tile * ceil_div(tile, group) + ceil_div(n % tile, group)
-    kept = HEAD_NBYTES + n * itemsize if n else 0
-    return Layout(tiles, mask, values, kept, min(kept, values + GROUP_NBYTES * groups))
 
 
 class _Sparse(Op):
@@ -82,7 +47,7 @@ class _Sparse(Op):
 
     def launch(self, part: str, blocks: int, args: tuple[object, ...], decoded: Dtype) -> Launch:
         """One of the family's three kernels."""
-        config = Config((blocks,), (self.source().constant("gist_sparse::tile::THREADS"),))
+        config = Config((blocks,), (THREADS,))
         return Launch(f"{self.family}__{part}", config, args, self.binding(decoded))
 
 
@@ -101,12 +66,12 @@ class _AsTheyAre(_Sparse):
 
 class _Fp10(_Sparse):
     values = "Fp10"
-    group = 12
+    group = FP10_GROUP
 
 
 class _Msfp15(_Sparse):
     values = "Msfp15"
-    group = 16
+    group = MSFP15_GROUP
 
 
 CODE = Output(

@@ -14,12 +14,10 @@ from ...dtypes import Dtype, HostArray
 from ...rules.widening import padded, put_nan
 from ..gist.reference import gist_pack_msfp15_decoder, gist_pack_msfp15_encoder
 from ..gist_narrow.reference import gist_fp10_decoder, gist_fp10_encoder
+from .facts import FP10_GROUP, GROUP_NBYTES, HEAD_NBYTES, MSFP15_GROUP, TILE_NBYTES
+from .layout import layout
 
 Shape = tuple[int, ...] | None
-
-TILE_NBYTES = 16_384
-HEAD_NBYTES = 16
-GROUP_NBYTES = 16
 
 
 class Values(NamedTuple):
@@ -42,13 +40,15 @@ def _as_they_are(dtype: Dtype) -> Values:
 
 def _fp10() -> Values:
     return Values(
-        12, gist_fp10_encoder, lambda code, to: gist_fp10_decoder(code.view(np.uint32), to=to)
+        FP10_GROUP,
+        gist_fp10_encoder,
+        lambda code, to: gist_fp10_decoder(code.view(np.uint32), to=to),
     )
 
 
 def _msfp15(keep_sign: bool = False) -> Values:
     encode = partial(gist_pack_msfp15_encoder, keep_sign=keep_sign)
-    return Values(16, encode, lambda code, to: gist_pack_msfp15_decoder(code, to=to))
+    return Values(MSFP15_GROUP, encode, lambda code, to: gist_pack_msfp15_decoder(code, to=to))
 
 
 def gist_sparse_encoder(x: HostArray) -> HostArray:
@@ -78,12 +78,12 @@ def gist_sparse_msfp15_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) 
 def _encoded(x: HostArray, values: Values) -> HostArray:
     """Room for the longest code, and the code at its start."""
     flat = x.ravel()
-    code = np.zeros(_most(flat.size, x.dtype.itemsize, values.group), np.uint8)
+    code = np.zeros(layout(flat.size, x.dtype.itemsize, values.group).most, np.uint8)
     sparse = _sparse(flat, values)
     kept = HEAD_NBYTES + flat.nbytes
     if sparse.size < kept:
         code[: sparse.size] = sparse
-    elif flat.size:
+    else:
         code[:HEAD_NBYTES] = np.array([kept, 1], np.uint64).view(np.uint8)
         code[HEAD_NBYTES:kept] = flat.view(np.uint8)
     return code
@@ -98,7 +98,7 @@ def _sparse(flat: HostArray, values: Values) -> HostArray:
     begins = values.group * (np.cumsum(groups) - groups)
     packed[_places(counts, begins)] = flat[mask]
     bits = np.packbits(padded(mask, 128), bitorder="little")
-    first = HEAD_NBYTES + (8 * counts.size + 15) // 16 * 16 + bits.size
+    first = layout(flat.size, flat.dtype.itemsize, values.group).values
     starts = first + GROUP_NBYTES * (np.cumsum(groups) - groups)
     total = first + GROUP_NBYTES * int(groups.sum())
     parts = (np.array([total, 0], np.uint64), padded(starts.astype(np.uint64), 2), bits)
@@ -125,9 +125,7 @@ def _scatter(y: HostArray, code: HostArray, values: Values) -> HostArray:
     What says so are the starts, which are others for elements of another width.
     """
     tile = TILE_NBYTES // y.dtype.itemsize
-    tiles = -(-y.size // tile)
-    mask_start = HEAD_NBYTES + (8 * tiles + 15) // 16 * 16
-    first = mask_start + 16 * -(-y.size // 128)
+    tiles, mask_start, first, *_ = layout(y.size, y.dtype.itemsize, values.group)
     if code.size < first:
         return np.zeros(y.size, np.bool_)
     mask = np.unpackbits(code[mask_start:first], count=y.size, bitorder="little").view(np.bool_)
@@ -163,12 +161,3 @@ def _places(counts: HostArray, begins: HostArray) -> HostArray:
     """Where the values of all tiles stand, of which each has so many and begins there."""
     skipped = begins - (np.cumsum(counts) - counts)
     return np.asarray(np.arange(counts.sum()) + np.repeat(skipped, counts))
-
-
-def _most(n: int, itemsize: int, group: int) -> int:
-    """Bytes of the longest code: the elements as they are, or a value for each."""
-    tile = TILE_NBYTES // itemsize
-    tiles = -(-n // tile)
-    groups = n // tile * -(-tile // group) + -(-(n % tile) // group)
-    sparse = HEAD_NBYTES + (8 * tiles + 15) // 16 * 16 + 16 * -(-n // 128) + GROUP_NBYTES * groups
-    return min(sparse, HEAD_NBYTES + n * itemsize) if n else 0

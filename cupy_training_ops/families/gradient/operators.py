@@ -20,11 +20,7 @@ from ...errors import refuse
 from ...frame.op import Op, slots
 from ...plan import Config, Device, Launch, Plan, ceil_div
 from ...planning.multi_tensor import batches
-
-THREADS = 128
-NBYTES = 32  # of the wider type a thread has in flight
-CHUNK_NBYTES = THREADS * NBYTES  # of the wider type a block of a list's launch takes
-CAPACITY = 108  # tensors a launch: 36 bytes each, 4,000 in all
+from .facts import CAPACITY, CHUNK_NBYTES, NBYTES, THREADS
 
 DONE = np.ones(1, BOOL)
 
@@ -42,12 +38,7 @@ def _launch(
     symbol: str, grid: int, args: tuple[object, ...], t: Dtype = FLOAT32, value: Dtype = FLOAT32
 ) -> Launch:
     """A launch of this family, whose kernels share their slots."""
-    binding = slots(T=t, VALUE=value) | {
-        "THREADS": str(THREADS),
-        "NBYTES": str(NBYTES),
-        "CAPACITY": str(CAPACITY),
-        "CHUNK_NBYTES": str(CHUNK_NBYTES),
-    }
+    binding = slots(T=t, VALUE=value, CAPACITY=CAPACITY, CHUNK_NBYTES=CHUNK_NBYTES)
     return Launch(symbol, Config((grid,), (THREADS,)), args, binding)
 
 

@@ -50,26 +50,19 @@ from ...planning.step import (
     stepped,
     weights,
 )
+from .facts import CAPACITY, CHUNK_NBYTES, LISTS, THREADS, LambRule
 
 Specs = tuple[Spec, ...]
 Args = tuple[object, ...]
 Rule = tuple[float, ...]  # alpha, beta, lambda_, epsilon, max_norm_clip of one parameter
 
-THREADS = 128
-VECS = 2  # packets of 16 bytes of each array a thread has in flight
-CHUNK_NBYTES = 32_768  # of weights that a block takes
-CAPACITY = 82  # tensors a launch, of four lists: 44 bytes each, beside numbers
 DIRECTIONS_NBYTES = 64 * 2**20  # of scratch memory, where no tensor needs more
 
 
 def _launch(symbol: str, grid: int, args: Args, w: Dtype, grad: Dtype, moment: Dtype) -> Launch:
     """A launch of this family, whose kernels share their slots."""
-    binding = slots(W=w, GRAD=grad, MOMENT=moment) | {
-        "THREADS": str(THREADS),
-        "VECS": str(VECS),
-        "CHUNK_NBYTES": str(CHUNK_NBYTES),
-        "CAPACITY": str(CAPACITY),
-    }
+    sizes = {"CHUNK_NBYTES": CHUNK_NBYTES, "CAPACITY": CAPACITY, "POINTERS": LISTS * CAPACITY}
+    binding = slots(W=w, GRAD=grad, MOMENT=moment, **sizes)
     return Launch(symbol, Config((grid,), (THREADS,)), args, binding)
 
 
@@ -213,11 +206,11 @@ class LambOptimizer(Op):
         numbers = (r, given(t, 0), scale, given(norm, ABSENT_NORM), signal)
         mixed, copied, is_bfloat16 = parameter_update.low_precision(mixed, copied)
         moments = {1: new_g, 2: new_m1, 3: new_m2}
-        update_of = Columns.of((w, mixed, new_g), {0: new_w, 1: copied}, 4 * CAPACITY)
+        update_of = Columns.of((w, mixed, new_g), {0: new_w, 1: copied}, LISTS * CAPACITY)
         step = _Step(
             types={"w": w[0].dtype, "grad": g[0].dtype, "moment": m1[0].dtype},
             sizes=[spec.size for spec in w],
-            direction=Columns.of((w, g, m1, m2), moments, 4 * CAPACITY),
+            direction=Columns.of((w, g, m1, m2), moments, LISTS * CAPACITY),
             update=update_of,
             numbers=numbers,
             rate=(r, scale, signal),
@@ -299,10 +292,8 @@ class _Step:
 
 def _fixed(rule: Rule, limits: tuple[float, float], correct_bias: bool) -> np.void:
     """Numbers of a bucket, as the kernels' LambRule."""
-    names = ("alpha", "beta", "lambda", "epsilon", "max_norm", "ratio_min", "ratio_max")
-    values = map(np.float64, (*rule, *limits))
-    numbers = dict(zip(names, values, strict=True))
-    return by_value(**numbers, correct_bias=np.int32(correct_bias))
+    values = (*rule, *limits, correct_bias)
+    return by_value(LambRule, **dict(zip(LambRule.fields, values, strict=True)))
 
 
 OPS = {"LambOptimizer": LambOptimizer}

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...declare.schema import Spec
-from ...dtypes import FLOAT64, Dtype
+from ...dtypes import Dtype
+from ...facts import WARP
 from ...frame.op import slots
-from ...plan import VEC_NBYTES, WARP, Config, Device, Launch, Plan, Scratch, ScratchMemory, ceil_div
+from ...plan import VEC_NBYTES, Config, Device, Launch, Plan, Scratch, ScratchMemory, ceil_div
 from ...planning.lines import Division, Held, Lines, division, fit_rows
 from ...rules.widening import computed_in
-from .plan_staged_rows import MAX_THREADS, Kernels, Rows, held
+from .facts import COLUMN_THREADS, COLUMNS, HELD_THREADS, SINGLE_COLUMNS, WIDE_COLUMNS
+from .plan_staged_rows import Kernels, Rows, held
 
 GRADIENT = Kernels(with_slots=512, by_elements=640)  # which keep the sums of columns
 
-COLUMN_THREADS = 256  # of a block that walks down columns
 COLUMN_BLOCKS = 8  # for each multiprocessor
 ROWS_A_THREAD = 8  # that are worth another block
 TOTAL_THREADS = 256  # of a block in the second stage of sums
@@ -39,6 +40,11 @@ class Matrix:
     def computed(self) -> Dtype:
         """What statistics and sums are."""
         return computed_in(self.t)
+
+    @property
+    def both_nbytes(self) -> int:
+        """Of an element of X and one of Y."""
+        return self.t.itemsize + self.v.itemsize
 
     @property
     def width(self) -> int:
@@ -83,7 +89,7 @@ def forward(
     divided = _in_registers(matrix, aligned)
     if divided is not None:
         return Plan((matrix.launch(divided.suffix, divided.config, *args, *divided.args),))
-    config = Config((matrix.count,), (MAX_THREADS,))
+    config = Config((matrix.count,), (HELD_THREADS,))
     return Plan((matrix.launch("long_rows", config, *args, matrix.length),))
 
 
@@ -98,7 +104,7 @@ def _in_registers(matrix: Matrix, aligned: bool) -> Division | None:
     divided = division(lines, held, aligned=True)
     if _fits(divided, held, matrix):
         return divided
-    held = replace(held, nbytes=_wide_columns(matrix) * matrix.t.itemsize)
+    held = replace(held, nbytes=WIDE_COLUMNS[matrix.both_nbytes] * matrix.t.itemsize)
     divided = replace(division(lines, held, aligned=True, has_short=False), suffix="wide_rows")
     return divided if _fits(divided, held, matrix) else None
 
@@ -109,24 +115,12 @@ def _fits(divided: Division, held: Held, matrix: Matrix) -> bool:
 
 
 def _held(matrix: Matrix, width: int) -> Held:
-    """What a thread holds of a row, in slots of so many elements: COLUMNS of layer_norm/forward.cuh
-    or SINGLE_COLUMNS."""
-    itemsize, columns = matrix.t.itemsize, _columns(matrix)
+    """What a thread holds of a row, in slots of so many elements."""
+    itemsize = matrix.t.itemsize
     if width == 1:
-        return Held(min(columns, 16) * itemsize, 1, itemsize, 1, 1, max_threads=MAX_THREADS)
-    return Held(columns * itemsize, 1, itemsize, width, 1)
-
-
-def _columns(matrix: Matrix) -> int:
-    """COLUMNS."""
-    if matrix.t == FLOAT64:
-        return 8
-    return 32 if matrix.t.itemsize + matrix.v.itemsize == 4 else 16
-
-
-def _wide_columns(matrix: Matrix) -> int:
-    """WIDE_COLUMNS."""
-    return 24 if matrix.t.itemsize == matrix.v.itemsize == 4 else _columns(matrix)
+        nbytes = SINGLE_COLUMNS[matrix.computed.itemsize] * itemsize
+        return Held(nbytes, 1, itemsize, 1, 1, max_threads=HELD_THREADS)
+    return Held(COLUMNS[matrix.both_nbytes] * itemsize, 1, itemsize, width, 1)
 
 
 @dataclass(frozen=True)
@@ -173,7 +167,7 @@ def _by_columns(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) ->
     scratch, steps, means = ScratchMemory(), [], None
     if dx is not None:
         means = scratch.take(2 * matrix.count, matrix.computed)
-        config = Config((matrix.count,), (MAX_THREADS,))
+        config = Config((matrix.count,), (HELD_THREADS,))
         args = (*read.args, matrix.length, means)
         steps.append(matrix.launch(read.stem + "row_sums", config, *args))
     elif sums[0] is None:  # the gradient of the bias alone

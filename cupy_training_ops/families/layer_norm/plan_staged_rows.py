@@ -9,10 +9,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...dtypes import FLOAT64, Dtype
-from ...plan import VEC_NBYTES, WARP, Config, Device, align_up, by_value, ceil_div
+from ...dtypes import Dtype
+from ...facts import WARP
+from ...plan import VEC_NBYTES, Config, Device, align_up, by_value, ceil_div
+from ...rules.widening import computed_in
+from . import facts
+from .facts import HELD_COLUMNS, HELD_THREADS, SINGLE_COLUMNS
 
-MAX_THREADS = 512  # of a block
 RESERVED_NBYTES = 1024  # of shared memory, by the system for each block
 
 
@@ -83,14 +86,15 @@ class Rows:
     def argument(self) -> np.void:
         """The kernels' struct Rows."""
         return by_value(
-            count=np.int64(self.count),
-            length=np.int64(self.length),
-            threads=np.int32(self.threads),
-            groups=np.int32(self.groups),
-            period=np.int32(self.period),
-            slots=np.int32(self.length // self.width),
-            depth=np.int32(self.depth),
-            stages=np.int32(self.stages),
+            facts.Rows,
+            count=self.count,
+            length=self.length,
+            threads=self.threads,
+            groups=self.groups,
+            period=self.period,
+            slots=self.length // self.width,
+            depth=self.depth,
+            stages=self.stages,
         )
 
 
@@ -125,7 +129,7 @@ def held(
     most = _most_columns(dtypes, width) // (2 if shape[1] % width else 1)
     threads, depth = _threads(shape[1], width, most, least)
     resident = kernels.with_slots if width > 1 else kernels.by_elements
-    most_threads = min(MAX_THREADS, resident)
+    most_threads = min(HELD_THREADS, resident)
     if threads > most_threads:
         return None
     one = Rows(*shape, sizes, width, threads, 1, depth, resident, 1, parameter_nbytes)
@@ -137,10 +141,9 @@ def held(
 
 
 def _most_columns(dtypes: Sequence[Dtype], width: int) -> int:
-    """Columns of a thread at most: DEPTH of the kernels times the width."""
-    if FLOAT64 in dtypes:
-        return 8
-    return 32 if width > 1 else 16
+    """Columns of a thread at most."""
+    columns = HELD_COLUMNS if width > 1 else SINGLE_COLUMNS
+    return columns[max(computed_in(dtype).itemsize for dtype in dtypes)]
 
 
 def _threads(length: int, width: int, most: int, least: int) -> tuple[int, int]:
@@ -157,7 +160,7 @@ def _groups(row: Rows, device: Device) -> int:
     """Groups of a block, in whole warps: as many as fit or there are rows for; 0 if none fits."""
     least = max(1, WARP // row.threads)
     shared_nbytes = device.max_shared_nbytes - (row.shared_nbytes - row.row_nbytes)
-    most = min(MAX_THREADS, row.resident) // row.threads
+    most = min(HELD_THREADS, row.resident) // row.threads
     most = min(most, shared_nbytes // row.row_nbytes)
     if row.width == 1 and row.threads > WARP:
         most = min(most, 1)  # which meet at barriers of the block

@@ -45,27 +45,18 @@ from ...planning.step import (
     weights,
 )
 from ...rules.widening import computed_in
+from .facts import CHUNK_NBYTES, ONE_LIST, THREADS, TWO_LISTS
 
 Specs = tuple[Spec, ...]
 Args = tuple[object, ...]
 
-THREADS = 128
-VECS = 2  # packets of 16 bytes of each array a thread has in flight
 BLOCKS = 16  # a multiprocessor, of a norm
-CHUNK_NBYTES = 32_768  # of an array that a block takes
-TWO_LISTS = 132  # tensors a launch: 28 bytes each, beside numbers
-ONE_LIST = 192  # 20 bytes each
 
 
 def _launch(symbol: str, grid: int, args: Args, w: Dtype, grad: Dtype) -> Launch:
     """A launch of this family, whose kernels share their slots."""
-    binding = slots(W=w, GRAD=grad) | {
-        "THREADS": str(THREADS),
-        "VECS": str(VECS),
-        "CHUNK_NBYTES": str(CHUNK_NBYTES),
-        "TWO_LISTS": str(TWO_LISTS),
-        "ONE_LIST": str(ONE_LIST),
-    }
+    counts = {"TWO_LISTS": TWO_LISTS, "POINTERS": 2 * TWO_LISTS, "ONE_LIST": ONE_LIST}
+    binding = slots(W=w, GRAD=grad, CHUNK_NBYTES=CHUNK_NBYTES, **counts)
     return Launch(symbol, Config((grid,), (THREADS,)), args, binding)
 
 

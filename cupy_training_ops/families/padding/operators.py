@@ -19,8 +19,9 @@ from ...dtypes import FIXED_SIZE, INT64, to_dtype
 from ...errors import refuse
 from ...frame.op import Op, slots
 from ...plan import Config, Device, Launch, Plan, Scratch, ScratchMemory, by_value, ceil_div
-from ...planning.copy_runs import THREADS, Words, words_of
+from ...planning.copy_runs import Words, words_of
 from ...planning.fast_division import divisor
+from .facts import MAX_DIMENSIONS, THREADS, Dimension, Dimensions
 
 
 class SliceGrad(Op):
@@ -95,9 +96,9 @@ class SliceGrad(Op):
         words = words_of((dy, dx), lengths, itemsize * lengths[-1])
         inner = inner.times(itemsize, words.nbytes)
         n_dy, n_dx = words.count(dy.nbytes), words.count(dx.nbytes)
-        table = np.zeros(self.source().constant("MAX_DIMENSIONS"), inner.dimension.dtype)
+        table = np.zeros(MAX_DIMENSIONS, Dimension.of().dtype)
         table[: len(outer)] = [axis.dimension for axis in outer]
-        axes = (len(outer), by_value(at=table), inner.dimension)
+        axes = (len(outer), by_value(Dimensions, at=table), inner.dimension)
         if dx.aligned and words.chunk > 1 and inner.extent % words.chunk == 0:
             n_rows = n_dx // inner.extent
             config, column_blocks = words.rows(n_rows, inner.extent)
@@ -120,6 +121,7 @@ class SlicedAxis:
     def dimension(self) -> np.void:
         """The kernel's Dimension."""
         return by_value(
+            Dimension,
             extent=divisor(self.extent),
             distance=divisor(abs(self.step)),
             start=self.start,

@@ -20,11 +20,11 @@ from ...declare.schema import Attribute, Input, Output, Spec, boolean, dtype, in
 from ...declare.type_rows import Types
 from ...dtypes import BOOL, FLOAT32, FLOATS, INT64, Dtype, to_dtype
 from ...errors import refuse
+from ...facts import WARP
 from ...forks import computed_once
 from ...frame.op import Op, slots
 from ...plan import (
     VEC_NBYTES,
-    WARP,
     Config,
     Device,
     Launch,
@@ -36,31 +36,23 @@ from ...plan import (
 )
 from ...planning.l2_norm import l2_norm
 from ...planning.multi_tensor import Batch, tables
+from .facts import CAPACITY, CHUNK_NBYTES, THREADS, UNROLL, Slabs
 
 Block = tuple[int, ...]
 
 INT32 = to_dtype("int32")
-THREADS = 256
 BLOCKS = 8  # a multiprocessor: together 2,048 threads
-UNROLL = 4  # packets of 16 bytes a thread has in flight
 COLUMN_BLOCKS = 4  # of column sums, whose partial sums are as wide as a tile
 MANY_COLUMNS = 65_536  # packets of them, for which a thread takes more rows
 COLUMN_LANES = 16  # neighbouring packets of a row that a block takes where rows are many
 SHORT_ROW_NBYTES = 2048  # a warp's rows; longer ones too, where there are enough of them
-CHUNK_NBYTES = 32768
-CAPACITY = 192  # tensors a launch: 20 bytes each, 4,000 in all
 
 
 def _launch(
     symbol: str, grid: int, args: tuple[object, ...], x: Dtype, y: Dtype, block: Block = (THREADS,)
 ) -> Launch:
     """A launch of this family, whose kernels share their slots."""
-    binding = slots(T=x, Y=y) | {
-        "THREADS": str(THREADS),
-        "UNROLL": str(UNROLL),
-        "CAPACITY": str(CAPACITY),
-        "CHUNK_NBYTES": str(CHUNK_NBYTES),
-    }
+    binding = slots(T=x, Y=y, CAPACITY=CAPACITY, CHUNK_NBYTES=CHUNK_NBYTES)
     return Launch(symbol, Config((grid,), block), args, binding)
 
 
@@ -249,9 +241,8 @@ class Pass:
         span = max(1, ceil_div(self.R, room.n_spans(groups, most, COLUMN_BLOCKS)))
         n_spans = max(1, ceil_div(self.R, span))
         shared = room.shared(self.A * self.B, n_spans, x.dtype)
-        counts = {"n_spans": np.int32(n_spans), "n_tiles": np.int32(n_tiles)}
-        extents = {"n_slabs": self.A, "n_rows": self.R, "n_columns": self.B, "span": span}
-        slabs = by_value(**{k: np.int64(v) for k, v in extents.items()}, **counts)
+        extents = {"n_slabs": self.A, "n_rows": self.R, "n_columns": self.B}
+        slabs = by_value(Slabs, **extents, span=span, n_spans=n_spans, n_tiles=n_tiles)
         symbol = f"reduce_sum_training__{'' if whole else 'single_'}columns"
         args = (x.argument, y.argument, *shared, slabs)
         return _launch(symbol, groups * n_spans, args, x.dtype, y.dtype, block=block)

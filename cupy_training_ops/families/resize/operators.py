@@ -16,12 +16,12 @@ from ...declare.schema import Attribute, Input, Output, Spec, boolean, integers,
 from ...declare.type_rows import Types
 from ...dtypes import FLOAT32, FLOAT64, FLOATS, Dtype, element_type
 from ...errors import ArgumentError, refuse, shown
+from ...facts import WARP
 from ...frame.op import Op
-from ...plan import VEC_NBYTES, WARP, Config, Device, Launch, Plan, by_value, ceil_div
+from ...plan import VEC_NBYTES, Config, Device, Launch, Plan, by_value, ceil_div
 from ...planning.fast_division import divisor
+from .facts import COLUMNS, EACH, MINE, THREADS, WARPS, Axis
 
-THREADS = 128
-WARPS = THREADS // WARP  # of a block; each makes a tile of dX
 BAND_ROWS = {2: 32, 4: 64, 8: 64}  # of a tile at most, by the size of an element
 FEWEST_ROWS = 4  # of a tile, or of a thread where X was doubled
 TILES = 16  # for each multiprocessor, before tiles have as many rows as they may
@@ -158,7 +158,7 @@ class ResizeGrad(Op):
         band = _even(n_rows, max(FEWEST_ROWS, min(room, BAND_ROWS[dx.dtype.itemsize])))
         n_bands = ceil_div(n_rows, band)
         config = Config((ceil_div(n_planes * n_bands * n_strips, WARPS),), (THREADS,))
-        aligned = dy.aligned and dy.shape[3] % self.source().constant("EACH") == 0
+        aligned = dy.aligned and dy.shape[3] % EACH == 0
         binding = _slots(dx.dtype) | {"ALIGNED": str(int(aligned))}
         parts = (divisor(n_bands), band, divisor(n_strips), strip)
         arguments = (dy, dx, n_planes, rows, columns, *parts)
@@ -166,11 +166,10 @@ class ResizeGrad(Op):
 
     def _widest(self, n_outputs: int, ratio: float) -> int:
         """Columns of dX that at most as many columns of dY touch as a warp sums at once."""
-        constant = self.source().constant
-        summed, most = constant("COLUMNS"), constant("MINE") * WARP
-        if n_outputs <= summed:
+        most = MINE * WARP
+        if n_outputs <= COLUMNS:
             return most
-        return max(1, min(most, int((summed - constant("EACH")) * ratio) - 1))
+        return max(1, min(most, int((COLUMNS - EACH) * ratio) - 1))
 
     def _axis(
         self, pixels: int, outputs: int, scale: float | None, kind: type[np.floating]
@@ -183,15 +182,15 @@ class ResizeGrad(Op):
             ratio = kind(1) / kind(scale)
         else:
             ratio = kind(pixels) / kind(outputs) if outputs else kind(0)
-        counts = {"n_in": np.int32(pixels), "n_out": np.int32(outputs)}
+        counts = {"n_in": pixels, "n_out": outputs, "align_corners": align_corners}
         with np.errstate(divide="ignore"):
             ratios = {"ratio": ratio, "inverse": kind(1) / ratio}
-        return by_value(**counts, align_corners=np.int32(align_corners), **ratios)
+        return by_value(Axis.of(np.dtype(kind)), **counts, **ratios)
 
 
 def _slots(dtype: Dtype) -> dict[str, str]:
     row = element_type(dtype)
-    return {"T": row.c_type, "ACC": row.accumulator, "THREADS": str(THREADS)}
+    return {"T": row.c_type, "ACC": row.accumulator}
 
 
 def _even(n: int, most: int) -> int:

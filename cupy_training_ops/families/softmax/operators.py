@@ -50,7 +50,7 @@ class _AlongAxis(Op):
         n_read = len(specs) - 1
         held = Held(nbytes, n_read, t.itemsize, VEC_NBYTES // t.itemsize, n_read)
         divided = division(self.lines(specs[0]), held, all(spec.aligned for spec in specs))
-        binding = slots(T=t) | {"NBYTES": str(nbytes)}
+        binding = slots(T=t, NBYTES=nbytes)
         args = (*specs, *divided.args)
         return Plan((Launch(self.stem + divided.suffix, divided.config, args, binding),))
 

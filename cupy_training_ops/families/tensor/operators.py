@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from ...declare.facts import Struct
 from ...declare.schema import (
     Attribute,
     Inferred,
@@ -32,10 +33,11 @@ from ...errors import refuse
 from ...frame.checks import from_front
 from ...frame.op import Op, ViewOp
 from ...plan import Config, Device, Launch, Plan, Pointers, Scratch, ScratchMemory, by_value
-from ...planning.copy_runs import THREADS, Words, words_of
+from ...planning.copy_runs import Words, words_of
 from ...planning.fast_division import divisor, divisor_fields
+from .facts import CAPACITY, THREADS, Part, PartStarts, Split
 
-CAPACITIES = (16, 120, 240)  # arrays that a launch knows by value, in at most 4,000 bytes
+CAPACITIES = (CAPACITY, 120, 240)  # arrays that a launch knows by value, in at most 4,000 bytes
 MAX_SPLIT = 120  # outputs of a launch, which knows more of each
 
 
@@ -127,11 +129,11 @@ class ConcatTraining(Op):
         config = Config((words.tiles(y.nbytes),), (THREADS,))
         result = (y, n_rows, divisor(starts[-1]), len(parts))
         if len(parts) <= CAPACITIES[-1]:
-            table, capacity = _by_value(parts, at=starts)
+            table, capacity = _by_value(PartStarts, parts, at=starts)
             launch = _launch(self.function_name, config, (*result, *table), words, capacity)
             return Plan((launch,))
         scratch = ScratchMemory()
-        parts_table = scratch.take(len(starts), self.source().struct("Part"))
+        parts_table = scratch.take(len(starts), Part.of().dtype)
         fill = self._fill(parts_table, parts, starts, words)
         launch = _launch(f"{self.function_name}__many", config, (*result, parts_table), words)
         return scratch.plan(*fill, launch)
@@ -144,7 +146,7 @@ class ConcatTraining(Op):
         launches = []
         for first in range(0, len(parts), most):
             some = parts[first : first + most]
-            values, capacity = _by_value(some, at=starts[first : first + most + 1])
+            values, capacity = _by_value(PartStarts, some, at=starts[first : first + most + 1])
             config = Config((1,), (capacity + 1,))
             arguments = (table, first, len(some), *values)
             launches.append(_launch(symbol, config, arguments, words, capacity))
@@ -162,12 +164,12 @@ def _starts(widths: Iterable[int]) -> list[int]:
 
 
 def _by_value(
-    arrays: Sequence[Spec], **columns: Sequence[int] | HostArray
+    struct: Struct, arrays: Sequence[Spec], **columns: Sequence[int] | HostArray
 ) -> tuple[tuple[Pointers, np.void], int]:
     """Addresses and columns (one entry more) as launch arguments, and their capacity."""
     capacity = next(most for most in CAPACITIES if len(arrays) <= most)
     padded = {name: np.pad(c, (0, capacity + 1 - len(c))) for name, c in columns.items()}
-    return (Pointers(tuple(arrays), capacity), by_value(**padded)), capacity
+    return (Pointers(tuple(arrays), capacity), by_value(struct.of(capacity), **padded)), capacity
 
 
 def _launch(
@@ -245,7 +247,9 @@ class SplitTraining(Op):
             widths = [b - a for a, b in itertools.pairwise(columns)]
             tiles = _starts(words.tiles(width * row_nbytes) for width in widths)
             multipliers = np.array([divisor_fields(width)[1] for width in widths], np.uint64)
-            table, capacity = _by_value(some, column=columns, tile=tiles, multiplier=multipliers)
+            table, capacity = _by_value(
+                Split, some, column=columns, tile=tiles, multiplier=multipliers
+            )
             config = Config((tiles[-1],), (THREADS,))
             arguments = (*head, len(some), *table)
             launches.append(_launch(self.function_name, config, arguments, words, capacity))

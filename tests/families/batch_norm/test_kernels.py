@@ -31,8 +31,8 @@ def operator(name: str, **attributes):
     return get_op(name)(**required, **attributes)
 
 
-def planned(name: str, shape, t=FLOAT32, aligned: bool = True, **attributes):
-    """The launches on an H200: kernel, blocks and threads of each."""
+def plan_of(name: str, shape, t=FLOAT32, aligned: bool = True, **attributes):
+    """The plan on an H200."""
     op, row = operator(name, **attributes), next(row for row in ROWS if row[0] == t)
     channels = (1 if len(shape) == 1 else shape[1],)
     arrays = {
@@ -42,8 +42,13 @@ def planned(name: str, shape, t=FLOAT32, aligned: bool = True, **attributes):
     }
     given_ = [arrays[item.type if item.name not in ("dY",) else "T"] for item in op.inputs]
     results = [result and Spec(result.shape, result.dtype) for result in op.infer(*given_)]
-    plan = op.plan(H200, *given_, *results)
-    return [(s.symbol.partition("__")[2], s.config.grid[0], s.config.block[0]) for s in plan.steps]
+    return op.plan(H200, *given_, *results)
+
+
+def planned(*args, **keywords):
+    """The launches on an H200: kernel, blocks and threads of each."""
+    steps = plan_of(*args, **keywords).steps
+    return [(s.symbol.partition("__")[2], s.config.grid[0], s.config.block[0]) for s in steps]
 
 
 @pytest.mark.parametrize(
@@ -71,6 +76,19 @@ def test_given_statistics_and_misaligned_arrays() -> None:
     assert planned("BatchNormInternal", shape)[0][0] == "channels"
     assert planned("BatchNormInternal", shape, training_mode=0)[0][0] == "channel_parts"
     assert planned("BatchNormInternal", shape, aligned=False)[0][0] == "single_channel_parts"
+
+
+@pytest.mark.parametrize(
+    ("name", "sums"), [("BatchNormInternal", 3), ("BatchNormalizationGrad", 2)]
+)
+@pytest.mark.parametrize(("t", "of_channel"), [(FLOAT32, 16), (FLOAT64, 32)])
+@pytest.mark.parametrize("shape", [RESNET, (2000, 512, 2, 2)], ids=["pieces", "columns"])
+def test_scratch_memory_is_what_the_help_says(shape, t, of_channel, name, sums) -> None:
+    plan = plan_of(name, shape, t)
+    n_parts = int(plan.steps[0].args[-1]["n_parts"])
+    assert n_parts > 1
+    partial_sums = n_parts * sums * t.itemsize
+    assert plan.workspace_nbytes <= 17_000 + shape[1] * (of_channel + partial_sums)
 
 
 def test_many_tiles_take_several_launches() -> None:
@@ -113,12 +131,6 @@ def test_slots_of_a_thread_follow_each_other(outer, n, length, width, threads) -
             slot, element = slot + int(struct["slots_on"]), element + int(struct["elements_on"])
             if slot >= of_piece:
                 slot, element = slot - of_piece, element + int(struct["wrap"])
-
-
-def test_constants_are_those_of_the_kernels() -> None:
-    source = get_op("BatchNormInternal").source()
-    found = [source.constant(f"cto::batch_norm::{n}") for n in ("sums::THREADS", "pieces::NBYTES")]
-    assert found == [planning.THREADS, planning.HELD_NBYTES]
 
 
 @names

@@ -190,17 +190,40 @@ def test_another_tag_is_an_error_on_both_ranks() -> None:
         assert "rank 0 sends tag 7 on cpu with float32 (3,), rank 1 receives tag 8" in str(error)
 
 
-def test_another_shape_is_an_error_on_both_ranks() -> None:
+SHAPE_OF_ANOTHER = [
+    {"shapes": [(3, 2)], "arrays": "numpy"},
+    {"out": (None, (np.zeros((3, 2), np.float32),))},
+]
+
+
+@pytest.mark.parametrize("said", SHAPE_OF_ANOTHER, ids=lambda said: next(iter(said)))
+def test_another_shape_is_an_error_on_both_ranks(said) -> None:
     def call(group) -> None:
         keywords = {"group": group, "tag": 1, "element_types": [1]}
         if group.rank == 0:
             cto.send(True, 1, [np.ones((2, 3), np.float32)], **keywords)
         else:
-            cto.recv(True, 0, shapes=[(3, 2)], arrays="numpy", **keywords)
+            cto.recv(True, 0, **keywords, **said)
 
     for error in in_threads(2, call):
         assert isinstance(error, ArgumentError)
         assert "sends tag 1 on cpu with float32 (2, 3), rank 1 receives" in str(error)
+
+
+def test_a_message_may_hold_arrays_of_several_types() -> None:
+    sent = [np.array([1.5], np.float32), np.array([[2, 3]], np.int64), np.array([True])]
+
+    def call(group) -> tuple[np.ndarray, ...]:
+        types = [array.dtype for array in sent]
+        keywords = {"group": group, "tag": 1, "element_types": types}
+        if group.rank == 0:
+            cto.send(True, 1, sent, **keywords)
+            return ()
+        return cto.recv(True, 0, arrays="numpy", **keywords)[1]
+
+    received = results(in_threads(2, call))[1]
+    assert [array.dtype for array in received] == [array.dtype for array in sent]
+    assert [array.tolist() for array in received] == [array.tolist() for array in sent]
 
 
 REFUSED_LETTERS = [

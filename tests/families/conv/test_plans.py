@@ -124,6 +124,18 @@ def test_groups_of_one_channel_have_kernels_of_their_own() -> None:
         assert (launches(found["X"])[0].symbol == "conv__depthwise_gradient") is is_depthwise
 
 
+@pytest.mark.parametrize(
+    ("kernel", "stride", "extent", "aligned", "expected"),
+    [(3, 1, 28, True, True), (5, 1, 28, True, False), (3, 2, 28, True, False),
+     (3, 1, 27, True, False), (3, 1, 28, False, False)],
+)  # fmt: skip
+def test_neighbours_of_3x3_taps_are_read_in_vectors(kernel, stride, extent, aligned, expected):
+    c = layer(8, 8, extent, kernel, stride, group=8)
+    x, w, y = (Spec(shape, FLOAT16, aligned) for shape in (c.x_shape, c.w_shape, c.y_shape))
+    (step,) = launches(conv.forward(H200, c, x, w, None, y))
+    assert step.args[-1]["in_vectors"] == expected
+
+
 @pytest.mark.parametrize("capability", [(7, 0), (7, 5), (8, 0), (9, 0), (12, 0)], ids=str)
 def test_at_most_24_compilations(capability) -> None:
     """For one architecture, whatever the convolution."""

@@ -3,19 +3,17 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 
 from cupy_training_ops import get_op
 from cupy_training_ops.declare.schema import Spec
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, INT64
+from cupy_training_ops.families.gather import facts
 from cupy_training_ops.families.gather import operators as ops
 from cupy_training_ops.families.gather import plan as segmented_sum
 from cupy_training_ops.families.gather.plan import Digit, Sizes
 from cupy_training_ops.plan import Device, ScratchMemory
-from cupy_training_ops.runtime.source import load
 from cupy_training_ops.testing.compare import assert_matches, poison
 
 H200 = Device(132, (9, 0))
@@ -301,23 +299,6 @@ def test_pieces_of_the_workspace_are_kept_apart(run, rng, monkeypatch) -> None:
     assert all((run.host(workspace)[gap] == 0x5A).all() for gap in gaps)
 
 
-def test_plans_follow_the_constants_of_the_source() -> None:
-    """`constexpr int NAME = number` in the text is what planning counts with."""
-    source = load("gather")
-    written = dict(re.findall(r"constexpr int (\w+) = (\d+);", source.code))
-    names = (
-        "SORT_THREADS",
-        "STARTS_ROWS",
-        "FANOUT",
-        "ATOMIC_ITEMS",
-        "ZERO_VECS",
-        "ROUND_NBYTES",
-    )
-    for name in (*names, "STRIP_COLUMNS", "MAX_DIMS"):
-        assert source.constant(name) == int(written[name])
-    by_key = re.findall(r"constexpr int (\w+) = sizeof\(Key\) == 4 \? (\d+) : (\d+);", source.code)
-    for name, *items in by_key:
-        assert [source.constant(name, {"KEY": key}) for key in ("u32", "u64")] == [*map(int, items)]
-    assert {"SHORT_ITEMS", "LONG_ITEMS"} <= {name for name, *_ in by_key}
-    radix = source.constant("RADIX")  # a thread for each digit, and every digit of so many bits
-    assert radix == source.constant("SORT_THREADS") == 1 << radix.bit_length() - 1
+def test_a_radix_is_a_power_of_two() -> None:
+    """A thread for each digit, and every digit of so many bits."""
+    assert facts.RADIX == facts.SORT_THREADS == 1 << facts.RADIX.bit_length() - 1

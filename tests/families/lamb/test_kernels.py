@@ -47,6 +47,26 @@ def test_directions_take_no_more_scratch_memory_than_they_may(run, rng, monkeypa
         assert 4 * 40_000 <= nbytes([5000, 40_000, 5000]) <= 4 * 40_000 + 1024
 
 
+def test_sums_take_two_numbers_a_chunk_and_a_tensor(run, rng, monkeypatch) -> None:
+    monkeypatch.setattr(lamb, "CHUNK_NBYTES", 4 * 64)
+    monkeypatch.setattr(lamb, "CAPACITY", 32)
+    placed = [[run.place(x) for x in xs] for xs in parameters(rng, (64 * 1000,))]
+    nbytes = get_op("LambOptimizer")().workspace_nbytes(*PLAIN, *placed)
+    padding = 3 * 256  # behind these sums, those of tensors, and the tickets
+    assert 16 * 1000 <= nbytes <= 16 * 1000 + (16 + 4) * 32 + padding
+
+
+def test_a_weight_that_would_not_be_finite_stays(anywhere) -> None:
+    w, g = np.array([3e38, 1], FLOAT32), np.array([-1, 1], FLOAT32)
+    zeros = np.zeros(2, FLOAT32)
+    placed = [[anywhere.place(x.copy())] for x in (w, g, zeros, zeros)]
+    get_op("LambOptimizer")()(None, None, None, 1.0, None, *placed)
+    new_w, new_g = (anywhere.host(xs[0]) for xs in placed[:2])
+    assert new_w[0] == w[0]
+    assert new_g[0] == 0
+    assert new_g[1] == new_w[1] < -1e38
+
+
 def test_each_parameter_has_its_own_numbers(run, rng) -> None:
     sizes = (300, 7, 64, 4099)
     lists, own = parameters(rng, sizes, FLOAT16), {"lambda_": (0.1, 0.2, 0.1, 0.2)}

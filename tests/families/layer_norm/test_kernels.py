@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from cupy_training_ops import get_op
 from cupy_training_ops.declare.schema import Spec
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64
+from cupy_training_ops.facts import WARP
+from cupy_training_ops.families.layer_norm.facts import HELD_THREADS
 from cupy_training_ops.families.layer_norm.plan import GRADIENT
-from cupy_training_ops.families.layer_norm.plan_staged_rows import MAX_THREADS, held
+from cupy_training_ops.families.layer_norm.plan_staged_rows import held
 from cupy_training_ops.families.layer_norm.samples import NAMES, TYPES, inputs
-from cupy_training_ops.plan import WARP, Device
+from cupy_training_ops.plan import Device
 from cupy_training_ops.runtime.launch import launch_log
-from cupy_training_ops.runtime.source import load
 from cupy_training_ops.testing.compare import assert_matches, assert_sums_match
 
 H200 = Device(132, (9, 0), 227 * 1024)
@@ -123,7 +124,7 @@ def test_every_row_has_its_threads(count, length, sizes, aligned, device) -> Non
     most = 8 if max(sizes) == 8 else 32 if rows.width > 1 else 16
     assert rows.depth * rows.width <= (most // 2 if rows.shifted else most)
     assert rows.threads * rows.depth >= length // rows.width
-    assert rows.block == rows.threads * rows.groups <= MAX_THREADS
+    assert rows.block == rows.threads * rows.groups <= HELD_THREADS
     assert rows.threads % WARP == 0 or WARP % rows.threads == 0
     assert rows.shared_nbytes <= device.max_shared_nbytes
     assert rows.block % WARP == 0
@@ -135,10 +136,6 @@ def test_every_row_has_its_threads(count, length, sizes, aligned, device) -> Non
     sharers = rows.block // max(rows.threads, WARP)
     if sharers > 1:  # what they have summed takes the place of rows
         assert rows.shared_nbytes >= sharers * length * sums
-
-
-def test_constants_are_those_of_the_kernels() -> None:
-    assert load("layer_norm").constant("MAX_THREADS") == MAX_THREADS
 
 
 # ---- on kernels ----------------------------------------------------------------------------------

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: MIT
+"""Facts that plans and kernels share, declared in Python: numbers, slots, and structs.
+
+A module of facts has numbers in capitals, and structs. A dict of numbers is one that depends on the
+bytes of a type. `scripts/generate_headers.py` writes the same for CUDA.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import Dtype, element_type
+from ..errors import CompileError
+
+
+class Slot(int):
+    """A number that some kernels are compiled with otherwise; this one is the default."""
+
+
+@dataclass(frozen=True)
+class Count:
+    """A template parameter of a struct, `int <name>`, or so many more than it."""
+
+    name: str
+    more: int = 0
+
+    def __add__(self, more: int) -> Count:
+        return Count(self.name, self.more + more)
+
+    def __str__(self) -> str:
+        return f"{self.name} + {self.more}" if self.more else self.name
+
+
+@dataclass(frozen=True)
+class CType:
+    """A type, or an array of it; without a dtype it is a struct's template parameter."""
+
+    name: str  # in C
+    dtype: Dtype | None = None
+    extents: tuple[int | Count, ...] = ()
+
+    def __getitem__(self, extent: int | Count) -> CType:
+        return replace(self, extents=(*self.extents, extent))
+
+
+def _scalar(name: str, dtype: str) -> CType:
+    return CType(name, np.dtype(dtype))
+
+
+i32, u32 = _scalar("int", "i4"), _scalar("unsigned int", "u4")
+i64, u64 = _scalar("long long", "i8"), _scalar("unsigned long long", "u8")
+flag, double = _scalar("bool", "?"), _scalar("double", "f8")
+address = _scalar("void*", "u8")
+
+Argument = int | Dtype  # of a template parameter
+
+
+class Struct:
+    """A struct with these fields in this order; with a template parameter, one for each argument.
+
+    `struct.of(argument)` is the layout of one of them.
+    """
+
+    def __init__(
+        self, name: str, parameter: Count | CType | None = None, /, **fields: CType
+    ) -> None:
+        self.name = name
+        self.parameter = parameter
+        self.fields: Mapping[str, CType] = fields
+        self._layouts: dict[Argument | None, Layout] = {}
+
+    def __getitem__(self, extent: int | Count) -> CType:
+        """An array of it, as a field."""
+        return self.one[extent]
+
+    @property
+    def one(self) -> CType:
+        """A field of this type."""
+        return CType(self.name, self.of().dtype)
+
+    def of(self, argument: Argument | None = None) -> Layout:
+        """How it lies in memory."""
+        if argument not in self._layouts:
+            fields = [(name, *_bound(field, argument)) for name, field in self.fields.items()]
+            spelled = element_type(argument).c_type if isinstance(argument, np.dtype) else argument
+            name = self.name if argument is None else f"{self.name}<{spelled}>"
+            dtype = np.dtype(np.dtype(fields, align=True), metadata={"struct": name})
+            self._layouts[argument] = Layout(name, dtype)
+        return self._layouts[argument]
+
+
+def _bound(field: CType, argument: Any) -> tuple[Dtype, tuple[int, ...]]:
+    """A field's type and extents, for an argument of the template."""
+    extents = (argument + n.more if isinstance(n, Count) else n for n in field.extents)
+    return argument if field.dtype is None else field.dtype, tuple(extents)
+
+
+class Layout:
+    """How a struct lies in memory, under the name that C has for it."""
+
+    def __init__(self, name: str, dtype: Dtype) -> None:
+        self.name = name
+        self.dtype = dtype
+        self._plain = {field: _plain(dtype[field]) for field in dtype.names or ()}
+
+    def filled(self, fields: Mapping[str, Any]) -> np.void:
+        """The struct of these values, each of which its field holds as it is; reals are rounded."""
+        if self._plain.keys() != fields.keys():
+            odd = ", ".join(sorted(self._plain.keys() ^ fields.keys()))
+            raise CompileError(f"{self.name}: fields differ from those declared: {odd}")
+        values = []
+        for field, (types, low, high) in self._plain.items():
+            value = fields[field]
+            is_plain = type(value) in types and low <= value <= high
+            values.append(value if is_plain else self._exact(field, np.asarray(value)))
+        struct = np.zeros((), self.dtype)
+        struct[()] = tuple(values)
+        return struct[()]  # type: ignore[return-value]
+
+    def _exact(self, name: str, given: Any) -> Any:
+        """The same numbers in the type of a field."""
+        field = self.dtype[name]
+        base, kinds = field.base, {"i": "biu", "u": "biu", "f": "biuf"}.get(field.base.kind, "")
+        if given.shape == field.shape:
+            if given.dtype == base:
+                return given
+            held = given.astype(base) if given.dtype.kind in kinds else None
+            if held is not None and (base.kind == "f" or (held == given).all()):
+                return held
+        raise CompileError(
+            f"{self.name}: field {name} is {_spelled(field)}, "
+            f"the plan gives {_spelled(given.dtype, given.shape)}"
+        )
+
+
+def struct_name(dtype: Dtype) -> str:
+    """The name that C has for the struct of this dtype."""
+    found: Mapping[str, Any] = dtype.metadata or {}
+    return str(found.get("struct", dtype))
+
+
+def _plain(field: Dtype) -> tuple[tuple[type, ...], float, float]:
+    """Python's types whose values a field holds within these limits."""
+    if field.kind == "b":
+        return (bool,), 0, 1
+    if field.kind in "iu":
+        limits = np.iinfo(field)
+        return (int, bool), int(limits.min), int(limits.max)
+    return ((float,) if field.kind == "f" else ()), -math.inf, math.inf
+
+
+def _spelled(dtype: Dtype, shape: tuple[int, ...] = ()) -> str:
+    """A type as C spells it, but for numbers."""
+    extents = "".join(f"[{extent}]" for extent in dtype.shape or shape)
+    return f"{struct_name(dtype.base) if dtype.base.names else dtype.base}{extents}"

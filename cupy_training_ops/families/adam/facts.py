@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: MIT
+"""Facts that plans and kernels of adam share: cuda_src/adam/facts.cuh."""
+
+from __future__ import annotations
+
+from ...declare.facts import Slot, Struct, double, i32
+
+THREADS = 128
+VECS = 2  # packets of 16 bytes of each array a thread has in flight
+CHUNK_NBYTES = Slot(32_768)  # of the widest array that a block takes
+CAPACITY = Slot(84)  # tensors a launch: 44 bytes each, beside numbers
+LISTS = 4  # that a launch has addresses of
+POINTERS = Slot(LISTS * CAPACITY)
+
+AdamRule = Struct(
+    "AdamRule",
+    alpha=double,
+    beta=double,
+    lambda_=double,
+    epsilon=double,
+    correct_bias=i32,
+    decays_updated=i32,
+)

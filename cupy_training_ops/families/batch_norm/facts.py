@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: MIT
+"""Facts that plans and kernels of batch_norm share: cuda_src/batch_norm/facts.cuh."""
+
+from __future__ import annotations
+
+from ...declare.facts import Struct, double, flag, i64, u32
+from ...facts import Divisor
+
+THREADS = 256  # of a block, where several share channels
+CHANNEL_NBYTES = 128  # that a thread holds of a channel, of all arrays that are read
+SINGLE_SLOTS = 16  # that it holds where a slot is one element
+MAX_COLUMNS = 4  # of a thread
+MOMENTS, SLOPES = 3, 2  # numbers that parts of a channel have, forwards and backwards
+COEFFICIENTS = 4  # of a channel
+
+# Whether scale, bias and their gradients, and statistics, are float16.
+Halves = Struct("Halves", scale=flag, statistics=flag)
+
+# rest: 1 - momentum.
+Rule = Struct("Rule", epsilon=double, momentum=double, rest=double, unbiased=flag)
+
+# A channel in pieces of neighbouring elements: `slots` of a piece, `n_slots` of the channel, `span`
+# of a part, below 2^31. From a slot of a thread to its next, which is blockDim.x slots on, there
+# are `slots_on` slots of the piece and `elements_on` elements of the array; `wrap` elements more
+# where it is past the end of the piece.
+Pieces = Struct(
+    "Pieces",
+    slots=Divisor.one,
+    n_channels=i64,
+    length=i64,
+    n_slots=i64,
+    span=i64,
+    slots_on=i64,
+    elements_on=i64,
+    wrap=i64,
+)
+
+# A channel in `length` columns. A tile has so many `channels`; `width` threads share its rows. A
+# part has `span` rows, below 2^31. `aligned`: each slot lies at a multiple of 16 bytes, in all
+# arrays.
+Columns = Struct(
+    "Columns",
+    n_rows=i64,
+    n_channels=i64,
+    span=i64,
+    length=u32,
+    channels=u32,
+    width=u32,
+    aligned=flag,
+)
+
+# Tiles from the first one on; `n_items` of one pass, `n_parts` of each tile; `lag` is from
+# n_parts - 1 to n_items; which passes there are.
+Schedule = Struct(
+    "Schedule", first_tile=u32, n_items=u32, n_parts=u32, lag=u32, sums=flag, applies=flag
+)

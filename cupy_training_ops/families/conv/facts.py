@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: MIT
+"""Facts that plans and kernels of conv share: cuda_src/conv/facts.cuh."""
+
+from __future__ import annotations
+
+from ...declare.facts import Struct, flag, i32, i64
+from ...facts import Divisor
+
+AXES = 3  # that kernels have
+THREADS = 256
+BLOCKS = 2  # of a multiprocessor
+COLUMNS = 128  # of a tile
+PART_NBYTES = 64  # of a row of a tile, of which the sum is
+STRIP = 4  # neighbouring positions of a thread, of groups of one channel
+TAPS = 3  # along each of two axes, that a block sums at a time there
+
+_PLACES = i32[AXES]
+
+# Extents of what is written and read. Positions are divided into `residues`, 1 in a convolution;
+# `tap_steps` are between taps of a residue. `rows` and `depth` are channels of a group that are
+# written, and read, in `parts` of the depth; `row_tiles` of a group. This launch has `tiles` of
+# rows, of all groups, from the first one on. A channel has `of_channel` rows: residues of these
+# strides, or 1. Tap j of residue r is tap r - skipped + j spread of W.
+ImageLayout = Struct(
+    "ImageLayout",
+    written=_PLACES,
+    read=_PLACES,
+    kernel=_PLACES,
+    stride=_PLACES,
+    dilation=_PLACES,
+    pad=_PLACES,
+    residues=_PLACES,
+    tap_steps=_PLACES,
+    batch=i32,
+    groups=i32,
+    rows=i32,
+    depth=i32,
+    parts=i32,
+    row_tiles=i32,
+    first_tile=i32,
+    tiles=i32,
+    of_channel=i32,
+    spread=_PLACES,
+    w_kernel=_PLACES,
+    skipped=_PLACES,
+    is_gradient=flag,
+)
+
+# `step`: DEPTH positions on, images, then along each axis. `rows` and `channels` of a group, and
+# those to a multiple of neighbours that are stored together. This launch has `tiles`, of all
+# groups, from the first one on. `positions` of all images; those of a part are a multiple of DEPTH.
+WeightLayout = Struct(
+    "WeightLayout",
+    image=_PLACES,
+    output=_PLACES,
+    kernel=_PLACES,
+    stride=_PLACES,
+    dilation=_PLACES,
+    pad=_PLACES,
+    step=i32[AXES + 1],
+    groups=i32,
+    rows=i32,
+    channels=i32,
+    padded_channels=i32,
+    row_tiles=i32,
+    column_tiles=i32,
+    first_tile=i32,
+    tiles=i32,
+    positions=i64,
+    positions_of_part=i64,
+)
+
+# What is walked through are strips of what is written, and in the gradient of weights of the
+# output: `strips` of a line, `lines` of a slice, strips `of_plane`. A group has so many `filters`.
+DepthwiseLayout = Struct(
+    "DepthwiseLayout",
+    image=_PLACES,
+    output=_PLACES,
+    kernel=_PLACES,
+    stride=_PLACES,
+    dilation=_PLACES,
+    pad=_PLACES,
+    batch=i32,
+    groups=i32,
+    filters=i32,
+    strips=Divisor.one,
+    lines=Divisor.one,
+    of_plane=Divisor.one,
+    in_vectors=flag,
+)

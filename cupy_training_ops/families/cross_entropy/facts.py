@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: MIT
+"""Facts that plans and kernels of cross_entropy share: cuda_src/cross_entropy/facts.cuh."""
+
+from __future__ import annotations
+
+from ...declare.facts import Slot, Struct, flag, i32, i64
+from ...facts import HELD_NBYTES
+
+NBYTES = Slot(HELD_NBYTES)
+NBYTES_BESIDE_WIDER = 64  # of log-probabilities that a thread holds beside a wider bias
+SUM_THREADS = 256
+N_SUMS = 2  # over rows, at most: of losses and of weights
+
+# How labels and weights are read. Types are ONNX numbers, so that they cost no compilation.
+# `ignores`: whether ignore_index is one; `wide_labels`: of 64 bits, not 32; `row_weights`: a weight
+# for each row, not for each class.
+Rule = Struct(
+    "Rule",
+    n_classes=i64,
+    ignore_index=i64,
+    weight_type=i32,
+    ignores=flag,
+    wide_labels=flag,
+    row_weights=flag,
+)

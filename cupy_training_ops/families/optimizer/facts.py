@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: MIT
+"""Facts that plans and kernels of optimizer share: cuda_src/optimizer/facts.cuh."""
+
+from __future__ import annotations
+
+from ...declare.facts import Slot
+
+THREADS = 128
+VECS = 2  # packets of 16 bytes of each array a thread has in flight
+CHUNK_NBYTES = Slot(32_768)  # of an array that a block takes
+TWO_LISTS = Slot(132)  # tensors a launch: 28 bytes each, beside numbers
+POINTERS = Slot(2 * TWO_LISTS)
+ONE_LIST = Slot(192)  # 20 bytes each

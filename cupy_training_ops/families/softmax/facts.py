@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: MIT
+"""Facts that plans and kernels of softmax share: cuda_src/softmax/facts.cuh."""
+
+from __future__ import annotations
+
+from ...declare.facts import Slot
+from ...facts import HELD_NBYTES
+
+NBYTES = Slot(HELD_NBYTES)
