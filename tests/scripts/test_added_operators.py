@@ -59,6 +59,7 @@ def has(tests: list[str], parts: tuple[str, ...]) -> bool:
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(900)  # two thousand tests
 def test_nothing_that_walks_the_registry_finds_something_missing(tmp_path) -> None:
     root = added_operators.copied(tmp_path)
     for blocks in added_operators.sections(PAGE).values():
