@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 from . import facts
 from .declare.facts import Layout, Struct
 from .declare.schema import Spec
-from .dtypes import Dtype
+from .dtypes import Dtype, element_type
 from .errors import ArgumentError
 from .facts import MAX_THREADS
 
@@ -106,6 +106,14 @@ class Pointers:
     def dtype(self) -> Dtype:
         """The struct as NumPy has it."""
         return facts.Pointers.of(self.capacity).dtype
+
+
+def slots(**values: DTypeLike | int) -> dict[str, str]:
+    """Kernel slots of dtypes and numbers: slots(T=float16, N=2) is {"T": "__half", "N": "2"}."""
+    return {
+        name: str(int(value)) if isinstance(value, int) else element_type(value).c_type
+        for name, value in values.items()
+    }
 
 
 def by_value(struct: Struct | Layout, /, **fields: object) -> np.void:

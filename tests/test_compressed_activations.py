@@ -10,6 +10,7 @@ import gc
 import threading
 import weakref
 from collections import Counter
+from functools import partial
 
 import pytest
 
@@ -493,35 +494,68 @@ def test_a_gpus_arguments_are_made_once_but_addresses(monkeypatch) -> None:
     ]
 
 
-def test_a_guarded_codec_is_launches_over_addresses(monkeypatch) -> None:
-    """Its scratch memory is PyTorch's and begins with zeros, queued before the launches."""
+@pytest.fixture
+def guarded(monkeypatch):
+    """A guarded codec whose launches are listed, and how its scratch memory is made."""
     pytest.importorskip("cupy", reason="CuPy is in the extras")
     from cupy_training_ops.testing.hollow import hollow_launches
     from cupy_training_ops.torch import coding
 
-    rooms = []
+    made = {"zeros": [], "empty": []}
 
-    def on_the_host(n, *, dtype, device):
-        rooms.append(torch.zeros(n, dtype=dtype))
+    def on_the_host(kind, n, *, dtype, device):
         assert device == 0
-        return rooms[-1]
+        made[kind].append(torch.full((n,), 0, dtype=dtype))
+        return made[kind][-1]
 
+    imported, is_capturing = [], []
+    monkeypatch.setattr(coding, "cuda_backend", lambda: imported.append("CuPy"))
+    for kind in made:
+        monkeypatch.setattr(coding.torch, kind, partial(on_the_host, kind))
+    monkeypatch.setattr(
+        coding.torch.cuda, "is_current_stream_capturing", lambda: bool(is_capturing)
+    )
+    monkeypatch.setattr(coding, "_ROOMS", {})
+    monkeypatch.setattr(coding, "_KEPT", [])
     with hollow_launches() as launches:
-        imported = []
-        monkeypatch.setattr(coding, "cuda_backend", lambda: imported.append("CuPy"))
         ready = coding.coding.__wrapped__("msfp15_signed", "bfloat16", N, 0, True, (4, N // 16, 4))
         assert imported
-        monkeypatch.setattr(coding.torch, "empty", on_the_host)
-        ready.encode((4096, 8192, 12288), coding.stream_of(7))
-    (first, cleared), *kernels = launches
+        yield ready, launches, made, is_capturing
+
+
+def scratch_of(given) -> set[int]:
+    """Addresses that are none of the arrays'."""
+    found = {int(each) for each in given[:-1] if type(each).__name__ == "uint64"}
+    return found - {4096, 8192, 12288, 0}
+
+
+def test_a_guarded_codec_is_launches_over_addresses(guarded) -> None:
+    """Calls of a stream share scratch memory, whose zeros are made once."""
+    from cupy_training_ops.torch.coding import stream_of
+
+    ready, launches, made, _ = guarded
+    for stream in (7, 7, 9):
+        ready.encode((4096, 8192, 12288), stream_of(stream))
+    assert [len(made["zeros"]), len(made["empty"]), len(launches)] == [2, 0, 3]
+    for (name, given), room, stream in zip(launches, [0, 0, 1], [7, 7, 9], strict=True):
+        memory = made["zeros"][room]
+        begin = memory.data_ptr()
+        assert scratch_of(given), name
+        assert scratch_of(given) <= set(range(begin, begin + memory.nbytes)), name
+        assert given[-1].ptr == stream
+
+
+def test_a_captured_encoding_has_scratch_memory_of_its_own(guarded) -> None:
+    """Whose zeros are queued before it, at each replay."""
+    from cupy_training_ops.torch.coding import stream_of
+
+    ready, launches, made, is_capturing = guarded
+    is_capturing.append(True)
+    ready.encode((4096, 8192, 12288), stream_of(7))
+    (memory,) = made["empty"]
+    (first, cleared), (_, given) = launches
     assert first == "clear"
-    assert (cleared[0], cleared[2].ptr) == (rooms[0].data_ptr(), 7)
-    memory = range(rooms[0].data_ptr(), rooms[0].data_ptr() + rooms[0].nbytes)
-    assert cleared[0] + cleared[1] - 1 in memory
-    for name, given in kernels:
-        addresses = [int(each) for each in given[:-1] if type(each).__name__ == "uint64"]
-        scratch = set(addresses) - {4096, 8192, 12288, 0}
-        assert scratch, name
-        assert scratch <= set(memory), name
-        assert given[-1].ptr == 7
-    assert {12288, cleared[0]} <= {int(each) for each in kernels[-1][1][:-1]}
+    assert (cleared[0], cleared[2].ptr) == (memory.data_ptr(), 7)
+    assert cleared[1] < memory.nbytes
+    assert scratch_of(given) <= set(range(memory.data_ptr(), memory.data_ptr() + memory.nbytes))
+    assert not made["zeros"]

@@ -14,12 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from numpy.typing import DTypeLike
-
 from ..backend import Backend
 from ..declare.schema import Attribute, Inferred, Input, Output, Tiles
 from ..declare.type_rows import Types
-from ..dtypes import element_type
 from ..errors import ArgumentError
 from ..plan import Device, Plan
 from ..runtime.source import Source, load
@@ -43,14 +40,6 @@ Key = tuple[tuple[object, ...], tuple[object, ...], Sequence[str] | None, object
 
 _MAX_REMEMBERED = 1024  # calls an instance remembers before it starts afresh
 _MAX_SHARED = 256  # instances of an operator
-
-
-def slots(**values: DTypeLike | int) -> dict[str, str]:
-    """Kernel slots of dtypes and numbers: slots(T=float16, N=2) is {"T": "__half", "N": "2"}."""
-    return {
-        name: str(int(value)) if isinstance(value, int) else element_type(value).c_type
-        for name, value in values.items()
-    }
 
 
 class Op(WithOthers):

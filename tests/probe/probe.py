@@ -21,8 +21,17 @@ from cupy_training_ops.declare.schema import (
 )
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, INT64
 from cupy_training_ops.errors import refuse
-from cupy_training_ops.frame.op import Op, ViewOp, slots
-from cupy_training_ops.plan import Config, Launch, Plan, Pointers, ScratchMemory, by_value, ceil_div
+from cupy_training_ops.frame.op import Op, ViewOp
+from cupy_training_ops.plan import (
+    Config,
+    Launch,
+    Plan,
+    Pointers,
+    ScratchMemory,
+    by_value,
+    ceil_div,
+    slots,
+)
 from cupy_training_ops.planning.fast_division import divisor
 
 THREADS = 256

@@ -7,8 +7,7 @@ import numpy as np
 
 from cupy_training_ops.declare.schema import Attribute, Input, Output, Spec, boolean
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32
-from cupy_training_ops.frame.op import slots
-from cupy_training_ops.plan import Config, Launch, Plan
+from cupy_training_ops.plan import Config, Launch, Plan, slots
 
 from .probe import Probe, one_launch
 

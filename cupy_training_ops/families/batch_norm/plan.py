@@ -16,7 +16,6 @@ import numpy as np
 from ...declare.schema import Shape, Spec
 from ...dtypes import FLOAT16, Dtype
 from ...facts import WARP
-from ...frame.op import slots
 from ...plan import (
     VEC_NBYTES,
     Config,
@@ -28,6 +27,7 @@ from ...plan import (
     align_up,
     by_value,
     ceil_div,
+    slots,
 )
 from ...planning.fast_division import divisor
 from ...rules.widening import computed_in

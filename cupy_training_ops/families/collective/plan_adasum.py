@@ -11,7 +11,6 @@ import numpy as np
 
 from ...declare.schema import Spec
 from ...dtypes import FLOAT64, Dtype
-from ...frame.op import slots
 from ...plan import (
     SCRATCH_ALIGNMENT,
     Config,
@@ -23,6 +22,7 @@ from ...plan import (
     Step,
     Work,
     align_up,
+    slots,
 )
 from ...planning.multi_tensor import Batch, batches
 from .facts import CAPACITY, CHUNK_NBYTES, DOTS, SCALES, THREADS

@@ -10,8 +10,7 @@ import numpy as np
 
 from ...declare.schema import Spec
 from ...dtypes import FLOAT32, FLOAT64, Dtype
-from ...frame.op import slots
-from ...plan import VEC_NBYTES, Device, align_up, ceil_div
+from ...plan import VEC_NBYTES, Device, align_up, ceil_div, slots
 from .extents import Convolution, Shape
 from .facts import BLOCKS, COLUMNS, PART_NBYTES
 

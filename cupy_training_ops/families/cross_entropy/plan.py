@@ -11,7 +11,6 @@ from ...declare.schema import Changing, Spec
 from ...dtypes import FLOAT64, INT64, Dtype, element_type
 from ...facts import HELD_NBYTES, MAX_THREADS
 from ...forks import computed_once
-from ...frame.op import slots
 from ...plan import (
     VEC_NBYTES,
     Config,
@@ -22,6 +21,7 @@ from ...plan import (
     ScratchMemory,
     by_value,
     ceil_div,
+    slots,
 )
 from ...planning.lines import MANY_ROWS, Held, Lines, division, held_nbytes
 from ...rules.widening import computed_in

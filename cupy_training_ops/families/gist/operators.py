@@ -12,8 +12,8 @@ from ...declare.schema import Attribute, Input, Output, Spec, Tiles, boolean, dt
 from ...declare.type_rows import Types
 from ...dtypes import BOOL, FLOATS, Dtype, HostArray, to_dtype
 from ...errors import refuse
-from ...frame.op import Op, slots
-from ...plan import Config, Device, Launch, Plan, ceil_div
+from ...frame.op import Op
+from ...plan import Config, Device, Launch, Plan, ceil_div, slots
 from .facts import BOX, ELEMENT_NBYTES, THREADS, TILE_NBYTES
 
 TO = Attribute("to", dtype, type="T")

@@ -12,8 +12,8 @@ from ...declare.schema import Attribute, Input, Output, Spec, boolean, shape
 from ...declare.type_rows import Types
 from ...dtypes import FLOAT32, FLOATS, UINT8
 from ...errors import ArgumentError, refuse
-from ...frame.op import Op, slots
-from ...plan import Config, Device, Launch, Plan, ScratchMemory, ceil_div
+from ...frame.op import Op
+from ...plan import Config, Device, Launch, Plan, ScratchMemory, ceil_div, slots
 from ...rules.widening import computed_in
 from .facts import NBYTES, RESIDENT, THREADS, TILE, TOTALS
 from .sample import Grouping, Sample, sample_of

@@ -15,8 +15,7 @@ from ...declare.type_rows import Types
 from ...dtypes import INTEGERS, Dtype
 from ...errors import refuse
 from ...facts import FP10_IN_WORD
-from ...frame.op import slots
-from ...plan import ceil_div
+from ...plan import ceil_div, slots
 from ..gist import operators as gist
 from .facts import FP10_NBYTES, IN_BYTE, NBYTES, SCALES_NBYTES, THREADS, TILE
 

@@ -14,8 +14,8 @@ from ...declare.schema import Input, Output, Spec, Tiles
 from ...declare.type_rows import Types
 from ...dtypes import FIXED_SIZE, UINT8, Dtype, HostArray
 from ...errors import refuse
-from ...frame.op import Op, slots
-from ...plan import Config, Device, Launch, Plan, ScratchMemory
+from ...frame.op import Op
+from ...plan import Config, Device, Launch, Plan, ScratchMemory, slots
 from ..gist import operators as gist
 from .facts import FP10_GROUP, GROUP_NBYTES, HEAD_NBYTES, MSFP15_GROUP, THREADS, TILE_NBYTES
 from .layout import Layout, layout

@@ -17,8 +17,8 @@ from ...declare.schema import Attribute, Inferred, Input, Output, Spec, Tiles, b
 from ...declare.type_rows import Types
 from ...dtypes import BOOL, FIXED_SIZE, FLOAT32, FLOATS, Dtype
 from ...errors import refuse
-from ...frame.op import Op, slots
-from ...plan import Config, Device, Launch, Plan, ceil_div
+from ...frame.op import Op
+from ...plan import Config, Device, Launch, Plan, ceil_div, slots
 from ...planning.multi_tensor import batches
 from .facts import CAPACITY, CHUNK_NBYTES, NBYTES, THREADS
 

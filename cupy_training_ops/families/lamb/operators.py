@@ -23,8 +23,8 @@ from ...declare.schema import Attribute, Inferred, Input, Output, Spec, boolean,
 from ...declare.type_rows import TypeRows, Types
 from ...dtypes import FLOAT64, INT64, Dtype
 from ...errors import refuse
-from ...frame.op import Op, slots
-from ...plan import Config, Device, Launch, Plan, ScratchMemory, by_value, ceil_div
+from ...frame.op import Op
+from ...plan import Config, Device, Launch, Plan, ScratchMemory, by_value, ceil_div, slots
 from ...planning import parameter_update
 from ...planning.multi_tensor import Batch, Columns, batches
 from ...planning.step import (

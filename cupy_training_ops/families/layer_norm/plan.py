@@ -9,8 +9,17 @@ from dataclasses import dataclass, replace
 from ...declare.schema import Spec
 from ...dtypes import Dtype
 from ...facts import WARP
-from ...frame.op import slots
-from ...plan import VEC_NBYTES, Config, Device, Launch, Plan, Scratch, ScratchMemory, ceil_div
+from ...plan import (
+    VEC_NBYTES,
+    Config,
+    Device,
+    Launch,
+    Plan,
+    Scratch,
+    ScratchMemory,
+    ceil_div,
+    slots,
+)
 from ...planning.lines import Division, Held, Lines, division, fit_rows
 from ...rules.widening import computed_in
 from .facts import COLUMN_THREADS, COLUMNS, HELD_THREADS, SINGLE_COLUMNS, WIDE_COLUMNS

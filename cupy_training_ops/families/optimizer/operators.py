@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 from ...declare.schema import Attribute, Inferred, Input, Output, Spec, one_of
 from ...declare.type_rows import TypeRows, Types
 from ...dtypes import BOOL, FLOAT64, FLOATS, Dtype
-from ...frame.op import Op, slots
-from ...plan import Config, Device, Launch, Plan, ScratchMemory, ceil_div
+from ...frame.op import Op
+from ...plan import Config, Device, Launch, Plan, ScratchMemory, ceil_div, slots
 from ...planning import parameter_update
 from ...planning.l2_norm import l2_norm
 from ...planning.multi_tensor import Columns, Listed, tables

@@ -17,8 +17,8 @@ from ...declare.schema import Inferred, Input, Output, Spec, integers, shape
 from ...declare.type_rows import Types
 from ...dtypes import FIXED_SIZE, INT64, to_dtype
 from ...errors import refuse
-from ...frame.op import Op, slots
-from ...plan import Config, Device, Launch, Plan, Scratch, ScratchMemory, by_value, ceil_div
+from ...frame.op import Op
+from ...plan import Config, Device, Launch, Plan, Scratch, ScratchMemory, by_value, ceil_div, slots
 from ...planning.copy_runs import Words, words_of
 from ...planning.fast_division import divisor
 from .facts import MAX_DIMENSIONS, THREADS, Dimension, Dimensions

@@ -22,7 +22,7 @@ from ...dtypes import BOOL, FLOAT32, FLOATS, INT64, Dtype, to_dtype
 from ...errors import refuse
 from ...facts import WARP
 from ...forks import computed_once
-from ...frame.op import Op, slots
+from ...frame.op import Op
 from ...plan import (
     VEC_NBYTES,
     Config,
@@ -33,6 +33,7 @@ from ...plan import (
     ScratchMemory,
     by_value,
     ceil_div,
+    slots,
 )
 from ...planning.l2_norm import l2_norm
 from ...planning.multi_tensor import Batch, tables

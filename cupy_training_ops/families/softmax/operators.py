@@ -14,8 +14,8 @@ from ...declare.type_rows import Types
 from ...dtypes import FLOATS
 from ...errors import refuse
 from ...frame.checks import from_front
-from ...frame.op import Op, slots
-from ...plan import VEC_NBYTES, Device, Launch, Plan
+from ...frame.op import Op
+from ...plan import VEC_NBYTES, Device, Launch, Plan, slots
 from ...planning.lines import Held, Lines, division, held_nbytes
 
 AXIS = Attribute("axis", integer, -1, doc="from -rank to rank - 1")

@@ -203,6 +203,12 @@ def test_sums_are_exact_where_they_can_be(anywhere) -> None:
     assert (anywhere.host(dx) == -1).all()
 
 
+def matches(result, expected, n) -> bool:
+    """Sums of n numbers of about 1 may cancel: what is left is off as they are."""
+    assert_matches(result, expected, slack=2.0**-20 * n**0.5)
+    return True
+
+
 def test_one_workspace_serves_any_shape(run, rng) -> None:
     """Counters are zero again after each call, and nothing else lies where they are."""
     for name in NAMES:
@@ -217,7 +223,7 @@ def test_one_workspace_serves_any_shape(run, rng) -> None:
                 arrays = map(run.place, given_)
                 results = op(*arrays, outputs=tuple(names), workspace=workspace)
                 for result, other in zip(results, expected, strict=True):
-                    assert result is None or assert_matches(run.host(result), other) is None
+                    assert result is None or matches(run.host(result), other, given_[1].size)
                 assert not run.host(workspace)[: 4 * (1 + 2 * planning.MAX_TILES)].any()
 
 
