@@ -37,7 +37,14 @@ using namespace cto;
 
 // ---- LayerNormalization, and without `is_centred` SimplifiedLayerNormalization ------------------
 
-extern "C" __global__ void __launch_bounds__(lines::SHORT_THREADS)
+// Threads of a block of short rows. For 12.0, CUDA 13 spills where scales are wider than rows, unless it
+// is said how many blocks share a multiprocessor.
+#if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 1200 && __CUDACC_VER_MAJOR__ >= 13
+#define SHORT_BOUNDS lines::SHORT_THREADS, sizeof(V) > sizeof(T) ? 9 : 0
+#else
+#define SHORT_BOUNDS lines::SHORT_THREADS
+#endif
+extern "C" __global__ void __launch_bounds__(SHORT_BOUNDS)
     layer_norm__short_rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
                            bool is_centred, double epsilon, i64 n_rows, i64 length, u32 threads) {
     forward::hold_row<WIDTH, forward::SHORT_COLUMNS<T>, T, V>(
