@@ -16,23 +16,19 @@ from ...plan import Config, Device, LaunchError, Plan, ScratchMemory, by_value, 
 from ...planning.fast_division import divisor
 from ...rules.widening import computed_in
 from .extents import Convolution, Shape
-from .facts import AXES, BLOCKS, COLUMNS, STRIP, TAPS, THREADS, DepthwiseLayout, ImageLayout
+from .facts import AXES, BLOCKS, STRIP, TAPS, THREADS, DepthwiseLayout
+from .plan_image import Arrays, image_product
 from .plan_launches import launch, taps, total
 from .plan_variants import (
     MAX_DEPTHWISE_FILTERS,
     MAX_OFFSET,
-    Variant,
-    image_has_lines,
     image_variant,
-    residues,
     small_variant,
     spread,
-    stages,
     weight_variant,
 )
 from .plan_weight import SUMS_NBYTES, summed_weight
 
-PACKED_NBYTES = 16 * 1024**2  # of W in tiles, at a time
 BIAS_ITEMSIZE = 2  # of types for which W's kernels sum the gradient of a bias too
 MAX_POSITION = 2**31 - 1
 
@@ -106,9 +102,6 @@ def bias_gradient(device: Device, y: Spec, bias: Spec) -> Plan:
     return scratch.plan(*steps)
 
 
-Arrays = tuple[Spec, Spec, Spec | None, Spec]  # read, W, bias, written
-
-
 def _written(
     device: Device, convolution: Convolution, arrays: Arrays, *, tf32: bool, is_gradient: bool
 ) -> Plan:
@@ -120,91 +113,7 @@ def _written(
         return _depthwise(device, conv, arrays, is_gradient=is_gradient)
     walked = spread(conv) if is_gradient and arrays[2] is None else conv
     variant = image_variant(device, walked, written.dtype, tf32, is_gradient=is_gradient)
-    return _image(device, walked, variant, arrays, is_gradient=is_gradient, of=conv)
-
-
-# ---- matrix products -----------------------------------------------------------------------------
-
-
-def _image(
-    device: Device,
-    conv: Convolution,
-    variant: Variant,
-    arrays: Arrays,
-    *,
-    is_gradient: bool,
-    of: Convolution,
-) -> Plan:
-    """A convolution or its data gradient, of so many tiles of rows at a time as W is packed of.
-
-    Where `conv` is spread, it is so from `of`.
-    """
-    read, w, bias, written = arrays
-    extents, read_extents = conv.output, conv.image
-    rows, depth = conv.group_filters, conv.group_channels
-    if is_gradient:
-        extents, read_extents, rows, depth = read_extents, extents, depth, rows
-    of_axes = residues(conv) if is_gradient else (1,) * AXES
-    column_tiles = _column_tiles(conv, extents, of_axes)
-    row_tiles, parts = ceil_div(rows, variant.rows), ceil_div(depth, variant.depth)
-    packed_size = math.prod(conv.kernel) * parts * variant.depth * variant.rows
-    at_once = max(1, PACKED_NBYTES // (packed_size * w.dtype.itemsize))
-    tiles = conv.group * row_tiles
-    scratch, steps = ScratchMemory(), []
-    packed = scratch.take(min(tiles, at_once) * packed_size, w.dtype)
-    for first in range(0, tiles, at_once):
-        count = min(at_once, tiles - first)
-        layout = by_value(
-            ImageLayout,
-            written=extents,
-            read=read_extents,
-            **taps(conv),
-            residues=of_axes,
-            tap_steps=_tap_steps(conv) if is_gradient else of_axes,
-            batch=conv.batch,
-            groups=conv.group,
-            rows=rows,
-            depth=depth,
-            parts=parts,
-            row_tiles=row_tiles,
-            first_tile=first,
-            tiles=count,
-            **_spread_fields(of, conv),
-            is_gradient=is_gradient,
-        )
-        packs = Config((count * math.prod(conv.kernel) * parts,), (THREADS,))
-        steps.append(launch("pack", packs, (w, packed, layout), variant.slots))
-        blocks = count * column_tiles * math.prod(of_axes)
-        given = (read, packed, bias, written)
-        if image_has_lines(conv, read, written):
-            n = stages(device)
-            config = Config((blocks,), (THREADS,), variant.stages_nbytes(n, weight=False))
-            steps.append(launch("image_lines", config, (*given, n, layout), variant.slots))
-        else:
-            config = Config((blocks,), (THREADS,))
-            steps.append(launch("image", config, (*given, column_tiles, layout), variant.slots))
-    return scratch.plan(*steps)
-
-
-def _spread_fields(conv: Convolution, found: Convolution) -> dict[str, object]:
-    """Fields of a layout that say how `found` is spread."""
-    steps = (1,) * AXES if found is conv else conv.strides
-    skipped = (0,) * AXES
-    if found is not conv:
-        each = zip(steps, conv.pads, found.pads, strict=True)
-        skipped = tuple(step * pad - p for step, p, pad in each)
-    return {
-        "of_channel": math.prod(steps),
-        "spread": steps,
-        "w_kernel": conv.kernel,
-        "skipped": skipped,
-    }
-
-
-def _column_tiles(conv: Convolution, extents: Shape, of_axes: Shape) -> int:
-    """Of the first residue, which has the most positions."""
-    positions = (ceil_div(n, residues) for n, residues in zip(extents, of_axes, strict=True))
-    return ceil_div(conv.batch * math.prod(positions), COLUMNS)
+    return image_product(device, walked, variant, arrays, is_gradient=is_gradient, of=conv)
 
 
 # ---- groups of one channel -----------------------------------------------------------------------
@@ -289,9 +198,3 @@ def _checked(convolution: Convolution) -> Convolution:
         if max(image + pad, output * stride) + reach > MAX_POSITION:
             raise LaunchError(f"extents {convolution.image} with pads {convolution.pads}")
     return conv
-
-
-def _tap_steps(conv: Convolution) -> Shape:
-    """Taps of the kernel from one that a residue of the stride has to its next."""
-    pairs = zip(conv.strides, conv.dilations, strict=True)
-    return tuple(stride // math.gcd(stride, dilation) for stride, dilation in pairs)
