@@ -28,7 +28,7 @@ def image_product(
     is_gradient: bool,
     of: Convolution,
 ) -> Plan:
-    """As many tiles of rows at a time as W is packed of; a `conv` that is spread is so from `of`."""
+    """So many tiles of rows at a time as W is packed of; what is spread is so from `of`."""
     w, product = arrays[1], _Product(conv, variant, is_gradient=is_gradient)
     tiles = conv.group * product.row_tiles
     at_once = max(1, PACKED_NBYTES // (product.packed_size * w.dtype.itemsize))
