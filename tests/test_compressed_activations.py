@@ -482,7 +482,7 @@ def test_a_gpus_arguments_are_made_once_but_addresses(monkeypatch) -> None:
     for name in ("address", "constant"):
         monkeypatch.setattr(HollowBackend, name, vars(CudaBackend)[name])
     with hollow_launches() as launches:
-        decode = coding.__wrapped__("msfp15", "bfloat16", N, 0).decode
+        decode = coding.__wrapped__("msfp15", "bfloat16", 3 * N, 0).decode  # no other test's call
         for _ in range(2):
             decode((8192, 4096), stream_of(0))
     first, second = (given[:-1] for _, given in launches)
