@@ -46,6 +46,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = kept
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Name what fails at once: a machine's time may end before the summary."""
+    if report.failed:
+        print(f"\nFAILED {report.nodeid}", flush=True)
+
+
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """A family may have no large tests."""
     none = exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED

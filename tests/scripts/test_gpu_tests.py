@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from families import operators
-from gpu_tests import concerns, emulated
+from gpu_tests import concerns, emulated, pytest_runtest_logreport
 from pytest_runs import Ran, pytest_runs
 
 from cupy_training_ops import get_op
@@ -126,6 +126,12 @@ def test_a_familys_tests_are_its_files_and_its_operators() -> None:
 def test_no_large_tests_are_no_failure() -> None:
     found = collected()["no large"]
     assert (found.returncode, found.tests) == (0, []), found.stdout
+
+
+def test_a_failure_is_named_at_once(capsys) -> None:
+    for failed in (False, True):
+        pytest_runtest_logreport(SimpleNamespace(failed=failed, nodeid=f"a test, {failed}"))
+    assert capsys.readouterr().out == "\nFAILED a test, True\n"
 
 
 def test_operators_of_families() -> None:
