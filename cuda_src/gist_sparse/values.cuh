@@ -81,12 +81,7 @@ struct Msfp15 {
             for (int i = 0; i < AT_ONCE; ++i)
                 box[first + i] = format::msfp15::truncated<KEEP_SIGN>(some.at[i]);
         }
-        if constexpr (KEEP_SIGN) {
-            u32 exponent;
-            return format::msfp15::encode_box(format::msfp15::box_of_floats(box), false, exponent);
-        } else {
-            return format::msfp15::encode_box(box, false);
-        }
+        return format::msfp15::encode_box<KEEP_SIGN>(box, false);
     }
 };
 
