@@ -545,6 +545,19 @@ def test_a_guarded_codec_is_launches_over_addresses(guarded) -> None:
         assert given[-1].ptr == stream
 
 
+def test_several_launches_have_scratch_memory_of_their_own(request, monkeypatch) -> None:
+    """Between two of them another thread may queue its own, and a Ctrl-C may come."""
+    from cupy_training_ops.runtime.launch import ReadyPlan
+    from cupy_training_ops.torch.coding import stream_of
+
+    monkeypatch.setattr(ReadyPlan, "is_one_launch", False)
+    ready, launches, made, _ = request.getfixturevalue("guarded")
+    for _ in range(2):
+        ready.encode((4096, 8192, 12288), stream_of(7))
+    assert [len(made["zeros"]), len(made["empty"])] == [0, 2]
+    assert [name == "clear" for name, _ in launches] == [True, False] * 2
+
+
 def test_a_captured_encoding_has_scratch_memory_of_its_own(guarded) -> None:
     """Whose zeros are queued before it, at each replay."""
     from cupy_training_ops.torch.coding import stream_of

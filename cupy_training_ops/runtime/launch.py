@@ -143,6 +143,11 @@ class ReadyPlan:
         is_late = self.has_tables or self._arguments.late
         return not is_late and all(isinstance(step, Launch) for *_, step in self._steps)
 
+    @property
+    def is_one_launch(self) -> bool:
+        """Whether nothing comes between its steps: no other thread, and no Ctrl-C."""
+        return len(self._steps) == 1
+
     def run_at(
         self,
         addresses: Sequence[int],

@@ -137,11 +137,12 @@ def _on_device(op: Op, specs: tuple[Spec, ...], device: int, offset: int = 0) ->
     queue, nbytes, zeros = call.at, call.workspace_nbytes, call.ready.zeros_nbytes
     if not nbytes:
         return queue
+    is_shared = nbytes <= KEPT_NBYTES and call.ready.is_one_launch
 
     def move(addresses: tuple[int, ...], stream: Stream) -> None:
         """Scratch memory is PyTorch's, of its current stream."""
         # A graph has its own, since it may run beside other calls.
-        if nbytes > KEPT_NBYTES or torch.cuda.is_current_stream_capturing():
+        if not is_shared or torch.cuda.is_current_stream_capturing():
             room = torch.empty(nbytes, dtype=torch.uint8, device=device)
             queue(addresses, stream, room.data_ptr())
             return
