@@ -19,9 +19,10 @@ def is_compiled() -> bool:
     """Whether torch.compile looks on."""
     if "torch._dynamo" not in sys.modules:
         return False
+    if torch.compiler.is_compiling():  # which looks at no cached function
+        return True
     _leave_alone()
-    callback = torch._C._dynamo.eval_frame.get_eval_frame_callback()
-    return torch.compiler.is_compiling() or callback not in (None, False)
+    return torch._C._dynamo.eval_frame.get_eval_frame_callback() not in (None, False)
 
 
 @functools.cache
