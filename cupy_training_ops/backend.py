@@ -108,6 +108,11 @@ class Backend(Protocol):
         """Whether plans run on it; else the families' `reference.py` do."""
 
     @property
+    def has_tensors(self) -> bool:
+        """Whether arrays are PyTorch's: they may require gradients, become others while they live,
+        and be made in a captured graph, which then owns their memory."""
+
+    @property
     def driver(self) -> Driver | None:
         """What launches packed arguments; None where kernels are called with objects."""
 
@@ -132,6 +137,16 @@ class Backend(Protocol):
 
     def views(self, array: Any, pieces: Sequence[Piece]) -> tuple[Array, ...]:
         """Views of a contiguous array under new shapes, each so many bytes from its start."""
+
+    def maker(self, spec: Spec, device: int, like: int | None) -> Callable[[Sequence[Any]], Array]:
+        """What makes an uninitialised array, given those of a call; `like` is the place of one of
+        the same form, if there is one."""
+
+    def permuted(self, array: Any, axes: Sequence[int]) -> Array:
+        """The same memory with its dimensions in another order."""
+
+    def of_host(self, array: HostArray) -> object:
+        """A result on the host, as those that are given such arrays expect it."""
 
     def empty(self, spec: Spec, device: int) -> Array:
         """An uninitialised array."""

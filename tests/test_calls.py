@@ -19,7 +19,7 @@ from cupy_training_ops import ArgumentError, DtypeError
 from cupy_training_ops.declare.schema import Input, Output, integer
 from cupy_training_ops.frame import aliasing, backends, checks, op
 from cupy_training_ops.frame.aliasing import Overlap, Written
-from cupy_training_ops.frame.op import ViewOp
+from cupy_training_ops.frame.uncomputed import ViewOp
 from cupy_training_ops.runtime.launch import ReadyPlan
 from cupy_training_ops.testing.compare import assert_matches
 

@@ -20,7 +20,8 @@ from cupy_training_ops import registry
 from cupy_training_ops.declare.schema import REQUIRED
 from cupy_training_ops.frame import backends
 from cupy_training_ops.frame.named import snake_case
-from cupy_training_ops.frame.op import DelegatingOp, Op, ViewOp
+from cupy_training_ops.frame.op import Op
+from cupy_training_ops.frame.uncomputed import DelegatingOp, ViewOp
 from cupy_training_ops.plan import Device, Launch
 from cupy_training_ops.runtime import source
 from cupy_training_ops.samples import Sample

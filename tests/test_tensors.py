@@ -40,6 +40,13 @@ def tensor(seed):
     return made
 
 
+@pytest.fixture
+def as_data():
+    """Nothing records: tensors that require gradients are data."""
+    with torch.no_grad():
+        yield
+
+
 def numpy_of(x):
     """The same values in an array of NumPy's own, C-contiguous."""
     wide = x.detach().to(torch.float64).numpy()
@@ -84,6 +91,7 @@ def test_codecs_that_pack_neighbours(tensor, dtype, gradients, codec, tmp_path) 
     assert_same(t, expected.decompress())
 
 
+@pytest.mark.usefixtures("as_data")
 @dtypes
 @layouts
 @gradients
@@ -98,6 +106,7 @@ def test_gelu_grad_in_and_out(tensor, dtype, layout, gradients) -> None:
     assert_same(dy.detach(), expected, layout)
 
 
+@pytest.mark.usefixtures("as_data")
 @dtypes
 @layouts
 @gradients
@@ -111,6 +120,7 @@ def test_nothing_is_copied(tensor, dtype, layout, gradients) -> None:
         assert (first.data_ptr(), second.data_ptr()) == (x.data_ptr(), x[1].data_ptr())
 
 
+@pytest.mark.usefixtures("as_data")
 def test_other_tensors_than_plain_ones(tensor) -> None:
     x = tensor()
     expected = cto.gelu(numpy_of(x))
@@ -121,6 +131,7 @@ def test_other_tensors_than_plain_ones(tensor) -> None:
         assert_same(cto.gelu(x.clone()), expected)
 
 
+@pytest.mark.usefixtures("as_data")
 def test_what_is_written_is_the_callers_own_object(tensor) -> None:
     total, x = torch.zeros(SHAPE), tensor(gradients=True)
     assert cto.in_place_accumulator(total, x) is total
@@ -134,6 +145,7 @@ def test_what_is_written_is_the_callers_own_object(tensor) -> None:
     assert [t.sum().item() for t in totals] == [3, 4]
 
 
+@pytest.mark.usefixtures("as_data")
 def test_lists_host_outputs_and_optional_inputs(tensor) -> None:
     x, y = tensor(gradients=True), tensor()
     joined, lengths = cto.concat_training([x, y], axis=0)
@@ -171,6 +183,7 @@ def test_calls_with_other_arrays_give_numpys(tensor) -> None:
     assert cto.gelu(x, out=out.numpy()) is not out
 
 
+@pytest.mark.usefixtures("as_data")
 def test_bound_calls(tensor) -> None:
     dy, x = tensor(gradients=True), tensor(torch.float32, CONTIGUOUS, True)
     expected = cto.gelu_grad(numpy_of(dy), numpy_of(x))

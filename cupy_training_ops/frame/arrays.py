@@ -34,11 +34,11 @@ def adopt_input(op: str, item: Input, value: Any, lent: Lent) -> object:
             else _frozen(op, item, value)
         )
     if item.variadic:
-        if are_known(value):
+        if lent.is_native or are_known(value):
             return tuple(value)
         names = [f"{item.name}[{i}]" for i in range(len(value))]
-        return tuple([lent.note(v, adopt(op, n, v)) for n, v in zip(names, value, strict=True)])
-    return lent.note(value, adopt(op, item.name, value))
+        return tuple([_lent(op, n, v, lent) for n, v in zip(names, value, strict=True)])
+    return value if lent.is_native else _lent(op, item.name, value, lent)
 
 
 def adopt_out(op: str, value: object, lent: Lent) -> object:
@@ -47,7 +47,15 @@ def adopt_out(op: str, value: object, lent: Lent) -> object:
         return tuple([adopt_out(op, item, lent) for item in value])
     if isinstance(value, np.generic):  # it would be a copy that is written
         refuse(op, "out", "an array", f"a scalar ({type(value).__name__})")
-    return lent.note(value, adopt(op, "out", value))
+    return value if lent.is_native else _lent(op, "out", value, lent)
+
+
+def _lent(op: str, name: str, value: Any, lent: Lent) -> Any:
+    """What stands for an array."""
+    array = adopt(op, name, value)
+    if array is not value and not lent.detaches:
+        foreign.refuse_gradients(op, [name], [value])
+    return lent.note(value, array)
 
 
 def _frozen(op: str, item: Input, value: object) -> object:

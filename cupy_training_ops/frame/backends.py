@@ -62,6 +62,7 @@ class NumpyBackend(OneStream):
 
     name = "cpu"
     runs_kernels = False
+    has_tensors = False
     driver: Driver | None = None
 
     def info(self, array: HostArray) -> Info:
@@ -95,6 +96,20 @@ class NumpyBackend(OneStream):
         """Views of a contiguous array under new shapes, each so many bytes from its start."""
         flat, size = array.reshape(-1), array.itemsize
         return tuple([flat[n // size :][: math.prod(s)].reshape(s) for n, s in pieces])
+
+    def maker(
+        self, spec: Spec, device: int, like: int | None
+    ) -> Callable[[Sequence[Any]], HostArray]:
+        """What makes an uninitialised array."""
+        return lambda _: self.empty(spec, device)
+
+    def permuted(self, array: HostArray, axes: Sequence[int]) -> HostArray:
+        """The same memory with its dimensions in another order."""
+        return array.transpose(axes)
+
+    def of_host(self, array: HostArray) -> HostArray:
+        """A result on the host, in kind."""
+        return array
 
     def empty(self, spec: Spec, device: int) -> HostArray:
         """An uninitialised array."""
@@ -143,19 +158,27 @@ class NumpyBackend(OneStream):
 
 CPU = NumpyBackend()
 BACKENDS: dict[type, Backend] = {np.ndarray: CPU}
+TENSORS: dict[type, Backend] = {}  # of PyTorch's; those that are on no GPU have to be adopted
 
 
 def info(array: Array) -> Info:
     """The fields of ArrayInfo; KeyError for an array that `adopt` has to take first."""
-    return BACKENDS[type(array)].info(array)
+    kind = type(array)
+    return (BACKENDS.get(kind) or TENSORS[kind]).info(array)
 
 
 def infos(arrays: Sequence[Array | None]) -> tuple[Info | None, ...]:
     """The same of a list, which may have None."""
     kinds = set(map(type, arrays)) - {type(None)}
     if len(kinds) == 1:
-        return tuple(BACKENDS[kinds.pop()].infos(arrays))
+        kind = kinds.pop()
+        return tuple((BACKENDS.get(kind) or TENSORS[kind]).infos(arrays))
     return tuple([None if array is None else info(array) for array in arrays])
+
+
+def is_array(value: object) -> bool:
+    """Whether there may be a backend for a value."""
+    return type(value) in BACKENDS or type(value) in TENSORS
 
 
 def are_known(arrays: Sequence[object]) -> bool:
@@ -165,7 +188,7 @@ def are_known(arrays: Sequence[object]) -> bool:
 
 def to_host(array: Array) -> HostArray:
     """An array that has a backend as NumPy's, copied from the GPU where it is there."""
-    return BACKENDS[type(array)].to_host(array)
+    return info(array)[0].to_host(array)
 
 
 @contextlib.contextmanager
@@ -177,6 +200,28 @@ def numpy_runs_on(backend: Backend) -> Iterator[None]:
         yield
     finally:
         BACKENDS[np.ndarray] = before
+
+
+@contextlib.contextmanager
+def tensors_run_on(backend: Backend, kinds: Sequence[type]) -> Iterator[None]:
+    """Run tensors on a backend inside the context: emulated kernels, in tests."""
+    before = dict(TENSORS)
+    TENSORS.update(dict.fromkeys(kinds, backend))
+    try:
+        yield
+    finally:
+        TENSORS.clear()
+        TENSORS.update(before)
+
+
+def tensor_backend() -> Backend:
+    """That of PyTorch's tensors on a GPU; imports CuPy, and registers them."""
+    if not TENSORS:
+        cuda_backend()
+        from ..runtime.tensors import PLAIN, TensorBackend
+
+        TENSORS.update(dict.fromkeys(PLAIN, TensorBackend()))
+    return next(iter(TENSORS.values()))
 
 
 def cuda_backend() -> Backend:

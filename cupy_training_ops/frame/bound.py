@@ -30,6 +30,10 @@ class Bindable(Protocol):
     name: ClassVar[str]
     inputs: ClassVar[tuple[Input, ...]]
     other_inputs: ClassVar[Others]
+    detaches: ClassVar[bool]
+
+    @property
+    def knows_tensors(self) -> bool: ...
 
     def prepared_call(
         self, inputs: Arguments, out: Arguments, outputs: Outputs, lent: Lent
@@ -44,7 +48,7 @@ def bind(
     names = [item.name for item, value in zip(op.inputs, inputs, strict=False) if value is ...]
     if names:
         return OpenCall(op, inputs, out, outputs, workspace)
-    lent = Lent(op.inputs, inputs, out)
+    lent = Lent(op.inputs, inputs, out, natively=op.knows_tensors, detaches=op.detaches)
     with lent.stream():
         return _bound(op, inputs, out, outputs, workspace, lent)
 
@@ -89,6 +93,8 @@ class BoundCall(AtAddresses):
         self._call = call
         self._workspace = workspace
         self._inputs, self._out, self._arrays = call.taken_apart(inputs, out)
+        if call.records:
+            call.refuse_gradients(self._arrays + self._out)
         self._tables = call.checked_tables(self._arrays, self._out)
         self._unchanged = Unchanged(call, self._arrays + self._out)
         self._places = {op.inputs[place].name: place for place in call.prepared.changing}
@@ -141,7 +147,7 @@ class OpenCall(AtAddresses):
     ) -> None:
         checks.count(op.name, op.inputs, len(inputs))
         self._given = (*inputs, *(None,) * (len(op.inputs) - len(inputs)))
-        self._lent = Lent(op.inputs, self._given, out)
+        self._lent = Lent(op.inputs, self._given, out, detaches=op.detaches)
         self._op = op
         self._inputs = tuple(
             v if v is ... else adopt_input(op.name, item, v, self._lent)
@@ -159,7 +165,7 @@ class OpenCall(AtAddresses):
         """Launch with these arrays for the open inputs, and values that change, by name."""
         given = self._by_names(given)
         every = self._every(given)
-        lent = Lent(self._op.inputs, every, self._given_out, self._lent)
+        lent = Lent(self._op.inputs, every, self._given_out, self._lent, detaches=self._op.detaches)
         with lent.stream():
             opened, inputs = self._with(every, lent)
             return lent.returned(opened.launch(inputs, given))
@@ -171,7 +177,8 @@ class OpenCall(AtAddresses):
         """
         given = self._by_names(given)
         every = self._every(given)
-        opened, inputs = self._with(every, Lent(self._op.inputs, every, (), self._lent))
+        lent = Lent(self._op.inputs, every, (), self._lent, detaches=self._op.detaches)
+        opened, inputs = self._with(every, lent)
         return opened.checked(inputs, given)
 
     def _by_names(self, given: dict[str, object]) -> dict[str, object]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from ..backend import Array, ArrayInfo
-from ..declare.schema import Changing
+from ..declare.schema import Changing, Spec
 from ..dtypes import Dtype, HostArray
 from ..errors import ProviderError, refuse, shown
 from ..runtime import workspace as workspaces
@@ -20,10 +20,11 @@ from .aliasing import Overlap, Written
 from .arrays import adopt
 from .backends import info
 from .convert import for_changing
-from .foreign import is_read_only, refuse_read_only
+from .foreign import as_tensor, is_read_only, is_tensor, refuse_gradients, refuse_read_only
 from .prepared import Arguments, Arrays, Prepared, Result, grouped, overlap, ungrouped
 
 Tables = Sequence[object]  # structs that hold addresses
+Maker = Callable[[Sequence[Any]], Array]
 NO_VALUES: Values = {}
 
 
@@ -41,6 +42,8 @@ class Call:
         self.returns_all = all(r.returned or r.spec is None for r in prepared.results)
         self.single_output = prepared.counts == (None,) and self.returns_all
         self.n_inputs = len(prepared.inputs)
+        self.has_tensors = self.backend.has_tensors
+        self.records = self.has_tensors and not prepared.detaches  # autograd may
         self.checks = prepared.checks
         self.changing = prepared.changing
         self.supplied = prepared.supplied
@@ -62,6 +65,8 @@ class Call:
             given is None and r.alias is None and r.value is None and r.spec is not None
             for r, given in zip(prepared.results, prepared.out, strict=True)
         )
+        self.makers = self._makers()
+        self.makes_all = not self.has_out and all(self.makers)
         self.aliased = _all_aliased(prepared)
         self.overlap = overlap(prepared)
 
@@ -118,6 +123,8 @@ class Call:
         tables: Tables | None,
     ) -> None:
         """The last checks, and the work itself."""
+        if self.records:
+            self.refuse_gradients(arrays + results)
         if workspace is not None:
             workspace = self._checked(workspace, arrays, results)
         for check in self.checks:
@@ -168,13 +175,29 @@ class Call:
         """The caller's outputs; for the others the aliased input, a host value or new memory."""
         if self.aliased is not None:
             return self.aliased((*arrays, None))
+        if self.makes_arrays and not self.backend.has_tensors:
+            self._refuse_capture()
+        if self.makes_all:
+            return tuple([make(arrays) for make in self.makers if make])
         if not self.has_out:
             out = (None,) * len(self.prepared.results)
-        pairs = zip(self.prepared.results, out, strict=True)
+        every = zip(self.prepared.results, self.makers, out, strict=True)
         return tuple(
-            array if array is not None else self._made(result, arrays, values)
-            for result, array in pairs
+            array if array is not None else self._made(result, make, arrays, values)
+            for result, make, array in every
         )
+
+    def _refuse_capture(self) -> None:
+        """Refuse new arrays in a graph that would not own their memory."""
+        if self.backend.capturing(self.device):
+            raise ProviderError(
+                f"{self.prepared.op}: out: a call under graph capture needs out=, because memory "
+                f"from the pool would be handed out again while the graph still writes to it"
+            )
+
+    def refuse_gradients(self, arrays: Sequence[Any]) -> None:
+        """Refuse tensors whose gradients a result would silently not have."""
+        refuse_gradients(self.prepared.op, self.prepared.names, arrays)
 
     def _flat(self, inputs: Arguments) -> Arrays:
         """The arrays in one tuple."""
@@ -187,21 +210,34 @@ class Call:
                 flat.append(value)
         return tuple(flat)
 
-    def _made(self, result: Result, arrays: Arrays, values: Values) -> Array | None:
+    def _made(self, result: Result, make: Maker | None, arrays: Arrays, values: Values) -> Any:
+        if make is not None:
+            return make(arrays)
         if result.spec is None:
             return None
         if isinstance(result.value, Changing):
-            return self._followed(result, result.spec.dtype, result.value.of(values))
+            number = self._followed(result, result.spec.dtype, result.value.of(values))
+            return self.backend.of_host(number)
         if result.value is not None:
-            return result.value.copy()
-        if result.alias is not None:
-            return arrays[result.alias]
-        if self.backend.capturing(self.device):
-            raise ProviderError(
-                f"{self.prepared.op}: out: a call under graph capture needs out=, because memory "
-                f"from the pool would be handed out again while the graph still writes to it"
-            )
-        return layout.empty(self.backend.empty, result.spec, self.device, self.prepared.order)
+            return self.backend.of_host(result.value.copy())
+        assert result.alias is not None
+        return arrays[result.alias]
+
+    def _makers(self) -> list[Maker | None]:
+        """What makes each result that is a new array."""
+        prepared, specs = self.prepared, dict[tuple[object, object], int]()
+        for place, array in enumerate(prepared.arrays):
+            if array.info is not None and array.info.strides is None:
+                specs.setdefault((array.info.shape, array.info.dtype), place)
+
+        def maker(spec: Spec) -> Maker:
+            like = specs.get((spec.shape, spec.dtype))
+            return layout.maker(self.backend, spec, self.device, prepared.order, like)
+
+        return [
+            maker(r.spec) if r.spec is not None and r.value is None and r.alias is None else None
+            for r in prepared.results
+        ]
 
     def _followed(self, result: Result, dtype: Dtype, number: object) -> HostArray:
         """A host output that follows from a number of the caller's."""
@@ -244,6 +280,8 @@ class Call:
         array: Array = adopt(prepared.op, "workspace", workspace)
         if is_read_only(workspace):
             refuse_read_only(prepared.op, "workspace")
+        if self.has_tensors:
+            array = cast(Array, workspace if is_tensor(workspace) else as_tensor(array))
         found = ArrayInfo(*info(array))
         workspaces.check(prepared.op, found, prepared.placement, self.workspace_nbytes)
         names = [a.name for a in prepared.arrays] + [r.name for r in prepared.results]

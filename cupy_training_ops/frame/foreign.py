@@ -5,8 +5,10 @@
 * What the caller gave to be written (`out=`, or an input that an output replaces) comes back as the
   very object that was given. Other results are NumPy's or CuPy's.
 * If all arrays of a call are PyTorch's, every result is a tensor, host outputs too, over the memory
-  of the array that was computed, and the call runs on PyTorch's current stream. Tensors that
-  require gradients are taken as data: autograd does not see the call.
+  of the array that was computed, and the call runs on PyTorch's current stream. Those on a GPU are
+  taken by their metadata, where nothing about them is unusual: no array of CuPy's is made.
+* Autograd does not see a call: while it records, tensors that require gradients are refused, but by
+  operators that take them as data.
 * JAX arrays are read-only: no call writes them.
 
 No library is imported here: who has an array of PyTorch's has imported it. Triton alone has not.
@@ -27,7 +29,7 @@ import numpy as np
 from ..declare.schema import Input
 from ..dtypes import BFLOAT16, HostArray, dtype_name
 from ..errors import ProviderError, refuse
-from .backends import cuda_backend
+from .backends import cuda_backend, infos, tensor_backend
 from .convert import is_number
 from .prepared import Arguments, Arrays, Prepared, written
 
@@ -95,11 +97,21 @@ class Lent:
         inputs: Sequence[object],
         out: Arguments,
         before: Lent | None = None,
+        *,
+        natively: bool = False,
+        detaches: bool = True,
     ) -> None:
-        """`before` knows the arrays that were adopted before this call."""
+        """`before` knows the arrays that were adopted before this call.
+
+        natively: tensors are taken by their metadata where all arrays are such on a GPU. detaches:
+        those that require gradients are taken as data.
+        """
+        self.detaches = detaches
         self._owners: dict[int, object] = dict(before._owners) if before else {}
         self._read_only: set[int] = set(before._read_only) if before else set()
         self._tensor = _only_tensors(declared, inputs, out)
+        found = natively and self._tensor is not None
+        self.is_native = found and _have_backend(declared, inputs, out)
 
     def __bool__(self) -> bool:
         return bool(self._owners)
@@ -115,6 +127,7 @@ class Lent:
     def stream(self) -> contextlib.AbstractContextManager[None]:
         """Where all arrays are tensors, PyTorch's current stream is CuPy's in the context."""
         on_gpu = self._tensor is not None and self._tensor.device.type == "cuda"
+        on_gpu = on_gpu and not self.is_native
         return _stream(self._tensor.device.index) if on_gpu else contextlib.nullcontext()
 
     def refuse_read_only(self, prepared: Prepared, arrays: Arrays) -> None:
@@ -202,6 +215,30 @@ def _only_tensors(declared: Sequence[Input], inputs: Sequence[object], out: Argu
         return None
     found = [value for value in _arrays(declared, inputs, out) if value is not None]
     return found[0] if found and all(map(is_tensor, found)) else None
+
+
+def _have_backend(declared: Sequence[Input], inputs: Sequence[object], out: Arguments) -> bool:
+    """Whether tensors need not be adopted."""
+    found: list[Any] = [v for v in _arrays(declared, inputs, out) if v is not None]
+    if any(value.device.type == "cuda" for value in found):
+        tensor_backend()
+    try:
+        infos(found)
+    except KeyError:
+        return False
+    return True
+
+
+def refuse_gradients(op: str, names: Sequence[str], arrays: Sequence[Any]) -> None:
+    """Refuse tensors whose gradients a result would silently not have."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.is_grad_enabled():
+        return
+    for name, array in zip(names, arrays, strict=False):
+        if is_tensor(array) and array.requires_grad:
+            expected = "a tensor that requires no gradient: autograd does not see this call"
+            how = f"{name}.detach(), torch.no_grad() or a torch.autograd.Function"
+            refuse(op, name, expected, f"one that does (give it as data by {how})")
 
 
 def _arrays(

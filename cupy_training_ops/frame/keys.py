@@ -11,7 +11,7 @@ import numpy as np
 
 from ..declare.schema import Input
 from ..dtypes import HostArray
-from .backends import BACKENDS, info, infos
+from .backends import info, infos, is_array
 
 Reader = Callable[[Any], object]
 
@@ -73,8 +73,7 @@ def changing_key(value: object) -> object:
 
 def either_key(value: Any) -> object:
     """What is known of an array, or that there is a number."""
-    kind = type(value)
-    return info(value) if kind in BACKENDS else changing_key(value)
+    return info(value) if is_array(value) else changing_key(value)
 
 
 def read_list(read: Reader, values: object) -> tuple[object, ...]:

@@ -8,8 +8,9 @@ An order names the dimensions from the outermost in memory to the innermost. Tha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from ..backend import Array, ArrayInfo
+from ..backend import Array, ArrayInfo, Backend
 from ..declare.schema import Shape, Spec
 from ..errors import refuse
 from . import checks
@@ -58,12 +59,13 @@ def _significant(found: ArrayInfo) -> Order:
     return tuple(d for d in order(found) or () if found.shape[d] != 1)
 
 
-def empty(
-    make: Callable[[Spec, int], Array], spec: Spec, device: int, found: Order | None
-) -> Array:
-    """What a backend's `empty` makes, with its dimensions in this order."""
+def maker(
+    backend: Backend, spec: Spec, device: int, found: Order | None, like: int | None
+) -> Callable[[Sequence[Any]], Array]:
+    """What makes a backend's array with its dimensions in this order, given those of a call."""
     if found is None:
-        return make(spec, device)
-    array = make(Spec(tuple(spec.shape[d] for d in found), spec.dtype), device)
-    laid_out: Array = array.transpose(sorted(range(len(found)), key=found.__getitem__))
-    return laid_out
+        return backend.maker(spec, device, like)
+    shape = tuple(spec.shape[d] for d in found)
+    make = backend.maker(Spec(shape, spec.dtype), device, None)
+    axes = sorted(range(len(found)), key=found.__getitem__)
+    return lambda arrays: backend.permuted(make(arrays), axes)

@@ -7,10 +7,9 @@ remembered; later ones go from the look-up straight to the launch.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -31,7 +30,6 @@ from .help import Help
 from .named import Signatures, home, in_order, snake_case
 from .prepare import prepare, wanted
 from .prepared import Arguments, Prepared
-from .providers import DelegatedCall, ViewCall
 from .renamed import WithOthers, named, others
 from .repeated import Repeated, remembered
 
@@ -59,6 +57,8 @@ class Op(WithOthers):
     needs: ClassVar[str] = ""  # what has to be there for a call, which cannot be made alone
     runs_functions: ClassVar[bool] = False  # of the caller's, who answers for what they do
     takes_keywords: ClassVar[bool] = False  # that are not declared, beside the attributes
+    takes_tensors: ClassVar[bool] = True  # as they are; else as arrays of CuPy's over their memory
+    detaches: ClassVar[bool] = False  # takes as data what requires gradients
     runs_empty: ClassVar[bool] = False  # also where no output has an element: others wait for it
     provider: ClassVar[str] = (  # what runs a call, for help
         "NumPy arrays are computed by NumPy, CuPy arrays by CUDA kernels on their device."
@@ -165,6 +165,11 @@ class Op(WithOthers):
         """A way of its own to run; None for the CPU provider's function and plans."""
         return None
 
+    @property
+    def knows_tensors(self) -> bool:
+        """Whether tensors need not be adopted: what looks at values reads CuPy's arrays."""
+        return self.takes_tensors and not getattr(self, "check", False)
+
     # ---- what every operator has -----------------------------------------------------------------
 
     def __call__(
@@ -243,7 +248,7 @@ class Op(WithOthers):
 
         It is remembered by what its arguments were, too: numbers and lists have many forms.
         """
-        lent = Lent(self.inputs, inputs, given)
+        lent = Lent(self.inputs, inputs, given, natively=self.knows_tensors, detaches=self.detaches)
         with lent.stream():
             call, taken, out = self.prepared_call(inputs, given, outputs, lent)
             if key is not None and not lent:
@@ -287,7 +292,7 @@ class Op(WithOthers):
         if by_name:
             inputs = in_order(type(self), inputs, by_name)
         given = out if type(out) is tuple else (out,)
-        lent = Lent(self.inputs, inputs, given)
+        lent = Lent(self.inputs, inputs, given, natively=self.knows_tensors, detaches=self.detaches)
         return self.prepared_call(inputs, given, outputs, lent)[0].workspace_nbytes
 
     def prepared_call(
@@ -382,35 +387,3 @@ class Op(WithOthers):
         return tuple(
             [None if v is None else read(v) for read, v in zip(self._readers, inputs, strict=False)]
         )
-
-
-class ViewOp(Op):
-    """An operator that computes nothing: its one list of outputs is pieces of its first input."""
-
-    no_out = "results are views of the input"
-    provider = "NumPy and CuPy arrays alike: nothing is computed or launched."
-
-    def own_call(self, prepared: Prepared) -> Call:
-        """Views of the input's memory."""
-        return ViewCall(prepared)
-
-
-class DelegatingOp(Op):
-    """An operator that hands the call to a Python callable; its results are taken as they are."""
-
-    no_out = "results are the callable's own arrays"
-    provider = "NumPy and CuPy arrays alike: a Python callable computes."
-    callee = ""  # what messages call it
-
-    def delegate(self, *inputs: Any) -> Any:
-        """The results, from inputs as the CPU function would get them."""
-        raise NotImplementedError
-
-    @contextlib.contextmanager
-    def delegation(self, *inputs: Any) -> Iterator[Any]:
-        """The same as a context, which ends with an error where a result is refused."""
-        yield self.delegate(*inputs)
-
-    def own_call(self, prepared: Prepared) -> Call:
-        """The callable's results, never copied."""
-        return DelegatedCall(prepared, self.delegation, self.callee, self.runs_functions)

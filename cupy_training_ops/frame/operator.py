@@ -27,6 +27,7 @@ class Operator(Planned, Protocol):
     tiles: ClassVar[Tiles]
     row: ClassVar[str]
     no_out: ClassVar[str]
+    detaches: ClassVar[bool]
     runs_empty: ClassVar[bool]
 
     @property

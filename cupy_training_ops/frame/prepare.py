@@ -59,6 +59,7 @@ def prepare(op: Operator, inputs: Keys, out: Keys, outputs: Outputs) -> Call:
         placement=_placement(op, arrays, results, given),
         order=_order(op, arrays, results, given) if free else None,
         checks=op.checks(),
+        detaches=op.detaches,
         supplied=supplied,
         supply=None if supplied is None else op.supply,
     )

@@ -72,6 +72,7 @@ class Prepared:
     placement: ArrayInfo
     order: Order | None = None  # of the dimensions in memory, where arrays are not C-contiguous
     checks: tuple[Callable[..., None], ...] = ()
+    detaches: bool = False  # takes as data what requires gradients
     supplied: int | None = None  # the input, by place, that the operator supplies at each call
     supply: Callable[..., object] | None = None
 

@@ -51,6 +51,8 @@ class ViewCall(Call):
 
     def __call__(self, inputs: Arguments, out: Arguments, workspace: object) -> Any:
         """Views of the first input."""
+        if self.records:
+            self.refuse_gradients(inputs[:1])
         if self.unwanted:
             return (None,) * len(self.prepared.results)
         return self.backend.views(inputs[0], self.pieces)

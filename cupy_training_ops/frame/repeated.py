@@ -14,7 +14,7 @@ from typing import Any
 
 from ..backend import Array, Backend
 from ..declare.schema import Input
-from .backends import BACKENDS
+from .backends import is_array
 from .call import Call, Tables
 from .keys import Reader
 from .prepared import Arguments
@@ -118,7 +118,7 @@ def _arrays(declared: Sequence[Input], inputs: Arguments, out: Arguments) -> lis
         if item.memory == "device":
             found += _listed(value) if item.variadic and value is not None else (value,)
         elif item.memory == "either":
-            found.append(value if type(value) in BACKENDS else None)
+            found.append(value if is_array(value) else None)
     for given in out:
         found += given if isinstance(given, tuple) else (given,)
     return found
@@ -141,7 +141,7 @@ def _keys(
 
 def _key(item: Input, read: Reader, value: object) -> object:
     """Of one input; KeyError or TypeError where it is not in a form that tells."""
-    if value is None or (type(value) in BACKENDS and item.memory != "host"):
+    if value is None or (is_array(value) and item.memory != "host"):
         return None
     if item.memory == "device" and isinstance(value, list | tuple):
         return len(value)

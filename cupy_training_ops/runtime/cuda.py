@@ -42,6 +42,7 @@ class CudaBackend:
 
     name = "cuda"
     runs_kernels = True
+    has_tensors = False
     driver: Driver = _Driver()
 
     def info(self, array: cupy.ndarray) -> Info:
@@ -93,6 +94,22 @@ class CudaBackend:
         """Views of a contiguous array under new shapes, each so many bytes from its start."""
         make, dtype, data = cupy.ndarray, array.dtype, array.data
         return tuple([make(shape, dtype, data + nbytes) for nbytes, shape in pieces])
+
+    def maker(
+        self, spec: Spec, device: int, like: int | None
+    ) -> Callable[[Sequence[Any]], cupy.ndarray]:
+        """What makes an uninitialised array, most often on the current device."""
+        make, shape, dtype = cupy.ndarray, spec.shape, spec.dtype
+        current = cupy.cuda.runtime.getDevice
+        return lambda _: make(shape, dtype) if current() == device else self.empty(spec, device)
+
+    def permuted(self, array: cupy.ndarray, axes: Sequence[int]) -> cupy.ndarray:
+        """The same memory with its dimensions in another order."""
+        return array.transpose(axes)
+
+    def of_host(self, array: HostArray) -> Any:
+        """A result on the host: NumPy's."""
+        return array
 
     def empty(self, spec: Spec, device: int) -> cupy.ndarray:
         """An uninitialised array from CuPy's pool."""

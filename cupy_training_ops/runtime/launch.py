@@ -91,6 +91,7 @@ class _Arguments:
 
 _Place = int | tuple[_Section, int]  # of an array, or in a section
 _Run = tuple[Kernel, tuple[int, ...], tuple[int, ...], int]  # with grid, block, shared memory
+_Piece = tuple[Kernel, Callable[[Sequence[object]], tuple[object, ...]]]  # of work
 _Ready = tuple[_Run, list[_Place], Step]
 
 
@@ -135,24 +136,36 @@ class ReadyPlan:
         self._steps = [
             (*run, _getter(row), step) for (run, _, step), row in zip(ready, rows, strict=True)
         ]
-        self._packed = self._as_packed(len(in_row), rows)
+        self._queued = self._as_packed(len(in_row), rows)
 
-    def _as_packed(self, n_taken: int, rows: Sequence[tuple[int, ...]]) -> Packed | None:
-        """The same steps as the driver takes them; None where some are no kernels, or are called
-        with objects."""
-        backend, found = self._backend, self._arguments
-        if backend.driver is None or not all(isinstance(step, Launch) for *_, step in self._steps):
+    def _as_packed(
+        self, n_taken: int, rows: Sequence[tuple[int, ...]]
+    ) -> list[Packed | _Piece] | None:
+        """The same steps as the driver takes them: kernels that follow each other together.
+
+        None where kernels are called with objects.
+        """
+        driver, found = self._backend.driver, self._arguments
+        if driver is None:
             return None
-        made = [table.dtype for table in found.tables]
-        made += [late.dtype for late in found.late if late.dtype is not None]
-        dtypes = [WORD] * (n_taken + len(found.scratch))
-        dtypes += [value.dtype for value in found.constants] + made
-        steps = [
-            PackedStep(backend.driver.head(step[0], *step[1:4], [dtypes[i] for i in row]), row)
-            for step, row in zip(self._steps, rows, strict=True)
-        ]
         n_words = n_taken + len(found.scratch)
-        return Packed(backend.driver.launch, steps, n_words, self._constants, made)
+        made = [item.dtype for section in (found.tables, found.late) for item in section]
+        types: list[Any] = [WORD] * n_words
+        types += [getattr(value, "dtype", None) for value in found.constants] + made
+        queued: list[Packed | _Piece] = []
+        pairs = zip(self._steps, rows, strict=True)
+        for is_kernel, some in itertools.groupby(
+            pairs, lambda pair: isinstance(pair[0][5], Launch)
+        ):
+            if not is_kernel:
+                queued += [(function, pick) for (function, _, _, _, pick, _), _ in some]
+                continue
+            steps = [
+                PackedStep(driver.head(step[0], *step[1:4], [types[i] for i in row]), row)
+                for step, row in some
+            ]
+            queued.append(Packed(driver.launch, steps, n_words, self._constants, made))
+        return queued
 
     def tables(self, arrays: Sequence[Array | None]) -> list[object]:
         """The structs that hold addresses of these arrays."""
@@ -175,9 +188,10 @@ class ReadyPlan:
     ) -> None:
         """Queue all steps on the current device and stream; `scratch` is what one below gives."""
         given = arrays if self._pick is None else self._pick(arrays)
-        if self._packed is not None:
+        if self._queued is not None:
             words = (*self._backend.pointers(given), *scratch)
-            self._queue(words, (*tables, *values), self._backend.stream_address(self._device))
+            stream = self._backend.stream_address(self._device)
+            self._queue(given, words, (*tables, *values), stream)
             return
         row = (*given, *scratch, *self._constants, *tables, *values)
         for function, grid, block, shared_nbytes, pick, step in self._steps:
@@ -185,17 +199,30 @@ class ReadyPlan:
                 _log.append(step)
             function(grid, block, pick(row), shared_nbytes)
 
-    def _queue(self, words: Sequence[Any], made: Sequence[object], stream: int) -> None:
+    def _queue(
+        self,
+        arrays: Sequence[Array | None],
+        words: Sequence[Any],
+        made: Sequence[object],
+        stream: int,
+    ) -> None:
         """The steps as the driver takes them."""
-        assert self._packed is not None
+        assert self._queued is not None
         if _log is not None:
             _log.extend(step for *_, step in self._steps)
-        self._packed.run(words, made, stream)
+        for some in self._queued:
+            if isinstance(some, Packed):
+                some.run(words, made, stream)
+            else:
+                work, pick = some
+                row = (*arrays, *words[len(arrays) :], *self._constants, *made)
+                work((), (), pick(row), 0)
 
     @property
     def takes_addresses(self) -> bool:
         """Whether all steps are kernels that need addresses alone: `run_at` queues them."""
-        return self._packed is not None and not self.has_tables and not self._arguments.late
+        are_kernels = self._queued is not None and all(type(q) is Packed for q in self._queued)
+        return are_kernels and not self.has_tables and not self._arguments.late
 
     @property
     def is_one_launch(self) -> bool:
@@ -218,7 +245,8 @@ class ReadyPlan:
         """
         if self.zeros_nbytes and not is_clear:
             self._backend.clear_at(workspace, self.zeros_nbytes, stream)
-        self._queue((*addresses, *[workspace + offset for offset in self._offsets]), (), stream)
+        scratch = [workspace + offset for offset in self._offsets]
+        self._queue((), (*addresses, *scratch), (), stream)
 
     def scratch(self, store: Store) -> list[object]:
         """Pointers into scratch memory with a buffer for each kind; most calls have the same."""

@@ -46,13 +46,13 @@ class Packed:
         steps: Sequence[PackedStep],
         n_words: int,
         constants: Sequence[Any],
-        made: Sequence[Dtype],
+        made: Sequence[Dtype | None],
     ) -> None:
         self._launch, self._steps, self._constants = launch, steps, constants
         self._offsets = [WORD.itemsize * i for i in range(n_words)]
         self._end = align_up(WORD.itemsize * n_words, _ALIGNMENT)
-        self._fixed = [self._span(value.nbytes) for value in constants]
-        self._new = [self._span(dtype.itemsize) for dtype in made]
+        self._fixed = [self._span(getattr(value, "nbytes", 0)) for value in constants]
+        self._new = [self._span(0 if dtype is None else dtype.itemsize) for dtype in made]
         self._write = struct.Struct(f"={n_words}Q").pack_into
         self._free: list[_Block] = []
 
@@ -70,7 +70,8 @@ class Packed:
         self._write(memory, 0, *words)
         if made:
             for span, value in zip(self._new, made, strict=True):
-                memory[span] = value.tobytes()
+                if span.start != span.stop:  # else it is no kernel's
+                    memory[span] = value.tobytes()
         for head, arguments in block.launches:
             launch(*head, stream, arguments, 0)
         self._free.append(block)
@@ -88,7 +89,8 @@ class Packed:
         store = np.zeros(self._end + WORD.itemsize * n_arguments, np.uint8)
         memory, start = memoryview(store), store.ctypes.data
         for span, value in zip(self._fixed, self._constants, strict=True):
-            memory[span] = value.tobytes()
+            if span.start != span.stop:
+                memory[span] = value.tobytes()
         addresses, launches, at = store[self._end :].view(WORD), [], 0
         for head, places in self._steps:
             addresses[at : at + len(places)] = [start + self._offsets[place] for place in places]

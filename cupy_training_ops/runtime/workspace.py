@@ -33,7 +33,7 @@ class Store:
 
     def serves(self, plain_nbytes: int, zeros_nbytes: int) -> bool:
         """Whether it is known, and large enough."""
-        fits = self.plain.size >= plain_nbytes and self.zeros.size >= zeros_nbytes
+        fits = self.plain.nbytes >= plain_nbytes and self.zeros.nbytes >= zeros_nbytes
         return self.is_zero and fits
 
 
@@ -74,8 +74,8 @@ class Workspaces(Locked):
                 self._renew(store, backend, device, plain_nbytes, zeros_nbytes)
             return store
         if store is not None:  # the next capture may need as much
-            plain_nbytes = max(plain_nbytes, store.plain.size)
-            zeros_nbytes = max(zeros_nbytes, store.zeros.size)
+            plain_nbytes = max(plain_nbytes, store.plain.nbytes)
+            zeros_nbytes = max(zeros_nbytes, store.zeros.nbytes)
         plain = self._plain(backend, device, plain_nbytes)
         self._stores[key] = Store(plain, backend.zeros(zeros_nbytes, device))
         return self._stores[key]
@@ -104,13 +104,13 @@ class Workspaces(Locked):
         self, store: Store, backend: Backend, device: int, plain_nbytes: int, zeros_nbytes: int
     ) -> None:
         """Larger buffers where they are too small, and zeros."""
-        if store.plain.size < plain_nbytes:
+        if store.plain.nbytes < plain_nbytes:
             self._retired.append(store.plain)
-            larger = max(plain_nbytes, 2 * store.plain.size)
+            larger = max(plain_nbytes, 2 * store.plain.nbytes)
             store.plain = self._plain(backend, device, larger)
-        if store.zeros.size < zeros_nbytes:
+        if store.zeros.nbytes < zeros_nbytes:
             self._retired.append(store.zeros)
-            store.zeros = backend.zeros(max(zeros_nbytes, 2 * store.zeros.size), device)
+            store.zeros = backend.zeros(max(zeros_nbytes, 2 * store.zeros.nbytes), device)
             store.is_zero = True
         if not store.is_zero:
             self.clear(backend, device, store)
@@ -120,7 +120,7 @@ class Workspaces(Locked):
         self._poisons = True
         for (backend, device, *_), store in self._stores.items():
             with backend.on(device):
-                backend.fill(store.plain, store.plain.size, POISON)
+                backend.fill(store.plain, store.plain.nbytes, POISON)
 
     def left(self) -> int:
         """Count bytes of zeros that calls have not left zero; waits for them; for tests."""
@@ -131,7 +131,7 @@ class Workspaces(Locked):
     def clear(backend: Backend, device: int, store: Store) -> None:
         """Make the zeros zero again behind what is queued."""
         with backend.on(device):
-            backend.fill(store.zeros, store.zeros.size, 0)
+            backend.fill(store.zeros, store.zeros.nbytes, 0)
         store.is_zero = True
 
 

@@ -100,8 +100,14 @@ class HollowBackend(OneStream, CudaBackend):
         self.launches: list[Queued] = []
         self.driver = HollowDriver(self.launches)
 
+    def maker(
+        self, spec: Spec, device: int, like: int | None
+    ) -> Callable[[Sequence[Any]], cupy.ndarray]:
+        """What makes an output."""
+        return lambda _: hollow(spec.shape, spec.dtype)
+
     def empty(self, spec: Spec, device: int) -> cupy.ndarray:
-        """An output."""
+        """Memory."""
         return hollow(spec.shape, spec.dtype)
 
     def zeros(self, nbytes: int, device: int) -> cupy.ndarray:

@@ -26,7 +26,7 @@ from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT64
 from cupy_training_ops.errors import refuse
 from cupy_training_ops.families.dropout.plan import two_integers
 from cupy_training_ops.frame import backends
-from cupy_training_ops.frame.op import DelegatingOp
+from cupy_training_ops.frame.uncomputed import DelegatingOp
 from cupy_training_ops.plan import Config, Launch, Plan, Pointers, Work, by_value, ceil_div, slots
 from cupy_training_ops.planning import multi_tensor
 

@@ -21,7 +21,8 @@ from cupy_training_ops.declare.schema import (
 )
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, INT64
 from cupy_training_ops.errors import refuse
-from cupy_training_ops.frame.op import Op, ViewOp
+from cupy_training_ops.frame.op import Op
+from cupy_training_ops.frame.uncomputed import ViewOp
 from cupy_training_ops.plan import (
     Config,
     Launch,

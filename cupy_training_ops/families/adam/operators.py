@@ -132,6 +132,8 @@ class AdamOptimizer(Op):
     regularization.
     """
 
+    detaches = True
+
     inputs: ClassVar[tuple[Input, ...]] = (
         number("R", "T1", "the learning rate"),
         count("T", "T2"),
@@ -306,6 +308,8 @@ class AdamWOptimizer(Op):
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/optimizer/adamw/adamw.cc;
     Loshchilov and Hutter, Decoupled weight decay regularization.
     """
+
+    detaches = True
 
     inputs = (
         number("lr", "T1", "the learning rate"),

@@ -43,6 +43,8 @@ GROUP_TYPE = Attribute(
 class Collective(Op):
     """What ranks do together: a group that is open and on the arrays' device."""
 
+    takes_tensors = False  # NCCL is given CuPy's current stream
+
     provider = "NumPy arrays travel through rank 0, CuPy arrays by NCCL on their device."
     runs_empty = True
     group: ProcessGroup

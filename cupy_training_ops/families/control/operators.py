@@ -30,7 +30,7 @@ from ...dtypes import BOOL, FIXED_SIZE
 from ...errors import ArgumentError, OpError, ProviderError, refuse, shown
 from ...frame.backends import BACKENDS
 from ...frame.named import in_order
-from ...frame.op import DelegatingOp
+from ...frame.uncomputed import DelegatingOp
 from ...runtime.events import EVENTS, MAX_EVENTS, NO_EVENT
 
 NOTHING_COMPUTED = "NumPy and CuPy arrays alike: nothing is computed or launched."

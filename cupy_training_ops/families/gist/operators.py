@@ -59,6 +59,8 @@ class _Codec(Op):
 class Encoder(_Codec):
     """The operators that make codes."""
 
+    detaches = True
+
     def infer(self, x: Spec) -> tuple[Spec, ...]:
         return (Spec(self.code_shape(x), to_dtype(self.outputs[0].type)),)
 

@@ -70,6 +70,8 @@ class GistGuardedMsfp15Encoder(Op):
     Computing the Sample Variance", 1983.
     """
 
+    detaches = True
+
     domain = "cupy_training_ops"
     inputs = (Input("X", "T", shape="any shape"),)
     outputs = (

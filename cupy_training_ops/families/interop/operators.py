@@ -48,7 +48,7 @@ from ...dtypes import FIXED_SIZE, INT64, Dtype, dtype_name
 from ...errors import DtypeError, refuse
 from ...frame.arrays import adopt
 from ...frame.backends import BACKENDS, CPU, info
-from ...frame.op import DelegatingOp
+from ...frame.uncomputed import DelegatingOp
 from ..control.operators import arrays
 
 Specs = tuple[Spec | None, ...]

@@ -125,6 +125,8 @@ class LambOptimizer(Op):
     changes the gradients in any case; You et al., Large batch optimization for deep learning.
     """
 
+    detaches = True
+
     inputs: ClassVar[tuple[Input, ...]] = (
         UPDATE_SIGNAL,
         *scales("T_LOSS_SCALE", "T_GRAD_NORM", "gradient_norm"),

@@ -69,6 +69,8 @@ class SGDOptimizer(Op):
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/optimizer/sgd.cc.
     """
 
+    detaches = True
+
     inputs = (
         number("ETA", "L", "the learning rate"),
         Input("W", "T", shape="any shape"),
@@ -117,6 +119,8 @@ class SGDOptimizerV2(Op):
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/optimizer/sgd/sgd.cc.
     """
 
+    detaches = True
+
     inputs = (
         number("lr", "T1", "the learning rate"),
         weights("S_WEIGHT"),
@@ -149,6 +153,8 @@ class SGDOptimizerList(Op):
 
     Source: this package; ONNX Runtime has no gradient descent that scales, clips or rounds.
     """
+
+    detaches = True
 
     domain = "cupy_training_ops"
     inputs = (
@@ -257,6 +263,8 @@ class InplaceClipGradNorm(Op):
     Source: ONNX Runtime,
     orttraining/orttraining/training_ops/cuda/optimizer/clip_grad_norm/clip_grad_norm.cc.
     """
+
+    detaches = True
 
     inputs = (Input("gradients", "T", variadic=True, shape="any shapes", doc="at least one array"),)
     outputs = (replaced("clipped_gradients", "gradients", "T", "gradients"),)

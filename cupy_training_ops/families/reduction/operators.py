@@ -319,6 +319,8 @@ class IsAllFinite(Op):
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/math/isfinite.cc.
     """
 
+    detaches = True
+
     inputs = (Input("input", "T", variadic=True, shape="any shapes", doc="at least one array"),)
     outputs = (Output("output", "bool", shape="shape ()"),)
     attributes = (

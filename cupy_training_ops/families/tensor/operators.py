@@ -31,7 +31,8 @@ from ...declare.type_rows import Types
 from ...dtypes import FIXED_SIZE, INT64, HostArray
 from ...errors import refuse
 from ...frame.checks import from_front
-from ...frame.op import Op, ViewOp
+from ...frame.op import Op
+from ...frame.uncomputed import ViewOp
 from ...plan import Config, Device, Launch, Plan, Pointers, Scratch, ScratchMemory, by_value
 from ...planning.copy_runs import Words, words_of
 from ...planning.fast_division import divisor, divisor_fields

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: MIT
+"""PyTorch's tensors on CUDA devices behind the names the frame uses: no array of CuPy's is made.
+
+What a call depends on is read from a tensor's metadata. New tensors and scratch memory are
+PyTorch's allocator's, work is queued on its current stream; kernels are compiled as CuPy's are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from itertools import accumulate
+from operator import mul
+from typing import Any
+
+import cupy
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..backend import Info, Piece
+from ..declare.schema import Shape, Spec
+from ..dtypes import BFLOAT16, ELEMENT_TYPES, HostArray
+from .cuda import CudaBackend
+
+_OWN = {r.dtype: getattr(torch, r.name) for r in ELEMENT_TYPES if hasattr(torch, r.name)}
+_FOREIGN = {o: dtype for dtype, o in _OWN.items() if dtype.kind != "c"}  # those may be conjugated
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+PLAIN = (Tensor, torch.nn.Parameter)  # types that do nothing of their own
+
+
+class TensorBackend(CudaBackend):
+    """One object for all CUDA devices, which PyTorch and CuPy number alike."""
+
+    kind = "cuda"  # of PyTorch's devices
+    has_tensors = True
+
+    def __init__(self) -> None:
+        n_devices = torch.cuda.device_count()
+        self.devices = {torch.device("cuda", index): index for index in range(n_devices)}
+
+    def info(self, array: Tensor) -> Info:
+        """The fields of ArrayInfo; KeyError for a tensor that has to be adopted, or refused."""
+        dtype, device = _FOREIGN[array.dtype], self.devices[array.device]
+        try:
+            address = array.data_ptr()
+            strides = None if array.is_contiguous() else _bytes(array.stride(), dtype.itemsize)
+        except RuntimeError:  # it has no storage of its own: sparse, or in a transformation
+            raise KeyError(type(array)) from None
+        if not address or array.is_neg():
+            raise KeyError(type(array))
+        return (self, dtype, array.shape, address % 16 == 0, strides, device)
+
+    def infos(self, arrays: Sequence[Tensor | None]) -> list[Info | None]:
+        """The same of several; None for None."""
+        return [None if array is None else self.info(array) for array in arrays]
+
+    def pointer(self, array: Tensor) -> int:
+        """The address of the first element."""
+        address: int = array.data_ptr()
+        return address
+
+    def pointers(self, arrays: Sequence[Tensor | None]) -> list[int]:
+        """The addresses of several; 0 for None."""
+        return [0 if array is None else array.data_ptr() for array in arrays]
+
+    def states(self, arrays: Sequence[Tensor | None]) -> list[object]:
+        """Everything about a tensor may change."""
+        return [None if array is None else _state(array) for array in arrays]
+
+    def offset(self, array: Tensor, nbytes: int) -> int:
+        """A kernel argument that points `nbytes` into the tensor."""
+        address: int = array.data_ptr() + nbytes
+        return address
+
+    def views(self, array: Tensor, pieces: Sequence[Piece]) -> tuple[Tensor, ...]:
+        """Views of a contiguous tensor under new shapes, each so many bytes from its start."""
+        data = array.detach()
+        start, size = data.storage_offset(), data.element_size()
+        return tuple(
+            [data.as_strided(shape, _dense(shape), start + n // size) for n, shape in pieces]
+        )
+
+    def permuted(self, array: Tensor, axes: Sequence[int]) -> Tensor:
+        """The same memory with its dimensions in another order."""
+        return array.permute(*axes)
+
+    def maker(self, spec: Spec, device: int, like: int | None) -> Callable[[Sequence[Any]], Tensor]:
+        """What makes an uninitialised tensor."""
+        if like is not None:
+            return lambda arrays: torch.empty_like(arrays[like])
+        make = partial(
+            torch.empty_strided,
+            tuple(spec.shape),
+            _dense(spec.shape),
+            dtype=_OWN[spec.dtype],
+            device=torch.device(self.kind, device),
+        )
+        return lambda _: make()
+
+    def empty(self, spec: Spec, device: int) -> Tensor:
+        """An uninitialised tensor from PyTorch's pool."""
+        return self.maker(spec, device, None)(())
+
+    def zeros(self, nbytes: int, device: int) -> Tensor:
+        """A zeroed byte buffer from PyTorch's pool."""
+        return torch.zeros(nbytes, dtype=torch.uint8, device=torch.device(self.kind, device))
+
+    def fill(self, array: Tensor, nbytes: int, byte: int) -> None:
+        """By the driver's memset, which a capture records too."""
+        if nbytes:
+            stream = self.stream_address(array.get_device())
+            cupy.cuda.runtime.memsetAsync(array.data_ptr(), byte, nbytes, stream)
+
+    def to_host(self, array: Tensor) -> HostArray:
+        """A copy in NumPy's memory; waits for the current stream."""
+        bits = array.detach().view(torch.int16) if array.dtype == torch.bfloat16 else array.detach()
+        copied: HostArray = bits.cpu().numpy()
+        return copied.view(BFLOAT16) if bits.dtype != array.dtype else copied
+
+    def from_host(self, array: HostArray) -> Tensor:
+        """A copy on the current device."""
+        return _tensor(array).to(torch.device(self.kind, self.current_device()))
+
+    def of_host(self, array: HostArray) -> Tensor:
+        """A result on the host, in kind."""
+        return _tensor(array)
+
+    def overwrite(self, array: Tensor, source: HostArray) -> None:
+        """Copy the elements in the order of the current stream."""
+        array.detach().copy_(_tensor(np.ascontiguousarray(source)))
+
+    def stream(self, device: int) -> Hashable:
+        """PyTorch's current stream, as a key."""
+        return self.stream_address(device)
+
+    def stream_address(self, device: int) -> int:
+        """Of PyTorch's current stream."""
+        known = _raw_stream
+        address: int = known(device) if known else torch.cuda.current_stream(device).cuda_stream
+        return address
+
+    def capturing(self, device: int) -> bool:
+        """Whether the current stream is being captured into a graph."""
+        return bool(torch.cuda.is_current_stream_capturing())
+
+    def work(self, name: str) -> Callable[..., None]:
+        """Copies are PyTorch's; other work is for arrays of CuPy's."""
+        return {"copy": _copy}[name]
+
+
+def _copy(source: Tensor, target: Tensor) -> None:
+    target.detach().copy_(source.detach(), non_blocking=True)
+
+
+def _state(array: Tensor) -> object:
+    return array.data_ptr(), array.shape, array.dtype
+
+
+def _bytes(strides: Sequence[int], itemsize: int) -> Shape:
+    return tuple([stride * itemsize for stride in strides])
+
+
+def _dense(shape: Shape) -> tuple[int, ...]:
+    """Strides of PyTorch's own tensors, in elements."""
+    inner = accumulate((max(extent, 1) for extent in reversed(shape[1:])), mul, initial=1)
+    return tuple(inner)[::-1] if shape else ()
+
+
+def _tensor(array: HostArray) -> Tensor:
+    """Over the memory of an array of NumPy's, which lacks bfloat16 of its own."""
+    bits = array.view(np.int16) if array.dtype == BFLOAT16 else array
+    tensor = torch.from_numpy(bits)
+    return tensor.view(torch.bfloat16) if bits is not array else tensor

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: MIT
+"""Calls that take PyTorch's tensors by their metadata: the same launches as on CuPy's arrays.
+
+Without a GPU: tensors of the host stand for a GPU's, with hollow or emulated kernels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+
+import numpy as np
+import pytest
+
+from cupy_training_ops import ArgumentError, get_op
+from cupy_training_ops.samples import Sample
+from cupy_training_ops.testing.compare import assert_matches
+from cupy_training_ops.testing.samples import all_samples, mapped_inputs
+from cupy_training_ops.testing.samples import flat as taken_apart
+
+torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+pytest.importorskip("cupy", reason="CuPy is in the extras")
+
+from tensor_backends import (  # noqa: E402
+    EmulatedTensors,
+    HollowTensors,
+    numpy_of,
+    tensor_of,
+    tensors_on,
+)
+
+from cupy_training_ops.testing.hollow import hollow, hollow_launches  # noqa: E402
+
+SAMPLES = [sample for samples in all_samples().values() for sample in samples]
+NATIVE = [s for s in SAMPLES if get_op(s.op).takes_tensors and not s.attributes.get("check")]
+
+
+def like(value):
+    """A hollow array like an array; anything else as it is."""
+    if not isinstance(value, np.ndarray | np.generic):
+        return value
+    return hollow(value.shape, value.dtype)
+
+
+def kernels(launches) -> list[tuple]:
+    """Names, and what of the arguments is no address and holds none."""
+    return [
+        (name, *[str(v) for v in arguments if not isinstance(v, np.uint64 | np.void)])
+        for name, arguments in launches
+        if name not in ("fill", "clear")
+    ]
+
+
+def is_adopted(values) -> bool:
+    """Empty tensors have no address, complex ones may be conjugated."""
+    found = itertools.chain.from_iterable(v if isinstance(v, list) else (v,) for v in values)
+    arrays = [v for v in found if isinstance(v, np.ndarray)]
+    return not arrays or any(v.size == 0 or v.dtype.kind == "c" for v in arrays)
+
+
+@pytest.mark.parametrize("sample", NATIVE, ids=lambda sample: sample.id)
+def test_a_call_over_tensors_has_the_launches_of_one_over_arrays(sample: Sample, rng) -> None:
+    values = sample.make(rng)
+    if is_adopted(values):
+        pytest.skip("it is taken as arrays are")
+    op = get_op(sample.op)(**sample.attributes)
+    expected = op(*values)
+    with torch.no_grad(), tensors_on(HollowTensors()) as backend, hollow_launches() as launches:
+        op(*mapped_inputs(op, values, like))
+        results = op(*mapped_inputs(op, values, tensor_of))
+        assert kernels(backend.launches) == kernels(launches)
+    for result, wanted in zip(taken_apart(results), taken_apart(expected), strict=True):
+        assert isinstance(result, torch.Tensor) == (wanted is not None)
+        if wanted is not None:
+            assert (tuple(result.shape), numpy_of(result).dtype) == (wanted.shape, wanted.dtype)
+
+
+@pytest.mark.parametrize(
+    ("name", "attributes", "shapes"),
+    [
+        ("ReluGrad", {}, [(3, 70), (3, 70)]),
+        ("LayerNormalizationGrad", {}, [(5, 70), (5, 70), (70,), (5, 1), (5, 1)]),
+        ("ConcatTraining", {"axis": 1}, [[(3, 5), (3, 7)]]),
+    ],
+)
+def test_results_are_the_cpu_providers(name, attributes, shapes, rng) -> None:
+    def made(shape):
+        if isinstance(shape, list):
+            return list(map(made, shape))
+        return rng.standard_normal(shape).astype(np.float32)
+
+    values, op = list(map(made, shapes)), get_op(name)(**attributes)
+    expected = taken_apart(op(*values))
+    with tensors_on(EmulatedTensors()):
+        for _ in range(2):
+            found = taken_apart(op(*mapped_inputs(op, values, tensor_of)))
+    for result, wanted in zip(found, expected, strict=True):
+        assert_matches(numpy_of(result), wanted)
+
+
+# ---- what may change about a tensor --------------------------------------------------------------
+
+
+@pytest.fixture
+def backend():
+    """Tensors of the host with kernels that are noted."""
+    with torch.no_grad(), tensors_on(HollowTensors()) as found:
+        yield found
+
+
+def addresses(backend) -> list[int]:
+    """Of the arrays of the last launch."""
+    return [int(v) for v in backend.launches[-1][1] if isinstance(v, np.uint64)]
+
+
+def test_nothing_is_exchanged(backend, monkeypatch) -> None:
+    """No array of CuPy's or NumPy's is made, and no stream object."""
+    from cupy_training_ops.frame import foreign
+
+    for name in ("shared", "as_tensor", "_stream"):
+        monkeypatch.setattr(foreign, name, None)
+    monkeypatch.setattr(torch.Tensor, "__dlpack__", None)
+    dy, x = torch.randn(2, 3, 70)
+    for _ in range(2):
+        found = get_op("ReluGrad")()(dy, x)
+        assert addresses(backend)[:3] == [dy.data_ptr(), x.data_ptr(), found.data_ptr()]
+
+
+@pytest.mark.parametrize("how", ["set_", "data", "resize_"])
+def test_a_call_takes_a_tensors_memory_as_it_is_now(backend, how) -> None:
+    op, (dy, x) = get_op("ReluGrad")(), torch.randn(2, 3, 70)
+    op(dy, x)
+    changed(x, how)
+    with_new = (dy[:1], x[:1]) if how == "resize_" else (dy, x)
+    found = op(*with_new)
+    assert addresses(backend)[:3] == [t.data_ptr() for t in (*with_new, found)]
+
+
+def changed(x, how) -> None:
+    if how == "set_":
+        x.set_(torch.randn(3, 70))
+    elif how == "data":
+        x.data = torch.randn(3, 70)
+    else:
+        x.resize_(9, 70)
+
+
+@pytest.mark.parametrize("how", ["set_", "data", "resize_"])
+def test_lists_are_known_again_by_their_memory(backend, how) -> None:
+    op, sums = get_op("InPlaceAccumulatorList")(), [torch.randn(3, 70) for _ in range(3)]
+    values = [torch.randn(3, 70) for _ in range(3)]
+    for _ in range(2):
+        op(sums, values)
+    if how == "resize_":
+        changed(sums[1], how)
+        with pytest.raises(ArgumentError, match=r"\[1\]"):
+            op(sums, values)
+        return
+    before = values[1].data_ptr()
+    changed(values[1], how)
+    op(sums, values)
+    tables = [v for v in backend.launches[-1][1] if isinstance(v, np.void)]
+    found = np.frombuffer(b"".join(v.tobytes() for v in tables if v.nbytes % 8 == 0), np.uint64)
+    assert values[1].data_ptr() in found
+    assert before not in found
+
+
+@pytest.mark.parametrize("how", ["set_", "data", "resize_"])
+def test_a_bound_call_refuses_a_tensor_that_became_another(backend, how) -> None:
+    dy, x, out = torch.randn(3, 3, 70)
+    x = x.clone()
+    bound = get_op("ReluGrad")().bound(dy, x, out=out)
+    bound()
+    changed(x, how)
+    n = len(backend.launches)
+    with pytest.raises(ArgumentError, match="ReluGrad: X: expected the tensor as it was bound"):
+        bound()
+    assert len(backend.launches) == n
+
+
+def test_a_bound_call_makes_its_results_once(backend) -> None:
+    dy, x = torch.randn(2, 3, 70)
+    bound = get_op("ReluGrad")().bound(dy, x)
+    first = bound()
+    assert bound() is first
+    assert addresses(backend)[2] == first.data_ptr()
+
+
+@pytest.mark.parametrize("unusual", ["negative", "sparse", "mixed", "subclass", "batched"])
+def test_unusual_tensors_are_adopted_or_refused(backend, unusual) -> None:
+    """Never taken by their memory alone."""
+    dy, x = torch.randn(2, 3, 70)
+    if unusual == "negative":
+        x = torch._neg_view(x)
+    elif unusual == "sparse":
+        x = x.to_sparse()
+    elif unusual == "mixed":
+        dy = dy.numpy()
+    elif unusual == "subclass":
+        x = x.as_subclass(type("Tagged", (torch.Tensor,), {}))
+    op = get_op("ReluGrad")()
+    if unusual == "batched":
+        with pytest.raises((ArgumentError, RuntimeError)):
+            torch.func.vmap(op)(dy, x)
+    elif unusual in ("sparse", "negative"):
+        with pytest.raises(ArgumentError, match="X: cannot share its memory"):
+            op(dy, x)
+    else:
+        op(dy, x)
+    assert not backend.launches
+
+
+def test_parameters_are_tensors(backend) -> None:
+    weights = torch.nn.Parameter(torch.randn(3, 70))
+    get_op("SGDOptimizer")()(torch.tensor([0.1]), weights, torch.randn(3, 70))
+    assert weights.data_ptr() in addresses(backend)
+
+
+# ---- autograd ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("provider", ["native", "adopted"])
+def test_a_gradient_is_not_lost_in_silence(provider) -> None:
+    on = tensors_on(HollowTensors()) if provider == "native" else contextlib.nullcontext()
+    dy, x = torch.randn(2, 3, 70)
+    x.requires_grad_()
+    op = get_op("ReluGrad")()
+    with on as backend:
+        with pytest.raises(ArgumentError, match=r"ReluGrad: X: .*X\.detach\(\)"):
+            op(dy, x)
+        with pytest.raises(ArgumentError, match=r"ReluGrad: X: .*X\.detach\(\)"):
+            op.bound(dy, x)
+        assert not (backend and backend.launches)
+        op(dy, x.detach())
+        with torch.no_grad():
+            op(dy, x)
+            bound = op.bound(dy, x)
+            bound()
+        if provider == "native":
+            with pytest.raises(ArgumentError, match=r"X\.detach\(\)"):
+                bound()
+
+
+@pytest.mark.parametrize("provider", ["native", "adopted"])
+def test_encoders_and_updates_take_data(provider) -> None:
+    on = tensors_on(HollowTensors()) if provider == "native" else contextlib.nullcontext()
+    x = torch.randn(3, 70, requires_grad=True)
+    with on:
+        assert not get_op("GistPack16Encoder")()(x).requires_grad
+        get_op("SGDOptimizer")()(torch.tensor([0.1]), x, torch.randn(3, 70))
