@@ -94,9 +94,7 @@ struct Adam : Parameter<W, GRAD, MOMENT> {
         }
         parameter_update::store(new_m, i, mean);
         parameter_update::store(new_v, i, square);
-        parameter_update::store(new_w, i, weight);
-        parameter_update::store(new_g, i, delta);
-        copy.store(i, weight);
+        put(new_w, new_g, copy, i, weight, delta);
     }
     __device__ __forceinline__ void run(i64 first, i64 end, i64 n) const {
         if (by.update) {

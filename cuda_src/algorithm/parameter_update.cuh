@@ -61,6 +61,15 @@ struct Copy {
     __device__ void keep(i64 first, i64 end) const { parameter_update::keep(from, to, first, end); }
 };
 
+// New weights, and what they were changed by.
+template <class W, class G, class A, int N>
+__device__ __forceinline__ void put(W* new_w, G* new_g, const Copy& copy, i64 i,
+                                    const A (&weight)[N], const A (&delta)[N]) {
+    store(new_w, i, weight);
+    store(new_g, i, delta);
+    copy.store(i, weight);
+}
+
 // What steps with moments are made from: weights, gradients and both moments.
 template <class W, class G, class M>
 struct Parameter {
@@ -110,12 +119,6 @@ struct Descent {
     __device__ __forceinline__ void load(Loaded<N>& loaded, i64 i) const {
         parameter_update::load(loaded.w, w, i);
         parameter_update::load(loaded.g, g, i);
-    }
-    template <class A, int N>
-    __device__ __forceinline__ void put(i64 i, const A (&weight)[N], const A (&delta)[N]) const {
-        parameter_update::store(new_w, i, weight);
-        parameter_update::store(new_g, i, delta);
-        copy.store(i, weight);
     }
     // Nothing changes.
     __device__ __forceinline__ void stay(i64 first, i64 end) const {

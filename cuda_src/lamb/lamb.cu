@@ -124,7 +124,7 @@ struct Update : Descent<W, GRAD> {  // g is d
             weight[k] = finite ? before + change : before;
             delta[k] = finite ? change : ACC(0);
         }
-        put(i, weight, delta);
+        put(new_w, new_g, copy, i, weight, delta);
     }
 };
 

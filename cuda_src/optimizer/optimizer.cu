@@ -52,7 +52,7 @@ struct Sgd : Descent<W, GRAD> {
             delta[k] = -by.rate * (to_acc(loaded.g.at[k]) / by.divisor);
             weight[k] = to_acc(loaded.w.at[k]) + delta[k];
         }
-        put(i, weight, delta);
+        put(new_w, new_g, copy, i, weight, delta);
     }
     __device__ __forceinline__ void run(i64 first, i64 end, i64 n) const {
         if (by.update)
