@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from .declare.facts import Count, Struct, address, double, i32, i64, u32, u64
+from .declare.facts import Count, Slot, Struct, TypeSlot, address, double, i32, i64, u32, u64
 from .dtypes import ELEMENT_TYPES
 
 WARP = 32
@@ -14,6 +14,7 @@ ELEMENTWISE_NBYTES = 32  # of elements that a thread has in flight for each arra
 
 COPY_THREADS = 128
 COPY_CHUNKS = 2  # of 16 bytes that a thread writes, as measured on an H200
+WORDS = Slot(1)  # of a vector, where nothing is computed
 
 SHORT_NBYTES = 32  # that a thread holds of a short row, of all arrays
 SHORT_THREADS = 128  # of a block with several lines
@@ -21,6 +22,13 @@ BUNDLE_THREADS = 512  # of a block at most, of neighbouring lines in vectors
 HELD_NBYTES = 128  # that a thread holds of any other line, where registers are not scarce
 
 FP10_IN_WORD = 3  # codes
+
+# The types that kernels of several families are compiled for: cuda_src/core/slots.cuh.
+T = TypeSlot("float")  # elements
+ACC = TypeSlot("float")  # what they are computed in: Acc<T>
+W = TypeSlot("float")  # elements of weights
+GRAD = TypeSlot("float")  # of their gradients, which are not wider
+MOMENT = TypeSlot("float")  # of moments
 
 # What Either says of the elements of its array.
 _ONNX = {row.name: row.onnx for row in ELEMENT_TYPES}

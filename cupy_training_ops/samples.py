@@ -38,6 +38,13 @@ ELEMENTWISE_SHAPES: tuple[tuple[str, Shape, int], ...] = (
     ("misaligned", (3, 1003), 1),
     ("large", (5, 1640), 0),
 )
+# Of families that take lists: label, shapes, offset.
+SHAPES_OF_LISTS: tuple[tuple[str, tuple[Shape, ...], int], ...] = (
+    ("odd", ((3, 5, 7), (0, 3), (), (17,)), 0),
+    ("empty", ((0,), (3, 0)), 0),
+    ("one", ((),), 0),
+    ("misaligned", ((1003,), (31, 3), (64,)), 1),
+)
 
 
 @dataclass(frozen=True)

@@ -33,66 +33,70 @@ ROUNDS, CALLS = 15, 10
 LARGE = 256 * MIB // 4  # elements of float32
 MANY, SMALL = 500, 65_536 // 4
 
+NBYTES = 4 * LARGE
+
 Call = Callable[[], object]
+Calls = dict[str, Call]  # by who makes them
+Case = tuple[Calls, float, float]  # the bytes that count, and the factor of the bus
 
 
-def cases(group: cto.ProcessGroup) -> dict[str, tuple[dict[str, Call], float, float]]:
-    """Name to what does it, the bytes that count, and the factor of the bus."""
-    n = group.size
+def cases(group: cto.ProcessGroup) -> dict[str, Case]:
+    """By name."""
+    once = (group.size - 1) / group.size
     x = torch.ones(LARGE, device="cuda")
-    shard = torch.ones(LARGE // n, device="cuda")
-    many = [torch.ones(SMALL, device="cuda") for _ in range(MANY)]
-    ours_x, ours_many = cupy.from_dlpack(x), [cupy.from_dlpack(t) for t in many]
-    # As many elements, one behind the other, that each rank owns an equal part of.
-    pieces = [ours_x[i * (LARGE // n) : (i + 1) * (LARGE // n) - (i == n - 1)] for i in range(n)]
-    each = LARGE // (8 * n)
-    parts = [ours_x[i * each : (i + 1) * each - (i == 8 * n - 1)] for i in range(8 * n)]
-    reduce_all, gather = cto.NcclAllReduce(group=group), cto.NcclAllGather(group=group)
-    scatter = cto.NcclReduceScatter(group=group)
-    once, nbytes = (n - 1) / n, 4 * LARGE
-    found: dict[str, tuple[dict[str, Call], float, float]] = {
-        "all-reduce 256 MiB": (
-            {"ours": lambda: reduce_all([ours_x]), "torch": lambda: dist.all_reduce(x)},
-            nbytes,
-            2 * once,
-        ),
-        "all-reduce 500 x 64 KiB": (
-            {
-                "ours": lambda: reduce_all(ours_many),
-                "ours, bound": reduce_all.bound(ours_many),
-                "torch coalesced": lambda: coalesced(many),
-                "torch one by one": lambda: [dist.all_reduce(t) for t in many],
-            },
-            4 * MANY * SMALL,
-            2 * once,
-        ),
-        "all-gather 256 MiB": (
-            {
-                "ours": lambda: gather(pieces),
-                "ours, 8 arrays a rank": lambda: gather(parts),
-                "torch": lambda: dist.all_gather_into_tensor(x, shard),
-            },
-            nbytes,
-            once,
-        ),
-        "reduce-scatter 256 MiB": (
-            {
-                "ours": lambda: scatter(pieces),
-                "ours, 8 arrays a rank": lambda: scatter(parts),
-                "torch": lambda: dist.reduce_scatter_tensor(shard, x),
-            },
-            nbytes,
-            once,
-        ),
+    found: dict[str, Case] = {
+        "all-reduce 256 MiB": (one_sum(group, x), NBYTES, 2 * once),
+        "all-reduce 500 x 64 KiB": (many_sums(group), 4 * MANY * SMALL, 2 * once),
+        "all-gather 256 MiB": (gathers(group, x), NBYTES, once),
+        "reduce-scatter 256 MiB": (scatters(group, x), NBYTES, once),
     }
-    if n & (n - 1) == 0:
-        adasum = cto.AdasumAllReduce(group=group)
-        found["Adasum 256 MiB"] = ({"ours": lambda: adasum([ours_x])}, nbytes, 2 * once)
+    if group.size & (group.size - 1) == 0:
+        adasum, ours = cto.AdasumAllReduce(group=group), cupy.from_dlpack(x)
+        found["Adasum 256 MiB"] = ({"ours": lambda: adasum([ours])}, NBYTES, 2 * once)
     return found
 
 
-def coalesced(tensors: list[Any]) -> None:
-    dist.all_reduce_coalesced(tensors)
+def one_sum(group: cto.ProcessGroup, x: Any) -> Calls:
+    reduce_all, ours = cto.NcclAllReduce(group=group), cupy.from_dlpack(x)
+    return {"ours": lambda: reduce_all([ours]), "torch": lambda: dist.all_reduce(x)}
+
+
+def many_sums(group: cto.ProcessGroup) -> Calls:
+    many = [torch.ones(SMALL, device="cuda") for _ in range(MANY)]
+    reduce_all, ours = cto.NcclAllReduce(group=group), [cupy.from_dlpack(t) for t in many]
+    return {
+        "ours": lambda: reduce_all(ours),
+        "ours, bound": reduce_all.bound(ours),
+        "torch coalesced": lambda: dist.all_reduce_coalesced(many),
+        "torch one by one": lambda: [dist.all_reduce(t) for t in many],
+    }
+
+
+def gathers(group: cto.ProcessGroup, x: Any) -> Calls:
+    gather, shard = cto.NcclAllGather(group=group), torch.ones(LARGE // group.size, device="cuda")
+    pieces, parts = owned(x, group.size), owned(x, 8 * group.size)
+    return {
+        "ours": lambda: gather(pieces),
+        "ours, 8 arrays a rank": lambda: gather(parts),
+        "torch": lambda: dist.all_gather_into_tensor(x, shard),
+    }
+
+
+def scatters(group: cto.ProcessGroup, x: Any) -> Calls:
+    scatter = cto.NcclReduceScatter(group=group)
+    shard = torch.ones(LARGE // group.size, device="cuda")
+    pieces, parts = owned(x, group.size), owned(x, 8 * group.size)
+    return {
+        "ours": lambda: scatter(pieces),
+        "ours, 8 arrays a rank": lambda: scatter(parts),
+        "torch": lambda: dist.reduce_scatter_tensor(shard, x),
+    }
+
+
+def owned(x: Any, n: int) -> list[Any]:
+    """As many elements, one behind the other, that each rank owns an equal part of."""
+    ours, each = cupy.from_dlpack(x), LARGE // n
+    return [ours[i * each : (i + 1) * each - (i == n - 1)] for i in range(n)]
 
 
 def seconds(call: Call) -> tuple[float, float]:

@@ -3,7 +3,8 @@
 
     python scripts/generate_headers.py [--check]
 
-Each `facts.py` of the package, which declares numbers and structs, has one `facts.cuh`.
+Each `facts.py` of the package, which declares numbers and structs, has one `facts.cuh`. The types
+that kernels of several families are compiled for are in `core/slots.cuh`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 import click
 
 from cupy_training_ops import facts as core
-from cupy_training_ops.declare.facts import Count, CType, Layout, Slot, Struct
+from cupy_training_ops.declare.facts import Count, CType, Layout, Slot, Struct, TypeSlot
 from cupy_training_ops.dtypes import FLOAT32
 from cupy_training_ops.registry import FAMILIES
 
@@ -60,6 +61,7 @@ def generated() -> dict[Path, str]:
     """The text of each header."""
     folder = ROOT / "cuda_src"
     found = {folder / "core/facts.cuh": header(core, "cto::facts", STANDARD)}
+    found[folder / "core/slots.cuh"] = slots_header(core)
     for family in FAMILIES:
         home = f"cupy_training_ops.families.{family}"
         if (ROOT / home.replace(".", "/") / "facts.py").is_file():
@@ -76,16 +78,34 @@ def header(module: ModuleType, namespace: str, includes: str) -> str:
     numbers = {name: v for name, v in named.items() if isinstance(v, int | float | dict)}
     structs = [value for value in own.values() if isinstance(value, Struct)]
     parts = [
-        HEAD.format(module=module.__name__.replace(".", "/") + ".py", command=COMMAND,
-                    includes=includes),
+        head(module, includes),
         *(default(name, value) for name, value in numbers.items() if isinstance(value, Slot)),
         f"namespace {namespace} {{\n",
         "".join(constant(name, value) for name, value in numbers.items()),
         *map(struct_text, structs),
         OFFSETS.format("".join(chain.from_iterable(map(offsets, structs)))) if structs else "",
         f"}}  // namespace {namespace}\n",
-    ]  # fmt: skip
+    ]
     return "\n".join(part for part in parts if part)
+
+
+def slots_header(module: ModuleType) -> str:
+    """The types of a module of facts, which most headers do not take: each source has its own."""
+    types = {name: v for name, v in vars(module).items() if isinstance(v, TypeSlot)}
+    parts = [
+        head(module, '#include "core/types.cuh"'),
+        *(default(name, value) for name, value in types.items()),
+        "namespace cto::slots {\n",
+        "".join(f"using {name} = CTO_{name};\n" for name in types),
+        "}  // namespace cto::slots\n",
+    ]
+    return "\n".join(parts)
+
+
+def head(module: ModuleType, includes: str) -> str:
+    """What a header of a module of facts begins with."""
+    path = module.__name__.replace(".", "/") + ".py"
+    return HEAD.format(module=path, command=COMMAND, includes=includes)
 
 
 def taken(name: str) -> object:
@@ -93,7 +113,7 @@ def taken(name: str) -> object:
     return getattr(core, name, None)
 
 
-def default(name: str, value: int) -> str:
+def default(name: str, value: int | str) -> str:
     """A slot's macro where the compiler is given none."""
     return f"#ifndef CTO_{name}\n#define CTO_{name} {value}\n#endif\n"
 

@@ -17,6 +17,11 @@ TABLES = {
     "all-but-one-empty": [0] * 32 + [1],
 }
 SIZES = (2**24 + 1, 2**25 + 1, 100_000_001)  # beyond which upstream skips elements
+SHAPES = ((2, 3), (3,), (3, 2), (2,))
+
+
+def array(*values, t=FLOAT32) -> np.ndarray:
+    return np.array(values).astype(t)
 
 
 def normal(rng: np.random.Generator, shape, dtype=FLOAT32) -> np.ndarray:

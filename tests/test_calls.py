@@ -6,12 +6,12 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
-import threading
 import time
 from typing import NamedTuple
 
 import numpy as np
 import pytest
+import ranks
 from probe.probe import ProbeAxpy, ProbeCut, ProbeHalves, ProbeJoin, ProbeSum
 
 import cupy_training_ops as cto
@@ -238,11 +238,7 @@ def test_threads_on_one_stream_take_turns(run, rng, monkeypatch) -> None:
     monkeypatch.setattr(ReadyPlan, "run", slow)
     op_, x = ProbeSum(), run.place(rng.integers(-8, 8, 3000).astype(np.float32))
     results = [run.place(np.zeros(1, np.float32)) for _ in range(6)]
-    threads = [threading.Thread(target=op_, args=(x,), kwargs={"out": out}) for out in results]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    ranks.results(ranks.gathered([functools.partial(op_, x, out=out) for out in results], 60))
     if run.on_gpu:
         run.xp.cuda.Device().synchronize()
     assert (len(most), max(most)) == (6, 1)

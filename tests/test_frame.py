@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-import threading
+import functools
 
 import numpy as np
 import pytest
 from probe.probe import EXTENTS, MAX_INPUTS, ProbeAxpy, ProbeCut, ProbeHalves, ProbeJoin, ProbeSum
+from ranks import gathered, results
 
 from cupy_training_ops import ArgumentError, CompileError, DtypeError
 from cupy_training_ops.facts import TensorStarts
@@ -168,11 +169,8 @@ def test_threads_share_an_operator(anywhere, rng) -> None:
     xs = [rng.integers(-8, 8, 4000 + i).astype(np.float32) for i in range(8)]
     targets = [anywhere.place(np.ones_like(x)) for x in xs]
     placed = [anywhere.place(x) for x in xs]
-    threads = [threading.Thread(target=op, args=pair) for pair in zip(placed, targets, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    pairs = zip(placed, targets, strict=True)
+    results(gathered([functools.partial(op, *pair) for pair in pairs], 60))
     if anywhere.on_gpu:
         anywhere.xp.cuda.Device().synchronize()
     for x, target in zip(xs, targets, strict=True):

@@ -14,18 +14,7 @@ import numpy as np
 import pytest
 
 import cupy_training_ops as cto
-from cupy_training_ops.declare.schema import (
-    Attribute,
-    Changing,
-    Input,
-    Output,
-    Spec,
-    integer,
-    one_of,
-    optional,
-    real,
-    shape,
-)
+from cupy_training_ops.declare import schema
 from cupy_training_ops.declare.type_rows import TypeRows
 from cupy_training_ops.dtypes import FLOAT32, FLOAT64
 from cupy_training_ops.frame import help
@@ -152,22 +141,22 @@ def same_shapes(shape: Any, expected: Any) -> bool:
     return shape == expected
 
 
-def planned(place: int, declared: Input, value: Any) -> Any:
+def planned(place: int, declared: schema.Input, value: Any) -> Any:
     """An input as `infer` takes it."""
     if value is None:
         return None
     if declared.memory == "either" and not isinstance(value, np.ndarray):
-        return Changing(place)
+        return schema.Changing(place)
     is_array = declared.memory in ("device", "either")
     one = spec_of if is_array else declared.convert
     return tuple(map(one, value)) if declared.variadic else one(value)
 
 
-def spec_of(array: Any) -> Spec | None:
-    return None if array is None else Spec(array.shape, array.dtype)
+def spec_of(array: Any) -> schema.Spec | None:
+    return None if array is None else schema.Spec(array.shape, array.dtype)
 
 
-def call_of(sample) -> Iterator[tuple[Input | Output, Any]]:
+def call_of(sample) -> Iterator[tuple[schema.Input | schema.Output, Any]]:
     """Every input and output of a sample with its value as planning sees it."""
     op = get_op(sample.op)(**sample.attributes)
     given = list(sample.make(np.random.default_rng(0)))
@@ -181,7 +170,9 @@ def contradictions(sample) -> Iterator[str]:
     """Declared shapes that an array of the sample does not have."""
     call = list(call_of(sample))
     values = {item.name: value for item, value in call}
-    arrays = {name: shapes(value) for name, value in values.items() if isinstance(value, Spec)}
+    arrays = {
+        name: shapes(value) for name, value in values.items() if isinstance(value, schema.Spec)
+    }
     extents = {str(n): n for n in range(10)}
     extents |= {f"last extent of {name}": shape[-1] for name, shape in arrays.items() if shape}
     for item, value in call:
@@ -200,7 +191,7 @@ def test_declared_shapes_are_those_of_the_samples(name) -> None:
     "phrase", ["shape of A", "shape given by `n`", "shape (1,)", "shape (M, N)", "rank 3 or more"]
 )
 def test_a_wrong_shape_contradicts(phrase) -> None:
-    values = {"A": Spec((2, 4), FLOAT32), "n": (2, 4)}
+    values = {"A": schema.Spec((2, 4), FLOAT32), "n": (2, 4)}
     extents = {"1": 1, "M": 3, "N": 4}
     assert not agrees(phrase, (2, 3), values, extents)
 
@@ -218,7 +209,7 @@ def test_the_text_is_made_when_it_is_read_first(monkeypatch) -> None:
     class Read(Op):
         """Y = X."""
 
-        outputs = (Output("Y", "float32"),)
+        outputs = (schema.Output("Y", "float32"),)
 
     calls = []
     monkeypatch.setattr(help, "generated", lambda cls: calls.append(cls) or ["more"])
@@ -230,22 +221,22 @@ class Everything(Op):
     """Y = X."""
 
     inputs = (
-        Input("X", "T", shape="any shape", doc="what is read"),
-        Input("S", "T", not_accessed=True, optional=True),
-        Input("Xs", "float32", variadic=True, shape="any shapes"),
-        Input("Ms", "T", variadic=True, holes=True, mixed=True, updated=True),
-        Input("lr", "float32", memory="either", convert=real),
-        Input("n", "int64", memory="host", convert=integer, static=False),
-        Input("shapes", "int64", memory="host", variadic=True, convert=shape),
+        schema.Input("X", "T", shape="any shape", doc="what is read"),
+        schema.Input("S", "T", not_accessed=True, optional=True),
+        schema.Input("Xs", "float32", variadic=True, shape="any shapes"),
+        schema.Input("Ms", "T", variadic=True, holes=True, mixed=True, updated=True),
+        schema.Input("lr", "float32", memory="either", convert=schema.real),
+        schema.Input("n", "int64", memory="host", convert=schema.integer, static=False),
+        schema.Input("shapes", "int64", memory="host", variadic=True, convert=schema.shape),
     )
     outputs = (
-        Output("Y", "T", aliases="X", may_alias=("S",), shape="shape of X"),
-        Output("Z", "bool", memory="host", shape="shape (1,)", doc="always True"),
-        Output("Ys", "float32", variadic=True, may_alias=("X", "S")),
+        schema.Output("Y", "T", aliases="X", may_alias=("S",), shape="shape of X"),
+        schema.Output("Z", "bool", memory="host", shape="shape (1,)", doc="always True"),
+        schema.Output("Ys", "float32", variadic=True, may_alias=("X", "S")),
     )
     attributes = (
-        Attribute("to", one_of("up", "down"), type="T"),
-        Attribute("deterministic", optional(integer), None, doc="how"),
+        schema.Attribute("to", schema.one_of("up", "down"), type="T"),
+        schema.Attribute("deterministic", schema.optional(schema.integer), None, doc="how"),
     )
     types = {"T": (FLOAT32,)}  # noqa: RUF012
     bitwise_exact = True
@@ -283,7 +274,7 @@ def test_type_combinations_that_are_rows_are_printed_as_rows() -> None:
     class Rows(Op):
         """Y = X."""
 
-        outputs = (Output("Y", "T"),)
+        outputs = (schema.Output("Y", "T"),)
         types = TypeRows("T U", "float32 float16", "float64 H", H=(FLOAT32, FLOAT64))
 
     assert blocks(Rows)["types"] == [

@@ -11,24 +11,6 @@ import functools
 import numpy as np
 import pytest
 from probe import frame_probe
-from probe.frame_probe import (
-    ProbeBorrow,
-    ProbeCopy,
-    ProbeDecay,
-    ProbeDelegate,
-    ProbeDescend,
-    ProbeEither,
-    ProbeFill,
-    ProbeMixed,
-    ProbeMomentum,
-    ProbeRead,
-    ProbeRows,
-    ProbeScale12,
-    ProbeScale13,
-    ProbeShared,
-    ProbeSpread,
-    ProbeSupplied,
-)
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, get_op
@@ -99,35 +81,39 @@ NUMBERS = (0.5, 3, (5, 7))
 ARRAYS = (flat(dtype=np.float16), flat(1, dtype=np.int64), flat(2, dtype=np.uint64))
 LISTS = ([flat(3), flat(5)], [flat(3), flat(5)])
 PROBES = [
-    (ProbeEither(), (flat(300), *NUMBERS), ["probe_either"]),
-    (ProbeEither(), (flat(300), *ARRAYS), ["probe_either"]),
-    (ProbeSupplied(), (flat(300),), ["probe_either"]),
-    (ProbeSupplied(), (flat(300), (5, 7)), ["probe_either"]),
-    (ProbeDecay(), (flat(300), 0.5, 1), ["probe_decay"]),
-    (ProbeDecay(), (flat(300), 0.5), ["probe_decay"]),
-    (ProbeRows(), (flat(300), flat(300)), ["probe_rows"]),
-    (ProbeMomentum(), (*([flat(n) for n in (3, 5)] for _ in range(4)), 0.5), ["probe_momentum"]),
-    (ProbeSpread(), LISTS, ["probe_spread"]),
-    (ProbeSpread(), (LISTS[0], [None, None]), ["probe_spread"]),
-    (ProbeDescend(), LISTS, ["probe_descend"]),
-    (ProbeDescend(), (*LISTS, 0.5), ["probe_descend"]),
-    (ProbeDescend(), (*LISTS, flat(1)), ["probe_descend"]),
-    (ProbeRead(), (flat(300), 2**40), ["probe_read"]),
-    (ProbeMixed(), ([flat(3), flat(3, dtype=np.float16)],), ["probe_mixed"] * 2),
-    (ProbeCopy(), (flat(300),), ["copy"]),
-    (ProbeBorrow(), (flat(300),), ["zero_gradient", "copy"]),
-    (ProbeFill(n=300, provider="cuda"), (), ["probe_fill"]),
-    (ProbeDelegate(), (flat(300), 2.0), []),
-    (ProbeShared(), (flat(25_600),), ["probe_shared"]),
-    (ProbeScale12(), (flat(300),), ["probe_old_scale"]),
-    (ProbeScale13(), (flat(300),), ["probe_old_scale"]),
+    (frame_probe.ProbeEither(), (flat(300), *NUMBERS), ["probe_either"]),
+    (frame_probe.ProbeEither(), (flat(300), *ARRAYS), ["probe_either"]),
+    (frame_probe.ProbeSupplied(), (flat(300),), ["probe_either"]),
+    (frame_probe.ProbeSupplied(), (flat(300), (5, 7)), ["probe_either"]),
+    (frame_probe.ProbeDecay(), (flat(300), 0.5, 1), ["probe_decay"]),
+    (frame_probe.ProbeDecay(), (flat(300), 0.5), ["probe_decay"]),
+    (frame_probe.ProbeRows(), (flat(300), flat(300)), ["probe_rows"]),
+    (
+        frame_probe.ProbeMomentum(),
+        (*([flat(n) for n in (3, 5)] for _ in range(4)), 0.5),
+        ["probe_momentum"],
+    ),
+    (frame_probe.ProbeSpread(), LISTS, ["probe_spread"]),
+    (frame_probe.ProbeSpread(), (LISTS[0], [None, None]), ["probe_spread"]),
+    (frame_probe.ProbeDescend(), LISTS, ["probe_descend"]),
+    (frame_probe.ProbeDescend(), (*LISTS, 0.5), ["probe_descend"]),
+    (frame_probe.ProbeDescend(), (*LISTS, flat(1)), ["probe_descend"]),
+    (frame_probe.ProbeRead(), (flat(300), 2**40), ["probe_read"]),
+    (frame_probe.ProbeMixed(), ([flat(3), flat(3, dtype=np.float16)],), ["probe_mixed"] * 2),
+    (frame_probe.ProbeCopy(), (flat(300),), ["copy"]),
+    (frame_probe.ProbeBorrow(), (flat(300),), ["zero_gradient", "copy"]),
+    (frame_probe.ProbeFill(n=300, provider="cuda"), (), ["probe_fill"]),
+    (frame_probe.ProbeDelegate(), (flat(300), 2.0), []),
+    (frame_probe.ProbeShared(), (flat(25_600),), ["probe_shared"]),
+    (frame_probe.ProbeScale12(), (flat(300),), ["probe_old_scale"]),
+    (frame_probe.ProbeScale13(), (flat(300),), ["probe_old_scale"]),
 ]
 
 
 @pytest.mark.parametrize(("op", "inputs", "symbols"), PROBES)
 def test_every_probe_reaches_its_launches(op, inputs, symbols, launches, monkeypatch) -> None:
     """When it is called, called again, bound, and bound with its first input open."""
-    monkeypatch.setattr(ProbeDelegate, "function", staticmethod(lambda x, _: (x, x)))
+    monkeypatch.setattr(frame_probe.ProbeDelegate, "function", staticmethod(lambda x, _: (x, x)))
     bound, opened = op.bound(*inputs), op.bound(..., *inputs[1:]) if inputs else op.bound()
     first = {item.name: value for item, value in zip(op.inputs, inputs[:1], strict=False)}
     for call in (lambda: op(*inputs), lambda: op(*inputs), bound, lambda: opened(**first)):

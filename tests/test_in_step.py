@@ -8,6 +8,7 @@ import functools
 import importlib
 import inspect
 import re
+import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,7 +127,7 @@ def cpu_complaints(family: Family) -> Iterator[str]:
     file = f"{HOME}/{family.name}/reference.py"
     for name, cls in family.functions.items():
         if name in family.cpu:
-            for complaint in signature_complaints(cls, inspect.signature(family.cpu[name])):
+            for complaint in signature_complaints(cls, family.cpu[name]):
                 yield f"{file}: {name}: {complaint}"
         elif computes(cls):
             yield f"{file}: no function {name} for {cls.name}"
@@ -134,20 +135,32 @@ def cpu_complaints(family: Family) -> Iterator[str]:
         yield f"{file}: {name} belongs to no operator of {family.name}/operators.py"
 
 
-def signature_complaints(cls: type[Op], signature: inspect.Signature) -> Iterator[str]:
-    """Inputs by position, attributes by keyword with the class's names and defaults."""
-    parameters = signature.parameters.values()
+def signature_complaints(cls: type[Op], function: Callable[..., Any]) -> Iterator[str]:
+    """Inputs by position, attributes by keyword with the class's names and defaults.
+
+    Attributes in a TypedDict have no defaults: a call gives all of them.
+    """
+    signature = inspect.signature(function)
+    parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     keywords = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
     if len(parameters) - len(keywords) != len(cls.inputs):
         yield f"takes {len(parameters) - len(keywords)} inputs, {cls.name} has {len(cls.inputs)}"
     declared = {a.name: a for a in cls.attributes}
-    for name in keywords.keys() ^ declared.keys():
+    unpacked = names_of(function) if len(parameters) < len(signature.parameters) else set()
+    for name in (keywords.keys() | unpacked) ^ declared.keys():
         yield f"keyword {name} is not in both {signature} and the attributes of {cls.name}"
     for name in keywords.keys() & declared.keys():
         default = declared[name].default
         wanted = inspect.Parameter.empty if default is REQUIRED else default
         if keywords[name] != wanted or type(keywords[name]) is not type(wanted):
             yield f"default of {name} is {keywords[name]}, {cls.name} has {wanted}"
+
+
+def names_of(function: Callable[..., Any]) -> set[str]:
+    """The names in the TypedDict that a function unpacks."""
+    hints = typing.get_type_hints(function).values()
+    (names,) = (h for h in hints if typing.get_origin(h) is typing.Unpack)
+    return set(typing.get_type_hints(*typing.get_args(names)))
 
 
 def sample_complaints(family: Family) -> Iterator[str]:
@@ -308,6 +321,10 @@ def wrong_keyword(x, *, to, form=None):  # noqa: ARG001
     return x
 
 
+def wrong_names(x, **given: typing.Unpack[typing.TypedDict("Names", {"to": Any, "size": int})]):
+    return x, given
+
+
 GIST = home("gist")
 PACK8 = "GistPack8Decoder"
 without = {k: v for k, v in GIST.cpu.items() if k != "gist_pack8_decoder"}
@@ -328,6 +345,9 @@ BREAKS = {
     },
     "families/gist/reference.py: gist_pack8_decoder: keyword form": {
         "cpu": GIST.cpu | {"gist_pack8_decoder": wrong_keyword}
+    },
+    "families/gist/reference.py: gist_pack8_decoder: keyword size": {
+        "cpu": GIST.cpu | {"gist_pack8_decoder": wrong_names}
     },
     "families/gist/reference.py: gist_pack8_decoder: takes 0 inputs": {
         "cpu": GIST.cpu | {"gist_pack8_decoder": no_input}

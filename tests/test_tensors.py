@@ -20,12 +20,9 @@ from cupy_training_ops.testing.compare import assert_matches
 
 torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-CONTIGUOUS, CHANNELS_LAST = torch.contiguous_format, torch.channels_last
+from tensor_cases import CHANNELS_LAST, CONTIGUOUS, DTYPES, dtypes, every_tensor, gradients  # noqa: E402
+
 SHAPE = (2, 8, 3, 5)
-dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-layouts = pytest.mark.parametrize("layout", [CONTIGUOUS, CHANNELS_LAST], ids=str)
-gradients = pytest.mark.parametrize("gradients", [False, True], ids=("plain", "gradients"))
 
 
 @pytest.fixture
@@ -61,9 +58,7 @@ def assert_same(result, expected, layout=CONTIGUOUS) -> None:
     assert_matches(numpy_of(result) if result.is_floating_point() else result.numpy(), expected, 0)
 
 
-@dtypes
-@layouts
-@gradients
+@every_tensor
 @pytest.mark.parametrize("codec", ["binarize", "pack8", "pack16"])
 def test_compress_and_decompress(tensor, dtype, layout, gradients, codec) -> None:
     x = tensor(dtype, layout, gradients)
@@ -92,9 +87,7 @@ def test_codecs_that_pack_neighbours(tensor, dtype, gradients, codec, tmp_path) 
 
 
 @pytest.mark.usefixtures("as_data")
-@dtypes
-@layouts
-@gradients
+@every_tensor
 def test_gelu_grad_in_and_out(tensor, dtype, layout, gradients) -> None:
     dy, x = tensor(dtype, layout, gradients), tensor(dtype, layout, gradients)
     expected = cto.gelu_grad(numpy_of(dy), numpy_of(x))
@@ -107,9 +100,7 @@ def test_gelu_grad_in_and_out(tensor, dtype, layout, gradients) -> None:
 
 
 @pytest.mark.usefixtures("as_data")
-@dtypes
-@layouts
-@gradients
+@every_tensor
 def test_nothing_is_copied(tensor, dtype, layout, gradients) -> None:
     x = tensor(dtype, layout, gradients)
     taken = adopt("SomeOp", "X", x)

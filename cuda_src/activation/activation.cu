@@ -3,14 +3,7 @@
 #include "activation/facts.cuh"
 #include "activation/gelu.cuh"
 #include "algorithm/elementwise.cuh"
-
-// T: elements. ACC: what they are computed in.
-#ifndef CTO_T
-#define CTO_T float
-#endif
-#ifndef CTO_ACC
-#define CTO_ACC float
-#endif
+#include "core/slots.cuh"
 
 namespace cto {
 
@@ -18,8 +11,8 @@ using namespace facts::activation;
 using namespace elementwise;
 using namespace math::gelu;
 
-using T = CTO_T;
-using ACC = CTO_ACC;
+using slots::ACC;
+using slots::T;
 static_assert(ARE_SAME<ACC, Acc<T>>);
 
 using Tile = Tiling<T, THREADS, NBYTES>;

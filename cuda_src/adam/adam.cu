@@ -8,38 +8,19 @@
 #include "algorithm/parameter_update.cuh"
 #include "algorithm/range_map.cuh"
 #include "core/either.cuh"
+#include "core/slots.cuh"
 #include "math/step.cuh"
-
-// Elements of weights, gradients and moments; gradients are not wider than weights.
-#ifndef CTO_W
-#define CTO_W float
-#endif
-#ifndef CTO_GRAD
-#define CTO_GRAD float
-#endif
-#ifndef CTO_MOMENT
-#define CTO_MOMENT float
-#endif
 
 namespace cto {
 
 using namespace facts::adam;
-using either::as_double;
-using either::as_i64;
-using either::Either;
-using facts::Pointers;
-using multi_tensor::array_of;
-using multi_tensor::Columns;
-using multi_tensor::TensorSizes;
-using parameter_update::Copy;
-using parameter_update::keep;
-using parameter_update::load;
-using parameter_update::store;
-using vec::Vec;
+using namespace either;
+using namespace multi_tensor;
+using namespace parameter_update;
 
-using W = CTO_W;
-using GRAD = CTO_GRAD;
-using MOMENT = CTO_MOMENT;
+using slots::GRAD;
+using slots::MOMENT;
+using slots::W;
 using ACC = Acc<W>;
 
 constexpr bool MOMENT_IS_WIDER = sizeof(MOMENT) > sizeof(W);
@@ -49,11 +30,6 @@ constexpr int WEIGHT_VECS = sizeof(W) == 4 ? VECS : 1;
 constexpr i64 CHUNK = CHUNK_NBYTES / 16 * WIDTH;
 using Tiling = range_map::Tiling<WIDTH, WEIGHT_VECS, THREADS>;
 using Chunk = multi_tensor::BlockChunk<CHUNK>;
-
-template <class E>
-__device__ __forceinline__ bool has_vecs_at(const E* array, int first) {
-    return parameter_update::may_have_vecs_at<WIDTH>(array, first);
-}
 
 struct AdamFactors {
     ACC divisor, alpha, rest_of_alpha, beta, rest_of_beta, rate, root_scale, epsilon, decay;
@@ -87,11 +63,7 @@ __device__ __forceinline__ AdamFactors adam_factors(
 
 // m = alpha m + (1 - alpha) g; v = beta v + (1 - beta) g g; u = rate m / (sqrt(v) root_scale + eps);
 // delta = -u - decay w, or with decays_updated -u - decay (w - u).
-struct Adam {
-    const W* w;
-    const GRAD* g;
-    const MOMENT* m;
-    const MOMENT* v;
+struct Adam : Parameter<W, GRAD, MOMENT> {
     W* new_w;
     GRAD* new_g;
     MOMENT* new_m;
@@ -99,29 +71,12 @@ struct Adam {
     Copy copy;
     AdamFactors by;
 
-    template <int N>
-    struct Loaded {
-        Vec<W, N> w;
-        Vec<GRAD, N> g;
-        Vec<MOMENT, N> m, v;
-    };
-
     __device__ int head() const {
         return MOMENT_IS_WIDER ? vec::elements_to_16(m) : vec::elements_to_16(w);
     }
     __device__ bool has_vecs_at(int first) const {
-        return cto::has_vecs_at(w, first) && cto::has_vecs_at(g, first) &&
-               cto::has_vecs_at(m, first) && cto::has_vecs_at(v, first) &&
-               cto::has_vecs_at(new_w, first) && cto::has_vecs_at(new_g, first) &&
-               cto::has_vecs_at(new_m, first) && cto::has_vecs_at(new_v, first) &&
+        return all_may_have_vecs_at<WIDTH>(first, w, g, m, v, new_w, new_g, new_m, new_v) &&
                copy.may_have_vecs_at<WIDTH>(first);
-    }
-    template <int N>
-    __device__ __forceinline__ void load(Loaded<N>& loaded, i64 i) const {
-        parameter_update::load(loaded.w, w, i);
-        parameter_update::load(loaded.g, g, i);
-        parameter_update::load(loaded.m, m, i);
-        parameter_update::load(loaded.v, v, i);
     }
     template <int N>
     __device__ __forceinline__ void store(const Loaded<N>& loaded, i64 i) const {
@@ -139,9 +94,7 @@ struct Adam {
         }
         parameter_update::store(new_m, i, mean);
         parameter_update::store(new_v, i, square);
-        parameter_update::store(new_w, i, weight);
-        parameter_update::store(new_g, i, delta);
-        copy.store(i, weight);
+        put(new_w, new_g, copy, i, weight, delta);
     }
     __device__ __forceinline__ void run(i64 first, i64 end, i64 n) const {
         if (by.update) {
@@ -174,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
     __syncthreads();
     const i64 first = blockIdx.x * CHUNK, end = first + CHUNK < n ? first + CHUNK : n;
     const Copy rounded{static_cast<const u16*>(copy), static_cast<u16*>(new_copy), is_bfloat16};
-    Adam{w, g, m, v, new_w, new_g, new_m, new_v, rounded, by}.run(first, end, n);
+    Adam{{w, g, m, v}, new_w, new_g, new_m, new_v, rounded, by}.run(first, end, n);
 }
 
 // Lists: weights, gradients, both moments, copies; then those that are written, in the same order.
@@ -193,16 +146,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
     const int t = chunk.tensor;
     const Copy copy{array_of<const u16>(arrays, columns, 4, t),
                     array_of<u16>(arrays, columns, 9, t), is_bfloat16};
-    const Adam adam{array_of<const W>(arrays, columns, 0, t),
-                    array_of<const GRAD>(arrays, columns, 1, t),
-                    array_of<const MOMENT>(arrays, columns, 2, t),
-                    array_of<const MOMENT>(arrays, columns, 3, t),
-                    array_of<W>(arrays, columns, 5, t),
-                    array_of<GRAD>(arrays, columns, 6, t),
-                    array_of<MOMENT>(arrays, columns, 7, t),
-                    array_of<MOMENT>(arrays, columns, 8, t),
-                    copy,
-                    by};
+    const Adam adam{
+        {array_of<const W>(arrays, columns, 0, t), array_of<const GRAD>(arrays, columns, 1, t),
+         array_of<const MOMENT>(arrays, columns, 2, t),
+         array_of<const MOMENT>(arrays, columns, 3, t)},
+        array_of<W>(arrays, columns, 5, t),
+        array_of<GRAD>(arrays, columns, 6, t),
+        array_of<MOMENT>(arrays, columns, 7, t),
+        array_of<MOMENT>(arrays, columns, 8, t),
+        copy,
+        by};
     adam.run(chunk.first, chunk.end, chunk.n);
 }
 

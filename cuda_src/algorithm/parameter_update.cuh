@@ -17,6 +17,11 @@ __device__ __forceinline__ bool may_have_vecs_at(const E* array, int first) {
     return !array || range_map::has_vecs_at<WIDTH>(array, first);
 }
 
+template <int WIDTH, class... E>
+__device__ __forceinline__ bool all_may_have_vecs_at(int first, const E*... arrays) {
+    return (may_have_vecs_at<WIDTH>(arrays, first) && ...);
+}
+
 template <class E, int N>
 __device__ __forceinline__ void load(Vec<E, N>& loaded, const E* from, i64 i) {
     loaded = *reinterpret_cast<const Vec<E, N>*>(from + i);
@@ -54,6 +59,73 @@ struct Copy {
             parameter_update::store(reinterpret_cast<__half*>(to), i, w);
     }
     __device__ void keep(i64 first, i64 end) const { parameter_update::keep(from, to, first, end); }
+};
+
+// New weights, and what they were changed by.
+template <class W, class G, class A, int N>
+__device__ __forceinline__ void put(W* new_w, G* new_g, const Copy& copy, i64 i,
+                                    const A (&weight)[N], const A (&delta)[N]) {
+    store(new_w, i, weight);
+    store(new_g, i, delta);
+    copy.store(i, weight);
+}
+
+// What steps with moments are made from: weights, gradients and both moments.
+template <class W, class G, class M>
+struct Parameter {
+    const W* w;
+    const G* g;
+    const M* m;
+    const M* v;
+
+    template <int N>
+    struct Loaded {
+        Vec<W, N> w;
+        Vec<G, N> g;
+        Vec<M, N> m, v;
+    };
+
+    template <int N>
+    __device__ __forceinline__ void load(Loaded<N>& loaded, i64 i) const {
+        parameter_update::load(loaded.w, w, i);
+        parameter_update::load(loaded.g, g, i);
+        parameter_update::load(loaded.m, m, i);
+        parameter_update::load(loaded.v, v, i);
+    }
+};
+
+// Weights, and what they are changed by; what they were changed by may be asked for, too.
+template <class W, class G>
+struct Descent {
+    const W* w;
+    const G* g;
+    W* new_w;
+    G* new_g;
+    Copy copy;
+
+    template <int N>
+    struct Loaded {
+        Vec<W, N> w;
+        Vec<G, N> g;
+    };
+
+    __device__ int head() const { return vec::elements_to_16(w); }
+    __device__ bool has_vecs_at(int first) const {
+        constexpr int WIDTH = vec::WIDTH<W>;
+        return all_may_have_vecs_at<WIDTH>(first, w, g, new_w, new_g) &&
+               copy.may_have_vecs_at<WIDTH>(first);
+    }
+    template <int N>
+    __device__ __forceinline__ void load(Loaded<N>& loaded, i64 i) const {
+        parameter_update::load(loaded.w, w, i);
+        parameter_update::load(loaded.g, g, i);
+    }
+    // Nothing changes.
+    __device__ __forceinline__ void stay(i64 first, i64 end) const {
+        parameter_update::keep(w, new_w, first, end);
+        parameter_update::keep(g, new_g, first, end);
+        copy.keep(first, end);
+    }
 };
 
 // The step after this one, behind all launches that read it; a step that is skipped does not count,

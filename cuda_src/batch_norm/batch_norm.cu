@@ -8,12 +8,8 @@
 #include "batch_norm/pieces.cuh"
 #include "batch_norm/schedule.cuh"
 #include "batch_norm/sums.cuh"
+#include "core/slots.cuh"
 #include "math/step.cuh"
-
-// X and Y; what there is for each channel has the type of A, or is float16.
-#ifndef CTO_T
-#define CTO_T float
-#endif
 
 namespace cto {
 
@@ -23,7 +19,8 @@ using namespace batch_norm::schedule;
 using namespace batch_norm::sums;
 using namespace facts::batch_norm;
 
-using T = CTO_T;
+// Of X and Y; what there is for each channel has the type of A, or is float16.
+using slots::T;
 using A = Acc<T>;
 
 constexpr int BLOCKS = sizeof(A) == 8 ? 2 : 3;  // that share a multiprocessor, at least

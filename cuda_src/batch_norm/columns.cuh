@@ -75,17 +75,7 @@ struct Rows {
     // Shows `see` the elements; of columns that are not the tile's, zeros.
     template <class See>
     __device__ void each(const See& see) const {
-#pragma unroll
-        for (int u = 0; u < DEPTH; ++u) {
-            if (u >= n) continue;
-#pragma unroll
-            for (int i = 0; i < W; ++i) {
-                if constexpr (READ == 1)
-                    see(i, at(0, u, i));
-                else
-                    see(i, at(0, u, i), at(1, u, i));
-            }
-        }
+        show<READ, DEPTH, W>(*this, [](int i) { return i; }, see);
     }
 
   private:

@@ -13,6 +13,23 @@ namespace cto::batch_norm::sums {
 using namespace facts::batch_norm;
 using vec::Vec;
 
+// Shows `see` what a thread has read of one or two arrays: the first batch.n of DEPTH slots of W
+// elements, each with the number of its sum.
+template <int READ, int DEPTH, int W, class Batch, class SumOf, class See>
+__device__ __forceinline__ void show(const Batch& batch, const SumOf& sum_of, const See& see) {
+#pragma unroll
+    for (int u = 0; u < DEPTH; ++u) {
+        if (u >= batch.n) continue;
+#pragma unroll
+        for (int i = 0; i < W; ++i) {
+            if constexpr (READ == 1)
+                see(sum_of(i), batch.at(0, u, i));
+            else
+                see(sum_of(i), batch.at(0, u, i), batch.at(1, u, i));
+        }
+    }
+}
+
 // ---- over threads -------------------------------------------------------------------------------
 
 // The threads of a block have one channel. The second sums have memory of their own, so that the

@@ -5,11 +5,7 @@
 // the same: both go through the elements in the same order, so that they get the same bits.
 #include "algorithm/multi_tensor.cuh"
 #include "collective/facts.cuh"
-
-// T: elements.
-#ifndef CTO_T
-#define CTO_T float
-#endif
+#include "core/slots.cuh"
 
 namespace cto {
 
@@ -18,7 +14,7 @@ using facts::Pointers;
 using facts::TensorStarts;
 using multi_tensor::TensorSizes;
 
-using T = CTO_T;
+using slots::T;
 
 constexpr i64 CHUNK = CHUNK_NBYTES / sizeof(T);
 constexpr int UNROLL = 8;  // elements of each tensor a thread has in flight

@@ -7,6 +7,10 @@
 #include <cstddef>
 #endif
 
+#ifndef CTO_WORDS
+#define CTO_WORDS 1
+#endif
+
 namespace cto::facts {
 
 constexpr int WARP = 32;
@@ -15,6 +19,7 @@ constexpr int ELEMENTWISE_THREADS = 128;
 constexpr int ELEMENTWISE_NBYTES = 32;
 constexpr int COPY_THREADS = 128;
 constexpr int COPY_CHUNKS = 2;
+constexpr int WORDS = CTO_WORDS;
 constexpr int SHORT_NBYTES = 32;
 constexpr int SHORT_THREADS = 128;
 constexpr int BUNDLE_THREADS = 512;

@@ -8,14 +8,12 @@
 #include "algorithm/reduce.cuh"
 #include "algorithm/row_softmax.cuh"
 #include "core/either.cuh"
+#include "core/slots.cuh"
 #include "cross_entropy/bundles.cuh"
 #include "cross_entropy/division.cuh"
 #include "cross_entropy/facts.cuh"
 
 // T: scores, or log-probabilities and dY. TOUT: the outputs, and a bias.
-#ifndef CTO_T
-#define CTO_T float
-#endif
 #ifndef CTO_TOUT
 #define CTO_TOUT float
 #endif
@@ -32,7 +30,7 @@ using math::exp::logarithm;
 using zeroed::Zeroed;
 using namespace row_softmax;
 
-using T = CTO_T;
+using slots::T;
 using TOUT = CTO_TOUT;
 using A = Acc<T>;
 

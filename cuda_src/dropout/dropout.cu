@@ -4,17 +4,10 @@
 // A mask is a function of seed, offset and the place of an element: no launch, type or form of the
 // mask has a part in it.
 #include "core/either.cuh"
+#include "core/slots.cuh"
 #include "dropout/facts.cuh"
 #include "dropout/lines.cuh"
 #include "dropout/operands.cuh"
-
-// T: elements. ACC: what they are computed in.
-#ifndef CTO_T
-#define CTO_T float
-#endif
-#ifndef CTO_ACC
-#define CTO_ACC float
-#endif
 
 namespace cto {
 
@@ -27,8 +20,8 @@ using either::as_i64;
 using either::Either;
 using fast_division::Divisor;
 
-using T = CTO_T;
-using ACC = CTO_ACC;
+using slots::ACC;
+using slots::T;
 static_assert(ARE_SAME<ACC, Acc<T>>);
 
 constexpr int COLUMN_ELEMENTS = LINE_NBYTES / 16 / N_HELD;

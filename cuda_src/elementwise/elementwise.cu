@@ -1,16 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Scaling, division, quantisation, finiteness.  CPU provider: cupy_training_ops/families/elementwise/reference.py
 #include "algorithm/elementwise.cuh"
+#include "core/slots.cuh"
 #include "elementwise/div_grad.cuh"
 #include "elementwise/facts.cuh"
-
-// T: elements. ACC: what they are computed in.
-#ifndef CTO_T
-#define CTO_T float
-#endif
-#ifndef CTO_ACC
-#define CTO_ACC float
-#endif
 
 namespace cto {
 
@@ -18,8 +11,8 @@ using namespace facts::elementwise;
 using namespace elementwise;
 using div_gradient::DivGradient;
 
-using T = CTO_T;
-using ACC = CTO_ACC;
+using slots::ACC;
+using slots::T;
 static_assert(ARE_SAME<ACC, Acc<T>>);
 
 constexpr int WIDTH = vec::WIDTH<T>;

@@ -5,18 +5,13 @@
 // slices by row and sums each row's slices in the order they came in; the other adds them with
 // atomics. Few slices are found by looking at them all.
 #include "algorithm/map.cuh"
+#include "core/slots.cuh"
 #include "core/vec.cuh"
 #include "gather/facts.cuh"
 #include "gather/radix_sort.cuh"
 #include "gather/segmented_sum.cuh"
 
-// T: elements. ACC: what they are summed in. Key: row numbers and slice numbers. INDEX: indices.
-#ifndef CTO_T
-#define CTO_T float
-#endif
-#ifndef CTO_ACC
-#define CTO_ACC float
-#endif
+// Key: row numbers and slice numbers. INDEX: indices.
 #ifndef CTO_KEY
 #define CTO_KEY u32
 #endif
@@ -31,8 +26,8 @@ using segmented_sum::BatchItem;
 using segmented_sum::in_registers;
 using vec::Vec;
 
-using T = CTO_T;
-using ACC = CTO_ACC;
+using slots::ACC;
+using slots::T;
 using Key = CTO_KEY;
 using INDEX = CTO_INDEX;
 using Entry = radix_sort::Entry<Key>;

@@ -4,15 +4,11 @@
 // Encoders read 16 to 64 bytes at a time, decoders write 16. Tests for zero, sign and NaN
 // look at bits, because comparison flushes subnormals (CuPy compiles with -ftz=true).
 #include "algorithm/map.cuh"
+#include "core/slots.cuh"
 #include "format/msfp15.cuh"
 #include "format/nan.cuh"
 #include "gist/e5m2.cuh"
 #include "gist/facts.cuh"
-
-// T: decoded elements.
-#ifndef CTO_T
-#define CTO_T float
-#endif
 
 namespace cto {
 
@@ -22,7 +18,7 @@ using map::map_vecs;
 using map::Tiling;
 using vec::Vec;
 
-using T = CTO_T;
+using slots::T;  // of decoded elements
 
 constexpr int READ = sizeof(T) == 8 ? 4 : 8;           // elements that an encoder reads together
 constexpr int WRITE = vec::WIDTH<T>;                   // and that a decoder writes

@@ -4,14 +4,11 @@
 // Every warp encodes, and measures groups of a sample, which is a small part of x: half of the warps
 // before, and where there are many groups the others after that, since measuring waits for memory
 // where encoding keeps it busy.
+#include "core/slots.cuh"
 #include "gist_guard/facts.cuh"
 #include "gist_guard/groups.cuh"
 #include "gist_guard/sums.cuh"
 #include "gist_guard/tile.cuh"
-
-#ifndef CTO_T
-#define CTO_T float
-#endif
 
 namespace cto {
 
@@ -20,7 +17,7 @@ using namespace gist_guard::groups;
 using namespace gist_guard::sums;
 using namespace gist_guard::tile;
 
-using T = CTO_T;
+using slots::T;
 
 constexpr int BLOCKS = RESIDENT<sizeof(Acc<T>)> / THREADS;  // of a multiprocessor
 constexpr int UNROLL = NBYTES / (TILE * sizeof(T));

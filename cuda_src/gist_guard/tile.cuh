@@ -89,8 +89,6 @@ template <class T>
 __device__ __forceinline__ double exactly(T x) {
     return widen_subnormal(format::msfp15::truncated<true>(x));
 }
-__device__ __forceinline__ double widened(double x) { return x; }
-__device__ __forceinline__ double widened(float x) { return widen_subnormal(x); }
 
 // Of the elements of a tile that are of a group: squares of what is off and of distances from the
 // tile's mean and from a group's origin, and the sum of the latter. They say nothing where the tile is
@@ -137,7 +135,7 @@ __device__ __forceinline__ Measured measured(const Tile<T>& tile, double origin,
     const float from_tile =
         WHOLE ? within : fmaxf(squares - tile_mean * (2 * sum - n * tile_mean), 0.0f);
     const double quantum = quantum_of(exponent), unit = quantum * quantum;
-    const double distance = (widened(first) + mean) * quantum - origin;
+    const double distance = (exactly(first) + mean) * quantum - origin;
     return {off * unit, from_tile * unit, n * distance, within * unit + n * (distance * distance)};
 }
 

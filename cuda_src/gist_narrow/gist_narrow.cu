@@ -4,14 +4,12 @@
 // FP10 and indices are mapped vector by vector. Of scaled floats 16 threads read a block of 128
 // elements, find its scale together and write its codes; 128 threads are at a tile.
 #include "algorithm/map.cuh"
+#include "core/slots.cuh"
 #include "format/fp10.cuh"
 #include "gist_narrow/facts.cuh"
 #include "gist_narrow/scaled_fp8.cuh"
 
 // T: decoded numbers; INDEX: decoded indices, as unsigned words of their size.
-#ifndef CTO_T
-#define CTO_T float
-#endif
 #ifndef CTO_INDEX
 #define CTO_INDEX u8
 #endif
@@ -24,7 +22,7 @@ using map::map_vecs;
 using map::Tiling;
 using vec::Vec;
 
-using T = CTO_T;
+using slots::T;
 using Index = CTO_INDEX;
 
 constexpr int RESIDENT = 3;           // blocks of a multiprocessor: 56 registers a thread

@@ -5,13 +5,11 @@
 #include "algorithm/multi_tensor.cuh"
 #include "algorithm/range_map.cuh"
 #include "algorithm/reduce.cuh"
+#include "core/slots.cuh"
 #include "core/vec.cuh"
 #include "gradient/facts.cuh"
 
 // T: what is written. VALUE: what is added or scaled.
-#ifndef CTO_T
-#define CTO_T float
-#endif
 #ifndef CTO_VALUE
 #define CTO_VALUE float
 #endif
@@ -24,7 +22,7 @@ using facts::TensorStarts;
 using multi_tensor::TensorSizes;
 using vec::Vec;
 
-using T = CTO_T;
+using slots::T;
 using VALUE = CTO_VALUE;
 
 constexpr int WIDTH = 16 / (sizeof(T) > sizeof(VALUE) ? sizeof(T) : sizeof(VALUE));

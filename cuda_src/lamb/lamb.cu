@@ -8,51 +8,27 @@
 #include "algorithm/parameter_update.cuh"
 #include "algorithm/range_map.cuh"
 #include "core/either.cuh"
+#include "core/slots.cuh"
 #include "lamb/facts.cuh"
 #include "math/step.cuh"
-
-// Elements of weights, gradients and moments; gradients are not wider than weights.
-#ifndef CTO_W
-#define CTO_W float
-#endif
-#ifndef CTO_GRAD
-#define CTO_GRAD float
-#endif
-#ifndef CTO_MOMENT
-#define CTO_MOMENT float
-#endif
 
 namespace cto {
 
 using namespace facts::lamb;
-using either::as_double;
-using either::as_i64;
-using either::Either;
-using facts::Pointers;
-using multi_tensor::array_of;
-using multi_tensor::Columns;
-using multi_tensor::TensorSizes;
-using parameter_update::Copy;
-using parameter_update::keep;
-using parameter_update::load;
-using parameter_update::store;
-using vec::Vec;
+using namespace either;
+using namespace multi_tensor;
+using namespace parameter_update;
 using zeroed::Zeroed;
 
-using W = CTO_W;
-using GRAD = CTO_GRAD;
-using MOMENT = CTO_MOMENT;
+using slots::GRAD;
+using slots::MOMENT;
+using slots::W;
 using ACC = Acc<W>;
 
 constexpr int WIDTH = vec::WIDTH<W>;
 constexpr i64 CHUNK = CHUNK_NBYTES / sizeof(W);
 using Tiling = range_map::Tiling<WIDTH, sizeof(W) == 8 ? 1 : VECS, THREADS>;
 using Chunk = multi_tensor::BlockChunk<CHUNK>;
-
-template <class E>
-__device__ __forceinline__ bool has_vecs_at(const E* array, int first) {
-    return parameter_update::may_have_vecs_at<WIDTH>(array, first);
-}
 
 struct DirectionFactors {
     ACC divisor, alpha, rest_of_alpha, beta, rest_of_beta, lambda, epsilon, c1, c2;
@@ -91,37 +67,16 @@ struct SumsOfSquares {
 
 // d = lambda w + (m / c1) / (sqrt(v / c2) + epsilon); where that is not finite, 0 and the moments
 // as they were.
-struct Direction {
-    const W* w;
-    const GRAD* g;
-    const MOMENT* m;
-    const MOMENT* v;
+struct Direction : Parameter<W, GRAD, MOMENT> {
     GRAD* d;
     MOMENT* new_m;
     MOMENT* new_v;
     const DirectionFactors& by;
     SumsOfSquares& sums;  // a thread's
 
-    template <int N>
-    struct Loaded {
-        Vec<W, N> w;
-        Vec<GRAD, N> g;
-        Vec<MOMENT, N> m, v;
-    };
-
     __device__ int head() const { return vec::elements_to_16(w); }
     __device__ bool has_vecs_at(int first) const {
-        return cto::has_vecs_at(w, first) && cto::has_vecs_at(g, first) &&
-               cto::has_vecs_at(m, first) && cto::has_vecs_at(v, first) &&
-               cto::has_vecs_at(d, first) && cto::has_vecs_at(new_m, first) &&
-               cto::has_vecs_at(new_v, first);
-    }
-    template <int N>
-    __device__ __forceinline__ void load(Loaded<N>& loaded, i64 i) const {
-        parameter_update::load(loaded.w, w, i);
-        parameter_update::load(loaded.g, g, i);
-        parameter_update::load(loaded.m, m, i);
-        parameter_update::load(loaded.v, v, i);
+        return all_may_have_vecs_at<WIDTH>(first, w, g, m, v, d, new_m, new_v);
     }
     template <int N>
     __device__ __forceinline__ void store(const Loaded<N>& loaded, i64 i) const {
@@ -156,44 +111,20 @@ __device__ __forceinline__ ACC trusted_rate(const LambRule& rule, double rate, d
 }
 
 // w = w - rate d, and delta = -rate d in the place of d; neither where that is not finite.
-struct Update {
-    const W* w;
-    const GRAD* d;
-    W* new_w;
-    GRAD* new_g;
-    Copy copy;
+struct Update : Descent<W, GRAD> {  // g is d
     ACC rate;
 
-    template <int N>
-    struct Loaded {
-        Vec<W, N> w;
-        Vec<GRAD, N> d;
-    };
-
-    __device__ int head() const { return vec::elements_to_16(w); }
-    __device__ bool has_vecs_at(int first) const {
-        return cto::has_vecs_at(w, first) && cto::has_vecs_at(d, first) &&
-               cto::has_vecs_at(new_w, first) && cto::has_vecs_at(new_g, first) &&
-               copy.may_have_vecs_at<WIDTH>(first);
-    }
-    template <int N>
-    __device__ __forceinline__ void load(Loaded<N>& loaded, i64 i) const {
-        parameter_update::load(loaded.w, w, i);
-        parameter_update::load(loaded.d, d, i);
-    }
     template <int N>
     __device__ __forceinline__ void store(const Loaded<N>& loaded, i64 i) const {
         ACC weight[N], delta[N];
 #pragma unroll
         for (int k = 0; k < N; ++k) {
-            const ACC before = to_acc(loaded.w.at[k]), change = -rate * to_acc(loaded.d.at[k]);
+            const ACC before = to_acc(loaded.w.at[k]), change = -rate * to_acc(loaded.g.at[k]);
             const bool finite = isfinite(before + change);
             weight[k] = finite ? before + change : before;
             delta[k] = finite ? change : ACC(0);
         }
-        parameter_update::store(new_w, i, weight);
-        parameter_update::store(new_g, i, delta);
-        copy.store(i, weight);
+        put(new_w, new_g, copy, i, weight, delta);
     }
 };
 
@@ -233,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) lamb__direction(
     GRAD* const d = new_g ? new_g : directions + first_chunk * CHUNK;
     SumsOfSquares sums{0, 0};
     const W* const w = array_of<const W>(arrays, columns, 0, t);
-    const Direction direction{w, g, m, v, d, new_m, new_v, by, sums};
+    const Direction direction{{w, g, m, v}, d, new_m, new_v, by, sums};
     range_map::map_range<Tiling>(direction, chunk.first, chunk.end, chunk.n);
     const u32 n_chunks = sizes.first_chunk[CAPACITY],
               of_tensor = sizes.first_chunk[t + 1] - first_chunk;
@@ -278,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     const ACC trusted = trusted_rate(rule, lr, norms[2 * t], norms[2 * t + 1]);
     const GRAD* const d = new_g ? new_g : directions + sizes.first_chunk[t] * CHUNK;
-    const Update change{w, d, new_w, new_g, copy, trusted};
+    const Update change{{w, d, new_w, new_g, copy}, trusted};
     range_map::map_range<Tiling>(change, chunk.first, chunk.end, chunk.n);
 }
 

@@ -4,13 +4,11 @@
 // Rows that fit on chip have kernels with vectors, where arrays are aligned, and by __elements. The
 // forward holds them in registers, gradients in shared memory. Longer ones are read again. T is the
 // type of X, U that of statistics, V that of Y, scale and bias.
+#include "core/slots.cuh"
 #include "layer_norm/facts.cuh"
 #include "layer_norm/forward.cuh"
 #include "layer_norm/gradient.cuh"
 
-#ifndef CTO_T
-#define CTO_T float
-#endif
 #ifndef CTO_U
 #define CTO_U float
 #endif
@@ -24,7 +22,7 @@ namespace forward = layer_norm_forward;
 namespace gradient = layer_norm_gradient;
 using namespace facts::layer_norm;
 
-using T = CTO_T;
+using slots::T;
 using V = CTO_V;
 using U = CTO_U;
 static_assert(ARE_SAME<U, Acc<T>>);

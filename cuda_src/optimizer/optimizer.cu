@@ -8,37 +8,22 @@
 #include "algorithm/parameter_update.cuh"
 #include "algorithm/range_map.cuh"
 #include "core/either.cuh"
+#include "core/slots.cuh"
 #include "math/step.cuh"
 #include "optimizer/facts.cuh"
-
-// Elements of weights and gradients, which are not wider.
-#ifndef CTO_W
-#define CTO_W float
-#endif
-#ifndef CTO_GRAD
-#define CTO_GRAD float
-#endif
 
 namespace cto {
 
 using namespace facts::optimizer;
-using either::as_double;
-using either::as_i64;
-using either::Either;
+using namespace either;
+using namespace multi_tensor;
+using namespace parameter_update;
 using facts::Partials;
-using facts::Pointers;
-using multi_tensor::array_of;
-using multi_tensor::Columns;
-using multi_tensor::TensorSizes;
-using parameter_update::Copy;
-using parameter_update::keep;
-using parameter_update::load;
-using parameter_update::store;
 using vec::Vec;
 using zeroed::Zeroed;
 
-using W = CTO_W;
-using GRAD = CTO_GRAD;
+using slots::GRAD;
+using slots::W;
 using ACC = Acc<W>;
 using NORM = Acc<GRAD>;
 
@@ -48,11 +33,6 @@ constexpr i64 CHUNK = CHUNK_NBYTES / sizeof(W);
 using Tiling = range_map::Tiling<WIDTH, VECS, THREADS>;
 using Chunk = multi_tensor::BlockChunk<CHUNK>;
 
-template <class E>
-__device__ __forceinline__ bool has_vecs_at(const E* array, int first) {
-    return parameter_update::may_have_vecs_at<WIDTH>(array, first);
-}
-
 // ---- SGD ----------------------------------------------------------------------------------------
 
 struct SgdFactors {
@@ -61,31 +41,9 @@ struct SgdFactors {
 };
 
 // delta = -rate g / divisor; w = w + delta.
-struct Sgd {
-    const W* w;
-    const GRAD* g;
-    W* new_w;
-    GRAD* new_g;
-    Copy copy;
+struct Sgd : Descent<W, GRAD> {
     SgdFactors by;
 
-    template <int N>
-    struct Loaded {
-        Vec<W, N> w;
-        Vec<GRAD, N> g;
-    };
-
-    __device__ int head() const { return vec::elements_to_16(w); }
-    __device__ bool has_vecs_at(int first) const {
-        return cto::has_vecs_at(w, first) && cto::has_vecs_at(g, first) &&
-               cto::has_vecs_at(new_w, first) && cto::has_vecs_at(new_g, first) &&
-               copy.may_have_vecs_at<WIDTH>(first);
-    }
-    template <int N>
-    __device__ __forceinline__ void load(Loaded<N>& loaded, i64 i) const {
-        parameter_update::load(loaded.w, w, i);
-        parameter_update::load(loaded.g, g, i);
-    }
     template <int N>
     __device__ __forceinline__ void store(const Loaded<N>& loaded, i64 i) const {
         ACC delta[N], weight[N];
@@ -94,18 +52,13 @@ struct Sgd {
             delta[k] = -by.rate * (to_acc(loaded.g.at[k]) / by.divisor);
             weight[k] = to_acc(loaded.w.at[k]) + delta[k];
         }
-        parameter_update::store(new_w, i, weight);
-        parameter_update::store(new_g, i, delta);
-        copy.store(i, weight);
+        put(new_w, new_g, copy, i, weight, delta);
     }
     __device__ __forceinline__ void run(i64 first, i64 end, i64 n) const {
-        if (by.update) {
+        if (by.update)
             range_map::map_range<Tiling>(*this, first, end, n);
-            return;
-        }
-        keep(w, new_w, first, end);
-        keep(g, new_g, first, end);
-        copy.keep(first, end);
+        else
+            stay(first, end);
     }
 };
 
@@ -152,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const i64 first = blockIdx.x * CHUNK, end = first + CHUNK < n ? first + CHUNK : n;
     const double lr = as_double(rate);
     const SgdFactors by{1, static_cast<ACC>(lr), step::can_be_made(lr, 1)};
-    Sgd{w, g, new_w, new_g, Copy{}, by}.run(first, end, n);
+    Sgd{{w, g, new_w, new_g, Copy{}}, by}.run(first, end, n);
 }
 
 // Lists: weights, gradients, copies; then those that are written: weights, copies.
@@ -171,12 +124,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) optimizer__sgd(
     const SgdFactors by{static_cast<ACC>(divisor), static_cast<ACC>(lr), made};
     const Copy copy{array_of<const u16>(arrays, columns, 2, t),
                     array_of<u16>(arrays, columns, 4, t), is_bfloat16};
-    const Sgd sgd{array_of<const W>(arrays, columns, 0, t),
-                  array_of<const GRAD>(arrays, columns, 1, t),
-                  array_of<W>(arrays, columns, 3, t),
-                  nullptr,
-                  copy,
-                  by};
+    const Sgd sgd{
+        {array_of<const W>(arrays, columns, 0, t), array_of<const GRAD>(arrays, columns, 1, t),
+         array_of<W>(arrays, columns, 3, t), nullptr, copy},
+        by};
     sgd.run(chunk.first, chunk.end, chunk.n);
 }
 

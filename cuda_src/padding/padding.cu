@@ -12,9 +12,6 @@
 #ifndef CTO_T
 #define CTO_T u8
 #endif
-#ifndef CTO_WORDS
-#define CTO_WORDS 1
-#endif
 #ifndef CTO_INDEX
 #define CTO_INDEX i64
 #endif
@@ -23,6 +20,7 @@ namespace cto {
 
 using namespace facts::padding;
 using copy_runs::RESIDENT;
+using facts::WORDS;
 using fast_division::Cell;
 using fast_division::cell_at;
 using fast_division::Divisor;
@@ -31,7 +29,7 @@ using T = CTO_T;
 using INDEX = CTO_INDEX;
 using Run = copy_runs::Run<T>;
 
-using Tile = copy_runs::Tiling<T, CTO_WORDS, CHUNKS, THREADS>;
+using Tile = copy_runs::Tiling<T, WORDS, CHUNKS, THREADS>;
 
 // ---- SliceGrad: the sliced positions of every dimension come from dY, the others are zero -------
 

@@ -8,12 +8,10 @@
 #include "algorithm/map.cuh"
 #include "algorithm/multi_tensor.cuh"
 #include "algorithm/reduce.cuh"
+#include "core/slots.cuh"
 #include "reduction/facts.cuh"
 
 // T, Y: elements of inputs and of outputs.
-#ifndef CTO_T
-#define CTO_T float
-#endif
 #ifndef CTO_Y
 #define CTO_Y float
 #endif
@@ -27,7 +25,7 @@ using multi_tensor::TensorSizes;
 using vec::Vec;
 using zeroed::Zeroed;
 
-using T = CTO_T;
+using slots::T;
 using Y = CTO_Y;
 
 // ---- ReduceSumTraining: the middle dimension of an array is summed ------------------------------

@@ -6,17 +6,10 @@
 // the columns of dX. Every element of dX is one sum in a fixed order, so there are no atomics.
 // Where every pixel became two by two, weights are constants: resize/upsample2x.cuh.
 #include "core/fast_division.cuh"
+#include "core/slots.cuh"
 #include "core/vec.cuh"
 #include "resize/facts.cuh"
 #include "resize/upsample2x.cuh"
-
-// T: elements. ACC: what they are summed in.
-#ifndef CTO_T
-#define CTO_T float
-#endif
-#ifndef CTO_ACC
-#define CTO_ACC float
-#endif
 
 namespace cto {
 
@@ -25,8 +18,8 @@ using fast_division::Cell;
 using fast_division::cell_at;
 using fast_division::Divisor;
 
-using T = CTO_T;
-using ACC = CTO_ACC;
+using slots::ACC;
+using slots::T;
 static_assert(ARE_SAME<ACC, Acc<T>>);
 
 constexpr int RESIDENT = 4;  // blocks on a multiprocessor at least

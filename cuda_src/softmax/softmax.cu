@@ -4,12 +4,8 @@
 // Each operator has three kernels: __short_rows and __rows for lines whose elements lie side by
 // side in aligned arrays, __columns for all others.
 #include "algorithm/row_softmax.cuh"
+#include "core/slots.cuh"
 #include "softmax/facts.cuh"
-
-// A thread holds NBYTES of a row, or COLUMN_ELEMENTS of a column, of all arrays that are read.
-#ifndef CTO_T
-#define CTO_T float
-#endif
 
 namespace cto {
 
@@ -18,9 +14,10 @@ using math::exp::exponential;
 using math::exp::logarithm;
 using namespace row_softmax;
 
-using T = CTO_T;
+using slots::T;
 using A = Acc<T>;
 
+// A thread holds NBYTES of a row, or COLUMN_ELEMENTS of a column, of all arrays that are read.
 constexpr int COLUMN_ELEMENTS = NBYTES / 16;
 constexpr int WIDTH = vec::WIDTH<T>;
 

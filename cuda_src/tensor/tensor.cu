@@ -12,15 +12,13 @@
 #ifndef CTO_T
 #define CTO_T u8
 #endif
-#ifndef CTO_WORDS
-#define CTO_WORDS 1
-#endif
 
 namespace cto {
 
 using namespace facts::tensor;
 using copy_runs::RESIDENT;
 using facts::Pointers;
+using facts::WORDS;
 using fast_division::Cell;
 using fast_division::cell_at;
 using fast_division::Divisor;
@@ -28,7 +26,7 @@ using fast_division::Divisor;
 using T = CTO_T;
 using Run = copy_runs::Run<T>;
 
-using Tile = copy_runs::Tiling<T, CTO_WORDS, CHUNKS, THREADS>;
+using Tile = copy_runs::Tiling<T, WORDS, CHUNKS, THREADS>;
 
 // The last of `count` ascending starts that is not after `position`: found at once if it is
 // `guess`, else by bisection.

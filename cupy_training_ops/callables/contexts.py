@@ -43,9 +43,6 @@ class Contexts:
             self._by_handle[handle] = context
             _owners[handle] = self
 
-    def _pop(self, handle: int) -> Context:
-        return self._by_handle.pop(handle)
-
 
 _owners: weakref.WeakValueDictionary[int, Contexts] = weakref.WeakValueDictionary()
 UNOWNED = Contexts()  # of calls whose operator nobody holds
@@ -61,7 +58,7 @@ def take(op: str, argument: str, handle: int) -> tuple[Contexts, Context]:
     with _shared.lock:
         owner = _owners.pop(handle, None)
         if owner is not None:
-            return owner, owner._pop(handle)
+            return owner, owner._by_handle.pop(handle)
     if handle == NO_CONTEXT:
         refuse(op, argument, "the context of a PythonOp with training_mode=1", "0, which is none")
     refuse(op, argument, "a context that has not ended, nor its PythonOp", shown(handle))

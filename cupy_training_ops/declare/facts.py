@@ -22,6 +22,10 @@ class Slot(int):
     """A number that some kernels are compiled with otherwise; this one is the default."""
 
 
+class TypeSlot(str):
+    """A type in C that kernels are compiled for; this one is the default."""
+
+
 @dataclass(frozen=True)
 class Count:
     """A template parameter of a struct, `int <name>`, or so many more than it."""

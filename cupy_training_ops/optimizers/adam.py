@@ -27,8 +27,6 @@ class Adam(Optimizer):
     stochastic optimization.
     """
 
-    moments = ("moment_1", "moment_2")
-
     def __init__(
         self,
         parameters: Sequence[Any],
@@ -48,19 +46,14 @@ class Adam(Optimizer):
 class AdamW(Optimizer):
     """AdamW: p = p - lr ((m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + epsilon) + weight_decay p).
 
-    As Adam, whose moments and numbers it has, with a weight decay that the moments do not see. This
-    is PyTorch's AdamW.
-
-    parameters, lr, names, low_precision: as for SGD. moment_dtype: float32 or bfloat16, not
-    float16, in which squares of small gradients are 0; float64 for float64 parameters.
+    As Adam, whose moments, numbers and arguments it has, with a weight decay that the moments do
+    not see. This is PyTorch's AdamW.
 
     NaN and infinities: see `step`. Deterministic. Raises ArgumentError and DtypeError.
 
     Source: GradientNorm and AdamOptimizerList do the work; Loshchilov and Hutter, Decoupled weight
     decay regularization.
     """
-
-    moments = ("moment_1", "moment_2")
 
     def __init__(
         self,

@@ -79,7 +79,7 @@ _MADE_ANEW = (  # by `__setstate__` and `_place`
 class Optimizer:
     """Parameters, and what their steps change; SGD, Adam, AdamW and Lamb say how."""
 
-    moments: ClassVar[tuple[str, ...]] = ()
+    moments: ClassVar[tuple[str, ...]] = ("moment_1", "moment_2")
     counts: ClassVar[bool] = True
 
     def __init__(

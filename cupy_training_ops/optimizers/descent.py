@@ -29,6 +29,7 @@ class SGD(Optimizer):
     Source: this package; GradientNorm and SGDOptimizerList do the work.
     """
 
+    moments = ()
     counts = False
 
     def __init__(

@@ -20,9 +20,8 @@ class Lamb(Optimizer):
     the moments and numbers of AdamW. The ratio is kept between the two ratio_limits and is 1 where
     either norm is 0.
 
-    parameters, lr, names, low_precision: as for SGD; parameters are float32 or float64.
-    moment_dtype: float32 or bfloat16, not float16, in which squares of small gradients are 0;
-    float64 for float64 parameters.
+    parameters, lr, names, low_precision, moment_dtype: as for Adam; parameters are float32 or
+    float64.
 
     max_norm of a step is a number, not an array, and one that is new prepares the step anew. A
     direction or a parameter that would not be finite is left out, element by element; NaN and
@@ -33,8 +32,6 @@ class Lamb(Optimizer):
     Source: GradientNorm and LambOptimizer do the work; You et al., Large batch optimization for
     deep learning.
     """
-
-    moments = ("moment_1", "moment_2")
 
     def __init__(
         self,

@@ -3,16 +3,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..declare.schema import Spec
-from ..dtypes import BFLOAT16
-from ..plan import Config, Launch, Plan, Work
+from ..dtypes import BFLOAT16, Dtype
+from ..plan import Config, Launch, Plan, Work, slots
 from .multi_tensor import Columns, Listed
 from .step import given
 
 MakeLaunch = Callable[[int, tuple[object, ...]], Launch]  # of a grid and the kernel's arguments
+
+
+def launch(
+    symbol: str,
+    grid: int,
+    threads: int,
+    args: tuple[object, ...],
+    chunk_nbytes: int,
+    capacity: int,
+    lists: int,
+    types: Mapping[str, Dtype],
+) -> Launch:
+    """A launch of a family whose kernels share their slots.
+
+    A block takes so many bytes, a launch that many tensors and addresses of that many lists.
+    """
+    sizes = {"CHUNK_NBYTES": chunk_nbytes, "CAPACITY": capacity, "POINTERS": lists * capacity}
+    return Launch(symbol, Config((grid,), (threads,)), args, slots(**types, **sizes))
 
 
 def low_precision(mixed: Listed | None, copied: Listed | None) -> tuple[Listed, Listed, bool]:

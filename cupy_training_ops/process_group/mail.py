@@ -13,8 +13,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ..dtypes import dtype_name, to_dtype
 from ..errors import ArgumentError, GroupError, OpError
 from .link import GRACE, Link
@@ -125,15 +123,3 @@ class Mail:
     def _words(self, remote: int, sent: Label, expected: Label) -> str:
         own = self._link.rank
         return f"the ranks disagree: rank {remote} sends {sent}, rank {own} receives {expected}"
-
-
-class Blank(NamedTuple):
-    """What is known of an array that is still to come."""
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its elements."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize

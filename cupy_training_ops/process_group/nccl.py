@@ -12,6 +12,7 @@ import operator
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -249,6 +250,7 @@ class Prepared:
         self.runs: list[Run] = []
 
 
+@dataclass(eq=False)
 class Calls:
     """The calls of NCCL that one kind of call of an operator makes, queued as one.
 
@@ -256,36 +258,26 @@ class Calls:
     same object has the same addresses.
     """
 
-    def __init__(
-        self,
-        group: Group,
-        op: str,
-        members: Members,
-        rows: Sequence[Row],
-        agree: Callable[[], None],
-        *,
-        each_time: bool = False,
-    ) -> None:
-        self._group = group
-        self._op = op
-        self._members = members
-        self._rows = tuple(rows)
-        self._agree: Callable[[], None] | None = agree
-        self._each_time = each_time
-        self._sources: Any = None
-        self._targets: Any = None
-        self._prepared = Prepared(())
-        self._communicator: Communicator | None = None
+    group: Group
+    op: str
+    members: Members
+    rows: Sequence[Row]
+    agree: Callable[[], None] | None
+    each_time: bool = field(default=False, kw_only=True)
+    _sources: Any = field(default=None, init=False)
+    _targets: Any = field(default=None, init=False)
+    _prepared: Prepared = field(default_factory=lambda: Prepared(()), init=False)
+    _communicator: Communicator | None = field(default=None, init=False)
 
     def __call__(self, sources: Any, targets: Any) -> None:
         """Queue the calls for arrays at these addresses."""
-        self._group.require_open(self._op)
-        if self._agree is not None:
-            self._agree()
-            if not self._each_time:
-                self._agree = None
+        self.group.require_open(self.op)
+        if self.agree is not None:
+            self.agree()
+            if not self.each_time:
+                self.agree = None
         if self._communicator is None:
-            self._communicator = self._group.communicator(self._op, self._members)
+            self._communicator = self.group.communicator(self.op, self.members)
         if sources is not self._sources or targets is not self._targets:
             places = self._places(sources, targets)
             bound = self._communicator.bound
@@ -296,30 +288,20 @@ class Calls:
 
     def _places(self, sources: Any, targets: Any) -> Iterator[tuple[Row, int, int]]:
         """Each call with its addresses."""
-        n = len(self._rows)
-        return zip(self._rows, addresses(sources, n), addresses(targets, n), strict=True)
+        n = len(self.rows)
+        return zip(self.rows, addresses(sources, n), addresses(targets, n), strict=True)
 
 
+@dataclass(eq=False)
 class Swap(Calls):
     """Arrays sent to a partner, whose arrays arrive one behind the other in scratch memory."""
 
-    def __init__(
-        self,
-        group: Group,
-        op: str,
-        members: Members,
-        rows: Sequence[Row],
-        starts: Sequence[int],
-        agree: Callable[[], None],
-    ) -> None:
-        """starts: where the arrays lie in the scratch memory, in bytes."""
-        super().__init__(group, op, members, rows, agree)
-        self._starts = starts
+    starts: Sequence[int]  # of the arrays in the scratch memory, in bytes
 
     def _places(self, sources: Any, targets: Any) -> Iterator[tuple[Row, int, int]]:
-        starts = (int(targets) + start for start in self._starts)
-        places = [*addresses(sources, len(self._starts)), *starts]
-        return zip(self._rows, places, places, strict=True)
+        starts = (int(targets) + start for start in self.starts)
+        places = [*addresses(sources, len(self.starts)), *starts]
+        return zip(self.rows, places, places, strict=True)
 
 
 def addresses(table: Any, n: int) -> list[int]:

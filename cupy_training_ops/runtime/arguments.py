@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from ..facts import Either
 from ..plan import Launch, Pointers, Scratch
 from .source import Parameter
 
+Address = Callable[[Sequence[int]], object]  # from the addresses of a call's arrays to an argument
 Make = Callable[[object], object]  # from a number to an argument
 NULL = np.uint64(0)
 EITHER = "Either<"  # the struct of core/either.cuh
@@ -152,3 +154,36 @@ def _bound(c_type: str, slots: Mapping[str, str]) -> str:
     """The name of a struct without its namespace; its template argument where that is a slot."""
     name, _, argument = c_type.rpartition("::")[2].rstrip(">").partition("<")
     return f"{name}<{slots.get(argument, argument)}>" if argument else name
+
+
+def pointers(table: Pointers) -> Address:
+    """What makes the struct of the addresses of several arrays."""
+    dtype = table.dtype
+    absent = [i for i, spec in enumerate(table.specs) if spec is None]
+    pick = getter([0 if spec is None else spec.place for spec in table.specs])
+
+    last: list[tuple[tuple[int, ...] | None, object]] = [(None, None)]  # most stay as they are
+
+    def fill(addresses: Sequence[int]) -> object:
+        picked = pick(addresses)
+        before, struct = last[0]
+        if picked != before:
+            struct = make(picked)
+            last[0] = picked, struct
+        return struct
+
+    def make(picked: tuple[int, ...]) -> object:
+        found = np.zeros(table.capacity, np.uint64)
+        found[: len(table.specs)] = picked
+        if absent:
+            found[absent] = 0
+        return found.view(dtype)[0]
+
+    return fill
+
+
+def getter(indices: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """What takes the items at these places out of a row."""
+    if len(indices) > 1:
+        return itemgetter(*indices)
+    return lambda row: tuple(row[index] for index in indices)

@@ -8,10 +8,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from operator import itemgetter
 from typing import Any, ClassVar, NamedTuple, Protocol
-
-import numpy as np
 
 from ..backend import Array, Backend, Kernel
 from ..declare.schema import Changing, Input, Spec
@@ -19,13 +16,16 @@ from ..dtypes import Dtype
 from ..errors import CompileError
 from ..plan import SHARED_NBYTES, Launch, LaunchError, Plan, Pointers, Scratch, Step, Work
 from .arguments import (
+    Address,
     Make,
     cast,
     check_pointer,
     checked,
     either,
     either_layout,
+    getter,
     is_either,
+    pointers,
     scalar_type,
 )
 from .compiler import kernel
@@ -36,7 +36,6 @@ from .workspace import Store
 _log: list[Step] | None = None
 
 Values = Mapping[int, object]  # of changing inputs, by their places
-Address = Callable[[Sequence[int]], object]  # from the addresses of a call's arrays to an argument
 Late = Callable[[Values], object]  # from the values that change to an argument
 
 
@@ -124,7 +123,7 @@ class ReadyPlan:
         self.taken = frozenset(p for _, places, _ in ready for p in places if isinstance(p, int))
         self.has_tables = bool(self._arguments.tables)
         in_row = sorted(self.taken)  # others are in tables, on the host, or no kernel's
-        self._pick = None if len(in_row) == n_arrays else _getter(in_row)
+        self._pick = None if len(in_row) == n_arrays else getter(in_row)
         starts = self._arguments.starts(len(in_row))
         self._constants = tuple(self._arguments.constants)
         self._pieces = tuple(self._arguments.scratch)
@@ -134,7 +133,7 @@ class ReadyPlan:
         at = {place: i for i, place in enumerate(in_row)}
         rows = [_indices(places, at, starts) for _, places, _ in ready]
         self._steps = [
-            (*run, _getter(row), step) for (run, _, step), row in zip(ready, rows, strict=True)
+            (*run, getter(row), step) for (run, _, step), row in zip(ready, rows, strict=True)
         ]
         self._queued = self._as_packed(len(in_row), rows)
 
@@ -322,7 +321,7 @@ class _Builder:
         if isinstance(value, Scratch):
             return add(arguments.scratch, value)
         if isinstance(value, Pointers):
-            return add(arguments.tables, _Table(value.dtype, _pointers(value)))
+            return add(arguments.tables, _Table(value.dtype, pointers(value)))
         return add(arguments.constants, value)
 
     def _either_place(self, layout: Dtype, arg: object) -> _Place:
@@ -352,7 +351,7 @@ class _Builder:
         if isinstance(arg, Scratch):
             return self.arguments.add(self.arguments.scratch, arg)
         if isinstance(arg, Pointers):
-            return self.arguments.add(self.arguments.tables, _Table(arg.dtype, _pointers(arg)))
+            return self.arguments.add(self.arguments.tables, _Table(arg.dtype, pointers(arg)))
         if isinstance(arg, Changing):
             return self.arguments.add(self.arguments.late, _Late(None, arg.of))
         return self.arguments.add(self.arguments.constants, arg)
@@ -364,41 +363,8 @@ READY: Mapping[type, Callable[[_Builder, Any], _Ready]] = {
 }
 
 
-def _pointers(table: Pointers) -> Address:
-    """What makes the struct of the addresses of several arrays."""
-    dtype = table.dtype
-    absent = [i for i, spec in enumerate(table.specs) if spec is None]
-    pick = _getter([0 if spec is None else spec.place for spec in table.specs])
-
-    last: list[tuple[tuple[int, ...] | None, object]] = [(None, None)]  # most stay as they are
-
-    def fill(addresses: Sequence[int]) -> object:
-        picked = pick(addresses)
-        before, struct = last[0]
-        if picked != before:
-            struct = make(picked)
-            last[0] = picked, struct
-        return struct
-
-    def make(picked: tuple[int, ...]) -> object:
-        found = np.zeros(table.capacity, np.uint64)
-        found[: len(table.specs)] = picked
-        if absent:
-            found[absent] = 0
-        return found.view(dtype)[0]
-
-    return fill
-
-
 def _indices(
     places: Sequence[_Place], at: Mapping[int, int], starts: Mapping[int, int]
 ) -> tuple[int, ...]:
     """Where one step's arguments are in the row of all values."""
     return tuple(at[p] if isinstance(p, int) else starts[id(p[0])] + p[1] for p in places)
-
-
-def _getter(indices: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """What takes the items at these places out of a row."""
-    if len(indices) > 1:
-        return itemgetter(*indices)
-    return lambda row: tuple(row[index] for index in indices)

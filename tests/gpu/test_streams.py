@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-import threading
+import functools
 
 import numpy as np
 import pytest
+import ranks
 from probe.probe import ProbeSum
 from runs import Run
 
@@ -49,11 +50,7 @@ def test_two_threads_share_an_operator(rng) -> None:
                 results[i] = op(x)
             stream.synchronize()
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(values))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    ranks.results(ranks.gathered([functools.partial(work, i) for i in range(len(values))], 60))
     for value, result in zip(values, results, strict=True):
         assert_matches(result.get(), op(value), 0)
 

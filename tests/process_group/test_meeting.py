@@ -3,22 +3,17 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
-from ranks import LOOPBACK, ROOT, free_port, gathered, in_threads, results
+from ranks import LOOPBACK, free_port, gathered, in_threads, results
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, GroupError
 from cupy_training_ops.process_group import greeting, wire
-from cupy_training_ops.process_group.address import Address, to_address
-from cupy_training_ops.process_group.environment import placed
 
 TIMEOUT = 1.0
 ENOUGH = 10.0  # where all ranks come, on a busy machine too
@@ -241,168 +236,3 @@ def test_other_sizes_are_a_disagreement() -> None:
     for error in gathered(ranks, 40):
         assert isinstance(error, ArgumentError)
         assert "the ranks disagree: rank 0 calls ProcessGroup(data_size=2, " in str(error)
-
-
-# ---- what the constructor takes ------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "keywords", "message"),
-    [
-        ((2, 2), {}, "rank: expected an integer from 0 to 1, got 2"),
-        ((0, 0), {}, "size: expected a number of ranks from 1 on, got 0"),
-        ((True, 2), {}, "rank: expected an integer from 0 to 1, got True"),
-        ((0, 2), {}, "address: expected 'host:port' where rank 0 listens, got None"),
-        ((0, 2, "here"), {}, "address: expected 'host:port' with a port from 1 to 65535, got 'he"),
-        ((0, 2, ("a", 0)), {}, "address: expected 'host:port' with a port"),
-        ((0, 2, "a:1"), {"timeout": 0}, "timeout: expected seconds above 0, got 0"),
-        ((0, 2, "a:1"), {"on_fault": "stop"}, "on_fault: expected 'exit' or 'raise', got 'stop'"),
-    ],
-)
-def test_arguments_are_checked(arguments, keywords, message) -> None:
-    with pytest.raises(ArgumentError, match=f"^ProcessGroup: {message}"):
-        cto.ProcessGroup(*arguments, **keywords)
-
-
-def test_addresses() -> None:
-    assert to_address("[::1]:5") == Address("::1", 5)
-    assert str(Address("::1", 5)) == "[::1]:5"
-    assert to_address(("localhost", 29500)) == to_address("localhost:29500")
-
-
-# ---- launchers -----------------------------------------------------------------------------------
-
-TORCH = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-TORCH |= {"MASTER_ADDR": "one", "MASTER_PORT": "29000"}
-OPEN_MPI = {
-    "OMPI_COMM_WORLD_RANK": "3",
-    "OMPI_COMM_WORLD_SIZE": "4",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "3",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
-}
-MPICH = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}
-SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "123456"}
-
-
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
-        (TORCH, (1, 4, 1, 2, "one:29000")),
-        (TORCH | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, (1, 4, 1, 2, "one:29001")),
-        (TORCH | {"CTO_ADDRESS": "two:1"}, (1, 4, 1, 2, "two:1")),
-        (TORCH | {"MASTER_ADDR": "fe80::1"}, (1, 4, 1, 2, "[fe80::1]:29000")),
-        (OPEN_MPI, (3, 4, 3, 4, "127.0.0.1:29500")),
-        (OPEN_MPI | {"PMIX_NAMESPACE": "prterun-x-77@1"}, (3, 4, 3, 4, "127.0.0.1:20771")),
-        (MPICH, (0, 2, 0, 2, "127.0.0.1:29500")),
-        (SLURM | {"MASTER_ADDR": "n1"}, (5, 8, 1, None, "n1:23456")),
-        (SLURM | {"SLURM_NNODES": "1"}, (5, 8, 1, 8, "127.0.0.1:23456")),
-        ({"RANK": "0", "WORLD_SIZE": "1"}, (0, 1, 0, None, None)),
-    ],
-)
-def test_launchers_variables(variables, expected) -> None:
-    assert placed(variables) == expected
-
-
-@pytest.mark.parametrize(
-    ("variables", "message"),
-    [
-        (
-            {},
-            r"expected variables of a launcher among torchrun's \(RANK, WORLD_SIZE\), .* got none",
-        ),
-        (SLURM, "Slurm does not say where rank 0 is: set MASTER_ADDR"),
-        (TORCH | {"RANK": "one"}, "RANK: expected a number, got 'one'"),
-    ],
-)
-def test_launchers_that_do_not_say_enough(variables, message) -> None:
-    with pytest.raises(GroupError, match=f"^ProcessGroup.from_environment: {message}"):
-        placed(variables)
-
-
-# ---- frames --------------------------------------------------------------------------------------
-
-
-def framed(*, kind=1, length=0, body=b"") -> bytes:
-    return struct.pack("<BIIIQ", kind, 1, 0, 0, length) + body
-
-
-@pytest.mark.parametrize(
-    ("sent", "message"),
-    [
-        (framed(kind=77), "a frame of kind 77"),
-        (framed(length=2**60), f"a frame of {2**60} bytes"),
-        (framed(kind=2, length=2**17), f"a frame of {2**17} bytes"),
-        (framed()[:-3], "its connection ended"),
-    ],
-)
-def test_frames_of_a_wrong_length_are_refused(sent, message) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.sendall(sent)
-        ours.shutdown(socket.SHUT_WR)
-        with pytest.raises((wire.WireError, EOFError), match=message):
-            wire.read_frame(theirs)
-
-
-def test_who_says_nothing_or_too_little_is_not_waited_for() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        theirs.settimeout(3)
-        ours.sendall(b"abc")
-        started = time.monotonic()
-        with pytest.raises(TimeoutError):
-            wire.read_exactly(theirs, 10, started + 0.1)
-        assert time.monotonic() - started < 2
-
-
-@pytest.mark.parametrize(
-    ("lengths", "message"),
-    [
-        ((), "without lengths"),
-        ((0, 2**40), f"of {2**40} parts"),
-        ((0, 1), "of 1 parts"),
-        ((0, 1, 9), "do not add up"),
-        ((2**63, 1, 2**63 + 8), "do not add up"),
-    ],
-)
-def test_messages_of_a_wrong_length_are_refused(lengths, message) -> None:
-    body = b"".join(struct.pack("<Q", n) for n in lengths) + b"x" * (8 if len(lengths) > 2 else 0)
-    with pytest.raises(wire.WireError, match=message):
-        wire.unpacked(memoryview(body))
-
-
-def test_messages_come_back() -> None:
-    text, parts = "söme words", [b"", b"abc", bytes(70_000)]
-    body = memoryview(b"".join(wire.packed(text, parts)))
-    found = wire.unpacked(body)
-    assert (found.text, [bytes(part) for part in found.parts]) == (text, parts)
-
-
-# ---- without NCCL --------------------------------------------------------------------------------
-
-QUIET = """
-import sys, warnings
-warnings.simplefilter("error")
-import numpy as np, cupy_training_ops as cto
-x = np.ones(3)
-cto.nccl_all_reduce([x], group=cto.ProcessGroup(0, 1))
-assert not any(name.startswith("cupy.") for name in sys.modules)
-from cupy_training_ops.process_group import nccl
-try:
-    nccl.library()
-    print("there is NCCL")
-except cto.ProviderError as error:
-    print(error)
-"""
-
-
-def test_without_the_library_nothing_warns_and_a_call_says_which_extra() -> None:
-    pytest.importorskip("cupy", reason="CuPy is in the extras")
-    command = [sys.executable, "-W", "error", "-c", QUIET]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout == "there is NCCL\n" or (
-        "NCCL (libnccl.so.2) is not here; install it with: pip install 'cupy-training-ops[nccl1"
-    ) in ran.stdout  # fmt: skip
-    assert not ran.stderr

@@ -12,8 +12,9 @@ from torch import Tensor
 
 import cupy_training_ops as cto
 
-from .functions import FUNCTIONS, ROWS, WIDTH
+from .functions import FUNCTIONS
 from .models import MODELS
+from .parts import ROWS, WIDTH
 
 Step = Callable[[Any], list[Tensor]]  # gradients of a step in a context
 

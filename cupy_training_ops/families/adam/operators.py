@@ -26,45 +26,20 @@ from ...declare.type_rows import TypeRows, Types
 from ...dtypes import INT64, Dtype
 from ...errors import refuse
 from ...frame.op import Op
-from ...plan import Config, Device, Launch, Plan, by_value, ceil_div, slots
+from ...plan import Device, Launch, Plan, by_value, ceil_div
 from ...planning import parameter_update
+from ...planning import step as common
 from ...planning.multi_tensor import Columns
-from ...planning.step import (
-    ABSENT_NORM,
-    HALVES,
-    NUMBERS,
-    UPDATE_SIGNAL,
-    above_zero,
-    count,
-    decay,
-    given,
-    lists,
-    low_precision,
-    max_norm,
-    new_step,
-    not_negative,
-    number,
-    refuse_none,
-    refuse_others,
-    refuse_uncorrectable,
-    replaced,
-    scales,
-    signal,
-    signalled,
-    stepped,
-    weights,
-)
 from .facts import CAPACITY, CHUNK_NBYTES, LISTS, THREADS, AdamRule
 
 Specs = tuple[Spec, ...]
 Args = tuple[object, ...]
 
 
-def _launch(symbol: str, grid: int, args: Args, w: Dtype, grad: Dtype, moment: Dtype) -> Launch:
-    """A launch of this family, whose kernels share their slots."""
-    sizes = {"CHUNK_NBYTES": CHUNK_NBYTES, "CAPACITY": CAPACITY, "POINTERS": LISTS * CAPACITY}
-    binding = slots(W=w, GRAD=grad, MOMENT=moment, **sizes)
-    return Launch(symbol, Config((grid,), (THREADS,)), args, binding)
+def _launch(symbol: str, grid: int, args: Args, **types: Dtype) -> Launch:
+    """A launch of this family."""
+    sizes = CHUNK_NBYTES, CAPACITY, LISTS
+    return parameter_update.launch(symbol, grid, THREADS, args, *sizes, types)
 
 
 def _chunk(w: Spec, m: Spec) -> int:
@@ -85,23 +60,23 @@ def _over_lists(inputs: Sequence[Any], outputs: Sequence[Any], args: Args) -> Pl
     mixed, new_mixed, is_bfloat16 = parameter_update.low_precision(mixed, outputs[-1])
     written = dict(enumerate([*(items or () for items in outputs[:-1]), new_mixed]))
     columns = Columns.of((w, g, m, v, mixed), written, LISTS * CAPACITY)
-    launch = partial(_launch, "adam__list", w=w[0].dtype, grad=g[0].dtype, moment=m[0].dtype)
+    launch = partial(_launch, "adam__list", W=w[0].dtype, GRAD=g[0].dtype, MOMENT=m[0].dtype)
     sizes, chunk = [spec.size for spec in w], _chunk(w[0], m[0])
     return parameter_update.over_lists(columns, sizes, chunk, CAPACITY, launch, *args, is_bfloat16)
 
 
 def _count(w: Spec, g: Spec, m: Spec, *numbers: Any) -> Plan:
     """The step after this one, by a kernel that is compiled for these arrays already."""
-    launch = partial(_launch, "adam__count", w=w.dtype, grad=g.dtype, moment=m.dtype)
+    launch = partial(_launch, "adam__count", W=w.dtype, GRAD=g.dtype, MOMENT=m.dtype)
     return parameter_update.count(launch, *numbers)
 
 
 ROWS = ("float32 float32 float32", "float32 H float32", "float32 float32 H", "float32 H H")
 LIST_ROWS = (*ROWS, "float64 float64 float64", "H float32 H", "H H H")  # also of lists
 VARIABLES = "T1 T2 T3 T4 T_GRAD T_GRAD_NORM T_MIXED_PRECISION_FP T_LOSS_SCALE"
-FREE = dict.fromkeys(("T1", "T_GRAD_NORM", "T_LOSS_SCALE"), NUMBERS) | {
+FREE = dict.fromkeys(("T1", "T_GRAD_NORM", "T_LOSS_SCALE"), common.NUMBERS) | {
     "T2": (INT64,),
-    "T_MIXED_PRECISION_FP": HALVES,
+    "T_MIXED_PRECISION_FP": common.HALVES,
 }
 
 
@@ -135,8 +110,8 @@ class AdamOptimizer(Op):
     detaches = True
 
     inputs: ClassVar[tuple[Input, ...]] = (
-        number("R", "T1", "the learning rate"),
-        count("T", "T2"),
+        common.number("R", "T1", "the learning rate"),
+        common.count("T", "T2"),
         Input("weights", "T3", shape="any shape"),
         Input("gradients", "T_GRAD", shape="shape of weights"),
         Input("moment_1", "T4", shape="shape of weights"),
@@ -147,11 +122,11 @@ class AdamOptimizer(Op):
             optional=True,
             shape="shape of weights",
         ),
-        *scales("T_LOSS_SCALE", "T_GRAD_NORM", "global_gradient_norm"),
-        UPDATE_SIGNAL,
+        *common.scales("T_LOSS_SCALE", "T_GRAD_NORM", "global_gradient_norm"),
+        common.UPDATE_SIGNAL,
     )
     outputs: ClassVar[tuple[Output, ...]] = (
-        stepped("new_T", "T", "T2"),
+        common.stepped("new_T", "T", "T2"),
         Output("new_moment_1", "T4", aliases="moment_1", shape="shape of weights"),
         Output("new_moment_2", "T4", aliases="moment_2", shape="shape of weights"),
         Output("new_weights", "T3", aliases="weights", on_request=True, shape="shape of weights"),
@@ -172,15 +147,15 @@ class AdamOptimizer(Op):
         ),
     )
     attributes = (
-        Attribute("alpha", decay, 0.9, doc="decay of the first moment"),
-        Attribute("beta", decay, 0.999, doc="decay of the second moment"),
+        Attribute("alpha", common.decay, 0.9, doc="decay of the first moment"),
+        Attribute("beta", common.decay, 0.999, doc="decay of the second moment"),
         Attribute("lambda_", finite, 0.0, upstream="lambda", doc="weight decay"),
-        Attribute("epsilon", not_negative, 1e-8),
-        Attribute("max_norm_clip", above_zero, 1.0, doc="of the unscaled gradients"),
+        Attribute("epsilon", common.not_negative, 1e-8),
+        Attribute("max_norm_clip", common.above_zero, 1.0, doc="of the unscaled gradients"),
         Attribute("do_bias_correction", boolean, True),
         Attribute("weight_decay_mode", one_of(0, 1), 0),
     )
-    types: ClassVar[Types] = TypeRows(VARIABLES, *ROWS, free=FREE, H=HALVES)
+    types: ClassVar[Types] = TypeRows(VARIABLES, *ROWS, free=FREE, H=common.HALVES)
 
     alpha: float
     beta: float
@@ -193,15 +168,15 @@ class AdamOptimizer(Op):
     def __init__(self, **attributes: object) -> None:
         super().__init__(**attributes)
         if self.do_bias_correction:
-            refuse_uncorrectable(self.name, alpha=self.alpha, beta=self.beta)
+            common.refuse_uncorrectable(self.name, alpha=self.alpha, beta=self.beta)
 
     def infer(
         self, r: object, t: Any, w: Any, g: Any, m1: Any, m2: Any, mixed: Any, *numbers: Any
     ) -> tuple[Inferred, ...]:
         named = {"gradients": g, "moment_1": m1, "moment_2": m2, "mixed_precision_weights": mixed}
         for name, got in named.items():
-            refuse_others(self.name, name, got, "weights", w)
-        return new_step(self.name, "T", t, numbers[2]), m1, m2, w, g, mixed
+            common.refuse_others(self.name, name, got, "weights", w)
+        return common.new_step(self.name, "T", t, numbers[2]), m1, m2, w, g, mixed
 
     def plan(self, device: Device, *specs: Any) -> Plan:
         r, t, *arrays = specs[:7]
@@ -210,7 +185,7 @@ class AdamOptimizer(Op):
         written = (new_w, new_g, new_m1, new_m2, new_mixed)
         args = self._numbers(r, t, loss_scale, norm, None, update)
         steps = self._update(arrays, written, args)
-        counted = (r, t, given(loss_scale, 1.0), update, new_t)
+        counted = (r, t, common.given(loss_scale, 1.0), update, new_t)
         return steps.then(_count(arrays[0], arrays[1], arrays[2], *counted))
 
     def _numbers(
@@ -219,16 +194,16 @@ class AdamOptimizer(Op):
         """What is no array of a step, in the order of the kernels' parameters."""
         rates = self.alpha, self.beta, self.lambda_, self.epsilon
         fixed = _rule(rates, self.do_bias_correction, self.weight_decay_mode)
-        scale, norm = given(loss_scale, 1.0), given(norm, ABSENT_NORM)
-        clip = given(max_norm, self.max_norm_clip)
-        return fixed, r, t, scale, norm, clip, given(update, True)
+        scale, norm = common.given(loss_scale, 1.0), common.given(norm, common.ABSENT_NORM)
+        clip = common.given(max_norm, self.max_norm_clip)
+        return fixed, r, t, scale, norm, clip, common.given(update, True)
 
     def _update(self, arrays: Sequence[Any], written: Sequence[Any], args: Args) -> Plan:
         w, g, m, v, mixed = arrays
         copies = parameter_update.low_precision((mixed,), written[-1:])
         (mixed,), (copied,), is_bfloat16 = copies if copies[0] else ((None,), (None,), False)
         row = (w, g, m, v, mixed, *written[:-1], copied, *args, is_bfloat16, w.size)
-        types = {"w": w.dtype, "grad": g.dtype, "moment": m.dtype}
+        types = {"W": w.dtype, "GRAD": g.dtype, "MOMENT": m.dtype}
         grid = ceil_div(w.size, _chunk(w, m))
         return Plan((_launch(self.function_name, grid, row, **types),) if w.size else ())
 
@@ -244,23 +219,23 @@ class AdamOptimizerList(AdamOptimizer):
 
     domain = "cupy_training_ops"
     inputs = (
-        number("R", "T1", "the learning rate"),
-        count("T", "T2"),
-        weights("T3"),
-        *lists("T_GRAD", "gradients"),
-        *lists("T4", "moment_1", "moment_2"),
-        low_precision("T_MIXED_PRECISION_FP"),
-        *scales("T_LOSS_SCALE", "T_GRAD_NORM", "global_gradient_norm"),
-        UPDATE_SIGNAL,
-        max_norm("above 0"),
+        common.number("R", "T1", "the learning rate"),
+        common.count("T", "T2"),
+        common.weights("T3"),
+        *common.lists("T_GRAD", "gradients"),
+        *common.lists("T4", "moment_1", "moment_2"),
+        common.low_precision("T_MIXED_PRECISION_FP"),
+        *common.scales("T_LOSS_SCALE", "T_GRAD_NORM", "global_gradient_norm"),
+        common.UPDATE_SIGNAL,
+        common.max_norm("above 0"),
     )
     outputs: ClassVar[tuple[Output, ...]] = (
-        stepped("new_T", "T", "T2"),
-        replaced("new_moment_1", "moment_1", "T4"),
-        replaced("new_moment_2", "moment_2", "T4"),
-        replaced("new_weights", "weights", "T3", on_request=True),
-        replaced("new_gradients", "gradients", "T_GRAD", on_request=True),
-        replaced(
+        common.stepped("new_T", "T", "T2"),
+        common.replaced("new_moment_1", "moment_1", "T4"),
+        common.replaced("new_moment_2", "moment_2", "T4"),
+        common.replaced("new_weights", "weights", "T3", on_request=True),
+        common.replaced("new_gradients", "gradients", "T_GRAD", on_request=True),
+        common.replaced(
             "new_mixed_precision_weights",
             "mixed_precision_weights",
             "T_MIXED_PRECISION_FP",
@@ -270,14 +245,14 @@ class AdamOptimizerList(AdamOptimizer):
     types: ClassVar[Types] = TypeRows(
         f"{VARIABLES} T_MAX_NORM",
         *LIST_ROWS,
-        free=FREE | {"T_MAX_NORM": NUMBERS},
-        H=HALVES,
+        free=FREE | {"T_MAX_NORM": common.NUMBERS},
+        H=common.HALVES,
     )
 
     def infer(
         self, r: object, t: Any, w: Any, g: Any, m1: Any, m2: Any, mixed: Any, *numbers: Any
     ) -> tuple[Inferred, ...]:
-        refuse_none(self.name, "weights", w)
+        common.refuse_none(self.name, "weights", w)
         return super().infer(r, t, w, g, m1, m2, mixed, *numbers)
 
     def plan(self, device: Device, *specs: Any) -> Plan:
@@ -287,7 +262,7 @@ class AdamOptimizerList(AdamOptimizer):
         args = self._numbers(r, t, loss_scale, norm, max_norm, update)
         steps = _over_lists(arrays, (new_w, new_g, new_m1, new_m2, new_mixed), args)
         first = (items[0] for items in arrays[:3])
-        return steps.then(_count(*first, r, t, given(loss_scale, 1.0), update, new_t))
+        return steps.then(_count(*first, r, t, common.given(loss_scale, 1.0), update, new_t))
 
 
 class AdamWOptimizer(Op):
@@ -312,23 +287,23 @@ class AdamWOptimizer(Op):
     detaches = True
 
     inputs = (
-        number("lr", "T1", "the learning rate"),
-        count("step", "T2"),
-        weights("S_WEIGHT"),
-        *lists("S_GRAD", "gradients"),
-        *lists("S_MOMENT", "momentums_1", "momentums_2"),
-        UPDATE_SIGNAL,
+        common.number("lr", "T1", "the learning rate"),
+        common.count("step", "T2"),
+        common.weights("S_WEIGHT"),
+        *common.lists("S_GRAD", "gradients"),
+        *common.lists("S_MOMENT", "momentums_1", "momentums_2"),
+        common.UPDATE_SIGNAL,
     )
     outputs = (
-        signalled("updated_flag"),
-        replaced("updated_weights", "weights", "S_WEIGHT"),
-        replaced("updated_momentums_1", "momentums_1", "S_MOMENT"),
-        replaced("updated_momentums_2", "momentums_2", "S_MOMENT"),
+        common.signalled("updated_flag"),
+        common.replaced("updated_weights", "weights", "S_WEIGHT"),
+        common.replaced("updated_momentums_1", "momentums_1", "S_MOMENT"),
+        common.replaced("updated_momentums_2", "momentums_2", "S_MOMENT"),
     )
     attributes = (
-        Attribute("alpha", decay, 0.9, doc="decay of the first moment"),
-        Attribute("beta", decay, 0.999, doc="decay of the second moment"),
-        Attribute("epsilon", not_negative, 1e-8),
+        Attribute("alpha", common.decay, 0.9, doc="decay of the first moment"),
+        Attribute("beta", common.decay, 0.999, doc="decay of the second moment"),
+        Attribute("epsilon", common.not_negative, 1e-8),
         Attribute("weight_decay", finite, 1e-2),
         Attribute("correct_bias", boolean, True, doc="True in adam_mode 0"),
         Attribute("adam_mode", one_of(0, 1), 0),
@@ -336,8 +311,8 @@ class AdamWOptimizer(Op):
     types: ClassVar[Types] = TypeRows(
         "T1 T2 S_WEIGHT S_MOMENT S_GRAD",
         *LIST_ROWS,
-        free={"T1": NUMBERS, "T2": (INT64,)},
-        H=HALVES,
+        free={"T1": common.NUMBERS, "T2": (INT64,)},
+        H=common.HALVES,
     )
     alpha: float
     beta: float
@@ -351,23 +326,23 @@ class AdamWOptimizer(Op):
         if self.adam_mode == 0 and not self.correct_bias:
             refuse(self.name, "correct_bias", "True in adam_mode 0", "False")
         if self.correct_bias:
-            refuse_uncorrectable(self.name, alpha=self.alpha, beta=self.beta)
+            common.refuse_uncorrectable(self.name, alpha=self.alpha, beta=self.beta)
 
     def infer(
         self, lr: object, t: object, w: Specs, g: Specs, m1: Specs, m2: Specs, update: Any
     ) -> tuple[Inferred, ...]:
-        refuse_none(self.name, "weights", w)
+        common.refuse_none(self.name, "weights", w)
         named = {"gradients": g, "momentums_1": m1, "momentums_2": m2}
         for name, got in named.items():
-            refuse_others(self.name, name, got, "weights", w)
-        return signal(update), w, m1, m2
+            common.refuse_others(self.name, name, got, "weights", w)
+        return common.signal(update), w, m1, m2
 
     def plan(self, device: Device, *specs: Any) -> Plan:
         lr, t, *arrays, update = specs[:7]
         updated, new_w, new_m1, new_m2 = specs[7:]
         rates = self.alpha, self.beta, self.weight_decay, self.epsilon
         fixed = _rule(rates, self.correct_bias, self.adam_mode)
-        args = (fixed, lr, t, 1.0, ABSENT_NORM, math.inf, given(update, True))
+        args = (fixed, lr, t, 1.0, common.ABSENT_NORM, math.inf, common.given(update, True))
         steps = _over_lists((*arrays, None), (new_w, None, new_m1, new_m2, None), args)
         return steps.then(parameter_update.signal(update, updated))
 

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -19,6 +20,32 @@ Lists = tuple[HostArray, ...]
 
 _BLOCK = 32_768  # elements that stay in the caches from one operation to the next
 Number = Any  # a Python number, or an array of one element
+
+
+class Rates(TypedDict):
+    """Attributes of all operators."""
+
+    alpha: float
+    beta: float
+    epsilon: float
+
+
+class Rule(Rates):
+    """Those of AdamOptimizer and of AdamOptimizerList."""
+
+    lambda_: float
+    max_norm_clip: float
+    do_bias_correction: bool
+    weight_decay_mode: int
+
+
+class RuleW(Rates):
+    """Those of AdamWOptimizer."""
+
+    weight_decay: float
+    correct_bias: bool
+    adam_mode: int
+
 
 # Overflow, and what comes of NaN and infinities, are part of the operators.
 _quiet = np.errstate(all="ignore")
@@ -38,14 +65,13 @@ class _Step:
     decays_updated: bool
 
     @classmethod
-    def of(
-        cls, rates: tuple[float, ...], lr: float, step: int, divisor: float, decays_updated: bool
-    ) -> _Step:
-        """alpha, beta, lambda, epsilon; a step of 0 corrects no bias."""
-        alpha, beta, lambda_, epsilon = rates
+    def of(cls, rule: Rule, lr: float, step: int, divisor: float) -> _Step:
+        """Of these attributes; a step of 0 corrects no bias."""
+        alpha, beta, decays_updated = rule["alpha"], rule["beta"], rule["weight_decay_mode"] == 1
         c1, root = bias_correction(alpha, step), float(np.sqrt(bias_correction(beta, step)))
         rate, scale = (lr * root / c1, 1.0) if decays_updated else (lr / c1, 1.0 / root)
-        return cls(alpha, beta, lr * lambda_, epsilon, rate, scale, divisor, decays_updated)
+        decay, epsilon = lr * rule["lambda_"], rule["epsilon"]
+        return cls(alpha, beta, decay, epsilon, rate, scale, divisor, decays_updated)
 
     def update(self, w: HostArray, g: HostArray, m: HostArray, v: HostArray) -> Lists:
         """Both moments, the weights and what is added to them, in the type that is computed in."""
@@ -93,20 +119,11 @@ def adam_optimizer(
     loss_scale: Number = None,
     global_gradient_norm: Number = None,
     update_signal: Number = None,
-    *,
-    alpha: float = 0.9,
-    beta: float = 0.999,
-    lambda_: float = 0.0,
-    epsilon: float = 1e-8,
-    max_norm_clip: float = 1.0,
-    do_bias_correction: bool = True,
-    weight_decay_mode: int = 0,
+    **rule: Unpack[Rule],
 ) -> tuple[HostArray | None, ...]:
     new_t, *stepped = adam_optimizer_list(
         r, t, [weights], [gradients], [moment_1], [moment_2], [mixed_precision_weights],
-        loss_scale, global_gradient_norm, update_signal,
-        alpha=alpha, beta=beta, lambda_=lambda_, epsilon=epsilon, max_norm_clip=max_norm_clip,
-        do_bias_correction=do_bias_correction, weight_decay_mode=weight_decay_mode,
+        loss_scale, global_gradient_norm, update_signal, **rule,
     )  # fmt: skip
     return new_t, *(items[0] for items in stepped)
 
@@ -124,23 +141,16 @@ def adam_optimizer_list(
     global_gradient_norm: Number = None,
     update_signal: Number = None,
     max_norm: Number = None,
-    *,
-    alpha: float = 0.9,
-    beta: float = 0.999,
-    lambda_: float = 0.0,
-    epsilon: float = 1e-8,
-    max_norm_clip: float = 1.0,
-    do_bias_correction: bool = True,
-    weight_decay_mode: int = 0,
+    **rule: Unpack[Rule],
 ) -> tuple[HostArray, Lists, Lists, Lists, Lists, tuple[HostArray | None, ...]]:
     update = bool(number(update_signal)) and can_be_made(r, loss_scale)
     before, new_t = counted(t, update)
     mixed = tuple(mixed_precision_weights or [None] * len(weights))
     if not update:
         return new_t, *map(tuple, (moment_1, moment_2, weights, gradients)), mixed  # type: ignore[return-value]
-    divisor = gradient_divisor(loss_scale, global_gradient_norm, number(max_norm, max_norm_clip))
-    rates, step = (alpha, beta, lambda_, epsilon), before if do_bias_correction else 0
-    made = _Step.of(rates, number(r), step, divisor, weight_decay_mode == 1)
+    clip = number(max_norm, rule["max_norm_clip"])
+    divisor = gradient_divisor(loss_scale, global_gradient_norm, clip)
+    made = _Step.of(rule, number(r), before if rule["do_bias_correction"] else 0, divisor)
     stepped = [
         made.update(*arrays) for arrays in zip(weights, gradients, moment_1, moment_2, strict=True)
     ]
@@ -160,19 +170,14 @@ def adam_w_optimizer(
     momentums_1: Arrays,
     momentums_2: Arrays,
     update_signal: Number = None,
-    *,
-    alpha: float = 0.9,
-    beta: float = 0.999,
-    epsilon: float = 1e-8,
-    weight_decay: float = 1e-2,
-    correct_bias: bool = True,
-    adam_mode: int = 0,
+    **rule: Unpack[RuleW],
 ) -> tuple[HostArray, Lists, Lists, Lists]:
     update = bool(number(update_signal))
     _, m, v, w, _, _ = adam_optimizer_list(
         lr, step, weights, gradients, momentums_1, momentums_2, update_signal=update,
-        alpha=alpha, beta=beta, lambda_=weight_decay, epsilon=epsilon,
-        do_bias_correction=correct_bias, weight_decay_mode=adam_mode,
+        alpha=rule["alpha"], beta=rule["beta"], epsilon=rule["epsilon"],
+        lambda_=rule["weight_decay"], max_norm_clip=math.inf,
+        do_bias_correction=rule["correct_bias"], weight_decay_mode=rule["adam_mode"],
     )  # fmt: skip
     return np.full(np.shape(update_signal), update), w, m, v
 

@@ -215,7 +215,7 @@ class AdasumAllReduce(_OfLists):
         partner = self.group.rank ^ level
         rows = [nccl.send(x.size, x.dtype, partner) for x in xs]
         rows += [nccl.receive(x.size, x.dtype, partner) for x in xs]
-        return nccl.Swap(self.group, self.name, self.ranks, rows, starts, self.agreement(xs))
+        return nccl.Swap(self.group, self.name, self.ranks, rows, self.agreement(xs), starts)
 
 
 def adasum_levels(op: str, group: ProcessGroup, reduce_algo: int) -> tuple[int, ...]:

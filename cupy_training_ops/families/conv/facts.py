@@ -15,6 +15,7 @@ STRIP = 4  # neighbouring positions of a thread, of groups of one channel
 TAPS = 3  # along each of two axes, that a block sums at a time there
 
 _PLACES = i32[AXES]
+_GEOMETRY = dict.fromkeys(("image", "output", "kernel", "stride", "dilation", "pad"), _PLACES)
 
 # Extents of what is written and read. Positions are divided into `residues`, 1 in a convolution;
 # `tap_steps` are between taps of a residue. `rows` and `depth` are channels of a group that are
@@ -51,12 +52,7 @@ ImageLayout = Struct(
 # groups, from the first one on. `positions` of all images; those of a part are a multiple of DEPTH.
 WeightLayout = Struct(
     "WeightLayout",
-    image=_PLACES,
-    output=_PLACES,
-    kernel=_PLACES,
-    stride=_PLACES,
-    dilation=_PLACES,
-    pad=_PLACES,
+    **_GEOMETRY,
     step=i32[AXES + 1],
     groups=i32,
     rows=i32,
@@ -74,12 +70,7 @@ WeightLayout = Struct(
 # output: `strips` of a line, `lines` of a slice, strips `of_plane`. A group has so many `filters`.
 DepthwiseLayout = Struct(
     "DepthwiseLayout",
-    image=_PLACES,
-    output=_PLACES,
-    kernel=_PLACES,
-    stride=_PLACES,
-    dilation=_PLACES,
-    pad=_PLACES,
+    **_GEOMETRY,
     batch=i32,
     groups=i32,
     filters=i32,

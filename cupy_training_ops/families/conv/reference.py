@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -29,38 +29,41 @@ Box = tuple[range, ...]  # outputs, by their places along each axis
 Index = tuple[Any, ...]
 
 
+class Given(TypedDict):
+    """The attributes of Conv and of ConvGrad."""
+
+    auto_pad: str
+    dilations: Shape | None
+    group: int
+    kernel_shape: Shape | None
+    pads: Shape | None
+    strides: Shape | None
+    allow_tf32: bool
+
+
+class GivenTransposed(Given):
+    """Those of ConvTranspose and of ConvTransposeGrad."""
+
+    output_padding: Shape | None
+    output_shape: Shape | None
+
+
 def conv(
     x: HostArray,
     w: HostArray,
     b: HostArray | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Shape | None = None,
-    group: int = 1,
-    kernel_shape: Shape | None = None,
-    pads: Shape | None = None,
-    strides: Shape | None = None,
-    allow_tf32: bool = False,  # noqa: ARG001 - float32 serves
+    **given: Unpack[Given],
 ) -> HostArray:
-    given = Attributes("Conv", group, kernel_shape, strides, dilations, pads, auto_pad)
-    return _forward(given.convolution(x.shape, w.shape), x, w, b)
+    return _forward(_attributes("Conv", given).convolution(x.shape, w.shape), x, w, b)
 
 
 def conv_grad(
     dy: HostArray,
     x: HostArray,
     w: HostArray,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Shape | None = None,
-    group: int = 1,
-    kernel_shape: Shape | None = None,
-    pads: Shape | None = None,
-    strides: Shape | None = None,
-    allow_tf32: bool = False,  # noqa: ARG001
+    **given: Unpack[Given],
 ) -> tuple[HostArray, HostArray, HostArray]:
-    given = Attributes("ConvGrad", group, kernel_shape, strides, dilations, pads, auto_pad)
-    convolution = given.convolution(x.shape, w.shape)
+    convolution = _attributes("ConvGrad", given).convolution(x.shape, w.shape)
     dx = _data_gradient(convolution, dy, w, None)
     return dx, _weight_gradient(convolution, x, dy), _bias_gradient(dy)
 
@@ -69,46 +72,26 @@ def conv_transpose(
     x: HostArray,
     w: HostArray,
     b: HostArray | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Shape | None = None,
-    group: int = 1,
-    kernel_shape: Shape | None = None,
-    output_padding: Shape | None = None,
-    output_shape: Shape | None = None,
-    pads: Shape | None = None,
-    strides: Shape | None = None,
-    allow_tf32: bool = False,  # noqa: ARG001
+    **given: Unpack[GivenTransposed],
 ) -> HostArray:
-    own = (output_padding, output_shape)
-    given = Attributes(
-        "ConvTranspose", group, kernel_shape, strides, dilations, pads, auto_pad, *own
-    )
-    return _data_gradient(given.transposed(x.shape, w.shape), x, w, b)
+    convolution = _attributes("ConvTranspose", given).transposed(x.shape, w.shape)
+    return _data_gradient(convolution, x, w, b)
 
 
 def conv_transpose_grad(
     dy: HostArray,
     x: HostArray,
     w: HostArray,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Shape | None = None,
-    group: int = 1,
-    kernel_shape: Shape | None = None,
-    output_padding: Shape | None = None,
-    output_shape: Shape | None = None,
-    pads: Shape | None = None,
-    strides: Shape | None = None,
-    allow_tf32: bool = False,  # noqa: ARG001
+    **given: Unpack[GivenTransposed],
 ) -> tuple[HostArray, HostArray, HostArray]:
-    own = (output_padding, output_shape)
-    given = Attributes(
-        "ConvTransposeGrad", group, kernel_shape, strides, dilations, pads, auto_pad, *own
-    )
-    convolution = given.transposed(x.shape, w.shape)
+    convolution = _attributes("ConvTransposeGrad", given).transposed(x.shape, w.shape)
     dx = _forward(convolution, dy, w, None)
     return dx, _weight_gradient(convolution, dy, x), _bias_gradient(dy)
+
+
+def _attributes(op: str, given: Mapping[str, Any]) -> Attributes:
+    """All but what says how products are made: float32 serves."""
+    return Attributes(op, **{name: v for name, v in given.items() if name != "allow_tf32"})
 
 
 @_quiet

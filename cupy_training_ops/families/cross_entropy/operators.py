@@ -144,7 +144,15 @@ class SoftmaxCrossEntropyGrad(DenseOp):
 # ---- targets that are classes --------------------------------------------------------------------
 
 
-class SparseSoftmaxCrossEntropy(LossOp):
+class Version9:
+    """What ONNX's first losses and their gradients have in common: classes are last."""
+
+    domain = "ai.onnx"
+    since = 9
+    axis = -1
+
+
+class SparseSoftmaxCrossEntropy(Version9, LossOp):
     """Cross-entropy against classes: loss of a row = -weight log_prob[label].
 
     log_prob = (logits - max) - ln(sum of e^(logits - max)). The mean divides by the sum of the
@@ -157,9 +165,6 @@ class SparseSoftmaxCrossEntropy(LossOp):
     orttraining/orttraining/training_ops/cuda/loss/softmaxcrossentropy_impl.cc.
     """
 
-    domain = "ai.onnx"
-    since = 9
-    axis = -1
     inputs = (
         Input("logits", "T", shape="rank 1 or more", doc="classes last"),
         LAST_LABEL,
@@ -172,7 +177,7 @@ class SparseSoftmaxCrossEntropy(LossOp):
     attributes = (REDUCTION, CHECK)
 
 
-class SparseSoftmaxCrossEntropyGrad(GradientOp):
+class SparseSoftmaxCrossEntropyGrad(Version9, GradientOp):
     """Gradient of SparseSoftmaxCrossEntropy: d_logits = (e^log_prob - [label]) dY weight / N.
 
     [label] is 1 at the label, else 0. N is the sum of weights for the mean (the number of rows
@@ -185,9 +190,6 @@ class SparseSoftmaxCrossEntropyGrad(GradientOp):
     orttraining/orttraining/training_ops/cuda/loss/softmaxcrossentropy_impl.cc.
     """
 
-    domain = "ai.onnx"
-    since = 9
-    axis = -1
     inputs = (
         DY,
         Input("log_prob", "T", shape="rank 1 or more", doc="classes last; taken as it is"),

@@ -7,22 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ... import plan as plans
 from ...declare.schema import Changing, Spec
 from ...dtypes import FLOAT64, INT64, Dtype, element_type
 from ...facts import HELD_NBYTES, MAX_THREADS
 from ...forks import computed_once
-from ...plan import (
-    VEC_NBYTES,
-    Config,
-    Device,
-    Launch,
-    Plan,
-    Scratch,
-    ScratchMemory,
-    by_value,
-    ceil_div,
-    slots,
-)
 from ...planning.lines import MANY_ROWS, Held, Lines, division, held_nbytes
 from ...rules.widening import computed_in
 from .facts import N_SUMS, NBYTES_BESIDE_WIDER, SUM_THREADS, Rule
@@ -54,7 +43,7 @@ class Targets:
         """What kernels are given: labels, weights and the struct Rule."""
         ignore = 0 if self.ignore_index is None else self.ignore_index
         may_occur = self.ignore_index is not None and -(2**63) <= ignore < 2**63
-        rule = by_value(
+        rule = plans.by_value(
             Rule,
             n_classes=self.n_classes,
             ignore_index=ignore if may_occur else 0,
@@ -73,24 +62,24 @@ NO_TARGETS = None, None, np.zeros((), Rule.of().dtype)[()]
 class Rows:
     """The rows of one call: where its arrays have them, types, how their losses are reduced."""
 
-    device: Device
+    device: plans.Device
     lines: Lines
     t: Dtype
     t_out: Dtype
     reduction: str
 
     @computed_once
-    def scratch(self) -> ScratchMemory:
+    def scratch(self) -> plans.ScratchMemory:
         """What the launches share."""
-        return ScratchMemory()
+        return plans.ScratchMemory()
 
     @computed_once
-    def _sums(self) -> tuple[Scratch, Scratch]:
+    def _sums(self) -> tuple[plans.Scratch, plans.Scratch]:
         """Partial sums, and the ticket of the block that comes last."""
         ticket = self.scratch.zeros(1, np.uint32)
         return self.scratch.take(N_SUMS * SUM_BLOCKS, FLOAT64), ticket
 
-    def plan(self, *launches: Launch | None) -> Plan:
+    def plan(self, *launches: plans.Launch | None) -> plans.Plan:
         """The launches that are there."""
         present = tuple(launch for launch in launches if launch is not None)
         return self.scratch.plan(*present)
@@ -103,7 +92,7 @@ class Rows:
         """What losses are divided by where it is no sum of weights."""
         return float(self.lines.count) if self.reduction == "mean" else 1.0
 
-    def divisor(self, targets: Targets) -> tuple[Launch | None, tuple[object, object]]:
+    def divisor(self, targets: Targets) -> tuple[plans.Launch | None, tuple[object, object]]:
         """What losses are divided by: in memory, by a launch of its own, or a number."""
         if not self.differ(targets):
             return None, (None, self.count())
@@ -111,7 +100,7 @@ class Rows:
         args = (*targets.args, self.lines.count, *self._sums, divisor)
         return self._over_rows("cross_entropy__divisor", args), (divisor, 0.0)
 
-    def losses(self, output: Spec | None) -> tuple[Spec | None, Scratch | None]:
+    def losses(self, output: Spec | None) -> tuple[Spec | None, plans.Scratch | None]:
         """Where each row's loss goes: the output, or what is summed."""
         if output is None or self.reduction == "none":
             return output, None
@@ -120,9 +109,9 @@ class Rows:
     def total(
         self,
         output: Spec | None,
-        losses: Scratch | None,
+        losses: plans.Scratch | None,
         targets: Targets | None = None,
-    ) -> Launch | None:
+    ) -> plans.Launch | None:
         """The sum of the rows' losses times their targets' weights, divided."""
         if losses is None:
             return None
@@ -144,7 +133,7 @@ class Rows:
         most_threads: int = MAX_THREADS,
         most_nbytes: int = HELD_NBYTES,
         t_written: Dtype | None = None,
-    ) -> Launch | None:
+    ) -> plans.Launch | None:
         """The kernel of this stem that suits the lines, and the arrays that have them.
 
         None where there is no line. t_written: the type of what it writes or adds, by default that
@@ -152,7 +141,7 @@ class Rows:
         """
         if not self.lines.count:
             return None
-        width = VEC_NBYTES // max(self.t.itemsize, (t_written or self.t_out).itemsize)
+        width = plans.VEC_NBYTES // max(self.t.itemsize, (t_written or self.t_out).itemsize)
         n_given = sum(spec is not None for spec in read)
         nbytes = min(self._held_nbytes, most_nbytes)
         held = Held(nbytes, len(read), self.t.itemsize, width, n_given, max_threads=most_threads)
@@ -160,13 +149,13 @@ class Rows:
         divided = division(self.lines, held, aligned, has_short, has_bundles)
         return self._launch(stem + divided.suffix, divided.config, (*args, *divided.args))
 
-    def _over_rows(self, symbol: str, args: tuple[object, ...]) -> Launch:
-        blocks = max(1, min(SUM_BLOCKS, ceil_div(self.lines.count, ROWS_A_BLOCK)))
-        return self._launch(symbol, Config((blocks,), (SUM_THREADS,)), args)
+    def _over_rows(self, symbol: str, args: tuple[object, ...]) -> plans.Launch:
+        blocks = max(1, min(SUM_BLOCKS, plans.ceil_div(self.lines.count, ROWS_A_BLOCK)))
+        return self._launch(symbol, plans.Config((blocks,), (SUM_THREADS,)), args)
 
-    def _launch(self, symbol: str, config: Config, args: tuple[object, ...]) -> Launch:
-        binding = slots(T=self.t, TOUT=self.t_out, NBYTES=self._held_nbytes)
-        return Launch(symbol, config, args, binding)
+    def _launch(self, symbol: str, config: plans.Config, args: tuple[object, ...]) -> plans.Launch:
+        binding = plans.slots(T=self.t, TOUT=self.t_out, NBYTES=self._held_nbytes)
+        return plans.Launch(symbol, config, args, binding)
 
     @property
     def _held_nbytes(self) -> int:
@@ -175,7 +164,7 @@ class Rows:
 
 def forward(
     rows: Rows, scores: Spec, targets: Targets, output: Spec | None, log_prob: Spec | None
-) -> Plan:
+) -> plans.Plan:
     """Loss and log-probabilities."""
     losses = rows.losses(output)
     args = (scores, *targets.args, log_prob, *losses)
@@ -194,7 +183,7 @@ def forward(
 
 def backward(
     rows: Rows, dy: Spec, log_prob: Spec, targets: Targets, bias: Spec | None, gradient: Spec
-) -> Plan:
+) -> plans.Plan:
     """Gradient of the scores, from that of the loss."""
     divides, divisor = rows.divisor(targets)
     args = (dy, rows.reduction == "none", log_prob, *targets.args, *divisor, bias, gradient)
@@ -212,7 +201,7 @@ def both(
     scale: Spec | Changing | float,
     output: Spec | None,
     gradient: Spec | None,
-) -> Plan:
+) -> plans.Plan:
     """Loss and gradient of the scores."""
     divides, divisor = rows.divisor(targets)
     losses = rows.losses(output)
@@ -224,7 +213,7 @@ def both(
 
 def dense_forward(
     rows: Rows, scores: Spec, target: Spec, output: Spec | None, log_prob: Spec | None
-) -> Plan:
+) -> plans.Plan:
     """Loss and log-probabilities, where targets are distributions."""
     losses = rows.losses(output)
     args = (scores, target, log_prob, *losses)
@@ -232,7 +221,9 @@ def dense_forward(
     return rows.plan(launch, rows.total(output, losses[1]))
 
 
-def dense_backward(rows: Rows, dy: Spec, log_prob: Spec, target: Spec, gradient: Spec) -> Plan:
+def dense_backward(
+    rows: Rows, dy: Spec, log_prob: Spec, target: Spec, gradient: Spec
+) -> plans.Plan:
     """Gradient of the scores from that of the loss, where targets are distributions."""
     args = (dy, rows.reduction == "none", log_prob, target, rows.count(), gradient)
     arrays = (log_prob, target)

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec
 
 import numpy as np
 
@@ -17,9 +19,21 @@ from .ratio import DEFAULT_RATIO, dropout_scale
 # Two numbers, or an array of them, of which the offset goes on. None draws as the function does.
 State = Any
 _Pair = tuple[HostArray, HostArray]
+Given = ParamSpec("Given")
 
 # Infinite and NaN elements, and overflow, are part of the operators.
 _quiet = np.errstate(all="ignore")
+
+
+def _in_bits(function: Callable[Given, _Pair]) -> Callable[Given, _Pair]:
+    """The same with the mask in bits."""
+
+    @functools.wraps(function)
+    def in_bits(*inputs: Given.args, **attributes: Given.kwargs) -> _Pair:
+        output, mask = function(*inputs, **attributes)
+        return output, _packed(mask)
+
+    return in_bits
 
 
 @_quiet
@@ -31,21 +45,11 @@ def dropout(
     *,
     seed: int | None = None,
 ) -> _Pair:
-    applied = _applied(ratio, bool(training_mode))
-    mask = _drawn(data, applied, state, seed)
-    return cast(_through(wide(data), mask, applied, data), data.dtype), mask
+    found, mask = _dropped(data, wide(data), _applied(ratio, bool(training_mode)), state, seed)
+    return cast(found, data.dtype), mask
 
 
-def bitmask_dropout(
-    data: HostArray,
-    ratio: float | None = None,
-    training_mode: bool | None = None,
-    state: State = None,
-    *,
-    seed: int | None = None,
-) -> _Pair:
-    output, mask = dropout(data, ratio, training_mode, state, seed=seed)
-    return output, _packed(mask)
+bitmask_dropout = _in_bits(dropout)
 
 
 @_quiet
@@ -59,24 +63,12 @@ def bias_dropout(
     *,
     seed: int | None = None,
 ) -> _Pair:
-    applied = _applied(ratio, bool(training_mode))
-    mask = _drawn(data, applied, state, seed)
-    total = _through(wide(data) + wide(bias), mask, applied, data)
-    return cast(total if residual is None else total + wide(residual), data.dtype), mask
+    total, applied = wide(data) + wide(bias), _applied(ratio, bool(training_mode))
+    found, mask = _dropped(data, total, applied, state, seed)
+    return cast(found if residual is None else found + wide(residual), data.dtype), mask
 
 
-def bitmask_bias_dropout(
-    data: HostArray,
-    bias: HostArray,
-    residual: HostArray | None = None,
-    ratio: float | None = None,
-    training_mode: bool | None = None,
-    state: State = None,
-    *,
-    seed: int | None = None,
-) -> _Pair:
-    output, mask = bias_dropout(data, bias, residual, ratio, training_mode, state, seed=seed)
-    return output, _packed(mask)
+bitmask_bias_dropout = _in_bits(bias_dropout)
 
 
 @_quiet
@@ -90,13 +82,12 @@ def bias_softmax_dropout(
     is_inner_broadcast: bool,  # noqa: ARG001 - which shapes of a bias are taken
     seed: int | None = None,
 ) -> tuple[HostArray, HostArray, HostArray]:
-    applied = _applied(ratio, True)
-    mask = _drawn(data, applied, state, seed)
     before = data.shape[: axis % data.ndim]
     rows = (*before, math.prod(data.shape[len(before) :]))
     total = data.astype(FLOAT64) + bias.astype(FLOAT64)
     p = softmax.softmax(total.reshape(rows)).reshape(data.shape)
-    return cast(_through(p, mask, applied, data), data.dtype), mask, cast(p, data.dtype)
+    found, mask = _dropped(data, p, _applied(ratio, True), state, seed)
+    return cast(found, data.dtype), mask, cast(p, data.dtype)
 
 
 @_quiet
@@ -134,6 +125,14 @@ def softmax_dropout_grad(
 def _applied(ratio: float | None, training: bool) -> float:
     """The ratio that elements are dropped with, 0 where it is the identity."""
     return (DEFAULT_RATIO if ratio is None else ratio) if training else 0.0
+
+
+def _dropped(
+    data: HostArray, total: HostArray, ratio: float, state: State, seed: int | None
+) -> _Pair:
+    """What is made of the data, scaled or 0, and which elements are kept."""
+    mask = _drawn(data, ratio, state, seed)
+    return _through(total, mask, ratio, data), mask
 
 
 def _drawn(x: HostArray, ratio: float, state: State, seed: int | None) -> HostArray:

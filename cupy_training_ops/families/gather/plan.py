@@ -12,20 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ... import plan as plans
 from ...declare.schema import Spec
 from ...dtypes import FLOAT64, Dtype, element_type
 from ...facts import WARP
-from ...plan import (
-    VEC_NBYTES,
-    Config,
-    Device,
-    Launch,
-    Plan,
-    Scratch,
-    ScratchMemory,
-    by_value,
-    ceil_div,
-)
 from . import facts
 from .facts import ATOMIC_ITEMS, FANOUT, SORT_THREADS, STARTS_ROWS, THREADS
 
@@ -61,7 +51,7 @@ class Sizes:
     @property
     def argument(self) -> np.void:
         """The kernels' struct."""
-        return by_value(facts.Sizes, n_slices=self.K, n_rows=self.G, width=self.W)
+        return plans.by_value(facts.Sizes, n_slices=self.K, n_rows=self.G, width=self.W)
 
 
 @dataclass(frozen=True)
@@ -76,7 +66,7 @@ def digits(rows: int, slices: int, most: int) -> tuple[Digit, ...]:
     """As few digits of at most so many bits as hold every key, all of about the same width."""
     bits = rows.bit_length()
     longer = slices >= LONG_SORT and bits > 2 * most
-    width = ceil_div(bits, ceil_div(bits, LONG_DIGIT_BITS if longer else most))
+    width = plans.ceil_div(bits, plans.ceil_div(bits, LONG_DIGIT_BITS if longer else most))
     return tuple(Digit(shift, min(width, bits - shift)) for shift in range(0, bits, width))
 
 
@@ -100,24 +90,28 @@ def are_few(sizes: Sizes) -> bool:
 
 def packet_size(width: int, dy: Spec, dx: Spec) -> int:
     """Elements of a packet: 16 bytes where every row consists of whole aligned ones, else 1."""
-    n = VEC_NBYTES // dy.dtype.itemsize
+    n = plans.VEC_NBYTES // dy.dtype.itemsize
     return n if width % n == 0 and dy.aligned and dx.aligned else 1
 
 
-def spread(batches: int, n: int, runs: int, packets: int) -> tuple[Config, np.void]:
+def spread(batches: int, n: int, runs: int, packets: int) -> tuple[plans.Config, np.void]:
     """Grid and `Items` for n items in each batch, a thread taking `packets` of an item's `runs`."""
-    lanes = min(THREADS, 1 << (ceil_div(runs, packets) - 1).bit_length())
+    lanes = min(THREADS, 1 << (plans.ceil_div(runs, packets) - 1).bit_length())
     items_a_block = THREADS // lanes
-    column_blocks = ceil_div(runs, lanes * packets)
+    column_blocks = plans.ceil_div(runs, lanes * packets)
     fold = min(batches, max(1, MAX_32_BIT // n))
-    grid = (ceil_div(fold * n, items_a_block) * column_blocks, 1, ceil_div(batches, fold))
+    grid = (
+        plans.ceil_div(fold * n, items_a_block) * column_blocks,
+        1,
+        plans.ceil_div(batches, fold),
+    )
     fields = {"n_batches": batches, "n": n, "fold": fold, "column_blocks": column_blocks}
-    return Config(grid, (lanes, items_a_block)), by_value(facts.Items, **fields)
+    return plans.Config(grid, (lanes, items_a_block)), plans.by_value(facts.Items, **fields)
 
 
-def one_each(n: int, a_block: int, threads: int = THREADS) -> Config:
+def one_each(n: int, a_block: int, threads: int = THREADS) -> plans.Config:
     """A flat grid whose blocks take `a_block` of n things."""
-    return Config((ceil_div(n, a_block),), (threads,))
+    return plans.Config((plans.ceil_div(n, a_block),), (threads,))
 
 
 @dataclass
@@ -125,14 +119,14 @@ class Scatter:
     """The plan of one call: which slices go where, and the launches that add them."""
 
     op: Op
-    device: Device
+    device: plans.Device
     sizes: Sizes
     index: Spec
     dy: Spec
     dx: Spec
     target: tuple[object, ...]  # the arguments that say where a slice goes
-    scratch: ScratchMemory = field(default_factory=ScratchMemory)
-    launches: list[Launch] = field(default_factory=list)
+    scratch: plans.ScratchMemory = field(default_factory=plans.ScratchMemory)
+    launches: list[plans.Launch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.acc = np.dtype(np.float64 if self.dy.dtype == FLOAT64 else np.float32)
@@ -140,13 +134,13 @@ class Scatter:
         types["ACC"] = self.acc
         self.slots = {name: element_type(dtype).c_type for name, dtype in types.items()}
 
-    def launch(self, stage: str, config: Config, *args: object) -> None:
+    def launch(self, stage: str, config: plans.Config, *args: object) -> None:
         """Add one launch of a stage that the family's operators share."""
         self.launch_own(f"{self.op.family}__{stage}", config, *args)
 
-    def launch_own(self, symbol: str, config: Config, *args: object) -> None:
+    def launch_own(self, symbol: str, config: plans.Config, *args: object) -> None:
         """Add one launch."""
-        self.launches.append(Launch(symbol, config, args, self.slots))
+        self.launches.append(plans.Launch(symbol, config, args, self.slots))
 
     @property
     def narrow(self) -> bool:
@@ -165,25 +159,25 @@ class Scatter:
         rows = max(self.sizes.K, self.sizes.G if self.narrow else 0)
         return self.sizes.B * rows * self.sizes.W <= MAX_ATOMIC
 
-    def plan(self) -> Plan:
+    def plan(self) -> plans.Plan:
         """What was added up to now."""
         return self.scratch.plan(*self.launches)
 
-    def zero(self, target: Spec | Scratch, dtype: Dtype) -> None:
+    def zero(self, target: Spec | plans.Scratch, dtype: Dtype) -> None:
         """Zeros for dX, or for its sums in another type."""
         n = self.dx.size * np.dtype(dtype).itemsize // self.dx.dtype.itemsize
-        packet = VEC_NBYTES // self.dx.dtype.itemsize
+        packet = plans.VEC_NBYTES // self.dx.dtype.itemsize
         config = one_each(n, THREADS * facts.ZERO_VECS * packet)
         self.launch("zero", config, target, n)
 
-    def add_few(self) -> Plan:
+    def add_few(self) -> plans.Plan:
         """One launch: the same bits, run after run."""
         s, n = self.sizes, self.dx.size
         args = (*self.target, self.dy, self.dx, n, s.argument)
         self.launch_own(f"{self.op.function_name}__few", one_each(n, THREADS), *args)
         return self.plan()
 
-    def add_slices(self) -> Plan:
+    def add_slices(self) -> plans.Plan:
         """Sorted by row and summed in order: the same bits, run after run."""
         entries, s = self.sort(), self.sizes
         starts = self.scratch.take(s.G + 1, s.key)
@@ -193,18 +187,21 @@ class Scatter:
         self.sum(entries, starts)
         return self.plan()
 
-    def sort(self) -> Scratch:
+    def sort(self) -> plans.Scratch:
         """The (row, slice) entries in stable order, one pass a digit."""
         n, key = self.sizes.K, self.sizes.key
         is_long = n >= LONG_SORT
         variant, items = ("__long", facts.LONG_ITEMS) if is_long else ("", facts.SHORT_ITEMS)
         tile = SORT_THREADS * items[key.itemsize]
-        span = ceil_div(ceil_div(n, tile), SORT_BLOCKS * self.device.multiprocessors) * tile
+        span = (
+            plans.ceil_div(plans.ceil_div(n, tile), SORT_BLOCKS * self.device.multiprocessors)
+            * tile
+        )
         config = one_each(n, span, SORT_THREADS)
         entries, other = self.scratch.take(2 * n, key), self.scratch.take(2 * n, key)
         counts = self.scratch.take(config.grid[0] * facts.RADIX, key)
         for digit in digits(self.sizes.G, n, facts.RADIX.bit_length() - 1):
-            step = by_value(facts.Pass, n=n, span=span, shift=digit.shift, bits=digit.bits)
+            step = plans.by_value(facts.Pass, n=n, span=span, shift=digit.shift, bits=digit.bits)
             if digit.shift == 0:
                 dy = self.dy if self.is_carried else None
                 where = (*self.target, dy, entries, counts, step, self.sizes.G)
@@ -215,7 +212,7 @@ class Scatter:
             entries, other = other, entries
         return entries
 
-    def sum(self, entries: Scratch, starts: Scratch) -> None:
+    def sum(self, entries: plans.Scratch, starts: plans.Scratch) -> None:
         """Partial sums level by level, then every row of dX."""
         s, sizes = self.sizes, self.sizes.argument
         counts = levels(s.K, FANOUT)
@@ -228,22 +225,24 @@ class Scatter:
             below = sum(counts[: max(i - 1, 0)])
             begin, total = sum(counts[:i]), sum(counts)
             unit = FANOUT ** (i + 1)
-            level = by_value(facts.Level, unit=unit, begin=begin, begin_below=below, total=total)
+            level = plans.by_value(
+                facts.Level, unit=unit, begin=begin, begin_below=below, total=total
+            )
             args = (dy, entries, sums, items, sizes, level)
             self.launch(f"sum_nodes{variant}", config, *args)
         rows = rows_of_a_thread(s, FANOUT)
-        n_long = ceil_div(s.K, FANOUT) if runs >= WARP else 0
-        config, items = spread(s.B, n_long + ceil_div(s.G, rows), runs, 1)
+        n_long = plans.ceil_div(s.K, FANOUT) if runs >= WARP else 0
+        config, items = spread(s.B, n_long + plans.ceil_div(s.G, rows), runs, 1)
         arrays = (dy, entries, starts, sums, self.dx, items, sizes)
         self.launch(f"sum_rows{variant}", config, *arrays, rows, sum(counts), len(counts), n_long)
 
-    def add_slices_atomically(self) -> Plan:
+    def add_slices_atomically(self) -> plans.Plan:
         """Zeros, atomic additions, and one rounding where T is narrower than its sums."""
         s = self.sizes
         config, items = spread(s.B, s.K, s.W, ATOMIC_ITEMS)
         return self.atomic("__atomic", config, items, s.argument)
 
-    def atomic(self, variant: str, config: Config, *args: object) -> Plan:
+    def atomic(self, variant: str, config: plans.Config, *args: object) -> plans.Plan:
         """The additions of a kernel of the operator's own between zeros and rounding."""
         sums = self.scratch.take(self.dx.size, self.acc) if self.narrow else self.dx
         self.zero(sums, self.acc)

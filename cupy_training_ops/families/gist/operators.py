@@ -19,6 +19,18 @@ from .facts import BOX, ELEMENT_NBYTES, THREADS, TILE_NBYTES
 TO = Attribute("to", dtype, type="T")
 SHAPE = Attribute("shape", optional(shape), None, doc="the shape of Y")
 X = Input("X", "T", shape="any shape")
+MSFP15_CODES = Output(
+    "Y",
+    "uint8",
+    shape="shape of X where its size n is a multiple of 8",
+    doc="else shape (8 ceil(n / 8),), the last tile padded with zeros",
+)
+KEEP_NONFINITE = Attribute(
+    "keep_nonfinite",
+    boolean,
+    False,
+    doc="give a tile that is not finite E = 255, so that it decodes to NaN",
+)
 KEEP_SIGN = Attribute(
     "keep_sign", boolean, False, doc="round what is not 0 to a step at least, never to 0"
 )
@@ -230,6 +242,11 @@ class GistPack16Decoder(Decoder):
     inputs = (Input("X", "float16", shape="any shape"),)
 
 
+def msfp15_shape(x: Spec) -> tuple[int, ...]:
+    """The shape of the MSFP15 codes of X."""
+    return x.shape if x.size % BOX == 0 else (BOX * ceil_div(x.size, BOX),)
+
+
 class GistPackMsfp15Encoder(Encoder):
     """MSFP15: X[i] = (-1)^s M 2^(E - 132), E shared by 8 consecutive elements of the flat array.
 
@@ -257,30 +274,14 @@ class GistPackMsfp15Encoder(Encoder):
     ONNX Runtime, orttraining/orttraining/training_ops/cuda/gist/gist.cc.
     """
 
-    outputs = (
-        Output(
-            "Y",
-            "uint8",
-            shape="shape of X where its size n is a multiple of 8",
-            doc="else shape (8 ceil(n / 8),), the last tile padded with zeros",
-        ),
-    )
+    outputs = (MSFP15_CODES,)
     tiles: ClassVar[Tiles] = {"X": BOX, "Y": BOX}
     thread_nbytes = TILE_NBYTES
-    attributes = (
-        Attribute(
-            "keep_nonfinite",
-            boolean,
-            False,
-            doc="give a tile that is not finite E = 255, so that it decodes to NaN",
-        ),
-        KEEP_SIGN,
-    )
+    attributes = (KEEP_NONFINITE, KEEP_SIGN)
     keep_nonfinite: bool
     keep_sign: bool
 
-    def code_shape(self, x: Spec) -> tuple[int, ...]:
-        return x.shape if x.size % BOX == 0 else (BOX * ceil_div(x.size, BOX),)
+    code_shape = staticmethod(msfp15_shape)
 
     def symbol(self) -> str:
         return f"{self.function_name}__keep_sign" if self.keep_sign else self.function_name

@@ -15,7 +15,8 @@ from ...errors import ArgumentError, refuse
 from ...frame.op import Op
 from ...plan import Config, Device, Launch, Plan, ScratchMemory, ceil_div, slots
 from ...rules.widening import computed_in
-from .facts import NBYTES, RESIDENT, THREADS, TILE, TOTALS
+from ..gist.operators import KEEP_NONFINITE, MSFP15_CODES, msfp15_shape
+from .facts import NBYTES, RESIDENT, THREADS, TOTALS
 from .sample import Grouping, Sample, sample_of
 
 NOTHING = Sample(0, 1, 1, 1, 0, 1, 1)
@@ -75,21 +76,11 @@ class GistGuardedMsfp15Encoder(Op):
     domain = "cupy_training_ops"
     inputs = (Input("X", "T", shape="any shape"),)
     outputs = (
-        Output(
-            "Y",
-            "uint8",
-            shape="shape of X where its size n is a multiple of 8",
-            doc="else shape (8 ceil(n / 8),), the last tile padded with zeros",
-        ),
+        MSFP15_CODES,
         Output("guard", "float32", shape="shape (4,)"),
     )
     attributes = (
-        Attribute(
-            "keep_nonfinite",
-            boolean,
-            False,
-            doc="give a tile that is not finite E = 255, so that it decodes to NaN",
-        ),
+        KEEP_NONFINITE,
         Attribute("grouping", grouping, None, doc="(A, C, B) as above"),
         Attribute("whole", boolean, False, doc="measure every element"),
     )
@@ -103,8 +94,7 @@ class GistGuardedMsfp15Encoder(Op):
         if self.grouping is not None and math.prod(self.grouping) != x.size:
             expected = f"lengths whose product is the {x.size} elements of X"
             refuse(self.name, "grouping", expected, f"{self.grouping}")
-        codes = x.shape if x.size % TILE == 0 else (TILE * ceil_div(x.size, TILE),)
-        return Spec(codes, UINT8), Spec((4,), FLOAT32)
+        return Spec(msfp15_shape(x), UINT8), Spec((4,), FLOAT32)
 
     def plan(self, device: Device, x: Spec, y: Spec | None, guard: Spec | None) -> Plan:
         scratch, measures = ScratchMemory(), guard is not None and x.size

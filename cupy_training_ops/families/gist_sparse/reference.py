@@ -112,7 +112,7 @@ def _decoded(x: HostArray, to: Dtype, shape: Shape, values: Values) -> HostArray
     kept = HEAD_NBYTES + y.nbytes
     if code[8:HEAD_NBYTES].any() and kept <= code.size:
         y.view(np.uint8)[...] = code[HEAD_NBYTES:kept]
-    elif y.size:
+    else:
         sound = _scatter(y, code, values)
         if values.has_nan:
             put_nan(y, ~sound, np.zeros_like(sound))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...dtypes import BFLOAT16, FIXED_SIZE, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
-from ...samples import SHAPES, Generator, Sample, Shape
+from ...samples import SHAPES, SHAPES_OF_LISTS, Generator, Sample, Shape
 from ..tensor.samples import values
 
 # Type combinations of upstream's InPlaceAccumulator, and two with float64.
@@ -21,10 +21,7 @@ PAIRS = (
 )  # fmt: skip
 # "many" takes three launches
 LISTS: tuple[tuple[str, tuple[Shape, ...], int], ...] = (
-    ("odd", ((3, 5, 7), (0, 3), (), (17,)), 0),
-    ("empty", ((0,), (3, 0)), 0),
-    ("one", ((),), 0),
-    ("misaligned", ((1003,), (31, 3), (64,)), 1),
+    *SHAPES_OF_LISTS,
     ("large", ((3, 5011), (7,), (9_000,)), 0),
     ("many", tuple((i % 6,) for i in range(290)), 0),
 )

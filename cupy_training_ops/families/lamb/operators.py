@@ -24,32 +24,10 @@ from ...declare.type_rows import TypeRows, Types
 from ...dtypes import FLOAT64, INT64, Dtype
 from ...errors import refuse
 from ...frame.op import Op
-from ...plan import Config, Device, Launch, Plan, ScratchMemory, by_value, ceil_div, slots
+from ...plan import Device, Launch, Plan, ScratchMemory, by_value, ceil_div
 from ...planning import parameter_update
+from ...planning import step as common
 from ...planning.multi_tensor import Batch, Columns, batches
-from ...planning.step import (
-    ABSENT_NORM,
-    HALVES,
-    NUMBERS,
-    UPDATE_SIGNAL,
-    above_zero,
-    bound,
-    count,
-    decay,
-    given,
-    lists,
-    low_precision,
-    new_step,
-    not_negative,
-    number,
-    refuse_none,
-    refuse_others,
-    refuse_uncorrectable,
-    replaced,
-    scales,
-    stepped,
-    weights,
-)
 from .facts import CAPACITY, CHUNK_NBYTES, LISTS, THREADS, LambRule
 
 Specs = tuple[Spec, ...]
@@ -59,11 +37,10 @@ Rule = tuple[float, ...]  # alpha, beta, lambda_, epsilon, max_norm_clip of one 
 DIRECTIONS_NBYTES = 64 * 2**20  # of scratch memory, where no tensor needs more
 
 
-def _launch(symbol: str, grid: int, args: Args, w: Dtype, grad: Dtype, moment: Dtype) -> Launch:
-    """A launch of this family, whose kernels share their slots."""
-    sizes = {"CHUNK_NBYTES": CHUNK_NBYTES, "CAPACITY": CAPACITY, "POINTERS": LISTS * CAPACITY}
-    binding = slots(W=w, GRAD=grad, MOMENT=moment, **sizes)
-    return Launch(symbol, Config((grid,), (THREADS,)), args, binding)
+def _launch(symbol: str, grid: int, args: Args, **types: Dtype) -> Launch:
+    """A launch of this family."""
+    sizes = CHUNK_NBYTES, CAPACITY, LISTS
+    return parameter_update.launch(symbol, grid, THREADS, args, *sizes, types)
 
 
 def for_each(value: object) -> float | tuple[float, ...]:
@@ -73,7 +50,7 @@ def for_each(value: object) -> float | tuple[float, ...]:
 
 def above_zero_for_each(value: object) -> float | tuple[float, ...]:
     """A number above 0, or a list with one for each parameter."""
-    return _each(above_zero, for_each(value))
+    return _each(common.above_zero, for_each(value))
 
 
 def finite_for_each(value: object) -> float | tuple[float, ...]:
@@ -83,12 +60,12 @@ def finite_for_each(value: object) -> float | tuple[float, ...]:
 
 def not_negative_for_each(value: object) -> float | tuple[float, ...]:
     """A number of at least 0, or a list with one for each parameter."""
-    return _each(not_negative, for_each(value))
+    return _each(common.not_negative, for_each(value))
 
 
 def decay_for_each(value: object) -> float | tuple[float, ...]:
     """A finite number of at least 0, below 1 where biases are corrected, or one for each."""
-    return _each(decay, for_each(value))
+    return _each(common.decay, for_each(value))
 
 
 def _each(
@@ -128,22 +105,22 @@ class LambOptimizer(Op):
     detaches = True
 
     inputs: ClassVar[tuple[Input, ...]] = (
-        UPDATE_SIGNAL,
-        *scales("T_LOSS_SCALE", "T_GRAD_NORM", "gradient_norm"),
-        number("R", "T1", "the learning rate"),
-        count("step", "TSTEP", optional=True),
-        weights("T2"),
-        *lists("T3", "gradients"),
-        *lists("T4", "moment1", "moment2"),
-        low_precision("T_MIXED_PRECISION_FP"),
+        common.UPDATE_SIGNAL,
+        *common.scales("T_LOSS_SCALE", "T_GRAD_NORM", "gradient_norm"),
+        common.number("R", "T1", "the learning rate"),
+        common.count("step", "TSTEP", optional=True),
+        common.weights("T2"),
+        *common.lists("T3", "gradients"),
+        *common.lists("T4", "moment1", "moment2"),
+        common.low_precision("T_MIXED_PRECISION_FP"),
     )
     outputs: ClassVar[tuple[Output, ...]] = (
-        stepped("new_step", "step", "TSTEP"),
-        replaced("new_weights", "weights", "T2", on_request=True),
-        replaced("new_gradients", "gradients", "T3", on_request=True),
-        replaced("new_moment_1", "moment1", "T4"),
-        replaced("new_moment_2", "moment2", "T4"),
-        replaced(
+        common.stepped("new_step", "step", "TSTEP"),
+        common.replaced("new_weights", "weights", "T2", on_request=True),
+        common.replaced("new_gradients", "gradients", "T3", on_request=True),
+        common.replaced("new_moment_1", "moment1", "T4"),
+        common.replaced("new_moment_2", "moment2", "T4"),
+        common.replaced(
             "new_mixed_precision_weights",
             "mixed_precision_weights",
             "T_MIXED_PRECISION_FP",
@@ -156,8 +133,8 @@ class LambOptimizer(Op):
         Attribute("lambda_", finite_for_each, 0.0, upstream="lambda", doc="weight decay"),
         Attribute("epsilon", not_negative_for_each, 1e-6),
         Attribute("max_norm_clip", above_zero_for_each, 1.0, doc="of the unscaled gradients"),
-        Attribute("ratio_min", bound, -math.inf),
-        Attribute("ratio_max", bound, math.inf),
+        Attribute("ratio_min", common.bound, -math.inf),
+        Attribute("ratio_max", common.bound, math.inf),
         Attribute("do_bias_correction", boolean, True),
     )
     types: ClassVar[Types] = TypeRows(
@@ -166,9 +143,9 @@ class LambOptimizer(Op):
         "float64 float64 float64",
         "float32 H float32",
         "float32 H H",
-        free=dict.fromkeys(("T1", "T_GRAD_NORM", "T_LOSS_SCALE"), NUMBERS)
-        | {"T_MIXED_PRECISION_FP": HALVES, "TSTEP": (INT64,)},
-        H=HALVES,
+        free=dict.fromkeys(("T1", "T_GRAD_NORM", "T_LOSS_SCALE"), common.NUMBERS)
+        | {"T_MIXED_PRECISION_FP": common.HALVES, "TSTEP": (INT64,)},
+        H=common.HALVES,
     )
     ratio_min: float
     ratio_max: float
@@ -178,14 +155,14 @@ class LambOptimizer(Op):
 
     def infer(self, update: Any, *specs: Any) -> tuple[Inferred, ...]:
         t, w, g, m1, m2, mixed = specs[3:]
-        refuse_none(self.name, "weights", w)
+        common.refuse_none(self.name, "weights", w)
         named = {"gradients": g, "moment1": m1, "moment2": m2, "mixed_precision_weights": mixed}
         for name, got in named.items():
-            refuse_others(self.name, name, got, "weights", w)
+            common.refuse_others(self.name, name, got, "weights", w)
         self._rules(len(w))
         if self.do_bias_correction and t is not None:
-            refuse_uncorrectable(self.name, alpha=self.alpha, beta=self.beta)
-        stepped = None if t is None else new_step(self.name, "step", t, update)
+            common.refuse_uncorrectable(self.name, alpha=self.alpha, beta=self.beta)
+        stepped = None if t is None else common.new_step(self.name, "step", t, update)
         return stepped, w, g, m1, m2, mixed
 
     def _rules(self, n: int) -> list[Rule]:
@@ -203,14 +180,15 @@ class LambOptimizer(Op):
     def plan(self, device: Device, *specs: Any) -> Plan:
         update, loss_scale, norm, r, t, w, g, m1, m2, mixed = specs[:10]
         new_t, new_w, new_g, new_m1, new_m2, copied = specs[10:]
-        signal = given(update, True)
-        scale = given(loss_scale, 1.0)
-        numbers = (r, given(t, 0), scale, given(norm, ABSENT_NORM), signal)
+        signal = common.given(update, True)
+        scale = common.given(loss_scale, 1.0)
+        numbers = (r, common.given(t, 0), scale, common.given(norm, common.ABSENT_NORM), signal)
         mixed, copied, is_bfloat16 = parameter_update.low_precision(mixed, copied)
         moments = {1: new_g, 2: new_m1, 3: new_m2}
         update_of = Columns.of((w, mixed, new_g), {0: new_w, 1: copied}, LISTS * CAPACITY)
+        types = {"W": w[0].dtype, "GRAD": g[0].dtype, "MOMENT": m1[0].dtype}
         step = _Step(
-            types={"w": w[0].dtype, "grad": g[0].dtype, "moment": m1[0].dtype},
+            types=types,
             sizes=[spec.size for spec in w],
             direction=Columns.of((w, g, m1, m2), moments, LISTS * CAPACITY),
             update=update_of,
@@ -220,7 +198,7 @@ class LambOptimizer(Op):
         )
         limits = self.ratio_min, self.ratio_max
         steps = step.plan(self._rules(len(w)), limits, self.do_bias_correction and t is not None)
-        counts = partial(_launch, "lamb__count", w=w[0].dtype, grad=g[0].dtype, moment=m1[0].dtype)
+        counts = partial(_launch, "lamb__count", **types)
         return steps.then(parameter_update.count(counts, r, t, scale, update, new_t))
 
 
@@ -244,7 +222,7 @@ class _Step:
     @property
     def chunk(self) -> int:
         """Elements of a chunk."""
-        return CHUNK_NBYTES // self.types["w"].itemsize
+        return CHUNK_NBYTES // self.types["W"].itemsize
 
     def plan(self, rules: Sequence[Rule], limits: tuple[float, float], correct_bias: bool) -> Plan:
         """Two launches a batch; scratch memory for the largest of them."""
@@ -256,7 +234,7 @@ class _Step:
         held = 0 if self.has_new_gradients else max((self._held(t) for _, t in found), default=0)
         tickets, norms = scratch.zeros(CAPACITY, np.uint32), scratch.take(2 * CAPACITY, FLOAT64)
         partials = scratch.take(2 * most_chunks, FLOAT64)
-        directions = scratch.take(held, self.types["grad"]) if held else None
+        directions = scratch.take(held, self.types["GRAD"]) if held else None
         launches = []
         for rule, table in found:
             fixed = _fixed(rule, limits, correct_bias)
@@ -271,7 +249,7 @@ class _Step:
         for i, rule in enumerate(rules):
             places.setdefault(rule, []).append(i)
         most = min(CAPACITY, self.direction.most, self.update.most)
-        room = max(DIRECTIONS_NBYTES // self.types["grad"].itemsize, *self.sizes, 0)
+        room = max(DIRECTIONS_NBYTES // self.types["GRAD"].itemsize, *self.sizes, 0)
         most_chunks = None if self.has_new_gradients else max(1, room // self.chunk)
         for rule, members in places.items():
             own = [self.sizes[i] for i in members]

@@ -6,20 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ... import plan as plans
 from ...declare.schema import Spec
 from ...dtypes import Dtype
 from ...facts import WARP
-from ...plan import (
-    VEC_NBYTES,
-    Config,
-    Device,
-    Launch,
-    Plan,
-    Scratch,
-    ScratchMemory,
-    ceil_div,
-    slots,
-)
 from ...planning.lines import Division, Held, Lines, division, fit_rows
 from ...rules.widening import computed_in
 from .facts import COLUMN_THREADS, COLUMNS, HELD_THREADS, SINGLE_COLUMNS, WIDE_COLUMNS
@@ -31,7 +21,7 @@ COLUMN_BLOCKS = 8  # for each multiprocessor
 ROWS_A_THREAD = 8  # that are worth another block
 TOTAL_THREADS = 256  # of a block in the second stage of sums
 
-Sums = tuple[Scratch | None, Scratch | None]
+Sums = tuple[plans.Scratch | None, plans.Scratch | None]
 Gradients = tuple[Spec | None, Spec | None]
 
 
@@ -39,7 +29,7 @@ Gradients = tuple[Spec | None, Spec | None]
 class Matrix:
     """X as rows to be normalised; the types of X and of Y."""
 
-    device: Device
+    device: plans.Device
     count: int
     length: int
     t: Dtype
@@ -58,7 +48,7 @@ class Matrix:
     @property
     def width(self) -> int:
         """Elements of a slot."""
-        return VEC_NBYTES // max(self.t.itemsize, self.v.itemsize)
+        return plans.VEC_NBYTES // max(self.t.itemsize, self.v.itemsize)
 
     def held(
         self,
@@ -73,12 +63,12 @@ class Matrix:
         nbytes = n_parameters * self.computed.itemsize
         return held(self.device, shape, dtypes, self.width, GRADIENT, aligned, nbytes)
 
-    def launch(self, kernel: str, config: Config, *args: object) -> Launch:
+    def launch(self, kernel: str, config: plans.Config, *args: object) -> plans.Launch:
         """One of the family's kernels."""
-        binding = slots(T=self.t, U=self.computed, V=self.v)
-        return Launch(f"layer_norm__{kernel}", config, args, binding)
+        binding = plans.slots(T=self.t, U=self.computed, V=self.v)
+        return plans.Launch(f"layer_norm__{kernel}", config, args, binding)
 
-    def walk(self, stem: str, rows: Rows, *args: object) -> Launch:
+    def walk(self, stem: str, rows: Rows, *args: object) -> plans.Launch:
         """The kernel for rows that are held."""
         kernel = stem + ("elements" if rows.width == 1 else "shifted_" * rows.shifted + "rows")
         return self.launch(kernel, rows.config(self.device), *args, rows.argument)
@@ -91,15 +81,15 @@ def forward(
     results: tuple[Spec | None, ...],
     is_centred: bool,
     epsilon: float,
-) -> Plan:
+) -> plans.Plan:
     """Y, mean and inv_std, from X with scale and bias."""
     args = (x, *parameters, *results, is_centred, epsilon)
     aligned = all(spec is None or spec.aligned for spec in (x, *parameters, results[0]))
     divided = _in_registers(matrix, aligned)
     if divided is not None:
-        return Plan((matrix.launch(divided.suffix, divided.config, *args, *divided.args),))
-    config = Config((matrix.count,), (HELD_THREADS,))
-    return Plan((matrix.launch("long_rows", config, *args, matrix.length),))
+        return plans.Plan((matrix.launch(divided.suffix, divided.config, *args, *divided.args),))
+    config = plans.Config((matrix.count,), (HELD_THREADS,))
+    return plans.Plan((matrix.launch("long_rows", config, *args, matrix.length),))
 
 
 def _in_registers(matrix: Matrix, aligned: bool) -> Division | None:
@@ -149,10 +139,10 @@ class Read:
         return (self.dy, self.x, *self.parameters, *self.statistics)
 
 
-def gradient(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) -> Plan:
+def gradient(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) -> plans.Plan:
     """dX, and what is wanted of the gradients of scale and bias."""
     if matrix.count == 0:
-        return Plan((_total(matrix, (None, None), sums, 0),))
+        return plans.Plan((_total(matrix, (None, None), sums, 0),))
     if dx is not None and read.x is not None:
         others = (*read.parameters, dx)
         rows = matrix.held([read.dy, read.x], others, len(read.parameters))
@@ -161,9 +151,9 @@ def gradient(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) -> Pl
     return _by_columns(matrix, read, dx, sums)
 
 
-def _by_rows(matrix: Matrix, rows: Rows, read: Read, dx: Spec, sums: Gradients) -> Plan:
+def _by_rows(matrix: Matrix, rows: Rows, read: Read, dx: Spec, sums: Gradients) -> plans.Plan:
     """Everything from one reading."""
-    scratch, n_lines = ScratchMemory(), rows.blocks(matrix.device)
+    scratch, n_lines = plans.ScratchMemory(), rows.blocks(matrix.device)
     lines = _lines(matrix, scratch, sums, n_lines)
     steps = [matrix.walk(read.stem, rows, *read.args, dx, *lines)]
     if any(sums):
@@ -171,12 +161,12 @@ def _by_rows(matrix: Matrix, rows: Rows, read: Read, dx: Spec, sums: Gradients) 
     return scratch.plan(*steps)
 
 
-def _by_columns(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) -> Plan:
+def _by_columns(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) -> plans.Plan:
     """Rows that do not fit are read once for their own sums; then columns, and dX on the way."""
-    scratch, steps, means = ScratchMemory(), [], None
+    scratch, steps, means = plans.ScratchMemory(), [], None
     if dx is not None:
         means = scratch.take(2 * matrix.count, matrix.computed)
-        config = Config((matrix.count,), (HELD_THREADS,))
+        config = plans.Config((matrix.count,), (HELD_THREADS,))
         args = (*read.args, matrix.length, means)
         steps.append(matrix.launch(read.stem + "row_sums", config, *args))
     elif sums[0] is None:  # the gradient of the bias alone
@@ -192,27 +182,27 @@ def _by_columns(matrix: Matrix, read: Read, dx: Spec | None, sums: Gradients) ->
     return scratch.plan(*steps)
 
 
-def _parts(matrix: Matrix) -> tuple[Config, int]:
+def _parts(matrix: Matrix) -> tuple[plans.Config, int]:
     """Tiles of columns, and the parts that rows are divided into; rows of one."""
     x = min(WARP, 1 << (matrix.length - 1).bit_length())
-    y, tiles = COLUMN_THREADS // x, ceil_div(matrix.length, x)
-    wanted = ceil_div(COLUMN_BLOCKS * matrix.device.multiprocessors, tiles)
-    parts = max(1, min(wanted, ceil_div(matrix.count, ROWS_A_THREAD * y)))
-    rows = ceil_div(matrix.count, parts)
-    return Config((tiles, ceil_div(matrix.count, rows)), (x, y)), rows
+    y, tiles = COLUMN_THREADS // x, plans.ceil_div(matrix.length, x)
+    wanted = plans.ceil_div(COLUMN_BLOCKS * matrix.device.multiprocessors, tiles)
+    parts = max(1, min(wanted, plans.ceil_div(matrix.count, ROWS_A_THREAD * y)))
+    rows = plans.ceil_div(matrix.count, parts)
+    return plans.Config((tiles, plans.ceil_div(matrix.count, rows)), (x, y)), rows
 
 
-def _lines(matrix: Matrix, scratch: ScratchMemory, sums: Gradients, n: int) -> Sums:
+def _lines(matrix: Matrix, scratch: plans.ScratchMemory, sums: Gradients, n: int) -> Sums:
     """Memory for the sums that blocks write, a line each."""
     size, dtype = n * matrix.length, matrix.computed
     of_scale, of_bias = (None if spec is None else scratch.take(size, dtype) for spec in sums)
     return of_scale, of_bias
 
 
-def _total(matrix: Matrix, lines: Sums, sums: Gradients, n: int) -> Launch:
+def _total(matrix: Matrix, lines: Sums, sums: Gradients, n: int) -> plans.Launch:
     """The second stage."""
     x = 8  # columns that a warp reads side by side, at least
     while x < WARP and x * TOTAL_THREADS < matrix.length:
         x *= 2
-    config = Config((ceil_div(matrix.length, x), 2), (x, TOTAL_THREADS // x))
+    config = plans.Config((plans.ceil_div(matrix.length, x), 2), (x, TOTAL_THREADS // x))
     return matrix.launch("total", config, *lines, *sums, n, matrix.length)

@@ -23,27 +23,9 @@ from ...dtypes import BOOL, FLOAT64, FLOATS, Dtype
 from ...frame.op import Op
 from ...plan import Config, Device, Launch, Plan, ScratchMemory, ceil_div, slots
 from ...planning import parameter_update
+from ...planning import step as common
 from ...planning.l2_norm import l2_norm
 from ...planning.multi_tensor import Columns, Listed, tables
-from ...planning.step import (
-    ABSENT_NORM,
-    HALVES,
-    NUMBERS,
-    UPDATE_SIGNAL,
-    given,
-    lists,
-    low_precision,
-    max_norm,
-    not_negative,
-    number,
-    refuse_none,
-    refuse_others,
-    replaced,
-    scales,
-    signal,
-    signalled,
-    weights,
-)
 from ...rules.widening import computed_in
 from .facts import CHUNK_NBYTES, ONE_LIST, THREADS, TWO_LISTS
 
@@ -72,7 +54,7 @@ class SGDOptimizer(Op):
     detaches = True
 
     inputs = (
-        number("ETA", "L", "the learning rate"),
+        common.number("ETA", "L", "the learning rate"),
         Input("W", "T", shape="any shape"),
         Input("G", "T", shape="shape of W"),
     )
@@ -80,10 +62,10 @@ class SGDOptimizer(Op):
         Output("NW", "T", aliases="W", on_request=True, shape="shape of W"),
         Output("NG", "T", aliases="G", on_request=True, shape="shape of W"),
     )
-    types: ClassVar[Types] = {"T": FLOATS, "L": NUMBERS}
+    types: ClassVar[Types] = {"T": FLOATS, "L": common.NUMBERS}
 
     def infer(self, eta: object, w: Spec, g: Spec) -> tuple[Inferred, ...]:
-        refuse_others(self.name, "G", g, "W", w)
+        common.refuse_others(self.name, "G", g, "W", w)
         return w, w
 
     def plan(
@@ -122,23 +104,28 @@ class SGDOptimizerV2(Op):
     detaches = True
 
     inputs = (
-        number("lr", "T1", "the learning rate"),
-        weights("S_WEIGHT"),
-        *lists("S_GRAD", "gradients"),
-        UPDATE_SIGNAL,
+        common.number("lr", "T1", "the learning rate"),
+        common.weights("S_WEIGHT"),
+        *common.lists("S_GRAD", "gradients"),
+        common.UPDATE_SIGNAL,
     )
-    outputs = (signalled("update_completed"), replaced("updated_weights", "weights", "S_WEIGHT"))
-    types: ClassVar[Types] = TypeRows("T1 S_WEIGHT S_GRAD", *ROWS, free={"T1": FLOATS}, H=HALVES)
+    outputs = (
+        common.signalled("update_completed"),
+        common.replaced("updated_weights", "weights", "S_WEIGHT"),
+    )
+    types: ClassVar[Types] = TypeRows(
+        "T1 S_WEIGHT S_GRAD", *ROWS, free={"T1": FLOATS}, H=common.HALVES
+    )
 
     def infer(self, lr: object, w: Specs, g: Specs, update: Any) -> tuple[Inferred, ...]:
-        refuse_none(self.name, "weights", w)
-        refuse_others(self.name, "gradients", g, "weights", w)
-        return signal(update), w
+        common.refuse_none(self.name, "weights", w)
+        common.refuse_others(self.name, "gradients", g, "weights", w)
+        return common.signal(update), w
 
     def plan(
         self, device: Device, lr: Any, w: Specs, g: Specs, update: Any, updated: Any, new_w: Listed
     ) -> Plan:
-        numbers = (lr, 1.0, ABSENT_NORM, math.inf, given(update, True))
+        numbers = (lr, 1.0, common.ABSENT_NORM, math.inf, common.given(update, True))
         return _sgd((w, g, None), (new_w, None), numbers, updated)
 
 
@@ -158,34 +145,34 @@ class SGDOptimizerList(Op):
 
     domain = "cupy_training_ops"
     inputs = (
-        number("lr", "T1", "the learning rate"),
-        weights("S_WEIGHT"),
-        *lists("S_GRAD", "gradients"),
-        low_precision("S_MIXED"),
-        *scales("T_LOSS_SCALE", "T_GRAD_NORM", "gradient_norm"),
-        max_norm("above 0; clips nothing where left out"),
-        UPDATE_SIGNAL,
+        common.number("lr", "T1", "the learning rate"),
+        common.weights("S_WEIGHT"),
+        *common.lists("S_GRAD", "gradients"),
+        common.low_precision("S_MIXED"),
+        *common.scales("T_LOSS_SCALE", "T_GRAD_NORM", "gradient_norm"),
+        common.max_norm("above 0; clips nothing where left out"),
+        common.UPDATE_SIGNAL,
     )
     outputs: ClassVar[tuple[Output, ...]] = (
-        signalled("update_completed"),
-        replaced("updated_weights", "weights", "S_WEIGHT"),
-        replaced("updated_mixed_precision_weights", "mixed_precision_weights", "S_MIXED"),
+        common.signalled("update_completed"),
+        common.replaced("updated_weights", "weights", "S_WEIGHT"),
+        common.replaced("updated_mixed_precision_weights", "mixed_precision_weights", "S_MIXED"),
     )
     types: ClassVar[Types] = TypeRows(
         "T1 S_WEIGHT S_GRAD S_MIXED T_LOSS_SCALE T_GRAD_NORM T_MAX_NORM",
         *ROWS,
         free=dict.fromkeys(("T1", "T_LOSS_SCALE", "T_GRAD_NORM", "T_MAX_NORM"), FLOATS)
-        | {"S_MIXED": HALVES},
-        H=HALVES,
+        | {"S_MIXED": common.HALVES},
+        H=common.HALVES,
     )
 
     def infer(
         self, lr: object, w: Specs, g: Specs, mixed: Any, *numbers: Any
     ) -> tuple[Inferred, ...]:
-        refuse_none(self.name, "weights", w)
-        refuse_others(self.name, "gradients", g, "weights", w)
-        refuse_others(self.name, "mixed_precision_weights", mixed, "weights", w)
-        return signal(numbers[-1]), w, mixed
+        common.refuse_none(self.name, "weights", w)
+        common.refuse_others(self.name, "gradients", g, "weights", w)
+        common.refuse_others(self.name, "mixed_precision_weights", mixed, "weights", w)
+        return common.signal(numbers[-1]), w, mixed
 
     def plan(
         self,
@@ -202,8 +189,13 @@ class SGDOptimizerList(Op):
         new_w: Listed,
         new_mixed: Listed | None,
     ) -> Plan:
-        defaults = (loss_scale, 1.0), (norm, ABSENT_NORM), (max_norm, math.inf), (update, True)
-        numbers = (lr, *(given(*pair) for pair in defaults))
+        defaults = (
+            (loss_scale, 1.0),
+            (norm, common.ABSENT_NORM),
+            (max_norm, math.inf),
+            (update, True),
+        )
+        numbers = (lr, *(common.given(*pair) for pair in defaults))
         return _sgd((w, g, mixed), (new_w, new_mixed), numbers, updated)
 
 
@@ -240,11 +232,11 @@ class GradientNorm(Op):
         Output("is_finite", "bool", shape="shape ()", doc="an update signal"),
     )
     types: ClassVar[Types] = TypeRows(
-        "T T_NORM", "float32 float32", "H float32", "float64 float64", H=HALVES
+        "T T_NORM", "float32 float32", "H float32", "float64 float64", H=common.HALVES
     )
 
     def infer(self, xs: Specs) -> tuple[Inferred, ...]:
-        refuse_none(self.name, "gradients", xs)
+        common.refuse_none(self.name, "gradients", xs)
         return Spec((), computed_in(xs[0].dtype)), Spec((), BOOL)
 
     def plan(self, device: Device, xs: Specs, norm: Spec | None, is_finite: Spec | None) -> Plan:
@@ -267,16 +259,16 @@ class InplaceClipGradNorm(Op):
     detaches = True
 
     inputs = (Input("gradients", "T", variadic=True, shape="any shapes", doc="at least one array"),)
-    outputs = (replaced("clipped_gradients", "gradients", "T", "gradients"),)
+    outputs = (common.replaced("clipped_gradients", "gradients", "T", "gradients"),)
     attributes = (
-        Attribute("max_norm", not_negative, 1.0),
+        Attribute("max_norm", common.not_negative, 1.0),
         Attribute("norm_type", one_of("fro"), "fro"),
     )
     types: ClassVar[Types] = {"T": FLOATS}
     max_norm: float
 
     def infer(self, xs: Specs) -> tuple[Inferred, ...]:
-        refuse_none(self.name, "gradients", xs)
+        common.refuse_none(self.name, "gradients", xs)
         return (xs,)
 
     def plan(self, device: Device, xs: Specs, clipped: Specs) -> Plan:

@@ -121,7 +121,7 @@ class ReduceSumTraining(Op):
         room = _Room(device)
         places = [_Place(x, x.dtype, x.aligned)]
         for step in steps[:-1]:
-            sums = room.take(step.A * step.B, _summed_in(x.dtype))
+            sums = room.scratch.take(step.A * step.B, _summed_in(x.dtype))
             places.append(_Place(sums, _summed_in(x.dtype), True))
         places.append(_Place(y, y.dtype, y.aligned))
         pairs = zip(steps, itertools.pairwise(places), strict=True)
@@ -173,10 +173,6 @@ class _Room:
         """Tickets of sums; launches follow each other, and share them."""
         return self.scratch.zeros(BLOCKS * self.multiprocessors, np.uint32)
 
-    def take(self, n: int, dtype: Dtype) -> Scratch:
-        """Room for n sums of this type."""
-        return self.scratch.take(n, dtype)
-
     def n_spans(self, groups: int, most: int, blocks: int = BLOCKS) -> int:
         """Into how many spans, `most` at most, each of some groups of sums is to be divided."""
         return max(1, min(blocks * self.multiprocessors // groups, most))
@@ -185,7 +181,7 @@ class _Room:
         """Partial sums and tickets, where sums are divided into spans."""
         if n_spans == 1:
             return None, None
-        return self.take(n_sums * n_spans, _summed_in(dtype)), self.tickets
+        return self.scratch.take(n_sums * n_spans, _summed_in(dtype)), self.tickets
 
 
 @dataclass(frozen=True)

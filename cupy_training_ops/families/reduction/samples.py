@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
-from ...samples import Generator, Sample, Shape
+from ...samples import SHAPES_OF_LISTS, Generator, Sample, Shape
 from .operators import ReduceSumTraining
 
 NAN, INF = np.nan, np.inf
@@ -48,10 +48,7 @@ NORMS = (
 )  # fmt: skip
 # label, shapes, offset; "many" takes three launches
 LISTS: tuple[tuple[str, tuple[Shape, ...], int], ...] = (
-    ("odd", ((3, 5, 7), (0, 3), (), (17,)), 0),
-    ("empty", ((0,), (3, 0)), 0),
-    ("one", ((),), 0),
-    ("misaligned", ((1003,), (31, 3), (64,)), 1),
+    *SHAPES_OF_LISTS,
     ("large", ((3, 20_011), (7,), (70_000,)), 0),
     ("many", tuple((i % 6,) for i in range(470)), 0),
 )

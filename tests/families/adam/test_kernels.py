@@ -27,7 +27,7 @@ def test_lists_are_updated_once(run, rng, monkeypatch, name, sizes) -> None:
         op(0.1, 2, *placed)
     assert len(log) == -(-np.count_nonzero(sizes) // 32)
     expected = copied(lists)
-    results = op.cpu_function()(0.1, 2, *expected)[1:5]
+    results = op.cpu_function()(0.1, 2, *expected, **op.attribute_values)[1:5]
     order = (1, 2, 0) if name == "AdamOptimizerList" else (0, 1, 2)
     w, m, v = (results[order.index(k)] for k in range(3))
     assert_all_match(run, (placed[0], placed[2], placed[3]), (w, m, v))
@@ -45,7 +45,7 @@ def test_outputs_of_their_own(run, rng) -> None:
     results = op(0.1, 2, *placed, mixed, 8.0, out=out, outputs=names)
     assert results[3] == new_w
     assert (results[0], *results[2], *results[4]) == (None,) * 7
-    m, v, w, _, _ = op.cpu_function()(0.1, 2, *lists, None, 8.0, lambda_=0.1)[1:]
+    m, v, w, _, _ = op.cpu_function()(0.1, 2, *lists, None, 8.0, **op.attribute_values)[1:]
     assert_all_match(run, (placed[0], placed[1]), (lists[0], lists[1]), 0)
     assert_all_match(run, (placed[2], placed[3], new_w), (m, v, w))
     assert_all_match(run, [mixed], [[x.astype(BFLOAT16) for x in w]])
@@ -60,14 +60,13 @@ def test_the_step_is_counted_where_it_is(run, rng, name, signal) -> None:
     step, flag = run.place(np.array([3], INT64)), run.place(np.array(signal))
     arrays = placed if listed else [xs[0] for xs in placed]
     rate = run.place(np.array([0.1], FLOAT16))
-    results = get_op(name)()(rate, step, *arrays, None, None, None, flag)
+    op = get_op(name)()
+    results = op(rate, step, *arrays, None, None, None, flag)
     assert results[0] is step
     assert run.host(step).tolist() == [3 + signal]
     plain = np.array([0.1], FLOAT16)
-    expected = get_op(name).cpu_function()
-    wanted = expected(
-        plain, 3, *(lists if listed else [xs[0] for xs in lists]), update_signal=signal
-    )
+    given = lists if listed else [xs[0] for xs in lists]
+    wanted = op.cpu_function()(plain, 3, *given, update_signal=signal, **op.attribute_values)
     found, after = (results[1:5], wanted[1:5])
     if not listed:
         found, after = ([x] for x in found), ([x] for x in after)

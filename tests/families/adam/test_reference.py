@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from parameter_lists import SHAPES, array, normal
 
 from cupy_training_ops import ArgumentError, DtypeError, get_op
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, INT64, dtype_name
@@ -16,15 +17,6 @@ from cupy_training_ops.testing.compare import assert_matches
 
 NAN = np.nan
 ANSWERS = np.load(Path(__file__).parents[2] / "data" / "ort_cuda_answers.npz")
-SHAPES = ((2, 3), (3,), (3, 2), (2,))
-
-
-def array(*values, t=FLOAT32) -> np.ndarray:
-    return np.array(values).astype(t)
-
-
-def normal(rng: np.random.Generator, shape, t=FLOAT64) -> np.ndarray:
-    return np.asarray(rng.standard_normal(shape)).astype(t)
 
 
 def parameter(t=FLOAT32, moment=FLOAT32) -> list[np.ndarray]:
@@ -143,7 +135,7 @@ def test_two_steps_of_the_paper_by_hand() -> None:
 def test_a_hundred_steps_are_those_of_optax(rng, mode) -> None:
     """AdamW, over lists, by both operators; without decay both modes are Adam."""
     decay = 0.01 if mode == 0 else 0.0
-    weights = [normal(rng, shape) for shape in SHAPES]
+    weights = [normal(rng, shape, FLOAT64) for shape in SHAPES]
     theirs = [jnp.asarray(w) for w in weights]
     tiny = 1e-30 if mode else 1e-8  # where it is added makes no difference then
     rule = optax.adamw(1e-2, eps=tiny, weight_decay=decay)
@@ -153,7 +145,7 @@ def test_a_hundred_steps_are_those_of_optax(rng, mode) -> None:
     of_list = get_op("AdamOptimizerList")(lambda_=decay, epsilon=tiny, weight_decay_mode=mode)
     adam_w = get_op("AdamWOptimizer")(weight_decay=decay, epsilon=tiny, adam_mode=mode)
     for step in range(1, 101):
-        gradients = [normal(rng, shape) for shape in SHAPES]
+        gradients = [normal(rng, shape, FLOAT64) for shape in SHAPES]
         updates, state = rule.update([jnp.asarray(g) for g in gradients], state, theirs)
         theirs = optax.apply_updates(theirs, updates)
         adam_w(1e-2, step, both[0], gradients, *moments[0])

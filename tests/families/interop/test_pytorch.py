@@ -22,17 +22,23 @@ with_torch = pytest.mark.usefixtures("torch")
 
 @pytest.fixture(scope="module")
 def torch():
-    """PyTorch, with an autograd function under a name."""
+    """PyTorch, with autograd functions under names."""
     found = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+    found.Mixed = mixed_function(found)
+    cto.register_python_op("mixed", found.Mixed)
+    cto.register_python_op("doubled", doubled_function(found))
+    return found
 
-    class Mixed(found.autograd.Function):
+
+def mixed_function(torch):
+    class Mixed(torch.autograd.Function):
         """x y k and x + y."""
 
         @staticmethod
         def forward(ctx, x, k, y):
             ctx.save_for_backward(x, y)
             ctx.k = k
-            found.Mixed_saw = (x.data_ptr(), y.data_ptr())
+            torch.Mixed_saw = (x.data_ptr(), y.data_ptr())
             return x * y * k, x + y
 
         @staticmethod
@@ -40,7 +46,11 @@ def torch():
             x, y = ctx.saved_tensors
             return dp * y * ctx.k + ds, None, dp * x * ctx.k + ds
 
-    class Doubled(found.autograd.Function):
+    return Mixed
+
+
+def doubled_function(torch):
+    class Doubled(torch.autograd.Function):
         """2 x, by the newer form, in place where it may be."""
 
         @staticmethod
@@ -55,10 +65,7 @@ def torch():
         def backward(ctx, dy):
             return ctx.factor * dy
 
-    cto.register_python_op("mixed", Mixed)
-    cto.register_python_op("doubled", Doubled)
-    found.Mixed = Mixed
-    return found
+    return Doubled
 
 
 def mixed(grads=(1, 0, 1), **attributes) -> PythonOp:

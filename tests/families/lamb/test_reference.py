@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from parameter_lists import SHAPES, array, normal
 
 from cupy_training_ops import ArgumentError, get_op
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, INT64, dtype_name
@@ -15,15 +16,6 @@ from cupy_training_ops.testing.compare import assert_matches
 
 INF, NAN = np.inf, np.nan
 ANSWERS = np.load(Path(__file__).parents[2] / "data" / "ort_cuda_answers.npz")
-SHAPES = ((2, 3), (3,), (3, 2), (2,))
-
-
-def array(*values, t=FLOAT32) -> np.ndarray:
-    return np.array(values).astype(t)
-
-
-def normal(rng: np.random.Generator, shape, t=FLOAT64) -> np.ndarray:
-    return np.asarray(rng.standard_normal(shape)).astype(t)
 
 
 def lamb(w, g, m, v, *mixed, lr=0.5, step=None, scale=None, norm=None, update=None, **attributes):
@@ -144,12 +136,12 @@ STATE = ("new_step", "new_weights", "new_moment_1", "new_moment_2")
 
 @pytest.mark.parametrize("limits", [(0.0, INF), (0.3, 0.7)])
 def test_a_hundred_steps_are_those_of_the_paper(rng, limits) -> None:
-    weights = [normal(rng, shape) for shape in SHAPES]
+    weights = [normal(rng, shape, FLOAT64) for shape in SHAPES]
     paper = Paper(weights, 0.01, 0.1, limits)
     moments = [[np.zeros_like(w) for w in weights] for _ in range(2)]
     op = get_op("LambOptimizer")(lambda_=0.1, ratio_min=limits[0], ratio_max=limits[1])
     for step in range(1, 101):
-        gradients = [normal(rng, shape) for shape in SHAPES]
+        gradients = [normal(rng, shape, FLOAT64) for shape in SHAPES]
         paper.step(gradients)
         op(None, None, None, 0.01, step, weights, gradients, *moments, outputs=STATE)
     for ours, theirs in zip(weights, paper.weights, strict=True):

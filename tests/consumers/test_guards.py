@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: MIT
+"""What is too far off its original is not kept as codes."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+
+from torch.nn import functional  # noqa: E402
+
+from cupy_training_ops.torch import guards  # noqa: E402
+
+from .calls import NBYTES, SHAPE, codecs, run  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:.* bytes were compressed")  # where all is small
+
+
+def test_a_large_mean_is_not_compressed(tensor, weight) -> None:
+    x = tensor()
+    for far, lacks in ((0, {}), (100, {"matmul tiles": 1})):
+        _, report = run("default", lambda x, w, far=far: (x + far) @ w, x, weight)
+        assert report["failed"] == lacks
+        assert report["passed"].get("guard", 0) == NBYTES * bool(lacks)
+
+
+@pytest.mark.parametrize(
+    "way", [lambda y: y, lambda y: y.view(SHAPE) + 0.5, lambda y: y[:, None, :]]
+)
+def test_a_batch_norm_does_not_see_means_of_features(tensor, weight, way) -> None:
+    """Tiles deviate; features do not beside their means."""
+    far = 100 * tensor(128).detach()
+
+    def function(x, w, norm):
+        y = way((x + far) @ w).reshape(SHAPE)
+        return functional.batch_norm(y, None, None, training=True) if norm else y * 2
+
+    inputs = tensor(), weight
+    (_, plain) = torch.autograd.grad((function(*inputs, True) ** 3).sum(), inputs)
+    (_, found), report = run("default", lambda x, w: function(x, w, True) ** 3, *inputs)
+    assert report["failed"]["matmul features"] == 1
+    assert (found - plain).norm() <= 1e-4 * plain.norm()
+    assert run("default", lambda x, w: function(x, w, False), *inputs)[1]["failed"] == {}
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e6])
+def test_16_bits_have_a_range(tensor, scale) -> None:
+    x = tensor()
+    (found,), report = run("default", lambda x: functional.silu(x * scale), x)
+    assert torch.equal(found, torch.autograd.grad(functional.silu(x * scale).sum(), x)[0])
+    assert report["failed"] == {"silu range": 1}
+
+
+def test_no_infinity_that_was_none(tensor) -> None:
+    x = tensor()
+    far = torch.zeros(SHAPE)
+    far[3, 5] = 7e4
+    found, _ = run("default", lambda x: functional.gelu(x + far), x)
+    assert found[0].isfinite().all()
+
+
+def test_operands_are_decided_together(tensor) -> None:
+    """What one is rounded by is multiplied by the means of the other."""
+    x, y = tensor(4, 4, 64, 32), tensor(4, 4, 64, 32)
+    _, report = run(
+        "default",
+        lambda x, y: functional.scaled_dot_product_attention(x * 1, y + 100, x * 2),
+        *(x, y),
+    )
+    assert codecs(report) == {}
+
+
+@pytest.mark.parametrize(
+    ("shape", "order", "groups", "runs", "expected"),
+    [
+        ((4, 6), (0, 1), (1,), 0, (4, 6, 1)),
+        ((4, 6), (0, 1), (0,), 0, (1, 4, 6)),
+        ((4, 6), (1, 0), (1,), 0, (1, 6, 4)),
+        ((2, 3, 4, 5), (0, 1, 2, 3), (1,), 0, (2, 3, 20)),
+        ((2, 3, 4, 5), (0, 2, 3, 1), (1,), 0, (40, 3, 1)),
+        ((2, 3, 4, 5), (0, 1, 2, 3), (0, 1), 0, (1, 6, 20)),
+        ((2, 3, 4, 5), (0, 2, 3, 1), (0, 1), 0, None),
+        ((2, 6, 4, 5), (0, 1, 2, 3), (), 3, (1, 6, 40)),
+        ((2, 6, 4, 5), (0, 2, 3, 1), (), 3, None),
+        ((2, 3), (0, 1), (), 0, None),
+    ],
+)
+def test_groups_as_they_lie_in_memory(shape, order, groups, runs, expected) -> None:
+    assert guards.grouping_of(shape, order, groups, runs) == expected
+
+
+def test_nan_is_beyond_every_limit() -> None:
+    nan = float("nan")
+    for numbers in ([nan, 1, 1, 0], [0, nan, 1, 0], [float("inf"), 0, 0, float("inf")]):
+        assert not guards.verdict(numbers, "measured", True).codes
+    assert not guards.verdict([nan, 1, 0], "range", False).codes
+    assert guards.verdict([0, 0, 0, 0], "measured", True) == (True, True, True)
