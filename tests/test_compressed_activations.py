@@ -23,6 +23,7 @@ from torch.nn import functional  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from cupy_training_ops.torch import activations, kinds  # noqa: E402
+from cupy_training_ops.torch.coding import stream_of  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* bytes were compressed")  # where all is small
 N = 16_384  # float32 elements that are just not small
@@ -436,12 +437,12 @@ def test_the_report_names_what_was_kept(tensor) -> None:
 def test_hooks_of_another_stream_follow_it(tensor, monkeypatch) -> None:
     """Without a GPU: that codes of one stream are waited for, and compressed anew for another."""
     x, followed = tensor() * 1, []
-    streams = {"now": activations.stream_of(7)}
-    monkeypatch.setattr(activations, "_current_stream", lambda _: streams["now"])
+    streams = {"now": stream_of(7)}
+    monkeypatch.setattr(activations, "current_stream", lambda _: streams["now"])
     monkeypatch.setattr(activations, "_follow", followed.append)
     kept = cto.torch.compressed_activations(pack16)
     first = kept.pack(x)
-    streams["now"] = activations.stream_of(8)
+    streams["now"] = stream_of(8)
     second = kept.pack(x)
     assert first[0] is not second[0]
     kept.unpack(second)
@@ -454,7 +455,7 @@ def test_a_gpus_codec_is_a_launch_over_addresses() -> None:
     """Without a GPU: the kernels, their addresses and the stream, on CuPy's hollow arrays."""
     pytest.importorskip("cupy", reason="CuPy is in the extras")
     from cupy_training_ops.testing.hollow import hollow_launches
-    from cupy_training_ops.torch.coding import coding, stream_of
+    from cupy_training_ops.torch.coding import coding
 
     with hollow_launches() as launches:
         ready = coding.__wrapped__("msfp15", "bfloat16", N, 0)
@@ -477,7 +478,7 @@ def test_a_gpus_arguments_are_made_once_but_addresses(monkeypatch) -> None:
 
     from cupy_training_ops.runtime.cuda import CudaBackend
     from cupy_training_ops.testing.hollow import HollowBackend, hollow_launches
-    from cupy_training_ops.torch.coding import coding, stream_of
+    from cupy_training_ops.torch.coding import coding
 
     for name in ("address", "constant"):
         monkeypatch.setattr(HollowBackend, name, vars(CudaBackend)[name])
@@ -531,8 +532,6 @@ def scratch_of(given) -> set[int]:
 
 def test_a_guarded_codec_is_launches_over_addresses(guarded) -> None:
     """Calls of a stream share scratch memory, whose zeros are made once."""
-    from cupy_training_ops.torch.coding import stream_of
-
     ready, launches, made, _ = guarded
     for stream in (7, 7, 9):
         ready.encode((4096, 8192, 12288), stream_of(stream))
@@ -548,7 +547,6 @@ def test_a_guarded_codec_is_launches_over_addresses(guarded) -> None:
 def test_several_launches_have_scratch_memory_of_their_own(request, monkeypatch) -> None:
     """Between two of them another thread may queue its own, and a Ctrl-C may come."""
     from cupy_training_ops.runtime.launch import ReadyPlan
-    from cupy_training_ops.torch.coding import stream_of
 
     monkeypatch.setattr(ReadyPlan, "is_one_launch", False)
     ready, launches, made, _ = request.getfixturevalue("guarded")
@@ -560,8 +558,6 @@ def test_several_launches_have_scratch_memory_of_their_own(request, monkeypatch)
 
 def test_a_captured_encoding_has_scratch_memory_of_its_own(guarded) -> None:
     """Whose zeros are queued before it, at each replay."""
-    from cupy_training_ops.torch.coding import stream_of
-
     ready, launches, made, is_capturing = guarded
     is_capturing.append(True)
     ready.encode((4096, 8192, 12288), stream_of(7))

@@ -18,7 +18,8 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 
-from cupy_training_ops.torch import consumers, guards  # noqa: E402
+from cupy_training_ops.codecs.kept.guards import Guard  # noqa: E402
+from cupy_training_ops.torch import consumers, kinds  # noqa: E402
 from cupy_training_ops.torch.window import Window  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* bytes were compressed")  # where all is small
@@ -331,15 +332,15 @@ def test_operands_are_decided_together(tensor) -> None:
     ],
 )
 def test_groups_as_they_lie_in_memory(shape, order, groups, runs, expected) -> None:
-    assert guards.grouping_of(shape, order, groups, runs) == expected
+    assert kinds.grouping_of(shape, order, groups, runs) == expected
 
 
 def test_nan_is_beyond_every_limit() -> None:
     nan = float("nan")
     for numbers in ([nan, 1, 1, 0], [0, nan, 1, 0], [float("inf"), 0, 0, float("inf")]):
-        assert not guards.verdict(numbers, "measured", True).codes
-    assert not guards.verdict([nan, 1, 0], "range", False).codes
-    assert guards.verdict([0, 0, 0, 0], "measured", True) == (True, True, True)
+        assert not Guard("tiles", "", (1, 1, 1)).verdict(numbers).codes
+    assert not Guard("range", "").verdict([nan, 1, 0]).codes
+    assert Guard("tiles", "", (1, 1, 1)).verdict([0, 0, 0, 0]) == (True, True, True)
 
 
 # ---- the window, as on a GPU ---------------------------------------------------------------------
@@ -374,7 +375,7 @@ def late(monkeypatch):
 
 def windowed(limit):
     kept = cto.torch.compressed_activations()
-    kept._guarding.window = Window(kept._account, limit)
+    kept._guarding.window = Window(limit)
     return kept
 
 
@@ -439,7 +440,7 @@ def test_the_window_holds_the_largest_tensor(tensor, weight, late) -> None:
 def test_a_late_device_is_not_waited_for_while_a_share_of_a_step_waits(
     tensor, weight, late, monkeypatch
 ) -> None:
-    monkeypatch.setattr("cupy_training_ops.torch.window.SHARE", 2)
+    monkeypatch.setattr("cupy_training_ops.codecs.kept.window.SHARE", 2)
     kept, waits = windowed(NBYTES), []
     for _ in range(2):
         late.clear()
@@ -455,7 +456,7 @@ def test_originals_wait_in_the_room_of_codes_that_are_to_come(
     tensor, weight, late, monkeypatch
 ) -> None:
     """A step like the last one has all of its codes in the end: 32 of a quarter's bytes each."""
-    monkeypatch.setattr("cupy_training_ops.torch.window.SHARE", 1 << 40)
+    monkeypatch.setattr("cupy_training_ops.codecs.kept.window.SHARE", 1 << 40)
     kept, waits = windowed(NBYTES), []
     for _ in range(2):
         late.clear()
@@ -473,7 +474,7 @@ def test_originals_wait_in_the_room_of_codes_that_are_to_come(
 @pytest.mark.parametrize("n_between", [0, 2])
 def test_what_comes_behind_the_limit_changes_no_decision(weight, n_between, monkeypatch) -> None:
     """A norm centres the product of a tensor that is good for the product alone."""
-    monkeypatch.setattr("cupy_training_ops.torch.window.SHARE", 1)
+    monkeypatch.setattr("cupy_training_ops.codecs.kept.window.SHARE", 1)
     kept, parts = windowed(NBYTES), []
     for _ in range(2):  # the first finds how much may wait
         x = (torch.randn(SHAPE) * 0.1 + 10 * torch.randn(SHAPE[1])).requires_grad_()

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-
-from ..backend import Array
 
 Mark = Any  # what was queued beside the caller's stream so far
 
 
-class Streams(Protocol):
-    """The caller's stream, which may be another at each call, and the one beside it."""
+class Streams:
+    """The caller's stream, which may be another at each call, and the one beside it.
+
+    Of NumPy's arrays there are none: what is called is done when it returns.
+    """
 
     def current(self) -> Any:
         """The caller's stream as it is now."""
@@ -30,6 +31,7 @@ class Streams(Protocol):
 
     def beside(self, function: Callable[[], Any]) -> Any:
         """The result of a function that queues its work beside."""
+        return function()
 
     def mark(self) -> Mark:
         """What is queued beside so far."""
@@ -37,35 +39,23 @@ class Streams(Protocol):
     def join(self, stream: Any, mark: Mark) -> None:
         """What is queued on a stream from here on waits for what a mark stands for."""
 
-    def read(self, code: Array) -> Callable[[], int]:
-        """A number that was queued beside to stand in the first eight bytes; the call waits."""
+    def read(self, numbers: Any) -> tuple[Any, Any]:
+        """A few that were queued beside: on the host, and the event behind them or None."""
+        return numbers, None
 
 
-class Host:
-    """NumPy's arrays: what is called is done when it returns."""
+class Event:
+    """CuPy's, with PyTorch's name of the question whether it is over."""
 
-    def current(self) -> None:
-        """There are no streams."""
+    def __init__(self, event: Any) -> None:
+        self._event, self.synchronize = event, event.synchronize
 
-    def fork(self) -> None:
-        """Everything is done."""
-
-    def beside(self, function: Callable[[], Any]) -> Any:
-        """The result."""
-        return function()
-
-    def mark(self) -> None:
-        """Nothing is queued."""
-
-    def join(self, stream: None, mark: None) -> None:
-        """Nothing is queued."""
-
-    def read(self, code: Array) -> Callable[[], int]:
-        """The number."""
-        return lambda: int(code[:8].view("<i8")[0])
+    def query(self) -> bool:
+        """Whether what was queued before it is done."""
+        return bool(self._event.done)
 
 
-class Cuda:
+class Cuda(Streams):
     """CuPy's current stream of one device, and one of our own."""
 
     def __init__(self, device: int) -> None:
@@ -95,21 +85,18 @@ class Cuda:
         """The host does not wait."""
         stream.wait_event(mark)
 
-    def read(self, code: Any) -> Callable[[], int]:
-        """Copies eight bytes to page-locked memory, and waits for them when it is called."""
-        memory = self._cuda.alloc_pinned_memory(8)
-        runtime = self._cuda.runtime
+    def read(self, numbers: Any) -> tuple[Any, Any]:
+        """Copies them to page-locked memory."""
+        memory, runtime = self._cuda.alloc_pinned_memory(numbers.nbytes), self._cuda.runtime
         with self._cuda.Device(self._device):
             runtime.memcpyAsync(
-                memory.ptr, code.data.ptr, 8, runtime.memcpyDeviceToHost, self._side.ptr
+                memory.ptr,
+                numbers.data.ptr,
+                numbers.nbytes,
+                runtime.memcpyDeviceToHost,
+                self._side.ptr,
             )
-        mark = self.mark()
-
-        def number() -> int:
-            mark.synchronize()
-            return int(np.frombuffer(memory, np.uint64, 1)[0])
-
-        return number
+        return np.frombuffer(memory, numbers.dtype, numbers.size), Event(self.mark())
 
     def _recorded(self, stream: Any) -> Any:
         with self._cuda.Device(self._device):

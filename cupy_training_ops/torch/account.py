@@ -7,13 +7,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from ..forks import Locked
+from ..codecs.kept import entry
 from .kinds import Kind
 
 COLUMNS = ("tensors", "shared", "before", "after")
 
 
-class Account(Locked):
+class Account(entry.Account):
     """Counts of tensors and bytes, from any thread."""
 
     def __init__(self) -> None:
@@ -25,26 +25,24 @@ class Account(Locked):
         self._passed: defaultdict[str, int] = defaultdict(int)
         self._untouched: Counter[str] = Counter()  # bytes, by who saved them
         self._failed: Counter[str] = Counter()  # guards, by who saved the tensor
-        self._held = self._peak = 0
 
     def encoded(self, kind: Kind) -> None:
         """A tensor became codes."""
         with self.lock:
             self._encoded[kind] += 1
-            self._held += kind.coding.code_nbytes
-            if self._held > self._peak:
-                self._peak = self._held
+        self.add(kind.coding.code_nbytes)
 
-    def undone(self, kind: Kind) -> None:
-        """Codes were given up for the tensor itself, or for longer ones."""
+    def undone(self, kind: Kind, nbytes: int) -> None:
+        """Codes of so many bytes were given up for the tensor itself, or for longer ones."""
         with self.lock:
             self._encoded[kind] -= 1
-            self._held -= kind.coding.code_nbytes
+            self._shorter[kind] -= kind.coding.code_nbytes - nbytes
+        self.add(-nbytes)
 
     def shortened(self, kind: Kind, nbytes: int) -> None:
-        """Codes turned out to be so much shorter than the longest."""
+        """Codes turned out to have no more bytes than that."""
         with self.lock:
-            self._shorter[kind] += nbytes
+            self._shorter[kind] += kind.coding.code_nbytes - nbytes
 
     def again(self, kind: Kind) -> None:
         """A tensor was saved whose codes are there."""
@@ -62,11 +60,6 @@ class Account(Locked):
         """Codes were not good enough."""
         with self.lock:
             self._failed[f"{consumer} {guard}"] += 1
-
-    def released(self, nbytes: int) -> None:
-        """Codes are gone. Called by a finalizer: nothing under the lock may free codes."""
-        with self.lock:
-            self._held -= nbytes
 
     def compressed_and_left(self) -> tuple[int, int]:
         """Bytes that were encoded, and those that were not though the policy would have them."""
@@ -87,11 +80,10 @@ class Account(Locked):
         with self.lock:
             counts = self._encoded.copy(), self._again.copy(), self._shorter.copy()
             passed, untouched = dict(self._passed), dict(self._untouched)
-            failed, peak, held = dict(self._failed), self._peak, self._held
+            failed, peak, held = dict(self._failed), self.peak, self.held
         names = _table(*counts, lambda kind: f"{kind.look.name} {kind.codec}")
-        total = {column: sum(row[column] for row in names.values()) for column in COLUMNS}
         return {
-            **total,
+            **entry.sums(names.values(), COLUMNS),
             "peak": peak,
             "held": held,
             "names": names,

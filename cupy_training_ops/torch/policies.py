@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..stash.policies import POLICIES, Policy, chosen, get_policy, is_told
-from .consumers import EXACT, PRODUCT, SMOOTH, Use
+from ..codecs.kept.guards import PRODUCT
+from ..codecs.kept.policies import POLICIES, Policy, chosen, get_policy, is_told
+from .consumers import EXACT, SMOOTH, Use
 
 NAME = "compressed_activations"
 MAKE_ZEROS = frozenset({"ReluBackward0", "ThresholdBackward0", "NativeDropoutBackward0"})
@@ -79,6 +80,5 @@ NAMED = {
 
 def policy_of(policy: object) -> TorchPolicy:
     """A policy by name, or around the caller's function."""
-    if isinstance(policy, str) and policy in NAMED:
-        return NAMED[policy]
-    return _by_maker(get_policy(NAME, policy, NAMED))
+    found = get_policy(NAME, policy, NAMED)
+    return found if isinstance(found, TorchPolicy) else _by_maker(found)

@@ -300,6 +300,16 @@ def test_without_pytorch_its_part_is_not_there(monkeypatch) -> None:
 # ---- streams, simulated --------------------------------------------------------------------------
 
 
+class Done:
+    """An event whose work is done when somebody waits for it."""
+
+    def query(self) -> bool:
+        return False
+
+    def synchronize(self) -> None:
+        pass
+
+
 class Late:
     """A stream beside that runs nothing before somebody waits for it, as late as a GPU may.
 
@@ -335,8 +345,8 @@ class Late:
         for place in range(mark):
             self.queue[place] = ("done", [])
 
-    def read(self, code):
-        return lambda: int(code[:8].view("<i8")[0])
+    def read(self, numbers):
+        return numbers.copy(), Done()
 
 
 def arrays_of(function):

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: MIT
+"""Whether codes are good enough for who takes them: what was measured of them, and its limits.
+
+An error counts beside what a consumer sees: a layer norm of rows with mean 100 sees x - mean.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ...families.gist_guard.sample import Grouping
+
+# What a consumer does with a value.
+LINEAR = "linear"  # multiplies it by a parameter
+NORMALISED = "normalised"  # centres it, and divides by its deviation
+PRODUCT = "product"  # multiplies it by another activation
+
+# Measures of codes, by what those that fail are not good enough for.
+TILES = "tiles"  # by the encoder, GistGuardedMsfp15Encoder: its four numbers
+RANGE = "range"  # of float16: the largest magnitude; deviation and means of features, squared
+INDEX = "index"  # whether a number was not from 0 to 15
+MEASURES = {"msfp15_signed": TILES, "pack16": RANGE, "index4": INDEX}
+
+# Squares of an error's share of the deviation that its consumer sees.
+TILE = 0.03**2  # of the distances from the means of tiles, or of features and channels
+GROUP = 0.06**2  # of those of each normalised group
+LARGEST, LEAST = 65504.0, 2.0**-6  # float16's steps are 2^-18 of the least, and smaller
+MEANS = 4.0**2  # squared deviations that the means of features may be large
+
+ASKED = {NORMALISED: "groups", PRODUCT: "features"}  # of a verdict, beside `codes`
+
+
+class Verdict(NamedTuple):
+    """What of a measure is within its limit: of bools, or of bools on a device."""
+
+    codes: Any  # for everyone
+    features: Any = True  # where features are centred
+    groups: Any = True  # where groups are normalised
+
+
+class Guard(NamedTuple):
+    """What is measured of codes, and what they are needed for."""
+
+    measure: str  # empty where nothing is
+    need: str
+    grouping: Grouping | None = None  # of what is centred, as the encoder was told
+
+    def verdict(self, numbers: Any) -> Verdict:
+        """Of the measure's numbers; NaN is beyond every limit."""
+        if self.measure == TILES:
+            error, tiles, groups, worst = numbers
+            features, normalised = error <= TILE * groups, worst <= GROUP
+            grouped = self.grouping is not None
+            return Verdict(error <= TILE * tiles, grouped and features, grouped and normalised)
+        if self.measure == INDEX:
+            (is_outside,) = numbers
+            return Verdict(is_outside == 0)
+        largest, deviation, means = numbers
+        in_range = (largest >= LEAST) & (largest <= LARGEST)
+        return Verdict(in_range & (means <= MEANS * deviation))
+
+    def lacking(self, found: Verdict) -> str:
+        """What the codes are not good enough for of what is needed; empty where they are."""
+        if not found.codes:
+            return self.measure
+        asked = ASKED.get(self.need, "codes")
+        return "" if getattr(found, asked) else asked
+
+    def does(self, numbers: Any) -> Any:
+        """Whether they are, of numbers that stay on a device."""
+        found, asked = self.verdict(numbers), ASKED.get(self.need)
+        return found.codes & getattr(found, asked) if asked else found.codes
