@@ -30,14 +30,14 @@ class Account(entry.Account):
         """A tensor became codes."""
         with self.lock:
             self._encoded[kind] += 1
-        self.add(kind.coding.code_nbytes)
+            self._add(kind.coding.code_nbytes)
 
     def undone(self, kind: Kind, nbytes: int) -> None:
         """Codes of so many bytes were given up for the tensor itself, or for longer ones."""
         with self.lock:
             self._encoded[kind] -= 1
             self._shorter[kind] -= kind.coding.code_nbytes - nbytes
-        self.add(-nbytes)
+            self._add(-nbytes)
 
     def shortened(self, kind: Kind, nbytes: int) -> None:
         """Codes turned out to have no more bytes than that."""

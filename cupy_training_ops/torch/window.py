@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 from ..codecs.kept import window
-from ..codecs.kept.guards import Verdict
 from ..codecs.kept.window import Waiting
 from .kinds import Kind
 from .saved import Kept
@@ -18,8 +17,6 @@ class Operand(Waiting):
     The operands of a product of activations are decided together: the codes of one are multiplied
     by the means of the other.
     """
-
-    __slots__ = ("centred", "kind", "operands")
 
     def __init__(
         self, kept: Kept, kind: Kind, numbers: Any, event: Any, operands: list[Operand] | None
@@ -36,13 +33,14 @@ class Operand(Waiting):
 
     def is_there(self) -> bool:
         """Those of all operands."""
-        return all([Waiting.is_there(each) for each in self.operands or (self,)])
+        if self.operands is None:
+            return super().is_there()
+        return all([Waiting.is_there(each) for each in self.operands])
 
-    def read(self) -> Verdict:
-        """A norm that centres the product's result may still forbid what features are not for."""
-        found = super().read()
-        self.is_final = found.features
-        return found
+    @property
+    def is_final(self) -> bool:  # type: ignore[override]
+        """Whether codes do for a norm that centres the product's result, too."""
+        return self.features
 
     def lack(self) -> str:
         """What the codes of any operand are not good enough for."""
@@ -51,7 +49,7 @@ class Operand(Waiting):
                 each.read()
             if each.lacking:
                 return each.lacking
-        return "features" if self.centred and not self.is_final else ""
+        return "features" if self.centred and not self.features else ""
 
 
 class Window(window.Window):

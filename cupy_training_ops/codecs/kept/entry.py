@@ -19,9 +19,12 @@ class Account(Locked):
     def add(self, nbytes: int) -> None:
         """More is held, or less. A finalizer calls it: nothing under the lock may free codes."""
         with self.lock:
-            self.held += nbytes
-            if self.held > self.peak:
-                self.peak = self.held
+            self._add(nbytes)
+
+    def _add(self, nbytes: int) -> None:
+        self.held += nbytes
+        if self.held > self.peak:
+            self.peak = self.held
 
 
 def sums(rows: Iterable[Mapping[str, Any]], columns: Iterable[str]) -> dict[str, int]:

@@ -27,16 +27,6 @@ GROUP = 0.06**2  # of those of each normalised group
 LARGEST, LEAST = 65504.0, 2.0**-6  # float16's steps are 2^-18 of the least, and smaller
 MEANS = 4.0**2  # squared deviations that the means of features may be large
 
-ASKED = {NORMALISED: "groups", PRODUCT: "features"}  # of a verdict, beside `codes`
-
-
-class Verdict(NamedTuple):
-    """What of a measure is within its limit: of bools, or of bools on a device."""
-
-    codes: Any  # for everyone
-    features: Any = True  # where features are centred
-    groups: Any = True  # where groups are normalised
-
 
 class Guard(NamedTuple):
     """What is measured of codes, and what they are needed for."""
@@ -45,28 +35,36 @@ class Guard(NamedTuple):
     need: str
     grouping: Grouping | None = None  # of what is centred, as the encoder was told
 
-    def verdict(self, numbers: Any) -> Verdict:
-        """Of the measure's numbers; NaN is beyond every limit."""
+    def within(self, numbers: Any) -> tuple[Any, Any, Any]:
+        """Whether codes do for everyone, where features are centred, where groups are normalised.
+
+        Of a measure's numbers: bools, or bools on a device. NaN is beyond every limit.
+        """
         if self.measure == TILES:
             error, tiles, groups, worst = numbers
-            features, normalised = error <= TILE * groups, worst <= GROUP
             grouped = self.grouping is not None
-            return Verdict(error <= TILE * tiles, grouped and features, grouped and normalised)
+            features, normalised = error <= TILE * groups, worst <= GROUP
+            return error <= TILE * tiles, grouped and features, grouped and normalised
         if self.measure == INDEX:
             (is_outside,) = numbers
-            return Verdict(is_outside == 0)
+            return is_outside == 0, True, True
         largest, deviation, means = numbers
         in_range = (largest >= LEAST) & (largest <= LARGEST)
-        return Verdict(in_range & (means <= MEANS * deviation))
-
-    def lacking(self, found: Verdict) -> str:
-        """What the codes are not good enough for of what is needed; empty where they are."""
-        if not found.codes:
-            return self.measure
-        asked = ASKED.get(self.need, "codes")
-        return "" if getattr(found, asked) else asked
+        return in_range & (means <= MEANS * deviation), True, True
 
     def does(self, numbers: Any) -> Any:
-        """Whether they are, of numbers that stay on a device."""
-        found, asked = self.verdict(numbers), ASKED.get(self.need)
-        return found.codes & getattr(found, asked) if asked else found.codes
+        """Whether codes do for the need."""
+        codes, features, groups = self.within(numbers)
+        if self.need == NORMALISED:
+            return codes & groups
+        return codes & features if self.need == PRODUCT else codes
+
+    def lacking(self, numbers: Any) -> tuple[str, bool]:
+        """What they do not do for, empty where they do; and whether they do where features are
+        centred."""
+        codes, features, groups = self.within(numbers)
+        if not codes:
+            return self.measure, features
+        if self.need == NORMALISED and not groups:
+            return "groups", features
+        return "features" if self.need == PRODUCT and not features else "", features

@@ -16,7 +16,7 @@ from typing import Any
 
 from ...forks import Locked
 from .entry import Entry
-from .guards import Guard, Verdict
+from .guards import Guard
 
 LIMIT = 256 << 20  # bytes; more where one array is larger
 SHARE = 24  # of a step's bytes, which may wait beside its codes: the host stays ahead of the device
@@ -29,14 +29,15 @@ class Waiting:
     says whether it would at once. What is there has None for an event.
     """
 
-    __slots__ = ("entry", "event", "guard", "is_closed", "is_final", "lacking", "nbytes", "numbers")
+    # Once numbers were read, and are None: what codes are not good enough for, and whether they are
+    # where features are centred.
+    lacking, features = "", False
+    is_final = True  # whether nothing that may come forbids codes that are good enough
+    is_closed = False  # behind the limit: nothing that comes does
 
     def __init__(self, entry: Entry, guard: Guard, nbytes: int, numbers: Any, event: Any) -> None:
         self.entry: Callable[[], Any] = weakref.ref(entry)
         self.guard, self.nbytes, self.numbers, self.event = guard, nbytes, numbers, event
-        self.lacking = ""  # once numbers were read, and are None
-        self.is_final = False  # whether nothing forbids codes that are good enough then
-        self.is_closed = False  # whether nothing does because the array is behind the limit
 
     def may_end(self, _newest: Waiting | None) -> bool:
         """Whether it can be decided while the newest comes."""
@@ -48,14 +49,12 @@ class Waiting:
             self.event = None
         return self.event is None
 
-    def read(self) -> Verdict:
+    def read(self) -> None:
         """Let the numbers be known; waits for the device."""
         if self.event is not None:
             self.event.synchronize()
-        found = self.guard.verdict(self.numbers.tolist())
-        self.lacking, self.is_final = self.guard.lacking(found), True
+        self.lacking, self.features = self.guard.lacking(self.numbers.tolist())
         self.numbers = self.event = None
-        return found
 
     def lack(self) -> str:
         """What the codes are not good enough for; empty where they are."""
@@ -106,7 +105,7 @@ class Window(Locked):
             self._step.code_nbytes += code_nbytes
             if nbytes > self._limit:
                 self._limit = nbytes
-            self.look(waiting)
+            self._look(waiting)
             self._shrink(waiting)
             if self._open_nbytes + self._closed_nbytes > self.most:
                 self.most = self._open_nbytes + self._closed_nbytes
@@ -131,20 +130,24 @@ class Window(Locked):
                 self._finish_closed()
             self._unread.clear()
 
-    def look(self, newest: Waiting | None = None) -> None:
+    def look(self) -> None:
+        """Decide what can be decided without a wait."""
+        with self.lock:
+            self._look(None)
+
+    def _look(self, newest: Waiting | None) -> None:
         """Let go of originals whose codes are known to be good for everything."""
         unread, closed = self._unread, self._closed
-        with self.lock:
-            while unread and unread[0].may_end(newest):
-                entry = unread[0].entry()
-                if entry is None:
-                    unread.popleft()
-                elif unread[0].is_there():
-                    self._settle(unread.popleft(), entry)
-                else:
-                    break
-            while closed and (closed[0].entry() is None or closed[0].is_there()):
-                self._finish_closed()
+        while unread and unread[0].may_end(newest):
+            entry = unread[0].entry()
+            if entry is None:
+                unread.popleft()
+            elif unread[0].is_there():
+                self._settle(unread.popleft(), entry)
+            else:
+                break
+        while closed and (closed[0].entry() is None or closed[0].is_there()):
+            self._finish_closed()
 
     def _shrink(self, newest: Waiting) -> None:
         """Close what is behind the limit; wait where too many bytes do."""
