@@ -68,13 +68,14 @@ class _Entry(Entry):
         return self.streams.beside(self.code[:nbytes].copy)
 
     def failed(self, waiting: Waiting, lack: str) -> None:
-        """Where indices would be lost, the name is free again."""
-        self.account.add(self.spec.nbytes - self.nbytes)
+        """Keep the array; where indices would be lost, refuse it."""
+        self.account.add(-self.nbytes)
         self.code = self.decoder = None
-        self.row.update(codec=None, after=self.spec.nbytes)
         if lack == INDEX and waiting.guard.need == "index":
-            del self.others[self.name]
+            self.others.pop(self.name, None)
             refuse(NAME, "array", f"indices from 0 to 15 of {self.name!r}", "another number")
+        self.account.add(self.nbytes)
+        self.row.update(codec=None, after=self.nbytes)
 
 
 def _guard(codec: str, need: str, x: Spec) -> Guard:
@@ -331,15 +332,9 @@ class ActivationStash:
     # ---- what both need --------------------------------------------------------------------------
 
     def _streams_of(self, x: Array, device: int) -> Streams:
-        """The streams where an array is."""
-        found = self._streams.get(device)
-        if found is None:
-            found = self._streams[device] = HOST if self._on_host(x) else Cuda(device)
-        return found
-
-    @staticmethod
-    def _on_host(array: Array) -> bool:
-        return isinstance(array, np.ndarray)
+        if device not in self._streams:
+            self._streams[device] = HOST if isinstance(x, np.ndarray) else Cuda(device)
+        return self._streams[device]
 
     def _refuse_closed(self, method: str) -> None:
         if not self._is_open:

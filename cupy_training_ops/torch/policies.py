@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from ..codecs.kept.guards import PRODUCT
 from ..codecs.kept.policies import POLICIES, Policy, chosen, get_policy, is_told
@@ -62,10 +63,7 @@ def _by_maker(policy: Policy) -> TorchPolicy:
 
 
 def _by_consumer(smooth: Mapping[str, str]) -> TorchPolicy:
-    def choose(*given: object) -> str | None:
-        return by_consumer(smooth, *given)  # type: ignore[arg-type]
-
-    return TorchPolicy(choose, by_consumer=True, told=True)
+    return TorchPolicy(partial(by_consumer, smooth), by_consumer=True, told=True)
 
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")
