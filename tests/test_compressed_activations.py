@@ -13,6 +13,7 @@ from collections import Counter
 from functools import partial
 
 import pytest
+from late_events import Event
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, ProviderError
@@ -432,6 +433,36 @@ def test_the_report_names_what_was_kept(tensor) -> None:
     assert report["peak"] == report["held"] == report["after"] == 8 * N
     del y
     assert kept.report()["held"] == 0
+
+
+def by_what_saves(*_, consumer):
+    return "sparse" if consumer == "relu" else "pack16"
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_longer_codes_in_place_of_sparse_ones_are_all_that_counts(
+    tensor, monkeypatch, is_late
+) -> None:
+    """Also where the length of the sparse ones is known only when they are gone."""
+    waits = []
+
+    def copied(numbers, _):
+        waits.append(Event())
+        return numbers.clone(), waits[-1]
+
+    if is_late:
+        monkeypatch.setattr(activations, "copied", copied)
+    x, w = tensor(64, N // 64), tensor(N // 64, 8)
+    kept = cto.torch.compressed_activations(by_what_saves)
+    with kept:
+        total = (torch.relu(x) @ w).sum()
+    report, nbytes = kept.report(), x.nbytes
+    row = {"tensors": 1, "shared": 1, "before": nbytes, "after": nbytes // 2}
+    assert report["names"] == {"ReluBackward0 pack16": row}
+    assert (report["held"], report["after"]) == (nbytes // 2, nbytes // 2)
+    assert len(waits) == is_late
+    (found,) = torch.autograd.grad(total, w)
+    assert torch.equal(found, torch.autograd.grad((torch.relu(x) @ w).sum(), w)[0])
 
 
 def test_hooks_of_another_stream_follow_it(tensor, monkeypatch) -> None:
