@@ -550,7 +550,9 @@ def guarded(monkeypatch):
     monkeypatch.setattr(coding, "_ROOMS", {})
     monkeypatch.setattr(coding, "_KEPT", [])
     with hollow_launches() as launches:
-        ready = coding.coding.__wrapped__("msfp15_signed", "bfloat16", N, 0, True, (4, N // 16, 4))
+        ready = coding.coding.__wrapped__(
+            "msfp15_signed", "bfloat16", N, 0, "tiles", (4, N // 16, 4)
+        )
         assert imported
         yield ready, launches, made, is_capturing
 

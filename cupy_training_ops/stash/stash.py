@@ -19,9 +19,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..backend import Array, Backend
-from ..codecs.kept.entry import Account, Entry, sums
+from ..codecs.kept.entry import Account, Entry, Lengths
 from ..codecs.kept.guards import INDEX, LINEAR, MEASURES, NORMALISED, RANGE, TILES, Guard
-from ..codecs.kept.lengths import Lengths
 from ..codecs.kept.policies import POLICIES, chosen, coders, get_policy
 from ..codecs.kept.window import Waiting, Window
 from ..codecs.table import Codec, get_codec
@@ -216,7 +215,9 @@ class ActivationStash:
         self._lengths.trim_all()
         self._window.finish_all()
         rows = {name: dict(row) for name, row in self._rows.items()}
-        total = sums(rows.values(), ("before", "after"))
+        total = {
+            column: sum(row[column] for row in rows.values()) for column in ("before", "after")
+        }
         return {**total, "peak": self._account.peak, "names": rows}
 
     # ---- encoding --------------------------------------------------------------------------------

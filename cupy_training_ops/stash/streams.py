@@ -9,7 +9,9 @@ use it.
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -44,17 +46,6 @@ class Streams:
         return numbers, None
 
 
-class Event:
-    """CuPy's, with PyTorch's name of the question whether it is over."""
-
-    def __init__(self, event: Any) -> None:
-        self._event, self.synchronize = event, event.synchronize
-
-    def query(self) -> bool:
-        """Whether what was queued before it is done."""
-        return bool(self._event.done)
-
-
 class Cuda(Streams):
     """CuPy's current stream of one device, and one of our own."""
 
@@ -63,6 +54,7 @@ class Cuda(Streams):
         self._device = device
         with self._cuda.Device(device):
             self._side = self._cuda.Stream(non_blocking=True)
+        self._under_way: deque[tuple[Any, Any]] = deque()  # to the host, with the events behind
 
     def current(self) -> Any:
         """CuPy's, of this thread."""
@@ -88,15 +80,16 @@ class Cuda(Streams):
     def read(self, numbers: Any) -> tuple[Any, Any]:
         """Copies them to page-locked memory."""
         memory, runtime = self._cuda.alloc_pinned_memory(numbers.nbytes), self._cuda.runtime
+        copied = memory.ptr, numbers.data.ptr, numbers.nbytes, runtime.memcpyDeviceToHost
         with self._cuda.Device(self._device):
-            runtime.memcpyAsync(
-                memory.ptr,
-                numbers.data.ptr,
-                numbers.nbytes,
-                runtime.memcpyDeviceToHost,
-                self._side.ptr,
-            )
-        return np.frombuffer(memory, numbers.dtype, numbers.size), Event(self.mark())
+            runtime.memcpyAsync(*copied, self._side.ptr)
+        mark = self.mark()  # with PyTorch's name of the question whether it is over
+        event = SimpleNamespace(query=lambda: bool(mark.done), synchronize=mark.synchronize)
+        # The pool must not hand out what the device still writes to, whoever reads it.
+        while self._under_way and self._under_way[0][1].query():
+            self._under_way.popleft()
+        self._under_way.append((np.frombuffer(memory, numbers.dtype, numbers.size), event))
+        return self._under_way[-1]
 
     def _recorded(self, stream: Any) -> Any:
         with self._cuda.Device(self._device):

@@ -82,7 +82,7 @@ class Account(entry.Account):
             failed, peak, held = dict(self._failed), self.peak, self.held
         names = _table(kinds, lambda kind: f"{kind.look.name} {kind.codec}")
         return {
-            **entry.sums(names.values(), COLUMNS),
+            **{column: sum(row[column] for row in names.values()) for column in COLUMNS},
             "peak": peak,
             "held": held,
             "names": names,

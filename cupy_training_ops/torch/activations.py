@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from ..codecs.kept.entry import Lengths
 from ..codecs.kept.guards import TILES
-from ..codecs.kept.lengths import Lengths
 from ..errors import ProviderError
 from .account import Account
 from .coding import ALIGNED, Stream, current_stream
@@ -208,7 +208,7 @@ class CompressedActivations:
             kept.whole(Passed(x), kind.reason, kind.use.consumer)
             return
         is_captured = self._guarding.is_captured(kind)
-        if kind.coding.measure and self._guarding.refuses(kept, kind, is_captured):
+        if kind.guard.measure and self._guarding.refuses(kept, kind, is_captured):
             kept.whole(Passed(x), "guard", kind.use.consumer)
         else:
             self._encode(kept, x, kind, is_captured)
@@ -221,14 +221,14 @@ class CompressedActivations:
             self._lengths.trim(stream)
         code, numbers = kind.empty(), None
         addresses: tuple[int, ...] = (address, code.data_ptr())
-        if ready.measure == TILES:
+        if kind.guard.measure == TILES:
             numbers = self._guarding.room(kind, is_captured)
             addresses = (*addresses, numbers.data_ptr())
         encode = ready.encode_unaligned if address % ALIGNED else ready.encode
         encode(addresses, stream)
         if kept.code is None or kind.rank >= kept.rank:  # else it was made to be measured
             kept.encoded(kind, code)
-        if ready.measure:
+        if kind.guard.measure:
             original = None if is_captured else Passed(x)
             self._guarding.add(kept, x, kind, numbers, original)
         if ready.leaves_room:
@@ -239,11 +239,9 @@ class CompressedActivations:
         """The tensor that the codes stand for, on the current stream."""
         if stream is not kept.stream:
             _follow(kept)
-        code = kept.code
-        assert code is not None
         assert look.empty is not None
         x = look.empty()
-        kept.kind.coding.decode((code.data_ptr(), x.data_ptr()), stream)
+        kept.kind.coding.decode((kept.code.data_ptr(), x.data_ptr()), stream)
         if kept.left > 0 and stream is kept.stream:
             self._hold(kept, x)
         return x
@@ -314,7 +312,6 @@ def _reason_of_leaf(x: Tensor, nbytes: int) -> str:
 
 def _follow(kept: Kept) -> None:
     """Let the current stream wait for the one that codes were made on, and hold their memory."""
-    assert kept.code is not None
     with torch.cuda.device(kept.kind.look.device):
         address = kept.stream.ptr
         made_on = torch.cuda.ExternalStream(address) if address else torch.cuda.default_stream()

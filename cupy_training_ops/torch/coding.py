@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from ..codecs.kept.guards import MEASURES
 from ..codecs.kept.policies import coders
 from ..codecs.table import get_codec
 from ..declare.schema import Spec
@@ -53,8 +52,6 @@ class Coding(NamedTuple):
 
     code_nbytes: int  # what the longest codes take
     leaves_room: bool  # codes may be shorter; their first eight bytes say how long they are
-    measure: str  # TILES by the encoder, RANGE to be found of the codes, or none
-    grouping: Grouping | None  # of what is measured
     encode: Move  # from an address to that of the codes, and to that of what is measured
     encode_unaligned: Move
     decode: Move
@@ -66,17 +63,15 @@ def coding(
     dtype: str,
     n: int,
     device: int,
-    guarded: bool = False,
+    measure: str = "",
     grouping: Grouping | None = None,
 ) -> Coding:
-    """The prepared codec; device -1 is the host."""
-    measure = MEASURES[codec] if guarded else ""
+    """The prepared codec; device -1 is the host. measure: what is asked of the encoder."""
     encoder, decoder = coders(codec, dtype, (n,), measure, grouping)
     plain = Spec((n,), to_dtype(dtype))
     outputs = encoder.infer(plain)
     moves = _moves(encoder, decoder, plain, outputs, device)
-    leaves_room = get_codec(codec).leaves_room
-    return Coding(outputs[0].nbytes, leaves_room, measure, grouping, *moves)
+    return Coding(outputs[0].nbytes, get_codec(codec).leaves_room, *moves)
 
 
 def _moves(

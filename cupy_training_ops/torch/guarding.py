@@ -67,7 +67,7 @@ class Guarding:
 
     def is_captured(self, kind: Kind) -> bool:
         """Whether codes that are guarded are made in a CUDA graph: to be asked once a tensor."""
-        return bool(kind.coding.measure) and _is_capturing(kind)
+        return bool(kind.guard.measure) and _is_capturing(kind)
 
     def refuses(self, kept: Kept, kind: Kind, is_captured: bool) -> bool:
         """Whether a tensor of a graph that is captured was not good enough in the steps before."""
@@ -85,7 +85,6 @@ class Guarding:
     def add(self, kept: Kept, x: Tensor, kind: Kind, numbers: Any, original: Passed | None) -> None:
         """New codes with what was measured; the original waits, None where a graph is captured."""
         if kind.guard.measure == RANGE:
-            assert kept.code is not None
             numbers = range_of(kept.code, x.detach(), kind)
         if original is None:
             self._thread.captured.append((kind.guard, numbers))
@@ -111,12 +110,12 @@ class Guarding:
 
     def answers(self, kept: Kept, kind: Kind) -> bool:
         """Whether what was measured, or needs no measure, does for one more consumer."""
-        if kept.code is None or kind.coding.measure != TILES:
+        if kept.code is None or kind.guard.measure != TILES:
             return True
-        had, need = kept.kind, kind.use.need
-        if need in (NORMALISED, PRODUCT):
-            return had.use.need == need and had.coding.grouping == kind.coding.grouping
-        return need != LINEAR or had.coding.grouping == kind.coding.grouping
+        had, guard = kept.kind.guard, kind.guard
+        if guard.need in (NORMALISED, PRODUCT):
+            return had.need == guard.need and had.grouping == guard.grouping
+        return guard.need != LINEAR or had.grouping == guard.grouping
 
     # ---- products whose results are centred ------------------------------------------------------
 

@@ -15,7 +15,7 @@ import torch
 from ..codecs.kept.guards import MEASURES, Guard
 from ..families.gist_guard.sample import Grouping
 from ..frame.layout import order_of
-from .coding import Coding, coding
+from .coding import coding
 from .consumers import LEAF_NODE, SAME_NUMBERS, Asked, Use, source_of, use_of
 from .policies import TorchPolicy
 
@@ -78,7 +78,7 @@ class Kind:
     is_exact: bool  # they pass for who saves them, and others that save them take them as they are
     codec: str
     coding: Any  # a Coding, or None where they pass
-    guard: Any  # the Guard of the codes, or None where they pass
+    guard: Guard  # of the codes
     rank: int  # who needs more has more
     empty: Any  # makes room for codes; None where they pass
     nbytes: int  # of the tensor
@@ -119,7 +119,9 @@ def _made(policy: TorchPolicy, look: Look, use: Use) -> Kind:
         need = "mask" if look.dtype == torch.bool else "value"
         codec, reason = policy.chosen(look.name, DTYPES[look.dtype], tuple(look.shape), need, use)
         is_exact = bool(reason) and policy.by_consumer
-    ready = _coding(policy, codec, look, use)
+    guard = _guard(policy, codec, look, use)
+    about = look.size, look.index, guard.measure, guard.grouping
+    ready = coding(codec, DTYPES[look.dtype], *about) if codec else None
     return Kind(
         look=look,
         use=use,
@@ -127,7 +129,7 @@ def _made(policy: TorchPolicy, look: Look, use: Use) -> Kind:
         is_exact=is_exact,
         codec=codec,
         coding=ready,
-        guard=ready and Guard(ready.measure, use.need, ready.grouping),
+        guard=guard,
         rank=WHOLE if not codec else HALF if codec == "pack16" else CODES,
         empty=ready and _room(ready.code_nbytes, look.device),
         nbytes=look.nbytes,
@@ -139,14 +141,12 @@ def _room(nbytes: int, device: torch.device) -> Callable[[], torch.Tensor]:
     return partial(torch.empty(0, dtype=torch.uint8, device=device).new_empty, nbytes)
 
 
-def _coding(policy: TorchPolicy, codec: str, look: Look, use: Use) -> Coding | None:
-    if not codec:
-        return None
-    dtype = DTYPES[look.dtype]
-    if not (policy.by_consumer and codec in MEASURES):
-        return coding(codec, dtype, look.size, look.index)
+def _guard(policy: TorchPolicy, codec: str, look: Look, use: Use) -> Guard:
+    measure = MEASURES.get(codec, "") if policy.by_consumer else ""
+    if not measure:
+        return Guard("", use.need)
     groups = grouping_of(tuple(look.shape), look.order or (), use.groups, use.runs)
-    return coding(codec, dtype, look.size, look.index, True, groups)
+    return Guard(measure, use.need, groups)
 
 
 def grouping_of(

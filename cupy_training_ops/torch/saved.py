@@ -45,9 +45,7 @@ class Kept(Entry):
     decoded: Tensor | None = None  # for the next use, where that follows at once
     decoded_version = 0
     centred = False  # features are, by the norm that took the product's result
-    account: Account
-    code: Tensor | None
-    original: Passed | None
+    account: Account  # `code` is a tensor or None, `original` a Passed or None
 
     def __init__(self, x: Tensor, kind: Kind, stream: Stream, account: Account) -> None:
         self.kind, self.stream, self.account = kind, stream, account
@@ -86,7 +84,6 @@ class Kept(Entry):
 
     def failed(self, waiting: Any, lack: str) -> None:
         """Hold the tensor alone."""
-        assert self.original is not None
         consumer = waiting.kind.use.consumer
         self.account.failed(consumer, lack)
         self.whole(self.original, "guard", consumer)
@@ -96,7 +93,6 @@ class Kept(Entry):
         if self.stream is current_stream(self.kind.index):
             super().shorten(nbytes)
 
-    def cut(self, nbytes: int) -> Tensor:
+    def cut(self, nbytes: int) -> Any:
         """By PyTorch's allocator."""
-        assert self.code is not None
         return self.code[:nbytes].clone()

@@ -17,8 +17,8 @@ from late_events import Event
 
 from cupy_training_ops import ArgumentError, get_op
 from cupy_training_ops.codecs.kept import entry, guards, policies
+from cupy_training_ops.codecs.kept.entry import Lengths
 from cupy_training_ops.codecs.kept.guards import Guard
-from cupy_training_ops.codecs.kept.lengths import Lengths
 from cupy_training_ops.codecs.kept.window import Waiting, Window
 
 NBYTES = 64
@@ -247,18 +247,29 @@ def test_numbers_of_the_host_decide_at_once(account) -> None:
     assert window.most == 0
 
 
-def test_an_original_goes_when_it_is_known_that_codes_do() -> None:
+@pytest.mark.parametrize("looked_by", [lambda late: late.window.look(), lambda late: late.add()])
+def test_an_original_goes_when_it_is_known_that_codes_do(looked_by) -> None:
     late = Late(1 << 20)
     held = [late.add(numbers) for numbers in (GOOD, BAD, GOOD)]
     late.window.look()
     assert all(each.original and each.waiting for each in held)
     late.events[0].done = late.events[1].done = True
-    late.window.look()
+    looked_by(late)
     assert [each.original is None for each in held] == [True, False, False]
     assert [each.lacks for each in held] == [[], ["tiles"], []]
     late.window.finish(held[2])
     assert held[2].original is None
-    assert late.waits == [0, 0, 1]
+    assert late.waits[:3] == [0, 0, 1]
+
+
+def test_what_was_decided_says_nothing_of_new_codes() -> None:
+    late = Late(1 << 20)
+    held = late.add(BAD)
+    late.window.finish(held)
+    held.code = np.zeros(NBYTES, np.uint8)
+    late.window.finish_all()
+    assert held.lacks == ["tiles"]
+    assert held.original
 
 
 def test_the_host_waits_where_more_bytes_would() -> None:
@@ -349,7 +360,7 @@ def test_any_order_of_events_decides_the_same(rng) -> None:
 
 
 def test_the_engine_imports_neither_pytorch_nor_cupy() -> None:
-    names = ", ".join(("entry", "guards", "lengths", "policies", "window"))
+    names = ", ".join(("entry", "guards", "policies", "window"))
     code = (
         f"import sys; from cupy_training_ops.codecs.kept import {names};"
         f"print(sorted({{'torch', 'cupy'}} & sys.modules.keys()))"

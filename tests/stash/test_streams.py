@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections import deque
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from late_events import Event
 import cupy_training_ops as cto
 from cupy_training_ops import ActivationStash, ArgumentError
 from cupy_training_ops.codecs.kept.window import Window
+from cupy_training_ops.stash.streams import Cuda
 
 CODEC = {"lossless": "sparse", "default": "msfp15_signed", "small": "sparse_fp10"}
 
@@ -111,6 +115,46 @@ def test_what_was_decoded_ahead_is_copied_into_out(rng) -> None:
     assert stash.report()["peak"] < sum(x.nbytes for x in arrays) * 2
 
 
+class Memory(bytearray):
+    """Page-locked."""
+
+    ptr = 4096
+
+
+class FakeCuda:
+    """The part of CuPy that copies to the host are made with; nothing is copied."""
+
+    def __init__(self) -> None:
+        self.copies, self.events = [], []
+        self.runtime = SimpleNamespace(
+            memcpyAsync=lambda *given: self.copies.append(given), memcpyDeviceToHost=2
+        )
+        self.Device = lambda _: nullcontext()
+        self.Stream = lambda **_: SimpleNamespace(ptr=7)
+        self.alloc_pinned_memory = Memory
+
+    def Event(self, **_):  # noqa: N802 - CuPy's name
+        self.events.append(SimpleNamespace(done=False, record=lambda _: None, synchronize=None))
+        return self.events[-1]
+
+
+def test_memory_is_held_until_the_device_has_written_it(monkeypatch) -> None:
+    """Also where nobody reads it any more: the pool would hand it out again."""
+    cuda = FakeCuda()
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+    streams, there = Cuda(0), []
+    for i in range(4):
+        given = SimpleNamespace(dtype=np.float32, size=3, nbytes=12, data=SimpleNamespace(ptr=i))
+        numbers, event = streams.read(given)
+        assert (numbers.dtype, numbers.shape, event.query()) == (np.float32, (3,), False)
+        there.append(weakref.ref(numbers))
+        del numbers, event
+        cuda.events[0].done = i >= 1
+    gc.collect()
+    assert [each() is not None for each in there] == [False, True, True, True]
+    assert cuda.copies == [(4096, i, 12, 2, 7) for i in range(4)]
+
+
 # ---- what is decided late ------------------------------------------------------------------------
 
 
@@ -126,13 +170,15 @@ def test_an_original_goes_when_the_device_says_that_its_codes_do(rng) -> None:
     with late_stash("default") as stash:
         (events,) = [streams.events for streams in stash._streams.values()]
         there = [put(stash, str(i), x, "linear") for i, x in enumerate(arrays)]
+        plain = put(stash, "plain", arrays[0], "value")
         gc.collect()
-        assert all(each() is not None for each in there)
+        assert all(each() is not None for each in (*there, plain))
         for event in events[:2]:
             event.done = True
         stash.put("next", arrays[0])
         gc.collect()
         assert [each() is not None for each in there] == [False, False, True, True]
+        assert plain() is None  # nothing is asked of its codes
         assert [event.waits for event in events] == [0] * 4
         for i in reversed(range(4)):
             expected = cto.compress(arrays[i], "msfp15_signed").decompress()
