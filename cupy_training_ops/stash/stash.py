@@ -98,9 +98,9 @@ class ActivationStash:
     codec's name, or None for an array that is kept as it is.
 
     NumPy arrays are encoded and decoded at once. CuPy arrays are on a stream beside the current
-    one, and nothing is copied to the host but the lengths of sparse codes. Give up your own
-    reference after `put`, and never write to the array. An object may be entered again, for each
-    step; it belongs to one thread.
+    one, and nothing is copied to the host but the lengths of sparse codes and what guards measured.
+    Give up your own reference after `put`, and never write to the array. An object may be entered
+    again, for each step; it belongs to one thread.
 
     check: hold every array and a copy of it, and refuse at `get` one that was changed after `put`.
     keep_buffers: keep the memory of codes for the next step, which may then be captured in a graph;
@@ -149,8 +149,8 @@ class ActivationStash:
         as ones and zeros); a `mask` (the same of bools); an `index` from 0 to 15, as max-pool's
         within its window; `linear`, a value that a product with parameters takes; `normalised`, one
         that a normalisation of its last dimension takes. Of the last two `default` keeps the array
-        where codes would be too far off. An index beyond 15 is refused: on a GPU by `get` or the
-        next `put`, and not in a captured step. Raises ArgumentError, DtypeError, ProviderError.
+        where codes would be too far off. An index beyond 15 is refused: on a GPU by `get` or a
+        later `put`, and not in a captured step. Raises ArgumentError, DtypeError, ProviderError.
         """
         self._refuse_closed("put")
         if not isinstance(name, str):
