@@ -69,7 +69,8 @@ class KernelSource(Protocol):
     def code(self) -> str: ...
 
 
-Kernel = Callable[..., None]  # of grid, block, arguments, shared memory, and on a GPU a stream
+Kernel = Callable[..., None]  # of grid, block, arguments and shared memory
+Extents = tuple[int, ...]  # of a grid or a block
 
 
 class Module(Protocol):
@@ -82,6 +83,19 @@ class Module(Protocol):
         """Let launches of a kernel have so much shared memory, static and dynamic."""
 
 
+class Driver(Protocol):
+    """What launches kernels whose arguments are in memory."""
+
+    def head(
+        self, function: Kernel, grid: Extents, block: Extents, nbytes: int, types: Sequence[Dtype]
+    ) -> tuple[int, ...]:
+        """What `launch` takes for a kernel with arguments of these types, first of all."""
+
+    @property
+    def launch(self) -> Callable[..., object]:
+        """Queue a kernel: its head, a stream, the address of its arguments' addresses, and 0."""
+
+
 class Backend(Protocol):
     """The memory, streams and kernels of one kind of array; it takes no other kind."""
 
@@ -92,6 +106,10 @@ class Backend(Protocol):
     @property
     def runs_kernels(self) -> bool:
         """Whether plans run on it; else the families' `reference.py` do."""
+
+    @property
+    def driver(self) -> Driver | None:
+        """What launches packed arguments; None where kernels are called with objects."""
 
     def info(self, array: Any) -> Info:
         """The fields of ArrayInfo; a bare tuple, because every call makes some."""
@@ -124,14 +142,8 @@ class Backend(Protocol):
     def fill(self, array: Any, nbytes: int, byte: int) -> None:
         """Queue this byte into the first ones of an array, on the current stream."""
 
-    def address(self, address: int) -> object:
-        """A kernel argument that points to this address."""
-
-    def constant(self, value: object) -> object:
-        """A kernel argument as launches take it most quickly, made once for many of them."""
-
-    def clear_at(self, address: int, nbytes: int, stream: object) -> None:
-        """Queue zeros into memory of the current device, on a stream with the address `ptr`."""
+    def clear_at(self, address: int, nbytes: int, stream: int) -> None:
+        """Queue zeros into memory of the current device, on the stream at an address."""
 
     def to_host(self, array: Any) -> HostArray:
         """The array as NumPy's; copied, which waits, where it is not on the host."""
@@ -153,6 +165,9 @@ class Backend(Protocol):
 
     def stream(self, device: int) -> Hashable:
         """The device's current stream; every thread has its own per-thread stream."""
+
+    def stream_address(self, device: int) -> int:
+        """Where the driver has the device's current stream."""
 
     def capturing(self, device: int) -> bool:
         """Whether the device's current stream is being captured into a graph."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import Array, Backend, Info, KernelSource, Module, Piece
+from ..backend import Array, Backend, Driver, Info, KernelSource, Module, Piece
 from ..declare.schema import Shape, Spec
 from ..dtypes import HostArray
 from ..errors import ProviderError
@@ -39,6 +39,10 @@ class OneStream:
         """There is one stream."""
         return 0
 
+    def stream_address(self, device: int) -> int:
+        """The default stream's."""
+        return 0
+
     def capturing(self, device: int) -> bool:
         """There are no graphs."""
         return False
@@ -58,6 +62,7 @@ class NumpyBackend(OneStream):
 
     name = "cpu"
     runs_kernels = False
+    driver: Driver | None = None
 
     def info(self, array: HostArray) -> Info:
         """The fields of ArrayInfo; alignment does not matter to NumPy."""
@@ -103,15 +108,7 @@ class NumpyBackend(OneStream):
         """At once."""
         array[:nbytes] = byte
 
-    def address(self, address: int) -> np.uint64:
-        """As the host's kernels take it."""
-        return np.uint64(address)
-
-    def constant(self, value: object) -> object:
-        """The value itself."""
-        return value
-
-    def clear_at(self, address: int, nbytes: int, stream: object) -> None:
+    def clear_at(self, address: int, nbytes: int, stream: int) -> None:
         """At once."""
         ctypes.memset(address, 0, nbytes)
 

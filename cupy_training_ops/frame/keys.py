@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from ..declare.schema import Input
+from ..dtypes import HostArray
 from .backends import BACKENDS, info, infos
 
 Reader = Callable[[Any], object]
@@ -18,8 +19,11 @@ _INTEGERS = frozenset((int,))
 _TUPLES = frozenset((tuple,))
 _PLAIN = frozenset((float, bool, str))
 _ITEMS = frozenset((int, float, bool, str, np.int32, np.int64, np.float32, np.float64))
+_FORMS = frozenset((float, tuple, list, np.ndarray))
 _HASHED = (int, str, type(None), type, np.dtype)
-_NUMBERS = frozenset((int, float, bool, tuple))
+_SCALARS = frozenset((np.bool_, np.int32, np.int64, np.float16, np.float32, np.float64))
+_NUMBERS = _SCALARS | {int, float, bool, tuple}
+_MOST = 1024  # elements of an array that is read for a key
 
 CHANGES: Final = "a value that changes from call to call"  # the key of each
 
@@ -38,9 +42,18 @@ def host_key(value: Any) -> object:
         return value
     if kind in _PLAIN or (kind is tuple and _ITEMS.issuperset(map(type, value))):
         return Marked(value, repr(value))
-    if kind is np.ndarray and value.ndim == 1:
-        return Marked(tuple(value.tolist()), (value.dtype, value.tobytes()))
+    if kind is list:
+        return Marked(host_key(tuple(value)), list)
+    if kind is np.ndarray and value.size <= _MOST:
+        return Marked(_flat(value), (value.shape, value.dtype, value.tobytes()))
+    if kind in _SCALARS:
+        return Marked(value.item(), (kind, value.tobytes()))
     raise KeyError(kind)
+
+
+def _flat(value: HostArray) -> object:
+    """The numbers of an array of rank 1, which is what converters make of it."""
+    return tuple(value.tolist()) if value.ndim == 1 else None
 
 
 def host_keys(values: Any) -> tuple[object, ...]:
@@ -97,7 +110,7 @@ def out_key(out: Sequence[Any]) -> tuple[object, ...]:
 def attribute_key(value: object) -> object:
     """An attribute as part of a key; KeyError or TypeError where it cannot be one."""
     kind = type(value)
-    if kind is float or kind is tuple:
+    if kind in _FORMS:
         return host_key(value)
     if isinstance(value, np.generic):
         return kind, value.tobytes()  # as 0.0 from -0.0

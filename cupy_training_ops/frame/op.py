@@ -103,7 +103,7 @@ class Op(WithOthers):
         try:
             key = tuple([(name, keys.attribute_key(value)) for name, value in attributes.items()])
             op = cls._shared.get(key)
-        except (KeyError, TypeError):  # a list as attribute
+        except (KeyError, TypeError):  # what cannot be part of a key
             return cls(**attributes)
         if op is None:
             op = cls(**attributes)
@@ -201,11 +201,9 @@ class Op(WithOthers):
         given = out if type(out) is tuple else (out,)
         if self._has_lists:
             return self._call_with_lists(inputs, given, outputs, workspace)
-        try:
-            where = self._says_where and self.placement()
-            call = self._remembered[self._keys(inputs), keys.out_key(given), outputs, where]
-        except (KeyError, TypeError):  # a new call, a foreign array, a list where a tuple is hashed
-            return self._call_anew(inputs, given, outputs, workspace)
+        key, call = self._looked_up(inputs, given, outputs)
+        if call is None:
+            return self._call_anew(key, inputs, given, outputs, workspace)
         return call(inputs, given, workspace)
 
     def _call_with_lists(
@@ -215,11 +213,9 @@ class Op(WithOthers):
         last = next(iter(self._last), None)  # once: another thread may put its own there
         if last and workspace is None and last.has(inputs, given, outputs):
             return last.again(inputs, given)
-        try:
-            where = self._says_where and self.placement()
-            call = self._remembered[self._keys(inputs), keys.out_key(given), outputs, where]
-        except (KeyError, TypeError):
-            return self._call_anew(inputs, given, outputs, workspace)
+        key, call = self._looked_up(inputs, given, outputs)
+        if call is None:
+            return self._call_anew(key, inputs, given, outputs, workspace)
         return self._run_lists(call, inputs, given, outputs, workspace)
 
     def _run_lists(
@@ -236,12 +232,22 @@ class Op(WithOthers):
         return call.finish(inputs, arrays, flat, workspace, tables)
 
     def _call_anew(
-        self, inputs: Arguments, given: Arguments, outputs: Sequence[str] | None, workspace: object
+        self,
+        key: object,
+        inputs: Arguments,
+        given: Arguments,
+        outputs: Sequence[str] | None,
+        workspace: object,
     ) -> Any:
-        """A call of a new kind, or with arguments that have to be adopted first."""
+        """A call of a new kind, or with arguments that have to be adopted first.
+
+        It is remembered by what its arguments were, too: numbers and lists have many forms.
+        """
         lent = Lent(self.inputs, inputs, given)
         with lent.stream():
             call, taken, out = self.prepared_call(inputs, given, outputs, lent)
+            if key is not None and not lent:
+                self._remember(key, call)
             if self._has_lists and not lent:
                 return self._run_lists(call, taken, out, outputs, workspace)
             return lent.returned(call(taken, out, workspace))
@@ -321,10 +327,13 @@ class Op(WithOthers):
 
     def _prepare(self, key: Key) -> Call:
         call = prepare(self._forgetful(), *key[:3])
+        self._remember(key, call)
+        return call
+
+    def _remember(self, key: object, call: Call) -> None:
         if len(self._remembered) >= _MAX_REMEMBERED:
             self._remembered.clear()
         self._remembered[key] = call
-        return call
 
     def _forgetful(self) -> Self:
         """This operator with a memory of its own, which stays empty.
@@ -347,6 +356,21 @@ class Op(WithOthers):
         names = None if outputs is None else wanted(self, outputs)
         where = self._says_where and self.placement()
         return taken, out, (self._keys(taken), keys.out_key(out), names, where)
+
+    def _looked_up(
+        self, inputs: Arguments, given: Arguments, outputs: Sequence[str] | None
+    ) -> tuple[object, Call | None]:
+        """The key of a call, and the call that is remembered.
+
+        None and None where a foreign array, or a value of a form that tells nothing, is in it.
+        """
+        try:
+            where = self._says_where and self.placement()
+            names = tuple(outputs) if type(outputs) is list else outputs
+            key = self._keys(inputs), keys.out_key(given), names, where
+            return key, self._remembered.get(key)
+        except (KeyError, TypeError):
+            return None, None
 
     def _keys(self, inputs: Arguments) -> tuple[object, ...]:
         """What a call depends on: what is known of arrays, values of static host inputs.

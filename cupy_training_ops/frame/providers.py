@@ -7,7 +7,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -193,6 +193,12 @@ class CpuCall(Call):
             refuse_read_only(self.prepared.op, name)
 
 
+class HasAddress(Protocol):
+    """A stream, which the driver knows by its address."""
+
+    ptr: int
+
+
 class KernelCall(Call):
     """A plan on one device, its steps queued on that device's current stream."""
 
@@ -239,7 +245,7 @@ class KernelCall(Call):
     def at(
         self,
         addresses: Sequence[int],
-        stream: object,
+        stream: HasAddress,
         workspace: int = 0,
         *,
         is_clear: bool = False,
@@ -251,10 +257,10 @@ class KernelCall(Call):
         addresses.
         """
         if self.backend.is_current(self.device):
-            self.ready.run_at(addresses, stream, workspace, is_clear=is_clear)
+            self.ready.run_at(addresses, stream.ptr, workspace, is_clear=is_clear)
         else:
             with self.backend.on(self.device):
-                self.ready.run_at(addresses, stream, workspace, is_clear=is_clear)
+                self.ready.run_at(addresses, stream.ptr, workspace, is_clear=is_clear)
 
     def _queue(
         self,

@@ -56,6 +56,11 @@ def cast(launch: Launch, parameter: Parameter, value: object) -> object:
     )
 
 
+def scalar_type(launch: Launch, parameter: Parameter) -> Dtype:
+    """What a number becomes that each call gives."""
+    return np.dtype(_SCALARS[launch.slots.get(parameter.c_type, parameter.c_type)])
+
+
 def _check_scratch(launch: Launch, parameter: Parameter, piece: Scratch) -> None:
     """Memory that a kernel expects to be zero is declared so, and no other is."""
     expects_zeros = parameter.c_type.rpartition("::")[2].startswith(ZEROED)

@@ -11,12 +11,10 @@ from typing import Any
 
 import cupy
 import numpy as np
-from cupy._core._scalar import CScalar
-from cupy.cuda.function import CIntptr
 
-from ..backend import Info, Kernel, KernelSource, Module, Piece
+from ..backend import Driver, Extents, Info, Kernel, KernelSource, Module, Piece
 from ..declare.schema import Spec
-from ..dtypes import HostArray
+from ..dtypes import Dtype, HostArray
 from ..errors import CompileError
 from ..plan import Device
 from .compiler import header_options
@@ -26,11 +24,25 @@ STATIC_SHARED, MAX_DYNAMIC_SHARED = 1, 8  # CUfunction_attribute
 PER_THREAD = cupy.cuda.Stream.ptds.ptr  # one handle for the default streams of all threads
 
 
+class _Driver:
+    """CUDA's own, by way of CuPy's binding."""
+
+    launch = staticmethod(cupy.cuda.driver.launchKernel)
+
+    def head(
+        self, function: Any, grid: Extents, block: Extents, nbytes: int, _: Sequence[Dtype]
+    ) -> tuple[int, ...]:
+        """The function's handle, all three extents, shared memory."""
+        ones = 1, 1
+        return (function.ptr, *(*grid, *ones)[:3], *(*block, *ones)[:3], nbytes)
+
+
 class CudaBackend:
     """One object for all CUDA devices; a device is named by its number."""
 
     name = "cuda"
     runs_kernels = True
+    driver: Driver = _Driver()
 
     def info(self, array: cupy.ndarray) -> Info:
         """The fields of ArrayInfo."""
@@ -73,16 +85,9 @@ class CudaBackend:
         """Memory, dtype and device of a CuPy array stay; its shape can be set."""
         return [None if array is None else array.shape for array in arrays]
 
-    def offset(self, array: cupy.ndarray, nbytes: int) -> np.uint64:
+    def offset(self, array: cupy.ndarray, nbytes: int) -> int:
         """A kernel argument that points `nbytes` into the array."""
-        return np.uint64(array.data.ptr + nbytes)
-
-    # CuPy makes such objects of all else that it is given, at each launch.
-    address = staticmethod(CIntptr)
-
-    def constant(self, value: object) -> object:
-        """A scalar or struct where CuPy's launches read it."""
-        return CScalar(value) if isinstance(value, np.generic) else value
+        return array.data.ptr + nbytes  # type: ignore[no-any-return]
 
     def views(self, array: cupy.ndarray, pieces: Sequence[Piece]) -> tuple[cupy.ndarray, ...]:
         """Views of a contiguous array under new shapes, each so many bytes from its start."""
@@ -104,9 +109,9 @@ class CudaBackend:
         if nbytes:
             array.data.memset_async(byte, nbytes, cupy.cuda.get_current_stream())
 
-    def clear_at(self, address: int, nbytes: int, stream: Any) -> None:
+    def clear_at(self, address: int, nbytes: int, stream: int) -> None:
         """By the driver's memset, too."""
-        cupy.cuda.runtime.memsetAsync(address, 0, nbytes, stream.ptr)
+        cupy.cuda.runtime.memsetAsync(address, 0, nbytes, stream)
 
     def to_host(self, array: cupy.ndarray) -> HostArray:
         """A copy in NumPy's memory; waits for the array's stream."""
@@ -143,6 +148,10 @@ class CudaBackend:
         """The device's current stream, as a key; every thread has its own per-thread stream."""
         stream = cupy.cuda.get_current_stream(device).ptr
         return (stream, threading.get_ident()) if stream == PER_THREAD else stream
+
+    def stream_address(self, device: int) -> int:
+        """Of CuPy's current stream."""
+        return cupy.cuda.get_current_stream(device).ptr  # type: ignore[no-any-return]
 
     def capturing(self, device: int) -> bool:
         """Whether the device's current stream is being captured into a graph."""

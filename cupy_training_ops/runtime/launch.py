@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -18,8 +18,18 @@ from ..declare.schema import Changing, Input, Spec
 from ..dtypes import Dtype
 from ..errors import CompileError
 from ..plan import SHARED_NBYTES, Launch, LaunchError, Plan, Pointers, Scratch, Step, Work
-from .arguments import Make, cast, check_pointer, checked, either, either_layout, is_either
+from .arguments import (
+    Make,
+    cast,
+    check_pointer,
+    checked,
+    either,
+    either_layout,
+    is_either,
+    scalar_type,
+)
 from .compiler import kernel
+from .packed import WORD, Packed, PackedStep
 from .source import Parameter, Source, load
 from .workspace import Store
 
@@ -44,14 +54,28 @@ def launch_log() -> Iterator[list[Step]]:
 _Section = list[Any]  # one of the lists below
 
 
+class _Table(NamedTuple):
+    """A struct that holds addresses."""
+
+    dtype: Dtype
+    fill: Address
+
+
+class _Late(NamedTuple):
+    """What follows from values that change; of a piece of work it may be anything."""
+
+    dtype: Dtype | None
+    make: Late
+
+
 @dataclass
 class _Arguments:
     """Where the arguments of all steps come from, each a section of one row of values."""
 
-    constants: list[object] = field(default_factory=list)
-    tables: list[Address] = field(default_factory=list)
     scratch: list[Scratch] = field(default_factory=list)
-    late: list[Late] = field(default_factory=list)
+    constants: list[Any] = field(default_factory=list)
+    tables: list[_Table] = field(default_factory=list)
+    late: list[_Late] = field(default_factory=list)
 
     def add(self, section: _Section, item: object) -> tuple[_Section, int]:
         """Append to a section; the section and the place in it."""
@@ -60,7 +84,7 @@ class _Arguments:
 
     def starts(self, n_taken: int) -> dict[int, int]:
         """Where each section begins behind the arrays, by the section's identity."""
-        sections: tuple[_Section, ...] = (self.constants, self.tables, self.scratch, self.late)
+        sections: tuple[_Section, ...] = (self.scratch, self.constants, self.tables, self.late)
         ends = itertools.accumulate(map(len, sections), initial=n_taken)
         return {id(section): start for section, start in zip(sections, ends, strict=False)}
 
@@ -91,16 +115,15 @@ class ReadyPlan:
     ) -> None:
         self.workspace_nbytes = plan.workspace_nbytes
         self.scratch_nbytes, self.zeros_nbytes = plan.scratch_nbytes, plan.zeros_nbytes
-        self._backend = backend
+        self._backend, self._device = backend, device
         builder = _Builder(op, backend, device)
         with backend.on(device):
             ready = [READY[type(step)](builder, step) for step in plan.steps]
         self._arguments = builder.arguments
         self.taken = frozenset(p for _, places, _ in ready for p in places if isinstance(p, int))
         self.has_tables = bool(self._arguments.tables)
-        # Lists are reached through tables alone: their arrays are left out of the row.
-        in_row = sorted(self.taken) if self.has_tables else range(n_arrays)
-        self._pick = _getter(in_row) if self.has_tables else None
+        in_row = sorted(self.taken)  # others are in tables, on the host, or no kernel's
+        self._pick = None if len(in_row) == n_arrays else _getter(in_row)
         starts = self._arguments.starts(len(in_row))
         self._constants = tuple(self._arguments.constants)
         self._pieces = tuple(self._arguments.scratch)
@@ -108,7 +131,28 @@ class ReadyPlan:
         self._offsets = [p.offset + (0 if p.zeros else start) for p in self._pieces]
         self._known: tuple[Array | None, Array | None, list[object]] = (None, None, [])
         at = {place: i for i, place in enumerate(in_row)}
-        self._steps = [(*run, _picker(places, at, starts), step) for run, places, step in ready]
+        rows = [_indices(places, at, starts) for _, places, _ in ready]
+        self._steps = [
+            (*run, _getter(row), step) for (run, _, step), row in zip(ready, rows, strict=True)
+        ]
+        self._packed = self._as_packed(len(in_row), rows)
+
+    def _as_packed(self, n_taken: int, rows: Sequence[tuple[int, ...]]) -> Packed | None:
+        """The same steps as the driver takes them; None where some are no kernels, or are called
+        with objects."""
+        backend, found = self._backend, self._arguments
+        if backend.driver is None or not all(isinstance(step, Launch) for *_, step in self._steps):
+            return None
+        made = [table.dtype for table in found.tables]
+        made += [late.dtype for late in found.late if late.dtype is not None]
+        dtypes = [WORD] * (n_taken + len(found.scratch))
+        dtypes += [value.dtype for value in found.constants] + made
+        steps = [
+            PackedStep(backend.driver.head(step[0], *step[1:4], [dtypes[i] for i in row]), row)
+            for step, row in zip(self._steps, rows, strict=True)
+        ]
+        n_words = n_taken + len(found.scratch)
+        return Packed(backend.driver.launch, steps, n_words, self._constants, made)
 
     def tables(self, arrays: Sequence[Array | None]) -> list[object]:
         """The structs that hold addresses of these arrays."""
@@ -116,11 +160,11 @@ class ReadyPlan:
 
     def tables_at(self, addresses: Sequence[int]) -> list[object]:
         """The same for arrays at these addresses."""
-        return [fill(addresses) for fill in self._arguments.tables]
+        return [table.fill(addresses) for table in self._arguments.tables]
 
     def values(self, changing: Values) -> list[object]:
         """The arguments that follow from the values that change, cast and checked."""
-        return [late(changing) for late in self._arguments.late]
+        return [late.make(changing) for late in self._arguments.late]
 
     def run(
         self,
@@ -131,17 +175,27 @@ class ReadyPlan:
     ) -> None:
         """Queue all steps on the current device and stream; `scratch` is what one below gives."""
         given = arrays if self._pick is None else self._pick(arrays)
-        row = (*given, *self._constants, *tables, *scratch, *values)
+        if self._packed is not None:
+            words = (*self._backend.pointers(given), *scratch)
+            self._queue(words, (*tables, *values), self._backend.stream_address(self._device))
+            return
+        row = (*given, *scratch, *self._constants, *tables, *values)
         for function, grid, block, shared_nbytes, pick, step in self._steps:
             if _log is not None:
                 _log.append(step)
             function(grid, block, pick(row), shared_nbytes)
 
+    def _queue(self, words: Sequence[Any], made: Sequence[object], stream: int) -> None:
+        """The steps as the driver takes them."""
+        assert self._packed is not None
+        if _log is not None:
+            _log.extend(step for *_, step in self._steps)
+        self._packed.run(words, made, stream)
+
     @property
     def takes_addresses(self) -> bool:
         """Whether all steps are kernels that need addresses alone: `run_at` queues them."""
-        is_late = self.has_tables or self._arguments.late
-        return not is_late and all(isinstance(step, Launch) for *_, step in self._steps)
+        return self._packed is not None and not self.has_tables and not self._arguments.late
 
     @property
     def is_one_launch(self) -> bool:
@@ -151,27 +205,20 @@ class ReadyPlan:
     def run_at(
         self,
         addresses: Sequence[int],
-        stream: object,
+        stream: int,
         workspace: int = 0,
         *,
         is_clear: bool = False,
     ) -> None:
         """Queue such steps over arrays at these addresses, on a stream of the current device.
 
-        stream: an object with the address `ptr`, so that CuPy's current one, which every thread
-        has for itself, does not matter. workspace: of scratch memory, where the plan needs some;
-        is_clear: its zeros are there.
+        stream: its address, so that CuPy's current one, which every thread has for itself, does not
+        matter. workspace: of scratch memory, where the plan needs some; is_clear: its zeros are
+        there.
         """
-        row = (*map(self._backend.address, addresses), *self._constants)
-        if self.workspace_nbytes:
-            if self.zeros_nbytes and not is_clear:
-                self._backend.clear_at(workspace, self.zeros_nbytes, stream)
-            address = self._backend.address
-            row += tuple([address(workspace + offset) for offset in self._offsets])
-        for function, grid, block, shared_nbytes, pick, step in self._steps:
-            if _log is not None:
-                _log.append(step)
-            function(grid, block, pick(row), shared_nbytes, stream)
+        if self.zeros_nbytes and not is_clear:
+            self._backend.clear_at(workspace, self.zeros_nbytes, stream)
+        self._queue((*addresses, *[workspace + offset for offset in self._offsets]), (), stream)
 
     def scratch(self, store: Store) -> list[object]:
         """Pointers into scratch memory with a buffer for each kind; most calls have the same."""
@@ -241,28 +288,29 @@ class _Builder:
             check_pointer(step, parameter, arg.dtype)
             return arg.place
         if isinstance(arg, Changing):
-            make = partial(cast, step, parameter)
-            return add(arguments.late, self._late(parameter.c_type, arg, make))
+            make, dtype = partial(cast, step, parameter), scalar_type(step, parameter)
+            return add(arguments.late, _Late(dtype, self._late(parameter.c_type, arg, make)))
         value = cast(step, parameter, arg)
         if isinstance(value, Scratch):
             return add(arguments.scratch, value)
         if isinstance(value, Pointers):
-            return add(arguments.tables, _pointers(value))
-        return add(arguments.constants, self._backend.constant(value))
+            return add(arguments.tables, _Table(value.dtype, _pointers(value)))
+        return add(arguments.constants, value)
 
     def _either_place(self, layout: Dtype, arg: object) -> _Place:
         """A number or an array: the struct that lets a kernel read it from either."""
         add, arguments = self.arguments.add, self.arguments
         if isinstance(arg, Spec):
             fill = partial(either, layout, dtype=arg.dtype)
-            return add(arguments.tables, lambda addresses: fill(address=addresses[arg.place]))
+            at = _Table(layout, lambda addresses: fill(address=addresses[arg.place]))
+            return add(arguments.tables, at)
         if isinstance(arg, Changing):
             key = id(arg), layout
             if key not in self._shared:
                 late = self._late("float64 or an integer of 64 bits", arg, partial(either, layout))
-                self._shared[key] = add(arguments.late, late)
+                self._shared[key] = add(arguments.late, _Late(layout, late))
             return self._shared[key]
-        return add(arguments.constants, self._backend.constant(either(layout, arg)))
+        return add(arguments.constants, either(layout, arg))
 
     def _late(self, holder: str, changing: Changing, make: Make) -> Late:
         """A number that each call gives, as the kernel takes it; `holder` has it there."""
@@ -276,9 +324,9 @@ class _Builder:
         if isinstance(arg, Scratch):
             return self.arguments.add(self.arguments.scratch, arg)
         if isinstance(arg, Pointers):
-            return self.arguments.add(self.arguments.tables, _pointers(arg))
+            return self.arguments.add(self.arguments.tables, _Table(arg.dtype, _pointers(arg)))
         if isinstance(arg, Changing):
-            return self.arguments.add(self.arguments.late, arg.of)
+            return self.arguments.add(self.arguments.late, _Late(None, arg.of))
         return self.arguments.add(self.arguments.constants, arg)
 
 
@@ -314,12 +362,11 @@ def _pointers(table: Pointers) -> Address:
     return fill
 
 
-def _picker(
+def _indices(
     places: Sequence[_Place], at: Mapping[int, int], starts: Mapping[int, int]
-) -> Callable[[Sequence[object]], tuple[object, ...]]:
-    """A function from the row of all values to one step's arguments."""
-    indices = [at[p] if isinstance(p, int) else starts[id(p[0])] + p[1] for p in places]
-    return _getter(indices)
+) -> tuple[int, ...]:
+    """Where one step's arguments are in the row of all values."""
+    return tuple(at[p] if isinstance(p, int) else starts[id(p[0])] + p[1] for p in places)
 
 
 def _getter(indices: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:

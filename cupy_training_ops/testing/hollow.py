@@ -7,9 +7,12 @@ A call goes through the whole frame as it does on a GPU; only memory must not be
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
@@ -17,7 +20,7 @@ from numpy.typing import DTypeLike
 
 from ..backend import Kernel, KernelSource
 from ..declare.schema import Spec
-from ..dtypes import HostArray
+from ..dtypes import Dtype, HostArray
 from ..frame import backends
 from ..frame.backends import OneStream
 from ..plan import Device
@@ -38,21 +41,53 @@ def hollow(shape: tuple[int, ...], dtype: DTypeLike, offset: int = 0) -> cupy.nd
     return cupy.ndarray(shape, dtype, start)
 
 
-class HollowModule:
-    """Kernels that note that they were launched, and with which arguments."""
+class HollowDriver:
+    """Notes launches, with the arguments that it finds in memory."""
 
     def __init__(self, launches: list[Queued]) -> None:
         self.launches = launches
+        self._kernels: list[tuple[str, Sequence[Dtype]]] = []
+
+    def head(
+        self, function: Any, grid: Grid, block: Grid, nbytes: int, types: Sequence[Dtype]
+    ) -> tuple[int, ...]:
+        """The kernel's number."""
+        self._kernels.append((function.name, types))
+        return (len(self._kernels) - 1,)
+
+    def launch(self, kernel: int, stream: int, arguments: int, _: int) -> None:
+        """Reads what the arguments' addresses point to; the stream is noted last."""
+        name, types = self._kernels[kernel]
+        found = (ctypes.c_uint64 * max(len(types), 1)).from_address(arguments)
+        values = [_value(*pair) for pair in zip(found, types, strict=False)]
+        self.launches.append((name, (*values, stream)))
+
+
+def _value(address: int, dtype: Dtype) -> object:
+    memory = (ctypes.c_char * dtype.itemsize).from_address(address)
+    return np.frombuffer(bytes(memory), dtype)[0]
+
+
+@dataclass(frozen=True)
+class HollowKernel:
+    """A kernel that is not there."""
+
+    name: str
+    launches: list[Queued]
+
+    def __call__(self, *launch: Any) -> None:
+        """Notes a launch beside steps that are no kernels."""
+        self.launches.append((self.name, launch[2]))
+
+
+class HollowModule(NamedTuple):
+    """Any kernel."""
+
+    launches: list[Queued]
 
     def get_function(self, name: str) -> Kernel:
-        """A kernel that is not there."""
-
-        def launch(
-            _grid: Grid, _block: Grid, arguments: tuple[object, ...], _shared: int, *stream: object
-        ) -> None:
-            self.launches.append((name, (*arguments, *stream)))
-
-        return launch
+        """It is made up."""
+        return HollowKernel(name, self.launches)
 
     def allow_shared(self, function: Kernel, nbytes: int) -> None:
         """Kernels that are not there ask for nothing."""
@@ -63,6 +98,7 @@ class HollowBackend(OneStream, CudaBackend):
 
     def __init__(self) -> None:
         self.launches: list[Queued] = []
+        self.driver = HollowDriver(self.launches)
 
     def empty(self, spec: Spec, device: int) -> cupy.ndarray:
         """An output."""
@@ -76,15 +112,7 @@ class HollowBackend(OneStream, CudaBackend):
         """Notes what is filled."""
         self.launches.append(("fill", (array.data.ptr, nbytes, byte)))
 
-    def address(self, address: int) -> np.uint64:
-        """One that tests can read."""
-        return np.uint64(address)
-
-    def constant(self, value: object) -> object:
-        """The value itself, which tests can read."""
-        return value
-
-    def clear_at(self, address: int, nbytes: int, stream: object) -> None:
+    def clear_at(self, address: int, nbytes: int, stream: int) -> None:
         """Notes what is cleared."""
         self.launches.append(("clear", (address, nbytes, stream)))
 

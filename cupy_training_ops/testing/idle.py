@@ -64,7 +64,7 @@ class IdleBackend(NumpyBackend):
     def fill(self, array: HostArray, nbytes: int, byte: int) -> None:
         """Nothing is written."""
 
-    def clear_at(self, address: int, nbytes: int, stream: object) -> None:
+    def clear_at(self, address: int, nbytes: int, stream: int) -> None:
         """Nothing is written."""
 
     def offset(self, array: HostArray, nbytes: int) -> HostArray:

@@ -60,7 +60,7 @@ class Collective(Op):
         try:
             rest = [(name, attribute_key(v)) for name, v in attributes.items() if name != "group"]
             hash(key := (cls, tuple(rest)))
-        except (KeyError, TypeError):  # a list as attribute
+        except (KeyError, TypeError):  # what cannot be part of a key
             return cls(**attributes)
         if not isinstance(group, ProcessGroup):
             return cls(**attributes)

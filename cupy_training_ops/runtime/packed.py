@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: MIT
+"""The arguments of a plan's kernels in memory, as the driver takes them.
+
+A launch takes the addresses of its arguments. Those stay, so that a call writes what is new, which
+is addresses of arrays and numbers, and calls the driver once for each kernel.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..dtypes import Dtype
+from ..plan import align_up
+
+Head = tuple[int, ...]  # a kernel as the driver names it, grid, block, bytes of shared memory
+DriverLaunch = Callable[..., object]  # of a head, a stream, the address of addresses, and 0
+
+WORD = np.dtype(np.uint64)
+_ALIGNMENT = 16  # of what is no word
+
+
+class PackedStep(NamedTuple):
+    """A launch, and where in the row of values its arguments are."""
+
+    head: Head
+    places: tuple[int, ...]
+
+
+class _Block(NamedTuple):
+    """A row of values, and the launches with the addresses of their arguments behind it."""
+
+    memory: memoryview
+    launches: tuple[tuple[Head, int], ...]
+
+
+class Packed:
+    """Launches over one row of values: words, then constants, then what each call makes."""
+
+    def __init__(
+        self,
+        launch: DriverLaunch,
+        steps: Sequence[PackedStep],
+        n_words: int,
+        constants: Sequence[Any],
+        made: Sequence[Dtype],
+    ) -> None:
+        self._launch, self._steps, self._constants = launch, steps, constants
+        self._offsets = [WORD.itemsize * i for i in range(n_words)]
+        self._end = align_up(WORD.itemsize * n_words, _ALIGNMENT)
+        self._fixed = [self._span(value.nbytes) for value in constants]
+        self._new = [self._span(dtype.itemsize) for dtype in made]
+        self._write = struct.Struct(f"={n_words}Q").pack_into
+        self._free: list[_Block] = []
+
+    def run(self, words: Sequence[int], made: Sequence[Any], stream: int) -> None:
+        """Queue all launches.
+
+        A block is one call's until its last launch: other threads, and calls that come between two
+        launches, take others.
+        """
+        try:
+            block = self._free.pop()
+        except IndexError:
+            block = self._block()
+        memory, launch = block.memory, self._launch
+        self._write(memory, 0, *words)
+        if made:
+            for span, value in zip(self._new, made, strict=True):
+                memory[span] = value.tobytes()
+        for head, arguments in block.launches:
+            launch(*head, stream, arguments, 0)
+        self._free.append(block)
+
+    def _span(self, nbytes: int) -> slice:
+        """Room for the next value."""
+        start = self._end
+        self._offsets.append(start)
+        self._end += align_up(nbytes, _ALIGNMENT)
+        return slice(start, start + nbytes)
+
+    def _block(self) -> _Block:
+        """Memory with the constants, and with the addresses of all arguments."""
+        n_arguments = sum(len(step.places) for step in self._steps)
+        store = np.zeros(self._end + WORD.itemsize * n_arguments, np.uint8)
+        memory, start = memoryview(store), store.ctypes.data
+        for span, value in zip(self._fixed, self._constants, strict=True):
+            memory[span] = value.tobytes()
+        addresses, launches, at = store[self._end :].view(WORD), [], 0
+        for head, places in self._steps:
+            addresses[at : at + len(places)] = [start + self._offsets[place] for place in places]
+            launches.append((head, start + self._end + WORD.itemsize * at))
+            at += len(places)
+        return _Block(memory, tuple(launches))

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: MIT
+"""Arguments in memory: what a driver finds there at each launch."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+
+import numpy as np
+import pytest
+
+from cupy_training_ops.runtime.packed import Packed, PackedStep
+
+ROW = np.dtype([("x", "f4"), ("n", "i8")])
+CONSTANTS = [np.int64(-7), np.array((1.5, 9), ROW)[()], np.bool_(True)]
+MADE = [np.dtype(np.float32), ROW]
+TYPES = [np.dtype(np.uint64)] * 3 + [value.dtype for value in CONSTANTS] + MADE
+
+
+class Driver:
+    """Writes down what each launch finds; `during` runs inside of one."""
+
+    def __init__(self, steps) -> None:
+        self.steps, self.found = steps, []
+        self.during = lambda: None
+
+    def launch(self, number: int, extent: int, stream: int, arguments: int, extra: int) -> None:
+        self.during()
+        places = self.steps[number].places
+        addresses = (ctypes.c_uint64 * len(places)).from_address(arguments)
+        pairs = zip(addresses, places, strict=True)
+        values = tuple(value_at(address, TYPES[place]) for address, place in pairs)
+        self.found.append((extent, stream, extra, values))
+
+
+def value_at(address: int, dtype):
+    return np.frombuffer((ctypes.c_char * dtype.itemsize).from_address(address), dtype)[0].copy()
+
+
+def packed(*places):
+    steps = [PackedStep((i, 10 + i), each) for i, each in enumerate(places)]
+    driver = Driver(steps)
+    return Packed(driver.launch, steps, 3, CONSTANTS, MADE), driver
+
+
+def row(rng):
+    """Words, what a call makes, and all values in their order."""
+    words = tuple(int(n) for n in rng.integers(0, 2**64, 3, np.uint64))
+    made = np.float32(rng.standard_normal()), np.array((rng.standard_normal(), 3), ROW)[()]
+    return words, made, (*words, *CONSTANTS, *made)
+
+
+def test_each_launch_finds_its_values_in_its_order(rng) -> None:
+    orders = (4, 0, 6, 2), (7, 1), (5, 3, 3), ()
+    plan, driver = packed(*orders)
+    for stream in (0, 7):
+        words, made, values = row(rng)
+        plan.run(words, made, stream)
+        expected = [
+            (10 + i, stream, 0, tuple(values[place] for place in order))
+            for i, order in enumerate(orders)
+        ]
+        assert driver.found == expected
+        driver.found.clear()
+
+
+def test_values_are_aligned() -> None:
+    plan, _ = packed((0, 1, 2, 3, 4, 5, 6, 7))
+    for head, arguments in plan._block().launches:
+        assert head == (0, 10)
+        addresses = (ctypes.c_uint64 * 8).from_address(arguments)
+        pairs = zip(addresses, TYPES, strict=True)
+        assert all(address % min(dtype.itemsize, 8) == 0 for address, dtype in pairs)
+
+
+@pytest.mark.parametrize("inside", ["thread", "call"])
+def test_calls_that_come_between_two_launches_have_memory_of_their_own(rng, inside) -> None:
+    """The driver lets other threads run; a finalizer may make a call in this one."""
+    plan, driver = packed((0, 6), (1, 7))
+    before, outer, inner = row(rng), row(rng), row(rng)
+    plan.run(*before[:2], 0)
+
+    def during() -> None:
+        driver.during = lambda: None
+        if inside == "call":
+            plan.run(*inner[:2], 5)
+            return
+        thread = threading.Thread(target=plan.run, args=(*inner[:2], 5))
+        thread.start()
+        thread.join()
+
+    driver.during = during
+    plan.run(*outer[:2], 4)
+    given = [(stream, values) for _, stream, _, values in driver.found]
+    places = (0, 6), (1, 7)
+    for stream, (_, _, values) in ((5, inner), (4, outer)):
+        own = [found for on, found in given if on == stream]
+        assert own == [tuple(values[p] for p in of) for of in places]
+
+
+def test_a_call_that_is_refused_leaves_no_memory_to_others(rng) -> None:
+    plan, driver = packed((0, 1, 2))
+
+    def refuse() -> None:
+        raise KeyboardInterrupt
+
+    driver.during = refuse
+    with pytest.raises(KeyboardInterrupt):
+        plan.run(*row(rng)[:2], 0)
+    assert not plan._free
+    driver.during = lambda: None
+    words, made, _ = row(rng)
+    plan.run(words, made, 0)
+    assert driver.found[-1][3] == words
+    assert len(plan._free) == 1
