@@ -95,6 +95,9 @@ class Driver(Protocol):
     def launch(self) -> Callable[..., object]:
         """Queue a kernel: its head, a stream, the address of its arguments' addresses, and 0."""
 
+    def serves_now(self, error: Exception) -> bool:
+        """Whether a launch that failed, the first of its thread, would not fail again."""
+
 
 class Backend(Protocol):
     """The memory, streams and kernels of one kind of array; it takes no other kind."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -224,8 +225,7 @@ def test_a_call_that_stops_between_two_launches_changes_none(run, rng, monkeypat
         op, left = get_op(name)(**attributes), [stop_after]
         op(*run.place_inputs(op, inputs))
         for call_ in op._remembered.values():
-            steps = call_.ready._steps
-            monkeypatch.setattr(call_.ready, "_steps", [stopping(step, left) for step in steps])
+            around_launches(monkeypatch, call_.ready, partial(stopping, left))
         with pytest.raises(StoppedError):
             op(*run.place_inputs(op, inputs))
         monkeypatch.undo()
@@ -236,16 +236,22 @@ def test_a_call_that_stops_between_two_launches_changes_none(run, rng, monkeypat
         compare(name, others, op(*run.place_inputs(op, others)), run.host, **attributes)
 
 
-def stopping(step, left):
-    function, *rest = step
-
+def stopping(left, function):
     def launch(*args):
         if left[0] == 0:
             raise StoppedError
         left[0] -= 1
         function(*args)
 
-    return launch, *rest
+    return launch
+
+
+def around_launches(monkeypatch, ready, around) -> None:
+    """Put a function around each launch of a plan, of objects or of packed arguments."""
+    for packed in ready._queued or ():
+        monkeypatch.setattr(packed, "_launch", around(packed._launch))
+    steps = [(around(function), *rest) for function, *rest in ready._steps]
+    monkeypatch.setattr(ready, "_steps", steps)
 
 
 def test_a_call_inside_another_has_memory_of_its_own(run, rng, monkeypatch) -> None:
@@ -259,20 +265,17 @@ def test_a_call_inside_another_has_memory_of_its_own(run, rng, monkeypatch) -> N
     inner = []
     call_ = next(iter(op._remembered.values()))
 
-    def interrupted(step):
-        function, *rest = step
-
+    def interrupted(function):
         def launch(*args):
             function(*args)
             inner.append(op(*map(run.place, others)))
 
-        return launch, *rest
+        return launch
 
-    steps = [interrupted(step) for step in call_.ready._steps]
-    monkeypatch.setattr(call_.ready, "_steps", steps)
+    around_launches(monkeypatch, call_.ready, interrupted)
     outer = op(*map(run.place, (scores, labels)))
     monkeypatch.undo()
-    assert len(inner) == len(steps) > 1
+    assert len(inner) == len(call_.ready._steps) > 1
     compare(cls.name, [scores, labels], outer, run.host)
     for result in inner:
         compare(cls.name, list(others), result, run.host)

@@ -13,6 +13,7 @@ from collections import Counter
 from functools import partial
 
 import pytest
+from late_events import Event
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, ProviderError
@@ -23,6 +24,7 @@ from torch.nn import functional  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from cupy_training_ops.torch import activations, kinds  # noqa: E402
+from cupy_training_ops.torch.coding import stream_of  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* bytes were compressed")  # where all is small
 N = 16_384  # float32 elements that are just not small
@@ -433,15 +435,45 @@ def test_the_report_names_what_was_kept(tensor) -> None:
     assert kept.report()["held"] == 0
 
 
+def by_what_saves(*_, consumer):
+    return "sparse" if consumer == "relu" else "pack16"
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_longer_codes_in_place_of_sparse_ones_are_all_that_counts(
+    tensor, monkeypatch, is_late
+) -> None:
+    """Also where the length of the sparse ones is known only when they are gone."""
+    waits = []
+
+    def copied(numbers, _):
+        waits.append(Event())
+        return numbers.clone(), waits[-1]
+
+    if is_late:
+        monkeypatch.setattr(activations, "copied", copied)
+    x, w = tensor(64, N // 64), tensor(N // 64, 8)
+    kept = cto.torch.compressed_activations(by_what_saves)
+    with kept:
+        total = (torch.relu(x) @ w).sum()
+    report, nbytes = kept.report(), x.nbytes
+    row = {"tensors": 1, "shared": 1, "before": nbytes, "after": nbytes // 2}
+    assert report["names"] == {"ReluBackward0 pack16": row}
+    assert (report["held"], report["after"]) == (nbytes // 2, nbytes // 2)
+    assert len(waits) == is_late
+    (found,) = torch.autograd.grad(total, w)
+    assert torch.equal(found, torch.autograd.grad((torch.relu(x) @ w).sum(), w)[0])
+
+
 def test_hooks_of_another_stream_follow_it(tensor, monkeypatch) -> None:
     """Without a GPU: that codes of one stream are waited for, and compressed anew for another."""
     x, followed = tensor() * 1, []
-    streams = {"now": activations.stream_of(7)}
-    monkeypatch.setattr(activations, "_current_stream", lambda _: streams["now"])
+    streams = {"now": stream_of(7)}
+    monkeypatch.setattr(activations, "current_stream", lambda _: streams["now"])
     monkeypatch.setattr(activations, "_follow", followed.append)
     kept = cto.torch.compressed_activations(pack16)
     first = kept.pack(x)
-    streams["now"] = activations.stream_of(8)
+    streams["now"] = stream_of(8)
     second = kept.pack(x)
     assert first[0] is not second[0]
     kept.unpack(second)
@@ -454,7 +486,7 @@ def test_a_gpus_codec_is_a_launch_over_addresses() -> None:
     """Without a GPU: the kernels, their addresses and the stream, on CuPy's hollow arrays."""
     pytest.importorskip("cupy", reason="CuPy is in the extras")
     from cupy_training_ops.testing.hollow import hollow_launches
-    from cupy_training_ops.torch.coding import coding, stream_of
+    from cupy_training_ops.torch.coding import coding
 
     with hollow_launches() as launches:
         ready = coding.__wrapped__("msfp15", "bfloat16", N, 0)
@@ -494,7 +526,9 @@ def guarded(monkeypatch):
     monkeypatch.setattr(coding, "_ROOMS", {})
     monkeypatch.setattr(coding, "_KEPT", [])
     with hollow_launches() as launches:
-        ready = coding.coding.__wrapped__("msfp15_signed", "bfloat16", N, 0, True, (4, N // 16, 4))
+        ready = coding.coding.__wrapped__(
+            "msfp15_signed", "bfloat16", N, 0, "tiles", (4, N // 16, 4)
+        )
         assert imported
         yield ready, launches, made, is_capturing
 
@@ -507,8 +541,6 @@ def scratch_of(given) -> set[int]:
 
 def test_a_guarded_codec_is_launches_over_addresses(guarded) -> None:
     """Calls of a stream share scratch memory, whose zeros are made once."""
-    from cupy_training_ops.torch.coding import stream_of
-
     ready, launches, made, _ = guarded
     for stream in (7, 7, 9):
         ready.encode((4096, 8192, 12288), stream_of(stream))
@@ -524,7 +556,6 @@ def test_a_guarded_codec_is_launches_over_addresses(guarded) -> None:
 def test_several_launches_have_scratch_memory_of_their_own(request, monkeypatch) -> None:
     """Between two of them another thread may queue its own, and a Ctrl-C may come."""
     from cupy_training_ops.runtime.launch import ReadyPlan
-    from cupy_training_ops.torch.coding import stream_of
 
     monkeypatch.setattr(ReadyPlan, "is_one_launch", False)
     ready, launches, made, _ = request.getfixturevalue("guarded")
@@ -536,8 +567,6 @@ def test_several_launches_have_scratch_memory_of_their_own(request, monkeypatch)
 
 def test_a_captured_encoding_has_scratch_memory_of_its_own(guarded) -> None:
     """Whose zeros are queued before it, at each replay."""
-    from cupy_training_ops.torch.coding import stream_of
-
     ready, launches, made, is_capturing = guarded
     is_capturing.append(True)
     ready.encode((4096, 8192, 12288), stream_of(7))

@@ -28,10 +28,8 @@ H200 = Device(132, (9, 0), 227 * 1024)
 
 
 def of_torch(name: str) -> Locked:
-    account = pytest.importorskip("cupy_training_ops.torch.account").Account()
-    if name == "Account":
-        return account
-    return pytest.importorskip("cupy_training_ops.torch.window").Window(account)
+    module = pytest.importorskip(f"cupy_training_ops.torch.{name.lower()}")
+    return getattr(module, name)()
 
 
 LOCKED = {

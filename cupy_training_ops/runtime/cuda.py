@@ -29,6 +29,13 @@ class _Driver:
 
     launch = staticmethod(cupy.cuda.driver.launchKernel)
 
+    def serves_now(self, error: Exception) -> bool:
+        """Give a new thread its context, if that is what was missing."""
+        if "CUDA_ERROR_INVALID_CONTEXT" not in str(error):
+            return False
+        cupy.cuda.runtime.free(0)  # any call of the runtime's that needs one
+        return True
+
     def head(
         self, function: Any, grid: Extents, block: Extents, nbytes: int, _: Sequence[Dtype]
     ) -> tuple[int, ...]:

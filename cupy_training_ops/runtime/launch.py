@@ -211,7 +211,12 @@ class ReadyPlan:
             _log.extend(step for *_, step in self._steps)
         for some in self._queued:
             if isinstance(some, Packed):
-                some.run(words, made, stream)
+                try:
+                    some.run(words, made, stream)
+                except RuntimeError as error:
+                    if not self._backend.driver or not self._backend.driver.serves_now(error):
+                        raise
+                    some.run(words, made, stream)
             else:
                 work, pick = some
                 row = (*arrays, *words[len(arrays) :], *self._constants, *made)

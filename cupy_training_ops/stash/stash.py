@@ -11,15 +11,18 @@ computed.
 
 from __future__ import annotations
 
-import weakref
-from collections import defaultdict, deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
 
 from ..backend import Array, Backend
+from ..codecs.kept.entry import Account, Entry, Lengths
+from ..codecs.kept.guards import INDEX, LINEAR, MEASURES, NORMALISED, RANGE, TILES, Guard
+from ..codecs.kept.policies import POLICIES, chosen, coders, get_policy
+from ..codecs.kept.window import Waiting, Window
 from ..codecs.table import Codec, get_codec
 from ..declare.schema import Spec
 from ..dtypes import dtype_name
@@ -28,52 +31,58 @@ from ..families.gist.operators import Decoder
 from ..frame.arrays import adopt
 from ..frame.backends import BACKENDS
 from ..frame.foreign import as_tensor, is_tensor
-from .guards import encoding, flaw
-from .policies import OPTIONS, chosen, get_policy
-from .streams import Cuda, Host, Mark, Streams
+from .streams import Cuda, Mark, Streams
 
 NAME = "ActivationStash"
-HOST = Host()
+HOST = Streams()
 
 
-@dataclass(eq=False)
-class _Entry:
-    """One array: as codes, or as it is where the policy names no codec."""
+@dataclass(eq=False, kw_only=True)
+class _Entry(Entry):
+    """One array that was put."""
 
     name: str
-    need: str
-    codec: str | None
-    decoder: Decoder | None
     spec: Spec
     device: int
-    code: Array
+    streams: Streams
+    place: tuple[object, ...]
+    row: dict[str, Any]  # what a report says of it
+    account: Account
+    others: dict[str, _Entry]  # of the stash, by name, with this one
+    original: Any
+    is_tensor: bool  # what came was one, and comes back as one
+    seen: tuple[Any, Any] | None  # in checking mode: what came, and a copy
+    code: Any = None
+    decoder: Decoder | None = None
     decoded: Array | None = None  # ahead of its use
     mark: Mark = None  # after decoding
-    original: Any = None  # in checking mode, with a copy
-    copy: Any = None
-    given: Any = None  # while it is not decided whether the codes do
-    flaw: Callable[[], int] | None = None  # whether they do not; it may wait for the device
-    is_tensor: bool = False  # what came was one, and comes back as one
 
     @property
-    def row(self) -> dict[str, Any]:
-        """What a report says of it."""
-        sizes = {"before": self.spec.nbytes, "after": self.code.nbytes}
-        return {"codec": self.codec, "need": self.need, **sizes}
+    def nbytes(self) -> int:
+        """Bytes of what stays."""
+        return self.spec.nbytes if self.code is None else self.code.nbytes
+
+    def cut(self, nbytes: int) -> Any:
+        """In memory of the stream beside."""
+        return self.streams.beside(self.code[:nbytes].copy)
+
+    def failed(self, waiting: Waiting, lack: str) -> None:
+        """Keep the array; where indices would be lost, refuse it."""
+        self.account.add(-self.nbytes)
+        self.code = self.decoder = None
+        if lack == INDEX and waiting.guard.need == "index":
+            self.others.pop(self.name, None)
+            refuse(NAME, "array", f"indices from 0 to 15 of {self.name!r}", "another number")
+        self.account.add(self.nbytes)
+        self.row.update(codec=None, after=self.nbytes)
 
 
-@dataclass
-class _Counts:
-    """Bytes that a stash holds, and held at most; what was put, by name."""
-
-    held: int = 0
-    peak: int = 0
-    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def add(self, nbytes: int) -> None:
-        """More is held, or less."""
-        self.held += nbytes
-        self.peak = max(self.peak, self.held)
+def _guard(codec: str, need: str, x: Spec) -> Guard:
+    """What is measured of codes for a need."""
+    measure, row = MEASURES.get(codec, ""), x.shape[-1] if x.shape else 1
+    if not x.size or measure == RANGE or (measure == TILES and need not in (LINEAR, NORMALISED)):
+        measure = ""
+    return Guard(measure, need, (1, x.size // row, row) if need == NORMALISED and measure else None)
 
 
 class ActivationStash:
@@ -89,9 +98,9 @@ class ActivationStash:
     codec's name, or None for an array that is kept as it is.
 
     NumPy arrays are encoded and decoded at once. CuPy arrays are on a stream beside the current
-    one, and nothing is copied to the host but the lengths of sparse codes. Give up your own
-    reference after `put`, and never write to the array. An object may be entered again, for each
-    step; it belongs to one thread.
+    one, and nothing is copied to the host but the lengths of sparse codes and what guards measured.
+    Give up your own reference after `put`, and never write to the array. An object may be entered
+    again, for each step; it belongs to one thread.
 
     check: hold every array and a copy of it, and refuse at `get` one that was changed after `put`.
     keep_buffers: keep the memory of codes for the next step, which may then be captured in a graph;
@@ -101,11 +110,11 @@ class ActivationStash:
     def __init__(
         self, policy: object = "default", *, check: bool = False, keep_buffers: bool = False
     ) -> None:
-        self._policy = get_policy(NAME, policy)
+        self._policy = get_policy(NAME, policy, POLICIES)
         self._check, self._keep_buffers = check, keep_buffers
         self._streams: dict[int, Streams] = {}  # by device
         self._buffers: dict[tuple[object, ...], Array] = {}
-        self._stays: defaultdict[tuple[object, ...], bool] = defaultdict(bool)
+        self._window = Window()
         self._is_open = False
         self._begin()
 
@@ -114,10 +123,8 @@ class ActivationStash:
         self._taken: set[str] = set()
         # Originals with the streams that own them, and marks after their encoding.
         self._leaving: deque[tuple[Array, Streams, Any, Mark]] = deque()
-        # By name, with what waits for the length of codes that have room behind them. Weakly: who
-        # is taken meanwhile gives back all.
-        self._untrimmed: deque[tuple[str, weakref.ref[_Entry], Callable[[], int]]] = deque()
-        self._counts = _Counts()
+        self._lengths = Lengths()
+        self._account, self._rows = Account(), dict[str, dict[str, Any]]()
 
     def __enter__(self) -> ActivationStash:
         if self._is_open:
@@ -130,9 +137,9 @@ class ActivationStash:
         self._let_go(keep=0)
         for entry in self._entries.values():  # what was decoded and not taken
             if entry.mark is not None:
-                streams = self._of(entry)
-                streams.join(streams.current(), entry.mark)
+                entry.streams.join(entry.streams.current(), entry.mark)
         self._entries.clear()
+        self._window.end_step()
         self._is_open = False
 
     def put(self, name: str, array: Any, need: str = "value") -> None:
@@ -142,8 +149,8 @@ class ActivationStash:
         as ones and zeros); a `mask` (the same of bools); an `index` from 0 to 15, as max-pool's
         within its window; `linear`, a value that a product with parameters takes; `normalised`, one
         that a normalisation of its last dimension takes. Of the last two `default` keeps the array
-        where codes would be too far off. An index beyond 15 is refused: on a GPU by `get` or the
-        next `put`, and not in a captured step. Raises ArgumentError, DtypeError, ProviderError.
+        where codes would be too far off. An index beyond 15 is refused: on a GPU by `get` or a
+        later `put`, and not in a captured step. Raises ArgumentError, DtypeError, ProviderError.
         """
         self._refuse_closed("put")
         if not isinstance(name, str):
@@ -156,19 +163,30 @@ class ActivationStash:
         backend = BACKENDS[type(x)]
         _, dtype, shape, aligned, _, device = backend.info(x)
         codec = chosen(NAME, self._policy, name, dtype_name(dtype), shape, need)
-        entry = _Entry(name, need, codec, None, Spec(shape, dtype, aligned), device, x)
-        entry.is_tensor = is_tensor(array)
-        if self._check:
-            entry.original, entry.copy = x, x.copy()
-        self._trim()
-        if codec is not None:
-            self._encode(entry, x, backend, get_codec(codec))
-        self._entries[name] = entry
+        spec = Spec(shape, dtype, aligned)
+        entry = _Entry(
+            name=name,
+            spec=spec,
+            device=device,
+            streams=self._streams_of(x, device),
+            place=(name, need, dtype, shape, device),
+            row={"codec": codec, "need": need, "before": spec.nbytes},
+            account=self._account,
+            others=self._entries,
+            original=x,
+            is_tensor=is_tensor(array),
+            seen=(x, x.copy()) if self._check else None,
+        )
+        # The host waits for lengths; what was queued since keeps the GPU busy meanwhile.
+        self._lengths.trim_all()
+        self._window.look()
+        waiting = codec and self._encode(entry, x, backend, get_codec(codec))
+        self._entries[name], self._rows[name] = entry, entry.row
         self._taken.discard(name)
-        self._counts.rows[name] = entry.row
-        self._counts.add(entry.code.nbytes)
-        if self._of(entry) is HOST:
-            self._decide(entry)
+        entry.row["after"] = entry.nbytes
+        self._account.add(entry.nbytes)
+        if waiting:
+            self._window.add(waiting, entry, entry.nbytes)
 
     def get(self, name: str, out: Any = None) -> Any:
         """The array, decoded; each is given back once.
@@ -180,82 +198,69 @@ class ActivationStash:
         entry = self._entries.get(name)
         if entry is None:
             self._refuse_name(name)
-        if self._check:
-            self._refuse_changed(entry)
-        self._decide(entry)
+        self._refuse_changed(entry)
+        self._window.finish(entry)
         array = self._taken_out(entry, out)
         del self._entries[name]
         self._taken.add(name)
-        self._counts.add(-entry.code.nbytes)
+        self._account.add(-entry.nbytes)
         self._let_go(keep=0)
-        if out is None and self._of(entry) is not HOST:
+        if out is None and entry.streams is not HOST:
             self._decode_ahead()
         return as_tensor(array) if entry.is_tensor and out is None else array
 
     def report(self) -> dict[str, Any]:
         """Bytes of the current `with`, or of the last: `names` has codec, need, before and after
         of each array, `before` and `after` are their sums, `peak` is the most that was held."""
-        self._trim()
-        for entry in self._entries.values():
-            self._decide(entry)
-        rows = {name: dict(row) for name, row in self._counts.rows.items()}
-        sums = {column: sum(row[column] for row in rows.values()) for column in ("before", "after")}
-        return {**sums, "peak": self._counts.peak, "names": rows}
+        self._lengths.trim_all()
+        self._window.finish_all()
+        rows = {name: dict(row) for name, row in self._rows.items()}
+        total = {
+            column: sum(row[column] for row in rows.values()) for column in ("before", "after")
+        }
+        return {**total, "peak": self._account.peak, "names": rows}
 
     # ---- encoding --------------------------------------------------------------------------------
 
-    def _encode(self, entry: _Entry, x: Array, backend: Backend, codec: Codec) -> None:
-        """Queue it beside, and hold the array until that is done."""
-        options = OPTIONS.get(codec.name, {})
-        encoder, is_guarded = encoding(codec, entry.need, entry.spec, options)
-        told = codec.kept(encoder.attribute_values, options)
+    def _encode(self, entry: _Entry, x: Any, backend: Backend, codec: Codec) -> Waiting | None:
+        """Queue it beside, and hold the array until that is done; what is still to be decided."""
         out = self._buffer(entry, backend, codec)
-        if self._stays[self._buffer_key(entry)] and backend.capturing(entry.device):
-            entry.codec = None
-            return
-        entry.decoder = codec.decoder.shared(to=entry.spec.dtype, shape=entry.spec.shape, **told)
-        streams = self._of(entry)
+        is_captured = backend.capturing(entry.device)
+        if is_captured and not self._window.decided.get(entry.place, True):
+            entry.row["codec"] = None
+            return None
+        guard, streams = _guard(codec.name, entry.row["need"], entry.spec), entry.streams
+        about = entry.spec.dtype, entry.spec.shape, guard.measure, guard.grouping
+        encoder, entry.decoder = coders(codec.name, *about)
+        measures = guard.measure == TILES
         streams.fork()
-        made = streams.beside(lambda: encoder(x, out=(out, None) if is_guarded else out))
-        entry.code, guard = made if is_guarded else (made, None)
-        found = None if backend.capturing(entry.device) else flaw(codec, x, guard, entry.need)
-        if found is not None:
-            entry.given, entry.flaw = x, streams.read(streams.beside(found))
+        found = streams.beside(lambda: encoder(x, out=(out, None) if measures else out))
+        entry.code, numbers = found if measures else (found, None)
+        if guard.measure == INDEX:
+            numbers = streams.beside(lambda: ((x < 0) | (x > 15)).any().reshape(1))
         if self._keep_buffers:
-            self._buffers[self._buffer_key(entry)] = entry.code
+            self._buffers[entry.place] = entry.code
         if codec.leaves_room and entry.code.nbytes:
-            length = streams.beside(lambda: streams.read(entry.code))
-            if streams is HOST:
-                entry.code = entry.code[: length()].copy()
-            else:
-                self._untrimmed.append((entry.name, weakref.ref(entry), length))
+            self._await_length(entry)
         self._leaving.append((x, streams, streams.current(), streams.mark()))
         self._let_go(keep=1)
+        if is_captured or not guard.measure:
+            entry.original = None
+            return None
+        return Waiting(entry, guard, entry.spec.nbytes, *streams.read(numbers))
 
-    def _decide(self, entry: _Entry) -> None:
-        """Keep the array itself, or refuse it, where its codes do not do."""
-        if entry.flaw is None:
-            return
-        is_flawed = bool(entry.flaw())
-        x, entry.given, entry.flaw = entry.given, None, None
-        if is_flawed and entry.need == "index":
-            del self._entries[entry.name]
-            refuse(NAME, "array", f"indices from 0 to 15 of {entry.name!r}", "another number")
-        self._stays[self._buffer_key(entry)] |= is_flawed
-        if is_flawed:
-            self._stay(entry, x)
-
-    def _stay(self, entry: _Entry, x: Array) -> None:
-        """Keep the array in place of its codes."""
-        self._counts.add(x.nbytes - entry.code.nbytes)
-        if entry.decoded is not None:
-            self._counts.add(-entry.spec.nbytes)
-        entry.code, entry.codec, entry.decoder, entry.decoded = x, None, None, None
-        self._counts.rows[entry.name] = entry.row
+    def _await_length(self, entry: _Entry) -> None:
+        """On the host it is known at once, and no more is ever held."""
+        length, event = entry.streams.read(entry.code[:8].view(np.int64))
+        if event is None:
+            entry.code = entry.cut(int(length[0]))
+        else:
+            tell = partial(entry.row.__setitem__, "after")
+            self._lengths.add(entry.streams, entry, tell, length, event)
 
     def _buffer(self, entry: _Entry, backend: Backend, codec: Codec) -> Array | None:
         """Memory of an earlier step for the codes; None where it is to be allocated."""
-        found = self._buffers.get(self._buffer_key(entry))
+        found = self._buffers.get(entry.place)
         if not backend.capturing(entry.device):
             return None if codec.leaves_room else found
         if codec.leaves_room:
@@ -270,27 +275,11 @@ class ActivationStash:
             )
         return found
 
-    def _buffer_key(self, entry: _Entry) -> tuple[object, ...]:
-        return entry.name, entry.need, entry.spec.dtype, entry.spec.shape, entry.device
-
     def _let_go(self, keep: int) -> None:
         """Give up originals, the newest but `keep`, when their streams wait for their encoding."""
         while len(self._leaving) > keep:
             _, streams, stream, mark = self._leaving.popleft()
             streams.join(stream, mark)
-
-    def _trim(self) -> None:
-        """Give back what is behind sparse codes.
-
-        The host waits until they are made; what was queued since keeps the GPU busy meanwhile.
-        """
-        while self._untrimmed:
-            name, reference, length = self._untrimmed.popleft()
-            nbytes, entry = length(), reference()
-            if entry is not None and nbytes < entry.code.nbytes:
-                self._counts.add(nbytes - entry.code.nbytes)
-                entry.code = self._of(entry).beside(entry.code[:nbytes].copy)
-            self._counts.rows[name]["after"] = nbytes
 
     # ---- decoding --------------------------------------------------------------------------------
 
@@ -299,13 +288,13 @@ class ActivationStash:
         if entry.decoder is None:
             if out is not None:
                 refuse(NAME, "out", f"None for {entry.name!r}, which is kept as it is", "an array")
-            return entry.code
+            return entry.original
         target = adopt(NAME, "out", out)
         if entry.decoded is None:
             self._decode(entry, target)
         else:
-            self._counts.add(-entry.spec.nbytes)
-        streams, decoded = self._of(entry), entry.decoded
+            self._account.add(-entry.spec.nbytes)
+        streams, decoded = entry.streams, entry.decoded
         streams.join(streams.current(), entry.mark)
         if out is None:
             return decoded
@@ -316,9 +305,8 @@ class ActivationStash:
     def _decode(self, entry: _Entry, out: Any = None) -> None:
         """Queue it beside, into memory of the caller's stream."""
         assert entry.decoder is not None
-        decoder, code = entry.decoder, entry.code
+        decoder, code, streams = entry.decoder, entry.code, entry.streams
         target = self._new(entry) if out is None else out
-        streams = self._of(entry)
         streams.fork()
         streams.beside(lambda: decoder(code, out=target))
         entry.decoded, entry.mark = target, streams.mark()
@@ -326,14 +314,15 @@ class ActivationStash:
     def _decode_ahead(self) -> None:
         """Decode what was put last, which most loops take next."""
         entry = next(reversed(self._entries.values()), None)
-        if entry is not None:
-            self._decide(entry)
-        if entry is not None and entry.decoder is not None and entry.decoded is None:
+        if entry is None:
+            return
+        self._window.finish(entry)
+        if entry.decoder is not None and entry.decoded is None:
             self._decode(entry)
-            self._counts.add(entry.spec.nbytes)
+            self._account.add(entry.spec.nbytes)
 
     def _new(self, entry: _Entry) -> Array:
-        backend = self._backend(entry)
+        backend = BACKENDS[type(entry.code)]
         if backend.capturing(entry.device):
             raise ProviderError(
                 f"{NAME}: get: a capture needs `out` for {entry.name!r}, because memory from the "
@@ -343,20 +332,10 @@ class ActivationStash:
 
     # ---- what both need --------------------------------------------------------------------------
 
-    def _backend(self, entry: _Entry) -> Backend:
-        return BACKENDS[type(entry.code)]
-
-    def _of(self, entry: _Entry) -> Streams:
-        """The streams where an array is."""
-        found = self._streams.get(entry.device)
-        if found is None:
-            on_host = self._on_host(entry.code)
-            found = self._streams[entry.device] = HOST if on_host else Cuda(entry.device)
-        return found
-
-    @staticmethod
-    def _on_host(array: Array) -> bool:
-        return isinstance(array, np.ndarray)
+    def _streams_of(self, x: Array, device: int) -> Streams:
+        if device not in self._streams:
+            self._streams[device] = HOST if isinstance(x, np.ndarray) else Cuda(device)
+        return self._streams[device]
 
     def _refuse_closed(self, method: str) -> None:
         if not self._is_open:
@@ -370,7 +349,9 @@ class ActivationStash:
 
     def _refuse_changed(self, entry: _Entry) -> None:
         """In checking mode: compare every bit with the copy that `put` made."""
-        now, then = (a.reshape(-1).view(np.uint8) for a in (entry.original, entry.copy))
+        if entry.seen is None:
+            return
+        now, then = (a.reshape(-1).view(np.uint8) for a in entry.seen)
         if not bool((now == then).all()):
             raise ArgumentError(
                 f"{NAME}: {entry.name!r} was changed after put: expected an array that nobody "

@@ -9,18 +9,21 @@ use it.
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
-
-from ..backend import Array
 
 Mark = Any  # what was queued beside the caller's stream so far
 
 
-class Streams(Protocol):
-    """The caller's stream, which may be another at each call, and the one beside it."""
+class Streams:
+    """The caller's stream, which may be another at each call, and the one beside it.
+
+    Of NumPy's arrays there are none: what is called is done when it returns.
+    """
 
     def current(self) -> Any:
         """The caller's stream as it is now."""
@@ -30,6 +33,7 @@ class Streams(Protocol):
 
     def beside(self, function: Callable[[], Any]) -> Any:
         """The result of a function that queues its work beside."""
+        return function()
 
     def mark(self) -> Mark:
         """What is queued beside so far."""
@@ -37,35 +41,12 @@ class Streams(Protocol):
     def join(self, stream: Any, mark: Mark) -> None:
         """What is queued on a stream from here on waits for what a mark stands for."""
 
-    def read(self, code: Array) -> Callable[[], int]:
-        """A number that was queued beside to stand in the first eight bytes; the call waits."""
+    def read(self, numbers: Any) -> tuple[Any, Any]:
+        """A few that were queued beside: on the host, and the event behind them or None."""
+        return numbers, None
 
 
-class Host:
-    """NumPy's arrays: what is called is done when it returns."""
-
-    def current(self) -> None:
-        """There are no streams."""
-
-    def fork(self) -> None:
-        """Everything is done."""
-
-    def beside(self, function: Callable[[], Any]) -> Any:
-        """The result."""
-        return function()
-
-    def mark(self) -> None:
-        """Nothing is queued."""
-
-    def join(self, stream: None, mark: None) -> None:
-        """Nothing is queued."""
-
-    def read(self, code: Array) -> Callable[[], int]:
-        """The number."""
-        return lambda: int(code[:8].view("<i8")[0])
-
-
-class Cuda:
+class Cuda(Streams):
     """CuPy's current stream of one device, and one of our own."""
 
     def __init__(self, device: int) -> None:
@@ -73,6 +54,7 @@ class Cuda:
         self._device = device
         with self._cuda.Device(device):
             self._side = self._cuda.Stream(non_blocking=True)
+        self._under_way: deque[tuple[Any, Any]] = deque()  # to the host, with the events behind
 
     def current(self) -> Any:
         """CuPy's, of this thread."""
@@ -95,21 +77,19 @@ class Cuda:
         """The host does not wait."""
         stream.wait_event(mark)
 
-    def read(self, code: Any) -> Callable[[], int]:
-        """Copies eight bytes to page-locked memory, and waits for them when it is called."""
-        memory = self._cuda.alloc_pinned_memory(8)
-        runtime = self._cuda.runtime
+    def read(self, numbers: Any) -> tuple[Any, Any]:
+        """Copies them to page-locked memory."""
+        memory, runtime = self._cuda.alloc_pinned_memory(numbers.nbytes), self._cuda.runtime
+        copied = memory.ptr, numbers.data.ptr, numbers.nbytes, runtime.memcpyDeviceToHost
         with self._cuda.Device(self._device):
-            runtime.memcpyAsync(
-                memory.ptr, code.data.ptr, 8, runtime.memcpyDeviceToHost, self._side.ptr
-            )
-        mark = self.mark()
-
-        def number() -> int:
-            mark.synchronize()
-            return int(np.frombuffer(memory, np.uint64, 1)[0])
-
-        return number
+            runtime.memcpyAsync(*copied, self._side.ptr)
+        mark = self.mark()  # with PyTorch's name of the question whether it is over
+        event = SimpleNamespace(query=lambda: bool(mark.done), synchronize=mark.synchronize)
+        # The pool must not hand out what the device still writes to, whoever reads it.
+        while self._under_way and self._under_way[0][1].query():
+            self._under_way.popleft()
+        self._under_way.append((np.frombuffer(memory, numbers.dtype, numbers.size), event))
+        return self._under_way[-1]
 
     def _recorded(self, stream: Any) -> Any:
         with self._cuda.Device(self._device):

@@ -4,52 +4,49 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..forks import Locked
+from ..codecs.kept import entry
 from .kinds import Kind
 
 COLUMNS = ("tensors", "shared", "before", "after")
 
 
-class Account(Locked):
+class Account(entry.Account):
     """Counts of tensors and bytes, from any thread."""
 
     def __init__(self) -> None:
         super().__init__()
-        # Counters are slower.
-        self._encoded: defaultdict[Kind, int] = defaultdict(int)
-        self._shorter: defaultdict[Kind, int] = defaultdict(int)  # bytes than the longest codes
-        self._again: defaultdict[Kind, int] = defaultdict(int)  # saved while its codes were there
+        # Tensors that are codes, that were saved while their codes were there; bytes by which codes
+        # are shorter than the longest.
+        self._kinds: defaultdict[Kind, list[int]] = defaultdict(lambda: [0, 0, 0])
         self._passed: defaultdict[str, int] = defaultdict(int)
         self._untouched: Counter[str] = Counter()  # bytes, by who saved them
         self._failed: Counter[str] = Counter()  # guards, by who saved the tensor
-        self._held = self._peak = 0
 
     def encoded(self, kind: Kind) -> None:
         """A tensor became codes."""
         with self.lock:
-            self._encoded[kind] += 1
-            self._held += kind.coding.code_nbytes
-            if self._held > self._peak:
-                self._peak = self._held
+            self._kinds[kind][0] += 1
+            self._add(kind.coding.code_nbytes)
 
-    def undone(self, kind: Kind) -> None:
-        """Codes were given up for the tensor itself, or for longer ones."""
+    def undone(self, kind: Kind, nbytes: int) -> None:
+        """Codes of so many bytes were given up for the tensor itself, or for longer ones."""
         with self.lock:
-            self._encoded[kind] -= 1
-            self._held -= kind.coding.code_nbytes
+            self._kinds[kind][0] -= 1
+            self._kinds[kind][2] -= kind.coding.code_nbytes - nbytes
+            self._add(-nbytes)
 
     def shortened(self, kind: Kind, nbytes: int) -> None:
-        """Codes turned out to be so much shorter than the longest."""
+        """Codes turned out to have no more bytes than that."""
         with self.lock:
-            self._shorter[kind] += nbytes
+            self._kinds[kind][2] += kind.coding.code_nbytes - nbytes
 
     def again(self, kind: Kind) -> None:
         """A tensor was saved whose codes are there."""
         with self.lock:
-            self._again[kind] += 1
+            self._kinds[kind][1] += 1
 
     def passed(self, reason: str, nbytes: int, consumer: str | None = None) -> None:
         """A tensor was left as it is."""
@@ -63,15 +60,10 @@ class Account(Locked):
         with self.lock:
             self._failed[f"{consumer} {guard}"] += 1
 
-    def released(self, nbytes: int) -> None:
-        """Codes are gone. Called by a finalizer: nothing under the lock may free codes."""
-        with self.lock:
-            self._held -= nbytes
-
     def compressed_and_left(self) -> tuple[int, int]:
         """Bytes that were encoded, and those that were not though the policy would have them."""
         with self.lock:
-            before = sum(kind.nbytes * n for kind, n in self._encoded.items())
+            before = sum(kind.nbytes * n for kind, (n, _, _) in self._kinds.items())
             wanted = {**self._passed, "parameter": 0, "policy": 0}
         return before, sum(wanted.values())
 
@@ -85,17 +77,16 @@ class Account(Locked):
     def report(self) -> dict[str, Any]:
         """The numbers, for people and for JSON."""
         with self.lock:
-            counts = self._encoded.copy(), self._again.copy(), self._shorter.copy()
+            kinds = [(kind, n, again, less) for kind, (n, again, less) in self._kinds.items()]
             passed, untouched = dict(self._passed), dict(self._untouched)
-            failed, peak, held = dict(self._failed), self._peak, self._held
-        names = _table(*counts, lambda kind: f"{kind.look.name} {kind.codec}")
-        total = {column: sum(row[column] for row in names.values()) for column in COLUMNS}
+            failed, peak, held = dict(self._failed), self.peak, self.held
+        names = _table(kinds, lambda kind: f"{kind.look.name} {kind.codec}")
         return {
-            **total,
+            **{column: sum(row[column] for row in names.values()) for column in COLUMNS},
             "peak": peak,
             "held": held,
             "names": names,
-            "consumers": _table(*counts, lambda kind: f"{kind.use.consumer} {kind.codec}".strip()),
+            "consumers": _table(kinds, lambda kind: f"{kind.use.consumer} {kind.codec}".strip()),
             "passed": passed,
             "untouched": untouched,
             "failed": failed,
@@ -103,18 +94,13 @@ class Account(Locked):
 
 
 def _table(
-    encoded: defaultdict[Kind, int],
-    again: defaultdict[Kind, int],
-    shorter: defaultdict[Kind, int],
-    name: Callable[[Kind], str],
+    kinds: Iterable[tuple[Kind, int, int, int]], name: Callable[[Kind], str]
 ) -> dict[str, dict[str, int]]:
     """Sums by a name of kinds."""
     rows: dict[str, dict[str, int]] = {}
-    for kind in encoded.keys() | again.keys():
-        n = encoded[kind]
-        after = n * kind.coding.code_nbytes - shorter[kind]
+    for kind, n, again, shorter in kinds:
         row = rows.setdefault(name(kind), dict.fromkeys(COLUMNS, 0))
-        counts = (n, again[kind], n * kind.nbytes, after)
+        counts = n, again, n * kind.nbytes, n * kind.coding.code_nbytes - shorter
         for column, count in zip(COLUMNS, counts, strict=True):
             row[column] += count
     return {name: row for name, row in rows.items() if any(row.values())}

@@ -11,26 +11,28 @@ import threading
 import warnings
 import weakref
 from collections import deque
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from ..codecs.kept.entry import Lengths
+from ..codecs.kept.guards import TILES
 from ..errors import ProviderError
 from .account import Account
-from .coding import ALIGNED, Stream, raw_stream, stream_of
+from .coding import ALIGNED, Stream, current_stream
 from .compiled import is_compiled
 from .consumers import CENTRING, Consumers, asked_of, is_trusted
 from .guarding import Guarding
-from .kept import Kept, Passed
 from .kinds import MANY, SMALL, Kind, Look, looks
 from .kinds import kind as new_kind
 from .kinds import look as new_look
+from .late import copied
 from .policies import NAME, policy_of
-from .roomy import Roomy
+from .saved import Kept, Passed
 
-NO_STREAM = Stream(0)  # of the host
 STRIDED = torch.strided
 # Decoded tensors that later uses are to find: an activation that a shortcut reads, too, is read
 # again after those of the way beside it.
@@ -61,8 +63,8 @@ class CompressedActivations:
         # By place in memory; the storage behind it tells whether it is the same tensor still.
         self._known: dict[tuple[Any, ...], weakref.ref[Kept]] = {}
         self._held: deque[weakref.ref[Kept]] = deque()  # with decoded tensors, the newest last
-        self._roomy = Roomy(self._account, _current_stream)
-        self._guarding = Guarding(self._account)
+        self._lengths = Lengths()
+        self._guarding = Guarding()
         self._has_warned = False
 
     def __enter__(self) -> CompressedActivations:
@@ -99,7 +101,7 @@ class CompressedActivations:
         left for what saved them, by its name. `failed` counts tensors whose codes would not have
         been good enough, by what saved them and the test; `failed_later` those of captured steps.
         """
-        self._roomy.shorten_all()
+        self._lengths.trim_all()
         self._guarding.window.finish_all()
         found = {
             "window": self._guarding.window.most,
@@ -146,7 +148,7 @@ class CompressedActivations:
             self._guarding.window.finish(kept)
         if kept.original is not None:
             return _shaped(kept.original.lent(), look)
-        stream = _current_stream(look.index)
+        stream = current_stream(look.index)
         kept.left -= 1
         decoded = kept.decoded if stream is kept.stream else None
         if decoded is None or decoded._version != kept.decoded_version:  # who had it wrote into it
@@ -176,7 +178,7 @@ class CompressedActivations:
     def _kept(self, x: Tensor, kind: Kind) -> Kept:
         """What is held for a tensor, which may be there already."""
         look = kind.look
-        stream = _current_stream(look.index)
+        stream = current_stream(look.index)
         # Dense memory is the same under any shape. Codes of another stream may not be there yet.
         place = x.data_ptr(), x._version, look.size, look.dtype, stream
         known = self._known.get(place)
@@ -206,7 +208,7 @@ class CompressedActivations:
             kept.whole(Passed(x), kind.reason, kind.use.consumer)
             return
         is_captured = self._guarding.is_captured(kind)
-        if kind.coding.guard and self._guarding.refuses(kept, kind, is_captured):
+        if kind.guard.measure and self._guarding.refuses(kept, kind, is_captured):
             kept.whole(Passed(x), "guard", kind.use.consumer)
         else:
             self._encode(kept, x, kind, is_captured)
@@ -215,32 +217,31 @@ class CompressedActivations:
     def _encode(self, kept: Kept, x: Tensor, kind: Kind, is_captured: bool) -> None:
         """Make the codes, and measure them where they are guarded."""
         ready, stream, address = kind.coding, kept.stream, x.data_ptr()
-        if ready.leaves_room:
-            self._roomy.shorten(stream)
+        if ready.leaves_room or kept.code is not None:  # codes that are replaced have a length, too
+            self._lengths.trim(stream)
         code, numbers = kind.empty(), None
         addresses: tuple[int, ...] = (address, code.data_ptr())
-        if ready.guard == "measured":
+        if kind.guard.measure == TILES:
             numbers = self._guarding.room(kind, is_captured)
             addresses = (*addresses, numbers.data_ptr())
         encode = ready.encode_unaligned if address % ALIGNED else ready.encode
         encode(addresses, stream)
         if kept.code is None or kind.rank >= kept.rank:  # else it was made to be measured
             kept.encoded(kind, code)
-        if ready.guard:
+        if kind.guard.measure:
             original = None if is_captured else Passed(x)
             self._guarding.add(kept, x, kind, numbers, original)
         if ready.leaves_room:
-            self._roomy.add(kept)
+            length = copied(code[:8].view(torch.int64), kind.index)
+            self._lengths.add(stream, kept, partial(self._account.shortened, kind), *length)
 
     def _decoded(self, kept: Kept, look: Look, stream: Stream) -> Tensor:
         """The tensor that the codes stand for, on the current stream."""
         if stream is not kept.stream:
             _follow(kept)
-        code = kept.code
-        assert code is not None
         assert look.empty is not None
         x = look.empty()
-        kept.kind.coding.decode((code.data_ptr(), x.data_ptr()), stream)
+        kept.kind.coding.decode((kept.code.data_ptr(), x.data_ptr()), stream)
         if kept.left > 0 and stream is kept.stream:
             self._hold(kept, x)
         return x
@@ -309,18 +310,8 @@ def _reason_of_leaf(x: Tensor, nbytes: int) -> str:
     return "leaf" if nbytes >= SMALL else "small"
 
 
-def _current_stream(index: int) -> Stream:
-    """PyTorch's, in this thread; that of the host for -1."""
-    if index < 0:
-        return NO_STREAM
-    if raw_stream is not None:
-        return stream_of(raw_stream(index))
-    return stream_of(torch.cuda.current_stream(index).cuda_stream)
-
-
 def _follow(kept: Kept) -> None:
     """Let the current stream wait for the one that codes were made on, and hold their memory."""
-    assert kept.code is not None
     with torch.cuda.device(kept.kind.look.device):
         address = kept.stream.ptr
         made_on = torch.cuda.ExternalStream(address) if address else torch.cuda.default_stream()

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from ..codecs.kept.policies import coders
 from ..codecs.table import get_codec
 from ..declare.schema import Spec
 from ..dtypes import UINT8, to_dtype
-from ..families.gist_guard.operators import GistGuardedMsfp15Encoder
 from ..families.gist_guard.sample import Grouping
 from ..families.gist_sparse.facts import HEAD_NBYTES
 from ..families.gist_sparse.operators import SparseDecoder
@@ -22,7 +22,6 @@ from ..frame.backends import cuda_backend
 from ..frame.foreign import NONE_LENT
 from ..frame.op import Op
 from ..frame.providers import KernelCall
-from ..stash.policies import OPTIONS
 
 ALIGNED = 16  # bytes
 MANY = 4096  # kinds of memory that are prepared
@@ -53,8 +52,6 @@ class Coding(NamedTuple):
 
     code_nbytes: int  # what the longest codes take
     leaves_room: bool  # codes may be shorter; their first eight bytes say how long they are
-    guard: str  # "measured" by the encoder, "range" to be found of the codes, or none
-    grouping: Grouping | None  # of what is measured
     encode: Move  # from an address to that of the codes, and to that of what is measured
     encode_unaligned: Move
     decode: Move
@@ -66,24 +63,15 @@ def coding(
     dtype: str,
     n: int,
     device: int,
-    guarded: bool = False,
+    measure: str = "",
     grouping: Grouping | None = None,
 ) -> Coding:
-    """The prepared codec; device -1 is the host."""
-    found, options = get_codec(codec), OPTIONS.get(codec, {})
-    measured = guarded and codec == "msfp15_signed"
-    encoder = _measuring(options, grouping) if measured else found.encoding(**options)
-    told = found.kept(encoder.attribute_values, options)
-    decoder = found.decoder(to=dtype, shape=(n,), **told)
+    """The prepared codec; device -1 is the host. measure: what is asked of the encoder."""
+    encoder, decoder = coders(codec, dtype, (n,), measure, grouping)
     plain = Spec((n,), to_dtype(dtype))
     outputs = encoder.infer(plain)
     moves = _moves(encoder, decoder, plain, outputs, device)
-    guard = "measured" if measured else "range" if guarded else ""
-    return Coding(outputs[0].nbytes, found.leaves_room, guard, grouping, *moves)
-
-
-def _measuring(options: Any, grouping: Grouping | None) -> Any:
-    return GistGuardedMsfp15Encoder.shared(grouping=grouping, **options)
+    return Coding(outputs[0].nbytes, get_codec(codec).leaves_room, *moves)
 
 
 def _moves(
@@ -168,11 +156,21 @@ def _device_array(address: int, spec: Spec, device: int) -> Any:
     return cupy.ndarray(spec.shape, spec.dtype, cupy.cuda.MemoryPointer(memory, 0))
 
 
+def current_stream(index: int) -> Stream:
+    """PyTorch's, in this thread; that of the host for -1."""
+    if index < 0:
+        return NO_STREAM
+    if raw_stream is not None:
+        return stream_of(raw_stream(index))
+    return stream_of(torch.cuda.current_stream(index).cuda_stream)
+
+
 def stream_of(address: int) -> Stream:
     """The stream at an address, one object for each."""
     return _STREAMS.get(address) or _STREAMS.setdefault(address, Stream(address))
 
 
+NO_STREAM = Stream(0)  # of the host
 _STREAMS: dict[int, Stream] = {}
 _ROOMS: dict[tuple[int, int, int, int], int] = {}  # addresses
 _KEPT: list[Any] = []  # what is at these

@@ -21,6 +21,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
+from ..codecs.kept.guards import LINEAR, NORMALISED, PRODUCT
+
 # What gives the same numbers in other words: a tensor made so is as its source. Casts are those of
 # autocast, and no parameter is the base of one.
 SAME_NUMBERS = frozenset(
@@ -32,12 +34,10 @@ SAME_NUMBERS = frozenset(
     )
 )
 
-LINEAR = "linear"  # multiplied by a parameter
-NORMALISED = "normalised"  # centred and divided by its deviation
+# Needs beside those that the guards know.
 SIGN = "sign"  # its sign alone
 SHAPE = "shape"  # nothing but its shape
 SMOOTH = "smooth"  # a smooth function of each number
-PRODUCT = "product"  # multiplied by another activation
 EXACT = "exact"
 
 Given = tuple[Any, ...]

@@ -15,13 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .account import Account
-from .consumers import LINEAR, NORMALISED, PRODUCT, SAME_NUMBERS
-from .guards import verdict
-from .kept import Kept, Passed
+from ..codecs.kept.guards import LINEAR, NORMALISED, PRODUCT, RANGE, TILES, Guard
+from .consumers import SAME_NUMBERS
 from .kinds import MANY, Kind
 from .late import NUMBERS, Late, late
-from .window import Waiting, Window
+from .saved import Kept, Passed
+from .window import Operand, Window
 
 SUMS = frozenset(f"{name}Backward{i}" for i in (0, 1) for name in ("Add", "Sub"))
 STEPS = 16  # nodes that a norm looks back
@@ -33,17 +32,16 @@ class Thread(threading.local):
     def __init__(self) -> None:
         self.products: dict[int, weakref.ref[Kept]] = {}  # by the sequence number of their node
         self.counts: dict[Kind, int] = {}
-        self.captured: list[tuple[Kind, Tensor]] = []
+        self.captured: list[tuple[Guard, Tensor]] = []
         self.product = -1  # the one whose operands come, by its node
-        self.operands: list[Waiting] = []
+        self.operands: list[Operand] = []
 
 
 class Guarding:
     """The guards of one context, in all threads."""
 
-    def __init__(self, account: Account) -> None:
-        self._account = account
-        self.window = Window(account)
+    def __init__(self) -> None:
+        self.window = Window()
         self._thread = Thread()
         self._later: dict[torch.device, Tensor] = {}  # failures of replayed graphs
 
@@ -58,9 +56,8 @@ class Guarding:
         self._operands(-1)
         self.window.end_step()
         captured, thread.captured = thread.captured, []
-        for device in {kind.look.device for kind, _ in captured}:
-            numbers = [each for each in captured if each[0].look.device == device]
-            self._later[device] += sum(failures(*each) for each in numbers)
+        for guard, numbers in captured:
+            self._later[numbers.device] += (~guard.does(numbers)).long()
 
     def failed_later(self) -> int:
         """Tensors of replayed graphs whose codes were not good enough; waits for the device."""
@@ -70,7 +67,7 @@ class Guarding:
 
     def is_captured(self, kind: Kind) -> bool:
         """Whether codes that are guarded are made in a CUDA graph: to be asked once a tensor."""
-        return bool(kind.coding.guard) and _is_capturing(kind)
+        return bool(kind.guard.measure) and _is_capturing(kind)
 
     def refuses(self, kept: Kept, kind: Kind, is_captured: bool) -> bool:
         """Whether a tensor of a graph that is captured was not good enough in the steps before."""
@@ -87,11 +84,10 @@ class Guarding:
 
     def add(self, kept: Kept, x: Tensor, kind: Kind, numbers: Any, original: Passed | None) -> None:
         """New codes with what was measured; the original waits, None where a graph is captured."""
-        if kind.coding.guard == "range":
-            assert kept.code is not None
+        if kind.guard.measure == RANGE:
             numbers = range_of(kept.code, x.detach(), kind)
         if original is None:
-            self._thread.captured.append((kind, numbers))
+            self._thread.captured.append((kind.guard, numbers))
             return
         index = kind.index
         if index >= 0 and kind.look.device not in self._later:
@@ -100,9 +96,10 @@ class Guarding:
         kept.original = original
         is_operand = kind.use.need == PRODUCT
         operands = self._operands(_node_under_way() if is_operand else -1)
-        self.window.add(kept, kind, *late(numbers, index), operands)
+        waiting = Operand(kept, kind, *late(numbers, index), operands)
+        self.window.add(waiting, kept, kind.coding.code_nbytes)
 
-    def _operands(self, node: int) -> list[Waiting] | None:
+    def _operands(self, node: int) -> list[Operand] | None:
         """Those of the product whose node is being made, which end with it; -1 is none."""
         thread = self._thread
         if thread.product != node:
@@ -113,12 +110,12 @@ class Guarding:
 
     def answers(self, kept: Kept, kind: Kind) -> bool:
         """Whether what was measured, or needs no measure, does for one more consumer."""
-        if kept.code is None or kind.coding.guard != "measured":
+        if kept.code is None or kind.guard.measure != TILES:
             return True
-        had, need = kept.kind, kind.use.need
-        if need in (NORMALISED, PRODUCT):
-            return had.use.need == need and had.coding.grouping == kind.coding.grouping
-        return need != LINEAR or had.coding.grouping == kind.coding.grouping
+        had, guard = kept.kind.guard, kind.guard
+        if guard.need in (NORMALISED, PRODUCT):
+            return had.need == guard.need and had.grouping == guard.grouping
+        return guard.need != LINEAR or had.grouping == guard.grouping
 
     # ---- products whose results are centred ------------------------------------------------------
 
@@ -158,17 +155,6 @@ def range_of(code: Tensor, x: Tensor, kind: Kind) -> Tensor:
     others = [d for d in range(x.dim()) if d not in kind.use.groups]
     variance, mean = torch.var_mean(x, others, correction=0)
     return torch.stack([largest, variance.float().sum(), mean.float().square().sum()])
-
-
-def failures(kind: Kind, numbers: Tensor) -> Tensor:
-    """On the device: 1 where codes are not good enough, else 0."""
-    found = verdict(numbers, kind.coding.guard, kind.coding.grouping is not None)
-    good = found.codes
-    if kind.use.need == NORMALISED:
-        good = good & found.groups
-    if kind.use.need == PRODUCT:
-        good = good & found.features
-    return (~good).long()
 
 
 def _node_under_way() -> int:

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
+from ..codecs.kept.guards import MEASURES, Guard
+from ..families.gist_guard.sample import Grouping
 from ..frame.layout import order_of
-from .coding import Coding, coding
+from .coding import coding
 from .consumers import LEAF_NODE, SAME_NUMBERS, Asked, Use, source_of, use_of
-from .guards import grouping_of
 from .policies import TorchPolicy
 
 SMALL = 64 * 1024  # bytes below which a tensor is not worth its launches
@@ -77,6 +78,7 @@ class Kind:
     is_exact: bool  # they pass for who saves them, and others that save them take them as they are
     codec: str
     coding: Any  # a Coding, or None where they pass
+    guard: Guard  # of the codes
     rank: int  # who needs more has more
     empty: Any  # makes room for codes; None where they pass
     nbytes: int  # of the tensor
@@ -117,7 +119,9 @@ def _made(policy: TorchPolicy, look: Look, use: Use) -> Kind:
         need = "mask" if look.dtype == torch.bool else "value"
         codec, reason = policy.chosen(look.name, DTYPES[look.dtype], tuple(look.shape), need, use)
         is_exact = bool(reason) and policy.by_consumer
-    ready = _coding(policy, codec, look, use)
+    guard = _guard(policy, codec, look, use)
+    about = look.size, look.index, guard.measure, guard.grouping
+    ready = coding(codec, DTYPES[look.dtype], *about) if codec else None
     return Kind(
         look=look,
         use=use,
@@ -125,6 +129,7 @@ def _made(policy: TorchPolicy, look: Look, use: Use) -> Kind:
         is_exact=is_exact,
         codec=codec,
         coding=ready,
+        guard=guard,
         rank=WHOLE if not codec else HALF if codec == "pack16" else CODES,
         empty=ready and _room(ready.code_nbytes, look.device),
         nbytes=look.nbytes,
@@ -136,14 +141,34 @@ def _room(nbytes: int, device: torch.device) -> Callable[[], torch.Tensor]:
     return partial(torch.empty(0, dtype=torch.uint8, device=device).new_empty, nbytes)
 
 
-def _coding(policy: TorchPolicy, codec: str, look: Look, use: Use) -> Coding | None:
-    if not codec:
-        return None
-    dtype = DTYPES[look.dtype]
-    if not (policy.by_consumer and codec in ("pack16", "msfp15_signed")):
-        return coding(codec, dtype, look.size, look.index)
+def _guard(policy: TorchPolicy, codec: str, look: Look, use: Use) -> Guard:
+    measure = MEASURES.get(codec, "") if policy.by_consumer else ""
+    if not measure:
+        return Guard("", use.need)
     groups = grouping_of(tuple(look.shape), look.order or (), use.groups, use.runs)
-    return coding(codec, dtype, look.size, look.index, True, groups)
+    return Guard(measure, use.need, groups)
+
+
+def grouping_of(
+    shape: tuple[int, ...], order: tuple[int, ...], groups: tuple[int, ...], runs: int
+) -> Grouping | None:
+    """Groups as they lie in memory: (outer, groups, inner); None where they lie otherwise.
+
+    shape, order: the tensor's, dimensions from the outermost in memory to the innermost. groups:
+    the dimensions that tell groups apart. runs: in place of them so many runs a sample.
+    """
+    n = math.prod(shape)
+    if runs:
+        is_plain = order == tuple(range(len(shape)))
+        return (1, shape[0] * runs, n // (shape[0] * runs)) if is_plain else None
+    extents = [(d in groups, shape[d]) for d in order if shape[d] != 1]
+    kept = [i for i, (is_kept, _) in enumerate(extents) if is_kept]
+    if not groups or (kept and kept[-1] - kept[0] + 1 != len(kept)):
+        return None
+    first, last = (kept[0], kept[-1] + 1) if kept else (0, 0)
+    parts = (extents[:first], extents[first:last], extents[last:])
+    outer, middle, inner = (math.prod(extent for _, extent in part) for part in parts)
+    return outer, middle, inner
 
 
 def gpu_of(device: torch.device) -> int:

@@ -119,6 +119,15 @@ def _current_stream(index: int) -> Any:
 _STREAMS: dict[tuple[int, int], Any] = {}
 
 
+def copied(numbers: Tensor, index: int) -> tuple[Tensor, Any]:
+    """Of any type: what will be in page-locked memory, and the event behind it; as `late` does."""
+    if index < 0:
+        return numbers, None
+    copy = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+    copy.copy_(numbers, non_blocking=True)
+    return copy, torch.cuda.current_stream(index).record_event()
+
+
 def late(numbers: Tensor | Late, index: int) -> tuple[Any, Any]:
     """Numbers that have been queued, and the event behind them; the host's own, and None."""
     if index < 0:

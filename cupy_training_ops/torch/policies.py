@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
-from ..stash.policies import POLICIES, Policy, chosen, get_policy, is_told
-from .consumers import EXACT, PRODUCT, SMOOTH, Use
+from ..codecs.kept.guards import PRODUCT
+from ..codecs.kept.policies import POLICIES, Policy, chosen, get_policy, is_told
+from .consumers import EXACT, SMOOTH, Use
 
 NAME = "compressed_activations"
 MAKE_ZEROS = frozenset({"ReluBackward0", "ThresholdBackward0", "NativeDropoutBackward0"})
@@ -61,10 +63,7 @@ def _by_maker(policy: Policy) -> TorchPolicy:
 
 
 def _by_consumer(smooth: Mapping[str, str]) -> TorchPolicy:
-    def choose(*given: object) -> str | None:
-        return by_consumer(smooth, *given)  # type: ignore[arg-type]
-
-    return TorchPolicy(choose, by_consumer=True, told=True)
+    return TorchPolicy(partial(by_consumer, smooth), by_consumer=True, told=True)
 
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")
@@ -79,6 +78,5 @@ NAMED = {
 
 def policy_of(policy: object) -> TorchPolicy:
     """A policy by name, or around the caller's function."""
-    if isinstance(policy, str) and policy in NAMED:
-        return NAMED[policy]
-    return _by_maker(get_policy(NAME, policy, NAMED))
+    found = get_policy(NAME, policy, NAMED)
+    return found if isinstance(found, TorchPolicy) else _by_maker(found)

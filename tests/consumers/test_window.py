@@ -7,6 +7,7 @@ import gc
 import weakref
 
 import pytest
+from late_events import Event
 
 import cupy_training_ops as cto
 
@@ -19,20 +20,6 @@ from cupy_training_ops.torch.window import Window  # noqa: E402
 from .calls import NBYTES, SHAPE  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* bytes were compressed")  # where all is small
-
-
-class Event:
-    """Of a device that is late."""
-
-    def __init__(self) -> None:
-        self.done, self.waits = False, 0
-
-    def query(self) -> bool:
-        return self.done
-
-    def synchronize(self) -> None:
-        self.waits += not self.done
-        self.done = True
 
 
 @pytest.fixture
@@ -50,7 +37,7 @@ def late(monkeypatch):
 
 def windowed(limit):
     kept = cto.torch.compressed_activations()
-    kept._guarding.window = Window(kept._account, limit)
+    kept._guarding.window = Window(limit)
     return kept
 
 
@@ -115,7 +102,7 @@ def test_the_window_holds_the_largest_tensor(tensor, weight, late) -> None:
 def test_a_late_device_is_not_waited_for_while_a_share_of_a_step_waits(
     tensor, weight, late, monkeypatch
 ) -> None:
-    monkeypatch.setattr("cupy_training_ops.torch.window.SHARE", 2)
+    monkeypatch.setattr("cupy_training_ops.codecs.kept.window.SHARE", 2)
     kept, waits = windowed(NBYTES), []
     for _ in range(2):
         late.clear()
@@ -131,7 +118,7 @@ def test_originals_wait_in_the_room_of_codes_that_are_to_come(
     tensor, weight, late, monkeypatch
 ) -> None:
     """A step like the last one has all of its codes in the end: 32 of a quarter's bytes each."""
-    monkeypatch.setattr("cupy_training_ops.torch.window.SHARE", 1 << 40)
+    monkeypatch.setattr("cupy_training_ops.codecs.kept.window.SHARE", 1 << 40)
     kept, waits = windowed(NBYTES), []
     for _ in range(2):
         late.clear()
@@ -149,7 +136,7 @@ def test_originals_wait_in_the_room_of_codes_that_are_to_come(
 @pytest.mark.parametrize("n_between", [0, 2])
 def test_what_comes_behind_the_limit_changes_no_decision(weight, n_between, monkeypatch) -> None:
     """A norm centres the product of a tensor that is good for the product alone."""
-    monkeypatch.setattr("cupy_training_ops.torch.window.SHARE", 1)
+    monkeypatch.setattr("cupy_training_ops.codecs.kept.window.SHARE", 1)
     kept, parts = windowed(NBYTES), []
     for _ in range(2):  # the first finds how much may wait
         x = (torch.randn(SHAPE) * 0.1 + 10 * torch.randn(SHAPE[1])).requires_grad_()

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import sys
-import weakref
-from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,6 @@ import pytest
 
 import cupy_training_ops as cto
 from cupy_training_ops import ActivationStash, ArgumentError, DtypeError, ProviderError
-from cupy_training_ops.stash import stash as module
 
 CODEC = {"lossless": "sparse", "default": "msfp15_signed", "small": "sparse_fp10"}
 FLOATS = ("float32", "float16", "float64", "bfloat16")
@@ -297,91 +294,7 @@ def test_without_pytorch_its_part_is_not_there(monkeypatch) -> None:
         _ = cto.torch
 
 
-# ---- streams, simulated --------------------------------------------------------------------------
-
-
-class Late:
-    """A stream beside that runs nothing before somebody waits for it, as late as a GPU may.
-
-    What the caller lets go before is gone: its memory is another array's by then.
-    """
-
-    def __init__(self, device: int) -> None:
-        self.queue: deque = deque()
-        self.forks, self.joins = 0, 0
-
-    def current(self):
-        return "caller's"
-
-    def fork(self) -> None:
-        self.forks += 1
-
-    def beside(self, function):
-        """Runs now, for its result, and once more when it is waited for."""
-        result = function()
-        held = [weakref.ref(x) for x in arrays_of(function)]
-        self.queue.append((function.__qualname__, held))
-        return result
-
-    def mark(self):
-        return len(self.queue)
-
-    def join(self, stream, mark) -> None:
-        assert stream == "caller's"
-        self.joins += 1
-        for place, (name, held) in enumerate(self.queue):
-            if place < mark:
-                assert all(x() is not None for x in held), f"{name} reads what was let go"
-        for place in range(mark):
-            self.queue[place] = ("done", [])
-
-    def read(self, code):
-        return lambda: int(code[:8].view("<i8")[0])
-
-
-def arrays_of(function):
-    """Arrays that were made by the caller, not beside: those that a closure reads."""
-    if not hasattr(function, "__code__"):
-        return []
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    return [c.cell_contents for name, c in cells if name in ("x", "target")]
-
-
-@pytest.mark.parametrize("policy", ["lossless", "default", "small"])
-def test_nothing_is_let_go_before_its_stream_waits(rng, monkeypatch, policy) -> None:
-    made = []
-    monkeypatch.setattr(module, "Cuda", lambda device: made.append(Late(device)) or made[-1])
-    monkeypatch.setattr(module.ActivationStash, "_on_host", staticmethod(lambda _: False))
-    arrays = [activation(rng, (9, 50 + i)) for i in range(5)]
-    with ActivationStash(policy) as stash:
-        for i, x in enumerate(arrays):
-            stash.put(str(i), x.copy())
-            assert len(stash._leaving) <= 1
-        for i in reversed(range(5)):
-            y = stash.get(str(i))
-            assert y.tobytes() == cto.compress(arrays[i], CODEC[policy]).decompress().tobytes()
-            ahead = [e for e in stash._entries.values() if e.decoded is not None]
-            assert [e.name for e in ahead] == ([str(i - 1)] if i else [])
-        assert not stash._leaving
-    codes = [cto.compress(x, CODEC[policy]).nbytes for x in arrays]
-    assert stash.report()["after"] == sum(codes)  # also of the last, which was taken untrimmed
-    (late,) = made
-    assert late.forks == 10  # before every encoding and every decoding
-    assert late.joins == 10
-
-
-def test_what_was_decoded_ahead_is_copied_into_out(rng, monkeypatch) -> None:
-    monkeypatch.setattr(module, "Cuda", Late)
-    monkeypatch.setattr(module.ActivationStash, "_on_host", staticmethod(lambda _: False))
-    arrays = [activation(rng) for _ in range(2)]
-    out = np.empty_like(arrays[0])
-    with ActivationStash("lossless") as stash:
-        for i, x in enumerate(arrays):
-            stash.put(str(i), x)
-        stash.get("1")
-        assert stash.get("0", out=out) is out
-    assert (out == arrays[0]).all()
-    assert stash.report()["peak"] < sum(x.nbytes for x in arrays) * 2
+# ---- capture -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,27 @@
 # SPDX-License-Identifier: MIT
-"""Policies: which codec an activation is kept in, by what the backward pass needs of it."""
+"""Policies: which codec an activation is kept in, by what the backward pass needs of it; and the
+operators of that codec."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any, TypeVar
 
-from ..codecs.table import CODECS, get_codec
-from ..dtypes import to_dtype
-from ..errors import ArgumentError, refuse, shown
+from ...dtypes import to_dtype
+from ...errors import ArgumentError, refuse, shown
+from ...families.gist.operators import Decoder
+from ...families.gist_guard.operators import GistGuardedMsfp15Encoder
+from ...families.gist_guard.sample import Grouping
+from ..table import CODECS, get_codec
+from .guards import LINEAR, NORMALISED, TILES
 
-NEEDS = ("sign", "mask", "index", "value", "linear", "normalised")
+VALUES = ("value", LINEAR, NORMALISED)  # needs of numbers
+NEEDS = ("sign", "mask", "index", *VALUES)
 # name, dtype's name, shape, need -> a codec's name, or None: the array is kept as it is.
 Policy = Callable[..., str | None]
+T = TypeVar("T")
 
 # A tile with an infinity or NaN comes back as NaN, so that loss scaling sees the overflow.
 OPTIONS: Mapping[str, Mapping[str, object]] = {
@@ -39,12 +47,12 @@ POLICIES: Mapping[str, Policy] = {
 }
 
 
-def get_policy(owner: str, policy: object, names: Iterable[str] = POLICIES) -> Policy:
+def get_policy(owner: str, policy: object, named: Mapping[str, T]) -> T | Policy:
     """A policy by name, or the caller's function."""
-    if isinstance(policy, str) and policy in POLICIES:
-        return POLICIES[policy]
+    if isinstance(policy, str) and policy in named:
+        return named[policy]
     if not callable(policy):
-        expected = f"one of {', '.join(map(repr, names))} or a function of name, dtype, shape, need"
+        expected = f"one of {', '.join(map(repr, named))} or a function of name, dtype, shape, need"
         refuse(owner, "policy", expected, shown(policy))
     return policy
 
@@ -91,8 +99,24 @@ def _refuse_unfit(owner: str, name: str, dtype: str, need: str, codec: object) -
             f"which is lossy"
         )
     keeps_values = "value" in found.kinds or dtype == "bool"
-    if need in ("value", "linear", "normalised") and not keeps_values:
+    if need in VALUES and not keeps_values:
         raise ArgumentError(
             f"{owner}: policy: expected a codec that keeps the values of {name!r}, got {codec!r}, "
             f"which does not"
         )
+
+
+def coders(
+    codec: str, dtype: Any, shape: tuple[int, ...], measure: str, grouping: Grouping | None
+) -> tuple[Any, Decoder]:
+    """Encoder and decoder for arrays of a dtype and shape, with the options that activations have.
+
+    The encoder for TILES gives what it measured beside the codes.
+    """
+    found, options = get_codec(codec), OPTIONS.get(codec, {})
+    if measure == TILES:
+        encoder: Any = GistGuardedMsfp15Encoder.shared(grouping=grouping, **options)
+    else:
+        encoder = found.encoding(**options)
+    told = found.kept(encoder.attribute_values, options)
+    return encoder, found.decoder.shared(to=dtype, shape=shape, **told)

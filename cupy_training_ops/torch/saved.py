@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ..codecs.kept.entry import Entry
 from .account import Account
-from .coding import Stream
+from .coding import Stream, current_stream
 from .kinds import WHOLE, Kind
 
 
@@ -37,21 +38,14 @@ class Passed:
         return self.tensor
 
 
-class Kept:
-    """One activation; all that saved it hold the same.
-
-    It is codes, or the tensor itself; both while it is not decided whether codes are good enough.
-    Most keep what the class has, which takes no time.
-    """
+class Kept(Entry):
+    """One activation; all that saved it hold the same."""
 
     uses = left = 1  # how many saved it, and how many of them are still to ask
     decoded: Tensor | None = None  # for the next use, where that follows at once
     decoded_version = 0
-    code: Tensor | None = None
-    original: Passed | None = None
-    waiting: Any = ()  # decisions to come
     centred = False  # features are, by the norm that took the product's result
-    place: object = None  # among those of a step that look alike
+    account: Account  # `code` is a tensor or None, `original` a Passed or None
 
     def __init__(self, x: Tensor, kind: Kind, stream: Stream, account: Account) -> None:
         self.kind, self.stream, self.account = kind, stream, account
@@ -59,7 +53,7 @@ class Kept:
 
     def __del__(self) -> None:
         if self.code is not None:
-            self.account.released(self.code.nbytes)
+            self.account.add(-self.code.nbytes)
 
     @property
     def rank(self) -> int:
@@ -69,7 +63,7 @@ class Kept:
     def encoded(self, kind: Kind, code: Tensor) -> None:
         """Hold codes, in place of shorter ones."""
         if self.code is not None:
-            self.account.undone(self.kind)
+            self.account.undone(self.kind, self.code.nbytes)
         self.kind, self.code, self.decoded = kind, code, None
         self.account.encoded(kind)
 
@@ -77,7 +71,7 @@ class Kept:
         """Hold the tensor itself."""
         self.original = original
         if self.code is not None:
-            self.account.undone(self.kind)
+            self.account.undone(self.kind, self.code.nbytes)
             self.code = self.decoded = None
         self.account.passed(reason, self.kind.nbytes, consumer)
 
@@ -88,10 +82,17 @@ class Kept:
         if self.code is not None:
             self.account.again(self.kind)
 
+    def failed(self, waiting: Any, lack: str) -> None:
+        """Hold the tensor alone."""
+        consumer = waiting.kind.use.consumer
+        self.account.failed(consumer, lack)
+        self.whole(self.original, "guard", consumer)
+
     def shorten(self, nbytes: int) -> None:
-        """Give back the memory behind the codes."""
-        assert self.code is not None
-        released = self.code.nbytes - nbytes
-        if released:
-            self.code = self.code[:nbytes].clone()
-            self.account.released(released)
+        """Memory goes back on the stream that it is of, where that is current."""
+        if self.stream is current_stream(self.kind.index):
+            super().shorten(nbytes)
+
+    def cut(self, nbytes: int) -> Any:
+        """By PyTorch's allocator."""
+        return self.code[:nbytes].clone()

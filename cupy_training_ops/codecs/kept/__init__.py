@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""The engine under ActivationStash and cto.torch: arrays as codes from forward to backward."""

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: MIT
+"""Whether codes are good enough for who takes them: what was measured of them, and its limits.
+
+An error counts beside what a consumer sees: a layer norm of rows with mean 100 sees x - mean.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ...families.gist_guard.sample import Grouping
+
+# What a consumer does with a value.
+LINEAR = "linear"  # multiplies it by a parameter
+NORMALISED = "normalised"  # centres it, and divides by its deviation
+PRODUCT = "product"  # multiplies it by another activation
+
+# Measures of codes, by what those that fail are not good enough for.
+TILES = "tiles"  # by the encoder, GistGuardedMsfp15Encoder: its four numbers
+RANGE = "range"  # of float16: the largest magnitude; deviation and means of features, squared
+INDEX = "index"  # whether a number was not from 0 to 15
+MEASURES = {"msfp15_signed": TILES, "pack16": RANGE, "index4": INDEX}
+
+# Squares of an error's share of the deviation that its consumer sees.
+TILE = 0.03**2  # of the distances from the means of tiles, or of features and channels
+GROUP = 0.06**2  # of those of each normalised group
+LARGEST, LEAST = 65504.0, 2.0**-6  # float16's steps are 2^-18 of the least, and smaller
+MEANS = 4.0**2  # squared deviations that the means of features may be large
+
+
+class Guard(NamedTuple):
+    """What is measured of codes, and what they are needed for."""
+
+    measure: str  # empty where nothing is
+    need: str
+    grouping: Grouping | None = None  # of what is centred, as the encoder was told
+
+    def within(self, numbers: Any) -> tuple[Any, Any, Any]:
+        """Whether codes do for everyone, where features are centred, where groups are normalised.
+
+        Of a measure's numbers: bools, or bools on a device. NaN is beyond every limit.
+        """
+        if self.measure == TILES:
+            error, tiles, groups, worst = numbers
+            grouped = self.grouping is not None
+            features, normalised = error <= TILE * groups, worst <= GROUP
+            return error <= TILE * tiles, grouped and features, grouped and normalised
+        if self.measure == INDEX:
+            (is_outside,) = numbers
+            return is_outside == 0, True, True
+        largest, deviation, means = numbers
+        in_range = (largest >= LEAST) & (largest <= LARGEST)
+        return in_range & (means <= MEANS * deviation), True, True
+
+    def does(self, numbers: Any) -> Any:
+        """Whether codes do for the need."""
+        codes, features, groups = self.within(numbers)
+        if self.need == NORMALISED:
+            return codes & groups
+        return codes & features if self.need == PRODUCT else codes
+
+    def lacking(self, numbers: Any) -> tuple[str, bool]:
+        """What they do not do for, empty where they do; and whether they do where features are
+        centred."""
+        codes, features, groups = self.within(numbers)
+        if not codes:
+            return self.measure, features
+        if self.need == NORMALISED and not groups:
+            return "groups", features
+        return "features" if self.need == PRODUCT and not features else "", features
