@@ -41,9 +41,10 @@ class KernelLibrary:
     def source_line(self, return_addresses: Iterable[int]) -> str | None:
         """File and line of the innermost of these calls that stands in the kernel source."""
         # A return address may belong to the next line already; the byte before it does not.
-        offsets = [hex(address - 1 - self._base) for address in return_addresses]
-        command = ["addr2line", "-i", "-e", str(self._path), *offsets]
-        result = subprocess.run(command, capture_output=True, text=True)
+        offsets = [address - 1 - self._base for address in return_addresses]
+        own = [hex(offset) for offset in offsets if offset >= 0]  # others are the runtime's
+        command = ["addr2line", "-i", "-e", str(self._path)]
+        result = subprocess.run(command, input="\n".join(own), capture_output=True, text=True)
         frames = [f for f in result.stdout.splitlines() if not f.startswith(_NOT_KERNEL_SOURCE)]
         return frames[0].removeprefix(SOURCE_ROOT).split(" ")[0] if frames else None
 

@@ -12,7 +12,6 @@
 #include <cassert>
 #include <climits>
 #include <cmath>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -21,7 +20,6 @@
 #include <cuda_fp8.h>
 
 #include "../runtime/interface.h"
-#include "emulated/access_checks.h"
 #include "emulated/qualifiers.h"
 #include "emulated/atomics.h"
 #include "emulated/bits.h"

@@ -15,4 +15,7 @@ class FaultGuard {
   FaultGuard& operator=(const FaultGuard&) = delete;
 };
 
+[[noreturn]] void report_access(uintptr_t address, uintptr_t bytes, bool is_store,
+                                void* return_address);
+
 }  // namespace emulator

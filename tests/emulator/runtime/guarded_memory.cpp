@@ -2,7 +2,7 @@
 // Arrays whose surroundings are watched. An array ends less than 16 bytes before an inaccessible
 // page: its address keeps the remainder modulo 16 of the caller's array, by which the host chooses
 // vector kernels. The slack before the page and the rest of the first page hold a canary for
-// writes; compiled kernels also check every access against the exact extent (see access_checks.h).
+// writes; every access of a kernel is also checked against the exact extent (access_checks.cpp).
 #include "guarded_memory.h"
 
 #include <sys/mman.h>
@@ -11,8 +11,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-
-#include "interface.h"
 
 namespace emulator {
 

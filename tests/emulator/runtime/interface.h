@@ -80,16 +80,6 @@ struct Extent {
   uintptr_t end;
 };
 
-// Every guarded array has a slot of the arena for itself, so that an address gives its array.
-constexpr unsigned kSlotBits = 30;
-constexpr unsigned kSlotCount = 16384;
-constexpr uintptr_t kArenaBytes = static_cast<uintptr_t>(kSlotCount) << kSlotBits;
-
-extern uintptr_t arena;
-extern Extent extents[kSlotCount];
 extern void* dynamic_shared;
-
-[[noreturn]] void report_access(uintptr_t address, uintptr_t bytes, bool is_store,
-                                void* return_address);
 
 }  // namespace emulator

@@ -12,7 +12,7 @@
 #define __device_builtin__
 #define __builtin_align__(bytes) __attribute__((aligned(bytes)))
 #define __align__(bytes) __attribute__((aligned(bytes)))
-#define __forceinline__ inline __attribute__((always_inline))
+#define __forceinline__ inline
 #define __inline_hint__
 #define __cdecl
 #define CUDARTAPI

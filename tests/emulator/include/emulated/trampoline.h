@@ -2,7 +2,6 @@
 // The way from the runtime into a kernel, and the kernel's signature as data for the Python side.
 #pragma once
 
-#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -49,9 +48,8 @@ struct Trampoline<kernel> {
 
   template <size_t... i>
   static void run_threads([[maybe_unused]] void** arguments, std::index_sequence<i...>) {
-    const std::tuple<P...> values(*static_cast<P*>(arguments[i])...);
     for (;;) {
-      kernel(std::get<i>(values)...);
+      kernel(*static_cast<P*>(arguments[i])...);
       finish_thread();
     }
   }
