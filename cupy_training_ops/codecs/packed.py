@@ -11,8 +11,8 @@ from typing import Any, Self
 import numpy as np
 
 from ..backend import Array
-from ..declare.schema import Spec, integer
-from ..dtypes import dtype_name, to_dtype
+from ..declare.schema import Shape, Spec, integer
+from ..dtypes import Dtype, dtype_name, to_dtype
 from ..errors import ArgumentError, OpError, ProviderError, refuse, shown
 from ..families.gist.operators import Decoder
 from ..frame import arrays, backends
@@ -153,11 +153,22 @@ def compress(x: object, codec: str, **options: object) -> Packed:
     """
     found = get_codec(codec)
     encoder = found.encoding(**options)
-    array: Array = arrays.adopt(encoder.name, "X", x)
     code = encoder(x)
+    dtype, shape, is_numpy = _form(encoder.name, x)
+    packed = object.__new__(Packed)  # what an encoder gives needs no check
     kept = found.kept(encoder.attribute_values, options)
-    packed = Packed(codec, dtype_name(array.dtype), array.shape, code, kept)
-    return packed.trimmed() if isinstance(array, np.ndarray) else packed
+    vars(packed).update(codec=codec, dtype=dtype_name(dtype), shape=shape, code=code, options=kept)
+    return packed.trimmed() if is_numpy else packed
+
+
+def _form(op: str, x: object) -> tuple[Dtype, Shape, bool]:
+    """The dtype and shape of an array, and whether NumPy has it."""
+    try:
+        _, dtype, shape, *_ = backends.info(x)  # type: ignore[arg-type]
+    except KeyError:
+        x = array = arrays.adopt(op, "X", x)
+        dtype, shape = array.dtype, array.shape
+    return dtype, tuple(shape), isinstance(x, np.ndarray)
 
 
 compress.__doc__ = "\n".join([inspect.cleandoc(compress.__doc__ or ""), "", *described()])

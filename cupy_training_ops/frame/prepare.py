@@ -22,7 +22,7 @@ from .call import Call
 from .convert import converted
 from .keys import CHANGES, unmarked
 from .operator import Operator
-from .pieces import Pieces
+from .pieces import PIECE, Pieces
 from .prepared import Named, Prepared, Result, grouped, ungrouped
 from .providers import CpuCall, EmptyCall, KernelCall
 
@@ -324,7 +324,8 @@ def _route(op: Operator, prepared: Prepared, specs: Sequence[object]) -> Call:
 
 def _pieces(op: Operator, prepared: Prepared) -> Pieces | None:
     """How the CPU provider takes the arrays apart, if it may."""
-    if op.tiles is None:
+    sizes = [a.info.spec.size for a in prepared.arrays if a.info is not None]
+    if op.tiles is None or max(sizes, default=0) <= PIECE:  # there would be one
         return None
     return Pieces(prepared.inputs, prepared.results, op.tiles, op.row, prepared.order)
 

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
@@ -99,24 +101,33 @@ def either(
     layout: Dtype, value: object = 0, *, address: int = 0, dtype: Dtype | None = None
 ) -> object:
     """The struct of core/either.cuh: numbers beside a null pointer, or a pointer and its type."""
-    struct = np.zeros((), layout)
-    struct["array"] = address
-    struct["type"] = 0 if dtype is None else element_type(dtype).onnx
-    if dtype is None:
-        numbers = value if isinstance(value, tuple) else (value,)
-        struct["real"] = [float(number) for number in numbers]
-        struct["whole"] = [_bits(number) for number in numbers]
-    return struct[()]
+    n, pack = _either_bytes(layout)
+    if dtype is not None:
+        nothing = (0,) * (2 * n)
+        return np.frombuffer(pack(address, *nothing, element_type(dtype).onnx), layout)[0]
+    numbers = value if isinstance(value, tuple) else (value,) * n
+    found = pack(0, *map(_bits, numbers), *map(float, numbers), 0)
+    return np.frombuffer(found, layout)[0]
 
 
-def _bits(number: Any) -> np.int64:
+@functools.cache
+def _either_bytes(layout: Dtype) -> tuple[int, Callable[..., bytes]]:
+    """How many numbers it holds, and what packs its fields, in their order, sooner than NumPy."""
+    n: int = layout["real"].shape[0]
+    fields = f"=Q{n}q{n}di"
+    return n, struct.Struct(f"{fields}{layout.itemsize - struct.calcsize(fields)}x").pack
+
+
+def _bits(number: Any) -> int:
     """An integer of 64 bits, signed or not, by its bits; 0 for a real number that is none."""
     if not isinstance(number, int | np.integer):
         real = float(number)
         if not (real.is_integer() and -(2.0**63) <= real < 2.0**64):
-            return np.int64(0)
+            return 0
     whole = int(number)
-    return np.int64(whole) if whole < 2**63 else np.uint64(whole).astype(np.int64)
+    if not -(2**63) <= whole < 2**64:
+        raise OverflowError(f"{whole} is no integer of 64 bits")
+    return whole if whole < 2**63 else whole - 2**64
 
 
 def _exact(

@@ -13,10 +13,10 @@ import pytest
 from cupy_training_ops import ArgumentError, CompileError
 from cupy_training_ops.declare.schema import Changing, Input, Spec
 from cupy_training_ops.dtypes import ELEMENT_TYPES, FLOAT32
-from cupy_training_ops.facts import Partials, TensorStarts
+from cupy_training_ops.facts import Either, Partials, TensorStarts
 from cupy_training_ops.frame.backends import NumpyBackend
 from cupy_training_ops.plan import Config, Device, Launch, Plan, Pointers, Scratch, by_value
-from cupy_training_ops.runtime.arguments import NULL, cast
+from cupy_training_ops.runtime.arguments import NULL, cast, either
 from cupy_training_ops.runtime.launch import ReadyPlan, launch_log
 from cupy_training_ops.runtime.source import Parameter, Source, signatures
 from cupy_training_ops.runtime.workspace import Store
@@ -93,6 +93,31 @@ def test_a_slot_stands_for_its_type() -> None:
 @pytest.mark.parametrize("c_type", ["size_t", "unsigned int", "double2", "T"])
 def test_an_unknown_type_is_refused(c_type) -> None:
     refused(c_type, 1)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("number", [0.5, -0.0, 3, -7, 2**64 - 1, np.float32(2.5), 1e300])
+def test_a_number_or_an_array_is_the_declared_struct(n, number) -> None:
+    """Each field by its name, whatever their order in memory is."""
+    layout = Either.of(n).dtype
+    found = either(layout, (number,) * n)
+    assert (found["array"], found["type"], found.dtype) == (0, 0, layout)
+    real, whole = np.atleast_1d(found["real"]), np.atleast_1d(found["whole"])
+    assert real.tolist() == [float(number)] * n
+    assert np.signbit(real).tolist() == [bool(np.signbit(np.float64(number)))] * n
+    is_whole = isinstance(number, int) or (float(number).is_integer() and abs(number) < 2**63)
+    expected = np.uint64(int(number) % 2**64).astype(np.int64) if is_whole else 0
+    assert whole.tolist() == [expected] * n
+    at = either(layout, address=4096, dtype=FLOAT32)
+    assert (at["array"], at["type"]) == (4096, 1)
+    assert not np.any(at["real"])
+    assert not np.any(at["whole"])
+
+
+@pytest.mark.parametrize("number", [2**64, -(2**63) - 1])
+def test_an_integer_beyond_64_bits_is_refused(number) -> None:
+    with pytest.raises(OverflowError):
+        either(Either.of(1).dtype, number)
 
 
 def test_pointers_take_none_and_scratch_only() -> None:
