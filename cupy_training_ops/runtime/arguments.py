@@ -27,6 +27,10 @@ NULL = np.uint64(0)
 EITHER = "Either<"  # the struct of core/either.cuh
 ZEROED = "Zeroed<"  # that of core/zeroed.cuh
 _REALS = (np.float32, np.float64)
+_WHOLE = {
+    kind: range(int(np.iinfo(kind).min), int(np.iinfo(kind).max) + 1)
+    for kind in (np.int32, np.uint32, np.int64, np.uint64)
+}
 _LARGEST = float(np.finfo(np.float32).max)
 _SCALARS = {row.c_type: row.dtype.type for row in ELEMENT_TYPES if row.dtype.kind != "c"}
 
@@ -136,8 +140,11 @@ def _exact(
     """A scalar of the declared type: an integer as it is, a real number rounded, not infinite."""
     if type(value) is scalar:  # rounded already
         return value
+    # The usual cases, as values that change take them at each call.
     if type(value) is float and scalar in _REALS and abs(value) <= _LARGEST:
-        return scalar(value)  # the usual case, as values that change take it at each call
+        return scalar(value)
+    if type(value) is int and scalar in _WHOLE and value in _WHOLE[scalar]:
+        return scalar(value)
     with contextlib.suppress(OverflowError, TypeError, ValueError), np.errstate(over="ignore"):
         if np.dtype(scalar).kind in "iub":
             result, fits = scalar(value), scalar(value) == value
