@@ -188,6 +188,8 @@ class Op(WithOthers):
         or anything with `__dlpack__`, C-contiguous and on one device; none is copied or converted.
         Operators that work element by element take any dense layout that all arrays share. Where
         all arrays are PyTorch's, the results are too; what was given in `out` comes back itself.
+        While autograd records, tensors that require gradients are data to encoders and optimizers,
+        and refused by others.
 
         out: an array, or a tuple with one (or None) for each output: exactly the inferred shape and
         dtype, of its own memory or of an input that the operator may replace; a tuple of arrays for
@@ -251,7 +253,7 @@ class Op(WithOthers):
         lent = Lent(self.inputs, inputs, given, natively=self.knows_tensors, detaches=self.detaches)
         with lent.stream():
             call, taken, out = self.prepared_call(inputs, given, outputs, lent)
-            if key is not None and not lent:
+            if key is not None and not lent and not self._has_old_names(outputs):
                 self._remember(key, call)
             if self._has_lists and not lent:
                 return self._run_lists(call, taken, out, outputs, workspace)
@@ -334,6 +336,10 @@ class Op(WithOthers):
         call = prepare(self._forgetful(), *key[:3])
         self._remember(key, call)
         return call
+
+    def _has_old_names(self, outputs: Sequence[str] | None) -> bool:
+        """Whether an output has a name from before, which each call is warned of."""
+        return outputs is not None and not self.other_outputs.keys().isdisjoint(outputs)
 
     def _remember(self, key: object, call: Call) -> None:
         if len(self._remembered) >= _MAX_REMEMBERED:
