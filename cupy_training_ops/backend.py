@@ -48,6 +48,11 @@ class ArrayInfo(NamedTuple):
     strides: Shape | None  # in bytes; None of a C-contiguous array
     device: int  # -1 for the host
 
+    @classmethod
+    def of(cls, info: Info) -> ArrayInfo:
+        """With a plain tuple for a shape: PyTorch's are of a type of their own."""
+        return cls(*info)._replace(shape=tuple(info[2]))
+
     @property
     def spec(self) -> Spec:
         """The part that planning sees."""

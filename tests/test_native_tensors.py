@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from cupy_training_ops import ArgumentError, get_op
+from cupy_training_ops.frame.keys import host_key
 from cupy_training_ops.samples import Sample
 from cupy_training_ops.testing.compare import assert_matches
 from cupy_training_ops.testing.samples import all_samples, mapped_inputs
@@ -248,3 +249,37 @@ def test_encoders_and_updates_take_data(provider) -> None:
     with on:
         assert not get_op("GistPack16Encoder")()(x).requires_grad
         get_op("SGDOptimizer")()(torch.tensor([0.1]), x, torch.randn(3, 70))
+
+
+# ---- words ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "out"),
+    [
+        ("ReluGrad", [(3, 70), (3, 71)], None),
+        ("ReluGrad", [(3, 70), (3, 70)], (70, 3)),
+        ("LayerNormalizationGrad", [(5, 7), (5, 7), (8,), (5, 1), (5, 1)], None),
+        ("ReluGrad", [(3, 70)], None),
+    ],
+)
+def test_refusals_have_the_words_of_arrays(backend, rng, name, shapes, out) -> None:
+    """Shapes, too, which PyTorch prints as its own."""
+    op, said = get_op(name)(), []
+    values = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+    with hollow_launches() as launches:
+        for made in (like, tensor_of):
+            given = None if out is None else made(np.zeros(out, np.float32))
+            with pytest.raises(ArgumentError) as refused:
+                op(*map(made, values), out=given)
+            said.append(str(refused.value))
+        assert not launches
+    assert said[0] == said[1]
+    assert not backend.launches
+
+
+@pytest.mark.parametrize("value", [np.array(3, object), np.array([[3]], object)])
+def test_objects_in_an_array_are_no_part_of_a_key(value) -> None:
+    """Their addresses may be others' soon."""
+    with pytest.raises(KeyError):
+        host_key(value)

@@ -282,7 +282,7 @@ class Call:
             refuse_read_only(prepared.op, "workspace")
         if self.has_tensors:
             array = cast(Array, workspace if is_tensor(workspace) else as_tensor(array))
-        found = ArrayInfo(*info(array))
+        found = ArrayInfo.of(info(array))
         workspaces.check(prepared.op, found, prepared.placement, self.workspace_nbytes)
         names = [a.name for a in prepared.arrays] + [r.name for r in prepared.results]
         every = (*arrays, *self._on_device(results), array)

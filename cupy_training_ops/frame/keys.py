@@ -44,7 +44,7 @@ def host_key(value: Any) -> object:
         return Marked(value, repr(value))
     if kind is list:
         return Marked(host_key(tuple(value)), list)
-    if kind is np.ndarray and value.size <= _MOST:
+    if kind is np.ndarray and value.size <= _MOST and not value.dtype.hasobject:
         return Marked(_flat(value), (value.shape, value.dtype, value.tobytes()))
     if kind in _SCALARS:
         return Marked(value.item(), (kind, value.tobytes()))

@@ -109,7 +109,7 @@ def _arrays(op: Operator, keys: Keys) -> Iterator[Named]:
 
 
 def _info(key: Info | None) -> ArrayInfo | None:
-    return None if key is None else ArrayInfo(*key)
+    return None if key is None else ArrayInfo.of(key)
 
 
 def _have_one_shape(arrays: Sequence[Named]) -> bool:
@@ -162,7 +162,7 @@ def _specs(op: Operator, keys: Keys, fixed: Sequence[object]) -> tuple[object, .
 
 
 def _placed(key: Info | None, place: int) -> Spec | None:
-    return None if key is None else replace(ArrayInfo(*key).spec, place=place)
+    return None if key is None else replace(ArrayInfo.of(key).spec, place=place)
 
 
 def _results(
@@ -264,7 +264,7 @@ def _check_given(op: Operator, result: Result, key: Any, any_layout: bool) -> No
     name = f"out ({result.name})"
     if not key or key[0] is None or isinstance(key[0], tuple):
         refuse(op.name, name, "an array", "a tuple")
-    given = ArrayInfo(*key)
+    given = ArrayInfo.of(key)
     if result.spec is None or not result.returned:
         refuse(op.name, name, "None: this output is not asked for", "an array")
     if result.value is not None:

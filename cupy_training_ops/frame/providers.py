@@ -129,7 +129,7 @@ class DelegatedCall(Call):
         expected = _words(result.open, spec)
         if array is None:
             refuse(op, name, expected, "None")
-        found = ArrayInfo(*info(array))
+        found = ArrayInfo.of(info(array))
         has_form = (found.shape, found.dtype) == (spec.shape, spec.dtype)
         if not (result.open.has(found.spec) if result.open else has_form):
             refuse(op, name, expected, f"{dtype_name(found.dtype)} of shape {found.shape}")
