@@ -39,18 +39,20 @@ class Call:
         self.prepared = prepared
         self.backend = prepared.placement.backend
         self.device = prepared.placement.device
-        self.returns_all = all(r.returned or r.spec is None for r in prepared.results)
-        self.single_output = prepared.counts == (None,) and self.returns_all
-        self.n_inputs = len(prepared.inputs)
         self.has_tensors = self.backend.has_tensors
         self.records = self.has_tensors and not prepared.detaches  # autograd may
         self.checks = prepared.checks
         self.changing = prepared.changing
         self.supplied = prepared.supplied
+        self._know_results(prepared)
+        self._know_inputs(prepared)
+        self.overlap = overlap(prepared)
+
+    def _know_inputs(self, prepared: Prepared) -> None:
+        """Which are arrays, which are lists, which are frozen at each call."""
+        self.n_inputs = len(prepared.inputs)
         changing = [(place, prepared.inputs[place]) for place in prepared.changing]
         self.freezing = [(place, item, for_changing(item)) for place, item in changing]
-        self.groups = prepared.groups_outputs
-        self.groups_out = any(prepared.out) and self.groups
         self.all_device = not any(i.variadic or i.memory != "device" for i in prepared.inputs)
         self.is_plain = self.all_device and not self.groups_out
         given = set(prepared.changing)
@@ -59,6 +61,13 @@ class Call:
             for place, declared in enumerate(prepared.inputs)
             if declared.memory != "host" and place not in given
         )
+
+    def _know_results(self, prepared: Prepared) -> None:
+        """Which are given, made or updated, and which come back."""
+        self.returns_all = all(r.returned or r.spec is None for r in prepared.results)
+        self.single_output = prepared.counts == (None,) and self.returns_all
+        self.groups = prepared.groups_outputs
+        self.groups_out = any(prepared.out) and self.groups
         self.has_all_outputs = bool(prepared.out) and all(prepared.out)
         self.has_out = any(prepared.out)
         self.makes_arrays = any(
@@ -68,7 +77,6 @@ class Call:
         self.makers = self._makers()
         self.makes_all = not self.has_out and all(self.makers)
         self.aliased = _all_aliased(prepared)
-        self.overlap = overlap(prepared)
 
     def __call__(self, inputs: Arguments, out: Arguments, workspace: object) -> Any:
         """Check what only the arrays of this call can show, allocate, and run."""

@@ -160,23 +160,8 @@ class ActivationStash:
         x = adopt(NAME, "array", array)
         if x is None:
             refuse(NAME, "array", "an array", "None")
-        backend = BACKENDS[type(x)]
-        _, dtype, shape, aligned, _, device = backend.info(x)
-        codec = chosen(NAME, self._policy, name, dtype_name(dtype), shape, need)
-        spec = Spec(shape, dtype, aligned)
-        entry = _Entry(
-            name=name,
-            spec=spec,
-            device=device,
-            streams=self._streams_of(x, device),
-            place=(name, need, dtype, shape, device),
-            row={"codec": codec, "need": need, "before": spec.nbytes},
-            account=self._account,
-            others=self._entries,
-            original=x,
-            is_tensor=is_tensor(array),
-            seen=(x, x.copy()) if self._check else None,
-        )
+        entry = self._entry(name, x, need, is_tensor(array))
+        codec, backend = entry.row["codec"], BACKENDS[type(x)]
         # The host waits for lengths; what was queued since keeps the GPU busy meanwhile.
         self._lengths.trim_all()
         self._window.look()
@@ -187,6 +172,25 @@ class ActivationStash:
         self._account.add(entry.nbytes)
         if waiting:
             self._window.add(waiting, entry, entry.nbytes)
+
+    def _entry(self, name: str, x: Any, need: str, is_tensor: bool) -> _Entry:
+        """A new one, with the codec that the policy chooses."""
+        _, dtype, shape, aligned, _, device = BACKENDS[type(x)].info(x)
+        codec = chosen(NAME, self._policy, name, dtype_name(dtype), shape, need)
+        spec = Spec(shape, dtype, aligned)
+        return _Entry(
+            name=name,
+            spec=spec,
+            device=device,
+            streams=self._streams_of(x, device),
+            place=(name, need, dtype, shape, device),
+            row={"codec": codec, "need": need, "before": spec.nbytes},
+            account=self._account,
+            others=self._entries,
+            original=x,
+            is_tensor=is_tensor,
+            seen=(x, x.copy()) if self._check else None,
+        )
 
     def get(self, name: str, out: Any = None) -> Any:
         """The array, decoded; each is given back once.
