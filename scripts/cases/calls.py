@@ -232,7 +232,7 @@ CASES: dict[str, Case] = {
     "adam_optimizer, numbers": Case(adam, fused_adam),
     "adam_optimizer, NumPy scalars": Case(adam_of_scalars, fused_adam),
     "slice_grad, NumPy positions": Case(slice_grad),
-    "GatherGrad, out=": Case(gather, embedding_backward),
+    "GatherGrad, small, out=": Case(gather, embedding_backward),
     "pad_and_unflatten": Case(unflatten),
     "layer_normalization_grad": Case(layer_norm_grad, native_layer_norm_backward),
     "layer_normalization": Case(layer_norm, native_layer_norm),

@@ -39,7 +39,9 @@ def test_moments_are_sums_with_any_decay(name, alpha, beta, anywhere, rng) -> No
     g, m, v = (x.astype(np.float64) for x in (g, m, v))
     assert_matches(anywhere.host(placed[2]), (alpha * m + (1 - alpha) * g).astype(np.float32))
     assert_matches(anywhere.host(placed[3]), (beta * v + (1 - beta) * g * g).astype(np.float32))
-    assert (anywhere.host(placed[0]) != w).all()
+    moves = np.abs(alpha * m + (1 - alpha) * g) > 0.1  # else a decay may take them back
+    assert moves.any()
+    assert (anywhere.host(placed[0]) != w)[moves].all()
 
 
 def test_without_a_step_lamb_corrects_nothing() -> None:
