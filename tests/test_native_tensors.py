@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from cupy_training_ops import ArgumentError, get_op
+from cupy_training_ops.frame.backends import CPU
 from cupy_training_ops.frame.keys import host_key
 from cupy_training_ops.samples import Sample
 from cupy_training_ops.testing.compare import assert_matches
@@ -187,6 +188,49 @@ def test_a_bound_call_makes_its_results_once(backend) -> None:
     assert addresses(backend)[2] == first.data_ptr()
 
 
+def test_host_results_of_a_bound_call_are_tensors(backend) -> None:
+    a, b = torch.randn(2, 3, 70)
+    for op in (get_op("ConcatTraining")(axis=0), get_op("ConcatTraining")(axis=1)):
+        bound, expected = op.bound([a, b]), op([a, b])
+        first, second = bound(), bound()
+        assert second[0] is first[0]
+        assert torch.equal(second[1], expected[1])
+        assert second[1] is not first[1]
+    assert backend.launches
+
+
+def test_a_tensor_whose_elements_are_in_another_order_is_another(backend) -> None:
+    """The memory, the shape and the dtype are the same."""
+    dy, x = torch.randn(2, 70, 70)
+    bound, listed = get_op("ReluGrad")().bound(dy, x), get_op("ConcatTraining")(axis=1)
+    bound()
+    listed([dy, x])
+    n = len(backend.launches)
+    x.t_()
+    with pytest.raises(ArgumentError, match="ReluGrad: X: expected the tensor as it was bound"):
+        bound()
+    with pytest.raises(ArgumentError, match=r"ConcatTraining: inputs\[1\]"):
+        listed([dy, x])
+    assert len(backend.launches) == n
+
+
+def test_a_workspace_without_elements_serves_where_none_is_needed(backend, monkeypatch) -> None:
+    """It has no address; what it lends is CuPy's where there is a GPU."""
+    op, (dy, x) = get_op("ReluGrad")(), torch.randn(2, 3, 70)
+    assert op.workspace_nbytes(dy, x) == 0
+    monkeypatch.setattr(backend, "name", "cuda")
+    monkeypatch.setattr(CPU, "info", lambda a: (backend, a.dtype, a.shape, True, None, 0))
+    op(dy, x, workspace=torch.empty(0, dtype=torch.uint8))
+    assert len(backend.launches) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.uint8])
+def test_a_workspace_that_does_not_serve_is_refused_in_words(backend, dtype) -> None:
+    with pytest.raises(ArgumentError, match="ReluGrad: workspace: expected a uint8 array"):
+        get_op("ReluGrad")()(*torch.randn(2, 3, 70), workspace=torch.empty(2, 0, dtype=dtype))
+    assert not backend.launches
+
+
 @pytest.mark.parametrize("unusual", ["negative", "sparse", "mixed", "subclass", "batched"])
 def test_unusual_tensors_are_adopted_or_refused(backend, unusual) -> None:
     """Never taken by their memory alone."""
@@ -240,6 +284,21 @@ def test_a_gradient_is_not_lost_in_silence(provider) -> None:
         if provider == "native":
             with pytest.raises(ArgumentError, match=r"X\.detach\(\)"):
                 bound()
+
+
+@pytest.mark.parametrize("provider", ["native", "adopted"])
+def test_a_gradient_of_a_number_is_not_lost_in_silence(provider) -> None:
+    on = tensors_on(HollowTensors()) if provider == "native" else contextlib.nullcontext()
+    x, scale = torch.randn(3, 70), torch.tensor(0.5, requires_grad=True)
+    op = get_op("Scale")()
+    with on:
+        bound, refused = op.bound(x, 2.0), r"Scale: scale: .*scale\.detach\(\)"
+        for call in (lambda: op(x, scale), lambda: op.bound(x, scale), lambda: bound(scale=scale)):
+            with pytest.raises(ArgumentError, match=refused):
+                call()
+        op(x, scale.detach())
+        with torch.no_grad():
+            bound(scale=scale)
 
 
 @pytest.mark.parametrize("provider", ["native", "adopted"])

@@ -29,9 +29,9 @@ def adopt_input(op: str, item: Input, value: Any, lent: Lent) -> object:
         checks.within(op, item.name, limits.of_list(len(value)))
     if item.memory == "host" or (item.memory == "either" and is_number(value)):
         return (
-            tuple([_frozen(op, item, v) for v in value])
+            tuple([_frozen(op, item, v, lent) for v in value])
             if item.variadic
-            else _frozen(op, item, value)
+            else _frozen(op, item, value, lent)
         )
     if item.variadic:
         if lent.is_native or are_known(value):
@@ -58,8 +58,10 @@ def _lent(op: str, name: str, value: Any, lent: Lent) -> Any:
     return lent.note(value, array)
 
 
-def _frozen(op: str, item: Input, value: object) -> object:
+def _frozen(op: str, item: Input, value: object, lent: Lent) -> object:
     if foreign.is_host_tensor(value) or isinstance(value, np.ma.MaskedArray):
+        if not lent.detaches:
+            foreign.refuse_gradients(op, [item.name], [value])
         value = adopt(op, item.name, value)  # which refuses one with a mask
     checks.host(op, item.name, value)
     return converted(op, item, value)

@@ -70,7 +70,8 @@ def _bound(
             None if r.value is not None or _replaces(array, r.alias, arrays) else array
             for r, array in zip(call.prepared.results, made, strict=True)
         )
-        lent.keep(kept)
+        if lent:
+            lent.keep(kept)
         out = grouped(kept, call.prepared.counts) if call.prepared.groups_outputs else kept
         call, taken, given = op.prepared_call(taken, out, outputs, lent)
     if lent:
@@ -355,6 +356,9 @@ def _as_list(value: Any, variadic: bool) -> Sequence[Array | None]:
     return value if variadic and value is not None else (value,)
 
 
+_NOTHING = {True: NONE_LENT, False: Lent((), (), (), detaches=False)}
+
+
 def _with_values(
     op: Bindable, inputs: Arguments, places: Mapping[str, int], values: Mapping[str, object]
 ) -> Arguments:
@@ -368,5 +372,5 @@ def _with_values(
         item = op.inputs[places[name]]
         if value is None or (item.memory == "either" and not is_number(value)):
             refuse(op.name, name, "a number, as was bound", type(value).__name__)
-        taken[places[name]] = adopt_input(op.name, item, value, NONE_LENT)
+        taken[places[name]] = adopt_input(op.name, item, value, _NOTHING[op.detaches])
     return tuple(taken)

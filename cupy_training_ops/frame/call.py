@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..backend import Array, ArrayInfo
+from ..backend import Array, ArrayInfo, Info
 from ..declare.schema import Changing, Spec
 from ..dtypes import Dtype, HostArray
 from ..errors import ProviderError, refuse, shown
@@ -285,12 +285,13 @@ class Call:
     def _checked(self, workspace: object, arrays: Arrays, results: Arrays) -> Array:
         """The caller's workspace, fit for the call and apart from its arrays on the device."""
         prepared = self.prepared
-        array: Array = adopt(prepared.op, "workspace", workspace)
+        adopted: Array = adopt(prepared.op, "workspace", workspace)
+        array = adopted
         if is_read_only(workspace):
             refuse_read_only(prepared.op, "workspace")
         if self.has_tensors:
             array = cast(Array, workspace if is_tensor(workspace) else as_tensor(array))
-        found = ArrayInfo.of(info(array))
+        found = ArrayInfo.of(_info(array, adopted))
         workspaces.check(prepared.op, found, prepared.placement, self.workspace_nbytes)
         names = [a.name for a in prepared.arrays] + [r.name for r in prepared.results]
         every = (*arrays, *self._on_device(results), array)
@@ -298,6 +299,14 @@ class Call:
         overlap = Overlap(prepared.op, [*names, "workspace"], sizes, [Written(len(every) - 1)])
         overlap.refuse(self.backend.pointers(every))
         return array
+
+
+def _info(array: Array, adopted: Array) -> Info:
+    """The fields of ArrayInfo; of a tensor without an address, or an unusual one, as it is lent."""
+    try:
+        return info(array)
+    except KeyError:
+        return info(adopted)
 
 
 def _all_aliased(prepared: Prepared) -> Callable[[Sequence[Any]], tuple[Any, ...]] | None:

@@ -154,7 +154,7 @@ def _copy(source: Tensor, target: Tensor) -> None:
 
 
 def _state(array: Tensor) -> object:
-    return array.data_ptr(), array.shape, array.dtype
+    return array.data_ptr(), array.shape, array.stride(), array.dtype
 
 
 def _bytes(strides: Sequence[int], itemsize: int) -> Shape:
