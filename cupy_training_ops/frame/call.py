@@ -22,7 +22,14 @@ from .aliasing import Overlap, Written
 from .arrays import adopt
 from .backends import info
 from .convert import Freezing
-from .foreign import as_tensor, is_read_only, is_tensor, refuse_gradients, refuse_read_only
+from .foreign import (
+    as_tensor,
+    is_read_only,
+    is_tensor,
+    may_record,
+    refuse_gradients,
+    refuse_read_only,
+)
 from .prepared import Arguments, Arrays, Prepared, Result, grouped, overlap, ungrouped
 
 Tables = Sequence[object]  # structs that hold addresses
@@ -231,7 +238,8 @@ class Call:
 
     def refuse_gradients(self, arrays: Sequence[Any]) -> None:
         """Refuse tensors whose gradients a result would silently not have."""
-        refuse_gradients(self.prepared.op, self.prepared.names, arrays)
+        if may_record(arrays):
+            refuse_gradients(self.prepared.op, self.prepared.names, arrays)
 
     def _flat(self, inputs: Arguments) -> Arrays:
         """The arrays in one tuple."""
