@@ -255,7 +255,7 @@ def _arrays(
 ) -> Iterator[object]:
     """What a call is given for arrays, one by one."""
     for item, value in zip(declared, inputs, strict=False):
-        if item.memory == "device" and isinstance(value, list | tuple):
+        if item.memory == "device" and item.variadic and isinstance(value, list | tuple):
             yield from value
         elif item.memory == "device" or (item.memory == "either" and not is_number(value)):
             yield value
