@@ -165,13 +165,18 @@ class Call:
             self.refuse_gradients(arrays + results)
         if workspace is not None:
             workspace = self._checked(workspace, arrays, results)
+        if self.check_numbers is not None or self.checks:
+            self._check(inputs, values)
+        if self.supplied is not None and self.supplied not in values:
+            values = {**values, self.supplied: self._supply(inputs, values)}
+        self._run(inputs, arrays, results, workspace, values, tables)
+
+    def _check(self, inputs: Arguments, values: Values) -> None:
+        """What is looked at each time: numbers that change, and arrays where that is asked for."""
         if self.check_numbers is not None:
             self.check_numbers(values)
         for check in self.checks:
             check(*self._with_hosts(inputs, values))
-        if self.supplied is not None and self.supplied not in values:
-            values = {**values, self.supplied: self._supply(inputs, values)}
-        self._run(inputs, arrays, results, workspace, values, tables)
 
     def _run(
         self,

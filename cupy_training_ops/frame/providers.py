@@ -97,9 +97,9 @@ class DelegatedCall(Call):
         tables: Tables | None = None,
     ) -> Any:
         """What the callable returns, checked against what was inferred."""
-        taken_inputs = self._with_hosts(inputs, self.values(inputs))
-        for check in self.checks:
-            check(*taken_inputs)
+        values = self.values(inputs)
+        self._check(inputs, values)
+        taken_inputs = self._with_hosts(inputs, values)
         with self._current(), self.delegation(*taken_inputs) as returned:
             taken = self._all_taken(self._one_by_one(returned))
         return taken[0] if self.single_output else self.returned(taken)
