@@ -17,8 +17,9 @@ from .errors import EmulatorCompileError
 from .options import HostOptions
 
 EMULATOR_FOLDER = Path(__file__).parent
-INCLUDE_FOLDER = EMULATOR_FOLDER / "include"
-RUNTIME_FOLDER = EMULATOR_FOLDER / "runtime"
+# In a copy of the checkout these may be links, so that what was built for the other serves.
+INCLUDE_FOLDER = (EMULATOR_FOLDER / "include").resolve()
+RUNTIME_FOLDER = (EMULATOR_FOLDER / "runtime").resolve()
 
 # What debug information gives as the place of a file named by a relative #line.
 SOURCE_ROOT = "/kernel/"
@@ -208,7 +209,7 @@ def _fingerprint() -> bytes:
     assert folder is not None
     nvidia = [(folder / f"cuda_{name}.h").read_bytes() for name in ("fp16", "bf16", "fp8")]
     own = [text.encode() for text in _contents([INCLUDE_FOLDER, RUNTIME_FOLDER])]
-    parts = [version, str(EMULATOR_FOLDER).encode(), *nvidia, *own]
+    parts = [version, *nvidia, *own]
     return hashlib.sha256(b"\0".join(parts)).digest()
 
 
