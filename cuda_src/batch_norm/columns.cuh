@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Channels of few neighbouring elements, or of pieces that begin where no vector does: the array is
-// a matrix, and a channel is `length` of its columns. Threads along a row have neighbouring columns, a slot of 16 bytes each.
+// a matrix, and a channel is `length` of its columns. Threads along a row have neighbouring columns,
+// a slot of 16 bytes each.
 #pragma once
 #include "batch_norm/sums.cuh"
 
