@@ -234,10 +234,8 @@ class Everything(Op):
         schema.Output("Z", "bool", memory="host", shape="shape (1,)", doc="always True"),
         schema.Output("Ys", "float32", variadic=True, may_alias=("X", "S")),
     )
-    attributes = (
-        schema.Attribute("to", schema.one_of("up", "down"), type="T"),
-        schema.Attribute("deterministic", schema.optional(schema.integer), None, doc="how"),
-    )
+    to = schema.attribute(schema.one_of("up", "down"), type="T")
+    deterministic = schema.attribute(schema.optional(schema.integer), None, doc="how")
     types = {"T": (FLOAT32,)}  # noqa: RUF012
     bitwise_exact = True
 

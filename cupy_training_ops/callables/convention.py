@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..declare.schema import Attribute, Convert, boolean, integer, integers, reals, single
+from ..declare.schema import boolean, integer, single
 from ..dtypes import Dtype, to_dtype
 from ..errors import ArgumentError, refuse, shown
 
@@ -68,17 +68,6 @@ def nothing(value: Any) -> tuple[int, ...]:
 def handle(value: object) -> int:
     """A context: the integer that a PythonOp gave."""
     return integer(single(value))
-
-
-def constant_attributes() -> Iterator[Attribute]:
-    """What holds constants: of each kind single ones, and tuples."""
-    values: dict[str, Convert] = {"bool": booleans, "int": integers, "float": reals}
-    for kind in KINDS:
-        yield Attribute(f"input_{kind}_scalars", values[kind], ())
-        yield Attribute(f"input_{kind}_scalar_positions", integers, (), doc="of arguments")
-        yield Attribute(f"input_{kind}_tuples", values[kind], (), doc="one after the other")
-        yield Attribute(f"input_{kind}_tuple_positions", integers, (), doc="of arguments")
-        yield Attribute(f"input_{kind}_tuple_begins", integers, (), doc="where each begins")
 
 
 def constants(op: str, letters: str, given: Mapping[str, Any]) -> dict[int, object]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from ..backend import Backend
+from ..declare.declaration import taken_attributes
 from ..declare.schema import Attribute, Inferred, Input, Output, Tiles
 from ..declare.type_rows import Types
 from ..errors import ArgumentError
@@ -79,6 +80,7 @@ class Op(WithOthers):
     _shared: ClassVar[dict[object, Op]]
 
     def __init_subclass__(cls) -> None:
+        cls.attributes = taken_attributes(cls)
         cls.name = vars(cls).get("name", cls.__name__)
         cls.family, _ = home(cls.__module__)
         cls.function_name = snake_case(cls.name)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...declare.schema import Attribute, Input, Output, real
+from ...declare.schema import Input, Output, attribute, real
 from ...planning.elementwise import ElementwiseOp, Number
 
 DY = Input("dY", "T", shape="any shape")
@@ -58,8 +58,7 @@ class LeakyReluGrad(ElementwiseOp):
 
     inputs = (DY, Y)
     outputs = (DX,)
-    attributes = (Attribute("alpha", real, 0.01),)
-    alpha: float
+    alpha = attribute(real, 0.01)
 
     def options(self, *inputs: Any) -> tuple[Number, ...]:
         return (self.alpha,)
@@ -130,8 +129,7 @@ class QuickGeluGrad(ElementwiseOp):
 
     inputs = (DY, X)
     outputs = (DX,)
-    attributes = (Attribute("alpha", real, 1.702),)
-    alpha: float
+    alpha = attribute(real, 1.702)
 
     def options(self, *inputs: Any) -> tuple[Number, ...]:
         return (self.alpha,)
@@ -224,8 +222,7 @@ class QuickGelu(ElementwiseOp):
 
     inputs = (X_FORWARD,)
     outputs = (Y_FORWARD,)
-    attributes = (Attribute("alpha", real, 1.702),)
-    alpha: float
+    alpha = attribute(real, 1.702)
 
     def options(self, *inputs: Any) -> tuple[Number, ...]:
         return (self.alpha,)

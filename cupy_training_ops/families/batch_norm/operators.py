@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ...declare.schema import Attribute, Input, Output, Spec, boolean, positive_or_zero, real
+from ...declare.schema import Input, Output, Spec, attribute, boolean, positive_or_zero, real
 from ...declare.type_rows import TypeRows, Types
 from ...dtypes import FLOAT16, FLOAT32, FLOAT64
 from ...errors import ArgumentError, refuse, shown
@@ -94,16 +94,10 @@ class BatchNormInternal(_BatchNorm):
         Output("saved_mean", "T2", shape=CHANNELS),
         Output("saved_inv_std", "T2", shape=CHANNELS),
     )
-    attributes = (
-        Attribute("epsilon", positive_or_zero, 1e-5),
-        Attribute("momentum", share, 0.9, doc="what running statistics keep"),
-        Attribute("training_mode", boolean, True, doc="False takes the given statistics"),
-        Attribute("unbiased", boolean, True, doc="running_var takes m / (m - 1) of the variance"),
-    )
-    epsilon: float
-    momentum: float
-    training_mode: bool
-    unbiased: bool
+    epsilon = attribute(positive_or_zero, 1e-5)
+    momentum = attribute(share, 0.9, doc="what running statistics keep")
+    training_mode = attribute(boolean, True, doc="False takes the given statistics")
+    unbiased = attribute(boolean, True, doc="running_var takes m / (m - 1) of the variance")
 
     def infer(self, x: Spec, *per_channel: Spec) -> tuple[Spec | None, ...]:
         channels = self.check_channels(x, per_channel)
@@ -164,8 +158,7 @@ class BatchNormalizationGrad(_BatchNorm):
         Output("scale_grad", "T1", shape=CHANNELS),
         Output("bias_grad", "T1", shape=CHANNELS),
     )
-    attributes = (Attribute("epsilon", positive_or_zero, doc="not used"),)
-    epsilon: float
+    epsilon = attribute(positive_or_zero, doc="not used")
 
     def infer(self, dy: Spec, x: Spec, *per_channel: Spec) -> tuple[Spec, ...]:
         channels = self.check_channels(x, per_channel)

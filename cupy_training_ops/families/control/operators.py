@@ -13,11 +13,11 @@ import numpy as np
 
 from ...callables.split_step import Yielded, current_run
 from ...declare.schema import (
-    Attribute,
     Inferred,
     Input,
     Output,
     Spec,
+    attribute,
     count,
     integer,
     integers,
@@ -181,9 +181,7 @@ class RecordEvent(_Event):
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/controlflow/record.cc.
     """
 
-    attributes = (
-        Attribute("num_outputs", optional(count_or_none), None, doc="None: one for each array"),
-    )
+    num_outputs = attribute(optional(count_or_none), None, doc="None: one for each array")
 
     def order(self, identifier: int, backend: Any) -> None:
         if not EVENTS.record(identifier, backend.record):
@@ -201,11 +199,8 @@ class WaitEvent(_Event):
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/controlflow/wait.cc.
     """
 
-    attributes = (
-        Attribute("num_outputs", optional(count), None, doc="None: one for each array"),
-        Attribute("timeout", seconds, 60.0, doc="of the wait for a RecordEvent"),
-    )
-    timeout: float
+    num_outputs = attribute(optional(count), None, doc="None: one for each array")
+    timeout = attribute(seconds, 60.0, doc="of the wait for a RecordEvent")
 
     def order(self, identifier: int, backend: Any) -> None:
         try:
@@ -239,12 +234,8 @@ class YieldOp(_Control):
             doc="one for each of module_outputs that is differentiable, of its type",
         ),
     )
-    attributes = (
-        Attribute("non_differentiable_outputs", integers, (), doc="places without a gradient"),
-        Attribute("full_shape_outputs", integers, doc="places whose gradient is given in full"),
-    )
-    non_differentiable_outputs: tuple[int, ...]
-    full_shape_outputs: tuple[int, ...]
+    non_differentiable_outputs = attribute(integers, (), doc="places without a gradient")
+    full_shape_outputs = attribute(integers, doc="places whose gradient is given in full")
 
     def __call__(self, /, *inputs: object, **named: Any) -> Yielded:
         """What the generator function is to yield, after the checks of every call."""

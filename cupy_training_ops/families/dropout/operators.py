@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...declare.schema import Attribute, Input, Output, Shape, Spec, Tiles, boolean, integer
+from ...declare.schema import Input, Output, Shape, Spec, Tiles, attribute, boolean, integer
 from ...dtypes import BOOL
 from ...errors import refuse
 from ...frame.checks import from_front
@@ -175,14 +175,10 @@ class BiasSoftmaxDropout(Drawing):
         MASK,
         Output("softmax_output", "T", may_alias=("data",), shape="shape of data"),
     )
-    attributes = (
-        Attribute("axis", integer, 1, doc=AXIS_DOC),
-        Attribute("is_inner_broadcast", boolean),
-        SEED,
-    )
+    axis = attribute(integer, 1, doc=AXIS_DOC)
+    is_inner_broadcast = attribute(boolean)
+    seed = SEED
     ratio_at = -2
-    axis: int
-    is_inner_broadcast: bool
 
     def infer(self, data: Spec, bias: Spec, *others: Any) -> tuple[Spec, ...]:
         axis = from_front(self.name, self.axis, len(data.shape))
@@ -309,9 +305,8 @@ class SoftmaxDropoutGrad(WithRatio):
         RATIO,
     )
     outputs = (Output("dx", "T", may_alias=("dy", "softmax_y"), shape="shape of dy"),)
-    attributes = (Attribute("axis", integer, doc=AXIS_DOC),)
+    axis = attribute(integer, doc=AXIS_DOC)
     ratio_at = -1
-    axis: int
 
     def infer(self, dy: Spec, mask: Spec, y: Spec, ratio: object) -> tuple[Spec, ...]:
         from_front(self.name, self.axis, len(dy.shape))

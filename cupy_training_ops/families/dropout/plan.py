@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any, ClassVar, Self
 
 from ...declare.schema import (
-    Attribute,
     Changing,
     Function,
     Input,
     Spec,
+    attribute,
     flag,
     integer,
     optional,
@@ -163,11 +163,8 @@ STATE = Input(
     shape="two elements",
     doc="seed and offset; of an array the offset goes on by one",
 )
-SEED = Attribute(
-    "seed",
-    optional(seed),
-    None,
-    doc="None takes one from the system, another in a process that is forked",
+SEED = attribute(
+    optional(seed), None, doc="None takes one from the system, another in a process that is forked"
 )
 
 
@@ -214,8 +211,7 @@ class Drawing(WithRatio):
     As a function with a seed it always draws with offset 0.
     """
 
-    attributes: ClassVar[tuple[Attribute, ...]] = (SEED,)
-    seed: int | None
+    seed = SEED
     _key: int
     _offsets: Iterator[int]
 

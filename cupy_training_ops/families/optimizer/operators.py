@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from ...declare.schema import Attribute, Inferred, Input, Output, Spec, one_of
+from ...declare.schema import Inferred, Input, Output, Spec, attribute, one_of
 from ...declare.type_rows import TypeRows, Types
 from ...dtypes import BOOL, FLOAT64, FLOATS, Dtype
 from ...frame.op import Op
@@ -260,12 +260,9 @@ class InplaceClipGradNorm(Op):
 
     inputs = (Input("gradients", "T", variadic=True, shape="any shapes", doc="at least one array"),)
     outputs = (common.replaced("clipped_gradients", "gradients", "T", "gradients"),)
-    attributes = (
-        Attribute("max_norm", common.not_negative, 1.0),
-        Attribute("norm_type", one_of("fro"), "fro"),
-    )
+    max_norm = attribute(common.not_negative, 1.0)
+    norm_type = attribute(one_of("fro"), "fro")
     types: ClassVar[Types] = {"T": FLOATS}
-    max_norm: float
 
     def infer(self, xs: Specs) -> tuple[Inferred, ...]:
         common.refuse_none(self.name, "gradients", xs)
