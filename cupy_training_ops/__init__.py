@@ -70,7 +70,7 @@ def __getattr__(name: str) -> Any:
     if name in _CLASSES:
         return _CLASSES[name]
     if name in OPERATORS:
-        return function(name)
+        return globals().setdefault(name, function(name))  # the next look-up finds it
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -23,6 +23,8 @@ def function(name: str) -> Callable[..., Any]:
     of_call = frozenset((*CALL, *(item.name for item in cls.inputs), *cls.other_inputs))
 
     def call_operator(*inputs: object, **keywords: Any) -> Any:
+        if not keywords:  # nor is there anything to take apart
+            return cls.shared()(*inputs)
         attributes = {}
         given = keywords.keys() - of_call if cls.takes_keywords else declared.intersection(keywords)
         for name in given:  # a comprehension would be a call

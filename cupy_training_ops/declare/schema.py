@@ -171,6 +171,12 @@ class Changing:
     place: int  # of its input among the declared ones
     functions: tuple[tuple[Function, tuple[Changing, ...]], ...] = ()
 
+    @property
+    def places(self) -> frozenset[int]:
+        """Those of all inputs that it follows from."""
+        others = (other.places for _, group in self.functions for other in group)
+        return frozenset((self.place,)).union(*others)
+
     def then(self, function: Function, *others: Changing) -> Changing:
         """The function of this value, and of the others."""
         return Changing(self.place, (*self.functions, (function, others)))

@@ -229,10 +229,19 @@ def _have_backend(declared: Sequence[Input], inputs: Sequence[object], out: Argu
     return True
 
 
+def may_record(arrays: Sequence[Any]) -> bool:
+    """Whether autograd would record what is done with one of these tensors."""
+    torch = sys.modules.get("torch")
+    return (
+        torch is not None
+        and torch.is_grad_enabled()
+        and any([getattr(array, "requires_grad", False) for array in arrays])
+    )
+
+
 def refuse_gradients(op: str, names: Sequence[str], arrays: Sequence[Any]) -> None:
     """Refuse tensors whose gradients a result would silently not have."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.is_grad_enabled():
+    if not may_record(arrays):
         return
     for name, array in zip(names, arrays, strict=False):
         if is_tensor(array) and array.requires_grad:

@@ -38,6 +38,7 @@ from .repeated import Repeated, remembered
 Key = tuple[tuple[object, ...], tuple[object, ...], Sequence[str] | None, object]
 
 _MAX_REMEMBERED = 1024  # calls an instance remembers before it starts afresh
+_NO_OUT = (None,)
 _MAX_SHARED = 256  # instances of an operator
 
 
@@ -106,13 +107,18 @@ class Op(WithOthers):
             key = tuple([(name, keys.attribute_key(value)) for name, value in attributes.items()])
             op = cls._shared.get(key)
         except (KeyError, TypeError):  # what cannot be part of a key
-            return cls(**attributes)
+            return cls.to_share(**attributes)
         if op is None:
-            op = cls(**attributes)
+            op = cls.to_share(**attributes)
             if len(cls._shared) >= _MAX_SHARED:
                 cls._shared.clear()
             cls._shared[key] = op
         return op  # type: ignore[return-value]
+
+    @classmethod
+    def to_share(cls, **attributes: object) -> Self:
+        """An instance for all calls of the function with these attributes."""
+        return cls(**attributes)
 
     def __reduce__(self) -> tuple[object, ...]:
         return functools.partial(type(self), **self.attribute_values), ()
@@ -207,7 +213,7 @@ class Op(WithOthers):
         """
         if by_name:
             inputs = in_order(type(self), inputs, by_name)
-        given = out if type(out) is tuple else (out,)
+        given = _NO_OUT if out is None else out if type(out) is tuple else (out,)
         if self._has_lists:
             return self._call_with_lists(inputs, given, outputs, workspace)
         key, call = self._looked_up(inputs, given, outputs)
@@ -380,7 +386,8 @@ class Op(WithOthers):
         try:
             where = self._says_where and self.placement()
             names = tuple(outputs) if type(outputs) is list else outputs
-            key = self._keys(inputs), keys.out_key(given), names, where
+            out = given if given is _NO_OUT else keys.out_key(given)
+            key = self._keys(inputs), out, names, where
             return key, self._remembered.get(key)
         except (KeyError, TypeError):
             return None, None

@@ -40,6 +40,11 @@ class Result:
     open: Open | None = None
     returned: bool = True
 
+    @property
+    def is_new(self) -> bool:
+        """Whether it is an array of its own."""
+        return self.spec is not None and self.value is None and self.alias is None
+
 
 @dataclass(frozen=True)
 class Named:

@@ -215,15 +215,10 @@ class KernelCall(Call):
         """The tables of addresses, unless some are those of new arrays."""
         if not self.ready.has_tables or self.makes_arrays:
             return None
-        if self.aliased is not None:
-            return self.ready.tables_at([*addresses, *self.aliased([*addresses, 0])])
-        n_arrays, found = len(self.prepared.arrays), list(addresses)
-        for place, result in enumerate(self.prepared.results, n_arrays):
-            if place >= len(addresses):
-                found.append(0)
-            if not found[place] and result.alias is not None:
-                found[place] = addresses[result.alias]
-        return self.ready.tables_at(found)
+        n_arrays = len(self.prepared.arrays)
+        arrays, out = addresses[:n_arrays], addresses[n_arrays:]
+        on_host = (0,) * len(self.hosts)
+        return self.ready.tables_at([*arrays, *self.placed(arrays, 0, (), on_host, out)])
 
     def _run(
         self,

@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from ..backend import Array, Backend, Kernel
@@ -22,6 +23,7 @@ from .arguments import (
     check_pointer,
     checked,
     either,
+    either_at,
     either_layout,
     getter,
     is_either,
@@ -60,11 +62,25 @@ class _Table(NamedTuple):
     fill: Address
 
 
-class _Late(NamedTuple):
-    """What follows from values that change; of a piece of work it may be anything."""
+class _Late:
+    """What follows from values that change; of a piece of work it may be anything.
 
-    dtype: Dtype | None
-    make: Late
+    From the very number of the call before it is the same object.
+    """
+
+    def __init__(self, dtype: Dtype | None, changing: Changing, make: Late) -> None:
+        self.dtype, self._make = dtype, make
+        self._pick = itemgetter(*changing.places)
+        self._last: tuple[object, object] = (self, None)
+
+    def of(self, values: Values) -> object:
+        """The argument in a call with these values."""
+        picked = self._pick(values)
+        known, made = self._last  # once: another thread may put its own there
+        if picked is not known:  # nor is a row of several ever
+            made = self._make(values)
+            self._last = picked, made
+        return made
 
 
 @dataclass
@@ -176,7 +192,7 @@ class ReadyPlan:
 
     def values(self, changing: Values) -> list[object]:
         """The arguments that follow from the values that change, cast and checked."""
-        return [late.make(changing) for late in self._arguments.late]
+        return [late.of(changing) for late in self._arguments.late]
 
     def run(
         self,
@@ -321,7 +337,7 @@ class _Builder:
             return arg.place
         if isinstance(arg, Changing):
             make, dtype = partial(cast, step, parameter), scalar_type(step, parameter)
-            return add(arguments.late, _Late(dtype, self._late(parameter.c_type, arg, make)))
+            return add(arguments.late, _Late(dtype, arg, self._late(parameter.c_type, arg, make)))
         value = cast(step, parameter, arg)
         if isinstance(value, Scratch):
             return add(arguments.scratch, value)
@@ -333,14 +349,12 @@ class _Builder:
         """A number or an array: the struct that lets a kernel read it from either."""
         add, arguments = self.arguments.add, self.arguments
         if isinstance(arg, Spec):
-            fill = partial(either, layout, dtype=arg.dtype)
-            at = _Table(layout, lambda addresses: fill(address=addresses[arg.place]))
-            return add(arguments.tables, at)
+            return add(arguments.tables, _Table(layout, either_at(layout, arg)))
         if isinstance(arg, Changing):
             key = id(arg), layout
             if key not in self._shared:
                 late = self._late("float64 or an integer of 64 bits", arg, partial(either, layout))
-                self._shared[key] = add(arguments.late, _Late(layout, late))
+                self._shared[key] = add(arguments.late, _Late(layout, arg, late))
             return self._shared[key]
         return add(arguments.constants, either(layout, arg))
 
@@ -358,7 +372,7 @@ class _Builder:
         if isinstance(arg, Pointers):
             return self.arguments.add(self.arguments.tables, _Table(arg.dtype, pointers(arg)))
         if isinstance(arg, Changing):
-            return self.arguments.add(self.arguments.late, _Late(None, arg.of))
+            return self.arguments.add(self.arguments.late, _Late(None, arg, arg.of))
         return self.arguments.add(self.arguments.constants, arg)
 
 
