@@ -46,6 +46,7 @@ class HollowDriver:
 
     def __init__(self, launches: list[Queued]) -> None:
         self.launches = launches
+        self.notes = True  # else a launch costs nothing: for who measures what is around it
         self._kernels: list[tuple[str, Sequence[Dtype]]] = []
 
     def head(
@@ -61,6 +62,8 @@ class HollowDriver:
 
     def launch(self, kernel: int, stream: int, arguments: int, _: int) -> None:
         """Reads what the arguments' addresses point to; the stream is noted last."""
+        if not self.notes:
+            return
         name, types = self._kernels[kernel]
         found = (ctypes.c_uint64 * max(len(types), 1)).from_address(arguments)
         values = [_value(*pair) for pair in zip(found, types, strict=False)]
