@@ -13,7 +13,7 @@ from cupy_training_ops.frame.op import Op
 
 def computed(op: Op, *inputs: Any) -> Any:
     """What an operator's NumPy function gives."""
-    return op.cpu_function()(*inputs, **op.cpu_attributes())
+    return op.cpu_function()(*inputs, **op.attribute_values)
 
 
 class References:
@@ -27,6 +27,6 @@ class References:
         cls = functions.OPERATORS.get(name)
 
         def with_attributes(*inputs: Any, **attributes: Any) -> Any:
-            return function(*inputs, **cls(**attributes).cpu_attributes())
+            return function(*inputs, **cls(**attributes).attribute_values)
 
         return with_attributes if cls else function

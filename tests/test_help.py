@@ -212,9 +212,9 @@ def test_the_text_is_made_when_it_is_read_first(monkeypatch) -> None:
         outputs = (schema.Output("Y", "float32"),)
 
     calls = []
-    monkeypatch.setattr(help, "generated", lambda cls: calls.append(cls) or ["more"])
+    monkeypatch.setattr(help, "generated", lambda declared: calls.append(declared) or ["more"])
     assert Read.__doc__ == Read.__doc__ == "Y = X.\nmore"
-    assert calls == [Read]
+    assert calls == [Read.declaration]
 
 
 class Everything(Op):

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from cupy_training_ops import registry
+from cupy_training_ops.declare.declaration import snake_case
 from cupy_training_ops.frame import backends
-from cupy_training_ops.frame.named import snake_case
 from cupy_training_ops.frame.op import Op
 from cupy_training_ops.frame.uncomputed import DelegatingOp, ViewOp
 from cupy_training_ops.plan import Device, Launch

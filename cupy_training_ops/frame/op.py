@@ -10,13 +10,11 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from ..backend import Backend
-from ..declare.declaration import taken_attributes
-from ..declare.schema import Attribute, Inferred, Input, Output, Tiles
-from ..declare.type_rows import Types
+from ..declare.declaration import Declaration, Declares, home
+from ..declare.schema import Inferred
 from ..errors import ArgumentError
 from ..plan import Device, Plan
 from ..runtime.source import Source, load
@@ -28,10 +26,10 @@ from .call import Call
 from .convert import frozen_attributes
 from .foreign import Lent
 from .help import Help
-from .named import Signatures, home, in_order, snake_case
+from .named import Signatures, in_order
 from .prepare import prepare, wanted
 from .prepared import Arguments, Prepared
-from .renamed import WithOthers, named, others
+from .renamed import named
 from .repeated import Repeated, remembered
 
 # What is known of inputs and outputs, the outputs that are wanted, where there are no arrays.
@@ -42,33 +40,10 @@ _NO_OUT = (None,)
 _MAX_SHARED = 256  # instances of an operator
 
 
-class Op(WithOthers):
+class Op(Declares):
     """One operator: a declaration, an output rule (`infer`) and a plan (`plan`)."""
 
-    domain: ClassVar[str] = "com.microsoft"
-    since: ClassVar[int] = 1
-    until: ClassVar[int | None] = None
-    inputs: ClassVar[tuple[Input, ...]] = ()
-    outputs: ClassVar[tuple[Output, ...]]
-    attributes: ClassVar[tuple[Attribute, ...]] = ()
-    types: ClassVar[Types] = {}
-    tiles: ClassVar[Tiles] = None  # how the arrays come apart for the NumPy function
-    row: ClassVar[str] = ""  # the input of rank 1 that repeats along the others' last dimension
-    bitwise_exact: ClassVar[bool] = False  # compared without tolerance: copies, bit patterns
-    no_out: ClassVar[str] = ""  # why there is no `out=`: results are arrays that are there already
-    needs: ClassVar[str] = ""  # what has to be there for a call, which cannot be made alone
-    runs_functions: ClassVar[bool] = False  # of the caller's, who answers for what they do
-    takes_keywords: ClassVar[bool] = False  # that are not declared, beside the attributes
-    takes_tensors: ClassVar[bool] = True  # as they are; else as arrays of CuPy's over their memory
-    detaches: ClassVar[bool] = False  # takes as data what requires gradients
-    runs_empty: ClassVar[bool] = False  # also where no output has an element: others wait for it
-    provider: ClassVar[str] = (  # what runs a call, for help
-        "NumPy arrays are computed by NumPy, CuPy arrays by CUDA kernels on their device."
-    )
-    source_folder: ClassVar[Path | None] = None  # None: the package's own cuda_src
-    name: ClassVar[str]  # the class's own, unless a version of an operator says another
-    family: ClassVar[str]
-    function_name: ClassVar[str]
+    declaration: ClassVar[Declaration]  # all of these, and what follows from them
 
     __signature__ = Signatures()
 
@@ -81,23 +56,21 @@ class Op(WithOthers):
     _shared: ClassVar[dict[object, Op]]
 
     def __init_subclass__(cls) -> None:
-        cls.attributes = taken_attributes(cls)
-        cls.name = vars(cls).get("name", cls.__name__)
-        cls.family, _ = home(cls.__module__)
-        cls.function_name = snake_case(cls.name)
+        cls.declaration = declared = Declaration.of(cls)
+        cls.name, cls.attributes = declared.name, declared.attributes
+        cls.family, cls.function_name = declared.family, declared.function_name
+        cls._has_lists = declared.has_lists
         cls._readers = tuple(map(keys.reader, cls.inputs))
-        cls._has_lists = any(i.variadic and i.memory == "device" for i in cls.inputs)
         cls._says_where = cls.placement is not Op.placement
         cls._shared = {}
-        cls.other_inputs, cls.other_attributes = others(cls.inputs), others(cls.attributes)
-        cls.other_outputs = others(getattr(cls, "outputs", ()))
         if hasattr(cls, "outputs"):  # a base class has no text of its own
             cls.__doc__ = Help(cls.__doc__)  # type: ignore[assignment]
 
     def __init__(self, **attributes: object) -> None:
-        if self.other_attributes:
-            attributes = named(self.name, self.other_attributes, attributes)
-        vars(self).update(frozen_attributes(type(self), attributes))
+        declared = self.declaration
+        if declared.other_attributes:
+            attributes = named(self.name, declared.other_attributes, attributes)
+        vars(self).update(frozen_attributes(declared, attributes))
         vars(self).update(workspaces=Workspaces(self.name), _remembered={}, _last=[])
 
     @classmethod
@@ -212,7 +185,7 @@ class Op(WithOthers):
         ProviderError before anything is launched or written.
         """
         if by_name:
-            inputs = in_order(type(self), inputs, by_name)
+            inputs = in_order(self.declaration, inputs, by_name)
         given = _NO_OUT if out is None else out if type(out) is tuple else (out,)
         if self._has_lists:
             return self._call_with_lists(inputs, given, outputs, workspace)
@@ -284,7 +257,7 @@ class Op(WithOthers):
         the object. It may be called on any stream, as an ordinary call. Raises what a call would.
         """
         if by_name:
-            inputs = in_order(type(self), inputs, by_name)
+            inputs = in_order(self.declaration, inputs, by_name)
         return bind(self, inputs, out if type(out) is tuple else (out,), outputs, workspace)
 
     def workspace_nbytes(
@@ -300,7 +273,7 @@ class Op(WithOthers):
         Arguments as in a call, nothing is launched. Raises what the call would.
         """
         if by_name:
-            inputs = in_order(type(self), inputs, by_name)
+            inputs = in_order(self.declaration, inputs, by_name)
         given = out if type(out) is tuple else (out,)
         lent = Lent(self.inputs, inputs, given, natively=self.knows_tensors, detaches=self.detaches)
         return self.prepared_call(inputs, given, outputs, lent)[0].workspace_nbytes
@@ -347,7 +320,7 @@ class Op(WithOthers):
 
     def _has_old_names(self, outputs: Sequence[str] | None) -> bool:
         """Whether an output has a name from before, which each call is warned of."""
-        return outputs is not None and not self.other_outputs.keys().isdisjoint(outputs)
+        return outputs is not None and not self.declaration.other_outputs.keys().isdisjoint(outputs)
 
     def _remember(self, key: object, call: Call) -> None:
         if len(self._remembered) >= _MAX_REMEMBERED:
@@ -372,7 +345,7 @@ class Op(WithOthers):
         pairs = zip(self.inputs, inputs, strict=False)
         taken = tuple([adopt_input(self.name, item, value, lent) for item, value in pairs])
         out = tuple([adopt_out(self.name, value, lent) for value in given])
-        names = None if outputs is None else wanted(self, outputs)
+        names = None if outputs is None else wanted(self.declaration, outputs)
         where = self._says_where and self.placement()
         return taken, out, (self._keys(taken), keys.out_key(out), names, where)
 
@@ -402,3 +375,6 @@ class Op(WithOthers):
         return tuple(
             [None if v is None else read(v) for read, v in zip(self._readers, inputs, strict=False)]
         )
+
+
+Op.declaration = Declaration.of(Op)

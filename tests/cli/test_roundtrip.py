@@ -13,14 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from references import References
 
 from cupy_training_ops.cli import main, provider
 from cupy_training_ops.cli.generate import DISTRIBUTIONS, generate
 from cupy_training_ops.cli.roundtrip import OF_FLOATS
 from cupy_training_ops.dtypes import BFLOAT16, FLOATS, dtype_name
-
-gist = References("gist")
+from cupy_training_ops.families.gist import reference as gist
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "tests" / "data" / "digits_cnn_activations.npz"

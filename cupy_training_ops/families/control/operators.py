@@ -243,7 +243,7 @@ class YieldOp(_Control):
             refuse(self.name, "outputs", "None: all gradients are sent", shown(named["outputs"]))
         differentiable = super().__call__(*inputs, **named)
         keywords = {key: value for key, value in named.items() if key == "module_outputs"}
-        (given,) = in_order(type(self), inputs, keywords)
+        (given,) = in_order(self.declaration, inputs, keywords)
         full_shape = tuple(place in self.full_shape_outputs for place in self._places(given))
         return Yielded(current_run(self.name), tuple(given), differentiable, full_shape)
 

@@ -9,13 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from references import References
 
 from cupy_training_ops import ArgumentError, DtypeError, get_op
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
+from cupy_training_ops.families.optimizer import reference as optimizer
 from cupy_training_ops.testing.compare import assert_matches
-
-optimizer = References("optimizer")
 
 NAN, INF = np.nan, np.inf
 ANSWERS = np.load(Path(__file__).parents[2] / "data" / "ort_cuda_answers.npz")
