@@ -136,7 +136,7 @@ RATIO = Input(
     convert=part,
     static=False,
     optional=True,
-    doc="from 0 on, below 1; 0.5 where it is left out",
+    doc="0.5 where it is left out",
 )
 TRAINING = Input(
     "training_mode",
