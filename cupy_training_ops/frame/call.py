@@ -212,7 +212,9 @@ class Call:
         """The caller's outputs; for the others the aliased input, a host value or new memory."""
         if self.makes_arrays and not self.has_tensors:
             self._refuse_capture()
-        made = [make(arrays) for make in self.makers]
+        made: list[Array] = []
+        for make in self.makers:  # a comprehension would be a call
+            made.append(make(arrays))
         if self.makes_all:
             return tuple(made)
         return self.placed(arrays, None, made, [make(values) for make in self.hosts], out)

@@ -187,24 +187,21 @@ class Op(Declares):
         if by_name:
             inputs = in_order(self.declaration, inputs, by_name)
         given = _NO_OUT if out is None else out if type(out) is tuple else (out,)
+        if self._has_lists and workspace is None:  # arrays of the call before are known again
+            last = next(iter(self._last), None)  # once: another thread may put its own there
+            if last and last.has(inputs, given, outputs):
+                return last.again(inputs, given)
+        key: Key | None
+        try:
+            key = self._call_key(inputs, given, outputs)
+            call = self._remembered.get(key)
+        except (KeyError, TypeError):  # a foreign array, or a value of a form that tells nothing
+            key = call = None
+        if call is None:
+            return self._call_anew(key, inputs, given, outputs, workspace)
         if self._has_lists:
-            return self._call_with_lists(inputs, given, outputs, workspace)
-        key, call = self._looked_up(inputs, given, outputs)
-        if call is None:
-            return self._call_anew(key, inputs, given, outputs, workspace)
+            return self._run_lists(call, inputs, given, outputs, workspace)
         return call(inputs, given, workspace)
-
-    def _call_with_lists(
-        self, inputs: Arguments, given: Arguments, outputs: Sequence[str] | None, workspace: object
-    ) -> Any:
-        """The same over lists: arrays of the call before are known again."""
-        last = next(iter(self._last), None)  # once: another thread may put its own there
-        if last and workspace is None and last.has(inputs, given, outputs):
-            return last.again(inputs, given)
-        key, call = self._looked_up(inputs, given, outputs)
-        if call is None:
-            return self._call_anew(key, inputs, given, outputs, workspace)
-        return self._run_lists(call, inputs, given, outputs, workspace)
 
     def _run_lists(
         self,
@@ -346,35 +343,21 @@ class Op(Declares):
         taken = tuple([adopt_input(self.name, item, value, lent) for item, value in pairs])
         out = tuple([adopt_out(self.name, value, lent) for value in given])
         names = None if outputs is None else wanted(self.declaration, outputs)
-        where = self._says_where and self.placement()
-        return taken, out, (self._keys(taken), keys.out_key(out), names, where)
+        return taken, out, self._call_key(taken, out, names)
 
-    def _looked_up(
-        self, inputs: Arguments, given: Arguments, outputs: Sequence[str] | None
-    ) -> tuple[object, Call | None]:
-        """The key of a call, and the call that is remembered.
-
-        None and None where a foreign array, or a value of a form that tells nothing, is in it.
-        """
-        try:
-            where = self._says_where and self.placement()
-            names = tuple(outputs) if type(outputs) is list else outputs
-            out = given if given is _NO_OUT else keys.out_key(given)
-            key = self._keys(inputs), out, names, where
-            return key, self._remembered.get(key)
-        except (KeyError, TypeError):
-            return None, None
-
-    def _keys(self, inputs: Arguments) -> tuple[object, ...]:
+    def _call_key(self, inputs: Arguments, given: Arguments, outputs: Sequence[str] | None) -> Key:
         """What a call depends on: what is known of arrays, values of static host inputs.
 
         KeyError or TypeError where an input is not in a form that tells.
         """
         if len(inputs) > len(self._readers):
             checks.count(self.name, self.inputs, len(inputs))
-        return tuple(
+        known = tuple(
             [None if v is None else read(v) for read, v in zip(self._readers, inputs, strict=False)]
         )
+        out = given if given is _NO_OUT else keys.out_key(given)
+        names = tuple(outputs) if type(outputs) is list else outputs
+        return known, out, names, self._says_where and self.placement()
 
 
 Op.declaration = Declaration.of(Op)

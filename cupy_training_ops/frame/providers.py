@@ -7,6 +7,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +20,7 @@ from ..runtime.launch import ReadyPlan, Values
 from ..runtime.workspace import Workspaces
 from .arrays import adopt
 from .backends import info
-from .call import Call, Tables
+from .call import NO_VALUES, Call, Tables
 from .foreign import refuse_read_only, same_stream
 from .pieces import Pieces
 from .prepared import Arguments, Arrays, Prepared, Result
@@ -210,6 +211,30 @@ class KernelCall(Call):
         self.stores = stores
         self.workspace_nbytes = ready.workspace_nbytes
         self.taken = ready.taken if ready.has_tables else None
+        plain = not (self.has_lists or self.changing or self.checks or self.groups_out)
+        apart = self.has_all_outputs or (self.makes_all and self.overlap is None)
+        self._needs_addresses = ready.takes_addresses and plain and apart and self.supplied is None
+
+    def __call__(self, inputs: Arguments, out: Arguments, workspace: object) -> Any:
+        """The call; by addresses from here on where kernels need nothing else of the arrays."""
+        if workspace is not None or not self._needs_addresses:
+            return super().__call__(inputs, out, workspace)
+        if len(inputs) < self.n_inputs:
+            inputs += (None,) * (self.n_inputs - len(inputs))
+        arrays = self._pick_arrays(inputs)
+        results = out if self.has_all_outputs else self.completed(arrays, out, NO_VALUES)
+        every = arrays + results
+        addresses = self.backend.pointers(every)
+        if self.overlap is not None:
+            self.overlap.refuse(addresses)
+        if self.records:
+            self.refuse_gradients(every)
+        if self.backend.is_current(self.device):
+            self._queue_at(addresses)
+        else:
+            with self.backend.on(self.device):
+                self._queue_at(addresses)
+        return results[0] if self.single_output else self.returned(results)
 
     def tables(self, addresses: Sequence[int]) -> Tables | None:
         """The tables of addresses, unless some are those of new arrays."""
@@ -273,10 +298,21 @@ class KernelCall(Call):
         elif workspace is not None:
             ready.run(arrays, ready.scratch_in(workspace), tables, late)
         else:
-            with self.stores.lock:  # another thread's steps do not come between these
-                self._queue_in_own(arrays, tables, late)
+            self._queue_in_own(lambda scratch: ready.run(arrays, scratch, tables, late))
 
-    def _queue_in_own(self, arrays: Arrays, tables: Tables, late: Sequence[object]) -> None:
+    def _queue_at(self, addresses: Sequence[int]) -> None:
+        """All steps over arrays at these addresses, with our own workspace."""
+        if self.workspace_nbytes:
+            self._queue_in_own(partial(self.ready.run_over, addresses))
+        else:
+            self.ready.run_over(addresses, ())
+
+    def _queue_in_own(self, run: Callable[[Sequence[object]], None]) -> None:
+        """All steps in a row: another thread's do not come between them."""
+        with self.stores.lock:
+            self._run_in_own(run)
+
+    def _run_in_own(self, run: Callable[[Sequence[object]], None]) -> None:
         """What is zero counts as unknown until the last step is queued."""
         ready, backend, device = self.ready, self.backend, self.device
         store = self.stores.get(backend, device, ready.scratch_nbytes, ready.zeros_nbytes)
@@ -284,7 +320,7 @@ class KernelCall(Call):
         store.is_zero = False
         try:
             self.stores.depth += 1
-            ready.run(arrays, scratch, tables, late)
+            run(scratch)
             store.is_zero = True
         finally:
             self.stores.depth -= 1

@@ -212,6 +212,11 @@ class ReadyPlan:
                 _log.append(step)
             function(grid, block, pick(row), shared_nbytes)
 
+    def run_over(self, addresses: Sequence[int], scratch: Sequence[object]) -> None:
+        """The same where it `takes_addresses`: those of all arrays."""
+        given = addresses if self._pick is None else self._pick(addresses)
+        self._queue((), (*given, *scratch), (), self._backend.stream_address(self._device))
+
     def _queue(
         self,
         arrays: Sequence[Array | None],
