@@ -25,7 +25,7 @@ from .keys import CHANGES, unmarked
 from .operator import Operator
 from .pieces import PIECE, Pieces
 from .prepared import Named, Prepared, Result, grouped, ungrouped
-from .providers import CpuCall, EmptyCall, KernelCall
+from .providers import CpuCall, EmptyCall, kernel_call
 
 Outputs = Sequence[str] | None
 Keys = Sequence[Any]  # what is known of arguments: Info of arrays, what `host_key` makes of others
@@ -326,7 +326,7 @@ def _route(op: Operator, prepared: Prepared, specs: Sequence[object]) -> Call:
     if not placement.backend.runs_kernels:
         function = functools.partial(op.cpu_function(), **op.cpu_attributes())
         return CpuCall(prepared, function, _pieces(op.declaration, prepared))
-    return KernelCall(prepared, _ready(op, prepared, specs), op.workspaces)
+    return kernel_call(prepared, _ready(op, prepared, specs), op.workspaces)
 
 
 def _pieces(op: Declaration, prepared: Prepared) -> Pieces | None:

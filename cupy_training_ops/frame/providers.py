@@ -211,30 +211,6 @@ class KernelCall(Call):
         self.stores = stores
         self.workspace_nbytes = ready.workspace_nbytes
         self.taken = ready.taken if ready.has_tables else None
-        plain = not (self.has_lists or self.changing or self.checks or self.groups_out)
-        apart = self.has_all_outputs or (self.makes_all and self.overlap is None)
-        self._needs_addresses = ready.takes_addresses and plain and apart and self.supplied is None
-
-    def __call__(self, inputs: Arguments, out: Arguments, workspace: object) -> Any:
-        """The call; by addresses from here on where kernels need nothing else of the arrays."""
-        if workspace is not None or not self._needs_addresses:
-            return super().__call__(inputs, out, workspace)
-        if len(inputs) < self.n_inputs:
-            inputs += (None,) * (self.n_inputs - len(inputs))
-        arrays = self._pick_arrays(inputs)
-        results = out if self.has_all_outputs else self.completed(arrays, out, NO_VALUES)
-        every = arrays + results
-        addresses = self.backend.pointers(every)
-        if self.overlap is not None:
-            self.overlap.refuse(addresses)
-        if self.records:
-            self.refuse_gradients(every)
-        if self.backend.is_current(self.device):
-            self._queue_at(addresses)
-        else:
-            with self.backend.on(self.device):
-                self._queue_at(addresses)
-        return results[0] if self.single_output else self.returned(results)
 
     def tables(self, addresses: Sequence[int]) -> Tables | None:
         """The tables of addresses, unless some are those of new arrays."""
@@ -298,7 +274,48 @@ class KernelCall(Call):
         elif workspace is not None:
             ready.run(arrays, ready.scratch_in(workspace), tables, late)
         else:
-            self._queue_in_own(lambda scratch: ready.run(arrays, scratch, tables, late))
+            self._queue_in_own(partial(ready.run, arrays, tables=tables, values=late))
+
+    def _queue_in_own(self, run: Callable[[Sequence[object]], None]) -> None:
+        """All steps; what is zero counts as unknown until the last one is queued."""
+        ready, backend, device, stores = self.ready, self.backend, self.device, self.stores
+        with stores.lock:  # another thread's steps do not come between these
+            store = stores.get(backend, device, ready.scratch_nbytes, ready.zeros_nbytes)
+            scratch = ready.scratch(store)
+            store.is_zero = False
+            try:
+                stores.depth += 1
+                run(scratch)
+                store.is_zero = True
+            finally:
+                stores.depth -= 1
+                if not store.is_zero:  # a graph may be replayed before the next call clears it
+                    stores.clear(backend, device, store)
+
+
+class AddressCall(KernelCall):
+    """A plan whose kernels need nothing of the arrays but their addresses."""
+
+    def __call__(self, inputs: Arguments, out: Arguments, workspace: object) -> Any:
+        """The same as any call does; from here on by addresses."""
+        if workspace is not None:
+            return super().__call__(inputs, out, workspace)
+        if len(inputs) < self.n_inputs:
+            inputs += (None,) * (self.n_inputs - len(inputs))
+        arrays = self._pick_arrays(inputs)
+        results = out if self.has_all_outputs else self.completed(arrays, out, NO_VALUES)
+        every = arrays + results
+        addresses = self.backend.pointers(every)
+        if self.overlap is not None:
+            self.overlap.refuse(addresses)
+        if self.records:
+            self.refuse_gradients(every)
+        if self.backend.is_current(self.device):
+            self._queue_at(addresses)
+        else:
+            with self.backend.on(self.device):
+                self._queue_at(addresses)
+        return results[0] if self.single_output else self.returned(results)
 
     def _queue_at(self, addresses: Sequence[int]) -> None:
         """All steps over arrays at these addresses, with our own workspace."""
@@ -307,22 +324,12 @@ class KernelCall(Call):
         else:
             self.ready.run_over(addresses, ())
 
-    def _queue_in_own(self, run: Callable[[Sequence[object]], None]) -> None:
-        """All steps in a row: another thread's do not come between them."""
-        with self.stores.lock:
-            self._run_in_own(run)
 
-    def _run_in_own(self, run: Callable[[Sequence[object]], None]) -> None:
-        """What is zero counts as unknown until the last step is queued."""
-        ready, backend, device = self.ready, self.backend, self.device
-        store = self.stores.get(backend, device, ready.scratch_nbytes, ready.zeros_nbytes)
-        scratch = ready.scratch(store)
-        store.is_zero = False
-        try:
-            self.stores.depth += 1
-            run(scratch)
-            store.is_zero = True
-        finally:
-            self.stores.depth -= 1
-            if not store.is_zero:  # a graph may be replayed before the next call clears it
-                self.stores.clear(backend, device, store)
+def kernel_call(prepared: Prepared, ready: ReadyPlan, stores: Workspaces) -> KernelCall:
+    """The call of a plan; one by addresses where they are all that it needs."""
+    call = KernelCall(prepared, ready, stores)
+    changes = call.changing or call.checks or call.supplied is not None
+    is_apart = call.has_all_outputs or (call.makes_all and call.overlap is None)
+    if not ready.takes_addresses or changes or call.has_lists or call.groups_out or not is_apart:
+        return call
+    return AddressCall(prepared, ready, stores)
