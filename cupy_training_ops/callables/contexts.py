@@ -64,7 +64,7 @@ def take(op: str, argument: str, handle: int) -> tuple[Contexts, Context]:
     refuse(op, argument, "a context that has not ended, nor its PythonOp", shown(handle))
 
 
-def release_context(context: Any) -> None:
+def release_context(context: object) -> None:
     """Free what a PythonOp keeps for a backward that will not come.
 
     context: the handle that the PythonOp gave, an integer or an array of one. One that has ended,

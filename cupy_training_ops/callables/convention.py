@@ -41,21 +41,21 @@ def text(value: object) -> str:
     return value
 
 
-def dtypes(value: Any) -> tuple[Dtype, ...]:
+def dtypes(value: object) -> tuple[Dtype, ...]:
     """Dtypes, their names or their ONNX type numbers."""
     if not isinstance(value, list | tuple | np.ndarray):
         raise ArgumentError(f"expected a list of dtypes, got {shown(value)}")
     return tuple(map(to_dtype, value))
 
 
-def booleans(value: Any) -> tuple[bool, ...]:
+def booleans(value: object) -> tuple[bool, ...]:
     """Bools (0 or 1 in ONNX)."""
     if not isinstance(value, list | tuple | np.ndarray):
         raise ArgumentError(f"expected a list of bools, got {shown(value)}")
     return tuple(map(boolean, value.tolist() if isinstance(value, np.ndarray) else value))
 
 
-def nothing(value: Any) -> tuple[int, ...]:
+def nothing(value: object) -> tuple[int, ...]:
     """Nothing: an empty list."""
     if not isinstance(value, list | tuple) or value:
         raise ArgumentError(
@@ -70,7 +70,7 @@ def handle(value: object) -> int:
     return integer(single(value))
 
 
-def constants(op: str, letters: str, given: Mapping[str, Any]) -> dict[int, object]:
+def constants(op: str, letters: str, given: Mapping[str, object]) -> dict[int, object]:
     """The constant arguments by their places; refuses attributes that do not fit each other."""
     found: dict[int, object] = {}
     for name, place, value in _placed(op, given):

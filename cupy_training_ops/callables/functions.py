@@ -73,7 +73,7 @@ def register_python_op(name: str, forward: Any, backward: Callable[..., Any] | N
     _python_ops[name] = PlainFunction(forward, backward)
 
 
-def register_triton_op(name: str, function: Callable[..., Any]) -> None:
+def register_triton_op(name: str, function: Callable[..., object]) -> None:
     """Give TritonOp a function by name; a later one of the name replaces it.
 
     function: takes the operator's inputs by position and its undeclared attributes as keywords, and

@@ -120,7 +120,9 @@ class SplitStep:
         if generator is not None:
             self._close(generator)
 
-    def _resumed(self, generator: Generator[Any, Any, Any], sent: object) -> tuple[bool, Any]:
+    def _resumed(
+        self, generator: Generator[object, object, object], sent: object
+    ) -> tuple[bool, object]:
         """Whether the function yields, and what; else what it returns."""
         with self._inside(generator):
             try:
@@ -158,7 +160,7 @@ class SplitStep:
             turn.lock.release()
 
 
-def _gradients(yielded: Yielded, given: Sequence[object]) -> tuple[object, ...]:
+def _gradients(yielded: Yielded, given: Sequence[object]) -> tuple[Any, ...]:
     """What the function is sent; refuses what does not fit the outputs."""
     outputs = yielded.differentiable
     if len(given) != len(outputs):

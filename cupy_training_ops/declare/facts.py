@@ -144,7 +144,7 @@ class Layout:
 
 def struct_name(dtype: Dtype) -> str:
     """The name that C has for the struct of this dtype."""
-    found: Mapping[str, Any] = dtype.metadata or {}
+    found: Mapping[str, object] = dtype.metadata or {}
     return str(found.get("struct", dtype))
 
 

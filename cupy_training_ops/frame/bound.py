@@ -62,7 +62,7 @@ def _bound(
     return BoundCall(op, call, taken, given, workspace)
 
 
-def _replaces(array: Any, alias: int | None, arrays: Arrays) -> bool:
+def _replaces(array: object, alias: int | None, arrays: Arrays) -> bool:
     """Whether an output is the very input that it replaces."""
     return alias is not None and array is arrays[alias]
 

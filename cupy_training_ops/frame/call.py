@@ -144,7 +144,7 @@ class Call:
         out: Arrays,
         workspace: object,
         tables: Tables | None = None,
-    ) -> Any:
+    ) -> object:
         """The rest of a call whose memory is known to be apart."""
         values = self.values(inputs) if self.changing else NO_VALUES
         results = out if self.has_all_outputs else self.completed(arrays, out, values)
@@ -272,13 +272,13 @@ class Call:
             maker(r.spec) if given is None and r.spec and r.is_new else None for r, given in pairs
         ]
 
-    def _hosts(self) -> list[Callable[[Values], Any] | None]:
+    def _hosts(self) -> list[Callable[[Values], object] | None]:
         """What makes each result that is a value."""
         is_host = [r.spec is not None and r.value is not None for r in self.prepared.results]
         pairs = zip(self.prepared.results, is_host, strict=True)
         return [partial(self._host, result) if here else None for result, here in pairs]
 
-    def _host(self, result: Result, values: Values) -> Any:
+    def _host(self, result: Result, values: Values) -> object:
         """A host output: its value, or what follows from a number of this call."""
         found, spec = result.value, result.spec
         assert found is not None

@@ -121,17 +121,17 @@ class Op(Declares):
         """The steps for these inputs and outputs: a pure function of what it is given."""
         raise NotImplementedError
 
-    def check_numbers(self, *inputs: Any) -> None:
+    def check_numbers(self, *inputs: object) -> None:
         """Refuse numbers that change from call to call by more than `convert` can look at.
 
         inputs: as the CPU function takes them, arrays as they are. Nothing is read from arrays.
         """
 
-    def check_values(self, *inputs: Any) -> None:
+    def check_values(self, *inputs: object) -> None:
         """Refuse what arrays hold. Runs where the attribute `check` is True, after all other
         checks, and waits for the device."""
 
-    def supply(self, *inputs: Any) -> object:
+    def supply(self, *inputs: object) -> object:
         """The value of the one input that is `supplied` and was left out, for one call.
 
         inputs: as the CPU function takes them. Not asked for where nothing is computed.
@@ -210,7 +210,7 @@ class Op(Declares):
         given: Arguments,
         outputs: Sequence[str] | None,
         workspace: object,
-    ) -> Any:
+    ) -> object:
         inputs, flat, arrays = call.taken_apart(inputs, given)
         tables = call.checked_tables(arrays, flat)
         self._last[:] = remembered(call, self._readers, inputs, given, outputs, tables)
@@ -223,7 +223,7 @@ class Op(Declares):
         given: Arguments,
         outputs: Sequence[str] | None,
         workspace: object,
-    ) -> Any:
+    ) -> object:
         """A call of a new kind, or with arguments that have to be adopted first.
 
         It is remembered by what its arguments were, too: numbers and lists have many forms.

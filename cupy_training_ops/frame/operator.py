@@ -45,7 +45,7 @@ class Operator(Protocol):
     def checks(self) -> tuple[Callable[..., None], ...]:
         """What is checked at each call, by the values of numbers and arrays."""
 
-    def supply(self, *inputs: Any) -> object:
+    def supply(self, *inputs: object) -> object:
         """The value that one call takes for an input that the caller left to the operator."""
 
     def placement(self) -> tuple[Backend, int]:

@@ -56,7 +56,7 @@ class AtAddresses:
 _form = attrgetter("dtype", "shape")
 
 
-def _forms(arrays: Arrays) -> list[Any]:
+def _forms(arrays: Arrays) -> list[object]:
     return list(map(_form, arrays))
 
 

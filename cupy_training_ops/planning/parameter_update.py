@@ -58,7 +58,12 @@ def over_lists(
 
 
 def count(
-    launch: MakeLaunch, rate: Any, step: Any, scale: Any, update: Any, stepped: Spec | None
+    launch: MakeLaunch,
+    rate: object,
+    step: object,
+    scale: object,
+    update: object,
+    stepped: Spec | None,
 ) -> Plan:
     """The step after this one, where it is an array that is asked for."""
     if stepped is None:

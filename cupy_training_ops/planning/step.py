@@ -77,7 +77,7 @@ def decay(value: object) -> float:
     return number
 
 
-def refuse_uncorrectable(op: str, **decays: Any) -> None:
+def refuse_uncorrectable(op: str, **decays: object) -> None:
     """Refuse decays, or lists of them, of which 1 - decay^step is no correction."""
     for name, value in decays.items():
         if not all(x < 1 for x in (value if isinstance(value, tuple) else (value,))):

@@ -63,7 +63,7 @@ def exchange(
 
 def _answered(
     link: Link, members: Members, op: str, text: str, parts: Sequence[Part], answer: Answer
-) -> Sequence[Any]:
+) -> Sequence[object]:
     """The first rank's part."""
     others = members.ranks[1:]
     what = text.partition(SEPARATOR)[0]

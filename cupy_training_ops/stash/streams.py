@@ -38,7 +38,7 @@ class Streams:
     def mark(self) -> Mark:
         """What is queued beside so far."""
 
-    def join(self, stream: Any, mark: Mark) -> None:
+    def join(self, stream: object, mark: Mark) -> None:
         """What is queued on a stream from here on waits for what a mark stands for."""
 
     def read(self, numbers: Any) -> tuple[Any, Any]:
@@ -91,7 +91,7 @@ class Cuda(Streams):
         self._under_way.append((np.frombuffer(memory, numbers.dtype, numbers.size), event))
         return self._under_way[-1]
 
-    def _recorded(self, stream: Any) -> Any:
+    def _recorded(self, stream: object) -> object:
         with self._cuda.Device(self._device):
             event = self._cuda.Event(disable_timing=True)
             event.record(stream)

@@ -128,7 +128,7 @@ def copied(numbers: Tensor, index: int) -> tuple[Tensor, Any]:
     return copy, torch.cuda.current_stream(index).record_event()
 
 
-def late(numbers: Tensor | Late, index: int) -> tuple[Any, Any]:
+def late(numbers: Tensor | Late, index: int) -> tuple[object, object]:
     """Numbers that have been queued, and the event behind them; the host's own, and None."""
     if index < 0:
         return numbers, None

@@ -179,7 +179,13 @@ class AdamOptimizer(Op):
         return steps.then(_count(arrays[0], arrays[1], arrays[2], *counted))
 
     def _numbers(
-        self, r: Any, t: Any, loss_scale: Any, norm: Any, max_norm: Any, update: Any
+        self,
+        r: object,
+        t: object,
+        loss_scale: object,
+        norm: object,
+        max_norm: object,
+        update: object,
     ) -> Args:
         """What is no array of a step, in the order of the kernels' parameters."""
         rates = self.alpha, self.beta, self.lambda_, self.epsilon

@@ -111,7 +111,7 @@ class Receiver(Letter):
         return cast(Self, self.group.instance(key, lambda: type(self)(**values)))
 
     def _announced(
-        self, inputs: Arguments, keywords: dict[str, Any]
+        self, inputs: Arguments, keywords: dict[str, object]
     ) -> tuple[tuple[int, ...], ...]:
         """The shapes of the next message."""
         pairs = zip(self.inputs, (*inputs, None, None), strict=False)

@@ -52,7 +52,12 @@ class _Elementwise(Drawing):
         return self.elementwise(device, (data, *specs), (data, output, mask), state)
 
     def elementwise(
-        self, device: Device, specs: Sequence[Any], arrays: Arrays, state: State, *options: object
+        self,
+        device: Device,
+        specs: Sequence[object],
+        arrays: Arrays,
+        state: State,
+        *options: object,
     ) -> Plan:
         """The launch of this operator's kernel; a state in memory goes on."""
         launches = self.launches(device, specs)

@@ -122,7 +122,7 @@ def seed(value: object) -> int:
     return whole
 
 
-def two_integers(value: Any) -> tuple[int, int]:
+def two_integers(value: object) -> tuple[int, int]:
     """Two integers."""
     if not isinstance(value, list | tuple) or len(value) != 2:
         raise ArgumentError(f"expected two integers, got {shown(value)}")
