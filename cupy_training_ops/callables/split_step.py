@@ -160,7 +160,7 @@ class SplitStep:
             turn.lock.release()
 
 
-def _gradients(yielded: Yielded, given: Sequence[object]) -> tuple[Any, ...]:
+def _gradients(yielded: Yielded, given: Sequence[object]) -> tuple[object, ...]:
     """What the function is sent; refuses what does not fit the outputs."""
     outputs = yielded.differentiable
     if len(given) != len(outputs):

@@ -42,7 +42,7 @@ class TorchFunction:
         has_graph = any(getattr(output, "requires_grad", False) for output in outputs)
         return returned, Graph(given, outputs) if has_graph else None
 
-    def backward(self, kept: Graph, gradients: Sequence[Any]) -> Any:
+    def backward(self, kept: Graph, gradients: Sequence[object]) -> object:
         """The gradient of each argument; None where there is none."""
         torch = sys.modules["torch"]
         pairs = zip(kept.outputs, gradients, strict=True)
@@ -52,7 +52,7 @@ class TorchFunction:
             for i, tensor in enumerate(kept.arguments)
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad
         ]
-        found: list[Any] = [None] * len(kept.arguments)
+        found: list[object] = [None] * len(kept.arguments)
         if asked and wanted:
             results = torch.autograd.grad(
                 [output for output, _ in asked],

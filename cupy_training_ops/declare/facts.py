@@ -126,7 +126,7 @@ class Layout:
         struct[()] = tuple(values)
         return struct[()]  # type: ignore[return-value]
 
-    def _exact(self, name: str, given: Any) -> Any:
+    def _exact(self, name: str, given: Any) -> object:
         """The same numbers in the type of a field."""
         field = self.dtype[name]
         base, kinds = field.base, {"i": "biu", "u": "biu", "f": "biuf"}.get(field.base.kind, "")

@@ -27,7 +27,7 @@ Memory = Literal["device", "host", "either"]
 # Array to elements of it that a NumPy function computes apart from all others, 1 where it is not
 # named; None where the function needs whole arrays.
 Tiles = Mapping[str, int] | None
-Convert = Callable[[Any], object]
+Convert = Callable[[object], object]
 Function = Callable[..., object]  # of one or several numbers
 _REAL = (int, float, np.integer, np.floating, BFLOAT16.type)
 REQUIRED: object = type("REQUIRED", (), {"__repr__": lambda _: "REQUIRED"})()

@@ -245,7 +245,7 @@ class _Opened:
         self._places = {op.inputs[place].name: place for place in call.prepared.changing}
         self._kept = None if workspace is not None else _kept(call, inputs, out, places)
 
-    def launch(self, inputs: Arguments, values: Mapping[str, object]) -> Any:
+    def launch(self, inputs: Arguments, values: Mapping[str, object]) -> object:
         """The call with these arguments."""
         call = self.call
         inputs, tables = self._checked(inputs, values)

@@ -65,7 +65,7 @@ class ViewCall(Call):
         out: Arrays,
         workspace: object,
         tables: Tables | None = None,
-    ) -> Any:
+    ) -> object:
         """The same of a bound call."""
         return self(inputs, out, workspace)
 
@@ -96,7 +96,7 @@ class DelegatedCall(Call):
         out: Arrays,
         workspace: object,
         tables: Tables | None = None,
-    ) -> Any:
+    ) -> object:
         """What the callable returns, checked against what was inferred."""
         taken_inputs = self._with_hosts(inputs, self.values(inputs))
         for check in self.checks:
@@ -116,7 +116,7 @@ class DelegatedCall(Call):
                 stack.enter_context(same_stream(device))
             yield
 
-    def _all_taken(self, results: Sequence[Any]) -> Arrays:
+    def _all_taken(self, results: Sequence[object]) -> Arrays:
         op, expected = self.prepared.op, self.prepared.results
         if len(results) != len(expected):
             refuse(op, f"results{self.of_callee}", f"{len(expected)} arrays", str(len(results)))

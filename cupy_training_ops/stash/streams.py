@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-Mark = Any  # what was queued beside the caller's stream so far
+Mark = object  # what was queued beside the caller's stream so far
 
 
 class Streams:
@@ -25,7 +25,7 @@ class Streams:
     Of NumPy's arrays there are none: what is called is done when it returns.
     """
 
-    def current(self) -> Any:
+    def current(self) -> object:
         """The caller's stream as it is now."""
 
     def fork(self) -> None:
@@ -56,7 +56,7 @@ class Cuda(Streams):
             self._side = self._cuda.Stream(non_blocking=True)
         self._under_way: deque[tuple[Any, Any]] = deque()  # to the host, with the events behind
 
-    def current(self) -> Any:
+    def current(self) -> object:
         """CuPy's, of this thread."""
         return self._cuda.get_current_stream(self._device)
 

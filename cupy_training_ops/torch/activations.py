@@ -90,7 +90,7 @@ class CompressedActivations:
         if error[0] is None:
             self._warn_of_little()
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> dict[str, object]:
         """Counts and bytes since this object was made.
 
         `tensors` were encoded, from `before` to `after` bytes; `shared` were saved once more while

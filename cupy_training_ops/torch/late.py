@@ -116,10 +116,10 @@ def _current_stream(index: int) -> Any:
     return _STREAMS.get(which) or _STREAMS.setdefault(which, torch.cuda.current_stream(index))
 
 
-_STREAMS: dict[tuple[int, int], Any] = {}
+_STREAMS: dict[tuple[int, int], object] = {}
 
 
-def copied(numbers: Tensor, index: int) -> tuple[Tensor, Any]:
+def copied(numbers: Tensor, index: int) -> tuple[Tensor, object]:
     """Of any type: what will be in page-locked memory, and the event behind it; as `late` does."""
     if index < 0:
         return numbers, None

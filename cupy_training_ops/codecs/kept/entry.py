@@ -49,7 +49,7 @@ class Entry:
             self.code = self.cut(nbytes)
             self.account.add(-released)
 
-    def cut(self, nbytes: int) -> Any:
+    def cut(self, nbytes: int) -> object:
         """A copy of so many bytes of the codes."""
         raise NotImplementedError
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from ...rules.widening import cast
 
 Arrays = Sequence[HostArray]
 Lists = tuple[HostArray, ...]
-Number = Any  # a Python number, or an array of one element
+Number = object  # a Python number, or an array of one element
 ForEach = float | tuple[float, ...]
 Rule = tuple[float, ...]
 
