@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..backend import ArrayInfo
 from ..declare.schema import integer, single
@@ -24,7 +24,7 @@ class Context(NamedTuple):
 
     name: str
     function: Function
-    kept: Any
+    kept: object
     outputs: tuple[ArrayInfo, ...]
 
 

@@ -79,7 +79,7 @@ class Consumers(TorchFunctionMode):  # type: ignore[misc]
     def __torch_function__(
         self,
         func: Any,
-        types: Any,
+        types: object,
         args: Given = (),
         kwargs: Named = None,
     ) -> Any:
@@ -137,7 +137,7 @@ SAME_NODES = frozenset(
 LEAF_NODE = torch._C._functions.AccumulateGrad
 
 
-def source_of(node: Any) -> Any:
+def source_of(node: Any) -> object:
     """The node whose numbers views and casts show."""
     while type(node) in SAME_NODES:
         node = node.next_functions[0][0]

@@ -10,8 +10,6 @@ result that underflows is a zero of either sign.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...declare.schema import Input, Output, attribute, real
 from ...planning.elementwise import ElementwiseOp, Number
 
@@ -60,7 +58,7 @@ class LeakyReluGrad(ElementwiseOp):
     outputs = (DX,)
     alpha = attribute(real, 0.01)
 
-    def options(self, *inputs: Any) -> tuple[Number, ...]:
+    def options(self, *inputs: object) -> tuple[Number, ...]:
         return (self.alpha,)
 
 
@@ -131,7 +129,7 @@ class QuickGeluGrad(ElementwiseOp):
     outputs = (DX,)
     alpha = attribute(real, 1.702)
 
-    def options(self, *inputs: Any) -> tuple[Number, ...]:
+    def options(self, *inputs: object) -> tuple[Number, ...]:
         return (self.alpha,)
 
 
@@ -224,7 +222,7 @@ class QuickGelu(ElementwiseOp):
     outputs = (Y_FORWARD,)
     alpha = attribute(real, 1.702)
 
-    def options(self, *inputs: Any) -> tuple[Number, ...]:
+    def options(self, *inputs: object) -> tuple[Number, ...]:
         return (self.alpha,)
 
 

@@ -21,7 +21,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...declare.schema import Inferred, Input, Output, Spec, attribute, boolean, finite, one_of
+from ...declare.schema import (
+    Changing,
+    Inferred,
+    Input,
+    Output,
+    Spec,
+    attribute,
+    boolean,
+    finite,
+    one_of,
+)
 from ...declare.type_rows import TypeRows, Types
 from ...dtypes import INT64, Dtype
 from ...errors import refuse
@@ -161,7 +171,15 @@ class AdamOptimizer(Op):
             common.refuse_uncorrectable(self.name, alpha=self.alpha, beta=self.beta)
 
     def infer(
-        self, r: object, t: Any, w: Any, g: Any, m1: Any, m2: Any, mixed: Any, *numbers: Any
+        self,
+        r: object,
+        t: Spec | Changing,
+        w: Any,
+        g: Any,
+        m1: Any,
+        m2: Any,
+        mixed: Any,
+        *numbers: Any,
     ) -> tuple[Inferred, ...]:
         named = {"gradients": g, "moment_1": m1, "moment_2": m2, "mixed_precision_weights": mixed}
         for name, got in named.items():
@@ -246,7 +264,15 @@ class AdamOptimizerList(AdamOptimizer):
     )
 
     def infer(
-        self, r: object, t: Any, w: Any, g: Any, m1: Any, m2: Any, mixed: Any, *numbers: Any
+        self,
+        r: object,
+        t: Spec | Changing,
+        w: Any,
+        g: Any,
+        m1: Any,
+        m2: Any,
+        mixed: Any,
+        *numbers: Any,
     ) -> tuple[Inferred, ...]:
         common.refuse_none(self.name, "weights", w)
         return super().infer(r, t, w, g, m1, m2, mixed, *numbers)

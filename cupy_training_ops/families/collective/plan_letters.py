@@ -20,7 +20,7 @@ from ...declare.schema import (
     optional,
     shape,
 )
-from ...dtypes import to_dtype
+from ...dtypes import Dtype, to_dtype
 from ...errors import ArgumentError, refuse, shown
 from ...frame import backends
 from ...frame.arrays import adopt
@@ -32,7 +32,7 @@ from ...process_group.mail import Label
 from .plan import Collective, Rows, Specs, table
 
 
-def dtypes(value: object) -> tuple[np.dtype[Any], ...]:
+def dtypes(value: object) -> tuple[Dtype, ...]:
     """Dtypes, or their ONNX type numbers: a sequence with one for each array."""
     if not isinstance(value, list | tuple | np.ndarray):
         raise ArgumentError(f"expected a sequence of dtypes, got {shown(value)}")

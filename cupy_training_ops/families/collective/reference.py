@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -160,7 +159,7 @@ def _combined(a: Arrays, b: Arrays) -> Arrays:
 def _adaptive_sum(x: HostArray, y: HostArray) -> HostArray:
     a, b = (z.astype(np.float64).ravel() for z in (x, y))
     dot = float(a @ b)
-    scaled: list[Any] = []
+    scaled: list[HostArray] = []
     for z in (a, b):
         square = float(z @ z)
         scaled.append(z if square < SMALL else z * (1 - dot / (2 * square)))

@@ -9,7 +9,7 @@ distances add up to more than float32 holds has an infinite variance, and inv_st
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ...declare.schema import (
     Input,
@@ -200,10 +200,19 @@ class LayerNormalizationGrad(_Gradient):
     )
     outputs = (X_GRAD, SCALE_GRAD, BIAS_GRAD)
 
-    def plan(self, device: Device, dy: Spec, x: Spec, scale: Spec, *others: Any) -> Plan:
-        *statistics, dx, scale_grad, bias_grad = others
-        read = Read("gradient_", dy, x, (scale,), tuple(statistics))
-        return gradient(self.matrix(device, x, dy), read, dx, (scale_grad, bias_grad))
+    def plan(
+        self,
+        device: Device,
+        dy: Spec,
+        x: Spec,
+        scale: Spec,
+        mean: Spec,
+        inv_std: Spec,
+        dx: Spec | None,
+        *sums: Spec | None,
+    ) -> Plan:
+        read = Read("gradient_", dy, x, (scale,), (mean, inv_std))
+        return gradient(self.matrix(device, x, dy), read, dx, (sums[0], sums[1]))
 
 
 class SimplifiedLayerNormalizationGrad(_Gradient):
@@ -220,7 +229,7 @@ class SimplifiedLayerNormalizationGrad(_Gradient):
     outputs = (X_GRAD, SCALE_GRAD)
 
     def plan(
-        self, device: Device, dy: Spec, x: Spec, scale: Spec, inv_std: Spec, *results: Any
+        self, device: Device, dy: Spec, x: Spec, scale: Spec, inv_std: Spec, *results: Spec | None
     ) -> Plan:
         dx, scale_grad = results
         read = Read("gradient_", dy, x, (scale,), (None, inv_std))
@@ -256,9 +265,16 @@ class InvertibleLayerNormalizationGrad(_Gradient):
     output_type = attribute(optional(dtype), None, type="T", doc="V where it is None")
 
     def plan(
-        self, device: Device, dy: Spec, y: Spec, scale: Spec, bias: Spec, *others: Any
+        self,
+        device: Device,
+        dy: Spec,
+        y: Spec,
+        scale: Spec,
+        bias: Spec,
+        inv_std: Spec,
+        dx: Spec | None,
+        *sums: Spec | None,
     ) -> Plan:
-        inv_std, dx, *sums = others
         read = Read("invertible_", dy, y, (scale, bias), (inv_std,))
         x = Spec(y.shape, self.output_type or y.dtype)
         return gradient(self.matrix(device, x, dy), read, dx, (sums[0], sums[1]))
