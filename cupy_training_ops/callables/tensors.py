@@ -27,8 +27,12 @@ class TorchFunction:
         self._function = function
 
     def forward(
-        self, arguments: Sequence[Any], tensors: Sequence[bool], grads: Sequence[bool], keeps: bool
-    ) -> tuple[Any, Any]:
+        self,
+        arguments: Sequence[object],
+        tensors: Sequence[bool],
+        grads: Sequence[bool],
+        keeps: bool,
+    ) -> tuple[object, Graph | None]:
         """What `apply` returns, and its graph if there is one."""
         torch = sys.modules["torch"]
         rows = zip(arguments, tensors, grads, strict=True)

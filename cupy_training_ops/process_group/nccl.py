@@ -266,8 +266,8 @@ class Calls:
     rows: Sequence[Row]
     agree: Callable[[], None] | None
     each_time: bool = field(default=False, kw_only=True)
-    _sources: Any = field(default=None, init=False)
-    _targets: Any = field(default=None, init=False)
+    _sources: object = field(default=None, init=False)
+    _targets: object = field(default=None, init=False)
     _prepared: Prepared = field(default_factory=lambda: Prepared(()), init=False)
     _communicator: Communicator | None = field(default=None, init=False)
 
@@ -306,6 +306,6 @@ class Swap(Calls):
         return zip(self.rows, places, places, strict=True)
 
 
-def addresses(table: Any, n: int) -> list[int]:
+def addresses(table: np.void, n: int) -> list[int]:
     """The first addresses of a struct of pointers."""
     return table["at"][:n].tolist()  # type: ignore[no-any-return]
