@@ -106,7 +106,7 @@ def triton_op(op: str, name: str) -> Callee:
     return _found(op, name, _triton_ops, "register_triton_op")
 
 
-def run(op: str, name: str, function: Callee, *given: Any, **keywords: Any) -> Any:
+def run(op: str, name: str, function: Callable[..., T], *given: object, **keywords: object) -> T:
     """What a caller's function returns; ProviderError with its name where it raises."""
     try:
         return function(*given, **keywords)
@@ -117,7 +117,7 @@ def run(op: str, name: str, function: Callee, *given: Any, **keywords: Any) -> A
         raise ProviderError(f"{op}: {name} raised {said}") from error
 
 
-def results(op: str, name: str, returned: Any, n: int) -> tuple[Any, ...]:
+def results(op: str, name: str, returned: object, n: int) -> tuple[Any, ...]:
     """What a caller's function returned as a tuple of n."""
     values = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
     if len(values) != n:

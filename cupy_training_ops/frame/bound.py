@@ -329,7 +329,7 @@ def _held(call: Call, inputs: Arguments, out: Arguments) -> Held:
 
 def _kept(call: Call, inputs: Arguments, out: Arguments, opened: Sequence[int]) -> Held | None:
     """The same without what is open; None where that is needed beside its address."""
-    if call.taken is None or call.makes_arrays or call.checks:
+    if call.taken is None or call.makes_arrays or call.checks or call.check_numbers:
         return None
     values = call.prepared.changing
     blank = tuple(

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..backend import Array, ArrayInfo, Info
 from ..declare.schema import Changing, Spec
-from ..dtypes import Dtype, HostArray
+from ..dtypes import UINT8, Dtype, HostArray
 from ..errors import ProviderError, refuse, shown
 from ..runtime import workspace as workspaces
 from ..runtime.arguments import getter
@@ -50,7 +50,7 @@ class Call:
         self.device = prepared.placement.device
         self.has_tensors = self.backend.has_tensors
         self.records = self.has_tensors and not prepared.detaches  # autograd may
-        self.checks = prepared.checks
+        self.checks, self.check_numbers = prepared.checks, prepared.check_numbers
         self.changing = prepared.changing
         self.supplied = prepared.supplied
         self._know_results(prepared)
@@ -165,11 +165,18 @@ class Call:
             self.refuse_gradients(arrays + results)
         if workspace is not None:
             workspace = self._checked(workspace, arrays, results)
-        for check in self.checks:
-            check(*self._with_hosts(inputs, values))
+        if self.check_numbers is not None or self.checks:
+            self._check(inputs, values)
         if self.supplied is not None and self.supplied not in values:
             values = {**values, self.supplied: self._supply(inputs, values)}
         self._run(inputs, arrays, results, workspace, values, tables)
+
+    def _check(self, inputs: Arguments, values: Values) -> None:
+        """What is looked at each time: numbers that change, and arrays where that is asked for."""
+        if self.check_numbers is not None:
+            self.check_numbers(values)
+        for check in self.checks:
+            check(*self._with_hosts(inputs, values))
 
     def _run(
         self,
@@ -329,7 +336,7 @@ class Call:
         array = adopted
         if is_read_only(workspace):
             refuse_read_only(prepared.op, "workspace")
-        if self.has_tensors:
+        if self.has_tensors and adopted.dtype == UINT8:  # any other is refused below
             array = cast(Array, workspace if is_tensor(workspace) else as_tensor(array))
         found = ArrayInfo.of(_info(array, adopted))
         workspaces.check(prepared.op, found, prepared.placement, self.workspace_nbytes)

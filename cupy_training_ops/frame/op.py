@@ -124,8 +124,13 @@ class Op(Declares):
     def check_numbers(self, *inputs: object) -> None:
         """Refuse numbers that change from call to call by more than `convert` can look at.
 
-        inputs: as the CPU function takes them, arrays as they are. Nothing is read from arrays.
+        inputs: as `infer` has them, with the numbers of this call in their places.
         """
+
+    @property
+    def checks_numbers(self) -> bool:
+        """Whether `check_numbers` does anything."""
+        return type(self).check_numbers is not Op.check_numbers
 
     def check_values(self, *inputs: object) -> None:
         """Refuse what arrays hold. Runs where the attribute `check` is True, after all other
@@ -302,13 +307,8 @@ class Op(Declares):
         return self.attribute_values
 
     def checks(self) -> tuple[Callable[..., None], ...]:
-        """What is checked at each call, by the values of numbers and arrays."""
-        found: list[Callable[..., None]] = []
-        if type(self).check_numbers is not Op.check_numbers:
-            found.append(self.check_numbers)
-        if getattr(self, "check", False):
-            found.append(self.check_values)
-        return tuple(found)
+        """What is checked at each call, by the values of arrays."""
+        return (self.check_values,) if getattr(self, "check", False) else ()
 
     def _prepare(self, key: Key) -> Call:
         call = prepare(self._forgetful(), *key[:3])

@@ -43,7 +43,13 @@ class Operator(Protocol):
         """The CUDA source with its kernels."""
 
     def checks(self) -> tuple[Callable[..., None], ...]:
-        """What is checked at each call, by the values of numbers and arrays."""
+        """What is checked at each call, by the values of arrays."""
+
+    @property
+    def checks_numbers(self) -> bool: ...
+
+    def check_numbers(self, *inputs: Any) -> None:
+        """Refuse numbers that change from call to call."""
 
     def supply(self, *inputs: object) -> object:
         """The value that one call takes for an input that the caller left to the operator."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -58,11 +58,23 @@ def prepare(op: Operator, inputs: Keys, out: Keys, outputs: Outputs) -> Call:
         placement=_placement(op, arrays, results, given),
         order=_order(declared, arrays, results, given) if free else None,
         checks=op.checks(),
+        check_numbers=_number_check(op, specs),
         detaches=declared.detaches,
         supplied=supplied,
         supply=None if supplied is None else op.supply,
     )
     return _route(op, prepared, specs)
+
+
+def _number_check(
+    op: Operator, specs: Sequence[object]
+) -> Callable[[Mapping[int, object]], None] | None:
+    """What looks at the numbers of one call, which stand in the places of those that change."""
+
+    def check(values: Mapping[int, object]) -> None:
+        op.check_numbers(*(values.get(place, spec) for place, spec in enumerate(specs)))
+
+    return check if op.checks_numbers else None
 
 
 def wanted(op: Declaration, outputs: Outputs) -> tuple[str, ...]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -77,6 +77,7 @@ class Prepared:
     placement: ArrayInfo
     order: Order | None = None  # of the dimensions in memory, where arrays are not C-contiguous
     checks: tuple[Callable[..., None], ...] = ()
+    check_numbers: Callable[[Mapping[int, object]], None] | None = None  # that change, by place
     detaches: bool = False  # takes as data what requires gradients
     supplied: int | None = None  # the input, by place, that the operator supplies at each call
     supply: Callable[..., object] | None = None

@@ -98,9 +98,9 @@ class DelegatedCall(Call):
         tables: Tables | None = None,
     ) -> object:
         """What the callable returns, checked against what was inferred."""
-        taken_inputs = self._with_hosts(inputs, self.values(inputs))
-        for check in self.checks:
-            check(*taken_inputs)
+        values = self.values(inputs)
+        self._check(inputs, values)
+        taken_inputs = self._with_hosts(inputs, values)
         with self._current(), self.delegation(*taken_inputs) as returned:
             taken = self._all_taken(self._one_by_one(returned))
         return taken[0] if self.single_output else self.returned(taken)
@@ -328,7 +328,7 @@ class AddressCall(KernelCall):
 def kernel_call(prepared: Prepared, ready: ReadyPlan, stores: Workspaces) -> KernelCall:
     """The call of a plan; one by addresses where they are all that it needs."""
     call = KernelCall(prepared, ready, stores)
-    changes = call.changing or call.checks or call.supplied is not None
+    changes = call.changing or call.checks or call.check_numbers or call.supplied is not None
     is_apart = call.has_all_outputs or (call.makes_all and call.overlap is None)
     if not ready.takes_addresses or changes or call.has_lists or call.groups_out or not is_apart:
         return call

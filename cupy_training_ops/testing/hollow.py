@@ -47,14 +47,18 @@ class HollowDriver:
     def __init__(self, launches: list[Queued]) -> None:
         self.launches = launches
         self.notes = True  # else a launch costs nothing: for who measures what is around it
-        self._kernels: list[tuple[str, Sequence[Dtype]]] = []
+        self._numbers: dict[tuple[str, tuple[Dtype, ...]], int] = {}
+        self._kernels: list[tuple[str, tuple[Dtype, ...]]] = []
 
     def head(
         self, function: Any, grid: Grid, block: Grid, nbytes: int, types: Sequence[Dtype]
     ) -> tuple[int, ...]:
         """The kernel's number."""
-        self._kernels.append((function.name, types))
-        return (len(self._kernels) - 1,)
+        kernel = function.name, tuple(types)
+        number = self._numbers.setdefault(kernel, len(self._kernels))
+        if number == len(self._kernels):
+            self._kernels.append(kernel)
+        return (number,)
 
     def serves_now(self, error: Exception) -> bool:
         """Every thread is served."""

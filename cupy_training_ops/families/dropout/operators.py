@@ -43,7 +43,7 @@ class _Elementwise(Drawing):
     ratio_at, training_at, trains = -3, -2, False
     has_bits: ClassVar[bool] = False
 
-    def infer(self, data: Spec, *others: Any) -> tuple[Spec, ...]:
+    def infer(self, data: Spec, *others: object) -> tuple[Spec, ...]:
         mask = bitmask(data.shape) if self.has_bits else Spec(data.shape, BOOL)
         return Spec(data.shape, data.dtype), mask
 
@@ -185,7 +185,7 @@ class BiasSoftmaxDropout(Drawing):
     seed = SEED
     ratio_at = -2
 
-    def infer(self, data: Spec, bias: Spec, *others: Any) -> tuple[Spec, ...]:
+    def infer(self, data: Spec, bias: Spec, *others: object) -> tuple[Spec, ...]:
         axis = from_front(self.name, self.axis, len(data.shape))
         if not _fits(bias.shape, data.shape, axis, self.is_inner_broadcast):
             which = "last" if self.is_inner_broadcast else "first"
@@ -242,7 +242,7 @@ class _Gradient(WithRatio):
     outputs = (DX,)
     bitwise_exact = True
 
-    def infer(self, dy: Spec, mask: Spec, *others: Any) -> tuple[Spec, ...]:
+    def infer(self, dy: Spec, mask: Spec, *others: object) -> tuple[Spec, ...]:
         n, unit = self.mask_size(dy)
         if mask.size != n:
             refuse(self.name, "mask", f"{n} {unit}", f"{mask.size}, of shape {mask.shape}")

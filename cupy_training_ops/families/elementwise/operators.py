@@ -86,11 +86,11 @@ class BatchScale(ElementwiseOp):
     scale_1 = attribute(real)
     scale_2 = attribute(optional(real), None)
 
-    def infer(self, *inputs: Any) -> tuple[Spec | None, ...]:
+    def infer(self, *inputs: object) -> tuple[Spec | None, ...]:
         first, second, third = super().infer(*inputs)
         return first, second, None if self.scale_2 is None else third
 
-    def options(self, *inputs: Any) -> tuple[Number, ...]:
+    def options(self, *inputs: object) -> tuple[Number, ...]:
         return self.scale_0, self.scale_1, self.scale_2 or 0.0
 
 
@@ -120,12 +120,12 @@ class ScaledSum(ElementwiseOp):
     scale_1 = attribute(real)
     scale_2 = attribute(optional(real), None)
 
-    def infer(self, *inputs: Any) -> tuple[Spec | None, ...]:
+    def infer(self, *inputs: object) -> tuple[Spec | None, ...]:
         if inputs[2] is not None and self.scale_2 is None:
             refuse(self.name, "scale_2", "a number, because input_2 is given", "None")
         return super().infer(*inputs)
 
-    def options(self, *inputs: Any) -> tuple[Number, ...]:
+    def options(self, *inputs: object) -> tuple[Number, ...]:
         # The kernel reads 0 for an absent input_2: 0 times -0 adds nothing, even to -0.
         scale_2 = -0.0 if inputs[2] is None or self.scale_2 is None else self.scale_2
         return self.scale_0, self.scale_1, scale_2

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
@@ -51,6 +51,7 @@ from ...frame.backends import BACKENDS, CPU, info
 from ...frame.uncomputed import DelegatingOp
 from ..control.operators import arrays
 
+T = TypeVar("T")
 Specs = tuple[Spec | None, ...]
 Arrays = tuple[Any, ...]
 WHAT_IT_RETURNS = "what the function returns"
@@ -87,11 +88,11 @@ class _Delegating(DelegatingOp):
         if values is not None and len(values) != n:
             refuse(self.name, name, f"{n} entries, one for each {of}", str(len(values)))
 
-    def run(self, function: Callable[..., Any], *given: Any, **more: Any) -> Any:
+    def run(self, function: Callable[..., T], *given: object, **more: object) -> T:
         """What the function returns."""
         return functions.run(self.name, self.callee, function, *given, **more)
 
-    def results(self, returned: Any, n: int) -> tuple[Any, ...]:
+    def results(self, returned: object, n: int) -> tuple[Any, ...]:
         """What it returned as n values."""
         return functions.results(self.name, self.callee, returned, n)
 
@@ -238,7 +239,7 @@ class PythonOp(_PythonOp):
         return Spec((1,), INT64), self.opened(optional=False)
 
     @contextlib.contextmanager
-    def delegation(self, inputs: Arrays) -> Iterator[Any]:
+    def delegation(self, inputs: Arrays) -> Iterator[object]:
         function = functions.python_op(self.name, self.func_name)
         letters, given = self.input_convention, iter(inputs)
         arguments = [
@@ -312,7 +313,7 @@ class PythonOpGrad(_PythonOp):
         return (tuple(known if wanted else None for known, wanted in pairs),)
 
     @contextlib.contextmanager
-    def delegation(self, number: int, gradients: Arrays) -> Iterator[Any]:
+    def delegation(self, number: int, gradients: Arrays) -> Iterator[object]:
         owner, context = contexts.take(self.name, "context", number)
         try:
             self._check(context, gradients)
@@ -382,7 +383,7 @@ class TritonOp(_Delegating):
     def infer(self, inputs: Specs) -> tuple[Inferred, ...]:
         return ((Open(),) * self.num_outputs,)
 
-    def delegate(self, inputs: Arrays) -> Any:
+    def delegate(self, inputs: Arrays) -> object:
         function = functions.triton_op(self.name, self.func_name)
         returned = self.run(function, *inputs, **self.keywords)
         return self.results(returned, self.num_outputs)
