@@ -121,7 +121,7 @@ class Attribute:
 
 
 def attribute(
-    convert: Callable[[Any], T],
+    convert: Callable[[object], T],
     default: object = REQUIRED,
     *,
     type: str = "",
@@ -333,7 +333,7 @@ def one_of(*choices: T) -> Callable[[object], T]:
     return convert
 
 
-def optional(convert: Callable[[Any], T]) -> Callable[[object], T | None]:
+def optional(convert: Callable[[object], T]) -> Callable[[object], T | None]:
     """A converter that also takes None."""
 
     def convert_or_none(value: object) -> T | None:

@@ -11,13 +11,13 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from ..declare.declaration import Declaration
 from ..declare.schema import REQUIRED, Attribute, Input, Output, kind
 from ..declare.type_rows import TypeRows, Types
 from ..dtypes import dtype_name, dtype_names
 from .named import CALL
+from .operator import Operator
 
 WIDTH = 96  # of a line, which pydoc indents by four
 
@@ -34,7 +34,7 @@ class Help:
         self.written = inspect.cleandoc(written or "")
         self._text = ""
 
-    def __get__(self, instance: object, cls: Any) -> str:
+    def __get__(self, instance: object, cls: type[Operator]) -> str:
         self._text = self._text or "\n".join([self.written, *generated(cls.declaration)]).strip()
         return self._text
 

@@ -173,5 +173,5 @@ def stream_of(address: int) -> Stream:
 NO_STREAM = Stream(0)  # of the host
 _STREAMS: dict[int, Stream] = {}
 _ROOMS: dict[tuple[int, int, int, int], int] = {}  # addresses
-_KEPT: list[Any] = []  # what is at these
+_KEPT: list[object] = []  # what is at these
 raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # None without a GPU
