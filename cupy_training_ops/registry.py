@@ -196,9 +196,9 @@ def _check_dtype(cls: type[Op], name: str, taken: Sequence[Dtype], dtype: Dtype)
 
 
 def _converts(item: Input, dtype: Dtype) -> bool:
-    """Whether an input takes ones of this dtype, as an array or as a scalar."""
-    ones = np.ones(item.count, dtype)
-    for value in (ones, ones[0]):
+    """Whether an input takes ones or zeros of this dtype, as an array or as a scalar."""
+    ones, zeros = np.ones(item.count, dtype), np.zeros(item.count, dtype)
+    for value in (ones, ones[0], zeros, zeros[0]):
         with contextlib.suppress(OpError):
             converted(item.name, item, value)
             return True
