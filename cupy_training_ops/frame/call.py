@@ -144,7 +144,7 @@ class Call:
         out: Arrays,
         workspace: object,
         tables: Tables | None = None,
-    ) -> Any:
+    ) -> object:
         """The rest of a call whose memory is known to be apart."""
         values = self.values(inputs) if self.changing else NO_VALUES
         results = out if self.has_all_outputs else self.completed(arrays, out, values)
@@ -219,7 +219,9 @@ class Call:
         """The caller's outputs; for the others the aliased input, a host value or new memory."""
         if self.makes_arrays and not self.has_tensors:
             self._refuse_capture()
-        made = [make(arrays) for make in self.makers]
+        made: list[Array] = []
+        for make in self.makers:  # a comprehension would be a call
+            made.append(make(arrays))
         if self.makes_all:
             return tuple(made)
         return self.placed(arrays, None, made, [make(values) for make in self.hosts], out)
@@ -277,13 +279,13 @@ class Call:
             maker(r.spec) if given is None and r.spec and r.is_new else None for r, given in pairs
         ]
 
-    def _hosts(self) -> list[Callable[[Values], Any] | None]:
+    def _hosts(self) -> list[Callable[[Values], object] | None]:
         """What makes each result that is a value."""
         is_host = [r.spec is not None and r.value is not None for r in self.prepared.results]
         pairs = zip(self.prepared.results, is_host, strict=True)
         return [partial(self._host, result) if here else None for result, here in pairs]
 
-    def _host(self, result: Result, values: Values) -> Any:
+    def _host(self, result: Result, values: Values) -> object:
         """A host output: its value, or what follows from a number of this call."""
         found, spec = result.value, result.spec
         assert found is not None

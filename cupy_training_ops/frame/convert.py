@@ -5,26 +5,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
+from ..declare.declaration import Declaration
 from ..declare.schema import REQUIRED, Attribute, Input
-from ..declare.type_rows import Types
 from ..dtypes import BOOL, FLOAT64, Dtype, dtype_names, to_dtype
 from ..errors import ArgumentError, DtypeError, OpError, refuse, shown
 from . import checks
 from .keys import NUMBERS
 
 
-class Declared(checks.Declared, Protocol):
-    """What attributes need of an operator class."""
-
-    types: Types
-
-
-def frozen_attributes(op: Declared, given: Mapping[str, object]) -> dict[str, object]:
+def frozen_attributes(op: Declaration, given: Mapping[str, object]) -> dict[str, object]:
     """Attribute values in their checked, frozen form; every error names the attribute."""
     known = {attribute.name for attribute in op.attributes}
     for name in given:

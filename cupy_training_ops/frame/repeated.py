@@ -93,7 +93,7 @@ class Repeated:
             return False
         return self.known.has(inputs + (None,) * missing, out)
 
-    def again(self, inputs: Arguments, out: Arguments) -> Any:
+    def again(self, inputs: Arguments, out: Arguments) -> object:
         """The call, without a comparison of memory."""
         inputs, out, arrays = self.call.taken_apart(inputs, out)
         return self.call.finish(inputs, arrays, out, None, self.tables)

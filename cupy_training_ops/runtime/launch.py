@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from ..backend import Array, Backend, Kernel
-from ..declare.schema import Changing, Input, Spec
+from ..declare.declaration import Declaration
+from ..declare.schema import Changing, Spec
 from ..dtypes import Dtype
 from ..errors import CompileError
 from ..plan import SHARED_NBYTES, Launch, LaunchError, Plan, Pointers, Scratch, Step, Work
@@ -110,15 +111,6 @@ _Piece = tuple[Kernel, Callable[[Sequence[object]], tuple[object, ...]]]  # of w
 _Ready = tuple[_Run, list[_Place], Step]
 
 
-class Planned(Protocol):
-    """What a plan needs of its operator: words for messages, and where its kernels are."""
-
-    name: ClassVar[str]
-    inputs: ClassVar[tuple[Input, ...]]
-
-    def source(self) -> Source: ...
-
-
 class ReadyPlan:
     """The steps of a plan on one device.
 
@@ -127,12 +119,18 @@ class ReadyPlan:
     """
 
     def __init__(
-        self, op: Planned, backend: Backend, device: int, plan: Plan, n_arrays: int
+        self,
+        declared: Declaration,
+        source: Callable[[], Source],
+        backend: Backend,
+        device: int,
+        plan: Plan,
+        n_arrays: int,
     ) -> None:
         self.workspace_nbytes = plan.workspace_nbytes
         self.scratch_nbytes, self.zeros_nbytes = plan.scratch_nbytes, plan.zeros_nbytes
         self._backend, self._device = backend, device
-        builder = _Builder(op, backend, device)
+        builder = _Builder(declared, source, backend, device)
         with backend.on(device):
             ready = [READY[type(step)](builder, step) for step in plan.steps]
         self._arguments = builder.arguments
@@ -214,6 +212,11 @@ class ReadyPlan:
                 _log.append(step)
             function(grid, block, pick(row), shared_nbytes)
 
+    def run_over(self, addresses: Sequence[int], scratch: Sequence[object]) -> None:
+        """The same where it `takes_addresses`: those of all arrays."""
+        given = addresses if self._pick is None else self._pick(addresses)
+        self._queue((), (*given, *scratch), (), self._backend.stream_address(self._device))
+
     def _queue(
         self,
         arrays: Sequence[Array | None],
@@ -289,8 +292,11 @@ class ReadyPlan:
 class _Builder:
     """Makes each kind of step ready; collects where the arguments of all come from."""
 
-    def __init__(self, op: Planned, backend: Backend, device: int) -> None:
-        self._op = op
+    def __init__(
+        self, declared: Declaration, source: Callable[[], Source], backend: Backend, device: int
+    ) -> None:
+        self._declared = declared
+        self._source = source
         self._backend = backend
         self._device = device
         self.arguments = _Arguments()
@@ -298,7 +304,7 @@ class _Builder:
 
     def launch(self, step: Launch) -> _Ready:
         """A kernel with its arguments placed."""
-        source = load(step.family) if step.family else self._op.source()
+        source = load(step.family) if step.family else self._source()
         shared_nbytes = self._shared_nbytes(step)
         function = kernel(
             self._backend, source, step.slots, step.symbol, self._device, shared_nbytes
@@ -360,8 +366,8 @@ class _Builder:
 
     def _late(self, holder: str, changing: Changing, make: Make) -> Late:
         """A number that each call gives, as the kernel takes it; `holder` has it there."""
-        name = self._op.inputs[changing.place].name
-        check = partial(checked, self._op.name, name, holder, make)
+        name = self._declared.inputs[changing.place].name
+        check = partial(checked, self._declared.name, name, holder, make)
         return lambda values: check(changing, values)
 
     def _work_place(self, arg: object) -> _Place:

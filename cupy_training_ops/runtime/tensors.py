@@ -11,7 +11,6 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from itertools import accumulate
 from operator import mul
-from typing import Any
 
 import cupy
 import numpy as np
@@ -86,7 +85,9 @@ class TensorBackend(CudaBackend):
         """The same memory with its dimensions in another order."""
         return array.permute(*axes)
 
-    def maker(self, spec: Spec, device: int, like: int | None) -> Callable[[Sequence[Any]], Tensor]:
+    def maker(
+        self, spec: Spec, device: int, like: int | None
+    ) -> Callable[[Sequence[object]], Tensor]:
         """What makes an uninitialised tensor."""
         if like is not None:
             return lambda arrays: torch.empty_like(arrays[like])

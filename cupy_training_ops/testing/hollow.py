@@ -113,7 +113,7 @@ class HollowBackend(OneStream, CudaBackend):
 
     def maker(
         self, spec: Spec, device: int, like: int | None
-    ) -> Callable[[Sequence[Any]], cupy.ndarray]:
+    ) -> Callable[[Sequence[object]], cupy.ndarray]:
         """What makes an output."""
         return lambda _: hollow(spec.shape, spec.dtype)
 

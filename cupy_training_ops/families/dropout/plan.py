@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any, ClassVar, Self
 
 from ...declare.schema import (
-    Attribute,
     Changing,
     Function,
     Input,
     Spec,
+    attribute,
     flag,
     integer,
     optional,
@@ -122,7 +122,7 @@ def seed(value: object) -> int:
     return whole
 
 
-def two_integers(value: Any) -> tuple[int, int]:
+def two_integers(value: object) -> tuple[int, int]:
     """Two integers."""
     if not isinstance(value, list | tuple) or len(value) != 2:
         raise ArgumentError(f"expected two integers, got {shown(value)}")
@@ -166,11 +166,8 @@ STATE = Input(
     shape="two elements",
     doc="seed and offset; of an array the offset goes on by one",
 )
-SEED = Attribute(
-    "seed",
-    optional(seed),
-    None,
-    doc="None takes one from the system, another in a process that is forked",
+SEED = attribute(
+    optional(seed), None, doc="None takes one from the system, another in a process that is forked"
 )
 
 
@@ -212,8 +209,7 @@ class Drawing(WithRatio):
     As a function with a seed it always draws with offset 0.
     """
 
-    attributes: ClassVar[tuple[Attribute, ...]] = (SEED,)
-    seed: int | None
+    seed = SEED
     _key: int
     _first: tuple[int, int]  # the state of what draws nothing, or always the same
     _offsets: Iterator[int] | None  # of a function with a seed none

@@ -14,12 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from references import References
 
 from cupy_training_ops import ArgumentError, DtypeError, get_op
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
-from cupy_training_ops.families.reduction import reference as reduction
 from cupy_training_ops.families.reduction.samples import numbers
 from cupy_training_ops.testing.compare import assert_matches
+
+reduction = References("reduction")
 
 jax.config.update("jax_enable_x64", True)
 
