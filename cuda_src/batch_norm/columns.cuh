@@ -109,9 +109,14 @@ __device__ void store_slot(T* to, u32 n_columns, bool aligned, const Acc<T> (&va
 template <class Op>
 constexpr int WIDTH =
     vec::WIDTH<typename Op::T> < MAX_COLUMNS ? vec::WIDTH<typename Op::T> : MAX_COLUMNS;
-// As many as there are registers for.
+// As many as there are registers for: on the first architecture addresses take more of them.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 750
+constexpr bool HAS_FEW_REGISTERS = true;
+#else
+constexpr bool HAS_FEW_REGISTERS = false;
+#endif
 template <class Op>
-constexpr int ROWS = WIDTH<Op> > 4 && Op::READ == 1 ? 6 : 8;
+constexpr int ROWS = WIDTH<Op> > 4 && (Op::READ == 1 || HAS_FEW_REGISTERS) ? 6 : 8;
 
 template <class Op>
 using ColumnRows = Rows<typename Op::T, WIDTH<Op>, Op::READ, ROWS<Op> / Op::READ>;
