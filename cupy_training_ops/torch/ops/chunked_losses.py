@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: MIT
+"""Cross-entropy of a linear layer whose scores are never there as a whole.
+
+Rows go through in chunks: scores, their gradient in the same memory, and what that adds to the
+gradients of the layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import refuse, shown
+from ...plan import align_up, ceil_div
+from .launching import Run
+from .losses import operator, scaled
+from .registration import Operator, register
+
+# Of scores. Few chunks, since each rounds the sums that are the weight's gradient.
+CHUNK_NBYTES = 448 << 20
+_ROWS = 128  # a chunk has whole tiles of a matrix product
+
+
+def chunks(n_rows: int, row_nbytes: int) -> Iterator[slice]:
+    """Rows that go through together, of nearly one size."""
+    n_chunks = max(1, ceil_div(n_rows * row_nbytes, CHUNK_NBYTES))
+    step = max(_ROWS, align_up(ceil_div(n_rows, n_chunks), _ROWS))
+    return (slice(start, min(start + step, n_rows)) for start in range(0, n_rows, step))
+
+
+class _Sums:
+    """The gradients that were asked for; the others are empty."""
+
+    def __init__(self, inputs: Sequence[Tensor | None], mask: Sequence[bool]) -> None:
+        hidden, self.weight, bias = inputs
+        made = [
+            torch.zeros_like(x, memory_format=torch.contiguous_format) if wanted else None
+            for x, wanted in zip((hidden, self.weight, bias), mask, strict=True)
+        ]
+        self.of_hidden, self.of_weight, self.of_bias = made
+        self.results = [hidden.new_empty(0) if sums is None else sums for sums in made]  # type: ignore[union-attr]
+
+    def add(self, rows: slice, hidden: Tensor, gradient: Tensor) -> None:
+        """What the gradient of these rows' scores adds."""
+        if self.of_hidden is not None:
+            torch.mm(gradient, self.weight, out=self.of_hidden[rows])
+        if self.of_weight is not None:
+            self.of_weight.addmm_(gradient.t(), hidden)
+        if self.of_bias is not None:
+            self.of_bias += gradient.sum(0)
+
+    def divide(self, divisor: Tensor) -> None:
+        """All of them, at the end."""
+        for sums in self.results:
+            sums /= divisor
+
+
+def _linear_cross_entropy(
+    _: Run,
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    dtype: torch.dtype | None,
+    mask: Sequence[bool],
+) -> tuple[Tensor, ...]:
+    wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    loss, target = hidden.new_zeros((), dtype=wide), target.contiguous()
+    n_counted = _count(target, ignore_index, reduction)
+    scale = n_counted.float().reciprocal().reshape(1)
+    op, sums = operator("sum", wide), _Sums((hidden, weight, bias), mask)
+    for rows in chunks(len(hidden), len(weight) * hidden.element_size()):
+        scores = torch.nn.functional.linear(hidden[rows], weight, bias)
+        inputs = (scores, target[rows], None, ignore_index, scale)
+        if any(mask):
+            loss += op(*inputs, out=(None, scores))[0]
+            sums.add(rows, hidden[rows], scores)
+        else:
+            loss += op(*inputs, outputs=("output",))[0]
+    if wide == torch.float64:  # of which the scale has half the digits
+        sums.divide(n_counted.to(wide) * scale[0])
+    return (loss / n_counted).to(dtype or hidden.dtype), *sums.results
+
+
+def _count(target: Tensor, ignore_index: int, reduction: str) -> Tensor:
+    """What the sum is divided by: for the mean the rows that count."""
+    if reduction == "sum":
+        return target.new_ones(())
+    if reduction != "mean":
+        refuse("cto::linear_cross_entropy", "reduction", "'mean' or 'sum'", shown(reduction))
+    return (target != ignore_index).sum().clamp(min=1)
+
+
+def _fake(*arguments: Any) -> tuple[Tensor, ...]:
+    hidden, weight, _, bias, _, _, dtype, mask = arguments
+    pairs = zip((hidden, weight, bias), mask, strict=True)
+    made = [x.new_empty(x.shape) if wanted else hidden.new_empty(0) for x, wanted in pairs]
+    return hidden.new_empty((), dtype=dtype or hidden.dtype), *made
+
+
+def _keep(ctx: Any, arguments: Sequence[Any], results: tuple[Tensor, ...]) -> None:
+    ctx.mask = tuple(arguments[-1])
+    ctx.mark_non_differentiable(*results[1:])
+    ctx.save_for_backward(*results[1:])
+
+
+def _derivative(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
+    kept = zip(ctx.saved_tensors, ctx.mask, strict=True)
+    found = iter(scaled("linear_cross_entropy", dloss, [sums for sums, wanted in kept if wanted]))
+    hidden, weight, bias = [next(found) if wanted else None for wanted in ctx.mask]
+    return hidden, weight, None, bias, None, None, None, None
+
+
+DOORS = register(
+    (
+        Operator(
+            "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor target, Tensor? bias, "
+            "int ignore_index, str reduction, ScalarType? dtype, bool[3] output_mask) "
+            "-> (Tensor loss, Tensor, Tensor, Tensor)",
+            _linear_cross_entropy,
+            _keep,
+            _derivative,
+            _fake,
+        ),
+    )
+)
