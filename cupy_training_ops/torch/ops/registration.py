@@ -17,13 +17,27 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ...errors import refuse
-from ...runtime.tensors import PLAIN
 from .launching import infer, launch
 
 NAMESPACE = "cto"
 TAGS = (torch.Tag.pt2_compliant_tag,)
 KEYS = ("CPU", "CUDA")
-KINDS = frozenset((*PLAIN, int, float, bool, str, tuple, list, torch.Size, torch.dtype, type(None)))
+# Of arguments that nobody else wants to see: tensors of types that do nothing of their own.
+KINDS = frozenset(
+    (
+        Tensor,
+        torch.nn.Parameter,
+        int,
+        float,
+        bool,
+        str,
+        tuple,
+        list,
+        torch.Size,
+        torch.dtype,
+        type(None),
+    )
+)
 
 
 @dataclass(frozen=True)
