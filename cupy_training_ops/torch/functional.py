@@ -51,7 +51,7 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """As torch.nn.functional.layer_norm; computed in float32 and rounded once."""
-    return _layer_norm(input, normalized_shape, weight, bias, eps)[0]
+    return _layer_norm.first(input, normalized_shape, weight, bias, eps)
 
 
 def rms_norm(
@@ -64,7 +64,7 @@ def rms_norm(
     if eps is None:
         computed = torch.float32 if input.dtype in _HALVES else input.dtype
         eps = torch.finfo(computed).eps
-    return _rms_norm(input, normalized_shape, weight, eps)[0]
+    return _rms_norm.first(input, normalized_shape, weight, eps)
 
 
 def gelu(input: Tensor, approximate: str = "none", *, bias: Tensor | None = None) -> Tensor:

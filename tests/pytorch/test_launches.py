@@ -34,12 +34,24 @@ def as_floats(leaf):
     return lambda *shape, **given: leaf(*shape, dtype=torch.float32, **given)
 
 
+@pytest.fixture
+def emulated(monkeypatch):
+    """Tensors of the host run on emulated kernels, which watch the memory of all of them."""
+    backend = EmulatedTensors()
+
+    def address(tensor):
+        return backend.pointers([tensor])[0]
+
+    monkeypatch.setattr(launching, "address", address)
+    return lambda: tensors_on(backend)
+
+
 @pytest.mark.parametrize("case", KERNELS)
-def test_kernels_give_what_the_host_gives(leaf, labels, case) -> None:
+def test_kernels_give_what_the_host_gives(leaf, labels, emulated, case) -> None:
     """Twice: the second call is one like the first."""
     ours, _, leaves = pairs(as_floats(leaf), labels)[case]
     expected = with_gradients(ours, leaves)
-    with tensors_on(EmulatedTensors()):
+    with emulated():
         for _ in range(2):
             found = with_gradients(ours, leaves)
             for a, b in zip(found, expected, strict=True):
@@ -100,12 +112,12 @@ def test_another_kind_of_call_is_prepared_anew(backend, leaf, monkeypatch, chang
     assert backend.launches
 
 
-def test_unusual_tensors_are_taken_as_before(leaf) -> None:
+def test_unusual_tensors_are_taken_as_before(leaf, emulated) -> None:
     """Negative ones and empty ones are no launch's; others are made dense first."""
     x = leaf(4, 6, dtype=torch.float32, gradients=False)
     negative = torch.complex(x, -x).conj().imag
     unusual = (x.t(), x[:, ::2], negative, torch.zeros(0, 6), torch.zeros(4, 6).neg())
-    with tensors_on(EmulatedTensors()):
+    with emulated():
         for tensor in unusual:
             expected = torch.softmax(tensor, -1)
             torch.testing.assert_close(functional.softmax(tensor, -1), expected)
@@ -120,10 +132,10 @@ def test_refusals_are_those_of_the_host(backend, leaf, labels) -> None:
     assert not backend.launches
 
 
-def test_scratch_memory_is_kept_for_a_stream_and_clean(leaf, labels) -> None:
+def test_scratch_memory_is_kept_for_a_stream_and_clean(leaf, labels, emulated) -> None:
     """Kernels leave the zeros behind that the next call expects."""
     scores, target = leaf(64, 16, dtype=torch.float32, gradients=False), labels(16, 64)
-    with tensors_on(EmulatedTensors()):
+    with emulated():
         losses = [functional.cross_entropy(scores, target) for _ in range(3)]
     assert losses[0] == losses[1] == losses[2]
     torch.testing.assert_close(losses[0], torch.nn.functional.cross_entropy(scores, target))

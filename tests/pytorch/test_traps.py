@@ -89,7 +89,7 @@ def test_a_graph_of_the_gradient_is_refused(scores, labels, inplace) -> None:
         torch.autograd.grad(loss, x, create_graph=True)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's own making
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch scripts functions for it
 def test_forward_mode_is_refused_in_place(leaf, labels) -> None:
     weight, target, x = leaf(16), labels(16, 8), leaf(8, 16, gradients=False)
 
@@ -102,7 +102,7 @@ def test_forward_mode_is_refused_in_place(leaf, labels) -> None:
         torch.func.jvp(loss, (x,), (torch.ones_like(x),))
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
-        with pytest.raises(RuntimeError, match=r"jvp|reverse-mode"):
+        with pytest.raises(ArgumentError, match="reverse-mode"):
             loss(dual)
 
 

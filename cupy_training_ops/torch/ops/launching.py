@@ -9,28 +9,29 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...backend import Backend
 from ...declare.schema import Spec
 from ...dtypes import ELEMENT_TYPES, UINT8
 from ...frame.backends import TENSORS, tensor_backend
 from ...frame.foreign import Lent
 from ...frame.op import Op
 from ...frame.providers import KernelCall
-from ..coding import ALIGNED, KEPT_NBYTES, Stream, stream_of
+from ..coding import ALIGNED, KEPT_NBYTES
 
 Run = Callable[..., Any]  # of an operator and its inputs: `launch` or `infer`
+Launcher = Callable[[Sequence[Any], list[int]], Any]
 
 _MANY = 1024  # kinds of calls, and instances, that are remembered
 OURS = {getattr(torch, r.name): r.dtype for r in ELEMENT_TYPES if hasattr(torch, r.name)}
 _THEIRS = {dtype: theirs for theirs, dtype in OURS.items()}
 _HOSTS = (int, tuple)  # host inputs that stand in a key as they are
-_UNKNOWN = object()
-_ready: dict[object, _Ready | None] = {}
+_UNKNOWN: Any = object()
+address = Tensor.data_ptr
+_ready: dict[object, Launcher | None] = {}
 _rooms: dict[object, Tensor] = {}
 
 
@@ -45,16 +46,26 @@ instance: Callable[..., Any] = functools.lru_cache(_MANY)(_instance)
 def launch(op: Op, *inputs: Any, outputs: Sequence[str] | None = None) -> Any:
     """The operator's results, one or a tuple: those that are named, all without names."""
     backend = TENSORS.get(Tensor)
-    if backend is None and not inputs_on_gpu(inputs):
+    if backend is None:
+        if not inputs_on_gpu(inputs):
+            return _wanted(op(*inputs, outputs=outputs))
+        backend = tensor_backend()
+    key: list[object] = [op, backend, outputs]
+    addresses = _addresses(inputs, key)
+    if addresses is None:
         return _wanted(op(*inputs, outputs=outputs))
-    backend = backend or tensor_backend()
-    key = _key(op, backend, inputs, outputs)
-    if key is None:
-        return _wanted(op(*inputs, outputs=outputs))
-    ready = _ready.get(key, _UNKNOWN)
+    known = tuple(key)
+    ready = _ready.get(known, _UNKNOWN)
     if ready is _UNKNOWN:
-        ready = _remember(key, _prepared(op, inputs, outputs))
-    return _wanted(op(*inputs, outputs=outputs)) if ready is None else ready(inputs)  # type: ignore[operator]
+        ready = _remember(known, _prepared(op, inputs, outputs))
+    if ready is None:
+        return _wanted(op(*inputs, outputs=outputs))
+    return ready(inputs, addresses)
+
+
+def launch_first(op: Op, *inputs: Any) -> Any:
+    """The first result alone, where the others are what a derivative needs."""
+    return launch(op, *inputs, outputs=(op.outputs[0].name,))
 
 
 def inputs_on_gpu(inputs: Sequence[Any]) -> bool:
@@ -89,65 +100,79 @@ def _wanted(results: Any) -> Any:
     return found if len(found) > 1 else found[0]
 
 
-def _key(
-    op: Op, backend: Backend, inputs: Sequence[Any], outputs: Sequence[str] | None
-) -> object | None:
-    """What a launch depends on; None for a call that is looked up as any other is."""
-    found: list[object] = [op, backend, outputs]
+def _addresses(inputs: Sequence[Any], key: list[object]) -> list[int] | None:
+    """Where tensors are, 0 for others; what a launch depends on is added to the key.
+
+    None for a call that is looked up as any other is.
+    """
+    found = []
     for value in inputs:
         if isinstance(value, Tensor):
-            address = value.data_ptr()
-            if not address or not value.is_contiguous() or value.is_neg():
+            at = address(value)
+            if not at or not value.is_contiguous() or value.is_neg():
                 return None
-            found += (value.dtype, value.shape, value.device, address % ALIGNED == 0)
+            key += (value.dtype, value.shape, value.device, at % ALIGNED == 0)
+            found.append(at)
         elif value is None or type(value) in _HOSTS:
-            found.append(value)
+            key.append(value)
+            found.append(0)
         else:
             return None
-    return tuple(found)
+    return found
 
 
-class _Ready(NamedTuple):
-    """A prepared call of kernels that take addresses alone."""
+def _launcher(call: KernelCall, arrays: Sequence[int], n_inputs: int) -> Launcher:
+    """What makes results and queues the launches that write them, on PyTorch's current stream.
 
-    call: KernelCall
-    arrays: tuple[int, ...]  # which inputs are arrays
-    taken: tuple[int, ...]  # which of these, and of the results behind them, kernels take
+    arrays: the places of arrays among the inputs.
+    """
+    backend, device, ready = call.backend, call.device, call.ready
+    places = [*arrays, *range(n_inputs, n_inputs + len(call.makers))]
+    taken = [places[place] for place in sorted(ready.taken)]
+    makers = [make for make in call.makers if make]
+    computed = [n_inputs + i for i, make in enumerate(call.makers) if make]
+    n_skipped = len(call.makers) - len(makers)
 
-    def __call__(self, inputs: Sequence[Any]) -> Any:
-        """New results, and the launches that write them, on PyTorch's current stream."""
-        call = self.call
-        arrays = [inputs[place] for place in self.arrays]
-        results = [make(arrays) if make else None for make in call.makers]
-        every = arrays + results
-        addresses = call.backend.pointers([every[place] for place in self.taken])
-        stream = stream_of(call.backend.stream_address(call.device))
-        if call.workspace_nbytes:
-            scratch, is_clear = self._scratch(stream)
-            (address,) = call.backend.pointers([scratch])
-            call.at(addresses, stream, address, is_clear=is_clear)
+    def run(inputs: Sequence[Any], addresses: list[int]) -> Any:
+        given = [inputs[place] for place in arrays]
+        results = [make(given) for make in makers]
+        if n_skipped:
+            addresses += [0] * len(call.makers)
+            for place, result in zip(computed, results, strict=True):
+                addresses[place] = address(result)
         else:
-            call.at(addresses, stream)
-        return results[0] if len(results) == 1 else _wanted(tuple(results))
+            addresses += map(address, results)
+        row = [addresses[place] for place in taken]
+        stream = backend.stream_address(device)
+        key, scratch = _scratch(call, stream) if call.workspace_nbytes else (None, None)
+        at, is_clear = 0 if scratch is None else address(scratch), key is not None
+        if backend.is_current(device):
+            ready.run_at(row, stream, at, is_clear=is_clear)
+        else:
+            with backend.on(device):
+                ready.run_at(row, stream, at, is_clear=is_clear)
+        if key is not None:
+            _rooms[key] = scratch
+        return results[0] if len(results) == 1 else tuple(results)
 
-    def _scratch(self, stream: Stream) -> tuple[Any, bool]:
-        """Scratch memory, and whether its zeros are there.
-
-        Small ones are kept for each stream, where nothing comes between their use: kernels leave
-        zeros behind. A graph has its own, since it may run beside other calls.
-        """
-        call, ready = self.call, self.call.ready
-        nbytes, backend = call.workspace_nbytes, call.backend
-        if nbytes > KEPT_NBYTES or not ready.is_one_launch or backend.capturing(call.device):
-            return backend.empty(Spec((nbytes,), UINT8), call.device), False
-        key = (backend, call.device, stream.ptr, ready.zeros_nbytes, nbytes)
-        kept = _rooms.get(key)
-        if kept is None:
-            kept = _rooms.setdefault(key, backend.zeros(nbytes, call.device))
-        return kept, True
+    return run
 
 
-def _prepared(op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None) -> _Ready | None:
+def _scratch(call: KernelCall, stream: int) -> tuple[object, Any]:
+    """Scratch memory, and the key to put it back by where its zeros are there.
+
+    It is kept for each stream, and is one call's until its last launch: kernels leave zeros behind.
+    A graph has its own, since it may run beside other calls.
+    """
+    nbytes, backend = call.workspace_nbytes, call.backend
+    if nbytes > KEPT_NBYTES or backend.capturing(call.device):
+        return None, backend.empty(Spec((nbytes,), UINT8), call.device)
+    key = (backend, call.device, stream, call.ready.zeros_nbytes, nbytes)
+    kept = _rooms.pop(key, None)
+    return key, backend.zeros(nbytes, call.device) if kept is None else kept
+
+
+def _prepared(op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None) -> Launcher | None:
     """None where a call is more than launches over tensors of one GPU."""
     lent = Lent(op.inputs, inputs, (None,), natively=op.knows_tensors, detaches=True)
     call, _, _ = op.prepared_call(tuple(inputs), (None,), outputs, lent)
@@ -157,11 +182,10 @@ def _prepared(op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None) -> _
     makes_all = all(result.spec is None or make for result, make in pairs)
     if lent or call.checks or call.supplied is not None or not makes_all:
         return None
-    arrays = tuple(place for place, _ in call.array_places)
-    return _Ready(call, arrays, tuple(sorted(call.ready.taken)))
+    return _launcher(call, [place for place, _ in call.array_places], len(inputs))
 
 
-def _remember(key: object, ready: _Ready | None) -> _Ready | None:
+def _remember(key: object, ready: Launcher | None) -> Launcher | None:
     if len(_ready) >= _MANY:
         _ready.clear()
     _ready[key] = ready

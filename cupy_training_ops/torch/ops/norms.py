@@ -19,13 +19,11 @@ from .launching import Run, instance
 from .registration import Operator, register
 
 
-def _scale(name: str, x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None) -> Tensor:
+def _scale(name: str, x: Tensor, row: Sequence[int], weight: Tensor | None) -> Tensor:
     """The weight; ones without one."""
-    row = tuple(normalized_shape)
-    if not row or tuple(x.shape[-len(row) :]) != row:
-        refuse(f"cto::{name}", "input", f"a shape that ends in {row}", f"shape {tuple(x.shape)}")
-    if weight is not None and tuple(weight.shape) != row:
-        refuse(f"cto::{name}", "weight", f"shape {row}", f"shape {tuple(weight.shape)}")
+    if not row or x.shape[-len(row) :] != tuple(row):
+        expected = f"a shape that ends in {tuple(row)}"
+        refuse(f"cto::{name}", "input", expected, f"shape {tuple(x.shape)}")
     return x.new_ones(row) if weight is None else weight.contiguous()
 
 

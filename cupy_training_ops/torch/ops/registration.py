@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ...errors import refuse
-from .launching import infer, launch
+from .launching import infer, launch, launch_first
 
 NAMESPACE = "cto"
 TAGS = (torch.Tag.pt2_compliant_tag,)
@@ -83,6 +83,14 @@ class Door:
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
             return self.node(*arguments)
         return self.operator.body(launch, *arguments)
+
+    def first(self, *arguments: Any) -> Any:
+        """The first result; without gradients the others are not computed."""
+        if is_watched(arguments):
+            return self.registered(*arguments)[0]
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+            return self.node(*arguments)[0]
+        return self.operator.body(launch_first, *arguments)
 
 
 def is_watched(arguments: Sequence[Any]) -> bool:
