@@ -169,10 +169,16 @@ def _in_place(input: Tensor, *others: Any) -> Tensor:
     """The gradient takes the place of the scores, which no other operation may need."""
     if torch._C._are_functorch_transforms_active():
         refuse("cross_entropy", "inplace", "False inside a transformation of torch.func", "True")
-    if input.is_leaf:
+    if input.is_leaf or _views_a_leaf(input):
         expected = "the result of an operation, as it is overwritten"
-        refuse("cross_entropy", "input", expected, "a leaf that requires a gradient")
+        refuse("cross_entropy", "input", expected, "a leaf, or its view")
     return _InPlace.apply(input, *others)
+
+
+def _views_a_leaf(x: Tensor) -> bool:
+    """Whether the memory is that of a leaf which requires a gradient."""
+    base = None if torch.compiler.is_compiling() else x._base
+    return base is not None and bool(base.is_leaf and base.requires_grad)
 
 
 class _InPlace(torch.autograd.Function):  # type: ignore[misc]

@@ -183,6 +183,19 @@ def test_operators_are_registered_once_and_stay() -> None:
     assert done.stdout.split() == ["[0.5,", "0.5]"], done.stderr
 
 
+def test_a_forked_child_has_the_operators() -> None:
+    code = (
+        "import os, torch\n"
+        "from cupy_training_ops.torch import functional\n"
+        "child = os.fork()\n"
+        "found = functional.softmax(torch.zeros(2), -1)\n"
+        "assert found.tolist() == torch.ops.cto.softmax(torch.zeros(2), -1).tolist() == [0.5, 0.5]\n"
+        "if child:\n"
+        "    assert os.waitpid(child, 0)[1] == 0"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_importing_the_front_door_registers_nothing() -> None:
     code = (
         "import sys, cupy_training_ops.torch\n"
