@@ -189,7 +189,7 @@ def test_a_forked_child_has_the_operators() -> None:
         "from cupy_training_ops.torch import functional\n"
         "child = os.fork()\n"
         "found = functional.softmax(torch.zeros(2), -1)\n"
-        "assert found.tolist() == torch.ops.cto.softmax(torch.zeros(2), -1).tolist() == [0.5, 0.5]\n"
+        "assert found.equal(torch.ops.cto.softmax(torch.zeros(2), -1))\n"
         "if child:\n"
         "    assert os.waitpid(child, 0)[1] == 0"
     )
