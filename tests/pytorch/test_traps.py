@@ -82,6 +82,18 @@ def test_another_backward_pass_finds_the_same(scores, labels, inplace) -> None:
     assert torch.equal(first, second)
 
 
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_are_scaled_in_their_own_memory(leaf, labels, dtype, scale) -> None:
+    """Also by 1, where nothing is written; the version says that they may have been."""
+    x, target = leaf(8, 16).detach().to(dtype).requires_grad_(), labels(16, 8)
+    (expected,) = torch.autograd.grad(
+        torch.nn.functional.cross_entropy(x.double(), target) * scale, x
+    )
+    (functional.cross_entropy(x, target) * scale).backward()
+    torch.testing.assert_close(x.grad, expected, atol=1e-2, rtol=1e-2)
+
+
 @pytest.mark.parametrize("inplace", [False, True])
 def test_a_graph_of_the_gradient_is_refused(scores, labels, inplace) -> None:
     x, y = scores

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...errors import refuse
 from ...families.cross_entropy.operators import CrossEntropyLossAndGrad
+from ...families.elementwise.operators import ScaleInPlace
 from .launching import Run, infer, instance
 from .registration import Operator, is_watched, register
 
@@ -99,7 +100,17 @@ def scaled(name: str, dloss: Tensor, gradients: Sequence[Tensor]) -> Sequence[Te
     slope = dloss.unsqueeze(1) if dloss.dim() else dloss
     if is_watched((dloss, *gradients)) or _keeps_graph():
         return [gradient * slope.to(gradient.dtype) for gradient in gradients]
-    return [gradient.mul_(slope) for gradient in gradients]
+    if dloss.dim() or dloss.dtype == torch.float64:
+        return [gradient.mul_(slope) for gradient in gradients]
+    # Mostly by 1, the gradient of a loss that is the last: then nothing is written.
+    factor = dloss.float()
+    return [_by(gradient, factor) for gradient in gradients]
+
+
+def _by(gradient: Tensor, factor: Tensor) -> Tensor:
+    instance(ScaleInPlace)(gradient, factor)
+    torch.autograd.graph.increment_version(gradient)
+    return gradient
 
 
 _keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
