@@ -134,7 +134,7 @@ def test_refusals_are_those_of_the_host(backend, leaf, labels) -> None:
 
 def test_scratch_memory_is_kept_for_a_stream_and_clean(leaf, labels, emulated) -> None:
     """Kernels leave the zeros behind that the next call expects."""
-    scores, target = leaf(64, 16, dtype=torch.float32, gradients=False), labels(16, 64)
+    scores, target = leaf(4096, 16, dtype=torch.float32, gradients=False), labels(16, 4096)
     with emulated():
         losses = [functional.cross_entropy(scores, target) for _ in range(3)]
     assert losses[0] == losses[1] == losses[2]
