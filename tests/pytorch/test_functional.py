@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
@@ -274,6 +276,23 @@ def test_sums_over_chunks_are_as_near_as_one_product(leaf, labels) -> None:
     results = with_gradients(chunked, (hidden, weight)), with_gradients(whole, (hidden, weight))
     errors = [(dw.double() / loss.double() - exact[2] / exact[0]).norm() for loss, _, dw in results]
     assert errors[0] <= 1.5 * errors[1]
+
+
+@small
+@pytest.mark.parametrize("gradients", [False, True])
+def test_scores_of_one_chunk_are_there_at_a_time(leaf, labels, monkeypatch, gradients) -> None:
+    made = []
+
+    def linear(*given):
+        assert all(scores() is None for scores in made)
+        scores = theirs.linear(*given)
+        made.append(weakref.ref(scores))
+        return scores
+
+    monkeypatch.setattr(chunked_losses, "linear", linear)
+    hidden, weight = leaf(700, 24, gradients=gradients), leaf(256, 24, gradients=gradients)
+    functional.linear_cross_entropy(hidden, weight, labels(256, 700))
+    assert len(made) > 2
 
 
 def test_gradients_that_are_not_wanted_are_not_made(leaf, labels) -> None:

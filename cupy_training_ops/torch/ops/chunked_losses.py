@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from ...errors import refuse, shown
 from ...plan import align_up, ceil_div
@@ -40,6 +41,7 @@ class _Sums:
             torch.zeros_like(x, memory_format=torch.contiguous_format) if wanted else None
             for x, wanted in zip((hidden, self.weight, bias), mask, strict=True)
         ]
+        self.are_wanted = any(mask)
         self.of_hidden, self.of_weight, self.of_bias = made
         self.results = [hidden.new_empty(0) if sums is None else sums for sums in made]  # type: ignore[union-attr]
 
@@ -75,16 +77,26 @@ def _linear_cross_entropy(
     scale = n_counted.float().reciprocal().reshape(1)
     op, sums = operator("sum", wide), _Sums((hidden, weight, bias), mask)
     for rows in chunks(len(hidden), len(weight) * hidden.element_size()):
-        scores = torch.nn.functional.linear(hidden[rows], weight, bias)
-        inputs = (scores, target[rows], None, ignore_index, scale)
-        if any(mask):
-            loss += op(*inputs, out=(None, scores))[0]
-            sums.add(rows, hidden[rows], scores)
-        else:
-            loss += op(*inputs, outputs=("output",))[0]
+        loss += _chunk(op, sums, rows, (hidden, weight, bias), (target, ignore_index, scale))
     if wide == torch.float64:  # of which the scale has half the digits
         sums.divide(n_counted.to(wide) * scale[0])
     return (loss / n_counted).to(dtype or hidden.dtype), *sums.results
+
+
+def _chunk(
+    op: Any, sums: _Sums, rows: slice, layer: tuple[Any, ...], targets: tuple[Any, ...]
+) -> Tensor:
+    """The loss of some rows, whose scores are gone when the next ones come."""
+    hidden, weight, bias = layer
+    target, ignore_index, scale = targets
+    scores = linear(hidden[rows], weight, bias)
+    inputs = (scores, target[rows], None, ignore_index, scale)
+    if not sums.are_wanted:
+        loss, _ = op(*inputs, outputs=("output",))
+        return loss
+    loss, _ = op(*inputs, out=(None, scores))
+    sums.add(rows, hidden[rows], scores)
+    return loss
 
 
 def _count(target: Tensor, ignore_index: int, reduction: str) -> Tensor:
