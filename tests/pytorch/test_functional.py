@@ -261,7 +261,7 @@ def test_chunks_give_the_whole_loss(leaf, labels, reduction) -> None:
 @small
 def test_sums_over_chunks_are_as_near_as_one_product(leaf, labels) -> None:
     """The error of the weight's gradient in bfloat16 is at most 1.5 times that of no chunks."""
-    n, target = 512, labels(256, 512)
+    n, target = 1280, labels(256, 1280)
     hidden, weight = (
         x.detach().bfloat16().requires_grad_() for x in (leaf(n, 64), leaf(256, 64) / 8)
     )

@@ -20,8 +20,9 @@ from .launching import Run
 from .losses import operator, scaled
 from .registration import Operator, register
 
-# Of scores. Few chunks, since each rounds the sums that are the weight's gradient.
-CHUNK_NBYTES = 448 << 20
+# Of scores; a copy of their gradient is beside them where that is of 16 bits.
+CHUNK_NBYTES = 224 << 20
+SCALE = 1024
 _ROWS = 128  # a chunk has whole tiles of a matrix product
 
 
@@ -33,7 +34,13 @@ def chunks(n_rows: int, row_nbytes: int) -> Iterator[slice]:
 
 
 class _Sums:
-    """The gradients that were asked for; the others are empty."""
+    """The gradients that were asked for, before they are scaled; the others are empty.
+
+    Sums over chunks for a weight of 16 bits are kept as float16, in the memory of its gradient:
+    bfloat16 would round them to 8 bits at each chunk. Gradients of scores are made SCALE times as
+    large, so that small ones are normal numbers, and their sums so much smaller that those of rows
+    of 64 and less are in range.
+    """
 
     def __init__(self, inputs: Sequence[Tensor | None], mask: Sequence[bool]) -> None:
         hidden, self.weight, bias = inputs
@@ -44,20 +51,33 @@ class _Sums:
         self.are_wanted = any(mask)
         self.of_hidden, self.of_weight, self.of_bias = made
         self.results = [hidden.new_empty(0) if sums is None else sums for sums in made]  # type: ignore[union-attr]
+        is_half = hidden.element_size() == 2  # type: ignore[union-attr]
+        self.scale = SCALE if is_half else 1
+        n_rows = len(hidden)  # type: ignore[arg-type]
+        self.shrink = max(1, 2 ** ((n_rows - 1).bit_length() - 10)) if is_half else 1
+        self.kept = self.of_weight
+        if is_half and self.of_weight is not None:
+            self.kept = self.of_weight.view(torch.float16)
 
     def add(self, rows: slice, hidden: Tensor, gradient: Tensor) -> None:
         """What the gradient of these rows' scores adds."""
         if self.of_hidden is not None:
             torch.mm(gradient, self.weight, out=self.of_hidden[rows])
-        if self.of_weight is not None:
-            self.of_weight.addmm_(gradient.t(), hidden)
+        if self.kept is not None:
+            given = gradient.to(self.kept.dtype).t(), hidden.to(self.kept.dtype)
+            self.kept.addmm_(*given, alpha=1 / (self.scale * self.shrink))
         if self.of_bias is not None:
             self.of_bias += gradient.sum(0)
 
     def divide(self, divisor: Tensor) -> None:
         """All of them, at the end."""
-        for sums in self.results:
-            sums /= divisor
+        for sums in (self.of_hidden, self.of_bias):
+            if sums is not None:
+                sums /= divisor * self.scale
+        if self.kept is not None and self.of_weight is not None:
+            for rows in chunks(len(self.kept), 2 * self.kept[0].nbytes):
+                wide = torch.promote_types(self.kept.dtype, torch.float32)
+                self.of_weight[rows] = self.kept[rows].to(wide) * self.shrink / divisor
 
 
 def _linear_cross_entropy(
@@ -73,13 +93,12 @@ def _linear_cross_entropy(
 ) -> tuple[Tensor, ...]:
     wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
     loss, target = hidden.new_zeros((), dtype=wide), target.contiguous()
-    n_counted = _count(target, ignore_index, reduction)
-    scale = n_counted.float().reciprocal().reshape(1)
+    n_counted = _count(target, ignore_index, reduction).to(wide)
     op, sums = operator("sum", wide), _Sums((hidden, weight, bias), mask)
+    scale = target.new_full((1,), sums.scale, dtype=torch.float32)
     for rows in chunks(len(hidden), len(weight) * hidden.element_size()):
         loss += _chunk(op, sums, rows, (hidden, weight, bias), (target, ignore_index, scale))
-    if wide == torch.float64:  # of which the scale has half the digits
-        sums.divide(n_counted.to(wide) * scale[0])
+    sums.divide(n_counted)
     return (loss / n_counted).to(dtype or hidden.dtype), *sums.results
 
 
