@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 from ..backend import Array
-from ..declare.schema import Input
 from ..errors import refuse
 from . import checks
 from .arrays import adopt_input, adopt_out
@@ -16,45 +15,29 @@ from .call import NO_VALUES, Call, Tables
 from .convert import is_number
 from .foreign import NONE_LENT, Lent
 from .keys import reader
+from .operator import Operator
 from .prepared import Arguments, Arrays, grouped
-from .renamed import Others, named
+from .renamed import named
 from .unchanged import AtAddresses, Unchanged
 
 Outputs = Sequence[str] | None
 Prepare = tuple[Call, Arguments, Arguments]
 
 
-class Bindable(Protocol):
-    """What a bound call needs of its operator."""
-
-    name: ClassVar[str]
-    inputs: ClassVar[tuple[Input, ...]]
-    other_inputs: ClassVar[Others]
-    detaches: ClassVar[bool]
-
-    @property
-    def knows_tensors(self) -> bool: ...
-
-    def prepared_call(
-        self, inputs: Arguments, out: Arguments, outputs: Outputs, lent: Lent
-    ) -> Prepare:
-        """The call that fits, and its arguments in forms that have a backend."""
-
-
 def bind(
-    op: Bindable, inputs: Arguments, out: Arguments, outputs: Outputs, workspace: object
+    op: Operator, inputs: Arguments, out: Arguments, outputs: Outputs, workspace: object
 ) -> BoundCall | OpenCall:
     """The call with these arguments; `...` stands for an input that stays open."""
     names = [item.name for item, value in zip(op.inputs, inputs, strict=False) if value is ...]
     if names:
         return OpenCall(op, inputs, out, outputs, workspace)
-    lent = Lent(op.inputs, inputs, out, natively=op.knows_tensors, detaches=op.detaches)
+    lent = Lent(op.inputs, inputs, out, natively=op.knows_tensors, detaches=op.declaration.detaches)
     with lent.stream():
         return _bound(op, inputs, out, outputs, workspace, lent)
 
 
 def _bound(
-    op: Bindable,
+    op: Operator,
     inputs: Arguments,
     out: Arguments,
     outputs: Outputs,
@@ -79,7 +62,7 @@ def _bound(
     return BoundCall(op, call, taken, given, workspace)
 
 
-def _replaces(array: Any, alias: int | None, arrays: Arrays) -> bool:
+def _replaces(array: object, alias: int | None, arrays: Arrays) -> bool:
     """Whether an output is the very input that it replaces."""
     return alias is not None and array is arrays[alias]
 
@@ -88,7 +71,7 @@ class BoundCall(AtAddresses):
     """`op.bound(...)`: call it with the values that change, by name."""
 
     def __init__(
-        self, op: Bindable, call: Call, inputs: Arguments, out: Arguments, workspace: object
+        self, op: Operator, call: Call, inputs: Arguments, out: Arguments, workspace: object
     ) -> None:
         self._op = op
         self._call = call
@@ -124,7 +107,7 @@ class LendingCall(BoundCall):
 
     def __init__(
         self,
-        op: Bindable,
+        op: Operator,
         call: Call,
         inputs: Arguments,
         out: Arguments,
@@ -144,11 +127,11 @@ class OpenCall(AtAddresses):
     """`op.bound(...)` with inputs left open: they are given, and checked, at each call."""
 
     def __init__(
-        self, op: Bindable, inputs: Arguments, out: Arguments, outputs: Outputs, workspace: object
+        self, op: Operator, inputs: Arguments, out: Arguments, outputs: Outputs, workspace: object
     ) -> None:
         checks.count(op.name, op.inputs, len(inputs))
         self._given = (*inputs, *(None,) * (len(op.inputs) - len(inputs)))
-        self._lent = Lent(op.inputs, self._given, out, detaches=op.detaches)
+        self._lent = Lent(op.inputs, self._given, out, detaches=op.declaration.detaches)
         self._op = op
         self._inputs = tuple(
             v if v is ... else adopt_input(op.name, item, v, self._lent)
@@ -166,7 +149,13 @@ class OpenCall(AtAddresses):
         """Launch with these arrays for the open inputs, and values that change, by name."""
         given = self._by_names(given)
         every = self._every(given)
-        lent = Lent(self._op.inputs, every, self._given_out, self._lent, detaches=self._op.detaches)
+        lent = Lent(
+            self._op.inputs,
+            every,
+            self._given_out,
+            self._lent,
+            detaches=self._op.declaration.detaches,
+        )
         with lent.stream():
             opened, inputs = self._with(every, lent)
             return lent.returned(opened.launch(inputs, given))
@@ -178,12 +167,12 @@ class OpenCall(AtAddresses):
         """
         given = self._by_names(given)
         every = self._every(given)
-        lent = Lent(self._op.inputs, every, (), self._lent, detaches=self._op.detaches)
+        lent = Lent(self._op.inputs, every, (), self._lent, detaches=self._op.declaration.detaches)
         opened, inputs = self._with(every, lent)
         return opened.checked(inputs, given)
 
     def _by_names(self, given: dict[str, object]) -> dict[str, object]:
-        others = self._op.other_inputs
+        others = self._op.declaration.other_inputs
         return named(self._op.name, others, given) if others else given
 
     def _every(self, given: dict[str, object]) -> Sequence[object]:
@@ -234,7 +223,7 @@ class _Opened:
 
     def __init__(
         self,
-        op: Bindable,
+        op: Operator,
         call: Call,
         inputs: Arguments,
         out: Arguments,
@@ -256,7 +245,7 @@ class _Opened:
         self._places = {op.inputs[place].name: place for place in call.prepared.changing}
         self._kept = None if workspace is not None else _kept(call, inputs, out, places)
 
-    def launch(self, inputs: Arguments, values: Mapping[str, object]) -> Any:
+    def launch(self, inputs: Arguments, values: Mapping[str, object]) -> object:
         """The call with these arguments."""
         call = self.call
         inputs, tables = self._checked(inputs, values)
@@ -308,7 +297,7 @@ class CheckedCall(AtAddresses):
 
     def __init__(
         self,
-        op: Bindable,
+        op: Operator,
         call: Call,
         held: Held,
         workspace: object,
@@ -340,7 +329,7 @@ def _held(call: Call, inputs: Arguments, out: Arguments) -> Held:
 
 def _kept(call: Call, inputs: Arguments, out: Arguments, opened: Sequence[int]) -> Held | None:
     """The same without what is open; None where that is needed beside its address."""
-    if call.taken is None or call.makes_arrays or call.checks:
+    if call.taken is None or call.makes_arrays or call.checks or call.check_numbers:
         return None
     values = call.prepared.changing
     blank = tuple(
@@ -360,17 +349,17 @@ _NOTHING = {True: NONE_LENT, False: Lent((), (), (), detaches=False)}
 
 
 def _with_values(
-    op: Bindable, inputs: Arguments, places: Mapping[str, int], values: Mapping[str, object]
+    op: Operator, inputs: Arguments, places: Mapping[str, int], values: Mapping[str, object]
 ) -> Arguments:
     """The inputs with the values of this call in their places."""
     taken = list(inputs)
-    if op.other_inputs:
-        values = named(op.name, op.other_inputs, values)
+    if op.declaration.other_inputs:
+        values = named(op.name, op.declaration.other_inputs, values)
     for name, value in values.items():
         if name not in places:
             refuse(op.name, name, f"a name among {sorted(places)}, which may change", "another")
         item = op.inputs[places[name]]
         if value is None or (item.memory == "either" and not is_number(value)):
             refuse(op.name, name, "a number, as was bound", type(value).__name__)
-        taken[places[name]] = adopt_input(op.name, item, value, _NOTHING[op.detaches])
+        taken[places[name]] = adopt_input(op.name, item, value, _NOTHING[op.declaration.detaches])
     return tuple(taken)

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from ..dtypes import dtype_name
 from ..errors import refuse
 from .call import Call
+from .operator import Operator
 from .prepared import Arrays
 
 
@@ -44,7 +45,7 @@ class Unchanged:
 class AtAddresses:
     """What knows arrays by their addresses, which a copy's arrays would not have."""
 
-    _op: Any
+    _op: Operator
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -56,7 +57,7 @@ class AtAddresses:
 _form = attrgetter("dtype", "shape")
 
 
-def _forms(arrays: Arrays) -> list[Any]:
+def _forms(arrays: Arrays) -> list[object]:
     return list(map(_form, arrays))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..declare.facts import struct_name
-from ..declare.schema import Changing
+from ..declare.schema import Changing, Spec
 from ..dtypes import ELEMENT_TYPES, Dtype, element_type
 from ..errors import ArgumentError, CompileError, shown
 from ..facts import Either
@@ -178,17 +178,6 @@ def pointers(table: Pointers) -> Address:
     """What makes the struct of the addresses of several arrays."""
     dtype = table.dtype
     absent = [i for i, spec in enumerate(table.specs) if spec is None]
-    pick = getter([0 if spec is None else spec.place for spec in table.specs])
-
-    last: list[tuple[tuple[int, ...] | None, object]] = [(None, None)]  # most stay as they are
-
-    def fill(addresses: Sequence[int]) -> object:
-        picked = pick(addresses)
-        before, struct = last[0]
-        if picked != before:
-            struct = make(picked)
-            last[0] = picked, struct
-        return struct
 
     def make(picked: tuple[int, ...]) -> object:
         found = np.zeros(table.capacity, np.uint64)
@@ -197,11 +186,32 @@ def pointers(table: Pointers) -> Address:
             found[absent] = 0
         return found.view(dtype)[0]
 
+    return _at([0 if spec is None else spec.place for spec in table.specs], make)
+
+
+def either_at(layout: Dtype, spec: Spec) -> Address:
+    """What makes the struct of core/either.cuh of the address of an array."""
+    return _at([spec.place], lambda picked: either(layout, address=picked[0], dtype=spec.dtype))
+
+
+def _at(places: Sequence[int], make: Callable[[tuple[int, ...]], object]) -> Address:
+    """What `make` gives for the addresses at these places; most stay as they are."""
+    pick = getter(places)
+    last: list[tuple[tuple[int, ...] | None, object]] = [(None, None)]
+
+    def fill(addresses: Sequence[int]) -> object:
+        picked = pick(addresses)
+        before, struct = last[0]  # once: another thread may put its own there
+        if picked != before:
+            struct = make(picked)
+            last[0] = picked, struct
+        return struct
+
     return fill
 
 
-def getter(indices: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """What takes the items at these places out of a row."""
+def getter(indices: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
+    """What takes the items at these places out of a row, or out of a dictionary."""
     if len(indices) > 1:
         return itemgetter(*indices)
     return lambda row: tuple(row[index] for index in indices)

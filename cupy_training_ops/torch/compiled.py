@@ -7,7 +7,6 @@ import functools
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 
@@ -32,7 +31,7 @@ def _leave_alone() -> None:
     """Let torch.compile leave this package alone: it may look on when a hook is called."""
     for name in _behind_the_door():
         torch._dynamo.trace_rules.add(name)
-    frames: Any = sys.modules.get("torch._dynamo.eval_frame")
+    frames: object = sys.modules.get("torch._dynamo.eval_frame")
     runner = getattr(frames, "_TorchDynamoContext", None)
     if runner is not None:  # else compiled functions are compiled once more
         setattr(runner, HOOKS, _Hooks())
@@ -50,12 +49,12 @@ def _behind_the_door() -> Iterator[str]:
 class _Hooks:
     """In place of the attribute: the hooks of each object, after ours."""
 
-    def __get__(self, owner: Any, _: type) -> Any:
+    def __get__(self, owner: object, _: type) -> object:
         if owner is None:
             return self
         return [_step_aside, *owner.__dict__.get(HOOKS, ())]
 
-    def __set__(self, owner: Any, hooks: list[Any]) -> None:
+    def __set__(self, owner: object, hooks: list[object]) -> None:
         owner.__dict__[HOOKS] = hooks
 
 
@@ -73,7 +72,7 @@ def _nothing() -> None:
     """There was nothing to put back."""
 
 
-def _set_modes(modes: list[Any]) -> None:
+def _set_modes(modes: list[object]) -> None:
     for _ in range(torch._C._len_torch_function_stack()):
         torch._C._pop_torch_function_stack()
     for mode in modes:

@@ -127,21 +127,21 @@ def _launcher(call: KernelCall, arrays: Sequence[int], n_inputs: int) -> Launche
     arrays: the places of arrays among the inputs.
     """
     backend, device, ready = call.backend, call.device, call.ready
-    places = [*arrays, *range(n_inputs, n_inputs + len(call.makers))]
+    results_of, makers = call.prepared.results, call.makers
+    places = [*arrays, *range(n_inputs, n_inputs + len(results_of))]
     taken = [places[place] for place in sorted(ready.taken)]
-    makers = [make for make in call.makers if make]
-    computed = [n_inputs + i for i, make in enumerate(call.makers) if make]
-    n_skipped = len(call.makers) - len(makers)
+    computed = [n_inputs + i for i, result in enumerate(results_of) if result.spec is not None]
+    computes_all = len(computed) == len(results_of)
 
     def run(inputs: Sequence[Any], addresses: list[int]) -> Any:
         given = [inputs[place] for place in arrays]
         results = [make(given) for make in makers]
-        if n_skipped:
-            addresses += [0] * len(call.makers)
+        if computes_all:
+            addresses += map(address, results)
+        else:
+            addresses += [0] * len(results_of)
             for place, result in zip(computed, results, strict=True):
                 addresses[place] = address(result)
-        else:
-            addresses += map(address, results)
         row = [addresses[place] for place in taken]
         stream = backend.stream_address(device)
         key, scratch = _scratch(call, stream) if call.workspace_nbytes else (None, None)
@@ -178,9 +178,8 @@ def _prepared(op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None) -> L
     call, _, _ = op.prepared_call(tuple(inputs), (None,), outputs, lent)
     if not isinstance(call, KernelCall) or not call.ready.takes_addresses:
         return None
-    pairs = zip(call.prepared.results, call.makers, strict=True)
-    makes_all = all(result.spec is None or make for result, make in pairs)
-    if lent or call.checks or call.supplied is not None or not makes_all:
+    n_computed = sum(result.spec is not None for result in call.prepared.results)
+    if lent or call.checks or call.supplied is not None or len(call.makers) < n_computed:
         return None
     return _launcher(call, [place for place, _ in call.array_places], len(inputs))
 
