@@ -183,6 +183,7 @@ __all__ = [
     "sgd_optimizer_list",
     "sgd_optimizer_v2",
     "scale",
+    "scale_in_place",
     "scaled_sum",
     "send",
     "sigmoid_grad",
@@ -307,6 +308,7 @@ __all__ = [
     "SGDOptimizerList",
     "SGDOptimizerV2",
     "Scale",
+    "ScaleInPlace",
     "ScaledSum",
     "Send",
     "SigmoidGrad",
@@ -580,6 +582,8 @@ def get_op(name: Literal["SGDOptimizerList"], version: int | None = None) -> typ
 def get_op(name: Literal["SGDOptimizerV2"], version: int | None = None) -> type[SGDOptimizerV2]: ...
 @overload
 def get_op(name: Literal["Scale"], version: int | None = None) -> type[Scale]: ...
+@overload
+def get_op(name: Literal["ScaleInPlace"], version: int | None = None) -> type[ScaleInPlace]: ...
 @overload
 def get_op(name: Literal["ScaledSum"], version: int | None = None) -> type[ScaledSum]: ...
 @overload
@@ -1252,6 +1256,11 @@ def scale(
     outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
 ) -> Any:
     """Scaling by a number: output = input scale, or input / scale with `scale_down`. Returns output."""
+def scale_in_place(
+    input: _Array, factor: _Array, *, out: _Memory | None = None,
+    outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+) -> Any:
+    """Scaling in place by a number in memory: output = input factor. Returns output."""
 def scaled_sum(
     input_0: _Array, input_1: _Array, input_2: _Array | None = None, *, scale_0: _Real,
     scale_1: _Real, scale_2: _Real | None = None, out: _Memory | None = None,
@@ -3523,6 +3532,22 @@ class Scale(Op):
     ) -> BoundCall | OpenCall: ...
     def workspace_nbytes(
         self, input: _Array, scale: _Reals, *, outputs: Sequence[Literal["output"]] | None = None,
+    ) -> int: ...
+
+class ScaleInPlace(Op):
+    """Scaling in place by a number in memory: output = input factor. Returns output."""
+    def __init__(self) -> None: ...
+    def __call__(
+        self, input: _Array, factor: _Array, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, input: _Array | EllipsisType, factor: _Array | EllipsisType, *,
+        out: _Memory | None = None, outputs: Sequence[Literal["output"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, input: _Array, factor: _Array, *, outputs: Sequence[Literal["output"]] | None = None,
     ) -> int: ...
 
 class ScaledSum(Op):

@@ -1,8 +1,29 @@
 # SPDX-License-Identifier: MIT
-"""Training in PyTorch with compressed activations; imported where it is asked for."""
+"""PyTorch's front door: operators, functions, modules, and training with compressed activations.
+
+Imported where it is asked for, each part of it too.
+"""
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 from .activations import CompressedActivations, compressed_activations
 
-__all__ = ["CompressedActivations", "compressed_activations"]
+_MODULES = ("functional", "nn", "ops")
+_NAMES = {"Conversion": ".conversion", "convert": ".conversion"}
+
+__all__ = ["CompressedActivations", "compressed_activations", *_MODULES, *_NAMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f".{name}", __name__)
+    if name in _NAMES:
+        return getattr(importlib.import_module(_NAMES[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

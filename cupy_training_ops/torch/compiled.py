@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import functools
+import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
 from .consumers import Consumers
 
+DOOR = {"conversion", "functional", "nn", "ops"}  # what compiled code calls
 HOOKS = "enter_exit_hooks"  # of what runs compiled code: called before it, and what they give after
 
 
@@ -27,11 +29,21 @@ def is_compiled() -> bool:
 @functools.cache
 def _leave_alone() -> None:
     """Let torch.compile leave this package alone: it may look on when a hook is called."""
-    torch._dynamo.trace_rules.add(__package__.partition(".")[0])
+    for name in _behind_the_door():
+        torch._dynamo.trace_rules.add(name)
     frames: object = sys.modules.get("torch._dynamo.eval_frame")
     runner = getattr(frames, "_TorchDynamoContext", None)
     if runner is not None:  # else compiled functions are compiled once more
         setattr(runner, HOOKS, _Hooks())
+
+
+def _behind_the_door() -> Iterator[str]:
+    """The modules that torch.compile need not look into."""
+    root = __package__.partition(".")[0]
+    for package, apart in ((root, {"torch"}), (__package__, DOOR)):
+        for module in pkgutil.iter_modules(sys.modules[package].__path__):
+            if module.name not in apart:
+                yield f"{package}.{module.name}"
 
 
 class _Hooks:

@@ -38,6 +38,10 @@ print(cto.is_finite(np.array([1, np.inf, np.nan], np.float32)))  # [ True False 
 x = np.array([1, 2], np.float32)
 print(cto.scale(x, 4.0), cto.scale(x, 4.0, scale_down=True))  # [4. 8.] [0.25 0.5 ]
 
+# %% ScaleInPlace
+x = np.array([2, 4], np.float32)
+print(cto.scale_in_place(x, np.array([0.5], np.float32)), x)  # [1. 2.] [1. 2.]
+
 # %% ScaledSum
 a, b = np.array([1, 2], np.float32), np.array([10, 20], np.float32)
 print(cto.scaled_sum(a, b, scale_0=2.0, scale_1=0.5))  # [ 7. 14.]

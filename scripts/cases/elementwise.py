@@ -41,6 +41,10 @@ def _masked(rng: Any, dtype: Any) -> tuple[Any, ...]:
     return _normal(rng, dtype, N), rng.random(N, dtype=cupy.float32) < 0.8
 
 
+def _by_factor(rng: Any, dtype: Any) -> tuple[Any, ...]:
+    return _normal(rng, dtype, N), cupy.full(1, -1, cupy.float32)
+
+
 def _division(rng: Any, dtype: Any, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[Any, ...]:
     shapes = (np.broadcast_shapes(a, b), a, b)
     return tuple(_normal(rng, dtype, *shape) for shape in shapes)
@@ -52,6 +56,11 @@ def _torch_scale(x: Any, scale: float) -> Callable[[], Any]:
     tensor = as_torch(x)
     out = torch.empty_like(tensor)
     return lambda: torch.mul(tensor, scale, out=out)
+
+
+def _torch_mul_(x: Any, factor: Any) -> Callable[[], Any]:
+    tensor, number = as_torch(x), as_torch(factor)
+    return lambda: tensor.mul_(number)
 
 
 def _torch_batch_scale(x: Any) -> Callable[[], Any]:
@@ -113,6 +122,7 @@ def _cases(dtype: Any) -> list[Case]:
     return [
         Case("Scale", t, inputs(1, 2.0), peers={"torch": _torch_scale}),
         Case("Scale", f"{t},down", inputs(1, 3.0), {"scale_down": True}),
+        Case("ScaleInPlace", t, partial(_by_factor, dtype=dtype), peers={"torch": _torch_mul_}),
         Case("BatchScale", t, inputs(1), SCALES, {"torch": _torch_batch_scale}),
         Case("ScaledSum", t, inputs(2), SCALES, {"torch": _torch_scaled_sum}),
         Case("FakeQuant", t, inputs(1, 0.075, 128.0), peers=quant),

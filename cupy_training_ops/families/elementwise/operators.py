@@ -16,6 +16,7 @@ from ...declare.schema import (
     Input,
     Output,
     Spec,
+    Tiles,
     attribute,
     boolean,
     integer,
@@ -68,6 +69,33 @@ class Scale(ElementwiseOp):
 
     def options(self, *inputs: Any) -> tuple[Number, ...]:
         return (inputs[1],)
+
+
+class ScaleInPlace(ElementwiseOp):
+    """Scaling in place by a number in memory: output = input factor.
+
+    Where factor is 1, and output is input's array, input is neither read nor written.
+
+    Source: PyTorch's mul_, of the gradient of a loss.
+    """
+
+    domain = "cupy_training_ops"
+    inputs = (
+        INPUT,
+        Input("factor", "float32", shape="one element", doc="read where it is"),
+    )
+    outputs = (Output("output", "T", aliases="input", shape="shape of input"),)
+    tiles: ClassVar[Tiles] = None
+
+    def infer(self, *inputs: Any) -> tuple[Spec | None, ...]:
+        x, factor = inputs
+        if factor.size != 1:
+            refuse(self.name, "factor", "one element", f"shape {factor.shape}")
+        return (Spec(x.shape, x.dtype),)
+
+    def plan(self, device: Device, *specs: Any) -> Plan:
+        x, factor, y = specs
+        return Plan((streamed(self.symbol, (x, y), (factor,)),))
 
 
 class BatchScale(ElementwiseOp):
@@ -256,5 +284,6 @@ OPS: dict[str, type[Op]] = {
     "FakeQuantGrad": FakeQuantGrad,
     "IsFinite": IsFinite,
     "Scale": Scale,
+    "ScaleInPlace": ScaleInPlace,
     "ScaledSum": ScaledSum,
 }

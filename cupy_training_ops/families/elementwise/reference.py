@@ -33,6 +33,11 @@ def scale(input_: HostArray, scale: float, *, scale_down: bool) -> HostArray:
 
 
 @_quiet
+def scale_in_place(input_: HostArray, factor: HostArray) -> HostArray:
+    return np.asarray(wide(input_) * wide(factor).reshape(())).astype(input_.dtype)
+
+
+@_quiet
 def batch_scale(
     input_: HostArray, *, scale_0: float, scale_1: float, scale_2: float | None
 ) -> tuple[HostArray | None, ...]:

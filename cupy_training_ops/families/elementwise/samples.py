@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ...declare.schema import Input
 from ...dtypes import BOOL, FLOAT16, FLOAT32, FLOATS, dtype_name
 from ...samples import Generator, Sample, Shape, elementwise_samples
 from .operators import OPS
@@ -18,7 +19,11 @@ SPECIALS = np.array(
 )
 
 SCALES = {"scale_0": 0.3, "scale_1": -2.5, "scale_2": 1.1}
-HOSTS: dict[str, tuple[Any, ...]] = {"Scale": (np.array([0.3]),), "FakeQuant": (0.075, 3.0)}
+HOSTS: dict[str, tuple[Any, ...]] = {
+    "Scale": (np.array([0.3]),),
+    "ScaleInPlace": (np.array([0.3], FLOAT32),),
+    "FakeQuant": (0.075, 3.0),
+}
 ATTRIBUTES: dict[str, dict[str, Any]] = {
     "BatchScale": SCALES,
     "FakeQuant": {"quant_min": -20, "quant_max": 30},
@@ -50,14 +55,19 @@ def _value(rng: Generator, shape: Shape, dtype: Any) -> Any:
 
 
 def _arrays(rng: Generator, name: str, shape: Shape, dtype: Any) -> tuple[Any, ...]:
-    arrays = [i for i in OPS[name].inputs if i.memory == "device"]
+    arrays = _streamed(name)
     values = [_value(rng, shape, BOOL if i.type == "bool" else dtype) for i in arrays]
     return (*values, *HOSTS.get(name, ()))
 
 
+def _streamed(name: str) -> list[Input]:
+    """The inputs that have an element for each of the output's."""
+    return [i for i in OPS[name].inputs if i.memory == "device" and i.shape != "one element"]
+
+
 def _special(rng: Generator, name: str, dtype: Any) -> tuple[Any, ...]:
     """Special numbers in one input beside ordinary ones in the others, for each; several blocks."""
-    n_arrays = sum(i.memory == "device" for i in OPS[name].inputs)
+    n_arrays = len(_streamed(name))
     values = _arrays(rng, name, (n_arrays, SPECIALS.size), dtype)
     with np.errstate(over="ignore"):
         for i, array in enumerate(values[:n_arrays]):
@@ -91,6 +101,10 @@ def _first(rng: Generator, make: Callable[..., Sequence[Any]], n: int) -> Sequen
     return make(rng)[:n]
 
 
+def _by_one(rng: Generator, make: Callable[..., Sequence[Any]]) -> Sequence[Any]:
+    return make(rng)[0], np.ones(1, FLOAT32)
+
+
 def _extra() -> Iterator[Sample]:
     two = {name: SCALES[name] for name in ("scale_0", "scale_1")}
     both = partial(_arrays, name="ScaledSum", shape=(7, 31), dtype=FLOAT16)
@@ -99,6 +113,8 @@ def _extra() -> Iterator[Sample]:
     yield Sample("BatchScale", "float16-two", one, two)
     down = partial(_arrays, name="Scale", shape=(7, 31), dtype=FLOAT32)
     yield Sample("Scale", "float32-down", down, {"scale_down": True})
+    alone = partial(_arrays, name="ScaleInPlace", shape=(7, 31), dtype=FLOAT16)
+    yield Sample("ScaleInPlace", "float16-one", partial(_by_one, make=alone))
     yield from _division()
 
 

@@ -174,6 +174,21 @@ def test_scale_down_is_a_true_division() -> None:
     assert get_op("Scale")(scale_down=True)(large, 1e8)[0] == FLOAT16.type(6e-4)
 
 
+@floats
+@pytest.mark.parametrize("factor", [1.0, -0.75, INF])
+def test_scale_in_place_is_a_product(rng, dtype, factor) -> None:
+    x = normal(rng, 5, 7, dtype=dtype)
+    expected = (x.astype(FLOAT64) * factor).astype(dtype)
+    result = get_op("ScaleInPlace")()(x, np.array([factor], FLOAT32))
+    assert result is x
+    assert_matches(x, expected)
+
+
+def test_scale_in_place_takes_one_factor() -> None:
+    with pytest.raises(ArgumentError, match=r"factor: expected one element, got shape \(2,\)"):
+        get_op("ScaleInPlace")()(np.ones(2, FLOAT32), np.ones(2, FLOAT32))
+
+
 def test_float64_scale_is_not_rounded_to_float32() -> None:
     one = np.ones(1)
     assert get_op("Scale")()(one, 0.1)[0] == 0.1

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: MIT
+"""Modules of a model by this package's in their place, and a report of what was swapped."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import functional, nn
+
+# ReLU is not among them: most models keep its result anyway, for what comes next.
+_SERVED = {
+    getattr(torch.nn, cls.__name__): cls
+    for cls in (
+        nn.CrossEntropyLoss,
+        nn.Dropout,
+        nn.Embedding,
+        nn.GELU,
+        nn.LayerNorm,
+        nn.LogSoftmax,
+        nn.RMSNorm,
+        nn.Softmax,
+    )
+}
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What `convert` did, by the modules' names: their class, or why one was left."""
+
+    swapped: dict[str, str] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        counts = Counter(self.swapped.values())
+        kinds = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
+        lines = [f"swapped {kinds or 'nothing'}"]
+        lines += [f"left {name or 'the model'}: {reason}" for name, reason in self.left.items()]
+        return "\n".join(lines)
+
+
+def convert(model: torch.nn.Module) -> Conversion:
+    """Let this package compute a model's norms, losses, dropouts, embeddings and gelus.
+
+    Modules stay the objects they are, with parameters, hooks and state dicts: their class is
+    replaced by a subclass of it. Modules of PyTorch's own classes are swapped, and RMS norms of
+    transformers; subclasses of others are not. Call it before the model is compiled or wrapped.
+    """
+    found = Conversion()
+    for name, module in model.named_modules():
+        served = _SERVED.get(type(module)) or _of_transformers(module)
+        reason = served and _reason(served, module)
+        if reason:
+            found.left[name] = reason
+        elif served is not None:
+            found.swapped[name] = type(module).__name__
+            module.__class__ = served
+    return found
+
+
+def _reason(served: Any, module: torch.nn.Module) -> str:
+    """Why a module is left, in words; empty where it need not be."""
+    lacks: Callable[[Any], Any] = getattr(served, "lacks", lambda _: None)
+    found = lacks(module)
+    if found is None:
+        return ""
+    name, expected, got = found
+    return f"{type(module).__name__} with {name}={got} (expected {expected})"
+
+
+def _of_transformers(module: torch.nn.Module) -> Any:
+    """The class for an RMS norm of theirs: weight times the normalised input."""
+    cls = type(module)
+    is_theirs = cls.__module__.startswith("transformers.") and cls.__name__.endswith("RMSNorm")
+    has_form = {"variance_epsilon", "weight"} <= {*vars(module), *module._parameters}
+    return _rms_norm_of(cls) if is_theirs and has_form else None  # type: ignore[arg-type]
+
+
+@functools.cache
+def _rms_norm_of(cls: Any) -> Any:
+    def forward(self: Any, hidden_states: Tensor) -> Tensor:
+        weight, eps = self.weight, self.variance_epsilon
+        return functional.rms_norm(hidden_states, weight.shape, weight, eps)
+
+    return type(cls.__name__, (cls,), {"forward": forward, "__module__": __name__})

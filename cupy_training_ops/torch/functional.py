@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: MIT
+"""PyTorch's functions by their names and arguments, computed by this package's kernels.
+
+Each goes the shortest way: without gradients to the launches, with them through one node of
+autograd; the dispatcher's operator where torch.compile, a mode, a subclass or a transformation
+looks on. Weights of another type than the input give the result's type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import refuse, shown
+from .ops import DOORS
+from .ops.losses import scaled
+from .ops.registration import is_watched
+
+__all__ = [
+    "cross_entropy",
+    "dropout",
+    "embedding",
+    "gelu",
+    "layer_norm",
+    "linear_cross_entropy",
+    "log_softmax",
+    "relu",
+    "rms_norm",
+    "softmax",
+]
+
+_HALVES = (torch.float16, torch.bfloat16)
+_MOST_SEED = 1 << 62
+
+_layer_norm, _rms_norm = DOORS["layer_norm"], DOORS["rms_norm"]
+_gelu, _relu = DOORS["gelu"], DOORS["relu"]
+_softmax, _log_softmax = DOORS["softmax"], DOORS["log_softmax"]
+_dropout, _embedding = DOORS["bitmask_dropout"], DOORS["embedding"]
+_loss, _loss_and_gradient = DOORS["cross_entropy_loss"], DOORS["cross_entropy"]
+_loss_in_place, _linear_loss = DOORS["cross_entropy_"], DOORS["linear_cross_entropy"]
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """As torch.nn.functional.layer_norm; computed in float32 and rounded once."""
+    return _layer_norm.first(input, normalized_shape, weight, bias, eps)
+
+
+def rms_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    """As torch.nn.functional.rms_norm; computed in float32 and rounded once."""
+    if eps is None:
+        computed = torch.float32 if input.dtype in _HALVES else input.dtype
+        eps = torch.finfo(computed).eps
+    return _rms_norm.first(input, normalized_shape, weight, eps)
+
+
+def gelu(input: Tensor, approximate: str = "none", *, bias: Tensor | None = None) -> Tensor:
+    """As torch.nn.functional.gelu, of input + bias, a row, in the same pass."""
+    return _gelu(input, bias, approximate)
+
+
+def relu(input: Tensor) -> Tensor:
+    """As torch.nn.functional.relu; a bit an element is kept for the gradient."""
+    return _relu(input)[0] if _records(input) else torch.relu(input)
+
+
+def softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """As torch.nn.functional.softmax; computed in float32 and rounded once."""
+    return _softmax(input if dtype is None else input.to(dtype), dim)
+
+
+def log_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """As torch.nn.functional.log_softmax; computed in float32 and rounded once."""
+    return _log_softmax(input if dtype is None else input.to(dtype), dim)
+
+
+def dropout(
+    input: Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """As torch.nn.functional.dropout, of input + bias, plus a residual, with a mask of bits.
+
+    The seed is drawn from PyTorch's generator, so torch.manual_seed repeats it; masks are not those
+    that PyTorch draws. On the device in compiled regions and captured graphs: each run draws anew.
+    """
+    if training and 0 < p < 1:
+        return _dropout(input, bias, residual, float(p), _drawn(input, bias, residual))[0]
+    if not 0 <= p <= 1:
+        refuse("dropout", "p", "a number from 0 to 1", shown(p))
+    total = input if bias is None else input + bias
+    total = total * 0.0 if training and p == 1 else total
+    return total if residual is None else total + residual
+
+
+def _drawn(*given: Tensor | None) -> Any:
+    """Seed and offset: numbers, or a tensor where they are drawn at each run."""
+    device = given[0].device  # type: ignore[union-attr]
+    if is_watched(given) or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        return torch.randint(_MOST_SEED, (2,), device=device)
+    return tuple(torch.randint(_MOST_SEED, (2,)).tolist())
+
+
+def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
+    """As torch.nn.functional.embedding; the gradient is the same in every run."""
+    if padding_idx is None:
+        return _embedding(weight, input, -1)
+    n = weight.shape[0]
+    if not -n <= padding_idx < n:
+        refuse("embedding", "padding_idx", f"an index from {-n} to {n - 1}", shown(padding_idx))
+    return _embedding(weight, input, padding_idx % n)
+
+
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    *,
+    inplace: bool = False,
+) -> Tensor:
+    """As torch.nn.functional.cross_entropy against classes; the gradient is made with the loss.
+
+    inplace: it is written over the input, which holds it from then on; without gradients nothing is
+    overwritten. A target out of range makes a loss of NaN, and a mean of no row is 0. Under
+    autocast the loss is float32.
+    """
+    if input.dim() == 1:
+        input, target = input.unsqueeze(0), target.unsqueeze(0)
+        reduced = "sum" if reduction == "none" else reduction
+    else:
+        reduced = reduction
+    arguments = (input, target, weight, ignore_index, reduced, _loss_dtype(input))
+    if not _records(input):
+        return _loss(*arguments)
+    return _in_place(*arguments) if inplace else _loss_and_gradient(*arguments)[0]
+
+
+def _records(x: Tensor) -> bool:
+    """Whether autograd is to know of a call."""
+    return bool(torch.is_grad_enabled() and x.requires_grad)
+
+
+def _loss_dtype(x: Tensor) -> torch.dtype | None:
+    """Of the loss, where it is not that of the scores."""
+    if x.dtype in _HALVES and torch.is_autocast_enabled(x.device.type):
+        return torch.float32
+    return None
+
+
+def _in_place(input: Tensor, *others: Any) -> Tensor:
+    """The gradient takes the place of the scores, which no other operation may need."""
+    if torch._C._are_functorch_transforms_active():
+        refuse("cross_entropy", "inplace", "False inside a transformation of torch.func", "True")
+    if input.is_leaf or _views_a_leaf(input):
+        expected = "the result of an operation, as it is overwritten"
+        refuse("cross_entropy", "input", expected, "a leaf, or its view")
+    return _InPlace.apply(input, *others)
+
+
+def _views_a_leaf(x: Tensor) -> bool:
+    """Whether the memory is that of a leaf which requires a gradient."""
+    base = None if torch.compiler.is_compiling() else x._base
+    return base is not None and bool(base.is_leaf and base.requires_grad)
+
+
+class _InPlace(torch.autograd.Function):  # type: ignore[misc]
+    """Over the memory of the scores, whose version counter says that they changed."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, *others: Any) -> Tensor:
+        data = input.detach()
+        loss = _loss_in_place(data, *others)
+        ctx.save_for_backward(data)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, dloss: Tensor) -> Any:
+        return scaled("cross_entropy_", dloss, ctx.saved_tensors)[0], *[None] * 5
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> Tensor:
+    """cross_entropy(linear(hidden, weight, bias), target), whose scores are never there as a whole.
+
+    hidden: shape (..., features), target: shape (...). Rows go through in chunks, which hold their
+    scores and the gradient of these in one memory; gradients are ready with the loss. reduction:
+    'mean' or 'sum'.
+    """
+    dtype = None
+    kind = hidden.device.type
+    if torch.is_autocast_enabled(kind):
+        cast, dtype = torch.get_autocast_dtype(kind), torch.float32
+        hidden, weight = hidden.to(cast), weight.to(cast)
+        bias = None if bias is None else bias.to(cast)
+    if target.shape != hidden.shape[:-1]:
+        expected = f"shape {tuple(hidden.shape[:-1])}, as hidden without features"
+        refuse("linear_cross_entropy", "target", expected, f"shape {tuple(target.shape)}")
+    mask = tuple([x is not None and _records(x) for x in (hidden, weight, bias)])
+    rows = hidden.reshape(-1, hidden.shape[-1])
+    others = (bias, ignore_index, reduction, dtype, mask)
+    return _linear_loss(rows, weight, target.reshape(-1), *others)[0]

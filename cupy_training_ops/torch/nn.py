@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: MIT
+"""PyTorch's modules by their names and arguments, over this package's functions.
+
+Each is a subclass of PyTorch's: parameters, state dicts and `isinstance` are the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..errors import refuse, shown
+from . import functional
+
+__all__ = [
+    "GELU",
+    "CrossEntropyLoss",
+    "Dropout",
+    "Embedding",
+    "LayerNorm",
+    "LogSoftmax",
+    "RMSNorm",
+    "ReLU",
+    "Softmax",
+]
+
+
+class Replacement:
+    """What the modules here share: why one with some arguments cannot be had."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        reason = self.lacks(self)
+        if reason:
+            refuse(type(self).__name__, *reason)
+
+    @staticmethod
+    def lacks(_: Any) -> tuple[str, str, str] | None:
+        """The argument of PyTorch's module that is not served, what is, and what it is."""
+        return None
+
+
+class LayerNorm(Replacement, nn.LayerNorm):  # type: ignore[misc]
+    """torch.nn.LayerNorm."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+class RMSNorm(Replacement, nn.RMSNorm):  # type: ignore[misc]
+    """torch.nn.RMSNorm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+
+
+class GELU(Replacement, nn.GELU):  # type: ignore[misc]
+    """torch.nn.GELU."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.gelu(input, self.approximate)
+
+
+class ReLU(Replacement, nn.ReLU):  # type: ignore[misc]
+    """torch.nn.ReLU, which keeps a bit an element."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.relu(input)
+
+    @staticmethod
+    def lacks(module: Any) -> tuple[str, str, str] | None:
+        return _not_in_place(module)
+
+
+class Softmax(Replacement, nn.Softmax):  # type: ignore[misc]
+    """torch.nn.Softmax."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.softmax(input, self.dim)
+
+    @staticmethod
+    def lacks(module: Any) -> tuple[str, str, str] | None:
+        return _of_a_dimension(module)
+
+
+class LogSoftmax(Replacement, nn.LogSoftmax):  # type: ignore[misc]
+    """torch.nn.LogSoftmax."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.log_softmax(input, self.dim)
+
+    @staticmethod
+    def lacks(module: Any) -> tuple[str, str, str] | None:
+        return _of_a_dimension(module)
+
+
+class Dropout(Replacement, nn.Dropout):  # type: ignore[misc]
+    """torch.nn.Dropout, whose mask takes a bit an element."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.dropout(input, self.p, self.training)
+
+    @staticmethod
+    def lacks(module: Any) -> tuple[str, str, str] | None:
+        return _not_in_place(module)
+
+
+class Embedding(Replacement, nn.Embedding):  # type: ignore[misc]
+    """torch.nn.Embedding, whose gradient is the same in every run."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.embedding(input, self.weight, self.padding_idx)
+
+    @staticmethod
+    def lacks(module: Any) -> tuple[str, str, str] | None:
+        if module.max_norm is not None:
+            return "max_norm", "None", shown(module.max_norm)
+        for name in ("scale_grad_by_freq", "sparse"):
+            if getattr(module, name):
+                return name, "False", "True"
+        return None
+
+
+class CrossEntropyLoss(Replacement, nn.CrossEntropyLoss):  # type: ignore[misc]
+    """torch.nn.CrossEntropyLoss against classes; `inplace` writes the gradient over the scores."""
+
+    def __init__(self, *arguments: Any, inplace: bool = False, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.inplace = inplace
+
+    inplace = False  # of a module that was made as PyTorch's
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        return functional.cross_entropy(
+            input, target, self.weight, self.ignore_index, self.reduction, inplace=self.inplace
+        )
+
+    @staticmethod
+    def lacks(module: Any) -> tuple[str, str, str] | None:
+        if module.label_smoothing:
+            return "label_smoothing", "0.0", shown(module.label_smoothing)
+        return None
+
+
+def _not_in_place(module: Any) -> tuple[str, str, str] | None:
+    return ("inplace", "False", "True") if module.inplace else None
+
+
+def _of_a_dimension(module: Any) -> tuple[str, str, str] | None:
+    return ("dim", "a dimension", "None") if module.dim is None else None

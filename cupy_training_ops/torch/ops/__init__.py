@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: MIT
+"""Operators of the namespace `cto`, known to autograd, torch.compile and torch.export.
+
+Each is here by its name, and called the shortest way there is; `torch.ops.cto` has those of the
+dispatcher alone.
+"""
+
+from __future__ import annotations
+
+from . import activations, chunked_losses, codes, dropouts, embeddings, losses, norms, softmaxes
+from .registration import Door
+
+DOORS: dict[str, Door] = {
+    name: door
+    for module in (
+        activations,
+        chunked_losses,
+        codes,
+        dropouts,
+        embeddings,
+        losses,
+        norms,
+        softmaxes,
+    )
+    for name, door in module.DOORS.items()
+}
+__all__ = ["DOORS", *DOORS]
+
+
+def __getattr__(name: str) -> Door:
+    try:
+        return DOORS[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: MIT
+"""Cross-entropy of a linear layer whose scores are never there as a whole.
+
+Rows go through in chunks: scores, their gradient in the same memory, and what that adds to the
+gradients of the layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from ...errors import refuse, shown
+from ...plan import align_up, ceil_div
+from .launching import Run
+from .losses import operator, scaled
+from .registration import Operator, register
+
+# Of scores; a copy of their gradient is beside them where that is of 16 bits.
+CHUNK_NBYTES = 224 << 20
+SCALE = 1024
+_ROWS = 128  # a chunk has whole tiles of a matrix product
+
+
+def chunks(n_rows: int, row_nbytes: int) -> Iterator[slice]:
+    """Rows that go through together, of nearly one size."""
+    n_chunks = max(1, ceil_div(n_rows * row_nbytes, CHUNK_NBYTES))
+    step = max(_ROWS, align_up(ceil_div(n_rows, n_chunks), _ROWS))
+    return (slice(start, min(start + step, n_rows)) for start in range(0, n_rows, step))
+
+
+class _Sums:
+    """The gradients that were asked for, before they are scaled; the others are empty.
+
+    Sums over chunks for a weight of 16 bits are kept as float16, in the memory of its gradient:
+    bfloat16 would round them to 8 bits at each chunk. Gradients of scores are made SCALE times as
+    large, so that small ones are normal numbers, and their sums so much smaller that those of rows
+    of 64 and less are in range.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor | None], mask: Sequence[bool]) -> None:
+        hidden, self.weight, bias = inputs
+        made = [
+            torch.zeros_like(x, memory_format=torch.contiguous_format) if wanted else None
+            for x, wanted in zip((hidden, self.weight, bias), mask, strict=True)
+        ]
+        self.are_wanted = any(mask)
+        self.of_hidden, self.of_weight, self.of_bias = made
+        self.results = [hidden.new_empty(0) if sums is None else sums for sums in made]  # type: ignore[union-attr]
+        is_half = hidden.element_size() == 2  # type: ignore[union-attr]
+        self.scale = SCALE if is_half else 1
+        n_rows = len(hidden)  # type: ignore[arg-type]
+        self.shrink = max(1, 2 ** ((n_rows - 1).bit_length() - 10)) if is_half else 1
+        self.kept = self.of_weight
+        if is_half and self.of_weight is not None:
+            self.kept = self.of_weight.view(torch.float16)
+
+    def add(self, rows: slice, hidden: Tensor, gradient: Tensor) -> None:
+        """What the gradient of these rows' scores adds."""
+        if self.of_hidden is not None:
+            torch.mm(gradient, self.weight, out=self.of_hidden[rows])
+        if self.kept is not None:
+            given = gradient.to(self.kept.dtype).t(), hidden.to(self.kept.dtype)
+            self.kept.addmm_(*given, alpha=1 / (self.scale * self.shrink))
+        if self.of_bias is not None:
+            self.of_bias += gradient.sum(0)
+
+    def divide(self, divisor: Tensor) -> None:
+        """All of them, at the end."""
+        for sums in (self.of_hidden, self.of_bias):
+            if sums is not None:
+                sums /= divisor * self.scale
+        if self.kept is not None and self.of_weight is not None:
+            for rows in chunks(len(self.kept), 2 * self.kept[0].nbytes):
+                wide = torch.promote_types(self.kept.dtype, torch.float32)
+                self.of_weight[rows] = self.kept[rows].to(wide) * self.shrink / divisor
+
+
+def _linear_cross_entropy(
+    _: Run,
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    dtype: torch.dtype | None,
+    mask: Sequence[bool],
+) -> tuple[Tensor, ...]:
+    wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    loss, target = hidden.new_zeros((), dtype=wide), target.contiguous()
+    n_counted = _count(target, ignore_index, reduction).to(wide)
+    op, sums = operator("sum", wide), _Sums((hidden, weight, bias), mask)
+    scale = target.new_full((1,), sums.scale, dtype=torch.float32)
+    for rows in chunks(len(hidden), len(weight) * hidden.element_size()):
+        loss += _chunk(op, sums, rows, (hidden, weight, bias), (target, ignore_index, scale))
+    sums.divide(n_counted)
+    return (loss / n_counted).to(dtype or hidden.dtype), *sums.results
+
+
+def _chunk(
+    op: Any, sums: _Sums, rows: slice, layer: tuple[Any, ...], targets: tuple[Any, ...]
+) -> Tensor:
+    """The loss of some rows, whose scores are gone when the next ones come."""
+    hidden, weight, bias = layer
+    target, ignore_index, scale = targets
+    scores = linear(hidden[rows], weight, bias)
+    inputs = (scores, target[rows], None, ignore_index, scale)
+    if not sums.are_wanted:
+        loss, _ = op(*inputs, outputs=("output",))
+        return loss
+    loss, _ = op(*inputs, out=(None, scores))
+    sums.add(rows, hidden[rows], scores)
+    return loss
+
+
+def _count(target: Tensor, ignore_index: int, reduction: str) -> Tensor:
+    """What the sum is divided by: for the mean the rows that count."""
+    if reduction == "sum":
+        return target.new_ones(())
+    if reduction != "mean":
+        refuse("cto::linear_cross_entropy", "reduction", "'mean' or 'sum'", shown(reduction))
+    return (target != ignore_index).sum().clamp(min=1)
+
+
+def _fake(*arguments: Any) -> tuple[Tensor, ...]:
+    hidden, weight, _, bias, _, _, dtype, mask = arguments
+    pairs = zip((hidden, weight, bias), mask, strict=True)
+    made = [x.new_empty(x.shape) if wanted else hidden.new_empty(0) for x, wanted in pairs]
+    return hidden.new_empty((), dtype=dtype or hidden.dtype), *made
+
+
+def _keep(ctx: Any, arguments: Sequence[Any], results: tuple[Tensor, ...]) -> None:
+    ctx.mask = tuple(arguments[-1])
+    ctx.mark_non_differentiable(*results[1:])
+    ctx.save_for_backward(*results[1:])
+
+
+def _derivative(ctx: Any, dloss: Tensor, *_: None) -> tuple[Any, ...]:
+    kept = zip(ctx.saved_tensors, ctx.mask, strict=True)
+    found = iter(scaled("linear_cross_entropy", dloss, [sums for sums, wanted in kept if wanted]))
+    hidden, weight, bias = [next(found) if wanted else None for wanted in ctx.mask]
+    return hidden, weight, None, bias, None, None, None, None
+
+
+DOORS = register(
+    (
+        Operator(
+            "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor target, Tensor? bias, "
+            "int ignore_index, str reduction, ScalarType? dtype, bool[3] output_mask) "
+            "-> (Tensor loss, Tensor, Tensor, Tensor)",
+            _linear_cross_entropy,
+            _keep,
+            _derivative,
+            _fake,
+        ),
+    )
+)

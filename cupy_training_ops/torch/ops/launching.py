@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: MIT
+"""Two ways to run an operator over tensors: `launch` computes, `infer` says what would come.
+
+Bodies of registered operators are written for either. Whatever a launch of one kind needs is looked
+up once, by dtypes, shapes, alignment and device; the next one allocates and queues.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...declare.schema import Spec
+from ...dtypes import ELEMENT_TYPES, UINT8
+from ...frame.backends import TENSORS, tensor_backend
+from ...frame.foreign import Lent
+from ...frame.op import Op
+from ...frame.providers import KernelCall
+from ..coding import ALIGNED, KEPT_NBYTES
+
+Run = Callable[..., Any]  # of an operator and its inputs: `launch` or `infer`
+Launcher = Callable[[Sequence[Any], list[int]], Any]
+
+_MANY = 1024  # kinds of calls, and instances, that are remembered
+OURS = {getattr(torch, r.name): r.dtype for r in ELEMENT_TYPES if hasattr(torch, r.name)}
+_THEIRS = {dtype: theirs for theirs, dtype in OURS.items()}
+_HOSTS = (int, tuple)  # host inputs that stand in a key as they are
+_UNKNOWN: Any = object()
+address = Tensor.data_ptr
+_ready: dict[object, Launcher | None] = {}
+_rooms: dict[object, Tensor] = {}
+
+
+def _instance(cls: type[Op], **attributes: Any) -> Op:
+    """The operator with these attributes, which functions share."""
+    return cls.shared(**attributes)
+
+
+instance: Callable[..., Any] = functools.lru_cache(_MANY)(_instance)
+
+
+def launch(op: Op, *inputs: Any, outputs: Sequence[str] | None = None) -> Any:
+    """The operator's results, one or a tuple: those that are named, all without names."""
+    backend = TENSORS.get(Tensor)
+    if backend is None:
+        if not inputs_on_gpu(inputs):
+            return _wanted(op(*inputs, outputs=outputs))
+        backend = tensor_backend()
+    key: list[object] = [op, backend, outputs]
+    addresses = _addresses(inputs, key)
+    if addresses is None:
+        return _wanted(op(*inputs, outputs=outputs))
+    known = tuple(key)
+    ready = _ready.get(known, _UNKNOWN)
+    if ready is _UNKNOWN:
+        ready = _remember(known, _prepared(op, inputs, outputs))
+    if ready is None:
+        return _wanted(op(*inputs, outputs=outputs))
+    return ready(inputs, addresses)
+
+
+def launch_first(op: Op, *inputs: Any) -> Any:
+    """The first result alone, where the others are what a derivative needs."""
+    return launch(op, *inputs, outputs=(op.outputs[0].name,))
+
+
+def inputs_on_gpu(inputs: Sequence[Any]) -> bool:
+    """Whether a tensor is on one."""
+    return any(isinstance(value, Tensor) and value.is_cuda for value in inputs)
+
+
+def infer(op: Op, *inputs: Any, outputs: Sequence[str] | None = None) -> Any:
+    """Tensors without data, in the place of the results; shapes may be symbols."""
+    device = next(value.device for value in inputs if isinstance(value, Tensor))
+    inputs += (None,) * (len(op.inputs) - len(inputs))
+    specs: Any = op.infer(*[_spec(value) for value in inputs])
+    names = [output.name for output in op.outputs]
+    return _wanted(
+        tuple(
+            torch.empty(tuple(spec.shape), dtype=_THEIRS[spec.dtype], device=device)
+            for name, spec in zip(names, specs, strict=True)
+            if outputs is None or name in outputs
+        )
+    )
+
+
+def _spec(value: Any) -> Any:
+    return Spec(tuple(value.shape), OURS[value.dtype]) if isinstance(value, Tensor) else value
+
+
+def _wanted(results: Any) -> Any:
+    """Of a tuple those that were asked for; one result for itself."""
+    if not isinstance(results, tuple):
+        return results
+    found = tuple([result for result in results if result is not None])
+    return found if len(found) > 1 else found[0]
+
+
+def _addresses(inputs: Sequence[Any], key: list[object]) -> list[int] | None:
+    """Where tensors are, 0 for others; what a launch depends on is added to the key.
+
+    None for a call that is looked up as any other is.
+    """
+    found = []
+    for value in inputs:
+        if isinstance(value, Tensor):
+            at = address(value)
+            if not at or not value.is_contiguous() or value.is_neg():
+                return None
+            key += (value.dtype, value.shape, value.device, at % ALIGNED == 0)
+            found.append(at)
+        elif value is None or type(value) in _HOSTS:
+            key.append(value)
+            found.append(0)
+        else:
+            return None
+    return found
+
+
+def _launcher(call: KernelCall, arrays: Sequence[int], n_inputs: int) -> Launcher:
+    """What makes results and queues the launches that write them, on PyTorch's current stream.
+
+    arrays: the places of arrays among the inputs.
+    """
+    backend, device, ready = call.backend, call.device, call.ready
+    results_of, makers = call.prepared.results, call.makers
+    places = [*arrays, *range(n_inputs, n_inputs + len(results_of))]
+    taken = [places[place] for place in sorted(ready.taken)]
+    computed = [n_inputs + i for i, result in enumerate(results_of) if result.spec is not None]
+    computes_all = len(computed) == len(results_of)
+
+    def run(inputs: Sequence[Any], addresses: list[int]) -> Any:
+        given = [inputs[place] for place in arrays]
+        results = [make(given) for make in makers]
+        if computes_all:
+            addresses += map(address, results)
+        else:
+            addresses += [0] * len(results_of)
+            for place, result in zip(computed, results, strict=True):
+                addresses[place] = address(result)
+        row = [addresses[place] for place in taken]
+        stream = backend.stream_address(device)
+        key, scratch = _scratch(call, stream) if call.workspace_nbytes else (None, None)
+        at, is_clear = 0 if scratch is None else address(scratch), key is not None
+        if backend.is_current(device):
+            ready.run_at(row, stream, at, is_clear=is_clear)
+        else:
+            with backend.on(device):
+                ready.run_at(row, stream, at, is_clear=is_clear)
+        if key is not None:
+            _rooms[key] = scratch
+        return results[0] if len(results) == 1 else tuple(results)
+
+    return run
+
+
+def _scratch(call: KernelCall, stream: int) -> tuple[object, Any]:
+    """Scratch memory, and the key to put it back by where its zeros are there.
+
+    It is kept for each stream, and is one call's until its last launch: kernels leave zeros behind.
+    A graph has its own, since it may run beside other calls.
+    """
+    nbytes, backend = call.workspace_nbytes, call.backend
+    if nbytes > KEPT_NBYTES or backend.capturing(call.device):
+        return None, backend.empty(Spec((nbytes,), UINT8), call.device)
+    key = (backend, call.device, stream, call.ready.zeros_nbytes, nbytes)
+    kept = _rooms.pop(key, None)
+    return key, backend.zeros(nbytes, call.device) if kept is None else kept
+
+
+def _prepared(op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None) -> Launcher | None:
+    """None where a call is more than launches over tensors of one GPU."""
+    lent = Lent(op.inputs, inputs, (None,), natively=op.knows_tensors, detaches=True)
+    call, _, _ = op.prepared_call(tuple(inputs), (None,), outputs, lent)
+    if not isinstance(call, KernelCall) or not call.ready.takes_addresses:
+        return None
+    n_computed = sum(result.spec is not None for result in call.prepared.results)
+    if lent or call.checks or call.supplied is not None or len(call.makers) < n_computed:
+        return None
+    return _launcher(call, [place for place, _ in call.array_places], len(inputs))
+
+
+def _remember(key: object, ready: Launcher | None) -> Launcher | None:
+    if len(_ready) >= _MANY:
+        _ready.clear()
+    _ready[key] = ready
+    return ready

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: MIT
+"""Layer and RMS normalisation of the last dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ...errors import refuse
+from ...families.layer_norm.operators import (
+    LayerNormalization,
+    LayerNormalizationGrad,
+    SimplifiedLayerNormalization,
+    SimplifiedLayerNormalizationGrad,
+)
+from .launching import Run, instance
+from .registration import Operator, register
+
+
+def _scale(name: str, x: Tensor, row: Sequence[int], weight: Tensor | None) -> Tensor:
+    """The weight; ones without one."""
+    if not row or x.shape[-len(row) :] != tuple(row):
+        expected = f"a shape that ends in {tuple(row)}"
+        refuse(f"cto::{name}", "input", expected, f"shape {tuple(x.shape)}")
+    return x.new_ones(row) if weight is None else weight.contiguous()
+
+
+def _rms_norm(run: Run, x: Tensor, row: Sequence[int], weight: Tensor | None, eps: float) -> Any:
+    scale = _scale("rms_norm", x, row, weight)
+    op = instance(SimplifiedLayerNormalization, axis=-len(row), epsilon=eps)
+    return run(op, x.contiguous(), scale)
+
+
+def _rms_norm_backward(
+    run: Run,
+    dy: Tensor,
+    x: Tensor,
+    row: Sequence[int],
+    weight: Tensor | None,
+    inv_std: Tensor,
+    mask: Sequence[bool],
+) -> tuple[Tensor, ...]:
+    op = instance(SimplifiedLayerNormalizationGrad, axis=-len(row))
+    inputs = (dy.contiguous(), x.contiguous(), _scale("rms_norm", x, row, weight), inv_std)
+    return _of_mask(run, op, inputs, mask, dy)
+
+
+def _layer_norm(
+    run: Run,
+    x: Tensor,
+    row: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> Any:
+    op = instance(LayerNormalization, axis=-len(row), epsilon=eps)
+    scale, shift = _scale("layer_norm", x, row, weight), bias
+    if shift is not None:
+        shift = shift.contiguous()
+    return run(op, x.contiguous(), scale, shift)
+
+
+def _layer_norm_backward(
+    run: Run,
+    dy: Tensor,
+    x: Tensor,
+    row: Sequence[int],
+    weight: Tensor | None,
+    mean: Tensor,
+    inv_std: Tensor,
+    mask: Sequence[bool],
+) -> tuple[Tensor, ...]:
+    op = instance(LayerNormalizationGrad, axis=-len(row))
+    inputs = (dy.contiguous(), x.contiguous(), _scale("layer_norm", x, row, weight), mean, inv_std)
+    return _of_mask(run, op, inputs, mask, dy)
+
+
+def _of_mask(
+    run: Run, op: Any, inputs: Sequence[Any], mask: Sequence[bool], like: Tensor
+) -> tuple[Tensor, ...]:
+    """The gradients that the mask names; the others are empty, and cost nothing."""
+    outputs = [output.name for output in op.outputs]
+    names = tuple([name for name, wanted in zip(outputs, mask, strict=True) if wanted])
+    found = run(op, *inputs, outputs=names) if names else ()
+    results = iter(found if isinstance(found, tuple) else (found,))
+    return tuple([next(results) if wanted else like.new_empty(0) for wanted in mask])
+
+
+def _keep_rms_norm(ctx: Any, arguments: Sequence[Any], results: Any) -> None:
+    x, row, weight, _ = arguments
+    _, inv_std = results
+    ctx.row = tuple(row)
+    ctx.mark_non_differentiable(inv_std)
+    ctx.save_for_backward(x, weight, inv_std)
+
+
+def _keep_layer_norm(ctx: Any, arguments: Sequence[Any], results: Any) -> None:
+    x, row, weight, _, _ = arguments
+    _, mean, inv_std = results
+    ctx.row = tuple(row)
+    ctx.mark_non_differentiable(mean, inv_std)
+    ctx.save_for_backward(x, weight, mean, inv_std)
+
+
+def _rms_norm_derivative(ctx: Any, dy: Tensor, _: None) -> tuple[Any, ...]:
+    x, weight, inv_std = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    mask = (needs[0], needs[2])
+    dx, dweight = DOORS["rms_norm_backward"](dy, x, ctx.row, weight, inv_std, mask)
+    return dx if mask[0] else None, None, dweight if mask[1] else None, None
+
+
+def _layer_norm_derivative(ctx: Any, dy: Tensor, *_: None) -> tuple[Any, ...]:
+    x, weight, *statistics = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    mask = (needs[0], needs[2], needs[3])
+    found = DOORS["layer_norm_backward"](dy, x, ctx.row, weight, *statistics, mask)
+    dx, dweight, dbias = [g if wanted else None for g, wanted in zip(found, mask, strict=True)]
+    return dx, None, dweight, dbias, None
+
+
+DOORS = register(
+    (
+        Operator(
+            "rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, "
+            "float eps=1e-05) -> (Tensor output, Tensor inv_std)",
+            _rms_norm,
+            _keep_rms_norm,
+            _rms_norm_derivative,
+        ),
+        Operator(
+            "rms_norm_backward(Tensor grad, Tensor input, SymInt[] normalized_shape, "
+            "Tensor? weight, Tensor inv_std, bool[2] output_mask) -> (Tensor, Tensor)",
+            _rms_norm_backward,
+        ),
+        Operator(
+            "layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, "
+            "Tensor? bias=None, float eps=1e-05) "
+            "-> (Tensor output, Tensor mean, Tensor inv_std)",
+            _layer_norm,
+            _keep_layer_norm,
+            _layer_norm_derivative,
+        ),
+        Operator(
+            "layer_norm_backward(Tensor grad, Tensor input, SymInt[] normalized_shape, "
+            "Tensor? weight, Tensor mean, Tensor inv_std, bool[3] output_mask) "
+            "-> (Tensor, Tensor, Tensor)",
+            _layer_norm_backward,
+        ),
+    )
+)

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: MIT
+"""Times of PyTorch's front door on a GPU beside PyTorch, compiled PyTorch and Liger-Kernel.
+
+    python3 scripts/front_door_times.py
+
+First host microseconds of small calls: without gradients, with them, backward. Then milliseconds of
+forward and backward over large arrays, by events, and memory at most beside what was there before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+import torch
+from torch.nn import functional as theirs
+
+from cupy_training_ops.torch import functional as ours
+
+Call = Callable[..., Any]
+GROUP = 100  # calls between two waits
+
+
+@click.command()
+@click.option("--only", default="", help="Only cases whose name contains this.")
+@click.option("--calls", default=3000, show_default=True, help="Small calls of each case.")
+@click.option("--repeats", default=20, show_default=True, help="Large calls of each case.")
+def main(only: str, calls: int, repeats: int) -> None:
+    """Print two tables."""
+    click.echo(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}\n")
+    x = torch.randn(64, 64, device="cuda")
+    click.echo(f"torch.add {median(lambda: torch.add(x, x), calls):.1f} us\n")
+    click.echo(
+        "| host us | without | forward | backward | PyTorch's: the same |\n|---|---|---|---|---|"
+    )
+    for name, (mine, other) in small().items():
+        if only in name:
+            cells = [host(function, calls) for function in (mine, other)]
+            click.echo(f"| {name} | {cells[0]} | {cells[1].replace(' | ', ', ')} |")
+    click.echo("\n| forward and backward | way | ms | GB beside |\n|---|---|---|---|")
+    for name, make in large().items():
+        if only in name:
+            for way, (function, leaves) in make().items():
+                ms, gb = device(function, leaves, repeats)
+                click.echo(f"| {name} | {way} | {ms:.3f} | {gb:.3f} |")
+            torch.cuda.empty_cache()
+
+
+def small() -> dict[str, tuple[Call, Call]]:
+    """Functions of a square tensor."""
+    row = torch.ones(64, device="cuda")
+    target = torch.randint(64, (64,), device="cuda")
+    return {
+        "layer_norm": (
+            lambda x: ours.layer_norm(x, (64,), row, row),
+            lambda x: theirs.layer_norm(x, (64,), row, row),
+        ),
+        "rms_norm": (
+            lambda x: ours.rms_norm(x, (64,), row),
+            lambda x: theirs.rms_norm(x, (64,), row),
+        ),
+        "softmax": (lambda x: ours.softmax(x, -1), lambda x: theirs.softmax(x, -1)),
+        "gelu": (ours.gelu, theirs.gelu),
+        "relu": (ours.relu, theirs.relu),
+        "dropout": (ours.dropout, theirs.dropout),
+        "embedding": (lambda x: ours.embedding(target, x), lambda x: theirs.embedding(target, x)),
+        "cross_entropy": (
+            lambda x: ours.cross_entropy(x, target),
+            lambda x: theirs.cross_entropy(x, target),
+        ),
+    }
+
+
+def host(function: Call, calls: int) -> str:
+    """Microseconds without gradients, forward, and backward."""
+    x = torch.randn(64, 64, device="cuda")
+    plain = median(lambda: function(x), calls)
+    x.requires_grad_()
+    forward = median(lambda: function(x), calls)
+    y = function(x)
+    dy = torch.ones_like(y)
+    backward = median(lambda: torch.autograd.grad(y, x, dy, retain_graph=True), calls)
+    return f"{plain:.1f} | {forward:.1f} | {backward:.1f}"
+
+
+def median(call: Callable[[], Any], calls: int) -> float:
+    """Microseconds of one call."""
+    for _ in range(20):
+        call()
+    seconds: list[float] = []
+    while len(seconds) < calls:
+        torch.cuda.synchronize()
+        for _ in range(GROUP):
+            start = time.perf_counter()
+            call()
+            seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds) * 1e6
+
+
+def leaf(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(shape, device="cuda", dtype=dtype).requires_grad_()
+
+
+def large() -> dict[str, Callable[[], dict[str, tuple[Call, list[torch.Tensor]]]]]:
+    """Functions that make the ways to compute one case."""
+    found: dict[str, Any] = {}
+    for dtype, kind in ((torch.bfloat16, "bf16"), (torch.float32, "f32")):
+        for n, columns in ((65536, 1024), (16384, 4096), (8192, 8192)):
+            found[f"layer_norm {n} x {columns} {kind}"] = _norm("layer_norm", n, columns, dtype)
+            found[f"rms_norm {n} x {columns} {kind}"] = _norm("rms_norm", n, columns, dtype)
+        found[f"softmax 65536 x 1024 {kind}"] = _pointwise("softmax", {"dim": -1}, dtype)
+        found[f"gelu 65536 x 1024 {kind}"] = _pointwise("gelu", {}, dtype)
+        found[f"dropout 65536 x 1024 {kind}"] = _pointwise("dropout", {}, dtype)
+    for n, classes in ((8192, 32000), (8192, 131072)):
+        found[f"cross_entropy {n} x {classes} bf16"] = _loss(n, classes)
+    found["linear_cross_entropy 16384 x 4096, 131072 classes"] = _linear_loss
+    found["embedding 65536 of 50257 x 1024 bf16"] = _embedding
+    return found
+
+
+def _ways(mine: Call, other: Call, leaves: list[torch.Tensor], **more: Call) -> dict[str, Any]:
+    ways = {"ours": mine, "ours compiled": torch.compile(mine), "PyTorch": other}
+    ways |= {"PyTorch compiled": torch.compile(other), **more}
+    return {name: (function, leaves) for name, function in ways.items()}
+
+
+def _norm(name: str, n: int, columns: int, dtype: torch.dtype) -> Any:
+    def make() -> dict[str, Any]:
+        leaves = [leaf(n, columns, dtype=dtype), leaf(columns, dtype=dtype)]
+        if name == "layer_norm":
+            leaves.append(leaf(columns, dtype=dtype))
+        mine, other = (getattr(module, name) for module in (ours, theirs))
+        liger = _liger("liger_" + name)
+        more = {} if liger is None else {"Liger": lambda *given: liger(*given, 1e-6)}
+        return _ways(
+            lambda x, *rest: mine(x, (columns,), *rest),
+            lambda x, *rest: other(x, (columns,), *rest),
+            leaves,
+            **more,
+        )
+
+    return make
+
+
+def _pointwise(name: str, given: dict[str, Any], dtype: torch.dtype) -> Any:
+    def make() -> dict[str, Any]:
+        mine, other = (getattr(module, name) for module in (ours, theirs))
+        leaves = [leaf(65536, 1024, dtype=dtype)]
+        return _ways(lambda x: mine(x, **given), lambda x: other(x, **given), leaves)
+
+    return make
+
+
+def _loss(n: int, classes: int) -> Any:
+    def make() -> dict[str, Any]:
+        target = torch.randint(classes, (n,), device="cuda")
+        liger = _liger("liger_cross_entropy")
+
+        more: dict[str, Call] = {}
+        if liger is not None:
+            more["Liger"] = lambda x: liger(x, target)
+        more["ours in place"] = lambda x: ours.cross_entropy(x, target, inplace=True)
+        return _ways(
+            lambda x: ours.cross_entropy(x, target),
+            lambda x: theirs.cross_entropy(x, target),
+            [leaf(n, classes) * 1],  # no leaf, as that cannot be overwritten
+            **more,
+        )
+
+    return make
+
+
+def _linear_loss() -> dict[str, Any]:
+    target = torch.randint(131072, (16384,), device="cuda")
+    with torch.no_grad():
+        leaves = [leaf(16384, 4096), (leaf(131072, 4096) * 0.02).detach().requires_grad_()]
+    liger = _liger("liger_fused_linear_cross_entropy")
+    ways = {"ours": lambda h, w: ours.linear_cross_entropy(h, w, target)}
+    if liger is not None:
+        ways["Liger"] = lambda h, w: liger(h, w, target)
+    ways["PyTorch"] = lambda h, w: theirs.cross_entropy(theirs.linear(h, w), target)
+    return {name: (function, leaves) for name, function in ways.items()}
+
+
+def _embedding() -> dict[str, Any]:
+    indices = torch.randint(50257, (65536,), device="cuda")
+    mine, other = (lambda w, f=f: f(indices, w) for f in (ours.embedding, theirs.embedding))
+    return _ways(mine, other, [leaf(50257, 1024)])
+
+
+def _liger(name: str) -> Any:
+    """Liger-Kernel's functional, where it is installed."""
+    try:
+        return getattr(importlib.import_module("liger_kernel.transformers.functional"), name)
+    except ImportError:
+        return None
+
+
+def device(function: Call, leaves: list[torch.Tensor], repeats: int) -> tuple[float, float]:
+    """Milliseconds of forward and backward, the median, and gigabytes beside the leaves."""
+
+    def step() -> None:
+        y = function(*leaves)
+        torch.autograd.grad(y, leaves, torch.ones_like(y))
+
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+    for start, end in marks:
+        start.record()
+        step()
+        end.record()
+    torch.cuda.synchronize()
+    beside = (torch.cuda.max_memory_allocated() - before) / 1e9
+    return statistics.median(start.elapsed_time(end) for start, end in marks), beside
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: MIT
+"""Calls of functions beside PyTorch's own: ours, theirs, and the leaves that both are given."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional as theirs
+
+from cupy_training_ops.torch import functional as ours
+
+
+def pairs(leaf, labels) -> dict[str, tuple[Any, Any, tuple[Any, ...]]]:
+    """By the names of the cases; fresh tensors."""
+    x, row, shift, table, bias = leaf(8, 16), leaf(16), leaf(16), leaf(32, 16), leaf(32)
+    labels16, labels32, spots = labels(16, 8), labels(32, 8), labels(32, 3, 5)
+    labels16[2], labels32[3] = -100, -100
+    weight = leaf(16, gradients=False).abs()
+    return {
+        "layer_norm": (_named(ours, "layer_norm"), _named(theirs, "layer_norm"), (x, row, shift)),
+        "layer_norm plain": (
+            lambda x: ours.layer_norm(x, (8, 16)),
+            lambda x: theirs.layer_norm(x, (8, 16)),
+            (x,),
+        ),
+        "rms_norm": (_named(ours, "rms_norm"), _named(theirs, "rms_norm"), (x, row)),
+        "gelu": (ours.gelu, theirs.gelu, (x,)),
+        "gelu tanh": (
+            lambda x, b: ours.gelu(x, "tanh", bias=b),
+            lambda x, b: theirs.gelu(x + b, approximate="tanh"),
+            (x, row),
+        ),
+        "relu": (ours.relu, theirs.relu, (x,)),
+        "softmax": (partial(ours.softmax, dim=0), partial(theirs.softmax, dim=0), (x,)),
+        "log_softmax": (
+            partial(ours.log_softmax, dim=-1),
+            partial(theirs.log_softmax, dim=-1),
+            (x,),
+        ),
+        "embedding": (
+            lambda w: ours.embedding(spots, w, -2),
+            lambda w: theirs.embedding(spots, w, -2),
+            (table,),
+        ),
+        "cross_entropy": (
+            lambda x: ours.cross_entropy(x, labels16, weight),
+            lambda x: theirs.cross_entropy(x, labels16, weight),
+            (x,),
+        ),
+        "cross_entropy rows": (
+            lambda x: ours.cross_entropy(x, labels16, reduction="none"),
+            lambda x: theirs.cross_entropy(x, labels16, reduction="none"),
+            (x,),
+        ),
+        "cross_entropy of one": (
+            lambda x: ours.cross_entropy(x[0], labels16[0], reduction="sum"),
+            lambda x: theirs.cross_entropy(x[0], labels16[0], reduction="sum"),
+            (x,),
+        ),
+        "cross_entropy in place": (
+            lambda x: ours.cross_entropy(
+                (x * 2).view(2, 4, 16).flatten(0, 1), labels16, inplace=True
+            ),
+            lambda x: theirs.cross_entropy(x * 2, labels16),
+            (x,),
+        ),
+        "linear_cross_entropy": (
+            lambda x, w, b: ours.linear_cross_entropy(x, w, labels32, b),
+            lambda x, w, b: theirs.cross_entropy(theirs.linear(x, w, b), labels32),
+            (x, table, bias),
+        ),
+        "linear_cross_entropy sum": (
+            lambda x, w: ours.linear_cross_entropy(
+                x.view(2, 4, 16), w, labels32.view(2, 4), reduction="sum"
+            ),
+            lambda x, w: theirs.cross_entropy(theirs.linear(x, w), labels32, reduction="sum"),
+            (x, table),
+        ),
+    }
+
+
+def _named(module: Any, name: str) -> Any:
+    """A norm over the last dimension, and its parameters."""
+    function = getattr(module, name)
+    return lambda x, *parameters: function(x, x.shape[-1:], *parameters)
+
+
+def with_gradients(function, leaves, scale=1.0) -> list[torch.Tensor]:
+    """The result, and the gradients of all leaves for one of it that is not all ones."""
+    y = function(*leaves)
+    dy = torch.linspace(-1, 2, y.numel(), dtype=y.dtype).view(y.shape) if y.dim() else y.detach()
+    return [y.detach(), *torch.autograd.grad(y, leaves, dy * scale)]

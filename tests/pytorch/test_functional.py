@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: MIT
+"""Functions by PyTorch's names, beside PyTorch's own: eager, compiled, exported."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+
+from torch.nn import functional as theirs  # noqa: E402
+
+from cupy_training_ops import ArgumentError  # noqa: E402
+from cupy_training_ops.torch import functional  # noqa: E402
+from cupy_training_ops.torch.ops import chunked_losses  # noqa: E402
+
+from .pairs import pairs, with_gradients  # noqa: E402
+
+CASES = list(pairs(lambda *shape, **_: torch.zeros(shape), lambda _, *shape: torch.zeros(shape)))
+compiled = pytest.mark.filterwarnings("ignore")  # torch.compile warns of itself
+
+
+def assert_all_close(found, expected, tolerance=1e-10) -> None:
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_results_and_gradients_are_pytorchs(leaf, labels, case) -> None:
+    ours, expected, leaves = pairs(leaf, labels)[case]
+    assert_all_close(with_gradients(ours, leaves), with_gradients(expected, leaves))
+    with torch.no_grad():
+        assert_all_close([ours(*leaves)], [expected(*leaves)])
+
+
+@compiled
+@pytest.mark.parametrize("case", CASES)
+def test_compiled_is_eager(leaf, labels, case) -> None:
+    ours, _, leaves = pairs(leaf, labels)[case]
+    found = torch.compile(ours, fullgraph=True, backend="aot_eager", dynamic=False)
+    assert_all_close(with_gradients(found, leaves), with_gradients(ours, leaves))
+
+
+@compiled
+def test_a_model_of_all_of_them_through_inductor(leaf, labels) -> None:
+    """One graph, since each takes a C++ compiler its time; dynamic shapes, and a second size."""
+    table, row, weight = leaf(16, 8, dtype=torch.float32), leaf(8), leaf(16, 8)
+    row, weight = (x.detach().float().requires_grad_() for x in (row, weight))
+
+    def model(indices, target, table, row, weight):
+        x = functional.embedding(indices, table, 3)
+        x = functional.layer_norm(functional.rms_norm(x, (8,), row), (8,), row, row)
+        x = functional.relu(functional.gelu(x, bias=row)) + functional.softmax(x, -1)
+        loss = functional.linear_cross_entropy(x, weight, target)
+        scores = functional.log_softmax(x @ weight.t(), -1).flatten(0, 1)
+        more = functional.cross_entropy(scores * 2, target.flatten(), inplace=True)
+        return loss + more + functional.cross_entropy(scores, target.flatten(), row.new_ones(16))
+
+    found = torch.compile(model, fullgraph=True, dynamic=True)
+    for n in (3, 5):
+        inputs = labels(16, n, 4), labels(16, n, 4)
+        results = []
+        for function in (found, model):
+            loss = function(*inputs, table, row, weight)
+            results.append([loss, *torch.autograd.grad(loss, (table, row, weight))])
+        assert_all_close(*results, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@compiled
+def test_what_is_exported_takes_other_sizes(leaf, strict) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            x = functional.layer_norm(x, (16,))
+            return functional.softmax(functional.gelu(x), -1)
+
+    x = leaf(5, 16, gradients=False)
+    sizes = ({0: torch.export.Dim("n", min=2)},)
+    found = torch.export.export(Model(), (x,), dynamic_shapes=sizes, strict=strict)
+    assert "cto.layer_norm.default" in str(found.graph)
+    torch.testing.assert_close(found.module()(x[:3]), Model()(x[:3]), atol=1e-12, rtol=0)
+
+
+def test_traces_see_the_operators(leaf) -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    x = leaf(5, 16, gradients=False)
+    traced = make_fx(lambda x: functional.softmax(x, -1))(x)
+    assert "cto.softmax.default" in traced.code
+    assert torch.equal(traced(x + 1), functional.softmax(x + 1, -1))
+
+
+def test_modes_and_subclasses_see_the_operators(leaf) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    class Named(torch.Tensor):
+        pass
+
+    x = leaf(5, 16, gradients=False)
+    with Watching():
+        functional.softmax(x, -1)
+    assert "cto.softmax.default" in seen
+    assert isinstance(functional.softmax(x.as_subclass(Named), -1), Named)
+
+
+# ---- dropout -------------------------------------------------------------------------------------
+
+
+def test_dropout_keeps_a_share_and_scales_it(leaf) -> None:
+    x, p = leaf(64, 64), 0.3
+    y = functional.dropout(x, p)
+    kept = y != 0
+    assert abs(kept.double().mean() - (1 - p)) < 0.05  # 6 standard deviations
+    torch.testing.assert_close(y[kept], x[kept] / (1 - p))
+    (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    torch.testing.assert_close(dx, kept.double() / (1 - p))
+
+
+def test_dropout_adds_bias_and_residual(leaf) -> None:
+    x, bias, residual = leaf(64, 64), leaf(64), leaf(64, 64)
+    state = torch.get_rng_state()
+    y = functional.dropout(x, 0.5, bias=bias, residual=residual)
+    torch.set_rng_state(state)
+    kept = functional.dropout(torch.ones_like(x), 0.5) != 0
+    torch.testing.assert_close(y, torch.where(kept, 2 * (x + bias), 0.0) + residual)
+    dx, dbias, dresidual = torch.autograd.grad(y, (x, bias, residual), torch.ones_like(y))
+    assert torch.equal(dx, 2.0 * kept)
+    assert torch.equal(dbias, (2.0 * kept).sum(0))
+    assert torch.equal(dresidual, torch.ones_like(y))
+
+
+def test_seeds_are_pytorchs(leaf) -> None:
+    x = leaf(64, 64, gradients=False)
+    draws = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        draws.append(functional.dropout(x))
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
+    assert not torch.equal(functional.dropout(x), functional.dropout(x))
+
+
+@compiled
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_dropout_draws_anew_and_keeps_its_mask(leaf, backend) -> None:
+    """Inductor draws seeds of its own from PyTorch's generator: others than eager calls do."""
+    x = leaf(64, 64)
+    found = torch.compile(lambda x: functional.dropout(x), fullgraph=True, backend=backend)
+    draws = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        draws.append(found(x))
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
+    (dx,) = torch.autograd.grad(draws[2], x, torch.ones_like(x))
+    assert torch.equal(dx != 0, draws[2] != 0)
+
+
+def test_a_checkpointed_dropout_draws_the_same_mask(leaf) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    x = leaf(64, 64)
+    y = checkpoint(lambda x: functional.dropout(x), x, use_reentrant=False)
+    (dx,) = torch.autograd.grad(y, x, torch.ones_like(x))
+    assert torch.equal(dx != 0, y != 0)
+
+
+def test_dropout_of_nothing_and_of_all(leaf) -> None:
+    x, residual = leaf(4, 6), leaf(4, 6)
+    assert functional.dropout(x, 0.0) is x
+    assert functional.dropout(x, 0.5, training=False) is x
+    assert torch.equal(functional.dropout(x, 1.0, residual=residual), residual)
+    with pytest.raises(ArgumentError, match=r"dropout: p: expected a number from 0 to 1, got 1\.5"):
+        functional.dropout(x, 1.5)
+
+
+# ---- types ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "softmax", "gelu"])
+def test_halves_are_computed_in_float32(leaf, labels, name) -> None:
+    ours, expected, leaves = pairs(leaf, labels)[name]
+    halves = [x.detach().bfloat16().requires_grad_() for x in leaves]
+    exact = with_gradients(expected, [x.detach().double().requires_grad_() for x in halves])
+    for a, b in zip(with_gradients(ours, halves), exact, strict=True):
+        assert a.dtype == torch.bfloat16
+        torch.testing.assert_close(a.double(), b, atol=3e-2, rtol=3e-2)
+
+
+def test_epsilon_of_rms_norm_is_pytorchs() -> None:
+    x = torch.full((2, 16), 1e-4, dtype=torch.bfloat16)
+    found, expected = functional.rms_norm(x, (16,)), theirs.rms_norm(x, (16,))
+    torch.testing.assert_close(found, expected, atol=0, rtol=1e-2)
+
+
+def test_a_loss_under_autocast_is_float32(leaf, labels) -> None:
+    x, w, target = leaf(8, 16, dtype=torch.float32), leaf(32, 16).float(), labels(32, 8)
+    w = w.detach().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        scores = theirs.linear(x, w)
+        loss = functional.cross_entropy(scores, target)
+        chunked = functional.linear_cross_entropy(x, w, target)
+    assert scores.dtype == torch.bfloat16
+    assert loss.dtype == chunked.dtype == torch.float32
+    loss.backward()
+    expected = w.grad.clone()
+    w.grad = None
+    chunked.backward()
+    torch.testing.assert_close(w.grad, expected, atol=1e-2, rtol=1e-2)
+
+
+# ---- linear_cross_entropy ------------------------------------------------------------------------
+
+
+small = pytest.mark.usefixtures("small_chunks")
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Chunks of 128 rows of 256 classes."""
+    monkeypatch.setattr(chunked_losses, "CHUNK_NBYTES", 128 * 256 * 2)
+
+
+@small
+def test_chunks_cover_all_rows(rng) -> None:
+    for n_rows in (1, 127, 128, 129, *map(int, rng.integers(1, 5000, 20))):
+        found = list(chunked_losses.chunks(n_rows, 512))
+        assert [row for rows in found for row in range(n_rows)[rows]] == list(range(n_rows))
+        assert max(rows.stop - rows.start for rows in found) <= 256
+    assert not list(chunked_losses.chunks(0, 512))
+
+
+@small
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_chunks_give_the_whole_loss(leaf, labels, reduction) -> None:
+    hidden, weight, bias, target = leaf(700, 24), leaf(256, 24), leaf(256), labels(256, 700)
+    target[::3] = 7
+    given = {"ignore_index": 7, "reduction": reduction}
+
+    def chunked(hidden, weight, bias):
+        return functional.linear_cross_entropy(hidden, weight, target, bias, **given)
+
+    def whole(hidden, weight, bias):
+        return theirs.cross_entropy(theirs.linear(hidden, weight, bias), target, **given)
+
+    leaves = hidden, weight, bias
+    assert_all_close(with_gradients(chunked, leaves), with_gradients(whole, leaves))
+    with torch.no_grad():
+        assert_all_close([chunked(*leaves)], [whole(*leaves)])
+
+
+@small
+def test_sums_over_chunks_are_as_near_as_one_product(leaf, labels) -> None:
+    """The error of the weight's gradient in bfloat16 is at most 1.5 times that of no chunks."""
+    n, target = 1280, labels(256, 1280)
+    hidden, weight = (
+        x.detach().bfloat16().requires_grad_() for x in (leaf(n, 64), leaf(256, 64) / 8)
+    )
+
+    def chunked(hidden, weight):
+        return functional.linear_cross_entropy(hidden, weight, target)
+
+    def whole(hidden, weight):
+        return theirs.cross_entropy(theirs.linear(hidden, weight), target)
+
+    exact = with_gradients(whole, [x.detach().double().requires_grad_() for x in (hidden, weight)])
+    results = with_gradients(chunked, (hidden, weight)), with_gradients(whole, (hidden, weight))
+    errors = [(dw.double() / loss.double() - exact[2] / exact[0]).norm() for loss, _, dw in results]
+    assert errors[0] <= 1.5 * errors[1]
+
+
+@small
+@pytest.mark.parametrize("gradients", [False, True])
+def test_scores_of_one_chunk_are_there_at_a_time(leaf, labels, monkeypatch, gradients) -> None:
+    made = []
+
+    def linear(*given):
+        assert all(scores() is None for scores in made)
+        scores = theirs.linear(*given)
+        made.append(weakref.ref(scores))
+        return scores
+
+    monkeypatch.setattr(chunked_losses, "linear", linear)
+    hidden, weight = leaf(700, 24, gradients=gradients), leaf(256, 24, gradients=gradients)
+    functional.linear_cross_entropy(hidden, weight, labels(256, 700))
+    assert len(made) > 2
+
+
+def test_gradients_that_are_not_wanted_are_not_made(leaf, labels) -> None:
+    hidden, weight = leaf(8, 16, gradients=False), leaf(32, 16)
+    functional.linear_cross_entropy(hidden, weight, labels(32, 8)).backward()
+    assert hidden.grad is None
+    assert weight.grad.shape == weight.shape
+
+
+def test_what_it_does_not_serve_is_refused_in_words(leaf, labels) -> None:
+    hidden, weight, target = leaf(8, 16), leaf(32, 16), labels(32, 8)
+    with pytest.raises(ArgumentError, match="reduction: expected 'mean' or 'sum', got 'none'"):
+        functional.linear_cross_entropy(hidden, weight, target, reduction="none")
+    with pytest.raises(ArgumentError, match=r"target: expected shape \(8,\)"):
+        functional.linear_cross_entropy(hidden, weight, target[:4])
+    with pytest.raises(ArgumentError, match="padding_idx: expected an index from -32 to 31"):
+        functional.embedding(target, weight, 32)
+    with pytest.raises(ArgumentError, match=r"Scale: expected shape \(16,\)"):
+        functional.layer_norm(hidden, (16,), weight)
+    with pytest.raises(
+        ArgumentError, match=r"rms_norm: input: expected a shape that ends in \(8,\)"
+    ):
+        functional.rms_norm(hidden, (8,))
+    with pytest.raises(ArgumentError, match="approximate: expected 'none' or 'tanh', got 'erf'"):
+        functional.gelu(hidden, "erf")

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: MIT
+"""Modules by PyTorch's names, and models whose modules are swapped."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+
+import cupy_training_ops as cto  # noqa: E402
+from cupy_training_ops import ArgumentError  # noqa: E402
+from cupy_training_ops.torch import convert, nn  # noqa: E402
+
+theirs = torch.nn
+MADE = {
+    "CrossEntropyLoss": {"ignore_index": 3, "reduction": "sum"},
+    "Dropout": {"p": 0.25},
+    "Embedding": {"num_embeddings": 9, "embedding_dim": 16, "padding_idx": 2},
+    "GELU": {"approximate": "tanh"},
+    "LayerNorm": {"normalized_shape": 16, "eps": 1e-3},
+    "LogSoftmax": {"dim": -1},
+    "RMSNorm": {"normalized_shape": (16,)},
+    "ReLU": {},
+    "Softmax": {"dim": 0},
+}
+LACKING = [
+    ("CrossEntropyLoss", {"label_smoothing": 0.1}),
+    ("Dropout", {"p": 0.5, "inplace": True}),
+    ("Embedding", {"num_embeddings": 9, "embedding_dim": 4, "max_norm": 1.0}),
+    ("Embedding", {"num_embeddings": 9, "embedding_dim": 4, "sparse": True}),
+    ("Embedding", {"num_embeddings": 9, "embedding_dim": 4, "scale_grad_by_freq": True}),
+    ("LogSoftmax", {}),
+    ("Softmax", {}),
+]
+
+
+@pytest.fixture(autouse=True)
+def _seeded(seed):
+    torch.manual_seed(seed)
+    torch.set_num_threads(1)
+
+
+def inputs_of(name, leaf, labels):
+    if name == "Embedding":
+        return (labels(9, 4, 8),)
+    x = leaf(8, 16, dtype=torch.float32)
+    return (x, labels(16, 8)) if name == "CrossEntropyLoss" else (x,)
+
+
+def test_every_module_has_a_case() -> None:
+    assert set(MADE) == set(nn.__all__)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_module_is_pytorchs(leaf, labels, name) -> None:
+    """By its words, its parameters, its state, and what it computes."""
+    expected, found = getattr(theirs, name)(**MADE[name]), getattr(nn, name)(**MADE[name])
+    assert isinstance(found, type(expected))
+    assert repr(found) == repr(expected)
+    found.load_state_dict(expected.state_dict())
+    given = inputs_of(name, leaf, labels)
+    results = []
+    for module in (found, expected):
+        module.eval()
+        y = module(*given)
+        sources = [x for x in (*given, *module.parameters()) if x.requires_grad]
+        results.append([y, *torch.autograd.grad(y, sources, y.detach())])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=2e-5)
+
+
+def test_dropout_drops_in_training_alone(leaf) -> None:
+    x, module = leaf(64, 64), nn.Dropout(0.5)
+    assert 0.3 < (module(x) == 0).double().mean() < 0.7
+    assert module.eval()(x) is x
+
+
+@pytest.mark.parametrize(("name", "given"), LACKING)
+def test_what_is_not_served_is_refused_in_words(name, given) -> None:
+    argument = [*given, "dim"][-1] if name not in ("Dropout", "Embedding") else list(given)[-1]
+    argument = "label_smoothing" if name == "CrossEntropyLoss" else argument
+    with pytest.raises(ArgumentError, match=f"^{name}: {argument}: expected"):
+        getattr(nn, name)(**given)
+
+
+def test_a_loss_in_place(leaf, labels) -> None:
+    x = leaf(8, 16)
+    y, target = x * 2, labels(16, 8)
+    nn.CrossEntropyLoss(inplace=True)(y, target).backward()
+    expected = torch.autograd.grad(theirs.CrossEntropyLoss()(x * 2, target), x)[0]
+    torch.testing.assert_close(x.grad, expected)
+    assert not torch.equal(y, x * 2)
+
+
+# ---- convert -------------------------------------------------------------------------------------
+
+
+class Norm(theirs.LayerNorm):
+    """A subclass computes what it says."""
+
+    def forward(self, input):
+        return super().forward(input) + 1
+
+
+def model():
+    return theirs.Sequential(
+        theirs.Embedding(9, 16),
+        theirs.LayerNorm(16),
+        theirs.Sequential(theirs.Linear(16, 16), theirs.GELU(), theirs.ReLU()),
+        theirs.RMSNorm(16),
+        Norm(16),
+        theirs.Dropout(0.0),
+        theirs.LogSoftmax(-1),
+    )
+
+
+def test_convert_says_what_it_swapped_and_what_not() -> None:
+    swapped = theirs.Sequential(*model(), theirs.Softmax(), theirs.Dropout(0.5, inplace=True))
+    found = cto.torch.convert(swapped)
+    assert found.swapped == {
+        "0": "Embedding",
+        "1": "LayerNorm",
+        "2.1": "GELU",
+        "3": "RMSNorm",
+        "5": "Dropout",
+        "6": "LogSoftmax",
+    }
+    assert set(found.left) == {"7", "8"}
+    assert str(found).splitlines() == [
+        "swapped 1 Dropout, 1 Embedding, 1 GELU, 1 LayerNorm, 1 LogSoftmax, 1 RMSNorm",
+        "left 7: Softmax with dim=None (expected a dimension)",
+        "left 8: Dropout with inplace=True (expected False)",
+    ]
+    assert [type(swapped[i]) for i in (0, 4)] == [nn.Embedding, Norm]
+
+
+def test_a_converted_model_is_as_before(labels) -> None:
+    """Results and gradients, parameters, hooks, state; a second time nothing is left to do."""
+    before, seen = model(), []
+    converted = copy.deepcopy(before)
+    converted[1].register_forward_hook(lambda *_: seen.append(1))
+    parameters = list(converted.parameters())
+    convert(converted)
+    assert all(a is b for a, b in zip(converted.parameters(), parameters, strict=True))
+    assert converted.state_dict().keys() == before.state_dict().keys()
+    target, indices = labels(16, 7), labels(9, 7)
+    results = []
+    for network in (before, converted):
+        loss = theirs.functional.nll_loss(network(indices), target)
+        results.append([loss, *torch.autograd.grad(loss, list(network.parameters()))])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=2e-5)
+    assert seen == [1]
+    assert str(convert(converted)) == "swapped nothing"
+
+
+def test_a_converted_model_is_copied_and_pickled() -> None:
+    converted = model()[:4]
+    convert(converted)
+    for again in (copy.deepcopy(converted), pickle.loads(pickle.dumps(converted))):
+        assert type(again[1]) is nn.LayerNorm
+        assert torch.equal(again(torch.tensor([3])), converted(torch.tensor([3])))
+
+
+def test_a_converted_model_under_autocast() -> None:
+    """Norms have the type of their parameters, as PyTorch's have under autocast."""
+    converted = theirs.Sequential(theirs.Linear(16, 16), theirs.LayerNorm(16))
+    expected = copy.deepcopy(converted)
+    convert(converted)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, wanted = (network(torch.ones(4, 16)) for network in (converted, expected))
+    torch.testing.assert_close(found, wanted.to(found.dtype), atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_converted_model_is_compiled_and_exported(labels) -> None:
+    converted, indices = model(), labels(9, 7)
+    convert(converted)
+    compiled = torch.compile(converted, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(indices), converted(indices))
+    exported = torch.export.export(converted, (indices,), strict=False)
+    torch.testing.assert_close(exported.module()(indices), converted(indices))
+
+
+def rms_norm_of(module_name: str, name: str, **named: float):
+    """A module of the form that transformers gives its RMS norms."""
+
+    def forward(self, hidden_states):
+        x = hidden_states.float()
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * x.to(hidden_states.dtype)
+
+    made = type(name, (theirs.Module,), {"forward": forward, "__module__": module_name})()
+    made.weight = theirs.Parameter(torch.rand(16) + 0.5)
+    vars(made).update(named)
+    return made
+
+
+def test_rms_norms_of_transformers_are_swapped(leaf) -> None:
+    x = leaf(8, 16, dtype=torch.float32)
+    norm = rms_norm_of(
+        "transformers.models.llama.modeling_llama", "LlamaRMSNorm", variance_epsilon=1e-6
+    )
+    cls, expected = type(norm), norm(x)
+    assert convert(norm).swapped == {"": "LlamaRMSNorm"}
+    assert isinstance(norm, cls)
+    torch.testing.assert_close(norm(x), expected)
+    others = (
+        rms_norm_of("mine", "LlamaRMSNorm", variance_epsilon=1e-6),
+        rms_norm_of("transformers.models.gemma.modeling_gemma", "GemmaRMSNorm", eps=1e-6),
+    )
+    for other in others:
+        assert not convert(other).swapped

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: MIT
+"""Every operator of the namespace `cto`: PyTorch's own checks, and derivatives by differences."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+
+from cupy_training_ops import ArgumentError  # noqa: E402
+from cupy_training_ops.torch import ops  # noqa: E402
+from cupy_training_ops.torch.ops import codes  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of torch.compile's own making
+
+STATE = torch.tensor([3, 5])
+CODECS = [codec.name for codec in codes.FIXED_SIZE]
+
+
+def forwards(leaf, labels):
+    """Arguments of operators that have a derivative: several cases each, by a name of each."""
+    x, row, other = leaf(4, 6), leaf(6), leaf(4, 6)
+    target, classes = labels(6, 4), leaf(6, gradients=False).abs()
+    image, spots = leaf(2, 6, 3), labels(6, 2, 3)
+    ignoring = torch.where(torch.arange(4) == 1, -100, target)
+    loss = (None, "mean", None)
+    return {
+        "rms_norm": (x, (6,), row, 1e-5),
+        "rms_norm plain": (x, (4, 6)),
+        "layer_norm": (x, (6,), row, leaf(6), 1e-5),
+        "layer_norm plain": (x, (6,)),
+        "layer_norm of a matrix": (leaf(2, 4, 6), (4, 6), leaf(4, 6), leaf(4, 6)),
+        "gelu": (x,),
+        "gelu tanh": (x, None, "tanh"),
+        "gelu bias": (x, row),
+        "gelu bias tanh": (x, row, "tanh"),
+        "quick_gelu": (x, 1.0),
+        "relu": (x,),
+        "softmax": (x, -1),
+        "softmax first": (image, 0),
+        "log_softmax": (x, 1),
+        "dropout": (x, None, None, 0.5, STATE),
+        "dropout bias": (x, row, other, 0.3, STATE),
+        "bitmask_dropout": (x, None, other, 0.5, STATE),
+        "bitmask_dropout bias": (x, other, None, 0.3, STATE),
+        "embedding": (leaf(6, 3), labels(6, 2, 4)),
+        "cross_entropy": (x, ignoring),
+        "cross_entropy weighted": (x, ignoring, classes, -100, "sum"),
+        "cross_entropy rows": (image, spots, None, 2, "none"),
+        "linear_cross_entropy": (x, leaf(9, 6), labels(9, 4), leaf(9), -100, *loss[1:], [True] * 3),
+    }
+
+
+def others(leaf, labels):
+    """Arguments of operators without one."""
+    dy, x, row = (leaf(*shape, gradients=False) for shape in ((4, 6), (4, 6), (6,)))
+    column, target = x[:, :1].contiguous(), labels(6, 4)
+    found = {
+        "rms_norm_backward": (dy, x, (6,), row, column, (True, True)),
+        "layer_norm_backward": (dy, x, (6,), row, column, column, (True, False, True)),
+        "gelu_backward": (dy, x, row, "tanh"),
+        "quick_gelu_backward": (dy, x),
+        "relu_backward": (dy, torch.ops.cto.encode_pack1(x)),
+        "softmax_backward": (dy, x, 0),
+        "log_softmax_backward": (dy, x, -1),
+        "dropout_backward": (dy, x > 0, 0.5),
+        "bitmask_dropout_backward": (dy, torch.tensor([1234567], dtype=torch.int32), 0.5),
+        "embedding_backward": (dy, target, 9, 3),
+        "cross_entropy_loss": (x, target),
+        "cross_entropy_": (x.clone(), target),
+    }
+    for name in CODECS:
+        plain = labels(16, 3, 5) if name == "index4" else leaf(3, 5, gradients=False).float()
+        code = getattr(torch.ops.cto, f"encode_{name}")(plain)
+        found[f"encode_{name}"] = (plain,)
+        found[f"decode_{name}"] = (code, (3, 5), plain.dtype)
+    return found
+
+
+def names(cases) -> list[str]:
+    """Those of cases, whose tensors do not matter."""
+
+    def tensor(*shape, **_):
+        return torch.zeros(shape, dtype=torch.float64)
+
+    return list(cases(tensor, lambda _, *shape: torch.zeros(shape, dtype=torch.int64)))
+
+
+FORWARDS, OTHERS = names(forwards), names(others)
+
+
+def overload(case: str):
+    return getattr(torch.ops.cto, case.partition(" ")[0]).default
+
+
+def door(case: str):
+    return ops.DOORS[case.partition(" ")[0]]
+
+
+def test_every_operator_has_a_case() -> None:
+    assert {name.partition(" ")[0] for name in (*FORWARDS, *OTHERS)} == set(ops.DOORS)
+
+
+@pytest.mark.parametrize("case", FORWARDS + OTHERS)
+def test_pytorch_takes_it_for_an_operator(leaf, labels, case) -> None:
+    arguments = (forwards if case in FORWARDS else others)(leaf, labels)[case]
+    torch.library.opcheck(overload(case), arguments)
+
+
+@pytest.mark.parametrize("way", ["door", "dispatcher"])
+@pytest.mark.parametrize("case", FORWARDS)
+def test_derivatives_are_those_of_differences(leaf, labels, case, way) -> None:
+    arguments = list(forwards(leaf, labels)[case])
+    function = door(case) if way == "door" else overload(case)
+    places = [i for i, a in enumerate(arguments) if isinstance(a, torch.Tensor) and a.requires_grad]
+
+    def of_leaves(*leaves):
+        for place, value in zip(places, leaves, strict=True):
+            arguments[place] = value
+        results = function(*arguments)
+        return results[0] if isinstance(results, tuple) else results
+
+    assert torch.autograd.gradcheck(of_leaves, [arguments[place] for place in places])
+
+
+@pytest.mark.parametrize("case", FORWARDS)
+def test_a_second_derivative_is_refused_in_words(leaf, labels, case) -> None:
+    arguments = forwards(leaf, labels)[case]
+    results = door(case)(*arguments)
+    y = results[0] if isinstance(results, tuple) else results
+
+    def differentiate_twice():
+        (dx,) = torch.autograd.grad(y.square().sum(), arguments[0], create_graph=True)
+        dx.square().sum().backward()
+
+    with pytest.raises(ArgumentError, match=r"cto::.*(create_graph|derivative)"):
+        differentiate_twice()
+
+
+@pytest.mark.parametrize("case", FORWARDS)
+def test_forward_mode_is_refused_in_words(leaf, labels, case) -> None:
+    x, *rest = forwards(leaf, labels)[case]
+    rest = [a.detach() if isinstance(a, torch.Tensor) else a for a in rest]
+    with pytest.raises(ArgumentError, match=r"cto::.*reverse-mode"):
+        torch.func.jvp(lambda x: door(case)(x, *rest), (x.detach(),), (torch.ones_like(x),))
+
+
+@pytest.mark.parametrize("case", ["rms_norm", "layer_norm", "gelu bias", "softmax", "relu"])
+def test_a_batch_is_a_loop(leaf, labels, case) -> None:
+    x, *rest = [
+        a.detach() if isinstance(a, torch.Tensor) else a for a in forwards(leaf, labels)[case]
+    ]
+    batch = torch.stack([x, 2 * x, x - 1])
+    found = torch.vmap(lambda x: door(case)(x, *rest))(batch)
+    loop = [door(case)(x, *rest) for x in batch]
+    if not isinstance(found, tuple):
+        found, loop = (found,), [(one,) for one in loop]
+    for i, result in enumerate(found):
+        assert torch.equal(result, torch.stack([one[i] for one in loop]))
+
+
+def test_gradients_inside_torch_func_are_refused_in_words(leaf) -> None:
+    x = leaf(4, 6, gradients=False)
+    with pytest.raises(RuntimeError, match="functorch"):
+        torch.func.grad(lambda x: ops.DOORS["softmax"](x, -1).sum())(x)
+
+
+def test_operators_are_registered_once_and_stay() -> None:
+    """Also where the modules are imported again: one more registration would be refused."""
+    code = (
+        "import sys, gc, torch\n"
+        "for _ in range(2):\n"
+        "    from cupy_training_ops.torch import ops\n"
+        "    for name in [n for n in sys.modules if n.startswith('cupy_training_ops')]:\n"
+        "        del sys.modules[name]\n"
+        "    del ops; gc.collect()\n"
+        "print(torch.ops.cto.softmax(torch.zeros(2), -1).tolist())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["[0.5,", "0.5]"], done.stderr
+
+
+def test_a_forked_child_has_the_operators() -> None:
+    code = (
+        "import os, torch\n"
+        "from cupy_training_ops.torch import functional\n"
+        "child = os.fork()\n"
+        "found = functional.softmax(torch.zeros(2), -1)\n"
+        "assert found.equal(torch.ops.cto.softmax(torch.zeros(2), -1))\n"
+        "if child:\n"
+        "    assert os.waitpid(child, 0)[1] == 0"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_importing_the_front_door_registers_nothing() -> None:
+    code = (
+        "import sys, cupy_training_ops.torch\n"
+        "found = [n for n in sys.modules if n.startswith('cupy_training_ops.torch.')]\n"
+        "assert not {'functional', 'nn', 'ops'} & {n.split('.')[2] for n in found}, found"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_door_knows_the_defaults_of_its_schema() -> None:
+    assert door("quick_gelu").defaults == (None, 1.702)

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: MIT
+"""What PyTorch's own checks of an operator do not see: writing, views, graphs of gradients."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+
+from cupy_training_ops import ArgumentError, OpError  # noqa: E402
+from cupy_training_ops.torch import functional, ops  # noqa: E402
+
+
+@pytest.fixture
+def scores(leaf):
+    """A leaf, and scores that are made of it."""
+    x = leaf(8, 16)
+    return x, x * 2
+
+
+@pytest.mark.parametrize("way", ["door", "dispatcher"])
+def test_writing_raises_the_version(leaf, labels, way) -> None:
+    x = leaf(8, 16, gradients=False)
+    function = ops.DOORS["cross_entropy_"] if way == "door" else torch.ops.cto.cross_entropy_
+    before = x._version
+    function(x, labels(16, 8))
+    assert x._version > before
+
+
+def test_what_another_operation_saved_is_not_overwritten_unseen(leaf, labels) -> None:
+    saved = leaf(8, 16, dtype=torch.float32).exp()  # its gradient is made of its result
+    loss = functional.cross_entropy(saved, labels(16, 8), inplace=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_the_gradient_that_took_the_place_is_not_overwritten_unseen(scores, labels) -> None:
+    _, y = scores
+    loss = functional.cross_entropy(y, labels(16, 8), inplace=True)
+    with torch.no_grad():
+        y.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_leaf_is_not_overwritten(leaf, labels) -> None:
+    x = leaf(8, 16)
+    before = x.detach().clone()
+    for given in (x, x.view(2, 4, 16).flatten(0, 1)):
+        with pytest.raises(ArgumentError, match=r"cross_entropy: input: .*a leaf"):
+            functional.cross_entropy(given, labels(16, 8), inplace=True)
+    with pytest.raises(ArgumentError, match=r"cto::cross_entropy_: .*overwritten"):
+        torch.ops.cto.cross_entropy_(x, labels(16, 8))
+    assert torch.equal(x, before)
+
+
+def test_without_gradients_nothing_is_overwritten(scores, labels) -> None:
+    x, y = scores
+    with torch.no_grad():
+        functional.cross_entropy(y, labels(16, 8), inplace=True)
+    assert torch.equal(y, x * 2)
+
+
+def test_the_gradient_is_where_the_scores_were(scores, labels) -> None:
+    """No memory of their size is beside them, backward neither."""
+    x, y = scores
+    seen = []
+    y.register_hook(lambda gradient: seen.append(gradient.data_ptr()))
+    functional.cross_entropy(y, labels(16, 8), inplace=True).backward()
+    assert seen == [y.data_ptr()]
+    assert x.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_another_backward_pass_finds_the_same(scores, labels, inplace) -> None:
+    """A graph that is kept keeps its gradient, which else is scaled in its own memory."""
+    x, y = scores
+    loss = functional.cross_entropy(y, labels(16, 8), inplace=inplace)
+    first, second = (torch.autograd.grad(3 * loss, x, retain_graph=True)[0] for _ in range(2))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("scale", [1.0, 4.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_are_scaled_in_their_own_memory(leaf, labels, dtype, scale) -> None:
+    """Also by 1, where nothing is written; the version says that they may have been."""
+    x, target = leaf(8, 16).detach().to(dtype).requires_grad_(), labels(16, 8)
+    (expected,) = torch.autograd.grad(
+        torch.nn.functional.cross_entropy(x.double(), target) * scale, x
+    )
+    (functional.cross_entropy(x, target) * scale).backward()
+    torch.testing.assert_close(x.grad, expected, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_graph_of_the_gradient_is_refused(scores, labels, inplace) -> None:
+    x, y = scores
+    loss = functional.cross_entropy(y, labels(16, 8), inplace=inplace)
+    with pytest.raises(ArgumentError, match="create_graph: expected False"):
+        torch.autograd.grad(loss, x, create_graph=True)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch scripts functions for it
+def test_forward_mode_is_refused_in_place(leaf, labels) -> None:
+    weight, target, x = leaf(16), labels(16, 8), leaf(8, 16, gradients=False)
+
+    def loss(x):
+        return functional.cross_entropy(x * weight, target, inplace=True)
+
+    with pytest.raises(ArgumentError, match=r"inplace: expected False .*torch\.func"):
+        torch.func.grad(loss)(x)
+    with pytest.raises(ArgumentError, match="reverse-mode"):
+        torch.func.jvp(loss, (x,), (torch.ones_like(x),))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        with pytest.raises(ArgumentError, match="reverse-mode"):
+            loss(dual)
+
+
+def test_strided_scores_are_not_overwritten_by_a_copy(leaf, labels) -> None:
+    y = (leaf(16, 8) * 2).t()
+    with pytest.raises(ArgumentError, match=r"scores: .*contiguous"):
+        functional.cross_entropy(y, labels(16, 8), inplace=True)
+
+
+@pytest.mark.parametrize("cut", ["flatten", "rows"])
+def test_views_are_accepted(leaf, labels, cut) -> None:
+    x, target = leaf(2, 4, 16), labels(16, 8)
+    whole = x * 2
+    view = whole.flatten(0, 1) if cut == "flatten" else whole.view(8, 16)[2:]
+    target = target[: len(view)]
+    expected = torch.nn.functional.cross_entropy(view.detach(), target)
+    loss = functional.cross_entropy(view, target, inplace=True)
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    assert (x.grad.view(8, 16)[:2] == 0).all() == (cut == "rows")
+
+
+def test_weights_of_classes_have_no_gradient(scores, labels, leaf) -> None:
+    _, y = scores
+    loss = functional.cross_entropy(y, labels(16, 8), leaf(16))
+    with pytest.raises(ArgumentError, match="weight: expected a tensor that requires no gradient"):
+        loss.backward()
+
+
+def test_labels_out_of_range_and_no_rows(leaf) -> None:
+    """PyTorch refuses the first, which on a GPU ends the process, and gives NaN for the second."""
+    x = leaf(2, 16)
+    assert functional.cross_entropy(x, torch.tensor([16, 1])).isnan()
+    assert functional.cross_entropy(x, torch.tensor([-100, -100])) == 0
+
+
+def test_gradients_of_sums_are_expanded(leaf) -> None:
+    """Strides of 0 are no kernel's."""
+    x = leaf(4, 6)
+    functional.softmax(x, 0).sum().backward()
+    functional.layer_norm(x, (6,)).t().sum().backward()
+    functional.gelu(x).expand(3, 4, 6).sum().backward()
+    functional.relu(x).sum(0).sum().backward()
+    assert x.grad.isfinite().all()
+
+
+def test_saved_tensors_are_seen_by_hooks(leaf) -> None:
+    packed = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: packed.append(x) or x, lambda x: x):
+        functional.layer_norm(leaf(4, 6), (6,), leaf(6)).sum().backward()
+    assert {tuple(x.shape) for x in packed} == {(4, 6), (6,), (4, 1)}
+
+
+@pytest.mark.parametrize("name", ["functional", "nn", "ops"])
+def test_results_under_inference_mode(leaf, name) -> None:
+    import cupy_training_ops.torch as door
+
+    x = leaf(4, 6)
+    calls = {
+        "functional": lambda: door.functional.softmax(x, -1),
+        "nn": lambda: door.nn.Softmax(-1)(x),
+        "ops": lambda: door.ops.softmax(x, -1),
+    }
+    with torch.inference_mode():
+        y = calls[name]()
+    assert y.is_inference()
+    torch.testing.assert_close(y, torch.softmax(x.detach(), -1))
+
+
+def test_errors_are_pickled_and_the_packages(leaf) -> None:
+    with pytest.raises(OpError) as refused:
+        functional.rms_norm(leaf(4, 6), (5,))
+    assert str(pickle.loads(pickle.dumps(refused.value))) == str(refused.value)
+
+
+# ---- beside compressed_activations ---------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_after_activations_were_compressed(leaf) -> None:
+    """torch.compile leaves the package alone from then on, but looks through the front door."""
+    import cupy_training_ops.torch as door
+
+    x = leaf(64, 512, dtype=torch.float32)
+    compiled = torch.compile(
+        lambda x: functional.layer_norm(x, (512,)), fullgraph=True, backend="aot_eager"
+    )
+    with door.compressed_activations("default"):
+        expected = functional.layer_norm(x, (512,))
+        found = compiled(x)
+    torch.testing.assert_close(found, expected)
+    (dx,) = torch.autograd.grad(found.square().sum(), x)
+    torch.testing.assert_close(dx, torch.autograd.grad(expected.square().sum(), x)[0])
