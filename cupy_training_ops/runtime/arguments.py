@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 
 from ..declare.facts import struct_name
-from ..declare.schema import Changing
+from ..declare.schema import Changing, Spec
 from ..dtypes import ELEMENT_TYPES, Dtype, element_type
 from ..errors import ArgumentError, CompileError, shown
 from ..facts import Either
 from ..plan import Launch, Pointers, Scratch
 from .source import Parameter
 
-Address = Callable[[Sequence[int]], object]  # from the addresses of a call's arrays to an argument
+Addresses = np.ndarray[Any, np.dtype[np.int64]]
+Address = Callable[[Any], object]  # from the addresses of a call's arrays to an argument
 Make = Callable[[object], object]  # from a number to an argument
 NULL = np.uint64(0)
 EITHER = "Either<"  # the struct of core/either.cuh
@@ -114,6 +115,21 @@ def either(
     return np.frombuffer(found, layout)[0]
 
 
+def either_at(layout: Dtype, spec: Spec) -> Address:
+    """The same of an array; most stay where they are."""
+    last: list[tuple[int, object]] = [(-1, None)]
+
+    def fill(addresses: Sequence[int] | Addresses) -> object:
+        address = int(addresses[spec.place])
+        before, struct = last[0]
+        if address != before:
+            struct = either(layout, address=address, dtype=spec.dtype)
+            last[0] = address, struct
+        return struct
+
+    return fill
+
+
 @functools.cache
 def _either_bytes(layout: Dtype) -> tuple[int, Callable[..., bytes]]:
     """How many numbers it holds, and what packs its fields, in their order, sooner than NumPy."""
@@ -178,11 +194,14 @@ def pointers(table: Pointers) -> Address:
     """What makes the struct of the addresses of several arrays."""
     dtype = table.dtype
     absent = [i for i, spec in enumerate(table.specs) if spec is None]
-    pick = getter([0 if spec is None else spec.place for spec in table.specs])
+    places = [0 if spec is None else spec.place for spec in table.specs]
+    pick, index = getter(places), np.array(places, np.intp)
 
     last: list[tuple[tuple[int, ...] | None, object]] = [(None, None)]  # most stay as they are
 
-    def fill(addresses: Sequence[int]) -> object:
+    def fill(addresses: Sequence[int] | Addresses) -> object:
+        if isinstance(addresses, np.ndarray):  # most are others, and taken at once
+            return make(addresses[index])
         picked = pick(addresses)
         before, struct = last[0]
         if picked != before:
@@ -190,7 +209,7 @@ def pointers(table: Pointers) -> Address:
             last[0] = picked, struct
         return struct
 
-    def make(picked: tuple[int, ...]) -> object:
+    def make(picked: tuple[int, ...] | Addresses) -> object:
         found = np.zeros(table.capacity, np.uint64)
         found[: len(table.specs)] = picked
         if absent:

@@ -17,11 +17,13 @@ from ..errors import CompileError
 from ..plan import SHARED_NBYTES, Launch, LaunchError, Plan, Pointers, Scratch, Step, Work
 from .arguments import (
     Address,
+    Addresses,
     Make,
     cast,
     check_pointer,
     checked,
     either,
+    either_at,
     either_layout,
     getter,
     is_either,
@@ -170,7 +172,7 @@ class ReadyPlan:
         """The structs that hold addresses of these arrays."""
         return self.tables_at(self._backend.pointers(arrays)) if self.has_tables else []
 
-    def tables_at(self, addresses: Sequence[int]) -> list[object]:
+    def tables_at(self, addresses: Sequence[int] | Addresses) -> list[object]:
         """The same for arrays at these addresses."""
         return [table.fill(addresses) for table in self._arguments.tables]
 
@@ -333,9 +335,7 @@ class _Builder:
         """A number or an array: the struct that lets a kernel read it from either."""
         add, arguments = self.arguments.add, self.arguments
         if isinstance(arg, Spec):
-            fill = partial(either, layout, dtype=arg.dtype)
-            at = _Table(layout, lambda addresses: fill(address=addresses[arg.place]))
-            return add(arguments.tables, at)
+            return add(arguments.tables, _Table(layout, either_at(layout, arg)))
         if isinstance(arg, Changing):
             key = id(arg), layout
             if key not in self._shared:
