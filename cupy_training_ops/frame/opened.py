@@ -76,6 +76,11 @@ class OpenCall(AtAddresses):
         opened.refuse_others()
         return opened.checked(taken, given)
 
+    @property
+    def is_native(self) -> bool:
+        """Whether what is bound are tensors that are taken by their metadata."""
+        return True in self._ways
+
     def trusting(self) -> Self:
         """The same, whose caller looks whether bound tensors are what they were."""
         self._watches = False

@@ -57,19 +57,21 @@ def addresses(tensors: Tensors) -> list[int]:
 
 
 class Watched:
-    """Tensors, and what they were."""
+    """Tensors, and what they were; of those that nobody else reshapes, where they were."""
 
-    def __init__(self, tensors: Tensors) -> None:
+    def __init__(self, tensors: Tensors, own: Tensors = ()) -> None:
         self.tensors = tuple(tensors)
         self.before = list(map(state, self.tensors))
-        self._addresses = addresses(self.tensors) if tensors else []
-        self._are_alike = like(self.tensors) if tensors else None
+        self._every = (*self.tensors, *own)
+        self._addresses = addresses(self._every) if self._every else []
+        self._are_alike = like(self.tensors) if self.tensors else None
 
     def are_same(self) -> bool:
         """Whether they are what they were."""
         if self._are_alike is None:
             return True
-        tensors = self.tensors
-        if addresses(tensors) == self._addresses and self._are_alike(tensors):
+        if addresses(self._every) != self._addresses:
+            return False
+        if self._are_alike(self.tensors):
             return True
-        return list(map(state, tensors)) == self.before  # else of the graph of autograd, perhaps
+        return list(map(state, self.tensors)) == self.before  # else of autograd's graph, perhaps

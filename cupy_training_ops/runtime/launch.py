@@ -322,7 +322,8 @@ class _Builder:
             check_pointer(step, parameter, arg.dtype)
             return arg.place
         if isinstance(arg, Changing):
-            make, dtype = partial(cast, step, parameter), scalar_type(step, parameter)
+            make, dtype = partial(cast, step, parameter), arg.struct
+            dtype = scalar_type(step, parameter) if dtype is None else dtype
             return add(arguments.late, _Late(dtype, self._late(parameter.c_type, arg, make)))
         value = cast(step, parameter, arg)
         if isinstance(value, Scratch):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Training in PyTorch with compressed activations; imported where it is asked for."""
+"""Training in PyTorch: compressed activations, optimizers; imported where it is asked for."""
 
 from __future__ import annotations
 
 from .activations import CompressedActivations, compressed_activations
+from .optim import SGD, AdamW, Lamb
 
-__all__ = ["CompressedActivations", "compressed_activations"]
+__all__ = ["SGD", "AdamW", "CompressedActivations", "Lamb", "compressed_activations"]
