@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 import pickle
 
 import numpy as np
@@ -22,82 +21,16 @@ from torch.distributed.checkpoint.state_dict import (  # noqa: E402
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
+from torch_training import (  # noqa: E402
+    N_STEPS,
+    Loop,
+    assert_close,
+    backward,
+    difference,
+    net,
+)
 
 from cupy_training_ops.torch.optim import SGD, AdamW, Lamb  # noqa: E402
-
-N_STEPS = 200
-SIZES = (8, 16, 4)
-
-
-def net(seed: int) -> torch.nn.Module:
-    """Two layers."""
-    torch.manual_seed(seed)
-    first, second = (torch.nn.Linear(*pair) for pair in itertools.pairwise(SIZES))
-    return torch.nn.Sequential(first, torch.nn.ReLU(), second)
-
-
-def backward(model, generator, scaler=None) -> None:
-    """Gradients of a new batch."""
-    x, y = (torch.randn(32, n, generator=generator) for n in (SIZES[0], SIZES[-1]))
-    loss = (model(x) - y).square().mean()
-    (loss if scaler is None else scaler.scale(loss)).backward()
-
-
-class Loop:
-    """A model in training, with what a training loop has around the optimizer."""
-
-    def __init__(self, make, seed, *, scales=False, max_norm=None) -> None:
-        self.make, self.model, self.max_norm = make, net(seed), max_norm
-        self.optimizer = self.made(self.model)
-        self.scaler = torch.amp.GradScaler("cpu", 1024.0, growth_interval=20) if scales else None
-        self.scheduler = self.scheduled()
-        self.generator = torch.Generator().manual_seed(seed)
-
-    def made(self, model):
-        clips = {"max_norm": self.max_norm} if self.is_ours else {}
-        return self.make(model.parameters(), lr=1e-3, **clips)
-
-    def scheduled(self):
-        """It writes betas, too."""
-        return torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 1e-2, total_steps=N_STEPS + 1)
-
-    @property
-    def is_ours(self) -> bool:
-        return self.make is AdamW
-
-    def step(self, is_bad=False) -> None:
-        self.optimizer.zero_grad()
-        backward(self.model, self.generator, self.scaler)
-        if is_bad:
-            self.model[0].weight.grad[0, 0] = float("inf")
-        if self.max_norm is not None and not self.is_ours:
-            if self.scaler is not None:
-                self.scaler.unscale_(self.optimizer)
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_norm)
-        if self.scaler is None:
-            self.optimizer.step()
-        else:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        self.scheduler.step()
-
-    def reload(self) -> None:
-        """From states, by new objects."""
-        state, schedule = self.optimizer.state_dict(), self.scheduler.state_dict()
-        saved = pickle.loads(pickle.dumps((state, schedule)))
-        self.optimizer = self.made(self.model)
-        self.scheduler = self.scheduled()
-        self.scheduler.load_state_dict(saved[1])
-        self.optimizer.load_state_dict(saved[0])
-
-
-def difference(some, others) -> float:
-    pairs = zip(some.parameters(), others.parameters(), strict=True)
-    return max(float((a - b).detach().abs().max()) for a, b in pairs)
-
-
-def assert_close(some, others, most=1e-6) -> None:
-    assert difference(some, others) < most  # NaN is not
 
 
 @pytest.mark.parametrize(
