@@ -103,10 +103,11 @@ def test_groups_have_numbers_of_their_own_and_one_norm(seed) -> None:
     torch.testing.assert_close(optimizer.gradient_norm.float(), norm)
 
 
-def test_parameters_count_their_own_steps(seed) -> None:
-    """Gradients that are missing at times, for ever, and at first."""
+@pytest.mark.parametrize("first", [(), (0, 3)])
+def test_parameters_count_their_own_steps(seed, first) -> None:
+    """Gradients that are missing at times, at first, and of all."""
     found = pair(seed, weight_decay=0.0)
-    for i, missing in enumerate([(0, 3), (3,), (1, 3), (1, 2, 3), (), (0, 1, 2, 3), ()]):
+    for i, missing in enumerate([first, (3,), (1, 3), (1, 2, 3), (), (0, 1, 2, 3), ()]):
         steps(found, seed + i, 3, missing)
     (ours, optimizer), (theirs, other) = found
     assert_close(ours, theirs)
@@ -156,6 +157,29 @@ def test_checkpoints_by_names(seed) -> None:
     found = [(model, optimizer), (other, fresh)]
     steps(found, seed + 2, 4)
     assert difference(model, other) == 0
+
+
+@pytest.mark.parametrize("is_bad", [False, True])
+@pytest.mark.parametrize("max_norm", [None, 1e-3])
+def test_gradients_that_a_scaler_unscaled_are_not_unscaled_again(seed, max_norm, is_bad) -> None:
+    """Its infinities skip the step all the same."""
+    found = pair(seed)
+    for model, optimizer in found:
+        scaler = torch.amp.GradScaler("cpu", 1024.0)
+        for i in range(3):
+            optimizer.zero_grad()
+            backward(model, torch.Generator().manual_seed(seed), scaler)
+            if is_bad and i == 1:
+                model[2].bias.grad[0] = float("-inf")
+            scaler.unscale_(optimizer)
+            if optimizer is found[0][1]:
+                optimizer.max_norm = max_norm
+            elif max_norm is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+            scaler.step(optimizer)
+            scaler.update()
+    assert_close(found[0][0], found[1][0])
+    assert {float(s["step"]) for s in found[0][1].state.values()} == {3.0 - is_bad}
 
 
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
