@@ -388,6 +388,18 @@ def test_schedulers_prepare_nothing_anew(seed) -> None:
         assert len(way._calls) == 1
 
 
+def test_schedulers_that_prepare_lamb_anew_keep_few_calls(seed) -> None:
+    """Its rates are attributes."""
+    model = net(seed)
+    optimizer = Lamb(model.parameters(), lr=1e-2)
+    for i in range(40):
+        backward(model, torch.Generator().manual_seed(seed))
+        optimizer.param_groups[0]["betas"] = (0.9 - i / 100, 0.99)
+        optimizer.step()
+    assert len(optimizer._operators) <= 16
+    assert len(optimizer._parts[0]._calls) <= 16
+
+
 @pytest.mark.parametrize("max_norm", [None, 0.1])
 def test_kernels_step_as_pytorch(seed, max_norm) -> None:
     ours, theirs = (Loop(make, seed, max_norm=max_norm) for make in (AdamW, torch.optim.AdamW))

@@ -51,7 +51,8 @@ class AdamW(Optimizer):
         super().__init__(params, defaults, max_norm)
 
     def _update(self, group: Group, *, is_measured: bool) -> Update:
-        op = _MEASURED if is_measured else _UPDATE
+        kind = AdamWMeasured if is_measured else AdamWUpdate
+        op = self._operator(kind, lambda: kind(max_norm_clip=math.inf))
         beta1, beta2 = group["betas"]
         numbers = {
             "lr": rate(group["lr"]),
@@ -62,6 +63,3 @@ class AdamW(Optimizer):
             "max_norm": self.max_norm,
         }
         return Update(op, is_measured, numbers)
-
-
-_UPDATE, _MEASURED = (op(max_norm_clip=math.inf) for op in (AdamWUpdate, AdamWMeasured))

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from ...errors import refuse, shown
+from ...frame.op import Op
 from .norms import Norms
-from .part import MOMENTS, TOLD, Count, Part, State, Update
+from .part import MAX_KEPT, MOMENTS, TOLD, Count, Part, State, Update
 
 Group = dict[str, Any]
 Ready = list[tuple[Part, list[Tensor]]]  # parts with gradients
@@ -42,6 +43,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._known: tuple[list[Tensor], list[State]] = [], []
         self._counts: dict[int, Count] = {}  # by the tensors of the states that have them
         self._norms = Norms()
+        self._operators: dict[object, Op] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "max_norm": self.max_norm}
@@ -65,6 +67,15 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         for name in REFUSED:
             if group.get(name):
                 refuse(type(self).__name__, name, "what is false or 0", shown(group[name]))
+
+    def _operator(self, key: object, make: Callable[[], Op]) -> Op:
+        """One of this optimizer's own, which is made once; few are kept."""
+        op = self._operators.get(key)
+        if op is None:
+            if len(self._operators) >= MAX_KEPT:
+                self._operators.clear()
+            op = self._operators[key] = make()
+        return op
 
     # ---- steps -----------------------------------------------------------------------------------
 

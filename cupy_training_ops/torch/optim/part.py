@@ -20,6 +20,7 @@ from .local import Ranks, is_distributed, laid_out, local, ordered, ranks_of
 State = dict[str, Any]
 
 MOMENTS = {"exp_avg": "moment_1", "exp_avg_sq": "moment_2"}  # in a state, and of an operator
+MAX_KEPT = 16  # operators, and calls of a part
 MEASURED = ("gradient_norm", "is_finite")  # which a step finds itself
 TOLD = ("gradient_norm", "update_signal")  # which another is told
 
@@ -143,6 +144,8 @@ class Part:
         kept = {"gradients", *MEASURED, *TOLD}
         outputs = [output.name for output in op.outputs if output.aliases not in kept]
         call = opened(op.bound(**closed, **dict.fromkeys(given, ...), outputs=outputs)).trusting()
+        if len(self._calls) >= MAX_KEPT:
+            self._calls.clear()
         self._calls[update.key] = call
         return call
 

@@ -52,7 +52,5 @@ class SGD(Optimizer):
 
     def _update(self, group: Group, *, is_measured: bool) -> Update:
         numbers = {"lr": rate(group["lr"]), "max_norm": self.max_norm}
-        return Update(_MEASURED if is_measured else _UPDATE, is_measured, numbers)
-
-
-_UPDATE, _MEASURED = SGDUpdate(), SGDStep()
+        kind = SGDStep if is_measured else SGDUpdate
+        return Update(self._operator(kind, kind), is_measured, numbers)
