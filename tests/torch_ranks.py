@@ -65,6 +65,7 @@ def main(rank: int, store: str, device: str) -> None:
         sharded(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
+    assert {float(state["step"]) for state in optimizer.state.values()} == {10.0}
     pairs = zip(sharded.parameters(), plain.parameters(), strict=True)
     most = max(float((whole(a) - b).detach().abs().max()) for a, b in pairs)
     assert most < 1e-6, most

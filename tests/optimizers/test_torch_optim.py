@@ -209,6 +209,19 @@ def test_a_group_that_is_added_begins_at_once(seed) -> None:
     assert_close(found[0][0], found[1][0])
 
 
+@pytest.mark.parametrize("max_norm", [None, 1.0])
+def test_parameters_without_elements_count_steps(max_norm) -> None:
+    """Of a group of their own, too; a step that is skipped does not count."""
+    weights = [torch.nn.Parameter(torch.ones(n)) for n in (0, 3)]
+    optimizer = AdamW([{"params": [p]} for p in weights], max_norm=max_norm)
+    for found_inf in (0.0, 1.0, 0.0):
+        for p in weights:
+            p.grad = torch.ones_like(p)
+        optimizer.found_inf = torch.tensor(found_inf)
+        optimizer.step()
+    assert [float(optimizer.state[p]["step"]) for p in weights] == [2, 2]
+
+
 def test_gradients_with_a_nan_skip_a_clipped_step(seed) -> None:
     model, optimizer = pair(seed)[0]
     optimizer.max_norm = 1.0

@@ -46,6 +46,16 @@ class Count:
         count.next, count.made = self.next.clone(), self.made.clone()
         return count
 
+    def go_on(self, told: Mapping[str, Tensor | None]) -> None:
+        """A step without an element on this rank, which the same numbers skip."""
+        made = torch.ones((), dtype=torch.bool, device=self.next.device)
+        for tensor in told.values():
+            if tensor is not None:  # a scale, a norm, a signal
+                finite = tensor if tensor.dtype == torch.bool else tensor.isfinite()
+                made &= finite.to(made.device, non_blocking=True).reshape(())
+        self.next += made
+        self.follow()
+
     def follow(self) -> None:
         """The states' number after a step, which may have been skipped."""
         torch.sub(self.next, 1, out=self.made)
@@ -118,6 +128,8 @@ class Part:
     ) -> None:
         """Update the parameters; a gradient that lies otherwise than its parameter is copied."""
         if not gradients:
+            if self.count is not None:
+                self.count.go_on(told)
             return
         device = gradients[0].device
         here = {k: None if t is None else t.to(device, non_blocking=True) for k, t in told.items()}
