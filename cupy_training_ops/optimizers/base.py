@@ -175,11 +175,11 @@ class Optimizer:
         norm. Each of the three is a number, or one element in an array on the parameters' device.
 
         One pass over the gradients finds `gradient_norm`, of the gradients as they are, and
-        `is_finite`, both arrays on the device; another unscales, clips, updates and writes the
-        copies in low precision. A step whose norm is not finite changes nothing, not even the
-        count; nor does one whose lr in an array is not finite, or whose loss_scale in an array is
-        not finite and above 0, though `is_finite` speaks of the gradients alone. As numbers they
-        are refused, as is an lr below 0. Nothing waits: work is queued on the current stream. Under
+        `is_finite`, both arrays (or tensors) on the device; another unscales, clips, updates and
+        writes the copies in low precision. A step whose norm is not finite changes nothing, not
+        even the count; nor does one whose lr or loss_scale in an array is not finite, or the latter
+        not above 0, though `is_finite` speaks of the gradients alone. As numbers they are refused,
+        as is an lr below 0. Nothing waits: work is queued on the current stream. Under
         graph capture a step with gradients of the same type must have been made on that stream
         before: it compiled the kernels and took scratch memory. Deterministic. Raises
         ArgumentError, DtypeError and ProviderError before anything is launched or written.
@@ -260,11 +260,9 @@ class Optimizer:
     def _made_natively(self, given: Arrays) -> bool:
         """Whether the step was made, over tensors by their metadata."""
         first = self._first(given)
-        if first is not None and not first.call.over_tensors:
-            return False
-        if first is not None:
+        if first is not None and first.call.over_tensors:
             first.launch(given)
-        return True
+        return first is None or first.call.over_tensors
 
     def _first(self, given: Arrays) -> _Step | None:
         """The step with gradients that are not those of the step before; None without any."""
