@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import builtins
 import importlib
-from typing import Any
 
 from . import registry
 from .callables.contexts import release_context
@@ -62,7 +61,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name], __name__), name)
     if name == "torch":
@@ -70,11 +69,11 @@ def __getattr__(name: str) -> Any:
     if name in _CLASSES:
         return _CLASSES[name]
     if name in OPERATORS:
-        return function(name)
+        return globals().setdefault(name, function(name))  # the next look-up finds it
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _with_torch() -> Any:
+def _with_torch() -> object:
     try:
         return importlib.import_module(".torch", __name__)
     except ModuleNotFoundError as error:

@@ -18,11 +18,14 @@ OPERATORS = {get_op(name).function_name: get_op(name) for name in names()}
 def function(name: str) -> Callable[..., Any]:
     """The function of this name, with its operator's names, signature and help text."""
     cls = OPERATORS[name]
-    others = cls.other_attributes
+    declaration = cls.declaration
+    others = declaration.other_attributes
     declared = frozenset((*(item.name for item in cls.attributes), *others))
-    of_call = frozenset((*CALL, *(item.name for item in cls.inputs), *cls.other_inputs))
+    of_call = frozenset((*CALL, *(item.name for item in cls.inputs), *declaration.other_inputs))
 
     def call_operator(*inputs: object, **keywords: Any) -> Any:
+        if not keywords:  # nor is there anything to take apart
+            return cls.shared()(*inputs)
         attributes = {}
         given = keywords.keys() - of_call if cls.takes_keywords else declared.intersection(keywords)
         for name in given:  # a comprehension would be a call
@@ -34,5 +37,5 @@ def function(name: str) -> Callable[..., Any]:
     call_operator.__name__ = call_operator.__qualname__ = name
     call_operator.__module__ = __package__  # where pickle finds it
     call_operator.__doc__ = cls.__doc__
-    call_operator.__signature__ = function_signature(cls)  # type: ignore[attr-defined]
+    call_operator.__signature__ = function_signature(declaration)  # type: ignore[attr-defined]
     return call_operator

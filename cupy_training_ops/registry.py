@@ -163,7 +163,8 @@ def _bound(cls: type[Op], dtypes: Mapping[str, object]) -> dict[str, Dtype]:
     """Type variable to dtype; refuses names the operator does not have and conflicts."""
     declared: Iterable[Input | Output | Attribute] = (*cls.inputs, *cls.outputs, *cls.attributes)
     variable = {item.name: item.type for item in declared if item.type} | {v: v for v in cls.types}
-    for known in (cls.other_inputs, cls.other_outputs, cls.other_attributes):
+    said = cls.declaration
+    for known in (said.other_inputs, said.other_outputs, said.other_attributes):
         dtypes = named(cls.name, known, dtypes)
     on_host = {i.name: i for i in cls.inputs if i.memory == "host" and i.convert is not None}
     bound: Bindings = {}
@@ -195,9 +196,9 @@ def _check_dtype(cls: type[Op], name: str, taken: Sequence[Dtype], dtype: Dtype)
 
 
 def _converts(item: Input, dtype: Dtype) -> bool:
-    """Whether an input takes ones of this dtype, as an array or as a scalar."""
-    ones = np.ones(item.count, dtype)
-    for value in (ones, ones[0]):
+    """Whether an input takes ones or zeros of this dtype, as an array or as a scalar."""
+    ones, zeros = np.ones(item.count, dtype), np.zeros(item.count, dtype)
+    for value in (ones, ones[0], zeros, zeros[0]):
         with contextlib.suppress(OpError):
             converted(item.name, item, value)
             return True

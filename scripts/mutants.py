@@ -180,14 +180,20 @@ def mutants(root: Path, family: str, draw: random.Random) -> Iterator[Mutant]:
 # ---- who notices ---------------------------------------------------------------------------------
 
 
+# The emulator's C++ files, which nobody changes in a copy: what was built of them serves there.
+LINKED = ("tests/emulator/include", "tests/emulator/runtime")
+
+
 def copied(folder: Path) -> Path:
-    """The checkout's files, tracked or new, in a folder of their own."""
+    """The checkout's files, tracked or new, in a folder of their own; LINKED are links."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True, text=True).stdout
     for name in filter(None, names.split("\0")):
-        if (ROOT / name).is_file():
+        if (ROOT / name).is_file() and not name.startswith(LINKED):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, folder / name)
+    for name in LINKED:
+        (folder / name).symlink_to(ROOT / name)
     return folder
 
 

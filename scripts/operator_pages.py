@@ -52,7 +52,7 @@ def page(family: str) -> str:
 
 def about(family: str) -> list[str]:
     """What a family is, by paragraphs."""
-    return [text for (text,) in sections(newest(family)[0])[f"family {family}"]]
+    return [text for (text,) in sections(newest(family)[0].declaration)[f"family {family}"]]
 
 
 def newest(family: str) -> list[type[Op]]:
@@ -62,7 +62,8 @@ def newest(family: str) -> list[type[Op]]:
 
 def common(family: str) -> list[str]:
     """What holds for every call of every operator of a family."""
-    first, *others = ([text for (text,) in sections(cls)["every call"]] for cls in newest(family))
+    found = (sections(cls.declaration)["every call"] for cls in newest(family))
+    first, *others = ([text for (text,) in rows] for rows in found)
     return [text for text in first if all(text in other for other in others)]
 
 
@@ -84,7 +85,7 @@ def operator(cls: type[Op], example: str, shared: Sequence[str]) -> Iterator[str
     """The section of one operator."""
     title, *paragraphs = written(cls).split("\n\n")
     meaning, _, formula = title.partition(": ")
-    found = sections(cls)
+    found = sections(cls.declaration)
     yield f"## {cls.name}"
     yield f"{escaped(meaning)}: `{formula.removesuffix('.')}`"
     yield f"```python\n{example}```"

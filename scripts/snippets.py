@@ -112,7 +112,8 @@ def missing(text: str) -> str:
     absent = [name for name in NEEDED if name in imported and not importlib.util.find_spec(name)]
     if absent:
         return f"{absent[0]} is not installed"
-    return why_no_gpu() or "" if imported & {"triton", "cupy"} else ""
+    needs_gpu = imported & {"triton", "cupy"} or 'device="cuda"' in text
+    return why_no_gpu() or "" if needs_gpu else ""
 
 
 def _printed(statement: ast.stmt, namespace: dict[str, Any]) -> list[str]:

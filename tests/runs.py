@@ -38,6 +38,13 @@ def drawn(found: Iterable[tuple[str, ...]], share: float) -> tuple[str, ...]:
 
 
 @functools.cache
+def types_and_ids() -> dict[str, tuple[tuple[tuple[str, ...], str], ...]]:
+    """Of each operator that has samples the combination of types and the id of each."""
+    found = all_samples().items()
+    return {name: tuple((s.types, s.id) for s in samples) for name, samples in found if samples}
+
+
+@functools.cache
 def drawn_samples(seed: int) -> frozenset[str]:
     """Ids of the samples that a session runs emulated unless it is to be thorough.
 
@@ -47,9 +54,9 @@ def drawn_samples(seed: int) -> frozenset[str]:
     ids: set[str] = set()
     for family, operators in FAMILIES.items():
         share = random.Random(f"{seed} {family}").random()
-        for samples in filter(None, map(all_samples().get, operators)):
-            types = drawn((sample.types for sample in samples), share)
-            ids.update(sample.id for sample in samples if sample.types == types)
+        for samples in filter(None, map(types_and_ids().get, operators)):
+            chosen = drawn((types for types, _ in samples), share)
+            ids.update(name for types, name in samples if types == chosen)
     return frozenset(ids)
 
 

@@ -226,16 +226,18 @@ def test_a_wrong_workspace_is_refused_by_the_cpu_provider_too(wrong) -> None:
 
 def test_threads_on_one_stream_take_turns(run, rng, monkeypatch) -> None:
     """The launches of a call that share scratch memory lie together."""
-    inside, most, original = [], [], ReadyPlan.run
+    inside, most = [], []
 
-    def slow(self, *arguments):
+    def slow(original, self, *arguments, **named):
         inside.append(1)
         most.append(len(inside))
         time.sleep(0.005)
-        original(self, *arguments)
+        original(self, *arguments, **named)
         inside.pop()
 
-    monkeypatch.setattr(ReadyPlan, "run", slow)
+    for name in ("run", "run_over"):  # over objects, and over addresses
+        wrapped = functools.partialmethod(functools.partial(slow, getattr(ReadyPlan, name)))
+        monkeypatch.setattr(ReadyPlan, name, wrapped)
     op_, x = ProbeSum(), run.place(rng.integers(-8, 8, 3000).astype(np.float32))
     results = [run.place(np.zeros(1, np.float32)) for _ in range(6)]
     ranks.results(ranks.gathered([functools.partial(op_, x, out=out) for out in results], 60))

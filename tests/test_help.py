@@ -212,9 +212,9 @@ def test_the_text_is_made_when_it_is_read_first(monkeypatch) -> None:
         outputs = (schema.Output("Y", "float32"),)
 
     calls = []
-    monkeypatch.setattr(help, "generated", lambda cls: calls.append(cls) or ["more"])
+    monkeypatch.setattr(help, "generated", lambda declared: calls.append(declared) or ["more"])
     assert Read.__doc__ == Read.__doc__ == "Y = X.\nmore"
-    assert calls == [Read]
+    assert calls == [Read.declaration]
 
 
 class Everything(Op):
@@ -234,10 +234,8 @@ class Everything(Op):
         schema.Output("Z", "bool", memory="host", shape="shape (1,)", doc="always True"),
         schema.Output("Ys", "float32", variadic=True, may_alias=("X", "S")),
     )
-    attributes = (
-        schema.Attribute("to", schema.one_of("up", "down"), type="T"),
-        schema.Attribute("deterministic", schema.optional(schema.integer), None, doc="how"),
-    )
+    to = schema.attribute(schema.one_of("up", "down"), type="T")
+    deterministic = schema.attribute(schema.optional(schema.integer), None, doc="how")
     types = {"T": (FLOAT32,)}  # noqa: RUF012
     bitwise_exact = True
 

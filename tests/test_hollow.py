@@ -135,3 +135,22 @@ def test_on_a_gpu_too_what_is_no_length_of_a_code_is_refused(nbytes) -> None:
         assert packed.nbytes == 416
         with pytest.raises(ArgumentError, match="Packed: nbytes: expected"):
             packed.trimmed(nbytes)
+
+
+def test_an_array_that_takes_the_place_of_one_that_is_gone(launches) -> None:
+    """It may have the other's identity, and has memory of its own."""
+    op, out, others = cto.ConcatTraining(axis=0), (flat(64), None), []
+    xs = [flat(64)]
+    op(xs, out=out)
+    gone = id(xs.pop())
+    while not others or id(others[-1]) != gone:
+        others.append(flat(64))  # the next object takes the place
+        assert len(others) < 1000
+    op(others[-1:], out=out)
+    (_, before), (_, after) = launches
+    assert addresses_in(before) != addresses_in(after)
+
+
+def addresses_in(arguments) -> list[object]:
+    """Of a launch whose inputs are in a table."""
+    return [np.asarray(value).tobytes() for value in arguments[:-1]]

@@ -301,6 +301,24 @@ def test_a_gradient_of_a_number_is_not_lost_in_silence(provider) -> None:
             bound(scale=scale)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # PyTorch's own
+@pytest.mark.parametrize("provider", ["native", "adopted"])
+def test_a_tangent_is_not_lost_in_silence(provider) -> None:
+    """Forward-mode differentiation goes on where nothing is recorded."""
+    on = tensors_on(HollowTensors()) if provider == "native" else contextlib.nullcontext()
+    (dy, x), op = torch.randn(2, 3, 70), get_op("ReluGrad")()
+    bound = op.bound(dy, x)
+    with on, torch.no_grad(), torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        for call in (lambda: op(dy, dual), lambda: op.bound(dy, dual)):
+            with pytest.raises(ArgumentError, match=r"ReluGrad: X: .*tangent.*X\.detach\(\)"):
+                call()
+        op(dy, dual.detach())
+        op(dy, x)
+        bound()
+        assert get_op("GistPack16Encoder")()(dual) is not None
+
+
 @pytest.mark.parametrize("provider", ["native", "adopted"])
 def test_encoders_and_updates_take_data(provider) -> None:
     on = tensors_on(HollowTensors()) if provider == "native" else contextlib.nullcontext()

@@ -11,7 +11,7 @@ import pytest
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError
-from cupy_training_ops.declare.schema import Attribute, Input, Output, real
+from cupy_training_ops.declare.schema import Input, Output, attribute, real
 from cupy_training_ops.frame.op import Op
 from cupy_training_ops.registry import REGISTRY
 from cupy_training_ops.testing.compare import assert_matches
@@ -27,7 +27,7 @@ class Renamed(Op):
 
     inputs = (Input("X", "float32", formerly=("x_old",)),)
     outputs = (Output("Y", "float32", formerly=("y_old",)),)
-    attributes = (Attribute("rate", real, 1.0, formerly=("slope",)),)
+    rate = attribute(real, 1.0, formerly=("slope",))
 
     def infer(self, x):
         return (x,)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import re
 import signal
@@ -18,9 +19,7 @@ import counts
 import pytest
 import tiers
 from pytest_runs import Ran, pytest_runs
-from runs import EMULATED_RUNS, drawn_run, drawn_samples, gpu_reason
-
-from cupy_training_ops.testing.samples import all_samples, sampled
+from runs import EMULATED_RUNS, drawn_run, drawn_samples, gpu_reason, types_and_ids
 
 TESTS = Path(__file__).resolve().parent
 NO_GPU = gpu_reason()
@@ -128,18 +127,16 @@ def types_drawn(seed: int) -> dict[str, set[tuple[str, ...]]]:
     """The combinations of types that a session emulates, by operator."""
     ids = drawn_samples(seed)
     return {
-        name: {sample.types for sample in samples if sample.id in ids}
-        for name, samples in all_samples().items()
-        if samples
+        name: {types for types, sample in samples if sample in ids}
+        for name, samples in types_and_ids().items()
     }
 
 
 def test_the_seed_draws_one_combination_of_types_of_each_operator() -> None:
     found = [types_drawn(seed) for seed in range(40)]
     assert all(len(types) == 1 for drawn in found for types in drawn.values())
-    for name in sampled():
-        samples = all_samples()[name]
-        several = len({sample.types for sample in samples}) > 1
+    for name, samples in types_and_ids().items():
+        several = len({types for types, _ in samples}) > 1
         assert (len(set.union(*(drawn[name] for drawn in found))) > 1) == several
 
 
@@ -264,6 +261,15 @@ def test_what_is_skipped_is_listed_for_another_session(tmp_path, workers) -> Non
         "test_part.py",
         "test_some.py::test_skips[a b]",
     ]
+
+
+# ---- garbage -------------------------------------------------------------------------------------
+
+
+def test_no_look_for_garbage_goes_through_what_was_collected(request) -> None:
+    assert gc.isenabled()
+    assert request.node in request.session.items
+    assert all(found is not request.node for found in gc.get_objects())
 
 
 # ---- time limits ---------------------------------------------------------------------------------

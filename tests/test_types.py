@@ -17,7 +17,7 @@ import pytest
 from probe import frame_probe, probe
 
 import cupy_training_ops as cto
-from cupy_training_ops.declare.schema import Attribute, Input, Output, optional
+from cupy_training_ops.declare.schema import Input, Output, attribute, optional
 from cupy_training_ops.errors import ArgumentError
 from cupy_training_ops.frame.op import Op
 
@@ -153,7 +153,7 @@ def test_a_converter_of_an_unknown_type_is_named(stub_operators) -> None:
         """Y = X."""
 
         outputs = (Output("Y", "float32"),)
-        attributes = (Attribute("places", optional(gives_a_set), None),)
+        places = attribute(optional(gives_a_set), None)
 
     with pytest.raises(ArgumentError, match=r"Odd: places: scripts/stub_operators.py: TAKEN"):
         list(stub_operators.operator_class(Odd, "Odd"))

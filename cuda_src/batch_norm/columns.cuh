@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Channels of few neighbouring elements: the array is a matrix, and a channel is `length` of its
-// columns. Threads along a row have neighbouring columns, a slot of 16 bytes each.
+// Channels of few neighbouring elements, or of pieces that begin where no vector does: the array is
+// a matrix, and a channel is `length` of its columns. Threads along a row have neighbouring columns,
+// a slot of 16 bytes each.
 #pragma once
 #include "batch_norm/sums.cuh"
 
@@ -56,7 +57,11 @@ struct Place {
 template <class T, int W, int READ, int N_ROWS>
 struct Rows {
     static constexpr int DEPTH = N_ROWS;
-    Vec<T, W> held[READ][DEPTH];
+    using Unit = vec::Unit<T, vec::IN_WORDS<T, W>>;
+    using Held = typename Unit::Held;
+    using Slot = Vec<Held, W * sizeof(T) / sizeof(Held)>;
+
+    Slot held[READ][DEPTH];
     i32 n;  // rows that there are
     u32 n_columns;
 
@@ -70,20 +75,21 @@ struct Rows {
                 if (u < n) held[a][u] = load_slot<LAST>(arrays[a] + element + u * pitch, aligned);
             }
     }
-    __device__ Acc<T> at(int array, int u, int i) const { return to_acc(held[array][u].at[i]); }
+    __device__ Acc<T> at(int array, int u, int i) const { return Unit::at(held[array][u].at, i); }
     __device__ Acc<T> any_of(int i, Acc<T>) const { return at(0, 0, i); }
-    // Shows `see` the elements; of columns that are not the tile's, zeros.
+    // Shows `see` the elements of a column; of one that is not the tile's, zeros.
     template <class See>
-    __device__ void each(const See& see) const {
-        show<READ, DEPTH, W>(*this, [](int i) { return i; }, see);
+    __device__ void each(int i, const See& see) const {
+        show<READ, DEPTH>(*this, i, i + 1, see);
     }
 
   private:
     template <bool LAST>
-    __device__ Vec<T, W> load_slot(const T* from, bool aligned) const {
-        const auto* const slot = reinterpret_cast<const Vec<T, W>*>(from);
+    __device__ Slot load_slot(const T* from, bool aligned) const {
+        const auto* const slot = reinterpret_cast<const Slot*>(from);
         if (aligned) return LAST ? vec::load_streaming(slot) : *slot;
-        return vec::load_elements<T, W>(from, 0, n_columns);
+        const auto elements = vec::load_elements<T, W>(from, 0, n_columns);
+        return *reinterpret_cast<const Slot*>(&elements);
     }
 };
 
@@ -103,10 +109,12 @@ __device__ void store_slot(T* to, u32 n_columns, bool aligned, const Acc<T> (&va
 template <class Op>
 constexpr int WIDTH =
     vec::WIDTH<typename Op::T> < MAX_COLUMNS ? vec::WIDTH<typename Op::T> : MAX_COLUMNS;
-constexpr int ROWS = 8;
+// As many as there are registers for.
+template <class Op>
+constexpr int ROWS = WIDTH<Op> > 4 && Op::READ == 1 ? 6 : 8;
 
 template <class Op>
-using ColumnRows = Rows<typename Op::T, WIDTH<Op>, Op::READ, ROWS / Op::READ>;
+using ColumnRows = Rows<typename Op::T, WIDTH<Op>, Op::READ, ROWS<Op> / Op::READ>;
 
 template <class Op>
 struct InColumns {
@@ -150,9 +158,13 @@ struct InColumns {
 #pragma unroll
         for (int i = 0; i < COLUMNS; ++i) references[i] = reference(first_channel(tile), at, i);
         typename Op::template State<COLUMNS> sums;
+        bool first = true;
         visit<false>(at, [&](const auto& rows, i64, i64) {
-            sums.include(rows, static_cast<A>(rows.n), references);
+            if (first) sums.begin(rows, static_cast<A>(rows.n), references);
+            sums.add(rows);
+            first = false;
         });
+        sums.end(static_cast<A>(at.n_rows), references);
         sums.join(OverColumns<A>{at.x, at.y, columns.width, at.height, at.n_columns, columns.length,
                                  shared});
 #pragma unroll

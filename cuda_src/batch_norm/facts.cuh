@@ -9,7 +9,7 @@ namespace cto::facts::batch_norm {
 constexpr int THREADS = 256;
 constexpr int CHANNEL_NBYTES = 128;
 constexpr int SINGLE_SLOTS = 16;
-constexpr int MAX_COLUMNS = 4;
+constexpr int MAX_COLUMNS = 8;
 constexpr int MOMENTS = 3;
 constexpr int SLOPES = 2;
 constexpr int COEFFICIENTS = 4;

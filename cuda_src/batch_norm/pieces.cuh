@@ -92,10 +92,10 @@ struct Batch {
                     for (auto& word : held[a][u].at) asm volatile("" : "+r"(word));
 #endif
     }
-    // Shows `see` the elements.
+    // Shows `see` the elements, which are all of one channel.
     template <class See>
-    __device__ void each(const See& see) const {
-        show<READ, DEPTH, W>(*this, [](int) { return 0; }, see);
+    __device__ void each(int, const See& see) const {
+        show<READ, DEPTH>(*this, 0, W, see);
     }
 };
 

@@ -13,19 +13,19 @@ namespace cto::batch_norm::sums {
 using namespace facts::batch_norm;
 using vec::Vec;
 
-// Shows `see` what a thread has read of one or two arrays: the first batch.n of DEPTH slots of W
-// elements, each with the number of its sum.
-template <int READ, int DEPTH, int W, class Batch, class SumOf, class See>
-__device__ __forceinline__ void show(const Batch& batch, const SumOf& sum_of, const See& see) {
+// Shows `see` elements first to last - 1 of each of the first batch.n of DEPTH slots that a thread
+// has read of one or two arrays.
+template <int READ, int DEPTH, class Batch, class See>
+__device__ __forceinline__ void show(const Batch& batch, int first, int last, const See& see) {
 #pragma unroll
     for (int u = 0; u < DEPTH; ++u) {
         if (u >= batch.n) continue;
 #pragma unroll
-        for (int i = 0; i < W; ++i) {
+        for (int i = first; i < last; ++i) {
             if constexpr (READ == 1)
-                see(sum_of(i), batch.at(0, u, i));
+                see(batch.at(0, u, i));
             else
-                see(sum_of(i), batch.at(0, u, i), batch.at(1, u, i));
+                see(batch.at(0, u, i), batch.at(1, u, i));
         }
     }
 }
@@ -102,21 +102,41 @@ struct OverColumns {
 #pragma unroll
             for (int i = 0; i < N; ++i) values[k][i] += at(k, N, i, row, x);
     }
-    // The sums of columns are in the first row; those of a channel are added up.
+    // The sums of columns are in the first row; those of a channel are added up, where it has many
+    // by a warp.
     template <int K, int N>
     __device__ void gather(A (&values)[K][N]) const {
+        const bool by_warps = length >= WARP;
+        if (by_warps) sum_channels<K, N>();
 #pragma unroll
         for (int i = 0; i < N; ++i) {
             const u32 first = (x * N + i) / length * length;
             if (y >= height || first >= n_columns) continue;
 #pragma unroll
             for (int k = 0; k < K; ++k) {
-                values[k][i] = 0;
+                values[k][i] = at(k, N, first % N, 0, first / N);
 #pragma unroll 1
-                for (u32 column = first; column < first + length; ++column)
+                for (u32 column = first + 1; !by_warps && column < first + length; ++column)
                     values[k][i] += at(k, N, column % N, 0, column / N);
             }
         }
+    }
+    // The sum of a channel takes the place of its first column's.
+    template <int K, int N>
+    __device__ void sum_channels() const {
+        const u32 lane = threadIdx.x % WARP, n_warps = blockDim.x / WARP;
+#pragma unroll 1
+        for (u32 first = threadIdx.x / WARP * length; first < n_columns; first += n_warps * length)
+#pragma unroll
+            for (int k = 0; k < K; ++k) {
+                A sum = 0;
+#pragma unroll 1
+                for (u32 column = first + lane; column < first + length; column += WARP)
+                    sum += at(k, N, column % N, 0, column / N);
+                sum = reduce::sum_lanes(sum, WARP);
+                if (lane == 0) at(k, N, first % N, 0, first / N) = sum;
+            }
+        __syncthreads();
     }
 };
 
@@ -135,31 +155,53 @@ struct Moments {
     static constexpr int FIELDS = MOMENTS;
     A n = 0;
     A sum[N] = {}, squares[N] = {};
+    A start[N] = {};  // what elements are added relative to, until they are related to `reference`
 
     __device__ A mean(int i = 0) const { return quotient_or_0(sum[i], n); }
 
-    // Elements that `seen` has, `count` of each channel.
+    // Elements of one channel that `seen` has.
     template <class Seen>
     __device__ void include(const Seen& seen, A count, const A (&reference)[N]) {
-        A first[N];
         Moments some;
         some.n = count;
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-            first[i] = seen.any_of(i, reference[i]);
-            if (!isfinite(first[i])) first[i] = reference[i];
+            some.start[i] = seen.any_of(i, reference[i]);
+            if (!isfinite(some.start[i])) some.start[i] = reference[i];
         }
-        seen.each([&](int i, A x) {
-            const A distance = x - first[i];
-            some.sum[i] += distance;
-            some.squares[i] += distance * distance;
-        });
+        some.add(seen);
+        some.end(count, reference);
+        merge(some);
+    }
+    // What a thread has of several channels: `begin` with its first elements, `add` all, `end`. They
+    // are taken relative to the mean of the first, which costs less than to merge.
+    template <class Seen>
+    __device__ void begin(const Seen& seen, A count, const A (&reference)[N]) {
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-            some.squares[i] -= some.mean(i) * some.sum[i];
-            some.sum[i] += count * (first[i] - reference[i]);
+            A distances = 0;
+            seen.each(i, [&](A x) { distances += x - reference[i]; });
+            start[i] = reference[i] + quotient_or_0(distances, count);
+            if (!isfinite(start[i])) start[i] = reference[i];
         }
-        merge(some);
+    }
+    template <class Seen>
+    __device__ void add(const Seen& seen) {
+#pragma unroll
+        for (int i = 0; i < N; ++i)
+            seen.each(i, [&](A x) {
+                const A distance = x - start[i];
+                sum[i] += distance;
+                squares[i] += distance * distance;
+            });
+    }
+    __device__ void end(A count, const A (&reference)[N]) {
+        n = count;
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            squares[i] -= mean(i) * sum[i];
+            if (count > 0) sum[i] += count * (start[i] - reference[i]);
+        }
     }
     __device__ void merge(const Moments& other) {
         const bool both = n > 0 && other.n > 0;
@@ -210,13 +252,28 @@ struct Slopes {
     static constexpr int FIELDS = SLOPES;
     A sum[N] = {}, product[N] = {};
 
+    A start[N] = {};
+
     template <class Seen>
     __device__ void include(const Seen& seen, A, const A (&reference)[N]) {
-        seen.each([&](int i, A x, A dy) {
-            sum[i] += dy;
-            product[i] += dy * (x - reference[i]);
-        });
+        begin(seen, 0, reference);
+        add(seen);
     }
+    template <class Seen>
+    __device__ void begin(const Seen&, A, const A (&reference)[N]) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) start[i] = reference[i];
+    }
+    template <class Seen>
+    __device__ void add(const Seen& seen) {
+#pragma unroll
+        for (int i = 0; i < N; ++i)
+            seen.each(i, [&](A x, A dy) {
+                sum[i] += dy;
+                product[i] += dy * (x - start[i]);
+            });
+    }
+    __device__ void end(A, const A (&)[N]) {}
     __device__ void merge(const Slopes& other) {
 #pragma unroll
         for (int i = 0; i < N; ++i) sum[i] += other.sum[i], product[i] += other.product[i];

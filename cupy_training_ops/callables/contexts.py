@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..backend import ArrayInfo
 from ..declare.schema import integer, single
@@ -24,7 +24,7 @@ class Context(NamedTuple):
 
     name: str
     function: Function
-    kept: Any
+    kept: object
     outputs: tuple[ArrayInfo, ...]
 
 
@@ -64,7 +64,7 @@ def take(op: str, argument: str, handle: int) -> tuple[Contexts, Context]:
     refuse(op, argument, "a context that has not ended, nor its PythonOp", shown(handle))
 
 
-def release_context(context: Any) -> None:
+def release_context(context: object) -> None:
     """Free what a PythonOp keeps for a backward that will not come.
 
     context: the handle that the PythonOp gave, an integer or an array of one. One that has ended,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..declare.schema import Attribute, Convert, boolean, integer, integers, reals, single
+from ..declare.schema import boolean, integer, single
 from ..dtypes import Dtype, to_dtype
 from ..errors import ArgumentError, refuse, shown
 
@@ -41,21 +41,21 @@ def text(value: object) -> str:
     return value
 
 
-def dtypes(value: Any) -> tuple[Dtype, ...]:
+def dtypes(value: object) -> tuple[Dtype, ...]:
     """Dtypes, their names or their ONNX type numbers."""
     if not isinstance(value, list | tuple | np.ndarray):
         raise ArgumentError(f"expected a list of dtypes, got {shown(value)}")
     return tuple(map(to_dtype, value))
 
 
-def booleans(value: Any) -> tuple[bool, ...]:
+def booleans(value: object) -> tuple[bool, ...]:
     """Bools (0 or 1 in ONNX)."""
     if not isinstance(value, list | tuple | np.ndarray):
         raise ArgumentError(f"expected a list of bools, got {shown(value)}")
     return tuple(map(boolean, value.tolist() if isinstance(value, np.ndarray) else value))
 
 
-def nothing(value: Any) -> tuple[int, ...]:
+def nothing(value: object) -> tuple[int, ...]:
     """Nothing: an empty list."""
     if not isinstance(value, list | tuple) or value:
         raise ArgumentError(
@@ -70,18 +70,7 @@ def handle(value: object) -> int:
     return integer(single(value))
 
 
-def constant_attributes() -> Iterator[Attribute]:
-    """What holds constants: of each kind single ones, and tuples."""
-    values: dict[str, Convert] = {"bool": booleans, "int": integers, "float": reals}
-    for kind in KINDS:
-        yield Attribute(f"input_{kind}_scalars", values[kind], ())
-        yield Attribute(f"input_{kind}_scalar_positions", integers, (), doc="of arguments")
-        yield Attribute(f"input_{kind}_tuples", values[kind], (), doc="one after the other")
-        yield Attribute(f"input_{kind}_tuple_positions", integers, (), doc="of arguments")
-        yield Attribute(f"input_{kind}_tuple_begins", integers, (), doc="where each begins")
-
-
-def constants(op: str, letters: str, given: Mapping[str, Any]) -> dict[int, object]:
+def constants(op: str, letters: str, given: Mapping[str, object]) -> dict[int, object]:
     """The constant arguments by their places; refuses attributes that do not fit each other."""
     found: dict[int, object] = {}
     for name, place, value in _placed(op, given):

@@ -14,47 +14,59 @@ from .tensors import TorchFunction
 T = TypeVar("T")
 
 
+Callee = Callable[..., Any]  # of the caller's: on what arrays it takes and gives nothing is known
+Kept = tuple[Any, Any]  # what a forward returns, and what it keeps
+
+
 class Function(Protocol):
     """A forward and a backward, of plain functions or of another library's class."""
 
     def forward(
-        self, arguments: Sequence[Any], tensors: Sequence[bool], grads: Sequence[bool], keeps: bool
-    ) -> tuple[Any, Any]:
+        self,
+        arguments: Sequence[object],
+        tensors: Sequence[bool],
+        grads: Sequence[bool],
+        keeps: bool,
+    ) -> Kept:
         """What the forward returns, and what is kept for a backward; None where nothing is.
 
         tensors: which arguments are arrays; grads: of which a gradient is wanted.
         """
 
-    def backward(self, kept: Any, gradients: Sequence[Any]) -> Any:
+    def backward(self, kept: Any, gradients: Sequence[object]) -> object:
         """What the backward returns: one result for each argument of the forward."""
 
 
 class PlainFunction:
     """forward(ctx, *arguments) and backward(ctx, *gradients), on arrays as they are."""
 
-    def __init__(self, forward: Callable[..., Any], backward: Callable[..., Any] | None) -> None:
+    def __init__(self, forward: Callee, backward: Callee | None) -> None:
         self._forward = forward
         self._backward = backward
 
     def forward(
-        self, arguments: Sequence[Any], tensors: Sequence[bool], grads: Sequence[bool], keeps: bool
-    ) -> tuple[Any, Any]:
+        self,
+        arguments: Sequence[object],
+        tensors: Sequence[bool],
+        grads: Sequence[bool],
+        keeps: bool,
+    ) -> Kept:
         """The forward, with a context that takes any attribute."""
         context = SimpleNamespace(needs_input_grad=tuple(grads))
         returned = self._forward(context, *arguments)
         return returned, context if keeps and self._backward is not None else None
 
-    def backward(self, kept: Any, gradients: Sequence[Any]) -> Any:
+    def backward(self, kept: Any, gradients: Sequence[object]) -> object:
         """The backward."""
         assert self._backward is not None  # else nothing is kept
         return self._backward(kept, *gradients)
 
 
 _python_ops: dict[str, Function] = {}
-_triton_ops: dict[str, Callable[..., Any]] = {}
+_triton_ops: dict[str, Callee] = {}
 
 
-def register_python_op(name: str, forward: Any, backward: Callable[..., Any] | None = None) -> None:
+def register_python_op(name: str, forward: Any, backward: Callee | None = None) -> None:
     """Give PythonOp and PythonOpGrad a function by name; a later one of the name replaces it.
 
     forward, backward: functions of a context and of arrays, NumPy's or CuPy's, that return an
@@ -73,7 +85,7 @@ def register_python_op(name: str, forward: Any, backward: Callable[..., Any] | N
     _python_ops[name] = PlainFunction(forward, backward)
 
 
-def register_triton_op(name: str, function: Callable[..., Any]) -> None:
+def register_triton_op(name: str, function: Callable[..., object]) -> None:
     """Give TritonOp a function by name; a later one of the name replaces it.
 
     function: takes the operator's inputs by position and its undeclared attributes as keywords, and
@@ -89,12 +101,12 @@ def python_op(op: str, name: str) -> Function:
     return _found(op, name, _python_ops, "register_python_op")
 
 
-def triton_op(op: str, name: str) -> Callable[..., Any]:
+def triton_op(op: str, name: str) -> Callee:
     """The same of a TritonOp."""
     return _found(op, name, _triton_ops, "register_triton_op")
 
 
-def run(op: str, name: str, function: Callable[..., Any], *given: Any, **keywords: Any) -> Any:
+def run(op: str, name: str, function: Callable[..., T], *given: object, **keywords: object) -> T:
     """What a caller's function returns; ProviderError with its name where it raises."""
     try:
         return function(*given, **keywords)
@@ -105,7 +117,7 @@ def run(op: str, name: str, function: Callable[..., Any], *given: Any, **keyword
         raise ProviderError(f"{op}: {name} raised {said}") from error
 
 
-def results(op: str, name: str, returned: Any, n: int) -> tuple[Any, ...]:
+def results(op: str, name: str, returned: object, n: int) -> tuple[Any, ...]:
     """What a caller's function returned as a tuple of n."""
     values = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
     if len(values) != n:

@@ -17,7 +17,8 @@ from ..frame.arrays import adopt
 from ..frame.backends import info
 from ..frame.foreign import as_tensor, is_tensor
 
-Function = Callable[..., Generator[Any, Any, Any]]
+Running = Generator[Any, Any, Any]
+Function = Callable[..., Running]
 State = Literal["new", "forward", "done"]
 
 _NAME = "SplitStep"
@@ -74,7 +75,7 @@ class SplitStep:
         self._called = getattr(function, "__qualname__", type(function).__name__)
         self._turn = _Turn()
         self._state: State = "new"
-        self._generator: Generator[Any, Any, Any] | None = None
+        self._generator: Running | None = None
         self._yielded: Yielded | None = None
 
     def run_forward(self, *inputs: object) -> tuple[Any, ...]:
@@ -120,7 +121,9 @@ class SplitStep:
         if generator is not None:
             self._close(generator)
 
-    def _resumed(self, generator: Generator[Any, Any, Any], sent: object) -> tuple[bool, Any]:
+    def _resumed(
+        self, generator: Generator[object, object, object], sent: object
+    ) -> tuple[bool, object]:
         """Whether the function yields, and what; else what it returns."""
         with self._inside(generator):
             try:
@@ -128,7 +131,7 @@ class SplitStep:
             except StopIteration as end:
                 return False, end.value
 
-    def _close(self, generator: Generator[Any, Any, Any]) -> None:
+    def _close(self, generator: Running) -> None:
         with self._inside(generator):
             generator.close()
 

@@ -27,8 +27,12 @@ class TorchFunction:
         self._function = function
 
     def forward(
-        self, arguments: Sequence[Any], tensors: Sequence[bool], grads: Sequence[bool], keeps: bool
-    ) -> tuple[Any, Any]:
+        self,
+        arguments: Sequence[object],
+        tensors: Sequence[bool],
+        grads: Sequence[bool],
+        keeps: bool,
+    ) -> tuple[object, Graph | None]:
         """What `apply` returns, and its graph if there is one."""
         torch = sys.modules["torch"]
         rows = zip(arguments, tensors, grads, strict=True)
@@ -42,7 +46,7 @@ class TorchFunction:
         has_graph = any(getattr(output, "requires_grad", False) for output in outputs)
         return returned, Graph(given, outputs) if has_graph else None
 
-    def backward(self, kept: Graph, gradients: Sequence[Any]) -> Any:
+    def backward(self, kept: Graph, gradients: Sequence[object]) -> object:
         """The gradient of each argument; None where there is none."""
         torch = sys.modules["torch"]
         pairs = zip(kept.outputs, gradients, strict=True)
@@ -52,7 +56,7 @@ class TorchFunction:
             for i, tensor in enumerate(kept.arguments)
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad
         ]
-        found: list[Any] = [None] * len(kept.arguments)
+        found: list[object] = [None] * len(kept.arguments)
         if asked and wanted:
             results = torch.autograd.grad(
                 [output for output, _ in asked],

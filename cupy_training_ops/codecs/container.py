@@ -95,7 +95,7 @@ def _member(file: object, kind: Format, members: Mapping[str, Stored], name: str
     return members[name]
 
 
-def _parsed(file: object, kind: Format, member: Stored) -> Any:
+def _parsed(file: object, kind: Format, member: Stored) -> object:
     shape, dtype, _ = member.header()
     if shape != () or dtype.kind != "U" or dtype.itemsize > kind.longest_header:
         raise ArgumentError(f"{file}: no {kind.noun}: its header is {dtype} of shape {shape}")
@@ -104,7 +104,7 @@ def _parsed(file: object, kind: Format, member: Stored) -> Any:
         return json.loads(text)
 
 
-def _checked(file: object, kind: Format, header: Any) -> Header:
+def _checked(file: object, kind: Format, header: object) -> Header:
     """What `write` was given, if this is the format, in a version that is read."""
     if not isinstance(header, dict) or header.pop("format", None) != kind.name:
         raise ArgumentError(f"{file}: no {kind.noun}: its header does not say {kind.name!r}")

@@ -12,13 +12,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dtypes import FLOAT64, Dtype
+from ..dtypes import FLOAT64, Dtype, HostArray
 from ..families.gist.facts import BOX as TILE
 from ..families.gist_narrow.facts import BLOCK
 from ..families.gist_sparse import facts as gist_sparse
@@ -324,7 +324,7 @@ def _is_lost(largest: Float64s) -> Mask:
     return ~below
 
 
-def _of_elements(of_tiles: NDArray[Any], n: int) -> NDArray[Any]:
+def _of_elements(of_tiles: HostArray, n: int) -> HostArray:
     """What n elements have of their tiles."""
     return np.repeat(of_tiles, TILE)[:n]
 

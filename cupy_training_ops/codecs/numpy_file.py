@@ -21,6 +21,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from ..dtypes import Dtype
 from ..errors import ArgumentError, OpError, cut
 
 NumpyArray = NDArray[np.generic]
@@ -122,7 +123,7 @@ def stored(stream: BinaryFile, name: object) -> Stored | dict[str, Stored]:
     }
 
 
-def write_header(stream: BinaryFile, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+def write_header(stream: BinaryFile, shape: tuple[int, ...], dtype: Dtype) -> None:
     """What stands before the elements of a .npy file; they follow in row-major order."""
     about = {"shape": shape, "fortran_order": False, "descr": npy.dtype_to_descr(dtype)}
     npy.write_array_header_1_0(stream, about)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 import ml_dtypes
@@ -94,7 +95,7 @@ def save(stream: BinaryFile, arrays: Mapping[str, NumpyArray]) -> None:
     stream.write(saved(dict(arrays)))
 
 
-def _library() -> Any:
+def _library() -> ModuleType:
     try:
         import safetensors
     except ImportError:

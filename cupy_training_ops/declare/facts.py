@@ -126,7 +126,7 @@ class Layout:
         struct[()] = tuple(values)
         return struct[()]  # type: ignore[return-value]
 
-    def _exact(self, name: str, given: Any) -> Any:
+    def _exact(self, name: str, given: Any) -> object:
         """The same numbers in the type of a field."""
         field = self.dtype[name]
         base, kinds = field.base, {"i": "biu", "u": "biu", "f": "biuf"}.get(field.base.kind, "")
@@ -144,7 +144,7 @@ class Layout:
 
 def struct_name(dtype: Dtype) -> str:
     """The name that C has for the struct of this dtype."""
-    found: Mapping[str, Any] = dtype.metadata or {}
+    found: Mapping[str, object] = dtype.metadata or {}
     return str(found.get("struct", dtype))
 
 

@@ -12,7 +12,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, TypeVar, cast, get_type_hints
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,12 +21,13 @@ from .. import limits
 from ..dtypes import BFLOAT16, Dtype, HostArray, to_dtype
 from ..errors import MAX_BITS, ArgumentError, shown
 
+T = TypeVar("T")
 Shape = tuple[int, ...]
 Memory = Literal["device", "host", "either"]
 # Array to elements of it that a NumPy function computes apart from all others, 1 where it is not
 # named; None where the function needs whole arrays.
 Tiles = Mapping[str, int] | None
-Convert = Callable[[Any], object]
+Convert = Callable[[object], object]
 Function = Callable[..., object]  # of one or several numbers
 _REAL = (int, float, np.integer, np.floating, BFLOAT16.type)
 REQUIRED: object = type("REQUIRED", (), {"__repr__": lambda _: "REQUIRED"})()
@@ -104,6 +105,8 @@ class Output:
 class Attribute:
     """One declared attribute: `convert` checks a value and gives it its frozen form.
 
+    A class body writes one as `axis = attribute(integer, 0)`.
+
     `type` is the type variable that an attribute holding a dtype binds; `upstream` and `formerly`
     are as of an input.
     """
@@ -115,6 +118,23 @@ class Attribute:
     upstream: str = ""
     formerly: tuple[str, ...] = ()
     doc: str = ""
+
+
+def attribute(
+    convert: Callable[[object], T],
+    default: object = REQUIRED,
+    *,
+    type: str = "",
+    upstream: str = "",
+    formerly: tuple[str, ...] = (),
+    doc: str = "",
+) -> T:
+    """An attribute in the body of an operator class, under its name there.
+
+    Type checkers take it for what it is of an instance: what `convert` gives.
+    """
+    found = Attribute("", convert, default, type, upstream, formerly, doc)
+    return cast(T, found)
 
 
 @dataclass(frozen=True)
@@ -152,6 +172,12 @@ class Changing:
     place: int  # of its input among the declared ones
     functions: tuple[tuple[Function, tuple[Changing, ...]], ...] = ()
     struct: Dtype | None = None
+
+    @property
+    def places(self) -> frozenset[int]:
+        """Those of all inputs that it follows from."""
+        others = (other.places for _, group in self.functions for other in group)
+        return frozenset((self.place,)).union(*others)
 
     def then(self, function: Function, *others: Changing) -> Changing:
         """The function of this value, and of the others."""
@@ -295,10 +321,10 @@ def n_required(inputs: Sequence[Input]) -> int:
     return max((i + 1 for i, item in enumerate(inputs) if not item.optional), default=0)
 
 
-def one_of(*choices: object) -> Convert:
+def one_of(*choices: T) -> Callable[[object], T]:
     """A converter for one of a few values."""
 
-    def convert(value: object) -> object:
+    def convert(value: object) -> T:
         for choice in choices:
             if isinstance(value, type(choice)) and value == choice:
                 return choice
@@ -309,10 +335,10 @@ def one_of(*choices: object) -> Convert:
     return convert
 
 
-def optional(convert: Convert) -> Convert:
+def optional(convert: Callable[[object], T]) -> Callable[[object], T | None]:
     """A converter that also takes None."""
 
-    def convert_or_none(value: object) -> object:
+    def convert_or_none(value: object) -> T | None:
         return None if value is None else convert(value)
 
     convert_or_none.__doc__ = f"{kind(convert)}, or None"

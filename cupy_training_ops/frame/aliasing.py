@@ -47,6 +47,7 @@ class Overlap:
         self._is_written = np.isin(np.arange(len(sizes)), list(self._places))
         self._n_bytes = np.array(self._sizes, np.int64)
         self._partners = [(w.place, p) for w in written for p in w.partners]
+        self._apart: Sequence[int] = ()  # addresses that were found to be so
 
     def looks_at(self, places: Sequence[int]) -> bool:
         """Whether one of these is written, or may be the same array as one that is."""
@@ -64,10 +65,13 @@ class Overlap:
 
     def refuse(self, addresses: Sequence[int]) -> None:
         """Raise ArgumentError where two of the arrays, one of them written, share memory."""
+        if addresses == self._apart:
+            return
         if len(self._written) == 1:
             self._compare(addresses, self._written[0])
         elif len(addresses) < MANY or self._any_shared(addresses):
             self._sweep(addresses)
+        self._apart = addresses
 
     def _compare(self, addresses: Sequence[int], written: Written) -> None:
         """The common case: one written array against all others."""

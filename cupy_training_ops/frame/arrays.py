@@ -50,7 +50,7 @@ def adopt_out(op: str, value: object, lent: Lent) -> object:
     return value if lent.is_native else _lent(op, "out", value, lent)
 
 
-def _lent(op: str, name: str, value: Any, lent: Lent) -> Any:
+def _lent(op: str, name: str, value: object, lent: Lent) -> object:
     """What stands for an array."""
     array = adopt(op, name, value)
     if array is not value and not lent.detaches:

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from .bindable import Bindable, Outputs, with_values
+from .bindable import Outputs, with_values
 from .call import NO_VALUES, Call
 from .foreign import Lent
 from .opened import OpenCall
+from .operator import Operator
 from .prepared import Arguments, Arrays, grouped
 from .unchanged import AtAddresses, Unchanged
 
@@ -16,19 +17,19 @@ __all__ = ["BoundCall", "LendingCall", "OpenCall", "bind", "opened"]
 
 
 def bind(
-    op: Bindable, inputs: Arguments, out: Arguments, outputs: Outputs, workspace: object
+    op: Operator, inputs: Arguments, out: Arguments, outputs: Outputs, workspace: object
 ) -> BoundCall | OpenCall:
     """The call with these arguments; `...` stands for an input that stays open."""
     names = [item.name for item, value in zip(op.inputs, inputs, strict=False) if value is ...]
     if names:
         return OpenCall(op, inputs, out, outputs, workspace)
-    lent = Lent(op.inputs, inputs, out, natively=op.knows_tensors, detaches=op.detaches)
+    lent = Lent(op.inputs, inputs, out, natively=op.knows_tensors, detaches=op.declaration.detaches)
     with lent.stream():
         return _bound(op, inputs, out, outputs, workspace, lent)
 
 
 def _bound(
-    op: Bindable,
+    op: Operator,
     inputs: Arguments,
     out: Arguments,
     outputs: Outputs,
@@ -53,7 +54,7 @@ def _bound(
     return BoundCall(op, call, taken, given, workspace, lent)
 
 
-def _replaces(array: Any, alias: int | None, arrays: Arrays) -> bool:
+def _replaces(array: object, alias: int | None, arrays: Arrays) -> bool:
     """Whether an output is the very input that it replaces."""
     return alias is not None and array is arrays[alias]
 
@@ -63,7 +64,7 @@ class BoundCall(AtAddresses):
 
     def __init__(
         self,
-        op: Bindable,
+        op: Operator,
         call: Call,
         inputs: Arguments,
         out: Arguments,
@@ -104,7 +105,7 @@ class LendingCall(BoundCall):
 
     def __init__(
         self,
-        op: Bindable,
+        op: Operator,
         call: Call,
         inputs: Arguments,
         out: Arguments,

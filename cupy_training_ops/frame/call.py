@@ -3,24 +3,33 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from operator import itemgetter
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 
 from ..backend import Array, ArrayInfo, Info
 from ..declare.schema import Changing, Spec
-from ..dtypes import Dtype, HostArray
+from ..dtypes import UINT8, Dtype, HostArray
 from ..errors import ProviderError, refuse, shown
 from ..runtime import workspace as workspaces
+from ..runtime.arguments import getter
 from ..runtime.launch import Values
 from . import layout
 from .aliasing import Overlap, Written
 from .arrays import adopt
 from .backends import info
-from .convert import for_changing
-from .foreign import as_tensor, is_read_only, is_tensor, refuse_gradients, refuse_read_only
+from .convert import Freezing
+from .foreign import (
+    as_tensor,
+    is_read_only,
+    is_tensor,
+    may_record,
+    refuse_gradients,
+    refuse_read_only,
+)
 from .prepared import Arguments, Arrays, Prepared, Result, grouped, overlap, ungrouped
 
 Tables = Sequence[object]  # structs that hold addresses
@@ -41,7 +50,7 @@ class Call:
         self.device = prepared.placement.device
         self.has_tensors = self.backend.has_tensors
         self.records = self.has_tensors and not prepared.detaches  # autograd may
-        self.checks = prepared.checks
+        self.checks, self.check_numbers = prepared.checks, prepared.check_numbers
         self.changing = prepared.changing
         self.supplied = prepared.supplied
         self._know_results(prepared)
@@ -52,7 +61,9 @@ class Call:
         """Which are arrays, which are lists, which are frozen at each call."""
         self.n_inputs = len(prepared.inputs)
         changing = [(place, prepared.inputs[place]) for place in prepared.changing]
-        self.freezing = [(place, item, for_changing(item)) for place, item in changing]
+        self.freezing = [(place, Freezing(prepared.op, item)) for place, item in changing]
+        pairs = enumerate(zip(prepared.inputs, prepared.fixed, strict=True))
+        self.host_values = [(i, value) for i, (item, value) in pairs if item.memory == "host"]
         self.all_device = not any(i.variadic or i.memory != "device" for i in prepared.inputs)
         self.is_plain = self.all_device and not self.groups_out
         given = set(prepared.changing)
@@ -61,6 +72,8 @@ class Call:
             for place, declared in enumerate(prepared.inputs)
             if declared.memory != "host" and place not in given
         )
+        self.has_lists = any(variadic for _, variadic in self.array_places)
+        self._pick_arrays = getter([place for place, _ in self.array_places])
 
     def _know_results(self, prepared: Prepared) -> None:
         """Which are given, made or updated, and which come back."""
@@ -70,13 +83,29 @@ class Call:
         self.groups_out = any(prepared.out) and self.groups
         self.has_all_outputs = bool(prepared.out) and all(prepared.out)
         self.has_out = any(prepared.out)
-        self.makes_arrays = any(
-            given is None and r.alias is None and r.value is None and r.spec is not None
-            for r, given in zip(prepared.results, prepared.out, strict=True)
-        )
-        self.makers = self._makers()
-        self.makes_all = not self.has_out and all(self.makers)
-        self.aliased = _all_aliased(prepared)
+        self._know_places(prepared)
+
+    def _know_places(self, prepared: Prepared) -> None:
+        """What makes new results, and where each is in the row that `placed` makes."""
+        makers, hosts = self._makers(), self._hosts()
+        self.makers = [make for make in makers if make]
+        self.makes_arrays = bool(self.makers)
+        self.hosts = [make for make in hosts if make]
+        self.makes_all = len(self.makers) == len(makers)
+        nothing = len(prepared.arrays)
+        made = itertools.count(nothing + 1)
+        on_host = itertools.count(nothing + 1 + len(self.makers))
+        out = nothing + 1 + len(self.makers) + len(self.hosts)
+        places: list[int] = []
+        for i, result in enumerate(prepared.results):
+            if prepared.out[i] is not None:
+                places.append(out + i)
+            elif makers[i] or hosts[i]:
+                places.append(next(made if makers[i] else on_host))
+            else:
+                alias = None if result.spec is None else result.alias
+                places.append(nothing if alias is None else alias)
+        self._pick = getter(places)
 
     def __call__(self, inputs: Arguments, out: Arguments, workspace: object) -> Any:
         """Check what only the arrays of this call can show, allocate, and run."""
@@ -101,8 +130,9 @@ class Call:
 
     def taken_apart(self, inputs: Arguments, out: Arguments) -> tuple[Arguments, Arrays, Arrays]:
         """All declared inputs, the caller's outputs one by one, and the arrays one by one."""
-        if len(inputs) < self.n_inputs:
-            inputs += (None,) * (self.n_inputs - len(inputs))
+        missing = self.n_inputs - len(inputs)
+        if missing:
+            inputs += (None,) * missing
         if self.groups_out:
             out = ungrouped(out, self.prepared.counts)
         return inputs, out, inputs if self.all_device else self._flat(inputs)
@@ -114,7 +144,7 @@ class Call:
         out: Arrays,
         workspace: object,
         tables: Tables | None = None,
-    ) -> Any:
+    ) -> object:
         """The rest of a call whose memory is known to be apart."""
         values = self.values(inputs) if self.changing else NO_VALUES
         results = out if self.has_all_outputs else self.completed(arrays, out, values)
@@ -135,11 +165,18 @@ class Call:
             self.refuse_gradients(arrays + results)
         if workspace is not None:
             workspace = self._checked(workspace, arrays, results)
-        for check in self.checks:
-            check(*self._with_hosts(inputs, values))
+        if self.check_numbers is not None or self.checks:
+            self._check(inputs, values)
         if self.supplied is not None and self.supplied not in values:
             values = {**values, self.supplied: self._supply(inputs, values)}
         self._run(inputs, arrays, results, workspace, values, tables)
+
+    def _check(self, inputs: Arguments, values: Values) -> None:
+        """What is looked at each time: numbers that change, and arrays where that is asked for."""
+        if self.check_numbers is not None:
+            self.check_numbers(values)
+        for check in self.checks:
+            check(*self._with_hosts(inputs, values))
 
     def _run(
         self,
@@ -162,11 +199,10 @@ class Call:
 
     def values(self, inputs: Arguments) -> dict[int, object]:
         """The values that this call gives, by place, in their frozen form."""
-        op = self.prepared.op
         return {
-            p: freeze(op, declared, inputs[p])
-            for p, declared, freeze in self.freezing
-            if inputs[p] is not None  # else it is supplied
+            place: freeze(inputs[place])
+            for place, freeze in self.freezing
+            if inputs[place] is not None  # else it is supplied
         }
 
     def _supply(self, inputs: Arguments, values: Values) -> object:
@@ -185,19 +221,25 @@ class Call:
 
     def completed(self, arrays: Arrays, out: Arrays, values: Values) -> Arrays:
         """The caller's outputs; for the others the aliased input, a host value or new memory."""
-        if self.aliased is not None:
-            return self.aliased((*arrays, None))
-        if self.makes_arrays and not self.backend.has_tensors:
+        if self.makes_arrays and not self.has_tensors:
             self._refuse_capture()
+        made: list[Array] = []
+        for make in self.makers:  # a comprehension would be a call
+            made.append(make(arrays))
         if self.makes_all:
-            return tuple([make(arrays) for make in self.makers if make])
-        if not self.has_out:
-            out = (None,) * len(self.prepared.results)
-        every = zip(self.prepared.results, self.makers, out, strict=True)
-        return tuple(
-            array if array is not None else self._made(result, make, arrays, values)
-            for result, make, array in every
-        )
+            return tuple(made)
+        return self.placed(arrays, None, made, [make(values) for make in self.hosts], out)
+
+    def placed(
+        self,
+        arrays: Sequence[Any],
+        nothing: object,
+        made: Sequence[Any],
+        hosts: Sequence[Any],
+        out: Sequence[Any],
+    ) -> tuple[Any, ...]:
+        """Of each result what it is written into."""
+        return self._pick((*arrays, nothing, *made, *hosts, *out))
 
     def _refuse_capture(self) -> None:
         """Refuse new arrays in a graph that would not own their memory."""
@@ -209,10 +251,13 @@ class Call:
 
     def refuse_gradients(self, arrays: Sequence[Any]) -> None:
         """Refuse tensors whose gradients a result would silently not have."""
-        refuse_gradients(self.prepared.op, self.prepared.names, arrays)
+        if may_record(arrays):
+            refuse_gradients(self.prepared.op, self.prepared.names, arrays)
 
     def _flat(self, inputs: Arguments) -> Arrays:
         """The arrays in one tuple."""
+        if not self.has_lists:
+            return self._pick_arrays(inputs)
         flat: list[Array | None] = []
         for place, variadic in self.array_places:
             value = inputs[place]
@@ -221,19 +266,6 @@ class Call:
             else:
                 flat.append(value)
         return tuple(flat)
-
-    def _made(self, result: Result, make: Maker | None, arrays: Arrays, values: Values) -> Any:
-        if make is not None:
-            return make(arrays)
-        if result.spec is None:
-            return None
-        if isinstance(result.value, Changing):
-            number = self._followed(result, result.spec.dtype, result.value.of(values))
-            return self.backend.of_host(number)
-        if result.value is not None:
-            return self.backend.of_host(result.value.copy())
-        assert result.alias is not None
-        return arrays[result.alias]
 
     def _makers(self) -> list[Maker | None]:
         """What makes each result that is a new array."""
@@ -246,10 +278,26 @@ class Call:
             like = specs.get((spec.shape, spec.dtype))
             return layout.maker(self.backend, spec, self.device, prepared.order, like)
 
+        pairs = zip(prepared.results, prepared.out, strict=True)
         return [
-            maker(r.spec) if r.spec is not None and r.value is None and r.alias is None else None
-            for r in prepared.results
+            maker(r.spec) if given is None and r.spec and r.is_new else None for r, given in pairs
         ]
+
+    def _hosts(self) -> list[Callable[[Values], object] | None]:
+        """What makes each result that is a value."""
+        is_host = [r.spec is not None and r.value is not None for r in self.prepared.results]
+        pairs = zip(self.prepared.results, is_host, strict=True)
+        return [partial(self._host, result) if here else None for result, here in pairs]
+
+    def _host(self, result: Result, values: Values) -> object:
+        """A host output: its value, or what follows from a number of this call."""
+        found, spec = result.value, result.spec
+        assert found is not None
+        assert spec is not None
+        if isinstance(found, Changing):
+            found = self._followed(result, spec.dtype, found.of(values))
+            return self.backend.of_host(found)
+        return self.backend.of_host(found.copy())
 
     def _followed(self, result: Result, dtype: Dtype, number: object) -> HostArray:
         """A host output that follows from a number of the caller's."""
@@ -260,20 +308,19 @@ class Call:
 
     def _with_hosts(self, inputs: Arguments, values: Values) -> list[object]:
         """The inputs as a provider takes them: host ones in their frozen form."""
-        taken = [
-            fixed if declared.memory == "host" else value
-            for declared, fixed, value in zip(
-                self.prepared.inputs, self.prepared.fixed, inputs, strict=True
-            )
-        ]
+        taken = list(inputs)
+        for place, value in self.host_values:
+            taken[place] = value
         for place, value in values.items():
             taken[place] = value
         return taken
 
     def _on_device(self, results: Arrays) -> Arrays:
         """The results that have an address there."""
+        if not self.hosts:
+            return results
         pairs = zip(self.prepared.results, results, strict=True)
-        return tuple(array if result.value is None else None for result, array in pairs)
+        return tuple([array if result.value is None else None for result, array in pairs])
 
     def _one_by_one(self, returned: Any) -> Sequence[Any]:
         """What a function returned, lists taken apart where there are several outputs."""
@@ -293,7 +340,7 @@ class Call:
         array = adopted
         if is_read_only(workspace):
             refuse_read_only(prepared.op, "workspace")
-        if self.has_tensors:
+        if self.has_tensors and adopted.dtype == UINT8:  # any other is refused below
             array = cast(Array, workspace if is_tensor(workspace) else as_tensor(array))
         found = ArrayInfo.of(_info(array, adopted))
         workspaces.check(prepared.op, found, prepared.placement, self.workspace_nbytes)
@@ -311,19 +358,3 @@ def _info(array: Array, adopted: Array) -> Info:
         return info(array)
     except KeyError:
         return info(adopted)
-
-
-def _all_aliased(prepared: Prepared) -> Callable[[Sequence[Any]], tuple[Any, ...]] | None:
-    """What takes the results out of the arrays, and then None for those that are not wanted.
-
-    Where all that are wanted replace inputs.
-    """
-    wanted = [r for r in prepared.results if r.spec is not None]
-    replace = all(r.value is None and r.alias is not None for r in wanted)
-    if any(prepared.out) or not wanted or not replace:
-        return None
-    places = [-1 if r.spec is None or r.alias is None else r.alias for r in prepared.results]
-    if len(places) > 1:
-        return itemgetter(*places)
-    (place,) = places
-    return lambda arrays: (arrays[place],)

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from .bindable import Bindable, with_values
+from .bindable import with_values
 from .call import Call, Tables
+from .operator import Operator
 from .prepared import Arguments, Arrays
 from .unchanged import AtAddresses
 
@@ -22,7 +23,7 @@ class CheckedCall(AtAddresses):
 
     def __init__(
         self,
-        op: Bindable,
+        op: Operator,
         call: Call,
         held: Held,
         workspace: object,
@@ -59,7 +60,7 @@ def held_of(call: Call, inputs: Arguments, out: Arguments) -> Held:
 
 def kept_of(call: Call, inputs: Arguments, out: Arguments, opened: Sequence[int]) -> Held | None:
     """The same without what is open; None where that is needed beside its address."""
-    if call.taken is None or call.makes_arrays or call.checks:
+    if call.taken is None or call.makes_arrays or call.checks or call.check_numbers:
         return None
     values = call.prepared.changing
     blank = tuple(

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from .. import limits
-from ..declare.schema import Attribute, Input, Shape, Spec, n_required
+from ..declare.declaration import Declaration
+from ..declare.schema import Input, Shape, Spec, n_required
 from ..declare.type_rows import TypeRows, Types
 from ..dtypes import Dtype, dtype_name, dtype_names, to_dtype
 from ..errors import ArgumentError, DtypeError, refuse
@@ -16,16 +17,7 @@ from ..errors import ArgumentError, DtypeError, refuse
 Bindings = dict[str, Dtype]
 
 
-class Declared(Protocol):
-    """What a message about a name needs of an operator class."""
-
-    name: str
-    inputs: tuple[Input, ...]
-    attributes: tuple[Attribute, ...]
-    takes_keywords: bool
-
-
-def unknown(op: Declared, name: str) -> NoReturn:
+def unknown(op: Declaration, name: str) -> NoReturn:
     """A name that is not declared, or in another place than where it is given."""
     inputs, attributes = ([item.name for item in items] for items in (op.inputs, op.attributes))
     expected = f"an attribute among {attributes} or an input among {inputs}"

@@ -3,28 +3,22 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
+from ..declare.declaration import Declaration
 from ..declare.schema import REQUIRED, Attribute, Input
-from ..declare.type_rows import Types
 from ..dtypes import BOOL, FLOAT64, Dtype, dtype_names, to_dtype
 from ..errors import ArgumentError, DtypeError, OpError, refuse, shown
 from . import checks
+from .keys import NUMBERS
 
 
-class Declared(checks.Declared, Protocol):
-    """What attributes need of an operator class."""
-
-    types: Types
-
-
-def frozen_attributes(op: Declared, given: Mapping[str, object]) -> dict[str, object]:
+def frozen_attributes(op: Declaration, given: Mapping[str, object]) -> dict[str, object]:
     """Attribute values in their checked, frozen form; every error names the attribute."""
     known = {attribute.name for attribute in op.attributes}
     for name in given:
@@ -54,18 +48,32 @@ def converted(op: str, declared: Attribute | Input, value: object) -> object:
         raise ArgumentError(f"{op}: {declared.name}: cannot be read: {cause}") from None
 
 
-def for_changing(declared: Input) -> Callable[[str, Input, object], object]:
-    """What freezes a value that changes from call to call, and sees that its type holds it."""
-    holder = _holder(declared.type)
-    return converted if holder is None else functools.partial(_held, holder)
+class Freezing:
+    """Freezes a value that changes from call to call, and sees that its type holds it.
 
+    A number like the one before gives the same object, by which all that follows from it is known.
+    """
 
-def _held(holder: _Holder, op: str, declared: Input, value: object) -> object:
-    frozen = converted(op, declared, value)
-    for number in frozen if isinstance(frozen, tuple) else (frozen,):
-        if not holder.holds(number):
-            refuse(op, declared.name, holder.words, shown(number))
-    return frozen
+    def __init__(self, op: str, declared: Input) -> None:
+        self._op, self._declared, self._holder = op, declared, _holder(declared.type)
+        self._last: tuple[object, object] = (object(), None)
+
+    def __call__(self, value: object) -> object:
+        known, frozen = self._last  # once: another thread may put its own there
+        if value is known or (type(value) is type(known) and value and value == known):
+            return frozen  # no zero: it may have another sign
+        frozen = converted(self._op, self._declared, value)
+        self._refuse_larger(frozen)
+        if type(value) in NUMBERS:  # they stay what they are
+            self._last = value, frozen
+        return frozen
+
+    def _refuse_larger(self, frozen: object) -> None:
+        if self._holder is None:
+            return
+        for number in frozen if isinstance(frozen, tuple) else (frozen,):
+            if not self._holder.holds(number):
+                refuse(self._op, self._declared.name, self._holder.words, shown(number))
 
 
 class _Holder(NamedTuple):

@@ -238,16 +238,40 @@ def _have_backend(declared: Sequence[Input], inputs: Sequence[object], out: Argu
     return True
 
 
-def refuse_gradients(op: str, names: Sequence[str], arrays: Sequence[Any]) -> None:
-    """Refuse tensors whose gradients a result would silently not have."""
+def may_record(arrays: Sequence[Any]) -> bool:
+    """Whether autograd may record what is done with one of these tensors, or carry a tangent on."""
     torch = sys.modules.get("torch")
-    if torch is None or not torch.is_grad_enabled():
+    if torch is None:
+        return False
+    if _carries_tangents(torch):
+        return True
+    return torch.is_grad_enabled() and any([getattr(a, "requires_grad", False) for a in arrays])
+
+
+def refuse_gradients(op: str, names: Sequence[str], arrays: Sequence[Any]) -> None:
+    """Refuse tensors whose gradients, or tangents, a result would silently not have."""
+    if not may_record(arrays):
         return
+    torch = sys.modules["torch"]
     for name, array in zip(names, arrays, strict=False):
-        if is_tensor(array) and array.requires_grad:
+        if not is_tensor(array):
+            continue
+        if array.requires_grad and torch.is_grad_enabled():
             expected = "a tensor that requires no gradient: autograd does not see this call"
             how = f"{name}.detach(), torch.no_grad() or a torch.autograd.Function"
             refuse(op, name, expected, f"one that does (give it as data by {how})")
+        if _carries_tangents(torch) and _has_tangent(torch, array):
+            expected = "a tensor without a tangent: forward-mode differentiation does not see this"
+            refuse(op, name, expected, f"a dual tensor (give it as data by {name}.detach())")
+
+
+def _carries_tangents(torch: Any) -> bool:
+    """Whether there are dual tensors; unknown where PyTorch has the level under another name."""
+    return getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
+
+
+def _has_tangent(torch: Any, array: Any) -> bool:
+    return torch.autograd.forward_ad.unpack_dual(array).tangent is not None
 
 
 def _arrays(
@@ -255,7 +279,7 @@ def _arrays(
 ) -> Iterator[object]:
     """What a call is given for arrays, one by one."""
     for item, value in zip(declared, inputs, strict=False):
-        if item.memory == "device" and isinstance(value, list | tuple):
+        if item.memory == "device" and item.variadic and isinstance(value, list | tuple):
             yield from value
         elif item.memory == "device" or (item.memory == "either" and not is_number(value)):
             yield value

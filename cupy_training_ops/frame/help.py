@@ -11,34 +11,17 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
 
+from ..declare.declaration import Declaration
 from ..declare.schema import REQUIRED, Attribute, Input, Output, kind
 from ..declare.type_rows import TypeRows, Types
 from ..dtypes import dtype_name, dtype_names
 from .named import CALL
+from .operator import Operator
 
 WIDTH = 96  # of a line, which pydoc indents by four
 
 Row = tuple[str, ...]
-
-
-class Declared(Protocol):
-    """What help reads of an operator class."""
-
-    __name__: str
-    __module__: str
-    family: str
-    function_name: str
-    inputs: tuple[Input, ...]
-    outputs: tuple[Output, ...]
-    attributes: tuple[Attribute, ...]
-    types: Types
-    bitwise_exact: bool
-    provider: str
-    needs: str
-    runs_functions: bool
-    takes_keywords: bool
 
 
 class Help:
@@ -51,32 +34,32 @@ class Help:
         self.written = inspect.cleandoc(written or "")
         self._text = ""
 
-    def __get__(self, instance: object, cls: Any) -> str:
-        self._text = self._text or "\n".join([self.written, *generated(cls)]).strip()
+    def __get__(self, instance: object, cls: type[Operator]) -> str:
+        self._text = self._text or "\n".join([self.written, *generated(cls.declaration)]).strip()
         return self._text
 
 
-def generated(cls: Declared) -> Iterator[str]:
+def generated(declared: Declaration) -> Iterator[str]:
     """The lines that follow the docstring."""
-    for title, rows in sections(cls).items():
+    for title, rows in sections(declared).items():
         yield from _section(title, rows)
 
 
-def sections(cls: Declared) -> dict[str, list[Row]]:
+def sections(declared: Declaration) -> dict[str, list[Row]]:
     """What the declaration says, by title: rows of cells."""
     found: dict[str, list[Row]] = {
-        "call": [(line,) for line in _calls(cls)],
-        "inputs": [_input(item) for item in cls.inputs],
-        "outputs": [_output(item) for item in cls.outputs],
-        "attributes": [_attribute(item) for item in cls.attributes],
+        "call": [(line,) for line in _calls(declared)],
+        "inputs": [_input(item) for item in declared.inputs],
+        "outputs": [_output(item) for item in declared.outputs],
+        "attributes": [_attribute(item) for item in declared.attributes],
     }
-    if isinstance(cls.types, TypeRows):
-        found["types"] = _rows(cls.types)
-        found["types beside any of these"] = _types(cls.types.free)
+    if isinstance(declared.types, TypeRows):
+        found["types"] = _rows(declared.types)
+        found["types beside any of these"] = _types(declared.types.free)
     else:
-        found["types"] = _types(cls.types)
-    found["every call"] = [(line,) for line in _every_call(cls)]
-    found[f"family {cls.family}"] = [(text,) for text in _family(cls)]
+        found["types"] = _types(declared.types)
+    found["every call"] = [(line,) for line in _every_call(declared)]
+    found[f"family {declared.family}"] = [(text,) for text in _family(declared)]
     return found
 
 
@@ -94,15 +77,16 @@ def _section(title: str, rows: Sequence[Row]) -> Iterator[str]:
         yield from wrapped or [start.rstrip()]
 
 
-def _calls(cls: Declared) -> Iterator[str]:
+def _calls(declared: Declaration) -> Iterator[str]:
     """The operator as a function and as a class, with what comes back."""
-    inputs = [f"{item.name}=None" if item.optional else item.name for item in cls.inputs]
-    keywords = [_keyword(item) for item in cls.attributes]
-    more = ["**keywords"] if cls.takes_keywords else []
-    result = _result(cls.outputs)
+    inputs = [f"{item.name}=None" if item.optional else item.name for item in declared.inputs]
+    keywords = [_keyword(item) for item in declared.attributes]
+    more = ["**keywords"] if declared.takes_keywords else []
+    result = _result(declared.outputs)
     call = [f"{name}=None" for name in CALL]
-    yield f"{cls.function_name}({', '.join([*inputs, '*', *keywords, *call, *more])}) -> {result}"
-    made = f"{cls.__name__}({', '.join(['*', *keywords, *more] if keywords else [])})"
+    function = f"{declared.function_name}({', '.join([*inputs, '*', *keywords, *call, *more])})"
+    yield f"{function} -> {result}"
+    made = f"{declared.class_name}({', '.join(['*', *keywords, *more] if keywords else [])})"
     yield f"{made}({', '.join([*inputs, '*', *call])}) -> {result}"
 
 
@@ -187,9 +171,9 @@ def _takes(item: Input | Attribute) -> str:
     return text[:1].lower() + text[1:]
 
 
-def _every_call(cls: Declared) -> Iterator[str]:
+def _every_call(declared: Declaration) -> Iterator[str]:
     """What holds for all operators of a kind."""
-    memories = {item.memory for item in cls.inputs}
+    memories = {item.memory for item in declared.inputs}
     if "host" in memories:
         yield (
             "Host inputs are Python numbers, tuples or NumPy arrays, never device arrays. "
@@ -197,25 +181,25 @@ def _every_call(cls: Declared) -> Iterator[str]:
         )
     if "either" in memories:
         yield "A captured graph keeps a number; where an array is given, each replay reads it."
-    if cls.needs:
-        yield f"A call needs {cls.needs}."
-    if cls.runs_functions:
+    if declared.needs:
+        yield f"A call needs {declared.needs}."
+    if declared.runs_functions:
         yield "Results that are refused, or an error of the function's, come after it has run."
     else:
-        unless = " unless deterministic=False" if _has(cls, "deterministic") else ""
+        unless = " unless deterministic=False" if _has(declared, "deterministic") else ""
         yield f"The same inputs give the same bits, run after run{unless}."
-    if cls.bitwise_exact:
+    if declared.bitwise_exact:
         yield "The CPU provider and the GPU give exactly the same values."
-    yield cls.provider
-    before = "the function runs" if cls.runs_functions else "anything is launched or written"
+    yield declared.provider
+    before = "the function runs" if declared.runs_functions else "anything is launched or written"
     yield f"ArgumentError, DtypeError and ProviderError are raised before {before}."
 
 
-def _has(cls: Declared, attribute: str) -> bool:
-    return any(item.name == attribute for item in cls.attributes)
+def _has(declared: Declaration, attribute: str) -> bool:
+    return any(item.name == attribute for item in declared.attributes)
 
 
-def _family(cls: Declared) -> Iterator[str]:
+def _family(declared: Declaration) -> Iterator[str]:
     """The docstring of the family's module, by paragraphs."""
-    text = inspect.getdoc(sys.modules[cls.__module__]) or ""
+    text = inspect.getdoc(sys.modules[declared.module]) or ""
     return (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))

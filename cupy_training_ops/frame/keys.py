@@ -11,7 +11,7 @@ import numpy as np
 
 from ..declare.schema import Input
 from ..dtypes import HostArray
-from .backends import info, infos, is_array
+from .backends import info, infos
 
 Reader = Callable[[Any], object]
 
@@ -22,7 +22,8 @@ _ITEMS = frozenset((int, float, bool, str, np.int32, np.int64, np.float32, np.fl
 _FORMS = frozenset((float, tuple, list, np.ndarray))
 _HASHED = (int, str, type(None), type, np.dtype)
 _SCALARS = frozenset((np.bool_, np.int32, np.int64, np.float16, np.float32, np.float64))
-_NUMBERS = _SCALARS | {int, float, bool, tuple}
+NUMBERS = _SCALARS | {int, float, bool}
+_CHANGING = NUMBERS | {tuple}
 _MOST = 1024  # elements of an array that is read for a key
 
 CHANGES: Final = "a value that changes from call to call"  # the key of each
@@ -66,14 +67,14 @@ def host_keys(values: Any) -> tuple[object, ...]:
 
 def changing_key(value: object) -> object:
     """A host value that changes: that there is one. KeyError for what has to be frozen first."""
-    if type(value) in _NUMBERS:
+    if type(value) in _CHANGING:
         return CHANGES
     raise KeyError(type(value))
 
 
 def either_key(value: Any) -> object:
     """What is known of an array, or that there is a number."""
-    return info(value) if is_array(value) else changing_key(value)
+    return CHANGES if type(value) in _CHANGING else info(value)
 
 
 def read_list(read: Reader, values: object) -> tuple[object, ...]:

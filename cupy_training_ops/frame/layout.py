@@ -8,7 +8,6 @@ An order names the dimensions from the outermost in memory to the innermost. Tha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from ..backend import Array, ArrayInfo, Backend
 from ..declare.schema import Shape, Spec
@@ -61,7 +60,7 @@ def _significant(found: ArrayInfo) -> Order:
 
 def maker(
     backend: Backend, spec: Spec, device: int, found: Order | None, like: int | None
-) -> Callable[[Sequence[Any]], Array]:
+) -> Callable[[Sequence[object]], Array]:
     """What makes a backend's array with its dimensions in this order, given those of a call."""
     if found is None:
         return backend.maker(spec, device, like)

@@ -10,12 +10,11 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from ..backend import Backend
-from ..declare.schema import Attribute, Inferred, Input, Output, Tiles
-from ..declare.type_rows import Types
+from ..declare.declaration import Declaration, Declares, home
+from ..declare.schema import Inferred
 from ..errors import ArgumentError
 from ..plan import Device, Plan
 from ..runtime.source import Source, load
@@ -27,46 +26,24 @@ from .call import Call
 from .convert import frozen_attributes
 from .foreign import Lent
 from .help import Help
-from .named import Signatures, home, in_order, snake_case
+from .named import Signatures, in_order
 from .prepare import prepare, wanted
 from .prepared import Arguments, Prepared
-from .renamed import WithOthers, named, others
+from .renamed import named
 from .repeated import Repeated, remembered
 
 # What is known of inputs and outputs, the outputs that are wanted, where there are no arrays.
 Key = tuple[tuple[object, ...], tuple[object, ...], Sequence[str] | None, object]
 
 _MAX_REMEMBERED = 1024  # calls an instance remembers before it starts afresh
+_NO_OUT = (None,)
 _MAX_SHARED = 256  # instances of an operator
 
 
-class Op(WithOthers):
+class Op(Declares):
     """One operator: a declaration, an output rule (`infer`) and a plan (`plan`)."""
 
-    domain: ClassVar[str] = "com.microsoft"
-    since: ClassVar[int] = 1
-    until: ClassVar[int | None] = None
-    inputs: ClassVar[tuple[Input, ...]] = ()
-    outputs: ClassVar[tuple[Output, ...]]
-    attributes: ClassVar[tuple[Attribute, ...]] = ()
-    types: ClassVar[Types] = {}
-    tiles: ClassVar[Tiles] = None  # how the arrays come apart for the NumPy function
-    row: ClassVar[str] = ""  # the input of rank 1 that repeats along the others' last dimension
-    bitwise_exact: ClassVar[bool] = False  # compared without tolerance: copies, bit patterns
-    no_out: ClassVar[str] = ""  # why there is no `out=`: results are arrays that are there already
-    needs: ClassVar[str] = ""  # what has to be there for a call, which cannot be made alone
-    runs_functions: ClassVar[bool] = False  # of the caller's, who answers for what they do
-    takes_keywords: ClassVar[bool] = False  # that are not declared, beside the attributes
-    takes_tensors: ClassVar[bool] = True  # as they are; else as arrays of CuPy's over their memory
-    detaches: ClassVar[bool] = False  # takes as data what requires gradients
-    runs_empty: ClassVar[bool] = False  # also where no output has an element: others wait for it
-    provider: ClassVar[str] = (  # what runs a call, for help
-        "NumPy arrays are computed by NumPy, CuPy arrays by CUDA kernels on their device."
-    )
-    source_folder: ClassVar[Path | None] = None  # None: the package's own cuda_src
-    name: ClassVar[str]  # the class's own, unless a version of an operator says another
-    family: ClassVar[str]
-    function_name: ClassVar[str]
+    declaration: ClassVar[Declaration]  # all of these, and what follows from them
 
     __signature__ = Signatures()
 
@@ -79,22 +56,21 @@ class Op(WithOthers):
     _shared: ClassVar[dict[object, Op]]
 
     def __init_subclass__(cls) -> None:
-        cls.name = vars(cls).get("name", cls.__name__)
-        cls.family, _ = home(cls.__module__)
-        cls.function_name = snake_case(cls.name)
+        cls.declaration = declared = Declaration.of(cls)
+        cls.name, cls.attributes = declared.name, declared.attributes
+        cls.family, cls.function_name = declared.family, declared.function_name
+        cls._has_lists = declared.has_lists
         cls._readers = tuple(map(keys.reader, cls.inputs))
-        cls._has_lists = any(i.variadic and i.memory == "device" for i in cls.inputs)
         cls._says_where = cls.placement is not Op.placement
         cls._shared = {}
-        cls.other_inputs, cls.other_attributes = others(cls.inputs), others(cls.attributes)
-        cls.other_outputs = others(getattr(cls, "outputs", ()))
         if hasattr(cls, "outputs"):  # a base class has no text of its own
             cls.__doc__ = Help(cls.__doc__)  # type: ignore[assignment]
 
     def __init__(self, **attributes: object) -> None:
-        if self.other_attributes:
-            attributes = named(self.name, self.other_attributes, attributes)
-        vars(self).update(frozen_attributes(type(self), attributes))
+        declared = self.declaration
+        if declared.other_attributes:
+            attributes = named(self.name, declared.other_attributes, attributes)
+        vars(self).update(frozen_attributes(declared, attributes))
         vars(self).update(workspaces=Workspaces(self.name), _remembered={}, _last=[])
 
     @classmethod
@@ -104,13 +80,18 @@ class Op(WithOthers):
             key = tuple([(name, keys.attribute_key(value)) for name, value in attributes.items()])
             op = cls._shared.get(key)
         except (KeyError, TypeError):  # what cannot be part of a key
-            return cls(**attributes)
+            return cls.to_share(**attributes)
         if op is None:
-            op = cls(**attributes)
+            op = cls.to_share(**attributes)
             if len(cls._shared) >= _MAX_SHARED:
                 cls._shared.clear()
             cls._shared[key] = op
         return op  # type: ignore[return-value]
+
+    @classmethod
+    def to_share(cls, **attributes: object) -> Self:
+        """An instance for all calls of the function with these attributes."""
+        return cls(**attributes)
 
     def __reduce__(self) -> tuple[object, ...]:
         return functools.partial(type(self), **self.attribute_values), ()
@@ -140,17 +121,22 @@ class Op(WithOthers):
         """The steps for these inputs and outputs: a pure function of what it is given."""
         raise NotImplementedError
 
-    def check_numbers(self, *inputs: Any) -> None:
+    def check_numbers(self, *inputs: object) -> None:
         """Refuse numbers that change from call to call by more than `convert` can look at.
 
-        inputs: as the CPU function takes them, arrays as they are. Nothing is read from arrays.
+        inputs: as `infer` has them, with the numbers of this call in their places.
         """
 
-    def check_values(self, *inputs: Any) -> None:
+    @property
+    def checks_numbers(self) -> bool:
+        """Whether `check_numbers` does anything."""
+        return type(self).check_numbers is not Op.check_numbers
+
+    def check_values(self, *inputs: object) -> None:
         """Refuse what arrays hold. Runs where the attribute `check` is True, after all other
         checks, and waits for the device."""
 
-    def supply(self, *inputs: Any) -> object:
+    def supply(self, *inputs: object) -> object:
         """The value of the one input that is `supplied` and was left out, for one call.
 
         inputs: as the CPU function takes them. Not asked for where nothing is computed.
@@ -204,26 +190,23 @@ class Op(WithOthers):
         ProviderError before anything is launched or written.
         """
         if by_name:
-            inputs = in_order(type(self), inputs, by_name)
-        given = out if type(out) is tuple else (out,)
+            inputs = in_order(self.declaration, inputs, by_name)
+        given = _NO_OUT if out is None else out if type(out) is tuple else (out,)
+        if self._has_lists and workspace is None:  # arrays of the call before are known again
+            last = next(iter(self._last), None)  # once: another thread may put its own there
+            if last and last.has(inputs, given, outputs):
+                return last.again(inputs, given)
+        key: Key | None
+        try:
+            key = self._call_key(inputs, given, outputs)
+            call = self._remembered.get(key)
+        except (KeyError, TypeError):  # a foreign array, or a value of a form that tells nothing
+            key = call = None
+        if call is None:
+            return self._call_anew(key, inputs, given, outputs, workspace)
         if self._has_lists:
-            return self._call_with_lists(inputs, given, outputs, workspace)
-        key, call = self._looked_up(inputs, given, outputs)
-        if call is None:
-            return self._call_anew(key, inputs, given, outputs, workspace)
+            return self._run_lists(call, inputs, given, outputs, workspace)
         return call(inputs, given, workspace)
-
-    def _call_with_lists(
-        self, inputs: Arguments, given: Arguments, outputs: Sequence[str] | None, workspace: object
-    ) -> Any:
-        """The same over lists: arrays of the call before are known again."""
-        last = next(iter(self._last), None)  # once: another thread may put its own there
-        if last and workspace is None and last.has(inputs, given, outputs):
-            return last.again(inputs, given)
-        key, call = self._looked_up(inputs, given, outputs)
-        if call is None:
-            return self._call_anew(key, inputs, given, outputs, workspace)
-        return self._run_lists(call, inputs, given, outputs, workspace)
 
     def _run_lists(
         self,
@@ -232,7 +215,7 @@ class Op(WithOthers):
         given: Arguments,
         outputs: Sequence[str] | None,
         workspace: object,
-    ) -> Any:
+    ) -> object:
         inputs, flat, arrays = call.taken_apart(inputs, given)
         tables = call.checked_tables(arrays, flat)
         self._last[:] = remembered(call, self._readers, inputs, given, outputs, tables)
@@ -245,7 +228,7 @@ class Op(WithOthers):
         given: Arguments,
         outputs: Sequence[str] | None,
         workspace: object,
-    ) -> Any:
+    ) -> object:
         """A call of a new kind, or with arguments that have to be adopted first.
 
         It is remembered by what its arguments were, too: numbers and lists have many forms.
@@ -276,7 +259,7 @@ class Op(WithOthers):
         the object. It may be called on any stream, as an ordinary call. Raises what a call would.
         """
         if by_name:
-            inputs = in_order(type(self), inputs, by_name)
+            inputs = in_order(self.declaration, inputs, by_name)
         return bind(self, inputs, out if type(out) is tuple else (out,), outputs, workspace)
 
     def workspace_nbytes(
@@ -292,7 +275,7 @@ class Op(WithOthers):
         Arguments as in a call, nothing is launched. Raises what the call would.
         """
         if by_name:
-            inputs = in_order(type(self), inputs, by_name)
+            inputs = in_order(self.declaration, inputs, by_name)
         given = out if type(out) is tuple else (out,)
         lent = Lent(self.inputs, inputs, given, natively=self.knows_tensors, detaches=self.detaches)
         return self.prepared_call(inputs, given, outputs, lent)[0].workspace_nbytes
@@ -324,13 +307,8 @@ class Op(WithOthers):
         return self.attribute_values
 
     def checks(self) -> tuple[Callable[..., None], ...]:
-        """What is checked at each call, by the values of numbers and arrays."""
-        found: list[Callable[..., None]] = []
-        if type(self).check_numbers is not Op.check_numbers:
-            found.append(self.check_numbers)
-        if getattr(self, "check", False):
-            found.append(self.check_values)
-        return tuple(found)
+        """What is checked at each call, by the values of arrays."""
+        return (self.check_values,) if getattr(self, "check", False) else ()
 
     def _prepare(self, key: Key) -> Call:
         call = prepare(self._forgetful(), *key[:3])
@@ -339,7 +317,7 @@ class Op(WithOthers):
 
     def _has_old_names(self, outputs: Sequence[str] | None) -> bool:
         """Whether an output has a name from before, which each call is warned of."""
-        return outputs is not None and not self.other_outputs.keys().isdisjoint(outputs)
+        return outputs is not None and not self.declaration.other_outputs.keys().isdisjoint(outputs)
 
     def _remember(self, key: object, call: Call) -> None:
         if len(self._remembered) >= _MAX_REMEMBERED:
@@ -364,32 +342,22 @@ class Op(WithOthers):
         pairs = zip(self.inputs, inputs, strict=False)
         taken = tuple([adopt_input(self.name, item, value, lent) for item, value in pairs])
         out = tuple([adopt_out(self.name, value, lent) for value in given])
-        names = None if outputs is None else wanted(self, outputs)
-        where = self._says_where and self.placement()
-        return taken, out, (self._keys(taken), keys.out_key(out), names, where)
+        names = None if outputs is None else wanted(self.declaration, outputs)
+        return taken, out, self._call_key(taken, out, names)
 
-    def _looked_up(
-        self, inputs: Arguments, given: Arguments, outputs: Sequence[str] | None
-    ) -> tuple[object, Call | None]:
-        """The key of a call, and the call that is remembered.
-
-        None and None where a foreign array, or a value of a form that tells nothing, is in it.
-        """
-        try:
-            where = self._says_where and self.placement()
-            names = tuple(outputs) if type(outputs) is list else outputs
-            key = self._keys(inputs), keys.out_key(given), names, where
-            return key, self._remembered.get(key)
-        except (KeyError, TypeError):
-            return None, None
-
-    def _keys(self, inputs: Arguments) -> tuple[object, ...]:
+    def _call_key(self, inputs: Arguments, given: Arguments, outputs: Sequence[str] | None) -> Key:
         """What a call depends on: what is known of arrays, values of static host inputs.
 
         KeyError or TypeError where an input is not in a form that tells.
         """
         if len(inputs) > len(self._readers):
             checks.count(self.name, self.inputs, len(inputs))
-        return tuple(
+        known = tuple(
             [None if v is None else read(v) for read, v in zip(self._readers, inputs, strict=False)]
         )
+        out = given if given is _NO_OUT else keys.out_key(given)
+        names = tuple(outputs) if type(outputs) is list else outputs
+        return known, out, names, self._says_where and self.placement()
+
+
+Op.declaration = Declaration.of(Op)

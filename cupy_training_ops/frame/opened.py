@@ -16,11 +16,12 @@ from ..errors import refuse
 from . import checks
 from .aliasing import Beside
 from .arrays import adopt_input, adopt_out
-from .bindable import Bindable, Outputs, with_values
+from .bindable import Outputs, with_values
 from .call import Call, Tables
 from .checked import CheckedCall, held_of, kept_of
 from .foreign import Lent, are_native
 from .keys import reader
+from .operator import Operator
 from .prepared import Arguments
 from .renamed import named
 from .seen import Addresses, Seen, as_list
@@ -33,7 +34,7 @@ class OpenCall(AtAddresses):
     """`op.bound(...)` with inputs left open: they are given, and checked, at each call."""
 
     def __init__(
-        self, op: Bindable, inputs: Arguments, out: Arguments, outputs: Outputs, workspace: object
+        self, op: Operator, inputs: Arguments, out: Arguments, outputs: Outputs, workspace: object
     ) -> None:
         checks.count(op.name, op.inputs, len(inputs))
         self._given = (*inputs, *(None,) * (len(op.inputs) - len(inputs)))
@@ -99,7 +100,7 @@ class OpenCall(AtAddresses):
 
     def _values(self, given: dict[str, object]) -> tuple[list[object], dict[str, object]]:
         """What is given for the open inputs, in their order, and the rest."""
-        others = self._op.other_inputs
+        others = self._op.declaration.other_inputs
         given = named(self._op.name, others, given) if others else given
         missing = self._open.keys() - given.keys()
         if missing:
@@ -118,14 +119,18 @@ class OpenCall(AtAddresses):
         op = self._op
         natively = op.knows_tensors and are_native(op.inputs, every, self._given_out)
         way = self._way(natively)
-        lent = Lent(op.inputs, every, out, way.lent, natively=natively, detaches=op.detaches)
+        lent = Lent(
+            op.inputs, every, out, way.lent, natively=natively, detaches=op.declaration.detaches
+        )
         return way, lent
 
     def _way(self, natively: bool) -> _Way:
         way = self._ways.get(natively)
         if way is None:
             op, out = self._op, self._given_out
-            lent = Lent(op.inputs, self._closed, out, natively=natively, detaches=op.detaches)
+            lent = Lent(
+                op.inputs, self._closed, out, natively=natively, detaches=op.declaration.detaches
+            )
             places = tuple(self._open.values())
             way = _Way(op, self._closed, out, self._outputs, self._workspace, places, lent)
             self._ways[natively] = way
@@ -137,7 +142,7 @@ class _Way:
 
     def __init__(
         self,
-        op: Bindable,
+        op: Operator,
         closed: Arguments,
         out: Arguments,
         outputs: Outputs,
@@ -189,7 +194,7 @@ class _Opened:
 
     def __init__(
         self,
-        op: Bindable,
+        op: Operator,
         call: Call,
         inputs: Arguments,
         out: Arguments,
@@ -218,7 +223,7 @@ class _Opened:
     def refuse_others(self) -> None:
         """Refuse arrays that are not open and became others, or would have gradients."""
         self._unchanged.refuse_others()
-        if not self._op.detaches:
+        if not self._op.declaration.detaches:
             self._unchanged.refuse_gradients()
 
     def found(self, values: Sequence[Any]) -> Addresses | None:

@@ -1,34 +1,28 @@
 # SPDX-License-Identifier: MIT
-"""What the frame asks of an operator: its declaration, its output rule, its plan."""
+"""What the frame asks of an operator beside its declaration: its output rule, its plan."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
 
 from ..backend import Backend
-from ..declare.schema import Attribute, Inferred, Output, Tiles
-from ..declare.type_rows import Types
+from ..declare.declaration import Declaration
+from ..declare.schema import Inferred, Input
 from ..plan import Device, Plan
-from ..runtime.launch import Planned
+from ..runtime.source import Source
 from ..runtime.workspace import Workspaces
 from .call import Call
-from .prepared import Prepared
-from .renamed import Others
+from .foreign import Lent
+from .prepared import Arguments, Prepared
 
 
-class Operator(Planned, Protocol):
+class Operator(Protocol):
     """An operator with its attributes; `Op` is the one class that is one."""
 
-    outputs: ClassVar[tuple[Output, ...]]
-    attributes: ClassVar[tuple[Attribute, ...]]
-    other_outputs: ClassVar[Others]
-    types: ClassVar[Types]
-    tiles: ClassVar[Tiles]
-    row: ClassVar[str]
-    no_out: ClassVar[str]
-    detaches: ClassVar[bool]
-    runs_empty: ClassVar[bool]
+    declaration: ClassVar[Declaration]
+    name: ClassVar[str]
+    inputs: ClassVar[tuple[Input, ...]]
 
     @property
     def workspaces(self) -> Workspaces: ...
@@ -36,16 +30,28 @@ class Operator(Planned, Protocol):
     @property
     def attribute_values(self) -> dict[str, object]: ...
 
+    @property
+    def knows_tensors(self) -> bool: ...
+
     def infer(self, *inputs: Any) -> tuple[Inferred, ...]:
         """Output specs from what planning may know of the inputs."""
 
     def plan(self, device: Device, *specs: Any) -> Plan:
         """The steps for these inputs and outputs."""
 
-    def checks(self) -> tuple[Callable[..., None], ...]:
-        """What is checked at each call, by the values of numbers and arrays."""
+    def source(self) -> Source:
+        """The CUDA source with its kernels."""
 
-    def supply(self, *inputs: Any) -> object:
+    def checks(self) -> tuple[Callable[..., None], ...]:
+        """What is checked at each call, by the values of arrays."""
+
+    @property
+    def checks_numbers(self) -> bool: ...
+
+    def check_numbers(self, *inputs: Any) -> None:
+        """Refuse numbers that change from call to call."""
+
+    def supply(self, *inputs: object) -> object:
         """The value that one call takes for an input that the caller left to the operator."""
 
     def placement(self) -> tuple[Backend, int]:
@@ -53,6 +59,11 @@ class Operator(Planned, Protocol):
 
     def own_call(self, prepared: Prepared) -> Call | None:
         """A way of its own to run, or None for provider and kernels."""
+
+    def prepared_call(
+        self, inputs: Arguments, out: Arguments, outputs: Sequence[str] | None, lent: Lent
+    ) -> tuple[Call, Arguments, Arguments]:
+        """The call that fits, and its arguments in forms that have a backend."""
 
     def cpu_function(self) -> Callable[..., object]:
         """The NumPy function that computes it."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from .. import limits
 from ..backend import ArrayInfo, Info
+from ..declare.declaration import Declaration
 from ..declare.schema import Changing, Inferred, Input, Open, Output, Single, Spec
 from ..dtypes import HostArray, to_dtype
 from ..errors import ArgumentError, refuse, shown
@@ -24,7 +25,7 @@ from .keys import CHANGES, unmarked
 from .operator import Operator
 from .pieces import PIECE, Pieces
 from .prepared import Named, Prepared, Result, grouped, ungrouped
-from .providers import CpuCall, EmptyCall, KernelCall
+from .providers import CpuCall, EmptyCall, kernel_call
 
 Outputs = Sequence[str] | None
 Keys = Sequence[Any]  # what is known of arguments: Info of arrays, what `host_key` makes of others
@@ -35,18 +36,16 @@ def prepare(op: Operator, inputs: Keys, out: Keys, outputs: Outputs) -> Call:
 
     `inputs` and `out` are the parts of the call's key.
     """
-    checks.count(op.name, op.inputs, len(inputs))
-    keys = [*inputs, *[None] * (len(op.inputs) - len(inputs))]
-    supplied = _supplied(op, keys)
-    if supplied is not None:
-        keys[supplied] = CHANGES
-    fixed = tuple(_fixed(op, item, key) for item, key in zip(op.inputs, keys, strict=True))
-    arrays = tuple(_arrays(op, keys))
-    free = op.tiles is not None and not op.tiles and _have_one_shape(arrays)
-    _check_inputs(op, arrays, free)
-    specs = _specs(op, keys, fixed)
-    results, counts = _results(op, op.infer(*specs), wanted(op, outputs), arrays)
-    given = _check_out(op, results, counts, out, free)
+    declared = op.declaration
+    keys, supplied = _every_key(declared, inputs)
+    fixed = tuple(_fixed(declared, item, key) for item, key in zip(op.inputs, keys, strict=True))
+    arrays = tuple(_arrays(declared, keys))
+    free = declared.tiles is not None and not declared.tiles and _have_one_shape(arrays)
+    _check_inputs(declared, op.attribute_values, arrays, free)
+    specs = _specs(declared, keys, fixed)
+    names = wanted(declared, outputs)
+    results, counts = _results(declared, op.infer(*specs), names, arrays)
+    given = _check_out(declared, results, counts, out, free)
     prepared = Prepared(
         op=op.name,
         inputs=op.inputs,
@@ -57,16 +56,28 @@ def prepare(op: Operator, inputs: Keys, out: Keys, outputs: Outputs) -> Call:
         out=given,
         counts=counts,
         placement=_placement(op, arrays, results, given),
-        order=_order(op, arrays, results, given) if free else None,
+        order=_order(declared, arrays, results, given) if free else None,
         checks=op.checks(),
-        detaches=op.detaches,
+        check_numbers=_number_check(op, specs),
+        detaches=declared.detaches,
         supplied=supplied,
         supply=None if supplied is None else op.supply,
     )
     return _route(op, prepared, specs)
 
 
-def wanted(op: Operator, outputs: Outputs) -> tuple[str, ...]:
+def _number_check(
+    op: Operator, specs: Sequence[object]
+) -> Callable[[Mapping[int, object]], None] | None:
+    """What looks at the numbers of one call, which stand in the places of those that change."""
+
+    def check(values: Mapping[int, object]) -> None:
+        op.check_numbers(*(values.get(place, spec) for place, spec in enumerate(specs)))
+
+    return check if op.checks_numbers else None
+
+
+def wanted(op: Declaration, outputs: Outputs) -> tuple[str, ...]:
     """The names of the outputs to compute."""
     declared = tuple(output.name for output in op.outputs)
     if outputs is None:
@@ -79,13 +90,18 @@ def wanted(op: Operator, outputs: Outputs) -> tuple[str, ...]:
     return tuple(renamed.current(op.name, op.other_outputs, name) for name in outputs)
 
 
-def _supplied(op: Operator, keys: Keys) -> int | None:
-    """The input that the caller left to the operator."""
+def _every_key(op: Declaration, inputs: Keys) -> tuple[list[Any], int | None]:
+    """A key for each declared input; the place of the one that the caller left to the operator."""
+    checks.count(op.name, op.inputs, len(inputs))
+    keys = [*inputs, *[None] * (len(op.inputs) - len(inputs))]
     places = (i for i, item in enumerate(op.inputs) if item.supplied and keys[i] is None)
-    return next(places, None)
+    supplied = next(places, None)
+    if supplied is not None:
+        keys[supplied] = CHANGES
+    return keys, supplied
 
 
-def _fixed(op: Operator, declared: Input, key: Any) -> object:
+def _fixed(op: Declaration, declared: Input, key: Any) -> object:
     """The frozen value of a static host input."""
     if key is None and declared.memory != "device" and not declared.optional:
         refuse(op.name, declared.name, "a value", "None")
@@ -96,7 +112,7 @@ def _fixed(op: Operator, declared: Input, key: Any) -> object:
     return converted(op.name, declared, unmarked(key))
 
 
-def _arrays(op: Operator, keys: Keys) -> Iterator[Named]:
+def _arrays(op: Declaration, keys: Keys) -> Iterator[Named]:
     """Every array under its own name: the second of a variadic X is X[1]."""
     for declared, key in zip(op.inputs, keys, strict=True):
         if declared.memory == "host" or key is CHANGES:
@@ -117,10 +133,13 @@ def _have_one_shape(arrays: Sequence[Named]) -> bool:
     return len({a.info.shape for a in arrays if a.info and not a.declared.not_accessed}) == 1
 
 
-def _check_inputs(op: Operator, arrays: Sequence[Named], any_layout: bool) -> None:
+def _check_inputs(
+    op: Declaration, values: Mapping[str, object], arrays: Sequence[Named], any_layout: bool
+) -> None:
+    """`values` are the attributes'."""
     bound: checks.Bindings = {}
     for attribute in op.attributes:
-        value = op.attribute_values[attribute.name]
+        value = values[attribute.name]
         if attribute.type and isinstance(value, np.dtype):
             bound[attribute.type] = value
     for array in arrays:
@@ -136,14 +155,14 @@ def _check_inputs(op: Operator, arrays: Sequence[Named], any_layout: bool) -> No
     checks.row(op.name, op.types, bound)
 
 
-def _check_layout(op: Operator, name: str, found: ArrayInfo, any_layout: bool) -> None:
+def _check_layout(op: Declaration, name: str, found: ArrayInfo, any_layout: bool) -> None:
     if any_layout:
         checks.contiguous(op.name, name, layout.order(found) is not None, "a dense array")
     else:
         checks.contiguous(op.name, name, found.strides is None)
 
 
-def _specs(op: Operator, keys: Keys, fixed: Sequence[object]) -> tuple[object, ...]:
+def _specs(op: Declaration, keys: Keys, fixed: Sequence[object]) -> tuple[object, ...]:
     """What `infer` and `plan` see: placed specs, tuples of them, Changing or host values."""
     specs: list[object] = []
     n_arrays = 0
@@ -166,7 +185,7 @@ def _placed(key: Info | None, place: int) -> Spec | None:
 
 
 def _results(
-    op: Operator, inferred: Sequence[Inferred], names: tuple[str, ...], arrays: Sequence[Named]
+    op: Declaration, inferred: Sequence[Inferred], names: tuple[str, ...], arrays: Sequence[Named]
 ) -> tuple[tuple[Result, ...], tuple[int | None, ...]]:
     """Inferred outputs, variadic ones taken apart; no spec for one that is not computed."""
     places = {a.name: place for place, a in enumerate(arrays) if a.info is not None}
@@ -191,7 +210,7 @@ def _results(
 
 
 def _result(
-    op: Operator,
+    op: Declaration,
     output: Output,
     item: Single,
     index: str,
@@ -213,7 +232,7 @@ def _result(
     )
 
 
-def _wanted_spec(op: Operator, output: Output, item: Spec | Changing | Open | HostArray) -> Spec:
+def _wanted_spec(op: Declaration, output: Output, item: Spec | Changing | Open | HostArray) -> Spec:
     if isinstance(item, Open):
         return Spec((), item.dtype or np.dtype(np.uint8))  # a result that is asked for, no more
     if isinstance(item, Changing):
@@ -223,7 +242,7 @@ def _wanted_spec(op: Operator, output: Output, item: Spec | Changing | Open | Ho
 
 
 def _check_out(
-    op: Operator,
+    op: Declaration,
     results: Sequence[Result],
     counts: Sequence[int | None],
     out: Keys,
@@ -241,7 +260,7 @@ def _check_out(
 
 
 def _one_by_one(
-    op: Operator, results: Sequence[Result], counts: Sequence[int | None], out: Keys
+    op: Declaration, results: Sequence[Result], counts: Sequence[int | None], out: Keys
 ) -> Keys:
     """The keys of the caller's outputs; lists beside other outputs are given as tuples."""
     if len(counts) > 1 and any(count is not None for count in counts):
@@ -260,7 +279,7 @@ def _is_group(key: Any, count: int) -> bool:
     return len(key) == count and all(item is None or isinstance(item, tuple) for item in key)
 
 
-def _check_given(op: Operator, result: Result, key: Any, any_layout: bool) -> None:
+def _check_given(op: Declaration, result: Result, key: Any, any_layout: bool) -> None:
     name = f"out ({result.name})"
     if not key or key[0] is None or isinstance(key[0], tuple):
         refuse(op.name, name, "an array", "a tuple")
@@ -292,7 +311,7 @@ def _placement(
 
 
 def _order(
-    op: Operator,
+    op: Declaration,
     arrays: Sequence[Named],
     results: Sequence[Result],
     out: Sequence[ArrayInfo | None],
@@ -313,16 +332,16 @@ def _route(op: Operator, prepared: Prepared, specs: Sequence[object]) -> Call:
     device = [r for r in prepared.results if r.value is None]
     lists = any(count is not None for count in prepared.counts)  # which may have no array
     is_empty = not any(r.spec is not None and r.spec.size for r in device)
-    if (device or lists) and is_empty and not op.runs_empty:
+    if (device or lists) and is_empty and not op.declaration.runs_empty:
         return EmptyCall(prepared)
     placement = prepared.placement
     if not placement.backend.runs_kernels:
         function = functools.partial(op.cpu_function(), **op.cpu_attributes())
-        return CpuCall(prepared, function, _pieces(op, prepared))
-    return KernelCall(prepared, _ready(op, prepared, specs), op.workspaces)
+        return CpuCall(prepared, function, _pieces(op.declaration, prepared))
+    return kernel_call(prepared, _ready(op, prepared, specs), op.workspaces)
 
 
-def _pieces(op: Operator, prepared: Prepared) -> Pieces | None:
+def _pieces(op: Declaration, prepared: Prepared) -> Pieces | None:
     """How the CPU provider takes the arrays apart, if it may."""
     sizes = [a.info.spec.size for a in prepared.arrays if a.info is not None]
     if op.tiles is None or max(sizes, default=0) <= PIECE:  # there would be one
@@ -336,10 +355,11 @@ def _ready(op: Operator, prepared: Prepared, specs: Sequence[object]) -> ReadyPl
     n_inputs = len(prepared.arrays)
     pairs = zip(prepared.results, prepared.out, strict=True)
     outputs = [_planned(prepared, *pair, n_inputs + i) for i, pair in enumerate(pairs)]
+    n_arrays = n_inputs + len(outputs)
     try:
         plan = op.plan(backend.device(device), *specs, *grouped(outputs, prepared.counts))
         checks.within(op.name, "workspace", limits.of_scratch(plan.workspace_nbytes))
-        return ReadyPlan(op, backend, device, plan, n_inputs + len(outputs))
+        return ReadyPlan(op.declaration, op.source, backend, device, plan, n_arrays)
     except LaunchError as error:
         refuse(op.name, "inputs", "sizes that a GPU can launch", str(error))
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -40,6 +40,11 @@ class Result:
     open: Open | None = None
     returned: bool = True
 
+    @property
+    def is_new(self) -> bool:
+        """Whether it is an array of its own."""
+        return self.spec is not None and self.value is None and self.alias is None
+
 
 @dataclass(frozen=True)
 class Named:
@@ -72,6 +77,7 @@ class Prepared:
     placement: ArrayInfo
     order: Order | None = None  # of the dimensions in memory, where arrays are not C-contiguous
     checks: tuple[Callable[..., None], ...] = ()
+    check_numbers: Callable[[Mapping[int, object]], None] | None = None  # that change, by place
     detaches: bool = False  # takes as data what requires gradients
     supplied: int | None = None  # the input, by place, that the operator supplies at each call
     supply: Callable[..., object] | None = None

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +20,7 @@ from ..runtime.launch import ReadyPlan, Values
 from ..runtime.workspace import Workspaces
 from .arrays import adopt
 from .backends import info
-from .call import Call, Tables
+from .call import NO_VALUES, Call, Tables
 from .foreign import refuse_read_only, same_stream
 from .pieces import Pieces
 from .prepared import Arguments, Arrays, Prepared, Result
@@ -64,7 +65,7 @@ class ViewCall(Call):
         out: Arrays,
         workspace: object,
         tables: Tables | None = None,
-    ) -> Any:
+    ) -> object:
         """The same of a bound call."""
         return self(inputs, out, workspace)
 
@@ -95,11 +96,11 @@ class DelegatedCall(Call):
         out: Arrays,
         workspace: object,
         tables: Tables | None = None,
-    ) -> Any:
+    ) -> object:
         """What the callable returns, checked against what was inferred."""
-        taken_inputs = self._with_hosts(inputs, self.values(inputs))
-        for check in self.checks:
-            check(*taken_inputs)
+        values = self.values(inputs)
+        self._check(inputs, values)
+        taken_inputs = self._with_hosts(inputs, values)
         with self._current(), self.delegation(*taken_inputs) as returned:
             taken = self._all_taken(self._one_by_one(returned))
         return taken[0] if self.single_output else self.returned(taken)
@@ -115,7 +116,7 @@ class DelegatedCall(Call):
                 stack.enter_context(same_stream(device))
             yield
 
-    def _all_taken(self, results: Sequence[Any]) -> Arrays:
+    def _all_taken(self, results: Sequence[object]) -> Arrays:
         op, expected = self.prepared.op, self.prepared.results
         if len(results) != len(expected):
             refuse(op, f"results{self.of_callee}", f"{len(expected)} arrays", str(len(results)))
@@ -217,15 +218,10 @@ class KernelCall(Call):
         """The tables of addresses, unless some are those of new arrays."""
         if not self.ready.has_tables or self.makes_arrays:
             return None
-        if self.aliased is not None:
-            return self.ready.tables_at([*addresses, *self.aliased([*addresses, 0])])
-        n_arrays, found = len(self.prepared.arrays), list(addresses)
-        for place, result in enumerate(self.prepared.results, n_arrays):
-            if place >= len(addresses):
-                found.append(0)
-            if not found[place] and result.alias is not None:
-                found[place] = addresses[result.alias]
-        return self.ready.tables_at(found)
+        n_arrays = len(self.prepared.arrays)
+        arrays, out = addresses[:n_arrays], addresses[n_arrays:]
+        on_host = (0,) * len(self.hosts)
+        return self.ready.tables_at([*arrays, *self.placed(arrays, 0, (), on_host, out)])
 
     def tables_at(self, addresses: np.ndarray[Any, np.dtype[np.int64]]) -> Tables | None:
         """The same, with the addresses in an array."""
@@ -289,20 +285,62 @@ class KernelCall(Call):
         elif workspace is not None:
             ready.run(arrays, ready.scratch_in(workspace), tables, late)
         else:
-            with self.stores.lock:  # another thread's steps do not come between these
-                self._queue_in_own(arrays, tables, late)
+            self._queue_in_own(partial(ready.run, arrays, tables=tables, values=late))
 
-    def _queue_in_own(self, arrays: Arrays, tables: Tables, late: Sequence[object]) -> None:
-        """What is zero counts as unknown until the last step is queued."""
-        ready, backend, device = self.ready, self.backend, self.device
-        store = self.stores.get(backend, device, ready.scratch_nbytes, ready.zeros_nbytes)
-        scratch = ready.scratch(store)
-        store.is_zero = False
-        try:
-            self.stores.depth += 1
-            ready.run(arrays, scratch, tables, late)
-            store.is_zero = True
-        finally:
-            self.stores.depth -= 1
-            if not store.is_zero:  # a graph may be replayed before the next call clears it
-                self.stores.clear(backend, device, store)
+    def _queue_in_own(self, run: Callable[[Sequence[object]], None]) -> None:
+        """All steps; what is zero counts as unknown until the last one is queued."""
+        ready, backend, device, stores = self.ready, self.backend, self.device, self.stores
+        with stores.lock:  # another thread's steps do not come between these
+            store = stores.get(backend, device, ready.scratch_nbytes, ready.zeros_nbytes)
+            scratch = ready.scratch(store)
+            store.is_zero = False
+            try:
+                stores.depth += 1
+                run(scratch)
+                store.is_zero = True
+            finally:
+                stores.depth -= 1
+                if not store.is_zero:  # a graph may be replayed before the next call clears it
+                    stores.clear(backend, device, store)
+
+
+class AddressCall(KernelCall):
+    """A plan whose kernels need nothing of the arrays but their addresses."""
+
+    def __call__(self, inputs: Arguments, out: Arguments, workspace: object) -> Any:
+        """The same as any call does; from here on by addresses."""
+        if workspace is not None:
+            return super().__call__(inputs, out, workspace)
+        if len(inputs) < self.n_inputs:
+            inputs += (None,) * (self.n_inputs - len(inputs))
+        arrays = self._pick_arrays(inputs)
+        results = out if self.has_all_outputs else self.completed(arrays, out, NO_VALUES)
+        every = arrays + results
+        addresses = self.backend.pointers(every)
+        if self.overlap is not None:
+            self.overlap.refuse(addresses)
+        if self.records:
+            self.refuse_gradients(every)
+        if self.backend.is_current(self.device):
+            self._queue_at(addresses)
+        else:
+            with self.backend.on(self.device):
+                self._queue_at(addresses)
+        return results[0] if self.single_output else self.returned(results)
+
+    def _queue_at(self, addresses: Sequence[int]) -> None:
+        """All steps over arrays at these addresses, with our own workspace."""
+        if self.workspace_nbytes:
+            self._queue_in_own(partial(self.ready.run_over, addresses))
+        else:
+            self.ready.run_over(addresses, ())
+
+
+def kernel_call(prepared: Prepared, ready: ReadyPlan, stores: Workspaces) -> KernelCall:
+    """The call of a plan; one by addresses where they are all that it needs."""
+    call = KernelCall(prepared, ready, stores)
+    changes = call.changing or call.checks or call.check_numbers or call.supplied is not None
+    is_apart = call.has_all_outputs or (call.makes_all and call.overlap is None)
+    if not ready.takes_addresses or changes or call.has_lists or call.groups_out or not is_apart:
+        return call
+    return AddressCall(prepared, ready, stores)

@@ -5,41 +5,12 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
-from typing import ClassVar, NamedTuple
+from collections.abc import Mapping
 
-from ..declare.schema import Attribute, Input, Output
+from ..declare.declaration import Others
 from ..errors import refuse
 
 _PACKAGE = __name__.partition(".")[0]
-
-
-class Other(NamedTuple):
-    """What a name stands for, and whether it is on its way out."""
-
-    name: str
-    is_old: bool
-
-
-Others = Mapping[str, Other]
-
-
-class WithOthers:
-    """What may be given by other names than the declared ones."""
-
-    other_inputs: ClassVar[Others]
-    other_outputs: ClassVar[Others]
-    other_attributes: ClassVar[Others]
-
-
-def others(declared: Iterable[Input | Output | Attribute]) -> Others:
-    """What each name stands for that is not the declared one."""
-    found: dict[str, Other] = {}
-    for item in declared:
-        found |= {name: Other(item.name, True) for name in item.formerly}
-        if item.upstream:
-            found[item.upstream] = Other(item.name, False)
-    return found
 
 
 def current(op: str, known: Others, name: str) -> str:

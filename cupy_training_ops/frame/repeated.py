@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The call before, known again by its arrays: their memory is neither compared nor looked up anew.
 
-Over lists of hundreds of arrays this is most of a call's host time. Arrays are held weakly.
+Over lists of hundreds of arrays this is most of a call's host time. Arrays are held weakly, and
+compared by identity as long as all of them live.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import is_
 from typing import Any
 
 from ..backend import Array, Backend
@@ -30,7 +30,9 @@ class Known:
     declared: Sequence[Input]
     readers: Sequence[Reader]
     keys: Keys  # of host values
-    arrays: tuple[weakref.ref[Array] | None, ...]
+    identities: tuple[int, ...]
+    held: tuple[weakref.ref[Array], ...]
+    gone: Sequence[object]  # arrays that are no more: another may have the identity of one
     states: list[object] | None  # what of the arrays may change while they live
 
     @classmethod
@@ -47,23 +49,23 @@ class Known:
 
         by_memory: arrays are the same ones also where they were given another shape.
         """
-        found = _arrays(declared, inputs, out)
+        found, gone = _arrays(declared, inputs, out), list[object]()
         if not backend.runs_kernels or all(array is None for array in found):
             return None
         try:
-            held = tuple([None if array is None else weakref.ref(array) for array in found])
+            held = tuple([weakref.ref(a, gone.append) for a in found if a is not None])
             keys = _keys(declared, readers, inputs, out)
         except (KeyError, TypeError):
             return None
         states = None if by_memory else backend.states(found)
-        return cls(backend, declared, readers, keys, held, states)
+        identities = tuple(map(id, found))
+        return cls(backend, declared, readers, keys, identities, held, gone, states)
 
     def has(self, inputs: Arguments, out: Arguments = ()) -> bool:
         """Whether these arguments are the same."""
         try:
             found = _arrays(self.declared, inputs, out)
-            alive = [None if held is None else held() for held in self.arrays]
-            if len(found) != len(alive) or not all(map(is_, found, alive)):
+            if self.gone or tuple(map(id, found)) != self.identities:
                 return False
             if _keys(self.declared, self.readers, inputs, out) != self.keys:
                 return False
@@ -91,7 +93,7 @@ class Repeated:
             return False
         return self.known.has(inputs + (None,) * missing, out)
 
-    def again(self, inputs: Arguments, out: Arguments) -> Any:
+    def again(self, inputs: Arguments, out: Arguments) -> object:
         """The call, without a comparison of memory."""
         inputs, out, arrays = self.call.taken_apart(inputs, out)
         return self.call.finish(inputs, arrays, out, None, self.tables)
@@ -141,8 +143,8 @@ def _keys(
 
 def _key(item: Input, read: Reader, value: object) -> object:
     """Of one input; KeyError or TypeError where it is not in a form that tells."""
-    if value is None or (is_array(value) and item.memory != "host"):
-        return None
     if item.memory == "device" and isinstance(value, list | tuple):
         return len(value)
+    if value is None or (item.memory != "host" and is_array(value)):
+        return None
     return read(value)

@@ -11,6 +11,7 @@ from ..errors import refuse
 from ..runtime.alike import Watched, state
 from .call import Call
 from .foreign import Lent, is_tensor, refuse_gradients
+from .operator import Operator
 from .prepared import Arrays
 
 
@@ -63,7 +64,7 @@ class Unchanged:
 class AtAddresses:
     """What knows arrays by their addresses, which a copy's arrays would not have."""
 
-    _op: Any
+    _op: Operator
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -75,7 +76,7 @@ class AtAddresses:
 _form = attrgetter("dtype", "shape")
 
 
-def _forms(arrays: Arrays) -> list[Any]:
+def _forms(arrays: Arrays) -> list[object]:
     return list(map(_form, arrays))
 
 

@@ -32,12 +32,12 @@ class DelegatingOp(Op):
     provider = "NumPy and CuPy arrays alike: a Python callable computes."
     callee = ""  # what messages call it
 
-    def delegate(self, *inputs: Any) -> Any:
+    def delegate(self, *inputs: Any) -> object:
         """The results, from inputs as the CPU function would get them."""
         raise NotImplementedError
 
     @contextlib.contextmanager
-    def delegation(self, *inputs: Any) -> Iterator[Any]:
+    def delegation(self, *inputs: Any) -> Iterator[object]:
         """The same as a context, which ends with an error where a result is refused."""
         yield self.delegate(*inputs)
 

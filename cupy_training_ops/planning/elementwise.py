@@ -65,7 +65,7 @@ class ElementwiseOp(Op):
     tiles: ClassVar[Tiles] = {}
     nbytes: ClassVar[int] = NBYTES
 
-    def infer(self, *inputs: Any) -> tuple[Spec | None, ...]:
+    def infer(self, *inputs: object) -> tuple[Spec | None, ...]:
         named = dict(self._arrays(inputs))
         row = named.pop(self.row, None)
         first, *others = named.items()

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from ..declare.schema import Spec
 from ..dtypes import BFLOAT16, Dtype
@@ -58,7 +57,12 @@ def over_lists(
 
 
 def count(
-    launch: MakeLaunch, rate: Any, step: Any, scale: Any, update: Any, stepped: Spec | None
+    launch: MakeLaunch,
+    rate: object,
+    step: object,
+    scale: object,
+    update: object,
+    stepped: Spec | None,
 ) -> Plan:
     """The step after this one, where it is an array that is asked for."""
     if stepped is None:
@@ -67,7 +71,7 @@ def count(
     return Plan((Launch(made.symbol, Config((1,), (1,)), made.args, made.slots),))
 
 
-def signal(update: Any, signalled: Spec | None) -> Plan:
+def signal(update: object, signalled: Spec | None) -> Plan:
     """The update signal, where it is to be in another array."""
     if not isinstance(update, Spec) or signalled is None or signalled.in_place:
         return Plan()

@@ -77,7 +77,7 @@ def decay(value: object) -> float:
     return number
 
 
-def refuse_uncorrectable(op: str, **decays: Any) -> None:
+def refuse_uncorrectable(op: str, **decays: object) -> None:
     """Refuse decays, or lists of them, of which 1 - decay^step is no correction."""
     for name, value in decays.items():
         if not all(x < 1 for x in (value if isinstance(value, tuple) else (value,))):
@@ -201,15 +201,15 @@ def refuse_none(op: str, name: str, arrays: Sequence[Spec]) -> None:
         refuse(op, name, "at least one array", "an empty list")
 
 
-def new_step(op: str, name: str, step: Any, update: Any) -> Inferred:
+def new_step(op: str, name: str, step: Spec | Changing, update: object) -> Inferred:
     """The step after this one, which a step that is skipped does not count."""
     if isinstance(step, Spec):
         return step
     if isinstance(update, Spec):
         refuse(op, name, "an array, as update_signal is one: a skipped step counts", "a number")
     if isinstance(update, Changing):
-        return step.then(lambda t, on: t + on, update)  # type: ignore[no-any-return]
-    return step.then(lambda t: t + 1)  # type: ignore[no-any-return]
+        return step.then(lambda t, on: t + on, update)
+    return step.then(lambda t: t + 1)
 
 
 def signal(update: Spec | Changing | None) -> Inferred:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ..dtypes import dtype_name
+from ..declare.schema import Spec
+from ..dtypes import HostArray, dtype_name
 from ..errors import ArgumentError, cut
 from .link import GRACE, Link
 from .members import Members
@@ -21,7 +22,7 @@ SEPARATOR = "; "
 Answer = Callable[[list[list[memoryview]]], Sequence[Sequence[Part]]]
 
 
-def described(call: str, arrays: Iterable[Any]) -> str:
+def described(call: str, arrays: Iterable[HostArray | Spec]) -> str:
     """A call and its arrays, in words that ranks compare."""
     found = list(arrays)
     shapes = (f"{dtype_name(a.dtype)} {tuple(a.shape)}" for a in found)
@@ -63,7 +64,7 @@ def exchange(
 
 def _answered(
     link: Link, members: Members, op: str, text: str, parts: Sequence[Part], answer: Answer
-) -> Sequence[Any]:
+) -> Sequence[object]:
     """The first rank's part."""
     others = members.ranks[1:]
     what = text.partition(SEPARATOR)[0]

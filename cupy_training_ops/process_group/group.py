@@ -73,7 +73,7 @@ class ProcessGroup:
         self.device: int | None = None  # the GPU that it communicates from, once it has
         self._members = sub_groups(rank, size, data_size, horizontal_size, local_size)
         self._agreed: set[tuple[Members, str]] = set()
-        self._instances: dict[object, Any] = {}
+        self._instances: dict[object, object] = {}
         self._resources = _Resources(rank, on_fault)
         self._finalizer = weakref.finalize(self, self._resources.close)
         self._mail: Mail | None = None
@@ -175,7 +175,7 @@ class ProcessGroup:
         """The sub-group of a type."""
         return chosen(op, self._members, group_type)
 
-    def instance(self, key: object, make: Any) -> Any:
+    def instance(self, key: object, make: Callable[[], object]) -> object:
         """What an operator keeps with the group, and only as long as it."""
         if self.is_closed:
             return make()

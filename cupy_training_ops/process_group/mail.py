@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ..dtypes import dtype_name, to_dtype
+from ..declare.schema import Spec
+from ..dtypes import HostArray, dtype_name, to_dtype
 from ..errors import ArgumentError, GroupError, OpError
 from .link import GRACE, Link
 from .wire import Message, Part
@@ -31,7 +32,7 @@ class Label(NamedTuple):
     shapes: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, where: str, tag: int, arrays: Sequence[Any]) -> Label:
+    def of(cls, where: str, tag: int, arrays: Sequence[HostArray | Spec]) -> Label:
         """Of arrays, or of what is known of them."""
         dtypes = tuple(dtype_name(a.dtype) for a in arrays)
         return cls(where, tag, dtypes, tuple(tuple(a.shape) for a in arrays))

@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -39,7 +40,7 @@ NUMBERS = INTEGERS | {FLOAT16: 6, FLOAT32: 7, FLOAT64: 8, BFLOAT16: 9}
 
 
 @functools.cache
-def library() -> Any:
+def library() -> ModuleType:
     """CuPy's binding with NCCL loaded; ProviderError says what to install where it is missing."""
     import cupy
     from cuda import pathfinder
@@ -54,7 +55,8 @@ def library() -> Any:
             f"NCCL (libnccl.so.2) is not here; "
             f"install it with: pip install 'cupy-training-ops[nccl{major}]'"
         )
-    return nccl
+    binding: ModuleType = nccl
+    return binding
 
 
 class Row(NamedTuple):
@@ -135,7 +137,7 @@ def connect(group: Group, op: str, members: Members) -> Communicator:
     return Communicator(nccl, made, device, group.timeout)
 
 
-def _same_id(nccl: Any, found: list[list[memoryview]]) -> list[list[Part]]:
+def _same_id(nccl: ModuleType, found: list[list[memoryview]]) -> list[list[Part]]:
     """A new identity, the same for every rank."""
     return [[nccl.get_unique_id()]] * len(found)
 
@@ -151,7 +153,7 @@ class Communicator:
     streams are, so that none behind the event is older.
     """
 
-    def __init__(self, nccl: Any, made: Any, device: int, timeout: float) -> None:
+    def __init__(self, nccl: ModuleType, made: Any, device: int, timeout: float) -> None:
         import cupy
 
         self.device = device
@@ -264,8 +266,8 @@ class Calls:
     rows: Sequence[Row]
     agree: Callable[[], None] | None
     each_time: bool = field(default=False, kw_only=True)
-    _sources: Any = field(default=None, init=False)
-    _targets: Any = field(default=None, init=False)
+    _sources: object = field(default=None, init=False)
+    _targets: object = field(default=None, init=False)
     _prepared: Prepared = field(default_factory=lambda: Prepared(()), init=False)
     _communicator: Communicator | None = field(default=None, init=False)
 
@@ -304,6 +306,6 @@ class Swap(Calls):
         return zip(self.rows, places, places, strict=True)
 
 
-def addresses(table: Any, n: int) -> list[int]:
+def addresses(table: np.void, n: int) -> list[int]:
     """The first addresses of a struct of pointers."""
     return table["at"][:n].tolist()  # type: ignore[no-any-return]

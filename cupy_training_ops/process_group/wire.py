@@ -12,10 +12,11 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from ..declare.schema import Spec
 from ..dtypes import HostArray
 
 MAGIC = b"cupy-training-ops"
@@ -145,7 +146,7 @@ def as_bytes(array: HostArray) -> memoryview:
     return memoryview(array.reshape(-1).view(np.uint8))
 
 
-def as_array(part: memoryview, like: Any) -> HostArray:
+def as_array(part: memoryview, like: HostArray | Spec) -> HostArray:
     """Bytes as an array of the shape and dtype of another; WireError where they do not fit."""
     if len(part) != like.nbytes:
         raise WireError(f"it sent {len(part)} bytes, not {like.nbytes}")

@@ -115,21 +115,6 @@ def either(
     return np.frombuffer(found, layout)[0]
 
 
-def either_at(layout: Dtype, spec: Spec) -> Address:
-    """The same of an array; most stay where they are."""
-    last: list[tuple[int, object]] = [(-1, None)]
-
-    def fill(addresses: Sequence[int] | Addresses) -> object:
-        address = int(addresses[spec.place])
-        before, struct = last[0]
-        if address != before:
-            struct = either(layout, address=address, dtype=spec.dtype)
-            last[0] = address, struct
-        return struct
-
-    return fill
-
-
 @functools.cache
 def _either_bytes(layout: Dtype) -> tuple[int, Callable[..., bytes]]:
     """How many numbers it holds, and what packs its fields, in their order, sooner than NumPy."""
@@ -194,20 +179,6 @@ def pointers(table: Pointers) -> Address:
     """What makes the struct of the addresses of several arrays."""
     dtype = table.dtype
     absent = [i for i, spec in enumerate(table.specs) if spec is None]
-    places = [0 if spec is None else spec.place for spec in table.specs]
-    pick, index = getter(places), np.array(places, np.intp)
-
-    last: list[tuple[tuple[int, ...] | None, object]] = [(None, None)]  # most stay as they are
-
-    def fill(addresses: Sequence[int] | Addresses) -> object:
-        if isinstance(addresses, np.ndarray):  # most are others, and taken at once
-            return make(addresses[index])
-        picked = pick(addresses)
-        before, struct = last[0]
-        if picked != before:
-            struct = make(picked)
-            last[0] = picked, struct
-        return struct
 
     def make(picked: tuple[int, ...] | Addresses) -> object:
         found = np.zeros(table.capacity, np.uint64)
@@ -216,11 +187,34 @@ def pointers(table: Pointers) -> Address:
             found[absent] = 0
         return found.view(dtype)[0]
 
+    return _at([0 if spec is None else spec.place for spec in table.specs], make)
+
+
+def either_at(layout: Dtype, spec: Spec) -> Address:
+    """What makes the struct of core/either.cuh of the address of an array."""
+    return _at([spec.place], lambda picked: either(layout, address=picked[0], dtype=spec.dtype))
+
+
+def _at(places: Sequence[int], make: Callable[[Any], object]) -> Address:
+    """What `make` gives for the addresses at these places; most stay as they are."""
+    pick, index = getter(places), np.array(places, np.intp)
+    last: list[tuple[tuple[int, ...] | None, object]] = [(None, None)]
+
+    def fill(addresses: Sequence[int] | Addresses) -> object:
+        if len(index) > 1 and isinstance(addresses, np.ndarray):  # most are others, in one go
+            return make(addresses[index])
+        picked = pick(addresses)
+        before, struct = last[0]  # once: another thread may put its own there
+        if picked != before:
+            struct = make(picked)
+            last[0] = picked, struct
+        return struct
+
     return fill
 
 
-def getter(indices: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """What takes the items at these places out of a row."""
+def getter(indices: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
+    """What takes the items at these places out of a row, or out of a dictionary."""
     if len(indices) > 1:
         return itemgetter(*indices)
     return lambda row: tuple(row[index] for index in indices)

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ..backend import Backend, Kernel
@@ -87,13 +88,14 @@ def header_folder() -> str | None:
     return next((c for c in found if _header_major(c) in (major, None)), None)
 
 
-def nvrtc() -> Any:
+def nvrtc() -> ModuleType:
     """CuPy's binding of the NVRTC that compiles."""
     with importing("NVRTC"):
         from cupy_backends.cuda.libs import nvrtc
 
         nvrtc.getVersion()  # which imports CuPy
-    return nvrtc
+    binding: ModuleType = nvrtc
+    return binding
 
 
 def _nvrtc_major() -> int:

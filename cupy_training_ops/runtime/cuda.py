@@ -104,7 +104,7 @@ class CudaBackend:
 
     def maker(
         self, spec: Spec, device: int, like: int | None
-    ) -> Callable[[Sequence[Any]], cupy.ndarray]:
+    ) -> Callable[[Sequence[object]], cupy.ndarray]:
         """What makes an uninitialised array, most often on the current device."""
         make, shape, dtype = cupy.ndarray, spec.shape, spec.dtype
         current = cupy.cuda.runtime.getDevice
@@ -114,7 +114,7 @@ class CudaBackend:
         """The same memory with its dimensions in another order."""
         return array.transpose(axes)
 
-    def of_host(self, array: HostArray) -> Any:
+    def of_host(self, array: HostArray) -> object:
         """A result on the host: NumPy's."""
         return array
 

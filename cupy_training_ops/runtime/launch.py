@@ -8,10 +8,12 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Protocol
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from ..backend import Array, Backend, Kernel
-from ..declare.schema import Changing, Input, Spec
+from ..declare.declaration import Declaration
+from ..declare.schema import Changing, Spec
 from ..dtypes import Dtype
 from ..errors import CompileError
 from ..plan import SHARED_NBYTES, Launch, LaunchError, Plan, Pointers, Scratch, Step, Work
@@ -62,11 +64,25 @@ class _Table(NamedTuple):
     fill: Address
 
 
-class _Late(NamedTuple):
-    """What follows from values that change; of a piece of work it may be anything."""
+class _Late:
+    """What follows from values that change; of a piece of work it may be anything.
 
-    dtype: Dtype | None
-    make: Late
+    From the very number of the call before it is the same object.
+    """
+
+    def __init__(self, dtype: Dtype | None, changing: Changing, make: Late) -> None:
+        self.dtype, self._make = dtype, make
+        self._pick = itemgetter(*changing.places)
+        self._last: tuple[object, object] = (self, None)
+
+    def of(self, values: Values) -> object:
+        """The argument in a call with these values."""
+        picked = self._pick(values)
+        known, made = self._last  # once: another thread may put its own there
+        if picked is not known:  # nor is a row of several ever
+            made = self._make(values)
+            self._last = picked, made
+        return made
 
 
 @dataclass
@@ -96,15 +112,6 @@ _Piece = tuple[Kernel, Callable[[Sequence[object]], tuple[object, ...]]]  # of w
 _Ready = tuple[_Run, list[_Place], Step]
 
 
-class Planned(Protocol):
-    """What a plan needs of its operator: words for messages, and where its kernels are."""
-
-    name: ClassVar[str]
-    inputs: ClassVar[tuple[Input, ...]]
-
-    def source(self) -> Source: ...
-
-
 class ReadyPlan:
     """The steps of a plan on one device.
 
@@ -113,12 +120,18 @@ class ReadyPlan:
     """
 
     def __init__(
-        self, op: Planned, backend: Backend, device: int, plan: Plan, n_arrays: int
+        self,
+        declared: Declaration,
+        source: Callable[[], Source],
+        backend: Backend,
+        device: int,
+        plan: Plan,
+        n_arrays: int,
     ) -> None:
         self.workspace_nbytes = plan.workspace_nbytes
         self.scratch_nbytes, self.zeros_nbytes = plan.scratch_nbytes, plan.zeros_nbytes
         self._backend, self._device = backend, device
-        builder = _Builder(op, backend, device)
+        builder = _Builder(declared, source, backend, device)
         with backend.on(device):
             ready = [READY[type(step)](builder, step) for step in plan.steps]
         self._arguments = builder.arguments
@@ -178,7 +191,7 @@ class ReadyPlan:
 
     def values(self, changing: Values) -> list[object]:
         """The arguments that follow from the values that change, cast and checked."""
-        return [late.make(changing) for late in self._arguments.late]
+        return [late.of(changing) for late in self._arguments.late]
 
     def run(
         self,
@@ -199,6 +212,11 @@ class ReadyPlan:
             if _log is not None:
                 _log.append(step)
             function(grid, block, pick(row), shared_nbytes)
+
+    def run_over(self, addresses: Sequence[int], scratch: Sequence[object]) -> None:
+        """The same where it `takes_addresses`: those of all arrays."""
+        given = addresses if self._pick is None else self._pick(addresses)
+        self._queue((), (*given, *scratch), (), self._backend.stream_address(self._device))
 
     def _queue(
         self,
@@ -275,8 +293,11 @@ class ReadyPlan:
 class _Builder:
     """Makes each kind of step ready; collects where the arguments of all come from."""
 
-    def __init__(self, op: Planned, backend: Backend, device: int) -> None:
-        self._op = op
+    def __init__(
+        self, declared: Declaration, source: Callable[[], Source], backend: Backend, device: int
+    ) -> None:
+        self._declared = declared
+        self._source = source
         self._backend = backend
         self._device = device
         self.arguments = _Arguments()
@@ -284,7 +305,7 @@ class _Builder:
 
     def launch(self, step: Launch) -> _Ready:
         """A kernel with its arguments placed."""
-        source = load(step.family) if step.family else self._op.source()
+        source = load(step.family) if step.family else self._source()
         shared_nbytes = self._shared_nbytes(step)
         function = kernel(
             self._backend, source, step.slots, step.symbol, self._device, shared_nbytes
@@ -324,7 +345,7 @@ class _Builder:
         if isinstance(arg, Changing):
             make, dtype = partial(cast, step, parameter), arg.struct
             dtype = scalar_type(step, parameter) if dtype is None else dtype
-            return add(arguments.late, _Late(dtype, self._late(parameter.c_type, arg, make)))
+            return add(arguments.late, _Late(dtype, arg, self._late(parameter.c_type, arg, make)))
         value = cast(step, parameter, arg)
         if isinstance(value, Scratch):
             return add(arguments.scratch, value)
@@ -341,14 +362,14 @@ class _Builder:
             key = id(arg), layout
             if key not in self._shared:
                 late = self._late("float64 or an integer of 64 bits", arg, partial(either, layout))
-                self._shared[key] = add(arguments.late, _Late(layout, late))
+                self._shared[key] = add(arguments.late, _Late(layout, arg, late))
             return self._shared[key]
         return add(arguments.constants, either(layout, arg))
 
     def _late(self, holder: str, changing: Changing, make: Make) -> Late:
         """A number that each call gives, as the kernel takes it; `holder` has it there."""
-        name = self._op.inputs[changing.place].name
-        check = partial(checked, self._op.name, name, holder, make)
+        name = self._declared.inputs[changing.place].name
+        check = partial(checked, self._declared.name, name, holder, make)
         return lambda values: check(changing, values)
 
     def _work_place(self, arg: object) -> _Place:
@@ -359,7 +380,7 @@ class _Builder:
         if isinstance(arg, Pointers):
             return self.arguments.add(self.arguments.tables, _Table(arg.dtype, pointers(arg)))
         if isinstance(arg, Changing):
-            return self.arguments.add(self.arguments.late, _Late(None, arg.of))
+            return self.arguments.add(self.arguments.late, _Late(None, arg, arg.of))
         return self.arguments.add(self.arguments.constants, arg)
 
 

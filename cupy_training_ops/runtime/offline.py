@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
 
 from ..errors import CompileError
 from .compiler import header_options, nvrtc
@@ -51,7 +51,7 @@ def compile_for(
         compiler.destroyProgram(program)
 
 
-def _own_options(compiler: Any, architecture: str) -> tuple[str, ...]:
+def _own_options(compiler: ModuleType, architecture: str) -> tuple[str, ...]:
     uncached = (_UNCACHED,) if compiler.getVersion() >= _UNCACHED_SINCE else ()
     return (*header_options(), *_LIKE_CUPY, *uncached, f"-arch=sm_{architecture}")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +36,7 @@ class _Block(NamedTuple):
 
     memory: memoryview
     launches: tuple[tuple[Head, int], ...]
+    known: list[Any]  # what a call has made, and written
 
 
 class Packed:
@@ -68,10 +70,11 @@ class Packed:
             block = self._block()
         memory, launch = block.memory, self._launch
         self._write(memory, 0, *words)
-        if made:
+        if made and not all(map(is_, made, block.known)):
             for span, value in zip(self._new, made, strict=True):
                 if span.start != span.stop:  # else it is no kernel's
                     memory[span] = value.tobytes()
+            block.known[:] = made
         for head, arguments in block.launches:
             launch(*head, stream, arguments, 0)
         self._free.append(block)
@@ -96,4 +99,4 @@ class Packed:
             addresses[at : at + len(places)] = [start + self._offsets[place] for place in places]
             launches.append((head, start + self._end + WORD.itemsize * at))
             at += len(places)
-        return _Block(memory, tuple(launches))
+        return _Block(memory, tuple(launches), [None] * len(self._new))

@@ -11,7 +11,6 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from itertools import accumulate
 from operator import mul
-from typing import Any
 
 import cupy
 import numpy as np
@@ -20,12 +19,13 @@ from torch import Tensor
 
 from ..backend import Info, Piece
 from ..declare.schema import Shape, Spec
-from ..dtypes import BFLOAT16, ELEMENT_TYPES, HostArray
+from ..dtypes import BFLOAT16, ELEMENT_TYPES, Dtype, HostArray
 from .alike import state
 from .cuda import CudaBackend
 
 _OWN = {r.dtype: getattr(torch, r.name) for r in ELEMENT_TYPES if hasattr(torch, r.name)}
-_FOREIGN = {o: dtype for dtype, o in _OWN.items() if dtype.kind != "c"}  # those may be conjugated
+_FOREIGN = {o: dtype for dtype, o in _OWN.items() if dtype.kind != "c"}
+_COMPLEX = {o: dtype for dtype, o in _OWN.items() if dtype.kind == "c"}
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 PLAIN = (Tensor, torch.nn.Parameter)  # types that do nothing of their own
 
@@ -42,7 +42,7 @@ class TensorBackend(CudaBackend):
 
     def info(self, array: Tensor) -> Info:
         """The fields of ArrayInfo; KeyError for a tensor that has to be adopted, or refused."""
-        dtype, device = _FOREIGN[array.dtype], self.devices[array.device]
+        dtype, device = _FOREIGN.get(array.dtype) or _complex(array), self.devices[array.device]
         try:
             address = array.data_ptr()
             strides = None if array.is_contiguous() else _bytes(array.stride(), dtype.itemsize)
@@ -86,7 +86,9 @@ class TensorBackend(CudaBackend):
         """The same memory with its dimensions in another order."""
         return array.permute(*axes)
 
-    def maker(self, spec: Spec, device: int, like: int | None) -> Callable[[Sequence[Any]], Tensor]:
+    def maker(
+        self, spec: Spec, device: int, like: int | None
+    ) -> Callable[[Sequence[object]], Tensor]:
         """What makes an uninitialised tensor."""
         if like is not None:
             return lambda arrays: torch.empty_like(arrays[like])
@@ -152,6 +154,14 @@ class TensorBackend(CudaBackend):
 
 def _copy(source: Tensor, target: Tensor) -> None:
     target.detach().copy_(source.detach(), non_blocking=True)
+
+
+def _complex(array: Tensor) -> Dtype:
+    """A dtype of complex numbers; KeyError for any other, and for conjugated ones."""
+    dtype = _COMPLEX[array.dtype]
+    if array.is_conj():
+        raise KeyError(type(array))
+    return dtype
 
 
 def _bytes(strides: Sequence[int], itemsize: int) -> Shape:

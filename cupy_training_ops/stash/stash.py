@@ -122,7 +122,7 @@ class ActivationStash:
         self._entries: dict[str, _Entry] = {}
         self._taken: set[str] = set()
         # Originals with the streams that own them, and marks after their encoding.
-        self._leaving: deque[tuple[Array, Streams, Any, Mark]] = deque()
+        self._leaving: deque[tuple[Array, Streams, object, Mark]] = deque()
         self._lengths = Lengths()
         self._account, self._rows = Account(), dict[str, dict[str, Any]]()
 
@@ -142,7 +142,7 @@ class ActivationStash:
         self._window.end_step()
         self._is_open = False
 
-    def put(self, name: str, array: Any, need: str = "value") -> None:
+    def put(self, name: str, array: object, need: str = "value") -> None:
         """Keep an array until `get`.
 
         need: what the backward pass needs of it: `value`; its `sign` (x > 0; the array comes back
@@ -192,7 +192,7 @@ class ActivationStash:
             seen=(x, x.copy()) if self._check else None,
         )
 
-    def get(self, name: str, out: Any = None) -> Any:
+    def get(self, name: str, out: object = None) -> Any:
         """The array, decoded; each is given back once.
 
         out: an array of its shape and dtype to write into, where it was encoded. Raises

@@ -12,11 +12,12 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-Mark = Any  # what was queued beside the caller's stream so far
+T = TypeVar("T")
+Mark = object  # what was queued beside the caller's stream so far
 
 
 class Streams:
@@ -25,20 +26,20 @@ class Streams:
     Of NumPy's arrays there are none: what is called is done when it returns.
     """
 
-    def current(self) -> Any:
+    def current(self) -> object:
         """The caller's stream as it is now."""
 
     def fork(self) -> None:
         """What is queued beside waits for all that is queued on the caller's stream so far."""
 
-    def beside(self, function: Callable[[], Any]) -> Any:
+    def beside(self, function: Callable[[], T]) -> T:
         """The result of a function that queues its work beside."""
         return function()
 
     def mark(self) -> Mark:
         """What is queued beside so far."""
 
-    def join(self, stream: Any, mark: Mark) -> None:
+    def join(self, stream: object, mark: Mark) -> None:
         """What is queued on a stream from here on waits for what a mark stands for."""
 
     def read(self, numbers: Any) -> tuple[Any, Any]:
@@ -56,7 +57,7 @@ class Cuda(Streams):
             self._side = self._cuda.Stream(non_blocking=True)
         self._under_way: deque[tuple[Any, Any]] = deque()  # to the host, with the events behind
 
-    def current(self) -> Any:
+    def current(self) -> object:
         """CuPy's, of this thread."""
         return self._cuda.get_current_stream(self._device)
 
@@ -64,12 +65,12 @@ class Cuda(Streams):
         """By an event."""
         self._side.wait_event(self._recorded(self.current()))
 
-    def beside(self, function: Callable[[], Any]) -> Any:
+    def beside(self, function: Callable[[], T]) -> T:
         """What the function allocates belongs to the stream beside, too."""
         with self._cuda.Device(self._device), self._side:
             return function()
 
-    def mark(self) -> Any:
+    def mark(self) -> Mark:
         """An event."""
         return self._recorded(self._side)
 
@@ -83,7 +84,7 @@ class Cuda(Streams):
         copied = memory.ptr, numbers.data.ptr, numbers.nbytes, runtime.memcpyDeviceToHost
         with self._cuda.Device(self._device):
             runtime.memcpyAsync(*copied, self._side.ptr)
-        mark = self.mark()  # with PyTorch's name of the question whether it is over
+        mark = self._recorded(self._side)  # with PyTorch's name of the question whether it is over
         event = SimpleNamespace(query=lambda: bool(mark.done), synchronize=mark.synchronize)
         # The pool must not hand out what the device still writes to, whoever reads it.
         while self._under_way and self._under_way[0][1].query():
@@ -91,7 +92,7 @@ class Cuda(Streams):
         self._under_way.append((np.frombuffer(memory, numbers.dtype, numbers.size), event))
         return self._under_way[-1]
 
-    def _recorded(self, stream: Any) -> Any:
+    def _recorded(self, stream: object) -> Any:
         with self._cuda.Device(self._device):
             event = self._cuda.Event(disable_timing=True)
             event.record(stream)

@@ -37,7 +37,7 @@ def tolerance_of(dtype: DTypeLike, terms: int = 1, tf32: bool = False) -> float:
     return max(TOLERANCE.get(name, 0.0), by_root * math.sqrt(terms))
 
 
-def poison(array: Any) -> Any:
+def poison(array: Any) -> object:
     """Fill an output with a pattern, so that an element nobody writes is found."""
     array.reshape(-1).view(np.uint8)[...] = _POISON
     return array

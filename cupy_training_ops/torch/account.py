@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from ..codecs.kept import entry
 from .kinds import Kind
@@ -74,7 +73,7 @@ class Account(entry.Account):
         del reasons["parameter"], reasons["policy"]
         return ", ".join(f"{nbytes} as {reason!r}" for reason, nbytes in reasons.most_common(2))
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> dict[str, object]:
         """The numbers, for people and for JSON."""
         with self.lock:
             kinds = [(kind, n, again, less) for kind, (n, again, less) in self._kinds.items()]

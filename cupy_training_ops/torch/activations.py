@@ -12,7 +12,6 @@ import warnings
 import weakref
 from collections import deque
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,7 +60,7 @@ class CompressedActivations:
         self._under_way = self._consumers.local
         self._entered = Entered()
         # By place in memory; the storage behind it tells whether it is the same tensor still.
-        self._known: dict[tuple[Any, ...], weakref.ref[Kept]] = {}
+        self._known: dict[tuple[object, ...], weakref.ref[Kept]] = {}
         self._held: deque[weakref.ref[Kept]] = deque()  # with decoded tensors, the newest last
         self._lengths = Lengths()
         self._guarding = Guarding()
@@ -90,7 +89,7 @@ class CompressedActivations:
         if error[0] is None:
             self._warn_of_little()
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> dict[str, object]:
         """Counts and bytes since this object was made.
 
         `tensors` were encoded, from `before` to `after` bytes; `shared` were saved once more while

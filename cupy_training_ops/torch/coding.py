@@ -103,7 +103,7 @@ def _on_host(op: Op, specs: tuple[Spec, ...]) -> Move:
     return move
 
 
-def _out(arrays: list[Any]) -> Any:
+def _out(arrays: list[object]) -> object:
     return arrays[0] if len(arrays) == 1 else tuple(arrays)
 
 
@@ -150,7 +150,7 @@ def _room(device: int, stream: int, zeros: int, nbytes: int) -> int:
     return _ROOMS.setdefault((device, stream, zeros, nbytes), made.data_ptr())
 
 
-def _device_array(address: int, spec: Spec, device: int) -> Any:
+def _device_array(address: int, spec: Spec, device: int) -> object:
     cupy = sys.modules["cupy"]
     memory = cupy.cuda.UnownedMemory(address, spec.nbytes, None, device)
     return cupy.ndarray(spec.shape, spec.dtype, cupy.cuda.MemoryPointer(memory, 0))
@@ -173,5 +173,5 @@ def stream_of(address: int) -> Stream:
 NO_STREAM = Stream(0)  # of the host
 _STREAMS: dict[int, Stream] = {}
 _ROOMS: dict[tuple[int, int, int, int], int] = {}  # addresses
-_KEPT: list[Any] = []  # what is at these
+_KEPT: list[object] = []  # what is at these
 raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # None without a GPU

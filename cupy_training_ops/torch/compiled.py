@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -29,7 +28,7 @@ def is_compiled() -> bool:
 def _leave_alone() -> None:
     """Let torch.compile leave this package alone: it may look on when a hook is called."""
     torch._dynamo.trace_rules.add(__package__.partition(".")[0])
-    frames: Any = sys.modules.get("torch._dynamo.eval_frame")
+    frames: object = sys.modules.get("torch._dynamo.eval_frame")
     runner = getattr(frames, "_TorchDynamoContext", None)
     if runner is not None:  # else compiled functions are compiled once more
         setattr(runner, HOOKS, _Hooks())
@@ -38,12 +37,12 @@ def _leave_alone() -> None:
 class _Hooks:
     """In place of the attribute: the hooks of each object, after ours."""
 
-    def __get__(self, owner: Any, _: type) -> Any:
+    def __get__(self, owner: object, _: type) -> object:
         if owner is None:
             return self
         return [_step_aside, *owner.__dict__.get(HOOKS, ())]
 
-    def __set__(self, owner: Any, hooks: list[Any]) -> None:
+    def __set__(self, owner: object, hooks: list[object]) -> None:
         owner.__dict__[HOOKS] = hooks
 
 
@@ -61,7 +60,7 @@ def _nothing() -> None:
     """There was nothing to put back."""
 
 
-def _set_modes(modes: list[Any]) -> None:
+def _set_modes(modes: list[object]) -> None:
     for _ in range(torch._C._len_torch_function_stack()):
         torch._C._pop_torch_function_stack()
     for mode in modes:

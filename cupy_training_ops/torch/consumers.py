@@ -79,7 +79,7 @@ class Consumers(TorchFunctionMode):  # type: ignore[misc]
     def __torch_function__(
         self,
         func: Any,
-        types: Any,
+        types: object,
         args: Given = (),
         kwargs: Named = None,
     ) -> Any:
@@ -137,7 +137,7 @@ SAME_NODES = frozenset(
 LEAF_NODE = torch._C._functions.AccumulateGrad
 
 
-def source_of(node: Any) -> Any:
+def source_of(node: Any) -> object:
     """The node whose numbers views and casts show."""
     while type(node) in SAME_NODES:
         node = node.next_functions[0][0]
@@ -156,7 +156,7 @@ def is_made(given: object) -> bool:
     return isinstance(given, Tensor) and not is_parameter(given)
 
 
-def n_made(args: Iterable[Any]) -> int:
+def n_made(args: Iterable[object]) -> int:
     """How many tensors among arguments, also in lists, are no parameters."""
     n = 0
     for given in args:
@@ -236,7 +236,7 @@ def _features(x: Tensor, is_left: bool) -> Dimensions:
     return (x.dim() - 1,) if is_left else ()
 
 
-def _same(*groups: int) -> Callable[[Tensor, Any], Dimensions]:
+def _same(*groups: int) -> Callable[[Tensor, object], Dimensions]:
     return lambda *_: groups
 
 
@@ -299,7 +299,7 @@ def _rows(x: Tensor, n_inner: int) -> Dimensions:
     return tuple(range(x.dim() - n_inner))
 
 
-def _of(*names: str) -> Iterator[tuple[str, Any]]:
+def _of(*names: str) -> Iterator[tuple[str, object]]:
     """Functions of these names, wherever PyTorch has them."""
     homes = (torch, functional, Tensor, torch._C._nn)
     for name in names:
@@ -311,8 +311,8 @@ CONVOLUTIONS = tuple(f"conv{way}{n}d" for way in ("", "_transpose") for n in (1,
 INNER, RUNS = "normalized_shape", "num_groups"
 
 
-def _table() -> dict[Any, Rule]:
-    table: dict[Any, Rule] = {}
+def _table() -> dict[object, Rule]:
+    table: dict[object, Rule] = {}
 
     def add(rule: Callable[[str], Rule], *names: str) -> None:
         table.update({function: rule(name) for name, function in _of(*names)})

@@ -58,7 +58,7 @@ class Look:
             one = torch.empty(0, dtype=self.dtype, device=self.device)
             self.empty = partial(one.new_empty_strided, self.shape, self.strides)
 
-    def reason_of(self, x: torch.Tensor, node: Any) -> str:
+    def reason_of(self, x: torch.Tensor, node: object) -> str:
         """Why a tensor passes that is like others but for its history; empty where it does not."""
         if not self.views:
             return "statistics" if x.output_nr else ""

@@ -21,7 +21,7 @@ class Row:
 
     __slots__ = ("address", "event", "numbers", "read")
 
-    def __init__(self, numbers: Tensor, address: int, event: Any) -> None:
+    def __init__(self, numbers: Tensor, address: int, event: torch.cuda.Event) -> None:
         self.numbers, self.address = numbers, address
         self.event = event  # recorded behind what writes them
         self.read: Callable[[], Any] = memoryview(numbers.numpy()).tolist  # the quickest
@@ -99,7 +99,7 @@ class Late:
         self._is_recorded = True
 
     @property
-    def event(self) -> Any:
+    def event(self) -> torch.cuda.Event:
         """Behind what writes them; while these numbers are held it is nobody else's."""
         return self._row.event
 
@@ -108,7 +108,7 @@ class Late:
         return self._row.read()[: self._n]  # type: ignore[no-any-return]
 
 
-def _current_stream(index: int) -> Any:
+def _current_stream(index: int) -> torch.cuda.Stream:
     """PyTorch's current stream; an object for each is kept, since it takes long to make."""
     if raw_stream is None:
         return torch.cuda.current_stream(index)
@@ -116,10 +116,10 @@ def _current_stream(index: int) -> Any:
     return _STREAMS.get(which) or _STREAMS.setdefault(which, torch.cuda.current_stream(index))
 
 
-_STREAMS: dict[tuple[int, int], Any] = {}
+_STREAMS: dict[tuple[int, int], object] = {}
 
 
-def copied(numbers: Tensor, index: int) -> tuple[Tensor, Any]:
+def copied(numbers: Tensor, index: int) -> tuple[Tensor, object]:
     """Of any type: what will be in page-locked memory, and the event behind it; as `late` does."""
     if index < 0:
         return numbers, None
@@ -128,7 +128,7 @@ def copied(numbers: Tensor, index: int) -> tuple[Tensor, Any]:
     return copy, torch.cuda.current_stream(index).record_event()
 
 
-def late(numbers: Tensor | Late, index: int) -> tuple[Any, Any]:
+def late(numbers: Tensor | Late, index: int) -> tuple[object, object]:
     """Numbers that have been queued, and the event behind them; the host's own, and None."""
     if index < 0:
         return numbers, None

@@ -93,6 +93,6 @@ class Kept(Entry):
         if self.stream is current_stream(self.kind.index):
             super().shorten(nbytes)
 
-    def cut(self, nbytes: int) -> Any:
+    def cut(self, nbytes: int) -> object:
         """By PyTorch's allocator."""
         return self.code[:nbytes].clone()

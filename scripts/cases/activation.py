@@ -9,9 +9,9 @@ from typing import Any
 
 import cupy
 
+from cupy_training_ops.declare.declaration import snake_case
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS
 from cupy_training_ops.families.activation.operators import OPS
-from cupy_training_ops.frame.named import snake_case
 
 from . import Case, as_torch
 

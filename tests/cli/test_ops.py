@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from cupy_training_ops import get_op
 from cupy_training_ops.cli import main
-from cupy_training_ops.declare.schema import Attribute, Input, Output, integer
+from cupy_training_ops.declare.schema import Input, Output, attribute, integer
 from cupy_training_ops.declare.type_rows import TypeRows
 from cupy_training_ops.dtypes import dtype_name
 from cupy_training_ops.frame.op import Op
@@ -68,7 +68,8 @@ def test_what_is_special_is_said(monkeypatch):
             Output("Z", "T", may_alias=("X",)),
             Output("W", "T", may_alias=("X", "Y")),
         )
-        attributes = (Attribute("axis", integer), Attribute("to", integer, 3, type="T"))
+        axis = attribute(integer)
+        to = attribute(integer, 3, type="T")
 
     monkeypatch.setattr("cupy_training_ops.cli.ops.operator", lambda *_: Odd)
     text = " ".join(call("Odd").stdout.split())

@@ -60,7 +60,7 @@ def test_processes_may_build_at_the_same_time(tmp_path, run_python):
     assert len(builds) == 3
 
 
-@pytest.mark.parametrize(("missing", "remaining"), [("g++", []), ("nm", ["g++"])])
+@pytest.mark.parametrize(("missing", "remaining"), [("g++", []), ("addr2line", ["g++"])])
 def test_missing_tools_are_named(monkeypatch, tmp_path, missing, remaining):
     for tool in remaining:
         (tmp_path / tool).touch(mode=0o755)

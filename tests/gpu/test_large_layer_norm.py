@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from gpu.test_large import need
 
-from cupy_training_ops import get_op
+from cupy_training_ops import get_op, layer_normalization_grad
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64
-from cupy_training_ops.families.layer_norm.reference import layer_normalization_grad
 from cupy_training_ops.testing.compare import assert_matches
 
 pytestmark = [pytest.mark.gpu, pytest.mark.large]

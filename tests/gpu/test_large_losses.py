@@ -8,13 +8,9 @@ import pytest
 from gpu.test_large import need
 
 from cupy_training_ops import get_op
+from cupy_training_ops import softmax_cross_entropy_loss_internal as loss_of
+from cupy_training_ops import softmax_cross_entropy_loss_internal_grad as gradient_of
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64
-from cupy_training_ops.families.cross_entropy.reference import (
-    softmax_cross_entropy_loss_internal as loss_of,
-)
-from cupy_training_ops.families.cross_entropy.reference import (
-    softmax_cross_entropy_loss_internal_grad as gradient_of,
-)
 from cupy_training_ops.testing.compare import assert_matches
 
 pytestmark = [pytest.mark.gpu, pytest.mark.large]

@@ -11,11 +11,11 @@ import numpy as np
 
 from cupy_training_ops.declare.facts import Struct, i64
 from cupy_training_ops.declare.schema import (
-    Attribute,
     Changing,
     Input,
     Output,
     Spec,
+    attribute,
     integer,
     one_of,
     real,
@@ -337,11 +337,9 @@ class ProbeFill(Probe):
     """Y = value, of no array: on the host's backend or on the current GPU."""
 
     outputs = (Output("Y", "float32"),)
-    attributes = (
-        Attribute("n", integer),
-        Attribute("value", real, 1.0),
-        Attribute("provider", one_of("cpu", "cuda"), "cpu"),
-    )
+    n = attribute(integer)
+    value = attribute(real, 1.0)
+    provider = attribute(one_of("cpu", "cuda"), "cpu")
 
     def placement(self):
         on_gpu = self.provider == "cuda"
@@ -399,10 +397,9 @@ class ProbeScale12(Probe):
 
     name = "ProbeScale"
     since, until = 12, 12
-    factor = 2.0
     inputs = (Input("X", "float32"),)
     outputs = (Output("Y", "float32"),)
-    attributes = (Attribute("factor", real, 2.0),)
+    factor = attribute(real, 2.0)
 
     def infer(self, x):
         return (x,)
@@ -416,7 +413,7 @@ class ProbeScale13(ProbeScale12):
 
     name = "ProbeScale"
     since, until = 13, None
-    attributes = (Attribute("factor", real, 3.0),)
+    factor = attribute(real, 3.0)
 
 
 def probe_scale(x, *, factor):

@@ -10,10 +10,10 @@ import numpy as np
 
 from cupy_training_ops.declare.facts import Struct, i32, i64
 from cupy_training_ops.declare.schema import (
-    Attribute,
     Input,
     Output,
     Spec,
+    attribute,
     integer,
     integers,
     real,
@@ -76,7 +76,7 @@ class ProbeAxpy(Probe):
 
     inputs = (Input("X", "T"), Input("Y", "T"))
     outputs = (Output("Z", "T", aliases="Y"),)
-    attributes = (Attribute("a", real, 2.0),)
+    a = attribute(real, 2.0)
     types = {"T": (FLOAT32, FLOAT16)}  # noqa: RUF012
 
     def infer(self, x, y):
@@ -151,7 +151,7 @@ class ProbeColumn(Probe):
 
     inputs = (Input("X", "int64"),)
     outputs = (Output("Y", "int64"),)
-    attributes = (Attribute("columns", integer),)
+    columns = attribute(integer)
 
     def infer(self, x):
         return (x,)

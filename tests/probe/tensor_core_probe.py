@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cupy_training_ops.declare.schema import Attribute, Input, Output, Spec, boolean
+from cupy_training_ops.declare.schema import Input, Output, Spec, attribute, boolean
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from cupy_training_ops.plan import Config, Launch, Plan, slots
 
@@ -20,10 +20,8 @@ class ProbeFragments(Probe):
     types = {"T": (FLOAT16, BFLOAT16, FLOAT32)}  # noqa: RUF012
     inputs = (Input("A", "T"), Input("B", "T"), Input("C", "float32"))
     outputs = (Output("D", "float32"),)
-    attributes = (
-        Attribute("by_rows", boolean, False),
-        Attribute("by_columns", boolean, False),
-    )
+    by_rows = attribute(boolean, False)
+    by_columns = attribute(boolean, False)
 
     def infer(self, a, b, c):
         return (Spec((SIDE, SIDE), FLOAT32),)

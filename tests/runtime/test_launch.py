@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import NamedTuple
+import functools
 
 import ml_dtypes
 import numpy as np
@@ -15,6 +15,7 @@ from cupy_training_ops.declare.schema import Changing, Input, Spec
 from cupy_training_ops.dtypes import ELEMENT_TYPES, FLOAT32
 from cupy_training_ops.facts import Either, Partials, TensorStarts
 from cupy_training_ops.frame.backends import NumpyBackend
+from cupy_training_ops.frame.op import Op
 from cupy_training_ops.plan import Config, Device, Launch, Plan, Pointers, Scratch, by_value
 from cupy_training_ops.runtime.arguments import NULL, cast, either
 from cupy_training_ops.runtime.launch import ReadyPlan, launch_log
@@ -197,22 +198,17 @@ class RecordingBackend(NumpyBackend):
         return np.uint64(array.ctypes.data + nbytes)
 
 
-class Planned(NamedTuple):
-    """An operator whose kernels are of this text."""
-
-    code: str
+class Planned(Op):
     name = "Op"
     inputs = (Input("X", "float32"), Input("n", "int64", memory="host", static=False))
-
-    def source(self) -> Source:
-        return Source("fake", self.code, signatures(self.code))
 
 
 def ready(signature: str, *steps: Launch, n_arrays: int = 1):
     """A plan made ready for kernels of this text, on device 5, and what they record."""
-    op = Planned(f'extern "C" __global__ void {signature} {{ }}')
+    code = f'extern "C" __global__ void {signature} {{ }}'
     backend, plan = RecordingBackend(), Plan(steps, scratch_nbytes=32, zeros_nbytes=48)
-    return ReadyPlan(op, backend, 5, plan, n_arrays), backend
+    source = functools.partial(Source, "fake", code, signatures(code))
+    return ReadyPlan(Planned.declaration, source, backend, 5, plan, n_arrays), backend
 
 
 def run(plan: ReadyPlan, arrays, scratch=(), values=None) -> None:

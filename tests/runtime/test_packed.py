@@ -113,3 +113,13 @@ def test_a_call_that_is_refused_leaves_no_memory_to_others(rng) -> None:
     plan.run(words, made, 0)
     assert driver.found[-1][3] == words
     assert len(plan._free) == 1
+
+
+def test_what_was_made_before_may_come_again(rng) -> None:
+    """Alone, or with something new beside it."""
+    plan, driver = packed((6, 7))
+    (words, first, _), (_, second, _) = row(rng), row(rng)
+    every = [first, first, (first[0], second[1]), second, first]
+    for made in every:
+        plan.run(words, made, 0)
+    assert [values for *_, values in driver.found] == [tuple(made) for made in every]

@@ -49,7 +49,7 @@ class Entry:
             self.code = self.cut(nbytes)
             self.account.add(-released)
 
-    def cut(self, nbytes: int) -> Any:
+    def cut(self, nbytes: int) -> object:
         """A copy of so many bytes of the codes."""
         raise NotImplementedError
 
@@ -66,10 +66,10 @@ class Lengths:
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[Any, deque[tuple[Any, ...]]] = {}  # by stream
+        self._waiting: dict[object, deque[tuple[Any, ...]]] = {}  # by stream
 
     def add(
-        self, stream: Any, entry: Entry, tell: Callable[[int], None], length: Any, event: Any
+        self, stream: object, entry: Entry, tell: Callable[[int], None], length: Any, event: Any
     ) -> None:
         """New codes, which may not be made yet; `tell` is told their length, whoever has them."""
         waiting = self._waiting.setdefault(stream, deque())
@@ -77,7 +77,7 @@ class Lengths:
         if event is None:
             self.trim(stream)
 
-    def trim(self, stream: Any) -> None:
+    def trim(self, stream: object) -> None:
         """Wait for the lengths of a stream's codes, and give back what is behind them."""
         waiting = self._waiting.get(stream)
         while waiting:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from ...dtypes import to_dtype
+from ...dtypes import Dtype, to_dtype
 from ...errors import ArgumentError, refuse, shown
 from ...families.gist.operators import Decoder
 from ...families.gist_guard.operators import GistGuardedMsfp15Encoder
@@ -107,7 +107,7 @@ def _refuse_unfit(owner: str, name: str, dtype: str, need: str, codec: object) -
 
 
 def coders(
-    codec: str, dtype: Any, shape: tuple[int, ...], measure: str, grouping: Grouping | None
+    codec: str, dtype: Dtype | str, shape: tuple[int, ...], measure: str, grouping: Grouping | None
 ) -> tuple[Any, Decoder]:
     """Encoder and decoder for arrays of a dtype and shape, with the options that activations have.
 

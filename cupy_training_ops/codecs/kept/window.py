@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from ...forks import Locked
@@ -83,13 +83,15 @@ class Window(Locked):
     def __init__(self, limit: int = LIMIT) -> None:
         super().__init__()
         self._limit = limit
-        self._open: deque[Any] = deque()
-        self._unread: deque[Any] = deque()  # of those
-        self._closed: deque[Any] = deque()
+        self._open: deque[Waiting] = deque()
+        self._unread: deque[Waiting] = deque()  # of those
+        self._closed: deque[Waiting] = deque()
         self._open_nbytes = self._closed_nbytes = 0
         self._step, self._last = _Step(), _Step()
         self.most = 0  # bytes that waited
-        self.decided: dict[Any, bool] = {}  # by place in a step: whether codes were good enough
+        self.decided: dict[
+            Hashable, bool
+        ] = {}  # by place in a step: whether codes were good enough
 
     def add(self, waiting: Waiting, entry: Entry, code_nbytes: int) -> None:
         """An entry with codes and original."""

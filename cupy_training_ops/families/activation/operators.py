@@ -10,9 +10,7 @@ result that underflows is a zero of either sign.
 
 from __future__ import annotations
 
-from typing import Any
-
-from ...declare.schema import Attribute, Input, Output, real
+from ...declare.schema import Input, Output, attribute, real
 from ...planning.elementwise import ElementwiseOp, Number
 
 DY = Input("dY", "T", shape="any shape")
@@ -58,10 +56,9 @@ class LeakyReluGrad(ElementwiseOp):
 
     inputs = (DY, Y)
     outputs = (DX,)
-    attributes = (Attribute("alpha", real, 0.01),)
-    alpha: float
+    alpha = attribute(real, 0.01)
 
-    def options(self, *inputs: Any) -> tuple[Number, ...]:
+    def options(self, *inputs: object) -> tuple[Number, ...]:
         return (self.alpha,)
 
 
@@ -130,10 +127,9 @@ class QuickGeluGrad(ElementwiseOp):
 
     inputs = (DY, X)
     outputs = (DX,)
-    attributes = (Attribute("alpha", real, 1.702),)
-    alpha: float
+    alpha = attribute(real, 1.702)
 
-    def options(self, *inputs: Any) -> tuple[Number, ...]:
+    def options(self, *inputs: object) -> tuple[Number, ...]:
         return (self.alpha,)
 
 
@@ -224,10 +220,9 @@ class QuickGelu(ElementwiseOp):
 
     inputs = (X_FORWARD,)
     outputs = (Y_FORWARD,)
-    attributes = (Attribute("alpha", real, 1.702),)
-    alpha: float
+    alpha = attribute(real, 1.702)
 
-    def options(self, *inputs: Any) -> tuple[Number, ...]:
+    def options(self, *inputs: object) -> tuple[Number, ...]:
         return (self.alpha,)
 
 

@@ -124,7 +124,7 @@ def relu_grad(dy: HostArray, x: HostArray) -> HostArray:
 
 
 @_quiet
-def leaky_relu_grad(dy: HostArray, y: HostArray, *, alpha: float = 0.01) -> HostArray:
+def leaky_relu_grad(dy: HostArray, y: HostArray, *, alpha: float) -> HostArray:
     return np.where(y > 0, dy, (wide(dy) * alpha).astype(dy.dtype))
 
 
@@ -149,7 +149,7 @@ def fast_gelu_grad(dy: HostArray, x: HostArray) -> HostArray:
 
 
 @_quiet
-def quick_gelu_grad(dy: HostArray, x: HostArray, *, alpha: float = 1.702) -> HostArray:
+def quick_gelu_grad(dy: HostArray, x: HostArray, *, alpha: float) -> HostArray:
     v = _quick(x, alpha)
     return _product(dy, _gate_slope(v, v))
 
@@ -181,5 +181,5 @@ def fast_gelu(x: HostArray, bias: HostArray | None) -> HostArray:
 
 
 @_quiet
-def quick_gelu(x: HostArray, *, alpha: float = 1.702) -> HostArray:
+def quick_gelu(x: HostArray, *, alpha: float) -> HostArray:
     return cast(_vanishing(_sum(x), _sigmoid(_quick(x, alpha))), x.dtype)

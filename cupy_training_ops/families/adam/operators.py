@@ -21,7 +21,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...declare.schema import Attribute, Inferred, Input, Output, Spec, boolean, finite, one_of
+from ...declare.schema import (
+    Changing,
+    Inferred,
+    Input,
+    Output,
+    Spec,
+    attribute,
+    boolean,
+    finite,
+    one_of,
+)
 from ...declare.type_rows import TypeRows, Types
 from ...dtypes import INT64, Dtype
 from ...errors import refuse
@@ -146,24 +156,14 @@ class AdamOptimizer(Op):
             doc="where mixed_precision_weights are given",
         ),
     )
-    attributes = (
-        Attribute("alpha", common.decay, 0.9, doc="decay of the first moment"),
-        Attribute("beta", common.decay, 0.999, doc="decay of the second moment"),
-        Attribute("lambda_", finite, 0.0, upstream="lambda", doc="weight decay"),
-        Attribute("epsilon", common.not_negative, 1e-8),
-        Attribute("max_norm_clip", common.above_zero, 1.0, doc="of the unscaled gradients"),
-        Attribute("do_bias_correction", boolean, True),
-        Attribute("weight_decay_mode", one_of(0, 1), 0),
-    )
+    alpha = attribute(common.decay, 0.9, doc="decay of the first moment")
+    beta = attribute(common.decay, 0.999, doc="decay of the second moment")
+    lambda_ = attribute(finite, 0.0, upstream="lambda", doc="weight decay")
+    epsilon = attribute(common.not_negative, 1e-8)
+    max_norm_clip = attribute(common.above_zero, 1.0, doc="of the unscaled gradients")
+    do_bias_correction = attribute(boolean, True)
+    weight_decay_mode = attribute(one_of(0, 1), 0)
     types: ClassVar[Types] = TypeRows(VARIABLES, *ROWS, free=FREE, H=common.HALVES)
-
-    alpha: float
-    beta: float
-    lambda_: float
-    epsilon: float
-    max_norm_clip: float
-    do_bias_correction: bool
-    weight_decay_mode: int
 
     def __init__(self, **attributes: object) -> None:
         super().__init__(**attributes)
@@ -171,7 +171,15 @@ class AdamOptimizer(Op):
             common.refuse_uncorrectable(self.name, alpha=self.alpha, beta=self.beta)
 
     def infer(
-        self, r: object, t: Any, w: Any, g: Any, m1: Any, m2: Any, mixed: Any, *numbers: Any
+        self,
+        r: object,
+        t: Spec | Changing,
+        w: Any,
+        g: Any,
+        m1: Any,
+        m2: Any,
+        mixed: Any,
+        *numbers: Any,
     ) -> tuple[Inferred, ...]:
         named = {"gradients": g, "moment_1": m1, "moment_2": m2, "mixed_precision_weights": mixed}
         for name, got in named.items():
@@ -189,7 +197,13 @@ class AdamOptimizer(Op):
         return steps.then(_count(arrays[0], arrays[1], arrays[2], *counted))
 
     def _numbers(
-        self, r: Any, t: Any, loss_scale: Any, norm: Any, max_norm: Any, update: Any
+        self,
+        r: object,
+        t: object,
+        loss_scale: object,
+        norm: object,
+        max_norm: object,
+        update: object,
     ) -> Args:
         """What is no array of a step, in the order of the kernels' parameters."""
         rates = self.alpha, self.beta, self.lambda_, self.epsilon
@@ -250,7 +264,15 @@ class AdamOptimizerList(AdamOptimizer):
     )
 
     def infer(
-        self, r: object, t: Any, w: Any, g: Any, m1: Any, m2: Any, mixed: Any, *numbers: Any
+        self,
+        r: object,
+        t: Spec | Changing,
+        w: Any,
+        g: Any,
+        m1: Any,
+        m2: Any,
+        mixed: Any,
+        *numbers: Any,
     ) -> tuple[Inferred, ...]:
         common.refuse_none(self.name, "weights", w)
         return super().infer(r, t, w, g, m1, m2, mixed, *numbers)
@@ -300,26 +322,18 @@ class AdamWOptimizer(Op):
         common.replaced("updated_momentums_1", "momentums_1", "S_MOMENT"),
         common.replaced("updated_momentums_2", "momentums_2", "S_MOMENT"),
     )
-    attributes = (
-        Attribute("alpha", common.decay, 0.9, doc="decay of the first moment"),
-        Attribute("beta", common.decay, 0.999, doc="decay of the second moment"),
-        Attribute("epsilon", common.not_negative, 1e-8),
-        Attribute("weight_decay", finite, 1e-2),
-        Attribute("correct_bias", boolean, True, doc="True in adam_mode 0"),
-        Attribute("adam_mode", one_of(0, 1), 0),
-    )
+    alpha = attribute(common.decay, 0.9, doc="decay of the first moment")
+    beta = attribute(common.decay, 0.999, doc="decay of the second moment")
+    epsilon = attribute(common.not_negative, 1e-8)
+    weight_decay = attribute(finite, 1e-2)
+    correct_bias = attribute(boolean, True, doc="True in adam_mode 0")
+    adam_mode = attribute(one_of(0, 1), 0)
     types: ClassVar[Types] = TypeRows(
         "T1 T2 S_WEIGHT S_MOMENT S_GRAD",
         *LIST_ROWS,
         free={"T1": common.NUMBERS, "T2": (INT64,)},
         H=common.HALVES,
     )
-    alpha: float
-    beta: float
-    epsilon: float
-    weight_decay: float
-    correct_bias: bool
-    adam_mode: int
 
     def __init__(self, **attributes: object) -> None:
         super().__init__(**attributes)

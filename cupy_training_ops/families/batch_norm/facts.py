@@ -9,7 +9,7 @@ from ...facts import Divisor
 THREADS = 256  # of a block, where several share channels
 CHANNEL_NBYTES = 128  # that a thread holds of a channel, of all arrays that are read
 SINGLE_SLOTS = 16  # that it holds where a slot is one element
-MAX_COLUMNS = 4  # of a thread
+MAX_COLUMNS = 8  # of a thread
 MOMENTS, SLOPES = 3, 2  # numbers that parts of a channel have, forwards and backwards
 COEFFICIENTS = 4  # of a channel
 

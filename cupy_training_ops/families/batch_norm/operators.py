@@ -7,9 +7,9 @@ A channel whose squared distances add up to more than that holds has an infinite
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from ...declare.schema import Attribute, Input, Output, Spec, boolean, positive_or_zero, real
+from ...declare.schema import Input, Output, Spec, attribute, boolean, positive_or_zero, real
 from ...declare.type_rows import TypeRows, Types
 from ...dtypes import FLOAT16, FLOAT32, FLOAT64
 from ...errors import ArgumentError, refuse, shown
@@ -94,24 +94,27 @@ class BatchNormInternal(_BatchNorm):
         Output("saved_mean", "T2", shape=CHANNELS),
         Output("saved_inv_std", "T2", shape=CHANNELS),
     )
-    attributes = (
-        Attribute("epsilon", positive_or_zero, 1e-5),
-        Attribute("momentum", share, 0.9, doc="what running statistics keep"),
-        Attribute("training_mode", boolean, True, doc="False takes the given statistics"),
-        Attribute("unbiased", boolean, True, doc="running_var takes m / (m - 1) of the variance"),
-    )
-    epsilon: float
-    momentum: float
-    training_mode: bool
-    unbiased: bool
+    epsilon = attribute(positive_or_zero, 1e-5)
+    momentum = attribute(share, 0.9, doc="what running statistics keep")
+    training_mode = attribute(boolean, True, doc="False takes the given statistics")
+    unbiased = attribute(boolean, True, doc="running_var takes m / (m - 1) of the variance")
 
     def infer(self, x: Spec, *per_channel: Spec) -> tuple[Spec | None, ...]:
         channels = self.check_channels(x, per_channel)
         y, statistic = Spec(x.shape, x.dtype), Spec(channels, per_channel[-1].dtype)
         return y, *((statistic if self.training_mode else None,) * 4)
 
-    def plan(self, device: Device, x: Spec, *specs: Any) -> Plan:
-        y = specs[4]
+    def plan(
+        self,
+        device: Device,
+        x: Spec,
+        scale: Spec,
+        b: Spec,
+        mean: Spec,
+        var: Spec,
+        y: Spec | None,
+        *statistics: Spec | None,
+    ) -> Plan:
         rule = by_value(
             Rule,
             epsilon=self.epsilon,
@@ -122,11 +125,11 @@ class BatchNormInternal(_BatchNorm):
         return Call(
             device,
             stem=self.function_name,
-            types=(x.dtype, specs[0].dtype, specs[2].dtype),
+            types=(x.dtype, scale.dtype, mean.dtype),
             shape=x.shape,
             read=(x,),
             applied=y,
-            arrays=(x, *specs),
+            arrays=(x, scale, b, mean, var, y, *statistics),
             options=(rule,),
             n_fields=MOMENTS,
             sums=self.training_mode,
@@ -164,8 +167,7 @@ class BatchNormalizationGrad(_BatchNorm):
         Output("scale_grad", "T1", shape=CHANNELS),
         Output("bias_grad", "T1", shape=CHANNELS),
     )
-    attributes = (Attribute("epsilon", positive_or_zero, doc="not used"),)
-    epsilon: float
+    epsilon = attribute(positive_or_zero, doc="not used")
 
     def infer(self, dy: Spec, x: Spec, *per_channel: Spec) -> tuple[Spec, ...]:
         channels = self.check_channels(x, per_channel)
@@ -174,16 +176,26 @@ class BatchNormalizationGrad(_BatchNorm):
         of_scale = Spec(channels, per_channel[0].dtype)
         return Spec(x.shape, x.dtype), of_scale, of_scale
 
-    def plan(self, device: Device, dy: Spec, x: Spec, *specs: Any) -> Plan:
+    def plan(
+        self,
+        device: Device,
+        dy: Spec,
+        x: Spec,
+        scale: Spec,
+        mean: Spec,
+        inv_std: Spec,
+        dx: Spec | None,
+        *sums: Spec | None,
+    ) -> Plan:
         return Call(
             device,
             stem=self.function_name,
-            types=(x.dtype, specs[0].dtype, specs[1].dtype),
+            types=(x.dtype, scale.dtype, mean.dtype),
             shape=x.shape,
             read=(dy, x),
-            applied=specs[3],
-            arrays=(dy, x, *specs),
-            options=(x.size // max(1, specs[0].size),),
+            applied=dx,
+            arrays=(dy, x, scale, mean, inv_std, dx, *sums),
+            options=(x.size // max(1, scale.size),),
             n_fields=SLOPES,
         ).plan()
 

@@ -47,8 +47,9 @@ from .facts import (
 PIECE_BLOCKS = 3
 COLUMN_BLOCKS = 2
 PIECE_NBYTES = 64  # from which on neighbouring elements are walked as they lie
-TILE_NBYTES = 256  # of a row in a tile of columns
-PART_NBYTES = 32_768  # of a tile of columns, from which on it has another part
+TILE_NBYTES = 256  # of a row in a tile of columns, at least
+PART_NBYTES = 32_768  # of a tile of columns, from which on it may have another part
+COLUMNS_NBYTES = 2**27  # of an array in columns, to which each block has one part, beyond it two
 MANY_ITEMS = 4  # for each block, from which on they may be larger
 MAX_PARTS = 16_384  # of a channel, each with one partial sum
 MERGED_SUMS = 16_384  # of all parts and channels of a tile
@@ -118,9 +119,18 @@ class Call:
         aligned = all(s.aligned for s in (*self.read, self.applied) if s is not None)
         if not channels.elements:
             return self._whole_channels(channels, VEC_NBYTES // t.itemsize)
-        if channels.fit_pieces(t):
-            return self._in_pieces(channels, aligned)
-        return self._in_columns(channels, aligned)
+        if self._go_by_columns(channels, aligned):
+            return self._in_columns(channels, aligned)
+        return self._in_pieces(channels, aligned)
+
+    def _go_by_columns(self, channels: Channels, aligned: bool) -> bool:
+        """Whether rows are walked: pieces are short, or begin where no vector does but a row."""
+        if not channels.fit_pieces(self.types[0]):
+            return True
+        width = self._columns
+        row, tile = channels.n * channels.length, self._vectors(channels) * channels.length
+        by_vectors = aligned and row % width == 0 and tile <= width * THREADS
+        return by_vectors and channels.length % width > 0 and channels.n > 1
 
     # ---- pieces ----------------------------------------------------------------------------------
 
@@ -165,7 +175,10 @@ class Call:
         n_tiles = ceil_div(channels.n, tile)
         row_nbytes = tile * channels.length * self.types[0].itemsize
         most = max(1, MERGED_SUMS // tile)
-        n_parts = min(most, max(1, ceil_div(channels.outer * row_nbytes, PART_NBYTES)))
+        rounds = 1 if channels.outer * n_tiles * row_nbytes <= COLUMNS_NBYTES else 2
+        n_items = rounds * COLUMN_BLOCKS * self.device.multiprocessors
+        wanted = min(ceil_div(channels.outer * row_nbytes, PART_NBYTES), ceil_div(n_items, n_tiles))
+        n_parts = min(most, max(1, wanted))
         span = max(1, ceil_div(channels.outer, n_parts))
         whole = channels.n * channels.length % width == 0 and tile * channels.length % width == 0
         layout = by_value(
@@ -189,7 +202,12 @@ class Call:
     def _tile(self, channels: Channels) -> int:
         """Channels of a tile: so many that it begins at a vector, or all."""
         columns = TILE_NBYTES // self.types[0].itemsize
-        return min(channels.n, align_up(max(1, columns // channels.length), MAX_COLUMNS))
+        channels_of_tile = max(1, columns // channels.length)
+        return min(channels.n, align_up(channels_of_tile, self._vectors(channels)))
+
+    def _vectors(self, channels: Channels) -> int:
+        """The fewest channels that are a whole number of vectors."""
+        return self._columns // math.gcd(channels.length, self._columns)
 
     # ---- launches --------------------------------------------------------------------------------
 

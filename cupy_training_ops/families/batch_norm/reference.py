@@ -23,10 +23,10 @@ def batch_norm_internal(
     input_mean: HostArray,
     input_var: HostArray,
     *,
-    epsilon: float = 1e-5,
-    momentum: float = 0.9,
-    training_mode: bool = True,
-    unbiased: bool = True,
+    epsilon: float,
+    momentum: float,
+    training_mode: bool,
+    unbiased: bool,
 ) -> tuple[HostArray | None, ...]:
     wide, before = _channels(x), (_wide(input_mean), _wide(input_var))
     mean, var = _moments(wide, x.dtype) if training_mode else before

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ...declare.schema import Attribute, Inferred, Input, Output, Spec, one_of, optional
+from ...declare.schema import Inferred, Input, Output, Spec, attribute, one_of
 from ...declare.type_rows import Types
 from ...dtypes import FIXED_SIZE, FLOATS
 from ...errors import refuse
@@ -26,8 +26,8 @@ from ...process_group import ProcessGroup, nccl
 from ...process_group.mail import Label
 from ...process_group.members import owners
 from . import plan_adasum as adasum
-from .plan import GROUP, GROUP_TYPE, NUMBERS, Collective, Specs, copies
-from .plan_letters import DONE, ELEMENT_TYPES, REMOTE, SIGNAL, TAG, Letter, Receiver, shapes
+from .plan import GROUP_TYPE, NUMBERS, Collective, Specs, copies
+from .plan_letters import DONE, REMOTE, SIGNAL, Letter, Receiver
 
 INPUT = Input("input", "T", variadic=True, shape="any shapes")
 OUTPUT = Output("output", "T", variadic=True, aliases="input", shape="shapes of input")
@@ -38,7 +38,6 @@ class _OfLists(Collective):
 
     inputs: ClassVar[tuple[Input, ...]] = (INPUT,)
     outputs: ClassVar[tuple[Output, ...]] = (OUTPUT,)
-    attributes: ClassVar[tuple[Attribute, ...]] = (GROUP, GROUP_TYPE)
 
     def infer(self, xs: Specs) -> tuple[Inferred, ...]:
         return (tuple(Spec(x.shape, x.dtype) for x in xs),)
@@ -63,6 +62,7 @@ class NcclAllReduce(_OfLists):
     which also sums what lies between the inputs.
     """
 
+    group_type = GROUP_TYPE
     types: ClassVar[Types] = {"T": NUMBERS}
 
     def _steps(self, xs: Specs, ys: Specs) -> Iterator[Step]:
@@ -95,6 +95,7 @@ class NcclAllGather(_OfOwners):
     which lets the other ranks hang where an array lies across two chunks.
     """
 
+    group_type = GROUP_TYPE
     types: ClassVar[Types] = {"T": FIXED_SIZE}
 
     def _steps(self, xs: Specs, ys: Specs) -> Iterator[Step]:
@@ -116,6 +117,7 @@ class NcclReduceScatter(_OfOwners):
     which lets the other ranks hang where an array lies across two chunks.
     """
 
+    group_type = GROUP_TYPE
     types: ClassVar[Types] = {"T": FLOATS}
 
     def _steps(self, xs: Specs, ys: Specs) -> Iterator[Step]:
@@ -140,7 +142,7 @@ class MegatronF(Collective):
 
     inputs = (Input("input", "T", shape="any shape"),)
     outputs = (Output("output", "T", aliases="input", shape="shape of input"),)
-    attributes = (GROUP, GROUP_TYPE)
+    group_type = GROUP_TYPE
     types: ClassVar[Types] = {"T": FLOATS}
     reaches_others = False
 
@@ -186,12 +188,8 @@ class AdasumAllReduce(_OfLists):
     which fails with reduce_algo=0 and mixes up three arrays or more; Maleki et al., Adasum.
     """
 
-    attributes = (
-        GROUP,
-        Attribute("reduce_algo", one_of(0, 1, 2), 0, doc="0 or 1 over all ranks, 2 over nodes"),
-    )
+    reduce_algo = attribute(one_of(0, 1, 2), 0, doc="0 or 1 over all ranks, 2 over nodes")
     types: ClassVar[Types] = {"T": FLOATS}
-    reduce_algo: int
     _levels: tuple[int, ...]
 
     @property
@@ -252,7 +250,6 @@ class Send(Letter):
         Input("Data", "T", variadic=True, mixed=True, shape="any shapes"),
     )
     outputs = (DONE,)
-    attributes = (GROUP, TAG, ELEMENT_TYPES)
     needs = "a Recv on the other rank"
     types: ClassVar[Types] = {"T": FIXED_SIZE}
 
@@ -281,13 +278,6 @@ class Recv(Receiver):
 
     inputs = (SIGNAL, REMOTE)
     outputs = (DONE, Output("Data", "T", variadic=True, shape="those that are sent"))
-    attributes = (
-        GROUP,
-        TAG,
-        ELEMENT_TYPES,
-        Attribute("shapes", optional(shapes), None, doc="None: as the message says"),
-        Attribute("arrays", one_of("cupy", "numpy"), "cupy", doc="whose arrive without out="),
-    )
     needs = "a Send on the other rank"
     types: ClassVar[Types] = {"T": FIXED_SIZE}
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Self, cast
 
-from ...declare.schema import Attribute, Spec, integer
+from ...declare.schema import Spec, attribute, integer
 from ...dtypes import FLOATS
 from ...errors import ArgumentError, refuse, shown
 from ...frame.call import Call
@@ -31,12 +31,8 @@ def process_group(value: object) -> ProcessGroup:
     return value
 
 
-GROUP = Attribute("group", process_group, doc="the ranks that make this call")
-GROUP_TYPE = Attribute(
-    "group_type",
-    integer,
-    0,
-    doc="0 all ranks, 1 data, 2 node-local data, 3 cross-node data, 4 horizontal",
+GROUP_TYPE = attribute(
+    integer, 0, doc="0 all ranks, 1 data, 2 node-local data, 3 cross-node data, 4 horizontal"
 )
 
 
@@ -47,8 +43,8 @@ class Collective(Op):
 
     provider = "NumPy arrays travel through rank 0, CuPy arrays by NCCL on their device."
     runs_empty = True
-    group: ProcessGroup
-    group_type: int = GLOBAL
+    group = attribute(process_group, doc="the ranks that make this call")
+    group_type: int = GLOBAL  # where there is no such attribute
     ranks: Members
 
     def __init__(self, **attributes: object) -> None:

@@ -9,7 +9,17 @@ from typing import Any, Self, cast
 import numpy as np
 
 from ...backend import Backend
-from ...declare.schema import Attribute, Input, Output, Spec, flag, integer, shape
+from ...declare.schema import (
+    Input,
+    Output,
+    Spec,
+    attribute,
+    flag,
+    integer,
+    one_of,
+    optional,
+    shape,
+)
 from ...dtypes import Dtype, to_dtype
 from ...errors import ArgumentError, refuse, shown
 from ...frame import backends
@@ -22,7 +32,7 @@ from ...process_group.mail import Label
 from .plan import Collective, Rows, Specs, table
 
 
-def dtypes(value: object) -> tuple[np.dtype[Any], ...]:
+def dtypes(value: object) -> tuple[Dtype, ...]:
     """Dtypes, or their ONNX type numbers: a sequence with one for each array."""
     if not isinstance(value, list | tuple | np.ndarray):
         raise ArgumentError(f"expected a sequence of dtypes, got {shown(value)}")
@@ -46,15 +56,13 @@ def true(value: object) -> bool:
 SIGNAL = Input("InputSignal", "bool", memory="host", convert=true)
 REMOTE = Input("Remote", "int64", memory="host", convert=integer)
 DONE = Output("OutputSignal", "bool", memory="host", shape="()")
-TAG = Attribute("tag", integer, doc="of the message, the same on both ranks")
-ELEMENT_TYPES = Attribute("element_types", dtypes, doc="one for each array")
 
 
 class Letter(Collective):
     """A message between two ranks."""
 
-    tag: int
-    element_types: tuple[Dtype, ...]
+    tag = attribute(integer, doc="of the message, the same on both ranks")
+    element_types = attribute(dtypes, doc="one for each array")
 
     def check_types(self, found: Specs) -> None:
         """The arrays are of the types that were announced."""
@@ -77,8 +85,8 @@ class Letter(Collective):
 class Receiver(Letter):
     """A message whose shapes are those of `out=`, given, or still to come."""
 
-    shapes: tuple[tuple[int, ...], ...] | None
-    arrays: str
+    shapes = attribute(optional(shapes), None, doc="None: as the message says")
+    arrays = attribute(one_of("cupy", "numpy"), "cupy", doc="whose arrive without out=")
 
     def __call__(self, /, *inputs: object, out: object = None, **keywords: Any) -> Any:
         given = out[1] if isinstance(out, tuple) and len(out) == 2 else None
@@ -103,7 +111,7 @@ class Receiver(Letter):
         return cast(Self, self.group.instance(key, lambda: type(self)(**values)))
 
     def _announced(
-        self, inputs: Arguments, keywords: dict[str, Any]
+        self, inputs: Arguments, keywords: dict[str, object]
     ) -> tuple[tuple[int, ...], ...]:
         """The shapes of the next message."""
         pairs = zip(self.inputs, (*inputs, None, None), strict=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -28,12 +27,12 @@ _quiet = np.errstate(all="ignore")
 SMALL = float(np.sqrt(np.finfo(np.float64).tiny))  # a squared norm below it counts as 0
 
 
-def nccl_all_reduce(inputs: Arrays, *, group: ProcessGroup, group_type: int = 0) -> Arrays:
+def nccl_all_reduce(inputs: Arrays, *, group: ProcessGroup, group_type: int) -> Arrays:
     """Sums, for every rank."""
     return _together("NcclAllReduce", group, group_type, inputs, _sums)
 
 
-def nccl_all_gather(inputs: Arrays, *, group: ProcessGroup, group_type: int = 0) -> Arrays:
+def nccl_all_gather(inputs: Arrays, *, group: ProcessGroup, group_type: int) -> Arrays:
     """Each array as its owner has it."""
 
     def gathered(found: Sequence[Arrays]) -> list[Arrays]:
@@ -44,7 +43,7 @@ def nccl_all_gather(inputs: Arrays, *, group: ProcessGroup, group_type: int = 0)
     return _together("NcclAllGather", group, group_type, inputs, gathered)
 
 
-def nccl_reduce_scatter(inputs: Arrays, *, group: ProcessGroup, group_type: int = 0) -> Arrays:
+def nccl_reduce_scatter(inputs: Arrays, *, group: ProcessGroup, group_type: int) -> Arrays:
     """Sums for their owners, the others' arrays as they are."""
 
     def scattered(found: Sequence[Arrays]) -> list[Arrays]:
@@ -58,17 +57,17 @@ def nccl_reduce_scatter(inputs: Arrays, *, group: ProcessGroup, group_type: int 
     return _together("NcclReduceScatter", group, group_type, inputs, scattered)
 
 
-def megatron_f(x: HostArray, *, group: ProcessGroup, group_type: int = 0) -> HostArray:  # noqa: ARG001
+def megatron_f(x: HostArray, *, group: ProcessGroup, group_type: int) -> HostArray:  # noqa: ARG001
     """The identity."""
     return x
 
 
-def megatron_g(x: HostArray, *, group: ProcessGroup, group_type: int = 0) -> HostArray:
+def megatron_g(x: HostArray, *, group: ProcessGroup, group_type: int) -> HostArray:
     """The sum, for every rank."""
     return _together("MegatronG", group, group_type, [x], _sums)[0]
 
 
-def adasum_all_reduce(inputs: Arrays, *, group: ProcessGroup, reduce_algo: int = 0) -> Arrays:
+def adasum_all_reduce(inputs: Arrays, *, group: ProcessGroup, reduce_algo: int) -> Arrays:
     """Pairs of ranks combined, level by level."""
     level = 1 if reduce_algo < 2 else group.local_size or 1
 
@@ -106,8 +105,8 @@ def recv(
     group: ProcessGroup,
     tag: int,
     element_types: tuple[Dtype, ...],
-    shapes: tuple[tuple[int, ...], ...] | None = None,
-    arrays: str = "cupy",  # noqa: ARG001 - NumPy's here
+    shapes: tuple[tuple[int, ...], ...] | None,
+    arrays: str,  # noqa: ARG001 - NumPy's here
 ) -> list[Arrays]:
     """The arrays of another rank."""
     pairs = zip(shapes or (), element_types, strict=True)
@@ -160,7 +159,7 @@ def _combined(a: Arrays, b: Arrays) -> Arrays:
 def _adaptive_sum(x: HostArray, y: HostArray) -> HostArray:
     a, b = (z.astype(np.float64).ravel() for z in (x, y))
     dot = float(a @ b)
-    scaled: list[Any] = []
+    scaled: list[HostArray] = []
     for z in (a, b):
         square = float(z @ z)
         scaled.append(z if square < SMALL else z * (1 - dot / (2 * square)))

@@ -7,17 +7,19 @@ Arrays pass as they are: of any strides and of several types in a list, never co
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
+from ...backend import Array, Backend
 from ...callables.split_step import Yielded, current_run
 from ...declare.schema import (
-    Attribute,
     Inferred,
     Input,
     Output,
     Spec,
+    attribute,
     count,
     integer,
     integers,
@@ -101,7 +103,7 @@ class Group(_Control):
         self.require_some("input_tensors", tensors)
         return (np.ones(1, BOOL),)
 
-    def delegate(self, tensors: tuple[Any, ...]) -> Any:
+    def delegate(self, tensors: tuple[object, ...]) -> object:
         return np.ones(1, BOOL)
 
 
@@ -118,7 +120,7 @@ class PassThrough(_Control):
         self.require_some("inputs", inputs)
         return (inputs,)
 
-    def delegate(self, inputs: tuple[Any, ...]) -> Any:
+    def delegate(self, inputs: tuple[object, ...]) -> object:
         return inputs
 
 
@@ -157,7 +159,7 @@ class _Event(_Control):
             refuse(self.name, "num_outputs", expected, str(self.num_outputs))
         return (data[: self.num_outputs],)
 
-    def delegate(self, identifier: int, data: tuple[Any, ...]) -> Any:
+    def delegate(self, identifier: int, data: tuple[Array, ...]) -> object:
         if identifier != NO_EVENT:
             try:
                 self.order(identifier, BACKENDS[type(data[0])])
@@ -167,7 +169,7 @@ class _Event(_Control):
                 raise ProviderError(f"{self.name}: event {identifier}: {error}") from error
         return data[: self.num_outputs]
 
-    def order(self, identifier: int, backend: Any) -> None:
+    def order(self, identifier: int, backend: Backend) -> None:
         """Record the event, or wait for it."""
         raise NotImplementedError
 
@@ -181,11 +183,9 @@ class RecordEvent(_Event):
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/controlflow/record.cc.
     """
 
-    attributes = (
-        Attribute("num_outputs", optional(count_or_none), None, doc="None: one for each array"),
-    )
+    num_outputs = attribute(optional(count_or_none), None, doc="None: one for each array")
 
-    def order(self, identifier: int, backend: Any) -> None:
+    def order(self, identifier: int, backend: Backend) -> None:
         if not EVENTS.record(identifier, backend.record):
             expected = "an event that a WaitEvent took before it is recorded again"
             refuse(self.name, "EventIdentifier", expected, shown(identifier))
@@ -201,13 +201,10 @@ class WaitEvent(_Event):
     Source: ONNX Runtime, orttraining/orttraining/training_ops/cuda/controlflow/wait.cc.
     """
 
-    attributes = (
-        Attribute("num_outputs", optional(count), None, doc="None: one for each array"),
-        Attribute("timeout", seconds, 60.0, doc="of the wait for a RecordEvent"),
-    )
-    timeout: float
+    num_outputs = attribute(optional(count), None, doc="None: one for each array")
+    timeout = attribute(seconds, 60.0, doc="of the wait for a RecordEvent")
 
-    def order(self, identifier: int, backend: Any) -> None:
+    def order(self, identifier: int, backend: Backend) -> None:
         try:
             mark = EVENTS.take(identifier, self.timeout)
         except TimeoutError:
@@ -239,12 +236,8 @@ class YieldOp(_Control):
             doc="one for each of module_outputs that is differentiable, of its type",
         ),
     )
-    attributes = (
-        Attribute("non_differentiable_outputs", integers, (), doc="places without a gradient"),
-        Attribute("full_shape_outputs", integers, doc="places whose gradient is given in full"),
-    )
-    non_differentiable_outputs: tuple[int, ...]
-    full_shape_outputs: tuple[int, ...]
+    non_differentiable_outputs = attribute(integers, (), doc="places without a gradient")
+    full_shape_outputs = attribute(integers, doc="places whose gradient is given in full")
 
     def __call__(self, /, *inputs: object, **named: Any) -> Yielded:
         """What the generator function is to yield, after the checks of every call."""
@@ -252,7 +245,7 @@ class YieldOp(_Control):
             refuse(self.name, "outputs", "None: all gradients are sent", shown(named["outputs"]))
         differentiable = super().__call__(*inputs, **named)
         keywords = {key: value for key, value in named.items() if key == "module_outputs"}
-        (given,) = in_order(type(self), inputs, keywords)
+        (given,) = in_order(self.declaration, inputs, keywords)
         full_shape = tuple(place in self.full_shape_outputs for place in self._places(given))
         return Yielded(current_run(self.name), tuple(given), differentiable, full_shape)
 
@@ -267,12 +260,12 @@ class YieldOp(_Control):
                 refuse(self.name, name, expected, shown(places))
         return (tuple(outputs[place] for place in self._places(outputs)),)
 
-    def delegate(self, outputs: tuple[Any, ...]) -> Any:
+    def delegate(self, outputs: tuple[object, ...]) -> object:
         """Those that have a gradient, where there is someone to send it."""
         current_run(self.name)
         return tuple(outputs[place] for place in self._places(outputs))
 
-    def _places(self, outputs: Any) -> list[int]:
+    def _places(self, outputs: Sequence[object]) -> list[int]:
         return [i for i in range(len(outputs)) if i not in self.non_differentiable_outputs]
 
 

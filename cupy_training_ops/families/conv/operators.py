@@ -12,11 +12,11 @@ from functools import reduce
 from typing import ClassVar
 
 from ...declare.schema import (
-    Attribute,
     Input,
     Output,
     Shape,
     Spec,
+    attribute,
     boolean,
     integer,
     integers,
@@ -55,40 +55,13 @@ def _bounded(found: Shape, least: int) -> Shape:
     return found
 
 
-AUTO_PAD = Attribute(
-    "auto_pad",
-    one_of(*AUTO_PADS),
-    "NOTSET",
-    doc="NOTSET takes pads, VALID none; SAME_UPPER has the odd one at the end, SAME_LOWER before",
+PADS = attribute(
+    optional(margins), None, doc="at the beginning of all axes, then at the end; None: 0"
 )
-DILATIONS = Attribute("dilations", optional(steps), None, doc="for each axis; None: 1")
-GROUP = Attribute("group", groups, 1, doc="parts of the channels that have filters of their own")
-KERNEL_SHAPE = Attribute("kernel_shape", optional(steps), None, doc="has to be W's")
-PADS = Attribute(
-    "pads", optional(margins), None, doc="at the beginning of all axes, then at the end; None: 0"
+STRIDES = attribute(optional(steps), None, doc="for each axis; None: 1")
+ALLOW_TF32 = attribute(
+    boolean, False, doc="float32 may be multiplied with 11 bits of each factor, on tensor cores"
 )
-STRIDES = Attribute("strides", optional(steps), None, doc="for each axis; None: 1")
-ALLOW_TF32 = Attribute(
-    "allow_tf32",
-    boolean,
-    False,
-    doc="float32 may be multiplied with 11 bits of each factor, on tensor cores",
-)
-ORDINARY = (AUTO_PAD, DILATIONS, GROUP, KERNEL_SHAPE, PADS, STRIDES, ALLOW_TF32)
-TRANSPOSED = (
-    AUTO_PAD,
-    DILATIONS,
-    GROUP,
-    KERNEL_SHAPE,
-    Attribute(
-        "output_padding", optional(margins), None, doc="more elements at the end; None: none"
-    ),
-    Attribute("output_shape", optional(margins), None, doc="extents of Y, from which pads follow"),
-    PADS,
-    STRIDES,
-    ALLOW_TF32,
-)
-
 X = Input("X", "T", shape="shape (N, C, ...)", doc="one to three dimensions behind C")
 W = Input("W", "T", shape="shape (M, C / group, ...)")
 TRANSPOSED_W = Input("W", "T", shape="shape (C, M / group, ...)")
@@ -107,15 +80,20 @@ class _Convolution(Op):
 
     types: ClassVar[Types] = {"T": FLOATS}
     is_transposed: ClassVar[bool] = False
-    group: int
-    kernel_shape: Shape | None
-    strides: Shape | None
-    dilations: Shape | None
-    pads: Shape | None
-    auto_pad: str
+    auto_pad = attribute(
+        one_of(*AUTO_PADS),
+        "NOTSET",
+        doc="NOTSET takes pads, VALID none; SAME_UPPER has the odd one at the end, "
+        "SAME_LOWER before",
+    )
+    dilations = attribute(optional(steps), None, doc="for each axis; None: 1")
+    group = attribute(groups, 1, doc="parts of the channels that have filters of their own")
+    kernel_shape = attribute(optional(steps), None, doc="has to be W's")
+    pads = PADS
+    strides = STRIDES
+    allow_tf32 = ALLOW_TF32
     output_padding: Shape | None = None
     output_shape: Shape | None = None
-    allow_tf32: bool
 
     def convolution(self, x: Spec, w: Spec) -> Convolution:
         """The ordinary one that belongs to X and W."""
@@ -136,6 +114,15 @@ class _Convolution(Op):
     def result(self, convolution: Convolution) -> Shape:
         """The shape of this operator's Y."""
         return convolution.x_shape if self.is_transposed else convolution.y_shape
+
+
+class _Transposed(_Convolution):
+    is_transposed = True
+    output_padding = attribute(optional(margins), None, doc="more elements at the end; None: none")
+    output_shape = attribute(optional(margins), None, doc="extents of Y, from which pads follow")
+    pads = PADS
+    strides = STRIDES
+    allow_tf32 = ALLOW_TF32
 
 
 class _Forward(_Convolution):
@@ -166,10 +153,9 @@ class Conv(_Forward):
     """
 
     inputs = (X, W, B)
-    attributes = ORDINARY
 
 
-class ConvTranspose(_Forward):
+class ConvTranspose(_Transposed, _Forward):
     """Transposed convolution: Y[n, m, i s - p + k d] = B[m] + sum of X[n, c, i] W[c, m, k].
 
     The sum is over all c of m's group, i and k that meet there: the gradient of Conv, with X as dY.
@@ -181,9 +167,7 @@ class ConvTranspose(_Forward):
     Source: ONNX ConvTranspose-22.
     """
 
-    is_transposed = True
     inputs = (X, TRANSPOSED_W, B)
-    attributes = TRANSPOSED
 
 
 class _Gradient(_Convolution):
@@ -238,10 +222,9 @@ class ConvGrad(_Gradient):
     """
 
     inputs = (DY, X, W)
-    attributes = ORDINARY
 
 
-class ConvTransposeGrad(_Gradient):
+class ConvTransposeGrad(_Transposed, _Gradient):
     """Gradient of ConvTranspose: dX[n, c, i] = sum over m, k of dY[n, m, i s - p + k d] W[c, m, k].
 
     dW[c, m, k] = sum over n, i of X[n, c, i] dY[n, m, i s - p + k d]; dB[m] = sum over n, o of dY.
@@ -254,9 +237,7 @@ class ConvTransposeGrad(_Gradient):
     orttraining/orttraining/training_ops/cuda/nn/conv_transpose_grad.cc.
     """
 
-    is_transposed = True
     inputs = (DY, X, TRANSPOSED_W)
-    attributes = TRANSPOSED
 
 
 OPS = {

@@ -26,7 +26,7 @@ _PIECE = 2**20  # elements of X unfolded
 _ALL = slice(None)
 
 Box = tuple[range, ...]  # outputs, by their places along each axis
-Index = tuple[Any, ...]
+Index = tuple[int | slice, ...]
 
 
 class Given(TypedDict):

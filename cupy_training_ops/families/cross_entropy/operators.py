@@ -10,12 +10,11 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from ...declare.schema import (
-    Attribute,
     Changing,
     Input,
     Output,
     Spec,
-    boolean,
+    attribute,
     dtype,
     finite,
     integer,
@@ -27,7 +26,7 @@ from ...dtypes import BFLOAT16, FLOAT16, FLOATS
 from ...frame.op import Op
 from ...plan import Device, Plan
 from . import plan as cross_entropy
-from .plan_losses import LABEL_TYPES, LOSS_SHAPE, REDUCTION, DenseOp, GradientOp, LossOp, SparseOp
+from .plan_losses import CHECK, LABEL_TYPES, LOSS_SHAPE, DenseOp, GradientOp, LossOp, SparseOp
 
 HALVES = (FLOAT16, BFLOAT16)
 # Scores, labels, outputs, weights; these have the type of the scores or of the outputs.
@@ -49,17 +48,8 @@ def one_integer(value: object) -> int:
     return integer(single(value))
 
 
-CHECK = Attribute(
-    "check",
-    boolean,
-    False,
-    doc="True refuses labels out of range before any launch, for which the call reads the labels, "
-    "waits for the device and cannot be captured in a graph",
-)
-IGNORE_ATTRIBUTE = Attribute(
-    "ignore_index", optional(integer), None, doc="the label of rows that do not count"
-)
-OUTPUT_TYPE = Attribute("output_type", optional(dtype), None, type="TOut", doc="T where it is None")
+IGNORE_ATTRIBUTE = attribute(optional(integer), None, doc="the label of rows that do not count")
+OUTPUT_TYPE = attribute(optional(dtype), None, type="TOut", doc="T where it is None")
 
 SCORES = Input("scores", "T", shape="shape (N, C, ...)")
 LABELS = Input("labels", "Tind", shape="shape (N, ...)", doc="from 0 to C - 1")
@@ -174,7 +164,6 @@ class SparseSoftmaxCrossEntropy(Version9, LossOp):
         Output("Y", "T", formerly=("output",), shape=LOSS_SHAPE),
         Output("log_prob", "T", shape="shape of logits"),
     )
-    attributes = (REDUCTION, CHECK)
 
 
 class SparseSoftmaxCrossEntropyGrad(Version9, GradientOp):
@@ -196,7 +185,6 @@ class SparseSoftmaxCrossEntropyGrad(Version9, GradientOp):
         LAST_LABEL,
         Input("weight", "T", optional=True, shape="shape of label"),
     )
-    attributes = (REDUCTION, CHECK)
 
 
 class SoftmaxCrossEntropyLoss13(LossOp):
@@ -218,7 +206,8 @@ class SoftmaxCrossEntropyLoss13(LossOp):
     domain = "ai.onnx"
     since = 13
     inputs = (SCORES, LABELS, Input("weights", "T", optional=True, shape="shape (C,)"))
-    attributes = (REDUCTION, IGNORE_ATTRIBUTE, CHECK)
+    ignore_index = IGNORE_ATTRIBUTE
+    check = CHECK
 
 
 class SoftmaxCrossEntropyLoss12(SoftmaxCrossEntropyLoss13):
@@ -247,7 +236,8 @@ class SoftmaxCrossEntropyLossGrad(GradientOp):
     """
 
     inputs = (DY, LOG_PROB, LABEL, Input("weight", "T", optional=True, shape="shape (C,)"))
-    attributes = (REDUCTION, IGNORE_ATTRIBUTE, CHECK)
+    ignore_index = IGNORE_ATTRIBUTE
+    check = CHECK
 
 
 class SoftmaxCrossEntropyLossInternal(LossOp):
@@ -267,7 +257,8 @@ class SoftmaxCrossEntropyLossInternal(LossOp):
         Output("output", "TOut", shape=LOSS_SHAPE),
         Output("log_prob", "TOut", shape="shape of scores"),
     )
-    attributes = (REDUCTION, OUTPUT_TYPE, CHECK)
+    output_type = OUTPUT_TYPE
+    check = CHECK
     types: ClassVar[Types] = ROWS
 
 
@@ -294,7 +285,8 @@ class SoftmaxCrossEntropyLossInternalGrad(GradientOp):
     outputs = (
         Output("d_logits", "TOut", may_alias=("log_prob", "bias"), shape="shape of log_prob"),
     )
-    attributes = (REDUCTION, OUTPUT_TYPE, CHECK)
+    output_type = OUTPUT_TYPE
+    check = CHECK
     types: ClassVar[Types] = ROWS
 
 
@@ -328,7 +320,8 @@ class CrossEntropyLossAndGrad(SparseOp):
         Output("output", "TOut", shape=LOSS_SHAPE),
         Output("d_scores", "T", may_alias=("scores",), shape="shape of scores"),
     )
-    attributes = (REDUCTION, OUTPUT_TYPE, CHECK)
+    output_type = OUTPUT_TYPE
+    check = CHECK
     types: ClassVar[Types] = ROWS
 
     def infer(

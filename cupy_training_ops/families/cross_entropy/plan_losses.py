@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ...declare.schema import Attribute, Output, Shape, Spec, one_of
+from ...declare.schema import Output, Shape, Spec, attribute, boolean, one_of
 from ...declare.type_rows import Types
 from ...dtypes import FLOATS, INT64, Dtype, dtype_name, dtype_names, to_dtype
 from ...errors import DtypeError, refuse
@@ -16,7 +16,12 @@ from . import plan as cross_entropy
 from .plan import Rows, Targets
 
 LABEL_TYPES = (INT64, to_dtype("int32"))
-REDUCTION = Attribute("reduction", one_of("mean", "sum", "none"), "mean")
+CHECK = attribute(
+    boolean,
+    False,
+    doc="True refuses labels out of range before any launch, for which the call reads the labels, "
+    "waits for the device and cannot be captured in a graph",
+)
 LOSS_SHAPE = "shape (), or for reduction='none' the shape of the labels"
 
 
@@ -24,7 +29,7 @@ class CrossEntropyOp(Op):
     """What all share: how shapes are checked, and the rows of a call."""
 
     types: ClassVar[Types] = {"T": FLOATS, "Tind": LABEL_TYPES}
-    reduction: str
+    reduction = attribute(one_of("mean", "sum", "none"), "mean")
 
     def loss(self, labels: Shape, t: Dtype) -> Spec:
         return Spec(labels if self.reduction == "none" else (), t)
@@ -45,7 +50,6 @@ class DenseOp(CrossEntropyOp):
     """Scores and targets of one shape, whose last axis is that of the classes."""
 
     types: ClassVar[Types] = {"T": FLOATS}
-    attributes = (REDUCTION,)
 
     def checked_rows(self, name: str, scores: Spec, label: Spec) -> Shape:
         if not scores.shape:
@@ -63,7 +67,7 @@ class SparseOp(CrossEntropyOp):
 
     axis: ClassVar[int] = 1  # of the classes
     n_before: ClassVar[int] = 0  # inputs before the scores
-    check: bool
+    check = CHECK
     output_type: Dtype | None = None  # where there is no such attribute
     ignore_index: int | None = None
 

@@ -20,7 +20,7 @@ _Pair = tuple[HostArray, HostArray]
 
 
 @_quiet
-def softmax_cross_entropy(logits: HostArray, label: HostArray, *, reduction: str = "mean") -> _Pair:
+def softmax_cross_entropy(logits: HostArray, label: HostArray, *, reduction: str) -> _Pair:
     log_prob, target = _log_softmax(_wide(logits), -1), _wide(label)
     losses = in_range(-np.where(target == 0, 0, target * log_prob).sum(-1), logits.dtype)
     loss = _reduced(losses, np.ones(losses.shape), reduction)
@@ -29,7 +29,7 @@ def softmax_cross_entropy(logits: HostArray, label: HostArray, *, reduction: str
 
 @_quiet
 def softmax_cross_entropy_grad(
-    dy: HostArray, log_prob: HostArray, label: HostArray, *, reduction: str = "mean"
+    dy: HostArray, log_prob: HostArray, label: HostArray, *, reduction: str
 ) -> HostArray:
     count = np.prod(log_prob.shape[:-1]) if reduction == "mean" else 1
     scale = _slope(dy, log_prob.shape[:-1], reduction) / count
@@ -45,8 +45,8 @@ def sparse_softmax_cross_entropy(
     label: HostArray,
     weight: HostArray | None = None,
     *,
-    reduction: str = "mean",
-    check: bool = False,  # noqa: ARG001
+    reduction: str,
+    check: bool,  # noqa: ARG001
 ) -> _Pair:
     rows = _Rows(label, logits.shape[-1], None, None if weight is None else _wide(weight))
     return rows.forward(logits, -1, reduction, logits.dtype)
@@ -59,8 +59,8 @@ def sparse_softmax_cross_entropy_grad(
     label: HostArray,
     weight: HostArray | None = None,
     *,
-    reduction: str = "mean",
-    check: bool = False,  # noqa: ARG001
+    reduction: str,
+    check: bool,  # noqa: ARG001
 ) -> HostArray:
     rows = _Rows(label, log_prob.shape[-1], None, None if weight is None else _wide(weight))
     return rows.gradient(dy, np.exp(_wide(log_prob)), -1, reduction, None, log_prob.dtype)
@@ -71,9 +71,9 @@ def softmax_cross_entropy_loss(
     labels: HostArray,
     weights: HostArray | None = None,
     *,
-    reduction: str = "mean",
-    ignore_index: int | None = None,
-    check: bool = False,  # noqa: ARG001
+    reduction: str,
+    ignore_index: int | None,
+    check: bool,  # noqa: ARG001
 ) -> _Pair:
     rows = _Rows.of_classes(labels, scores.shape[1], ignore_index, weights)
     return rows.forward(scores, 1, reduction, scores.dtype)
@@ -85,9 +85,9 @@ def softmax_cross_entropy_loss_internal(
     weights: HostArray | None = None,
     ignore_index: int | None = None,
     *,
-    reduction: str = "mean",
-    output_type: Dtype | None = None,
-    check: bool = False,  # noqa: ARG001
+    reduction: str,
+    output_type: Dtype | None,
+    check: bool,  # noqa: ARG001
 ) -> _Pair:
     rows = _Rows.of_classes(labels, scores.shape[1], ignore_index, weights)
     return rows.forward(scores, 1, reduction, output_type or scores.dtype)
@@ -99,12 +99,19 @@ def softmax_cross_entropy_loss_grad(
     label: HostArray,
     weight: HostArray | None = None,
     *,
-    reduction: str = "mean",
-    ignore_index: int | None = None,
-    check: bool = False,
+    reduction: str,
+    ignore_index: int | None,
+    check: bool,
 ) -> HostArray:
     return softmax_cross_entropy_loss_internal_grad(
-        dy, log_prob, label, weight, ignore_index, reduction=reduction, check=check
+        dy,
+        log_prob,
+        label,
+        weight,
+        ignore_index,
+        reduction=reduction,
+        output_type=None,
+        check=check,
     )
 
 
@@ -117,9 +124,9 @@ def softmax_cross_entropy_loss_internal_grad(
     ignore_index: int | None = None,
     bias: HostArray | None = None,
     *,
-    reduction: str = "mean",
-    output_type: Dtype | None = None,
-    check: bool = False,  # noqa: ARG001
+    reduction: str,
+    output_type: Dtype | None,
+    check: bool,  # noqa: ARG001
 ) -> HostArray:
     rows = _Rows.of_classes(label, log_prob.shape[1], ignore_index, weight)
     softmax = np.exp(_wide(log_prob))
@@ -134,9 +141,9 @@ def cross_entropy_loss_and_grad(
     ignore_index: int | None = None,
     loss_scale: HostArray | float | None = None,
     *,
-    reduction: str = "mean",
-    output_type: Dtype | None = None,
-    check: bool = False,  # noqa: ARG001
+    reduction: str,
+    output_type: Dtype | None,
+    check: bool,  # noqa: ARG001
 ) -> _Pair:
     rows = _Rows.of_classes(labels, scores.shape[1], ignore_index, weights)
     loss, _ = rows.forward(scores, 1, reduction, output_type or scores.dtype)

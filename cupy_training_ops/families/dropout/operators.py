@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...declare.schema import Attribute, Input, Output, Shape, Spec, Tiles, boolean, integer
+from ...declare.schema import Input, Output, Shape, Spec, Tiles, attribute, boolean, integer
 from ...dtypes import BOOL
 from ...errors import refuse
 from ...frame.checks import from_front
@@ -43,7 +43,7 @@ class _Elementwise(Drawing):
     ratio_at, training_at, trains = -3, -2, False
     has_bits: ClassVar[bool] = False
 
-    def infer(self, data: Spec, *others: Any) -> tuple[Spec, ...]:
+    def infer(self, data: Spec, *others: object) -> tuple[Spec, ...]:
         mask = bitmask(data.shape) if self.has_bits else Spec(data.shape, BOOL)
         return Spec(data.shape, data.dtype), mask
 
@@ -52,7 +52,12 @@ class _Elementwise(Drawing):
         return self.elementwise(device, (data, *specs), (data, output, mask), state)
 
     def elementwise(
-        self, device: Device, specs: Sequence[Any], arrays: Arrays, state: State, *options: object
+        self,
+        device: Device,
+        specs: Sequence[object],
+        arrays: Arrays,
+        state: State,
+        *options: object,
     ) -> Plan:
         """The launch of this operator's kernel; a state in memory goes on."""
         launches = self.launches(device, specs)
@@ -175,16 +180,12 @@ class BiasSoftmaxDropout(Drawing):
         MASK,
         Output("softmax_output", "T", may_alias=("data",), shape="shape of data"),
     )
-    attributes = (
-        Attribute("axis", integer, 1, doc=AXIS_DOC),
-        Attribute("is_inner_broadcast", boolean),
-        SEED,
-    )
+    axis = attribute(integer, 1, doc=AXIS_DOC)
+    is_inner_broadcast = attribute(boolean)
+    seed = SEED
     ratio_at = -2
-    axis: int
-    is_inner_broadcast: bool
 
-    def infer(self, data: Spec, bias: Spec, *others: Any) -> tuple[Spec, ...]:
+    def infer(self, data: Spec, bias: Spec, *others: object) -> tuple[Spec, ...]:
         axis = from_front(self.name, self.axis, len(data.shape))
         if not _fits(bias.shape, data.shape, axis, self.is_inner_broadcast):
             which = "last" if self.is_inner_broadcast else "first"
@@ -241,7 +242,7 @@ class _Gradient(WithRatio):
     outputs = (DX,)
     bitwise_exact = True
 
-    def infer(self, dy: Spec, mask: Spec, *others: Any) -> tuple[Spec, ...]:
+    def infer(self, dy: Spec, mask: Spec, *others: object) -> tuple[Spec, ...]:
         n, unit = self.mask_size(dy)
         if mask.size != n:
             refuse(self.name, "mask", f"{n} {unit}", f"{mask.size}, of shape {mask.shape}")
@@ -309,9 +310,8 @@ class SoftmaxDropoutGrad(WithRatio):
         RATIO,
     )
     outputs = (Output("dx", "T", may_alias=("dy", "softmax_y"), shape="shape of dy"),)
-    attributes = (Attribute("axis", integer, doc=AXIS_DOC),)
+    axis = attribute(integer, doc=AXIS_DOC)
     ratio_at = -1
-    axis: int
 
     def infer(self, dy: Spec, mask: Spec, y: Spec, ratio: object) -> tuple[Spec, ...]:
         from_front(self.name, self.axis, len(dy.shape))

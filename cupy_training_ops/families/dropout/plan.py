@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any, ClassVar, Self
 
 from ...declare.schema import (
-    Attribute,
     Changing,
     Function,
     Input,
     Spec,
+    attribute,
     flag,
     integer,
     optional,
@@ -25,7 +25,7 @@ from ...declare.schema import (
 )
 from ...declare.type_rows import Types
 from ...dtypes import FLOATS, Dtype
-from ...errors import ArgumentError, refuse, shown
+from ...errors import ArgumentError, shown
 from ...frame.op import Op
 from ...plan import VEC_NBYTES, Config, Device, Launch, Plan
 from ...planning.elementwise import streamed, type_slots
@@ -106,9 +106,12 @@ class Launches:
 # ---- inputs, and the operators that have them ----------------------------------------------------
 
 
-def number(value: object) -> float:
-    """A number, also in an array or a sequence of one element."""
-    return real(single(value))
+def part(value: object) -> float:
+    """A number from 0 on, below 1, also in an array or a sequence of one element."""
+    found = real(single(value))
+    if not 0 <= found < 1:
+        raise ArgumentError(f"expected a number from 0 on, below 1, got {shown(found)}")
+    return found
 
 
 def seed(value: object) -> int:
@@ -119,7 +122,7 @@ def seed(value: object) -> int:
     return whole
 
 
-def two_integers(value: Any) -> tuple[int, int]:
+def two_integers(value: object) -> tuple[int, int]:
     """Two integers."""
     if not isinstance(value, list | tuple) or len(value) != 2:
         raise ArgumentError(f"expected two integers, got {shown(value)}")
@@ -130,10 +133,10 @@ RATIO = Input(
     "ratio",
     "float64",
     memory="host",
-    convert=number,
+    convert=part,
     static=False,
     optional=True,
-    doc="from 0 on, below 1; 0.5 where it is left out",
+    doc="0.5 where it is left out",
 )
 TRAINING = Input(
     "training_mode",
@@ -163,11 +166,8 @@ STATE = Input(
     shape="two elements",
     doc="seed and offset; of an array the offset goes on by one",
 )
-SEED = Attribute(
-    "seed",
-    optional(seed),
-    None,
-    doc="None takes one from the system, another in a process that is forked",
+SEED = attribute(
+    optional(seed), None, doc="None takes one from the system, another in a process that is forked"
 )
 
 
@@ -186,11 +186,6 @@ class WithRatio(Op):
             return 0.0
         given = inputs[self.ratio_at]
         return DEFAULT_RATIO if given is None else given
-
-    def check_numbers(self, *inputs: Any) -> None:
-        given = inputs[self.ratio_at]
-        if given is not None and not 0 <= given < 1:
-            refuse(self.name, "ratio", "a number from 0 on, below 1", shown(given))
 
     def launches(self, device: Device, specs: Sequence[Any]) -> Launches:
         """Those of a call with these inputs and outputs, the first of type T."""
@@ -214,23 +209,25 @@ class Drawing(WithRatio):
     As a function with a seed it always draws with offset 0.
     """
 
-    attributes: ClassVar[tuple[Attribute, ...]] = (SEED,)
-    seed: int | None
+    seed = SEED
     _key: int
-    _offsets: Iterator[int]
+    _first: tuple[int, int]  # the state of what draws nothing, or always the same
+    _offsets: Iterator[int] | None  # of a function with a seed none
 
     def __init__(self, **attributes: object) -> None:
         super().__init__(**attributes)
         key = secrets.randbits(64) if self.seed is None else self.seed % 2**64
-        vars(self).update(_key=key, _offsets=itertools.count())
+        vars(self).update(_key=key, _first=(key, 0), _offsets=itertools.count())
 
     @classmethod
-    def shared(cls, **attributes: object) -> Self:
-        op = super().shared(**attributes)
+    def to_share(cls, **attributes: object) -> Self:
+        op = super().to_share(**attributes)
         if op.seed is not None:
-            vars(op).update(_offsets=itertools.repeat(0))
+            vars(op).update(_offsets=None)
         return op
 
     def supply(self, *inputs: Any) -> tuple[int, int]:
+        if self._offsets is None or not self.ratio(inputs) > 0:
+            return self._first
         key = self._key ^ _of_process if self.seed is None else self._key
-        return key, next(self._offsets) if self.ratio(inputs) > 0 else 0
+        return key, next(self._offsets)

@@ -43,7 +43,7 @@ def dropout(
     training_mode: bool | None = None,
     state: State = None,
     *,
-    seed: int | None = None,
+    seed: int | None,
 ) -> _Pair:
     found, mask = _dropped(data, wide(data), _applied(ratio, bool(training_mode)), state, seed)
     return cast(found, data.dtype), mask
@@ -61,7 +61,7 @@ def bias_dropout(
     training_mode: bool | None = None,
     state: State = None,
     *,
-    seed: int | None = None,
+    seed: int | None,
 ) -> _Pair:
     total, applied = wide(data) + wide(bias), _applied(ratio, bool(training_mode))
     found, mask = _dropped(data, total, applied, state, seed)
@@ -78,14 +78,14 @@ def bias_softmax_dropout(
     ratio: float | None = None,
     state: State = None,
     *,
-    axis: int = 1,
+    axis: int,
     is_inner_broadcast: bool,  # noqa: ARG001 - which shapes of a bias are taken
-    seed: int | None = None,
+    seed: int | None,
 ) -> tuple[HostArray, HostArray, HostArray]:
     before = data.shape[: axis % data.ndim]
     rows = (*before, math.prod(data.shape[len(before) :]))
     total = data.astype(FLOAT64) + bias.astype(FLOAT64)
-    p = softmax.softmax(total.reshape(rows)).reshape(data.shape)
+    p = softmax.softmax(total.reshape(rows), axis=-1).reshape(data.shape)
     found, mask = _dropped(data, p, _applied(ratio, True), state, seed)
     return cast(found, data.dtype), mask, cast(p, data.dtype)
 

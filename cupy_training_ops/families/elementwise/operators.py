@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...declare.schema import (
-    Attribute,
     Input,
     Output,
     Spec,
+    attribute,
     boolean,
     integer,
     optional,
@@ -60,8 +60,7 @@ class Scale(ElementwiseOp):
 
     inputs = (INPUT, Input("scale", "float64", memory="host", convert=number, static=False))
     outputs = (OUTPUT,)
-    attributes = (Attribute("scale_down", boolean, False, doc="divide instead of multiplying"),)
-    scale_down: bool
+    scale_down = attribute(boolean, False, doc="divide instead of multiplying")
 
     @property
     def symbol(self) -> str:
@@ -83,20 +82,15 @@ class BatchScale(ElementwiseOp):
     outputs = tuple(
         Output(f"output_{i}", "T", may_alias=("input",), shape="shape of input") for i in range(3)
     )
-    attributes = (
-        Attribute("scale_0", real),
-        Attribute("scale_1", real),
-        Attribute("scale_2", optional(real), None),
-    )
-    scale_0: float
-    scale_1: float
-    scale_2: float | None
+    scale_0 = attribute(real)
+    scale_1 = attribute(real)
+    scale_2 = attribute(optional(real), None)
 
-    def infer(self, *inputs: Any) -> tuple[Spec | None, ...]:
+    def infer(self, *inputs: object) -> tuple[Spec | None, ...]:
         first, second, third = super().infer(*inputs)
         return first, second, None if self.scale_2 is None else third
 
-    def options(self, *inputs: Any) -> tuple[Number, ...]:
+    def options(self, *inputs: object) -> tuple[Number, ...]:
         return self.scale_0, self.scale_1, self.scale_2 or 0.0
 
 
@@ -122,17 +116,16 @@ class ScaledSum(ElementwiseOp):
             shape="shape of input_0",
         ),
     )
-    attributes = BatchScale.attributes
-    scale_0: float
-    scale_1: float
-    scale_2: float | None
+    scale_0 = attribute(real)
+    scale_1 = attribute(real)
+    scale_2 = attribute(optional(real), None)
 
-    def infer(self, *inputs: Any) -> tuple[Spec | None, ...]:
+    def infer(self, *inputs: object) -> tuple[Spec | None, ...]:
         if inputs[2] is not None and self.scale_2 is None:
             refuse(self.name, "scale_2", "a number, because input_2 is given", "None")
         return super().infer(*inputs)
 
-    def options(self, *inputs: Any) -> tuple[Number, ...]:
+    def options(self, *inputs: object) -> tuple[Number, ...]:
         # The kernel reads 0 for an absent input_2: 0 times -0 adds nothing, even to -0.
         scale_2 = -0.0 if inputs[2] is None or self.scale_2 is None else self.scale_2
         return self.scale_0, self.scale_1, scale_2
@@ -159,9 +152,8 @@ class FakeQuant(ElementwiseOp):
         Input("zero_point", "float64", memory="host", convert=number, static=False),
     )
     outputs = (OUTPUT, Output("mask", "bool", shape="shape of input"))
-    attributes = (Attribute("quant_min", bound, 0), Attribute("quant_max", bound, 255))
-    quant_min: int
-    quant_max: int
+    quant_min = attribute(bound, 0)
+    quant_max = attribute(bound, 255)
 
     def __init__(self, **attributes: object) -> None:
         super().__init__(**attributes)

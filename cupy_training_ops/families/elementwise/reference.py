@@ -27,14 +27,14 @@ def _summed(x: HostArray, like: HostArray) -> HostArray:
 
 
 @_quiet
-def scale(input_: HostArray, scale: float, *, scale_down: bool = False) -> HostArray:
+def scale(input_: HostArray, scale: float, *, scale_down: bool) -> HostArray:
     x = wide(input_)
     return np.asarray(x / scale if scale_down else x * scale).astype(input_.dtype)
 
 
 @_quiet
 def batch_scale(
-    input_: HostArray, *, scale_0: float, scale_1: float, scale_2: float | None = None
+    input_: HostArray, *, scale_0: float, scale_1: float, scale_2: float | None
 ) -> tuple[HostArray | None, ...]:
     scales = (scale_0, scale_1, scale_2)
     return tuple(None if s is None else _scaled(input_, s).astype(input_.dtype) for s in scales)
@@ -48,7 +48,7 @@ def scaled_sum(
     *,
     scale_0: float,
     scale_1: float,
-    scale_2: float | None = None,
+    scale_2: float | None,
 ) -> HostArray:
     total = _scaled(input_0, scale_0) + _scaled(input_1, scale_1)
     if input_2 is not None and scale_2 is not None:
@@ -58,7 +58,7 @@ def scaled_sum(
 
 @_quiet
 def fake_quant(
-    input_: HostArray, scale: float, zero_point: float, *, quant_min: int = 0, quant_max: int = 255
+    input_: HostArray, scale: float, zero_point: float, *, quant_min: int, quant_max: int
 ) -> tuple[HostArray, HostArray]:
     least, most = (rounded(bound, input_.dtype) for bound in (quant_min, quant_max))
     q = np.rint(wide(input_) / scale) + zero_point

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...declare import schema
-from ...declare.schema import Attribute, Input, Output, Spec, boolean, integer
+from ...declare.schema import Input, Output, Spec, attribute, boolean, integer
 from ...declare.type_rows import Types
 from ...dtypes import FLOATS, INT64, HostArray
 from ...errors import refuse
@@ -26,12 +26,9 @@ from .plan import Scatter, Sizes, are_few, one_each
 
 INDEX_TYPES = (INT64, np.dtype(np.int32))
 SHAPE = Input("shape", "int64", memory="host", convert=schema.shape, doc="the shape of X")
-AXIS = Attribute("axis", integer, 0, doc="from -rank to rank - 1 of X")
-DETERMINISTIC = Attribute(
-    "deterministic", boolean, True, doc="False allows atomic additions where they are faster"
-)
-CHECK = Attribute(
-    "check",
+AXIS = attribute(integer, 0, doc="from -rank to rank - 1 of X")
+DETERMINISTIC = attribute(boolean, True, doc="False allows atomic additions where they are faster")
+CHECK = attribute(
     boolean,
     False,
     doc="True refuses indices out of range before any launch, for which the call reads the "
@@ -48,8 +45,8 @@ class _GatherGradient(Op):
 
     outputs = (Output("dX", "T", shape="shape given by `shape`"),)
     types: ClassVar[Types] = {"T": FLOATS, "Tind": INDEX_TYPES}
-    deterministic: bool
-    check: bool
+    deterministic = DETERMINISTIC
+    check = CHECK
 
     def in_range(self, name: str, indices: HostArray, extent: int) -> None:
         """Refuse indices outside -extent .. extent - 1."""
@@ -89,8 +86,9 @@ class GatherGrad(_GatherGradient):
         Input("indices", "Tind", shape="any shape"),
         Input("dY", "T", shape="shape X.shape[:axis] + indices.shape + X.shape[axis + 1:]"),
     )
-    attributes = (AXIS, DETERMINISTIC, CHECK)
-    axis: int
+    axis = AXIS
+    deterministic = DETERMINISTIC
+    check = CHECK
 
     def infer(self, shape: tuple[int, ...], indices: Spec, dy: Spec) -> tuple[Spec, ...]:
         axis = from_front(self.name, self.axis, len(shape))
@@ -132,12 +130,9 @@ class GatherNDGrad(_GatherGradient):
         Input("update", "T", shape="shape indices.shape[:-1] + shape[batch_dims + k:]"),
     )
     outputs = (Output("output", "T", shape="shape given by `shape`"),)
-    attributes = (
-        Attribute("batch_dims", integer, 0, doc="how many leading dimensions are batches"),
-        DETERMINISTIC,
-        CHECK,
-    )
-    batch_dims: int
+    batch_dims = attribute(integer, 0, doc="how many leading dimensions are batches")
+    deterministic = DETERMINISTIC
+    check = CHECK
 
     def infer(self, shape: tuple[int, ...], indices: Spec, update: Spec) -> tuple[Spec, ...]:
         b, rank = self.batch_dims, len(indices.shape)
@@ -193,8 +188,9 @@ class GatherElementsGrad(_GatherGradient):
         SHAPE,
         Input("indices", "Tind", shape="shape of dY", doc="off `axis` at most as long as X"),
     )
-    attributes = (AXIS, DETERMINISTIC, CHECK)
-    axis: int
+    axis = AXIS
+    deterministic = DETERMINISTIC
+    check = CHECK
 
     def infer(self, dy: Spec, shape: tuple[int, ...], indices: Spec) -> tuple[Spec, ...]:
         axis = from_front(self.name, self.axis, len(shape))

@@ -24,9 +24,9 @@ def gather_grad(
     indices: HostArray,
     dy: HostArray,
     *,
-    axis: int = 0,
-    deterministic: bool = True,  # noqa: ARG001
-    check: bool = False,  # noqa: ARG001 - the operator checks
+    axis: int,
+    deterministic: bool,  # noqa: ARG001
+    check: bool,  # noqa: ARG001 - the operator checks
 ) -> HostArray:
     axis %= len(shape)
     rows, inside = _wrapped(indices.ravel(), shape[axis])
@@ -43,9 +43,9 @@ def gather_nd_grad(
     indices: HostArray,
     update: HostArray,
     *,
-    batch_dims: int = 0,
-    deterministic: bool = True,  # noqa: ARG001
-    check: bool = False,  # noqa: ARG001 - the operator checks
+    batch_dims: int,
+    deterministic: bool,  # noqa: ARG001
+    check: bool,  # noqa: ARG001 - the operator checks
 ) -> HostArray:
     k = indices.shape[-1]
     batch_shape, index_shape = shape[:batch_dims], shape[batch_dims : batch_dims + k]
@@ -68,9 +68,9 @@ def gather_elements_grad(
     shape: Shape,
     indices: HostArray,
     *,
-    axis: int = 0,
-    deterministic: bool = True,  # noqa: ARG001
-    check: bool = False,  # noqa: ARG001 - the operator checks
+    axis: int,
+    deterministic: bool,  # noqa: ARG001
+    check: bool,  # noqa: ARG001 - the operator checks
 ) -> HostArray:
     axis %= len(shape)
     places, inside = _wrapped(indices, shape[axis])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ...declare.schema import Attribute, Input, Output, Spec, Tiles, boolean, dtype, optional, shape
+from ...declare.schema import Input, Output, Spec, Tiles, attribute, boolean, dtype, optional, shape
 from ...declare.type_rows import Types
 from ...dtypes import BOOL, FLOATS, Dtype, HostArray, to_dtype
 from ...errors import refuse
@@ -16,8 +16,8 @@ from ...frame.op import Op
 from ...plan import Config, Device, Launch, Plan, ceil_div, slots
 from .facts import BOX, ELEMENT_NBYTES, THREADS, TILE_NBYTES
 
-TO = Attribute("to", dtype, type="T")
-SHAPE = Attribute("shape", optional(shape), None, doc="the shape of Y")
+TO = attribute(dtype, type="T")
+SHAPE = attribute(optional(shape), None, doc="the shape of Y")
 X = Input("X", "T", shape="any shape")
 MSFP15_CODES = Output(
     "Y",
@@ -25,15 +25,10 @@ MSFP15_CODES = Output(
     shape="shape of X where its size n is a multiple of 8",
     doc="else shape (8 ceil(n / 8),), the last tile padded with zeros",
 )
-KEEP_NONFINITE = Attribute(
-    "keep_nonfinite",
-    boolean,
-    False,
-    doc="give a tile that is not finite E = 255, so that it decodes to NaN",
+KEEP_NONFINITE = attribute(
+    boolean, False, doc="give a tile that is not finite E = 255, so that it decodes to NaN"
 )
-KEEP_SIGN = Attribute(
-    "keep_sign", boolean, False, doc="round what is not 0 to a step at least, never to 0"
-)
+KEEP_SIGN = attribute(boolean, False, doc="round what is not 0 to a step at least, never to 0")
 
 
 class _Codec(Op):
@@ -92,9 +87,8 @@ class Encoder(_Codec):
 class Decoder(_Codec):
     """The operators that make numbers of codes."""
 
-    attributes: ClassVar[tuple[Attribute, ...]] = (TO, SHAPE)
-    to: Dtype
-    shape: tuple[int, ...] | None
+    to = TO
+    shape = SHAPE
 
     def infer(self, x: Spec) -> tuple[Spec, ...]:
         y = Spec(self.flat_shape(x) if self.shape is None else self.shape, self.to)
@@ -277,9 +271,8 @@ class GistPackMsfp15Encoder(Encoder):
     outputs = (MSFP15_CODES,)
     tiles: ClassVar[Tiles] = {"X": BOX, "Y": BOX}
     thread_nbytes = TILE_NBYTES
-    attributes = (KEEP_NONFINITE, KEEP_SIGN)
-    keep_nonfinite: bool
-    keep_sign: bool
+    keep_nonfinite = KEEP_NONFINITE
+    keep_sign = KEEP_SIGN
 
     code_shape = staticmethod(msfp15_shape)
 
@@ -309,12 +302,7 @@ class GistPackMsfp15Decoder(Decoder):
     )
     tiles: ClassVar[Tiles] = {"X": BOX, "Y": BOX}
     thread_nbytes = TILE_NBYTES
-    attributes = (
-        TO,
-        SHAPE,
-        Attribute("keep_nonfinite", boolean, False, doc="decode a tile with E = 255 to NaN"),
-    )
-    keep_nonfinite: bool
+    keep_nonfinite = attribute(boolean, False, doc="decode a tile with E = 255 to NaN")
 
     def codes(self, n: int) -> int:
         return BOX * ceil_div(n, BOX)

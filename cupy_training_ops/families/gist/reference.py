@@ -27,7 +27,7 @@ def gist_binarize_encoder(x: HostArray) -> HostArray:
     return np.asarray(x > 0)
 
 
-def gist_binarize_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) -> HostArray:
+def gist_binarize_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
     return x.astype(to).reshape(x.shape if shape is None else shape)
 
 
@@ -36,7 +36,7 @@ def gist_pack1_encoder(x: HostArray) -> HostArray:
     return np.packbits(np.ravel(x > 0))
 
 
-def gist_pack1_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) -> HostArray:
+def gist_pack1_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
     bits = np.unpackbits(x.ravel())
     return _shaped(bits, shape, (bits.size,)).astype(to)
 
@@ -47,7 +47,7 @@ def gist_pack8_encoder(x: HostArray) -> HostArray:
 
 
 @_quiet
-def gist_pack8_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) -> HostArray:
+def gist_pack8_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
     return _shaped(np.take(converted(_VALUE_OF_E5M2, to), x), shape, x.shape)
 
 
@@ -57,14 +57,12 @@ def gist_pack16_encoder(x: HostArray) -> HostArray:
 
 
 @_quiet
-def gist_pack16_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) -> HostArray:
+def gist_pack16_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
     return converted(_shaped(x, shape, x.shape), to)
 
 
 @_quiet
-def gist_pack_msfp15_encoder(
-    x: HostArray, *, keep_nonfinite: bool = False, keep_sign: bool = False
-) -> HostArray:
+def gist_pack_msfp15_encoder(x: HostArray, *, keep_nonfinite: bool, keep_sign: bool) -> HostArray:
     # MSFP15 only looks at the upper half of a float32: sign, eight bits of exponent, seven more.
     bits = (padded(truncated_float32(x.ravel()), BOX).view(np.uint32) >> 16).astype(np.uint16)
     exponent = (bits >> 7).astype(np.uint8)
@@ -81,7 +79,7 @@ def gist_pack_msfp15_encoder(
 
 @_quiet
 def gist_pack_msfp15_decoder(
-    x: HostArray, *, to: Dtype, shape: Shape = None, keep_nonfinite: bool = False
+    x: HostArray, *, to: Dtype, shape: Shape, keep_nonfinite: bool
 ) -> HostArray:
     shared = np.packbits(x.ravel() >> 7, bitorder="little")
     step = np.ldexp(np.float32(1), shared.astype(np.int32) - 132)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ...declare.schema import Attribute, Input, Output, Spec, boolean, shape
+from ...declare.schema import Input, Output, Spec, attribute, boolean, shape
 from ...declare.type_rows import Types
 from ...dtypes import FLOAT32, FLOATS, UINT8
 from ...errors import ArgumentError, refuse
@@ -79,16 +79,11 @@ class GistGuardedMsfp15Encoder(Op):
         MSFP15_CODES,
         Output("guard", "float32", shape="shape (4,)"),
     )
-    attributes = (
-        KEEP_NONFINITE,
-        Attribute("grouping", grouping, None, doc="(A, C, B) as above"),
-        Attribute("whole", boolean, False, doc="measure every element"),
-    )
+    keep_nonfinite = KEEP_NONFINITE
+    grouping = attribute(grouping, None, doc="(A, C, B) as above")
+    whole = attribute(boolean, False, doc="measure every element")
     types: ClassVar[Types] = {"T": FLOATS}
     runs_empty = True
-    keep_nonfinite: bool
-    grouping: Grouping | None
-    whole: bool
 
     def infer(self, x: Spec) -> tuple[Spec, ...]:
         if self.grouping is not None and math.prod(self.grouping) != x.size:

@@ -27,9 +27,9 @@ class Sums(NamedTuple):
 def gist_guarded_msfp15_encoder(
     x: HostArray,
     *,
-    keep_nonfinite: bool = False,
-    grouping: Grouping | None = None,
-    whole: bool = False,
+    keep_nonfinite: bool,
+    grouping: Grouping | None,
+    whole: bool,
 ) -> tuple[HostArray, HostArray]:
     codes = gist_pack_msfp15_encoder(x, keep_nonfinite=True, keep_sign=True)
     exponents = np.packbits(codes.ravel() >> 7, bitorder="little")
@@ -110,8 +110,8 @@ def _decoded(codes: HostArray, at: HostArray, dtype: np.dtype) -> HostArray:
     """What elements decode to; every tile that is asked for is decoded once."""
     tiles, where = np.unique(at // TILE, return_inverse=True)
     shape = (tiles.size, TILE)
-    values = gist_pack_msfp15_decoder(codes[tiles], to=dtype, shape=shape).astype(FLOAT64)
-    decoded: HostArray = values[where.reshape(at.shape), at % TILE]
+    values = gist_pack_msfp15_decoder(codes[tiles], to=dtype, shape=shape, keep_nonfinite=False)
+    decoded: HostArray = values.astype(FLOAT64)[where.reshape(at.shape), at % TILE]
     return decoded
 
 

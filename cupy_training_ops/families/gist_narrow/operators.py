@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...declare.schema import Attribute, Input, Output, Spec, Tiles, boolean
+from ...declare.schema import Input, Output, Spec, Tiles, attribute, boolean
 from ...declare.type_rows import Types
 from ...dtypes import INTEGERS, Dtype
 from ...errors import refuse
@@ -105,16 +105,12 @@ class GistIndex4Encoder(_Narrow, gist.Encoder):
     outputs = (Output("Y", "uint8", shape="shape (ceil(n / 2),)"),)
     types: ClassVar[Types] = {"T": INTEGERS}
     tiles: ClassVar[Tiles] = {"X": IN_BYTE}
-    attributes = (
-        Attribute(
-            "check",
-            boolean,
-            False,
-            doc="True refuses numbers outside 0 to 15 before any launch, for which the call reads "
-            "X, waits for the device and cannot be captured in a graph",
-        ),
+    check = attribute(
+        boolean,
+        False,
+        doc="True refuses numbers outside 0 to 15 before any launch, for which the call reads "
+        "X, waits for the device and cannot be captured in a graph",
     )
-    check: bool
 
     def code_shape(self, x: Spec) -> tuple[int, ...]:
         return (ceil_div(x.size, IN_BYTE),)

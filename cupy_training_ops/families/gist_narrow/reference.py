@@ -54,7 +54,7 @@ def gist_fp10_encoder(x: HostArray) -> HostArray:
 
 
 @_quiet
-def gist_fp10_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) -> HostArray:
+def gist_fp10_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
     codes = x.reshape(-1, 1) >> np.arange(0, 30, 10, dtype=np.uint32) & 0x3FF
     return _shaped(np.take(converted(_VALUE_OF_FP10, to), codes.ravel()), shape)
 
@@ -62,12 +62,12 @@ def gist_fp10_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) -> HostAr
 # ---- 4-bit indices -------------------------------------------------------------------------------
 
 
-def gist_index4_encoder(x: HostArray, *, check: bool = False) -> HostArray:  # noqa: ARG001
+def gist_index4_encoder(x: HostArray, *, check: bool) -> HostArray:  # noqa: ARG001
     codes = padded(x.ravel(), 2).astype(np.uint8) & 15
     return codes[::2] | codes[1::2] << 4
 
 
-def gist_index4_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) -> HostArray:
+def gist_index4_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
     return _shaped(np.stack((x.ravel() & 15, x.ravel() >> 4), 1).ravel(), shape).astype(to)
 
 
@@ -82,11 +82,11 @@ def gist_block_e5m2_encoder(x: HostArray) -> HostArray:
     return _block_encoder(x, _E5M2_OF_ODD, np.nextafter(61440.0, 0))
 
 
-def gist_block_e4m3_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) -> HostArray:
+def gist_block_e4m3_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
     return _block_decoder(x, _VALUE_OF_E4M3, to, shape)
 
 
-def gist_block_e5m2_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) -> HostArray:
+def gist_block_e5m2_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
     return _block_decoder(x, _VALUE_OF_E5M2, to, shape)
 
 

@@ -236,8 +236,7 @@ class GistSparseMsfp15Encoder(_Msfp15, SparseEncoder):
     2018.
     """
 
-    attributes = (gist.KEEP_SIGN,)
-    keep_sign: bool
+    keep_sign = gist.KEEP_SIGN
 
     def binding(self, decoded: Dtype) -> dict[str, str]:
         values = "Msfp15KeepSign" if self.keep_sign else self.values

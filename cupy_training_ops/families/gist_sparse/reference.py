@@ -42,20 +42,21 @@ def _fp10() -> Values:
     return Values(
         FP10_GROUP,
         gist_fp10_encoder,
-        lambda code, to: gist_fp10_decoder(code.view(np.uint32), to=to),
+        lambda code, to: gist_fp10_decoder(code.view(np.uint32), to=to, shape=None),
     )
 
 
 def _msfp15(keep_sign: bool = False) -> Values:
-    encode = partial(gist_pack_msfp15_encoder, keep_sign=keep_sign)
-    return Values(MSFP15_GROUP, encode, lambda code, to: gist_pack_msfp15_decoder(code, to=to))
+    encode = partial(gist_pack_msfp15_encoder, keep_nonfinite=False, keep_sign=keep_sign)
+    decode = partial(gist_pack_msfp15_decoder, shape=None, keep_nonfinite=False)
+    return Values(MSFP15_GROUP, encode, lambda code, to: decode(code, to=to))
 
 
 def gist_sparse_encoder(x: HostArray) -> HostArray:
     return _encoded(x, _as_they_are(x.dtype))
 
 
-def gist_sparse_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) -> HostArray:
+def gist_sparse_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
     return _decoded(x, to, shape, _as_they_are(to))
 
 
@@ -63,15 +64,15 @@ def gist_sparse_fp10_encoder(x: HostArray) -> HostArray:
     return _encoded(x, _fp10())
 
 
-def gist_sparse_fp10_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) -> HostArray:
+def gist_sparse_fp10_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
     return _decoded(x, to, shape, _fp10())
 
 
-def gist_sparse_msfp15_encoder(x: HostArray, *, keep_sign: bool = False) -> HostArray:
+def gist_sparse_msfp15_encoder(x: HostArray, *, keep_sign: bool) -> HostArray:
     return _encoded(x, _msfp15(keep_sign))
 
 
-def gist_sparse_msfp15_decoder(x: HostArray, *, to: Dtype, shape: Shape = None) -> HostArray:
+def gist_sparse_msfp15_decoder(x: HostArray, *, to: Dtype, shape: Shape) -> HostArray:
     return _decoded(x, to, shape, _msfp15())
 
 

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ...declare.schema import Attribute, Inferred, Input, Output, Spec, Tiles, boolean, dtype, flag
+from ...declare.schema import Inferred, Input, Output, Spec, Tiles, attribute, boolean, dtype, flag
 from ...declare.type_rows import Types
 from ...dtypes import BOOL, FIXED_SIZE, FLOAT32, FLOATS, Dtype
 from ...errors import refuse
@@ -251,13 +251,9 @@ class MixedPrecisionScale(Op):
     outputs = (
         Output("Y", "DstT", variadic=True, shape="shapes of X, or with fuse_outputs one of rank 1"),
     )
-    attributes = (
-        Attribute("to", dtype, type="DstT"),
-        Attribute("fuse_outputs", boolean, False, doc="one output for all tensors"),
-    )
+    to = attribute(dtype, type="DstT")
+    fuse_outputs = attribute(boolean, False, doc="one output for all tensors")
     types: ClassVar[Types] = {"SrcT": FLOATS, "ScaleT": (FLOAT32,), "DstT": FLOATS}
-    to: Dtype
-    fuse_outputs: bool
 
     def infer(self, s: Spec, xs: tuple[Spec, ...]) -> tuple[tuple[Spec, ...]]:
         if s.size != 1:

@@ -46,7 +46,7 @@ def zero_gradient(old_gradient: HostArray, _reset_signal: HostArray) -> HostArra
 
 @_quiet
 def mixed_precision_scale(
-    s: HostArray, xs: Sequence[HostArray], *, to: Dtype, fuse_outputs: bool = False
+    s: HostArray, xs: Sequence[HostArray], *, to: Dtype, fuse_outputs: bool
 ) -> tuple[HostArray, ...]:
     scaled = [cast(s.reshape(()) * x.astype(_wide(x)), to) for x in xs]
     return (np.concatenate([y.ravel() for y in scaled]),) if fuse_outputs else tuple(scaled)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from ...callables.contexts import NO_CONTEXT, UNOWNED, Context, Contexts
 from ...callables.convention import (
     TENSOR,
     booleans,
-    constant_attributes,
     constants,
     convention,
     dtypes,
@@ -31,17 +30,18 @@ from ...callables.convention import (
     text,
 )
 from ...declare.schema import (
-    Attribute,
     Inferred,
     Input,
     Open,
     Output,
     Spec,
+    attribute,
     boolean,
     count,
     integer,
     integers,
     optional,
+    reals,
 )
 from ...declare.type_rows import Types
 from ...dtypes import FIXED_SIZE, INT64, Dtype, dtype_name
@@ -51,30 +51,24 @@ from ...frame.backends import BACKENDS, CPU, info
 from ...frame.uncomputed import DelegatingOp
 from ..control.operators import arrays
 
+T = TypeVar("T")
 Specs = tuple[Spec | None, ...]
 Arrays = tuple[Any, ...]
 WHAT_IT_RETURNS = "what the function returns"
 SHARED = "in an input's memory where `tensor_reuse_map` says so"
 
-NAME = Attribute("func_name", text, doc="as register_python_op was given it")
-INPUT_TYPES = (
-    Attribute("input_tensor_types", optional(dtypes), None, doc="None: not checked"),
-    Attribute("input_tensor_ranks", optional(integers), None, doc="None: not checked"),
-)
-OUTPUT_TYPES = (
-    Attribute("output_tensor_types", dtypes, doc="one for each output"),
-    Attribute("output_tensor_ranks", optional(integers), None, doc="None: not checked"),
-)
-REUSE = Attribute(
-    "tensor_reuse_map",
+TENSOR_TYPES = attribute(optional(dtypes), None, doc="None: not checked")
+TENSOR_RANKS = attribute(optional(integers), None, doc="None: not checked")
+RESULT_TYPES = attribute(dtypes, doc="one for each output")
+REUSE = attribute(
     optional(integers),
     None,
     doc="for each output, the context too, the input whose memory it is, or -1",
 )
-LAST = (
-    Attribute("safe_run_mode", boolean, True, doc="has no effect: every call is checked"),
-    Attribute("comment", text, "", doc="has no effect"),
-)
+SAFE_RUN = attribute(boolean, True, doc="has no effect: every call is checked")
+COMMENT = attribute(text, "", doc="has no effect")
+POSITIONS = attribute(integers, (), doc="of arguments")
+BEGINS = attribute(integers, (), doc="where each begins")
 
 
 class _Delegating(DelegatingOp):
@@ -94,11 +88,11 @@ class _Delegating(DelegatingOp):
         if values is not None and len(values) != n:
             refuse(self.name, name, f"{n} entries, one for each {of}", str(len(values)))
 
-    def run(self, function: Callable[..., Any], *given: Any, **more: Any) -> Any:
+    def run(self, function: Callable[..., T], *given: object, **more: object) -> T:
         """What the function returns."""
         return functions.run(self.name, self.callee, function, *given, **more)
 
-    def results(self, returned: Any, n: int) -> tuple[Any, ...]:
+    def results(self, returned: object, n: int) -> tuple[Any, ...]:
         """What it returned as n values."""
         return functions.results(self.name, self.callee, returned, n)
 
@@ -106,11 +100,12 @@ class _Delegating(DelegatingOp):
 class _PythonOp(_Delegating):
     """What PythonOp and its gradient have in common."""
 
-    input_tensor_types: tuple[Dtype, ...] | None
-    input_tensor_ranks: tuple[int, ...] | None
-    output_tensor_types: tuple[Dtype, ...]
-    output_tensor_ranks: tuple[int, ...] | None
-    tensor_reuse_map: tuple[int, ...] | None
+    func_name = attribute(text, doc="as register_python_op was given it")
+    input_tensor_types = TENSOR_TYPES
+    input_tensor_ranks = TENSOR_RANKS
+    output_tensor_types = RESULT_TYPES
+    output_tensor_ranks = TENSOR_RANKS
+    tensor_reuse_map = REUSE
 
     def __init__(self, **attributes: object) -> None:
         super().__init__(**attributes)
@@ -186,25 +181,34 @@ class PythonOp(_PythonOp):
             doc=SHARED,
         ),
     )
-    attributes = (
-        NAME,
-        Attribute("input_convention", convention),
-        Attribute(
-            "input_requires_grads", optional(integers), None, doc="1 for each argument with one"
-        ),
-        *INPUT_TYPES,
-        *constant_attributes(),
-        Attribute("input_pointer_scalars", nothing, (), doc="refused"),
-        Attribute("input_pointer_scalar_positions", nothing, (), doc="refused"),
-        *OUTPUT_TYPES,
-        REUSE,
-        Attribute("bw_tensor_reuse_map", optional(integers), None, doc="PythonOpGrad has its own"),
-        Attribute("training_mode", boolean, False, doc="whether a backward may follow"),
-        *LAST,
-    )
-    input_convention: str
-    input_requires_grads: tuple[int, ...] | None
-    training_mode: bool
+    input_convention = attribute(convention)
+    input_requires_grads = attribute(optional(integers), None, doc="1 for each argument with one")
+    input_tensor_types = TENSOR_TYPES
+    input_tensor_ranks = TENSOR_RANKS
+    input_bool_scalars = attribute(booleans, ())
+    input_bool_scalar_positions = POSITIONS
+    input_bool_tuples = attribute(booleans, (), doc="one after the other")
+    input_bool_tuple_positions = POSITIONS
+    input_bool_tuple_begins = BEGINS
+    input_int_scalars = attribute(integers, ())
+    input_int_scalar_positions = POSITIONS
+    input_int_tuples = attribute(integers, (), doc="one after the other")
+    input_int_tuple_positions = POSITIONS
+    input_int_tuple_begins = BEGINS
+    input_float_scalars = attribute(reals, ())
+    input_float_scalar_positions = POSITIONS
+    input_float_tuples = attribute(reals, (), doc="one after the other")
+    input_float_tuple_positions = POSITIONS
+    input_float_tuple_begins = BEGINS
+    input_pointer_scalars = attribute(nothing, (), doc="refused")
+    input_pointer_scalar_positions = attribute(nothing, (), doc="refused")
+    output_tensor_types = RESULT_TYPES
+    output_tensor_ranks = TENSOR_RANKS
+    tensor_reuse_map = REUSE
+    bw_tensor_reuse_map = attribute(optional(integers), None, doc="PythonOpGrad has its own")
+    training_mode = attribute(boolean, False, doc="whether a backward may follow")
+    safe_run_mode = SAFE_RUN
+    comment = COMMENT
     contexts: Contexts
     constants: Mapping[int, object]
 
@@ -235,7 +239,7 @@ class PythonOp(_PythonOp):
         return Spec((1,), INT64), self.opened(optional=False)
 
     @contextlib.contextmanager
-    def delegation(self, inputs: Arrays) -> Iterator[Any]:
+    def delegation(self, inputs: Arrays) -> Iterator[object]:
         function = functions.python_op(self.name, self.func_name)
         letters, given = self.input_convention, iter(inputs)
         arguments = [
@@ -277,22 +281,19 @@ class PythonOpGrad(_PythonOp):
     outputs = (
         Output("outputs", "T", variadic=True, shape=f"{WHAT_IT_RETURNS}, or None", doc=SHARED),
     )
-    attributes = (
-        NAME,
-        *INPUT_TYPES,
-        Attribute("output_convention", convention),
-        *OUTPUT_TYPES,
-        Attribute("output_tensor_requires_grads", booleans, doc="one for each output"),
-        Attribute(
-            "tensor_reuse_map",
-            optional(integers),
-            None,
-            doc="for each output the input whose memory it is, the context being 0, or -1",
-        ),
-        *LAST,
+    input_tensor_types = TENSOR_TYPES
+    input_tensor_ranks = TENSOR_RANKS
+    output_convention = attribute(convention)
+    output_tensor_types = RESULT_TYPES
+    output_tensor_ranks = TENSOR_RANKS
+    output_tensor_requires_grads = attribute(booleans, doc="one for each output")
+    tensor_reuse_map = attribute(
+        optional(integers),
+        None,
+        doc="for each output the input whose memory it is, the context being 0, or -1",
     )
-    output_convention: str
-    output_tensor_requires_grads: tuple[bool, ...]
+    safe_run_mode = SAFE_RUN
+    comment = COMMENT
 
     def __init__(self, **attributes: object) -> None:
         super().__init__(**attributes)
@@ -312,7 +313,7 @@ class PythonOpGrad(_PythonOp):
         return (tuple(known if wanted else None for known, wanted in pairs),)
 
     @contextlib.contextmanager
-    def delegation(self, number: int, gradients: Arrays) -> Iterator[Any]:
+    def delegation(self, number: int, gradients: Arrays) -> Iterator[object]:
         owner, context = contexts.take(self.name, "context", number)
         try:
             self._check(context, gradients)
@@ -357,13 +358,10 @@ class TritonOp(_Delegating):
     takes_keywords = True
     inputs = (arrays("inputs", "any number"),)
     outputs = (Output("outputs", "T", variadic=True, shape=WHAT_IT_RETURNS, doc="in any memory"),)
-    attributes = (
-        Attribute("func_name", text, "", doc="as register_triton_op was given it; required"),
-        Attribute("onnx_key", integer, 0, doc="has no effect"),
-        Attribute("onnx_string", no_graph, "", doc="refused"),
-        Attribute("num_outputs", count, 1),
-    )
-    num_outputs: int
+    func_name = attribute(text, "", doc="as register_triton_op was given it; required")
+    onnx_key = attribute(integer, 0, doc="has no effect")
+    onnx_string = attribute(no_graph, "", doc="refused")
+    num_outputs = attribute(count, 1)
     keywords: Mapping[str, object]
 
     def __init__(self, **attributes: object) -> None:
@@ -385,7 +383,7 @@ class TritonOp(_Delegating):
     def infer(self, inputs: Specs) -> tuple[Inferred, ...]:
         return ((Open(),) * self.num_outputs,)
 
-    def delegate(self, inputs: Arrays) -> Any:
+    def delegate(self, inputs: Arrays) -> object:
         function = functions.triton_op(self.name, self.func_name)
         returned = self.run(function, *inputs, **self.keywords)
         return self.results(returned, self.num_outputs)

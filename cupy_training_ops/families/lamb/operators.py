@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...declare.schema import Attribute, Inferred, Input, Output, Spec, boolean, finite, real
+from ...declare.schema import Inferred, Input, Output, Spec, attribute, boolean, finite, real
 from ...declare.type_rows import TypeRows, Types
 from ...dtypes import FLOAT64, INT64, Dtype
 from ...errors import refuse
@@ -127,16 +127,14 @@ class LambOptimizer(Op):
             on_request=True,
         ),
     )
-    attributes = (
-        Attribute("alpha", decay_for_each, 0.9, doc="decay of the first moment"),
-        Attribute("beta", decay_for_each, 0.999, doc="decay of the second moment"),
-        Attribute("lambda_", finite_for_each, 0.0, upstream="lambda", doc="weight decay"),
-        Attribute("epsilon", not_negative_for_each, 1e-6),
-        Attribute("max_norm_clip", above_zero_for_each, 1.0, doc="of the unscaled gradients"),
-        Attribute("ratio_min", common.bound, -math.inf),
-        Attribute("ratio_max", common.bound, math.inf),
-        Attribute("do_bias_correction", boolean, True),
-    )
+    alpha = attribute(decay_for_each, 0.9, doc="decay of the first moment")
+    beta = attribute(decay_for_each, 0.999, doc="decay of the second moment")
+    lambda_ = attribute(finite_for_each, 0.0, upstream="lambda", doc="weight decay")
+    epsilon = attribute(not_negative_for_each, 1e-6)
+    max_norm_clip = attribute(above_zero_for_each, 1.0, doc="of the unscaled gradients")
+    ratio_min = attribute(common.bound, -math.inf)
+    ratio_max = attribute(common.bound, math.inf)
+    do_bias_correction = attribute(boolean, True)
     types: ClassVar[Types] = TypeRows(
         "T1 T2 T3 T4 T_GRAD_NORM T_MIXED_PRECISION_FP T_LOSS_SCALE TSTEP",
         "float32 float32 float32",
@@ -147,11 +145,6 @@ class LambOptimizer(Op):
         | {"T_MIXED_PRECISION_FP": common.HALVES, "TSTEP": (INT64,)},
         H=common.HALVES,
     )
-    ratio_min: float
-    ratio_max: float
-    do_bias_correction: bool
-    alpha: float | tuple[float, ...]
-    beta: float | tuple[float, ...]
 
     def infer(self, update: Any, *specs: Any) -> tuple[Inferred, ...]:
         t, w, g, m1, m2, mixed = specs[3:]

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +13,7 @@ from ...rules.widening import cast
 
 Arrays = Sequence[HostArray]
 Lists = tuple[HostArray, ...]
-Number = Any  # a Python number, or an array of one element
+Number = object  # a Python number, or an array of one element
 ForEach = float | tuple[float, ...]
 Rule = tuple[float, ...]
 
@@ -36,14 +34,14 @@ def lamb_optimizer(
     moment2: Arrays,
     mixed_precision_weights: Sequence[HostArray | None] | None = None,
     *,
-    alpha: ForEach = 0.9,
-    beta: ForEach = 0.999,
-    lambda_: ForEach = 0.0,
-    epsilon: ForEach = 1e-6,
-    max_norm_clip: ForEach = 1.0,
-    ratio_min: float = -math.inf,
-    ratio_max: float = math.inf,
-    do_bias_correction: bool = True,
+    alpha: ForEach,
+    beta: ForEach,
+    lambda_: ForEach,
+    epsilon: ForEach,
+    max_norm_clip: ForEach,
+    ratio_min: float,
+    ratio_max: float,
+    do_bias_correction: bool,
 ) -> tuple[HostArray, Lists, Lists, Lists, Lists, tuple[HostArray | None, ...]]:
     update = bool(number(update_signal)) and can_be_made(r, loss_scale)
     before, new_step = counted(step, update)

@@ -16,6 +16,7 @@ from ...rules.widening import cast
 from ...samples import Generator, Sample, Shape
 from ..gradient.samples import LISTS, ORDINARY
 from ..optimizer.samples import SCALES, arrays, holes, one
+from .operators import LambOptimizer
 from .reference import lamb_optimizer
 
 Types = tuple[Any, Any, Any]
@@ -84,7 +85,7 @@ def _directions(inputs: Sequence[Any], attributes: Mapping[str, Any], size: Any)
     scale, norm, _, step, *lists = inputs[1:8]
     wide = [[size(x.astype(FLOAT64)) for x in xs] for xs in lists]
     wide.append([x.astype(FLOAT64) for x in inputs[8]])
-    alone = {**attributes, "ratio_min": 1.0, "ratio_max": 1.0}
+    alone = LambOptimizer(**{**attributes, "ratio_min": 1.0, "ratio_max": 1.0}).cpu_attributes()
     step_of: Callable[..., Any] = lamb_optimizer
     return step_of(None, scale, norm, -1.0, step, *wide, **alone)[2]  # type: ignore[no-any-return]
 

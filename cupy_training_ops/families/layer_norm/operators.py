@@ -9,14 +9,14 @@ distances add up to more than float32 holds has an infinite variance, and inv_st
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ...declare.schema import (
-    Attribute,
     Input,
     Output,
     Shape,
     Spec,
+    attribute,
     dtype,
     integer,
     one_of,
@@ -32,10 +32,6 @@ from ...plan import Device, Plan
 from ...rules.widening import computed_in
 from .plan import Matrix, Read, forward, gradient
 
-AXIS = Attribute(
-    "axis", integer, -1, doc="from -rank to rank - 1; a row is everything from this axis on"
-)
-EPSILON = Attribute("epsilon", positive_or_zero, 1e-5, doc="added to the variance")
 # X, statistics, Y. All operators have all of them.
 ROWS = TypeRows(
     "T U V",
@@ -56,7 +52,9 @@ class _ByRows(Op):
     """What all share: the rows of an array, and shapes that fit them."""
 
     types: ClassVar[Types] = ROWS
-    axis: int
+    axis = attribute(
+        integer, -1, doc="from -rank to rank - 1; a row is everything from this axis on"
+    )
 
     def divided(self, x: Spec) -> tuple[Shape, Shape]:
         """The dimensions before the axis and from it on."""
@@ -79,7 +77,7 @@ class _ByRows(Op):
 class _Forward(_ByRows):
     domain = "ai.onnx"
     is_centred: ClassVar[bool]
-    epsilon: float
+    epsilon = attribute(positive_or_zero, 1e-5, doc="added to the variance")
 
     def infer(self, x: Spec, scale: Spec, *bias: Spec | None) -> tuple[Spec, ...]:
         before, row = self.divided(x)
@@ -112,11 +110,7 @@ class LayerNormalization(_Forward):
         Output("Mean", "U", shape=STATISTICS),
         Output("InvStdDev", "U", shape=STATISTICS),
     )
-    attributes = (
-        AXIS,
-        EPSILON,
-        Attribute("stash_type", one_of(1), 1, doc="statistics are never narrower than float32"),
-    )
+    stash_type = attribute(one_of(1), 1, doc="statistics are never narrower than float32")
 
     def plan(
         self, device: Device, x: Spec, scale: Spec, bias: Spec | None, *results: Spec | None
@@ -140,7 +134,6 @@ class SimplifiedLayerNormalization(_Forward):
         Output("Y", "V", may_alias=("X",), shape="shape of X"),
         Output("inv_std_var", "U", shape=STATISTICS),
     )
-    attributes = (AXIS, EPSILON)
 
     def plan(self, device: Device, x: Spec, scale: Spec, y: Spec | None, inv: Spec | None) -> Plan:
         matrix = self.matrix(device, x, scale)
@@ -158,7 +151,6 @@ BIAS_GRAD = Output("bias_grad", "V", shape="shape of scale")
 class _Gradient(_ByRows):
     """The second input is X or Y; scale, bias and statistics follow."""
 
-    attributes: ClassVar[tuple[Attribute, ...]] = (AXIS,)
     output_type: Dtype | None = None  # where there is no such attribute
 
     def infer(self, dy: Spec, x: Spec, scale: Spec, *others: Spec) -> tuple[Spec, ...]:
@@ -208,10 +200,19 @@ class LayerNormalizationGrad(_Gradient):
     )
     outputs = (X_GRAD, SCALE_GRAD, BIAS_GRAD)
 
-    def plan(self, device: Device, dy: Spec, x: Spec, scale: Spec, *others: Any) -> Plan:
-        *statistics, dx, scale_grad, bias_grad = others
-        read = Read("gradient_", dy, x, (scale,), tuple(statistics))
-        return gradient(self.matrix(device, x, dy), read, dx, (scale_grad, bias_grad))
+    def plan(
+        self,
+        device: Device,
+        dy: Spec,
+        x: Spec,
+        scale: Spec,
+        mean: Spec,
+        inv_std: Spec,
+        dx: Spec | None,
+        *sums: Spec | None,
+    ) -> Plan:
+        read = Read("gradient_", dy, x, (scale,), (mean, inv_std))
+        return gradient(self.matrix(device, x, dy), read, dx, (sums[0], sums[1]))
 
 
 class SimplifiedLayerNormalizationGrad(_Gradient):
@@ -228,7 +229,7 @@ class SimplifiedLayerNormalizationGrad(_Gradient):
     outputs = (X_GRAD, SCALE_GRAD)
 
     def plan(
-        self, device: Device, dy: Spec, x: Spec, scale: Spec, inv_std: Spec, *results: Any
+        self, device: Device, dy: Spec, x: Spec, scale: Spec, inv_std: Spec, *results: Spec | None
     ) -> Plan:
         dx, scale_grad = results
         read = Read("gradient_", dy, x, (scale,), (None, inv_std))
@@ -261,15 +262,19 @@ class InvertibleLayerNormalizationGrad(_Gradient):
         SCALE_GRAD,
         BIAS_GRAD,
     )
-    attributes = (
-        AXIS,
-        Attribute("output_type", optional(dtype), None, type="T", doc="V where it is None"),
-    )
+    output_type = attribute(optional(dtype), None, type="T", doc="V where it is None")
 
     def plan(
-        self, device: Device, dy: Spec, y: Spec, scale: Spec, bias: Spec, *others: Any
+        self,
+        device: Device,
+        dy: Spec,
+        y: Spec,
+        scale: Spec,
+        bias: Spec,
+        inv_std: Spec,
+        dx: Spec | None,
+        *sums: Spec | None,
     ) -> Plan:
-        inv_std, dx, *sums = others
         read = Read("invertible_", dy, y, (scale, bias), (inv_std,))
         x = Spec(y.shape, self.output_type or y.dtype)
         return gradient(self.matrix(device, x, dy), read, dx, (sums[0], sums[1]))

@@ -26,15 +26,15 @@ def layer_normalization(
     scale: HostArray,
     b: HostArray | None = None,
     *,
-    axis: int = -1,
-    epsilon: float = 1e-5,
-    stash_type: int = 1,  # noqa: ARG001 - it has one value
+    axis: int,
+    epsilon: float,
+    stash_type: int,  # noqa: ARG001 - it has one value
 ) -> tuple[HostArray, HostArray, HostArray]:
     return _normalized(_Rows.of(x, axis), x, scale, b, True, epsilon)
 
 
 def simplified_layer_normalization(
-    x: HostArray, scale: HostArray, *, axis: int = -1, epsilon: float = 1e-5
+    x: HostArray, scale: HostArray, *, axis: int, epsilon: float
 ) -> tuple[HostArray, HostArray]:
     y, _, inv_std = _normalized(_Rows.of(x, axis), x, scale, None, False, epsilon)
     return y, inv_std
@@ -48,7 +48,7 @@ def layer_normalization_grad(
     mean: HostArray,
     inv_std_dev: HostArray,
     *,
-    axis: int = -1,
+    axis: int,
 ) -> tuple[HostArray, HostArray, HostArray]:
     rows = _Rows.of(x, axis)
     gradient = _Gradient(rows, y_grad, scale, inv_std_dev, x.dtype)
@@ -61,7 +61,7 @@ def layer_normalization_grad(
 
 @_quiet
 def simplified_layer_normalization_grad(
-    y_grad: HostArray, x: HostArray, scale: HostArray, inv_std_var: HostArray, *, axis: int = -1
+    y_grad: HostArray, x: HostArray, scale: HostArray, inv_std_var: HostArray, *, axis: int
 ) -> tuple[HostArray, HostArray]:
     rows = _Rows.of(x, axis)
     gradient = _Gradient(rows, y_grad, scale, inv_std_var, x.dtype)
@@ -79,8 +79,8 @@ def invertible_layer_normalization_grad(
     bias: HostArray,
     inv_std_var: HostArray,
     *,
-    axis: int = -1,
-    output_type: Dtype | None = None,
+    axis: int,
+    output_type: Dtype | None,
 ) -> tuple[HostArray, HostArray, HostArray]:
     rows = _Rows.of(y, axis)
     gradient = _Gradient(rows, y_grad, scale, inv_std_var, output_type or y.dtype)

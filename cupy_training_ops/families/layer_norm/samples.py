@@ -71,13 +71,14 @@ def inputs(
     x, scale = normal(rng, shape, t, 0.5), normal(rng, row, v, 1)
     scale.reshape(-1)[:dead] = 0
     bias, dy = normal(rng, row, v), normal(rng, shape, v)
+    rows: dict[str, Any] = {"axis": axis, "epsilon": 1e-5}
     if name == "LayerNormalization":
         return x, scale, bias
     if name == "SimplifiedLayerNormalization":
         return x, scale
     if name == "SimplifiedLayerNormalizationGrad":
-        return dy, x, scale, cpu.simplified_layer_normalization(x, scale, axis=axis)[1]
-    y, mean, inv_std = cpu.layer_normalization(x, scale, bias, axis=axis)
+        return dy, x, scale, cpu.simplified_layer_normalization(x, scale, **rows)[1]
+    y, mean, inv_std = cpu.layer_normalization(x, scale, bias, **rows, stash_type=1)
     if name == "InvertibleLayerNormalizationGrad":
         return dy, y, scale, bias, inv_std
     return dy, x, scale, mean, inv_std

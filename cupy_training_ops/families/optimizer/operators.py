@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from ...declare.schema import Attribute, Inferred, Input, Output, Spec, one_of
+from ...declare.schema import Changing, Inferred, Input, Output, Spec, attribute, one_of
 from ...declare.type_rows import TypeRows, Types
 from ...dtypes import BOOL, FLOAT64, FLOATS, Dtype
 from ...frame.op import Op
@@ -31,6 +31,7 @@ from .facts import CHUNK_NBYTES, ONE_LIST, THREADS, TWO_LISTS
 
 Specs = tuple[Spec, ...]
 Args = tuple[object, ...]
+Number = Spec | Changing | None  # an array, or a number of each call; None where it is left out
 
 BLOCKS = 16  # a multiprocessor, of a norm
 
@@ -69,7 +70,7 @@ class SGDOptimizer(Op):
         return w, w
 
     def plan(
-        self, device: Device, eta: Any, w: Spec, g: Spec, nw: Spec | None, ng: Spec | None
+        self, device: Device, eta: object, w: Spec, g: Spec, nw: Spec | None, ng: Spec | None
     ) -> Plan:
         grid, args = ceil_div(w.nbytes, CHUNK_NBYTES), (w, g, nw, ng, eta, w.size)
         return Plan((_launch(self.function_name, grid, args, w.dtype, g.dtype),))
@@ -78,7 +79,9 @@ class SGDOptimizer(Op):
 ROWS = ("float32 float32", "float32 H", "H H", "float64 float64")
 
 
-def _sgd(inputs: Sequence[Any], outputs: Sequence[Any], numbers: Args, signalled: Any) -> Plan:
+def _sgd(
+    inputs: Sequence[Any], outputs: Sequence[Any], numbers: Args, signalled: Spec | None
+) -> Plan:
     """A step over weights, gradients and low-precision weights; the signal is the last number."""
     w, g, mixed = inputs
     mixed, new_mixed, is_bfloat16 = parameter_update.low_precision(mixed, outputs[1])
@@ -117,13 +120,20 @@ class SGDOptimizerV2(Op):
         "T1 S_WEIGHT S_GRAD", *ROWS, free={"T1": FLOATS}, H=common.HALVES
     )
 
-    def infer(self, lr: object, w: Specs, g: Specs, update: Any) -> tuple[Inferred, ...]:
+    def infer(self, lr: object, w: Specs, g: Specs, update: Number) -> tuple[Inferred, ...]:
         common.refuse_none(self.name, "weights", w)
         common.refuse_others(self.name, "gradients", g, "weights", w)
         return common.signal(update), w
 
     def plan(
-        self, device: Device, lr: Any, w: Specs, g: Specs, update: Any, updated: Any, new_w: Listed
+        self,
+        device: Device,
+        lr: object,
+        w: Specs,
+        g: Specs,
+        update: object,
+        updated: Spec | None,
+        new_w: Listed,
     ) -> Plan:
         numbers = (lr, 1.0, common.ABSENT_NORM, math.inf, common.given(update, True))
         return _sgd((w, g, None), (new_w, None), numbers, updated)
@@ -177,15 +187,15 @@ class SGDOptimizerList(Op):
     def plan(
         self,
         device: Device,
-        lr: Any,
+        lr: object,
         w: Specs,
         g: Specs,
         mixed: Listed | None,
-        loss_scale: Any,
-        norm: Any,
-        max_norm: Any,
-        update: Any,
-        updated: Any,
+        loss_scale: object,
+        norm: object,
+        max_norm: object,
+        update: object,
+        updated: Spec | None,
         new_w: Listed,
         new_mixed: Listed | None,
     ) -> Plan:
@@ -260,12 +270,9 @@ class InplaceClipGradNorm(Op):
 
     inputs = (Input("gradients", "T", variadic=True, shape="any shapes", doc="at least one array"),)
     outputs = (common.replaced("clipped_gradients", "gradients", "T", "gradients"),)
-    attributes = (
-        Attribute("max_norm", common.not_negative, 1.0),
-        Attribute("norm_type", one_of("fro"), "fro"),
-    )
+    max_norm = attribute(common.not_negative, 1.0)
+    norm_type = attribute(one_of("fro"), "fro")
     types: ClassVar[Types] = {"T": FLOATS}
-    max_norm: float
 
     def infer(self, xs: Specs) -> tuple[Inferred, ...]:
         common.refuse_none(self.name, "gradients", xs)

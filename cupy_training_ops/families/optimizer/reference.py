@@ -81,8 +81,8 @@ def gradient_norm(gradients: Sequence[HostArray]) -> tuple[HostArray, HostArray]
 def inplace_clip_grad_norm(
     gradients: Sequence[HostArray],
     *,
-    max_norm: float = 1.0,
-    norm_type: str = "fro",  # noqa: ARG001 - there is one
+    max_norm: float,
+    norm_type: str,  # noqa: ARG001 - there is one
 ) -> tuple[HostArray, ...]:
     norm = _norm(gradients)
     factor = norm.dtype.type(max_norm) / (norm + norm.dtype.type(1e-6))

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...declare.schema import Inferred, Input, Output, Spec, integers, shape
+from ...declare.schema import Inferred, Input, Output, Shape, Spec, integers, shape
 from ...declare.type_rows import Types
 from ...dtypes import FIXED_SIZE, INT64, to_dtype
 from ...errors import refuse
@@ -61,7 +61,7 @@ class SliceGrad(Op):
     types: ClassVar[Types] = {"T": FIXED_SIZE}
     bitwise_exact = True
 
-    def infer(self, dy: Spec, shape: tuple[int, ...], *bounds: Any) -> tuple[Spec, ...]:
+    def infer(self, dy: Spec, shape: Shape, *bounds: Shape) -> tuple[Spec, ...]:
         taken = self._checked(shape, *bounds)
         size = math.prod(d.count for d in taken)
         if dy.size != size:
@@ -70,7 +70,12 @@ class SliceGrad(Op):
         return (Spec(shape, dy.dtype),)
 
     def _checked(
-        self, shape: tuple[int, ...], starts: Any, ends: Any, axes: Any = None, steps: Any = None
+        self,
+        shape: Shape,
+        starts: Shape,
+        ends: Shape,
+        axes: Shape | None = None,
+        steps: Shape | None = None,
     ) -> list[SlicedAxis]:
         rank = len(shape)
         if rank == 0:

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ...declare.schema import Attribute, Input, Output, Spec, boolean, dtype, integers, optional
+from ...declare.schema import Input, Output, Spec, attribute, boolean, dtype, integers, optional
 from ...declare.type_rows import Types
 from ...dtypes import BOOL, FLOAT32, FLOATS, INT64, Dtype, to_dtype
 from ...errors import refuse
@@ -89,13 +89,9 @@ class ReduceSumTraining(Op):
         ),
     )
     outputs = (Output("reduced", "T", shape="shape of data without the reduced axes"),)
-    attributes = (
-        Attribute("keepdims", boolean, True, doc="reduced axes stay, with length 1"),
-        Attribute("noop_with_empty_axes", boolean, False, doc="no axes: reduce none, not all"),
-    )
+    keepdims = attribute(boolean, True, doc="reduced axes stay, with length 1")
+    noop_with_empty_axes = attribute(boolean, False, doc="no axes: reduce none, not all")
     types: ClassVar[Types] = {"T": (*FLOATS, INT32, INT64)}
-    keepdims: bool
-    noop_with_empty_axes: bool
 
     def infer(self, x: Spec, axes: tuple[int, ...]) -> tuple[Spec, ...]:
         if not axes and self.noop_with_empty_axes:
@@ -286,11 +282,8 @@ class ReduceAllL2(Op):
 
     inputs = (Input("X", "TIn", variadic=True, shape="any shapes", doc="at least one array"),)
     outputs = (Output("Y", "TOut", shape="shape ()"),)
-    attributes = (
-        Attribute("output_type", optional(dtype), None, type="TOut", doc="TIn where it is None"),
-    )
+    output_type = attribute(optional(dtype), None, type="TOut", doc="TIn where it is None")
     types: ClassVar[Types] = {"TIn": FLOATS, "TOut": FLOATS}
-    output_type: Dtype | None
 
     def infer(self, xs: tuple[Spec, ...]) -> tuple[Spec, ...]:
         _refuse_none(self.name, "X", xs)
@@ -319,14 +312,10 @@ class IsAllFinite(Op):
 
     inputs = (Input("input", "T", variadic=True, shape="any shapes", doc="at least one array"),)
     outputs = (Output("output", "bool", shape="shape ()"),)
-    attributes = (
-        Attribute("isinf_only", boolean, False, doc="NaN passes; not together with isnan_only"),
-        Attribute("isnan_only", boolean, False, doc="infinities pass"),
-    )
+    isinf_only = attribute(boolean, False, doc="NaN passes; not together with isnan_only")
+    isnan_only = attribute(boolean, False, doc="infinities pass")
     types: ClassVar[Types] = {"T": FLOATS}
     bitwise_exact = True
-    isinf_only: bool
-    isnan_only: bool
 
     def __init__(self, **attributes: object) -> None:
         super().__init__(**attributes)

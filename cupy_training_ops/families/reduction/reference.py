@@ -19,8 +19,8 @@ def reduce_sum_training(
     data: HostArray,
     axes: tuple[int, ...],
     *,
-    keepdims: bool = True,
-    noop_with_empty_axes: bool = False,
+    keepdims: bool,
+    noop_with_empty_axes: bool,
 ) -> HostArray:
     if not axes and noop_with_empty_axes:
         return data
@@ -33,16 +33,14 @@ def reduce_sum_training(
 
 
 @_quiet
-def reduce_all_l2(x: Sequence[HostArray], *, output_type: Dtype | None = None) -> HostArray:
+def reduce_all_l2(x: Sequence[HostArray], *, output_type: Dtype | None) -> HostArray:
     y_type = output_type or x[0].dtype
     total = sum(np.sum(np.square(item.astype(FLOAT64))) for item in x)
     return cast(np.sqrt(np.asarray(total)), y_type)
 
 
 @_quiet
-def is_all_finite(
-    x: Sequence[HostArray], *, isinf_only: bool = False, isnan_only: bool = False
-) -> HostArray:
+def is_all_finite(x: Sequence[HostArray], *, isinf_only: bool, isnan_only: bool) -> HostArray:
     fails = np.isinf if isinf_only else np.isnan if isnan_only else _not_finite
     return np.array(not any(fails(item.astype(FLOAT64)).any() for item in x))
 

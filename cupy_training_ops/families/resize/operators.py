@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ...declare.schema import Attribute, Input, Output, Spec, boolean, integers, one_of, real, reals
+from ...declare.schema import Input, Output, Spec, attribute, boolean, integers, one_of, real, reals
 from ...declare.type_rows import Types
 from ...dtypes import FLOAT32, FLOAT64, FLOATS, Dtype, element_type
 from ...errors import ArgumentError, refuse, shown
@@ -76,21 +76,16 @@ class ResizeGrad(Op):
         ),
     )
     outputs = (Output("dX", "T", shape="shape of X"),)
-    attributes = (
-        Attribute("mode", one_of("linear"), "linear"),
-        Attribute(
-            "coordinate_transformation_mode", one_of("half_pixel", "align_corners"), "half_pixel"
-        ),
-        Attribute("antialias", one_of(0), 0),
-        Attribute("axes", no_axes, ()),
-        Attribute("keep_aspect_ratio_policy", one_of("stretch"), "stretch"),
-        Attribute("cubic_coeff_a", real, -0.75, doc=NO_MEANING),
-        Attribute("exclude_outside", boolean, False, doc=NO_MEANING),
-        Attribute("extrapolation_value", real, 0.0, doc=NO_MEANING),
-        Attribute("nearest_mode", one_of(*NEAREST_MODES), NEAREST_MODES[0], doc=NO_MEANING),
-    )
+    mode = attribute(one_of("linear"), "linear")
+    coordinate_transformation_mode = attribute(one_of("half_pixel", "align_corners"), "half_pixel")
+    antialias = attribute(one_of(0), 0)
+    axes = attribute(no_axes, ())
+    keep_aspect_ratio_policy = attribute(one_of("stretch"), "stretch")
+    cubic_coeff_a = attribute(real, -0.75, doc=NO_MEANING)
+    exclude_outside = attribute(boolean, False, doc=NO_MEANING)
+    extrapolation_value = attribute(real, 0.0, doc=NO_MEANING)
+    nearest_mode = attribute(one_of(*NEAREST_MODES), NEAREST_MODES[0], doc=NO_MEANING)
     types: ClassVar[Types] = {"T": FLOATS}
-    coordinate_transformation_mode: str
 
     def infer(self, dy: Spec, x: Spec, roi: object, scales: Scales) -> tuple[Spec]:
         for name, spec in (("dY", dy), ("X", x)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from ...declare.schema import Attribute, Input, Output, Spec, integer
+from ...declare.schema import Input, Output, Spec, attribute, integer
 from ...declare.type_rows import Types
 from ...dtypes import FLOATS
 from ...errors import refuse
@@ -18,18 +18,13 @@ from ...frame.op import Op
 from ...plan import VEC_NBYTES, Device, Launch, Plan, slots
 from ...planning.lines import Held, Lines, division, held_nbytes
 
-AXIS = Attribute("axis", integer, -1, doc="from -rank to rank - 1")
-FIRST_AXIS = Attribute(
-    "axis", integer, 1, doc="from -rank to rank - 1; a row is everything from this axis on"
-)
-
 
 class _AlongAxis(Op):
     """What all share: arrays of one shape and type, and a plan over the lines along `axis`."""
 
     types: ClassVar[Types] = {"T": FLOATS}
     stem: ClassVar[str]  # of the kernels' names
-    axis: int
+    axis = attribute(integer, -1, doc="from -rank to rank - 1")
 
     def infer(self, *inputs: Spec) -> tuple[Spec, ...]:
         first = inputs[0]
@@ -58,7 +53,9 @@ class _AlongAxis(Op):
 class _FromAxisOn(_AlongAxis):
     """Everything from the axis on is one row, as before opset 13."""
 
-    attributes = (FIRST_AXIS,)
+    axis = attribute(
+        integer, 1, doc="from -rank to rank - 1; a row is everything from this axis on"
+    )
 
     def lines(self, x: Spec) -> Lines:
         """The rows."""
@@ -79,7 +76,6 @@ class Softmax(_AlongAxis):
     stem = "softmax__"
     inputs = (Input("X", "T", shape="any shape"),)
     outputs = (Output("Y", "T", may_alias=("X",), shape="shape of X"),)
-    attributes = (AXIS,)
 
 
 class LogSoftmax(_AlongAxis):
@@ -96,7 +92,6 @@ class LogSoftmax(_AlongAxis):
     stem = "log_softmax__"
     inputs = (Input("X", "T", shape="any shape"),)
     outputs = (Output("Y", "T", may_alias=("X",), shape="shape of X"),)
-    attributes = (AXIS,)
 
 
 DY = Input("dY", "T", shape="any shape")
@@ -118,7 +113,6 @@ class SoftmaxGrad_13(_AlongAxis):  # noqa: N801 - the registered name
     stem = "softmax__gradient_"
     inputs = (DY, Y)
     outputs = (DX,)
-    attributes = (AXIS,)
 
 
 class LogSoftmaxGrad_13(_AlongAxis):  # noqa: N801 - the registered name
@@ -134,7 +128,6 @@ class LogSoftmaxGrad_13(_AlongAxis):  # noqa: N801 - the registered name
     stem = "softmax__log_gradient_"
     inputs = (DY, LOG_Y)
     outputs = (LOG_DX,)
-    attributes = (AXIS,)
 
 
 class SoftmaxGrad(_FromAxisOn):

@@ -15,36 +15,36 @@ _quiet = np.errstate(all="ignore")
 
 
 @_quiet
-def softmax(x: HostArray, *, axis: int = -1) -> HostArray:
+def softmax(x: HostArray, *, axis: int) -> HostArray:
     exponentials = np.exp(_below_zero(x, axis))
     return cast(exponentials / exponentials.sum(axis, keepdims=True), x.dtype)
 
 
 @_quiet
-def log_softmax(x: HostArray, *, axis: int = -1) -> HostArray:
+def log_softmax(x: HostArray, *, axis: int) -> HostArray:
     shifted = _below_zero(x, axis)
     return cast(shifted - np.log(np.exp(shifted).sum(axis, keepdims=True)), x.dtype)
 
 
 @_quiet
-def softmax_grad_13(dy: HostArray, y: HostArray, *, axis: int = -1) -> HostArray:
+def softmax_grad_13(dy: HostArray, y: HostArray, *, axis: int) -> HostArray:
     wide_dy, wide_y = dy.astype(FLOAT64), y.astype(FLOAT64)
     return cast(wide_y * (wide_dy - (wide_y * wide_dy).sum(axis, keepdims=True)), dy.dtype)
 
 
 @_quiet
-def log_softmax_grad_13(dy: HostArray, x: HostArray, *, axis: int = -1) -> HostArray:
+def log_softmax_grad_13(dy: HostArray, x: HostArray, *, axis: int) -> HostArray:
     wide_dy = dy.astype(FLOAT64)
     summed = wide_dy.sum(axis, keepdims=True)
     return cast(wide_dy - np.exp(x.astype(FLOAT64)) * summed, dy.dtype)
 
 
-def softmax_grad(dy: HostArray, y: HostArray, *, axis: int = 1) -> HostArray:
-    return softmax_grad_13(_rows(dy, axis), _rows(y, axis)).reshape(dy.shape)
+def softmax_grad(dy: HostArray, y: HostArray, *, axis: int) -> HostArray:
+    return softmax_grad_13(_rows(dy, axis), _rows(y, axis), axis=-1).reshape(dy.shape)
 
 
-def log_softmax_grad(dy: HostArray, x: HostArray, *, axis: int = 1) -> HostArray:
-    return log_softmax_grad_13(_rows(dy, axis), _rows(x, axis)).reshape(dy.shape)
+def log_softmax_grad(dy: HostArray, x: HostArray, *, axis: int) -> HostArray:
+    return log_softmax_grad_13(_rows(dy, axis), _rows(x, axis), axis=-1).reshape(dy.shape)
 
 
 def _below_zero(x: HostArray, axis: int) -> HostArray:

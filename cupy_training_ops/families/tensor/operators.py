@@ -15,12 +15,12 @@ import numpy as np
 
 from ...declare.facts import Struct
 from ...declare.schema import (
-    Attribute,
     Inferred,
     Input,
     Output,
     Shape,
     Spec,
+    attribute,
     count,
     integer,
     lengths,
@@ -103,10 +103,9 @@ class ConcatTraining(Op):
         Output("concat_result", "T", shape="that shape with all lengths added up"),
         Output("per_input_length", "int64", memory="host", shape="shape (number of inputs,)"),
     )
-    attributes = (Attribute("axis", integer, doc="from -rank to rank - 1"),)
+    axis = attribute(integer, doc="from -rank to rank - 1")
     types: ClassVar[Types] = {"T": FIXED_SIZE}
     bitwise_exact = True
-    axis: int
 
     def infer(self, xs: tuple[Spec, ...]) -> tuple[Inferred, ...]:
         if not xs:
@@ -205,14 +204,10 @@ class SplitTraining(Op):
         ),
     )
     outputs = (Output("outputs", "T", variadic=True, shape="split[i] long along `axis`"),)
-    attributes = (
-        Attribute("axis", integer, 0, doc="from -rank to rank - 1"),
-        Attribute("num_outputs", optional(count), None, doc="required where split is left out"),
-    )
+    axis = attribute(integer, 0, doc="from -rank to rank - 1")
+    num_outputs = attribute(optional(count), None, doc="required where split is left out")
     types: ClassVar[Types] = {"T": FIXED_SIZE}
     bitwise_exact = True
-    axis: int
-    num_outputs: int | None
 
     def infer(self, x: Spec, split: Shape | None) -> tuple[tuple[Spec, ...]]:
         axis = from_front(self.name, self.axis, len(x.shape))

@@ -25,7 +25,7 @@ def concat_training(xs: Sequence[HostArray], *, axis: int) -> HostArray:
 
 
 def split_training(
-    x: HostArray, split: Integers | None = None, *, axis: int = 0, num_outputs: int | None = None
+    x: HostArray, split: Integers | None = None, *, axis: int, num_outputs: int | None
 ) -> tuple[HostArray, ...]:
     ends: Any = np.cumsum(split)[:-1] if split else num_outputs
     return tuple(np.split(x, ends, axis))

@@ -52,7 +52,9 @@ void add_operations(Text& text, const Warp& warp, unsigned index) {
 
 }  // namespace
 
-bool same_site(Site a, Site b) { return a.line == b.line && std::strcmp(a.file, b.file) == 0; }
+bool same_site(Site a, Site b) {
+  return a.line == b.line && (a.file == b.file || std::strcmp(a.file, b.file) == 0);
+}
 
 const char* deadlock_text(const Warp* warps, unsigned warp_count) {
   static Text text;

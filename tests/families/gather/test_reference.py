@@ -10,14 +10,14 @@ import pytest
 from derivatives import vjp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from references import References
 
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
-from cupy_training_ops.families.gather.reference import (
-    gather_elements_grad,
-    gather_grad,
-    gather_nd_grad,
-)
 from cupy_training_ops.testing.compare import assert_matches
+
+gather = References("gather")
+gather_grad, gather_nd_grad = gather.gather_grad, gather.gather_nd_grad
+gather_elements_grad = gather.gather_elements_grad
 
 jax.config.update("jax_enable_x64", True)
 

@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msfp15_model import model_decode, model_encode
+from references import References
 
 import cupy_training_ops as cto
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
-from cupy_training_ops.families.gist import reference as gist
 from cupy_training_ops.testing.compare import assert_matches
+
+gist = References("gist")
 
 NAN, INF = math.nan, math.inf
 floats = pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)

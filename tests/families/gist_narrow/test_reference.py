@@ -9,13 +9,15 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from references import References
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64, FLOATS, INTEGERS, dtype_name
-from cupy_training_ops.families.gist_narrow import reference as cpu
 from cupy_training_ops.families.gist_narrow.samples import scaled
 from cupy_training_ops.testing.compare import assert_matches
+
+cpu = References("gist_narrow")
 
 NAN, INF = np.nan, np.inf
 DATA = Path(__file__).parents[2] / "data"

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from references import computed
 
 from cupy_training_ops import ArgumentError, get_op
 from cupy_training_ops.declare.schema import Spec
@@ -37,7 +38,7 @@ def sparse(rng, n: int, dtype=FLOAT32, share: float = 0.3) -> np.ndarray:
 
 def encoded(name: str, x: np.ndarray) -> np.ndarray:
     """The code that the CPU provider makes, without the room behind it."""
-    return written(get_op(name)().cpu_function()(x))
+    return written(computed(get_op(name)(), x))
 
 
 def ends(code: np.ndarray, tiles: int) -> np.ndarray:
@@ -148,7 +149,7 @@ def test_hostile_codes_give_what_the_cpu_provider_gives(name, offset, run, rng) 
             code = encoded(f"{name}Encoder", sparse(rng, n, dtype, share=0.2))
             code = damaged(rng, code.copy(), found, kind)
             with np.errstate(all="ignore"):
-                expected = decode.cpu_function()(code, to=dtype, shape=(n,))
+                expected = computed(decode, code)
             given = run.host(decode(run.place(code, offset)))
             assert given.tobytes() == expected.tobytes(), (dtype, kind)
 
@@ -164,17 +165,17 @@ def test_a_code_of_another_type_decodes_right_or_to_nan(anywhere, rng, values, p
     if n > 3000 and share < 1:
         x[n // 3 :] = 0  # so that tiles are without a value
     encoder, decoder = (get_op(f"GistSparse{values}{way}") for way in ("Encoder", "Decoder"))
-    code = encoder.cpu_function()(x)
+    code = computed(encoder(), x)
     code = code[: int(code[:8].view(np.int64)[0])]
     if code[8] and dtype.itemsize == to.itemsize:
         return  # of elements as they are nothing says which type of their width they have
-    right = decoder.cpu_function()(code, to=dtype, shape=(n,)).astype(np.float64)
+    right = computed(decoder(to=dtype, shape=(n,)), code).astype(np.float64)
     try:
         placed = decoder(to=to, shape=(n,))(anywhere.place(code))
     except ArgumentError:  # no code of that type has as many bytes
         return
     found = anywhere.host(placed)
-    assert found.tobytes() == decoder.cpu_function()(code, to=to, shape=(n,)).tobytes()
+    assert found.tobytes() == computed(decoder(to=to, shape=(n,)), code).tobytes()
     wide = found.astype(np.float64)
     bound = np.abs(right) * 2.0**-8 + 2.0**-24
     assert (np.isnan(wide) | (np.abs(wide - right) <= bound)).all()

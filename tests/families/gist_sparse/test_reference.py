@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from references import References
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError
 from cupy_training_ops.declare.schema import Spec
 from cupy_training_ops.dtypes import BOOL, FIXED_SIZE, FLOAT32, FLOATS, dtype_name
-from cupy_training_ops.families.gist_sparse import reference as functions
 from cupy_training_ops.families.gist_sparse.operators import OPS
 from cupy_training_ops.testing.compare import assert_matches
+
+functions = References("gist_sparse")
 
 every_dtype = pytest.mark.parametrize("dtype", FIXED_SIZE, ids=dtype_name)
 CODED = pytest.mark.parametrize("values", ["fp10", "msfp15"])

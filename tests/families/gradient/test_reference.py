@@ -10,12 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from references import References
 
 from cupy_training_ops import ArgumentError, DtypeError, get_op
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
-from cupy_training_ops.families.gradient import reference as gradient
 from cupy_training_ops.families.gradient.samples import special
 from cupy_training_ops.testing.compare import assert_matches
+
+gradient = References("gradient")
 
 jax.config.update("jax_enable_x64", True)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from parameter_lists import SIZES, TABLES, UPSTREAM, assert_all_match, copied, parameters
+from references import computed
 
 from cupy_training_ops import get_op
 from cupy_training_ops.declare.schema import Spec
@@ -28,7 +29,7 @@ def test_lists_are_updated_once(run, rng, monkeypatch, sizes, outputs) -> None:
     op, lists = get_op("LambOptimizer")(lambda_=0.1), parameters(rng, sizes)
     placed = [[run.place(x, (i + k) % 3) for i, x in enumerate(xs)] for k, xs in enumerate(lists)]
     op(*PLAIN, *placed, outputs=outputs)
-    w, g, m, v, _ = op.cpu_function()(*PLAIN, *copied(lists), lambda_=0.1)[1:]
+    w, g, m, v, _ = computed(op, *PLAIN, *copied(lists))[1:]
     assert_all_match(run, placed, (w, lists[1] if outputs else g, m, v))
 
 
@@ -75,7 +76,7 @@ def test_each_parameter_has_its_own_numbers(run, rng) -> None:
     with launch_log() as log:
         op(*PLAIN, *placed)
     assert [launch.symbol for launch in log] == ["lamb__direction", "lamb__update"] * 2
-    results = op.cpu_function()(*PLAIN, *lists, **own)[1:]
+    results = computed(op, *PLAIN, *lists)[1:]
     assert_all_match(run, placed, results[:4])
 
 

@@ -14,12 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from references import References
 
 from cupy_training_ops import ArgumentError, DtypeError, get_op
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
-from cupy_training_ops.families.reduction import reference as reduction
 from cupy_training_ops.families.reduction.samples import numbers
 from cupy_training_ops.testing.compare import assert_matches
+
+reduction = References("reduction")
 
 jax.config.update("jax_enable_x64", True)
 
@@ -144,13 +146,15 @@ def test_norms_of_ones(rng, dtype) -> None:
 
 
 @given(
-    st.lists(hnp.array_shapes(min_dims=0, max_side=6), min_size=1, max_size=9),
+    st.lists(hnp.array_shapes(min_dims=0, max_dims=2, max_side=6), min_size=1, max_size=9),
     st.integers(0, 2**32 - 1),
 )
 def test_norm_is_jax_in_float64(shapes, seed) -> None:
     rng = np.random.default_rng(seed)
     xs = [rng.standard_normal(shape) for shape in shapes]
-    whole = np.concatenate([x.ravel() for x in xs])
+    found = np.concatenate([x.ravel() for x in xs])
+    whole = np.zeros(9 * 6**2)  # of one length, for which JAX compiles once
+    whole[: found.size] = found
     assert_matches(norm(*xs), np.asarray(jnp.linalg.norm(jnp.asarray(whole))))
 
 

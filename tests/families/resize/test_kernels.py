@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from references import References
 
 from cupy_training_ops import ArgumentError, DtypeError, get_op, resize_grad
 from cupy_training_ops.declare.schema import Spec
 from cupy_training_ops.dtypes import FLOAT16, FLOATS, dtype_name
-from cupy_training_ops.families.resize import reference as resize
 from cupy_training_ops.plan import Device
 from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.compare import assert_matches
+
+resize = References("resize")
 
 ANSWERS = np.load(Path(__file__).parents[2] / "data" / "ort_cuda_answers.npz")
 MODES = ("half_pixel", "align_corners")

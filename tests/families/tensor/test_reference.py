@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from references import References
 
 from cupy_training_ops.dtypes import FIXED_SIZE, dtype_name
-from cupy_training_ops.families.tensor import reference as tensor
 from cupy_training_ops.families.tensor.samples import values
 from cupy_training_ops.testing.compare import assert_matches
+
+tensor = References("tensor")
 
 every_dtype = pytest.mark.parametrize("dtype", FIXED_SIZE, ids=dtype_name)
 lengths = st.lists(st.integers(0, 5), min_size=1, max_size=6)
