@@ -166,10 +166,12 @@ class Changing:
     """A host value that each call gives anew: planning knows that it is there, not what it is.
 
     It is an argument of a step, or with `then` a function of it is: `step.then(lambda t: b**t)`.
+    `struct` is the layout of what the last function gives, where a kernel takes no number there.
     """
 
     place: int  # of its input among the declared ones
     functions: tuple[tuple[Function, tuple[Changing, ...]], ...] = ()
+    struct: Dtype | None = None
 
     @property
     def places(self) -> frozenset[int]:

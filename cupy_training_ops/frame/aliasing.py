@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from ..errors import ArgumentError
 
 Span = tuple[int, int]  # first address, and the first one after it
+Addresses = np.ndarray[Any, np.dtype[np.int64]]
 
+_LAST = 2**63 - 1  # behind all addresses
 MANY = 32  # spans from which on NumPy compares them sooner than Python
 
 
@@ -46,6 +48,20 @@ class Overlap:
         self._n_bytes = np.array(self._sizes, np.int64)
         self._partners = [(w.place, p) for w in written for p in w.partners]
         self._apart: Sequence[int] = ()  # addresses that were found to be so
+
+    def looks_at(self, places: Sequence[int]) -> bool:
+        """Whether one of these is written, or may be the same array as one that is."""
+        named = self._places | {partner for _, partner in self._partners}
+        return not named.isdisjoint(places)
+
+    def spans(self, addresses: Sequence[int]) -> list[Span]:
+        """Those that are written, in their order."""
+        written = ((addresses[p], addresses[p] + self._sizes[p]) for p in self._places)
+        return sorted((start, end) for start, end in written if start < end)
+
+    def sizes(self, places: Sequence[int]) -> list[int]:
+        """Bytes of these arrays."""
+        return [self._sizes[place] for place in places]
 
     def refuse(self, addresses: Sequence[int]) -> None:
         """Raise ArgumentError where two of the arrays, one of them written, share memory."""
@@ -114,3 +130,31 @@ class Overlap:
             f"{self._op}: {self._names[place]}: expected memory of its own, "
             f"got memory shared with {self._names[other]}"
         )
+
+
+class Beside:
+    """The same check of call after call in which only some of the arrays are others.
+
+    Where none of these is written, each is looked for among the spans that are, which stay.
+    """
+
+    def __init__(self, overlap: Overlap, places: Sequence[int]) -> None:
+        self._overlap, self._places = overlap, np.array(places, np.intp)
+        self._is_simple = bool(places) and not overlap.looks_at(places)
+        self._sizes = np.array(overlap.sizes(places), np.int64)
+        self._known: Addresses | None = None  # spans that are written, in their order
+
+    def refuse(self, addresses: Addresses) -> None:
+        """Raise ArgumentError where two of the arrays, one of them written, share memory."""
+        known = self._known
+        if known is None or self._may_share(addresses[self._places], known):
+            every = addresses.tolist()
+            self._overlap.refuse(every)
+            if self._is_simple:
+                spans = [*self._overlap.spans(every), (_LAST, _LAST)]
+                self._known = np.array(spans, np.int64)
+
+    def _may_share(self, first: Addresses, spans: Addresses) -> bool:
+        starts, ends = spans.T
+        next_to_end = np.searchsorted(ends, first, side="right")
+        return bool(np.any((starts[next_to_end] < first + self._sizes) & (self._sizes > 0)))

@@ -193,6 +193,10 @@ class Call:
         """What a call with the same `addresses` need not make again; None where it has to."""
         return None
 
+    def tables_at(self, addresses: np.ndarray[Any, np.dtype[np.int64]]) -> Tables | None:
+        """The same, with the addresses in an array."""
+        return None
+
     def values(self, inputs: Arguments) -> dict[int, object]:
         """The values that this call gives, by place, in their frozen form."""
         return {

@@ -116,6 +116,10 @@ class Lent:
     def __bool__(self) -> bool:
         return bool(self._owners)
 
+    def owner(self, array: Any) -> Any:
+        """Whose memory an array is over: another library's, or the array itself."""
+        return self._owners.get(id(array), array)
+
     def note(self, value: Any, array: Any) -> Any:
         """The array, which is to stand for the value; it lives as long as what is noted here."""
         if array is not value and not isinstance(value, np.generic):  # of which it is a copy
@@ -217,6 +221,11 @@ def _only_tensors(declared: Sequence[Input], inputs: Sequence[object], out: Argu
     return found[0] if found and all(map(is_tensor, found)) else None
 
 
+def are_native(declared: Sequence[Input], inputs: Sequence[object], out: Arguments) -> bool:
+    """Whether all arrays are tensors on a GPU that need not be adopted."""
+    return Lent(declared, inputs, out, natively=True).is_native
+
+
 def _have_backend(declared: Sequence[Input], inputs: Sequence[object], out: Arguments) -> bool:
     """Whether tensors need not be adopted."""
     found: list[Any] = [v for v in _arrays(declared, inputs, out) if v is not None]
@@ -283,15 +292,25 @@ def _of_tensor(tensor: Any) -> Any:
     torch = sys.modules["torch"]
     data = tensor.detach()  # a tensor that requires gradients lends nothing
     bits = data.view(torch.int16) if data.dtype == torch.bfloat16 else data
+    if data.device.type not in ("cpu", "cuda"):
+        raise BufferError(f"it is on the device {data.device}")
+    if data.numel() > 0 and not _has_memory(data):
+        raise BufferError("its storage was resized and has no memory for it")
     if data.device.type == "cpu":
         array = bits.numpy()
-    elif data.device.type != "cuda":
-        raise BufferError(f"it is on the device {data.device}")
     elif data.is_neg():  # DLPack would lend the values without their sign
         raise BufferError("its negative bit is set (copy it first: resolve_neg)")
     else:
         array = _device_exchanged("from_dlpack", bits)
     return array if bits is data else array.view(BFLOAT16)
+
+
+def _has_memory(tensor: Any) -> bool:
+    """Whether it has an address; what has none for other reasons lends nothing by itself."""
+    try:
+        return bool(tensor.data_ptr())
+    except RuntimeError:
+        return True
 
 
 def _device_exchanged(function: str, value: Any) -> Any:

@@ -211,6 +211,8 @@ class KernelCall(Call):
         self.stores = stores
         self.workspace_nbytes = ready.workspace_nbytes
         self.taken = ready.taken if ready.has_tables else None
+        places = [len(prepared.arrays) if r.alias is None else r.alias for r in prepared.results]
+        self.aliases = np.array(places, np.intp)  # the place behind the last for those without
 
     def tables(self, addresses: Sequence[int]) -> Tables | None:
         """The tables of addresses, unless some are those of new arrays."""
@@ -220,6 +222,15 @@ class KernelCall(Call):
         arrays, out = addresses[:n_arrays], addresses[n_arrays:]
         on_host = (0,) * len(self.hosts)
         return self.ready.tables_at([*arrays, *self.placed(arrays, 0, (), on_host, out)])
+
+    def tables_at(self, addresses: np.ndarray[Any, np.dtype[np.int64]]) -> Tables | None:
+        """The same, with the addresses in an array."""
+        if not self.ready.has_tables or self.makes_arrays:
+            return None
+        if self.has_out:
+            return self.tables(addresses.tolist())
+        results = np.append(addresses, 0)[self.aliases]
+        return self.ready.tables_at(np.concatenate((addresses, results)))
 
     def _run(
         self,

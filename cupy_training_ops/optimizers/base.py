@@ -11,32 +11,35 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ..backend import Array
+from ..backend import Backend
 from ..codecs.numpy_file import BinaryFile, StrPath
-from ..declare.schema import Input, Shape, positive_or_zero
+from ..declare.schema import Input, positive_or_zero
 from ..dtypes import (
     BOOL,
     FLOAT16,
     FLOATS,
     INT64,
     Dtype,
-    HostArray,
     dtype_name,
     dtype_names,
     to_dtype,
 )
 from ..errors import ArgumentError, DtypeError, refuse, shown
 from ..frame.arrays import adopt
-from ..frame.backends import BACKENDS, are_known, info, to_host
-from ..frame.bound import CheckedCall, OpenCall, opened
+from ..frame.backends import are_known, info, to_host
+from ..frame.bound import opened
+from ..frame.checked import CheckedCall
 from ..frame.convert import is_number
-from ..frame.foreign import Lent, is_read_only, refuse_read_only
+from ..frame.foreign import Lent, are_native, is_read_only, is_tensor, refuse_read_only
 from ..frame.keys import reader
 from ..frame.op import Op
+from ..frame.opened import OpenCall
 from ..frame.repeated import Known
 from ..planning.step import number
 from ..rules.widening import computed_in
+from ..runtime.alike import Watched
 from . import state as states
+from .memory import copied, hosted, overwrite, plain, zeros
 from .state import Layout, State
 
 Arrays = tuple[Any, ...]
@@ -50,6 +53,8 @@ _DECLARED = (
     Input("gradients", "T", variadic=True, holes=True),
     *(number(name, "L") for name in _GIVEN[1:]),
 )
+_EVERY = (*_DECLARED, _DECLARED[0])  # and the parameters
+_CLOSED = (_DECLARED[0], _DECLARED[0])  # parameters and their copies
 _READERS = tuple(map(reader, _DECLARED))
 
 
@@ -72,7 +77,7 @@ class _Step(NamedTuple):
 
 _MADE_ANEW = (  # by `__setstate__` and `_place`
     "_weights", "_copies", "_lists", "_own", "_open_inputs", "_outputs", "_every", "_backend",
-    "_bound", "_last",
+    "_bound", "_last", "_natively", "_watched",
 )  # fmt: skip
 
 
@@ -92,6 +97,7 @@ class Optimizer:
         moment_dtype: object = None,
     ) -> None:
         self._op = op
+        self._natively = are_native(_CLOSED, (parameters, low_precision), ())
         self._weights = self._adopted("parameters", parameters)
         self.parameters = tuple(parameters)
         self.lr = self._checked_rate(lr)
@@ -104,13 +110,13 @@ class Optimizer:
         self._given_copies, self._copies = given_copies, low_precision
         self._moment_dtype = wide if moment_dtype is None else self._checked_moment(moment_dtype)
         self._moments = {
-            moment: tuple(_zeros(p, p.shape, self._moment_dtype) for p in self._weights)
+            moment: tuple(zeros(p, p.shape, self._moment_dtype) for p in self._weights)
             for moment in self.moments
         }
         first = self._weights[0]
-        self.gradient_norm, self.is_finite = _zeros(first, (), wide), _zeros(first, (), BOOL)
-        self._step = _zeros(first, (), INT64)  # the next one
-        _overwrite(self._step, np.array(1))
+        self.gradient_norm, self.is_finite = zeros(first, (), wide), zeros(first, (), BOOL)
+        self._step = zeros(first, (), INT64)  # the next one
+        overwrite(self._step, np.array(1))
         self._place()
 
     def _place(self) -> None:
@@ -130,6 +136,8 @@ class Optimizer:
         self._backend = info(self._weights[0])[0]
         self._bound: dict[object, OpenCall] = {}
         self._last: _Step | None = None
+        callers = (*self.parameters, *(self._given_copies or ()))
+        self._watched = Watched(tuple(filter(is_tensor, callers)))
 
     def __getstate__(self) -> dict[str, object]:
         """Without calls, which know arrays by their addresses, and views of the caller's arrays."""
@@ -137,13 +145,18 @@ class Optimizer:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._weights = self._adopted("parameters", self.parameters)
+        self._take()
+
+    def _take(self) -> None:
+        """The caller's arrays, where they are now."""
         given = self._given_copies
+        self._natively = are_native(_CLOSED, (self.parameters, given), ())
+        self._weights = self._adopted("parameters", self.parameters)
         self._copies = None if given is None else self._adopted("low_precision", given)
         self._place()
 
     def __repr__(self) -> str:
-        n = sum(p.size for p in self._weights)
+        n = sum(math.prod(p.shape) for p in self._weights)
         return f"{type(self).__name__}({len(self.parameters)} parameters, {n} elements)"
 
     def step(
@@ -162,22 +175,25 @@ class Optimizer:
         norm. Each of the three is a number, or one element in an array on the parameters' device.
 
         One pass over the gradients finds `gradient_norm`, of the gradients as they are, and
-        `is_finite`, both arrays on the device; another unscales, clips, updates and writes the
-        copies in low precision. A step whose norm is not finite changes nothing, not even the
-        count; nor does one whose lr in an array is not finite, or whose loss_scale in an array is
-        not finite and above 0, though `is_finite` speaks of the gradients alone. As numbers they
-        are refused, as is an lr below 0. Nothing waits: work is queued on the current stream. Under
+        `is_finite`, both arrays (or tensors) on the device; another unscales, clips, updates and
+        writes the copies in low precision. A step whose norm is not finite changes nothing, not
+        even the count; nor does one whose lr or loss_scale in an array is not finite, or the latter
+        not above 0, though `is_finite` speaks of the gradients alone. As numbers they are refused,
+        as is an lr below 0. Nothing waits: work is queued on the current stream. Under
         graph capture a step with gradients of the same type must have been made on that stream
         before: it compiled the kernels and took scratch memory. Deterministic. Raises
         ArgumentError, DtypeError and ProviderError before anything is launched or written.
         """
-        numbers = map(_plain, (self.lr if lr is None else lr, loss_scale, max_norm))
+        numbers = map(plain, (self.lr if lr is None else lr, loss_scale, max_norm))
         given, last = (gradients, *numbers), self._last
-        if last is not None and last.has(self._variant(given[-1]), given):
+        if not self._watched.are_same():
+            self._take()
+        elif last is not None and last.has(self._variant(given[-1]), given):
             last.launch(given)
             return
-        every = (gradients, *given[1:], self.parameters)
-        with Lent((*_DECLARED, _DECLARED[0]), every, ()).stream():
+        if self._natively and self._made_natively(given):
+            return
+        with Lent(_EVERY, (*given, self.parameters), ()).stream():
             first = self._first(given)
             if first is not None:
                 first.launch(given)
@@ -194,7 +210,7 @@ class Optimizer:
             state["step"] = int(to_host(self._step)) - 1
         for moment, found in self._moments.items():
             pairs = zip(self.names, found, strict=True)
-            state[moment] = {name: _copied(array) for name, array in pairs}
+            state[moment] = {name: copied(array) for name, array in pairs}
         return state
 
     def load_state_dict(self, state: State) -> None:
@@ -206,12 +222,12 @@ class Optimizer:
         """
         layout = self._layout
         layout.check(state)
-        found = {m: [_hosted(state[m][name]) for name in self.names] for m in self.moments}
+        found = {m: [hosted(state[m][name]) for name in self.names] for m in self.moments}
         if self.counts:
-            _overwrite(self._step, np.array(state["step"] + 1))
+            overwrite(self._step, np.array(state["step"] + 1))
         for moment, arrays in found.items():
             for own, array in zip(self._moments[moment], arrays, strict=True):
-                _overwrite(own, array)
+                overwrite(own, array)
 
     def save(self, file: StrPath | BinaryFile) -> None:
         """Write `state_dict()` as a .npz file, or to an open binary file.
@@ -241,6 +257,13 @@ class Optimizer:
 
     # ---- steps -----------------------------------------------------------------------------------
 
+    def _made_natively(self, given: Arrays) -> bool:
+        """Whether the step was made, over tensors by their metadata."""
+        first = self._first(given)
+        if first is not None and first.call.over_tensors:
+            first.launch(given)
+        return first is None or first.call.over_tensors
+
     def _first(self, given: Arrays) -> _Step | None:
         """The step with gradients that are not those of the step before; None without any."""
         places, gradients = self._with_gradients(given[0])
@@ -254,7 +277,8 @@ class Optimizer:
             if places is self._every:
                 raise
             raise type(error)(f"{error} (counted without those whose gradient is None)") from None
-        known = Known.of(self._backend, _DECLARED, _READERS, given, by_memory=True)
+        tensors = self._backend.has_tensors  # whose memory may become another
+        known = None if tensors else _known(self._backend, given)
         step = _Step(known, self._variant(given[-1]), call)
         self._last = None if known is None else step
         return step
@@ -269,6 +293,8 @@ class Optimizer:
                 inputs[name] = None if arrays is None else [arrays[i] for i in places]
             op, left = self._operator(max_norm), dict.fromkeys(self._open_inputs, ...)
             call = opened(op.bound(**inputs, **left, outputs=self._outputs))
+            if self._natively:
+                call = call.trusting()  # `_watched` has them
             if len(self._bound) >= _MAX_BOUND:
                 self._bound.clear()
             self._bound[key] = call
@@ -281,7 +307,7 @@ class Optimizer:
         if any(map(is_, gradients, itertools.repeat(None))):
             places = tuple(i for i, g in enumerate(gradients) if g is not None)
             given = [gradients[i] for i in places]
-        if not are_known(given):
+        if not self._natively and not are_known(given):
             pairs = zip(places, given, strict=True)
             given = [adopt(type(self).__name__, f"gradients[{i}]", g) for i, g in pairs]
         return places, given
@@ -302,6 +328,8 @@ class Optimizer:
         for i, array in enumerate(arrays):
             if is_read_only(array):
                 refuse_read_only(name, f"{argument}[{i}]")
+        if self._natively:
+            return tuple(arrays)
         return tuple(adopt(name, f"{argument}[{i}]", array) for i, array in enumerate(arrays))
 
     def _dtype(self) -> Dtype:
@@ -312,10 +340,10 @@ class Optimizer:
         for i, parameter in enumerate(parameters):
             if parameter is None:
                 refuse(name, f"parameters[{i}]", "an array", "None")
-            dtype: Dtype = parameters[0].dtype
+            found, dtype = (info(array)[1] for array in (parameter, parameters[0]))
             expected = f"{dtype_name(dtype)} like parameters[0]" if i else dtype_names(FLOATS)
-            if parameter.dtype not in FLOATS or parameter.dtype != dtype:
-                got = dtype_name(parameter.dtype)
+            if found not in FLOATS or found != dtype:
+                got = dtype_name(found)
                 raise DtypeError(f"{name}: parameters[{i}]: expected {expected}, got {got}")
         return dtype
 
@@ -324,7 +352,8 @@ class Optimizer:
         if lr is None:
             refuse(type(self).__name__, "lr", "a number or an array of 1 element", "None")
         if not is_number(lr):
-            adopt(type(self).__name__, "lr", lr)
+            if not self._natively or not is_tensor(lr):
+                adopt(type(self).__name__, "lr", lr)
             return lr
         try:
             positive_or_zero(lr)
@@ -364,31 +393,6 @@ def pair(optimizer: str, argument: str, value: Any) -> tuple[Any, Any]:
     return value[0], value[1]
 
 
-# ---- memory of any kind --------------------------------------------------------------------------
-
-
-def _plain(value: Any) -> Any:
-    """A number of NumPy's as Python's."""
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _zeros(like: Any, shape: Shape, dtype: Dtype) -> Any:
-    """Zeros where an array is."""
-    backend, *_, device = info(like)
-    nbytes = math.prod(shape) * dtype.itemsize
-    array: Any = backend.zeros(nbytes, device)
-    return array.view(dtype).reshape(shape)
-
-
-def _overwrite(array: Any, source: HostArray) -> None:
-    BACKENDS[type(array)].overwrite(array, source.astype(array.dtype, copy=False))
-
-
-def _copied(array: Array) -> HostArray:
-    """A copy in NumPy's memory."""
-    found = to_host(array)
-    return found.copy() if found is array else found
-
-
-def _hosted(array: Any) -> HostArray:
-    return to_host(adopt("state_dict", "array", array))
+def _known(backend: Backend, given: Arrays) -> Known | None:
+    """What tells whether the next step has the same gradients."""
+    return Known.of(backend, _DECLARED, _READERS, given, by_memory=True)

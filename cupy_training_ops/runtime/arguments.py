@@ -21,7 +21,8 @@ from ..facts import Either
 from ..plan import Launch, Pointers, Scratch
 from .source import Parameter
 
-Address = Callable[[Sequence[int]], object]  # from the addresses of a call's arrays to an argument
+Addresses = np.ndarray[Any, np.dtype[np.int64]]
+Address = Callable[[Any], object]  # from the addresses of a call's arrays to an argument
 Make = Callable[[object], object]  # from a number to an argument
 NULL = np.uint64(0)
 EITHER = "Either<"  # the struct of core/either.cuh
@@ -179,7 +180,7 @@ def pointers(table: Pointers) -> Address:
     dtype = table.dtype
     absent = [i for i, spec in enumerate(table.specs) if spec is None]
 
-    def make(picked: tuple[int, ...]) -> object:
+    def make(picked: tuple[int, ...] | Addresses) -> object:
         found = np.zeros(table.capacity, np.uint64)
         found[: len(table.specs)] = picked
         if absent:
@@ -194,12 +195,14 @@ def either_at(layout: Dtype, spec: Spec) -> Address:
     return _at([spec.place], lambda picked: either(layout, address=picked[0], dtype=spec.dtype))
 
 
-def _at(places: Sequence[int], make: Callable[[tuple[int, ...]], object]) -> Address:
+def _at(places: Sequence[int], make: Callable[[Any], object]) -> Address:
     """What `make` gives for the addresses at these places; most stay as they are."""
-    pick = getter(places)
+    pick, index = getter(places), np.array(places, np.intp)
     last: list[tuple[tuple[int, ...] | None, object]] = [(None, None)]
 
-    def fill(addresses: Sequence[int]) -> object:
+    def fill(addresses: Sequence[int] | Addresses) -> object:
+        if len(index) > 1 and isinstance(addresses, np.ndarray):  # most are others, in one go
+            return make(addresses[index])
         picked = pick(addresses)
         before, struct = last[0]  # once: another thread may put its own there
         if picked != before:

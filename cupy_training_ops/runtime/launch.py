@@ -19,6 +19,7 @@ from ..errors import CompileError
 from ..plan import SHARED_NBYTES, Launch, LaunchError, Plan, Pointers, Scratch, Step, Work
 from .arguments import (
     Address,
+    Addresses,
     Make,
     cast,
     check_pointer,
@@ -184,7 +185,7 @@ class ReadyPlan:
         """The structs that hold addresses of these arrays."""
         return self.tables_at(self._backend.pointers(arrays)) if self.has_tables else []
 
-    def tables_at(self, addresses: Sequence[int]) -> list[object]:
+    def tables_at(self, addresses: Sequence[int] | Addresses) -> list[object]:
         """The same for arrays at these addresses."""
         return [table.fill(addresses) for table in self._arguments.tables]
 
@@ -342,7 +343,8 @@ class _Builder:
             check_pointer(step, parameter, arg.dtype)
             return arg.place
         if isinstance(arg, Changing):
-            make, dtype = partial(cast, step, parameter), scalar_type(step, parameter)
+            make, dtype = partial(cast, step, parameter), arg.struct
+            dtype = scalar_type(step, parameter) if dtype is None else dtype
             return add(arguments.late, _Late(dtype, arg, self._late(parameter.c_type, arg, make)))
         value = cast(step, parameter, arg)
         if isinstance(value, Scratch):

@@ -20,6 +20,7 @@ from torch import Tensor
 from ..backend import Info, Piece
 from ..declare.schema import Shape, Spec
 from ..dtypes import BFLOAT16, ELEMENT_TYPES, Dtype, HostArray
+from .alike import state
 from .cuda import CudaBackend
 
 _OWN = {r.dtype: getattr(torch, r.name) for r in ELEMENT_TYPES if hasattr(torch, r.name)}
@@ -66,7 +67,7 @@ class TensorBackend(CudaBackend):
 
     def states(self, arrays: Sequence[Tensor | None]) -> list[object]:
         """Everything about a tensor may change."""
-        return [None if array is None else _state(array) for array in arrays]
+        return [None if array is None else state(array) for array in arrays]
 
     def offset(self, array: Tensor, nbytes: int) -> int:
         """A kernel argument that points `nbytes` into the tensor."""
@@ -130,7 +131,7 @@ class TensorBackend(CudaBackend):
 
     def overwrite(self, array: Tensor, source: HostArray) -> None:
         """Copy the elements in the order of the current stream."""
-        array.detach().copy_(_tensor(np.ascontiguousarray(source)))
+        array.detach().copy_(_tensor(np.asarray(source, order="C")))
 
     def stream(self, device: int) -> Hashable:
         """PyTorch's current stream, as a key."""
@@ -161,10 +162,6 @@ def _complex(array: Tensor) -> Dtype:
     if array.is_conj():
         raise KeyError(type(array))
     return dtype
-
-
-def _state(array: Tensor) -> object:
-    return array.data_ptr(), array.shape, array.stride(), array.dtype
 
 
 def _bytes(strides: Sequence[int], itemsize: int) -> Shape:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""PyTorch's front door: operators, functions, modules, and training with compressed activations.
+"""PyTorch's front door: operators, functions, modules, optimizers, and compressed activations.
 
 Imported where it is asked for, each part of it too.
 """
@@ -12,7 +12,9 @@ from typing import Any
 from .activations import CompressedActivations, compressed_activations
 
 _MODULES = ("functional", "nn", "ops")
-_NAMES = {"Conversion": ".conversion", "convert": ".conversion"}
+_NAMES = {"Conversion": ".conversion", "convert": ".conversion"} | dict.fromkeys(
+    ("AdamW", "SGD", "Lamb"), ".optim"
+)
 
 __all__ = ["CompressedActivations", "compressed_activations", *_MODULES, *_NAMES]
 

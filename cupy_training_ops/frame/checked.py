@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: MIT
+"""Calls whose arrays were checked, to be made with new values."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from .bindable import with_values
+from .call import Call, Tables
+from .operator import Operator
+from .prepared import Arguments, Arrays
+from .unchanged import AtAddresses
+
+Held = tuple[Arguments, Arrays, Arrays]  # inputs, their arrays one by one, results
+
+
+class CheckedCall(AtAddresses):
+    """A call with arrays that were checked; each time with new values, and without results.
+
+    It keeps no array that was open where tables have its address: such arrays must be there, the
+    same ones, at each launch.
+    """
+
+    def __init__(
+        self,
+        op: Operator,
+        call: Call,
+        held: Held,
+        workspace: object,
+        tables: Tables | None,
+    ) -> None:
+        self._op, self._call = op, call
+        self._inputs, self._arrays, self._results = held
+        self._workspace, self._tables = workspace, tables
+        self._places = {op.inputs[place].name: place for place in call.changing}
+
+    @property
+    def over_tensors(self) -> bool:
+        """Whether arrays are tensors, whose current stream it finds itself."""
+        return self._call.has_tensors
+
+    @property
+    def changing(self) -> Collection[str]:
+        """The names of what is new each time."""
+        return self._places
+
+    def __call__(self, **values: object) -> None:
+        """Launch, with these values instead of those before."""
+        call, inputs = self._call, self._inputs
+        if values:
+            inputs = with_values(self._op, inputs, self._places, values)
+        own = call.values(inputs)
+        call.execute(inputs, self._arrays, self._results, self._workspace, own, self._tables)
+
+
+def held_of(call: Call, inputs: Arguments, out: Arguments) -> Held:
+    inputs, out, arrays = call.taken_apart(inputs, out)
+    return inputs, arrays, call.completed(arrays, out, call.values(inputs))
+
+
+def kept_of(call: Call, inputs: Arguments, out: Arguments, opened: Sequence[int]) -> Held | None:
+    """The same without what is open; None where that is needed beside its address."""
+    if call.taken is None or call.makes_arrays or call.checks or call.check_numbers:
+        return None
+    values = call.prepared.changing
+    blank = tuple(
+        v if p not in opened or p in values else [None] * len(v) if isinstance(v, tuple) else None
+        for p, v in enumerate(inputs)
+    )
+    full, kept = held_of(call, inputs, out), held_of(call, blank, out)
+    every, others = full[1] + full[2], kept[1] + kept[2]
+    return kept if all(every[place] is others[place] for place in call.taken) else None

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: MIT
+"""What all optimizers of PyTorch's protocol share here: parts, scales, states."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from operator import is_
+from typing import Any, ClassVar, overload
+
+import torch
+from torch import Tensor
+
+from ...errors import refuse, shown
+from ...frame.op import Op
+from .norms import Norms
+from .part import MAX_KEPT, MOMENTS, TOLD, Count, Part, State, Update
+
+Group = dict[str, Any]
+Ready = list[tuple[Part, list[Tensor]]]  # parts with gradients
+
+REFUSED = ("amsgrad", "maximize", "differentiable", "momentum", "dampening", "nesterov")
+
+
+class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
+    """Steps over parts: parameters of one group that were updated in the same steps."""
+
+    has_moments: ClassVar[bool] = True
+    _step_supports_amp_scaling = True  # GradScaler leaves unscaling and skipping to a step
+    gradient_norm: Tensor | None = None
+
+    def __init__(self, params: Any, defaults: Group, max_norm: float | None) -> None:
+        self.max_norm = max_norm
+        self._forget()
+        super().__init__(params, defaults)
+        for group in self.param_groups:
+            self._check(group)
+
+    def _forget(self) -> None:
+        """What follows from parameters and states is looked up anew."""
+        self._parts: list[Part] | None = None
+        self._waiting: list[tuple[int, Tensor]] = []  # parameters that had no gradient yet
+        self._known: tuple[list[Tensor], list[State]] = [], []
+        self._counts: dict[int, Count] = {}  # by the tensors of the states that have them
+        self._norms = Norms()
+        self._operators: dict[object, Op] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "max_norm": self.max_norm}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._forget()
+        for group in self.param_groups:
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+            self._check(group)
+
+    # ---- what a class of optimizers writes -------------------------------------------------------
+
+    def _update(self, group: Group, *, is_measured: bool) -> Update:
+        """The operator of a group's step, and what it takes beside gradients and scales."""
+        raise NotImplementedError
+
+    def _check(self, group: Group) -> None:
+        """Refuse what the operator does not do."""
+        for name in REFUSED:
+            if group.get(name):
+                refuse(type(self).__name__, name, "what is false or 0", shown(group[name]))
+
+    def _operator(self, key: object, make: Callable[[], Op]) -> Op:
+        """One of this optimizer's own, which is made once; few are kept."""
+        op = self._operators.get(key)
+        if op is None:
+            if len(self._operators) >= MAX_KEPT:
+                self._operators.clear()
+            op = self._operators[key] = make()
+        return op
+
+    # ---- steps -----------------------------------------------------------------------------------
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update the parameters that have gradients; nothing waits for the device.
+
+        With `max_norm` the gradients are clipped to it by the norm of all, which `gradient_norm`
+        then is (with its loss scale), and a step whose norm is not finite is skipped. So is one
+        where a GradScaler found an infinity, which unscales in the same pass.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            ready = list(self._ready())
+            if ready:
+                self._step(ready)
+        return loss
+
+    def _step(self, ready: Ready) -> None:
+        scale, clips = self._scale(), self.max_norm is not None
+        is_measured = clips and len(ready) == 1 and not ready[0][0].is_shared
+        told = dict[str, Tensor | None]() if is_measured else dict.fromkeys(TOLD)
+        if clips and not is_measured:
+            told = self._norms.told(ready)
+        for part, gradients in ready:
+            update = self._update(self.param_groups[part.place], is_measured=is_measured)
+            part.step(update, gradients, {"loss_scale": scale, **told})
+        if clips:
+            self.gradient_norm = ready[0][0].norm if is_measured else told["gradient_norm"]
+
+    def _scale(self) -> Tensor | None:
+        """What gradients are divided by; infinite where the step is to be skipped."""
+        grad_scale: Tensor | None = getattr(self, "grad_scale", None)  # while GradScaler steps
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
+        if found_inf is None:
+            return grad_scale
+        are_finite = found_inf == 0
+        return are_finite.float().reciprocal() if grad_scale is None else grad_scale / are_finite
+
+    def _ready(self) -> Iterator[tuple[Part, list[Tensor]]]:
+        """The parts all of whose parameters have gradients; others are taken apart."""
+        parts = self._current()
+        self._begin([(place, p) for place, p in self._waiting if p.grad is not None])
+        for part in list(parts):
+            given = [parameter.grad for parameter in part.parameters]
+            n_missing = sum(map(is_, given, itertools.repeat(None)))
+            if n_missing == len(given):
+                continue
+            if n_missing:
+                part = self._taken_apart(part, given)
+                given = [parameter.grad for parameter in part.parameters]
+            yield part, part.gradients(given)
+
+    def _taken_apart(self, part: Part, gradients: Sequence[Tensor | None]) -> Part:
+        """The part that has gradients, in whose place it comes with one that has none."""
+        assert self._parts is not None
+        at = self._parts.index(part)
+        found = []
+        for is_given in (True, False):
+            some = [i for i, g in enumerate(gradients) if (g is not None) == is_given]
+            count = part.count if is_given or part.count is None else part.count.copied()
+            own = [part.states[i] for i in some] if part.states else []
+            found.append(self._made(part.place, [part.parameters[i] for i in some], own, count))
+        self._parts[at : at + 1] = found
+        return found[0]
+
+    def _made(
+        self, place: int, parameters: Sequence[Tensor], states: Sequence[State], count: Count | None
+    ) -> Part:
+        """A part, whose states have its count."""
+        if count is not None:
+            self._counts[id(count.made)] = count
+            for state in states:
+                state["step"] = count.made
+        return Part(place, parameters, states, count)
+
+    # ---- parts -----------------------------------------------------------------------------------
+
+    def _current(self) -> list[Part]:
+        """The parts, made anew where groups or states are others."""
+        parts = self._parts
+        if parts is None or not self._are_known() or not all(part.is_of() for part in parts):
+            parts = self._parts = self._gathered()
+        return parts
+
+    def _are_known(self) -> bool:
+        parameters, states = self._known
+        return _same(self._parameters(), parameters) and _same(self.state.values(), states)
+
+    def _parameters(self) -> list[Tensor]:
+        return [*itertools.chain.from_iterable(group["params"] for group in self.param_groups)]
+
+    def _gathered(self) -> list[Part]:
+        """Parts from groups and states, of the same number of steps each."""
+        self._waiting, found = [], dict[object, tuple[int, list[Tensor], list[State]]]()
+        for place, group in enumerate(self.param_groups):
+            for p in group["params"]:
+                state = self.state.get(p, {})
+                if "exp_avg" not in state:
+                    self._waiting.append((place, p))
+                    continue
+                step, kind = state["step"], (p.dtype, state["exp_avg"].dtype, p.device)
+                n_made = id(step) if id(step) in self._counts else int(step)
+                key = place, kind, n_made, id(step) in self._counts
+                some = found.setdefault(key, (place, [], []))
+                some[1].append(p)
+                some[2].append(state)
+        before, self._counts = self._counts, {}
+        parts = [
+            self._made(*some, self._count(some[2][0]["step"], some[1][0], before))
+            for some in found.values()
+        ]
+        self._known = self._parameters(), list(self.state.values())
+        return parts
+
+    def _count(self, step: Any, parameter: Tensor, known: dict[int, Count]) -> Count:
+        """The count of a state: one that goes on, or one that begins with its number."""
+        count = known.get(id(step))
+        if count is None:
+            return Count(int(step), parameter.device)
+        return count.copied() if id(count.made) in self._counts else count
+
+    def _begin(self, started: Sequence[tuple[int, Tensor]]) -> None:
+        """States and parts of parameters that have their first gradient."""
+        if not started:
+            return
+        assert self._parts is not None
+        begun = {id(p) for _, p in started}
+        self._waiting = [each for each in self._waiting if id(each[1]) not in begun]
+        found: dict[tuple[Any, ...], list[Tensor]] = {}
+        for place, p in started:
+            found.setdefault((place, p.dtype, p.device), []).append(p)
+        for (place, *_), parameters in found.items():
+            count = Count(0, parameters[0].device) if self.has_moments else None
+            states = [self._first_state(p) for p in parameters] if self.has_moments else []
+            self._parts.append(self._made(place, parameters, states, count))
+        self._known = self._parameters(), list(self.state.values())
+
+    def _first_state(self, parameter: Tensor) -> State:
+        """Moments of 0."""
+        state: State = self.state[parameter]
+        dtype = torch.promote_types(parameter.dtype, torch.float32)
+        for name in ("step", *MOMENTS):
+            state[name] = None if name == "step" else torch.zeros_like(parameter, dtype=dtype)
+        return state
+
+    # ---- states ----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """As PyTorch's: the number of steps is each parameter's own tensor.
+
+        It is on the host, which waits, unless the parameter's group is capturable.
+        """
+        found = super().state_dict()
+        capturable = {i for g in found["param_groups"] if g.get("capturable") for i in g["params"]}
+        hosts = {key: count.made.cpu() for key, count in self._counts.items()}
+        state = {}
+        for key, own in found["state"].items():
+            step = own.get("step")
+            if isinstance(step, Tensor):
+                made = step if key in capturable else hosts.get(id(step), step)
+                own = {**own, "step": made.clone()}
+            state[key] = own
+        return {**found, "state": state}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As PyTorch's, also of its own optimizers; moments of 32 bits stay so."""
+        super().load_state_dict(state_dict)
+        saved = itertools.chain.from_iterable(g["params"] for g in state_dict["param_groups"])
+        for key, parameter in zip(saved, self._parameters(), strict=True):
+            given = state_dict["state"].get(key, {})
+            for name in MOMENTS.keys() & given.keys():
+                wide = torch.promote_types(parameter.dtype, torch.float32)
+                if given[name].dtype != parameter.dtype:
+                    self.state[parameter][name] = given[name].to(parameter.device, wide)
+        self._current()
+
+
+def _same(some: Any, others: Sequence[object]) -> bool:
+    return len(some) == len(others) and all(map(is_, some, others))
+
+
+def rate(lr: Any) -> Any:
+    """A learning rate as operators take it: a tensor of the host is read there."""
+    return lr.item() if isinstance(lr, Tensor) and lr.device.type == "cpu" else lr

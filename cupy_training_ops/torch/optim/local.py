@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: MIT
+"""A tensor's memory on this rank, and its elements in their order in memory."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Ranks = tuple[Any, ...]  # of PyTorch's process groups
+
+
+def is_distributed(tensor: Tensor) -> bool:
+    """Whether it is a part of a tensor that several ranks have."""
+    found = sys.modules.get("torch.distributed.tensor")
+    return found is not None and isinstance(tensor, found.DTensor)
+
+
+def ranks_of(tensor: Tensor) -> Ranks:
+    """The groups of ranks among which a tensor is taken apart; none where it is whole."""
+    if not is_distributed(tensor):
+        return ()
+    part: Any = tensor
+    placed = enumerate(part.placements)
+    return tuple(part.device_mesh.get_group(i) for i, place in placed if place.is_shard())
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The memory of this rank; gradients are not recorded."""
+    if not is_distributed(tensor):
+        return tensor
+    part: Any = tensor
+    found: Tensor = part.to_local()
+    return found
+
+
+def ordered(tensor: Tensor) -> Tensor:
+    """A dense tensor's view whose dimensions are in the order of memory; others as they are."""
+    if tensor.is_contiguous():
+        return tensor
+    strides = tensor.stride()
+    view = tensor.permute(sorted(range(tensor.dim()), key=lambda d: -strides[d]))
+    return view if view.is_contiguous() else tensor
+
+
+def laid_out(gradient: Tensor, like: Tensor) -> Tensor:
+    """The same in the order of another tensor's memory; a copy where it is in another order."""
+    if gradient.shape != like.shape or gradient.layout != torch.strided:
+        return gradient
+    if gradient.stride() != like.stride():
+        gradient = torch.empty_like(like, dtype=gradient.dtype).copy_(gradient)
+    return ordered(gradient)

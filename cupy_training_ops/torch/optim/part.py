@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: MIT
+"""Parameters that were updated in the same steps, bound to the operators that update them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import is_, itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...errors import ArgumentError
+from ...frame.bound import opened
+from ...frame.op import Op
+from ...frame.opened import OpenCall
+from ...runtime.alike import Watched
+from .local import Ranks, is_distributed, laid_out, local, ordered, ranks_of
+
+State = dict[str, Any]
+
+MOMENTS = {"exp_avg": "moment_1", "exp_avg_sq": "moment_2"}  # in a state, and of an operator
+MAX_KEPT = 16  # operators, and calls of a part
+MEASURED = ("gradient_norm", "is_finite")  # which a step finds itself
+TOLD = ("gradient_norm", "update_signal")  # which another is told
+
+
+class Update(NamedTuple):
+    """An operator that updates a part, and the numbers that each of its steps takes."""
+
+    op: Op
+    key: object  # of the operator, among those that update a part
+    numbers: Mapping[str, Any]
+
+
+class Count:
+    """How many steps were made: the next one, for kernels, and those before, for states."""
+
+    def __init__(self, n_made: int, device: torch.device) -> None:
+        self.next = torch.full((), n_made + 1, dtype=torch.int64, device=device)
+        self.made = torch.full((), float(n_made), dtype=torch.float32, device=device)
+
+    def copied(self) -> Count:
+        """Another one that goes on from here; nothing waits."""
+        count = object.__new__(Count)
+        count.next, count.made = self.next.clone(), self.made.clone()
+        return count
+
+    def go_on(self, told: Mapping[str, Tensor | None]) -> None:
+        """A step without an element on this rank, which the same numbers skip."""
+        made = torch.ones((), dtype=torch.bool, device=self.next.device)
+        for tensor in told.values():
+            if tensor is not None:  # a scale, a norm, a signal
+                finite = tensor if tensor.dtype == torch.bool else tensor.isfinite()
+                made &= finite.to(made.device, non_blocking=True).reshape(())
+        self.next += made
+        self.follow()
+
+    def follow(self) -> None:
+        """The states' number after a step, which may have been skipped."""
+        torch.sub(self.next, 1, out=self.made)
+
+
+class Part:
+    """Parameters of one group, their moments, and the count of their steps."""
+
+    def __init__(
+        self,
+        place: int,
+        parameters: Sequence[Tensor],
+        states: Sequence[State],
+        count: Count | None,
+    ) -> None:
+        self.place, self.parameters, self.states = place, tuple(parameters), tuple(states)
+        self.count = count
+        self.is_shared = any(map(is_distributed, parameters))  # other ranks have parts of it
+        names = () if count is None else MOMENTS
+        self.moments = {name: [state[name] for state in states] for name in names}
+        self._bind()
+
+    def _bind(self) -> None:
+        """Look at where all tensors are now."""
+        whole = [local(parameter) for parameter in self.parameters]
+        used = [i for i, tensor in enumerate(whole) if tensor.numel()]
+        self._used = None if len(used) == len(whole) else used
+        self._whole = [whole[i] for i in used]
+        self._lists = {"weights": [ordered(tensor) for tensor in self._whole]}
+        moments = {m: [local(tensors[i]) for i in used] for m, tensors in self.moments.items()}
+        for name, tensors in moments.items():
+            self._lists[MOMENTS[name]] = [ordered(tensor) for tensor in tensors]
+        self._odd = [i for i, tensor in enumerate(self._whole) if not tensor.is_contiguous()]
+        self._watched = Watched(self._whole, [t for tensors in moments.values() for t in tensors])
+        self._calls: dict[object, OpenCall] = {}
+        self.norm: Tensor | None = None  # where a step measures it
+
+    def is_of(self) -> bool:
+        """Whether the states have the moments that are bound."""
+        try:
+            return all(
+                all(map(is_, map(itemgetter(name), self.states), tensors))
+                for name, tensors in self.moments.items()
+            )
+        except KeyError:
+            return False
+
+    def gradients(self, given: Sequence[Tensor]) -> list[Tensor]:
+        """Those of tensors that have elements, as memory of this rank."""
+        if not self._watched.are_same():
+            self._bind()
+        found = list(map(local, given)) if self.is_shared else list(given)
+        found = found if self._used is None else [found[i] for i in self._used]
+        for i in self._odd:
+            found[i] = laid_out(found[i], self._whole[i])
+        return found
+
+    def by_ranks(self, gradients: Sequence[Tensor]) -> dict[Ranks, list[Tensor]]:
+        """The gradients, by the groups of ranks that have other parts of the same tensors."""
+        if not self.is_shared:
+            return {(): list(gradients)}
+        used = range(len(self.parameters)) if self._used is None else self._used
+        found: dict[Ranks, list[Tensor]] = {ranks_of(p): [] for p in self.parameters}
+        for i, gradient in zip(used, gradients, strict=True):
+            found[ranks_of(self.parameters[i])].append(gradient)
+        return found
+
+    def step(
+        self, update: Update, gradients: Sequence[Tensor], told: Mapping[str, Tensor | None]
+    ) -> None:
+        """Update the parameters; a gradient that lies otherwise than its parameter is copied."""
+        if not gradients:
+            if self.count is not None:
+                self.count.go_on(told)
+            return
+        device = gradients[0].device
+        here = {k: None if t is None else t.to(device, non_blocking=True) for k, t in told.items()}
+        given = {"gradients": gradients, **update.numbers, **here}
+        call = self._calls.get(update.key) or self._bound(update, given)
+        try:
+            _run(call, given)
+        except ArgumentError:
+            laid = [laid_out(*pair) for pair in zip(gradients, self._whole, strict=True)]
+            if all(map(is_, laid, gradients)):
+                raise
+            _run(call, given | {"gradients": laid})
+        if self.count is not None:
+            self.count.follow()
+
+    def _bound(self, update: Update, given: Mapping[str, Any]) -> OpenCall:
+        """The operator over this part, with what each step gives left open."""
+        op = update.op
+        closed: dict[str, Any] = dict(self._lists)
+        if self.count is not None:
+            closed["step"] = self.count.next
+        if any(item.name == MEASURED[1] for item in op.inputs):
+            closed |= zip(MEASURED, self._measured(), strict=True)
+        kept = {"gradients", *MEASURED, *TOLD}
+        outputs = [output.name for output in op.outputs if output.aliases not in kept]
+        call = opened(op.bound(**closed, **dict.fromkeys(given, ...), outputs=outputs)).trusting()
+        if len(self._calls) >= MAX_KEPT:
+            self._calls.clear()
+        self._calls[update.key] = call
+        return call
+
+    def _measured(self) -> tuple[Tensor, Tensor]:
+        """Where a step puts the norm, and whether it is finite."""
+        first = self._whole[0]
+        wide = torch.float64 if first.dtype == torch.float64 else torch.float32
+        self.norm = torch.zeros((), dtype=wide, device=first.device)
+        return self.norm, torch.zeros((), dtype=torch.bool, device=first.device)
+
+
+def _run(call: OpenCall, given: Mapping[str, Any]) -> None:
+    made = call.checked(**given) if call.is_native else None
+    if made is not None and made.over_tensors:
+        made()
+    else:
+        call(**given)

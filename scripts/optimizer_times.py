@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: MIT
+"""Host time of optimizers' steps on a GPU, in turns with PyTorch's fused AdamW.
+
+    python3 scripts/optimizer_times.py
+
+A transformer's 292 parameters, made small, so that the device never holds the host up; gradients
+are new tensors in each step. Microseconds are medians; the ratio is that of the medians of turns.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import click
+import torch
+from cases.parameters import SHAPES
+
+import cupy_training_ops as cto
+
+SIZE = 16  # of each dimension
+STEPS = 20  # of a turn, which the device's queue holds
+MAX_NORM = 1.0
+Parameters = list[torch.nn.Parameter]
+Step = Callable[[], Any]
+
+
+@click.command(help=(__doc__ or "").partition("\n")[0])
+@click.option("--turns", default=50, show_default=True, type=click.IntRange(2))
+def main(turns: int) -> None:
+    """Print a row for each pair of steps."""
+    x, y = torch.randn(2, 64, 64, device="cuda")
+    click.echo(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}")
+    click.echo("| step | us | PyTorch's fused, us | ratio |\n|---|---|---|---|")
+    for name, (ours, theirs) in PAIRS.items():
+        both = Steps(ours), Steps(theirs)
+        found = [[steps.microseconds() for steps in both] for _ in range(turns + 2)][2:]
+        us, fused = (statistics.median(each) for each in zip(*found, strict=True))
+        ratio = statistics.median(one / other for one, other in found)
+        click.echo(f"| {name} | {us:.0f} | {fused:.0f} | {ratio:.2f} |")
+    click.echo(f"| torch.add | {median(lambda: torch.add(x, y), 1000):.1f} | | |")
+
+
+class Steps:
+    """An optimizer over parameters of its own, and gradients that it is given in turns."""
+
+    def __init__(self, make: Callable[[Parameters], Step]) -> None:
+        shapes = [(SIZE,) * len(shape) for shape in SHAPES]
+        self.parameters = [torch.nn.Parameter(torch.randn(s, device="cuda")) for s in shapes]
+        sets = [[torch.randn(s, device="cuda") for s in shapes] for _ in range(4)]
+        self.turns = itertools.cycle(sets)
+        self.step = make(self.parameters)
+
+    def microseconds(self) -> float:
+        """The median of a turn."""
+        return median(self.step, STEPS, self.renew)
+
+    def renew(self) -> None:
+        """New tensors, at other addresses than those of the step before."""
+        for parameter, gradient in zip(self.parameters, next(self.turns), strict=True):
+            parameter.grad = gradient.detach()
+
+
+def median(call: Step, n: int, before: Callable[[], None] = lambda: None) -> float:
+    """Microseconds of a call, with the device idle before the first."""
+    torch.cuda.synchronize()
+    seconds = []
+    for _ in range(n):
+        before()
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds) * 1e6
+
+
+def plain(parameters: Parameters) -> Step:
+    """The operator behind ours, over tensors."""
+    optimizer = cto.AdamW(parameters)
+    return lambda: optimizer.step([p.grad for p in parameters])
+
+
+def clipped(parameters: Parameters) -> Step:
+    """The same with a loss scale and clipping."""
+    optimizer = cto.AdamW(parameters)
+    scale = torch.ones((), device="cuda")
+    return lambda: optimizer.step([p.grad for p in parameters], loss_scale=scale, max_norm=MAX_NORM)
+
+
+def scaled(make: Callable[..., Any]) -> Callable[[Parameters], Step]:
+    """An optimizer as GradScaler steps it where nothing is to be unscaled before."""
+
+    def made(parameters: Parameters) -> Step:
+        optimizer = make(parameters)
+        optimizer.grad_scale = torch.ones((), device="cuda")
+        optimizer.found_inf = torch.zeros((), device="cuda")
+        return optimizer.step  # type: ignore[no-any-return]
+
+    return made
+
+
+def fused(parameters: Parameters) -> Step:
+    """PyTorch's."""
+    return torch.optim.AdamW(parameters, fused=True).step  # type: ignore[no-any-return]
+
+
+def fused_clipped(parameters: Parameters) -> Step:
+    """PyTorch's way to clip, before its step."""
+    step = fused(parameters)
+
+    def both() -> None:
+        torch.nn.utils.clip_grad_norm_(parameters, MAX_NORM)
+        step()
+
+    return both
+
+
+def ours(parameters: Parameters, **options: Any) -> Step:
+    """Of PyTorch's protocol."""
+    return cto.torch.AdamW(parameters, **options).step  # type: ignore[no-any-return]
+
+
+def in_groups(make: Callable[..., Any], **options: Any) -> Callable[[Parameters], Step]:
+    """Vectors without decay, as is usual."""
+
+    def made(parameters: Parameters) -> Step:
+        matrices = [p for p in parameters if p.dim() > 1]
+        vectors = [p for p in parameters if p.dim() == 1]
+        groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+        return make(groups, **options).step  # type: ignore[no-any-return]
+
+    return made
+
+
+PAIRS: dict[str, tuple[Callable[[Parameters], Step], Callable[[Parameters], Step]]] = {
+    "cto.AdamW, norm and step": (plain, fused),
+    "cto.AdamW, unscaling, clipping": (clipped, fused_clipped),
+    "cto.torch.AdamW": (ours, fused),
+    "cto.torch.AdamW, two groups": (
+        in_groups(cto.torch.AdamW), in_groups(torch.optim.AdamW, fused=True),
+    ),
+    "cto.torch.AdamW, GradScaler": (
+        scaled(cto.torch.AdamW), scaled(lambda p: torch.optim.AdamW(p, fused=True)),
+    ),
+    "cto.torch.AdamW, max_norm": (lambda p: ours(p, max_norm=MAX_NORM), fused_clipped),
+}  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,448 @@
+# SPDX-License-Identifier: MIT
+"""Optimizers of PyTorch's protocol beside PyTorch's own; on the CPU, and on emulated kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+import cupy_training_ops as cto
+from cupy_training_ops import OpError
+
+torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+pytest.importorskip("cupy", reason="CuPy is in the extras")
+
+from tensor_backends import EmulatedTensors, HollowTensors, tensors_on  # noqa: E402
+from torch.distributed.checkpoint.state_dict import (  # noqa: E402
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch_training import (  # noqa: E402
+    N_STEPS,
+    Loop,
+    assert_close,
+    backward,
+    difference,
+    net,
+)
+
+from cupy_training_ops.torch.optim import SGD, AdamW, Lamb  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {},
+        {"max_norm": 0.1},
+        {"scales": True, "bad": (2, 50)},
+        {"scales": True, "bad": (3, 77), "max_norm": 0.1, "reloads": True},
+    ],
+    ids=lambda kind: "-".join(kind) or "plain",
+)
+def test_adamw_is_pytorchs(kind, seed) -> None:
+    loops = [
+        Loop(make, seed, scales="scales" in kind, max_norm=kind.get("max_norm"))
+        for make in (AdamW, torch.optim.AdamW)
+    ]
+    for loop in loops:
+        for i in range(N_STEPS):
+            loop.step(i in kind.get("bad", ()))
+            if i == N_STEPS // 2 and "reloads" in kind:
+                loop.reload()
+    ours, theirs = loops
+    assert_close(ours.model, theirs.model)
+    n_steps = {
+        float(state["step"])
+        for loop in loops
+        for state in loop.optimizer.state_dict()["state"].values()
+    }
+    assert n_steps == {N_STEPS - len(kind.get("bad", ()))}
+    if ours.scaler is not None:
+        assert ours.scaler.get_scale() == theirs.scaler.get_scale()
+
+
+def pair(seed, make=AdamW, other=torch.optim.AdamW, **options):
+    """The same model twice, with two optimizers; groups without decay for vectors."""
+    found = []
+    for kind in (make, other):
+        model = net(seed)
+        matrices = [p for p in model.parameters() if p.dim() > 1]
+        vectors = [p for p in model.parameters() if p.dim() == 1]
+        groups = [{"params": matrices}, {"params": vectors, **options}]
+        found.append((model, kind(groups, lr=1e-2)))
+    return found
+
+
+def steps(found, seed, n, missing=(), max_norm=None) -> None:
+    """Steps of both; parameters at these places have no gradient."""
+    for model, optimizer in found:
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(n):
+            optimizer.zero_grad()
+            backward(model, generator)
+            for i, p in enumerate(model.parameters()):
+                if i in missing:
+                    p.grad = None
+            if max_norm is not None and type(optimizer).__module__.startswith("torch."):
+                torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+            optimizer.step()
+
+
+def test_groups_have_numbers_of_their_own_and_one_norm(seed) -> None:
+    found = pair(seed, weight_decay=0.0, lr=3e-3, betas=(0.8, 0.95))
+    (ours, optimizer), (theirs, _) = found
+    optimizer.max_norm = 0.05
+    steps(found, seed, 20, max_norm=0.05)
+    assert_close(ours, theirs)
+    grads = [p.grad for p in ours.parameters()]
+    norm = torch.nn.utils.get_total_norm(grads)
+    torch.testing.assert_close(optimizer.gradient_norm.float(), norm)
+
+
+@pytest.mark.parametrize("first", [(), (0, 3)])
+def test_parameters_count_their_own_steps(seed, first) -> None:
+    """Gradients that are missing at times, at first, and of all."""
+    found = pair(seed, weight_decay=0.0)
+    for i, missing in enumerate([first, (3,), (1, 3), (1, 2, 3), (), (0, 1, 2, 3), ()]):
+        steps(found, seed + i, 3, missing)
+    (ours, optimizer), (theirs, other) = found
+    assert_close(ours, theirs)
+    counts = [
+        [float(one.state_dict()["state"][i]["step"]) for i in range(4)]
+        for one in (optimizer, other)
+    ]
+    assert counts[0] == counts[1]
+
+
+def test_states_go_both_ways(seed) -> None:
+    """Ours into PyTorch's own, PyTorch's into ours; each goes on as the other would."""
+    found = pair(seed, weight_decay=0.0)
+    steps(found, seed, 5, (1,))
+    steps(found, seed, 5)
+    crossed = [copy.deepcopy(found[1]), copy.deepcopy(found[0])]
+    for (model, optimizer), (_, giver) in zip(found, copy.deepcopy(crossed), strict=True):
+        optimizer.load_state_dict(giver.state_dict())
+        del model
+    steps(found, seed + 1, 5)
+    steps(crossed, seed + 1, 5)
+    for (model, _), (other, _) in zip(found, crossed, strict=True):
+        assert_close(model, other)
+    assert_close(found[0][0], found[1][0])
+
+
+def test_a_states_tensors_are_each_parameters_own(seed) -> None:
+    """One that counts its steps in place counts them once."""
+    model, optimizer = pair(seed)[0]
+    steps([(model, optimizer)], seed, 3)
+    for group in optimizer.param_groups:
+        group["capturable"] = not group["capturable"]
+        state = optimizer.state_dict()["state"]
+        assert len({s["step"].data_ptr() for s in state.values()}) == len(state)
+        state[0]["step"] += 1
+        assert [float(optimizer.state_dict()["state"][i]["step"]) for i in range(4)] == [3] * 4
+
+
+def test_checkpoints_by_names(seed) -> None:
+    """As distributed checkpoints have them, also before a first step."""
+    (model, optimizer), (other, fresh) = pair(seed)[0], pair(seed + 1)[0]
+    steps([(model, optimizer)], seed, 4)
+    state = copy.deepcopy(get_optimizer_state_dict(model, optimizer))
+    assert state["state"]["0.weight"].keys() == {"step", "exp_avg", "exp_avg_sq"}
+    set_optimizer_state_dict(other, fresh, state)
+    other.load_state_dict(model.state_dict())
+    found = [(model, optimizer), (other, fresh)]
+    steps(found, seed + 2, 4)
+    assert difference(model, other) == 0
+
+
+@pytest.mark.parametrize("is_bad", [False, True])
+@pytest.mark.parametrize("max_norm", [None, 1e-3])
+def test_gradients_that_a_scaler_unscaled_are_not_unscaled_again(seed, max_norm, is_bad) -> None:
+    """Its infinities skip the step all the same."""
+    found = pair(seed)
+    for model, optimizer in found:
+        scaler = torch.amp.GradScaler("cpu", 1024.0)
+        for i in range(3):
+            optimizer.zero_grad()
+            backward(model, torch.Generator().manual_seed(seed), scaler)
+            if is_bad and i == 1:
+                model[2].bias.grad[0] = float("-inf")
+            scaler.unscale_(optimizer)
+            if optimizer is found[0][1]:
+                optimizer.max_norm = max_norm
+            elif max_norm is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+            scaler.step(optimizer)
+            scaler.update()
+    assert_close(found[0][0], found[1][0])
+    assert {float(s["step"]) for s in found[0][1].state.values()} == {3.0 - is_bad}
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_copies_go_on(seed, how) -> None:
+    model, optimizer = pair(seed)[0]
+    optimizer.max_norm = 0.1
+    steps([(model, optimizer)], seed, 3)
+    copied = how((model, optimizer))
+    assert copied[1].max_norm == 0.1
+    steps([(model, optimizer), copied], seed + 1, 3)
+    assert difference(model, copied[0]) == 0
+    assert float(optimizer.state[model[0].weight]["step"]) == 6
+
+
+def test_a_group_that_is_added_begins_at_once(seed) -> None:
+    found = pair(seed, weight_decay=0.0)
+    steps(found, seed, 3)
+    extra = [torch.nn.Parameter(torch.ones(3)) for _ in found]
+    for p, (_, optimizer) in zip(extra, found, strict=True):
+        optimizer.add_param_group({"params": [p], "lr": 0.5})
+    for i in range(3):
+        for p in extra:
+            p.grad = torch.full((3,), 0.1 + i)
+        for _, optimizer in found:
+            optimizer.step()
+    torch.testing.assert_close(*extra)
+    assert_close(found[0][0], found[1][0])
+
+
+@pytest.mark.parametrize("max_norm", [None, 1.0])
+def test_parameters_without_elements_count_steps(max_norm) -> None:
+    """Of a group of their own, too; a step that is skipped does not count."""
+    weights = [torch.nn.Parameter(torch.ones(n)) for n in (0, 3)]
+    optimizer = AdamW([{"params": [p]} for p in weights], max_norm=max_norm)
+    for found_inf in (0.0, 1.0, 0.0):
+        for p in weights:
+            p.grad = torch.ones_like(p)
+        optimizer.found_inf = torch.tensor(found_inf)
+        optimizer.step()
+    assert [float(optimizer.state[p]["step"]) for p in weights] == [2, 2]
+
+
+def test_gradients_with_a_nan_skip_a_clipped_step(seed) -> None:
+    model, optimizer = pair(seed)[0]
+    optimizer.max_norm = 1.0
+    steps([(model, optimizer)], seed, 2)
+    before = copy.deepcopy(model)
+    backward(model, torch.Generator().manual_seed(seed))
+    model[2].bias.grad[1] = float("nan")
+    optimizer.step()
+    assert difference(model, before) == 0
+    assert [float(s["step"]) for s in optimizer.state.values()] == [2] * 4
+    assert optimizer.gradient_norm.isnan()
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.5])
+def test_types_and_layouts(seed, max_norm) -> None:
+    """Channels-last and permuted parameters, gradients that lie otherwise, bfloat16 beside."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def made():
+        torch.manual_seed(seed)
+        image = torch.randn(4, 3, 2, 5).to(memory_format=torch.channels_last)
+        return [
+            torch.nn.Parameter(t)
+            for t in (image, torch.randn(6, 4).t(), torch.randn(7), torch.randn(9).bfloat16())
+        ]
+
+    ours, theirs = made(), made()
+    theirs[3] = torch.nn.Parameter(theirs[3].detach().float())
+    optimizers = AdamW(ours, max_norm=max_norm), torch.optim.AdamW(theirs)
+    for i in range(6):
+        for j, (p, q) in enumerate(zip(ours, theirs, strict=True)):
+            g = torch.randn(p.shape, generator=generator).to(p.dtype)
+            p.grad = g.contiguous() if i % 2 or j == 3 else torch.empty_like(p).copy_(g)
+            q.grad = torch.empty_like(q).copy_(g)
+        if max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(theirs, max_norm)
+        for optimizer in optimizers:
+            optimizer.step()
+    for p, q in zip(ours[:3], theirs, strict=False):
+        torch.testing.assert_close(p, q, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(ours[3].float(), theirs[3], atol=6 * 2**-7, rtol=2**-7)
+    state = optimizers[0].state[ours[3]]
+    assert state["exp_avg"].dtype == torch.float32
+    again = AdamW(ours)
+    again.load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
+    assert torch.equal(again.state[ours[3]]["exp_avg"], state["exp_avg"])
+
+
+def test_sgd_is_pytorchs(seed) -> None:
+    found = pair(seed, SGD, torch.optim.SGD)
+    found[0][1].max_norm = 0.1
+    steps(found, seed, 10, (2,), max_norm=0.1)
+    steps(found, seed, 10, max_norm=0.1)
+    assert_close(found[0][0], found[1][0])
+
+
+def test_lamb_is_ours_over_arrays(seed) -> None:
+    model = net(seed)
+    arrays = [p.detach().numpy().copy() for p in model.parameters()]
+    optimizer = Lamb(model.parameters(), lr=1e-2, weight_decay=0.1, max_norm=0.5)
+    expected = cto.Lamb(arrays, 1e-2, weight_decay=0.1)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(5):
+        optimizer.zero_grad()
+        backward(model, generator)
+        optimizer.step()
+        expected.step([p.grad.numpy() for p in model.parameters()], max_norm=0.5)
+    for p, array in zip(model.parameters(), arrays, strict=True):
+        np.testing.assert_array_equal(p.detach().numpy(), array)
+
+
+def test_a_closure_gives_the_loss(seed) -> None:
+    model, optimizer = pair(seed)[0]
+    generator = torch.Generator().manual_seed(seed)
+
+    def closure() -> float:
+        assert torch.is_grad_enabled()
+        optimizer.zero_grad()
+        backward(model, generator)
+        return 0.5
+
+    before = copy.deepcopy(model)
+    assert optimizer.step(closure) == 0.5
+    assert difference(model, before) > 0
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (AdamW, {"amsgrad": True}),
+        (AdamW, {"maximize": True}),
+        (AdamW, {"differentiable": True}),
+        (SGD, {"momentum": 0.9}),
+        (SGD, {"nesterov": True}),
+        (SGD, {"weight_decay": 0.1}),
+    ],
+)
+def test_what_no_kernel_does_is_refused(make, options) -> None:
+    p = torch.nn.Parameter(torch.ones(3))
+    with pytest.raises(OpError, match=f"{make.__name__}: {next(iter(options))}: expected"):
+        make([p], **options)
+    optimizer = make([p])
+    state = optimizer.state_dict()
+    state["param_groups"][0] |= options
+    with pytest.raises(OpError, match=f"{make.__name__}: {next(iter(options))}: expected"):
+        optimizer.load_state_dict(state)
+
+
+# ---- tensors by their metadata -------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def no_waiting(monkeypatch):
+    """Whatever reads a tensor's elements fails."""
+
+    def waits(*_: object, **__: object) -> None:
+        raise AssertionError("it waits for the device")
+
+    with monkeypatch.context() as patched:
+        for name in ("item", "cpu", "tolist", "numpy", "__bool__", "__float__", "__int__"):
+            patched.setattr(torch.Tensor, name, waits)
+        yield
+
+
+@pytest.mark.parametrize("make", [AdamW, SGD, Lamb])
+@pytest.mark.parametrize("max_norm", [None, 1.0])
+@pytest.mark.parametrize("n_groups", [1, 2])
+def test_a_step_neither_waits_nor_exchanges(monkeypatch, seed, make, max_norm, n_groups) -> None:
+    from cupy_training_ops.frame import foreign
+
+    model = net(seed)
+    found = list(model.parameters())
+    groups = [{"params": found[i::n_groups]} for i in range(n_groups)]
+    with tensors_on(HollowTensors()) as backend:
+        optimizer = make(groups, lr=1e-2, max_norm=max_norm)
+        for name in ("shared", "as_tensor", "_stream"):
+            monkeypatch.setattr(foreign, name, None)
+        generator = torch.Generator().manual_seed(seed)
+        for i in range(4):
+            optimizer.zero_grad()
+            backward(model, generator)
+            if i == 2:
+                found[0].grad = None
+            optimizer.grad_scale, optimizer.found_inf = torch.ones(1), torch.zeros(1)
+            backend.launches.clear()
+            with no_waiting(monkeypatch):
+                optimizer.step()
+            assert given_to(backend.launches) >= {
+                t.data_ptr() for p in found if p.grad is not None for t in (p, p.grad)
+            }
+
+
+def given_to(launches) -> set[int]:
+    """All addresses in the tables of launches."""
+    tables = [v for _, arguments in launches for v in arguments if isinstance(v, np.void)]
+    words = [np.frombuffer(t.tobytes(), np.uint64) for t in tables if t.nbytes % 8 == 0]
+    return set(np.concatenate(words).tolist())
+
+
+def test_schedulers_prepare_nothing_anew(seed) -> None:
+    """Rates and betas are numbers of each call."""
+    from cupy_training_ops.optimizers.rated import AdamWMeasured
+
+    loop = Loop(AdamW, seed, max_norm=1.0)
+    with tensors_on(HollowTensors()):
+        for _ in range(3):
+            loop.step()
+        (part,) = loop.optimizer._parts
+        (call,) = part._calls.values()
+        assert isinstance(call._op, AdamWMeasured)
+        (way,) = call._ways.values()
+        assert len(way._calls) == 1
+        betas = {tuple(group["betas"]) for group in loop.optimizer.param_groups}
+        loop.step()
+        assert betas != {tuple(group["betas"]) for group in loop.optimizer.param_groups}
+        assert part._calls == {True: call}
+        assert len(way._calls) == 1
+
+
+def test_schedulers_that_prepare_lamb_anew_keep_few_calls(seed) -> None:
+    """Its rates are attributes."""
+    model = net(seed)
+    optimizer = Lamb(model.parameters(), lr=1e-2)
+    for i in range(40):
+        backward(model, torch.Generator().manual_seed(seed))
+        optimizer.param_groups[0]["betas"] = (0.9 - i / 100, 0.99)
+        optimizer.step()
+    assert len(optimizer._operators) <= 16
+    assert len(optimizer._parts[0]._calls) <= 16
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.1])
+def test_kernels_step_as_pytorch(seed, max_norm) -> None:
+    ours, theirs = (Loop(make, seed, max_norm=max_norm) for make in (AdamW, torch.optim.AdamW))
+    for loop in (ours, theirs):
+        with tensors_on(EmulatedTensors()) if loop is ours else contextlib.nullcontext():
+            for _ in range(6):
+                loop.step()
+    assert_close(ours.model, theirs.model)
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+@pytest.mark.parametrize("what", ["data", "exp_avg data", "exp_avg", "state"])
+def test_tensors_that_became_others_are_followed(seed, what, is_native) -> None:
+    """A parameter's or a moment's memory, a moment of the state, a whole state."""
+    found = pair(seed)
+    with tensors_on(EmulatedTensors()) if is_native else contextlib.nullcontext():
+        steps(found[:1], seed, 3)
+        steps(found[1:], seed, 3)
+        for model, optimizer in found:
+            p = model[0].weight
+            state = optimizer.state[p]
+            if what == "data":
+                p.data = p.data * 2
+            elif what == "exp_avg data":
+                state["exp_avg"].data = state["exp_avg"].data * 2
+            elif what == "exp_avg":
+                state["exp_avg"] = state["exp_avg"] * 2
+            else:
+                optimizer.state[p] = {k: v.clone() * 2 for k, v in state.items()}
+        steps(found, seed + 1, 3)
+    assert_close(found[0][0], found[1][0])
+    counts = [float(optimizer.state[model[0].weight]["step"]) for model, optimizer in found]
+    assert counts[0] == counts[1]
