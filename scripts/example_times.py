@@ -69,6 +69,8 @@ def noted(family: str, before: str, name: str, code: str) -> list[Noted]:
     names["cto"] = notes
     exec(compile(code, name, "exec"), names)
     alone = [call for call in notes.calls if "group" not in call.keywords]
+    if any(call.cls.runs_functions for call in alone):  # of the caller's: they would read memory
+        return []
     return [call for call in alone if call.cls.name == name][:1]
 
 

@@ -261,6 +261,19 @@ def test_parameters_are_tensors(backend) -> None:
     assert weights.data_ptr() in addresses(backend)
 
 
+def test_a_graph_has_scratch_memory_of_its_own(backend, monkeypatch) -> None:
+    """PyTorch's allocator gives a capture memory that the graph owns: no call need come before."""
+    op, scores = get_op("SoftmaxCrossEntropyLoss")(), torch.randn(4500, 8)
+    labels = torch.zeros(4500, dtype=torch.int64)
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "capturing", lambda _: True)
+        op(scores, labels)
+        assert backend.launches
+        assert not op.workspaces._stores
+    op(scores, labels)
+    assert op.workspaces._stores
+
+
 # ---- autograd ------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ They name bfloat16, which NumPy's own files cannot.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import tempfile
 from collections.abc import Iterator, Mapping
 from types import ModuleType
@@ -97,12 +98,11 @@ def save(stream: BinaryFile, arrays: Mapping[str, NumpyArray]) -> None:
 
 def _library() -> ModuleType:
     try:
-        import safetensors
+        return importlib.import_module("safetensors")
     except ImportError:
         raise ArgumentError(
             "safetensors is not here; install it with: pip install 'cupy-training-ops[safetensors]'"
         ) from None
-    return safetensors
 
 
 @contextlib.contextmanager

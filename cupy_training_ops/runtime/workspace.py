@@ -68,6 +68,8 @@ class Workspaces(Locked):
         key = (backend, device, backend.stream(device), self.depth)
         store = self._stores.get(key)
         if backend.capturing(device):
+            if backend.has_tensors:  # the graph's own pool gives it, and takes it back
+                return self._new(backend, device, plain_nbytes, zeros_nbytes)
             return self._captured(store, plain_nbytes, zeros_nbytes)
         if store is not None and not store.is_captured:
             if not store.serves(plain_nbytes, zeros_nbytes):
@@ -76,9 +78,12 @@ class Workspaces(Locked):
         if store is not None:  # the next capture may need as much
             plain_nbytes = max(plain_nbytes, store.plain.nbytes)
             zeros_nbytes = max(zeros_nbytes, store.zeros.nbytes)
-        plain = self._plain(backend, device, plain_nbytes)
-        self._stores[key] = Store(plain, backend.zeros(zeros_nbytes, device))
+        self._stores[key] = self._new(backend, device, plain_nbytes, zeros_nbytes)
         return self._stores[key]
+
+    def _new(self, backend: Backend, device: int, plain_nbytes: int, zeros_nbytes: int) -> Store:
+        plain = self._plain(backend, device, plain_nbytes)
+        return Store(plain, backend.zeros(zeros_nbytes, device))
 
     def _plain(self, backend: Backend, device: int, nbytes: int) -> Array:
         """Memory that may hold anything."""

@@ -43,6 +43,7 @@ def test_adamw_is_pytorchs(kind, seed) -> None:
     assert_close(loops[0].model, loops[1].model)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("make", [AdamW, SGD, Lamb])
 @pytest.mark.parametrize("n_groups", [1, 2])
 def test_a_step_waits_for_nothing(made, make, n_groups) -> None:

@@ -32,6 +32,11 @@ def pairs(leaf, labels) -> dict[str, tuple[Any, Any, tuple[Any, ...]]]:
             lambda x, b: theirs.gelu(x + b, approximate="tanh"),
             (x, row),
         ),
+        "gelu tanh alone": (
+            lambda x: ours.gelu(x, "tanh"),
+            lambda x: theirs.gelu(x, approximate="tanh"),
+            (x,),
+        ),
         "relu": (ours.relu, theirs.relu, (x,)),
         "softmax": (partial(ours.softmax, dim=0), partial(theirs.softmax, dim=0), (x,)),
         "log_softmax": (
@@ -90,5 +95,9 @@ def _named(module: Any, name: str) -> Any:
 def with_gradients(function, leaves, scale=1.0) -> list[torch.Tensor]:
     """The result, and the gradients of all leaves for one of it that is not all ones."""
     y = function(*leaves)
-    dy = torch.linspace(-1, 2, y.numel(), dtype=y.dtype).view(y.shape) if y.dim() else y.detach()
+    dy = (
+        torch.linspace(-1, 2, y.numel(), dtype=y.dtype, device=y.device).view(y.shape)
+        if y.dim()
+        else y.detach()
+    )
     return [y.detach(), *torch.autograd.grad(y, leaves, dy * scale)]

@@ -21,6 +21,7 @@ KERNELS = [
     "layer_norm plain",
     "rms_norm",
     "gelu tanh",
+    "gelu tanh alone",
     "relu",
     "softmax",
     "embedding",

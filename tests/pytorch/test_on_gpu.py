@@ -58,6 +58,7 @@ def test_compiled_is_eager(leaf, labels, case, backend) -> None:
     assert_all_close(with_gradients(found, leaves), with_gradients(ours, leaves), 1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_nothing_waits_for_the_device(leaf, labels) -> None:
     found = pairs(on_gpu(leaf, torch.float32), on_gpu(labels))
     dropped = on_gpu(leaf, torch.float32)(64, 64)

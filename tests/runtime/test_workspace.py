@@ -29,7 +29,7 @@ class FakeBackend:
 
     def __init__(self) -> None:
         self.current_stream = 0
-        self.captures = False
+        self.captures = self.has_tensors = False
         self.allocated: list[tuple[str, int]] = []
 
     def stream(self, device):

@@ -50,6 +50,9 @@ def launch(op: Op, *inputs: Any, outputs: Sequence[str] | None = None) -> Any:
         if not inputs_on_gpu(inputs):
             return _wanted(op(*inputs, outputs=outputs))
         backend = tensor_backend()
+    missing = len(op.inputs) - len(inputs)
+    if missing:
+        inputs += (None,) * missing
     key: list[object] = [op, backend, outputs]
     addresses = _addresses(inputs, key)
     if addresses is None:
