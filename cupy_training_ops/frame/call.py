@@ -52,7 +52,7 @@ class Call:
         self.records = self.has_tensors and not prepared.detaches  # autograd may
         self.checks, self.check_numbers = prepared.checks, prepared.check_numbers
         self.changing = prepared.changing
-        self.supplied = prepared.supplied
+        self.supplied, self.always = prepared.supplied, prepared.always
         self._know_results(prepared)
         self._know_inputs(prepared)
         self.overlap = overlap(prepared)
@@ -168,7 +168,7 @@ class Call:
         if self.check_numbers is not None or self.checks:
             self._check(inputs, values)
         if self.supplied is not None and self.supplied not in values:
-            values = {**values, self.supplied: self._supply(inputs, values)}
+            values = {**values, self.supplied: self.always or self._supply(inputs, values)}
         self._run(inputs, arrays, results, workspace, values, tables)
 
     def _check(self, inputs: Arguments, values: Values) -> None:

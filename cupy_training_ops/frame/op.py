@@ -143,6 +143,10 @@ class Op(Declares):
         """
         raise NotImplementedError
 
+    def supply_always(self) -> object:
+        """That value where it is the same at each call; None where `supply` is asked."""
+        return None
+
     def placement(self) -> tuple[Backend, int]:
         """The backend and the device of a call without arrays."""
         raise ArgumentError(f"{self.name}: expected at least one array, got none")

@@ -54,6 +54,9 @@ class Operator(Protocol):
     def supply(self, *inputs: object) -> object:
         """The value that one call takes for an input that the caller left to the operator."""
 
+    def supply_always(self) -> object:
+        """That value where it is the same at each call."""
+
     def placement(self) -> tuple[Backend, int]:
         """The backend and device of a call without arrays."""
 

@@ -62,6 +62,7 @@ def prepare(op: Operator, inputs: Keys, out: Keys, outputs: Outputs) -> Call:
         detaches=declared.detaches,
         supplied=supplied,
         supply=None if supplied is None else op.supply,
+        always=None if supplied is None else op.supply_always(),
     )
     return _route(op, prepared, specs)
 

@@ -81,6 +81,7 @@ class Prepared:
     detaches: bool = False  # takes as data what requires gradients
     supplied: int | None = None  # the input, by place, that the operator supplies at each call
     supply: Callable[..., object] | None = None
+    always: object = None  # what it supplies, where that is the same at each call
 
     @property
     def names(self) -> list[str]:

@@ -217,4 +217,7 @@ def getter(indices: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
     """What takes the items at these places out of a row, or out of a dictionary."""
     if len(indices) > 1:
         return itemgetter(*indices)
-    return lambda row: tuple(row[index] for index in indices)
+    if not indices:
+        return lambda _: ()
+    (index,) = indices
+    return lambda row: (row[index],)

@@ -226,6 +226,9 @@ class Drawing(WithRatio):
             vars(op).update(_offsets=None)
         return op
 
+    def supply_always(self) -> object:
+        return self._first if self._offsets is None else None
+
     def supply(self, *inputs: Any) -> tuple[int, int]:
         if self._offsets is None or not self.ratio(inputs) > 0:
             return self._first
