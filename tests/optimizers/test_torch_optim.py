@@ -275,10 +275,10 @@ def test_square_parameters_beside_gradients_that_lie_otherwise(seed) -> None:
     found = []
     for make in (AdamW, torch.optim.AdamW):
         generator = torch.Generator().manual_seed(seed)
-        weights = [torch.randn(3, 3, generator=generator) for _ in range(2)]
+        weights = [torch.randn(8, 8, generator=generator) for _ in range(2)]
         weights = [torch.nn.Parameter(w) for w in (weights[0].t(), weights[1])]
         for p in weights:
-            p.grad = torch.randn(3, 3, generator=generator)
+            p.grad = torch.randn(8, 8, generator=generator)
         weights[1].grad = weights[1].grad.t()
         make(weights, lr=0.1).step()
         found.append(weights)
