@@ -270,6 +270,48 @@ def test_types_and_layouts(seed, max_norm) -> None:
     assert torch.equal(again.state[ours[3]]["exp_avg"], state["exp_avg"])
 
 
+def test_square_parameters_beside_gradients_that_lie_otherwise(seed) -> None:
+    """What was laid in the order of a parameter's memory is not laid so again."""
+    found = []
+    for make in (AdamW, torch.optim.AdamW):
+        generator = torch.Generator().manual_seed(seed)
+        weights = [torch.randn(8, 8, generator=generator) for _ in range(2)]
+        weights = [torch.nn.Parameter(w) for w in (weights[0].t(), weights[1])]
+        for p in weights:
+            p.grad = torch.randn(8, 8, generator=generator)
+        weights[1].grad = weights[1].grad.t()
+        make(weights, lr=0.1).step()
+        found.append(weights)
+    torch.testing.assert_close(*found)
+
+
+def test_one_norm_of_gradients_that_lie_otherwise(seed) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weights = [torch.nn.Parameter(torch.zeros(3, 4)) for _ in range(3)]
+    draw = [torch.randn(n, generator=generator) for n in ((4, 3), (3, 8), ())]
+    grads = draw[0].t(), draw[1][:, ::2], draw[2].expand(3, 4)
+    for p, g in zip(weights, grads, strict=True):
+        p.grad = g
+    optimizer = SGD([{"params": weights[:2]}, {"params": weights[2:]}], lr=1.0, max_norm=0.5)
+    optimizer.step()
+    norm = torch.nn.utils.get_total_norm(grads)
+    torch.testing.assert_close(optimizer.gradient_norm, norm)
+    for p, g in zip(weights, grads, strict=True):
+        torch.testing.assert_close(p.detach(), -g * 0.5 / norm)
+
+
+def test_a_count_that_is_set_is_followed(seed) -> None:
+    """Of one parameter: others of its part go on from their own."""
+    found = pair(seed)
+    steps(found, seed, 3)
+    for model, optimizer in found:
+        optimizer.state[model[0].weight]["step"] = torch.tensor(0.0)
+    steps(found, seed + 1, 2)
+    assert_close(found[0][0], found[1][0])
+    counts = [[float(o.state[p]["step"]) for p in m.parameters()] for m, o in found]
+    assert counts[0] == counts[1] == [2, 5, 5, 5]
+
+
 def test_sgd_is_pytorchs(seed) -> None:
     found = pair(seed, SGD, torch.optim.SGD)
     found[0][1].max_norm = 0.1
@@ -328,6 +370,15 @@ def test_what_no_kernel_does_is_refused(make, options) -> None:
     state["param_groups"][0] |= options
     with pytest.raises(OpError, match=f"{make.__name__}: {next(iter(options))}: expected"):
         optimizer.load_state_dict(state)
+    assert not any(map(optimizer.param_groups[0].get, options))  # it is as it was
+    with pytest.raises(OpError, match=f"{make.__name__}: {next(iter(options))}: expected"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))], **options})
+    assert len(optimizer.param_groups) == 1
+    optimizer.param_groups[0] |= options
+    p.grad = torch.ones(3)
+    with pytest.raises(OpError, match=f"{make.__name__}: {next(iter(options))}: expected"):
+        optimizer.step()
+    assert torch.equal(p, torch.ones(3))
 
 
 # ---- tensors by their metadata -------------------------------------------------------------------

@@ -33,8 +33,11 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self.max_norm = max_norm
         self._forget()
         super().__init__(params, defaults)
-        for group in self.param_groups:
-            self._check(group)
+
+    def add_param_group(self, param_group: Group) -> None:
+        """As PyTorch's; a group whose options the operator does not have is refused."""
+        self._check({**self.defaults, **param_group})
+        super().add_param_group(param_group)
 
     def _forget(self) -> None:
         """What follows from parameters and states is looked up anew."""
@@ -109,7 +112,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if clips and not is_measured:
             told = self._norms.told(ready)
         for part, gradients in ready:
-            update = self._update(self.param_groups[part.place], is_measured=is_measured)
+            self._check(group := self.param_groups[part.place])
+            update = self._update(group, is_measured=is_measured)
             part.step(update, gradients, {"loss_scale": scale, **told})
         if clips:
             self.gradient_norm = ready[0][0].norm if is_measured else told["gradient_norm"]
@@ -251,6 +255,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As PyTorch's, also of its own optimizers; moments of 32 bits stay so."""
+        for group in state_dict["param_groups"]:
+            self._check({**self.defaults, **group})
         super().load_state_dict(state_dict)
         saved = itertools.chain.from_iterable(g["params"] for g in state_dict["param_groups"])
         for key, parameter in zip(saved, self._parameters(), strict=True):

@@ -45,6 +45,11 @@ def ordered(tensor: Tensor) -> Tensor:
     return view if view.is_contiguous() else tensor
 
 
+def without_gaps(tensor: Tensor) -> Tensor:
+    """A tensor's elements in some order; what is sparse is as it is, to be refused."""
+    return ordered(tensor).contiguous() if tensor.layout == torch.strided else tensor
+
+
 def laid_out(gradient: Tensor, like: Tensor) -> Tensor:
     """The same in the order of another tensor's memory; a copy where it is in another order."""
     if gradient.shape != like.shape or gradient.layout != torch.strided:

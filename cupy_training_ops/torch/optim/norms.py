@@ -12,7 +12,7 @@ from torch import Tensor
 from ...families.optimizer.operators import GradientNorm
 from ...frame.bound import opened
 from ...frame.opened import OpenCall
-from .local import Ranks
+from .local import Ranks, without_gaps
 from .part import Part
 
 Ready = Sequence[tuple[Part, list[Tensor]]]
@@ -41,7 +41,8 @@ class Norms:
         """Those of each type on each device, on this rank."""
         kinds: dict[object, list[Tensor]] = {}
         for gradient in gradients:
-            kinds.setdefault((gradient.dtype, gradient.device), []).append(gradient)
+            kind = kinds.setdefault((gradient.dtype, gradient.device), [])
+            kind.append(without_gaps(gradient))
         return [self._of(ranks, some) for some in kinds.values()]
 
     def _of(self, ranks: Ranks, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

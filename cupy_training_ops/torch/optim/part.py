@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from operator import is_, itemgetter
 from typing import Any, NamedTuple
@@ -94,9 +95,10 @@ class Part:
         self.norm: Tensor | None = None  # where a step measures it
 
     def is_of(self) -> bool:
-        """Whether the states have the moments that are bound."""
+        """Whether the states have the moments that are bound, and their count."""
         try:
-            return all(
+            made = itertools.repeat(None if self.count is None else self.count.made)
+            return all(map(is_, map(itemgetter("step"), self.states), made)) and all(
                 all(map(is_, map(itemgetter(name), self.states), tensors))
                 for name, tensors in self.moments.items()
             )
@@ -138,7 +140,8 @@ class Part:
         try:
             _run(call, given)
         except ArgumentError:
-            laid = [laid_out(*pair) for pair in zip(gradients, self._whole, strict=True)]
+            pairs = enumerate(zip(gradients, self._whole, strict=True))
+            laid = [g if i in self._odd else laid_out(g, like) for i, (g, like) in pairs]
             if all(map(is_, laid, gradients)):
                 raise
             _run(call, given | {"gradients": laid})
