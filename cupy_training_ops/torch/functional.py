@@ -154,8 +154,11 @@ def cross_entropy(
 
 
 def _records(x: Tensor) -> bool:
-    """Whether autograd is to know of a call."""
-    return bool(torch.is_grad_enabled() and x.requires_grad)
+    """Whether autograd is to know of a call; inside vmap a tensor does not say whether it is."""
+    is_mapped = torch._C._are_functorch_transforms_active() and (
+        torch._C._functorch.is_batchedtensor(x)
+    )
+    return bool(torch.is_grad_enabled() and (x.requires_grad or is_mapped))
 
 
 def _loss_dtype(x: Tensor) -> torch.dtype | None:

@@ -279,6 +279,26 @@ def test_sums_over_chunks_are_as_near_as_one_product(leaf, labels) -> None:
 
 
 @small
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_bias_of_16_bits_whose_class_is_in_every_row(leaf, dtype) -> None:
+    """Its gradient, summed before it is divided, is past the range of float16."""
+    target = torch.zeros(700, dtype=torch.int64)
+    leaves = [
+        x.detach().to(dtype).requires_grad_() for x in (leaf(700, 24), leaf(256, 24) / 8, leaf(256))
+    ]
+
+    def chunked(hidden, weight, bias):
+        return functional.linear_cross_entropy(hidden, weight, target, bias)
+
+    def whole(hidden, weight, bias):
+        return theirs.cross_entropy(theirs.linear(hidden, weight, bias), target)
+
+    *_, found = with_gradients(chunked, leaves)
+    *_, exact = with_gradients(whole, [x.detach().double().requires_grad_() for x in leaves])
+    assert (found - exact).norm() <= 4e-3 * exact.norm()
+
+
+@small
 @pytest.mark.parametrize("gradients", [False, True])
 def test_scores_of_one_chunk_are_there_at_a_time(leaf, labels, monkeypatch, gradients) -> None:
     made = []

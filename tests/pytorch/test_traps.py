@@ -36,6 +36,32 @@ def test_what_another_operation_saved_is_not_overwritten_unseen(leaf, labels) ->
         loss.backward()
 
 
+@pytest.mark.filterwarnings("ignore")  # torch.compile warns of itself
+def test_what_another_operation_saved_is_not_overwritten_in_a_compiled_region(leaf, labels) -> None:
+    def loss(x, target):
+        return functional.cross_entropy(x.exp(), target, inplace=True)
+
+    compiled = torch.compile(loss, backend="aot_eager")
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        compiled(leaf(8, 16, dtype=torch.float32), labels(16, 8)).backward()
+
+
+@pytest.mark.filterwarnings("ignore")  # vmap warns of its loop
+@pytest.mark.parametrize("name", ["cross_entropy", "linear_cross_entropy"])
+def test_vmap_over_tensors_that_require_gradients(leaf, labels, name) -> None:
+    x, weight, target = leaf(3, 8, 16), leaf(4, 16), labels(4, 3, 8)
+
+    def loss(x, target):
+        if name == "cross_entropy":
+            return functional.cross_entropy(x @ weight.t(), target)
+        return functional.linear_cross_entropy(x, weight, target)
+
+    leaves = x, weight
+    found = torch.autograd.grad(torch.vmap(loss)(x, target).sum(), leaves)
+    whole = torch.nn.functional.cross_entropy((x @ weight.t()).flatten(0, 1), target.flatten())
+    torch.testing.assert_close(found, torch.autograd.grad(3 * whole, leaves))
+
+
 def test_the_gradient_that_took_the_place_is_not_overwritten_unseen(scores, labels) -> None:
     _, y = scores
     loss = functional.cross_entropy(y, labels(16, 8), inplace=True)

@@ -55,6 +55,10 @@ class _Sums:
         self.scale = SCALE if is_half else 1
         n_rows = len(hidden)  # type: ignore[arg-type]
         self.shrink = max(1, 2 ** ((n_rows - 1).bit_length() - 10)) if is_half else 1
+        self.wide_bias = None  # SCALE times 64 is past float16
+        if self.of_bias is not None:
+            wide = torch.promote_types(self.of_bias.dtype, torch.float32)
+            self.wide_bias = torch.zeros_like(self.of_bias, dtype=wide)
         self.kept = self.of_weight
         if is_half and self.of_weight is not None:
             self.kept = self.of_weight.view(torch.float16)
@@ -66,14 +70,15 @@ class _Sums:
         if self.kept is not None:
             given = gradient.to(self.kept.dtype).t(), hidden.to(self.kept.dtype)
             self.kept.addmm_(*given, alpha=1 / (self.scale * self.shrink))
-        if self.of_bias is not None:
-            self.of_bias += gradient.sum(0)
+        if self.wide_bias is not None:
+            self.wide_bias += gradient.sum(0, dtype=self.wide_bias.dtype)
 
     def divide(self, divisor: Tensor) -> None:
         """All of them, at the end."""
-        for sums in (self.of_hidden, self.of_bias):
-            if sums is not None:
-                sums /= divisor * self.scale
+        if self.of_hidden is not None:
+            self.of_hidden /= divisor * self.scale
+        if self.of_bias is not None:
+            self.of_bias.copy_(self.wide_bias / (divisor * self.scale))
         if self.kept is not None and self.of_weight is not None:
             for rows in chunks(len(self.kept), 2 * self.kept[0].nbytes):
                 wide = torch.promote_types(self.kept.dtype, torch.float32)

@@ -236,6 +236,9 @@ def _writing(operator: Operator) -> Callable[..., Any]:
             expected = "a tensor that requires no gradient, as what it holds is overwritten"
             refuse(f"{NAMESPACE}::{name}", f"argument {operator.writes}", expected, "one that does")
         with torch._C._AutoDispatchBelowAutograd():
-            return _overload(name)(*arguments)
+            result = _overload(name)(*arguments)
+        if torch.compiler.is_compiling():  # the kernel, which does so, did not run
+            torch.autograd.graph.increment_version(written)
+        return result
 
     return autograd
