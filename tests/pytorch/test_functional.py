@@ -299,6 +299,28 @@ def test_a_bias_of_16_bits_whose_class_is_in_every_row(leaf, dtype) -> None:
 
 
 @small
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("of_hidden", "of_weight"), [(100, 0.01), (1e-4, 100), (1e3, 1e-3)])
+def test_layers_of_16_bits_large_and_small(leaf, dtype, of_hidden, of_weight) -> None:
+    """One column is that large in every row; a sum of it is past the range of float16."""
+    target = torch.zeros(900, dtype=torch.int64)
+    hidden, weight = leaf(900, 24).detach() * of_hidden, leaf(256, 24).detach() * of_weight
+    hidden[:, 0] = of_hidden
+    leaves = [x.to(dtype).requires_grad_() for x in (hidden, weight)]
+
+    def chunked(hidden, weight):
+        return functional.linear_cross_entropy(hidden, weight, target)
+
+    def whole(hidden, weight):
+        return theirs.cross_entropy(theirs.linear(hidden, weight), target)
+
+    _, *found = with_gradients(chunked, leaves)
+    _, *exact = with_gradients(whole, [x.detach().double().requires_grad_() for x in leaves])
+    for a, b in zip(found, exact, strict=True):
+        assert (a - b).norm() <= 2e-2 * b.norm()
+
+
+@small
 @pytest.mark.parametrize("gradients", [False, True])
 def test_scores_of_one_chunk_are_there_at_a_time(leaf, labels, monkeypatch, gradients) -> None:
     made = []

@@ -23,6 +23,7 @@ from .registration import Operator, register
 # Of scores; a copy of their gradient is beside them where that is of 16 bits.
 CHUNK_NBYTES = 224 << 20
 SCALE = 1024
+MOST = 2**15  # of sums, which float16 has room for
 _ROWS = 128  # a chunk has whole tiles of a matrix product
 
 
@@ -34,55 +35,60 @@ def chunks(n_rows: int, row_nbytes: int) -> Iterator[slice]:
 
 
 class _Sums:
-    """The gradients that were asked for, before they are scaled; the others are empty.
+    """The gradients that were asked for, before they are divided; the others are empty.
 
     Sums over chunks for a weight of 16 bits are kept as float16, in the memory of its gradient:
     bfloat16 would round them to 8 bits at each chunk. Gradients of scores are made SCALE times as
-    large, so that small ones are normal numbers, and their sums so much smaller that those of rows
-    of 64 and less are in range.
+    large, so that small ones are normal numbers; columns of `hidden` are taken relative to their
+    largest element, and sums to the number of rows, beyond which they cannot grow.
     """
 
     def __init__(self, inputs: Sequence[Tensor | None], mask: Sequence[bool]) -> None:
         hidden, self.weight, bias = inputs
+        assert hidden is not None
         made = [
             torch.zeros_like(x, memory_format=torch.contiguous_format) if wanted else None
             for x, wanted in zip((hidden, self.weight, bias), mask, strict=True)
         ]
         self.are_wanted = any(mask)
         self.of_hidden, self.of_weight, self.of_bias = made
-        self.results = [hidden.new_empty(0) if sums is None else sums for sums in made]  # type: ignore[union-attr]
-        is_half = hidden.element_size() == 2  # type: ignore[union-attr]
-        self.scale = SCALE if is_half else 1
-        n_rows = len(hidden)  # type: ignore[arg-type]
-        self.shrink = max(1, 2 ** ((n_rows - 1).bit_length() - 10)) if is_half else 1
+        self.results = [hidden.new_empty(0) if sums is None else sums for sums in made]
+        self.is_half = hidden.element_size() == 2
+        self.scale = SCALE if self.is_half else 1
         self.wide_bias = None  # SCALE times 64 is past float16
         if self.of_bias is not None:
             wide = torch.promote_types(self.of_bias.dtype, torch.float32)
             self.wide_bias = torch.zeros_like(self.of_bias, dtype=wide)
-        self.kept = self.of_weight
-        if is_half and self.of_weight is not None:
+        self.kept, self.unit = self.of_weight, 1.0
+        if self.is_half and self.of_weight is not None:
             self.kept = self.of_weight.view(torch.float16)
+            self.unit = MOST / 2 ** max(len(hidden) - 1, 0).bit_length()
+            self.largest = hidden.abs().amax(0).float() if len(hidden) else hidden.new_ones(())
+            self.largest.masked_fill_(self.largest == 0, 1)
 
     def add(self, rows: slice, hidden: Tensor, gradient: Tensor) -> None:
         """What the gradient of these rows' scores adds."""
         if self.of_hidden is not None:
-            torch.mm(gradient, self.weight, out=self.of_hidden[rows])
+            into, weight = self.of_hidden[rows], self.weight
+            torch.addmm(into, gradient, weight, beta=0, alpha=1 / self.scale, out=into)
         if self.kept is not None:
-            given = gradient.to(self.kept.dtype).t(), hidden.to(self.kept.dtype)
-            self.kept.addmm_(*given, alpha=1 / (self.scale * self.shrink))
+            relative = (hidden / self.largest).to(self.kept.dtype) if self.is_half else hidden
+            given = gradient.to(self.kept.dtype).t(), relative
+            self.kept.addmm_(*given, alpha=self.unit / self.scale)
         if self.wide_bias is not None:
             self.wide_bias += gradient.sum(0, dtype=self.wide_bias.dtype)
 
     def divide(self, divisor: Tensor) -> None:
         """All of them, at the end."""
         if self.of_hidden is not None:
-            self.of_hidden /= divisor * self.scale
+            self.of_hidden /= divisor
         if self.of_bias is not None:
             self.of_bias.copy_(self.wide_bias / (divisor * self.scale))
         if self.kept is not None and self.of_weight is not None:
+            factor = (self.largest if self.is_half else 1) / (divisor * self.unit)
             for rows in chunks(len(self.kept), 2 * self.kept[0].nbytes):
                 wide = torch.promote_types(self.kept.dtype, torch.float32)
-                self.of_weight[rows] = self.kept[rows].to(wide) * self.shrink / divisor
+                self.of_weight[rows] = self.kept[rows].to(wide) * factor
 
 
 def _linear_cross_entropy(
