@@ -227,6 +227,12 @@ def _fake(operator: Operator) -> Callable[..., Any]:
     return fake
 
 
+def _is_traced() -> bool:
+    """Whether a call may be seen and not made; before PyTorch 2.13 modes alone tell."""
+    n_modes: int = torch._C._len_torch_dispatch_stack()
+    return torch.compiler.is_compiling() or n_modes > 0
+
+
 def _writing(operator: Operator) -> Callable[..., Any]:
     """The Autograd kernel of an operator that writes: what it writes is data."""
 
@@ -237,7 +243,7 @@ def _writing(operator: Operator) -> Callable[..., Any]:
             refuse(f"{NAMESPACE}::{name}", f"argument {operator.writes}", expected, "one that does")
         with torch._C._AutoDispatchBelowAutograd():
             result = _overload(name)(*arguments)
-        if torch.compiler.is_compiling():  # the kernel, which does so, did not run
+        if _is_traced():  # the kernel, which does so, did not run
             torch.autograd.graph.increment_version(written)
         return result
 
