@@ -179,12 +179,12 @@ def in_threads(n: int, timeout: float) -> list[Embedded]:
 
 def inherited(variables: MutableMapping[str, str], timeout: float) -> Embedded:
     """The engine of a process that `launch` started; there is one in each."""
-    own = variables.pop(SOCKETS, "") if variables[LAUNCHER] == str(os.getppid()) else ""
+    own = variables.pop(SOCKETS, "none") if variables[LAUNCHER] == str(os.getppid()) else "none"
     try:
         descriptors = [int(text) if text else None for text in own.split(",")]
         rank = descriptors.index(None)
         found = {peer: fd for peer, fd in enumerate(descriptors) if fd is not None}
-        if not own or not all(stat.S_ISSOCK(os.fstat(fd).st_mode) for fd in found.values()):
+        if not all(stat.S_ISSOCK(os.fstat(fd).st_mode) for fd in found.values()):
             raise ValueError
     except (ValueError, OSError, OverflowError):
         raise GroupError(

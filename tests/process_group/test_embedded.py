@@ -320,8 +320,11 @@ def test_a_peer_that_does_not_read_is_late() -> None:
 
 
 def test_descriptors_that_are_closed_end_the_group() -> None:
+    together = threading.Barrier(3)
+
     def call(group) -> str:
         reduced(group, 1.0)
+        together.wait(5)
         if group.rank == 1:
             for pipe in group._engine._pipes.values():
                 os.close(pipe.fileno())
