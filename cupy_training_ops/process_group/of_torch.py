@@ -20,7 +20,7 @@ from . import wire
 from .engine import Engine
 from .wire import Message, Part
 
-TURN = 0.2  # seconds of a wait between looks at other things
+SHORTEST, LONGEST = 1e-4, 0.02  # seconds between looks at the store
 FAULT = "fault"
 
 _made: Counter[str] = Counter()  # groups of the same ranks
@@ -143,20 +143,18 @@ class Torch(Engine):
         return "/".join(map(str, (*place, self._counts[place])))
 
     def _await(self, key: str, peer: int, seconds: float) -> None:
-        """Return when the key is there."""
-        deadline = time.monotonic() + seconds
-        while True:
-            left = deadline - time.monotonic()
-            with contextlib.suppress(self._dist.DistStoreError):
-                self._store.wait([key], _delta(max(0.001, min(left, TURN))))
-                return
+        """Return when the key is there; the store's own wait warns each time that it is not."""
+        deadline, pause = time.monotonic() + seconds, SHORTEST
+        while not self._store.check([key]):
             words = self.news()
             if words:
                 raise GroupError(words)
             if self._store.check([f"left/{peer}"]) and not self._store.check([key]):
                 raise EOFError
-            if left <= 0:
+            if time.monotonic() > deadline:
                 raise TimeoutError
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST)
 
 
 def _delta(seconds: float) -> timedelta:
