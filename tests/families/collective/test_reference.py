@@ -28,7 +28,7 @@ def test_threads(n) -> None:
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_processes(n) -> None:
     with Processes(n, SCRIPT) as ranks:
-        expected = [(0, f"rank {rank}: {CHECKS} checks\n") for rank in range(n)]
+        expected = [(0, f"rank {rank}: {CHECKS} checks, embedded\n") for rank in range(n)]
         assert ranks.ended() == expected
 
 
