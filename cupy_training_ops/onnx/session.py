@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: MIT
+"""A model that runs on NumPy or CuPy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import ArgumentError, OpError, cut, refuse
+from .graph import Graph, Problems
+from .passes import prepared
+from .program import Compiler, Program, runners
+from .reading import Source, read
+
+
+class Session:
+    """Runs an ONNX graph: `Session(model, xp).run(feeds)`.
+
+    model: a path, the bytes of a file, or an onnx.ModelProto. xp: numpy or cupy. A model that
+    cannot be run is refused here, with every node that is the reason.
+    """
+
+    def __init__(self, model: Source, xp: Any = np) -> None:
+        graph, self.model = read(model)
+        name = str(model) if isinstance(model, str) else "the model"
+        self._open(graph, name, xp)
+
+    def _open(self, graph: Graph, name: str, xp: Any) -> None:
+        problems = Problems(name)
+        graph = prepared(graph)
+        found = runners(graph, problems)
+        problems.refuse()
+        self.graph, self.xp = graph, xp
+        self.program: Program = Compiler(graph, xp, found).compile()
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of what `run` takes."""
+        return tuple(self.program.feeds)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of what it gives."""
+        return tuple(name for name, _ in self.program.results)
+
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """The graph's outputs by name; arrays that it updates in place are those given."""
+        values = self._fed(feeds)
+        with np.errstate(all="ignore"):
+            for step in self.program.steps:
+                self._run_step(step, values)
+        return {name: values[slot] for name, slot in self.program.results}
+
+    def _run_step(self, step: Any, values: list[Any]) -> None:
+        run, inputs, outputs, dead, node = step
+        try:
+            results = run([values[slot] for slot in inputs])
+        except MemoryError:
+            raise
+        except OpError as error:
+            raise type(error)(f"{node.title}: {error}") from None
+        except Exception as error:
+            raise ArgumentError(f"{node.title}: {error}") from error
+        for slot, result in zip(outputs, results, strict=False):
+            values[slot] = result
+        for slot in dead:
+            values[slot] = None
+
+    def _fed(self, feeds: Mapping[str, Any]) -> list[Any]:
+        """The values before the first step."""
+        values, known = self.program.values.copy(), self.program.feeds
+        missing = sorted(known.keys() - feeds.keys())
+        extra = sorted(feeds.keys() - known.keys())
+        if missing or extra:
+            refuse("Session", "feeds", cut(str(sorted(known))), _difference(missing, extra))
+        for name, value in feeds.items():
+            slot, host = known[name]
+            values[slot] = self._placed(value, host)
+        return values
+
+    def _placed(self, value: Any, host: bool) -> Any:
+        """An array where the graph needs it; a list of them for a sequence."""
+        if isinstance(value, list | tuple) and not all(np.isscalar(v) for v in value):
+            return [self._placed(item, host) for item in value]
+        if self.xp is not np and isinstance(value, self.xp.ndarray):
+            return self.xp.asnumpy(value) if host else value
+        return np.asarray(value) if host else self.xp.asarray(value)
+
+
+def _difference(missing: Sequence[str], extra: Sequence[str]) -> str:
+    words = [f"without {cut(', '.join(missing))}"] if missing else []
+    return " and ".join(words + ([f"with {cut(', '.join(extra))}"] if extra else []))

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: MIT
+"""Reductions, and what goes along an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .elementwise import scalar
+from .table import standard
+
+Array = Any
+Module = Any
+Reduce = Callable[[Module, Array, Any, bool], Array]
+
+
+def places(axes: Any) -> tuple[int, ...] | None:
+    """Axes of an attribute or an array; None for all."""
+    return None if axes is None or len(axes) == 0 else tuple(int(i) for i in axes)
+
+
+def _named(name: str) -> Reduce:
+    return lambda xp, x, axes, keep: getattr(xp, name)(x, axis=axes, keepdims=keep)
+
+
+def _sum_of(function: Callable[[Module, Array], Array]) -> Reduce:
+    return lambda xp, x, axes, keep: function(xp, x).sum(axis=axes, keepdims=keep, dtype=x.dtype)
+
+
+def _log_sum_exp(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
+    top = x.max(axis=axes, keepdims=True)
+    top = xp.where(xp.isfinite(top), top, scalar(x, 0))
+    total = xp.log(xp.exp(x - top).sum(axis=axes, keepdims=True)) + top
+    return total if keep else total.reshape(x.sum(axis=axes).shape)
+
+
+def _norm(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
+    return xp.sqrt((x * x).sum(axis=axes, keepdims=keep, dtype=x.dtype))
+
+
+def _log_sum(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
+    return xp.log(x.sum(axis=axes, keepdims=keep, dtype=x.dtype))
+
+
+REDUCTIONS: dict[str, tuple[Reduce, int]] = {  # and the opset from which axes are an input
+    "ReduceL1": (_sum_of(lambda xp, x: xp.abs(x)), 18),
+    "ReduceL2": (_norm, 18),
+    "ReduceLogSum": (_log_sum, 18),
+    "ReduceLogSumExp": (_log_sum_exp, 18),
+    "ReduceMax": (_named("max"), 18),
+    "ReduceMean": (_named("mean"), 18),
+    "ReduceMin": (_named("min"), 18),
+    "ReduceProd": (_sum_of(lambda xp, x: x), 18),
+    "ReduceSum": (_sum_of(lambda xp, x: x), 13),
+    "ReduceSumSquare": (_sum_of(lambda xp, x: x * x), 18),
+}
+REDUCTIONS["ReduceProd"] = (
+    lambda xp, x, axes, keep: xp.prod(x, axis=axes, keepdims=keep, dtype=x.dtype),
+    18,
+)
+
+
+def _put(name: str, reduce: Reduce, since: int) -> None:
+    @standard(name, until=since - 1)
+    def by_attribute(xp: Module, x: Array, *, axes: Any = None, keepdims: int = 1) -> Array:
+        return reduce(xp, x, places(axes), bool(keepdims))
+
+    @standard(name, since=since, host=(1,))
+    def by_input(
+        xp: Module,
+        x: Array,
+        axes: Any = None,
+        *,
+        keepdims: int = 1,
+        noop_with_empty_axes: int = 0,
+    ) -> Array:
+        found = places(axes)
+        if found is None and noop_with_empty_axes:
+            found = ()
+        return reduce(xp, x, found, bool(keepdims))
+
+
+for _name, (_reduce, _since) in REDUCTIONS.items():
+    _put(_name, _reduce, _since)
+
+
+def _arg(name: str) -> Callable[..., Array]:
+    def run(
+        xp: Module, x: Array, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0
+    ) -> Array:
+        if not select_last_index:
+            found = getattr(xp, name)(x, axis=axis)
+        else:
+            found = x.shape[axis] - 1 - getattr(xp, name)(xp.flip(x, axis), axis=axis)
+        found = xp.asarray(found).astype("int64")
+        return xp.expand_dims(found, axis) if keepdims else found
+
+    return run
+
+
+standard("ArgMax")(_arg("argmax"))
+standard("ArgMin")(_arg("argmin"))
+
+
+@standard("CumSum", host=(1,))
+def cum_sum(xp: Module, x: Array, axis: Any, *, exclusive: int = 0, reverse: int = 0) -> Array:
+    place = int(axis.reshape(-1)[0])
+    x = xp.flip(x, place) if reverse else x
+    total = xp.cumsum(x, axis=place, dtype=x.dtype)
+    total = total - x if exclusive else total
+    return xp.flip(total, place) if reverse else total
+
+
+@standard("Softmax", until=12)
+def softmax_1(xp: Module, x: Array, *, axis: int = 1) -> Array:
+    """Over all dimensions from the axis on."""
+    return _over_rows(xp, x, axis, lambda e, total: e / total)
+
+
+@standard("LogSoftmax", until=12)
+def log_softmax_1(xp: Module, x: Array, *, axis: int = 1) -> Array:
+    return _over_rows(xp, x, axis, lambda e, total: xp.log(e / total))
+
+
+def _over_rows(xp: Module, x: Array, axis: int, of: Callable[[Array, Array], Array]) -> Array:
+    axes = tuple(range(axis % max(x.ndim, 1), x.ndim))
+    e = xp.exp(x - x.max(axis=axes, keepdims=True))
+    return of(e, e.sum(axis=axes, keepdims=True))
+
+
+@standard("Hardmax", since=13)
+def hardmax(xp: Module, x: Array, *, axis: int = -1) -> Array:
+    first = xp.expand_dims(x.argmax(axis=axis), axis)
+    shape = [1] * x.ndim
+    shape[axis] = -1
+    return (xp.arange(x.shape[axis]).reshape(shape) == first).astype(x.dtype)
