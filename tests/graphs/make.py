@@ -3,7 +3,7 @@
 
     python tests/graphs/make.py [NAME...]
 
-in an environment with upstream.environment's PINS and PyTorch 2.13 (its exporter needs onnxscript). A
+in an environment with the PINS of upstream.environment, PyTorch 2.13 and onnxscript. A
 folder has training_model.onnx, eval_model.onnx, optimizer_model.onnx, checkpoint, and answers.npz:
 
     x, labels          each step's inputs, the first axis being the steps
