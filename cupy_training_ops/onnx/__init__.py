@@ -9,7 +9,12 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_NAMES = {"Session": ".session"}
+_NAMES = {
+    "Session": ".session",
+    "TrainingSession": ".training",
+    "call": ".single",
+    "reference_ops": ".single",
+}
 
 __all__ = [*_NAMES]
 

@@ -29,5 +29,6 @@ class Runner:
     shapes_only: bool = False
     grows: bool = False
     views: Mapping[int, int] = field(default_factory=dict)
+    updates: frozenset[int] = frozenset()  # inputs that are written in place, whoever else has them
     overwrites: tuple[int, ...] = ()
     op: Op | None = None

@@ -35,6 +35,8 @@ def of_operator(node: Node, cls: type[Op]) -> Runner:
         either=_spread(cls.inputs, len(node.inputs), "either"),
         makes_host=frozenset(i for i, o in enumerate(cls.outputs) if o.memory == "host"),
         views=views,
+        updates=frozenset(views.values() if node.op_type not in _VIEWS else ())
+        | {i for i, item in enumerate(cls.inputs) if item.updated},
         op=op,
     )
 

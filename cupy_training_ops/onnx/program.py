@@ -41,6 +41,8 @@ class Program(NamedTuple):
     values: list[Any]
     feeds: Mapping[str, tuple[int, bool]]  # slot, and whether it is on the host
     results: tuple[tuple[str, int], ...]
+    constants: Mapping[str, int]
+    states: Mapping[str, int]  # constants that steps update
 
 
 def runners(graph: Graph, problems: Problems) -> dict[int, Runner]:
@@ -92,6 +94,12 @@ class Compiler:
         self._graph, self._xp, self._found = graph, xp, found
         self._is_host = xp is np
         self._on_host = on_host(graph, found)
+        self._updated = {
+            node.inputs[k]
+            for i, node in enumerate(graph.nodes)
+            for k in found[i].updates
+            if k < len(node.inputs)
+        } & graph.constants.keys()
         self._values: list[Any] = [None, None]
         self._slots: dict[Place, int] = {}
         self._steps: list[Step] = []
@@ -109,9 +117,18 @@ class Compiler:
         results = tuple((item.name, self._any_slot(item.name)) for item in self._graph.outputs)
         kept = {slot for _, slot in results} | {slot for slot, _ in self._feeds.values()}
         kept |= {slot for slot, value in enumerate(self._values) if value is not None}
+        constants = {n: self._any_slot(n) for n in self._graph.constants if self._has(n)}
         return Program(
-            tuple(_with_ends(self._steps, kept | {ABSENT})), self._values, self._feeds, results
+            tuple(_with_ends(self._steps, kept | {ABSENT})),
+            self._values,
+            self._feeds,
+            results,
+            constants,
+            {n: slot for n, slot in constants.items() if n in self._updated},
         )
+
+    def _has(self, name: str) -> bool:
+        return (name, HOST) in self._slots or (name, DEVICE) in self._slots
 
     def _slot(self, place: Place) -> int:
         if place not in self._slots:
@@ -128,6 +145,8 @@ class Compiler:
     def _constant(self, place: Place) -> int:
         array = self._graph.constants[place[0]]
         slot = self._slot(place)
+        if place[0] in self._updated:
+            array = array.copy()
         self._values[slot] = array if place[1] else self._xp.asarray(array)
         return slot
 

@@ -40,7 +40,7 @@ def _shown(domain: str) -> str:
 
 
 def _operator(node: Node) -> type[Op] | None:
-    """The class of this package that serves a node: of its domain and version where there is one."""
+    """The class that serves a node: of its domain and version where there is one."""
     found = [cls for (_, name, _), cls in REGISTRY.items() if name == node.op_type]
     own = [cls for cls in found if _NAMES.get(cls.domain, cls.domain) == node.domain]
     in_table = node.is_standard and node.op_type in TABLE

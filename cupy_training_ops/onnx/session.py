@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,21 +20,42 @@ class Session:
     """Runs an ONNX graph: `Session(model, xp).run(feeds)`.
 
     model: a path, the bytes of a file, or an onnx.ModelProto. xp: numpy or cupy. A model that
-    cannot be run is refused here, with every node that is the reason.
+    cannot be run is refused here, with every node that is the reason. seed: of the random masks;
+    the system's without one.
     """
 
-    def __init__(self, model: Source, xp: Any = np) -> None:
+    def __init__(self, model: Source, xp: Any = np, *, seed: int | None = None) -> None:
         graph, self.model = read(model)
-        name = str(model) if isinstance(model, str) else "the model"
-        self._open(graph, name, xp)
+        name = str(model) if isinstance(model, str | Path) else "the model"
+        self._open(graph, name, xp, seed)
 
-    def _open(self, graph: Graph, name: str, xp: Any) -> None:
+    @classmethod
+    def of_graph(cls, graph: Graph, name: str, xp: Any, seed: int | None = None) -> Session:
+        """The session of a graph that was read."""
+        session = cls.__new__(cls)
+        session._open(graph, name, xp, seed)
+        return session
+
+    def _open(self, graph: Graph, name: str, xp: Any, seed: int | None) -> None:
         problems = Problems(name)
-        graph = prepared(graph)
+        graph = prepared(graph, problems, seed)
         found = runners(graph, problems)
         problems.refuse()
         self.graph, self.xp = graph, xp
         self.program: Program = Compiler(graph, xp, found).compile()
+
+    @property
+    def states(self) -> dict[str, Any]:
+        """Constants that runs update in place, by name: running statistics, states of random
+        numbers."""
+        return {name: self.program.values[slot] for name, slot in self.program.states.items()}
+
+    def share(self, other: Session) -> None:
+        """Take the constants that another session updates for those of the same name."""
+        for name, array in other.states.items():
+            slot = self.program.constants.get(name)
+            if slot is not None:
+                self.program.values[slot] = array
 
     @property
     def inputs(self) -> tuple[str, ...]:

@@ -60,3 +60,9 @@ def lp_normalization(xp: Module, x: Array, *, axis: int = -1, p: int = 2) -> Arr
     power = xp.abs(x).sum(axis=axis, keepdims=True) if p == 1 else None
     norm = xp.sqrt((x * x).sum(axis=axis, keepdims=True)) if power is None else power
     return x / norm
+
+
+@standard("Dropout", since=7, until=11)
+def dropout_7(xp: Module, x: Array, *, ratio: float = 0.5) -> tuple[Array, Array]:
+    """Of an inference model: the identity."""
+    return x, xp.ones(x.shape, bool)

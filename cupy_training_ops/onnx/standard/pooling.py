@@ -156,7 +156,20 @@ def global_max_pool(xp: Module, x: Array) -> Array:
 
 
 @standard("MaxPoolGrad", host=(2,), grows=True)
-def max_pool_grad(xp: Module, dy: Array, indices: Array, shape: Any) -> Array:
+def max_pool_grad(
+    xp: Module,
+    dy: Array,
+    indices: Array,
+    shape: Any,
+    *,
+    kernel_shape: Extents | None = None,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    dilations: Extents | None = None,
+    pads: Extents | None = None,
+    storage_order: int = 0,
+    strides: Extents | None = None,
+) -> Array:
     """`shape` is X's, which a session finds."""
     n = int(np.prod(shape))
     dx = xp.zeros(n, dy.dtype)

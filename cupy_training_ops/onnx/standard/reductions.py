@@ -23,8 +23,17 @@ def _named(name: str) -> Reduce:
     return lambda xp, x, axes, keep: getattr(xp, name)(x, axis=axes, keepdims=keep)
 
 
-def _sum_of(function: Callable[[Module, Array], Array]) -> Reduce:
-    return lambda xp, x, axes, keep: function(xp, x).sum(axis=axes, keepdims=keep, dtype=x.dtype)
+def _in_type(name: str) -> Reduce:
+    """NumPy would widen small integers."""
+    return lambda xp, x, axes, keep: getattr(xp, name)(x, axis=axes, keepdims=keep, dtype=x.dtype)
+
+
+def _l1(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
+    return xp.abs(x).sum(axis=axes, keepdims=keep, dtype=x.dtype)
+
+
+def _squares(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
+    return (x * x).sum(axis=axes, keepdims=keep, dtype=x.dtype)
 
 
 def _log_sum_exp(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
@@ -35,7 +44,7 @@ def _log_sum_exp(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
 
 
 def _norm(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
-    return xp.sqrt((x * x).sum(axis=axes, keepdims=keep, dtype=x.dtype))
+    return xp.sqrt(_squares(xp, x, axes, keep))
 
 
 def _log_sum(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
@@ -43,21 +52,17 @@ def _log_sum(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
 
 
 REDUCTIONS: dict[str, tuple[Reduce, int]] = {  # and the opset from which axes are an input
-    "ReduceL1": (_sum_of(lambda xp, x: xp.abs(x)), 18),
+    "ReduceL1": (_l1, 18),
     "ReduceL2": (_norm, 18),
     "ReduceLogSum": (_log_sum, 18),
     "ReduceLogSumExp": (_log_sum_exp, 18),
     "ReduceMax": (_named("max"), 18),
     "ReduceMean": (_named("mean"), 18),
     "ReduceMin": (_named("min"), 18),
-    "ReduceProd": (_sum_of(lambda xp, x: x), 18),
-    "ReduceSum": (_sum_of(lambda xp, x: x), 13),
-    "ReduceSumSquare": (_sum_of(lambda xp, x: x * x), 18),
+    "ReduceProd": (_in_type("prod"), 18),
+    "ReduceSum": (_in_type("sum"), 13),
+    "ReduceSumSquare": (_squares, 18),
 }
-REDUCTIONS["ReduceProd"] = (
-    lambda xp, x, axes, keep: xp.prod(x, axis=axes, keepdims=keep, dtype=x.dtype),
-    18,
-)
 
 
 def _put(name: str, reduce: Reduce, since: int) -> None:
