@@ -25,14 +25,15 @@ def of_operator(node: Node, cls: type[Op]) -> Runner:
         raise ArgumentError("it needs other processes or the caller's functions")
     op = cls(**_attributes(node, cls))
     _check_count(node, cls)
+    declared = declared_places(cls.inputs, len(node.inputs))
     places = {item.name: i for i, item in enumerate(cls.inputs)}
     views = {i: places[o.aliases] for i, o in enumerate(cls.outputs) if o.aliases}
     if node.op_type in _VIEWS:
         views = dict.fromkeys(range(len(node.outputs)), 0)
     return Runner(
         partial(_maker, op, node),
-        host=_spread(cls.inputs, len(node.inputs), "host"),
-        either=_spread(cls.inputs, len(node.inputs), "either"),
+        host=_living(cls.inputs, declared, "host"),
+        either=_living(cls.inputs, declared, "either"),
         makes_host=frozenset(i for i, o in enumerate(cls.outputs) if o.memory == "host"),
         views=views,
         updates=frozenset(views.values() if node.op_type not in _VIEWS else ())
@@ -41,16 +42,19 @@ def of_operator(node: Node, cls: type[Op]) -> Runner:
     )
 
 
-def _spread(declared: Sequence[Input], n: int, memory: str) -> frozenset[int]:
-    """The places of inputs that live so, where a variadic one takes several."""
-    found: set[int] = set()
-    place = 0
-    for i, item in enumerate(declared):
-        several = max(n - place - (len(declared) - i - 1), 0) if item.variadic else 1
-        if item.memory == memory:
-            found.update(range(place, place + several))
-        place += several
-    return frozenset(found)
+def declared_places(declared: Sequence[Input], n: int) -> list[int]:
+    """Which declared input each of n is; several lists take turns."""
+    lists = [i for i, item in enumerate(declared) if item.variadic]
+    if not lists or n == len(declared):
+        return list(range(n))
+    first, behind = lists[0], len(declared) - len(lists) - lists[0]
+    middle = max(n - first - behind, 0)
+    turns = [lists[k % len(lists)] for k in range(middle)]
+    return [*range(first), *turns, *range(len(declared) - behind, len(declared))][:n]
+
+
+def _living(declared: Sequence[Input], places: Sequence[int], memory: str) -> frozenset[int]:
+    return frozenset(k for k, place in enumerate(places) if declared[place].memory == memory)
 
 
 def _attributes(node: Node, cls: type[Op]) -> dict[str, Any]:
@@ -78,7 +82,7 @@ def _check_count(node: Node, cls: type[Op]) -> None:
 
 def _maker(op: Op, node: Node, xp: Any) -> Any:
     """The function of a list of inputs, over one array module."""
-    if any(item.variadic for item in (*op.inputs, *op.outputs)):
+    if any(item.variadic for item in op.inputs) or any(item.variadic for item in op.outputs):
         return partial(_with_lists, op, xp)
     given = [i < len(node.outputs) and bool(node.outputs[i]) for i in range(len(op.outputs))]
     wanted = tuple(o.name for o, is_given in zip(op.outputs, given, strict=True) if is_given)
@@ -129,14 +133,8 @@ def _gathered(op: Op, values: list[Any]) -> list[Any]:
 
 def _spread_out(op: Op, results: Sequence[Any]) -> list[Any]:
     """The outputs one after the other, of several lists an array of each in turn."""
-    single = [r for o, r in zip(op.outputs, results, strict=True) if not o.variadic]
-    columns = [r or () for o, r in zip(op.outputs, results, strict=True) if o.variadic]
+    parts = list(zip(op.outputs, results, strict=True))
+    single = [result for item, result in parts if not item.variadic]
+    columns = [result or () for item, result in parts if item.variadic]
     rows = [array for row in zip(*columns, strict=True) for array in row]
-    return (
-        [*single, *rows]
-        if op.outputs[0] in [o for o in op.outputs if not o.variadic]
-        else [
-            *rows,
-            *single,
-        ]
-    )
+    return [*rows, *single] if op.outputs[0].variadic else [*single, *rows]

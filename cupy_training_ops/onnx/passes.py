@@ -6,6 +6,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -71,7 +72,7 @@ def _is_constant(node: Node) -> bool:
 
 def constant(node: Node) -> HostArray:
     """The value of a Constant node."""
-    types = {"value_float": np.float32, "value_floats": np.float32}
+    types: dict[str, Any] = {"value_float": np.float32, "value_floats": np.float32}
     types |= {"value_int": np.int64, "value_ints": np.int64}
     for name, value in node.attributes.items():
         if name == "value":

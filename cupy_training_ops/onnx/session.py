@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ArgumentError, OpError, cut, refuse
-from .graph import Graph, Problems
+from ..dtypes import dtype_name
+from ..errors import ArgumentError, DtypeError, OpError, cut, refuse
+from .graph import Graph, Problems, Value
 from .passes import prepared
 from .program import Compiler, Program, runners
 from .reading import Source, read
+from .type_checks import check_types
 
 
 class Session:
@@ -40,8 +42,10 @@ class Session:
         problems = Problems(name)
         graph = prepared(graph, problems, seed)
         found = runners(graph, problems)
+        check_types(graph, found, problems)
         problems.refuse()
         self.graph, self.xp = graph, xp
+        self._said = {item.name: item for item in graph.inputs}
         self.program: Program = Compiler(graph, xp, found).compile()
 
     @property
@@ -100,7 +104,22 @@ class Session:
         for name, value in feeds.items():
             slot, host = known[name]
             values[slot] = self._placed(value, host)
+            self._check(self._said[name], values[slot])
         return values
+
+    def _check(self, said: Value, value: Any) -> None:
+        """What is fed has the type and the rank that a model says; of labels, upstream's models
+        say extents that are not theirs."""
+        if said.is_sequence != isinstance(value, list):
+            got = "an array" if said.is_sequence else "a sequence"
+            refuse("Session", cut(said.name), "the other of array and sequence", got)
+        for array in value if said.is_sequence else (value,):
+            if said.dtype is not None and array.dtype != said.dtype:
+                names = dtype_name(said.dtype), dtype_name(array.dtype)
+                raise DtypeError(f"Session: {cut(said.name)}: expected {names[0]}, got {names[1]}")
+            if said.shape is not None and len(said.shape) != array.ndim:
+                expected = f"{len(said.shape)} dimensions"
+                refuse("Session", cut(said.name), expected, f"shape {array.shape}")
 
     def _placed(self, value: Any, host: bool) -> Any:
         """An array where the graph needs it; a list of them for a sequence."""

@@ -48,11 +48,10 @@ def _checked_numbers(
     if header.get("names") != names:
         raise ArgumentError(f"{file}: expected the state of a session of the same artifacts")
     found = {name: header.get(name) for name in numbers}
-    for name, value in numbers.items():
-        if type(found[name]) is not type(value) or not math.isfinite(found[name] or 0):
-            raise ArgumentError(f"{file}: {name}: got {shown(found[name])}")
-    if found["step"] < 0:
-        raise ArgumentError(f"{file}: step: got {shown(found['step'])}")
+    for name, value in found.items():
+        fits = type(value) is type(numbers[name]) and math.isfinite(value)  # type: ignore[arg-type]
+        if not fits or value < 0:  # type: ignore[operator]
+            raise ArgumentError(f"{file}: {name}: got {shown(value)}")
     return found
 
 

@@ -46,11 +46,11 @@ class Window(NamedTuple):
             ends.append((b, max((m - 1) * s + span - n - b, a)))
         return cls(kernel_shape, strides, dilations, ends, outputs, after)
 
-    def cuts(self) -> Iterator[tuple[slice, ...]]:
+    def cuts(self) -> Iterator[tuple[Any, ...]]:
         """The slice of a padded array for each place of the window."""
         for place in itertools.product(*map(range, self.kernel)):
             parts = zip(place, self.dilations, self.outputs, self.strides, strict=True)
-            yield (..., *(slice(p * t, p * t + (m - 1) * s + 1, s) for p, t, m, s in parts))  # type: ignore[misc]
+            yield (..., *(slice(p * t, p * t + (m - 1) * s + 1, s) for p, t, m, s in parts))
 
 
 def _pads(
@@ -88,7 +88,7 @@ def max_pool(
     strides: Extents | None = None,
 ) -> Any:
     """Indices are those of the flat X, of the first largest element."""
-    said = {"strides": strides, "dilations": dilations, "pads": pads}
+    said: dict[str, Any] = {"strides": strides, "dilations": dilations, "pads": pads}
     said |= {"auto_pad": auto_pad, "ceil_mode": ceil_mode}
     window = Window.of(x.shape[2:], kernel_shape, **said)
     least = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
@@ -124,7 +124,7 @@ def average_pool(
     pads: Extents | None = None,
     strides: Extents | None = None,
 ) -> Array:
-    said = {"strides": strides, "dilations": dilations, "pads": pads}
+    said: dict[str, Any] = {"strides": strides, "dilations": dilations, "pads": pads}
     said |= {"auto_pad": auto_pad, "ceil_mode": ceil_mode}
     window = Window.of(x.shape[2:], kernel_shape, **said)
     padded = _padded(xp, x, window, 0)
@@ -193,7 +193,7 @@ def average_pool_grad(
     strides: Extents | None = None,
 ) -> Array:
     whole = tuple(int(m) for m in shape)
-    said = {"strides": strides, "dilations": dilations, "pads": pads}
+    said: dict[str, Any] = {"strides": strides, "dilations": dilations, "pads": pads}
     said |= {"auto_pad": auto_pad, "ceil_mode": ceil_mode}
     window = Window.of(whole[2:], kernel_shape, **said)
     counts = _counts(whole[2:], window, count_include_pad).astype(dy.dtype)
