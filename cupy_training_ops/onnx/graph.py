@@ -103,8 +103,10 @@ def ordered(nodes: Iterable[Node], known: Iterable[str], problems: Problems) -> 
             waiting[j] -= 1
             if waiting[j] == 0:
                 ready.append(j)
-    for i in sorted(set(range(len(nodes))) - set(order)):
+    rest = sorted(set(range(len(nodes))) - set(order))
+    for i in rest:
         problems.add(nodes[i].title, "it is in a circle of nodes, or behind one")
+    order += rest
     return nodes if _is_ordered(nodes, made) else tuple(nodes[i] for i in order)
 
 

@@ -88,25 +88,29 @@ def export(
     """Write the model cut at `outputs`, with these arrays for inputs and constants."""
     onnx = onnx_package()
     names = tuple(outputs) if outputs is not None else model_outputs(graph)
-    kept = {name for node in needed(graph.nodes, names) for name in node.outputs if name}
+    nodes = [Node(n.op_type, n.domain, 1, (*n.input,), (*n.output,)) for n in model.graph.node]
+    kept = {name for node in needed(nodes, names) for name in node.outputs if name}
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     _keep(copy.graph.node, lambda node: kept.intersection(node.output))
     wanted = {name for node in copy.graph.node for name in node.input}
     known = {item.name: item for item in (*model.graph.value_info, *model.graph.output)}
     del copy.graph.output[:]
-    copy.graph.output.extend(
-        known.get(n) or onnx.helper.make_empty_tensor_value_info(n) for n in names
-    )
+    copy.graph.output.extend(_output(onnx, known.get(n), n) for n in names)
     _keep(copy.graph.input, lambda item: item.name in wanted and item.name not in arrays)
     _keep(copy.graph.value_info, lambda item: item.name in kept - set(names))
     _keep(copy.graph.initializer, lambda item: item.name in wanted and item.name not in arrays)
     for name, array in arrays.items():
         if name in wanted and not name.endswith(STATE):
             copy.graph.initializer.append(_tensor(onnx, name, array))
-    data = copy.SerializeToString()
+    data = onnx.shape_inference.infer_shapes(copy, data_prop=True).SerializeToString()
     with replacing(path) as stream:
         stream.write(data)
+
+
+def _output(onnx: Any, known: Any, name: str) -> Any:
+    """What a model says of an output; where it says nothing, its type is inferred."""
+    return known if known is not None else onnx.helper.make_empty_tensor_value_info(name)
 
 
 def _tensor(onnx: Any, name: str, array: HostArray) -> Any:

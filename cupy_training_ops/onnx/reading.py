@@ -37,13 +37,11 @@ def onnx_package() -> Any:
     return onnx
 
 
-def read(model: Source) -> tuple[Graph, Proto]:
-    """The graph of a model and its protobuf; every problem that its reading shows, at once."""
+def read(model: Source) -> tuple[Graph, Proto, Problems]:
+    """The graph of a model, its protobuf, and the problems that its reading shows."""
     proto, folder, name = parsed(model)
     problems = Problems(name)
-    graph = _graph(proto, folder, problems)
-    problems.refuse()
-    return graph, proto
+    return _graph(proto, folder, problems), proto, problems
 
 
 def parsed(model: Source) -> tuple[Proto, Path | None, str]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,19 +26,17 @@ class Session:
     """
 
     def __init__(self, model: Source, xp: Any = np, *, seed: int | None = None) -> None:
-        graph, self.model = read(model)
-        name = str(model) if isinstance(model, str | Path) else "the model"
-        self._open(graph, name, xp, seed)
+        graph, self.model, problems = read(model)
+        self._open(graph, problems, xp, seed)
 
     @classmethod
     def of_graph(cls, graph: Graph, name: str, xp: Any, seed: int | None = None) -> Session:
         """The session of a graph that was read."""
         session = cls.__new__(cls)
-        session._open(graph, name, xp, seed)
+        session._open(graph, Problems(name), xp, seed)
         return session
 
-    def _open(self, graph: Graph, name: str, xp: Any, seed: int | None) -> None:
-        problems = Problems(name)
+    def _open(self, graph: Graph, problems: Problems, xp: Any, seed: int | None) -> None:
         graph = prepared(graph, problems, seed)
         found = runners(graph, problems)
         check_types(graph, found, problems)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..codecs.numpy_file import BinaryFile, StrPath
+from ..declare.schema import finite
 from ..errors import ArgumentError, cut, refuse, shown
 from . import inference, states
 from .checkpoint import Checkpoint, read_checkpoint
@@ -135,10 +135,10 @@ class TrainingSession:
 
     @lr.setter
     def lr(self, value: float) -> None:
-        rate = float(value)
-        if not math.isfinite(rate):
-            self._refuse("lr", "a finite number", rate)
-        self._lr = rate
+        try:
+            self._lr = finite(value)
+        except ArgumentError as error:
+            raise ArgumentError(f"TrainingSession: lr: {error}") from None
 
     # ---- training --------------------------------------------------------------------------------
 

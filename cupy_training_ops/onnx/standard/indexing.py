@@ -84,7 +84,8 @@ def one_hot(xp: Module, indices: Array, depth: Any, values: Array, *, axis: int 
     n = int(depth.reshape(-1)[0])
     place = axis % (indices.ndim + 1)
     shape = [-1 if i == place else 1 for i in range(indices.ndim + 1)]
-    hot = xp.expand_dims(indices % n, place) == xp.arange(n).reshape(shape)
+    counted = xp.where(indices < 0, indices + n, indices)
+    hot = xp.expand_dims(counted, place) == xp.arange(n).reshape(shape)
     return xp.where(hot, values[1], values[0])
 
 

@@ -59,7 +59,7 @@ def instance_normalization(
 def lp_normalization(xp: Module, x: Array, *, axis: int = -1, p: int = 2) -> Array:
     power = xp.abs(x).sum(axis=axis, keepdims=True) if p == 1 else None
     norm = xp.sqrt((x * x).sum(axis=axis, keepdims=True)) if power is None else power
-    return x / norm
+    return xp.where(norm == 0, scalar(x, 0), x / norm)
 
 
 @standard("Dropout", since=7, until=11)

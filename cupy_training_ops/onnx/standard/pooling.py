@@ -73,7 +73,7 @@ def _padded(xp: Module, x: Array, window: Window, value: Any) -> Array:
     return xp.pad(x, [(0, 0), (0, 0), *window.pads], constant_values=value)
 
 
-@standard("MaxPool", takes_count=True)
+@standard("MaxPool", takes_count=True, only={"storage_order": (0,)})
 def max_pool(
     xp: Module,
     x: Array,

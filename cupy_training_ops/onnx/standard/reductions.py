@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from .elementwise import scalar
 from .table import standard
 
@@ -23,6 +25,27 @@ def _named(name: str) -> Reduce:
     return lambda xp, x, axes, keep: getattr(xp, name)(x, axis=axes, keepdims=keep)
 
 
+def _largest(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
+    """Of nothing the least number that there is."""
+    initial = {} if x.size else {"initial": -_most(x) if x.dtype.kind == "f" else _least(x)}
+    return x.max(axis=axes, keepdims=keep, **initial)
+
+
+def _smallest(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
+    initial = {} if x.size else {"initial": _most(x)}
+    return x.min(axis=axes, keepdims=keep, **initial)
+
+
+def _most(x: Array) -> Any:
+    if x.dtype.kind in "iu":
+        return np.iinfo(x.dtype).max
+    return True if x.dtype.kind == "b" else np.inf
+
+
+def _least(x: Array) -> Any:
+    return False if x.dtype.kind == "b" else np.iinfo(x.dtype).min
+
+
 def _in_type(name: str) -> Reduce:
     """NumPy would widen small integers."""
     return lambda xp, x, axes, keep: getattr(xp, name)(x, axis=axes, keepdims=keep, dtype=x.dtype)
@@ -37,7 +60,7 @@ def _squares(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
 
 
 def _log_sum_exp(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
-    top = x.max(axis=axes, keepdims=True)
+    top = _largest(xp, x, axes, True)
     top = xp.where(xp.isfinite(top), top, scalar(x, 0))
     total = xp.log(xp.exp(x - top).sum(axis=axes, keepdims=True)) + top
     return total if keep else total.reshape(x.sum(axis=axes).shape)
@@ -56,9 +79,9 @@ REDUCTIONS: dict[str, tuple[Reduce, int]] = {  # and the opset from which axes a
     "ReduceL2": (_norm, 18),
     "ReduceLogSum": (_log_sum, 18),
     "ReduceLogSumExp": (_log_sum_exp, 18),
-    "ReduceMax": (_named("max"), 18),
+    "ReduceMax": (_largest, 18),
     "ReduceMean": (_named("mean"), 18),
-    "ReduceMin": (_named("min"), 18),
+    "ReduceMin": (_smallest, 18),
     "ReduceProd": (_in_type("prod"), 18),
     "ReduceSum": (_in_type("sum"), 13),
     "ReduceSumSquare": (_squares, 18),

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from ...dtypes import HostArray
-from ...errors import ArgumentError
 from .table import standard
 
 Array = Any
@@ -21,6 +20,13 @@ ROUND: dict[str, Callable[[HostArray], HostArray]] = {
     "floor": np.floor,
     "ceil": np.ceil,
 }
+TRANSFORMATIONS = (
+    "half_pixel",
+    "pytorch_half_pixel",
+    "align_corners",
+    "asymmetric",
+    "half_pixel_symmetric",
+)
 
 
 def positions(n: int, m: int, scale: float, transformation: str) -> HostArray:
@@ -34,9 +40,7 @@ def positions(n: int, m: int, scale: float, transformation: str) -> HostArray:
         return np.zeros_like(o)
     if transformation in ("half_pixel", "pytorch_half_pixel"):
         return (o + 0.5) / scale - 0.5
-    if transformation == "half_pixel_symmetric":
-        return n / 2 * (1 - m / (n * scale)) + (o + 0.5) / scale - 0.5
-    raise ArgumentError(f"no coordinate_transformation_mode {transformation!r} here")
+    return n / 2 * (1 - m / (n * scale)) + (o + 0.5) / scale - 0.5
 
 
 def taps(mode: str, s: HostArray, a: float) -> tuple[HostArray, HostArray]:
@@ -45,15 +49,22 @@ def taps(mode: str, s: HostArray, a: float) -> tuple[HostArray, HostArray]:
     t = s - low
     if mode == "linear":
         return np.stack([low, low + 1]), np.stack([1 - t, t])
-    if mode != "cubic":
-        raise ArgumentError(f"expected mode nearest, linear or cubic, got {mode!r}")
     near = [((a + 2) * d - (a + 3)) * d * d + 1 for d in (t, 1 - t)]
     far = [((a * d - 5 * a) * d + 8 * a) * d - 4 * a for d in (t + 1, 2 - t)]
     weights = [far[0], near[0], near[1], far[1]]
     return low + np.arange(-1, 3)[:, None], np.stack(weights)
 
 
-@standard("Resize", host=(1, 2, 3), grows=True, since=11)
+ONLY = {
+    "antialias": (0,),
+    "keep_aspect_ratio_policy": ("stretch",),
+    "mode": ("nearest", "linear", "cubic"),
+    "nearest_mode": tuple(ROUND),
+    "coordinate_transformation_mode": TRANSFORMATIONS,
+}
+
+
+@standard("Resize", host=(1, 2, 3), grows=True, since=11, only=ONLY)
 def resize(
     xp: Module,
     x: Array,
@@ -71,8 +82,6 @@ def resize(
     axes: Sequence[int] | None = None,
     keep_aspect_ratio_policy: str = "stretch",
 ) -> Array:
-    if antialias or keep_aspect_ratio_policy != "stretch":
-        raise ArgumentError("antialias and keep_aspect_ratio_policy are not here")
     chosen = range(x.ndim) if axes is None else [axis % x.ndim for axis in axes]
     has_sizes = sizes is not None and len(sizes) > 0
     for i, axis in enumerate(chosen):

@@ -174,7 +174,8 @@ def constant_of_shape(xp: Module, shape: Any, *, value: Any = None) -> Array:
 def range_(xp: Module, start: Any, limit: Any, delta: Any) -> Array:
     n = math.ceil((limit.item() - start.item()) / delta.item())
     extents((max(n, 0),))
-    return xp.arange(max(n, 0), dtype=start.dtype) * delta.item() + start.item()
+    found = xp.arange(max(n, 0)) * delta.item() + start.item()
+    return found.astype(start.dtype)
 
 
 @standard("EyeLike", shapes_only=True, grows=True)
@@ -223,8 +224,9 @@ def depth_to_space(xp: Module, x: Array, *, blocksize: int, mode: str = "DCR") -
 
 
 @standard("SpaceToDepth")
-def space_to_depth(xp: Module, x: Array, *, blocksize: int) -> Array:
+def space_to_depth(xp: Module, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
     n, c, h, w = x.shape
     b = blocksize
-    moved = x.reshape(n, c, h // b, b, w // b, b).transpose(0, 3, 5, 1, 2, 4)
+    order = (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
+    moved = x.reshape(n, c, h // b, b, w // b, b).transpose(order)
     return moved.reshape(n, c * b * b, h // b, w // b)

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ...errors import ArgumentError, cut
+from ...errors import ArgumentError, cut, shown
 
 Function = Callable[..., Any]
 NEWEST = 10**6  # an opset that no version is above
@@ -36,6 +36,7 @@ class Standard(NamedTuple):
     view: bool = False
     overwrites: tuple[int, ...] = ()
     takes_count: bool = False  # of outputs, as `n_outputs`
+    only: Mapping[str, tuple[object, ...]] = {}  # the values that an attribute may have here
 
     @property
     def attributes(self) -> tuple[str, ...]:
@@ -49,6 +50,9 @@ class Standard(NamedTuple):
         extra = sorted(attributes.keys() - set(self.attributes))
         if extra:
             raise ArgumentError(f"unknown attributes {cut(', '.join(extra))}")
+        for name, values in self.only.items():
+            if attributes.get(name, values[0]) not in values:
+                raise ArgumentError(f"{name}={shown(attributes[name])} is not computed here")
         for item in parameters:
             is_needed = item.kind is item.KEYWORD_ONLY and item.default is item.empty
             if is_needed and item.name not in attributes:
