@@ -63,7 +63,7 @@ def read_bounded(path: Path, most: int) -> bytes:
         size = os.fstat(stream.fileno()).st_size
         if size > most:
             raise ArgumentError(f"{path}: expected at most {most} bytes, got {size}")
-        return stream.read(most)
+        return stream.read(size)
 
 
 def _from_bytes(onnx: Any, data: bytes, name: str) -> Proto:
@@ -101,13 +101,36 @@ def _inlined(proto: Proto) -> Iterator[Proto]:
     """The nodes, with functions of the model's own put in their places."""
     if not proto.functions:
         return iter(proto.graph.node)
-    onnx_package()
+    if _n_inlined(proto) > MOST_NODES:
+        raise ArgumentError(f"the model's functions come to more than {MOST_NODES} nodes")
     from onnx import inliner
 
     try:
         return iter(inliner.inline_local_functions(proto).graph.node)
     except Exception as error:
         raise ArgumentError(f"the model's functions cannot be put in place: {error}") from None
+
+
+def _n_inlined(proto: Proto) -> int:
+    """How many nodes there are once functions are in place; one that calls itself is refused."""
+    functions = {(f.domain, f.name): f for f in proto.functions}
+    counts: dict[tuple[str, str], int] = {}
+    waiting = [(key, False) for key in functions]
+    opened: set[tuple[str, str]] = set()
+    while waiting:
+        key, is_counted = waiting.pop()
+        called = [(n.domain, n.op_type) for n in functions[key].node]
+        if is_counted:
+            counts[key] = min(sum(counts.get(k, 1) for k in called), 2 * MOST_NODES)
+            continue
+        if key in counts:
+            continue
+        if key in opened:
+            raise ArgumentError(f"the model's function {cut(key[1])!r} calls itself")
+        opened.add(key)
+        waiting.append((key, True))
+        waiting.extend((k, False) for k in called if k in functions and k not in counts)
+    return sum(counts.get((n.domain, n.op_type), 1) for n in proto.graph.node)
 
 
 def _initializers(
