@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: MIT
+"""ONNX graphs, those of ONNX Runtime's training among them, on NumPy and CuPy arrays.
+
+Imported where it is asked for; reading a model needs the extra `onnx`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_NAMES = {
+    "Session": ".session",
+    "TrainingSession": ".training",
+    "call": ".single",
+    "reference_ops": ".single",
+}
+
+__all__ = [*_NAMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NAMES:
+        return getattr(importlib.import_module(_NAMES[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
