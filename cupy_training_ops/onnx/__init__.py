@@ -7,7 +7,13 @@ Imported where it is asked for; reading a model needs the extra `onnx`.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .session import Session as Session
+    from .single import call as call
+    from .single import reference_ops as reference_ops
+    from .training import TrainingSession as TrainingSession
 
 _NAMES = {
     "Session": ".session",
