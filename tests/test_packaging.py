@@ -31,7 +31,7 @@ KERNELS = sorted(path for path in (ROOT / "cuda_src").rglob("*") if path.suffix 
 SHIPPED = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", ".gitignore")
 FOLDERS = ("cuda_src", "cupy_training_ops", "docs", "examples", "scripts", "tests")
 # What CuPy's wheels bring; everything else is a dependency or Python's own.
-WITH_CUPY = {"cupy", "cupy_backends", "cuda"}
+WITH_CUPY = {"cupy", "cupy_backends", "cupyx", "cuda"}
 IN_EXTRAS = {
     "matplotlib",
     "onnx",

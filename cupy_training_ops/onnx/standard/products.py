@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from .elementwise import scalar
@@ -14,6 +15,14 @@ Module = Any
 
 @standard("MatMul")
 def matmul(xp: Module, a: Array, b: Array) -> Array:
+    return product(xp, a, b)
+
+
+def product(xp: Module, a: Array, b: Array) -> Array:
+    """A matrix product; one of a batch with one matrix is a single large one."""
+    if b.ndim == 2 and a.ndim > 2 and a.flags.c_contiguous:
+        rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
+        return xp.matmul(rows, b).reshape(*a.shape[:-1], b.shape[-1])
     return xp.matmul(a, b)
 
 
@@ -51,7 +60,7 @@ def fused_matmul(
     transBatchB: int = 0,  # noqa: N803
 ) -> Array:
     """With transBatch the first dimension is the one before last: (M, batch, K)."""
-    y = xp.matmul(_turned(xp, a, transA, transBatchA), _turned(xp, b, transB, transBatchB))
+    y = product(xp, _turned(xp, a, transA, transBatchA), _turned(xp, b, transB, transBatchB))
     if alpha != 1:
         y *= scalar(y, alpha)
     return y
