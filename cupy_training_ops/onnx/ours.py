@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from ..declare.schema import Input
 from ..errors import ArgumentError, cut
 from ..frame.op import Op
@@ -30,22 +32,24 @@ def of_operator(node: Node, cls: type[Op]) -> Runner:
     views = {i: places[o.aliases] for i, o in enumerate(cls.outputs) if o.aliases}
     if node.op_type in _VIEWS:
         views = dict.fromkeys(range(len(node.outputs)), 0)
+    updates = frozenset(views.values() if node.op_type not in _VIEWS else ())
+    updates |= {i for i, item in enumerate(cls.inputs) if item.updated}
     return Runner(
         partial(_maker, op, node),
         host=_living(cls.inputs, declared, "host"),
         either=_living(cls.inputs, declared, "either"),
         makes_host=frozenset(i for i, o in enumerate(cls.outputs) if o.memory == "host"),
+        follows=not updates,
         views=views,
-        updates=frozenset(views.values() if node.op_type not in _VIEWS else ())
-        | {i for i, item in enumerate(cls.inputs) if item.updated},
+        updates=updates,
         op=op,
     )
 
 
 def declared_places(declared: Sequence[Input], n: int) -> list[int]:
-    """Which declared input each of n is; several lists take turns."""
+    """Which declared input each of n is: a list takes what is more, several lists take turns."""
     lists = [i for i, item in enumerate(declared) if item.variadic]
-    if not lists or n == len(declared):
+    if not lists or n <= len(declared):
         return list(range(n))
     first, behind = lists[0], len(declared) - len(lists) - lists[0]
     middle = max(n - first - behind, 0)
@@ -92,8 +96,21 @@ def _maker(op: Op, node: Node, xp: Any) -> Any:
 def _plain(
     op: Op, xp: Any, wanted: tuple[str, ...] | None, values: list[Any], out: Any = None
 ) -> Sequence[Any]:
-    results = op(*[dense(xp, value) for value in values], outputs=wanted, out=out)
+    results = op(*_taken(op, xp, values), outputs=wanted, out=out)
     return results if len(op.outputs) > 1 else (results,)
+
+
+def _taken(op: Op, xp: Any, values: Sequence[Any]) -> list[Any]:
+    """Inputs as operators take them: arrays without gaps, numbers where arrays are elsewhere."""
+    found = [
+        [dense(xp, v) for v in value] if isinstance(value, list) else dense(xp, value)
+        for value in values
+    ]
+    if xp is not np:
+        for i, value in enumerate(found):
+            if op.inputs[i].memory == "either" and isinstance(value, np.ndarray):
+                found[i] = value.item() if value.size == 1 else tuple(value.tolist())
+    return found
 
 
 def dense(xp: Any, value: Any) -> Any:
@@ -105,12 +122,7 @@ def dense(xp: Any, value: Any) -> Any:
 def _with_lists(op: Op, xp: Any, values: list[Any]) -> Sequence[Any]:
     """Sequences come in and go out whole; else each array of a list is an input of its own."""
     whole = any(isinstance(value, list) for value in values)
-    inputs = values if whole else _gathered(op, values)
-    dense_inputs = [
-        [dense(xp, v) for v in value] if isinstance(value, list) else dense(xp, value)
-        for value in inputs
-    ]
-    results = op(*dense_inputs)
+    results = op(*_taken(op, xp, values if whole else _gathered(op, values)))
     if len(op.outputs) == 1:
         results = (results,)
     if whole:
@@ -119,16 +131,14 @@ def _with_lists(op: Op, xp: Any, values: list[Any]) -> Sequence[Any]:
 
 
 def _gathered(op: Op, values: list[Any]) -> list[Any]:
-    """Inputs one after the other as declared: of several lists an array of each in turn."""
-    lists = sum(item.variadic for item in op.inputs)
-    if not lists:
-        return values
-    rest = sum(not item.variadic for item in op.inputs)
-    first = next(i for i, item in enumerate(op.inputs) if item.variadic)
-    behind = rest - first if lists == 1 else 0
-    middle = values[first : len(values) - behind]
-    columns = [middle[i::lists] for i in range(lists)]
-    return [*values[:first], *columns, *values[len(values) - behind :]]
+    """Inputs as declared, each list put together of those that are its own."""
+    found: list[Any] = [[] if item.variadic else None for item in op.inputs]
+    for place, value in zip(declared_places(op.inputs, len(values)), values, strict=True):
+        if op.inputs[place].variadic:
+            found[place].append(value)
+        else:
+            found[place] = value
+    return [None if isinstance(value, list) and not value else value for value in found]
 
 
 def _spread_out(op: Op, results: Sequence[Any]) -> list[Any]:

@@ -108,9 +108,10 @@ class Compiler:
     def compile(self) -> Program:
         """The program."""
         asked = _asked_for(self._graph, self._found)
+        numbers = self._numbers()
         for item in self._graph.inputs:
             if item.name not in self._graph.constants:
-                place = self._is_host or item.name in asked
+                place = self._is_host or item.name in asked or item.name in numbers
                 self._feeds[item.name] = (self._slot((item.name, place)), place)
         for i, node in enumerate(self._graph.nodes):
             self._add(node, self._found[i], i in self._on_host or self._is_host)
@@ -129,6 +130,16 @@ class Compiler:
 
     def _has(self, name: str) -> bool:
         return (name, HOST) in self._slots or (name, DEVICE) in self._slots
+
+    def _numbers(self) -> set[str]:
+        """What no node takes as an array, and some take as a number."""
+        numbers: set[str] = set()
+        arrays = {item.name for item in self._graph.outputs}
+        for i, node in enumerate(self._graph.nodes):
+            known = self._found[i].host | self._found[i].either
+            for k, name in enumerate(node.inputs):
+                (numbers if k in known else arrays).add(name)
+        return numbers - arrays
 
     def _slot(self, place: Place) -> int:
         if place not in self._slots:

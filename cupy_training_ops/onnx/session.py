@@ -100,7 +100,10 @@ class Session:
             refuse("Session", "feeds", cut(str(sorted(known))), _difference(missing, extra))
         for name, value in feeds.items():
             slot, host = known[name]
-            values[slot] = self._placed(value, host)
+            if self._said[name].is_sequence and isinstance(value, list | tuple):
+                values[slot] = [self._placed(item, host) for item in value]
+            else:
+                values[slot] = self._placed(value, host)
             self._check(self._said[name], values[slot])
         return values
 
@@ -119,9 +122,7 @@ class Session:
                 refuse("Session", cut(said.name), expected, f"shape {array.shape}")
 
     def _placed(self, value: Any, host: bool) -> Any:
-        """An array where the graph needs it; a list of them for a sequence."""
-        if isinstance(value, list | tuple) and not all(np.isscalar(v) for v in value):
-            return [self._placed(item, host) for item in value]
+        """An array where the graph needs it."""
         if self.xp is not np and isinstance(value, self.xp.ndarray):
             return self.xp.asnumpy(value) if host else value
         return np.asarray(value) if host else self.xp.asarray(value)

@@ -93,8 +93,10 @@ class TrainingSession:
         if extra:
             self._refuse("optimizer_model.onnx", f"inputs among {sorted(OPTIMIZER_INPUTS)}", extra)
         known = {n: m for group in checkpoint.groups for n, m in group.moments.items()}
+        read = {name for node in optimizer.graph.nodes for name in node.inputs}
         for i, kind in enumerate(m for m in MOMENTS if m in optimizer.inputs):
-            self._moments[kind] = {n: self._moment(known, n, i) for n in self._trained}
+            names = self._trained if kind in read else ()  # SGD has moments that it does not use
+            self._moments[kind] = {n: self._moment(known, n, i) for n in names}
         if checkpoint.groups:
             group = checkpoint.groups[0]
             self.step_count, self._lr = group.step, group.initial_lr

@@ -162,3 +162,8 @@ def hardmax(xp: Module, x: Array, *, axis: int = -1) -> Array:
     shape = [1] * x.ndim
     shape[axis] = -1
     return (xp.arange(x.shape[axis]).reshape(shape) == first).astype(x.dtype)
+
+
+@standard("GlobalMaxPool")
+def global_max_pool(xp: Module, x: Array) -> Array:
+    return x.max(axis=tuple(range(2, x.ndim)), keepdims=True)
