@@ -50,7 +50,7 @@ def runners(graph: Graph, problems: Problems) -> dict[int, Runner]:
     found = {}
     for i, node in enumerate(graph.nodes):
         try:
-            found[i] = runner(node)
+            found[i] = runner(node, graph.types.get(node.inputs[0]) if node.inputs else None)
         except OpError as error:
             problems.add(node.title, error)
         except (TypeError, ValueError, OverflowError) as error:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import copy
 import io
 import os
+import subprocess
 import sys
 import tempfile
 import warnings
@@ -113,9 +114,10 @@ def first(outputs: Any) -> float:
     return float(outputs[0] if isinstance(outputs, tuple) else outputs)
 
 
-def pytorch(case: Case, net: nn.Module, batches: list[Any]) -> Answers:
-    """Ten steps of PyTorch's in float64."""
-    net = copy.deepcopy(net).double().train()
+def pytorch(case: Case, net: nn.Module, batches: list[Any], dtype: Any = torch.float64) -> Answers:
+    """Ten steps of PyTorch's."""
+    net = copy.deepcopy(net).to(dtype).train()
+    batches = [tuple(in_type(array, dtype) for array in batch) for batch in batches]
     trained = {n: p for n, p in net.named_parameters() if n not in case.frozen}
     optimizer = {"AdamW": AdamW, "SGD": torch.optim.SGD}[case.optimizer](
         list(trained.values()), 1.0
@@ -124,7 +126,7 @@ def pytorch(case: Case, net: nn.Module, batches: list[Any]) -> Answers:
     for (x, labels), rate in zip(batches, RATES, strict=True):
         optimizer.param_groups[0]["lr"] = float(rate)
         optimizer.zero_grad()
-        loss = LOSSES[case.loss](net(as_double(x)), as_double(labels))
+        loss = LOSSES[case.loss](net(x), labels)
         loss.backward()
         gradients = {name: p.grad.numpy().copy() for name, p in trained.items()}
         if case.clip is not None:
@@ -133,7 +135,7 @@ def pytorch(case: Case, net: nn.Module, batches: list[Any]) -> Answers:
         now = {name: p.detach().numpy().copy() for name, p in trained.items()}
         steps.append((float(loss), gradients, now))
     x, labels = batches[-1]
-    evaluated = float(LOSSES[case.loss](net.eval()(as_double(x)), as_double(labels)))
+    evaluated = float(LOSSES[case.loss](net.eval()(x), labels))
     return gathered(steps) | {"eval": np.float32(evaluated)}
 
 
@@ -157,8 +159,8 @@ class AdamW(torch.optim.Optimizer):
             p.mul_(1 - group["lr"] * ADAM_W["weight_decay"])
 
 
-def as_double(x: torch.Tensor) -> torch.Tensor:
-    return x.double() if x.is_floating_point() else x
+def in_type(x: torch.Tensor, dtype: Any) -> torch.Tensor:
+    return x.to(dtype) if x.is_floating_point() else x
 
 
 def gathered(steps: list[Any]) -> Answers:
@@ -181,10 +183,21 @@ def apart(a: Answers, b: Answers) -> dict[str, float]:
     return worst
 
 
+def drawn(name: str, case: Case) -> tuple[nn.Module, list[Any]]:
+    """A network and its batches: the first whose steps rounding to float32 does not part, as Adam
+    makes much of a gradient that is nearly 0."""
+    for seed in range(1000):
+        torch.manual_seed(sum(map(ord, name)) + seed)
+        net = case.net()
+        batches = [case.batch() for _ in range(STEPS)]
+        both = (pytorch(case, net, batches, dtype) for dtype in (torch.float32, torch.float64))
+        if case.answers is None or apart(*both)["parameters"] < 5e-7:
+            return net, batches
+    raise AssertionError(f"{name}: rounding parts all")
+
+
 def make(name: str, case: Case, folder: Path) -> None:
-    torch.manual_seed(sum(map(ord, name)))
-    net = case.net()
-    batches = [case.batch() for _ in range(STEPS)]
+    net, batches = drawn(name, case)
     folder.mkdir(parents=True, exist_ok=True)
     write_artifacts(case, net, batches[0][0], folder)
     ours = pytorch(case, net, batches)
@@ -202,7 +215,10 @@ def make(name: str, case: Case, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    warnings.filterwarnings("ignore")
-    os.chdir(tempfile.mkdtemp())  # upstream leaves files behind
-    for name in sys.argv[1:] or CASES:
-        make(name, CASES[name], DATA / name)
+    if len(sys.argv) == 2:
+        warnings.filterwarnings("ignore")
+        os.chdir(tempfile.mkdtemp())  # upstream leaves files behind
+        make(sys.argv[1], CASES[sys.argv[1]], DATA / sys.argv[1])
+    else:  # each in a process of its own, since upstream counts names in one
+        for name in sys.argv[1:] or CASES:
+            subprocess.run([sys.executable, Path(__file__).resolve(), name], check=True)
