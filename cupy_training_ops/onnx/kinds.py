@@ -30,5 +30,6 @@ class Runner:
     grows: bool = False
     views: Mapping[int, int] = field(default_factory=dict)
     updates: frozenset[int] = frozenset()  # inputs that are written in place, whoever else has them
-    overwrites: tuple[int, ...] = ()
+    keeps: bool = False
+    overwrites: tuple[int, ...] = ()  # inputs of the first result's type and, if largest, shape
     op: Op | None = None

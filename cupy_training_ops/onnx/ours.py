@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -41,9 +41,19 @@ def of_operator(node: Node, cls: type[Op]) -> Runner:
         makes_host=frozenset(i for i, o in enumerate(cls.outputs) if o.memory == "host"),
         follows=not updates,
         views=views,
+        overwrites=_overwrites(cls, places),
         updates=updates,
         op=op,
     )
+
+
+def _overwrites(cls: type[Op], places: Mapping[str, int]) -> tuple[int, ...]:
+    """The inputs that the first result may be written over, where they are of its type."""
+    first = cls.outputs[0]
+    if any(item.variadic for item in cls.inputs) or any(item.variadic for item in cls.outputs):
+        return ()
+    found = (places[name] for name in first.may_alias)
+    return tuple(k for k in found if cls.inputs[k].type == first.type)
 
 
 def declared_places(declared: Sequence[Input], n: int) -> list[int]:
@@ -96,7 +106,8 @@ def _maker(op: Op, node: Node, xp: Any) -> Any:
 def _plain(
     op: Op, xp: Any, wanted: tuple[str, ...] | None, values: list[Any], out: Any = None
 ) -> Sequence[Any]:
-    results = op(*_taken(op, xp, values), outputs=wanted, out=out)
+    given = None if out is None else (out, *[None] * (len(op.outputs) - 1))
+    results = op(*_taken(op, xp, values), outputs=wanted, out=given)
     return results if len(op.outputs) > 1 else (results,)
 
 

@@ -14,24 +14,14 @@ import numpy as np
 
 from ..errors import OpError
 from .graph import Graph, Node, Problems
-from .kinds import Run, Runner
+from .kinds import Runner
+from .memory import UNUSED, Step, in_place, with_ends
 from .runner import runner
 
 HOST, DEVICE = True, False
 ABSENT = 0  # the slot of None: inputs that are left out
-UNUSED = 1  # the slot of outputs that nobody wants
 SMALL = 64  # elements of a constant that may as well be on the host
 Place = tuple[str, bool]  # a value, and whether it is on the host
-
-
-class Step(NamedTuple):
-    """A call on values by their slots; `dead` are needed by no later one."""
-
-    run: Run
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    dead: tuple[int, ...]
-    node: Node
 
 
 class Program(NamedTuple):
@@ -50,7 +40,7 @@ def runners(graph: Graph, problems: Problems) -> dict[int, Runner]:
     found = {}
     for i, node in enumerate(graph.nodes):
         try:
-            found[i] = runner(node, graph.types.get(node.inputs[0]) if node.inputs else None)
+            found[i] = runner(node)
         except OpError as error:
             problems.add(node.title, error)
         except (TypeError, ValueError, OverflowError) as error:
@@ -120,7 +110,7 @@ class Compiler:
         kept |= {slot for slot, value in enumerate(self._values) if value is not None}
         constants = {n: self._any_slot(n) for n in self._graph.constants if self._has(n)}
         return Program(
-            tuple(_with_ends(self._steps, kept | {ABSENT})),
+            tuple(in_place(with_ends(self._steps, kept | {ABSENT}), kept | {ABSENT})),
             self._values,
             self._feeds,
             results,
@@ -187,7 +177,7 @@ class Compiler:
             for k, name in enumerate(node.outputs)
         )
         run = known.make(np if host else self._xp)
-        self._steps.append(Step(run, inputs, outputs, (), node))
+        self._steps.append(Step(run, inputs, outputs, (), node, known))
 
     def _input(self, node: Node, known: Runner, k: int, host: bool) -> int:
         name = node.inputs[k]
@@ -200,15 +190,3 @@ class Compiler:
 
 def _each(value: Any, copy: Callable[[Any], Any]) -> Any:
     return [copy(item) for item in value] if isinstance(value, list) else copy(value)
-
-
-def _with_ends(steps: Sequence[Step], kept: set[int]) -> list[Step]:
-    """The steps with what is dead after each."""
-    seen = set(kept)
-    found = []
-    for step in reversed(steps):
-        dead = tuple(dict.fromkeys(s for s in (*step.inputs, *step.outputs) if s not in seen))
-        seen.update(dead)
-        seen.discard(UNUSED)
-        found.append(step._replace(dead=dead))
-    return found[::-1]

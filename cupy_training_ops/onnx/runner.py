@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import Dtype
 from ..errors import ArgumentError, cut
 from ..frame.op import Op
 from ..registry import REGISTRY
@@ -22,13 +21,10 @@ _CONTRIB = ("", "ai.onnx", "com.microsoft")  # where upstream puts what the tabl
 _NAMES = {"ai.onnx": "", "": ""}
 
 
-def runner(node: Node, dtype: Dtype | None = None) -> Runner:
-    """What runs a node; raises OpError with the reason why nothing does.
-
-    dtype: its first input's, where that is known: the table has pools of integers.
-    """
+def runner(node: Node) -> Runner:
+    """What runs a node; raises OpError with the reason why nothing does."""
     cls = _operator(node)
-    if cls is not None and not (dtype and _in_table(node) and not _takes(cls, dtype)):
+    if cls is not None:
         return of_operator(node, cls)
     if node.domain in _CONTRIB:
         item = find(node.op_type, node.version if node.is_standard else NEWEST)
@@ -43,21 +39,11 @@ def _shown(domain: str) -> str:
     return f"domain {cut(domain)!r}" if domain else "ONNX's own domain"
 
 
-def _in_table(node: Node) -> bool:
-    return node.is_standard and node.op_type in TABLE
-
-
-def _takes(cls: type[Op], dtype: Dtype) -> bool:
-    """Whether an operator's first input may have this dtype."""
-    variable = cls.inputs[0].type
-    return variable not in cls.types or dtype in cls.types[variable]
-
-
 def _operator(node: Node) -> type[Op] | None:
     """The class that serves a node: of its domain and version where there is one."""
     found = [cls for (_, name, _), cls in REGISTRY.items() if name == node.op_type]
     own = [cls for cls in found if _NAMES.get(cls.domain, cls.domain) == node.domain]
-    in_table = _in_table(node)
+    in_table = node.is_standard and node.op_type in TABLE
     if not own:
         return None if in_table or not found else found[-1]
     if not node.is_standard:
@@ -82,6 +68,7 @@ def _of_table(node: Node, item: Standard) -> Runner:
         shapes_only=item.shapes_only,
         grows=item.grows,
         views=dict.fromkeys(range(len(node.outputs)), 0) if item.view else {},
+        keeps=item.keeps,
         overwrites=item.overwrites,
     )
 

@@ -77,7 +77,7 @@ class Session:
         return {name: values[slot] for name, slot in self.program.results}
 
     def _run_step(self, step: Any, values: list[Any]) -> None:
-        run, inputs, outputs, dead, node = step
+        run, inputs, outputs, dead, node, _ = step
         try:
             results = run([values[slot] for slot in inputs])
         except MemoryError:

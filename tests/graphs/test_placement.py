@@ -30,6 +30,7 @@ class Box:
         assert isinstance(inside, np.ndarray)
         self.inside, self.dtype = inside, inside.dtype
         self.shape, self.ndim, self.size = inside.shape, inside.ndim, inside.size
+        self.flags = inside.flags
 
 
 class Device:
@@ -71,11 +72,11 @@ def device(monkeypatch) -> Device:
     def run_of(known, xp):
         run = known.make(np)
         if xp is np:
-            return lambda values: run([checked_on_host(v) for v in values])
+            return lambda values, **over: run([checked_on_host(v) for v in values], **over)
 
-        def on_device(values):
+        def on_device(values, out=None):
             inside = [unboxed(known, k, value) for k, value in enumerate(values)]
-            results = run(inside)
+            results = run(inside) if out is None else run(inside, out=opened(out))
             return [r if k in known.makes_host else each(r, box) for k, r in enumerate(results)]
 
         return on_device

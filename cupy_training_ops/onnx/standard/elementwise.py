@@ -27,7 +27,6 @@ UNARY = {
     "Cosh": "cosh",
     "Exp": "exp",
     "Floor": "floor",
-    "IsNaN": "isnan",
     "Log": "log",
     "Neg": "negative",
     "Not": "logical_not",
@@ -43,15 +42,17 @@ UNARY = {
 BINARY = {
     "Add": "add",
     "And": "logical_and",
+    "Mul": "multiply",
+    "Or": "logical_or",
+    "Sub": "subtract",
+    "Xor": "logical_xor",
+}
+COMPARISONS = {
     "Equal": "equal",
     "Greater": "greater",
     "GreaterOrEqual": "greater_equal",
     "Less": "less",
     "LessOrEqual": "less_equal",
-    "Mul": "multiply",
-    "Or": "logical_or",
-    "Sub": "subtract",
-    "Xor": "logical_xor",
 }
 VARIADIC = {"Max": "maximum", "Min": "minimum", "Sum": "add"}
 
@@ -68,8 +69,14 @@ def _put_binary(operator: str, name: str) -> None:
         return getattr(xp, name)(x, y, out=out)
 
 
+def _put_comparison(operator: str, name: str) -> None:
+    @standard(operator, since=7)
+    def comparison(xp: Module, x: Array, y: Array) -> Array:
+        return getattr(xp, name)(x, y)
+
+
 def _put_variadic(operator: str, name: str) -> None:
-    @standard(operator, since=6)
+    @standard(operator, since=6, view=True)  # one array comes back itself
     def variadic(xp: Module, *arrays: Array) -> Array:
         return functools.reduce(getattr(xp, name), arrays)
 
@@ -78,6 +85,8 @@ for _operator, _name in UNARY.items():
     _put_unary(_operator, _name)
 for _operator, _name in BINARY.items():
     _put_binary(_operator, _name)
+for _operator, _name in COMPARISONS.items():
+    _put_comparison(_operator, _name)
 for _operator, _name in VARIADIC.items():
     _put_variadic(_operator, _name)
 
@@ -209,6 +218,11 @@ def gelu(xp: Module, x: Array, *, approximate: str = "none") -> Array:
     return get_op(name).shared()(xp.ascontiguousarray(x))
 
 
+@standard("IsNaN")
+def is_nan(xp: Module, x: Array) -> Array:
+    return xp.isnan(x)
+
+
 @standard("IsInf")
 def is_inf(xp: Module, x: Array, *, detect_negative: int = 1, detect_positive: int = 1) -> Array:
     found = xp.isinf(x)
@@ -222,7 +236,7 @@ def clip_6(xp: Module, x: Array, *, min: float = -math.inf, max: float = math.in
     return xp.clip(x, scalar(x, min), scalar(x, max))
 
 
-@standard("Clip", since=11)
+@standard("Clip", since=11, view=True)
 def clip(xp: Module, x: Array, low: Array = None, high: Array = None) -> Array:
     """As ONNX has it, `high` where it is below `low`."""
     if low is not None:

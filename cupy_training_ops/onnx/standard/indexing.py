@@ -26,7 +26,7 @@ def gather_elements(xp: Module, x: Array, indices: Array, *, axis: int = 0) -> A
     return x[_along(xp, x, indices, axis)]
 
 
-@standard("GatherND")
+@standard("GatherND", view=True)
 def gather_nd(xp: Module, x: Array, indices: Array, *, batch_dims: int = 0) -> Array:
     batch = tuple(
         xp.arange(n).reshape([-1 if j == i else 1 for j in range(indices.ndim - 1)])
@@ -115,11 +115,11 @@ def non_zero(xp: Module, x: Array) -> Array:
     return xp.stack(xp.nonzero(x)).astype(np.int64)
 
 
-@standard("SequenceConstruct")
+@standard("SequenceConstruct", keeps=True)
 def sequence_construct(xp: Module, *arrays: Array) -> list[Array]:
     return list(arrays)
 
 
-@standard("SequenceAt", host=(1,))
+@standard("SequenceAt", host=(1,), view=True)
 def sequence_at(xp: Module, arrays: list[Array], place: Any) -> Array:
     return arrays[int(place)]

@@ -62,7 +62,7 @@ def lp_normalization(xp: Module, x: Array, *, axis: int = -1, p: int = 2) -> Arr
     return xp.where(norm == 0, scalar(x, 0), x / norm)
 
 
-@standard("Dropout", since=7, until=11)
+@standard("Dropout", since=7, until=11, view=True)
 def dropout_7(xp: Module, x: Array, *, ratio: float = 0.5) -> tuple[Array, Array]:
     """Of an inference model: the identity."""
     return x, xp.ones(x.shape, bool)

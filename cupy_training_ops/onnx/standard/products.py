@@ -72,6 +72,6 @@ def _turned(xp: Module, x: Array, last: int, batch: int) -> Array:
     return x.swapaxes(-1, -2) if last and x.ndim > 1 else x
 
 
-@standard("Einsum")
+@standard("Einsum", keeps=True)
 def einsum(xp: Module, *arrays: Array, equation: str) -> Array:
     return xp.einsum(equation, *arrays)

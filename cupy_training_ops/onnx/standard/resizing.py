@@ -64,7 +64,7 @@ ONLY = {
 }
 
 
-@standard("Resize", host=(1, 2, 3), grows=True, since=11, only=ONLY)
+@standard("Resize", host=(1, 2, 3), grows=True, view=True, since=11, only=ONLY)
 def resize(
     xp: Module,
     x: Array,

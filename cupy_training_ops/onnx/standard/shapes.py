@@ -154,12 +154,12 @@ def _cut(extent: int, start: int, end: int, step: int) -> slice:
     return slice(start, None if step < 0 and end < -extent else end, step)
 
 
-@standard("Cast", since=6)
+@standard("Cast", since=6, view=True)
 def cast(xp: Module, x: Array, *, to: int, saturate: int = 1, round_mode: str = "up") -> Array:
     return x.astype(to_dtype(to), copy=False)
 
 
-@standard("CastLike", since=15)
+@standard("CastLike", since=15, view=True)
 def cast_like(xp: Module, x: Array, like: Array, *, saturate: int = 1) -> Array:
     return x.astype(like.dtype, copy=False)
 

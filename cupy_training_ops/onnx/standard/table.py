@@ -34,6 +34,7 @@ class Standard(NamedTuple):
     shapes_only: bool = False
     grows: bool = False
     view: bool = False
+    keeps: bool = False  # a result may be the memory of any input
     overwrites: tuple[int, ...] = ()
     takes_count: bool = False  # of outputs, as `n_outputs`
     only: Mapping[str, tuple[object, ...]] = {}  # the values that an attribute may have here
