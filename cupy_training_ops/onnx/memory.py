@@ -40,7 +40,8 @@ def in_place(steps: Sequence[Step], kept: set[int]) -> list[Step]:
     """The steps that write over an input: one that a step made anew, that nothing else has a view
     of, and that dies there."""
     owner = _owners(steps)
-    kept = kept.union(*(step.inputs for step in steps if step.known and step.known.keeps))
+    passing = [step for step in steps if step.known and step.known.keeps]
+    kept = kept.union(*((*step.inputs, *step.outputs) for step in passing))
     last = _last_uses(steps, owner, kept)
     made = {slot for step in steps for slot in step.outputs}
     found = []

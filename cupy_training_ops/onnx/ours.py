@@ -17,7 +17,6 @@ from .kinds import Runner
 
 # Attributes that upstream copies from a forward node to its gradient, which has no use for them.
 COPIED = frozenset({"epsilon", "stash_type", "axis", "activation", "seed", "storage_order"})
-_VIEWS = ("View", "PassThrough")
 _APART = ("collective", "interop")  # they wait for others, or run the caller's functions
 
 
@@ -30,9 +29,7 @@ def of_operator(node: Node, cls: type[Op]) -> Runner:
     declared = declared_places(cls.inputs, len(node.inputs))
     places = {item.name: i for i, item in enumerate(cls.inputs)}
     views = {i: places[o.aliases] for i, o in enumerate(cls.outputs) if o.aliases}
-    if node.op_type in _VIEWS:
-        views = dict.fromkeys(range(len(node.outputs)), 0)
-    updates = frozenset(views.values() if node.op_type not in _VIEWS else ())
+    updates = frozenset(views.values())
     updates |= {i for i, item in enumerate(cls.inputs) if item.updated}
     return Runner(
         partial(_maker, op, node),
@@ -41,6 +38,7 @@ def of_operator(node: Node, cls: type[Op]) -> Runner:
         makes_host=frozenset(i for i, o in enumerate(cls.outputs) if o.memory == "host"),
         follows=not updates,
         views=views,
+        keeps=cls.family == "control" or cls.name == "View",
         overwrites=_overwrites(cls, places),
         updates=updates,
         op=op,
