@@ -26,7 +26,25 @@ DRAWING = frozenset(
 def prepared(graph: Graph, problems: Problems, seed: int | None = None) -> Graph:
     """The graph with constants for nodes that are some, shapes where gradients need them, and
     states for nodes that draw."""
-    return _with_states(_with_shapes(_without_constants(graph, problems), problems), seed)
+    graph = _with_shapes(_without_constants(graph, problems), problems)
+    return _with_states(_with_early_shapes(graph), seed)
+
+
+def _with_early_shapes(graph: Graph) -> Graph:
+    """Shapes are looked at as soon as there are arrays, so that no array waits for that."""
+    makers = {name: i for i, node in enumerate(graph.nodes) for name in node.outputs}
+    looks = {i for i, node in enumerate(graph.nodes) if _is_look(node)}
+    behind: dict[int, list[Node]] = {}
+    for i in sorted(looks):
+        behind.setdefault(makers.get(graph.nodes[i].inputs[0], -1), []).append(graph.nodes[i])
+    nodes = behind.get(-1, [])
+    for i, node in enumerate(graph.nodes):
+        nodes += [*([] if i in looks else [node]), *behind.get(i, [])]
+    return graph.with_nodes(nodes)
+
+
+def _is_look(node: Node) -> bool:
+    return node.is_standard and node.op_type in ("Shape", "Size") and len(node.inputs) == 1
 
 
 def _with_states(graph: Graph, seed: int | None) -> Graph:

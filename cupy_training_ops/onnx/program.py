@@ -35,12 +35,15 @@ class Program(NamedTuple):
     states: Mapping[str, int]  # constants that steps update
 
 
-def runners(graph: Graph, problems: Problems) -> dict[int, Runner]:
-    """What runs each node; nodes that nothing runs are problems."""
+def runners(
+    graph: Graph, problems: Problems, own: Callable[[Node], Runner | None] = lambda _: None
+) -> dict[int, Runner]:
+    """What runs each node, of a session's own nodes what `own` gives; nodes that nothing runs are
+    problems."""
     found = {}
     for i, node in enumerate(graph.nodes):
         try:
-            found[i] = runner(node)
+            found[i] = own(node) or runner(node)
         except OpError as error:
             problems.add(node.title, error)
         except (TypeError, ValueError, OverflowError) as error:

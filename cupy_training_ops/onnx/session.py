@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from ..dtypes import dtype_name
 from ..errors import ArgumentError, DtypeError, OpError, cut, refuse
+from .activations import Activations, with_codes
 from .graph import Graph, Problems, Value
 from .passes import prepared
 from .program import Compiler, Program, runners
@@ -22,12 +24,23 @@ class Session:
 
     model: a path, the bytes of a file, or an onnx.ModelProto. xp: numpy or cupy. A model that
     cannot be run is refused here, with every node that is the reason. seed: of the random masks;
-    the system's without one.
+    the system's without one. activations: the policy of an ActivationStash, by which what goes from
+    the forward to the backward part of a training graph waits as codes.
     """
 
-    def __init__(self, model: Source, xp: Any = np, *, seed: int | None = None) -> None:
+    model: Any
+    _activations: Activations | None = None
+
+    def __init__(
+        self,
+        model: Source,
+        xp: Any = np,
+        *,
+        seed: int | None = None,
+        activations: str | None = None,
+    ) -> None:
         graph, self.model, problems = read(model)
-        self._open(graph, problems, xp, seed)
+        self._open(graph, problems, xp, seed, activations)
 
     @classmethod
     def of_graph(cls, graph: Graph, name: str, xp: Any, seed: int | None = None) -> Session:
@@ -36,11 +49,22 @@ class Session:
         session._open(graph, Problems(name), xp, seed)
         return session
 
-    def _open(self, graph: Graph, problems: Problems, xp: Any, seed: int | None) -> None:
+    def _open(
+        self,
+        graph: Graph,
+        problems: Problems,
+        xp: Any,
+        seed: int | None,
+        activations: str | None = None,
+    ) -> None:
         graph = prepared(graph, problems, seed)
         found = runners(graph, problems)
         check_types(graph, found, problems)
         problems.refuse()
+        if activations is not None:
+            self._activations = Activations(activations)
+            graph = with_codes(graph)
+            found = runners(graph, problems, self._activations.runner)
         self.graph, self.xp = graph, xp
         self._said = {item.name: item for item in graph.inputs}
         self.program: Program = Compiler(graph, xp, found).compile()
@@ -58,6 +82,12 @@ class Session:
             if slot is not None:
                 self.program.values[slot] = array
 
+    def report(self) -> dict[str, Any]:
+        """What waited as codes in the last run, as ActivationStash.report says it."""
+        if self._activations is None:
+            raise ArgumentError("Session: report: there are no activations as codes")
+        return self._activations.stash.report()
+
     @property
     def inputs(self) -> tuple[str, ...]:
         """The names of what `run` takes."""
@@ -71,7 +101,8 @@ class Session:
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """The graph's outputs by name; arrays that it updates in place are those given."""
         values = self._fed(feeds)
-        with np.errstate(all="ignore"):
+        kept = self._activations.stash if self._activations else contextlib.nullcontext()
+        with np.errstate(all="ignore"), kept:
             for step in self.program.steps:
                 self._run_step(step, values)
         return {name: values[slot] for name, slot in self.program.results}

@@ -32,7 +32,9 @@ class TrainingSession:
 
     artifacts: the folder with training_model.onnx and checkpoint; with optimizer_model.onnx for
     `step` and `apply`, with eval_model.onnx for `eval` and `export`. xp: numpy or cupy. prefix:
-    that of the files' names. seed: of random masks; the system's without one.
+    that of the files' names. seed: of random masks; the system's without one. activations: the
+    policy, such as "default", by which activations wait for the backward part as codes; `report`
+    says how many bytes they were and are.
 
     Inputs are given by position or by name, as the training model has them. Parameters and
     gradients are arrays that steps update in place. Nothing waits for the device: a loss is an
@@ -40,13 +42,21 @@ class TrainingSession:
     """
 
     def __init__(
-        self, artifacts: StrPath, xp: Any = np, *, prefix: str = "", seed: int | None = None
+        self,
+        artifacts: StrPath,
+        xp: Any = np,
+        *,
+        prefix: str = "",
+        seed: int | None = None,
+        activations: str | None = None,
     ) -> None:
         folder = Path(artifacts)
         self.xp = xp
         paths = {name: folder / f"{prefix}{name}" for name in FILES}
         checkpoint = read_checkpoint(paths["checkpoint"])
-        self._training = Session(paths["training_model.onnx"], xp, seed=seed)
+        self._training = Session(
+            paths["training_model.onnx"], xp, seed=seed, activations=activations
+        )
         evaluation, optimizer = paths["eval_model.onnx"], paths["optimizer_model.onnx"]
         self._eval = Session(evaluation, xp) if evaluation.exists() else None
         self._optimizer = Session(optimizer, xp) if optimizer.exists() else None
@@ -224,6 +234,10 @@ class TrainingSession:
             got = f"{len(inputs)} by position and {cut(str(sorted(named)))} by name"
             self._refuse(f"{call}: inputs", ", ".join(user), got)
         return given
+
+    def report(self) -> dict[str, Any]:
+        """What waited as codes in the last step, as ActivationStash.report says it."""
+        return self._training.report()
 
     # ---- what is kept ----------------------------------------------------------------------------
 
