@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..declare.schema import Input, Output, finite, positive_or_zero
+from ..declare.schema import Input, Output, positive_or_zero
 from ..errors import ArgumentError
 from ..families.adam.facts import AdamRule
 from ..families.adam.operators import AdamOptimizerList
@@ -37,7 +37,9 @@ def beta(value: object) -> float:
 RATES = {  # the attributes in whose place they are
     "alpha": Input("beta1", "float64", memory="host", convert=beta, static=False),
     "beta": Input("beta2", "float64", memory="host", convert=beta, static=False),
-    "lambda_": Input("weight_decay", "float64", memory="host", convert=finite, static=False),
+    "lambda_": Input(
+        "weight_decay", "float64", memory="host", convert=positive_or_zero, static=False
+    ),
     "epsilon": Input("eps", "float64", memory="host", convert=not_negative, static=False),
 }
 _N = len(RATES)

@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from ...optimizers.rated import AdamWMeasured, AdamWUpdate
-from .base import Group, Optimizer, rate
+from .base import Group, Optimizer
+from .groups import rate
 from .part import Update
 
 
@@ -49,6 +50,11 @@ class AdamW(Optimizer):
             "differentiable": differentiable, "fused": fused, "decoupled_weight_decay": True,
         }  # fmt: skip
         super().__init__(params, defaults, max_norm)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:  # that of PyTorch's Adam says otherwise
+            group["decoupled_weight_decay"] = True
 
     def _update(self, group: Group, *, is_measured: bool) -> Update:
         kind = AdamWMeasured if is_measured else AdamWUpdate

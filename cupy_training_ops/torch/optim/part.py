@@ -40,12 +40,20 @@ class Count:
     def __init__(self, n_made: int, device: torch.device) -> None:
         self.next = torch.full((), n_made + 1, dtype=torch.int64, device=device)
         self.made = torch.full((), float(n_made), dtype=torch.float32, device=device)
+        self._version = self.made._version
 
     def copied(self) -> Count:
         """Another one that goes on from here; nothing waits."""
         count = object.__new__(Count)
         count.next, count.made = self.next.clone(), self.made.clone()
+        count._version = count.made._version
         return count
+
+    def heed(self) -> None:
+        """Go on from what someone else wrote into the states' number."""
+        if self.made._version != self._version:
+            self.next.copy_(self.made + 1)
+            self._version = self.made._version
 
     def go_on(self, told: Mapping[str, Tensor | None]) -> None:
         """A step without an element on this rank, which the same numbers skip."""
@@ -60,6 +68,7 @@ class Count:
     def follow(self) -> None:
         """The states' number after a step, which may have been skipped."""
         torch.sub(self.next, 1, out=self.made)
+        self._version = self.made._version
 
 
 class Part:
@@ -129,6 +138,8 @@ class Part:
         self, update: Update, gradients: Sequence[Tensor], told: Mapping[str, Tensor | None]
     ) -> None:
         """Update the parameters; a gradient that lies otherwise than its parameter is copied."""
+        if self.count is not None:
+            self.count.heed()
         if not gradients:
             if self.count is not None:
                 self.count.go_on(told)
