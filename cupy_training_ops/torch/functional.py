@@ -102,7 +102,7 @@ def dropout(
     that PyTorch draws. On the device in compiled regions and captured graphs: each run draws anew.
     """
     if training and 0 < p < 1:
-        return _dropout(input, bias, residual, float(p), _drawn(input, bias, residual))[0]
+        return _dropped(input, bias, residual, float(p))
     if not 0 <= p <= 1:
         refuse("dropout", "p", "a number from 0 to 1", shown(p))
     total = input if bias is None else input + bias
@@ -110,12 +110,19 @@ def dropout(
     return total if residual is None else total + residual
 
 
-def _drawn(*given: Tensor | None) -> Any:
-    """Seed and offset: numbers, or a tensor where they are drawn at each run."""
-    device = given[0].device  # type: ignore[union-attr]
-    if is_watched(given) or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-        return torch.randint(_MOST_SEED, (2,), device=device)
-    return tuple(torch.randint(_MOST_SEED, (2,)).tolist())
+def _dropped(*given: Any) -> Tensor:
+    """With seed and offset: numbers, or a tensor where they are drawn at each run."""
+    device = given[0].device
+    if is_watched(given):
+        dropped: Tensor = _dropout.registered(*given, _drawn_on(device))[0]
+        return dropped
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return _dropout.first_unwatched(*given, _drawn_on(device))
+    return _dropout.first_unwatched(*given, tuple(torch.randint(_MOST_SEED, (2,)).tolist()))
+
+
+def _drawn_on(device: torch.device) -> Tensor:
+    return torch.randint(_MOST_SEED, (2,), device=device)
 
 
 def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:

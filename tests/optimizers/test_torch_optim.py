@@ -509,6 +509,42 @@ def given_to(launches) -> set[int]:
     return set(np.concatenate(words).tolist())
 
 
+def test_a_step_looks_at_no_state_that_nobody_wrote(monkeypatch, seed) -> None:
+    from cupy_training_ops.torch.optim.part import Part
+
+    loop = Loop(AdamW, seed)
+    with tensors_on(HollowTensors()):
+        for _ in range(2):
+            loop.step()
+        monkeypatch.setattr(Part, "_has_states", None)
+        loop.step()
+        state = next(iter(loop.optimizer.state.values()))
+        state["others"] = 1
+        with pytest.raises(TypeError):
+            loop.step()
+
+
+def test_gradients_where_others_were_make_no_tables_anew(monkeypatch, seed) -> None:
+    """Of the last few steps; an allocator gives the same memory again."""
+    from cupy_training_ops.frame.providers import KernelCall
+
+    weights = [torch.nn.Parameter(torch.ones(3, 4)) for _ in range(2)]
+    grads = torch.randn(20, 2, 3, 4, generator=torch.Generator().manual_seed(seed))
+    made, tables_at = [], KernelCall.tables_at
+    monkeypatch.setattr(KernelCall, "tables_at", lambda *given: made.append(1) or tables_at(*given))
+    with tensors_on(HollowTensors()) as backend:
+        optimizer = AdamW(weights)
+        for i in (0, 1, 2, 0, 1, 2, *range(20), 19):
+            weights[0].grad, weights[1].grad = grads[i]
+            backend.launches.clear()
+            optimizer.step()
+            assert given_to(backend.launches) >= {g.data_ptr() for g in grads[i]}
+        (part,) = optimizer._parts
+        ((_, opened),) = [way._last for c in part._calls.values() for way in c._ways.values()]
+    assert len(made) == 20
+    assert len(opened._made) <= 8
+
+
 def test_schedulers_prepare_nothing_anew(seed) -> None:
     """Rates and betas are numbers of each call."""
     from cupy_training_ops.optimizers.rated import AdamWMeasured

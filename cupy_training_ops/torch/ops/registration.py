@@ -92,6 +92,10 @@ class Door:
         """The first result; without gradients the others are not computed."""
         if is_watched(arguments):
             return self.registered(*arguments)[0]
+        return self.first_unwatched(*arguments)
+
+    def first_unwatched(self, *arguments: Any) -> Any:
+        """The same where nobody else is to see the call."""
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
             return self.node(*arguments)[0]
         return self.operator.body(launch_first, *arguments)

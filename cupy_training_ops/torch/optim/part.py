@@ -15,7 +15,7 @@ from ...errors import ArgumentError
 from ...frame.bound import opened
 from ...frame.op import Op
 from ...frame.opened import OpenCall
-from ...runtime.alike import Watched
+from ...runtime.alike import Watched, versions
 from .local import Ranks, is_distributed, laid_out, local, ordered, ranks_of
 
 State = dict[str, Any]
@@ -83,6 +83,7 @@ class Part:
     ) -> None:
         self.place, self.parameters, self.states = place, tuple(parameters), tuple(states)
         self.count = count
+        self._versions: list[int] | None = None  # of the states, as they were found to have these
         self.is_shared = any(map(is_distributed, parameters))  # other ranks have parts of it
         names = () if count is None else MOMENTS
         self.moments = {name: [state[name] for state in states] for name in names}
@@ -105,6 +106,13 @@ class Part:
 
     def is_of(self) -> bool:
         """Whether the states have the moments that are bound, and their count."""
+        found = versions(self.states)
+        if found is not None and found == self._versions:
+            return True
+        self._versions = found if (has := self._has_states()) else None
+        return has
+
+    def _has_states(self) -> bool:
         try:
             made = itertools.repeat(None if self.count is None else self.count.made)
             return all(map(is_, map(itemgetter("step"), self.states), made)) and all(
