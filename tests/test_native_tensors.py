@@ -54,10 +54,10 @@ def kernels(launches) -> list[tuple]:
 
 
 def is_adopted(values) -> bool:
-    """Empty tensors have no address, complex ones may be conjugated."""
+    """Complex tensors may be conjugated."""
     found = itertools.chain.from_iterable(v if isinstance(v, list) else (v,) for v in values)
     arrays = [v for v in found if isinstance(v, np.ndarray)]
-    return not arrays or any(v.size == 0 or v.dtype.kind == "c" for v in arrays)
+    return not arrays or any(v.dtype.kind == "c" for v in arrays)
 
 
 @pytest.mark.parametrize("sample", NATIVE, ids=lambda sample: sample.id)
@@ -212,6 +212,17 @@ def test_a_tensor_whose_elements_are_in_another_order_is_another(backend) -> Non
     with pytest.raises(ArgumentError, match=r"ConcatTraining: inputs\[1\]"):
         listed([dy, x])
     assert len(backend.launches) == n
+
+
+@pytest.mark.parametrize("n", [0, 4])
+def test_empty_tensors_are_taken_by_their_metadata(backend, n) -> None:
+    """They have no address; a bound call makes them, where nobody gave them, and is given them."""
+    x = torch.arange(30.0).reshape(10, 3)
+    bound = get_op("SplitTraining")(axis=0).bound(x, np.array([n, 10 - n, 0]))
+    assert [tuple(part.shape) for part in bound()] == [(n, 3), (10 - n, 3), (0, 3)]
+    empty = torch.empty(0, 3)
+    assert get_op("ReluGrad")()(empty, empty, out=empty) is empty
+    assert len(backend.launches) == 1
 
 
 def test_a_workspace_without_elements_serves_where_none_is_needed(backend, monkeypatch) -> None:

@@ -6,6 +6,7 @@
 // have kernels of their own.
 #include "conv/depthwise.cuh"
 #include "conv/image.cuh"
+#include "conv/packing.cuh"
 #include "conv/pointwise.cuh"
 #include "conv/weight.cuh"
 
@@ -31,6 +32,7 @@ namespace cto {
 using namespace conv::depthwise;
 using namespace conv::image;
 using namespace conv::lines;
+using namespace conv::packing;
 using namespace conv::pointwise;
 using namespace conv::tile;
 using namespace conv::weight;

@@ -10,8 +10,10 @@
 #include "core/either.cuh"
 #include "core/slots.cuh"
 #include "cross_entropy/bundles.cuh"
+#include "cross_entropy/distributions.cuh"
 #include "cross_entropy/division.cuh"
 #include "cross_entropy/facts.cuh"
+#include "cross_entropy/labels.cuh"
 
 // T: scores, or log-probabilities and dY. TOUT: the outputs, and a bias.
 #ifndef CTO_TOUT
@@ -45,61 +47,12 @@ constexpr int WIDTH = 16 / (sizeof(T) > sizeof(TOUT) ? sizeof(T) : sizeof(TOUT))
 template <int TOTAL_NBYTES, int N>
 constexpr int SLOTS = TOTAL_NBYTES / (WIDTH * sizeof(T) * N);
 
-__device__ __forceinline__ A not_a_number() { return static_cast<A>(__int_as_float(0x7FFFFFFF)); }
-
-// ---- labels and weights -------------------------------------------------------------------------
-
 using WeightSum = cross_entropy::WeightSum<A>;
 using Divisor = cross_entropy::Divisor<A>;
-using cross_entropy::product_over;
-
-// What a row is compared with: its class, or -1; and its weight.
-struct Target {
-    i64 label;
-    A weight;
-    bool outside;  // out of range: loss and gradient are NaN
-
-    // Without its weight.
-    __device__ A loss(A of_label) const {
-        return outside ? not_a_number() : (label < 0 ? A(0) : of_label);
-    }
-    template <class B>
-    __device__ B weighted(B loss) const {
-        return weight == 0 ? B(0) : weight * loss;
-    }
-    // Whether its gradient is 0, whatever is in the row.
-    __device__ bool skips(const WeightSum& divisor) const {
-        return !outside && (weight == 0 || divisor.value == 0);
-    }
-    // What softmax - target is multiplied with, where it is not skipped.
-    __device__ A slope(A dy, const WeightSum& divisor) const {
-        return outside ? not_a_number() : product_over(dy, weight * divisor.unit, divisor.value);
-    }
-};
-
-__device__ __forceinline__ A weight_at(const void* weights, i32 type, i64 i) {
-    switch (type) {
-        case facts::ONNX_FLOAT16:
-            return __half2float(static_cast<const __half*>(weights)[i]);
-        case facts::ONNX_BFLOAT16:
-            return __bfloat162float(static_cast<const __nv_bfloat16*>(weights)[i]);
-        case facts::ONNX_FLOAT64:
-            return static_cast<A>(static_cast<const double*>(weights)[i]);
-        default:
-            return static_cast<const float*>(weights)[i];
-    }
-}
-
-// A label is no index before it is known to be in range.
-__device__ __forceinline__ Target target_of(const void* labels, const void* weights,
-                                            const Rule& rule, i64 row) {
-    const i64 label = rule.wide_labels ? static_cast<const i64*>(labels)[row]
-                                       : static_cast<const i32*>(labels)[row];
-    if (rule.ignores && label == rule.ignore_index) return {-1, 0, false};
-    if (label < 0 || label >= rule.n_classes) return {-1, 1, true};
-    if (!weights) return {label, 1, false};
-    return {label, weight_at(weights, rule.weight_type, rule.row_weights ? row : label), false};
-}
+using DenseSum = cross_entropy::distributions::DenseSum<A>;
+using Losses = cross_entropy::labels::Losses<TOUT, A>;
+using Target = cross_entropy::labels::Target<A>;
+using cross_entropy::labels::target_of;
 
 // ---- sums over rows -----------------------------------------------------------------------------
 
@@ -124,21 +77,6 @@ __device__ __forceinline__ bool sum_grid(double (&own)[N], double* partials, Zer
 
 // ---- the lines ----------------------------------------------------------------------------------
 
-// Where a row's loss goes: rounded to the output, or to be weighted and summed; both may be missing.
-struct Losses {
-    TOUT* output;
-    A* summed;
-    __device__ bool wanted() const { return output || summed; }
-    __device__ void store(i64 row, const Target& target, A of_label) const {
-        const A loss = target.loss(of_label);
-        if (summed)
-            summed[row] = loss;
-        else
-            output[row] = from_acc<TOUT>(target.weighted(loss));
-    }
-    __device__ void store(i64 row, A loss) const { store(row, Target{0, 1, false}, loss); }
-};
-
 template <int W, int DEPTH, class Threads>
 __device__ __forceinline__ void loss_line(const Line<W, DEPTH>& line, const Threads& threads,
                                           const T* scores, const void* labels, const void* weights,
@@ -149,7 +87,7 @@ __device__ __forceinline__ void loss_line(const Line<W, DEPTH>& line, const Thre
     of.join(threads);
     const A max = of.max, last = logarithm(of.sum);
     if (line.leads() && losses.wanted()) {
-        const Target target = target_of(labels, weights, rule, line.number);
+        const Target target = target_of<A>(labels, weights, rule, line.number);
         const A score =
             target.label < 0 ? A(0) : to_acc(scores[line.start + target.label * line.stride]);
         losses.store(line.number, target, last - (score - max));
@@ -169,7 +107,7 @@ __device__ __forceinline__ void loss_bundle(const Line<W, DEPTH>& bundle,
     const i64 own = threadIdx.y;
     const bool has_loss = own < W && bundle.number >= 0 && losses.wanted();
     Target target{-1, 0, false};
-    if (has_loss) target = target_of(labels, weights, rule, bundle.number + own);
+    if (has_loss) target = target_of<A>(labels, weights, rule, bundle.number + own);
     A score = 0;
     if (target.label >= 0)
         score = to_acc(scores[bundle.start + own + target.label * bundle.stride]);
@@ -218,7 +156,7 @@ __device__ __forceinline__ void loss_and_gradient_line(const Line<W, DEPTH>& lin
     OnlineSum<A> of;
     const auto batch = read(line, of, in);
     Target target{-1, 0, false};
-    if (line.number >= 0) target = target_of(labels, weights, rule, line.number);
+    if (line.number >= 0) target = target_of<A>(labels, weights, rule, line.number);
     A score = 0;
     if (line.leads() && target.label >= 0)
         score = to_acc(scores[line.start + target.label * line.stride]);
@@ -253,7 +191,7 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
     i64 label = -1;
     bool skips = true;
     if (line.number >= 0) {
-        const Target target = target_of(labels, weights, rule, line.number);
+        const Target target = target_of<A>(labels, weights, rule, line.number);
         const WeightSum by = divisor.load();
         slope = target.slope(to_acc(dy[dy_of_rows ? line.number : 0]), by);
         label = target.label;
@@ -267,35 +205,6 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
 }
 
 // ---- targets that are distributions -------------------------------------------------------------
-
-// Beside OnlineSum the sum of t (x - maximum) and of t, of targets t that are not 0.
-struct DenseSum {
-    OnlineSum<A> of;
-    A linear = 0, targets = 0;
-
-    // t times a shift; no targets have no part in it, even where it is infinite.
-    __device__ A shifted(A shift) const { return targets == 0 ? A(0) : targets * shift; }
-
-    template <class Each, class Renew>
-    __device__ __forceinline__ void include(const Each& each, const Renew& renew) {
-        const A before = of.reference(of.max);
-        of.include([&](auto see) { each([&](A x, A) { see(x); }); }, renew);
-        renew();
-        const A now = of.reference(of.max);
-        if (now != before) linear += shifted(before - now);
-        each([&](A x, A t) {
-            if (t != 0) linear += t * (x - now), targets += t;
-        });
-    }
-    template <class Threads>
-    __device__ __forceinline__ void join(const Threads& threads) {
-        const A own = of.reference(of.max);
-        of.join(threads);
-        linear = threads.sum(linear + shifted(own - of.reference(of.max)));
-        targets = threads.sum(targets);
-    }
-    __device__ A loss() const { return shifted(logarithm(of.sum)) - linear; }
-};
 
 template <int W, int DEPTH, class Threads>
 __device__ __forceinline__ void dense_loss_line(const Line<W, DEPTH>& line, const Threads& threads,
@@ -339,7 +248,7 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS)
 #pragma unroll 4
     for (i64 row = blockIdx.x * blockDim.x + threadIdx.x; row < n_rows;
          row += gridDim.x * blockDim.x)
-        sum[0] += target_of(labels, weights, rule, row).weight;
+        sum[0] += target_of<A>(labels, weights, rule, row).weight;
     if (!sum_grid(sum, partials, ticket)) return;
     const WeightSum all = WeightSum::of(sum[0]);
     divisor[0] = all.value;
@@ -358,7 +267,7 @@ extern "C" __global__ void __launch_bounds__(SUM_THREADS)
          row += gridDim.x * blockDim.x) {
         double loss = losses[row];
         if (labels) {
-            const Target target = target_of(labels, weights, rule, row);
+            const Target target = target_of<A>(labels, weights, rule, row);
             loss = target.weighted(loss);
             sums[1] += target.weight;
         }

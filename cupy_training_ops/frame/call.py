@@ -353,7 +353,7 @@ class Call:
 
 
 def _info(array: Array, adopted: Array) -> Info:
-    """The fields of ArrayInfo; of a tensor without an address, or an unusual one, as it is lent."""
+    """The fields of ArrayInfo; of an unusual tensor, as it is lent."""
     try:
         return info(array)
     except KeyError:

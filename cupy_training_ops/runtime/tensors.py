@@ -48,7 +48,7 @@ class TensorBackend(CudaBackend):
             strides = None if array.is_contiguous() else _bytes(array.stride(), dtype.itemsize)
         except RuntimeError:  # it has no storage of its own: sparse, or in a transformation
             raise KeyError(type(array)) from None
-        if not address or array.is_neg():
+        if array.is_neg() or (not address and array.numel()):
             raise KeyError(type(array))
         return (self, dtype, array.shape, address % 16 == 0, strides, device)
 

@@ -10,16 +10,12 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..dtypes import HostArray, dtype_name, element_type
+from ..samples import ROOT_TOLERANCE
 
 # |actual - expected| <= tolerance * (1 + |expected|), by the dtype that is computed in.
 TOLERANCE = {"float64": 1e-12, "float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}
 
-# Of sums of many products the tolerance is at least this, times the root of their number: so large
-# are sums of numbers of size 1 and any sign, and what is left of them when they cancel has the
-# rounding of what they were. Tensor cores, which multiply float16, bfloat16 and TF32, cut float32
-# sums off instead of rounding them; TF32 has 11 bits of each factor.
-# A chain of 420 products of deviation 1 in float32 was seen 2.8e-5 off, of some thousand elements.
-ROOT_TOLERANCE = {"float64": 1e-14, "float32": 2e-6, "float16": 1e-4, "bfloat16": 1e-4}
+# Of sums of products in TF32, beside `ROOT_TOLERANCE`.
 TF32_TOLERANCE = 2e-3
 
 # |actual - expected| <= SUM_TOLERANCE * (sum of the terms' magnitudes), of sums over rows in

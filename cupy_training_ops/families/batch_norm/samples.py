@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Dtype, dtype_name
-from ...samples import Generator, Sample, Shape
+from ...samples import Generator, Sample, Shape, rounding_of_sums
 from . import reference as cpu
 
 Row = tuple[Dtype, Dtype, Dtype]
@@ -104,9 +106,21 @@ def _with_attributes(name: str) -> Iterator[Sample]:
             yield Sample(name, f"{_types(row)}-biased-{len(shape)}", make, BIASED)
 
 
+def _slack(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """Of the gradients of scale and bias, which are sums that cancel."""
+    shape = inputs[1].shape if inputs[1].ndim > 1 else (inputs[1].size, 1)
+    dy, x = (a.reshape(*shape[:2], math.prod(shape[2:])) for a in inputs[:2])
+    mean, inv_std = (a.astype(FLOAT64)[:, None] for a in inputs[3:])
+    with np.errstate(all="ignore"):
+        sums = dy * ((x - mean) * inv_std), dy
+    return 0.0, *(rounding_of_sums(terms, (0, 2), x.dtype) for terms in sums)
+
+
 def _types(row: Row) -> str:
     return "-".join(map(dtype_name, row))
 
 
 NAMES = ("BatchNormInternal", "BatchNormalizationGrad")
 SAMPLES = {name: tuple(_samples(name, i)) for i, name in enumerate(NAMES)}
+_of_gradient = SAMPLES["BatchNormalizationGrad"]
+SAMPLES["BatchNormalizationGrad"] = tuple(replace(sample, slack=_slack) for sample in _of_gradient)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...declare.schema import Input
 from ...dtypes import BOOL, FLOAT16, FLOAT32, FLOATS, dtype_name
-from ...samples import Generator, Sample, Shape, elementwise_samples
+from ...samples import Generator, Sample, Shape, elementwise_samples, rounding_of_sums
 from .operators import OPS
 
 SPECIALS = np.array(
@@ -81,6 +81,19 @@ def _broadcast(rng: Generator, a: Shape, b: Shape, dtype: Any) -> tuple[Any, ...
     return tuple(_value(rng, shape, dtype) for shape in shapes)
 
 
+def _slack(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """Of both gradients, which are sums along the axes that A or B lacks."""
+    dy, a, b = (x.astype(np.float64) for x in inputs)
+    terms = dy / b, dy * a / b**2
+    return tuple(_of_summed(*pair, inputs[0].dtype) for pair in zip(terms, (a, b), strict=True))
+
+
+def _of_summed(terms: Any, like: Any, dtype: Any) -> Any:
+    shape = (1,) * (terms.ndim - like.ndim) + like.shape
+    axes = tuple(i for i, n in enumerate(shape) if n != terms.shape[i])
+    return rounding_of_sums(terms, axes, dtype).reshape(like.shape) if axes else 0.0
+
+
 def _division() -> Iterator[Sample]:
     """Broadcast A and B, each way round in one dtype; one shape of each kind in every dtype."""
     for i, (label, a, b) in enumerate(BROADCASTS):
@@ -88,13 +101,13 @@ def _division() -> Iterator[Sample]:
             make = partial(_broadcast, a=b if turned else a, b=a if turned else b)
             dtype = FLOATS[(i + turned) % len(FLOATS)]
             name = f"{dtype_name(dtype)}-{label}{'-turned' * turned}"
-            yield Sample("DivGrad", name, partial(make, dtype=dtype))
+            yield Sample("DivGrad", name, partial(make, dtype=dtype), slack=_slack)
     for label, a, b, offset in (
         ("misaligned-row", (500, 24), (24,), 1),
         ("misaligned-runs", (3, 2, 264), (2, 1), 1),
     ):
         make = partial(_broadcast, a=a, b=b, dtype=FLOAT16)
-        yield Sample("DivGrad", f"float16-{label}", make, {}, offset)
+        yield Sample("DivGrad", f"float16-{label}", make, {}, offset, slack=_slack)
 
 
 def _first(rng: Generator, make: Callable[..., Sequence[Any]], n: int) -> Sequence[Any]:

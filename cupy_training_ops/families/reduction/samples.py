@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, dtype_name
-from ...samples import SHAPES_OF_LISTS, Generator, Sample, Shape
+from ...samples import SHAPES_OF_LISTS, Generator, Sample, Shape, rounding_of_sums
 from .operators import ReduceSumTraining
 
 NAN, INF = np.nan, np.inf
@@ -76,6 +76,12 @@ def _summed(rng: Generator, shape: Shape, axes: Shape, dtype: Any) -> tuple[Any,
     return numbers(rng, shape, dtype), axes
 
 
+def _slack(inputs: Sequence[Any], keepdims: bool = True) -> tuple[Any, ...]:
+    data, axes = inputs
+    sums = rounding_of_sums(data, axes, data.dtype)
+    return (np.expand_dims(sums, axes) if keepdims else sums,)
+
+
 def _special(rng: Generator, dtype: Any) -> tuple[Any, ...]:
     """Rows with one special value each, and one with all of them."""
     values = np.array(SPECIALS).astype(dtype)
@@ -115,7 +121,9 @@ def _sums() -> Iterator[Sample]:
     for i, (label, shape, axes, attributes, offset) in enumerate(SUMS):
         for dtype in (dtypes[i % 6], dtypes[(i + 1) % 6], dtypes[(i + 3) % 6]):
             make = partial(_summed, shape=shape, axes=axes, dtype=dtype)
-            yield Sample(name, f"{dtype_name(dtype)}-{label}", make, attributes, offset)
+            slack = partial(_slack, **attributes) if axes and dtype in FLOATS else None
+            label_of_type = f"{dtype_name(dtype)}-{label}"
+            yield Sample(name, label_of_type, make, attributes, offset, slack=slack)
     for dtype in FLOATS:
         yield Sample(name, f"{dtype_name(dtype)}-special", partial(_special, dtype=dtype))
 

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: MIT
+// Sums over a row whose targets are a distribution.
+#pragma once
+#include "algorithm/row_softmax.cuh"
+
+namespace cto::cross_entropy::distributions {
+
+using math::exp::logarithm;
+using row_softmax::OnlineSum;
+
+// Beside OnlineSum the sum of t (x - maximum) and of t, of targets t that are not 0.
+template <class A>
+struct DenseSum {
+    OnlineSum<A> of;
+    A linear = 0, targets = 0;
+
+    // t times a shift; no targets have no part in it, even where it is infinite.
+    __device__ A shifted(A shift) const { return targets == 0 ? A(0) : targets * shift; }
+
+    template <class Each, class Renew>
+    __device__ __forceinline__ void include(const Each& each, const Renew& renew) {
+        const A before = of.reference(of.max);
+        of.include([&](auto see) { each([&](A x, A) { see(x); }); }, renew);
+        renew();
+        const A now = of.reference(of.max);
+        if (now != before) linear += shifted(before - now);
+        each([&](A x, A t) {
+            if (t != 0) linear += t * (x - now), targets += t;
+        });
+    }
+    template <class Threads>
+    __device__ __forceinline__ void join(const Threads& threads) {
+        const A own = of.reference(of.max);
+        of.join(threads);
+        linear = threads.sum(linear + shifted(own - of.reference(of.max)));
+        targets = threads.sum(targets);
+    }
+    __device__ A loss() const { return shifted(logarithm(of.sum)) - linear; }
+};
+
+}  // namespace cto::cross_entropy::distributions

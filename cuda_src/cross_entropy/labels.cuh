@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: MIT
+// What the rows of scores are compared with, and weigh.
+#pragma once
+#include "cross_entropy/division.cuh"
+#include "cross_entropy/facts.cuh"
+
+namespace cto::cross_entropy::labels {
+
+using facts::cross_entropy::Rule;
+
+template <class A>
+__device__ __forceinline__ A not_a_number() {
+    return static_cast<A>(__int_as_float(0x7FFFFFFF));
+}
+
+// What a row is compared with: its class, or -1; and its weight.
+template <class A>
+struct Target {
+    using WeightSum = cross_entropy::WeightSum<A>;
+    i64 label;
+    A weight;
+    bool outside;  // out of range: loss and gradient are NaN
+
+    // Without its weight.
+    __device__ A loss(A of_label) const {
+        return outside ? not_a_number<A>() : (label < 0 ? A(0) : of_label);
+    }
+    template <class B>
+    __device__ B weighted(B loss) const {
+        return weight == 0 ? B(0) : weight * loss;
+    }
+    // Whether its gradient is 0, whatever is in the row.
+    __device__ bool skips(const WeightSum& divisor) const {
+        return !outside && (weight == 0 || divisor.value == 0);
+    }
+    // What softmax - target is multiplied with, where it is not skipped.
+    __device__ A slope(A dy, const WeightSum& divisor) const {
+        return outside ? not_a_number<A>() : product_over(dy, weight * divisor.unit, divisor.value);
+    }
+};
+
+template <class A>
+__device__ __forceinline__ A weight_at(const void* weights, i32 type, i64 i) {
+    switch (type) {
+        case facts::ONNX_FLOAT16:
+            return __half2float(static_cast<const __half*>(weights)[i]);
+        case facts::ONNX_BFLOAT16:
+            return __bfloat162float(static_cast<const __nv_bfloat16*>(weights)[i]);
+        case facts::ONNX_FLOAT64:
+            return static_cast<A>(static_cast<const double*>(weights)[i]);
+        default:
+            return static_cast<const float*>(weights)[i];
+    }
+}
+
+// A label is no index before it is known to be in range.
+template <class A>
+__device__ __forceinline__ Target<A> target_of(const void* labels, const void* weights,
+                                               const Rule& rule, i64 row) {
+    const i64 label = rule.wide_labels ? static_cast<const i64*>(labels)[row]
+                                       : static_cast<const i32*>(labels)[row];
+    if (rule.ignores && label == rule.ignore_index) return {-1, 0, false};
+    if (label < 0 || label >= rule.n_classes) return {-1, 1, true};
+    if (!weights) return {label, 1, false};
+    return {label, weight_at<A>(weights, rule.weight_type, rule.row_weights ? row : label), false};
+}
+
+// Where a row's loss goes: rounded to the output, or to be weighted and summed; both may be missing.
+template <class TOUT, class A>
+struct Losses {
+    TOUT* output;
+    A* summed;
+    __device__ bool wanted() const { return output || summed; }
+    __device__ void store(i64 row, const Target<A>& target, A of_label) const {
+        const A loss = target.loss(of_label);
+        if (summed)
+            summed[row] = loss;
+        else
+            output[row] = from_acc<TOUT>(target.weighted(loss));
+    }
+    __device__ void store(i64 row, A loss) const { store(row, Target<A>{0, 1, false}, loss); }
+};
+
+}  // namespace cto::cross_entropy::labels
