@@ -70,7 +70,8 @@ def _format(signed: bool) -> tuple[int, int]:
 
 def _base(exponents: HostArray, kept: int, top: int) -> HostArray:
     """What codes of blocks begin above."""
-    return np.maximum((exponents << kept) + (1 << kept) - 1 - top, 0)
+    found: HostArray = np.maximum((exponents << kept) + (1 << kept) - 1 - top, 0)
+    return found
 
 
 def _each(of_blocks: HostArray, n: int) -> HostArray:

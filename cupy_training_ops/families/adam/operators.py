@@ -259,19 +259,19 @@ CODES = "shape (n + ceil(n / 128),) for n weights"
 
 
 class AdamCodedList(AdamOptimizerList):
-    """AdamOptimizerList over moments in codes: 2.02 bytes a weight for both, in place of 8.
+    """Adam over codes: new_weights[i] = weights[i] - R (m / c1) / (sqrt(v / c2) + epsilon).
 
-    Each new moment is computed in float32 from the codes before it, has its part in the weights,
-    and becomes a code again. A code is a float's exponent and the first four bits of its fraction,
-    less what the least of its block of 128 has; the exponent of each block's largest stands behind
-    all codes. First moments have a sign and 8 powers of two, rounded to nearest, less than that is
-    0; second moments have 16, and what is not 0 never becomes 0. These are rounded up as often as
-    they are nearer to what is above, by numbers that follow from place and step alone: a moment
-    that changes by less than a code's step follows its mean all the same. Deterministic, the same
-    codes on every provider for the same gradients. Arrays of zeros are moments of 0.
+    AdamOptimizerList with moments of 2.02 bytes a weight for both, in place of 8. Each new moment
+    is computed in float32 from the codes before it, has its part in the weights, and becomes a code
+    again. A code is a float's exponent and the first four bits of its fraction, less what the least
+    of its block of 128 has; the exponent of each block's largest stands behind all codes. First
+    moments have a sign and 8 powers of two, and are rounded to nearest: what is less is 0. Second
+    moments have 16, and what is not 0 never becomes 0. These are rounded up as often as they are
+    nearer to what is above, by numbers that follow from place and step alone: a moment that changes
+    by less than a code's step follows its mean all the same. Codes are the same on every provider,
+    for the same gradients. Arrays of zeros are moments of 0.
 
-    Rates, scales, decay and copies as of AdamOptimizerList. A NaN or an infinity in a gradient
-    spoils the moments of its block.
+    A NaN or an infinity in a gradient spoils the moments of its block.
 
     Source: this package; Dettmers et al., 8-bit optimizers via block-wise quantization, which codes
     by a table and rounds to nearest.

@@ -170,19 +170,27 @@ def adam_coded_list(
     gradients: Arrays,
     moment_1: Arrays,
     moment_2: Arrays,
-    *others: Any,
+    mixed_precision_weights: Some | None = None,
+    loss_scale: Number = None,
+    global_gradient_norm: Number = None,
+    update_signal: Number = None,
+    max_norm: Number = None,
     **rule: Unpack[Rule],
 ) -> tuple[HostArray, Lists, Lists, Lists, Lists, tuple[HostArray | None, ...]]:
-    wide = [
+    first, second = (
         [decode(c, w.size, signed=signed).reshape(w.shape) for c, w in zip(m, weights, strict=True)]
         for m, signed in ((moment_1, True), (moment_2, False))
-    ]
-    new_t, m, v, *rest = adam_optimizer_list(r, t, weights, gradients, *wide, *others, **rule)
-    if m[0] is wide[0][0]:  # it was skipped
-        return new_t, tuple(moment_1), tuple(moment_2), *rest
-    first = tuple(encode(x, signed=True) for x in m)
+    )
+    new_t, m, v, w, g, mixed = adam_optimizer_list(
+        r, t, weights, gradients, first, second, mixed_precision_weights, loss_scale,
+        global_gradient_norm, update_signal, max_norm, **rule,
+    )  # fmt: skip
+    if m[0] is first[0]:  # it was skipped
+        return new_t, tuple(moment_1), tuple(moment_2), w, g, mixed
     step = int(number(t))
-    return new_t, first, tuple(encode(x, signed=False, step=step) for x in v), *rest
+    m = tuple(encode(x, signed=True) for x in m)
+    v = tuple(encode(x, signed=False, step=step) for x in v)
+    return new_t, m, v, w, g, mixed
 
 
 @_quiet

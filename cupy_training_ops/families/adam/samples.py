@@ -180,6 +180,9 @@ def _adam_coded() -> Iterator[Sample]:
         types = CODED_ROWS[i % len(CODED_ROWS)]
         make = partial(_coded, types=types, shapes=shapes, copy=BFLOAT16)
         yield Sample(name, _label(types, label), make, MODES[i % 4], offset)
+    for t in FLOATS:
+        make = partial(_coded, types=CODED_ROWS[0], others=(None, 5.0, None, one(0.5, t)))
+        yield Sample(name, f"float32-max-norm-{dtype_name(t)}", make)
     make = partial(_coded, types=CODED_ROWS[0], others=(None, None, False))
     yield Sample(name, "float32-signal-False", make)
 
