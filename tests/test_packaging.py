@@ -31,9 +31,9 @@ KERNELS = sorted(path for path in (ROOT / "cuda_src").rglob("*") if path.suffix 
 SHIPPED = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", ".gitignore")
 FOLDERS = ("cuda_src", "cupy_training_ops", "docs", "examples", "scripts", "tests")
 # What CuPy's wheels bring; everything else is a dependency or Python's own.
-WITH_CUPY = {"cupy", "cupy_backends", "cuda"}
+WITH_CUPY = {"cupy", "cupy_backends", "cupyx", "cuda"}
 # Imported where they are used, and missed with a remedy.
-IN_EXTRAS = {"matplotlib", "mpi4py", "safetensors"}
+IN_EXTRAS = {"matplotlib", "mpi4py", "onnx", "safetensors"}
 LATE = (("runtime", "tensors.py"), ("process_group", "of_torch.py"))  # import PyTorch
 
 
@@ -160,7 +160,7 @@ def imported(path: Path) -> set[str]:
 
 def test_imports_are_declared_dependencies() -> None:
     declared = {text.partition(">")[0].replace("-", "_") for text in PROJECT["dependencies"]}
-    assert brought("plot") | brought("safetensors") | brought("mpi") == IN_EXTRAS
+    assert set.union(*map(brought, ("mpi", "onnx", "plot", "safetensors"))) == IN_EXTRAS
     known = declared | WITH_CUPY | IN_EXTRAS | set(sys.stdlib_module_names)
     used = set()
     for path in MODULES:
