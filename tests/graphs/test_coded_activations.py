@@ -113,6 +113,16 @@ def test_codes_that_would_be_far_off_are_not_taken(rng) -> None:
     assert off(coded.gradients, plain.gradients) < 0.03
 
 
+def test_channels_far_from_zero_are_not_coded_for_a_batch_norm(rng) -> None:
+    coded, plain = both("cnn_global")
+    x, labels = batch("cnn_global", rng)
+    for session in (coded, plain):
+        session.accumulate(200 + x, labels)
+    rows = coded.report()["names"]
+    assert rows["/0/Conv_output_0"]["codec"] is None
+    assert off(coded.gradients, plain.gradients) < 0.03
+
+
 def test_a_step_that_fails_leaves_nothing_behind(rng) -> None:
     coded, plain = both("cnn_max")
     x, labels = batch("cnn_max", rng)
