@@ -86,6 +86,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "Lamb",
+    "adam_coded_list",
     "adam_optimizer",
     "adam_optimizer_list",
     "adam_w_optimizer",
@@ -215,6 +216,7 @@ __all__ = [
     "wait_event",
     "yield_op",
     "zero_gradient",
+    "AdamCodedList",
     "AdamOptimizer",
     "AdamOptimizerList",
     "AdamWOptimizer",
@@ -395,6 +397,8 @@ def compress(x: _Array, codec: Literal["sparse_msfp15"], *, keep_sign: _Boolean 
 @overload
 def compress(x: _Array, codec: Literal["index4"], *, check: _Boolean = False) -> Packed: ...
 
+@overload
+def get_op(name: Literal["AdamCodedList"], version: int | None = None) -> type[AdamCodedList]: ...
 @overload
 def get_op(name: Literal["AdamOptimizer"], version: int | None = None) -> type[AdamOptimizer]: ...
 @overload
@@ -660,6 +664,20 @@ def get_op(name: Literal["ZeroGradient"], version: int | None = None) -> type[Ze
 @overload
 def get_op(name: str, version: int | None = None) -> type[Op]: ...
 
+def adam_coded_list(
+    R: _Reals | _Array, T: _Integers | _Array, weights: Sequence[_Array],
+    gradients: Sequence[_Array], moment_1: Sequence[_Array], moment_2: Sequence[_Array],
+    mixed_precision_weights: Sequence[_Array | None] | None = None,
+    loss_scale: _Reals | _Array | None = None, global_gradient_norm: _Reals | _Array | None = None,
+    update_signal: _Booleans | _Array | None = None, max_norm: _Reals | _Array | None = None, *,
+    alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0, epsilon: _Real = 1e-08,
+    max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
+    weight_decay_mode: Literal[0, 1] = 0,
+    out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None] | None = None,
+    outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]] | None = None,
+    workspace: _Memory | None = None,
+) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
+    """Adam over codes: new_weights[i] = weights[i] - R (m / c1) / (sqrt(v / c2) + epsilon). Returns (new_T, *new_moment_1, *new_moment_2, *new_weights, *new_gradients, *new_mixed_precision_weights)."""
 def adam_optimizer(
     R: _Reals | _Array, T: _Integers | _Array, weights: _Array, gradients: _Array, moment_1: _Array,
     moment_2: _Array, mixed_precision_weights: _Array | None = None,
@@ -1501,6 +1519,54 @@ def zero_gradient(
     outputs: Sequence[Literal["zero_gradient"]] | None = None, workspace: _Memory | None = None,
 ) -> Any:
     """Clears a gradient: zero_gradient = 0, all bytes, in place of old_gradient. Returns zero_gradient."""
+
+class AdamCodedList(Op):
+    """Adam over codes: new_weights[i] = weights[i] - R (m / c1) / (sqrt(v / c2) + epsilon). Returns (new_T, *new_moment_1, *new_moment_2, *new_weights, *new_gradients, *new_mixed_precision_weights)."""
+    alpha: Final[float]
+    beta: Final[float]
+    lambda_: Final[float]
+    epsilon: Final[float]
+    max_norm_clip: Final[float]
+    do_bias_correction: Final[bool]
+    weight_decay_mode: Final[Literal[0, 1]]
+    def __init__(
+        self, *, alpha: _Real = 0.9, beta: _Real = 0.999, lambda_: _Real = 0.0,
+        epsilon: _Real = 1e-08, max_norm_clip: _Real = 1.0, do_bias_correction: _Boolean = True,
+        weight_decay_mode: Literal[0, 1] = 0,
+    ) -> None: ...
+    def __call__(
+        self, R: _Reals | _Array, T: _Integers | _Array, weights: Sequence[_Array],
+        gradients: Sequence[_Array], moment_1: Sequence[_Array], moment_2: Sequence[_Array],
+        mixed_precision_weights: Sequence[_Array | None] | None = None,
+        loss_scale: _Reals | _Array | None = None,
+        global_gradient_norm: _Reals | _Array | None = None,
+        update_signal: _Booleans | _Array | None = None, max_norm: _Reals | _Array | None = None, *,
+        out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> tuple[Any, tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]: ...
+    def bound(
+        self, R: _Reals | _Array | EllipsisType, T: _Integers | _Array | EllipsisType,
+        weights: Sequence[_Array] | EllipsisType, gradients: Sequence[_Array] | EllipsisType,
+        moment_1: Sequence[_Array] | EllipsisType, moment_2: Sequence[_Array] | EllipsisType,
+        mixed_precision_weights: Sequence[_Array | None] | None | EllipsisType = None,
+        loss_scale: _Reals | _Array | None | EllipsisType = None,
+        global_gradient_norm: _Reals | _Array | None | EllipsisType = None,
+        update_signal: _Booleans | _Array | None | EllipsisType = None,
+        max_norm: _Reals | _Array | None | EllipsisType = None, *,
+        out: tuple[_Memory | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None, tuple[_Memory | None, ...] | None] | None = None,
+        outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, R: _Reals | _Array, T: _Integers | _Array, weights: Sequence[_Array],
+        gradients: Sequence[_Array], moment_1: Sequence[_Array], moment_2: Sequence[_Array],
+        mixed_precision_weights: Sequence[_Array | None] | None = None,
+        loss_scale: _Reals | _Array | None = None,
+        global_gradient_norm: _Reals | _Array | None = None,
+        update_signal: _Booleans | _Array | None = None, max_norm: _Reals | _Array | None = None, *,
+        outputs: Sequence[Literal["new_T", "new_moment_1", "new_moment_2", "new_weights", "new_gradients", "new_mixed_precision_weights"]] | None = None,
+    ) -> int: ...
 
 class AdamOptimizer(Op):
     """Adam: new_weights = weights - R ((m / c1) / (sqrt(v / c2) + epsilon) + lambda_ weights). Returns (new_T, new_moment_1, new_moment_2, new_weights, new_gradients, new_mixed_precision_weights)."""

@@ -3,6 +3,7 @@
 //
 // What a step computes is kept in the accumulator of the weights and rounded once for each array
 // that is written.
+#include "adam/codes.cuh"
 #include "adam/facts.cuh"
 #include "algorithm/multi_tensor.cuh"
 #include "algorithm/parameter_update.cuh"
@@ -109,6 +110,120 @@ struct Adam : Parameter<W, GRAD, MOMENT> {
     }
 };
 
+// A step over moments in codes, by a warp for each block of them; the same bits as on the host: no
+// product is added unrounded.
+struct CodedAdam {
+    static constexpr int WIDTH = CODED_BLOCK / WARP;  // elements of a lane
+    static_assert(WIDTH == 4);
+
+    const W* w;
+    const GRAD* g;
+    const u8* m;
+    const u8* v;
+    W* new_w;
+    GRAD* new_g;
+    u8* new_m;
+    u8* new_v;
+    Copy copy;
+    AdamFactors by;
+    u32 step;
+
+    struct Moments {
+        float mean[WIDTH], square[WIDTH];
+    };
+
+    __device__ bool has_vecs() const {
+        return all_may_have_vecs_at<WIDTH>(0, w, g, m, v, new_w, new_g, new_m, new_v) &&
+               copy.may_have_vecs_at<WIDTH>(0);
+    }
+    template <class E>
+    __device__ __forceinline__ Vec<E, WIDTH> loaded(const E* from, i64 i, i64 n,
+                                                    bool are_vecs) const {
+        if (are_vecs) return *reinterpret_cast<const Vec<E, WIDTH>*>(from + i);
+        return vec::load_elements<E, WIDTH>(from, i, n);
+    }
+    __device__ __forceinline__ void store_codes(u8* to, i64 i, i64 n, const u8 (&codes)[WIDTH],
+                                                u32 exponent, bool are_vecs) const {
+        if (!to) return;
+        Vec<u8, WIDTH> row;
+#pragma unroll
+        for (int k = 0; k < WIDTH; ++k) row.at[k] = codes[k];
+        if (are_vecs)
+            *reinterpret_cast<Vec<u8, WIDTH>*>(to + i) = row;
+        else
+            vec::store_elements(to, i, n, row);
+        if (threadIdx.x % WARP == 0) to[n + i / CODED_BLOCK] = static_cast<u8>(exponent);
+    }
+    __device__ __forceinline__ Moments decoded(i64 i, i64 n, bool are_vecs) const {
+        const Vec<u8, WIDTH> first = loaded(m, i, n, are_vecs), second = loaded(v, i, n, are_vecs);
+        const i64 block = n + i / CODED_BLOCK;
+        const u32 below_first = codes::First::base(m[block]);
+        const u32 below_second = codes::Second::base(v[block]);
+        Moments found;
+#pragma unroll
+        for (int k = 0; k < WIDTH; ++k) {
+            found.mean[k] = codes::decoded_first(first.at[k], below_first);
+            found.square[k] = codes::Second::decoded(second.at[k], below_second);
+        }
+        return found;
+    }
+    // The block of codes that begins at `start`.
+    __device__ __forceinline__ void run_block(i64 start, i64 n, bool has_vecs) const {
+        const i64 i = start + threadIdx.x % WARP * WIDTH;
+        const bool are_vecs = has_vecs && start + CODED_BLOCK <= n;
+        const Vec<W, WIDTH> weights = loaded(w, i, n, are_vecs);
+        const Vec<GRAD, WIDTH> gradients = loaded(g, i, n, are_vecs);
+        Moments now = decoded(i, n, are_vecs);
+        ACC weight[WIDTH], delta[WIDTH];
+#pragma unroll
+        for (int k = 0; k < WIDTH; ++k) {
+            const float gradient =
+                __fdiv_rn(to_acc(gradients.at[k]), static_cast<float>(by.divisor));
+            float &mean = now.mean[k], &square = now.square[k];
+            mean = __fadd_rn(__fmul_rn(mean, by.alpha), __fmul_rn(gradient, by.rest_of_alpha));
+            square = __fadd_rn(__fmul_rn(square, by.beta),
+                               __fmul_rn(__fmul_rn(by.rest_of_beta, gradient), gradient));
+            const ACC root = step::square_root(square) * by.root_scale;
+            const ACC u = by.rate * mean / (root + by.epsilon);
+            const ACC before = to_acc(weights.at[k]);
+            delta[k] = -u - by.decay * (by.decays_updated ? before - u : before);
+            weight[k] = before + delta[k];
+        }
+        u8 row[WIDTH];
+        u32 exponent = codes::encode_first(now.mean, row);
+        store_codes(new_m, i, n, row, exponent, are_vecs);
+        exponent = codes::encode_second(now.square, static_cast<u32>(i), step, row);
+        store_codes(new_v, i, n, row, exponent, are_vecs);
+        if (are_vecs) {
+            put(new_w, new_g, copy, i, weight, delta);
+            return;
+        }
+        for (int k = 0; k < WIDTH && i + k < n; ++k) {
+            const ACC one[1] = {weight[k]}, change[1] = {delta[k]};
+            put(new_w, new_g, copy, i + k, one, change);
+        }
+    }
+    __device__ __forceinline__ void run(i64 first, i64 end, i64 n) const {
+        if (by.update) {
+            const bool are_vecs = has_vecs();
+#pragma unroll 1
+            for (i64 start = first + threadIdx.x / WARP * CODED_BLOCK; start < end;
+                 start += THREADS / WARP * CODED_BLOCK)
+                run_block(start, n, are_vecs);
+            return;
+        }
+        const i64 block = n + first / CODED_BLOCK;
+        const i64 last = n + (end + CODED_BLOCK - 1) / CODED_BLOCK;
+        keep(w, new_w, first, end);
+        keep(g, new_g, first, end);
+        keep(m, new_m, first, end);
+        keep(v, new_v, first, end);
+        keep(m, new_m, block, last);
+        keep(v, new_v, block, last);
+        copy.keep(first, end);
+    }
+};
+
 }  // namespace cto
 
 using namespace cto;
@@ -156,6 +271,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
         array_of<MOMENT>(arrays, columns, 8, t),
         copy,
         by};
+    adam.run(chunk.first, chunk.end, chunk.n);
+}
+
+// The same lists, of moments in codes.
+extern "C" __global__ void __launch_bounds__(THREADS, 4) adam__coded_list(
+    const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<10> columns,
+    const __grid_constant__ TensorSizes<CAPACITY> sizes, const __grid_constant__ AdamRule rule,
+    const __grid_constant__ Either<1> rate, const __grid_constant__ Either<1> step,
+    const __grid_constant__ Either<1> loss_scale, const __grid_constant__ Either<1> norm,
+    const __grid_constant__ Either<1> max_norm, const __grid_constant__ Either<1> update,
+    bool is_bfloat16) {
+    __shared__ AdamFactors by;
+    if (threadIdx.x == 0) by = adam_factors(rule, rate, step, loss_scale, norm, max_norm, update);
+    __syncthreads();
+    const multi_tensor::BlockChunk<CODED_CHUNK> chunk(sizes, columns.n_tensors);
+    const int t = chunk.tensor;
+    const Copy copy{array_of<const u16>(arrays, columns, 4, t),
+                    array_of<u16>(arrays, columns, 9, t), is_bfloat16};
+    const CodedAdam adam{array_of<const W>(arrays, columns, 0, t),
+                         array_of<const GRAD>(arrays, columns, 1, t),
+                         array_of<const u8>(arrays, columns, 2, t),
+                         array_of<const u8>(arrays, columns, 3, t),
+                         array_of<W>(arrays, columns, 5, t),
+                         array_of<GRAD>(arrays, columns, 6, t),
+                         array_of<u8>(arrays, columns, 7, t),
+                         array_of<u8>(arrays, columns, 8, t),
+                         copy,
+                         by,
+                         static_cast<u32>(as_i64(step))};
     adam.run(chunk.first, chunk.end, chunk.n);
 }
 

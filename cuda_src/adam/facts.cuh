@@ -12,6 +12,10 @@
 #define CTO_CAPACITY 84
 #endif
 
+#ifndef CTO_CODED_CHUNK
+#define CTO_CODED_CHUNK 8192
+#endif
+
 #ifndef CTO_POINTERS
 #define CTO_POINTERS 336
 #endif
@@ -22,6 +26,10 @@ constexpr int THREADS = 128;
 constexpr int VECS = 2;
 constexpr int CHUNK_NBYTES = CTO_CHUNK_NBYTES;
 constexpr int CAPACITY = CTO_CAPACITY;
+constexpr int CODED_BLOCK = 128;
+constexpr int CODED_CHUNK = CTO_CODED_CHUNK;
+constexpr int FIRST_BITS = 4;
+constexpr int SECOND_BITS = 4;
 constexpr int LISTS = 4;
 constexpr int POINTERS = CTO_POINTERS;
 

@@ -82,7 +82,7 @@ def elements(op: str, declared: Input, name: str, shape: Shape) -> None:
 def contiguous(op: str, argument: str, fits: bool, expected: str = "a C-contiguous array") -> None:
     """Strided arrays are refused, never copied."""
     if not fits:
-        refuse(op, argument, expected, "a strided one (copy it first: ascontiguousarray)")
+        refuse(op, argument, expected, "a strided one (make a contiguous copy first)")
 
 
 def host(op: str, argument: str, value: object) -> None:

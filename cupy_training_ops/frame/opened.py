@@ -28,6 +28,7 @@ from .seen import Addresses, Seen, as_list
 from .unchanged import AtAddresses, Unchanged
 
 _MAX_OPENED = 64
+_MAX_TABLES = 8  # of lists of addresses: an allocator gives the same memory again
 
 
 class OpenCall(AtAddresses):
@@ -219,6 +220,7 @@ class _Opened:
         self._changing = {op.inputs[place].name: place for place in call.prepared.changing}
         self._kept = None if workspace is not None else kept_of(call, inputs, out, places)
         self._seen = Seen(op.inputs, call, inputs, places) if call.has_tensors else None
+        self._made: dict[tuple[int, ...], Tables | None] = {}
 
     def refuse_others(self) -> None:
         """Refuse arrays that are not open and became others, or would have gradients."""
@@ -274,11 +276,16 @@ class _Opened:
 
     def _tables(self, found: Addresses) -> Tables | None:
         """With the addresses of what is open; refused where memory is shared."""
-        addresses = self._known.copy()
-        addresses[self._at] = found
-        if self._overlap is not None:
-            self._overlap.refuse(addresses)
-        return self.call.tables_at(addresses)
+        key = tuple(found)
+        if key not in self._made:
+            addresses = self._known.copy()
+            addresses[self._at] = found
+            if self._overlap is not None:
+                self._overlap.refuse(addresses)
+            if len(self._made) >= _MAX_TABLES:
+                self._made.clear()
+            self._made[key] = self.call.tables_at(addresses)
+        return self._made[key]
 
 
 def _opened_arrays(

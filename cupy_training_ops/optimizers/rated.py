@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..declare.schema import Input, Output, finite, positive_or_zero
+from ..declare.schema import Input, Output, positive_or_zero
 from ..errors import ArgumentError
 from ..families.adam.facts import AdamRule
-from ..families.adam.operators import AdamOptimizerList
+from ..families.adam.operators import AdamCodedList, AdamOptimizerList
 from ..families.lamb.operators import LambOptimizer
 from ..families.optimizer.operators import SGDOptimizerList
 from ..frame.op import Op
@@ -37,7 +37,9 @@ def beta(value: object) -> float:
 RATES = {  # the attributes in whose place they are
     "alpha": Input("beta1", "float64", memory="host", convert=beta, static=False),
     "beta": Input("beta2", "float64", memory="host", convert=beta, static=False),
-    "lambda_": Input("weight_decay", "float64", memory="host", convert=finite, static=False),
+    "lambda_": Input(
+        "weight_decay", "float64", memory="host", convert=positive_or_zero, static=False
+    ),
     "epsilon": Input("eps", "float64", memory="host", convert=not_negative, static=False),
 }
 _N = len(RATES)
@@ -91,16 +93,15 @@ class LambUpdate(LambOptimizer):
         return LambOptimizer.cpu_function()
 
 
-class AdamWUpdate(AdamOptimizerList):
-    """weights = weights - lr ((m / c1) / (sqrt(v / c2) + eps) + weight_decay weights)."""
+class _Rated:
+    """What puts rates of each call in the place of an operator's attributes."""
 
-    name = "AdamW"
-    inputs: ClassVar[tuple[Input, ...]] = (*renamed(AdamOptimizerList), *RATES.values())
-    outputs: ClassVar[tuple[Output, ...]] = outputs_of(AdamOptimizerList)
+    update_list: ClassVar[type[Op]]
+    inputs: ClassVar[tuple[Input, ...]]
 
     def infer(self, *specs: Any) -> Any:
         """As without rates."""
-        return super().infer(*specs[:-_N])
+        return super().infer(*specs[:-_N])  # type: ignore[misc]
 
     def plan(self, device: Device, *specs: Any) -> Plan:
         """The rule of the attributes, which are not used, becomes one of each call's rates."""
@@ -108,24 +109,42 @@ class AdamWUpdate(AdamOptimizerList):
         first, *others = specs[n : n + _N]
         layout = AdamRule.of().dtype
         rule = replace(first.then(_rule, *others), struct=layout)
-        plan = super().plan(device, *specs[:n], *specs[n + _N :])
+        plan: Plan = super().plan(device, *specs[:n], *specs[n + _N :])  # type: ignore[misc]
         return replace(plan, steps=tuple(_with(step, rule, layout) for step in plan.steps))
 
     @classmethod
     def source(cls) -> Source:
         """The list's."""
-        return AdamOptimizerList.source()
+        return cls.update_list.source()
 
     @classmethod
     def cpu_function(cls) -> Callable[..., object]:
         """The list's, with rates for attributes."""
-        update = AdamOptimizerList.cpu_function()
+        update = cls.update_list.cpu_function()
 
         def step(*inputs: Any, **attributes: Any) -> object:
             rates = dict(zip(RATES, inputs[-_N:], strict=True))
             return update(*inputs[:-_N], **(attributes | rates))
 
         return step
+
+
+class AdamWUpdate(_Rated, AdamOptimizerList):
+    """weights = weights - lr ((m / c1) / (sqrt(v / c2) + eps) + weight_decay weights)."""
+
+    name = "AdamW"
+    update_list = AdamOptimizerList
+    inputs = (*renamed(AdamOptimizerList), *RATES.values())
+    outputs: ClassVar[tuple[Output, ...]] = outputs_of(AdamOptimizerList)
+
+
+class AdamWCodedUpdate(_Rated, AdamCodedList):
+    """The same, with moments in codes."""
+
+    name = "AdamW"
+    update_list = AdamCodedList
+    inputs = (*renamed(AdamCodedList), *RATES.values())
+    outputs: ClassVar[tuple[Output, ...]] = outputs_of(AdamCodedList)
 
 
 class AdamWMeasured(Measured, AdamWUpdate):
@@ -135,6 +154,15 @@ class AdamWMeasured(Measured, AdamWUpdate):
     update: ClassVar[type[Op]] = AdamWUpdate
     inputs = (*inputs_of(AdamOptimizerList), *RATES.values())
     outputs: ClassVar[tuple[Output, ...]] = outputs_of(AdamOptimizerList)
+
+
+class AdamWCodedMeasured(Measured, AdamWCodedUpdate):
+    """The same, with moments in codes."""
+
+    name = "AdamW"
+    update: ClassVar[type[Op]] = AdamWCodedUpdate
+    inputs = (*inputs_of(AdamCodedList), *RATES.values())
+    outputs: ClassVar[tuple[Output, ...]] = outputs_of(AdamCodedList)
 
 
 @functools.lru_cache(64)

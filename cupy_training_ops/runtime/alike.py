@@ -56,6 +56,14 @@ def addresses(tensors: Tensors) -> list[int]:
     return list(map(sys.modules["torch"].Tensor.data_ptr, tensors))
 
 
+def versions(dicts: Sequence[dict[str, Any]]) -> list[int] | None:
+    """Numbers that are others once one of these is written; None where PyTorch has no such."""
+    try:
+        return list(map(sys.modules["torch"]._C._dynamo.guards.dict_version, dicts))
+    except Exception:  # whatever a private function raises that has become another
+        return None
+
+
 class Watched:
     """Tensors, and what they were; of those that nobody else reshapes, where they were."""
 

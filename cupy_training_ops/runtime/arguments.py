@@ -125,6 +125,8 @@ def _either_bytes(layout: Dtype) -> tuple[int, Callable[..., bytes]]:
 
 def _bits(number: Any) -> int:
     """An integer of 64 bits, signed or not, by its bits; 0 for a real number that is none."""
+    if type(number) is int and -(2**63) <= number < 2**63:
+        return number
     if not isinstance(number, int | np.integer):
         real = float(number)
         if not (real.is_integer() and -(2.0**63) <= real < 2.0**64):

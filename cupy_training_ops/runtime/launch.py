@@ -245,8 +245,13 @@ class ReadyPlan:
     @property
     def takes_addresses(self) -> bool:
         """Whether all steps are kernels that need addresses alone: `run_at` queues them."""
+        return self.takes_numbers and not self._arguments.late
+
+    @property
+    def takes_numbers(self) -> bool:
+        """Whether they need no more than addresses and numbers, which `run_at` is given, too."""
         are_kernels = self._queued is not None and all(type(q) is Packed for q in self._queued)
-        return are_kernels and not self.has_tables and not self._arguments.late
+        return are_kernels and not self.has_tables
 
     @property
     def is_one_launch(self) -> bool:
@@ -260,17 +265,18 @@ class ReadyPlan:
         workspace: int = 0,
         *,
         is_clear: bool = False,
+        values: Sequence[object] = (),
     ) -> None:
         """Queue such steps over arrays at these addresses, on a stream of the current device.
 
         stream: its address, so that CuPy's current one, which every thread has for itself, does not
         matter. workspace: of scratch memory, where the plan needs some; is_clear: its zeros are
-        there.
+        there. values: what `values` makes, where the plan has numbers that change.
         """
         if self.zeros_nbytes and not is_clear:
             self._backend.clear_at(workspace, self.zeros_nbytes, stream)
         scratch = [workspace + offset for offset in self._offsets]
-        self._queue((), (*addresses, *scratch), (), stream)
+        self._queue((), (*addresses, *scratch), values, stream)
 
     def scratch(self, store: Store) -> list[object]:
         """Pointers into scratch memory with a buffer for each kind; most calls have the same."""

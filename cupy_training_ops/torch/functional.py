@@ -9,14 +9,14 @@ looks on. Weights of another type than the input give the result's type.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from ..errors import refuse, shown
 from .ops import DOORS
-from .ops.losses import scaled
+from .ops.losses import refuse_leaf, scaled
 from .ops.registration import is_watched
 
 __all__ = [
@@ -40,7 +40,8 @@ _gelu, _relu = DOORS["gelu"], DOORS["relu"]
 _softmax, _log_softmax = DOORS["softmax"], DOORS["log_softmax"]
 _dropout, _embedding = DOORS["bitmask_dropout"], DOORS["embedding"]
 _loss, _loss_and_gradient = DOORS["cross_entropy_loss"], DOORS["cross_entropy"]
-_loss_in_place, _linear_loss = DOORS["cross_entropy_"], DOORS["linear_cross_entropy"]
+_loss_in_place, _overwritten = DOORS["cross_entropy_"], DOORS["overwritten"]
+_linear_loss = DOORS["linear_cross_entropy"]
 
 
 def layer_norm(
@@ -101,7 +102,7 @@ def dropout(
     that PyTorch draws. On the device in compiled regions and captured graphs: each run draws anew.
     """
     if training and 0 < p < 1:
-        return _dropout(input, bias, residual, float(p), _drawn(input, bias, residual))[0]
+        return _dropped(input, bias, residual, float(p))
     if not 0 <= p <= 1:
         refuse("dropout", "p", "a number from 0 to 1", shown(p))
     total = input if bias is None else input + bias
@@ -109,12 +110,19 @@ def dropout(
     return total if residual is None else total + residual
 
 
-def _drawn(*given: Tensor | None) -> Any:
-    """Seed and offset: numbers, or a tensor where they are drawn at each run."""
-    device = given[0].device  # type: ignore[union-attr]
-    if is_watched(given) or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-        return torch.randint(_MOST_SEED, (2,), device=device)
-    return tuple(torch.randint(_MOST_SEED, (2,)).tolist())
+def _dropped(*given: Any) -> Tensor:
+    """With seed and offset: numbers, or a tensor where they are drawn at each run."""
+    device = given[0].device
+    if is_watched(given):
+        dropped: Tensor = _dropout.registered(*given, _drawn_on(device))[0]
+        return dropped
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return _dropout.first_unwatched(*given, _drawn_on(device))
+    return _dropout.first_unwatched(*given, tuple(torch.randint(_MOST_SEED, (2,)).tolist()))
+
+
+def _drawn_on(device: torch.device) -> Tensor:
+    return torch.randint(_MOST_SEED, (2,), device=device)
 
 
 def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
@@ -138,9 +146,9 @@ def cross_entropy(
 ) -> Tensor:
     """As torch.nn.functional.cross_entropy against classes; the gradient is made with the loss.
 
-    inplace: it is written over the input, which holds it from then on; without gradients nothing is
-    overwritten. A target out of range makes a loss of NaN, and a mean of no row is 0. Under
-    autocast the loss is float32.
+    inplace: it is written over the input, which holds it from then on, and through which no other
+    gradient goes any more; without gradients nothing is overwritten. A target out of range makes a
+    loss of NaN, and a mean of no row is 0. Under autocast the loss is float32.
     """
     if input.dim() == 1:
         input, target = input.unsqueeze(0), target.unsqueeze(0)
@@ -163,7 +171,7 @@ def _records(x: Tensor) -> bool:
 
 def _loss_dtype(x: Tensor) -> torch.dtype | None:
     """Of the loss, where it is not that of the scores."""
-    if x.dtype in _HALVES and torch.is_autocast_enabled(x.device.type):
+    if x.dtype in _HALVES and not x.is_meta and torch.is_autocast_enabled(x.device.type):
         return torch.float32
     return None
 
@@ -172,16 +180,14 @@ def _in_place(input: Tensor, *others: Any) -> Tensor:
     """The gradient takes the place of the scores, which no other operation may need."""
     if torch._C._are_functorch_transforms_active():
         refuse("cross_entropy", "inplace", "False inside a transformation of torch.func", "True")
-    if input.is_leaf or _views_a_leaf(input):
-        expected = "the result of an operation, as it is overwritten"
-        refuse("cross_entropy", "input", expected, "a leaf, or its view")
-    return _InPlace.apply(input, *others)
-
-
-def _views_a_leaf(x: Tensor) -> bool:
-    """Whether the memory is that of a leaf which requires a gradient."""
-    base = None if torch.compiler.is_compiling() else x._base
-    return base is not None and bool(base.is_leaf and base.requires_grad)
+    if torch.compiler.is_compiling():
+        _overwritten(input)
+        return _InPlace.apply(input, *others)
+    refuse_leaf(input)
+    loss = _InPlace.apply(input, *others)
+    with torch.autograd._unsafe_preserve_version_counter(input):  # of what was saved
+        _Spent.apply(input)
+    return loss
 
 
 class _InPlace(torch.autograd.Function):  # type: ignore[misc]
@@ -197,6 +203,20 @@ class _InPlace(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, dloss: Tensor) -> Any:
         return scaled("cross_entropy_", dloss, ctx.saved_tensors)[0], *[None] * 5
+
+
+class _Spent(torch.autograd.Function):  # type: ignore[misc]
+    """What scores are once their gradient took their place: nothing that has a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor) -> Tensor:
+        ctx.mark_dirty(scores)
+        return scores
+
+    @staticmethod
+    def backward(_: Any, __: Tensor) -> NoReturn:
+        expected = "scores that nothing else is computed from after the loss in place"
+        refuse("cross_entropy", "input", expected, "another use, of the gradient that they hold")
 
 
 def linear_cross_entropy(
@@ -215,7 +235,7 @@ def linear_cross_entropy(
     """
     dtype = None
     kind = hidden.device.type
-    if torch.is_autocast_enabled(kind):
+    if kind != "meta" and torch.is_autocast_enabled(kind):
         cast, dtype = torch.get_autocast_dtype(kind), torch.float32
         hidden, weight = hidden.to(cast), weight.to(cast)
         bias = None if bias is None else bias.to(cast)
@@ -223,6 +243,6 @@ def linear_cross_entropy(
         expected = f"shape {tuple(hidden.shape[:-1])}, as hidden without features"
         refuse("linear_cross_entropy", "target", expected, f"shape {tuple(target.shape)}")
     mask = tuple([x is not None and _records(x) for x in (hidden, weight, bias)])
-    rows = hidden.reshape(-1, hidden.shape[-1])
+    rows = hidden.reshape(target.numel(), hidden.shape[-1])
     others = (bias, ignore_index, reduction, dtype, mask)
     return _linear_loss(rows, weight, target.reshape(-1), *others)[0]

@@ -5,6 +5,15 @@ import numpy as np
 
 import cupy_training_ops as cto
 
+# %% AdamCodedList
+weights = [np.ones(2, np.float32), np.full((1, 3), 2, np.float32)]
+gradients = [np.full_like(w, 0.5) for w in weights]
+m, v = ([np.zeros(w.size + 1, np.uint8) for w in weights] for _ in range(2))  # a block each
+for step in (1, 2, 3):
+    cto.adam_coded_list(0.1, step, weights, gradients, m, v)
+print(weights[0].round(2), weights[1].round(2))  # [0.81 0.82] [[1.81 1.82 1.81]]
+print(m[0].nbytes + v[0].nbytes)  # 6
+
 # %% AdamOptimizer
 w, g = np.array([1, 2], np.float32), np.array([0.5, -0.5], np.float32)
 m, v = np.zeros_like(w), np.zeros_like(w)

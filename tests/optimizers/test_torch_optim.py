@@ -312,6 +312,47 @@ def test_a_count_that_is_set_is_followed(seed) -> None:
     assert counts[0] == counts[1] == [2, 5, 5, 5]
 
 
+@pytest.mark.parametrize("is_native", [True, False])
+@pytest.mark.parametrize("change", ["zero_", "fill_ 7", "add_ -2"])
+def test_a_count_that_is_written_in_place_is_followed(seed, change, is_native) -> None:
+    """It is one tensor of all parameters that were updated in the same steps."""
+    name, *given = change.split()
+    found = pair(seed)
+    with tensors_on(EmulatedTensors()) if is_native else contextlib.nullcontext():
+        steps(found, seed, 3)
+        for model, optimizer in found:
+            counts = {id(t): t for t in (optimizer.state[p]["step"] for p in model.parameters())}
+            for count in counts.values():
+                getattr(count, name)(*map(int, given))
+        steps(found, seed + 1, 2)
+    assert_close(found[0][0], found[1][0])
+    counts = [[float(o.state[p]["step"]) for p in m.parameters()] for m, o in found]
+    assert counts[0] == counts[1]
+
+
+def test_a_state_of_pytorchs_adam_is_loaded(seed) -> None:
+    """Its decay of weights is another: what is loaded goes on as AdamW."""
+    found = pair(seed)
+    giver = pair(seed, torch.optim.Adam)[0]
+    steps([giver], seed, 3)
+    for model, optimizer in found:
+        model.load_state_dict(giver[0].state_dict())
+        optimizer.load_state_dict(copy.deepcopy(giver[1].state_dict()))
+    assert all(g["decoupled_weight_decay"] for _, o in found for g in o.param_groups)
+    steps(found, seed + 1, 3)
+    assert_close(found[0][0], found[1][0])
+
+
+@pytest.mark.parametrize("n_groups", [1, 2])
+def test_the_norm_of_no_element_is_0(n_groups) -> None:
+    weights = [torch.nn.Parameter(torch.ones(0, 3)) for _ in range(2)]
+    optimizer = AdamW([{"params": weights[i::n_groups]} for i in range(n_groups)], max_norm=1.0)
+    for p in weights:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert optimizer.gradient_norm == 0
+
+
 def test_sgd_is_pytorchs(seed) -> None:
     found = pair(seed, SGD, torch.optim.SGD)
     found[0][1].max_norm = 0.1
@@ -381,6 +422,42 @@ def test_what_no_kernel_does_is_refused(make, options) -> None:
     assert torch.equal(p, torch.ones(3))
 
 
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        *((make, {"lr": -1.0}) for make in (AdamW, SGD, Lamb)),
+        *((make, {"max_norm": 0.0}) for make in (AdamW, SGD, Lamb)),
+        (AdamW, {"lr": float("nan")}),
+        (AdamW, {"lr": torch.tensor(-1.0)}),
+        (AdamW, {"lr": torch.ones(2)}),
+        (AdamW, {"betas": (0.9, 1.0)}),
+        (AdamW, {"betas": (-0.1, 0.9)}),
+        (AdamW, {"betas": (0.9,)}),
+        (Lamb, {"betas": 0.9}),
+        (AdamW, {"eps": -1e-8}),
+        (AdamW, {"weight_decay": -0.1}),
+        (Lamb, {"weight_decay": -0.1}),
+        (AdamW, {"fused": True, "foreach": True}),
+    ],
+    ids=str,
+)
+def test_numbers_out_of_range_are_refused_before_a_step(make, options) -> None:
+    """Where an optimizer is made, where a group is added, and where a state is loaded."""
+    p, name = torch.nn.Parameter(torch.ones(3)), next(iter(options))
+    refused = pytest.raises(OpError, match=f"{make.__name__}: {name}: expected")
+    with refused:
+        make([p], **options)
+    if name == "max_norm":
+        return
+    optimizer = make([p])
+    with refused:
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))], **options})
+    state = optimizer.state_dict()
+    state["param_groups"][0] |= options
+    with refused:
+        optimizer.load_state_dict(state)
+
+
 # ---- tensors by their metadata -------------------------------------------------------------------
 
 
@@ -430,6 +507,42 @@ def given_to(launches) -> set[int]:
     tables = [v for _, arguments in launches for v in arguments if isinstance(v, np.void)]
     words = [np.frombuffer(t.tobytes(), np.uint64) for t in tables if t.nbytes % 8 == 0]
     return set(np.concatenate(words).tolist())
+
+
+def test_a_step_looks_at_no_state_that_nobody_wrote(monkeypatch, seed) -> None:
+    from cupy_training_ops.torch.optim.part import Part
+
+    loop = Loop(AdamW, seed)
+    with tensors_on(HollowTensors()):
+        for _ in range(2):
+            loop.step()
+        monkeypatch.setattr(Part, "_has_states", None)
+        loop.step()
+        state = next(iter(loop.optimizer.state.values()))
+        state["others"] = 1
+        with pytest.raises(TypeError):
+            loop.step()
+
+
+def test_gradients_where_others_were_make_no_tables_anew(monkeypatch, seed) -> None:
+    """Of the last few steps; an allocator gives the same memory again."""
+    from cupy_training_ops.frame.providers import KernelCall
+
+    weights = [torch.nn.Parameter(torch.ones(3, 4)) for _ in range(2)]
+    grads = torch.randn(20, 2, 3, 4, generator=torch.Generator().manual_seed(seed))
+    made, tables_at = [], KernelCall.tables_at
+    monkeypatch.setattr(KernelCall, "tables_at", lambda *given: made.append(1) or tables_at(*given))
+    with tensors_on(HollowTensors()) as backend:
+        optimizer = AdamW(weights)
+        for i in (0, 1, 2, 0, 1, 2, *range(20), 19):
+            weights[0].grad, weights[1].grad = grads[i]
+            backend.launches.clear()
+            optimizer.step()
+            assert given_to(backend.launches) >= {g.data_ptr() for g in grads[i]}
+        (part,) = optimizer._parts
+        ((_, opened),) = [way._last for c in part._calls.values() for way in c._ways.values()]
+    assert len(made) == 20
+    assert len(opened._made) <= 8
 
 
 def test_schedulers_prepare_nothing_anew(seed) -> None:

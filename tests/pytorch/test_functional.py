@@ -35,6 +35,39 @@ def test_results_and_gradients_are_pytorchs(leaf, labels, case) -> None:
         assert_all_close([ours(*leaves)], [expected(*leaves)])
 
 
+@pytest.mark.filterwarnings("ignore")  # of its loop
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_come_as_a_batch(leaf, labels, case) -> None:
+    """As `torch.autograd.functional.jacobian` and `torch.autograd.grad(is_grads_batched=True)`."""
+    ours, _, leaves = pairs(leaf, labels)[case]
+    y = ours(*leaves)
+    dys = torch.stack([y.detach() + i for i in range(3)])
+    found = torch.autograd.grad(y, leaves, dys, retain_graph=True, is_grads_batched=True)
+    loop = [torch.autograd.grad(y, leaves, dy, retain_graph=True) for dy in dys]
+    assert_all_close(found, map(torch.stack, zip(*loop, strict=True)))
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_tensors_without_data_have_results_without_data(leaf, labels, case, gradients) -> None:
+    def at(device):
+        def made(*shape, gradients=gradients, **given):
+            return leaf(*shape, **given).detach().to(device).requires_grad_(gradients)
+
+        ours, _, leaves = pairs(made, lambda n, *shape: labels(n, *shape).to(device))[case]
+        return with_gradients(ours, leaves) if gradients else [ours(*leaves)]
+
+    for found, like in zip(at("meta"), at("cpu"), strict=True):
+        assert found.is_meta
+        assert (found.shape, found.dtype) == (like.shape, like.dtype)
+
+
+def test_dropout_without_data() -> None:
+    x = torch.zeros(4, 6, device="meta", requires_grad=True)
+    functional.dropout(x, bias=x[0], residual=x).sum().backward()
+    assert x.grad.is_meta
+
+
 @compiled
 @pytest.mark.parametrize("case", CASES)
 def test_compiled_is_eager(leaf, labels, case) -> None:
@@ -337,6 +370,15 @@ def test_scores_of_one_chunk_are_there_at_a_time(leaf, labels, monkeypatch, grad
     hidden, weight = leaf(700, 24, gradients=gradients), leaf(256, 24, gradients=gradients)
     functional.linear_cross_entropy(hidden, weight, labels(256, 700))
     assert len(made) > 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_layer_of_no_features(leaf, labels, dtype) -> None:
+    leaves = [leaf(*shape).detach().to(dtype).requires_grad_() for shape in ((2, 4, 0), (16, 0))]
+    loss = functional.linear_cross_entropy(*leaves, labels(16, 2, 4))
+    torch.testing.assert_close(loss, loss.new_tensor(16.0).log())
+    for x, dx in zip(leaves, torch.autograd.grad(loss, leaves), strict=True):
+        assert dx.shape == x.shape
 
 
 def test_gradients_that_are_not_wanted_are_not_made(leaf, labels) -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
@@ -11,6 +13,7 @@ pytest.importorskip("cupy", reason="CuPy is in the extras")
 from tensor_backends import EmulatedTensors, HollowTensors, tensors_on  # noqa: E402
 
 from cupy_training_ops import ArgumentError  # noqa: E402
+from cupy_training_ops.frame.op import Op  # noqa: E402
 from cupy_training_ops.torch import functional, ops  # noqa: E402
 from cupy_training_ops.torch.ops import launching  # noqa: E402
 
@@ -59,6 +62,27 @@ def test_kernels_give_what_the_host_gives(leaf, labels, emulated, case) -> None:
                 torch.testing.assert_close(a, b, atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("is_biased", [False, True])
+def test_a_dropout_is_that_of_the_host(leaf, emulated, gradients, is_biased) -> None:
+    """Seeds that are new in each call are no part of what is looked up."""
+    x, bias, residual = (leaf(*s, dtype=torch.float32).detach() for s in ((8, 40), (40,), (8, 40)))
+    given = {"bias": bias, "residual": residual} if is_biased else {}
+    x.requires_grad_(gradients)
+
+    def both():
+        torch.manual_seed(3)
+        results = [functional.dropout(x, 0.3, **given) for _ in range(3)]
+        return [*results, *(torch.autograd.grad(y, x, residual)[0] for y in results if gradients)]
+
+    expected = both()
+    with emulated():
+        found = both()
+    assert not any(torch.equal(*two) for two in itertools.combinations(found[:3], 2))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=2e-5)
+
+
 @pytest.fixture
 def backend():
     """Launches are noted; memory is never looked at."""
@@ -85,6 +109,20 @@ def test_nothing_is_exchanged(backend, leaf, labels, monkeypatch) -> None:
             ours(*leaves)
         assert len(backend.launches) > before
     functional.dropout(leaf(4, 6, dtype=torch.float32)).sum().backward()
+
+
+def test_a_dropout_like_one_before_is_not_prepared_again(backend, leaf, monkeypatch) -> None:
+    """Its numbers are those of each call."""
+    x = leaf(4, 64, dtype=torch.float32)
+    functional.dropout(x, 0.5).sum().backward()
+    functional.dropout(x.detach(), 0.5)
+    n_launches, kinds = len(backend.launches), len(launching._ready)
+    monkeypatch.setattr(launching, "_prepared", None)
+    monkeypatch.setattr(Op, "__call__", None)
+    functional.dropout(x, 0.25).sum().backward()
+    functional.dropout(x.detach(), 0.75)
+    assert len(backend.launches) == n_launches + 3
+    assert len(launching._ready) == kinds
 
 
 def test_a_call_like_one_before_is_not_prepared_again(backend, leaf, monkeypatch) -> None:

@@ -71,6 +71,7 @@ def others(leaf, labels):
         "embedding_backward": (dy, target, 9, 3),
         "cross_entropy_loss": (x, target),
         "cross_entropy_": (x.clone(), target),
+        "overwritten": (x,),
     }
     for name in CODECS:
         plain = labels(16, 3, 5) if name == "index4" else leaf(3, 5, gradients=False).float()

@@ -82,6 +82,61 @@ def test_a_leaf_is_not_overwritten(leaf, labels) -> None:
     assert torch.equal(x, before)
 
 
+@pytest.mark.filterwarnings("ignore")  # torch.compile warns of itself
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_a_leafs_view_is_not_overwritten_in_a_compiled_region(leaf, labels, is_inside) -> None:
+    """Whether it is made there or given."""
+    x, target = leaf(8, 16), labels(16, 8)
+    before = x.detach().clone()
+
+    def view(x):
+        return x.view(2, 4, 16).flatten(0, 1)
+
+    def loss(x):
+        return functional.cross_entropy(view(x) if is_inside else x, target, inplace=True)
+
+    compiled = torch.compile(loss, backend="aot_eager")
+    with pytest.raises(RuntimeError, match="a leaf, or its view"):
+        compiled(x if is_inside else view(x))
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("cut", ["whole", "flatten", "rows"])
+@pytest.mark.parametrize("other", ["scores", "base", "view"])
+def test_scores_that_are_used_again_are_refused_in_words(leaf, labels, cut, other) -> None:
+    """What is computed of them is of their gradient, whichever view of the memory it takes."""
+    x = leaf(2, 4, 16)
+    whole = x.view(8, 16) * 2 if cut == "whole" else x * 2
+    given = {
+        "whole": lambda: whole,
+        "flatten": lambda: whole.flatten(0, 1),
+        "rows": lambda: whole.view(8, 16)[2:],
+    }
+    y = given[cut]()
+    loss = functional.cross_entropy(y, labels(16, len(y)), inplace=True)
+    again = {"scores": y, "base": whole, "view": whole.view(-1)[:100]}[other]
+    with pytest.raises(ArgumentError, match=r"cross_entropy: input: .*nothing else"):
+        (loss + again.square().sum()).backward()
+
+
+@pytest.mark.parametrize("is_view", [False, True])
+def test_scores_that_retain_their_gradient_are_not_overwritten(scores, labels, is_view) -> None:
+    _, y = scores
+    y.retain_grad()
+    with pytest.raises(ArgumentError, match="retain their gradient"):
+        functional.cross_entropy(y.view(8, 16) if is_view else y, labels(16, 8), inplace=True)
+
+
+def test_gradients_of_scores_that_were_overwritten_are_refused(leaf, labels) -> None:
+    """By PyTorch: they are no longer what the loss is of."""
+    y = leaf(2, 4, 16) * 2
+    view = y.flatten(0, 1)
+    loss = functional.cross_entropy(view, labels(16, 8), inplace=True)
+    for scores in (y, view):
+        with pytest.raises(RuntimeError, match="not have been used in the graph"):
+            torch.autograd.grad(loss, scores, retain_graph=True)
+
+
 def test_without_gradients_nothing_is_overwritten(scores, labels) -> None:
     x, y = scores
     with torch.no_grad():
@@ -147,7 +202,7 @@ def test_forward_mode_is_refused_in_place(leaf, labels) -> None:
 
 def test_strided_scores_are_not_overwritten_by_a_copy(leaf, labels) -> None:
     y = (leaf(16, 8) * 2).t()
-    with pytest.raises(ArgumentError, match=r"scores: .*contiguous"):
+    with pytest.raises(ArgumentError, match=r"scores: .*a contiguous copy"):
         functional.cross_entropy(y, labels(16, 8), inplace=True)
 
 

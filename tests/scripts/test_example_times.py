@@ -22,7 +22,13 @@ from cupy_training_ops.testing.hollow import hollow_launches
 PACKAGE = Path(cto.__file__).parent
 MOST = 51
 OF_STEPS = 84  # whose numbers change: rates, steps, scales
-STEPS = {"AdamOptimizer", "AdamOptimizerList", "AdamWOptimizer", "LambOptimizer"} | {
+STEPS = {
+    "AdamCodedList",
+    "AdamOptimizer",
+    "AdamOptimizerList",
+    "AdamWOptimizer",
+    "LambOptimizer",
+} | {
     "SGDOptimizerList",
     "SGDOptimizerV2",
 }

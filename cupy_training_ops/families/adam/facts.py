@@ -9,6 +9,10 @@ THREADS = 128
 VECS = 2  # packets of 16 bytes of each array a thread has in flight
 CHUNK_NBYTES = Slot(32_768)  # of the widest array that a block takes
 CAPACITY = Slot(84)  # tensors a launch: 44 bytes each, beside numbers
+CODED_BLOCK = 128  # moments in codes that share an exponent: those of a warp
+CODED_CHUNK = Slot(8_192)  # elements that a block of threads takes, whole blocks of codes
+FIRST_BITS = 4  # of the fraction, in codes of first moments beside their sign
+SECOND_BITS = 4  # in codes of second moments, which have none
 LISTS = 4  # that a launch has addresses of
 POINTERS = Slot(LISTS * CAPACITY)
 

@@ -16,10 +16,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
 from typing import Any, ClassVar
-
-import numpy as np
 
 from ...declare.schema import (
     Changing,
@@ -33,53 +31,16 @@ from ...declare.schema import (
     one_of,
 )
 from ...declare.type_rows import TypeRows, Types
-from ...dtypes import INT64, Dtype
+from ...dtypes import FLOAT32, INT64, UINT8
 from ...errors import refuse
 from ...frame.op import Op
-from ...plan import Device, Launch, Plan, by_value, ceil_div
+from ...plan import Device, Plan, ceil_div
 from ...planning import parameter_update
 from ...planning import step as common
-from ...planning.multi_tensor import Columns
-from .facts import CAPACITY, CHUNK_NBYTES, LISTS, THREADS, AdamRule
+from .codes import coded_nbytes
+from .plan import Args, chunk, count, launch, over_coded, over_lists, rule
 
 Specs = tuple[Spec, ...]
-Args = tuple[object, ...]
-
-
-def _launch(symbol: str, grid: int, args: Args, **types: Dtype) -> Launch:
-    """A launch of this family."""
-    sizes = CHUNK_NBYTES, CAPACITY, LISTS
-    return parameter_update.launch(symbol, grid, THREADS, args, *sizes, types)
-
-
-def _chunk(w: Spec, m: Spec) -> int:
-    """Elements that a block takes."""
-    return CHUNK_NBYTES // max(w.dtype.itemsize, m.dtype.itemsize)
-
-
-def _rule(rates: tuple[float, ...], correct_bias: bool, decays_updated: object) -> np.void:
-    """alpha, beta, lambda and epsilon, and what follows from attributes: the kernels' AdamRule."""
-    numbers = dict(zip(("alpha", "beta", "lambda_", "epsilon"), rates, strict=True))
-    flags = {"correct_bias": correct_bias, "decays_updated": bool(decays_updated)}
-    return by_value(AdamRule, **numbers, **flags)
-
-
-def _over_lists(inputs: Sequence[Any], outputs: Sequence[Any], args: Args) -> Plan:
-    """A step over weights, gradients, both moments and low-precision weights, in this order."""
-    w, g, m, v, mixed = inputs
-    mixed, new_mixed, is_bfloat16 = parameter_update.low_precision(mixed, outputs[-1])
-    written = dict(enumerate([*(items or () for items in outputs[:-1]), new_mixed]))
-    columns = Columns.of((w, g, m, v, mixed), written, LISTS * CAPACITY)
-    launch = partial(_launch, "adam__list", W=w[0].dtype, GRAD=g[0].dtype, MOMENT=m[0].dtype)
-    sizes, chunk = [spec.size for spec in w], _chunk(w[0], m[0])
-    return parameter_update.over_lists(columns, sizes, chunk, CAPACITY, launch, *args, is_bfloat16)
-
-
-def _count(w: Spec, g: Spec, m: Spec, *numbers: Any) -> Plan:
-    """The step after this one, by a kernel that is compiled for these arrays already."""
-    launch = partial(_launch, "adam__count", W=w.dtype, GRAD=g.dtype, MOMENT=m.dtype)
-    return parameter_update.count(launch, *numbers)
-
 
 ROWS = ("float32 float32 float32", "float32 H float32", "float32 float32 H", "float32 H H")
 LIST_ROWS = (*ROWS, "float64 float64 float64", "H float32 H", "H H H")  # also of lists
@@ -194,7 +155,7 @@ class AdamOptimizer(Op):
         args = self._numbers(r, t, loss_scale, norm, None, update)
         steps = self._update(arrays, written, args)
         counted = (r, t, common.given(loss_scale, 1.0), update, new_t)
-        return steps.then(_count(arrays[0], arrays[1], arrays[2], *counted))
+        return steps.then(count(*(spec.dtype for spec in arrays[:3]), *counted))
 
     def _numbers(
         self,
@@ -207,7 +168,7 @@ class AdamOptimizer(Op):
     ) -> Args:
         """What is no array of a step, in the order of the kernels' parameters."""
         rates = self.alpha, self.beta, self.lambda_, self.epsilon
-        fixed = _rule(rates, self.do_bias_correction, self.weight_decay_mode)
+        fixed = rule(rates, self.do_bias_correction, self.weight_decay_mode)
         scale, norm = common.given(loss_scale, 1.0), common.given(norm, common.ABSENT_NORM)
         clip = common.given(max_norm, self.max_norm_clip)
         return fixed, r, t, scale, norm, clip, common.given(update, True)
@@ -218,8 +179,8 @@ class AdamOptimizer(Op):
         (mixed,), (copied,), is_bfloat16 = copies if copies[0] else ((None,), (None,), False)
         row = (w, g, m, v, mixed, *written[:-1], copied, *args, is_bfloat16, w.size)
         types = {"W": w.dtype, "GRAD": g.dtype, "MOMENT": m.dtype}
-        grid = ceil_div(w.size, _chunk(w, m))
-        return Plan((_launch(self.function_name, grid, row, **types),) if w.size else ())
+        grid = ceil_div(w.size, chunk(w, m))
+        return Plan((launch(self.function_name, grid, row, **types),) if w.size else ())
 
 
 class AdamOptimizerList(AdamOptimizer):
@@ -282,9 +243,80 @@ class AdamOptimizerList(AdamOptimizer):
         loss_scale, norm, update, max_norm = specs[7:11]
         new_t, new_m1, new_m2, new_w, new_g, new_mixed = specs[11:]
         args = self._numbers(r, t, loss_scale, norm, max_norm, update)
-        steps = _over_lists(arrays, (new_w, new_g, new_m1, new_m2, new_mixed), args)
-        first = (items[0] for items in arrays[:3])
-        return steps.then(_count(*first, r, t, common.given(loss_scale, 1.0), update, new_t))
+        steps = self._over_lists(arrays, (new_w, new_g, new_m1, new_m2, new_mixed), args)
+        numbers = r, t, common.given(loss_scale, 1.0), update, new_t
+        return steps.then(count(*self._types(arrays), *numbers))
+
+    def _over_lists(self, arrays: Sequence[Any], written: Sequence[Any], args: Args) -> Plan:
+        return over_lists(arrays, written, args)
+
+    def _types(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """What kernels are compiled for: of weights, gradients and moments."""
+        return [items[0].dtype for items in arrays[:3]]
+
+
+CODES = "shape (n + ceil(n / 128),) for n weights"
+
+
+class AdamCodedList(AdamOptimizerList):
+    """Adam over codes: new_weights[i] = weights[i] - R (m / c1) / (sqrt(v / c2) + epsilon).
+
+    AdamOptimizerList with moments of 2.02 bytes a weight for both, in place of 8. Each new moment
+    is computed in float32 from the codes before it, has its part in the weights, and becomes a code
+    again. A code is a float's exponent and the first four bits of its fraction, less what the least
+    of its block of 128 has; the exponent of each block's largest stands behind all codes. First
+    moments have a sign and 8 powers of two, and are rounded to nearest: what is less is 0. Second
+    moments have 16, and what is not 0 never becomes 0. These are rounded up as often as they are
+    nearer to what is above, by numbers that follow from place and step alone: a moment that changes
+    by less than a code's step follows its mean all the same. Codes are the same on every provider,
+    for the same gradients. Arrays of zeros are moments of 0.
+
+    A NaN or an infinity in a gradient spoils the moments of its block.
+
+    Source: this package; Dettmers et al., 8-bit optimizers via block-wise quantization, which codes
+    by a table and rounds to nearest.
+    """
+
+    inputs = tuple(
+        replace(item, type="uint8", shape=CODES) if item.name.startswith("moment_") else item
+        for item in AdamOptimizerList.inputs
+    )
+    outputs: ClassVar[tuple[Output, ...]] = tuple(
+        replace(item, type="uint8", shape=CODES) if item.name.startswith("new_moment_") else item
+        for item in AdamOptimizerList.outputs
+    )
+    types: ClassVar[Types] = TypeRows(
+        f"{VARIABLES.replace(' T4', '')} T_MAX_NORM",
+        "float32 float32",
+        "float32 H",
+        "H float32",
+        "H H",
+        free=FREE | {"T_MAX_NORM": common.NUMBERS},
+        H=common.HALVES,
+    )
+
+    def infer(
+        self,
+        r: object,
+        t: Spec | Changing,
+        w: Any,
+        g: Any,
+        m1: Any,
+        m2: Any,
+        mixed: Any,
+        *numbers: Any,
+    ) -> tuple[Inferred, ...]:
+        coded = tuple(Spec((coded_nbytes(spec.size),), UINT8) for spec in w)
+        for name, got in (("moment_1", m1), ("moment_2", m2)):
+            common.refuse_others(self.name, name, got, "codes of weights", coded)
+        found = super().infer(r, t, w, g, w, w, mixed, *numbers)
+        return found[0], m1, m2, *found[3:]
+
+    def _over_lists(self, arrays: Sequence[Any], written: Sequence[Any], args: Args) -> Plan:
+        return over_coded(arrays, written, args)
+
+    def _types(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        return arrays[0][0].dtype, arrays[1][0].dtype, FLOAT32
 
 
 class AdamWOptimizer(Op):
@@ -355,13 +387,14 @@ class AdamWOptimizer(Op):
         lr, t, *arrays, update = specs[:7]
         updated, new_w, new_m1, new_m2 = specs[7:]
         rates = self.alpha, self.beta, self.weight_decay, self.epsilon
-        fixed = _rule(rates, self.correct_bias, self.adam_mode)
+        fixed = rule(rates, self.correct_bias, self.adam_mode)
         args = (fixed, lr, t, 1.0, common.ABSENT_NORM, math.inf, common.given(update, True))
-        steps = _over_lists((*arrays, None), (new_w, None, new_m1, new_m2, None), args)
+        steps = over_lists((*arrays, None), (new_w, None, new_m1, new_m2, None), args)
         return steps.then(parameter_update.signal(update, updated))
 
 
 OPS = {
+    "AdamCodedList": AdamCodedList,
     "AdamOptimizer": AdamOptimizer,
     "AdamOptimizerList": AdamOptimizerList,
     "AdamWOptimizer": AdamWOptimizer,

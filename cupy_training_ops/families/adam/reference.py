@@ -13,6 +13,7 @@ import numpy as np
 from ...dtypes import Dtype, HostArray
 from ...rules.step import bias_correction, can_be_made, counted, gradient_divisor, number
 from ...rules.widening import cast, computed_in
+from .codes import decode, encode
 
 Arrays = Sequence[HostArray]
 Some = Sequence[HostArray | None]
@@ -159,6 +160,37 @@ def adam_optimizer_list(
     like = (moment_1, moment_2, weights, gradients)
     rounded = (_like(*pair) for pair in zip((m, v, w, delta), like, strict=True))
     return new_t, *rounded, tuple(copies)  # type: ignore[return-value]
+
+
+@_quiet
+def adam_coded_list(
+    r: Number,
+    t: Number,
+    weights: Arrays,
+    gradients: Arrays,
+    moment_1: Arrays,
+    moment_2: Arrays,
+    mixed_precision_weights: Some | None = None,
+    loss_scale: Number = None,
+    global_gradient_norm: Number = None,
+    update_signal: Number = None,
+    max_norm: Number = None,
+    **rule: Unpack[Rule],
+) -> tuple[HostArray, Lists, Lists, Lists, Lists, tuple[HostArray | None, ...]]:
+    first, second = (
+        [decode(c, w.size, signed=signed).reshape(w.shape) for c, w in zip(m, weights, strict=True)]
+        for m, signed in ((moment_1, True), (moment_2, False))
+    )
+    new_t, m, v, w, g, mixed = adam_optimizer_list(
+        r, t, weights, gradients, first, second, mixed_precision_weights, loss_scale,
+        global_gradient_norm, update_signal, max_norm, **rule,
+    )  # fmt: skip
+    if m[0] is first[0]:  # it was skipped
+        return new_t, tuple(moment_1), tuple(moment_2), w, g, mixed
+    step = int(number(t))
+    m = tuple(encode(x, signed=True) for x in m)
+    v = tuple(encode(x, signed=False, step=step) for x in v)
+    return new_t, m, v, w, g, mixed
 
 
 @_quiet

@@ -14,6 +14,7 @@ from ...samples import SHAPES, Generator, Sample, Shape
 from ..gradient.samples import LISTS, ORDINARY
 from ..optimizer.samples import SCALES, arrays, holes, one
 from ..tensor.samples import values
+from .codes import encode
 
 Types = tuple[Any, Any, Any]
 
@@ -29,6 +30,12 @@ LIST_ROWS: tuple[Types, ...] = (
     (FLOAT64, FLOAT64, FLOAT64),
     *((half, FLOAT32, half) for half in (FLOAT16, BFLOAT16)),
     *((half, half, half) for half in (FLOAT16, BFLOAT16)),
+)
+CODED_ROWS: tuple[Types, ...] = (
+    (FLOAT32, FLOAT32, FLOAT32),
+    *((FLOAT32, FLOAT32, half) for half in (FLOAT16, BFLOAT16)),
+    *((half, FLOAT32, FLOAT32) for half in (FLOAT16, BFLOAT16)),
+    *((half, FLOAT32, half) for half in (FLOAT16, BFLOAT16)),
 )
 MODES: tuple[dict[str, Any], ...] = (
     {"lambda_": 0.01},
@@ -76,6 +83,13 @@ def _full(
 ) -> tuple[Any, ...]:
     row = _listed(rng, types, shapes, numbers)
     return *row, None if copy is None else holes(rng, shapes, copy), *others
+
+
+def _coded(rng: Generator, types: Types, *given: Any, **named: Any) -> tuple[Any, ...]:
+    """With moments in codes."""
+    row = list(_full(rng, types, *given, **named))
+    row[4:6] = ([encode(x, signed=i == 0) for x in m] for i, m in enumerate(row[4:6]))
+    return tuple(row)
 
 
 def _plain(
@@ -153,6 +167,26 @@ def _adam_list() -> Iterator[Sample]:
         yield Sample(name, f"float32-max-norm-{dtype_name(t)}", make)
 
 
+def _adam_coded() -> Iterator[Sample]:
+    name = "AdamCodedList"
+    for i, types in enumerate(CODED_ROWS):
+        mode, copy = MODES[i % 4], (FLOAT16, BFLOAT16)[i % 2]
+        label, scale, norm = SCALES[i % 2]
+        numbers, others = _arrays_of_numbers(i, scale, norm)
+        yield Sample(name, _label(types, "ordinary"), partial(_coded, types=types), mode)
+        make = partial(_coded, types=types, numbers=numbers, copy=copy, others=others)
+        yield Sample(name, _label(types, "ordinary", label), make, mode)
+    for i, (label, shapes, offset) in enumerate(LISTS):
+        types = CODED_ROWS[i % len(CODED_ROWS)]
+        make = partial(_coded, types=types, shapes=shapes, copy=BFLOAT16)
+        yield Sample(name, _label(types, label), make, MODES[i % 4], offset)
+    for t in FLOATS:
+        make = partial(_coded, types=CODED_ROWS[0], others=(None, 5.0, None, one(0.5, t)))
+        yield Sample(name, f"float32-max-norm-{dtype_name(t)}", make)
+    make = partial(_coded, types=CODED_ROWS[0], others=(None, None, False))
+    yield Sample(name, "float32-signal-False", make)
+
+
 def _adam_w() -> Iterator[Sample]:
     name = "AdamWOptimizer"
     for i, types in enumerate(LIST_ROWS):
@@ -170,6 +204,7 @@ def _adam_w() -> Iterator[Sample]:
 
 
 SAMPLES = {
+    "AdamCodedList": tuple(_adam_coded()),
     "AdamOptimizer": tuple(_adam()),
     "AdamOptimizerList": tuple(_adam_list()),
     "AdamWOptimizer": tuple(_adam_w()),

@@ -49,10 +49,10 @@ def _triple(
         residual = None if residual is None else residual.contiguous()
         return run(instance(biased), x.contiguous(), bias, residual, p, True, state)
 
-    def body(run: Run, *arguments: Any) -> tuple[Tensor, Tensor]:
+    def body(run: Run, *arguments: Any) -> Any:
         *others, state = arguments
-        y, found = drawn(run, *others, _state(state))
-        return y, found.view(mask)
+        found = drawn(run, *others, _state(state))
+        return found if isinstance(found, Tensor) else (found[0], found[1].view(mask))
 
     def fake(*arguments: Any) -> tuple[Tensor, Tensor]:
         y, found = drawn(infer, *arguments)

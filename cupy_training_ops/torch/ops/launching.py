@@ -18,6 +18,7 @@ from ...declare.schema import Spec
 from ...dtypes import ELEMENT_TYPES, UINT8
 from ...frame.backends import TENSORS, tensor_backend
 from ...frame.foreign import Lent
+from ...frame.keys import CHANGES
 from ...frame.op import Op
 from ...frame.providers import KernelCall
 from ..coding import ALIGNED, KEPT_NBYTES
@@ -28,7 +29,8 @@ Launcher = Callable[[Sequence[Any], list[int]], Any]
 _MANY = 1024  # kinds of calls, and instances, that are remembered
 OURS = {getattr(torch, r.name): r.dtype for r in ELEMENT_TYPES if hasattr(torch, r.name)}
 _THEIRS = {dtype: theirs for theirs, dtype in OURS.items()}
-_HOSTS = (int, tuple)  # host inputs that stand in a key as they are
+_HOSTS = (int, bool, tuple)  # host inputs that stand in a key as they are
+_NUMBERS = (int, float, tuple)  # those that may change from call to call
 _UNKNOWN: Any = object()
 address = Tensor.data_ptr
 _ready: dict[object, Launcher | None] = {}
@@ -54,7 +56,7 @@ def launch(op: Op, *inputs: Any, outputs: Sequence[str] | None = None) -> Any:
     if missing:
         inputs += (None,) * missing
     key: list[object] = [op, backend, outputs]
-    addresses = _addresses(inputs, key)
+    addresses = _addresses(op, inputs, key)
     if addresses is None:
         return _wanted(op(*inputs, outputs=outputs))
     known = tuple(key)
@@ -103,21 +105,24 @@ def _wanted(results: Any) -> Any:
     return found if len(found) > 1 else found[0]
 
 
-def _addresses(inputs: Sequence[Any], key: list[object]) -> list[int] | None:
+def _addresses(op: Op, inputs: Sequence[Any], key: list[object]) -> list[int] | None:
     """Where tensors are, 0 for others; what a launch depends on is added to the key.
 
     None for a call that is looked up as any other is.
     """
     found = []
-    for value in inputs:
+    for place, value in enumerate(inputs):
         if isinstance(value, Tensor):
             at = address(value)
             if not at or not value.is_contiguous() or value.is_neg():
                 return None
             key += (value.dtype, value.shape, value.device, at % ALIGNED == 0)
             found.append(at)
-        elif value is None or type(value) in _HOSTS:
-            key.append(value)
+        elif value is None:
+            key.append(None)
+            found.append(0)
+        elif type(value) in (_NUMBERS if (changes := op.inputs[place].changes) else _HOSTS):
+            key.append(CHANGES if changes else value)
             found.append(0)
         else:
             return None
@@ -134,9 +139,10 @@ def _launcher(call: KernelCall, arrays: Sequence[int], n_inputs: int) -> Launche
     places = [*arrays, *range(n_inputs, n_inputs + len(results_of))]
     taken = [places[place] for place in sorted(ready.taken)]
     computed = [n_inputs + i for i, result in enumerate(results_of) if result.spec is not None]
-    computes_all = len(computed) == len(results_of)
+    computes_all, changes = len(computed) == len(results_of), bool(call.changing)
 
     def run(inputs: Sequence[Any], addresses: list[int]) -> Any:
+        values = ready.values(call.values(tuple(inputs))) if changes else ()
         given = [inputs[place] for place in arrays]
         results = [make(given) for make in makers]
         if computes_all:
@@ -150,10 +156,10 @@ def _launcher(call: KernelCall, arrays: Sequence[int], n_inputs: int) -> Launche
         key, scratch = _scratch(call, stream) if call.workspace_nbytes else (None, None)
         at, is_clear = 0 if scratch is None else address(scratch), key is not None
         if backend.is_current(device):
-            ready.run_at(row, stream, at, is_clear=is_clear)
+            ready.run_at(row, stream, at, is_clear=is_clear, values=values)
         else:
             with backend.on(device):
-                ready.run_at(row, stream, at, is_clear=is_clear)
+                ready.run_at(row, stream, at, is_clear=is_clear, values=values)
         if key is not None:
             _rooms[key] = scratch
         return results[0] if len(results) == 1 else tuple(results)
@@ -179,10 +185,11 @@ def _prepared(op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None) -> L
     """None where a call is more than launches over tensors of one GPU."""
     lent = Lent(op.inputs, inputs, (None,), natively=op.knows_tensors, detaches=True)
     call, _, _ = op.prepared_call(tuple(inputs), (None,), outputs, lent)
-    if not isinstance(call, KernelCall) or not call.ready.takes_addresses:
+    if not isinstance(call, KernelCall) or not call.ready.takes_numbers:
         return None
     n_computed = sum(result.spec is not None for result in call.prepared.results)
-    if lent or call.checks or call.supplied is not None or len(call.makers) < n_computed:
+    is_checked = call.checks or call.check_numbers is not None
+    if lent or is_checked or call.supplied is not None or len(call.makers) < n_computed:
         return None
     return _launcher(call, [place for place, _ in call.array_places], len(inputs))
 

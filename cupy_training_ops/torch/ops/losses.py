@@ -107,6 +107,28 @@ def scaled(name: str, dloss: Tensor, gradients: Sequence[Tensor]) -> Sequence[Te
     return [_by(gradient, factor) for gradient in gradients]
 
 
+def refuse_leaf(x: Tensor) -> None:
+    """What is overwritten may not be the memory of a leaf, nor of what is to have a gradient."""
+    base = x if x._base is None else x._base
+    if x.is_leaf or (base.is_leaf and base.requires_grad):
+        expected = "the result of an operation, as it is overwritten"
+        refuse("cross_entropy", "input", expected, "a leaf, or its view")
+    if x.retains_grad or base.retains_grad:
+        expected = "scores that do not retain their gradient, as it takes their place"
+        refuse("cross_entropy", "input", expected, "some that do (retain_grad())")
+
+
+def _overwritten(_: Run, x: Tensor) -> Tensor:
+    """Nothing; it is torch.compile's own tensors, without data, that are looked at."""
+    return x.new_empty(0)
+
+
+def _fake_overwritten(x: Tensor) -> Tensor:
+    if x.requires_grad:
+        refuse_leaf(x)
+    return x.new_empty(0)
+
+
 def _by(gradient: Tensor, factor: Tensor) -> Tensor:
     instance(ScaleInPlace)(gradient, factor)
     torch.autograd.graph.increment_version(gradient)
@@ -131,5 +153,6 @@ DOORS = register(
             fake=_fake_in_place,
             writes=0,
         ),
+        Operator("overwritten(Tensor input) -> Tensor", _overwritten, fake=_fake_overwritten),
     )
 )

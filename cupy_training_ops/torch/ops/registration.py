@@ -40,6 +40,10 @@ KINDS = frozenset(
 )
 
 
+_is_key_included = torch._C._dispatch_tls_is_dispatch_key_included
+_BATCHED = torch._C._dispatch_key_parse("VmapMode")  # of autograd's `is_grads_batched`
+
+
 @dataclass(frozen=True)
 class Operator:
     """One operator of the namespace.
@@ -88,13 +92,20 @@ class Door:
         """The first result; without gradients the others are not computed."""
         if is_watched(arguments):
             return self.registered(*arguments)[0]
+        return self.first_unwatched(*arguments)
+
+    def first_unwatched(self, *arguments: Any) -> Any:
+        """The same where nobody else is to see the call."""
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
             return self.node(*arguments)[0]
         return self.operator.body(launch_first, *arguments)
 
 
 def is_watched(arguments: Sequence[Any]) -> bool:
-    """Whether torch.compile, a subclass, a mode, a transformation or a trace is to see a call."""
+    """Whether torch.compile, a subclass, a mode, a transformation or a trace is to see a call.
+
+    So is the dispatcher where tensors have no data, or gradients come as a batch.
+    """
     return (
         torch.compiler.is_compiling()
         or not KINDS.issuperset(map(type, arguments))
@@ -102,6 +113,8 @@ def is_watched(arguments: Sequence[Any]) -> bool:
         or torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
         or torch._C._get_tracing_state() is not None
+        or getattr(arguments[0], "is_meta", False)
+        or _is_key_included(_BATCHED)
     )
 
 

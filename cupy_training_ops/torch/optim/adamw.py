@@ -8,9 +8,20 @@ from typing import Any
 
 from torch import Tensor
 
-from ...optimizers.rated import AdamWMeasured, AdamWUpdate
-from .base import Group, Optimizer, rate
-from .part import Update
+from ...errors import refuse, shown
+from ...optimizers.rated import AdamWCodedMeasured, AdamWCodedUpdate, AdamWMeasured, AdamWUpdate
+from . import codes
+from .base import Group, Optimizer
+from .groups import rate
+from .local import is_distributed
+from .part import State, Update
+
+KINDS: dict[tuple[bool, bool], Any] = {  # by whether moments are codes, and the norm is found
+    (False, False): AdamWUpdate,
+    (False, True): AdamWMeasured,
+    (True, False): AdamWCodedUpdate,
+    (True, True): AdamWCodedMeasured,
+}
 
 
 class AdamW(Optimizer):
@@ -25,6 +36,9 @@ class AdamW(Optimizer):
     be captured. Moments of half-precision parameters are float32. Its state dicts are those of
     `torch.optim.AdamW`, and it loads that class's. Parameters on the CPU are updated by NumPy.
     Gradients are read only. Where PyTorch would spread a NaN with clipping, the step is skipped.
+
+    state: '8bit' keeps both moments in 2.02 bytes a parameter (`AdamCodedList` says how), for
+    parameters of at most 32 bits that are whole on one rank; in state dicts they are float32.
     """
 
     def __init__(
@@ -42,7 +56,11 @@ class AdamW(Optimizer):
         differentiable: bool = False,
         fused: bool | None = None,
         max_norm: float | None = None,
+        state: str | None = None,
     ) -> None:
+        if state not in (None, "8bit"):
+            refuse("AdamW", "state", "None or '8bit'", shown(state))
+        self.is_coded = state is not None
         defaults = {
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad,
             "maximize": maximize, "foreach": foreach, "capturable": capturable,
@@ -50,8 +68,16 @@ class AdamW(Optimizer):
         }  # fmt: skip
         super().__init__(params, defaults, max_norm)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "is_coded": self.is_coded}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:  # that of PyTorch's Adam says otherwise
+            group["decoupled_weight_decay"] = True
+
     def _update(self, group: Group, *, is_measured: bool) -> Update:
-        kind = AdamWMeasured if is_measured else AdamWUpdate
+        kind = KINDS[self.is_coded, is_measured]
         op = self._operator(kind, lambda: kind(max_norm_clip=math.inf))
         beta1, beta2 = group["betas"]
         numbers = {
@@ -63,3 +89,36 @@ class AdamW(Optimizer):
             "max_norm": self.max_norm,
         }
         return Update(op, is_measured, numbers)
+
+    def _first_state(self, parameter: Tensor) -> State:
+        if not self.is_coded:
+            return super()._first_state(parameter)
+        if is_distributed(parameter):
+            refuse("AdamW", "state", "None, where parameters are parts of tensors", "'8bit'")
+        if parameter.element_size() > 4:
+            refuse("AdamW", "state", "None, where parameters are float64", "'8bit'")
+        state: State = self.state[parameter]
+        state["step"] = None
+        state |= {name: codes.zeros(parameter) for name in codes.SIGNED}
+        return state
+
+    def state_dict(self) -> dict[str, Any]:
+        """As PyTorch's; moments in codes are decoded."""
+        found = super().state_dict()
+        if self.is_coded:
+            keys = [key for group in found["param_groups"] for key in group["params"]]
+            for key, parameter in zip(keys, self._parameters(), strict=True):
+                own = found["state"].get(key, {})
+                for name in codes.SIGNED.keys() & own.keys():
+                    signed = codes.SIGNED[name]
+                    own[name] = codes.decode(own[name], parameter, signed=signed)
+        return found
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As PyTorch's, also of its own optimizers; what was decoded has the codes that it had."""
+        super().load_state_dict(state_dict)
+        if self.is_coded:
+            for parameter, own in self.state.items():
+                for name in codes.SIGNED.keys() & own.keys():
+                    signed = codes.SIGNED[name]
+                    own[name] = codes.encode(own[name], parameter, signed=signed)

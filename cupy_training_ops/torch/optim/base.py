@@ -13,6 +13,8 @@ from torch import Tensor
 
 from ...errors import refuse, shown
 from ...frame.op import Op
+from ...planning.step import above_zero
+from .groups import check, check_numbers
 from .norms import Norms
 from .part import MAX_KEPT, MOMENTS, TOLD, Count, Part, State, Update
 
@@ -30,13 +32,15 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     gradient_norm: Tensor | None = None
 
     def __init__(self, params: Any, defaults: Group, max_norm: float | None) -> None:
+        if max_norm is not None:
+            check(type(self).__name__, "max_norm", above_zero, max_norm)
         self.max_norm = max_norm
         self._forget()
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: Group) -> None:
         """As PyTorch's; a group whose options the operator does not have is refused."""
-        self._check({**self.defaults, **param_group})
+        self._check_all({**self.defaults, **param_group})
         super().add_param_group(param_group)
 
     def _forget(self) -> None:
@@ -57,7 +61,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
-            self._check(group)
+            self._check_all(group)
 
     # ---- what a class of optimizers writes -------------------------------------------------------
 
@@ -70,6 +74,11 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         for name in REFUSED:
             if group.get(name):
                 refuse(type(self).__name__, name, "what is false or 0", shown(group[name]))
+
+    def _check_all(self, group: Group) -> None:
+        """The same of numbers, too, which steps look at themselves."""
+        self._check(group)
+        check_numbers(type(self).__name__, group)
 
     def _operator(self, key: object, make: Callable[[], Op]) -> Op:
         """One of this optimizer's own, which is made once; few are kept."""
@@ -107,7 +116,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def _step(self, ready: Ready) -> None:
         scale, clips = self._scale(), self.max_norm is not None
-        is_measured = clips and len(ready) == 1 and not ready[0][0].is_shared
+        is_measured = clips and len(ready) == 1 and measures(*ready[0])
         told = dict[str, Tensor | None]() if is_measured else dict.fromkeys(TOLD)
         if clips and not is_measured:
             told = self._norms.told(ready)
@@ -256,7 +265,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As PyTorch's, also of its own optimizers; moments of 32 bits stay so."""
         for group in state_dict["param_groups"]:
-            self._check({**self.defaults, **group})
+            self._check_all({**self.defaults, **group})
         super().load_state_dict(state_dict)
         saved = itertools.chain.from_iterable(g["params"] for g in state_dict["param_groups"])
         for key, parameter in zip(saved, self._parameters(), strict=True):
@@ -268,10 +277,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._current()
 
 
+def measures(part: Part, gradients: Sequence[Tensor]) -> bool:
+    """Whether a part's own step finds the norm of all gradients."""
+    return bool(gradients) and not part.is_shared
+
+
 def _same(some: Any, others: Sequence[object]) -> bool:
     return len(some) == len(others) and all(map(is_, some, others))
-
-
-def rate(lr: Any) -> Any:
-    """A learning rate as operators take it: a tensor of the host is read there."""
-    return lr.item() if isinstance(lr, Tensor) and lr.device.type == "cpu" else lr

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ...optimizers.rated import LambUpdate
 from ...optimizers.steps import LambStep
-from .base import Group, Optimizer, rate
+from .base import Group, Optimizer
+from .groups import rate
 from .part import Update
 
 

@@ -15,7 +15,7 @@ from ...errors import ArgumentError
 from ...frame.bound import opened
 from ...frame.op import Op
 from ...frame.opened import OpenCall
-from ...runtime.alike import Watched
+from ...runtime.alike import Watched, versions
 from .local import Ranks, is_distributed, laid_out, local, ordered, ranks_of
 
 State = dict[str, Any]
@@ -40,12 +40,20 @@ class Count:
     def __init__(self, n_made: int, device: torch.device) -> None:
         self.next = torch.full((), n_made + 1, dtype=torch.int64, device=device)
         self.made = torch.full((), float(n_made), dtype=torch.float32, device=device)
+        self._version = self.made._version
 
     def copied(self) -> Count:
         """Another one that goes on from here; nothing waits."""
         count = object.__new__(Count)
         count.next, count.made = self.next.clone(), self.made.clone()
+        count._version = count.made._version
         return count
+
+    def heed(self) -> None:
+        """Go on from what someone else wrote into the states' number."""
+        if self.made._version != self._version:
+            self.next.copy_(self.made + 1)
+            self._version = self.made._version
 
     def go_on(self, told: Mapping[str, Tensor | None]) -> None:
         """A step without an element on this rank, which the same numbers skip."""
@@ -60,6 +68,7 @@ class Count:
     def follow(self) -> None:
         """The states' number after a step, which may have been skipped."""
         torch.sub(self.next, 1, out=self.made)
+        self._version = self.made._version
 
 
 class Part:
@@ -74,6 +83,7 @@ class Part:
     ) -> None:
         self.place, self.parameters, self.states = place, tuple(parameters), tuple(states)
         self.count = count
+        self._versions: list[int] | None = None  # of the states, as they were found to have these
         self.is_shared = any(map(is_distributed, parameters))  # other ranks have parts of it
         names = () if count is None else MOMENTS
         self.moments = {name: [state[name] for state in states] for name in names}
@@ -96,6 +106,13 @@ class Part:
 
     def is_of(self) -> bool:
         """Whether the states have the moments that are bound, and their count."""
+        found = versions(self.states)
+        if found is not None and found == self._versions:
+            return True
+        self._versions = found if (has := self._has_states()) else None
+        return has
+
+    def _has_states(self) -> bool:
         try:
             made = itertools.repeat(None if self.count is None else self.count.made)
             return all(map(is_, map(itemgetter("step"), self.states), made)) and all(
@@ -129,6 +146,8 @@ class Part:
         self, update: Update, gradients: Sequence[Tensor], told: Mapping[str, Tensor | None]
     ) -> None:
         """Update the parameters; a gradient that lies otherwise than its parameter is copied."""
+        if self.count is not None:
+            self.count.heed()
         if not gradients:
             if self.count is not None:
                 self.count.go_on(told)

@@ -10,7 +10,8 @@ from torch import Tensor
 from ...errors import refuse, shown
 from ...optimizers.rated import SGDUpdate
 from ...optimizers.steps import SGDStep
-from .base import Group, Optimizer, rate
+from .base import Group, Optimizer
+from .groups import rate
 from .part import Update
 
 

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: MIT
+// Moments in bytes: the upper bits of each float, counted down from the largest of its block.
+// CPU provider: cupy_training_ops/families/adam/codes.py
+//
+// An array of n codes is followed by a byte for each block: the exponent of its largest. A code is
+// the float's exponent and the first BITS of its fraction, as one number, less that of the block's
+// least; 0 is 0. First moments have a sign above it.
+#pragma once
+#include "adam/facts.cuh"
+#include "core/types.cuh"
+
+namespace cto::codes {
+
+using facts::adam::CODED_BLOCK;
+using facts::adam::FIRST_BITS;
+using facts::adam::SECOND_BITS;
+
+constexpr u32 INFINITE = 0x7F800000u, SIGN = 0x80000000u;
+
+// 32 bits that look random, of an element and a step.
+__device__ __forceinline__ u32 noise(u32 element, u32 step) {
+    u32 x = element * 0x9E3779B1u + step * 0x85EBCA77u;
+    x = (x ^ x >> 16) * 0x7FEB352Du;
+    x = (x ^ x >> 15) * 0x846CA68Bu;
+    return x ^ x >> 16;
+}
+
+// BITS of the fraction are kept; TOP is the largest code.
+template <int BITS, u32 TOP>
+struct Format {
+    static constexpr int SHIFT = 23 - BITS;
+    static constexpr u32 REST = (1u << SHIFT) - 1;
+
+    // What a block's codes begin above.
+    static __device__ __forceinline__ u32 base(u32 exponent) {
+        const u32 largest = (exponent << BITS) + (1u << BITS) - 1;
+        return largest > TOP ? largest - TOP : 0;
+    }
+    // The upper bits of a number that is not negative, with so much of the rest added; NaN and
+    // infinities stay what they are.
+    static __device__ __forceinline__ u32 upper(u32 bits, u32 added) {
+        if (bits >= INFINITE) return (bits > INFINITE ? 0x7FC00000u : INFINITE) >> SHIFT;
+        return (bits == 0 ? 0 : bits + added) >> SHIFT;
+    }
+    static __device__ __forceinline__ u32 exponent(u32 upper) { return upper >> BITS; }
+    static __device__ __forceinline__ u32 code(u32 upper, u32 base, u32 least) {
+        return upper < base + least ? least : upper - base;
+    }
+    static __device__ __forceinline__ float decoded(u32 code, u32 base) {
+        return __uint_as_float(code == 0 ? 0 : code + base << SHIFT);
+    }
+};
+
+using First = Format<FIRST_BITS, 127>;
+using Second = Format<SECOND_BITS, 255>;
+
+__device__ __forceinline__ float decoded_first(u32 code, u32 base) {
+    const float size = First::decoded(code & 127u, base);
+    return code & 128u ? -size : size;
+}
+
+// The largest of a warp's numbers.
+__device__ __forceinline__ u32 largest(u32 mine) {
+#pragma unroll
+    for (int step = 1; step < WARP; step *= 2) {
+        const u32 other = __shfl_xor_sync(ALL_LANES, mine, step);
+        mine = other > mine ? other : mine;
+    }
+    return mine;
+}
+
+// The codes of a block's first moments, four a lane; what they are above of.  Rounded to nearest.
+__device__ __forceinline__ u32 encode_first(const float (&x)[4], u8 (&codes)[4]) {
+    u32 upper[4], most = 0;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        upper[k] = First::upper(__float_as_uint(x[k]) & ~SIGN, 1u << (First::SHIFT - 1));
+        most = upper[k] > most ? upper[k] : most;
+    }
+    const u32 exponent = First::exponent(largest(most)), base = First::base(exponent);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        const u32 sign = __float_as_uint(x[k]) >> 31 << 7;
+        codes[k] = static_cast<u8>(sign | First::code(upper[k], base, 0));
+    }
+    return exponent;
+}
+
+// Those of second moments, rounded up as often as they are nearer to what is above: a moment that
+// changes by less than a code's step in each step of training follows its mean all the same. What
+// is not 0 is never coded as 0.
+__device__ __forceinline__ u32 encode_second(const float (&x)[4], u32 element, u32 step,
+                                             u8 (&codes)[4]) {
+    u32 upper[4], most = 0;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        const u32 added = noise(element + k, step) & Second::REST;
+        upper[k] = Second::upper(__float_as_uint(x[k]) & ~SIGN, added);
+        most = upper[k] > most ? upper[k] : most;
+    }
+    const u32 exponent = Second::exponent(largest(most)), base = Second::base(exponent);
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+        codes[k] = static_cast<u8>(Second::code(upper[k], base, x[k] == 0 ? 0 : 1));
+    return exponent;
+}
+
+}  // namespace cto::codes

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: MIT
+"""Moments in codes as PyTorch's tensors on any device: `families/adam/codes.py` says what they are.
+
+Numbers are rounded to nearest, so that those that were decoded have the codes that they had.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ...families.adam.codes import coded_nbytes
+from ...families.adam.facts import CODED_BLOCK, FIRST_BITS, SECOND_BITS
+from .local import ordered
+
+SIGNED = {"exp_avg": True, "exp_avg_sq": False}
+_FRACTION, _INFINITE, _NAN = 23, 0x7F80_0000, 0x7FC0_0000
+
+
+def zeros(parameter: Tensor) -> Tensor:
+    """The codes of moments that are 0."""
+    n = coded_nbytes(parameter.numel())
+    return torch.zeros(n, dtype=torch.uint8, device=parameter.device)
+
+
+def encode(moments: Tensor, like: Tensor, *, signed: bool) -> Tensor:
+    """The codes of moments, in the order in which a parameter lies in memory."""
+    laid = torch.empty_like(like, dtype=torch.float32).copy_(moments)
+    flat = ordered(laid).reshape(-1)
+    kept, top = (FIRST_BITS, 127) if signed else (SECOND_BITS, 255)
+    shift = _FRACTION - kept
+    bits = flat.abs().view(torch.int32)
+    special = torch.where(bits > _INFINITE, _NAN, _INFINITE).to(torch.int32)
+    rounded = torch.where(bits == 0, 0, bits.clamp(max=_INFINITE) + (1 << (shift - 1)))
+    upper = torch.where(bits >= _INFINITE, special, rounded).to(torch.int32) >> shift
+    blocks = pad(upper, (0, -flat.numel() % CODED_BLOCK)).view(-1, CODED_BLOCK)
+    exponents = (blocks.amax(1) if len(blocks) else blocks.new_zeros(0)) >> kept
+    least = torch.zeros_like(upper) if signed else (flat != 0).to(torch.int32)
+    codes = torch.maximum(upper - _bases(exponents, kept, top, flat.numel()), least)
+    if signed:
+        codes |= flat.signbit().to(torch.int32) << 7
+    return torch.cat((codes, exponents)).to(torch.uint8)
+
+
+def decode(codes: Tensor, like: Tensor, *, signed: bool) -> Tensor:
+    """The moments in float32, laid out as their parameter."""
+    n, (kept, top) = like.numel(), (FIRST_BITS, 127) if signed else (SECOND_BITS, 255)
+    each, exponents = codes[:n].to(torch.int32), codes[n:].to(torch.int32)
+    size = each & 127 if signed else each
+    bits = torch.where(size == 0, 0, size + _bases(exponents, kept, top, n)) << (_FRACTION - kept)
+    flat = bits.to(torch.int32).view(torch.float32)
+    if signed:
+        flat = torch.where(each & 128 != 0, -flat, flat)
+    found = torch.empty_like(like, dtype=torch.float32)
+    view = ordered(found)
+    view.copy_(flat.view(view.shape))
+    return found
+
+
+def _bases(exponents: Tensor, kept: int, top: int, n: int) -> Tensor:
+    """What each code begins above."""
+    bases = ((exponents << kept) + (1 << kept) - 1 - top).clamp(min=0)
+    return bases.repeat_interleave(CODED_BLOCK)[:n]
