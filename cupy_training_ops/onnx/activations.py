@@ -109,7 +109,7 @@ def _near(node: Node) -> tuple[str, ...]:
 def _backward(graph: Graph) -> set[int]:
     """The nodes that the gradient of the first output, which is a constant, goes into; and views
     that they alone take."""
-    reached = {f"{graph.outputs[0].name}_grad"}
+    reached = {f"{item.name}_grad" for item in graph.outputs[:1]}
     found = set()
     for i, node in enumerate(graph.nodes):
         if reached.intersection(node.inputs):

@@ -96,7 +96,7 @@ class TrainingSession:
             if item.shape != array.shape or item.dtype != array.dtype:
                 expected = f"{cut(name)!r} of {item.dtype} and shape {item.shape}"
                 self._refuse("checkpoint", expected, f"{array.dtype} and shape {array.shape}")
-        if not self._trained or RESET not in given:
+        if not self._trained or RESET not in given or not self._training.outputs:
             self._refuse("training_model.onnx", "one that generate_artifacts wrote", "another")
 
     def _take_optimizer(self, optimizer: Session, checkpoint: Checkpoint) -> None:

@@ -299,3 +299,60 @@ def test_what_is_a_folder_or_missing_is_refused(name: str, tmp_path: Path) -> No
 def test_parameters_of_other_shapes_are_refused(tmp_path: Path) -> None:
     folder = artifacts(tmp_path / "a", checkpoint=(DATA / "mlp" / "checkpoint").read_bytes())
     refused(folder)
+
+
+# ---- models that were changed --------------------------------------------------------------------
+
+OTHERS = ("Dropout", "MaxPool", "Shape", "Constant", "MaxPoolGrad", "AveragePoolGrad", "Loop")
+OTHERS += ("SequenceConstruct", "LambOptimizer", "View", "Split", "Reshape", "Cast", "Concat")
+
+
+def change(proto: onnx.ModelProto, rng: np.random.Generator) -> None:
+    """One of the things that may be wrong with a graph."""
+    graph = proto.graph
+    node = graph.node[rng.integers(len(graph.node))]
+    item = node.attribute[rng.integers(len(node.attribute))] if node.attribute else None
+    kind = rng.integers(8)
+    if kind == 0 and node.input:
+        node.input[rng.integers(len(node.input))] = ""
+    elif kind == 1:
+        del node.input[:]
+    elif kind == 2:
+        del node.output[:]
+    elif kind == 3:
+        node.op_type = str(rng.choice(OTHERS))
+    elif kind == 4 and item is not None:
+        item.type = int(rng.integers(15))
+    elif kind == 5 and item is not None:
+        item.i, item.f = int(rng.choice([-1, 2**62])), float("nan")
+        item.ints.extend([2**62, -5])
+    elif kind == 6:
+        node.domain = str(rng.choice(["", "com.microsoft", "x"]))
+    elif kind == 7:
+        del graph.output[:]
+
+
+def changed(proto: onnx.ModelProto, rng: np.random.Generator) -> bytes:
+    """A model with some bytes changed, or some nodes."""
+    if rng.random() < 0.4:
+        data = np.frombuffer(proto.SerializeToString(), np.uint8).copy()
+        data[rng.integers(0, len(data), 3)] = rng.integers(0, 256, 3)
+        return data.tobytes()
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    for _ in range(rng.integers(1, 4)):
+        change(copy, rng)
+    return copy.SerializeToString()
+
+
+@pytest.mark.parametrize("n", [60, pytest.param(500, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("name", ["mse", "cnn_max", "cnn_average", "dropout"])
+def test_a_model_that_was_changed_is_refused_or_opened(name: str, n: int, rng) -> None:
+    proto = onnx.load(DATA / name / "training_model.onnx")
+    n_refused = 0
+    for i in range(n):
+        try:
+            cto.onnx.Session(changed(proto, rng), activations="default" if i % 2 else None)
+        except cto.OpError:
+            n_refused += 1
+    assert n_refused > n / 2
