@@ -110,8 +110,31 @@ def test_a_checkpoint_that_says_one_tensor_many_times_is_refused(tmp_path: Path)
     assert read_checkpoint(path).trained[""].nbytes == 1 << 20
 
 
-def repeated_tensor(n_times: int, nbytes: int) -> bytes:
-    """A checkpoint by hand: header, root, module state, one tensor, the vector of offsets to it."""
+def test_parameters_in_the_file_beside_are_read_where_they_are(tmp_path: Path) -> None:
+    path, data = tmp_path / "checkpoint", np.arange(24, dtype=np.uint8)
+    path.write_bytes(repeated_tensor(n_times=1, nbytes=16, offset=5))
+    with pytest.raises(cto.ArgumentError, match=r"'checkpoint\.data' beside it is not there"):
+        read_checkpoint(path)
+    (tmp_path / "checkpoint.data").write_bytes(data.tobytes())
+    np.testing.assert_array_equal(read_checkpoint(path).trained[""], data[5:21])
+    (tmp_path / "checkpoint.data").write_bytes(data[:20].tobytes())
+    with pytest.raises(cto.ArgumentError, match="has no 16 bytes at 5"):
+        read_checkpoint(path)
+
+
+def test_a_file_beside_that_is_said_many_times_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    path.write_bytes(repeated_tensor(n_times=4000, nbytes=1 << 20, offset=0))
+    (tmp_path / "checkpoint.data").write_bytes(b"\0" * (1 << 20))
+    with little_memory(), pytest.raises(cto.ArgumentError, match="not there, or too short"):
+        read_checkpoint(path)
+
+
+def repeated_tensor(n_times: int, nbytes: int, offset: int | None = None) -> bytes:
+    """A checkpoint by hand: header, root, module state, one tensor, the vector of offsets to it.
+
+    offset: in the file beside it, where the tensor's bytes are then.
+    """
     out = bytearray(struct.pack("<I4s", 0, b"ODTC"))
 
     def vtable(*offsets: int) -> int:
@@ -140,12 +163,16 @@ def repeated_tensor(n_times: int, nbytes: int) -> bytes:
     vector = words(1 + n_times)
     put(module + 4, vector)
     struct.pack_into("<I", out, vector, n_times)
-    tensor = begin(vtable(0, 0, 4, 8, 12), 4)
+    where = (12, 0, 0) if offset is None else (0, 0, 12)
+    tensor = begin(vtable(0, 0, 4, 8, *where), 5)
     for place in range(vector + 4, vector + 4 + 4 * n_times, 4):
         put(place, tensor)
     struct.pack_into("<i", out, tensor + 8, 2)  # uint8
     put(tensor + 4, len(out))
     out.extend(struct.pack("<Iq", 1, nbytes))
+    if offset is not None:
+        struct.pack_into("<q", out, tensor + 12, offset)
+        return bytes(out)
     put(tensor + 12, len(out))
     out.extend(struct.pack("<I", nbytes) + b"\0" * nbytes)
     return bytes(out)
