@@ -50,7 +50,7 @@ def onnx(
     --data a batch is made, of random numbers and labels. Exit code 1 if nothing runs a node.
     """
     models = _models(Path(artifacts), prefix)
-    if not all([_list(model) for model in models]):
+    if not all([_list(model, with_table=steps is None) for model in models]):
         raise click.exceptions.Exit(CHECK_FAILED)
     if steps is None:
         return
@@ -73,14 +73,15 @@ def _models(path: Path, prefix: str) -> list[Path]:
     return found
 
 
-def _list(model: Path) -> bool:
-    """Print what runs a model's nodes; whether all are run."""
+def _list(model: Path, with_table: bool) -> bool:
+    """Print what runs a model's nodes, the table where something does not; whether all are run."""
     with reading(str(model)):
         found = listing.listed(model)
     say(f"{model}: {found.n_nodes} node{'s' * (found.n_nodes != 1)}")
     rows = [(kind.op_type, kind.domain, kind.by, str(kind.n_nodes)) for kind in found.kinds]
-    for line in aligned([("operator", "domain", "run by", "nodes"), *rows], left=3):
-        say(f"  {line}")
+    if with_table or found.problems:
+        for line in aligned([("operator", "domain", "run by", "nodes"), *rows], left=3):
+            say(f"  {line}")
     for problem in found.problems:
         say(f"  cannot be run: {problem}")
     return not found.problems

@@ -67,12 +67,18 @@ def given(session: TrainingSession, file: str, size: int) -> Iterator[Batch]:
     missing = [name for name in session.inputs if name not in arrays]
     if missing:
         raise Failure(f"{file}: no array {missing[0]!r}, which the training model takes")
-    lengths = {len(array) if array.ndim else 0 for array in arrays.values()}
-    if len(lengths) != 1 or not min(lengths):
-        raise Failure(f"{file}: expected as many examples of each input, got {sorted(lengths)}")
-    return _cut(session.xp, arrays, min(lengths), size)
+    lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
+    n = min(lengths.values())
+    if not n or any(length % n for length in lengths.values()):
+        got = ", ".join(f"{length} of {name}" for name, length in lengths.items())
+        raise Failure(f"{file}: expected as many examples of each input, got {got}")
+    return _cut(session.xp, arrays, n, min(size, n))
 
 
-def _cut(xp: Any, arrays: Mapping[str, Any], length: int, size: int) -> Iterator[Batch]:
-    for first in itertools.cycle(range(0, max(length - size, 0) + 1, size)):
-        yield {name: xp.asarray(array[first : first + size]) for name, array in arrays.items()}
+def _cut(xp: Any, arrays: Mapping[str, Any], n: int, size: int) -> Iterator[Batch]:
+    """Of an input that has several rows for each of the n examples, such as tokens, all of them."""
+    for first in itertools.cycle(range(0, n - size + 1, size)):
+        yield {
+            name: xp.asarray(array[len(array) // n * first : len(array) // n * (first + size)])
+            for name, array in arrays.items()
+        }

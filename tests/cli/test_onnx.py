@@ -109,16 +109,28 @@ def test_given_examples_are_taken_in_their_order(tmp_path) -> None:
     np.testing.assert_allclose(list(losses(result.stdout).values()), expected, rtol=1e-5)
 
 
+def test_an_example_may_have_several_labels(tmp_path) -> None:
+    with np.load(DATA / "gpt" / "answers.npz") as file:
+        answers = dict(file)
+    x, labels = answers["x"].reshape(20, 6), answers["labels"].reshape(120)
+    np.savez(tmp_path / "data.npz", x=x, labels=labels)
+    options = ("--steps", 2, "--batch", 2, "--lr", 0.01, "--provider", "cpu")
+    result = call(DATA / "gpt", *options, "--data", tmp_path / "data.npz")
+    np.testing.assert_allclose(
+        list(losses(result.stdout).values()), answers["losses"][:2], rtol=1e-5
+    )
+
+
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
         ({"x": np.zeros((4, 8), np.float32)}, "no array 'labels'"),
         (
             {"x": np.zeros((4, 8), np.float32), "labels": np.zeros(3, np.int64)},
-            "as many examples of each input, got [3, 4]",
+            "as many examples of each input, got 4 of x, 3 of labels",
         ),
         ({"x": np.zeros((4, 8)), "labels": np.zeros(4, np.int64)}, "x: expected float32"),
-        ({"x": np.zeros((4, 8), np.float32), "labels": np.array(0)}, "got [0, 4]"),
+        ({"x": np.zeros((4, 8), np.float32), "labels": np.array(0)}, "got 4 of x, 0 of labels"),
     ],
 )
 def test_data_that_does_not_fit_is_one_line(tmp_path, arrays, words) -> None:
