@@ -57,7 +57,7 @@ class Activations:
             return None
         run = self._put if node.op_type == PUT else self._get
         name, need = node.attributes["name"], node.attributes["need"]
-        return Runner(lambda xp: lambda values: run(xp, name, need, values))
+        return Runner(lambda xp: lambda values: run(xp, name, need, values), keeps=True)
 
     def _put(self, xp: Any, name: str, need: str, values: list[Any]) -> list[Any]:
         """The value itself goes on where it is small."""

@@ -7,6 +7,7 @@ import tracemalloc
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import cupy_training_ops as cto
@@ -58,6 +59,35 @@ def test_losses_are_the_same_and_gradients_near(name: str, rng) -> None:
     if name in ROWS:
         assert off(coded.gradients, plain.gradients) > 1e-6, "nothing was coded"
     coded.apply()
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_small_values_go_on_as_they_are(name: str, rng, monkeypatch) -> None:
+    monkeypatch.setattr(activations, "LEAST", 1 << 40)
+    coded, plain = both(name)
+    x, labels = batch(name, rng)
+    coded.step(x, labels)
+    plain.step(x, labels)
+    assert coded.report()["names"] == {}
+    for n, parameter in plain.parameters.items():
+        np.testing.assert_array_equal(coded.parameters[n], parameter)
+
+
+def test_two_views_that_go_on_are_not_written_over(rng, monkeypatch) -> None:
+    """Each is let go by another gradient, of which the norm's writes over its X."""
+    monkeypatch.setattr(activations, "LEAST", 1 << 40)
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+        g (float[3, 4] x) => (float loss, float[3, 4] p, float[3, 4] q)
+        <float loss_grad = {1}, float[4] w = {1, 1, 1, 1}>
+        { a = Tanh(x) b = Identity(a) y, m, v = LayerNormalization(a, w) c = Exp(b)
+        z = Add(y, c) loss = ReduceSum <keepdims=0> (z) s = Shape(x) e = Expand(loss_grad, s)
+        p = com.microsoft.LayerNormalizationGrad(e, a, w, m, v)
+        q = com.microsoft.ReluGrad(e, b) }"""
+    )
+    x = rng.standard_normal((3, 4)).astype(np.float32)
+    found = cto.onnx.Session(proto, activations="default").run({"x": x})
+    np.testing.assert_array_equal(found["q"], np.where(x > 0, 1.0, 0.0))
 
 
 def held_at_the_loss(session, x, labels) -> int:
