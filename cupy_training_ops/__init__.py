@@ -66,6 +66,8 @@ def __getattr__(name: str) -> object:
         return getattr(importlib.import_module(_MODULES[name], __name__), name)
     if name == "torch":
         return _with_torch()
+    if name == "onnx":
+        return importlib.import_module(".onnx", __name__)
     if name in _CLASSES:
         return _CLASSES[name]
     if name in OPERATORS:
@@ -83,4 +85,4 @@ def _with_torch() -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *OPERATORS, "torch", "__version__"})
+    return sorted({*__all__, *OPERATORS, "onnx", "torch", "__version__"})

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from . import onnx as onnx
 from . import torch as torch
 from .callables.contexts import release_context as release_context
 from .callables.functions import register_python_op as register_python_op
@@ -90,6 +91,8 @@ __all__ = [
     "adam_optimizer_list",
     "adam_w_optimizer",
     "adasum_all_reduce",
+    "average_pool",
+    "average_pool_grad",
     "batch_norm_internal",
     "batch_normalization_grad",
     "batch_scale",
@@ -145,6 +148,7 @@ __all__ = [
     "gist_sparse_fp10_encoder",
     "gist_sparse_msfp15_decoder",
     "gist_sparse_msfp15_encoder",
+    "global_average_pool",
     "gradient_norm",
     "group",
     "in_place_accumulator",
@@ -161,6 +165,8 @@ __all__ = [
     "log_softmax",
     "log_softmax_grad",
     "log_softmax_grad_13",
+    "max_pool",
+    "max_pool_grad",
     "megatron_f",
     "megatron_g",
     "mixed_precision_scale",
@@ -216,6 +222,8 @@ __all__ = [
     "AdamWOptimizer",
     "AdasumAllReduce",
     "All",
+    "AveragePool",
+    "AveragePoolGrad",
     "BatchNormInternal",
     "BatchNormalizationGrad",
     "BatchScale",
@@ -271,6 +279,7 @@ __all__ = [
     "GistSparseFp10Encoder",
     "GistSparseMsfp15Decoder",
     "GistSparseMsfp15Encoder",
+    "GlobalAveragePool",
     "GradientNorm",
     "Group",
     "InPlaceAccumulator",
@@ -287,6 +296,8 @@ __all__ = [
     "LogSoftmax",
     "LogSoftmaxGrad",
     "LogSoftmaxGrad_13",
+    "MaxPool",
+    "MaxPoolGrad",
     "MegatronF",
     "MegatronG",
     "MixedPrecisionScale",
@@ -399,6 +410,10 @@ def get_op(name: Literal["AdasumAllReduce"], version: int | None = None) -> type
 @overload
 def get_op(name: Literal["All"], version: int | None = None) -> type[All]: ...
 @overload
+def get_op(name: Literal["AveragePool"], version: int | None = None) -> type[AveragePool]: ...
+@overload
+def get_op(name: Literal["AveragePoolGrad"], version: int | None = None) -> type[AveragePoolGrad]: ...
+@overload
 def get_op(name: Literal["BatchNormInternal"], version: int | None = None) -> type[BatchNormInternal]: ...
 @overload
 def get_op(name: Literal["BatchNormalizationGrad"], version: int | None = None) -> type[BatchNormalizationGrad]: ...
@@ -509,6 +524,8 @@ def get_op(name: Literal["GistSparseMsfp15Decoder"], version: int | None = None)
 @overload
 def get_op(name: Literal["GistSparseMsfp15Encoder"], version: int | None = None) -> type[GistSparseMsfp15Encoder]: ...
 @overload
+def get_op(name: Literal["GlobalAveragePool"], version: int | None = None) -> type[GlobalAveragePool]: ...
+@overload
 def get_op(name: Literal["GradientNorm"], version: int | None = None) -> type[GradientNorm]: ...
 @overload
 def get_op(name: Literal["Group"], version: int | None = None) -> type[Group]: ...
@@ -540,6 +557,10 @@ def get_op(name: Literal["LogSoftmax"], version: int | None = None) -> type[LogS
 def get_op(name: Literal["LogSoftmaxGrad"], version: int | None = None) -> type[LogSoftmaxGrad]: ...
 @overload
 def get_op(name: Literal["LogSoftmaxGrad_13"], version: int | None = None) -> type[LogSoftmaxGrad_13]: ...
+@overload
+def get_op(name: Literal["MaxPool"], version: int | None = None) -> type[MaxPool]: ...
+@overload
+def get_op(name: Literal["MaxPoolGrad"], version: int | None = None) -> type[MaxPoolGrad]: ...
 @overload
 def get_op(name: Literal["MegatronF"], version: int | None = None) -> type[MegatronF]: ...
 @overload
@@ -705,6 +726,23 @@ def all(
     workspace: _Memory | None = None,
 ) -> Any:
     """Conjunction of all elements: Y[0] = X[0] and X[1] and ...; True where there are none. Returns Y."""
+def average_pool(
+    X: _Array, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    ceil_mode: _Boolean = False, dilations: _Integers | None = None, kernel_shape: _Integers,
+    pads: _Integers | None = None, strides: _Integers | None = None,
+    count_include_pad: _Boolean = False, out: _Memory | None = None,
+    outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+) -> Any:
+    """Means of windows: Y[n, c, o] = sum over k of X[n, c, o s - p + k d] / count. Returns Y."""
+def average_pool_grad(
+    dY: _Array, shape: _Integers, *,
+    auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    ceil_mode: _Boolean = False, dilations: _Integers | None = None, kernel_shape: _Integers,
+    pads: _Integers | None = None, strides: _Integers | None = None,
+    count_include_pad: _Boolean = False, out: _Memory | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> Any:
+    """Gradient of AveragePool: dX[i] = sum over the windows o that i is in of dY[o] / count[o]. Returns dX."""
 def batch_norm_internal(
     X: _Array, scale: _Array, B: _Array, input_mean: _Array, input_var: _Array, *,
     epsilon: _Real = 1e-05, momentum: _Real = 0.9, training_mode: _Boolean = True,
@@ -1034,6 +1072,11 @@ def gist_sparse_msfp15_encoder(
     outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
 ) -> Any:
     """Sparse code with MSFP15 values: Y = that of GistSparseEncoder, values in boxes of eight. Returns Y."""
+def global_average_pool(
+    X: _Array, *, out: _Memory | None = None, outputs: Sequence[Literal["Y"]] | None = None,
+    workspace: _Memory | None = None,
+) -> Any:
+    """Means of planes: Y[n, c] = sum over i of X[n, c, i] / count, Y of as many dimensions as X. Returns Y."""
 def gradient_norm(
     gradients: Sequence[_Array], *, out: tuple[_Memory | None, _Memory | None] | None = None,
     outputs: Sequence[Literal["norm", "is_finite"]] | None = None, workspace: _Memory | None = None,
@@ -1136,6 +1179,23 @@ def log_softmax_grad_13(
     outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
 ) -> Any:
     """Gradient of LogSoftmax: dX = dY - e^X (sum of dY along the axis). Returns dX."""
+def max_pool(
+    X: _Array, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    ceil_mode: _Boolean = False, dilations: _Integers | None = None, kernel_shape: _Integers,
+    pads: _Integers | None = None, strides: _Integers | None = None,
+    storage_order: Literal[0, 1] = 0, out: tuple[_Memory | None, _Memory | None] | None = None,
+    outputs: Sequence[Literal["Y", "Indices"]] | None = None, workspace: _Memory | None = None,
+) -> tuple[Any, Any]:
+    """Largest elements: Y[n, c, o] = max over k of X[n, c, o s - p + k d], Indices say where. Returns (Y, Indices)."""
+def max_pool_grad(
+    dY: _Array, Indices: _Array, shape: _Integers, *,
+    auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+    ceil_mode: _Boolean = False, dilations: _Integers | None = None, kernel_shape: _Integers,
+    pads: _Integers | None = None, strides: _Integers | None = None,
+    storage_order: Literal[0, 1] = 0, out: _Memory | None = None,
+    outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+) -> Any:
+    """Gradient of MaxPool: dX[i] = sum of dY[o] over the windows o with Indices[o] = i. Returns dX."""
 def megatron_f(
     input: _Array, *, group: ProcessGroup, group_type: _Integer = 0, out: _Memory | None = None,
     outputs: Sequence[Literal["output"]] | None = None, workspace: _Memory | None = None,
@@ -1668,6 +1728,61 @@ class All(Op):
     ) -> BoundCall | OpenCall: ...
     def workspace_nbytes(
         self, X: _Array, *, outputs: Sequence[Literal["Y"]] | None = None,
+    ) -> int: ...
+
+class AveragePool(Op):
+    """Means of windows: Y[n, c, o] = sum over k of X[n, c, o s - p + k d] / count. Returns Y."""
+    auto_pad: Final[Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"]]
+    ceil_mode: Final[bool]
+    dilations: Final[tuple[int, ...] | None]
+    kernel_shape: Final[tuple[int, ...]]
+    pads: Final[tuple[int, ...] | None]
+    strides: Final[tuple[int, ...] | None]
+    count_include_pad: Final[bool]
+    def __init__(
+        self, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+        ceil_mode: _Boolean = False, dilations: _Integers | None = None, kernel_shape: _Integers,
+        pads: _Integers | None = None, strides: _Integers | None = None,
+        count_include_pad: _Boolean = False,
+    ) -> None: ...
+    def __call__(
+        self, X: _Array, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, X: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, X: _Array, *, outputs: Sequence[Literal["Y"]] | None = None,
+    ) -> int: ...
+
+class AveragePoolGrad(Op):
+    """Gradient of AveragePool: dX[i] = sum over the windows o that i is in of dY[o] / count[o]. Returns dX."""
+    auto_pad: Final[Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"]]
+    ceil_mode: Final[bool]
+    dilations: Final[tuple[int, ...] | None]
+    kernel_shape: Final[tuple[int, ...]]
+    pads: Final[tuple[int, ...] | None]
+    strides: Final[tuple[int, ...] | None]
+    count_include_pad: Final[bool]
+    def __init__(
+        self, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+        ceil_mode: _Boolean = False, dilations: _Integers | None = None, kernel_shape: _Integers,
+        pads: _Integers | None = None, strides: _Integers | None = None,
+        count_include_pad: _Boolean = False,
+    ) -> None: ...
+    def __call__(
+        self, dY: _Array, shape: _Integers, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, dY: _Array | EllipsisType, shape: _Integers | EllipsisType, *,
+        out: _Memory | None = None, outputs: Sequence[Literal["dX"]] | None = None,
+        workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, dY: _Array, shape: _Integers, *, outputs: Sequence[Literal["dX"]] | None = None,
     ) -> int: ...
 
 class BatchNormInternal(Op):
@@ -2761,6 +2876,21 @@ class GistSparseMsfp15Encoder(Op):
         self, X: _Array, *, outputs: Sequence[Literal["Y"]] | None = None,
     ) -> int: ...
 
+class GlobalAveragePool(Op):
+    """Means of planes: Y[n, c] = sum over i of X[n, c, i] / count, Y of as many dimensions as X. Returns Y."""
+    def __init__(self) -> None: ...
+    def __call__(
+        self, X: _Array, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, X: _Array | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["Y"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, X: _Array, *, outputs: Sequence[Literal["Y"]] | None = None,
+    ) -> int: ...
+
 class GradientNorm(Op):
     """Norm of a list of gradients: norm = sqrt(sum of g^2), is_finite = norm < infinity. Returns (norm, is_finite)."""
     def __init__(self) -> None: ...
@@ -3088,6 +3218,62 @@ class LogSoftmaxGrad_13(Op):
     ) -> BoundCall | OpenCall: ...
     def workspace_nbytes(
         self, dY: _Array, X: _Array, *, outputs: Sequence[Literal["dX"]] | None = None,
+    ) -> int: ...
+
+class MaxPool(Op):
+    """Largest elements: Y[n, c, o] = max over k of X[n, c, o s - p + k d], Indices say where. Returns (Y, Indices)."""
+    auto_pad: Final[Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"]]
+    ceil_mode: Final[bool]
+    dilations: Final[tuple[int, ...] | None]
+    kernel_shape: Final[tuple[int, ...]]
+    pads: Final[tuple[int, ...] | None]
+    strides: Final[tuple[int, ...] | None]
+    storage_order: Final[Literal[0, 1]]
+    def __init__(
+        self, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+        ceil_mode: _Boolean = False, dilations: _Integers | None = None, kernel_shape: _Integers,
+        pads: _Integers | None = None, strides: _Integers | None = None,
+        storage_order: Literal[0, 1] = 0,
+    ) -> None: ...
+    def __call__(
+        self, X: _Array, *, out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["Y", "Indices"]] | None = None, workspace: _Memory | None = None,
+    ) -> tuple[Any, Any]: ...
+    def bound(
+        self, X: _Array | EllipsisType, *, out: tuple[_Memory | None, _Memory | None] | None = None,
+        outputs: Sequence[Literal["Y", "Indices"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, X: _Array, *, outputs: Sequence[Literal["Y", "Indices"]] | None = None,
+    ) -> int: ...
+
+class MaxPoolGrad(Op):
+    """Gradient of MaxPool: dX[i] = sum of dY[o] over the windows o with Indices[o] = i. Returns dX."""
+    auto_pad: Final[Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"]]
+    ceil_mode: Final[bool]
+    dilations: Final[tuple[int, ...] | None]
+    kernel_shape: Final[tuple[int, ...]]
+    pads: Final[tuple[int, ...] | None]
+    strides: Final[tuple[int, ...] | None]
+    storage_order: Final[Literal[0, 1]]
+    def __init__(
+        self, *, auto_pad: Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"] = "NOTSET",
+        ceil_mode: _Boolean = False, dilations: _Integers | None = None, kernel_shape: _Integers,
+        pads: _Integers | None = None, strides: _Integers | None = None,
+        storage_order: Literal[0, 1] = 0,
+    ) -> None: ...
+    def __call__(
+        self, dY: _Array, Indices: _Array, shape: _Integers, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> Any: ...
+    def bound(
+        self, dY: _Array | EllipsisType, Indices: _Array | EllipsisType,
+        shape: _Integers | EllipsisType, *, out: _Memory | None = None,
+        outputs: Sequence[Literal["dX"]] | None = None, workspace: _Memory | None = None,
+    ) -> BoundCall | OpenCall: ...
+    def workspace_nbytes(
+        self, dY: _Array, Indices: _Array, shape: _Integers, *,
+        outputs: Sequence[Literal["dX"]] | None = None,
     ) -> int: ...
 
 class MegatronF(Op):

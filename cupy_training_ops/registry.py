@@ -34,6 +34,7 @@ from .families.lamb import operators as lamb
 from .families.layer_norm import operators as layer_norm
 from .families.optimizer import operators as optimizer
 from .families.padding import operators as padding
+from .families.pooling import operators as pooling
 from .families.reduction import operators as reduction
 from .families.resize import operators as resize
 from .families.softmax import operators as softmax
@@ -67,6 +68,7 @@ FAMILIES: Mapping[str, Table] = {
     "layer_norm": layer_norm.OPS,
     "optimizer": optimizer.OPS,
     "padding": padding.OPS,
+    "pooling": pooling.OPS,
     "reduction": reduction.OPS,
     "resize": resize.OPS,
     "softmax": softmax.OPS,

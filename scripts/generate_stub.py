@@ -40,6 +40,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from . import onnx as onnx
 from . import torch as torch
 from .callables.contexts import release_context as release_context
 from .callables.functions import register_python_op as register_python_op

@@ -23,7 +23,7 @@ SCHEMAS = Path(__file__).resolve().parent.parent / "tests" / "data" / "upstream_
 
 # Declared, but without a CUDA kernel that is registered for training.
 NOT_HERE = {
-    "AveragePoolGrad", "MaxPoolGrad", "GatherND", "BroadcastGradientArgs", "SummaryScalar",
+    "GatherND", "BroadcastGradientArgs", "SummaryScalar",
     "SummaryHistogram", "SummaryMerge", "SummaryText", "NegativeLogLikelihoodLossInternal",
     "NegativeLogLikelihoodLossInternal2", "LSTMTraining", "LSTMGrad", "GRUTraining", "GRUGrad",
 }  # fmt: skip
@@ -75,6 +75,14 @@ NUMBERS = "one number, read where it is: an array of any float type, or a number
 ON_HOST = "known as a kernel is planned"
 CHECKED = "every call is checked as it is; where given, also against this"
 SIGNAL = "a signal that is an array is updated where it is"
+SHAPE_OF_X = "`shape`: upstream has it from the graph around the node"
+AS_FORWARD = "as the forward operator has it, whose windows are gathered from"
+POOLS = {
+    "AveragePoolGrad": ("ceil_mode", "dilations"),
+    "MaxPoolGrad": (
+        "auto_pad", "ceil_mode", "dilations", "kernel_shape", "pads", "storage_order", "strides"
+    ),
+}  # fmt: skip
 REASONS: Mapping[tuple[str, str], str] = {
     ("*", "attribute check"): "refuses labels and indices out of range; upstream reads there",
     ("*", "attribute deterministic"): "False allows atomic additions, which upstream always makes",
@@ -109,6 +117,9 @@ REASONS: Mapping[tuple[str, str], str] = {
     ("ConcatTraining", "output per_input_length memory"): "it follows from shapes alone",
     ("SGDOptimizerV2", "output update_completed alias"): SIGNAL,
     ("AdamWOptimizer", "output updated_flag alias"): SIGNAL,
+    ("AveragePoolGrad", "inputs"): SHAPE_OF_X,
+    ("MaxPoolGrad", "inputs"): SHAPE_OF_X,
+    **{(op, f"attribute {each}"): AS_FORWARD for op, found in POOLS.items() for each in found},
     ("PassThrough", "output outputs alias"): "the arrays themselves come back, none is made",
     ("RecordEvent", "output OutputData alias"): "the arrays themselves come back, none is made",
     ("WaitEvent", "output OutputData alias"): "the arrays themselves come back, none is made",

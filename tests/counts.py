@@ -29,7 +29,7 @@ from numpy.testing._private import utils as numpy_testing
 from cupy_training_ops.testing import compare
 
 BUDGET = os.environ.pop("CTO_BUDGET", None)  # not of sessions that tests start
-ORACLES = ("jax", "mpmath", "onnxruntime", "optax", "sklearn", "torch")
+ORACLES = ("jax", "mpmath", "onnx", "onnxruntime", "optax", "sklearn", "torch")
 
 
 class Counts:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import subprocess
@@ -14,34 +15,22 @@ from pathlib import Path
 from typing import Any
 
 import cupy_training_ops as cto
+from cupy_training_ops.process_group.embedded import LAUNCHER, SOCKETS
 
 ROOT = Path(__file__).resolve().parent.parent
-LOOPBACK = "127.0.0.1"
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as sock:
-        sock.bind((LOOPBACK, 0))
-        return sock.getsockname()[1]
-
-
-def address() -> str:
-    """An address that a group may meet at."""
-    return f"{LOOPBACK}:{free_port()}"
 
 
 def in_threads(
     n: int, function: Callable[[Any], Any], *, timeout: float = 10.0, **keywords: Any
 ) -> list[Any]:
     """What the function of its group returned, or raised, in each of n threads."""
-    place = address()
 
-    def rank(number: int) -> Any:
-        with cto.ProcessGroup(number, n, place, timeout=timeout, **keywords) as group:
+    def rank(group: cto.ProcessGroup) -> Any:
+        with group:
             return function(group)
 
-    return gathered([lambda number=number: rank(number) for number in range(n)], 4 * timeout)
+    groups = cto.ProcessGroup.in_threads(n, timeout, **keywords)
+    return gathered([lambda group=group: rank(group) for group in groups], 4 * timeout)
 
 
 def gathered(actions: Sequence[Callable[[], Any]], timeout: float) -> list[Any]:
@@ -72,24 +61,39 @@ def results(found: Sequence[Any]) -> Sequence[Any]:
     return found
 
 
+def connected(n: int) -> list[dict[int, socket.socket]]:
+    """For each rank a socket for each other one."""
+    ends: list[dict[int, socket.socket]] = [{} for _ in range(n)]
+    for a, b in itertools.combinations(range(n), 2):
+        ends[a][b], ends[b][a] = socket.socketpair()
+    return ends
+
+
 class Processes:
-    """Processes that run a script with arguments, each with torchrun's variables."""
+    """Processes that run a script with arguments, connected as `launch` does it."""
 
     def __init__(self, n: int, script: Path, *arguments: str, timeout: float = 10.0) -> None:
-        port = str(free_port())
-        shared = {"WORLD_SIZE": str(n), "LOCAL_WORLD_SIZE": str(n), "MASTER_ADDR": LOOPBACK}
-        shared |= {"MASTER_PORT": port, "CTO_TIMEOUT": str(timeout), "PYTHONPATH": str(ROOT)}
+        shared = {"WORLD_SIZE": str(n), "LOCAL_WORLD_SIZE": str(n), LAUNCHER: str(os.getpid())}
+        shared |= {"CTO_TIMEOUT": str(timeout), "PYTHONPATH": str(ROOT)}
         self._limit = 4 * timeout + 30  # importing takes seconds on a busy machine
-        self.started = [
-            subprocess.Popen(
-                [sys.executable, str(script), *arguments],
-                env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
+        self.started = []
+        ends = connected(n)
+        for rank, sockets in enumerate(ends):
+            fds = [sock.fileno() for _, sock in sorted(sockets.items())]
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            own[SOCKETS] = ",".join([*map(str, fds[:rank]), "", *map(str, fds[rank:])])
+            self.started.append(
+                subprocess.Popen(
+                    [sys.executable, str(script), *arguments],
+                    env={**os.environ, **shared, **own},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    pass_fds=fds,
+                )
             )
-            for rank in range(n)
-        ]
+        for sock in (sock for sockets in ends for sock in sockets.values()):
+            sock.close()
 
     def __enter__(self) -> Processes:
         return self

@@ -289,7 +289,7 @@ def test_everything_promised_is_there() -> None:
     assert len(set(cto.__all__)) == len(cto.__all__)
     for name in cto.__all__:
         assert getattr(cto, name) is not None
-    assert set(cto.__all__) == set(dir(cto)) - {"all", "torch", "__version__"}
+    assert set(cto.__all__) == set(dir(cto)) - {"all", "onnx", "torch", "__version__"}
     with pytest.raises(AttributeError, match="no attribute 'gist_pack9_encoder'"):
         _ = cto.gist_pack9_encoder
 
@@ -322,4 +322,4 @@ def test_importing_leaves_cupy_alone() -> None:
     )
     modules = set(ran.stdout.split())
     assert "cupy_training_ops" in modules
-    assert not {"cupy", "jax", "torch", "click", "cuda"} & modules
+    assert not {"cupy", "jax", "onnx", "torch", "click", "cuda"} & modules

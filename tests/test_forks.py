@@ -9,7 +9,7 @@ import gc
 import numpy as np
 import pytest
 from forks import Pause, forking, holding, status_of_child
-from ranks import address, gathered, results
+from ranks import gathered, results
 
 import cupy_training_ops as cto
 from cupy_training_ops import GroupError, ProviderError, SplitStep, YieldOp, get_op
@@ -17,7 +17,7 @@ from cupy_training_ops.callables import contexts
 from cupy_training_ops.forks import Locked, computed_once
 from cupy_training_ops.frame.backends import numpy_runs_on
 from cupy_training_ops.plan import Device
-from cupy_training_ops.process_group.group import IN_CHILD
+from cupy_training_ops.process_group.resources import IN_CHILD
 from cupy_training_ops.runtime import compiler
 from cupy_training_ops.runtime.workspace import Workspaces
 from cupy_training_ops.testing.compare import assert_matches
@@ -186,11 +186,7 @@ def test_a_step_that_forks_does_not_run_itself_in_the_child() -> None:
 @forking
 def test_a_child_has_no_part_in_its_parents_group() -> None:
     """It is refused at once, and what it closes or forgets ends nothing in the parent."""
-    place = address()
-    ranks = [
-        lambda rank=rank: cto.ProcessGroup(rank, 2, place, timeout=5, secret="s") for rank in (0, 1)
-    ]
-    groups = results(gathered(ranks, 10))
+    groups = cto.ProcessGroup.in_threads(2, 5)
     sums = [lambda group=group: cto.nccl_all_reduce([X.copy()], group=group)[0] for group in groups]
 
     def refuses() -> int:
@@ -204,7 +200,7 @@ def test_a_child_has_no_part_in_its_parents_group() -> None:
         gc.collect()
         return 0
 
-    locks = [groups[0]._link._writing, groups[1]._link._news]
+    locks = [groups[0].busy, groups[1]._engine.lock]
     for lock in locks:
         assert status_of_child(holding(lock), refuses) == 0
         for found in results(gathered(sums, 10)):

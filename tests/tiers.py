@@ -29,7 +29,13 @@ SKIPPED = os.environ.pop("CTO_SKIPPED", None)
 DEFAULT = "not large and not thorough"  # pyproject.toml's -m
 TIERS = ("large", "thorough")
 
-ORACLES = ("jax", "mpmath", "optax", "sklearn")  # what the extra `test` brings and `gputest` not
+ORACLES = (
+    "jax",
+    "mpmath",
+    "onnx",
+    "optax",
+    "sklearn",
+)  # what the extra `test` brings and `gputest` not
 IMPORT = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
 GPU_WORKERS = 4  # each compiles and holds arrays on the one GPU
 

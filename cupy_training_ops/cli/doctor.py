@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.util
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -151,6 +152,13 @@ def _nccl() -> Finding:
     return Finding(f"version {nccl_released(version)}")
 
 
+def _ranks() -> Finding:
+    """What can carry the messages of ranks; nothing is loaded."""
+    others = {"torch": "torch (torchrun)", "mpi4py": "MPI (mpirun, srun)"}
+    found = [text for name, text in others.items() if importlib.util.find_spec(name)]
+    return Finding(", ".join(["embedded (launch)", *found]))
+
+
 def _cache() -> Finding:
     try:
         kernel_cache.require_writable()
@@ -169,6 +177,7 @@ EXAMINATIONS: dict[str, Callable[[], Finding]] = {
     "NVRTC": _nvrtc,
     "headers": _headers,
     "NCCL": _nccl,
+    "ranks": _ranks,
     "cache": _cache,
 }
 

@@ -4,25 +4,31 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
-import secrets
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import wait
 from typing import IO
 
 import click
 
-from ..process_group.environment import LOOPBACK
+from ..process_group.embedded import LAUNCHER, SOCKETS
 from .errors import Failure, end_as
 from .signals import ends_with
 
+LOOPBACK = "127.0.0.1"
 REPORTING = 2.0  # seconds that the other ranks have to say what they were told of a failure
 ENDING = 5.0  # and to end when they are asked to
+REST = 0.5  # and what is left in a pipe to arrive
+PAUSE = 0.02
+PR_SET_PDEATHSIG = 1
+QUITTING = [getattr(signal, n) for n in ("SIGQUIT", "SIGUSR1", "SIGUSR2") if hasattr(signal, n)]
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -35,103 +41,209 @@ ENDING = 5.0  # and to end when they are asked to
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def launch(ranks: int, timeout: float | None, script: str, args: tuple[str, ...]) -> None:
-    """Run SCRIPT with ARGS in several processes, one for each rank of a group.
+    """Run SCRIPT with ARGS in several processes of this machine, one for each rank of a group.
 
-    The script makes the group by ProcessGroup.from_environment(). Its lines come with the rank in
-    front. When one process fails, the others are ended, and its exit code is this command's.
+    The script makes the group by ProcessGroup(). Its lines come with the rank in front. When one
+    process fails, the others are ended, and its exit code is this command's. What a rank started
+    itself ends with it.
     """
     shared = {
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": LOOPBACK,
+        "MASTER_ADDR": LOOPBACK,  # for scripts that also use torch.distributed
         "MASTER_PORT": str(_free_port()),
-        "CTO_SECRET": secrets.token_hex(16),
+        LAUNCHER: str(os.getpid()),
         "PYTHONUNBUFFERED": "1",
     }
     if timeout is not None:
         shared["CTO_TIMEOUT"] = str(timeout)
     command = [sys.executable, script, *args]
     started: list[_Rank] = []
-    with ends_with(lambda: _end(started)):
-        for rank in range(ranks):
-            started.append(_Rank(rank, command, shared))
-        status = _first_failure(started)
-        if status:
+    with ends_with(lambda: _end(started), QUITTING):
+        _start(ranks, command, shared, started)
+        try:
+            status = _first_failure(started)
+        except KeyboardInterrupt:  # as a terminal would tell them
+            _tell(started, signal.SIGINT)
+            raise
+        finally:
             _wait(started, REPORTING)
-    for process in started:
-        process.finish()
     if status:
         end_as(status)
 
 
-class _Rank:
-    """A process, and threads that hand on its lines."""
+def _start(
+    ranks: int, command: Sequence[str], shared: dict[str, str], started: list[_Rank]
+) -> None:
+    """Start the ranks, with a pair of connected sockets between each two."""
+    ends: list[dict[int, socket.socket]] = [{} for _ in range(ranks)]
+    with contextlib.ExitStack() as opened:
+        for rank, own in enumerate(ends):
+            for peer in range(rank + 1, ranks):
+                own[peer], ends[peer][rank] = map(opened.enter_context, _pair())
+            started.append(_Rank(rank, command, shared, own))
+            for sock in own.values():  # the process has them
+                sock.close()
+    for process in started:  # not before: a thread of this process does not survive a fork
+        process.hand_on()
 
-    def __init__(self, rank: int, command: Sequence[str], shared: dict[str, str]) -> None:
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        pipe = subprocess.PIPE
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    try:
+        return socket.socketpair()
+    except OSError as error:
+        raise Failure(f"cannot connect so many ranks: {error.strerror} (ulimit -n)") from None
+
+
+class _Rank:
+    """A process, the group of all that it starts, and threads that hand on its lines.
+
+    It is waited for at last: until then its number, which is its group's, is nobody else's.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        command: Sequence[str],
+        shared: dict[str, str],
+        sockets: dict[int, socket.socket],
+    ) -> None:
+        descriptors = [str(sock.fileno()) for _, sock in sorted(sockets.items())]
+        descriptors.insert(rank, "")
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), SOCKETS: ",".join(descriptors)}
         try:
-            self.process = subprocess.Popen(
+            self._process = subprocess.Popen(
                 command,
                 env={**os.environ, **shared, **own},
                 stdin=subprocess.DEVNULL,
-                stdout=pipe,
-                stderr=pipe,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=[sock.fileno() for sock in sockets.values()],
+                process_group=0,
+                preexec_fn=_dies_with(os.getpid()),
             )
         except OSError as error:
             raise Failure(f"cannot start {command[0]}: {error.strerror}") from None
-        assert self.process.stdout is not None
-        assert self.process.stderr is not None
-        streams = (self.process.stdout, False), (self.process.stderr, True)
+        self._over = threading.Event()
+        streams = (self._process.stdout, False), (self._process.stderr, True)
         self._threads = [
-            threading.Thread(target=_hand_on, args=(f"[{rank}] ", *stream), daemon=True)
-            for stream in streams
+            threading.Thread(target=_hand_on, args=(f"[{rank}] ", *s, self._over), daemon=True)
+            for s in streams
         ]
+
+    def hand_on(self) -> None:
+        """Begin to hand on lines."""
         for thread in self._threads:
             thread.start()
 
-    def finish(self) -> None:
-        """Hand on what is left; a child of its own may hold the pipes for ever."""
+    @property
+    def status(self) -> int | None:
+        """Its exit code as a shell has it; None while it runs."""
+        code = self._process.returncode
+        if code is not None:
+            return code if code >= 0 else 128 - code
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        found = os.waitid(os.P_PID, self._process.pid, flags)
+        if found is None:
+            return None
+        return found.si_status if found.si_code == os.CLD_EXITED else 128 + found.si_status
+
+    def tell(self, number: int) -> None:
+        """A signal for the process and all that it started, as far as they stayed in its group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+    def end(self) -> None:
+        """Hand on what is left, and end whatever still runs."""
+        if self._process.returncode is None:
+            self._over.set()
+            self._join()
+            self.tell(signal.SIGKILL)
+            self._process.wait()
+            self._join()
+
+    def _join(self) -> None:
         for thread in self._threads:
-            thread.join(ENDING)
+            if thread.is_alive():
+                thread.join(REST)
 
 
-def _hand_on(prefix: str, stream: IO[bytes], is_error: bool) -> None:
-    with stream, contextlib.suppress(OSError, ValueError):
-        for line in stream:
+def _dies_with(launcher: int) -> Callable[[], None] | None:
+    """What a new process does first, on Linux: end with its launcher, however that ends."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None).prctl
+
+    def arrange() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != launcher:
+            os._exit(1)
+
+    return arrange
+
+
+def _hand_on(prefix: str, stream: IO[bytes], is_error: bool, over: threading.Event) -> None:
+    """Lines, until the pipe ends; once all is over, as long as something comes."""
+    with stream:
+        for line in _lines(stream, over):
             text = line.decode("utf-8", "backslashreplace").rstrip("\r\n")
-            click.echo(prefix + text, err=is_error)
+            with contextlib.suppress(OSError, ValueError):
+                click.echo(prefix + text, err=is_error)
+
+
+def _lines(stream: IO[bytes], over: threading.Event) -> Iterator[bytes]:
+    left = b""
+    while True:
+        if wait([stream.fileno()], REST / 5):
+            data = os.read(stream.fileno(), 2**16)
+            *whole, left = (left + data).split(b"\n")
+            yield from whole
+            if data:
+                continue
+        elif not over.is_set():
+            continue
+        if left:
+            yield left
+        return
 
 
 def _first_failure(started: Sequence[_Rank]) -> int:
     """The status of the process that fails first; 0 when all have ended well."""
     while True:
-        statuses = [rank.process.poll() for rank in started]
+        statuses = [rank.status for rank in started]
         failed = [status for status in statuses if status]
-        if failed:
-            return failed[0] if failed[0] > 0 else 128 - failed[0]  # as a shell has it
-        if None not in statuses:
-            return 0
-        time.sleep(0.02)
+        if failed or None not in statuses:
+            return failed[0] if failed else 0
+        time.sleep(PAUSE)
 
 
 def _end(started: Sequence[_Rank]) -> None:
-    """End whoever still runs, at last whether it wants to or not."""
-    for rank in started:
-        if rank.process.poll() is None:
-            rank.process.send_signal(signal.SIGTERM)
-    _wait(started, ENDING)
-    for rank in started:
-        if rank.process.poll() is None:
-            rank.process.kill()
-            rank.process.wait()
+    """End whoever still runs, at last whether it wants to or not; Ctrl-C hastens it."""
+    hasten = threading.Event()
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, lambda *_: hasten.set()) if is_main else None
+    try:
+        _tell(started, signal.SIGTERM)
+        _wait(started, ENDING, hasten)
+        for rank in started:
+            rank.end()
+    finally:
+        if is_main:
+            signal.signal(signal.SIGINT, before)
 
 
-def _wait(started: Sequence[_Rank], seconds: float) -> None:
+def _tell(started: Sequence[_Rank], number: int) -> None:
+    for rank in started:
+        if rank.status is None:
+            rank.tell(number)
+
+
+def _wait(started: Sequence[_Rank], seconds: float, hasten: threading.Event | None = None) -> None:
     deadline = time.monotonic() + seconds
-    for rank in started:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            rank.process.wait(max(0.0, deadline - time.monotonic()))
+    while time.monotonic() < deadline and not (hasten and hasten.is_set()):
+        if all(rank.status is not None for rank in started):
+            return
+        time.sleep(PAUSE)
 
 
 def _free_port() -> int:

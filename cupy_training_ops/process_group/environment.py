@@ -1,109 +1,81 @@
 # SPDX-License-Identifier: MIT
-"""What launchers tell a process about itself: torchrun, Open MPI, MPICH and Slurm."""
+"""Which launcher started this process, and the engine that serves its ranks."""
 
 from __future__ import annotations
 
-import re
+import os
 from collections.abc import Mapping
-from typing import NamedTuple
 
-from ..errors import GroupError
+from ..errors import GroupError, refuse, shown
+from . import embedded
+from .engine import Engine
 
-DEFAULT_PORT = 29_500
-LOOPBACK = "127.0.0.1"
+DEFAULT_TIMEOUT = 300.0
+MAX_DIGITS = 9
 
+MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "SLURM_NTASKS")  # and srun
+TORCH = ("RANK", "WORLD_SIZE")
 
-class Launcher(NamedTuple):
-    """The variables of a launcher."""
-
-    name: str
-    rank: str
-    size: str
-    local_rank: str
-    local_size: str
-    job: str  # its value gives a port of the job's own, where no port is given
+INSTEAD = (
+    "one machine: cupy-training-ops launch, or ProcessGroup.in_threads(n); "
+    "several: torchrun and ProcessGroup.from_torch(), or mpirun, srun and ProcessGroup.from_mpi()"
+)
 
 
-LAUNCHERS = (
-    Launcher("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", ""),
-    Launcher(
-        "Open MPI",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-        "PMIX_NAMESPACE",
-    ),
-    Launcher("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ""),
-    Launcher(
-        "Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE",
-        "SLURM_JOB_ID",
-    ),
-)  # fmt: skip
+def engine_of(variables: dict[str, str] | os._Environ[str], timeout: float) -> Engine | None:
+    """The engine of the launcher that gave its variables; None for a rank alone."""
+    for name in ("CTO_ADDRESS", "CTO_SECRET"):
+        if name in variables:
+            raise GroupError(f"ProcessGroup: {name} is not used any more: {INSTEAD}")
+    if embedded.LAUNCHER in variables:
+        return embedded.inherited(variables, timeout)
+    if all(name in variables for name in TORCH):
+        if number(variables, "WORLD_SIZE") == 1:
+            return None
+        from . import of_torch
 
-
-class Place(NamedTuple):
-    """Where a process stands among the others."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int | None
-    address: str | None
-
-
-def placed(variables: Mapping[str, str]) -> Place:
-    """What the variables of the first launcher that gave any say."""
-    for launcher in LAUNCHERS:
-        if launcher.rank in variables and launcher.size in variables:
-            return _place(launcher, variables)
-    names = ", ".join(f"{found.name}'s ({found.rank}, {found.size})" for found in LAUNCHERS)
-    raise GroupError(
-        f"ProcessGroup.from_environment: expected variables of a launcher among {names}, got none; "
-        f"start the script with: cupy-training-ops launch --ranks 2 SCRIPT"
-    )
-
-
-def _place(launcher: Launcher, variables: Mapping[str, str]) -> Place:
-    rank, size = _number(variables, launcher.rank), _number(variables, launcher.size)
-    local_size = None
-    if variables.get(launcher.local_size):
-        local_size = _number(variables, launcher.local_size)
-    elif launcher.name == "Slurm" and variables.get("SLURM_NNODES") == "1":
-        local_size = size
-    local_rank = rank
-    if variables.get(launcher.local_rank):
-        local_rank = _number(variables, launcher.local_rank)
-    address = None if size == 1 else _address(launcher, variables, local_size == size)
-    return Place(rank, size, local_rank, local_size, address)
-
-
-def _address(launcher: Launcher, variables: Mapping[str, str], on_one_node: bool) -> str:
-    """CTO_ADDRESS, or MASTER_ADDR and a port; this machine where all ranks are on it."""
-    if variables.get("CTO_ADDRESS"):
-        return variables["CTO_ADDRESS"]
-    host = variables.get("MASTER_ADDR") or (LOOPBACK if on_one_node else None)
-    if host is None:
-        raise GroupError(
-            f"ProcessGroup.from_environment: {launcher.name} does not say where rank 0 is: set "
-            f"MASTER_ADDR to a name or address of its machine, and CTO_SECRET to a text of the job"
+        rank, size = (
+            number(variables, name) if name in variables else None
+            for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
         )
-    return f"[{host}]:{_port(launcher, variables)}" if ":" in host else (
-        f"{host}:{_port(launcher, variables)}"
-    )  # fmt: skip
+        return of_torch.initialised(rank, size, timeout)
+    if any(name in variables for name in MPI):
+        from . import of_mpi
+
+        engine = of_mpi.engine(None, timeout)
+        said = variables.get("SLURM_NTASKS", "")
+        if engine.size == 1 and said not in ("", "1") and "SLURM_PROCID" in variables:
+            raise GroupError(
+                f"ProcessGroup: Slurm started {shown(said)} processes, of which MPI sees one: "
+                f"start them with srun --mpi=pmix, or as its documentation says"
+            )
+        return engine
+    raise GroupError(f"ProcessGroup: no launcher started this process. {INSTEAD}")
 
 
-def _port(launcher: Launcher, variables: Mapping[str, str]) -> int:
-    """torchrun itself may listen on MASTER_PORT: then it is the next one."""
-    if variables.get("MASTER_PORT"):
-        is_taken = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        return _number(variables, "MASTER_PORT") + is_taken
-    digits = re.sub(r"\D", "", variables.get(launcher.job, ""))
-    return 20_000 + int(digits[-9:]) % 10_000 if digits else DEFAULT_PORT
+def timeout_of(variables: Mapping[str, str], given: object) -> float:
+    """Seconds that a rank waits: as given, by CTO_TIMEOUT, or five minutes."""
+    text = variables.get("CTO_TIMEOUT", "")
+    value: object = given
+    if given is None:
+        try:
+            value = float(text or DEFAULT_TIMEOUT)
+        except ValueError:
+            raise GroupError(
+                f"ProcessGroup: CTO_TIMEOUT: expected a number of seconds, got {shown(text)}"
+            ) from None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value < float("inf"):  # type: ignore[operator]
+        refuse("ProcessGroup", "timeout", "seconds above 0", shown(value))
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        refuse("ProcessGroup", "timeout", "seconds above 0", shown(value))
 
 
-def _number(variables: Mapping[str, str], name: str) -> int:
+def number(variables: Mapping[str, str], name: str) -> int:
+    """What a launcher says as a number."""
     text = variables[name]
-    if not text.isdecimal():
-        raise GroupError(f"ProcessGroup.from_environment: {name}: expected a number, got {text!r}")
+    if not (text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS):
+        raise GroupError(f"ProcessGroup: {name}: expected a number, got {shown(text)}")
     return int(text)

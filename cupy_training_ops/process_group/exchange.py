@@ -11,10 +11,9 @@ from typing import Any
 
 from ..declare.schema import Spec
 from ..dtypes import HostArray, dtype_name
-from ..errors import ArgumentError, cut
-from .link import GRACE, Link
+from .engine import GRACE, Engine
 from .members import Members
-from .wire import Message, Part
+from .wire import Part, printable
 
 SEPARATOR = "; "
 
@@ -32,9 +31,10 @@ def described(call: str, arrays: Iterable[HostArray | Spec]) -> str:
 def difference(mine: str, theirs: str) -> tuple[str, str]:
     """Of two descriptions the calls, and the first arrays in which they differ."""
     a, b = mine.split(SEPARATOR), theirs.split(SEPARATOR)
-    if a[0] != b[0]:
+    places = (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+    place = next(places, 0)
+    if place == 0:
         return a[0], b[0]
-    place = next(i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
     return tuple(f"{parts[0]}, number {place - 1} {parts[place]}" for parts in (a, b))  # type: ignore[return-value]
 
 
@@ -42,47 +42,41 @@ def disagreement(ranks: Sequence[int], texts: Sequence[str]) -> str:
     """What a rank said that is not what the first one did; empty where all agree."""
     for rank, text in zip(ranks, texts, strict=True):
         if text != texts[0]:
-            first, other = map(cut, difference(texts[0], text))
+            first, other = map(printable, difference(texts[0], text))
             return f"the ranks disagree: rank {ranks[0]} calls {first}, rank {rank} calls {other}"
     return ""
 
 
 def exchange(
-    link: Link, members: Members, op: str, text: str, parts: Sequence[Part], answer: Answer
-) -> Sequence[Any]:
-    """This rank's share of what the first rank answers, once all have made the same call."""
-    if link.rank == members.root:
-        return _answered(link, members, op, text, parts, answer)
-    link.send(members.root, members.channel, text, parts)
+    engine: Engine, members: Members, text: str, parts: Sequence[Part], answer: Answer
+) -> tuple[str, Sequence[Any]]:
+    """In what the calls differ, or this rank's share of what the first rank answers to all."""
+    if engine.rank == members.root:
+        return _answered(engine, members, text, parts, answer)
+    engine.send(members.root, members.channel, text, parts)
     what = f"answer to {text.partition(SEPARATOR)[0]}"
     # The first rank waits for the others: its words say which of them is late.
-    found = link.receive(members.root, members.channel, what, link.timeout + GRACE)
-    if found.text:
-        raise ArgumentError(f"{op}: {found.text}")
-    return found.parts
+    found = engine.receive(members.root, members.channel, what, engine.timeout + GRACE)
+    return found.text, found.parts
 
 
 def _answered(
-    link: Link, members: Members, op: str, text: str, parts: Sequence[Part], answer: Answer
-) -> Sequence[object]:
+    engine: Engine, members: Members, text: str, parts: Sequence[Part], answer: Answer
+) -> tuple[str, Sequence[object]]:
     """The first rank's part."""
     others = members.ranks[1:]
     what = text.partition(SEPARATOR)[0]
-    messages = [link.receive(rank, members.channel, what, link.timeout) for rank in others]
+    messages = [engine.receive(rank, members.channel, what, engine.timeout) for rank in others]
     words = disagreement(members.ranks, [text, *(m.text for m in messages)])
     if words:
-        for rank in others:
-            link.send(rank, members.channel, words)
-        raise ArgumentError(f"{op}: {words}")
-    answers = answer([[memoryview(p) for p in parts], *(m.parts for m in messages)])
+        answers: Sequence[Sequence[Part]] = [()] * members.size
+    else:
+        answers = answer([[memoryview(p) for p in parts], *(m.parts for m in messages)])
     for rank, own in zip(others, answers[1:], strict=True):
-        link.send(rank, members.channel, "", own)
-    return answers[0]
+        engine.send(rank, members.channel, words, own)
+    return words, answers[0]
 
 
 def nothing(found: list[list[memoryview]]) -> list[list[Part]]:
     """The answer where descriptions alone are compared."""
     return [[] for _ in found]
-
-
-__all__ = ["Answer", "Message", "described", "exchange", "nothing"]

@@ -4,83 +4,68 @@
 from __future__ import annotations
 
 import os
-import sys
-import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
-from ..errors import ArgumentError, GroupError, refuse, shown
-from ..forks import InChild
-from .address import Address, check_secret, to_address
-from .environment import placed
+from ..errors import ArgumentError, GroupError, OpError, refuse, shown
+from . import embedded
+from .engine import STOPPED, Alone, Engine
+from .environment import INSTEAD, engine_of, timeout_of
 from .exchange import Answer, exchange, nothing
-from .hub import Hub
-from .link import LINGER, Link, connected
-from .mail import Mail
-from .members import GLOBAL, Members, chosen, sub_groups
-from .wire import Part
+from .mail import Label, Mail
+from .members import GLOBAL, Members, check_sizes, chosen, sub_groups
+from .resources import OnFault, Resources
+from .wire import Part, printable
 
 if TYPE_CHECKING:
     from .nccl import Communicator
 
-DEFAULT_TIMEOUT = 300.0
-ABORT_TIMEOUT = 10.0  # seconds that aborting NCCL may take
-IN_CHILD = "it belongs to the process that forked this one, which has to make its own"
-FAILED = 1  # the status of a process that a fault ends
-
-OnFault = Literal["exit", "raise"]
+T = TypeVar("T")
 
 
 class ProcessGroup:
     """The ranks that work together: one in each process, or in each thread of one.
 
-    `ProcessGroup(rank, size, "127.0.0.1:29500")` returns when all ranks have joined: rank 0 listens
-    at the address, the others connect to it. Beyond this machine's loopback addresses the
-    environment variable CTO_SECRET has to hold the same text for every rank. Operators take the
-    group as their attribute `group`. Each rank makes the same calls in the same order. A
-    forked child of a rank has no group, and may make one.
+    `ProcessGroup()` is that of the launcher that started this process. Under `cupy-training-ops
+    launch` the package's own engine connects the ranks, on one machine; under torchrun it is
+    `from_torch()`, under mpirun and srun `from_mpi()`. `in_threads(n)` makes the groups of n
+    threads; `ProcessGroup(0, 1)` is a rank alone. Operators take the group as their attribute
+    `group`. Each rank makes the same calls in the same order, from one thread at a time. A forked
+    child of a rank has no group.
 
-    timeout: seconds that a rank waits for the others. A rank that is gone or late ends the group
-    for all: what they wait for, and whatever they do with it next, raises GroupError. local_size:
-    ranks on each node. data_size, horizontal_size: ranks of a data and of a horizontal group, for
-    operators with group_type 1 to 4. on_fault: a GPU's work that cannot be aborted ends the process
-    with status 1 ("exit") or is left ("raise").
+    timeout: seconds that a rank waits for the others; CTO_TIMEOUT, else 300. A rank that is gone or
+    late, or that an exception stops in the middle of a call, ends the group for all: what they wait
+    for, and whatever they do with it next, raises GroupError. local_size: ranks on each node.
+    data_size, horizontal_size: ranks of a data and of a horizontal group, for operators with
+    group_type 1 to 4. on_fault: a GPU's work that cannot be aborted ends the process with status 1
+    ("exit") or is left ("raise").
     """
 
     def __init__(
         self,
-        rank: int,
-        size: int,
-        address: str | tuple[str, int] | None = None,
+        rank: int | None = None,
+        size: int | None = None,
+        address: object = None,
         *,
-        timeout: float = DEFAULT_TIMEOUT,
-        secret: str | None = None,
-        local_rank: int | None = None,
+        timeout: float | None = None,
+        secret: object = None,
         local_size: int | None = None,
         data_size: int | None = None,
         horizontal_size: int | None = None,
         on_fault: OnFault = "exit",
     ) -> None:
-        _check(rank, size, timeout, on_fault)
-        self.rank = rank
-        self.size = size
-        self.timeout = float(timeout)
-        self.local_rank = rank if local_rank is None else local_rank
-        self.local_size = local_size
-        self.device: int | None = None  # the GPU that it communicates from, once it has
-        self._members = sub_groups(rank, size, data_size, horizontal_size, local_size)
-        self._agreed: set[tuple[Members, str]] = set()
-        self._instances: dict[object, object] = {}
-        self._resources = _Resources(rank, on_fault)
-        self._finalizer = weakref.finalize(self, self._resources.close)
-        self._mail: Mail | None = None
-        if size > 1:
-            text = os.environ.get("CTO_SECRET", "") if secret is None else secret
-            sizes = f"ProcessGroup({data_size=}, {horizontal_size=}, {local_size=})"
-            self._meet(_given(address), text.encode(), sizes)
+        if address is not None or secret is not None:
+            name = "secret" if address is None else "address"
+            raise ArgumentError(f"ProcessGroup: {name}: ranks meet by no address now: {INSTEAD}")
+        if (rank, size) not in ((None, None), (0, 1)) or isinstance(rank, bool):
+            got = f"{shown(rank)}, {shown(size)}"
+            refuse("ProcessGroup", "rank, size", f"none, or 0 and 1 (alone): {INSTEAD}", got)
+        sizes = (data_size, horizontal_size, local_size)
+        seconds = _checked(timeout, sizes, on_fault)
+        engine = engine_of(os.environ, seconds) if rank is None else None
+        self._start(engine or Alone(seconds), sizes, on_fault)
 
     @classmethod
     def from_environment(
@@ -91,46 +76,115 @@ class ProcessGroup:
         horizontal_size: int | None = None,
         on_fault: OnFault = "exit",
     ) -> Self:
-        """The group of a job that torchrun, Open MPI, MPICH, Slurm or `launch` started.
+        """The group of a job that `launch`, torchrun, mpirun or srun started; as without arguments.
 
-        Rank 0 listens at CTO_ADDRESS, or at MASTER_ADDR and MASTER_PORT.
+        timeout: seconds; CTO_TIMEOUT, else 300.
         """
-        place = placed(os.environ)
-        if timeout is None:
-            timeout = float(os.environ.get("CTO_TIMEOUT") or DEFAULT_TIMEOUT)
-        return cls(
-            place.rank,
-            place.size,
-            place.address,
-            timeout=timeout,
-            local_rank=place.local_rank,
-            local_size=place.local_size,
-            data_size=data_size,
-            horizontal_size=horizontal_size,
-            on_fault=on_fault,
-        )
+        sizes = {"data_size": data_size, "horizontal_size": horizontal_size}
+        return cls(timeout=timeout, on_fault=on_fault, **sizes)
+
+    @classmethod
+    def from_mpi(
+        cls,
+        comm: Any = None,
+        timeout: float | None = None,
+        *,
+        local_size: int | None = None,
+        data_size: int | None = None,
+        horizontal_size: int | None = None,
+        on_fault: OnFault = "exit",
+    ) -> Self:
+        """The ranks of mpi4py's communicator (all of them), which make this call together.
+
+        Messages travel in a duplicate of it. MPI cannot go on without a rank: after a fault every
+        rank has its GroupError, and as it exits MPI aborts the job. Needs the extra `mpi`.
+        """
+        from . import of_mpi
+
+        sizes = (data_size, horizontal_size, local_size)
+        seconds = _checked(timeout, sizes, on_fault)
+        return cls._over(of_mpi.engine(comm, seconds), sizes, on_fault)
+
+    @classmethod
+    def from_torch(
+        cls,
+        group: Any = None,
+        timeout: float | None = None,
+        *,
+        local_size: int | None = None,
+        data_size: int | None = None,
+        horizontal_size: int | None = None,
+        on_fault: OnFault = "exit",
+    ) -> Self:
+        """The ranks of torch.distributed's group (the default one), which make this call together.
+
+        NumPy arrays travel by gloo in a group of their own. Close it before the group it is of is
+        destroyed.
+        """
+        from . import of_torch
+
+        sizes = (data_size, horizontal_size, local_size)
+        seconds = _checked(timeout, sizes, on_fault)
+        return cls._over(of_torch.engine(group, seconds), sizes, on_fault)
+
+    @classmethod
+    def in_threads(
+        cls,
+        n: int,
+        timeout: float | None = None,
+        *,
+        local_size: int | None = None,
+        data_size: int | None = None,
+        horizontal_size: int | None = None,
+        on_fault: OnFault = "exit",
+    ) -> list[Self]:
+        """The groups of n ranks that are threads of this process, each for one of them."""
+        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+            refuse("ProcessGroup.in_threads", "n", "a number of ranks from 1 on", shown(n))
+        sizes = (data_size, horizontal_size, local_size)
+        seconds = _checked(timeout, sizes, on_fault)
+        check_sizes(n, *sizes)
+        engines = embedded.in_threads(n, seconds)
+        return [cls._over(engine, sizes, on_fault, compares=False) for engine in engines]
 
     # ---- the group's life ------------------------------------------------------------------------
 
-    def _meet(self, address: Address, secret: bytes, sizes: str) -> None:
-        check_secret(address, secret)
+    @classmethod
+    def _over(
+        cls, engine: Engine, sizes: Sizes, on_fault: OnFault, *, compares: bool = True
+    ) -> Self:
+        made = cls.__new__(cls)
+        made._start(engine, sizes, on_fault, compares=compares)
+        return made
+
+    def _start(
+        self, engine: Engine, sizes: Sizes, on_fault: OnFault, *, compares: bool = True
+    ) -> None:
+        """Compare the sizes with the other ranks'."""
+        self.rank, self.size, self.timeout = engine.rank, engine.size, engine.timeout
+        self.local_rank = engine.local_rank
+        self.local_size = engine.local_size if sizes[2] is None else sizes[2]
+        self.device: int | None = None  # the GPU that it communicates from, once it has
+        self.begun = 0  # calls that reached the others, or were about to
+        self._agreed: set[tuple[Members, str]] = set()
+        self._instances: dict[object, object] = {}
+        self._resources = Resources(engine, on_fault)
+        self._finalizer = weakref.finalize(self, self._resources.close)
+        self._mail = Mail(engine)
+        everyone = Members(tuple(range(engine.size)), GLOBAL)
+        data, horizontal, local = sizes
         try:
-            self._resources.connect(self.size, address, secret, self.timeout)
-            self._mail = Mail(self._link)
-            everyone = self._members[GLOBAL]
-            exchange(self._link, everyone, "ProcessGroup", sizes, (), nothing)
-        except GroupError as error:
-            self.close()
-            words = str(error)
-            raise GroupError(
-                words if words.startswith("ProcessGroup") else f"ProcessGroup: {words}"
-            ) from None
+            if compares:
+                text = f"ProcessGroup(data_size={data}, horizontal_size={horizontal}, "
+                text += f"local_size={local})"
+                self.exchange("ProcessGroup", everyone, text, (), nothing)
+            self._members = sub_groups(self.rank, self.size, data, horizontal, self.local_size)
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Leave the group; waits a few seconds for what the others still send."""
+        """Leave the group; what was sent arrives all the same."""
         self._instances.clear()
         self._finalizer()
 
@@ -144,8 +198,8 @@ class ProcessGroup:
         trace: TracebackType | None,
     ) -> None:
         """Close the group; after an error the others are told, and do not wait."""
-        if kind is not None:
-            self._resources.failure = f"rank {self.rank} failed: {kind.__name__}: {error}"
+        if kind is not None and self._finalizer.alive:
+            self._engine.leave(f"rank {self.rank} failed: {kind.__name__}: {error}")
         self.close()
 
     @property
@@ -153,12 +207,17 @@ class ProcessGroup:
         """Whether it was closed."""
         return not self._finalizer.alive
 
+    @property
+    def engine(self) -> str:
+        """What carries its messages: "embedded", "MPI", "torch" or "alone"."""
+        return self._engine.name
+
     def check(self) -> None:
         """Raise what ended the group, if something did."""
         self.require_open("ProcessGroup")
 
     def __repr__(self) -> str:
-        return f"<ProcessGroup rank {self.rank} of {self.size}>"
+        return f"<ProcessGroup rank {self.rank} of {self.size}, {self.engine}>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a ProcessGroup belongs to its process and cannot be pickled")
@@ -186,9 +245,9 @@ class ProcessGroup:
 
     def require_open(self, op: str) -> None:
         """Refuse a group that is closed or cannot go on."""
-        link = self._resources.link
-        if link is not None and link.fault:
-            raise GroupError(f"{op}: group: {link.fault}")
+        fault = self._resources.engine.fault
+        if fault:
+            raise GroupError(f"{op}: group: {fault}")
         if not self._finalizer.alive:
             raise GroupError(f"{op}: group: expected an open group, got a closed one")
 
@@ -208,11 +267,12 @@ class ProcessGroup:
         self, op: str, members: Members, text: str, parts: Sequence[Part], answer: Answer
     ) -> Sequence[Any]:
         """This rank's share of what the first member answers to all."""
-        self.require_open(op)
         if members.size == 1:
+            self.require_open(op)
             return answer([[memoryview(part) for part in parts]])[0]
-        with self.named(op):
-            return exchange(self._link, members, op, text, parts, answer)
+        with Call(self, op) as engine:
+            words, found = exchange(engine, members, text, parts, answer)
+        return _unless(op, words, found)
 
     def agree(self, op: str, members: Members, text: str) -> None:
         """Compare the description of a call with the other ranks', the first time it is made."""
@@ -220,11 +280,22 @@ class ProcessGroup:
             self.exchange(op, members, text, (), nothing)
             self._agreed.add((members, text))
 
-    @property
-    def mail(self) -> Mail:
-        """Messages to and from single ranks."""
-        assert self._mail is not None
-        return self._mail
+    def post(self, op: str, remote: int, label: Label, parts: Sequence[Part] = ()) -> None:
+        """Send a message to a single rank."""
+        with Call(self, op):
+            words = self._mail.post(remote, label, parts)
+        _unless(op, words, None)
+
+    def announced(self, op: str, remote: int) -> Label:
+        """What the next message of a single rank will be; it is not taken."""
+        with Call(self, op):
+            return self._mail.announced(remote)
+
+    def collect(self, op: str, remote: int, label: Label) -> list[memoryview]:
+        """The bytes of the next message of a single rank, which has this label."""
+        with Call(self, op):
+            words, parts = self._mail.collect(remote, label)
+        return _unless(op, words, parts)
 
     def communicator(self, op: str, members: Members) -> Communicator:
         """NCCL's among these ranks, made by all of them on their current devices."""
@@ -232,161 +303,76 @@ class ProcessGroup:
 
         found = self._resources.communicators.get(members)
         if found is None:
-            with self.named(op), self._resources.initialising():
+            with self._resources.initialising():
                 found = nccl.connect(self, op, members)
             self._resources.communicators[members] = found
             self.device = found.device
         return found
 
-    @contextmanager
-    def named(self, op: str) -> Iterator[None]:
-        """Errors of the group with the operator's name."""
-        try:
-            yield
-        except GroupError as error:
-            raise GroupError(f"{op}: group: {error}") from None
+    def broken(self, op: str, error: BaseException) -> BaseException:
+        """End the group for all, since a call was stopped in its middle; what is to be raised."""
+        engine = self._engine
+        engine.fault = engine.fault or STOPPED
+        if isinstance(error, GroupError):
+            engine.end(str(error))
+        else:
+            engine.end(f"rank {self.rank} stopped in the middle of {op}: {error!r}")
+        if isinstance(error, OpError | OSError | EOFError | MemoryError):
+            return GroupError(f"{op}: group: {engine.fault}")
+        return error
 
     @property
-    def _link(self) -> Link:
-        assert self._resources.link is not None
-        return self._resources.link
+    def busy(self) -> Any:
+        """The lock of the call that is under way."""
+        return self._resources.busy
+
+    @property
+    def _engine(self) -> Engine:
+        return self._resources.engine
 
 
-_of_parents: list[object] = []  # communicators in a forked child, whose end would be the parent's
+class Call:
+    """The part of a call that other ranks see: one at a time, and whole or the end of the group."""
+
+    def __init__(self, group: ProcessGroup, op: str) -> None:
+        self._group, self._op = group, op
+
+    def __enter__(self) -> Engine:
+        group = self._group
+        group.require_open(self._op)
+        group.begun += 1
+        if not group.busy.acquire(blocking=False):
+            raise GroupError(f"{self._op}: group: a call of another thread is under way")
+        engine = group._engine
+        engine.lock.acquire()
+        return engine
+
+    def __exit__(
+        self, kind: object, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        group = self._group
+        raised = None if error is None else group.broken(self._op, error)
+        group._engine.lock.release()
+        group.busy.release()
+        if raised is not error and raised is not None:
+            raise raised from None
 
 
-class _Resources(InChild):
-    """What a group has to let go of, which does not know the group: it may be collected.
-
-    A forked child lets go of it at once, without a word to the others: it has no thread that
-    listens, and what it did to a connection or a communicator would be its parent's doing.
-    """
-
-    def __init__(self, rank: int, on_fault: OnFault) -> None:
-        super().__init__()
-        self.link: Link | None = None
-        self.communicators: dict[Members, Communicator] = {}
-        self.failure = ""  # what went wrong on this rank, for the others
-        self._rank = rank
-        self._on_fault = on_fault
-        self._hub: Hub | None = None
-        self._is_initialising = False
-
-    def connect(self, size: int, address: Address, secret: bytes, timeout: float) -> None:
-        """Join the group, which rank 0 opens."""
-        if self._rank == 0:
-            self._hub = Hub(size, address, secret, timeout)
-            sock = self._hub.attach()
-        else:
-            sock = connected(address, self._rank, size, secret, timeout)
-        self.link = Link(sock, self._rank, timeout)
-        self.link.on_fault = self._abort
-        self.link.on_tick = self._overdue
-        self.link.needs_all = self._uses_nccl
-        self.link.waits_for_all()
-
-    def renew(self) -> None:
-        """In a child the group has ended, and nothing is left to close."""
-        _of_parents.append(list(self.communicators.values()))
-        self.communicators.clear()
-        self._is_initialising = False
-        if self._hub is not None:
-            self._hub.abandon()
-            self._hub = None
-        if self.link is not None:
-            self.link.abandon(IN_CHILD)
-
-    @contextmanager
-    def initialising(self) -> Iterator[None]:
-        """While NCCL connects, there is nothing yet that could be aborted."""
-        self._is_initialising = True
-        try:
-            yield
-        finally:
-            self._is_initialising = False
-
-    def close(self) -> None:
-        """Let the others know, then end everything."""
-        link, hub = self.link, self._hub
-        is_well = link is None or not (link.fault or self.failure)
-        if self.communicators:
-            found = self.communicators.values()
-            _within(ABORT_TIMEOUT, [item.close if is_well else item.abort for item in found])
-        self.communicators.clear()
-        if link is not None:
-            link.leave(self.failure)
-        if hub is not None:
-            hub.all_left.wait(LINGER)
-            hub.close()
-        if link is not None:
-            link.close()
-
-    def _uses_nccl(self) -> bool:
-        return bool(self.communicators) or self._is_initialising
-
-    def _overdue(self) -> str:
-        """What is wrong with calls that are under way on the GPU."""
-        for communicator in list(self.communicators.values()):
-            words = communicator.trouble()
-            if words:
-                return f"rank {self._rank}: {words}"
-        return ""
-
-    def _abort(self, words: str) -> None:
-        """End what is under way on the GPU, so that its stream goes on."""
-        if not self._uses_nccl():
-            return
-        aborts = [found.abort for found in self.communicators.values()]
-        is_done = _within(ABORT_TIMEOUT, aborts) and not self._hangs()
-        if not is_done and self._on_fault == "exit":
-            sys.stderr.write(f"cupy-training-ops: rank {self._rank}: {words}; NCCL hangs\n")
-            sys.stderr.flush()
-            os._exit(FAILED)
-
-    def _hangs(self) -> bool:
-        """Whether NCCL is still connecting, some time after the fault."""
-        if not self._is_initialising:
-            return False
-        finished = threading.Event()
-        for _ in range(int(ABORT_TIMEOUT * 10)):
-            if not self._is_initialising:
-                return False
-            finished.wait(0.1)
-        return True
+Sizes = tuple[int | None, int | None, int | None]  # data, horizontal, local
 
 
-def _within(seconds: float, actions: Sequence[Callable[[], None]]) -> bool:
-    """Whether actions that may hang came back in time."""
-
-    def act() -> None:
-        for action in actions:
-            action()
-
-    thread = threading.Thread(target=act, name="cto-nccl", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return not thread.is_alive()
+def _unless(op: str, words: str, found: T) -> T:
+    """What was found; ArgumentError with words that say in what the ranks differ."""
+    if words:
+        raise ArgumentError(f"{op}: {printable(words)}")
+    return found
 
 
-def _given(address: object) -> Address:
-    if address is None:
-        raise ArgumentError(
-            "ProcessGroup: address: expected 'host:port' where rank 0 listens, got None"
-        )
-    return to_address(address)
-
-
-def _check(rank: object, size: object, timeout: object, on_fault: object) -> None:
-    """The arguments, in the words of all refusals."""
-    if not _is_integer(size) or size < 1:  # type: ignore[operator]
-        refuse("ProcessGroup", "size", "a number of ranks from 1 on", shown(size))
-    if not _is_integer(rank) or not 0 <= rank < size:  # type: ignore[operator]
-        refuse("ProcessGroup", "rank", f"an integer from 0 to {size - 1}", shown(rank))  # type: ignore[operator]
-    if not isinstance(timeout, int | float) or not 0 < timeout < float("inf"):
-        refuse("ProcessGroup", "timeout", "seconds above 0", shown(timeout))
+def _checked(timeout: object, sizes: Sizes, on_fault: object) -> float:
+    """The seconds of a timeout; arguments are checked before anything is opened."""
+    for name, value in zip(("data_size", "horizontal_size", "local_size"), sizes, strict=True):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            refuse("ProcessGroup", name, "a number of ranks", shown(value))
     if on_fault not in ("exit", "raise"):
         refuse("ProcessGroup", "on_fault", "'exit' or 'raise'", shown(on_fault))
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return timeout_of(os.environ, timeout)

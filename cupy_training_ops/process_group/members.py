@@ -44,7 +44,7 @@ def sub_groups(
     rank: int, size: int, data: int | None, horizontal: int | None, local: int | None
 ) -> dict[int, Members]:
     """The sub-groups of a rank, as far as the sizes that were given tell them."""
-    _check_sizes(size, data, horizontal, local)
+    check_sizes(size, data, horizontal, local)
     ranks = {GLOBAL: range(size)}
     if data is not None or horizontal is not None:
         side = horizontal if horizontal is not None else size // (data or 1)
@@ -58,7 +58,7 @@ def sub_groups(
     return {kind: Members(tuple(found), kind) for kind, found in ranks.items()}
 
 
-def _check_sizes(size: int, data: int | None, horizontal: int | None, local: int | None) -> None:
+def check_sizes(size: int, data: int | None, horizontal: int | None, local: int | None) -> None:
     named = {"data_size": data, "horizontal_size": horizontal, "local_size": local}
     for name, value in named.items():
         if value is not None and (value < 1 or size % value):

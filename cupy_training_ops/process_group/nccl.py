@@ -104,6 +104,13 @@ class Group(Protocol):
     rank: int
     timeout: float
 
+    @property
+    def busy(self) -> Any:
+        """The lock of the call that is under way."""
+
+    def broken(self, op: str, error: BaseException) -> BaseException:
+        """End the group for all; what is to be raised."""
+
     def require_open(self, op: str) -> None:
         """Refuse a group that is closed or cannot go on."""
 
@@ -264,7 +271,7 @@ class Calls:
     op: str
     members: Members
     rows: Sequence[Row]
-    agree: Callable[[], None] | None
+    agree: Callable[[], object] | None
     each_time: bool = field(default=False, kw_only=True)
     _sources: object = field(default=None, init=False)
     _targets: object = field(default=None, init=False)
@@ -286,7 +293,19 @@ class Calls:
             self._prepared = Prepared([bound(*place) for place in places if place[0].rest[0]])
             self._sources, self._targets = sources, targets
         if self._prepared.calls:
-            self._communicator.queue(self._prepared)
+            self._queue(self._communicator)
+
+    def _queue(self, communicator: Communicator) -> None:
+        """All calls or the end of the group."""
+        busy = self.group.busy
+        if not busy.acquire(blocking=False):
+            raise GroupError(f"{self.op}: group: a call of another thread is under way")
+        try:
+            communicator.queue(self._prepared)
+        except BaseException as error:
+            raise self.group.broken(self.op, error) from error
+        finally:
+            busy.release()
 
     def _places(self, sources: Any, targets: Any) -> Iterator[tuple[Row, int, int]]:
         """Each call with its addresses."""

@@ -5,7 +5,6 @@ Ranks are threads here, so that an example is one script; in a job each is a pro
 (`cupy-training-ops launch`), and CuPy arrays travel over NCCL.
 """
 
-import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -15,15 +14,9 @@ import cupy_training_ops as cto
 
 def two_ranks(work):
     """What work(group) returns on each of two ranks."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = free.getsockname()
-
-    def rank(number):
-        with cto.ProcessGroup(number, 2, address) as group:
-            return work(group)
-
+    groups = cto.ProcessGroup.in_threads(2)
     with ThreadPoolExecutor() as threads:
-        return list(threads.map(rank, (0, 1)))
+        return list(threads.map(work, groups))
 
 
 # %% AdasumAllReduce

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from cupy_training_ops.cli import doctor, main
 
 NO_DEVICE, SYSTEM_NOT_READY = 100, 802  # CUDA's numbers of these errors
-PARTS = ["GPU", "driver", "CuPy", "NVRTC", "headers", "NCCL", "cache"]
+PARTS = ["GPU", "driver", "CuPy", "NVRTC", "headers", "NCCL", "ranks", "cache"]
 
 
 def call():
@@ -173,3 +173,12 @@ def test_a_cache_that_cannot_be_written_is_said(monkeypatch, tmp_path):
     result = call()
     assert states(result)["cache"] == "missing"
     assert "export CUPY_CACHE_DIR=" in result.stdout
+
+
+def test_it_says_what_can_carry_the_messages_of_ranks(monkeypatch):
+    for there in ({"torch", "mpi4py"}, {"mpi4py"}, set()):
+        monkeypatch.setattr(doctor.importlib.util, "find_spec", there.__contains__)
+        line = next(line for line in call().stdout.splitlines() if line.startswith("ranks"))
+        names = {"torch": "torch (torchrun)", "mpi4py": "MPI (mpirun, srun)"}
+        assert "embedded (launch)" in line
+        assert {name for name, text in names.items() if text in line} == there

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -29,14 +30,14 @@ def test_each_rank_has_torchruns_variables_and_its_arguments(tmp_path) -> None:
         import os, sys
         names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR CTO_TIMEOUT".split()
         print(*(os.environ[name] for name in names), *sys.argv[1:])
-        print(len(os.environ["CTO_SECRET"]), int(os.environ["MASTER_PORT"]) > 0, file=sys.stderr)
+        print("CTO_SECRET" in os.environ, int(os.environ["MASTER_PORT"]) > 0, file=sys.stderr)
     """
     options = ("--ranks", "3", "--timeout", "7")
     result = call(tmp_path, code, "--ranks", "x", options=options)
     assert result.exit_code == 0, result.output
     expected = [f"[{rank}] {rank} {rank} 3 3 127.0.0.1 7.0 --ranks x" for rank in range(3)]
     assert sorted(result.stdout.splitlines()) == expected
-    assert sorted(result.stderr.splitlines()) == [f"[{rank}] 32 True" for rank in range(3)]
+    assert sorted(result.stderr.splitlines()) == [f"[{rank}] False True" for rank in range(3)]
 
 
 def test_a_failure_ends_all_and_gives_its_status(tmp_path) -> None:
@@ -94,3 +95,116 @@ def test_the_readmes_two_ranks_outside_the_checkout(tmp_path) -> None:
     )
     assert ran.returncode == 0, ran.stderr
     assert sorted(ran.stdout.splitlines()) == [f"[{rank}] [3. 3. 3.]" for rank in (0, 1)]
+
+
+# ---- whatever ends it ----------------------------------------------------------------------------
+
+STUBBORN = """
+    import os, signal, subprocess, sys, time
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    print(os.getpid(), child.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+def started(folder: Path, code: str) -> tuple[subprocess.Popen[str], list[int]]:
+    """A launcher, and the processes that its two ranks name."""
+    script = folder / "script.py"
+    script.write_text(textwrap.dedent(code))
+    command = [sys.executable, "-m", "cupy_training_ops", "launch", "--ranks", "2", str(script)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    launcher = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    lines = [launcher.stdout.readline() for _ in range(2)]
+    return launcher, [int(number) for line in lines for number in line.split()[1:]]
+
+
+def is_running(number: int) -> bool:
+    """Whether there is such a process, and it is more than an entry of a table."""
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def assert_gone(numbers: list[int]) -> None:
+    deadline = time.monotonic() + 5
+    while any(map(is_running, numbers)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    left = [number for number in numbers if is_running(number)]
+    for number in left:
+        os.kill(number, signal.SIGKILL)
+    assert not left
+
+
+SIGNALS = ["SIGINT", "SIGQUIT"]
+SIGNALS += [pytest.param(name, marks=pytest.mark.thorough) for name in ("SIGUSR1", "SIGTERM")]
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+def test_nothing_is_left_after_a_signal(tmp_path, name) -> None:
+    """Of ranks that do not want to end, and of what they started; Ctrl-C, as often as it comes."""
+    launcher, numbers = started(tmp_path, STUBBORN)
+    with launcher:
+        for _ in range(4 if name == "SIGINT" else 1):
+            launcher.send_signal(getattr(signal, name))
+            time.sleep(0.3)
+        status = launcher.wait(20)
+    number = getattr(signal, name)  # 130: Ctrl-C while nothing of Python's ends already
+    assert status in ((130, -number) if name == "SIGINT" else (-number,))
+    assert_gone(numbers)
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="a child is told of its parent's death on Linux"
+)
+def test_ranks_end_with_a_launcher_that_is_killed(tmp_path) -> None:
+    launcher, (first, first_child, second, second_child) = started(tmp_path, STUBBORN)
+    with launcher:
+        launcher.kill()
+        launcher.wait(10)
+    try:
+        assert_gone([first, second])
+    finally:
+        for child in (first_child, second_child):  # nobody could tell them
+            os.kill(child, signal.SIGKILL)
+
+
+def test_children_that_hold_the_pipes_are_not_waited_for(tmp_path) -> None:
+    code = """
+        import subprocess, sys
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        print(child.pid)
+    """
+    since = time.monotonic()
+    result = call(tmp_path, code, options=("--ranks", "3"))
+    assert time.monotonic() - since < 8
+    assert result.exit_code == 0
+    assert_gone([int(line.split()[1]) for line in result.stdout.splitlines()])
+
+
+def test_a_process_that_a_rank_started_is_no_rank(tmp_path) -> None:
+    code = """
+        import subprocess, sys
+        code = "import cupy_training_ops as cto; cto.ProcessGroup()"
+        print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr)
+    """
+    result = call(tmp_path, code, options=("--ranks", "1"))
+    assert "GroupError: ProcessGroup: a process that launch started makes one group" in (
+        result.stdout
+    )
+
+
+def test_a_second_group_of_a_rank_is_refused(tmp_path) -> None:
+    code = """
+        import cupy_training_ops as cto
+        with cto.ProcessGroup() as group:
+            print(group)
+        cto.ProcessGroup()
+    """
+    result = call(tmp_path, code, options=("--ranks", "1"))
+    assert "[0] <ProcessGroup rank 0 of 1, embedded>\n" in result.stdout
+    assert "makes one group, itself: it was made here before" in result.stderr

@@ -10,5 +10,5 @@ from collective_cases import check_all
 
 import cupy_training_ops as cto
 
-with cto.ProcessGroup.from_environment() as group:
+with cto.ProcessGroup() as group:
     print(f"rank {group.rank}: {check_all(group)} checks")

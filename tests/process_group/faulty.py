@@ -28,7 +28,7 @@ def reduce_all(group: cto.ProcessGroup) -> None:
 def main(is_victim: bool) -> None:
     if is_victim and MOMENT == "before":
         die()
-    with cto.ProcessGroup.from_environment() as group:
+    with cto.ProcessGroup() as group:
         reduce_all(group)
         if is_victim and MOMENT == "between":
             die()

@@ -7,13 +7,16 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
-from ranks import ROOT
+from ranks import ROOT, in_threads
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, GroupError
-from cupy_training_ops.process_group.address import Address, to_address
-from cupy_training_ops.process_group.environment import placed
+from cupy_training_ops.process_group import environment
+from cupy_training_ops.process_group.embedded import LAUNCHER, SOCKETS
+
+BOTH = r"ProcessGroup\.from_torch\(\).*ProcessGroup\.from_mpi\(\)"  # what serves several machines
 
 # ---- what the constructor takes ------------------------------------------------------------------
 
@@ -21,14 +24,19 @@ from cupy_training_ops.process_group.environment import placed
 @pytest.mark.parametrize(
     ("arguments", "keywords", "message"),
     [
-        ((2, 2), {}, "rank: expected an integer from 0 to 1, got 2"),
-        ((0, 0), {}, "size: expected a number of ranks from 1 on, got 0"),
-        ((True, 2), {}, "rank: expected an integer from 0 to 1, got True"),
-        ((0, 2), {}, "address: expected 'host:port' where rank 0 listens, got None"),
-        ((0, 2, "here"), {}, "address: expected 'host:port' with a port from 1 to 65535, got 'he"),
-        ((0, 2, ("a", 0)), {}, "address: expected 'host:port' with a port"),
-        ((0, 2, "a:1"), {"timeout": 0}, "timeout: expected seconds above 0, got 0"),
-        ((0, 2, "a:1"), {"on_fault": "stop"}, "on_fault: expected 'exit' or 'raise', got 'stop'"),
+        ((2, 2), {}, "rank, size: expected none, or 0 and 1 .*, got 2, 2"),
+        ((True, 1), {}, "rank, size: expected none, or 0 and 1 .*, got True, 1"),
+        ((False, 1), {}, "rank, size: expected none, or 0 and 1 .*, got False, 1"),
+        ((0,), {}, "rank, size: expected none, or 0 and 1 .*, got 0, None"),
+        ((0, 2, "127.0.0.1:29500"), {}, f"address: ranks meet by no address now: .*{BOTH}"),
+        ((0, 2), {"secret": b"s"}, f"secret: ranks meet by no address now: .*{BOTH}"),
+        ((0, 1), {"timeout": 0}, "timeout: expected seconds above 0, got 0"),
+        ((0, 1), {"timeout": "5"}, "timeout: expected seconds above 0, got '5'"),
+        ((0, 1), {"timeout": 10**400}, "timeout: expected seconds above 0, got an integer of"),
+        ((0, 1), {"timeout": float("nan")}, "timeout: expected seconds above 0, got nan"),
+        ((0, 1), {"on_fault": "stop"}, "on_fault: expected 'exit' or 'raise', got 'stop'"),
+        ((0, 1), {"data_size": "1"}, "data_size: expected a number of ranks, got '1'"),
+        ((0, 1), {"data_size": 2}, "data_size: expected a divisor of the 1 ranks, got 2"),
     ],
 )
 def test_arguments_are_checked(arguments, keywords, message) -> None:
@@ -36,59 +44,70 @@ def test_arguments_are_checked(arguments, keywords, message) -> None:
         cto.ProcessGroup(*arguments, **keywords)
 
 
-def test_addresses() -> None:
-    assert to_address("[::1]:5") == Address("::1", 5)
-    assert str(Address("::1", 5)) == "[::1]:5"
-    assert to_address(("localhost", 29500)) == to_address("localhost:29500")
+@pytest.mark.parametrize("n", [0, True, "2", None])
+def test_a_wrong_number_of_threads_is_refused(n) -> None:
+    with pytest.raises(ArgumentError, match=r"^ProcessGroup\.in_threads: n: expected a number of"):
+        cto.ProcessGroup.in_threads(n)
+
+
+def test_a_group_says_what_carries_its_messages() -> None:
+    assert repr(cto.ProcessGroup(0, 1)) == "<ProcessGroup rank 0 of 1, alone>"
+    assert in_threads(2, repr) == [f"<ProcessGroup rank {r} of 2, embedded>" for r in (0, 1)]
+
+
+def test_a_timeout_of_years_is_waited_for() -> None:
+    """Longer than what the operating system waits at a time."""
+
+    def call(group) -> float:
+        return float(cto.nccl_all_reduce([np.ones(3)], group=group)[0][0])
+
+    groups = cto.ProcessGroup.in_threads(2, 1e9)
+    from ranks import gathered
+
+    assert gathered([lambda group=group: call(group) for group in groups], 10) == [2.0, 2.0]
+    for group in groups:
+        group.close()
 
 
 # ---- launchers -----------------------------------------------------------------------------------
 
-TORCH = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-TORCH |= {"MASTER_ADDR": "one", "MASTER_PORT": "29000"}
-OPEN_MPI = {
-    "OMPI_COMM_WORLD_RANK": "3",
-    "OMPI_COMM_WORLD_SIZE": "4",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "3",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
-}
-MPICH = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}
-SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "123456"}
-
-
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
-        (TORCH, (1, 4, 1, 2, "one:29000")),
-        (TORCH | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, (1, 4, 1, 2, "one:29001")),
-        (TORCH | {"CTO_ADDRESS": "two:1"}, (1, 4, 1, 2, "two:1")),
-        (TORCH | {"MASTER_ADDR": "fe80::1"}, (1, 4, 1, 2, "[fe80::1]:29000")),
-        (OPEN_MPI, (3, 4, 3, 4, "127.0.0.1:29500")),
-        (OPEN_MPI | {"PMIX_NAMESPACE": "prterun-x-77@1"}, (3, 4, 3, 4, "127.0.0.1:20771")),
-        (MPICH, (0, 2, 0, 2, "127.0.0.1:29500")),
-        (SLURM | {"MASTER_ADDR": "n1"}, (5, 8, 1, None, "n1:23456")),
-        (SLURM | {"SLURM_NNODES": "1"}, (5, 8, 1, 8, "127.0.0.1:23456")),
-        ({"RANK": "0", "WORLD_SIZE": "1"}, (0, 1, 0, None, None)),
-    ],
-)
-def test_launchers_variables(variables, expected) -> None:
-    assert placed(variables) == expected
+OURS = {LAUNCHER: str(os.getppid()), "RANK": "0", "WORLD_SIZE": "2"}
 
 
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        (
-            {},
-            r"expected variables of a launcher among torchrun's \(RANK, WORLD_SIZE\), .* got none",
-        ),
-        (SLURM, "Slurm does not say where rank 0 is: set MASTER_ADDR"),
-        (TORCH | {"RANK": "one"}, "RANK: expected a number, got 'one'"),
+        ({}, f"no launcher started this process.*{BOTH}"),
+        ({"CTO_SECRET": "s"}, f"CTO_SECRET is not used any more: .*{BOTH}"),
+        ({"CTO_ADDRESS": "a:1"}, f"CTO_ADDRESS is not used any more: .*{BOTH}"),
+        ({"RANK": "0", "WORLD_SIZE": "x"}, "WORLD_SIZE: expected a number, got 'x'"),
+        ({"RANK": "0", "WORLD_SIZE": "9" * 5000}, "WORLD_SIZE: expected a number, got '9999"),
+        ({"RANK": "0", "WORLD_SIZE": "²"}, "WORLD_SIZE: expected a number, got '²'"),
+        (OURS, "a process that launch started makes one group, itself"),
+        (OURS | {SOCKETS: "0,,0"}, "a process that launch started makes one group, itself"),
+        (OURS | {SOCKETS: ",99999999999999999999"}, "a process that launch started makes one"),
+        (OURS | {LAUNCHER: "1", SOCKETS: ",0"}, "a process that launch started makes one group"),
     ],
 )
-def test_launchers_that_do_not_say_enough(variables, message) -> None:
-    with pytest.raises(GroupError, match=f"^ProcessGroup.from_environment: {message}"):
-        placed(variables)
+def test_variables_that_make_no_group(variables, message) -> None:
+    with pytest.raises(GroupError, match=f"^ProcessGroup: {message}"):
+        environment.engine_of(dict(variables), 1.0)
+
+
+def test_a_wrong_timeout_of_the_environment_is_refused(monkeypatch) -> None:
+    monkeypatch.setenv("CTO_TIMEOUT", "abc")
+    with pytest.raises(GroupError, match="CTO_TIMEOUT: expected a number of seconds, got 'abc'"):
+        cto.ProcessGroup(0, 1)
+    monkeypatch.setenv("CTO_TIMEOUT", "-1")
+    with pytest.raises(ArgumentError, match="timeout: expected seconds above 0, got -1"):
+        cto.ProcessGroup(0, 1)
+    monkeypatch.setenv("CTO_TIMEOUT", "7")
+    assert cto.ProcessGroup(0, 1).timeout == 7
+
+
+def test_one_process_of_torchrun_is_alone(monkeypatch) -> None:
+    monkeypatch.setattr(os, "environ", {"RANK": "0", "WORLD_SIZE": "1"})
+    assert repr(cto.ProcessGroup()) == "<ProcessGroup rank 0 of 1, alone>"
 
 
 # ---- without NCCL --------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, GroupError
 
 SCRIPT = Path(__file__).parent / "faulty.py"
-GRACE = 10.0  # seconds after the timeout
+GRACE = 2.0  # seconds after the timeout
 KILLED = -9
 
 
@@ -41,17 +41,12 @@ def assert_told(n: int, victim: int, moment: str, words: str, timeout: float) ->
 @pytest.mark.parametrize(
     ("n", "victim", "moment", "words"),
     [
-        (2, 1, "between", "NcclAllReduce: group: rank 1 is gone: its connection ended"),
+        (2, 1, "between", "NcclAllReduce: group: rank 1 is gone: "),
         *(
             pytest.param(*case, marks=pytest.mark.thorough)
             for case in (
-                (3, 1, "before", "ProcessGroup: rank 1 did not join within 4 seconds"),
-                (
-                    2,
-                    0,
-                    "before",
-                    r"ProcessGroup: rank 0 was not reached at 127\.0\.0\.1:\d+ within",
-                ),
+                (3, 1, "before", "ProcessGroup: group: rank 1 is gone: "),
+                (2, 0, "before", "ProcessGroup: group: rank 0 is gone: "),
                 (3, 1, "between", "NcclAllReduce: group: rank 1 is gone: "),
                 (3, 0, "between", "NcclAllReduce: group: rank 0 is gone: "),
                 (3, 1, "inside", "NcclAllReduce: group: rank 1 is gone: "),
@@ -120,9 +115,7 @@ def test_after_a_fault_every_use_says_so() -> None:
     def call(group) -> None:
         x = ones()
         if group.rank == 1:
-            group._resources.link.declare("rank 1 is tired")
-        while not group._resources.link.fault:
-            time.sleep(0.01)
+            group._engine.end("rank 1 is tired")
         with pytest.raises(GroupError, match=r"^NcclAllReduce: group: rank 1 is tired"):
             cto.nccl_all_reduce(x, group=group)
         with pytest.raises(GroupError, match=r"^MegatronF: group: rank 1 is tired"):

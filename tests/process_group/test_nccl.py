@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from types import SimpleNamespace
 
@@ -67,6 +68,7 @@ def played(monkeypatch):
 def group_of(communicator):
     """What calls need of a group."""
     given = {"require_open": lambda _: None, "communicator": lambda *_: communicator}
+    given |= {"busy": threading.Lock(), "broken": lambda _, error: error}
     return SimpleNamespace(rank=0, **given)
 
 

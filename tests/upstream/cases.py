@@ -19,6 +19,7 @@ from upstream import (
     layer_norm,
     losses,
     optimizers,
+    pools,
     sums,
 )
 
@@ -26,6 +27,7 @@ NO_KERNEL = "onnxruntime has neither a CPU kernel nor a decomposition"
 OTHER_DRAWS = "onnxruntime's masks are drawn by another generator"
 OF_THIS_PACKAGE = "an operator of this package"
 DOMAIN = "cupy_training_ops"  # of those
+SHAPE_OF_GRAPH = "onnxruntime takes the shape of X from the graph around the node"
 SEVERAL_PROCESSES = "onnxruntime has CUDA kernels alone, which need several processes"
 BROKEN_GIST = "onnxruntime's CPU kernel crashes or fails"
 WITHOUT_ORACLE = {
@@ -38,6 +40,8 @@ WITHOUT_ORACLE = {
     "NcclReduceScatter": SEVERAL_PROCESSES,
     "Recv": SEVERAL_PROCESSES,
     "Send": SEVERAL_PROCESSES,
+    "AveragePoolGrad": SHAPE_OF_GRAPH,
+    "MaxPoolGrad": SHAPE_OF_GRAPH,
     "LambOptimizer": NO_KERNEL,
     "All": NO_KERNEL,
     "BatchScale": NO_KERNEL,
@@ -74,6 +78,7 @@ SAMPLES: tuple[Sample, ...] = (
     *layer_norm.samples(),
     *losses.samples(),
     *elements.samples(),
+    *pools.samples(),
     *sums.samples(),
     *optimizers.samples(),
     *gathers.samples(),

@@ -4,7 +4,7 @@
 Every rank of the group makes the same calls in the same order. The first time that a rank makes a
 call of its kind, its operator, shapes and types are compared with the other ranks', and a
 difference is an error on all of them; later calls are not compared on the GPU. A rank that is gone,
-or later than the group's timeout, is an error on all others.
+later than the group's timeout, or stopped in the middle of a call is an error on all others.
 
 CuPy arrays travel by NCCL, all of a list in one group of calls on the current stream, from where
 they lie to where they go. NumPy arrays travel through rank 0, and every call is compared.
@@ -259,9 +259,9 @@ class Send(Letter):
         return (np.array(True),)
 
     def plan(self, device: Device, signal: bool, remote: int, data: Specs, *_: object) -> Plan:
-        label, mail = Label.of("cuda", self.tag, data), self.group.mail
+        label, group = Label.of("cuda", self.tag, data), self.group
         rows = [nccl.send(x.size, x.dtype, remote) for x in data]
-        return self.post(data, rows, lambda: mail.post(self.name, remote, label))
+        return self.post(data, rows, lambda: group.post(self.name, remote, label))
 
 
 class Recv(Receiver):
@@ -292,9 +292,9 @@ class Recv(Receiver):
         return np.array(True), tuple(Spec(extents, dtype) for extents, dtype in pairs)
 
     def plan(self, device: Device, signal: bool, remote: int, done: object, data: Specs) -> Plan:
-        label, mail = Label.of("cuda", self.tag, data), self.group.mail
+        label, group = Label.of("cuda", self.tag, data), self.group
         rows = [nccl.receive(x.size, x.dtype, remote) for x in data]
-        return self.post(data, rows, lambda: mail.collect(self.name, remote, label))
+        return self.post(data, rows, lambda: group.collect(self.name, remote, label))
 
 
 OPS = {

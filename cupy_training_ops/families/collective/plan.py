@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Self, cast
+from typing import Any, Self, cast
 
 from ...declare.schema import Spec, attribute, integer
 from ...dtypes import FLOATS
-from ...errors import ArgumentError, refuse, shown
+from ...errors import ArgumentError, OpError, refuse, shown
 from ...frame.call import Call
 from ...frame.keys import attribute_key
 from ...frame.op import Op
@@ -50,6 +50,18 @@ class Collective(Op):
     def __init__(self, **attributes: object) -> None:
         super().__init__(**attributes)
         vars(self).update(ranks=self.group.members(self.name, self.group_type))
+
+    def __call__(self, /, *inputs: object, **keywords: Any) -> Any:
+        group = self.group
+        begun = group.begun
+        try:
+            return super().__call__(*inputs, **keywords)
+        except OpError:
+            raise
+        except BaseException as error:
+            if group.begun == begun:  # no other rank has heard of this call
+                raise
+            raise group.broken(self.name, error) from error
 
     @classmethod
     def shared(cls, **attributes: object) -> Self:

@@ -74,11 +74,7 @@ class Letter(Collective):
                 refuse(self.name, f"element_types[{i}]", f"{spec.dtype}, as the array", f"{dtype}")
 
     def post(self, specs: Specs, rows: Rows, agree: Callable[[], object]) -> Plan:
-        def said() -> None:
-            with self.group.named(self.name):
-                agree()
-
-        calls = nccl.Calls(self.group, self.name, self.ranks, rows, said, each_time=True)
+        calls = nccl.Calls(self.group, self.name, self.ranks, rows, agree, each_time=True)
         return Plan((Work("call", (calls, table(specs), table(specs))),))
 
 
@@ -121,12 +117,11 @@ class Receiver(Letter):
             if value is None:
                 refuse(self.name, item.name, "a value", "None")
         rank = self._checked_remote(signal, remote)
-        with self.group.named(self.name):
-            label = self.group.mail.announced(rank)
-            where = "cuda" if self.placement()[0].runs_kernels else "cpu"
-            names = Label.of(where, self.tag, [Spec((), t) for t in self.element_types])
-            if (label.where, label.tag, label.dtypes) != names[:3]:  # an error, there too
-                self.group.mail.collect(self.name, rank, names._replace(shapes=label.shapes))
+        where = "cuda" if self.placement()[0].runs_kernels else "cpu"
+        label = self.group.announced(self.name, rank)
+        names = Label.of(where, self.tag, [Spec((), t) for t in self.element_types])
+        if (label.where, label.tag, label.dtypes) != names[:3]:  # an error, there too
+            self.group.collect(self.name, rank, names._replace(shapes=label.shapes))
         return label.shapes
 
     def _checked_remote(self, signal: object, remote: object) -> int:

@@ -14,7 +14,7 @@ from ...process_group import ProcessGroup
 from ...process_group.exchange import described
 from ...process_group.mail import Label
 from ...process_group.members import GLOBAL, owners
-from ...process_group.wire import Part, as_array, as_bytes
+from ...process_group.wire import Part, as_arrays, as_bytes
 from ...rules.widening import cast
 
 Arrays = Sequence[HostArray]
@@ -92,10 +92,8 @@ def send(
     element_types: tuple[Dtype, ...],  # noqa: ARG001 - those of the data
 ) -> None:
     """The arrays to another rank, which has received them when this returns."""
-    group.require_open("Send")
-    with group.named("Send"):
-        parts = [as_bytes(x) for x in data]
-        group.mail.post("Send", remote, Label.of("cpu", tag, data), parts)
+    parts = [as_bytes(x) for x in data]
+    group.post("Send", remote, Label.of("cpu", tag, data), parts)
 
 
 def recv(
@@ -111,10 +109,8 @@ def recv(
     """The arrays of another rank."""
     pairs = zip(shapes or (), element_types, strict=True)
     expected = [Spec(shape, dtype) for shape, dtype in pairs]
-    group.require_open("Recv")
-    with group.named("Recv"):
-        parts = group.mail.collect("Recv", remote, Label.of("cpu", tag, expected))
-    return [list(map(as_array, parts, expected))]
+    parts = group.collect("Recv", remote, Label.of("cpu", tag, expected))
+    return [as_arrays(parts, expected)]
 
 
 def _together(
@@ -123,14 +119,14 @@ def _together(
     """What the first rank makes of all ranks' arrays, for this one."""
 
     def answer(found: list[list[memoryview]]) -> list[Sequence[Part]]:
-        arrays = [list(map(as_array, parts, inputs)) for parts in found]
+        arrays = [as_arrays(parts, inputs) for parts in found]
         return [list(map(as_bytes, own)) for own in combine(arrays)]
 
     op = name.partition("(")[0]
     text = described(f"{name}, group_type {group_type}, on cpu", inputs)
     parts = [as_bytes(np.ascontiguousarray(x)) for x in inputs]
     found = group.exchange(op, group.members(op, group_type), text, parts, answer)
-    return [as_array(memoryview(part), x) for part, x in zip(found, inputs, strict=True)]
+    return as_arrays([memoryview(part) for part in found], inputs)
 
 
 @_quiet

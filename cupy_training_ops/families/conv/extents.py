@@ -111,7 +111,7 @@ class Attributes:
             refuse(self.op, "W", f"filters in {self.group} equal groups", f"shape {w}")
         if x[1] != channels:
             refuse(self.op, "X", f"{channels} channels, as W and group say", f"shape {x}")
-        axes = self._axes(w[2:])
+        axes = self.axes(w[2:])
         fitted = [axis.of_image(n) for axis, n in zip(axes, x[2:], strict=True)]
         self._check_fit(x, axes, [n for n, _ in fitted])
         output, pads = zip(*fitted, strict=True)
@@ -125,7 +125,7 @@ class Attributes:
             refuse(self.op, "W", f"channels in {self.group} equal groups", f"shape {w}")
         if x[1] != w[0]:
             refuse(self.op, "X", f"{w[0]} channels, as W", f"shape {x}")
-        axes = self._axes(w[2:])
+        axes = self.axes(w[2:])
         extra = self._of_axes("output_padding", self.output_padding, len(axes), 0)
         self._check_extra(axes, extra)
         wanted: tuple[int | None, ...] = (None,) * len(axes)
@@ -148,7 +148,7 @@ class Attributes:
         if self.kernel_shape not in (None, w[2:]):
             refuse(self.op, "kernel_shape", f"{w[2:]}, as W", f"{self.kernel_shape}")
 
-    def _axes(self, kernel: Shape) -> list[_Axis]:
+    def axes(self, kernel: Shape) -> list[Axis]:
         """What is known of each axis before its extents."""
         n = len(kernel)
         strides = self._of_axes("strides", self.strides, n, 1)
@@ -157,19 +157,19 @@ class Attributes:
         if self.auto_pad != "NOTSET" and any(pads):
             refuse(self.op, "pads", f"none beside auto_pad {self.auto_pad}", f"{pads}")
         each = zip(kernel, strides, dilations, pads[:n], pads[n:], strict=True)
-        return [_Axis(self.auto_pad, *numbers) for numbers in each]
+        return [Axis(self.auto_pad, *numbers) for numbers in each]
 
     def _of_axes(self, name: str, given: Shape | None, n: int, default: int) -> Shape:
         if given is not None and len(given) != n:
             refuse(self.op, name, f"{n} integer{'s' if n > 1 else ''}", f"{given}")
         return (default,) * n if given is None else given
 
-    def _check_extra(self, axes: list[_Axis], extra: Shape) -> None:
+    def _check_extra(self, axes: list[Axis], extra: Shape) -> None:
         if any(n >= max(axis.stride, axis.dilation) for axis, n in zip(axes, extra, strict=True)):
             expected = "less than stride or dilation along each axis"
             refuse(self.op, "output_padding", expected, f"{extra}")
 
-    def _check_fit(self, x: Shape, axes: list[_Axis], extents: list[int]) -> None:
+    def _check_fit(self, x: Shape, axes: list[Axis], extents: list[int]) -> None:
         """Of a kernel that is larger than the padded input nothing comes."""
         if min(extents) < 0:
             reach = tuple(axis.reach for axis in axes)
@@ -190,7 +190,7 @@ class Attributes:
         channels: int,
         filters: int,
         extents: tuple[Shape, Shape],
-        axes: list[_Axis],
+        axes: list[Axis],
         pads: Shape,
     ) -> Convolution:
         found = Convolution(
@@ -209,7 +209,7 @@ class Attributes:
 
 
 @dataclass(frozen=True)
-class _Axis:
+class Axis:
     """One spatial axis before its extents are known."""
 
     auto_pad: str
@@ -224,14 +224,24 @@ class _Axis:
         """Elements from the first that a kernel touches to the last."""
         return (self.kernel - 1) * self.dilation + 1
 
-    def of_image(self, image: int) -> tuple[int, int]:
-        """The extent of the output, negative where there is none, and the pad before the image."""
+    def of_image(self, image: int, *, ceil: bool = False) -> tuple[int, int]:
+        """The extent of the output, negative where there is none, and the pad before the image.
+
+        With `ceil` the last place of the kernel may reach beyond the pads, if it begins before
+        them.
+        """
         if self.auto_pad.startswith("SAME"):
             output = -(-image // self.stride)
-            missing = max(0, (output - 1) * self.stride + self.reach - image)
-            return output, self._first_part(missing)
+            return output, self._first_part(self.behind(image, output, 0))
         room = image + self.begin + self.end - self.reach
+        if ceil:
+            places = -(-room // self.stride) + 1
+            return places - ((places - 1) * self.stride >= image + self.begin), self.begin
         return (room // self.stride + 1 if room >= 0 else -1), self.begin
+
+    def behind(self, image: int, output: int, pad: int) -> int:
+        """The pads behind an image that so many places of the kernel need."""
+        return max(0, (output - 1) * self.stride + self.reach - image - pad)
 
     def of_output(self, output: int, extra: int, image: int | None) -> tuple[int, int]:
         """The extent of the image, negative where there is none, and the pad before it."""

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: MIT
+"""Pools in NumPy. Formulas: the classes of the same names in `operators.py`."""
+
+from __future__ import annotations
+
+import math
+from typing import TypedDict, Unpack
+
+import numpy as np
+
+from ...dtypes import HostArray
+from ...rules.widening import cast
+from ..conv.extents import Shape
+from .windows import Pool, Windows
+
+_quiet = np.errstate(all="ignore")
+
+
+class _Attributes(TypedDict):
+    auto_pad: str
+    ceil_mode: bool
+    dilations: Shape | None
+    kernel_shape: Shape
+    pads: Shape | None
+    strides: Shape | None
+
+
+class _Ordered(_Attributes):
+    storage_order: int
+
+
+class _Counted(_Attributes):
+    count_include_pad: bool
+
+
+def max_pool(x: HostArray, **given: Unpack[_Ordered]) -> tuple[HostArray, HostArray]:
+    order = given.pop("storage_order")  # type: ignore[misc]
+    windows = Pool("MaxPool", **given).windows(x.shape)  # type: ignore[misc]
+    numbers = _numbers(windows, order)
+    y = np.full(windows.y_shape, -np.inf, x.dtype)
+    indices = np.full(windows.y_shape, -1)
+    for at, elements in windows.taps():
+        new, best = x[elements], y[at]
+        better = (indices[at] < 0) | (new > best) | (np.isnan(new) & ~np.isnan(best))
+        np.copyto(best, new, where=better)
+        np.copyto(indices[at], numbers[elements], where=better)
+    return y, indices
+
+
+@_quiet
+def max_pool_grad(
+    dy: HostArray, indices: HostArray, shape: Shape, **given: Unpack[_Ordered]
+) -> HostArray:
+    order = given.pop("storage_order")  # type: ignore[misc]
+    windows = Pool("MaxPoolGrad", **given).windows(shape)  # type: ignore[misc]
+    numbers, dx = _numbers(windows, order), np.zeros(shape)
+    for at, elements in windows.taps():
+        dx[elements] += np.where(indices[at] == numbers[elements], dy[at], 0)
+    return cast(dx, dy.dtype)
+
+
+def _numbers(windows: Windows, storage_order: int) -> HostArray:
+    """Every element's number, in the shape of X."""
+    planes = np.arange(windows.batch * windows.channels) * math.prod(windows.image)
+    numbers = planes.reshape(windows.batch, windows.channels, *(1,) * len(windows.image))
+    places = np.indices(windows.image, sparse=True)
+    for place, step in zip(places, windows.numbers(storage_order), strict=True):
+        numbers = numbers + place * step
+    return numbers
+
+
+@_quiet
+def average_pool(x: HostArray, **given: Unpack[_Counted]) -> HostArray:
+    include = given.pop("count_include_pad")  # type: ignore[misc]
+    windows = Pool("AveragePool", **given).windows(x.shape)  # type: ignore[misc]
+    y = np.zeros(windows.y_shape)
+    for at, elements in windows.taps():
+        y[at] += x[elements]
+    return cast(y / _counts(windows, include), x.dtype)
+
+
+@_quiet
+def average_pool_grad(dy: HostArray, shape: Shape, **given: Unpack[_Counted]) -> HostArray:
+    include = given.pop("count_include_pad")  # type: ignore[misc]
+    windows = Pool("AveragePoolGrad", **given).windows(shape)  # type: ignore[misc]
+    of_each, dx = dy / _counts(windows, include), np.zeros(shape)
+    for at, elements in windows.taps():
+        dx[elements] += of_each[at]
+    return cast(dx, dy.dtype)
+
+
+def _counts(windows: Windows, include_pad: bool) -> HostArray:
+    """Elements that count of each window of a plane, at least 1, so that nothing divides by 0."""
+    counts = np.ones(windows.output)
+    each = zip(windows.image, windows.pads, windows.ends, strict=True)
+    for axis, (image, pad, end) in enumerate(each):
+        places = np.arange(windows.output[axis]) * windows.strides[axis] - pad
+        taps = places[:, None] + np.arange(windows.kernel[axis]) * windows.dilations[axis]
+        first, last = (-pad, image + end) if include_pad else (0, image)
+        found = ((taps >= first) & (taps < last)).sum(1)
+        counts *= found.reshape(-1, *(1,) * (len(windows.output) - axis - 1))
+    return np.maximum(counts, 1)
+
+
+@_quiet
+def global_average_pool(x: HostArray) -> HostArray:
+    axes = tuple(range(2, x.ndim))
+    return cast(x.mean(axes, dtype=np.float64, keepdims=True), x.dtype)

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: MIT
+"""Sample inputs of pools and their gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS, Dtype, dtype_name
+from ...samples import Generator, Sample, Shape
+from .windows import Pool, Windows
+
+NAMES = ("AveragePool", "AveragePoolGrad", "MaxPool", "MaxPoolGrad")
+DEFAULTS: Mapping[str, Any] = {
+    "strides": None,
+    "dilations": None,
+    "pads": None,
+    "auto_pad": "NOTSET",
+    "ceil_mode": False,
+}
+
+
+class Call(NamedTuple):
+    """A pool, and what only one kind has."""
+
+    label: str
+    x: Shape
+    kernel: Shape
+    attributes: Mapping[str, Any] = {}
+    dtypes: tuple[Dtype, ...] = FLOATS
+    offset: int = 0
+    of_max: Mapping[str, Any] = {}
+    of_average: Mapping[str, Any] = {}
+
+    def windows(self) -> Windows:
+        """Those of all four operators."""
+        return Pool("", self.kernel, **{**DEFAULTS, **self.attributes}).windows(self.x)
+
+
+# Of "beside" some windows have no element of X, of "untouched" some elements are in no window.
+CALLS = (
+    Call("ordinary", (2, 3, 8, 8), (2, 2), {"strides": (2, 2)}),
+    Call(
+        "odd",
+        (2, 3, 9, 7),
+        (3, 3),
+        {"strides": (2, 2), "pads": (1, 1, 1, 1)},
+        (FLOAT16, FLOAT32),
+        of_average={"count_include_pad": True},
+    ),
+    Call(
+        "uneven",
+        (1, 5, 7, 10),
+        (3, 2),
+        {"strides": (1, 3), "pads": (0, 1, 2, 0)},
+        (FLOAT32,),
+        of_max={"storage_order": 1},
+    ),
+    Call("line", (3, 4, 13), (4,), {"strides": (3,), "pads": (1, 2)}, (BFLOAT16,)),
+    Call(
+        "volume",
+        (2, 3, 5, 4, 6),
+        (2, 3, 2),
+        {"strides": (2, 1, 2), "pads": (1, 0, 0, 0, 1, 1)},
+        (FLOAT32,),
+        of_max={"storage_order": 1},
+    ),
+    Call("dilated", (1, 3, 9, 12), (3, 2), {"dilations": (2, 5), "pads": (1, 1, 1, 1)}, (FLOAT64,)),
+    Call(
+        "ceil",
+        (2, 2, 8, 10),
+        (3, 3),
+        {"strides": (2, 3), "pads": (0, 1, 1, 1), "ceil_mode": True},
+        (FLOAT32,),
+        of_average={"count_include_pad": True},
+    ),
+    Call("same-upper", (1, 3, 8, 7), (4, 3), {"auto_pad": "SAME_UPPER"}, (FLOAT32,)),
+    Call(
+        "same-lower",
+        (1, 3, 8, 7),
+        (4, 3),
+        {"auto_pad": "SAME_LOWER", "strides": (1, 2)},
+        (FLOAT16,),
+        of_average={"count_include_pad": True},
+    ),
+    Call("valid", (1, 3, 8, 7), (4, 3), {"auto_pad": "VALID"}, (BFLOAT16,)),
+    Call("untouched", (2, 3, 11, 8), (2, 2), {"strides": (3, 4)}, (FLOAT32,)),
+    Call("beside", (2, 3, 4), (2,), {"pads": (3, 4)}, (FLOAT64,)),
+    Call("empty", (0, 3, 6, 5), (3, 3), {}, (FLOAT16,)),
+    Call("one", (1, 1, 1), (1,), {}, (FLOAT32,)),
+    Call("misaligned", (2, 3, 6, 7), (3, 3), {"pads": (1, 1, 1, 1)}, (FLOAT16,), 1),
+    Call("large", (2, 5, 17, 21), (3, 3), {"strides": (2, 1)}, (FLOAT32,)),
+)
+
+# label, shape of X; "long" is summed by blocks
+PLANES: tuple[tuple[str, Shape, int], ...] = (
+    ("ordinary", (2, 5, 8, 8), 0),
+    ("odd", (3, 3, 5, 7), 0),
+    ("line", (2, 3, 11), 0),
+    ("volume", (2, 3, 4, 3, 5), 0),
+    ("empty", (2, 0, 3, 4), 0),
+    ("one", (1, 1, 1, 1), 0),
+    ("misaligned", (2, 3, 5, 5), 1),
+    ("large", (3, 2, 67, 61), 0),
+)
+
+
+def _normal(rng: Generator, shape: Shape, dtype: Any) -> Any:
+    return np.asarray(rng.standard_normal(shape)).astype(dtype)
+
+
+def _few(rng: Generator, shape: Shape, dtype: Any) -> Any:
+    """Few values, so that the largest is seldom alone."""
+    return rng.integers(-3, 4, shape).astype(dtype)
+
+
+def _gradients(rng: Generator, call: Call, dtype: Any) -> tuple[Any, ...]:
+    return _normal(rng, call.windows().y_shape, dtype), call.x
+
+
+def _routed(rng: Generator, call: Call, dtype: Any) -> tuple[Any, ...]:
+    """dY, and for each window one of its elements; some indices are of no element of theirs."""
+    windows = call.windows()
+    dy = _normal(rng, windows.y_shape, dtype)
+    steps = windows.numbers(call.of_max.get("storage_order", 0))
+    planes = np.arange(math.prod(call.x[:2])).reshape(*call.x[:2], *(1,) * len(windows.image))
+    indices = np.broadcast_to(planes * math.prod(windows.image), dy.shape).astype(np.int64)
+    for axis, step in enumerate(steps):
+        taps = rng.integers(0, windows.kernel[axis], dy.shape) * windows.dilations[axis]
+        at = np.arange(windows.output[axis]) * windows.strides[axis] - windows.pads[axis]
+        places = at.reshape(-1, *(1,) * (len(steps) - axis - 1)) + taps
+        indices = indices + np.clip(places, 0, windows.image[axis] - 1) * step
+    return dy, indices, call.x
+
+
+def inputs(rng: Generator, name: str, call: Call, dtype: Any) -> tuple[Any, ...]:
+    """What an operator takes."""
+    if name.endswith("Grad"):
+        return (_routed if name == "MaxPoolGrad" else _gradients)(rng, call, dtype)
+    return ((_few if name == "MaxPool" else _normal)(rng, call.x, dtype),)
+
+
+def _samples(name: str) -> Iterator[Sample]:
+    for call in CALLS:
+        own = call.of_max if name.startswith("Max") else call.of_average
+        attributes = {"kernel_shape": call.kernel, **call.attributes, **own}
+        for dtype in call.dtypes:
+            make = partial(inputs, name=name, call=call, dtype=dtype)
+            label = f"{dtype_name(dtype)}-{call.label}"
+            yield Sample(name, label, make, attributes, call.offset)
+
+
+def _plane(rng: Generator, shape: Shape, dtype: Any) -> tuple[Any, ...]:
+    return (_normal(rng, shape, dtype),)
+
+
+def _of_planes() -> Iterator[Sample]:
+    for label, shape, offset in PLANES:
+        for dtype in FLOATS:
+            make = partial(_plane, shape=shape, dtype=dtype)
+            yield Sample("GlobalAveragePool", f"{dtype_name(dtype)}-{label}", make, offset=offset)
+
+
+SAMPLES = {
+    **{name: tuple(_samples(name)) for name in NAMES},
+    "GlobalAveragePool": tuple(_of_planes()),
+}

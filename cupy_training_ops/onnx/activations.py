@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: MIT
+"""Values that go from the forward part of a training graph to the backward part, as codes.
+
+A graph says who reads a value, so a rule by readers is enough: what nothing but these reads is
+kept as codes between its last reader in the forward part and its first one in the backward part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..codecs.kept.policies import POLICIES
+from ..errors import refuse, shown
+from ..stash import ActivationStash
+from .graph import Graph, Node
+from .kinds import Runner
+from .ours import dense
+
+PUT, GET = "::put", "::get"  # no operator has such a name
+LEAST = 64 << 10  # bytes; smaller arrays are kept as they are
+VIEWS = ("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+PRODUCTS = ("Conv", "ConvTranspose", "FusedMatMul", "Gemm", "MatMul")
+# What a gradient's input is read for: (operator, place).
+READ: Mapping[tuple[str, int], str] = {
+    ("BatchNormalizationGrad", 1): "channels",
+    ("BitmaskDropoutGrad", 1): "exact",
+    ("ConvGrad", 1): "product",
+    ("ConvTransposeGrad", 1): "product",
+    ("DropoutGrad", 1): "mask",
+    ("FusedMatMul", 0): "product",
+    ("FusedMatMul", 1): "product",
+    ("Gemm", 0): "product",
+    ("Gemm", 1): "product",
+    ("LayerNormalizationGrad", 1): "normalised",
+    ("LeakyReluGrad", 1): "sign",
+    ("MatMul", 0): "product",
+    ("MatMul", 1): "product",
+    ("ReluGrad", 1): "sign",
+    ("SimplifiedLayerNormalizationGrad", 1): "normalised",
+}
+
+
+class Activations:
+    """The codes of one session's steps, by one of the stash's policies."""
+
+    def __init__(self, policy: object) -> None:
+        if not isinstance(policy, str) or policy not in POLICIES:
+            refuse("TrainingSession", "activations", f"one of {sorted(POLICIES)}", shown(policy))
+        self.stash = ActivationStash(policy)
+
+    def runner(self, node: Node) -> Runner | None:
+        """What puts a value away, or takes it back; None of other nodes."""
+        if node.op_type not in (PUT, GET):
+            return None
+        run = self._put if node.op_type == PUT else self._get
+        name, need = node.attributes["name"], node.attributes["need"]
+        return Runner(lambda xp: lambda values: run(xp, name, need, values))
+
+    def _put(self, xp: Any, name: str, need: str, values: list[Any]) -> list[Any]:
+        """The value itself goes on where it is small."""
+        x = values[0]
+        if x.nbytes < LEAST:
+            return [(x, None)]
+        x, shape = dense(xp, x), x.shape
+        if need == "channels":  # each channel of each sample is a row that is normalised
+            x = x.reshape(shape[0] * shape[1], -1) if len(shape) > 2 else x
+            need = "normalised"
+        self.stash.put(name, x, need)
+        return [(None, shape)]
+
+    def _get(self, xp: Any, name: str, need: str, values: list[Any]) -> list[Any]:
+        kept, shape = values[0]
+        return [kept if shape is None else self.stash.get(name).reshape(shape)]
+
+
+def with_codes(graph: Graph) -> Graph:
+    """The graph with nodes that put values away and take them back."""
+    backward = _backward(graph)
+    needs = _needs(graph, backward)
+    before: dict[int, list[Node]] = {}
+    after: dict[int, list[Node]] = {}
+    renamed: dict[str, str] = {}
+    for name, need in needs.items():
+        readers = [i for i, node in enumerate(graph.nodes) if name in node.inputs]
+        last = max(i for i, n in enumerate(graph.nodes) if i not in backward and name in _near(n))
+        first = min(i for i in readers if i in backward)
+        if last < first:
+            said = {"name": name, "need": need}
+            token = name + PUT
+            after.setdefault(last, []).append(Node(PUT, "", 1, (name,), (token,), said))
+            before.setdefault(first, []).append(Node(GET, "", 1, (token,), (name + GET,), said))
+            renamed[name] = name + GET
+    nodes: list[Node] = []
+    for i, node in enumerate(graph.nodes):
+        if i in backward:
+            inputs = tuple(renamed.get(name, name) for name in node.inputs)
+            node = replace(node, inputs=inputs)
+        nodes += [*before.get(i, ()), node, *after.get(i, ())]
+    return graph.with_nodes(nodes)
+
+
+def _near(node: Node) -> tuple[str, ...]:
+    return (*node.inputs, *node.outputs)
+
+
+def _backward(graph: Graph) -> set[int]:
+    """The nodes that the gradient of the first output, which is a constant, goes into."""
+    reached = {f"{graph.outputs[0].name}_grad"}
+    found = set()
+    for i, node in enumerate(graph.nodes):
+        if reached.intersection(node.inputs):
+            reached.update(filter(None, node.outputs))
+            found.add(i)
+    return found
+
+
+def _needs(graph: Graph, backward: set[int]) -> dict[str, str]:
+    """Values to be coded, and what they are needed for."""
+    fixed = _of_parameters(graph)
+    made = {n for i, node in enumerate(graph.nodes) if i not in backward for n in node.outputs if n}
+    made -= fixed | {item.name for item in graph.outputs}
+    owner = _owners(graph, backward)
+    found: dict[str, str | None] = {}
+    for name in made:
+        if any(name in graph.nodes[i].inputs for i in backward):
+            read = _reads(graph, backward, name)
+            found[name] = _joined(read, _is_linear(graph, backward, fixed, name))
+    exact = {owner.get(name, name) for name, need in found.items() if need is None}
+    return {
+        name: need for name, need in found.items() if need and owner.get(name, name) not in exact
+    }
+
+
+def _owners(graph: Graph, backward: set[int]) -> dict[str, str]:
+    """Of each view in the forward part the value whose memory it has."""
+    owner: dict[str, str] = {}
+    for i, node in enumerate(graph.nodes):
+        if i not in backward and node.op_type in (*VIEWS, "Split", "Slice", "Expand"):
+            source = owner.get(node.inputs[0], node.inputs[0])
+            owner.update(dict.fromkeys(node.outputs, source))
+    return owner
+
+
+def _of_parameters(graph: Graph) -> set[str]:
+    """Inputs and constants of the graph, and what is made of them by views alone."""
+    found = {item.name for item in graph.inputs} | graph.constants.keys()
+    for node in graph.nodes:
+        if node.op_type in VIEWS and node.inputs[0] in found:
+            found.update(node.outputs)
+    return found
+
+
+def _reads(graph: Graph, backward: Iterable[int], name: str) -> set[str]:
+    """What the backward part reads a value for, seen through views."""
+    names, found = {name}, set()
+    for i in sorted(backward):
+        node = graph.nodes[i]
+        for k, given in enumerate(node.inputs):
+            if given not in names:
+                continue
+            if node.op_type in VIEWS and k == 0:
+                names.update(node.outputs)
+            else:
+                found.add(READ.get((node.op_type, k), "exact"))
+    return found
+
+
+def _is_linear(graph: Graph, backward: set[int], fixed: set[str], name: str) -> bool:
+    """Whether every product of the forward part that takes a value, or a view of it, is with
+    parameters."""
+    names = {name}
+    for i, node in enumerate(graph.nodes):
+        if i in backward or not names.intersection(node.inputs[:1] + node.inputs[1:2]):
+            continue
+        if node.op_type in VIEWS and node.inputs[0] in names:
+            names.update(node.outputs)
+        elif node.op_type in PRODUCTS:
+            others = [n for n in node.inputs[:2] if n not in names]
+            if not others or not fixed.issuperset(others):
+                return False
+    return True
+
+
+def _joined(read: set[str], is_linear: bool) -> str | None:
+    """One need for all that a value is read for; None where it is needed as it is."""
+    if "exact" in read or ("product" in read and not is_linear):
+        return None
+    for need in ("channels", "normalised"):
+        if need in read:
+            return need if "mask" not in read else None
+    if read == {"mask"} or read == {"sign"}:
+        return read.pop()
+    return "linear" if "mask" not in read else None

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: MIT
+"""A graph as plain data: what a model's protobuf says, once its attributes are Python values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from ..dtypes import Dtype, HostArray
+from ..errors import ArgumentError, cut
+
+STANDARD = ("", "ai.onnx")  # two names of one domain
+MOST_SHOWN = 30  # problems in a message
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node; `version` is that of its domain's opset."""
+
+    op_type: str
+    domain: str
+    version: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+    place: int = 0
+
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+        name = self.name or next((f"{o} =" for o in self.outputs if o), "")
+        return f"node {self.place} {cut(name)!r} ({cut(self.op_type)})"
+
+    @property
+    def is_standard(self) -> bool:
+        """Whether it is of ONNX's own domain."""
+        return self.domain in STANDARD
+
+
+class Value(NamedTuple):
+    """What a graph says of an input or output: None for what it does not say."""
+
+    name: str
+    dtype: Dtype | None
+    shape: tuple[int | None, ...] | None
+    is_sequence: bool = False
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes in an order in which they can run, and what goes in and out."""
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    constants: Mapping[str, HostArray]
+    types: Mapping[str, Dtype] = field(default_factory=dict)  # that the model says of values
+
+    def with_nodes(self, nodes: Iterable[Node]) -> Graph:
+        """The same with other nodes."""
+        return replace(self, nodes=tuple(nodes))
+
+
+class Problems:
+    """What is wrong with a model, gathered so that all of it is said at once."""
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+        self.found: list[str] = []
+
+    def add(self, where: str, what: object) -> None:
+        """One more."""
+        self.found.append(f"{where}: {what}")
+
+    def refuse(self) -> None:
+        """Raise ArgumentError if there are any."""
+        if self.found:
+            shown = self.found[:MOST_SHOWN]
+            if len(self.found) > MOST_SHOWN:
+                shown.append(f"and {len(self.found) - MOST_SHOWN} more")
+            raise ArgumentError("\n  ".join([f"{self.model} cannot be run:", *shown]))
+
+
+def ordered(nodes: Iterable[Node], known: Iterable[str], problems: Problems) -> tuple[Node, ...]:
+    """The nodes so that each comes after those whose outputs it takes; circles are problems."""
+    nodes = tuple(nodes)
+    made = _makers(nodes, set(known), problems)
+    waiting = [len({made[name] for name in node.inputs if name in made}) for node in nodes]
+    readers: dict[int, set[int]] = {}
+    for i, node in enumerate(nodes):
+        for name in node.inputs:
+            if name in made:
+                readers.setdefault(made[name], set()).add(i)
+    found = [i for i, n in enumerate(waiting) if n == 0]
+    ready = sorted(found, reverse=True)
+    order: list[int] = []
+    while ready:
+        i = ready.pop()
+        order.append(i)
+        for j in sorted(readers.get(i, ()), reverse=True):
+            waiting[j] -= 1
+            if waiting[j] == 0:
+                ready.append(j)
+    rest = sorted(set(range(len(nodes))) - set(order))
+    for i in rest:
+        problems.add(nodes[i].title, "it is in a circle of nodes, or behind one")
+    order += rest
+    return nodes if _is_ordered(nodes, made) else tuple(nodes[i] for i in order)
+
+
+def _is_ordered(nodes: tuple[Node, ...], made: Mapping[str, int]) -> bool:
+    return all(made.get(name, -1) < i for i, node in enumerate(nodes) for name in node.inputs)
+
+
+def _makers(nodes: tuple[Node, ...], known: set[str], problems: Problems) -> dict[str, int]:
+    """Which node makes what; two of one name and inputs that nothing makes are problems."""
+    made: dict[str, int] = {}
+    for i, node in enumerate(nodes):
+        for name in filter(None, node.outputs):
+            if name in made or name in known:
+                problems.add(node.title, f"its output {cut(name)!r} is made twice")
+            made.setdefault(name, i)
+    for node in nodes:
+        for name in filter(None, node.inputs):
+            if name not in made and name not in known:
+                problems.add(node.title, f"nothing makes its input {cut(name)!r}")
+    return made

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: MIT
+"""The part of an eval model that an application needs: without the loss, with the parameters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..codecs.atomic_file import replacing
+from ..dtypes import HostArray
+from ..errors import ArgumentError, cut
+from .graph import Graph, Node
+from .passes import STATE
+from .reading import onnx_package
+
+_OF_LOSS = re.compile(r"onnx::.*::\d+")  # what generate_artifacts calls what it adds
+
+
+def model_outputs(graph: Graph, known: Iterable[str] | None = None) -> tuple[str, ...]:
+    """What a model gives beside its loss; else the values that its loss is computed of.
+
+    known: the inputs that there are, without which nothing else can be computed.
+    """
+    if known is not None:
+        computed = _computable(graph, set(known))
+        names = [item.name for item in graph.outputs if item.name in computed]
+    else:
+        names = [item.name for item in graph.outputs if not _OF_LOSS.fullmatch(item.name)]
+    return tuple(names) or _under_loss(graph)
+
+
+def _computable(graph: Graph, known: set[str]) -> set[str]:
+    known |= {"", *graph.constants}
+    for node in graph.nodes:
+        if known.issuperset(node.inputs):
+            known.update(node.outputs)
+    return known
+
+
+def _under_loss(graph: Graph) -> tuple[str, ...]:
+    loss = [node for node in graph.nodes if all(map(_OF_LOSS.fullmatch, node.outputs))]
+    inside = {name for node in loss for name in node.outputs}
+    made = {name for node in graph.nodes for name in node.outputs} - inside
+    found = dict.fromkeys(name for node in loss for name in node.inputs if name in made)
+    if not found:
+        raise ArgumentError("the eval model does not show what its loss is computed of: name it")
+    return tuple(found)
+
+
+def part(graph: Graph, names: Sequence[str]) -> Graph:
+    """What computes these values."""
+    nodes = needed(graph.nodes, names)
+    wanted = {name for node in nodes for name in node.inputs}
+    inputs = tuple(item for item in graph.inputs if item.name in wanted)
+    constants = {n: a for n, a in graph.constants.items() if n in wanted}
+    values = {item.name: item for item in graph.outputs}
+    template = graph.outputs[0]
+    outputs = tuple(
+        values.get(n, template._replace(name=n, dtype=graph.types.get(n), shape=None))
+        for n in names
+    )
+    return replace(graph, nodes=nodes, inputs=inputs, outputs=outputs, constants=constants)
+
+
+def needed(nodes: Sequence[Node], names: Iterable[str]) -> tuple[Node, ...]:
+    """The nodes that these values are made by, in their order."""
+    wanted, found = set(names), []
+    for node in reversed(nodes):
+        if wanted.intersection(filter(None, node.outputs)):
+            wanted.update(node.inputs)
+            found.append(node)
+    missing = sorted(set(names) - {o for node in found for o in node.outputs})
+    if missing:
+        raise ArgumentError(f"export: outputs: nothing makes {cut(', '.join(missing))}")
+    return tuple(reversed(found))
+
+
+def export(
+    graph: Graph,
+    model: Any,
+    arrays: Mapping[str, HostArray],
+    outputs: Sequence[str] | None,
+    path: Path,
+) -> None:
+    """Write the model cut at `outputs`, with these arrays for inputs and constants."""
+    onnx = onnx_package()
+    names = tuple(outputs) if outputs is not None else model_outputs(graph)
+    nodes = [Node(n.op_type, n.domain, 1, (*n.input,), (*n.output,)) for n in model.graph.node]
+    kept = {name for node in needed(nodes, names) for name in node.outputs if name}
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    _keep(copy.graph.node, lambda node: kept.intersection(node.output))
+    wanted = {name for node in copy.graph.node for name in node.input}
+    known = {item.name: item for item in (*model.graph.value_info, *model.graph.output)}
+    del copy.graph.output[:]
+    copy.graph.output.extend(_output(onnx, known.get(n), n) for n in names)
+    _keep(copy.graph.input, lambda item: item.name in wanted and item.name not in arrays)
+    _keep(copy.graph.value_info, lambda item: item.name in kept - set(names))
+    _keep(copy.graph.initializer, lambda item: item.name in wanted and item.name not in arrays)
+    for name, array in arrays.items():
+        if name in wanted and not name.endswith(STATE):
+            copy.graph.initializer.append(_tensor(onnx, name, array))
+    data = onnx.shape_inference.infer_shapes(copy, data_prop=True).SerializeToString()
+    with replacing(path) as stream:
+        stream.write(data)
+
+
+def _output(onnx: Any, known: Any, name: str) -> Any:
+    """What a model says of an output; where it says nothing, its type is inferred."""
+    return known if known is not None else onnx.helper.make_empty_tensor_value_info(name)
+
+
+def _tensor(onnx: Any, name: str, array: HostArray) -> Any:
+    kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+    return onnx.helper.make_tensor(name, kind, array.shape, array.tobytes(), raw=True)
+
+
+def _keep(items: Any, is_kept: Any) -> None:
+    chosen = [item for item in items if is_kept(item)]
+    del items[:]
+    items.extend(chosen)

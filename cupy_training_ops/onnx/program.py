@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: MIT
+"""A graph as a list of steps over numbered values: where each is computed, and when it is freed.
+
+What is made of shapes alone is computed on the host. A value that is needed in another place than
+where it is made is copied there once, by a step of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import OpError
+from .graph import Graph, Node, Problems
+from .kinds import Runner
+from .memory import UNUSED, Step, in_place, with_ends
+from .runner import runner
+
+HOST, DEVICE = True, False
+ABSENT = 0  # the slot of None: inputs that are left out
+SMALL = 64  # elements of a constant that may as well be on the host
+Place = tuple[str, bool]  # a value, and whether it is on the host
+
+
+class Program(NamedTuple):
+    """Steps, and what is in the slots before the first one."""
+
+    steps: tuple[Step, ...]
+    values: list[Any]
+    feeds: Mapping[str, tuple[int, bool]]  # slot, and whether it is on the host
+    results: tuple[tuple[str, int], ...]
+    constants: Mapping[str, int]
+    states: Mapping[str, int]  # constants that steps update
+
+
+def runners(
+    graph: Graph, problems: Problems, own: Callable[[Node], Runner | None] = lambda _: None
+) -> dict[int, Runner]:
+    """What runs each node, of a session's own nodes what `own` gives; nodes that nothing runs are
+    problems."""
+    found = {}
+    for i, node in enumerate(graph.nodes):
+        try:
+            found[i] = own(node) or runner(node)
+        except OpError as error:
+            problems.add(node.title, error)
+        except (TypeError, ValueError, OverflowError) as error:
+            problems.add(node.title, f"its attributes do not fit: {error}")
+    return found
+
+
+def on_host(graph: Graph, found: Mapping[int, Runner]) -> set[int]:
+    """The nodes that are computed on the host."""
+    asked = _asked_for(graph, found)
+    there = {name for name, array in graph.constants.items() if array.size <= SMALL}
+    there.update(name for name in graph.constants if name in asked)
+    chosen = set()
+    for i, node in enumerate(graph.nodes):
+        known = found[i]
+        data = [n for k, n in enumerate(node.inputs) if n and k not in known.host]
+        wanted = any(name in asked for name in node.outputs)
+        fits = known.follows and all(name in there for name in data)
+        if fits and (wanted or not known.grows):
+            chosen.add(i)
+            there.update(node.outputs)
+        there.update(node.outputs[k] for k in known.makes_host if k < len(node.outputs))
+    return chosen
+
+
+def _asked_for(graph: Graph, found: Mapping[int, Runner]) -> set[str]:
+    """Values that are read on the host, and what they are made of."""
+    asked: set[str] = set()
+    for i in reversed(range(len(graph.nodes))):
+        node, known = graph.nodes[i], found[i]
+        asked.update(n for k, n in enumerate(node.inputs) if k in known.host)
+        if known.follows and any(name in asked for name in node.outputs):
+            asked.update(node.inputs)
+    return asked
+
+
+class Compiler:
+    """Makes a Program of a graph."""
+
+    def __init__(self, graph: Graph, xp: Any, found: Mapping[int, Runner]) -> None:
+        self._graph, self._xp, self._found = graph, xp, found
+        self._is_host = xp is np
+        self._on_host = on_host(graph, found)
+        self._updated = {
+            node.inputs[k]
+            for i, node in enumerate(graph.nodes)
+            for k in found[i].updates
+            if k < len(node.inputs)
+        } & graph.constants.keys()
+        self._values: list[Any] = [None, None]
+        self._slots: dict[Place, int] = {}
+        self._steps: list[Step] = []
+        self._feeds: dict[str, tuple[int, bool]] = {}
+
+    def compile(self) -> Program:
+        """The program."""
+        asked = _asked_for(self._graph, self._found)
+        numbers = self._numbers()
+        for item in self._graph.inputs:
+            if item.name not in self._graph.constants:
+                place = self._is_host or item.name in asked or item.name in numbers
+                self._feeds[item.name] = (self._slot((item.name, place)), place)
+        for i, node in enumerate(self._graph.nodes):
+            self._add(node, self._found[i], i in self._on_host or self._is_host)
+        results = tuple((item.name, self._any_slot(item.name)) for item in self._graph.outputs)
+        kept = {slot for _, slot in results} | {slot for slot, _ in self._feeds.values()}
+        kept |= {slot for slot, value in enumerate(self._values) if value is not None}
+        constants = {n: self._any_slot(n) for n in self._graph.constants if self._has(n)}
+        return Program(
+            tuple(in_place(with_ends(self._steps, kept | {ABSENT}), kept | {ABSENT})),
+            self._values,
+            self._feeds,
+            results,
+            constants,
+            {n: slot for n, slot in constants.items() if n in self._updated},
+        )
+
+    def _has(self, name: str) -> bool:
+        return (name, HOST) in self._slots or (name, DEVICE) in self._slots
+
+    def _numbers(self) -> set[str]:
+        """What no node takes as an array, and some take as a number."""
+        numbers: set[str] = set()
+        arrays = {item.name for item in self._graph.outputs}
+        for i, node in enumerate(self._graph.nodes):
+            known = self._found[i].host | self._found[i].either
+            for k, name in enumerate(node.inputs):
+                (numbers if k in known else arrays).add(name)
+        return numbers - arrays
+
+    def _slot(self, place: Place) -> int:
+        if place not in self._slots:
+            self._slots[place] = len(self._values)
+            self._values.append(None)
+        return self._slots[place]
+
+    def _any_slot(self, name: str) -> int:
+        for place in (self._is_host, not self._is_host):
+            if (name, place) in self._slots:
+                return self._slots[name, place]
+        return self._constant((name, self._is_host))
+
+    def _constant(self, place: Place) -> int:
+        array = self._graph.constants[place[0]]
+        slot = self._slot(place)
+        if place[0] in self._updated:
+            array = array.copy()
+        self._values[slot] = array if place[1] else self._xp.asarray(array)
+        return slot
+
+    def _needed(self, name: str, host: bool, node: Node) -> int:
+        """The slot of a value in a place, copied there if it is not."""
+        if not name:
+            return ABSENT
+        if (name, host) in self._slots:
+            return self._slots[name, host]
+        if name in self._graph.constants:
+            return self._constant((name, host))
+        source, target = self._slots[name, not host], self._slot((name, host))
+        copy = self._fetch if host else self._send
+        self._steps.append(Step(copy, (source,), (target,), (), node))
+        return target
+
+    def _fetch(self, values: list[Any]) -> Sequence[Any]:
+        return (_each(values[0], self._xp.asnumpy),)
+
+    def _send(self, values: list[Any]) -> Sequence[Any]:
+        return (_each(values[0], self._xp.asarray),)
+
+    def _add(self, node: Node, known: Runner, host: bool) -> None:
+        inputs = tuple(self._input(node, known, k, host) for k in range(len(node.inputs)))
+        outputs = tuple(
+            self._slot((name, host or k in known.makes_host)) if name else UNUSED
+            for k, name in enumerate(node.outputs)
+        )
+        run = known.make(np if host else self._xp)
+        self._steps.append(Step(run, inputs, outputs, (), node, known))
+
+    def _input(self, node: Node, known: Runner, k: int, host: bool) -> int:
+        name = node.inputs[k]
+        if known.shapes_only or k in known.either:
+            for place in (self._is_host, not self._is_host):
+                if (name, place) in self._slots:
+                    return self._slots[name, place]
+        return self._needed(name, host or k in known.host, node)
+
+
+def _each(value: Any, copy: Callable[[Any], Any]) -> Any:
+    return [copy(item) for item in value] if isinstance(value, list) else copy(value)

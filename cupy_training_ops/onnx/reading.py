@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: MIT
+"""From a model's file, its bytes or its protobuf to a Graph. No code of a model's is run.
+
+What is read is bounded: a file by its size, an array by the bytes that are there for it, and no
+file is opened outside the model's folder.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import limits
+from ..dtypes import BFLOAT16, Dtype, HostArray, element_type, to_dtype
+from ..errors import ArgumentError, DtypeError, OpError, cut
+from .graph import STANDARD, Graph, Node, Problems, Value, ordered
+
+MOST_BYTES = 1 << 31  # of a protobuf
+MOST_NODES = 1 << 20
+Proto = Any  # a message of ONNX's
+Source = Any  # a path, bytes, or a ModelProto
+
+
+def onnx_package() -> Any:
+    """The package onnx, which is an extra."""
+    try:
+        import onnx
+    except ModuleNotFoundError:
+        raise ArgumentError(
+            "reading a model needs the package onnx: pip install 'cupy-training-ops[onnx]'"
+        ) from None
+    return onnx
+
+
+def read(model: Source) -> tuple[Graph, Proto, Problems]:
+    """The graph of a model, its protobuf, and the problems that its reading shows."""
+    proto, folder, name = parsed(model)
+    problems = Problems(name)
+    return _graph(proto, folder, problems), proto, problems
+
+
+def parsed(model: Source) -> tuple[Proto, Path | None, str]:
+    """The protobuf, the folder that external data may be in, and what messages call it."""
+    onnx = onnx_package()
+    if isinstance(model, onnx.ModelProto):
+        return model, None, "the model"
+    if isinstance(model, bytes | bytearray | memoryview):
+        return _from_bytes(onnx, bytes(model), "the model"), None, "the model"
+    path = Path(model)
+    return _from_bytes(onnx, read_bounded(path, MOST_BYTES), str(path)), path.parent, str(path)
+
+
+def read_bounded(path: Path, most: int) -> bytes:
+    """A file's bytes; one that is larger, or none, is refused unread."""
+    with path.open("rb") as stream:
+        if not path.is_file():
+            raise ArgumentError(f"{path}: expected a file")
+        size = os.fstat(stream.fileno()).st_size
+        if size > most:
+            raise ArgumentError(f"{path}: expected at most {most} bytes, got {size}")
+        return stream.read(size)
+
+
+def _from_bytes(onnx: Any, data: bytes, name: str) -> Proto:
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except Exception as error:  # of protobuf, whose classes are no part of its interface
+        raise ArgumentError(f"{name}: no ONNX model, or a damaged one ({error})") from None
+    if not proto.HasField("graph"):
+        raise ArgumentError(f"{name}: no ONNX model: it has no graph")
+    return proto
+
+
+def _graph(proto: Proto, folder: Path | None, problems: Problems) -> Graph:
+    graph = proto.graph
+    if len(graph.node) > MOST_NODES:
+        raise ArgumentError(f"{problems.model}: {len(graph.node)} nodes, at most {MOST_NODES}")
+    versions = {item.domain: int(item.version) for item in proto.opset_import}
+    constants = dict(_initializers(graph, folder, problems))
+    nodes = [_node(node, i, versions, problems) for i, node in enumerate(_inlined(proto))]
+    inputs = tuple(_value(item) for item in graph.input)
+    outputs = tuple(_value(item) for item in graph.output)
+    known = {item.name for item in inputs} | constants.keys()
+    nodes_in_order = ordered(nodes, known, problems)
+    made = known.union(*(node.outputs for node in nodes))
+    for item in outputs:
+        if item.name not in made:
+            problems.add(f"output {cut(item.name)!r}", "nothing makes it")
+    said = [_value(item) for item in graph.value_info]
+    types = {v.name: v.dtype for v in (*said, *inputs, *outputs) if v.dtype and not v.is_sequence}
+    return Graph(nodes_in_order, inputs, outputs, constants, types)
+
+
+def _inlined(proto: Proto) -> Iterator[Proto]:
+    """The nodes, with functions of the model's own put in their places."""
+    if not proto.functions:
+        return iter(proto.graph.node)
+    if _n_inlined(proto) > MOST_NODES:
+        raise ArgumentError(f"the model's functions come to more than {MOST_NODES} nodes")
+    from onnx import inliner
+
+    try:
+        return iter(inliner.inline_local_functions(proto).graph.node)
+    except Exception as error:
+        raise ArgumentError(f"the model's functions cannot be put in place: {error}") from None
+
+
+def _n_inlined(proto: Proto) -> int:
+    """How many nodes there are once functions are in place; one that calls itself is refused."""
+    functions = {(f.domain, f.name): f for f in proto.functions}
+    counts: dict[tuple[str, str], int] = {}
+    waiting = [(key, False) for key in functions]
+    opened: set[tuple[str, str]] = set()
+    while waiting:
+        key, is_counted = waiting.pop()
+        called = [(n.domain, n.op_type) for n in functions[key].node]
+        if is_counted:
+            counts[key] = min(sum(counts.get(k, 1) for k in called), 2 * MOST_NODES)
+            continue
+        if key in counts:
+            continue
+        if key in opened:
+            raise ArgumentError(f"the model's function {cut(key[1])!r} calls itself")
+        opened.add(key)
+        waiting.append((key, True))
+        waiting.extend((k, False) for k in called if k in functions and k not in counts)
+    return sum(counts.get((n.domain, n.op_type), 1) for n in proto.graph.node)
+
+
+def _initializers(
+    graph: Proto, folder: Path | None, problems: Problems
+) -> Iterator[tuple[str, HostArray]]:
+    if graph.sparse_initializer:
+        problems.add("the graph", "sparse initializers are not read here")
+    for tensor in graph.initializer:
+        try:
+            yield tensor.name, array_of(tensor, folder)
+        except OpError as error:
+            problems.add(f"initializer {cut(tensor.name)!r}", error)
+
+
+def _node(proto: Proto, place: int, versions: Mapping[str, int], problems: Problems) -> Node:
+    domain = "" if proto.domain in STANDARD else proto.domain
+    known = {("" if d in STANDARD else d): v for d, v in versions.items()}
+    node = Node(
+        proto.op_type,
+        domain,
+        known.get(domain, 1),
+        tuple(proto.input),
+        tuple(proto.output),
+        name=proto.name,
+        place=place,
+    )
+    attributes = {}
+    for item in proto.attribute:
+        try:
+            attributes[item.name] = attribute_value(item)
+        except OpError as error:
+            problems.add(node.title, f"attribute {cut(item.name)!r}: {error}")
+    object.__setattr__(node, "attributes", attributes)
+    return node
+
+
+def attribute_value(item: Proto) -> Any:
+    """An attribute as a Python value: text for bytes, a tuple for a list, a NumPy array."""
+    kinds = type(item)
+    if item.type == kinds.TENSOR:
+        return array_of(item.t, None)
+    single = {kinds.FLOAT: "f", kinds.INT: "i", kinds.STRING: "s"}
+    several = {kinds.FLOATS: "floats", kinds.INTS: "ints", kinds.STRINGS: "strings"}
+    if item.type in single:
+        return _text(getattr(item, single[item.type]))
+    if item.type in several:
+        return tuple(map(_text, getattr(item, several[item.type])))
+    kind = kinds.AttributeType.Name(item.type) if item.type in range(15) else item.type
+    raise ArgumentError(f"attributes that hold {str(kind).lower()} are not read here")
+
+
+def _text(value: Any) -> Any:
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
+
+
+def array_of(tensor: Proto, folder: Path | None) -> HostArray:
+    """A tensor's array; refused where there are fewer or more bytes than its shape says."""
+    dtype, shape = _dtype(tensor.data_type), tuple(tensor.dims)
+    excess = limits.of_shape(shape)
+    if excess is not None:
+        raise ArgumentError(f"expected {excess.expected}, got {excess.got}")
+    nbytes = math.prod(shape) * dtype.itemsize
+    if tensor.data_location == type(tensor).EXTERNAL:
+        data = external(tensor, folder, nbytes)
+    elif tensor.HasField("raw_data"):
+        data = tensor.raw_data
+    else:
+        return _from_fields(tensor, dtype, shape)
+    return from_bytes(data, dtype, shape)
+
+
+def from_bytes(data: bytes, dtype: Dtype, shape: tuple[int, ...]) -> HostArray:
+    """An array of little-endian elements; 16 bytes aligned, and its own."""
+    expected = math.prod(shape) * dtype.itemsize
+    if len(data) != expected:
+        raise ArgumentError(f"expected {expected} bytes for shape {shape}, got {len(data)}")
+    found = np.empty(shape, dtype)
+    found.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8)
+    return found if np.little_endian or dtype.itemsize == 1 else found.byteswap()
+
+
+def _dtype(number: int) -> Dtype:
+    try:
+        return to_dtype(int(number))
+    except DtypeError:
+        raise DtypeError(f"elements of ONNX type {int(number)} are not computed here") from None
+
+
+def _from_fields(tensor: Proto, dtype: Dtype, shape: tuple[int, ...]) -> HostArray:
+    """The elements that stand in fields by type; half types as bits in integers."""
+    names = {"float32": "float_data", "float64": "double_data", "int64": "int64_data"}
+    names |= {"uint64": "uint64_data", "uint32": "uint64_data"}
+    names |= {"complex64": "float_data", "complex128": "double_data"}
+    field = getattr(tensor, names.get(element_type(dtype).name, "int32_data"))
+    each = 2 if dtype.kind == "c" else 1
+    if len(field) != math.prod(shape) * each:
+        raise ArgumentError(f"expected {math.prod(shape) * each} elements, got {len(field)}")
+    if dtype in (np.dtype(np.float16), BFLOAT16):
+        return np.array(field, np.int64).astype(np.uint16).view(dtype).reshape(shape)
+    plain = np.array(field)
+    return plain.view(dtype).reshape(shape) if each == 2 else plain.astype(dtype).reshape(shape)
+
+
+def external(tensor: Proto, folder: Path | None, nbytes: int) -> bytes:
+    """The bytes of a tensor in another file of the model's folder."""
+    said = {item.key: item.value for item in tensor.external_data}
+    path = inside(folder, said.get("location", ""))
+    try:
+        offset, length = int(said.get("offset", 0)), int(said.get("length", nbytes))
+    except ValueError:
+        raise ArgumentError(f"external data: offset and length are no numbers: {said}") from None
+    if length != nbytes:
+        raise ArgumentError(f"external data: expected {nbytes} bytes, got a length of {length}")
+    return read_part(path, offset, nbytes)
+
+
+def inside(folder: Path | None, location: str) -> Path:
+    """A file's path within a folder; no link and no `..` leads out of it."""
+    if folder is None:
+        raise ArgumentError("external data: the model was given without its folder")
+    if not location or "\0" in location:
+        raise ArgumentError(f"external data: expected a file's name, got {cut(location)!r}")
+    path = (folder / location).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise ArgumentError(f"external data: {cut(location)!r} is outside the model's folder")
+    return path
+
+
+def read_part(path: Path, offset: int, nbytes: int) -> bytes:
+    """So many bytes of a file, which has to have them."""
+    try:
+        size = path.stat().st_size if path.is_file() else -1
+    except OSError:
+        size = -1
+    if size < 0:
+        raise ArgumentError(f"external data: no file {path.name!r} in the model's folder")
+    if not 0 <= offset <= size - nbytes:
+        raise ArgumentError(f"external data: {path.name!r} has no {nbytes} bytes at {offset}")
+    with path.open("rb") as stream:
+        stream.seek(offset)
+        return stream.read(nbytes)
+
+
+def _value(proto: Proto) -> Value:
+    kind = proto.type.WhichOneof("value")
+    if kind == "sequence_type":
+        inner = proto.type.sequence_type.elem_type.tensor_type
+        return Value(proto.name, _maybe(inner.elem_type), None, is_sequence=True)
+    tensor = proto.type.tensor_type
+    shape: tuple[int | None, ...] | None = None
+    if tensor.HasField("shape"):
+        dims = tensor.shape.dim
+        shape = tuple(int(d.dim_value) if d.HasField("dim_value") else None for d in dims)
+    return Value(proto.name, _maybe(tensor.elem_type), shape)
+
+
+def _maybe(number: int) -> Dtype | None:
+    try:
+        return to_dtype(int(number))
+    except DtypeError:
+        return None

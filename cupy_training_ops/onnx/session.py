@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: MIT
+"""A model that runs on NumPy or CuPy arrays."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import dtype_name
+from ..errors import ArgumentError, DtypeError, OpError, cut, refuse
+from .activations import Activations, with_codes
+from .graph import Graph, Problems, Value
+from .passes import prepared
+from .program import Compiler, Program, runners
+from .reading import Source, read
+from .type_checks import check_types
+
+
+class Session:
+    """Runs an ONNX graph: `Session(model, xp).run(feeds)`.
+
+    model: a path, the bytes of a file, or an onnx.ModelProto. xp: numpy or cupy. A model that
+    cannot be run is refused here, with every node that is the reason. seed: of the random masks;
+    the system's without one. activations: the policy of an ActivationStash, by which what goes from
+    the forward to the backward part of a training graph waits as codes.
+    """
+
+    model: Any
+    _activations: Activations | None = None
+
+    def __init__(
+        self,
+        model: Source,
+        xp: Any = np,
+        *,
+        seed: int | None = None,
+        activations: str | None = None,
+    ) -> None:
+        graph, self.model, problems = read(model)
+        self._open(graph, problems, xp, seed, activations)
+
+    @classmethod
+    def of_graph(cls, graph: Graph, name: str, xp: Any, seed: int | None = None) -> Session:
+        """The session of a graph that was read."""
+        session = cls.__new__(cls)
+        session._open(graph, Problems(name), xp, seed)
+        return session
+
+    def _open(
+        self,
+        graph: Graph,
+        problems: Problems,
+        xp: Any,
+        seed: int | None,
+        activations: str | None = None,
+    ) -> None:
+        graph = prepared(graph, problems, seed)
+        found = runners(graph, problems)
+        check_types(graph, found, problems)
+        problems.refuse()
+        if activations is not None:
+            self._activations = Activations(activations)
+            graph = with_codes(graph)
+            found = runners(graph, problems, self._activations.runner)
+        self.graph, self.xp = graph, xp
+        self._said = {item.name: item for item in graph.inputs}
+        self.program: Program = Compiler(graph, xp, found).compile()
+
+    @property
+    def states(self) -> dict[str, Any]:
+        """Constants that runs update in place, by name: running statistics, states of random
+        numbers."""
+        return {name: self.program.values[slot] for name, slot in self.program.states.items()}
+
+    def share(self, other: Session) -> None:
+        """Take the constants that another session updates for those of the same name."""
+        for name, array in other.states.items():
+            slot = self.program.constants.get(name)
+            if slot is not None:
+                self.program.values[slot] = array
+
+    def report(self) -> dict[str, Any]:
+        """What waited as codes in the last run, as ActivationStash.report says it."""
+        if self._activations is None:
+            raise ArgumentError("Session: report: there are no activations as codes")
+        return self._activations.stash.report()
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of what `run` takes."""
+        return tuple(self.program.feeds)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of what it gives."""
+        return tuple(name for name, _ in self.program.results)
+
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """The graph's outputs by name; arrays that it updates in place are those given."""
+        values = self._fed(feeds)
+        kept = self._activations.stash if self._activations else contextlib.nullcontext()
+        with np.errstate(all="ignore"), kept:
+            for step in self.program.steps:
+                self._run_step(step, values)
+        return {name: values[slot] for name, slot in self.program.results}
+
+    def _run_step(self, step: Any, values: list[Any]) -> None:
+        run, inputs, outputs, dead, node, _ = step
+        try:
+            results = run([values[slot] for slot in inputs])
+        except MemoryError:
+            raise
+        except OpError as error:
+            raise type(error)(f"{node.title}: {error}") from None
+        except Exception as error:
+            raise ArgumentError(f"{node.title}: {error}") from error
+        for slot, result in zip(outputs, results, strict=False):
+            values[slot] = result
+        for slot in dead:
+            values[slot] = None
+
+    def _fed(self, feeds: Mapping[str, Any]) -> list[Any]:
+        """The values before the first step."""
+        values, known = self.program.values.copy(), self.program.feeds
+        missing = sorted(known.keys() - feeds.keys())
+        extra = sorted(feeds.keys() - known.keys())
+        if missing or extra:
+            refuse("Session", "feeds", cut(str(sorted(known))), _difference(missing, extra))
+        for name, value in feeds.items():
+            slot, host = known[name]
+            if self._said[name].is_sequence and isinstance(value, list | tuple):
+                values[slot] = [self._placed(item, host) for item in value]
+            else:
+                values[slot] = self._placed(value, host)
+            self._check(self._said[name], values[slot])
+        return values
+
+    def _check(self, said: Value, value: Any) -> None:
+        """What is fed has the type and the rank that a model says; of labels, upstream's models
+        say extents that are not theirs."""
+        if said.is_sequence != isinstance(value, list):
+            got = "an array" if said.is_sequence else "a sequence"
+            refuse("Session", cut(said.name), "the other of array and sequence", got)
+        for array in value if said.is_sequence else (value,):
+            if said.dtype is not None and array.dtype != said.dtype:
+                names = dtype_name(said.dtype), dtype_name(array.dtype)
+                raise DtypeError(f"Session: {cut(said.name)}: expected {names[0]}, got {names[1]}")
+            if said.shape is not None and len(said.shape) != array.ndim:
+                expected = f"{len(said.shape)} dimensions"
+                refuse("Session", cut(said.name), expected, f"shape {array.shape}")
+
+    def _placed(self, value: Any, host: bool) -> Any:
+        """An array where the graph needs it."""
+        if self.xp is not np and isinstance(value, self.xp.ndarray):
+            return self.xp.asnumpy(value) if host else value
+        return np.asarray(value) if host else self.xp.asarray(value)
+
+
+def _difference(missing: Sequence[str], extra: Sequence[str]) -> str:
+    words = [f"without {cut(', '.join(missing))}"] if missing else []
+    return " and ".join(words + ([f"with {cut(', '.join(extra))}"] if extra else []))

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: MIT
+"""ONNX's standard operators over NumPy and CuPy."""
+
+from __future__ import annotations
+
+from . import (
+    elementwise,
+    indexing,
+    normalization,
+    products,
+    reductions,
+    resizing,
+    shapes,
+)
+from .table import NEWEST, TABLE, Standard, find
+
+__all__ = [
+    "NEWEST",
+    "TABLE",
+    "Standard",
+    "elementwise",
+    "find",
+    "indexing",
+    "normalization",
+    "products",
+    "reductions",
+    "resizing",
+    "shapes",
+]

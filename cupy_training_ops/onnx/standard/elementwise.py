@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: MIT
+"""Operators that work element by element, with NumPy's broadcasting."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+
+from ...registry import get_op
+from .table import standard
+
+Array = Any
+Module = Any
+_SMALL = 1e-3  # below it two terms of erf's series are enough for float64
+
+UNARY = {
+    "Abs": "abs",
+    "Acos": "arccos",
+    "Asin": "arcsin",
+    "Atan": "arctan",
+    "BitwiseNot": "invert",
+    "Ceil": "ceil",
+    "Cos": "cos",
+    "Cosh": "cosh",
+    "Exp": "exp",
+    "Floor": "floor",
+    "Log": "log",
+    "Neg": "negative",
+    "Not": "logical_not",
+    "Reciprocal": "reciprocal",
+    "Round": "rint",
+    "Sign": "sign",
+    "Sin": "sin",
+    "Sinh": "sinh",
+    "Sqrt": "sqrt",
+    "Tan": "tan",
+    "Tanh": "tanh",
+}
+BINARY = {
+    "Add": "add",
+    "And": "logical_and",
+    "Mul": "multiply",
+    "Or": "logical_or",
+    "Sub": "subtract",
+    "Xor": "logical_xor",
+}
+COMPARISONS = {
+    "Equal": "equal",
+    "Greater": "greater",
+    "GreaterOrEqual": "greater_equal",
+    "Less": "less",
+    "LessOrEqual": "less_equal",
+}
+VARIADIC = {"Max": "maximum", "Min": "minimum", "Sum": "add"}
+
+
+def _put_unary(operator: str, name: str) -> None:
+    @standard(operator, overwrites=(0,))
+    def unary(xp: Module, x: Array, out: Array = None) -> Array:
+        return getattr(xp, name)(x, out=out)
+
+
+def _put_binary(operator: str, name: str) -> None:
+    @standard(operator, since=7, overwrites=(0, 1))
+    def binary(xp: Module, x: Array, y: Array, out: Array = None) -> Array:
+        return getattr(xp, name)(x, y, out=out)
+
+
+def _put_comparison(operator: str, name: str) -> None:
+    @standard(operator, since=7)
+    def comparison(xp: Module, x: Array, y: Array) -> Array:
+        return getattr(xp, name)(x, y)
+
+
+def _put_variadic(operator: str, name: str) -> None:
+    @standard(operator, since=6, view=True)  # one array comes back itself
+    def variadic(xp: Module, *arrays: Array) -> Array:
+        return functools.reduce(getattr(xp, name), arrays)
+
+
+for _operator, _name in UNARY.items():
+    _put_unary(_operator, _name)
+for _operator, _name in BINARY.items():
+    _put_binary(_operator, _name)
+for _operator, _name in COMPARISONS.items():
+    _put_comparison(_operator, _name)
+for _operator, _name in VARIADIC.items():
+    _put_variadic(_operator, _name)
+
+
+def scalar(x: Array, value: float) -> Any:
+    """A number in the type of an array."""
+    return x.dtype.type(value)
+
+
+@standard("Mean", since=6)
+def mean(xp: Module, *arrays: Array) -> Array:
+    return functools.reduce(xp.add, arrays) / scalar(arrays[0], len(arrays))
+
+
+@standard("Div", since=7, overwrites=(0, 1))
+def div(xp: Module, x: Array, y: Array, out: Array = None) -> Array:
+    """Integers are divided towards 0."""
+    if x.dtype.kind in "iu":
+        return xp.floor_divide(x - xp.fmod(x, y), y, out=out)
+    return xp.divide(x, y, out=out)
+
+
+@standard("Mod")
+def mod(xp: Module, x: Array, y: Array, *, fmod: int = 0) -> Array:
+    return (xp.fmod if fmod else xp.mod)(x, y)
+
+
+@standard("Pow", since=7)
+def pow_(xp: Module, x: Array, y: Array) -> Array:
+    if y.ndim == 0 and y.dtype.kind in "iuf" and isinstance(y, np.ndarray):
+        if y == 2:
+            return xp.square(x)
+        if y == 0.5 and x.dtype.kind == "f":
+            return xp.sqrt(x)
+    return xp.power(x, y).astype(x.dtype, copy=False)
+
+
+@standard("Relu", overwrites=(0,))
+def relu(xp: Module, x: Array, out: Array = None) -> Array:
+    return xp.maximum(x, scalar(x, 0), out=out)
+
+
+@standard("LeakyRelu")
+def leaky_relu(xp: Module, x: Array, *, alpha: float = 0.01) -> Array:
+    return xp.where(x >= 0, x, x * scalar(x, alpha))
+
+
+@standard("PRelu", since=7)
+def prelu(xp: Module, x: Array, slope: Array) -> Array:
+    return xp.where(x >= 0, x, x * slope)
+
+
+@standard("ThresholdedRelu")
+def thresholded_relu(xp: Module, x: Array, *, alpha: float = 1.0) -> Array:
+    return xp.where(x > scalar(x, alpha), x, scalar(x, 0))
+
+
+@standard("Elu")
+def elu(xp: Module, x: Array, *, alpha: float = 1.0) -> Array:
+    return xp.where(x > 0, x, scalar(x, alpha) * xp.expm1(xp.minimum(x, scalar(x, 0))))
+
+
+@standard("Celu")
+def celu(xp: Module, x: Array, *, alpha: float = 1.0) -> Array:
+    a = scalar(x, alpha)
+    return xp.where(x > 0, x, a * xp.expm1(xp.minimum(x, scalar(x, 0)) / a))
+
+
+@standard("Selu")
+def selu(
+    xp: Module,
+    x: Array,
+    *,
+    alpha: float = 1.67326319217681884765625,
+    gamma: float = 1.05070102214813232421875,
+) -> Array:
+    return elu(xp, x, alpha=alpha) * scalar(x, gamma)
+
+
+@standard("Sigmoid")
+def sigmoid(xp: Module, x: Array) -> Array:
+    """1 / (1 + e^-x), by an exponential that never overflows."""
+    small = xp.exp(-xp.abs(x))
+    return xp.where(x >= 0, scalar(x, 1), small) / (small + scalar(x, 1))
+
+
+@standard("HardSigmoid")
+def hard_sigmoid(xp: Module, x: Array, *, alpha: float = 0.2, beta: float = 0.5) -> Array:
+    return xp.clip(x * scalar(x, alpha) + scalar(x, beta), scalar(x, 0), scalar(x, 1))
+
+
+@standard("HardSwish")
+def hard_swish(xp: Module, x: Array) -> Array:
+    return x * hard_sigmoid(xp, x, alpha=1 / 6)
+
+
+@standard("Softplus")
+def softplus(xp: Module, x: Array) -> Array:
+    return xp.log1p(xp.exp(-xp.abs(x))) + xp.maximum(x, scalar(x, 0))
+
+
+@standard("Softsign")
+def softsign(xp: Module, x: Array) -> Array:
+    return x / (xp.abs(x) + scalar(x, 1))
+
+
+@standard("Mish")
+def mish(xp: Module, x: Array) -> Array:
+    return x * xp.tanh(softplus(xp, x))
+
+
+@standard("Erf")
+def erf(xp: Module, x: Array) -> Array:
+    if xp is not np:
+        from cupyx.scipy import special
+
+        return special.erf(x)
+    z = math.sqrt(2) * x.astype(np.float64)
+    with np.errstate(all="ignore"):
+        far = 2 * get_op("Gelu").shared()(np.ascontiguousarray(z)) / z - 1
+    near = 2 / math.sqrt(math.pi) * (x - x.astype(np.float64) ** 3 / 3)
+    found = np.where(np.abs(x) < _SMALL, near, np.where(np.isinf(z), np.sign(z), far))
+    return found.astype(x.dtype)
+
+
+@standard("Gelu", since=20)
+def gelu(xp: Module, x: Array, *, approximate: str = "none") -> Array:
+    name = "Gelu" if approximate == "none" else "FastGelu"
+    return get_op(name).shared()(xp.ascontiguousarray(x))
+
+
+@standard("IsNaN")
+def is_nan(xp: Module, x: Array) -> Array:
+    return xp.isnan(x)
+
+
+@standard("IsInf")
+def is_inf(xp: Module, x: Array, *, detect_negative: int = 1, detect_positive: int = 1) -> Array:
+    found = xp.isinf(x)
+    if not detect_negative:
+        found &= x > 0
+    return found if detect_positive else found & (x < 0)
+
+
+@standard("Clip", until=10)
+def clip_6(xp: Module, x: Array, *, min: float = -math.inf, max: float = math.inf) -> Array:
+    return xp.clip(x, scalar(x, min), scalar(x, max))
+
+
+@standard("Clip", since=11, view=True)
+def clip(xp: Module, x: Array, low: Array = None, high: Array = None) -> Array:
+    """As ONNX has it, `high` where it is below `low`."""
+    if low is not None:
+        x = xp.maximum(x, low)
+    return x if high is None else xp.minimum(x, high)
+
+
+@standard("Where")
+def where(xp: Module, condition: Array, x: Array, y: Array) -> Array:
+    return xp.where(condition, x, y)
+
+
+@standard("BiasGelu")
+def bias_gelu(xp: Module, x: Array, bias: Array) -> Array:
+    return get_op("Gelu").shared()(xp.ascontiguousarray(x + bias))

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: MIT
+"""Operators that take and put elements by index; indices out of range are refused on the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...errors import ArgumentError
+from .table import standard
+
+Array = Any
+Module = Any
+
+
+@standard("Gather")
+def gather(xp: Module, x: Array, indices: Array, *, axis: int = 0) -> Array:
+    if indices.ndim == 0 and isinstance(indices, np.ndarray):
+        return xp.take(x, int(indices), axis=axis)
+    return xp.take(x, indices, axis=axis)
+
+
+@standard("GatherElements")
+def gather_elements(xp: Module, x: Array, indices: Array, *, axis: int = 0) -> Array:
+    return x[_along(xp, x, indices, axis)]
+
+
+@standard("GatherND", view=True)
+def gather_nd(xp: Module, x: Array, indices: Array, *, batch_dims: int = 0) -> Array:
+    batch = tuple(
+        xp.arange(n).reshape([-1 if j == i else 1 for j in range(indices.ndim - 1)])
+        for i, n in enumerate(x.shape[:batch_dims])
+    )
+    return x[(*batch, *(indices[..., i] for i in range(indices.shape[-1])))]
+
+
+@standard("ScatterElements", "Scatter")
+def scatter_elements(
+    xp: Module,
+    x: Array,
+    indices: Array,
+    updates: Array,
+    *,
+    axis: int = 0,
+    reduction: str = "none",
+) -> Array:
+    return _scattered(xp, x, _along(xp, x, indices, axis), updates, reduction)
+
+
+@standard("ScatterND")
+def scatter_nd(
+    xp: Module, x: Array, indices: Array, updates: Array, *, reduction: str = "none"
+) -> Array:
+    places = tuple(indices[..., i] for i in range(indices.shape[-1]))
+    return _scattered(xp, x, places, updates, reduction)
+
+
+def _along(xp: Module, x: Array, indices: Array, axis: int) -> tuple[Array, ...]:
+    """Indices of all dimensions, of which those along the axis are given."""
+    found = []
+    for i, n in enumerate(indices.shape):
+        shape = [-1 if j == i else 1 for j in range(indices.ndim)]
+        found.append(indices if i == axis % x.ndim else xp.arange(n).reshape(shape))
+    return tuple(found)
+
+
+def _scattered(
+    xp: Module, x: Array, places: tuple[Array, ...], updates: Array, reduction: str
+) -> Array:
+    found = x.copy()
+    if reduction == "none":
+        found[places] = updates
+        return found
+    functions = {"add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}
+    if reduction not in functions:
+        raise ArgumentError(f"expected a reduction among {sorted(functions)}, got {reduction!r}")
+    getattr(xp, functions[reduction]).at(found, places, updates)
+    return found
+
+
+@standard("OneHot", host=(1,), grows=True)
+def one_hot(xp: Module, indices: Array, depth: Any, values: Array, *, axis: int = -1) -> Array:
+    n = int(depth.reshape(-1)[0])
+    place = axis % (indices.ndim + 1)
+    shape = [-1 if i == place else 1 for i in range(indices.ndim + 1)]
+    counted = xp.where(indices < 0, indices + n, indices)
+    hot = xp.expand_dims(counted, place) == xp.arange(n).reshape(shape)
+    return xp.where(hot, values[1], values[0])
+
+
+@standard("TopK", host=(1,), since=10)
+def top_k(
+    xp: Module, x: Array, k: Any, *, axis: int = -1, largest: int = 1, sorted: int = 1
+) -> tuple[Array, Array]:
+    """Of equal elements the first ones, as upstream has it."""
+    n = int(k.reshape(-1)[0])
+    order = xp.argsort(x, axis=axis, kind="stable")
+    if largest:
+        flipped = xp.argsort(xp.flip(x, axis), axis=axis, kind="stable")
+        order = xp.flip(x.shape[axis] - 1 - flipped, axis)
+    cut = [slice(None)] * x.ndim
+    cut[axis] = slice(0, n)
+    found = order[tuple(cut)].astype(np.int64)
+    return xp.take_along_axis(x, found, axis), found
+
+
+@standard("Trilu", host=(1,))
+def trilu(xp: Module, x: Array, k: Any = None, *, upper: int = 1) -> Array:
+    return (xp.triu if upper else xp.tril)(x, 0 if k is None else int(k.reshape(-1)[0]))
+
+
+@standard("NonZero")
+def non_zero(xp: Module, x: Array) -> Array:
+    return xp.stack(xp.nonzero(x)).astype(np.int64)
+
+
+@standard("SequenceConstruct", keeps=True)
+def sequence_construct(xp: Module, *arrays: Array) -> list[Array]:
+    return list(arrays)
+
+
+@standard("SequenceAt", host=(1,), view=True)
+def sequence_at(xp: Module, arrays: list[Array], place: Any) -> Array:
+    return arrays[int(place)]

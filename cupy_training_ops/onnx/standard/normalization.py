@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: MIT
+"""Normalizations that have no operator of this package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .elementwise import scalar
+from .table import standard
+
+Array = Any
+Module = Any
+
+
+@standard("BatchNormalization", since=7)
+def batch_normalization(
+    xp: Module,
+    x: Array,
+    scale: Array,
+    bias: Array,
+    mean: Array,
+    var: Array,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    training_mode: int = 0,
+    spatial: int = 1,
+) -> Any:
+    """In training mode the running statistics come back as new arrays."""
+    axes = (0, *range(2, x.ndim))
+    if not training_mode:
+        return _normalized(xp, x, scale, bias, mean, var, epsilon)
+    own_mean, own_var = x.mean(axis=axes), x.var(axis=axes)
+    y = _normalized(xp, x, scale, bias, own_mean, own_var, epsilon)
+    old, new = scalar(mean, momentum), scalar(mean, 1 - momentum)
+    return y, mean * old + own_mean * new, var * old + own_var * new
+
+
+def _normalized(
+    xp: Module, x: Array, scale: Array, bias: Array, mean: Array, var: Array, epsilon: float
+) -> Array:
+    each = (-1, *[1] * (x.ndim - 2))
+    factor = scale / xp.sqrt(var + scalar(var, epsilon))
+    shifted = bias - mean * factor
+    return (x * factor.reshape(each) + shifted.reshape(each)).astype(x.dtype, copy=False)
+
+
+@standard("InstanceNormalization")
+def instance_normalization(
+    xp: Module, x: Array, scale: Array, bias: Array, *, epsilon: float = 1e-5
+) -> Array:
+    axes, each = tuple(range(2, x.ndim)), (-1, *[1] * (x.ndim - 2))
+    centred = x - x.mean(axis=axes, keepdims=True)
+    width = xp.sqrt(xp.square(centred).mean(axis=axes, keepdims=True) + scalar(x, epsilon))
+    return centred / width * scale.reshape(each) + bias.reshape(each)
+
+
+@standard("LpNormalization")
+def lp_normalization(xp: Module, x: Array, *, axis: int = -1, p: int = 2) -> Array:
+    power = xp.abs(x).sum(axis=axis, keepdims=True) if p == 1 else None
+    norm = xp.sqrt((x * x).sum(axis=axis, keepdims=True)) if power is None else power
+    return xp.where(norm == 0, scalar(x, 0), x / norm)
+
+
+@standard("Dropout", since=7, until=11, view=True)
+def dropout_7(xp: Module, x: Array, *, ratio: float = 0.5) -> tuple[Array, Array]:
+    """Of an inference model: the identity."""
+    return x, xp.ones(x.shape, bool)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: MIT
+"""Products of matrices."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .elementwise import scalar
+from .table import standard
+
+Array = Any
+Module = Any
+
+
+@standard("MatMul")
+def matmul(xp: Module, a: Array, b: Array) -> Array:
+    return product(xp, a, b)
+
+
+def product(xp: Module, a: Array, b: Array) -> Array:
+    """A matrix product; one of a batch with one matrix is a single large one."""
+    if b.ndim == 2 and a.ndim > 2 and a.flags.c_contiguous:
+        rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
+        return xp.matmul(rows, b).reshape(*a.shape[:-1], b.shape[-1])
+    return xp.matmul(a, b)
+
+
+@standard("Gemm")
+def gemm(
+    xp: Module,
+    a: Array,
+    b: Array,
+    c: Array = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    transA: int = 0,  # noqa: N803
+    transB: int = 0,  # noqa: N803
+    broadcast: int = 1,
+) -> Array:
+    y = xp.matmul(a.T if transA else a, b.T if transB else b)
+    if alpha != 1:
+        y *= scalar(y, alpha)
+    if c is not None:
+        y += c if beta == 1 else c * scalar(y, beta)
+    return y
+
+
+@standard("FusedMatMul", "TransposeMatMul")
+def fused_matmul(
+    xp: Module,
+    a: Array,
+    b: Array,
+    *,
+    alpha: float = 1.0,
+    transA: int = 0,  # noqa: N803
+    transB: int = 0,  # noqa: N803
+    transBatchA: int = 0,  # noqa: N803
+    transBatchB: int = 0,  # noqa: N803
+) -> Array:
+    """With transBatch the first dimension is the one before last: (M, batch, K)."""
+    y = product(xp, _turned(xp, a, transA, transBatchA), _turned(xp, b, transB, transBatchB))
+    if alpha != 1:
+        y *= scalar(y, alpha)
+    return y
+
+
+def _turned(xp: Module, x: Array, last: int, batch: int) -> Array:
+    if batch and x.ndim > 2:
+        x = xp.moveaxis(x, 0, -2)
+    return x.swapaxes(-1, -2) if last and x.ndim > 1 else x
+
+
+@standard("Einsum", keeps=True)
+def einsum(xp: Module, *arrays: Array, equation: str) -> Array:
+    return xp.einsum(equation, *arrays)

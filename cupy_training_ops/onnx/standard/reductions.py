@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: MIT
+"""Reductions, and what goes along an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .elementwise import scalar
+from .table import standard
+
+Array = Any
+Module = Any
+Reduce = Callable[[Module, Array, Any, bool], Array]
+
+
+def places(axes: Any) -> tuple[int, ...] | None:
+    """Axes of an attribute or an array; None for all."""
+    return None if axes is None or len(axes) == 0 else tuple(int(i) for i in axes)
+
+
+def _named(name: str) -> Reduce:
+    return lambda xp, x, axes, keep: getattr(xp, name)(x, axis=axes, keepdims=keep)
+
+
+def _largest(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
+    """Of nothing the least number that there is."""
+    initial = {} if x.size else {"initial": -_most(x) if x.dtype.kind == "f" else _least(x)}
+    return x.max(axis=axes, keepdims=keep, **initial)
+
+
+def _smallest(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
+    initial = {} if x.size else {"initial": _most(x)}
+    return x.min(axis=axes, keepdims=keep, **initial)
+
+
+def _most(x: Array) -> Any:
+    if x.dtype.kind in "iu":
+        return np.iinfo(x.dtype).max
+    return True if x.dtype.kind == "b" else np.inf
+
+
+def _least(x: Array) -> Any:
+    return False if x.dtype.kind == "b" else np.iinfo(x.dtype).min
+
+
+def _in_type(name: str) -> Reduce:
+    """NumPy would widen small integers."""
+    return lambda xp, x, axes, keep: getattr(xp, name)(x, axis=axes, keepdims=keep, dtype=x.dtype)
+
+
+def _l1(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
+    return xp.abs(x).sum(axis=axes, keepdims=keep, dtype=x.dtype)
+
+
+def _squares(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
+    return (x * x).sum(axis=axes, keepdims=keep, dtype=x.dtype)
+
+
+def _log_sum_exp(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
+    top = _largest(xp, x, axes, True)
+    top = xp.where(xp.isfinite(top), top, scalar(x, 0))
+    total = xp.log(xp.exp(x - top).sum(axis=axes, keepdims=True)) + top
+    return total if keep else total.reshape(x.sum(axis=axes).shape)
+
+
+def _norm(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
+    return xp.sqrt(_squares(xp, x, axes, keep))
+
+
+def _log_sum(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
+    return xp.log(x.sum(axis=axes, keepdims=keep, dtype=x.dtype))
+
+
+REDUCTIONS: dict[str, tuple[Reduce, int]] = {  # and the opset from which axes are an input
+    "ReduceL1": (_l1, 18),
+    "ReduceL2": (_norm, 18),
+    "ReduceLogSum": (_log_sum, 18),
+    "ReduceLogSumExp": (_log_sum_exp, 18),
+    "ReduceMax": (_largest, 18),
+    "ReduceMean": (_named("mean"), 18),
+    "ReduceMin": (_smallest, 18),
+    "ReduceProd": (_in_type("prod"), 18),
+    "ReduceSum": (_in_type("sum"), 13),
+    "ReduceSumSquare": (_squares, 18),
+}
+
+
+def _put(name: str, reduce: Reduce, since: int) -> None:
+    @standard(name, until=since - 1)
+    def by_attribute(xp: Module, x: Array, *, axes: Any = None, keepdims: int = 1) -> Array:
+        return reduce(xp, x, places(axes), bool(keepdims))
+
+    @standard(name, since=since, host=(1,))
+    def by_input(
+        xp: Module,
+        x: Array,
+        axes: Any = None,
+        *,
+        keepdims: int = 1,
+        noop_with_empty_axes: int = 0,
+    ) -> Array:
+        found = places(axes)
+        if found is None and noop_with_empty_axes:
+            found = ()
+        return reduce(xp, x, found, bool(keepdims))
+
+
+for _name, (_reduce, _since) in REDUCTIONS.items():
+    _put(_name, _reduce, _since)
+
+
+def _arg(name: str) -> Callable[..., Array]:
+    def run(
+        xp: Module, x: Array, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0
+    ) -> Array:
+        if not select_last_index:
+            found = getattr(xp, name)(x, axis=axis)
+        else:
+            found = x.shape[axis] - 1 - getattr(xp, name)(xp.flip(x, axis), axis=axis)
+        found = xp.asarray(found).astype("int64")
+        return xp.expand_dims(found, axis) if keepdims else found
+
+    return run
+
+
+standard("ArgMax")(_arg("argmax"))
+standard("ArgMin")(_arg("argmin"))
+
+
+@standard("CumSum", host=(1,))
+def cum_sum(xp: Module, x: Array, axis: Any, *, exclusive: int = 0, reverse: int = 0) -> Array:
+    place = int(axis.reshape(-1)[0])
+    x = xp.flip(x, place) if reverse else x
+    total = xp.cumsum(x, axis=place, dtype=x.dtype)
+    total = total - x if exclusive else total
+    return xp.flip(total, place) if reverse else total
+
+
+@standard("Softmax", until=12)
+def softmax_1(xp: Module, x: Array, *, axis: int = 1) -> Array:
+    """Over all dimensions from the axis on."""
+    return _over_rows(xp, x, axis, lambda e, total: e / total)
+
+
+@standard("LogSoftmax", until=12)
+def log_softmax_1(xp: Module, x: Array, *, axis: int = 1) -> Array:
+    return _over_rows(xp, x, axis, lambda e, total: xp.log(e / total))
+
+
+def _over_rows(xp: Module, x: Array, axis: int, of: Callable[[Array, Array], Array]) -> Array:
+    axes = tuple(range(axis % max(x.ndim, 1), x.ndim))
+    e = xp.exp(x - x.max(axis=axes, keepdims=True))
+    return of(e, e.sum(axis=axes, keepdims=True))
+
+
+@standard("Hardmax", since=13)
+def hardmax(xp: Module, x: Array, *, axis: int = -1) -> Array:
+    first = xp.expand_dims(x.argmax(axis=axis), axis)
+    shape = [1] * x.ndim
+    shape[axis] = -1
+    return (xp.arange(x.shape[axis]).reshape(shape) == first).astype(x.dtype)
+
+
+@standard("GlobalMaxPool")
+def global_max_pool(xp: Module, x: Array) -> Array:
+    return x.max(axis=tuple(range(2, x.ndim)), keepdims=True)

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: MIT
+"""Operators that make, take apart and put together arrays, or look at their shapes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ... import limits
+from ...dtypes import FLOAT32, to_dtype
+from ...errors import ArgumentError
+from .reductions import places
+from .table import standard
+
+Array = Any
+Module = Any
+
+
+def extents(shape: Any) -> tuple[int, ...]:
+    """A shape that an array on the host holds."""
+    found = tuple(int(extent) for extent in shape)
+    excess = limits.of_shape(found)
+    if excess is not None:
+        raise ArgumentError(f"expected {excess.expected}, got {excess.got}")
+    return found
+
+
+@standard("Identity", view=True)
+def identity(xp: Module, x: Array) -> Array:
+    return x
+
+
+@standard("Shape", shapes_only=True)
+def shape_(xp: Module, x: Array, *, start: int = 0, end: int | None = None) -> Array:
+    return np.array(x.shape[start:end], np.int64)
+
+
+@standard("Size", shapes_only=True)
+def size(xp: Module, x: Array) -> Array:
+    return np.array(x.size, np.int64)
+
+
+@standard("Reshape", host=(1,), view=True, since=5)
+def reshape(xp: Module, x: Array, shape: Any, *, allowzero: int = 0) -> Array:
+    wanted = [int(extent) for extent in shape]
+    if not allowzero:
+        wanted = [x.shape[i] if extent == 0 else extent for i, extent in enumerate(wanted)]
+    return x.reshape(wanted)
+
+
+@standard("Transpose", view=True)
+def transpose(xp: Module, x: Array, *, perm: Sequence[int] | None = None) -> Array:
+    return x.transpose(perm)
+
+
+@standard("Flatten", view=True)
+def flatten(xp: Module, x: Array, *, axis: int = 1) -> Array:
+    place = axis + x.ndim if axis < 0 else axis
+    return x.reshape(math.prod(x.shape[:place]), math.prod(x.shape[place:]))
+
+
+@standard("Squeeze", view=True, until=12)
+def squeeze_1(xp: Module, x: Array, *, axes: Any = None) -> Array:
+    return x.squeeze(places(axes))
+
+
+@standard("Squeeze", view=True, host=(1,), since=13)
+def squeeze(xp: Module, x: Array, axes: Any = None) -> Array:
+    return x.squeeze(places(axes))
+
+
+@standard("Unsqueeze", view=True, until=12)
+def unsqueeze_1(xp: Module, x: Array, *, axes: Any) -> Array:
+    return xp.expand_dims(x, places(axes) or ())
+
+
+@standard("Unsqueeze", view=True, host=(1,), since=13)
+def unsqueeze(xp: Module, x: Array, axes: Any) -> Array:
+    return xp.expand_dims(x, places(axes.reshape(-1)) or ())
+
+
+@standard("Expand", host=(1,), view=True, grows=True)
+def expand(xp: Module, x: Array, shape: Any) -> Array:
+    return xp.broadcast_to(x, np.broadcast_shapes(x.shape, extents(shape)))
+
+
+@standard("Tile", host=(1,), grows=True, since=6)
+def tile(xp: Module, x: Array, repeats: Any) -> Array:
+    extents(n * int(r) for n, r in zip(x.shape, repeats, strict=True))
+    return xp.tile(x, tuple(int(r) for r in repeats))
+
+
+@standard("Concat", since=4)
+def concat(xp: Module, *arrays: Array, axis: int) -> Array:
+    return xp.concatenate(arrays, axis)
+
+
+def _split_at(xp: Module, x: Array, sizes: Sequence[int], axis: int) -> tuple[Array, ...]:
+    if min(sizes, default=0) < 0 or sum(sizes) != x.shape[axis]:
+        raise ArgumentError(f"split: expected a sum of {x.shape[axis]}, got {tuple(sizes)}")
+    ends = np.cumsum(np.asarray(sizes))[:-1]
+    return tuple(xp.split(x, [int(end) for end in ends], axis))
+
+
+def _parts(extent: int, n: int) -> list[int]:
+    """Lengths of n parts, of which the last one may be shorter."""
+    each = -(-extent // n)
+    return [max(min(each, extent - each * i), 0) for i in range(n)]
+
+
+@standard("Split", view=True, until=12, takes_count=True)
+def split_2(
+    xp: Module, x: Array, *, n_outputs: int, axis: int = 0, split: Any = None
+) -> tuple[Array, ...]:
+    return _split_at(xp, x, split or _parts(x.shape[axis], n_outputs), axis)
+
+
+@standard("Split", view=True, host=(1,), since=13, takes_count=True)
+def split_(
+    xp: Module,
+    x: Array,
+    sizes: Any = None,
+    *,
+    n_outputs: int,
+    axis: int = 0,
+    num_outputs: int | None = None,
+) -> tuple[Array, ...]:
+    lengths = _parts(x.shape[axis], n_outputs) if sizes is None else [int(n) for n in sizes]
+    return _split_at(xp, x, lengths, axis)
+
+
+@standard("Slice", view=True, until=9)
+def slice_1(xp: Module, x: Array, *, starts: Any, ends: Any, axes: Any = None) -> Array:
+    return slice_(xp, x, starts, ends, axes)
+
+
+@standard("Slice", view=True, host=(1, 2, 3, 4), since=10)
+def slice_(
+    xp: Module, x: Array, starts: Any, ends: Any, axes: Any = None, steps: Any = None
+) -> Array:
+    axes = range(len(starts)) if axes is None else axes
+    steps = [1] * len(starts) if steps is None else steps
+    cut = [slice(None)] * x.ndim
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        cut[int(axis)] = _cut(x.shape[int(axis)], int(start), int(end), int(step))
+    return x[tuple(cut)]
+
+
+def _cut(extent: int, start: int, end: int, step: int) -> slice:
+    """A position before the first element ends a slice that goes backwards."""
+    return slice(start, None if step < 0 and end < -extent else end, step)
+
+
+@standard("Cast", since=6, view=True)
+def cast(xp: Module, x: Array, *, to: int, saturate: int = 1, round_mode: str = "up") -> Array:
+    return x.astype(to_dtype(to), copy=False)
+
+
+@standard("CastLike", since=15, view=True)
+def cast_like(xp: Module, x: Array, like: Array, *, saturate: int = 1) -> Array:
+    return x.astype(like.dtype, copy=False)
+
+
+@standard("ConstantOfShape", host=(0,), grows=True)
+def constant_of_shape(xp: Module, shape: Any, *, value: Any = None) -> Array:
+    value = np.zeros(1, FLOAT32) if value is None else value
+    return xp.full(extents(shape), value.item(), value.dtype)
+
+
+@standard("Range", host=(0, 1, 2), grows=True)
+def range_(xp: Module, start: Any, limit: Any, delta: Any) -> Array:
+    n = math.ceil((limit.item() - start.item()) / delta.item())
+    extents((max(n, 0),))
+    found = xp.arange(max(n, 0)) * delta.item() + start.item()
+    return found.astype(start.dtype)
+
+
+@standard("EyeLike", shapes_only=True, grows=True)
+def eye_like(xp: Module, x: Array, *, dtype: int | None = None, k: int = 0) -> Array:
+    return xp.eye(*x.shape, k=k, dtype=x.dtype if dtype is None else to_dtype(dtype))
+
+
+@standard("Pad", until=10)
+def pad_2(xp: Module, x: Array, *, pads: Any, mode: str = "constant", value: float = 0) -> Array:
+    return pad(xp, x, pads, np.array(value, x.dtype), mode=mode)
+
+
+@standard("Pad", host=(1, 2, 3), grows=True, since=11)
+def pad(
+    xp: Module,
+    x: Array,
+    pads: Any,
+    value: Any = None,
+    axes: Any = None,
+    *,
+    mode: str = "constant",
+) -> Array:
+    """Negative pads cut off."""
+    n = len(pads) // 2
+    ends = np.zeros((x.ndim, 2), np.int64)
+    chosen = range(x.ndim) if axes is None else [int(i) for i in axes]
+    for axis, before, after in zip(chosen, pads[:n], pads[n:], strict=True):
+        ends[axis] = int(before), int(after)
+    extents(extent + sum(map(int, pair)) for extent, pair in zip(x.shape, ends, strict=True))
+    cut = tuple(slice(max(-b, 0), m - max(-a, 0)) for m, (b, a) in zip(x.shape, ends, strict=True))
+    wider = np.maximum(ends, 0).tolist()
+    if mode == "constant":
+        return xp.pad(x[cut], wider, constant_values=0 if value is None else value.item())
+    return xp.pad(x[cut], wider, mode=mode)
+
+
+@standard("DepthToSpace")
+def depth_to_space(xp: Module, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
+    n, c, h, w = x.shape
+    b, inner = blocksize, c // blocksize**2
+    if mode == "DCR":
+        moved = x.reshape(n, b, b, inner, h, w).transpose(0, 3, 4, 1, 5, 2)
+    else:
+        moved = x.reshape(n, inner, b, b, h, w).transpose(0, 1, 4, 2, 5, 3)
+    return moved.reshape(n, inner, h * b, w * b)
+
+
+@standard("SpaceToDepth")
+def space_to_depth(xp: Module, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
+    n, c, h, w = x.shape
+    b = blocksize
+    order = (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
+    moved = x.reshape(n, c, h // b, b, w // b, b).transpose(order)
+    return moved.reshape(n, c * b * b, h // b, w // b)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: MIT
+"""The table of ONNX's standard operators, each a function over an array module.
+
+A function takes the module, the inputs by position (None for one that is left out) and the
+attributes by keyword, with ONNX's defaults; it returns an array, or a tuple of them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ...errors import ArgumentError, cut, shown
+
+Function = Callable[..., Any]
+NEWEST = 10**6  # an opset that no version is above
+
+TABLE: dict[str, list[Standard]] = {}
+
+
+class Standard(NamedTuple):
+    """How an operator is computed from opset `since` to `until`, and what is known of it.
+
+    `host` has the inputs that are read on the host, `shapes_only` says that nothing of an array is
+    read. A result of one that `grows` may be larger than its inputs; that of a `view` may be the
+    first input's memory. `overwrites` names the inputs that `out=` may be.
+    """
+
+    function: Function
+    since: int = 1
+    until: int = NEWEST
+    host: tuple[int, ...] = ()
+    shapes_only: bool = False
+    grows: bool = False
+    view: bool = False
+    keeps: bool = False  # a result may be the memory of any input
+    overwrites: tuple[int, ...] = ()
+    takes_count: bool = False  # of outputs, as `n_outputs`
+    only: Mapping[str, tuple[object, ...]] = {}  # the values that an attribute may have here
+
+    @property
+    def attributes(self) -> tuple[str, ...]:
+        """The names of the attributes."""
+        found = inspect.signature(self.function).parameters.values()
+        return tuple(item.name for item in found if item.kind is item.KEYWORD_ONLY)
+
+    def check(self, given: Sequence[bool], attributes: Mapping[str, object]) -> None:
+        """Refuse inputs, of which each is given or left out, and attributes that do not fit."""
+        parameters = inspect.signature(self.function).parameters.values()
+        extra = sorted(attributes.keys() - set(self.attributes))
+        if extra:
+            raise ArgumentError(f"unknown attributes {cut(', '.join(extra))}")
+        for name, values in self.only.items():
+            if attributes.get(name, values[0]) not in values:
+                raise ArgumentError(f"{name}={shown(attributes[name])} is not computed here")
+        for item in parameters:
+            is_needed = item.kind is item.KEYWORD_ONLY and item.default is item.empty
+            if is_needed and item.name not in attributes:
+                raise ArgumentError(f"its attribute {item.name} is missing")
+        _check_inputs(list(parameters), given)
+
+
+def _check_inputs(parameters: list[inspect.Parameter], given: Sequence[bool]) -> None:
+    inputs = [p for p in parameters[1:] if p.kind is p.POSITIONAL_OR_KEYWORD and p.name != "out"]
+    is_open = any(item.kind is item.VAR_POSITIONAL for item in parameters)
+    if len(given) > len(inputs) and not is_open:
+        raise ArgumentError(f"expected at most {len(inputs)} inputs, got {len(given)}")
+    if is_open and not (given and all(given)):
+        raise ArgumentError("an input is missing")
+    for i, item in enumerate(inputs):
+        if item.default is item.empty and not (i < len(given) and given[i]):
+            raise ArgumentError(f"its input {item.name} is missing")
+
+
+def standard(*names: str, **known: Any) -> Callable[[Function], Function]:
+    """Put a function into the table, under these operators' names."""
+
+    def put(function: Function) -> Function:
+        for name in names:
+            TABLE.setdefault(name, []).append(Standard(function, **known))
+        return function
+
+    return put
+
+
+def find(name: str, version: int) -> Standard | None:
+    """The function of an operator in an opset."""
+    serving = (item for item in TABLE.get(name, ()) if item.since <= version <= item.until)
+    return max(serving, key=lambda item: item.since, default=None)

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: MIT
+"""ONNX Runtime's training artifacts: steps, accumulation, evaluation, and what is kept of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from ..codecs.numpy_file import BinaryFile, StrPath
+from ..declare.schema import finite
+from ..errors import ArgumentError, cut, refuse, shown
+from . import inference, states
+from .checkpoint import Checkpoint, read_checkpoint
+from .session import Session
+
+FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
+BUFFER = "_grad.accumulation.buffer"
+RESET = "lazy_reset_grad"
+DEFAULT_LR = 1e-3  # upstream's
+MOMENTS = ("first_order_moments", "second_order_moments")
+OPTIMIZER_INPUTS = {"learning_rate", "step", "params", "gradients", *MOMENTS}
+
+Arrays = Mapping[str, Any]
+
+
+class TrainingSession:
+    """Trains what `generate_artifacts` wrote into a folder, on NumPy or CuPy arrays.
+
+    artifacts: the folder with training_model.onnx and checkpoint; with optimizer_model.onnx for
+    `step` and `apply`, with eval_model.onnx for `eval` and `export`. xp: numpy or cupy. prefix:
+    that of the files' names. seed: of random masks; the system's without one. activations: the
+    policy, such as "default", by which activations wait for the backward part as codes; `report`
+    says how many bytes they were and are.
+
+    Inputs are given by position or by name, as the training model has them. Parameters and
+    gradients are arrays that steps update in place. Nothing waits for the device: a loss is an
+    array, too.
+    """
+
+    def __init__(
+        self,
+        artifacts: StrPath,
+        xp: Any = np,
+        *,
+        prefix: str = "",
+        seed: int | None = None,
+        activations: str | None = None,
+    ) -> None:
+        folder = Path(artifacts)
+        self.xp = xp
+        paths = {name: folder / f"{prefix}{name}" for name in FILES}
+        checkpoint = read_checkpoint(paths["checkpoint"])
+        self._training = Session(
+            paths["training_model.onnx"], xp, seed=seed, activations=activations
+        )
+        evaluation, optimizer = paths["eval_model.onnx"], paths["optimizer_model.onnx"]
+        self._eval = Session(evaluation, xp) if evaluation.exists() else None
+        self._optimizer = Session(optimizer, xp) if optimizer.exists() else None
+        self._take(checkpoint)
+        self.properties = checkpoint.properties
+        if self._eval is not None:
+            self._eval.share(self._training)
+        self._parts: dict[tuple[str, ...], Session] = {}
+        self.outputs: Arrays = {}  # of the last forward pass, by name
+
+    def _take(self, checkpoint: Checkpoint) -> None:
+        """Parameters and states of optimizers, held against what the graphs say."""
+        graph = self._training.graph
+        given = {item.name: item for item in graph.inputs}
+        self._trained = tuple(name.removesuffix(BUFFER) for name in given if name.endswith(BUFFER))
+        arrays = {**checkpoint.frozen, **checkpoint.trained}
+        self._check(given, arrays)
+        self._parameters = {n: self.xp.asarray(a) for n, a in arrays.items()}
+        self._buffers = {n: self.xp.zeros_like(self._parameters[n]) for n in self._trained}
+        self._user = tuple(
+            n for n in given if n not in arrays and not n.endswith(BUFFER) and n != RESET
+        )
+        self._is_reset, self.step_count, self._lr = True, 0, DEFAULT_LR
+        self._moments: dict[str, dict[str, Any]] = {}
+        if self._optimizer is not None:
+            self._take_optimizer(self._optimizer, checkpoint)
+
+    def _check(self, given: Mapping[str, Any], arrays: Arrays) -> None:
+        for name in self._trained:
+            if name not in arrays:
+                self._refuse("checkpoint", f"the parameter {cut(name)!r}", "none")
+        for name, array in arrays.items():
+            item = given.get(name)
+            if item is None or item.shape is None:
+                continue
+            if item.shape != array.shape or item.dtype != array.dtype:
+                expected = f"{cut(name)!r} of {item.dtype} and shape {item.shape}"
+                self._refuse("checkpoint", expected, f"{array.dtype} and shape {array.shape}")
+        if not self._trained or RESET not in given:
+            self._refuse("training_model.onnx", "one that generate_artifacts wrote", "another")
+
+    def _take_optimizer(self, optimizer: Session, checkpoint: Checkpoint) -> None:
+        extra = sorted(set(optimizer.inputs) - OPTIMIZER_INPUTS)
+        if extra:
+            self._refuse("optimizer_model.onnx", f"inputs among {sorted(OPTIMIZER_INPUTS)}", extra)
+        known = {n: m for group in checkpoint.groups for n, m in group.moments.items()}
+        read = {name for node in optimizer.graph.nodes for name in node.inputs}
+        for i, kind in enumerate(m for m in MOMENTS if m in optimizer.inputs):
+            names = self._trained if kind in read else ()  # SGD has moments that it does not use
+            self._moments[kind] = {n: self._moment(known, n, i) for n in names}
+        if checkpoint.groups:
+            group = checkpoint.groups[0]
+            self.step_count, self._lr = group.step, group.initial_lr
+
+    def _moment(self, known: Mapping[str, Arrays], name: str, i: int) -> Any:
+        parameter = self._parameters[name]
+        found = known.get(name, {}).get(f"momentum{i}")
+        if found is None:
+            return self.xp.zeros_like(parameter)
+        if found.shape != parameter.shape:
+            self._refuse("checkpoint", f"shape {parameter.shape}", f"momentum{i} {found.shape}")
+        return self.xp.asarray(found)
+
+    def _refuse(self, what: str, expected: str, got: object) -> None:
+        refuse("TrainingSession", what, expected, got if isinstance(got, str) else shown(got))
+
+    # ---- what is asked for -----------------------------------------------------------------------
+
+    @property
+    def parameters(self) -> Arrays:
+        """All parameters by name, the frozen ones too."""
+        return MappingProxyType(self._parameters)
+
+    @property
+    def gradients(self) -> Arrays:
+        """The accumulated gradients by parameter; after `apply` as the optimizer left them."""
+        return MappingProxyType(self._buffers)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of what a step takes."""
+        return self._user
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next steps."""
+        return self._lr
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        try:
+            self._lr = finite(value)
+        except ArgumentError as error:
+            raise ArgumentError(f"TrainingSession: lr: {error}") from None
+
+    # ---- training --------------------------------------------------------------------------------
+
+    def step(self, *inputs: Any, **named: Any) -> Any:
+        """Forward, backward, and the optimizer; the loss comes back."""
+        loss = self.accumulate(*inputs, **named)
+        self.apply()
+        return loss
+
+    def accumulate(self, *inputs: Any, **named: Any) -> Any:
+        """Forward and backward: gradients are added to those since the last `apply`."""
+        feeds = self._given("accumulate", self._user, inputs, named)
+        feeds |= self._parameters_of(self._training)
+        feeds |= {n + BUFFER: buffer for n, buffer in self._buffers.items()}
+        feeds[RESET] = np.array([self._is_reset])
+        found = self._training.run(feeds)
+        self._is_reset = False
+        self.outputs = {n: v for n, v in found.items() if not n.endswith("accumulation.out")}
+        return next(iter(self.outputs.values()))
+
+    def apply(self) -> None:
+        """A step of the optimizer by the accumulated gradients, which begin anew after it."""
+        if self._optimizer is None:
+            raise ArgumentError("TrainingSession: there is no optimizer_model.onnx")
+        if self._is_reset:
+            raise ArgumentError("TrainingSession: apply: no gradients since the last step")
+        feeds = {
+            "learning_rate": np.array([self._lr], np.float32),
+            "step": np.array([self.step_count + 1], np.int64),
+            "params": [self._parameters[n] for n in self._trained],
+            "gradients": [self._buffers[n] for n in self._trained],
+        }
+        feeds |= {kind: list(found.values()) for kind, found in self._moments.items()}
+        self._optimizer.run({n: feeds[n] for n in self._optimizer.inputs})
+        self.step_count += 1
+        self._is_reset = True
+
+    def eval(self, *inputs: Any, **named: Any) -> Any:
+        """The loss of the eval model; all its outputs are in `outputs`.
+
+        Without labels, what the model computes of the other inputs: an array, or a tuple.
+        """
+        if self._eval is None:
+            raise ArgumentError("TrainingSession: there is no eval_model.onnx")
+        user = tuple(n for n in self._eval.inputs if n not in self._parameters)
+        given = self._given("eval", user, inputs, named, may_lack=True)
+        whole = len(given) == len(user)
+        session = self._eval if whole else self._without_labels(tuple(given))
+        self.outputs = session.run(given | self._parameters_of(session))
+        values = tuple(self.outputs.values())
+        return values[0] if whole or len(values) == 1 else values
+
+    def _without_labels(self, given: tuple[str, ...]) -> Session:
+        """The part of the eval model that these inputs are enough for."""
+        assert self._eval is not None
+        if given not in self._parts:
+            known = {*given, *self._parameters}
+            names = inference.model_outputs(self._eval.graph, known)
+            part = inference.part(self._eval.graph, names)
+            self._parts[given] = Session.of_graph(part, "the eval model", self.xp)
+            self._parts[given].share(self._training)
+        return self._parts[given]
+
+    def _parameters_of(self, session: Session) -> dict[str, Any]:
+        return {n: self._parameters[n] for n in session.inputs if n in self._parameters}
+
+    def _given(
+        self,
+        call: str,
+        user: Sequence[str],
+        inputs: Sequence[Any],
+        named: Mapping[str, Any],
+        may_lack: bool = False,
+    ) -> dict[str, Any]:
+        """The user's inputs by name."""
+        given = dict(zip(user, inputs, strict=False))
+        twice = given.keys() & named.keys()
+        given |= named
+        lacks = set(user) - given.keys() if not may_lack or not given else set()
+        if lacks or twice or given.keys() - set(user) or len(inputs) > len(user):
+            got = f"{len(inputs)} by position and {cut(str(sorted(named)))} by name"
+            self._refuse(f"{call}: inputs", ", ".join(user), got)
+        return given
+
+    def report(self) -> dict[str, Any]:
+        """What waited as codes in the last step, as ActivationStash.report says it."""
+        return self._training.report()
+
+    # ---- what is kept ----------------------------------------------------------------------------
+
+    def save(self, file: StrPath | BinaryFile) -> None:
+        """Write all that training goes on with: `load` makes the next steps bit-equal."""
+        states.save(file, self._state_arrays(), self._numbers())
+
+    def load(self, file: StrPath | BinaryFile) -> None:
+        """Go on from what `save` wrote of a session of the same artifacts."""
+        arrays = self._state_arrays()
+        numbers = states.load(file, arrays, self._numbers(), self.xp)
+        self.step_count, self._is_reset = numbers["step"], numbers["is_reset"]
+        self._lr = numbers["lr"]
+
+    def _state_arrays(self) -> dict[str, Any]:
+        """All arrays that steps change, or that they depend on."""
+        found = {f"parameter/{n}": a for n, a in self._parameters.items()}
+        found |= {f"gradient/{n}": a for n, a in self._buffers.items()}
+        for kind, moments in self._moments.items():
+            found |= {f"{kind}/{n}": a for n, a in moments.items()}
+        return found | {f"state/{n}": a for n, a in self._training.states.items()}
+
+    def _numbers(self) -> dict[str, Any]:
+        return {"step": self.step_count, "is_reset": self._is_reset, "lr": self._lr}
+
+    def export(self, file: StrPath, outputs: Sequence[str] | None = None) -> None:
+        """Write a plain inference model with the parameters as they are now.
+
+        outputs: values of the eval model by name; by default what its loss is computed of.
+        """
+        if self._eval is None:
+            raise ArgumentError("TrainingSession: there is no eval_model.onnx")
+        arrays = {**self._parameters, **self._training.states}
+        on_host = {
+            n: np.asarray(a) if self.xp is np else self.xp.asnumpy(a) for n, a in arrays.items()
+        }
+        inference.export(self._eval.graph, self._eval.model, on_host, outputs, Path(file))

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: MIT
+"""The protocol of an engine: messages between ranks, and an end that all of them notice."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import ClassVar
+
+from ..errors import GroupError
+from . import wire
+from .wire import Message, Part
+
+GRACE = 1.0  # seconds more for those who wait for one that waits for others
+STOPPED = "stopped in the middle of a call"
+
+
+class Engine:
+    """How one rank reaches the others; all but this class's own methods is the engine's.
+
+    Nothing here is used by two threads at once: who uses an engine holds its `lock`.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        timeout: float,
+        local_rank: int | None = None,
+        local_size: int | None = None,
+    ) -> None:
+        self.rank, self.size, self.timeout = rank, size, timeout
+        self.local_rank = rank if local_rank is None else local_rank
+        self.local_size = local_size
+        self.fault = ""  # why the group cannot go on; the first words count
+        self.lock = threading.Lock()
+        self._is_told = False
+        self._numbers: Counter[tuple[str, int, int]] = Counter()
+        self._kept: dict[tuple[int, int], Message] = {}
+
+    # ---- what an engine writes -------------------------------------------------------------------
+
+    def put(self, peer: int, channel: int, head: bytes, parts: Sequence[Part]) -> None:
+        """Say a message; GroupError, or OSError, where the peer is gone or does not take it."""
+        raise NotImplementedError
+
+    def take(self, peer: int, channel: int, seconds: float) -> Message:
+        """The next message of a peer; TimeoutError after so many seconds, EOFError if it left."""
+        raise NotImplementedError
+
+    def tell(self, words: str) -> None:
+        """End the group for the others, as well as it still can be, and without waiting."""
+        raise NotImplementedError
+
+    def news(self) -> str:
+        """The words with which another rank ended the group, as far as is known without waiting."""
+        raise NotImplementedError
+
+    def leave(self, words: str) -> None:
+        """Say, as this rank closes after an error, what went wrong to those who wait for it."""
+        self.end(words)
+
+    def close(self) -> None:
+        """Say that no more will come, and let go of everything."""
+        raise NotImplementedError
+
+    def abandon(self) -> None:
+        """Let go of everything in a forked child, without a word to anybody."""
+        raise NotImplementedError
+
+    # ---- what all of them have -------------------------------------------------------------------
+
+    def send(self, peer: int, channel: int, text: str, parts: Sequence[Part] = ()) -> None:
+        """A message to another rank, with its number."""
+        self._numbers["to", peer, channel] += 1
+        number = self._numbers["to", peer, channel]
+        self.put(peer, channel, wire.head(number, text, parts), parts)
+
+    def receive(
+        self, peer: int, channel: int, what: str, seconds: float, *, keep: bool = False
+    ) -> Message:
+        """The next message of a rank, which `keep` leaves there; the words say what it is."""
+        found = self._kept.pop((peer, channel), None)
+        if found is None:
+            try:
+                found = self.take(peer, channel, seconds)
+            except TimeoutError:
+                late = f"rank {peer} is late: no {what} within {self.timeout:g} seconds"
+                raise GroupError(late) from None
+            except EOFError:
+                raise GroupError(f"rank {peer} closed its group without {what}") from None
+            self._numbers["of", peer, channel] += 1
+            number = self._numbers["of", peer, channel]
+            if found.number != number:
+                words = f"rank {peer} is at message {found.number}, rank {self.rank} at {number}"
+                raise GroupError(words)
+        if keep:
+            self._kept[peer, channel] = found
+        return found
+
+    def end(self, words: str) -> None:
+        """Note that and why the group cannot go on, and tell the others; from any thread."""
+        if not self._is_told:
+            self._is_told = True
+            self.fault = self.fault or STOPPED  # before anything that may fail
+            self.fault = wire.printable(words)
+            with contextlib.suppress(Exception):
+                self.tell(self.fault)
+
+
+class Alone(Engine):
+    """The engine of a group of one rank, which has nobody to tell."""
+
+    name = "alone"
+
+    def __init__(self, timeout: float) -> None:
+        super().__init__(0, 1, timeout)
+        self.local_size = None
+
+    def tell(self, words: str) -> None:
+        pass
+
+    def news(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        pass
+
+    abandon = close

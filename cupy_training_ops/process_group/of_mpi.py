@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: MIT
+"""The engine over MPI, by mpi4py: calls that do not block, looked at in turns.
+
+MPI does not go on without a rank. Whoever notices tells the others while it can, and aborts the job
+as it exits.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import GroupError, ProviderError
+from . import wire
+from .engine import Engine
+from .wire import Message, Part
+
+FAULT, LEFT = 0, 1  # tags; a channel has two of its own behind them
+SPINS = 2000  # looks before the first pause
+PAUSE = 2e-4
+TELLING = 0.2  # seconds for the words that end the group
+
+
+def library() -> Any:
+    """mpi4py's MPI; ProviderError says what to install where it is missing."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise ProviderError(
+            f"ProcessGroup.from_mpi: needs mpi4py and an MPI ({error}); install them with: "
+            f"pip install 'cupy-training-ops[mpi]'"
+        ) from None
+    return MPI
+
+
+def engine(comm: Any, timeout: float) -> Engine:
+    """The engine of a communicator's ranks."""
+    return Mpi(library(), comm, timeout)
+
+
+class Mpi(Engine):
+    """A rank of a duplicate of a communicator."""
+
+    name = "MPI"
+
+    def __init__(self, mpi: Any, comm: Any, timeout: float) -> None:
+        self._mpi = mpi
+        given = mpi.COMM_WORLD if comm is None else comm
+        super().__init__(given.Get_rank(), given.Get_size(), timeout)
+        self._sending: list[Any] = []  # requests, and what they send
+        atexit.register(self._abort)
+        self._comm, made = given.Idup()
+        late = f"not all ranks made the group within {timeout:g} seconds"
+        try:
+            self._until(made.Test, timeout)
+        except TimeoutError:
+            self.fault = late
+            raise GroupError(f"ProcessGroup.from_mpi: {late}") from None
+        self._comm.Set_errhandler(mpi.ERRORS_RETURN)
+        node = self._comm.Split_type(mpi.COMM_TYPE_SHARED)
+        sizes = self._comm.allgather(node.Get_size())
+        self.local_rank = node.Get_rank()
+        self.local_size = sizes[0] if len(set(sizes)) == 1 else None
+
+    def put(self, peer: int, channel: int, head: bytes, parts: Sequence[Part]) -> None:
+        tag, byte = 2 + 2 * channel, self._mpi.BYTE
+        requests = [self._comm.Isend([head, byte], peer, tag)]
+        requests += [self._comm.Isend([part, byte], peer, tag + 1) for part in parts]
+        try:
+            self._until(lambda: self._mpi.Request.Testall(requests), self.timeout, peer)
+        except TimeoutError:
+            words = f"rank {peer} is late: it took no message for {self.timeout:g} seconds"
+            raise GroupError(words) from None
+        finally:
+            self._sending.append((requests, head, parts))
+        self._sending.clear()
+
+    def take(self, peer: int, channel: int, seconds: float) -> Message:
+        tag = 2 + 2 * channel
+        number, lengths, text = wire.read_head(self._received(peer, tag, seconds))
+        parts = [self._received(peer, tag + 1, self.timeout, length) for length in lengths]
+        return Message(number, text, parts)
+
+    def news(self) -> str:
+        status = self._mpi.Status()
+        if not self._comm.Iprobe(self._mpi.ANY_SOURCE, FAULT, status):
+            return ""
+        found = bytearray(status.Get_count(self._mpi.BYTE))
+        self._comm.Recv([found, self._mpi.BYTE], status.Get_source(), FAULT)
+        return wire.printable(str(found, "utf-8", "replace"))
+
+    def tell(self, words: str) -> None:
+        self._say(FAULT, words.encode())
+
+    def close(self) -> None:
+        if not self.fault:
+            self._say(LEFT, b"")
+
+    def abandon(self) -> None:
+        atexit.unregister(self._abort)
+
+    def _say(self, tag: int, data: bytes) -> None:
+        """To all others, whether they listen or not."""
+        others = (peer for peer in range(self.size) if peer != self.rank)
+        requests = [self._comm.Isend([data, self._mpi.BYTE], peer, tag) for peer in others]
+        self._sending.append((requests, data))
+        until = time.monotonic() + TELLING
+        while not self._mpi.Request.Testall(requests) and time.monotonic() < until:
+            time.sleep(PAUSE)
+
+    def _received(self, peer: int, tag: int, seconds: float, length: int = -1) -> memoryview:
+        """The bytes of a message of MPI's."""
+        status, probed = self._mpi.Status(), []
+
+        def comes() -> bool:
+            found = self._comm.Improbe(peer, tag, status)
+            probed.extend([] if found is None else [found])
+            return found is not None
+
+        self._until(comes, seconds, peer)
+        size = status.Get_count(self._mpi.BYTE)
+        if size > wire.MAX_HEAD if length < 0 else size != length:
+            raise GroupError(f"rank {peer} sent {size} bytes where {length} should be")
+        data = bytearray(size)
+        request = probed[0].Irecv([data, self._mpi.BYTE])
+        self._sending.append((request, data))
+        self._until(request.Test, self.timeout, peer)
+        self._sending.pop()
+        return memoryview(data)
+
+    def _until(self, is_done: Any, seconds: float, peer: int | None = None) -> None:
+        """Look until it is done; GroupError where another rank ended the group."""
+        deadline, spins = time.monotonic() + seconds, 0
+        while not is_done():
+            spins += 1
+            if spins < SPINS:
+                continue
+            time.sleep(PAUSE)
+            words = "" if peer is None else self.news()
+            if words:
+                raise GroupError(words)
+            if peer is not None and self._comm.Iprobe(peer, LEFT) and not is_done():
+                raise EOFError
+            if time.monotonic() > deadline:
+                raise TimeoutError
+
+    def _abort(self) -> None:
+        """At the end of the process: MPI would wait for ranks that do not come."""
+        if self.fault and not self._mpi.Is_finalized():
+            sys.stderr.write(f"cupy-training-ops: rank {self.rank}: {self.fault}; MPI aborts\n")
+            sys.stderr.flush()
+            self._mpi.COMM_WORLD.Abort(1)

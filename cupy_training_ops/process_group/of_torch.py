@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: MIT
+"""The engine over torch.distributed: words go through its store, arrays by gloo.
+
+A message's head is a key of the store, set when its arrays are on their way; who waits for one
+looks for the key, so that Ctrl-C and faults of others reach it. Gloo itself is waited for only
+while bytes travel. A second key says that they have arrived.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from ..errors import GroupError, ProviderError
+from . import wire
+from .engine import Engine
+from .wire import Message, Part
+
+SHORTEST, LONGEST = 1e-4, 0.02  # seconds between looks at the store
+FAULT = "fault"
+
+_made: Counter[str] = Counter()  # groups of the same ranks
+
+
+def library() -> Any:
+    """torch.distributed; ProviderError where it is not."""
+    try:
+        import torch.distributed as dist
+    except ImportError:
+        dist = None
+    if dist is None or not dist.is_available() or not dist.is_gloo_available():
+        raise ProviderError("ProcessGroup.from_torch: needs PyTorch with torch.distributed (gloo)")
+    return dist
+
+
+def initialised(local_rank: int | None, local_size: int | None, timeout: float) -> Engine:
+    """The engine under torchrun, whose group is made here where the script has not made it."""
+    dist = library()
+    owns = not dist.is_initialized()
+    if owns:
+        with _wrapped("torch.distributed could not connect the ranks"):
+            dist.init_process_group("gloo", timeout=_delta(timeout))
+    return Torch(None, timeout, local_rank, local_size, owns)
+
+
+def engine(group: Any, timeout: float) -> Engine:
+    """The engine of a group that exists, or of the default one."""
+    dist = library()
+    if not dist.is_initialized():
+        raise GroupError(
+            "ProcessGroup.from_torch: torch.distributed has no group yet: call "
+            "torch.distributed.init_process_group(), or start the script by torchrun"
+        )
+    return Torch(group, timeout, None, None, False)
+
+
+class Torch(Engine):
+    """A rank of a gloo group of its own, over the ranks of another group."""
+
+    name = "torch"
+
+    def __init__(
+        self, group: Any, timeout: float, local: int | None, local_size: int | None, owns: bool
+    ) -> None:
+        dist = self._dist = library()
+        ranks = self._ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+        own = dist.get_rank(group)
+        if own < 0:
+            raise GroupError("ProcessGroup.from_torch: group: this process is not in it")
+        if local_size is not None and len(ranks) % local_size:
+            local_size = None
+        super().__init__(own, len(ranks), timeout, local, local_size)
+        with _wrapped("gloo could not connect the ranks"):
+            self._gloo = dist.new_group(
+                ranks, _delta(timeout), "gloo", use_local_synchronization=True
+            )
+        self._owns = owns
+        _made[self._gloo.group_name] += 1
+        prefix = f"cupy-training-ops/{self._gloo.group_name}/{_made[self._gloo.group_name]}"
+        store = dist.distributed_c10d._get_default_store()
+        self._store = dist.PrefixStore(prefix, store)
+        self._counts: Counter[tuple[int, int, int]] = Counter()
+
+    def put(self, peer: int, channel: int, head: bytes, parts: Sequence[Part]) -> None:
+        import torch
+
+        full = [part for part in parts if len(part)]
+        with _wrapped(f"rank {peer} is gone"):
+            tensors = [torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in full]
+            target = {"dst": self._ranks[peer], "group": self._gloo, "tag": channel}
+            sent = [self._dist.isend(tensor, **target) for tensor in tensors]
+            key = self._key(self.rank, peer, channel)
+            self._store.set(key, head)
+            if sent:
+                self._await(f"{key}/taken", peer, self.timeout)
+                self._store.delete_key(f"{key}/taken")
+                for work in sent:
+                    work.wait(_delta(self.timeout))
+
+    def take(self, peer: int, channel: int, seconds: float) -> Message:
+        import torch
+
+        with _wrapped(f"rank {peer} is gone"):
+            key = self._key(peer, self.rank, channel)
+            self._await(key, peer, seconds)
+            n, lengths, text = wire.read_head(self._store.get(key))
+            self._store.delete_key(key)
+            tensors = [torch.empty(length, dtype=torch.uint8) for length in lengths]
+            source = {"src": self._ranks[peer], "group": self._gloo, "tag": channel}
+            works = [self._dist.irecv(t, **source) for t in tensors if len(t)]
+            for work in works:
+                work.wait(_delta(self.timeout))
+            if works:
+                self._store.set(f"{key}/taken", b"")
+        return Message(n, text, [memoryview(tensor.numpy()) for tensor in tensors])
+
+    def news(self) -> str:
+        try:
+            if self._store.check([FAULT]):
+                return wire.printable(str(self._store.get(FAULT), "utf-8", "replace"))
+        except RuntimeError as error:
+            return f"the store of torch.distributed is gone: {error}"
+        return ""
+
+    def tell(self, words: str) -> None:
+        self._store.set(FAULT, words)
+
+    def close(self) -> None:
+        with contextlib.suppress(RuntimeError, ValueError, AssertionError):
+            self._store.set(f"left/{self.rank}", b"")
+            self._dist.destroy_process_group(None if self._owns else self._gloo)
+
+    def abandon(self) -> None:
+        pass
+
+    def _key(self, source: int, target: int, channel: int) -> str:
+        place = source, target, channel
+        self._counts[place] += 1
+        return "/".join(map(str, (*place, self._counts[place])))
+
+    def _await(self, key: str, peer: int, seconds: float) -> None:
+        """Return when the key is there; the store's own wait warns each time that it is not."""
+        deadline, pause = time.monotonic() + seconds, SHORTEST
+        while not self._store.check([key]):
+            words = self.news()
+            if words:
+                raise GroupError(words)
+            if self._store.check([f"left/{peer}"]) and not self._store.check([key]):
+                raise EOFError
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST)
+
+
+def _delta(seconds: float) -> timedelta:
+    return timedelta(seconds=min(seconds, 1e6))
+
+
+@contextlib.contextmanager
+def _wrapped(words: str) -> Any:
+    """PyTorch's errors, which are RuntimeErrors, as the group's."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, GroupError):
+            raise
+        line = str(error).partition("\n")[0][:200]
+        raise GroupError(f"{words}: {line}") from None

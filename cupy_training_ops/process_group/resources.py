@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: MIT
+"""What a group has to let go of: its engine, NCCL's communicators, the thread that watches them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal
+
+from ..forks import InChild
+from .engine import Engine
+from .members import Members
+
+if TYPE_CHECKING:
+    from .nccl import Communicator
+
+ABORT_TIMEOUT = 10.0  # seconds that aborting NCCL may take
+MAX_INTERVAL = 1.0  # seconds between looks at what is under way on the GPU, at most
+IN_CHILD = "it belongs to the process that forked this one, which has to make its own"
+FAILED = 1  # the status of a process that a fault ends
+
+OnFault = Literal["exit", "raise"]
+
+_of_parents: list[object] = []  # what a forked child holds, whose end would be its parent's
+
+
+class Resources(InChild):
+    """They do not know the group, which may be collected.
+
+    A forked child lets go of them at once, without a word to the others: what it did to a
+    connection or a communicator would be its parent's doing.
+    """
+
+    def __init__(self, engine: Engine, on_fault: OnFault) -> None:
+        super().__init__()
+        self.engine = engine
+        self.communicators: dict[Members, Communicator] = {}
+        self.busy = threading.Lock()  # while a call is under way
+        self._on_fault = on_fault
+        self._is_initialising = False
+        self._stop = threading.Event()
+        self._watcher: threading.Thread | None = None
+
+    def renew(self) -> None:
+        """In a child the group has ended, and nothing is left to close."""
+        _of_parents.append((self.engine, list(self.communicators.values())))
+        self.communicators.clear()
+        self._is_initialising, self._watcher = False, None
+        self.busy, self.engine.lock = threading.Lock(), threading.Lock()
+        self.engine.end = _nothing  # type: ignore[method-assign]
+        self.engine.fault = IN_CHILD
+        self.engine.abandon()
+
+    def close(self) -> None:
+        """End everything; the others are told by the engine."""
+        self._stop.set()
+        found = self.communicators.values()
+        if found:
+            is_well = not self.engine.fault
+            _within(ABORT_TIMEOUT, [item.close if is_well else item.abort for item in found])
+        self.communicators.clear()
+        if self._watcher is not None and self._watcher is not threading.current_thread():
+            self._watcher.join(ABORT_TIMEOUT)
+        if self.engine.fault != IN_CHILD:
+            self.engine.close()
+
+    @contextmanager
+    def initialising(self) -> Iterator[None]:
+        """While NCCL connects, there is nothing yet that could be aborted, but who watches."""
+        if self._watcher is None:
+            self._watcher = threading.Thread(target=self._watch, name="cto-nccl", daemon=True)
+            self._watcher.start()
+        self._is_initialising = True
+        try:
+            yield
+        finally:
+            self._is_initialising = False
+
+    def _watch(self) -> None:
+        """Notice faults of others and of the GPU while the host may wait for the GPU."""
+        engine = self.engine
+        try:
+            while not engine.fault and not self._stop.wait(min(MAX_INTERVAL, engine.timeout / 4)):
+                words = self._trouble()
+                if words:
+                    engine.end(words)
+        except BaseException as error:
+            engine.end(f"rank {engine.rank}: the thread that watches ended: {error!r}")
+        if engine.fault and not self._stop.is_set():
+            self._abort(engine.fault)
+
+    def _trouble(self) -> str:
+        """What is wrong with another rank, or with calls that are under way on the GPU."""
+        engine, words = self.engine, ""
+        if engine.lock.acquire(blocking=False):  # else a call of the host looks itself
+            try:
+                words = engine.news()
+            finally:
+                engine.lock.release()
+        for communicator in list(self.communicators.values()):
+            trouble = "" if words else communicator.trouble()
+            words = f"rank {engine.rank}: {trouble}" if trouble else words
+        return words
+
+    def _abort(self, words: str) -> None:
+        """End what is under way on the GPU, so that its stream goes on."""
+        aborts = [found.abort for found in self.communicators.values()]
+        is_done = _within(ABORT_TIMEOUT, aborts) and not self._hangs()
+        if not is_done and self._on_fault == "exit":
+            rank = self.engine.rank
+            sys.stderr.write(f"cupy-training-ops: rank {rank}: {words}; NCCL hangs\n")
+            sys.stderr.flush()
+            os._exit(FAILED)
+
+    def _hangs(self) -> bool:
+        """Whether NCCL is still connecting, some time after the fault."""
+        for _ in range(int(ABORT_TIMEOUT * 10)):
+            if not self._is_initialising:
+                return False
+            self._stop.wait(0.1)
+        return self._is_initialising
+
+
+def _nothing(words: str) -> None:
+    """A forked child tells nobody anything."""
+
+
+def _within(seconds: float, actions: Sequence[Callable[[], None]]) -> bool:
+    """Whether actions that may hang came back in time."""
+
+    def act() -> None:
+        for action in actions:
+            action()
+
+    thread = threading.Thread(target=act, name="cto-nccl", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return not thread.is_alive()

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: MIT
+"""Models that are refused, each with all reasons at once, and calls of one node."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+
+import cupy_training_ops as cto
+
+
+def model(body: str, inputs: str = "float[N, 4] x", outputs: str = "float[N, 4] y"):
+    text = f'<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]> g ({inputs})'
+    return onnx.parser.parse_model(f"{text} => ({outputs}) {{ {body} }}")
+
+
+def refusal(body: str, **said: str) -> str:
+    with pytest.raises(cto.OpError) as caught:
+        cto.onnx.Session(model(body, **said))
+    return str(caught.value)
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    text = refusal(
+        """a = Unheard(x)
+        b = my.domain.Relu(a)
+        c = Softmax <axes=1> (x)
+        d = Gemm(x)
+        e = com.microsoft.GatherGrad(x)
+        y = Add(b, missing)"""
+    )
+    for words in (
+        "(Unheard): unknown operator Unheard of ONNX's own domain",
+        "(Relu): unknown operator Relu of domain 'my.domain'",
+        "(Softmax): unknown attributes axes",
+        "(Gemm): its input b is missing",
+        "(GatherGrad): its input indices is missing",
+    ):
+        assert words in text
+    assert "nothing makes its input 'missing'" in refusal("y = Add(x, missing)")
+
+
+def test_a_node_that_has_a_name_is_called_by_it() -> None:
+    assert "node 0 'first' (Unheard)" in refusal('["first"] y = Unheard(x)')
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("a = Add(x, c) c = Relu(a) y = Relu(x)", "in a circle"),
+        ("y = Add(x, y)", "in a circle"),
+        ("y = Relu(x) y = Neg(x)", "made twice"),
+        ("x = Relu(x) y = Neg(x)", "made twice"),
+        ("a = Relu(x)", "output 'y': nothing makes it"),
+        ("i = Cast <to=7> (x) y = Add(x, i)", "B: expected float32 as the others, got int64"),
+        ("i = Cast <to=7> (x) y = Gelu(i)", "unknown operator|not in opset"),
+        ("i = Cast <to=7> (x) y = com.microsoft.Gelu(i)", "expected dtype .*, got int64"),
+        ("i = Cast <to=7> (x) y = Sigmoid(i)", "X: int64 is not among what Sigmoid takes"),
+        ("y = Cast <to=99> (x)", "99"),
+        ("y = com.microsoft.NcclAllReduce(x)", "needs other processes"),
+        ('y = com.microsoft.PythonOp <func_name="f"> (x)', "needs other processes"),
+    ],
+)
+def test_what_cannot_run_is_refused(body: str, words: str) -> None:
+    with pytest.raises(cto.OpError, match=words):
+        cto.onnx.Session(model(body))
+
+
+def test_nodes_in_any_order_run_in_one_that_they_can() -> None:
+    proto = model("a = Relu(x) b = Neg(a) y = Exp(b)")
+    nodes = list(proto.graph.node)[::-1]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    x = np.array([[1, -1, 2, 0]], np.float32)
+    expected = np.exp(-np.maximum(x, 0))
+    np.testing.assert_allclose(cto.onnx.Session(proto).run({"x": x})["y"], expected, rtol=1e-6)
+
+
+def test_a_failing_node_is_named_when_it_runs() -> None:
+    session = cto.onnx.Session(model('["inner"] y = MatMul(x, x)'))
+    with pytest.raises(cto.ArgumentError, match=r"node 0 'inner' \(MatMul\)"):
+        session.run({"x": np.ones((3, 4), np.float32)})
+
+
+@pytest.mark.parametrize("feeds", [{}, {"x": None, "z": None}])
+def test_feeds_are_those_of_the_model(feeds) -> None:
+    session = cto.onnx.Session(model("y = Relu(x)"))
+    array = np.ones((3, 4), np.float32)
+    with pytest.raises(cto.ArgumentError, match="feeds"):
+        session.run(dict.fromkeys(feeds, array))
+
+
+def test_functions_of_a_model_are_put_in_place() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17, "mine" : 1]>
+    g (float[N, 4] x) => (float[N, 4] y) { y = mine.twice(x) }
+    <domain: "mine", opset_import: ["" : 17]>
+    twice (a) => (b) { b = Add(a, a) }"""
+    session = cto.onnx.Session(onnx.parser.parse_model(text))
+    x = np.ones((2, 4), np.float32)
+    np.testing.assert_array_equal(session.run({"x": x})["y"], x + x)
+
+
+def test_a_value_is_not_overwritten_while_another_node_needs_it(rng) -> None:
+    body = """a = Neg(x) r = Reshape(a, s) b = Relu(a) c = Exp(b) d = Add(c, b)
+    e = Identity(d) f = Mul(d, d) g = Add(e, f) h = Reshape(r, t) y = Add(g, h)"""
+    proto = model(body)
+    proto.graph.initializer.extend(
+        helper.make_tensor(name, TensorProto.INT64, [2], dims)
+        for name, dims in (("s", (4, -1)), ("t", (-1, 4)))
+    )
+    x = rng.standard_normal((3, 4)).astype(np.float32)
+    before = x.copy()
+    session = cto.onnx.Session(proto)
+    expected = ReferenceEvaluator(proto).run(None, {"x": x})[0]
+    for _ in range(2):
+        np.testing.assert_allclose(session.run({"x": x})["y"], expected, rtol=1e-6)
+    np.testing.assert_array_equal(x, before)
+
+
+# ---- one node ------------------------------------------------------------------------------------
+
+
+def test_a_node_is_called_with_arrays_by_position() -> None:
+    node = helper.make_node(
+        "GatherGrad", ["shape", "i", "dy"], ["dx"], axis=1, domain="com.microsoft"
+    )
+    dy, i = np.ones((2, 2), np.float32), np.array([0, 2])
+    (dx,) = cto.onnx.call(node, [np.array([2, 3]), i, dy])
+    np.testing.assert_array_equal(dx, [[1, 0, 1], [1, 0, 1]])
+
+
+def test_a_missing_input_is_none_and_lambda_is_taken() -> None:
+    node = helper.make_node(
+        "AdamOptimizer",
+        ["r", "t", "w", "g", "m", "v", "", "", "", "signal"],
+        ["t2", "m2", "v2", "w2"],
+        domain="com.microsoft",
+        **{"lambda": 0.5},
+    )
+    w, g = np.ones(3, np.float32), np.zeros(3, np.float32)
+    inputs = [np.float32([0.1]), np.int64([1]), w, g, g.copy(), g.copy(), None, None, None, None]
+    found = cto.onnx.call(node, inputs)
+    np.testing.assert_allclose(found[3], 0.95, rtol=1e-6)
+    assert found[3] is w
+
+
+def test_a_list_spreads_over_a_nodes_inputs() -> None:
+    node = helper.make_node(
+        "ConcatTraining", ["a", "b"], ["c", "n"], axis=0, domain="com.microsoft"
+    )
+    whole, lengths = cto.onnx.call(node, [np.ones(2, np.float32), np.zeros(3, np.float32)])
+    np.testing.assert_array_equal(whole, [1, 1, 0, 0, 0])
+    np.testing.assert_array_equal(lengths, [2, 3])
+
+
+def test_lists_take_turns_among_a_nodes_inputs() -> None:
+    names = ["", "", "", "r", "t", "w1", "g1", "m1", "v1", "", "w2", "g2", "m2", "v2", ""]
+    outputs = ["t2", "nw1", "", "nm1", "nv1", "", "nw2", "", "nm2", "nv2", ""]
+    node = helper.make_node("LambOptimizer", names, outputs, domain="com.microsoft")
+    arrays = [np.full(n, 0.5, np.float32) for n in (2, 2, 2, 2, 3, 3, 3, 3)]
+    arrays = [*arrays[:4], None, *arrays[4:], None]
+    found = cto.onnx.call(node, [None, None, None, np.float32([0.1]), np.int64([1]), *arrays])
+    assert found[1].shape == (2,)
+    assert found[6].shape == (3,)
+    assert (found[1] < 0.5).all()
+
+
+def test_the_reference_evaluator_runs_our_operators(rng) -> None:
+    proto = model(
+        "a = com.microsoft.QuickGelu(x) y = com.microsoft.QuickGeluGrad(a, x)",
+    )
+    x = rng.standard_normal((3, 4)).astype(np.float32)
+    evaluator = ReferenceEvaluator(proto, new_ops=cto.onnx.reference_ops())
+    got = evaluator.run(None, {"x": x})[0]
+    np.testing.assert_array_equal(got, cto.quick_gelu_grad(cto.quick_gelu(x), x))
+    np.testing.assert_array_equal(got, cto.onnx.Session(proto).run({"x": x})["y"])

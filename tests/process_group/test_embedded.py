@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: MIT
+"""The engine for one machine: calls are whole or end the group, and nobody else takes part."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+import stat
+import struct
+import threading
+import time
+
+import numpy as np
+import pytest
+from ranks import gathered, in_threads, results
+
+import cupy_training_ops as cto
+from cupy_training_ops import ArgumentError, GroupError
+from cupy_training_ops.process_group import wire
+from cupy_training_ops.process_group.embedded import MESSAGE
+
+LARGE = 2**20  # elements: more than what a socket holds
+
+
+class StopError(Exception):
+    """As a handler of a signal raises it."""
+
+
+class Interrupting:
+    """An array at whose sight Ctrl-C is pressed."""
+
+    def __dlpack__(self, **_: object) -> None:
+        raise KeyboardInterrupt
+
+    __dlpack_device__ = __dlpack__
+
+
+def reduced(group, x: float, n: int = 3) -> float:
+    return float(cto.nccl_all_reduce([np.full(n, x)], group=group)[0][-1])
+
+
+# ---- P1, P2: a call that is stopped ends the group -----------------------------------------------
+
+
+def raising(monkeypatch, engine, method: str, error: BaseException, after: bool) -> None:
+    """Once, before or after the method did its work."""
+    inner = getattr(engine, method)
+
+    def act(*args):
+        monkeypatch.setattr(engine, method, inner)
+        if after:
+            inner(*args)
+        raise error
+
+    monkeypatch.setattr(engine, method, act)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("error", [KeyboardInterrupt("Ctrl-C"), StopError("enough"), MemoryError()])
+@pytest.mark.parametrize(
+    ("method", "after"), [("put", False), ("put", True), ("take", False), ("take", True)]
+)
+def test_after_a_call_that_was_stopped_and_caught_no_sum_is_wrong(
+    monkeypatch, victim, error, method, after
+) -> None:
+    def call(group) -> list[float | str]:
+        found: list[float | str] = []
+        if group.rank == victim:
+            raising(monkeypatch, group._engine, method, error, after)
+        for i in range(3):
+            try:
+                found.append(reduced(group, 10.0**i))
+            except GroupError as e:
+                found.append(str(e))
+            except (KeyboardInterrupt, StopError) as e:
+                found.append(type(e).__name__)
+        return found
+
+    found = results(in_threads(3, call))
+    for rank, values in enumerate(found):
+        for i, value in enumerate(values):
+            assert isinstance(value, str) or value == 3 * 10.0**i
+        if rank != victim:  # the first may have been answered
+            assert f"rank {victim} stopped in the middle of NcclAllReduce: {error!r}" in values[2]
+    own = found[victim]
+    assert (
+        "group: rank" in own[0]
+        if isinstance(error, MemoryError)
+        else own[0] == type(error).__name__
+    )
+    assert all(f"rank {victim} stopped in the middle" in value for value in own[1:])
+
+
+def test_half_a_message_is_taken_for_none() -> None:
+    """A signal's handler raises while a large array is on its way."""
+
+    def call(group) -> str:
+        if group.rank == 0:
+            time.sleep(1.0)
+        else:
+            pipe = group._engine._pipes[0]
+            inner = pipe._send
+
+            def send(data, *rest):
+                if len(data) > 2**20:
+                    os.write(pipe.fileno(), bytes(data[:1000]))
+                    raise StopError
+                inner(data, *rest)
+
+            pipe._send = send
+        for _ in range(2):
+            with pytest.raises((StopError, GroupError)) as caught:
+                reduced(group, 1.0, LARGE)
+        return str(caught.value)
+
+    first, second = results(in_threads(2, call))
+    assert "rank 1 is gone: its connection ended" in first or "rank 1 stopped" in first
+    assert "rank 1 stopped in the middle of NcclAllReduce: StopError()" in second
+
+
+def test_what_follows_the_exchange_belongs_to_the_call(monkeypatch) -> None:
+    """An interrupt while results are put where they go."""
+    from cupy_training_ops.families.collective import reference
+
+    inner = reference.as_arrays
+
+    def call(group) -> str:
+        with contextlib.suppress(KeyboardInterrupt, GroupError):
+            reduced(group, 1.0)
+        with contextlib.suppress(GroupError):
+            reduced(group, 1.0)
+        with pytest.raises(GroupError) as caught:
+            reduced(group, 1.0)
+        return str(caught.value)
+
+    def stops(parts, like):
+        if threading.current_thread() is victim[0]:
+            raise KeyboardInterrupt
+        return inner(parts, like)
+
+    victim: list[threading.Thread] = []
+
+    def rank(group) -> str:
+        if group.rank == 1:
+            victim.append(threading.current_thread())
+            monkeypatch.setattr(reference, "as_arrays", stops)
+        else:
+            while not victim:
+                time.sleep(0.01)
+        return call(group)
+
+    for words in results(in_threads(2, rank)):
+        assert "rank 1 stopped in the middle of NcclAllReduce: KeyboardInterrupt()" in words
+
+
+def test_what_was_never_begun_may_be_called_again() -> None:
+    """A call that is refused, or interrupted before others heard of it."""
+
+    def call(group) -> float:
+        with pytest.raises(ArgumentError):
+            cto.nccl_all_reduce(["x"], group=group)
+        with pytest.raises(KeyboardInterrupt):
+            cto.NcclAllReduce(group=group)([Interrupting()])
+        return reduced(group, 2.0)
+
+    assert results(in_threads(2, call)) == [4.0, 4.0]
+
+
+# ---- P3: threads ---------------------------------------------------------------------------------
+
+
+def test_a_call_of_another_thread_is_refused_while_one_is_under_way() -> None:
+    is_in = threading.Event()
+
+    def call(group) -> str | float:
+        if group.rank == 0:
+            is_in.wait(5)
+            time.sleep(0.3)
+            return reduced(group, 1.0)
+        inner = group._engine.take
+
+        def take(*args):
+            is_in.set()
+            return inner(*args)
+
+        group._engine.take = take
+
+        def intrude() -> str:
+            is_in.wait(5)
+            with pytest.raises(GroupError) as caught:
+                reduced(group, 100.0)
+            return str(caught.value)
+
+        value, words = gathered([lambda: reduced(group, 1.0), intrude], 10)
+        assert value == 2.0
+        return words
+
+    value, words = results(in_threads(2, call))
+    assert value == 2.0
+    assert words == "NcclAllReduce: group: a call of another thread is under way"
+
+
+def test_threads_take_turns() -> None:
+    def call(group) -> list[float]:
+        turns = [threading.Thread(target=lambda: found.append(reduced(group, 1.0))) for _ in "ab"]
+        found: list[float] = []
+        for turn in turns:
+            turn.start()
+            turn.join()
+        return found
+
+    assert results(in_threads(2, call)) == [[2.0, 2.0]] * 2
+
+
+# ---- P5: nobody else -----------------------------------------------------------------------------
+
+
+def test_its_sockets_have_no_address_and_no_child_inherits_them() -> None:
+    def call(group) -> None:
+        for pipe in group._engine._pipes.values():
+            assert stat.S_ISSOCK(os.fstat(pipe.fileno()).st_mode)
+            assert not os.get_inheritable(pipe.fileno())
+            with socket.socket(fileno=os.dup(pipe.fileno())) as sock:
+                assert sock.family == socket.AF_UNIX
+                assert not sock.getsockname()
+
+    results(in_threads(3, call))
+
+
+# ---- P6: what a peer says ------------------------------------------------------------------------
+
+
+def lie(number=1, lengths=(), text="", cut=0, kind=MESSAGE, rest=b"") -> bytes:
+    head = struct.pack("<BBQI", kind, 0, number, len(lengths)) + struct.pack(
+        f"<{len(lengths)}Q", *lengths
+    )
+    return (head + text.encode())[: -cut or None] + rest
+
+
+SUM = "NcclAllReduce, group_type 0, on cpu of 1 arrays; float64 (3,)"
+LIES = {
+    "nothing": (b"", "rank 1 is gone"),
+    "a number that is not its turn": (lie(7, (24,), SUM), "rank 1 is at message 7, rank 0 at 1"),
+    "half a head": (lie(cut=5), "whose head of 7 bytes cannot be read"),
+    "more parts than lengths": (struct.pack("<BBQI", 0, 0, 1, 2**31), "cannot be read"),
+    "a length of 2^60": (lie(1, (2**60,), SUM), "cannot be read"),
+    "bytes of another array": (lie(1, (0,), SUM), "a message came with 0 bytes, not 24"),
+    "no array": (lie(1, (), SUM), "a message came with 0 arrays, not 1"),
+    "escapes": (lie(kind=2)[:2] + b"\x1b[31mred\n\x07", r"\\x1b\[31mred\\n\\x07"),
+    "no text": (lie(1, (24,))[:-1] + b"\xff", "the ranks disagree|cannot be read"),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_what_a_lying_peer_sends_is_an_error_of_the_group(name) -> None:
+    said, words = LIES[name]
+
+    def call(group) -> str:
+        if group.rank == 1:
+            pipe = group._engine._pipes[0]
+            pipe.send_bytes(said)
+            if name in ("bytes of another array",):
+                pipe.send_bytes(b"")
+            elif name == "a number that is not its turn":
+                pipe.send_bytes(bytes(24))
+            with contextlib.suppress(GroupError):
+                group._engine.take(0, 0, 2.0)
+            return ""
+        with pytest.raises(cto.OpError, match=words) as caught:
+            reduced(group, 1.0)
+        assert caught.value.args[0].isprintable()
+        assert len(str(caught.value)) < 1500
+        return ""
+
+    results(in_threads(2, call, timeout=1.0))
+
+
+def test_a_disagreement_that_is_no_text_is_escaped() -> None:
+    assert wire.printable("a\x1b[0m\u202eb" + "x" * 5000).startswith("a\\x1b[0m\\u202eb")
+    assert len(wire.printable("\x1b" * 5000)) <= 4 * wire.MAX_WORDS
+
+
+def test_two_arrays_for_one_are_an_error_on_both_ranks() -> None:
+    def call(group) -> None:
+        keywords = {"group": group, "tag": 1}
+        if group.rank == 0:
+            two = [np.ones(3, np.float32)] * 2
+            cto.send(True, 1, two, element_types=[1, 1], **keywords)
+        else:
+            cto.recv(True, 0, element_types=[1], arrays="numpy", **keywords)
+
+    for error in in_threads(2, call):
+        assert isinstance(error, ArgumentError)
+        assert "rank 0 sends tag 1 on cpu with float32 (3,), float32 (3,), rank 1" in str(error)
+
+
+# ---- timeouts ------------------------------------------------------------------------------------
+
+
+def test_a_peer_that_does_not_read_is_late() -> None:
+    """Its socket is full: the sender does not wait for ever."""
+    is_over = threading.Event()
+
+    def call(group) -> str:
+        if group.rank == 0:
+            is_over.wait(10)
+            return ""
+        started = time.monotonic()
+        with pytest.raises(GroupError) as caught:
+            reduced(group, 1.0, LARGE)
+        is_over.set()
+        assert time.monotonic() - started < 1.0 + 2.0
+        return str(caught.value)
+
+    words = results(in_threads(2, call, timeout=1.0))[1]
+    assert "rank 0 is late: it took no message for 1 seconds" in words
+
+
+def test_descriptors_that_are_closed_end_the_group() -> None:
+    together = threading.Barrier(3)
+
+    def call(group) -> str:
+        reduced(group, 1.0)
+        together.wait(5)
+        if group.rank == 1:
+            for pipe in group._engine._pipes.values():
+                os.close(pipe.fileno())
+        with contextlib.suppress(GroupError):
+            reduced(group, 1.0)
+        with pytest.raises(GroupError) as caught:
+            reduced(group, 1.0)
+        if group.rank == 1:  # or closing would close what another test opens
+            for pipe in group._engine._pipes.values():
+                pipe._handle = None
+        return str(caught.value)
+
+    for words in results(in_threads(3, call, timeout=2.0)):
+        assert "rank 1" in words
+
+
+def test_no_descriptor_is_left() -> None:
+    def descriptors() -> set[str]:
+        return set(os.listdir("/proc/self/fd"))
+
+    before = len(descriptors())
+    for _ in range(3):
+        results(in_threads(3, lambda group: reduced(group, 1.0)))
+    assert len(descriptors()) <= before
+
+
+def test_too_many_descriptors_are_an_error_of_arguments() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 4, hard))
+    try:
+        with pytest.raises(GroupError, match=r"^ProcessGroup.in_threads: cannot connect 9"):
+            cto.ProcessGroup.in_threads(9)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_signal_that_is_handled_changes_nothing() -> None:
+    """A wait goes on after a handler that returns."""
+    if threading.current_thread() is not threading.main_thread():
+        pytest.skip("signals are the main thread's")
+    heard = []
+    before = signal.signal(signal.SIGALRM, lambda *_: heard.append(1))
+    first, second = cto.ProcessGroup.in_threads(2, 5.0)
+    other = threading.Timer(0.3, lambda: reduced(second, 1.0))
+    other.start()
+    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+    try:
+        assert reduced(first, 1.0) == 2.0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        other.join()
+        first.close()
+        second.close()
+    assert heard
