@@ -73,6 +73,7 @@ def test_states_are_numbers_and_go_on_bit_for_bit(anywhere, rng, seed) -> None:
     state = optimizer.state_dict()
     assert [x.shape for x in state["moment_2"].values()] == list(SHAPES)
     assert {x.dtype for m in MOMENTS for x in state[m].values()} == {FLOAT32}
+    assert all((x > 0).all() for x in state["moment_2"].values())
     file = io.BytesIO()
     optimizer.save(file)
     file.seek(0)
