@@ -269,14 +269,12 @@ class ReadyPlan:
     ) -> None:
         """Queue such steps over arrays at these addresses, on a stream of the current device.
 
-        stream: its address, so that CuPy's current one, which every thread has for itself, does not
-        matter. workspace: of scratch memory, where the plan needs some; is_clear: its zeros are
-        there. values: what `values` makes, where the plan has numbers that change.
+        stream: its address, whatever CuPy's current one is. workspace: of scratch memory, if any;
+        is_clear: its zeros are there. values: what `values` makes, for numbers that change.
         """
         if self.zeros_nbytes and not is_clear:
             self._backend.clear_at(workspace, self.zeros_nbytes, stream)
-        scratch = [workspace + offset for offset in self._offsets]
-        self._queue((), (*addresses, *scratch), values, stream)
+        self._queue((), (*addresses, *(workspace + n for n in self._offsets)), values, stream)
 
     def scratch(self, store: Store) -> list[object]:
         """Pointers into scratch memory with a buffer for each kind; most calls have the same."""
@@ -292,8 +290,7 @@ class ReadyPlan:
         """Pointers into a caller's workspace, which begins with the zeros: they are queued here."""
         if self.zeros_nbytes:
             self._backend.fill(workspace, self.zeros_nbytes, 0)
-        offset = self._backend.offset
-        return [offset(workspace, nbytes) for nbytes in self._offsets]
+        return [self._backend.offset(workspace, nbytes) for nbytes in self._offsets]
 
 
 class _Builder:
