@@ -224,6 +224,19 @@ def test_external_data_elsewhere_is_refused(location: str, said, tmp_path: Path)
         cto.onnx.Session(folder / "model.onnx")
 
 
+def test_external_data_that_is_said_many_times_is_refused(tmp_path: Path) -> None:
+    proto = onnx.load_from_string(external("w.bin"))
+    (tmp_path / "w.bin").write_bytes(b"\0" * 8)
+    for i in range(2):
+        proto.graph.initializer.append(proto.graph.initializer[0])
+        proto.graph.initializer[-1].name = f"again {i}"
+        (tmp_path / "model.onnx").write_bytes(proto.SerializeToString())
+        if i == 0:
+            cto.onnx.Session(tmp_path / "model.onnx")
+    with pytest.raises(cto.ArgumentError, match="say more than it holds"):
+        cto.onnx.Session(tmp_path / "model.onnx")
+
+
 def test_external_data_of_bytes_is_refused(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "w.bin").write_bytes(b"\0" * 8)
     monkeypatch.chdir(tmp_path)

@@ -66,6 +66,15 @@ def test_the_rate_is_that_of_the_next_step() -> None:
     assert all((before[n] != p).any() for n, p in session.parameters.items())
 
 
+def test_a_rate_below_zero_is_saved_as_well(tmp_path: Path) -> None:
+    session, _ = opened()
+    session.lr = -0.5
+    session.save(tmp_path / "state.npz")
+    other, _ = opened()
+    other.load(tmp_path / "state.npz")
+    assert other.lr == -0.5
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, "x", None])
 def test_a_rate_that_is_no_number_is_refused(value) -> None:
     session, _ = opened()

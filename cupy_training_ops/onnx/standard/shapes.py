@@ -150,8 +150,13 @@ def slice_(
 
 
 def _cut(extent: int, start: int, end: int, step: int) -> slice:
-    """A position before the first element ends a slice that goes backwards."""
-    return slice(start, None if step < 0 and end < -extent else end, step)
+    """A position before the first element ends a slice that goes backwards; one that begins there
+    begins at the first."""
+    return slice(
+        max(start, -extent) if step < 0 else start,
+        None if step < 0 and end < -extent else end,
+        step,
+    )
 
 
 @standard("Cast", since=6, view=True)
@@ -212,7 +217,7 @@ def pad(
     return xp.pad(x[cut], wider, mode=mode)
 
 
-@standard("DepthToSpace")
+@standard("DepthToSpace", view=True)
 def depth_to_space(xp: Module, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
     n, c, h, w = x.shape
     b, inner = blocksize, c // blocksize**2
@@ -223,7 +228,7 @@ def depth_to_space(xp: Module, x: Array, *, blocksize: int, mode: str = "DCR") -
     return moved.reshape(n, inner, h * b, w * b)
 
 
-@standard("SpaceToDepth")
+@standard("SpaceToDepth", view=True)
 def space_to_depth(xp: Module, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
     n, c, h, w = x.shape
     b = blocksize
