@@ -143,7 +143,7 @@ def _initializers(
     read: Counter[Path] = Counter()
     for tensor in graph.initializer:
         try:
-            yield tensor.name, array_of(tensor, folder, read)
+            yield _text(tensor.name), array_of(tensor, folder, read)
         except OpError as error:
             problems.add(f"initializer {cut(tensor.name)!r}", error)
 
@@ -152,18 +152,18 @@ def _node(proto: Proto, place: int, versions: Mapping[str, int], problems: Probl
     domain = "" if proto.domain in STANDARD else proto.domain
     known = {("" if d in STANDARD else d): v for d, v in versions.items()}
     node = Node(
-        proto.op_type,
-        domain,
+        _text(proto.op_type),
+        _text(domain),
         known.get(domain, 1),
-        tuple(proto.input),
-        tuple(proto.output),
-        name=proto.name,
+        tuple(map(_text, proto.input)),
+        tuple(map(_text, proto.output)),
+        name=_text(proto.name),
         place=place,
     )
     attributes = {}
     for item in proto.attribute:
         try:
-            attributes[item.name] = attribute_value(item)
+            attributes[_text(item.name)] = attribute_value(item)
         except OpError as error:
             problems.add(node.title, f"attribute {cut(item.name)!r}: {error}")
     object.__setattr__(node, "attributes", attributes)
@@ -186,6 +186,7 @@ def attribute_value(item: Proto) -> Any:
 
 
 def _text(value: Any) -> Any:
+    """Text for bytes; protobuf gives bytes for a string that is no UTF-8, too."""
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
 
 
@@ -288,13 +289,13 @@ def _value(proto: Proto) -> Value:
     kind = proto.type.WhichOneof("value")
     if kind == "sequence_type":
         inner = proto.type.sequence_type.elem_type.tensor_type
-        return Value(proto.name, _maybe(inner.elem_type), None, is_sequence=True)
+        return Value(_text(proto.name), _maybe(inner.elem_type), None, is_sequence=True)
     tensor = proto.type.tensor_type
     shape: tuple[int | None, ...] | None = None
     if tensor.HasField("shape"):
         dims = tensor.shape.dim
         shape = tuple(int(d.dim_value) if d.HasField("dim_value") else None for d in dims)
-    return Value(proto.name, _maybe(tensor.elem_type), shape)
+    return Value(_text(proto.name), _maybe(tensor.elem_type), shape)
 
 
 def _check_types(items: Iterable[Proto], problems: Problems) -> None:
@@ -305,7 +306,7 @@ def _check_types(items: Iterable[Proto], problems: Problems) -> None:
         number = kind.tensor_type.elem_type
         if number and _maybe(number) is None:
             words = f"elements of ONNX type {int(number)} are not computed here"
-            problems.add(f"value {cut(item.name)!r}", words)
+            problems.add(f"value {cut(_text(item.name))!r}", words)
 
 
 def _maybe(number: int) -> Dtype | None:

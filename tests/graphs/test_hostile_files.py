@@ -192,6 +192,17 @@ def test_external_data_is_read_within_the_folder(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, [1, 2])
 
 
+def test_names_that_are_no_text_are_names(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[1, 1, 4] xqq)
+    => (float[1, 1, 2] yqq) { yqq = MaxPool <kernel_shape = [2], strides = [2]> (xqq)
+        zqq, kqq = MaxPool <kernel_shape = [2], strides = [2]> (xqq)
+        gqq = MaxPoolGrad <kernel_shape = [2], strides = [2]> (zqq, kqq) }"""
+    data = onnx.parser.parse_model(text).SerializeToString().replace(b"qq", b"\xff\xfe")
+    x = np.arange(4, dtype=np.float32).reshape(1, 1, 4)
+    found = cto.onnx.Session(data).run({"x\\xff\\xfe": x})
+    np.testing.assert_array_equal(found["y\\xff\\xfe"], [[[1, 3]]])
+
+
 @pytest.mark.parametrize(
     ("location", "said"),
     [

@@ -137,7 +137,7 @@ def test_the_exported_model_is_what_was_trained(name: str, tmp_path: Path) -> No
     x = answers["x"][2]
     predicted = session.eval(x)
     model = onnx.load(tmp_path / "model.onnx")
-    onnx.checker.check_model(model)
+    onnx.checker.check_model(model, full_check=True)
     assert [item.name for item in model.graph.input] == ["x"]
     expected = ReferenceEvaluator(model).run(None, {"x": x})[0]
     np.testing.assert_allclose(predicted, expected, rtol=1e-5, atol=1e-5)
