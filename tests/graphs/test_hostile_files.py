@@ -192,7 +192,7 @@ def test_external_data_is_read_within_the_folder(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, [1, 2])
 
 
-def test_names_that_are_no_text_are_names(tmp_path: Path) -> None:
+def test_names_that_are_no_text_are_names() -> None:
     text = """<ir_version: 8, opset_import: ["" : 17]> g (float[1, 1, 4] xqq)
     => (float[1, 1, 2] yqq) { yqq = MaxPool <kernel_shape = [2], strides = [2]> (xqq)
         zqq, kqq = MaxPool <kernel_shape = [2], strides = [2]> (xqq)
