@@ -145,15 +145,15 @@ def _initializers(
         try:
             yield _text(tensor.name), array_of(tensor, folder, read)
         except OpError as error:
-            problems.add(f"initializer {cut(tensor.name)!r}", error)
+            problems.add(f"initializer {cut(_text(tensor.name))!r}", error)
 
 
 def _node(proto: Proto, place: int, versions: Mapping[str, int], problems: Problems) -> Node:
-    domain = "" if proto.domain in STANDARD else proto.domain
+    domain = "" if proto.domain in STANDARD else _text(proto.domain)
     known = {("" if d in STANDARD else d): v for d, v in versions.items()}
     node = Node(
         _text(proto.op_type),
-        _text(domain),
+        domain,
         known.get(domain, 1),
         tuple(map(_text, proto.input)),
         tuple(map(_text, proto.output)),
@@ -165,7 +165,7 @@ def _node(proto: Proto, place: int, versions: Mapping[str, int], problems: Probl
         try:
             attributes[_text(item.name)] = attribute_value(item)
         except OpError as error:
-            problems.add(node.title, f"attribute {cut(item.name)!r}: {error}")
+            problems.add(node.title, f"attribute {cut(_text(item.name))!r}: {error}")
     object.__setattr__(node, "attributes", attributes)
     return node
 
@@ -186,7 +186,7 @@ def attribute_value(item: Proto) -> Any:
 
 
 def _text(value: Any) -> Any:
-    """Text for bytes; protobuf gives bytes for a string that is no UTF-8, too."""
+    """Text, which protobuf gives as bytes where it is none; anything else as it is."""
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
 
 
@@ -244,7 +244,7 @@ def _from_fields(tensor: Proto, dtype: Dtype, shape: tuple[int, ...]) -> HostArr
 def external(tensor: Proto, folder: Path | None, nbytes: int, read: Counter[Path]) -> bytes:
     """The bytes of a tensor in another file of the model's folder, of which all tensors together
     take no more than twice its size: some share their bytes."""
-    said = {item.key: item.value for item in tensor.external_data}
+    said = {_text(item.key): _text(item.value) for item in tensor.external_data}
     path = inside(folder, said.get("location", ""))
     try:
         offset, length = int(said.get("offset", 0)), int(said.get("length", nbytes))

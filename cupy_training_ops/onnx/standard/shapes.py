@@ -145,18 +145,10 @@ def slice_(
     steps = [1] * len(starts) if steps is None else steps
     cut = [slice(None)] * x.ndim
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        cut[int(axis)] = _cut(x.shape[int(axis)], int(start), int(end), int(step))
+        is_back = step < 0  # then it begins at the first element, if not behind it
+        first = max(int(start), -x.shape[int(axis)]) if is_back else int(start)
+        cut[int(axis)] = slice(first, int(end), int(step))
     return x[tuple(cut)]
-
-
-def _cut(extent: int, start: int, end: int, step: int) -> slice:
-    """A position before the first element ends a slice that goes backwards; one that begins there
-    begins at the first."""
-    return slice(
-        max(start, -extent) if step < 0 else start,
-        None if step < 0 and end < -extent else end,
-        step,
-    )
 
 
 @standard("Cast", since=6, view=True)
