@@ -12,6 +12,7 @@ import contextlib
 import errno
 import itertools
 import os
+import select
 import socket
 import stat
 import struct
@@ -27,6 +28,7 @@ from .wire import Message, Part
 
 SOCKETS, LAUNCHER = "CTO_SOCKETS", "CTO_LAUNCHER"  # descriptors by rank; the process of `launch`
 MESSAGE, LEFT, FAULT = range(3)
+CHUNK = 2**15  # bytes, which fit into a socket that says that it has room
 
 _KIND = struct.Struct("<BB")  # and the channel
 _SECONDS = struct.Struct("@ll")  # struct timeval
@@ -48,8 +50,9 @@ class Embedded(Engine):
         super().__init__(rank, len(sockets) + 1, timeout, rank, local_size)
         self._pipes: dict[int, Connection] = {}
         for peer, sock in sockets.items():
-            micros = max(1, int(min(timeout, _MAX_WAIT) * 1e6))
-            for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            waits = {socket.SO_SNDTIMEO: self.patience(peer), socket.SO_RCVTIMEO: timeout}
+            for option, seconds in waits.items():
+                micros = max(1, int(min(seconds, _MAX_WAIT) * 1e6))
                 sock.setsockopt(socket.SOL_SOCKET, option, _SECONDS.pack(*divmod(micros, 10**6)))
             self._pipes[peer] = Connection(sock.detach())
         self._heard = {pipe: peer for peer, pipe in self._pipes.items()}  # may still say something
@@ -63,7 +66,9 @@ class Embedded(Engine):
         try:
             pipe.send_bytes(_KIND.pack(MESSAGE, channel) + head)
             for part in parts:
-                pipe.send_bytes(part)
+                for start in range(0, max(1, len(part)), CHUNK):
+                    self._wait_for_room(peer, pipe)
+                    pipe.send_bytes(memoryview(part)[start : start + CHUNK])
         except BlockingIOError:
             words = f"rank {peer} is late: it took no message for {self.timeout:g} seconds"
             raise GroupError(words) from None
@@ -118,6 +123,13 @@ class Embedded(Engine):
                 pipe.close()
         self._heard.clear()
 
+    def _wait_for_room(self, peer: int, pipe: Connection) -> None:
+        """BlockingIOError where a chunk does not fit; a blocking write might wait twice."""
+        room = select.poll()
+        room.register(pipe.fileno(), select.POLLOUT)
+        if not room.poll(min(self.patience(peer), _MAX_WAIT) * 1000):
+            raise BlockingIOError
+
     def _say(self, pipe: Connection, kind: int, words: str) -> None:
         """The last words; a peer that does not read is not waited for."""
         os.set_blocking(pipe.fileno(), False)
@@ -138,7 +150,7 @@ class Embedded(Engine):
             rest = memoryview(data)[_KIND.size :]
             if kind == MESSAGE:
                 number, lengths, text = wire.read_head(rest)
-                parts = [memoryview(pipe.recv_bytes(length)) for length in lengths]
+                parts = [_part(pipe, length) for length in lengths]
                 inbox = self._inbox.setdefault((peer, channel), deque())
                 inbox.append(Message(number, text, parts))
                 return
@@ -160,6 +172,17 @@ class Embedded(Engine):
         if getattr(error, "errno", None) == errno.EBADF:
             return f"rank {self.rank} lost its connection to rank {peer}: {words}"
         return f"rank {peer} is gone: {words}"
+
+
+def _part(pipe: Connection, length: int) -> memoryview:
+    """An array's bytes, in chunks."""
+    data = bytearray(pipe.recv_bytes(length))
+    while len(data) < length:
+        more = pipe.recv_bytes(length - len(data))
+        if not more:
+            raise EOFError
+        data += more
+    return memoryview(data)
 
 
 def in_threads(n: int, timeout: float) -> list[Embedded]:

@@ -104,6 +104,10 @@ class Engine:
             self._kept[peer, channel] = found
         return found
 
+    def patience(self, peer: int) -> float:
+        """Seconds that a peer may take to take a message; the first rank of a call waits less."""
+        return self.timeout + (GRACE if peer < self.rank else 0.0)
+
     def end(self, words: str) -> None:
         """Note that and why the group cannot go on, and tell the others; from any thread."""
         if not self._is_told:

@@ -70,7 +70,7 @@ class Mpi(Engine):
         requests = [self._comm.Isend([head, byte], peer, tag)]
         requests += [self._comm.Isend([part, byte], peer, tag + 1) for part in parts]
         try:
-            self._until(lambda: self._mpi.Request.Testall(requests), self.timeout, peer)
+            self._until(lambda: self._mpi.Request.Testall(requests), self.patience(peer), peer)
         except TimeoutError:
             words = f"rank {peer} is late: it took no message for {self.timeout:g} seconds"
             raise GroupError(words) from None

@@ -96,7 +96,7 @@ class Torch(Engine):
             key = self._key(self.rank, peer, channel)
             self._store.set(key, head)
             if sent:
-                self._await(f"{key}/taken", peer, self.timeout)
+                self._await(f"{key}/taken", peer, self.patience(peer))
                 self._store.delete_key(f"{key}/taken")
                 for work in sent:
                     work.wait(_delta(self.timeout))

@@ -105,7 +105,7 @@ def test_half_a_message_is_taken_for_none() -> None:
             inner = pipe._send
 
             def send(data, *rest):
-                if len(data) > 2**20:
+                if len(data) > 2**14:
                     os.write(pipe.fileno(), bytes(data[:1000]))
                     raise StopError
                 inner(data, *rest)
@@ -312,7 +312,7 @@ def test_a_peer_that_does_not_read_is_late() -> None:
         with pytest.raises(GroupError) as caught:
             reduced(group, 1.0, LARGE)
         is_over.set()
-        assert time.monotonic() - started < 1.0 + 2.0
+        assert time.monotonic() - started < 1.0 + 2.0 + 2.0  # on a busy machine
         return str(caught.value)
 
     words = results(in_threads(2, call, timeout=1.0))[1]
