@@ -93,6 +93,7 @@ def export(
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     _keep(copy.graph.node, lambda node: kept.intersection(node.output))
+    _cut_statistics(copy.graph.node)
     wanted = {name for node in copy.graph.node for name in node.input}
     known = {item.name: item for item in (*model.graph.value_info, *model.graph.output)}
     del copy.graph.output[:]
@@ -106,6 +107,15 @@ def export(
     data = onnx.shape_inference.infer_shapes(copy, data_prop=True).SerializeToString()
     with replacing(path) as stream:
         stream.write(data)
+
+
+def _cut_statistics(nodes: Iterable[Any]) -> None:
+    """Upstream's eval models name running statistics that a BatchNormalization gives in training
+    alone; runtimes refuse that."""
+    for node in nodes:
+        is_training = any(item.name == "training_mode" and item.i for item in node.attribute)
+        if node.op_type == "BatchNormalization" and not is_training:
+            del node.output[1:]
 
 
 def _output(onnx: Any, known: Any, name: str) -> Any:

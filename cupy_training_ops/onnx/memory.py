@@ -56,6 +56,12 @@ def in_place(steps: Sequence[Step], kept: set[int]) -> list[Step]:
     return found
 
 
+def lasting(steps: Sequence[Step], slots: set[int], lasts: set[int]) -> frozenset[int]:
+    """Which of the slots may have the memory of values that outlast a run."""
+    owner = _owners(steps)
+    return frozenset(slot for slot in slots if owner.get(slot, slot) in lasts)
+
+
 def _owners(steps: Sequence[Step]) -> Mapping[int, int]:
     """Of each slot that may be a view the one whose memory it has."""
     owner: dict[int, int] = {}

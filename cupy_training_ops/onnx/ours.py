@@ -29,8 +29,7 @@ def of_operator(node: Node, cls: type[Op]) -> Runner:
     declared = declared_places(cls.inputs, len(node.inputs))
     places = {item.name: i for i, item in enumerate(cls.inputs)}
     views = {i: places[o.aliases] for i, o in enumerate(cls.outputs) if o.aliases}
-    updates = frozenset(views.values())
-    updates |= {i for i, item in enumerate(cls.inputs) if item.updated}
+    updates = _updates(cls)
     return Runner(
         partial(_maker, op, node),
         host=_living(cls.inputs, declared, "host"),
@@ -43,6 +42,12 @@ def of_operator(node: Node, cls: type[Op]) -> Runner:
         updates=updates,
         op=op,
     )
+
+
+def _updates(cls: type[Op] | Op) -> frozenset[int]:
+    """The inputs that are written."""
+    names = {o.aliases for o in cls.outputs}
+    return frozenset(i for i, item in enumerate(cls.inputs) if item.updated or item.name in names)
 
 
 def _overwrites(cls: type[Op], places: Mapping[str, int]) -> tuple[int, ...]:
@@ -110,11 +115,13 @@ def _plain(
 
 
 def _taken(op: Op, xp: Any, values: Sequence[Any]) -> list[Any]:
-    """Inputs as operators take them: arrays without gaps, numbers where arrays are elsewhere."""
-    found = [
-        [dense(xp, v) for v in value] if isinstance(value, list) else dense(xp, value)
-        for value in values
-    ]
+    """Inputs as operators take them: arrays without gaps but where they are written, numbers where
+    arrays are elsewhere."""
+    found = list(values)
+    for i in set(range(len(found))) - _updates(op):
+        value = found[i]
+        is_list = isinstance(value, list)
+        found[i] = [dense(xp, v) for v in value] if is_list else dense(xp, value)
     if xp is not np:
         for i, value in enumerate(found):
             if op.inputs[i].memory == "either" and isinstance(value, np.ndarray):

@@ -15,7 +15,7 @@ import numpy as np
 from ..errors import OpError
 from .graph import Graph, Node, Problems
 from .kinds import Runner
-from .memory import UNUSED, Step, in_place, with_ends
+from .memory import UNUSED, Step, in_place, lasting, with_ends
 from .runner import runner
 
 HOST, DEVICE = True, False
@@ -33,6 +33,7 @@ class Program(NamedTuple):
     results: tuple[tuple[str, int], ...]
     constants: Mapping[str, int]
     states: Mapping[str, int]  # constants that steps update
+    copied: frozenset[int]  # results that may have a constant's memory
 
 
 def runners(
@@ -109,8 +110,9 @@ class Compiler:
         for i, node in enumerate(self._graph.nodes):
             self._add(node, self._found[i], i in self._on_host or self._is_host)
         results = tuple((item.name, self._any_slot(item.name)) for item in self._graph.outputs)
-        kept = {slot for _, slot in results} | {slot for slot, _ in self._feeds.values()}
-        kept |= {slot for slot, value in enumerate(self._values) if value is not None}
+        given = {slot for slot, value in enumerate(self._values) if value is not None}
+        wanted = {slot for _, slot in results}
+        kept = wanted | given | {slot for slot, _ in self._feeds.values()}
         constants = {n: self._any_slot(n) for n in self._graph.constants if self._has(n)}
         return Program(
             tuple(in_place(with_ends(self._steps, kept | {ABSENT}), kept | {ABSENT})),
@@ -119,6 +121,7 @@ class Compiler:
             results,
             constants,
             {n: slot for n, slot in constants.items() if n in self._updated},
+            lasting(self._steps, wanted, given),
         )
 
     def _has(self, name: str) -> bool:

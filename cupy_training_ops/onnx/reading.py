@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,7 @@ def _graph(proto: Proto, folder: Path | None, problems: Problems) -> Graph:
     nodes = [_node(node, i, versions, problems) for i, node in enumerate(_inlined(proto))]
     inputs = tuple(_value(item) for item in graph.input)
     outputs = tuple(_value(item) for item in graph.output)
+    _check_types((*graph.input, *graph.output), problems)
     known = {item.name for item in inputs} | constants.keys()
     nodes_in_order = ordered(nodes, known, problems)
     made = known.union(*(node.outputs for node in nodes))
@@ -138,9 +140,10 @@ def _initializers(
 ) -> Iterator[tuple[str, HostArray]]:
     if graph.sparse_initializer:
         problems.add("the graph", "sparse initializers are not read here")
+    read: Counter[Path] = Counter()
     for tensor in graph.initializer:
         try:
-            yield _text(tensor.name), array_of(tensor, folder)
+            yield _text(tensor.name), array_of(tensor, folder, read)
         except OpError as error:
             problems.add(f"initializer {cut(_text(tensor.name))!r}", error)
 
@@ -187,15 +190,18 @@ def _text(value: Any) -> Any:
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
 
 
-def array_of(tensor: Proto, folder: Path | None) -> HostArray:
-    """A tensor's array; refused where there are fewer or more bytes than its shape says."""
+def array_of(tensor: Proto, folder: Path | None, read: Counter[Path] | None = None) -> HostArray:
+    """A tensor's array; refused where there are fewer or more bytes than its shape says.
+
+    read: how many bytes of each file tensors before it took.
+    """
     dtype, shape = _dtype(tensor.data_type), tuple(tensor.dims)
     excess = limits.of_shape(shape)
     if excess is not None:
         raise ArgumentError(f"expected {excess.expected}, got {excess.got}")
     nbytes = math.prod(shape) * dtype.itemsize
     if tensor.data_location == type(tensor).EXTERNAL:
-        data = external(tensor, folder, nbytes)
+        data = external(tensor, folder, nbytes, Counter() if read is None else read)
     elif tensor.HasField("raw_data"):
         data = tensor.raw_data
     else:
@@ -235,8 +241,9 @@ def _from_fields(tensor: Proto, dtype: Dtype, shape: tuple[int, ...]) -> HostArr
     return plain.view(dtype).reshape(shape) if each == 2 else plain.astype(dtype).reshape(shape)
 
 
-def external(tensor: Proto, folder: Path | None, nbytes: int) -> bytes:
-    """The bytes of a tensor in another file of the model's folder."""
+def external(tensor: Proto, folder: Path | None, nbytes: int, read: Counter[Path]) -> bytes:
+    """The bytes of a tensor in another file of the model's folder, of which all tensors together
+    take no more than twice its size: some share their bytes."""
     said = {_text(item.key): _text(item.value) for item in tensor.external_data}
     path = inside(folder, said.get("location", ""))
     try:
@@ -245,6 +252,9 @@ def external(tensor: Proto, folder: Path | None, nbytes: int) -> bytes:
         raise ArgumentError(f"external data: offset and length are no numbers: {said}") from None
     if length != nbytes:
         raise ArgumentError(f"external data: expected {nbytes} bytes, got a length of {length}")
+    read[path] += nbytes
+    if path.is_file() and read[path] > 2 * path.stat().st_size:
+        raise ArgumentError(f"external data: {path.name!r}: tensors say more than it holds")
     return read_part(path, offset, nbytes)
 
 
@@ -286,6 +296,17 @@ def _value(proto: Proto) -> Value:
         dims = tensor.shape.dim
         shape = tuple(int(d.dim_value) if d.HasField("dim_value") else None for d in dims)
     return Value(_text(proto.name), _maybe(tensor.elem_type), shape)
+
+
+def _check_types(items: Iterable[Proto], problems: Problems) -> None:
+    """What goes in and out is of types that are computed here, where the model says any."""
+    for item in items:
+        sequence = item.type.WhichOneof("value") == "sequence_type"
+        kind = item.type.sequence_type.elem_type if sequence else item.type
+        number = kind.tensor_type.elem_type
+        if number and _maybe(number) is None:
+            words = f"elements of ONNX type {int(number)} are not computed here"
+            problems.add(f"value {cut(_text(item.name))!r}", words)
 
 
 def _maybe(number: int) -> Dtype | None:

@@ -105,7 +105,8 @@ class Session:
         with np.errstate(all="ignore"), kept:
             for step in self.program.steps:
                 self._run_step(step, values)
-        return {name: values[slot] for name, slot in self.program.results}
+        copied = self.program.copied
+        return {n: values[k].copy() if k in copied else values[k] for n, k in self.program.results}
 
     def _run_step(self, step: Any, values: list[Any]) -> None:
         run, inputs, outputs, dead, node, _ = step

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from ..registry import REGISTRY
 from .graph import Node
 from .reading import attribute_value, onnx_package
 from .runner import runner
-from .standard import NEWEST
+from .standard import NEWEST, TABLE
 
 
 def call(node: Any, inputs: Sequence[Any], *, version: int = NEWEST) -> tuple[Any, ...]:
@@ -48,10 +48,18 @@ def _module(arrays: Sequence[Any]) -> Any:
     return np
 
 
+def _each(function: Callable[[Any], Any], value: Any) -> Any:
+    """Of an array, of those of a sequence, or None of what is left out."""
+    if isinstance(value, list):
+        return [function(item) for item in value]
+    return None if value is None else function(value)
+
+
 def reference_ops() -> list[type]:
     """A class of each operator of upstream's domain, for ReferenceEvaluator(new_ops=...)."""
-    onnx_package()
+    has = onnx_package().defs.has
     names = {name for domain, name, _ in REGISTRY if domain == "com.microsoft"}
+    names |= {name for name in TABLE if not has(name)}
     return [_reference(name) for name in sorted(names)]
 
 
@@ -60,7 +68,7 @@ def _reference(name: str) -> type:
 
     def run(self: Any, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
         del attributes  # of the node, which has them
-        results = call(self.onnx_node, [np.copy(x) if x is not None else x for x in inputs])
-        return tuple(np.asarray(result) for result in results)
+        results = call(self.onnx_node, [_each(np.copy, x) for x in inputs])
+        return tuple(_each(np.asarray, result) for result in results)
 
     return type(name, (OpRun,), {"op_domain": "com.microsoft", "_run": run})

@@ -50,7 +50,7 @@ def _checked_numbers(
     found = {name: header.get(name) for name in numbers}
     for name, value in found.items():
         fits = type(value) is type(numbers[name]) and math.isfinite(value)  # type: ignore[arg-type]
-        if not fits or value < 0:  # type: ignore[operator]
+        if not fits or (isinstance(value, int) and value < 0):
             raise ArgumentError(f"{file}: {name}: got {shown(value)}")
     return found
 

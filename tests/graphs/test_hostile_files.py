@@ -219,6 +219,17 @@ def test_external_data_is_read_within_the_folder(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, [1, 2])
 
 
+def test_names_that_are_no_text_are_names() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[1, 1, 4] xqq)
+    => (float[1, 1, 2] yqq) { yqq = MaxPool <kernel_shape = [2], strides = [2]> (xqq)
+        zqq, kqq = MaxPool <kernel_shape = [2], strides = [2]> (xqq)
+        gqq = MaxPoolGrad <kernel_shape = [2], strides = [2]> (zqq, kqq) }"""
+    data = onnx.parser.parse_model(text).SerializeToString().replace(b"qq", b"\xff\xfe")
+    x = np.arange(4, dtype=np.float32).reshape(1, 1, 4)
+    found = cto.onnx.Session(data).run({"x\\xff\\xfe": x})
+    np.testing.assert_array_equal(found["y\\xff\\xfe"], [[[1, 3]]])
+
+
 @pytest.mark.parametrize(
     ("location", "said"),
     [
@@ -249,6 +260,19 @@ def test_external_data_elsewhere_is_refused(location: str, said, tmp_path: Path)
     (folder / "model.onnx").write_bytes(external(location, **said))
     with pytest.raises(cto.ArgumentError, match="external data"):
         cto.onnx.Session(folder / "model.onnx")
+
+
+def test_external_data_that_is_said_many_times_is_refused(tmp_path: Path) -> None:
+    proto = onnx.load_from_string(external("w.bin"))
+    (tmp_path / "w.bin").write_bytes(b"\0" * 8)
+    for i in range(2):
+        proto.graph.initializer.append(proto.graph.initializer[0])
+        proto.graph.initializer[-1].name = f"again {i}"
+        (tmp_path / "model.onnx").write_bytes(proto.SerializeToString())
+        if i == 0:
+            cto.onnx.Session(tmp_path / "model.onnx")
+    with pytest.raises(cto.ArgumentError, match="say more than it holds"):
+        cto.onnx.Session(tmp_path / "model.onnx")
 
 
 def test_external_data_of_bytes_is_refused(tmp_path: Path, monkeypatch) -> None:

@@ -120,6 +120,33 @@ def test_a_value_is_not_overwritten_while_another_node_needs_it(rng) -> None:
     np.testing.assert_array_equal(x, before)
 
 
+def test_what_a_caller_writes_into_a_result_is_the_callers() -> None:
+    body = "c = Constant <value_floats = [1.0, 2.0, 3.0, 4.0]> () v = Reshape(c, s) y = Add(x, v)"
+    proto = model(body, outputs="float[4] c, float[1, 4] v, float[N, 4] y")
+    proto.graph.initializer.append(helper.make_tensor("s", TensorProto.INT64, [2], (1, 4)))
+    session, x = cto.onnx.Session(proto), np.zeros((1, 4), np.float32)
+    for _ in range(2):
+        found = session.run({"x": x})
+        np.testing.assert_array_equal(found["y"], [[1, 2, 3, 4]])
+        found["c"][:] = found["v"][:] = 7
+
+
+def test_an_update_reaches_the_callers_array_or_is_refused() -> None:
+    proto = model("f, y = com.microsoft.InPlaceAccumulatorV2(b, x)", "float[N, 4] b, float[N, 4] x")
+    buffer, value = np.zeros((4, 3), np.float32).T, np.ones((3, 4), np.float32)
+    session = cto.onnx.Session(proto)
+    with pytest.raises(cto.ArgumentError, match="layout"):
+        session.run({"b": buffer, "x": value})
+    session.run({"b": (dense := buffer.copy("C")), "x": value})
+    np.testing.assert_array_equal(dense, value)
+
+
+@pytest.mark.parametrize("inputs", ["string[N] x", "float8e4m3fn[N] x", "seq(string) x"])
+def test_elements_that_are_not_computed_are_refused_at_load(inputs: str) -> None:
+    said = refusal("y = Identity(x)", inputs=inputs, outputs="float[N] y")
+    assert "value 'x': elements of ONNX type" in said
+
+
 def test_a_value_is_not_overwritten_beside_a_view_of_it(rng) -> None:
     """The operator would refuse to write over one of two inputs that share memory."""
     x = rng.standard_normal((3, 4)).astype(np.float32)
@@ -184,3 +211,17 @@ def test_the_reference_evaluator_runs_our_operators(rng) -> None:
     got = evaluator.run(None, {"x": x})[0]
     np.testing.assert_array_equal(got, cto.quick_gelu_grad(cto.quick_gelu(x), x))
     np.testing.assert_array_equal(got, cto.onnx.Session(proto).run({"x": x})["y"])
+
+
+def test_the_reference_evaluator_takes_sequences_and_upstreams_fused_operators() -> None:
+    proto = model(
+        """a = SequenceConstruct(x, x)
+        f, b = com.microsoft.SGDOptimizerV2(lr, a, a)
+        n = Constant <value_int = 1> ()
+        c = SequenceAt(b, n)
+        y = com.microsoft.FusedMatMul <transB = 1> (c, x)""",
+        "float[1] lr, float[N, 4] x",
+    )
+    feeds = {"lr": np.float32([0.25]), "x": np.ones((2, 4), np.float32)}
+    evaluator = ReferenceEvaluator(proto, new_ops=cto.onnx.reference_ops())
+    np.testing.assert_array_equal(evaluator.run(None, feeds)[0], np.full((2, 2), 3.0))

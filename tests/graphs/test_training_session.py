@@ -65,6 +65,15 @@ def test_the_rate_is_that_of_the_next_step() -> None:
     assert all((before[n] != p).any() for n, p in session.parameters.items())
 
 
+def test_a_rate_below_zero_is_saved_as_well(tmp_path: Path) -> None:
+    session, _ = opened()
+    session.lr = -0.5
+    session.save(tmp_path / "state.npz")
+    other, _ = opened()
+    other.load(tmp_path / "state.npz")
+    assert other.lr == -0.5
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, "x", None])
 def test_a_rate_that_is_no_number_is_refused(value) -> None:
     session, _ = opened()
@@ -127,7 +136,7 @@ def test_the_exported_model_is_what_was_trained(name: str, tmp_path: Path) -> No
     x = answers["x"][2]
     predicted = session.eval(x)
     model = onnx.load(tmp_path / "model.onnx")
-    onnx.checker.check_model(model)
+    onnx.checker.check_model(model, full_check=True)
     assert [item.name for item in model.graph.input] == ["x"]
     expected = ReferenceEvaluator(model).run(None, {"x": x})[0]
     np.testing.assert_allclose(predicted, expected, rtol=1e-5, atol=1e-5)

@@ -95,6 +95,8 @@ def top_k(
 ) -> tuple[Array, Array]:
     """Of equal elements the first ones, as upstream has it."""
     n = int(k.reshape(-1)[0])
+    if not 0 <= n <= x.shape[axis]:
+        raise ArgumentError(f"K: expected 0 to {x.shape[axis]}, got {n}")
     order = xp.argsort(x, axis=axis, kind="stable")
     if largest:
         flipped = xp.argsort(xp.flip(x, axis), axis=axis, kind="stable")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ...dtypes import BFLOAT16, FLOAT16, FLOAT32
 from .elementwise import scalar
 from .table import standard
 
@@ -88,6 +89,16 @@ REDUCTIONS: dict[str, tuple[Reduce, int]] = {  # and the opset from which axes a
 }
 
 
+def _typed(reduce: Reduce) -> Reduce:
+    """Half types are reduced in float32; a result is of its input's type."""
+
+    def run(xp: Module, x: Array, axes: Any, keep: bool) -> Array:
+        wide = x.astype(FLOAT32) if x.dtype in (FLOAT16, BFLOAT16) else x
+        return reduce(xp, wide, axes, keep).astype(x.dtype, copy=False)
+
+    return run
+
+
 def _put(name: str, reduce: Reduce, since: int) -> None:
     @standard(name, until=since - 1)
     def by_attribute(xp: Module, x: Array, *, axes: Any = None, keepdims: int = 1) -> Array:
@@ -109,7 +120,7 @@ def _put(name: str, reduce: Reduce, since: int) -> None:
 
 
 for _name, (_reduce, _since) in REDUCTIONS.items():
-    _put(_name, _reduce, _since)
+    _put(_name, _typed(_reduce), _since)
 
 
 def _arg(name: str) -> Callable[..., Array]:
@@ -142,18 +153,26 @@ def cum_sum(xp: Module, x: Array, axis: Any, *, exclusive: int = 0, reverse: int
 @standard("Softmax", until=12)
 def softmax_1(xp: Module, x: Array, *, axis: int = 1) -> Array:
     """Over all dimensions from the axis on."""
-    return _over_rows(xp, x, axis, lambda e, total: e / total)
+    e = xp.exp(_below_top(x, axis))
+    return e / _row_sums(e, axis)
 
 
 @standard("LogSoftmax", until=12)
 def log_softmax_1(xp: Module, x: Array, *, axis: int = 1) -> Array:
-    return _over_rows(xp, x, axis, lambda e, total: xp.log(e / total))
+    below = _below_top(x, axis)
+    return below - xp.log(_row_sums(xp.exp(below), axis))
 
 
-def _over_rows(xp: Module, x: Array, axis: int, of: Callable[[Array, Array], Array]) -> Array:
-    axes = tuple(range(axis % max(x.ndim, 1), x.ndim))
-    e = xp.exp(x - x.max(axis=axes, keepdims=True))
-    return of(e, e.sum(axis=axes, keepdims=True))
+def _below_top(x: Array, axis: int) -> Array:
+    return x - x.max(axis=_row_axes(x, axis), keepdims=True)
+
+
+def _row_sums(x: Array, axis: int) -> Array:
+    return x.sum(axis=_row_axes(x, axis), keepdims=True)
+
+
+def _row_axes(x: Array, axis: int) -> tuple[int, ...]:
+    return tuple(range(axis % max(x.ndim, 1), x.ndim))
 
 
 @standard("Hardmax", since=13)

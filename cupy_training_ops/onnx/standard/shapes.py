@@ -145,7 +145,9 @@ def slice_(
     steps = [1] * len(starts) if steps is None else steps
     cut = [slice(None)] * x.ndim
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        cut[int(axis)] = slice(int(start), int(end), int(step))
+        is_back = step < 0  # then it begins at the first element, if not behind it
+        first = max(int(start), -x.shape[int(axis)]) if is_back else int(start)
+        cut[int(axis)] = slice(first, int(end), int(step))
     return x[tuple(cut)]
 
 
@@ -207,7 +209,7 @@ def pad(
     return xp.pad(x[cut], wider, mode=mode)
 
 
-@standard("DepthToSpace")
+@standard("DepthToSpace", view=True)
 def depth_to_space(xp: Module, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
     n, c, h, w = x.shape
     b, inner = blocksize, c // blocksize**2
@@ -218,7 +220,7 @@ def depth_to_space(xp: Module, x: Array, *, blocksize: int, mode: str = "DCR") -
     return moved.reshape(n, inner, h * b, w * b)
 
 
-@standard("SpaceToDepth")
+@standard("SpaceToDepth", view=True)
 def space_to_depth(xp: Module, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
     n, c, h, w = x.shape
     b = blocksize

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: MIT
+"""Standard operators where plain NumPy would give other values, shapes or types."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import cupy_training_ops as cto
+
+HALVES = (np.dtype(np.float16), cto.dtypes.BFLOAT16)
+
+
+def result(op: str, *inputs: np.ndarray, version: int = 18, **attributes: object) -> np.ndarray:
+    names = [f"x{i}" for i in range(len(inputs))]
+    node = helper.make_node(op, names, ["y"], **attributes)
+    return cto.onnx.call(node, inputs, version=version)[0]
+
+
+def test_old_log_softmax_is_finite_far_below_the_top(rng) -> None:
+    x = (300 * rng.standard_normal((5, 7))).astype(np.float32)
+    wide = x.astype(np.float64) - x.max(axis=1, keepdims=True)
+    expected = wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))
+    found = result("LogSoftmax", x, version=11)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("op", ["ReduceSum", "ReduceL1", "ReduceMean", "ReduceSumSquare"])
+def test_half_types_are_summed_in_float32(op: str, dtype: np.dtype) -> None:
+    x = np.ones((5000, 2), dtype)
+    found = result(op, x, np.array([0]))
+    assert found.dtype == dtype
+    expected = 1 if op == "ReduceMean" else 5000
+    np.testing.assert_allclose(found.astype(np.float64), [[expected] * 2], rtol=5e-3)
+
+
+def test_a_norm_of_half_types_does_not_overflow() -> None:
+    x = np.array([300, 400], np.float16)
+    np.testing.assert_array_equal(result("ReduceL2", x, keepdims=0), np.float16(500))
+
+
+@pytest.mark.parametrize("op", ["ReduceMean", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp"])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_a_reduction_of_integers_is_of_their_type(op: str, dtype: type) -> None:
+    x = np.array([[1, 2, 4], [3, 5, 5]], dtype)
+    found = result(op, x, np.array([1]), keepdims=0)
+    wide = {
+        "ReduceMean": x.mean(1),
+        "ReduceL2": np.sqrt((x * x).sum(1)),
+        "ReduceLogSum": np.log(x.sum(1)),
+        "ReduceLogSumExp": np.log(np.exp(x.astype(float)).sum(1)),
+    }
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, wide[op].astype(dtype))
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "expected"), [(-10, -20, [0]), (-3, -9, [0]), (9, -9, [2, 1, 0]), (0, 0, [])]
+)
+def test_a_slice_backwards_begins_within(start: int, end: int, expected: list[int]) -> None:
+    places = (np.array([n]) for n in (start, end, 0, -1))
+    np.testing.assert_array_equal(result("Slice", np.arange(3), *places), expected)
+
+
+@pytest.mark.parametrize("k", [-1, 4])
+def test_more_than_there_are_is_refused(k: int) -> None:
+    with pytest.raises(cto.ArgumentError, match=f"expected 0 to 3, got {k}"):
+        result("TopK", np.arange(3.0), np.array([k]))
+
+
+@pytest.mark.parametrize("op", ["DepthToSpace", "SpaceToDepth"])
+def test_blocks_of_one_are_not_written_over(op: str, rng) -> None:
+    text = f"""<ir_version: 8, opset_import: ["" : 17]>
+    g (float[1, 2, 3, 4] x) => (float[1, 2, 3, 4] y) {{
+        a = {op} <blocksize = 1> (x) b = Exp(a) c = {op} <blocksize = 1> (b) d = Neg(c)
+        y = Sub(d, b) }}"""
+    x = rng.standard_normal((1, 2, 3, 4)).astype(np.float32)
+    before = x.copy()
+    found = cto.onnx.Session(onnx.parser.parse_model(text)).run({"x": x})["y"]
+    np.testing.assert_array_equal(x, before)
+    np.testing.assert_allclose(found, -2 * np.exp(x), rtol=1e-6)
