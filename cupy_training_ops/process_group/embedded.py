@@ -66,8 +66,7 @@ class Embedded(Engine):
             for part in parts:
                 pipe.send_bytes(part)
         except BlockingIOError:
-            words = f"rank {peer} is late: it took no message for {self.timeout:g} seconds"
-            raise GroupError(words) from None
+            raise TimeoutError from None
         except OSError as error:
             while pipe in self._heard:  # what it said before it went
                 self._read(peer, pipe)
