@@ -6,7 +6,7 @@ from __future__ import annotations
 import click
 
 from .. import __version__
-from . import compile, completion, doctor, files, info, launch, ops, roundtrip, verify
+from . import compile, completion, doctor, files, graphs, info, launch, ops, roundtrip, verify
 from .errors import Group
 
 
@@ -32,5 +32,6 @@ main.add_command(ops.ops)
 main.add_command(verify.verify)
 main.add_command(compile.compile_kernels)
 main.add_command(doctor.doctor)
+main.add_command(graphs.onnx)
 main.add_command(launch.launch)
 main.add_command(completion.completion)

@@ -7,6 +7,7 @@ kept as codes between its last reader in the forward part and its first one in t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -56,7 +57,7 @@ class Activations:
             return None
         run = self._put if node.op_type == PUT else self._get
         name, need = node.attributes["name"], node.attributes["need"]
-        return Runner(lambda xp: lambda values: run(xp, name, need, values))
+        return Runner(lambda xp: lambda values: run(xp, name, need, values), keeps=True)
 
     def _put(self, xp: Any, name: str, need: str, values: list[Any]) -> list[Any]:
         """The value itself goes on where it is small."""
@@ -106,13 +107,23 @@ def _near(node: Node) -> tuple[str, ...]:
 
 
 def _backward(graph: Graph) -> set[int]:
-    """The nodes that the gradient of the first output, which is a constant, goes into."""
-    reached = {f"{graph.outputs[0].name}_grad"}
+    """The nodes that the gradient of the first output, which is a constant, goes into; and views
+    that they alone take."""
+    reached = {f"{item.name}_grad" for item in graph.outputs[:1]}
     found = set()
     for i, node in enumerate(graph.nodes):
         if reached.intersection(node.inputs):
             reached.update(filter(None, node.outputs))
             found.add(i)
+    forward = Counter(
+        n for i, node in enumerate(graph.nodes) if i not in found for n in node.inputs
+    )
+    forward.update(item.name for item in graph.outputs)
+    for i in reversed(range(len(graph.nodes))):
+        node = graph.nodes[i]
+        if i not in found and node.op_type in VIEWS and not any(forward[n] for n in node.outputs):
+            found.add(i)
+            forward.subtract(node.inputs)
     return found
 
 

@@ -16,6 +16,7 @@ from ..registry import REGISTRY
 from .graph import Graph, Node, Problems
 
 SHAPED = {"MaxPoolGrad": "MaxPool", "AveragePoolGrad": "AveragePool"}
+N_INPUTS = {"MaxPoolGrad": 2, "AveragePoolGrad": 1}  # without the shape
 SUFFIX = "::shape"  # of the name of a value that is another's shape
 STATE = "::random"  # of one that is the state of a node's random numbers
 DRAWING = frozenset(
@@ -66,7 +67,7 @@ def _with_states(graph: Graph, seed: int | None) -> Graph:
 
 def _state_place(node: Node) -> int | None:
     """Where a node that draws takes its state; None of others."""
-    if node.op_type not in DRAWING or (node.is_standard and node.version < 12):
+    if node.op_type not in DRAWING or not node.outputs or (node.is_standard and node.version < 12):
         return None
     cls = next(cls for (_, name, _), cls in REGISTRY.items() if name == node.op_type)
     place = next(i for i, item in enumerate(cls.inputs) if item.name == "state")
@@ -93,8 +94,8 @@ def constant(node: Node) -> HostArray:
     types: dict[str, Any] = {"value_float": np.float32, "value_floats": np.float32}
     types |= {"value_int": np.int64, "value_ints": np.int64}
     for name, value in node.attributes.items():
-        if name == "value":
-            return value  # type: ignore[no-any-return]
+        if name == "value" and isinstance(value, np.ndarray):
+            return value
         if name in types:
             return np.array(value, types[name])
     raise ArgumentError("no constant of numbers")
@@ -102,11 +103,11 @@ def constant(node: Node) -> HostArray:
 
 def _with_shapes(graph: Graph, problems: Problems) -> Graph:
     """A pool's gradient gets the shape of the pool's X, which no input of it says."""
-    forward = {node.outputs[0]: node for node in graph.nodes if node.op_type in SHAPED.values()}
-    forward |= {node.outputs[1]: node for node in forward.values() if len(node.outputs) > 1}
+    pools = [node for node in graph.nodes if node.op_type in SHAPED.values() and node.inputs]
+    forward = {name: node for node in pools for name in node.outputs}
     nodes, wanted = [], set()
     for node in graph.nodes:
-        if node.op_type in SHAPED:
+        if len(node.inputs) == N_INPUTS.get(node.op_type):
             found = _pool_of(node, forward)
             if found is None:
                 problems.add(node.title, "the pool that it is the gradient of is not there")
@@ -120,8 +121,8 @@ def _with_shapes(graph: Graph, problems: Problems) -> Graph:
 
 def _with_shape_nodes(nodes: list[Node], wanted: set[str]) -> Iterator[Node]:
     for node in nodes:
-        if node.op_type in SHAPED.values() and node.inputs[0] in wanted:
-            name = node.inputs[0]
+        name = node.inputs[0] if node.inputs else ""
+        if node.op_type in SHAPED.values() and name in wanted:
             wanted.discard(name)
             yield Node("Shape", "", 1, (name,), (name + SUFFIX,), place=node.place)
         yield node
@@ -130,7 +131,7 @@ def _with_shape_nodes(nodes: list[Node], wanted: set[str]) -> Iterator[Node]:
 def _pool_of(node: Node, forward: Mapping[str, Node]) -> Node | None:
     """The pool of a gradient: that which made its indices, or that which it is named after."""
     if node.op_type == "MaxPoolGrad":
-        return forward.get(node.inputs[1]) if len(node.inputs) > 1 else None
+        return forward.get(node.inputs[1])
     names = [n.removesuffix("_grad") for n in node.inputs]
     found = next((forward[n] for n in names if n in forward), None)
     if found is not None:

@@ -149,8 +149,6 @@ class Compiler:
     def _constant(self, place: Place) -> int:
         array = self._graph.constants[place[0]]
         slot = self._slot(place)
-        if place[0] in self._updated:
-            array = array.copy()
         self._values[slot] = array if place[1] else self._xp.asarray(array)
         return slot
 

@@ -140,29 +140,29 @@ def _initializers(
         problems.add("the graph", "sparse initializers are not read here")
     for tensor in graph.initializer:
         try:
-            yield tensor.name, array_of(tensor, folder)
+            yield _text(tensor.name), array_of(tensor, folder)
         except OpError as error:
-            problems.add(f"initializer {cut(tensor.name)!r}", error)
+            problems.add(f"initializer {cut(_text(tensor.name))!r}", error)
 
 
 def _node(proto: Proto, place: int, versions: Mapping[str, int], problems: Problems) -> Node:
-    domain = "" if proto.domain in STANDARD else proto.domain
+    domain = "" if proto.domain in STANDARD else _text(proto.domain)
     known = {("" if d in STANDARD else d): v for d, v in versions.items()}
     node = Node(
-        proto.op_type,
+        _text(proto.op_type),
         domain,
         known.get(domain, 1),
-        tuple(proto.input),
-        tuple(proto.output),
-        name=proto.name,
+        tuple(map(_text, proto.input)),
+        tuple(map(_text, proto.output)),
+        name=_text(proto.name),
         place=place,
     )
     attributes = {}
     for item in proto.attribute:
         try:
-            attributes[item.name] = attribute_value(item)
+            attributes[_text(item.name)] = attribute_value(item)
         except OpError as error:
-            problems.add(node.title, f"attribute {cut(item.name)!r}: {error}")
+            problems.add(node.title, f"attribute {cut(_text(item.name))!r}: {error}")
     object.__setattr__(node, "attributes", attributes)
     return node
 
@@ -183,6 +183,7 @@ def attribute_value(item: Proto) -> Any:
 
 
 def _text(value: Any) -> Any:
+    """Text, which protobuf gives as bytes where it is none; anything else as it is."""
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
 
 
@@ -236,7 +237,7 @@ def _from_fields(tensor: Proto, dtype: Dtype, shape: tuple[int, ...]) -> HostArr
 
 def external(tensor: Proto, folder: Path | None, nbytes: int) -> bytes:
     """The bytes of a tensor in another file of the model's folder."""
-    said = {item.key: item.value for item in tensor.external_data}
+    said = {_text(item.key): _text(item.value) for item in tensor.external_data}
     path = inside(folder, said.get("location", ""))
     try:
         offset, length = int(said.get("offset", 0)), int(said.get("length", nbytes))
@@ -278,13 +279,13 @@ def _value(proto: Proto) -> Value:
     kind = proto.type.WhichOneof("value")
     if kind == "sequence_type":
         inner = proto.type.sequence_type.elem_type.tensor_type
-        return Value(proto.name, _maybe(inner.elem_type), None, is_sequence=True)
+        return Value(_text(proto.name), _maybe(inner.elem_type), None, is_sequence=True)
     tensor = proto.type.tensor_type
     shape: tuple[int | None, ...] | None = None
     if tensor.HasField("shape"):
         dims = tensor.shape.dim
         shape = tuple(int(d.dim_value) if d.HasField("dim_value") else None for d in dims)
-    return Value(proto.name, _maybe(tensor.elem_type), shape)
+    return Value(_text(proto.name), _maybe(tensor.elem_type), shape)
 
 
 def _maybe(number: int) -> Dtype | None:

@@ -15,6 +15,7 @@ from ..declare.schema import finite
 from ..errors import ArgumentError, cut, refuse, shown
 from . import inference, states
 from .checkpoint import Checkpoint, read_checkpoint
+from .graph import Graph
 from .session import Session
 
 FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
@@ -95,7 +96,7 @@ class TrainingSession:
             if item.shape != array.shape or item.dtype != array.dtype:
                 expected = f"{cut(name)!r} of {item.dtype} and shape {item.shape}"
                 self._refuse("checkpoint", expected, f"{array.dtype} and shape {array.shape}")
-        if not self._trained or RESET not in given:
+        if not self._trained or RESET not in given or not self._training.outputs:
             self._refuse("training_model.onnx", "one that generate_artifacts wrote", "another")
 
     def _take_optimizer(self, optimizer: Session, checkpoint: Checkpoint) -> None:
@@ -139,6 +140,16 @@ class TrainingSession:
     def inputs(self) -> tuple[str, ...]:
         """The names of what a step takes."""
         return self._user
+
+    @property
+    def graph(self) -> Graph:
+        """The training graph as it is run."""
+        return self._training.graph
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there is an eval model."""
+        return self._eval is not None
 
     @property
     def lr(self) -> float:

@@ -7,8 +7,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ..errors import refuse, shown
 from .base import Names, Optimizer, pair
-from .steps import AdamStep, AdamWStep
+from .moments import Codes
+from .steps import AdamStep, AdamWCodedStep, AdamWStep
 
 
 class Adam(Optimizer):
@@ -49,6 +51,9 @@ class AdamW(Optimizer):
     As Adam, whose moments, numbers and arguments it has, with a weight decay that the moments do
     not see. This is PyTorch's AdamW.
 
+    state: '8bit' keeps both moments in 2.02 bytes a parameter, for parameters of at most 32 bits:
+    AdamCodedList says how. States and files have them in float32, and go on bit for bit.
+
     NaN and infinities: see `step`. Deterministic. Raises ArgumentError and DtypeError.
 
     Source: GradientNorm and AdamOptimizerList do the work; Loshchilov and Hutter, Decoupled weight
@@ -66,9 +71,20 @@ class AdamW(Optimizer):
         names: Names | None = None,
         low_precision: Sequence[Any] | None = None,
         moment_dtype: object = None,
+        state: str | None = None,
     ) -> None:
         alpha, beta = pair("AdamW", "betas", betas)
-        op = AdamWStep(
+        codes = _codes(state, moment_dtype)
+        op = (AdamWStep if codes is None else AdamWCodedStep)(
             alpha=alpha, beta=beta, epsilon=epsilon, lambda_=weight_decay, max_norm_clip=math.inf
         )
-        super().__init__(op, parameters, lr, names, low_precision, moment_dtype)
+        super().__init__(op, parameters, lr, names, low_precision, moment_dtype, codes)
+
+
+def _codes(state: str | None, moment_dtype: object) -> Codes | None:
+    """How moments are kept, where that is not as numbers."""
+    if state not in (None, "8bit"):
+        refuse("AdamW", "state", "None or '8bit'", shown(state))
+    if state is not None and moment_dtype is not None:
+        refuse("AdamW", "moment_dtype", "None, with moments of 8 bits", shown(moment_dtype))
+    return None if state is None else Codes()

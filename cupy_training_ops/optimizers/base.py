@@ -39,7 +39,8 @@ from ..planning.step import number
 from ..rules.widening import computed_in
 from ..runtime.alike import Watched
 from . import state as states
-from .memory import copied, hosted, overwrite, plain, zeros
+from .memory import hosted, overwrite, plain, zeros
+from .moments import Codes, Numbers
 from .state import Layout, State
 
 Arrays = tuple[Any, ...]
@@ -95,6 +96,7 @@ class Optimizer:
         names: Names | None,
         low_precision: Sequence[Any] | None,
         moment_dtype: object = None,
+        codes: Codes | None = None,
     ) -> None:
         self._op = op
         self._natively = are_native(_CLOSED, (parameters, low_precision), ())
@@ -108,11 +110,9 @@ class Optimizer:
             self._check_length("low_precision", low_precision)
             low_precision = self._adopted("low_precision", low_precision)
         self._given_copies, self._copies = given_copies, low_precision
-        self._moment_dtype = wide if moment_dtype is None else self._checked_moment(moment_dtype)
-        self._moments = {
-            moment: tuple(zeros(p, p.shape, self._moment_dtype) for p in self._weights)
-            for moment in self.moments
-        }
+        dtype = wide if moment_dtype is None else self._checked_moment(moment_dtype)
+        self._form = codes or Numbers(dtype)
+        self._moments = {m: tuple(map(self._form.first, self._weights)) for m in self.moments}
         first = self._weights[0]
         self.gradient_norm, self.is_finite = zeros(first, (), wide), zeros(first, (), BOOL)
         self._step = zeros(first, (), INT64)  # the next one
@@ -209,8 +209,9 @@ class Optimizer:
         if self.counts:
             state["step"] = int(to_host(self._step)) - 1
         for moment, found in self._moments.items():
-            pairs = zip(self.names, found, strict=True)
-            state[moment] = {name: copied(array) for name, array in pairs}
+            triples = zip(self.names, found, self._weights, strict=True)
+            told = self._form.told
+            state[moment] = {name: told(moment, x, tuple(w.shape)) for name, x, w in triples}
         return state
 
     def load_state_dict(self, state: State) -> None:
@@ -227,7 +228,7 @@ class Optimizer:
             overwrite(self._step, np.array(state["step"] + 1))
         for moment, arrays in found.items():
             for own, array in zip(self._moments[moment], arrays, strict=True):
-                overwrite(own, array)
+                overwrite(own, self._form.kept(moment, array))
 
     def save(self, file: StrPath | BinaryFile) -> None:
         """Write `state_dict()` as a .npz file, or to an open binary file.
@@ -317,7 +318,7 @@ class Optimizer:
     @property
     def _layout(self) -> Layout:
         shapes = {n: tuple(p.shape) for n, p in zip(self.names, self._weights, strict=True)}
-        moments = dict.fromkeys(self.moments, self._moment_dtype)
+        moments = dict.fromkeys(self.moments, self._form.dtype)
         return Layout(type(self).__name__, shapes, moments, self.counts)
 
     def _adopted(self, argument: str, arrays: Sequence[Any]) -> Arrays:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..declare.schema import Input, Output, positive_or_zero
-from ..families.adam.operators import AdamOptimizerList
+from ..families.adam.operators import AdamCodedList, AdamOptimizerList
 from ..families.lamb.operators import LambOptimizer
 from ..families.optimizer.operators import GradientNorm, SGDOptimizerList
 from ..families.optimizer.reference import gradient_norm
@@ -115,6 +115,15 @@ class AdamWStep(AdamStep):
     """weights = weights - lr ((m / c1) / (sqrt(v / c2) + epsilon) + lambda_ weights)."""
 
     name = "AdamW"
+
+
+class AdamWCodedStep(Measured, AdamCodedList):
+    """The same, with moments in codes."""
+
+    name = "AdamW"
+    update = AdamCodedList
+    inputs = inputs_of(AdamCodedList)
+    outputs: ClassVar[tuple[Output, ...]] = outputs_of(AdamCodedList)
 
 
 class LambStep(Measured, LambOptimizer):

@@ -55,7 +55,6 @@ class Embedded(Engine):
         self._heard = {pipe: peer for peer, pipe in self._pipes.items()}  # may still say something
         self._inbox: dict[tuple[int, int], deque[Message]] = {}
         self._left: dict[int, str] = {}  # and what went wrong there
-        self._last_words = ""
         self._halves: set[int] = set()  # to whom a message is under way
 
     def put(self, peer: int, channel: int, head: bytes, parts: Sequence[Part]) -> None:
@@ -103,13 +102,13 @@ class Embedded(Engine):
                     sock.shutdown(socket.SHUT_RDWR)  # whoever waits for it wakes up
 
     def leave(self, words: str) -> None:
-        self._last_words = wire.printable(words)
+        self.last_words = wire.printable(words)
 
     def close(self) -> None:
         for pipe in self._pipes.values():
             with contextlib.suppress(OSError, ValueError):
                 if not self.fault:
-                    self._say(pipe, LEFT, self._last_words)
+                    self._say(pipe, LEFT, self.last_words)
         self.abandon()
 
     def abandon(self) -> None:

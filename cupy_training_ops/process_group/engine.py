@@ -37,6 +37,7 @@ class Engine:
         self.local_rank = rank if local_rank is None else local_rank
         self.local_size = local_size
         self.fault = ""  # why the group cannot go on; the first words count
+        self.last_words = ""  # what went wrong here, of a rank that closes
         self.lock = threading.Lock()
         self._is_told = False
         self._numbers: Counter[tuple[str, int, int]] = Counter()
@@ -62,6 +63,7 @@ class Engine:
 
     def leave(self, words: str) -> None:
         """Say, as this rank closes after an error, what went wrong to those who wait for it."""
+        self.last_words = wire.printable(words)
         self.end(words)
 
     def close(self) -> None:

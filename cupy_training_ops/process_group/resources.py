@@ -66,7 +66,7 @@ class Resources(InChild):
         self._stop.set()
         found = self.communicators.values()
         if found:
-            is_well = not self.engine.fault
+            is_well = not (self.engine.fault or self.engine.last_words)
             _within(ABORT_TIMEOUT, [item.close if is_well else item.abort for item in found])
         self.communicators.clear()
         if self._watcher is not None and self._watcher is not threading.current_thread():

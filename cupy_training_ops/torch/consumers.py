@@ -341,6 +341,10 @@ def _table() -> dict[object, Rule]:
 
 
 TABLE = _table()
+# Of operators of the namespace `cto`, whose nodes save the same.
+OURS = {name: _norm(name, _rows, INNER) for name in ("layer_norm", "rms_norm")} | {
+    name: _input(name, SMOOTH) for name in ("gelu", "quick_gelu")
+}
 # They centre each feature or channel, and so the gradient of the product that they follow.
 CENTRING = frozenset(function for _, function in _of(*BATCH, *INSTANCE))
 

@@ -2,6 +2,7 @@
 """Writes data/: for each network the artifacts of ONNX Runtime's training, and ten steps' answers.
 
     python tests/graphs/make.py [NAME...]
+    python tests/graphs/make.py example
 
 in an environment with the PINS of upstream.environment, PyTorch 2.13 and onnxscript. A
 folder has training_model.onnx, eval_model.onnx, optimizer_model.onnx, checkpoint, and answers.npz:
@@ -15,7 +16,7 @@ folder has training_model.onnx, eval_model.onnx, optimizer_model.onnx, checkpoin
                        none where it has a BatchNormalization (see `upstream`)
     source             whose answers these are: onnxruntime's, or PyTorch's (in float64, rounded)
 
-Both are asked where both can answer, and have to agree.
+Both are asked where both can answer, and have to agree. Of the example there are artifacts alone.
 """
 
 from __future__ import annotations
@@ -34,12 +35,13 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-from nets import CASES, STEPS, Case
+from nets import CASES, EXAMPLE, STEPS, Case
 from onnxruntime.training import api, artifacts, onnxblock
 from torch import nn
 from torch.nn import functional
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).resolve().parent / "data"
+EXAMPLES = DATA.parents[2] / "examples" / "onnx_digits"
 RATES = np.array([0.01] * 4 + [0.003] * 3 + [0.02] * 3, np.float32)
 ADAM_W = {"eps": 1e-6, "weight_decay": 0.01}
 FILES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
@@ -214,11 +216,20 @@ def make(name: str, case: Case, folder: Path) -> None:
     )
 
 
+def make_example(folder: Path) -> None:
+    torch.manual_seed(0)
+    folder.mkdir(exist_ok=True)
+    write_artifacts(EXAMPLE, EXAMPLE.net(), EXAMPLE.batch()[0], folder)
+
+
 if __name__ == "__main__":
     if len(sys.argv) == 2:
         warnings.filterwarnings("ignore")
         os.chdir(tempfile.mkdtemp())  # upstream leaves files behind
-        make(sys.argv[1], CASES[sys.argv[1]], DATA / sys.argv[1])
+        if sys.argv[1] == "example":
+            make_example(EXAMPLES)
+        else:
+            make(sys.argv[1], CASES[sys.argv[1]], DATA / sys.argv[1])
     else:  # each in a process of its own, since upstream counts names in one
         for name in sys.argv[1:] or CASES:
             subprocess.run([sys.executable, Path(__file__).resolve(), name], check=True)

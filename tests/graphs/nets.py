@@ -175,6 +175,15 @@ def frozen() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 8), nn.Tanh(), nn.Linear(8, 2))
 
 
+def digits() -> nn.Module:
+    """Of the example: images of 8 x 8."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU()),
+        *(nn.MaxPool2d(2), nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(64, 10)),
+    )
+
+
 def _classes(shape: tuple[int, ...], classes: int, *inner: int) -> Callable[[], tuple]:
     """Inputs of numbers, and for each (and each inner element) a class."""
     return lambda: (torch.randn(shape), torch.randint(classes, (shape[0], *inner)))
@@ -208,3 +217,4 @@ CASES = {
         frozen, _yes_or_no, loss="BCEWithLogitsLoss", frozen=("0.weight", "0.bias", "2.bias")
     ),
 }
+EXAMPLE = Case(digits, _classes((4, 1, 8, 8), 10), scores=True)

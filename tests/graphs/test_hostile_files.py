@@ -110,8 +110,31 @@ def test_a_checkpoint_that_says_one_tensor_many_times_is_refused(tmp_path: Path)
     assert read_checkpoint(path).trained[""].nbytes == 1 << 20
 
 
-def repeated_tensor(n_times: int, nbytes: int) -> bytes:
-    """A checkpoint by hand: header, root, module state, one tensor, the vector of offsets to it."""
+def test_parameters_in_the_file_beside_are_read_where_they_are(tmp_path: Path) -> None:
+    path, data = tmp_path / "checkpoint", np.arange(24, dtype=np.uint8)
+    path.write_bytes(repeated_tensor(n_times=1, nbytes=16, offset=5))
+    with pytest.raises(cto.ArgumentError, match=r"'checkpoint\.data' beside it is not there"):
+        read_checkpoint(path)
+    (tmp_path / "checkpoint.data").write_bytes(data.tobytes())
+    np.testing.assert_array_equal(read_checkpoint(path).trained[""], data[5:21])
+    (tmp_path / "checkpoint.data").write_bytes(data[:20].tobytes())
+    with pytest.raises(cto.ArgumentError, match="has no 16 bytes at 5"):
+        read_checkpoint(path)
+
+
+def test_a_file_beside_that_is_said_many_times_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    path.write_bytes(repeated_tensor(n_times=4000, nbytes=1 << 20, offset=0))
+    (tmp_path / "checkpoint.data").write_bytes(b"\0" * (1 << 20))
+    with little_memory(), pytest.raises(cto.ArgumentError, match="not there, or too short"):
+        read_checkpoint(path)
+
+
+def repeated_tensor(n_times: int, nbytes: int, offset: int | None = None) -> bytes:
+    """A checkpoint by hand: header, root, module state, one tensor, the vector of offsets to it.
+
+    offset: in the file beside it, where the tensor's bytes are then.
+    """
     out = bytearray(struct.pack("<I4s", 0, b"ODTC"))
 
     def vtable(*offsets: int) -> int:
@@ -140,12 +163,16 @@ def repeated_tensor(n_times: int, nbytes: int) -> bytes:
     vector = words(1 + n_times)
     put(module + 4, vector)
     struct.pack_into("<I", out, vector, n_times)
-    tensor = begin(vtable(0, 0, 4, 8, 12), 4)
+    where = (12, 0, 0) if offset is None else (0, 0, 12)
+    tensor = begin(vtable(0, 0, 4, 8, *where), 5)
     for place in range(vector + 4, vector + 4 + 4 * n_times, 4):
         put(place, tensor)
     struct.pack_into("<i", out, tensor + 8, 2)  # uint8
     put(tensor + 4, len(out))
     out.extend(struct.pack("<Iq", 1, nbytes))
+    if offset is not None:
+        struct.pack_into("<q", out, tensor + 12, offset)
+        return bytes(out)
     put(tensor + 12, len(out))
     out.extend(struct.pack("<I", nbytes) + b"\0" * nbytes)
     return bytes(out)
@@ -272,3 +299,60 @@ def test_what_is_a_folder_or_missing_is_refused(name: str, tmp_path: Path) -> No
 def test_parameters_of_other_shapes_are_refused(tmp_path: Path) -> None:
     folder = artifacts(tmp_path / "a", checkpoint=(DATA / "mlp" / "checkpoint").read_bytes())
     refused(folder)
+
+
+# ---- models that were changed --------------------------------------------------------------------
+
+OTHERS = ("Dropout", "MaxPool", "Shape", "Constant", "MaxPoolGrad", "AveragePoolGrad", "Loop")
+OTHERS += ("SequenceConstruct", "LambOptimizer", "View", "Split", "Reshape", "Cast", "Concat")
+
+
+def change(proto: onnx.ModelProto, rng: np.random.Generator) -> None:
+    """One of the things that may be wrong with a graph."""
+    graph = proto.graph
+    node = graph.node[rng.integers(len(graph.node))]
+    item = node.attribute[rng.integers(len(node.attribute))] if node.attribute else None
+    kind = rng.integers(8)
+    if kind == 0 and node.input:
+        node.input[rng.integers(len(node.input))] = ""
+    elif kind == 1:
+        del node.input[:]
+    elif kind == 2:
+        del node.output[:]
+    elif kind == 3:
+        node.op_type = str(rng.choice(OTHERS))
+    elif kind == 4 and item is not None:
+        item.type = int(rng.integers(15))
+    elif kind == 5 and item is not None:
+        item.i, item.f = int(rng.choice([-1, 2**62])), float("nan")
+        item.ints.extend([2**62, -5])
+    elif kind == 6:
+        node.domain = str(rng.choice(["", "com.microsoft", "x"]))
+    elif kind == 7:
+        del graph.output[:]
+
+
+def changed(proto: onnx.ModelProto, rng: np.random.Generator) -> bytes:
+    """A model with some bytes changed, or some nodes."""
+    if rng.random() < 0.4:
+        data = np.frombuffer(proto.SerializeToString(), np.uint8).copy()
+        data[rng.integers(0, len(data), 3)] = rng.integers(0, 256, 3)
+        return data.tobytes()
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    for _ in range(rng.integers(1, 4)):
+        change(copy, rng)
+    return copy.SerializeToString()
+
+
+@pytest.mark.parametrize("n", [60, pytest.param(500, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("name", ["mse", "cnn_max", "cnn_average", "dropout"])
+def test_a_model_that_was_changed_is_refused_or_opened(name: str, n: int, rng) -> None:
+    proto = onnx.load(DATA / name / "training_model.onnx")
+    n_refused = 0
+    for i in range(n):
+        try:
+            cto.onnx.Session(changed(proto, rng), activations="default" if i % 2 else None)
+        except cto.OpError:
+            n_refused += 1
+    assert n_refused > n / 2

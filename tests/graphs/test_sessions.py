@@ -120,6 +120,13 @@ def test_a_value_is_not_overwritten_while_another_node_needs_it(rng) -> None:
     np.testing.assert_array_equal(x, before)
 
 
+def test_a_value_is_not_overwritten_beside_a_view_of_it(rng) -> None:
+    """The operator would refuse to write over one of two inputs that share memory."""
+    x = rng.standard_normal((3, 4)).astype(np.float32)
+    found = cto.onnx.Session(model("a = Neg(x) b = Identity(a) y = com.microsoft.GeluGrad(a, b)"))
+    np.testing.assert_array_equal(found.run({"x": x})["y"], cto.gelu_grad(-x, -x))
+
+
 # ---- one node ------------------------------------------------------------------------------------
 
 

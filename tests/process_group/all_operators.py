@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A rank that calls every operator for every type, on NumPy arrays."""
+"""A rank that calls every operator for every type, on NumPy arrays, under whatever launcher."""
 
 import sys
 from pathlib import Path
@@ -11,4 +11,4 @@ from collective_cases import check_all
 import cupy_training_ops as cto
 
 with cto.ProcessGroup() as group:
-    print(f"rank {group.rank}: {check_all(group)} checks")
+    sys.stdout.write(f"rank {group.rank}: {check_all(group)} checks, {group.engine}\n")

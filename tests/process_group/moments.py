@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Faults at random moments of random collectives: `moments.py ENGINE KIND COUNT SEED TIMEOUT`.
+"""Faults at random moments of random collectives: `moments.py ENGINE KINDS COUNT SEED TIMEOUT`.
 
 For each trial ranks are forked; while they call one collective after another and compare every
 result with what it has to be, something happens to one of them. Prints a line a trial: how each
-rank ended (right, group: GroupError, wrong, stuck, or a status), and how many seconds after.
+rank ended (right, group: GroupError, wrong,
+error: another one, own: memory for its own arrays, stuck, or a status), and how many seconds after.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import resource
 import select
 import signal
 import stat
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ import cupy_training_ops as cto
 from cupy_training_ops.families.collective.plan import Collective
 from cupy_training_ops.process_group.embedded import Embedded
 
-ENDS = ("right", "group", "wrong")  # statuses 0, 1, 2
+ENDS = ("right", "group", "wrong", "error", "own")  # statuses
 RUN = 0.15  # seconds until the fault, at most
 AFTER = 0.3  # and that all go on for, if it changes nothing
 SPARE = 8 << 20  # bytes that there are where memory is short
@@ -40,8 +42,8 @@ MOST = 2**18  # elements
 Ranks = Callable[[int, int, Any, float], cto.ProcessGroup]
 
 
-class InterruptError(Exception):
-    """What the handler of a signal raises."""
+class InterruptError(KeyboardInterrupt):
+    """What the handler of a signal raises; the frame takes ordinary errors for its values'."""
 
 
 # ---- what happens --------------------------------------------------------------------------------
@@ -94,7 +96,8 @@ def of_embedded(rank: int, _: int, place: Any, timeout: float) -> cto.ProcessGro
 def of_torch(rank: int, n: int, place: Any, timeout: float) -> cto.ProcessGroup:
     import torch.distributed as dist
 
-    store = dist.TCPStore("127.0.0.1", place.port, is_master=False)
+    port, trial = place
+    store = dist.PrefixStore(trial, dist.TCPStore("127.0.0.1", port, is_master=False))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=n)
     return cto.ProcessGroup.from_torch(timeout=timeout)
 
@@ -113,7 +116,7 @@ def one_call(group: cto.ProcessGroup, i: int, seed: int, is_over: bool) -> bool:
     if i % 3 == 1:
         (x,) = cto.nccl_all_gather([x[-2:].copy()], group=group)  # the first rank's
         expected = values[0]
-    elif i % 3 == 2 and size > 1:
+    elif i % 3 == 2:
         a, b = (int(r) for r in rng.permutation(size)[:2])
         keywords = {"group": group, "tag": i, "element_types": [np.float64]}
         if group.rank == a:
@@ -122,7 +125,7 @@ def one_call(group: cto.ProcessGroup, i: int, seed: int, is_over: bool) -> bool:
             _, (y,) = cto.recv(True, a, arrays="numpy", **keywords)
             if not (y[:-1] == values[a]).all():
                 os._exit(2)
-        x = cto.megatron_g(x, group=group)
+        return False  # one collective: it may have to be made again
     else:
         (x,) = cto.nccl_all_reduce([x], group=group)
     if not (x[:-1] == expected).all():
@@ -152,6 +155,8 @@ def be_rank(ranks: Ranks, rank: int, n: int, place: Any, options: Any, ready: in
     except cto.GroupError:
         status = 1
     except BaseException as error:
+        if isinstance(error, MemoryError) and not group._engine.fault:
+            status = 4  # of this script's own arrays, or before others heard of the call
         with contextlib.suppress(BaseException):
             os.write(2, f"rank {rank}: {error!r}\n".encode())
     finally:
@@ -161,11 +166,11 @@ def be_rank(ranks: Ranks, rank: int, n: int, place: Any, options: Any, ready: in
 # ---- a trial -------------------------------------------------------------------------------------
 
 
-def trial(engine: str, kind: str, seed: int, timeout: float) -> dict[str, Any]:
+def trial(engine: str, kind: str, seed: int, timeout: float, port: int | None) -> dict[str, Any]:
     rng = random.Random(seed)
     n = rng.randint(2, 4)
     victim = rng.randrange(n)
-    place = connected(n) if engine == "embedded" else store()
+    place = connected(n) if engine == "embedded" else (port, f"{kind} {seed}")
     reader, ready = os.pipe()
     numbers = []
     for rank in range(n):
@@ -177,7 +182,8 @@ def trial(engine: str, kind: str, seed: int, timeout: float) -> dict[str, Any]:
         for sock in (sock for sockets in place for sock in sockets.values()):
             sock.close()
     for _ in range(n):
-        assert select.select([reader], [], [], 60)[0], "the ranks did not meet"
+        if not select.select([reader], [], [], 30)[0]:
+            return {"n": n, "victim": victim, "ends": [["did not meet", 0.0]] * n, "seed": seed}
         os.read(reader, 1)
     time.sleep(rng.uniform(0, RUN))
     strike(kind, numbers[victim])
@@ -211,16 +217,30 @@ def ended(status: int) -> str:
     return ENDS[code] if 0 <= code < len(ENDS) else f"status {code}"
 
 
-def store() -> Any:
-    """Where ranks meet; like torchrun's it is in none of them."""
-    import torch.distributed as dist
+@contextlib.contextmanager
+def store() -> Iterator[int]:
+    """The port where ranks meet; like torchrun's it is in none of them, nor in who forks them."""
+    code = (
+        "import sys, torch.distributed as d; "
+        "s = d.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False); "
+        "print(s.port, flush=True); sys.stdin.read()"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe) as server:
+        yield int(server.stdout.readline())
+        server.stdin.close()
 
-    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+def main(engine: str, kinds: str, count: str, seed: str, timeout: str) -> None:
+    """So many trials of each kind."""
+    with store() if engine == "torch" else contextlib.nullcontext() as port:
+        if engine == "torch":
+            import torch.distributed  # noqa: F401 - once, before any fork
+        for number in range(int(seed), int(seed) + int(count)):
+            for kind in kinds.split(","):
+                found = trial(engine, kind, number, float(timeout), port)
+                print(json.dumps({"kind": kind, **found}), flush=True)
 
 
 if __name__ == "__main__":
-    ENGINE, KIND, COUNT, SEED, TIMEOUT = sys.argv[1:]
-    if ENGINE == "torch":
-        import torch.distributed  # noqa: F401 - once, before any fork
-    for number in range(int(COUNT)):
-        print(json.dumps(trial(ENGINE, KIND, int(SEED) + number, float(TIMEOUT))), flush=True)
+    main(*sys.argv[1:])

@@ -135,6 +135,73 @@ def test_no_thread_stays() -> None:
     assert not set(threading.enumerate()) - before
 
 
+# ---- what is under way on a GPU ------------------------------------------------------------------
+
+
+class Communicator:
+    """In NCCL's place; notes how it ends."""
+
+    def __init__(self, group: cto.ProcessGroup) -> None:
+        self.end = ""
+        self.words = ""
+        self.has_ended = threading.Event()
+        with group._resources.initialising():
+            group._resources.communicators[group.members("X", 0)] = self
+
+    def trouble(self) -> str:
+        return self.words
+
+    def abort(self) -> None:
+        self.end = self.end or "aborted"
+        self.has_ended.set()
+
+    def close(self) -> None:
+        self.end = self.end or "closed"
+
+
+def test_communicators_end_with_their_group() -> None:
+    first, second = cto.ProcessGroup.in_threads(2, on_fault="raise")
+    own, other = Communicator(first), Communicator(second)
+    with pytest.raises(ValueError, match="no data"), first:
+        raise ValueError("no data")
+    assert own.end == "aborted"
+    assert other.has_ended.wait(10)  # while its host is in no call
+    with pytest.raises(GroupError, match="rank 0 failed: ValueError: no data"):
+        second.check()
+    second.close()
+    (alone,) = cto.ProcessGroup.in_threads(1)
+    last = Communicator(alone)
+    alone.close()
+    assert last.end == "closed"
+
+
+def test_a_call_on_the_gpu_that_is_overdue_ends_the_group_for_all() -> None:
+    first, second = cto.ProcessGroup.in_threads(2, on_fault="raise")
+    own, other = Communicator(first), Communicator(second)
+    own.words = "a call on the GPU took longer than 4 seconds"
+    assert own.has_ended.wait(10)
+    assert other.has_ended.wait(10)
+    for group in (first, second):
+        with pytest.raises(GroupError, match="rank 0: a call on the GPU took longer than 4 sec"):
+            group.check()
+        group.close()
+
+
+def test_a_thread_that_watches_and_dies_ends_the_group() -> None:
+    first, second = cto.ProcessGroup.in_threads(2, on_fault="raise")
+    own = Communicator(first)
+
+    def dies() -> str:
+        raise MemoryError
+
+    own.trouble = dies
+    assert own.has_ended.wait(10)
+    with pytest.raises(GroupError, match=r"the thread that watches ended: MemoryError\(\)"):
+        first.check()
+    first.close()
+    second.close()
+
+
 # ---- ranks that disagree -------------------------------------------------------------------------
 
 

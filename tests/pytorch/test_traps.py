@@ -290,3 +290,25 @@ def test_compiled_after_activations_were_compressed(leaf) -> None:
     torch.testing.assert_close(found, expected)
     (dx,) = torch.autograd.grad(found.square().sum(), x)
     torch.testing.assert_close(dx, torch.autograd.grad(expected.square().sum(), x)[0])
+
+
+@pytest.mark.filterwarnings("ignore")  # little is compressed
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "gelu", "softmax"])
+def test_compressed_activations_know_who_saves_what(leaf, name) -> None:
+    """As of PyTorch's own functions: norms take codes, gelu more exact ones, softmax none."""
+    import cupy_training_ops.torch as door
+
+    x = leaf(64, 512, dtype=torch.float32)
+
+    def compute(module):
+        rest = {"layer_norm": ((512,),), "rms_norm": ((512,),), "softmax": (-1,)}.get(name, ())
+        with door.compressed_activations("default") as activations:
+            y = getattr(module, name)(x * 1.0, *rest)
+        (dx,) = torch.autograd.grad(y.square().sum(), x)
+        found = activations.report()["consumers"]
+        return dx, {k: (v["tensors"], v["before"], v["after"]) for k, v in found.items()}
+
+    (ours, consumers), (theirs, expected) = map(compute, (functional, torch.nn.functional))
+    assert consumers == expected
+    assert bool(consumers) == (name != "softmax")
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)

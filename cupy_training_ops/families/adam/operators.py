@@ -31,7 +31,7 @@ from ...declare.schema import (
     one_of,
 )
 from ...declare.type_rows import TypeRows, Types
-from ...dtypes import FLOAT32, INT64, UINT8
+from ...dtypes import INT64, UINT8
 from ...errors import refuse
 from ...frame.op import Op
 from ...plan import Device, Plan, ceil_div
@@ -245,14 +245,10 @@ class AdamOptimizerList(AdamOptimizer):
         args = self._numbers(r, t, loss_scale, norm, max_norm, update)
         steps = self._over_lists(arrays, (new_w, new_g, new_m1, new_m2, new_mixed), args)
         numbers = r, t, common.given(loss_scale, 1.0), update, new_t
-        return steps.then(count(*self._types(arrays), *numbers))
+        return steps.then(count(*(items[0].dtype for items in arrays[:3]), *numbers))
 
     def _over_lists(self, arrays: Sequence[Any], written: Sequence[Any], args: Args) -> Plan:
         return over_lists(arrays, written, args)
-
-    def _types(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """What kernels are compiled for: of weights, gradients and moments."""
-        return [items[0].dtype for items in arrays[:3]]
 
 
 CODES = "shape (n + ceil(n / 128),) for n weights"
@@ -314,9 +310,6 @@ class AdamCodedList(AdamOptimizerList):
 
     def _over_lists(self, arrays: Sequence[Any], written: Sequence[Any], args: Args) -> Plan:
         return over_coded(arrays, written, args)
-
-    def _types(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        return arrays[0][0].dtype, arrays[1][0].dtype, FLOAT32
 
 
 class AdamWOptimizer(Op):

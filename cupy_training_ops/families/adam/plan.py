@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...declare.schema import Spec
-from ...dtypes import FLOAT32, Dtype
+from ...dtypes import FLOAT32, UINT8, Dtype
 from ...plan import Launch, Plan, by_value
 from ...planning import parameter_update
 from ...planning.multi_tensor import Columns
@@ -62,4 +62,6 @@ def _over(inputs: Sequence[Any], outputs: Sequence[Any], args: Args, most: int, 
 
 def count(w: Dtype, g: Dtype, m: Dtype, *numbers: Any) -> Plan:
     """The step after this one, by a kernel that is compiled for these arrays already."""
-    return parameter_update.count(partial(launch, "adam__count", W=w, GRAD=g, MOMENT=m), *numbers)
+    wide = FLOAT32 if m == UINT8 else m
+    made = partial(launch, "adam__count", W=w, GRAD=g, MOMENT=wide)
+    return parameter_update.count(made, *numbers)

@@ -185,8 +185,6 @@ def adam_coded_list(
         r, t, weights, gradients, first, second, mixed_precision_weights, loss_scale,
         global_gradient_norm, update_signal, max_norm, **rule,
     )  # fmt: skip
-    if m[0] is first[0]:  # it was skipped
-        return new_t, tuple(moment_1), tuple(moment_2), w, g, mixed
     step = int(number(t))
     m = tuple(encode(x, signed=True) for x in m)
     v = tuple(encode(x, signed=False, step=step) for x in v)

@@ -21,7 +21,7 @@ from ...declare.schema import (
     shape,
 )
 from ...dtypes import Dtype, to_dtype
-from ...errors import ArgumentError, refuse, shown
+from ...errors import ArgumentError, ProviderError, refuse, shown
 from ...frame import backends
 from ...frame.arrays import adopt
 from ...frame.convert import converted
@@ -133,4 +133,8 @@ class Receiver(Letter):
     def placement(self) -> tuple[Backend, int]:
         is_numpy = self.arrays == "numpy"
         backend = backends.BACKENDS[np.ndarray] if is_numpy else backends.cuda_backend()
-        return backend, backend.current_device()
+        try:
+            return backend, backend.current_device()
+        except RuntimeError as error:  # CUDA's
+            remedy = "arrays='numpy' receives on the host"
+            raise ProviderError(f"{self.name}: no GPU answers ({error}); {remedy}") from None

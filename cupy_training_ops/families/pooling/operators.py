@@ -145,7 +145,7 @@ class AveragePool(_Pool):
 
 
 class _Gradient(_Pool):
-    def check(self, dy: Spec, x: Shape) -> tuple[Spec, ...]:
+    def gradient_of(self, dy: Spec, x: Shape) -> tuple[Spec, ...]:
         """The spec of dX."""
         shape = self.windows(x).y_shape
         if dy.shape != shape:
@@ -171,7 +171,7 @@ class MaxPoolGrad(_Gradient):
     def infer(self, dy: Spec, indices: Spec, shape: Shape) -> tuple[Spec, ...]:
         if indices.shape != dy.shape:
             refuse(self.name, "Indices", f"shape {dy.shape}, like dY", f"shape {indices.shape}")
-        return self.check(dy, shape)
+        return self.gradient_of(dy, shape)
 
     def plan(self, device: Device, dy: Spec, indices: Spec, shape: Shape, dx: Spec) -> Plan:
         return self.launched(shape, dx, dy, indices, dx)
@@ -192,7 +192,7 @@ class AveragePoolGrad(_Gradient):
     count_include_pad = INCLUDE_PAD
 
     def infer(self, dy: Spec, shape: Shape) -> tuple[Spec, ...]:
-        return self.check(dy, shape)
+        return self.gradient_of(dy, shape)
 
     def plan(self, device: Device, dy: Spec, shape: Shape, dx: Spec) -> Plan:
         return self.launched(shape, dx, dy, dx, self.count_include_pad)

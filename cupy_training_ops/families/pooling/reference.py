@@ -33,6 +33,7 @@ class _Counted(_Attributes):
     count_include_pad: bool
 
 
+@_quiet
 def max_pool(x: HostArray, **given: Unpack[_Ordered]) -> tuple[HostArray, HostArray]:
     order = given.pop("storage_order")  # type: ignore[misc]
     windows = Pool("MaxPool", **given).windows(x.shape)  # type: ignore[misc]

@@ -145,13 +145,8 @@ def slice_(
     steps = [1] * len(starts) if steps is None else steps
     cut = [slice(None)] * x.ndim
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        cut[int(axis)] = _cut(x.shape[int(axis)], int(start), int(end), int(step))
+        cut[int(axis)] = slice(int(start), int(end), int(step))
     return x[tuple(cut)]
-
-
-def _cut(extent: int, start: int, end: int, step: int) -> slice:
-    """A position before the first element ends a slice that goes backwards."""
-    return slice(start, None if step < 0 and end < -extent else end, step)
 
 
 @standard("Cast", since=6, view=True)

@@ -7,6 +7,7 @@ dispatcher alone.
 
 from __future__ import annotations
 
+from ..consumers import OURS, TABLE
 from . import activations, chunked_losses, codes, dropouts, embeddings, losses, norms, softmaxes
 from .registration import Door
 
@@ -25,6 +26,8 @@ DOORS: dict[str, Door] = {
     for name, door in module.DOORS.items()
 }
 __all__ = ["DOORS", *DOORS]
+
+TABLE.update({DOORS[name].node: rule for name, rule in OURS.items()})
 
 
 def __getattr__(name: str) -> Door:

@@ -85,7 +85,7 @@ class Door:
         if is_watched(arguments):
             return self.registered(*arguments)
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
-            return self.node(*arguments)
+            return self._recorded(arguments)
         return self.operator.body(launch, *arguments)
 
     def first(self, *arguments: Any) -> Any:
@@ -97,8 +97,15 @@ class Door:
     def first_unwatched(self, *arguments: Any) -> Any:
         """The same where nobody else is to see the call."""
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
-            return self.node(*arguments)[0]
+            return self._recorded(arguments)[0]
         return self.operator.body(launch_first, *arguments)
+
+    def _recorded(self, arguments: Sequence[Any]) -> Any:
+        """Through autograd's node, of which modes that look at functions are told."""
+        if torch._C._len_torch_function_stack():
+            tensors = [x for x in arguments if isinstance(x, Tensor)]
+            return torch.overrides.handle_torch_function(self.node, tensors, *arguments)
+        return self.node(*arguments)
 
 
 def is_watched(arguments: Sequence[Any]) -> bool:

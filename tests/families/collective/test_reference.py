@@ -13,6 +13,7 @@ from ranks import Processes, in_threads, results
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError
+from cupy_training_ops.families.collective import plan_letters
 from cupy_training_ops.process_group import members
 
 SCRIPT = Path(__file__).parents[2] / "process_group" / "all_operators.py"
@@ -28,7 +29,7 @@ def test_threads(n) -> None:
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_processes(n) -> None:
     with Processes(n, SCRIPT) as ranks:
-        expected = [(0, f"rank {rank}: {CHECKS} checks\n") for rank in range(n)]
+        expected = [(0, f"rank {rank}: {CHECKS} checks, embedded\n") for rank in range(n)]
         assert ranks.ended() == expected
 
 
@@ -251,6 +252,19 @@ def test_letters_are_refused() -> None:
             cto.recv(True, 1, arrays="numpy", shapes=[(3,), (4,)], **keywords)
 
     results(in_threads(2, refused))
+
+
+def test_receiving_on_a_gpu_that_does_not_answer_is_refused(monkeypatch) -> None:
+    class Silent:
+        runs_kernels = True
+
+        def current_device(self) -> int:
+            raise RuntimeError("cudaErrorInsufficientDriver")
+
+    monkeypatch.setattr(plan_letters.backends, "cuda_backend", Silent)
+    first, second = cto.ProcessGroup.in_threads(2)
+    with first, second, pytest.raises(cto.ProviderError, match=r"^Recv: no GPU answers \(cudaE"):
+        cto.recv(True, 1, group=first, tag=1, element_types=[1], shapes=[(3,)])
 
 
 # ---- refusals ------------------------------------------------------------------------------------

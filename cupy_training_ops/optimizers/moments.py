@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: MIT
+"""How an optimizer keeps its moments: as numbers, or in codes of a byte each."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..declare.schema import Shape
+from ..dtypes import FLOAT32, FLOAT64, UINT8, Dtype, HostArray
+from ..errors import refuse
+from ..families.adam.codes import coded_nbytes, decode, encode
+from ..frame.backends import info
+from .memory import copied, zeros
+
+
+class Numbers:
+    """Arrays of a dtype, shaped as their parameters."""
+
+    def __init__(self, dtype: Dtype) -> None:
+        self.dtype = dtype  # in a state
+
+    def first(self, parameter: Any) -> Any:
+        """Moments of 0."""
+        return zeros(parameter, parameter.shape, self.dtype)
+
+    def told(self, _: str, array: Any, __: Shape) -> HostArray:
+        """What a state has of them."""
+        return copied(array)
+
+    def kept(self, _: str, array: HostArray) -> HostArray:
+        """What is kept of a state."""
+        return array
+
+
+class Codes(Numbers):
+    """Of a byte each, in whose place a state has numbers; from these the same codes come."""
+
+    def __init__(self) -> None:
+        super().__init__(FLOAT32)
+
+    def first(self, parameter: Any) -> Any:
+        if info(parameter)[1] == FLOAT64:
+            refuse("AdamW", "state", "None, where parameters are float64", "'8bit'")
+        return zeros(parameter, (coded_nbytes(math.prod(parameter.shape)),), UINT8)
+
+    def told(self, moment: str, array: Any, shape: Shape) -> HostArray:
+        found = decode(copied(array), math.prod(shape), signed=moment == "moment_1")
+        return found.reshape(shape)
+
+    def kept(self, moment: str, array: HostArray) -> HostArray:
+        return encode(array, signed=moment == "moment_1")

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: MIT
+"""Every operator over torch.distributed and over MPI, and how faults end a job of MPI's."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from ranks import ROOT
+
+import cupy_training_ops as cto
+from cupy_training_ops import GroupError, ProviderError
+
+FOLDER = Path(__file__).parent
+CHECKS = 48
+TIMEOUT = 3.0
+MPIEXEC = shutil.which("mpiexec", path=os.path.dirname(sys.executable)) or shutil.which("mpiexec")
+
+needs_mpi = pytest.mark.skipif(
+    MPIEXEC is None or importlib.util.find_spec("mpi4py") is None, reason="mpi4py is in the extras"
+)
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), **more}
+
+
+# ---- torch.distributed ---------------------------------------------------------------------------
+
+
+def by_torchrun(n: int, script: Path) -> str:
+    arguments = ["--standalone", "--nproc-per-node", str(n), str(script)]
+    command = [sys.executable, "-m", "torch.distributed.run", *arguments]
+    ran = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=100, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def test_every_operator_under_torchrun() -> None:
+    pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+    said = by_torchrun(3, FOLDER / "all_operators.py")
+    assert sorted(said.splitlines()) == [f"rank {r}: {CHECKS} checks, torch" for r in range(3)]
+
+
+@pytest.mark.thorough
+def test_the_shortest_script_under_torchrun() -> None:
+    pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+    said = by_torchrun(2, ROOT / "examples" / "two_ranks.py")
+    assert said.splitlines() == ["[3. 3. 3.]"] * 2
+
+
+def test_a_group_of_torchs_that_there_is_not_is_refused() -> None:
+    pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+    with pytest.raises(GroupError, match=r"from_torch: torch.distributed has no group yet: call"):
+        cto.ProcessGroup.from_torch()
+
+
+# ---- MPI -----------------------------------------------------------------------------------------
+
+
+def by_mpiexec(n: int, script: Path, *arguments: str, **variables: str) -> tuple[int, str, float]:
+    """Status, output and when it ended."""
+    command = [str(MPIEXEC), "-n", str(n), sys.executable, str(script), *arguments]
+    ran = subprocess.run(
+        command,
+        env=environment(**variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    return ran.returncode, ran.stdout, time.time()
+
+
+@needs_mpi
+@pytest.mark.parametrize("n", [2, 3])
+def test_every_operator_under_mpi(n) -> None:
+    status, said, _ = by_mpiexec(n, FOLDER / "all_operators.py")
+    assert status == 0, said
+    assert sorted(said.splitlines()) == [f"rank {r}: {CHECKS} checks, MPI" for r in range(n)]
+
+
+@needs_mpi
+@pytest.mark.parametrize("kind", ["kill", "stop", "interrupt"])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_fault_ends_a_job_of_mpi(kind, victim) -> None:
+    script = FOLDER / "mpi_faults.py"
+    status, said, ended = by_mpiexec(3, script, kind, str(victim), CTO_TIMEOUT=str(TIMEOUT))
+    assert status != 0
+    assert "AssertionError" not in said  # a wrong number
+    struck = float(re.search(r"struck ([\d.]+)", said)[1])
+    assert ended - struck < TIMEOUT + 10
+    if kind == "stop":
+        assert f"rank {victim} is late" in said
+    if kind == "interrupt":
+        assert f"rank {victim} stopped in the middle of NcclAllReduce: InterruptError()" in said
+
+
+def test_without_mpi4py_a_group_says_which_extra(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(ProviderError, match=r"pip install 'cupy-training-ops\[mpi\]'"):
+        cto.ProcessGroup.from_mpi()
+
+
+def test_slurm_that_starts_no_mpi_is_said(monkeypatch) -> None:
+    from cupy_training_ops.process_group import environment as chosen
+    from cupy_training_ops.process_group import of_mpi
+    from cupy_training_ops.process_group.engine import Alone
+
+    monkeypatch.setattr(of_mpi, "engine", lambda _, timeout: Alone(timeout))
+    with pytest.raises(GroupError, match=r"Slurm started '4' processes, of which MPI sees one"):
+        chosen.engine_of({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, 1.0)
+    assert chosen.engine_of({"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, 1.0).size == 1
