@@ -66,7 +66,6 @@ class Mpi(Engine):
         node = self._comm.Split_type(mpi.COMM_TYPE_SHARED)
         sizes = self._comm.allgather(node.Get_size())
         self.local_rank = node.Get_rank()
-        node.Free()  # MPI has room for 2,000 or so
         self.local_size = sizes[0] if len(set(sizes)) == 1 else None
 
     def put(self, peer: int, channel: int, head: bytes, parts: Sequence[Part]) -> None:
@@ -99,7 +98,6 @@ class Mpi(Engine):
     def close(self) -> None:
         if not self.fault:
             self._say(LEFT, b"")
-            atexit.unregister(self._abort)
 
     def abandon(self) -> None:
         atexit.unregister(self._abort)
