@@ -192,18 +192,21 @@ def _hand_on(prefix: str, stream: IO[bytes], is_error: bool, over: threading.Eve
 
 
 def _lines(stream: IO[bytes], over: threading.Event) -> Iterator[bytes]:
-    left = b""
+    left = bytearray()
     while True:
         if wait([stream.fileno()], REST / 5):
             data = os.read(stream.fileno(), 2**16)
-            *whole, left = (left + data).split(b"\n")
-            yield from whole
+            head, *rest = data.split(b"\n")
+            left += head  # not `left + data`, which would copy a long line at each read
+            for part in rest:
+                yield bytes(left)
+                left = bytearray(part)
             if data:
                 continue
         elif not over.is_set():
             continue
         if left:
-            yield left
+            yield bytes(left)
         return
 
 

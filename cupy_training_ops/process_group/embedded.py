@@ -70,8 +70,7 @@ class Embedded(Engine):
                     self._wait_for_room(peer, pipe)
                     pipe.send_bytes(memoryview(part)[start : start + CHUNK])
         except BlockingIOError:
-            words = f"rank {peer} is late: it took no message for {self.timeout:g} seconds"
-            raise GroupError(words) from None
+            raise TimeoutError from None
         except OSError as error:
             while pipe in self._heard:  # what it said before it went
                 self._read(peer, pipe)

@@ -80,7 +80,13 @@ class Engine:
         """A message to another rank, with its number."""
         self._numbers["to", peer, channel] += 1
         number = self._numbers["to", peer, channel]
-        self.put(peer, channel, wire.head(number, text, parts), parts)
+        try:
+            self.put(peer, channel, wire.head(number, text, parts), parts)
+        except TimeoutError:
+            late = f"rank {peer} is late: it took no message for {self.timeout:g} seconds"
+            raise GroupError(late) from None
+        except EOFError:
+            raise GroupError(f"rank {peer} closed its group without taking a message") from None
 
     def receive(
         self, peer: int, channel: int, what: str, seconds: float, *, keep: bool = False

@@ -351,9 +351,11 @@ class Call:
         self, kind: object, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         group = self._group
-        raised = None if error is None else group.broken(self._op, error)
-        group._engine.lock.release()
-        group.busy.release()
+        try:
+            raised = None if error is None else group.broken(self._op, error)
+        finally:
+            group._engine.lock.release()
+            group.busy.release()
         if raised is not error and raised is not None:
             raise raised from None
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import GroupError, ProviderError
+from ..errors import GroupError, ProviderError, refuse, shown
 from . import wire
 from .engine import Engine
 from .wire import Message, Part
@@ -38,7 +38,10 @@ def library() -> Any:
 
 def engine(comm: Any, timeout: float) -> Engine:
     """The engine of a communicator's ranks."""
-    return Mpi(library(), comm, timeout)
+    mpi = library()
+    if comm is not None and (not isinstance(comm, mpi.Intracomm) or comm == mpi.COMM_NULL):
+        refuse("ProcessGroup.from_mpi", "comm", "an open intracommunicator of mpi4py", shown(comm))
+    return Mpi(mpi, comm, timeout)
 
 
 class Mpi(Engine):
@@ -71,9 +74,6 @@ class Mpi(Engine):
         requests += [self._comm.Isend([part, byte], peer, tag + 1) for part in parts]
         try:
             self._until(lambda: self._mpi.Request.Testall(requests), self.patience(peer), peer)
-        except TimeoutError:
-            words = f"rank {peer} is late: it took no message for {self.timeout:g} seconds"
-            raise GroupError(words) from None
         finally:
             self._sending.append((requests, head, parts))
         self._sending.clear()
@@ -139,7 +139,7 @@ class Mpi(Engine):
             if spins < SPINS:
                 continue
             time.sleep(PAUSE)
-            words = "" if peer is None else self.news()
+            words = "" if peer is None else self.fault or self.news()
             if words:
                 raise GroupError(words)
             if peer is not None and self._comm.Iprobe(peer, LEFT) and not is_done():

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from ..errors import GroupError, ProviderError
+from ..errors import GroupError, OpError, ProviderError, refuse, shown
 from . import wire
 from .engine import Engine
 from .wire import Message, Part
@@ -55,6 +55,9 @@ def engine(group: Any, timeout: float) -> Engine:
             "ProcessGroup.from_torch: torch.distributed has no group yet: call "
             "torch.distributed.init_process_group(), or start the script by torchrun"
         )
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        expected = "one of torch.distributed's that this process is in"
+        refuse("ProcessGroup.from_torch", "group", expected, shown(group))
     return Torch(group, timeout, None, None, False)
 
 
@@ -71,7 +74,7 @@ class Torch(Engine):
         own = dist.get_rank(group)
         if own < 0:
             raise GroupError("ProcessGroup.from_torch: group: this process is not in it")
-        if local_size is not None and len(ranks) % local_size:
+        if local_size is not None and (local_size < 1 or len(ranks) % local_size):
             local_size = None
         super().__init__(own, len(ranks), timeout, local, local_size)
         with _wrapped("gloo could not connect the ranks"):
@@ -89,7 +92,7 @@ class Torch(Engine):
         import torch
 
         full = [part for part in parts if len(part)]
-        with _wrapped(f"rank {peer} is gone"):
+        with _wrapped(f"rank {peer} cannot be reached"):
             tensors = [torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in full]
             target = {"dst": self._ranks[peer], "group": self._gloo, "tag": channel}
             sent = [self._dist.isend(tensor, **target) for tensor in tensors]
@@ -104,7 +107,7 @@ class Torch(Engine):
     def take(self, peer: int, channel: int, seconds: float) -> Message:
         import torch
 
-        with _wrapped(f"rank {peer} is gone"):
+        with _wrapped(f"rank {peer} cannot be reached"):
             key = self._key(peer, self.rank, channel)
             self._await(key, peer, seconds)
             n, lengths, text = wire.read_head(self._store.get(key))
@@ -146,7 +149,7 @@ class Torch(Engine):
         """Return when the key is there; the store's own wait warns each time that it is not."""
         deadline, pause = time.monotonic() + seconds, SHORTEST
         while not self._store.check([key]):
-            words = self.news()
+            words = self.fault or self.news()
             if words:
                 raise GroupError(words)
             if self._store.check([f"left/{peer}"]) and not self._store.check([key]):
@@ -166,8 +169,8 @@ def _wrapped(words: str) -> Any:
     """PyTorch's errors, which are RuntimeErrors, as the group's."""
     try:
         yield
-    except RuntimeError as error:
-        if isinstance(error, GroupError):
+    except (RuntimeError, ValueError) as error:  # the latter of arguments and variables
+        if isinstance(error, OpError):
             raise
         line = str(error).partition("\n")[0][:200]
         raise GroupError(f"{words}: {line}") from None

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 from ..forks import InChild
-from .engine import Engine
+from .engine import GRACE, Engine
 from .members import Members
 
 if TYPE_CHECKING:
@@ -55,7 +55,14 @@ class Resources(InChild):
         self.engine.abandon()
 
     def close(self) -> None:
-        """End everything; the others are told by the engine."""
+        """End everything; the others are told by the engine.
+
+        What another thread is at ends first: a farewell in the middle of its message would be taken
+        for a part of an array.
+        """
+        if not self.busy.acquire(blocking=False):
+            self.engine.end(f"rank {self.engine.rank} closed its group in the middle of a call")
+            self.busy.acquire(timeout=GRACE)  # not for ever: the call may be this thread's own
         self._stop.set()
         found = self.communicators.values()
         if found:

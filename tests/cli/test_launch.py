@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from cupy_training_ops.cli import main
+from cupy_training_ops.cli.launch import _lines
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -211,3 +213,25 @@ def test_a_second_group_of_a_rank_is_refused(tmp_path) -> None:
     result = call(tmp_path, code, options=("--ranks", "1"))
     assert "[0] <ProcessGroup rank 0 of 1, embedded>\n" in result.stdout
     assert "makes one group, itself: it was made here before" in result.stderr
+
+
+def test_a_line_of_many_megabytes_is_handed_on() -> None:
+    """Bars of progress and images in base64 have lines without an end."""
+    lines: list[bytes] = []
+    source, target = os.pipe()
+
+    def read() -> None:
+        with open(source, "rb") as stream:
+            lines.extend(_lines(stream, threading.Event()))
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+
+    def write() -> None:
+        with open(target, "wb") as stream:
+            stream.write(b"x" * (2**26) + b"\n\nlast")
+
+    threading.Thread(target=write, daemon=True).start()
+    reader.join(15.0)
+    assert not reader.is_alive()
+    assert [len(line) for line in lines] == [2**26, 0, 4]

@@ -15,6 +15,7 @@ import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, GroupError
 from cupy_training_ops.process_group import environment
 from cupy_training_ops.process_group.embedded import LAUNCHER, SOCKETS
+from cupy_training_ops.process_group.engine import Alone
 
 BOTH = r"ProcessGroup\.from_torch\(\).*ProcessGroup\.from_mpi\(\)"  # what serves several machines
 
@@ -108,6 +109,41 @@ def test_a_wrong_timeout_of_the_environment_is_refused(monkeypatch) -> None:
 def test_one_process_of_torchrun_is_alone(monkeypatch) -> None:
     monkeypatch.setattr(os, "environ", {"RANK": "0", "WORLD_SIZE": "1"})
     assert repr(cto.ProcessGroup()) == "<ProcessGroup rank 0 of 1, alone>"
+
+
+def test_variables_that_torch_cannot_use_are_an_error_of_the_group(monkeypatch) -> None:
+    """As where a cluster sets RANK and WORLD_SIZE, and nobody an address."""
+    pytest.importorskip("torch.distributed")
+    for name in ("MASTER_ADDR", "MASTER_PORT", LAUNCHER):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(GroupError, match=r"could not connect the ranks: .*MASTER_ADDR"):
+        cto.ProcessGroup(timeout=1)
+
+
+def test_what_is_no_communicator_is_refused() -> None:
+    mpi = pytest.importorskip("mpi4py.MPI")
+    for comm in ("world", mpi.COMM_NULL, 3):
+        with pytest.raises(ArgumentError, match="comm: expected an open intracommunicator"):
+            cto.ProcessGroup.from_mpi(comm)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (TimeoutError, "rank 1 is late: it took no message for 5 seconds"),
+        (EOFError, "rank 1 closed its group without taking a message"),
+    ],
+)
+def test_a_message_that_nobody_takes_is_said_to_be_one(monkeypatch, error, words) -> None:
+    def put(*_: object) -> None:
+        raise error
+
+    engine = Alone(5.0)
+    monkeypatch.setattr(engine, "put", put)
+    with pytest.raises(GroupError, match=words):
+        engine.send(1, 0, "")
 
 
 # ---- without NCCL --------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, GroupError
 from cupy_training_ops.process_group import wire
 from cupy_training_ops.process_group.embedded import MESSAGE
+from cupy_training_ops.process_group.group import Call
 
 LARGE = 2**20  # elements: more than what a socket holds
 
@@ -213,6 +214,48 @@ def test_threads_take_turns() -> None:
         return found
 
     assert results(in_threads(2, call)) == [[2.0, 2.0]] * 2
+
+
+@pytest.mark.parametrize("n", [3, LARGE])  # while it waits for an answer, and in an array
+def test_what_another_thread_closes_in_the_middle_of_a_call_ends_it_at_once(n) -> None:
+    first, second = cto.ProcessGroup.in_threads(2, 10.0)
+    found: list[str] = []
+
+    def call(group) -> None:
+        try:
+            reduced(group, 1.0, n)
+        except Exception as error:
+            found.append(f"{type(error).__name__}: {error}")
+
+    caller = threading.Thread(target=call, args=(second,), daemon=True)
+    caller.start()
+    time.sleep(0.3)
+    second.close()
+    caller.join(3.0)
+    assert not caller.is_alive()
+    call(first)
+    first.close()
+    words = "GroupError: NcclAllReduce: group: rank 1 "
+    assert found[0] == f"{words}closed its group in the middle of a call"
+    assert found[1].startswith(words)
+
+
+def test_words_that_cannot_be_made_leave_no_call_under_way() -> None:
+    """An exception whose own words fail, as memory that is out makes them."""
+
+    class MuteError(Exception):
+        def __repr__(self) -> str:
+            raise MemoryError
+
+    def call(group) -> str:
+        with contextlib.suppress(GroupError, MemoryError), Call(group, "First"):
+            raise MuteError
+        assert not group.busy.locked()
+        with pytest.raises(GroupError) as caught:
+            group.check()
+        return str(caught.value)
+
+    assert "stopped in the middle of a call" in results(in_threads(1, call))[0]
 
 
 # ---- P5: nobody else -----------------------------------------------------------------------------
