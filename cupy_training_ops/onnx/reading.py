@@ -56,9 +56,14 @@ def parsed(model: Source) -> tuple[Proto, Path | None, str]:
     return _from_bytes(onnx, read_bounded(path, MOST_BYTES), str(path)), path.parent, str(path)
 
 
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file; a pipe is opened though nobody writes into it."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def read_bounded(path: Path, most: int) -> bytes:
     """A file's bytes; one that is larger, or none, is refused unread."""
-    with path.open("rb") as stream:
+    with open(path, "rb", opener=_without_waiting) as stream:
         if not path.is_file():
             raise ArgumentError(f"{path}: expected a file")
         size = os.fstat(stream.fileno()).st_size

@@ -59,7 +59,8 @@ class ProcessGroup:
         if address is not None or secret is not None:
             name = "secret" if address is None else "address"
             raise ArgumentError(f"ProcessGroup: {name}: ranks meet by no address now: {INSTEAD}")
-        if (rank, size) not in ((None, None), (0, 1)) or isinstance(rank, bool):
+        is_alone = type(rank) is int and type(size) is int and (rank, size) == (0, 1)
+        if not is_alone and (rank is not None or size is not None):
             got = f"{shown(rank)}, {shown(size)}"
             refuse("ProcessGroup", "rank, size", f"none, or 0 and 1 (alone): {INSTEAD}", got)
         sizes = (data_size, horizontal_size, local_size)
@@ -375,6 +376,6 @@ def _checked(timeout: object, sizes: Sizes, on_fault: object) -> float:
     for name, value in zip(("data_size", "horizontal_size", "local_size"), sizes, strict=True):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
             refuse("ProcessGroup", name, "a number of ranks", shown(value))
-    if on_fault not in ("exit", "raise"):
+    if not isinstance(on_fault, str) or on_fault not in ("exit", "raise"):
         refuse("ProcessGroup", "on_fault", "'exit' or 'raise'", shown(on_fault))
     return timeout_of(os.environ, timeout)

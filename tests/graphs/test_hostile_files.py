@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import struct
 import tracemalloc
@@ -317,6 +318,15 @@ def test_what_is_a_folder_or_missing_is_refused(name: str, tmp_path: Path) -> No
         cto.onnx.TrainingSession(folder)
     (folder / name).mkdir()
     with pytest.raises(OSError, match=name):
+        cto.onnx.TrainingSession(folder)
+
+
+@pytest.mark.parametrize("name", ["training_model.onnx", "checkpoint"])
+def test_a_pipe_is_not_waited_for(name: str, tmp_path: Path) -> None:
+    folder = artifacts(tmp_path / "a")
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(cto.ArgumentError, match="expected a file"):
         cto.onnx.TrainingSession(folder)
 
 

@@ -82,3 +82,11 @@ def test_blocks_of_one_are_not_written_over(op: str, rng) -> None:
     found = cto.onnx.Session(onnx.parser.parse_model(text)).run({"x": x})["y"]
     np.testing.assert_array_equal(x, before)
     np.testing.assert_allclose(found, -2 * np.exp(x), rtol=1e-6)
+
+
+@pytest.mark.parametrize("batch_dims", [0, 1])
+def test_indices_without_axes_take_the_whole(batch_dims: int, rng) -> None:
+    x = rng.standard_normal((2, 3, 4)).astype(np.float32)
+    indices = np.zeros((2, 5, 0), np.int64)
+    whole = np.broadcast_to(x[:, None] if batch_dims else x, (2, 5, *x.shape[batch_dims:]))
+    np.testing.assert_array_equal(result("GatherND", x, indices, batch_dims=batch_dims), whole)

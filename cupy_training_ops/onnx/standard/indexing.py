@@ -32,7 +32,12 @@ def gather_nd(xp: Module, x: Array, indices: Array, *, batch_dims: int = 0) -> A
         xp.arange(n).reshape([-1 if j == i else 1 for j in range(indices.ndim - 1)])
         for i, n in enumerate(x.shape[:batch_dims])
     )
-    return x[(*batch, *(indices[..., i] for i in range(indices.shape[-1])))]
+    places = (*batch, *(indices[..., i] for i in range(indices.shape[-1])))
+    if indices.shape[-1]:
+        return x[places]
+    apart = (1,) * (indices.ndim - 1 - batch_dims)  # every place is the whole of its batch
+    whole = x.reshape(x.shape[:batch_dims] + apart + x.shape[batch_dims:])
+    return xp.broadcast_to(whole, indices.shape[:-1] + x.shape[batch_dims:]).copy()
 
 
 @standard("ScatterElements", "Scatter")
