@@ -65,11 +65,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def lend_interrupts() -> None:
     """What tests start can be interrupted, also where this session cannot.
 
-    In the background of a script, or in some CI systems, it starts with SIGINT ignored, and what it
-    starts would ignore it too. A signal that is handled, by whatever, is not ignored in those.
+    In the background of a script, or in some CI systems, it starts with SIGINT and SIGQUIT ignored,
+    and what it starts would ignore them too. A signal that is handled, by whatever, is not ignored
+    in those.
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, lambda *_: None)
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 def lend_folder(config: pytest.Config, variable: str, folder: str) -> None:

@@ -18,6 +18,8 @@ from click.testing import CliRunner
 from cupy_training_ops.cli import main
 from cupy_training_ops.cli.launch import _lines
 
+# JAX, which other tests import, warns of each fork; the launcher itself has none.
+pytestmark = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 ROOT = Path(__file__).resolve().parents[2]
 
 
