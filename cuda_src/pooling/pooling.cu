@@ -12,7 +12,8 @@ namespace cto::pooling {
 using slots::T;
 using ACC = Acc<T>;
 
-constexpr int RESIDENT = 4;  // blocks on a multiprocessor at least
+// Blocks on a multiprocessor at least; averages of windows spill with four on 12.0.
+constexpr int RESIDENT = 4, RESIDENT_AVERAGES = 3;
 
 // x > y. Also of subnormals, which -ftz=true makes the compiler's own comparison take for 0.
 __device__ __forceinline__ bool is_greater(float x, float y) {
@@ -112,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     dx[position] = from_acc<T>(sum);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_AVERAGES)
     average_pool(const T* x, T* y, bool include_pad, i64 n,
                  const __grid_constant__ Geometry geometry) {
     const i64 position = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
@@ -124,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     y[position] = from_acc<T>(sum / pooling::count_of(geometry, place.at, include_pad));
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_AVERAGES)
     average_pool_grad(const T* dy, T* dx, bool include_pad, i64 n,
                       const __grid_constant__ Geometry geometry) {
     const i64 position = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
