@@ -4,7 +4,9 @@
     python3 scripts/front_door_times.py
 
 First host microseconds of small calls: without gradients, with them, backward. Then milliseconds of
-forward and backward over large arrays, by events, and memory at most beside what was there before.
+forward and backward over large arrays, by events: as Python calls them, and replayed from a CUDA
+graph, where the host takes no part; and memory at most beside what was there before. What cannot be
+captured is said in its place, and so is a way that fails.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from torch.nn import functional as theirs
 from cupy_training_ops.torch import functional as ours
 
 Call = Callable[..., Any]
+Way = tuple[Call, list[torch.Tensor]]  # a function, and what it is called with
 GROUP = 100  # calls between two waits
 
 
@@ -31,7 +34,9 @@ GROUP = 100  # calls between two waits
 @click.option("--repeats", default=20, show_default=True, help="Large calls of each case.")
 def main(only: str, calls: int, repeats: int) -> None:
     """Print two tables."""
-    click.echo(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}\n")
+    liger = "with" if _liger("liger_rms_norm") else "without"
+    about = f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, {liger} Liger-Kernel"
+    click.echo(f"{about}\n")
     x = torch.randn(64, 64, device="cuda")
     click.echo(f"torch.add {median(lambda: torch.add(x, x), calls):.1f} us\n")
     click.echo(
@@ -41,13 +46,14 @@ def main(only: str, calls: int, repeats: int) -> None:
         if only in name:
             cells = [host(function, calls) for function in (mine, other)]
             click.echo(f"| {name} | {cells[0]} | {cells[1].replace(' | ', ', ')} |")
-    click.echo("\n| forward and backward | way | ms | GB beside |\n|---|---|---|---|")
+    click.echo(
+        "\n| forward and backward | way | ms | captured, ms | GB beside |\n|---|---|---|---|---|"
+    )
     for name, make in large().items():
         if only in name:
-            for way, (function, leaves) in make().items():
-                ms, gb = device(function, leaves, repeats)
-                click.echo(f"| {name} | {way} | {ms:.3f} | {gb:.3f} |")
+            compared(name, make(), repeats)
             torch.cuda.empty_cache()
+            torch.compiler.reset()
 
 
 def small() -> dict[str, tuple[Call, Call]]:
@@ -105,7 +111,7 @@ def leaf(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.randn(shape, device="cuda", dtype=dtype).requires_grad_()
 
 
-def large() -> dict[str, Callable[[], dict[str, tuple[Call, list[torch.Tensor]]]]]:
+def large() -> dict[str, Callable[[], dict[str, Way]]]:
     """Functions that make the ways to compute one case."""
     found: dict[str, Any] = {}
     for dtype, kind in ((torch.bfloat16, "bf16"), (torch.float32, "f32")):
@@ -150,7 +156,9 @@ def _pointwise(name: str, given: dict[str, Any], dtype: torch.dtype) -> Any:
     def make() -> dict[str, Any]:
         mine, other = (getattr(module, name) for module in (ours, theirs))
         leaves = [leaf(65536, 1024, dtype=dtype)]
-        return _ways(lambda x: mine(x, **given), lambda x: other(x, **given), leaves)
+        liger = _liger("liger_softmax") if name == "softmax" else None
+        more = {} if liger is None else {"Liger": liger}
+        return _ways(lambda x: mine(x, **given), lambda x: other(x, **given), leaves, **more)
 
     return make
 
@@ -163,7 +171,7 @@ def _loss(n: int, classes: int) -> Any:
         more: dict[str, Call] = {}
         if liger is not None:
             more["Liger"] = lambda x: liger(x, target)
-        more["ours in place"] = lambda x: ours.cross_entropy(x, target, inplace=True)
+        more["ours in place"] = lambda x: ours.cross_entropy(Alias.apply(x), target, inplace=True)
         return _ways(
             lambda x: ours.cross_entropy(x, target),
             lambda x: theirs.cross_entropy(x, target),
@@ -172,6 +180,18 @@ def _loss(n: int, classes: int) -> Any:
         )
 
     return make
+
+
+class Alias(torch.autograd.Function):
+    """The same memory, as the result of an operation: what is overwritten has one use only."""
+
+    @staticmethod
+    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.new_empty(0).set_(x)
+
+    @staticmethod
+    def backward(_: Any, dy: torch.Tensor) -> torch.Tensor:
+        return dy
 
 
 def _linear_loss() -> dict[str, Any]:
@@ -200,26 +220,86 @@ def _liger(name: str) -> Any:
         return None
 
 
-def device(function: Call, leaves: list[torch.Tensor], repeats: int) -> tuple[float, float]:
-    """Milliseconds of forward and backward, the median, and gigabytes beside the leaves."""
+def compared(name: str, ways: dict[str, Way], repeats: int) -> None:
+    """Print a row for each way, and one for our best over the others'."""
+    found = {}
+    for way, (function, leaves) in ways.items():
+        found[way] = cells = measured(function, leaves, repeats)
+        click.echo(f"| {name} | {way} | {' | '.join(map(shown, cells))} |")
+    ratios = []
+    for place in range(2):
+        bests = [_best(found, place, is_ours=is_ours) for is_ours in (True, False)]
+        ratios.append(f"{bests[0] / bests[1]:.2f}" if all(bests) else "")
+    click.echo(f"| {name} | our best over the others' | {' | '.join(ratios)} | |")
+
+
+def _best(found: dict[str, list[float | str]], place: int, *, is_ours: bool) -> float:
+    some = [cells[place] for way, cells in found.items() if way.startswith("ours") == is_ours]
+    return min((cell for cell in some if isinstance(cell, float)), default=0.0)
+
+
+def shown(cell: float | str) -> str:
+    """A number, or words."""
+    return cell if isinstance(cell, str) else f"{cell:.3f}"
+
+
+def measured(function: Call, leaves: list[torch.Tensor], repeats: int) -> list[float | str]:
+    """Milliseconds called and captured, gigabytes; or why they are not there."""
 
     def step() -> None:
         y = function(*leaves)
         torch.autograd.grad(y, leaves, torch.ones_like(y))
 
+    try:
+        ms, gb = called(step, repeats)
+    except Exception as error:  # the other ways are measured all the same
+        return [_words(error), "", ""]
+    try:
+        return [ms, captured(step, repeats), gb]
+    except Exception as error:
+        return [ms, _words(error), gb]
+
+
+def _words(error: Exception) -> str:
+    text = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return text.replace("|", "/")[:80]
+
+
+def called(step: Callable[[], None], repeats: int) -> tuple[float, float]:
+    """Milliseconds, the median, and gigabytes beside what is there."""
     for _ in range(3):
         step()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
+    ms = between_events(step, repeats)
+    return ms, (torch.cuda.max_memory_allocated() - before) / 1e9
+
+
+def captured(step: Callable[[], None], repeats: int) -> float:
+    """Milliseconds of a replay, the median."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    graph.replay()
+    torch.cuda.synchronize()
+    return between_events(graph.replay, repeats)
+
+
+def between_events(call: Callable[[], None], repeats: int) -> float:
+    """Milliseconds of the device from before a call to after it, the median."""
     marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
     for start, end in marks:
         start.record()
-        step()
+        call()
         end.record()
     torch.cuda.synchronize()
-    beside = (torch.cuda.max_memory_allocated() - before) / 1e9
-    return statistics.median(start.elapsed_time(end) for start, end in marks), beside
+    return statistics.median(start.elapsed_time(end) for start, end in marks)
 
 
 if __name__ == "__main__":
