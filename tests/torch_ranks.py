@@ -2,7 +2,8 @@
 """One of two ranks that train a sharded model: `torch_ranks.py RANK STORE DEVICE`.
 
 Ours on parts of the parameters beside PyTorch's own on whole ones, with the norm of all ranks; then
-a state goes through a distributed checkpoint's functions.
+a state goes through a distributed checkpoint's functions. Moments of 8 bits are those of each
+rank's parts alone.
 """
 
 from __future__ import annotations
@@ -33,8 +34,7 @@ def net(device: str) -> torch.nn.Module:
 
 def steps(model, optimizer, n: int, device: str, clips: bool) -> None:
     for i in range(n):
-        x = torch.linspace(-1 - i, 1, 5 * SIZES[0]).reshape(5, -1).to(device)
-        model(x).square().mean().backward()
+        model(x_of(i, device)).square().mean().backward()
         if clips:
             torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
         optimizer.step()
@@ -43,6 +43,37 @@ def steps(model, optimizer, n: int, device: str, clips: bool) -> None:
 
 def whole(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+
+
+def x_of(i: int, device: str) -> torch.Tensor:
+    return torch.linspace(-1 - i, 1, 5 * SIZES[0]).reshape(5, -1).to(device)
+
+
+def coded_as_alone(mesh, device: str) -> None:
+    """The same bits as of parameters that are a rank's own, through a checkpoint in the middle."""
+    sharded = net(device)
+    fully_shard(sharded, mesh=mesh)
+    alone = [torch.nn.Parameter(p.to_local().detach().clone()) for p in sharded.parameters()]
+    optimizer, expected = (AdamW(p, lr=1e-2, state="8bit") for p in (sharded.parameters(), alone))
+    for i in range(6):
+        sharded(x_of(i, device)).square().mean().backward()
+        for p, own in zip(sharded.parameters(), alone, strict=True):
+            own.grad = p.grad.to_local().clone()
+        optimizer.step()
+        expected.step()
+        optimizer.zero_grad()
+        if i == 2:
+            state = copy.deepcopy(get_optimizer_state_dict(sharded, optimizer))
+            moments = [own["exp_avg"] for own in state["state"].values()]
+            assert {m.dtype for m in moments} == {torch.float32}
+            assert [m.shape for m in moments] == [p.shape for p in sharded.parameters()]
+            optimizer = AdamW(sharded.parameters(), lr=1e-2, state="8bit")
+            set_optimizer_state_dict(sharded, optimizer, state)
+    for p, own in zip(sharded.parameters(), alone, strict=True):
+        assert torch.equal(p.to_local(), own)
+        for name in ("exp_avg", "exp_avg_sq"):
+            assert optimizer.state[p][name].nbytes < 2 * own.numel() + 1
+            assert torch.equal(optimizer.state[p][name], expected.state[own][name])
 
 
 def main(rank: int, store: str, device: str) -> None:
@@ -61,14 +92,14 @@ def main(rank: int, store: str, device: str) -> None:
     optimizer = AdamW(sharded.parameters(), lr=1e-2, max_norm=MAX_NORM)
     set_optimizer_state_dict(sharded, optimizer, state)
     for i in range(5, 10):
-        x = torch.linspace(-1 - i, 1, 5 * SIZES[0]).reshape(5, -1).to(device)
-        sharded(x).square().mean().backward()
+        sharded(x_of(i, device)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
     assert {float(state["step"]) for state in optimizer.state.values()} == {10.0}
     pairs = zip(sharded.parameters(), plain.parameters(), strict=True)
     most = max(float((whole(a) - b).detach().abs().max()) for a, b in pairs)
     assert most < 1e-6, most
+    coded_as_alone(mesh, device)
     sys.stdout.write(f"largest difference {most}\n")
     dist.destroy_process_group()
 

@@ -177,6 +177,56 @@ def test_states_go_both_ways(seed) -> None:
             )
 
 
+@pytest.mark.parametrize("is_coded", [True, False])
+def test_state_dicts_may_keep_codes(seed, is_coded) -> None:
+    """Of a quarter of the bytes; what takes them goes on bit for bit, in codes or in numbers."""
+    model, optimizer = trained(seed)
+    small, large = copy.deepcopy(optimizer.state_dict(coded=True)), optimizer.state_dict()
+    before = copy.deepcopy(small)
+    held = [sum(own[name].nbytes for own in d["state"].values() for name in NAMES)
+            for d in (small, large)]  # fmt: skip
+    assert held[0] < 0.27 * held[1]
+    other = copy.deepcopy(model)
+    again = AdamW(other.parameters(), lr=1e-2, state="8bit" if is_coded else None)
+    again.load_state_dict(small)
+    if is_coded:
+        assert_same((model, optimizer), (other, again))
+        steps(model, optimizer, seed + 1)
+        steps(other, again, seed + 1)
+        assert_same((model, optimizer), (other, again))
+    else:
+        for own, theirs in zip(again.state.values(), large["state"].values(), strict=True):
+            assert all(torch.equal(own[name], theirs[name]) for name in NAMES)
+    for own, was in zip(small["state"].values(), before["state"].values(), strict=True):
+        assert all(torch.equal(own[name], was[name]) for name in NAMES)  # it is the caller's
+
+
+def test_codes_of_another_order_are_decoded(seed) -> None:
+    """Codes lie as their parameter does; a state dict is by indices."""
+    p = torch.nn.Parameter(torch.ones(2, 3, 5, 7).to(memory_format=torch.channels_last))
+    q = torch.nn.Parameter(torch.ones(2, 3, 5, 7))
+    one, other = coded([p]), coded([q])
+    generator = torch.Generator().manual_seed(seed)
+    q.grad = torch.randn(q.shape, generator=generator)
+    p.grad = q.grad.to(memory_format=torch.channels_last)
+    for each in (one, other):
+        each.step()
+    assert one.state_dict(coded=True)["state"][0]["exp_avg"].dtype == torch.float32
+    one.load_state_dict(other.state_dict(coded=True))
+    found, expected = (each.state_dict()["state"][0]["exp_avg"] for each in (one, other))
+    torch.testing.assert_close(
+        found, expected, rtol=2**-4, atol=2**-7 * float(expected.abs().max())
+    )
+
+
+def test_codes_of_other_parameters_are_refused(seed) -> None:
+    _, optimizer = trained(seed)
+    state = copy.deepcopy(optimizer.state_dict(coded=True))
+    state["state"][0]["exp_avg"] = state["state"][0]["exp_avg"][:-1]
+    with pytest.raises(OpError, match=r"AdamW: state: expected codes of .* bytes for .* elements"):
+        optimizer.load_state_dict(state)
+
+
 def test_checkpoints_by_names(seed) -> None:
     (model, optimizer), (other, fresh) = trained(seed), trained(seed + 1, 0)
     set_optimizer_state_dict(

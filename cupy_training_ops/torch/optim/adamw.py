@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...errors import refuse, shown
@@ -38,7 +39,7 @@ class AdamW(Optimizer):
     Gradients are read only. Where PyTorch would spread a NaN with clipping, the step is skipped.
 
     state: '8bit' keeps both moments in 2.02 bytes a parameter (`AdamCodedList` says how), for
-    parameters of at most 32 bits that are whole on one rank; in state dicts they are float32.
+    parameters of at most 32 bits; in state dicts they are float32, or codes where that is said.
     """
 
     def __init__(
@@ -93,8 +94,6 @@ class AdamW(Optimizer):
     def _first_state(self, parameter: Tensor) -> State:
         if not self.is_coded:
             return super()._first_state(parameter)
-        if is_distributed(parameter):
-            refuse("AdamW", "state", "None, where parameters are parts of tensors", "'8bit'")
         if parameter.element_size() > 4:
             refuse("AdamW", "state", "None, where parameters are float64", "'8bit'")
         state: State = self.state[parameter]
@@ -102,12 +101,19 @@ class AdamW(Optimizer):
         state |= {name: codes.zeros(parameter) for name in codes.SIGNED}
         return state
 
-    def state_dict(self) -> dict[str, Any]:
-        """As PyTorch's; moments in codes are decoded."""
+    def state_dict(self, *, coded: bool = False) -> dict[str, Any]:
+        """As PyTorch's; moments in codes are decoded.
+
+        coded: they stay codes, for a checkpoint of a quarter; `load_state_dict` here takes those,
+        and PyTorch's does not. Of a parameter that several ranks have parts of, or whose elements
+        lie in another order than its indices', they are decoded all the same.
+        """
         found = super().state_dict()
         if self.is_coded:
             keys = [key for group in found["param_groups"] for key in group["params"]]
             for key, parameter in zip(keys, self._parameters(), strict=True):
+                if coded and _is_plain(parameter):
+                    continue
                 own = found["state"].get(key, {})
                 for name in codes.SIGNED.keys() & own.keys():
                     signed = codes.SIGNED[name]
@@ -116,9 +122,27 @@ class AdamW(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As PyTorch's, also of its own optimizers; what was decoded has the codes that it had."""
-        super().load_state_dict(state_dict)
+        super().load_state_dict(_decoded(state_dict, self._parameters()))
         if self.is_coded:
             for parameter, own in self.state.items():
                 for name in codes.SIGNED.keys() & own.keys():
                     signed = codes.SIGNED[name]
                     own[name] = codes.encode(own[name], parameter, signed=signed)
+
+
+def _is_plain(parameter: Tensor) -> bool:
+    """Whether the elements are all here, in the order of their indices."""
+    return parameter.is_contiguous() and not is_distributed(parameter)
+
+
+def _decoded(state_dict: dict[str, Any], parameters: list[Tensor]) -> dict[str, Any]:
+    """The same with numbers where it has codes."""
+    keys = [key for group in state_dict["param_groups"] for key in group["params"]]
+    state = dict(state_dict["state"])
+    for key, parameter in zip(keys, parameters, strict=False):  # PyTorch refuses other numbers
+        for name, signed in codes.SIGNED.items():
+            given = state.get(key, {}).get(name)
+            if given is not None and given.dtype == torch.uint8:
+                wide = codes.numbers(given, parameter, signed=signed)
+                state[key] = {**state[key], name: wide}
+    return {**state_dict, "state": state}

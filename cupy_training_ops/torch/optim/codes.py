@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Moments in codes as PyTorch's tensors on any device: `families/adam/codes.py` says what they are.
 
-Numbers are rounded to nearest, so that those that were decoded have the codes that they had.
+Numbers are rounded to nearest, so that those that were decoded have the codes that they had. Of a
+tensor that several ranks have, each codes its own part.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ...errors import refuse
 from ...families.adam.codes import coded_nbytes
 from ...families.adam.facts import CODED_BLOCK, FIRST_BITS, SECOND_BITS
-from .local import ordered
+from .local import is_distributed, local, ordered, part_like
 
 SIGNED = {"exp_avg": True, "exp_avg_sq": False}
 _FRACTION, _INFINITE, _NAN = 23, 0x7F80_0000, 0x7FC0_0000
@@ -20,13 +22,13 @@ _FRACTION, _INFINITE, _NAN = 23, 0x7F80_0000, 0x7FC0_0000
 
 def zeros(parameter: Tensor) -> Tensor:
     """The codes of moments that are 0."""
-    n = coded_nbytes(parameter.numel())
+    n = coded_nbytes(local(parameter).numel())
     return torch.zeros(n, dtype=torch.uint8, device=parameter.device)
 
 
 def encode(moments: Tensor, like: Tensor, *, signed: bool) -> Tensor:
     """The codes of moments, in the order in which a parameter lies in memory."""
-    laid = torch.empty_like(like, dtype=torch.float32).copy_(moments)
+    laid = torch.empty_like(local(like), dtype=torch.float32).copy_(local(moments))
     flat = ordered(laid).reshape(-1)
     kept, top = (FIRST_BITS, 127) if signed else (SECOND_BITS, 255)
     shift = _FRACTION - kept
@@ -45,17 +47,29 @@ def encode(moments: Tensor, like: Tensor, *, signed: bool) -> Tensor:
 
 def decode(codes: Tensor, like: Tensor, *, signed: bool) -> Tensor:
     """The moments in float32, laid out as their parameter."""
-    n, (kept, top) = like.numel(), (FIRST_BITS, 127) if signed else (SECOND_BITS, 255)
+    own = local(like)
+    n, (kept, top) = own.numel(), (FIRST_BITS, 127) if signed else (SECOND_BITS, 255)
     each, exponents = codes[:n].to(torch.int32), codes[n:].to(torch.int32)
     size = each & 127 if signed else each
     bits = torch.where(size == 0, 0, size + _bases(exponents, kept, top, n)) << (_FRACTION - kept)
     flat = bits.to(torch.int32).view(torch.float32)
     if signed:
         flat = torch.where(each & 128 != 0, -flat, flat)
-    found = torch.empty_like(like, dtype=torch.float32)
+    found = torch.empty_like(own, dtype=torch.float32)
     view = ordered(found)
     view.copy_(flat.view(view.shape))
-    return found
+    return part_like(found, like)
+
+
+def numbers(codes: Tensor, like: Tensor, *, signed: bool) -> Tensor:
+    """The moments in float32 of codes in the order of a parameter's indices, where codes are."""
+    expected = coded_nbytes(like.numel())
+    if is_distributed(like):
+        refuse("AdamW", "state", "moments in numbers for a part of a tensor", "codes")
+    if codes.shape != (expected,):
+        got = f"shape {tuple(codes.shape)}"
+        refuse("AdamW", "state", f"codes of {expected} bytes for {like.numel()} elements", got)
+    return decode(codes, torch.empty(like.shape, device=codes.device), signed=signed)
 
 
 def _bases(exponents: Tensor, kept: int, top: int, n: int) -> Tensor:

@@ -36,6 +36,17 @@ def local(tensor: Tensor) -> Tensor:
     return found
 
 
+def part_like(own: Tensor, like: Tensor) -> Tensor:
+    """This rank's memory as its part of a tensor that is taken apart as another is."""
+    if not is_distributed(like):
+        return own
+    part: Any = like
+    found: Tensor = type(part).from_local(
+        own, part.device_mesh, part.placements, shape=part.shape, stride=part.stride()
+    )
+    return found
+
+
 def ordered(tensor: Tensor) -> Tensor:
     """A dense tensor's view whose dimensions are in the order of memory; others as they are."""
     if tensor.is_contiguous():
