@@ -70,11 +70,14 @@ class Packed:
             block = self._block()
         memory, launch = block.memory, self._launch
         self._write(memory, 0, *words)
-        if made and not all(map(is_, made, block.known)):
-            for span, value in zip(self._new, made, strict=True):
-                if span.start != span.stop:  # else it is no kernel's
-                    memory[span] = value.tobytes()
-            block.known[:] = made
+        known = block.known
+        if made and not all(map(is_, made, known)):
+            for i, value in enumerate(made):
+                if value is not known[i]:
+                    span = self._new[i]
+                    if span.start != span.stop:  # else it is no kernel's
+                        memory[span] = value.tobytes()
+                    known[i] = value
         for head, arguments in block.launches:
             launch(*head, stream, arguments, 0)
         self._free.append(block)

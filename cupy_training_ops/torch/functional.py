@@ -75,7 +75,7 @@ def gelu(input: Tensor, approximate: str = "none", *, bias: Tensor | None = None
 
 def relu(input: Tensor) -> Tensor:
     """As torch.nn.functional.relu; a bit an element is kept for the gradient."""
-    return _relu(input)[0] if _records(input) else torch.relu(input)
+    return _relu.first(input) if _records(input) else torch.relu(input)
 
 
 def softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -158,7 +158,7 @@ def cross_entropy(
     arguments = (input, target, weight, ignore_index, reduced, _loss_dtype(input))
     if not _records(input):
         return _loss(*arguments)
-    return _in_place(*arguments) if inplace else _loss_and_gradient(*arguments)[0]
+    return _in_place(*arguments) if inplace else _loss_and_gradient.first(*arguments)
 
 
 def _records(x: Tensor) -> bool:

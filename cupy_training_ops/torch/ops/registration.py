@@ -40,6 +40,10 @@ KINDS = frozenset(
 )
 
 
+# Bound once: each is asked in every call.
+_n_modes = torch._C._len_torch_dispatch_stack
+_is_transformed = torch._C._are_functorch_transforms_active
+_tracing_state = torch._C._get_tracing_state
 _is_key_included = torch._C._dispatch_tls_is_dispatch_key_included
 _BATCHED = torch._C._dispatch_key_parse("VmapMode")  # of autograd's `is_grads_batched`
 
@@ -75,9 +79,11 @@ class Door:
     registered: Any
     defaults: tuple[Any, ...]
     node: Any = field(init=False)
+    _first_node: Any = field(init=False)  # of the first result alone: the others cost time
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "node", _node(self.operator))
+        object.__setattr__(self, "_first_node", _node(self.operator, is_first=True))
 
     def __call__(self, *arguments: Any) -> Any:
         """The arguments of the schema, by position."""
@@ -97,7 +103,9 @@ class Door:
     def first_unwatched(self, *arguments: Any) -> Any:
         """The same where nobody else is to see the call."""
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
-            return self._recorded(arguments)[0]
+            if torch._C._len_torch_function_stack():
+                return self._recorded(arguments)[0]
+            return self._first_node(*arguments)
         return self.operator.body(launch_first, *arguments)
 
     def _recorded(self, arguments: Sequence[Any]) -> Any:
@@ -116,28 +124,30 @@ def is_watched(arguments: Sequence[Any]) -> bool:
     return (
         torch.compiler.is_compiling()
         or not KINDS.issuperset(map(type, arguments))
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._are_functorch_transforms_active()
+        or _n_modes() > 0
+        or _is_transformed()
         or forward_ad._current_level >= 0
-        or torch._C._get_tracing_state() is not None
+        or _tracing_state() is not None
         or getattr(arguments[0], "is_meta", False)
         or _is_key_included(_BATCHED)
     )
 
 
-def _node(operator: Operator) -> Any:
+def _node(operator: Operator, *, is_first: bool = False) -> Any:
     """Autograd's node around the launches; what applies it."""
+    n_others = operator.schema.rpartition("->")[2].count("Tensor") - 1
+    missing = (None,) * n_others if is_first else ()
 
     class Node(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Any:
             results = operator.body(launch, *arguments)
             _keep(operator, ctx, arguments, results)
-            return results
+            return results[0] if is_first else results
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
-            return _derivative(operator, ctx, *gradients)
+            return _derivative(operator, ctx, *gradients, *missing)
 
     Node.__name__ = Node.__qualname__ = operator.name
     # Of the Python function above it, what is left is done by `is_watched`.
