@@ -11,7 +11,8 @@ The words before each block say where its lines go:
     in `NAME` of `path`              in a table, whose alphabetical order is kept
 
 Prints how many lines of how many files each section adds. Then it runs the commands that the page
-has first, up to one that fails. The copy is thrown away.
+has first, up to one that fails; with --no-compile none for NVRTC, whose part takes longest. The
+copy is thrown away.
 """
 
 from __future__ import annotations
@@ -157,9 +158,14 @@ def run(command: str, root: Path) -> int:
     return subprocess.run(["bash", "-c", COMMANDS + command], cwd=root, env=environment).returncode
 
 
+def compiles(command: str) -> bool:
+    """Whether a command is one for NVRTC."""
+    return command.startswith("cupy-training-ops compile")
+
+
 def possible(command: str) -> bool:
     """Whether there is what a command needs: NVRTC compiles without a GPU."""
-    if not command.startswith("cupy-training-ops compile"):
+    if not compiles(command):
         return True
     try:
         nvrtc()
@@ -170,7 +176,8 @@ def possible(command: str) -> bool:
 
 
 @click.command()
-def main() -> None:
+@click.option("--compile/--no-compile", "is_compiled", default=True)
+def main(is_compiled: bool) -> None:
     """Add the page's operators to a copy of the checkout and run its first commands there."""
     page = PAGE.read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory(prefix="added-") as folder:
@@ -179,7 +186,8 @@ def main() -> None:
             written = add(blocks, root)
             click.echo(f"{title}: {len(written)} files, {written.total()} lines")
         first, *_ = commands(page)
-        for command in filter(possible, first):
+        chosen = (c for c in first if is_compiled or not compiles(c))
+        for command in filter(possible, chosen):
             status = run(command, root)
             if status:
                 sys.exit(status)

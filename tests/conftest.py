@@ -30,6 +30,7 @@ import numpy as np
 import pytest
 from counts import Counts
 from emulator.toolchain import cache_folder
+from messages import Messages
 from runs import EMULATED_RUNS, RUNS, Run, reason_not_to_run
 from tiers import Tiers, missing, most_workers, skip_unless_available
 from watchdog import Watchdog
@@ -60,6 +61,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(counts, "counts")
     config.pluginmanager.register(Tiers(), "tiers")
     config.pluginmanager.register(Watchdog(), "watchdog")
+    if hasattr(config, "workerinput"):
+        config.pluginmanager.register(Messages(), "messages")
 
 
 def lend_interrupts() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from cupy_training_ops.declare.schema import Output, attribute, integer, real
+from cupy_training_ops.declare.schema import Output, attribute, boolean, integer, real
 from cupy_training_ops.errors import ArgumentError
 from cupy_training_ops.frame.op import Op
 
@@ -55,3 +55,22 @@ def test_one_object_may_be_an_attribute_of_several_classes_and_names() -> None:
     assert declared(Twice) == [("left", 4), ("right", 4)]
     with pytest.raises(ArgumentError, match="Twice: right: expected an integer"):
         Twice(right=0.5)
+
+
+class Method(Op):
+    """Y = X: with a method of the name that an attribute has elsewhere."""
+
+    def check(self) -> None:
+        """Nothing that a call asks for."""
+
+
+class Checked(Method):
+    """Y = X: values of arrays are looked at on request."""
+
+    check = attribute(boolean, False)
+
+
+def test_a_method_called_check_is_no_attribute() -> None:
+    """Or the operator would look at values, and take no tensors as they are."""
+    assert [op.knows_tensors for op in (Method(), Checked(), Checked(check=True))] == [1, 1, 0]
+    assert [len(op.checks()) for op in (Method(), Checked(), Checked(check=True))] == [0, 0, 1]

@@ -29,6 +29,33 @@ def backward(model, generator, scaler=None) -> None:
     (loss if scaler is None else scaler.scale(loss)).backward()
 
 
+def pair(seed, make=AdamW, other=torch.optim.AdamW, **options):
+    """The same model twice, with two optimizers; groups without decay for vectors."""
+    found = []
+    for kind in (make, other):
+        model = net(seed)
+        matrices = [p for p in model.parameters() if p.dim() > 1]
+        vectors = [p for p in model.parameters() if p.dim() == 1]
+        groups = [{"params": matrices}, {"params": vectors, **options}]
+        found.append((model, kind(groups, lr=1e-2)))
+    return found
+
+
+def steps(found, seed, n, missing=(), max_norm=None) -> None:
+    """Steps of both; parameters at these places have no gradient."""
+    for model, optimizer in found:
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(n):
+            optimizer.zero_grad()
+            backward(model, generator)
+            for i, p in enumerate(model.parameters()):
+                if i in missing:
+                    p.grad = None
+            if max_norm is not None and type(optimizer).__module__.startswith("torch."):
+                torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+            optimizer.step()
+
+
 class Loop:
     """A model in training, with what a training loop has around the optimizer."""
 

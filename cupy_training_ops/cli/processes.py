@@ -70,7 +70,8 @@ class _Pool:
             worker.pipe.close()
 
     def _started(self) -> _Worker:
-        self._workers.append(_Worker())
+        with _interrupts_held():
+            self._workers.append(_Worker())
         return self._workers[-1]
 
     def _lost(self, worker: _Worker) -> str:
@@ -87,8 +88,7 @@ class _Worker:
     def __init__(self) -> None:
         self.pipe, its_end = CONTEXT.Pipe()
         self.process = CONTEXT.Process(target=_serve, args=(its_end,), daemon=True)
-        with _interrupts_ignored():  # as it then does too: Ctrl-C is for the process that ends it
-            self.process.start()
+        self.process.start()
         its_end.close()
 
     def give(self, attempt: Attempt, item: Any) -> None:
@@ -102,12 +102,21 @@ class _Worker:
 
 
 @contextlib.contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _interrupts_held() -> Iterator[None]:
+    """Ctrl-C waits for the end of the context.
+
+    What is started in it has Ctrl-C blocked: that is for the process that ends it.
+    """
+    held: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: held.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.signal(signal.SIGINT, before)
+        if held:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _serve(pipe: Connection) -> None:

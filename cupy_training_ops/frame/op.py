@@ -158,7 +158,7 @@ class Op(Declares):
     @property
     def knows_tensors(self) -> bool:
         """Whether tensors need not be adopted: what looks at values reads CuPy's arrays."""
-        return self.takes_tensors and not getattr(self, "check", False)
+        return self.takes_tensors and not self._looks_at_values
 
     # ---- what every operator has -----------------------------------------------------------------
 
@@ -312,7 +312,12 @@ class Op(Declares):
 
     def checks(self) -> tuple[Callable[..., None], ...]:
         """What is checked at each call, by the values of arrays."""
-        return (self.check_values,) if getattr(self, "check", False) else ()
+        return (self.check_values,) if self._looks_at_values else ()
+
+    @property
+    def _looks_at_values(self) -> bool:
+        """Whether there is an attribute `check`, and it is True; a method of that name is none."""
+        return bool(vars(self).get("check"))
 
     def _prepare(self, key: Key) -> Call:
         call = prepare(self._forgetful(), *key[:3])

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from cupy_training_ops.cli.processes import workers
+from cupy_training_ops.cli.processes import CONTEXT, workers
 
 # A worker finds its function by name: these are Python's own.
 WRONG = {"bad": "it is bad"}.get  # what went wrong, or None
@@ -77,3 +77,16 @@ def test_interrupts_are_handled_as_before() -> None:
     with workers(2) as attempts:
         list(attempts(WRONG, ["good"]))
         assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_interrupt_while_a_process_is_started_is_not_lost(monkeypatch) -> None:
+    before, start = children(), CONTEXT.Process.start
+
+    def interrupted(process) -> None:
+        signal.raise_signal(signal.SIGINT)
+        start(process)
+
+    monkeypatch.setattr(CONTEXT.Process, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt), workers(2) as attempts:
+        list(attempts(WRONG, ["good", "bad"]))
+    assert len(children() - before) <= 1  # multiprocessing's own

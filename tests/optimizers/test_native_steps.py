@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import cupy_training_ops as cto
-from cupy_training_ops import ArgumentError, OpError, get_op
+from cupy_training_ops import ArgumentError, OpError
 from cupy_training_ops.testing.compare import assert_matches
 
 torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
@@ -22,32 +22,8 @@ pytest.importorskip("cupy", reason="CuPy is in the extras")
 
 from tensor_backends import EmulatedTensors, HollowTensors, tensors_on  # noqa: E402
 
-from cupy_training_ops.runtime import alike  # noqa: E402
-
 NAMES = ("SGD", "Adam", "AdamW", "Lamb")
 SHAPES = ((33, 7), (5,), (2, 3), (1000,))
-
-
-@pytest.fixture(params=["guards", "forms"])
-def known_by(request, monkeypatch) -> str:
-    """With a private class of PyTorch's, and as where it is missing."""
-    if request.param == "forms":
-        monkeypatch.setattr(alike, "_guards", lambda _: None)
-    return request.param
-
-
-@pytest.fixture
-def backend(known_by):  # noqa: ARG001
-    """Tensors of the host with kernels that are noted."""
-    with tensors_on(HollowTensors()) as found:
-        yield found
-
-
-@pytest.fixture
-def made(seed):
-    """Makes normal tensors of these shapes."""
-    generator = torch.Generator().manual_seed(seed)
-    return lambda *shapes: [torch.randn(shape, generator=generator) for shape in shapes]
 
 
 def parameters(tensors):
@@ -313,91 +289,6 @@ def test_parameters_of_another_form_are_refused(made, how, native) -> None:
     with tensors_on(HollowTensors()) as backend:
         train()
         assert [name for name, _ in backend.launches].count("adam__list") == 1
-
-
-# ---- calls with open inputs ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize("how", ["set_", "data", "resize_", "t_"])
-@pytest.mark.parametrize("opened", [True, False])
-def test_a_bound_call_refuses_a_tensor_that_became_another(made, how, native, opened) -> None:
-    """Also where arrays stand for tensors."""
-    dy, x, other, out = made(*[(6, 6)] * 4)
-
-    def made_others() -> None:
-        bound = get_op("ReluGrad")().bound(... if opened else dy, x, out=out)
-        given = {"dY": dy} if opened else {}
-        assert bound(**given) is out
-        if how == "set_":
-            x.set_(other)
-        elif how == "data":
-            x.data = other
-        elif how == "resize_":
-            x.resize_(3, 6)
-        else:
-            x.t_()
-        for _ in range(2):
-            with pytest.raises(ArgumentError, match="ReluGrad: X: expected the tensor as it was"):
-                bound(**given)
-
-    if not native:
-        made_others()
-        return
-    with tensors_on(HollowTensors()) as backend:
-        made_others()
-        assert len(backend.launches) == 1
-
-
-@pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize("opened", [True, False])
-def test_a_bound_call_looks_for_gradients_each_time(made, native, opened) -> None:
-    dy, x = made((6,), (6,))
-
-    def recorded() -> None:
-        with torch.no_grad():
-            bound = get_op("ReluGrad")().bound(... if opened else dy, x)
-            given = {"dY": dy} if opened else {}
-            bound(**given)
-        x.requires_grad_()
-        with pytest.raises(ArgumentError, match=r"ReluGrad: X: .* requires no gradient"):
-            bound(**given)
-        with torch.no_grad():
-            bound(**given)
-
-    if not native:
-        recorded()
-        return
-    with tensors_on(HollowTensors()) as backend:
-        recorded()
-        assert len(backend.launches) == 2
-
-
-def test_an_open_call_takes_tensors_and_arrays_in_turns(backend, made) -> None:
-    """A closed tensor serves both ways; what comes back is of the kind of the call."""
-    (x,), bound = made((6,)), None
-    with torch.no_grad():
-        bound = get_op("ReluGrad")().bound(..., x)
-        for _ in range(2):
-            backend.launches.clear()
-            (dy,) = made((6,))
-            assert type(bound(dY=dy)) is torch.Tensor
-            assert len(backend.launches) == 1
-            found = bound(dY=dy.numpy())
-            assert type(found) is np.ndarray
-            np.testing.assert_array_equal(found, dy.numpy() * (x.numpy() > 0))
-            assert len(backend.launches) == 1
-
-
-@pytest.mark.usefixtures("backend")
-def test_open_lists_of_other_lengths_are_told_apart(made) -> None:
-    """Two lists that together hold as many tensors as before."""
-    sums, values = made((3,), (3,)), made((3,), (3,))
-    bound = get_op("InPlaceAccumulatorList")().bound(..., ...)
-    names = [item.name for item in get_op("InPlaceAccumulatorList").inputs[:2]]
-    bound(**dict(zip(names, (sums, values), strict=True)))
-    with pytest.raises(ArgumentError, match="InPlaceAccumulatorList"):
-        bound(**dict(zip(names, ([*sums, values[0]], values[1:]), strict=True)))
 
 
 def test_threads_have_steps_of_their_own(backend, made) -> None:

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 import cupy_training_ops as cto
-from cupy_training_ops import OpError
 
 torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
 pytest.importorskip("cupy", reason="CuPy is in the extras")
 
-from tensor_backends import EmulatedTensors, HollowTensors, tensors_on  # noqa: E402
+from tensor_backends import EmulatedTensors, tensors_on  # noqa: E402
 from torch.distributed.checkpoint.state_dict import (  # noqa: E402
     get_optimizer_state_dict,
     set_optimizer_state_dict,
@@ -28,6 +27,8 @@ from torch_training import (  # noqa: E402
     backward,
     difference,
     net,
+    pair,
+    steps,
 )
 
 from cupy_training_ops.torch.optim import SGD, AdamW, Lamb  # noqa: E402
@@ -63,33 +64,6 @@ def test_adamw_is_pytorchs(kind, seed) -> None:
     assert n_steps == {N_STEPS - len(kind.get("bad", ()))}
     if ours.scaler is not None:
         assert ours.scaler.get_scale() == theirs.scaler.get_scale()
-
-
-def pair(seed, make=AdamW, other=torch.optim.AdamW, **options):
-    """The same model twice, with two optimizers; groups without decay for vectors."""
-    found = []
-    for kind in (make, other):
-        model = net(seed)
-        matrices = [p for p in model.parameters() if p.dim() > 1]
-        vectors = [p for p in model.parameters() if p.dim() == 1]
-        groups = [{"params": matrices}, {"params": vectors, **options}]
-        found.append((model, kind(groups, lr=1e-2)))
-    return found
-
-
-def steps(found, seed, n, missing=(), max_norm=None) -> None:
-    """Steps of both; parameters at these places have no gradient."""
-    for model, optimizer in found:
-        generator = torch.Generator().manual_seed(seed)
-        for _ in range(n):
-            optimizer.zero_grad()
-            backward(model, generator)
-            for i, p in enumerate(model.parameters()):
-                if i in missing:
-                    p.grad = None
-            if max_norm is not None and type(optimizer).__module__.startswith("torch."):
-                torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-            optimizer.step()
 
 
 def test_groups_have_numbers_of_their_own_and_one_norm(seed) -> None:
@@ -389,224 +363,3 @@ def test_a_closure_gives_the_loss(seed) -> None:
     before = copy.deepcopy(model)
     assert optimizer.step(closure) == 0.5
     assert difference(model, before) > 0
-
-
-@pytest.mark.parametrize(
-    ("make", "options"),
-    [
-        (AdamW, {"amsgrad": True}),
-        (AdamW, {"maximize": True}),
-        (AdamW, {"differentiable": True}),
-        (SGD, {"momentum": 0.9}),
-        (SGD, {"nesterov": True}),
-        (SGD, {"weight_decay": 0.1}),
-    ],
-)
-def test_what_no_kernel_does_is_refused(make, options) -> None:
-    p = torch.nn.Parameter(torch.ones(3))
-    with pytest.raises(OpError, match=f"{make.__name__}: {next(iter(options))}: expected"):
-        make([p], **options)
-    optimizer = make([p])
-    state = optimizer.state_dict()
-    state["param_groups"][0] |= options
-    with pytest.raises(OpError, match=f"{make.__name__}: {next(iter(options))}: expected"):
-        optimizer.load_state_dict(state)
-    assert not any(map(optimizer.param_groups[0].get, options))  # it is as it was
-    with pytest.raises(OpError, match=f"{make.__name__}: {next(iter(options))}: expected"):
-        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))], **options})
-    assert len(optimizer.param_groups) == 1
-    optimizer.param_groups[0] |= options
-    p.grad = torch.ones(3)
-    with pytest.raises(OpError, match=f"{make.__name__}: {next(iter(options))}: expected"):
-        optimizer.step()
-    assert torch.equal(p, torch.ones(3))
-
-
-@pytest.mark.parametrize(
-    ("make", "options"),
-    [
-        *((make, {"lr": -1.0}) for make in (AdamW, SGD, Lamb)),
-        *((make, {"max_norm": 0.0}) for make in (AdamW, SGD, Lamb)),
-        (AdamW, {"lr": float("nan")}),
-        (AdamW, {"lr": torch.tensor(-1.0)}),
-        (AdamW, {"lr": torch.ones(2)}),
-        (AdamW, {"betas": (0.9, 1.0)}),
-        (AdamW, {"betas": (-0.1, 0.9)}),
-        (AdamW, {"betas": (0.9,)}),
-        (Lamb, {"betas": 0.9}),
-        (AdamW, {"eps": -1e-8}),
-        (AdamW, {"weight_decay": -0.1}),
-        (Lamb, {"weight_decay": -0.1}),
-        (AdamW, {"fused": True, "foreach": True}),
-    ],
-    ids=str,
-)
-def test_numbers_out_of_range_are_refused_before_a_step(make, options) -> None:
-    """Where an optimizer is made, where a group is added, and where a state is loaded."""
-    p, name = torch.nn.Parameter(torch.ones(3)), next(iter(options))
-    refused = pytest.raises(OpError, match=f"{make.__name__}: {name}: expected")
-    with refused:
-        make([p], **options)
-    if name == "max_norm":
-        return
-    optimizer = make([p])
-    with refused:
-        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))], **options})
-    state = optimizer.state_dict()
-    state["param_groups"][0] |= options
-    with refused:
-        optimizer.load_state_dict(state)
-
-
-# ---- tensors by their metadata -------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def no_waiting(monkeypatch):
-    """Whatever reads a tensor's elements fails."""
-
-    def waits(*_: object, **__: object) -> None:
-        raise AssertionError("it waits for the device")
-
-    with monkeypatch.context() as patched:
-        for name in ("item", "cpu", "tolist", "numpy", "__bool__", "__float__", "__int__"):
-            patched.setattr(torch.Tensor, name, waits)
-        yield
-
-
-@pytest.mark.parametrize("make", [AdamW, SGD, Lamb])
-@pytest.mark.parametrize("max_norm", [None, 1.0])
-@pytest.mark.parametrize("n_groups", [1, 2])
-def test_a_step_neither_waits_nor_exchanges(monkeypatch, seed, make, max_norm, n_groups) -> None:
-    from cupy_training_ops.frame import foreign
-
-    model = net(seed)
-    found = list(model.parameters())
-    groups = [{"params": found[i::n_groups]} for i in range(n_groups)]
-    with tensors_on(HollowTensors()) as backend:
-        optimizer = make(groups, lr=1e-2, max_norm=max_norm)
-        for name in ("shared", "as_tensor", "_stream"):
-            monkeypatch.setattr(foreign, name, None)
-        generator = torch.Generator().manual_seed(seed)
-        for i in range(4):
-            optimizer.zero_grad()
-            backward(model, generator)
-            if i == 2:
-                found[0].grad = None
-            optimizer.grad_scale, optimizer.found_inf = torch.ones(1), torch.zeros(1)
-            backend.launches.clear()
-            with no_waiting(monkeypatch):
-                optimizer.step()
-            assert given_to(backend.launches) >= {
-                t.data_ptr() for p in found if p.grad is not None for t in (p, p.grad)
-            }
-
-
-def given_to(launches) -> set[int]:
-    """All addresses in the tables of launches."""
-    tables = [v for _, arguments in launches for v in arguments if isinstance(v, np.void)]
-    words = [np.frombuffer(t.tobytes(), np.uint64) for t in tables if t.nbytes % 8 == 0]
-    return set(np.concatenate(words).tolist())
-
-
-def test_a_step_looks_at_no_state_that_nobody_wrote(monkeypatch, seed) -> None:
-    from cupy_training_ops.torch.optim.part import Part
-
-    loop = Loop(AdamW, seed)
-    with tensors_on(HollowTensors()):
-        for _ in range(2):
-            loop.step()
-        monkeypatch.setattr(Part, "_has_states", None)
-        loop.step()
-        state = next(iter(loop.optimizer.state.values()))
-        state["others"] = 1
-        with pytest.raises(TypeError):
-            loop.step()
-
-
-def test_gradients_where_others_were_make_no_tables_anew(monkeypatch, seed) -> None:
-    """Of the last few steps; an allocator gives the same memory again."""
-    from cupy_training_ops.frame.providers import KernelCall
-
-    weights = [torch.nn.Parameter(torch.ones(3, 4)) for _ in range(2)]
-    grads = torch.randn(20, 2, 3, 4, generator=torch.Generator().manual_seed(seed))
-    made, tables_at = [], KernelCall.tables_at
-    monkeypatch.setattr(KernelCall, "tables_at", lambda *given: made.append(1) or tables_at(*given))
-    with tensors_on(HollowTensors()) as backend:
-        optimizer = AdamW(weights)
-        for i in (0, 1, 2, 0, 1, 2, *range(20), 19):
-            weights[0].grad, weights[1].grad = grads[i]
-            backend.launches.clear()
-            optimizer.step()
-            assert given_to(backend.launches) >= {g.data_ptr() for g in grads[i]}
-        (part,) = optimizer._parts
-        ((_, opened),) = [way._last for c in part._calls.values() for way in c._ways.values()]
-    assert len(made) == 20
-    assert len(opened._made) <= 8
-
-
-def test_schedulers_prepare_nothing_anew(seed) -> None:
-    """Rates and betas are numbers of each call."""
-    from cupy_training_ops.optimizers.rated import AdamWMeasured
-
-    loop = Loop(AdamW, seed, max_norm=1.0)
-    with tensors_on(HollowTensors()):
-        for _ in range(3):
-            loop.step()
-        (part,) = loop.optimizer._parts
-        (call,) = part._calls.values()
-        assert isinstance(call._op, AdamWMeasured)
-        (way,) = call._ways.values()
-        assert len(way._calls) == 1
-        betas = {tuple(group["betas"]) for group in loop.optimizer.param_groups}
-        loop.step()
-        assert betas != {tuple(group["betas"]) for group in loop.optimizer.param_groups}
-        assert part._calls == {True: call}
-        assert len(way._calls) == 1
-
-
-def test_schedulers_that_prepare_lamb_anew_keep_few_calls(seed) -> None:
-    """Its rates are attributes."""
-    model = net(seed)
-    optimizer = Lamb(model.parameters(), lr=1e-2)
-    for i in range(40):
-        backward(model, torch.Generator().manual_seed(seed))
-        optimizer.param_groups[0]["betas"] = (0.9 - i / 100, 0.99)
-        optimizer.step()
-    assert len(optimizer._operators) <= 16
-    assert len(optimizer._parts[0]._calls) <= 16
-
-
-@pytest.mark.parametrize("max_norm", [None, 0.1])
-def test_kernels_step_as_pytorch(seed, max_norm) -> None:
-    ours, theirs = (Loop(make, seed, max_norm=max_norm) for make in (AdamW, torch.optim.AdamW))
-    for loop in (ours, theirs):
-        with tensors_on(EmulatedTensors()) if loop is ours else contextlib.nullcontext():
-            for _ in range(6):
-                loop.step()
-    assert_close(ours.model, theirs.model)
-
-
-@pytest.mark.parametrize("is_native", [True, False])
-@pytest.mark.parametrize("what", ["data", "exp_avg data", "exp_avg", "state"])
-def test_tensors_that_became_others_are_followed(seed, what, is_native) -> None:
-    """A parameter's or a moment's memory, a moment of the state, a whole state."""
-    found = pair(seed)
-    with tensors_on(EmulatedTensors()) if is_native else contextlib.nullcontext():
-        steps(found[:1], seed, 3)
-        steps(found[1:], seed, 3)
-        for model, optimizer in found:
-            p = model[0].weight
-            state = optimizer.state[p]
-            if what == "data":
-                p.data = p.data * 2
-            elif what == "exp_avg data":
-                state["exp_avg"].data = state["exp_avg"].data * 2
-            elif what == "exp_avg":
-                state["exp_avg"] = state["exp_avg"] * 2
-            else:
-                optimizer.state[p] = {k: v.clone() * 2 for k, v in state.items()}
-        steps(found, seed + 1, 3)
-    assert_close(found[0][0], found[1][0])
-    counts = [float(optimizer.state[model[0].weight]["step"]) for model, optimizer in found]
-    assert counts[0] == counts[1]

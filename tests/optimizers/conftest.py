@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: MIT
+"""Fixtures of tests over PyTorch's tensors by their metadata; only such tests import it."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(params=["guards", "forms"])
+def known_by(request, monkeypatch) -> str:
+    """With a private class of PyTorch's, and as where it is missing."""
+    from cupy_training_ops.runtime import alike
+
+    if request.param == "forms":
+        monkeypatch.setattr(alike, "_guards", lambda _: None)
+    return request.param
+
+
+@pytest.fixture
+def backend(known_by):  # noqa: ARG001
+    """Tensors of the host with kernels that are noted."""
+    from tensor_backends import HollowTensors, tensors_on
+
+    with tensors_on(HollowTensors()) as found:
+        yield found
+
+
+@pytest.fixture
+def made(seed):
+    """Makes normal tensors of these shapes."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    return lambda *shapes: [torch.randn(shape, generator=generator) for shape in shapes]

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: MIT
+"""Optimizers of PyTorch's protocol: what they refuse, when they are made and later."""
+
+from __future__ import annotations
+
+import pytest
+
+from cupy_training_ops import OpError
+
+torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+pytest.importorskip("cupy", reason="CuPy is in the extras")
+
+from cupy_training_ops.torch.optim import SGD, AdamW, Lamb  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (AdamW, {"amsgrad": True}),
+        (AdamW, {"maximize": True}),
+        (AdamW, {"differentiable": True}),
+        (SGD, {"momentum": 0.9}),
+        (SGD, {"nesterov": True}),
+        (SGD, {"weight_decay": 0.1}),
+    ],
+)
+def test_what_no_kernel_does_is_refused(make, options) -> None:
+    p = torch.nn.Parameter(torch.ones(3))
+    with pytest.raises(OpError, match=f"{make.__name__}: {next(iter(options))}: expected"):
+        make([p], **options)
+    optimizer = make([p])
+    state = optimizer.state_dict()
+    state["param_groups"][0] |= options
+    with pytest.raises(OpError, match=f"{make.__name__}: {next(iter(options))}: expected"):
+        optimizer.load_state_dict(state)
+    assert not any(map(optimizer.param_groups[0].get, options))  # it is as it was
+    with pytest.raises(OpError, match=f"{make.__name__}: {next(iter(options))}: expected"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))], **options})
+    assert len(optimizer.param_groups) == 1
+    optimizer.param_groups[0] |= options
+    p.grad = torch.ones(3)
+    with pytest.raises(OpError, match=f"{make.__name__}: {next(iter(options))}: expected"):
+        optimizer.step()
+    assert torch.equal(p, torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        *((make, {"lr": -1.0}) for make in (AdamW, SGD, Lamb)),
+        *((make, {"max_norm": 0.0}) for make in (AdamW, SGD, Lamb)),
+        (AdamW, {"lr": float("nan")}),
+        (AdamW, {"lr": torch.tensor(-1.0)}),
+        (AdamW, {"lr": torch.ones(2)}),
+        (AdamW, {"betas": (0.9, 1.0)}),
+        (AdamW, {"betas": (-0.1, 0.9)}),
+        (AdamW, {"betas": (0.9,)}),
+        (Lamb, {"betas": 0.9}),
+        (AdamW, {"eps": -1e-8}),
+        (AdamW, {"weight_decay": -0.1}),
+        (Lamb, {"weight_decay": -0.1}),
+        (AdamW, {"fused": True, "foreach": True}),
+    ],
+    ids=str,
+)
+def test_numbers_out_of_range_are_refused_before_a_step(make, options) -> None:
+    """Where an optimizer is made, where a group is added, and where a state is loaded."""
+    p, name = torch.nn.Parameter(torch.ones(3)), next(iter(options))
+    refused = pytest.raises(OpError, match=f"{make.__name__}: {name}: expected")
+    with refused:
+        make([p], **options)
+    if name == "max_norm":
+        return
+    optimizer = make([p])
+    with refused:
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))], **options})
+    state = optimizer.state_dict()
+    state["param_groups"][0] |= options
+    with refused:
+        optimizer.load_state_dict(state)
