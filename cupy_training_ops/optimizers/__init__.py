@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from . import sharded as _sharded  # what AdamW is over ranks
 from .adam import Adam, AdamW
 from .descent import SGD
 from .lamb import Lamb
