@@ -66,11 +66,11 @@ class AdamW(Optimizer):
     decay regularization.
     """
 
-    _over_ranks: ClassVar[type[AdamW]]
+    over_ranks: ClassVar[type[AdamW]]  # what it is with a group
 
     def __new__(cls, *_: object, group: object = None, **__: object) -> Self:
         if cls is AdamW and group is not None:
-            return super().__new__(cls._over_ranks)  # type: ignore[return-value]
+            return super().__new__(cls.over_ranks)  # type: ignore[return-value]
         return super().__new__(cls)
 
     def __init__(

@@ -8,11 +8,11 @@ last part. So NCCL reduces and gathers arrays where they lie.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from ..declare.schema import Inferred, Input, Output, Spec, attribute
+from ..declare.schema import Inferred, Input, Output, Spec, attribute, integers
 from ..declare.type_rows import Types
 from ..dtypes import FIXED_SIZE, FLOATS, Dtype, HostArray
 from ..families.collective.plan import Collective, Specs, table
@@ -107,8 +107,8 @@ class _OfParts(Collective):
         """Calls for one array, with where they read and write, in bytes."""
         part, n = self.split.part(x.size), self.split.n_ranks
         own, tail = self.group.rank * part * x.dtype.itemsize, n * part * x.dtype.itemsize
-        row, *places = self._each(part, x.dtype, own)
-        yield row, i, *places
+        row, source, target = self._each(part, x.dtype, own)
+        yield row, i, source, target
         yield self._tail(x.size - n * part, x.dtype, self.split.tails[i]), i, tail, tail
 
     def _each(self, size: int, dtype: Dtype, own: int) -> tuple[nccl.Row, int, int]:
@@ -120,7 +120,7 @@ class _OfParts(Collective):
         raise NotImplementedError
 
     def call_name(self) -> str:
-        return f"{self.in_words} {', '.join(map(str, self.split.places))} on cuda"
+        return f"{self.in_words} {_listing(self.split.places)} on cuda"
 
 
 class MeanOfParts(_OfParts):
@@ -163,6 +163,39 @@ class GatheredParts(_OfParts):
         return gathered_parts
 
 
+class MeanOfAll(Collective):
+    """The mean over ranks of each array, for all."""
+
+    name = "GradientBuckets"
+    inputs = (_listed("gradients", mixed=True),)
+    outputs = (_replaced("gradients"),)
+    places = attribute(integers)
+    types: ClassVar[Types] = {"T": FLOATS}
+
+    def infer(self, xs: Specs) -> tuple[Inferred, ...]:
+        return (tuple(Spec(x.shape, x.dtype) for x in xs),)
+
+    def plan(self, device: Device, xs: Specs, ys: Specs) -> Plan:
+        if not self.reaches_others:
+            return Plan(())
+        return Plan((self.queued(xs, ys, [_mean_of_all(x) for x in xs]),))
+
+    def call_name(self) -> str:
+        return f"GradientBuckets with gradients of parameters {_listing(self.places)} on cuda"
+
+    @classmethod
+    def cpu_function(cls) -> Callable[..., object]:
+        return mean_of_all
+
+
+def _mean_of_all(x: Spec) -> nccl.Row:
+    return nccl.all_reduce(x.size, x.dtype, nccl.MEAN)
+
+
+def _listing(places: Sequence[int]) -> str:
+    return ", ".join(map(str, places))
+
+
 # ---- on the host: through the first rank ---------------------------------------------------------
 
 
@@ -171,12 +204,24 @@ def mean_of_parts(arrays: Arrays, *, group: ProcessGroup, split: Split) -> Array
     sizes = [x.size for x in arrays]
 
     def answer(found: list[list[memoryview]]) -> list[Sequence[Part]]:
-        means = [mean(c) for c in zip(*(as_arrays(own, arrays) for own in found), strict=True)]
+        means = _means(found, arrays)
         return [_cut(means, split, rank) for rank in range(split.n_ranks)]
 
     parts = [as_bytes(np.ascontiguousarray(x)) for x in arrays]
-    got = _exchanged(MeanOfParts.in_words, group, split, arrays, parts, answer)
+    got = _exchanged("AdamW", MeanOfParts.in_words, group, split.places, arrays, parts, answer)
     return _with_parts(arrays, list(split.pieces(group.rank, sizes)), got)
+
+
+def mean_of_all(arrays: Arrays, *, group: ProcessGroup, places: tuple[int, ...]) -> Arrays:
+    """Means in float64, rounded once."""
+
+    def answer(found: list[list[memoryview]]) -> list[Sequence[Part]]:
+        return [list(map(as_bytes, _means(found, arrays)))] * len(found)
+
+    parts = [as_bytes(np.ascontiguousarray(x)) for x in arrays]
+    words = "GradientBuckets with gradients of parameters"
+    got = _exchanged("GradientBuckets", words, group, places, arrays, parts, answer)
+    return as_arrays([memoryview(part) for part in got], arrays)
 
 
 def gathered_parts(arrays: Arrays, *, group: ProcessGroup, split: Split) -> Arrays:
@@ -186,25 +231,36 @@ def gathered_parts(arrays: Arrays, *, group: ProcessGroup, split: Split) -> Arra
         return [[part for own in found for part in own]] * len(found)
 
     parts = _cut(arrays, split, group.rank)
-    got = _exchanged(GatheredParts.in_words, group, split, arrays, parts, answer)
+    got = _exchanged("AdamW", GatheredParts.in_words, group, split.places, arrays, parts, answer)
     every = [piece for rank in range(split.n_ranks) for piece in split.pieces(rank, sizes)]
     return _with_parts(arrays, every, got)
 
 
-def mean(column: Sequence[HostArray]) -> HostArray:
-    """The mean of what the ranks have, in their order."""
-    with np.errstate(all="ignore"):
-        total = column[0].astype(np.float64)
-        for x in column[1:]:
-            total += x.astype(np.float64)
-        return cast(total / len(column), column[0].dtype)
+def _means(found: Sequence[Sequence[memoryview]], like: Arrays) -> list[HostArray]:
+    """The mean of what the ranks have, of each array."""
+    return [_mean(c) for c in zip(*(as_arrays(own, like) for own in found), strict=True)]
+
+
+@np.errstate(all="ignore")
+def _mean(column: Sequence[HostArray]) -> HostArray:
+    """Added in the ranks' order."""
+    total = column[0].astype(np.float64)
+    for x in column[1:]:
+        total += x.astype(np.float64)
+    return cast(total / len(column), column[0].dtype)
 
 
 def _exchanged(
-    words: str, group: ProcessGroup, split: Split, arrays: Arrays, parts: Any, answer: Answer
+    op: str,
+    words: str,
+    group: ProcessGroup,
+    places: Sequence[int],
+    arrays: Arrays,
+    parts: Sequence[Part],
+    answer: Answer,
 ) -> Sequence[memoryview]:
-    text = described(f"{words} {', '.join(map(str, split.places))} on cpu", arrays)
-    return group.exchange("AdamW", group.members("AdamW", GLOBAL), text, parts, answer)
+    text = described(f"{words} {_listing(places)} on cpu", arrays)
+    return group.exchange(op, group.members(op, GLOBAL), text, parts, answer)
 
 
 def _cut(arrays: Arrays, split: Split, rank: int) -> list[Part]:

@@ -30,6 +30,14 @@ from .steps import AdamWToldStep
 _MAX_PATTERNS = 64  # of gradients that are None
 
 
+class Means(list[Any]):
+    """Gradients whose parts are means already, divided as those of this optimizer."""
+
+    def __init__(self, gradients: Sequence[Any], optimizer: AdamW) -> None:
+        super().__init__(gradients)
+        self.optimizer = optimizer
+
+
 class _Own(Optimizer):
     """The parts that this rank updates, as parameters of rank 1."""
 
@@ -118,7 +126,8 @@ class AdamW(adam.AdamW):
 
     def _take(self) -> None:
         self._adopt()
-        self._inner.parameters, self._inner._given_copies = map(tuple, self._own_parts())
+        weights, self._inner._given_copies = self._own_parts()
+        self._inner.parameters = tuple(weights)
         self._inner._take()
 
     # ---- steps -----------------------------------------------------------------------------------
@@ -146,9 +155,12 @@ class AdamW(adam.AdamW):
             places, found = self._with_gradients(gradients)
             if found:
                 self._check_shapes("gradients", places, found)
-                self._update(places, list(found), numbers)
+                are_means = isinstance(gradients, Means) and gradients.optimizer is self
+                self._update(places, list(found), numbers, are_means)
 
-    def _update(self, places: Places, gradients: list[Any], numbers: Arrays) -> None:
+    def _update(
+        self, places: Places, gradients: list[Any], numbers: Arrays, are_means: bool
+    ) -> None:
         """The step of these parameters: whole, or the end of the group."""
         parts = self._cut(dict(zip(places, gradients, strict=True)), self._no_gradient(gradients))
         present = [part for part in parts if part is not None]
@@ -157,9 +169,10 @@ class AdamW(adam.AdamW):
         given = (parts, *numbers)
         step = inner._first(given)
         assert step is not None
-        is_sent = False
+        is_sent = are_means
         try:
-            means(gradients)
+            if not are_means:
+                means(gradients)
             is_sent = True
             self._measure(present, out=(own, None), outputs=("norm",))
             self._gather_norms([self._norms])
@@ -170,6 +183,10 @@ class AdamW(adam.AdamW):
             if isinstance(error, OpError) and not is_sent:  # on all ranks
                 raise
             raise self.group.broken("AdamW", error) from error
+
+    def means_of(self, places: Places) -> MeanOfParts:
+        """What makes this rank's parts of some gradients the means."""
+        return self._operators(places)[0]
 
     def _operators(self, places: Places) -> tuple[MeanOfParts, GatheredParts]:
         """What moves the gradients of these parameters, and what they become."""
@@ -238,7 +255,7 @@ class AdamW(adam.AdamW):
             state[moment] = dict(zip(self.names, arrays, strict=True))
         return state
 
-    def load_state_dict(self, state: State | Sequence[State]) -> None:
+    def load_state_dict(self, state: Any) -> None:
         """Go on from a whole state, from this rank's share of one, or from a list of all shares.
 
         A share is that of as many ranks; a list, in the order of ranks, that of any number of them.
@@ -265,7 +282,7 @@ class AdamW(adam.AdamW):
         if sharded or self.group.rank == 0:
             states.save(file, state, self._share if sharded else self._layout)
 
-    def load(self, file: StrPath | BinaryFile | Sequence[StrPath | BinaryFile]) -> None:
+    def load(self, file: Any) -> None:
         """Go on from a whole file, from this rank's share, or from a list of all ranks' files."""
         if isinstance(file, list | tuple):
             layouts = [Share.of(self._layout, rank, len(file)) for rank in range(len(file))]
@@ -294,6 +311,3 @@ class AdamW(adam.AdamW):
         split = self._split.among([place] * len(whole))
         GatheredParts(group=self.group, split=split)(whole)
         return [copied(array).reshape(weight.shape) for array in whole]
-
-
-adam.AdamW._over_ranks = AdamW

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""States of an optimizer that is divided among ranks: each rank's share, and shares put together."""
+"""States of an optimizer that is divided among ranks: shares, and what they are together."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from ..declare.schema import Shape
 from ..dtypes import HostArray
+from ..errors import refuse
 from .memory import hosted
 from .parts import Split
 from .state import Layout, State
@@ -45,7 +46,7 @@ class Share(Layout):
     def pieces(self) -> list[tuple[str, int, int]]:
         """Which elements of which parameters."""
         sizes, names = list(map(math.prod, self.shapes.values())), list(self.shapes)
-        return [(names[i], *ends) for i, *ends in self.split.pieces(self.rank, sizes)]
+        return [(names[i], a, b) for i, a, b in self.split.pieces(self.rank, sizes)]
 
     def check_numbers(self, state: State) -> None:
         super().check_numbers(state)
@@ -77,6 +78,8 @@ class Share(Layout):
 
 def joined(states: Sequence[State], whole: Layout) -> State:
     """The whole state of all ranks' shares, which are in the order of ranks."""
+    if not states:
+        refuse(whole.optimizer, "state", "a state of each rank", "none")
     shares = [Share.of(whole, rank, len(states)) for rank in range(len(states))]
     for share, state in zip(shares, states, strict=True):
         share.check(state)

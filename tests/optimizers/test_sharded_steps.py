@@ -57,6 +57,76 @@ def test_kernels_and_nccl_have_the_same_bits(types, monkeypatch, seed) -> None:
         assert_same(own, expected)
 
 
+class Noted:
+    """A communicator that notes what is queued: method, addresses, and what follows."""
+
+    device = 0
+
+    def __init__(self) -> None:
+        self.log: list[list[tuple]] = []
+
+    def bound(self, row, source, target):
+        return row.method, source, target, row.rest
+
+    def queue(self, prepared) -> None:
+        self.log.append(list(prepared.calls))
+
+    def abort(self) -> None:
+        pass
+
+    close = abort
+
+
+def test_on_a_gpu_arrays_are_reduced_and_gathered_where_they_lie(monkeypatch) -> None:
+    """CuPy's own arrays, whose memory is not there: the second of two ranks."""
+    pytest.importorskip("cupy", reason="CuPy is in the extras")
+    from cupy_training_ops.process_group import nccl
+    from cupy_training_ops.testing.hollow import HollowBackend, hollow, hollow_launches
+
+    made, names = Noted(), []
+    work = lambda _, name: lambda f, *args: f(*args) if name == "call" else None  # noqa: E731
+    monkeypatch.setattr(HollowBackend, "work", work)
+    monkeypatch.setattr(nccl, "connect", lambda *_: made)
+    monkeypatch.setattr(cto.ProcessGroup, "exchange", lambda *given: given[4])
+    with hollow_launches() as launches:
+        _, group = cto.ProcessGroup.in_threads(2)
+        shapes = ((33, 21), (5,), (256,))  # 693: two blocks a rank, and a tail of rank 0; rank 1's
+        parameters = [hollow(shape, np.float32) for shape in shapes]
+        copies = [hollow((33, 21), np.float16), None, None]
+        optimizer = cto.AdamW(parameters, group=group, low_precision=copies)
+        for _ in range(2):
+            launches.clear()
+            made.log.clear()
+            gradients = [hollow(shape, np.float32) for shape in shapes]
+            optimizer.step(gradients, max_norm=1.0)
+            names.append([name for name, _ in launches if "__" in name])
+            check_queued(made.log, *([a.data.ptr for a in arrays if a is not None] for arrays in (
+                gradients, parameters, copies)))  # fmt: skip
+    assert names == [["optimizer__norm", "optimizer__norm", "adam__list", "adam__count"]] * 2
+
+
+def check_queued(log: list, g: list[int], p: list[int], c: list[int]) -> None:
+    """Means, norms of both ranks, parameters and copies; types and sums by NCCL's numbers."""
+    float32, uint8, mean = 7, 1, 4
+    means, norms, gathered = log
+    assert means == [
+        ("reduceScatter", g[0], g[0] + 4 * 256, (256, float32, mean)),
+        ("reduce", g[0] + 4 * 512, g[0] + 4 * 512, (181, float32, mean, 0)),
+        ("reduce", g[1], g[1], (5, float32, mean, 1)),
+        ("reduceScatter", g[2], g[2] + 4 * 128, (128, float32, mean)),
+    ]
+    ((method, source, target, rest),) = norms
+    assert (method, source - target, rest) == ("allGather", 4, (4, uint8))
+    assert gathered == [
+        ("allGather", p[0] + 4 * 256, p[0], (4 * 256, uint8)),
+        ("broadcast", p[0] + 4 * 512, p[0] + 4 * 512, (4 * 181, uint8, 0)),
+        ("broadcast", p[1], p[1], (4 * 5, uint8, 1)),
+        ("allGather", p[2] + 4 * 128, p[2], (4 * 128, uint8)),
+        ("allGather", c[0] + 2 * 256, c[0], (2 * 256, uint8)),
+        ("broadcast", c[0] + 2 * 512, c[0] + 2 * 512, (2 * 181, uint8, 0)),
+    ]
+
+
 def test_clipped_steps_are_within_a_millionth(seed) -> None:
     expected = by_means(3, seed, max_norm=1.5, loss_scale=8.0)
 
