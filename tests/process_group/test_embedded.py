@@ -368,16 +368,22 @@ def test_descriptors_that_are_closed_end_the_group() -> None:
     def call(group) -> str:
         reduced(group, 1.0)
         together.wait(5)
-        if group.rank == 1:
-            for pipe in group._engine._pipes.values():
-                os.close(pipe.fileno())
+        if group.rank != 1:  # only then: else their descriptors may get the closed ones' numbers
+            together.wait(5)
+            return words_of_the_second(group)
+        for pipe in group._engine._pipes.values():
+            os.close(pipe.fileno())
+        words = words_of_the_second(group)
+        for pipe in group._engine._pipes.values():  # closing would close what another test opens
+            pipe._handle = None
+        together.wait(5)
+        return words
+
+    def words_of_the_second(group) -> str:
         with contextlib.suppress(GroupError):
             reduced(group, 1.0)
         with pytest.raises(GroupError) as caught:
             reduced(group, 1.0)
-        if group.rank == 1:  # or closing would close what another test opens
-            for pipe in group._engine._pipes.values():
-                pipe._handle = None
         return str(caught.value)
 
     first, own, last = results(in_threads(3, call, timeout=2.0))
