@@ -7,15 +7,12 @@ import copy
 
 import numpy as np
 import pytest
-from optimizers.sharded_training import STEPS, RankTraining, by_means
+from optimizers.sharded_training import SHAPES, STEPS, RankTraining, by_means
 from ranks import in_threads, results
 from training import assert_same
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError
-
-# What each rank sums up in gradients is the same sums whatever their number is: integers.
-SHAPES = ((33, 21), (5,), (0, 3), (1000,), (), (128, 6))
 
 
 class Training(RankTraining):
@@ -100,7 +97,8 @@ def test_a_share_goes_on_by_itself(seed, tmp_path) -> None:
 
 def test_a_whole_file_is_written_once_and_is_anybodys(seed, tmp_path) -> None:
     path = tmp_path / "state.npz"
-    before = stopped(2, seed, lambda o: o.save(path))
+    before = stopped(2, seed, lambda o: o.save(tmp_path / ("not" * o.group.rank + "state.npz")))
+    assert [found.name for found in tmp_path.iterdir()] == ["state.npz"]
     for found in gone_on(3, seed, before, lambda o: o.load(path)):
         assert_same(found, whole(seed))
     alone = Training(None, seed)
