@@ -30,7 +30,7 @@ from .registry import get_op, lookup
 
 __version__ = "0.2.0"
 
-_OPTIMIZERS = ("SGD", "Adam", "AdamW", "Lamb")  # imported where they are used
+_OPTIMIZERS = ("SGD", "Adam", "AdamW", "GradientBuckets", "Lamb")  # imported where they are used
 _MODULES = {"ActivationStash": ".stash"} | dict.fromkeys(_OPTIMIZERS, ".optimizers")
 _CLASSES = {name: get_op(name) for name in registry.names()}
 

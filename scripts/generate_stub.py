@@ -60,6 +60,7 @@ from .frame.op import Op
 from .optimizers import SGD as SGD
 from .optimizers import Adam as Adam
 from .optimizers import AdamW as AdamW
+from .optimizers import GradientBuckets as GradientBuckets
 from .optimizers import Lamb as Lamb
 from .process_group import ProcessGroup as ProcessGroup
 from .registry import lookup as lookup

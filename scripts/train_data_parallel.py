@@ -3,6 +3,10 @@
 are added by one NcclAllReduce a step.
 
     python scripts/train_data_parallel.py --ranks 2
+    python scripts/train_data_parallel.py --ranks 2 --sharded
+
+With --sharded AdamW has its states divided among the ranks, and gradients become means in buckets
+as the backward pass finds them.
 
 Classes are points around centres, drawn alike on every rank. Prints the loss of the whole batch at
 each step, and at the end a checksum of each rank's parameters.
@@ -27,13 +31,16 @@ from cupy_training_ops.frame.backends import to_host
 
 FEATURES, HIDDEN, CLASSES = 64, 128, 10
 BATCH = 96  # rows of all ranks
-LEARNING_RATE = 0.2
+LEARNING_RATE, ADAM_RATE = 0.2, 0.005
+BUCKET = 0.01  # MB: two buckets
 
 
 class Training:
     """Two dense layers, their gradients, and this rank's rows of a fixed data set."""
 
-    def __init__(self, xp: Any, group: cto.ProcessGroup, seed: int = 0) -> None:
+    def __init__(
+        self, xp: Any, group: cto.ProcessGroup, sharded: bool = False, seed: int = 0
+    ) -> None:
         self.xp, self.group = xp, group
         rng = np.random.default_rng(seed)
         centres = rng.standard_normal((CLASSES, FEATURES))
@@ -43,15 +50,24 @@ class Training:
         self.parameters = [xp.asarray(array) for array in start(rng)]
         self.gradients = [xp.zeros_like(array) for array in self.parameters]
         self.loss = xp.zeros(1, np.float32)
-        self.optimizer = cto.SGD(self.parameters, LEARNING_RATE)
-        self.add_up = cto.NcclAllReduce(group=group)
+        self.optimizer: Any = cto.SGD(self.parameters, LEARNING_RATE)
+        self.add_up, self.buckets = cto.NcclAllReduce(group=group), None
+        if sharded:
+            self.optimizer = cto.AdamW(self.parameters, ADAM_RATE, group=group)
+            self.buckets = cto.GradientBuckets(
+                self.parameters, group, megabytes=BUCKET, optimizer=self.optimizer
+            )
 
     def step(self, number: int) -> float:
         """One step on this rank's rows; the loss of all of them."""
         own = self._own_rows(number)
         self._differentiate(self.xp.asarray(self.rows[own]), self.xp.asarray(self.labels[own]))
-        self.add_up([*self.gradients, self.loss])
-        self.optimizer.step(self.gradients)
+        if self.buckets is None:
+            self.add_up([*self.gradients, self.loss])
+            self.optimizer.step(self.gradients)
+        else:
+            self.optimizer.step(self.buckets.wait())
+            self.add_up([self.loss])
         return float(self.loss[0])
 
     def _own_rows(self, number: int) -> slice:
@@ -60,20 +76,24 @@ class Training:
         return slice(first, first + n)
 
     def _differentiate(self, x: Any, labels: Any) -> None:
-        """This rank's part of the mean over the whole batch."""
-        (w1, b1, w2, b2), (d_w1, d_b1, d_w2, d_b2) = self.parameters, self.gradients
+        """This rank's part of the mean over the whole batch, or what the mean is made of."""
+        w1, b1, w2, b2 = self.parameters
         share = 1 / self.group.size
+        scale = share if self.buckets is None else 1.0
         hidden = self.xp.maximum(x @ w1 + b1, 0)
-        loss, d_scores = cto.cross_entropy_loss_and_grad(hidden @ w2 + b2, labels, loss_scale=share)
+        loss, d_scores = cto.cross_entropy_loss_and_grad(hidden @ w2 + b2, labels, loss_scale=scale)
         self.loss[...] = loss * self.xp.float32(share)
+        self._found(3, d_scores.sum(axis=0))
+        self._found(2, hidden.T @ d_scores)
         d_hidden = cto.relu_grad(self.xp.ascontiguousarray(d_scores @ w2.T), hidden)
-        for gradient, value in (
-            (d_w1, x.T @ d_hidden),
-            (d_b1, d_hidden.sum(axis=0)),
-            (d_w2, hidden.T @ d_scores),
-            (d_b2, d_scores.sum(axis=0)),
-        ):
-            gradient[...] = value
+        self._found(1, d_hidden.sum(axis=0))
+        self._found(0, x.T @ d_hidden)
+
+    def _found(self, place: int, value: Any) -> None:
+        """The gradient of a parameter."""
+        self.gradients[place][...] = value
+        if self.buckets is not None:
+            self.buckets.ready(place, self.gradients[place])
 
     def checksum(self) -> int:
         """Of the parameters' bits."""
@@ -89,9 +109,11 @@ def start(rng: np.random.Generator) -> list[np.ndarray]:
     return [array.astype(np.float32) for array in arrays]
 
 
-def train(xp: Any, group: cto.ProcessGroup, steps: int) -> tuple[list[float], int]:
+def train(
+    xp: Any, group: cto.ProcessGroup, steps: int, sharded: bool = False
+) -> tuple[list[float], int]:
     """The losses of some steps, and the checksum of the parameters after them."""
-    training = Training(xp, group)
+    training = Training(xp, group, sharded)
     losses = [training.step(number) for number in range(steps)]
     return losses, training.checksum()
 
@@ -100,13 +122,14 @@ def train(xp: Any, group: cto.ProcessGroup, steps: int) -> tuple[list[float], in
 @click.option("--ranks", type=int, help="Start so many processes; else this one is a rank.")
 @click.option("--steps", default=50, show_default=True)
 @click.option("--provider", type=click.Choice(["cpu", "cuda"]), default="cuda", show_default=True)
-def main(ranks: int | None, steps: int, provider: str) -> None:
+@click.option("--sharded", is_flag=True, help="AdamW with states divided among the ranks.")
+def main(ranks: int | None, steps: int, provider: str, sharded: bool) -> None:
     """Train, and print the losses."""
     if ranks is not None:
-        own = [__file__, "--steps", str(steps), "--provider", provider]
+        own = [__file__, "--steps", str(steps), "--provider", provider, *["--sharded"] * sharded]
         cupy_training_ops(["launch", "--ranks", str(ranks), *own])
     with cto.ProcessGroup.from_environment() as group:
-        losses, checksum = train(library(provider, group), group, steps)
+        losses, checksum = train(library(provider, group), group, steps, sharded)
     if group.rank == 0:
         print("losses", *(f"{loss:.6f}" for loss in losses))
     print("checksum", checksum)

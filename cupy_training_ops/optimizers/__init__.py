@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+from . import sharded  # what AdamW is over ranks
 from .adam import Adam, AdamW
+from .buckets import GradientBuckets
 from .descent import SGD
 from .lamb import Lamb
 
-__all__ = ["SGD", "Adam", "AdamW", "Lamb"]
+AdamW.over_ranks = sharded.AdamW
+
+__all__ = ["SGD", "Adam", "AdamW", "GradientBuckets", "Lamb"]

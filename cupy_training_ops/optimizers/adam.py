@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from ..errors import refuse, shown
+from ..process_group import ProcessGroup
 from .base import Names, Optimizer, pair
 from .moments import Codes
 from .steps import AdamStep, AdamWCodedStep, AdamWStep
@@ -54,11 +55,23 @@ class AdamW(Optimizer):
     state: '8bit' keeps both moments in 2.02 bytes a parameter, for parameters of at most 32 bits:
     AdamCodedList says how. States and files have them in float32, and go on bit for bit.
 
+    group: a ProcessGroup, whose ranks train the same parameters with gradients of their own and
+    make each step together, by the mean of the gradients. Each rank has the moments of its part of
+    the elements alone, and updates these. With bits as if each had updated all by the means; with
+    max_norm within 1e-6, as the norm is put together. docs/training.md says more.
+
     NaN and infinities: see `step`. Deterministic. Raises ArgumentError and DtypeError.
 
     Source: GradientNorm and AdamOptimizerList do the work; Loshchilov and Hutter, Decoupled weight
     decay regularization.
     """
+
+    over_ranks: ClassVar[type[AdamW]]  # what it is with a group
+
+    def __new__(cls, *_: object, group: object = None, **__: object) -> Self:
+        if cls is AdamW and group is not None:
+            return super().__new__(cls.over_ranks)  # type: ignore[return-value]
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -72,7 +85,10 @@ class AdamW(Optimizer):
         low_precision: Sequence[Any] | None = None,
         moment_dtype: object = None,
         state: str | None = None,
+        group: ProcessGroup | None = None,
     ) -> None:
+        if group is not None:
+            refuse(type(self).__name__, "group", "None, for a class of your own", shown(group))
         alpha, beta = pair("AdamW", "betas", betas)
         codes = _codes(state, moment_dtype)
         op = (AdamWStep if codes is None else AdamWCodedStep)(

@@ -54,7 +54,7 @@ _DECLARED = (
     Input("gradients", "T", variadic=True, holes=True),
     *(number(name, "L") for name in _GIVEN[1:]),
 )
-_EVERY = (*_DECLARED, _DECLARED[0])  # and the parameters
+EVERY = (*_DECLARED, _DECLARED[0])  # and the parameters
 _CLOSED = (_DECLARED[0], _DECLARED[0])  # parameters and their copies
 _READERS = tuple(map(reader, _DECLARED))
 
@@ -193,7 +193,7 @@ class Optimizer:
             return
         if self._natively and self._made_natively(given):
             return
-        with Lent(_EVERY, (*given, self.parameters), ()).stream():
+        with Lent(EVERY, (*given, self.parameters), ()).stream():
             first = self._first(given)
             if first is not None:
                 first.launch(given)

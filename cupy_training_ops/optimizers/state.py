@@ -37,6 +37,11 @@ class Layout:
     counts: bool  # whether steps are counted
 
     @property
+    def held(self) -> Mapping[str, Shape]:
+        """The shapes of a state's arrays."""
+        return self.shapes
+
+    @property
     def numbers(self) -> tuple[str, ...]:
         """What a state has that is no array."""
         return ("optimizer", "shapes", *(("step",) if self.counts else ()))
@@ -47,7 +52,7 @@ class Layout:
         assert isinstance(state, dict)
         self.check_numbers({key: state[key] for key in self.numbers})
         for name, dtype in self.moments.items():
-            self._check_each(name, state[name], lambda found: found.shape)
+            self._check_each(name, state[name], lambda found: found.shape, self.held)
             for parameter, array in state[name].items():
                 if array.dtype != dtype:
                     self._refuse(f"{name}[{parameter!r}]", dtype_name(dtype), str(array.dtype))
@@ -60,19 +65,21 @@ class Layout:
         step = state.get("step", 0)
         if type(step) is not int or not 0 <= step <= MAX_STEP:
             self._refuse("step", "the number of steps that were made", shown(step))
-        self._check_each("shapes", state["shapes"], tuple)
+        self._check_each("shapes", state["shapes"], tuple, self.shapes)
 
     def _check_keys(self, state: object, keys: Sequence[str]) -> None:
         if not isinstance(state, dict) or state.keys() != set(keys):
             found = list(state) if isinstance(state, dict) else type(state).__name__
             self._refuse("", f"a dictionary of {', '.join(keys)}", shown(found))
 
-    def _check_each(self, key: str, found: Any, shape_of: Callable[[Any], Shape]) -> None:
+    def _check_each(
+        self, key: str, found: Any, shape_of: Callable[[Any], Shape], shapes: Mapping[str, Shape]
+    ) -> None:
         """The entry of each parameter: none is missing, none more, all of the right shape."""
         if not isinstance(found, dict) or found.keys() != self.shapes.keys():
             names = list(found) if isinstance(found, dict) else found
             self._refuse(key, f"entries of {shown(list(self.shapes))}", shown(names))
-        for parameter, expected in self.shapes.items():
+        for parameter, expected in shapes.items():
             try:
                 shape = shape_of(found[parameter])
             except (AttributeError, TypeError):
@@ -94,10 +101,11 @@ def save(file: StrPath | BinaryFile, state: State, layout: Layout) -> None:
     container.write(file, FORMAT, {key: state[key] for key in layout.numbers}, arrays)
 
 
-def load(file: StrPath | BinaryFile, layout: Layout) -> State:
-    """The state of a file, which is one of such a layout."""
+def load(file: StrPath | BinaryFile, *layouts: Layout) -> State:
+    """The state of a file, which is one of such a layout, or of another one."""
     with container.opened(file, FORMAT) as opened:
         state = dict(opened.header)
+        layout = next((x for x in layouts if state.keys() == set(x.numbers)), layouts[0])
         with _named(file):
             layout.check_numbers(state)
         stored = {

@@ -46,6 +46,12 @@ def inputs_of(op: type[Op]) -> tuple[Input, ...]:
     )
 
 
+def told(op: type[Op]) -> tuple[Input, ...]:
+    """The same, of a step that is told what it does not measure."""
+    pairs = zip(inputs_of(op), op.inputs, strict=True)
+    return tuple(replace(old, name=new.name) if new.updated else new for new, old in pairs)
+
+
 def outputs_of(op: type[Op]) -> tuple[Output, ...]:
     """An operator's outputs: its inputs' arrays."""
     return tuple(
@@ -115,6 +121,24 @@ class AdamWStep(AdamStep):
     """weights = weights - lr ((m / c1) / (sqrt(v / c2) + epsilon) + lambda_ weights)."""
 
     name = "AdamW"
+
+
+class AdamWToldStep(AdamOptimizerList):
+    """The same, with the norm of gradients of which others have a part."""
+
+    name = "AdamW"
+    inputs = told(AdamOptimizerList)
+    outputs: ClassVar[tuple[Output, ...]] = outputs_of(AdamOptimizerList)
+
+    @classmethod
+    def source(cls) -> Source:
+        """The list's."""
+        return AdamOptimizerList.source()
+
+    @classmethod
+    def cpu_function(cls) -> Callable[..., object]:
+        """The list's."""
+        return AdamOptimizerList.cpu_function()
 
 
 class AdamWCodedStep(Measured, AdamCodedList):

@@ -3,7 +3,7 @@
 can reach. `launch` hands them to its processes; for threads they are made here.
 
 No thread serves them: who waits for one peer looks at all. Framing is multiprocessing.connection's,
-of bytes alone; the kernel's timeouts of a socket end what a peer does not read or write on with.
+of bytes alone, over descriptors that do not block: what is waited for is polled, with an end.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, MutableMapping, Sequence
 from multiprocessing.connection import Connection, wait
+from typing import Any
 
 from ..errors import GroupError
 from . import wire
@@ -28,11 +29,44 @@ from .wire import Message, Part
 
 SOCKETS, LAUNCHER = "CTO_SOCKETS", "CTO_LAUNCHER"  # descriptors by rank; the process of `launch`
 MESSAGE, LEFT, FAULT = range(3)
-CHUNK = 2**15  # bytes, which fit into a socket that says that it has room
 
 _KIND = struct.Struct("<BB")  # and the channel
-_SECONDS = struct.Struct("@ll")  # struct timeval
 _MAX_WAIT = 1e6  # seconds
+_MAX_READ = 2**20  # bytes: room is made for all that is asked for
+
+
+class Pipe(Connection):
+    """A connection whose waits end, also where signals come all the time.
+
+    The kernel's timeouts of a socket begin anew with each signal.
+    """
+
+    def __init__(self, sock: socket.socket, to_read: float, to_write: float) -> None:
+        sock.setblocking(False)
+        super().__init__(sock.detach())
+        self.to_read, self.to_write = to_read, to_write
+
+    def _recv(self, size: int, read: Any = None) -> Any:
+        return super()._recv(size, self._read_in_time)  # type: ignore[misc]
+
+    def _send(self, buf: Any, write: Any = None) -> None:
+        super()._send(buf, self._write_in_time)  # type: ignore[misc]
+
+    def _read_in_time(self, fd: int, size: int) -> bytes:
+        _await(fd, select.POLLIN, self.to_read)
+        return os.read(fd, min(size, _MAX_READ))
+
+    def _write_in_time(self, fd: int, data: Any) -> int:
+        _await(fd, select.POLLOUT, self.to_write)
+        return os.write(fd, data)
+
+
+def _await(fd: int, event: int, seconds: float) -> None:
+    """TimeoutError where nothing can be read or written for so long."""
+    poll = select.poll()
+    poll.register(fd, event)
+    if not poll.poll(min(seconds, _MAX_WAIT) * 1000):
+        raise TimeoutError
 
 
 class Embedded(Engine):
@@ -48,13 +82,9 @@ class Embedded(Engine):
         local_size: int | None = None,
     ) -> None:
         super().__init__(rank, len(sockets) + 1, timeout, rank, local_size)
-        self._pipes: dict[int, Connection] = {}
-        for peer, sock in sockets.items():
-            waits = {socket.SO_SNDTIMEO: self.patience(peer), socket.SO_RCVTIMEO: timeout}
-            for option, seconds in waits.items():
-                micros = max(1, int(min(seconds, _MAX_WAIT) * 1e6))
-                sock.setsockopt(socket.SOL_SOCKET, option, _SECONDS.pack(*divmod(micros, 10**6)))
-            self._pipes[peer] = Connection(sock.detach())
+        self._pipes = {
+            peer: Pipe(sock, timeout, self.patience(peer)) for peer, sock in sockets.items()
+        }
         self._heard = {pipe: peer for peer, pipe in self._pipes.items()}  # may still say something
         self._inbox: dict[tuple[int, int], deque[Message]] = {}
         self._left: dict[int, str] = {}  # and what went wrong there
@@ -66,11 +96,9 @@ class Embedded(Engine):
         try:
             pipe.send_bytes(_KIND.pack(MESSAGE, channel) + head)
             for part in parts:
-                for start in range(0, max(1, len(part)), CHUNK):
-                    self._wait_for_room(peer, pipe)
-                    pipe.send_bytes(memoryview(part)[start : start + CHUNK])
-        except BlockingIOError:
-            raise TimeoutError from None
+                pipe.send_bytes(part)
+        except TimeoutError:
+            raise
         except OSError as error:
             while pipe in self._heard:  # what it said before it went
                 self._read(peer, pipe)
@@ -122,24 +150,17 @@ class Embedded(Engine):
                 pipe.close()
         self._heard.clear()
 
-    def _wait_for_room(self, peer: int, pipe: Connection) -> None:
-        """BlockingIOError where a chunk does not fit; a blocking write might wait twice."""
-        room = select.poll()
-        room.register(pipe.fileno(), select.POLLOUT)
-        if not room.poll(min(self.patience(peer), _MAX_WAIT) * 1000):
-            raise BlockingIOError
-
-    def _say(self, pipe: Connection, kind: int, words: str) -> None:
+    def _say(self, pipe: Pipe, kind: int, words: str) -> None:
         """The last words; a peer that does not read is not waited for."""
-        os.set_blocking(pipe.fileno(), False)
+        pipe.to_write = 0
         pipe.send_bytes(_KIND.pack(kind, 0) + words.encode())
 
     def _listen(self, seconds: float) -> None:
         for pipe in wait(list(self._heard), seconds):
-            assert isinstance(pipe, Connection)
+            assert isinstance(pipe, Pipe)
             self._read(self._heard[pipe], pipe)
 
-    def _read(self, peer: int, pipe: Connection) -> None:
+    def _read(self, peer: int, pipe: Pipe) -> None:
         """A message into its inbox; GroupError where the rank is gone, or ended the group."""
         try:
             data = pipe.recv_bytes(wire.MAX_HEAD)
@@ -149,7 +170,7 @@ class Embedded(Engine):
             rest = memoryview(data)[_KIND.size :]
             if kind == MESSAGE:
                 number, lengths, text = wire.read_head(rest)
-                parts = [_part(pipe, length) for length in lengths]
+                parts = [memoryview(pipe.recv_bytes(length)) for length in lengths]
                 inbox = self._inbox.setdefault((peer, channel), deque())
                 inbox.append(Message(number, text, parts))
                 return
@@ -163,7 +184,7 @@ class Embedded(Engine):
         self._left[peer] = words
 
     def _gone(self, peer: int, error: Exception) -> str:
-        if isinstance(error, BlockingIOError):
+        if isinstance(error, TimeoutError):
             return f"rank {peer} is late: half a message came, and {self.timeout:g} seconds nothing"
         if peer in self._left:
             return self._left[peer] or f"rank {peer} closed its group"
@@ -171,17 +192,6 @@ class Embedded(Engine):
         if getattr(error, "errno", None) == errno.EBADF:
             return f"rank {self.rank} lost its connection to rank {peer}: {words}"
         return f"rank {peer} is gone: {words}"
-
-
-def _part(pipe: Connection, length: int) -> memoryview:
-    """An array's bytes, in chunks."""
-    data = bytearray(pipe.recv_bytes(length))
-    while len(data) < length:
-        more = pipe.recv_bytes(length - len(data))
-        if not more:
-            raise EOFError
-        data += more
-    return memoryview(data)
 
 
 def in_threads(n: int, timeout: float) -> list[Embedded]:

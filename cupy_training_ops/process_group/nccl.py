@@ -24,7 +24,7 @@ from .exchange import Answer
 from .members import Members
 from .wire import Part
 
-SUM = 0  # ncclRedOp_t
+SUM, MEAN = 0, 4  # ncclRedOp_t
 RELAXED = 2  # CUstreamCaptureMode
 
 # ncclDataType_t
@@ -68,14 +68,24 @@ class Row(NamedTuple):
     rest: tuple[int, ...]
 
 
-def all_reduce(size: int, dtype: Dtype) -> Row:
+def all_reduce(size: int, dtype: Dtype, how: int = SUM) -> Row:
     """The sum over all ranks, for each."""
-    return Row("allReduce", True, True, (size, NUMBERS[dtype], SUM))
+    return Row("allReduce", True, True, (size, NUMBERS[dtype], how))
 
 
-def reduce(size: int, dtype: Dtype, root: int) -> Row:
+def reduce(size: int, dtype: Dtype, root: int, how: int = SUM) -> Row:
     """The sum over all ranks, for one."""
-    return Row("reduce", True, True, (size, NUMBERS[dtype], SUM, root))
+    return Row("reduce", True, True, (size, NUMBERS[dtype], how, root))
+
+
+def reduce_scatter(size: int, dtype: Dtype, how: int = SUM) -> Row:
+    """The sums over all ranks of as many elements for each, one rank's behind the other's."""
+    return Row("reduceScatter", True, True, (size, NUMBERS[dtype], how))
+
+
+def all_gather(size: int, dtype: Dtype) -> Row:
+    """As many elements of each rank, one rank's behind the other's, for each."""
+    return Row("allGather", True, True, _moved(size, dtype))
 
 
 def broadcast(size: int, dtype: Dtype, root: int) -> Row:
@@ -323,6 +333,19 @@ class Swap(Calls):
         starts = (int(targets) + start for start in self.starts)
         places = [*addresses(sources, len(self.starts)), *starts]
         return zip(self.rows, places, places, strict=True)
+
+
+@dataclass(eq=False)
+class Parts(Calls):
+    """Calls for parts of arrays."""
+
+    parts: Sequence[tuple[int, int, int]]  # an array, and where it is read and written, in bytes
+
+    def _places(self, sources: Any, targets: Any) -> Iterator[tuple[Row, int, int]]:
+        n = 1 + max((i for i, _, _ in self.parts), default=-1)
+        read, written = addresses(sources, n), addresses(targets, n)
+        for row, (i, source, target) in zip(self.rows, self.parts, strict=True):
+            yield row, read[i] + source, written[i] + target
 
 
 def addresses(table: np.void, n: int) -> list[int]:

@@ -31,7 +31,7 @@ from ..families.gist.operators import Decoder
 from ..frame.arrays import adopt
 from ..frame.backends import BACKENDS
 from ..frame.foreign import as_tensor, is_tensor
-from .streams import Cuda, Mark, Streams
+from ..runtime.streams import Cuda, Mark, Streams
 
 NAME = "ActivationStash"
 HOST = Streams()

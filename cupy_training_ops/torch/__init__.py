@@ -12,9 +12,11 @@ from typing import Any
 from .activations import CompressedActivations, compressed_activations
 
 _MODULES = ("functional", "nn", "ops")
-_NAMES = {"Conversion": ".conversion", "convert": ".conversion"} | dict.fromkeys(
-    ("AdamW", "SGD", "Lamb"), ".optim"
-)
+_NAMES = {
+    "Conversion": ".conversion",
+    "convert": ".conversion",
+    "GradientBuckets": ".buckets",
+} | dict.fromkeys(("AdamW", "SGD", "Lamb"), ".optim")
 
 __all__ = ["CompressedActivations", "compressed_activations", *_MODULES, *_NAMES]
 

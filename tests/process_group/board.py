@@ -3,23 +3,54 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
+import runs
+from runs import Run, reason_not_to_run
 
-from cupy_training_ops.process_group.nccl import NUMBERS, Row
+from cupy_training_ops.process_group import nccl
+from cupy_training_ops.process_group.nccl import MEAN, NUMBERS, Row
 
 DTYPES = {number: dtype for dtype, number in NUMBERS.items()}
 TIMEOUT = 10.0
 
 
-def memory(address: int, row: Row) -> np.ndarray:
-    """The array of a call at an address."""
+def memory(address: int, row: Row, times: int = 1) -> np.ndarray:
+    """The array of a call at an address, or one that is so many times as large."""
     dtype = DTYPES[row.rest[1]]
-    raw = (ctypes.c_uint8 * (row.rest[0] * dtype.itemsize)).from_address(address)
+    raw = (ctypes.c_uint8 * (times * row.rest[0] * dtype.itemsize)).from_address(address)
     return np.frombuffer(raw, np.uint8).view(dtype)
+
+
+@contextlib.contextmanager
+def emulated_ranks(monkeypatch: pytest.MonkeyPatch, seed: int) -> Iterator[Run]:
+    """NumPy's arrays run on emulated kernels, one thread's at a time."""
+    reason = reason_not_to_run("emulated-forward")
+    if reason:
+        pytest.skip(reason)
+    lock, inner = threading.Lock(), runs.EmulatedFunctions.get_function
+
+    def get_function(self, name):
+        kernel = inner(self, name)
+
+        def launch(*args):
+            with lock:
+                return kernel(*args)
+
+        return launch
+
+    monkeypatch.setattr(runs.EmulatedFunctions, "get_function", get_function)
+    # Guarded memory is for one thread.
+    monkeypatch.setattr(runs.emulator, "guarded_copy", np.copy)
+    monkeypatch.setattr(nccl, "connect", Board().connect)
+    with Run("emulated-forward", seed) as run:
+        yield run
 
 
 class Board:
@@ -55,23 +86,29 @@ class Communicator:
         """All ranks' calls at once: what each has to give, then what each takes."""
         calls = prepared.calls
         shared = self.board.calls[self.members]
-        shared[self.rank] = [(row, memory(s, row).copy() if row.takes_source else None)
-                             for row, s, _ in calls]  # fmt: skip
+        times = {"reduceScatter": self.members.size}
+        shared[self.rank] = [(row, memory(s, row, times.get(row.method, 1)).copy()
+                              if row.takes_source else None) for row, s, _ in calls]  # fmt: skip
         self.board.together(self.members)
         for i, (row, _, target) in enumerate(calls):
             value = self._value(row, i, shared)
             if value is not None:
-                memory(target, row)[:] = value
+                memory(target, row, value.size // row.rest[0])[:] = value
         self.board.together(self.members)
 
     def _value(self, row: Row, i: int, shared: Any) -> np.ndarray | None:
         every = [shared[rank] for rank in range(self.members.size)]
-        if row.method in ("allReduce", "reduce"):
+        if row.method in ("allReduce", "reduce", "reduceScatter"):
             if row.method == "reduce" and row.rest[3] != self.rank:
                 return None
             kind = DTYPES[row.rest[1]]
             wide = kind if kind.kind in "iu" else np.dtype(np.float64)
-            return sum(calls[i][1].astype(wide) for calls in every)
+            total = sum(calls[i][1].astype(wide) for calls in every)
+            total = total / len(every) if row.rest[2] == MEAN else total
+            own = slice(self.rank * row.rest[0], (self.rank + 1) * row.rest[0])
+            return total[own] if row.method == "reduceScatter" else total
+        if row.method == "allGather":
+            return np.concatenate([calls[i][1] for calls in every])
         if row.method == "broadcast":
             return every[row.rest[2]][i][1]
         if row.method == "recv":

@@ -433,3 +433,38 @@ def test_a_signal_that_is_handled_changes_nothing() -> None:
         first.close()
         second.close()
     assert heard
+
+
+SAID = lie(1, (24,), SUM)
+HALVES = {
+    "a head without its end": struct.pack("!i", len(SAID)) + SAID[:-3],
+    "a length without a head": struct.pack("!i", len(SAID))[:2],
+    "half an array": struct.pack("!i", len(SAID)) + SAID + struct.pack("!i", 24) + bytes(11),
+    "no array": struct.pack("!i", len(SAID)) + SAID,
+}
+
+
+@pytest.mark.parametrize("what", [*HALVES, "nothing is read"])
+def test_signals_all_the_time_do_not_lengthen_a_wait(what) -> None:
+    """Of half a message, and of room for one: the kernel's own timeouts begin anew with each."""
+    first, second = cto.ProcessGroup.in_threads(2, 0.4)
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    at_last = threading.Timer(6.0, second._engine.abandon)  # so that a fault is no hang
+    at_last.start()
+    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+    started = time.monotonic()
+    try:
+        if what in HALVES:
+            os.write(second._engine._pipes[0].fileno(), HALVES[what])
+            with pytest.raises(GroupError, match=r"half a message came, and 0\.4 seconds"):
+                reduced(first, 1.0)
+        else:
+            with pytest.raises(GroupError, match=r"rank 0 is late: it took no message for 0\.4"):
+                reduced(second, 1.0, LARGE)
+        assert time.monotonic() - started < 0.4 + 2.0 + 2.0  # on a busy machine
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        at_last.cancel()
+        first.close()
+        second.close()

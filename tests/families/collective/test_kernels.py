@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-import threading
 from functools import partial
 
 import numpy as np
 import pytest
-import runs
 from collective_cases import adasum, all_inputs, check_all, compare
-from process_group.board import Board
+from process_group.board import emulated_ranks
 from ranks import in_threads, results
-from runs import Run, reason_not_to_run
 
 import cupy_training_ops as cto
 from cupy_training_ops.declare.schema import Spec
@@ -24,26 +21,7 @@ from cupy_training_ops.process_group import nccl
 
 @pytest.fixture
 def emulated(monkeypatch, seed):
-    """NumPy's arrays run on emulated kernels, one thread's at a time."""
-    reason = reason_not_to_run("emulated-forward")
-    if reason:
-        pytest.skip(reason)
-    lock, inner = threading.Lock(), runs.EmulatedFunctions.get_function
-
-    def get_function(self, name):
-        kernel = inner(self, name)
-
-        def launch(*args):
-            with lock:
-                return kernel(*args)
-
-        return launch
-
-    monkeypatch.setattr(runs.EmulatedFunctions, "get_function", get_function)
-    # Guarded memory is for one thread.
-    monkeypatch.setattr(runs.emulator, "guarded_copy", np.copy)
-    monkeypatch.setattr(nccl, "connect", Board().connect)
-    with Run("emulated-forward", seed) as run:
+    with emulated_ranks(monkeypatch, seed) as run:
         yield run
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where codes are made: on a GPU on a stream beside the caller's, on the host at once.
+"""Work beside the caller's stream: on a GPU on a stream of its own, on the host at once.
 
 Memory belongs to the stream that it was allocated on, and the pool hands it out again on that
 stream without waiting. So an array may be let go only after its stream waits for all others that

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: MIT
+"""Gradients that become means over ranks in buckets, while others are still computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import ArgumentError, GroupError, refuse, shown
+from ..frame.arrays import adopt
+from ..frame.backends import info
+from ..frame.convert import is_number
+from ..frame.foreign import Lent
+from ..process_group import ProcessGroup
+from ..process_group.members import GLOBAL
+from ..process_group.wire import Part
+from ..runtime.streams import Cuda, Streams
+from .adam import AdamW
+from .base import EVERY, Places
+from .parts import MeanOfAll
+from .sharded import AdamW as ShardedAdamW
+from .sharded import Means
+
+NAME = "GradientBuckets"
+MEGABYTE = 1e6
+_GRADIENTS = EVERY[:1]
+_MAX_PATTERNS = 256  # buckets, and what of them has gradients
+
+
+class GradientBuckets:
+    """Means over ranks of gradients that are given one by one, as a backward pass finds them.
+
+    parameters: a list of arrays with the shapes and sizes of the gradients. group: the ranks, each
+    of which gives gradients of the same parameters in each step. megabytes: of gradients that
+    travel together; a larger one travels alone. optimizer: an AdamW over
+    this group; its step takes what `wait` returns, and of each gradient this rank's part alone
+    becomes the mean.
+
+    A bucket is on its way once all its gradients are there and all buckets before it are: so all
+    ranks send the same in the same order, whatever order their gradients come in. In the first step
+    buckets have the parameters from the last to the first, later the order in which rank 0 had its
+    gradients then. CuPy arrays travel on a stream beside the caller's; NumPy arrays are exchanged
+    before `ready` returns, and nothing overlaps.
+
+    Raises ArgumentError, and GroupError.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Any],
+        group: ProcessGroup,
+        *,
+        megabytes: float = 25.0,
+        optimizer: AdamW | None = None,
+    ) -> None:
+        _check(parameters, group, megabytes, optimizer)
+        assert optimizer is None or isinstance(optimizer, ShardedAdamW)
+        self.group, self._optimizer = group, optimizer
+        arrays = [adopt(NAME, f"parameters[{i}]", p) for i, p in enumerate(parameters)]
+        self._shapes = [tuple(array.shape) for array in arrays]
+        self._sizes = [array.nbytes for array in arrays]
+        self._room = megabytes * MEGABYTE
+        self._streams = _streams(arrays[0])
+        self._ops: dict[Places, Any] = {}
+        self._is_ordered = group.size == 1
+        self._arrange(range(len(parameters))[::-1])
+
+    def ready(self, place: int, gradient: Any) -> None:
+        """A gradient of the parameter at this place is there.
+
+        It becomes the mean in place, and is not to be read or written until `wait` has returned.
+        """
+        array = self._checked(place, gradient)
+        self._given[place], self._arrays[place] = gradient, array
+        self._order.append(place)
+        self._missing[self._bucket_of[place]] -= 1
+        while self._next < len(self._buckets) and not self._missing[self._next]:
+            self._send(gradient)
+
+    def wait(self) -> list[Any]:
+        """The gradients that were given, in the parameters' order: None for those that were not.
+
+        What is left is sent. The caller's stream waits for all of it, the host does not.
+        """
+        found, given = self._given, [g for g in self._given if g is not None]
+        while self._next < len(self._buckets):
+            self._send(*given[:1])
+        if given:
+            self._join(given[0])
+            self._follow(self._order)
+        self._begin()
+        return found if self._optimizer is None else Means(found, self._optimizer)
+
+    def __repr__(self) -> str:
+        return f"GradientBuckets({len(self._sizes)} gradients in {len(self._buckets)} buckets)"
+
+    # ---- the order -------------------------------------------------------------------------------
+
+    def _arrange(self, order: Sequence[int]) -> None:
+        """Buckets of neighbours in this order, as long as they have room."""
+        self._buckets: list[list[int]] = []
+        left = 0.0
+        for place in order:
+            if left < self._sizes[place] or not self._buckets:
+                self._buckets.append([])
+                left = self._room
+            self._buckets[-1].append(place)
+            left -= self._sizes[place]
+        self._bucket_of = {p: i for i, bucket in enumerate(self._buckets) for p in bucket}
+        self._begin()
+
+    def _begin(self) -> None:
+        """Of a step nothing is there."""
+        self._given: list[Any] = [None] * len(self._sizes)
+        self._arrays: list[Any] = [None] * len(self._sizes)
+        self._order: list[int] = []
+        self._missing = list(map(len, self._buckets))
+        self._next = 0  # bucket to be sent
+
+    def _follow(self, order: list[int]) -> None:
+        """Once: arrange as the gradients of rank 0 came."""
+        if not self._is_ordered:
+            self._is_ordered = True
+            others = [place for bucket in self._buckets for place in bucket if place not in order]
+            own = np.array([*order, *others], np.int64)
+            members = self.group.members(NAME, GLOBAL)
+            (found,) = self.group.exchange(NAME, members, NAME, [own.data.cast("B")], _firsts)
+            self._arrange(np.frombuffer(found, np.int64).tolist())
+
+    # ---- what is sent ----------------------------------------------------------------------------
+
+    def _send(self, *given: Any) -> None:
+        """The next bucket, as far as it has gradients."""
+        bucket = self._buckets[self._next]
+        self._next += 1
+        places = tuple(place for place in bucket if self._arrays[place] is not None)
+        if places:
+            operator, arrays = self._operator(places), [self._arrays[place] for place in places]
+            streams = self._streams
+            with Lent(_GRADIENTS, (list(given),), ()).stream():
+                streams.fork()
+                try:
+                    streams.beside(lambda: operator(arrays))
+                except ArgumentError:  # on all ranks: the step can be begun anew
+                    self._begin()
+                    raise
+
+    def _join(self, gradient: Any) -> None:
+        with Lent(_GRADIENTS, ([gradient],), ()).stream():
+            self._streams.join(self._streams.current(), self._streams.mark())
+
+    def _operator(self, places: Places) -> Any:
+        found = self._ops.get(places)
+        if found is None:
+            if len(self._ops) >= _MAX_PATTERNS:
+                self._ops.clear()
+            optimizer = self._optimizer
+            found = MeanOfAll(group=self.group, places=places) if optimizer is None else (
+                optimizer.means_of(places))  # fmt: skip
+            self._ops[places] = found
+        return found
+
+    # ---- checks ----------------------------------------------------------------------------------
+
+    def _checked(self, place: int, gradient: Any) -> Any:
+        """The gradient in a form that has a backend."""
+        self.group.require_open(NAME)
+        if type(place) is not int or not 0 <= place < len(self._sizes):
+            refuse(NAME, "place", f"a number below {len(self._sizes)}", shown(place))
+        if self._arrays[place] is not None:
+            self._refuse_again(place)
+        array = adopt(NAME, f"gradients[{place}]", gradient)
+        if array is None:
+            refuse(NAME, f"gradients[{place}]", "an array", "None")
+        _, _, shape, _, strides, _ = info(array)
+        expected = self._shapes[place]
+        if tuple(shape) != expected or strides is not None:
+            words = f"C-contiguous, of shape {expected}"
+            refuse(NAME, f"gradients[{place}]", words, f"shape {tuple(shape)}, strides {strides}")
+        return array
+
+    def _refuse_again(self, place: int) -> None:
+        """Of a step that is begun anew, the others have a part already."""
+        words = f"{NAME}: gradients[{place}]: expected one between two waits, got another"
+        if self._next == 0:
+            raise ArgumentError(words)
+        raise self.group.broken(NAME, GroupError(words))
+
+
+def _check(
+    parameters: Sequence[Any], group: ProcessGroup, megabytes: float, optimizer: AdamW | None
+) -> None:
+    if not isinstance(parameters, list | tuple) or not parameters:
+        refuse(NAME, "parameters", "a list of at least one array", shown(parameters))
+    if not isinstance(group, ProcessGroup):
+        refuse(NAME, "group", "a ProcessGroup", shown(group))
+    if not is_number(megabytes) or not megabytes > 0:
+        refuse(NAME, "megabytes", "a number above 0", shown(megabytes))
+    if optimizer is None:
+        return
+    if not isinstance(optimizer, ShardedAdamW) or optimizer.group is not group:
+        refuse(NAME, "optimizer", "an AdamW over this group", shown(optimizer))
+    if len(optimizer.parameters) != len(parameters):
+        n = len(optimizer.parameters)
+        refuse(NAME, "parameters", f"the optimizer's {n}", str(len(parameters)))
+
+
+def _streams(array: Any) -> Streams:
+    return (
+        Streams() if info(array)[5] < 0 or isinstance(array, np.ndarray) else Cuda(info(array)[5])
+    )
+
+
+def _firsts(found: list[list[memoryview]]) -> list[Sequence[Part]]:
+    """What the first rank has, for all."""
+    return [found[0]] * len(found)

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: MIT
+"""Arrays that are divided among ranks: who has which elements, and what moves them.
+
+Of each array every rank has an equal part, a multiple of a block, and one rank the tail behind the
+last part. So NCCL reduces and gathers arrays where they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar, NamedTuple, Self
+
+import numpy as np
+
+from ..declare.schema import Inferred, Input, Output, Spec, attribute, integers
+from ..declare.type_rows import Types
+from ..dtypes import FIXED_SIZE, FLOATS, Dtype, HostArray
+from ..families.collective.plan import Collective, Specs, table
+from ..plan import Device, Plan, Work
+from ..process_group import ProcessGroup, nccl
+from ..process_group.exchange import Answer, described
+from ..process_group.members import GLOBAL
+from ..process_group.wire import Part, as_arrays, as_bytes
+from ..rules.widening import cast
+
+BLOCK = 128  # elements: parts begin at whole vectors, and are not too small for a message
+
+Piece = tuple[int, int, int]  # an array of the list, and its elements from one to another
+Arrays = Sequence[HostArray]
+
+
+class Split(NamedTuple):
+    """How arrays are divided, each of which is one of the parameters."""
+
+    n_ranks: int
+    places: tuple[int, ...]  # among the parameters
+    tails: tuple[int, ...]  # whose the tail of each is
+    block: int = BLOCK
+
+    @classmethod
+    def of(cls, sizes: Sequence[int], n_ranks: int) -> Self:
+        """Tails are given to who has least."""
+        loads, tails = [0] * n_ranks, []
+        for size in sizes:
+            tails.append(loads.index(min(loads)))
+            loads[tails[-1]] += size % (n_ranks * BLOCK)
+        return cls(n_ranks, tuple(range(len(sizes))), tuple(tails))
+
+    @classmethod
+    def of_elements(cls, n_ranks: int) -> Self:
+        """An array of an element for each rank."""
+        return cls(n_ranks, (0,), (0,), 1)
+
+    def among(self, places: Sequence[int]) -> Self:
+        """Some of the arrays."""
+        tails = tuple(self.tails[place] for place in places)
+        return self._replace(places=tuple(places), tails=tails)
+
+    def part(self, size: int) -> int:
+        """Elements that each rank has of an array, beside the tail."""
+        return size // (self.n_ranks * self.block) * self.block
+
+    def pieces(self, rank: int, sizes: Sequence[int]) -> Iterator[Piece]:
+        """What a rank has of arrays of these sizes."""
+        for i, (size, tail) in enumerate(zip(sizes, self.tails, strict=True)):
+            part = self.part(size)
+            if part:
+                yield i, rank * part, (rank + 1) * part
+            if tail == rank and self.n_ranks * part < size:
+                yield i, self.n_ranks * part, size
+
+
+def _listed(name: str, mixed: bool = False) -> Input:
+    return Input(name, "T", variadic=True, mixed=mixed, shape="any shapes")
+
+
+def _replaced(name: str) -> Output:
+    return Output(f"new_{name}", "T", variadic=True, aliases=name, shape=f"shapes of {name}")
+
+
+def divided(value: object) -> Split:
+    """A Split."""
+    assert isinstance(value, Split)
+    return value
+
+
+class _OfParts(Collective):
+    """What ranks do with the parts of arrays, in place."""
+
+    name = "AdamW"
+    inputs: ClassVar[tuple[Input, ...]]
+    split = attribute(divided)
+    in_words: ClassVar[str]
+
+    def infer(self, xs: Specs) -> tuple[Inferred, ...]:
+        return (tuple(Spec(x.shape, x.dtype) for x in xs),)
+
+    def plan(self, device: Device, xs: Specs, ys: Specs) -> Plan:
+        if not self.reaches_others:
+            return Plan(())
+        found = [call for i, x in enumerate(xs) for call in self._calls(i, x)]
+        rows, parts = [row for row, *_ in found], [(i, a, b) for _, i, a, b in found]
+        calls = nccl.Parts(self.group, self.name, self.ranks, rows, self.agreement(xs), parts)
+        return Plan((Work("call", (calls, table(xs), table(ys))),))
+
+    def _calls(self, i: int, x: Spec) -> Iterator[tuple[nccl.Row, int, int, int]]:
+        """Calls for one array, with where they read and write, in bytes."""
+        part, n = self.split.part(x.size), self.split.n_ranks
+        own, tail = self.group.rank * part * x.dtype.itemsize, n * part * x.dtype.itemsize
+        row, source, target = self._each(part, x.dtype, own)
+        yield row, i, source, target
+        yield self._tail(x.size - n * part, x.dtype, self.split.tails[i]), i, tail, tail
+
+    def _each(self, size: int, dtype: Dtype, own: int) -> tuple[nccl.Row, int, int]:
+        """The call for equal parts."""
+        raise NotImplementedError
+
+    def _tail(self, size: int, dtype: Dtype, owner: int) -> nccl.Row:
+        """The call for what is behind them."""
+        raise NotImplementedError
+
+    def call_name(self) -> str:
+        return f"{self.in_words} {_listing(self.split.places)} on cuda"
+
+
+class MeanOfParts(_OfParts):
+    """The mean over ranks of each part, for its owner; the rest is as it was, or is not."""
+
+    name = "AdamW"
+    inputs = (_listed("gradients"),)
+    outputs = (_replaced("gradients"),)
+    in_words = "AdamW.step with gradients of parameters"
+    types: ClassVar[Types] = {"T": FLOATS}
+
+    def _each(self, size: int, dtype: Dtype, own: int) -> tuple[nccl.Row, int, int]:
+        return nccl.reduce_scatter(size, dtype, nccl.MEAN), 0, own
+
+    def _tail(self, size: int, dtype: Dtype, owner: int) -> nccl.Row:
+        return nccl.reduce(size, dtype, owner, nccl.MEAN)
+
+    @classmethod
+    def cpu_function(cls) -> Callable[..., object]:
+        return mean_of_parts
+
+
+class GatheredParts(_OfParts):
+    """Each part as its owner has it, for all."""
+
+    name = "AdamW"
+    inputs = (_listed("parameters", mixed=True),)
+    outputs = (_replaced("parameters"),)
+    in_words = "AdamW.step gathering parameters"
+    types: ClassVar[Types] = {"T": FIXED_SIZE}
+
+    def _each(self, size: int, dtype: Dtype, own: int) -> tuple[nccl.Row, int, int]:
+        return nccl.all_gather(size, dtype), own, 0
+
+    def _tail(self, size: int, dtype: Dtype, owner: int) -> nccl.Row:
+        return nccl.broadcast(size, dtype, owner)
+
+    @classmethod
+    def cpu_function(cls) -> Callable[..., object]:
+        return gathered_parts
+
+
+class MeanOfAll(Collective):
+    """The mean over ranks of each array, for all."""
+
+    name = "GradientBuckets"
+    inputs = (_listed("gradients", mixed=True),)
+    outputs = (_replaced("gradients"),)
+    places = attribute(integers)
+    types: ClassVar[Types] = {"T": FLOATS}
+
+    def infer(self, xs: Specs) -> tuple[Inferred, ...]:
+        return (tuple(Spec(x.shape, x.dtype) for x in xs),)
+
+    def plan(self, device: Device, xs: Specs, ys: Specs) -> Plan:
+        if not self.reaches_others:
+            return Plan(())
+        return Plan((self.queued(xs, ys, [_mean_of_all(x) for x in xs]),))
+
+    def call_name(self) -> str:
+        return f"GradientBuckets with gradients of parameters {_listing(self.places)} on cuda"
+
+    @classmethod
+    def cpu_function(cls) -> Callable[..., object]:
+        return mean_of_all
+
+
+def _mean_of_all(x: Spec) -> nccl.Row:
+    return nccl.all_reduce(x.size, x.dtype, nccl.MEAN)
+
+
+def _listing(places: Sequence[int]) -> str:
+    return ", ".join(map(str, places))
+
+
+# ---- on the host: through the first rank ---------------------------------------------------------
+
+
+def mean_of_parts(arrays: Arrays, *, group: ProcessGroup, split: Split) -> Arrays:
+    """Means in float64, rounded once."""
+    sizes = [x.size for x in arrays]
+
+    def answer(found: list[list[memoryview]]) -> list[Sequence[Part]]:
+        means = _means(found, arrays)
+        return [_cut(means, split, rank) for rank in range(split.n_ranks)]
+
+    parts = [as_bytes(np.ascontiguousarray(x)) for x in arrays]
+    got = _exchanged("AdamW", MeanOfParts.in_words, group, split.places, arrays, parts, answer)
+    return _with_parts(arrays, list(split.pieces(group.rank, sizes)), got)
+
+
+def mean_of_all(arrays: Arrays, *, group: ProcessGroup, places: tuple[int, ...]) -> Arrays:
+    """Means in float64, rounded once."""
+
+    def answer(found: list[list[memoryview]]) -> list[Sequence[Part]]:
+        return [list(map(as_bytes, _means(found, arrays)))] * len(found)
+
+    parts = [as_bytes(np.ascontiguousarray(x)) for x in arrays]
+    words = "GradientBuckets with gradients of parameters"
+    got = _exchanged("GradientBuckets", words, group, places, arrays, parts, answer)
+    return as_arrays([memoryview(part) for part in got], arrays)
+
+
+def gathered_parts(arrays: Arrays, *, group: ProcessGroup, split: Split) -> Arrays:
+    sizes = [x.size for x in arrays]
+
+    def answer(found: list[list[memoryview]]) -> list[Sequence[Part]]:
+        return [[part for own in found for part in own]] * len(found)
+
+    parts = _cut(arrays, split, group.rank)
+    got = _exchanged("AdamW", GatheredParts.in_words, group, split.places, arrays, parts, answer)
+    every = [piece for rank in range(split.n_ranks) for piece in split.pieces(rank, sizes)]
+    return _with_parts(arrays, every, got)
+
+
+def _means(found: Sequence[Sequence[memoryview]], like: Arrays) -> list[HostArray]:
+    """The mean of what the ranks have, of each array."""
+    return [_mean(c) for c in zip(*(as_arrays(own, like) for own in found), strict=True)]
+
+
+@np.errstate(all="ignore")
+def _mean(column: Sequence[HostArray]) -> HostArray:
+    """Added in the ranks' order."""
+    total = column[0].astype(np.float64)
+    for x in column[1:]:
+        total += x.astype(np.float64)
+    return cast(total / len(column), column[0].dtype)
+
+
+def _exchanged(
+    op: str,
+    words: str,
+    group: ProcessGroup,
+    places: Sequence[int],
+    arrays: Arrays,
+    parts: Sequence[Part],
+    answer: Answer,
+) -> Sequence[memoryview]:
+    text = described(f"{words} {_listing(places)} on cpu", arrays)
+    return group.exchange(op, group.members(op, GLOBAL), text, parts, answer)
+
+
+def _cut(arrays: Arrays, split: Split, rank: int) -> list[Part]:
+    """The bytes of a rank's pieces."""
+    flat = [np.ascontiguousarray(x).reshape(-1) for x in arrays]
+    return [as_bytes(flat[i][a:b]) for i, a, b in split.pieces(rank, [x.size for x in flat])]
+
+
+def _with_parts(arrays: Arrays, pieces: Sequence[Piece], parts: Sequence[Part]) -> Arrays:
+    """Copies of the arrays with these bytes in the places of pieces."""
+    copies = [np.array(x) for x in arrays]
+    like = [Spec((b - a,), arrays[i].dtype) for i, a, b in pieces]
+    values = as_arrays([memoryview(part) for part in parts], like)
+    for (i, a, b), value in zip(pieces, values, strict=True):
+        copies[i].reshape(-1)[a:b] = value
+    return copies

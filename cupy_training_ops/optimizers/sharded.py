@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: MIT
+"""AdamW over ranks: each updates its parts of the parameters, and has moments of these alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ..codecs.numpy_file import BinaryFile, StrPath
+from ..dtypes import Dtype, dtype_name
+from ..errors import OpError, refuse, shown
+from ..families.optimizer.operators import GradientNorm
+from ..frame.backends import info, to_host
+from ..frame.foreign import Lent, is_tensor
+from ..process_group import ProcessGroup
+from ..process_group.exchange import described, nothing
+from ..process_group.members import GLOBAL
+from ..rules.widening import computed_in
+from ..runtime.alike import Watched
+from . import adam
+from . import state as states
+from .base import EVERY, Arrays, Names, Optimizer, Places, pair
+from .memory import copied, plain, zeros
+from .parts import GatheredParts, MeanOfParts, Split
+from .shares import Share, joined
+from .state import State
+from .steps import AdamWToldStep
+
+_MAX_PATTERNS = 64  # of gradients that are None
+
+
+class Means(list[Any]):
+    """Gradients whose parts are means already, divided as those of this optimizer."""
+
+    def __init__(self, gradients: Sequence[Any], optimizer: AdamW) -> None:
+        super().__init__(gradients)
+        self.optimizer = optimizer
+
+
+class _Own(Optimizer):
+    """The parts that this rank updates, as parameters of rank 1."""
+
+
+class AdamW(adam.AdamW):
+    """What `AdamW(..., group=group)` makes."""
+
+    def __init__(
+        self,
+        parameters: Sequence[Any],
+        lr: Any = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        epsilon: float = 1e-8,
+        weight_decay: float = 1e-2,
+        names: Names | None = None,
+        low_precision: Sequence[Any] | None = None,
+        moment_dtype: object = None,
+        state: str | None = None,
+        group: ProcessGroup | None = None,
+    ) -> None:
+        if not isinstance(group, ProcessGroup):
+            refuse("AdamW", "group", "a ProcessGroup", shown(group))
+        if state is not None:
+            refuse("AdamW", "state", "None, over ranks", shown(state))
+        self.group = group
+        alpha, beta = pair("AdamW", "betas", betas)
+        rates = {"alpha": alpha, "beta": beta, "epsilon": epsilon, "lambda_": weight_decay}
+        self._op = AdamWToldStep(**rates, max_norm_clip=math.inf)
+        self._check(parameters, lr, names, low_precision)
+        wide = computed_in(info(self._weights[0])[1])
+        dtype = wide if moment_dtype is None else self._checked_moment(moment_dtype)
+        self._divide(dtype)
+        self._compare(f"AdamW({rates}, moment_dtype={dtype_name(dtype)})")
+
+    def _check(
+        self, parameters: Sequence[Any], lr: Any, names: Names | None, copies: Sequence[Any] | None
+    ) -> None:
+        """All that can be refused before anything is made."""
+        self._weights = self._adopted("parameters", parameters)
+        self.parameters, self._given_copies = tuple(parameters), copies
+        if copies is not None:
+            self._check_length("low_precision", copies)
+        self._adopt()
+        self.lr = self._checked_rate(lr)
+        self._dtype()
+        self.names = self._checked_names(names)
+        self._check_shapes("parameters", self._every, self._weights)
+        self._check_shapes("low_precision", *self._copies_of(self._every))
+
+    _natively = False
+
+    def _adopt(self) -> None:
+        """The caller's arrays, where they are now."""
+        self._weights = self._adopted("parameters", self.parameters)
+        copies = self._given_copies
+        self._copies = None if copies is None else self._adopted("low_precision", copies)
+        self._every = tuple(range(len(self._weights)))
+        self._watched = Watched(tuple(filter(is_tensor, (*self.parameters, *(copies or ())))))
+
+    def _divide(self, dtype: Dtype) -> None:
+        """What this rank has of the parameters, and an optimizer of that.
+
+        An element of padding is updated, too, so that no rank has nothing.
+        """
+        sizes, group = [math.prod(w.shape) for w in self._weights], self.group
+        self._split = Split.of(sizes, group.size)
+        self._pieces = list(self._split.pieces(group.rank, sizes))
+        first = self._weights[0]
+        wide = computed_in(info(first)[1])
+        self._padding = zeros(first, (1,), info(first)[1])
+        self._no_gradients: dict[Dtype, Any] = {}
+        weights, copies = self._own_parts()
+        self._inner = _Own(self._op, weights, self.lr, None, copies, dtype)
+        self._form = self._inner._form
+        self.gradient_norm, self.is_finite = self._inner.gradient_norm, self._inner.is_finite
+        self._norms = zeros(first, (group.size,), wide)
+        self._measure, self._measure_all = GradientNorm(), GradientNorm()
+        self._gather_norms = GatheredParts(group=group, split=Split.of_elements(group.size))
+        self._ops: dict[Places, tuple[MeanOfParts, GatheredParts]] = {}
+
+    def _compare(self, words: str) -> None:
+        """Refuse what is not the same on all ranks."""
+        text = described(words, (*self._weights, *self._copies_of(self._every)[1]))
+        self.group.exchange("AdamW", self.group.members("AdamW", GLOBAL), text, (), nothing)
+
+    def _take(self) -> None:
+        self._adopt()
+        weights, self._inner._given_copies = self._own_parts()
+        self._inner.parameters = tuple(weights)
+        self._inner._take()
+
+    # ---- steps -----------------------------------------------------------------------------------
+
+    def step(
+        self,
+        gradients: Sequence[Any],
+        lr: Any = None,
+        loss_scale: Any = None,
+        max_norm: Any = None,
+    ) -> None:
+        """Update the parameters by the mean of all ranks' gradients, on all of them.
+
+        As without a group, and all ranks make the step together, with the same numbers, and
+        gradients of the same parameters. The parts of the gradients that this rank updates become
+        their means, the rest may be anything. `gradient_norm` is that of the means of all, and a
+        NaN or an infinity on any rank skips the step on each. Raises GroupError, too; a step that
+        is stopped in its middle ends the group.
+        """
+        numbers = tuple(map(plain, (self.lr if lr is None else lr, loss_scale, max_norm)))
+        self.group.require_open("AdamW")
+        if not self._watched.are_same():
+            self._take()
+        with Lent(EVERY, (gradients, *numbers, self.parameters), ()).stream():
+            places, found = self._with_gradients(gradients)
+            if found:
+                self._check_shapes("gradients", places, found)
+                are_means = isinstance(gradients, Means) and gradients.optimizer is self
+                self._update(places, list(found), numbers, are_means)
+
+    def _update(
+        self, places: Places, gradients: list[Any], numbers: Arrays, are_means: bool
+    ) -> None:
+        """The step of these parameters: whole, or the end of the group."""
+        parts = self._cut(dict(zip(places, gradients, strict=True)), self._no_gradient(gradients))
+        present = [part for part in parts if part is not None]
+        means, gather = self._operators(places)
+        inner, own = self._inner, self._norms[self.group.rank :][:1].reshape(())
+        given = (parts, *numbers)
+        step = inner._first(given)
+        assert step is not None
+        is_sent = are_means
+        try:
+            if not are_means:
+                means(gradients)
+            is_sent = True
+            self._measure(present, out=(own, None), outputs=("norm",))
+            self._gather_norms([self._norms])
+            self._measure_all([self._norms], out=(inner.gradient_norm, inner.is_finite))
+            step.launch(given)
+            gather([self._weights[i] for i in places] + self._copies_of(places)[1])
+        except BaseException as error:
+            if isinstance(error, OpError) and not is_sent:  # on all ranks
+                raise
+            raise self.group.broken("AdamW", error) from error
+
+    def means_of(self, places: Places) -> MeanOfParts:
+        """What makes this rank's parts of some gradients the means."""
+        return self._operators(places)[0]
+
+    def _operators(self, places: Places) -> tuple[MeanOfParts, GatheredParts]:
+        """What moves the gradients of these parameters, and what they become."""
+        found = self._ops.get(places)
+        if found is None:
+            split = self._split.among(places)
+            targets = self._split.among((*places, *self._copies_of(places)[0]))
+            means = MeanOfParts(group=self.group, split=split)
+            found = means, GatheredParts(group=self.group, split=targets)
+            if len(self._ops) >= _MAX_PATTERNS:
+                self._ops.clear()
+            self._ops[places] = found
+        return found
+
+    def _copies_of(self, places: Places) -> tuple[list[int], list[Any]]:
+        """Those of these parameters that have copies, and the copies."""
+        copies = self._copies or ()
+        found = [i for i in places if copies and copies[i] is not None]
+        return found, [copies[i] for i in found]
+
+    def _own_parts(self) -> tuple[list[Any], list[Any] | None]:
+        """Of parameters and of their copies."""
+        weights, copies = dict(enumerate(self._weights)), self._copies
+        own = None if copies is None else self._cut(dict(enumerate(copies)), None)
+        return self._cut(weights, self._padding), own
+
+    def _cut(self, arrays: dict[int, Any], padding: Any) -> list[Any]:
+        """This rank's parts of some parameters' arrays; None where there is none."""
+        flat = {i: None if array is None else array.reshape(-1) for i, array in arrays.items()}
+        found = [(flat.get(i), start, stop) for i, start, stop in self._pieces]
+        return [None if x is None else x[start:stop] for x, start, stop in found] + [padding]
+
+    def _no_gradient(self, gradients: Sequence[Any]) -> Any:
+        dtype = info(gradients[0])[1]
+        if dtype not in self._no_gradients:
+            self._no_gradients[dtype] = zeros(gradients[0], (1,), dtype)
+        return self._no_gradients[dtype]
+
+    def _check_shapes(self, argument: str, places: Sequence[int], arrays: Sequence[Any]) -> None:
+        """Refuse what cannot be divided as the parameters are."""
+        for place, array in zip(places, arrays, strict=True):
+            _, _, shape, _, strides, _ = info(array)
+            expected = tuple(self._weights[place].shape)
+            if tuple(shape) != expected:
+                words = f"shape {expected} like parameters[{place}]"
+                refuse("AdamW", f"{argument}[{place}]", words, f"shape {tuple(shape)}")
+            if strides is not None:
+                words = "a C-contiguous array"
+                refuse("AdamW", f"{argument}[{place}]", words, f"strides {tuple(strides)}")
+
+    # ---- states ----------------------------------------------------------------------------------
+
+    def state_dict(self, sharded: bool = False) -> State:
+        """What steps change beside the parameters, as NumPy copies: of all, or this rank's share.
+
+        The whole is the same on all ranks, which ask for it together, and as without a group. A
+        share also has `rank` and `ranks`, and no rank waits for another.
+        """
+        state: State = {"optimizer": "AdamW", "shapes": dict(self._layout.shapes)}
+        state["step"] = int(to_host(self._inner._step)) - 1
+        if sharded:
+            state |= {"rank": self.group.rank, "ranks": self.group.size}
+            return state | {moment: self._share_of(moment) for moment in self.moments}
+        wholes = [self._gathered(i) for i in self._every]
+        for moment, arrays in zip(self.moments, zip(*wholes, strict=True), strict=True):
+            state[moment] = dict(zip(self.names, arrays, strict=True))
+        return state
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on from a whole state, from this rank's share of one, or from a list of all shares.
+
+        A share is that of as many ranks; a list, in the order of ranks, that of any number of them.
+        No rank waits for another. Raises ArgumentError where something does not fit, and then
+        nothing has changed here.
+        """
+        layout, share = self._layout, self._share
+        if isinstance(state, list | tuple):
+            state = joined(state, layout)
+        if isinstance(state, dict) and "ranks" in state:
+            share.check(state)
+            pieces = {m: share.taken_apart(state[m]) for m in self.moments}
+        else:
+            layout.check(state)
+            pieces = {m: share.cut(state[m]) for m in self.moments}
+        inner = self._inner.state_dict() | {"step": state["step"]}
+        for moment, arrays in pieces.items():
+            inner[moment] |= {str(i): array for i, array in enumerate(arrays)}
+        self._inner.load_state_dict(inner)
+
+    def save(self, file: StrPath | BinaryFile, sharded: bool = False) -> None:
+        """Write `state_dict(sharded)`: the whole by rank 0 alone, a share by each rank."""
+        state = self.state_dict(sharded)
+        if sharded or self.group.rank == 0:
+            states.save(file, state, self._share if sharded else self._layout)
+
+    def load(self, file: Any) -> None:
+        """Go on from a whole file, from this rank's share, or from a list of all ranks' files."""
+        if isinstance(file, list | tuple):
+            layouts = [Share.of(self._layout, rank, len(file)) for rank in range(len(file))]
+            self.load_state_dict([states.load(*pair) for pair in zip(file, layouts, strict=True)])
+        else:
+            self.load_state_dict(states.load(file, self._layout, self._share))
+
+    @property
+    def _share(self) -> Share:
+        return Share.of(self._layout, self.group.rank, self.group.size)
+
+    def _share_of(self, moment: str) -> dict[str, Any]:
+        """This rank's elements of a moment."""
+        own = map(copied, self._inner._moments[moment])
+        return self._share.put_together(list(own)[: len(self._pieces)])
+
+    def _gathered(self, place: int) -> list[Any]:
+        """Both moments of a parameter, of all ranks."""
+        weight = self._weights[place]
+        whole = [zeros(weight, (math.prod(weight.shape),), self._form.dtype) for _ in self.moments]
+        for moment, array in zip(self.moments, whole, strict=True):
+            pairs = zip(self._pieces, self._inner._moments[moment], strict=False)
+            for (i, start, stop), own in pairs:
+                if i == place:
+                    array[start:stop] = own
+        split = self._split.among([place] * len(whole))
+        GatheredParts(group=self.group, split=split)(whole)
+        return [copied(array).reshape(weight.shape) for array in whole]

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: MIT
+"""What AdamW over ranks and buckets of gradients save, in one run; for two GPUs or more.
+
+    cupy-training-ops launch --ranks 2 scripts/sharded_benchmark.py --out OUT.json
+    cupy-training-ops launch --ranks 2 scripts/sharded_benchmark.py --quick --provider cpu
+
+Steps of 1.3 billion float32 parameters: a reduce-scatter, update and all-gather beside an
+all-reduce and a whole update, the updates alone, and bytes of moments. Then the backward pass of
+train_torch.py's transformer without and with buckets, and the buckets alone: what of their time is
+hidden. Cases take turns; medians count. --quick has small sizes; on the CPU it shows that it runs.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import click
+import numpy as np
+from cases.parameters import SHAPES
+from train_data_parallel import library
+
+import cupy_training_ops as cto
+
+SMALL = ((300, 200), (513,), (7,))
+MEGABYTES = (10.0, 25.0, 100.0)
+
+Call = Callable[[], object]
+Row = dict[str, Any]
+
+
+class Clock:
+    """Milliseconds of calls, from when all ranks begin to when this one's device is done."""
+
+    def __init__(self, xp: Any, group: cto.ProcessGroup) -> None:
+        self._xp, self._one = xp, [xp.ones(1, np.float32)]
+        self._meet = cto.NcclAllReduce(group=group)
+
+    def of(self, call: Call, before: Call = lambda: None) -> float:
+        """Of one call, behind what is not counted."""
+        before()
+        self._meet(self._one)
+        self._done()
+        began = time.perf_counter()
+        call()
+        self._done()
+        return (time.perf_counter() - began) * 1e3
+
+    def _done(self) -> None:
+        if self._xp is not np:
+            self._xp.cuda.Device().synchronize()
+
+
+def medians(clock: Clock, calls: dict[str, tuple[Call, Call]], rounds: int) -> dict[str, float]:
+    """Of calls in turns, each behind a call that is not counted; two rounds warm up."""
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds + 2):
+        for name, (before, call) in calls.items():
+            taken[name].append(clock.of(call, before))
+    return {name: statistics.median(found[2:]) for name, found in taken.items()}
+
+
+def steps(xp: Any, group: cto.ProcessGroup, shapes: Any, rounds: int) -> Iterator[Row]:
+    """AdamW of a model's parameters, whole on each rank and divided among them."""
+    gradients = [xp.full(shape, 1e-3, np.float32) for shape in shapes]
+    parameters = [xp.ones(shape, np.float32) for shape in shapes]
+    add_up, clock = cto.NcclAllReduce(group=group), Clock(xp, group)
+    whole = cto.AdamW(parameters, 1e-4)
+    divided = cto.AdamW(parameters, 1e-4, group=group)
+    own = cto.AdamW([part for part in divided._own_parts()[0] if part.size], 1e-4)
+    parts = [part for part in divided._cut(dict(enumerate(gradients)), xp.ones(1, np.float32))]
+
+    def all_reduced() -> None:
+        add_up(gradients)
+        whole.step(gradients, loss_scale=float(group.size))
+
+    nothing = lambda: None  # noqa: E731
+    found = medians(clock, {
+        "all-reduce and full step": (nothing, all_reduced),
+        "reduce-scatter, update, all-gather": (nothing, lambda: divided.step(gradients)),
+        "full update alone": (nothing, lambda: whole.step(gradients)),
+        "own update alone": (nothing, lambda: own.step(parts)),
+    }, rounds)  # fmt: skip
+    yield from ({"case": name, "ms": ms} for name, ms in found.items())
+    times, held = list(found.values()), [nbytes(whole), nbytes(divided._inner)]
+    yield {"case": "step of the sharded over the other's", "ratio": times[1] / times[0]}
+    yield {"case": "update alone, own over full", "ratio": times[3] / times[2]}
+    yield {"case": "bytes of moments, own over full", "ratio": held[1] / held[0]}
+
+
+def nbytes(optimizer: Any) -> int:
+    return sum(array.nbytes for found in optimizer._moments.values() for array in found)
+
+
+def overlap(xp: Any, group: cto.ProcessGroup, quick: bool, rounds: int) -> Iterator[Row]:
+    """The transformer's backward pass, with float32 gradients that become means."""
+    import torch
+    from torch_models import models, plainly
+
+    device = torch.device("cpu" if xp is np else f"cuda:{torch.cuda.current_device()}")
+    model, clock = models(quick)["transformer"], Clock(xp, group)
+    x, target = model.data(device)
+    with device:
+        network = model.make()
+    parameters = list(network.parameters())
+
+    def forward() -> None:
+        network.zero_grad(set_to_none=True)
+        with torch.autocast(device.type, torch.bfloat16):
+            found = network(x, plainly)
+        losses[:] = [torch.nn.functional.cross_entropy(found.float(), target)]
+
+    def backward() -> None:
+        losses.pop().backward()
+
+    losses: list[Any] = []
+    alone = medians(clock, {"backward pass": (forward, backward)}, rounds)["backward pass"]
+    yield {"case": "backward pass", "ms": alone}
+    for megabytes in MEGABYTES:
+        buckets = cto.torch.GradientBuckets(parameters, group, megabytes=megabytes)
+        both = lambda buckets=buckets: (backward(), buckets.wait())  # noqa: E731
+        travel = lambda buckets=buckets: sent(buckets, parameters)  # noqa: E731
+        found = medians(clock, {"both": (forward, both), "alone": (lambda: None, travel)}, rounds)
+        hidden = 1 - (found["both"] - alone) / found["alone"]
+        yield {"case": f"buckets of {megabytes:g} MB alone", "ms": found["alone"]}
+        yield {"case": f"backward pass with buckets of {megabytes:g} MB", "ms": found["both"]}
+        yield {"case": f"hidden of buckets of {megabytes:g} MB", "ratio": hidden}
+        buckets.close()
+
+
+def sent(buckets: Any, parameters: list[Any]) -> None:
+    """All gradients at once, from the last on."""
+    for place, parameter in reversed(list(enumerate(parameters))):
+        buckets._came(place, parameter)
+    buckets.wait()
+
+
+@click.command(help=(__doc__ or "").partition("\n")[0])
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="JSON of all rows.")
+@click.option("--provider", type=click.Choice(["cpu", "cuda"]), default="cuda", show_default=True)
+@click.option("--quick", is_flag=True, help="Small sizes.")
+@click.option("--rounds", default=20, show_default=True, type=click.IntRange(1))
+def main(out: Path | None, provider: str, quick: bool, rounds: int) -> None:
+    """Measure, and print a line for each figure."""
+    with cto.ProcessGroup() as group:
+        xp = library(provider, group)
+        if xp is not np:
+            import torch
+
+            torch.cuda.set_device(xp.cuda.runtime.getDevice())
+        rows = [*steps(xp, group, SMALL if quick else SHAPES, rounds)]
+        rows += overlap(xp, group, quick, rounds)
+    if group.rank == 0:
+        for row in rows:
+            unit = f"{row['ms']:10.3f} ms" if "ms" in row else f"{row['ratio']:10.3f}"
+            print(f"{row['case']:40} {unit}")
+        if out is not None:
+            out.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: MIT
+"""AdamW over ranks beside AdamW by the means of all gradients: bits, norms, skips, faults."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+from optimizers.sharded_training import SHAPES, RankTraining, by_means
+from process_group.board import emulated_ranks
+from ranks import in_threads, results
+from training import assert_same
+
+import cupy_training_ops as cto
+from cupy_training_ops import ArgumentError, GroupError
+from cupy_training_ops.dtypes import BFLOAT16
+
+TYPES = {  # of parameters, gradients, copies and moments
+    "float32": (np.float32, np.float32, np.float16, "bfloat16"),
+    "float64": (np.float64, np.float64, None, None),
+    "float16": (np.float16, np.float16, None, None),
+    "bfloat16": (BFLOAT16, BFLOAT16, None, None),
+    "float32 bfloat16": (np.float32, BFLOAT16, BFLOAT16, None),
+}
+
+
+@pytest.mark.parametrize("types", TYPES)
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_bits_are_those_of_a_step_by_the_means(n, types, seed) -> None:
+    expected = by_means(n, seed, TYPES[types]).results()
+
+    def trained(group):
+        training = RankTraining(group, seed, TYPES[types])
+        training.steps(4)
+        return training.results()
+
+    for found in results(in_threads(n, trained)):
+        assert_same(found, expected)
+
+
+@pytest.mark.parametrize("types", ["float32", "float32 bfloat16"])
+def test_kernels_and_nccl_have_the_same_bits(types, monkeypatch, seed) -> None:
+    """Emulated; what stands for NCCL adds in float64, as the host does."""
+    with emulated_ranks(monkeypatch, seed) as run:
+        expected = by_means(2, seed, TYPES[types], run).results()
+
+        def trained(group):
+            training = RankTraining(group, seed, TYPES[types], run)
+            training.steps(2)
+            training.steps(2, without=(1, 3))
+            return training.results()
+
+        found = results(in_threads(2, trained))
+        expected = by_means(2, seed, TYPES[types], run, without=(1, 3)).results()
+    for own in found:
+        assert_same(own, expected)
+
+
+class Noted:
+    """A communicator that notes what is queued: method, addresses, and what follows."""
+
+    device = 0
+
+    def __init__(self) -> None:
+        self.log: list[list[tuple]] = []
+
+    def bound(self, row, source, target):
+        return row.method, source, target, row.rest
+
+    def queue(self, prepared) -> None:
+        self.log.append(list(prepared.calls))
+
+    def abort(self) -> None:
+        pass
+
+    close = abort
+
+
+def test_on_a_gpu_arrays_are_reduced_and_gathered_where_they_lie(monkeypatch) -> None:
+    """CuPy's own arrays, whose memory is not there: the second of two ranks."""
+    pytest.importorskip("cupy", reason="CuPy is in the extras")
+    from cupy_training_ops.process_group import nccl
+    from cupy_training_ops.testing.hollow import HollowBackend, hollow, hollow_launches
+
+    made, names = Noted(), []
+    work = lambda _, name: lambda f, *args: f(*args) if name == "call" else None  # noqa: E731
+    monkeypatch.setattr(HollowBackend, "work", work)
+    monkeypatch.setattr(nccl, "connect", lambda *_: made)
+    monkeypatch.setattr(cto.ProcessGroup, "exchange", lambda *given: given[4])
+    with hollow_launches() as launches:
+        _, group = cto.ProcessGroup.in_threads(2)
+        shapes = ((33, 21), (5,), (256,))  # 693: two blocks a rank, and a tail of rank 0; rank 1's
+        parameters = [hollow(shape, np.float32) for shape in shapes]
+        copies = [hollow((33, 21), np.float16), None, None]
+        optimizer = cto.AdamW(parameters, group=group, low_precision=copies)
+        for _ in range(2):
+            launches.clear()
+            made.log.clear()
+            gradients = [hollow(shape, np.float32) for shape in shapes]
+            optimizer.step(gradients, max_norm=1.0)
+            names.append([name for name, _ in launches if "__" in name])
+            check_queued(made.log, *([a.data.ptr for a in arrays if a is not None] for arrays in (
+                gradients, parameters, copies)))  # fmt: skip
+    assert names == [["optimizer__norm", "optimizer__norm", "adam__list", "adam__count"]] * 2
+
+
+def check_queued(log: list, g: list[int], p: list[int], c: list[int]) -> None:
+    """Means, norms of both ranks, parameters and copies; types and sums by NCCL's numbers."""
+    float32, uint8, mean = 7, 1, 4
+    means, norms, gathered = log
+    assert means == [
+        ("reduceScatter", g[0], g[0] + 4 * 256, (256, float32, mean)),
+        ("reduce", g[0] + 4 * 512, g[0] + 4 * 512, (181, float32, mean, 0)),
+        ("reduce", g[1], g[1], (5, float32, mean, 1)),
+        ("reduceScatter", g[2], g[2] + 4 * 128, (128, float32, mean)),
+    ]
+    ((method, source, target, rest),) = norms
+    assert (method, source - target, rest) == ("allGather", 4, (4, uint8))
+    assert gathered == [
+        ("allGather", p[0] + 4 * 256, p[0], (4 * 256, uint8)),
+        ("broadcast", p[0] + 4 * 512, p[0] + 4 * 512, (4 * 181, uint8, 0)),
+        ("broadcast", p[1], p[1], (4 * 5, uint8, 1)),
+        ("allGather", p[2] + 4 * 128, p[2], (4 * 128, uint8)),
+        ("allGather", c[0] + 2 * 256, c[0], (2 * 256, uint8)),
+        ("broadcast", c[0] + 2 * 512, c[0] + 2 * 512, (2 * 181, uint8, 0)),
+    ]
+
+
+def test_clipped_steps_are_within_a_millionth(seed) -> None:
+    expected = by_means(3, seed, max_norm=1.5, loss_scale=8.0)
+
+    def trained(group):
+        training = RankTraining(group, seed)
+        training.steps(4, max_norm=1.5, loss_scale=8.0)
+        return training
+
+    for training in results(in_threads(3, trained)):
+        norms = training.optimizer.gradient_norm, expected.optimizer.gradient_norm
+        assert float(norms[0]) > 8 * 1.5  # clipped
+        np.testing.assert_allclose(*norms, rtol=1e-6)
+        for own, wanted in zip(training.parameters, expected.parameters, strict=True):
+            np.testing.assert_allclose(own, wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_fewer_parameters_than_ranks(seed) -> None:
+    """Of two ranks one has an element, and the others none."""
+    shapes = ((3,), ())
+    expected = by_means(4, seed, shapes=shapes).results()
+
+    def trained(group):
+        training = RankTraining(group, seed, shapes=shapes)
+        training.steps(4)
+        held = sum(len(found) for found in training.optimizer.state_dict(True)["moment_1"].values())
+        return training.results(), held
+
+    found = results(in_threads(4, trained))
+    assert sorted(held for _, held in found) == [0, 0, 1, 3]
+    for own, _ in found:
+        assert_same(own, expected)
+
+
+def test_parameters_without_gradients_stay(seed) -> None:
+    def trained(group):
+        training = RankTraining(group, seed)
+        training.steps(2)
+        before = training.results()
+        training.optimizer.step([None] * len(SHAPES))
+        assert_same(training.results(), before)
+        training.steps(2, without=(0, 4, 5))
+        return training.results()
+
+    expected = by_means(2, seed, without=(0, 4, 5)).results()
+    for found in results(in_threads(2, trained)):
+        assert_same(found, expected)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_rank_without_a_finite_gradient_skips_the_step_of_all(bad, seed) -> None:
+    def trained(group):
+        training = RankTraining(group, seed)
+        training.steps(1)
+        before = training.results()
+        gradients = training.gradients(1)
+        if group.rank == 1:
+            gradients[3][-1] = bad
+        training.optimizer.step(gradients)
+        assert not training.optimizer.is_finite
+        assert not np.isfinite(training.optimizer.gradient_norm)
+        assert_same(training.results(), before)
+        training.steps(1)
+        assert training.optimizer.is_finite
+
+    results(in_threads(3, trained))
+
+
+def test_moments_are_divided_evenly(seed) -> None:
+    """Of the smallest share to the largest there are less than a block for each rank."""
+    shapes = ((1000, 7), (1000,), (768,), (5,), (0, 3), (129,), (64,))
+
+    def held(group):
+        training = RankTraining(group, seed, shapes=shapes)
+        inner = training.optimizer._inner
+        return [sum(m.nbytes for m in inner._moments[name]) for name in inner.moments]
+
+    total = 4 * sum(int(np.prod(shape)) for shape in shapes)
+    for n in (2, 3, 4):
+        found = results(in_threads(n, held))
+        for moment in zip(*found, strict=True):
+            assert sum(moment) == total + 4 * n  # an element of padding each
+            assert max(moment) <= total / n + 4 * n * 128
+
+
+def test_tensors_are_updated_where_they_are(seed) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+    expected = by_means(2, seed).results()
+
+    def trained(group):
+        training = RankTraining(group, seed)
+        tensors = [torch.from_numpy(p).requires_grad_() for p in training.parameters]
+        copies = [c if c is None else torch.from_numpy(c) for c in training.copies]
+        training.optimizer = cto.AdamW(tensors, 0.1, low_precision=copies, group=group)
+        for i in range(4):
+            training.optimizer.step([torch.from_numpy(g) for g in training.gradients(i)])
+            if i == 1:
+                tensors[0].data = tensors[0].data.clone()  # other memory
+                training.parameters[0] = tensors[0].detach().numpy()
+        return training.results()
+
+    for found in results(in_threads(2, trained)):
+        assert_same(found, expected)
+
+
+def test_a_copy_goes_on_by_itself(seed) -> None:
+    def trained(group):
+        training = RankTraining(group, seed)
+        training.steps(2)
+        other = copy.deepcopy(training.optimizer)
+        before = training.results()
+        other.step(training.gradients(2))
+        assert_same(training.results(), before)
+        training.optimizer.step(training.gradients(2))
+        assert_same([np.asarray(p) for p in other.parameters], training.parameters)
+
+    results(in_threads(2, trained))
+
+
+# ---- what is refused, and faults -----------------------------------------------------------------
+
+
+def refused(n: int, words: str, function, kind: type = ArgumentError) -> None:
+    """By each rank."""
+    for error in in_threads(n, function):
+        assert isinstance(error, kind), error
+        with pytest.raises(kind, match=words):
+            raise error
+
+
+def test_ranks_that_differ_are_refused_at_construction() -> None:
+    def shapes(group):
+        cto.AdamW([np.ones(3, "f"), np.ones(4 + group.rank, "f")], group=group)
+
+    def rates(group):
+        cto.AdamW([np.ones(3, "f")], betas=(0.9, 0.99 + group.rank / 1000), group=group)
+
+    def types(group):
+        cto.AdamW([np.ones(3, np.float64 if group.rank else "f")], group=group)
+
+    refused(2, r"AdamW: the ranks disagree: .* number 1 float32 \(4,\), rank 1 .* \(5,\)", shapes)
+    refused(2, r"AdamW: the ranks disagree: .*'beta': 0.99", rates)
+    refused(2, r"rank 0 .* moment_dtype=float32\) .* rank 1 .* moment_dtype=float64\)", types)
+
+
+def test_gradients_of_other_parameters_are_refused_on_all_ranks() -> None:
+    """Before anything has changed; the group goes on."""
+
+    def step(group):
+        ps = [np.ones(3, "f"), np.ones(3, "f")]
+        optimizer = cto.AdamW(ps, group=group)
+        found = [np.ones(3, "f"), None]
+        words = "the ranks disagree: rank 0 calls AdamW.step with gradients of parameters 1 on cpu"
+        with pytest.raises(ArgumentError, match=words):
+            optimizer.step(found if group.rank else found[::-1])
+        assert (ps[0] == 1).all()
+        optimizer.step(found)
+        assert (ps[0] < 1).all()
+
+    results(in_threads(2, step))
+
+
+@pytest.mark.parametrize(
+    ("words", "keywords"),
+    [
+        ("AdamW: group: expected a ProcessGroup, got 3", {"group": 3}),
+        ("AdamW: state: expected None, over ranks, got '8bit'", {"state": "8bit"}),
+        ("AdamW: lr: ", {"lr": -1.0}),
+        ("AdamW: betas: expected two numbers", {"betas": 0.9}),
+        ("AdamW: moment_dtype: expected float32 or bfloat16", {"moment_dtype": "float16"}),
+        ("AdamW: names: expected 1 entries", {"names": ["a", "b"]}),
+        (r"AdamW: low_precision\[0\]: expected shape \(3,\)", {"low_precision": [np.ones(4, "e")]}),
+        (r"AdamW: parameters\[0\]: expected a C-contig", {"parameters": [np.ones((4, 4), "f").T]}),
+        (r"AdamW: parameters: expected a list, got ndarray", {"parameters": np.ones(3)}),
+        (r"AdamW: parameters: expected at least one array", {"parameters": []}),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_sent(words, keywords) -> None:
+    given = {"parameters": [np.ones(3, "f")], "group": cto.ProcessGroup(0, 1)} | keywords
+    with pytest.raises(ArgumentError, match=words):
+        cto.AdamW(**given)
+
+
+def test_a_class_of_the_callers_is_refused_a_group() -> None:
+    class Own(cto.AdamW):
+        pass
+
+    with pytest.raises(ArgumentError, match="Own: group: expected None, for a class of your own"):
+        Own([np.ones(3, "f")], group=cto.ProcessGroup(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("words", "gradients", "keywords"),
+    [
+        (r"gradients\[1\]: expected shape \(3,\) like", [None, np.ones(4, "f")], {}),
+        (r"gradients\[0\]: expected a C-contiguous", [np.ones((5, 4), "f").T, None], {}),
+        (r"gradients: expected 2 entries", [np.ones((4, 5), "f")], {}),
+        (r"gradients\[0\]: expected dtype float32.*, got int32", [np.ones((4, 5), "i"), None], {}),
+        (r"lr: ", [None, np.ones(3, "f")], {"lr": -1.0}),
+        (r"max_norm: ", [None, np.ones(3, "f")], {"max_norm": -1.0}),
+    ],
+)
+def test_wrong_steps_are_refused_before_anything_is_sent(words, gradients, keywords) -> None:
+    def step(group):
+        optimizer = cto.AdamW([np.ones((4, 5), "f"), np.ones(3, "f")], group=group)
+        before, begun = optimizer.state_dict(sharded=True), group.begun
+        with pytest.raises(cto.OpError, match=words):
+            optimizer.step(gradients, **keywords)
+        assert group.begun == begun
+        after = optimizer.state_dict(sharded=True)
+        for moment in optimizer.moments:
+            assert_same([*after[moment].values()], [*before[moment].values()])
+
+    results(in_threads(2, step))
+
+
+def test_a_step_that_is_stopped_ends_the_group_of_all(seed) -> None:
+    """Between what it sends: what comes later would be taken for the rest of it."""
+
+    class Stopped(KeyboardInterrupt):
+        pass
+
+    def trained(group):
+        training = RankTraining(group, seed)
+        training.steps(1)
+        if group.rank == 1:
+            training.optimizer._measure = stop
+        with pytest.raises(Stopped if group.rank == 1 else GroupError):
+            training.steps(1)
+        with pytest.raises(GroupError, match=r"rank 1 stopped in the middle of AdamW: Stopped"):
+            training.steps(1)
+
+    def stop(*_, **__):
+        raise Stopped
+
+    results(in_threads(3, trained))
+
+
+def test_a_closed_group_is_refused(seed) -> None:
+    def trained(group):
+        training = RankTraining(group, seed)
+        group.close()
+        with pytest.raises(GroupError, match="AdamW: group: expected an open group"):
+            training.steps(1)
+
+    results(in_threads(2, trained))

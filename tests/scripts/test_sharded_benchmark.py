@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: MIT
+"""The measurement of divided optimizers and of buckets runs, with small sizes on the host."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from ranks import in_threads, results
+
+pytest.importorskip("cupy", reason="CuPy is in the extras")
+
+from sharded_benchmark import SMALL, overlap, steps
+
+
+def test_steps_are_measured() -> None:
+    first, second = results(in_threads(2, lambda group: [*steps(np, group, SMALL, 1)]))
+    assert [row["case"] for row in first] == [row["case"] for row in second]
+    times, ratios = first[:4], first[4:]
+    assert all(row["ms"] > 0 for row in times)
+    assert ratios[0]["ratio"] == times[1]["ms"] / times[0]["ms"]
+    assert ratios[1]["ratio"] == times[3]["ms"] / times[2]["ms"]
+    assert ratios[2]["ratio"] == pytest.approx(0.5, abs=0.01)  # of moments, on two ranks
+
+
+@pytest.mark.thorough
+def test_the_overlap_is_measured() -> None:
+    pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+    alone, *rows = results(in_threads(1, lambda group: [*overlap(np, group, True, 1)]))[0]
+    assert alone["case"] == "backward pass"
+    for travel, both, hidden in zip(*[iter(rows)] * 3, strict=True):
+        expected = 1 - (both["ms"] - alone["ms"]) / travel["ms"]
+        assert hidden["ratio"] == expected
