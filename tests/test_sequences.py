@@ -15,7 +15,7 @@ from cupy_training_ops.frame.op import Op
 from cupy_training_ops.samples import Sample
 from cupy_training_ops.testing.samples import all_samples, sampled
 
-SHARE = 0.25  # of the operators, by default on emulated kernels
+SHARE = 0.15  # of the operators, by default on emulated kernels
 TIMES = 2
 
 

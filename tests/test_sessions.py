@@ -245,6 +245,22 @@ def test_skips(x): pytest.importorskip("absent", reason="no absent")
 """
 
 
+class Limited:
+    """A test whose limit is so many seconds, or that of all."""
+
+    def __init__(self, seconds: int | None) -> None:
+        self.mark = None if seconds is None else pytest.mark.timeout(seconds).mark
+
+    def get_closest_marker(self, name: str):
+        return self.mark if name == "timeout" else None
+
+
+def test_what_may_take_longest_begins_first(pytestconfig) -> None:
+    tests = first, second, longer, _, longest = [Limited(n) for n in (None, 20, 600, None, 900)]
+    tiers.Tiers().pytest_collection_modifyitems(pytestconfig, tests)
+    assert tests[:4] == [longest, longer, first, second]
+
+
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_what_is_skipped_is_listed_for_another_session(tmp_path, workers) -> None:
     tests, listed = TESTS / "codecs", tmp_path / "skipped"

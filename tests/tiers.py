@@ -37,6 +37,7 @@ ORACLES = (
     "sklearn",
 )  # what the extra `test` brings and `gputest` not
 IMPORT = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
+LIMIT = 300  # seconds of other tests, as in pyproject.toml
 GPU_WORKERS = 4  # each compiles and holds arrays on the one GPU
 
 
@@ -85,7 +86,8 @@ class Tiers:
         """Leave out the tests of what this machine has not."""
         out = {item for item in items if self._leave_out(missing(item))}
         config.hook.pytest_deselected(items=list(out))
-        items[:] = [item for item in items if item not in out]
+        kept = (item for item in items if item not in out)
+        items[:] = sorted(kept, key=most_seconds, reverse=True)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Tests that all need a GPU are no failure without one."""
@@ -182,6 +184,13 @@ def run_of(call: Any) -> str | None:
     """The run that a test is parametrized with, if it is."""
     name: str | None = call.params.get("run", call.params.get("anywhere"))
     return name
+
+
+def most_seconds(item: pytest.Item) -> float:
+    """The limit of a test that says how long it may take. It begins before others, which the
+    workers then share while it runs: at the end the others would wait for it."""
+    marker = item.get_closest_marker("timeout")
+    return marker.args[0] if marker and marker.args[0] > LIMIT else 0
 
 
 def missing(item: pytest.Item) -> str | None:
