@@ -72,6 +72,8 @@ def measured(case: Case, rate: float, with_peers: bool) -> Iterator[dict[str, An
     ours = time_cupy(calls)
     peers, left_out = peer_times(case, sets) if with_peers else ({}, {})
     of_copy = shares(ours, nbytes, rate)
+    if case.read_again:
+        of_copy["floor_again_ms"] = (nbytes + case.read_again(*sets[0])) / rate
     yield {"kind": "case", **named, **of_copy, **beside(ours, peers), "left_out": left_out}
     if case.eager:
         ours, peers = time_cupy(calls, eager=True), eager_times(case, sets, peers)

@@ -19,9 +19,9 @@ class Case:
     """One operator at one size. `make(generator)` gives its inputs as CuPy arrays or host values.
 
     `nbytes` overrides the bytes that must move, where they are not every input read once and every
-    output written once. `eager` says that calls are also timed outside a graph, the host included.
-    `outputs` are those that are asked for; `run(op, *inputs)` makes the call to time where it is
-    more than the operator's.
+    output written once; `read_again` has those that a kernel in two passes reads twice. `eager`
+    says that calls are also timed outside a graph, the host included. `outputs` are those that are
+    asked for; `run(op, *inputs)` makes the call to time where it is more than the operator's.
     """
 
     op: str
@@ -33,6 +33,7 @@ class Case:
     eager: bool = False
     outputs: tuple[str, ...] | None = None
     run: Callable[..., Callable[[], Any]] | None = None
+    read_again: Callable[..., int] | None = None
 
     @property
     def family(self) -> str:

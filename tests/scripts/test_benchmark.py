@@ -202,13 +202,28 @@ def test_the_report_has_a_row_for_each_case_and_says_what_is_left_out(tmp_path) 
     assert lines[0].endswith("PyTorch 2, commit abc, 2026-01-01; copy rate 4000 GB/s")
     bold = "**1.2000 (1.1000, 1.3000)**"
     assert (
-        f"| Scale[f4] | 0.9000 | 1.0000 | {bold} | 75% | torch, compiled | 0.8000 | **1.50** |"
+        f"| Scale[f4] | 0.9000 |  | 1.0000 | {bold} | 75% | torch, compiled | 0.8000 | **1.50** |"
         in lines
     )
-    assert "| ReluGrad[f4] | 0.9000 | 1.0000 | 0.9500 (0.8500, 1.0500) | 75% |  | | |" in lines
+    assert "| ReluGrad[f4] | 0.9000 |  | 1.0000 | 0.9500 (0.8500, 1.0500) | 75% |  | | |" in lines
     assert "| List[f4] | 2.0000 (1.9000, 2.1000) | torch, compiled | 0.8000 | 1.03 |" in lines
     assert "* Scale[f4]: torch, compiled is left out: graph" in lines
     assert "* host time of cupy.add: 7.2 us" in lines
+
+
+def test_bytes_that_are_read_twice_have_a_floor_of_their_own(untimed) -> None:
+    (record,) = untimed.measured(scale_case(read_again=lambda x, _: x.nbytes), 2.0**28, False)
+    assert (record["floor_ms"], record["floor_again_ms"]) == (1.0, 1.5)
+
+
+def test_the_report_begins_with_the_mean_and_the_worst(tmp_path) -> None:
+    twice = {**ALONE, "case": "Twice[f4]", "floor_again_ms": 0.95}
+    conv = {**SCALE, "case": "ConvGrad[f4]", "family": "conv", "of_best_peer": 2.0}
+    lines = report(tmp_path, MACHINE, SCALE, conv, twice, EAGER).splitlines()
+    mean = (1.2 / 0.9) ** 0.5  # of this and of 1
+    assert f"geometric mean of 2: {mean:.3f}" in lines[2]
+    assert lines[3] == "Furthest behind their best peers: ConvGrad[f4] 2.00, Scale[f4] 1.50"
+    assert any(line.startswith("| Twice[f4] | 0.9000 | 0.9500 | 1.0000 |") for line in lines)
 
 
 def test_the_report_of_one_family(tmp_path) -> None:
