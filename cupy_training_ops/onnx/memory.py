@@ -43,7 +43,7 @@ def in_place(steps: Sequence[Step], kept: set[int]) -> list[Step]:
     passing = [step for step in steps if step.known and step.known.keeps]
     kept = kept.union(*((*step.inputs, *step.outputs) for step in passing))
     last = _last_uses(steps, owner, kept)
-    made = {slot for step in steps for slot in step.outputs}
+    made = {slot for step in steps if step.known for slot in step.outputs}
     found = []
     for i, step in enumerate(steps):
         chosen = []
@@ -60,6 +60,24 @@ def lasting(steps: Sequence[Step], slots: set[int], lasts: set[int]) -> frozense
     """Which of the slots may have the memory of values that outlast a run."""
     owner = _owners(steps)
     return frozenset(slot for slot in slots if owner.get(slot, slot) in lasts)
+
+
+def written_slots(steps: Sequence[Step]) -> set[int]:
+    """The slots whose memory steps update in place."""
+    found = {
+        step.inputs[k]
+        for step in steps
+        if step.known
+        for k in step.known.updates
+        if k < len(step.inputs)
+    }
+    return found | owned_slots(steps, found)
+
+
+def owned_slots(steps: Sequence[Step], slots: set[int]) -> set[int]:
+    """Those whose memory these slots may have."""
+    owner = _owners(steps)
+    return {owner.get(slot, slot) for slot in slots}
 
 
 def _owners(steps: Sequence[Step]) -> Mapping[int, int]:

@@ -24,7 +24,7 @@ def of_operator(node: Node, cls: type[Op]) -> Runner:
     """What runs a node by a class; raises OpError where the node does not fit its declaration."""
     if cls.needs or cls.family in _APART:
         raise ArgumentError("it needs other processes or the caller's functions")
-    op = cls(**_attributes(node, cls))
+    op = cls.shared(**_attributes(node, cls))
     _check_count(node, cls)
     declared = declared_places(cls.inputs, len(node.inputs))
     places = {item.name: i for i, item in enumerate(cls.inputs)}

@@ -12,6 +12,7 @@ import numpy as np
 from ... import limits
 from ...dtypes import FLOAT32, to_dtype
 from ...errors import ArgumentError
+from ...registry import get_op
 from .reductions import places
 from .table import standard
 
@@ -53,7 +54,15 @@ def reshape(xp: Module, x: Array, shape: Any, *, allowzero: int = 0) -> Array:
 
 @standard("Transpose", view=True)
 def transpose(xp: Module, x: Array, *, perm: Sequence[int] | None = None) -> Array:
-    return x.transpose(perm)
+    """On a GPU at once in memory, unless products can read it as it is."""
+    turned = x.transpose(perm)
+    if xp.__name__ != "cupy" or x.ndim < 3 or _swaps_last(x.ndim, perm):
+        return turned
+    return xp.ascontiguousarray(turned)
+
+
+def _swaps_last(rank: int, perm: Sequence[int] | None) -> bool:
+    return list(perm or ()) == [*range(rank - 2), rank - 1, rank - 2]
 
 
 @standard("Flatten", view=True)
@@ -95,7 +104,10 @@ def tile(xp: Module, x: Array, repeats: Any) -> Array:
 
 @standard("Concat", since=4)
 def concat(xp: Module, *arrays: Array, axis: int) -> Array:
-    return xp.concatenate(arrays, axis)
+    if xp.__name__ != "cupy":
+        return xp.concatenate(arrays, axis)
+    dense = [xp.ascontiguousarray(x) for x in arrays]  # CuPy's sends addresses in each call
+    return get_op("ConcatTraining").shared(axis=axis)(dense, outputs=("concat_result",))[0]
 
 
 def _split_at(xp: Module, x: Array, sizes: Sequence[int], axis: int) -> tuple[Array, ...]:
