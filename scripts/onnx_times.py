@@ -10,6 +10,7 @@ and how far the losses of the first steps are from PyTorch's, whose products hav
 
 from __future__ import annotations
 
+import functools
 import lzma
 import statistics
 import sys
@@ -26,7 +27,6 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "graphs")]
 
 import click
 import cupy
-import numpy as np
 import onnx
 import torch
 from onnx_peers import ADAM_W, GRAPHS, PEERS
@@ -214,7 +214,7 @@ def small() -> None:
             for _ in range(3):
                 session.step(*given)
             wait = cupy.cuda.Device().synchronize
-            found.append(times(lambda s=session: s.step(*given), wait))
+            found.append(times(functools.partial(session.step, *given), wait))
         print(
             f"{name:15} PyTorch {theirs * 1e3:6.0f} us, eager {found[0] * 1e3:6.0f} "
             f"({found[0] / theirs:.2f}), replayed {found[1] * 1e3:6.0f} ({found[1] / theirs:.2f})",

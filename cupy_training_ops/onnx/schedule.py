@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The order of a training graph's nodes, and products that are written as they are needed.
+"""The order of a training graph's nodes.
 
 Upstream's graphs make many gradients of parameters last, and add them all at the end: until then
 what they are made of waits in memory.
@@ -9,67 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from .graph import Graph, Node
 
 ACCUMULATORS = ("InPlaceAccumulator", "InPlaceAccumulatorV2")
-PRODUCTS = ("Conv", "ConvTranspose", "FusedMatMul", "Gemm", "MatMul")
-GRADIENTS = ("ConvGrad", "ConvTransposeGrad")
-
-
-def with_tf32(graph: Graph) -> Graph:
-    """Products of float32 by TF32, where there are units for it."""
-    return graph.with_nodes(
-        replace(node, attributes={**node.attributes, "allow_tf32": 1})
-        if node.op_type in (*PRODUCTS, *GRADIENTS)
-        else node
-        for node in graph.nodes
-    )
 
 
 def scheduled(graph: Graph) -> Graph:
-    """The graph with gradients of parameters made and added as soon as they can be."""
-    return _with_early_sums(_with_turned_products(graph))
-
-
-def _with_turned_products(graph: Graph) -> Graph:
-    """A product that is needed transposed alone is that of the transposed factors."""
-    reads = Counter(name for node in graph.nodes for name in node.inputs)
-    reads.update(item.name for item in graph.outputs)
-    products = {node.outputs[0]: node for node in graph.nodes if _is_plain_gemm(node)}
-    turned = {
-        node.inputs[0]: node.outputs[0]
-        for node in graph.nodes
-        if _turns(node) and node.inputs[0] in products and reads[node.inputs[0]] == 1
-    }
-    gone = set(turned.values())
-    return graph.with_nodes(
-        _turned(node, turned[node.outputs[0]]) if node.outputs[:1] and node.outputs[0] in turned
-        else node
-        for node in graph.nodes
-        if not gone.intersection(node.outputs)
-    )  # fmt: skip
-
-
-def _is_plain_gemm(node: Node) -> bool:
-    return node.op_type == "Gemm" and node.is_standard and not any(node.inputs[2:])
-
-
-def _turns(node: Node) -> bool:
-    perm = node.attributes.get("perm")
-    return node.op_type == "Transpose" and node.is_standard and list(perm or ()) == [1, 0]
-
-
-def _turned(node: Node, name: str) -> Node:
-    """The product of the transposed factors in the other order."""
-    known = node.attributes
-    flags = {"transA": 1 - known.get("transB", 0), "transB": 1 - known.get("transA", 0)}
-    a, b = node.inputs[:2]
-    return replace(node, inputs=(b, a), outputs=(name,), attributes={**known, **flags})
-
-
-def _with_early_sums(graph: Graph) -> Graph:
     """What nothing but an accumulator needs is made as soon as what it is made of is there."""
     sinks = _sinks(graph)
     makers = {name: i for i, node in enumerate(graph.nodes) for name in node.outputs if name}

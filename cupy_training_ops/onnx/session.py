@@ -16,8 +16,9 @@ from .graph import Graph, Problems, Value
 from .passes import prepared
 from .program import Compiler, Program, runners
 from .reading import Source, read
-from .schedule import scheduled, with_tf32
+from .schedule import scheduled
 from .type_checks import check_types
+from .whole_products import with_tf32, with_whole_products
 
 
 class Session:
@@ -68,7 +69,7 @@ class Session:
         found = runners(graph, problems)
         check_types(graph, found, problems)
         problems.refuse()
-        graph = scheduled(graph)
+        graph = scheduled(with_whole_products(graph))
         found = runners(graph, problems)
         if activations is not None:
             self._activations = Activations(activations)

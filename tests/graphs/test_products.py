@@ -49,7 +49,7 @@ def products(monkeypatch):
     module = pytest.importorskip("cupy_training_ops.onnx.cublas")
     monkeypatch.setattr(module, "cupy", np)
 
-    def call(a, b, out, extents, factors, tf32):
+    def call(a, b, out, extents, factors, _):
         m, n, k, count = extents
         y = out.reshape(count, m, n)
         for i in range(count):
@@ -88,7 +88,7 @@ def test_every_layout_is_read_as_it_is(products, a, b, rng) -> None:
 
 
 def test_transposed_and_cut_factors_are_not_copied(products, rng, monkeypatch) -> None:
-    monkeypatch.setattr(products.cupy, "ascontiguousarray", lambda x: pytest.fail("a copy"))
+    monkeypatch.setattr(products.cupy, "ascontiguousarray", lambda _: pytest.fail("a copy"))
     x = rng.standard_normal((6, 4, 8)).astype(np.float32)
     y = rng.standard_normal((6, 4, 4)).astype(np.float32)
     products.product(x.swapaxes(-1, -2), y)

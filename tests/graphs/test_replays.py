@@ -214,5 +214,7 @@ def test_blocks_of_a_plan_that_live_together_are_apart(rng) -> None:
             if a.start < b.end and b.start < a.end:
                 apart = plan.offsets[i] >= plan.offsets[j] + b.nbytes
                 assert apart or plan.offsets[j] >= plan.offsets[i] + a.nbytes
-    live = max(sum(b.nbytes + 511 for b in blocks if b.start <= t < b.end) for t in range(250))
+    sizes = [-(-b.nbytes // arena.ALIGNMENT) * arena.ALIGNMENT for b in blocks]
+    pairs = list(zip(blocks, sizes, strict=True))
+    live = max(sum(n for b, n in pairs if b.start <= t < b.end) for t in range(250))
     assert live <= plan.nbytes <= 1.3 * live
