@@ -69,7 +69,7 @@ def artifacts(name: str, net: Any) -> Iterator[Path]:
         data = lzma.decompress((GRAPHS / f"{name}.onnx.xz").read_bytes())
         (Path(folder) / "training_model.onnx").write_bytes(data)
         onnx.save(onnx.parser.parse_model(OPTIMIZER), Path(folder) / "optimizer_model.onnx")
-        with mock.patch.object(training, "read_checkpoint", lambda _: Checkpoint(arrays, {})):
+        with mock.patch.object(training, "read_checkpoint", return_value=Checkpoint(arrays, {})):
             yield Path(folder)
 
 

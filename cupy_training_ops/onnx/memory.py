@@ -111,7 +111,7 @@ def _over(step: Step, places: Sequence[int]) -> Run:
 
 def _over_one(run: Run, place: int, values: list[Any]) -> Sequence[Any]:
     value = values[place]
-    return run(values, out=value) if value.flags.c_contiguous else run(values)
+    return run(values, out={0: value}) if value.flags.c_contiguous else run(values)
 
 
 def _over_largest(run: Run, places: Sequence[int], values: list[Any]) -> Sequence[Any]:
@@ -120,7 +120,7 @@ def _over_largest(run: Run, places: Sequence[int], values: list[Any]) -> Sequenc
     types = {value.dtype for value in values}
     for k in places:
         if len(types) == 1 and all(_reaches(shape, values[k].shape) for shape in shapes):
-            return run(values, out=values[k])
+            return run(values, out={0: values[k]})
     return run(values)
 
 

@@ -109,7 +109,7 @@ def _maker(op: Op, node: Node, xp: Any) -> Any:
 def _plain(
     op: Op, taken: _Taken, wanted: tuple[str, ...] | None, values: list[Any], out: Any = None
 ) -> Sequence[Any]:
-    given = None if out is None else (out, *[None] * (len(op.outputs) - 1))
+    given = None if out is None else tuple([out.get(k) for k in range(len(op.outputs))])
     results = op(*taken(values), outputs=wanted, out=given)
     return results if len(op.outputs) > 1 else (results,)
 

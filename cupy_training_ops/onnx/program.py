@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import OpError, ProviderError
+from .direct import directly
 from .graph import Graph, Node, Problems
 from .kinds import Runner
 from .memory import UNUSED, Step, in_place, lasting, owned_slots, with_ends, written_slots
@@ -121,8 +122,9 @@ class Compiler:
         kept = wanted | given | {slot for slot, _ in self._feeds.values()}
         self._let_repeat(wanted)
         constants = {n: self._any_slot(n) for n in self._graph.constants if self._has(n)}
+        steps = with_ends(directly(self._steps, wanted), kept | {ABSENT})
         return Program(
-            tuple(in_place(with_ends(self._steps, kept | {ABSENT}), kept | {ABSENT})),
+            tuple(in_place(steps, kept | {ABSENT})),
             self._values,
             self._feeds,
             results,

@@ -76,7 +76,8 @@ def device(monkeypatch) -> Device:
 
         def on_device(values, out=None):
             inside = [unboxed(known, k, value) for k, value in enumerate(values)]
-            results = run(inside) if out is None else run(inside, out=opened(out))
+            outs = None if out is None else {k: opened(a) for k, a in out.items()}
+            results = run(inside) if outs is None else run(inside, out=outs)
             return [r if k in known.makes_host else each(r, box) for k, r in enumerate(results)]
 
         return on_device

@@ -18,18 +18,20 @@ def matmul(xp: Module, a: Array, b: Array, *, allow_tf32: int = 0) -> Array:
     return product(xp, a, b, tf32=allow_tf32)
 
 
-def product(xp: Module, a: Array, b: Array, alpha: float = 1.0, tf32: int = 0) -> Array:
+def product(
+    xp: Module, a: Array, b: Array, alpha: float = 1.0, tf32: int = 0, out: Array = None
+) -> Array:
     """alpha a @ b; one of a batch with one matrix is a single large one."""
     if xp.__name__ == "cupy":
         from .. import cublas
 
         if cublas.fits((a, b)):
-            return cublas.product(a, b, alpha=alpha, tf32=bool(tf32))
+            return cublas.product(a, b, alpha=alpha, tf32=bool(tf32), out=out)
     if b.ndim == 2 and a.ndim > 2 and a.flags.c_contiguous:
         rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
         y = xp.matmul(rows, b).reshape(*a.shape[:-1], b.shape[-1])
     else:
-        y = xp.matmul(a, b)
+        y = xp.matmul(a, b, out=out)
     if alpha != 1:
         y *= scalar(y, alpha)
     return y
@@ -41,6 +43,7 @@ def gemm(
     a: Array,
     b: Array,
     c: Array = None,
+    out: Array = None,
     *,
     alpha: float = 1.0,
     beta: float = 1.0,
@@ -49,7 +52,7 @@ def gemm(
     broadcast: int = 1,
     allow_tf32: int = 0,
 ) -> Array:
-    y = product(xp, a.T if transA else a, b.T if transB else b, alpha, allow_tf32)
+    y = product(xp, a.T if transA else a, b.T if transB else b, alpha, allow_tf32, out)
     if c is not None:
         y += c if beta == 1 else c * scalar(y, beta)
     return y
