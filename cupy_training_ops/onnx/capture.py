@@ -42,6 +42,9 @@ class Captures:
     def __call__(self, feeds: Arrays) -> dict[str, Any]:
         """The session's results; of its feeds those that are not fixed are given."""
         given = {name: self._session.checked(name, value) for name, value in feeds.items()}
+        for name, value in given.items():
+            self._session.labels.look_at(name, value)
+        self._session.labels.check()
         form = self._form(given)
         current = cupy.cuda.get_current_stream()
         if self._last is not None and self._last.ptr != current.ptr:
@@ -85,7 +88,7 @@ class Captures:
         recorder = Recorder(form.pool)
         feeds = {n: self._session.placed(n, value) for n, value in given.items()}
         with cupy.cuda.using_allocator(recorder.malloc):
-            results = self._session.run({**self._fixed, **feeds})
+            results = self._session.run_seen({**self._fixed, **feeds})
         form.plan = recorder.plan([a for a in results.values() if isinstance(a, cupy.ndarray)])
         return results
 
@@ -98,7 +101,7 @@ class Captures:
         arena = Arena(plan, self._room(plan))
         try:
             with cupy.cuda.using_allocator(arena.malloc), graphs.capture(stream) as captured:
-                results = self._session.run({**self._fixed, **form.inputs})
+                results = self._session.run_seen({**self._fixed, **form.inputs})
         except OtherMemoryError:
             return False
         if not arena.is_used:

@@ -13,6 +13,7 @@ from ..dtypes import dtype_name
 from ..errors import ArgumentError, DtypeError, OpError, cut, refuse
 from .activations import Activations, with_codes
 from .graph import Graph, Problems, Value
+from .labels import Labels, with_checks
 from .passes import prepared
 from .program import Compiler, Program, runners
 from .reading import Source, read
@@ -70,11 +71,15 @@ class Session:
         check_types(graph, found, problems)
         problems.refuse()
         graph = scheduled(with_whole_products(graph))
+        graph = with_checks(graph) if xp is np else graph
+        self.labels = Labels(graph)
         found = runners(graph, problems)
         if activations is not None:
             self._activations = Activations(activations)
             graph = with_codes(graph)
             found = runners(graph, problems, self._activations.runner)
+        if xp is not np:
+            found = self.labels.runners(graph, found)
         self.graph, self.xp = graph, xp
         self._said = {item.name: item for item in graph.inputs}
         self.program: Program = Compiler(graph, xp, found, arrays).compile()
@@ -110,6 +115,12 @@ class Session:
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """The graph's outputs by name; arrays that it updates in place are those given."""
+        for name, value in feeds.items():
+            self.labels.look_at(name, value)
+        return self.run_seen(feeds)
+
+    def run_seen(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """The same of feeds whose labels were looked at."""
         values = self._fed(feeds)
         self._run(values)
         copied = self.program.copied

@@ -119,8 +119,8 @@ def pow_(xp: Module, x: Array, y: Array) -> Array:
     if y.ndim == 0 and y.dtype.kind in "iuf" and isinstance(y, np.ndarray):
         if y == 2:
             return xp.square(x)
-        if y == 0.5 and x.dtype.kind == "f":
-            return xp.sqrt(x)
+        if y == 0.5 and x.dtype.kind == "f":  # a root of -inf would be NaN, one of -0.0 is -0.0
+            return xp.where(x == -math.inf, scalar(x, math.inf), xp.sqrt(x + scalar(x, 0)))
     return xp.power(x, y).astype(x.dtype, copy=False)
 
 

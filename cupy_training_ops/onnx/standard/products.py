@@ -32,6 +32,8 @@ def product(
         y = xp.matmul(rows, b).reshape(*a.shape[:-1], b.shape[-1])
     else:
         y = xp.matmul(a, b, out=out)
+    if alpha != 1 and y.dtype.kind in "iu":
+        return _scaled(y, alpha)
     if alpha != 1:
         y *= scalar(y, alpha)
     return y
@@ -54,8 +56,15 @@ def gemm(
 ) -> Array:
     y = product(xp, a.T if transA else a, b.T if transB else b, alpha, allow_tf32, out)
     if c is not None:
-        y += c if beta == 1 else c * scalar(y, beta)
+        y += c if beta == 1 else _scaled(c, beta)
     return y
+
+
+def _scaled(x: Array, factor: float) -> Array:
+    """Of integers the part before the point."""
+    if x.dtype.kind in "iu":
+        return (x * factor).astype(x.dtype)
+    return x * scalar(x, factor)
 
 
 @standard("FusedMatMul", "TransposeMatMul")
