@@ -7,63 +7,39 @@ what they are made of waits in memory.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-
-from .graph import Graph, Node
+from .graph import Graph
 
 ACCUMULATORS = ("InPlaceAccumulator", "InPlaceAccumulatorV2")
+SHARED = -1
 
 
 def scheduled(graph: Graph) -> Graph:
-    """What nothing but an accumulator needs is made as soon as what it is made of is there."""
-    sinks = _sinks(graph)
+    """What nothing but one accumulator needs is made as soon as what it is made of is there."""
     makers = {name: i for i, node in enumerate(graph.nodes) for name in node.outputs if name}
-    behind: dict[int, list[list[int]]] = {}
-    for i, node in enumerate(graph.nodes):
-        if node.op_type in ACCUMULATORS:
-            cone, last = _cone(graph.nodes, makers, sinks, i)
-            behind.setdefault(last, []).append(cone)
-    done: set[int] = set()
-    order: list[int] = []
-    for i in range(-1, len(graph.nodes)):
-        ready = [i] if i >= 0 and i not in sinks else []
-        ready += [k for cone in behind.get(i, ()) for k in cone]
-        order += [k for k in dict.fromkeys(ready) if k not in done]
-        done.update(ready)
+    cones = _cones(graph)
+    inside = {i for cone in cones for i in cone}
+    behind: dict[int, list[int]] = {}
+    for cone in cones:
+        needed = {makers.get(name, -1) for i in cone for name in graph.nodes[i].inputs}
+        behind.setdefault(max(needed - set(cone), default=-1), []).extend(cone)
+    order = list(behind.get(-1, ()))
+    for i in range(len(graph.nodes)):
+        order += [*([] if i in inside else [i]), *behind.get(i, ())]
     return graph.with_nodes(graph.nodes[i] for i in order)
 
 
-def _sinks(graph: Graph) -> set[int]:
-    """Accumulators, and what serves them alone."""
-    others = Counter(item.name for item in graph.outputs)
-    found: set[int] = set()
+def _cones(graph: Graph) -> list[list[int]]:
+    """Of each accumulator the nodes that serve it alone, and itself, in their order."""
+    readers: dict[str, set[int]] = {item.name: {SHARED} for item in graph.outputs}
+    cones: dict[int, list[int]] = {}
     for i in reversed(range(len(graph.nodes))):
         node = graph.nodes[i]
-        reads = [name for name in node.outputs if name and name in others]
-        if node.op_type in ACCUMULATORS or (not reads and _is_read(graph.nodes, found, node)):
-            found.add(i)
-        else:
-            others.update(node.inputs)
-    return found
-
-
-def _is_read(nodes: Sequence[Node], sinks: set[int], node: Node) -> bool:
-    wanted = set(filter(None, node.outputs))
-    return any(wanted.intersection(nodes[i].inputs) for i in sinks)
-
-
-def _cone(
-    nodes: Sequence[Node], makers: Mapping[str, int], sinks: set[int], end: int
-) -> tuple[list[int], int]:
-    """The sinks that one is made by, in their order, and the last other node that they need."""
-    cone, last, waiting = {end}, -1, [end]
-    while waiting:
-        for name in nodes[waiting.pop()].inputs:
-            i = makers.get(name, -1)
-            if i not in sinks:
-                last = max(last, i)
-            elif i not in cone:
-                cone.add(i)
-                waiting.append(i)
-    return sorted(cone), last
+        served = set().union(*(readers.get(name, set()) for name in node.outputs if name))
+        if node.op_type in ACCUMULATORS:
+            served = {i}
+        serves = served.pop() if len(served) == 1 else SHARED
+        if serves != SHARED:
+            cones.setdefault(serves, []).append(i)
+        for name in node.inputs:
+            readers.setdefault(name, set()).add(serves)
+    return [cone[::-1] for cone in cones.values()][::-1]

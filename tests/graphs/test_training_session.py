@@ -244,4 +244,13 @@ def test_labels_from_the_host_are_looked_at_before_a_device_has_them() -> None:
     assert run([np.zeros((2, 4)), None]) == "done"
 
 
+@pytest.mark.parametrize("name", ["cnn_max", "gpt", "transformer", "tied"])
+def test_gradients_are_added_as_soon_as_they_are_made(name: str) -> None:
+    nodes = cto.onnx.TrainingSession(DATA / name).graph.nodes
+    places = {output: i for i, node in enumerate(nodes) for output in node.outputs}
+    sums = [node for node in nodes if node.op_type == "InPlaceAccumulatorV2"]
+    apart = [places[node.outputs[0]] - places[node.inputs[1]] for node in sums]
+    assert sum(apart) <= 2 * len(sums) < len(sums) ** 2
+
+
 PLAIN = Runner(lambda _: lambda _: "done")
