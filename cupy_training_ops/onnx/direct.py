@@ -64,7 +64,8 @@ def _like(step: Step, k: int) -> int | None:
     if known.op is None:
         return 0 if step.node.op_type == "Gemm" else None
     op = known.op
-    if any(item.variadic for item in (*op.inputs, *op.outputs)) or k >= len(op.outputs):
+    has_lists = any(i.variadic for i in op.inputs) or any(o.variadic for o in op.outputs)
+    if has_lists or k >= len(op.outputs):
         return None
     types = [(item.type, item.memory) for item in op.inputs]
     wanted = op.outputs[k].type, "device"

@@ -73,20 +73,24 @@ class SideStream:
             outside.wait_event(self.stream.record())
 
 
-class _Copy(ctypes.Structure):
-    """CUDA_MEMCPY3D."""
+class _End(ctypes.Structure):
+    """Where a copy is from, or goes to."""
 
-    _END = [  # noqa: RUF012 - of the struct's two halves
+    _fields_ = (
         ("x", ctypes.c_size_t), ("y", ctypes.c_size_t), ("z", ctypes.c_size_t),
         ("lod", ctypes.c_size_t), ("kind", ctypes.c_uint), ("host", ctypes.c_void_p),
         ("device", ctypes.c_uint64), ("array", ctypes.c_void_p), ("reserved", ctypes.c_void_p),
         ("pitch", ctypes.c_size_t), ("height", ctypes.c_size_t),
-    ]  # fmt: skip
-    _fields_ = [
-        *((f"source_{name}", kind) for name, kind in _END),
-        *((f"target_{name}", kind) for name, kind in _END),
+    )  # fmt: skip
+
+
+class _Copy(ctypes.Structure):
+    """CUDA_MEMCPY3D."""
+
+    _fields_ = (
+        ("source", _End), ("target", _End),
         ("width", ctypes.c_size_t), ("n_rows", ctypes.c_size_t), ("depth", ctypes.c_size_t),
-    ]  # fmt: skip
+    )  # fmt: skip
 
 
 def copies_with_the_host(graph: int) -> int:
@@ -105,14 +109,13 @@ def copies_with_the_host(graph: int) -> int:
     return found
 
 
-def _is_with_the_host(driver: ctypes.CDLL, node: int) -> bool:
+def _is_with_the_host(driver: ctypes.CDLL, node: int | None) -> bool:
     copy = _Copy()
     _checked(driver.cuGraphMemcpyNodeGetParams(ctypes.c_void_p(node), ctypes.byref(copy)))
-    ends = (
-        (copy.source_kind, copy.source_device or copy.source_host),
-        (copy.target_kind, copy.target_device or copy.target_host),
+    return not all(
+        end.kind == _IN_ARRAY or _is_on_device(driver, end.device or end.host)
+        for end in (copy.source, copy.target)
     )
-    return not all(kind == _IN_ARRAY or _is_on_device(driver, place) for kind, place in ends)
 
 
 def _is_on_device(driver: ctypes.CDLL, address: int | None) -> bool:
