@@ -183,14 +183,17 @@ def test_what_a_value_of_the_device_decides_is_refused() -> None:
     from cupy_training_ops.onnx.capture import Captures
 
     model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["" : 17]> g (float[N] x) => (float[M] y)
-        { k = Cast <to=7> (x) y = Expand(x, k) }"""
+        """<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+        g (float[N] x, float[N] old) => (float[M] y)
+        { a = com.microsoft.InPlaceAccumulator(old, x) k = Cast <to=7> (a) y = Expand(x, k) }"""
     )
     session = cto.onnx.Session(model, cupy)
     runs = Captures(session, {})
-    assert runs({"x": np.ones(1, np.float32)})["y"].shape == (1,)
-    with pytest.raises(cto.ProviderError, match=r"node 1.*Expand.*needed on the host"):
-        runs({"x": np.ones(1, np.float32)})
+    feeds = {"x": np.ones(1, np.float32), "old": np.zeros(1, np.float32)}
+    assert runs(feeds)["y"].shape == (1,)
+    with pytest.raises(cto.ProviderError, match=r"node 2.*Expand.*needed on the host"):
+        runs(feeds)
+    assert session.run(feeds)["y"].shape == (1,)  # a capture that failed leaves nothing behind
 
 
 def test_numpy_has_no_graphs() -> None:
