@@ -26,7 +26,22 @@ def with_tf32(graph: Graph) -> Graph:
 
 def with_whole_products(graph: Graph) -> Graph:
     """The graph with products that give what is needed of them, in place of what is made of it."""
-    return _with_scaled_factors(_with_scaled_products(_with_turned_products(graph)))
+    graph = _with_turned_products(_without_other_names(graph))
+    return _with_scaled_factors(_with_scaled_products(graph))
+
+
+def _without_other_names(graph: Graph) -> Graph:
+    """What is called by two names inside of the graph has the first one alone."""
+    outputs = {item.name for item in graph.outputs}
+    names: dict[str, str] = {}
+    nodes = []
+    for node in graph.nodes:
+        inputs = tuple(names.get(name, name) for name in node.inputs)
+        if node.op_type == "Identity" and node.is_standard and node.outputs[0] not in outputs:
+            names[node.outputs[0]] = inputs[0]
+        else:
+            nodes.append(replace(node, inputs=inputs))
+    return graph.with_nodes(nodes)
 
 
 def _with_turned_products(graph: Graph) -> Graph:
@@ -95,31 +110,19 @@ def _with_scaled_factors(graph: Graph) -> Graph:
 
 
 def _unscaled(graph: Graph, scaled: Mapping[str, tuple[str, float]]) -> Iterator[Node]:
-    """The nodes without those that scale; what they are for has their scale, by name of value."""
-    scales: dict[str, float] = {}
+    """The nodes without those that scale; products have their scale."""
     for node in graph.nodes:
         if node.outputs[:1] and node.outputs[0] in scaled:
             continue
         inputs = tuple(scaled[n][0] if n in scaled else n for n in node.inputs)
-        scale = math.prod(scaled[n][1] if n in scaled else scales.get(n, 1.0) for n in node.inputs)
-        if scale != 1 and node.op_type == "Identity":
-            scales[node.outputs[0]] = scale
-        elif scale != 1:
-            node = _with_alpha(node, scale)
-        yield replace(node, inputs=inputs)
+        scale = math.prod(scaled[n][1] for n in node.inputs if n in scaled)
+        yield replace(_with_alpha(node, scale) if scale != 1 else node, inputs=inputs)
 
 
 def _is_for_products(graph: Graph, name: str, outputs: set[str]) -> bool:
-    """Whether nothing but products reads a value, or the value by another name."""
-    if name in outputs:
-        return False
+    """Whether nothing but products reads a value."""
     readers = [node for node in graph.nodes if name in node.inputs]
-    return bool(readers) and all(
-        _is_for_products(graph, node.outputs[0], outputs)
-        if node.op_type == "Identity" and node.is_standard
-        else _has_alpha(node)
-        for node in readers
-    )
+    return name not in outputs and bool(readers) and all(map(_has_alpha, readers))
 
 
 def _reads(graph: Graph) -> Counter[str]:
