@@ -61,9 +61,7 @@ def test_values_are_those_of_the_graph_as_it_is_written(part: int, rng) -> None:
 
 
 def operators(text: str) -> list[str]:
-    model = onnx.parser.parse_model(
-        f"<ir_version: 8, opset_import: ['' : 17]> {text}".replace("'", '"')
-    )
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}')
     return [node.op_type for node in cto.onnx.Session(model).graph.nodes]
 
 
