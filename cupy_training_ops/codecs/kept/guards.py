@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ...families.gist_guard.sample import Grouping
 
 # What a consumer does with a value.
@@ -79,7 +81,8 @@ def range_of(x: Any, numbers: Any, need: str) -> Any:
     numbers[0] = numbers[:2].max()
     if need == PRODUCT:
         axes = (0, 2) if x.ndim == RANK_OF_HEADS else tuple(range(x.ndim - 1))
-        means = x.mean(axis=axes, keepdims=True, dtype=numbers.dtype)
-        numbers[1] = ((x - means) ** 2).sum(dtype=numbers.dtype)
-        numbers[2] = (means * means).sum() * (x.size // means.size)
+        with np.errstate(all="ignore"):  # an infinity is beyond the range, and so are its numbers
+            means = x.mean(axis=axes, keepdims=True, dtype=numbers.dtype)
+            numbers[1] = ((x - means) ** 2).sum(dtype=numbers.dtype)
+            numbers[2] = (means * means).sum() * (x.size // means.size)
     return numbers
