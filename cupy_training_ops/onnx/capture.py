@@ -9,7 +9,6 @@ another value of it is another form.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 MOST_FORMS = 16
 MOST_TRIES = 4
 Arrays = Mapping[str, Any]
-_streams = threading.local()
 
 
 class Captures:
@@ -38,6 +36,7 @@ class Captures:
         self._forms: dict[object, _Form] = {}
         self._memory: Any = None
         self._last: Any = None  # the stream of the last run
+        self._side: graphs.SideStream | None = None
 
     def __call__(self, feeds: Arrays) -> dict[str, Any]:
         """The session's results; of its feeds those that are not fixed are given."""
@@ -71,9 +70,9 @@ class Captures:
 
     def _first_runs(self, form: _Form, given: Arrays) -> dict[str, Any]:
         """One that notes its memory, or is captured; where that is another it is noted again."""
-        side = _side_stream()
-        with side.beside():
-            if form.plan is not None and self._is_captured(form, given, side.stream):
+        self._side = self._side or graphs.side_stream(self)
+        with self._side.beside():
+            if form.plan is not None and self._is_captured(form, given, self._side.stream):
                 return form.replay()
             form.tries += 1
             if form.tries > MOST_TRIES:
@@ -156,13 +155,3 @@ class _Form:
 
 def _each(item: Any) -> list[Any]:
     return item if isinstance(item, list) else [item]
-
-
-def _side_stream() -> graphs.SideStream:
-    """A thread's stream for captures on the current device: operators' scratch memory is a
-    stream's."""
-    known: dict[int, graphs.SideStream] = vars(_streams).setdefault("known", {})
-    device = cupy.cuda.runtime.getDevice()
-    if device not in known:
-        known[device] = graphs.SideStream()
-    return known[device]

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,24 +37,52 @@ def capture(stream: Any) -> Iterator[Captured]:
     """Capture what is queued inside on the current `stream`; the caller's allocator keeps the
     memory. ProviderError where a replay would read or write the host's memory."""
     found = Captured()
-    stream.begin_capture(cupy.cuda.runtime.streamCaptureModeThreadLocal)
-    _state.owns_memory = True
-    try:
-        yield found
-    except BaseException:
-        with contextlib.suppress(cupy.cuda.runtime.CUDARuntimeError):
-            stream.end_capture()  # a broken one is an error of its own
-        raise
-    else:
-        found.graph = stream.end_capture()
-    finally:
-        _state.owns_memory = False
+    with _without_collections():
+        stream.begin_capture(cupy.cuda.runtime.streamCaptureModeThreadLocal)
+        _state.owns_memory = True
+        try:
+            yield found
+        except BaseException:
+            with contextlib.suppress(cupy.cuda.runtime.CUDARuntimeError):
+                stream.end_capture()  # a broken one is an error of its own
+            raise
+        else:
+            found.graph = stream.end_capture()
+        finally:
+            _state.owns_memory = False
     n_copies = copies_with_the_host(found.graph.graph)
     if n_copies:
         raise ProviderError(
             f"a captured graph: expected work on the device alone, got {n_copies} copies from or "
             f"to the host"
         )
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Memory that garbage gives back to the driver would end a capture."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+_free: dict[int, list[SideStream]] = {}  # by device
+
+
+def side_stream(owner: object) -> SideStream:
+    """One on the current device that is the owner's as long as it lives: what is captured on two
+    streams has scratch memory of its own."""
+    known = _free.setdefault(cupy.cuda.runtime.getDevice(), [])
+    try:
+        found = known.pop()
+    except IndexError:
+        found = SideStream()
+    weakref.finalize(owner, known.append, found)
+    return found
 
 
 class SideStream:

@@ -221,3 +221,27 @@ def test_blocks_of_a_plan_that_live_together_are_apart(rng) -> None:
     pairs = list(zip(blocks, sizes, strict=True))
     live = max(sum(n for b, n in pairs if b.start <= t < b.end) for t in range(250))
     assert live <= plan.nbytes <= 1.3 * live
+
+
+@pytest.mark.gpu
+def test_two_sessions_replay_at_the_same_time() -> None:
+    """Each on a stream of its own, captured in turns: they share no scratch memory."""
+    import cupy
+
+    names = ("transformer", "cnn_max", "transformer")
+    plain = [opened(name)[0] for name in names]
+    replayed = [opened(name, graph=True)[0] for name in names]
+    answers = [opened(name)[1] for name in names]
+    given = [[cupy.asarray(a[key]) for key in ("x", "labels")] for a in answers]
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in names]
+    cupy.cuda.Device().synchronize()
+    for i in range(10):
+        for session, stream, (x, labels) in zip(replayed, streams, given, strict=True):
+            with stream:
+                session.step(x[i], labels[i])
+    cupy.cuda.Device().synchronize()
+    for i in range(10):
+        for session, (x, labels) in zip(plain, given, strict=True):
+            session.step(x[i], labels[i])
+    for one, other in zip(replayed, plain, strict=True):
+        assert_same(dict(one.parameters), dict(other.parameters))

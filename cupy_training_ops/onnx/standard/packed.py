@@ -57,7 +57,7 @@ def computed(name: str, operands: Sequence[Array], out: Array = None) -> Array |
 
 def _fits(out: Array, shape: tuple[int, ...], dtype: Any) -> bool:
     is_same = out.shape == shape and out.dtype == dtype and out.flags.c_contiguous
-    return is_same and out.data.ptr % NBYTES == 0
+    return bool(is_same and out.data.ptr % NBYTES == 0)
 
 
 def _form(x: Array, dtype: Any, shape: tuple[int, ...], n: int, is_mask: bool) -> str | None:
