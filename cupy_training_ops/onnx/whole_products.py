@@ -47,7 +47,7 @@ def _without_other_names(graph: Graph) -> Graph:
 def _with_turned_products(graph: Graph) -> Graph:
     """A product that is needed transposed alone is that of the transposed factors."""
     reads = _reads(graph)
-    products = {node.outputs[0]: node for node in graph.nodes if _is_plain_gemm(node)}
+    products = {node.outputs[0]: node for node in graph.nodes if _can_be_turned(node)}
     turned = {
         node.inputs[0]: node.outputs[0]
         for node in graph.nodes
@@ -66,9 +66,18 @@ def _is_plain_gemm(node: Node) -> bool:
     return node.op_type == "Gemm" and node.is_standard and not any(node.inputs[2:])
 
 
+def _can_be_turned(node: Node) -> bool:
+    """Whether a node is a product of matrices, or of batches of them in front."""
+    moves = node.attributes.get("transBatchA") or node.attributes.get("transBatchB")
+    return _is_plain_gemm(node) or (node.op_type == "FusedMatMul" and not moves)
+
+
 def _turns(node: Node) -> bool:
-    perm = node.attributes.get("perm")
-    return node.op_type == "Transpose" and node.is_standard and list(perm or ()) == [1, 0]
+    """Whether a node swaps the last two dimensions alone."""
+    perm = list(node.attributes.get("perm") or ())
+    rank = len(perm)
+    last = [*range(rank - 2), rank - 1, rank - 2]
+    return node.op_type == "Transpose" and node.is_standard and rank > 1 and perm == last
 
 
 def _turned(node: Node, name: str) -> Node:

@@ -101,3 +101,15 @@ def test_numpy_is_not_asked(taken, rng) -> None:
     x = rng.standard_normal((129, 515))
     np.testing.assert_array_equal(result("Add", x, x), x + x)
     assert taken == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64, np.int64, bool])
+@pytest.mark.parametrize("perm", [(2, 0, 1, 3), (1, 0, 2, 3), (3, 2, 1, 0), (0, 1, 3, 2)])
+@pytest.mark.parametrize("last", [16, 6])
+@pytest.mark.parametrize("offset", [0, 1])
+def test_transposes(dtype, perm, last: int, offset: int, rng) -> None:
+    x = (rng.standard_normal((3, 4, 5, last)) * 9).astype(dtype)
+    found = result("Transpose", on_gpu(x, offset), perm=list(perm))
+    assert found.dtype == x.dtype
+    np.testing.assert_array_equal(found.get(), x.transpose(perm))

@@ -61,7 +61,9 @@ def test_values_are_those_of_the_graph_as_it_is_written(part: int, rng) -> None:
 
 
 def operators(text: str) -> list[str]:
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}')
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]> {text}'
+    )
     return [node.op_type for node in cto.onnx.Session(model).graph.nodes]
 
 
@@ -69,7 +71,26 @@ def test_what_stands_around_a_product_is_part_of_it() -> None:
     head = "g (float[2, 2] x) => (float[2, 2] y) <float c = {2}>"
     assert operators(f"{head} {{ a = MatMul(x, x) y = Div(a, c) }}") == ["FusedMatMul"]
     assert operators(f"{head} {{ a = Gemm(x, x) y = Transpose<perm=[1, 0]>(a) }}") == ["Gemm"]
+    batch = "g (float[4, 2, 3] x) => (float[4, 3, 3] y)"
+    turned = "{ a = com.microsoft.FusedMatMul<transA=1>(x, x) y = Transpose<perm=[0, 2, 1]>(a) }"
+    assert operators(f"{batch} {turned}") == ["FusedMatMul"]
     scaled = "{ a = Mul(c, x) b = Identity(a) d = MatMul(x, b) e = MatMul(b, x) y = Add(d, e) }"
     assert operators(f"{head} {scaled}") == ["FusedMatMul", "FusedMatMul", "Add"]
     kept = "{ a = MatMul(x, x) b = Div(a, c) y = Add(a, b) }"
     assert operators(f"{head} {kept}") == ["MatMul", "Div", "Add"]
+
+
+@pytest.mark.parametrize(("left", "right"), [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_a_turned_product_of_batches_is_that_of_turned_factors(left, right, rng) -> None:
+    text = f"""<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+    g (float[4, 5, N] a, float[M, 5, K] b) => (float[4, 5, P] y) {{
+        p = com.microsoft.FusedMatMul<transA={left}, transB={right}, alpha=2.0>(a, b)
+        y = Transpose<perm=[0, 2, 1]>(p) }}"""
+    session = cto.onnx.Session(onnx.parser.parse_model(text))
+    assert len(session.graph.nodes) == 1
+    a, b = rng.standard_normal((2, 4, 5, 5)).astype(np.float32)
+    factors = [x.swapaxes(1, 2) if flag else x for x, flag in ((a, left), (b, right))]
+    found = session.run({"a": a, "b": b})["y"]
+    np.testing.assert_allclose(
+        found, 2 * (factors[0] @ factors[1]).swapaxes(1, 2), rtol=1e-4, atol=1e-5
+    )

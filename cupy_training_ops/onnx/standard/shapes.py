@@ -18,6 +18,7 @@ from .table import standard
 
 Array = Any
 Module = Any
+VECTOR = np.dtype(np.complex128)  # moved as a whole
 
 
 def extents(shape: Any) -> tuple[int, ...]:
@@ -55,10 +56,21 @@ def reshape(xp: Module, x: Array, shape: Any, *, allowzero: int = 0) -> Array:
 @standard("Transpose", view=True)
 def transpose(xp: Module, x: Array, *, perm: Sequence[int] | None = None) -> Array:
     """On a GPU at once in memory, unless products can read it as it is."""
-    turned = x.transpose(perm)
     if xp.__name__ != "cupy" or x.ndim < 3 or _swaps_last(x.ndim, perm):
-        return turned
-    return xp.ascontiguousarray(turned)
+        return x.transpose(perm)
+    rows = _by_vectors(x, perm)
+    if rows is None:
+        return xp.ascontiguousarray(x.transpose(perm))
+    return xp.ascontiguousarray(rows.transpose(perm)).view(x.dtype)
+
+
+def _by_vectors(x: Array, perm: Sequence[int] | None) -> Array | None:
+    """The array as elements of 16 bytes, where rows stay as they are and have whole ones."""
+    is_whole = x.flags.c_contiguous and x.data.ptr % VECTOR.itemsize == 0
+    stays = perm is not None and perm[-1] == x.ndim - 1
+    if not (is_whole and stays and x.itemsize < VECTOR.itemsize):
+        return None
+    return None if x.shape[-1] * x.itemsize % VECTOR.itemsize or not x.size else x.view(VECTOR)
 
 
 def _swaps_last(rank: int, perm: Sequence[int] | None) -> bool:
