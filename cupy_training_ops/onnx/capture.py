@@ -106,6 +106,7 @@ class Captures:
         if not arena.is_used:
             return False
         form.graph, form.results, form.memory = captured.graph, results, self._memory
+        form.sent = [array for s in self._session.program.senders for array in s.known.values()]
         form.own = frozenset(n for n, a in results.items() if self._is_own(a))
         return True
 
@@ -130,6 +131,7 @@ class _Form:
         self.pool: Any = None
         self.graph: Any = None
         self.memory: Any = None
+        self.sent: list[Any] = []  # what the graph reads beside, whatever is sent later
         self.inputs: dict[str, Any] = {}  # at the places that replays read
         self.results: dict[str, Any] = {}
         self.own: frozenset[str] = frozenset()

@@ -23,6 +23,7 @@ HOST, DEVICE = True, False
 ABSENT = 0  # the slot of None: inputs that are left out
 SMALL = 64  # elements of a constant that may as well be on the host
 LARGEST_KEPT = 64 << 10  # bytes of a copy that is kept for the next run
+MOST_KEPT = 64  # of one value
 Place = tuple[str, bool]  # a value, and whether it is on the host
 
 
@@ -36,6 +37,7 @@ class Program(NamedTuple):
     constants: Mapping[str, int]
     states: Mapping[str, int]  # constants that steps update
     copied: frozenset[int]  # results that may have a constant's memory
+    senders: tuple[Sender, ...]
 
 
 def runners(
@@ -104,7 +106,7 @@ class Compiler:
         self._slots: dict[Place, int] = {}
         self._steps: list[Step] = []
         self._feeds: dict[str, tuple[int, bool]] = {}
-        self._senders: dict[int, _Sender] = {}
+        self._senders: dict[int, Sender] = {}
 
     def compile(self) -> Program:
         """The program."""
@@ -131,6 +133,7 @@ class Compiler:
             constants,
             {n: slot for n, slot in constants.items() if n in self._updated},
             lasting(self._steps, wanted, given),
+            tuple(self._senders.values()),
         )
 
     def _has(self, name: str) -> bool:
@@ -173,23 +176,13 @@ class Compiler:
         if name in self._graph.constants:
             return self._constant((name, host))
         source, target = self._slots[name, not host], self._slot((name, host))
-        copy = self._fetch if host else self._senders.setdefault(target, _Sender(self._xp))
+        copy = self._fetch if host else self._senders.setdefault(target, Sender(self._xp))
         self._steps.append(Step(copy, (source,), (target,), (), node))
         return target
 
     def _fetch(self, values: list[Any]) -> Sequence[Any]:
-        if hasattr(self._xp, "cuda"):
-            self._refuse_in_graph()
+        _refuse_in_graph(self._xp, "a value of the device is needed on the host")
         return (_each(values[0], self._xp.asnumpy),)
-
-    def _refuse_in_graph(self) -> None:
-        from ..runtime import graphs
-
-        if graphs.owns_memory():
-            raise ProviderError(
-                "a value of the device is needed on the host, for which a captured graph cannot "
-                "wait: train without graph=True"
-            )
 
     def _let_repeat(self, wanted: set[int]) -> None:
         """Copies that nobody writes are not made again where they would be the same."""
@@ -215,21 +208,34 @@ class Compiler:
         return self._needed(name, host or k in known.host, node)
 
 
-class _Sender:
-    """Copies a value from the host to the device."""
+class Sender:
+    """Copies a value from the host to the device; what nobody writes is kept for the next run."""
 
     def __init__(self, xp: Any) -> None:
         self._xp, self.repeats = xp, False
-        self._last: tuple[Any, Any] | None = None
+        self.known: dict[object, Any] = {}
 
     def __call__(self, values: list[Any]) -> Sequence[Any]:
         value = values[0]
         if not self.repeats or isinstance(value, list) or value.nbytes > LARGEST_KEPT:
+            _refuse_in_graph(self._xp, "a value of the host is made anew in each step")
             return (_each(value, self._xp.asarray),)
         form = value.dtype, value.shape, value.tobytes()
-        if self._last is None or self._last[0] != form:
-            self._last = form, self._xp.asarray(value)
-        return (self._last[1],)
+        if form not in self.known:
+            _refuse_in_graph(self._xp, "a value of the host is another than in the step before")
+            if len(self.known) >= MOST_KEPT:
+                self.known.clear()
+            self.known[form] = self._xp.asarray(value)
+        return (self.known[form],)
+
+
+def _refuse_in_graph(xp: Any, why: str) -> None:
+    """Refuse a copy between host and device while a graph is captured."""
+    if hasattr(xp, "cuda"):
+        from ..runtime import graphs
+
+        if graphs.owns_memory():
+            raise ProviderError(f"{why}, which a captured graph cannot follow: leave graph=True")
 
 
 def _each(value: Any, copy: Callable[[Any], Any]) -> Any:
