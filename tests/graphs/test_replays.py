@@ -268,3 +268,20 @@ def test_what_follows_from_extents_is_on_the_device_before_a_capture(mode: str, 
         found = runs({"x": x})["y"].get()
         np.testing.assert_allclose(found, plain.run({"x": x})["y"], rtol=1e-5, atol=1e-5)
     assert all(form.graph is not None for form in runs._forms.values())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("graph", [False, True])
+def test_labels_from_the_host_are_looked_at_and_those_that_are_there_are_not(graph: bool) -> None:
+    import cupy
+
+    session, answers = opened("mlp", graph=graph)
+    x, labels = answers["x"], answers["labels"]
+    wrong = labels[0].copy()
+    wrong[1] = 4
+    for i in range(4):  # before the first step, and where steps are replayed
+        with pytest.raises(cto.ArgumentError, match="labels from 0 to 3, got 4"):
+            session.step(x[i], wrong)
+        assert session.step_count == i
+        assert np.isfinite(float(session.step(x[i], labels[i])))
+    assert np.isnan(float(session.accumulate(x[0], cupy.asarray(wrong))))
