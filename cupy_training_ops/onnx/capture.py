@@ -74,8 +74,7 @@ class Captures:
         with self._side.beside():
             if form.plan is not None and self._is_captured(form, given, self._side.stream):
                 return form.replay()
-            form.tries += 1
-            if form.tries > MOST_TRIES:
+            if form.tries == MOST_TRIES:
                 raise ProviderError(
                     "TrainingSession: graph=True: each step takes other memory than the one "
                     "before, so that none can be captured"
@@ -88,12 +87,13 @@ class Captures:
         feeds = {n: self._session.placed(n, value) for n, value in given.items()}
         with cupy.cuda.using_allocator(recorder.malloc):
             results = self._session.run_seen({**self._fixed, **feeds})
+        form.tries += 1
         form.plan = recorder.plan([a for a in results.values() if isinstance(a, cupy.ndarray)])
         return results
 
     def _is_captured(self, form: _Form, given: Arrays, stream: Any) -> bool:
         """Whether a run was captured: False where it took other memory."""
-        plan, form.plan = form.plan, None
+        plan = form.plan
         assert plan is not None
         form.pool.free_all_blocks()
         form.inputs = {n: self._session.placed(n, value).copy() for n, value in given.items()}
@@ -101,9 +101,11 @@ class Captures:
         try:
             with cupy.cuda.using_allocator(arena.malloc), graphs.capture(stream) as captured:
                 results = self._session.run_seen({**self._fixed, **form.inputs})
+            is_same = arena.is_used
         except OtherMemoryError:
-            return False
-        if not arena.is_used:
+            is_same = False
+        if not is_same:
+            form.plan = None
             return False
         form.graph, form.results, form.memory = captured.graph, results, self._memory
         form.sent = [array for s in self._session.program.senders for array in s.known.values()]
