@@ -62,7 +62,8 @@ def taken(monkeypatch) -> list[bool]:
 def test_two_operands(a, b, takes, dtype, rng, taken) -> None:
     x, y = (np.asarray(rng.standard_normal(shape) + 3, dtype) for shape in (a, b))
     for op, name in NAMES.items():
-        expected = getattr(np, name)(x, y)
+        with np.errstate(over="ignore"):
+            expected = getattr(np, name)(x, y)
         found = result(op, on_gpu(x), on_gpu(y))
         assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
         np.testing.assert_array_equal(found.get(), expected)
