@@ -81,7 +81,7 @@ class TrainingSession:
 
     def _runs(self, graph: bool) -> tuple[Run, Run | None]:
         """What runs the two models, given the inputs that are not the same arrays each time."""
-        make: Any = _plainly
+        make: Any = Session.run_over
         if graph:
             from .capture import Captures
 
@@ -311,11 +311,6 @@ class TrainingSession:
             n: np.asarray(a) if self.xp is np else self.xp.asnumpy(a) for n, a in arrays.items()
         }
         inference.export(self._eval.graph, self._eval.model, on_host, outputs, Path(file))
-
-
-def _plainly(session: Session, fixed: Arrays) -> Run:
-    """Runs of a session of which some inputs are the same arrays each time."""
-    return lambda feeds: session.run({**fixed, **feeds})
 
 
 def _refuse_uncapturable(xp: Any, activations: str | None) -> None:
