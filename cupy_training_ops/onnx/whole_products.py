@@ -27,7 +27,7 @@ def with_tf32(graph: Graph) -> Graph:
 def with_whole_products(graph: Graph) -> Graph:
     """The graph with products that give what is needed of them, in place of what is made of it."""
     graph = _with_turned_products(_without_other_names(graph))
-    return _with_scaled_factors(_with_scaled_products(graph))
+    return _with_scaled_factors(_with_scaled_products(_with_turned_factors(graph)))
 
 
 def _without_other_names(graph: Graph) -> Graph:
@@ -86,6 +86,31 @@ def _turned(node: Node, name: str) -> Node:
     flags = {"transA": 1 - known.get("transB", 0), "transB": 1 - known.get("transA", 0)}
     a, b = node.inputs[:2]
     return replace(node, inputs=(b, a), outputs=(name,), attributes={**known, **flags})
+
+
+def _with_turned_factors(graph: Graph) -> Graph:
+    """Products that read factors as they are, in place of transposed ones."""
+    sources = {node.outputs[0]: node.inputs[0] for node in graph.nodes if _turns(node)}
+    changed = graph.with_nodes(
+        _of_sources(node, sources) if _has_alpha(node) else node for node in graph.nodes
+    )
+    reads = _reads(changed)
+    return changed.with_nodes(
+        node for node in changed.nodes if not _turns(node) or reads[node.outputs[0]]
+    )
+
+
+def _of_sources(node: Node, sources: Mapping[str, str]) -> Node:
+    """A product of what these values are transposed of."""
+    flags = [node.attributes.get(f"trans{x}", 0) for x in "AB"]
+    turned = [name in sources for name in node.inputs[:2]]
+    moves = node.attributes.get("transBatchA") or node.attributes.get("transBatchB")
+    if moves or not any(turned):
+        return node
+    inputs = tuple(sources.get(name, name) for name in node.inputs[:2])
+    known = {f"trans{x}": flag ^ turns for x, flag, turns in zip("AB", flags, turned, strict=True)}
+    found = _with_alpha(replace(node, inputs=(*inputs, *node.inputs[2:])), 1.0)
+    return replace(found, attributes={**found.attributes, **known})
 
 
 def _with_scaled_products(graph: Graph) -> Graph:
