@@ -84,7 +84,7 @@ class Captures:
     def _noted(self, form: _Form, given: Arrays) -> dict[str, Any]:
         form.pool = cupy.cuda.MemoryPool()
         recorder = Recorder(form.pool)
-        feeds = {n: self._session.placed(n, value) for n, value in given.items()}
+        feeds = self._copies(given)
         with cupy.cuda.using_allocator(recorder.malloc):
             results = self._session.run_seen({**self._fixed, **feeds})
         form.tries += 1
@@ -96,7 +96,7 @@ class Captures:
         plan = form.plan
         assert plan is not None
         form.pool.free_all_blocks()
-        form.inputs = {n: self._session.placed(n, value).copy() for n, value in given.items()}
+        form.inputs = self._copies(given)
         arena = Arena(plan, self._room(plan))
         try:
             with cupy.cuda.using_allocator(arena.malloc), graphs.capture(stream) as captured:
@@ -111,6 +111,10 @@ class Captures:
         form.sent = [array for s in self._session.program.senders for array in s.known.values()]
         form.own = frozenset(n for n, a in results.items() if self._is_own(a))
         return True
+
+    def _copies(self, given: Arrays) -> dict[str, Any]:
+        """Feeds without gaps and aligned, whatever the caller's are: a run takes memory by that."""
+        return {n: self._session.placed(n, value).copy() for n, value in given.items()}
 
     def _is_own(self, array: Any) -> bool:
         """Whether the next replay writes over it, though the caller does not know."""

@@ -287,3 +287,27 @@ def test_labels_from_the_host_are_looked_at_and_those_that_are_there_are_not(gra
         assert session.step_count == i
         assert np.isfinite(float(session.step(x[i], labels[i])))
     assert np.isnan(float(session.accumulate(x[0], cupy.asarray(wrong))))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("way", ["parts", "shifted", "turned"])
+def test_batches_with_gaps_are_replayed_too(way: str) -> None:
+    """A plain step copies them, which takes memory."""
+    import cupy
+
+    def placed(array):
+        array = cupy.asarray(array)
+        if way == "parts":
+            return cupy.concatenate([array, array], -1)[..., : array.shape[-1]]
+        if way == "turned":
+            return cupy.asfortranarray(array)
+        whole = cupy.empty(array.size + 1, array.dtype)
+        whole[1:] = array.ravel()
+        return whole[1:].reshape(array.shape)
+
+    plain, answers = opened("gpt")
+    replayed, _ = opened("gpt", graph=True)
+    for i in range(5):
+        x, labels = placed(answers["x"][i]), placed(answers["labels"][i])
+        assert replayed.step(x, labels) == plain.step(x, labels)
+    assert is_captured(replayed)
