@@ -195,6 +195,9 @@ class Backend(Protocol):
     def capturing(self, device: int) -> bool:
         """Whether the device's current stream is being captured into a graph."""
 
+    def keeps_memory(self) -> bool:
+        """Whether what is made under capture stays as long as the graph."""
+
     def current_device(self) -> int:
         """The device that is current; -1 for the host."""
 

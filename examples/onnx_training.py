@@ -5,8 +5,9 @@
     python examples/onnx_training.py --epochs 3
 
 examples/onnx_digits/ has the artifacts of a small convolutional network for handwritten digits:
-training, eval and optimizer graph, and the checkpoint. `--cupy` trains on a GPU; nothing else
-changes. What is saved half-way is loaded into a second session, which goes on bit for bit.
+training, eval and optimizer graph, and the checkpoint. `--cupy` trains on a GPU, `--graph` there by
+replays of captured steps; nothing else changes. What is saved half-way is loaded into a second
+session, which goes on bit for bit.
 """
 
 from __future__ import annotations
@@ -58,12 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--artifacts", type=Path, default=ARTIFACTS)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--cupy", action="store_true")
+    parser.add_argument("--graph", action="store_true")
     options = parser.parse_args(arguments)
     xp = importlib.import_module("cupy") if options.cupy else np
     x, labels = images(xp)
     seen, held_out = slice(None, -HELD_OUT), slice(-HELD_OUT, None)
 
-    session = cto.onnx.TrainingSession(options.artifacts, xp)
+    session = cto.onnx.TrainingSession(options.artifacts, xp, graph=options.graph)
     session.lr = RATE
     print(f"before: accuracy {accuracy(session, x[held_out], labels[held_out]):.3f}")
     losses = train(session, x[seen], labels[seen], options.epochs)
@@ -73,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         state, model = Path(folder) / "state.npz", Path(folder) / "digits.onnx"
         session.save(state)
-        other = cto.onnx.TrainingSession(options.artifacts, xp)
+        other = cto.onnx.TrainingSession(options.artifacts, xp, graph=options.graph)
         other.load(state)
         same = train(session, x[seen], labels[seen], 1) == train(other, x[seen], labels[seen], 1)
         print(f"another epoch of what was saved: the same losses: {same}")

@@ -8,6 +8,7 @@ namespace cto::facts::pooling {
 
 constexpr int AXES = 3;
 constexpr int THREADS = 256;
+constexpr int RUN = 4;
 constexpr int LONG = 2048;
 
 struct Geometry {

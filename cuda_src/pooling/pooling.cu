@@ -5,6 +5,7 @@
 // the windows that it is in. So sums have a fixed order, and there are no atomics.
 #include "algorithm/reduce.cuh"
 #include "core/slots.cuh"
+#include "core/vec.cuh"
 #include "pooling/windows.cuh"
 
 namespace cto::pooling {
@@ -64,6 +65,25 @@ __device__ __forceinline__ bool is_in(const Geometry& geometry, const i32 (&i)[A
     return all;
 }
 
+// What RUN neighbours along the last axis get from the windows that chose them.
+struct Gathered {
+    ACC sums[RUN];
+
+    // `number`: of the chosen element, counted from the first of the neighbours.
+    __device__ __forceinline__ void add(const Geometry& geometry, i64 number,
+                                        const i32 (&first)[AXES], const i32 (&o)[AXES], ACC dy) {
+        const u32 reach = (geometry.kernel[LAST] - 1) * geometry.dilation[LAST];
+        const i32 past_start = first[LAST] - start_of(geometry, LAST, o[LAST]);
+#pragma unroll
+        for (int k = 0; k < RUN; ++k) {
+            const bool is_chosen = number == k * geometry.number[LAST];
+            if (!is_chosen || static_cast<u32>(past_start + k) > reach) continue;
+            const i32 i[] = {first[0], first[1], first[2] + k};
+            if (is_in(geometry, i, o)) sums[k] += dy;
+        }
+    }
+};
+
 // What one of `n_threads` threads adds of a plane.
 __device__ __forceinline__ ACC part_of_plane(const T* plane, i64 length, u32 thread,
                                              u32 n_threads) {
@@ -95,22 +115,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     if (indices != nullptr) indices[position] = largest.number;
 }
 
+// A thread for RUN neighbours along the last axis, which many windows have in common.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-    max_pool_grad(const T* dy, const i64* indices, T* dx, i64 n,
+    max_pool_grad(const T* dy, const i64* indices, T* dx, bool by_vectors, i64 n,
                   const __grid_constant__ Geometry geometry) {
     const i64 position = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
     if (position >= n) return;
-    const Place place = place_of(geometry, position);
+    Place place = place_of(geometry, position);
+    i32(&at)[AXES] = place.at;
+    at[LAST] *= RUN;
+    const i32 length = min(RUN, geometry.image[LAST] - at[LAST]);
     const i64 plane = place.plane * product(geometry.output);
     i64 own = place.plane * product(geometry.image);
 #pragma unroll
-    for (int axis = 0; axis < AXES; ++axis) own += place.at[axis] * geometry.number[axis];
-    ACC sum = 0;
-    visit_windows(geometry, place.at, [&](i64 window, const i32(&o)[AXES]) {
-        if (indices[plane + window] == own && is_in(geometry, place.at, o))
-            sum += to_acc(dy[plane + window]);
+    for (int axis = 0; axis < AXES; ++axis) own += at[axis] * geometry.number[axis];
+    Gathered gathered{};
+    visit_windows(geometry, at, length, [&](i64 window, const i32(&o)[AXES]) {
+        const i64 index = indices[plane + window];
+        gathered.add(geometry, index - own, at, o, to_acc(dy[plane + window]));
     });
-    dx[position] = from_acc<T>(sum);
+    T* const to = dx + offset_of(geometry, place);
+    if (by_vectors) {
+        vec::Vec<T, RUN> out;
+#pragma unroll
+        for (int k = 0; k < RUN; ++k) out.at[k] = from_acc<T>(gathered.sums[k]);
+        *reinterpret_cast<vec::Vec<T, RUN>*>(to) = out;
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < RUN; ++k)
+        if (k < length) to[k] = from_acc<T>(gathered.sums[k]);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_AVERAGES)
@@ -133,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_AVERAGES)
     const Place place = place_of(geometry, position);
     const T* const plane = dy + place.plane * product(geometry.output);
     ACC sum = 0;
-    visit_windows(geometry, place.at, [&](i64 window, const i32(&o)[AXES]) {
+    visit_windows(geometry, place.at, 1, [&](i64 window, const i32(&o)[AXES]) {
         if (is_in(geometry, place.at, o))
             sum += to_acc(plane[window]) / pooling::count_of(geometry, o, include_pad);
     });

@@ -32,6 +32,8 @@ struct Span {
     i32 begin, end;
 };
 
+constexpr int LAST = AXES - 1;
+
 __device__ __forceinline__ i32 ceil_div(i32 a, i32 b) { return (a + b - 1) / b; }
 
 // The first element of window o along an axis, which may lie before the image.
@@ -96,13 +98,15 @@ __device__ __forceinline__ void visit_elements(const Geometry& geometry, const i
             }
 }
 
-// Shows `visit` the windows around an element of the image, with their number in the plane.
+// Shows `visit` the windows around any of `length` neighbours along the last axis, of which the
+// first is i, with their number in the plane.
 template <class Visit>
 __device__ __forceinline__ void visit_windows(const Geometry& geometry, const i32 (&i)[AXES],
-                                              Visit&& visit) {
+                                              i32 length, Visit&& visit) {
     Span windows[AXES];
 #pragma unroll
     for (int axis = 0; axis < AXES; ++axis) windows[axis] = windows_around(geometry, axis, i[axis]);
+    if (length > 1) windows[LAST].end = windows_around(geometry, LAST, i[LAST] + length - 1).end;
 #pragma unroll 1
     for (i32 a = windows[0].begin; a < windows[0].end; ++a)
 #pragma unroll 1
@@ -111,6 +115,14 @@ __device__ __forceinline__ void visit_windows(const Geometry& geometry, const i3
                 const i32 o[] = {a, b, c};
                 visit((static_cast<i64>(a) * geometry.output[1] + b) * geometry.output[2] + c, o);
             }
+}
+
+// Where an element of the image is, by rows, in all planes.
+__device__ __forceinline__ i64 offset_of(const Geometry& geometry, const Place& place) {
+    i64 offset = place.plane;
+#pragma unroll
+    for (int axis = 0; axis < AXES; ++axis) offset = offset * geometry.image[axis] + place.at[axis];
+    return offset;
 }
 
 __device__ __forceinline__ i64 product(const i32 (&extents)[AXES]) {

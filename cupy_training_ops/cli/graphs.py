@@ -33,6 +33,7 @@ MOST_SHOWN = 10  # losses
 @click.option("--lr", type=float, default=1e-3, show_default=True, help="The learning rate.")
 @click.option("--prefix", default="", help="Of the artifacts' file names.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of made data.")
+@click.option("--graph", is_flag=True, help="Capture steps in CUDA graphs, and replay them.")
 @provider_option
 def onnx(
     artifacts: str,
@@ -42,6 +43,7 @@ def onnx(
     lr: float,
     prefix: str,
     seed: int,
+    graph: bool,
     provider: str,
 ) -> None:
     """List what runs the nodes of training artifacts, and train a few steps.
@@ -54,7 +56,8 @@ def onnx(
         raise click.exceptions.Exit(CHECK_FAILED)
     if steps is None:
         return
-    session = TrainingSession(artifacts, array_library(provider), prefix=prefix, seed=seed)
+    xp = array_library(provider)
+    session = TrainingSession(artifacts, xp, prefix=prefix, seed=seed, graph=graph)
     session.lr = lr
     made = trainee.made(session, batch, seed) if data is None else None
     _train(session, made or trainee.given(session, str(data), batch), steps)

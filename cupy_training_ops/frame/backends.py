@@ -47,6 +47,10 @@ class OneStream:
         """There are no graphs."""
         return False
 
+    def keeps_memory(self) -> bool:
+        """Nothing is captured."""
+        return True
+
     def record(self) -> object:
         """Nothing is queued."""
         return None

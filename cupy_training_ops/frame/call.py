@@ -243,7 +243,7 @@ class Call:
 
     def _refuse_capture(self) -> None:
         """Refuse new arrays in a graph that would not own their memory."""
-        if self.backend.capturing(self.device):
+        if self.backend.capturing(self.device) and not self.backend.keeps_memory():
             raise ProviderError(
                 f"{self.prepared.op}: out: a call under graph capture needs out=, because memory "
                 f"from the pool would be handed out again while the graph still writes to it"

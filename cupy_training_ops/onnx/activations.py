@@ -38,6 +38,9 @@ READ: Mapping[tuple[str, int], str] = {
     ("LeakyReluGrad", 1): "sign",
     ("MatMul", 0): "product",
     ("MatMul", 1): "product",
+    ("FastGeluGrad", 1): "smooth",
+    ("GeluGrad", 1): "smooth",
+    ("QuickGeluGrad", 1): "smooth",
     ("ReluGrad", 1): "sign",
     ("SimplifiedLayerNormalizationGrad", 1): "normalised",
 }
@@ -196,8 +199,12 @@ def _is_linear(graph: Graph, backward: set[int], fixed: set[str], name: str) -> 
 
 def _joined(read: set[str], is_linear: bool) -> str | None:
     """One need for all that a value is read for; None where it is needed as it is."""
-    if "exact" in read or ("product" in read and not is_linear):
+    if "exact" in read:
         return None
+    if "smooth" in read:
+        return "smooth" if read == {"smooth"} else None
+    if "product" in read and not is_linear:
+        return "product" if read == {"product"} else None
     for need in ("channels", "normalised"):
         if need in read:
             return need if "mask" not in read else None

@@ -16,9 +16,10 @@ Run = Callable[..., Sequence[Any]]
 class Runner:
     """What runs a node, and what a session may know of it.
 
-    `make(xp)` gives the function of a list of inputs. `host` are inputs that are read on the host,
-    `either` those that may be there, `makes_host` outputs that are always there. `views` says of
-    outputs which input's memory they may be. The rest is as in the table.
+    `make(xp)` gives the function of a list of inputs, which takes outputs by place as `out`. `host`
+    are inputs that are read on the host, `either` those that may be there, `makes_host` outputs
+    that are always there. `views` says of outputs which input's memory they may be. The rest is as
+    in the table.
     """
 
     make: Callable[[Any], Run]

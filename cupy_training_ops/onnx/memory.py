@@ -43,7 +43,7 @@ def in_place(steps: Sequence[Step], kept: set[int]) -> list[Step]:
     passing = [step for step in steps if step.known and step.known.keeps]
     kept = kept.union(*((*step.inputs, *step.outputs) for step in passing))
     last = _last_uses(steps, owner, kept)
-    made = {slot for step in steps for slot in step.outputs}
+    made = {slot for step in steps if step.known for slot in step.outputs}
     found = []
     for i, step in enumerate(steps):
         chosen = []
@@ -60,6 +60,24 @@ def lasting(steps: Sequence[Step], slots: set[int], lasts: set[int]) -> frozense
     """Which of the slots may have the memory of values that outlast a run."""
     owner = _owners(steps)
     return frozenset(slot for slot in slots if owner.get(slot, slot) in lasts)
+
+
+def written_slots(steps: Sequence[Step]) -> set[int]:
+    """The slots whose memory steps update in place."""
+    found = {
+        step.inputs[k]
+        for step in steps
+        if step.known
+        for k in step.known.updates
+        if k < len(step.inputs)
+    }
+    return found | owned_slots(steps, found)
+
+
+def owned_slots(steps: Sequence[Step], slots: set[int]) -> set[int]:
+    """Those whose memory these slots may have."""
+    owner = _owners(steps)
+    return {owner.get(slot, slot) for slot in slots}
 
 
 def _owners(steps: Sequence[Step]) -> Mapping[int, int]:
@@ -93,7 +111,7 @@ def _over(step: Step, places: Sequence[int]) -> Run:
 
 def _over_one(run: Run, place: int, values: list[Any]) -> Sequence[Any]:
     value = values[place]
-    return run(values, out=value) if value.flags.c_contiguous else run(values)
+    return run(values, out={0: value}) if value.flags.c_contiguous else run(values)
 
 
 def _over_largest(run: Run, places: Sequence[int], values: list[Any]) -> Sequence[Any]:
@@ -102,7 +120,7 @@ def _over_largest(run: Run, places: Sequence[int], values: list[Any]) -> Sequenc
     types = {value.dtype for value in values}
     for k in places:
         if len(types) == 1 and all(_reaches(shape, values[k].shape) for shape in shapes):
-            return run(values, out=values[k])
+            return run(values, out={0: values[k]})
     return run(values)
 
 

@@ -24,7 +24,7 @@ def of_operator(node: Node, cls: type[Op]) -> Runner:
     """What runs a node by a class; raises OpError where the node does not fit its declaration."""
     if cls.needs or cls.family in _APART:
         raise ArgumentError("it needs other processes or the caller's functions")
-    op = cls(**_attributes(node, cls))
+    op = cls.shared(**_attributes(node, cls))
     _check_count(node, cls)
     declared = declared_places(cls.inputs, len(node.inputs))
     places = {item.name: i for i, item in enumerate(cls.inputs)}
@@ -100,33 +100,45 @@ def _check_count(node: Node, cls: type[Op]) -> None:
 def _maker(op: Op, node: Node, xp: Any) -> Any:
     """The function of a list of inputs, over one array module."""
     if any(item.variadic for item in op.inputs) or any(item.variadic for item in op.outputs):
-        return partial(_with_lists, op, xp)
+        return partial(_with_lists, op, _Taken(op, xp))
     given = [i < len(node.outputs) and bool(node.outputs[i]) for i in range(len(op.outputs))]
     wanted = tuple(o.name for o, is_given in zip(op.outputs, given, strict=True) if is_given)
-    return partial(_plain, op, xp, None if all(given) or not any(given) else wanted)
+    return partial(_plain, op, _Taken(op, xp), None if all(given) or not any(given) else wanted)
 
 
 def _plain(
-    op: Op, xp: Any, wanted: tuple[str, ...] | None, values: list[Any], out: Any = None
+    op: Op, taken: _Taken, wanted: tuple[str, ...] | None, values: list[Any], out: Any = None
 ) -> Sequence[Any]:
-    given = None if out is None else (out, *[None] * (len(op.outputs) - 1))
-    results = op(*_taken(op, xp, values), outputs=wanted, out=given)
+    given = None if out is None else tuple([out.get(k) for k in range(len(op.outputs))])
+    results = op(*taken(values), outputs=wanted, out=given)
     return results if len(op.outputs) > 1 else (results,)
 
 
-def _taken(op: Op, xp: Any, values: Sequence[Any]) -> list[Any]:
-    """Inputs as operators take them: arrays without gaps but where they are written, numbers where
-    arrays are elsewhere."""
-    found = list(values)
-    for i in set(range(len(found))) - _updates(op):
-        value = found[i]
-        is_list = isinstance(value, list)
-        found[i] = [dense(xp, v) for v in value] if is_list else dense(xp, value)
-    if xp is not np:
-        for i, value in enumerate(found):
-            if op.inputs[i].memory == "either" and isinstance(value, np.ndarray):
+class _Taken:
+    """Inputs as an operator takes them: arrays without gaps but where they are written, numbers
+    where arrays are elsewhere."""
+
+    def __init__(self, op: Op, xp: Any) -> None:
+        self._xp, updates = xp, _updates(op)
+        self._read = tuple(i for i in range(len(op.inputs)) if i not in updates)
+        either = (i for i, item in enumerate(op.inputs) if item.memory == "either")
+        self._either = tuple(either) if xp is not np else ()
+
+    def __call__(self, values: Sequence[Any]) -> list[Any]:
+        found, xp = list(values), self._xp
+        for i in self._read:
+            if i >= len(found):
+                break
+            value = found[i]
+            if isinstance(value, list):
+                found[i] = [dense(xp, v) for v in value]
+            elif value is not None:
+                found[i] = dense(xp, value)
+        for i in self._either:
+            if i < len(found) and isinstance(found[i], np.ndarray):
+                value = found[i]
                 found[i] = value.item() if value.size == 1 else tuple(value.tolist())
-    return found
+        return found
 
 
 def dense(xp: Any, value: Any) -> Any:
@@ -135,10 +147,10 @@ def dense(xp: Any, value: Any) -> Any:
     return value if flags is None or flags.c_contiguous else xp.ascontiguousarray(value)
 
 
-def _with_lists(op: Op, xp: Any, values: list[Any]) -> Sequence[Any]:
+def _with_lists(op: Op, taken: _Taken, values: list[Any]) -> Sequence[Any]:
     """Sequences come in and go out whole; else each array of a list is an input of its own."""
     whole = any(isinstance(value, list) for value in values)
-    results = op(*_taken(op, xp, values if whole else _gathered(op, values)))
+    results = op(*taken(values if whole else _gathered(op, values)))
     if len(op.outputs) == 1:
         results = (results,)
     if whole:

@@ -7,20 +7,23 @@ where it is made is copied there once, by a step of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import OpError
+from ..errors import OpError, ProviderError
+from .direct import directly
 from .graph import Graph, Node, Problems
 from .kinds import Runner
-from .memory import UNUSED, Step, in_place, lasting, with_ends
+from .memory import UNUSED, Step, in_place, lasting, owned_slots, with_ends, written_slots
 from .runner import runner
 
 HOST, DEVICE = True, False
 ABSENT = 0  # the slot of None: inputs that are left out
 SMALL = 64  # elements of a constant that may as well be on the host
+LARGEST_KEPT = 64 << 10  # bytes of a copy that is kept for the next run
+MOST_KEPT = 64  # of one value
 Place = tuple[str, bool]  # a value, and whether it is on the host
 
 
@@ -34,6 +37,7 @@ class Program(NamedTuple):
     constants: Mapping[str, int]
     states: Mapping[str, int]  # constants that steps update
     copied: frozenset[int]  # results that may have a constant's memory
+    senders: tuple[Sender, ...]
 
 
 def runners(
@@ -84,7 +88,11 @@ def _asked_for(graph: Graph, found: Mapping[int, Runner]) -> set[str]:
 class Compiler:
     """Makes a Program of a graph."""
 
-    def __init__(self, graph: Graph, xp: Any, found: Mapping[int, Runner]) -> None:
+    def __init__(
+        self, graph: Graph, xp: Any, found: Mapping[int, Runner], arrays: Collection[str] = ()
+    ) -> None:
+        """`arrays` are inputs that stay on the device, where nodes take them there."""
+        self._arrays = arrays
         self._graph, self._xp, self._found = graph, xp, found
         self._is_host = xp is np
         self._on_host = on_host(graph, found)
@@ -98,11 +106,12 @@ class Compiler:
         self._slots: dict[Place, int] = {}
         self._steps: list[Step] = []
         self._feeds: dict[str, tuple[int, bool]] = {}
+        self._senders: dict[int, Sender] = {}
 
     def compile(self) -> Program:
         """The program."""
         asked = _asked_for(self._graph, self._found)
-        numbers = self._numbers()
+        numbers = self._numbers() - set(self._arrays)
         for item in self._graph.inputs:
             if item.name not in self._graph.constants:
                 place = self._is_host or item.name in asked or item.name in numbers
@@ -113,15 +122,18 @@ class Compiler:
         given = {slot for slot, value in enumerate(self._values) if value is not None}
         wanted = {slot for _, slot in results}
         kept = wanted | given | {slot for slot, _ in self._feeds.values()}
+        self._let_repeat(wanted)
         constants = {n: self._any_slot(n) for n in self._graph.constants if self._has(n)}
+        steps = with_ends(directly(self._steps, wanted), kept | {ABSENT})
         return Program(
-            tuple(in_place(with_ends(self._steps, kept | {ABSENT}), kept | {ABSENT})),
+            tuple(in_place(steps, kept | {ABSENT})),
             self._values,
             self._feeds,
             results,
             constants,
             {n: slot for n, slot in constants.items() if n in self._updated},
             lasting(self._steps, wanted, given),
+            tuple(self._senders.values()),
         )
 
     def _has(self, name: str) -> bool:
@@ -164,15 +176,19 @@ class Compiler:
         if name in self._graph.constants:
             return self._constant((name, host))
         source, target = self._slots[name, not host], self._slot((name, host))
-        copy = self._fetch if host else self._send
+        copy = self._fetch if host else self._senders.setdefault(target, Sender(self._xp))
         self._steps.append(Step(copy, (source,), (target,), (), node))
         return target
 
     def _fetch(self, values: list[Any]) -> Sequence[Any]:
+        _refuse_in_graph(self._xp, "a value of the device is needed on the host")
         return (_each(values[0], self._xp.asnumpy),)
 
-    def _send(self, values: list[Any]) -> Sequence[Any]:
-        return (_each(values[0], self._xp.asarray),)
+    def _let_repeat(self, wanted: set[int]) -> None:
+        """Copies that nobody writes are not made again where they would be the same."""
+        written = written_slots(self._steps) | owned_slots(self._steps, wanted)
+        for slot, sender in self._senders.items():
+            sender.repeats = slot not in written
 
     def _add(self, node: Node, known: Runner, host: bool) -> None:
         inputs = tuple(self._input(node, known, k, host) for k in range(len(node.inputs)))
@@ -190,6 +206,36 @@ class Compiler:
                 if (name, place) in self._slots:
                     return self._slots[name, place]
         return self._needed(name, host or k in known.host, node)
+
+
+class Sender:
+    """Copies a value from the host to the device; what nobody writes is kept for the next run."""
+
+    def __init__(self, xp: Any) -> None:
+        self._xp, self.repeats = xp, False
+        self.known: dict[object, Any] = {}
+
+    def __call__(self, values: list[Any]) -> Sequence[Any]:
+        value = values[0]
+        if not self.repeats or isinstance(value, list) or value.nbytes > LARGEST_KEPT:
+            _refuse_in_graph(self._xp, "a value of the host is made anew in each step")
+            return (_each(value, self._xp.asarray),)
+        form = value.dtype, value.shape, value.tobytes()
+        if form not in self.known:
+            _refuse_in_graph(self._xp, "a value of the host is another than in the step before")
+            if len(self.known) >= MOST_KEPT:
+                self.known.clear()
+            self.known[form] = self._xp.asarray(value)
+        return (self.known[form],)
+
+
+def _refuse_in_graph(xp: Any, why: str) -> None:
+    """Refuse a copy between host and device while a graph is captured."""
+    if hasattr(xp, "cuda"):
+        from ..runtime import graphs
+
+        if graphs.owns_memory():
+            raise ProviderError(f"{why}, which a captured graph cannot follow: leave graph=True")
 
 
 def _each(value: Any, copy: Callable[[Any], Any]) -> Any:

@@ -77,7 +77,7 @@ def _tabled(function: Any) -> Any:
     """A function whose results are a sequence; NumPy's scalars become arrays."""
 
     def run(values: list[Any], out: Any = None) -> Sequence[Any]:
-        result = function(*values) if out is None else function(*values, out=out)
+        result = function(*values) if out is None else function(*values, out=out[0])
         if type(result) is tuple:
             return tuple(map(_array, result))
         return (_array(result),)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,13 @@ from ..dtypes import dtype_name
 from ..errors import ArgumentError, DtypeError, OpError, cut, refuse
 from .activations import Activations, with_codes
 from .graph import Graph, Problems, Value
+from .labels import Labels, with_checks
 from .passes import prepared
 from .program import Compiler, Program, runners
 from .reading import Source, read
+from .schedule import scheduled
 from .type_checks import check_types
+from .whole_products import with_tf32, with_whole_products
 
 
 class Session:
@@ -38,9 +41,11 @@ class Session:
         *,
         seed: int | None = None,
         activations: str | None = None,
+        tf32: bool = False,
+        arrays: Collection[str] = (),
     ) -> None:
         graph, self.model, problems = read(model)
-        self._open(graph, problems, xp, seed, activations)
+        self._open(graph, problems, xp, seed, activations, tf32, arrays)
 
     @classmethod
     def of_graph(cls, graph: Graph, name: str, xp: Any, seed: int | None = None) -> Session:
@@ -56,18 +61,28 @@ class Session:
         xp: Any,
         seed: int | None,
         activations: str | None = None,
+        tf32: bool = False,
+        arrays: Collection[str] = (),
     ) -> None:
         graph = prepared(graph, problems, seed)
+        if tf32:
+            graph = with_tf32(graph)
         found = runners(graph, problems)
         check_types(graph, found, problems)
         problems.refuse()
+        graph = scheduled(with_whole_products(graph))
+        graph = with_checks(graph) if xp is np else graph
+        self.labels = Labels(graph)
+        found = runners(graph, problems)
         if activations is not None:
             self._activations = Activations(activations)
             graph = with_codes(graph)
             found = runners(graph, problems, self._activations.runner)
+        if xp is not np:
+            found = self.labels.runners(graph, found)
         self.graph, self.xp = graph, xp
         self._said = {item.name: item for item in graph.inputs}
-        self.program: Program = Compiler(graph, xp, found).compile()
+        self.program: Program = Compiler(graph, xp, found, arrays).compile()
 
     @property
     def states(self) -> dict[str, Any]:
@@ -100,13 +115,43 @@ class Session:
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """The graph's outputs by name; arrays that it updates in place are those given."""
-        values = self._fed(feeds)
+        for name, value in feeds.items():
+            self.labels.look_at(name, value)
+        return self.run_seen(feeds)
+
+    def run_over(self, fixed: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+        """`run` for feeds beside these, which are the same arrays each time."""
+        known: list[list[Any]] = []
+
+        def run(feeds: Mapping[str, Any]) -> dict[str, Any]:
+            for name, value in feeds.items():
+                self.labels.look_at(name, value)
+            places = {name: self.program.feeds[name][0] for name in feeds} if known else {}
+            values = known[0].copy() if known else self._fed({**fixed, **feeds})
+            for name, place in places.items():
+                values[place] = self.placed(name, feeds[name])
+            if not known:
+                own = {self.program.feeds[name][0] for name in fixed}
+                given = {place for place, _ in self.program.feeds.values()} - own
+                known.append([None if i in given else v for i, v in enumerate(values)])
+            return self._ran(values)
+
+        return run
+
+    def run_seen(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """The same of feeds whose labels were looked at."""
+        return self._ran(self._fed(feeds))
+
+    def _ran(self, values: list[Any]) -> dict[str, Any]:
+        self._run(values)
+        copied = self.program.copied
+        return {n: values[k].copy() if k in copied else values[k] for n, k in self.program.results}
+
+    def _run(self, values: list[Any]) -> None:
         kept = self._activations.stash if self._activations else contextlib.nullcontext()
         with np.errstate(all="ignore"), kept:
             for step in self.program.steps:
                 self._run_step(step, values)
-        copied = self.program.copied
-        return {n: values[k].copy() if k in copied else values[k] for n, k in self.program.results}
 
     def _run_step(self, step: Any, values: list[Any]) -> None:
         run, inputs, outputs, dead, node, _ = step
@@ -131,13 +176,30 @@ class Session:
         if missing or extra:
             refuse("Session", "feeds", cut(str(sorted(known))), _difference(missing, extra))
         for name, value in feeds.items():
-            slot, host = known[name]
-            if self._said[name].is_sequence and isinstance(value, list | tuple):
-                values[slot] = [self._placed(item, host) for item in value]
-            else:
-                values[slot] = self._placed(value, host)
-            self._check(self._said[name], values[slot])
+            values[known[name][0]] = self.placed(name, value)
         return values
+
+    def placed(self, name: str, value: Any) -> Any:
+        """What is fed under a name, where the graph needs it; refused where it does not fit."""
+        _, host = self.program.feeds[name]
+        if self._said[name].is_sequence and isinstance(value, list | tuple):
+            found: Any = [self._placed(item, host) for item in value]
+        else:
+            found = self._placed(value, host)
+        self._check(self._said[name], found)
+        return found
+
+    def is_on_host(self, name: str) -> bool:
+        """Whether what is fed under a name is read on the host."""
+        return self.program.feeds[name][1]
+
+    def checked(self, name: str, value: Any) -> Any:
+        """One array for a feed, refused where it does not fit; on the device if it is there."""
+        is_there = self.xp is not np and isinstance(value, self.xp.ndarray)
+        found = self.placed(name, value) if self.is_on_host(name) else value
+        found = found if is_there else np.asarray(found)
+        self._check(self._said[name], found)
+        return found
 
     def _check(self, said: Value, value: Any) -> None:
         """What is fed has the type and the rank that a model says; of labels, upstream's models

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,9 +23,11 @@ BUFFER = "_grad.accumulation.buffer"
 RESET = "lazy_reset_grad"
 DEFAULT_LR = 1e-3  # upstream's
 MOMENTS = ("first_order_moments", "second_order_moments")
-OPTIMIZER_INPUTS = {"learning_rate", "step", "params", "gradients", *MOMENTS}
+NUMBERS = ("learning_rate", "step")
+OPTIMIZER_INPUTS = {*NUMBERS, "params", "gradients", *MOMENTS}
 
 Arrays = Mapping[str, Any]
+Run = Callable[[Arrays], dict[str, Any]]
 
 
 class TrainingSession:
@@ -35,7 +37,10 @@ class TrainingSession:
     `step` and `apply`, with eval_model.onnx for `eval` and `export`. xp: numpy or cupy. prefix:
     that of the files' names. seed: of random masks; the system's without one. activations: the
     policy, such as "default", by which activations wait for the backward part as codes; `report`
-    says how many bytes they were and are.
+    says how many bytes they were and are. tf32: multiply matrices and convolve float32 by TF32,
+    with 11 bits of each factor, where a GPU can. graph: capture the second step of each form of
+    inputs as CUDA graphs, and replay them from then on. What is read on the host belongs to the
+    form. What cannot be captured is refused then, with the node's name.
 
     Inputs are given by position or by name, as the training model has them. Parameters and
     gradients are arrays that steps update in place. Nothing waits for the device: a loss is an
@@ -50,23 +55,48 @@ class TrainingSession:
         prefix: str = "",
         seed: int | None = None,
         activations: str | None = None,
+        tf32: bool = False,
+        graph: bool = False,
     ) -> None:
+        if graph:
+            _refuse_uncapturable(xp, activations)
         folder = Path(artifacts)
         self.xp = xp
         paths = {name: folder / f"{prefix}{name}" for name in FILES}
         checkpoint = read_checkpoint(paths["checkpoint"])
         self._training = Session(
-            paths["training_model.onnx"], xp, seed=seed, activations=activations
+            paths["training_model.onnx"], xp, seed=seed, activations=activations, tf32=tf32
         )
         evaluation, optimizer = paths["eval_model.onnx"], paths["optimizer_model.onnx"]
-        self._eval = Session(evaluation, xp) if evaluation.exists() else None
-        self._optimizer = Session(optimizer, xp) if optimizer.exists() else None
+        self._eval = Session(evaluation, xp, tf32=tf32) if evaluation.exists() else None
+        arrays = NUMBERS if graph else ()
+        self._optimizer = Session(optimizer, xp, arrays=arrays) if optimizer.exists() else None
         self._take(checkpoint)
         self.properties = checkpoint.properties
         if self._eval is not None:
             self._eval.share(self._training)
         self._parts: dict[tuple[str, ...], Session] = {}
         self.outputs: Arrays = {}  # of the last forward pass, by name
+        self._run_training, self._run_optimizer = self._runs(graph)
+
+    def _runs(self, graph: bool) -> tuple[Run, Run | None]:
+        """What runs the two models, given the inputs that are not the same arrays each time."""
+        make: Any = Session.run_over
+        if graph:
+            from .capture import Captures
+
+            make = Captures
+        fixed = self._parameters_of(self._training)
+        fixed |= {n + BUFFER: buffer for n, buffer in self._buffers.items()}
+        if self._optimizer is None:
+            return make(self._training, fixed), None
+        updated = {
+            "params": [self._parameters[n] for n in self._trained],
+            "gradients": [self._buffers[n] for n in self._trained],
+            **{kind: list(found.values()) for kind, found in self._moments.items()},
+        }
+        known = {n: updated[n] for n in self._optimizer.inputs if n in updated}
+        return make(self._training, fixed), make(self._optimizer, known)
 
     def _take(self, checkpoint: Checkpoint) -> None:
         """Parameters and states of optimizers, held against what the graphs say."""
@@ -174,28 +204,23 @@ class TrainingSession:
     def accumulate(self, *inputs: Any, **named: Any) -> Any:
         """Forward and backward: gradients are added to those since the last `apply`."""
         feeds = self._given("accumulate", self._user, inputs, named)
-        feeds |= self._parameters_of(self._training)
-        feeds |= {n + BUFFER: buffer for n, buffer in self._buffers.items()}
         feeds[RESET] = np.array([self._is_reset])
-        found = self._training.run(feeds)
+        found = self._run_training(feeds)
         self._is_reset = False
         self.outputs = {n: v for n, v in found.items() if not n.endswith("accumulation.out")}
         return next(iter(self.outputs.values()))
 
     def apply(self) -> None:
         """A step of the optimizer by the accumulated gradients, which begin anew after it."""
-        if self._optimizer is None:
+        if self._optimizer is None or self._run_optimizer is None:
             raise ArgumentError("TrainingSession: there is no optimizer_model.onnx")
         if self._is_reset:
             raise ArgumentError("TrainingSession: apply: no gradients since the last step")
         feeds = {
             "learning_rate": np.array([self._lr], np.float32),
             "step": np.array([self.step_count + 1], np.int64),
-            "params": [self._parameters[n] for n in self._trained],
-            "gradients": [self._buffers[n] for n in self._trained],
         }
-        feeds |= {kind: list(found.values()) for kind, found in self._moments.items()}
-        self._optimizer.run({n: feeds[n] for n in self._optimizer.inputs})
+        self._run_optimizer({n: feeds[n] for n in self._optimizer.inputs if n in feeds})
         self.step_count += 1
         self._is_reset = True
 
@@ -286,3 +311,11 @@ class TrainingSession:
             n: np.asarray(a) if self.xp is np else self.xp.asnumpy(a) for n, a in arrays.items()
         }
         inference.export(self._eval.graph, self._eval.model, on_host, outputs, Path(file))
+
+
+def _refuse_uncapturable(xp: Any, activations: str | None) -> None:
+    if xp is np:
+        refuse("TrainingSession", "graph", "False with NumPy, which has no CUDA graphs", "True")
+    if activations is not None:
+        expected = "None with graph=True: codes' sizes and guards are known in each step alone"
+        refuse("TrainingSession", "activations", expected, shown(activations))

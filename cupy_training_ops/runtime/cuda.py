@@ -17,6 +17,7 @@ from ..declare.schema import Spec
 from ..dtypes import Dtype, HostArray
 from ..errors import CompileError
 from ..plan import Device
+from . import graphs
 from .compiler import header_options
 from .kernel_cache import usable
 
@@ -181,6 +182,10 @@ class CudaBackend:
         """Whether the device's current stream is being captured into a graph."""
         stream = cupy.cuda.get_current_stream(device)
         return stream.ptr not in (0, 1) and bool(stream.is_capturing())
+
+    def keeps_memory(self) -> bool:
+        """Where what captures gives the memory, in place of CuPy's pool."""
+        return graphs.owns_memory()
 
     def current_device(self) -> int:
         """The number of the current device."""

@@ -147,6 +147,10 @@ class TensorBackend(CudaBackend):
         """Whether the current stream is being captured into a graph."""
         return bool(torch.cuda.is_current_stream_capturing())
 
+    def keeps_memory(self) -> bool:
+        """It comes out of the graph's own pool."""
+        return True
+
     def work(self, name: str) -> Callable[..., None]:
         """Copies are PyTorch's; other work is for arrays of CuPy's."""
         return {"copy": _copy}[name]

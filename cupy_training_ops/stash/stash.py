@@ -20,12 +20,21 @@ import numpy as np
 
 from ..backend import Array, Backend
 from ..codecs.kept.entry import Account, Entry, Lengths
-from ..codecs.kept.guards import INDEX, LINEAR, MEASURES, NORMALISED, RANGE, TILES, Guard
-from ..codecs.kept.policies import POLICIES, chosen, coders, get_policy
+from ..codecs.kept.guards import (
+    INDEX,
+    LINEAR,
+    MEASURES,
+    NORMALISED,
+    RANGE,
+    TILES,
+    Guard,
+    range_of,
+)
+from ..codecs.kept.policies import BY_RANGE, POLICIES, chosen, coders, get_policy
 from ..codecs.kept.window import Waiting, Window
 from ..codecs.table import Codec, get_codec
 from ..declare.schema import Spec
-from ..dtypes import dtype_name
+from ..dtypes import FLOAT64, dtype_name
 from ..errors import ArgumentError, ProviderError, refuse, shown
 from ..families.gist.operators import Decoder
 from ..frame.arrays import adopt
@@ -80,7 +89,8 @@ class _Entry(Entry):
 def _guard(codec: str, need: str, x: Spec) -> Guard:
     """What is measured of codes for a need."""
     measure, row = MEASURES.get(codec, ""), x.shape[-1] if x.shape else 1
-    if not x.size or measure == RANGE or (measure == TILES and need not in (LINEAR, NORMALISED)):
+    guarded = {TILES: (LINEAR, NORMALISED), RANGE: BY_RANGE}.get(measure, (need,))
+    if not x.size or need not in guarded:
         measure = ""
     return Guard(measure, need, (1, x.size // row, row) if need == NORMALISED and measure else None)
 
@@ -148,9 +158,11 @@ class ActivationStash:
         need: what the backward pass needs of it: `value`; its `sign` (x > 0; the array comes back
         as ones and zeros); a `mask` (the same of bools); an `index` from 0 to 15, as max-pool's
         within its window; `linear`, a value that a product with parameters takes; `normalised`, one
-        that a normalisation of its last dimension takes. Of the last two `default` keeps the array
-        where codes would be too far off. An index beyond 15 is refused: on a GPU by `get` or a
-        later `put`, and not in a captured step. Raises ArgumentError, DtypeError, ProviderError.
+        that a normalisation of its last dimension takes; `smooth`, one that a smooth function of
+        each number takes; `product`, one that is multiplied by another activation. Of the last four
+        `default` keeps the array where codes would be too far off. An index beyond 15 is refused:
+        on a GPU by `get` or a later `put`, and not in a captured step. Raises ArgumentError,
+        DtypeError, ProviderError.
         """
         self._refuse_closed("put")
         if not isinstance(name, str):
@@ -240,6 +252,11 @@ class ActivationStash:
         streams.fork()
         found = streams.beside(lambda: encoder(x, out=(out, None) if measures else out))
         entry.code, numbers = found if measures else (found, None)
+        if guard.measure == RANGE:
+            three = Spec((3,), FLOAT64)
+            numbers = streams.beside(
+                lambda: range_of(x, backend.empty(three, entry.device), guard.need)
+            )
         if guard.measure == INDEX:
             numbers = streams.beside(lambda: ((x < 0) | (x > 15)).any().reshape(1))
         if self._keep_buffers:

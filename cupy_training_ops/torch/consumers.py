@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
-from ..codecs.kept.guards import LINEAR, NORMALISED, PRODUCT
+from ..codecs.kept.guards import LINEAR, NORMALISED, PRODUCT, SMOOTH
 
 # What gives the same numbers in other words: a tensor made so is as its source. Casts are those of
 # autocast, and no parameter is the base of one.
@@ -37,7 +37,6 @@ SAME_NUMBERS = frozenset(
 # Needs beside those that the guards know.
 SIGN = "sign"  # its sign alone
 SHAPE = "shape"  # nothing but its shape
-SMOOTH = "smooth"  # a smooth function of each number
 EXACT = "exact"
 
 Given = tuple[Any, ...]

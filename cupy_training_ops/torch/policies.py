@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from ..codecs.kept.guards import PRODUCT
+from ..codecs.kept.guards import PRODUCT, SMOOTH
 from ..codecs.kept.policies import POLICIES, Policy, chosen, get_policy, is_told
-from .consumers import EXACT, SMOOTH, Use
+from .consumers import EXACT, Use
 
 NAME = "compressed_activations"
 MAKE_ZEROS = frozenset({"ReluBackward0", "ThresholdBackward0", "NativeDropoutBackward0"})

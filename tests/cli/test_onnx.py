@@ -156,3 +156,21 @@ def test_names_with_a_prefix(tmp_path) -> None:
     result = call(tmp_path, "--prefix", "small_", "--steps", 2)
     assert result.exit_code == 0
     assert len(losses(result.stdout)) == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("graph", [(), ("--graph",)])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_gpu_trains_as_the_cpu_does(name: str, graph: tuple[str, ...]) -> None:
+    options = ("--steps", 12, "--lr", 0.02, "--provider")
+    result = call(DATA / name, *options, "cuda", *graph)
+    assert result.exit_code == 0, result.output
+    found, expected = losses(result.stdout), losses(call(DATA / name, *options, "cpu").stdout)
+    assert list(found) == list(expected)
+    np.testing.assert_allclose(list(found.values()), list(expected.values()), rtol=1e-3)
+
+
+def test_the_cpu_has_no_graphs_to_replay() -> None:
+    result = call(DATA / "mlp", "--steps", 1, "--provider", "cpu", "--graph")
+    assert result.exit_code != 0
+    assert "NumPy, which has no CUDA graphs" in result.output

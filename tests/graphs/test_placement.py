@@ -76,7 +76,8 @@ def device(monkeypatch) -> Device:
 
         def on_device(values, out=None):
             inside = [unboxed(known, k, value) for k, value in enumerate(values)]
-            results = run(inside) if out is None else run(inside, out=opened(out))
+            outs = None if out is None else {k: opened(a) for k, a in out.items()}
+            results = run(inside) if outs is None else run(inside, out=outs)
             return [r if k in known.makes_host else each(r, box) for k, r in enumerate(results)]
 
         return on_device
@@ -144,3 +145,38 @@ def test_what_is_computed_on_the_device_is_fetched_where_a_shape_needs_it(device
     found = cto.onnx.Session(model, device).run({"x": np.ones(1, np.float32)})
     assert opened(found["y"]).shape == (1,)
     assert len(device.fetched) == 1
+
+
+def host_values(text: str, device: Device, runs: int) -> list[np.ndarray]:
+    """What runs of a graph give whose value y is made of the shape of x, on the host."""
+    import onnx
+
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+        g (float[N] x, float[1] z) => (float[1] y) {{ s = Shape(x) f = Cast <to=1> (s) {text} }}"""
+    )
+    found = cto.onnx.Session(model, device)
+    feeds = {"x": Box(np.ones(5, np.float32)), "z": Box(np.full(1, 2, np.float32))}
+    return [opened(found.run(feeds)["y"]).copy() for _ in range(runs)]
+
+
+def test_what_is_sent_again_is_kept_on_the_device(device: Device) -> None:
+    assert host_values("y = Mul(f, z)", device, 3) == [10, 10, 10]
+    assert len(device.sent) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "y = com.microsoft.InPlaceAccumulator(f, z)",
+        "g = Identity(f) y = com.microsoft.InPlaceAccumulator(g, z)",
+        "g = Reshape(f, s5) h = com.microsoft.InPlaceAccumulator(g, z) y = Mul(h, z)",
+    ],
+)
+def test_what_a_node_updates_is_sent_anew(text: str, device: Device) -> None:
+    text = text.replace("s5", "one")
+    if "one" in text:
+        text = "one = Constant <value_ints = [1]> () " + text
+    found = host_values(text, device, 3)
+    assert found[0] == found[1] == found[2]
+    assert len(device.sent) == 3

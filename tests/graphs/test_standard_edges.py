@@ -90,3 +90,19 @@ def test_indices_without_axes_take_the_whole(batch_dims: int, rng) -> None:
     indices = np.zeros((2, 5, 0), np.int64)
     whole = np.broadcast_to(x[:, None] if batch_dims else x, (2, 5, *x.shape[batch_dims:]))
     np.testing.assert_array_equal(result("GatherND", x, indices, batch_dims=batch_dims), whole)
+
+
+def test_roots_are_those_of_powers() -> None:
+    """As onnxruntime 1.19.2 has them: a square root would be NaN and -0."""
+    x = np.array([-np.inf, -0.0, -1, 4, np.inf], np.float32)
+    found = result("Pow", x, np.array(0.5, np.float32))
+    np.testing.assert_array_equal(found, np.float32([np.inf, 0, np.nan, 2, np.inf]))
+    assert not np.signbit(found[1])
+
+
+def test_a_factor_of_integers_may_be_a_fraction() -> None:
+    x = np.array([[1, 2], [3, -4]], np.int32)
+    expected = np.trunc(1.5 * (x @ x) + np.trunc(0.5 * x))
+    found = result("Gemm", x, x, x, alpha=1.5, beta=0.5)
+    assert found.dtype == np.int32
+    np.testing.assert_array_equal(found, expected)

@@ -12,6 +12,8 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 import cupy_training_ops as cto
+from cupy_training_ops.onnx.kinds import Runner
+from cupy_training_ops.onnx.labels import Labels
 
 DATA = Path(__file__).parent / "data"
 
@@ -211,3 +213,44 @@ def test_outputs_beside_the_loss_are_kept() -> None:
     assert list(session.outputs) == ["onnx::loss::2", "scores"]
     assert session.outputs["scores"].shape == (6, 4)
     assert loss.shape == ()
+
+
+@pytest.mark.parametrize("label", [-1, 4])
+def test_a_label_that_is_no_class_is_refused_and_changes_nothing(label: int) -> None:
+    session, answers = opened()
+    labels = answers["labels"][0].copy()
+    labels[2] = label
+    with pytest.raises(cto.ArgumentError, match=f"labels from 0 to 3, got {label}"):
+        session.step(answers["x"][0], labels)
+    assert not any(gradient.any() for gradient in session.gradients.values())
+    assert session.step_count == 0
+
+
+def test_labels_from_the_host_are_looked_at_before_a_device_has_them() -> None:
+    session, answers = opened()
+    labels = Labels(session.graph)
+    (name,) = labels._losses
+    found = labels.runners(session.graph, dict.fromkeys(range(len(session.graph.nodes)), PLAIN))
+    place = next(i for i, node in enumerate(session.graph.nodes) if name in node.inputs)
+    run = found[place].make(np)
+    for wrong in (-1, 4):
+        labels.look_at(name, np.array([0, wrong]))
+        with pytest.raises(cto.ArgumentError, match=f"labels from 0 to 3, got {wrong}"):
+            run([np.zeros((2, 4)), None])
+        with pytest.raises(cto.ArgumentError, match="labels from 0 to 3"):
+            labels.check()
+    labels.look_at(name, answers["labels"][0])
+    labels.check()
+    assert run([np.zeros((2, 4)), None]) == "done"
+
+
+@pytest.mark.parametrize("name", ["cnn_max", "gpt", "transformer", "tied"])
+def test_gradients_are_added_as_soon_as_they_are_made(name: str) -> None:
+    nodes = cto.onnx.TrainingSession(DATA / name).graph.nodes
+    places = {output: i for i, node in enumerate(nodes) for output in node.outputs}
+    sums = [node for node in nodes if node.op_type == "InPlaceAccumulatorV2"]
+    apart = [places[node.outputs[0]] - places[node.inputs[1]] for node in sums]
+    assert sum(apart) <= 2 * len(sums) < len(sums) ** 2
+
+
+PLAIN = Runner(lambda _: lambda _: "done")

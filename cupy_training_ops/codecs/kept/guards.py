@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ...families.gist_guard.sample import Grouping
 
 # What a consumer does with a value.
 LINEAR = "linear"  # multiplies it by a parameter
 NORMALISED = "normalised"  # centres it, and divides by its deviation
 PRODUCT = "product"  # multiplies it by another activation
+SMOOTH = "smooth"  # takes a smooth function of each number
 
 # Measures of codes, by what those that fail are not good enough for.
 TILES = "tiles"  # by the encoder, GistGuardedMsfp15Encoder: its four numbers
@@ -25,6 +28,7 @@ MEASURES = {"msfp15_signed": TILES, "pack16": RANGE, "index4": INDEX}
 TILE = 0.03**2  # of the distances from the means of tiles, or of features and channels
 GROUP = 0.06**2  # of those of each normalised group
 LARGEST, LEAST = 65504.0, 2.0**-6  # float16's steps are 2^-18 of the least, and smaller
+RANK_OF_HEADS = 4  # (samples, heads, rows, features)
 MEANS = 4.0**2  # squared deviations that the means of features may be large
 
 
@@ -68,3 +72,17 @@ class Guard(NamedTuple):
         if self.need == NORMALISED and not groups:
             return "groups", features
         return "features" if self.need == PRODUCT and not features else "", features
+
+
+def range_of(x: Any, numbers: Any, need: str) -> Any:
+    """What RANGE measures of an array, into three numbers: features matter to products alone."""
+    numbers[:] = 0
+    numbers[0], numbers[1] = x.max(), -x.min()
+    numbers[0] = numbers[:2].max()
+    if need == PRODUCT:
+        axes = (0, 2) if x.ndim == RANK_OF_HEADS else tuple(range(x.ndim - 1))
+        with np.errstate(all="ignore"):  # an infinity is beyond the range, and so are its numbers
+            means = x.mean(axis=axes, keepdims=True, dtype=numbers.dtype)
+            numbers[1] = ((x - means) ** 2).sum(dtype=numbers.dtype)
+            numbers[2] = (means * means).sum() * (x.size // means.size)
+    return numbers

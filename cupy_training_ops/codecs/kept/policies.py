@@ -15,9 +15,10 @@ from ...families.gist.operators import Decoder
 from ...families.gist_guard.operators import GistGuardedMsfp15Encoder
 from ...families.gist_guard.sample import Grouping
 from ..table import CODECS, get_codec
-from .guards import LINEAR, NORMALISED, TILES
+from .guards import LINEAR, NORMALISED, PRODUCT, SMOOTH, TILES
 
-VALUES = ("value", LINEAR, NORMALISED)  # needs of numbers
+BY_RANGE = (PRODUCT, SMOOTH)  # needs of numbers that 16 bits are enough for
+VALUES = ("value", LINEAR, NORMALISED, *BY_RANGE)  # needs of numbers
 NEEDS = ("sign", "mask", "index", *VALUES)
 # name, dtype's name, shape, need -> a codec's name, or None: the array is kept as it is.
 Policy = Callable[..., str | None]
@@ -28,6 +29,7 @@ OPTIONS: Mapping[str, Mapping[str, object]] = {
     "msfp15": {"keep_nonfinite": True},
     "msfp15_signed": {"keep_nonfinite": True},
 }
+LOSSLESS, HALF, HALF_NBYTES = "sparse", "pack16", 2
 EXACT = {"sign": "pack1", "mask": "pack1", "index": "index4"}
 
 
@@ -35,12 +37,14 @@ def by_need(
     of_values: str, _name: str, dtype: str, _shape: tuple[int, ...], need: str
 ) -> str | None:
     """The codec that keeps all that is needed in the fewest bits; `of_values` keeps numbers."""
+    if need in BY_RANGE and of_values != LOSSLESS:
+        return HALF if to_dtype(dtype).itemsize > HALF_NBYTES else None
     codec = EXACT["mask"] if dtype == "bool" else EXACT.get(need, of_values)
     return codec if to_dtype(dtype) in get_codec(codec).dtypes else None
 
 
 POLICIES: Mapping[str, Policy] = {
-    "lossless": partial(by_need, "sparse"),
+    "lossless": partial(by_need, LOSSLESS),
     "default": partial(by_need, "msfp15_signed"),
     "small": partial(by_need, "sparse_fp10"),
     "plain_msfp15": partial(by_need, "msfp15"),

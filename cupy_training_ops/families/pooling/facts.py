@@ -8,6 +8,7 @@ from ...facts import Divisor
 
 AXES = 3  # that kernels have
 THREADS = 256
+RUN = 4  # neighbours along the last axis that a thread of max_pool_grad makes
 LONG = 2048  # elements of a plane from which on a block sums it, not a warp
 
 _PLACES = i32[AXES]

@@ -24,7 +24,7 @@ from ...plan import Config, Device, Launch, Plan, by_value, ceil_div, slots
 from ...planning.fast_division import divisor
 from ..conv.extents import AUTO_PADS
 from ..conv.operators import PADS, STRIDES, steps
-from .facts import AXES, LONG, THREADS, Geometry
+from .facts import AXES, LONG, RUN, THREADS, Geometry
 from .windows import Pool, Windows
 
 X = Input("X", "T", shape="shape (N, C, ...)", doc="one to three dimensions behind C")
@@ -70,9 +70,10 @@ class _Pool(Op):
             self.ceil_mode,
         ).windows(x)
 
-    def launched(self, x: Shape, written: Spec, *arguments: object) -> Plan:
-        """A thread for each element that is written."""
-        windows = self.windows(x)
+    def launched(self, x: Shape, written: Spec, *arguments: object, run: int = 1) -> Plan:
+        """A thread for each element that is written, or for a run of them along the last axis."""
+        windows, outer = self.windows(x), written.shape[2:-1]
+        runs = ceil_div(written.shape[-1], run)
         geometry = by_value(
             Geometry,
             image=_axes(windows.image),
@@ -83,10 +84,11 @@ class _Pool(Op):
             pad=_axes(windows.pads, 0),
             padded=_axes(tuple(map(sum, zip(windows.image, windows.ends, strict=True)))),
             number=_axes(windows.numbers(self.storage_order)),
-            written=np.array([divisor(extent) for extent in _axes(written.shape[2:])]),
+            written=np.array([divisor(extent) for extent in _axes((*outer, runs))]),
         )
-        config = Config((ceil_div(written.size, THREADS),), (THREADS,))
-        arguments = (*arguments, written.size, geometry)
+        n_threads = math.prod((*written.shape[:-1], runs))
+        config = Config((ceil_div(n_threads, THREADS),), (THREADS,))
+        arguments = (*arguments, n_threads, geometry)
         return Plan((Launch(self.function_name, config, arguments, slots(T=written.dtype)),))
 
 
@@ -174,7 +176,8 @@ class MaxPoolGrad(_Gradient):
         return self.gradient_of(dy, shape)
 
     def plan(self, device: Device, dy: Spec, indices: Spec, shape: Shape, dx: Spec) -> Plan:
-        return self.launched(shape, dx, dy, indices, dx)
+        by_vectors = dx.aligned and shape[-1] % RUN == 0
+        return self.launched(shape, dx, dy, indices, dx, by_vectors, run=RUN)
 
 
 class AveragePoolGrad(_Gradient):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...registry import get_op
+from . import packed
 from .table import standard
 
 Array = Any
@@ -57,6 +58,13 @@ COMPARISONS = {
 VARIADIC = {"Max": "maximum", "Min": "minimum", "Sum": "add"}
 
 
+def _packed(xp: Module, name: str, operands: tuple[Array, ...], out: Array = None) -> Array | None:
+    """The result of a kernel for CuPy's arrays; None where there is none."""
+    if xp is np or name not in packed.EXPRESSIONS:
+        return None
+    return packed.computed(name, operands, out)
+
+
 def _put_unary(operator: str, name: str) -> None:
     @standard(operator, overwrites=(0,))
     def unary(xp: Module, x: Array, out: Array = None) -> Array:
@@ -66,7 +74,8 @@ def _put_unary(operator: str, name: str) -> None:
 def _put_binary(operator: str, name: str) -> None:
     @standard(operator, since=7, overwrites=(0, 1))
     def binary(xp: Module, x: Array, y: Array, out: Array = None) -> Array:
-        return getattr(xp, name)(x, y, out=out)
+        found = _packed(xp, name, (x, y), out)
+        return getattr(xp, name)(x, y, out=out) if found is None else found
 
 
 def _put_comparison(operator: str, name: str) -> None:
@@ -78,7 +87,11 @@ def _put_comparison(operator: str, name: str) -> None:
 def _put_variadic(operator: str, name: str) -> None:
     @standard(operator, since=6, view=True)  # one array comes back itself
     def variadic(xp: Module, *arrays: Array) -> Array:
-        return functools.reduce(getattr(xp, name), arrays)
+        def both(x: Array, y: Array) -> Array:
+            found = _packed(xp, name, (x, y))
+            return getattr(xp, name)(x, y) if found is None else found
+
+        return functools.reduce(both, arrays)
 
 
 for _operator, _name in UNARY.items():
@@ -106,7 +119,8 @@ def div(xp: Module, x: Array, y: Array, out: Array = None) -> Array:
     """Integers are divided towards 0."""
     if x.dtype.kind in "iu":
         return xp.floor_divide(x - xp.fmod(x, y), y, out=out)
-    return xp.divide(x, y, out=out)
+    found = _packed(xp, "divide", (x, y), out)
+    return xp.divide(x, y, out=out) if found is None else found
 
 
 @standard("Mod")
@@ -119,14 +133,15 @@ def pow_(xp: Module, x: Array, y: Array) -> Array:
     if y.ndim == 0 and y.dtype.kind in "iuf" and isinstance(y, np.ndarray):
         if y == 2:
             return xp.square(x)
-        if y == 0.5 and x.dtype.kind == "f":
-            return xp.sqrt(x)
+        if y == 0.5 and x.dtype.kind == "f":  # a root of -inf would be NaN, one of -0.0 is -0.0
+            return xp.where(x == -math.inf, scalar(x, math.inf), xp.sqrt(x + scalar(x, 0)))
     return xp.power(x, y).astype(x.dtype, copy=False)
 
 
 @standard("Relu", overwrites=(0,))
 def relu(xp: Module, x: Array, out: Array = None) -> Array:
-    return xp.maximum(x, scalar(x, 0), out=out)
+    found = _packed(xp, "relu", (x,), out)
+    return xp.maximum(x, scalar(x, 0), out=out) if found is None else found
 
 
 @standard("LeakyRelu")
@@ -246,7 +261,8 @@ def clip(xp: Module, x: Array, low: Array = None, high: Array = None) -> Array:
 
 @standard("Where")
 def where(xp: Module, condition: Array, x: Array, y: Array) -> Array:
-    return xp.where(condition, x, y)
+    found = _packed(xp, "where", (condition, x, y))
+    return xp.where(condition, x, y) if found is None else found
 
 
 @standard("BiasGelu")

@@ -14,16 +14,29 @@ Module = Any
 
 
 @standard("MatMul")
-def matmul(xp: Module, a: Array, b: Array) -> Array:
-    return product(xp, a, b)
+def matmul(xp: Module, a: Array, b: Array, *, allow_tf32: int = 0) -> Array:
+    return product(xp, a, b, tf32=allow_tf32)
 
 
-def product(xp: Module, a: Array, b: Array) -> Array:
-    """A matrix product; one of a batch with one matrix is a single large one."""
+def product(
+    xp: Module, a: Array, b: Array, alpha: float = 1.0, tf32: int = 0, out: Array = None
+) -> Array:
+    """alpha a @ b; one of a batch with one matrix is a single large one."""
+    if xp.__name__ == "cupy":
+        from .. import cublas
+
+        if cublas.fits((a, b)):
+            return cublas.product(a, b, alpha=alpha, tf32=bool(tf32), out=out)
     if b.ndim == 2 and a.ndim > 2 and a.flags.c_contiguous:
         rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
-        return xp.matmul(rows, b).reshape(*a.shape[:-1], b.shape[-1])
-    return xp.matmul(a, b)
+        y = xp.matmul(rows, b).reshape(*a.shape[:-1], b.shape[-1])
+    else:
+        y = xp.matmul(a, b, out=out)
+    if alpha != 1 and y.dtype.kind in "iu":
+        return _scaled(y, alpha)
+    if alpha != 1:
+        y *= scalar(y, alpha)
+    return y
 
 
 @standard("Gemm")
@@ -32,19 +45,26 @@ def gemm(
     a: Array,
     b: Array,
     c: Array = None,
+    out: Array = None,
     *,
     alpha: float = 1.0,
     beta: float = 1.0,
     transA: int = 0,  # noqa: N803
     transB: int = 0,  # noqa: N803
     broadcast: int = 1,
+    allow_tf32: int = 0,
 ) -> Array:
-    y = xp.matmul(a.T if transA else a, b.T if transB else b)
-    if alpha != 1:
-        y *= scalar(y, alpha)
+    y = product(xp, a.T if transA else a, b.T if transB else b, alpha, allow_tf32, out)
     if c is not None:
-        y += c if beta == 1 else c * scalar(y, beta)
+        y += c if beta == 1 else _scaled(c, beta)
     return y
+
+
+def _scaled(x: Array, factor: float) -> Array:
+    """Of integers the part before the point."""
+    if x.dtype.kind in "iu":
+        return (x * factor).astype(x.dtype)
+    return x * scalar(x, factor)
 
 
 @standard("FusedMatMul", "TransposeMatMul")
@@ -58,12 +78,11 @@ def fused_matmul(
     transB: int = 0,  # noqa: N803
     transBatchA: int = 0,  # noqa: N803
     transBatchB: int = 0,  # noqa: N803
+    allow_tf32: int = 0,
 ) -> Array:
     """With transBatch the first dimension is the one before last: (M, batch, K)."""
-    y = product(xp, _turned(xp, a, transA, transBatchA), _turned(xp, b, transB, transBatchB))
-    if alpha != 1:
-        y *= scalar(y, alpha)
-    return y
+    turned = _turned(xp, a, transA, transBatchA), _turned(xp, b, transB, transBatchB)
+    return product(xp, *turned, alpha, allow_tf32)
 
 
 def _turned(xp: Module, x: Array, last: int, batch: int) -> Array:

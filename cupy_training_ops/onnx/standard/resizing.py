@@ -55,6 +55,21 @@ def taps(mode: str, s: HostArray, a: float) -> tuple[HostArray, HostArray]:
     return low + np.arange(-1, 3)[:, None], np.stack(weights)
 
 
+_THERE: dict[object, Any] = {}  # on devices, for good: captured graphs read them
+_MOST = 4096
+
+
+def there(xp: Module, array: HostArray) -> Array:
+    """What follows from extents alone, on the current device."""
+    if xp is np:
+        return array
+    form = xp.cuda.runtime.getDevice(), array.dtype, array.shape, array.tobytes()
+    if form in _THERE:
+        return _THERE[form]
+    found = xp.asarray(array)
+    return _THERE.setdefault(form, found) if len(_THERE) < _MOST else found
+
+
 ONLY = {
     "antialias": (0,),
     "keep_aspect_ratio_policy": ("stretch",),
@@ -92,7 +107,7 @@ def resize(
             continue
         s = positions(n, m, scale, coordinate_transformation_mode)
         if mode == "nearest":
-            x = xp.take(x, xp.asarray(_within(ROUND[nearest_mode](s), n)), axis=axis)
+            x = xp.take(x, there(xp, _within(ROUND[nearest_mode](s), n)), axis=axis)
         else:
             x = _summed(xp, x, axis, *_weighed(mode, s, n, cubic_coeff_a, exclude_outside))
     return x
@@ -117,7 +132,7 @@ def _summed(xp: Module, x: Array, axis: int, pixels: HostArray, weights: HostArr
     each = [-1 if i == axis else 1 for i in range(x.ndim)]
     total = None
     for rows, weight in zip(pixels, weights, strict=True):
-        part = xp.take(x, xp.asarray(rows), axis=axis)
-        part = part * xp.asarray(weight.astype(x.dtype)).reshape(each)
+        part = xp.take(x, there(xp, rows), axis=axis)
+        part = part * there(xp, weight.astype(x.dtype)).reshape(each)
         total = part if total is None else total + part
     return total

@@ -12,11 +12,13 @@ import numpy as np
 from ... import limits
 from ...dtypes import FLOAT32, to_dtype
 from ...errors import ArgumentError
+from ...registry import get_op
 from .reductions import places
 from .table import standard
 
 Array = Any
 Module = Any
+VECTOR = np.dtype(np.complex128)  # moved as a whole
 
 
 def extents(shape: Any) -> tuple[int, ...]:
@@ -53,7 +55,26 @@ def reshape(xp: Module, x: Array, shape: Any, *, allowzero: int = 0) -> Array:
 
 @standard("Transpose", view=True)
 def transpose(xp: Module, x: Array, *, perm: Sequence[int] | None = None) -> Array:
-    return x.transpose(perm)
+    """On a GPU at once in memory, unless products can read it as it is."""
+    if xp.__name__ != "cupy" or x.ndim < 3 or _swaps_last(x.ndim, perm):
+        return x.transpose(perm)
+    rows = _by_vectors(x, perm)
+    if rows is None:
+        return xp.ascontiguousarray(x.transpose(perm))
+    return xp.ascontiguousarray(rows.transpose(perm)).view(x.dtype)
+
+
+def _by_vectors(x: Array, perm: Sequence[int] | None) -> Array | None:
+    """The array as elements of 16 bytes, where rows stay as they are and have whole ones."""
+    is_whole = x.flags.c_contiguous and x.data.ptr % VECTOR.itemsize == 0
+    stays = perm is not None and perm[-1] == x.ndim - 1
+    if not (is_whole and stays and x.itemsize < VECTOR.itemsize):
+        return None
+    return None if x.shape[-1] * x.itemsize % VECTOR.itemsize or not x.size else x.view(VECTOR)
+
+
+def _swaps_last(rank: int, perm: Sequence[int] | None) -> bool:
+    return list(perm or ()) == [*range(rank - 2), rank - 1, rank - 2]
 
 
 @standard("Flatten", view=True)
@@ -95,7 +116,10 @@ def tile(xp: Module, x: Array, repeats: Any) -> Array:
 
 @standard("Concat", since=4)
 def concat(xp: Module, *arrays: Array, axis: int) -> Array:
-    return xp.concatenate(arrays, axis)
+    if xp.__name__ != "cupy":
+        return xp.concatenate(arrays, axis)
+    dense = [xp.ascontiguousarray(x) for x in arrays]  # CuPy's sends addresses in each call
+    return get_op("ConcatTraining").shared(axis=axis)(dense, outputs=("concat_result",))[0]
 
 
 def _split_at(xp: Module, x: Array, sizes: Sequence[int], axis: int) -> tuple[Array, ...]:

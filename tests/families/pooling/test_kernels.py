@@ -43,6 +43,9 @@ def test_any_max_pool(run, rng, pool, order, dtype) -> None:
     assert_matches(run.host(indices), places, 0)
     dx = max_pool_grad(y, indices, x.shape, **pool)
     assert_matches(run.host(dx), pooling.max_pool_grad(expected, places, x.shape, **pool))
+    others = places + rng.integers(-3, 4, places.shape)  # many of them of no element of the window
+    dx = max_pool_grad(y, run.place(others), x.shape, **pool)
+    assert_matches(run.host(dx), pooling.max_pool_grad(expected, others, x.shape, **pool))
 
 
 @drawn

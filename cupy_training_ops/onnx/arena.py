@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: MIT
+"""One plan of all memory that a step takes: recorded in one step, the same in all others.
+
+Between steps nothing but results and what lives longer anyway has memory, so blocks of which one
+is let go before the other is taken may be at the same place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import ProviderError
+
+ALIGNMENT = 512  # bytes, as CuPy's pool has it
+FOREVER = 1 << 62
+
+
+class Block(NamedTuple):
+    """Memory that a step takes: its bytes, and when it is taken and let go."""
+
+    nbytes: int
+    start: int
+    end: int
+
+
+class Plan(NamedTuple):
+    """Where each block is, in the order in which they are taken, and how much all take."""
+
+    sizes: tuple[int, ...]
+    offsets: tuple[int, ...]
+    nbytes: int
+
+
+def planned(blocks: Sequence[Block]) -> Plan:
+    """Large ones first, each at the lowest place that is free as long as it lives."""
+    order = sorted(range(len(blocks)), key=lambda i: (-blocks[i].nbytes, i))
+    sizes = np.array([-(-b.nbytes // ALIGNMENT) * ALIGNMENT for b in blocks], np.int64)
+    starts = np.array([b.start for b in blocks], np.int64)
+    ends = np.array([b.end for b in blocks], np.int64)
+    offsets = np.zeros(len(blocks), np.int64)
+    placed = np.zeros(len(blocks), bool)
+    for i in order:
+        beside = np.flatnonzero(placed & (starts < ends[i]) & (starts[i] < ends))
+        offsets[i] = _lowest(offsets[beside], sizes[beside], int(sizes[i]))
+        placed[i] = True
+    whole = int((offsets + sizes).max(initial=0))
+    return Plan(tuple(b.nbytes for b in blocks), tuple(map(int, offsets)), whole)
+
+
+def _lowest(offsets: Any, sizes: Any, nbytes: int) -> int:
+    """The lowest gap between these blocks."""
+    free = 0
+    for k in np.argsort(offsets, kind="stable"):
+        if offsets[k] - free >= nbytes:
+            return free
+        free = max(free, int(offsets[k] + sizes[k]))
+    return free
+
+
+class Recorder:
+    """An allocator over a pool that notes what is taken, and when it is let go."""
+
+    def __init__(self, pool: Any) -> None:
+        import cupy
+
+        self._pool, self._cuda, self._device = pool, cupy.cuda, cupy.cuda.runtime.getDevice()
+        self._taken: list[list[int]] = []
+        self._places: dict[int, int] = {}
+        self._time = 0
+
+    def malloc(self, nbytes: int) -> Any:
+        """Memory from the pool."""
+        memory = self._pool.malloc(nbytes)
+        if not nbytes:
+            return memory
+        self._time += 1
+        place = len(self._taken)
+        self._taken.append([nbytes, self._time, FOREVER])
+        self._places[memory.ptr] = place
+        held = _Held(self, place, memory)
+        owned = self._cuda.UnownedMemory(memory.ptr, nbytes, held, self._device)
+        return self._cuda.MemoryPointer(owned, 0)
+
+    def let_go(self, place: int) -> None:
+        """What was taken as the so many-th is free."""
+        self._time += 1
+        self._taken[place][2] = self._time
+
+    def plan(self, results: Sequence[Any]) -> Plan:
+        """That of the step, now that all but its results is let go; what else is still there was
+        made once, for later steps too."""
+        kept = {self._places.get(array.data.mem.ptr) for array in results}
+        blocks = [
+            Block(*taken) for i, taken in enumerate(self._taken) if taken[2] != FOREVER or i in kept
+        ]
+        return planned(blocks)
+
+
+class _Held:
+    """Keeps memory of a pool until an array lets go of it."""
+
+    __slots__ = ("_memory", "_place", "_recorder")
+
+    def __init__(self, recorder: Recorder, place: int, memory: Any) -> None:
+        self._recorder, self._place, self._memory = recorder, place, memory
+
+    def __del__(self) -> None:
+        self._recorder.let_go(self._place)
+
+
+class OtherMemoryError(ProviderError):
+    """A step takes other memory than the one that its plan is of."""
+
+
+class Arena:
+    """An allocator that gives what a plan says, in one piece of memory."""
+
+    def __init__(self, plan: Plan, memory: Any) -> None:
+        import cupy
+
+        self._pointer = cupy.cuda.MemoryPointer
+        self._plan, self._memory, self._next = plan, memory, 0
+
+    def malloc(self, nbytes: int) -> Any:
+        """The next block; OtherMemoryError where it is to have another size."""
+        i = self._next
+        if not nbytes:
+            return self._pointer(self._memory, 0)
+        if i >= len(self._plan.sizes) or self._plan.sizes[i] != nbytes:
+            raise OtherMemoryError(
+                f"expected as much memory as the step before took, got {nbytes} bytes as block {i}"
+            )
+        self._next += 1
+        return self._pointer(self._memory, self._plan.offsets[i])
+
+    @property
+    def is_used(self) -> bool:
+        """Whether all of the plan was taken."""
+        return self._next == len(self._plan.sizes)

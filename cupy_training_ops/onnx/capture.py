@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: MIT
+"""Runs of a session as CUDA graphs: made once for each form of what goes in, then replayed.
+
+A first run is an ordinary one that notes what memory it takes; the next one like it is captured
+into memory of its own, and replayed from then on. What a replay reads is at places that stay: feeds
+are copied there, results out of there. What is on the host is as it was at the capture, so that
+another value of it is another form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import cupy
+import numpy as np
+
+from ..errors import ProviderError
+from ..runtime import graphs
+from .arena import Arena, OtherMemoryError, Plan, Recorder
+
+if TYPE_CHECKING:
+    from .session import Session
+
+MOST_FORMS = 16
+MOST_TRIES = 4
+Arrays = Mapping[str, Any]
+
+
+class Captures:
+    """The captured runs of one session. `fixed` feeds are the same arrays in each run."""
+
+    def __init__(self, session: Session, fixed: Arrays) -> None:
+        self._session, self._fixed = session, fixed
+        self._fixed_arrays = {id(a) for item in fixed.values() for a in _each(item)}
+        self._forms: dict[object, _Form] = {}
+        self._memory: Any = None
+        self._last: Any = None  # the stream of the last run
+        self._side: graphs.SideStream | None = None
+
+    def __call__(self, feeds: Arrays) -> dict[str, Any]:
+        """The session's results; of its feeds those that are not fixed are given."""
+        given = {name: self._session.checked(name, value) for name, value in feeds.items()}
+        for name, value in given.items():
+            self._session.labels.look_at(name, value)
+        self._session.labels.check()
+        form = self._form(given)
+        current = cupy.cuda.get_current_stream()
+        if self._last is not None and self._last.ptr != current.ptr:
+            current.wait_event(self._last.record())
+        self._last = current
+        if form.graph is None:
+            return self._first_runs(form, given)
+        form.take(given)
+        return form.replay()
+
+    def _form(self, given: Arrays) -> _Form:
+        key = tuple([self._form_of(name, value) for name, value in given.items()])
+        if key not in self._forms:
+            if len(self._forms) >= MOST_FORMS:
+                self._forms.clear()
+            self._forms[key] = _Form()
+        return self._forms[key]
+
+    def _form_of(self, name: str, value: Any) -> object:
+        """What makes a form another: of what is read on the host all of it."""
+        if self._session.is_on_host(name):
+            return name, value.dtype, value.shape, value.tobytes()
+        return name, value.dtype, value.shape
+
+    def _first_runs(self, form: _Form, given: Arrays) -> dict[str, Any]:
+        """One that notes its memory, or is captured; where that is another it is noted again."""
+        self._side = self._side or graphs.side_stream(self)
+        with self._side.beside():
+            if form.plan is not None and self._is_captured(form, given, self._side.stream):
+                return form.replay()
+            if form.tries == MOST_TRIES:
+                raise ProviderError(
+                    "TrainingSession: graph=True: each step takes other memory than the one "
+                    "before, so that none can be captured"
+                )
+            return self._noted(form, given)
+
+    def _noted(self, form: _Form, given: Arrays) -> dict[str, Any]:
+        form.pool = cupy.cuda.MemoryPool()
+        recorder = Recorder(form.pool)
+        feeds = self._copies(given)
+        with cupy.cuda.using_allocator(recorder.malloc):
+            results = self._session.run_seen({**self._fixed, **feeds})
+        form.tries += 1
+        form.plan = recorder.plan([a for a in results.values() if isinstance(a, cupy.ndarray)])
+        return results
+
+    def _is_captured(self, form: _Form, given: Arrays, stream: Any) -> bool:
+        """Whether a run was captured: False where it took other memory."""
+        plan = form.plan
+        assert plan is not None
+        form.pool.free_all_blocks()
+        form.inputs = self._copies(given)
+        arena = Arena(plan, self._room(plan))
+        try:
+            with cupy.cuda.using_allocator(arena.malloc), graphs.capture(stream) as captured:
+                results = self._session.run_seen({**self._fixed, **form.inputs})
+            is_same = arena.is_used
+        except OtherMemoryError:
+            is_same = False
+        if not is_same:
+            form.plan = None
+            return False
+        form.graph, form.results, form.memory = captured.graph, results, self._memory
+        form.sent = [array for s in self._session.program.senders for array in s.known.values()]
+        form.own = frozenset(n for n, a in results.items() if self._is_own(a))
+        return True
+
+    def _copies(self, given: Arrays) -> dict[str, Any]:
+        """Feeds without gaps and aligned, whatever the caller's are: a run takes memory by that."""
+        return {n: self._session.placed(n, value).copy() for n, value in given.items()}
+
+    def _is_own(self, array: Any) -> bool:
+        """Whether the next replay writes over it, though the caller does not know."""
+        return isinstance(array, cupy.ndarray) and id(array) not in self._fixed_arrays
+
+    def _room(self, plan: Plan) -> Any:
+        """Memory for a plan: forms share it, as nothing outlives a replay."""
+        if self._memory is None or self._memory.size < plan.nbytes:
+            self._memory = None
+            self._memory = cupy.cuda.Memory(max(plan.nbytes, 512))
+        return self._memory
+
+
+class _Form:
+    """One form of feeds, and its graph once there is one."""
+
+    def __init__(self) -> None:
+        self.tries = 0
+        self.plan: Plan | None = None
+        self.pool: Any = None
+        self.graph: Any = None
+        self.memory: Any = None
+        self.sent: list[Any] = []  # what the graph reads beside, whatever is sent later
+        self.inputs: dict[str, Any] = {}  # at the places that replays read
+        self.results: dict[str, Any] = {}
+        self.own: frozenset[str] = frozenset()
+
+    def take(self, given: Arrays) -> None:
+        """Copy feeds to where replays read them; what is read on the host is the same."""
+        for name, value in given.items():
+            target = self.inputs[name]
+            if isinstance(target, np.ndarray):
+                continue
+            if not isinstance(value, np.ndarray):
+                target[...] = value
+            elif value.size == 1:
+                target.fill(value.item())
+            else:
+                target.set(np.ascontiguousarray(value))
+
+    def replay(self) -> dict[str, Any]:
+        """A run on the current stream; its results are the caller's."""
+        self.graph.launch()
+        return {n: a.copy() if n in self.own else a for n, a in self.results.items()}
+
+
+def _each(item: Any) -> list[Any]:
+    return item if isinstance(item, list) else [item]

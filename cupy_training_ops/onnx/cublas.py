@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: MIT
+"""Matrix products by cuBLAS over CuPy's arrays: transposed ones without a copy, also in a capture.
+
+CuPy's own binding refuses a capture, and copies what is transposed in a batch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import itertools
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import cupy
+
+from ..dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
+from ..errors import ProviderError
+
+WORKSPACE = 32 << 20  # bytes; what NVIDIA recommends for 9.0
+_NO, _TRANSPOSED, _DEFAULT = 0, 1, -1  # cublasOperation_t, cublasGemmAlgo_t
+_TF32 = 77  # CUBLAS_COMPUTE_32F_FAST_TF32
+_SONAMES = ("libcublas.so.13", "libcublas.so.12", "libcublas.so.11")
+
+
+class _Kind(NamedTuple):
+    """cuBLAS's names of an element type, and of the type of its sums and factors."""
+
+    data: int
+    compute: int
+    factor: type[ctypes.c_float] | type[ctypes.c_double] = ctypes.c_float
+
+
+KINDS: Mapping[Any, _Kind] = {
+    FLOAT32: _Kind(0, 68),
+    FLOAT64: _Kind(1, 70, ctypes.c_double),
+    FLOAT16: _Kind(2, 68),
+    BFLOAT16: _Kind(14, 68),
+}
+
+
+class Factor(NamedTuple):
+    """A factor of a product as cuBLAS takes it: whose rows, or columns, are `stride` apart."""
+
+    array: Any
+    is_transposed: bool
+    leading: int
+    batch_stride: int
+
+
+def product(
+    a: Any,
+    b: Any,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+    tf32: bool = False,
+) -> Any:
+    """alpha a @ b + beta out, with NumPy's broadcasting of what is before the last two dimensions.
+
+    a, b: arrays of one type of KINDS and two dimensions at least. out: contiguous.
+    """
+    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    batch = _broadcast(a.shape[:-2], b.shape[:-2])
+    if batch is None or b.shape[-2] != k:
+        raise ValueError(f"expected shapes that can be multiplied, got {a.shape} and {b.shape}")
+    if out is None:
+        out = cupy.empty((*batch, m, n), a.dtype)
+    if not out.size:
+        return out
+    if not k:
+        out *= a.dtype.type(beta)
+        return out
+    if b.ndim == 2 and a.ndim > 2 and a.flags.c_contiguous:  # one large product
+        a, m, batch = a.reshape(-1, k), m * math.prod(batch), ()
+    count = math.prod(batch)
+    _call(_factor(a, batch), _factor(b, batch), out, (m, n, k, count), (alpha, beta), tf32)
+    return out
+
+
+def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...] | None:
+    if a == b or not b:
+        return a
+    if not a:
+        return b
+    found = []
+    rank = max(len(a), len(b))
+    padded = ((1,) * (rank - len(shape)) + shape for shape in (a, b))
+    for x, y in zip(*padded, strict=True):
+        if x != y and 1 not in (x, y):
+            return None
+        found.append(y if x == 1 else x)
+    return tuple(found)
+
+
+def _factor(array: Any, batch: tuple[int, ...]) -> Factor:
+    """An array as it is where cuBLAS can read it so, else a copy."""
+    stride = _batch_stride(array, batch)
+    layout = None if stride is None else _layout(array)
+    if layout is None:
+        if array.shape[:-2] != batch:
+            array = cupy.broadcast_to(array, (*batch, *array.shape[-2:]))
+        array = cupy.ascontiguousarray(array)
+        stride, layout = array.shape[-2] * array.shape[-1], (False, array.shape[-1])
+    assert stride is not None
+    return Factor(array, *layout, stride)
+
+
+def _layout(array: Any) -> tuple[bool, int] | None:
+    """Whether columns are what is contiguous, and how far rows, or they, are apart."""
+    (rows, columns), (down, right), size = array.shape[-2:], array.strides[-2:], array.itemsize
+    if (columns == 1 or right == size) and (rows == 1 or down >= columns * size):
+        return False, max(down // size if rows > 1 else 0, columns)
+    if (rows == 1 or down == size) and (columns == 1 or right >= rows * size):
+        return True, max(right // size if columns > 1 else 0, rows)
+    return None
+
+
+def _batch_stride(array: Any, batch: tuple[int, ...]) -> int | None:
+    """How far the matrices of a batch are apart; None where that is not one number."""
+    own = array.shape[:-2]
+    if not batch or all(extent == 1 for extent in own):
+        return 0
+    if own != batch:
+        return None
+    steps = [(n, s) for n, s in zip(own, array.strides, strict=False) if n > 1]
+    for (_, outer), (n, inner) in itertools.pairwise(steps):
+        if outer != n * inner:
+            return None
+    return int(steps[-1][1]) // int(array.itemsize)
+
+
+def _call(
+    a: Factor,
+    b: Factor,
+    out: Any,
+    extents: tuple[int, int, int, int],
+    factors: tuple[float, float],
+    tf32: bool,
+) -> None:
+    """cuBLAS has columns first: it multiplies the transposed factors in the other order."""
+    m, n, k, count = extents
+    kind = KINDS[out.dtype]
+    compute = _TF32 if tf32 and out.dtype == FLOAT32 else kind.compute
+    alpha, beta = _number(kind.factor, factors[0]), _number(kind.factor, factors[1])
+    status = _gemm()(
+        _handle(), int(b.is_transposed), int(a.is_transposed), n, m, k, alpha,
+        b.array.data.ptr, kind.data, b.leading, b.batch_stride,
+        a.array.data.ptr, kind.data, a.leading, a.batch_stride, beta,
+        out.data.ptr, kind.data, n, m * n, count, compute, _DEFAULT,
+    )  # fmt: skip
+    if status:
+        raise ProviderError(f"cuBLAS: a product of {m} x {k} and {k} x {n}: status {status}")
+
+
+@functools.lru_cache(maxsize=64)
+def _number(kind: Any, value: float) -> Any:
+    return ctypes.byref(kind(value))
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    """That which CuPy has loaded."""
+    importlib.import_module("cupy_backends.cuda.libs.cublas")
+    for name in _SONAMES:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise ProviderError(f"cuBLAS: none of {', '.join(_SONAMES)} can be loaded")
+
+
+@functools.cache
+def _gemm() -> Any:
+    function = _library().cublasGemmStridedBatchedEx
+    i, p, n = ctypes.c_int, ctypes.c_void_p, ctypes.c_longlong
+    factor = (p, i, i, n)
+    function.argtypes = (p, i, i, i, i, i, p, *factor, *factor, p, *factor, i, i, i)
+    return function
+
+
+class _Handles(threading.local):
+    """A thread's handles by device and stream, each with scratch memory of its own."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[int, int], tuple[ctypes.c_void_p, Any]] = {}
+
+
+_HANDLES = _Handles()
+
+
+def _handle() -> ctypes.c_void_p:
+    device = cupy.cuda.runtime.getDevice()
+    stream = cupy.cuda.get_current_stream(device).ptr
+    found = _HANDLES.known.get((device, stream))
+    if found is None:
+        found = _HANDLES.known[device, stream] = _opened(stream)
+    return found[0]
+
+
+def _opened(stream: int) -> tuple[ctypes.c_void_p, Any]:
+    """A handle that is never closed: captured graphs go on with its scratch memory."""
+    library, handle = _library(), ctypes.c_void_p()
+    memory = cupy.cuda.Memory(WORKSPACE)
+    _checked("cublasCreate", library.cublasCreate_v2(ctypes.byref(handle)))
+    _checked("cublasSetStream", library.cublasSetStream_v2(handle, ctypes.c_void_p(stream)))
+    size = ctypes.c_size_t(WORKSPACE)
+    given = library.cublasSetWorkspace_v2(handle, ctypes.c_void_p(memory.ptr), size)
+    _checked("cublasSetWorkspace", given)
+    return handle, memory
+
+
+def _checked(call: str, status: int) -> None:
+    if status:
+        raise ProviderError(f"cuBLAS: {call}: status {status}")
+
+
+def fits(arrays: Sequence[Any]) -> bool:
+    """Whether `product` takes these arrays."""
+    return all(x.ndim > 1 and x.dtype == arrays[0].dtype and x.dtype in KINDS for x in arrays)

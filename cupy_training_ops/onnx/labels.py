@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: MIT
+"""Labels beyond the classes there are: refused where it costs no wait for the device.
+
+An operator makes NaN of them, and only looks for them where it is told to. NumPy's arrays are
+looked at by the operator itself; those that a GPU is given are looked at before they go there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..errors import ArgumentError, cut
+from .graph import Graph, Node
+from .kinds import Run, Runner
+
+LOSSES = ("SoftmaxCrossEntropyLoss", "SoftmaxCrossEntropyLossInternal", "SparseSoftmaxCrossEntropy")
+BY_LABELS = LOSSES[::2]  # whose label to be ignored is an attribute
+
+
+def with_checks(graph: Graph) -> Graph:
+    """The graph whose losses refuse labels out of range."""
+    return graph.with_nodes(
+        replace(node, attributes={**node.attributes, "check": 1})
+        if node.op_type in LOSSES
+        else node
+        for node in graph.nodes
+    )
+
+
+class Labels:
+    """What labels from the host a session was given, and how many classes there are."""
+
+    def __init__(self, graph: Graph) -> None:
+        names = {item.name for item in graph.inputs}
+        losses = [node for node in graph.nodes if node.op_type in BY_LABELS]
+        self._losses = {node.inputs[1]: node for node in losses if node.inputs[1] in names}
+        self._ranges: dict[str, tuple[int, int] | None] = {}
+        self._classes: dict[str, int] = {}
+
+    def runners(self, graph: Graph, found: Mapping[int, Runner]) -> dict[int, Runner]:
+        """The same, with losses that look at the labels' range."""
+        checked = {id(node) for node in self._losses.values()}
+        return {
+            i: self._checking(graph.nodes[i], known) if id(graph.nodes[i]) in checked else known
+            for i, known in found.items()
+        }
+
+    def _checking(self, node: Node, known: Runner) -> Runner:
+        return replace(known, make=lambda xp: partial(self._run, node, known.make(xp)))
+
+    def _run(self, node: Node, run: Run, values: list[Any], **given: Any) -> Any:
+        self._classes[node.inputs[1]] = values[0].shape[1]
+        self._check(node.inputs[1])
+        return run(values, **given)
+
+    def look_at(self, name: str, value: Any) -> None:
+        """Note what is fed under a name; refuse it where the classes are known already."""
+        node = self._losses.get(name)
+        if node is None:
+            return
+        self._ranges[name] = None
+        if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.size:
+            ignored = node.attributes.get("ignore_index")
+            counted = value if ignored is None else value[value != ignored]
+            if counted.size:
+                self._ranges[name] = int(counted.min()), int(counted.max())
+
+    def check(self) -> None:
+        """Refuse what was looked at since the last run, if classes are known."""
+        for name in self._classes:
+            self._check(name)
+
+    def _check(self, name: str) -> None:
+        found, classes = self._ranges.get(name), self._classes[name]
+        if found is not None and not (found[0] >= 0 and found[1] < classes):
+            wrong = found[0] if found[0] < 0 else found[1]
+            expected = f"labels from 0 to {classes - 1}"
+            raise ArgumentError(f"{cut(name)}: expected {expected}, got {wrong}")

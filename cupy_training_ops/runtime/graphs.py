@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: MIT
+"""Captured graphs over memory that outlives them, and what of a capture cannot be replayed."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import cupy
+
+from ..errors import ProviderError
+
+_MEMCPY, _HOST_FUNCTION = 1, 3  # CUgraphNodeType
+_MEMORY_TYPE, _ON_DEVICE = 2, 2  # CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_MEMORYTYPE_DEVICE
+_IN_ARRAY = 3  # CU_MEMORYTYPE_ARRAY
+_state = threading.local()
+
+
+def owns_memory() -> bool:
+    """Whether what this thread allocates stays as long as the graph that it captures."""
+    return getattr(_state, "owns_memory", False)
+
+
+class Captured:
+    """What a capture made; None before its end."""
+
+    graph: Any = None
+
+
+@contextlib.contextmanager
+def capture(stream: Any) -> Iterator[Captured]:
+    """Capture what is queued inside on the current `stream`; the caller's allocator keeps the
+    memory. ProviderError where a replay would read or write the host's memory."""
+    found = Captured()
+    with _without_collections():
+        stream.begin_capture(cupy.cuda.runtime.streamCaptureModeThreadLocal)
+        _state.owns_memory = True
+        try:
+            yield found
+        except BaseException:
+            with contextlib.suppress(cupy.cuda.runtime.CUDARuntimeError):
+                stream.end_capture()  # a broken one is an error of its own
+            raise
+        else:
+            found.graph = stream.end_capture()
+        finally:
+            _state.owns_memory = False
+    n_copies = copies_with_the_host(found.graph.graph)
+    if n_copies:
+        raise ProviderError(
+            f"a captured graph: expected work on the device alone, got {n_copies} copies from or "
+            f"to the host"
+        )
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Memory that garbage gives back to the driver would end a capture."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+_free: dict[int, list[SideStream]] = {}  # by device
+
+
+def side_stream(owner: object) -> SideStream:
+    """One on the current device that is the owner's as long as it lives: what is captured on two
+    streams has scratch memory of its own."""
+    known = _free.setdefault(cupy.cuda.runtime.getDevice(), [])
+    try:
+        found = known.pop()
+    except IndexError:
+        found = SideStream()
+    weakref.finalize(owner, known.append, found)
+    return found
+
+
+class SideStream:
+    """A stream on which something is done in the order of the current one."""
+
+    def __init__(self) -> None:
+        self.stream = cupy.cuda.Stream(non_blocking=True)
+
+    @contextlib.contextmanager
+    def beside(self) -> Iterator[None]:
+        """It is current inside; what was queued is waited for, and what follows waits."""
+        outside = cupy.cuda.get_current_stream()
+        self.stream.wait_event(outside.record())
+        try:
+            with self.stream:
+                yield
+        finally:
+            outside.wait_event(self.stream.record())
+
+
+class _End(ctypes.Structure):
+    """Where a copy is from, or goes to."""
+
+    _fields_ = (
+        ("x", ctypes.c_size_t), ("y", ctypes.c_size_t), ("z", ctypes.c_size_t),
+        ("lod", ctypes.c_size_t), ("kind", ctypes.c_uint), ("host", ctypes.c_void_p),
+        ("device", ctypes.c_uint64), ("array", ctypes.c_void_p), ("reserved", ctypes.c_void_p),
+        ("pitch", ctypes.c_size_t), ("height", ctypes.c_size_t),
+    )  # fmt: skip
+
+
+class _Copy(ctypes.Structure):
+    """CUDA_MEMCPY3D."""
+
+    _fields_ = (
+        ("source", _End), ("target", _End),
+        ("width", ctypes.c_size_t), ("n_rows", ctypes.c_size_t), ("depth", ctypes.c_size_t),
+    )  # fmt: skip
+
+
+def copies_with_the_host(graph: int) -> int:
+    """How many of a graph's nodes would go to the host's memory, or call a function there."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    count, kind = ctypes.c_size_t(), ctypes.c_int()
+    handle = ctypes.c_void_p(graph)
+    _checked(driver.cuGraphGetNodes(handle, None, ctypes.byref(count)))
+    nodes = (ctypes.c_void_p * count.value)()
+    _checked(driver.cuGraphGetNodes(handle, nodes, ctypes.byref(count)))
+    found = 0
+    for node in nodes:
+        _checked(driver.cuGraphNodeGetType(ctypes.c_void_p(node), ctypes.byref(kind)))
+        is_copy = kind.value == _MEMCPY and _is_with_the_host(driver, node)
+        found += is_copy or kind.value == _HOST_FUNCTION
+    return found
+
+
+def _is_with_the_host(driver: ctypes.CDLL, node: int | None) -> bool:
+    copy = _Copy()
+    _checked(driver.cuGraphMemcpyNodeGetParams(ctypes.c_void_p(node), ctypes.byref(copy)))
+    return not all(
+        end.kind == _IN_ARRAY or _is_on_device(driver, end.device or end.host)
+        for end in (copy.source, copy.target)
+    )
+
+
+def _is_on_device(driver: ctypes.CDLL, address: int | None) -> bool:
+    kind = ctypes.c_uint()
+    place = ctypes.c_uint64(address or 0)
+    status = driver.cuPointerGetAttribute(ctypes.byref(kind), ctypes.c_int(_MEMORY_TYPE), place)
+    return status == 0 and kind.value == _ON_DEVICE
+
+
+def _checked(status: int) -> None:
+    if status:
+        raise ProviderError(f"a captured graph cannot be looked at: CUDA error {status}")
