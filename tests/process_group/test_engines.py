@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import re
-import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from mpi import by_mpiexec, needs_mpi
 from ranks import ROOT
 
 import cupy_training_ops as cto
@@ -21,16 +18,6 @@ from cupy_training_ops import GroupError, ProviderError
 FOLDER = Path(__file__).parent
 CHECKS = 48
 TIMEOUT = 3.0
-MPIEXEC = shutil.which("mpiexec", path=os.path.dirname(sys.executable)) or shutil.which("mpiexec")
-
-needs_mpi = pytest.mark.skipif(
-    MPIEXEC is None or importlib.util.find_spec("mpi4py") is None, reason="mpi4py is in the extras"
-)
-
-
-def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), **more}
-
 
 # ---- torch.distributed ---------------------------------------------------------------------------
 
@@ -38,9 +25,7 @@ def environment(**more: str) -> dict[str, str]:
 def by_torchrun(n: int, script: Path) -> str:
     arguments = ["--standalone", "--nproc-per-node", str(n), str(script)]
     command = [sys.executable, "-m", "torch.distributed.run", *arguments]
-    ran = subprocess.run(
-        command, env=environment(), capture_output=True, text=True, timeout=100, check=False
-    )
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 
@@ -65,21 +50,6 @@ def test_a_group_of_torchs_that_there_is_not_is_refused() -> None:
 
 
 # ---- MPI -----------------------------------------------------------------------------------------
-
-
-def by_mpiexec(n: int, script: Path, *arguments: str, **variables: str) -> tuple[int, str, float]:
-    """Status, output and when it ended."""
-    command = [str(MPIEXEC), "-n", str(n), sys.executable, str(script), *arguments]
-    ran = subprocess.run(
-        command,
-        env=environment(**variables),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    return ran.returncode, ran.stdout, time.time()
 
 
 @needs_mpi
