@@ -113,6 +113,7 @@ class Group(Protocol):
 
     rank: int
     timeout: float
+    begun: int
 
     @property
     def busy(self) -> Any:
@@ -283,9 +284,7 @@ class Calls:
     rows: Sequence[Row]
     agree: Callable[[], object] | None
     each_time: bool = field(default=False, kw_only=True)
-    _sources: object = field(default=None, init=False)
-    _targets: object = field(default=None, init=False)
-    _prepared: Prepared = field(default_factory=lambda: Prepared(()), init=False)
+    _last: tuple[object, object, Prepared | None] = field(default=(None, None, None), init=False)
     _communicator: Communicator | None = field(default=None, init=False)
 
     def __call__(self, sources: Any, targets: Any) -> None:
@@ -297,23 +296,37 @@ class Calls:
                 self.agree = None
         if self._communicator is None:
             self._communicator = self.group.communicator(self.op, self.members)
-        if sources is not self._sources or targets is not self._targets:
+        prepared = self.prepared(sources, targets)
+        if prepared is None:
             places = self._places(sources, targets)
             bound = self._communicator.bound
-            self._prepared = Prepared([bound(*place) for place in places if place[0].rest[0]])
-            self._sources, self._targets = sources, targets
-        if self._prepared.calls:
-            self._queue(self._communicator)
+            prepared = Prepared([bound(*place) for place in places if place[0].rest[0]])
+            self._last = sources, targets, prepared
+        if prepared.calls:
+            self._queue(prepared)
 
-    def _queue(self, communicator: Communicator) -> None:
+    def prepared(self, sources: object, targets: object) -> Prepared | None:
+        """What was queued last, if it was for these tables."""
+        known, also, prepared = self._last  # once: another thread may put its own there
+        return prepared if known is sources and also is targets else None
+
+    def again(self, prepared: Prepared) -> None:
+        """Queue what was queued before."""
+        self.group.require_open(self.op)
+        self._queue(prepared)
+
+    def _queue(self, prepared: Prepared) -> None:
         """All calls or the end of the group."""
-        busy = self.group.busy
-        if not busy.acquire(blocking=False):
+        group, communicator = self.group, self._communicator
+        assert communicator is not None
+        group.begun += 1
+        busy = group.busy
+        if not busy.acquire(False):
             raise GroupError(f"{self.op}: group: a call of another thread is under way")
         try:
-            communicator.queue(self._prepared)
+            communicator.queue(prepared)
         except BaseException as error:
-            raise self.group.broken(self.op, error) from error
+            raise group.broken(self.op, error) from error
         finally:
             busy.release()
 

@@ -69,7 +69,7 @@ def group_of(communicator):
     """What calls need of a group."""
     given = {"require_open": lambda _: None, "communicator": lambda *_: communicator}
     given |= {"busy": threading.Lock(), "broken": lambda _, error: error}
-    return SimpleNamespace(rank=0, **given)
+    return SimpleNamespace(rank=0, begun=0, **given)
 
 
 def table(*addresses: int) -> np.void:
