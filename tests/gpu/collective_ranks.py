@@ -12,14 +12,21 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import cupy
 import numpy as np
 from collective_cases import check_all, compare, sums
+from optimizers.sharded_training import SHAPES, RankTraining, by_means
+from training import assert_same
 
 import cupy_training_ops as cto
+from cupy_training_ops.dtypes import BFLOAT16
+
+# Of parameters, gradients, copies and moments.
+TYPES = [(np.float32, np.float32, np.float16, "bfloat16"), (np.float32, BFLOAT16, BFLOAT16, None)]
 
 
 def place(arrays):
@@ -55,6 +62,45 @@ def lists(group) -> None:
         cto.nccl_all_reduce(pieces, group=group)
         compare(host(pieces), [group.size * x for x in sums(made)], np.float32)
     print("lists")
+
+
+def sharded(group) -> None:
+    """AdamW whose moments are divided, beside one by the means; what buckets make is the same."""
+    run = SimpleNamespace(place=cupy.asarray)
+    shapes = [*SHAPES, (1000, 513), (70_001,)]
+    for types in TYPES:
+        training = RankTraining(group, 5, types, run, shapes)
+        training.steps(2)
+        training.steps(2, without=(1, 3))
+        expected = by_means(group.size, 5, types, run, shapes, without=(1, 3))
+        assert_same(training.results(), expected.results())
+    plain = (np.float32, np.float32, None, None)
+    clipped = RankTraining(group, 6, plain, run, shapes)
+    clipped.steps(4, max_norm=1.0)
+    expected = by_means(group.size, 6, plain, run, shapes, max_norm=1.0)
+    for array, other in zip(clipped.parameters, expected.parameters, strict=True):
+        assert bool((abs(array - other) <= 1e-6 * abs(other) + 1e-7).all())
+    for is_whole in (False, True):
+        in_buckets(group, run, shapes, is_whole)
+    print("sharded")
+
+
+def in_buckets(group, run, shapes, is_whole) -> None:
+    """The same bits by gradients that become means in buckets first."""
+    training = RankTraining(group, 7, TYPES[0], run, shapes)
+    expected = by_means(group.size, 7, TYPES[0], run, shapes)
+    if is_whole:
+        training.optimizer = cto.AdamW(
+            training.parameters, 0.1, low_precision=training.copies, moment_dtype=TYPES[0][3]
+        )
+    optimizer = None if is_whole else training.optimizer
+    buckets = cto.GradientBuckets(training.parameters, group, megabytes=0.5, optimizer=optimizer)
+    for i in range(4):
+        gradients = training.gradients(i)
+        for place in np.random.default_rng((i, group.rank)).permutation(len(shapes)):
+            buckets.ready(int(place), gradients[place])
+        training.optimizer.step(buckets.wait())
+    assert_same(training.results(), expected.results())
 
 
 def large(group) -> None:
@@ -231,8 +277,8 @@ def best_time(call, n: int) -> float:
 PARTS = {
     part.__name__: part
     for part in (
-        operators, lists, large, capture, first_under_capture, killed, late, raises, disagree, tags,
-        other_device, host_time,
+        operators, lists, sharded, large, capture, first_under_capture, killed, late, raises,
+        disagree, tags, other_device, host_time,
     )
 }  # fmt: skip
 
