@@ -8,6 +8,7 @@ as it exits.
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ FAULT, LEFT = 0, 1  # tags; a channel has two of its own behind them
 SPINS = 2000  # looks before the first pause
 PAUSE = 2e-4
 TELLING = 0.2  # seconds for the words that end the group
+
+_closed: dict[bytes, Any] = {}  # communicators of groups that ended well, by their names
 
 
 def library() -> Any:
@@ -64,9 +67,14 @@ class Mpi(Engine):
             raise GroupError(f"ProcessGroup.from_mpi: {late}") from None
         self._comm.Set_errhandler(mpi.ERRORS_RETURN)
         node = self._comm.Split_type(mpi.COMM_TYPE_SHARED)
-        sizes = self._comm.allgather(node.Get_size())
-        self.local_rank = node.Get_rank()
-        self.local_size = sizes[0] if len(set(sizes)) == 1 else None
+        self.local_rank, size = node.Get_rank(), node.Get_size()
+        node.Free()
+        left = [name for name, comm in _closed.items() if comm.Get_size() == self.size]
+        sizes, names, closed = zip(*self._comm.allgather((size, os.urandom(8), left)), strict=True)
+        self.local_size = size if len(set(sizes)) == 1 else None
+        self._name = names[0]
+        for name in sorted(set.intersection(*map(set, closed))):  # by just these ranks
+            self._free(_closed.pop(name))
 
     def put(self, peer: int, channel: int, head: bytes, parts: Sequence[Part]) -> None:
         tag, byte = 2 + 2 * channel, self._mpi.BYTE
@@ -98,9 +106,22 @@ class Mpi(Engine):
     def close(self) -> None:
         if not self.fault:
             self._say(LEFT, b"")
+            _closed[self._name] = self._comm
 
     def abandon(self) -> None:
         atexit.unregister(self._abort)
+
+    def _free(self, comm: Any) -> None:
+        """Let go of a communicator that all have closed; what nobody took comes before farewells.
+
+        MPI has some thousand, and freeing one is for all ranks at once: they are where one is made.
+        """
+        status = self._mpi.Status()
+        for peer in (peer for peer in range(self.size) if peer != comm.Get_rank()):
+            while status.Get_tag() != LEFT or status.Get_source() != peer:
+                message = comm.Mprobe(peer, self._mpi.ANY_TAG, status)
+                message.Recv([bytearray(status.Get_count(self._mpi.BYTE)), self._mpi.BYTE])
+        comm.Free()
 
     def _say(self, tag: int, data: bytes) -> None:
         """To all others, whether they listen or not."""
@@ -113,19 +134,20 @@ class Mpi(Engine):
 
     def _received(self, peer: int, tag: int, seconds: float, length: int = -1) -> memoryview:
         """The bytes of a message of MPI's."""
-        status, probed = self._mpi.Status(), []
+        status, found = self._mpi.Status(), None
 
-        def comes() -> bool:
-            found = self._comm.Improbe(peer, tag, status)
-            probed.extend([] if found is None else [found])
+        def comes() -> bool:  # also where it is asked again
+            nonlocal found
+            found = found or self._comm.Improbe(peer, tag, status)
             return found is not None
 
         self._until(comes, seconds, peer)
+        assert found is not None
         size = status.Get_count(self._mpi.BYTE)
         if size > wire.MAX_HEAD if length < 0 else size != length:
             raise GroupError(f"rank {peer} sent {size} bytes where {length} should be")
         data = bytearray(size)
-        request = probed[0].Irecv([data, self._mpi.BYTE])
+        request = found.Irecv([data, self._mpi.BYTE])
         self._sending.append((request, data))
         self._until(request.Test, self.timeout, peer)
         self._sending.pop()

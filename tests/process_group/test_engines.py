@@ -61,6 +61,13 @@ def test_every_operator_under_mpi(n) -> None:
 
 
 @needs_mpi
+@pytest.mark.thorough
+def test_there_are_more_groups_one_by_one_than_mpi_has_communicators() -> None:
+    status, said, _ = by_mpiexec(3, FOLDER / "mpi_groups.py", "1200")
+    assert (status, said) == (0, "1200 groups\n" * 3)
+
+
+@needs_mpi
 @pytest.mark.parametrize("kind", ["kill", "stop", "interrupt"])
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_fault_ends_a_job_of_mpi(kind, victim) -> None:
