@@ -9,6 +9,7 @@ while bytes travel. A second key says that they have arrived.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -138,7 +139,9 @@ class Torch(Engine):
             self._dist.destroy_process_group(None if self._owns else self._gloo)
 
     def abandon(self) -> None:
-        pass
+        """Keep the groups beyond the end of a child, where they would wait for threads it lacks."""
+        for group in {self._gloo, self._dist.group.WORLD} - {None}:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
     def _key(self, source: int, target: int, channel: int) -> str:
         place = source, target, channel

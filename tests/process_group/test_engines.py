@@ -43,6 +43,28 @@ def test_the_shortest_script_under_torchrun() -> None:
     assert said.splitlines() == ["[3. 3. 3.]"] * 2
 
 
+FORKED = """
+import os, signal, sys
+import torch.distributed as dist
+import cupy_training_ops as cto
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+group = cto.ProcessGroup.from_torch()
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    sys.exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_child_of_gloo_ends(tmp_path) -> None:
+    """By itself PyTorch waits there for threads that a child has not."""
+    pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+    command = [sys.executable, "-c", FORKED, str(tmp_path / "store")]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert ran.stdout == "7\n", ran.stderr
+
+
 def test_a_group_of_torchs_that_there_is_not_is_refused() -> None:
     pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
     with pytest.raises(GroupError, match=r"from_torch: torch.distributed has no group yet: call"):
