@@ -49,9 +49,15 @@ def said_by(command: list[str]) -> str:
 
 
 @functools.cache
+def library() -> str:
+    """What the MPI that mpi4py loads says of itself."""
+    return said_by([sys.executable, "-c", ASKED])
+
+
+@functools.cache
 def launcher() -> str:
     """A job of another MPI's would be as many jobs of one rank."""
-    version = said_by([sys.executable, "-c", ASKED])
+    version = library()
     own = [names for name, names in NAMES.items() if name in version]
     for found in candidates():
         if not own or any(name in said_by([found, "--version"]) for name in own[0]):

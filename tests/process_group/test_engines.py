@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from mpi import by_mpiexec, needs_mpi
+from mpi import by_mpiexec, library, needs_mpi
 from process_group.moments import KINDS
 from ranks import ROOT
 
@@ -93,6 +93,8 @@ def test_there_are_more_groups_one_by_one_than_mpi_has_communicators() -> None:
 
 def meets_a_fault(kind: str, seed: int, n: int) -> str:
     """What a job says of which one rank meets a fault; it ends in time, and never wrong."""
+    if kind == "descriptors" and "Open MPI" in library():
+        pytest.skip("its MPI_Finalize waits for ever for a launcher whose socket is closed")
     script = FOLDER / "mpi_faults.py"
     status, said, ended = by_mpiexec(n, script, kind, str(seed), CTO_TIMEOUT=str(TIMEOUT))
     assert "a wrong number" not in said
