@@ -59,7 +59,7 @@ class Again(NamedTuple):
             return None
         step = call.ready.only_step
         calls = step.args[0] if isinstance(step, Work) else None
-        if type(calls) is not nccl.Calls or calls.each_time or not tables:
+        if not isinstance(calls, nccl.Calls) or calls.each_time or not tables:
             return None
         prepared, known = calls.prepared(*tables), last.known
         if prepared is None or not prepared.calls:
