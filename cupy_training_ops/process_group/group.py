@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from ..errors import ArgumentError, GroupError, OpError, refuse, shown
 from . import embedded
-from .engine import STOPPED, Alone, Engine
+from .engine import STOPPED, Engine
 from .environment import INSTEAD, engine_of, timeout_of
 from .exchange import Answer, exchange, nothing
 from .mail import Label, Mail
@@ -66,7 +66,7 @@ class ProcessGroup:
         sizes = (data_size, horizontal_size, local_size)
         seconds = _checked(timeout, sizes, on_fault)
         engine = engine_of(os.environ, seconds) if rank is None else None
-        self._start(engine or Alone(seconds), sizes, on_fault)
+        self._start(engine or Engine(0, 1, seconds), sizes, on_fault)
 
     @classmethod
     def from_environment(

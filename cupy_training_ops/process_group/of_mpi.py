@@ -11,15 +11,14 @@ import atexit
 import os
 import sys
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from ..errors import GroupError, ProviderError, refuse, shown
 from . import wire
 from .engine import Engine
-from .wire import Message, Part
+from .wire import Message
 
-FAULT, LEFT = 0, 1  # tags; a channel has two of its own behind them
+FAULT, LEFT, FIRST = range(3)  # tags; that of the first channel, and the others' behind it
 SPINS = 2000  # looks before the first pause
 PAUSE = 2e-4
 TELLING = 0.2  # seconds for the words that end the group
@@ -56,7 +55,7 @@ class Mpi(Engine):
         self._mpi = mpi
         given = mpi.COMM_WORLD if comm is None else comm
         super().__init__(given.Get_rank(), given.Get_size(), timeout)
-        self._sending: list[Any] = []  # requests, and what they send
+        self._under_way: list[Any] = []  # requests, and their memory
         atexit.register(self._abort)
         self._comm, made = given.Idup()
         late = f"not all ranks made the group within {timeout:g} seconds"
@@ -76,21 +75,28 @@ class Mpi(Engine):
         for name in sorted(set.intersection(*map(set, closed))):  # by just these ranks
             self._free(_closed.pop(name))
 
-    def put(self, peer: int, channel: int, head: bytes, parts: Sequence[Part]) -> None:
-        tag, byte = 2 + 2 * channel, self._mpi.BYTE
-        requests = [self._comm.Isend([head, byte], peer, tag)]
-        requests += [self._comm.Isend([part, byte], peer, tag + 1) for part in parts]
-        try:
-            self._until(lambda: self._mpi.Request.Testall(requests), self.patience(peer), peer)
-        finally:
-            self._sending.append((requests, head, parts))
-        self._sending.clear()
+    def put(self, peer: int, channel: int, data: bytes) -> None:
+        request = self._comm.Isend([data, self._mpi.BYTE], peer, FIRST + channel)
+        self._under_way.append((request, data))
+        self._until(request.Test, self.patience(peer), peer)
+        self._under_way.pop()
 
     def take(self, peer: int, channel: int, seconds: float) -> Message:
-        tag = 2 + 2 * channel
-        number, lengths, text = wire.read_head(self._received(peer, tag, seconds))
-        parts = [self._received(peer, tag + 1, self.timeout, length) for length in lengths]
-        return Message(number, text, parts)
+        status, found = self._mpi.Status(), None
+
+        def comes() -> bool:  # also where it is asked again
+            nonlocal found
+            found = found or self._comm.Improbe(peer, FIRST + channel, status)
+            return found is not None
+
+        self._until(comes, seconds, peer)
+        assert found is not None
+        data = bytearray(status.Get_count(self._mpi.BYTE))
+        request = found.Irecv([data, self._mpi.BYTE])
+        self._under_way.append((request, data))
+        self._until(request.Test, self.timeout, peer)
+        self._under_way.pop()
+        return wire.unpacked(data)
 
     def news(self) -> str:
         status = self._mpi.Status()
@@ -127,31 +133,10 @@ class Mpi(Engine):
         """To all others, whether they listen or not."""
         others = (peer for peer in range(self.size) if peer != self.rank)
         requests = [self._comm.Isend([data, self._mpi.BYTE], peer, tag) for peer in others]
-        self._sending.append((requests, data))
+        self._under_way.append((requests, data))
         until = time.monotonic() + TELLING
         while not self._mpi.Request.Testall(requests) and time.monotonic() < until:
             time.sleep(PAUSE)
-
-    def _received(self, peer: int, tag: int, seconds: float, length: int = -1) -> memoryview:
-        """The bytes of a message of MPI's."""
-        status, found = self._mpi.Status(), None
-
-        def comes() -> bool:  # also where it is asked again
-            nonlocal found
-            found = found or self._comm.Improbe(peer, tag, status)
-            return found is not None
-
-        self._until(comes, seconds, peer)
-        assert found is not None
-        size = status.Get_count(self._mpi.BYTE)
-        if size > wire.MAX_HEAD if length < 0 else size != length:
-            raise GroupError(f"rank {peer} sent {size} bytes where {length} should be")
-        data = bytearray(size)
-        request = found.Irecv([data, self._mpi.BYTE])
-        self._sending.append((request, data))
-        self._until(request.Test, self.timeout, peer)
-        self._sending.pop()
-        return memoryview(data)
 
     def _until(self, is_done: Any, seconds: float, peer: int | None = None) -> None:
         """Look until it is done; GroupError where another rank ended the group."""

@@ -15,7 +15,7 @@ import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError, GroupError
 from cupy_training_ops.process_group import environment
 from cupy_training_ops.process_group.embedded import LAUNCHER, SOCKETS
-from cupy_training_ops.process_group.engine import Alone
+from cupy_training_ops.process_group.engine import Engine
 
 BOTH = r"ProcessGroup\.from_torch\(\).*ProcessGroup\.from_mpi\(\)"  # what serves several machines
 
@@ -144,7 +144,7 @@ def test_a_message_that_nobody_takes_is_said_to_be_one(monkeypatch, error, words
     def put(*_: object) -> None:
         raise error
 
-    engine = Alone(5.0)
+    engine = Engine(0, 1, 5.0)
     monkeypatch.setattr(engine, "put", put)
     with pytest.raises(GroupError, match=words):
         engine.send(1, 0, "")

@@ -136,9 +136,9 @@ def test_without_mpi4py_a_group_says_which_extra(monkeypatch) -> None:
 def test_slurm_that_starts_no_mpi_is_said(monkeypatch) -> None:
     from cupy_training_ops.process_group import environment as chosen
     from cupy_training_ops.process_group import of_mpi
-    from cupy_training_ops.process_group.engine import Alone
+    from cupy_training_ops.process_group.engine import Engine
 
-    monkeypatch.setattr(of_mpi, "engine", lambda _, timeout: Alone(timeout))
+    monkeypatch.setattr(of_mpi, "engine", lambda _, timeout: Engine(0, 1, timeout))
     with pytest.raises(GroupError, match=r"Slurm started '4' processes, of which MPI sees one"):
         chosen.engine_of({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, 1.0)
     assert chosen.engine_of({"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, 1.0).size == 1

@@ -13,8 +13,8 @@ from ranks import Processes, in_threads, results
 
 import cupy_training_ops as cto
 from cupy_training_ops import ArgumentError
-from cupy_training_ops.families.collective import plan_letters
 from cupy_training_ops.families.collective import owners as rule
+from cupy_training_ops.families.collective import plan_letters
 from cupy_training_ops.process_group import members
 
 SCRIPT = Path(__file__).parents[2] / "process_group" / "all_operators.py"
