@@ -237,11 +237,11 @@ class ProcessGroup:
 
     def instance(self, key: object, make: Callable[[], object]) -> object:
         """What an operator keeps with the group, and only as long as it."""
-        if self.is_closed:
-            return make()
         found = self._instances.get(key)
         if found is None:
-            found = self._instances[key] = make()
+            found = make()
+            if not self.is_closed:
+                self._instances[key] = found
         return found
 
     def require_open(self, op: str) -> None:

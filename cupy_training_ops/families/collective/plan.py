@@ -120,12 +120,14 @@ class Collective(Op):
     def shared(cls, **attributes: object) -> Self:
         """The instance that its group keeps, and that ends with it."""
         group = attributes.get("group")
-        try:
-            rest = [(name, attribute_key(v)) for name, v in attributes.items() if name != "group"]
-            hash(key := (cls, tuple(rest)))
-        except (KeyError, TypeError):  # what cannot be part of a key
-            return cls(**attributes)
         if not isinstance(group, ProcessGroup):
+            return cls(**attributes)
+        key: object = cls
+        try:
+            if len(attributes) > 1:
+                pairs = [(n, attribute_key(v)) for n, v in attributes.items() if n != "group"]
+                hash(key := (cls, *pairs))
+        except (KeyError, TypeError):  # what cannot be part of a key
             return cls(**attributes)
         return cast(Self, group.instance(key, lambda: cls(**attributes)))
 
