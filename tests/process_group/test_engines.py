@@ -42,7 +42,7 @@ def test_every_operator_under_torchrun() -> None:
 def test_the_shortest_script_under_torchrun() -> None:
     pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
     said = by_torchrun(2, ROOT / "examples" / "two_ranks.py")
-    assert said.splitlines() == ["[3. 3. 3.]"] * 2
+    assert said.replace("\n", "") == "[3. 3. 3.]" * 2  # print writes the ends of lines apart
 
 
 FORKED = """
