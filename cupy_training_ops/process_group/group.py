@@ -69,20 +69,12 @@ class ProcessGroup:
         self._start(engine or Engine(0, 1, seconds), sizes, on_fault)
 
     @classmethod
-    def from_environment(
-        cls,
-        timeout: float | None = None,
-        *,
-        data_size: int | None = None,
-        horizontal_size: int | None = None,
-        on_fault: OnFault = "exit",
-    ) -> Self:
-        """The group of a job that `launch`, torchrun, mpirun or srun started; as without arguments.
+    def from_environment(cls, timeout: float | None = None, **sizes: Any) -> Self:
+        """`ProcessGroup(timeout=timeout, ...)`: of a job that launch, torchrun, MPI or Slurm began.
 
         timeout: seconds; CTO_TIMEOUT, else 300.
         """
-        sizes = {"data_size": data_size, "horizontal_size": horizontal_size}
-        return cls(timeout=timeout, on_fault=on_fault, **sizes)
+        return cls(timeout=timeout, **sizes)
 
     @classmethod
     def from_mpi(

@@ -433,6 +433,7 @@ def test_a_signal_that_is_handled_changes_nothing() -> None:
 SAID = lie(1, SUM, 24)
 HALVES = {
     "a length alone": struct.pack("!i", len(SAID)),
+    "a length of 2^60": struct.pack("!iQ", -1, 2**60) + bytes(100),
     "half a length": struct.pack("!i", len(SAID))[:2],
     "half an array": struct.pack("!i", len(SAID)) + SAID[:-11],
 }
