@@ -22,6 +22,7 @@ FAULT, LEFT, FIRST = range(3)  # tags; that of the first channel, and the others
 SPINS = 2000  # looks before the first pause
 PAUSE = 2e-4
 TELLING = 0.2  # seconds for the words that end the group
+READING = 0.5  # and for the launcher to read what it is told: as a job is aborted, it ends at once
 
 _closed: dict[bytes, Any] = {}  # communicators of groups that ended well, by their names
 
@@ -159,4 +160,5 @@ class Mpi(Engine):
         if self.fault and not self._mpi.Is_finalized():
             sys.stderr.write(f"cupy-training-ops: rank {self.rank}: {self.fault}; MPI aborts\n")
             sys.stderr.flush()
+            time.sleep(READING)
             self._mpi.COMM_WORLD.Abort(1)
