@@ -188,9 +188,10 @@ class Communicator:
 
     def bound(self, row: Row, source: int, target: int) -> Bound:
         """A call for arrays at these addresses."""
-        addresses = ((row.takes_source, source), (row.takes_target, target))
-        taken = (address for is_taken, address in addresses if is_taken)
-        return row.method, (*taken, *row.rest)
+        method, takes_source, takes_target, rest = row
+        if takes_source and takes_target:
+            return method, (source, target, *rest)
+        return method, (source if takes_source else target, *rest)
 
     def runs(self, calls: Sequence[Bound], stream: int) -> list[Run]:
         """The calls on a stream, those of one method that follow each other together."""

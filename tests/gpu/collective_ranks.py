@@ -103,6 +103,32 @@ def in_buckets(group, run, shapes, is_whole) -> None:
     assert_same(training.results(), expected.results())
 
 
+def tensors(group) -> None:
+    """Gradients that autograd gives to buckets, in memory that is kept or not; one is None."""
+    import torch
+
+    device = torch.device("cuda", group.device or cupy.cuda.runtime.getDevice())
+    torch.cuda.set_device(device)
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(*(torch.nn.Linear(257, 257, device=device) for _ in range(4)))
+    unused = torch.nn.Parameter(torch.zeros(5, device=device))
+    parameters = [*model.parameters(), unused]
+    xs = [torch.randn(31, 257, device=device) for _ in range(group.size)]
+    each = [torch.autograd.grad(model(x).square().sum(), parameters[:-1]) for x in xs]
+    expected = [torch.stack(found).mean(0) for found in zip(*each, strict=True)]
+    buckets = cto.torch.GradientBuckets(parameters, group, megabytes=0.6)
+    for is_kept in (False, True, True):
+        for p in parameters:
+            p.grad = torch.zeros_like(p) if is_kept and p is not unused else None
+        model(xs[group.rank]).square().sum().backward()
+        found = buckets.wait()
+        assert found[-1] is None
+        for p, mean, wanted in zip(parameters, found, expected, strict=False):
+            assert mean is p.grad
+            torch.testing.assert_close(mean, wanted, rtol=1e-5, atol=1e-4)
+    print("tensors")
+
+
 def large(group) -> None:
     """More than 2^31 bytes, and more than 2^31 elements."""
     for dtype, n in ((np.float32, 2**29 + 5), (np.uint8, 2**31 + 3)):
@@ -277,8 +303,8 @@ def best_time(call, n: int) -> float:
 PARTS = {
     part.__name__: part
     for part in (
-        operators, lists, sharded, large, capture, first_under_capture, killed, late, raises,
-        disagree, tags, other_device, host_time,
+        operators, lists, sharded, tensors, large, capture, first_under_capture, killed, late,
+        raises, disagree, tags, other_device, host_time,
     )
 }  # fmt: skip
 
