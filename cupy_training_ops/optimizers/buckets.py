@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,15 +10,16 @@ import numpy as np
 
 from ..errors import ArgumentError, GroupError, refuse, shown
 from ..frame.arrays import adopt
-from ..frame.backends import info, tensor_backend
+from ..frame.backends import info
 from ..frame.convert import is_number
-from ..frame.foreign import Lent, is_tensor
+from ..frame.foreign import Lent
 from ..process_group import ProcessGroup
 from ..process_group.members import GLOBAL
 from ..process_group.wire import Part
 from ..runtime.streams import Cuda, Streams
 from .adam import AdamW
 from .base import EVERY, Places
+from .memory import over
 from .parts import MeanOfAll
 from .sharded import AdamW as ShardedAdamW
 from .sharded import Means
@@ -172,7 +172,9 @@ class GradientBuckets:
             refuse(NAME, "place", f"a number below {len(self._sizes)}", shown(place))
         if self._arrays[place] is not None:
             self._refuse_again(place)
-        array = _adopted(place, gradient)
+        array = over(NAME, f"gradients[{place}]", gradient)
+        if array is None:
+            refuse(NAME, f"gradients[{place}]", "an array", "None")
         _, _, shape, _, strides, _ = info(array)
         expected = self._shapes[place]
         if tuple(shape) != expected or strides is not None:
@@ -204,22 +206,6 @@ def _check(
     if len(optimizer.parameters) != len(parameters):
         n = len(optimizer.parameters)
         refuse(NAME, "parameters", f"the optimizer's {n}", str(len(parameters)))
-
-
-def _adopted(place: int, gradient: Any) -> Any:
-    """An array over the memory of a gradient."""
-    if is_tensor(gradient) and gradient.is_cuda:
-        backend = tensor_backend()
-        from ..runtime.tensors import PLAIN, array_over
-
-        with contextlib.suppress(KeyError):  # which has a form of its own
-            found = backend.info(gradient)
-            if type(gradient) in PLAIN and found[4] is None:  # strides
-                return array_over(gradient, found)
-    array = adopt(NAME, f"gradients[{place}]", gradient)
-    if array is None:
-        refuse(NAME, f"gradients[{place}]", "an array", "None")
-    return array
 
 
 def _streams(array: Any) -> Streams:

@@ -12,6 +12,7 @@ from ..dtypes import Dtype, dtype_name
 from ..errors import OpError, refuse, shown
 from ..families.optimizer.operators import GradientNorm
 from ..frame.backends import info, to_host
+from ..frame.convert import is_number
 from ..frame.foreign import Lent, is_tensor
 from ..frame.keys import reader
 from ..frame.repeated import Known
@@ -23,7 +24,7 @@ from ..runtime.alike import Watched
 from . import adam
 from . import state as states
 from .base import EVERY, Arrays, Names, Optimizer, Places, pair
-from .memory import copied, plain, zeros
+from .memory import copied, over, plain, zeros
 from .parts import GatheredParts, MeanOfParts, Split
 from .shares import Share, joined
 from .state import State
@@ -111,6 +112,7 @@ class AdamW(adam.AdamW):
     def _adopt(self) -> None:
         """The caller's arrays, where they are now."""
         self._weights = self._adopted("parameters", self.parameters)
+        self._are_tensors = all(map(is_tensor, self.parameters))
         copies = self._given_copies
         self._copies = None if copies is None else self._adopted("low_precision", copies)
         self._every = tuple(range(len(self._weights)))
@@ -172,7 +174,7 @@ class AdamW(adam.AdamW):
         if not self._watched.are_same():
             self._take()
         with Lent(EVERY, (gradients, *numbers, self.parameters), ()).stream():
-            places, found = self._with_gradients(gradients)
+            places, found = self._with_gradients(self._lent(gradients, numbers))
             if found:
                 are_means = isinstance(gradients, Means) and gradients.optimizer is self
                 self._update(places, list(found), numbers, are_means)
@@ -201,6 +203,14 @@ class AdamW(adam.AdamW):
             if isinstance(error, OpError) and not is_sent:  # on all ranks
                 raise
             raise self.group.broken("AdamW", error) from error
+
+    def _lent(self, gradients: Any, numbers: Arrays) -> Any:
+        """Where all are PyTorch's, whose stream is CuPy's now, arrays over the gradients."""
+        if not self._are_tensors or not isinstance(gradients, list | tuple):
+            return gradients
+        if not all(x is None or is_number(x) or is_tensor(x) for x in (*gradients, *numbers)):
+            return gradients
+        return [over("AdamW", f"gradients[{i}]", x) for i, x in enumerate(gradients)]
 
     def _known(
         self, places: Places, gradients: list[Any], numbers: Arrays

@@ -126,7 +126,25 @@ def tensors(group) -> None:
         for p, mean, wanted in zip(parameters, found, expected, strict=False):
             assert mean is p.grad
             torch.testing.assert_close(mean, wanted, rtol=1e-5, atol=1e-4)
+    buckets.close()
+    of_tensors(group, parameters, lambda: model(xs[group.rank]).square().sum().backward())
     print("tensors")
+
+
+def of_tensors(group, parameters, backward) -> None:
+    """Divided moments of PyTorch's parameters, by gradients of new memory: bits of a whole step."""
+    wholes = [p.detach().clone() for p in parameters]
+    whole, divided = cto.AdamW(wholes, 0.01), cto.AdamW(parameters, 0.01, group=group)
+    buckets = cto.torch.GradientBuckets(parameters, group)
+    for _ in range(3):
+        for p in parameters:
+            p.grad = None
+        backward()
+        means = buckets.wait()
+        whole.step([None if g is None else g.clone() for g in means])
+        divided.step([None if g is None else g.clone() for g in means])
+    for p, other in zip(parameters, wholes, strict=True):
+        assert bool((p == other).all())
 
 
 def large(group) -> None:
