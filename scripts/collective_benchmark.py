@@ -3,8 +3,9 @@
 
     cupy-training-ops launch --ranks 2 scripts/collective_benchmark.py [OUT.json]
 
-Cases take turns: each round measures all of them, ours beside PyTorch's, by events around a batch
-of calls; the median of the rounds counts. Bus bandwidths are those of NCCL's own tests: of n ranks
+Cases take turns: each round measures all of them, ours beside PyTorch's and calls of CuPy's binding
+written by hand, by events around a batch of calls; the median of the rounds counts, of host times
+also that of the slowest rank. Bus bandwidths are those of NCCL's own tests: of n ranks
 2 (n - 1) / n bytes for an all-reduce, (n - 1) / n for the others.
 """
 
@@ -27,6 +28,7 @@ import torch
 import torch.distributed as dist
 
 import cupy_training_ops as cto
+from cupy_training_ops.process_group.nccl import library
 
 MIB = 2**20
 ROUNDS, CALLS = 15, 10
@@ -45,6 +47,7 @@ def cases(group: cto.ProcessGroup) -> dict[str, Case]:
     once = (group.size - 1) / group.size
     x = torch.ones(LARGE, device="cuda")
     found: dict[str, Case] = {
+        "all-reduce 1 KiB": (small_sum(group), 1024, 2 * once),
         "all-reduce 256 MiB": (one_sum(group, x), NBYTES, 2 * once),
         "all-reduce 500 x 64 KiB": (many_sums(group), 4 * MANY * SMALL, 2 * once),
         "all-gather 256 MiB": (gathers(group, x), NBYTES, once),
@@ -61,12 +64,46 @@ def one_sum(group: cto.ProcessGroup, x: Any) -> Calls:
     return {"ours": lambda: reduce_all([ours]), "torch": lambda: dist.all_reduce(x)}
 
 
+def small_sum(group: cto.ProcessGroup) -> Calls:
+    """What the host needs for it is most of it."""
+    x = torch.ones(256, device="cuda")
+    reduce_all, ours = cto.NcclAllReduce(group=group), cupy.from_dlpack(x)
+    return {
+        "ours": lambda: reduce_all([ours]),
+        "ours, function": lambda: cto.nccl_all_reduce([ours], group=group),
+        "ours, bound": reduce_all.bound([ours]),
+        "by hand": by_hand(group, [ours]),
+        "torch": lambda: dist.all_reduce(x),
+    }
+
+
+def by_hand(group: cto.ProcessGroup, arrays: list[Any]) -> Call:
+    """NCCL called as CuPy has it, over the same ranks."""
+    op = "NcclAllReduce"
+    made = group.communicator(op, group.members(op, 0))._made
+    nccl = library()
+    number, total = nccl.NCCL_FLOAT32, nccl.NCCL_SUM
+
+    def each() -> None:
+        stream = cupy.cuda.get_current_stream().ptr
+        for x in arrays:
+            made.allReduce(x.data.ptr, x.data.ptr, x.size, number, total, stream)
+
+    def together() -> None:
+        nccl.groupStart()
+        each()
+        nccl.groupEnd()
+
+    return each if len(arrays) == 1 else together
+
+
 def many_sums(group: cto.ProcessGroup) -> Calls:
     many = [torch.ones(SMALL, device="cuda") for _ in range(MANY)]
     reduce_all, ours = cto.NcclAllReduce(group=group), [cupy.from_dlpack(t) for t in many]
     return {
         "ours": lambda: reduce_all(ours),
         "ours, bound": reduce_all.bound(ours),
+        "by hand": by_hand(group, ours),
         "torch coalesced": lambda: dist.all_reduce_coalesced(many),
         "torch one by one": lambda: [dist.all_reduce(t) for t in many],
     }
@@ -126,8 +163,10 @@ def measured(group: cto.ProcessGroup) -> list[dict[str, object]]:
     for (case, who), taken in times.items():
         _, nbytes, factor = found[case]
         gpu, host = (statistics.median(column) for column in zip(*taken[2:], strict=True))
-        bus = nbytes * factor / gpu / 1e9
-        rows.append({"case": case, "who": who, "ms": gpu * 1e3, "GB/s": bus, "host us": host * 1e6})
+        bus, slowest = nbytes * factor / gpu / 1e9, torch.tensor(host, device="cuda")
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        row = {"case": case, "who": who, "ms": gpu * 1e3, "GB/s": bus, "host us": host * 1e6}
+        rows.append(row | {"slowest us": slowest.item() * 1e6})
     return rows
 
 
@@ -144,8 +183,8 @@ def main() -> None:
             rows = measured(group)
         if group.rank == 0:
             for row in rows:
-                print("{case:26} {who:22} {ms:9.3f} ms {GB/s:7.1f} GB/s host {host us:8.1f} us"
-                      .format(**row))  # fmt: skip
+                print("{case:24} {who:21} {ms:8.3f} ms {GB/s:6.1f} GB/s "
+                      "host {host us:7.1f} {slowest us:7.1f} us".format(**row))  # fmt: skip
             if len(sys.argv) > 1:
                 Path(sys.argv[1]).write_text(json.dumps(rows, indent=1))
         dist.destroy_process_group()

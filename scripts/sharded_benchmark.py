@@ -12,6 +12,7 @@ hidden. Cases take turns; medians count. --quick has small sizes; on the CPU it 
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import sys
@@ -156,14 +157,15 @@ def main(out: Path | None, provider: str, quick: bool, rounds: int) -> None:
             import torch
 
             torch.cuda.set_device(xp.cuda.runtime.getDevice())
-        rows = [*steps(xp, group, SMALL if quick else SHAPES, rounds)]
-        rows += overlap(xp, group, quick, rounds)
-    if group.rank == 0:
-        for row in rows:
-            unit = f"{row['ms']:10.3f} ms" if "ms" in row else f"{row['ratio']:10.3f}"
-            print(f"{row['case']:40} {unit}")
-        if out is not None:
-            out.write_text(json.dumps(rows, indent=1))
+        rows = []
+        found = steps(xp, group, SMALL if quick else SHAPES, rounds)
+        for row in itertools.chain(found, overlap(xp, group, quick, rounds)):
+            rows.append(row)
+            if group.rank == 0:
+                unit = f"{row['ms']:10.3f} ms" if "ms" in row else f"{row['ratio']:10.3f}"
+                print(f"{row['case']:40} {unit}", flush=True)
+    if group.rank == 0 and out is not None:
+        out.write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import secrets
 import signal
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 # JAX is an oracle on the CPU; left to itself it takes most of a GPU's memory. With float64 in every
 # test, or which types it computes in would depend on which tests ran before.
@@ -37,6 +38,8 @@ from watchdog import Watchdog
 
 from cupy_training_ops.runtime import kernel_cache
 
+ROOT = Path(__file__).resolve().parent.parent
+
 # Timings never decide a test: a busy machine is no failure.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
@@ -53,6 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Set before xdist starts its workers, so that all of them draw the same samples.
     os.environ.setdefault("CTO_SEED", str(secrets.randbelow(2**31)))
     lend_interrupts()
+    lend_checkout()
     lend_folder(config, "CUPY_CACHE_DIR", kernel_cache.folder())
     lend_folder(config, "CTO_EMULATOR_CACHE", str(cache_folder()))
     lend_folder(config, "HYPOTHESIS_STORAGE_DIRECTORY", ".hypothesis")
@@ -75,6 +79,15 @@ def lend_interrupts() -> None:
     for number in (signal.SIGINT, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
+
+
+def lend_checkout() -> None:
+    """What tests start finds what they find, in whatever folder: the package may not be installed.
+
+    Here it then comes from the folder that pytest was started in, or from PYTHONPATH.
+    """
+    paths = [ROOT, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(map(os.path.abspath, paths)))
 
 
 def lend_folder(config: pytest.Config, variable: str, folder: str) -> None:

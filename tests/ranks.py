@@ -74,7 +74,7 @@ class Processes:
 
     def __init__(self, n: int, script: Path, *arguments: str, timeout: float = 10.0) -> None:
         shared = {"WORLD_SIZE": str(n), "LOCAL_WORLD_SIZE": str(n), LAUNCHER: str(os.getpid())}
-        shared |= {"CTO_TIMEOUT": str(timeout), "PYTHONPATH": str(ROOT)}
+        shared |= {"CTO_TIMEOUT": str(timeout)}
         self._limit = 4 * timeout + 30  # importing takes seconds on a busy machine
         self.started = []
         ends = connected(n)

@@ -19,7 +19,7 @@ def printed(codec: str) -> tuple[float, float, float]:
     script = ROOT / "examples" / "numpy_mlp.py"
     command = [sys.executable, str(script), "--codec", codec, "--epochs", "8"]
     one = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    environment = {**os.environ, **one, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, **one}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     loss, share, after, before = re.findall(r"\d[\d.]*", result.stdout)
     return float(loss), float(share), int(before) / int(after)

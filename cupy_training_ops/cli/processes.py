@@ -9,6 +9,7 @@ import signal
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -107,6 +108,7 @@ def _interrupts_held() -> Iterator[None]:
 
     What is started in it has Ctrl-C blocked: that is for the process that ends it.
     """
+    resource_tracker.ensure_running()  # which lets Ctrl-C through again as it begins
     held: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: held.append(number))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])

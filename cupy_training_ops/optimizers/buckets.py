@@ -19,6 +19,7 @@ from ..process_group.wire import Part
 from ..runtime.streams import Cuda, Streams
 from .adam import AdamW
 from .base import EVERY, Places
+from .memory import over
 from .parts import MeanOfAll
 from .sharded import AdamW as ShardedAdamW
 from .sharded import Means
@@ -171,7 +172,7 @@ class GradientBuckets:
             refuse(NAME, "place", f"a number below {len(self._sizes)}", shown(place))
         if self._arrays[place] is not None:
             self._refuse_again(place)
-        array = adopt(NAME, f"gradients[{place}]", gradient)
+        array = over(NAME, f"gradients[{place}]", gradient)
         if array is None:
             refuse(NAME, f"gradients[{place}]", "an array", "None")
         _, _, shape, _, strides, _ = info(array)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
@@ -12,7 +13,8 @@ from ..backend import Array
 from ..declare.schema import Shape, Spec
 from ..dtypes import Dtype, HostArray
 from ..frame.arrays import adopt
-from ..frame.backends import info, to_host
+from ..frame.backends import info, tensor_backend, to_host
+from ..frame.foreign import is_tensor
 
 
 def plain(value: Any) -> Any:
@@ -29,6 +31,22 @@ def zeros(like: Any, shape: Shape, dtype: Dtype) -> Any:
     nbytes = math.prod(shape) * dtype.itemsize
     array: Any = backend.zeros(nbytes, device)
     return array.view(dtype).reshape(shape)
+
+
+def over(op: str, argument: str, value: Any) -> Any:
+    """An array over the memory of another library's, as adopted.
+
+    Of PyTorch's tensors on a GPU by their addresses alone: no stream waits for another.
+    """
+    if is_tensor(value) and value.is_cuda:
+        backend = tensor_backend()
+        from ..runtime.tensors import PLAIN, array_over
+
+        with contextlib.suppress(KeyError):  # which has a form of its own
+            found = backend.info(value)
+            if type(value) in PLAIN and found[4] is None:  # strides
+                return array_over(value, found)
+    return adopt(op, argument, value)
 
 
 def overwrite(array: Any, source: HostArray) -> None:

@@ -100,7 +100,7 @@ class _OfParts(Collective):
             return Plan(())
         found = [call for i, x in enumerate(xs) for call in self._calls(i, x)]
         rows, parts = [row for row, *_ in found], [(i, a, b) for _, i, a, b in found]
-        calls = nccl.Parts(self.group, self.name, self.ranks, rows, self.agreement(xs), parts)
+        calls = nccl.Calls(self.group, self.name, self.ranks, rows, self.agreement(xs), parts)
         return Plan((Work("call", (calls, table(xs), table(ys))),))
 
     def _calls(self, i: int, x: Spec) -> Iterator[tuple[nccl.Row, int, int, int]]:

@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from ..codecs.numpy_file import BinaryFile, StrPath
 from ..dtypes import Dtype, dtype_name
 from ..errors import OpError, refuse, shown
 from ..families.optimizer.operators import GradientNorm
 from ..frame.backends import info, to_host
+from ..frame.convert import is_number
 from ..frame.foreign import Lent, is_tensor
+from ..frame.keys import reader
+from ..frame.repeated import Known
 from ..process_group import ProcessGroup
 from ..process_group.exchange import described, nothing
 from ..process_group.members import GLOBAL
@@ -21,13 +24,15 @@ from ..runtime.alike import Watched
 from . import adam
 from . import state as states
 from .base import EVERY, Arrays, Names, Optimizer, Places, pair
-from .memory import copied, plain, zeros
+from .memory import copied, over, plain, zeros
 from .parts import GatheredParts, MeanOfParts, Split
 from .shares import Share, joined
 from .state import State
 from .steps import AdamWToldStep
 
 _MAX_PATTERNS = 64  # of gradients that are None
+_DECLARED = EVERY[:-1]  # what a step is given
+_READERS = tuple(map(reader, _DECLARED))
 
 
 class Means(list[Any]):
@@ -36,6 +41,20 @@ class Means(list[Any]):
     def __init__(self, gradients: Sequence[Any], optimizer: AdamW) -> None:
         super().__init__(gradients)
         self.optimizer = optimizer
+
+
+def _piece(array: Any, start: int, stop: int) -> Any:
+    """A view of elements of a contiguous array."""
+    return array.reshape(-1)[start:stop]
+
+
+class _Cut(NamedTuple):
+    """This rank's parts of gradients that may come again, and the update by them."""
+
+    known: Known
+    places: Places
+    parts: list[Any]
+    step: Any
 
 
 class _Own(Optimizer):
@@ -93,6 +112,7 @@ class AdamW(adam.AdamW):
     def _adopt(self) -> None:
         """The caller's arrays, where they are now."""
         self._weights = self._adopted("parameters", self.parameters)
+        self._are_tensors = all(map(is_tensor, self.parameters))
         copies = self._given_copies
         self._copies = None if copies is None else self._adopted("low_precision", copies)
         self._every = tuple(range(len(self._weights)))
@@ -118,6 +138,7 @@ class AdamW(adam.AdamW):
         self._measure, self._measure_all = GradientNorm(), GradientNorm()
         self._gather_norms = GatheredParts(group=group, split=Split.of_elements(group.size))
         self._ops: dict[Places, tuple[MeanOfParts, GatheredParts]] = {}
+        self._last_cut: _Cut | None = None
 
     def _compare(self, words: str) -> None:
         """Refuse what is not the same on all ranks."""
@@ -125,6 +146,7 @@ class AdamW(adam.AdamW):
         self.group.exchange("AdamW", self.group.members("AdamW", GLOBAL), text, (), nothing)
 
     def _take(self) -> None:
+        self._last_cut = None
         self._adopt()
         weights, self._inner._given_copies = self._own_parts()
         self._inner.parameters = tuple(weights)
@@ -152,9 +174,8 @@ class AdamW(adam.AdamW):
         if not self._watched.are_same():
             self._take()
         with Lent(EVERY, (gradients, *numbers, self.parameters), ()).stream():
-            places, found = self._with_gradients(gradients)
+            places, found = self._with_gradients(self._lent(gradients, numbers))
             if found:
-                self._check_shapes("gradients", places, found)
                 are_means = isinstance(gradients, Means) and gradients.optimizer is self
                 self._update(places, list(found), numbers, are_means)
 
@@ -162,27 +183,58 @@ class AdamW(adam.AdamW):
         self, places: Places, gradients: list[Any], numbers: Arrays, are_means: bool
     ) -> None:
         """The step of these parameters: whole, or the end of the group."""
-        parts = self._cut(dict(zip(places, gradients, strict=True)), self._no_gradient(gradients))
-        present = [part for part in parts if part is not None]
+        parts, step = self._known(places, gradients, numbers) or self._anew(
+            places, gradients, numbers
+        )
         means, gather = self._operators(places)
         inner, own = self._inner, self._norms[self.group.rank :][:1].reshape(())
-        given = (parts, *numbers)
-        step = inner._first(given)
-        assert step is not None
         is_sent = are_means
         try:
             if not are_means:
                 means(gradients)
             is_sent = True
+            present = [part for part in parts if part is not None]
             self._measure(present, out=(own, None), outputs=("norm",))
             self._gather_norms([self._norms])
             self._measure_all([self._norms], out=(inner.gradient_norm, inner.is_finite))
-            step.launch(given)
+            step.launch((parts, *numbers))
             gather([self._weights[i] for i in places] + self._copies_of(places)[1])
         except BaseException as error:
             if isinstance(error, OpError) and not is_sent:  # on all ranks
                 raise
             raise self.group.broken("AdamW", error) from error
+
+    def _lent(self, gradients: Any, numbers: Arrays) -> Any:
+        """Where all are PyTorch's, whose stream is CuPy's now, arrays over the gradients."""
+        if not self._are_tensors or not isinstance(gradients, list | tuple):
+            return gradients
+        if not all(x is None or is_number(x) or is_tensor(x) for x in (*gradients, *numbers)):
+            return gradients
+        return [over("AdamW", f"gradients[{i}]", x) for i, x in enumerate(gradients)]
+
+    def _known(
+        self, places: Places, gradients: list[Any], numbers: Arrays
+    ) -> tuple[list[Any], Any] | None:
+        """Parts and update where the gradients are those of the step before."""
+        last = self._last_cut
+        if last is None or last.places != places or not last.known.has((gradients, *numbers)):
+            return None
+        return last.parts, last.step
+
+    def _anew(self, places: Places, gradients: list[Any], numbers: Arrays) -> tuple[list[Any], Any]:
+        """Parts of other gradients, and the update by them, as far as it can be refused."""
+        self._check_shapes("gradients", places, gradients)
+        arrays, padding = dict(zip(places, gradients, strict=True)), self._no_gradient(gradients)
+        backend, known = info(gradients[0])[0], None
+        unowned = getattr(backend, "unowned", None)  # CuPy's
+        if unowned:
+            given = gradients, *numbers
+            known = Known.of(backend, _DECLARED, _READERS, given, by_memory=True)
+        parts = self._cut(arrays, padding, unowned or _piece)
+        step = self._inner._first((parts, *numbers))
+        assert step is not None
+        self._last_cut = None if known is None else _Cut(known, places, parts, step)
+        return parts, step
 
     def means_of(self, places: Places) -> MeanOfParts:
         """What makes this rank's parts of some gradients the means."""
@@ -213,11 +265,12 @@ class AdamW(adam.AdamW):
         own = None if copies is None else self._cut(dict(enumerate(copies)), None)
         return self._cut(weights, self._padding), own
 
-    def _cut(self, arrays: dict[int, Any], padding: Any) -> list[Any]:
+    def _cut(
+        self, arrays: dict[int, Any], padding: Any, piece: Callable[..., Any] = _piece
+    ) -> list[Any]:
         """This rank's parts of some parameters' arrays; None where there is none."""
-        flat = {i: None if array is None else array.reshape(-1) for i, array in arrays.items()}
-        found = [(flat.get(i), start, stop) for i, start, stop in self._pieces]
-        return [None if x is None else x[start:stop] for x, start, stop in found] + [padding]
+        found = [(arrays.get(i), start, stop) for i, start, stop in self._pieces]
+        return [None if x is None else piece(x, a, b) for x, a, b in found] + [padding]
 
     def _no_gradient(self, gradients: Sequence[Any]) -> Any:
         dtype = info(gradients[0])[1]

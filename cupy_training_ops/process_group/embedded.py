@@ -15,22 +15,20 @@ import os
 import select
 import socket
 import stat
-import struct
 import time
 from collections import deque
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from ..errors import GroupError
 from . import wire
 from .engine import Engine
-from .wire import Message, Part
+from .wire import Message
 
 SOCKETS, LAUNCHER = "CTO_SOCKETS", "CTO_LAUNCHER"  # descriptors by rank; the process of `launch`
-MESSAGE, LEFT, FAULT = range(3)
+LEFT, FAULT = 254, 255  # in the place of a channel
 
-_KIND = struct.Struct("<BB")  # and the channel
 _MAX_WAIT = 1e6  # seconds
 _MAX_READ = 2**20  # bytes: room is made for all that is asked for
 
@@ -90,13 +88,11 @@ class Embedded(Engine):
         self._left: dict[int, str] = {}  # and what went wrong there
         self._halves: set[int] = set()  # to whom a message is under way
 
-    def put(self, peer: int, channel: int, head: bytes, parts: Sequence[Part]) -> None:
+    def put(self, peer: int, channel: int, data: bytes) -> None:
         pipe = self._pipes[peer]
         self._halves.add(peer)
         try:
-            pipe.send_bytes(_KIND.pack(MESSAGE, channel) + head)
-            for part in parts:
-                pipe.send_bytes(part)
+            pipe.send_bytes(data)
         except TimeoutError:
             raise
         except OSError as error:
@@ -153,7 +149,7 @@ class Embedded(Engine):
     def _say(self, pipe: Pipe, kind: int, words: str) -> None:
         """The last words; a peer that does not read is not waited for."""
         pipe.to_write = 0
-        pipe.send_bytes(_KIND.pack(kind, 0) + words.encode())
+        pipe.send_bytes(wire.packed(kind, 0, words))
 
     def _listen(self, seconds: float) -> None:
         for pipe in wait(list(self._heard), seconds):
@@ -163,23 +159,16 @@ class Embedded(Engine):
     def _read(self, peer: int, pipe: Pipe) -> None:
         """A message into its inbox; GroupError where the rank is gone, or ended the group."""
         try:
-            data = pipe.recv_bytes(wire.MAX_HEAD)
-            if len(data) < _KIND.size:
-                raise EOFError
-            kind, channel = _KIND.unpack_from(data)
-            rest = memoryview(data)[_KIND.size :]
-            if kind == MESSAGE:
-                number, lengths, text = wire.read_head(rest)
-                parts = [memoryview(pipe.recv_bytes(length)) for length in lengths]
-                inbox = self._inbox.setdefault((peer, channel), deque())
-                inbox.append(Message(number, text, parts))
-                return
+            found = wire.unpacked(pipe.recv_bytes())
         except (EOFError, OSError) as error:
             del self._heard[pipe]
             raise GroupError(self._gone(peer, error)) from None
+        if found.channel not in (LEFT, FAULT):
+            self._inbox.setdefault((peer, found.channel), deque()).append(found)
+            return
         del self._heard[pipe]
-        words = wire.printable(str(rest, "utf-8", "replace"))
-        if kind != LEFT:
+        words = wire.printable(found.text)
+        if found.channel == FAULT:
             raise GroupError(words)
         self._left[peer] = words
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from ..errors import GroupError
 from . import wire
-from .wire import Message, Part
+from .wire import Message, Part, packed
 
 GRACE = 1.0  # seconds more for those who wait for one that waits for others
 STOPPED = "stopped in the middle of a call"
@@ -23,7 +23,7 @@ class Engine:
     Nothing here is used by two threads at once: who uses an engine holds its `lock`.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str] = "alone"
 
     def __init__(
         self,
@@ -43,10 +43,10 @@ class Engine:
         self._numbers: Counter[tuple[str, int, int]] = Counter()
         self._kept: dict[tuple[int, int], Message] = {}
 
-    # ---- what an engine writes -------------------------------------------------------------------
+    # ---- what an engine writes: here that of a rank alone, which has nobody to tell --------------
 
-    def put(self, peer: int, channel: int, head: bytes, parts: Sequence[Part]) -> None:
-        """Say a message; GroupError, or OSError, where the peer is gone or does not take it."""
+    def put(self, peer: int, channel: int, data: bytes) -> None:
+        """Say a message; TimeoutError, EOFError, GroupError where the peer does not take it."""
         raise NotImplementedError
 
     def take(self, peer: int, channel: int, seconds: float) -> Message:
@@ -55,11 +55,10 @@ class Engine:
 
     def tell(self, words: str) -> None:
         """End the group for the others, as well as it still can be, and without waiting."""
-        raise NotImplementedError
 
     def news(self) -> str:
         """The words with which another rank ended the group, as far as is known without waiting."""
-        raise NotImplementedError
+        return ""
 
     def leave(self, words: str) -> None:
         """Say, as this rank closes after an error, what went wrong to those who wait for it."""
@@ -68,11 +67,9 @@ class Engine:
 
     def close(self) -> None:
         """Say that no more will come, and let go of everything."""
-        raise NotImplementedError
 
     def abandon(self) -> None:
         """Let go of everything in a forked child, without a word to anybody."""
-        raise NotImplementedError
 
     # ---- what all of them have -------------------------------------------------------------------
 
@@ -81,7 +78,7 @@ class Engine:
         self._numbers["to", peer, channel] += 1
         number = self._numbers["to", peer, channel]
         try:
-            self.put(peer, channel, wire.head(number, text, parts), parts)
+            self.put(peer, channel, packed(channel, number, text, parts))
         except TimeoutError:
             late = f"rank {peer} is late: it took no message for {self.timeout:g} seconds"
             raise GroupError(late) from None
@@ -122,24 +119,3 @@ class Engine:
             self.fault = wire.printable(words)
             with contextlib.suppress(Exception):
                 self.tell(self.fault)
-
-
-class Alone(Engine):
-    """The engine of a group of one rank, which has nobody to tell."""
-
-    name = "alone"
-
-    def __init__(self, timeout: float) -> None:
-        super().__init__(0, 1, timeout)
-        self.local_size = None
-
-    def tell(self, words: str) -> None:
-        pass
-
-    def news(self) -> str:
-        return ""
-
-    def close(self) -> None:
-        pass
-
-    abandon = close

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from ..errors import ArgumentError, GroupError, OpError, refuse, shown
 from . import embedded
-from .engine import STOPPED, Alone, Engine
+from .engine import STOPPED, Engine
 from .environment import INSTEAD, engine_of, timeout_of
 from .exchange import Answer, exchange, nothing
 from .mail import Label, Mail
@@ -66,23 +66,15 @@ class ProcessGroup:
         sizes = (data_size, horizontal_size, local_size)
         seconds = _checked(timeout, sizes, on_fault)
         engine = engine_of(os.environ, seconds) if rank is None else None
-        self._start(engine or Alone(seconds), sizes, on_fault)
+        self._start(engine or Engine(0, 1, seconds), sizes, on_fault)
 
     @classmethod
-    def from_environment(
-        cls,
-        timeout: float | None = None,
-        *,
-        data_size: int | None = None,
-        horizontal_size: int | None = None,
-        on_fault: OnFault = "exit",
-    ) -> Self:
-        """The group of a job that `launch`, torchrun, mpirun or srun started; as without arguments.
+    def from_environment(cls, timeout: float | None = None, **sizes: Any) -> Self:
+        """`ProcessGroup(timeout=timeout, ...)`: of a job that launch, torchrun, MPI or Slurm began.
 
         timeout: seconds; CTO_TIMEOUT, else 300.
         """
-        sizes = {"data_size": data_size, "horizontal_size": horizontal_size}
-        return cls(timeout=timeout, on_fault=on_fault, **sizes)
+        return cls(timeout=timeout, **sizes)
 
     @classmethod
     def from_mpi(
@@ -237,11 +229,11 @@ class ProcessGroup:
 
     def instance(self, key: object, make: Callable[[], object]) -> object:
         """What an operator keeps with the group, and only as long as it."""
-        if self.is_closed:
-            return make()
         found = self._instances.get(key)
         if found is None:
-            found = self._instances[key] = make()
+            found = make()
+            if not self.is_closed:
+                self._instances[key] = found
         return found
 
     def require_open(self, op: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Sub-groups by `group_type`, and who owns which tensor of a list.
+"""Sub-groups by `group_type`.
 
 With h ranks side by side in a horizontal group and l ranks on a node, of rank r:
 
@@ -12,15 +12,12 @@ With h ranks side by side in a horizontal group and l ranks on a node, of rank r
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..errors import refuse
 
 GLOBAL, DATA, NODE_LOCAL, CROSS_NODE, HORIZONTAL = range(5)
 NAMES = ("global", "data", "node-local data", "cross-node data", "horizontal")
-ALIGNMENT = 32  # elements of a rank's chunk of a list are a multiple of it
 
 
 class Members(NamedTuple):
@@ -77,22 +74,3 @@ def chosen(op: str, found: dict[int, Members], group_type: int) -> Members:
         refuse(op, "group_type", f"one of {expected}", str(group_type))
     expected = "a type that the group's sizes (data_size, horizontal_size, local_size) tell"
     refuse(op, "group_type", expected, f"{group_type} ({NAMES[group_type]})")
-
-
-def owners(op: str, sizes: Sequence[int], n_ranks: int) -> list[int]:
-    """Which rank owns each tensor of a list whole: the one in whose chunk of all elements it lies.
-
-    Chunks are equal, and multiples of 32 elements; there is padding behind the last tensor, as much
-    as a multiple of every chunk's alignment where nothing would have to be padded.
-    """
-    total, alignment = sum(sizes), ALIGNMENT * n_ranks
-    chunk = (total + alignment - total % alignment) // n_ranks
-    found = []
-    starts = itertools.accumulate(sizes, initial=0)
-    for i, (start, size) in enumerate(zip(starts, sizes, strict=False)):
-        owner = start // chunk
-        if start + size > (owner + 1) * chunk:
-            expected = f"a tensor inside one rank's chunk of {chunk} elements, to be owned whole"
-            refuse(op, f"input[{i}]", expected, f"elements {start} to {start + size}")
-        found.append(owner)
-    return found

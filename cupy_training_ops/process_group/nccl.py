@@ -113,6 +113,7 @@ class Group(Protocol):
 
     rank: int
     timeout: float
+    begun: int
 
     @property
     def busy(self) -> Any:
@@ -159,7 +160,8 @@ def _same_id(nccl: ModuleType, found: list[list[memoryview]]) -> list[list[Part]
     return [[nccl.get_unique_id()]] * len(found)
 
 
-Run = tuple[Callable[..., None], list[tuple[int, ...]]]  # a method, and arguments of each call
+Bound = tuple[str, tuple[int, ...]]  # a method, and its arguments up to the stream
+Run = tuple[Callable[..., None], list[tuple[int, ...]]]  # the same of several, with the stream
 
 
 class Communicator:
@@ -184,13 +186,14 @@ class Communicator:
         self._marked: float | None = None  # since when the event waits
         self._last_stream: Any = None  # of a call that no event is behind
 
-    def bound(self, row: Row, source: int, target: int) -> tuple[str, tuple[int, ...]]:
-        """A call's method and its arguments up to the stream, for arrays at these addresses."""
-        addresses = ((row.takes_source, source), (row.takes_target, target))
-        taken = (address for is_taken, address in addresses if is_taken)
-        return row.method, (*taken, *row.rest)
+    def bound(self, row: Row, source: int, target: int) -> Bound:
+        """A call for arrays at these addresses."""
+        method, takes_source, takes_target, rest = row
+        if takes_source and takes_target:
+            return method, (source, target, *rest)
+        return method, (source if takes_source else target, *rest)
 
-    def runs(self, calls: Sequence[tuple[str, tuple[int, ...]]], stream: int) -> list[Run]:
+    def runs(self, calls: Sequence[Bound], stream: int) -> list[Run]:
         """The calls on a stream, those of one method that follow each other together."""
         return [
             (getattr(self._made, method), [(*args, stream) for _, args in same])
@@ -263,7 +266,7 @@ def _allow_queries() -> None:
 class Prepared:
     """Calls with the addresses of their arrays, and the same for the last stream."""
 
-    def __init__(self, calls: Sequence[tuple[str, tuple[int, ...]]]) -> None:
+    def __init__(self, calls: Sequence[Bound]) -> None:
         self.calls = calls
         self.stream = -1
         self.runs: list[Run] = []
@@ -273,8 +276,8 @@ class Prepared:
 class Calls:
     """The calls of NCCL that one kind of call of an operator makes, queued as one.
 
-    The first time, `agree` compares with the other ranks. Tables are structs of addresses: the
-    same object has the same addresses.
+    The first time, `agree` compares with the other ranks. Tables are structs of addresses, or one
+    address: the same object has the same addresses.
     """
 
     group: Group
@@ -282,10 +285,10 @@ class Calls:
     members: Members
     rows: Sequence[Row]
     agree: Callable[[], object] | None
+    # For each row an array, and where it is read and written, in bytes; None: its own, from 0 on.
+    parts: Sequence[tuple[int, int, int]] | None = None
     each_time: bool = field(default=False, kw_only=True)
-    _sources: object = field(default=None, init=False)
-    _targets: object = field(default=None, init=False)
-    _prepared: Prepared = field(default_factory=lambda: Prepared(()), init=False)
+    _last: tuple[object, object, Prepared | None] = field(default=(None, None, None), init=False)
     _communicator: Communicator | None = field(default=None, init=False)
 
     def __call__(self, sources: Any, targets: Any) -> None:
@@ -297,57 +300,49 @@ class Calls:
                 self.agree = None
         if self._communicator is None:
             self._communicator = self.group.communicator(self.op, self.members)
-        if sources is not self._sources or targets is not self._targets:
-            places = self._places(sources, targets)
-            bound = self._communicator.bound
-            self._prepared = Prepared([bound(*place) for place in places if place[0].rest[0]])
-            self._sources, self._targets = sources, targets
-        if self._prepared.calls:
-            self._queue(self._communicator)
+        prepared = self.prepared(sources, targets)
+        if prepared is None:
+            prepared = Prepared(list(self._bound(self._communicator, sources, targets)))
+            self._last = sources, targets, prepared
+        if prepared.calls:
+            self._queue(prepared)
 
-    def _queue(self, communicator: Communicator) -> None:
+    def prepared(self, sources: object, targets: object) -> Prepared | None:
+        """What was queued last, if it was for these tables."""
+        known, also, prepared = self._last  # once: another thread may put its own there
+        return prepared if known is sources and also is targets else None
+
+    def again(self, prepared: Prepared) -> None:
+        """Queue what was queued before."""
+        self.group.require_open(self.op)
+        self._queue(prepared)
+
+    def _queue(self, prepared: Prepared) -> None:
         """All calls or the end of the group."""
-        busy = self.group.busy
-        if not busy.acquire(blocking=False):
+        group, communicator = self.group, self._communicator
+        assert communicator is not None
+        group.begun += 1
+        busy = group.busy
+        if not busy.acquire(False):
             raise GroupError(f"{self.op}: group: a call of another thread is under way")
         try:
-            communicator.queue(self._prepared)
+            communicator.queue(prepared)
         except BaseException as error:
-            raise self.group.broken(self.op, error) from error
+            raise group.broken(self.op, error) from error
         finally:
             busy.release()
 
-    def _places(self, sources: Any, targets: Any) -> Iterator[tuple[Row, int, int]]:
-        """Each call with its addresses."""
-        n = len(self.rows)
-        return zip(self.rows, addresses(sources, n), addresses(targets, n), strict=True)
-
-
-@dataclass(eq=False)
-class Swap(Calls):
-    """Arrays sent to a partner, whose arrays arrive one behind the other in scratch memory."""
-
-    starts: Sequence[int]  # of the arrays in the scratch memory, in bytes
-
-    def _places(self, sources: Any, targets: Any) -> Iterator[tuple[Row, int, int]]:
-        starts = (int(targets) + start for start in self.starts)
-        places = [*addresses(sources, len(self.starts)), *starts]
-        return zip(self.rows, places, places, strict=True)
-
-
-@dataclass(eq=False)
-class Parts(Calls):
-    """Calls for parts of arrays."""
-
-    parts: Sequence[tuple[int, int, int]]  # an array, and where it is read and written, in bytes
-
-    def _places(self, sources: Any, targets: Any) -> Iterator[tuple[Row, int, int]]:
-        n = 1 + max((i for i, _, _ in self.parts), default=-1)
+    def _bound(self, communicator: Communicator, sources: Any, targets: Any) -> Iterator[Bound]:
+        """Each call that moves something, with its addresses."""
+        parts = [(i, 0, 0) for i in range(len(self.rows))] if self.parts is None else self.parts
+        n = 1 + max((i for i, _, _ in parts), default=-1)
         read, written = addresses(sources, n), addresses(targets, n)
-        for row, (i, source, target) in zip(self.rows, self.parts, strict=True):
-            yield row, read[i] + source, written[i] + target
+        for row, (i, source, target) in zip(self.rows, parts, strict=True):
+            if row.rest[0]:
+                yield communicator.bound(row, read[i] + source, written[i] + target)
 
 
-def addresses(table: np.void, n: int) -> list[int]:
-    """The first addresses of a struct of pointers."""
-    return table["at"][:n].tolist()  # type: ignore[no-any-return]
+def addresses(table: Any, n: int) -> list[int]:
+    """The first addresses of a struct of pointers; of scratch memory one for all."""
+    found: list[int] = table["at"][:n].tolist() if isinstance(table, np.void) else [int(table)] * n
+    return found

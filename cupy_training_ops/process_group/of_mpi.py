@@ -8,20 +8,23 @@ as it exits.
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from ..errors import GroupError, ProviderError, refuse, shown
 from . import wire
 from .engine import Engine
-from .wire import Message, Part
+from .wire import Message
 
-FAULT, LEFT = 0, 1  # tags; a channel has two of its own behind them
+FAULT, LEFT, FIRST = range(3)  # tags; that of the first channel, and the others' behind it
 SPINS = 2000  # looks before the first pause
 PAUSE = 2e-4
 TELLING = 0.2  # seconds for the words that end the group
+READING = 0.5  # and for the launcher to read what it is told: as a job is aborted, it ends at once
+
+_closed: dict[bytes, Any] = {}  # communicators of groups that ended well, by their names
 
 
 def library() -> Any:
@@ -53,7 +56,7 @@ class Mpi(Engine):
         self._mpi = mpi
         given = mpi.COMM_WORLD if comm is None else comm
         super().__init__(given.Get_rank(), given.Get_size(), timeout)
-        self._sending: list[Any] = []  # requests, and what they send
+        self._under_way: list[Any] = []  # requests, and their memory
         atexit.register(self._abort)
         self._comm, made = given.Idup()
         late = f"not all ranks made the group within {timeout:g} seconds"
@@ -64,25 +67,37 @@ class Mpi(Engine):
             raise GroupError(f"ProcessGroup.from_mpi: {late}") from None
         self._comm.Set_errhandler(mpi.ERRORS_RETURN)
         node = self._comm.Split_type(mpi.COMM_TYPE_SHARED)
-        sizes = self._comm.allgather(node.Get_size())
-        self.local_rank = node.Get_rank()
-        self.local_size = sizes[0] if len(set(sizes)) == 1 else None
+        self.local_rank, size = node.Get_rank(), node.Get_size()
+        node.Free()
+        left = [name for name, comm in _closed.items() if comm.Get_size() == self.size]
+        sizes, names, closed = zip(*self._comm.allgather((size, os.urandom(8), left)), strict=True)
+        self.local_size = size if len(set(sizes)) == 1 else None
+        self._name = names[0]
+        for name in sorted(set.intersection(*map(set, closed))):  # by just these ranks
+            self._free(_closed.pop(name))
 
-    def put(self, peer: int, channel: int, head: bytes, parts: Sequence[Part]) -> None:
-        tag, byte = 2 + 2 * channel, self._mpi.BYTE
-        requests = [self._comm.Isend([head, byte], peer, tag)]
-        requests += [self._comm.Isend([part, byte], peer, tag + 1) for part in parts]
-        try:
-            self._until(lambda: self._mpi.Request.Testall(requests), self.patience(peer), peer)
-        finally:
-            self._sending.append((requests, head, parts))
-        self._sending.clear()
+    def put(self, peer: int, channel: int, data: bytes) -> None:
+        request = self._comm.Isend([data, self._mpi.BYTE], peer, FIRST + channel)
+        self._under_way.append((request, data))
+        self._until(request.Test, self.patience(peer), peer)
+        self._under_way.pop()
 
     def take(self, peer: int, channel: int, seconds: float) -> Message:
-        tag = 2 + 2 * channel
-        number, lengths, text = wire.read_head(self._received(peer, tag, seconds))
-        parts = [self._received(peer, tag + 1, self.timeout, length) for length in lengths]
-        return Message(number, text, parts)
+        status, found = self._mpi.Status(), None
+
+        def comes() -> bool:  # also where it is asked again
+            nonlocal found
+            found = found or self._comm.Improbe(peer, FIRST + channel, status)
+            return found is not None
+
+        self._until(comes, seconds, peer)
+        assert found is not None
+        data = bytearray(status.Get_count(self._mpi.BYTE))
+        request = found.Irecv([data, self._mpi.BYTE])
+        self._under_way.append((request, data))
+        self._until(request.Test, self.timeout, peer)
+        self._under_way.pop()
+        return wire.unpacked(data)
 
     def news(self) -> str:
         status = self._mpi.Status()
@@ -98,38 +113,31 @@ class Mpi(Engine):
     def close(self) -> None:
         if not self.fault:
             self._say(LEFT, b"")
+            _closed[self._name] = self._comm
 
     def abandon(self) -> None:
         atexit.unregister(self._abort)
+
+    def _free(self, comm: Any) -> None:
+        """Let go of a communicator that all have closed; what nobody took comes before farewells.
+
+        MPI has some thousand, and freeing one is for all ranks at once: they are where one is made.
+        """
+        status = self._mpi.Status()
+        for peer in (peer for peer in range(self.size) if peer != comm.Get_rank()):
+            while status.Get_tag() != LEFT or status.Get_source() != peer:
+                message = comm.Mprobe(peer, self._mpi.ANY_TAG, status)
+                message.Recv([bytearray(status.Get_count(self._mpi.BYTE)), self._mpi.BYTE])
+        comm.Free()
 
     def _say(self, tag: int, data: bytes) -> None:
         """To all others, whether they listen or not."""
         others = (peer for peer in range(self.size) if peer != self.rank)
         requests = [self._comm.Isend([data, self._mpi.BYTE], peer, tag) for peer in others]
-        self._sending.append((requests, data))
+        self._under_way.append((requests, data))
         until = time.monotonic() + TELLING
         while not self._mpi.Request.Testall(requests) and time.monotonic() < until:
             time.sleep(PAUSE)
-
-    def _received(self, peer: int, tag: int, seconds: float, length: int = -1) -> memoryview:
-        """The bytes of a message of MPI's."""
-        status, probed = self._mpi.Status(), []
-
-        def comes() -> bool:
-            found = self._comm.Improbe(peer, tag, status)
-            probed.extend([] if found is None else [found])
-            return found is not None
-
-        self._until(comes, seconds, peer)
-        size = status.Get_count(self._mpi.BYTE)
-        if size > wire.MAX_HEAD if length < 0 else size != length:
-            raise GroupError(f"rank {peer} sent {size} bytes where {length} should be")
-        data = bytearray(size)
-        request = probed[0].Irecv([data, self._mpi.BYTE])
-        self._sending.append((request, data))
-        self._until(request.Test, self.timeout, peer)
-        self._sending.pop()
-        return memoryview(data)
 
     def _until(self, is_done: Any, seconds: float, peer: int | None = None) -> None:
         """Look until it is done; GroupError where another rank ended the group."""
@@ -152,4 +160,5 @@ class Mpi(Engine):
         if self.fault and not self._mpi.Is_finalized():
             sys.stderr.write(f"cupy-training-ops: rank {self.rank}: {self.fault}; MPI aborts\n")
             sys.stderr.flush()
+            time.sleep(READING)
             self._mpi.COMM_WORLD.Abort(1)

@@ -1,26 +1,27 @@
 # SPDX-License-Identifier: MIT
-"""The engine over torch.distributed: words go through its store, arrays by gloo.
+"""The engine over torch.distributed: short messages go through its store, long ones by gloo.
 
-A message's head is a key of the store, set when its arrays are on their way; who waits for one
-looks for the key, so that Ctrl-C and faults of others reach it. Gloo itself is waited for only
-while bytes travel. A second key says that they have arrived.
+A message is a key of the store; of a long one it says how many bytes are on their way. Who waits
+for one looks for the key, so that Ctrl-C and faults of others reach it. Gloo itself is waited for
+only while bytes travel. A second key says that they have arrived.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import time
 from collections import Counter
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 from ..errors import GroupError, OpError, ProviderError, refuse, shown
 from . import wire
 from .engine import Engine
-from .wire import Message, Part
+from .wire import Message
 
 SHORTEST, LONGEST = 1e-4, 0.02  # seconds between looks at the store
+SHORT = 1024  # bytes; what the store has begins with whether it is the message, or says its length
 FAULT = "fault"
 
 _made: Counter[str] = Counter()  # groups of the same ranks
@@ -88,38 +89,36 @@ class Torch(Engine):
         self._store = dist.PrefixStore(prefix, store)
         self._counts: Counter[tuple[int, int, int]] = Counter()
 
-    def put(self, peer: int, channel: int, head: bytes, parts: Sequence[Part]) -> None:
+    def put(self, peer: int, channel: int, data: bytes) -> None:
         import torch
 
-        full = [part for part in parts if len(part)]
+        key = self._key(self.rank, peer, channel)
         with _wrapped(f"rank {peer} cannot be reached"):
-            tensors = [torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in full]
-            target = {"dst": self._ranks[peer], "group": self._gloo, "tag": channel}
-            sent = [self._dist.isend(tensor, **target) for tensor in tensors]
-            key = self._key(self.rank, peer, channel)
-            self._store.set(key, head)
-            if sent:
-                self._await(f"{key}/taken", peer, self.patience(peer))
-                self._store.delete_key(f"{key}/taken")
-                for work in sent:
-                    work.wait(_delta(self.timeout))
+            if len(data) <= SHORT:
+                self._store.set(key, b"+" + data)
+                return
+            tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            sent = self._dist.isend(tensor, self._ranks[peer], self._gloo, channel)
+            self._store.set(key, str(len(data)))
+            self._await(f"{key}/taken", peer, self.patience(peer))
+            self._store.delete_key(f"{key}/taken")
+            sent.wait(_delta(self.timeout))
 
     def take(self, peer: int, channel: int, seconds: float) -> Message:
         import torch
 
+        key = self._key(peer, self.rank, channel)
         with _wrapped(f"rank {peer} cannot be reached"):
-            key = self._key(peer, self.rank, channel)
             self._await(key, peer, seconds)
-            n, lengths, text = wire.read_head(self._store.get(key))
+            found: bytes = self._store.get(key)
             self._store.delete_key(key)
-            tensors = [torch.empty(length, dtype=torch.uint8) for length in lengths]
-            source = {"src": self._ranks[peer], "group": self._gloo, "tag": channel}
-            works = [self._dist.irecv(t, **source) for t in tensors if len(t)]
-            for work in works:
-                work.wait(_delta(self.timeout))
-            if works:
-                self._store.set(f"{key}/taken", b"")
-        return Message(n, text, [memoryview(tensor.numpy()) for tensor in tensors])
+            if found[:1] == b"+":
+                return wire.unpacked(found[1:])
+            tensor = torch.empty(int(found), dtype=torch.uint8)
+            coming = self._dist.irecv(tensor, self._ranks[peer], self._gloo, channel)
+            coming.wait(_delta(self.timeout))
+            self._store.set(f"{key}/taken", b"")
+        return wire.unpacked(memoryview(tensor.numpy()))
 
     def news(self) -> str:
         try:
@@ -138,7 +137,9 @@ class Torch(Engine):
             self._dist.destroy_process_group(None if self._owns else self._gloo)
 
     def abandon(self) -> None:
-        pass
+        """Keep the groups beyond the end of a child, where they would wait for threads it lacks."""
+        for group in {self._gloo, self._dist.group.WORLD} - {None}:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
     def _key(self, source: int, target: int, channel: int) -> str:
         place = source, target, channel

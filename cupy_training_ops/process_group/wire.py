@@ -4,6 +4,8 @@ looked at before they are used."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import struct
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,11 +16,9 @@ from ..declare.schema import Spec
 from ..dtypes import HostArray
 from ..errors import GroupError
 
-MAX_HEAD = 2**26  # bytes: room for the description of a million arrays
-MAX_PART = 2**44
 MAX_WORDS = 1000  # characters of what another rank says, in a message
 
-_HEAD = struct.Struct("<QI")
+_HEAD = struct.Struct("<BQII")  # channel and number; bytes of the text, how many parts
 
 Part = bytes | memoryview
 
@@ -26,27 +26,31 @@ Part = bytes | memoryview
 class Message(NamedTuple):
     """What one rank says to another, as the n-th between them on a channel."""
 
+    channel: int
     number: int
     text: str
     parts: list[memoryview]
 
 
-def head(number: int, text: str, parts: Sequence[Part]) -> bytes:
-    """What goes ahead of the parts: the number, their lengths, the text."""
-    lengths = struct.pack(f"<{len(parts)}Q", *map(len, parts))
-    return _HEAD.pack(number, len(parts)) + lengths + text.encode()
+def packed(channel: int, number: int, text: str, parts: Sequence[Part] = ()) -> bytes:
+    """A message as bytes: a head, the lengths of the parts, the text, the parts."""
+    words = text.encode()
+    head = _HEAD.pack(channel, number, len(words), len(parts))
+    return b"".join([head, struct.pack(f"<{len(parts)}Q", *map(len, parts)), words, *parts])
 
 
-def read_head(data: Part) -> tuple[int, tuple[int, ...], str]:
-    """Number, lengths and text; GroupError where they cannot be."""
-    start = _HEAD.size
-    if len(data) >= start:
-        number, n = _HEAD.unpack_from(data)
-        if start + 8 * n <= len(data):
-            lengths = struct.unpack_from(f"<{n}Q", data, start)
-            if max(lengths, default=0) <= MAX_PART:
-                return number, lengths, str(data[start + 8 * n :], "utf-8", "replace")
-    raise GroupError(f"a message came whose head of {len(data)} bytes cannot be read")
+def unpacked(data: Part | bytearray) -> Message:
+    """What a peer sent; GroupError where it cannot be."""
+    view = memoryview(data)
+    with contextlib.suppress(struct.error):
+        channel, number, n_text, n = _HEAD.unpack_from(view)
+        lengths = struct.unpack_from(f"<{n}Q", view, _HEAD.size)
+        start = _HEAD.size + 8 * n
+        ends = list(itertools.accumulate(lengths, initial=start + n_text))
+        if ends[-1] == len(view):
+            text = str(view[start : ends[0]], "utf-8", "replace")
+            return Message(channel, number, text, [view[a:b] for a, b in itertools.pairwise(ends)])
+    raise GroupError(f"a message came whose {len(view)} bytes cannot be read")
 
 
 def printable(text: str) -> str:
@@ -60,15 +64,15 @@ def as_bytes(array: HostArray) -> memoryview:
     return memoryview(array.reshape(-1).view(np.uint8))
 
 
-def as_array(part: memoryview, like: HostArray | Spec) -> HostArray:
+def as_array(part: Part, like: HostArray | Spec) -> HostArray:
     """Bytes as an array of the shape and dtype of another; GroupError where they do not fit."""
     if len(part) != like.nbytes:
         raise GroupError(f"a message came with {len(part)} bytes, not {like.nbytes}")
     found: HostArray = np.frombuffer(part, np.uint8).view(like.dtype).reshape(like.shape)
-    return found
+    return found if found.flags.aligned else found.copy()
 
 
-def as_arrays(parts: Sequence[memoryview], like: Sequence[HostArray | Spec]) -> list[HostArray]:
+def as_arrays(parts: Sequence[Part], like: Sequence[HostArray | Spec]) -> list[HostArray]:
     """The parts of a message as arrays; GroupError where they do not fit."""
     if len(parts) != len(like):
         raise GroupError(f"a message came with {len(parts)} arrays, not {len(like)}")

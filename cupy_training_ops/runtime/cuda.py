@@ -103,6 +103,13 @@ class CudaBackend:
         make, dtype, data = cupy.ndarray, array.dtype, array.data
         return tuple([make(shape, dtype, data + nbytes) for nbytes, shape in pieces])
 
+    def unowned(self, array: cupy.ndarray, start: int, stop: int) -> cupy.ndarray:
+        """Elements of a contiguous array, whose memory they do not keep: it has to live."""
+        itemsize, data = array.dtype.itemsize, array.data
+        nbytes = (stop - start) * itemsize
+        memory = cupy.cuda.UnownedMemory(data.ptr + start * itemsize, nbytes, None, data.device_id)
+        return cupy.ndarray((stop - start,), array.dtype, cupy.cuda.MemoryPointer(memory, 0))
+
     def maker(
         self, spec: Spec, device: int, like: int | None
     ) -> Callable[[Sequence[object]], cupy.ndarray]:

@@ -254,6 +254,11 @@ class ReadyPlan:
         return are_kernels and not self.has_tables
 
     @property
+    def only_step(self) -> Step | None:
+        """The step, if there is one alone."""
+        return self._steps[0][5] if len(self._steps) == 1 else None
+
+    @property
     def is_one_launch(self) -> bool:
         """Whether nothing comes between its steps: no other thread, and no Ctrl-C."""
         return len(self._steps) == 1

@@ -82,7 +82,7 @@ echo "${{COMPREPLY[@]}}" """
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     result = subprocess.run(
         ["bash", "-c", script],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PATH": path},
+        env={**os.environ, "PATH": path},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert (result.stdout, result.stderr) == ("conv1 conv2\n", "")

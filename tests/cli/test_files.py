@@ -249,7 +249,6 @@ def test_a_kill_leaves_out_old_or_whole_and_nothing_beside_it(count, seed, rng, 
     result = subprocess.run(
         [*map(str, command), tmp_path / "x.npy", tmp_path / "to"],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=True,

@@ -93,10 +93,7 @@ def test_the_readmes_two_ranks_outside_the_checkout(tmp_path) -> None:
     assert f"\n    {words}\n" in (ROOT / "README.md").read_text()
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     command = [sys.executable, "-m", "cupy_training_ops", *words.split()[1:]]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100
-    )
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert ran.returncode == 0, ran.stderr
     assert sorted(ran.stdout.splitlines()) == [f"[{rank}] [3. 3. 3.]" for rank in (0, 1)]
 
@@ -118,9 +115,8 @@ def started(folder: Path, code: str) -> tuple[subprocess.Popen[str], list[int]]:
     script = folder / "script.py"
     script.write_text(textwrap.dedent(code))
     command = [sys.executable, "-m", "cupy_training_ops", "launch", "--ranks", "2", str(script)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     launcher = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     lines = [launcher.stdout.readline() for _ in range(2)]
     return launcher, [int(number) for line in lines for number in line.split()[1:]]

@@ -6,7 +6,10 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -77,6 +80,23 @@ def test_interrupts_are_handled_as_before() -> None:
     with workers(2) as attempts:
         list(attempts(WRONG, ["good"]))
         assert signal.getsignal(signal.SIGINT) is before
+
+
+STATUSES = """
+from pathlib import Path
+from cupy_training_ops.cli.processes import workers
+with workers(2) as attempts:
+    for _, status in attempts(Path.read_text, [Path("/proc/self/status")] * 2):
+        print(status)
+"""
+
+
+def test_no_process_is_interrupted() -> None:
+    """Also not the first, ahead of which multiprocessing starts one of its own."""
+    ran = subprocess.run([sys.executable, "-c", STATUSES], capture_output=True, text=True)
+    blocked = [int(mask, 16) for mask in re.findall(r"^SigBlk:\s*(\w+)$", ran.stdout, re.M)]
+    assert len(blocked) == 2, ran.stderr
+    assert all(mask >> (signal.SIGINT - 1) & 1 for mask in blocked)
 
 
 def test_an_interrupt_while_a_process_is_started_is_not_lost(monkeypatch) -> None:

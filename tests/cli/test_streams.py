@@ -61,7 +61,6 @@ def test_a_pipe_of_commands_gives_what_roundtrip_measured(tmp_path) -> None:
     result = subprocess.run(
         ["bash", "-o", "pipefail", "-c", line],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         check=True,
     )

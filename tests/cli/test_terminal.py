@@ -54,7 +54,7 @@ def test_a_terminal_a_pipe_and_no_color_get_the_same_words(folder) -> None:
         [sys.executable, ROOT / "tests" / "cli" / "terminal.py"],
         input=json.dumps([command for command, _, _ in COMMANDS]),
         cwd=folder,
-        env={**environment, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"},
+        env={**environment, "TERM": "xterm-256color"},
         capture_output=True,
         text=True,
         check=True,

@@ -12,14 +12,21 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import cupy
 import numpy as np
 from collective_cases import check_all, compare, sums
+from optimizers.sharded_training import SHAPES, RankTraining, by_means
+from training import assert_same
 
 import cupy_training_ops as cto
+from cupy_training_ops.dtypes import BFLOAT16
+
+# Of parameters, gradients, copies and moments.
+TYPES = [(np.float32, np.float32, np.float16, "bfloat16"), (np.float32, BFLOAT16, BFLOAT16, None)]
 
 
 def place(arrays):
@@ -55,6 +62,89 @@ def lists(group) -> None:
         cto.nccl_all_reduce(pieces, group=group)
         compare(host(pieces), [group.size * x for x in sums(made)], np.float32)
     print("lists")
+
+
+def sharded(group) -> None:
+    """AdamW whose moments are divided, beside one by the means; what buckets make is the same."""
+    run = SimpleNamespace(place=cupy.asarray)
+    shapes = [*SHAPES, (1000, 513), (70_001,)]
+    for types in TYPES:
+        training = RankTraining(group, 5, types, run, shapes)
+        training.steps(2)
+        training.steps(2, without=(1, 3))
+        expected = by_means(group.size, 5, types, run, shapes, without=(1, 3))
+        assert_same(training.results(), expected.results())
+    plain = (np.float32, np.float32, None, None)
+    clipped = RankTraining(group, 6, plain, run, shapes)
+    clipped.steps(4, max_norm=1.0)
+    expected = by_means(group.size, 6, plain, run, shapes, max_norm=1.0)
+    for array, other in zip(clipped.parameters, expected.parameters, strict=True):
+        assert bool((abs(array - other) <= 1e-6 * abs(other) + 1e-7).all())
+    for is_whole in (False, True):
+        in_buckets(group, run, shapes, is_whole)
+    print("sharded")
+
+
+def in_buckets(group, run, shapes, is_whole) -> None:
+    """The same bits by gradients that become means in buckets first."""
+    training = RankTraining(group, 7, TYPES[0], run, shapes)
+    expected = by_means(group.size, 7, TYPES[0], run, shapes)
+    if is_whole:
+        training.optimizer = cto.AdamW(
+            training.parameters, 0.1, low_precision=training.copies, moment_dtype=TYPES[0][3]
+        )
+    optimizer = None if is_whole else training.optimizer
+    buckets = cto.GradientBuckets(training.parameters, group, megabytes=0.5, optimizer=optimizer)
+    for i in range(4):
+        gradients = training.gradients(i)
+        for place in np.random.default_rng((i, group.rank)).permutation(len(shapes)):
+            buckets.ready(int(place), gradients[place])
+        training.optimizer.step(buckets.wait())
+    assert_same(training.results(), expected.results())
+
+
+def tensors(group) -> None:
+    """Gradients that autograd gives to buckets, in memory that is kept or not; one is None."""
+    import torch
+
+    device = torch.device("cuda", group.device or cupy.cuda.runtime.getDevice())
+    torch.cuda.set_device(device)
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(*(torch.nn.Linear(257, 257, device=device) for _ in range(4)))
+    unused = torch.nn.Parameter(torch.zeros(5, device=device))
+    parameters = [*model.parameters(), unused]
+    xs = [torch.randn(31, 257, device=device) for _ in range(group.size)]
+    each = [torch.autograd.grad(model(x).square().sum(), parameters[:-1]) for x in xs]
+    expected = [torch.stack(found).mean(0) for found in zip(*each, strict=True)]
+    buckets = cto.torch.GradientBuckets(parameters, group, megabytes=0.6)
+    for is_kept in (False, True, True):
+        for p in parameters:
+            p.grad = torch.zeros_like(p) if is_kept and p is not unused else None
+        model(xs[group.rank]).square().sum().backward()
+        found = buckets.wait()
+        assert found[-1] is None
+        for p, mean, wanted in zip(parameters, found, expected, strict=False):
+            assert mean is p.grad
+            torch.testing.assert_close(mean, wanted, rtol=1e-5, atol=1e-4)
+    buckets.close()
+    of_tensors(group, parameters, lambda: model(xs[group.rank]).square().sum().backward())
+    print("tensors")
+
+
+def of_tensors(group, parameters, backward) -> None:
+    """Divided moments of PyTorch's parameters, by gradients of new memory: bits of a whole step."""
+    wholes = [p.detach().clone() for p in parameters]
+    whole, divided = cto.AdamW(wholes, 0.01), cto.AdamW(parameters, 0.01, group=group)
+    buckets = cto.torch.GradientBuckets(parameters, group)
+    for _ in range(3):
+        for p in parameters:
+            p.grad = None
+        backward()
+        means = buckets.wait()
+        whole.step([None if g is None else g.clone() for g in means])
+        divided.step([None if g is None else g.clone() for g in means])
+    for p, other in zip(parameters, wholes, strict=True):
+        assert bool((p == other).all())
 
 
 def large(group) -> None:
@@ -231,8 +321,8 @@ def best_time(call, n: int) -> float:
 PARTS = {
     part.__name__: part
     for part in (
-        operators, lists, large, capture, first_under_capture, killed, late, raises, disagree, tags,
-        other_device, host_time,
+        operators, lists, sharded, tensors, large, capture, first_under_capture, killed, late,
+        raises, disagree, tags, other_device, host_time,
     )
 }  # fmt: skip
 

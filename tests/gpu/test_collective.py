@@ -22,7 +22,8 @@ def ended(*parts: str, timeout: float = 60.0) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize(
-    "part", ["operators", "lists", "capture", "first_under_capture", "other_device"]
+    "part",
+    ["operators", "lists", "sharded", "tensors", "capture", "first_under_capture", "other_device"],
 )
 def test_calls(part) -> None:
     for status, text in ended(part):

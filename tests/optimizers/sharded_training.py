@@ -10,6 +10,7 @@ import numpy as np
 from runs import Run
 
 import cupy_training_ops as cto
+from cupy_training_ops.frame.backends import to_host
 
 # Parts of a block and tails, tails alone, empty, of rank 0.
 SHAPES = ((33, 21), (5,), (0, 3), (1000,), (), (128, 6))
@@ -25,7 +26,7 @@ class RankTraining:
         group: cto.ProcessGroup | None,
         seed: int,
         types: Sequence[Any] = FLOAT32,
-        run: Run | None = None,
+        run: Run | Any = None,
         shapes: Sequence[tuple[int, ...]] = SHAPES,
     ) -> None:
         self.group, self.seed, self.types, self.shapes = group, seed, types, shapes
@@ -49,7 +50,8 @@ class RankTraining:
 
     def means(self, i: int, n: int) -> list[Any]:
         """Of all ranks."""
-        columns = zip(*(self.gradients(i, rank) for rank in range(n)), strict=True)
+        every = [map(to_host, self.gradients(i, rank)) for rank in range(n)]
+        columns = zip(*every, strict=True)
         wide = [np.mean([x.astype(np.float64) for x in column], axis=0) for column in columns]
         return [self._place(rounded(array, self.types[1])) for array in wide]
 
@@ -65,7 +67,7 @@ class RankTraining:
         state = self.optimizer.state_dict()
         moments = [array for name in ("moment_1", "moment_2") for array in state[name].values()]
         copies = [] if self.copies is None else self.copies[:-1]
-        arrays = [np.array(array) for array in (*self.parameters, *copies, *moments)]
+        arrays = [to_host(array).copy() for array in (*self.parameters, *copies, *moments)]
         return [*arrays, np.array(state["step"])]
 
 
@@ -74,7 +76,7 @@ def rounded(array: np.ndarray, dtype: Any) -> np.ndarray:
     return np.asarray(array).astype(dtype)
 
 
-def by_means(n: int, seed: int, types: Sequence[Any] = FLOAT32, run: Run | None = None,
+def by_means(n: int, seed: int, types: Sequence[Any] = FLOAT32, run: Run | Any = None,
              shapes: Sequence[tuple[int, ...]] = SHAPES, without: Sequence[int] = (),
              **numbers: Any) -> RankTraining:  # fmt: skip
     """Four steps of one that has all ranks' gradients, the last two without some of them."""

@@ -1,43 +1,43 @@
 # SPDX-License-Identifier: MIT
-"""Ranks under MPI of which one meets a fault: `mpi_faults.py KIND VICTIM`."""
+"""Ranks under MPI of which one meets a fault at a random moment: `mpi_faults.py KIND SEED`.
 
-import contextlib
+They call random collectives and compare every result, as in moments.py. Who ends well says so.
+"""
+
 import os
+import random
 import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
-import numpy as np
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from process_group.moments import AFTER, HANDLERS, RUN, strike, work
 
 import cupy_training_ops as cto
 
-KIND, VICTIM = sys.argv[1], int(sys.argv[2])
+KIND, SEED = sys.argv[1], int(sys.argv[2])
 
 
-class InterruptError(Exception):
-    pass
-
-
-def interrupt(*_):
-    raise InterruptError
-
-
-def strike():
-    number = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "interrupt": signal.SIGALRM}[KIND]
-    sys.stdout.write(f"struck {time.time()}\n")
+def say(words: str) -> None:
+    sys.stdout.write(words + "\n")
     sys.stdout.flush()
-    os.kill(os.getpid(), number)
 
 
+def hit() -> None:
+    say(f"struck rank {group.rank} at {time.time()} s")
+    strike(KIND, os.getpid())
+
+
+rng = random.Random(SEED)
 group = cto.ProcessGroup.from_mpi()
-signal.signal(signal.SIGALRM, interrupt)
-if group.rank == VICTIM:
-    threading.Timer(0.3, strike).start()
-i = 0
-while True:
-    x = np.full(1 + 5000 * (i % 3), i + group.rank, np.float64)
-    with contextlib.suppress(InterruptError):
-        expected = group.size * i + sum(range(group.size))
-        assert (cto.nccl_all_reduce([x], group=group)[0] == expected).all()
-        i += 1
+victim, moment = rng.randrange(group.size), rng.uniform(0, RUN)
+if KIND in HANDLERS:
+    signal.signal(signal.SIGALRM, HANDLERS[KIND])
+if group.rank == victim:
+    threading.Timer(moment, hit).start()
+work(group, SEED, time.monotonic() + RUN + AFTER)
+group.close()
+say("right")

@@ -3,16 +3,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
+import random
 import re
-import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from mpi import by_mpiexec, library, needs_mpi
+from process_group.moments import KINDS
 from ranks import ROOT
 
 import cupy_training_ops as cto
@@ -21,16 +20,6 @@ from cupy_training_ops import GroupError, ProviderError
 FOLDER = Path(__file__).parent
 CHECKS = 48
 TIMEOUT = 3.0
-MPIEXEC = shutil.which("mpiexec", path=os.path.dirname(sys.executable)) or shutil.which("mpiexec")
-
-needs_mpi = pytest.mark.skipif(
-    MPIEXEC is None or importlib.util.find_spec("mpi4py") is None, reason="mpi4py is in the extras"
-)
-
-
-def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), **more}
-
 
 # ---- torch.distributed ---------------------------------------------------------------------------
 
@@ -38,9 +27,7 @@ def environment(**more: str) -> dict[str, str]:
 def by_torchrun(n: int, script: Path) -> str:
     arguments = ["--standalone", "--nproc-per-node", str(n), str(script)]
     command = [sys.executable, "-m", "torch.distributed.run", *arguments]
-    ran = subprocess.run(
-        command, env=environment(), capture_output=True, text=True, timeout=100, check=False
-    )
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 
@@ -55,7 +42,29 @@ def test_every_operator_under_torchrun() -> None:
 def test_the_shortest_script_under_torchrun() -> None:
     pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
     said = by_torchrun(2, ROOT / "examples" / "two_ranks.py")
-    assert said.splitlines() == ["[3. 3. 3.]"] * 2
+    assert said.replace("\n", "") == "[3. 3. 3.]" * 2  # print writes the ends of lines apart
+
+
+FORKED = """
+import os, signal, sys
+import torch.distributed as dist
+import cupy_training_ops as cto
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+group = cto.ProcessGroup.from_torch()
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    sys.exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_child_of_gloo_ends(tmp_path) -> None:
+    """By itself PyTorch waits there for threads that a child has not."""
+    pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+    command = [sys.executable, "-c", FORKED, str(tmp_path / "store")]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert ran.stdout == "7\n", ran.stderr
 
 
 def test_a_group_of_torchs_that_there_is_not_is_refused() -> None:
@@ -67,21 +76,6 @@ def test_a_group_of_torchs_that_there_is_not_is_refused() -> None:
 # ---- MPI -----------------------------------------------------------------------------------------
 
 
-def by_mpiexec(n: int, script: Path, *arguments: str, **variables: str) -> tuple[int, str, float]:
-    """Status, output and when it ended."""
-    command = [str(MPIEXEC), "-n", str(n), sys.executable, str(script), *arguments]
-    ran = subprocess.run(
-        command,
-        env=environment(**variables),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    return ran.returncode, ran.stdout, time.time()
-
-
 @needs_mpi
 @pytest.mark.parametrize("n", [2, 3])
 def test_every_operator_under_mpi(n) -> None:
@@ -91,19 +85,46 @@ def test_every_operator_under_mpi(n) -> None:
 
 
 @needs_mpi
-@pytest.mark.parametrize("kind", ["kill", "stop", "interrupt"])
-@pytest.mark.parametrize("victim", [0, 2])
-def test_a_fault_ends_a_job_of_mpi(kind, victim) -> None:
+@pytest.mark.thorough
+def test_there_are_more_groups_one_by_one_than_mpi_has_communicators() -> None:
+    status, said, _ = by_mpiexec(3, FOLDER / "mpi_groups.py", "1200")
+    assert (status, said) == (0, "1200 groups\n" * 3)
+
+
+def meets_a_fault(kind: str, seed: int, n: int) -> str:
+    """What a job says of which one rank meets a fault; it ends in time, and never wrong."""
+    if kind == "descriptors" and "Open MPI" in library():
+        pytest.skip("its MPI_Finalize waits for ever for a launcher whose socket is closed")
     script = FOLDER / "mpi_faults.py"
-    status, said, ended = by_mpiexec(3, script, kind, str(victim), CTO_TIMEOUT=str(TIMEOUT))
-    assert status != 0
-    assert "AssertionError" not in said  # a wrong number
-    struck = float(re.search(r"struck ([\d.]+)", said)[1])
+    status, said, ended = by_mpiexec(n, script, kind, str(seed), CTO_TIMEOUT=str(TIMEOUT))
+    assert "a wrong number" not in said
+    struck = float(re.search(r"^struck .* at ([\d.]+) s$", said, re.MULTILINE)[1])
     assert ended - struck < TIMEOUT + 10
+    rest = [line for line in said.splitlines() if not line.startswith(("struck", "right"))]
+    assert bool(status) == bool(rest), said
+    if status == 0:
+        assert kind not in ("kill", "stop")
+        assert said.count("right") == n
+    return "right" if status == 0 else said
+
+
+@needs_mpi
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fault_ends_a_job_of_mpi(kind, seed) -> None:
+    said = meets_a_fault(kind, seed, 3)
+    victim = random.Random(seed).randrange(3)
     if kind == "stop":
         assert f"rank {victim} is late" in said
-    if kind == "interrupt":
-        assert f"rank {victim} stopped in the middle of NcclAllReduce: InterruptError()" in said
+    if kind == "interrupt" and said != "right":
+        assert re.search(rf"rank {victim} stopped in the middle of \w+: InterruptError\(\)", said)
+
+
+@needs_mpi
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", KINDS)
+def test_faults_at_many_random_moments_of_mpi(kind, seed) -> None:
+    for number in range(seed, seed + 10):
+        meets_a_fault(kind, number, random.Random(number).randint(2, 4))
 
 
 def test_without_mpi4py_a_group_says_which_extra(monkeypatch) -> None:
@@ -115,9 +136,9 @@ def test_without_mpi4py_a_group_says_which_extra(monkeypatch) -> None:
 def test_slurm_that_starts_no_mpi_is_said(monkeypatch) -> None:
     from cupy_training_ops.process_group import environment as chosen
     from cupy_training_ops.process_group import of_mpi
-    from cupy_training_ops.process_group.engine import Alone
+    from cupy_training_ops.process_group.engine import Engine
 
-    monkeypatch.setattr(of_mpi, "engine", lambda _, timeout: Alone(timeout))
+    monkeypatch.setattr(of_mpi, "engine", lambda _, timeout: Engine(0, 1, timeout))
     with pytest.raises(GroupError, match=r"Slurm started '4' processes, of which MPI sees one"):
         chosen.engine_of({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, 1.0)
     assert chosen.engine_of({"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, 1.0).size == 1

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from process_group.moments import KINDS
-from ranks import ROOT
 
 SCRIPT = Path(__file__).parent / "moments.py"
 TIMEOUT = 1.0
@@ -27,7 +25,6 @@ def check(engine: str, kinds: Sequence[str], n: int, seed: int) -> None:
     command = [sys.executable, str(SCRIPT), engine, ",".join(kinds), str(n), str(seed)]
     ran = subprocess.run(
         [*command, str(TIMEOUT)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=200,

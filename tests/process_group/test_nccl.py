@@ -69,7 +69,7 @@ def group_of(communicator):
     """What calls need of a group."""
     given = {"require_open": lambda _: None, "communicator": lambda *_: communicator}
     given |= {"busy": threading.Lock(), "broken": lambda _, error: error}
-    return SimpleNamespace(rank=0, **given)
+    return SimpleNamespace(rank=0, begun=0, **given)
 
 
 def table(*addresses: int) -> np.void:
@@ -124,7 +124,8 @@ def test_a_swap_receives_into_scratch_memory(played) -> None:
     communicator, binding, _ = played
     rows = [nccl.send(3, FLOAT32, 1), nccl.send(2, FLOAT32, 1)]
     rows += [nccl.receive(3, FLOAT32, 1), nccl.receive(2, FLOAT32, 1)]
-    swap = nccl.Swap(group_of(communicator), "X", EVERYONE, rows, lambda: None, (0, 256))
+    parts = [(0, 0, 0), (1, 0, 0), (0, 0, 0), (1, 0, 256)]
+    swap = Calls(group_of(communicator), "X", EVERYONE, rows, lambda: None, parts)
     swap(table(10, 20), np.uint64(1000))
     assert binding.log[1:-1] == [
         ("send", 10, 12, 1, 1, 7),

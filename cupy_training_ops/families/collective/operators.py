@@ -24,8 +24,8 @@ from ...errors import refuse
 from ...plan import Device, Plan, Step
 from ...process_group import ProcessGroup, nccl
 from ...process_group.mail import Label
-from ...process_group.members import owners
 from . import plan_adasum as adasum
+from .owners import owners
 from .plan import GROUP_TYPE, NUMBERS, Collective, Specs, copies
 from .plan_letters import DONE, REMOTE, SIGNAL, Letter, Receiver
 
@@ -208,12 +208,13 @@ class AdasumAllReduce(_OfLists):
             return Plan(tuple(copies(xs, ys)))
         return adasum.plan(self._swap, self.group.rank, self._levels, xs, ys)
 
-    def _swap(self, xs: Specs, starts: Sequence[int], level: int) -> nccl.Swap:
-        """What sends this rank's arrays to its partner, and receives the partner's."""
+    def _swap(self, xs: Specs, starts: Sequence[int], level: int) -> nccl.Calls:
+        """What sends this rank's arrays to its partner, and receives the partner's in scratch."""
         partner = self.group.rank ^ level
         rows = [nccl.send(x.size, x.dtype, partner) for x in xs]
         rows += [nccl.receive(x.size, x.dtype, partner) for x in xs]
-        return nccl.Swap(self.group, self.name, self.ranks, rows, self.agreement(xs), starts)
+        parts = [(i, 0, 0) for i in range(len(xs))] + [(i, 0, at) for i, at in enumerate(starts)]
+        return nccl.Calls(self.group, self.name, self.ranks, rows, self.agreement(xs), parts)
 
 
 def adasum_levels(op: str, group: ProcessGroup, reduce_algo: int) -> tuple[int, ...]:

@@ -13,9 +13,10 @@ from ...dtypes import Dtype, HostArray
 from ...process_group import ProcessGroup
 from ...process_group.exchange import described
 from ...process_group.mail import Label
-from ...process_group.members import GLOBAL, owners
+from ...process_group.members import GLOBAL
 from ...process_group.wire import Part, as_arrays, as_bytes
 from ...rules.widening import cast
+from .owners import owners
 
 Arrays = Sequence[HostArray]
 Combine = Callable[

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: MIT
+"""Ranks under MPI that make more groups, one after the other, than MPI has communicators."""
+
+import sys
+
+import numpy as np
+from mpi4py import MPI
+
+import cupy_training_ops as cto
+from cupy_training_ops.process_group.mail import Label
+
+LABEL = Label("cuda", 7, ("float32",), ((3,),))
+GROUPS = int(sys.argv[1])
+
+world = MPI.COMM_WORLD
+halves = world.Split(world.Get_rank() % 2, 0)
+with cto.ProcessGroup.from_mpi(halves) as kept:
+    for i in range(GROUPS):
+        with cto.ProcessGroup.from_mpi() as group:
+            (x,) = cto.nccl_all_reduce([np.full(3, group.rank + i)], group=group)
+            for _ in range(3):  # as on a GPU: the last labels are not read before the group closes
+                if group.rank == 0:
+                    group.post("Send", 1, LABEL)
+                if group.rank == 1:
+                    group.collect("Recv", 0, LABEL)
+        assert (x == sum(range(group.size)) + i * group.size).all()
+    assert cto.nccl_all_reduce([np.ones(1)], group=kept)[0] == kept.size
+sys.stdout.write(f"{GROUPS} groups\n")
