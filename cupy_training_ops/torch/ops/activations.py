@@ -112,21 +112,25 @@ DOORS = register(
             _gelu,
             _keep_gelu,
             _gelu_derivative,
+            is_direct=True,
         ),
         Operator(
             "gelu_backward(Tensor grad, Tensor input, Tensor? bias=None, "
             "str approximate='none') -> Tensor",
             _gelu_backward,
+            is_direct=True,
         ),
         Operator(
             "quick_gelu(Tensor input, float alpha=1.702) -> Tensor",
             _quick_gelu,
             _keep_quick_gelu,
             _quick_gelu_derivative,
+            is_direct=True,
         ),
         Operator(
             "quick_gelu_backward(Tensor grad, Tensor input, float alpha=1.702) -> Tensor",
             _quick_gelu_backward,
+            is_direct=True,
         ),
         Operator(
             "relu(Tensor input) -> (Tensor output, Tensor bits)",
@@ -134,6 +138,8 @@ DOORS = register(
             _keep_relu,
             _relu_derivative,
         ),
-        Operator("relu_backward(Tensor grad, Tensor bits) -> Tensor", _relu_backward),
+        Operator(
+            "relu_backward(Tensor grad, Tensor bits) -> Tensor", _relu_backward, is_direct=True
+        ),
     )
 )

@@ -145,8 +145,11 @@ DOORS = register(
             _both,
             _keep,
             _derivative,
+            is_direct=True,
         ),
-        Operator(f"cross_entropy_loss(Tensor input, {_ARGUMENTS}) -> Tensor", _loss),
+        Operator(
+            f"cross_entropy_loss(Tensor input, {_ARGUMENTS}) -> Tensor", _loss, is_direct=True
+        ),
         Operator(
             f"cross_entropy_(Tensor(a!) input, {_ARGUMENTS}) -> Tensor",
             _in_place,

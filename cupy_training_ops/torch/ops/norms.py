@@ -129,11 +129,13 @@ DOORS = register(
             _rms_norm,
             _keep_rms_norm,
             _rms_norm_derivative,
+            is_direct=True,
         ),
         Operator(
             "rms_norm_backward(Tensor grad, Tensor input, SymInt[] normalized_shape, "
             "Tensor? weight, Tensor inv_std, bool[2] output_mask) -> (Tensor, Tensor)",
             _rms_norm_backward,
+            is_direct=True,
         ),
         Operator(
             "layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, "
@@ -142,12 +144,14 @@ DOORS = register(
             _layer_norm,
             _keep_layer_norm,
             _layer_norm_derivative,
+            is_direct=True,
         ),
         Operator(
             "layer_norm_backward(Tensor grad, Tensor input, SymInt[] normalized_shape, "
             "Tensor? weight, Tensor mean, Tensor inv_std, bool[3] output_mask) "
             "-> (Tensor, Tensor, Tensor)",
             _layer_norm_backward,
+            is_direct=True,
         ),
     )
 )

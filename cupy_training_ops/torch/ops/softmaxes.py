@@ -38,8 +38,10 @@ def _pair(name: str, forward: type[Op], gradient: type[Op]) -> tuple[Operator, O
 
     schema = f"{name}_backward(Tensor grad, Tensor output, int dim) -> Tensor"
     return (
-        Operator(f"{name}(Tensor input, int dim) -> Tensor", body, keep, derivative),
-        Operator(schema, backward),
+        Operator(
+            f"{name}(Tensor input, int dim) -> Tensor", body, keep, derivative, is_direct=True
+        ),
+        Operator(schema, backward, is_direct=True),
     )
 
 
