@@ -7,8 +7,8 @@
 Blocks and the rest are sharded, parameters go through the layers as bfloat16, gradients are clipped
 to a norm of 1. Rank 0 prints for each way the peak of memory, the milliseconds of a step, the loss
 of the last one, and how far its parameters are from those of PyTorch's way, relative to what
-training changed: `AdamW` changes the optimizer alone, `ours` converts the model and takes the loss
-in place, too (its dropout draws other masks; on a CPU it is left out, as PyTorch cannot free the
+training changed: `AdamW` changes the optimizer alone, `ours` converts the model and takes our loss,
+too (its dropout draws other masks; on a CPU it is left out, as PyTorch cannot free the
 memory of what NumPy has seen).
 """
 
@@ -82,7 +82,7 @@ class Training:
         """Forward, backward and update; the loss before it."""
         scores = self.task.scores(self.model, self.x)
         if self.way.is_converted:
-            loss = cto.torch.functional.cross_entropy(scores, self.target, inplace=True)
+            loss = cto.torch.functional.cross_entropy(scores, self.target)
         else:
             loss = functional.cross_entropy(scores, self.target)
         loss.backward()
