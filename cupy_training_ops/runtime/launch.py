@@ -274,7 +274,9 @@ class ReadyPlan:
         """
         if self.zeros_nbytes and not is_clear:
             self._backend.clear_at(workspace, self.zeros_nbytes, stream)
-        self._queue((), (*addresses, *(workspace + n for n in self._offsets)), values, stream)
+        if self._offsets:
+            addresses = [*addresses, *[workspace + nbytes for nbytes in self._offsets]]
+        self._queue((), addresses, values, stream)
 
     def scratch(self, store: Store) -> list[object]:
         """Pointers into scratch memory with a buffer for each kind; most calls have the same."""
