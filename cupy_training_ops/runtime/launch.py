@@ -71,7 +71,7 @@ class _Late:
     """
 
     def __init__(self, dtype: Dtype | None, changing: Changing, make: Late) -> None:
-        self.dtype, self._make = dtype, make
+        self.dtype, self._make, self.places = dtype, make, changing.places
         self._pick = itemgetter(*changing.places)
         self._last: tuple[object, object] = (self, None)
 
@@ -192,6 +192,19 @@ class ReadyPlan:
     def values(self, changing: Values) -> list[object]:
         """The arguments that follow from the values that change, cast and checked."""
         return [late.of(changing) for late in self._arguments.late]
+
+    def values_but(self, known: list[object], place: int) -> Callable[[object], list[object]]:
+        """The same from what is at one place, where the others are as in `known`."""
+        late = self._arguments.late
+        changing = [(i, each.of) for i, each in enumerate(late) if place in each.places]
+
+        def values(value: object) -> list[object]:
+            found, given = known.copy(), {place: value}
+            for i, of in changing:
+                found[i] = of(given)
+            return found
+
+        return values
 
     def run(
         self,

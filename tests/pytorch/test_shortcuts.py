@@ -138,3 +138,29 @@ def test_calls_in_inference_mode(made) -> None:
             torch.testing.assert_close(functional.rms_norm(x, (24,), row, 0.25), expected)
     torch.testing.assert_close(functional.rms_norm(x, (24,), row, 0.25), expected)
     assert functional.dropout(x, 0.5).requires_grad is False
+
+
+def test_dropouts_of_several_ratios_in_turns(made, monkeypatch) -> None:
+    """Seeds are numbers of each call, ratios those of a kind."""
+    x, dy = made(8, 40), made(8, 40)
+    ratios = [0.25, 0.5, 0.25, 0.75, 0.5, 0.25]
+
+    def computed():
+        torch.manual_seed(5)
+        found = [functional.dropout(x, p) for p in ratios]
+        leaf = x.clone().requires_grad_()
+        kept = [functional.dropout(leaf, p) for p in ratios]
+        return [*found, *kept, *(torch.autograd.grad(y, leaf, dy)[0] for y in kept)]
+
+    expected = computed()
+    backend = EmulatedTensors()
+    monkeypatch.setattr(launching, "address", lambda tensor: backend.pointers([tensor])[0])
+    with tensors_on(backend):
+        found = computed()
+        monkeypatch.setattr(shortcut("bitmask_dropout"), "_body", None)
+        again = computed()
+    assert any(shortcut("bitmask_dropout")._known.values())
+    for a, b, c in zip(found, again, expected, strict=True):
+        torch.testing.assert_close(a, c)
+        torch.testing.assert_close(b, c)
+    assert not torch.equal(found[0], found[2])

@@ -147,12 +147,16 @@ def _addresses(op: Op, inputs: Sequence[Any], key: list[object]) -> list[int] | 
 
 
 def launcher(
-    call: KernelCall, arrays: Sequence[int], spots: Sequence[int], n_given: int
+    call: KernelCall,
+    arrays: Sequence[int],
+    spots: Sequence[int],
+    n_given: int,
+    made: Callable[[Sequence[Any]], Sequence[object]],
 ) -> Launcher:
     """What makes results and queues the launches that write them, on PyTorch's current stream.
 
     arrays: the places of arrays among what it is given; spots: those of their addresses, of which
-    it is given so many.
+    it is given so many; made: the arguments that follow from numbers that change.
     """
     backend, device, ready = call.backend, call.device, call.ready
     results_of, makers = call.prepared.results, call.makers
@@ -164,7 +168,7 @@ def launcher(
     has_scratch, make_first = bool(call.workspace_nbytes), makers[0] if len(makers) == 1 else None
 
     def run(inputs: Sequence[Any], addresses: list[int]) -> Any:
-        values = ready.values(call.values(tuple(inputs))) if changes else ()
+        values = made(inputs) if changes else ()
         given = [inputs[place] for place in arrays]
         if make_first is not None and computes_all:
             results = [make_first(given)]
@@ -218,7 +222,11 @@ def _prepared(op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None) -> R
     if lent or is_checked or call.supplied is not None or len(call.makers) < n_computed:
         return None
     arrays = [place for place, _ in call.array_places]
-    return Ready(launcher(call, arrays, arrays, len(inputs)), call, arrays)
+
+    def made(given: Sequence[Any]) -> Sequence[object]:
+        return call.ready.values(call.values(tuple(given)))
+
+    return Ready(launcher(call, arrays, arrays, len(inputs), made), call, arrays)
 
 
 def _remember(key: object, ready: Ready | None) -> Ready | None:

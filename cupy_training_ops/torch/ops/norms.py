@@ -175,7 +175,7 @@ DOORS = register(
             _rms_norm,
             _keep_rms_norm,
             _rms_norm_derivative,
-            is_direct=True,
+            direct=Shortcuts(_rms_norm),
         ),
         Operator(
             "rms_norm_backward(Tensor grad, Tensor input, SymInt[] normalized_shape, "
@@ -189,7 +189,7 @@ DOORS = register(
             _layer_norm,
             _keep_layer_norm,
             _layer_norm_derivative,
-            is_direct=True,
+            direct=Shortcuts(_layer_norm),
         ),
         Operator(
             "layer_norm_backward(Tensor grad, Tensor input, SymInt[] normalized_shape, "

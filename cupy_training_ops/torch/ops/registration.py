@@ -55,8 +55,8 @@ class Operator:
 
     keep: of arguments and results, what the derivative needs, and which results have none.
     derivative: gradients of all arguments, from those of the results. writes: the argument, by
-    place, that the operator overwrites. is_direct: the body hands its tensors to one operator, and
-    what that gives back, as it is.
+    place, that the operator overwrites. direct: runs past the body where nobody
+    else sees a call, of arguments and `is_first`.
     """
 
     schema: str
@@ -65,7 +65,7 @@ class Operator:
     derivative: Callable[..., Any] | None = None
     fake: Callable[..., Any] | None = None  # where the body cannot run without data
     writes: int | None = None
-    is_direct: bool = False
+    direct: Shortcuts | None = None
 
     @property
     def name(self) -> str:
@@ -86,8 +86,7 @@ class Door:
     _launched: Any = field(init=False)  # of arguments and `is_first`
 
     def __post_init__(self) -> None:
-        body, is_direct = self.operator.body, self.operator.is_direct
-        launched = Shortcuts(body) if is_direct else functools.partial(_launched, body)
+        launched = self.operator.direct or functools.partial(_launched, self.operator.body)
         object.__setattr__(self, "_launched", launched)
         object.__setattr__(self, "node", _node(self.operator, launched))
         object.__setattr__(self, "_first_node", _node(self.operator, launched, is_first=True))

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ...frame.backends import TENSORS
+from ...frame.providers import KernelCall
 from ..coding import ALIGNED
 from . import launching
 from .launching import Launcher, Ready, launch, launch_first
@@ -22,11 +23,11 @@ class Shortcuts:
 
     The body is one that hands its own tensors to one operator, and gives back what comes, as it
     is; a call in which it makes other tensors is not remembered. All that is not a tensor is part
-    of the kind.
+    of the kind, but for numbers that change from call to call: a tuple at this place.
     """
 
-    def __init__(self, body: Callable[..., Any]) -> None:
-        self._body = body
+    def __init__(self, body: Callable[..., Any], changing: int | None = None) -> None:
+        self._body, self._changing = body, changing
         self._known: dict[object, Launcher | None] = {}
 
     def __call__(self, arguments: Sequence[Any], is_first: bool = False) -> Any:
@@ -42,10 +43,13 @@ class Shortcuts:
                     return self._run(arguments, is_first)
                 key += (value.dtype, value.shape, value.device, at % ALIGNED == 0)
                 addresses.append(at)
+            elif value is None:
+                key.append(None)
+                addresses.append(0)
             else:
                 key.append(value)
-                if value is None:
-                    addresses.append(0)
+        if self._changing is not None and isinstance(arguments[self._changing], tuple):
+            key.pop()  # the last
         try:
             known = self._known.get(kind := tuple(key), _UNKNOWN)
         except TypeError:  # a list, or another value that may change
@@ -75,7 +79,7 @@ class Shortcuts:
         if len(self._known) >= _MANY:
             self._known.clear()
         is_all = len(launched) == 1 and _are_same(results, launched[0][0])
-        self._known[kind] = _past(given, *launched[0][1:]) if is_all else None
+        self._known[kind] = _past(given, *launched[0][1:], self._changing) if is_all else None
         return results
 
 
@@ -86,9 +90,11 @@ def _are_same(results: Any, others: Any) -> bool:
     return len(results) == len(others) and all(a is b for a, b in zip(results, others, strict=True))
 
 
-def _past(given: Sequence[Any], inputs: Sequence[Any], ready: Ready | None) -> Launcher | None:
+def _past(
+    given: Sequence[Any], inputs: Sequence[Any], ready: Ready | None, changing: int | None
+) -> Launcher | None:
     """A launcher over the arguments; None where the body did more than hand them on."""
-    if ready is None or ready.call.changing:
+    if ready is None:
         return None
     places = [i for i, value in enumerate(given) if value is None or isinstance(value, Tensor)]
     spots = {id(given[place]): spot for spot, place in enumerate(places)}
@@ -97,4 +103,18 @@ def _past(given: Sequence[Any], inputs: Sequence[Any], ready: Ready | None) -> L
     taken = [spot for spot in found if spot is not None]
     if len(taken) < len(found):
         return None
-    return launching.launcher(ready.call, [places[spot] for spot in taken], taken, len(places))
+    made = _made(given, inputs, ready.call, changing)
+    arrays = [places[spot] for spot in taken]
+    return launching.launcher(ready.call, arrays, taken, len(places), made)
+
+
+def _made(
+    given: Sequence[Any], inputs: Sequence[Any], call: KernelCall, changing: int | None
+) -> Callable[[Sequence[Any]], Sequence[object]]:
+    """The launches' numbers: those of this call, but for what changes."""
+    known = call.ready.values(call.values(tuple(inputs))) if call.changing else []
+    place = next((i for i in call.changing if inputs[i] is given[changing or 0]), None)
+    if changing is None or place is None:
+        return lambda _: known
+    values, freeze = call.ready.values_but(known, place), dict(call.freezing)[place]
+    return lambda arguments: values(freeze(arguments[changing]))
