@@ -81,7 +81,7 @@ class _Sums:
             if self.is_half:
                 relative = torch.empty_like(hidden, dtype=self.kept.dtype)
                 torch.div(hidden, self.largest, out=relative)
-                given = gradient.view(self.kept.dtype).copy_(gradient), relative
+                given = _halved(gradient), relative
             self.kept.addmm_(given[0].t(), given[1], beta=int(rows.start > 0), alpha=factor)
 
     def divide(self, divisor: Tensor) -> None:
@@ -94,6 +94,11 @@ class _Sums:
             factor = (self.largest if self.is_half else 1) / (divisor * self.unit)
             for rows in chunks(len(self.kept), 2 * self.kept[0].nbytes):
                 torch.mul(self.kept[rows], factor, out=self.of_weight[rows])
+
+
+def _halved(gradient: Tensor) -> Tensor:
+    """Its elements as float16, in their own memory."""
+    return gradient.view(torch.float16).copy_(gradient)
 
 
 def _linear_cross_entropy(
