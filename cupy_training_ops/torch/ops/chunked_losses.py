@@ -97,8 +97,10 @@ class _Sums:
 
 
 def _halved(gradient: Tensor) -> Tensor:
-    """Its elements as float16, in their own memory."""
-    return gradient.view(torch.float16).copy_(gradient)
+    """Its elements as float16, in their own memory; by vectors, which copy_ does not use here."""
+    found = gradient.view(torch.float16)
+    torch._foreach_copy_([found], [gradient])
+    return found
 
 
 def _linear_cross_entropy(
