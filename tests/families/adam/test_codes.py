@@ -116,7 +116,8 @@ def test_blocks_with_special_numbers_have_the_hosts_codes(run, rng, offset, scal
     """NaN and infinities in some blocks, in others what rounds up to one, and what is nearly 0."""
     lists = coded(rng, (900, 256))
     huge = np.array([3.39e38, 3.4e38, 1.8e19, -2e19], np.float32)
-    special = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-38, *huge], np.float32)
+    nan = np.uint32(0x7FFF_FFFF).view(np.float32)  # as GPUs make it: all bits of the fraction
+    special = np.array([nan, np.inf, -np.inf, 0.0, -0.0, 1e-38, *huge], np.float32)
     for start in (5, 300, 700):
         lists[1][0][start : start + 10] = rng.permutation(special)
     lists[1][0][512:640] = 0
