@@ -60,7 +60,8 @@ class Training:
     def __init__(self, task: Task, way: Way, device: torch.device) -> None:
         torch.manual_seed(0)
         self.task, self.way = task, way
-        self.model = task.make().to(device)
+        with device:
+            self.model = task.make()
         if way.is_converted:
             cto.torch.convert(self.model)
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
