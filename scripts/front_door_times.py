@@ -5,17 +5,21 @@
 
 First host microseconds of small calls: without gradients, with them, backward. Then milliseconds of
 forward and backward over large arrays, by events: as Python calls them, and replayed from a CUDA
-graph, where the host takes no part; and memory at most beside what was there before. What cannot be
-captured is said in its place, and so is a way that fails.
+graph, where the host takes no part; and memory at most beside what was there before, and beside the
+gradients, too. What cannot be captured is said in its place, and so is a way that fails: whatever
+comes after it is measured in a new process.
 """
 
 from __future__ import annotations
 
 import importlib
+import itertools
+import multiprocessing
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Generator, Iterator, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
 
 import click
 import torch
@@ -25,35 +29,59 @@ from cupy_training_ops.torch import functional as ours
 
 Call = Callable[..., Any]
 Way = tuple[Call, list[torch.Tensor]]  # a function, and what it is called with
+Cells = list[float | str]  # milliseconds called and captured, and gigabytes; or words
 GROUP = 100  # calls between two waits
 
 
+class Row(NamedTuple):
+    """Of the table of large calls."""
+
+    case: str
+    way: str
+    cells: Cells
+
+
 @click.command()
-@click.option("--only", default="", help="Only cases whose name contains this.")
-@click.option("--calls", default=3000, show_default=True, help="Small calls of each case.")
-@click.option("--repeats", default=20, show_default=True, help="Large calls of each case.")
-def main(only: str, calls: int, repeats: int) -> None:
+@click.option("--only", default="", help="Only cases whose name contains one of these: a,b.")
+@click.option("--calls", default=3000, show_default=True, help="Small calls of each case; or 0.")
+@click.option("--repeats", default=20, show_default=True, help="Large calls of each case; or 0.")
+@click.option("--limit", default=60.0, show_default=True, help="Seconds of a way of a large case.")
+def main(only: str, calls: int, repeats: int, limit: float) -> None:
     """Print two tables."""
     liger = "with" if _liger("liger_rms_norm") else "without"
     about = f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, {liger} Liger-Kernel"
     click.echo(f"{about}\n")
+    parts = only.split(",")
+    if calls:
+        print_small([name for name in small() if any(part in name for part in parts)], calls)
+    if repeats:
+        names = [name for name in large() if any(part in name for part in parts)]
+        print_large(names, repeats, limit)
+
+
+def print_small(names: Sequence[str], calls: int) -> None:
+    """A row for each function."""
     x = torch.randn(64, 64, device="cuda")
     click.echo(f"torch.add {median(lambda: torch.add(x, x), calls):.1f} us\n")
     click.echo(
         "| host us | without | forward | backward | PyTorch's: the same |\n|---|---|---|---|---|"
     )
-    for name, (mine, other) in small().items():
-        if only in name:
-            cells = [host(function, calls) for function in (mine, other)]
-            click.echo(f"| {name} | {cells[0]} | {cells[1].replace(' | ', ', ')} |")
-    click.echo(
-        "\n| forward and backward | way | ms | captured, ms | GB beside |\n|---|---|---|---|---|"
-    )
-    for name, make in large().items():
-        if only in name:
-            compared(name, make(), repeats)
-            torch.cuda.empty_cache()
-            torch.compiler.reset()
+    for name in names:
+        cells = [host(function, calls) for function in small()[name]]
+        click.echo(f"| {name} | {cells[0]} | {cells[1].replace(' | ', ', ')} |")
+
+
+def print_large(names: Sequence[str], repeats: int, limit: float) -> None:
+    """A row for each way of a case, and one for our best over the others'."""
+    columns = ("forward and backward", "way", "ms", "captured, ms", "GB beside", "and gradients")
+    click.echo(f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    for name, in_case in itertools.groupby(rows(names, repeats, limit), lambda row: row.case):
+        found: dict[str, Cells] = {}
+        for _, way, cells in in_case:
+            found[way] = cells
+            click.echo(f"| {name} | {way} | {' | '.join(map(shown, cells))} |")
+        ratios = " | ".join(ratio(found, place) for place in range(2))
+        click.echo(f"| {name} | our best over the others' | {ratios} | | |")
 
 
 def small() -> dict[str, tuple[Call, Call]]:
@@ -114,6 +142,10 @@ def leaf(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 def large() -> dict[str, Callable[[], dict[str, Way]]]:
     """Functions that make the ways to compute one case."""
     found: dict[str, Any] = {}
+    for n, classes in ((8192, 32000), (8192, 131072)):
+        found[f"cross_entropy {n} x {classes} bf16"] = _loss(n, classes)
+    found["linear_cross_entropy 16384 x 4096, 131072 classes"] = _linear_loss
+    found["embedding 65536 of 50257 x 1024 bf16"] = _embedding
     for dtype, kind in ((torch.bfloat16, "bf16"), (torch.float32, "f32")):
         for n, columns in ((65536, 1024), (16384, 4096), (8192, 8192)):
             found[f"layer_norm {n} x {columns} {kind}"] = _norm("layer_norm", n, columns, dtype)
@@ -121,10 +153,6 @@ def large() -> dict[str, Callable[[], dict[str, Way]]]:
         found[f"softmax 65536 x 1024 {kind}"] = _pointwise("softmax", {"dim": -1}, dtype)
         found[f"gelu 65536 x 1024 {kind}"] = _pointwise("gelu", {}, dtype)
         found[f"dropout 65536 x 1024 {kind}"] = _pointwise("dropout", {}, dtype)
-    for n, classes in ((8192, 32000), (8192, 131072)):
-        found[f"cross_entropy {n} x {classes} bf16"] = _loss(n, classes)
-    found["linear_cross_entropy 16384 x 4096, 131072 classes"] = _linear_loss
-    found["embedding 65536 of 50257 x 1024 bf16"] = _embedding
     return found
 
 
@@ -175,7 +203,7 @@ def _loss(n: int, classes: int) -> Any:
         return _ways(
             lambda x: ours.cross_entropy(x, target),
             lambda x: theirs.cross_entropy(x, target),
-            [leaf(n, classes) * 1],  # no leaf, as that cannot be overwritten
+            [leaf(n, classes)],  # the result of an operation would bring its stream into a graph
             **more,
         )
 
@@ -183,7 +211,7 @@ def _loss(n: int, classes: int) -> Any:
 
 
 class Alias(torch.autograd.Function):
-    """The same memory, as the result of an operation: what is overwritten has one use only."""
+    """The same memory, as the result of an operation: a leaf cannot be overwritten."""
 
     @staticmethod
     def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
@@ -220,20 +248,75 @@ def _liger(name: str) -> Any:
         return None
 
 
-def compared(name: str, ways: dict[str, Way], repeats: int) -> None:
-    """Print a row for each way, and one for our best over the others'."""
-    found = {}
-    for way, (function, leaves) in ways.items():
-        found[way] = cells = measured(function, leaves, repeats)
-        click.echo(f"| {name} | {way} | {' | '.join(map(shown, cells))} |")
-    ratios = []
-    for place in range(2):
-        bests = [_best(found, place, is_ours=is_ours) for is_ours in (True, False)]
-        ratios.append(f"{bests[0] / bests[1]:.2f}" if all(bests) else "")
-    click.echo(f"| {name} | our best over the others' | {' | '.join(ratios)} | |")
+# ---- a process for each case that does not break -------------------------------------------------
 
 
-def _best(found: dict[str, list[float | str]], place: int, *, is_ours: bool) -> float:
+def rows(names: Sequence[str], repeats: int, limit: float) -> Iterator[Row]:
+    """Measured in a process that is a new one after a way that fails: CUDA's state is lost then."""
+    done: set[tuple[str, str]] = set()
+    while (yield from rows_of_a_process(names, done, repeats, limit)):
+        pass
+
+
+def rows_of_a_process(
+    names: Sequence[str], done: set[tuple[str, str]], repeats: int, limit: float
+) -> Generator[Row, None, bool]:
+    """Of what is not done; whether there may be more."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=worker, args=(there, names, done, repeats))
+    process.start()
+    there.close()
+    begun: tuple[str, str] | None = None
+    n_done, words = len(done), "the process ended"
+    try:
+        while begun != ("", ""):
+            if not here.poll(limit):
+                words = f"longer than {limit:.0f} s"
+                break
+            told = here.recv()
+            begun = None if isinstance(told, Row) else told
+            if isinstance(told, Row):
+                yield told
+            done.add(told[:2])
+    except EOFError:
+        pass
+    finally:
+        process.kill()
+        process.join()
+    if begun == ("", ""):
+        return False
+    if begun is not None:
+        yield Row(*begun, [words, "", "", ""])
+    return len(done) > n_done
+
+
+def worker(
+    told: Connection, names: Sequence[str], done: set[tuple[str, str]], repeats: int
+) -> None:
+    """Tell what begins and what was measured, and at the end that all is."""
+    made = large()
+    for name in names:
+        for way, (function, leaves) in made[name]().items():
+            if (name, way) in done:
+                continue
+            told.send((name, way))
+            cells = measured(function, leaves, repeats)
+            told.send(Row(name, way, cells))
+            if any(isinstance(cell, str) for cell in cells):
+                return
+        torch.cuda.empty_cache()
+        torch.compiler.reset()
+    told.send(("", ""))
+
+
+def ratio(found: dict[str, Cells], place: int) -> str:
+    """Our best over the others', where there are both."""
+    bests = [_best(found, place, is_ours=is_ours) for is_ours in (True, False)]
+    return f"{bests[0] / bests[1]:.2f}" if all(bests) else ""
+
+
+def _best(found: dict[str, Cells], place: int, *, is_ours: bool) -> float:
     some = [cells[place] for way, cells in found.items() if way.startswith("ours") == is_ours]
     return min((cell for cell in some if isinstance(cell, float)), default=0.0)
 
@@ -243,7 +326,7 @@ def shown(cell: float | str) -> str:
     return cell if isinstance(cell, str) else f"{cell:.3f}"
 
 
-def measured(function: Call, leaves: list[torch.Tensor], repeats: int) -> list[float | str]:
+def measured(function: Call, leaves: list[torch.Tensor], repeats: int) -> Cells:
     """Milliseconds called and captured, gigabytes; or why they are not there."""
 
     def step() -> None:
@@ -252,12 +335,13 @@ def measured(function: Call, leaves: list[torch.Tensor], repeats: int) -> list[f
 
     try:
         ms, gb = called(step, repeats)
+        gbs = [gb, gb - sum(leaf.nbytes for leaf in leaves) / 1e9]
     except Exception as error:  # the other ways are measured all the same
-        return [_words(error), "", ""]
+        return [_words(error), "", "", ""]
     try:
-        return [ms, captured(step, repeats), gb]
+        return [ms, captured(step, repeats), *gbs]
     except Exception as error:
-        return [ms, _words(error), gb]
+        return [ms, _words(error), *gbs]
 
 
 def _words(error: Exception) -> str:

@@ -7,7 +7,8 @@
 
 All are bfloat16 by autocast, with parameters of float32 and AdamW. `ours` is `convert`, the loss
 in place and `cto.torch.AdamW`; to it come compressed activations, moments of 8 bits, and in `small`
-both with a chunked loss. Methods that end in `-equal` keep as many blocks plain as fit in the peak
+both with a chunked loss; `-captured` replays whole steps from a CUDA graph, `ours-compiled` goes
+through torch.compile. Methods that end in `-equal` keep as many blocks plain as fit in the peak
 of `ours-compressed`. What is over its time, or missing, is said in its row. FOLDER gets
 front_door_training.json, written after each row, and front_door_training.md.
 """
@@ -81,6 +82,7 @@ class Method(NamedTuple):
     state: str | None = None  # of the optimizer
     around: Around | None = None  # all blocks, or as many as a peak asks for
     is_equal: bool = False
+    is_captured: bool = False  # the whole step, replayed from a CUDA graph
     has_losses: bool = False  # of several seeds
     steps: tuple[int, int] = (WARM_UP, TIMED)
 
@@ -95,6 +97,8 @@ METHODS = {  # compiling takes longest, and comes last
     "small": Method(True, is_compressed=True, is_chunked=True, state="8bit", has_losses=True),
     "checkpointing-equal": Method(around=checkpointed, is_equal=True),
     "save_on_cpu-equal": Method(around=offloaded, is_equal=True, steps=SLOW),
+    "plain-captured": Method(is_captured=True),
+    "ours-captured": Method(is_ours=True, is_captured=True),
     "compiled": Method(is_compiled=True),
     "ours-compiled": Method(is_ours=True, is_compiled=True),
 }
@@ -117,15 +121,25 @@ class Training:
             method.around(block)  # type: ignore[misc]
         self.optimizer = self._optimizer()
         self.loss = torch.compile(self._loss) if method.is_compiled else self._loss
+        self.graph: torch.cuda.CUDAGraph | None = None
 
     def _optimizer(self) -> torch.optim.Optimizer:
         parameters = self.model.parameters()
         if self.method.is_ours:
             return cto.torch.AdamW(parameters, lr=LEARNING_RATE, state=self.method.state)
-        return torch.optim.AdamW(parameters, lr=LEARNING_RATE, fused=True)
+        is_captured = self.method.is_captured
+        return torch.optim.AdamW(parameters, lr=LEARNING_RATE, fused=True, capturable=is_captured)
 
     def step(self) -> Tensor:
         """Forward, backward and update; the loss before it."""
+        if not self.method.is_captured:
+            return self._step()
+        if self.graph is None:
+            self.graph, self.captured = captured(self._step)
+        self.graph.replay()
+        return self.captured.clone()
+
+    def _step(self) -> Tensor:
         with self._kept(), torch.autocast(self.device.type, torch.bfloat16):
             loss = self.loss()
         loss.backward()
@@ -149,6 +163,20 @@ class Training:
         return functional.cross_entropy(scores, self.target)
 
 
+def captured(step: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    """A graph of a step, behind some that were called, and what it writes its result to."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UP):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = step()
+    return graph, result
+
+
 class Settings(NamedTuple):
     """What all rows share."""
 
@@ -163,7 +191,8 @@ def measured(task: Task, method: Method, settings: Settings, n_around: int) -> R
     training = Training(task, method, settings.device, 0, n_around)
     warm_up, timed = (1, 2) if settings.is_tiny else method.steps
     losses = [training.step() for _ in range(warm_up)]
-    _reset_peak(settings.device)
+    if not method.is_captured:  # whose memory is that of the capture
+        _reset_peak(settings.device)
     more, times = timed_steps(training, timed)
     peak = torch.cuda.max_memory_allocated() if settings.device.type == "cuda" else 0
     row = {"step_ms": statistics.median(times), "peak_bytes": peak, "said": training.said}

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: MIT
-"""Host time of optimizers' steps on a GPU, in turns with PyTorch's fused AdamW.
+"""Times of optimizers' steps on a GPU, beside PyTorch's fused AdamW: the host's, the device's.
 
-    python3 scripts/optimizer_times.py
+    python3 scripts/optimizer_times.py [--turns 50] [--device-steps 20]
 
-A transformer's 292 parameters, made small, so that the device never holds the host up; gradients
-are new tensors in each step. Microseconds are medians; the ratio is that of the medians of turns.
+First a transformer's 292 parameters, made small, so that the device never holds the host up, with
+gradients that are new tensors in each step: microseconds are medians, the ratio is that of the
+medians of turns. Then the same at their size, float32, by events: milliseconds, and the moments'
+bytes for each parameter.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 import sys
 import time
@@ -33,11 +36,20 @@ Step = Callable[[], Any]
 
 
 @click.command(help=(__doc__ or "").partition("\n")[0])
-@click.option("--turns", default=50, show_default=True, type=click.IntRange(2))
-def main(turns: int) -> None:
-    """Print a row for each pair of steps."""
-    x, y = torch.randn(2, 64, 64, device="cuda")
+@click.option("--turns", default=50, show_default=True, help="Of the host; 0 for none.")
+@click.option("--device-steps", default=20, show_default=True, help="0 for none.")
+def main(turns: int, device_steps: int) -> None:
+    """Print two tables."""
     click.echo(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}")
+    if turns:
+        on_host(turns)
+    if device_steps:
+        on_device(device_steps)
+
+
+def on_host(turns: int) -> None:
+    """A row for each pair of steps."""
+    x, y = torch.randn(2, 64, 64, device="cuda")
     click.echo("| step | us | PyTorch's fused, us | ratio |\n|---|---|---|---|")
     for name, (ours, theirs) in PAIRS.items():
         both = Steps(ours), Steps(theirs)
@@ -46,6 +58,27 @@ def main(turns: int) -> None:
         ratio = statistics.median(one / other for one, other in found)
         click.echo(f"| {name} | {us:.0f} | {fused:.0f} | {ratio:.2f} |")
     click.echo(f"| torch.add | {median(lambda: torch.add(x, y), 1000):.1f} | | |")
+
+
+def on_device(steps: int) -> None:
+    """A row for each optimizer."""
+    n = sum(math.prod(shape) for shape in SHAPES)
+    click.echo(f"\n| {n / 1e6:.0f} million parameters | ms | bytes of moments |\n|---|---|---|")
+    for name, make in LARGE.items():
+        parameters = [torch.nn.Parameter(torch.randn(s, device="cuda")) for s in SHAPES]
+        for parameter in parameters:
+            parameter.grad = torch.randn_like(parameter)
+        optimizer = make(parameters)
+        marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(steps + 3)]
+        for start, end in marks:
+            start.record()
+            optimizer.step()
+            end.record()
+        torch.cuda.synchronize()
+        ms = statistics.median(start.elapsed_time(end) for start, end in marks[3:])
+        states = optimizer.state.values()
+        nbytes = sum(state[key].nbytes for state in states for key in ("exp_avg", "exp_avg_sq"))
+        click.echo(f"| {name} | {ms:.3f} | {nbytes / n:.3f} |")
 
 
 class Steps:
@@ -150,6 +183,11 @@ PAIRS: dict[str, tuple[Callable[[Parameters], Step], Callable[[Parameters], Step
     ),
     "cto.torch.AdamW, max_norm": (lambda p: ours(p, max_norm=MAX_NORM), fused_clipped),
 }  # fmt: skip
+LARGE: dict[str, Callable[[Parameters], torch.optim.Optimizer]] = {
+    "PyTorch's fused": lambda p: torch.optim.AdamW(p, fused=True),
+    "cto.torch.AdamW": cto.torch.AdamW,
+    "cto.torch.AdamW, 8 bits": lambda p: cto.torch.AdamW(p, state="8bit"),
+}
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import pytest
 import cupy_training_ops as cto
 from cupy_training_ops.declare.schema import Changing, Input, flag, integer, real
 from cupy_training_ops.frame.convert import Freezing
-from cupy_training_ops.runtime.launch import _Late
+from cupy_training_ops.runtime.late_arguments import LateArgument
 
 NUMBERS = [
     *(0.0, -0.0, 1.0, 1, True, False, 0, 2**53 + 1, float(2**53), math.inf, -1.5),
@@ -46,7 +46,7 @@ def test_the_same_number_is_the_same_object() -> None:
 def test_what_follows_from_several_numbers_follows_each(seed) -> None:
     draw = random.Random(seed)
     several = Changing(0).then(lambda a, b: (a, b), Changing(2).then(lambda b: -b))
-    late, values = _Late(None, several, several.of), {0: 1.5, 1: 2.5, 2: 3.5}
+    late, values = LateArgument(None, several, several.of), {0: 1.5, 1: 2.5, 2: 3.5}
     for _ in range(50):
         values = values | {draw.randrange(3): draw.random()}
         assert late.of(values) == (values[0], -values[2])

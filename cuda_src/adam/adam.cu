@@ -110,6 +110,14 @@ struct Adam : Parameter<W, GRAD, MOMENT> {
     }
 };
 
+// Blocks of a multiprocessor for moments in codes, which are computed on more than they are waited
+// for: a block more has fewer registers, too few where the largest of a warp takes shuffles.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr int CODED_BLOCKS = 4;
+#else
+constexpr int CODED_BLOCKS = 6;
+#endif
+
 // A step over moments in codes, by a warp for each block of them; the same bits as on the host: no
 // product is added unrounded.
 struct CodedAdam {
@@ -136,26 +144,29 @@ struct CodedAdam {
         return all_may_have_vecs_at<WIDTH>(0, w, g, m, v, new_w, new_g, new_m, new_v) &&
                copy.may_have_vecs_at<WIDTH>(0);
     }
-    template <class E>
-    __device__ __forceinline__ Vec<E, WIDTH> loaded(const E* from, i64 i, i64 n,
-                                                    bool are_vecs) const {
-        if (are_vecs) return *reinterpret_cast<const Vec<E, WIDTH>*>(from + i);
-        return vec::load_elements<E, WIDTH>(from, i, n);
+    template <bool ARE_VECS, class E>
+    __device__ __forceinline__ Vec<E, WIDTH> loaded(const E* from, i64 i, i64 n) const {
+        if constexpr (ARE_VECS)
+            return *reinterpret_cast<const Vec<E, WIDTH>*>(from + i);
+        else
+            return vec::load_elements<E, WIDTH>(from, i, n);
     }
+    template <bool ARE_VECS>
     __device__ __forceinline__ void store_codes(u8* to, i64 i, i64 n, const u8 (&codes)[WIDTH],
-                                                u32 exponent, bool are_vecs) const {
+                                                u32 exponent) const {
         if (!to) return;
         Vec<u8, WIDTH> row;
 #pragma unroll
         for (int k = 0; k < WIDTH; ++k) row.at[k] = codes[k];
-        if (are_vecs)
+        if constexpr (ARE_VECS)
             *reinterpret_cast<Vec<u8, WIDTH>*>(to + i) = row;
         else
             vec::store_elements(to, i, n, row);
         if (threadIdx.x % WARP == 0) to[n + i / CODED_BLOCK] = static_cast<u8>(exponent);
     }
-    __device__ __forceinline__ Moments decoded(i64 i, i64 n, bool are_vecs) const {
-        const Vec<u8, WIDTH> first = loaded(m, i, n, are_vecs), second = loaded(v, i, n, are_vecs);
+    template <bool ARE_VECS>
+    __device__ __forceinline__ Moments decoded(i64 i, i64 n) const {
+        const Vec<u8, WIDTH> first = loaded<ARE_VECS>(m, i, n), second = loaded<ARE_VECS>(v, i, n);
         const i64 block = n + i / CODED_BLOCK;
         const u32 below_first = codes::First::base(m[block]);
         const u32 below_second = codes::Second::base(v[block]);
@@ -163,22 +174,25 @@ struct CodedAdam {
 #pragma unroll
         for (int k = 0; k < WIDTH; ++k) {
             found.mean[k] = codes::decoded_first(first.at[k], below_first);
-            found.square[k] = codes::Second::decoded(second.at[k], below_second);
+            found.square[k] = codes::decoded_second(second.at[k], below_second);
         }
         return found;
     }
+    // By 1, as mostly, nothing is to be divided.
+    __device__ __forceinline__ float divided(float gradient) const {
+        return by.divisor == 1 ? gradient : __fdiv_rn(gradient, static_cast<float>(by.divisor));
+    }
     // The block of codes that begins at `start`.
-    __device__ __forceinline__ void run_block(i64 start, i64 n, bool has_vecs) const {
+    template <bool ARE_VECS>
+    __device__ __forceinline__ void run_block(i64 start, i64 n) const {
         const i64 i = start + threadIdx.x % WARP * WIDTH;
-        const bool are_vecs = has_vecs && start + CODED_BLOCK <= n;
-        const Vec<W, WIDTH> weights = loaded(w, i, n, are_vecs);
-        const Vec<GRAD, WIDTH> gradients = loaded(g, i, n, are_vecs);
-        Moments now = decoded(i, n, are_vecs);
+        const Vec<W, WIDTH> weights = loaded<ARE_VECS>(w, i, n);
+        const Vec<GRAD, WIDTH> gradients = loaded<ARE_VECS>(g, i, n);
+        Moments now = decoded<ARE_VECS>(i, n);
         ACC weight[WIDTH], delta[WIDTH];
 #pragma unroll
         for (int k = 0; k < WIDTH; ++k) {
-            const float gradient =
-                __fdiv_rn(to_acc(gradients.at[k]), static_cast<float>(by.divisor));
+            const float gradient = divided(to_acc(gradients.at[k]));
             float &mean = now.mean[k], &square = now.square[k];
             mean = __fadd_rn(__fmul_rn(mean, by.alpha), __fmul_rn(gradient, by.rest_of_alpha));
             square = __fadd_rn(__fmul_rn(square, by.beta),
@@ -191,10 +205,10 @@ struct CodedAdam {
         }
         u8 row[WIDTH];
         u32 exponent = codes::encode_first(now.mean, row);
-        store_codes(new_m, i, n, row, exponent, are_vecs);
+        store_codes<ARE_VECS>(new_m, i, n, row, exponent);
         exponent = codes::encode_second(now.square, static_cast<u32>(i), step, row);
-        store_codes(new_v, i, n, row, exponent, are_vecs);
-        if (are_vecs) {
+        store_codes<ARE_VECS>(new_v, i, n, row, exponent);
+        if constexpr (ARE_VECS) {
             put(new_w, new_g, copy, i, weight, delta);
             return;
         }
@@ -208,8 +222,12 @@ struct CodedAdam {
             const bool are_vecs = has_vecs();
 #pragma unroll 1
             for (i64 start = first + threadIdx.x / WARP * CODED_BLOCK; start < end;
-                 start += THREADS / WARP * CODED_BLOCK)
-                run_block(start, n, are_vecs);
+                 start += THREADS / WARP * CODED_BLOCK) {
+                if (are_vecs && start + CODED_BLOCK <= n)
+                    run_block<true>(start, n);
+                else
+                    run_block<false>(start, n);
+            }
             return;
         }
         const i64 block = n + first / CODED_BLOCK;
@@ -275,7 +293,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
 }
 
 // The same lists, of moments in codes.
-extern "C" __global__ void __launch_bounds__(THREADS, 4) adam__coded_list(
+extern "C" __global__ void __launch_bounds__(THREADS, CODED_BLOCKS) adam__coded_list(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<10> columns,
     const __grid_constant__ TensorSizes<CAPACITY> sizes, const __grid_constant__ AdamRule rule,
     const __grid_constant__ Either<1> rate, const __grid_constant__ Either<1> step,

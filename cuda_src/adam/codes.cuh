@@ -15,7 +15,7 @@ using facts::adam::CODED_BLOCK;
 using facts::adam::FIRST_BITS;
 using facts::adam::SECOND_BITS;
 
-constexpr u32 INFINITE = 0x7F800000u, SIGN = 0x80000000u;
+constexpr u32 INFINITE = 0x7F800000u, SIGN = 0x80000000u, LARGEST_EXPONENT = 255;
 
 // 32 bits that look random, of an element and a step.
 __device__ __forceinline__ u32 noise(u32 element, u32 step) {
@@ -36,18 +36,22 @@ struct Format {
         const u32 largest = (exponent << BITS) + (1u << BITS) - 1;
         return largest > TOP ? largest - TOP : 0;
     }
-    // The upper bits of a number that is not negative, with so much of the rest added; NaN and
-    // infinities stay what they are.
+    // The upper bits of a finite number that is not negative, with so much of the rest added: of 0
+    // they are 0.
     static __device__ __forceinline__ u32 upper(u32 bits, u32 added) {
+        return bits + added >> SHIFT;
+    }
+    // The same where NaN and infinities stay what they are.
+    static __device__ __forceinline__ u32 upper_of_any(u32 bits, u32 added) {
         if (bits >= INFINITE) return (bits > INFINITE ? 0x7FC00000u : INFINITE) >> SHIFT;
-        return (bits == 0 ? 0 : bits + added) >> SHIFT;
+        return upper(bits, added);
     }
     static __device__ __forceinline__ u32 exponent(u32 upper) { return upper >> BITS; }
-    static __device__ __forceinline__ u32 code(u32 upper, u32 base, u32 least) {
-        return upper < base + least ? least : upper - base;
+    static __device__ __forceinline__ u32 code(u32 upper, u32 base, int least) {
+        return max(static_cast<int>(upper - base), least);
     }
-    static __device__ __forceinline__ float decoded(u32 code, u32 base) {
-        return __uint_as_float(code == 0 ? 0 : code + base << SHIFT);
+    static __device__ __forceinline__ u32 bits(u32 code, u32 base) {
+        return code == 0 ? 0 : code + base << SHIFT;
     }
 };
 
@@ -55,29 +59,49 @@ using First = Format<FIRST_BITS, 127>;
 using Second = Format<SECOND_BITS, 255>;
 
 __device__ __forceinline__ float decoded_first(u32 code, u32 base) {
-    const float size = First::decoded(code & 127u, base);
-    return code & 128u ? -size : size;
+    return __uint_as_float(First::bits(code & 127u, base) | (code & 128u) << 24);
+}
+__device__ __forceinline__ float decoded_second(u32 code, u32 base) {
+    return __uint_as_float(Second::bits(code, base));
 }
 
 // The largest of a warp's numbers.
 __device__ __forceinline__ u32 largest(u32 mine) {
+#if defined(__CUDA_CPU__) || __CUDA_ARCH__ < 800
 #pragma unroll
     for (int step = 1; step < WARP; step *= 2) {
         const u32 other = __shfl_xor_sync(ALL_LANES, mine, step);
         mine = other > mine ? other : mine;
     }
     return mine;
+#else
+    return __reduce_max_sync(ALL_LANES, mine);
+#endif
+}
+
+// The upper bits of a lane's four numbers, and the exponent of their block's largest. added(k): what
+// rounds the k-th.
+template <class Format, class Added>
+__device__ __forceinline__ u32 uppers(const float (&x)[4], const Added& added, u32 (&found)[4]) {
+    u32 most = 0;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        found[k] = Format::upper(__float_as_uint(x[k]) & ~SIGN, added(k));
+        most = found[k] > most ? found[k] : most;
+    }
+    const u32 exponent = Format::exponent(largest(most));
+    if (exponent < LARGEST_EXPONENT) return exponent;
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+        found[k] = Format::upper_of_any(__float_as_uint(x[k]) & ~SIGN, added(k));
+    return LARGEST_EXPONENT;
 }
 
 // The codes of a block's first moments, four a lane; what they are above of.  Rounded to nearest.
 __device__ __forceinline__ u32 encode_first(const float (&x)[4], u8 (&codes)[4]) {
-    u32 upper[4], most = 0;
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-        upper[k] = First::upper(__float_as_uint(x[k]) & ~SIGN, 1u << (First::SHIFT - 1));
-        most = upper[k] > most ? upper[k] : most;
-    }
-    const u32 exponent = First::exponent(largest(most)), base = First::base(exponent);
+    u32 upper[4];
+    const auto half = [](int) { return 1u << (First::SHIFT - 1); };
+    const u32 exponent = uppers<First>(x, half, upper), base = First::base(exponent);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
         const u32 sign = __float_as_uint(x[k]) >> 31 << 7;
@@ -91,14 +115,9 @@ __device__ __forceinline__ u32 encode_first(const float (&x)[4], u8 (&codes)[4])
 // is not 0 is never coded as 0.
 __device__ __forceinline__ u32 encode_second(const float (&x)[4], u32 element, u32 step,
                                              u8 (&codes)[4]) {
-    u32 upper[4], most = 0;
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-        const u32 added = noise(element + k, step) & Second::REST;
-        upper[k] = Second::upper(__float_as_uint(x[k]) & ~SIGN, added);
-        most = upper[k] > most ? upper[k] : most;
-    }
-    const u32 exponent = Second::exponent(largest(most)), base = Second::base(exponent);
+    u32 upper[4];
+    const auto any = [=](int k) { return noise(element + k, step) & Second::REST; };
+    const u32 exponent = uppers<Second>(x, any, upper), base = Second::base(exponent);
 #pragma unroll
     for (int k = 0; k < 4; ++k)
         codes[k] = static_cast<u8>(Second::code(upper[k], base, x[k] == 0 ? 0 : 1));

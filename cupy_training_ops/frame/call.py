@@ -16,7 +16,7 @@ from ..dtypes import UINT8, Dtype, HostArray
 from ..errors import ProviderError, refuse, shown
 from ..runtime import workspace as workspaces
 from ..runtime.arguments import getter
-from ..runtime.launch import Values
+from ..runtime.late_arguments import Values
 from . import layout
 from .aliasing import Overlap, Written
 from .arrays import adopt

@@ -16,7 +16,8 @@ from ..backend import Array, ArrayInfo
 from ..declare.schema import Open, Spec
 from ..dtypes import dtype_name
 from ..errors import refuse
-from ..runtime.launch import ReadyPlan, Values
+from ..runtime.late_arguments import Values
+from ..runtime.launch import ReadyPlan
 from ..runtime.workspace import Workspaces
 from .arrays import adopt
 from .backends import info

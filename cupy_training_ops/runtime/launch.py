@@ -8,7 +8,6 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ..backend import Array, Backend, Kernel
@@ -33,14 +32,12 @@ from .arguments import (
     scalar_type,
 )
 from .compiler import kernel
+from .late_arguments import Late, LateArgument, Values, renewed
 from .packed import WORD, Packed, PackedStep
 from .source import Parameter, Source, load
 from .workspace import Store
 
 _log: list[Step] | None = None
-
-Values = Mapping[int, object]  # of changing inputs, by their places
-Late = Callable[[Values], object]  # from the values that change to an argument
 
 
 @contextlib.contextmanager
@@ -64,27 +61,6 @@ class _Table(NamedTuple):
     fill: Address
 
 
-class _Late:
-    """What follows from values that change; of a piece of work it may be anything.
-
-    From the very number of the call before it is the same object.
-    """
-
-    def __init__(self, dtype: Dtype | None, changing: Changing, make: Late) -> None:
-        self.dtype, self._make = dtype, make
-        self._pick = itemgetter(*changing.places)
-        self._last: tuple[object, object] = (self, None)
-
-    def of(self, values: Values) -> object:
-        """The argument in a call with these values."""
-        picked = self._pick(values)
-        known, made = self._last  # once: another thread may put its own there
-        if picked is not known:  # nor is a row of several ever
-            made = self._make(values)
-            self._last = picked, made
-        return made
-
-
 @dataclass
 class _Arguments:
     """Where the arguments of all steps come from, each a section of one row of values."""
@@ -92,7 +68,7 @@ class _Arguments:
     scratch: list[Scratch] = field(default_factory=list)
     constants: list[Any] = field(default_factory=list)
     tables: list[_Table] = field(default_factory=list)
-    late: list[_Late] = field(default_factory=list)
+    late: list[LateArgument] = field(default_factory=list)
 
     def add(self, section: _Section, item: object) -> tuple[_Section, int]:
         """Append to a section; the section and the place in it."""
@@ -193,6 +169,10 @@ class ReadyPlan:
         """The arguments that follow from the values that change, cast and checked."""
         return [late.of(changing) for late in self._arguments.late]
 
+    def values_but(self, known: list[object], place: int) -> Callable[[object], list[object]]:
+        """The same from what is at one place, where the others are as in `known`."""
+        return partial(renewed, self._arguments.late, known, place)
+
     def run(
         self,
         arrays: Sequence[Array | None],
@@ -279,7 +259,9 @@ class ReadyPlan:
         """
         if self.zeros_nbytes and not is_clear:
             self._backend.clear_at(workspace, self.zeros_nbytes, stream)
-        self._queue((), (*addresses, *(workspace + n for n in self._offsets)), values, stream)
+        if self._offsets:
+            addresses = [*addresses, *[workspace + nbytes for nbytes in self._offsets]]
+        self._queue((), addresses, values, stream)
 
     def scratch(self, store: Store) -> list[object]:
         """Pointers into scratch memory with a buffer for each kind; most calls have the same."""
@@ -353,7 +335,9 @@ class _Builder:
         if isinstance(arg, Changing):
             make, dtype = partial(cast, step, parameter), arg.struct
             dtype = scalar_type(step, parameter) if dtype is None else dtype
-            return add(arguments.late, _Late(dtype, arg, self._late(parameter.c_type, arg, make)))
+            return add(
+                arguments.late, LateArgument(dtype, arg, self._late(parameter.c_type, arg, make))
+            )
         value = cast(step, parameter, arg)
         if isinstance(value, Scratch):
             return add(arguments.scratch, value)
@@ -370,7 +354,7 @@ class _Builder:
             key = id(arg), layout
             if key not in self._shared:
                 late = self._late("float64 or an integer of 64 bits", arg, partial(either, layout))
-                self._shared[key] = add(arguments.late, _Late(layout, arg, late))
+                self._shared[key] = add(arguments.late, LateArgument(layout, arg, late))
             return self._shared[key]
         return add(arguments.constants, either(layout, arg))
 
@@ -388,7 +372,7 @@ class _Builder:
         if isinstance(arg, Pointers):
             return self.arguments.add(self.arguments.tables, _Table(arg.dtype, pointers(arg)))
         if isinstance(arg, Changing):
-            return self.arguments.add(self.arguments.late, _Late(None, arg, arg.of))
+            return self.arguments.add(self.arguments.late, LateArgument(None, arg, arg.of))
         return self.arguments.add(self.arguments.constants, arg)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..errors import refuse, shown
 from . import functional, nn
 
 # ReLU is not among them: most models keep its result anyway, for what comes next.
@@ -29,6 +30,8 @@ _SERVED = {
     )
 }
 
+_RMS_NORM = "RMSNorm"  # how classes of transformers end
+
 
 @dataclass(frozen=True)
 class Conversion:
@@ -45,15 +48,22 @@ class Conversion:
         return "\n".join(lines)
 
 
-def convert(model: torch.nn.Module) -> Conversion:
+def convert(model: torch.nn.Module, *, skip: Sequence[str] = ()) -> Conversion:
     """Let this package compute a model's norms, losses, dropouts, embeddings and gelus.
 
     Modules stay the objects they are, with parameters, hooks and state dicts: their class is
     replaced by a subclass of it. Modules of PyTorch's own classes are swapped, and RMS norms of
     transformers; subclasses of others are not. Call it before the model is compiled or wrapped.
+    skip: names of classes to leave, as "Dropout".
     """
-    found = Conversion()
+    found, names = Conversion(), {cls.__name__ for cls in _SERVED}
+    for name in skip:
+        if name not in names and not name.endswith(_RMS_NORM):
+            expected = f"names of {', '.join(sorted(names))}, or of RMS norms"
+            refuse("convert", "skip", expected, shown(name))
     for name, module in model.named_modules():
+        if type(module).__name__ in skip:
+            continue
         served = _SERVED.get(type(module)) or _of_transformers(module)
         reason = served and _reason(served, module)
         if reason:
@@ -77,7 +87,7 @@ def _reason(served: Any, module: torch.nn.Module) -> str:
 def _of_transformers(module: torch.nn.Module) -> Any:
     """The class for an RMS norm of theirs: weight times the normalised input."""
     cls = type(module)
-    is_theirs = cls.__module__.startswith("transformers.") and cls.__name__.endswith("RMSNorm")
+    is_theirs = cls.__module__.startswith("transformers.") and cls.__name__.endswith(_RMS_NORM)
     has_form = {"variance_epsilon", "weight"} <= {*vars(module), *module._parameters}
     return _rms_norm_of(cls) if is_theirs and has_form else None  # type: ignore[arg-type]
 

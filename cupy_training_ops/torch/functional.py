@@ -8,6 +8,7 @@ looks on. Weights of another type than the input give the result's type.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -33,6 +34,7 @@ __all__ = [
 ]
 
 _HALVES = (torch.float16, torch.bfloat16)
+_EPS = dict.fromkeys((*_HALVES, torch.float32), torch.finfo(torch.float32).eps)
 _MOST_SEED = 1 << 62
 
 _layer_norm, _rms_norm = DOORS["layer_norm"], DOORS["rms_norm"]
@@ -63,8 +65,7 @@ def rms_norm(
 ) -> Tensor:
     """As torch.nn.functional.rms_norm; computed in float32 and rounded once."""
     if eps is None:
-        computed = torch.float32 if input.dtype in _HALVES else input.dtype
-        eps = torch.finfo(computed).eps
+        eps = _EPS.get(input.dtype) or torch.finfo(input.dtype).eps
     return _rms_norm.first(input, normalized_shape, weight, eps)
 
 
@@ -118,7 +119,23 @@ def _dropped(*given: Any) -> Tensor:
         return dropped
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return _dropout.first_unwatched(*given, _drawn_on(device))
-    return _dropout.first_unwatched(*given, tuple(torch.randint(_MOST_SEED, (2,)).tolist()))
+    return _dropout.first_unwatched(*given, _drawn())
+
+
+class _Drawn(threading.local):
+    """A thread's memory for what it draws, which is made once."""
+
+    def __init__(self) -> None:
+        with torch.inference_mode(False):
+            self.numbers = torch.empty(2, dtype=torch.int64, device="cpu")
+
+
+_drawn_by = _Drawn()
+
+
+def _drawn() -> tuple[int, ...]:
+    """Two numbers of PyTorch's generator of the CPU, as torch.randint draws them."""
+    return tuple(_drawn_by.numbers.random_(_MOST_SEED).tolist())
 
 
 def _drawn_on(device: torch.device) -> Tensor:

@@ -137,6 +137,17 @@ def test_convert_says_what_it_swapped_and_what_not() -> None:
     assert [type(swapped[i]) for i in (0, 4)] == [nn.Embedding, Norm]
 
 
+def test_convert_leaves_what_it_is_told_to() -> None:
+    swapped = model()
+    found = convert(swapped, skip=("Dropout", "GELU"))
+    assert set(found.swapped.values()) == {"Embedding", "LayerNorm", "RMSNorm", "LogSoftmax"}
+    assert not found.left
+    assert type(swapped[5]) is theirs.Dropout
+    for skip in ("Dropout", ("ReLU",)):
+        with pytest.raises(ArgumentError, match="convert: skip: expected names of CrossEntropyLo"):
+            convert(model(), skip=skip)
+
+
 def test_a_converted_model_is_as_before(labels) -> None:
     """Results and gradients, parameters, hooks, state; a second time nothing is left to do."""
     before, seen = model(), []

@@ -24,6 +24,7 @@ from ...families.activation.operators import (
 from ...families.gist.operators import GistPack1Encoder, ReluGradFromBits
 from .launching import Run, instance
 from .registration import Operator, register
+from .shortcuts import Shortcuts
 from .sums import over_rows
 
 # By `approximate` and whether there is a bias: the operator, and its gradient.
@@ -112,21 +113,25 @@ DOORS = register(
             _gelu,
             _keep_gelu,
             _gelu_derivative,
+            direct=Shortcuts(_gelu),
         ),
         Operator(
             "gelu_backward(Tensor grad, Tensor input, Tensor? bias=None, "
             "str approximate='none') -> Tensor",
             _gelu_backward,
+            direct=Shortcuts(_gelu_backward),
         ),
         Operator(
             "quick_gelu(Tensor input, float alpha=1.702) -> Tensor",
             _quick_gelu,
             _keep_quick_gelu,
             _quick_gelu_derivative,
+            direct=Shortcuts(_quick_gelu),
         ),
         Operator(
             "quick_gelu_backward(Tensor grad, Tensor input, float alpha=1.702) -> Tensor",
             _quick_gelu_backward,
+            direct=Shortcuts(_quick_gelu_backward),
         ),
         Operator(
             "relu(Tensor input) -> (Tensor output, Tensor bits)",
@@ -134,6 +139,10 @@ DOORS = register(
             _keep_relu,
             _relu_derivative,
         ),
-        Operator("relu_backward(Tensor grad, Tensor bits) -> Tensor", _relu_backward),
+        Operator(
+            "relu_backward(Tensor grad, Tensor bits) -> Tensor",
+            _relu_backward,
+            direct=Shortcuts(_relu_backward),
+        ),
     )
 )

@@ -20,8 +20,8 @@ from .launching import Run
 from .losses import operator, scaled
 from .registration import Operator, register
 
-# Of scores; a copy of their gradient is beside them where that is of 16 bits.
-CHUNK_NBYTES = 224 << 20
+# Of scores, whose gradient takes their memory. Few chunks: each reads and writes the sums.
+CHUNK_NBYTES = 512 << 20
 SCALE = 1024
 MOST = 2**15  # of sums, which float16 has room for
 _ROWS = 128  # a chunk has whole tiles of a matrix product
@@ -39,15 +39,16 @@ class _Sums:
 
     Sums over chunks for a weight of 16 bits are kept as float16, in the memory of its gradient:
     bfloat16 would round them to 8 bits at each chunk. Gradients of scores are made SCALE times as
-    large, so that small ones are normal numbers; columns of `hidden` are taken relative to their
-    largest element, and sums to the number of rows, beyond which they cannot grow.
+    large, so that small ones are normal numbers, and become float16 in their own memory; columns
+    of `hidden` are taken relative to their largest element, and sums to the number of rows, beyond
+    which they cannot grow.
     """
 
     def __init__(self, inputs: Sequence[Tensor | None], mask: Sequence[bool]) -> None:
         hidden, self.weight, bias = inputs
         assert hidden is not None
         made = [
-            torch.zeros_like(x, memory_format=torch.contiguous_format) if wanted else None
+            torch.empty_like(x, memory_format=torch.contiguous_format) if wanted else None
             for x, wanted in zip((hidden, self.weight, bias), mask, strict=True)
         ]
         self.are_wanted = any(mask)
@@ -65,18 +66,23 @@ class _Sums:
             self.unit = MOST / 2 ** max(len(hidden) - 1, 0).bit_length()
             self.largest = hidden.abs().amax(0).float() if len(hidden) else hidden.new_ones(())
             self.largest.masked_fill_(self.largest == 0, 1)
+        if self.kept is not None and not len(hidden):
+            self.kept.zero_()
 
     def add(self, rows: slice, hidden: Tensor, gradient: Tensor) -> None:
         """What the gradient of these rows' scores adds."""
         if self.of_hidden is not None:
             into, weight = self.of_hidden[rows], self.weight
             torch.addmm(into, gradient, weight, beta=0, alpha=1 / self.scale, out=into)
-        if self.kept is not None:
-            relative = (hidden / self.largest).to(self.kept.dtype) if self.is_half else hidden
-            given = gradient.to(self.kept.dtype).t(), relative
-            self.kept.addmm_(*given, alpha=self.unit / self.scale)
         if self.wide_bias is not None:
             self.wide_bias += gradient.sum(0, dtype=self.wide_bias.dtype)
+        if self.kept is not None:
+            given, factor = (gradient, hidden), self.unit / self.scale
+            if self.is_half:
+                relative = torch.empty_like(hidden, dtype=self.kept.dtype)
+                torch.div(hidden, self.largest, out=relative)
+                given = _halved(gradient), relative
+            self.kept.addmm_(given[0].t(), given[1], beta=int(rows.start > 0), alpha=factor)
 
     def divide(self, divisor: Tensor) -> None:
         """All of them, at the end."""
@@ -87,8 +93,14 @@ class _Sums:
         if self.kept is not None and self.of_weight is not None:
             factor = (self.largest if self.is_half else 1) / (divisor * self.unit)
             for rows in chunks(len(self.kept), 2 * self.kept[0].nbytes):
-                wide = torch.promote_types(self.kept.dtype, torch.float32)
-                self.of_weight[rows] = self.kept[rows].to(wide) * factor
+                torch.mul(self.kept[rows], factor, out=self.of_weight[rows])
+
+
+def _halved(gradient: Tensor) -> Tensor:
+    """Its elements as float16, in their own memory; by vectors, which copy_ does not use here."""
+    found = gradient.view(torch.float16)
+    torch._foreach_copy_([found], [gradient])
+    return found
 
 
 def _linear_cross_entropy(

@@ -24,6 +24,7 @@ from ...families.dropout.operators import (
 from ...frame.op import Op
 from .launching import Run, infer, instance
 from .registration import Operator, register
+from .shortcuts import Shortcuts
 from .sums import over_rows
 
 
@@ -54,12 +55,18 @@ def _triple(
         found = drawn(run, *others, _state(state))
         return found if isinstance(found, Tensor) else (found[0], found[1].view(mask))
 
+    def direct(run: Run, *arguments: Any) -> Any:
+        """With the mask as it is: nobody else sees it."""
+        *others, state = arguments
+        return drawn(run, *others, _state(state))
+
     def fake(*arguments: Any) -> tuple[Tensor, Tensor]:
         y, found = drawn(infer, *arguments)
         return y, found.view(mask)
 
     def backward(run: Run, dy: Tensor, found: Tensor, p: float) -> Tensor:
-        kept = found.view(torch.uint32) if mask == torch.int32 else found
+        is_bits = found.dtype == torch.int32
+        kept = found.view(torch.uint32) if is_bits else found
         return run(instance(gradient), dy.contiguous(), kept, p, True)
 
     def keep(ctx: Any, arguments: Sequence[Any], results: Any) -> None:
@@ -79,8 +86,12 @@ def _triple(
         "-> (Tensor output, Tensor mask)"
     )
     return (
-        Operator(schema, body, keep, derivative, fake),
-        Operator(f"{name}_backward(Tensor grad, Tensor mask, float p) -> Tensor", backward),
+        Operator(schema, body, keep, derivative, fake, direct=Shortcuts(direct, changing=4)),
+        Operator(
+            f"{name}_backward(Tensor grad, Tensor mask, float p) -> Tensor",
+            backward,
+            direct=Shortcuts(backward),
+        ),
     )
 
 

@@ -2,14 +2,15 @@
 """Two ways to run an operator over tensors: `launch` computes, `infer` says what would come.
 
 Bodies of registered operators are written for either. Whatever a launch of one kind needs is looked
-up once, by dtypes, shapes, alignment and device; the next one allocates and queues.
+up once, by dtypes, shapes, alignment and device; the next one allocates and queues. Where a body
+does no more than hand its tensors to one operator, the next call does not come to it: `Shortcuts`.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +27,15 @@ from ..coding import ALIGNED, KEPT_NBYTES
 Run = Callable[..., Any]  # of an operator and its inputs: `launch` or `infer`
 Launcher = Callable[[Sequence[Any], list[int]], Any]
 
+
+class Ready(NamedTuple):
+    """A launcher over an operator's inputs, and what it was made from."""
+
+    run: Launcher
+    call: KernelCall
+    arrays: Sequence[int]  # their places among the inputs
+
+
 _MANY = 1024  # kinds of calls, and instances, that are remembered
 OURS = {getattr(torch, r.name): r.dtype for r in ELEMENT_TYPES if hasattr(torch, r.name)}
 _THEIRS = {dtype: theirs for theirs, dtype in OURS.items()}
@@ -33,7 +43,7 @@ _HOSTS = (int, bool, tuple)  # host inputs that stand in a key as they are
 _NUMBERS = (int, float, tuple)  # those that may change from call to call
 _UNKNOWN: Any = object()
 address = Tensor.data_ptr
-_ready: dict[object, Launcher | None] = {}
+_ready: dict[object, Ready | None] = {}
 _rooms: dict[object, Tensor] = {}
 
 
@@ -65,7 +75,14 @@ def launch(op: Op, *inputs: Any, outputs: Sequence[str] | None = None) -> Any:
         ready = _remember(known, _prepared(op, inputs, outputs))
     if ready is None:
         return _wanted(op(*inputs, outputs=outputs))
-    return ready(inputs, addresses)
+    return ready.run(inputs, addresses)
+
+
+def ready_of(op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None) -> Ready | None:
+    """What `launch` has run for such a call, if it has."""
+    key: list[object] = [op, TENSORS.get(Tensor), outputs]
+    given = (*inputs, *[None] * (len(op.inputs) - len(inputs)))
+    return None if _addresses(op, given, key) is None else _ready.get(tuple(key))
 
 
 def launch_first(op: Op, *inputs: Any) -> Any:
@@ -129,31 +146,44 @@ def _addresses(op: Op, inputs: Sequence[Any], key: list[object]) -> list[int] | 
     return found
 
 
-def _launcher(call: KernelCall, arrays: Sequence[int], n_inputs: int) -> Launcher:
+def launcher(
+    call: KernelCall,
+    arrays: Sequence[int],
+    spots: Sequence[int],
+    n_given: int,
+    made: Callable[[Sequence[Any]], Sequence[object]],
+) -> Launcher:
     """What makes results and queues the launches that write them, on PyTorch's current stream.
 
-    arrays: the places of arrays among the inputs.
+    arrays: the places of arrays among what it is given; spots: those of their addresses, of which
+    it is given so many; made: the arguments that follow from numbers that change.
     """
     backend, device, ready = call.backend, call.device, call.ready
     results_of, makers = call.prepared.results, call.makers
-    places = [*arrays, *range(n_inputs, n_inputs + len(results_of))]
+    places = [*spots, *range(n_given, n_given + len(results_of))]
     taken = [places[place] for place in sorted(ready.taken)]
-    computed = [n_inputs + i for i, result in enumerate(results_of) if result.spec is not None]
+    takes_all = taken == list(range(n_given + len(results_of)))
+    computed = [n_given + i for i, result in enumerate(results_of) if result.spec is not None]
     computes_all, changes = len(computed) == len(results_of), bool(call.changing)
+    has_scratch, make_first = bool(call.workspace_nbytes), makers[0] if len(makers) == 1 else None
 
     def run(inputs: Sequence[Any], addresses: list[int]) -> Any:
-        values = ready.values(call.values(tuple(inputs))) if changes else ()
+        values = made(inputs) if changes else ()
         given = [inputs[place] for place in arrays]
-        results = [make(given) for make in makers]
-        if computes_all:
-            addresses += map(address, results)
+        if make_first is not None and computes_all:
+            results = [make_first(given)]
+            addresses.append(address(results[0]))
         else:
-            addresses += [0] * len(results_of)
-            for place, result in zip(computed, results, strict=True):
-                addresses[place] = address(result)
-        row = [addresses[place] for place in taken]
+            results = [make(given) for make in makers]
+            if computes_all:
+                addresses += map(address, results)
+            else:
+                addresses += [0] * len(results_of)
+                for place, result in zip(computed, results, strict=True):
+                    addresses[place] = address(result)
+        row = addresses if takes_all else [addresses[place] for place in taken]
         stream = backend.stream_address(device)
-        key, scratch = _scratch(call, stream) if call.workspace_nbytes else (None, None)
+        key, scratch = _scratch(call, stream) if has_scratch else (None, None)
         at, is_clear = 0 if scratch is None else address(scratch), key is not None
         if backend.is_current(device):
             ready.run_at(row, stream, at, is_clear=is_clear, values=values)
@@ -181,7 +211,7 @@ def _scratch(call: KernelCall, stream: int) -> tuple[object, Any]:
     return key, backend.zeros(nbytes, call.device) if kept is None else kept
 
 
-def _prepared(op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None) -> Launcher | None:
+def _prepared(op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None) -> Ready | None:
     """None where a call is more than launches over tensors of one GPU."""
     lent = Lent(op.inputs, inputs, (None,), natively=op.knows_tensors, detaches=True)
     call, _, _ = op.prepared_call(tuple(inputs), (None,), outputs, lent)
@@ -191,10 +221,15 @@ def _prepared(op: Op, inputs: Sequence[Any], outputs: Sequence[str] | None) -> L
     is_checked = call.checks or call.check_numbers is not None
     if lent or is_checked or call.supplied is not None or len(call.makers) < n_computed:
         return None
-    return _launcher(call, [place for place, _ in call.array_places], len(inputs))
+    arrays = [place for place, _ in call.array_places]
+
+    def made(given: Sequence[Any]) -> Sequence[object]:
+        return call.ready.values(call.values(tuple(given)))
+
+    return Ready(launcher(call, arrays, arrays, len(inputs), made), call, arrays)
 
 
-def _remember(key: object, ready: Launcher | None) -> Launcher | None:
+def _remember(key: object, ready: Ready | None) -> Ready | None:
     if len(_ready) >= _MANY:
         _ready.clear()
     _ready[key] = ready

@@ -18,6 +18,7 @@ from ...families.cross_entropy.operators import CrossEntropyLossAndGrad
 from ...families.elementwise.operators import ScaleInPlace
 from .launching import Run, infer, instance
 from .registration import Operator, is_watched, register
+from .shortcuts import Shortcuts
 
 _ARGUMENTS = (
     "Tensor target, Tensor? weight=None, int ignore_index=-100, str reduction='mean', "
@@ -145,8 +146,13 @@ DOORS = register(
             _both,
             _keep,
             _derivative,
+            direct=Shortcuts(_both),
         ),
-        Operator(f"cross_entropy_loss(Tensor input, {_ARGUMENTS}) -> Tensor", _loss),
+        Operator(
+            f"cross_entropy_loss(Tensor input, {_ARGUMENTS}) -> Tensor",
+            _loss,
+            direct=Shortcuts(_loss),
+        ),
         Operator(
             f"cross_entropy_(Tensor(a!) input, {_ARGUMENTS}) -> Tensor",
             _in_place,

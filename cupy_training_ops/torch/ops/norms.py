@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...errors import refuse
@@ -16,7 +17,8 @@ from ...families.layer_norm.operators import (
     SimplifiedLayerNormalizationGrad,
 )
 from .launching import Run, instance
-from .registration import Operator, register
+from .registration import Operator, is_watched, register
+from .shortcuts import Shortcuts
 
 
 def _scale(name: str, x: Tensor, row: Sequence[int], weight: Tensor | None) -> Tensor:
@@ -42,9 +44,21 @@ def _rms_norm_backward(
     inv_std: Tensor,
     mask: Sequence[bool],
 ) -> tuple[Tensor, ...]:
+    return _padded(_of_rms_norm(run, dy, x, row, weight, inv_std, mask), mask, dy)
+
+
+def _of_rms_norm(
+    run: Run,
+    dy: Tensor,
+    x: Tensor,
+    row: Sequence[int],
+    weight: Tensor | None,
+    inv_std: Tensor,
+    mask: Sequence[bool],
+) -> Any:
     op = instance(SimplifiedLayerNormalizationGrad, axis=-len(row))
     inputs = (dy.contiguous(), x.contiguous(), _scale("rms_norm", x, row, weight), inv_std)
-    return _of_mask(run, op, inputs, mask, dy)
+    return _of_mask(run, op, inputs, mask)
 
 
 def _layer_norm(
@@ -72,20 +86,52 @@ def _layer_norm_backward(
     inv_std: Tensor,
     mask: Sequence[bool],
 ) -> tuple[Tensor, ...]:
+    return _padded(_of_layer_norm(run, dy, x, row, weight, mean, inv_std, mask), mask, dy)
+
+
+def _of_layer_norm(
+    run: Run,
+    dy: Tensor,
+    x: Tensor,
+    row: Sequence[int],
+    weight: Tensor | None,
+    mean: Tensor,
+    inv_std: Tensor,
+    mask: Sequence[bool],
+) -> Any:
     op = instance(LayerNormalizationGrad, axis=-len(row))
     inputs = (dy.contiguous(), x.contiguous(), _scale("layer_norm", x, row, weight), mean, inv_std)
-    return _of_mask(run, op, inputs, mask, dy)
+    return _of_mask(run, op, inputs, mask)
 
 
-def _of_mask(
-    run: Run, op: Any, inputs: Sequence[Any], mask: Sequence[bool], like: Tensor
-) -> tuple[Tensor, ...]:
-    """The gradients that the mask names; the others are empty, and cost nothing."""
+def _of_mask(run: Run, op: Any, inputs: Sequence[Any], mask: Sequence[bool]) -> Any:
+    """The gradients that the mask names: one, or a tuple."""
     outputs = [output.name for output in op.outputs]
     names = tuple([name for name, wanted in zip(outputs, mask, strict=True) if wanted])
-    found = run(op, *inputs, outputs=names) if names else ()
+    return run(op, *inputs, outputs=names) if names else ()
+
+
+def _padded(found: Any, mask: Sequence[bool], like: Tensor) -> tuple[Tensor, ...]:
+    """With empty tensors in the places of those that the mask leaves out."""
     results = iter(found if isinstance(found, tuple) else (found,))
     return tuple([next(results) if wanted else like.new_empty(0) for wanted in mask])
+
+
+_SHORTCUTS = {
+    "rms_norm_backward": Shortcuts(_of_rms_norm),
+    "layer_norm_backward": Shortcuts(_of_layer_norm),
+}
+
+
+def _gradients(name: str, *arguments: Any) -> list[Tensor | None]:
+    """What a backward operator gives; None for what its mask leaves out."""
+    mask = arguments[-1]
+    if torch.is_grad_enabled() or is_watched(arguments):
+        found = DOORS[name](*arguments)
+        return [g if wanted else None for g, wanted in zip(found, mask, strict=True)]
+    found = _SHORTCUTS[name](arguments)
+    results = iter(found if isinstance(found, tuple) else (found,))
+    return [next(results) if wanted else None for wanted in mask]
 
 
 def _keep_rms_norm(ctx: Any, arguments: Sequence[Any], results: Any) -> None:
@@ -108,16 +154,16 @@ def _rms_norm_derivative(ctx: Any, dy: Tensor, _: None) -> tuple[Any, ...]:
     x, weight, inv_std = ctx.saved_tensors
     needs = ctx.needs_input_grad
     mask = (needs[0], needs[2])
-    dx, dweight = DOORS["rms_norm_backward"](dy, x, ctx.row, weight, inv_std, mask)
-    return dx if mask[0] else None, None, dweight if mask[1] else None, None
+    dx, dweight = _gradients("rms_norm_backward", dy, x, ctx.row, weight, inv_std, mask)
+    return dx, None, dweight, None
 
 
 def _layer_norm_derivative(ctx: Any, dy: Tensor, *_: None) -> tuple[Any, ...]:
     x, weight, *statistics = ctx.saved_tensors
     needs = ctx.needs_input_grad
     mask = (needs[0], needs[2], needs[3])
-    found = DOORS["layer_norm_backward"](dy, x, ctx.row, weight, *statistics, mask)
-    dx, dweight, dbias = [g if wanted else None for g, wanted in zip(found, mask, strict=True)]
+    found = _gradients("layer_norm_backward", dy, x, ctx.row, weight, *statistics, mask)
+    dx, dweight, dbias = found
     return dx, None, dweight, dbias, None
 
 
@@ -129,6 +175,7 @@ DOORS = register(
             _rms_norm,
             _keep_rms_norm,
             _rms_norm_derivative,
+            direct=Shortcuts(_rms_norm),
         ),
         Operator(
             "rms_norm_backward(Tensor grad, Tensor input, SymInt[] normalized_shape, "
@@ -142,6 +189,7 @@ DOORS = register(
             _layer_norm,
             _keep_layer_norm,
             _layer_norm_derivative,
+            direct=Shortcuts(_layer_norm),
         ),
         Operator(
             "layer_norm_backward(Tensor grad, Tensor input, SymInt[] normalized_shape, "

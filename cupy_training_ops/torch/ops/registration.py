@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 
 from ...errors import refuse
 from .launching import infer, launch, launch_first
+from .shortcuts import Shortcuts
 
 NAMESPACE = "cto"
 TAGS = (torch.Tag.pt2_compliant_tag,)
@@ -54,7 +55,8 @@ class Operator:
 
     keep: of arguments and results, what the derivative needs, and which results have none.
     derivative: gradients of all arguments, from those of the results. writes: the argument, by
-    place, that the operator overwrites.
+    place, that the operator overwrites. direct: runs past the body where nobody
+    else sees a call, of arguments and `is_first`.
     """
 
     schema: str
@@ -63,6 +65,7 @@ class Operator:
     derivative: Callable[..., Any] | None = None
     fake: Callable[..., Any] | None = None  # where the body cannot run without data
     writes: int | None = None
+    direct: Shortcuts | None = None
 
     @property
     def name(self) -> str:
@@ -80,10 +83,13 @@ class Door:
     defaults: tuple[Any, ...]
     node: Any = field(init=False)
     _first_node: Any = field(init=False)  # of the first result alone: the others cost time
+    _launched: Any = field(init=False)  # of arguments and `is_first`
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "node", _node(self.operator))
-        object.__setattr__(self, "_first_node", _node(self.operator, is_first=True))
+        launched = self.operator.direct or functools.partial(_launched, self.operator.body)
+        object.__setattr__(self, "_launched", launched)
+        object.__setattr__(self, "node", _node(self.operator, launched))
+        object.__setattr__(self, "_first_node", _node(self.operator, launched, is_first=True))
 
     def __call__(self, *arguments: Any) -> Any:
         """The arguments of the schema, by position."""
@@ -92,7 +98,7 @@ class Door:
             return self.registered(*arguments)
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
             return self._recorded(arguments)
-        return self.operator.body(launch, *arguments)
+        return self._launched(arguments)
 
     def first(self, *arguments: Any) -> Any:
         """The first result; without gradients the others are not computed."""
@@ -106,7 +112,7 @@ class Door:
             if torch._C._len_torch_function_stack():
                 return self._recorded(arguments)[0]
             return self._first_node(*arguments)
-        return self.operator.body(launch_first, *arguments)
+        return self._launched(arguments, True)
 
     def _recorded(self, arguments: Sequence[Any]) -> Any:
         """Through autograd's node, of which modes that look at functions are told."""
@@ -133,7 +139,11 @@ def is_watched(arguments: Sequence[Any]) -> bool:
     )
 
 
-def _node(operator: Operator, *, is_first: bool = False) -> Any:
+def _launched(body: Callable[..., Any], arguments: Sequence[Any], is_first: bool = False) -> Any:
+    return body(launch_first if is_first else launch, *arguments)
+
+
+def _node(operator: Operator, launched: Any, *, is_first: bool = False) -> Any:
     """Autograd's node around the launches; what applies it."""
     n_others = operator.schema.rpartition("->")[2].count("Tensor") - 1
     missing = (None,) * n_others if is_first else ()
@@ -141,7 +151,7 @@ def _node(operator: Operator, *, is_first: bool = False) -> Any:
     class Node(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Any:
-            results = operator.body(launch, *arguments)
+            results = launched(arguments)
             _keep(operator, ctx, arguments, results)
             return results[0] if is_first else results
 

@@ -17,6 +17,7 @@ from ...families.softmax.operators import (
 from ...frame.op import Op
 from .launching import Run, instance
 from .registration import Operator, register
+from .shortcuts import Shortcuts
 
 
 def _pair(name: str, forward: type[Op], gradient: type[Op]) -> tuple[Operator, Operator]:
@@ -38,8 +39,14 @@ def _pair(name: str, forward: type[Op], gradient: type[Op]) -> tuple[Operator, O
 
     schema = f"{name}_backward(Tensor grad, Tensor output, int dim) -> Tensor"
     return (
-        Operator(f"{name}(Tensor input, int dim) -> Tensor", body, keep, derivative),
-        Operator(schema, backward),
+        Operator(
+            f"{name}(Tensor input, int dim) -> Tensor",
+            body,
+            keep,
+            derivative,
+            direct=Shortcuts(body),
+        ),
+        Operator(schema, backward, direct=Shortcuts(backward)),
     )
 
 

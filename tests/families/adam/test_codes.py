@@ -110,6 +110,27 @@ def test_lists_are_updated_once(run, rng, monkeypatch, sizes) -> None:
     assert_all_match(run, placed[2:], (m, v), 0)
 
 
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("scale", [None, 4.0])
+def test_blocks_with_special_numbers_have_the_hosts_codes(run, rng, offset, scale) -> None:
+    """NaN and infinities in some blocks, in others what rounds up to one, and what is nearly 0."""
+    lists = coded(rng, (900, 256))
+    huge = np.array([3.39e38, 3.4e38, 1.8e19, -2e19], np.float32)
+    nan = np.uint32(0x7FFF_FFFF).view(np.float32)  # as GPUs make it: all bits of the fraction
+    special = np.array([nan, np.inf, -np.inf, 0.0, -0.0, 1e-38, *huge], np.float32)
+    for start in (5, 300, 700):
+        lists[1][0][start : start + 10] = rng.permutation(special)
+    lists[1][0][512:640] = 0
+    wide = moments(rng, 256, 3) * np.float32(3.4e38)
+    lists[2][1], lists[3][1] = encode(wide, signed=True), encode(np.abs(wide), signed=False)
+    op = get_op("AdamCodedList")(lambda_=0.1)
+    placed = [[run.place(x, offset) for x in xs] for xs in lists]
+    op(0.1, 2, *placed, loss_scale=scale)
+    with np.errstate(all="ignore"):
+        _, m, v, *_ = op.cpu_function()(0.1, 2, *lists, loss_scale=scale, **op.attribute_values)
+    assert_all_match(run, placed[2:], (m, v), 0)
+
+
 def test_steps_are_those_of_numbers_between_codes(rng) -> None:
     """The weights have the new moments before these become codes."""
     w, g, m, v = coded(rng, (300,))

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: MIT
+"""Arguments of launches that follow from numbers that change from call to call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+
+from ..declare.schema import Changing
+from ..dtypes import Dtype
+
+Values = Mapping[int, object]  # of changing inputs, by their places
+Late = Callable[[Values], object]  # from the values that change to an argument
+
+
+class LateArgument:
+    """What follows from values that change; of a piece of work it may be anything.
+
+    From the very number of the call before it is the same object.
+    """
+
+    def __init__(self, dtype: Dtype | None, changing: Changing, make: Late) -> None:
+        self.dtype, self._make, self.places = dtype, make, changing.places
+        self._pick = itemgetter(*changing.places)
+        self._last: tuple[object, object] = (self, None)
+
+    def of(self, values: Values) -> object:
+        """The argument in a call with these values."""
+        picked = self._pick(values)
+        known, made = self._last  # once: another thread may put its own there
+        if picked is not known:  # nor is a row of several ever
+            made = self._make(values)
+            self._last = picked, made
+        return made
+
+
+def renewed(
+    late: Sequence[LateArgument], known: list[object], place: int, value: object
+) -> list[object]:
+    """Known arguments, but for those that follow from this place's value."""
+    found, given = known.copy(), {place: value}
+    for i, each in enumerate(late):
+        if place in each.places:
+            found[i] = each.of(given)
+    return found

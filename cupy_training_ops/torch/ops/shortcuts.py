@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: MIT
+"""From an operator's arguments to its launches, past the operator's body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ...frame.backends import TENSORS
+from ...frame.providers import KernelCall
+from ..coding import ALIGNED
+from . import launching
+from .launching import Launcher, Ready, launch, launch_first
+
+_MANY = 1024  # kinds of calls of an operator that are remembered
+_UNKNOWN: Any = object()
+
+
+class Shortcuts:
+    """Runs a body, and for the next call of the same kind what that body has launched.
+
+    The body is one that hands its own tensors to one operator, and gives back what comes, as it
+    is; a call in which it makes other tensors is not remembered. All that is not a tensor is part
+    of the kind, but for numbers that change from call to call: a tuple at this place.
+    """
+
+    def __init__(self, body: Callable[..., Any], changing: int | None = None) -> None:
+        self._body, self._changing = body, changing
+        self._known: dict[object, Launcher | None] = {}
+
+    def __call__(self, arguments: Sequence[Any], is_first: bool = False) -> Any:
+        """The results of the body; the first alone, where that is asked for."""
+        key: list[object] = [TENSORS.get(Tensor), is_first]
+        addresses = []
+        for value in arguments:
+            if isinstance(value, Tensor):
+                if not value.is_contiguous() or value.is_neg():
+                    return self._run(arguments, is_first)
+                at = launching.address(value)
+                if not at:
+                    return self._run(arguments, is_first)
+                key += (value.dtype, value.shape, value.device, at % ALIGNED == 0)
+                addresses.append(at)
+            elif value is None:
+                key.append(None)
+                addresses.append(0)
+            else:
+                key.append(value)
+        if self._changing is not None and isinstance(arguments[self._changing], tuple):
+            key.pop()  # the last
+        try:
+            known = self._known.get(kind := tuple(key), _UNKNOWN)
+        except TypeError:  # a list, or another value that may change
+            known = None
+        if known is None:
+            return self._run(arguments, is_first)
+        if known is _UNKNOWN:
+            return self._learn(kind, arguments, is_first)
+        return known(arguments, addresses)
+
+    def _run(self, arguments: Sequence[Any], is_first: bool) -> Any:
+        return self._body(launch_first if is_first else launch, *arguments)
+
+    def _learn(self, kind: object, arguments: Sequence[Any], is_first: bool) -> Any:
+        """The results, while what is launched is noted."""
+        # A tensor that is given twice is two arguments, which others may tell apart.
+        given = [value.detach() if isinstance(value, Tensor) else value for value in arguments]
+        launched = []
+
+        def noted(op: Any, *inputs: Any, outputs: Sequence[str] | None = None) -> Any:
+            outputs = (op.outputs[0].name,) if is_first else outputs
+            found = launch(op, *inputs, outputs=outputs)
+            launched.append((found, inputs, launching.ready_of(op, inputs, outputs)))
+            return found
+
+        results = self._body(noted, *given)
+        if len(self._known) >= _MANY:
+            self._known.clear()
+        is_all = len(launched) == 1 and _are_same(results, launched[0][0])
+        self._known[kind] = _past(given, *launched[0][1:], self._changing) if is_all else None
+        return results
+
+
+def _are_same(results: Any, others: Any) -> bool:
+    """Whether they are the same tensors."""
+    if not isinstance(results, tuple) or not isinstance(others, tuple):
+        return results is others
+    return len(results) == len(others) and all(a is b for a, b in zip(results, others, strict=True))
+
+
+def _past(
+    given: Sequence[Any], inputs: Sequence[Any], ready: Ready | None, changing: int | None
+) -> Launcher | None:
+    """A launcher over the arguments; None where the body did more than hand them on."""
+    if ready is None:
+        return None
+    places = [i for i, value in enumerate(given) if value is None or isinstance(value, Tensor)]
+    spots = {id(given[place]): spot for spot, place in enumerate(places)}
+    padded = (*inputs, *[None] * len(ready.arrays))
+    found = [spots.get(id(padded[place])) for place in ready.arrays]
+    taken = [spot for spot in found if spot is not None]
+    if len(taken) < len(found):
+        return None
+    made = _made(given, inputs, ready.call, changing)
+    arrays = [places[spot] for spot in taken]
+    return launching.launcher(ready.call, arrays, taken, len(places), made)
+
+
+def _made(
+    given: Sequence[Any], inputs: Sequence[Any], call: KernelCall, changing: int | None
+) -> Callable[[Sequence[Any]], Sequence[object]]:
+    """The launches' numbers: those of this call, but for what changes."""
+    known = call.ready.values(call.values(tuple(inputs))) if call.changing else []
+    place = next((i for i in call.changing if inputs[i] is given[changing or 0]), None)
+    if changing is None or place is None:
+        return lambda _: known
+    values, freeze = call.ready.values_but(known, place), dict(call.freezing)[place]
+    return lambda arguments: values(freeze(arguments[changing]))

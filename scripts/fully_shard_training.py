@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: MIT
+"""A GPT whose parameters PyTorch's `fully_shard` divides over ranks, trained by either AdamW.
+
+    torchrun --nproc-per-node 2 scripts/fully_shard_training.py             (two GPUs, NCCL)
+    torchrun --nproc-per-node 2 scripts/fully_shard_training.py --tiny      (small, gloo without)
+
+Blocks and the rest are sharded, parameters go through the layers as bfloat16, gradients are clipped
+to a norm of 1. Rank 0 prints for each way the peak of memory, the milliseconds of a step, the loss
+of the last one, and how far its parameters are from those of PyTorch's way, relative to what
+training changed: `AdamW` changes the optimizer alone, `ours` converts the model and takes our loss,
+too (its dropout draws other masks; on a CPU it is left out, as PyTorch cannot free the
+memory of what NumPy has seen).
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import click
+import torch
+import torch.distributed as dist
+from front_door_models import TASKS, Task
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn import functional
+
+import cupy_training_ops as cto
+
+LEARNING_RATE, MAX_NORM = 3e-4, 1.0
+WARM_UP = 3
+
+
+class Way(NamedTuple):
+    """To train."""
+
+    is_converted: bool
+    is_ours: bool  # the optimizer
+    state: str | None = None
+
+
+WAYS = {
+    "PyTorch": Way(False, False),
+    "AdamW": Way(False, True),
+    "ours": Way(True, True),
+    "ours, 8 bits": Way(True, True, "8bit"),
+}
+
+
+class Training:
+    """A sharded model and its optimizer."""
+
+    def __init__(self, task: Task, way: Way, device: torch.device) -> None:
+        torch.manual_seed(0)
+        self.task, self.way = task, way
+        with device:
+            self.model = task.make()
+        if way.is_converted:
+            cto.torch.convert(self.model)
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for block in task.blocks(self.model):
+            fully_shard(block, mp_policy=policy)
+        fully_shard(self.model, mp_policy=policy)
+        self.optimizer = self._optimizer()
+        self.x, self.target = (each.to(device) for each in task.data(dist.get_rank()))
+        torch.manual_seed(1 + dist.get_rank())  # of dropout
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        parameters: Iterator[nn.Parameter] = self.model.parameters()
+        if self.way.is_ours:
+            more: dict[str, Any] = {"state": self.way.state, "max_norm": MAX_NORM}
+            return cto.torch.AdamW(parameters, lr=LEARNING_RATE, **more)
+        return torch.optim.AdamW(parameters, lr=LEARNING_RATE, fused=True)
+
+    def step(self) -> Tensor:
+        """Forward, backward and update; the loss before it."""
+        scores = self.task.scores(self.model, self.x)
+        if self.way.is_converted:
+            loss = cto.torch.functional.cross_entropy(scores, self.target)
+        else:
+            loss = functional.cross_entropy(scores, self.target)
+        loss.backward()
+        if not self.way.is_ours:
+            nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    def parameters(self) -> Tensor:
+        """This rank's parts, in one row."""
+        return torch.cat([p.to_local().detach().flatten() for p in self.model.parameters()])
+
+
+class Measured(NamedTuple):
+    """Of a way."""
+
+    peak: float
+    ms: float
+    loss: float
+    before: Tensor  # parameters
+    after: Tensor
+
+
+def measured(training: Training, steps: int, device: torch.device) -> Measured:
+    """A training's first steps."""
+    before, losses = training.parameters(), []
+    times: list[float] = []
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    for _ in range(steps):
+        start = _now(device)
+        losses.append(training.step())
+        times.append(_now(device) - start)
+    peak = torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else 0.0
+    dist.all_reduce(losses[-1])
+    loss = losses[-1].item() / dist.get_world_size()
+    ms = statistics.median(times[WARM_UP:]) * 1e3
+    return Measured(peak, ms, loss, before, training.parameters())
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def off(found: Measured, expected: Measured) -> float:
+    """The distance of the parameters over what training changed, of all ranks."""
+    squares = [found.after - expected.after, expected.after - expected.before]
+    norms = torch.stack([each.double().square().sum() for each in squares])
+    dist.all_reduce(norms)
+    return float((norms[0] / norms[1]).sqrt())
+
+
+@click.command(help=(__doc__ or "").partition("\n")[0])
+@click.option("--tiny", is_flag=True, help="Small sizes.")
+@click.option("--steps", default=12, show_default=True, type=click.IntRange(WARM_UP + 1))
+def main(tiny: bool, steps: int) -> None:
+    """Print a row for each way."""
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(kind, int(os.environ["LOCAL_RANK"]) if kind == "cuda" else 0)
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    task, first = TASKS["gpt"](tiny), None
+    if dist.get_rank() == 0:
+        click.echo(f"{dist.get_world_size()} ranks on {kind}: {task.label}")
+        click.echo("| way | peak GB | step ms | last loss | off PyTorch |\n|---|---|---|---|---|")
+    ways = {n: w for n, w in WAYS.items() if kind == "cuda" or not w.is_converted}
+    for name, way in ways.items():
+        found = measured(Training(task, way, device), steps, device)
+        first = first or found
+        distance = off(found, first)
+        if dist.get_rank() == 0:
+            numbers = f"{found.peak:.2f} | {found.ms:.1f} | {found.loss:.4f} | {distance:.4f}"
+            click.echo(f"| {name} | {numbers} |")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: MIT
+"""The loss of a linear layer, whose scores are there in chunks."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+
+from torch.nn import functional as theirs  # noqa: E402
+
+from cupy_training_ops import ArgumentError  # noqa: E402
+from cupy_training_ops.torch import functional  # noqa: E402
+from cupy_training_ops.torch.ops import chunked_losses  # noqa: E402
+
+from .pairs import with_gradients  # noqa: E402
+from .test_functional import assert_all_close  # noqa: E402
+
+small = pytest.mark.usefixtures("small_chunks")
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Chunks of 128 rows of 256 classes."""
+    monkeypatch.setattr(chunked_losses, "CHUNK_NBYTES", 128 * 256 * 2)
+
+
+@small
+def test_chunks_cover_all_rows(rng) -> None:
+    for n_rows in (1, 127, 128, 129, *map(int, rng.integers(1, 5000, 20))):
+        found = list(chunked_losses.chunks(n_rows, 512))
+        assert [row for rows in found for row in range(n_rows)[rows]] == list(range(n_rows))
+        assert max(rows.stop - rows.start for rows in found) <= 256
+    assert not list(chunked_losses.chunks(0, 512))
+
+
+@small
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_chunks_give_the_whole_loss(leaf, labels, reduction) -> None:
+    hidden, weight, bias, target = leaf(700, 24), leaf(256, 24), leaf(256), labels(256, 700)
+    target[::3] = 7
+    given = {"ignore_index": 7, "reduction": reduction}
+
+    def chunked(hidden, weight, bias):
+        return functional.linear_cross_entropy(hidden, weight, target, bias, **given)
+
+    def whole(hidden, weight, bias):
+        return theirs.cross_entropy(theirs.linear(hidden, weight, bias), target, **given)
+
+    leaves = hidden, weight, bias
+    assert_all_close(with_gradients(chunked, leaves), with_gradients(whole, leaves))
+    with torch.no_grad():
+        assert_all_close([chunked(*leaves)], [whole(*leaves)])
+
+
+@small
+def test_sums_over_chunks_are_as_near_as_one_product(leaf, labels) -> None:
+    """The error of the weight's gradient in bfloat16 is at most 1.5 times that of no chunks."""
+    n, target = 1280, labels(256, 1280)
+    hidden, weight = (
+        x.detach().bfloat16().requires_grad_() for x in (leaf(n, 64), leaf(256, 64) / 8)
+    )
+
+    def chunked(hidden, weight):
+        return functional.linear_cross_entropy(hidden, weight, target)
+
+    def whole(hidden, weight):
+        return theirs.cross_entropy(theirs.linear(hidden, weight), target)
+
+    exact = with_gradients(whole, [x.detach().double().requires_grad_() for x in (hidden, weight)])
+    results = with_gradients(chunked, (hidden, weight)), with_gradients(whole, (hidden, weight))
+    errors = [(dw.double() / loss.double() - exact[2] / exact[0]).norm() for loss, _, dw in results]
+    assert errors[0] <= 1.5 * errors[1]
+
+
+@small
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_bias_of_16_bits_whose_class_is_in_every_row(leaf, dtype) -> None:
+    """Its gradient, summed before it is divided, is past the range of float16."""
+    target = torch.zeros(700, dtype=torch.int64)
+    leaves = [
+        x.detach().to(dtype).requires_grad_() for x in (leaf(700, 24), leaf(256, 24) / 8, leaf(256))
+    ]
+
+    def chunked(hidden, weight, bias):
+        return functional.linear_cross_entropy(hidden, weight, target, bias)
+
+    def whole(hidden, weight, bias):
+        return theirs.cross_entropy(theirs.linear(hidden, weight, bias), target)
+
+    loss, *_, found = with_gradients(chunked, leaves)
+    exact_loss, *_, exact = with_gradients(
+        whole, [x.detach().double().requires_grad_() for x in leaves]
+    )
+    assert (found / loss.double() - exact / exact_loss).norm() <= 4e-3 * (exact / exact_loss).norm()
+
+
+@small
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("of_hidden", "of_weight"), [(100, 0.01), (1e-4, 100), (1e3, 1e-3)])
+def test_layers_of_16_bits_large_and_small(leaf, dtype, of_hidden, of_weight) -> None:
+    """One column is that large in every row; a sum of it is past the range of float16."""
+    target = torch.zeros(900, dtype=torch.int64)
+    hidden, weight = leaf(900, 24).detach() * of_hidden, leaf(256, 24).detach() * of_weight
+    hidden[:, 0] = of_hidden
+    leaves = [x.to(dtype).requires_grad_() for x in (hidden, weight)]
+
+    def chunked(hidden, weight):
+        return functional.linear_cross_entropy(hidden, weight, target)
+
+    def whole(hidden, weight):
+        return theirs.cross_entropy(theirs.linear(hidden, weight), target)
+
+    _, *found = with_gradients(chunked, leaves)
+    _, *exact = with_gradients(whole, [x.detach().double().requires_grad_() for x in leaves])
+    for a, b in zip(found, exact, strict=True):
+        assert (a - b).norm() <= 2e-2 * b.norm()
+
+
+@small
+@pytest.mark.parametrize("gradients", [False, True])
+def test_scores_of_one_chunk_are_there_at_a_time(leaf, labels, monkeypatch, gradients) -> None:
+    made = []
+
+    def linear(*given):
+        assert all(scores() is None for scores in made)
+        scores = theirs.linear(*given)
+        made.append(weakref.ref(scores))
+        return scores
+
+    monkeypatch.setattr(chunked_losses, "linear", linear)
+    hidden, weight = leaf(700, 24, gradients=gradients), leaf(256, 24, gradients=gradients)
+    functional.linear_cross_entropy(hidden, weight, labels(256, 700))
+    assert len(made) > 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_layer_of_no_features(leaf, labels, dtype) -> None:
+    leaves = [leaf(*shape).detach().to(dtype).requires_grad_() for shape in ((2, 4, 0), (16, 0))]
+    loss = functional.linear_cross_entropy(*leaves, labels(16, 2, 4))
+    torch.testing.assert_close(loss, loss.new_tensor(16.0).log())
+    for x, dx in zip(leaves, torch.autograd.grad(loss, leaves), strict=True):
+        assert dx.shape == x.shape
+
+
+def test_gradients_that_are_not_wanted_are_not_made(leaf, labels) -> None:
+    hidden, weight = leaf(8, 16, gradients=False), leaf(32, 16)
+    functional.linear_cross_entropy(hidden, weight, labels(32, 8)).backward()
+    assert hidden.grad is None
+    assert weight.grad.shape == weight.shape
+
+
+def test_what_it_does_not_serve_is_refused_in_words(leaf, labels) -> None:
+    hidden, weight, target = leaf(8, 16), leaf(32, 16), labels(32, 8)
+    with pytest.raises(ArgumentError, match="reduction: expected 'mean' or 'sum', got 'none'"):
+        functional.linear_cross_entropy(hidden, weight, target, reduction="none")
+    with pytest.raises(ArgumentError, match=r"target: expected shape \(8,\)"):
+        functional.linear_cross_entropy(hidden, weight, target[:4])
+    with pytest.raises(ArgumentError, match="padding_idx: expected an index from -32 to 31"):
+        functional.embedding(target, weight, 32)
+    with pytest.raises(ArgumentError, match=r"Scale: expected shape \(16,\)"):
+        functional.layer_norm(hidden, (16,), weight)
+    with pytest.raises(
+        ArgumentError, match=r"rms_norm: input: expected a shape that ends in \(8,\)"
+    ):
+        functional.rms_norm(hidden, (8,))
+    with pytest.raises(ArgumentError, match="approximate: expected 'none' or 'tanh', got 'erf'"):
+        functional.gelu(hidden, "erf")

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: MIT
+"""Calls like one before, which go past an operator's body, on emulated kernels or none."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is in no extra; CI tests with it apart")
+pytest.importorskip("cupy", reason="CuPy is in the extras")
+
+from tensor_backends import EmulatedTensors, HollowTensors, tensors_on  # noqa: E402
+from torch.nn import functional as theirs  # noqa: E402
+
+from cupy_training_ops.torch import functional, ops  # noqa: E402
+from cupy_training_ops.torch.ops import launching, norms, shortcuts  # noqa: E402
+
+
+@pytest.fixture
+def emulated(monkeypatch):
+    """Tensors of the host run on emulated kernels, which watch the memory of all of them."""
+    backend = EmulatedTensors()
+    monkeypatch.setattr(launching, "address", lambda tensor: backend.pointers([tensor])[0])
+    with tensors_on(backend):
+        yield backend
+
+
+@pytest.fixture
+def made(leaf):
+    return lambda *shape: leaf(*shape, dtype=torch.float32, gradients=False)
+
+
+def shortcut(door: str) -> shortcuts.Shortcuts:
+    return ops.DOORS[door]._launched
+
+
+def test_the_next_call_does_not_come_to_the_body(made, monkeypatch) -> None:
+    """The first result alone is another kind than all of them."""
+    x, known = made(4, 64), shortcut("layer_norm")
+    given = ((64,), made(64), None, 1e-5)
+    with tensors_on(HollowTensors()) as backend:
+        for is_first in (True, False):
+            known((x, *given), is_first)
+        n_launches = len(backend.launches)
+        monkeypatch.setattr(known, "_body", None)
+        first, every = (known((made(4, 64), *given), is_first) for is_first in (True, False))
+        assert len(backend.launches) == n_launches + 2
+    assert tuple(first.shape) == (4, 64)
+    assert [tuple(y.shape) for y in every] == [(4, 64), (4, 1), (4, 1)]
+
+
+@pytest.mark.usefixtures("emulated")
+def test_a_tensor_that_is_given_twice_is_two_arguments(made) -> None:
+    x, row = made(5, 24), made(24)
+    for weight, bias in ((row, row), (made(24), made(24)), (row, made(24)), (row, row)):
+        expected = theirs.layer_norm(x, (24,), weight, bias)
+        torch.testing.assert_close(functional.layer_norm(x, (24,), weight, bias), expected)
+
+
+@pytest.mark.usefixtures("emulated")
+def test_calls_of_all_kinds_in_any_order(made, labels, seed) -> None:
+    """Each argument that a kind depends on changes what comes."""
+    x, rows = made(5, 24), [made(24) for _ in range(2)]
+    target, weights = labels(24, 5), made(24).abs()
+    calls = [
+        *[("softmax", x, dim) for dim in (0, 1, -1)],
+        *[("gelu", x, how) for how in ("none", "tanh")],
+        *[("rms_norm", x, (24,), row, eps) for row in (*rows, None) for eps in (1e-5, 0.5)],
+        *[("layer_norm", x, (24,), *pair, 0.1) for pair in ((rows[0], None), (None, None), rows)],
+        *[
+            ("cross_entropy", x, target, w, ignored, how)
+            for w in (weights, None)
+            for ignored, how in ((-100, "mean"), (int(target[0]), "mean"), (-100, "none"))
+        ],
+    ]
+
+    def computed(call, module):
+        name, *given = call
+        if name == "cross_entropy":
+            *given, ignored, how = given
+            named = {"ignore_index": ignored, "reduction": how}
+            return getattr(module, name)(*given, **named)
+        if name == "gelu":
+            return module.gelu(given[0], approximate=given[1])
+        return getattr(module, name)(*given)
+
+    order = random.Random(seed)
+    for call in order.sample(calls * 3, 3 * len(calls)):
+        x.copy_(made(5, 24))
+        torch.testing.assert_close(computed(call, functional), computed(call, theirs))
+
+
+@pytest.mark.usefixtures("emulated")
+def test_what_a_body_makes_is_no_argument(made) -> None:
+    """A weight that is left out is made anew, and so is one with gaps."""
+    x = made(5, 24)
+    for weight in (None, made(48)[::2]):
+        known = norms.Shortcuts(norms._rms_norm)
+        for _ in range(3):
+            found, _ = known((x, (24,), weight, 1e-5))
+            torch.testing.assert_close(found, theirs.rms_norm(x, (24,), weight, 1e-5))
+        assert not any(known._known.values())
+
+
+@pytest.mark.parametrize("mask", [(True, False, True), (False, True, False), (True, True, True)])
+@pytest.mark.usefixtures("emulated")
+def test_gradients_that_are_wanted(made, mask) -> None:
+    given = [made(5, 24), made(24), made(24)]
+    for tensor, is_wanted in zip(given, mask, strict=True):
+        tensor.requires_grad_(is_wanted)
+    wanted = [tensor for tensor in given if tensor.requires_grad]
+    for _ in range(3):
+        dy = made(5, 24)
+        x, *rows = given
+        found, expected = (
+            torch.autograd.grad(module.layer_norm(x, (24,), *rows), wanted, dy)
+            for module in (functional, theirs)
+        )
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+
+
+def test_kinds_that_are_remembered_are_bounded(made, monkeypatch) -> None:
+    monkeypatch.setattr(shortcuts, "_MANY", 4)
+    known = shortcuts.Shortcuts(norms._rms_norm)
+    with tensors_on(HollowTensors()):
+        for n in range(1, 30):
+            known((made(n, 64), (64,), made(64), 1e-5))
+            assert 1 <= len(known._known) <= 4
+
+
+@pytest.mark.usefixtures("emulated")
+def test_calls_in_inference_mode(made) -> None:
+    x, row = made(5, 24), made(24)
+    expected = theirs.rms_norm(x, (24,), row, 0.25)
+    with torch.inference_mode():
+        for _ in range(2):
+            torch.testing.assert_close(functional.rms_norm(x, (24,), row, 0.25), expected)
+    torch.testing.assert_close(functional.rms_norm(x, (24,), row, 0.25), expected)
+    assert functional.dropout(x, 0.5).requires_grad is False
+
+
+def test_dropouts_of_several_ratios_in_turns(made, monkeypatch) -> None:
+    """Seeds are numbers of each call, ratios those of a kind."""
+    x, dy = made(8, 40), made(8, 40)
+    ratios = [0.25, 0.5, 0.25, 0.75, 0.5, 0.25]
+
+    def computed():
+        torch.manual_seed(5)
+        found = [functional.dropout(x, p) for p in ratios]
+        leaf = x.clone().requires_grad_()
+        kept = [functional.dropout(leaf, p) for p in ratios]
+        return [*found, *kept, *(torch.autograd.grad(y, leaf, dy)[0] for y in kept)]
+
+    expected = computed()
+    backend = EmulatedTensors()
+    monkeypatch.setattr(launching, "address", lambda tensor: backend.pointers([tensor])[0])
+    with tensors_on(backend):
+        found = computed()
+        monkeypatch.setattr(shortcut("bitmask_dropout"), "_body", None)
+        again = computed()
+    assert any(shortcut("bitmask_dropout")._known.values())
+    for a, b, c in zip(found, again, expected, strict=True):
+        torch.testing.assert_close(a, c)
+        torch.testing.assert_close(b, c)
+    assert not torch.equal(found[0], found[2])
