@@ -7,6 +7,7 @@
 #include "algorithm/map.cuh"
 #include "core/slots.cuh"
 #include "core/vec.cuh"
+#include "gather/column_sums.cuh"
 #include "gather/facts.cuh"
 #include "gather/radix_sort.cuh"
 #include "gather/segmented_sum.cuh"
@@ -31,6 +32,7 @@ using slots::T;
 using Key = CTO_KEY;
 using INDEX = CTO_INDEX;
 using Entry = radix_sort::Entry<Key>;
+using Carried = column_sums::EntryOf<T>;
 static_assert(ARE_SAME<ACC, Acc<T>>);
 
 constexpr int WIDTH = vec::WIDTH<T>;
@@ -301,6 +303,34 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     gather_elements_grad__atomic_strips(const INDEX* indices, const __grid_constant__ Lines lines,
                                         const T* dy, ACC* sums, i64 rows, i32 blocks_a_strip) {
     add_elements_by_strips(GatherElement{indices, lines}, dy, sums, rows, blocks_a_strip);
+}
+
+// ---- entry points: elements that stay in their columns; of 4 bytes at most ----------------------
+
+// The kernels are empty for longer elements, which no plan has them for.
+extern "C" __global__ void __launch_bounds__(column_sums::BLOCK)
+    gather_elements_grad__count_buckets(const INDEX* indices, const __grid_constant__ Lines lines,
+                                        u32* counts, const __grid_constant__ ColumnSort sort) {
+    __shared__ u32 found[COLUMNS][BUCKETS];
+    column_sums::count_buckets(indices, lines, counts, sort, found);
+}
+extern "C" __global__ void __launch_bounds__(column_sums::BLOCK, 2)
+    gather_elements_grad__move_to_buckets(const INDEX* indices,
+                                          const __grid_constant__ Lines lines, const T* dy,
+                                          const u32* counts, Carried* entries,
+                                          const __grid_constant__ ColumnSort sort) {
+    if constexpr (sizeof(T) <= sizeof(u32)) {
+        __shared__ column_sums::Tile<T> tile;
+        column_sums::move_to_buckets(indices, dy, lines, counts, entries, sort, tile);
+    }
+}
+extern "C" __global__ void __launch_bounds__(SUM_COLUMNS* WARP)
+    gather__sum_buckets(const Carried* entries, const u32* counts, T* dx, i64 n_rows, i64 width,
+                        const __grid_constant__ ColumnSort sort) {
+    extern __shared__ __align__(16) u8 shared[];
+    if constexpr (sizeof(T) <= sizeof(u32))
+        column_sums::sum_buckets(entries, counts, dx, n_rows, width, sort,
+                                 reinterpret_cast<column_sums::Sums<ACC>*>(shared));
 }
 
 // ---- entry points: the stages that all three share ----------------------------------------------

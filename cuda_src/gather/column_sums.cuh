@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: MIT
+// Sums of elements that each stay in their column: only the rows that they go to are sorted.
+//
+// A bucket is BUCKET_ROWS rows of dX in one column. The first launch counts how many elements of a
+// column go to each bucket, the second moves them there, in the order of dY, and in the third a warp
+// adds those of a bucket to sums in shared memory. In the first two a block has COLUMNS columns, of
+// which `spans` blocks share the rows; there lane b of the warp that has a column looks after bucket b.
+//
+// An index out of range adds zero to row 0, which changes no sum: sums begin with +0.
+#pragma once
+#include "algorithm/scan.cuh"
+#include "core/vec.cuh"
+#include "gather/facts.cuh"
+
+namespace cto::column_sums {
+
+using namespace facts::gather;
+using vec::Vec;
+
+constexpr int BLOCK = COLUMNS * WARP;             // threads of the first two launches
+constexpr int ITEMS = TILE_ROWS / WARP;           // elements of a tile that a thread has
+constexpr int BATCH = 8;                          // loads of a thread in flight together
+constexpr int LOADS = 4;                          // of those that move entries
+constexpr int PADDED_ROWS = BUCKET_ROWS + 4;      // vectors of neighbouring columns: other banks
+static_assert(BUCKETS == WARP && TILE_ROWS <= 256);
+
+__device__ __forceinline__ u32 lane() { return threadIdx.x % WARP; }
+__device__ __forceinline__ u32 warp() { return threadIdx.x / WARP; }
+
+// An element of dY and the row of dX that it is added to.
+template <int NBYTES>
+struct Entry;
+template <>
+struct alignas(8) Entry<4> {
+    u32 row, value;
+
+    static __device__ Entry of(u32 row, u32 bits) { return {row, bits}; }
+    __device__ u32 target() const { return row; }
+    __device__ u32 bits() const { return value; }
+};
+template <>
+struct alignas(4) Entry<2> {
+    u32 both;
+
+    static __device__ Entry of(u32 row, u32 bits) { return {row << 16 | bits}; }
+    __device__ u32 target() const { return both >> 16; }
+    __device__ u32 bits() const { return both & 0xFFFFu; }
+};
+template <class T>
+using EntryOf = Entry<sizeof(T) == 2 ? 2 : 4>;
+
+template <int NBYTES>
+__device__ __forceinline__ u32 bucket_of(const Entry<NBYTES>& entry) {
+    return entry.target() / BUCKET_ROWS % BUCKETS;
+}
+
+__device__ __forceinline__ float value_of(u32 bits, float) { return __uint_as_float(bits); }
+__device__ __forceinline__ float value_of(u32 bits, __half) {
+    return to_acc(__ushort_as_half(static_cast<u16>(bits)));
+}
+__device__ __forceinline__ float value_of(u32 bits, __nv_bfloat16) {
+    return to_acc(__ushort_as_bfloat16(static_cast<u16>(bits)));
+}
+
+// The part of dY that a block has.
+struct Part {
+    i64 column;  // the block's first
+    u32 first, end, span;  // its rows
+
+    __device__ explicit Part(const ColumnSort& sort) {
+        const u32 strip = blockIdx.x / sort.spans;
+        span = blockIdx.x - strip * sort.spans;
+        column = static_cast<i64>(strip) * COLUMNS;
+        first = span * sort.span;
+        end = min(first + sort.span, static_cast<u32>(sort.rows));
+    }
+};
+
+__device__ __forceinline__ i64 count_at(i64 column, u32 span, const ColumnSort& sort) {
+    return (column * sort.spans + span) * BUCKETS + lane();
+}
+
+// The rows of dX for indices of one row of dY, less what the index adds.
+__device__ __forceinline__ u32 first_row(u32 row, const Lines& lines) {
+    u32 to = 0;
+#pragma unroll 1
+    for (i32 j = static_cast<i32>(lines.n_outer) - 1; j >= 0; --j) {
+        const u32 extent = static_cast<u32>(lines.extents[j]), rest = j == 0 ? 0 : row / extent;
+        to += (row - rest * extent) * static_cast<u32>(lines.strides[j]);
+        row = rest;
+    }
+    return to;
+}
+
+// The entry of an element of a row of dY.
+template <class T>
+__device__ __forceinline__ EntryOf<T> entry_of(i64 index, T value, u32 first_row,
+                                               const Lines& lines) {
+    const i64 i = index < 0 ? index + lines.extent : index;
+    const bool exists = i >= 0 && i < lines.extent;
+    return exists ? EntryOf<T>::of(
+                        first_row + static_cast<u32>(i) * static_cast<u32>(lines.stride),
+                        static_cast<u32>(bits_of(value)))
+                  : EntryOf<T>::of(0, 0);
+}
+
+// ---- first launch ---------------------------------------------------------------------------------
+
+// counts[column][span][bucket]
+template <class Index>
+__device__ __forceinline__ void count_buckets(const Index* __restrict__ indices,
+                                              const Lines& lines, u32* __restrict__ counts,
+                                              const ColumnSort& sort,
+                                              u32 (&found)[COLUMNS][BUCKETS]) {
+    const Part part(sort);
+    found[warp()][lane()] = 0;
+    __syncthreads();
+    const u32 own = threadIdx.x % COLUMNS;
+    indices += part.column + own;
+    const u32 end = part.column + own < sort.columns ? part.end : 0;
+    for (u32 first = part.first + threadIdx.x / COLUMNS; first < end; first += BATCH * WARP) {
+        Index index[BATCH];
+#pragma unroll
+        for (int j = 0; j < BATCH; ++j)
+            if (first + j * WARP < end) index[j] = indices[(first + j * WARP) * sort.columns];
+#pragma unroll
+        for (int j = 0; j < BATCH; ++j) {
+            const u32 row = first + j * WARP;
+            if (row >= end) break;
+            const u32 to = entry_of(index[j], 0.0f, first_row(row, lines), lines).row;
+            atomicAdd(&found[own][to / BUCKET_ROWS], 1u);
+        }
+    }
+    __syncthreads();
+    const i64 column = part.column + warp();
+    if (column < sort.columns) counts[count_at(column, part.span, sort)] = found[warp()][lane()];
+}
+
+// ---- second launch --------------------------------------------------------------------------------
+
+// A tile of dY, column by column. A column begins in another bank than the one before.
+template <class T>
+struct Tile {
+    EntryOf<T> at[COLUMNS][TILE_ROWS + 1];
+};
+
+// dY from the block's first column on.
+template <class T, class Index>
+__device__ __forceinline__ void load_tile(const Index* __restrict__ indices,
+                                          const T* __restrict__ dy, const Lines& lines, u32 tile,
+                                          u32 end, i64 columns, Tile<T>& entries) {
+    const u32 own = threadIdx.x % COLUMNS;
+#pragma unroll 1
+    for (u32 first = threadIdx.x / COLUMNS; first < TILE_ROWS; first += LOADS * WARP) {
+        Index index[LOADS];
+        T value[LOADS];
+#pragma unroll
+        for (int j = 0; j < LOADS; ++j) {
+            const u32 row = tile + first + j * WARP;
+            if (row >= end) continue;
+            index[j] = indices[row * columns + own];
+            value[j] = dy[row * columns + own];
+        }
+#pragma unroll
+        for (int j = 0; j < LOADS; ++j) {
+            const u32 row = tile + first + j * WARP;
+            if (row >= end) break;
+            entries.at[own][first + j * WARP] =
+                entry_of(index[j], value[j], first_row(row, lines), lines);
+        }
+    }
+}
+
+// Where the column's first entry of bucket lane() goes that this span has, from the column's begin.
+__device__ __forceinline__ u32 first_destination(const u32* __restrict__ counts, i64 column,
+                                                 u32 own_span, const ColumnSort& sort) {
+    u32 total = 0, earlier = 0;
+    for (u32 span = 0; span < sort.spans; ++span) {
+        const u32 count = counts[count_at(column, span, sort)];
+        total += count;
+        if (span < own_span) earlier += count;
+    }
+    return scan::sum_up_to_lane(total) - total + earlier;
+}
+
+// A column's entries of a tile, sorted by bucket in their order.
+template <class T>
+struct SortedColumn {
+    using Entry = EntryOf<T>;
+    u32 count;  // of bucket lane()
+    u32 first;  // where it begins
+
+    __device__ __forceinline__ SortedColumn(Entry* entries, u32 n) : count(0) {
+        Entry entry[ITEMS];
+        u32 ranks[ITEMS / 4] = {};  // a byte each
+#pragma unroll
+        for (int j = 0; j < ITEMS; ++j) {
+            entry[j] = entries[lane() + j * WARP];
+            ranks[j / 4] |= ranked(bucket_of(entry[j]), lane() + j * WARP < n) << 8 * (j % 4);
+        }
+        first = scan::sum_up_to_lane(count) - count;
+        __syncwarp();
+#pragma unroll
+        for (int j = 0; j < ITEMS; ++j) {
+            const u32 rank = ranks[j / 4] >> 8 * (j % 4) & 0xFFu;
+            const u32 place = __shfl_sync(ALL_LANES, first, bucket_of(entry[j])) + rank;
+            if (lane() + j * WARP < n) entries[place] = entry[j];
+        }
+        __syncwarp();
+    }
+
+  private:
+    // How many entries of this bucket were before; counts the warp's.
+    __device__ __forceinline__ u32 ranked(u32 bucket, bool valid) {
+        u32 same = __ballot_sync(ALL_LANES, valid), own = same;
+#pragma unroll
+        for (u32 bit = 1; bit < BUCKETS; bit *= 2) {
+            const u32 ones = __ballot_sync(ALL_LANES, bucket & bit);
+            same &= bucket & bit ? ones : ~ones;
+            own &= lane() & bit ? ones : ~ones;
+        }
+        const u32 rank =
+            __shfl_sync(ALL_LANES, count, bucket) + __popc(same & ((1u << lane()) - 1u));
+        count += __popc(own);
+        return rank;
+    }
+};
+
+template <class T, class Index>
+__device__ __forceinline__ void move_to_buckets(const Index* __restrict__ indices,
+                                                const T* __restrict__ dy, const Lines& lines,
+                                                const u32* __restrict__ counts,
+                                                EntryOf<T>* __restrict__ to,
+                                                const ColumnSort& sort, Tile<T>& entries) {
+    const Part part(sort);
+    const i64 column = part.column + warp();
+    const u32 loaded_end =  // for the column that this thread loads
+        part.column + threadIdx.x % COLUMNS < sort.columns ? part.end : 0;
+    u32 destination =
+        column < sort.columns ? first_destination(counts, column, part.span, sort) : 0;
+    indices += part.column;
+    dy += part.column;
+    to += column * sort.rows;
+    EntryOf<T>* const own = entries.at[warp()];
+    for (u32 tile = part.first; tile < part.end; tile += TILE_ROWS) {
+        load_tile(indices, dy, lines, tile, loaded_end, sort.columns, entries);
+        __syncthreads();
+        const u32 n = column < sort.columns ? min(part.end - tile, TILE_ROWS) : 0;
+        const SortedColumn<T> sorted(own, n);
+#pragma unroll
+        for (int j = 0; j < ITEMS; ++j) {
+            const u32 i = lane() + j * WARP;
+            const EntryOf<T> entry = own[i];
+            const u32 shift = __shfl_sync(ALL_LANES, destination - sorted.first, bucket_of(entry));
+            if (i < n) to[static_cast<u32>(shift + i)] = entry;
+        }
+        destination += sorted.count;
+        __syncthreads();
+    }
+}
+
+// ---- third launch ---------------------------------------------------------------------------------
+
+// The sums of one bucket.
+template <class A>
+struct Sums {
+    A at[PADDED_ROWS];
+};
+
+// The values of this lane's row, of which the first lane has the sum, in the order of lanes; whether
+// this lane is the first. Lanes without a value have rows of their own.
+template <class A>
+__device__ __forceinline__ bool sum_of_row(u32 row, A& value) {
+    const u32 same = __match_any_sync(ALL_LANES, row);
+    const bool is_first = (same & ((1u << lane()) - 1u)) == 0;
+    u32 left = is_first ? same & (same - 1u) : 0u;
+    A sum = value;
+    while (__any_sync(ALL_LANES, left != 0)) {
+        const A other = __shfl_sync(ALL_LANES, value, left ? __ffs(static_cast<int>(left)) - 1 : 0);
+        if (left) sum += other;
+        left &= left - 1u;
+    }
+    value = sum;
+    return is_first;
+}
+
+template <class T>
+struct BucketSums {
+    Sums<Acc<T>>& sums;
+    const EntryOf<T>* from;
+    u32 n;
+
+    __device__ __forceinline__ void load(EntryOf<T> (&entries)[BATCH], u32 first) const {
+#pragma unroll
+        for (int j = 0; j < BATCH; ++j)
+            if (first + j * WARP + lane() < n) entries[j] = from[first + j * WARP + lane()];
+    }
+    __device__ __forceinline__ void add(const EntryOf<T>& entry, bool valid) const {
+        const u32 row = entry.target() % BUCKET_ROWS;
+        Acc<T> value = value_of(entry.bits(), T());
+        if (sum_of_row(valid ? row : BUCKET_ROWS + lane(), value) && valid) sums.at[row] += value;
+        __syncwarp();
+    }
+    // The next entries are on their way while these are added.
+    __device__ __forceinline__ void add_all() const {
+        EntryOf<T> next[BATCH], entries[BATCH];
+        load(next, 0);
+        for (u32 first = 0; first < n; first += BATCH * WARP) {
+#pragma unroll
+            for (int j = 0; j < BATCH; ++j) entries[j] = next[j];
+            load(next, first + BATCH * WARP);
+#pragma unroll
+            for (int j = 0; j < BATCH; ++j) {
+                if (first + j * WARP >= n) break;
+                add(entries[j], first + j * WARP + lane() < n);
+            }
+        }
+    }
+};
+
+// A vector of neighbouring columns of each row, or as many elements.
+template <class T>
+__device__ __forceinline__ void store_rows(const Sums<Acc<T>>* sums, T* __restrict__ dx,
+                                           i64 first_row, i64 first_column, i64 n_rows, i64 width) {
+    constexpr int N = vec::WIDTH<T>, VECS = SUM_COLUMNS / N;
+    const bool by_vectors = width % N == 0 && vec::bytes_past_16(dx) == 0;
+    for (u32 i = threadIdx.x; i < BUCKET_ROWS * VECS; i += SUM_COLUMNS * WARP) {
+        const u32 row = i / VECS, own = i % VECS * N;
+        const i64 column = first_column + own;
+        if (first_row + row >= n_rows || column >= width) continue;
+        Acc<T> of_row[N];
+#pragma unroll
+        for (int k = 0; k < N; ++k) of_row[k] = sums[own + k].at[row];
+        const Vec<T, N> rounded = vec::from_acc<T>(of_row);
+        T* const to = dx + (first_row + row) * width + column;
+        if (by_vectors)
+            *reinterpret_cast<Vec<T, N>*>(to) = rounded;
+        else
+            vec::store_elements<T, N>(to, 0, width - column, rounded);
+    }
+}
+
+template <class T>
+__device__ __forceinline__ void sum_buckets(const EntryOf<T>* __restrict__ entries,
+                                            const u32* __restrict__ counts, T* __restrict__ dx,
+                                            i64 n_rows, i64 width, const ColumnSort& sort,
+                                            Sums<Acc<T>>* sums) {
+    const u32 strips = static_cast<u32>((width + SUM_COLUMNS - 1) / SUM_COLUMNS);
+    const u32 bucket = blockIdx.x / strips, strip = blockIdx.x - bucket * strips;
+    const i64 first_column = static_cast<i64>(strip) * SUM_COLUMNS, column = first_column + warp();
+    for (u32 row = lane(); row < BUCKET_ROWS; row += WARP) sums[warp()].at[row] = 0;
+    __syncwarp();
+    if (column < sort.columns) {
+        u32 total = 0;
+        for (u32 span = 0; span < sort.spans; ++span) total += counts[count_at(column, span, sort)];
+        const u32 before = scan::sum_up_to_lane(total) - total;
+        const u32 begin = __shfl_sync(ALL_LANES, before, bucket);
+        const u32 n = __shfl_sync(ALL_LANES, total, bucket);
+        BucketSums<T>{sums[warp()], entries + column * sort.rows + begin, n}.add_all();
+    }
+    __syncthreads();
+    store_rows(sums, dx, static_cast<i64>(bucket) * BUCKET_ROWS, first_column, n_rows, width);
+}
+
+}  // namespace cto::column_sums
