@@ -6,6 +6,11 @@
 // puts the elements as they are in place of a code that takes no less, and makes zero again what
 // blocks said of their tiles.
 //
+// A tile is full where it takes no less as a part of a sparse code. While all tiles are, from the
+// first on, they go where they belong if the elements are kept as they are; those behind a tile that
+// is not are counted. What becomes of them, and of the others if the code is sparse after all, is left
+// to the second launch. Where the first tile is not full, none of this happens.
+//
 //     code | head | starts, 8 bytes a tile | mask | values of tile 0 | values of tile 1 | ...
 //          0      16                      mask   values
 #include "gist_sparse/facts.cuh"
@@ -67,7 +72,9 @@ __device__ __forceinline__ u32 groups_of(u32 count) { return (count + GROUP - 1)
 struct Scratch {
     Zeroed<u32>* tickets;
     Zeroed<u32>* groups;  // that are said of each tile
+    u64* begins;          // groups of the tiles before each one, where the first is full
     u64* nbytes;          // of the code
+    u32* full;            // the tiles before the first that is not full
 };
 
 // A call: n elements of x to y.
@@ -105,26 +112,34 @@ __device__ __forceinline__ void pack(const uint4 (&x)[ROWS], const u32 (&bits)[R
                                      const u32 (&before)[ROWS], u32 count, Packed& tile) {
 #pragma unroll
     for (int row = 0; row < ROWS; ++row) {
-        const T* const elements = reinterpret_cast<const T*>(&x[row]);
         const u32 words[4] = {x[row].x, x[row].y, x[row].z, x[row].w};
-        T* to = tile.values + before[row];
+        Packer<T> packer(tile.values + before[row]);
 #pragma unroll
-        for (int i = 0; i < WIDTH; ++i)
-            if (is_set<T>(words, i)) *to++ = elements[i];
+        for (int i = 0; i < WIDTH; ++i) packer.put(words, i);
         write_mask<T>(tile.mask, row, bits[row]);
     }
     const u32 behind = count + threadIdx.x;
     if (behind < groups_of(count) * GROUP) tile.values[behind] = T{};
 }
 
-// Returns how many groups of values the tile has.
+// Whether a tile with so many groups of values is full: the last one if no element is zero.
+__device__ __forceinline__ bool is_full(const Encoding& call, u32 tile, u32 groups) {
+    if constexpr (!Values::AS_LONG) return false;
+    constexpr u32 LEAST = (TILE_NBYTES - TILE<T> / 8 - 8 + 15) / 16;
+    const i64 n = call.n - static_cast<i64>(tile) * TILE<T>;
+    return groups >= (n < TILE<T> ? groups_of(static_cast<u32>(n)) : LEAST);
+}
+
+// Returns how many groups of values the tile has, and says it to the others.
+template <bool SAYS>
 __device__ __forceinline__ u32 pack_tile(const Encoding& call, const uint4 (&loaded)[ROWS],
                                          u32 tile, Counts& counts, Packed& packed) {
     u32 bits[ROWS], before[ROWS];
 #pragma unroll
     for (int row = 0; row < ROWS; ++row) bits[row] = set_bits<T>(loaded[row]);
     const u32 count = rank<WIDTH>(bits, counts, before), groups = groups_of(count);
-    if (threadIdx.x == 0) prefix::say(call.scratch.groups, tile, groups);
+    if (SAYS && threadIdx.x == 0)
+        prefix::say(call.scratch.groups, tile, groups, !is_full(call, tile, groups));
     pack(loaded, bits, before, count, packed);
     return groups;
 }
@@ -152,9 +167,7 @@ __device__ __forceinline__ void store_numbers(const Encoding& call, u32 tile, u3
     u8* const starts = call.y + HEAD_NBYTES;
     store_any<u64>(starts + 8ll * tile, begin, call.aligned);
     if (tile != call.tiles - 1) return;
-    const u64 nbytes = begin + 16 * groups;
-    *call.scratch.nbytes = nbytes;
-    store_any<u64>(call.y, nbytes, call.aligned);
+    store_any<u64>(call.y, begin + 16 * groups, call.aligned);
     store_any<u64>(call.y + 8, 0, call.aligned);
     if (call.tiles % 2) store_any<u64>(starts + 8ll * call.tiles, 0, call.aligned);
 }
@@ -167,6 +180,37 @@ __device__ __forceinline__ void store_tile(const Encoding& call, const Packed& p
     if (threadIdx.x == 0) store_numbers(call, tile, groups, begin);
 }
 
+// What becomes of the tiles of a block. All blocks change from KEPT to COUNTED behind the same tile.
+enum Way { UNKNOWN, SPARSE, KEPT, COUNTED };
+
+// A tile whose groups, and those of all before it, are known; `marked` where one since the block's
+// last tile is not full.
+__device__ __forceinline__ void finish_tile(const Encoding& call, const Packed& packed, u32 tile,
+                                            u32 groups, u64 groups_before, bool marked, Way& way) {
+    const bool full = is_full(call, tile, groups);
+    if (way == UNKNOWN) {
+        const bool first_is_full =
+            tile == 0 ? full : prefix::look(call.scratch.groups, 0) < prefix::MARK;
+        way = Values::AS_LONG && first_is_full ? KEPT : SPARSE;
+    }
+    if (threadIdx.x == 0) {
+        if (tile == call.tiles - 1)
+            *call.scratch.nbytes = call.code.values + 16 * (groups_before + groups);
+        if (way == KEPT && !marked && (!full || tile == call.tiles - 1))
+            *call.scratch.full = full ? call.tiles : tile;
+        if (way == SPARSE && tile == 0) *call.scratch.full = 0;
+    }
+    if (way == SPARSE) {
+        store_tile(call, packed, tile, groups, groups_before);
+        return;
+    }
+    if (way == KEPT && (marked || !full)) way = COUNTED;
+    if (threadIdx.x == 0) call.scratch.begins[tile] = groups_before;
+    if (way == KEPT)
+        copy_tile<T>(reinterpret_cast<const u8*>(call.x), call.y + HEAD_NBYTES, tile, call.n,
+                     call.aligned);
+}
+
 __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& call) {
     u32 upcoming = threadIdx.x == 0 ? call.ticket_after(0) : 0;
     u32 packed = NONE, loading = NONE;  // the tiles that are to be stored and to be packed
@@ -174,6 +218,7 @@ __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& cal
     u64 begin = 0;  // groups of the tiles before `summed`, as a turn begins
     uint4 loaded[ROWS];
     int place = 0;
+    Way way = UNKNOWN;
     do {
         if (threadIdx.x == 0) {
             shared.ticket = upcoming;
@@ -183,14 +228,15 @@ __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& cal
         if (loading == NONE)
             __syncthreads();
         else
-            groups = pack_tile(call, loaded, loading, shared.counts, shared.tiles[place]);
+            groups = pack_tile<true>(call, loaded, loading, shared.counts, shared.tiles[place]);
         const u32 next = shared.ticket < call.tiles ? shared.ticket : NONE;
         prefix::Span<THREADS> between(call.scratch.groups, summed, packed == NONE ? 0 : packed);
         if (next != NONE) load_tile(call.x, next, call.n, call.aligned, loaded);
-        begin += prefix::block_sum(between.heard(), shared.parts);
+        const prefix::Heard heard = prefix::of_block(between.heard(), shared.parts);
+        begin += heard.sum;
         place ^= 1;
         if (packed != NONE) {
-            store_tile(call, shared.tiles[place], packed, of_packed, begin);
+            finish_tile(call, shared.tiles[place], packed, of_packed, begin, heard.marked, way);
             begin += of_packed;
             summed = packed + 1;
         }
@@ -198,6 +244,18 @@ __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& cal
         of_packed = groups;
         loading = next;
     } while (loading != NONE || packed != NONE);
+}
+
+// The sparse code after all, where every tile's place is known.
+__device__ __forceinline__ void encode_again(const Encoding& call, Counts& counts, Packed& packed) {
+    for (u32 tile = blockIdx.x; tile < call.tiles; tile += gridDim.x) {
+        uint4 loaded[ROWS];
+        load_tile(call.x, tile, call.n, call.aligned, loaded);
+        const u32 groups = pack_tile<false>(call, loaded, tile, counts, packed);
+        __syncthreads();
+        store_tile(call, packed, tile, groups, call.scratch.begins[tile]);
+        __syncthreads();
+    }
 }
 
 // ---- decoding -------------------------------------------------------------------------------------
@@ -283,30 +341,46 @@ using namespace cto;
 
 extern "C" __global__ void __launch_bounds__(THREADS, ENCODING)
     gist_sparse__encode(const void* x, u8* y, i64 n_x, i64 n_y, i64 mask, i64 values,
-                        Zeroed<u32>* tickets, Zeroed<u32>* groups, u64* nbytes, bool aligned) {
+                        Zeroed<u32>* tickets, Zeroed<u32>* groups, u64* begins, u64* nbytes,
+                        u32* full, bool aligned) {
     __shared__ Shared shared;
-    const u32 tiles = static_cast<u32>(tiles_of(n_x));
     encode_tiles(shared, {static_cast<const T*>(x),
                           n_x,
                           y,
                           {n_y, mask, values},
-                          {tickets, groups, nbytes},
-                          tiles,
+                          {tickets, groups, begins, nbytes, full},
+                          static_cast<u32>(tiles_of(n_x)),
                           aligned});
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    gist_sparse__finish(const void* x, u8* y, i64 n_x, i64 values, Zeroed<u32>* groups,
-                        const u64* nbytes, bool aligned) {
+    gist_sparse__finish(const void* x, u8* y, i64 n_x, i64 n_y, i64 mask, i64 values,
+                        Zeroed<u32>* groups, u64* begins, u64* nbytes, u32* full, bool aligned) {
     const i64 tiles = tiles_of(n_x), kept = HEAD_NBYTES + n_x * static_cast<i64>(sizeof(T));
     const i64 thread = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
     for (i64 tile = thread; tile < tiles; tile += gridDim.x * THREADS) groups[tile].value = 0;
-    if (kept > values && static_cast<i64>(*nbytes) < kept) return;
+    const bool was_encoded = kept > values;
+    const u32 first = was_encoded ? *full : 0;
+    if (was_encoded && static_cast<i64>(*nbytes) < kept) {
+        if constexpr (Values::AS_LONG) {
+            __shared__ Packed packed;
+            __shared__ Counts counts;
+            const Encoding call{static_cast<const T*>(x),
+                                n_x,
+                                y,
+                                {n_y, mask, values},
+                                {nullptr, groups, begins, nbytes, full},
+                                static_cast<u32>(tiles),
+                                aligned};
+            if (first > 0) encode_again(call, counts, packed);
+        }
+        return;
+    }
     if (thread == 0) {
         store_any<u64>(y, kept, aligned);
         store_any<u64>(y + 8, 1, aligned);
     }
-    for (i64 tile = blockIdx.x; tile < tiles; tile += gridDim.x)
+    for (i64 tile = first + blockIdx.x; tile < tiles; tile += gridDim.x)
         copy_tile<T>(static_cast<const u8*>(x), y + HEAD_NBYTES, tile, n_x, aligned);
 }
 

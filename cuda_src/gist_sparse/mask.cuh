@@ -16,10 +16,10 @@ static_assert(WARPS * ROWS == WARP, "a warp adds up all parts of a tile");
 
 template <class T>
 __device__ __forceinline__ bool is_set(const u32 (&words)[4], int i) {
-    if constexpr (sizeof(T) < 4) {
-        constexpr int IN_WORD = 4 / sizeof(T);
-        constexpr u32 FIRST = sizeof(T) == 1 ? 0xFFu : 0xFFFFu;
-        return (words[i / IN_WORD] & FIRST << 32 / IN_WORD * (i % IN_WORD)) != 0;
+    if constexpr (sizeof(T) == 2) {
+        return i % 2 == 0 ? (words[i / 2] & 0xFFFFu) != 0 : words[i / 2] > 0xFFFFu;
+    } else if constexpr (sizeof(T) == 1) {
+        return (words[i / 4] & 0xFFu << 8 * (i % 4)) != 0;
     } else {
         constexpr int WORDS = sizeof(T) / 4;
         u32 any = 0;
@@ -35,9 +35,20 @@ __device__ __forceinline__ u32 bits_of_bytes(u32 word) {
     const u32 set = (((word & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | word) & 0x80808080u;
     return set * 0x00204081u >> 28;
 }
-__device__ __forceinline__ u32 bits_of_halves(u32 word) {
-    const u32 set = ((word & 0x7FFF7FFFu) + 0x7FFF7FFFu) | word;
-    return (set >> 15 & 1u) | (set >> 30 & 2u);
+// Of four words of two elements.
+__device__ __forceinline__ u32 bits_of_halves(const u32 (&words)[4]) {
+#if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 900
+    u32 both = 0;  // bits 0, 2, 4, 6, and 16 behind them those of the upper halves
+#pragma unroll
+    for (int i = 0; i < 4; ++i) both += __vminu2(words[i], 0x00010001u) << 2 * i;
+    return (both & 0x55u) | both >> 15;
+#else
+    u32 both = 0;  // the same, 9 bits further on
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        both |= ((((words[i] & 0x7FFF7FFFu) + 0x7FFF7FFFu) | words[i]) & 0x80008000u) >> (6 - 2 * i);
+    return (both >> 9 & 0x55u) | both >> 24;
+#endif
 }
 
 template <class T>
@@ -48,8 +59,7 @@ __device__ __forceinline__ u32 set_bits(const uint4& x) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) bits |= bits_of_bytes(words[i]) << 4 * i;
     } else if constexpr (sizeof(T) == 2) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) bits |= bits_of_halves(words[i]) << 2 * i;
+        bits = bits_of_halves(words);
     } else {
 #pragma unroll
         for (int i = 0; i < vec::WIDTH<T>; ++i) bits |= (is_set<T>(words, i) ? 1u : 0u) << i;
@@ -154,5 +164,55 @@ __device__ __forceinline__ vec::Vec<u8, 16> unpack(const u8* packed, u32 place, 
     }
     return value;
 }
+
+// Puts elements that are set one behind the other, in shared memory. As C++ each costs an address of
+// its own.
+template <class T>
+class Packer {
+    static_assert(sizeof(T) >= 1);
+#ifdef __CUDA_CPU__
+    T* to;
+
+  public:
+    __device__ explicit Packer(T* to) : to(to) {}
+    __device__ void put(const u32 (&words)[4], int i) {
+        if (is_set<T>(words, i)) *to++ = reinterpret_cast<const T*>(words)[i];
+    }
+#else
+    u32 to;
+
+  public:
+    __device__ __forceinline__ explicit Packer(T* to)
+        : to(static_cast<u32>(__cvta_generic_to_shared(to))) {}
+    __device__ __forceinline__ void put(const u32 (&words)[4], int i) {
+        if constexpr (sizeof(T) == 2) {
+            const u32 element = i % 2 == 0 ? words[i / 2] : words[i / 2] >> 16;
+            asm volatile(
+                "{.reg .pred set;\n"
+                "setp.ne.u32 set, %1, 0;\n"
+                "@set st.shared.u16 [%0], %2;\n"
+                "@set add.u32 %0, %0, 2;}"
+                : "+r"(to)
+                : "r"(i % 2 == 0 ? words[i / 2] & 0xFFFFu : words[i / 2] & 0xFFFF0000u),
+                  "h"(static_cast<u16>(element))
+                : "memory");
+        } else if constexpr (sizeof(T) == 4) {
+            asm volatile(
+                "{.reg .pred set;\n"
+                "setp.ne.u32 set, %1, 0;\n"
+                "@set st.shared.u32 [%0], %1;\n"
+                "@set add.u32 %0, %0, 4;}"
+                : "+r"(to)
+                : "r"(words[i])
+                : "memory");
+        } else {
+            if (!is_set<T>(words, i)) return;
+            *reinterpret_cast<T*>(__cvta_shared_to_generic(to)) =
+                reinterpret_cast<const T*>(words)[i];
+            to += sizeof(T);
+        }
+    }
+#endif
+};
 
 }  // namespace cto::gist_sparse::mask

@@ -98,14 +98,13 @@ class SparseEncoder(_Sparse, gist.Encoder):
         found = self.layout(x)
         scratch = ScratchMemory()
         tickets, groups = scratch.zeros(1, np.uint32), scratch.zeros(found.tiles, np.uint32)
-        nbytes, aligned = scratch.take(1, np.uint64), x.aligned and y.aligned
-        shared = (tickets, groups, nbytes, aligned)
-        args = (x, y, x.size, y.size, found.mask, found.values, *shared)
+        begins, nbytes = scratch.take(found.tiles, np.uint64), scratch.take(1, np.uint64)
+        said = (groups, begins, nbytes, scratch.take(1, np.uint32), x.aligned and y.aligned)
+        args = (x, y, x.size, y.size, found.mask, found.values)
         blocks = min(found.tiles, ENCODING * device.multiprocessors)
-        encode = self.launch("encode", blocks, args, x.dtype)
+        encode = self.launch("encode", blocks, (*args, tickets, *said), x.dtype)
         blocks = min(found.tiles, FINISHING * device.multiprocessors)
-        rest = (x, y, x.size, found.values, *shared[1:])
-        finish = self.launch("finish", blocks, rest, x.dtype)
+        finish = self.launch("finish", blocks, (*args, *said), x.dtype)
         return scratch.plan(*(() if found.always_kept else (encode,)), finish)
 
 
@@ -175,7 +174,7 @@ class GistSparseEncoder(_AsTheyAre, SparseEncoder):
     Starts and mask are padded with zeros to multiples of 16 bytes; numbers have their lower bytes
     first. The device knows the length first, and nothing waits for it: Y has room for X.
 
-    Memory: a workspace of 4 bytes a tile and 16 more.
+    Memory: a workspace of 12 bytes a tile and 32 more.
 
     Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA
     2018.
@@ -203,7 +202,7 @@ class GistSparseFp10Encoder(_Fp10, SparseEncoder):
 
     The last 12 values of a tile are completed by zeros. GistFp10Encoder says what a value becomes.
 
-    Memory: a workspace of 4 bytes a tile and 16 more.
+    Memory: a workspace of 12 bytes a tile and 32 more.
 
     Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA
     2018.
@@ -230,7 +229,7 @@ class GistSparseMsfp15Encoder(_Msfp15, SparseEncoder):
     The last two boxes of a tile are completed by zeros. GistPackMsfp15Encoder says what a box
     becomes, also with keep_sign; one that is not finite becomes zeros.
 
-    Memory: a workspace of 4 bytes a tile and 16 more.
+    Memory: a workspace of 12 bytes a tile and 32 more.
 
     Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA
     2018.
