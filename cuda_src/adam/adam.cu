@@ -238,11 +238,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
                    const __grid_constant__ Either<1> max_norm,
                    const __grid_constant__ Either<1> update, bool is_bfloat16, i64 n) {
     __shared__ AdamFactors by;
+    const i64 first = blockIdx.x * CHUNK, end = first + CHUNK < n ? first + CHUNK : n;
+    const Parameter<W, GRAD, MOMENT> parameter{w, g, m, v};
+    parameter.expect<EXPECTED_NBYTES>(first, end);
     if (threadIdx.x == 0) by = adam_factors(rule, rate, step, loss_scale, norm, max_norm, update);
     __syncthreads();
-    const i64 first = blockIdx.x * CHUNK, end = first + CHUNK < n ? first + CHUNK : n;
     const Copy rounded{static_cast<const u16*>(copy), static_cast<u16*>(new_copy), is_bfloat16};
-    Adam{{w, g, m, v}, new_w, new_g, new_m, new_v, rounded, by}.run(first, end, n);
+    Adam{parameter, new_w, new_g, new_m, new_v, rounded, by}.run(first, end, n);
 }
 
 // Lists: weights, gradients, both moments, copies; then those that are written, in the same order.
@@ -255,22 +257,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
                const __grid_constant__ Either<1> norm, const __grid_constant__ Either<1> max_norm,
                const __grid_constant__ Either<1> update, bool is_bfloat16) {
     __shared__ AdamFactors by;
-    if (threadIdx.x == 0) by = adam_factors(rule, rate, step, loss_scale, norm, max_norm, update);
-    __syncthreads();
     const Chunk chunk(sizes, columns.n_tensors);
     const int t = chunk.tensor;
+    const Parameter<W, GRAD, MOMENT> parameter{
+        array_of<const W>(arrays, columns, 0, t), array_of<const GRAD>(arrays, columns, 1, t),
+        array_of<const MOMENT>(arrays, columns, 2, t),
+        array_of<const MOMENT>(arrays, columns, 3, t)};
+    parameter.expect<EXPECTED_NBYTES>(chunk.first, chunk.end);
+    if (threadIdx.x == 0) by = adam_factors(rule, rate, step, loss_scale, norm, max_norm, update);
+    __syncthreads();
     const Copy copy{array_of<const u16>(arrays, columns, 4, t),
                     array_of<u16>(arrays, columns, 9, t), is_bfloat16};
-    const Adam adam{
-        {array_of<const W>(arrays, columns, 0, t), array_of<const GRAD>(arrays, columns, 1, t),
-         array_of<const MOMENT>(arrays, columns, 2, t),
-         array_of<const MOMENT>(arrays, columns, 3, t)},
-        array_of<W>(arrays, columns, 5, t),
-        array_of<GRAD>(arrays, columns, 6, t),
-        array_of<MOMENT>(arrays, columns, 7, t),
-        array_of<MOMENT>(arrays, columns, 8, t),
-        copy,
-        by};
+    const Adam adam{parameter,
+                    array_of<W>(arrays, columns, 5, t),
+                    array_of<GRAD>(arrays, columns, 6, t),
+                    array_of<MOMENT>(arrays, columns, 7, t),
+                    array_of<MOMENT>(arrays, columns, 8, t),
+                    copy,
+                    by};
     adam.run(chunk.first, chunk.end, chunk.n);
 }
 

@@ -5,8 +5,9 @@
 // last in the last launch adds them in the order of their numbers.
 //
 // A square in float is infinite from |x| = 2^64 on and loses digits below 2^-63, where a norm does
-// neither. So squares of x, 2^-64 x and 2^64 x are added side by side, which memory hides on every
-// card, as it would not hide doubles; the first of the sums says which of them is the norm's.
+// neither. So squares of x, 2^-64 x and 2^64 x are added side by side; the first of the sums says
+// which of them is the norm's. It then also says which vectors had a part in it: the two others are
+// added of those alone.
 #pragma once
 #include "algorithm/reduce.cuh"
 
@@ -33,11 +34,18 @@ struct SumsOfSquares {
 
     template <int M>
     __device__ __forceinline__ void operator()(const Vec<E, M>& x) {
+        A sum = 0;
 #pragma unroll
         for (int i = 0; i < M; ++i) {
             const A wide = to_acc(x.at[i]);
-            at[0] += wide * wide;
-            if constexpr (N == 3) {
+            sum += wide * wide;
+        }
+        at[0] += sum;
+        if constexpr (N == 3) {
+            if (sum >= LEAST && sum <= MOST * 0x1p-56f) return;
+#pragma unroll
+            for (int i = 0; i < M; ++i) {
+                const A wide = to_acc(x.at[i]);
                 at[1] += (wide * DOWN) * (wide * DOWN);
                 at[2] += (wide * UP) * (wide * UP);
             }

@@ -144,13 +144,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) lamb__direction(
     __shared__ DirectionFactors by;
     __shared__ bool last;
     __shared__ reduce::BlockScratch<double, THREADS> scratch;
-    if (threadIdx.x == 0) by = direction_factors(rule, rate, step, loss_scale, norm, update);
-    __syncthreads();
     const Chunk chunk(sizes, columns.n_tensors);
     const int t = chunk.tensor;
+    const W* const w = array_of<const W>(arrays, columns, 0, t);
     const GRAD* const g = array_of<const GRAD>(arrays, columns, 1, t);
     const MOMENT* const m = array_of<const MOMENT>(arrays, columns, 2, t);
     const MOMENT* const v = array_of<const MOMENT>(arrays, columns, 3, t);
+    const Parameter<W, GRAD, MOMENT> parameter{w, g, m, v};
+    parameter.expect<EXPECTED_NBYTES>(chunk.first, chunk.end);
+    if (threadIdx.x == 0) by = direction_factors(rule, rate, step, loss_scale, norm, update);
+    __syncthreads();
     GRAD* const new_g = array_of<GRAD>(arrays, columns, 4, t);
     MOMENT* const new_m = array_of<MOMENT>(arrays, columns, 5, t);
     MOMENT* const new_v = array_of<MOMENT>(arrays, columns, 6, t);
@@ -163,8 +166,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) lamb__direction(
     const u32 first_chunk = sizes.first_chunk[t];
     GRAD* const d = new_g ? new_g : directions + first_chunk * CHUNK;
     SumsOfSquares sums{0, 0};
-    const W* const w = array_of<const W>(arrays, columns, 0, t);
-    const Direction direction{{w, g, m, v}, d, new_m, new_v, by, sums};
+    const Direction direction{parameter, d, new_m, new_v, by, sums};
     range_map::map_range<Tiling>(direction, chunk.first, chunk.end, chunk.n);
     const u32 n_chunks = sizes.first_chunk[CAPACITY],
               of_tensor = sizes.first_chunk[t + 1] - first_chunk;
@@ -185,7 +187,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) lamb__direction(
     norms[2 * t + 1] = all_directions;
 }
 
-// Lists: weights, copies; then those that are written: gradients, weights, copies.
+// Lists: weights, copies; then those that are written: gradients, weights, copies. The last chunks
+// come first: their weights and directions were written last, and may still be in the L2 cache.
 extern "C" __global__ void __launch_bounds__(THREADS)
     lamb__update(const __grid_constant__ Pointers<POINTERS> arrays,
                  const __grid_constant__ Columns<5> columns,
@@ -194,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                  const __grid_constant__ Either<1> loss_scale,
                  const __grid_constant__ Either<1> update, const GRAD* directions,
                  const double* norms, bool is_bfloat16) {
-    const Chunk chunk(sizes, columns.n_tensors);
+    const Chunk chunk(sizes, columns.n_tensors, gridDim.x - 1 - blockIdx.x);
     const int t = chunk.tensor;
     const W* const w = array_of<const W>(arrays, columns, 0, t);
     GRAD* const new_g = array_of<GRAD>(arrays, columns, 2, t);
