@@ -19,8 +19,7 @@ using radix_sort::Entry;
 using vec::Vec;
 
 constexpr int DEPTH = 4;  // slices whose loads are in flight together
-template <class T>
-constexpr int DEPTH_AT_ENDS = sizeof(T) == 2 ? 2 : 3;  // all that registers are left for
+constexpr int NODE_DEPTH = 8;
 
 // The same sizes, which the compiler then keeps in registers: see in_registers of a Level.
 __device__ __forceinline__ Sizes in_registers(Sizes sizes) {
@@ -28,6 +27,13 @@ __device__ __forceinline__ Sizes in_registers(Sizes sizes) {
     asm("" : "+l"(sizes.n_slices), "+l"(sizes.n_rows), "+l"(sizes.width));
 #endif
     return sizes;
+}
+
+// No load that was written before is left for later, which the compiler does to save registers.
+__device__ __forceinline__ void all_are_asked_for() {
+#ifndef __CUDA_CPU__
+    asm volatile("" ::: "memory");
+#endif
 }
 
 // ---- what is added ------------------------------------------------------------------------------
@@ -93,12 +99,50 @@ struct Sum {
 #pragma unroll
             for (int d = 0; d < MANY; ++d)
                 slices[d] = items.at(ends.at(min(first + d, ends.n - 1)));
+            // The last one again where there are no more: a load that may not be made would wait for
+            // what is added before it.
 #pragma unroll
-            for (int d = 0; d < MANY; ++d)
-                if (first + d < ends.n) loaded[d] = load(slices[d]);
+            for (int d = 0; d < MANY; ++d) loaded[d] = load(slices[d]);
+            all_are_asked_for();
 #pragma unroll
             for (int d = 0; d < MANY; ++d)
                 if (first + d < ends.n) add(loaded[d]);
+        }
+    }
+
+    // Adds the FANOUT children of a node in order; the positions of the next slices are on their way
+    // while these are loaded.
+    template <class T, class Key>
+    __device__ __forceinline__ void add_children(const SortedSlices<T, Key, N>& slices, Key first) {
+        Key position[NODE_DEPTH];
+#pragma unroll
+        for (int d = 0; d < NODE_DEPTH; ++d) position[d] = slices.entries[first + d].position;
+#pragma unroll 1
+        for (Key end = first + FANOUT; first < end; first += NODE_DEPTH) {
+            Vec<T, N> loaded[NODE_DEPTH];
+#pragma unroll
+            for (int d = 0; d < NODE_DEPTH; ++d)
+                loaded[d] = load(slices.dy + position[d] * slices.width);
+#pragma unroll
+            for (int d = 0; d < NODE_DEPTH; ++d)
+                position[d] = slices.entries[min(first + NODE_DEPTH + d, end - 1)].position;
+            all_are_asked_for();
+#pragma unroll
+            for (int d = 0; d < NODE_DEPTH; ++d) add(loaded[d]);
+        }
+    }
+    template <class Key>
+    __device__ __forceinline__ void add_children(const NodeSums<A, Key>& nodes, Key first) {
+        const A* from = nodes.at(first);
+#pragma unroll 1
+        for (int i = 0; i < FANOUT; i += NODE_DEPTH) {
+            Vec<A, N> loaded[NODE_DEPTH];
+#pragma unroll
+            for (int d = 0; d < NODE_DEPTH; ++d) loaded[d] = load(from + d * nodes.width);
+            all_are_asked_for();
+#pragma unroll
+            for (int d = 0; d < NODE_DEPTH; ++d) add(loaded[d]);
+            from += NODE_DEPTH * nodes.width;
         }
     }
 
@@ -155,16 +199,17 @@ __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
     if (key != entries[(node.item + 1) * level.unit - 1].key || key >= sizes.n_rows) return;
     Acc<T>* const own = sums + node.batch * level.total * width + column;
     const Key child = static_cast<Key>(node.item) * FANOUT;
-    const Ends<Key> children{child, FANOUT, child + FANOUT, 0};
     Sum<Acc<T>, N> sum;
-    if (level.unit == FANOUT)
-        sum.template add_all<DEPTH>(
-            SortedSlices<T, Key, N>{dy + node.batch * sizes.n_slices * width + column, entries,
-                                    width},
-            children);
-    else
-        sum.template add_all<DEPTH>(NodeSums<Acc<T>, Key>{own + level.begin_below * width, width},
-                                    children);
+    if (level.unit > FANOUT) {
+        sum.add_children(NodeSums<Acc<T>, Key>{own + level.begin_below * width, width}, child);
+    } else {
+        const SortedSlices<T, Key, N> slices{dy + node.batch * sizes.n_slices * width + column,
+                                             entries, width};
+        if (N > 1 || dy)
+            sum.add_children(slices, child);
+        else
+            sum.template add_all<DEPTH>(slices, Ends<Key>{child, FANOUT, child + FANOUT, 0});
+    }
     sum.store(own + (level.begin + node.item) * width);
 }
 
@@ -176,7 +221,7 @@ __device__ __forceinline__ void add_segment(Sum<Acc<T>, N>& sum,
                                             const SortedSlices<T, Key, N>& slices,
                                             NodeSums<Acc<T>, Key> nodes, Key low, Key high, Key n,
                                             i32 levels) {
-    constexpr int MANY = DEPTH_AT_ENDS<T>;
+    constexpr int MANY = DEPTH;
     for (i32 level = 0;; ++level) {
         const Key up = low / FANOUT + (low % FANOUT != 0), down = high / FANOUT;
         const bool top = level == levels || up >= down;
