@@ -145,8 +145,9 @@ struct KnownKey {
 
 template <class Target>
 __device__ __forceinline__ void make_keys(Target target, const T* dy, Entry* entries, Key* counts,
-                                          i64 n_rows, Pass pass) {
+                                          i64 n_rows, Pass pass, i64 n_cleared) {
     __shared__ u32 found[RADIX];
+    radix_sort::clear_counts(counts + gridDim.x * radix_sort::radix(pass), n_cleared);
     radix_sort::count_digits(NewKey<Target>{target, dy, entries, n_rows}, counts, pass, found);
 }
 
@@ -268,20 +269,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather_grad__keys(const INDEX* indices, const T* dy, Entry* entries, Key* counts,
-                      const __grid_constant__ Pass pass, i64 n_rows) {
-    make_keys(GatherRow{indices, n_rows}, dy, entries, counts, n_rows, pass);
+                      const __grid_constant__ Pass pass, i64 n_rows, i64 n_cleared) {
+    make_keys(GatherRow{indices, n_rows}, dy, entries, counts, n_rows, pass, n_cleared);
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather_nd_grad__keys(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
                          Entry* entries, Key* counts, const __grid_constant__ Pass pass,
-                         i64 n_rows) {
-    make_keys(GatherNDRow{indices, tuples}, dy, entries, counts, n_rows, pass);
+                         i64 n_rows, i64 n_cleared) {
+    make_keys(GatherNDRow{indices, tuples}, dy, entries, counts, n_rows, pass, n_cleared);
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather_elements_grad__keys(const INDEX* indices, const __grid_constant__ Lines lines,
                                const T* dy, Entry* entries, Key* counts,
-                               const __grid_constant__ Pass pass, i64 n_rows) {
-    make_keys(GatherElement{indices, lines}, dy, entries, counts, n_rows, pass);
+                               const __grid_constant__ Pass pass, i64 n_rows, i64 n_cleared) {
+    make_keys(GatherElement{indices, lines}, dy, entries, counts, n_rows, pass, n_cleared);
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_grad__atomic(const INDEX* indices, const T* dy, ACC* sums,
@@ -342,21 +343,24 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather__scatter(const Entry* from, Entry* to, const Key* counts,
-                    const __grid_constant__ Pass pass) {
+                    const __grid_constant__ Pass pass, Key* next_counts,
+                    const __grid_constant__ Pass next) {
     __shared__ radix_sort::SortedTile<Key, SHORT_ITEMS<sizeof(Key)>> sorted;
     __shared__ Key of_warp[radix_sort::SORT_WARPS];
-    radix_sort::scatter_by_digit(from, to, counts, pass, sorted, of_warp);
+    radix_sort::scatter_by_digit(from, to, counts, pass,
+                                 radix_sort::NextDigit<Key>{next_counts, next}, sorted, of_warp);
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather__scatter__long(const Entry* from, Entry* to, const Key* counts,
                           const __grid_constant__ Pass pass) {
     __shared__ radix_sort::SortedTile<Key, LONG_ITEMS<sizeof(Key)>> sorted;
     __shared__ Key of_warp[radix_sort::SORT_WARPS];
-    radix_sort::scatter_by_digit(from, to, counts, pass, sorted, of_warp);
+    radix_sort::scatter_by_digit(from, to, counts, pass, radix_sort::NoDigit{}, sorted, of_warp);
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather__starts(const Entry* sorted, Key* starts, i64 n, i64 n_rows) {
-    radix_sort::find_start(sorted, starts, n, n_rows);
+    radix_sort::find_start(sorted, starts, n, n_rows,
+                           static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x);
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather__starts__many(const Entry* sorted, Key* starts, i64 n, i64 n_rows) {
@@ -364,19 +368,21 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     radix_sort::find_starts(sorted, starts, n, n_rows, bounds);
 }
 // `__scalar`: rows that are no whole number of 16-byte vectors, or start off a 16-byte boundary.
+// The first `start_blocks` find starts, which are no less ready to be found.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    gather__sum_nodes(const T* dy, const Entry* entries, ACC* sums,
+    gather__sum_nodes(const T* dy, const Entry* entries, ACC* sums, Key* starts,
                       const __grid_constant__ Items items, const __grid_constant__ Sizes sizes,
-                      const __grid_constant__ Level level) {
-    segmented_sum::sum_nodes<WIDTH>(dy, entries, sums, items, in_registers(sizes),
-                                    in_registers(level));
+                      const __grid_constant__ Level level, u32 start_blocks) {
+    segmented_sum::starts_and_nodes<WIDTH>(dy, entries, sums, starts, items, in_registers(sizes),
+                                           in_registers(level), start_blocks);
 }
-extern "C" __global__ void __launch_bounds__(THREADS)
-    gather__sum_nodes__scalar(const T* dy, const Entry* entries, ACC* sums,
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    gather__sum_nodes__scalar(const T* dy, const Entry* entries, ACC* sums, Key* starts,
                               const __grid_constant__ Items items,
                               const __grid_constant__ Sizes sizes,
-                              const __grid_constant__ Level level) {
-    segmented_sum::sum_nodes<1>(dy, entries, sums, items, in_registers(sizes), in_registers(level));
+                              const __grid_constant__ Level level, u32 start_blocks) {
+    segmented_sum::starts_and_nodes<1>(dy, entries, sums, starts, items, in_registers(sizes),
+                                       in_registers(level), start_blocks);
 }
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows(const T* dy, const Entry* entries, const Key* starts, const ACC* sums, T* dx,

@@ -160,14 +160,15 @@ struct BatchItem {
     i64 batch, item;
     u32 column_block;
 
-    __device__ explicit BatchItem(Items items) {
-        const u32 n_blocks = static_cast<u32>(items.column_blocks), block = blockIdx.x / n_blocks;
+    __device__ explicit BatchItem(Items items, u32 first_block = 0) {
+        const u32 n_blocks = static_cast<u32>(items.column_blocks);
+        const u32 own_block = blockIdx.x - first_block, block = own_block / n_blocks;
         const i64 i = static_cast<i64>(block) * blockDim.y + threadIdx.y;
         const bool inside = i < items.fold * items.n;
         const u32 in_fold = items.fold == 1 ? 0 : static_cast<u32>(i) / static_cast<u32>(items.n);
         batch = inside ? blockIdx.z * items.fold + in_fold : items.n_batches;
         item = i - in_fold * items.n;
-        column_block = blockIdx.x - block * n_blocks;
+        column_block = own_block - block * n_blocks;
     }
     // The thread's first column, where it takes N columns MANY times.
     template <int N, int MANY>
@@ -191,8 +192,8 @@ template <int N, class T, class Key>
 __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
                                           const Entry<Key>* __restrict__ entries, Acc<T>* sums,
                                           const Items& items, const Sizes& sizes,
-                                          const Level& level) {
-    const BatchItem node(items);
+                                          const Level& level, u32 first_block) {
+    const BatchItem node(items, first_block);
     const i64 width = sizes.width, column = node.column<N, 1>();
     if (node.batch >= items.n_batches || column >= width) return;
     const Key key = entries[node.item * level.unit].key;
@@ -211,6 +212,23 @@ __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
             sum.template add_all<DEPTH>(slices, Ends<Key>{child, FANOUT, child + FANOUT, 0});
     }
     sum.store(own + (level.begin + node.item) * width);
+}
+
+// The same behind blocks that find starts.
+template <int N, class T, class Key>
+__device__ __forceinline__ void starts_and_nodes(const T* __restrict__ dy,
+                                                 const Entry<Key>* __restrict__ entries,
+                                                 Acc<T>* sums, Key* __restrict__ starts,
+                                                 const Items& items, const Sizes& sizes,
+                                                 const Level& level, u32 start_blocks) {
+    if (blockIdx.x >= start_blocks) {
+        sum_nodes<N>(dy, entries, sums, items, sizes, level, start_blocks);
+        return;
+    }
+    if (blockIdx.z > 0) return;
+    const u32 thread = threadIdx.y * blockDim.x + threadIdx.x;
+    radix_sort::find_start(entries, starts, sizes.n_slices, sizes.n_rows,
+                           static_cast<i64>(blockIdx.x) * THREADS + thread);
 }
 
 // ---- sums of rows -------------------------------------------------------------------------------

@@ -182,58 +182,105 @@ class Scatter:
         entries, s = self.sort(), self.sizes
         starts = self.scratch.take(s.G + 1, s.key)
         many = s.G >= MANY_ROWS and s.K <= DENSE * s.G and s.G <= SPARSE * s.K
-        config = one_each(s.G + 1, STARTS_ROWS if many else THREADS)
-        self.launch("starts__many" if many else "starts", config, entries, starts, s.K, s.G)
-        self.sum(entries, starts)
+        counts = levels(s.K, FANOUT)
+        if many or not counts:
+            config = one_each(s.G + 1, STARTS_ROWS if many else THREADS)
+            self.launch("starts__many" if many else "starts", config, entries, starts, s.K, s.G)
+        n_starts = 0 if many else plans.ceil_div(s.G + 1, THREADS)
+        sums = self.scratch.take(s.B * sum(counts) * s.W, self.acc)
+        self.sum_nodes(counts, entries, starts, sums, n_starts)
+        self.sum_rows(counts, entries, starts, sums)
         return self.plan()
 
     def sort(self) -> plans.Scratch:
-        """The (row, slice) entries in stable order, one pass a digit."""
+        """The (row, slice) entries in stable order: one pass a digit, or two of a long sort."""
         n, key = self.sizes.K, self.sizes.key
-        is_long = n >= LONG_SORT
-        variant, items = ("__long", facts.LONG_ITEMS) if is_long else ("", facts.SHORT_ITEMS)
-        tile = SORT_THREADS * items[key.itemsize]
-        span = (
-            plans.ceil_div(plans.ceil_div(n, tile), SORT_BLOCKS * self.device.multiprocessors)
-            * tile
-        )
-        config = one_each(n, span, SORT_THREADS)
         entries, other = self.scratch.take(2 * n, key), self.scratch.take(2 * n, key)
-        counts = self.scratch.take(config.grid[0] * facts.RADIX, key)
-        for digit in digits(self.sizes.G, n, facts.RADIX.bit_length() - 1):
-            step = plans.by_value(facts.Pass, n=n, span=span, shift=digit.shift, bits=digit.bits)
-            if digit.shift == 0:
-                dy = self.dy if self.is_carried else None
-                where = (*self.target, dy, entries, counts, step, self.sizes.G)
-                self.launch_own(f"{self.op.function_name}__keys", config, *where)
-            else:
-                self.launch("count", config, entries, counts, step)
-            self.launch(f"scatter{variant}", config, entries, other, counts, step)
+        is_long = n >= LONG_SORT
+        found = digits(self.sizes.G, n, facts.RADIX.bit_length() - 1)
+        config, span = self.sort_grid(facts.LONG_ITEMS if is_long else facts.SHORT_ITEMS)
+        passes = [
+            plans.by_value(facts.Pass, n=n, span=span, shift=digit.shift, bits=digit.bits)
+            for digit in found
+        ]
+        counts = self.counts_of(found, config.grid[0], is_long)
+        dy = self.dy if self.is_carried else None
+        cleared = 0 if is_long else sum(config.grid[0] << digit.bits for digit in found[1:])
+        where = (*self.target, dy, entries, counts[0], passes[0], self.sizes.G, cleared)
+        self.launch_own(f"{self.op.function_name}__keys", config, *where)
+        for i, step in enumerate(passes):
+            if is_long and i > 0:
+                self.launch("count", config, entries, counts[i], step)
+            next_step = (counts[i + 1], passes[i + 1]) if i + 1 < len(passes) else (None, step)
+            args = (entries, other, counts[i], step, *(() if is_long else next_step))
+            self.launch("scatter__long" if is_long else "scatter", config, *args)
             entries, other = other, entries
         return entries
 
-    def sum(self, entries: plans.Scratch, starts: plans.Scratch) -> None:
-        """Partial sums level by level, then every row of dX."""
-        s, sizes = self.sizes, self.sizes.argument
-        counts = levels(s.K, FANOUT)
+    def sort_grid(self, items: dict[int, int]) -> tuple[plans.Config, int]:
+        """The grid of a sort whose threads move so many entries by the bytes of a key; its span."""
+        tile = SORT_THREADS * items[self.sizes.key.itemsize]
+        blocks = SORT_BLOCKS * self.device.multiprocessors
+        span = plans.ceil_div(plans.ceil_div(self.sizes.K, tile), blocks) * tile
+        return one_each(self.sizes.K, span, SORT_THREADS), span
+
+    def counts_of(
+        self, found: tuple[Digit, ...], blocks: int, is_long: bool
+    ) -> list[plans.Scratch]:
+        """Each digit's counts: in one place, or one behind the other where digits are counted early."""
+        key, most = self.sizes.key, max(blocks << digit.bits for digit in found)
+        if is_long:
+            return [self.scratch.take(most, key)] * len(found)
+        sizes = [blocks << digit.bits for digit in found]
+        first = self.scratch.take(sum(sizes), key)
+        begins = (sum(sizes[:i]) * key.itemsize for i in range(len(found)))
+        return [plans.Scratch(first.offset + begin) for begin in begins]
+
+    def sum_nodes(
+        self,
+        counts: tuple[int, ...],
+        entries: plans.Scratch,
+        starts: plans.Scratch,
+        sums: plans.Scratch,
+        n_starts: int,
+    ) -> None:
+        """Partial sums level by level; the first launch finds starts as well, in so many blocks."""
+        s, (runs, variant) = self.sizes, self.runs
         dy = None if self.is_carried else self.dy
-        n = packet_size(s.W, self.dy, self.dx)
-        variant, runs = "__scalar" if n == 1 else "", s.W // n
-        sums = self.scratch.take(s.B * sum(counts) * s.W, self.acc)
         for i, count in enumerate(counts):
             config, items = spread(s.B, count, runs, 1)
-            below = sum(counts[: max(i - 1, 0)])
-            begin, total = sum(counts[:i]), sum(counts)
-            unit = FANOUT ** (i + 1)
+            first = n_starts if i == 0 else 0
+            config = plans.Config((config.grid[0] + first, *config.grid[1:]), config.block)
             level = plans.by_value(
-                facts.Level, unit=unit, begin=begin, begin_below=below, total=total
+                facts.Level,
+                unit=FANOUT ** (i + 1),
+                begin=sum(counts[:i]),
+                begin_below=sum(counts[: max(i - 1, 0)]),
+                total=sum(counts),
             )
-            args = (dy, entries, sums, items, sizes, level)
+            args = (dy, entries, sums, starts, items, s.argument, level, first)
             self.launch(f"sum_nodes{variant}", config, *args)
+
+    @property
+    def runs(self) -> tuple[int, str]:
+        """Packets of a row, and the variant of the kernels that move them."""
+        n = packet_size(self.sizes.W, self.dy, self.dx)
+        return self.sizes.W // n, "__scalar" if n == 1 else ""
+
+    def sum_rows(
+        self,
+        counts: tuple[int, ...],
+        entries: plans.Scratch,
+        starts: plans.Scratch,
+        sums: plans.Scratch,
+    ) -> None:
+        """Every row of dX."""
+        s, (runs, variant) = self.sizes, self.runs
+        dy = None if self.is_carried else self.dy
         rows = rows_of_a_thread(s, FANOUT)
         n_long = plans.ceil_div(s.K, FANOUT) if runs >= WARP else 0
         config, items = spread(s.B, n_long + plans.ceil_div(s.G, rows), runs, 1)
-        arrays = (dy, entries, starts, sums, self.dx, items, sizes)
+        arrays = (dy, entries, starts, sums, self.dx, items, s.argument)
         self.launch(f"sum_rows{variant}", config, *arrays, rows, sum(counts), len(counts), n_long)
 
     def add_slices_atomically(self) -> plans.Plan:

@@ -92,35 +92,36 @@ def test_few_slices_take_one_launch(sizes, expected) -> None:
 
 PLANS = [
     # shape, K, deterministic, offset of dY, symbols after the sort
-    ((50257, 1024), 32768, True, 0, ["starts", "sum_nodes", "sum_nodes", "sum_rows"]),
+    ((50257, 1024), 32768, True, 0, ["sum_nodes", "sum_nodes", "sum_rows"]),
     ((50257, 1024), 60, True, 0, ["starts", "sum_rows"]),
     ((50257, 1024), 60, True, 1, ["starts", "sum_rows__scalar"]),
-    ((50257, 1023), 70, True, 0, ["starts", "sum_nodes__scalar", "sum_rows__scalar"]),
+    ((50257, 1023), 70, True, 0, ["sum_nodes__scalar", "sum_rows__scalar"]),
 ]
 
 
 @pytest.mark.parametrize(("shape", "slices", "deterministic", "offset", "after"), PLANS)
 def test_stages_of_the_sorted_way(shape, slices, deterministic, offset, after) -> None:
     symbols = planned(shape, slices, FLOAT16, deterministic, offset == 0)
-    sort = ["gather_grad__keys", "gather__scatter", "gather__count", "gather__scatter"]
+    sort = ["gather_grad__keys", "gather__scatter", "gather__scatter"]
     assert symbols == sort + [f"gather__{stage}" for stage in after]
 
 
 @pytest.mark.parametrize(
     ("slices", "variant", "starts"),
     [
-        (2**16 - 1, "", "starts"),
+        (2**16 - 1, "", "sum_nodes__scalar"),
         (2**16, "", "starts__many"),
         (2**20 - 1, "", "starts__many"),
         (2**20, "__long", "starts__many"),
         (2**22, "__long", "starts__many"),
-        (2**22 + 1, "__long", "starts"),
+        (2**22 + 1, "__long", "sum_nodes__scalar"),
     ],
 )
 def test_stages_of_many_elements(slices, variant, starts) -> None:
     symbols = planned((2**20,), slices, FLOAT32, True, True)
     assert f"gather__scatter{variant}" in symbols
-    assert f"gather__{starts}" in symbols
+    found = [symbol for symbol in symbols if symbol.startswith(("gather__starts", "gather__sum"))]
+    assert found[0] == f"gather__{starts}"
 
 
 @pytest.mark.parametrize(
