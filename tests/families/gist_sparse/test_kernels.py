@@ -12,9 +12,10 @@ from references import computed
 
 from cupy_training_ops import ArgumentError, get_op
 from cupy_training_ops.declare.schema import Spec
-from cupy_training_ops.dtypes import FLOAT32, FLOATS, UINT8
+from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOATS, UINT8
 from cupy_training_ops.families.gist_sparse.operators import GistSparseEncoder
 from cupy_training_ops.families.gist_sparse.samples import written
+from cupy_training_ops.testing.compare import poison
 
 TILE = 4096  # elements of four bytes
 HEAD = 16
@@ -48,8 +49,8 @@ def ends(code: np.ndarray, tiles: int) -> np.ndarray:
 
 
 def said(code: np.ndarray, tiles: int) -> np.ndarray:
-    """The words of tiles that blocks share: one more than the groups of values."""
-    return np.diff(ends(code, tiles)) // 16 + 1
+    """The words of tiles that blocks share, none of them full: one more than the groups of values."""
+    return np.diff(ends(code, tiles)) // 16 + 1 + 2**31
 
 
 def launched(run, op, x: np.ndarray, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -101,6 +102,33 @@ def test_each_tile_is_said(run, rng) -> None:
     np.testing.assert_array_equal(
         after[4 : 4 + tiles], said(encoded("GistSparseEncoder", x), tiles)
     )
+
+
+KEPT = {  # what becomes of elements that are all set, of so many in a tile
+    "full": lambda x, tile: None,
+    "few zeros": lambda x, tile: x.put(range(0, x.size, tile + 1), 0),
+    "zeros behind the first tile": lambda x, tile: x.put(range(tile, x.size), 0),
+    "zeros from the first tile on": lambda x, tile: x.put(range(7, x.size), 0),
+    "a tile of zeros": lambda x, tile: x.put(range(2 * tile, 3 * tile), 0),
+    "zeros at the end": lambda x, tile: x.put(range(x.size - 5, x.size), 0),
+    "half of all behind three tiles": lambda x, tile: x.put(range(3 * tile, x.size, 2), 0),
+}
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("dtype", [UINT8, FLOAT16, FLOAT32])
+@pytest.mark.parametrize("kind", KEPT)
+def test_full_tiles_before_others(run, rng, kind, dtype, offset) -> None:
+    """They are written where elements as they are belong, whatever the code becomes."""
+    tile = 4 * TILE // dtype.itemsize
+    x = rng.integers(1, 100, 5 * tile + 77).astype(dtype)
+    KEPT[kind](x, tile)
+    op, expected = GistSparseEncoder(), encoded("GistSparseEncoder", x)
+    most = op.layout(Spec(x.shape, dtype)).most
+    for _ in range(2):  # the second call finds what the first left in scratch memory
+        y = poison(run.blank(Spec((most,), UINT8), offset))
+        op(run.place(x, offset), out=y)
+        np.testing.assert_array_equal(run.host(y)[: expected.size], expected)
 
 
 def test_bytes_beside_an_empty_tile(run) -> None:
