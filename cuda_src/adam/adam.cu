@@ -259,10 +259,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
     __shared__ AdamFactors by;
     const Chunk chunk(sizes, columns.n_tensors);
     const int t = chunk.tensor;
-    const Parameter<W, GRAD, MOMENT> parameter{
-        array_of<const W>(arrays, columns, 0, t), array_of<const GRAD>(arrays, columns, 1, t),
-        array_of<const MOMENT>(arrays, columns, 2, t),
-        array_of<const MOMENT>(arrays, columns, 3, t)};
+    const Parameter<W, GRAD, MOMENT> parameter{array_of<const W>(arrays, columns, 0, t),
+                                               array_of<const GRAD>(arrays, columns, 1, t),
+                                               array_of<const MOMENT>(arrays, columns, 2, t),
+                                               array_of<const MOMENT>(arrays, columns, 3, t)};
     parameter.expect<EXPECTED_NBYTES>(chunk.first, chunk.end);
     if (threadIdx.x == 0) by = adam_factors(rule, rate, step, loss_scale, norm, max_norm, update);
     __syncthreads();

@@ -17,11 +17,11 @@ namespace cto::column_sums {
 using namespace facts::gather;
 using vec::Vec;
 
-constexpr int BLOCK = COLUMNS * WARP;             // threads of the first two launches
-constexpr int ITEMS = TILE_ROWS / WARP;           // elements of a tile that a thread has
-constexpr int BATCH = 8;                          // loads of a thread in flight together
-constexpr int LOADS = 4;                          // of those that move entries
-constexpr int PADDED_ROWS = BUCKET_ROWS + 4;      // vectors of neighbouring columns: other banks
+constexpr int BLOCK = COLUMNS * WARP;         // threads of the first two launches
+constexpr int ITEMS = TILE_ROWS / WARP;       // elements of a tile that a thread has
+constexpr int BATCH = 8;                      // loads of a thread in flight together
+constexpr int LOADS = 4;                      // of those that move entries
+constexpr int PADDED_ROWS = BUCKET_ROWS + 4;  // vectors of neighbouring columns: other banks
 static_assert(BUCKETS == WARP && TILE_ROWS <= 256);
 
 __device__ __forceinline__ u32 lane() { return threadIdx.x % WARP; }
@@ -64,7 +64,7 @@ __device__ __forceinline__ float value_of(u32 bits, __nv_bfloat16) {
 
 // The part of dY that a block has.
 struct Part {
-    i64 column;  // the block's first
+    i64 column;            // the block's first
     u32 first, end, span;  // its rows
 
     __device__ explicit Part(const ColumnSort& sort) {
@@ -98,9 +98,8 @@ __device__ __forceinline__ EntryOf<T> entry_of(i64 index, T value, u32 first_row
                                                const Lines& lines) {
     const i64 i = index < 0 ? index + lines.extent : index;
     const bool exists = i >= 0 && i < lines.extent;
-    return exists ? EntryOf<T>::of(
-                        first_row + static_cast<u32>(i) * static_cast<u32>(lines.stride),
-                        static_cast<u32>(bits_of(value)))
+    return exists ? EntryOf<T>::of(first_row + static_cast<u32>(i) * static_cast<u32>(lines.stride),
+                                   static_cast<u32>(bits_of(value)))
                   : EntryOf<T>::of(0, 0);
 }
 
@@ -108,9 +107,8 @@ __device__ __forceinline__ EntryOf<T> entry_of(i64 index, T value, u32 first_row
 
 // counts[column][span][bucket]
 template <class Index>
-__device__ __forceinline__ void count_buckets(const Index* __restrict__ indices,
-                                              const Lines& lines, u32* __restrict__ counts,
-                                              const ColumnSort& sort,
+__device__ __forceinline__ void count_buckets(const Index* __restrict__ indices, const Lines& lines,
+                                              u32* __restrict__ counts, const ColumnSort& sort,
                                               u32 (&found)[COLUMNS][BUCKETS]) {
     const Part part(sort);
     found[warp()][lane()] = 0;
@@ -230,8 +228,8 @@ template <class T, class Index>
 __device__ __forceinline__ void move_to_buckets(const Index* __restrict__ indices,
                                                 const T* __restrict__ dy, const Lines& lines,
                                                 const u32* __restrict__ counts,
-                                                EntryOf<T>* __restrict__ to,
-                                                const ColumnSort& sort, Tile<T>& entries) {
+                                                EntryOf<T>* __restrict__ to, const ColumnSort& sort,
+                                                Tile<T>& entries) {
     const Part part(sort);
     const i64 column = part.column + warp();
     const u32 loaded_end =  // for the column that this thread loads

@@ -274,8 +274,8 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather_nd_grad__keys(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
-                         Entry* entries, Key* counts, const __grid_constant__ Pass pass,
-                         i64 n_rows, i64 n_cleared) {
+                         Entry* entries, Key* counts, const __grid_constant__ Pass pass, i64 n_rows,
+                         i64 n_cleared) {
     make_keys(GatherNDRow{indices, tuples}, dy, entries, counts, n_rows, pass, n_cleared);
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
@@ -316,9 +316,8 @@ extern "C" __global__ void __launch_bounds__(column_sums::BLOCK)
     column_sums::count_buckets(indices, lines, counts, sort, found);
 }
 extern "C" __global__ void __launch_bounds__(column_sums::BLOCK, 2)
-    gather_elements_grad__move_to_buckets(const INDEX* indices,
-                                          const __grid_constant__ Lines lines, const T* dy,
-                                          const u32* counts, Carried* entries,
+    gather_elements_grad__move_to_buckets(const INDEX* indices, const __grid_constant__ Lines lines,
+                                          const T* dy, const u32* counts, Carried* entries,
                                           const __grid_constant__ ColumnSort sort) {
     if constexpr (sizeof(T) <= sizeof(u32)) {
         __shared__ column_sums::Tile<T> tile;

@@ -121,9 +121,9 @@ __device__ __forceinline__ void decode_four(u32 codes, const Power<Acc<E>>& powe
 #pragma unroll
     for (int pair = 0; pair < 4; pair += 2) {
         const u32 upper = __byte_perm(codes, 0, pair == 0 ? 0x1404 : 0x3424);
-        const u32 halves = F::AS_HALF == 8 ? upper
-                                           : (upper & 0x7F007F00u) >> (8 - F::AS_HALF) |
-                                                 (upper & 0x80008000u);
+        const u32 halves = F::AS_HALF == 8
+                               ? upper
+                               : (upper & 0x7F007F00u) >> (8 - F::AS_HALF) | (upper & 0x80008000u);
         const float2 wide = __half22float2(*reinterpret_cast<const __half2*>(&halves));
         const Acc<E> values[2] = {times(Acc<E>(wide.x), power), times(Acc<E>(wide.y), power)};
         vec::round_pair(values, y + pair);

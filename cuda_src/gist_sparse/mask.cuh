@@ -46,7 +46,8 @@ __device__ __forceinline__ u32 bits_of_halves(const u32 (&words)[4]) {
     u32 both = 0;  // the same, 9 bits further on
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-        both |= ((((words[i] & 0x7FFF7FFFu) + 0x7FFF7FFFu) | words[i]) & 0x80008000u) >> (6 - 2 * i);
+        both |=
+            ((((words[i] & 0x7FFF7FFFu) + 0x7FFF7FFFu) | words[i]) & 0x80008000u) >> (6 - 2 * i);
     return (both >> 9 & 0x55u) | both >> 24;
 #endif
 }

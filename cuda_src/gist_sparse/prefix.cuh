@@ -41,7 +41,8 @@ struct Heard {
 // The tiles from one to before another, whose words the threads of a block look at side by side.
 template <int THREADS>
 class Span {
-    static constexpr int EARLY = THREADS == 256 ? 3 : 6;  // words of a thread that are asked for at a time
+    static constexpr int EARLY =
+        THREADS == 256 ? 3 : 6;  // words of a thread that are asked for at a time
 
     const Zeroed<u32>* words;
     u32 from, end;

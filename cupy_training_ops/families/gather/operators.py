@@ -21,8 +21,8 @@ from ...errors import refuse
 from ...frame.checks import from_front
 from ...frame.op import Op
 from ...plan import Config, Device, Plan, by_value, ceil_div
-from .facts import ATOMIC_ITEMS, MAX_DIMS, STRIP_COLUMNS, THREADS, Lines, Tuples
 from . import plan_columns
+from .facts import ATOMIC_ITEMS, MAX_DIMS, STRIP_COLUMNS, THREADS, Lines, Tuples
 from .plan import Scatter, Sizes, are_few, one_each
 from .plan_columns import Columns
 
@@ -266,9 +266,7 @@ def columns(
     return Columns(scatter.sizes.K // n, n, scatter.sizes.G // width, width)
 
 
-def lines(
-    shape: tuple[int, ...], axis: int, dims: list[tuple[int, int]], unit: int = 1
-) -> np.void:
+def lines(shape: tuple[int, ...], axis: int, dims: list[tuple[int, int]], unit: int = 1) -> np.void:
     """The kernels' struct Lines of coalesced dimensions, whose strides are counted in `unit`."""
     *outer, (n, column_stride) = dims
     return by_value(

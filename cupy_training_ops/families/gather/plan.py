@@ -227,7 +227,7 @@ class Scatter:
     def counts_of(
         self, found: tuple[Digit, ...], blocks: int, is_long: bool
     ) -> list[plans.Scratch]:
-        """Each digit's counts: in one place, or one behind the other where digits are counted early."""
+        """Each digit's counts: one behind the other, or in one place where a launch counts each."""
         key, most = self.sizes.key, max(blocks << digit.bits for digit in found)
         if is_long:
             return [self.scratch.take(most, key)] * len(found)

@@ -50,7 +50,7 @@ def suit(scatter: Scatter, columns: Columns) -> bool:
         and columns.R >= MIN_ROWS
         and columns.C >= COLUMNS
         and columns.buckets <= BUCKETS
-        and columns.R <= MAX_OF_BUCKET * columns.buckets
+        and MAX_OF_BUCKET * columns.buckets >= columns.R
         and sums_nbytes(scatter) <= scatter.device.max_shared_nbytes
     )
 
