@@ -21,8 +21,9 @@ constexpr int BLOCK = COLUMNS * WARP;         // threads of the first two launch
 constexpr int ITEMS = TILE_ROWS / WARP;       // elements of a tile that a thread has
 constexpr int BATCH = 8;                      // loads of a thread in flight together
 constexpr int LOADS = 4;                      // of those that move entries
+constexpr int SUM_BATCH = 8;
 constexpr int PADDED_ROWS = BUCKET_ROWS + 4;  // vectors of neighbouring columns: other banks
-static_assert(BUCKETS == WARP && TILE_ROWS <= 256);
+static_assert(BUCKETS == WARP && TILE_ROWS <= 256 && 2 * TILE_ROWS == BLOCK);
 
 __device__ __forceinline__ u32 lane() { return threadIdx.x % WARP; }
 __device__ __forceinline__ u32 warp() { return threadIdx.x / WARP; }
@@ -84,12 +85,12 @@ __device__ __forceinline__ i64 count_at(i64 column, u32 span, const ColumnSort& 
 __device__ __forceinline__ u32 first_row(u32 row, const Lines& lines) {
     u32 to = 0;
 #pragma unroll 1
-    for (i32 j = static_cast<i32>(lines.n_outer) - 1; j >= 0; --j) {
-        const u32 extent = static_cast<u32>(lines.extents[j]), rest = j == 0 ? 0 : row / extent;
+    for (i32 j = static_cast<i32>(lines.n_outer) - 1; j > 0; --j) {
+        const u32 extent = static_cast<u32>(lines.extents[j]), rest = row / extent;
         to += (row - rest * extent) * static_cast<u32>(lines.strides[j]);
         row = rest;
     }
-    return to;
+    return to + row * static_cast<u32>(lines.strides[0]);
 }
 
 // The entry of an element of a row of dY.
@@ -169,6 +170,20 @@ __device__ __forceinline__ void load_tile(const Index* __restrict__ indices,
     }
 }
 
+// Asks for the next tile, while this one is sorted: a row's indices and elements by two threads.
+template <class T, class Index>
+__device__ __forceinline__ void expect_tile(const Index* __restrict__ indices,
+                                            const T* __restrict__ dy, u32 tile, u32 end,
+                                            i64 columns) {
+#ifndef __CUDA_CPU__
+    const u32 row = tile + threadIdx.x / 2;
+    if (row >= end) return;
+    const void* const from = threadIdx.x % 2 ? static_cast<const void*>(indices + row * columns)
+                                             : static_cast<const void*>(dy + row * columns);
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+#endif
+}
+
 // Where the column's first entry of bucket lane() goes that this span has, from the column's begin.
 __device__ __forceinline__ u32 first_destination(const u32* __restrict__ counts, i64 column,
                                                  u32 own_span, const ColumnSort& sort) {
@@ -242,6 +257,7 @@ __device__ __forceinline__ void move_to_buckets(const Index* __restrict__ indice
     EntryOf<T>* const own = entries.at[warp()];
     for (u32 tile = part.first; tile < part.end; tile += TILE_ROWS) {
         load_tile(indices, dy, lines, tile, loaded_end, sort.columns, entries);
+        expect_tile(indices, dy, tile + TILE_ROWS, part.end, sort.columns);
         __syncthreads();
         const u32 n = column < sort.columns ? min(part.end - tile, TILE_ROWS) : 0;
         const SortedColumn<T> sorted(own, n);
@@ -259,10 +275,11 @@ __device__ __forceinline__ void move_to_buckets(const Index* __restrict__ indice
 
 // ---- third launch ---------------------------------------------------------------------------------
 
-// The sums of one bucket.
+// The sums of one bucket, and lanes that write their numbers where their rows are.
 template <class A>
 struct Sums {
     A at[PADDED_ROWS];
+    u8 lanes[BUCKET_ROWS];
 };
 
 // The values of this lane's row, of which the first lane has the sum, in the order of lanes; whether
@@ -288,27 +305,47 @@ struct BucketSums {
     const EntryOf<T>* from;
     u32 n;
 
-    __device__ __forceinline__ void load(EntryOf<T> (&entries)[BATCH], u32 first) const {
+    __device__ __forceinline__ void load(EntryOf<T> (&entries)[SUM_BATCH], u32 first) const {
 #pragma unroll
-        for (int j = 0; j < BATCH; ++j)
+        for (int j = 0; j < SUM_BATCH; ++j)
             if (first + j * WARP + lane() < n) entries[j] = from[first + j * WARP + lane()];
+    }
+    // The last lane that writes its number to a row wins, whichever that is; of two lanes with one
+    // row the other wins a second time, and their sum is the same both ways. Three are rare.
+    __device__ __forceinline__ bool adds(u32 row, bool valid, Acc<T>& value) const {
+        if (valid) sums.lanes[row] = static_cast<u8>(lane());
+        __syncwarp();
+        const bool lost = valid && sums.lanes[row] != lane();
+        if (!__any_sync(ALL_LANES, lost)) return valid;
+        __syncwarp();
+        if (lost) sums.lanes[row] = static_cast<u8>(lane());
+        __syncwarp();
+        const u32 second = valid ? sums.lanes[row] : lane();
+        if (__any_sync(ALL_LANES, lost && second != lane()))
+            return sum_of_row(valid ? row : BUCKET_ROWS + lane(), value) && valid;
+        const Acc<T> other = __shfl_sync(ALL_LANES, value, second);
+        if (second != lane()) value += other;
+        return valid && !lost;
     }
     __device__ __forceinline__ void add(const EntryOf<T>& entry, bool valid) const {
         const u32 row = entry.target() % BUCKET_ROWS;
         Acc<T> value = value_of(entry.bits(), T());
-        if (sum_of_row(valid ? row : BUCKET_ROWS + lane(), value) && valid) sums.at[row] += value;
+        if (adds(row, valid, value)) sums.at[row] += value;
         __syncwarp();
     }
     // The next entries are on their way while these are added.
     __device__ __forceinline__ void add_all() const {
-        EntryOf<T> next[BATCH], entries[BATCH];
+        EntryOf<T> next[SUM_BATCH]{}, entries[SUM_BATCH];
         load(next, 0);
-        for (u32 first = 0; first < n; first += BATCH * WARP) {
+        for (u32 first = 0; first < n; first += SUM_BATCH * WARP) {
 #pragma unroll
-            for (int j = 0; j < BATCH; ++j) entries[j] = next[j];
-            load(next, first + BATCH * WARP);
+            for (int j = 0; j < SUM_BATCH; ++j) entries[j] = next[j];
+            load(next, first + SUM_BATCH * WARP);
+#ifndef __CUDA_CPU__
+            asm volatile("" ::: "memory");  // not where they are used
+#endif
 #pragma unroll
-            for (int j = 0; j < BATCH; ++j) {
+            for (int j = 0; j < SUM_BATCH; ++j) {
                 if (first + j * WARP >= n) break;
                 add(entries[j], first + j * WARP + lane() < n);
             }

@@ -324,7 +324,7 @@ extern "C" __global__ void __launch_bounds__(column_sums::BLOCK, 2)
         column_sums::move_to_buckets(indices, dy, lines, counts, entries, sort, tile);
     }
 }
-extern "C" __global__ void __launch_bounds__(SUM_COLUMNS* WARP)
+extern "C" __global__ void __launch_bounds__(SUM_COLUMNS* WARP, 2)
     gather__sum_buckets(const Carried* entries, const u32* counts, T* dx, i64 n_rows, i64 width,
                         const __grid_constant__ ColumnSort sort) {
     extern __shared__ __align__(16) u8 shared[];
