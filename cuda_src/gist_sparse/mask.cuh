@@ -8,9 +8,9 @@ namespace cto::gist_sparse::mask {
 
 using namespace tile;
 
-// Set bits of each warp's part of each row.
-using Counts = u32[WARPS * ROWS];
-static_assert(WARPS * ROWS == WARP, "a warp adds up all parts of a tile");
+// Set bits of each warp's part of each row: there are as many parts as lanes, which add them up.
+using Counts = u32[WARP];
+static_assert(TILE_NBYTES == 16 * WARP * WARP);
 
 // ---- bits of elements -----------------------------------------------------------------------------
 
@@ -71,10 +71,10 @@ __device__ __forceinline__ u32 set_bits(const uint4& x) {
 // ---- bits of a row, two bytes of 16 elements or one of fewer ---------------------------------------
 
 // To a tile's mask; neighbouring threads may share a byte.
-template <class T>
+template <class T, int ROWS>
 __device__ __forceinline__ void write_mask(u8* mask, int row, u32 bits) {
     constexpr int WIDTH = vec::WIDTH<T>;
-    const int vector = row * THREADS + threadIdx.x;
+    const int vector = row * THREADS_OF<ROWS> + threadIdx.x;
     if constexpr (WIDTH == 16) {
         reinterpret_cast<u16*>(mask)[vector] = static_cast<u16>(bits);
     } else {
@@ -88,10 +88,10 @@ __device__ __forceinline__ void write_mask(u8* mask, int row, u32 bits) {
 }
 
 // From the mask of n elements, at any address; bits behind the last element do not count.
-template <class T>
+template <class T, int ROWS>
 __device__ __forceinline__ u32 read_mask(const u8* mask, i64 tile, int row, i64 n) {
     constexpr int WIDTH = vec::WIDTH<T>;
-    const i64 first = element_of<T>(tile, row);
+    const i64 first = element_of<T, ROWS>(tile, row);
     if (first >= n) return 0;
     const u8* const from = mask + first / 8;
     const u32 bits = WIDTH == 16 ? from[0] | from[1] << 8 : from[0] >> first % 8;
@@ -102,7 +102,7 @@ __device__ __forceinline__ u32 read_mask(const u8* mask, i64 tile, int row, i64 
 
 // For each row of a thread how many bits of the warp's part are set before its own. Rows are added
 // up in the fields of a word, wide enough for 31 lanes: what 32 overflow, the difference undoes.
-template <int WIDTH>
+template <int WIDTH, int ROWS>
 __device__ __forceinline__ void rank_in_warp(const u32 (&bits)[ROWS], u32 (&before)[ROWS]) {
     constexpr int FIELD = 31 * WIDTH < 256 ? 8 : 16, FIELDS = 32 / FIELD;
 #pragma unroll
@@ -118,8 +118,9 @@ __device__ __forceinline__ void rank_in_warp(const u32 (&bits)[ROWS], u32 (&befo
 }
 
 // The same of the tile, in the order of elements; returns its bits. A barrier.
-template <int WIDTH>
+template <int WIDTH, int ROWS>
 __device__ __forceinline__ u32 rank(const u32 (&bits)[ROWS], Counts& counts, u32 (&before)[ROWS]) {
+    constexpr int WARPS = WARP / ROWS;
     rank_in_warp<WIDTH>(bits, before);
     if (lane() == WARP - 1) {
 #pragma unroll

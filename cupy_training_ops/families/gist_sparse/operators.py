@@ -17,12 +17,20 @@ from ...errors import refuse
 from ...frame.op import Op
 from ...plan import Config, Device, Launch, Plan, ScratchMemory, slots
 from ..gist import operators as gist
-from .facts import FP10_GROUP, GROUP_NBYTES, HEAD_NBYTES, MSFP15_GROUP, THREADS, TILE_NBYTES
+from .facts import (
+    FP10_GROUP,
+    GROUP_NBYTES,
+    HEAD_NBYTES,
+    MSFP15_GROUP,
+    NARROW_THREADS,
+    THREADS,
+    TILE_NBYTES,
+)
 from .layout import Layout, layout
 
 # Blocks of the launches for each multiprocessor. Encoding ones that are not resident find no tile
 # left; finishing ones have little to do where codes are sparse.
-ENCODING, FINISHING = 4, 8
+ENCODING, NARROW_ENCODING, FINISHING = 4, 5, 2
 
 
 class _Sparse(Op):
@@ -45,9 +53,16 @@ class _Sparse(Op):
         """The kernels' slots."""
         return {"VALUES": self.values, **slots(T=decoded)}
 
-    def launch(self, part: str, blocks: int, args: tuple[object, ...], decoded: Dtype) -> Launch:
+    def launch(
+        self,
+        part: str,
+        blocks: int,
+        args: tuple[object, ...],
+        decoded: Dtype,
+        threads: int = THREADS,
+    ) -> Launch:
         """One of the family's three kernels."""
-        config = Config((blocks,), (THREADS,))
+        config = Config((blocks,), (threads,))
         return Launch(f"{self.family}__{part}", config, args, self.binding(decoded))
 
 
@@ -101,8 +116,10 @@ class SparseEncoder(_Sparse, gist.Encoder):
         begins, nbytes = scratch.take(found.tiles, np.uint64), scratch.take(1, np.uint64)
         said = (groups, begins, nbytes, scratch.take(1, np.uint32), x.aligned and y.aligned)
         args = (x, y, x.size, y.size, found.mask, found.values)
-        blocks = min(found.tiles, ENCODING * device.multiprocessors)
-        encode = self.launch("encode", blocks, (*args, tickets, *said), x.dtype)
+        narrow = x.dtype.itemsize == 2
+        most, threads = (NARROW_ENCODING, NARROW_THREADS) if narrow else (ENCODING, THREADS)
+        blocks = min(found.tiles, most * device.multiprocessors)
+        encode = self.launch("encode", blocks, (*args, tickets, *said), x.dtype, threads)
         blocks = min(found.tiles, FINISHING * device.multiprocessors)
         finish = self.launch("finish", blocks, (*args, *said), x.dtype)
         return scratch.plan(*(() if found.always_kept else (encode,)), finish)
