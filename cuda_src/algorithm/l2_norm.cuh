@@ -52,6 +52,9 @@ struct SumsOfSquares {
         }
     }
 
+    // Whether the sum of elements as they are is the norm's.
+    __device__ __forceinline__ bool is_precise() const { return at[0] >= LEAST && at[0] <= MOST; }
+
     __device__ __forceinline__ A norm() const {
         if constexpr (N == 3) {
             if (at[0] > MOST) return square_root(at[1]) * UP;
@@ -68,15 +71,19 @@ __device__ __forceinline__ bool sums_all(SumsOfSquares<E, A>& sums, A* partials,
                                          Zeroed<u32>* ticket, const Partials& place,
                                          reduce::BlockScratch<A, THREADS>& scratch, bool& last) {
     constexpr int N = SumsOfSquares<E, A>::N;
+    bool has_others = false;
+    if constexpr (N == 3) has_others = __syncthreads_or(!(sums.at[1] == 0 && sums.at[2] == 0));
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-        sums.at[i] = reduce::sum_block(sums.at[i], scratch);
+        if (i == 0 || has_others) sums.at[i] = reduce::sum_block(sums.at[i], scratch);
         if (threadIdx.x == 0) partials[(place.first + blockIdx.x) * N + i] = sums.at[i];
     }
     if (place.n_in_all == 0 || !reduce::arrives_last(ticket, gridDim.x, last)) return false;
 #pragma unroll
-    for (int i = 0; i < N; ++i)
+    for (int i = 0; i < N; ++i) {
+        if (i > 0 && sums.is_precise()) break;
         sums.at[i] = reduce::sum_partials(partials + i, place.n_in_all, scratch, N);
+    }
     return true;
 }
 

@@ -53,6 +53,27 @@ __device__ __forceinline__ void to_codes(const __half* x, u32 (&codes)[N]) {
     }
 }
 
+// As halves, which hold a bfloat16 of 2^-17 and more exactly, or as infinity where its code is that.
+template <int N>
+__device__ __forceinline__ void to_codes(const __nv_bfloat16* x, u32 (&codes)[N]) {
+    constexpr u32 TO_LEAST = 0x8000 - 0x3700, TO_NONZERO = 0x7FFF;
+    u32 small = 0;
+#pragma unroll
+    for (int i = 0; i < N; i += 2) {
+        const u32 two = reinterpret_cast<const u32*>(x)[i / 2], magnitudes = two & 0x7FFF7FFFu;
+        small |= (magnitudes + TO_NONZERO * 0x00010001u) & ~(magnitudes + TO_LEAST * 0x00010001u);
+        const __half2 halves = __floats2half2_rn(__uint_as_float(magnitudes << 16),
+                                                 __uint_as_float(magnitudes & 0xFFFF0000u));
+        const u32 found = two_to_fp10(*reinterpret_cast<const u32*>(&halves) |
+                                      (two & 0x80008000u));
+        codes[i] = found & 0xFFFFu;
+        codes[i + 1] = found >> 16;
+    }
+    if ((small & 0x80008000u) == 0) return;
+#pragma unroll
+    for (int i = 0; i < N; ++i) codes[i] = to_fp10(x[i]);
+}
+
 // Words of elements, three in each.
 template <int WORDS, class E>
 __device__ __forceinline__ void encode(const E* x, u32* words) {

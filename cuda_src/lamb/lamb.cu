@@ -55,13 +55,30 @@ direction_factors(const LambRule& rule, const Either<1>& rate, const Either<1>& 
     return by;
 }
 
-// In double: squares of what float holds may be beyond its range, or below.
+// In double: squares of what float holds may be beyond its range, or below. Those of a vector are added
+// in float where that is precise.
 struct SumsOfSquares {
     double weights, directions;
 
-    __device__ __forceinline__ void add(ACC weight, ACC direction) {
-        weights += static_cast<double>(weight) * weight;
-        directions += static_cast<double>(direction) * direction;
+    template <int N>
+    __device__ __forceinline__ void add(const ACC (&weight)[N], const ACC (&direction)[N]) {
+        add_to(weights, weight);
+        add_to(directions, direction);
+    }
+
+  private:
+    template <int N>
+    static __device__ __forceinline__ void add_to(double& sum, const ACC (&x)[N]) {
+        constexpr ACC LEAST = static_cast<ACC>(0x1p-64), MOST = static_cast<ACC>(0x1p96);
+        ACC squares = 0;
+#pragma unroll
+        for (int k = 0; k < N; ++k) squares += x[k] * x[k];
+        if (squares >= LEAST && squares <= MOST) {
+            sum += squares;
+            return;
+        }
+#pragma unroll
+        for (int k = 0; k < N; ++k) sum += static_cast<double>(x[k]) * x[k];
     }
 };
 
@@ -80,7 +97,7 @@ struct Direction : Parameter<W, GRAD, MOMENT> {
     }
     template <int N>
     __device__ __forceinline__ void store(const Loaded<N>& loaded, i64 i) const {
-        ACC mean[N], square[N], direction[N];
+        ACC mean[N], square[N], direction[N], weights[N];
 #pragma unroll
         for (int k = 0; k < N; ++k) {
             const ACC gradient = to_acc(loaded.g.at[k]) / by.divisor;
@@ -94,8 +111,9 @@ struct Direction : Parameter<W, GRAD, MOMENT> {
             if (!finite) mean[k] = old_mean;
             if (!finite) square[k] = old_square;
             direction[k] = to_acc(from_acc<GRAD>(finite ? exact : ACC(0)));
-            sums.add(weight, direction[k]);
+            weights[k] = weight;
         }
+        sums.add(weights, direction);
         parameter_update::store(new_m, i, mean);
         parameter_update::store(new_v, i, square);
         parameter_update::store(d, i, direction);
