@@ -4,8 +4,10 @@
 //
 // Node t of level l covers the FANOUT^l entries from t FANOUT^l on. Its sum is computed if they all
 // have one key, so that a segment, all entries with one key, is the sum of at most 2 FANOUT items a
-// level however long it is. Which items, and in which order, follows from the sorted keys alone:
-// the same bits, run after run.
+// level however long it is. What such a segment has beside nodes of the first level is summed with
+// them, too: the entries before the first in the place of the node that they are a part of, those
+// behind the last in a place of their own. Which items, and in which order, follows from the sorted
+// keys alone: the same bits, run after run.
 //
 // T is the type of the slices, Key that of row numbers and slice numbers.
 #pragma once
@@ -146,6 +148,30 @@ struct Sum {
         }
     }
 
+    // Adds those of FANOUT entries that have this key.
+    template <class T, class Key>
+    __device__ __forceinline__ void add_those_of(Key key, const SortedSlices<T, Key, N>& slices,
+                                                 Key first) {
+#pragma unroll 1
+        for (Key end = first + FANOUT; first < end; first += NODE_DEPTH) {
+            bool has_key[NODE_DEPTH];
+            const T* from[NODE_DEPTH];
+            Vec<T, N> loaded[NODE_DEPTH];
+#pragma unroll
+            for (int d = 0; d < NODE_DEPTH; ++d) {
+                has_key[d] = slices.entries[first + d].key == key;
+                from[d] = slices.at(first + d);
+            }
+#pragma unroll
+            for (int d = 0; d < NODE_DEPTH; ++d)
+                if (has_key[d]) loaded[d] = load(from[d]);
+            all_are_asked_for();
+#pragma unroll
+            for (int d = 0; d < NODE_DEPTH; ++d)
+                if (has_key[d]) add(loaded[d]);
+        }
+    }
+
     template <class E>
     __device__ __forceinline__ void store(E* to) const {
         vec::store_streaming(reinterpret_cast<Vec<E, N>*>(to), vec::from_acc<E>(value.at));
@@ -188,6 +214,26 @@ __device__ __forceinline__ Level in_registers(Level level) {
     return level;
 }
 
+// Of FANOUT entries from `first` on with several keys those of the first key, if it is that of the node
+// before, and those of the last, if it is that of the node behind.
+template <int N, class T, class Key>
+__device__ __forceinline__ void sum_edges(const SortedSlices<T, Key, N>& slices, Key first_key,
+                                          Key last_key, Key first, const Sizes& sizes,
+                                          Acc<T>* of_last, Acc<T>* of_first) {
+    const Entry<Key>* const entries = slices.entries;
+    if (first > 0 && first_key < sizes.n_rows && entries[first - FANOUT].key == first_key) {
+        Sum<Acc<T>, N> sum;
+        sum.add_those_of(first_key, slices, first);
+        sum.store(of_first);
+    }
+    const i64 end = static_cast<i64>(first) + 2 * FANOUT;
+    if (end <= sizes.n_slices && last_key < sizes.n_rows && entries[end - 1].key == last_key) {
+        Sum<Acc<T>, N> sum;
+        sum.add_those_of(last_key, slices, first);
+        sum.store(of_last);
+    }
+}
+
 template <int N, class T, class Key>
 __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
                                           const Entry<Key>* __restrict__ entries, Acc<T>* sums,
@@ -197,7 +243,8 @@ __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
     const i64 width = sizes.width, column = node.column<N, 1>();
     if (node.batch >= items.n_batches || column >= width) return;
     const Key key = entries[node.item * level.unit].key;
-    if (key != entries[(node.item + 1) * level.unit - 1].key || key >= sizes.n_rows) return;
+    const Key last = entries[(node.item + 1) * level.unit - 1].key;
+    if (key != last ? level.unit > FANOUT : key >= sizes.n_rows) return;
     Acc<T>* const own = sums + node.batch * level.total * width + column;
     const Key child = static_cast<Key>(node.item) * FANOUT;
     Sum<Acc<T>, N> sum;
@@ -206,6 +253,11 @@ __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
     } else {
         const SortedSlices<T, Key, N> slices{dy + node.batch * sizes.n_slices * width + column,
                                              entries, width};
+        if (key != last) {
+            sum_edges(slices, key, last, child, sizes, own + (level.begin + node.item) * width,
+                      own + (level.total - items.n + node.item) * width);
+            return;
+        }
         if (N > 1 || dy)
             sum.add_children(slices, child);
         else
@@ -233,27 +285,34 @@ __device__ __forceinline__ void starts_and_nodes(const T* __restrict__ dy,
 
 // ---- sums of rows -------------------------------------------------------------------------------
 
-// Adds the entries [low, high) of the n: on each level the ends that the next one does not cover.
+// Adds the entries [low, high) of the n: what lies before and behind the nodes of the first level, then
+// on each level the ends that the next one does not cover. `edges`: sums of what lies behind nodes.
 template <class T, class Key, int N>
 __device__ __forceinline__ void add_segment(Sum<Acc<T>, N>& sum,
                                             const SortedSlices<T, Key, N>& slices,
-                                            NodeSums<Acc<T>, Key> nodes, Key low, Key high, Key n,
-                                            i32 levels) {
-    constexpr int MANY = DEPTH;
-    for (i32 level = 0;; ++level) {
-        const Key up = low / FANOUT + (low % FANOUT != 0), down = high / FANOUT;
-        const bool top = level == levels || up >= down;
-        const Key skipped = top ? 0 : (down - up) * FANOUT;
-        const Ends<Key> ends{low, high - low - skipped, up * FANOUT, skipped};
-        if (level == 0) {
-            sum.template add_all<MANY>(slices, ends);
-        } else {
-            sum.template add_all<MANY>(nodes, ends);
-            nodes.sums += static_cast<i64>(n) * nodes.width;
-        }
-        if (top) return;
+                                            NodeSums<Acc<T>, Key> nodes,
+                                            const NodeSums<Acc<T>, Key>& edges, Key low, Key high,
+                                            Key n, i32 levels) {
+    Key up = low / FANOUT + (low % FANOUT != 0), down = high / FANOUT;
+    if (levels == 0 || up >= down) {
+        sum.template add_all<DEPTH>(slices, Ends<Key>{low, high - low, high, 0});
+        return;
+    }
+    n /= FANOUT;
+    if (low % FANOUT != 0) sum.add(sum.load(nodes.at(up - 1)));
+    if (high % FANOUT != 0 && down < n) sum.add(sum.load(edges.at(down)));
+    if (down == n && high > down * FANOUT)
+        sum.template add_all<DEPTH>(slices, Ends<Key>{down * FANOUT, high - down * FANOUT, high, 0});
+    for (i32 level = 1;; ++level) {
         low = up;
         high = down;
+        up = low / FANOUT + (low % FANOUT != 0);
+        down = high / FANOUT;
+        const bool top = level == levels || up >= down;
+        const Key skipped = top ? 0 : (down - up) * FANOUT;
+        sum.template add_all<DEPTH>(nodes, Ends<Key>{low, high - low - skipped, up * FANOUT, skipped});
+        if (top) return;
+        nodes.sums += static_cast<i64>(n) * nodes.width;
         n /= FANOUT;
     }
 }
@@ -304,7 +363,8 @@ struct Rows {
     // Adds the entries of every row in turn, with the sums of whole nodes among them; or leaves the
     // long rows to others.
     __device__ __forceinline__ void add_many(const SortedSlices<T, Key, N>& slices,
-                                             const NodeSums<Acc<T>, Key>& nodes, const Key* starts,
+                                             const NodeSums<Acc<T>, Key>& nodes,
+                                             const NodeSums<Acc<T>, Key>& edges, const Key* starts,
                                              Key n_slices, i32 levels, bool leaves_long) {
 #pragma unroll 1
         while (next < end) {
@@ -313,7 +373,7 @@ struct Rows {
                 ++next;
                 continue;
             }
-            add_segment(sum, slices, nodes, low, high, n_slices, levels);
+            add_segment(sum, slices, nodes, edges, low, high, n_slices, levels);
             finish(next + 1);
         }
     }
@@ -365,11 +425,12 @@ __device__ __forceinline__ void sum_rows(const T* __restrict__ dy,
     const SortedSlices<T, Key, N> slices{dy + task.batch * sizes.n_slices * width + column, entries,
                                          width};
     const NodeSums<Acc<T>, Key> nodes{sums + task.batch * n_nodes * width + column, width};
+    const NodeSums<Acc<T>, Key> edges{nodes.sums + (n_nodes - n_slices / FANOUT) * width, width};
     const Key low = starts[first], high = starts[end];
     if (high - low < FANOUT)
         rows.add_few(slices, low, high - low);
     else
-        rows.add_many(slices, nodes, starts, n_slices, levels, n_long > 0 && !is_long);
+        rows.add_many(slices, nodes, edges, starts, n_slices, levels, n_long > 0 && !is_long);
 }
 
 }  // namespace cto::segmented_sum

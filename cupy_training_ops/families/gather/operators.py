@@ -76,7 +76,7 @@ class GatherGrad(_GatherGradient):
     `indices`. A row that no index names is 0. Negative indices count from the end. An index out of
     range for shape[axis] adds nothing; with check=True it is refused.
 
-    Memory: the workspace holds about 16 bytes an index, 4 bytes a row of dX and 1/31 of dY in
+    Memory: the workspace holds about 16 bytes an index, 4 bytes a row of dX and 2/31 of dY in
     float32. With atomic additions it holds nothing, or for float16 and bfloat16 dX in float32.
 
     Source: ONNX Gather-13, gradient;

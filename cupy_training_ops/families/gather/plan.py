@@ -78,6 +78,11 @@ def levels(slices: int, fanout: int) -> tuple[int, ...]:
     return tuple(counts[1:])
 
 
+def n_sums(counts: tuple[int, ...]) -> int:
+    """Partial sums: one for each node, and one for the entries behind each node of the first level."""
+    return sum(counts) + sum(counts[:1])
+
+
 def rows_of_a_thread(sizes: Sizes, fanout: int) -> int:
     """Several where most have so few slices that those of all are loaded together."""
     return ROWS if fanout * sizes.G > sizes.K * ROWS else 1
@@ -187,7 +192,7 @@ class Scatter:
             config = one_each(s.G + 1, STARTS_ROWS if many else THREADS)
             self.launch("starts__many" if many else "starts", config, entries, starts, s.K, s.G)
         n_starts = 0 if many else plans.ceil_div(s.G + 1, THREADS)
-        sums = self.scratch.take(s.B * sum(counts) * s.W, self.acc)
+        sums = self.scratch.take(s.B * n_sums(counts) * s.W, self.acc)
         self.sum_nodes(counts, entries, starts, sums, n_starts)
         self.sum_rows(counts, entries, starts, sums)
         return self.plan()
@@ -256,7 +261,7 @@ class Scatter:
                 unit=FANOUT ** (i + 1),
                 begin=sum(counts[:i]),
                 begin_below=sum(counts[: max(i - 1, 0)]),
-                total=sum(counts),
+                total=n_sums(counts),
             )
             args = (dy, entries, sums, starts, items, s.argument, level, first)
             self.launch(f"sum_nodes{variant}", config, *args)
@@ -281,7 +286,7 @@ class Scatter:
         n_long = plans.ceil_div(s.K, FANOUT) if runs >= WARP else 0
         config, items = spread(s.B, n_long + plans.ceil_div(s.G, rows), runs, 1)
         arrays = (dy, entries, starts, sums, self.dx, items, s.argument)
-        self.launch(f"sum_rows{variant}", config, *arrays, rows, sum(counts), len(counts), n_long)
+        self.launch(f"sum_rows{variant}", config, *arrays, rows, n_sums(counts), len(counts), n_long)
 
     def add_slices_atomically(self) -> plans.Plan:
         """Zeros, atomic additions, and one rounding where T is narrower than its sums."""
