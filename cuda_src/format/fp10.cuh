@@ -64,8 +64,7 @@ __device__ __forceinline__ void to_codes(const __nv_bfloat16* x, u32 (&codes)[N]
         small |= (magnitudes + TO_NONZERO * 0x00010001u) & ~(magnitudes + TO_LEAST * 0x00010001u);
         const __half2 halves = __floats2half2_rn(__uint_as_float(magnitudes << 16),
                                                  __uint_as_float(magnitudes & 0xFFFF0000u));
-        const u32 found = two_to_fp10(*reinterpret_cast<const u32*>(&halves) |
-                                      (two & 0x80008000u));
+        const u32 found = two_to_fp10(*reinterpret_cast<const u32*>(&halves) | (two & 0x80008000u));
         codes[i] = found & 0xFFFFu;
         codes[i + 1] = found >> 16;
     }

@@ -17,10 +17,10 @@ namespace cto::column_sums {
 using namespace facts::gather;
 using vec::Vec;
 
-constexpr int BLOCK = COLUMNS * WARP;         // threads of the first two launches
-constexpr int ITEMS = TILE_ROWS / WARP;       // elements of a tile that a thread has
-constexpr int BATCH = 8;                      // loads of a thread in flight together
-constexpr int LOADS = 4;                      // of those that move entries
+constexpr int BLOCK = COLUMNS * WARP;    // threads of the first two launches
+constexpr int ITEMS = TILE_ROWS / WARP;  // elements of a tile that a thread has
+constexpr int BATCH = 8;                 // loads of a thread in flight together
+constexpr int LOADS = 4;                 // of those that move entries
 constexpr int SUM_BATCH = 8;
 constexpr int PADDED_ROWS = BUCKET_ROWS + 4;  // vectors of neighbouring columns: other banks
 static_assert(BUCKETS == WARP && TILE_ROWS <= 256 && 2 * TILE_ROWS == BLOCK);

@@ -109,7 +109,7 @@ struct Shared {
     Packed tiles[2];  // one that is packed, and the one before, which is stored
     Counts counts;
     alignas(16) u32 parts[ENCODERS / WARP];
-    u32 ticket;
+    u32 ticket, later;  // tiles to load now, and after that
 };
 
 // What is not zero to its place among the tile's values, zeros behind the last.
@@ -233,8 +233,19 @@ __device__ __forceinline__ void finish_tile(const Encoding& call, const Packed& 
     if (way == KEPT) keep_tile(call, packed, tile, count);
 }
 
+// Asks for a tile that is loaded a turn later: a line by a thread.
+__device__ __forceinline__ void expect_tile(const Encoding& call, u32 tile) {
+#ifndef __CUDA_CPU__
+    constexpr i64 LINE = 128 / sizeof(T);
+    const i64 first = static_cast<i64>(tile) * TILE<T> + threadIdx.x * LINE;
+    if (threadIdx.x < TILE_NBYTES / 128 && first < call.n)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(call.x + first));
+#endif
+}
+
 __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& call) {
     u32 upcoming = threadIdx.x == 0 ? call.ticket_after(0) : 0;
+    u32 later = threadIdx.x == 0 ? call.ticket_after(upcoming) : 0;
     u32 packed = NONE, loading = NONE;  // the tiles that are to be stored and to be packed
     u32 of_packed = 0, summed = 0;
     u64 begin = 0;  // groups of the tiles before `summed`, as a turn begins
@@ -244,7 +255,9 @@ __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& cal
     do {
         if (threadIdx.x == 0) {
             shared.ticket = upcoming;
-            upcoming = call.ticket_after(upcoming);
+            shared.later = later;
+            upcoming = later;
+            later = call.ticket_after(later);
         }
         u32 count = 0;
         if (loading == NONE)
@@ -254,6 +267,7 @@ __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& cal
         const u32 next = shared.ticket < call.tiles ? shared.ticket : NONE;
         prefix::Span<ENCODERS> between(call.scratch.groups, summed, packed == NONE ? 0 : packed);
         if (next != NONE) load_tile(call.x, next, call.n, call.aligned, loaded);
+        if (shared.later < call.tiles) expect_tile(call, shared.later);
         const prefix::Heard heard = prefix::of_block(between.heard(), shared.parts);
         begin += heard.sum;
         place ^= 1;
@@ -326,7 +340,8 @@ __device__ __forceinline__ void decode_tile(T* packed, Counts& counts, const u8*
     i64 begin = 0, end = 0;
     if (code.values <= code.nbytes) {
 #pragma unroll
-        for (int row = 0; row < DECODED_ROWS; ++row) bits[row] = read_mask<T, DECODED_ROWS>(x + code.mask, tile, row, n);
+        for (int row = 0; row < DECODED_ROWS; ++row)
+            bits[row] = read_mask<T, DECODED_ROWS>(x + code.mask, tile, row, n);
         begin = load_any<i64>(start, aligned);
         end = load_any<i64>(tile == tiles_of(n) - 1 ? x : start + 8, aligned);
     }
@@ -346,7 +361,8 @@ __device__ __forceinline__ void decode_tile(T* packed, Counts& counts, const u8*
     if constexpr (Values::HAS_NAN) sound = sound && in_place;
 #pragma unroll
     for (int row = 0; row < DECODED_ROWS; ++row)
-        store_row<T, DECODED_ROWS>(y, tile, row, n, aligned, unpack(packed, before[row], sound ? bits[row] : 0));
+        store_row<T, DECODED_ROWS>(y, tile, row, n, aligned,
+                                   unpack(packed, before[row], sound ? bits[row] : 0));
     if constexpr (Values::HAS_NAN) {
         if (sound) return;  // apart from the rows above, beside which it would spill
 #pragma unroll 1

@@ -55,13 +55,14 @@ __device__ __forceinline__ void load_tile(const T* x, i64 tile, i64 n, bool alig
     if (aligned && (tile + 1) * TILE<T> <= n) {
 #pragma unroll
         for (int row = 0; row < ROWS; ++row)
-            loaded[row] =
-                vec::load_streaming(reinterpret_cast<const uint4*>(x + element_of<T, ROWS>(tile, row)));
+            loaded[row] = vec::load_streaming(
+                reinterpret_cast<const uint4*>(x + element_of<T, ROWS>(tile, row)));
         return;
     }
 #pragma unroll
     for (int row = 0; row < ROWS; ++row) {
-        const auto elements = vec::load_elements<T, vec::WIDTH<T>>(x, element_of<T, ROWS>(tile, row), n);
+        const auto elements =
+            vec::load_elements<T, vec::WIDTH<T>>(x, element_of<T, ROWS>(tile, row), n);
         loaded[row] = *reinterpret_cast<const uint4*>(&elements);
     }
 }
@@ -85,12 +86,11 @@ __device__ __forceinline__ void copy_tile(const u8* from, u8* to, i64 tile, i64 
 #pragma unroll
         for (int row = 0; row < ROWS; ++row)
             store_row<T, ROWS>(reinterpret_cast<T*>(to), tile, row, n, true,
-                      *reinterpret_cast<const vec::Vec<T, vec::WIDTH<T>>*>(&loaded[row]));
+                               *reinterpret_cast<const vec::Vec<T, vec::WIDTH<T>>*>(&loaded[row]));
         return;
     }
     const i64 first = tile * TILE_NBYTES, nbytes = n * static_cast<i64>(sizeof(T));
-    for (i64 i = first + threadIdx.x; i < first + TILE_NBYTES && i < nbytes;
-         i += THREADS_OF<ROWS>)
+    for (i64 i = first + threadIdx.x; i < first + TILE_NBYTES && i < nbytes; i += THREADS_OF<ROWS>)
         to[i] = from[i];
 }
 

@@ -286,7 +286,9 @@ class Scatter:
         n_long = plans.ceil_div(s.K, FANOUT) if runs >= WARP else 0
         config, items = spread(s.B, n_long + plans.ceil_div(s.G, rows), runs, 1)
         arrays = (dy, entries, starts, sums, self.dx, items, s.argument)
-        self.launch(f"sum_rows{variant}", config, *arrays, rows, n_sums(counts), len(counts), n_long)
+        self.launch(
+            f"sum_rows{variant}", config, *arrays, rows, n_sums(counts), len(counts), n_long
+        )
 
     def add_slices_atomically(self) -> plans.Plan:
         """Zeros, atomic additions, and one rounding where T is narrower than its sums."""
