@@ -79,7 +79,7 @@ def levels(slices: int, fanout: int) -> tuple[int, ...]:
 
 
 def n_sums(counts: tuple[int, ...]) -> int:
-    """Partial sums: one for each node, and one for the entries behind each node of the first level."""
+    """Partial sums: one of each node, and one of what is behind each node of the first level."""
     return sum(counts) + sum(counts[:1])
 
 
