@@ -340,7 +340,7 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     __shared__ u32 found[RADIX];
     radix_sort::count_digits(KnownKey{entries}, counts, pass, found);
 }
-extern "C" __global__ void __launch_bounds__(SORT_THREADS)
+extern "C" __global__ void __launch_bounds__(SORT_THREADS, 2)
     gather__scatter(const Entry* from, Entry* to, const Key* counts,
                     const __grid_constant__ Pass pass, Key* next_counts,
                     const __grid_constant__ Pass next) {
