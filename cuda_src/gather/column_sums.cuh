@@ -19,11 +19,12 @@ using vec::Vec;
 
 constexpr int BLOCK = COLUMNS * WARP;    // threads of the first two launches
 constexpr int ITEMS = TILE_ROWS / WARP;  // elements of a tile that a thread has
-constexpr int BATCH = 8;                 // loads of a thread in flight together
-constexpr int LOADS = 4;                 // of those that move entries
+constexpr int RANK_BITS = TILE_ROWS <= 256 ? 8 : 16, RANKS = 32 / RANK_BITS;  // in a register
+constexpr int BATCH = 8;  // loads of a thread in flight together
+constexpr int LOADS = 4;  // of those that move entries
 constexpr int SUM_BATCH = 8;
 constexpr int PADDED_ROWS = BUCKET_ROWS + 4;  // vectors of neighbouring columns: other banks
-static_assert(BUCKETS == WARP && TILE_ROWS <= 256 && 2 * TILE_ROWS == BLOCK);
+static_assert(BUCKETS == WARP);
 
 __device__ __forceinline__ u32 lane() { return threadIdx.x % WARP; }
 __device__ __forceinline__ u32 warp() { return threadIdx.x / WARP; }
@@ -157,8 +158,8 @@ __device__ __forceinline__ void load_tile(const Index* __restrict__ indices,
         for (int j = 0; j < LOADS; ++j) {
             const u32 row = tile + first + j * WARP;
             if (row >= end) continue;
-            index[j] = indices[row * columns + own];
-            value[j] = dy[row * columns + own];
+            index[j] = __ldcs(indices + row * columns + own);
+            value[j] = __ldcs(dy + row * columns + own);
         }
 #pragma unroll
         for (int j = 0; j < LOADS; ++j) {
@@ -168,20 +169,6 @@ __device__ __forceinline__ void load_tile(const Index* __restrict__ indices,
                 entry_of(index[j], value[j], first_row(row, lines), lines);
         }
     }
-}
-
-// Asks for the next tile, while this one is sorted: a row's indices and elements by two threads.
-template <class T, class Index>
-__device__ __forceinline__ void expect_tile(const Index* __restrict__ indices,
-                                            const T* __restrict__ dy, u32 tile, u32 end,
-                                            i64 columns) {
-#ifndef __CUDA_CPU__
-    const u32 row = tile + threadIdx.x / 2;
-    if (row >= end) return;
-    const void* const from = threadIdx.x % 2 ? static_cast<const void*>(indices + row * columns)
-                                             : static_cast<const void*>(dy + row * columns);
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
-#endif
 }
 
 // Where the column's first entry of bucket lane() goes that this span has, from the column's begin.
@@ -205,17 +192,18 @@ struct SortedColumn {
 
     __device__ __forceinline__ SortedColumn(Entry* entries, u32 n) : count(0) {
         Entry entry[ITEMS];
-        u32 ranks[ITEMS / 4] = {};  // a byte each
+        u32 ranks[ITEMS / RANKS] = {};
 #pragma unroll
         for (int j = 0; j < ITEMS; ++j) {
             entry[j] = entries[lane() + j * WARP];
-            ranks[j / 4] |= ranked(bucket_of(entry[j]), lane() + j * WARP < n) << 8 * (j % 4);
+            ranks[j / RANKS] |= ranked(bucket_of(entry[j]), lane() + j * WARP < n)
+                                << RANK_BITS * (j % RANKS);
         }
         first = scan::sum_up_to_lane(count) - count;
         __syncwarp();
 #pragma unroll
         for (int j = 0; j < ITEMS; ++j) {
-            const u32 rank = ranks[j / 4] >> 8 * (j % 4) & 0xFFu;
+            const u32 rank = ranks[j / RANKS] >> RANK_BITS * (j % RANKS) & ((1u << RANK_BITS) - 1u);
             const u32 place = __shfl_sync(ALL_LANES, first, bucket_of(entry[j])) + rank;
             if (lane() + j * WARP < n) entries[place] = entry[j];
         }
@@ -257,7 +245,6 @@ __device__ __forceinline__ void move_to_buckets(const Index* __restrict__ indice
     EntryOf<T>* const own = entries.at[warp()];
     for (u32 tile = part.first; tile < part.end; tile += TILE_ROWS) {
         load_tile(indices, dy, lines, tile, loaded_end, sort.columns, entries);
-        expect_tile(indices, dy, tile + TILE_ROWS, part.end, sort.columns);
         __syncthreads();
         const u32 n = column < sort.columns ? min(part.end - tile, TILE_ROWS) : 0;
         const SortedColumn<T> sorted(own, n);
