@@ -30,7 +30,6 @@ constexpr int WIDTH = 16 / (MOMENT_IS_WIDER ? sizeof(MOMENT) : sizeof(W));
 constexpr int WEIGHT_VECS = sizeof(W) == 4 ? VECS : 1;
 constexpr i64 CHUNK = CHUNK_NBYTES / 16 * WIDTH;
 using Tiling = range_map::Tiling<WIDTH, WEIGHT_VECS, THREADS>;
-static_assert(TURN % Tiling::tile == 0);
 using Chunk = multi_tensor::BlockChunk<CHUNK>;
 
 struct AdamFactors {
@@ -229,7 +228,7 @@ struct CodedAdam {
 
 using namespace cto;
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
     adam_optimizer(const W* w, const GRAD* g, const MOMENT* m, const MOMENT* v, const void* copy,
                    W* new_w, GRAD* new_g, MOMENT* new_m, MOMENT* new_v, void* new_copy,
                    const __grid_constant__ AdamRule rule, const __grid_constant__ Either<1> rate,
@@ -239,19 +238,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                    const __grid_constant__ Either<1> max_norm,
                    const __grid_constant__ Either<1> update, bool is_bfloat16, i64 n) {
     __shared__ AdamFactors by;
+    const i64 first = blockIdx.x * CHUNK, end = first + CHUNK < n ? first + CHUNK : n;
     const Parameter<W, GRAD, MOMENT> parameter{w, g, m, v};
-    i64 first = blockIdx.x * TURN;
-    parameter.expect<TURN * sizeof(W)>(first, n);
+    parameter.expect<EXPECTED_NBYTES>(first, end);
     if (threadIdx.x == 0) by = adam_factors(rule, rate, step, loss_scale, norm, max_norm, update);
     __syncthreads();
     const Copy rounded{static_cast<const u16*>(copy), static_cast<u16*>(new_copy), is_bfloat16};
-    const Adam adam{parameter, new_w, new_g, new_m, new_v, rounded, by};
-    for (; first < n; first += static_cast<i64>(gridDim.x) * TURN)
-        adam.run(first, first + TURN < n ? first + TURN : n, n);
+    Adam{parameter, new_w, new_g, new_m, new_v, rounded, by}.run(first, end, n);
 }
 
 // Lists: weights, gradients, both moments, copies; then those that are written, in the same order.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
     adam__list(const __grid_constant__ Pointers<POINTERS> arrays,
                const __grid_constant__ Columns<10> columns,
                const __grid_constant__ TensorSizes<CAPACITY> sizes,
@@ -282,7 +279,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 }
 
 // The same lists, of moments in codes.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) adam__coded_list(
+extern "C" __global__ void __launch_bounds__(THREADS, 4) adam__coded_list(
     const __grid_constant__ Pointers<POINTERS> arrays, const __grid_constant__ Columns<10> columns,
     const __grid_constant__ TensorSizes<CAPACITY> sizes, const __grid_constant__ AdamRule rule,
     const __grid_constant__ Either<1> rate, const __grid_constant__ Either<1> step,

@@ -38,8 +38,7 @@ from ...plan import Device, Plan, ceil_div
 from ...planning import parameter_update
 from ...planning import step as common
 from .codes import coded_nbytes
-from .facts import BLOCKS, TURN
-from .plan import Args, count, launch, over_coded, over_lists, rule
+from .plan import Args, chunk, count, launch, over_coded, over_lists, rule
 
 Specs = tuple[Spec, ...]
 
@@ -154,7 +153,7 @@ class AdamOptimizer(Op):
         new_t, new_m1, new_m2, new_w, new_g, new_mixed = specs[10:]
         written = (new_w, new_g, new_m1, new_m2, new_mixed)
         args = self._numbers(r, t, loss_scale, norm, None, update)
-        steps = self._update(device, arrays, written, args)
+        steps = self._update(arrays, written, args)
         counted = (r, t, common.given(loss_scale, 1.0), update, new_t)
         return steps.then(count(*(spec.dtype for spec in arrays[:3]), *counted))
 
@@ -174,15 +173,13 @@ class AdamOptimizer(Op):
         clip = common.given(max_norm, self.max_norm_clip)
         return fixed, r, t, scale, norm, clip, common.given(update, True)
 
-    def _update(
-        self, device: Device, arrays: Sequence[Any], written: Sequence[Any], args: Args
-    ) -> Plan:
+    def _update(self, arrays: Sequence[Any], written: Sequence[Any], args: Args) -> Plan:
         w, g, m, v, mixed = arrays
         copies = parameter_update.low_precision((mixed,), written[-1:])
         (mixed,), (copied,), is_bfloat16 = copies if copies[0] else ((None,), (None,), False)
         row = (w, g, m, v, mixed, *written[:-1], copied, *args, is_bfloat16, w.size)
         types = {"W": w.dtype, "GRAD": g.dtype, "MOMENT": m.dtype}
-        grid = min(ceil_div(w.size, TURN), BLOCKS * device.multiprocessors)
+        grid = ceil_div(w.size, chunk(w, m))
         return Plan((launch(self.function_name, grid, row, **types),) if w.size else ())
 
 
