@@ -37,7 +37,7 @@ static_assert(ARE_SAME<ACC, Acc<T>>);
 
 constexpr int WIDTH = vec::WIDTH<T>;
 // As many blocks on a multiprocessor as the registers of a thread that sums rows allow.
-constexpr int SUM_BLOCKS = sizeof(Key) == 8 ? 2 : sizeof(T) == 4 ? 4 : 3;
+constexpr int SUM_BLOCKS = sizeof(Key) == 8 ? 2 : sizeof(T) == 8 ? 3 : 4;
 
 // ---- where each slice goes: the row of dX, or NOWHERE for an index out of range -----------------
 
@@ -145,9 +145,8 @@ struct KnownKey {
 
 template <class Target>
 __device__ __forceinline__ void make_keys(Target target, const T* dy, Entry* entries, Key* counts,
-                                          i64 n_rows, Pass pass, i64 n_cleared) {
+                                          i64 n_rows, Pass pass) {
     __shared__ u32 found[RADIX];
-    radix_sort::clear_counts(counts + gridDim.x * radix_sort::radix(pass), n_cleared);
     radix_sort::count_digits(NewKey<Target>{target, dy, entries, n_rows}, counts, pass, found);
 }
 
@@ -269,20 +268,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather_grad__keys(const INDEX* indices, const T* dy, Entry* entries, Key* counts,
-                      const __grid_constant__ Pass pass, i64 n_rows, i64 n_cleared) {
-    make_keys(GatherRow{indices, n_rows}, dy, entries, counts, n_rows, pass, n_cleared);
+                      const __grid_constant__ Pass pass, i64 n_rows) {
+    make_keys(GatherRow{indices, n_rows}, dy, entries, counts, n_rows, pass);
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather_nd_grad__keys(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
-                         Entry* entries, Key* counts, const __grid_constant__ Pass pass, i64 n_rows,
-                         i64 n_cleared) {
-    make_keys(GatherNDRow{indices, tuples}, dy, entries, counts, n_rows, pass, n_cleared);
+                         Entry* entries, Key* counts, const __grid_constant__ Pass pass,
+                         i64 n_rows) {
+    make_keys(GatherNDRow{indices, tuples}, dy, entries, counts, n_rows, pass);
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather_elements_grad__keys(const INDEX* indices, const __grid_constant__ Lines lines,
                                const T* dy, Entry* entries, Key* counts,
-                               const __grid_constant__ Pass pass, i64 n_rows, i64 n_cleared) {
-    make_keys(GatherElement{indices, lines}, dy, entries, counts, n_rows, pass, n_cleared);
+                               const __grid_constant__ Pass pass, i64 n_rows) {
+    make_keys(GatherElement{indices, lines}, dy, entries, counts, n_rows, pass);
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_grad__atomic(const INDEX* indices, const T* dy, ACC* sums,
@@ -340,21 +339,19 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     __shared__ u32 found[RADIX];
     radix_sort::count_digits(KnownKey{entries}, counts, pass, found);
 }
-extern "C" __global__ void __launch_bounds__(SORT_THREADS, 2)
+extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather__scatter(const Entry* from, Entry* to, const Key* counts,
-                    const __grid_constant__ Pass pass, Key* next_counts,
-                    const __grid_constant__ Pass next) {
+                    const __grid_constant__ Pass pass) {
     __shared__ radix_sort::SortedTile<Key, SHORT_ITEMS<sizeof(Key)>> sorted;
     __shared__ Key of_warp[radix_sort::SORT_WARPS];
-    radix_sort::scatter_by_digit(from, to, counts, pass,
-                                 radix_sort::NextDigit<Key>{next_counts, next}, sorted, of_warp);
+    radix_sort::scatter_by_digit(from, to, counts, pass, sorted, of_warp);
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather__scatter__long(const Entry* from, Entry* to, const Key* counts,
                           const __grid_constant__ Pass pass) {
     __shared__ radix_sort::SortedTile<Key, LONG_ITEMS<sizeof(Key)>> sorted;
     __shared__ Key of_warp[radix_sort::SORT_WARPS];
-    radix_sort::scatter_by_digit(from, to, counts, pass, radix_sort::NoDigit{}, sorted, of_warp);
+    radix_sort::scatter_by_digit(from, to, counts, pass, sorted, of_warp);
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather__starts(const Entry* sorted, Key* starts, i64 n, i64 n_rows) {

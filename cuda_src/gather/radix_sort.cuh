@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Stable radix sort of (key, position) entries, the least significant digit first, two launches a
-// digit, or one and the first count.
+// digit.
 //
 // Each block owns a span of the entries, whole tiles of it. The first launch counts the digits of
 // every span; the second sums those counts to know where each digit of its own span goes, and moves
 // the entries tile by tile, each sorted in shared memory so that entries with the same digit are
-// written together. A short sort counts the next digits as it moves the entries. No block waits for
-// another, and the result depends on the keys alone.
+// written together. No block waits for another, and the result depends on the keys alone.
 #pragma once
 #include "algorithm/scan.cuh"
 #include "gather/facts.cuh"
@@ -61,33 +60,6 @@ __device__ __forceinline__ void count_digits(KeyAt key_at, Key* __restrict__ cou
     if (threadIdx.x < radix(pass))
         counts[blockIdx.x * radix(pass) + threadIdx.x] = found[threadIdx.x];
 }
-
-// Counts of all spans that are added up, a digit after this one: zeros, by all blocks.
-template <class Key>
-__device__ __forceinline__ void clear_counts(Key* counts, i64 n) {
-    for (i64 i = static_cast<i64>(blockIdx.x) * SORT_THREADS + threadIdx.x; i < n;
-         i += static_cast<i64>(gridDim.x) * SORT_THREADS)
-        counts[i] = 0;
-}
-
-// Moving entries counts nothing.
-struct NoDigit {
-    template <class Key>
-    __device__ __forceinline__ void count(Key, Key) const {}
-};
-
-// What moving entries counts: the digits of another pass, in the spans that they are moved to.
-template <class Key>
-struct NextDigit {
-    Key* counts;  // null: nothing
-    Pass pass;
-
-    __device__ __forceinline__ void count(Key key, Key to) const {
-        if (!counts) return;
-        const Key span = to / static_cast<Key>(pass.span);
-        atomicAdd(&counts[span * radix(pass) + digit_of(key, pass)], Key(1));
-    }
-};
 
 // The sum of `value` over the threads before this one. A barrier has to pass before the next one.
 template <class Key>
@@ -205,25 +177,22 @@ struct SortedTile {
             if (j < items.valid) entries[first[digit] + earlier] = items.entry[j];
         }
     }
-    template <class Next>
-    __device__ void write(Entry* __restrict__ to, i64 n, Pass pass, const Next& next) const {
+    __device__ void write(Entry* __restrict__ to, i64 n, Pass pass) const {
 #pragma unroll
         for (u32 i = threadIdx.x; i < size; i += SORT_THREADS) {
             if (i >= n) return;
             const Entry entry = entries[i];
-            const Key place = static_cast<Key>(shift[digit_of(entry.key, pass)] + i);
-            to[place] = entry;
-            next.count(entry.key, place);
+            to[static_cast<Key>(shift[digit_of(entry.key, pass)] + i)] = entry;
         }
     }
 };
 
 // Moves every entry of the block's span to its place by this digit, in the order they stand in.
-template <class Next, class Key, int ITEMS>
+template <class Key, int ITEMS>
 __device__ __forceinline__ void scatter_by_digit(const Entry<Key>* __restrict__ from,
                                                  Entry<Key>* __restrict__ to,
                                                  const Key* __restrict__ counts, Pass pass,
-                                                 const Next& next, SortedTile<Key, ITEMS>& sorted,
+                                                 SortedTile<Key, ITEMS>& sorted,
                                                  Key (&of_warp)[SORT_WARPS]) {
     pass = in_registers(pass);
     const i64 end = end_of(pass);
@@ -239,7 +208,7 @@ __device__ __forceinline__ void scatter_by_digit(const Entry<Key>* __restrict__ 
         if (tile + sorted.size < end)  // while this tile is written
             items.load(from, tile + sorted.size, end);
         __syncthreads();
-        sorted.write(to, end - tile, pass, next);
+        sorted.write(to, end - tile, pass);
     }
 }
 

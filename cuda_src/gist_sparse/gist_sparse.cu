@@ -49,7 +49,8 @@ constexpr int ROWS = TILE_NBYTES / (16 * ENCODERS), DECODED_ROWS = TILE_NBYTES /
 #if !defined(__CUDA_CPU__) && \
     (__CUDA_ARCH__ == 800 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200))
 constexpr int ENCODING = sizeof(T) == 2 ? (__CUDA_ARCH__ == 800 ? 4 : 5)
-                         : sizeof(T) == 1 || (sizeof(T) == 16 && __CUDA_ARCH__ == 800) ||
+                         : (sizeof(T) == 1 && __CUDA_ARCH__ >= 1000) ||
+                                 (sizeof(T) == 16 && __CUDA_ARCH__ == 800) ||
                                  (ARE_SAME<Values, Fp10<double>> && __CUDA_ARCH__ >= 1000) ||
                                  (ARE_SAME<Values, Msfp15KeepSign<double>> && __CUDA_ARCH__ == 800)
                              ? 3
@@ -109,7 +110,7 @@ struct Shared {
     Packed tiles[2];  // one that is packed, and the one before, which is stored
     Counts counts;
     alignas(16) u32 parts[ENCODERS / WARP];
-    u32 ticket, later;  // tiles to load now, and after that
+    u32 ticket;
 };
 
 // What is not zero to its place among the tile's values, zeros behind the last.
@@ -233,19 +234,8 @@ __device__ __forceinline__ void finish_tile(const Encoding& call, const Packed& 
     if (way == KEPT) keep_tile(call, packed, tile, count);
 }
 
-// Asks for a tile that is loaded a turn later: a line by a thread.
-__device__ __forceinline__ void expect_tile(const Encoding& call, u32 tile) {
-#ifndef __CUDA_CPU__
-    constexpr i64 LINE = 128 / sizeof(T);
-    const i64 first = static_cast<i64>(tile) * TILE<T> + threadIdx.x * LINE;
-    if (threadIdx.x < TILE_NBYTES / 128 && first < call.n)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(call.x + first));
-#endif
-}
-
 __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& call) {
     u32 upcoming = threadIdx.x == 0 ? call.ticket_after(0) : 0;
-    u32 later = threadIdx.x == 0 ? call.ticket_after(upcoming) : 0;
     u32 packed = NONE, loading = NONE;  // the tiles that are to be stored and to be packed
     u32 of_packed = 0, summed = 0;
     u64 begin = 0;  // groups of the tiles before `summed`, as a turn begins
@@ -255,9 +245,7 @@ __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& cal
     do {
         if (threadIdx.x == 0) {
             shared.ticket = upcoming;
-            shared.later = later;
-            upcoming = later;
-            later = call.ticket_after(later);
+            upcoming = call.ticket_after(upcoming);
         }
         u32 count = 0;
         if (loading == NONE)
@@ -267,7 +255,6 @@ __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& cal
         const u32 next = shared.ticket < call.tiles ? shared.ticket : NONE;
         prefix::Span<ENCODERS> between(call.scratch.groups, summed, packed == NONE ? 0 : packed);
         if (next != NONE) load_tile(call.x, next, call.n, call.aligned, loaded);
-        if (shared.later < call.tiles) expect_tile(call, shared.later);
         const prefix::Heard heard = prefix::of_block(between.heard(), shared.parts);
         begin += heard.sum;
         place ^= 1;

@@ -167,71 +167,54 @@ __device__ __forceinline__ vec::Vec<u8, 16> unpack(const u8* packed, u32 place, 
     return value;
 }
 
-// Puts elements that are set one behind the other, in shared memory. In C++ each would cost an address
-// of its own.
-template <class T>
+// Puts elements that are set one behind the other, in shared memory.
+template <class T, int NBYTES = sizeof(T)>
 class Packer {
-#ifdef __CUDA_CPU__
     T* to;
 
   public:
     __device__ explicit Packer(T* to) : to(to) {}
-    __device__ void put(const u32 (&words)[4], int i) {
+    __device__ __forceinline__ void put(const u32 (&words)[4], int i) {
         if (is_set<T>(words, i)) *to++ = reinterpret_cast<const T*>(words)[i];
     }
-#else
-    u32 to;
+};
 
-    __device__ __forceinline__ void put_narrow(u32 set, u32 element) {
-        if constexpr (sizeof(T) == 1)
-            asm volatile(
-                "{.reg .pred p; setp.ne.u32 p, %1, 0;\n"
-                "@p st.shared.u8 [%0], %2; @p add.u32 %0, %0, 1;}"
-                : "+r"(to)
-                : "r"(set), "r"(element)
-                : "memory");
-        else
-            asm volatile(
-                "{.reg .pred p; setp.ne.u32 p, %1, 0;\n"
-                "@p st.shared.u16 [%0], %2; @p add.u32 %0, %0, 2;}"
-                : "+r"(to)
-                : "r"(set), "h"(static_cast<u16>(element))
-                : "memory");
-    }
+#ifndef __CUDA_CPU__
+// In C++ each element of these widths costs an address of its own.
+template <class T>
+class Packer<T, 4> {
+    u32 to;
 
   public:
     __device__ __forceinline__ explicit Packer(T* to)
         : to(static_cast<u32>(__cvta_generic_to_shared(to))) {}
     __device__ __forceinline__ void put(const u32 (&words)[4], int i) {
-        if constexpr (sizeof(T) < 4) {
-            constexpr int IN_WORD = 4 / sizeof(T), BITS = 8 * sizeof(T);
-            const u32 word = words[i / IN_WORD];
-            const int shift = i % IN_WORD * BITS;
-            put_narrow(word & ((1u << BITS) - 1) << shift, word >> shift);
-        } else if constexpr (sizeof(T) == 4) {
-            asm volatile(
-                "{.reg .pred p; setp.ne.u32 p, %1, 0;\n"
-                "@p st.shared.u32 [%0], %1; @p add.u32 %0, %0, 4;}"
-                : "+r"(to)
-                : "r"(words[i])
-                : "memory");
-        } else if constexpr (sizeof(T) == 8) {
-            asm volatile(
-                "{.reg .pred p; setp.ne.u32 p, %1, 0;\n"
-                "@p st.shared.v2.u32 [%0], {%2, %3}; @p add.u32 %0, %0, 8;}"
-                : "+r"(to)
-                : "r"(words[2 * i] | words[2 * i + 1]), "r"(words[2 * i]), "r"(words[2 * i + 1])
-                : "memory");
-        } else {
-            if (!is_set<T>(words, i)) return;
-            asm volatile(
-                "st.shared.v2.u32 [%0], {%1, %2};\n"
-                "st.shared.v2.u32 [%0 + 8], {%3, %4};" ::"r"(to),
-                "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
-                : "memory");
-        }
+        asm volatile(
+            "{.reg .pred p; setp.ne.u32 p, %1, 0;\n"
+            "@p st.shared.u32 [%0], %1; @p add.u32 %0, %0, 4;}"
+            : "+r"(to)
+            : "r"(words[i])
+            : "memory");
     }
-#endif
 };
+
+template <class T>
+class Packer<T, 2> {
+    u32 to;
+
+  public:
+    __device__ __forceinline__ explicit Packer(T* to)
+        : to(static_cast<u32>(__cvta_generic_to_shared(to))) {}
+    __device__ __forceinline__ void put(const u32 (&words)[4], int i) {
+        const u32 word = words[i / 2];
+        asm volatile(
+            "{.reg .pred p; setp.ne.u32 p, %1, 0;\n"
+            "@p st.shared.u16 [%0], %2; @p add.u32 %0, %0, 2;}"
+            : "+r"(to)
+            : "r"(word & 0xFFFFu << 16 * (i % 2)), "h"(static_cast<u16>(word >> 16 * (i % 2)))
+            : "memory");
+    }
+};
+#endif
 
 }  // namespace cto::gist_sparse::mask

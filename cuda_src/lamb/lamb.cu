@@ -35,11 +35,9 @@ struct DirectionFactors {
     bool update;
 };
 
-// In one thread of each block: beta^t takes longer than an element.
 __device__ __forceinline__ DirectionFactors
-direction_factors(const LambRule& rule, const Either<1>& rate, const Either<1>& step,
-                  const Either<1>& loss_scale, const Either<1>& norm, const Either<1>& update) {
-    const i64 t = rule.correct_bias ? as_i64(step) : 0;
+direction_factors(const LambRule& rule, const Either<1>& rate, const Either<1>& loss_scale,
+                  const Either<1>& norm, const Either<1>& update, const double (&of_moments)[2]) {
     DirectionFactors by;
     by.divisor = static_cast<ACC>(
         step::gradient_divisor(as_double(loss_scale), as_double(norm), rule.max_norm));
@@ -49,8 +47,8 @@ direction_factors(const LambRule& rule, const Either<1>& rate, const Either<1>& 
     by.rest_of_beta = static_cast<ACC>(1.0 - rule.beta);
     by.lambda = static_cast<ACC>(rule.lambda_);
     by.epsilon = static_cast<ACC>(rule.epsilon);
-    by.c1 = static_cast<ACC>(step::bias_correction(rule.alpha, t));
-    by.c2 = static_cast<ACC>(step::bias_correction(rule.beta, t));
+    by.c1 = static_cast<ACC>(of_moments[0]);
+    by.c2 = static_cast<ACC>(of_moments[1]);
     by.update = as_i64(update) && step::can_be_made(as_double(rate), as_double(loss_scale));
     return by;
 }
@@ -160,6 +158,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) lamb__direction(
     const __grid_constant__ Either<1> update, GRAD* directions, double* partials, double* norms,
     Zeroed<u32>* tickets) {
     __shared__ DirectionFactors by;
+    __shared__ double of_moments[2];
     __shared__ bool last;
     __shared__ reduce::BlockScratch<double, THREADS> scratch;
     const Chunk chunk(sizes, columns.n_tensors);
@@ -170,7 +169,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) lamb__direction(
     const MOMENT* const v = array_of<const MOMENT>(arrays, columns, 3, t);
     const Parameter<W, GRAD, MOMENT> parameter{w, g, m, v};
     parameter.expect<EXPECTED_NBYTES>(chunk.first, chunk.end);
-    if (threadIdx.x == 0) by = direction_factors(rule, rate, step, loss_scale, norm, update);
+    step::bias_corrections(rule.alpha, rule.beta, rule.correct_bias ? as_i64(step) : 0, of_moments);
+    if (threadIdx.x == 0) by = direction_factors(rule, rate, loss_scale, norm, update, of_moments);
     __syncthreads();
     GRAD* const new_g = array_of<GRAD>(arrays, columns, 4, t);
     MOMENT* const new_m = array_of<MOMENT>(arrays, columns, 5, t);

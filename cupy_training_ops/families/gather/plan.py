@@ -198,48 +198,29 @@ class Scatter:
         return self.plan()
 
     def sort(self) -> plans.Scratch:
-        """The (row, slice) entries in stable order: one pass a digit, or two of a long sort."""
+        """The (row, slice) entries in stable order, one pass a digit."""
         n, key = self.sizes.K, self.sizes.key
-        entries, other = self.scratch.take(2 * n, key), self.scratch.take(2 * n, key)
         is_long = n >= LONG_SORT
-        found = digits(self.sizes.G, n, facts.RADIX.bit_length() - 1)
-        config, span = self.sort_grid(facts.LONG_ITEMS if is_long else facts.SHORT_ITEMS)
-        passes = [
-            plans.by_value(facts.Pass, n=n, span=span, shift=digit.shift, bits=digit.bits)
-            for digit in found
-        ]
-        counts = self.counts_of(found, config.grid[0], is_long)
-        dy = self.dy if self.is_carried else None
-        cleared = 0 if is_long else sum(config.grid[0] << digit.bits for digit in found[1:])
-        where = (*self.target, dy, entries, counts[0], passes[0], self.sizes.G, cleared)
-        self.launch_own(f"{self.op.function_name}__keys", config, *where)
-        for i, step in enumerate(passes):
-            if is_long and i > 0:
-                self.launch("count", config, entries, counts[i], step)
-            next_step = (counts[i + 1], passes[i + 1]) if i + 1 < len(passes) else (None, step)
-            args = (entries, other, counts[i], step, *(() if is_long else next_step))
-            self.launch("scatter__long" if is_long else "scatter", config, *args)
+        variant, items = ("__long", facts.LONG_ITEMS) if is_long else ("", facts.SHORT_ITEMS)
+        tile = SORT_THREADS * items[key.itemsize]
+        span = (
+            plans.ceil_div(plans.ceil_div(n, tile), SORT_BLOCKS * self.device.multiprocessors)
+            * tile
+        )
+        config = one_each(n, span, SORT_THREADS)
+        entries, other = self.scratch.take(2 * n, key), self.scratch.take(2 * n, key)
+        counts = self.scratch.take(config.grid[0] * facts.RADIX, key)
+        for digit in digits(self.sizes.G, n, facts.RADIX.bit_length() - 1):
+            step = plans.by_value(facts.Pass, n=n, span=span, shift=digit.shift, bits=digit.bits)
+            if digit.shift == 0:
+                dy = self.dy if self.is_carried else None
+                where = (*self.target, dy, entries, counts, step, self.sizes.G)
+                self.launch_own(f"{self.op.function_name}__keys", config, *where)
+            else:
+                self.launch("count", config, entries, counts, step)
+            self.launch(f"scatter{variant}", config, entries, other, counts, step)
             entries, other = other, entries
         return entries
-
-    def sort_grid(self, items: dict[int, int]) -> tuple[plans.Config, int]:
-        """The grid of a sort whose threads move so many entries by the bytes of a key; its span."""
-        tile = SORT_THREADS * items[self.sizes.key.itemsize]
-        blocks = SORT_BLOCKS * self.device.multiprocessors
-        span = plans.ceil_div(plans.ceil_div(self.sizes.K, tile), blocks) * tile
-        return one_each(self.sizes.K, span, SORT_THREADS), span
-
-    def counts_of(
-        self, found: tuple[Digit, ...], blocks: int, is_long: bool
-    ) -> list[plans.Scratch]:
-        """Each digit's counts: one behind the other, or in one place where a launch counts each."""
-        key, most = self.sizes.key, max(blocks << digit.bits for digit in found)
-        if is_long:
-            return [self.scratch.take(most, key)] * len(found)
-        sizes = [blocks << digit.bits for digit in found]
-        first = self.scratch.take(sum(sizes), key)
-        begins = (sum(sizes[:i]) * key.itemsize for i in range(len(found)))
-        return [plans.Scratch(first.offset + begin) for begin in begins]
 
     def sum_nodes(
         self,
