@@ -6,7 +6,8 @@
 // adds those of a bucket to sums in shared memory. In the first two a block has COLUMNS columns, of
 // which `spans` blocks share the rows; there lane b of the warp that has a column looks after bucket b.
 //
-// An index out of range adds zero to row 0, which changes no sum: sums begin with +0.
+// What a tile of dY has for a bucket is completed by entries of +0 to whole runs, which are written as
+// vectors: pieces of sectors would cost as much again. An index out of range is such an entry, too.
 #pragma once
 #include "algorithm/scan.cuh"
 #include "core/vec.cuh"
@@ -21,7 +22,7 @@ constexpr int BLOCK = COLUMNS * WARP;    // threads of the first two launches
 constexpr int ITEMS = TILE_ROWS / WARP;  // elements of a tile that a thread has
 constexpr int RANK_BITS = TILE_ROWS <= 256 ? 8 : 16, RANKS = 32 / RANK_BITS;  // in a register
 constexpr int BATCH = 8;  // loads of a thread in flight together
-constexpr int LOADS = 4;  // of those that move entries
+constexpr int LOADS = 2;  // of those that move entries
 constexpr int SUM_BATCH = 8;
 constexpr int PADDED_ROWS = BUCKET_ROWS + 4;  // vectors of neighbouring columns: other banks
 static_assert(BUCKETS == WARP);
@@ -107,41 +108,59 @@ __device__ __forceinline__ EntryOf<T> entry_of(i64 index, T value, u32 first_row
 
 // ---- first launch ---------------------------------------------------------------------------------
 
-// counts[column][span][bucket]
+// As many of so many entries as whole runs have.
+__device__ __forceinline__ u32 in_runs(u32 count) { return (count + RUN - 1) / RUN * RUN; }
+
+template <class Index>
+__device__ __forceinline__ void load_rows(const Index* __restrict__ indices, u32 first, u32 end,
+                                          i64 columns, Index (&index)[ITEMS]) {
+#pragma unroll
+    for (int j = 0; j < ITEMS; ++j)
+        if (first + j * WARP < end) index[j] = indices[(first + j * WARP) * columns];
+}
+
+// counts[column][span][bucket], in whole runs of each tile.
 template <class Index>
 __device__ __forceinline__ void count_buckets(const Index* __restrict__ indices, const Lines& lines,
                                               u32* __restrict__ counts, const ColumnSort& sort,
-                                              u32 (&found)[COLUMNS][BUCKETS]) {
+                                              u32 (&found)[2][COLUMNS][BUCKETS]) {
     const Part part(sort);
-    found[warp()][lane()] = 0;
+    found[0][warp()][lane()] = found[1][warp()][lane()] = 0;
     __syncthreads();
     const u32 own = threadIdx.x % COLUMNS;
     indices += part.column + own;
     const u32 end = part.column + own < sort.columns ? part.end : 0;
-    for (u32 first = part.first + threadIdx.x / COLUMNS; first < end; first += BATCH * WARP) {
-        Index index[BATCH];
+    Index next[ITEMS]{};
+    load_rows(indices, part.first + threadIdx.x / COLUMNS, end, sort.columns, next);
+    u32 total = 0;
+    int place = 0;
+    for (u32 tile = part.first; tile < part.end; tile += TILE_ROWS, place ^= 1) {
+        const u32 first = tile + threadIdx.x / COLUMNS;
+        Index index[ITEMS];
 #pragma unroll
-        for (int j = 0; j < BATCH; ++j)
-            if (first + j * WARP < end) index[j] = indices[(first + j * WARP) * sort.columns];
+        for (int j = 0; j < ITEMS; ++j) index[j] = next[j];
+        load_rows(indices, first + TILE_ROWS, end, sort.columns, next);
 #pragma unroll
-        for (int j = 0; j < BATCH; ++j) {
+        for (int j = 0; j < ITEMS; ++j) {
             const u32 row = first + j * WARP;
             if (row >= end) break;
             const u32 to = entry_of(index[j], 0.0f, first_row(row, lines), lines).row;
-            atomicAdd(&found[own][to / BUCKET_ROWS], 1u);
+            atomicAdd(&found[place][own][to / BUCKET_ROWS], 1u);
         }
+        __syncthreads();
+        total += in_runs(found[place][warp()][lane()]);
+        found[place][warp()][lane()] = 0;
     }
-    __syncthreads();
     const i64 column = part.column + warp();
-    if (column < sort.columns) counts[count_at(column, part.span, sort)] = found[warp()][lane()];
+    if (column < sort.columns) counts[count_at(column, part.span, sort)] = total;
 }
 
 // ---- second launch --------------------------------------------------------------------------------
 
-// A tile of dY, column by column. A column begins in another bank than the one before.
+// A tile of dY, column by column, with room for runs that are not full.
 template <class T>
 struct Tile {
-    EntryOf<T> at[COLUMNS][TILE_ROWS + 1];
+    alignas(16) EntryOf<T> at[COLUMNS][TILE_ROWS + (RUN - 1) * BUCKETS + 16 / sizeof(EntryOf<T>)];
 };
 
 // dY from the block's first column on.
@@ -183,30 +202,37 @@ __device__ __forceinline__ u32 first_destination(const u32* __restrict__ counts,
     return scan::sum_up_to_lane(total) - total + earlier;
 }
 
-// A column's entries of a tile, sorted by bucket in their order.
+// A column's entries of a tile, sorted by bucket in their order, in whole runs.
 template <class T>
 struct SortedColumn {
     using Entry = EntryOf<T>;
     u32 count;  // of bucket lane()
     u32 first;  // where it begins
+    u32 n;      // of all buckets
 
-    __device__ __forceinline__ SortedColumn(Entry* entries, u32 n) : count(0) {
+    __device__ __forceinline__ SortedColumn(Entry* entries, u32 n_entries) : count(0) {
         Entry entry[ITEMS];
         u32 ranks[ITEMS / RANKS] = {};
 #pragma unroll
         for (int j = 0; j < ITEMS; ++j) {
             entry[j] = entries[lane() + j * WARP];
-            ranks[j / RANKS] |= ranked(bucket_of(entry[j]), lane() + j * WARP < n)
+            ranks[j / RANKS] |= ranked(bucket_of(entry[j]), lane() + j * WARP < n_entries)
                                 << RANK_BITS * (j % RANKS);
         }
-        first = scan::sum_up_to_lane(count) - count;
+        const u32 whole = in_runs(count), behind = scan::sum_up_to_lane(whole);
+        first = behind - whole;
+        n = __shfl_sync(ALL_LANES, behind, WARP - 1);
         __syncwarp();
 #pragma unroll
         for (int j = 0; j < ITEMS; ++j) {
             const u32 rank = ranks[j / RANKS] >> RANK_BITS * (j % RANKS) & ((1u << RANK_BITS) - 1u);
             const u32 place = __shfl_sync(ALL_LANES, first, bucket_of(entry[j])) + rank;
-            if (lane() + j * WARP < n) entries[place] = entry[j];
+            if (lane() + j * WARP < n_entries) entries[place] = entry[j];
         }
+#pragma unroll
+        for (u32 k = 0; k < RUN - 1; ++k)
+            if (count + k < whole) entries[first + count + k] = Entry::of(lane() * BUCKET_ROWS, 0);
+        count = whole;
         __syncwarp();
     }
 
@@ -241,19 +267,25 @@ __device__ __forceinline__ void move_to_buckets(const Index* __restrict__ indice
         column < sort.columns ? first_destination(counts, column, part.span, sort) : 0;
     indices += part.column;
     dy += part.column;
-    to += column * sort.rows;
+    to += column * sort.capacity;
+    constexpr int N = 16 / sizeof(EntryOf<T>);
+    static_assert(RUN % N == 0);
     EntryOf<T>* const own = entries.at[warp()];
     for (u32 tile = part.first; tile < part.end; tile += TILE_ROWS) {
         load_tile(indices, dy, lines, tile, loaded_end, sort.columns, entries);
         __syncthreads();
-        const u32 n = column < sort.columns ? min(part.end - tile, TILE_ROWS) : 0;
-        const SortedColumn<T> sorted(own, n);
-#pragma unroll
-        for (int j = 0; j < ITEMS; ++j) {
-            const u32 i = lane() + j * WARP;
-            const EntryOf<T> entry = own[i];
-            const u32 shift = __shfl_sync(ALL_LANES, destination - sorted.first, bucket_of(entry));
-            if (i < n) to[static_cast<u32>(shift + i)] = entry;
+        const SortedColumn<T> sorted(own,
+                                     column < sort.columns ? min(part.end - tile, TILE_ROWS) : 0);
+        const u32 shift = destination - sorted.first;
+        for (u32 first = 0; first < sorted.n; first += WARP * N) {
+            const u32 i = first + lane() * N;
+            Vec<EntryOf<T>, N> entries_of_run{};
+            if (i < sorted.n)
+                entries_of_run = *reinterpret_cast<const Vec<EntryOf<T>, N>*>(own + i);
+            const u32 own_shift = __shfl_sync(ALL_LANES, shift, bucket_of(entries_of_run.at[0]));
+            if (i < sorted.n)
+                *reinterpret_cast<Vec<EntryOf<T>, N>*>(to + static_cast<u32>(own_shift + i)) =
+                    entries_of_run;
         }
         destination += sorted.count;
         __syncthreads();
@@ -317,7 +349,7 @@ struct BucketSums {
     __device__ __forceinline__ void add(const EntryOf<T>& entry, bool valid) const {
         const u32 row = entry.target() % BUCKET_ROWS;
         Acc<T> value = value_of(entry.bits(), T());
-        if (adds(row, valid, value)) sums.at[row] += value;
+        if (adds(row, valid && entry.bits() != 0, value)) sums.at[row] += value;
         __syncwarp();
     }
     // The next entries are on their way while these are added.
@@ -378,7 +410,7 @@ __device__ __forceinline__ void sum_buckets(const EntryOf<T>* __restrict__ entri
         const u32 before = scan::sum_up_to_lane(total) - total;
         const u32 begin = __shfl_sync(ALL_LANES, before, bucket);
         const u32 n = __shfl_sync(ALL_LANES, total, bucket);
-        BucketSums<T>{sums[warp()], entries + column * sort.rows + begin, n}.add_all();
+        BucketSums<T>{sums[warp()], entries + column * sort.capacity + begin, n}.add_all();
     }
     __syncthreads();
     store_rows(sums, dx, static_cast<i64>(bucket) * BUCKET_ROWS, first_column, n_rows, width);

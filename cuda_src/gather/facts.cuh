@@ -30,6 +30,7 @@ template <>
 constexpr int LONG_ITEMS<8> = 3;
 constexpr int COLUMNS = 16;
 constexpr int TILE_ROWS = 256;
+constexpr int RUN = 4;
 constexpr int BUCKETS = 32;
 constexpr int BUCKET_ROWS = 2048;
 constexpr int SUM_COLUMNS = 8;
@@ -88,6 +89,7 @@ struct ColumnSort {
     int rows;
     int span;
     int spans;
+    int capacity;
 };
 static_assert(sizeof(ColumnSort) == 24);
 
@@ -121,6 +123,7 @@ static_assert(offsetof(ColumnSort, columns) == 0);
 static_assert(offsetof(ColumnSort, rows) == 8);
 static_assert(offsetof(ColumnSort, span) == 12);
 static_assert(offsetof(ColumnSort, spans) == 16);
+static_assert(offsetof(ColumnSort, capacity) == 20);
 #endif
 
 }  // namespace cto::facts::gather

@@ -311,7 +311,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(column_sums::BLOCK)
     gather_elements_grad__count_buckets(const INDEX* indices, const __grid_constant__ Lines lines,
                                         u32* counts, const __grid_constant__ ColumnSort sort) {
-    __shared__ u32 found[COLUMNS][BUCKETS];
+    __shared__ u32 found[2][COLUMNS][BUCKETS];
     column_sums::count_buckets(indices, lines, counts, sort, found);
 }
 extern "C" __global__ void __launch_bounds__(column_sums::BLOCK, 2)

@@ -13,7 +13,7 @@ import numpy as np
 from ... import plan as plans
 from ...facts import WARP
 from . import facts
-from .facts import BUCKET_ROWS, BUCKETS, COLUMNS, SUM_COLUMNS, TILE_ROWS
+from .facts import BUCKET_ROWS, BUCKETS, COLUMNS, RUN, SUM_COLUMNS, TILE_ROWS
 from .plan import LONG_SORT, Scatter
 
 BLOCKS = 2  # of a multiprocessor that sort columns
@@ -61,11 +61,12 @@ def add_columns(scatter: Scatter, columns: Columns) -> plans.Plan:
     blocks = max(1, BLOCKS * scatter.device.multiprocessors // strips)
     span = plans.align_up(plans.ceil_div(columns.R, blocks), TILE_ROWS)
     spans = plans.ceil_div(columns.R, span)
-    sort = plans.by_value(
-        facts.ColumnSort, rows=columns.R, columns=columns.C, span=span, spans=spans
-    )
+    completed = (RUN - 1) * columns.buckets * plans.ceil_div(columns.R, TILE_ROWS)
+    capacity = plans.align_up(columns.R + completed, RUN)
+    fields = {"rows": columns.R, "columns": columns.C, "span": span, "spans": spans}
+    sort = plans.by_value(facts.ColumnSort, **fields, capacity=capacity)
     entry = 2 * scatter.dy.dtype.itemsize
-    entries = scatter.scratch.take(scatter.sizes.K * entry, np.uint8)
+    entries = scatter.scratch.take(columns.C * capacity * entry, np.uint8)
     counts = scatter.scratch.take(columns.C * spans * BUCKETS, np.uint32)
     config = plans.Config((strips * spans,), (COLUMNS * WARP,))
     name = scatter.op.function_name
