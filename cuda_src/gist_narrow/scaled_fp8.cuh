@@ -115,15 +115,14 @@ __device__ __forceinline__ E decode(u32 code, const Power<Acc<E>>& power) {
     return from_acc<E>(times(value, power));
 }
 
-// Four codes, the first in the lowest byte: two at a time, then those of NaN.
+// Four codes, the first in the lowest byte: two at a time, then those of NaN. Of codes that are the
+// upper byte of a half (AS_HALF 8) that gains nothing.
 template <class F, class E>
 __device__ __forceinline__ void decode_four(u32 codes, const Power<Acc<E>>& power, E* y) {
 #pragma unroll
     for (int pair = 0; pair < 4; pair += 2) {
         const u32 upper = __byte_perm(codes, 0, pair == 0 ? 0x1404 : 0x3424);
-        const u32 halves = F::AS_HALF == 8
-                               ? upper
-                               : (upper & 0x7F007F00u) >> (8 - F::AS_HALF) | (upper & 0x80008000u);
+        const u32 halves = (upper & 0x7F007F00u) >> (8 - F::AS_HALF) | (upper & 0x80008000u);
         const float2 wide = __half22float2(*reinterpret_cast<const __half2*>(&halves));
         const Acc<E> values[2] = {times(Acc<E>(wide.x), power), times(Acc<E>(wide.y), power)};
         vec::round_pair(values, y + pair);
