@@ -88,6 +88,29 @@ __device__ __forceinline__ E decode(u32 code) {
     return nan::converted<E>(__ushort_as_half(static_cast<u16>(code << 6)));
 }
 
+// The three codes of a word: numbers, then what is NaN. Only of float the sparse decoder has registers
+// for that.
+template <class E>
+__device__ __forceinline__ void decode_word(u32 word, E* y) {
+    constexpr u32 EACH = 1u << 2 * BITS | 1u << BITS | 1u;
+    constexpr bool ONE_BY_ONE = !ARE_SAME<E, float>;
+#pragma unroll
+    for (int i = 0; i < FP10_IN_WORD; ++i) {
+        const u32 code = word >> i * BITS & 0x3FFu;
+        if constexpr (ONE_BY_ONE)
+            y[i] = decode<E>(code);
+        else
+            y[i] = from_acc<E>(to_acc(__ushort_as_half(static_cast<u16>(code << 6))));
+    }
+    if constexpr (ONE_BY_ONE) return;
+    const u32 beyond = (word & 0x1FFu * EACH) + (0x1FFu - INFINITY_CODE) * EACH;
+    if ((beyond & 0x200u * EACH) == 0) return;
+#pragma unroll
+    for (int i = 0; i < FP10_IN_WORD; ++i)
+        if (beyond & 0x200u << i * BITS)
+            y[i] = nan::of_sign<E>(word << (22 - i * BITS) & 0x80000000u);
+}
+
 // Share number `share` of the elements of these words, one of three: N of them.
 template <int N, int WORDS, class E>
 __device__ __forceinline__ void decode_share(const u32* words, int share, E* y) {

@@ -49,9 +49,8 @@ struct Fp10 {
         const u32 words[4] = {code.x, code.y, code.z, code.w};
         Group<E, GROUP> group;
 #pragma unroll
-        for (int i = 0; i < GROUP; ++i)
-            group.at[i] = format::fp10::decode<E>(
-                words[i / facts::FP10_IN_WORD] >> 10 * (i % facts::FP10_IN_WORD) & 0x3FFu);
+        for (int i = 0; i < GROUP / facts::FP10_IN_WORD; ++i)
+            format::fp10::decode_word(words[i], group.at + i * facts::FP10_IN_WORD);
         *reinterpret_cast<Group<E, GROUP>*>(values) = group;
     }
 };

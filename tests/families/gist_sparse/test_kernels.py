@@ -12,7 +12,7 @@ from references import computed
 
 from cupy_training_ops import ArgumentError, get_op
 from cupy_training_ops.declare.schema import Spec
-from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOATS, UINT8
+from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOATS, UINT8, dtype_name
 from cupy_training_ops.families.gist_sparse.operators import GistSparseEncoder
 from cupy_training_ops.families.gist_sparse.samples import written
 from cupy_training_ops.testing.compare import poison
@@ -131,6 +131,19 @@ def test_full_tiles_before_others(run, rng, kind, dtype, offset) -> None:
         y = poison(run.blank(Spec((most,), UINT8), offset))
         op(run.place(x, offset), out=y)
         np.testing.assert_array_equal(run.host(y)[: expected.size], expected)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)
+def test_fp10_values_of_any_codes(run, rng, dtype) -> None:
+    """NaN of every kind beside numbers."""
+    x = np.ones(20_000, dtype)
+    x[::3] = 0
+    code = encoded("GistSparseFp10Encoder", x).copy()
+    values = code[ends(code, 1)[0] :].view(np.uint32)
+    values[:] = rng.integers(0, 2**30, values.size)
+    op = get_op("GistSparseFp10Decoder")(to=dtype, shape=x.shape)
+    actual, expected = run.host(op(run.place(code))), computed(op, code)
+    np.testing.assert_array_equal(actual.view(UINT8), expected.view(UINT8))
 
 
 def test_bytes_beside_an_empty_tile(run) -> None:
