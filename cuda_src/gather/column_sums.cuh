@@ -22,7 +22,12 @@ constexpr int BLOCK = COLUMNS * WARP;    // threads of the first two launches
 constexpr int ITEMS = TILE_ROWS / WARP;  // elements of a tile that a thread has
 constexpr int RANK_BITS = TILE_ROWS <= 256 ? 8 : 16, RANKS = 32 / RANK_BITS;  // in a register
 constexpr int BATCH = 8;  // loads of a thread in flight together
-constexpr int LOADS = 2;  // of those that move entries
+// Of those that move entries: what registers are left for.
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ >= 1200)
+constexpr int LOADS = 1;
+#else
+constexpr int LOADS = 2;
+#endif
 constexpr int SUM_BATCH = 8;
 constexpr int PADDED_ROWS = BUCKET_ROWS + 4;  // vectors of neighbouring columns: other banks
 static_assert(BUCKETS == WARP);
