@@ -60,6 +60,6 @@ Lines = Struct(
     strides=i64[MAX_DIMS],
 )
 
-# Elements of dY that stay in their column, of which `spans` blocks have `span` rows each; `capacity`
-# is how many entries a column has room for.
+# Elements of dY that stay in their column, of which `spans` blocks have `span` rows each; a column
+# has room for `capacity` entries.
 ColumnSort = Struct("ColumnSort", columns=i64, rows=i32, span=i32, spans=i32, capacity=i32)
