@@ -8,6 +8,7 @@
 #include "core/slots.cuh"
 #include "core/vec.cuh"
 #include "gather/column_sums.cuh"
+#include "gather/columns.cuh"
 #include "gather/facts.cuh"
 #include "gather/radix_sort.cuh"
 #include "gather/segmented_sum.cuh"
@@ -32,7 +33,7 @@ using slots::T;
 using Key = CTO_KEY;
 using INDEX = CTO_INDEX;
 using Entry = radix_sort::Entry<Key>;
-using Carried = column_sums::EntryOf<T>;
+using Carried = columns::EntryOf<T>;
 static_assert(ARE_SAME<ACC, Acc<T>>);
 
 constexpr int WIDTH = vec::WIDTH<T>;
@@ -308,19 +309,19 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // ---- entry points: elements that stay in their columns; of 4 bytes at most ----------------------
 
 // The kernels are empty for longer elements, which no plan has them for.
-extern "C" __global__ void __launch_bounds__(column_sums::BLOCK)
+extern "C" __global__ void __launch_bounds__(columns::BLOCK)
     gather_elements_grad__count_buckets(const INDEX* indices, const __grid_constant__ Lines lines,
                                         u32* counts, const __grid_constant__ ColumnSort sort) {
     __shared__ u32 found[2][COLUMNS][BUCKETS];
-    column_sums::count_buckets(indices, lines, counts, sort, found);
+    columns::count_buckets(indices, lines, counts, sort, found);
 }
-extern "C" __global__ void __launch_bounds__(column_sums::BLOCK, 2)
+extern "C" __global__ void __launch_bounds__(columns::BLOCK, 2)
     gather_elements_grad__move_to_buckets(const INDEX* indices, const __grid_constant__ Lines lines,
                                           const T* dy, const u32* counts, Carried* entries,
                                           const __grid_constant__ ColumnSort sort) {
     if constexpr (sizeof(T) <= sizeof(u32)) {
-        __shared__ column_sums::Tile<T> tile;
-        column_sums::move_to_buckets(indices, dy, lines, counts, entries, sort, tile);
+        __shared__ columns::Tile<T> tile;
+        columns::move_to_buckets(indices, dy, lines, counts, entries, sort, tile);
     }
 }
 extern "C" __global__ void __launch_bounds__(SUM_COLUMNS* WARP, 2)

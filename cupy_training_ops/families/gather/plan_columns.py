@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Plans for elements that each stay in their column: only the rows that they go to are sorted.
 
-The kernels are those of gather/column_sums.cuh.
+The kernels are those of gather/columns.cuh and gather/column_sums.cuh.
 """
 
 from __future__ import annotations
