@@ -38,7 +38,9 @@ static_assert(ARE_SAME<ACC, Acc<T>>);
 
 constexpr int WIDTH = vec::WIDTH<T>;
 // As many blocks on a multiprocessor as the registers of a thread that sums rows allow.
-constexpr int SUM_BLOCKS = sizeof(Key) == 8 ? 2 : sizeof(T) == 8 ? 3 : 4;
+constexpr int SUM_BLOCKS = sizeof(Key) == 8                               ? 2
+                           : sizeof(T) == 8 || ARE_SAME<T, __nv_bfloat16> ? 3
+                                                                          : 4;
 
 // ---- where each slice goes: the row of dX, or NOWHERE for an index out of range -----------------
 
