@@ -179,7 +179,9 @@ class GatherElementsGrad(_GatherGradient):
     that no position leads to is 0. Negative indices count from the end. An index out of range for
     shape[axis] adds nothing; with check=True it is refused.
 
-    Memory: a workspace like that of GatherGrad.
+    Memory: a workspace like that of GatherGrad. Where X has at most 65,536 rows of the columns that
+    follow `axis`, and dY 2^20 elements or more, of 4 bytes at most, each column is sorted by
+    itself: three times dY, or less.
 
     Source: ONNX GatherElements-13, gradient;
     ONNX Runtime, orttraining/orttraining/training_ops/cuda/tensor/gather_elements_grad.cc.

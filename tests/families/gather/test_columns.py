@@ -57,7 +57,7 @@ def test_memory_is_that_of_elements_and_rows() -> None:
     op, shape = get_op("GatherElementsGrad")(), (65536, 1024)
     dy = Spec(shape, FLOAT32)
     plan = op.plan(H200, dy, shape, Spec(shape, INT64), Spec(shape, FLOAT32))
-    assert plan.workspace_nbytes < 2.9 * dy.nbytes
+    assert plan.workspace_nbytes < 3 * dy.nbytes
 
 
 @pytest.fixture
