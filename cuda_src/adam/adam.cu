@@ -37,14 +37,12 @@ struct AdamFactors {
     bool decays_updated, update;
 };
 
-// The factors of a step, in one thread of each block: beta^t takes longer than an element.
+// What follows from the corrections of both moments.
 __device__ __forceinline__ AdamFactors adam_factors(
-    const AdamRule& rule, const Either<1>& rate, const Either<1>& step, const Either<1>& loss_scale,
-    const Either<1>& norm, const Either<1>& max_norm, const Either<1>& update) {
-    const i64 t = rule.correct_bias ? as_i64(step) : 0;
+    const AdamRule& rule, const Either<1>& rate, const Either<1>& loss_scale, const Either<1>& norm,
+    const Either<1>& max_norm, const Either<1>& update, const double (&of_moments)[2]) {
     const double lr = as_double(rate);
-    const double of_first = step::bias_correction(rule.alpha, t);
-    const double root = sqrt(step::bias_correction(rule.beta, t));
+    const double of_first = of_moments[0], root = sqrt(of_moments[1]);
     const double divisor =
         step::gradient_divisor(as_double(loss_scale), as_double(norm), as_double(max_norm));
     AdamFactors by;
@@ -60,6 +58,18 @@ __device__ __forceinline__ AdamFactors adam_factors(
     by.decays_updated = rule.decays_updated;
     by.update = as_i64(update) && step::can_be_made(lr, as_double(loss_scale));
     return by;
+}
+
+// The factors of a step, in each block; `by` and `of_moments` are in shared memory.
+__device__ __forceinline__ void make_factors(AdamFactors& by, double (&of_moments)[2],
+                                             const AdamRule& rule, const Either<1>& rate,
+                                             const Either<1>& step, const Either<1>& loss_scale,
+                                             const Either<1>& norm, const Either<1>& max_norm,
+                                             const Either<1>& update) {
+    step::bias_corrections(rule.alpha, rule.beta, rule.correct_bias ? as_i64(step) : 0, of_moments);
+    if (threadIdx.x == 0)
+        by = adam_factors(rule, rate, loss_scale, norm, max_norm, update, of_moments);
+    __syncthreads();
 }
 
 // m = alpha m + (1 - alpha) g; v = beta v + (1 - beta) g g; u = rate m / (sqrt(v) root_scale + eps);
@@ -256,11 +266,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
                    const __grid_constant__ Either<1> max_norm,
                    const __grid_constant__ Either<1> update, bool is_bfloat16, i64 n) {
     __shared__ AdamFactors by;
-    if (threadIdx.x == 0) by = adam_factors(rule, rate, step, loss_scale, norm, max_norm, update);
-    __syncthreads();
+    __shared__ double of_moments[2];
     const i64 first = blockIdx.x * CHUNK, end = first + CHUNK < n ? first + CHUNK : n;
+    const Parameter<W, GRAD, MOMENT> parameter{w, g, m, v};
+    parameter.expect<EXPECTED_NBYTES>(first, end);
+    make_factors(by, of_moments, rule, rate, step, loss_scale, norm, max_norm, update);
     const Copy rounded{static_cast<const u16*>(copy), static_cast<u16*>(new_copy), is_bfloat16};
-    Adam{{w, g, m, v}, new_w, new_g, new_m, new_v, rounded, by}.run(first, end, n);
+    Adam{parameter, new_w, new_g, new_m, new_v, rounded, by}.run(first, end, n);
 }
 
 // Lists: weights, gradients, both moments, copies; then those that are written, in the same order.
@@ -273,22 +285,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
                const __grid_constant__ Either<1> norm, const __grid_constant__ Either<1> max_norm,
                const __grid_constant__ Either<1> update, bool is_bfloat16) {
     __shared__ AdamFactors by;
-    if (threadIdx.x == 0) by = adam_factors(rule, rate, step, loss_scale, norm, max_norm, update);
-    __syncthreads();
+    __shared__ double of_moments[2];
     const Chunk chunk(sizes, columns.n_tensors);
     const int t = chunk.tensor;
+    const Parameter<W, GRAD, MOMENT> parameter{array_of<const W>(arrays, columns, 0, t),
+                                               array_of<const GRAD>(arrays, columns, 1, t),
+                                               array_of<const MOMENT>(arrays, columns, 2, t),
+                                               array_of<const MOMENT>(arrays, columns, 3, t)};
+    parameter.expect<EXPECTED_NBYTES>(chunk.first, chunk.end);
+    make_factors(by, of_moments, rule, rate, step, loss_scale, norm, max_norm, update);
     const Copy copy{array_of<const u16>(arrays, columns, 4, t),
                     array_of<u16>(arrays, columns, 9, t), is_bfloat16};
-    const Adam adam{
-        {array_of<const W>(arrays, columns, 0, t), array_of<const GRAD>(arrays, columns, 1, t),
-         array_of<const MOMENT>(arrays, columns, 2, t),
-         array_of<const MOMENT>(arrays, columns, 3, t)},
-        array_of<W>(arrays, columns, 5, t),
-        array_of<GRAD>(arrays, columns, 6, t),
-        array_of<MOMENT>(arrays, columns, 7, t),
-        array_of<MOMENT>(arrays, columns, 8, t),
-        copy,
-        by};
+    const Adam adam{parameter,
+                    array_of<W>(arrays, columns, 5, t),
+                    array_of<GRAD>(arrays, columns, 6, t),
+                    array_of<MOMENT>(arrays, columns, 7, t),
+                    array_of<MOMENT>(arrays, columns, 8, t),
+                    copy,
+                    by};
     adam.run(chunk.first, chunk.end, chunk.n);
 }
 
@@ -301,8 +315,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CODED_BLOCKS) adam__coded_
     const __grid_constant__ Either<1> max_norm, const __grid_constant__ Either<1> update,
     bool is_bfloat16) {
     __shared__ AdamFactors by;
-    if (threadIdx.x == 0) by = adam_factors(rule, rate, step, loss_scale, norm, max_norm, update);
-    __syncthreads();
+    __shared__ double of_moments[2];
+    make_factors(by, of_moments, rule, rate, step, loss_scale, norm, max_norm, update);
     const multi_tensor::BlockChunk<CODED_CHUNK> chunk(sizes, columns.n_tensors);
     const int t = chunk.tensor;
     const Copy copy{array_of<const u16>(arrays, columns, 4, t),

@@ -23,6 +23,7 @@
 namespace cto::facts::adam {
 
 constexpr int THREADS = 128;
+constexpr int EXPECTED_NBYTES = 8192;
 constexpr int VECS = 2;
 constexpr int CHUNK_NBYTES = CTO_CHUNK_NBYTES;
 constexpr int CAPACITY = CTO_CAPACITY;

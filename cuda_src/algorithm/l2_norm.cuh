@@ -5,8 +5,9 @@
 // last in the last launch adds them in the order of their numbers.
 //
 // A square in float is infinite from |x| = 2^64 on and loses digits below 2^-63, where a norm does
-// neither. So squares of x, 2^-64 x and 2^64 x are added side by side, which memory hides on every
-// card, as it would not hide doubles; the first of the sums says which of them is the norm's.
+// neither. So squares of x, 2^-64 x and 2^64 x are added side by side; the first of the sums says
+// which of them is the norm's. It then also says which vectors had a part in it: the two others are
+// added of those alone.
 #pragma once
 #include "algorithm/reduce.cuh"
 
@@ -33,16 +34,26 @@ struct SumsOfSquares {
 
     template <int M>
     __device__ __forceinline__ void operator()(const Vec<E, M>& x) {
+        A sum = 0;
 #pragma unroll
         for (int i = 0; i < M; ++i) {
             const A wide = to_acc(x.at[i]);
-            at[0] += wide * wide;
-            if constexpr (N == 3) {
+            sum += wide * wide;
+        }
+        at[0] += sum;
+        if constexpr (N == 3) {
+            if (sum >= LEAST && sum <= MOST * 0x1p-56f) return;
+#pragma unroll
+            for (int i = 0; i < M; ++i) {
+                const A wide = to_acc(x.at[i]);
                 at[1] += (wide * DOWN) * (wide * DOWN);
                 at[2] += (wide * UP) * (wide * UP);
             }
         }
     }
+
+    // Whether the sum of elements as they are is the norm's.
+    __device__ __forceinline__ bool is_precise() const { return at[0] >= LEAST && at[0] <= MOST; }
 
     __device__ __forceinline__ A norm() const {
         if constexpr (N == 3) {
@@ -60,15 +71,19 @@ __device__ __forceinline__ bool sums_all(SumsOfSquares<E, A>& sums, A* partials,
                                          Zeroed<u32>* ticket, const Partials& place,
                                          reduce::BlockScratch<A, THREADS>& scratch, bool& last) {
     constexpr int N = SumsOfSquares<E, A>::N;
+    bool has_others = false;
+    if constexpr (N == 3) has_others = __syncthreads_or(!(sums.at[1] == 0 && sums.at[2] == 0));
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-        sums.at[i] = reduce::sum_block(sums.at[i], scratch);
+        if (i == 0 || has_others) sums.at[i] = reduce::sum_block(sums.at[i], scratch);
         if (threadIdx.x == 0) partials[(place.first + blockIdx.x) * N + i] = sums.at[i];
     }
     if (place.n_in_all == 0 || !reduce::arrives_last(ticket, gridDim.x, last)) return false;
 #pragma unroll
-    for (int i = 0; i < N; ++i)
+    for (int i = 0; i < N; ++i) {
+        if (i > 0 && sums.is_precise()) break;
         sums.at[i] = reduce::sum_partials(partials + i, place.n_in_all, scratch, N);
+    }
     return true;
 }
 

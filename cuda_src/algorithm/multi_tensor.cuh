@@ -27,18 +27,19 @@ __device__ int tensor_of(const TensorSizes<CAPACITY>& sizes, u32 chunk, int n) {
     return low;
 }
 
-// The chunk of a list that is this block's, of CHUNK elements at most: elements [first, end) of a
-// tensor of n.
+// The chunk of a list that is this block's, or another one, of CHUNK elements at most: elements
+// [first, end) of a tensor of n.
 template <i64 CHUNK>
 struct BlockChunk {
     int tensor;
     i64 first, end, n;
 
     template <int CAPACITY>
-    __device__ BlockChunk(const TensorSizes<CAPACITY>& sizes, int n_tensors) {
-        tensor = tensor_of(sizes, blockIdx.x, n_tensors);
+    __device__ BlockChunk(const TensorSizes<CAPACITY>& sizes, int n_tensors,
+                          u32 chunk = blockIdx.x) {
+        tensor = tensor_of(sizes, chunk, n_tensors);
         n = sizes.size[tensor];
-        first = (blockIdx.x - sizes.first_chunk[tensor]) * CHUNK;
+        first = (chunk - sizes.first_chunk[tensor]) * CHUNK;
         end = first + CHUNK < n ? first + CHUNK : n;
     }
 };

@@ -27,6 +27,17 @@ __device__ __forceinline__ void load(Vec<E, N>& loaded, const E* from, i64 i) {
     loaded = *reinterpret_cast<const Vec<E, N>*>(from + i);
 }
 
+// Asks for what a block reads first of an array, while what it is computed with is made.
+template <int NBYTES, class E>
+__device__ __forceinline__ void expect(const E* array, i64 first, i64 end) {
+#ifndef __CUDA_CPU__
+    constexpr i64 LINE = 128 / sizeof(E);
+    const i64 i = first + threadIdx.x * LINE;
+    if (threadIdx.x < NBYTES / 128 && i < end)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(array + i));
+#endif
+}
+
 // Rounded, where there is an array.
 template <class E, class A, int N>
 __device__ __forceinline__ void store(E* to, i64 i, const A (&values)[N]) {
@@ -91,6 +102,13 @@ struct Parameter {
         parameter_update::load(loaded.g, g, i);
         parameter_update::load(loaded.m, m, i);
         parameter_update::load(loaded.v, v, i);
+    }
+    template <int NBYTES>
+    __device__ __forceinline__ void expect(i64 first, i64 end) const {
+        parameter_update::expect<NBYTES>(w, first, end);
+        parameter_update::expect<NBYTES>(g, first, end);
+        parameter_update::expect<NBYTES>(m, first, end);
+        parameter_update::expect<NBYTES>(v, first, end);
     }
 };
 

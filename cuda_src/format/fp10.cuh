@@ -53,6 +53,26 @@ __device__ __forceinline__ void to_codes(const __half* x, u32 (&codes)[N]) {
     }
 }
 
+// As halves, which hold a bfloat16 of 2^-17 and more exactly, or as infinity where its code is that.
+template <int N>
+__device__ __forceinline__ void to_codes(const __nv_bfloat16* x, u32 (&codes)[N]) {
+    constexpr u32 TO_LEAST = 0x8000 - 0x3700, TO_NONZERO = 0x7FFF;
+    u32 small = 0;
+#pragma unroll
+    for (int i = 0; i < N; i += 2) {
+        const u32 two = reinterpret_cast<const u32*>(x)[i / 2], magnitudes = two & 0x7FFF7FFFu;
+        small |= (magnitudes + TO_NONZERO * 0x00010001u) & ~(magnitudes + TO_LEAST * 0x00010001u);
+        const __half2 halves = __floats2half2_rn(__uint_as_float(magnitudes << 16),
+                                                 __uint_as_float(magnitudes & 0xFFFF0000u));
+        const u32 found = two_to_fp10(*reinterpret_cast<const u32*>(&halves) | (two & 0x80008000u));
+        codes[i] = found & 0xFFFFu;
+        codes[i + 1] = found >> 16;
+    }
+    if ((small & 0x80008000u) == 0) return;
+#pragma unroll
+    for (int i = 0; i < N; ++i) codes[i] = to_fp10(x[i]);
+}
+
 // Words of elements, three in each.
 template <int WORDS, class E>
 __device__ __forceinline__ void encode(const E* x, u32* words) {
@@ -66,6 +86,29 @@ __device__ __forceinline__ void encode(const E* x, u32* words) {
 template <class E>
 __device__ __forceinline__ E decode(u32 code) {
     return nan::converted<E>(__ushort_as_half(static_cast<u16>(code << 6)));
+}
+
+// The three codes of a word: numbers, then what is NaN. Only of float the sparse decoder has registers
+// for that.
+template <class E>
+__device__ __forceinline__ void decode_word(u32 word, E* y) {
+    constexpr u32 EACH = 1u << 2 * BITS | 1u << BITS | 1u;
+    constexpr bool ONE_BY_ONE = !ARE_SAME<E, float>;
+#pragma unroll
+    for (int i = 0; i < FP10_IN_WORD; ++i) {
+        const u32 code = word >> i * BITS & 0x3FFu;
+        if constexpr (ONE_BY_ONE)
+            y[i] = decode<E>(code);
+        else
+            y[i] = from_acc<E>(to_acc(__ushort_as_half(static_cast<u16>(code << 6))));
+    }
+    if constexpr (ONE_BY_ONE) return;
+    const u32 beyond = (word & 0x1FFu * EACH) + (0x1FFu - INFINITY_CODE) * EACH;
+    if ((beyond & 0x200u * EACH) == 0) return;
+#pragma unroll
+    for (int i = 0; i < FP10_IN_WORD; ++i)
+        if (beyond & 0x200u << i * BITS)
+            y[i] = nan::of_sign<E>(word << (22 - i * BITS) & 0x80000000u);
 }
 
 // Share number `share` of the elements of these words, one of three: N of them.

@@ -28,6 +28,12 @@ template <>
 constexpr int LONG_ITEMS<4> = 6;
 template <>
 constexpr int LONG_ITEMS<8> = 3;
+constexpr int COLUMNS = 16;
+constexpr int TILE_ROWS = 256;
+constexpr int RUN = 4;
+constexpr int BUCKETS = 32;
+constexpr int BUCKET_ROWS = 2048;
+constexpr int SUM_COLUMNS = 8;
 
 struct Sizes {
     long long n_slices;
@@ -78,6 +84,15 @@ struct Lines {
 };
 static_assert(sizeof(Lines) == 552);
 
+struct ColumnSort {
+    long long columns;
+    int rows;
+    int span;
+    int spans;
+    int capacity;
+};
+static_assert(sizeof(ColumnSort) == 24);
+
 #ifndef __CUDACC_RTC__
 static_assert(offsetof(Sizes, n_slices) == 0);
 static_assert(offsetof(Sizes, n_rows) == 8);
@@ -104,6 +119,11 @@ static_assert(offsetof(Lines, column_stride) == 24);
 static_assert(offsetof(Lines, n_outer) == 32);
 static_assert(offsetof(Lines, extents) == 40);
 static_assert(offsetof(Lines, strides) == 296);
+static_assert(offsetof(ColumnSort, columns) == 0);
+static_assert(offsetof(ColumnSort, rows) == 8);
+static_assert(offsetof(ColumnSort, span) == 12);
+static_assert(offsetof(ColumnSort, spans) == 16);
+static_assert(offsetof(ColumnSort, capacity) == 20);
 #endif
 
 }  // namespace cto::facts::gather

@@ -7,6 +7,8 @@
 #include "algorithm/map.cuh"
 #include "core/slots.cuh"
 #include "core/vec.cuh"
+#include "gather/column_sums.cuh"
+#include "gather/columns.cuh"
 #include "gather/facts.cuh"
 #include "gather/radix_sort.cuh"
 #include "gather/segmented_sum.cuh"
@@ -31,11 +33,14 @@ using slots::T;
 using Key = CTO_KEY;
 using INDEX = CTO_INDEX;
 using Entry = radix_sort::Entry<Key>;
+using Carried = columns::EntryOf<T>;
 static_assert(ARE_SAME<ACC, Acc<T>>);
 
 constexpr int WIDTH = vec::WIDTH<T>;
 // As many blocks on a multiprocessor as the registers of a thread that sums rows allow.
-constexpr int SUM_BLOCKS = sizeof(Key) == 8 ? 2 : sizeof(T) == 4 ? 4 : 3;
+constexpr int SUM_BLOCKS = sizeof(Key) == 8                               ? 2
+                           : sizeof(T) == 8 || ARE_SAME<T, __nv_bfloat16> ? 3
+                                                                          : 4;
 
 // ---- where each slice goes: the row of dX, or NOWHERE for an index out of range -----------------
 
@@ -303,6 +308,33 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     add_elements_by_strips(GatherElement{indices, lines}, dy, sums, rows, blocks_a_strip);
 }
 
+// ---- entry points: elements that stay in their columns; of 4 bytes at most ----------------------
+
+// The kernels are empty for longer elements, which no plan has them for.
+extern "C" __global__ void __launch_bounds__(columns::BLOCK)
+    gather_elements_grad__count_buckets(const INDEX* indices, const __grid_constant__ Lines lines,
+                                        u32* counts, const __grid_constant__ ColumnSort sort) {
+    __shared__ u32 found[2][COLUMNS][BUCKETS];
+    columns::count_buckets(indices, lines, counts, sort, found);
+}
+extern "C" __global__ void __launch_bounds__(columns::BLOCK, 2)
+    gather_elements_grad__move_to_buckets(const INDEX* indices, const __grid_constant__ Lines lines,
+                                          const T* dy, const u32* counts, Carried* entries,
+                                          const __grid_constant__ ColumnSort sort) {
+    if constexpr (sizeof(T) <= sizeof(u32)) {
+        __shared__ columns::Tile<T> tile;
+        columns::move_to_buckets(indices, dy, lines, counts, entries, sort, tile);
+    }
+}
+extern "C" __global__ void __launch_bounds__(SUM_COLUMNS* WARP, 2)
+    gather__sum_buckets(const Carried* entries, const u32* counts, T* dx, i64 n_rows, i64 width,
+                        const __grid_constant__ ColumnSort sort) {
+    extern __shared__ __align__(16) u8 shared[];
+    if constexpr (sizeof(T) <= sizeof(u32))
+        column_sums::sum_buckets(entries, counts, dx, n_rows, width, sort,
+                                 reinterpret_cast<column_sums::Sums<ACC>*>(shared));
+}
+
 // ---- entry points: the stages that all three share ----------------------------------------------
 
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
@@ -326,7 +358,8 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather__starts(const Entry* sorted, Key* starts, i64 n, i64 n_rows) {
-    radix_sort::find_start(sorted, starts, n, n_rows);
+    radix_sort::find_start(sorted, starts, n, n_rows,
+                           static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x);
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather__starts__many(const Entry* sorted, Key* starts, i64 n, i64 n_rows) {
@@ -334,19 +367,21 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     radix_sort::find_starts(sorted, starts, n, n_rows, bounds);
 }
 // `__scalar`: rows that are no whole number of 16-byte vectors, or start off a 16-byte boundary.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    gather__sum_nodes(const T* dy, const Entry* entries, ACC* sums,
+// The first `start_blocks` find starts, which are no less ready to be found.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    gather__sum_nodes(const T* dy, const Entry* entries, ACC* sums, Key* starts,
                       const __grid_constant__ Items items, const __grid_constant__ Sizes sizes,
-                      const __grid_constant__ Level level) {
-    segmented_sum::sum_nodes<WIDTH>(dy, entries, sums, items, in_registers(sizes),
-                                    in_registers(level));
+                      const __grid_constant__ Level level, u32 start_blocks) {
+    segmented_sum::starts_and_nodes<WIDTH>(dy, entries, sums, starts, items, in_registers(sizes),
+                                           in_registers(level), start_blocks);
 }
-extern "C" __global__ void __launch_bounds__(THREADS)
-    gather__sum_nodes__scalar(const T* dy, const Entry* entries, ACC* sums,
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    gather__sum_nodes__scalar(const T* dy, const Entry* entries, ACC* sums, Key* starts,
                               const __grid_constant__ Items items,
                               const __grid_constant__ Sizes sizes,
-                              const __grid_constant__ Level level) {
-    segmented_sum::sum_nodes<1>(dy, entries, sums, items, in_registers(sizes), in_registers(level));
+                              const __grid_constant__ Level level, u32 start_blocks) {
+    segmented_sum::starts_and_nodes<1>(dy, entries, sums, starts, items, in_registers(sizes),
+                                       in_registers(level), start_blocks);
 }
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows(const T* dy, const Entry* entries, const Key* starts, const ACC* sums, T* dx,

@@ -236,8 +236,7 @@ __device__ __forceinline__ i64 count_below(const Entry<Key>* __restrict__ sorted
 // starts[key], for keys from 0 to n_keys: how many of the n sorted entries have a smaller key.
 template <class Key>
 __device__ __forceinline__ void find_start(const Entry<Key>* __restrict__ sorted,
-                                           Key* __restrict__ starts, i64 n, i64 n_keys) {
-    const i64 key = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
+                                           Key* __restrict__ starts, i64 n, i64 n_keys, i64 key) {
     if (key <= n_keys) starts[key] = static_cast<Key>(count_below(sorted, 0, n, key));
 }
 

@@ -4,23 +4,19 @@
 //
 // Node t of level l covers the FANOUT^l entries from t FANOUT^l on. Its sum is computed if they all
 // have one key, so that a segment, all entries with one key, is the sum of at most 2 FANOUT items a
-// level however long it is. Which items, and in which order, follows from the sorted keys alone:
-// the same bits, run after run.
+// level however long it is. What such a segment has beside nodes of the first level is summed with
+// them, too: the entries before the first in the place of the node that they are a part of, those
+// behind the last in a place of their own. Which items, and in which order, follows from the sorted
+// keys alone: the same bits, run after run.
 //
 // T is the type of the slices, Key that of row numbers and slice numbers.
 #pragma once
 #include "core/vec.cuh"
-#include "gather/radix_sort.cuh"
+#include "gather/slice_sums.cuh"
 
 namespace cto::segmented_sum {
 
-using namespace facts::gather;
-using radix_sort::Entry;
-using vec::Vec;
-
-constexpr int DEPTH = 4;  // slices whose loads are in flight together
-template <class T>
-constexpr int DEPTH_AT_ENDS = sizeof(T) == 2 ? 2 : 3;  // all that registers are left for
+using namespace slice_sums;
 
 // The same sizes, which the compiler then keeps in registers: see in_registers of a Level.
 __device__ __forceinline__ Sizes in_registers(Sizes sizes) {
@@ -30,84 +26,6 @@ __device__ __forceinline__ Sizes in_registers(Sizes sizes) {
     return sizes;
 }
 
-// ---- what is added ------------------------------------------------------------------------------
-
-// Slices of one batch of dY in the order of the sorted entries, of which a thread takes N elements.
-// Without dY the slices are elements, which the entries carry in the place of their positions;
-// there is one batch of one column then.
-template <class T, class Key, int N>
-struct SortedSlices {
-    using Element = T;
-    const T* dy;
-    const Entry<Key>* entries;
-    i64 width;
-
-    __device__ const T* at(Key i) const {
-        const Key* const position = &entries[i].position;
-        return N > 1 || dy ? dy + *position * width : reinterpret_cast<const T*>(position);
-    }
-};
-
-// Sums of the nodes of one level, of one batch.
-template <class A, class Key>
-struct NodeSums {
-    using Element = A;
-    const A* sums;
-    i64 width;
-
-    __device__ const A* at(Key node) const { return sums + node * width; }
-};
-
-// The n items from `first` on, without the `skipped` ones from `middle` on.
-template <class Key>
-struct Ends {
-    Key first, n, middle, skipped;
-
-    __device__ Key at(Key i) const { return first + i < middle ? first + i : first + i + skipped; }
-};
-
-// What one thread adds of every slice: N elements of it, where the pointers to slices point.
-template <class A, int N>
-struct Sum {
-    Vec<A, N> value{};
-
-    template <class E>
-    static __device__ __forceinline__ Vec<E, N> load(const E* from) {
-        return vec::load_streaming(reinterpret_cast<const Vec<E, N>*>(from));
-    }
-
-    template <class E>
-    __device__ __forceinline__ void add(const Vec<E, N>& slice) {
-#pragma unroll
-        for (int i = 0; i < N; ++i) value.at[i] += to_acc(slice.at[i]);
-    }
-
-    // Adds items in order, MANY of them loaded before the first is added.
-    template <int MANY, class Items, class Key>
-    __device__ __forceinline__ void add_all(const Items& items, const Ends<Key>& ends) {
-        using E = typename Items::Element;
-#pragma unroll 1
-        for (Key first = 0; first < ends.n; first += MANY) {
-            const E* slices[MANY];
-            Vec<E, N> loaded[MANY];
-#pragma unroll
-            for (int d = 0; d < MANY; ++d)
-                slices[d] = items.at(ends.at(min(first + d, ends.n - 1)));
-#pragma unroll
-            for (int d = 0; d < MANY; ++d)
-                if (first + d < ends.n) loaded[d] = load(slices[d]);
-#pragma unroll
-            for (int d = 0; d < MANY; ++d)
-                if (first + d < ends.n) add(loaded[d]);
-        }
-    }
-
-    template <class E>
-    __device__ __forceinline__ void store(E* to) const {
-        vec::store_streaming(reinterpret_cast<Vec<E, N>*>(to), vec::from_acc<E>(value.at));
-    }
-};
-
 // ---- what each thread does ----------------------------------------------------------------------
 
 // The batch and item of this thread, and which block of its columns; no item where batch >=
@@ -116,14 +34,15 @@ struct BatchItem {
     i64 batch, item;
     u32 column_block;
 
-    __device__ explicit BatchItem(Items items) {
-        const u32 n_blocks = static_cast<u32>(items.column_blocks), block = blockIdx.x / n_blocks;
+    __device__ explicit BatchItem(Items items, u32 first_block = 0) {
+        const u32 n_blocks = static_cast<u32>(items.column_blocks);
+        const u32 own_block = blockIdx.x - first_block, block = own_block / n_blocks;
         const i64 i = static_cast<i64>(block) * blockDim.y + threadIdx.y;
         const bool inside = i < items.fold * items.n;
         const u32 in_fold = items.fold == 1 ? 0 : static_cast<u32>(i) / static_cast<u32>(items.n);
         batch = inside ? blockIdx.z * items.fold + in_fold : items.n_batches;
         item = i - in_fold * items.n;
-        column_block = blockIdx.x - block * n_blocks;
+        column_block = own_block - block * n_blocks;
     }
     // The thread's first column, where it takes N columns MANY times.
     template <int N, int MANY>
@@ -143,54 +62,107 @@ __device__ __forceinline__ Level in_registers(Level level) {
     return level;
 }
 
+// Of FANOUT entries from `first` on with several keys those of the first key, if it is that of the node
+// before, and those of the last, if it is that of the node behind.
+template <int N, class T, class Key>
+__device__ __forceinline__ void sum_edges(const SortedSlices<T, Key, N>& slices, Key first_key,
+                                          Key last_key, Key first, const Sizes& sizes,
+                                          Acc<T>* of_last, Acc<T>* of_first) {
+    const Entry<Key>* const entries = slices.entries;
+    if (first > 0 && first_key < sizes.n_rows && entries[first - FANOUT].key == first_key) {
+        Sum<Acc<T>, N> sum;
+        sum.add_those_of(first_key, slices, first);
+        sum.store(of_first);
+    }
+    const i64 end = static_cast<i64>(first) + 2 * FANOUT;
+    if (end <= sizes.n_slices && last_key < sizes.n_rows && entries[end - 1].key == last_key) {
+        Sum<Acc<T>, N> sum;
+        sum.add_those_of(last_key, slices, first);
+        sum.store(of_last);
+    }
+}
+
 template <int N, class T, class Key>
 __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
                                           const Entry<Key>* __restrict__ entries, Acc<T>* sums,
                                           const Items& items, const Sizes& sizes,
-                                          const Level& level) {
-    const BatchItem node(items);
+                                          const Level& level, u32 first_block) {
+    const BatchItem node(items, first_block);
     const i64 width = sizes.width, column = node.column<N, 1>();
     if (node.batch >= items.n_batches || column >= width) return;
     const Key key = entries[node.item * level.unit].key;
-    if (key != entries[(node.item + 1) * level.unit - 1].key || key >= sizes.n_rows) return;
+    const Key last = entries[(node.item + 1) * level.unit - 1].key;
+    if (key != last ? level.unit > FANOUT : key >= sizes.n_rows) return;
     Acc<T>* const own = sums + node.batch * level.total * width + column;
     const Key child = static_cast<Key>(node.item) * FANOUT;
-    const Ends<Key> children{child, FANOUT, child + FANOUT, 0};
     Sum<Acc<T>, N> sum;
-    if (level.unit == FANOUT)
-        sum.template add_all<DEPTH>(
-            SortedSlices<T, Key, N>{dy + node.batch * sizes.n_slices * width + column, entries,
-                                    width},
-            children);
-    else
-        sum.template add_all<DEPTH>(NodeSums<Acc<T>, Key>{own + level.begin_below * width, width},
-                                    children);
+    if (level.unit > FANOUT) {
+        sum.add_children(NodeSums<Acc<T>, Key>{own + level.begin_below * width, width}, child);
+    } else {
+        const SortedSlices<T, Key, N> slices{dy + node.batch * sizes.n_slices * width + column,
+                                             entries, width};
+        if (key != last) {
+            sum_edges(slices, key, last, child, sizes, own + (level.begin + node.item) * width,
+                      own + (level.total - items.n + node.item) * width);
+            return;
+        }
+        if (N > 1 || dy)
+            sum.add_children(slices, child);
+        else
+            sum.template add_all<DEPTH>(slices, Ends<Key>{child, FANOUT, child + FANOUT, 0});
+    }
     sum.store(own + (level.begin + node.item) * width);
+}
+
+// The same behind blocks that find starts.
+template <int N, class T, class Key>
+__device__ __forceinline__ void starts_and_nodes(const T* __restrict__ dy,
+                                                 const Entry<Key>* __restrict__ entries,
+                                                 Acc<T>* sums, Key* __restrict__ starts,
+                                                 const Items& items, const Sizes& sizes,
+                                                 const Level& level, u32 start_blocks) {
+    if (blockIdx.x >= start_blocks) {
+        sum_nodes<N>(dy, entries, sums, items, sizes, level, start_blocks);
+        return;
+    }
+    if (blockIdx.z > 0) return;
+    const u32 thread = threadIdx.y * blockDim.x + threadIdx.x;
+    radix_sort::find_start(entries, starts, sizes.n_slices, sizes.n_rows,
+                           static_cast<i64>(blockIdx.x) * THREADS + thread);
 }
 
 // ---- sums of rows -------------------------------------------------------------------------------
 
-// Adds the entries [low, high) of the n: on each level the ends that the next one does not cover.
+// Adds the entries [low, high) of the n: what lies before and behind the nodes of the first level, then
+// on each level the ends that the next one does not cover. `edges`: sums of what lies behind nodes.
 template <class T, class Key, int N>
 __device__ __forceinline__ void add_segment(Sum<Acc<T>, N>& sum,
                                             const SortedSlices<T, Key, N>& slices,
-                                            NodeSums<Acc<T>, Key> nodes, Key low, Key high, Key n,
-                                            i32 levels) {
-    constexpr int MANY = DEPTH_AT_ENDS<T>;
-    for (i32 level = 0;; ++level) {
-        const Key up = low / FANOUT + (low % FANOUT != 0), down = high / FANOUT;
-        const bool top = level == levels || up >= down;
-        const Key skipped = top ? 0 : (down - up) * FANOUT;
-        const Ends<Key> ends{low, high - low - skipped, up * FANOUT, skipped};
-        if (level == 0) {
-            sum.template add_all<MANY>(slices, ends);
-        } else {
-            sum.template add_all<MANY>(nodes, ends);
-            nodes.sums += static_cast<i64>(n) * nodes.width;
-        }
-        if (top) return;
+                                            NodeSums<Acc<T>, Key> nodes,
+                                            const NodeSums<Acc<T>, Key>& edges, Key low, Key high,
+                                            Key n, i32 levels) {
+    Key up = low / FANOUT + (low % FANOUT != 0), down = high / FANOUT;
+    if (levels == 0 || up >= down) {
+        sum.template add_all<DEPTH_AT_ENDS<T>>(slices, Ends<Key>{low, high - low, high, 0});
+        return;
+    }
+    n /= FANOUT;
+    if (low % FANOUT != 0) sum.add(sum.load(nodes.at(up - 1)));
+    if (high % FANOUT != 0 && down < n) sum.add(sum.load(edges.at(down)));
+    if (down == n && high > down * FANOUT)
+        sum.template add_all<DEPTH_AT_ENDS<T>>(
+            slices, Ends<Key>{down * FANOUT, high - down * FANOUT, high, 0});
+    for (i32 level = 1;; ++level) {
         low = up;
         high = down;
+        up = low / FANOUT + (low % FANOUT != 0);
+        down = high / FANOUT;
+        const bool top = level == levels || up >= down;
+        const Key skipped = top ? 0 : (down - up) * FANOUT;
+        sum.template add_all<DEPTH_AT_ENDS<T>>(
+            nodes, Ends<Key>{low, high - low - skipped, up * FANOUT, skipped});
+        if (top) return;
+        nodes.sums += static_cast<i64>(n) * nodes.width;
         n /= FANOUT;
     }
 }
@@ -241,7 +213,8 @@ struct Rows {
     // Adds the entries of every row in turn, with the sums of whole nodes among them; or leaves the
     // long rows to others.
     __device__ __forceinline__ void add_many(const SortedSlices<T, Key, N>& slices,
-                                             const NodeSums<Acc<T>, Key>& nodes, const Key* starts,
+                                             const NodeSums<Acc<T>, Key>& nodes,
+                                             const NodeSums<Acc<T>, Key>& edges, const Key* starts,
                                              Key n_slices, i32 levels, bool leaves_long) {
 #pragma unroll 1
         while (next < end) {
@@ -250,7 +223,7 @@ struct Rows {
                 ++next;
                 continue;
             }
-            add_segment(sum, slices, nodes, low, high, n_slices, levels);
+            add_segment(sum, slices, nodes, edges, low, high, n_slices, levels);
             finish(next + 1);
         }
     }
@@ -302,11 +275,12 @@ __device__ __forceinline__ void sum_rows(const T* __restrict__ dy,
     const SortedSlices<T, Key, N> slices{dy + task.batch * sizes.n_slices * width + column, entries,
                                          width};
     const NodeSums<Acc<T>, Key> nodes{sums + task.batch * n_nodes * width + column, width};
+    const NodeSums<Acc<T>, Key> edges{nodes.sums + (n_nodes - n_slices / FANOUT) * width, width};
     const Key low = starts[first], high = starts[end];
     if (high - low < FANOUT)
         rows.add_few(slices, low, high - low);
     else
-        rows.add_many(slices, nodes, starts, n_slices, levels, n_long > 0 && !is_long);
+        rows.add_many(slices, nodes, edges, starts, n_slices, levels, n_long > 0 && !is_long);
 }
 
 }  // namespace cto::segmented_sum

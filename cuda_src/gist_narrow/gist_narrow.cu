@@ -225,8 +225,15 @@ template <class F>
 __device__ __forceinline__ Vec<T, WRITE> decode_block(const Vec<u8, WRITE>& codes, int scale) {
     const auto power = scaled_fp8::power_of_two(scale + F::UNSCALED, Acc<T>(0));
     Vec<T, WRITE> y;
+    if constexpr (WRITE % 4 == 0 && F::AS_HALF < 8) {
 #pragma unroll
-    for (int i = 0; i < WRITE; ++i) y.at[i] = scaled_fp8::decode<F, T>(codes.at[i], power);
+        for (int i = 0; i < WRITE; i += 4)
+            scaled_fp8::decode_four<F>(reinterpret_cast<const u32*>(codes.at)[i / 4], power,
+                                       y.at + i);
+    } else {
+#pragma unroll
+        for (int i = 0; i < WRITE; ++i) y.at[i] = scaled_fp8::decode<F, T>(codes.at[i], power);
+    }
     return y;
 }
 

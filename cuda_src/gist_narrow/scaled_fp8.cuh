@@ -3,7 +3,7 @@
 //
 // E4M3 has no infinity, its NaN is 0x7F; E5M2 has both. What is not finite counts for no scale.
 #pragma once
-#include "core/types.cuh"
+#include "core/vec.cuh"
 #include "format/nan.cuh"
 #include "format/narrow_float.cuh"
 
@@ -113,6 +113,27 @@ __device__ __forceinline__ E decode(u32 code, const Power<Acc<E>>& power) {
     if (magnitude >= F::FIRST_NAN) return nan::of_sign<E>(code << 24 & 0x80000000u);
     const Acc<E> value = to_acc(__ushort_as_half(static_cast<u16>(half)));
     return from_acc<E>(times(value, power));
+}
+
+// Four codes, the first in the lowest byte: two at a time, then those of NaN. Of codes that are the
+// upper byte of a half (AS_HALF 8) that gains nothing.
+template <class F, class E>
+__device__ __forceinline__ void decode_four(u32 codes, const Power<Acc<E>>& power, E* y) {
+#pragma unroll
+    for (int pair = 0; pair < 4; pair += 2) {
+        const u32 upper = __byte_perm(codes, 0, pair == 0 ? 0x1404 : 0x3424);
+        const u32 halves = (upper & 0x7F007F00u) >> (8 - F::AS_HALF) | (upper & 0x80008000u);
+        const float2 wide = __half22float2(*reinterpret_cast<const __half2*>(&halves));
+        const Acc<E> values[2] = {times(Acc<E>(wide.x), power), times(Acc<E>(wide.y), power)};
+        vec::round_pair(values, y + pair);
+    }
+    constexpr u32 TO_NAN = 0x80 - F::FIRST_NAN;
+    if ((((codes & 0x7F7F7F7Fu) + TO_NAN * 0x01010101u) & 0x80808080u) == 0) return;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const u32 code = codes >> 8 * i & 0xFFu;
+        if ((code & 0x7Fu) >= F::FIRST_NAN) y[i] = nan::of_sign<E>(code << 24 & 0x80000000u);
+    }
 }
 
 }  // namespace cto::format::scaled_fp8

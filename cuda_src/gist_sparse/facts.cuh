@@ -8,6 +8,7 @@ namespace cto::facts::gist_sparse {
 
 constexpr int TILE_NBYTES = 16384;
 constexpr int THREADS = 256;
+constexpr int NARROW_THREADS = 128;
 constexpr int HEAD_NBYTES = 16;
 constexpr int GROUP_NBYTES = 16;
 constexpr int FP10_GROUP = 12;

@@ -6,6 +6,11 @@
 // puts the elements as they are in place of a code that takes no less, and makes zero again what
 // blocks said of their tiles.
 //
+// A tile is full where it takes no less as a part of a sparse code. While all tiles are, from the
+// first on, they go where they belong if the elements are kept as they are; those behind a tile that
+// is not are counted. What becomes of them, and of the others if the code is sparse after all, is left
+// to the second launch. Where the first tile is not full, none of this happens.
+//
 //     code | head | starts, 8 bytes a tile | mask | values of tile 0 | values of tile 1 | ...
 //          0      16                      mask   values
 #include "gist_sparse/facts.cuh"
@@ -37,10 +42,16 @@ constexpr int WIDTH = vec::WIDTH<T>;
 constexpr int GROUP = Values::GROUP;
 constexpr int GROUPS = (TILE<T> + GROUP - 1) / GROUP;  // that a tile's values have at most
 constexpr u32 NONE = 0xFFFFFFFFu;                      // in place of a tile
+// Threads that encode a tile, and vectors of it that each has; DECODED_ROWS where a block has THREADS.
+constexpr int ENCODERS = sizeof(T) == 2 ? NARROW_THREADS : THREADS;
+constexpr int ROWS = TILE_NBYTES / (16 * ENCODERS), DECODED_ROWS = TILE_NBYTES / (16 * THREADS);
 // Resident blocks of a multiprocessor: what shared memory has room for, and registers without spills.
 #if !defined(__CUDA_CPU__) && \
     (__CUDA_ARCH__ == 800 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200))
-constexpr int ENCODING = (sizeof(T) == 1 && __CUDA_ARCH__ >= 1000) ||
+constexpr int ENCODING = sizeof(T) == 2 ? (__CUDA_ARCH__ == 800 ? 4 : 5)
+                         : (sizeof(T) == 1 && __CUDA_ARCH__ >= 1000) ||
+                                 (sizeof(T) == 16 && __CUDA_ARCH__ == 800) ||
+                                 (ARE_SAME<Values, Fp10<double>> && __CUDA_ARCH__ >= 1000) ||
                                  (ARE_SAME<Values, Msfp15KeepSign<double>> && __CUDA_ARCH__ == 800)
                              ? 3
                              : 4;
@@ -67,7 +78,9 @@ __device__ __forceinline__ u32 groups_of(u32 count) { return (count + GROUP - 1)
 struct Scratch {
     Zeroed<u32>* tickets;
     Zeroed<u32>* groups;  // that are said of each tile
+    u64* begins;          // groups of the tiles before each one, where the first is full
     u64* nbytes;          // of the code
+    u32* full;            // the tiles before the first that is not full
 };
 
 // A call: n elements of x to y.
@@ -96,41 +109,52 @@ struct Packed {
 struct Shared {
     Packed tiles[2];  // one that is packed, and the one before, which is stored
     Counts counts;
-    alignas(16) u32 parts[WARPS];
+    alignas(16) u32 parts[ENCODERS / WARP];
     u32 ticket;
 };
 
 // What is not zero to its place among the tile's values, zeros behind the last.
+template <int ROWS>
 __device__ __forceinline__ void pack(const uint4 (&x)[ROWS], const u32 (&bits)[ROWS],
                                      const u32 (&before)[ROWS], u32 count, Packed& tile) {
 #pragma unroll
     for (int row = 0; row < ROWS; ++row) {
-        const T* const elements = reinterpret_cast<const T*>(&x[row]);
         const u32 words[4] = {x[row].x, x[row].y, x[row].z, x[row].w};
-        T* to = tile.values + before[row];
+        Packer<T> packer(tile.values + before[row]);
 #pragma unroll
-        for (int i = 0; i < WIDTH; ++i)
-            if (is_set<T>(words, i)) *to++ = elements[i];
-        write_mask<T>(tile.mask, row, bits[row]);
+        for (int i = 0; i < WIDTH; ++i) packer.put(words, i);
+        write_mask<T, ROWS>(tile.mask, row, bits[row]);
     }
     const u32 behind = count + threadIdx.x;
     if (behind < groups_of(count) * GROUP) tile.values[behind] = T{};
 }
 
-// Returns how many groups of values the tile has.
+// Whether a tile with so many values is full: the last one if no element is zero.
+__device__ __forceinline__ bool is_full(const Encoding& call, u32 tile, u32 count) {
+    if constexpr (!Values::AS_LONG) return false;
+    constexpr u32 LEAST = (TILE_NBYTES - TILE<T> / 8 - 8 + 15) / 16 * GROUP;
+    const i64 n = call.n - static_cast<i64>(tile) * TILE<T>;
+    return count >= (n < TILE<T> ? static_cast<u32>(n) : LEAST);
+}
+
+// Returns how many values the tile has, and says it to the others.
+template <bool SAYS, int ROWS>
 __device__ __forceinline__ u32 pack_tile(const Encoding& call, const uint4 (&loaded)[ROWS],
                                          u32 tile, Counts& counts, Packed& packed) {
     u32 bits[ROWS], before[ROWS];
 #pragma unroll
     for (int row = 0; row < ROWS; ++row) bits[row] = set_bits<T>(loaded[row]);
-    const u32 count = rank<WIDTH>(bits, counts, before), groups = groups_of(count);
-    if (threadIdx.x == 0) prefix::say(call.scratch.groups, tile, groups);
+    const u32 count = rank<WIDTH>(bits, counts, before);
+    if (SAYS && threadIdx.x == 0)
+        prefix::say(call.scratch.groups, tile, groups_of(count), !is_full(call, tile, count));
     pack(loaded, bits, before, count, packed);
-    return groups;
+    return count;
 }
 
+template <int BLOCK>
 __device__ __forceinline__ void store_mask(const Encoding& call, const Packed& packed, u32 tile) {
     constexpr int VECS = TILE<T> / 128;  // of 16 bytes
+    static_assert(VECS <= BLOCK);
     const i64 vec = static_cast<i64>(tile) * VECS + threadIdx.x;
     if (threadIdx.x < VECS && vec * 128 < call.n)
         store_any(call.y + call.code.mask + 16 * vec,
@@ -138,11 +162,12 @@ __device__ __forceinline__ void store_mask(const Encoding& call, const Packed& p
 }
 
 // Values that have no room are those of a code that the elements as they are replace.
+template <int BLOCK>
 __device__ __forceinline__ void store_values(const Encoding& call, const Packed& packed, u32 groups,
                                              i64 begin) {
     const i64 room = call.code.nbytes > begin ? (call.code.nbytes - begin) / 16 : 0;
     const u32 stored = groups < room ? groups : static_cast<u32>(room);
-    for (u32 group = threadIdx.x; group < stored; group += THREADS)
+    for (u32 group = threadIdx.x; group < stored; group += BLOCK)
         store_any(call.y + begin + 16 * group, Values::encode(packed.values + group * GROUP),
                   call.aligned);
 }
@@ -152,19 +177,61 @@ __device__ __forceinline__ void store_numbers(const Encoding& call, u32 tile, u3
     u8* const starts = call.y + HEAD_NBYTES;
     store_any<u64>(starts + 8ll * tile, begin, call.aligned);
     if (tile != call.tiles - 1) return;
-    const u64 nbytes = begin + 16 * groups;
-    *call.scratch.nbytes = nbytes;
-    store_any<u64>(call.y, nbytes, call.aligned);
+    store_any<u64>(call.y, begin + 16 * groups, call.aligned);
     store_any<u64>(call.y + 8, 0, call.aligned);
     if (call.tiles % 2) store_any<u64>(starts + 8ll * call.tiles, 0, call.aligned);
 }
 
+template <int BLOCK>
 __device__ __forceinline__ void store_tile(const Encoding& call, const Packed& packed, u32 tile,
-                                           u32 groups, u64 groups_before) {
+                                           u32 count, u64 groups_before) {
     const i64 begin = call.code.values + 16 * static_cast<i64>(groups_before);
-    store_mask(call, packed, tile);
-    store_values(call, packed, groups, begin);
-    if (threadIdx.x == 0) store_numbers(call, tile, groups, begin);
+    store_mask<BLOCK>(call, packed, tile);
+    store_values<BLOCK>(call, packed, groups_of(count), begin);
+    if (threadIdx.x == 0) store_numbers(call, tile, groups_of(count), begin);
+}
+
+// Elements as they are: those of a whole tile without zeros lie packed.
+__device__ __forceinline__ void keep_tile(const Encoding& call, const Packed& packed, u32 tile,
+                                          u32 count) {
+    u8* const to = call.y + HEAD_NBYTES;
+    if (count < TILE<T>) {
+        copy_tile<T, ROWS>(reinterpret_cast<const u8*>(call.x), to, tile, call.n, call.aligned);
+        return;
+    }
+    const uint4* const vecs = reinterpret_cast<const uint4*>(packed.values);
+#pragma unroll
+    for (int vec = threadIdx.x; vec < TILE_NBYTES / 16; vec += ENCODERS)
+        store_any(to + static_cast<i64>(tile) * TILE_NBYTES + 16 * vec, vecs[vec], call.aligned);
+}
+
+// What becomes of the tiles of a block. All blocks change from KEPT to COUNTED behind the same tile.
+enum Way { UNKNOWN, SPARSE, KEPT, COUNTED };
+
+// A tile of so many values, behind tiles of so many groups; `marked` where one since the block's last
+// tile is not full.
+__device__ __forceinline__ void finish_tile(const Encoding& call, const Packed& packed, u32 tile,
+                                            u32 count, u64 groups_before, bool marked, Way& way) {
+    const bool full = is_full(call, tile, count);
+    if (way == UNKNOWN) {
+        const bool first_is_full =
+            tile == 0 ? full : prefix::look(call.scratch.groups, 0) < prefix::MARK;
+        way = Values::AS_LONG && first_is_full ? KEPT : SPARSE;
+    }
+    if (threadIdx.x == 0) {
+        if (tile == call.tiles - 1)
+            *call.scratch.nbytes = call.code.values + 16 * (groups_before + groups_of(count));
+        if (way == KEPT && !marked && (!full || tile == call.tiles - 1))
+            *call.scratch.full = full ? call.tiles : tile;
+        if (way == SPARSE && tile == 0) *call.scratch.full = 0;
+    }
+    if (way == SPARSE) {
+        store_tile<ENCODERS>(call, packed, tile, count, groups_before);
+        return;
+    }
+    if (way == KEPT && (marked || !full)) way = COUNTED;
+    if (threadIdx.x == 0) call.scratch.begins[tile] = groups_before;
+    if (way == KEPT) keep_tile(call, packed, tile, count);
 }
 
 __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& call) {
@@ -174,30 +241,44 @@ __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& cal
     u64 begin = 0;  // groups of the tiles before `summed`, as a turn begins
     uint4 loaded[ROWS];
     int place = 0;
+    Way way = UNKNOWN;
     do {
         if (threadIdx.x == 0) {
             shared.ticket = upcoming;
             upcoming = call.ticket_after(upcoming);
         }
-        u32 groups = 0;
+        u32 count = 0;
         if (loading == NONE)
             __syncthreads();
         else
-            groups = pack_tile(call, loaded, loading, shared.counts, shared.tiles[place]);
+            count = pack_tile<true>(call, loaded, loading, shared.counts, shared.tiles[place]);
         const u32 next = shared.ticket < call.tiles ? shared.ticket : NONE;
-        prefix::Span<THREADS> between(call.scratch.groups, summed, packed == NONE ? 0 : packed);
+        prefix::Span<ENCODERS> between(call.scratch.groups, summed, packed == NONE ? 0 : packed);
         if (next != NONE) load_tile(call.x, next, call.n, call.aligned, loaded);
-        begin += prefix::block_sum(between.heard(), shared.parts);
+        const prefix::Heard heard = prefix::of_block(between.heard(), shared.parts);
+        begin += heard.sum;
         place ^= 1;
         if (packed != NONE) {
-            store_tile(call, shared.tiles[place], packed, of_packed, begin);
-            begin += of_packed;
+            finish_tile(call, shared.tiles[place], packed, of_packed, begin, heard.marked, way);
+            begin += groups_of(of_packed);
             summed = packed + 1;
         }
         packed = loading;
-        of_packed = groups;
+        of_packed = count;
         loading = next;
     } while (loading != NONE || packed != NONE);
+}
+
+// The sparse code after all, where every tile's place is known.
+__device__ __forceinline__ void encode_again(const Encoding& call, Counts& counts, Packed& packed) {
+    for (u32 tile = blockIdx.x; tile < call.tiles; tile += gridDim.x) {
+        uint4 loaded[DECODED_ROWS];
+        load_tile(call.x, tile, call.n, call.aligned, loaded);
+        const u32 count = pack_tile<false>(call, loaded, tile, counts, packed);
+        __syncthreads();
+        store_tile<THREADS>(call, packed, tile, count, call.scratch.begins[tile]);
+        __syncthreads();
+    }
 }
 
 // ---- decoding -------------------------------------------------------------------------------------
@@ -242,16 +323,17 @@ __device__ __forceinline__ bool has_place(const u8* x, i64 tile, i64 n, const Co
 __device__ __forceinline__ void decode_tile(T* packed, Counts& counts, const u8* x, i64 tile, i64 n,
                                             const Code& code, T* y, bool aligned) {
     const u8* const start = x + HEAD_NBYTES + 8 * tile;
-    u32 bits[ROWS] = {}, before[ROWS];
+    u32 bits[DECODED_ROWS] = {}, before[DECODED_ROWS];
     i64 begin = 0, end = 0;
     if (code.values <= code.nbytes) {
 #pragma unroll
-        for (int row = 0; row < ROWS; ++row) bits[row] = read_mask<T>(x + code.mask, tile, row, n);
+        for (int row = 0; row < DECODED_ROWS; ++row)
+            bits[row] = read_mask<T, DECODED_ROWS>(x + code.mask, tile, row, n);
         begin = load_any<i64>(start, aligned);
         end = load_any<i64>(tile == tiles_of(n) - 1 ? x : start + 8, aligned);
     }
     if (is_kept(x, n, code, aligned)) {
-        copy_tile<T>(x + HEAD_NBYTES, reinterpret_cast<u8*>(y), tile, n, aligned);
+        copy_tile<T, DECODED_ROWS>(x + HEAD_NBYTES, reinterpret_cast<u8*>(y), tile, n, aligned);
         return;
     }
     const u32 groups = sound_groups(begin, end, code);
@@ -265,13 +347,14 @@ __device__ __forceinline__ void decode_tile(T* packed, Counts& counts, const u8*
     bool sound = groups == groups_of(count);
     if constexpr (Values::HAS_NAN) sound = sound && in_place;
 #pragma unroll
-    for (int row = 0; row < ROWS; ++row)
-        store_row(y, tile, row, n, aligned, unpack(packed, before[row], sound ? bits[row] : 0));
+    for (int row = 0; row < DECODED_ROWS; ++row)
+        store_row<T, DECODED_ROWS>(y, tile, row, n, aligned,
+                                   unpack(packed, before[row], sound ? bits[row] : 0));
     if constexpr (Values::HAS_NAN) {
         if (sound) return;  // apart from the rows above, beside which it would spill
 #pragma unroll 1
-        for (int row = 0; row < ROWS; ++row)
-            store_row(y, tile, row, n, aligned, vector_of_nan<T>());
+        for (int row = 0; row < DECODED_ROWS; ++row)
+            store_row<T, DECODED_ROWS>(y, tile, row, n, aligned, vector_of_nan<T>());
     }
 }
 
@@ -281,33 +364,49 @@ using namespace cto;
 
 // ---- entry points; aligned: both arrays start at a multiple of 16 bytes -------------------------
 
-extern "C" __global__ void __launch_bounds__(THREADS, ENCODING)
+extern "C" __global__ void __launch_bounds__(ENCODERS, ENCODING)
     gist_sparse__encode(const void* x, u8* y, i64 n_x, i64 n_y, i64 mask, i64 values,
-                        Zeroed<u32>* tickets, Zeroed<u32>* groups, u64* nbytes, bool aligned) {
+                        Zeroed<u32>* tickets, Zeroed<u32>* groups, u64* begins, u64* nbytes,
+                        u32* full, bool aligned) {
     __shared__ Shared shared;
-    const u32 tiles = static_cast<u32>(tiles_of(n_x));
     encode_tiles(shared, {static_cast<const T*>(x),
                           n_x,
                           y,
                           {n_y, mask, values},
-                          {tickets, groups, nbytes},
-                          tiles,
+                          {tickets, groups, begins, nbytes, full},
+                          static_cast<u32>(tiles_of(n_x)),
                           aligned});
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    gist_sparse__finish(const void* x, u8* y, i64 n_x, i64 values, Zeroed<u32>* groups,
-                        const u64* nbytes, bool aligned) {
+    gist_sparse__finish(const void* x, u8* y, i64 n_x, i64 n_y, i64 mask, i64 values,
+                        Zeroed<u32>* groups, u64* begins, u64* nbytes, u32* full, bool aligned) {
     const i64 tiles = tiles_of(n_x), kept = HEAD_NBYTES + n_x * static_cast<i64>(sizeof(T));
     const i64 thread = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
     for (i64 tile = thread; tile < tiles; tile += gridDim.x * THREADS) groups[tile].value = 0;
-    if (kept > values && static_cast<i64>(*nbytes) < kept) return;
+    const bool was_encoded = kept > values;
+    const u32 first = was_encoded ? *full : 0;
+    if (was_encoded && static_cast<i64>(*nbytes) < kept) {
+        if constexpr (Values::AS_LONG) {
+            __shared__ Packed packed;
+            __shared__ Counts counts;
+            const Encoding call{static_cast<const T*>(x),
+                                n_x,
+                                y,
+                                {n_y, mask, values},
+                                {nullptr, groups, begins, nbytes, full},
+                                static_cast<u32>(tiles),
+                                aligned};
+            if (first > 0) encode_again(call, counts, packed);
+        }
+        return;
+    }
     if (thread == 0) {
         store_any<u64>(y, kept, aligned);
         store_any<u64>(y + 8, 1, aligned);
     }
-    for (i64 tile = blockIdx.x; tile < tiles; tile += gridDim.x)
-        copy_tile<T>(static_cast<const u8*>(x), y + HEAD_NBYTES, tile, n_x, aligned);
+    for (i64 tile = first + blockIdx.x; tile < tiles; tile += gridDim.x)
+        copy_tile<T, DECODED_ROWS>(static_cast<const u8*>(x), y + HEAD_NBYTES, tile, n_x, aligned);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, DECODING)

@@ -8,18 +8,18 @@ namespace cto::gist_sparse::mask {
 
 using namespace tile;
 
-// Set bits of each warp's part of each row.
-using Counts = u32[WARPS * ROWS];
-static_assert(WARPS * ROWS == WARP, "a warp adds up all parts of a tile");
+// Set bits of each warp's part of each row: there are as many parts as lanes, which add them up.
+using Counts = u32[WARP];
+static_assert(TILE_NBYTES == 16 * WARP * WARP);
 
 // ---- bits of elements -----------------------------------------------------------------------------
 
 template <class T>
 __device__ __forceinline__ bool is_set(const u32 (&words)[4], int i) {
-    if constexpr (sizeof(T) < 4) {
-        constexpr int IN_WORD = 4 / sizeof(T);
-        constexpr u32 FIRST = sizeof(T) == 1 ? 0xFFu : 0xFFFFu;
-        return (words[i / IN_WORD] & FIRST << 32 / IN_WORD * (i % IN_WORD)) != 0;
+    if constexpr (sizeof(T) == 2) {
+        return i % 2 == 0 ? (words[i / 2] & 0xFFFFu) != 0 : words[i / 2] > 0xFFFFu;
+    } else if constexpr (sizeof(T) == 1) {
+        return (words[i / 4] & 0xFFu << 8 * (i % 4)) != 0;
     } else {
         constexpr int WORDS = sizeof(T) / 4;
         u32 any = 0;
@@ -35,9 +35,21 @@ __device__ __forceinline__ u32 bits_of_bytes(u32 word) {
     const u32 set = (((word & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | word) & 0x80808080u;
     return set * 0x00204081u >> 28;
 }
-__device__ __forceinline__ u32 bits_of_halves(u32 word) {
-    const u32 set = ((word & 0x7FFF7FFFu) + 0x7FFF7FFFu) | word;
-    return (set >> 15 & 1u) | (set >> 30 & 2u);
+// Of four words of two elements.
+__device__ __forceinline__ u32 bits_of_halves(const u32 (&words)[4]) {
+#if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 900
+    u32 both = 0;  // bits 0, 2, 4, 6, and 16 behind them those of the upper halves
+#pragma unroll
+    for (int i = 0; i < 4; ++i) both += __vminu2(words[i], 0x00010001u) << 2 * i;
+    return (both & 0x55u) | both >> 15;
+#else
+    u32 both = 0;  // the same, 9 bits further on
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        both |=
+            ((((words[i] & 0x7FFF7FFFu) + 0x7FFF7FFFu) | words[i]) & 0x80008000u) >> (6 - 2 * i);
+    return (both >> 9 & 0x55u) | both >> 24;
+#endif
 }
 
 template <class T>
@@ -48,8 +60,7 @@ __device__ __forceinline__ u32 set_bits(const uint4& x) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) bits |= bits_of_bytes(words[i]) << 4 * i;
     } else if constexpr (sizeof(T) == 2) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) bits |= bits_of_halves(words[i]) << 2 * i;
+        bits = bits_of_halves(words);
     } else {
 #pragma unroll
         for (int i = 0; i < vec::WIDTH<T>; ++i) bits |= (is_set<T>(words, i) ? 1u : 0u) << i;
@@ -60,10 +71,10 @@ __device__ __forceinline__ u32 set_bits(const uint4& x) {
 // ---- bits of a row, two bytes of 16 elements or one of fewer ---------------------------------------
 
 // To a tile's mask; neighbouring threads may share a byte.
-template <class T>
+template <class T, int ROWS>
 __device__ __forceinline__ void write_mask(u8* mask, int row, u32 bits) {
     constexpr int WIDTH = vec::WIDTH<T>;
-    const int vector = row * THREADS + threadIdx.x;
+    const int vector = row * THREADS_OF<ROWS> + threadIdx.x;
     if constexpr (WIDTH == 16) {
         reinterpret_cast<u16*>(mask)[vector] = static_cast<u16>(bits);
     } else {
@@ -77,10 +88,10 @@ __device__ __forceinline__ void write_mask(u8* mask, int row, u32 bits) {
 }
 
 // From the mask of n elements, at any address; bits behind the last element do not count.
-template <class T>
+template <class T, int ROWS>
 __device__ __forceinline__ u32 read_mask(const u8* mask, i64 tile, int row, i64 n) {
     constexpr int WIDTH = vec::WIDTH<T>;
-    const i64 first = element_of<T>(tile, row);
+    const i64 first = element_of<T, ROWS>(tile, row);
     if (first >= n) return 0;
     const u8* const from = mask + first / 8;
     const u32 bits = WIDTH == 16 ? from[0] | from[1] << 8 : from[0] >> first % 8;
@@ -91,7 +102,7 @@ __device__ __forceinline__ u32 read_mask(const u8* mask, i64 tile, int row, i64 
 
 // For each row of a thread how many bits of the warp's part are set before its own. Rows are added
 // up in the fields of a word, wide enough for 31 lanes: what 32 overflow, the difference undoes.
-template <int WIDTH>
+template <int WIDTH, int ROWS>
 __device__ __forceinline__ void rank_in_warp(const u32 (&bits)[ROWS], u32 (&before)[ROWS]) {
     constexpr int FIELD = 31 * WIDTH < 256 ? 8 : 16, FIELDS = 32 / FIELD;
 #pragma unroll
@@ -107,8 +118,9 @@ __device__ __forceinline__ void rank_in_warp(const u32 (&bits)[ROWS], u32 (&befo
 }
 
 // The same of the tile, in the order of elements; returns its bits. A barrier.
-template <int WIDTH>
+template <int WIDTH, int ROWS>
 __device__ __forceinline__ u32 rank(const u32 (&bits)[ROWS], Counts& counts, u32 (&before)[ROWS]) {
+    constexpr int WARPS = WARP / ROWS;
     rank_in_warp<WIDTH>(bits, before);
     if (lane() == WARP - 1) {
 #pragma unroll
@@ -154,5 +166,55 @@ __device__ __forceinline__ vec::Vec<u8, 16> unpack(const u8* packed, u32 place, 
     }
     return value;
 }
+
+// Puts elements that are set one behind the other, in shared memory.
+template <class T, int NBYTES = sizeof(T)>
+class Packer {
+    T* to;
+
+  public:
+    __device__ explicit Packer(T* to) : to(to) {}
+    __device__ __forceinline__ void put(const u32 (&words)[4], int i) {
+        if (is_set<T>(words, i)) *to++ = reinterpret_cast<const T*>(words)[i];
+    }
+};
+
+#ifndef __CUDA_CPU__
+// In C++ each element of these widths costs an address of its own.
+template <class T>
+class Packer<T, 4> {
+    u32 to;
+
+  public:
+    __device__ __forceinline__ explicit Packer(T* to)
+        : to(static_cast<u32>(__cvta_generic_to_shared(to))) {}
+    __device__ __forceinline__ void put(const u32 (&words)[4], int i) {
+        asm volatile(
+            "{.reg .pred p; setp.ne.u32 p, %1, 0;\n"
+            "@p st.shared.u32 [%0], %1; @p add.u32 %0, %0, 4;}"
+            : "+r"(to)
+            : "r"(words[i])
+            : "memory");
+    }
+};
+
+template <class T>
+class Packer<T, 2> {
+    u32 to;
+
+  public:
+    __device__ __forceinline__ explicit Packer(T* to)
+        : to(static_cast<u32>(__cvta_generic_to_shared(to))) {}
+    __device__ __forceinline__ void put(const u32 (&words)[4], int i) {
+        const u32 word = words[i / 2];
+        asm volatile(
+            "{.reg .pred p; setp.ne.u32 p, %1, 0;\n"
+            "@p st.shared.u16 [%0], %2; @p add.u32 %0, %0, 2;}"
+            : "+r"(to)
+            : "r"(word & 0xFFFFu << 16 * (i % 2)), "h"(static_cast<u16>(word >> 16 * (i % 2)))
+            : "memory");
+    }
+};
+#endif
 
 }  // namespace cto::gist_sparse::mask

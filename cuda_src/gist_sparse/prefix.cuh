@@ -14,9 +14,12 @@ namespace cto::prefix {
 
 using zeroed::Zeroed;
 
-// A tile's word is one more than what the tile has, or zero where nothing was said yet.
-__device__ __forceinline__ void say(Zeroed<u32>* words, u32 tile, u32 has) {
-    *static_cast<volatile u32*>(&words[tile].value) = has + 1;
+constexpr u32 MARK = 1u << 31;
+
+// A tile's word is one more than what the tile has, perhaps with a mark, or zero where nothing was
+// said yet.
+__device__ __forceinline__ void say(Zeroed<u32>* words, u32 tile, u32 has, bool marked) {
+    *static_cast<volatile u32*>(&words[tile].value) = has + 1 + (marked ? MARK : 0);
 }
 
 __device__ __forceinline__ u32 look(const Zeroed<u32>* words, u32 tile) {
@@ -29,10 +32,17 @@ __device__ __forceinline__ u32 warp_sum(u32 x) {
     return x;
 }
 
+// What some tiles have, and whether one of them has a mark.
+struct Heard {
+    u64 sum;
+    bool marked;
+};
+
 // The tiles from one to before another, whose words the threads of a block look at side by side.
 template <int THREADS>
 class Span {
-    static constexpr int EARLY = 3;  // words of a thread that are asked for at a time
+    static constexpr int EARLY =
+        THREADS == 256 ? 3 : 6;  // words of a thread that are asked for at a time
 
     const Zeroed<u32>* words;
     u32 from, end;
@@ -58,30 +68,38 @@ class Span {
         ask();
     }
 
-    // What a thread's tiles have, as soon as all is said.
-    __device__ __forceinline__ u32 heard() {
-        u32 sum = 0;
+    // What a thread's tiles have, as soon as all is said, and whether one has a mark. The marks that
+    // are added with the rest change the highest bit alone.
+    __device__ __forceinline__ Heard heard() {
+        u32 sum = 0, any = 0;
         while (true) {
             while (!answered()) ask();
 #pragma unroll
-            for (int i = 0; i < EARLY; ++i) sum += asked[i] - 1;
+            for (int i = 0; i < EARLY; ++i) {
+                sum += asked[i] - 1;
+                any |= asked[i];
+            }
             from += EARLY * THREADS;
-            if (from >= end) return sum;
+            if (from >= end) return {sum & ~MARK, (any & MARK) != 0};
             ask();
         }
     }
 };
 
-// The sum over a block, by all its threads and as a barrier; a warp's part stays below 2^32.
+// The same of a block, by all its threads and as a barrier; a warp's sum stays below 2^31.
 template <int WARPS>
-__device__ __forceinline__ u64 block_sum(u32 own, u32 (&parts)[WARPS]) {
-    own = warp_sum(own);
-    if (threadIdx.x % WARP == 0) parts[threadIdx.x / WARP] = own;
+__device__ __forceinline__ Heard of_block(const Heard& own, u32 (&parts)[WARPS]) {
+    const u32 sum = warp_sum(static_cast<u32>(own.sum));
+    const bool marked = __any_sync(ALL_LANES, own.marked);
+    if (threadIdx.x % WARP == 0) parts[threadIdx.x / WARP] = sum | (marked ? MARK : 0);
     __syncthreads();
-    u64 sum = 0;
+    Heard all{0, false};
 #pragma unroll
-    for (int i = 0; i < WARPS; ++i) sum += parts[i];
-    return sum;
+    for (int i = 0; i < WARPS; ++i) {
+        all.sum += parts[i] & ~MARK;
+        all.marked = all.marked || parts[i] >= MARK;
+    }
+    return all;
 }
 
 }  // namespace cto::prefix

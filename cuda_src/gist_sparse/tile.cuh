@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A tile of elements in registers: 16,384 bytes, four vectors a thread, 256 vectors apart.
+// A tile of elements in registers: 16,384 bytes, ROWS vectors a thread, as many vectors apart as the
+// block has threads.
 #pragma once
 #include "core/vec.cuh"
 #include "gist_sparse/facts.cuh"
@@ -7,8 +8,8 @@
 namespace cto::gist_sparse::tile {
 
 using namespace facts::gist_sparse;
-constexpr int WARPS = THREADS / WARP;
-constexpr int ROWS = TILE_NBYTES / (16 * THREADS);
+template <int ROWS>
+constexpr int THREADS_OF = TILE_NBYTES / (16 * ROWS);
 
 template <class T>
 constexpr int TILE = TILE_NBYTES / sizeof(T);
@@ -41,33 +42,35 @@ __device__ __forceinline__ void store_any(u8* to, const V& value, bool aligned) 
 // ---- rows of a tile -------------------------------------------------------------------------------
 
 // The first element that a thread has of a row, of all elements.
-template <class T>
+template <class T, int ROWS>
 __device__ __forceinline__ i64 element_of(i64 tile, int row) {
-    return tile * TILE<T> + (row * THREADS + static_cast<int>(threadIdx.x)) * vec::WIDTH<T>;
+    return tile * TILE<T> +
+           (row * THREADS_OF<ROWS> + static_cast<int>(threadIdx.x)) * vec::WIDTH<T>;
 }
 
 // In words, whatever the elements are: those of a byte would take a register each.
-template <class T>
+template <class T, int ROWS>
 __device__ __forceinline__ void load_tile(const T* x, i64 tile, i64 n, bool aligned,
                                           uint4 (&loaded)[ROWS]) {
     if (aligned && (tile + 1) * TILE<T> <= n) {
 #pragma unroll
         for (int row = 0; row < ROWS; ++row)
-            loaded[row] =
-                vec::load_streaming(reinterpret_cast<const uint4*>(x + element_of<T>(tile, row)));
+            loaded[row] = vec::load_streaming(
+                reinterpret_cast<const uint4*>(x + element_of<T, ROWS>(tile, row)));
         return;
     }
 #pragma unroll
     for (int row = 0; row < ROWS; ++row) {
-        const auto elements = vec::load_elements<T, vec::WIDTH<T>>(x, element_of<T>(tile, row), n);
+        const auto elements =
+            vec::load_elements<T, vec::WIDTH<T>>(x, element_of<T, ROWS>(tile, row), n);
         loaded[row] = *reinterpret_cast<const uint4*>(&elements);
     }
 }
 
-template <class T>
+template <class T, int ROWS>
 __device__ __forceinline__ void store_row(T* y, i64 tile, int row, i64 n, bool aligned,
                                           const vec::Vec<T, vec::WIDTH<T>>& value) {
-    const i64 first = element_of<T>(tile, row);
+    const i64 first = element_of<T, ROWS>(tile, row);
     if (aligned && (tile + 1) * TILE<T> <= n)
         vec::store_streaming(reinterpret_cast<vec::Vec<T, vec::WIDTH<T>>*>(y + first), value);
     else
@@ -75,19 +78,19 @@ __device__ __forceinline__ void store_row(T* y, i64 tile, int row, i64 n, bool a
 }
 
 // Elements of n, as they are.
-template <class T>
+template <class T, int ROWS>
 __device__ __forceinline__ void copy_tile(const u8* from, u8* to, i64 tile, i64 n, bool aligned) {
     if (aligned) {
         uint4 loaded[ROWS];
         load_tile(reinterpret_cast<const T*>(from), tile, n, true, loaded);
 #pragma unroll
         for (int row = 0; row < ROWS; ++row)
-            store_row(reinterpret_cast<T*>(to), tile, row, n, true,
-                      *reinterpret_cast<const vec::Vec<T, vec::WIDTH<T>>*>(&loaded[row]));
+            store_row<T, ROWS>(reinterpret_cast<T*>(to), tile, row, n, true,
+                               *reinterpret_cast<const vec::Vec<T, vec::WIDTH<T>>*>(&loaded[row]));
         return;
     }
     const i64 first = tile * TILE_NBYTES, nbytes = n * static_cast<i64>(sizeof(T));
-    for (i64 i = first + threadIdx.x; i < first + TILE_NBYTES && i < nbytes; i += THREADS)
+    for (i64 i = first + threadIdx.x; i < first + TILE_NBYTES && i < nbytes; i += THREADS_OF<ROWS>)
         to[i] = from[i];
 }
 

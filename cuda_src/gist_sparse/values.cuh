@@ -20,12 +20,13 @@ struct alignas(sizeof(E) * N % 16 == 0 ? 16 : 8) Group {
     E at[N];
 };
 
-// HAS_NAN: elements whose values are not where the code says are NaN, else 0.
+// HAS_NAN: elements whose values are not where the code says are NaN, else 0. AS_LONG: values take as
+// many bytes as elements.
 
 template <class E>
 struct AsTheyAre {
     static constexpr int GROUP = vec::WIDTH<E>;
-    static constexpr bool HAS_NAN = false;
+    static constexpr bool HAS_NAN = false, AS_LONG = true;
     static __device__ uint4 encode(const E* values) {
         return *reinterpret_cast<const uint4*>(values);
     }
@@ -37,7 +38,7 @@ struct AsTheyAre {
 template <class E>
 struct Fp10 {
     static constexpr int GROUP = facts::gist_sparse::FP10_GROUP;
-    static constexpr bool HAS_NAN = true;
+    static constexpr bool HAS_NAN = true, AS_LONG = false;
     static __device__ uint4 encode(const E* values) {
         const auto group = *reinterpret_cast<const Group<E, GROUP>*>(values);
         u32 words[4];
@@ -48,9 +49,8 @@ struct Fp10 {
         const u32 words[4] = {code.x, code.y, code.z, code.w};
         Group<E, GROUP> group;
 #pragma unroll
-        for (int i = 0; i < GROUP; ++i)
-            group.at[i] = format::fp10::decode<E>(
-                words[i / facts::FP10_IN_WORD] >> 10 * (i % facts::FP10_IN_WORD) & 0x3FFu);
+        for (int i = 0; i < GROUP / facts::FP10_IN_WORD; ++i)
+            format::fp10::decode_word(words[i], group.at + i * facts::FP10_IN_WORD);
         *reinterpret_cast<Group<E, GROUP>*>(values) = group;
     }
 };
@@ -58,7 +58,7 @@ struct Fp10 {
 template <class E, bool KEEP_SIGN = false>
 struct Msfp15 {
     static constexpr int GROUP = facts::gist_sparse::MSFP15_GROUP;
-    static constexpr bool HAS_NAN = true;
+    static constexpr bool HAS_NAN = true, AS_LONG = false;
     static __device__ uint4 encode(const E* values) {
         const uint2 low = encode_box(values), high = encode_box(values + 8);
         return make_uint4(low.x, low.y, high.x, high.y);

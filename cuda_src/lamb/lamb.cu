@@ -35,11 +35,9 @@ struct DirectionFactors {
     bool update;
 };
 
-// In one thread of each block: beta^t takes longer than an element.
 __device__ __forceinline__ DirectionFactors
-direction_factors(const LambRule& rule, const Either<1>& rate, const Either<1>& step,
-                  const Either<1>& loss_scale, const Either<1>& norm, const Either<1>& update) {
-    const i64 t = rule.correct_bias ? as_i64(step) : 0;
+direction_factors(const LambRule& rule, const Either<1>& rate, const Either<1>& loss_scale,
+                  const Either<1>& norm, const Either<1>& update, const double (&of_moments)[2]) {
     DirectionFactors by;
     by.divisor = static_cast<ACC>(
         step::gradient_divisor(as_double(loss_scale), as_double(norm), rule.max_norm));
@@ -49,19 +47,36 @@ direction_factors(const LambRule& rule, const Either<1>& rate, const Either<1>& 
     by.rest_of_beta = static_cast<ACC>(1.0 - rule.beta);
     by.lambda = static_cast<ACC>(rule.lambda_);
     by.epsilon = static_cast<ACC>(rule.epsilon);
-    by.c1 = static_cast<ACC>(step::bias_correction(rule.alpha, t));
-    by.c2 = static_cast<ACC>(step::bias_correction(rule.beta, t));
+    by.c1 = static_cast<ACC>(of_moments[0]);
+    by.c2 = static_cast<ACC>(of_moments[1]);
     by.update = as_i64(update) && step::can_be_made(as_double(rate), as_double(loss_scale));
     return by;
 }
 
-// In double: squares of what float holds may be beyond its range, or below.
+// In double: squares of what float holds may be beyond its range, or below. Those of a vector are added
+// in float where that is precise.
 struct SumsOfSquares {
     double weights, directions;
 
-    __device__ __forceinline__ void add(ACC weight, ACC direction) {
-        weights += static_cast<double>(weight) * weight;
-        directions += static_cast<double>(direction) * direction;
+    template <int N>
+    __device__ __forceinline__ void add(const ACC (&weight)[N], const ACC (&direction)[N]) {
+        add_to(weights, weight);
+        add_to(directions, direction);
+    }
+
+  private:
+    template <int N>
+    static __device__ __forceinline__ void add_to(double& sum, const ACC (&x)[N]) {
+        constexpr ACC LEAST = static_cast<ACC>(0x1p-64), MOST = static_cast<ACC>(0x1p96);
+        ACC squares = 0;
+#pragma unroll
+        for (int k = 0; k < N; ++k) squares += x[k] * x[k];
+        if (squares >= LEAST && squares <= MOST) {
+            sum += squares;
+            return;
+        }
+#pragma unroll
+        for (int k = 0; k < N; ++k) sum += static_cast<double>(x[k]) * x[k];
     }
 };
 
@@ -80,7 +95,7 @@ struct Direction : Parameter<W, GRAD, MOMENT> {
     }
     template <int N>
     __device__ __forceinline__ void store(const Loaded<N>& loaded, i64 i) const {
-        ACC mean[N], square[N], direction[N];
+        ACC mean[N], square[N], direction[N], weights[N];
 #pragma unroll
         for (int k = 0; k < N; ++k) {
             const ACC gradient = to_acc(loaded.g.at[k]) / by.divisor;
@@ -94,8 +109,9 @@ struct Direction : Parameter<W, GRAD, MOMENT> {
             if (!finite) mean[k] = old_mean;
             if (!finite) square[k] = old_square;
             direction[k] = to_acc(from_acc<GRAD>(finite ? exact : ACC(0)));
-            sums.add(weight, direction[k]);
+            weights[k] = weight;
         }
+        sums.add(weights, direction);
         parameter_update::store(new_m, i, mean);
         parameter_update::store(new_v, i, square);
         parameter_update::store(d, i, direction);
@@ -142,15 +158,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) lamb__direction(
     const __grid_constant__ Either<1> update, GRAD* directions, double* partials, double* norms,
     Zeroed<u32>* tickets) {
     __shared__ DirectionFactors by;
+    __shared__ double of_moments[2];
     __shared__ bool last;
     __shared__ reduce::BlockScratch<double, THREADS> scratch;
-    if (threadIdx.x == 0) by = direction_factors(rule, rate, step, loss_scale, norm, update);
-    __syncthreads();
     const Chunk chunk(sizes, columns.n_tensors);
     const int t = chunk.tensor;
+    const W* const w = array_of<const W>(arrays, columns, 0, t);
     const GRAD* const g = array_of<const GRAD>(arrays, columns, 1, t);
     const MOMENT* const m = array_of<const MOMENT>(arrays, columns, 2, t);
     const MOMENT* const v = array_of<const MOMENT>(arrays, columns, 3, t);
+    const Parameter<W, GRAD, MOMENT> parameter{w, g, m, v};
+    parameter.expect<EXPECTED_NBYTES>(chunk.first, chunk.end);
+    step::bias_corrections(rule.alpha, rule.beta, rule.correct_bias ? as_i64(step) : 0, of_moments);
+    if (threadIdx.x == 0) by = direction_factors(rule, rate, loss_scale, norm, update, of_moments);
+    __syncthreads();
     GRAD* const new_g = array_of<GRAD>(arrays, columns, 4, t);
     MOMENT* const new_m = array_of<MOMENT>(arrays, columns, 5, t);
     MOMENT* const new_v = array_of<MOMENT>(arrays, columns, 6, t);
@@ -163,8 +184,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) lamb__direction(
     const u32 first_chunk = sizes.first_chunk[t];
     GRAD* const d = new_g ? new_g : directions + first_chunk * CHUNK;
     SumsOfSquares sums{0, 0};
-    const W* const w = array_of<const W>(arrays, columns, 0, t);
-    const Direction direction{{w, g, m, v}, d, new_m, new_v, by, sums};
+    const Direction direction{parameter, d, new_m, new_v, by, sums};
     range_map::map_range<Tiling>(direction, chunk.first, chunk.end, chunk.n);
     const u32 n_chunks = sizes.first_chunk[CAPACITY],
               of_tensor = sizes.first_chunk[t + 1] - first_chunk;
@@ -185,7 +205,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) lamb__direction(
     norms[2 * t + 1] = all_directions;
 }
 
-// Lists: weights, copies; then those that are written: gradients, weights, copies.
+// Lists: weights, copies; then those that are written: gradients, weights, copies. The last chunks
+// come first: their weights and directions were written last, and may still be in the L2 cache.
 extern "C" __global__ void __launch_bounds__(THREADS)
     lamb__update(const __grid_constant__ Pointers<POINTERS> arrays,
                  const __grid_constant__ Columns<5> columns,
@@ -194,7 +215,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                  const __grid_constant__ Either<1> loss_scale,
                  const __grid_constant__ Either<1> update, const GRAD* directions,
                  const double* norms, bool is_bfloat16) {
-    const Chunk chunk(sizes, columns.n_tensors);
+    const Chunk chunk(sizes, columns.n_tensors, gridDim.x - 1 - blockIdx.x);
     const int t = chunk.tensor;
     const W* const w = array_of<const W>(arrays, columns, 0, t);
     GRAD* const new_g = array_of<GRAD>(arrays, columns, 2, t);

@@ -23,6 +23,16 @@ __device__ __forceinline__ double bias_correction(double beta, i64 t) {
     return t > 0 ? 1.0 - pow(beta, static_cast<double>(t)) : 1.0;
 }
 
+// The same of both moments, by a thread of each of two warps: a power takes longer than an element. A
+// barrier.
+__device__ __forceinline__ void bias_corrections(double alpha, double beta, i64 t,
+                                                 double (&of_moments)[2]) {
+    const u32 moment = threadIdx.x / WARP;
+    if (threadIdx.x % WARP == 0 && moment < 2)
+        of_moments[moment] = bias_correction(moment == 0 ? alpha : beta, t);
+    __syncthreads();
+}
+
 __device__ __forceinline__ float square_root(float x) { return sqrtf(x); }
 __device__ __forceinline__ double square_root(double x) { return sqrt(x); }
 

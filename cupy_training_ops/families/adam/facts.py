@@ -6,6 +6,7 @@ from __future__ import annotations
 from ...declare.facts import Slot, Struct, double, i32
 
 THREADS = 128
+EXPECTED_NBYTES = 8_192  # of each array that a block asks for before it has its factors
 VECS = 2  # packets of 16 bytes of each array a thread has in flight
 CHUNK_NBYTES = Slot(32_768)  # of the widest array that a block takes
 CAPACITY = Slot(84)  # tensors a launch: 44 bytes each, beside numbers

@@ -21,6 +21,13 @@ STARTS_ROWS = 4096  # keys whose starts a block finds
 SHORT_ITEMS = {4: 4, 8: 3}
 LONG_ITEMS = {4: 6, 8: 3}
 
+COLUMNS = 16  # of a block that sorts columns, a warp each
+TILE_ROWS = 256  # that it sorts at a time
+RUN = 4  # entries of a tile and a bucket come in whole runs of so many
+BUCKETS = 32  # of a column: a lane looks after each
+BUCKET_ROWS = 2048  # of dX, whose sums shared memory has
+SUM_COLUMNS = 8  # of a block that sums buckets, a warp each
+
 # Slices of dY and rows of dX in a batch, and the elements of each of them.
 Sizes = Struct("Sizes", n_slices=i64, n_rows=i64, width=i64)
 
@@ -52,3 +59,7 @@ Lines = Struct(
     extents=i64[MAX_DIMS],
     strides=i64[MAX_DIMS],
 )
+
+# Elements of dY that stay in their column, of which `spans` blocks have `span` rows each; a column
+# has room for `capacity` entries.
+ColumnSort = Struct("ColumnSort", columns=i64, rows=i32, span=i32, spans=i32, capacity=i32)

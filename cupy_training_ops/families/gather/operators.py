@@ -21,8 +21,10 @@ from ...errors import refuse
 from ...frame.checks import from_front
 from ...frame.op import Op
 from ...plan import Config, Device, Plan, by_value, ceil_div
+from . import plan_columns
 from .facts import ATOMIC_ITEMS, MAX_DIMS, STRIP_COLUMNS, THREADS, Lines, Tuples
 from .plan import Scatter, Sizes, are_few, one_each
+from .plan_columns import Columns
 
 INDEX_TYPES = (INT64, np.dtype(np.int32))
 SHAPE = Input("shape", "int64", memory="host", convert=schema.shape, doc="the shape of X")
@@ -74,7 +76,7 @@ class GatherGrad(_GatherGradient):
     `indices`. A row that no index names is 0. Negative indices count from the end. An index out of
     range for shape[axis] adds nothing; with check=True it is refused.
 
-    Memory: the workspace holds about 16 bytes an index, 4 bytes a row of dX and 1/31 of dY in
+    Memory: the workspace holds about 16 bytes an index, 4 bytes a row of dX and 2/31 of dY in
     float32. With atomic additions it holds nothing, or for float16 and bfloat16 dX in float32.
 
     Source: ONNX Gather-13, gradient;
@@ -177,7 +179,9 @@ class GatherElementsGrad(_GatherGradient):
     that no position leads to is 0. Negative indices count from the end. An index out of range for
     shape[axis] adds nothing; with check=True it is refused.
 
-    Memory: a workspace like that of GatherGrad.
+    Memory: a workspace like that of GatherGrad. Where X has at most 65,536 rows of the columns that
+    follow `axis`, and dY 2^20 elements or more, of 4 bytes at most, each column is sorted by
+    itself: three times dY, or less.
 
     Source: ONNX GatherElements-13, gradient;
     ONNX Runtime, orttraining/orttraining/training_ops/cuda/tensor/gather_elements_grad.cc.
@@ -213,9 +217,15 @@ class GatherElementsGrad(_GatherGradient):
         sizes = Sizes(1, indices.size, dx.size, 1)
         target = (indices, lines(shape, axis, dims))
         scatter = Scatter(self, device, sizes, indices, dy, dx, target)
-        if self.deterministic or indices.size == 0 or are_few(sizes):
+        if indices.size == 0 or are_few(sizes):
             return self.planned(scatter)
-        return self.add_elements(scatter, *dims[-1])
+        if not self.deterministic:
+            return self.add_elements(scatter, *dims[-1])
+        found = columns(scatter, shape, axis, dims)
+        if found is None or not plan_columns.suit(scatter, found):
+            return self.planned(scatter)
+        scatter.target = (indices, lines(shape, axis, dims, found.W))
+        return plan_columns.add_columns(scatter, found)
 
     def add_elements(self, scatter: Scatter, columns: int, stride: int) -> Plan:
         """Atomic additions in the order of dY; strip by strip where columns go to columns."""
@@ -246,18 +256,30 @@ def coalesced(indices: tuple[int, ...], shape: tuple[int, ...], axis: int) -> li
     return merged or [(1, 0)]
 
 
-def lines(shape: tuple[int, ...], axis: int, dims: list[tuple[int, int]]) -> np.void:
-    """The kernels' struct Lines of coalesced dimensions."""
-    *outer, (columns, column_stride) = dims
+def columns(
+    scatter: Scatter, shape: tuple[int, ...], axis: int, dims: list[tuple[int, int]]
+) -> Columns | None:
+    """Rows and columns where an element's column is known, whatever the indices are."""
+    (n, stride), outer = dims[-1], dims[:-1]
+    if stride != 1:
+        return None
+    of_row = [math.prod(shape[axis + 1 :]), *(stride for _, stride in outer if stride)]
+    width = min(of_row)
+    return Columns(scatter.sizes.K // n, n, scatter.sizes.G // width, width)
+
+
+def lines(shape: tuple[int, ...], axis: int, dims: list[tuple[int, int]], unit: int = 1) -> np.void:
+    """The kernels' struct Lines of coalesced dimensions, whose strides are counted in `unit`."""
+    *outer, (n, column_stride) = dims
     return by_value(
         Lines,
         extent=shape[axis],
-        stride=math.prod(shape[axis + 1 :]),
-        columns=columns,
-        column_stride=column_stride,
+        stride=math.prod(shape[axis + 1 :]) // unit,
+        columns=n,
+        column_stride=column_stride // unit,
         n_outer=len(outer),
         extents=padded([extent for extent, _ in outer]),
-        strides=padded([stride for _, stride in outer]),
+        strides=padded([stride // unit for _, stride in outer]),
     )
 
 

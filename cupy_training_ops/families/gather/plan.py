@@ -78,6 +78,11 @@ def levels(slices: int, fanout: int) -> tuple[int, ...]:
     return tuple(counts[1:])
 
 
+def n_sums(counts: tuple[int, ...]) -> int:
+    """Partial sums: one of each node, and one of what is behind each node of the first level."""
+    return sum(counts) + sum(counts[:1])
+
+
 def rows_of_a_thread(sizes: Sizes, fanout: int) -> int:
     """Several where most have so few slices that those of all are loaded together."""
     return ROWS if fanout * sizes.G > sizes.K * ROWS else 1
@@ -182,9 +187,14 @@ class Scatter:
         entries, s = self.sort(), self.sizes
         starts = self.scratch.take(s.G + 1, s.key)
         many = s.G >= MANY_ROWS and s.K <= DENSE * s.G and s.G <= SPARSE * s.K
-        config = one_each(s.G + 1, STARTS_ROWS if many else THREADS)
-        self.launch("starts__many" if many else "starts", config, entries, starts, s.K, s.G)
-        self.sum(entries, starts)
+        counts = levels(s.K, FANOUT)
+        if many or not counts:
+            config = one_each(s.G + 1, STARTS_ROWS if many else THREADS)
+            self.launch("starts__many" if many else "starts", config, entries, starts, s.K, s.G)
+        n_starts = 0 if many else plans.ceil_div(s.G + 1, THREADS)
+        sums = self.scratch.take(s.B * n_sums(counts) * s.W, self.acc)
+        self.sum_nodes(counts, entries, starts, sums, n_starts)
+        self.sum_rows(counts, entries, starts, sums)
         return self.plan()
 
     def sort(self) -> plans.Scratch:
@@ -212,29 +222,54 @@ class Scatter:
             entries, other = other, entries
         return entries
 
-    def sum(self, entries: plans.Scratch, starts: plans.Scratch) -> None:
-        """Partial sums level by level, then every row of dX."""
-        s, sizes = self.sizes, self.sizes.argument
-        counts = levels(s.K, FANOUT)
+    def sum_nodes(
+        self,
+        counts: tuple[int, ...],
+        entries: plans.Scratch,
+        starts: plans.Scratch,
+        sums: plans.Scratch,
+        n_starts: int,
+    ) -> None:
+        """Partial sums level by level; the first launch finds starts as well, in so many blocks."""
+        s, (runs, variant) = self.sizes, self.runs
         dy = None if self.is_carried else self.dy
-        n = packet_size(s.W, self.dy, self.dx)
-        variant, runs = "__scalar" if n == 1 else "", s.W // n
-        sums = self.scratch.take(s.B * sum(counts) * s.W, self.acc)
         for i, count in enumerate(counts):
             config, items = spread(s.B, count, runs, 1)
-            below = sum(counts[: max(i - 1, 0)])
-            begin, total = sum(counts[:i]), sum(counts)
-            unit = FANOUT ** (i + 1)
+            first = n_starts if i == 0 else 0
+            config = plans.Config((config.grid[0] + first, *config.grid[1:]), config.block)
             level = plans.by_value(
-                facts.Level, unit=unit, begin=begin, begin_below=below, total=total
+                facts.Level,
+                unit=FANOUT ** (i + 1),
+                begin=sum(counts[:i]),
+                begin_below=sum(counts[: max(i - 1, 0)]),
+                total=n_sums(counts),
             )
-            args = (dy, entries, sums, items, sizes, level)
+            args = (dy, entries, sums, starts, items, s.argument, level, first)
             self.launch(f"sum_nodes{variant}", config, *args)
+
+    @property
+    def runs(self) -> tuple[int, str]:
+        """Packets of a row, and the variant of the kernels that move them."""
+        n = packet_size(self.sizes.W, self.dy, self.dx)
+        return self.sizes.W // n, "__scalar" if n == 1 else ""
+
+    def sum_rows(
+        self,
+        counts: tuple[int, ...],
+        entries: plans.Scratch,
+        starts: plans.Scratch,
+        sums: plans.Scratch,
+    ) -> None:
+        """Every row of dX."""
+        s, (runs, variant) = self.sizes, self.runs
+        dy = None if self.is_carried else self.dy
         rows = rows_of_a_thread(s, FANOUT)
         n_long = plans.ceil_div(s.K, FANOUT) if runs >= WARP else 0
         config, items = spread(s.B, n_long + plans.ceil_div(s.G, rows), runs, 1)
-        arrays = (dy, entries, starts, sums, self.dx, items, sizes)
-        self.launch(f"sum_rows{variant}", config, *arrays, rows, sum(counts), len(counts), n_long)
+        arrays = (dy, entries, starts, sums, self.dx, items, s.argument)
+        self.launch(
+            f"sum_rows{variant}", config, *arrays, rows, n_sums(counts), len(counts), n_long
+        )
 
     def add_slices_atomically(self) -> plans.Plan:
         """Zeros, atomic additions, and one rounding where T is narrower than its sums."""

@@ -79,7 +79,8 @@ GATHER_ELEMENTS: tuple[Case, ...] = (
     Case("vector", (11,), (300,)),
     Case("few", (3, 5, 4), (2, 9, 4), {"axis": 1}),
     Case("large", (130, 40), (150, 40)),
-    Case("long", (1024, 1025), (1024, 1025)),
+    Case("long", (1025, 1024), (1025, 1024), {"axis": 1}),
+    Case("columns", (1100, 1025), (1024, 1025)),
 )
 ON_EVERY_TYPE = 4
 

@@ -17,12 +17,20 @@ from ...errors import refuse
 from ...frame.op import Op
 from ...plan import Config, Device, Launch, Plan, ScratchMemory, slots
 from ..gist import operators as gist
-from .facts import FP10_GROUP, GROUP_NBYTES, HEAD_NBYTES, MSFP15_GROUP, THREADS, TILE_NBYTES
+from .facts import (
+    FP10_GROUP,
+    GROUP_NBYTES,
+    HEAD_NBYTES,
+    MSFP15_GROUP,
+    NARROW_THREADS,
+    THREADS,
+    TILE_NBYTES,
+)
 from .layout import Layout, layout
 
 # Blocks of the launches for each multiprocessor. Encoding ones that are not resident find no tile
 # left; finishing ones have little to do where codes are sparse.
-ENCODING, FINISHING = 4, 8
+ENCODING, NARROW_ENCODING, FINISHING = 4, 5, 2
 
 
 class _Sparse(Op):
@@ -45,9 +53,16 @@ class _Sparse(Op):
         """The kernels' slots."""
         return {"VALUES": self.values, **slots(T=decoded)}
 
-    def launch(self, part: str, blocks: int, args: tuple[object, ...], decoded: Dtype) -> Launch:
+    def launch(
+        self,
+        part: str,
+        blocks: int,
+        args: tuple[object, ...],
+        decoded: Dtype,
+        threads: int = THREADS,
+    ) -> Launch:
         """One of the family's three kernels."""
-        config = Config((blocks,), (THREADS,))
+        config = Config((blocks,), (threads,))
         return Launch(f"{self.family}__{part}", config, args, self.binding(decoded))
 
 
@@ -98,14 +113,15 @@ class SparseEncoder(_Sparse, gist.Encoder):
         found = self.layout(x)
         scratch = ScratchMemory()
         tickets, groups = scratch.zeros(1, np.uint32), scratch.zeros(found.tiles, np.uint32)
-        nbytes, aligned = scratch.take(1, np.uint64), x.aligned and y.aligned
-        shared = (tickets, groups, nbytes, aligned)
-        args = (x, y, x.size, y.size, found.mask, found.values, *shared)
-        blocks = min(found.tiles, ENCODING * device.multiprocessors)
-        encode = self.launch("encode", blocks, args, x.dtype)
+        begins, nbytes = scratch.take(found.tiles, np.uint64), scratch.take(1, np.uint64)
+        said = (groups, begins, nbytes, scratch.take(1, np.uint32), x.aligned and y.aligned)
+        args = (x, y, x.size, y.size, found.mask, found.values)
+        narrow = x.dtype.itemsize == 2
+        most, threads = (NARROW_ENCODING, NARROW_THREADS) if narrow else (ENCODING, THREADS)
+        blocks = min(found.tiles, most * device.multiprocessors)
+        encode = self.launch("encode", blocks, (*args, tickets, *said), x.dtype, threads)
         blocks = min(found.tiles, FINISHING * device.multiprocessors)
-        rest = (x, y, x.size, found.values, *shared[1:])
-        finish = self.launch("finish", blocks, rest, x.dtype)
+        finish = self.launch("finish", blocks, (*args, *said), x.dtype)
         return scratch.plan(*(() if found.always_kept else (encode,)), finish)
 
 
@@ -175,7 +191,7 @@ class GistSparseEncoder(_AsTheyAre, SparseEncoder):
     Starts and mask are padded with zeros to multiples of 16 bytes; numbers have their lower bytes
     first. The device knows the length first, and nothing waits for it: Y has room for X.
 
-    Memory: a workspace of 4 bytes a tile and 16 more.
+    Memory: a workspace of 12 bytes a tile and 32 more.
 
     Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA
     2018.
@@ -203,7 +219,7 @@ class GistSparseFp10Encoder(_Fp10, SparseEncoder):
 
     The last 12 values of a tile are completed by zeros. GistFp10Encoder says what a value becomes.
 
-    Memory: a workspace of 4 bytes a tile and 16 more.
+    Memory: a workspace of 12 bytes a tile and 32 more.
 
     Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA
     2018.
@@ -230,7 +246,7 @@ class GistSparseMsfp15Encoder(_Msfp15, SparseEncoder):
     The last two boxes of a tile are completed by zeros. GistPackMsfp15Encoder says what a box
     becomes, also with keep_sign; one that is not finite becomes zeros.
 
-    Memory: a workspace of 4 bytes a tile and 16 more.
+    Memory: a workspace of 12 bytes a tile and 32 more.
 
     Source: Jain et al., "Gist: Efficient Data Encoding for Deep Neural Network Training", ISCA
     2018.

@@ -92,10 +92,10 @@ def test_few_slices_take_one_launch(sizes, expected) -> None:
 
 PLANS = [
     # shape, K, deterministic, offset of dY, symbols after the sort
-    ((50257, 1024), 32768, True, 0, ["starts", "sum_nodes", "sum_nodes", "sum_rows"]),
+    ((50257, 1024), 32768, True, 0, ["sum_nodes", "sum_nodes", "sum_rows"]),
     ((50257, 1024), 60, True, 0, ["starts", "sum_rows"]),
     ((50257, 1024), 60, True, 1, ["starts", "sum_rows__scalar"]),
-    ((50257, 1023), 70, True, 0, ["starts", "sum_nodes__scalar", "sum_rows__scalar"]),
+    ((50257, 1023), 70, True, 0, ["sum_nodes__scalar", "sum_rows__scalar"]),
 ]
 
 
@@ -109,18 +109,19 @@ def test_stages_of_the_sorted_way(shape, slices, deterministic, offset, after) -
 @pytest.mark.parametrize(
     ("slices", "variant", "starts"),
     [
-        (2**16 - 1, "", "starts"),
+        (2**16 - 1, "", "sum_nodes__scalar"),
         (2**16, "", "starts__many"),
         (2**20 - 1, "", "starts__many"),
         (2**20, "__long", "starts__many"),
         (2**22, "__long", "starts__many"),
-        (2**22 + 1, "__long", "starts"),
+        (2**22 + 1, "__long", "sum_nodes__scalar"),
     ],
 )
 def test_stages_of_many_elements(slices, variant, starts) -> None:
     symbols = planned((2**20,), slices, FLOAT32, True, True)
     assert f"gather__scatter{variant}" in symbols
-    assert f"gather__{starts}" in symbols
+    found = [symbol for symbol in symbols if symbol.startswith(("gather__starts", "gather__sum"))]
+    assert found[0] == f"gather__{starts}"
 
 
 @pytest.mark.parametrize(
@@ -181,7 +182,7 @@ def test_workspace_is_a_small_part_of_the_data() -> None:
     op = get_op("GatherGrad")()
     dy, dx = Spec((32768, 1024), FLOAT32), Spec((50257, 1024), FLOAT32)
     nbytes = op.plan(H200, dx.shape, Spec((32768,), INT64), dy, dx).workspace_nbytes
-    assert nbytes < 16 * 32768 + 4 * 50257 + dy.nbytes / 30 + 2**17
+    assert nbytes < 16 * 32768 + 4 * 50257 + dy.nbytes / 15 + 2**17
 
 
 def test_keys_of_64_bits(run, rng, monkeypatch) -> None:

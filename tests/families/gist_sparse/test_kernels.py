@@ -12,9 +12,10 @@ from references import computed
 
 from cupy_training_ops import ArgumentError, get_op
 from cupy_training_ops.declare.schema import Spec
-from cupy_training_ops.dtypes import FLOAT32, FLOATS, UINT8
+from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOATS, UINT8, dtype_name
 from cupy_training_ops.families.gist_sparse.operators import GistSparseEncoder
 from cupy_training_ops.families.gist_sparse.samples import written
+from cupy_training_ops.testing.compare import poison
 
 TILE = 4096  # elements of four bytes
 HEAD = 16
@@ -48,8 +49,8 @@ def ends(code: np.ndarray, tiles: int) -> np.ndarray:
 
 
 def said(code: np.ndarray, tiles: int) -> np.ndarray:
-    """The words of tiles that blocks share: one more than the groups of values."""
-    return np.diff(ends(code, tiles)) // 16 + 1
+    """The words of tiles that blocks share, none full: one more than the groups of values."""
+    return np.diff(ends(code, tiles)) // 16 + 1 + 2**31
 
 
 def launched(run, op, x: np.ndarray, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -101,6 +102,48 @@ def test_each_tile_is_said(run, rng) -> None:
     np.testing.assert_array_equal(
         after[4 : 4 + tiles], said(encoded("GistSparseEncoder", x), tiles)
     )
+
+
+# Which elements are zero: from, to, every so many, in tiles and elements.
+ZEROS = {
+    "full": ((0, 0), (0, 0), 1),
+    "few zeros": ((0, 0), (6, 0), 2053),
+    "zeros behind the first tile": ((1, 0), (6, 0), 1),
+    "zeros from the first tile on": ((0, 7), (6, 0), 1),
+    "a tile of zeros": ((2, 0), (3, 0), 1),
+    "zeros at the end": ((5, 70), (6, 0), 1),
+    "half of all behind three tiles": ((3, 0), (6, 0), 2),
+}
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("dtype", [UINT8, FLOAT16, FLOAT32])
+@pytest.mark.parametrize("kind", ZEROS)
+def test_full_tiles_before_others(run, rng, kind, dtype, offset) -> None:
+    """They are written where elements as they are belong, whatever the code becomes."""
+    tile = 4 * TILE // dtype.itemsize
+    x = rng.integers(1, 100, 5 * tile + 77).astype(dtype)
+    (first, skipped), (end, _), step = ZEROS[kind]
+    x[first * tile + skipped : end * tile : step] = 0
+    op, expected = GistSparseEncoder(), encoded("GistSparseEncoder", x)
+    most = op.layout(Spec(x.shape, dtype)).most
+    for _ in range(2):  # the second call finds what the first left in scratch memory
+        y = poison(run.blank(Spec((most,), UINT8), offset))
+        op(run.place(x, offset), out=y)
+        np.testing.assert_array_equal(run.host(y)[: expected.size], expected)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=dtype_name)
+def test_fp10_values_of_any_codes(run, rng, dtype) -> None:
+    """NaN of every kind beside numbers."""
+    x = np.ones(20_000, dtype)
+    x[::3] = 0
+    code = encoded("GistSparseFp10Encoder", x).copy()
+    values = code[ends(code, 1)[0] :].view(np.uint32)
+    values[:] = rng.integers(0, 2**30, values.size)
+    op = get_op("GistSparseFp10Decoder")(to=dtype, shape=x.shape)
+    actual, expected = run.host(op(run.place(code))), computed(op, code)
+    np.testing.assert_array_equal(actual.view(UINT8), expected.view(UINT8))
 
 
 def test_bytes_beside_an_empty_tile(run) -> None:

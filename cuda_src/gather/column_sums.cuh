@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: MIT
+// Sums of the entries that columns.cuh moves to buckets: a warp adds those of one in shared memory.
+#pragma once
+#include "gather/columns.cuh"
+
+namespace cto::column_sums {
+
+using namespace columns;
+
+constexpr int SUM_BATCH = 8;                  // loads of a thread in flight together
+constexpr int PADDED_ROWS = BUCKET_ROWS + 4;  // vectors of neighbouring columns: other banks
+
+// The sums of one bucket, and lanes that write their numbers where their rows are.
+template <class A>
+struct Sums {
+    A at[PADDED_ROWS];
+    u8 lanes[BUCKET_ROWS];
+};
+
+// The values of this lane's row, of which the first lane has the sum, in the order of lanes; whether
+// this lane is the first. Lanes without a value have rows of their own.
+template <class A>
+__device__ __forceinline__ bool sum_of_row(u32 row, A& value) {
+    const u32 same = __match_any_sync(ALL_LANES, row);
+    const bool is_first = (same & ((1u << lane()) - 1u)) == 0;
+    u32 left = is_first ? same & (same - 1u) : 0u;
+    A sum = value;
+    while (__any_sync(ALL_LANES, left != 0)) {
+        const A other = __shfl_sync(ALL_LANES, value, left ? __ffs(static_cast<int>(left)) - 1 : 0);
+        if (left) sum += other;
+        left &= left - 1u;
+    }
+    value = sum;
+    return is_first;
+}
+
+template <class T>
+struct BucketSums {
+    Sums<Acc<T>>& sums;
+    const EntryOf<T>* from;
+    u32 n;
+
+    __device__ __forceinline__ void load(EntryOf<T> (&entries)[SUM_BATCH], u32 first) const {
+#pragma unroll
+        for (int j = 0; j < SUM_BATCH; ++j)
+            if (first + j * WARP + lane() < n) entries[j] = from[first + j * WARP + lane()];
+    }
+    // The last lane that writes its number to a row wins, whichever that is; of two lanes with one
+    // row the other wins a second time, and their sum is the same both ways. Three are rare.
+    __device__ __forceinline__ bool adds(u32 row, bool valid, Acc<T>& value) const {
+        if (valid) sums.lanes[row] = static_cast<u8>(lane());
+        __syncwarp();
+        const bool lost = valid && sums.lanes[row] != lane();
+        if (!__any_sync(ALL_LANES, lost)) return valid;
+        __syncwarp();
+        if (lost) sums.lanes[row] = static_cast<u8>(lane());
+        __syncwarp();
+        const u32 second = valid ? sums.lanes[row] : lane();
+        if (__any_sync(ALL_LANES, lost && second != lane()))
+            return sum_of_row(valid ? row : BUCKET_ROWS + lane(), value) && valid;
+        const Acc<T> other = __shfl_sync(ALL_LANES, value, second);
+        if (second != lane()) value += other;
+        return valid && !lost;
+    }
+    __device__ __forceinline__ void add(const EntryOf<T>& entry, bool valid) const {
+        const u32 row = entry.target() % BUCKET_ROWS;
+        Acc<T> value = value_of(entry.bits(), T());
+        if (adds(row, valid && entry.bits() != 0, value)) sums.at[row] += value;
+        __syncwarp();
+    }
+    // The next entries are on their way while these are added.
+    __device__ __forceinline__ void add_all() const {
+        EntryOf<T> next[SUM_BATCH]{}, entries[SUM_BATCH];
+        load(next, 0);
+        for (u32 first = 0; first < n; first += SUM_BATCH * WARP) {
+#pragma unroll
+            for (int j = 0; j < SUM_BATCH; ++j) entries[j] = next[j];
+            load(next, first + SUM_BATCH * WARP);
+#ifndef __CUDA_CPU__
+            asm volatile("" ::: "memory");  // not where they are used
+#endif
+#pragma unroll
+            for (int j = 0; j < SUM_BATCH; ++j) {
+                if (first + j * WARP >= n) break;
+                add(entries[j], first + j * WARP + lane() < n);
+            }
+        }
+    }
+};
+
+// A vector of neighbouring columns of each row, or as many elements.
+template <class T>
+__device__ __forceinline__ void store_rows(const Sums<Acc<T>>* sums, T* __restrict__ dx,
+                                           i64 first_row, i64 first_column, i64 n_rows, i64 width) {
+    constexpr int N = vec::WIDTH<T>, VECS = SUM_COLUMNS / N;
+    const bool by_vectors = width % N == 0 && vec::bytes_past_16(dx) == 0;
+    for (u32 i = threadIdx.x; i < BUCKET_ROWS * VECS; i += SUM_COLUMNS * WARP) {
+        const u32 row = i / VECS, own = i % VECS * N;
+        const i64 column = first_column + own;
+        if (first_row + row >= n_rows || column >= width) continue;
+        Acc<T> of_row[N];
+#pragma unroll
+        for (int k = 0; k < N; ++k) of_row[k] = sums[own + k].at[row];
+        const Vec<T, N> rounded = vec::from_acc<T>(of_row);
+        T* const to = dx + (first_row + row) * width + column;
+        if (by_vectors)
+            *reinterpret_cast<Vec<T, N>*>(to) = rounded;
+        else
+            vec::store_elements<T, N>(to, 0, width - column, rounded);
+    }
+}
+
+template <class T>
+__device__ __forceinline__ void sum_buckets(const EntryOf<T>* __restrict__ entries,
+                                            const u32* __restrict__ counts, T* __restrict__ dx,
+                                            i64 n_rows, i64 width, const ColumnSort& sort,
+                                            Sums<Acc<T>>* sums) {
+    const u32 strips = static_cast<u32>((width + SUM_COLUMNS - 1) / SUM_COLUMNS);
+    const u32 bucket = blockIdx.x / strips, strip = blockIdx.x - bucket * strips;
+    const i64 first_column = static_cast<i64>(strip) * SUM_COLUMNS, column = first_column + warp();
+    for (u32 row = lane(); row < BUCKET_ROWS; row += WARP) sums[warp()].at[row] = 0;
+    __syncwarp();
+    if (column < sort.columns) {
+        u32 total = 0;
+        for (u32 span = 0; span < sort.spans; ++span) total += counts[count_at(column, span, sort)];
+        const u32 before = scan::sum_up_to_lane(total) - total;
+        const u32 begin = __shfl_sync(ALL_LANES, before, bucket);
+        const u32 n = __shfl_sync(ALL_LANES, total, bucket);
+        BucketSums<T>{sums[warp()], entries + column * sort.capacity + begin, n}.add_all();
+    }
+    __syncthreads();
+    store_rows(sums, dx, static_cast<i64>(bucket) * BUCKET_ROWS, first_column, n_rows, width);
+}
+
+}  // namespace cto::column_sums

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: MIT
+// Elements that each stay in their column: only the rows that they go to are sorted.
+//
+// A bucket is BUCKET_ROWS rows of dX in one column. The first launch counts how many elements of a
+// column go to each bucket, the second moves them there, in the order of dY, and in the third a warp
+// adds those of a bucket (column_sums.cuh). In the first two a block has COLUMNS columns, of which
+// `spans` blocks share the rows; there lane b of the warp that has a column looks after bucket b.
+//
+// What a tile of dY has for a bucket is completed by entries of +0 to whole runs, which are written as
+// vectors: pieces of sectors would cost as much again. An index out of range is such an entry, too.
+#pragma once
+#include "algorithm/scan.cuh"
+#include "core/vec.cuh"
+#include "gather/facts.cuh"
+
+namespace cto::columns {
+
+using namespace facts::gather;
+using vec::Vec;
+
+constexpr int BLOCK = COLUMNS * WARP;    // threads of the first two launches
+constexpr int ITEMS = TILE_ROWS / WARP;  // elements of a tile that a thread has
+constexpr int RANK_BITS = TILE_ROWS <= 256 ? 8 : 16, RANKS = 32 / RANK_BITS;  // in a register
+// Of those that move entries: what registers are left for.
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ >= 1200)
+constexpr int LOADS = 1;
+#else
+constexpr int LOADS = 2;
+#endif
+static_assert(BUCKETS == WARP);
+
+__device__ __forceinline__ u32 lane() { return threadIdx.x % WARP; }
+__device__ __forceinline__ u32 warp() { return threadIdx.x / WARP; }
+
+// An element of dY and the row of dX that it is added to.
+template <int NBYTES>
+struct Entry;
+template <>
+struct alignas(8) Entry<4> {
+    u32 row, value;
+
+    static __device__ Entry of(u32 row, u32 bits) { return {row, bits}; }
+    __device__ u32 target() const { return row; }
+    __device__ u32 bits() const { return value; }
+};
+template <>
+struct alignas(4) Entry<2> {
+    u32 both;
+
+    static __device__ Entry of(u32 row, u32 bits) { return {row << 16 | bits}; }
+    __device__ u32 target() const { return both >> 16; }
+    __device__ u32 bits() const { return both & 0xFFFFu; }
+};
+template <class T>
+using EntryOf = Entry<sizeof(T) == 2 ? 2 : 4>;
+
+template <int NBYTES>
+__device__ __forceinline__ u32 bucket_of(const Entry<NBYTES>& entry) {
+    return entry.target() / BUCKET_ROWS % BUCKETS;
+}
+
+__device__ __forceinline__ float value_of(u32 bits, float) { return __uint_as_float(bits); }
+__device__ __forceinline__ float value_of(u32 bits, __half) {
+    return to_acc(__ushort_as_half(static_cast<u16>(bits)));
+}
+__device__ __forceinline__ float value_of(u32 bits, __nv_bfloat16) {
+    return to_acc(__ushort_as_bfloat16(static_cast<u16>(bits)));
+}
+
+// The part of dY that a block has.
+struct Part {
+    i64 column;            // the block's first
+    u32 first, end, span;  // its rows
+
+    __device__ explicit Part(const ColumnSort& sort) {
+        const u32 strip = blockIdx.x / sort.spans;
+        span = blockIdx.x - strip * sort.spans;
+        column = static_cast<i64>(strip) * COLUMNS;
+        first = span * sort.span;
+        end = min(first + sort.span, static_cast<u32>(sort.rows));
+    }
+};
+
+__device__ __forceinline__ i64 count_at(i64 column, u32 span, const ColumnSort& sort) {
+    return (column * sort.spans + span) * BUCKETS + lane();
+}
+
+// The rows of dX for indices of one row of dY, less what the index adds.
+__device__ __forceinline__ u32 first_row(u32 row, const Lines& lines) {
+    u32 to = 0;
+#pragma unroll 1
+    for (i32 j = static_cast<i32>(lines.n_outer) - 1; j > 0; --j) {
+        const u32 extent = static_cast<u32>(lines.extents[j]), rest = row / extent;
+        to += (row - rest * extent) * static_cast<u32>(lines.strides[j]);
+        row = rest;
+    }
+    return to + row * static_cast<u32>(lines.strides[0]);
+}
+
+// The entry of an element of a row of dY.
+template <class T>
+__device__ __forceinline__ EntryOf<T> entry_of(i64 index, T value, u32 first_row,
+                                               const Lines& lines) {
+    const i64 i = index < 0 ? index + lines.extent : index;
+    const bool exists = i >= 0 && i < lines.extent;
+    return exists ? EntryOf<T>::of(first_row + static_cast<u32>(i) * static_cast<u32>(lines.stride),
+                                   static_cast<u32>(bits_of(value)))
+                  : EntryOf<T>::of(0, 0);
+}
+
+// ---- first launch ---------------------------------------------------------------------------------
+
+// As many of so many entries as whole runs have.
+__device__ __forceinline__ u32 in_runs(u32 count) { return (count + RUN - 1) / RUN * RUN; }
+
+template <class Index>
+__device__ __forceinline__ void load_rows(const Index* __restrict__ indices, u32 first, u32 end,
+                                          i64 columns, Index (&index)[ITEMS]) {
+#pragma unroll
+    for (int j = 0; j < ITEMS; ++j)
+        if (first + j * WARP < end) index[j] = indices[(first + j * WARP) * columns];
+}
+
+// counts[column][span][bucket], in whole runs of each tile.
+template <class Index>
+__device__ __forceinline__ void count_buckets(const Index* __restrict__ indices, const Lines& lines,
+                                              u32* __restrict__ counts, const ColumnSort& sort,
+                                              u32 (&found)[2][COLUMNS][BUCKETS]) {
+    const Part part(sort);
+    found[0][warp()][lane()] = found[1][warp()][lane()] = 0;
+    __syncthreads();
+    const u32 own = threadIdx.x % COLUMNS;
+    indices += part.column + own;
+    const u32 end = part.column + own < sort.columns ? part.end : 0;
+    Index next[ITEMS]{};
+    load_rows(indices, part.first + threadIdx.x / COLUMNS, end, sort.columns, next);
+    u32 total = 0;
+    int place = 0;
+    for (u32 tile = part.first; tile < part.end; tile += TILE_ROWS, place ^= 1) {
+        const u32 first = tile + threadIdx.x / COLUMNS;
+        Index index[ITEMS];
+#pragma unroll
+        for (int j = 0; j < ITEMS; ++j) index[j] = next[j];
+        load_rows(indices, first + TILE_ROWS, end, sort.columns, next);
+#pragma unroll
+        for (int j = 0; j < ITEMS; ++j) {
+            const u32 row = first + j * WARP;
+            if (row >= end) break;
+            const u32 to = entry_of(index[j], 0.0f, first_row(row, lines), lines).row;
+            atomicAdd(&found[place][own][to / BUCKET_ROWS], 1u);
+        }
+        __syncthreads();
+        total += in_runs(found[place][warp()][lane()]);
+        found[place][warp()][lane()] = 0;
+    }
+    const i64 column = part.column + warp();
+    if (column < sort.columns) counts[count_at(column, part.span, sort)] = total;
+}
+
+// ---- second launch --------------------------------------------------------------------------------
+
+// A tile of dY, column by column, with room for runs that are not full.
+template <class T>
+struct Tile {
+    alignas(16) EntryOf<T> at[COLUMNS][TILE_ROWS + (RUN - 1) * BUCKETS + 16 / sizeof(EntryOf<T>)];
+};
+
+// dY from the block's first column on.
+template <class T, class Index>
+__device__ __forceinline__ void load_tile(const Index* __restrict__ indices,
+                                          const T* __restrict__ dy, const Lines& lines, u32 tile,
+                                          u32 end, i64 columns, Tile<T>& entries) {
+    const u32 own = threadIdx.x % COLUMNS;
+#pragma unroll 1
+    for (u32 first = threadIdx.x / COLUMNS; first < TILE_ROWS; first += LOADS * WARP) {
+        Index index[LOADS];
+        T value[LOADS];
+#pragma unroll
+        for (int j = 0; j < LOADS; ++j) {
+            const u32 row = tile + first + j * WARP;
+            if (row >= end) continue;
+            index[j] = __ldcs(indices + row * columns + own);
+            value[j] = __ldcs(dy + row * columns + own);
+        }
+#pragma unroll
+        for (int j = 0; j < LOADS; ++j) {
+            const u32 row = tile + first + j * WARP;
+            if (row >= end) break;
+            entries.at[own][first + j * WARP] =
+                entry_of(index[j], value[j], first_row(row, lines), lines);
+        }
+    }
+}
+
+// Where the column's first entry of bucket lane() goes that this span has, from the column's begin.
+__device__ __forceinline__ u32 first_destination(const u32* __restrict__ counts, i64 column,
+                                                 u32 own_span, const ColumnSort& sort) {
+    u32 total = 0, earlier = 0;
+    for (u32 span = 0; span < sort.spans; ++span) {
+        const u32 count = counts[count_at(column, span, sort)];
+        total += count;
+        if (span < own_span) earlier += count;
+    }
+    return scan::sum_up_to_lane(total) - total + earlier;
+}
+
+// A column's entries of a tile, sorted by bucket in their order, in whole runs.
+template <class T>
+struct SortedColumn {
+    using Entry = EntryOf<T>;
+    u32 count;  // of bucket lane()
+    u32 first;  // where it begins
+    u32 n;      // of all buckets
+
+    __device__ __forceinline__ SortedColumn(Entry* entries, u32 n_entries) : count(0) {
+        Entry entry[ITEMS];
+        u32 ranks[ITEMS / RANKS] = {};
+#pragma unroll
+        for (int j = 0; j < ITEMS; ++j) {
+            entry[j] = entries[lane() + j * WARP];
+            ranks[j / RANKS] |= ranked(bucket_of(entry[j]), lane() + j * WARP < n_entries)
+                                << RANK_BITS * (j % RANKS);
+        }
+        const u32 whole = in_runs(count), behind = scan::sum_up_to_lane(whole);
+        first = behind - whole;
+        n = __shfl_sync(ALL_LANES, behind, WARP - 1);
+        __syncwarp();
+#pragma unroll
+        for (int j = 0; j < ITEMS; ++j) {
+            const u32 rank = ranks[j / RANKS] >> RANK_BITS * (j % RANKS) & ((1u << RANK_BITS) - 1u);
+            const u32 place = __shfl_sync(ALL_LANES, first, bucket_of(entry[j])) + rank;
+            if (lane() + j * WARP < n_entries) entries[place] = entry[j];
+        }
+#pragma unroll
+        for (u32 k = 0; k < RUN - 1; ++k)
+            if (count + k < whole) entries[first + count + k] = Entry::of(lane() * BUCKET_ROWS, 0);
+        count = whole;
+        __syncwarp();
+    }
+
+  private:
+    // How many entries of this bucket were before; counts the warp's.
+    __device__ __forceinline__ u32 ranked(u32 bucket, bool valid) {
+        u32 same = __ballot_sync(ALL_LANES, valid), own = same;
+#pragma unroll
+        for (u32 bit = 1; bit < BUCKETS; bit *= 2) {
+            const u32 ones = __ballot_sync(ALL_LANES, bucket & bit);
+            same &= bucket & bit ? ones : ~ones;
+            own &= lane() & bit ? ones : ~ones;
+        }
+        const u32 rank =
+            __shfl_sync(ALL_LANES, count, bucket) + __popc(same & ((1u << lane()) - 1u));
+        count += __popc(own);
+        return rank;
+    }
+};
+
+template <class T, class Index>
+__device__ __forceinline__ void move_to_buckets(const Index* __restrict__ indices,
+                                                const T* __restrict__ dy, const Lines& lines,
+                                                const u32* __restrict__ counts,
+                                                EntryOf<T>* __restrict__ to, const ColumnSort& sort,
+                                                Tile<T>& entries) {
+    const Part part(sort);
+    const i64 column = part.column + warp();
+    const u32 loaded_end =  // for the column that this thread loads
+        part.column + threadIdx.x % COLUMNS < sort.columns ? part.end : 0;
+    u32 destination =
+        column < sort.columns ? first_destination(counts, column, part.span, sort) : 0;
+    indices += part.column;
+    dy += part.column;
+    to += column * sort.capacity;
+    constexpr int N = 16 / sizeof(EntryOf<T>);
+    static_assert(RUN % N == 0);
+    EntryOf<T>* const own = entries.at[warp()];
+    for (u32 tile = part.first; tile < part.end; tile += TILE_ROWS) {
+        load_tile(indices, dy, lines, tile, loaded_end, sort.columns, entries);
+        __syncthreads();
+        const SortedColumn<T> sorted(own,
+                                     column < sort.columns ? min(part.end - tile, TILE_ROWS) : 0);
+        const u32 shift = destination - sorted.first;
+        for (u32 first = 0; first < sorted.n; first += WARP * N) {
+            const u32 i = first + lane() * N;
+            Vec<EntryOf<T>, N> entries_of_run{};
+            if (i < sorted.n)
+                entries_of_run = *reinterpret_cast<const Vec<EntryOf<T>, N>*>(own + i);
+            const u32 own_shift = __shfl_sync(ALL_LANES, shift, bucket_of(entries_of_run.at[0]));
+            if (i < sorted.n)
+                *reinterpret_cast<Vec<EntryOf<T>, N>*>(to + static_cast<u32>(own_shift + i)) =
+                    entries_of_run;
+        }
+        destination += sorted.count;
+        __syncthreads();
+    }
+}
+
+}  // namespace cto::columns

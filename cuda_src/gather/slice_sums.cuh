@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: MIT
+// What one thread adds of slices that are sorted by key, and of sums of them.
+//
+// T is the type of the slices, Key that of row numbers and slice numbers.
+#pragma once
+#include "core/vec.cuh"
+#include "gather/radix_sort.cuh"
+
+namespace cto::slice_sums {
+
+using namespace facts::gather;
+using radix_sort::Entry;
+using vec::Vec;
+
+constexpr int DEPTH = 4;  // slices whose loads are in flight together
+constexpr int NODE_DEPTH = 8;
+template <class T>
+constexpr int DEPTH_AT_ENDS = sizeof(T) == 2 ? 2 : DEPTH;  // all that registers are left for
+
+// No load that was written before is left for later, which the compiler does to save registers.
+__device__ __forceinline__ void all_are_asked_for() {
+#ifndef __CUDA_CPU__
+    asm volatile("" ::: "memory");
+#endif
+}
+
+// Slices of one batch of dY in the order of the sorted entries, of which a thread takes N elements.
+// Without dY the slices are elements, which the entries carry in the place of their positions;
+// there is one batch of one column then.
+template <class T, class Key, int N>
+struct SortedSlices {
+    using Element = T;
+    const T* dy;
+    const Entry<Key>* entries;
+    i64 width;
+
+    __device__ const T* at(Key i) const {
+        const Key* const position = &entries[i].position;
+        return N > 1 || dy ? dy + *position * width : reinterpret_cast<const T*>(position);
+    }
+};
+
+// Sums of the nodes of one level, of one batch.
+template <class A, class Key>
+struct NodeSums {
+    using Element = A;
+    const A* sums;
+    i64 width;
+
+    __device__ const A* at(Key node) const { return sums + node * width; }
+};
+
+// The n items from `first` on, without the `skipped` ones from `middle` on.
+template <class Key>
+struct Ends {
+    Key first, n, middle, skipped;
+
+    __device__ Key at(Key i) const { return first + i < middle ? first + i : first + i + skipped; }
+};
+
+// What one thread adds of every slice: N elements of it, where the pointers to slices point.
+template <class A, int N>
+struct Sum {
+    Vec<A, N> value{};
+
+    template <class E>
+    static __device__ __forceinline__ Vec<E, N> load(const E* from) {
+        return vec::load_streaming(reinterpret_cast<const Vec<E, N>*>(from));
+    }
+
+    template <class E>
+    __device__ __forceinline__ void add(const Vec<E, N>& slice) {
+#pragma unroll
+        for (int i = 0; i < N; ++i) value.at[i] += to_acc(slice.at[i]);
+    }
+
+    // Adds items in order, MANY of them loaded before the first is added.
+    template <int MANY, class Items, class Key>
+    __device__ __forceinline__ void add_all(const Items& items, const Ends<Key>& ends) {
+        using E = typename Items::Element;
+#pragma unroll 1
+        for (Key first = 0; first < ends.n; first += MANY) {
+            const E* slices[MANY];
+            Vec<E, N> loaded[MANY];
+#pragma unroll
+            for (int d = 0; d < MANY; ++d)
+                slices[d] = items.at(ends.at(min(first + d, ends.n - 1)));
+            // The last one again where there are no more: a load that may not be made would wait for
+            // what is added before it.
+#pragma unroll
+            for (int d = 0; d < MANY; ++d) loaded[d] = load(slices[d]);
+            all_are_asked_for();
+#pragma unroll
+            for (int d = 0; d < MANY; ++d)
+                if (first + d < ends.n) add(loaded[d]);
+        }
+    }
+
+    // Adds the FANOUT children of a node in order; the positions of the next slices are on their way
+    // while these are loaded.
+    template <class T, class Key>
+    __device__ __forceinline__ void add_children(const SortedSlices<T, Key, N>& slices, Key first) {
+        Key position[NODE_DEPTH];
+#pragma unroll
+        for (int d = 0; d < NODE_DEPTH; ++d) position[d] = slices.entries[first + d].position;
+#pragma unroll 1
+        for (Key end = first + FANOUT; first < end; first += NODE_DEPTH) {
+            Vec<T, N> loaded[NODE_DEPTH];
+#pragma unroll
+            for (int d = 0; d < NODE_DEPTH; ++d)
+                loaded[d] = load(slices.dy + position[d] * slices.width);
+#pragma unroll
+            for (int d = 0; d < NODE_DEPTH; ++d)
+                position[d] = slices.entries[min(first + NODE_DEPTH + d, end - 1)].position;
+            all_are_asked_for();
+#pragma unroll
+            for (int d = 0; d < NODE_DEPTH; ++d) add(loaded[d]);
+        }
+    }
+    template <class Key>
+    __device__ __forceinline__ void add_children(const NodeSums<A, Key>& nodes, Key first) {
+        const A* from = nodes.at(first);
+#pragma unroll 1
+        for (int i = 0; i < FANOUT; i += NODE_DEPTH) {
+            Vec<A, N> loaded[NODE_DEPTH];
+#pragma unroll
+            for (int d = 0; d < NODE_DEPTH; ++d) loaded[d] = load(from + d * nodes.width);
+            all_are_asked_for();
+#pragma unroll
+            for (int d = 0; d < NODE_DEPTH; ++d) add(loaded[d]);
+            from += NODE_DEPTH * nodes.width;
+        }
+    }
+
+    // Adds those of FANOUT entries that have this key.
+    template <class T, class Key>
+    __device__ __forceinline__ void add_those_of(Key key, const SortedSlices<T, Key, N>& slices,
+                                                 Key first) {
+#pragma unroll 1
+        for (Key end = first + FANOUT; first < end; first += NODE_DEPTH) {
+            bool has_key[NODE_DEPTH];
+            const T* from[NODE_DEPTH];
+            Vec<T, N> loaded[NODE_DEPTH];
+#pragma unroll
+            for (int d = 0; d < NODE_DEPTH; ++d) {
+                has_key[d] = slices.entries[first + d].key == key;
+                from[d] = slices.at(first + d);
+            }
+#pragma unroll
+            for (int d = 0; d < NODE_DEPTH; ++d)
+                if (has_key[d]) loaded[d] = load(from[d]);
+            all_are_asked_for();
+#pragma unroll
+            for (int d = 0; d < NODE_DEPTH; ++d)
+                if (has_key[d]) add(loaded[d]);
+        }
+    }
+
+    template <class E>
+    __device__ __forceinline__ void store(E* to) const {
+        vec::store_streaming(reinterpret_cast<Vec<E, N>*>(to), vec::from_acc<E>(value.at));
+    }
+};
+
+}  // namespace cto::slice_sums
