@@ -114,7 +114,7 @@ __device__ void finish(const Op& op, const Walk& walk, u32 tile, const Schedule&
     if (y == 0) {
         const auto reference = op.reference(channel, walk.length(), 1);
         op.write(channel, sums, reference);
-        op.coefficients(channel, sums, reference)
+        op.coefficients(op.given(channel), sums, reference)
             .store(scratch.coefficients + COEFFICIENTS * channel);
     }
 }
@@ -145,7 +145,7 @@ __device__ void by_schedule(const Op& op, const Walk& walk, const Schedule& sche
                 [&](i64 channel) {
                     return schedule.sums ? Of::template load<Memory::global>(scratch.coefficients +
                                                                              COEFFICIENTS * channel)
-                                         : op.given(channel);
+                                         : op.without_sums(channel);
                 });
         }
     });

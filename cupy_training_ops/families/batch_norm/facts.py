@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
-from ...declare.facts import Struct, double, flag, i64, u32
+from ...declare.facts import Struct, double, flag, i32, i64, u32
 from ...facts import Divisor
 
 THREADS = 256  # of a block, where several share channels
 CHANNEL_NBYTES = 128  # that a thread holds of a channel, of all arrays that are read
 SINGLE_SLOTS = 16  # that it holds where a slot is one element
 MAX_COLUMNS = 8  # of a thread
+HELD_THREADS = 512  # of a block that holds channels in shared memory, at most
+HELD_ROWS = 4  # of all arrays that are read, that such a thread uses at a time
+GROUPS = 4  # of copies, the first of which are used while the last are on their way
 MOMENTS, SLOPES = 3, 2  # numbers that parts of a channel have, forwards and backwards
 COEFFICIENTS = 4  # of a channel
 
@@ -47,6 +50,21 @@ Columns = Struct(
     channels=u32,
     width=u32,
     aligned=flag,
+)
+
+# Channels in `length` columns that blocks hold, each some of `n_tiles` tiles of so many `channels`.
+# `width` threads share a row; a thread has `depth` rows, `of_group` of each group of copies, a
+# multiple of HELD_ROWS.
+Held = Struct(
+    "Held",
+    n_channels=i64,
+    n_rows=u32,
+    n_tiles=u32,
+    length=u32,
+    channels=u32,
+    width=u32,
+    depth=i32,
+    of_group=i32,
 )
 
 # Tiles from the first one on; `n_items` of one pass, `n_parts` of each tile; `lag` is from

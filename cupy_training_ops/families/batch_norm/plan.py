@@ -31,6 +31,7 @@ from ...plan import (
 )
 from ...planning.fast_division import divisor
 from ...rules.widening import computed_in
+from .channels import Channels
 from .facts import (
     CHANNEL_NBYTES,
     COEFFICIENTS,
@@ -42,11 +43,11 @@ from .facts import (
     Pieces,
     Schedule,
 )
+from .plan_held import Tiles, tiles
 
 # Blocks of a multiprocessor, each with one item of work.
 PIECE_BLOCKS = 3
 COLUMN_BLOCKS = 2
-PIECE_NBYTES = 64  # from which on neighbouring elements are walked as they lie
 TILE_NBYTES = 256  # of a row in a tile of columns, at least
 PART_NBYTES = 32_768  # of a tile of columns, from which on it may have another part
 COLUMNS_NBYTES = 2**27  # of an array in columns, to which each block has one part, beyond it two
@@ -55,33 +56,6 @@ MAX_PARTS = 16_384  # of a channel, each with one partial sum
 MERGED_SUMS = 16_384  # of all parts and channels of a tile
 MAX_TILES = 2048  # of a launch: their counters lie at the start of the scratch memory
 MAX_ITEMS = 2**30
-
-
-@dataclass(frozen=True)
-class Channels:
-    """An array (outer, n, length) whose channels are along its middle."""
-
-    outer: int
-    n: int
-    length: int
-
-    @classmethod
-    def of(cls, shape: Shape) -> Channels:
-        """Channels are along the second axis; an array of rank 1 is one. One lies in one piece."""
-        if len(shape) == 1:
-            return cls(1, 1, shape[0])
-        if shape[1] == 1:
-            return cls(1, 1, math.prod(shape))
-        return cls(shape[0], shape[1], math.prod(shape[2:]))
-
-    @property
-    def elements(self) -> int:
-        """Of one channel."""
-        return self.outer * self.length
-
-    def fit_pieces(self, t: Dtype) -> bool:
-        """Whether the elements of a channel are walked as they lie, and not those of a row."""
-        return self.n == 1 or self.length * t.itemsize >= PIECE_NBYTES
 
 
 @dataclass(frozen=True)
@@ -119,6 +93,8 @@ class Call:
         aligned = all(s.aligned for s in (*self.read, self.applied) if s is not None)
         if not channels.elements:
             return self._whole_channels(channels, VEC_NBYTES // t.itemsize)
+        if (held := self._held(channels, aligned)) is not None:
+            return Plan((self._launch(held.kernel, held.config, held.argument),))
         if self._go_by_columns(channels, aligned):
             return self._in_columns(channels, aligned)
         return self._in_pieces(channels, aligned)
@@ -131,6 +107,18 @@ class Call:
         row, tile = channels.n * channels.length, self._vectors(channels) * channels.length
         by_vectors = aligned and row % width == 0 and tile <= width * THREADS
         return by_vectors and channels.length % width > 0 and channels.n > 1
+
+    # ---- channels that blocks hold ---------------------------------------------------------------
+
+    def _held(self, channels: Channels, aligned: bool) -> Tiles | None:
+        """In shared memory; None where they do not fit, or in registers as well."""
+        t, width = self.types[0], VEC_NBYTES // self.types[0].itemsize
+        if not (aligned and self.sums):
+            return None
+        if channels.length % width == 0 and self._fits(channels, width):
+            return None
+        computed = computed_in(t).itemsize
+        return tiles(self.device, channels, len(self.read), t.itemsize, computed, self.n_fields)
 
     # ---- pieces ----------------------------------------------------------------------------------
 
