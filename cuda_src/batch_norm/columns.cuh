@@ -137,17 +137,20 @@ struct InColumns {
         return static_cast<i64>(tile) * columns.channels;
     }
     __device__ u32 channels(u32 tile) const { return Place<COLUMNS>(columns, tile, 0).n_channels; }
-    // The thread's rows, some at a time: in what order does not matter to the elements.
+    // The thread's rows, some at a time. The LAST time from the end back: what was read last is
+    // still in the L2 cache.
     template <bool LAST, class Use>
     __device__ void visit(const Place<COLUMNS>& at, const Use& use) const {
         constexpr int DEPTH = ColumnRows<Op>::DEPTH;
         const i64 pitch = at.height * columns.n_channels * columns.length;
-        i64 element = at.element(columns);
+        const i64 step = (LAST ? -DEPTH : DEPTH) * pitch;
+        const i32 n = (at.n_rows + DEPTH - 1) / DEPTH, rest = at.n_rows - (n - 1) * DEPTH;
+        i64 element = at.element(columns) + (LAST ? (n - 1) * DEPTH * pitch : 0);
         ColumnRows<Op> rows;
         rows.n_columns = at.own_columns();
 #pragma unroll 1
-        for (i32 left = at.n_rows; left > 0; left -= DEPTH, element += DEPTH * pitch) {
-            rows.n = left < DEPTH ? left : DEPTH;
+        for (i32 i = 0; i < n; ++i, element += step) {
+            rows.n = i == (LAST ? 0 : n - 1) ? rest : DEPTH;
             rows.template load<LAST>(op.arrays, element, pitch, columns.aligned);
             use(rows, element, pitch);
         }

@@ -46,6 +46,7 @@ struct Place {
     u32 x, y, height;
     u32 low;    // channel of the thread's first column in the tile; the next one's begins
     int split;  // so many columns on
+    i64 pitch;  // from a row of the thread to its next
 
     __device__ explicit Place(const Held& held) : held(held) {
         x = threadIdx.x % held.width, y = threadIdx.x / held.width;
@@ -53,6 +54,7 @@ struct Place {
         low = x * W / held.length;
         const u32 rest = (low + 1) * held.length - x * W;
         split = rest < W ? static_cast<int>(rest) : W;
+        pitch = height * held.n_channels * held.length;
     }
     __device__ u32 channel(int i) const { return low + (i >= split); }
     __device__ u32 n_channels(u32 tile) const {
@@ -74,8 +76,6 @@ struct Place {
         const i64 row = held.n_channels * held.length;
         return y * row + first_channel(tile) * held.length + x * W;
     }
-    // From a row of the thread to its next.
-    __device__ i64 pitch() const { return height * held.n_channels * held.length; }
     // Slots of a row in shared memory, and where sums of the thread lie.
     __device__ u32 n_threads() const { return held.width * height; }
     __device__ u32 entry() const { return x * height + y; }
@@ -109,7 +109,8 @@ struct InShared {
     const Op& op;
     const Held& held;
     Place<W> at;
-    u8* own;  // the thread's first slot
+    u8* own;         // the thread's first slot
+    u32 slot_pitch;  // bytes from a slot of it to the next
     Shared<A, FIELDS> shared;
     u32 turn = 0;  // which references are in use
 
@@ -118,22 +119,22 @@ struct InShared {
           held(held),
           at(held),
           own(memory + threadIdx.x * SLOT_NBYTES),
+          slot_pitch(at.n_threads() * SLOT_NBYTES),
           shared(reinterpret_cast<A*>(memory + READ * held.depth * at.n_threads() * SLOT_NBYTES),
                  at.n_threads(), held.channels) {}
 
     __device__ u8* slot(int array, i32 u) const {
-        return own + (array * held.depth + u) * (at.n_threads() * SLOT_NBYTES);
+        return own + (array * held.depth + u) * slot_pitch;
     }
-    // Begins to copy some slots of a tile of which the thread has so many rows.
-    __device__ void start(u32 tile, i32 first, i32 end) const {
-        const i64 element = at.element(tile) + first * at.pitch();
+    // Begins to copy a thread's rows first to end - 1, DEPTH of them at most.
+    __device__ void start(i64 element, i32 first, i32 end) const {
 #pragma unroll
         for (int u = 0; u < DEPTH; ++u)
 #pragma unroll
             for (int a = 0; a < READ; ++a)
                 if (first + u < end)
                     async_copy::copy<SLOT_NBYTES>(slot(a, first + u),
-                                                  op.arrays[a] + element + u * at.pitch());
+                                                  op.arrays[a] + element + u * at.pitch);
     }
     __device__ void load(Rows& rows, i32 first, i32 end) const {
         rows.n = end - first < DEPTH ? end - first : DEPTH;
@@ -158,7 +159,7 @@ struct InShared {
             for (int a = 0; a < READ; ++a) {
                 rows.held[a][u] = {};
                 const auto* const from =
-                    reinterpret_cast<const Slot*>(op.arrays[a] + element + u * at.pitch());
+                    reinterpret_cast<const Slot*>(op.arrays[a] + element + u * at.pitch);
                 if (u < rows.n) rows.held[a][u] = LAST ? vec::load_streaming(from) : *from;
             }
     }
@@ -167,7 +168,7 @@ struct InShared {
         const i32 n = at.rows(tile);
 #pragma unroll 1
         for (i32 u = held.depth; u < n; u += DEPTH) {
-            const i64 element = at.element(tile) + u * at.pitch();
+            const i64 element = at.element(tile) + u * at.pitch;
             Rows rows;
             load_loose<LAST>(rows, element, n - u);
             use(rows, element);
@@ -181,7 +182,7 @@ struct InShared {
             const i32 first = group * held.of_group;
             const i32 end = first + held.of_group < n ? first + held.of_group : n;
 #pragma unroll 1
-            for (i32 u = first; u < end; u += DEPTH) start(tile, u, end);
+            for (i32 u = first; u < end; u += DEPTH) start(at.element(tile) + u * at.pitch, u, end);
             async_copy::commit();
         }
         __syncthreads();
@@ -265,16 +266,18 @@ struct InShared {
                              [&](const Rows& rows, i64 element) { write(rows, of, element); });
         const i32 n = at.held_rows(tile), n_next = at.held_rows(next);
         const i32 most = n > n_next ? n : n_next;
+        const i64 shift = at.element(next) - at.element(tile);
+        i64 element = at.element(tile);
 #pragma unroll 1
         for (int group = 0; group < GROUPS; ++group) {
             const i32 first = group * held.of_group;
             const i32 end = first + held.of_group < most ? first + held.of_group : most;
 #pragma unroll 1
-            for (i32 u = first; u < end; u += DEPTH) {
+            for (i32 u = first; u < end; u += DEPTH, element += DEPTH * at.pitch) {
                 Rows rows;
                 load(rows, u, n < end ? n : end);
-                start(next, u, n_next < end ? n_next : end);
-                if (op.result) write(rows, of, at.element(tile) + u * at.pitch());
+                start(element + shift, u, n_next < end ? n_next : end);
+                if (op.result) write(rows, of, element);
             }
             async_copy::commit();
         }
@@ -287,7 +290,7 @@ struct InShared {
 #pragma unroll
             for (int i = 0; i < W; ++i) values[i] = mapped<Op>(of[i], rows, u, i);
             vec::store_streaming(
-                reinterpret_cast<vec::Vec<T, W>*>(op.result + element + u * at.pitch()),
+                reinterpret_cast<vec::Vec<T, W>*>(op.result + element + u * at.pitch),
                 vec::from_acc<T>(values));
         }
     }

@@ -144,7 +144,8 @@ __device__ void in_registers(const Op& op, const Pieces& pieces) {
     sums.join(OverBlock<A>{of_warp});
     if (threadIdx.x == 0) op.write(channel, sums, references[0]);
     if (op.result)
-        write_batch<Op, W>(op, op.coefficients(op.given(channel), sums, references[0]), batch, first, pieces);
+        write_batch<Op, W>(op, op.coefficients(op.given(channel), sums, references[0]), batch,
+                           first, pieces);
 }
 
 // One channel a tile, parts of which are so many slots.

@@ -27,8 +27,9 @@ ROWS: tuple[Row, ...] = (
 GIVEN = {"training_mode": False}
 BIASED = {"unbiased": False, "momentum": 0.25, "epsilon": 0.01}
 
-# label, shape, offset. A block holds a channel of "ordinary", in shared memory some of "held", and
-# has the columns of "two"; several share channels of "large", in vectors, of "misaligned", in elements, and the columns of "rows".
+# label, shape, offset. A block holds a channel of "ordinary", in shared memory tiles of "held", and
+# has the columns of "two"; several share channels of "large", in vectors, of "misaligned", in
+# elements, and the columns of "rows".
 CALLS: tuple[tuple[str, Shape, int], ...] = (
     ("odd", (3, 5, 5, 3), 0),
     ("vector", (33,), 0),

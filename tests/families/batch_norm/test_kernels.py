@@ -258,9 +258,9 @@ def test_several_launches_are_one_result(run, rng, monkeypatch, name, shape) -> 
 @names
 @pytest.mark.parametrize("all_rows", [True, False], ids=["held", "loose"])
 @pytest.mark.parametrize("t", [FLOAT32, FLOAT16, FLOAT64])
-@pytest.mark.parametrize("shape", [(37, 20, 7, 7), (70, 5, 6, 20), (9, 36, 7, 3)], ids=str)
+@pytest.mark.parametrize("shape", [(37, 20, 7, 7), (140, 5, 6, 20), (9, 36, 7, 3)], ids=str)
 def test_channels_in_shared_memory(run, rng, monkeypatch, name, shape, t, all_rows) -> None:
-    """Several tiles a block, the last of them narrow; some rows are read again where room is short."""
+    """Several tiles a block, the last of them narrow; where room is short, rows are read again."""
     monkeypatch.setattr(plan_held, "MOST_BLOCKS", 1)
     if run.on_gpu:
         monkeypatch.setattr(Tiles, "n_tiles", property(lambda _: 10**6))
