@@ -163,7 +163,7 @@ class Call:
         n_tiles = ceil_div(channels.n, tile)
         row_nbytes = tile * channels.length * self.types[0].itemsize
         most = max(1, MERGED_SUMS // tile)
-        rounds = 1 if channels.outer * n_tiles * row_nbytes <= COLUMNS_NBYTES else 2
+        rounds = _rounds(channels.outer * n_tiles * row_nbytes)
         n_items = rounds * COLUMN_BLOCKS * self.device.multiprocessors
         wanted = min(ceil_div(channels.outer * row_nbytes, PART_NBYTES), ceil_div(n_items, n_tiles))
         n_parts = min(most, max(1, wanted))
@@ -223,6 +223,11 @@ class Call:
         """The struct Halves."""
         _, scale, statistics = (t == FLOAT16 for t in self.types)
         return by_value(Halves, scale=scale, statistics=statistics)
+
+
+def _rounds(nbytes: int) -> int:
+    """Parts of each block, of an array in columns."""
+    return 1 if nbytes <= COLUMNS_NBYTES else 2
 
 
 def pieces(channels: Channels, width: int, span: int, threads: int) -> np.void:
