@@ -8,6 +8,7 @@
 #include "layer_norm/facts.cuh"
 #include "layer_norm/forward.cuh"
 #include "layer_norm/gradient.cuh"
+#include "layer_norm/gradient_by_warps.cuh"
 
 #ifndef CTO_U
 #define CTO_U float
@@ -96,6 +97,23 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
                                                   scale_sums, bias_sums, rows, shared);
 }
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
+    layer_norm__gradient_rows_by_warps(const V* dy, const T* x, const V* scale, const U* mean,
+                                       const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
+                                       const __grid_constant__ Rows rows) {
+    extern __shared__ __align__(16) u8 shared[];
+    gradient::walk_by_warps<false, T, V, false>({dy, x, scale, nullptr, mean, inv_std}, dx,
+                                                scale_sums, bias_sums, rows, shared);
+}
+extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
+    layer_norm__gradient_shifted_rows_by_warps(const V* dy, const T* x, const V* scale,
+                                               const U* mean, const U* inv_std, T* dx,
+                                               U* scale_sums, U* bias_sums,
+                                               const __grid_constant__ Rows rows) {
+    extern __shared__ __align__(16) u8 shared[];
+    gradient::walk_by_warps<true, T, V, false>({dy, x, scale, nullptr, mean, inv_std}, dx,
+                                               scale_sums, bias_sums, rows, shared);
+}
+extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__gradient_elements(const V* dy, const T* x, const V* scale, const U* mean,
                                   const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
                                   const __grid_constant__ Rows rows) {
@@ -133,6 +151,23 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     extern __shared__ __align__(16) u8 shared[];
     gradient::walk_rows<WIDTH, true, T, V, true>({dy, y, scale, bias, nullptr, inv_std}, dx,
                                                  scale_sums, bias_sums, rows, shared);
+}
+extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
+    layer_norm__invertible_rows_by_warps(const V* dy, const V* y, const V* scale, const V* bias,
+                                         const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
+                                         const __grid_constant__ Rows rows) {
+    extern __shared__ __align__(16) u8 shared[];
+    gradient::walk_by_warps<false, T, V, true>({dy, y, scale, bias, nullptr, inv_std}, dx,
+                                               scale_sums, bias_sums, rows, shared);
+}
+extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
+    layer_norm__invertible_shifted_rows_by_warps(const V* dy, const V* y, const V* scale,
+                                                 const V* bias, const U* inv_std, T* dx,
+                                                 U* scale_sums, U* bias_sums,
+                                                 const __grid_constant__ Rows rows) {
+    extern __shared__ __align__(16) u8 shared[];
+    gradient::walk_by_warps<true, T, V, true>({dy, y, scale, bias, nullptr, inv_std}, dx,
+                                              scale_sums, bias_sums, rows, shared);
 }
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__invertible_elements(const V* dy, const V* y, const V* scale, const V* bias,

@@ -60,8 +60,7 @@ class Matrix:
         them so many parameters of columns."""
         aligned = all(spec is None or spec.aligned for spec in (*arrays, *others))
         dtypes, shape = [spec.dtype for spec in arrays], (self.count, self.length)
-        nbytes = n_parameters * self.computed.itemsize
-        return held(self.device, shape, dtypes, self.width, GRADIENT, aligned, nbytes)
+        return held(self.device, shape, dtypes, self.width, GRADIENT, aligned, n_parameters)
 
     def launch(self, kernel: str, config: plans.Config, *args: object) -> plans.Launch:
         """One of the family's kernels."""
@@ -71,6 +70,7 @@ class Matrix:
     def walk(self, stem: str, rows: Rows, *args: object) -> plans.Launch:
         """The kernel for rows that are held."""
         kernel = stem + ("elements" if rows.width == 1 else "shifted_" * rows.shifted + "rows")
+        kernel += "_by_warps" * rows.by_warps
         return self.launch(kernel, rows.config(self.device), *args, rows.argument)
 
 
