@@ -143,16 +143,16 @@ struct InColumns {
     __device__ void visit(const Place<COLUMNS>& at, const Use& use) const {
         constexpr int DEPTH = ColumnRows<Op>::DEPTH;
         const i64 pitch = at.height * columns.n_channels * columns.length;
-        const i64 step = (LAST ? -DEPTH : DEPTH) * pitch;
-        const i32 n = (at.n_rows + DEPTH - 1) / DEPTH, rest = at.n_rows - (n - 1) * DEPTH;
-        i64 element = at.element(columns) + (LAST ? (n - 1) * DEPTH * pitch : 0);
+        i64 element = at.element(columns) + (LAST ? at.n_rows * pitch : 0);
         ColumnRows<Op> rows;
         rows.n_columns = at.own_columns();
 #pragma unroll 1
-        for (i32 i = 0; i < n; ++i, element += step) {
-            rows.n = i == (LAST ? 0 : n - 1) ? rest : DEPTH;
+        for (i32 left = at.n_rows; left > 0; left -= rows.n) {
+            rows.n = LAST ? (left - 1) % DEPTH + 1 : left < DEPTH ? left : DEPTH;
+            if (LAST) element -= rows.n * pitch;
             rows.template load<LAST>(op.arrays, element, pitch, columns.aligned);
             use(rows, element, pitch);
+            if (!LAST) element += DEPTH * pitch;
         }
     }
     // The threads of a channel of the tile: x is the channel's, of `width`.

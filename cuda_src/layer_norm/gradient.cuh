@@ -157,7 +157,6 @@ template <class T, class V, bool FROM_Y>
 struct Edge {
     using A = Acc<T>;
     using In = Inputs<T, V, FROM_Y>;
-    static constexpr bool IS_FROM_Y = FROM_Y;
 
     i32 column;  // or -1
     A scale = 0, bias = 0, dy = 0, x = 0;

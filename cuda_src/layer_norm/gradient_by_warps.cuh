@@ -37,6 +37,15 @@ __device__ __forceinline__ void copy_after(u8* shared, const void* global) {
 #endif
 }
 
+// The same number, as if it were not known: what follows from it is made again, and takes no
+// registers meanwhile.
+__device__ __forceinline__ u32 anew(u32 number) {
+#ifndef __CUDA_CPU__
+    asm volatile("" : "+r"(number));
+#endif
+    return number;
+}
+
 // Where a thread is in its walk.
 template <bool SHIFTED>
 struct Walk {
@@ -49,8 +58,9 @@ struct Walk {
 
     static constexpr bool IS_SHIFTED = SHIFTED;
 
-    __device__ __forceinline__ explicit Walk(const Rows& rows) : rows(rows), end(rows.slots) {
-        group = threadIdx.x / rows.threads, thread = threadIdx.x - group * rows.threads;
+    __device__ __forceinline__ explicit Walk(const Rows& rows, u32 in_block = threadIdx.x)
+        : rows(rows), end(rows.slots) {
+        group = in_block / rows.threads, thread = in_block - group * rows.threads;
         const u32 period = SHIFTED ? rows.period : 1, round = blockIdx.x / period;
         row = (static_cast<i64>(round) * rows.groups + group) * period + blockIdx.x % period;
         if (SHIFTED) head = static_cast<i32>(-(row * rows.length) & (W - 1));
@@ -119,17 +129,32 @@ struct Table {
     }
 };
 
-// Adds what an edge has to the sums of its row.
-template <class AnEdge>
-__device__ __forceinline__ void add_edge(const AnEdge& edge, const Statistics<A>& own,
-                                         A (&sums)[2]) {
-    const auto of = edge.at(own.mean);
-    sums[0] += of.h;
-    if constexpr (AnEdge::IS_FROM_Y)
-        sums[1] = fma(of.h, of.x_hat(own.inv_std), sums[1]);
-    else
-        sums[1] = fma(of.h, of.distance, sums[1]);
-}
+// The element of a thread before or after the slots of a SHIFTED row, loaded a row ahead.
+template <class T, class V, bool FROM_Y>
+struct Edge {
+    using In = Inputs<T, V, FROM_Y>;
+
+    i32 column;  // or -1
+    V dy;
+    typename In::X x;
+
+    __device__ __forceinline__ void load(const In& in, i64 start) {
+        if (column < 0) return;
+        dy = in.dy[start + column];
+        x = in.x[start + column];
+    }
+    __device__ __forceinline__ Element<V, A, FROM_Y> at(const In& in, A mean) const {
+        return {to_acc(dy), to_acc(x), to_acc(in.scale[column]),
+                FROM_Y ? to_acc(in.bias[column]) : A(0), mean};
+    }
+    __device__ __forceinline__ void add_to(A (&sums)[2], const In& in,
+                                           const Statistics<A>& own) const {
+        if (column < 0) return;
+        const auto of = at(in, own.mean);
+        sums[0] += of.h;
+        sums[1] = fma(of.h, FROM_Y ? of.x_hat(own.inv_std) : of.distance, sums[1]);
+    }
+};
 
 // Two sums over the threads of a row, in each of them.
 __device__ __forceinline__ void sum_row(A (&sums)[2], const Rows& rows, u32 group,
@@ -205,6 +230,7 @@ struct Gradient {
             async_copy::commit();
         }
     }
+    __device__ i64 start_of_row() const { return element - walk.column(0); }
     // Goes on to the next row.
     __device__ __forceinline__ void leave() {
         async_copy::commit();
@@ -265,13 +291,12 @@ struct Gradient {
         vec::store_streaming(reinterpret_cast<Vec<T, W>*>(dx + u * (WARP * W)),
                              vec::from_acc<T>(values));
     }
-    __device__ __forceinline__ void write_edge(const Edge<T, V, FROM_Y>& edge, i64 row,
-                                               const Statistics<A>& own, const Means<A>& of,
-                                               T* dx) {
-        const auto of_edge = edge.at(own.mean);
+    __device__ __forceinline__ void write_edge(const Edge<T, V, FROM_Y>& edge, T* dx,
+                                               const Statistics<A>& own, const Means<A>& of) {
+        if (edge.column < 0) return;
+        const auto of_edge = edge.at(in, own.mean);
         const A x_hat = of_edge.x_hat(own.inv_std);
-        dx[row * walk.rows.length + edge.column] =
-            from_acc<T>(of.gradient(own.inv_std, of_edge.h, x_hat));
+        dx[edge.column] = from_acc<T>(of.gradient(own.inv_std, of_edge.h, x_hat));
         of_scale.of_edge[0] += of_edge.dy * x_hat;
         of_bias.of_edge[0] += of_edge.dy;
     }
@@ -287,23 +312,24 @@ __device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx,
     gradient.start_first();
     __syncthreads();  // for the table
     const A inverse_length = 1 / static_cast<A>(rows.length);
-    Edge<T, V, FROM_Y> next_edge(in, walk.edge());
+    Edge<T, V, FROM_Y> next_edge{walk.edge()};
     auto next = Statistics<A>::of(in, walk.row, rows.count);
-    next_edge.load(in, walk.row, rows);
+    if (SHIFTED && walk.n_rows > 0) next_edge.load(in, gradient.start_of_row());
     i64 row = walk.row;
     u32 half = 0;
 #pragma unroll 1
-    for (i32 left = walk.n_rows; left > 0; --left, row += walk.step) {
+    for (i32 left = walk.n_rows; left > 0; --left) {
         const auto own = next;
         const auto edge = next_edge;
-        next = Statistics<A>::of(in, row + walk.step, rows.count);
-        next_edge.load(in, row + walk.step, rows);
+        row += walk.step;
+        next = Statistics<A>::of(in, row, rows.count);
+        if (SHIFTED && left > 1) next_edge.load(in, gradient.start_of_row() + walk.pitch);
         gradient.arrive();
         A sums[2] = {};
         each_slot<0, gradient.D>([&](auto u) {
             if (walk.has(u.value)) gradient.sum_slot(u.value, own.mean, sums);
         });
-        if (SHIFTED && edge.column >= 0) add_edge(edge, own, sums);
+        if (SHIFTED) edge.add_to(sums, in, own);
         sum_row(sums, rows, walk.group, of_warp, half);
         const auto of = means_of<A, FROM_Y>(sums, own.inv_std, in.is_centred(), inverse_length);
         const Factors factors(own, of);
@@ -313,23 +339,30 @@ __device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx,
                 gradient.template write_slot<u.value>(factors, left > rows.stages, in.dy + later,
                                                       in.x + later, dx + gradient.element);
         });
-        if (SHIFTED && edge.column >= 0) gradient.write_edge(edge, row, own, of, dx);
+        if (SHIFTED) gradient.write_edge(edge, dx + gradient.start_of_row(), own, of);
         gradient.leave();
     }
-    gradient.of_scale.store(walk, scale_sums, memory);
-    gradient.of_bias.store(walk, bias_sums, memory);
+    const Walk<SHIFTED> again(rows, anew(threadIdx.x));
+    gradient.of_scale.store(again, scale_sums, memory);
+    gradient.of_bias.store(again, bias_sums, memory);
 }
 
 }  // namespace cto::layer_norm_gradient::by_warps
 
 namespace cto::layer_norm_gradient {
 
-// Of 2-byte types; plans have others walked through by `walk_rows`.
+// Of 2-byte types, where copies go on while threads compute; plans have others walked through by
+// `walk_rows`.
+#if defined(__CUDA_CPU__) || __CUDA_ARCH__ >= 800
+constexpr bool GO_BY_WARPS = true;
+#else
+constexpr bool GO_BY_WARPS = false;
+#endif
 template <bool SHIFTED, class T, class V, bool FROM_Y>
 __device__ __forceinline__ void walk_by_warps(const Inputs<T, V, FROM_Y>& in, T* dx,
                                               Acc<T>* scale_sums, Acc<T>* bias_sums,
                                               const Rows& rows, u8* memory) {
-    if constexpr (sizeof(T) == 2 && sizeof(V) == 2)
+    if constexpr (GO_BY_WARPS && sizeof(T) == 2 && sizeof(V) == 2)
         by_warps::walk_rows<SHIFTED>(in, dx, scale_sums, bias_sums, rows, memory);
 }
 

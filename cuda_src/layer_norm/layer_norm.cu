@@ -161,15 +161,6 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
                                                scale_sums, bias_sums, rows, shared);
 }
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
-    layer_norm__invertible_shifted_rows_by_warps(const V* dy, const V* y, const V* scale,
-                                                 const V* bias, const U* inv_std, T* dx,
-                                                 U* scale_sums, U* bias_sums,
-                                                 const __grid_constant__ Rows rows) {
-    extern __shared__ __align__(16) u8 shared[];
-    gradient::walk_by_warps<true, T, V, true>({dy, y, scale, bias, nullptr, inv_std}, dx,
-                                              scale_sums, bias_sums, rows, shared);
-}
-extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__invertible_elements(const V* dy, const V* y, const V* scale, const V* bias,
                                     const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
                                     const __grid_constant__ Rows rows) {

@@ -18,6 +18,7 @@ from .facts import HELD_COLUMNS, HELD_THREADS, SINGLE_COLUMNS
 
 # Numbers for each column that are held of one parameter or two, where slots lie by warps or not.
 PARAMETERS = {True: {1: 1, 2: 3}, False: {1: 1, 2: 2}}
+ASYNC_COPIES = (8, 0)  # the first GPUs with copies to shared memory that go on meanwhile
 RESERVED_NBYTES = 1024  # of shared memory, by the system for each block
 
 
@@ -131,9 +132,12 @@ def held(
     """
     if not aligned or shape[1] < width:
         width = 1
-    by_warps = (True, False) if width == VEC_NBYTES // 2 else (False,)
-    found = (_held(device, shape, dtypes, width, kernels, n_parameters, w) for w in by_warps)
-    return next((rows for rows in found if rows is not None), None)
+    few = width == VEC_NBYTES // 2 and device.capability >= ASYNC_COPIES
+    if few and (shape[1] % width == 0 or n_parameters == 1):
+        found = _held(device, shape, dtypes, width, kernels, n_parameters, by_warps=True)
+        if found is not None:
+            return found
+    return _held(device, shape, dtypes, width, kernels, n_parameters, by_warps=False)
 
 
 def _held(
