@@ -82,6 +82,12 @@ struct Normalization {
     __device__ Coefficients<A> without_sums(i64 channel) const {
         return of_variance(given(channel), input_mean[channel], 0, input_var[channel]);
     }
+    // Of 2-byte types, whose neighbouring numbers lie further apart than float32 rounds, the mean is
+    // taken away at once.
+    static __device__ Coefficients<A> folded(Coefficients<A> of) {
+        if (sizeof(T) == 2) of.reference += of.offset, of.offset = A(0);
+        return of;
+    }
     __device__ void write(i64 channel, const Moments<A>& of, A reference) const {
         const A mean = reference + of.mean(), variance = quotient_or_0(of.squares[0], of.n);
         const A corrected = rule.unbiased && of.n > 1 ? of.squares[0] / (of.n - 1) : variance;
@@ -121,6 +127,7 @@ struct Gradient {
         return {reference, of.sum[0] / count, given.first * inverse, slope};
     }
     __device__ Coefficients<A> without_sums(i64) const { return {}; }  // always summed
+    static __device__ Coefficients<A> folded(const Coefficients<A>& of) { return of; }
     __device__ void write(i64 channel, const Slopes<A>& of, A) const {
         scale_grad.store(channel, n > 0 ? of.product[0] * inv_std[channel] : A(0));
         bias_grad.store(channel, of.sum[0]);

@@ -12,7 +12,7 @@ constexpr int SINGLE_SLOTS = 16;
 constexpr int MAX_COLUMNS = 8;
 constexpr int HELD_THREADS = 512;
 constexpr int HELD_ROWS = 4;
-constexpr int GROUPS = 4;
+constexpr int MOST_GROUPS = 8;
 constexpr int MOMENTS = 3;
 constexpr int SLOPES = 2;
 constexpr int COEFFICIENTS = 4;
@@ -63,8 +63,12 @@ struct Held {
     unsigned int width;
     int depth;
     int of_group;
+    int groups_of_tile;
+    int groups_of_ring;
+    int ring;
+    int step;
 };
-static_assert(sizeof(Held) == 40);
+static_assert(sizeof(Held) == 56);
 
 struct Schedule {
     unsigned int first_tile;
@@ -106,6 +110,10 @@ static_assert(offsetof(Held, channels) == 20);
 static_assert(offsetof(Held, width) == 24);
 static_assert(offsetof(Held, depth) == 28);
 static_assert(offsetof(Held, of_group) == 32);
+static_assert(offsetof(Held, groups_of_tile) == 36);
+static_assert(offsetof(Held, groups_of_ring) == 40);
+static_assert(offsetof(Held, ring) == 44);
+static_assert(offsetof(Held, step) == 48);
 static_assert(offsetof(Schedule, first_tile) == 0);
 static_assert(offsetof(Schedule, n_items) == 4);
 static_assert(offsetof(Schedule, n_parts) == 8);

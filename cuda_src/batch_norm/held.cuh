@@ -14,17 +14,15 @@ namespace cto::batch_norm::held {
 
 using namespace batch_norm::sums;
 
-// Waits for the first `group` + 1 of GROUPS groups of copies.
-static_assert(GROUPS == 4);
-__device__ __forceinline__ void wait_for(int group) {
-    if (group == 0)
-        async_copy::wait<3>();
-    else if (group == 1)
-        async_copy::wait<2>();
-    else if (group == 2)
-        async_copy::wait<1>();
-    else
+// Waits for all of this thread's groups of copies but the last so many.
+template <int N = MOST_GROUPS - 1>
+__device__ __forceinline__ void wait_but(int last) {
+    if constexpr (N == 0)
         async_copy::wait<0>();
+    else if (last >= N)
+        async_copy::wait<N>();
+    else
+        wait_but<N - 1>(last);
 }
 
 template <class A>
@@ -44,9 +42,11 @@ template <int W>
 struct Place {
     const Held& held;
     u32 x, y, height;
-    u32 low;    // channel of the thread's first column in the tile; the next one's begins
-    int split;  // so many columns on
-    i64 pitch;  // from a row of the thread to its next
+    u32 low;      // channel of the thread's first column in the tile; the next one's begins
+    int split;    // so many columns on
+    u32 n_tiles;  // that have the thread's columns
+    i32 n_rows;   // of the thread in such a tile
+    i64 pitch;    // from a row of the thread to its next
 
     __device__ explicit Place(const Held& held) : held(held) {
         x = threadIdx.x % held.width, y = threadIdx.x / held.width;
@@ -54,6 +54,11 @@ struct Place {
         low = x * W / held.length;
         const u32 rest = (low + 1) * held.length - x * W;
         split = rest < W ? static_cast<int>(rest) : W;
+        const bool in_last = x * W < n_channels(held.n_tiles - 1) * held.length;
+        n_tiles = held.n_tiles - (in_last ? 0 : 1);
+        n_rows = y < height && y < held.n_rows
+                     ? static_cast<i32>((held.n_rows - y + height - 1) / height)
+                     : 0;
         pitch = height * held.n_channels * held.length;
     }
     __device__ u32 channel(int i) const { return low + (i >= split); }
@@ -63,11 +68,7 @@ struct Place {
     }
     __device__ i64 first_channel(u32 tile) const { return static_cast<i64>(tile) * held.channels; }
     // Rows that the thread has of a tile.
-    __device__ i32 rows(u32 tile) const {
-        if (y >= height || tile >= held.n_tiles) return 0;
-        if (x * W >= n_channels(tile) * held.length || y >= held.n_rows) return 0;
-        return static_cast<i32>((held.n_rows - y + height - 1) / height);
-    }
+    __device__ i32 rows(u32 tile) const { return tile < n_tiles ? n_rows : 0; }
     __device__ i32 held_rows(u32 tile) const {
         const i32 n = rows(tile);
         return n < held.depth ? n : held.depth;
@@ -82,7 +83,7 @@ struct Place {
 };
 
 // Shared memory beside the slots: sums of each thread and group of columns, and of each channel
-// what it is given, two references in turn, coefficients and sums.
+// coefficients and sums, and in turn two times what it is given and its reference.
 template <class A, int FIELDS>
 struct Shared {
     A *of_thread, *given, *references, *coefficients, *totals;
@@ -90,7 +91,7 @@ struct Shared {
     __device__ Shared(A* from, u32 n_threads, u32 channels)
         : of_thread(from),
           given(of_thread + 2 * FIELDS * n_threads),
-          references(given + 2 * channels),
+          references(given + 2 * 2 * channels),
           coefficients(references + 2 * channels),
           totals(coefficients + COEFFICIENTS * channels) {}
 };
@@ -104,7 +105,8 @@ struct InShared {
     using Of = OpCoefficients<Op>;
     static constexpr int READ = Op::READ, FIELDS = State::FIELDS, DEPTH = HELD_ROWS / READ;
     static constexpr u32 SLOT_NBYTES = W * sizeof(T);
-    using Rows = columns::Rows<T, W, READ, DEPTH>;
+    template <int N>
+    using Rows = columns::Rows<T, W, READ, N>;
 
     const Op& op;
     const Held& held;
@@ -113,6 +115,7 @@ struct InShared {
     u32 slot_pitch;  // bytes from a slot of it to the next
     Shared<A, FIELDS> shared;
     u32 turn = 0;  // which references are in use
+    i32 head = 0;  // where the tile's first row is in the ring
 
     __device__ InShared(const Op& op, const Held& held, u8* memory)
         : op(op),
@@ -120,99 +123,137 @@ struct InShared {
           at(held),
           own(memory + threadIdx.x * SLOT_NBYTES),
           slot_pitch(at.n_threads() * SLOT_NBYTES),
-          shared(reinterpret_cast<A*>(memory + READ * held.depth * at.n_threads() * SLOT_NBYTES),
-                 at.n_threads(), held.channels) {}
+          shared(reinterpret_cast<A*>(memory + READ * held.ring * slot_pitch), at.n_threads(),
+                 held.channels) {}
 
+    // ---- rows ------------------------------------------------------------------------------------
+
+    // Of the tile's row u.
     __device__ u8* slot(int array, i32 u) const {
-        return own + (array * held.depth + u) * slot_pitch;
+        const i32 place = head + u < held.ring ? head + u : head + u - held.ring;
+        return own + (array * held.ring + place) * slot_pitch;
     }
-    // Begins to copy a thread's rows first to end - 1, DEPTH of them at most.
-    __device__ void start(i64 element, i32 first, i32 end) const {
+    // Begins to copy N rows to where those from row u on are; ALL of them or `n`.
+    template <int N, bool ALL>
+    __device__ void start(i64 element, i32 u, i32 n) const {
 #pragma unroll
-        for (int u = 0; u < DEPTH; ++u)
+        for (int a = 0; a < READ; ++a) {
+            u8* to = slot(a, u);
+            const T* from = op.arrays[a] + element;
 #pragma unroll
-            for (int a = 0; a < READ; ++a)
-                if (first + u < end)
-                    async_copy::copy<SLOT_NBYTES>(slot(a, first + u),
-                                                  op.arrays[a] + element + u * at.pitch);
+            for (int k = 0; k < N; ++k, to += slot_pitch, from += at.pitch)
+                if (ALL || k < n) async_copy::copy<SLOT_NBYTES>(to, from);
+        }
     }
-    __device__ void load(Rows& rows, i32 first, i32 end) const {
-        rows.n = end - first < DEPTH ? end - first : DEPTH;
+    template <int N, bool ALL>
+    __device__ void load(Rows<N>& rows, i32 u, i32 n) const {
+        rows.n = ALL ? N : n;
 #pragma unroll
-        for (int u = 0; u < DEPTH; ++u)
+        for (int a = 0; a < READ; ++a) {
+            const u8* from = slot(a, u);
 #pragma unroll
-            for (int a = 0; a < READ; ++a) {
-                rows.held[a][u] = {};
-                if (u < rows.n)
-                    rows.held[a][u] =
-                        *reinterpret_cast<const typename Rows::Slot*>(slot(a, first + u));
+            for (int k = 0; k < N; ++k, from += slot_pitch) {
+                if (!ALL) rows.held[a][k] = {};
+                if (ALL || k < n)
+                    rows.held[a][k] = *reinterpret_cast<const typename Rows<N>::Slot*>(from);
             }
+        }
+    }
+    template <int N, bool ALL>
+    __device__ void write(const Rows<N>& rows, const Of (&of)[W], i64 element) const {
+        T* to = op.result + element;
+#pragma unroll
+        for (int k = 0; k < N; ++k, to += at.pitch) {
+            A values[W];
+#pragma unroll
+            for (int i = 0; i < W; ++i) values[i] = mapped<Op>(of[i], rows, k, i);
+            if (ALL || k < rows.n)
+                vec::store_streaming(reinterpret_cast<Vec<T, W>*>(to), vec::from_acc<T>(values));
+        }
     }
     // Rows that are not held are read again, from the L2 cache.
-    template <bool LAST>
-    __device__ void load_loose(Rows& rows, i64 element, i32 n) const {
-        using Slot = typename Rows::Slot;
-        rows.n = n < DEPTH ? n : DEPTH;
-#pragma unroll
-        for (int u = 0; u < DEPTH; ++u)
-#pragma unroll
-            for (int a = 0; a < READ; ++a) {
-                rows.held[a][u] = {};
-                const auto* const from =
-                    reinterpret_cast<const Slot*>(op.arrays[a] + element + u * at.pitch);
-                if (u < rows.n) rows.held[a][u] = LAST ? vec::load_streaming(from) : *from;
-            }
-    }
     template <bool LAST, class Use>
     __device__ void each_loose(u32 tile, const Use& use) const {
+        using Slot = typename Rows<DEPTH>::Slot;
         const i32 n = at.rows(tile);
 #pragma unroll 1
         for (i32 u = held.depth; u < n; u += DEPTH) {
             const i64 element = at.element(tile) + u * at.pitch;
-            Rows rows;
-            load_loose<LAST>(rows, element, n - u);
+            Rows<DEPTH> rows;
+            rows.n = n - u < DEPTH ? n - u : DEPTH;
+#pragma unroll
+            for (int k = 0; k < DEPTH; ++k)
+#pragma unroll
+                for (int a = 0; a < READ; ++a) {
+                    rows.held[a][k] = {};
+                    const auto* const from =
+                        reinterpret_cast<const Slot*>(op.arrays[a] + element + k * at.pitch);
+                    if (k < rows.n) rows.held[a][k] = LAST ? vec::load_streaming(from) : *from;
+                }
             use(rows, element);
         }
     }
-    __device__ void begin(u32 tile) const {
+
+    // ---- a tile ----------------------------------------------------------------------------------
+
+    // What fits into the ring: the first tile, and of the next what there is room for.
+    __device__ void begin(u32 tile) {
         if (threadIdx.x < at.n_channels(tile))
             shared.references[threadIdx.x] = reference(tile, threadIdx.x);
-        const i32 n = at.held_rows(tile);
-        for (int group = 0; group < GROUPS; ++group) {
-            const i32 first = group * held.of_group;
-            const i32 end = first + held.of_group < n ? first + held.of_group : n;
+        i32 first = 0;  // of the group in its tile
+        for (i32 group = 0; group < held.groups_of_ring; ++group) {
+            const i32 n = rest_of(tile, first);
 #pragma unroll 1
-            for (i32 u = first; u < end; u += DEPTH) start(at.element(tile) + u * at.pitch, u, end);
+            for (i32 u = 0; u < n; ++u)
+                start<1, true>(at.element(tile) + (first + u) * at.pitch, group * held.of_group + u,
+                               1);
             async_copy::commit();
+            first += held.of_group;
+            if (first >= held.groups_of_tile * held.of_group) first = 0, tile += gridDim.x;
         }
         __syncthreads();
+    }
+    // Rows that the thread has of a group.
+    __device__ i32 rest_of(u32 tile, i32 first) const {
+        const i32 n = at.held_rows(tile) - first;
+        return n < held.of_group ? n : held.of_group;
     }
     __device__ A reference(u32 tile, u32 channel) const {
         return op.reference(at.first_channel(tile) + channel, held.length, held.n_rows);
     }
-
     __device__ void sum(u32 tile, Sums& sums) const {
         A references[W];
 #pragma unroll
         for (int i = 0; i < W; ++i)
             references[i] = shared.references[turn * held.channels + at.channel(i)];
-        const i32 n = at.held_rows(tile);
 #pragma unroll 1
-        for (int group = 0; group < GROUPS; ++group) {
-            wait_for(group);
-            const i32 first = group * held.of_group;
-            const i32 end = first + held.of_group < n ? first + held.of_group : n;
+        for (i32 group = 0; group < held.groups_of_tile; ++group) {
+            wait_but(held.groups_of_ring - 1 - group);
+            const i32 first = group * held.of_group, n = rest_of(tile, first);
+            if (group == 0 && n > 0) begin_sums(sums, references);
+            i32 u = 0;
 #pragma unroll 1
-            for (i32 u = first; u < end; u += DEPTH) {
-                Rows rows;
-                load(rows, u, end);
-                if (u == 0) sums.begin(rows, static_cast<A>(rows.n), references);
-                sums.add(rows);
-            }
+            for (; u + DEPTH <= n; u += DEPTH) add<DEPTH>(sums, first + u);
+#pragma unroll 1
+            for (; u < n; ++u) add<1>(sums, first + u);
         }
-        each_loose<false>(tile, [&](const Rows& rows, i64) { sums.add(rows); });
+        each_loose<false>(tile, [&](const auto& rows, i64) { sums.add(rows); });
         sums.end(static_cast<A>(at.rows(tile)), references);
     }
+    __device__ void begin_sums(Sums& sums, const A (&references)[W]) const {
+        Rows<1> row;
+        load<1, true>(row, 0, 1);
+        sums.begin(row, A(1), references);
+    }
+    template <int N>
+    __device__ void add(Sums& sums, i32 u) const {
+        Rows<N> rows;
+        load<N, true>(rows, u, N);
+        sums.add(rows);
+    }
+
+    // ---- sums of channels ------------------------------------------------------------------------
+
     // The sums of columns, put where those of their channels are made.
     __device__ void put(const Sums& sums) const {
         if (at.y >= at.height) return;
@@ -220,24 +261,56 @@ struct InShared {
         if (at.split < W) put(sums.of_columns(at.split, W), 1);
     }
     __device__ void put(const State& sums, int group) const {
-        A fields[FIELDS];
-        sums.store(fields);
-#pragma unroll
-        for (int f = 0; f < FIELDS; ++f) field(group, f)[at.entry()] = fields[f];
+        sums.store(sums_of(group) + at.entry(), at.n_threads());
     }
-    __device__ A* field(int group, int f) const {
-        return shared.of_thread + (group * FIELDS + f) * at.n_threads();
+    __device__ A* sums_of(int group) const {
+        return shared.of_thread + group * FIELDS * at.n_threads();
+    }
+    // The coefficients of the tile's one channel, which all warps make alike.
+    __device__ Of finish_one(const Sums& sums) const {
+        const u32 lane = threadIdx.x % WARP, n_warps = blockDim.x / WARP;
+        A* const of_warp = shared.of_thread + turn * n_warps * FIELDS;
+        State all;
+        if (at.y < at.height) all = sums.of_columns(0, W);
+        all.join(OverLanes<A>{});
+        if (lane == 0) all.store(of_warp + threadIdx.x / WARP * FIELDS);
+        const A reference = shared.references[turn];  // the thread that leads goes on soon
+        __syncthreads();
+        all = lane < n_warps ? State::fetched(of_warp + lane * FIELDS) : State{};
+        all.join(OverLanes<A>{});
+        if (threadIdx.x == 0) all.store(shared.totals);
+        return op.coefficients(given_of(0), all, reference);
+    }
+    __device__ Given<A> given_of(u32 channel) const {
+        const A* const from = shared.given + 2 * (turn * held.channels + channel);
+        return {from[0], from[1]};
+    }
+    // The coefficients of columns.
+    __device__ void finish(u32 tile, const Sums& sums, Of (&of)[W]) const {
+        if (held.channels == 1) {
+            const Of of_all = finish_one(sums);
+#pragma unroll
+            for (int i = 0; i < W; ++i) of[i] = Op::folded(of_all);
+            return;
+        }
+        put(sums);
+        __syncthreads();
+        finish_each(tile);
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < W; ++i)
+            of[i] = Op::folded(Of::template load<Memory::shared>(shared.coefficients +
+                                                                 COEFFICIENTS * at.channel(i)));
     }
     // By a warp for each channel.
-    __device__ void finish(u32 tile) const {
+    __device__ void finish_each(u32 tile) const {
         const u32 lane = threadIdx.x % WARP, n_warps = blockDim.x / WARP;
 #pragma unroll 1
         for (u32 c = threadIdx.x / WARP; c < at.n_channels(tile); c += n_warps) {
             State sums;
             sums.join_all([&](const auto& see) { each_entry(c, lane, see); }, OverLanes<A>{});
             if (lane > 0) continue;
-            const Given<A> given{shared.given[2 * c], shared.given[2 * c + 1]};
-            op.coefficients(given, sums, shared.references[turn * held.channels + c])
+            op.coefficients(given_of(c), sums, shared.references[turn * held.channels + c])
                 .store(shared.coefficients + COEFFICIENTS * c);
             sums.store(shared.totals + FIELDS * c);
         }
@@ -249,54 +322,58 @@ struct InShared {
         const u32 ends = first * W < from ? (first + 1) * at.height : 0;  // the channel before
 #pragma unroll 4
         for (u32 entry = first * at.height + lane; entry < end; entry += WARP) {
-            A fields[FIELDS];
-#pragma unroll
-            for (int f = 0; f < FIELDS; ++f) fields[f] = field(entry < ends, f)[entry];
-            see(State::of_fields(fields));
+            see(State::fetched(sums_of(entry < ends) + entry, at.n_threads()));
         }
     }
-    __device__ void apply(u32 tile, u32 next) const {
-        Of of[W];
-#pragma unroll
-        for (int i = 0; i < W; ++i)
-            of[i] = Of::template load<Memory::shared>(shared.coefficients +
-                                                      COEFFICIENTS * at.channel(i));
+
+    // ---- results ---------------------------------------------------------------------------------
+
+    // Where a group of rows was, that is copied which comes a whole ring after it.
+    __device__ void apply(u32 tile, const Of (&of)[W]) const {
         if (op.result)
-            each_loose<true>(tile,
-                             [&](const Rows& rows, i64 element) { write(rows, of, element); });
-        const i32 n = at.held_rows(tile), n_next = at.held_rows(next);
-        const i32 most = n > n_next ? n : n_next;
-        const i64 shift = at.element(next) - at.element(tile);
-        i64 element = at.element(tile);
+            each_loose<true>(tile, [&](const auto& rows, i64 element) {
+                write<DEPTH, false>(rows, of, element);
+            });
+        const i32 of_tile = held.groups_of_tile * held.of_group;
+        i32 later_first = held.groups_of_ring * held.of_group - of_tile;
+        u32 later = tile + gridDim.x;
+        while (later_first >= of_tile) later_first -= of_tile, later += gridDim.x;
+        const i64 start_of_tile = at.element(tile);
 #pragma unroll 1
-        for (int group = 0; group < GROUPS; ++group) {
+        for (i32 group = 0; group < held.groups_of_tile; ++group) {
             const i32 first = group * held.of_group;
-            const i32 end = first + held.of_group < most ? first + held.of_group : most;
-#pragma unroll 1
-            for (i32 u = first; u < end; u += DEPTH, element += DEPTH * at.pitch) {
-                Rows rows;
-                load(rows, u, n < end ? n : end);
-                start(element + shift, u, n_next < end ? n_next : end);
-                if (op.result) write(rows, of, element);
-            }
+            apply_group(of, first, rest_of(tile, first), start_of_tile + first * at.pitch,
+                        at.element(later) + later_first * at.pitch, rest_of(later, later_first));
             async_copy::commit();
+            later_first += held.of_group;
+            if (later_first >= of_tile) later_first = 0, later += gridDim.x;
         }
     }
-    __device__ void write(const Rows& rows, const Of (&of)[W], i64 element) const {
-#pragma unroll
-        for (int u = 0; u < DEPTH; ++u) {
-            if (u >= rows.n) continue;
-            A values[W];
-#pragma unroll
-            for (int i = 0; i < W; ++i) values[i] = mapped<Op>(of[i], rows, u, i);
-            vec::store_streaming(
-                reinterpret_cast<vec::Vec<T, W>*>(op.result + element + u * at.pitch),
-                vec::from_acc<T>(values));
-        }
+    // n rows of the tile, n_later that take their place.
+    __device__ void apply_group(const Of (&of)[W], i32 first, i32 n, i64 element, i64 later,
+                                i32 n_later) const {
+        const i32 both = n < n_later ? n : n_later, most = n < n_later ? n_later : n;
+        const i64 step = DEPTH * at.pitch;
+        i32 u = 0;
+#pragma unroll 1
+        for (; u + DEPTH <= both; u += DEPTH, element += step, later += step)
+            apply_rows<DEPTH, true>(of, first + u, element, DEPTH, later, DEPTH);
+#pragma unroll 1
+        for (; u < most; u += DEPTH, element += step, later += step)
+            apply_rows<DEPTH, false>(of, first + u, element, n - u, later, n_later - u);
     }
+    template <int N, bool ALL>
+    __device__ void apply_rows(const Of (&of)[W], i32 u, i64 element, i32 n, i64 later,
+                               i32 n_later) const {
+        Rows<N> rows;
+        load<N, ALL>(rows, u, n);
+        start<N, ALL>(later, u, n_later);
+        if (op.result) write<N, ALL>(rows, of, element);
+    }
+
     // A tile whose copies are on their way, and those of the next.
-    __device__ void use(u32 tile, u32 next) {
-        const u32 channel = threadIdx.x;
+    __device__ void use(u32 tile) {
+        const u32 channel = threadIdx.x, next = tile + gridDim.x;
         const bool leads = channel < at.n_channels(tile);
         Given<A> given{};
         A later = 0;
@@ -304,23 +381,20 @@ struct InShared {
         if (next < held.n_tiles && channel < at.n_channels(next)) later = reference(next, channel);
         Sums sums;
         sum(tile, sums);
-        put(sums);
-        if (leads)
-            shared.given[2 * channel] = given.first, shared.given[2 * channel + 1] = given.second;
+        A* const to = shared.given + 2 * (turn * held.channels + channel);
+        if (leads) to[0] = given.first, to[1] = given.second;
         if (channel < held.channels)
             shared.references[(1 - turn) * held.channels + channel] = later;
-        __syncthreads();
-        finish(tile);
-        __syncthreads();
-        apply(tile, next);
-        if (leads) {
-            A fields[FIELDS];
-#pragma unroll
-            for (int f = 0; f < FIELDS; ++f) fields[f] = shared.totals[FIELDS * channel + f];
-            op.write(at.first_channel(tile) + channel, State::of_fields(fields),
+        Of of[W];
+        finish(tile, sums, of);
+        apply(tile, of);
+        if (leads)
+            op.write(at.first_channel(tile) + channel,
+                     State::fetched(shared.totals + FIELDS * channel),
                      shared.references[turn * held.channels + channel]);
-        }
         turn = 1 - turn;
+        head += held.step;
+        if (head >= held.ring) head -= held.ring;
     }
 };
 
@@ -329,8 +403,7 @@ __device__ void in_shared(const Op& op, const Held& held, u8* memory) {
     InShared<Op, W> block(op, held, memory);
     block.begin(blockIdx.x);
 #pragma unroll 1
-    for (u32 tile = blockIdx.x; tile < held.n_tiles; tile += gridDim.x)
-        block.use(tile, tile + gridDim.x);
+    for (u32 tile = blockIdx.x; tile < held.n_tiles; tile += gridDim.x) block.use(tile);
 }
 
 }  // namespace cto::batch_norm::held

@@ -265,12 +265,15 @@ struct Moments {
         }
         return all;
     }
-    static __device__ Moments of_fields(const A (&from)[FIELDS]) {
+    // What `store` wrote to shared memory.
+    static __device__ Moments fetched(const A* from, u32 apart = 1) {
         Moments found;
-        found.n = from[0], found.sum[0] = from[1], found.squares[0] = from[2];
+        found.n = from[0], found.sum[0] = from[apart], found.squares[0] = from[2 * apart];
         return found;
     }
-    __device__ void store(A* to) const { to[0] = n, to[1] = sum[0], to[2] = squares[0]; }
+    __device__ void store(A* to, u32 apart = 1) const {
+        to[0] = n, to[apart] = sum[0], to[2 * apart] = squares[0];
+    }
     static __device__ Moments load(const A* from) {
         Moments found;
         found.n = __ldcg(from);
@@ -338,12 +341,12 @@ struct Slopes {
             if (i >= first && i < last) all.merge(of(i));
         return all;
     }
-    static __device__ Slopes of_fields(const A (&from)[FIELDS]) {
+    static __device__ Slopes fetched(const A* from, u32 apart = 1) {
         Slopes found;
-        found.sum[0] = from[0], found.product[0] = from[1];
+        found.sum[0] = from[0], found.product[0] = from[apart];
         return found;
     }
-    __device__ void store(A* to) const { to[0] = sum[0], to[1] = product[0]; }
+    __device__ void store(A* to, u32 apart = 1) const { to[0] = sum[0], to[apart] = product[0]; }
     static __device__ Slopes load(const A* from) {
         Slopes found;
         found.sum[0] = __ldcg(from), found.product[0] = __ldcg(from + 1);

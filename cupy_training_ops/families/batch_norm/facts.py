@@ -12,7 +12,7 @@ SINGLE_SLOTS = 16  # that it holds where a slot is one element
 MAX_COLUMNS = 8  # of a thread
 HELD_THREADS = 512  # of a block that holds channels in shared memory, at most
 HELD_ROWS = 4  # of all arrays that are read, that such a thread uses at a time
-GROUPS = 4  # of copies, the first of which are used while the last are on their way
+MOST_GROUPS = 8  # of copies, the first of which are used while the last are on their way
 MOMENTS, SLOPES = 3, 2  # numbers that parts of a channel have, forwards and backwards
 COEFFICIENTS = 4  # of a channel
 
@@ -53,8 +53,9 @@ Columns = Struct(
 )
 
 # Channels in `length` columns that blocks hold, each some of `n_tiles` tiles of so many `channels`.
-# `width` threads share a row; a thread has `depth` rows, `of_group` of each group of copies, a
-# multiple of HELD_ROWS.
+# `width` threads share a row; a thread has `depth` rows of a tile in shared memory. They are copied
+# in groups of so many rows, `groups_of_tile` one after the other, to a `ring` of rows that has room
+# for `groups_of_ring`; there a tile begins `step` rows after the one before.
 Held = Struct(
     "Held",
     n_channels=i64,
@@ -65,6 +66,10 @@ Held = Struct(
     width=u32,
     depth=i32,
     of_group=i32,
+    groups_of_tile=i32,
+    groups_of_ring=i32,
+    ring=i32,
+    step=i32,
 )
 
 # Tiles from the first one on; `n_items` of one pass, `n_parts` of each tile; `lag` is from

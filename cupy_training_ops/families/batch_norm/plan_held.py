@@ -12,13 +12,26 @@ import numpy as np
 from ...facts import WARP
 from ...plan import VEC_NBYTES, Config, Device, align_up, by_value, ceil_div
 from .channels import Channels
-from .facts import COEFFICIENTS, GROUPS, HELD_ROWS, HELD_THREADS, Held
+from .facts import COEFFICIENTS, HELD_ROWS, HELD_THREADS, MOST_GROUPS, Held
 
 RESERVED_NBYTES = 1024  # of shared memory, by the system for each block
 ROW_NBYTES = 256  # of a tile, at least, where as many channels fit
 MOST_ROWS = 2  # for each that a thread holds; the others are read again
 MOST_BLOCKS = 4  # that share a multiprocessor
+MOST_TILES = 4  # in a ring
+GROUPS = 4  # of the copies of a tile, where there is room for one
 SLOT_NBYTES = (VEC_NBYTES, VEC_NBYTES // 2)
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Rows in shared memory, in groups; the next tile begins `step` rows on."""
+
+    rows: int
+    of_group: int
+    groups_of_tile: int
+    groups: int
+    step: int
 
 
 @dataclass(frozen=True)
@@ -67,6 +80,19 @@ class Tiles:
         return min(self.rows, (self.room - self._sums_nbytes) // row)
 
     @property
+    def ring(self) -> Ring:
+        """Where the rows of a thread lie: those of a tile, and of the next what there is room for."""
+        row = self.n_arrays * self.width * self.height * self.slot_nbytes
+        least = HELD_ROWS // self.n_arrays
+        most = min((self.room - self._sums_nbytes) // row, MOST_TILES * self.depth)
+        for of_group in range(least, self.depth + 1, least):
+            n, of_tile = most // of_group, self.depth // of_group
+            if self.depth % of_group == 0 and of_tile < n <= MOST_GROUPS:
+                return Ring(n * of_group, of_group, of_tile, n, self.depth % (n * of_group))
+        of_group = align_up(ceil_div(self.depth, GROUPS), least)
+        return Ring(self.depth, of_group, GROUPS, GROUPS, 0)
+
+    @property
     def room(self) -> int:
         """Shared memory that a block may take."""
         of_block = (self.device.max_shared_nbytes + RESERVED_NBYTES) // self.blocks
@@ -81,13 +107,18 @@ class Tiles:
     def shared_nbytes(self) -> int:
         """The slots, and what the kernel's `Shared` takes."""
         n_threads = self.width * self.height
-        return self._sums_nbytes + self.n_arrays * self.depth * n_threads * self.slot_nbytes
+        return self._sums_nbytes + self.n_arrays * self.ring.rows * n_threads * self.slot_nbytes
 
     @property
     def _sums_nbytes(self) -> int:
-        of_channel = 2 + 2 + COEFFICIENTS + self.n_fields
+        of_channel = 2 * (2 + 1) + COEFFICIENTS + self.n_fields
         sums = 2 * self.n_fields * self.width * self.height + of_channel * self.of_tile
         return sums * self.computed_itemsize
+
+    @property
+    def occupies(self) -> bool:
+        """Whether half of the GPU has a tile."""
+        return 2 * self.n_tiles >= self.device.multiprocessors
 
     def fits(self, most_rows: int) -> bool:
         """Whether so many blocks share a multiprocessor, and hold one of at most so many rows."""
@@ -104,7 +135,7 @@ class Tiles:
     @property
     def argument(self) -> np.void:
         """The struct Held."""
-        rows = HELD_ROWS // self.n_arrays
+        ring = self.ring
         return by_value(
             Held,
             n_channels=self.channels.n,
@@ -114,7 +145,11 @@ class Tiles:
             channels=self.of_tile,
             width=self.width,
             depth=self.depth,
-            of_group=align_up(ceil_div(self.depth, GROUPS), rows),
+            of_group=ring.of_group,
+            groups_of_tile=ring.groups_of_tile,
+            groups_of_ring=ring.groups,
+            ring=ring.rows,
+            step=ring.step,
         )
 
     @property
@@ -141,7 +176,7 @@ def tiles(
             for of_tile in _sizes(channels, itemsize, slot_nbytes // itemsize):
                 for blocks in range(MOST_BLOCKS if most_rows == 1 else 1, 0, -1):
                     found = Tiles(*array, slot_nbytes, of_tile, blocks)
-                    if found.fits(most_rows) and 2 * found.n_tiles >= device.multiprocessors:
+                    if found.occupies and found.fits(most_rows):
                         return found
     return None
 

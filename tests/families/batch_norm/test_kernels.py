@@ -255,15 +255,19 @@ def test_several_launches_are_one_result(run, rng, monkeypatch, name, shape) -> 
         assert_matches(run.host(result), other)
 
 
+# The ring of the last has room for the rows of more than one tile.
+IN_SHARED_MEMORY = [(37, 20, 7, 7), (140, 5, 6, 20), (9, 36, 7, 3), (250, 9, 128)]
+
+
 @names
 @pytest.mark.parametrize("all_rows", [True, False], ids=["held", "loose"])
-@pytest.mark.parametrize("t", [FLOAT32, FLOAT16, FLOAT64])
-@pytest.mark.parametrize("shape", [(37, 20, 7, 7), (140, 5, 6, 20), (9, 36, 7, 3)], ids=str)
+@pytest.mark.parametrize("t", [FLOAT32, FLOAT16])
+@pytest.mark.parametrize("shape", IN_SHARED_MEMORY, ids=str)
 def test_channels_in_shared_memory(run, rng, monkeypatch, name, shape, t, all_rows) -> None:
     """Several tiles a block, the last of them narrow; where room is short, rows are read again."""
     monkeypatch.setattr(plan_held, "MOST_BLOCKS", 1)
     if run.on_gpu:
-        monkeypatch.setattr(Tiles, "n_tiles", property(lambda _: 10**6))
+        monkeypatch.setattr(Tiles, "occupies", True)
     if not all_rows:
         monkeypatch.setattr(Tiles, "depth", property(lambda tiles: ceil_div(tiles.rows, 2)))
         monkeypatch.setattr(plan_held, "SLOT_NBYTES", (8,))
