@@ -81,7 +81,7 @@ class Tiles:
 
     @property
     def ring(self) -> Ring:
-        """Where the rows of a thread lie: those of a tile, and of the next what there is room for."""
+        """Where rows of a thread lie: those of a tile, and of the next what there is room for."""
         row = self.n_arrays * self.width * self.height * self.slot_nbytes
         least = HELD_ROWS // self.n_arrays
         most = min((self.room - self._sums_nbytes) // row, MOST_TILES * self.depth)
