@@ -216,9 +216,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_internal__co
     const __grid_constant__ Halves half, const __grid_constant__ Rule rule,
     const __grid_constant__ Columns columns, A* partials, A* coefficients, Zeroed<u32>* counters,
     const __grid_constant__ Schedule schedule) {
+    extern __shared__ __align__(16) u8 ring[];
     const auto op = normalization(x, scale, bias, input_mean, input_var, y, running_mean,
                                   running_var, saved_mean, saved_inv_std, half, rule);
-    by_schedule(op, InColumns<Normalization>{op, columns}, schedule,
+    by_schedule(op, InColumns<Normalization>{op, columns, ring}, schedule,
                 {partials, coefficients, {counters}});
 }
 
@@ -291,9 +292,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                                            i64 n, const __grid_constant__ Columns columns,
                                            A* partials, A* coefficients, Zeroed<u32>* counters,
                                            const __grid_constant__ Schedule schedule) {
+    extern __shared__ __align__(16) u8 ring[];
     const auto op =
         gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad, half, n);
-    by_schedule(op, InColumns<Gradient>{op, columns}, schedule,
+    by_schedule(op, InColumns<Gradient>{op, columns, ring}, schedule,
                 {partials, coefficients, {counters}});
 }
 

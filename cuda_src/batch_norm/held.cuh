@@ -7,8 +7,7 @@
 // the copy of the next tile's begins to the same place, so that memory is idle only while the sums
 // of threads are put together.
 #pragma once
-#include "batch_norm/columns.cuh"
-#include "core/async_copy.cuh"
+#include "batch_norm/rows.cuh"
 
 namespace cto::batch_norm::held {
 
@@ -106,7 +105,7 @@ struct InShared {
     static constexpr int READ = Op::READ, FIELDS = State::FIELDS, DEPTH = HELD_ROWS / READ;
     static constexpr u32 SLOT_NBYTES = W * sizeof(T);
     template <int N>
-    using Rows = columns::Rows<T, W, READ, N>;
+    using Rows = rows::Rows<T, W, READ, N>;
 
     const Op& op;
     const Held& held;

@@ -36,6 +36,8 @@ from .facts import (
     CHANNEL_NBYTES,
     COEFFICIENTS,
     MAX_COLUMNS,
+    RING_GROUPS,
+    RING_ROWS,
     SINGLE_SLOTS,
     THREADS,
     Columns,
@@ -43,7 +45,7 @@ from .facts import (
     Pieces,
     Schedule,
 )
-from .plan_held import Tiles, tiles
+from .plan_held import RESERVED_NBYTES, Tiles, tiles
 
 # Blocks of a multiprocessor, each with one item of work.
 PIECE_BLOCKS = 3
@@ -51,6 +53,7 @@ COLUMN_BLOCKS = 2
 TILE_NBYTES = 256  # of a row in a tile of columns, at least
 PART_NBYTES = 32_768  # of a tile of columns, from which on it may have another part
 COLUMNS_NBYTES = 2**27  # of an array in columns, to which each block has one part, beyond it two
+ASYNC_COPIES = (8, 0)  # the first GPUs with copies to shared memory that go on meanwhile
 MANY_ITEMS = 4  # for each block, from which on they may be larger
 MAX_PARTS = 16_384  # of a channel, each with one partial sum
 MERGED_SUMS = 16_384  # of all parts and channels of a tile
@@ -169,6 +172,7 @@ class Call:
         n_parts = min(most, max(1, wanted))
         span = max(1, ceil_div(channels.outer, n_parts))
         whole = channels.n * channels.length % width == 0 and tile * channels.length % width == 0
+        ring = self._ring_nbytes() if aligned and whole else 0
         layout = by_value(
             Columns,
             n_rows=channels.outer,
@@ -178,10 +182,21 @@ class Call:
             channels=tile,
             width=ceil_div(tile * channels.length, width),
             aligned=aligned and whole,
+            rings=ring > 0,
         )
         n_parts = ceil_div(channels.outer, span)
         work = Work(n_tiles, n_parts, self.sums, self.applied is not None)
-        return self._scheduled("column_parts", COLUMN_BLOCKS, channels.n, layout, work)
+        return self._scheduled("column_parts", COLUMN_BLOCKS, channels.n, layout, work, ring)
+
+    def _ring_nbytes(self) -> int:
+        """Shared memory of a block's rows on their way; 0 where there is too little of it."""
+        if self.device.capability < ASYNC_COPIES:
+            return 0
+        nbytes = RING_GROUPS * RING_ROWS * THREADS * self._columns * self.types[0].itemsize
+        sums = 2 * self._columns * THREADS * computed_in(self.types[0]).itemsize
+        of_block = nbytes + sums + RESERVED_NBYTES
+        fits = COLUMN_BLOCKS * of_block <= self.device.max_shared_nbytes + RESERVED_NBYTES
+        return nbytes if fits else 0
 
     @property
     def _columns(self) -> int:
@@ -200,7 +215,13 @@ class Call:
     # ---- launches --------------------------------------------------------------------------------
 
     def _scheduled(
-        self, symbol: str, blocks: int, n_channels: int, layout: np.void, work: Work
+        self,
+        symbol: str,
+        blocks: int,
+        n_channels: int,
+        layout: np.void,
+        work: Work,
+        shared_nbytes: int = 0,
     ) -> Plan:
         scratch = ScratchMemory()
         counters = scratch.zeros(1 + 2 * MAX_TILES, np.uint32)
@@ -210,7 +231,9 @@ class Call:
         coefficients = scratch.take(COEFFICIENTS * n_channels if work.sums else 0, accumulator)
         launches = tuple(
             self._launch(symbol, config, layout, partials, coefficients, counters, schedule)
-            for config, schedule in schedules(blocks * self.device.multiprocessors, work)
+            for config, schedule in schedules(
+                blocks * self.device.multiprocessors, work, shared_nbytes
+            )
         )
         return scratch.plan(*launches)
 
@@ -247,7 +270,7 @@ def pieces(channels: Channels, width: int, span: int, threads: int) -> np.void:
     return by_value(Pieces, slots=divisor(slots_of_piece), **fields)
 
 
-def schedules(most: int, work: Work) -> Iterator[tuple[Config, np.void]]:
+def schedules(most: int, work: Work, shared_nbytes: int = 0) -> Iterator[tuple[Config, np.void]]:
     """Launches of at most so many blocks and MAX_TILES tiles, and the struct Schedule of each.
 
     Between the sum of a part and its use a block comes round once more.
@@ -266,4 +289,4 @@ def schedules(most: int, work: Work) -> Iterator[tuple[Config, np.void]]:
             sums=work.sums,
             applies=work.applies,
         )
-        yield Config((grid,), (THREADS,)), schedule
+        yield Config((grid,), (THREADS,), shared_nbytes), schedule
