@@ -14,6 +14,7 @@
 
 namespace cto {
 
+using namespace batch_norm::coefficients;
 using namespace batch_norm::columns;
 using namespace batch_norm::held;
 using namespace batch_norm::pieces;

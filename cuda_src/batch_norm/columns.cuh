@@ -7,7 +7,9 @@
 
 namespace cto::batch_norm::columns {
 
+using namespace batch_norm::coefficients;
 using namespace batch_norm::rows;
+using namespace batch_norm::sums;
 
 // Where a thread is in its tile.
 template <int W>

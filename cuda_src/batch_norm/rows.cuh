@@ -2,11 +2,13 @@
 // Rows of an array that is taken for a matrix: a thread has a slot of neighbouring columns in some
 // of them.
 #pragma once
+#include "batch_norm/coefficients.cuh"
 #include "batch_norm/sums.cuh"
 #include "core/async_copy.cuh"
 
 namespace cto::batch_norm::rows {
 
+using namespace batch_norm::coefficients;
 using namespace batch_norm::sums;
 
 // DEPTH rows of a thread in each of READ arrays.

@@ -14,10 +14,12 @@
 // They are held by blocks that run, and of those the one with the first ticket never waits: all
 // come to an end, however many blocks a device runs at a time.
 #pragma once
+#include "batch_norm/coefficients.cuh"
 #include "batch_norm/sums.cuh"
 
 namespace cto::batch_norm::schedule {
 
+using namespace batch_norm::coefficients;
 using namespace batch_norm::sums;
 using zeroed::Zeroed;
 

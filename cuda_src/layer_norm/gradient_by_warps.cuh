@@ -157,24 +157,29 @@ struct Edge {
 };
 
 // Two sums over the threads of a row, in each of them.
-__device__ __forceinline__ void sum_row(A (&sums)[2], const Rows& rows, u32 group,
-                                        Vec<A, 2> (&of_warp)[2][WARP], u32& half) {
+struct SumsOfRow {
+    Vec<A, 2> (&of_warp)[2][WARP];  // shared memory, used in turn
+    u32 threads, group;
+    u32 half = 0;
+
+    __device__ __forceinline__ void operator()(A (&sums)[2]) {
 #pragma unroll
-    for (u32 step = 1; step < WARP; step *= 2)
+        for (u32 step = 1; step < WARP; step *= 2)
 #pragma unroll
-        for (int k = 0; k < 2; ++k) sums[k] += __shfl_xor_sync(ALL_LANES, sums[k], step);
-    if (rows.threads == WARP) return;
-    const u32 n_warps = rows.threads / WARP, first = group * n_warps;
-    half ^= 1;
-    if (threadIdx.x % WARP == 0) of_warp[half][threadIdx.x / WARP] = {sums[0], sums[1]};
-    group_barrier::sync(group, rows.threads);
-    sums[0] = sums[1] = 0;
+            for (int k = 0; k < 2; ++k) sums[k] += __shfl_xor_sync(ALL_LANES, sums[k], step);
+        if (threads == WARP) return;
+        const u32 n_warps = threads / WARP, first = group * n_warps;
+        half ^= 1;
+        if (threadIdx.x % WARP == 0) of_warp[half][threadIdx.x / WARP] = {sums[0], sums[1]};
+        group_barrier::sync(group, threads);
+        sums[0] = sums[1] = 0;
 #pragma unroll 2
-    for (u32 i = first; i < first + n_warps; ++i) {
-        const auto both = of_warp[half][i];
-        sums[0] += both.at[0], sums[1] += both.at[1];
+        for (u32 i = first; i < first + n_warps; ++i) {
+            const auto both = of_warp[half][i];
+            sums[0] += both.at[0], sums[1] += both.at[1];
+        }
     }
-}
+};
 
 // What elements of a row are mapped with: x^ = x inv_std + shift, and
 // dX = h inv_std + (x^ of_product + of_h).
@@ -193,6 +198,7 @@ struct Gradient {
     using In = Inputs<T, V, FROM_Y>;
     using X = typename In::X;
     static constexpr int D = DEPTH<A, W>;
+    static constexpr bool IS_SHIFTED = SHIFTED;
 
     const In& in;
     const Walk<SHIFTED> walk;
@@ -229,6 +235,10 @@ struct Gradient {
             });
             async_copy::commit();
         }
+    }
+    __device__ Means<A> means(const A (&sums)[2], A inv_std) const {
+        const A inverse_length = 1 / static_cast<A>(walk.rows.length);
+        return means_of<A, FROM_Y>(sums, inv_std, in.is_centred(), inverse_length);
     }
     __device__ i64 start_of_row() const { return element - walk.column(0); }
     // Goes on to the next row.
@@ -302,6 +312,32 @@ struct Gradient {
     }
 };
 
+// Of a row the sums over its threads, then dX and what its columns are given.
+template <class AGradient, class AnEdge, class Own, class T>
+__device__ __forceinline__ void use_row(AGradient& gradient, const AnEdge& edge, const Own& own,
+                                        i32 left, SumsOfRow& sum_row, T* dx) {
+    constexpr int D = AGradient::D;
+    constexpr bool SHIFTED = AGradient::IS_SHIFTED;
+    const auto& walk = gradient.walk;
+    const auto& in = gradient.in;
+    A sums[2] = {};
+    each_slot<0, D>([&](auto u) {
+        if (walk.has(u.value)) gradient.sum_slot(u.value, own.mean, sums);
+    });
+    if (SHIFTED) edge.add_to(sums, in, own);
+    sum_row(sums);
+    const auto of = gradient.means(sums, own.inv_std);
+    const Factors factors(own, of);
+    const i32 stages = walk.rows.stages;
+    const i64 later = gradient.element + stages * walk.pitch;
+    each_slot<0, D>([&](auto u) {
+        if (walk.has(u.value))
+            gradient.template write_slot<u.value>(factors, left > stages, in.dy + later,
+                                                  in.x + later, dx + gradient.element);
+    });
+    if (SHIFTED) gradient.write_edge(edge, dx + gradient.start_of_row(), own, of);
+}
+
 // dX, and the sums over the rows that this block walks through.
 template <bool SHIFTED, class T, class V, bool FROM_Y>
 __device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx, A* scale_sums,
@@ -311,12 +347,11 @@ __device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx,
     const auto& walk = gradient.walk;
     gradient.start_first();
     __syncthreads();  // for the table
-    const A inverse_length = 1 / static_cast<A>(rows.length);
+    SumsOfRow sum_row{of_warp, static_cast<u32>(rows.threads), walk.group};
     Edge<T, V, FROM_Y> next_edge{walk.edge()};
     auto next = Statistics<A>::of(in, walk.row, rows.count);
     if (SHIFTED && walk.n_rows > 0) next_edge.load(in, gradient.start_of_row());
     i64 row = walk.row;
-    u32 half = 0;
 #pragma unroll 1
     for (i32 left = walk.n_rows; left > 0; --left) {
         const auto own = next;
@@ -325,21 +360,7 @@ __device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx,
         next = Statistics<A>::of(in, row, rows.count);
         if (SHIFTED && left > 1) next_edge.load(in, gradient.start_of_row() + walk.pitch);
         gradient.arrive();
-        A sums[2] = {};
-        each_slot<0, gradient.D>([&](auto u) {
-            if (walk.has(u.value)) gradient.sum_slot(u.value, own.mean, sums);
-        });
-        if (SHIFTED) edge.add_to(sums, in, own);
-        sum_row(sums, rows, walk.group, of_warp, half);
-        const auto of = means_of<A, FROM_Y>(sums, own.inv_std, in.is_centred(), inverse_length);
-        const Factors factors(own, of);
-        const i64 later = gradient.element + rows.stages * walk.pitch;
-        each_slot<0, gradient.D>([&](auto u) {
-            if (walk.has(u.value))
-                gradient.template write_slot<u.value>(factors, left > rows.stages, in.dy + later,
-                                                      in.x + later, dx + gradient.element);
-        });
-        if (SHIFTED) gradient.write_edge(edge, dx + gradient.start_of_row(), own, of);
+        use_row(gradient, edge, own, left, sum_row, dx);
         gradient.leave();
     }
     const Walk<SHIFTED> again(rows, anew(threadIdx.x));

@@ -189,8 +189,11 @@ class Call:
         return self._scheduled("column_parts", COLUMN_BLOCKS, channels.n, layout, work, ring)
 
     def _ring_nbytes(self) -> int:
-        """Shared memory of a block's rows on their way; 0 where there is too little of it."""
-        if self.device.capability < ASYNC_COPIES:
+        """Shared memory of a block's rows on their way; 0 where there is too little of it.
+
+        Of 4-byte types, whose bytes take fewer instructions, as many are on their way without it.
+        """
+        if self.device.capability < ASYNC_COPIES or self.types[0].itemsize > 2:
             return 0
         nbytes = RING_GROUPS * RING_ROWS * THREADS * self._columns * self.types[0].itemsize
         sums = 2 * self._columns * THREADS * computed_in(self.types[0]).itemsize

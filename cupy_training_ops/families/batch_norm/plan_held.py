@@ -17,7 +17,7 @@ from .facts import COEFFICIENTS, HELD_ROWS, HELD_THREADS, MOST_GROUPS, Held
 RESERVED_NBYTES = 1024  # of shared memory, by the system for each block
 ROW_NBYTES = 256  # of a tile, at least, where as many channels fit
 MOST_ROWS = 2  # for each that a thread holds; the others are read again
-MOST_BLOCKS = 4  # that share a multiprocessor
+MOST_BLOCKS = 2  # that share a multiprocessor
 MOST_TILES = 4  # in a ring
 GROUPS = 4  # of the copies of a tile, where there is room for one
 SLOT_NBYTES = (VEC_NBYTES, VEC_NBYTES // 2)

@@ -61,8 +61,8 @@ def planned(*args, **keywords):
         ("BatchNormalizationGrad", RESNET, FLOAT16, ("channel_parts", 396, 256)),
         ("BatchNormInternal", (8, 2048, 8, 8), FLOAT32, ("channels", 2048, 64)),
         ("BatchNormalizationGrad", (64, 512, 7, 8), FLOAT16, ("channels", 512, 224)),
-        ("BatchNormInternal", (64, 512, 7, 7), FLOAT16, ("narrow_held_channels", 128, 128)),
-        ("BatchNormInternal", (256, 512, 16, 8), FLOAT16, ("held_channels", 396, 160)),
+        ("BatchNormInternal", (64, 512, 7, 7), FLOAT16, ("narrow_held_channels", 128, 256)),
+        ("BatchNormInternal", (256, 512, 16, 8), FLOAT16, ("held_channels", 264, 256)),
         ("BatchNormInternal", (256, 1024, 14, 14), FLOAT16, ("held_channels", 132, 512)),
         (
             "BatchNormalizationGrad",
