@@ -118,7 +118,7 @@ struct HeldRow {
     __device__ __forceinline__ HeldRow(const Arrays<T, V>& arrays, const Line<W, DEPTH>& line,
                                        i64 length)
         : arrays(arrays), line(line), x(line, arrays.x, from_acc<T>(A(0))) {
-        x.load(line, 0);
+        x.template load<true>(line, 0);
         // Of elements of 2 bytes a thread adds up few, exactly enough.
         const bool has_origin = line.number >= 0 && !(line.full && sizeof(T) == 2);
         mean = origin = has_origin ? arrays.origin(line.number, length) : A(0);
