@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Batch normalisation and its gradient.  CPU provider: cupy_training_ops/families/batch_norm/reference.py
 //
-// Each operator has four kernels. __channels reads a channel that fits into a block once. Others
-// are shared by several blocks and read again from the L2 cache, see batch_norm/schedule.cuh: by
-// vectors in __channel_parts, by elements in __single_channel_parts, by rows in __column_parts.
+// Each operator has six kernels. A channel that fits into a block is read once: into registers by
+// __channels, into shared memory by __held_channels and __narrow_held_channels, with slots of 16
+// bytes and of 8. Others are shared by several blocks and read again from the L2 cache, see
+// batch_norm/schedule.cuh: by vectors in __channel_parts, by elements in __single_channel_parts, by
+// rows in __column_parts.
 #include "batch_norm/columns.cuh"
 #include "batch_norm/held.cuh"
 #include "batch_norm/pieces.cuh"

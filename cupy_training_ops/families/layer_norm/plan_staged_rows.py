@@ -160,8 +160,9 @@ def _held(
     nbytes = PARAMETERS[by_warps][n_parameters] * max(computed_in(t).itemsize for t in dtypes)
     one = Rows(*shape, sizes, width, threads, 1, depth, resident, 1, nbytes, by_warps)
     two = replace(one, stages=2)
-    alone = GROUPS_WITH_ONE_ROW * threads > most_threads and two.shared_nbytes <= device.max_shared_nbytes
-    row = two if width == 1 or alone else one
+    few_groups = GROUPS_WITH_ONE_ROW * threads > most_threads
+    two_fit = two.shared_nbytes <= device.max_shared_nbytes
+    row = two if width == 1 or (few_groups and two_fit) else one
     groups = _groups(row, device)
     return replace(row, groups=groups) if groups else None
 
