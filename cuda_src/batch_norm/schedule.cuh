@@ -107,12 +107,14 @@ __device__ void finish(const Op& op, const Walk& walk, u32 tile, const Schedule&
     const u32 width = walk.channels(tile), height = THREADS / width;
     const u32 x = threadIdx.x % width, y = threadIdx.x / width;
     const i64 channel = walk.first_channel(tile) + x;
+    const auto each = [&](const auto& see) {
+#pragma unroll 8
+        for (u32 part = y; y < height && part < schedule.n_parts; part += height)
+            see(State::load(scratch.partials +
+                            (part * walk.n_channels() + channel) * State::FIELDS));
+    };
     State sums;
-#pragma unroll 4
-    for (u32 part = y; y < height && part < schedule.n_parts; part += height)
-        sums.merge(
-            State::load(scratch.partials + (part * walk.n_channels() + channel) * State::FIELDS));
-    sums.join(walk.over(x, y, width, height, shared));
+    sums.join_all(each, walk.over(x, y, width, height, shared));
     if (y == 0) {
         const auto reference = op.reference(channel, walk.length(), 1);
         op.write(channel, sums, reference);

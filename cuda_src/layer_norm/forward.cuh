@@ -208,10 +208,13 @@ __device__ __forceinline__ void hold_any_row(const Arrays<T, V>& arrays, i64 n_r
     normalize(arrays, row_of<W, COLUMNS / W>(n_rows, length, threads), length);
 }
 
+// Nothing where a type has no such rows.
 template <int W, int COLUMNS, class T, class V>
 __device__ __forceinline__ void hold_row(const Arrays<T, V>& arrays, i64 n_rows, i64 length,
                                          u32 threads) {
-    if (W > 1 && n_rows > 0 && length == threads * COLUMNS)
+    if constexpr (COLUMNS == 0)
+        return;
+    else if (W > 1 && n_rows > 0 && length == threads * COLUMNS)
         normalize(arrays, full_row_of<W, COLUMNS / W>(n_rows, threads), length);
     else
         hold_any_row<W, COLUMNS>(arrays, n_rows, length, threads);

@@ -57,6 +57,13 @@ extern "C" __global__ void __launch_bounds__(lines::MAX_THREADS)
         {x, scale, bias, y, mean, inv_std, is_centred, static_cast<U>(epsilon)}, n_rows, length,
         threads);
 }
+extern "C" __global__ void __launch_bounds__(HELD_THREADS)
+    layer_norm__deep_rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
+                          bool is_centred, double epsilon, i64 n_rows, i64 length, u32 threads) {
+    forward::hold_row<WIDTH, DEEP_COLUMNS<sizeof(T) + sizeof(V)>, T, V>(
+        {x, scale, bias, y, mean, inv_std, is_centred, static_cast<U>(epsilon)}, n_rows, length,
+        threads);
+}
 extern "C" __global__ void __launch_bounds__(lines::MAX_THREADS)
     layer_norm__wide_rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
                           bool is_centred, double epsilon, i64 n_rows, i64 length, u32 threads) {

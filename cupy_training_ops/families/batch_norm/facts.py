@@ -14,7 +14,7 @@ RING_GROUPS = 4  # of rows in shared memory, one of which is used while the othe
 RING_ROWS = 4  # of a thread in a group, of all arrays that are read
 HELD_THREADS = 512  # of a block that holds channels in shared memory, at most
 HELD_ROWS = 4  # of all arrays that are read, that such a thread uses at a time
-MOST_GROUPS = 8  # of copies, the first of which are used while the last are on their way
+MOST_GROUPS = 4  # of copies, the first of which are used while the last are on their way
 MOMENTS, SLOPES = 3, 2  # numbers that parts of a channel have, forwards and backwards
 COEFFICIENTS = 4  # of a channel
 

@@ -12,7 +12,15 @@ from ...dtypes import Dtype
 from ...facts import WARP
 from ...planning.lines import Division, Held, Lines, division, fit_rows
 from ...rules.widening import computed_in
-from .facts import COLUMN_THREADS, COLUMNS, HELD_THREADS, SINGLE_COLUMNS, WIDE_COLUMNS
+from .facts import (
+    COLUMN_THREADS,
+    COLUMNS,
+    DEEP_COLUMNS,
+    DEEP_LENGTH,
+    HELD_THREADS,
+    SINGLE_COLUMNS,
+    WIDE_COLUMNS,
+)
 from .plan_staged_rows import Kernels, Rows, held
 
 GRADIENT = Kernels(with_slots=512, by_elements=640)  # which keep the sums of columns
@@ -100,6 +108,12 @@ def _in_registers(matrix: Matrix, aligned: bool) -> Division | None:
         divided = replace(division(lines, held, aligned=True, has_short=False), suffix="elements")
         return divided if _fits(divided, held, matrix) else None
     held = _held(matrix, matrix.width)
+    if matrix.both_nbytes in DEEP_COLUMNS and matrix.length > DEEP_LENGTH:
+        nbytes = DEEP_COLUMNS[matrix.both_nbytes] * matrix.t.itemsize
+        deep = replace(held, nbytes=nbytes, max_threads=HELD_THREADS)
+        divided = replace(division(lines, deep, aligned=True, has_short=False), suffix="deep_rows")
+        if _fits(divided, deep, matrix):
+            return divided
     divided = division(lines, held, aligned=True)
     if _fits(divided, held, matrix):
         return divided

@@ -19,7 +19,8 @@ from .facts import HELD_COLUMNS, HELD_THREADS, SINGLE_COLUMNS
 # Numbers for each column that are held of one parameter or two, where slots lie by warps or not.
 PARAMETERS = {True: {1: 1, 2: 3}, False: {1: 1, 2: 2}}
 ASYNC_COPIES = (8, 0)  # the first GPUs with copies to shared memory that go on meanwhile
-GROUPS_WITH_ONE_ROW = 2  # of a block, from which on each has one row in shared memory, not two
+# Groups of a block that have two rows each in shared memory, where slots lie by warps or not.
+FEW_GROUPS = {True: 5, False: 1}
 RESERVED_NBYTES = 1024  # of shared memory, by the system for each block
 
 
@@ -160,9 +161,9 @@ def _held(
     nbytes = PARAMETERS[by_warps][n_parameters] * max(computed_in(t).itemsize for t in dtypes)
     one = Rows(*shape, sizes, width, threads, 1, depth, resident, 1, nbytes, by_warps)
     two = replace(one, stages=2)
-    few_groups = GROUPS_WITH_ONE_ROW * threads > most_threads
-    two_fit = two.shared_nbytes <= device.max_shared_nbytes
-    row = two if width == 1 or (few_groups and two_fit) else one
+    few = most_threads // threads <= FEW_GROUPS[by_warps]
+    alone = few and two.shared_nbytes <= device.max_shared_nbytes
+    row = two if width == 1 or alone else one
     groups = _groups(row, device)
     return replace(row, groups=groups) if groups else None
 

@@ -90,7 +90,10 @@ def test_longer_rows_are_read_twice() -> None:
     doubles = (FLOAT64, FLOAT64)
     assert steps(name, (9, 4096), doubles)[0][0] == "gradient_rows"
     assert steps(name, (9, 4098), doubles)[0][0] == "gradient_row_sums"
-    assert steps("LayerNormalization", (9, 16_384))[0][0] == "rows"
+    assert steps("LayerNormalization", (9, 4096))[0][0] == "rows"
+    assert steps("LayerNormalization", (9, 8192))[0] == ("deep_rows", (9,), (256,))
+    assert steps("LayerNormalization", (9, 16_384))[0] == ("deep_rows", (9,), (512,))
+    assert steps("LayerNormalization", (9, 16_384), HALVES)[0][0] == "rows"
     assert steps("LayerNormalization", (9, 16_388))[0][0] == "wide_rows"
     assert steps("LayerNormalization", (9, 24_576))[0][0] == "wide_rows"
     assert steps("LayerNormalization", (9, 24_580))[0][0] == "long_rows"
