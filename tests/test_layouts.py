@@ -156,3 +156,59 @@ def test_dimensions_of_one_element_fit_every_layout(rng) -> None:
     b = laid_out(x, (0, 2, 3, 1))
     assert a.strides != b.strides
     assert_matches(cto.gelu_grad(a, b), cto.gelu_grad(x, x), 0)
+
+
+# ---- channels last ------------------------------------------------------------------------------
+
+BATCH_NORMS = [name for name in names() if get_op(name).declaration.channels_last]
+
+
+def batch_norm_call(name: str, rng, shape=(3, 5, 6, 7)) -> tuple:
+    """The operator and its inputs."""
+    op = get_op(name)(**({} if name == "BatchNormInternal" else {"epsilon": 1e-5}))
+    x, row = rng.standard_normal(shape, FLOAT32), np.ones(shape[1], FLOAT32)
+    if name == "BatchNormInternal":
+        return op, [x, 2 * row, row, 0 * row, row.copy()]
+    return op, [rng.standard_normal(shape, FLOAT32), x, 2 * row, 0 * row, row.copy()]
+
+
+def in_order(values, order, place=np.asarray) -> list:
+    return [laid_out(v, order, place) if v.ndim == len(order) else place(v.copy()) for v in values]
+
+
+def test_who_takes_channels_last() -> None:
+    assert BATCH_NORMS == ["BatchNormInternal", "BatchNormalizationGrad"]
+
+
+@pytest.mark.parametrize(
+    "shape", [(3, 5, 6, 7), (4, 3, 9), (2, 3, 1, 4), (2, 40, 2, 3, 2)], ids=str
+)
+@pytest.mark.parametrize("name", BATCH_NORMS)
+def test_channels_last_as_they_are(name, shape, anywhere, rng) -> None:
+    op, values = batch_norm_call(name, rng, shape)
+    order = (0, *range(2, len(shape)), 1)
+    expected = op(*[v.copy() for v in values])
+    out = laid_out(np.zeros(shape, FLOAT32), order, anywhere.place)
+    for given in ({}, {"out": (out, *[None] * (len(expected) - 1))}):
+        results = op(*in_order(values, order, anywhere.place), **given)
+        assert lies_in(results[0], order)
+        assert (results[0] is out) == bool(given)
+        for actual, wanted in zip(results, expected, strict=True):
+            assert_matches(anywhere.host(actual), wanted, slack=1e-4)
+
+
+@pytest.mark.parametrize("name", BATCH_NORMS)
+def test_channels_elsewhere_are_refused(name, anywhere, rng) -> None:
+    op, values = batch_norm_call(name, rng)
+    message = "expected a C-contiguous array, or one with its channels last, got a strided one"
+    with pytest.raises(ArgumentError, match=message):
+        op(*in_order(values, REVERSED, anywhere.place))
+    last = in_order(values, CHANNELS_LAST, anywhere.place)
+    with pytest.raises(ArgumentError, match=r"out \((Y|X_grad)\): expected the layout of"):
+        op(*last, out=(anywhere.place(values[0].copy()), *[None] * (len(op.outputs) - 1)))
+    if name == "BatchNormalizationGrad":
+        with pytest.raises(ArgumentError, match="X: expected the layout of dY"):
+            op(last[0], anywhere.place(values[1].copy()), *last[2:])
+    last[-3 if name == "BatchNormalizationGrad" else 1] = anywhere.place(np.ones(10, FLOAT32))[::2]
+    with pytest.raises(ArgumentError, match="scale: expected a C-contiguous array"):
+        op(*last)

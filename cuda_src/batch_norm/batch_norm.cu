@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: MIT
 // Batch normalisation and its gradient.  CPU provider: cupy_training_ops/families/batch_norm/reference.py
 //
-// Each operator has four kernels. __channels reads a channel that fits into a block once. Others
-// are shared by several blocks and read again from the L2 cache, see batch_norm/schedule.cuh: by
-// vectors in __channel_parts, by elements in __single_channel_parts, by rows in __column_parts.
+// Each operator has six kernels. A channel that fits into a block is read once: into registers by
+// __channels, into shared memory by __held_channels and __narrow_held_channels, with slots of 16
+// bytes and of 8. Others are shared by several blocks and read again from the L2 cache, see
+// batch_norm/schedule.cuh: by vectors in __channel_parts, by elements in __single_channel_parts, by
+// rows in __column_parts.
 #include "batch_norm/columns.cuh"
+#include "batch_norm/held.cuh"
 #include "batch_norm/pieces.cuh"
 #include "batch_norm/schedule.cuh"
 #include "batch_norm/sums.cuh"
@@ -13,7 +16,9 @@
 
 namespace cto {
 
+using namespace batch_norm::coefficients;
 using namespace batch_norm::columns;
+using namespace batch_norm::held;
 using namespace batch_norm::pieces;
 using namespace batch_norm::schedule;
 using namespace batch_norm::sums;
@@ -67,16 +72,24 @@ struct Normalization {
         const A first = n > 0 ? to_acc(arrays[0][channel * length]) : A(0);
         return isfinite(first) ? first : A(0);
     }
-    __device__ Coefficients<A> of_variance(i64 channel, A reference, A offset, A variance) const {
-        const A factor = scale[channel] * inv_std(rule, variance);
-        return {reference, offset, factor, bias[channel]};
+    __device__ Given<A> given(i64 channel) const { return {scale[channel], bias[channel]}; }
+    __device__ Coefficients<A> of_variance(const Given<A>& given, A reference, A offset,
+                                           A variance) const {
+        return {reference, offset, given.first * inv_std(rule, variance), given.second};
     }
-    __device__ Coefficients<A> coefficients(i64 channel, const Moments<A>& of, A reference) const {
-        return of_variance(channel, reference, of.mean(), quotient_or_0(of.squares[0], of.n));
+    __device__ Coefficients<A> coefficients(const Given<A>& given, const Moments<A>& of,
+                                            A reference) const {
+        return of_variance(given, reference, of.mean(), quotient_or_0(of.squares[0], of.n));
     }
     // Where nothing is summed.
-    __device__ Coefficients<A> given(i64 channel) const {
-        return of_variance(channel, input_mean[channel], 0, input_var[channel]);
+    __device__ Coefficients<A> without_sums(i64 channel) const {
+        return of_variance(given(channel), input_mean[channel], 0, input_var[channel]);
+    }
+    // Of 2-byte types, whose neighbouring numbers lie further apart than float32 rounds, the mean is
+    // taken away at once.
+    static __device__ Coefficients<A> folded(Coefficients<A> of) {
+        if (sizeof(T) == 2) of.reference += of.offset, of.offset = A(0);
+        return of;
     }
     __device__ void write(i64 channel, const Moments<A>& of, A reference) const {
         const A mean = reference + of.mean(), variance = quotient_or_0(of.squares[0], of.n);
@@ -109,12 +122,15 @@ struct Gradient {
     i64 n;  // elements of a channel
 
     __device__ A reference(i64 channel, i64, i64) const { return mean[channel]; }
-    __device__ Coefficients<A> coefficients(i64 channel, const Slopes<A>& of, A reference) const {
-        const A inverse = inv_std[channel], count = static_cast<A>(n);
+    __device__ Given<A> given(i64 channel) const { return {scale[channel], inv_std[channel]}; }
+    __device__ Coefficients<A> coefficients(const Given<A>& given, const Slopes<A>& of,
+                                            A reference) const {
+        const A inverse = given.second, count = static_cast<A>(n);
         const A slope = inverse * (of.product[0] * inverse / count);
-        return {reference, of.sum[0] / count, scale[channel] * inverse, slope};
+        return {reference, of.sum[0] / count, given.first * inverse, slope};
     }
-    __device__ Coefficients<A> given(i64) const { return {}; }  // always summed
+    __device__ Coefficients<A> without_sums(i64) const { return {}; }  // always summed
+    static __device__ Coefficients<A> folded(const Coefficients<A>& of) { return of; }
     __device__ void write(i64 channel, const Slopes<A>& of, A) const {
         scale_grad.store(channel, n > 0 ? of.product[0] * inv_std[channel] : A(0));
         bias_grad.store(channel, of.sum[0]);
@@ -203,10 +219,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) batch_norm_internal__co
     const __grid_constant__ Halves half, const __grid_constant__ Rule rule,
     const __grid_constant__ Columns columns, A* partials, A* coefficients, Zeroed<u32>* counters,
     const __grid_constant__ Schedule schedule) {
+    extern __shared__ __align__(16) u8 ring[];
     const auto op = normalization(x, scale, bias, input_mean, input_var, y, running_mean,
                                   running_var, saved_mean, saved_inv_std, half, rule);
-    by_schedule(op, InColumns<Normalization>{op, columns}, schedule,
+    by_schedule(op, InColumns<Normalization>{op, columns, ring}, schedule,
                 {partials, coefficients, {counters}});
+}
+
+extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
+    batch_norm_internal__held_channels(const T* x, void* scale, void* bias, void* input_mean,
+                                       void* input_var, T* y, void* running_mean, void* running_var,
+                                       void* saved_mean, void* saved_inv_std,
+                                       const __grid_constant__ Halves half,
+                                       const __grid_constant__ Rule rule,
+                                       const __grid_constant__ Held held) {
+    extern __shared__ __align__(16) u8 shared[];
+    const auto op = normalization(x, scale, bias, input_mean, input_var, y, running_mean,
+                                  running_var, saved_mean, saved_inv_std, half, rule);
+    in_shared<vec::WIDTH<T>>(op, held, shared);
+}
+
+extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
+    batch_norm_internal__narrow_held_channels(const T* x, void* scale, void* bias, void* input_mean,
+                                              void* input_var, T* y, void* running_mean,
+                                              void* running_var, void* saved_mean,
+                                              void* saved_inv_std,
+                                              const __grid_constant__ Halves half,
+                                              const __grid_constant__ Rule rule,
+                                              const __grid_constant__ Held held) {
+    extern __shared__ __align__(16) u8 shared[];
+    const auto op = normalization(x, scale, bias, input_mean, input_var, y, running_mean,
+                                  running_var, saved_mean, saved_inv_std, half, rule);
+    in_shared<vec::WIDTH<T> / 2>(op, held, shared);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
@@ -251,8 +295,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                                            i64 n, const __grid_constant__ Columns columns,
                                            A* partials, A* coefficients, Zeroed<u32>* counters,
                                            const __grid_constant__ Schedule schedule) {
+    extern __shared__ __align__(16) u8 ring[];
     const auto op =
         gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad, half, n);
-    by_schedule(op, InColumns<Gradient>{op, columns}, schedule,
+    by_schedule(op, InColumns<Gradient>{op, columns, ring}, schedule,
                 {partials, coefficients, {counters}});
+}
+
+extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
+    batch_normalization_grad__held_channels(const T* dy, const T* x, void* scale, void* saved_mean,
+                                            void* saved_inv_std, T* dx, void* scale_grad,
+                                            void* bias_grad, const __grid_constant__ Halves half,
+                                            i64 n, const __grid_constant__ Held held) {
+    extern __shared__ __align__(16) u8 shared[];
+    const auto op =
+        gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad, half, n);
+    in_shared<vec::WIDTH<T>>(op, held, shared);
+}
+
+extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
+    batch_normalization_grad__narrow_held_channels(const T* dy, const T* x, void* scale,
+                                                   void* saved_mean, void* saved_inv_std, T* dx,
+                                                   void* scale_grad, void* bias_grad,
+                                                   const __grid_constant__ Halves half, i64 n,
+                                                   const __grid_constant__ Held held) {
+    extern __shared__ __align__(16) u8 shared[];
+    const auto op =
+        gradient(dy, x, scale, saved_mean, saved_inv_std, dx, scale_grad, bias_grad, half, n);
+    in_shared<vec::WIDTH<T> / 2>(op, held, shared);
 }

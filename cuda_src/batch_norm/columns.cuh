@@ -3,13 +3,13 @@
 // a matrix, and a channel is `length` of its columns. Threads along a row have neighbouring columns,
 // a slot of 16 bytes each.
 #pragma once
-#include "batch_norm/sums.cuh"
+#include "batch_norm/rows.cuh"
 
 namespace cto::batch_norm::columns {
 
+using namespace batch_norm::coefficients;
+using namespace batch_norm::rows;
 using namespace batch_norm::sums;
-
-using vec::Vec;
 
 // Where a thread is in its tile.
 template <int W>
@@ -53,46 +53,6 @@ struct Place {
     }
 };
 
-// DEPTH rows of a thread in each of READ arrays.
-template <class T, int W, int READ, int N_ROWS>
-struct Rows {
-    static constexpr int DEPTH = N_ROWS;
-    using Unit = vec::Unit<T, vec::IN_WORDS<T, W>>;
-    using Held = typename Unit::Held;
-    using Slot = Vec<Held, W * sizeof(T) / sizeof(Held)>;
-
-    Slot held[READ][DEPTH];
-    i32 n;  // rows that there are
-    u32 n_columns;
-
-    template <bool LAST>
-    __device__ void load(const T* const (&arrays)[READ], i64 element, i64 pitch, bool aligned) {
-#pragma unroll
-        for (int u = 0; u < DEPTH; ++u)
-#pragma unroll
-            for (int a = 0; a < READ; ++a) {
-                held[a][u] = {};  // left as it is, it would take registers all the time
-                if (u < n) held[a][u] = load_slot<LAST>(arrays[a] + element + u * pitch, aligned);
-            }
-    }
-    __device__ Acc<T> at(int array, int u, int i) const { return Unit::at(held[array][u].at, i); }
-    __device__ Acc<T> any_of(int i, Acc<T>) const { return at(0, 0, i); }
-    // Shows `see` the elements of a column; of one that is not the tile's, zeros.
-    template <class See>
-    __device__ void each(int i, const See& see) const {
-        show<READ, DEPTH>(*this, i, i + 1, see);
-    }
-
-  private:
-    template <bool LAST>
-    __device__ Slot load_slot(const T* from, bool aligned) const {
-        const auto* const slot = reinterpret_cast<const Slot*>(from);
-        if (aligned) return LAST ? vec::load_streaming(slot) : *slot;
-        const auto elements = vec::load_elements<T, W>(from, 0, n_columns);
-        return *reinterpret_cast<const Slot*>(&elements);
-    }
-};
-
 // The columns of a thread in one row: past the caches, from which others are read again.
 template <class T, int W>
 __device__ void store_slot(T* to, u32 n_columns, bool aligned, const Acc<T> (&values)[W]) {
@@ -105,10 +65,7 @@ __device__ void store_slot(T* to, u32 n_columns, bool aligned, const Acc<T> (&va
 
 // ---- what an operator does with them ------------------------------------------------------------
 
-// Columns of a thread, and rows that it has in flight.
-template <class Op>
-constexpr int WIDTH =
-    vec::WIDTH<typename Op::T> < MAX_COLUMNS ? vec::WIDTH<typename Op::T> : MAX_COLUMNS;
+// Rows that a thread has in flight.
 // As many as there are registers for: on the first architecture addresses take more of them.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 750
 constexpr bool HAS_FEW_REGISTERS = true;
@@ -130,6 +87,7 @@ struct InColumns {
 
     const Op& op;
     const Columns& columns;
+    u8* ring;  // shared memory
 
     __device__ i64 n_channels() const { return columns.n_channels; }
     __device__ i64 length() const { return columns.length; }
@@ -137,20 +95,32 @@ struct InColumns {
         return static_cast<i64>(tile) * columns.channels;
     }
     __device__ u32 channels(u32 tile) const { return Place<COLUMNS>(columns, tile, 0).n_channels; }
-    // The thread's rows, some at a time: in what order does not matter to the elements.
+    // The thread's rows, some at a time. The LAST time from the end back: what was read last is
+    // still in the L2 cache.
     template <bool LAST, class Use>
     __device__ void visit(const Place<COLUMNS>& at, const Use& use) const {
         constexpr int DEPTH = ColumnRows<Op>::DEPTH;
-        const i64 pitch = at.height * columns.n_channels * columns.length;
-        i64 element = at.element(columns);
+        const i64 pitch = pitch_of(at);
+        i64 element = at.element(columns) + (LAST ? at.n_rows * pitch : 0);
         ColumnRows<Op> rows;
         rows.n_columns = at.own_columns();
 #pragma unroll 1
-        for (i32 left = at.n_rows; left > 0; left -= DEPTH, element += DEPTH * pitch) {
-            rows.n = left < DEPTH ? left : DEPTH;
+        for (i32 left = at.n_rows; left > 0; left -= rows.n) {
+            rows.n = LAST ? (left - 1) % DEPTH + 1 : left < DEPTH ? left : DEPTH;
+            if (LAST) element -= rows.n * pitch;
             rows.template load<LAST>(op.arrays, element, pitch, columns.aligned);
             use(rows, element, pitch);
+            if (!LAST) element += DEPTH * pitch;
         }
+    }
+    // From a row of the thread to its next.
+    __device__ i64 pitch_of(const Place<COLUMNS>& at) const {
+        return at.height * columns.n_channels * columns.length;
+    }
+    // The same rows by way of shared memory.
+    template <bool LAST>
+    __device__ Ring<Op, LAST> ring_of(const Place<COLUMNS>& at) const {
+        return {op, ring, at.element(columns), pitch_of(at), at.n_rows};
     }
     // The threads of a channel of the tile: x is the channel's, of `width`.
     __device__ OverColumns<A> over(u32 x, u32 y, u32 width, u32 height, A* shared) const {
@@ -164,11 +134,15 @@ struct InColumns {
         for (int i = 0; i < COLUMNS; ++i) references[i] = reference(first_channel(tile), at, i);
         typename Op::template State<COLUMNS> sums;
         bool first = true;
-        visit<false>(at, [&](const auto& rows, i64, i64) {
+        const auto add = [&](const auto& rows, i64, i64) {
             if (first) sums.begin(rows, static_cast<A>(rows.n), references);
             sums.add(rows);
             first = false;
-        });
+        };
+        if (columns.rings)
+            ring_of<false>(at).each(add);
+        else
+            visit<false>(at, add);
         sums.end(static_cast<A>(at.n_rows), references);
         sums.join(OverColumns<A>{at.x, at.y, columns.width, at.height, at.n_columns, columns.length,
                                  shared});
@@ -185,33 +159,40 @@ struct InColumns {
     __device__ void apply(u32 tile, u32 part, A* shared, const Wait& wait,
                           const OfChannel& of_channel) const {
         const Place<COLUMNS> at(columns, tile, part);
+        auto rows = ring_of<true>(at);
+        if (columns.rings) rows.begin();
         wait();
         if (threadIdx.x < at.n_channels)
             of_channel(first_channel(tile) + threadIdx.x)
                 .store(shared + COEFFICIENTS * threadIdx.x);
         __syncthreads();
-        apply_rows(at, shared);
-    }
-    // Coefficients of the tile's channels are in shared memory.
-    __device__ void apply_rows(const Place<COLUMNS>& at, const A* shared) const {
         using Of = OpCoefficients<Op>;
         Of of[COLUMNS];
 #pragma unroll
         for (int i = 0; i < COLUMNS; ++i)
             if (i < static_cast<int>(at.own_columns()))
-                of[i] = Of::template load<Memory::shared>(shared +
-                                                          COEFFICIENTS * at.channel(columns, i));
-        visit<true>(at, [&](const ColumnRows<Op>& rows, i64 element, i64 pitch) {
+                of[i] = Op::folded(Of::template load<Memory::shared>(
+                    shared + COEFFICIENTS * at.channel(columns, i)));
+        if (columns.rings)
+            rows.go_on([&](const auto& some, i64 element, i64 pitch) {
+                write_rows(of, some, element, pitch, true);
+            });
+        else
+            visit<true>(at, [&](const auto& some, i64 element, i64 pitch) {
+                write_rows(of, some, element, pitch, columns.aligned);
+            });
+    }
+    template <class SomeRows>
+    __device__ void write_rows(const OpCoefficients<Op> (&of)[COLUMNS], const SomeRows& rows,
+                               i64 element, i64 pitch, bool aligned) const {
 #pragma unroll
-            for (int u = 0; u < ColumnRows<Op>::DEPTH; ++u) {
-                if (u >= rows.n) continue;
-                A values[COLUMNS];
+        for (int u = 0; u < SomeRows::DEPTH; ++u) {
+            if (u >= rows.n) continue;
+            A values[COLUMNS];
 #pragma unroll
-                for (int i = 0; i < COLUMNS; ++i) values[i] = mapped<Op>(of[i], rows, u, i);
-                store_slot<T>(op.result + element + u * pitch, rows.n_columns, columns.aligned,
-                              values);
-            }
-        });
+            for (int i = 0; i < COLUMNS; ++i) values[i] = mapped<Op>(of[i], rows, u, i);
+            store_slot<T>(op.result + element + u * pitch, rows.n_columns, aligned, values);
+        }
     }
 };
 

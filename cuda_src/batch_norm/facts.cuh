@@ -10,6 +10,11 @@ constexpr int THREADS = 256;
 constexpr int CHANNEL_NBYTES = 128;
 constexpr int SINGLE_SLOTS = 16;
 constexpr int MAX_COLUMNS = 8;
+constexpr int RING_GROUPS = 4;
+constexpr int RING_ROWS = 4;
+constexpr int HELD_THREADS = 512;
+constexpr int HELD_ROWS = 4;
+constexpr int MOST_GROUPS = 4;
 constexpr int MOMENTS = 3;
 constexpr int SLOPES = 2;
 constexpr int COEFFICIENTS = 4;
@@ -48,8 +53,25 @@ struct Columns {
     unsigned int channels;
     unsigned int width;
     bool aligned;
+    bool rings;
 };
 static_assert(sizeof(Columns) == 40);
+
+struct Held {
+    long long n_channels;
+    unsigned int n_rows;
+    unsigned int n_tiles;
+    unsigned int length;
+    unsigned int channels;
+    unsigned int width;
+    int depth;
+    int of_group;
+    int groups_of_tile;
+    int groups_of_ring;
+    int ring;
+    int step;
+};
+static_assert(sizeof(Held) == 56);
 
 struct Schedule {
     unsigned int first_tile;
@@ -83,6 +105,19 @@ static_assert(offsetof(Columns, length) == 24);
 static_assert(offsetof(Columns, channels) == 28);
 static_assert(offsetof(Columns, width) == 32);
 static_assert(offsetof(Columns, aligned) == 36);
+static_assert(offsetof(Columns, rings) == 37);
+static_assert(offsetof(Held, n_channels) == 0);
+static_assert(offsetof(Held, n_rows) == 8);
+static_assert(offsetof(Held, n_tiles) == 12);
+static_assert(offsetof(Held, length) == 16);
+static_assert(offsetof(Held, channels) == 20);
+static_assert(offsetof(Held, width) == 24);
+static_assert(offsetof(Held, depth) == 28);
+static_assert(offsetof(Held, of_group) == 32);
+static_assert(offsetof(Held, groups_of_tile) == 36);
+static_assert(offsetof(Held, groups_of_ring) == 40);
+static_assert(offsetof(Held, ring) == 44);
+static_assert(offsetof(Held, step) == 48);
 static_assert(offsetof(Schedule, first_tile) == 0);
 static_assert(offsetof(Schedule, n_items) == 4);
 static_assert(offsetof(Schedule, n_parts) == 8);

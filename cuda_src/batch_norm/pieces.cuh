@@ -5,12 +5,14 @@
 //     slots of a channel   | 0 | 1 | 2 |  other channels  | 3 | 4 | 5 |  other channels  | 6 ...
 //     parts                 0   0   0                       0   1   1                      1
 #pragma once
+#include "batch_norm/coefficients.cuh"
 #include "batch_norm/sums.cuh"
 #include "core/fast_division.cuh"
 #include "core/vec.cuh"
 
 namespace cto::batch_norm::pieces {
 
+using namespace batch_norm::coefficients;
 using namespace batch_norm::sums;
 
 using vec::Vec;
@@ -144,7 +146,8 @@ __device__ void in_registers(const Op& op, const Pieces& pieces) {
     sums.join(OverBlock<A>{of_warp});
     if (threadIdx.x == 0) op.write(channel, sums, references[0]);
     if (op.result)
-        write_batch<Op, W>(op, op.coefficients(channel, sums, references[0]), batch, first, pieces);
+        write_batch<Op, W>(op, op.coefficients(op.given(channel), sums, references[0]), batch,
+                           first, pieces);
 }
 
 // One channel a tile, parts of which are so many slots.

@@ -14,10 +14,12 @@
 // They are held by blocks that run, and of those the one with the first ticket never waits: all
 // come to an end, however many blocks a device runs at a time.
 #pragma once
+#include "batch_norm/coefficients.cuh"
 #include "batch_norm/sums.cuh"
 
 namespace cto::batch_norm::schedule {
 
+using namespace batch_norm::coefficients;
 using namespace batch_norm::sums;
 using zeroed::Zeroed;
 
@@ -105,16 +107,18 @@ __device__ void finish(const Op& op, const Walk& walk, u32 tile, const Schedule&
     const u32 width = walk.channels(tile), height = THREADS / width;
     const u32 x = threadIdx.x % width, y = threadIdx.x / width;
     const i64 channel = walk.first_channel(tile) + x;
+    const auto each = [&](const auto& see) {
+#pragma unroll 8
+        for (u32 part = y; y < height && part < schedule.n_parts; part += height)
+            see(State::load(scratch.partials +
+                            (part * walk.n_channels() + channel) * State::FIELDS));
+    };
     State sums;
-#pragma unroll 4
-    for (u32 part = y; y < height && part < schedule.n_parts; part += height)
-        sums.merge(
-            State::load(scratch.partials + (part * walk.n_channels() + channel) * State::FIELDS));
-    sums.join(walk.over(x, y, width, height, shared));
+    sums.join_all(each, walk.over(x, y, width, height, shared));
     if (y == 0) {
         const auto reference = op.reference(channel, walk.length(), 1);
         op.write(channel, sums, reference);
-        op.coefficients(channel, sums, reference)
+        op.coefficients(op.given(channel), sums, reference)
             .store(scratch.coefficients + COEFFICIENTS * channel);
     }
 }
@@ -145,7 +149,7 @@ __device__ void by_schedule(const Op& op, const Walk& walk, const Schedule& sche
                 [&](i64 channel) {
                     return schedule.sums ? Of::template load<Memory::global>(scratch.coefficients +
                                                                              COEFFICIENTS * channel)
-                                         : op.given(channel);
+                                         : op.without_sums(channel);
                 });
         }
     });

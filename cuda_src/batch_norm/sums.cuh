@@ -231,12 +231,49 @@ struct Moments {
 #pragma unroll
         for (int i = 0; i < N; ++i) squares[i] = second[0][i];
     }
+    // Of what `each` shows, all related to one reference, to threads that `over` sums over.
+    template <class Each, class Over>
+    __device__ void join_all(const Each& each, const Over& over) {
+        A first[2][1] = {}, second[1][1] = {};
+        each([&](const Moments& one) { first[0][0] += one.n, first[1][0] += one.sum[0]; });
+        over(first);
+        const A middle = quotient_or_0(first[1][0], first[0][0]);
+        each([&](const Moments& one) {
+            const A distance = one.n > 0 ? one.mean() - middle : A(0);
+            second[0][0] += one.squares[0] + one.n * distance * distance;
+        });
+        over(second);
+        n = first[0][0], sum[0] = first[1][0], squares[0] = second[0][0];
+    }
     __device__ Moments<A> of(int i) const {
         Moments<A> one;
         one.n = n, one.sum[0] = sum[i], one.squares[0] = squares[i];
         return one;
     }
-    __device__ void store(A* to) const { to[0] = n, to[1] = sum[0], to[2] = squares[0]; }
+    // Of columns first to last - 1 together.
+    __device__ Moments<A> of_columns(int first, int last) const {
+        Moments<A> all;
+        all.n = n * (last - first);
+#pragma unroll
+        for (int i = 0; i < N; ++i)
+            if (i >= first && i < last) all.sum[0] += sum[i];
+        const A middle = all.mean();
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+            const A distance = mean(i) - middle;
+            if (i >= first && i < last) all.squares[0] += squares[i] + n * distance * distance;
+        }
+        return all;
+    }
+    // What `store` wrote to shared memory.
+    static __device__ Moments fetched(const A* from, u32 apart = 1) {
+        Moments found;
+        found.n = from[0], found.sum[0] = from[apart], found.squares[0] = from[2 * apart];
+        return found;
+    }
+    __device__ void store(A* to, u32 apart = 1) const {
+        to[0] = n, to[apart] = sum[0], to[2 * apart] = squares[0];
+    }
     static __device__ Moments load(const A* from) {
         Moments found;
         found.n = __ldcg(from);
@@ -287,57 +324,34 @@ struct Slopes {
 #pragma unroll
         for (int i = 0; i < N; ++i) sum[i] = both[0][i], product[i] = both[1][i];
     }
+    template <class Each, class Over>
+    __device__ void join_all(const Each& each, const Over& over) {
+        each([&](const Slopes& one) { merge(one); });
+        join(over);
+    }
     __device__ Slopes<A> of(int i) const {
         Slopes<A> one;
         one.sum[0] = sum[i], one.product[0] = product[i];
         return one;
     }
-    __device__ void store(A* to) const { to[0] = sum[0], to[1] = product[0]; }
+    __device__ Slopes<A> of_columns(int first, int last) const {
+        Slopes<A> all;
+#pragma unroll
+        for (int i = 0; i < N; ++i)
+            if (i >= first && i < last) all.merge(of(i));
+        return all;
+    }
+    static __device__ Slopes fetched(const A* from, u32 apart = 1) {
+        Slopes found;
+        found.sum[0] = from[0], found.product[0] = from[apart];
+        return found;
+    }
+    __device__ void store(A* to, u32 apart = 1) const { to[0] = sum[0], to[apart] = product[0]; }
     static __device__ Slopes load(const A* from) {
         Slopes found;
         found.sum[0] = __ldcg(from), found.product[0] = __ldcg(from + 1);
         return found;
     }
 };
-
-// ---- what is made of sums ------------------------------------------------------------------------
-
-enum class Memory { shared, global };
-
-// What another thread has written; in global memory also one of another block.
-template <Memory MEMORY, class A>
-__device__ A fetched(const A* from) {
-    if constexpr (MEMORY == Memory::global)
-        return __ldcg(from);
-    else
-        return *from;
-}
-
-// Of a channel, what its elements are mapped with.
-template <class A>
-struct Coefficients {
-    A reference, offset, factor, term;
-
-    __device__ void store(A* to) const {
-        to[0] = reference, to[1] = offset, to[2] = factor, to[3] = term;
-    }
-    template <Memory MEMORY>
-    static __device__ Coefficients load(const A* from) {
-        return {fetched<MEMORY>(from), fetched<MEMORY>(from + 1), fetched<MEMORY>(from + 2),
-                fetched<MEMORY>(from + 3)};
-    }
-};
-static_assert(sizeof(Coefficients<float>) == COEFFICIENTS * sizeof(float));
-
-template <class Op>
-using OpCoefficients = Coefficients<typename Op::A>;
-
-template <class Op, class Held>
-__device__ typename Op::A mapped(const OpCoefficients<Op>& of, const Held& held, int u, int i) {
-    if constexpr (Op::READ == 1)
-        return Op::map(of, held.at(0, u, i));
-    else
-        return Op::map(of, held.at(0, u, i), held.at(1, u, i));
-}
 
 }  // namespace cto::batch_norm::sums

@@ -18,6 +18,11 @@ template <>
 constexpr int COLUMNS<8> = 16;
 template <>
 constexpr int COLUMNS<16> = 8;
+constexpr int DEEP_LENGTH = 4096;
+template <int NBYTES>
+constexpr int DEEP_COLUMNS = 0;
+template <>
+constexpr int DEEP_COLUMNS<8> = 32;
 template <int NBYTES>
 constexpr int WIDE_COLUMNS = 0;
 template <>

@@ -118,7 +118,7 @@ struct HeldRow {
     __device__ __forceinline__ HeldRow(const Arrays<T, V>& arrays, const Line<W, DEPTH>& line,
                                        i64 length)
         : arrays(arrays), line(line), x(line, arrays.x, from_acc<T>(A(0))) {
-        x.load(line, 0);
+        x.template load<true>(line, 0);
         // Of elements of 2 bytes a thread adds up few, exactly enough.
         const bool has_origin = line.number >= 0 && !(line.full && sizeof(T) == 2);
         mean = origin = has_origin ? arrays.origin(line.number, length) : A(0);
@@ -208,10 +208,13 @@ __device__ __forceinline__ void hold_any_row(const Arrays<T, V>& arrays, i64 n_r
     normalize(arrays, row_of<W, COLUMNS / W>(n_rows, length, threads), length);
 }
 
+// Nothing where a type has no such rows.
 template <int W, int COLUMNS, class T, class V>
 __device__ __forceinline__ void hold_row(const Arrays<T, V>& arrays, i64 n_rows, i64 length,
                                          u32 threads) {
-    if (W > 1 && n_rows > 0 && length == threads * COLUMNS)
+    if constexpr (COLUMNS == 0)
+        return;
+    else if (W > 1 && n_rows > 0 && length == threads * COLUMNS)
         normalize(arrays, full_row_of<W, COLUMNS / W>(n_rows, threads), length);
     else
         hold_any_row<W, COLUMNS>(arrays, n_rows, length, threads);

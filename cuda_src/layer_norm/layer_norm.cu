@@ -8,6 +8,7 @@
 #include "layer_norm/facts.cuh"
 #include "layer_norm/forward.cuh"
 #include "layer_norm/gradient.cuh"
+#include "layer_norm/gradient_by_warps.cuh"
 
 #ifndef CTO_U
 #define CTO_U float
@@ -56,6 +57,13 @@ extern "C" __global__ void __launch_bounds__(lines::MAX_THREADS)
         {x, scale, bias, y, mean, inv_std, is_centred, static_cast<U>(epsilon)}, n_rows, length,
         threads);
 }
+extern "C" __global__ void __launch_bounds__(HELD_THREADS)
+    layer_norm__deep_rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
+                          bool is_centred, double epsilon, i64 n_rows, i64 length, u32 threads) {
+    forward::hold_row<WIDTH, DEEP_COLUMNS<sizeof(T) + sizeof(V)>, T, V>(
+        {x, scale, bias, y, mean, inv_std, is_centred, static_cast<U>(epsilon)}, n_rows, length,
+        threads);
+}
 extern "C" __global__ void __launch_bounds__(lines::MAX_THREADS)
     layer_norm__wide_rows(const T* x, const V* scale, const V* bias, V* y, U* mean, U* inv_std,
                           bool is_centred, double epsilon, i64 n_rows, i64 length, u32 threads) {
@@ -96,6 +104,23 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
                                                   scale_sums, bias_sums, rows, shared);
 }
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
+    layer_norm__gradient_rows_by_warps(const V* dy, const T* x, const V* scale, const U* mean,
+                                       const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
+                                       const __grid_constant__ Rows rows) {
+    extern __shared__ __align__(16) u8 shared[];
+    gradient::walk_by_warps<false, T, V, false>({dy, x, scale, nullptr, mean, inv_std}, dx,
+                                                scale_sums, bias_sums, rows, shared);
+}
+extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
+    layer_norm__gradient_shifted_rows_by_warps(const V* dy, const T* x, const V* scale,
+                                               const U* mean, const U* inv_std, T* dx,
+                                               U* scale_sums, U* bias_sums,
+                                               const __grid_constant__ Rows rows) {
+    extern __shared__ __align__(16) u8 shared[];
+    gradient::walk_by_warps<true, T, V, false>({dy, x, scale, nullptr, mean, inv_std}, dx,
+                                               scale_sums, bias_sums, rows, shared);
+}
+extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__gradient_elements(const V* dy, const T* x, const V* scale, const U* mean,
                                   const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
                                   const __grid_constant__ Rows rows) {
@@ -133,6 +158,14 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     extern __shared__ __align__(16) u8 shared[];
     gradient::walk_rows<WIDTH, true, T, V, true>({dy, y, scale, bias, nullptr, inv_std}, dx,
                                                  scale_sums, bias_sums, rows, shared);
+}
+extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
+    layer_norm__invertible_rows_by_warps(const V* dy, const V* y, const V* scale, const V* bias,
+                                         const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
+                                         const __grid_constant__ Rows rows) {
+    extern __shared__ __align__(16) u8 shared[];
+    gradient::walk_by_warps<false, T, V, true>({dy, y, scale, bias, nullptr, inv_std}, dx,
+                                               scale_sums, bias_sums, rows, shared);
 }
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__invertible_elements(const V* dy, const V* y, const V* scale, const V* bias,

@@ -38,6 +38,8 @@ struct Walk {
     i32 head = 0;  // elements before the first slot
     i32 stage = 0;
 
+    static constexpr bool IS_SHIFTED = SHIFTED;
+
     __device__ __forceinline__ explicit Walk(const Rows& rows) : rows(rows) {
         group = threadIdx.x / rows.threads;
         thread = threadIdx.x - group * rows.threads;
@@ -59,6 +61,7 @@ struct Walk {
         if constexpr (W > 1) return thread + u * rows.threads;
         return thread / WARP * (WARP * rows.depth) + thread % WARP + u * WARP;
     }
+    __device__ bool has(int u) const { return slot(u) < end; }
     __device__ i32 end_of(i64 any_row) const { return any_row < rows.count ? end : 0; }
     // The columns of a slot are from here on.
     __device__ i64 column(int u) const { return (SHIFTED ? head : 0) + slot(u) * W; }
@@ -255,8 +258,8 @@ struct ColumnSums {
 
     // Writes them as the block's line of `sums`, those of groups and warps with rows of their own
     // added up. The rows in shared memory are no longer needed.
-    template <bool SHIFTED>
-    __device__ __forceinline__ void store(const Walk<W, SHIFTED>& walk, A* sums, u8* shared) {
+    template <class AWalk>
+    __device__ __forceinline__ void store(const AWalk& walk, A* sums, u8* shared) {
         if (!sums) return;
         const u32 threads = walk.rows.threads > WARP ? walk.rows.threads : WARP;
         const u32 sharers = blockDim.x / threads;
@@ -264,7 +267,7 @@ struct ColumnSums {
         A* const of_sharer = reinterpret_cast<A*>(shared);
 #pragma unroll
         for (int u = 0; u < D; ++u) sum_same_columns(walk.rows.threads, of_slot[u].at);
-        if (SHIFTED) sum_same_columns(walk.rows.threads, of_edge);
+        if (AWalk::IS_SHIFTED) sum_same_columns(walk.rows.threads, of_edge);
         __syncthreads();
         if (threadIdx.x % threads < walk.rows.threads)
             put(walk, sharers == 1 ? line : of_sharer + threadIdx.x / threads * walk.rows.length);
@@ -279,11 +282,12 @@ struct ColumnSums {
     }
 
   private:
-    template <bool SHIFTED>
-    __device__ __forceinline__ void put(const Walk<W, SHIFTED>& walk, A* to) const {
+    template <class AWalk>
+    __device__ __forceinline__ void put(const AWalk& walk, A* to) const {
+        constexpr bool SHIFTED = AWalk::IS_SHIFTED;
 #pragma unroll
         for (int u = 0; u < D; ++u) {
-            if (walk.slot(u) >= walk.end) continue;
+            if (!walk.has(u)) continue;
             A* const slot = to + walk.column(u);
             if constexpr (!SHIFTED) *reinterpret_cast<Vec<A, W>*>(slot) = of_slot[u];
 #pragma unroll

@@ -36,6 +36,7 @@ class Declares:
     attributes: ClassVar[tuple[Attribute, ...]] = ()
     types: ClassVar[Types] = {}
     tiles: ClassVar[Tiles] = None  # how the arrays come apart for the NumPy function
+    channels_last: ClassVar[tuple[str, ...]] = ()  # arrays that may lie so in memory, all alike
     row: ClassVar[str] = ""  # the input of rank 1 that repeats along the others' last dimension
     bitwise_exact: ClassVar[bool] = False  # compared without tolerance: copies, bit patterns
     no_out: ClassVar[str] = ""  # why there is no `out=`: results are arrays that are there already
@@ -74,6 +75,7 @@ class Declaration:
     inputs: tuple[Input, ...]
     types: Types
     tiles: Tiles
+    channels_last: tuple[str, ...]
     row: str
     bitwise_exact: bool
     no_out: str

@@ -53,6 +53,21 @@ def common(
     return order(like)
 
 
+def channels_last(
+    op: str, arrays: Sequence[tuple[str, ArrayInfo]], results: Sequence[Spec]
+) -> Order | None:
+    """The order of arrays that have their channels last, all of them; None where none has."""
+    found = common(op, arrays, results) if arrays else None
+    if found is None:
+        return None
+    rank = len(found)
+    last = (0, *range(2, rank), 1)
+    name, first = next((name, info) for name, info in arrays if info.strides is not None)
+    if _significant(first) != tuple(d for d in last if first.shape[d] != 1):
+        checks.contiguous(op, name, False, "a C-contiguous array, or one with its channels last")
+    return last
+
+
 def _significant(found: ArrayInfo) -> Order:
     """The order without dimensions of one element, whose place means nothing."""
     return tuple(d for d in order(found) or () if found.shape[d] != 1)
@@ -62,7 +77,7 @@ def maker(
     backend: Backend, spec: Spec, device: int, found: Order | None, like: int | None
 ) -> Callable[[Sequence[object]], Array]:
     """What makes a backend's array with its dimensions in this order, given those of a call."""
-    if found is None:
+    if found is None or len(found) != len(spec.shape):
         return backend.maker(spec, device, like)
     shape = tuple(spec.shape[d] for d in found)
     make = backend.maker(Spec(shape, spec.dtype), device, None)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,11 +41,13 @@ def prepare(op: Operator, inputs: Keys, out: Keys, outputs: Outputs) -> Call:
     fixed = tuple(_fixed(declared, item, key) for item, key in zip(op.inputs, keys, strict=True))
     arrays = tuple(_arrays(declared, keys))
     free = declared.tiles is not None and not declared.tiles and _have_one_shape(arrays)
-    _check_inputs(declared, op.attribute_values, arrays, free)
+    loose = {item.name for item in op.inputs} if free else set(declared.channels_last)
+    _check_inputs(declared, op.attribute_values, arrays, loose)
     specs = _specs(declared, keys, fixed)
     names = wanted(declared, outputs)
     results, counts = _results(declared, op.infer(*specs), names, arrays)
     given = _check_out(declared, results, counts, out, free)
+    order = _order(declared, arrays, results, given, free)
     prepared = Prepared(
         op=op.name,
         inputs=op.inputs,
@@ -56,7 +58,8 @@ def prepare(op: Operator, inputs: Keys, out: Keys, outputs: Outputs) -> Call:
         out=given,
         counts=counts,
         placement=_placement(op, arrays, results, given),
-        order=_order(declared, arrays, results, given) if free else None,
+        order=order,
+        as_rows=order is not None and not free,
         checks=op.checks(),
         check_numbers=_number_check(op, specs),
         detaches=declared.detaches,
@@ -135,9 +138,9 @@ def _have_one_shape(arrays: Sequence[Named]) -> bool:
 
 
 def _check_inputs(
-    op: Declaration, values: Mapping[str, object], arrays: Sequence[Named], any_layout: bool
+    op: Declaration, values: Mapping[str, object], arrays: Sequence[Named], loose: Container[str]
 ) -> None:
-    """`values` are the attributes'."""
+    """`values` are the attributes'; `loose` the inputs that need not be C-contiguous."""
     bound: checks.Bindings = {}
     for attribute in op.attributes:
         value = values[attribute.name]
@@ -149,7 +152,7 @@ def _check_inputs(
             checks.exists(op.name, array.name, array.info.spec)
             checks.bind(op.name, declared, array.name, array.info.dtype, op.types, bound)
             if not declared.not_accessed:
-                _check_layout(op, array.name, array.info, any_layout)
+                _check_layout(op, array.name, array.info, declared.name in loose)
             checks.elements(op.name, declared, array.name, array.info.shape)
         elif not (declared.holes if declared.variadic else declared.optional):
             refuse(op.name, array.name, "an array", "None")
@@ -256,7 +259,7 @@ def _check_out(
         raise ArgumentError(f"{op.name}: out: {op.no_out}")
     for result, key in zip(results, _one_by_one(op, results, counts, out), strict=True):
         if key is not None:
-            _check_given(op, result, key, any_layout)
+            _check_given(op, result, key, any_layout or result.name in op.channels_last)
     return tuple(map(_info, _one_by_one(op, results, counts, out)))
 
 
@@ -316,13 +319,24 @@ def _order(
     arrays: Sequence[Named],
     results: Sequence[Result],
     out: Sequence[ArrayInfo | None],
+    free: bool,
 ) -> layout.Order | None:
-    """The order of dimensions that all arrays share; None of C-contiguous ones."""
+    """The order of dimensions that all arrays share, or those that may have their channels last;
+    None of C-contiguous ones."""
+
+    def alike(name: str) -> bool:
+        return free or name in op.channels_last
+
     pairs = zip(results, out, strict=True)
-    read = [(a.name, a.info) for a in arrays if not a.declared.not_accessed]
-    named = [*read, *((f"out ({r.name})", given) for r, given in pairs)]
-    made = [r.spec for r in results if r.spec is not None and r.value is None]
-    return layout.common(op.name, [(n, f) for n, f in named if f is not None], made)
+    read = [
+        (a.name, a.info) for a in arrays if not a.declared.not_accessed and alike(a.declared.name)
+    ]
+    named = [*read, *((f"out ({r.name})", given) for r, given in pairs if alike(r.name))]
+    made = [r.spec for r in results if r.spec is not None and r.value is None and alike(r.name)]
+    present = [(n, f) for n, f in named if f is not None]
+    if free:
+        return layout.common(op.name, present, made)
+    return layout.channels_last(op.name, present, made)
 
 
 def _route(op: Operator, prepared: Prepared, specs: Sequence[object]) -> Call:
@@ -358,11 +372,26 @@ def _ready(op: Operator, prepared: Prepared, specs: Sequence[object]) -> ReadyPl
     outputs = [_planned(prepared, *pair, n_inputs + i) for i, pair in enumerate(pairs)]
     n_arrays = n_inputs + len(outputs)
     try:
+        if prepared.as_rows:
+            specs, outputs = _as_rows(prepared, specs), _as_rows(prepared, outputs)
         plan = op.plan(backend.device(device), *specs, *grouped(outputs, prepared.counts))
         checks.within(op.name, "workspace", limits.of_scratch(plan.workspace_nbytes))
         return ReadyPlan(op.declaration, op.source, backend, device, plan, n_arrays)
     except LaunchError as error:
         refuse(op.name, "inputs", "sizes that a GPU can launch", str(error))
+
+
+def _as_rows(prepared: Prepared, specs: Sequence[Any]) -> list[Any]:
+    """Arrays with their channels last as what they are in memory: rows of one element a channel."""
+    rank = len(prepared.order or ())
+
+    def as_rows(spec: Any) -> Any:
+        if not isinstance(spec, Spec) or len(spec.shape) != rank:
+            return spec
+        channels = spec.shape[1]
+        return replace(spec, shape=(spec.size // max(1, channels), channels))
+
+    return [as_rows(spec) for spec in specs]
 
 
 def _planned(

@@ -16,23 +16,30 @@ from .parameters import normal
 SHORT = {FLOAT32: "f4", FLOAT16: "f2", BFLOAT16: "bf2"}
 EPSILON, MOMENTUM = 1e-5, 0.9
 STEM = (64, 256, 56, 56)
-# Channels that are walked in other ways: in one block, by single elements, by columns.
+# Channels that are walked in other ways: in one block, by columns.
 OTHERS = ((256, 512, 16, 8), (256, 1024, 14, 14), (256, 2048, 7, 7), (65_536, 1024))
 
 Inputs = tuple[Any, ...]
 
 
-def _forward(rng: Any, shape: tuple[int, ...], dtype: Any) -> Inputs:
+def _images(rng: Any, shape: tuple[int, ...], dtype: Any, last: bool) -> Any:
+    """Normal numbers; `last`: with the channels last in memory."""
+    if not last:
+        return normal(rng, shape, dtype)
+    return cupy.moveaxis(normal(rng, (shape[0], *shape[2:], shape[1]), dtype), -1, 1)
+
+
+def _forward(rng: Any, shape: tuple[int, ...], dtype: Any, last: bool = False) -> Inputs:
     """X, scale, bias and running statistics."""
-    channels = shape[1:2]
-    x, scale, bias = normal(rng, shape, dtype), *[normal(rng, channels, FLOAT32) for _ in range(2)]
+    x = _images(rng, shape, dtype, last)
+    scale, bias = (normal(rng, shape[1:2], FLOAT32) for _ in range(2))
     return x, scale, bias, cupy.zeros_like(bias), cupy.ones_like(bias)
 
 
-def _backward(rng: Any, shape: tuple[int, ...], dtype: Any) -> Inputs:
+def _backward(rng: Any, shape: tuple[int, ...], dtype: Any, last: bool = False) -> Inputs:
     """dY, X, scale, and statistics that are those of X, nearly."""
-    x, scale, _, mean, inv_std = _forward(rng, shape, dtype)
-    return normal(rng, shape, dtype), x, scale, mean, inv_std
+    x, scale, _, mean, inv_std = _forward(rng, shape, dtype, last)
+    return _images(rng, shape, dtype, last), x, scale, mean, inv_std
 
 
 def _nbytes(*inputs: Any) -> int:
@@ -95,16 +102,19 @@ FORWARD = {"torch": _torch_forward, "torch cudnn": _cudnn_forward}
 BACKWARD = {"torch": _torch_backward, "torch cudnn": _cudnn_backward}
 
 
-def _case(op: str, shape: tuple[int, ...], dtype: Any, **attributes: Any) -> Case:
+def _case(
+    op: str, shape: tuple[int, ...], dtype: Any, last: bool = False, **attributes: Any
+) -> Case:
     is_forward = op == "BatchNormInternal"
     make, peers = (_forward, FORWARD) if is_forward else (_backward, BACKWARD)
-    label = ",".join((SHORT[dtype], "x".join(map(str, shape)), *attributes))
+    words = ["channels last"] if last else []
+    label = ",".join((SHORT[dtype], "x".join(map(str, shape)), *words, *attributes))
     given = attributes if is_forward else {"epsilon": EPSILON}
     trains = attributes.get("training_mode", True)
     return Case(
         op,
         label,
-        partial(make, shape=shape, dtype=dtype),
+        partial(make, shape=shape, dtype=dtype, last=last),
         given,
         peers if trains and len(shape) == 4 else {},
         _nbytes,
@@ -122,6 +132,12 @@ CASES = [
         _case(op, shape, dtype)
         for op in ("BatchNormalizationGrad", "BatchNormInternal")
         for shape in OTHERS
+        for dtype in (FLOAT32, FLOAT16)
+    ),
+    *(
+        _case(op, shape, dtype, last=True)
+        for op in ("BatchNormalizationGrad", "BatchNormInternal")
+        for shape in (STEM, OTHERS[1])
         for dtype in (FLOAT32, FLOAT16)
     ),
     _case("BatchNormInternal", STEM, FLOAT32, training_mode=False),

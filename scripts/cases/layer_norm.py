@@ -149,7 +149,7 @@ CASES = [
             {"torch": _torch_forward},
         )
         for dtype, t in SHORT.items()
-        for length in (1024, 4096)
+        for length in (1024, 4096, 8192)
     ),
     *(
         Case(
@@ -160,7 +160,7 @@ CASES = [
             {"torch": _torch_simplified_forward, "torch rms_norm": _torch_rms_norm},
         )
         for dtype, t in SHORT.items()
-        for length in (1024, 4096)
+        for length in (1024, 4096, 8192)
     ),
     Case(
         "LayerNormalizationGrad",

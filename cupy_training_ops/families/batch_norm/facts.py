@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
-from ...declare.facts import Struct, double, flag, i64, u32
+from ...declare.facts import Struct, double, flag, i32, i64, u32
 from ...facts import Divisor
 
 THREADS = 256  # of a block, where several share channels
 CHANNEL_NBYTES = 128  # that a thread holds of a channel, of all arrays that are read
 SINGLE_SLOTS = 16  # that it holds where a slot is one element
 MAX_COLUMNS = 8  # of a thread
+RING_GROUPS = 4  # of rows in shared memory, one of which is used while the others arrive
+RING_ROWS = 4  # of a thread in a group, of all arrays that are read
+HELD_THREADS = 512  # of a block that holds channels in shared memory, at most
+HELD_ROWS = 4  # of all arrays that are read, that such a thread uses at a time
+MOST_GROUPS = 4  # of copies, the first of which are used while the last are on their way
 MOMENTS, SLOPES = 3, 2  # numbers that parts of a channel have, forwards and backwards
 COEFFICIENTS = 4  # of a channel
 
@@ -37,7 +42,7 @@ Pieces = Struct(
 
 # A channel in `length` columns. A tile has so many `channels`; `width` threads share its rows. A
 # part has `span` rows, below 2^31. `aligned`: each slot lies at a multiple of 16 bytes, in all
-# arrays.
+# arrays. `rings`: whether rows go by way of shared memory; then they are aligned.
 Columns = Struct(
     "Columns",
     n_rows=i64,
@@ -47,6 +52,27 @@ Columns = Struct(
     channels=u32,
     width=u32,
     aligned=flag,
+    rings=flag,
+)
+
+# Channels in `length` columns that blocks hold, each some of `n_tiles` tiles of so many `channels`.
+# `width` threads share a row; a thread has `depth` rows of a tile in shared memory. They are copied
+# in groups of so many rows, `groups_of_tile` one after the other, to a `ring` of rows that has room
+# for `groups_of_ring`; there a tile begins `step` rows after the one before.
+Held = Struct(
+    "Held",
+    n_channels=i64,
+    n_rows=u32,
+    n_tiles=u32,
+    length=u32,
+    channels=u32,
+    width=u32,
+    depth=i32,
+    of_group=i32,
+    groups_of_tile=i32,
+    groups_of_ring=i32,
+    ring=i32,
+    step=i32,
 )
 
 # Tiles from the first one on; `n_items` of one pass, `n_parts` of each tile; `lag` is from

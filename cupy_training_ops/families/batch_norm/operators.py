@@ -28,6 +28,7 @@ ROWS = TypeRows(
     S=(FLOAT32, FLOAT16, FLOAT64),
 )
 CHANNELS = "shape (C,)"
+IMAGES = "shape (N, C, ...), or rank 1; C-contiguous, or with the channels last in memory"
 
 
 def share(value: object) -> float:
@@ -42,6 +43,7 @@ class _BatchNorm(Op):
     """What both share: the types, and how shapes are checked."""
 
     types: ClassVar[Types] = ROWS
+    channels_last: ClassVar[tuple[str, ...]] = ("X", "Y", "dY", "X_grad")
 
     def check_channels(self, x: Spec, per_channel: tuple[Spec, ...]) -> tuple[int]:
         """The shape of what there is for each channel; `per_channel` are the last inputs."""
@@ -81,14 +83,14 @@ class BatchNormInternal(_BatchNorm):
     """
 
     inputs = (
-        Input("X", "T", shape="shape (N, C, ...), or rank 1"),
+        Input("X", "T", shape=IMAGES),
         Input("scale", "T1", shape=CHANNELS),
         Input("B", "T1", shape=CHANNELS),
         Input("input_mean", "T2", shape=CHANNELS),
         Input("input_var", "T2", shape=CHANNELS),
     )
     outputs = (
-        Output("Y", "T", may_alias=("X",), shape="shape of X"),
+        Output("Y", "T", may_alias=("X",), shape="shape and layout of X"),
         Output("running_mean", "T2", aliases="input_mean", on_request=True, shape=CHANNELS),
         Output("running_var", "T2", aliases="input_var", on_request=True, shape=CHANNELS),
         Output("saved_mean", "T2", shape=CHANNELS),
@@ -156,14 +158,14 @@ class BatchNormalizationGrad(_BatchNorm):
     """
 
     inputs = (
-        Input("dY", "T", shape="shape of X"),
-        Input("X", "T", shape="shape (N, C, ...), or rank 1"),
+        Input("dY", "T", shape="shape and layout of X"),
+        Input("X", "T", shape=IMAGES),
         Input("scale", "T1", shape=CHANNELS),
         Input("saved_mean", "T2", upstream="mean", shape=CHANNELS),
         Input("saved_inv_std", "T2", upstream="variance", shape=CHANNELS),
     )
     outputs = (
-        Output("X_grad", "T", may_alias=("dY", "X"), shape="shape of X"),
+        Output("X_grad", "T", may_alias=("dY", "X"), shape="shape and layout of X"),
         Output("scale_grad", "T1", shape=CHANNELS),
         Output("bias_grad", "T1", shape=CHANNELS),
     )

@@ -31,10 +31,13 @@ from ...plan import (
 )
 from ...planning.fast_division import divisor
 from ...rules.widening import computed_in
+from .channels import Channels
 from .facts import (
     CHANNEL_NBYTES,
     COEFFICIENTS,
     MAX_COLUMNS,
+    RING_GROUPS,
+    RING_ROWS,
     SINGLE_SLOTS,
     THREADS,
     Columns,
@@ -42,46 +45,20 @@ from .facts import (
     Pieces,
     Schedule,
 )
+from .plan_held import RESERVED_NBYTES, Tiles, tiles
 
 # Blocks of a multiprocessor, each with one item of work.
 PIECE_BLOCKS = 3
 COLUMN_BLOCKS = 2
-PIECE_NBYTES = 64  # from which on neighbouring elements are walked as they lie
 TILE_NBYTES = 256  # of a row in a tile of columns, at least
 PART_NBYTES = 32_768  # of a tile of columns, from which on it may have another part
 COLUMNS_NBYTES = 2**27  # of an array in columns, to which each block has one part, beyond it two
+ASYNC_COPIES = (8, 0)  # the first GPUs with copies to shared memory that go on meanwhile
 MANY_ITEMS = 4  # for each block, from which on they may be larger
 MAX_PARTS = 16_384  # of a channel, each with one partial sum
 MERGED_SUMS = 16_384  # of all parts and channels of a tile
 MAX_TILES = 2048  # of a launch: their counters lie at the start of the scratch memory
 MAX_ITEMS = 2**30
-
-
-@dataclass(frozen=True)
-class Channels:
-    """An array (outer, n, length) whose channels are along its middle."""
-
-    outer: int
-    n: int
-    length: int
-
-    @classmethod
-    def of(cls, shape: Shape) -> Channels:
-        """Channels are along the second axis; an array of rank 1 is one. One lies in one piece."""
-        if len(shape) == 1:
-            return cls(1, 1, shape[0])
-        if shape[1] == 1:
-            return cls(1, 1, math.prod(shape))
-        return cls(shape[0], shape[1], math.prod(shape[2:]))
-
-    @property
-    def elements(self) -> int:
-        """Of one channel."""
-        return self.outer * self.length
-
-    def fit_pieces(self, t: Dtype) -> bool:
-        """Whether the elements of a channel are walked as they lie, and not those of a row."""
-        return self.n == 1 or self.length * t.itemsize >= PIECE_NBYTES
 
 
 @dataclass(frozen=True)
@@ -119,6 +96,8 @@ class Call:
         aligned = all(s.aligned for s in (*self.read, self.applied) if s is not None)
         if not channels.elements:
             return self._whole_channels(channels, VEC_NBYTES // t.itemsize)
+        if (held := self._held(channels, aligned)) is not None:
+            return Plan((self._launch(held.kernel, held.config, held.argument),))
         if self._go_by_columns(channels, aligned):
             return self._in_columns(channels, aligned)
         return self._in_pieces(channels, aligned)
@@ -131,6 +110,18 @@ class Call:
         row, tile = channels.n * channels.length, self._vectors(channels) * channels.length
         by_vectors = aligned and row % width == 0 and tile <= width * THREADS
         return by_vectors and channels.length % width > 0 and channels.n > 1
+
+    # ---- channels that blocks hold ---------------------------------------------------------------
+
+    def _held(self, channels: Channels, aligned: bool) -> Tiles | None:
+        """In shared memory; None where they do not fit, or in registers as well."""
+        t, width = self.types[0], VEC_NBYTES // self.types[0].itemsize
+        if not (aligned and self.sums):
+            return None
+        if channels.length % width == 0 and self._fits(channels, width):
+            return None
+        computed = computed_in(t).itemsize
+        return tiles(self.device, channels, len(self.read), t.itemsize, computed, self.n_fields)
 
     # ---- pieces ----------------------------------------------------------------------------------
 
@@ -175,12 +166,13 @@ class Call:
         n_tiles = ceil_div(channels.n, tile)
         row_nbytes = tile * channels.length * self.types[0].itemsize
         most = max(1, MERGED_SUMS // tile)
-        rounds = 1 if channels.outer * n_tiles * row_nbytes <= COLUMNS_NBYTES else 2
+        rounds = _rounds(channels.outer * n_tiles * row_nbytes)
         n_items = rounds * COLUMN_BLOCKS * self.device.multiprocessors
         wanted = min(ceil_div(channels.outer * row_nbytes, PART_NBYTES), ceil_div(n_items, n_tiles))
         n_parts = min(most, max(1, wanted))
         span = max(1, ceil_div(channels.outer, n_parts))
         whole = channels.n * channels.length % width == 0 and tile * channels.length % width == 0
+        ring = self._ring_nbytes() if aligned and whole else 0
         layout = by_value(
             Columns,
             n_rows=channels.outer,
@@ -190,10 +182,24 @@ class Call:
             channels=tile,
             width=ceil_div(tile * channels.length, width),
             aligned=aligned and whole,
+            rings=ring > 0,
         )
         n_parts = ceil_div(channels.outer, span)
         work = Work(n_tiles, n_parts, self.sums, self.applied is not None)
-        return self._scheduled("column_parts", COLUMN_BLOCKS, channels.n, layout, work)
+        return self._scheduled("column_parts", COLUMN_BLOCKS, channels.n, layout, work, ring)
+
+    def _ring_nbytes(self) -> int:
+        """Shared memory of a block's rows on their way; 0 where there is too little of it.
+
+        Of 4-byte types, whose bytes take fewer instructions, as many are on their way without it.
+        """
+        if self.device.capability < ASYNC_COPIES or self.types[0].itemsize > 2:
+            return 0
+        nbytes = RING_GROUPS * RING_ROWS * THREADS * self._columns * self.types[0].itemsize
+        sums = 2 * self._columns * THREADS * computed_in(self.types[0]).itemsize
+        of_block = nbytes + sums + RESERVED_NBYTES
+        fits = COLUMN_BLOCKS * of_block <= self.device.max_shared_nbytes + RESERVED_NBYTES
+        return nbytes if fits else 0
 
     @property
     def _columns(self) -> int:
@@ -212,7 +218,13 @@ class Call:
     # ---- launches --------------------------------------------------------------------------------
 
     def _scheduled(
-        self, symbol: str, blocks: int, n_channels: int, layout: np.void, work: Work
+        self,
+        symbol: str,
+        blocks: int,
+        n_channels: int,
+        layout: np.void,
+        work: Work,
+        shared_nbytes: int = 0,
     ) -> Plan:
         scratch = ScratchMemory()
         counters = scratch.zeros(1 + 2 * MAX_TILES, np.uint32)
@@ -222,7 +234,9 @@ class Call:
         coefficients = scratch.take(COEFFICIENTS * n_channels if work.sums else 0, accumulator)
         launches = tuple(
             self._launch(symbol, config, layout, partials, coefficients, counters, schedule)
-            for config, schedule in schedules(blocks * self.device.multiprocessors, work)
+            for config, schedule in schedules(
+                blocks * self.device.multiprocessors, work, shared_nbytes
+            )
         )
         return scratch.plan(*launches)
 
@@ -235,6 +249,11 @@ class Call:
         """The struct Halves."""
         _, scale, statistics = (t == FLOAT16 for t in self.types)
         return by_value(Halves, scale=scale, statistics=statistics)
+
+
+def _rounds(nbytes: int) -> int:
+    """Parts of each block, of an array in columns."""
+    return 1 if nbytes <= COLUMNS_NBYTES else 2
 
 
 def pieces(channels: Channels, width: int, span: int, threads: int) -> np.void:
@@ -254,7 +273,7 @@ def pieces(channels: Channels, width: int, span: int, threads: int) -> np.void:
     return by_value(Pieces, slots=divisor(slots_of_piece), **fields)
 
 
-def schedules(most: int, work: Work) -> Iterator[tuple[Config, np.void]]:
+def schedules(most: int, work: Work, shared_nbytes: int = 0) -> Iterator[tuple[Config, np.void]]:
     """Launches of at most so many blocks and MAX_TILES tiles, and the struct Schedule of each.
 
     Between the sum of a part and its use a block comes round once more.
@@ -273,4 +292,4 @@ def schedules(most: int, work: Work) -> Iterator[tuple[Config, np.void]]:
             sums=work.sums,
             applies=work.applies,
         )
-        yield Config((grid,), (THREADS,)), schedule
+        yield Config((grid,), (THREADS,), shared_nbytes), schedule

@@ -27,8 +27,9 @@ ROWS: tuple[Row, ...] = (
 GIVEN = {"training_mode": False}
 BIASED = {"unbiased": False, "momentum": 0.25, "epsilon": 0.01}
 
-# label, shape, offset. A block holds a channel of "ordinary" and has the columns of "two"; several
-# share channels of "large", in vectors, of "misaligned", in elements, and the columns of "rows".
+# label, shape, offset. A block holds a channel of "ordinary", some of "held" and of "narrow" in
+# shared memory, and has the columns of "two"; several share channels of "large", in vectors, of
+# "misaligned", in elements, and the columns of "rows".
 CALLS: tuple[tuple[str, Shape, int], ...] = (
     ("odd", (3, 5, 5, 3), 0),
     ("vector", (33,), 0),
@@ -43,6 +44,8 @@ CALLS: tuple[tuple[str, Shape, int], ...] = (
     ("misaligned-columns", (9, 11), 1),
     ("large", (2, 2, 9216), 0),
     ("rows", (600, 34), 0),
+    ("narrow", (3, 268, 7, 7), 0),
+    ("held", (3, 528, 7, 7), 0),
 )
 
 

@@ -9,8 +9,11 @@ HELD_THREADS = 512  # of a block with rows that are held on chip
 COLUMN_THREADS = 256  # of a block that walks down columns
 
 # Elements that a thread holds of a row. In registers, by slots, by the bytes of an element of X and
-# one of Y; of rows that fit into no block otherwise.
+# one of Y; of rows of more than DEEP_LENGTH, in blocks of HELD_THREADS at most; of rows that fit
+# into no block otherwise.
 COLUMNS = {4: 32, 6: 16, 8: 16, 16: 8}
+DEEP_LENGTH = 4096
+DEEP_COLUMNS = {8: 32}
 WIDE_COLUMNS = {4: 32, 6: 16, 8: 24, 16: 8}
 # In shared memory, by slots; of single elements in both; by the bytes of an accumulator.
 HELD_COLUMNS = {4: 32, 8: 8}

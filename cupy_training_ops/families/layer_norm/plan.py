@@ -12,7 +12,15 @@ from ...dtypes import Dtype
 from ...facts import WARP
 from ...planning.lines import Division, Held, Lines, division, fit_rows
 from ...rules.widening import computed_in
-from .facts import COLUMN_THREADS, COLUMNS, HELD_THREADS, SINGLE_COLUMNS, WIDE_COLUMNS
+from .facts import (
+    COLUMN_THREADS,
+    COLUMNS,
+    DEEP_COLUMNS,
+    DEEP_LENGTH,
+    HELD_THREADS,
+    SINGLE_COLUMNS,
+    WIDE_COLUMNS,
+)
 from .plan_staged_rows import Kernels, Rows, held
 
 GRADIENT = Kernels(with_slots=512, by_elements=640)  # which keep the sums of columns
@@ -60,8 +68,7 @@ class Matrix:
         them so many parameters of columns."""
         aligned = all(spec is None or spec.aligned for spec in (*arrays, *others))
         dtypes, shape = [spec.dtype for spec in arrays], (self.count, self.length)
-        nbytes = n_parameters * self.computed.itemsize
-        return held(self.device, shape, dtypes, self.width, GRADIENT, aligned, nbytes)
+        return held(self.device, shape, dtypes, self.width, GRADIENT, aligned, n_parameters)
 
     def launch(self, kernel: str, config: plans.Config, *args: object) -> plans.Launch:
         """One of the family's kernels."""
@@ -71,6 +78,7 @@ class Matrix:
     def walk(self, stem: str, rows: Rows, *args: object) -> plans.Launch:
         """The kernel for rows that are held."""
         kernel = stem + ("elements" if rows.width == 1 else "shifted_" * rows.shifted + "rows")
+        kernel += "_by_warps" * rows.by_warps
         return self.launch(kernel, rows.config(self.device), *args, rows.argument)
 
 
@@ -100,6 +108,12 @@ def _in_registers(matrix: Matrix, aligned: bool) -> Division | None:
         divided = replace(division(lines, held, aligned=True, has_short=False), suffix="elements")
         return divided if _fits(divided, held, matrix) else None
     held = _held(matrix, matrix.width)
+    if matrix.both_nbytes in DEEP_COLUMNS and matrix.length > DEEP_LENGTH:
+        nbytes = DEEP_COLUMNS[matrix.both_nbytes] * matrix.t.itemsize
+        deep = replace(held, nbytes=nbytes, max_threads=HELD_THREADS)
+        divided = replace(division(lines, deep, aligned=True, has_short=False), suffix="deep_rows")
+        if _fits(divided, deep, matrix):
+            return divided
     divided = division(lines, held, aligned=True)
     if _fits(divided, held, matrix):
         return divided

@@ -16,6 +16,11 @@ from ...rules.widening import computed_in
 from . import facts
 from .facts import HELD_COLUMNS, HELD_THREADS, SINGLE_COLUMNS
 
+# Numbers for each column that are held of one parameter or two, where slots lie by warps or not.
+PARAMETERS = {True: {1: 1, 2: 3}, False: {1: 1, 2: 2}}
+ASYNC_COPIES = (8, 0)  # the first GPUs with copies to shared memory that go on meanwhile
+# Groups of a block that have two rows each in shared memory, where slots lie by warps or not.
+FEW_GROUPS = {True: 5, False: 1}
 RESERVED_NBYTES = 1024  # of shared memory, by the system for each block
 
 
@@ -36,7 +41,8 @@ class Rows:
     depth: int
     resident: int
     stages: int
-    parameter_nbytes: int = 0  # of a column of a block, where rows are shifted
+    parameter_nbytes: int = 0  # of a column of a block
+    by_warps: bool = False  # whether the slots of a warp lie side by side
 
     @property
     def block(self) -> int:
@@ -56,8 +62,13 @@ class Rows:
     @property
     def shared_nbytes(self) -> int:
         """Shared memory of a block."""
-        parameters = self.depth * self.width * self.threads * self.parameter_nbytes
-        return self.groups * self.row_nbytes + (parameters if self.shifted else 0)
+        return self.groups * self.row_nbytes + self._parameters_nbytes
+
+    @property
+    def _parameters_nbytes(self) -> int:
+        """What is held of scale and bias."""
+        holds = self.shifted or self.by_warps
+        return self.depth * self.width * self.threads * self.parameter_nbytes if holds else 0
 
     @property
     def row_nbytes(self) -> int:
@@ -113,31 +124,56 @@ def held(
     width: int,
     kernels: Kernels,
     aligned: bool,
-    parameter_nbytes: int,
+    n_parameters: int,
 ) -> Rows | None:
     """Rows that fit on chip: by slots of `width`, where arrays are aligned, or elements.
 
-    shape: rows and their elements; dtypes: of the arrays whose rows are held; parameter_nbytes: of
-    what is held for a column, where slots do not begin with the row. Few large blocks leave few
-    lines of sums. Rows by elements have the next ones on their way, and rows that a block has alone
-    where they fit.
+    shape: rows and their elements; dtypes: of the arrays whose rows are held; n_parameters: scale,
+    or scale and bias. Few large blocks leave few lines of sums. Rows by elements have the next ones
+    on their way, and rows that a block has alone where they fit.
     """
-    least = 2 * width - 2 if shape[1] % width else 1  # threads: each has one edge at most
     if not aligned or shape[1] < width:
-        width, least = 1, 1
+        width = 1
+    few = width == VEC_NBYTES // 2 and device.capability >= ASYNC_COPIES
+    if few and (shape[1] % width == 0 or n_parameters == 1):
+        found = _held(device, shape, dtypes, width, kernels, n_parameters, by_warps=True)
+        if found is not None:
+            return found
+    return _held(device, shape, dtypes, width, kernels, n_parameters, by_warps=False)
+
+
+def _held(
+    device: Device,
+    shape: tuple[int, int],
+    dtypes: Sequence[Dtype],
+    width: int,
+    kernels: Kernels,
+    n_parameters: int,
+    by_warps: bool,
+) -> Rows | None:
+    """Rows whose slots lie by warps, or do not; None where they do not fit."""
     sizes = tuple(dtype.itemsize for dtype in dtypes)
-    most = _most_columns(dtypes, width) // (2 if shape[1] % width else 1)
-    threads, depth = _threads(shape[1], width, most, least)
+    threads, depth = _division(shape[1], width, _most_columns(dtypes, width), by_warps)
     resident = kernels.with_slots if width > 1 else kernels.by_elements
     most_threads = min(HELD_THREADS, resident)
-    if threads > most_threads:
+    if threads > most_threads or (by_warps and threads < WARP):
         return None
-    one = Rows(*shape, sizes, width, threads, 1, depth, resident, 1, parameter_nbytes)
+    nbytes = PARAMETERS[by_warps][n_parameters] * max(computed_in(t).itemsize for t in dtypes)
+    one = Rows(*shape, sizes, width, threads, 1, depth, resident, 1, nbytes, by_warps)
     two = replace(one, stages=2)
-    alone = 2 * threads > most_threads and two.shared_nbytes <= device.max_shared_nbytes
+    few = most_threads // threads <= FEW_GROUPS[by_warps]
+    alone = few and two.shared_nbytes <= device.max_shared_nbytes
     row = two if width == 1 or alone else one
     groups = _groups(row, device)
     return replace(row, groups=groups) if groups else None
+
+
+def _division(length: int, width: int, most: int, by_warps: bool) -> tuple[int, int]:
+    """Threads of a row, and slots of one."""
+    if length % width == 0:
+        return _threads(length, width, most, 1)
+    least = 2 * width - 2  # each has one edge at most
+    return _threads(length, width, most if by_warps else most // 2, least)
 
 
 def _most_columns(dtypes: Sequence[Dtype], width: int) -> int:

@@ -129,9 +129,18 @@ def _more() -> Iterator[Sample]:
         make = partial(inputs, name=name, shape=shape, types=TYPES[0], dead=3)
         yield Sample(name, f"{label}-dead", make)
     yield Sample("LayerNormalization", "no-bias", _without_bias)
+    for name in NAMES[::2]:
+        for label, shape, types in (
+            ("warps", (9, 1000), TYPES[2]),
+            ("many-warps", (7, 4096), TYPES[3]),
+            ("shifted-warps", (19, 1019), TYPES[2]),
+        ):
+            make = partial(inputs, name=name, shape=shape, types=types, dead=3)
+            yield Sample(name, _label(types, label), make, _attributes(name, types, None))
     for name in ("LayerNormalization", "SimplifiedLayerNormalization"):
-        make = partial(inputs, name=name, shape=(2, 17_000), types=TYPES[0])
-        yield Sample(name, "wide", make)
+        for label, length in (("deep", 8192), ("deep-odd", 5001), ("wide", 17_000)):
+            make = partial(inputs, name=name, shape=(2, length), types=TYPES[0])
+            yield Sample(name, label, make)
 
 
 def _without_bias(rng: Generator) -> tuple[Any, ...]:

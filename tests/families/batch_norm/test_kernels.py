@@ -14,9 +14,12 @@ from cupy_training_ops import get_op
 from cupy_training_ops.declare.schema import Spec
 from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64
 from cupy_training_ops.families.batch_norm import plan as planning
-from cupy_training_ops.families.batch_norm.plan import Channels, Work, pieces, schedules
+from cupy_training_ops.families.batch_norm import plan_held
+from cupy_training_ops.families.batch_norm.channels import Channels
+from cupy_training_ops.families.batch_norm.plan import Work, pieces, schedules
+from cupy_training_ops.families.batch_norm.plan_held import Tiles
 from cupy_training_ops.families.batch_norm.samples import NAMES, ROWS, inputs
-from cupy_training_ops.plan import Device
+from cupy_training_ops.plan import Device, ceil_div
 from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.compare import TOLERANCE, assert_matches
 
@@ -58,11 +61,19 @@ def planned(*args, **keywords):
         ("BatchNormalizationGrad", RESNET, FLOAT16, ("channel_parts", 396, 256)),
         ("BatchNormInternal", (8, 2048, 8, 8), FLOAT32, ("channels", 2048, 64)),
         ("BatchNormalizationGrad", (64, 512, 7, 8), FLOAT16, ("channels", 512, 224)),
-        ("BatchNormInternal", (64, 512, 7, 7), FLOAT16, ("column_parts", 128, 256)),
-        ("BatchNormInternal", (256, 1024, 14, 14), FLOAT16, ("column_parts", 264, 256)),
+        ("BatchNormInternal", (64, 512, 7, 7), FLOAT16, ("narrow_held_channels", 128, 256)),
+        ("BatchNormInternal", (256, 512, 16, 8), FLOAT16, ("held_channels", 264, 256)),
+        ("BatchNormInternal", (256, 1024, 14, 14), FLOAT16, ("held_channels", 132, 512)),
+        (
+            "BatchNormalizationGrad",
+            (256, 1024, 14, 14),
+            FLOAT16,
+            ("narrow_held_channels", 132, 512),
+        ),
+        ("BatchNormInternal", (4096, 1024, 14, 14), FLOAT16, ("column_parts", 264, 256)),
         ("BatchNormInternal", (64, 3, 7, 7), FLOAT16, ("single_channel_parts", 3, 256)),
         ("BatchNormInternal", (64, 512, 63, 63), FLOAT16, ("single_channel_parts", 396, 256)),
-        ("BatchNormInternal", (64, 512, 3, 3), FLOAT32, ("column_parts", 64, 256)),
+        ("BatchNormInternal", (64, 511, 3, 3), FLOAT32, ("column_parts", 64, 256)),
         ("BatchNormInternal", (65_536, 1024), FLOAT32, ("column_parts", 264, 256)),
         ("BatchNormInternal", (100, 1000), FLOAT16, ("column_parts", 8, 256)),
         ("BatchNormInternal", (2**20, 1), FLOAT32, ("channel_parts", 128, 256)),
@@ -85,7 +96,7 @@ def test_given_statistics_and_misaligned_arrays() -> None:
     ("name", "sums"), [("BatchNormInternal", 3), ("BatchNormalizationGrad", 2)]
 )
 @pytest.mark.parametrize(("t", "of_channel"), [(FLOAT32, 16), (FLOAT64, 32)])
-@pytest.mark.parametrize("shape", [RESNET, (2000, 512, 2, 2)], ids=["pieces", "columns"])
+@pytest.mark.parametrize("shape", [RESNET, (8000, 512)], ids=["pieces", "columns"])
 def test_scratch_memory_is_what_the_help_says(shape, t, of_channel, name, sums) -> None:
     plan = plan_of(name, shape, t)
     n_parts = int(plan.steps[0].args[-1]["n_parts"])
@@ -96,7 +107,7 @@ def test_scratch_memory_is_what_the_help_says(shape, t, of_channel, name, sums) 
 
 def test_many_tiles_take_several_launches() -> None:
     """Counters of so many tiles lie at the start of the scratch memory, for any call."""
-    found = planned("BatchNormInternal", (64, 5000, 32, 32))
+    found = planned("BatchNormInternal", (64, 5000, 64, 64))
     assert [symbol for symbol, _, _ in found] == ["channel_parts"] * 3
 
 
@@ -242,6 +253,32 @@ def test_several_launches_are_one_result(run, rng, monkeypatch, name, shape) -> 
     assert len(log) > 1
     for result, other in zip(results, expected, strict=True):
         assert_matches(run.host(result), other)
+
+
+# The ring of the last has room for the rows of more than one tile.
+IN_SHARED_MEMORY = [(37, 20, 7, 7), (140, 5, 6, 20), (9, 36, 7, 3), (250, 9, 128)]
+
+
+@names
+@pytest.mark.parametrize("all_rows", [True, False], ids=["held", "loose"])
+@pytest.mark.parametrize("t", [FLOAT32, FLOAT16])
+@pytest.mark.parametrize("shape", IN_SHARED_MEMORY, ids=str)
+def test_channels_in_shared_memory(run, rng, monkeypatch, name, shape, t, all_rows) -> None:
+    """Several tiles a block, the last of them narrow; where room is short, rows are read again."""
+    monkeypatch.setattr(plan_held, "MOST_BLOCKS", 1)
+    if run.on_gpu:
+        monkeypatch.setattr(Tiles, "occupies", True)
+    if not all_rows:
+        monkeypatch.setattr(Tiles, "depth", property(lambda tiles: ceil_div(tiles.rows, 2)))
+        monkeypatch.setattr(plan_held, "SLOT_NBYTES", (8,))
+    op = operator(name)
+    given_ = inputs(rng, name, shape, next(row for row in ROWS if row[0] == t))
+    expected = op.cpu_function()(*given_, **op.attribute_values)
+    with launch_log() as log:
+        results = op(*map(run.place, given_))
+    assert ["held_channels" in step.symbol for step in log] == [True]
+    for result, other in zip(results, expected, strict=True):
+        assert matches(run.host(result), other, given_[1].size)
 
 
 def fixed(run) -> list[bytes]:

@@ -61,12 +61,12 @@ def steps(*args, **keywords):
     [
         ((262_144, 256), FLOATS, ("gradient_rows", (132,), (512,)), 128),
         ((65_536, 1024), FLOATS, ("gradient_rows", (132,), (512,)), 128),
-        ((65_536, 1024), HALVES, ("gradient_rows", (132,), (512,)), 64),
+        ((65_536, 1024), HALVES, ("gradient_rows_by_warps", (132,), (512,)), 68),
         ((16_384, 4096), FLOATS, ("gradient_rows", (132,), (512,)), 128),
         ((4096, 16_384), FLOATS, ("gradient_rows", (132,), (512,)), 128),
-        ((4096, 16_384), HALVES, ("gradient_rows", (132,), (512,)), 128),
+        ((4096, 16_384), HALVES, ("gradient_rows_by_warps", (132,), (512,)), 192),
         ((65_536, 1023), FLOATS, ("gradient_shifted_rows", (132,), (512,)), 68),
-        ((65_536, 1023), HALVES, ("gradient_shifted_rows", (128,), (512,)), 36),
+        ((65_536, 1023), HALVES, ("gradient_shifted_rows_by_warps", (128,), (512,)), 68),
         ((1000, 1024), FLOATS, ("gradient_rows", (125,), (256,)), 64),
         ((5, 1024), FLOATS, ("gradient_rows", (5,), (32,)), 8),
     ],
@@ -90,7 +90,10 @@ def test_longer_rows_are_read_twice() -> None:
     doubles = (FLOAT64, FLOAT64)
     assert steps(name, (9, 4096), doubles)[0][0] == "gradient_rows"
     assert steps(name, (9, 4098), doubles)[0][0] == "gradient_row_sums"
-    assert steps("LayerNormalization", (9, 16_384))[0][0] == "rows"
+    assert steps("LayerNormalization", (9, 4096))[0][0] == "rows"
+    assert steps("LayerNormalization", (9, 8192))[0] == ("deep_rows", (9,), (256,))
+    assert steps("LayerNormalization", (9, 16_384))[0] == ("deep_rows", (9,), (512,))
+    assert steps("LayerNormalization", (9, 16_384), HALVES)[0][0] == "rows"
     assert steps("LayerNormalization", (9, 16_388))[0][0] == "wide_rows"
     assert steps("LayerNormalization", (9, 24_576))[0][0] == "wide_rows"
     assert steps("LayerNormalization", (9, 24_580))[0][0] == "long_rows"
@@ -119,11 +122,13 @@ def test_outputs_alone_cost_what_they_need() -> None:
 )
 def test_every_row_has_its_threads(count, length, sizes, aligned, device) -> None:
     dtypes = [{2: FLOAT16, 4: FLOAT32, 8: FLOAT64}[n] for n in sizes]
-    rows = held(device, (count, length), dtypes, 16 // max(sizes), GRADIENT, aligned, 4)
+    rows = held(device, (count, length), dtypes, 16 // max(sizes), GRADIENT, aligned, 1)
     if rows is None:
         return
     most = 8 if max(sizes) == 8 else 32 if rows.width > 1 else 16
-    assert rows.depth * rows.width <= (most // 2 if rows.shifted else most)
+    halved = rows.shifted and not rows.by_warps
+    assert rows.depth * rows.width <= (most // 2 if halved else most)
+    assert not rows.by_warps or (rows.width == 8 and rows.threads % WARP == 0)
     assert rows.threads * rows.depth >= length // rows.width
     assert rows.block == rows.threads * rows.groups <= HELD_THREADS
     assert rows.threads % WARP == 0 or WARP % rows.threads == 0

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: MIT
+// What is made of the sums of a channel, and what its elements are mapped with.
+#pragma once
+#include "batch_norm/facts.cuh"
+#include "core/types.cuh"
+
+namespace cto::batch_norm::coefficients {
+
+using namespace facts::batch_norm;
+
+enum class Memory { shared, global };
+
+// What another thread has written; in global memory also one of another block.
+template <Memory MEMORY, class A>
+__device__ A fetched(const A* from) {
+    if constexpr (MEMORY == Memory::global)
+        return __ldcg(from);
+    else
+        return *from;
+}
+
+// Of a channel, what its coefficients take beside its sums.
+template <class A>
+struct Given {
+    A first, second;
+};
+
+// Of a channel, what its elements are mapped with.
+template <class A>
+struct Coefficients {
+    A reference, offset, factor, term;
+
+    __device__ void store(A* to) const {
+        to[0] = reference, to[1] = offset, to[2] = factor, to[3] = term;
+    }
+    template <Memory MEMORY>
+    static __device__ Coefficients load(const A* from) {
+        return {fetched<MEMORY>(from), fetched<MEMORY>(from + 1), fetched<MEMORY>(from + 2),
+                fetched<MEMORY>(from + 3)};
+    }
+};
+static_assert(sizeof(Coefficients<float>) == COEFFICIENTS * sizeof(float));
+
+template <class Op>
+using OpCoefficients = Coefficients<typename Op::A>;
+
+template <class Op, class Held>
+__device__ typename Op::A mapped(const OpCoefficients<Op>& of, const Held& held, int u, int i) {
+    if constexpr (Op::READ == 1)
+        return Op::map(of, held.at(0, u, i));
+    else
+        return Op::map(of, held.at(0, u, i), held.at(1, u, i));
+}
+
+}  // namespace cto::batch_norm::coefficients

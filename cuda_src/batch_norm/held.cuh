@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: MIT
+// Channels that fit into the shared memory of a block, which reads them once. As in columns.cuh the
+// array is a matrix, a channel `length` of its columns, a tile some channels; here a slot has columns
+// of at most two.
+//
+// Threads sum and write the slots that they copied themselves. As a slot is used for the last time,
+// the copy of the next tile's begins to the same place, so that memory is idle only while the sums
+// of threads are put together.
+#pragma once
+#include "batch_norm/held_place.cuh"
+#include "batch_norm/rows.cuh"
+
+namespace cto::batch_norm::held {
+
+using namespace batch_norm::rows;
+using held_place::Place;
+
+// Waits for all of this thread's groups of copies but the last so many.
+template <int N = MOST_GROUPS - 1>
+__device__ __forceinline__ void wait_but(int last) {
+    if constexpr (N == 0)
+        async_copy::wait<0>();
+    else if (last >= N)
+        async_copy::wait<N>();
+    else
+        wait_but<N - 1>(last);
+}
+
+template <class A>
+struct OverLanes {
+    template <int K>
+    __device__ void operator()(A (&values)[K][1]) const {
+#pragma unroll
+        for (int k = 0; k < K; ++k)
+#pragma unroll
+            for (u32 step = WARP / 2; step > 0; step /= 2)
+                values[k][0] += __shfl_xor_sync(ALL_LANES, values[k][0], step);
+    }
+};
+
+// Shared memory beside the slots: sums of each thread and group of columns, and of each channel
+// coefficients and sums, and in turn two times what it is given and its reference.
+template <class A, int FIELDS>
+struct Shared {
+    A *of_thread, *given, *references, *coefficients, *totals;
+
+    __device__ Shared(A* from, u32 n_threads, u32 channels)
+        : of_thread(from),
+          given(of_thread + 2 * FIELDS * n_threads),
+          references(given + 2 * 2 * channels),
+          coefficients(references + 2 * channels),
+          totals(coefficients + COEFFICIENTS * channels) {}
+};
+
+template <class Op, int W>
+struct InShared {
+    using T = typename Op::T;
+    using A = typename Op::A;
+    using State = typename Op::template State<1>;
+    using Sums = typename Op::template State<W>;
+    using Of = OpCoefficients<Op>;
+    static constexpr int READ = Op::READ, FIELDS = State::FIELDS, DEPTH = HELD_ROWS / READ;
+    static constexpr u32 SLOT_NBYTES = W * sizeof(T);
+    template <int N>
+    using Rows = batch_norm::rows::Rows<T, W, READ, N>;
+
+    const Op& op;
+    const Held& held;
+    Place<W> at;
+    u8* own;         // the thread's first slot
+    u32 slot_pitch;  // bytes from a slot of it to the next
+    Shared<A, FIELDS> shared;
+    u32 turn = 0;  // which references are in use
+    i32 head = 0;  // where the tile's first row is in the ring
+
+    __device__ InShared(const Op& op, const Held& held, u8* memory)
+        : op(op),
+          held(held),
+          at(held),
+          own(memory + threadIdx.x * SLOT_NBYTES),
+          slot_pitch(at.n_threads() * SLOT_NBYTES),
+          shared(reinterpret_cast<A*>(memory + READ * held.ring * slot_pitch), at.n_threads(),
+                 held.channels) {}
+
+    // ---- rows ------------------------------------------------------------------------------------
+
+    // Of the tile's row u.
+    __device__ u8* slot(int array, i32 u) const {
+        const i32 place = head + u < held.ring ? head + u : head + u - held.ring;
+        return own + (array * held.ring + place) * slot_pitch;
+    }
+    // Begins to copy N rows to where those from row u on are; ALL of them or `n`.
+    template <int N, bool ALL>
+    __device__ void start(i64 element, i32 u, i32 n) const {
+#pragma unroll
+        for (int a = 0; a < READ; ++a) {
+            u8* to = slot(a, u);
+            const T* from = op.arrays[a] + element;
+#pragma unroll
+            for (int k = 0; k < N; ++k, to += slot_pitch, from += at.pitch)
+                if (ALL || k < n) async_copy::copy<SLOT_NBYTES>(to, from);
+        }
+    }
+    template <int N, bool ALL>
+    __device__ void load(Rows<N>& rows, i32 u, i32 n) const {
+        rows.n = ALL ? N : n;
+#pragma unroll
+        for (int a = 0; a < READ; ++a) {
+            const u8* from = slot(a, u);
+#pragma unroll
+            for (int k = 0; k < N; ++k, from += slot_pitch) {
+                if (!ALL) rows.held[a][k] = {};
+                if (ALL || k < n)
+                    rows.held[a][k] = *reinterpret_cast<const typename Rows<N>::Slot*>(from);
+            }
+        }
+    }
+    template <int N, bool ALL>
+    __device__ void write(const Rows<N>& rows, const Of (&of)[W], i64 element) const {
+        T* to = op.result + element;
+#pragma unroll
+        for (int k = 0; k < N; ++k, to += at.pitch) {
+            A values[W];
+#pragma unroll
+            for (int i = 0; i < W; ++i) values[i] = mapped<Op>(of[i], rows, k, i);
+            if (ALL || k < rows.n)
+                vec::store_streaming(reinterpret_cast<Vec<T, W>*>(to), vec::from_acc<T>(values));
+        }
+    }
+    // Rows that are not held are read again, from the L2 cache.
+    template <bool LAST, class Use>
+    __device__ void each_loose(u32 tile, const Use& use) const {
+        using Slot = typename Rows<DEPTH>::Slot;
+        const i32 n = at.rows(tile);
+#pragma unroll 1
+        for (i32 u = held.depth; u < n; u += DEPTH) {
+            const i64 element = at.element(tile) + u * at.pitch;
+            Rows<DEPTH> rows;
+            rows.n = n - u < DEPTH ? n - u : DEPTH;
+#pragma unroll
+            for (int k = 0; k < DEPTH; ++k)
+#pragma unroll
+                for (int a = 0; a < READ; ++a) {
+                    rows.held[a][k] = {};
+                    const auto* const from =
+                        reinterpret_cast<const Slot*>(op.arrays[a] + element + k * at.pitch);
+                    if (k < rows.n) rows.held[a][k] = LAST ? vec::load_streaming(from) : *from;
+                }
+            use(rows, element);
+        }
+    }
+
+    // ---- a tile ----------------------------------------------------------------------------------
+
+    // What fits into the ring: the first tile, and of the next what there is room for.
+    __device__ void begin(u32 tile) {
+        if (threadIdx.x < at.n_channels(tile))
+            shared.references[threadIdx.x] = reference(tile, threadIdx.x);
+        i32 first = 0;  // of the group in its tile
+        for (i32 group = 0; group < held.groups_of_ring; ++group) {
+            const i32 n = rest_of(tile, first);
+#pragma unroll 1
+            for (i32 u = 0; u < n; ++u)
+                start<1, true>(at.element(tile) + (first + u) * at.pitch, group * held.of_group + u,
+                               1);
+            async_copy::commit();
+            first += held.of_group;
+            if (first >= held.groups_of_tile * held.of_group) first = 0, tile += gridDim.x;
+        }
+        __syncthreads();
+    }
+    // Rows that the thread has of a group.
+    __device__ i32 rest_of(u32 tile, i32 first) const {
+        const i32 n = at.held_rows(tile) - first;
+        return n < held.of_group ? n : held.of_group;
+    }
+    __device__ A reference(u32 tile, u32 channel) const {
+        return op.reference(at.first_channel(tile) + channel, held.length, held.n_rows);
+    }
+    __device__ void sum(u32 tile, Sums& sums) const {
+        A references[W];
+#pragma unroll
+        for (int i = 0; i < W; ++i)
+            references[i] = shared.references[turn * held.channels + at.channel(i)];
+#pragma unroll 1
+        for (i32 group = 0; group < held.groups_of_tile; ++group) {
+            wait_but(held.groups_of_ring - 1 - group);
+            const i32 first = group * held.of_group, n = rest_of(tile, first);
+            if (group == 0 && n > 0) begin_sums(sums, references);
+            i32 u = 0;
+#pragma unroll 1
+            for (; u + DEPTH <= n; u += DEPTH) add<DEPTH>(sums, first + u);
+#pragma unroll 1
+            for (; u < n; ++u) add<1>(sums, first + u);
+        }
+        each_loose<false>(tile, [&](const auto& rows, i64) { sums.add(rows); });
+        sums.end(static_cast<A>(at.rows(tile)), references);
+    }
+    __device__ void begin_sums(Sums& sums, const A (&references)[W]) const {
+        Rows<1> row;
+        load<1, true>(row, 0, 1);
+        sums.begin(row, A(1), references);
+    }
+    template <int N>
+    __device__ void add(Sums& sums, i32 u) const {
+        Rows<N> rows;
+        load<N, true>(rows, u, N);
+        sums.add(rows);
+    }
+
+    // ---- sums of channels ------------------------------------------------------------------------
+
+    // The sums of columns, put where those of their channels are made.
+    __device__ void put(const Sums& sums) const {
+        if (at.y >= at.height) return;
+        put(sums.of_columns(0, at.split), 0);
+        if (at.split < W) put(sums.of_columns(at.split, W), 1);
+    }
+    __device__ void put(const State& sums, int group) const {
+        sums.store(sums_of(group) + at.entry(), at.n_threads());
+    }
+    __device__ A* sums_of(int group) const {
+        return shared.of_thread + group * FIELDS * at.n_threads();
+    }
+    // The coefficients of the tile's one channel, which all warps make alike.
+    __device__ Of finish_one(const Sums& sums) const {
+        const u32 lane = threadIdx.x % WARP, n_warps = blockDim.x / WARP;
+        A* const of_warp = shared.of_thread + turn * n_warps * FIELDS;
+        State all;
+        if (at.y < at.height) all = sums.of_columns(0, W);
+        all.join(OverLanes<A>{});
+        if (lane == 0) all.store(of_warp + threadIdx.x / WARP * FIELDS);
+        const A reference = shared.references[turn];  // the thread that leads goes on soon
+        __syncthreads();
+        all = lane < n_warps ? State::fetched(of_warp + lane * FIELDS) : State{};
+        all.join(OverLanes<A>{});
+        if (threadIdx.x == 0) all.store(shared.totals);
+        return op.coefficients(given_of(0), all, reference);
+    }
+    __device__ Given<A> given_of(u32 channel) const {
+        const A* const from = shared.given + 2 * (turn * held.channels + channel);
+        return {from[0], from[1]};
+    }
+    // The coefficients of columns.
+    __device__ void finish(u32 tile, const Sums& sums, Of (&of)[W]) const {
+        if (held.channels == 1) {
+            const Of of_all = finish_one(sums);
+#pragma unroll
+            for (int i = 0; i < W; ++i) of[i] = Op::folded(of_all);
+            return;
+        }
+        put(sums);
+        __syncthreads();
+        finish_each(tile);
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < W; ++i)
+            of[i] = Op::folded(Of::template load<Memory::shared>(shared.coefficients +
+                                                                 COEFFICIENTS * at.channel(i)));
+    }
+    // By a warp for each channel.
+    __device__ void finish_each(u32 tile) const {
+        const u32 lane = threadIdx.x % WARP, n_warps = blockDim.x / WARP;
+#pragma unroll 1
+        for (u32 c = threadIdx.x / WARP; c < at.n_channels(tile); c += n_warps) {
+            State sums;
+            sums.join_all([&](const auto& see) { each_entry(c, lane, see); }, OverLanes<A>{});
+            if (lane > 0) continue;
+            op.coefficients(given_of(c), sums, shared.references[turn * held.channels + c])
+                .store(shared.coefficients + COEFFICIENTS * c);
+            sums.store(shared.totals + FIELDS * c);
+        }
+    }
+    template <class See>
+    __device__ void each_entry(u32 channel, u32 lane, const See& see) const {
+        const u32 from = channel * held.length, first = from / W;
+        const u32 end = ((from + held.length - 1) / W + 1) * at.height;
+        const u32 ends = first * W < from ? (first + 1) * at.height : 0;  // the channel before
+#pragma unroll 4
+        for (u32 entry = first * at.height + lane; entry < end; entry += WARP) {
+            see(State::fetched(sums_of(entry < ends) + entry, at.n_threads()));
+        }
+    }
+
+    // ---- results ---------------------------------------------------------------------------------
+
+    // Where a group of rows was, that is copied which comes a whole ring after it.
+    __device__ void apply(u32 tile, const Of (&of)[W]) const {
+        if (op.result)
+            each_loose<true>(tile, [&](const auto& rows, i64 element) {
+                write<DEPTH, false>(rows, of, element);
+            });
+        const i32 of_tile = held.groups_of_tile * held.of_group;
+        i32 later_first = held.groups_of_ring * held.of_group - of_tile;
+        u32 later = tile + gridDim.x;
+        while (later_first >= of_tile) later_first -= of_tile, later += gridDim.x;
+        const i64 start_of_tile = at.element(tile);
+#pragma unroll 1
+        for (i32 group = 0; group < held.groups_of_tile; ++group) {
+            const i32 first = group * held.of_group;
+            apply_group(of, first, rest_of(tile, first), start_of_tile + first * at.pitch,
+                        at.element(later) + later_first * at.pitch, rest_of(later, later_first));
+            async_copy::commit();
+            later_first += held.of_group;
+            if (later_first >= of_tile) later_first = 0, later += gridDim.x;
+        }
+    }
+    // n rows of the tile, n_later that take their place.
+    __device__ void apply_group(const Of (&of)[W], i32 first, i32 n, i64 element, i64 later,
+                                i32 n_later) const {
+        const i32 both = n < n_later ? n : n_later, most = n < n_later ? n_later : n;
+        const i64 step = DEPTH * at.pitch;
+        i32 u = 0;
+#pragma unroll 1
+        for (; u + DEPTH <= both; u += DEPTH, element += step, later += step)
+            apply_rows<DEPTH, true>(of, first + u, element, DEPTH, later, DEPTH);
+#pragma unroll 1
+        for (; u < most; u += DEPTH, element += step, later += step)
+            apply_rows<DEPTH, false>(of, first + u, element, n - u, later, n_later - u);
+    }
+    template <int N, bool ALL>
+    __device__ void apply_rows(const Of (&of)[W], i32 u, i64 element, i32 n, i64 later,
+                               i32 n_later) const {
+        Rows<N> rows;
+        load<N, ALL>(rows, u, n);
+        start<N, ALL>(later, u, n_later);
+        if (op.result) write<N, ALL>(rows, of, element);
+    }
+
+    // A tile whose copies are on their way, and those of the next.
+    __device__ void use(u32 tile) {
+        const u32 channel = threadIdx.x, next = tile + gridDim.x;
+        const bool leads = channel < at.n_channels(tile);
+        Given<A> given{};
+        A later = 0;
+        if (leads) given = op.given(at.first_channel(tile) + channel);
+        if (next < held.n_tiles && channel < at.n_channels(next)) later = reference(next, channel);
+        Sums sums;
+        sum(tile, sums);
+        A* const to = shared.given + 2 * (turn * held.channels + channel);
+        if (leads) to[0] = given.first, to[1] = given.second;
+        if (channel < held.channels)
+            shared.references[(1 - turn) * held.channels + channel] = later;
+        Of of[W];
+        finish(tile, sums, of);
+        apply(tile, of);
+        if (leads)
+            op.write(at.first_channel(tile) + channel,
+                     State::fetched(shared.totals + FIELDS * channel),
+                     shared.references[turn * held.channels + channel]);
+        turn = 1 - turn;
+        head += held.step;
+        if (head >= held.ring) head -= held.ring;
+    }
+};
+
+template <int W, class Op>
+__device__ void in_shared(const Op& op, const Held& held, u8* memory) {
+    InShared<Op, W> block(op, held, memory);
+    block.begin(blockIdx.x);
+#pragma unroll 1
+    for (u32 tile = blockIdx.x; tile < held.n_tiles; tile += gridDim.x) block.use(tile);
+}
+
+}  // namespace cto::batch_norm::held

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: MIT
+// Which part of a tile is a thread's, where blocks hold channels in shared memory: see held.cuh.
+#pragma once
+#include "batch_norm/facts.cuh"
+#include "core/types.cuh"
+
+namespace cto::batch_norm::held_place {
+
+using namespace facts::batch_norm;
+
+// Where a thread is in each tile, and which of its columns are of which channel.
+template <int W>
+struct Place {
+    const Held& held;
+    u32 x, y, height;
+    u32 low;      // channel of the thread's first column in the tile; the next one's begins
+    int split;    // so many columns on
+    u32 n_tiles;  // that have the thread's columns
+    i32 n_rows;   // of the thread in such a tile
+    i64 pitch;    // from a row of the thread to its next
+
+    __device__ explicit Place(const Held& held) : held(held) {
+        x = threadIdx.x % held.width, y = threadIdx.x / held.width;
+        height = blockDim.x / held.width;
+        low = x * W / held.length;
+        const u32 rest = (low + 1) * held.length - x * W;
+        split = rest < W ? static_cast<int>(rest) : W;
+        const bool in_last = x * W < n_channels(held.n_tiles - 1) * held.length;
+        n_tiles = held.n_tiles - (in_last ? 0 : 1);
+        n_rows = y < height && y < held.n_rows
+                     ? static_cast<i32>((held.n_rows - y + height - 1) / height)
+                     : 0;
+        pitch = height * held.n_channels * held.length;
+    }
+    __device__ u32 channel(int i) const { return low + (i >= split); }
+    __device__ u32 n_channels(u32 tile) const {
+        const i64 rest = held.n_channels - first_channel(tile);
+        return rest < held.channels ? static_cast<u32>(rest) : held.channels;
+    }
+    __device__ i64 first_channel(u32 tile) const { return static_cast<i64>(tile) * held.channels; }
+    // Rows that the thread has of a tile.
+    __device__ i32 rows(u32 tile) const { return tile < n_tiles ? n_rows : 0; }
+    __device__ i32 held_rows(u32 tile) const {
+        const i32 n = rows(tile);
+        return n < held.depth ? n : held.depth;
+    }
+    __device__ i64 element(u32 tile) const {
+        const i64 row = held.n_channels * held.length;
+        return y * row + first_channel(tile) * held.length + x * W;
+    }
+    // Slots of a row in shared memory, and where sums of the thread lie.
+    __device__ u32 n_threads() const { return held.width * height; }
+    __device__ u32 entry() const { return x * height + y; }
+};
+
+}  // namespace cto::batch_norm::held_place

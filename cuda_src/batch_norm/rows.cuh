@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: MIT
+// Rows of an array that is taken for a matrix: a thread has a slot of neighbouring columns in some
+// of them.
+#pragma once
+#include "batch_norm/coefficients.cuh"
+#include "batch_norm/sums.cuh"
+#include "core/async_copy.cuh"
+
+namespace cto::batch_norm::rows {
+
+using namespace batch_norm::coefficients;
+using namespace batch_norm::sums;
+
+// DEPTH rows of a thread in each of READ arrays.
+template <class T, int W, int READ, int N_ROWS>
+struct Rows {
+    static constexpr int DEPTH = N_ROWS;
+    using Unit = vec::Unit<T, vec::IN_WORDS<T, W>>;
+    using Held = typename Unit::Held;
+    using Slot = Vec<Held, W * sizeof(T) / sizeof(Held)>;
+
+    Slot held[READ][DEPTH];
+    i32 n;  // rows that there are
+    u32 n_columns;
+
+    template <bool LAST>
+    __device__ void load(const T* const (&arrays)[READ], i64 element, i64 pitch, bool aligned) {
+#pragma unroll
+        for (int u = 0; u < DEPTH; ++u)
+#pragma unroll
+            for (int a = 0; a < READ; ++a) {
+                held[a][u] = {};  // left as it is, it would take registers all the time
+                if (u < n) held[a][u] = load_slot<LAST>(arrays[a] + element + u * pitch, aligned);
+            }
+    }
+    // The first n from shared memory, where slots lie `apart` bytes from each other.
+    __device__ void load_held(const u8* slots, u32 apart) {
+#pragma unroll
+        for (int u = 0; u < DEPTH; ++u)
+#pragma unroll
+            for (int a = 0; a < READ; ++a, slots += apart) {
+                held[a][u] = {};
+                if (u < n) held[a][u] = *reinterpret_cast<const Slot*>(slots);
+            }
+    }
+    __device__ Acc<T> at(int array, int u, int i) const { return Unit::at(held[array][u].at, i); }
+    __device__ Acc<T> any_of(int i, Acc<T>) const { return at(0, 0, i); }
+    // Shows `see` the elements of a column; of one that is not the tile's, zeros.
+    template <class See>
+    __device__ void each(int i, const See& see) const {
+        show<READ, DEPTH>(*this, i, i + 1, see);
+    }
+
+  private:
+    template <bool LAST>
+    __device__ Slot load_slot(const T* from, bool aligned) const {
+        const auto* const slot = reinterpret_cast<const Slot*>(from);
+        if (aligned) return LAST ? vec::load_streaming(slot) : *slot;
+        const auto elements = vec::load_elements<T, W>(from, 0, n_columns);
+        return *reinterpret_cast<const Slot*>(&elements);
+    }
+};
+
+// ---- by way of shared memory --------------------------------------------------------------------
+
+// Columns of a thread.
+template <class Op>
+constexpr int WIDTH =
+    vec::WIDTH<typename Op::T> < MAX_COLUMNS ? vec::WIDTH<typename Op::T> : MAX_COLUMNS;
+
+// Rows of whole slots, n of a thread: groups of them are copied to shared memory while others are
+// used. A thread uses what it has copied. BACK: from the last one on.
+template <class Op, bool BACK>
+struct Ring {
+    using T = typename Op::T;
+    static constexpr int READ = Op::READ, COLUMNS = WIDTH<Op>, DEPTH = RING_ROWS / READ;
+    static constexpr u32 NBYTES = COLUMNS * sizeof(T), APART = NBYTES * THREADS;
+    using Held = Rows<T, COLUMNS, READ, DEPTH>;
+
+    const Op& op;
+    u8* own;  // this thread's slots
+    i64 pitch;
+    i32 n;
+    i64 later;      // where the next group is that is copied
+    i32 n_later;    // rows from there on
+    u32 group = 0;  // whose turn it is
+
+    // The thread's first row is at `element`, its next one `pitch` on.
+    __device__ Ring(const Op& op, u8* memory, i64 element, i64 pitch, i32 n)
+        : op(op),
+          own(memory + threadIdx.x * NBYTES),
+          pitch(pitch),
+          n(n),
+          later(element + (BACK ? n * pitch : 0)),
+          n_later(n) {}
+
+    static __device__ i32 of_group(i32 left) { return left < DEPTH ? left : DEPTH; }
+    __device__ u8* slots() const { return own + group * (READ * DEPTH * APART); }
+    __device__ void copy_group() {
+        const i32 some = of_group(n_later);
+        if (BACK) later -= some * pitch;
+        u8* to = slots();
+#pragma unroll
+        for (int u = 0; u < DEPTH; ++u)
+#pragma unroll
+            for (int a = 0; a < READ; ++a, to += APART)
+                if (u < some) async_copy::copy<NBYTES>(to, op.arrays[a] + later + u * pitch);
+        async_copy::commit();
+        if (!BACK) later += some * pitch;
+        n_later -= some;
+        group = (group + 1) % RING_GROUPS;
+    }
+    __device__ void begin() {
+#pragma unroll 1
+        for (int i = 0; i < RING_GROUPS; ++i) copy_group();
+    }
+    // Gives `use` the rows, of which the first have begun to be copied.
+    template <class Use>
+    __device__ void go_on(const Use& use) {
+        i64 element = later + (BACK ? n - n_later : n_later - n) * pitch;
+        Held rows;
+        rows.n_columns = COLUMNS;
+#pragma unroll 1
+        for (i32 left = n; left > 0; left -= rows.n) {
+            async_copy::wait<RING_GROUPS - 1>();
+            rows.n = of_group(left);
+            rows.load_held(slots(), APART);
+            copy_group();
+            if (BACK) element -= rows.n * pitch;
+            use(rows, element, pitch);
+            if (!BACK) element += rows.n * pitch;
+        }
+    }
+    template <class Use>
+    __device__ void each(const Use& use) {
+        begin();
+        go_on(use);
+    }
+};
+
+}  // namespace cto::batch_norm::rows

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: MIT
+"""Channels that blocks hold in shared memory, and read once; see batch_norm/held.cuh."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...facts import WARP
+from ...plan import VEC_NBYTES, Config, Device, align_up, by_value, ceil_div
+from .channels import Channels
+from .facts import COEFFICIENTS, HELD_ROWS, HELD_THREADS, MOST_GROUPS, Held
+
+RESERVED_NBYTES = 1024  # of shared memory, by the system for each block
+ROW_NBYTES = 256  # of a tile, at least, where as many channels fit
+MOST_ROWS = 2  # for each that a thread holds; the others are read again
+MOST_BLOCKS = 2  # that share a multiprocessor
+MOST_TILES = 4  # in a ring
+GROUPS = 4  # of the copies of a tile, where there is room for one
+SLOT_NBYTES = (VEC_NBYTES, VEC_NBYTES // 2)
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Rows in shared memory, in groups; the next tile begins `step` rows on."""
+
+    rows: int
+    of_group: int
+    groups_of_tile: int
+    groups: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Tiles of so many channels, whose rows `threads` threads of a block share."""
+
+    device: Device
+    channels: Channels
+    n_arrays: int  # that are read
+    itemsize: int
+    computed_itemsize: int
+    n_fields: int  # of a sum
+    slot_nbytes: int
+    of_tile: int
+    blocks: int  # of a multiprocessor
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return HELD_THREADS // self.blocks // WARP * WARP
+
+    @property
+    def columns(self) -> int:
+        """Of a slot."""
+        return self.slot_nbytes // self.itemsize
+
+    @property
+    def width(self) -> int:
+        """Threads that share a row."""
+        return self.of_tile * self.channels.length // self.columns
+
+    @property
+    def height(self) -> int:
+        """Rows that threads have at a time."""
+        return self.threads // self.width
+
+    @property
+    def rows(self) -> int:
+        """Of a thread."""
+        return ceil_div(self.channels.outer, self.height)
+
+    @property
+    def depth(self) -> int:
+        """Rows that a thread has in shared memory: all, or as many as fit."""
+        row = self.n_arrays * self.width * self.height * self.slot_nbytes
+        return min(self.rows, (self.room - self._sums_nbytes) // row)
+
+    @property
+    def ring(self) -> Ring:
+        """Where rows of a thread lie: those of a tile, and of the next what there is room for."""
+        row = self.n_arrays * self.width * self.height * self.slot_nbytes
+        least = HELD_ROWS // self.n_arrays
+        most = min((self.room - self._sums_nbytes) // row, MOST_TILES * self.depth)
+        for of_group in range(least, self.depth + 1, least):
+            n, of_tile = most // of_group, self.depth // of_group
+            if self.depth % of_group == 0 and of_tile < n <= MOST_GROUPS:
+                return Ring(n * of_group, of_group, of_tile, n, self.depth % (n * of_group))
+        of_group = align_up(ceil_div(self.depth, GROUPS), least)
+        return Ring(self.depth, of_group, GROUPS, GROUPS, 0)
+
+    @property
+    def room(self) -> int:
+        """Shared memory that a block may take."""
+        of_block = (self.device.max_shared_nbytes + RESERVED_NBYTES) // self.blocks
+        return of_block - RESERVED_NBYTES
+
+    @property
+    def n_tiles(self) -> int:
+        """Tiles of the array."""
+        return ceil_div(self.channels.n, self.of_tile)
+
+    @property
+    def shared_nbytes(self) -> int:
+        """The slots, and what the kernel's `Shared` takes."""
+        n_threads = self.width * self.height
+        return self._sums_nbytes + self.n_arrays * self.ring.rows * n_threads * self.slot_nbytes
+
+    @property
+    def _sums_nbytes(self) -> int:
+        of_channel = 2 * (2 + 1) + COEFFICIENTS + self.n_fields
+        sums = 2 * self.n_fields * self.width * self.height + of_channel * self.of_tile
+        return sums * self.computed_itemsize
+
+    @property
+    def occupies(self) -> bool:
+        """Whether half of the GPU has a tile."""
+        return 2 * self.n_tiles >= self.device.multiprocessors
+
+    def fits(self, most_rows: int) -> bool:
+        """Whether so many blocks share a multiprocessor, and hold one of at most so many rows."""
+        if self.width > self.threads or self.of_tile > self.threads:
+            return False
+        return self.depth >= ceil_div(self.rows, most_rows)
+
+    @property
+    def config(self) -> Config:
+        """Blocks that walk from tile to tile."""
+        grid = min(self.n_tiles, self.blocks * self.device.multiprocessors)
+        return Config((grid,), (self.threads,), self.shared_nbytes)
+
+    @property
+    def argument(self) -> np.void:
+        """The struct Held."""
+        ring = self.ring
+        return by_value(
+            Held,
+            n_channels=self.channels.n,
+            n_rows=self.channels.outer,
+            n_tiles=self.n_tiles,
+            length=self.channels.length,
+            channels=self.of_tile,
+            width=self.width,
+            depth=self.depth,
+            of_group=ring.of_group,
+            groups_of_tile=ring.groups_of_tile,
+            groups_of_ring=ring.groups,
+            ring=ring.rows,
+            step=ring.step,
+        )
+
+    @property
+    def kernel(self) -> str:
+        """The one for slots of this size."""
+        return "held_channels" if self.slot_nbytes == VEC_NBYTES else "narrow_held_channels"
+
+
+def tiles(
+    device: Device,
+    channels: Channels,
+    n_arrays: int,
+    itemsize: int,
+    computed_itemsize: int,
+    n_fields: int,
+) -> Tiles | None:
+    """Tiles that fit, if there is one for half of the GPU.
+
+    Rather all rows than some, wide slots than narrow ones, many blocks than few.
+    """
+    array = (device, channels, n_arrays, itemsize, computed_itemsize, n_fields)
+    for most_rows in dict.fromkeys((1, MOST_ROWS)):
+        for slot_nbytes in SLOT_NBYTES:
+            for of_tile in _sizes(channels, itemsize, slot_nbytes // itemsize):
+                for blocks in range(MOST_BLOCKS if most_rows == 1 else 1, 0, -1):
+                    found = Tiles(*array, slot_nbytes, of_tile, blocks)
+                    if found.occupies and found.fits(most_rows):
+                        return found
+    return None
+
+
+def _sizes(channels: Channels, itemsize: int, columns: int) -> Iterator[int]:
+    """Channels of tiles that are whole slots: of wide ones, of the narrowest."""
+    row, length = channels.n * channels.length, channels.length
+    if columns < 2 or row % columns or length < columns or channels.outer >= 2**31:
+        return
+    least = columns // math.gcd(length, columns)
+    wide = align_up(ceil_div(ROW_NBYTES, length * itemsize), least)
+    yield from (min(channels.n, n) for n in dict.fromkeys((wide, least)))
