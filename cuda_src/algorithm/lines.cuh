@@ -15,6 +15,7 @@
 // registers, so that a line that fits into one batch is read once, and of a longer one it meets
 // first what was read last and is still in the L2 cache.
 #pragma once
+#include "algorithm/line_threads.cuh"
 #include "core/vec.cuh"
 
 namespace cto::lines {
@@ -31,10 +32,12 @@ using vec::Vec;
 template <int WIDTH>
 struct Slots {
     using Count = i32;
+    using Unsigned = u32;
 };
 template <>
 struct Slots<1> {
     using Count = i64;
+    using Unsigned = u64;
 };
 
 // Element i of a slot of which it is said where in the line it starts.
@@ -54,6 +57,7 @@ struct Place {
 template <int WIDTH, int DEPTH>
 struct Line {
     using Count = typename Slots<WIDTH>::Count;
+    using Unsigned = typename Slots<WIDTH>::Unsigned;
     i64 number;  // which line of the array it is; -1 for threads without one
     i64 start;   // of its first element in the array
     i64 stride;  // from one of its elements to the next
@@ -77,7 +81,19 @@ struct Line {
     __device__ Count slot(Count batch, int u) const {
         return batch + static_cast<Count>(thread + u * threads);
     }
+    // From the line's first slot to one that it has, in elements; of rows in one multiplication.
+    __device__ i64 distance(Count batch, int u) const {
+        if constexpr (WIDTH > 1)
+            if (pitch == WIDTH) return static_cast<i64>(multiply_wide(slot(batch, u), WIDTH));
+        return slot(batch, u) * pitch;
+    }
     __device__ bool has(Count batch, int u) const { return full || slot(batch, u) < n_slots; }
+    // Whether this thread writes an element of the line.
+    __device__ bool holds(i64 element) const {
+        const i64 past = element - head, slot = past / WIDTH;
+        if (past < 0 || slot >= n_slots) return element == edge;
+        return static_cast<Count>(slot) % static_cast<Count>(threads) == static_cast<Count>(thread);
+    }
     // 0, which a compiler cannot know.
     __device__ u32 zero() const { return static_cast<u32>(n_slots) & 0x80000000u; }
     // The batch that `read` ends with.
@@ -89,12 +105,28 @@ struct Line {
     }
 };
 
+// The same address in global memory, of which a compiler does not know what it is made of: else it
+// makes that of each slot from the beginning.
+template <class E>
+__device__ __forceinline__ E* in_registers(E* address) {
+#ifdef __CUDA_CPU__
+    return address;
+#else
+    size_t global = __cvta_generic_to_global(address);
+    asm("" : "+l"(global));
+    return static_cast<E*>(__cvta_global_to_generic(global));
+#endif
+}
+
 // Elements of one array.
 template <class E, int WIDTH, int DEPTH>
 struct Reader {
     using Unit = vec::Unit<E, IN_WORDS<E, WIDTH>>;
     using Held = typename Unit::Held;
-    using Slot = Vec<Held, WIDTH * sizeof(E) / sizeof(Held)>;
+    static constexpr int WORDS = WIDTH * sizeof(E) / sizeof(Held);
+    using Slot = Vec<Held, WORDS>;
+    // Whether the largest is found two at a time, for which no element is widened.
+    static constexpr bool IN_PAIRS = vec::HAS_LARGER_PAIR && sizeof(E) == 2 && WORDS < WIDTH;
 
     const E* slots;  // the line's first one
     E fill;          // in the place of elements that are not there
@@ -104,7 +136,7 @@ struct Reader {
 
     __device__ __forceinline__ Reader(const Line<WIDTH, DEPTH>& line, const E* array, E fill,
                                       bool present = true)
-        : slots(line.first_slot(array)), fill(fill), present(present), edge(fill) {
+        : slots(in_registers(line.first_slot(array))), fill(fill), present(present), edge(fill) {
         if (WIDTH > 1 && line.edge >= 0 && present) edge = array[line.start + line.edge];
     }
     template <bool STREAMS = false>
@@ -116,7 +148,7 @@ struct Reader {
 #pragma unroll
             for (int i = 0; i < UNITS; ++i) held[u].at[i] = Unit::fill(fill);
             if (!line.has(batch, u) || !present) continue;
-            const E* const from = slots + line.slot(batch, u) * line.pitch;
+            const E* const from = slots + line.distance(batch, u);
             if constexpr (STREAMS)
                 held[u] = vec::load_streaming(reinterpret_cast<const Slot*>(from));
             else
@@ -124,6 +156,30 @@ struct Reader {
         }
     }
     __device__ __forceinline__ Acc<E> at(int u, int i) const { return Unit::at(held[u].at, i); }
+
+    // The largest of them and of `least`; two at a time where GPUs have an instruction for it.
+    __device__ __forceinline__ Acc<E> largest(Acc<E> least) const {
+        if constexpr (IN_PAIRS) {
+            u32 of_word[WORDS];
+#pragma unroll
+            for (int i = 0; i < WORDS; ++i) {
+                of_word[i] = held[0].at[i];
+#pragma unroll
+                for (int u = 1; u < DEPTH; ++u)
+                    of_word[i] = vec::larger_pair(of_word[i], held[u].at[i], E());
+            }
+#pragma unroll
+            for (int i = 1; i < WORDS; ++i)
+                of_word[0] = vec::larger_pair(of_word[0], of_word[i], E());
+            return larger(least, larger(Unit::at(of_word, 0), Unit::at(of_word, 1)));
+        } else {
+#pragma unroll
+            for (int u = 0; u < DEPTH; ++u)
+#pragma unroll
+                for (int i = 0; i < WIDTH; ++i) least = larger(least, at(u, i));
+            return least;
+        }
+    }
 
     // The same bits, as if they were loaded again: a compiler that knows them keeps all elements of
     // a short type in their accumulators from one use to the next, for which there is no room.
@@ -148,6 +204,11 @@ template <class E>
 struct Writer {
     using Value = Acc<E>;
     E* array;
+    E* slots;  // the line's first one
+
+    template <int WIDTH, int DEPTH>
+    __device__ __forceinline__ Writer(const Line<WIDTH, DEPTH>& line, E* array)
+        : array(array), slots(in_registers(line.first_slot(array))) {}
 
     // Past the cache, in which a line of several batches is to stay. A plain copy of a vector of
     // 2-byte elements is compiled to stores of 2 bytes.
@@ -156,7 +217,7 @@ struct Writer {
                                           typename Slots<WIDTH>::Count batch, int u,
                                           const Acc<E> (&values)[WIDTH]) const {
         if (!line.has(batch, u)) return;
-        E* const to = line.first_slot(array) + line.slot(batch, u) * line.pitch;
+        E* const to = slots + line.distance(batch, u);
         vec::store_streaming(reinterpret_cast<Vec<E, WIDTH>*>(to), vec::from_acc<E>(values));
     }
     template <int WIDTH, int DEPTH>
@@ -165,37 +226,70 @@ struct Writer {
     }
 };
 
-// The first reading; gives the batch that stays in registers. What goes through a batch more than
-// once calls `renew` in between. LOADS_FIRST: all loads of a batch are begun before anything is made
-// of them; else a compiler may begin some when it has waited for others, to need fewer registers.
-template <bool LOADS_FIRST = false, int WIDTH, int DEPTH, class Op, class... E>
-__device__ __forceinline__ typename Slots<WIDTH>::Count read(const Line<WIDTH, DEPTH>& line, Op& op,
-                                                             Reader<E, WIDTH, DEPTH>&... in) {
-    typename Slots<WIDTH>::Count batch = 0;
+template <class First, class... Rest>
+__device__ __forceinline__ First& first_of(First& first, Rest&...) {
+    return first;
+}
+
+// Shows what is held to an `op`, and the elements before and after the slots where it is said. Its
+// `include` is given ways to see each element, and to renew them, which it calls between one use and
+// the next, and the largest of the first array's elements and of what is said.
+template <int WIDTH, int DEPTH, class Op, class... E>
+__device__ __forceinline__ void include(const Line<WIDTH, DEPTH>& line, bool with_edges, Op& op,
+                                        Reader<E, WIDTH, DEPTH>&... in) {
     const auto renew = [&] { (in.renew(line.zero()), ...); };
     const auto each = [&](auto see) {
 #pragma unroll
         for (int u = 0; u < DEPTH; ++u)
 #pragma unroll
             for (int i = 0; i < WIDTH; ++i) see(in.at(u, i)...);
-        if (WIDTH > 1 && batch == 0) see(to_acc(in.edge)...);
+        if (WIDTH > 1 && with_edges) see(to_acc(in.edge)...);
     };
+    const auto largest = [&](auto least) {
+        const auto& first = first_of(in...);
+        least = first.largest(least);
+        if (!first.IN_PAIRS) renew();
+        return WIDTH > 1 && with_edges ? larger(least, to_acc(first.edge)) : least;
+    };
+    op.include(each, renew, largest);
+}
+
+// The first reading; gives the batch that stays in registers. LOADS_FIRST: all loads of a batch are begun before anything is made
+// of them; else a compiler may begin some when it has waited for others, to need fewer registers.
+template <bool LOADS_FIRST = false, int WIDTH, int DEPTH, class Op, class... E>
+__device__ __forceinline__ typename Slots<WIDTH>::Count read(const Line<WIDTH, DEPTH>& line, Op& op,
+                                                             Reader<E, WIDTH, DEPTH>&... in) {
+    typename Slots<WIDTH>::Count batch = 0;
 #pragma unroll 1
     while (true) {
         (in.load(line, batch), ...);
 #ifndef __CUDA_CPU__
         if (LOADS_FIRST) asm volatile("" ::: "memory");
 #endif
-        op.include(each, renew);
+        include(line, batch == 0, op, in...);
         if (batch + line.span() >= line.n_slots) break;
         batch += line.span();
     }
-    renew();
+    (in.renew(line.zero()), ...);
     return batch;
 }
 
-// The second: y = map(place, elements), from the batch on that is in registers. STREAMS: what is
-// loaded again leaves the cache to what will be.
+// y = map(place, elements) of one batch.
+template <int WIDTH, int DEPTH, class Map, class To, class... E>
+__device__ __forceinline__ void write_batch(const Line<WIDTH, DEPTH>& line,
+                                            typename Slots<WIDTH>::Count batch, const Map& map,
+                                            const To& y, const Reader<E, WIDTH, DEPTH>&... in) {
+#pragma unroll
+    for (int u = 0; u < DEPTH; ++u) {
+        typename To::Value values[WIDTH];
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) values[i] = map(line.place(batch, u, i), in.at(u, i)...);
+        y.store(line, batch, u, values);
+    }
+}
+
+// The second reading, from the batch on that is in registers. STREAMS: what is loaded again leaves the
+// cache to what will be.
 template <bool STREAMS = false, int WIDTH, int DEPTH, class Map, class To, class... E>
 __device__ __forceinline__ void write(const Line<WIDTH, DEPTH>& line,
                                       typename Slots<WIDTH>::Count batch, const Map& map,
@@ -203,119 +297,19 @@ __device__ __forceinline__ void write(const Line<WIDTH, DEPTH>& line,
     y.store_edge(line, map(Place<WIDTH>{line.edge, 0}, to_acc(in.edge)...));
 #pragma unroll 1
     while (true) {
-#pragma unroll
-        for (int u = 0; u < DEPTH; ++u) {
-            typename To::Value values[WIDTH];
-#pragma unroll
-            for (int i = 0; i < WIDTH; ++i)
-                values[i] = map(line.place(batch, u, i), in.at(u, i)...);
-            y.store(line, batch, u, values);
-        }
+        write_batch(line, batch, map, y, in...);
         if (batch == 0) return;
         batch -= line.span();
         (in.template load<STREAMS>(line, batch), ...);
     }
 }
 
-// ---- sums and maxima over the threads of a line -------------------------------------------------
-
-__device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
-__device__ __forceinline__ double larger(double a, double b) { return fmax(a, b); }
-
-struct Max {
-    template <class A>
-    static __device__ __forceinline__ A of(A a, A b) {
-        return larger(a, b);
-    }
-};
-struct Sum {
-    template <class A>
-    static __device__ __forceinline__ A of(A a, A b) {
-        return a + b;
-    }
-};
-
-template <class A>
-__device__ __forceinline__ A negative_infinity() {
-    return -static_cast<A>(__int_as_float(0x7F800000));
-}
-
-// Threads side by side: a power of two within a warp, or all of a block.
-template <class A>
-struct RowThreads {
-    u32 threads;
-    A* of_warp;                 // shared memory, WARP entries
-    mutable bool used = false;  // whether some thread may still read it
-
-    __device__ __forceinline__ A max(A value) const {
-        return over<Max>(value, negative_infinity<A>());
-    }
-    __device__ __forceinline__ A sum(A value) const { return over<Sum>(value, A(0)); }
-
-  private:
-    // Over groups of so many lanes, a power of two.
-    template <class How>
-    static __device__ __forceinline__ A over_lanes(A value, u32 lanes) {
-        if (lanes == WARP) {
-#pragma unroll
-            for (u32 step = 1; step < WARP; step *= 2)
-                value = How::of(value, __shfl_xor_sync(ALL_LANES, value, step));
-            return value;
-        }
-#pragma unroll 1
-        for (u32 step = 1; step < lanes; step *= 2)
-            value = How::of(value, __shfl_xor_sync(ALL_LANES, value, step));
-        return value;
-    }
-    template <class How>
-    __device__ __forceinline__ A over(A value, A neutral) const {
-        value = over_lanes<How>(value, threads < WARP ? threads : WARP);
-        if (threads <= WARP) {
-            __syncwarp();  // what was read of the line before is read
-            return value;
-        }
-        const u32 lane = threadIdx.x % WARP, warps = threads / WARP;
-        const u32 lanes = (warps & (warps - 1)) == 0 ? warps : WARP;
-        if (used) __syncthreads();
-        used = true;
-        if (lane == 0) of_warp[threadIdx.x / WARP] = value;
-        __syncthreads();
-        const u32 warp = lane & (lanes - 1);
-        return over_lanes<How>(warp < warps ? of_warp[warp] : neutral, lanes);
-    }
-};
-
-// Threads of a block that differ in threadIdx.y only, a power of two.
-template <class A>
-struct ColumnThreads {
-    A* of_thread;  // shared memory, an entry for each thread of the block
-
-    __device__ __forceinline__ A max(A value) const { return over<Max>(value); }
-    __device__ __forceinline__ A sum(A value) const { return over<Sum>(value); }
-
-  private:
-    template <class How>
-    __device__ __forceinline__ A over(A value) const {
-        const u32 own = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
-#pragma unroll 1
-        for (u32 half = blockDim.y / 2; half > 0; half /= 2) {
-            __syncthreads();
-            of_thread[own] = value;
-            __syncthreads();
-            value = How::of(value, of_thread[own ^ (half * blockDim.x)]);
-        }
-        __syncthreads();
-        return value;
-    }
-};
-
 // ---- which line a thread has --------------------------------------------------------------------
 
-// Rows of `length` elements in arrays that start at a multiple of 16 bytes, `threads` threads each.
+// One of the rows of `length` elements in arrays that start at a multiple of 16 bytes.
 template <int WIDTH, int DEPTH>
-__device__ __forceinline__ Line<WIDTH, DEPTH> row_of(i64 n_rows, i64 length, u32 threads) {
-    const u32 group = threadIdx.x / threads, thread = threadIdx.x - group * threads;
-    const i64 row = static_cast<i64>(blockIdx.x) * (blockDim.x / threads) + group;
+__device__ __forceinline__ Line<WIDTH, DEPTH> row_at(i64 row, i64 n_rows, i64 length, u32 thread,
+                                                     u32 threads) {
     if (row >= n_rows) return {-1, 0, 1, WIDTH, -1, 0, thread, threads, 0};
     const i64 start = row * length;
     const i64 before = -start & (WIDTH - 1);
@@ -325,6 +319,14 @@ __device__ __forceinline__ Line<WIDTH, DEPTH> row_of(i64 n_rows, i64 length, u32
     const i64 edge = static_cast<i32>(thread) < head ? thread : thread + in_slots;
     const bool has_edge = thread < length - in_slots;
     return {row, start, 1, WIDTH, has_edge ? edge : -1, n_slots, thread, threads, head};
+}
+
+// Such rows, `threads` threads each.
+template <int WIDTH, int DEPTH>
+__device__ __forceinline__ Line<WIDTH, DEPTH> row_of(i64 n_rows, i64 length, u32 threads) {
+    const u32 group = threadIdx.x / threads, thread = threadIdx.x - group * threads;
+    const i64 row = static_cast<i64>(blockIdx.x) * (blockDim.x / threads) + group;
+    return row_at<WIDTH, DEPTH>(row, n_rows, length, thread, threads);
 }
 
 // Rows of `threads` full batches, where there are any. What has no row of its own reads the last one.

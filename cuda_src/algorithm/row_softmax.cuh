@@ -19,11 +19,11 @@ struct OnlineSum {
     static __device__ __forceinline__ A reference(A max) {
         return max == negative_infinity<A>() ? A(0) : max;
     }
-    template <class Each, class Renew>
-    __device__ __forceinline__ void include(const Each& each, const Renew& renew) {
+    template <class Each, class Renew, class Largest>
+    __device__ __forceinline__ void include(const Each& each, const Renew&,
+                                            const Largest& largest) {
         const A before = max;
-        each([&](A x) { max = larger(max, x); });
-        renew();
+        max = largest(max);
         const A now = reference(max);
         if (now != before) sum *= math::exp::exponential(before - now);
         each([&](A x) { sum += math::exp::exponential(x - now); });

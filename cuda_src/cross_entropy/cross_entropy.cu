@@ -14,6 +14,7 @@
 #include "cross_entropy/division.cuh"
 #include "cross_entropy/facts.cuh"
 #include "cross_entropy/labels.cuh"
+#include "cross_entropy/loss_and_gradient.cuh"
 
 // T: scores, or log-probabilities and dY. TOUT: the outputs, and a bias.
 #ifndef CTO_TOUT
@@ -51,6 +52,7 @@ using WeightSum = cross_entropy::WeightSum<A>;
 using Divisor = cross_entropy::Divisor<A>;
 using DenseSum = cross_entropy::distributions::DenseSum<A>;
 using Losses = cross_entropy::labels::Losses<TOUT, A>;
+using LossAndGradient = cross_entropy::LossAndGradient<T, TOUT>;
 using Target = cross_entropy::labels::Target<A>;
 using cross_entropy::labels::target_of;
 
@@ -93,7 +95,7 @@ __device__ __forceinline__ void loss_line(const Line<W, DEPTH>& line, const Thre
         losses.store(line.number, target, last - (score - max));
     }
     const auto map = [=](Place<W>, A x) { return x - max - last; };
-    if (log_prob) write(line, batch, map, Writer<TOUT>{log_prob}, in);
+    if (log_prob) write(line, batch, map, Writer<TOUT>(line, log_prob), in);
 }
 
 // The losses of the bundle's lines fall to its first threads, at least one for each.
@@ -141,39 +143,8 @@ __device__ __forceinline__ void loss_bundle(const Line<W, DEPTH>& bundle,
         A values[W];
 #pragma unroll
         for (int i = 0; i < W; ++i) values[i] = in.at(u, i) - max[i] - sum[i];
-        Writer<TOUT>{log_prob}.store(bundle, 0, u, values);
+        Writer<TOUT>(bundle, log_prob).store(bundle, 0, u, values);
     }
-}
-
-// The gradient may be written over the scores: that of the label is read before any is written.
-template <int W, int DEPTH, class Threads>
-__device__ __forceinline__ void loss_and_gradient_line(const Line<W, DEPTH>& line,
-                                                       const Threads& threads, const T* scores,
-                                                       const void* labels, const void* weights,
-                                                       const Rule& rule, T* gradient, Losses losses,
-                                                       A scale, Divisor divisor) {
-    Reader<T, W, DEPTH> in(line, scores, from_acc<T>(negative_infinity<A>()));
-    OnlineSum<A> of;
-    const auto batch = read(line, of, in);
-    Target target{-1, 0, false};
-    if (line.number >= 0) target = target_of<A>(labels, weights, rule, line.number);
-    A score = 0;
-    if (line.leads() && target.label >= 0)
-        score = to_acc(scores[line.start + target.label * line.stride]);
-    const WeightSum by = divisor.load();
-    const A slope = target.slope(scale, by);
-    const bool skips = target.skips(by);
-    of.join(threads);
-    if (line.leads() && losses.wanted())
-        losses.store(line.number, target, logarithm(of.sum) - (score - of.max));
-    if (!gradient) return;
-    const A max = of.max, share = 1 / of.sum;
-    const i64 label = target.label;
-    const auto map = [=](Place<W> place, A x) {
-        const A p = exponential(x - max) * share;
-        return skips ? A(0) : (place.is(label) ? p - 1 : p) * slope;
-    };
-    write(line, batch, map, Writer<T>{gradient}, in);
 }
 
 template <int W, int DEPTH>
@@ -201,7 +172,7 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
         const A p = exponential(x);
         return (skips ? A(0) : (place.is(label) ? p - 1 : p) * slope) + b;
     };
-    write(line, batch, map, Writer<TOUT>{gradient}, in, added);
+    write(line, batch, map, Writer<TOUT>(line, gradient), in, added);
 }
 
 // ---- targets that are distributions -------------------------------------------------------------
@@ -218,7 +189,7 @@ __device__ __forceinline__ void dense_loss_line(const Line<W, DEPTH>& line, cons
     if (line.leads() && losses.wanted()) losses.store(line.number, sums.loss());
     const A max = sums.of.max, last = logarithm(sums.of.sum);
     const auto map = [=](Place<W>, A x, A) { return x - max - last; };
-    if (log_prob) write(line, batch, map, Writer<TOUT>{log_prob}, in, in_target);
+    if (log_prob) write(line, batch, map, Writer<TOUT>(line, log_prob), in, in_target);
 }
 
 template <int W, int DEPTH>
@@ -232,7 +203,7 @@ __device__ __forceinline__ void dense_gradient_line(const Line<W, DEPTH>& line, 
     in_target.load(line, batch);
     const A slope = line.number < 0 ? A(0) : to_acc(dy[dy_of_rows ? line.number : 0]) / divisor;
     const auto map = [=](Place<W>, A x, A t) { return (exponential(x) - t) * slope; };
-    write(line, batch, map, Writer<TOUT>{gradient}, in, in_target);
+    write(line, batch, map, Writer<TOUT>(line, gradient), in, in_target);
 }
 
 }  // namespace cto
@@ -321,10 +292,19 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) cross_entropy__loss_an
     T* gradient, TOUT* output, Acc<T>* losses, const __grid_constant__ Either<1> scale,
     const Acc<T>* divisor, double n, i64 n_rows, i64 length, u32 threads) {
     __shared__ A of_warp[WARP];
-    const auto line = row_of<vec::WIDTH<T>, NBYTES / 16>(n_rows, length, threads);
-    loss_and_gradient_line(line, RowThreads<A>{threads, of_warp}, scores, labels, weights, rule,
-                           gradient, Losses{output, losses}, static_cast<A>(as_double(scale)),
-                           Divisor{divisor, n});
+    const LossAndGradient call{scores,   labels,           weights,        rule,
+                               gradient, {output, losses}, static_cast<A>(as_double(scale)), {divisor, n}};
+    call.line(row_of<vec::WIDTH<T>, NBYTES / 16>(n_rows, length, threads),
+              RowThreads<A>{threads, of_warp});
+}
+extern "C" __global__ void __launch_bounds__(MAX_THREADS) cross_entropy__loss_and_gradient_waiting_rows(
+    const T* scores, const void* labels, const void* weights, const __grid_constant__ Rule rule,
+    T* gradient, TOUT* output, Acc<T>* losses, const __grid_constant__ Either<1> scale,
+    const Acc<T>* divisor, double n, i64 n_rows, i64 length) {
+    extern __shared__ uint4 waiting[];
+    const LossAndGradient call{scores,   labels,           weights,        rule,
+                               gradient, {output, losses}, static_cast<A>(as_double(scale)), {divisor, n}};
+    cross_entropy::walk_rows<vec::WIDTH<T>, WAITING_SLOTS>(call, n_rows, length, waiting);
 }
 // With one block a multiprocessor said, as without it 7.0 is given 32 registers and spills.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
@@ -335,10 +315,9 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
                                              const Acc<T>* divisor, double n, i64 n_outer,
                                              i64 length, i64 stride) {
     __shared__ A of_thread[MAX_THREADS];
-    const auto line = column_of<COLUMN_ELEMENTS>(n_outer, length, stride);
-    loss_and_gradient_line(line, ColumnThreads<A>{of_thread}, scores, labels, weights, rule,
-                           gradient, Losses{output, losses}, static_cast<A>(as_double(scale)),
-                           Divisor{divisor, n});
+    const LossAndGradient call{scores,   labels,           weights,        rule,
+                               gradient, {output, losses}, static_cast<A>(as_double(scale)), {divisor, n}};
+    call.line(column_of<COLUMN_ELEMENTS>(n_outer, length, stride), ColumnThreads<A>{of_thread});
 }
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)

@@ -40,9 +40,14 @@ template <class A>
 struct BiasedSum {
     OnlineSum<A> of;
 
-    template <class Each, class Renew>
-    __device__ __forceinline__ void include(const Each& each, const Renew& renew) {
-        of.include([&](auto see) { each([&](A x, A bias) { see(x + bias); }); }, renew);
+    template <class Each, class Renew, class Largest>
+    __device__ __forceinline__ void include(const Each& each, const Renew& renew, const Largest&) {
+        const auto largest = [&](A least) {
+            each([&](A x, A bias) { least = row_softmax::larger(least, x + bias); });
+            renew();
+            return least;
+        };
+        of.include([&](auto see) { each([&](A x, A bias) { see(x + bias); }); }, renew, largest);
     }
 };
 
@@ -123,8 +128,8 @@ struct Through {
     __device__ __forceinline__ A gradient(A dy, bool kept) const {
         return scaled_or_0(dy, kept || keeps_all, scale);
     }
-    template <class Each, class Renew>
-    __device__ __forceinline__ void include(const Each& each, const Renew&) {
+    template <class Each, class Renew, class Largest>
+    __device__ __forceinline__ void include(const Each& each, const Renew&, const Largest&) {
         each([&](A dy, bool kept, A y) { sum += gradient(dy, kept) * y; });
     }
 };
@@ -142,7 +147,7 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
     const auto map = [=](Place<W>, A dy, bool kept, A y) {
         return y * (through.gradient(dy, kept) - sum);
     };
-    row_softmax::write(line, batch, map, Writer<T>{dx}, in_dy, in_mask, in_y);
+    row_softmax::write(line, batch, map, Writer<T>(line, dx), in_dy, in_mask, in_y);
 }
 
 }  // namespace cto::dropped_softmax

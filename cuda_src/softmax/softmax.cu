@@ -36,7 +36,7 @@ __device__ __forceinline__ void softmax_line(const Line<W, DEPTH>& line, const T
     const auto map = [=](Place<W>, A v) {
         return LOG ? v - max - last : exponential(v - max) * last;
     };
-    write(line, batch, map, Writer<T>{y}, in);
+    write(line, batch, map, Writer<T>(line, y), in);
 }
 
 // sum of dY Y, or of dY.
@@ -44,8 +44,8 @@ template <bool LOG>
 struct Slope {
     A sum = 0;
 
-    template <class Each, class Renew>
-    __device__ __forceinline__ void include(const Each& each, const Renew&) {
+    template <class Each, class Renew, class Largest>
+    __device__ __forceinline__ void include(const Each& each, const Renew&, const Largest&) {
         each([&](A dy, A y) { sum += LOG ? dy : dy * y; });
     }
 };
@@ -61,7 +61,7 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
     const auto map = [=](Place<W>, A dy, A y) {
         return LOG ? dy - exponential(y) * sum : y * (dy - sum);
     };
-    write<true>(line, batch, map, Writer<T>{dx}, in_dy, in_y);
+    write<true>(line, batch, map, Writer<T>(line, dx), in_dy, in_y);
 }
 
 template <bool LOG, int TOTAL_NBYTES>
