@@ -34,16 +34,15 @@ __device__ __forceinline__ Draw draw_of(const Either<2>& state, u32 largest) {
 
 struct Forward {
     ACC scale;
-    __device__ void operator()(ACC x, bool kept, ACC& y, bool& mask) const {
-        y = scaled_or_0(x, kept, scale);
-        mask = kept;
+    __device__ void operator()(ACC x, Choice drawn, ACC& y, Mark mask) const {
+        y = marked(x, drawn, scale, mask);
     }
 };
 struct ForwardWithBias {
     ACC scale;
-    __device__ void operator()(ACC x, ACC bias, ACC residual, bool kept, ACC& y, bool& mask) const {
-        y = scaled_or_0(x + bias, kept, scale) + residual;
-        mask = kept;
+    __device__ void operator()(ACC x, ACC bias, ACC residual, Choice drawn, ACC& y,
+                               Mark mask) const {
+        y = marked(x + bias, drawn, scale, mask) + residual;
     }
 };
 struct Backward {
@@ -89,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     dropout(const T* data, T* output, bool* mask, i64 n, bool aligned,
             const __grid_constant__ Either<2> state, u32 largest, ACC scale) {
     map_elements<Tile>(n, aligned, Forward{scale}, in(data), KeptBy{draw_of(state, largest)},
-                       out_if_wanted(output), out_if_wanted(mask));
+                       out_if_wanted(output), BytesTo{mask});
 }
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     bitmask_dropout(const T* data, T* output, u32* mask, i64 n, bool aligned,
@@ -115,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                  const __grid_constant__ Either<2> state, u32 largest, ACC scale) {
     map_elements<Tile>(n, aligned, ForwardWithBias{scale}, in(data), row_or_none(bias, columns),
                        in_or_zero(residual), KeptBy{draw_of(state, largest)}, out_if_wanted(output),
-                       out_if_wanted(mask));
+                       BytesTo{mask});
 }
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     bitmask_bias_dropout(const T* data, const T* bias, const T* residual, T* output, u32* mask,

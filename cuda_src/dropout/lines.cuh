@@ -9,20 +9,12 @@ namespace cto::dropped_softmax {
 
 using random_mask::Draw;
 using random_mask::Neighbours;
+using random_mask::scaled_or_0;
 using row_softmax::Line;
 using row_softmax::OnlineSum;
 using row_softmax::Place;
 using row_softmax::Reader;
 using row_softmax::Writer;
-
-// Dropped elements are 0 whatever they were; inf * 0 is NaN.
-__device__ __forceinline__ float scaled_or_0(float x, bool kept, float scale) {
-    const float scaled = multiply_subnormal(x, scale);  // for all: a branch would be in its way
-    return kept ? scaled : 0.0f;
-}
-__device__ __forceinline__ double scaled_or_0(double x, bool kept, double scale) {
-    return kept ? x * scale : 0.0;
-}
 
 // A row of the bias for each row of the data: `repeats` of them share one, or follow one another.
 struct BiasRows {

@@ -26,6 +26,50 @@ struct Draw {
     }
 };
 
+// Marks of elements that are kept, in words that are 0 at first.
+struct Mark {
+    u32& word;
+    u32 bit;
+    __device__ __forceinline__ void operator=(bool kept) const { word |= kept ? bit : 0; }
+};
+
+// One word that is drawn, and what it is compared with.
+struct Choice {
+    u32 word, largest;
+    __device__ bool kept() const { return word <= largest; }
+};
+
+// Dropped elements are 0 whatever they were; inf * 0 is NaN.
+__device__ __forceinline__ float scaled_or_0(float x, bool kept, float scale) {
+    const float scaled = multiply_subnormal(x, scale);  // for all: a branch would be in its way
+    return kept ? scaled : 0.0f;
+}
+__device__ __forceinline__ double scaled_or_0(double x, bool kept, double scale) {
+    return kept ? x * scale : 0.0;
+}
+
+// The same of what is drawn, with a mark where it is kept; one comparison for both.
+__device__ __forceinline__ double marked(double x, Choice drawn, double scale, const Mark& mark) {
+    mark = drawn.kept();
+    return scaled_or_0(x, drawn.kept(), scale);
+}
+__device__ __forceinline__ float marked(float x, Choice drawn, float scale, const Mark& mark) {
+#ifdef __CUDA_CPU__
+    mark = drawn.kept();
+    return scaled_or_0(x, drawn.kept(), scale);
+#else
+    float y;
+    asm("{ .reg .pred kept;\n"
+        "setp.le.u32 kept, %2, %3;\n"
+        "mov.f32 %0, 0f00000000;\n"
+        "@kept mul.rn.f32 %0, %4, %5;\n"
+        "@kept or.b32 %1, %1, %6; }"
+        : "=&f"(y), "+r"(mark.word)
+        : "r"(drawn.word), "r"(drawn.largest), "f"(x), "f"(scale), "r"(mark.bit));
+    return y;
+#endif
+}
+
 // N neighbours from `first`, a multiple of N, on: their words, of whole blocks or a part of one.
 template <int N>
 struct Neighbours {
@@ -98,7 +142,7 @@ struct Kept {
             held[0].words[i] =
                 rule.draws() ? rule.stream.word_of(first + elementwise::apart<S>(offset, i)) : 0;
     }
-    __device__ bool at(int u, int i) const { return rule.keeps(held[u].words[i]); }
+    __device__ Choice at(int u, int i) const { return {held[u].words[i], rule.largest}; }
     template <bool STREAMING>
     __device__ void store(int, u32) const {}
     __device__ void store_apart(u32, u32) const {}
@@ -163,27 +207,61 @@ struct BitReader {
 };
 
 template <class S>
+struct ByteWriter {
+    static constexpr int width = S::width, read_nbytes = 0, written_nbytes = 1;
+    using Word = decltype(word_of(Bytes<width>()));
+    static constexpr int WORDS = (width + 3) / 4;
+    u8* to;
+    u32 held[S::each / width][WORDS];
+
+    __device__ void seek(i64 first) {
+        if (to) to += first;
+    }
+    __device__ void load(int u, u32) {
+#pragma unroll
+        for (int w = 0; w < WORDS; ++w) held[u][w] = 0;
+    }
+    __device__ void load_apart(u32, u32) { load(0, 0); }
+    __device__ Mark at(int u, int i) { return {held[u][i / 4], 1u << 8 * (i % 4)}; }
+
+    template <bool STREAMING>
+    __device__ void store(int u, u32 offset) const {
+        if (!to) return;
+        vec::Vec<Word, width / sizeof(Word)> words;
+#pragma unroll
+        for (int w = 0; w < static_cast<int>(width / sizeof(Word)); ++w)
+            words.at[w] = static_cast<Word>(held[u][w]);
+        vec::store_streaming(reinterpret_cast<decltype(words)*>(to + offset), words);
+    }
+    __device__ void store_apart(u32 offset, u32 n) const {
+        if (!to) return;
+#pragma unroll
+        for (int i = 0; i < width; ++i) {
+            const u32 element = elementwise::apart<S>(offset, i);
+            if (element < n) to[element] = static_cast<u8>(held[0][i / 4] >> 8 * (i % 4));
+        }
+    }
+};
+
+template <class S>
 struct BitWriter {
     static constexpr int width = S::width, read_nbytes = 0, written_nbytes = 0;
     static constexpr int LANES = 8 / width;  // that share a byte
     static_assert(S::threads % WARP == 0);
     u8* to;
-    bool held[S::each / width][width];
+    u32 held[S::each / width];
 
     __device__ void seek(i64 first) {
         if (to) to += first / 8;
     }
-    __device__ void load(int, u32) const {}
-    __device__ void load_apart(u32, u32) const {}
-    __device__ bool& at(int u, int i) { return held[u][i]; }
+    __device__ void load(int u, u32) { held[u] = 0; }
+    __device__ void load_apart(u32, u32) { held[0] = 0; }
+    __device__ Mark at(int u, int i) { return {held[u], 1u << i}; }
 
     template <bool STREAMING>
     __device__ void store(int u, u32 offset) const {
         if (!to) return;
-        u32 bits = 0;
-#pragma unroll
-        for (int i = 0; i < width; ++i) bits |= held[u][i] ? 1u << i : 0u;
-        bits <<= offset % 8;
+        u32 bits = held[u] << offset % 8;
 #pragma unroll
         for (int step = 1; step < LANES; step *= 2) bits |= __shfl_xor_sync(ALL_LANES, bits, step);
         if (threadIdx.x % LANES == 0) to[offset / 8] = static_cast<u8>(bits);
@@ -194,7 +272,7 @@ struct BitWriter {
 #pragma unroll
         for (int i = 0; i < width; ++i) {
             const u32 element = elementwise::apart<S>(offset, i);
-            const u32 word = __ballot_sync(ALL_LANES, element < n && held[0][i]);
+            const u32 word = __ballot_sync(ALL_LANES, element < n && (held[0] >> i & 1u));
             if (threadIdx.x % WARP == 0 && element < n)
                 reinterpret_cast<u32*>(to)[element / WARP] = word;
         }
@@ -222,6 +300,13 @@ struct BitsFrom {
     template <class S>
     __device__ BitReader<S> held() const {
         return {reinterpret_cast<const u8*>(mask), keeps_all ? ALL : 0};
+    }
+};
+struct BytesTo {
+    bool* mask;
+    template <class S>
+    __device__ ByteWriter<S> held() const {
+        return {reinterpret_cast<u8*>(mask)};
     }
 };
 struct BitsTo {
