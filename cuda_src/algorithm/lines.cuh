@@ -306,6 +306,19 @@ __device__ __forceinline__ void write(const Line<WIDTH, DEPTH>& line,
 
 // ---- which line a thread has --------------------------------------------------------------------
 
+// A thread's row, and which of the row's threads it is.
+struct Seat {
+    i64 row;
+    u32 thread;
+};
+__device__ __forceinline__ Seat seat_of(u32 threads) {
+    const bool shares_warp = threads <= WARP;  // then threads are a power of two
+    const u32 shift = 31 - __clz(threads);
+    const u32 group = shares_warp ? threadIdx.x >> shift : 0;
+    const u32 thread = shares_warp ? threadIdx.x & (threads - 1) : threadIdx.x;
+    return {static_cast<i64>(blockIdx.x) * (shares_warp ? blockDim.x >> shift : 1) + group, thread};
+}
+
 // One of the rows of `length` elements in arrays that start at a multiple of 16 bytes.
 template <int WIDTH, int DEPTH>
 __device__ __forceinline__ Line<WIDTH, DEPTH> row_at(i64 row, i64 n_rows, i64 length, u32 thread,
@@ -324,19 +337,14 @@ __device__ __forceinline__ Line<WIDTH, DEPTH> row_at(i64 row, i64 n_rows, i64 le
 // Such rows, `threads` threads each.
 template <int WIDTH, int DEPTH>
 __device__ __forceinline__ Line<WIDTH, DEPTH> row_of(i64 n_rows, i64 length, u32 threads) {
-    const u32 group = threadIdx.x / threads, thread = threadIdx.x - group * threads;
-    const i64 row = static_cast<i64>(blockIdx.x) * (blockDim.x / threads) + group;
-    return row_at<WIDTH, DEPTH>(row, n_rows, length, thread, threads);
+    const Seat seat = seat_of(threads);
+    return row_at<WIDTH, DEPTH>(seat.row, n_rows, length, seat.thread, threads);
 }
 
 // Rows of `threads` full batches, where there are any. What has no row of its own reads the last one.
 template <int WIDTH, int DEPTH>
 __device__ __forceinline__ Line<WIDTH, DEPTH> full_row_of(i64 n_rows, u32 threads) {
-    const bool shares_warp = threads <= WARP;  // then threads are a power of two
-    const u32 shift = 31 - __clz(threads);
-    const u32 group = shares_warp ? threadIdx.x >> shift : 0;
-    const u32 thread = shares_warp ? threadIdx.x & (threads - 1) : threadIdx.x;
-    const i64 row = static_cast<i64>(blockIdx.x) * (shares_warp ? blockDim.x >> shift : 1) + group;
+    const auto [row, thread] = seat_of(threads);
     const i64 start = (row < n_rows ? row : n_rows - 1) * (threads * (WIDTH * DEPTH));
     const i32 n_slots = static_cast<i32>(threads * DEPTH);
     return {row < n_rows ? row : -1, start, 1, WIDTH, -1, n_slots, thread, threads, 0, true};

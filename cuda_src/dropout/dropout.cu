@@ -85,15 +85,15 @@ extern "C" __global__ void dropout__advance(const __grid_constant__ Either<2> st
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    dropout(const T* data, T* output, bool* mask, i64 n, bool aligned,
+    dropout(const T* data, T* output, bool* mask, i64 n, bool aligned, u32 tiles,
             const __grid_constant__ Either<2> state, u32 largest, ACC scale) {
-    map_elements<Tile>(n, aligned, Forward{scale}, in(data), KeptBy{draw_of(state, largest)},
+    map_tiles<Tile>(n, aligned, tiles, Forward{scale}, in(data), KeptBy{draw_of(state, largest)},
                        out_if_wanted(output), BytesTo{mask});
 }
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    bitmask_dropout(const T* data, T* output, u32* mask, i64 n, bool aligned,
+    bitmask_dropout(const T* data, T* output, u32* mask, i64 n, bool aligned, u32 tiles,
                     const __grid_constant__ Either<2> state, u32 largest, ACC scale) {
-    map_elements<Tile>(n, aligned, Forward{scale}, in(data), KeptBy{draw_of(state, largest)},
+    map_tiles<Tile>(n, aligned, tiles, Forward{scale}, in(data), KeptBy{draw_of(state, largest)},
                        out_if_wanted(output), BitsTo{mask});
 }
 
@@ -110,17 +110,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     bias_dropout(const T* data, const T* bias, const T* residual, T* output, bool* mask, i64 n,
-                 bool aligned, const __grid_constant__ Divisor columns,
+                 bool aligned, u32 tiles, const __grid_constant__ Divisor columns,
                  const __grid_constant__ Either<2> state, u32 largest, ACC scale) {
-    map_elements<Tile>(n, aligned, ForwardWithBias{scale}, in(data), row_or_none(bias, columns),
+    map_tiles<Tile>(n, aligned, tiles, ForwardWithBias{scale}, in(data), row_or_none(bias, columns),
                        in_or_zero(residual), KeptBy{draw_of(state, largest)}, out_if_wanted(output),
                        BytesTo{mask});
 }
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     bitmask_bias_dropout(const T* data, const T* bias, const T* residual, T* output, u32* mask,
-                         i64 n, bool aligned, const __grid_constant__ Divisor columns,
+                         i64 n, bool aligned, u32 tiles, const __grid_constant__ Divisor columns,
                          const __grid_constant__ Either<2> state, u32 largest, ACC scale) {
-    map_elements<Tile>(n, aligned, ForwardWithBias{scale}, in(data), row_or_none(bias, columns),
+    map_tiles<Tile>(n, aligned, tiles, ForwardWithBias{scale}, in(data), row_or_none(bias, columns),
                        in_or_zero(residual), KeptBy{draw_of(state, largest)}, out_if_wanted(output),
                        BitsTo{mask});
 }

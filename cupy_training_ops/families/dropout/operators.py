@@ -62,7 +62,7 @@ class _Elementwise(Drawing):
         """The launch of this operator's kernel; a state in memory goes on."""
         launches = self.launches(device, specs)
         options = (*options, *launches.drawn(state))
-        launch = launches.elementwise(self.function_name, arrays, *options)
+        launch = launches.drawing(self.function_name, arrays, *options)
         return launches.then_advance(launch, state)
 
 

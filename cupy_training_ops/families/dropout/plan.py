@@ -27,12 +27,15 @@ from ...declare.type_rows import Types
 from ...dtypes import FLOATS, Dtype
 from ...errors import ArgumentError, shown
 from ...frame.op import Op
-from ...plan import VEC_NBYTES, Config, Device, Launch, Plan
+from ...plan import VEC_NBYTES, Config, Device, Launch, Plan, ceil_div
 from ...planning.elementwise import streamed, type_slots
 from ...planning.lines import Held, Lines, division, held_nbytes
 from . import philox
 from .facts import N_HELD
 from .ratio import DEFAULT_RATIO, dropout_scale
+
+MOST_TILES = 4  # that a block draws for
+BLOCKS = 16  # a multiprocessor, before they take several tiles
 
 Ratio = float | Changing
 State = Spec | Changing
@@ -60,6 +63,17 @@ class Launches:
     def elementwise(self, symbol: str, arrays: Arrays, *options: object) -> Launch:
         """A kernel of algorithm/elementwise.cuh; the first array is of type T."""
         return replace(streamed(symbol, arrays, options), slots=self._slots)
+
+    def drawing(self, symbol: str, arrays: Arrays, *options: object) -> Launch:
+        """The same of a kernel whose blocks take some tiles each: keys of rounds cost as much as one.
+
+        With as many blocks as keep every multiprocessor busy.
+        """
+        launch = self.elementwise(symbol, arrays)
+        (n_tiles,) = launch.config.grid
+        tiles = min(MOST_TILES, max(1, n_tiles // (BLOCKS * self.device.multiprocessors)))
+        config = Config((ceil_div(n_tiles, tiles),), launch.config.block)
+        return replace(launch, config=config, args=(*launch.args, tiles, *options))
 
     def over_lines(
         self,
