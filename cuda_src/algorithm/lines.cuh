@@ -234,9 +234,9 @@ __device__ __forceinline__ First& first_of(First& first, Rest&...) {
 // Shows what is held to an `op`, and the elements before and after the slots where it is said. Its
 // `include` is given ways to see each element, and to renew them, which it calls between one use and
 // the next, and the largest of the first array's elements and of what is said.
-template <int WIDTH, int DEPTH, class Op, class... E>
+template <int WIDTH, int DEPTH, class Op, class... In>
 __device__ __forceinline__ void include(const Line<WIDTH, DEPTH>& line, bool with_edges, Op& op,
-                                        Reader<E, WIDTH, DEPTH>&... in) {
+                                        In&... in) {
     const auto renew = [&] { (in.renew(line.zero()), ...); };
     const auto each = [&](auto see) {
 #pragma unroll
@@ -256,9 +256,9 @@ __device__ __forceinline__ void include(const Line<WIDTH, DEPTH>& line, bool wit
 
 // The first reading; gives the batch that stays in registers. LOADS_FIRST: all loads of a batch are begun before anything is made
 // of them; else a compiler may begin some when it has waited for others, to need fewer registers.
-template <bool LOADS_FIRST = false, int WIDTH, int DEPTH, class Op, class... E>
+template <bool LOADS_FIRST = false, int WIDTH, int DEPTH, class Op, class... In>
 __device__ __forceinline__ typename Slots<WIDTH>::Count read(const Line<WIDTH, DEPTH>& line, Op& op,
-                                                             Reader<E, WIDTH, DEPTH>&... in) {
+                                                             In&... in) {
     typename Slots<WIDTH>::Count batch = 0;
 #pragma unroll 1
     while (true) {
@@ -275,10 +275,10 @@ __device__ __forceinline__ typename Slots<WIDTH>::Count read(const Line<WIDTH, D
 }
 
 // y = map(place, elements) of one batch.
-template <int WIDTH, int DEPTH, class Map, class To, class... E>
+template <int WIDTH, int DEPTH, class Map, class To, class... In>
 __device__ __forceinline__ void write_batch(const Line<WIDTH, DEPTH>& line,
                                             typename Slots<WIDTH>::Count batch, const Map& map,
-                                            const To& y, const Reader<E, WIDTH, DEPTH>&... in) {
+                                            const To& y, const In&... in) {
 #pragma unroll
     for (int u = 0; u < DEPTH; ++u) {
         typename To::Value values[WIDTH];
@@ -290,10 +290,10 @@ __device__ __forceinline__ void write_batch(const Line<WIDTH, DEPTH>& line,
 
 // The second reading, from the batch on that is in registers. STREAMS: what is loaded again leaves the
 // cache to what will be.
-template <bool STREAMS = false, int WIDTH, int DEPTH, class Map, class To, class... E>
+template <bool STREAMS = false, int WIDTH, int DEPTH, class Map, class To, class... In>
 __device__ __forceinline__ void write(const Line<WIDTH, DEPTH>& line,
                                       typename Slots<WIDTH>::Count batch, const Map& map,
-                                      const To& y, Reader<E, WIDTH, DEPTH>&... in) {
+                                      const To& y, In&... in) {
     y.store_edge(line, map(Place<WIDTH>{line.edge, 0}, to_acc(in.edge)...));
 #pragma unroll 1
     while (true) {

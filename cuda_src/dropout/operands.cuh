@@ -33,6 +33,30 @@ struct Mark {
     __device__ __forceinline__ void operator=(bool kept) const { word |= kept ? bit : 0; }
 };
 
+// Bytes of N elements, which are 0 at first, in words.
+template <int N>
+struct Bytes {};
+__device__ u8 word_of(Bytes<1>);
+__device__ u16 word_of(Bytes<2>);
+__device__ u32 word_of(Bytes<4>);
+__device__ u32 word_of(Bytes<8>);
+
+template <int N>
+struct Marks {
+    using Word = decltype(word_of(Bytes<N>()));  // the widest in so many bytes
+    static constexpr int WORDS = N / sizeof(Word);
+    u32 words[WORDS];
+
+    __device__ Mark mark(int i) { return {words[i / 4], 1u << 8 * (i % 4)}; }
+    __device__ bool at(int i) const { return words[i / 4] >> 8 * (i % 4) & 1u; }
+    __device__ __forceinline__ void store(void* to) const {
+        vec::Vec<Word, WORDS> bytes;
+#pragma unroll
+        for (int w = 0; w < WORDS; ++w) bytes.at[w] = static_cast<Word>(words[w]);
+        vec::store_streaming(static_cast<vec::Vec<Word, WORDS>*>(to), bytes);
+    }
+};
+
 // One word that is drawn, and what it is compared with.
 struct Choice {
     u32 word, largest;
@@ -99,13 +123,6 @@ struct Neighbours {
              static_cast<u32>(first));
     }
 };
-
-// The widest word in so many bytes.
-template <int N>
-struct Bytes {};
-__device__ u16 word_of(Bytes<2>);
-__device__ u32 word_of(Bytes<4>);
-__device__ u32 word_of(Bytes<8>);
 
 // ---- operands of an element-wise map ------------------------------------------------------------
 
@@ -209,36 +226,26 @@ struct BitReader {
 template <class S>
 struct ByteWriter {
     static constexpr int width = S::width, read_nbytes = 0, written_nbytes = 1;
-    using Word = decltype(word_of(Bytes<width>()));
-    static constexpr int WORDS = (width + 3) / 4;
     u8* to;
-    u32 held[S::each / width][WORDS];
+    Marks<width> held[S::each / width];
 
     __device__ void seek(i64 first) {
         if (to) to += first;
     }
-    __device__ void load(int u, u32) {
-#pragma unroll
-        for (int w = 0; w < WORDS; ++w) held[u][w] = 0;
-    }
-    __device__ void load_apart(u32, u32) { load(0, 0); }
-    __device__ Mark at(int u, int i) { return {held[u][i / 4], 1u << 8 * (i % 4)}; }
+    __device__ void load(int u, u32) { held[u] = {}; }
+    __device__ void load_apart(u32, u32) { held[0] = {}; }
+    __device__ Mark at(int u, int i) { return held[u].mark(i); }
 
     template <bool STREAMING>
     __device__ void store(int u, u32 offset) const {
-        if (!to) return;
-        vec::Vec<Word, width / sizeof(Word)> words;
-#pragma unroll
-        for (int w = 0; w < static_cast<int>(width / sizeof(Word)); ++w)
-            words.at[w] = static_cast<Word>(held[u][w]);
-        vec::store_streaming(reinterpret_cast<decltype(words)*>(to + offset), words);
+        if (to) held[u].store(to + offset);
     }
     __device__ void store_apart(u32 offset, u32 n) const {
         if (!to) return;
 #pragma unroll
         for (int i = 0; i < width; ++i) {
             const u32 element = elementwise::apart<S>(offset, i);
-            if (element < n) to[element] = static_cast<u8>(held[0][i / 4] >> 8 * (i % 4));
+            if (element < n) to[element] = held[0].at(i);
         }
     }
 };
