@@ -15,6 +15,7 @@ using namespace facts::dropout;
 using namespace dropped_softmax;
 using namespace random_mask;
 using namespace elementwise;
+using philox::Keys;
 using namespace row_softmax;
 using either::as_i64;
 using either::Either;
@@ -29,7 +30,7 @@ constexpr int WIDTH = vec::WIDTH<T>;
 using Tile = Tiling<T, THREADS, NBYTES>;
 
 __device__ __forceinline__ Draw draw_of(const Either<2>& state, u32 largest) {
-    return {{static_cast<u64>(as_i64(state, 0)), static_cast<u64>(as_i64(state, 1))}, largest};
+    return {{Keys(static_cast<u64>(as_i64(state, 0))), static_cast<u64>(as_i64(state, 1))}, largest};
 }
 
 struct Forward {
