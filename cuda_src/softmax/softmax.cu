@@ -2,7 +2,8 @@
 // Softmax, its logarithm and their gradients.  CPU provider: cupy_training_ops/families/softmax/reference.py
 //
 // Each operator has three kernels: __short_rows and __rows for lines whose elements lie side by
-// side in aligned arrays, __columns for all others.
+// side in aligned arrays, __columns for all others. Softmax and its logarithm have __full_rows for rows
+// that fill what their threads hold.
 #include "algorithm/row_softmax.cuh"
 #include "core/slots.cuh"
 #include "softmax/facts.cuh"
@@ -73,6 +74,13 @@ __device__ __forceinline__ void softmax_rows(const T* x, T* y, i64 n_rows, i64 l
 }
 
 template <bool LOG>
+__device__ __forceinline__ void softmax_full_rows(const T* x, T* y, i64 n_rows, u32 threads) {
+    __shared__ A of_warp[WARP];
+    const auto line = full_row_of<WIDTH, VECTORS<NBYTES, 1>>(n_rows, threads);
+    softmax_line<LOG>(line, RowThreads<A>{threads, of_warp}, x, y);
+}
+
+template <bool LOG>
 __device__ __forceinline__ void softmax_columns(const T* x, T* y, i64 n_outer, i64 length,
                                                 i64 stride) {
     __shared__ A of_thread[MAX_THREADS];
@@ -109,6 +117,10 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     softmax_rows<false, NBYTES>(x, y, n_rows, length, threads);
 }
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+    softmax__full_rows(const T* x, T* y, i64 n_rows, u32 threads) {
+    softmax_full_rows<false>(x, y, n_rows, threads);
+}
+extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     softmax__columns(const T* x, T* y, i64 n_outer, i64 length, i64 stride) {
     softmax_columns<false>(x, y, n_outer, length, stride);
 }
@@ -120,6 +132,10 @@ extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     log_softmax__rows(const T* x, T* y, i64 n_rows, i64 length, u32 threads) {
     softmax_rows<true, NBYTES>(x, y, n_rows, length, threads);
+}
+extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+    log_softmax__full_rows(const T* x, T* y, i64 n_rows, u32 threads) {
+    softmax_full_rows<true>(x, y, n_rows, threads);
 }
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     log_softmax__columns(const T* x, T* y, i64 n_outer, i64 length, i64 stride) {
