@@ -32,12 +32,10 @@ using vec::Vec;
 template <int WIDTH>
 struct Slots {
     using Count = i32;
-    using Unsigned = u32;
 };
 template <>
 struct Slots<1> {
     using Count = i64;
-    using Unsigned = u64;
 };
 
 // Element i of a slot of which it is said where in the line it starts.
@@ -57,7 +55,6 @@ struct Place {
 template <int WIDTH, int DEPTH>
 struct Line {
     using Count = typename Slots<WIDTH>::Count;
-    using Unsigned = typename Slots<WIDTH>::Unsigned;
     i64 number;  // which line of the array it is; -1 for threads without one
     i64 start;   // of its first element in the array
     i64 stride;  // from one of its elements to the next
@@ -67,7 +64,7 @@ struct Line {
     u32 thread;         // among those of the line
     u32 threads;        // of the line
     i32 head;           // elements before the first slot
-    bool full = false;  // whether each thread has DEPTH slots, and there are no other elements
+    bool full = false;  // whether each thread has one batch of DEPTH slots, and nothing is beside them
 
     // Whether this is the first thread of a line.
     __device__ bool leads() const { return thread == 0 && number >= 0; }
@@ -80,12 +77,6 @@ struct Line {
     // Slot u of a batch, and whether there is one for this thread.
     __device__ Count slot(Count batch, int u) const {
         return batch + static_cast<Count>(thread + u * threads);
-    }
-    // From the line's first slot to one that it has, in elements; of rows in one multiplication.
-    __device__ i64 distance(Count batch, int u) const {
-        if constexpr (WIDTH > 1)
-            if (pitch == WIDTH) return static_cast<i64>(multiply_wide(slot(batch, u), WIDTH));
-        return slot(batch, u) * pitch;
     }
     __device__ bool has(Count batch, int u) const { return full || slot(batch, u) < n_slots; }
     // Whether this thread writes an element of the line.
@@ -105,21 +96,31 @@ struct Line {
     }
 };
 
-// The same address in global memory, of which a compiler does not know what it is made of: else it
-// makes that of each slot from the beginning.
-template <class E>
-__device__ __forceinline__ E* in_registers(E* address) {
-#ifdef __CUDA_CPU__
-    return address;
-#else
-    size_t global = __cvta_generic_to_global(address);
-    asm("" : "+l"(global));
-    return static_cast<E*>(__cvta_global_to_generic(global));
+// The slots of a line in an array. PINNED: of rows, by one instruction each. A compiler that knows
+// where a row begins makes the address of each slot from there.
+template <class E, int WIDTH, int DEPTH, bool PINNED>
+struct SlotsOf {
+    E* first;
+
+    __device__ __forceinline__ SlotsOf(const Line<WIDTH, DEPTH>& line, E* array)
+        : first(line.first_slot(array)) {
+#ifndef __CUDA_CPU__
+        if constexpr (PINNED) {
+            size_t global = __cvta_generic_to_global(first);
+            asm("" : "+l"(global));
+            first = static_cast<E*>(__cvta_global_to_generic(global));
+        }
 #endif
-}
+    }
+    __device__ __forceinline__ E* at(const Line<WIDTH, DEPTH>& line,
+                                     typename Slots<WIDTH>::Count batch, int u) const {
+        if constexpr (PINNED) return first + multiply_wide(line.slot(batch, u), WIDTH);
+        return first + line.slot(batch, u) * line.pitch;
+    }
+};
 
 // Elements of one array.
-template <class E, int WIDTH, int DEPTH>
+template <class E, int WIDTH, int DEPTH, bool PINNED = false>
 struct Reader {
     using Unit = vec::Unit<E, IN_WORDS<E, WIDTH>>;
     using Held = typename Unit::Held;
@@ -128,7 +129,7 @@ struct Reader {
     // Whether the largest is found two at a time, for which no element is widened.
     static constexpr bool IN_PAIRS = vec::HAS_LARGER_PAIR && sizeof(E) == 2 && WORDS < WIDTH;
 
-    const E* slots;  // the line's first one
+    SlotsOf<const E, WIDTH, DEPTH, PINNED> slots;
     E fill;          // in the place of elements that are not there
     bool present;    // whether there is an array
     E edge;
@@ -136,7 +137,7 @@ struct Reader {
 
     __device__ __forceinline__ Reader(const Line<WIDTH, DEPTH>& line, const E* array, E fill,
                                       bool present = true)
-        : slots(in_registers(line.first_slot(array))), fill(fill), present(present), edge(fill) {
+        : slots(line, array), fill(fill), present(present), edge(fill) {
         if (WIDTH > 1 && line.edge >= 0 && present) edge = array[line.start + line.edge];
     }
     template <bool STREAMS = false>
@@ -148,7 +149,7 @@ struct Reader {
 #pragma unroll
             for (int i = 0; i < UNITS; ++i) held[u].at[i] = Unit::fill(fill);
             if (!line.has(batch, u) || !present) continue;
-            const E* const from = slots + line.distance(batch, u);
+            const E* const from = slots.at(line, batch, u);
             if constexpr (STREAMS)
                 held[u] = vec::load_streaming(reinterpret_cast<const Slot*>(from));
             else
@@ -204,25 +205,29 @@ template <class E>
 struct Writer {
     using Value = Acc<E>;
     E* array;
-    E* slots;  // the line's first one
 
-    template <int WIDTH, int DEPTH>
-    __device__ __forceinline__ Writer(const Line<WIDTH, DEPTH>& line, E* array)
-        : array(array), slots(in_registers(line.first_slot(array))) {}
-
-    // Past the cache, in which a line of several batches is to stay. A plain copy of a vector of
-    // 2-byte elements is compiled to stores of 2 bytes.
     template <int WIDTH, int DEPTH>
     __device__ __forceinline__ void store(const Line<WIDTH, DEPTH>& line,
                                           typename Slots<WIDTH>::Count batch, int u,
                                           const Acc<E> (&values)[WIDTH]) const {
-        if (!line.has(batch, u)) return;
-        E* const to = slots + line.distance(batch, u);
-        vec::store_streaming(reinterpret_cast<Vec<E, WIDTH>*>(to), vec::from_acc<E>(values));
+        store(SlotsOf<E, WIDTH, DEPTH, false>(line, array), line, batch, u, values);
     }
     template <int WIDTH, int DEPTH>
     __device__ __forceinline__ void store_edge(const Line<WIDTH, DEPTH>& line, Acc<E> value) const {
         if (WIDTH > 1 && line.edge >= 0) array[line.start + line.edge] = from_acc<E>(value);
+    }
+
+  protected:
+    // Past the cache, in which a line of several batches is to stay. A plain copy of a vector of
+    // 2-byte elements is compiled to stores of 2 bytes.
+    template <bool PINNED, int WIDTH, int DEPTH>
+    static __device__ __forceinline__ void store(const SlotsOf<E, WIDTH, DEPTH, PINNED>& slots,
+                                                 const Line<WIDTH, DEPTH>& line,
+                                                 typename Slots<WIDTH>::Count batch, int u,
+                                                 const Acc<E> (&values)[WIDTH]) {
+        if (!line.has(batch, u)) return;
+        vec::store_streaming(reinterpret_cast<Vec<E, WIDTH>*>(slots.at(line, batch, u)),
+                             vec::from_acc<E>(values));
     }
 };
 
@@ -267,10 +272,10 @@ __device__ __forceinline__ typename Slots<WIDTH>::Count read(const Line<WIDTH, D
         if (LOADS_FIRST) asm volatile("" ::: "memory");
 #endif
         include(line, batch == 0, op, in...);
-        if (batch + line.span() >= line.n_slots) break;
+        if (line.full || batch + line.span() >= line.n_slots) break;
         batch += line.span();
     }
-    (in.renew(line.zero()), ...);
+    if (!line.full) (in.renew(line.zero()), ...);
     return batch;
 }
 
@@ -298,7 +303,7 @@ __device__ __forceinline__ void write(const Line<WIDTH, DEPTH>& line,
 #pragma unroll 1
     while (true) {
         write_batch(line, batch, map, y, in...);
-        if (batch == 0) return;
+        if (line.full || batch == 0) return;
         batch -= line.span();
         (in.template load<STREAMS>(line, batch), ...);
     }
@@ -337,6 +342,14 @@ __device__ __forceinline__ Line<WIDTH, DEPTH> row_at(i64 row, i64 n_rows, i64 le
 // Such rows, `threads` threads each.
 template <int WIDTH, int DEPTH>
 __device__ __forceinline__ Line<WIDTH, DEPTH> row_of(i64 n_rows, i64 length, u32 threads) {
+    const u32 group = threadIdx.x / threads, thread = threadIdx.x - group * threads;
+    const i64 row = static_cast<i64>(blockIdx.x) * (blockDim.x / threads) + group;
+    return row_at<WIDTH, DEPTH>(row, n_rows, length, thread, threads);
+}
+
+// The same without a division, for kernels that compute little more.
+template <int WIDTH, int DEPTH>
+__device__ __forceinline__ Line<WIDTH, DEPTH> seated_row_of(i64 n_rows, i64 length, u32 threads) {
     const Seat seat = seat_of(threads);
     return row_at<WIDTH, DEPTH>(seat.row, n_rows, length, seat.thread, threads);
 }

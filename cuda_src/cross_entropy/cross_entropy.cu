@@ -83,7 +83,7 @@ template <int W, int DEPTH, class Threads>
 __device__ __forceinline__ void loss_line(const Line<W, DEPTH>& line, const Threads& threads,
                                           const T* scores, const void* labels, const void* weights,
                                           const Rule& rule, TOUT* log_prob, Losses losses) {
-    Reader<T, W, DEPTH> in(line, scores, from_acc<T>(negative_infinity<A>()));
+    LineReader<T, W, DEPTH> in(line, scores, from_acc<T>(negative_infinity<A>()));
     OnlineSum<A> of;
     const auto batch = read(line, of, in);
     of.join(threads);
@@ -95,7 +95,7 @@ __device__ __forceinline__ void loss_line(const Line<W, DEPTH>& line, const Thre
         losses.store(line.number, target, last - (score - max));
     }
     const auto map = [=](Place<W>, A x) { return x - max - last; };
-    if (log_prob) write(line, batch, map, Writer<TOUT>(line, log_prob), in);
+    if (log_prob) write(line, batch, map, LineWriter<TOUT, W, DEPTH>(line, log_prob), in);
 }
 
 // The losses of the bundle's lines fall to its first threads, at least one for each.
@@ -143,7 +143,7 @@ __device__ __forceinline__ void loss_bundle(const Line<W, DEPTH>& bundle,
         A values[W];
 #pragma unroll
         for (int i = 0; i < W; ++i) values[i] = in.at(u, i) - max[i] - sum[i];
-        Writer<TOUT>(bundle, log_prob).store(bundle, 0, u, values);
+        Writer<TOUT>{log_prob}.store(bundle, 0, u, values);
     }
 }
 
@@ -153,8 +153,8 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
                                               const void* labels, const void* weights,
                                               const Rule& rule, Divisor divisor, const TOUT* bias,
                                               TOUT* gradient) {
-    Reader<T, W, DEPTH> in(line, log_prob, from_acc<T>(A(0)));
-    Reader<TOUT, W, DEPTH> added(line, bias, from_acc<TOUT>(A(0)), bias != nullptr);
+    LineReader<T, W, DEPTH> in(line, log_prob, from_acc<T>(A(0)));
+    LineReader<TOUT, W, DEPTH> added(line, bias, from_acc<TOUT>(A(0)), bias != nullptr);
     const auto batch = line.last_batch();
     in.load(line, batch);
     added.load(line, batch);
@@ -172,7 +172,7 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
         const A p = exponential(x);
         return (skips ? A(0) : (place.is(label) ? p - 1 : p) * slope) + b;
     };
-    write(line, batch, map, Writer<TOUT>(line, gradient), in, added);
+    write(line, batch, map, LineWriter<TOUT, W, DEPTH>(line, gradient), in, added);
 }
 
 // ---- targets that are distributions -------------------------------------------------------------
@@ -181,15 +181,15 @@ template <int W, int DEPTH, class Threads>
 __device__ __forceinline__ void dense_loss_line(const Line<W, DEPTH>& line, const Threads& threads,
                                                 const T* scores, const T* target, TOUT* log_prob,
                                                 Losses losses) {
-    Reader<T, W, DEPTH> in(line, scores, from_acc<T>(negative_infinity<A>()));
-    Reader<T, W, DEPTH> in_target(line, target, from_acc<T>(A(0)));
+    LineReader<T, W, DEPTH> in(line, scores, from_acc<T>(negative_infinity<A>()));
+    LineReader<T, W, DEPTH> in_target(line, target, from_acc<T>(A(0)));
     DenseSum sums;
     const auto batch = read(line, sums, in, in_target);
     sums.join(threads);
     if (line.leads() && losses.wanted()) losses.store(line.number, sums.loss());
     const A max = sums.of.max, last = logarithm(sums.of.sum);
     const auto map = [=](Place<W>, A x, A) { return x - max - last; };
-    if (log_prob) write(line, batch, map, Writer<TOUT>(line, log_prob), in, in_target);
+    if (log_prob) write(line, batch, map, LineWriter<TOUT, W, DEPTH>(line, log_prob), in, in_target);
 }
 
 template <int W, int DEPTH>
@@ -197,13 +197,13 @@ __device__ __forceinline__ void dense_gradient_line(const Line<W, DEPTH>& line, 
                                                     bool dy_of_rows, const T* log_prob,
                                                     const T* target, A divisor, TOUT* gradient) {
     const T zero = from_acc<T>(A(0));
-    Reader<T, W, DEPTH> in(line, log_prob, zero), in_target(line, target, zero);
+    LineReader<T, W, DEPTH> in(line, log_prob, zero), in_target(line, target, zero);
     const auto batch = line.last_batch();
     in.load(line, batch);
     in_target.load(line, batch);
     const A slope = line.number < 0 ? A(0) : to_acc(dy[dy_of_rows ? line.number : 0]) / divisor;
     const auto map = [=](Place<W>, A x, A t) { return (exponential(x) - t) * slope; };
-    write(line, batch, map, Writer<TOUT>(line, gradient), in, in_target);
+    write(line, batch, map, LineWriter<TOUT, W, DEPTH>(line, gradient), in, in_target);
 }
 
 }  // namespace cto
@@ -254,7 +254,7 @@ extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
                                    const __grid_constant__ Rule rule, TOUT* log_prob, TOUT* output,
                                    Acc<T>* losses, i64 n_rows, i64 length, u32 threads) {
     __shared__ A of_warp[WARP];
-    const auto line = row_of<WIDTH, SLOTS<SHORT_NBYTES, 1>>(n_rows, length, threads);
+    const auto line = seated_row_of<WIDTH, SLOTS<SHORT_NBYTES, 1>>(n_rows, length, threads);
     loss_line(line, RowThreads<A>{threads, of_warp}, scores, labels, weights, rule, log_prob,
               Losses{output, losses});
 }
@@ -263,7 +263,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                              const __grid_constant__ Rule rule, TOUT* log_prob, TOUT* output,
                              Acc<T>* losses, i64 n_rows, i64 length, u32 threads) {
     __shared__ A of_warp[WARP];
-    const auto line = row_of<WIDTH, SLOTS<NBYTES, 1>>(n_rows, length, threads);
+    const auto line = seated_row_of<WIDTH, SLOTS<NBYTES, 1>>(n_rows, length, threads);
     loss_line(line, RowThreads<A>{threads, of_warp}, scores, labels, weights, rule, log_prob,
               Losses{output, losses});
 }
@@ -294,7 +294,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) cross_entropy__loss_an
     __shared__ A of_warp[WARP];
     const LossAndGradient call{scores,   labels,           weights,        rule,
                                gradient, {output, losses}, static_cast<A>(as_double(scale)), {divisor, n}};
-    call.line(row_of<vec::WIDTH<T>, NBYTES / 16>(n_rows, length, threads),
+    call.line(seated_row_of<vec::WIDTH<T>, NBYTES / 16>(n_rows, length, threads),
               RowThreads<A>{threads, of_warp});
 }
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) cross_entropy__loss_and_gradient_waiting_rows(
@@ -326,7 +326,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                                  const __grid_constant__ Rule rule, const Acc<T>* divisor, double n,
                                  const TOUT* bias, TOUT* gradient, i64 n_rows, i64 length,
                                  u32 threads) {
-    const auto line = row_of<WIDTH, SLOTS<GRADIENT_NBYTES, 2>>(n_rows, length, threads);
+    const auto line = seated_row_of<WIDTH, SLOTS<GRADIENT_NBYTES, 2>>(n_rows, length, threads);
     gradient_line(line, dy, dy_of_rows, log_prob, labels, weights, rule, Divisor{divisor, n}, bias,
                   gradient);
 }
@@ -345,7 +345,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     cross_entropy__dense_loss_rows(const T* scores, const T* target, TOUT* log_prob, TOUT* output,
                                    Acc<T>* losses, i64 n_rows, i64 length, u32 threads) {
     __shared__ A of_warp[WARP];
-    const auto line = row_of<WIDTH, SLOTS<NBYTES, 2>>(n_rows, length, threads);
+    const auto line = seated_row_of<WIDTH, SLOTS<NBYTES, 2>>(n_rows, length, threads);
     dense_loss_line(line, RowThreads<A>{threads, of_warp}, scores, target, log_prob,
                     Losses{output, losses});
 }
@@ -363,7 +363,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     cross_entropy__dense_gradient_rows(const T* dy, bool dy_of_rows, const T* log_prob,
                                        const T* target, double n, TOUT* gradient, i64 n_rows,
                                        i64 length, u32 threads) {
-    const auto line = row_of<WIDTH, SLOTS<NBYTES, 2>>(n_rows, length, threads);
+    const auto line = seated_row_of<WIDTH, SLOTS<NBYTES, 2>>(n_rows, length, threads);
     dense_gradient_line(line, dy, dy_of_rows, log_prob, target, static_cast<A>(n), gradient);
 }
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)

@@ -67,14 +67,14 @@ struct LossAndGradient {
 
     template <int W, int DEPTH, class Threads>
     __device__ __forceinline__ void line(const Line<W, DEPTH>& line, const Threads& threads) const {
-        Reader<T, W, DEPTH> in(line, scores, from_acc<T>(negative_infinity<A>()));
+        LineReader<T, W, DEPTH> in(line, scores, from_acc<T>(negative_infinity<A>()));
         OnlineSum<A> of;
         const auto batch = read(line, of, in);
         const OfLine<A> own = of_line(line);
         of.join(threads);
         store_loss(line, own, of);
         if (!gradient) return;
-        const Writer<T> to(line, gradient);
+        const LineWriter<T, W, DEPTH> to(line, gradient);
         store_gradient(line, own, of, [&](auto map) { write(line, batch, map, to, in); });
     }
 };
@@ -86,7 +86,7 @@ struct LossAndGradient {
 template <class T, int W, int DEPTH>
 struct Waiting {
     using Row = Line<W, DEPTH>;
-    using Reader = lines::Reader<T, W, DEPTH>;
+    using Reader = LineReader<T, W, DEPTH>;
     using Slot = typename Reader::Slot;
     static constexpr int MOST = facts::cross_entropy::WAITING_BATCHES;
     static_assert(MOST == 3);
@@ -97,7 +97,7 @@ struct Waiting {
 #pragma unroll
             for (int u = 0; u < DEPTH; ++u)
                 async_copy::copy<sizeof(Slot)>(slots + row.slot(batch, u),
-                                               of.slots + row.distance(batch, u));
+                                               of.slots.at(row, batch, u));
         }
         async_copy::commit();
     }
@@ -133,10 +133,10 @@ __device__ __forceinline__ void walk_rows(const LossAndGradient<T, TOUT>& call, 
 #pragma unroll 1
         for (int n = 0; n < Waits::MOST; ++n) waiting.copy(of, in, n * of.span());
     };
-    begin(row, Reader<T, W, DEPTH>(row, call.scores, fill));
+    begin(row, LineReader<T, W, DEPTH>(row, call.scores, fill));
 #pragma unroll 1
     while (row.number >= 0) {
-        Reader<T, W, DEPTH> in(row, call.scores, fill), last(row, call.scores, fill);
+        LineReader<T, W, DEPTH> in(row, call.scores, fill), last(row, call.scores, fill);
         last.load(row, row.last_batch());
         const OfLine<A> own = call.of_line(row);
         OnlineSum<A> of;
@@ -153,8 +153,8 @@ __device__ __forceinline__ void walk_rows(const LossAndGradient<T, TOUT>& call, 
         const auto next = row_number(row.number + gridDim.x);
         auto waited = row;
         waited.full = true;  // of all batches but the last
-        const Reader<T, W, DEPTH> of_next(next, call.scores, fill);
-        const Writer<T> to(row, call.gradient);
+        const LineReader<T, W, DEPTH> of_next(next, call.scores, fill);
+        const LineWriter<T, W, DEPTH> to(row, call.gradient);
         call.store_gradient(row, own, of, [&](auto map) {
             to.store_edge(row, map(Place<W>{row.edge, 0}, to_acc(last.edge)));
             write_batch(row, row.last_batch(), map, to, last);

@@ -63,7 +63,7 @@ __device__ __forceinline__ void bias_softmax_rows(const T* data, const T* bias,
                                                   const DropoutWriter<T>& to, i64 n_rows,
                                                   i64 length, u32 threads) {
     __shared__ ACC of_warp[WARP];
-    const auto line = row_of<WIDTH, SLOTS<TOTAL_NBYTES>>(n_rows, length, threads);
+    const auto line = seated_row_of<WIDTH, SLOTS<TOTAL_NBYTES>>(n_rows, length, threads);
     bias_softmax_line(line, RowThreads<ACC>{threads, of_warp}, data, bias, bias_rows, length, to);
 }
 
@@ -72,7 +72,7 @@ __device__ __forceinline__ void gradient_rows(const T* dy, const bool* mask, con
                                               const Through<ACC>& through, i64 n_rows, i64 length,
                                               u32 threads) {
     __shared__ ACC of_warp[WARP];
-    const auto line = row_of<WIDTH, SLOTS<TOTAL_NBYTES>>(n_rows, length, threads);
+    const auto line = seated_row_of<WIDTH, SLOTS<TOTAL_NBYTES>>(n_rows, length, threads);
     gradient_line(line, RowThreads<ACC>{threads, of_warp}, dy, mask, y, dx, through);
 }
 

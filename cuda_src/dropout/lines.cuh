@@ -15,8 +15,8 @@ using random_mask::scaled_or_0;
 using row_softmax::Line;
 using row_softmax::OnlineSum;
 using row_softmax::Place;
-using row_softmax::Reader;
-using row_softmax::Writer;
+using row_softmax::LineReader;
+using row_softmax::LineWriter;
 
 // A row of the bias for each row of the data: `repeats` of them share one, or follow one another.
 struct BiasRows {
@@ -35,7 +35,7 @@ template <class T, int W, int DEPTH>
 struct SumReader {
     using A = Acc<T>;
     static constexpr bool IN_PAIRS = false;
-    Reader<T, W, DEPTH> x, bias;
+    LineReader<T, W, DEPTH> x, bias;
     A edge;
     A held[DEPTH][W];
 
@@ -149,14 +149,14 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
                                               Through<Acc<T>> through) {
     using A = Acc<T>;
     const T zero = from_acc<T>(A(0));
-    Reader<T, W, DEPTH> in_dy(line, dy, zero), in_y(line, y, zero);
-    Reader<bool, W, DEPTH> in_mask(line, mask, false);
+    LineReader<T, W, DEPTH> in_dy(line, dy, zero), in_y(line, y, zero);
+    LineReader<bool, W, DEPTH> in_mask(line, mask, false);
     const auto batch = row_softmax::read(line, through, in_dy, in_mask, in_y);
     const A sum = threads.sum(through.sum);
     const auto map = [=](Place<W>, A dy, bool kept, A y) {
         return y * (through.gradient(dy, kept) - sum);
     };
-    row_softmax::write(line, batch, map, Writer<T>(line, dx), in_dy, in_mask, in_y);
+    row_softmax::write(line, batch, map, LineWriter<T, W, DEPTH>(line, dx), in_dy, in_mask, in_y);
 }
 
 }  // namespace cto::dropped_softmax

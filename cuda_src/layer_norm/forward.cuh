@@ -166,7 +166,7 @@ struct HeldRow {
 #pragma unroll
             for (int i = 0; i < W; ++i)
                 values[i] = distance(x.at(u, i)) * inv_std * scale[i] + bias[i];
-            Writer<V>(line, arrays.y).store(line, 0, u, values);
+            Writer<V>{arrays.y}.store(line, 0, u, values);
         }
     }
 };

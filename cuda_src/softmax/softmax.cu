@@ -29,15 +29,17 @@ constexpr int VECTORS = TOTAL_NBYTES / 16 / N;
 template <bool LOG, int W, int DEPTH, class Threads>
 __device__ __forceinline__ void softmax_line(const Line<W, DEPTH>& line, const Threads& threads,
                                              const T* x, T* y) {
-    Reader<T, W, DEPTH> in(line, x, from_acc<T>(negative_infinity<A>()));
+    LineReader<T, W, DEPTH> in(line, x, from_acc<T>(negative_infinity<A>()));
     OnlineSum<A> of;
     const auto batch = read<sizeof(T) == 2>(line, of, in);
     of.join(threads);
+    if (line.number < 0) return;  // what it read is another's, and may be overwritten by now
+    if (line.full) in.renew(of.late_zero());
     const A max = of.max, last = LOG ? logarithm(of.sum) : 1 / of.sum;
     const auto map = [=](Place<W>, A v) {
         return LOG ? v - max - last : exponential(v - max) * last;
     };
-    write(line, batch, map, Writer<T>(line, y), in);
+    write(line, batch, map, LineWriter<T, W, DEPTH>(line, y), in);
 }
 
 // sum of dY Y, or of dY.
@@ -55,28 +57,36 @@ template <bool LOG, int W, int DEPTH, class Threads>
 __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const Threads& threads,
                                               const T* dy, const T* y, T* dx) {
     const T zero = from_acc<T>(A(0));
-    Reader<T, W, DEPTH> in_dy(line, dy, zero), in_y(line, y, zero);
+    LineReader<T, W, DEPTH> in_dy(line, dy, zero), in_y(line, y, zero);
     Slope<LOG> slope;
     const auto batch = read < sizeof(T) == 2 && !LOG > (line, slope, in_dy, in_y);
     const A sum = threads.sum(slope.sum);
     const auto map = [=](Place<W>, A dy, A y) {
         return LOG ? dy - exponential(y) * sum : y * (dy - sum);
     };
-    write<true>(line, batch, map, Writer<T>(line, dx), in_dy, in_y);
+    write<true>(line, batch, map, LineWriter<T, W, DEPTH>(line, dx), in_dy, in_y);
 }
 
 template <bool LOG, int TOTAL_NBYTES>
 __device__ __forceinline__ void softmax_rows(const T* x, T* y, i64 n_rows, i64 length,
                                              u32 threads) {
     __shared__ A of_warp[WARP];
-    const auto line = row_of<WIDTH, VECTORS<TOTAL_NBYTES, 1>>(n_rows, length, threads);
+    const auto line = seated_row_of<WIDTH, VECTORS<TOTAL_NBYTES, 1>>(n_rows, length, threads);
     softmax_line<LOG>(line, RowThreads<A>{threads, of_warp}, x, y);
 }
+
+// What is known of full rows at compile time. Compilers for 10.x would spill.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ / 100 == 10
+constexpr bool KNOWS_FULL = false;
+#else
+constexpr bool KNOWS_FULL = true;
+#endif
 
 template <bool LOG>
 __device__ __forceinline__ void softmax_full_rows(const T* x, T* y, i64 n_rows, u32 threads) {
     __shared__ A of_warp[WARP];
-    const auto line = full_row_of<WIDTH, VECTORS<NBYTES, 1>>(n_rows, threads);
+    auto line = full_row_of<WIDTH, VECTORS<NBYTES, 1>>(n_rows, threads);
+    line.full = KNOWS_FULL;
     softmax_line<LOG>(line, RowThreads<A>{threads, of_warp}, x, y);
 }
 
@@ -92,7 +102,7 @@ template <bool LOG, int TOTAL_NBYTES>
 __device__ __forceinline__ void gradient_rows(const T* dy, const T* y, T* dx, i64 n_rows,
                                               i64 length, u32 threads) {
     __shared__ A of_warp[WARP];
-    const auto line = row_of<WIDTH, VECTORS<TOTAL_NBYTES, 2>>(n_rows, length, threads);
+    const auto line = seated_row_of<WIDTH, VECTORS<TOTAL_NBYTES, 2>>(n_rows, length, threads);
     gradient_line<LOG>(line, RowThreads<A>{threads, of_warp}, dy, y, dx);
 }
 

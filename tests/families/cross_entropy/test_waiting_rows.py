@@ -37,8 +37,8 @@ IGNORED = -100
 )
 def test_rows_wait_where_there_is_room(device, rows, n_classes, dtype, expected) -> None:
     scores, labels = Spec((rows, n_classes), dtype), Spec((rows,), INT64)
-    op = get_op(BOTH)()
-    launch, _ = op.plan(device, scores, labels, None, None, None, *op.infer(scores, labels, None))
+    op, given = get_op(BOTH)(), (scores, labels, None, None, 1.0)
+    launch, _ = op.plan(device, *given, *op.infer(*given)).steps
     config = launch.config
     suffix = launch.symbol.removeprefix("cross_entropy__loss_and_gradient_")
     assert (suffix, config.grid[0], config.shared_nbytes) == expected

@@ -133,7 +133,7 @@ def test_lines_as_long_as_vocabularies(run, rng, length) -> None:
 
 
 @names
-@pytest.mark.parametrize("shape", [(5, 1025), (3, 40, 6), (2, 9000)])
+@pytest.mark.parametrize("shape", [(5, 1025), (5, 512), (3, 40, 6), (2, 9000)])
 def test_any_input_may_be_the_output(anywhere, rng, name, shape) -> None:
     op = get_op(name)(axis=1)
     given_ = inputs(rng, name, shape, FLOAT32, 1)
