@@ -61,10 +61,11 @@ struct Line {
     i64 pitch;   // from one of its slots to the next
     i64 edge;    // the one that is this thread's of those before and after the slots, or -1
     Count n_slots;
-    u32 thread;         // among those of the line
-    u32 threads;        // of the line
-    i32 head;           // elements before the first slot
-    bool full = false;  // whether each thread has one batch of DEPTH slots, and nothing is beside them
+    u32 thread;   // among those of the line
+    u32 threads;  // of the line
+    i32 head;     // elements before the first slot
+    bool full =
+        false;  // whether each thread has one batch of DEPTH slots, and nothing is beside them
 
     // Whether this is the first thread of a line.
     __device__ bool leads() const { return thread == 0 && number >= 0; }
@@ -130,8 +131,8 @@ struct Reader {
     static constexpr bool IN_PAIRS = vec::HAS_LARGER_PAIR && sizeof(E) == 2 && WORDS < WIDTH;
 
     SlotsOf<const E, WIDTH, DEPTH, PINNED> slots;
-    E fill;          // in the place of elements that are not there
-    bool present;    // whether there is an array
+    E fill;        // in the place of elements that are not there
+    bool present;  // whether there is an array
     E edge;
     Slot held[DEPTH];
 

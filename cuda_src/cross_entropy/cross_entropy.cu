@@ -189,7 +189,8 @@ __device__ __forceinline__ void dense_loss_line(const Line<W, DEPTH>& line, cons
     if (line.leads() && losses.wanted()) losses.store(line.number, sums.loss());
     const A max = sums.of.max, last = logarithm(sums.of.sum);
     const auto map = [=](Place<W>, A x, A) { return x - max - last; };
-    if (log_prob) write(line, batch, map, LineWriter<TOUT, W, DEPTH>(line, log_prob), in, in_target);
+    if (log_prob)
+        write(line, batch, map, LineWriter<TOUT, W, DEPTH>(line, log_prob), in, in_target);
 }
 
 template <int W, int DEPTH>
@@ -292,19 +293,16 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) cross_entropy__loss_an
     T* gradient, TOUT* output, Acc<T>* losses, const __grid_constant__ Either<1> scale,
     const Acc<T>* divisor, double n, i64 n_rows, i64 length, u32 threads) {
     __shared__ A of_warp[WARP];
-    const LossAndGradient call{scores,   labels,           weights,        rule,
-                               gradient, {output, losses}, static_cast<A>(as_double(scale)), {divisor, n}};
+    const LossAndGradient call{scores,
+                               labels,
+                               weights,
+                               rule,
+                               gradient,
+                               {output, losses},
+                               static_cast<A>(as_double(scale)),
+                               {divisor, n}};
     call.line(seated_row_of<vec::WIDTH<T>, NBYTES / 16>(n_rows, length, threads),
               RowThreads<A>{threads, of_warp});
-}
-extern "C" __global__ void __launch_bounds__(MAX_THREADS) cross_entropy__loss_and_gradient_waiting_rows(
-    const T* scores, const void* labels, const void* weights, const __grid_constant__ Rule rule,
-    T* gradient, TOUT* output, Acc<T>* losses, const __grid_constant__ Either<1> scale,
-    const Acc<T>* divisor, double n, i64 n_rows, i64 length) {
-    extern __shared__ uint4 waiting[];
-    const LossAndGradient call{scores,   labels,           weights,        rule,
-                               gradient, {output, losses}, static_cast<A>(as_double(scale)), {divisor, n}};
-    cross_entropy::walk_rows<vec::WIDTH<T>, WAITING_SLOTS>(call, n_rows, length, waiting);
 }
 // With one block a multiprocessor said, as without it 7.0 is given 32 registers and spills.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
@@ -315,8 +313,14 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
                                              const Acc<T>* divisor, double n, i64 n_outer,
                                              i64 length, i64 stride) {
     __shared__ A of_thread[MAX_THREADS];
-    const LossAndGradient call{scores,   labels,           weights,        rule,
-                               gradient, {output, losses}, static_cast<A>(as_double(scale)), {divisor, n}};
+    const LossAndGradient call{scores,
+                               labels,
+                               weights,
+                               rule,
+                               gradient,
+                               {output, losses},
+                               static_cast<A>(as_double(scale)),
+                               {divisor, n}};
     call.line(column_of<COLUMN_ELEMENTS>(n_outer, length, stride), ColumnThreads<A>{of_thread});
 }
 

@@ -7,16 +7,16 @@
 
 namespace cto::dropped_softmax {
 
-using random_mask::Draw;
+using random_mask::KeyedDraw;
 using random_mask::marked;
 using random_mask::Marks;
 using random_mask::Neighbours;
 using random_mask::scaled_or_0;
 using row_softmax::Line;
-using row_softmax::OnlineSum;
-using row_softmax::Place;
 using row_softmax::LineReader;
 using row_softmax::LineWriter;
+using row_softmax::OnlineSum;
+using row_softmax::Place;
 
 // A row of the bias for each row of the data: `repeats` of them share one, or follow one another.
 struct BiasRows {
@@ -72,7 +72,7 @@ struct DropoutWriter {
     T* dropped;
     bool* mask;
     T* softmax;
-    Draw rule;
+    KeyedDraw rule;
     Value scale;
 
     template <int WIDTH, int DEPTH>

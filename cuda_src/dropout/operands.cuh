@@ -9,13 +9,13 @@
 namespace cto::random_mask {
 
 using philox::N_WORDS;
-using philox::Stream;
 using philox::Words;
 
 constexpr u32 ALL = 0xFFFFFFFFu;
 
 // Which elements are kept: those whose word is at most `largest`; where that is all, none is drawn.
-struct Draw {
+template <class Stream>
+struct DrawOf {
     Stream stream;
     u32 largest;
 
@@ -25,6 +25,8 @@ struct Draw {
         return !draws() || keeps(stream.word_of(element));
     }
 };
+using Draw = DrawOf<philox::Stream>;
+using KeyedDraw = DrawOf<philox::KeyedStream>;
 
 // Marks of elements that are kept, in words that are 0 at first.
 struct Mark {
@@ -100,6 +102,7 @@ struct Neighbours {
     u32 words[N];
 
     // The block's number without the `high` bits, which neighbours share.
+    template <class Stream>
     __device__ __forceinline__ void draw(const Stream& stream, u32 low, u32 high, u32 first) {
         if constexpr (N == 1) {
             words[0] = stream.word_of(low, high, first);
@@ -117,6 +120,7 @@ struct Neighbours {
                 words[i] = first % N_WORDS < N ? block.at[i] : block.at[N + i];
         }
     }
+    template <class Stream>
     __device__ __forceinline__ void draw(const Stream& stream, i64 first) {
         const u64 number = static_cast<u64>(first) / N_WORDS;
         draw(stream, static_cast<u32>(number), static_cast<u32>(number >> 32),

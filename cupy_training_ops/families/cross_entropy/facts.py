@@ -8,10 +8,6 @@ from ...facts import HELD_NBYTES
 
 NBYTES = Slot(HELD_NBYTES)
 NBYTES_BESIDE_WIDER = 64  # of log-probabilities that a thread holds beside a wider bias
-# Of rows that registers do not hold, a thread has so many vectors in registers, and so many times as
-# many in shared memory at most.
-WAITING_SLOTS, WAITING_BATCHES = 4, 3
-
 SUM_THREADS = 256
 N_SUMS = 2  # over rows, at most: of losses and of weights
 

@@ -14,20 +14,12 @@ from ...facts import HELD_NBYTES, MAX_THREADS
 from ...forks import computed_once
 from ...planning.lines import MANY_ROWS, Held, Lines, division, held_nbytes
 from ...rules.widening import computed_in
-from .facts import (
-    N_SUMS,
-    NBYTES_BESIDE_WIDER,
-    SUM_THREADS,
-    WAITING_BATCHES,
-    WAITING_SLOTS,
-    Rule,
-)
+from .facts import N_SUMS, NBYTES_BESIDE_WIDER, SUM_THREADS, Rule
 
 SUM_BLOCKS = 128  # at most, each with N_SUMS partial sums
 # Threads of a row at most where nothing is written: no part of it is needed again, and many blocks
 # compute while others load. 0.50 ms in place of 0.60 with 1,024 of 131,072 classes in float16.
 ALONE_THREADS = 128
-STATIC_NBYTES = 1024  # of shared memory at most, beside what a launch asks for
 ROWS_A_BLOCK = 2048  # that are worth another block
 
 
@@ -157,29 +149,6 @@ class Rows:
         divided = division(self.lines, held, aligned, has_short, has_bundles)
         return self._launch(stem + divided.suffix, divided.config, (*args, *divided.args))
 
-    def waiting_launch(
-        self, stem: str, args: tuple[object, ...], scores: Spec, written: Spec | None
-    ) -> plans.Launch | None:
-        """A block a multiprocessor for rows that are read once, and that registers do not hold.
-
-        None where they do, or shared memory does not hold the rest.
-        """
-        n_rows, length = self.lines.n_outer, self.lines.length
-        n_slots = length * self.t.itemsize // plans.VEC_NBYTES
-        batch = WAITING_SLOTS * MAX_THREADS
-        waiting = (n_slots - 1) // batch
-        shared_nbytes = waiting * batch * plans.VEC_NBYTES
-        fits = waiting <= WAITING_BATCHES and shared_nbytes + STATIC_NBYTES <= (
-            self.device.max_shared_nbytes
-        )
-        held = n_slots * plans.VEC_NBYTES <= MAX_THREADS * self._held_nbytes
-        aligned = written is not None and scores.aligned and written.aligned
-        if held or not (fits and aligned and self.lines.stride == 1):
-            return None
-        blocks = min(n_rows, self.device.multiprocessors)
-        config = plans.Config((blocks,), (MAX_THREADS,), shared_nbytes)
-        return self._launch(f"{stem}waiting_rows", config, (*args, n_rows, length))
-
     def _over_rows(self, symbol: str, args: tuple[object, ...]) -> plans.Launch:
         blocks = max(1, min(SUM_BLOCKS, plans.ceil_div(self.lines.count, ROWS_A_BLOCK)))
         return self._launch(symbol, plans.Config((blocks,), (SUM_THREADS,)), args)
@@ -238,9 +207,7 @@ def both(
     losses = rows.losses(output)
     args = (scores, *targets.args, gradient, *losses, scale, *divisor)
     stem = "cross_entropy__loss_and_gradient_"
-    launch = rows.waiting_launch(stem, args, scores, gradient) or rows.lines_launch(
-        stem, args, (scores,), gradient, t_written=scores.dtype
-    )
+    launch = rows.lines_launch(stem, args, (scores,), gradient, t_written=scores.dtype)
     return rows.plan(divides, launch, rows.total(output, losses[1], targets))
 
 

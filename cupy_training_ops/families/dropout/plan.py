@@ -34,7 +34,11 @@ from . import philox
 from .facts import N_HELD
 from .ratio import DEFAULT_RATIO, dropout_scale
 
-MOST_TILES = 4  # that a block draws for
+# What a block computes before its first tile costs as much as a tile does where elements are short.
+# Of 64 Mi in float16 BitmaskDropout takes 0.078 ms in place of 0.080, BiasDropout 0.121 in place of
+# 0.132. Dropout is faster without (0.083, 0.087), and so are wider elements.
+MOST_TILES = 4
+WIDE_NBYTES = 4  # elements of so many have one
 BLOCKS = 16  # a multiprocessor, before they take several tiles
 
 Ratio = float | Changing
@@ -64,14 +68,12 @@ class Launches:
         """A kernel of algorithm/elementwise.cuh; the first array is of type T."""
         return replace(streamed(symbol, arrays, options), slots=self._slots)
 
-    def drawing(self, symbol: str, arrays: Arrays, *options: object) -> Launch:
-        """The same of a kernel whose blocks take some tiles each: keys of rounds cost as much as one.
-
-        With as many blocks as keep every multiprocessor busy.
-        """
+    def by_tiles(self, symbol: str, arrays: Arrays, *options: object) -> Launch:
+        """The same of a kernel whose blocks take some tiles each, of short elements."""
         launch = self.elementwise(symbol, arrays)
         (n_tiles,) = launch.config.grid
-        tiles = min(MOST_TILES, max(1, n_tiles // (BLOCKS * self.device.multiprocessors)))
+        most = MOST_TILES if self.t.itemsize < WIDE_NBYTES else 1
+        tiles = min(most, max(1, n_tiles // (BLOCKS * self.device.multiprocessors)))
         config = Config((ceil_div(n_tiles, tiles),), launch.config.block)
         return replace(launch, config=config, args=(*launch.args, tiles, *options))
 
