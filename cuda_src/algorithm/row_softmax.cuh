@@ -8,9 +8,9 @@ namespace cto::row_softmax {
 
 using namespace lines;
 
-// Rows of short elements, of which few other instructions are made, have their slots pinned.
+// Rows whose elements take few other instructions have their slots pinned.
 template <class E, int WIDTH>
-constexpr bool PINNED = WIDTH > 1 && sizeof(E) < sizeof(u32);
+constexpr bool PINNED = WIDTH > 1 && sizeof(E) < 8;
 
 template <class E, int WIDTH, int DEPTH>
 using LineReader = Reader<E, WIDTH, DEPTH, PINNED<E, WIDTH>>;

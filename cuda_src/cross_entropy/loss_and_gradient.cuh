@@ -11,6 +11,22 @@ using math::exp::exponential;
 using math::exp::logarithm;
 using namespace row_softmax;
 
+// Rounded before anything is added to it.
+__device__ __forceinline__ float product(float x, float y) {
+#ifdef __CUDA_CPU__
+    return x * y;
+#else
+    return __fmul_rn(x, y);
+#endif
+}
+__device__ __forceinline__ double product(double x, double y) {
+#ifdef __CUDA_CPU__
+    return x * y;
+#else
+    return __dmul_rn(x, y);
+#endif
+}
+
 // What there is of a line beside its elements.
 template <class A>
 struct OfLine {
@@ -47,20 +63,30 @@ struct LossAndGradient {
         if (line.leads() && losses.wanted())
             losses.store(line.number, own.target, logarithm(of.sum) - (own.score - of.max));
     }
-    // `each` writes a line through a map. The gradient of the label is made as if it were no label's, and
-    // written again by the same thread.
+    // `each` writes a line through a map. The gradients of a line of short elements are made as if none
+    // were the label's, which its thread then writes again; of wider ones, for which registers are
+    // scarce, each is compared.
     template <int W, int DEPTH, class Each>
     __device__ __forceinline__ void store_gradient(const Line<W, DEPTH>& line, const OfLine<A>& own,
                                                    const OnlineSum<A>& of, const Each& each) const {
+        constexpr bool COMPARES = sizeof(T) >= sizeof(u32);
         const A max = of.max, share = 1 / of.sum, slope = own.slope;
-        const auto p = [=](A x) { return exponential(x - max) * share; };
-        if (own.skips)
-            each([](Place<W>, A) { return A(0); });
-        else
-            each([=](Place<W>, A x) { return p(x) * slope; });
-        if (!own.skips && own.target.label >= 0 && line.holds(own.target.label))
-            gradient[line.start + own.target.label * line.stride] =
-                from_acc<T>((p(own.score) - 1) * slope);
+        const i64 label = own.target.label;
+        const bool skips = own.skips;
+        const auto p = [=](A x) { return product(exponential(x - max), share); };
+        if constexpr (COMPARES) {
+            each([=](Place<W> place, A x) {
+                return skips ? A(0) : (place.is(label) ? p(x) - 1 : p(x)) * slope;
+            });
+        } else {
+            if (skips)
+                each([](Place<W>, A) { return A(0); });
+            else
+                each([=](Place<W>, A x) { return p(x) * slope; });
+            if (!skips && label >= 0 && line.holds(label))
+                gradient[line.start + label * line.stride] =
+                    from_acc<T>((p(own.score) - 1) * slope);
+        }
     }
 
     template <int W, int DEPTH, class Threads>

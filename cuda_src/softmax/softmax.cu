@@ -26,14 +26,15 @@ constexpr int WIDTH = vec::WIDTH<T>;
 template <int TOTAL_NBYTES, int N>
 constexpr int VECTORS = TOTAL_NBYTES / 16 / N;
 
-template <bool LOG, int W, int DEPTH, class Threads>
+// MAY_BE_SPARE: threads without a line read another's.
+template <bool LOG, bool MAY_BE_SPARE = false, int W, int DEPTH, class Threads>
 __device__ __forceinline__ void softmax_line(const Line<W, DEPTH>& line, const Threads& threads,
                                              const T* x, T* y) {
     LineReader<T, W, DEPTH> in(line, x, from_acc<T>(negative_infinity<A>()));
     OnlineSum<A> of;
     const auto batch = read<sizeof(T) == 2>(line, of, in);
     of.join(threads);
-    if (line.number < 0) return;  // what it read is another's, and may be overwritten by now
+    if (MAY_BE_SPARE && line.number < 0) return;  // another's, which may be overwritten by now
     if (line.full) in.renew(of.late_zero());
     const A max = of.max, last = LOG ? logarithm(of.sum) : 1 / of.sum;
     const auto map = [=](Place<W>, A v) {
@@ -87,7 +88,7 @@ __device__ __forceinline__ void softmax_full_rows(const T* x, T* y, i64 n_rows, 
     __shared__ A of_warp[WARP];
     auto line = full_row_of<WIDTH, VECTORS<NBYTES, 1>>(n_rows, threads);
     line.full = KNOWS_FULL;
-    softmax_line<LOG>(line, RowThreads<A>{threads, of_warp}, x, y);
+    softmax_line<LOG, true>(line, RowThreads<A>{threads, of_warp}, x, y);
 }
 
 template <bool LOG>
