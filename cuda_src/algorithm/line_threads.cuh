@@ -3,7 +3,7 @@
 #pragma once
 #include "core/types.cuh"
 
-namespace cto::lines {
+namespace cto::line_threads {
 
 __device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
 __device__ __forceinline__ double larger(double a, double b) { return fmax(a, b); }
@@ -95,4 +95,4 @@ struct ColumnThreads {
     }
 };
 
-}  // namespace cto::lines
+}  // namespace cto::line_threads

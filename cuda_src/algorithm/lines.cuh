@@ -20,6 +20,7 @@
 
 namespace cto::lines {
 
+using namespace line_threads;
 using facts::MAX_THREADS;
 using facts::SHORT_NBYTES;
 using facts::SHORT_THREADS;

@@ -52,7 +52,7 @@ using WeightSum = cross_entropy::WeightSum<A>;
 using Divisor = cross_entropy::Divisor<A>;
 using DenseSum = cross_entropy::distributions::DenseSum<A>;
 using Losses = cross_entropy::labels::Losses<TOUT, A>;
-using LossAndGradient = cross_entropy::LossAndGradient<T, TOUT>;
+using LossAndGradient = cross_entropy::loss_and_gradient::LossAndGradient<T, TOUT>;
 using Target = cross_entropy::labels::Target<A>;
 using cross_entropy::labels::target_of;
 

@@ -5,7 +5,7 @@
 #include "algorithm/row_softmax.cuh"
 #include "cross_entropy/labels.cuh"
 
-namespace cto::cross_entropy {
+namespace cto::cross_entropy::loss_and_gradient {
 
 using math::exp::exponential;
 using math::exp::logarithm;
@@ -103,4 +103,4 @@ struct LossAndGradient {
     }
 };
 
-}  // namespace cto::cross_entropy
+}  // namespace cto::cross_entropy::loss_and_gradient
