@@ -65,8 +65,8 @@ struct Line {
     u32 thread;   // among those of the line
     u32 threads;  // of the line
     i32 head;     // elements before the first slot
-    bool full =
-        false;  // whether each thread has one batch of DEPTH slots, and nothing is beside them
+    // Whether each thread has one batch of DEPTH slots, and nothing is beside them.
+    bool full = false;
 
     // Whether this is the first thread of a line.
     __device__ bool leads() const { return thread == 0 && number >= 0; }
@@ -238,65 +238,45 @@ __device__ __forceinline__ First& first_of(First& first, Rest&...) {
     return first;
 }
 
-// Shows what is held to an `op`, and the elements before and after the slots where it is said. Its
-// `include` is given ways to see each element, and to renew them, which it calls between one use and
-// the next, and the largest of the first array's elements and of what is said.
-template <int WIDTH, int DEPTH, class Op, class... In>
-__device__ __forceinline__ void include(const Line<WIDTH, DEPTH>& line, bool with_edges, Op& op,
-                                        In&... in) {
+// The first reading; gives the batch that stays in registers. The op's `include` is given ways to see
+// each element of a batch, and to renew them, which it calls between one use and the next, and the
+// largest of the first array's elements and of what is said. LOADS_FIRST: all loads of a batch are begun
+// before anything is made of them; else a compiler may begin some when it has waited for others, to need
+// fewer registers.
+template <bool LOADS_FIRST = false, int WIDTH, int DEPTH, class Op, class... In>
+__device__ __forceinline__ typename Slots<WIDTH>::Count read(const Line<WIDTH, DEPTH>& line, Op& op,
+                                                             In&... in) {
+    typename Slots<WIDTH>::Count batch = 0;
     const auto renew = [&] { (in.renew(line.zero()), ...); };
     const auto each = [&](auto see) {
 #pragma unroll
         for (int u = 0; u < DEPTH; ++u)
 #pragma unroll
             for (int i = 0; i < WIDTH; ++i) see(in.at(u, i)...);
-        if (WIDTH > 1 && with_edges) see(to_acc(in.edge)...);
+        if (WIDTH > 1 && batch == 0) see(to_acc(in.edge)...);
     };
     const auto largest = [&](auto least) {
         const auto& first = first_of(in...);
         least = first.largest(least);
         if (!first.IN_PAIRS) renew();
-        return WIDTH > 1 && with_edges ? larger(least, to_acc(first.edge)) : least;
+        return WIDTH > 1 && batch == 0 ? larger(least, to_acc(first.edge)) : least;
     };
-    op.include(each, renew, largest);
-}
-
-// The first reading; gives the batch that stays in registers. LOADS_FIRST: all loads of a batch are begun before anything is made
-// of them; else a compiler may begin some when it has waited for others, to need fewer registers.
-template <bool LOADS_FIRST = false, int WIDTH, int DEPTH, class Op, class... In>
-__device__ __forceinline__ typename Slots<WIDTH>::Count read(const Line<WIDTH, DEPTH>& line, Op& op,
-                                                             In&... in) {
-    typename Slots<WIDTH>::Count batch = 0;
 #pragma unroll 1
     while (true) {
         (in.load(line, batch), ...);
 #ifndef __CUDA_CPU__
         if (LOADS_FIRST) asm volatile("" ::: "memory");
 #endif
-        include(line, batch == 0, op, in...);
+        op.include(each, renew, largest);
         if (line.full || batch + line.span() >= line.n_slots) break;
         batch += line.span();
     }
-    if (!line.full) (in.renew(line.zero()), ...);
+    if (!line.full) renew();
     return batch;
 }
 
-// y = map(place, elements) of one batch.
-template <int WIDTH, int DEPTH, class Map, class To, class... In>
-__device__ __forceinline__ void write_batch(const Line<WIDTH, DEPTH>& line,
-                                            typename Slots<WIDTH>::Count batch, const Map& map,
-                                            const To& y, const In&... in) {
-#pragma unroll
-    for (int u = 0; u < DEPTH; ++u) {
-        typename To::Value values[WIDTH];
-#pragma unroll
-        for (int i = 0; i < WIDTH; ++i) values[i] = map(line.place(batch, u, i), in.at(u, i)...);
-        y.store(line, batch, u, values);
-    }
-}
-
-// The second reading, from the batch on that is in registers. STREAMS: what is loaded again leaves the
-// cache to what will be.
+// The second: y = map(place, elements), from the batch on that is in registers. STREAMS: what is
+// loaded again leaves the cache to what will be.
 template <bool STREAMS = false, int WIDTH, int DEPTH, class Map, class To, class... In>
 __device__ __forceinline__ void write(const Line<WIDTH, DEPTH>& line,
                                       typename Slots<WIDTH>::Count batch, const Map& map,
@@ -304,7 +284,14 @@ __device__ __forceinline__ void write(const Line<WIDTH, DEPTH>& line,
     y.store_edge(line, map(Place<WIDTH>{line.edge, 0}, to_acc(in.edge)...));
 #pragma unroll 1
     while (true) {
-        write_batch(line, batch, map, y, in...);
+#pragma unroll
+        for (int u = 0; u < DEPTH; ++u) {
+            typename To::Value values[WIDTH];
+#pragma unroll
+            for (int i = 0; i < WIDTH; ++i)
+                values[i] = map(line.place(batch, u, i), in.at(u, i)...);
+            y.store(line, batch, u, values);
+        }
         if (line.full || batch == 0) return;
         batch -= line.span();
         (in.template load<STREAMS>(line, batch), ...);
