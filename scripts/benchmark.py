@@ -29,6 +29,7 @@ import cupy_training_ops as cto
 
 Times = dict[str, Timing]
 Reasons = dict[str, str]
+ON_TENSORS = ("torch", "Liger")  # what peers on PyTorch's tensors are called
 
 
 @click.command()
@@ -110,8 +111,8 @@ def peer_times(case: Case, sets: list[Any]) -> tuple[Times, Reasons]:
         try:
             actions = [peer(*inputs) for inputs in sets]
             times[name] = timer(actions)
-            name = f"{name}, compiled"
-            if timer is time_torch:
+            if name.startswith("torch"):
+                name = f"{name}, compiled"
                 times[name] = timer(compiled(actions))
         except (NotImplementedError, DoesNotCompileError) as error:
             left_out[name] = str(error)
@@ -128,9 +129,9 @@ def eager_times(case: Case, sets: list[Any], peers: Collection[str]) -> Times:
 
 
 def peers_of(case: Case) -> Iterator[tuple[str, Any, Any]]:
-    """Name, peer, and what times it; without those of PyTorch where it is not installed."""
+    """Name, peer, and what times it; without those on tensors where PyTorch is not installed."""
     for name, peer in case.peers.items():
-        if not name.startswith("torch"):
+        if not name.startswith(ON_TENSORS):
             yield name, peer, time_cupy
         elif torch_version() is not None:
             yield name, peer, time_torch

@@ -91,9 +91,10 @@ def eager_table(results: list[Record]) -> Iterator[str]:
 def machine_line(results: list[Record]) -> str:
     """What was measured with what."""
     m = results[0]
+    liger = f"Liger-Kernel {m['liger']}, " if m.get("liger") else ""
     return (
         f"{m['gpu']}, driver {m['driver']}, CUDA {m['cuda']}, CuPy {m['cupy']}, "
-        f"PyTorch {m['torch']}, commit {m['commit']}, {m['date']}; "
+        f"PyTorch {m['torch']}, {liger}commit {m['commit']}, {m['date']}; "
         f"copy rate {m['copy_gb_per_s']:.0f} GB/s"
     )
 

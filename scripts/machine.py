@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import os
 import subprocess
 from typing import Any
@@ -21,6 +23,7 @@ def machine() -> dict[str, Any]:
         "cuda": cupy.cuda.runtime.runtimeGetVersion(),
         "cupy": cupy.__version__,
         "torch": torch_version(),
+        "liger": liger_version(),
         "numpy": numpy.__version__,
         "commit": commit(),
         "date": command("date", "-u", "+%Y-%m-%d"),
@@ -34,6 +37,13 @@ def torch_version() -> str | None:
     except ImportError:
         return None
     return str(torch.__version__)
+
+
+def liger_version() -> str | None:
+    """Liger-Kernel's version, or None where its peers are left out."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version("liger_kernel")
+    return None
 
 
 def commit() -> str:

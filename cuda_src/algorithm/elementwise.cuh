@@ -207,10 +207,9 @@ template <class Held, class...>
 constexpr int WIDTH_OF = Held::width;
 
 template <class S, class Map, class... Held>
-__device__ __forceinline__ void map_tile(i64 n, bool aligned, Map map, Held... arrays) {
+__device__ __forceinline__ void map_tile(i64 first, i64 n, bool aligned, Map map, Held... arrays) {
     constexpr int N = WIDTH_OF<Held...>;
     constexpr bool STREAMING = (Held::written_nbytes + ...) > (Held::read_nbytes + ...);
-    const i64 first = static_cast<i64>(blockIdx.x) * S::size;
     const u32 left = static_cast<u32>(min(n - first, static_cast<i64>(S::size)));
     (arrays.seek(first), ...);
     if (aligned && left == S::size) {
@@ -238,7 +237,18 @@ __device__ __forceinline__ void map_tile(i64 n, bool aligned, Map map, Held... a
 // aligned: every array starts at a multiple of 16 bytes.
 template <class S, class Map, class... Operands>
 __device__ __forceinline__ void map_elements(i64 n, bool aligned, Map map, Operands... operands) {
-    map_tile<S>(n, aligned, map, operands.template held<S>()...);
+    map_tile<S>(static_cast<i64>(blockIdx.x) * S::size, n, aligned, map,
+                operands.template held<S>()...);
+}
+
+// The same, so many tiles to a block: what is computed once for all of them is more than little.
+template <class S, class Map, class... Operands>
+__device__ __forceinline__ void map_tiles(i64 n, bool aligned, u32 tiles, Map map,
+                                          Operands... operands) {
+    i64 first = static_cast<i64>(blockIdx.x) * tiles * S::size;
+#pragma unroll 1
+    for (; tiles > 0 && first < n; --tiles, first += S::size)
+        map_tile<S>(first, n, aligned, map, operands.template held<S>()...);
 }
 
 }  // namespace cto::elementwise

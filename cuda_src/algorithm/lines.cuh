@@ -15,10 +15,12 @@
 // registers, so that a line that fits into one batch is read once, and of a longer one it meets
 // first what was read last and is still in the L2 cache.
 #pragma once
+#include "algorithm/line_threads.cuh"
 #include "core/vec.cuh"
 
 namespace cto::lines {
 
+using namespace line_threads;
 using facts::MAX_THREADS;
 using facts::SHORT_NBYTES;
 using facts::SHORT_THREADS;
@@ -60,10 +62,11 @@ struct Line {
     i64 pitch;   // from one of its slots to the next
     i64 edge;    // the one that is this thread's of those before and after the slots, or -1
     Count n_slots;
-    u32 thread;         // among those of the line
-    u32 threads;        // of the line
-    i32 head;           // elements before the first slot
-    bool full = false;  // whether each thread has DEPTH slots, and there are no other elements
+    u32 thread;   // among those of the line
+    u32 threads;  // of the line
+    i32 head;     // elements before the first slot
+    // Whether each thread has one batch of DEPTH slots, and nothing is beside them.
+    bool full = false;
 
     // Whether this is the first thread of a line.
     __device__ bool leads() const { return thread == 0 && number >= 0; }
@@ -78,6 +81,12 @@ struct Line {
         return batch + static_cast<Count>(thread + u * threads);
     }
     __device__ bool has(Count batch, int u) const { return full || slot(batch, u) < n_slots; }
+    // Whether this thread writes an element of the line.
+    __device__ bool holds(i64 element) const {
+        const i64 past = element - head, slot = past / WIDTH;
+        if (past < 0 || slot >= n_slots) return element == edge;
+        return static_cast<Count>(slot) % static_cast<Count>(threads) == static_cast<Count>(thread);
+    }
     // 0, which a compiler cannot know.
     __device__ u32 zero() const { return static_cast<u32>(n_slots) & 0x80000000u; }
     // The batch that `read` ends with.
@@ -89,22 +98,48 @@ struct Line {
     }
 };
 
+// The slots of a line in an array. PINNED: of rows, by one instruction each. A compiler that knows
+// where a row begins makes the address of each slot from there.
+template <class E, int WIDTH, int DEPTH, bool PINNED>
+struct SlotsOf {
+    E* first;
+
+    __device__ __forceinline__ SlotsOf(const Line<WIDTH, DEPTH>& line, E* array)
+        : first(line.first_slot(array)) {
+#ifndef __CUDA_CPU__
+        if constexpr (PINNED) {
+            size_t global = __cvta_generic_to_global(first);
+            asm("" : "+l"(global));
+            first = static_cast<E*>(__cvta_global_to_generic(global));
+        }
+#endif
+    }
+    __device__ __forceinline__ E* at(const Line<WIDTH, DEPTH>& line,
+                                     typename Slots<WIDTH>::Count batch, int u) const {
+        if constexpr (PINNED) return first + multiply_wide(line.slot(batch, u), WIDTH);
+        return first + line.slot(batch, u) * line.pitch;
+    }
+};
+
 // Elements of one array.
-template <class E, int WIDTH, int DEPTH>
+template <class E, int WIDTH, int DEPTH, bool PINNED = false>
 struct Reader {
     using Unit = vec::Unit<E, IN_WORDS<E, WIDTH>>;
     using Held = typename Unit::Held;
-    using Slot = Vec<Held, WIDTH * sizeof(E) / sizeof(Held)>;
+    static constexpr int WORDS = WIDTH * sizeof(E) / sizeof(Held);
+    using Slot = Vec<Held, WORDS>;
+    // Whether the largest is found two at a time, for which no element is widened.
+    static constexpr bool IN_PAIRS = vec::HAS_LARGER_PAIR && sizeof(E) == 2 && WORDS < WIDTH;
 
-    const E* slots;  // the line's first one
-    E fill;          // in the place of elements that are not there
-    bool present;    // whether there is an array
+    SlotsOf<const E, WIDTH, DEPTH, PINNED> slots;
+    E fill;        // in the place of elements that are not there
+    bool present;  // whether there is an array
     E edge;
     Slot held[DEPTH];
 
     __device__ __forceinline__ Reader(const Line<WIDTH, DEPTH>& line, const E* array, E fill,
                                       bool present = true)
-        : slots(line.first_slot(array)), fill(fill), present(present), edge(fill) {
+        : slots(line, array), fill(fill), present(present), edge(fill) {
         if (WIDTH > 1 && line.edge >= 0 && present) edge = array[line.start + line.edge];
     }
     template <bool STREAMS = false>
@@ -116,7 +151,7 @@ struct Reader {
 #pragma unroll
             for (int i = 0; i < UNITS; ++i) held[u].at[i] = Unit::fill(fill);
             if (!line.has(batch, u) || !present) continue;
-            const E* const from = slots + line.slot(batch, u) * line.pitch;
+            const E* const from = slots.at(line, batch, u);
             if constexpr (STREAMS)
                 held[u] = vec::load_streaming(reinterpret_cast<const Slot*>(from));
             else
@@ -124,6 +159,30 @@ struct Reader {
         }
     }
     __device__ __forceinline__ Acc<E> at(int u, int i) const { return Unit::at(held[u].at, i); }
+
+    // The largest of them and of `least`; two at a time where GPUs have an instruction for it.
+    __device__ __forceinline__ Acc<E> largest(Acc<E> least) const {
+        if constexpr (IN_PAIRS) {
+            u32 of_word[WORDS];
+#pragma unroll
+            for (int i = 0; i < WORDS; ++i) {
+                of_word[i] = held[0].at[i];
+#pragma unroll
+                for (int u = 1; u < DEPTH; ++u)
+                    of_word[i] = vec::larger_pair(of_word[i], held[u].at[i], E());
+            }
+#pragma unroll
+            for (int i = 1; i < WORDS; ++i)
+                of_word[0] = vec::larger_pair(of_word[0], of_word[i], E());
+            return larger(least, larger(Unit::at(of_word, 0), Unit::at(of_word, 1)));
+        } else {
+#pragma unroll
+            for (int u = 0; u < DEPTH; ++u)
+#pragma unroll
+                for (int i = 0; i < WIDTH; ++i) least = larger(least, at(u, i));
+            return least;
+        }
+    }
 
     // The same bits, as if they were loaded again: a compiler that knows them keeps all elements of
     // a short type in their accumulators from one use to the next, for which there is no room.
@@ -149,28 +208,44 @@ struct Writer {
     using Value = Acc<E>;
     E* array;
 
-    // Past the cache, in which a line of several batches is to stay. A plain copy of a vector of
-    // 2-byte elements is compiled to stores of 2 bytes.
     template <int WIDTH, int DEPTH>
     __device__ __forceinline__ void store(const Line<WIDTH, DEPTH>& line,
                                           typename Slots<WIDTH>::Count batch, int u,
                                           const Acc<E> (&values)[WIDTH]) const {
-        if (!line.has(batch, u)) return;
-        E* const to = line.first_slot(array) + line.slot(batch, u) * line.pitch;
-        vec::store_streaming(reinterpret_cast<Vec<E, WIDTH>*>(to), vec::from_acc<E>(values));
+        store(SlotsOf<E, WIDTH, DEPTH, false>(line, array), line, batch, u, values);
     }
     template <int WIDTH, int DEPTH>
     __device__ __forceinline__ void store_edge(const Line<WIDTH, DEPTH>& line, Acc<E> value) const {
         if (WIDTH > 1 && line.edge >= 0) array[line.start + line.edge] = from_acc<E>(value);
     }
+
+  protected:
+    // Past the cache, in which a line of several batches is to stay. A plain copy of a vector of
+    // 2-byte elements is compiled to stores of 2 bytes.
+    template <bool PINNED, int WIDTH, int DEPTH>
+    static __device__ __forceinline__ void store(const SlotsOf<E, WIDTH, DEPTH, PINNED>& slots,
+                                                 const Line<WIDTH, DEPTH>& line,
+                                                 typename Slots<WIDTH>::Count batch, int u,
+                                                 const Acc<E> (&values)[WIDTH]) {
+        if (!line.has(batch, u)) return;
+        vec::store_streaming(reinterpret_cast<Vec<E, WIDTH>*>(slots.at(line, batch, u)),
+                             vec::from_acc<E>(values));
+    }
 };
 
-// The first reading; gives the batch that stays in registers. What goes through a batch more than
-// once calls `renew` in between. LOADS_FIRST: all loads of a batch are begun before anything is made
-// of them; else a compiler may begin some when it has waited for others, to need fewer registers.
-template <bool LOADS_FIRST = false, int WIDTH, int DEPTH, class Op, class... E>
+template <class First, class... Rest>
+__device__ __forceinline__ First& first_of(First& first, Rest&...) {
+    return first;
+}
+
+// The first reading; gives the batch that stays in registers. The op's `include` is given ways to see
+// each element of a batch, and to renew them, which it calls between one use and the next, and the
+// largest of the first array's elements and of what is said. LOADS_FIRST: all loads of a batch are begun
+// before anything is made of them; else a compiler may begin some when it has waited for others, to need
+// fewer registers.
+template <bool LOADS_FIRST = false, int WIDTH, int DEPTH, class Op, class... In>
 __device__ __forceinline__ typename Slots<WIDTH>::Count read(const Line<WIDTH, DEPTH>& line, Op& op,
-                                                             Reader<E, WIDTH, DEPTH>&... in) {
+                                                             In&... in) {
     typename Slots<WIDTH>::Count batch = 0;
     const auto renew = [&] { (in.renew(line.zero()), ...); };
     const auto each = [&](auto see) {
@@ -180,26 +255,32 @@ __device__ __forceinline__ typename Slots<WIDTH>::Count read(const Line<WIDTH, D
             for (int i = 0; i < WIDTH; ++i) see(in.at(u, i)...);
         if (WIDTH > 1 && batch == 0) see(to_acc(in.edge)...);
     };
+    const auto largest = [&](auto least) {
+        const auto& first = first_of(in...);
+        least = first.largest(least);
+        if (!first.IN_PAIRS) renew();
+        return WIDTH > 1 && batch == 0 ? larger(least, to_acc(first.edge)) : least;
+    };
 #pragma unroll 1
     while (true) {
         (in.load(line, batch), ...);
 #ifndef __CUDA_CPU__
         if (LOADS_FIRST) asm volatile("" ::: "memory");
 #endif
-        op.include(each, renew);
-        if (batch + line.span() >= line.n_slots) break;
+        op.include(each, renew, largest);
+        if (line.full || batch + line.span() >= line.n_slots) break;
         batch += line.span();
     }
-    renew();
+    if (!line.full) renew();
     return batch;
 }
 
 // The second: y = map(place, elements), from the batch on that is in registers. STREAMS: what is
 // loaded again leaves the cache to what will be.
-template <bool STREAMS = false, int WIDTH, int DEPTH, class Map, class To, class... E>
+template <bool STREAMS = false, int WIDTH, int DEPTH, class Map, class To, class... In>
 __device__ __forceinline__ void write(const Line<WIDTH, DEPTH>& line,
                                       typename Slots<WIDTH>::Count batch, const Map& map,
-                                      const To& y, Reader<E, WIDTH, DEPTH>&... in) {
+                                      const To& y, In&... in) {
     y.store_edge(line, map(Place<WIDTH>{line.edge, 0}, to_acc(in.edge)...));
 #pragma unroll 1
     while (true) {
@@ -211,111 +292,31 @@ __device__ __forceinline__ void write(const Line<WIDTH, DEPTH>& line,
                 values[i] = map(line.place(batch, u, i), in.at(u, i)...);
             y.store(line, batch, u, values);
         }
-        if (batch == 0) return;
+        if (line.full || batch == 0) return;
         batch -= line.span();
         (in.template load<STREAMS>(line, batch), ...);
     }
 }
 
-// ---- sums and maxima over the threads of a line -------------------------------------------------
-
-__device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
-__device__ __forceinline__ double larger(double a, double b) { return fmax(a, b); }
-
-struct Max {
-    template <class A>
-    static __device__ __forceinline__ A of(A a, A b) {
-        return larger(a, b);
-    }
-};
-struct Sum {
-    template <class A>
-    static __device__ __forceinline__ A of(A a, A b) {
-        return a + b;
-    }
-};
-
-template <class A>
-__device__ __forceinline__ A negative_infinity() {
-    return -static_cast<A>(__int_as_float(0x7F800000));
-}
-
-// Threads side by side: a power of two within a warp, or all of a block.
-template <class A>
-struct RowThreads {
-    u32 threads;
-    A* of_warp;                 // shared memory, WARP entries
-    mutable bool used = false;  // whether some thread may still read it
-
-    __device__ __forceinline__ A max(A value) const {
-        return over<Max>(value, negative_infinity<A>());
-    }
-    __device__ __forceinline__ A sum(A value) const { return over<Sum>(value, A(0)); }
-
-  private:
-    // Over groups of so many lanes, a power of two.
-    template <class How>
-    static __device__ __forceinline__ A over_lanes(A value, u32 lanes) {
-        if (lanes == WARP) {
-#pragma unroll
-            for (u32 step = 1; step < WARP; step *= 2)
-                value = How::of(value, __shfl_xor_sync(ALL_LANES, value, step));
-            return value;
-        }
-#pragma unroll 1
-        for (u32 step = 1; step < lanes; step *= 2)
-            value = How::of(value, __shfl_xor_sync(ALL_LANES, value, step));
-        return value;
-    }
-    template <class How>
-    __device__ __forceinline__ A over(A value, A neutral) const {
-        value = over_lanes<How>(value, threads < WARP ? threads : WARP);
-        if (threads <= WARP) {
-            __syncwarp();  // what was read of the line before is read
-            return value;
-        }
-        const u32 lane = threadIdx.x % WARP, warps = threads / WARP;
-        const u32 lanes = (warps & (warps - 1)) == 0 ? warps : WARP;
-        if (used) __syncthreads();
-        used = true;
-        if (lane == 0) of_warp[threadIdx.x / WARP] = value;
-        __syncthreads();
-        const u32 warp = lane & (lanes - 1);
-        return over_lanes<How>(warp < warps ? of_warp[warp] : neutral, lanes);
-    }
-};
-
-// Threads of a block that differ in threadIdx.y only, a power of two.
-template <class A>
-struct ColumnThreads {
-    A* of_thread;  // shared memory, an entry for each thread of the block
-
-    __device__ __forceinline__ A max(A value) const { return over<Max>(value); }
-    __device__ __forceinline__ A sum(A value) const { return over<Sum>(value); }
-
-  private:
-    template <class How>
-    __device__ __forceinline__ A over(A value) const {
-        const u32 own = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
-#pragma unroll 1
-        for (u32 half = blockDim.y / 2; half > 0; half /= 2) {
-            __syncthreads();
-            of_thread[own] = value;
-            __syncthreads();
-            value = How::of(value, of_thread[own ^ (half * blockDim.x)]);
-        }
-        __syncthreads();
-        return value;
-    }
-};
-
 // ---- which line a thread has --------------------------------------------------------------------
 
-// Rows of `length` elements in arrays that start at a multiple of 16 bytes, `threads` threads each.
+// A thread's row, and which of the row's threads it is.
+struct Seat {
+    i64 row;
+    u32 thread;
+};
+__device__ __forceinline__ Seat seat_of(u32 threads) {
+    const bool shares_warp = threads <= WARP;  // then threads are a power of two
+    const u32 shift = 31 - __clz(threads);
+    const u32 group = shares_warp ? threadIdx.x >> shift : 0;
+    const u32 thread = shares_warp ? threadIdx.x & (threads - 1) : threadIdx.x;
+    return {static_cast<i64>(blockIdx.x) * (shares_warp ? blockDim.x >> shift : 1) + group, thread};
+}
+
+// One of the rows of `length` elements in arrays that start at a multiple of 16 bytes.
 template <int WIDTH, int DEPTH>
-__device__ __forceinline__ Line<WIDTH, DEPTH> row_of(i64 n_rows, i64 length, u32 threads) {
-    const u32 group = threadIdx.x / threads, thread = threadIdx.x - group * threads;
-    const i64 row = static_cast<i64>(blockIdx.x) * (blockDim.x / threads) + group;
+__device__ __forceinline__ Line<WIDTH, DEPTH> row_at(i64 row, i64 n_rows, i64 length, u32 thread,
+                                                     u32 threads) {
     if (row >= n_rows) return {-1, 0, 1, WIDTH, -1, 0, thread, threads, 0};
     const i64 start = row * length;
     const i64 before = -start & (WIDTH - 1);
@@ -327,14 +328,25 @@ __device__ __forceinline__ Line<WIDTH, DEPTH> row_of(i64 n_rows, i64 length, u32
     return {row, start, 1, WIDTH, has_edge ? edge : -1, n_slots, thread, threads, head};
 }
 
+// Such rows, `threads` threads each.
+template <int WIDTH, int DEPTH>
+__device__ __forceinline__ Line<WIDTH, DEPTH> row_of(i64 n_rows, i64 length, u32 threads) {
+    const u32 group = threadIdx.x / threads, thread = threadIdx.x - group * threads;
+    const i64 row = static_cast<i64>(blockIdx.x) * (blockDim.x / threads) + group;
+    return row_at<WIDTH, DEPTH>(row, n_rows, length, thread, threads);
+}
+
+// The same without a division, for kernels that compute little more.
+template <int WIDTH, int DEPTH>
+__device__ __forceinline__ Line<WIDTH, DEPTH> seated_row_of(i64 n_rows, i64 length, u32 threads) {
+    const Seat seat = seat_of(threads);
+    return row_at<WIDTH, DEPTH>(seat.row, n_rows, length, seat.thread, threads);
+}
+
 // Rows of `threads` full batches, where there are any. What has no row of its own reads the last one.
 template <int WIDTH, int DEPTH>
 __device__ __forceinline__ Line<WIDTH, DEPTH> full_row_of(i64 n_rows, u32 threads) {
-    const bool shares_warp = threads <= WARP;  // then threads are a power of two
-    const u32 shift = 31 - __clz(threads);
-    const u32 group = shares_warp ? threadIdx.x >> shift : 0;
-    const u32 thread = shares_warp ? threadIdx.x & (threads - 1) : threadIdx.x;
-    const i64 row = static_cast<i64>(blockIdx.x) * (shares_warp ? blockDim.x >> shift : 1) + group;
+    const auto [row, thread] = seat_of(threads);
     const i64 start = (row < n_rows ? row : n_rows - 1) * (threads * (WIDTH * DEPTH));
     const i32 n_slots = static_cast<i32>(threads * DEPTH);
     return {row < n_rows ? row : -1, start, 1, WIDTH, -1, n_slots, thread, threads, 0, true};

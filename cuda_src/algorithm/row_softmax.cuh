@@ -8,6 +8,26 @@ namespace cto::row_softmax {
 
 using namespace lines;
 
+// Rows whose elements take few other instructions have their slots pinned.
+template <class E, int WIDTH>
+constexpr bool PINNED = WIDTH > 1 && sizeof(E) < 8;
+
+template <class E, int WIDTH, int DEPTH>
+using LineReader = Reader<E, WIDTH, DEPTH, PINNED<E, WIDTH>>;
+
+template <class E, int WIDTH, int DEPTH>
+struct LineWriter : Writer<E> {
+    SlotsOf<E, WIDTH, DEPTH, PINNED<E, WIDTH>> slots;
+
+    __device__ __forceinline__ LineWriter(const Line<WIDTH, DEPTH>& line, E* array)
+        : Writer<E>{array}, slots(line, array) {}
+    __device__ __forceinline__ void store(const Line<WIDTH, DEPTH>& line,
+                                          typename Slots<WIDTH>::Count batch, int u,
+                                          const Acc<E> (&values)[WIDTH]) const {
+        Writer<E>::store(slots, line, batch, u, values);
+    }
+};
+
 // The maximum of a line and the sum of e^(x - maximum), in one reading. A line of -inf alone, and
 // one with +inf, has a sum of which every result becomes NaN.
 template <class A>
@@ -19,11 +39,11 @@ struct OnlineSum {
     static __device__ __forceinline__ A reference(A max) {
         return max == negative_infinity<A>() ? A(0) : max;
     }
-    template <class Each, class Renew>
-    __device__ __forceinline__ void include(const Each& each, const Renew& renew) {
+    template <class Each, class Renew, class Largest>
+    __device__ __forceinline__ void include(const Each& each, const Renew&,
+                                            const Largest& largest) {
         const A before = max;
-        each([&](A x) { max = larger(max, x); });
-        renew();
+        max = largest(max);
         const A now = reference(max);
         if (now != before) sum *= math::exp::exponential(before - now);
         each([&](A x) { sum += math::exp::exponential(x - now); });
@@ -33,6 +53,11 @@ struct OnlineSum {
         const A own = max;
         max = threads.max(own);
         sum = threads.sum(sum * math::exp::exponential(own - reference(max)));
+    }
+    // Of a line whose results are numbers 0, which nobody knows before its sum: what is made of words
+    // that are renewed with it waits for the sum, and takes no registers before.
+    __device__ __forceinline__ u32 late_zero() const {
+        return static_cast<u32>(bits_of(sum) >> (8 * sizeof(A) - 1)) << 31;
     }
 };
 

@@ -121,6 +121,36 @@ struct Unit<E, true> {
     static __device__ bool widened(u32 word, int i, bool) { return word & 0xFFu << 8 * i; }
 };
 
+// The larger ones of two pairs of elements of 2 bytes, a word each: an instruction since 8.0.
+#if defined(__CUDA_CPU__)
+constexpr bool HAS_LARGER_PAIR = true;
+template <class E>
+__device__ __forceinline__ u32 larger_pair(u32 x, u32 y, E) {
+    Vec<E, 2> of_x, of_y;
+    *reinterpret_cast<u32*>(&of_x) = x;
+    *reinterpret_cast<u32*>(&of_y) = y;
+    for (int i = 0; i < 2; ++i)
+        of_x.at[i] = cto::from_acc<E>(fmaxf(to_acc(of_x.at[i]), to_acc(of_y.at[i])));
+    return *reinterpret_cast<const u32*>(&of_x);
+}
+#else
+constexpr bool HAS_LARGER_PAIR = __CUDA_ARCH__ >= 800;
+__device__ __forceinline__ u32 larger_pair(u32 x, u32 y, __half) {
+    u32 larger = x;
+#if __CUDA_ARCH__ >= 800
+    asm("max.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(x), "r"(y));
+#endif
+    return larger;
+}
+__device__ __forceinline__ u32 larger_pair(u32 x, u32 y, __nv_bfloat16) {
+    u32 larger = x;
+#if __CUDA_ARCH__ >= 800
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(x), "r"(y));
+#endif
+    return larger;
+}
+#endif
+
 // A vector of N elements, in their accumulators. CONSTANT: see load_constant.
 template <class E, bool CONSTANT = false, int N>
 __device__ __forceinline__ void widen(const void* from, Acc<E> (&to)[N]) {

@@ -14,6 +14,7 @@
 #include "cross_entropy/division.cuh"
 #include "cross_entropy/facts.cuh"
 #include "cross_entropy/labels.cuh"
+#include "cross_entropy/loss_and_gradient.cuh"
 
 // T: scores, or log-probabilities and dY. TOUT: the outputs, and a bias.
 #ifndef CTO_TOUT
@@ -51,6 +52,7 @@ using WeightSum = cross_entropy::WeightSum<A>;
 using Divisor = cross_entropy::Divisor<A>;
 using DenseSum = cross_entropy::distributions::DenseSum<A>;
 using Losses = cross_entropy::labels::Losses<TOUT, A>;
+using LossAndGradient = cross_entropy::loss_and_gradient::LossAndGradient<T, TOUT>;
 using Target = cross_entropy::labels::Target<A>;
 using cross_entropy::labels::target_of;
 
@@ -81,7 +83,7 @@ template <int W, int DEPTH, class Threads>
 __device__ __forceinline__ void loss_line(const Line<W, DEPTH>& line, const Threads& threads,
                                           const T* scores, const void* labels, const void* weights,
                                           const Rule& rule, TOUT* log_prob, Losses losses) {
-    Reader<T, W, DEPTH> in(line, scores, from_acc<T>(negative_infinity<A>()));
+    LineReader<T, W, DEPTH> in(line, scores, from_acc<T>(negative_infinity<A>()));
     OnlineSum<A> of;
     const auto batch = read(line, of, in);
     of.join(threads);
@@ -93,7 +95,7 @@ __device__ __forceinline__ void loss_line(const Line<W, DEPTH>& line, const Thre
         losses.store(line.number, target, last - (score - max));
     }
     const auto map = [=](Place<W>, A x) { return x - max - last; };
-    if (log_prob) write(line, batch, map, Writer<TOUT>{log_prob}, in);
+    if (log_prob) write(line, batch, map, LineWriter<TOUT, W, DEPTH>(line, log_prob), in);
 }
 
 // The losses of the bundle's lines fall to its first threads, at least one for each.
@@ -145,45 +147,14 @@ __device__ __forceinline__ void loss_bundle(const Line<W, DEPTH>& bundle,
     }
 }
 
-// The gradient may be written over the scores: that of the label is read before any is written.
-template <int W, int DEPTH, class Threads>
-__device__ __forceinline__ void loss_and_gradient_line(const Line<W, DEPTH>& line,
-                                                       const Threads& threads, const T* scores,
-                                                       const void* labels, const void* weights,
-                                                       const Rule& rule, T* gradient, Losses losses,
-                                                       A scale, Divisor divisor) {
-    Reader<T, W, DEPTH> in(line, scores, from_acc<T>(negative_infinity<A>()));
-    OnlineSum<A> of;
-    const auto batch = read(line, of, in);
-    Target target{-1, 0, false};
-    if (line.number >= 0) target = target_of<A>(labels, weights, rule, line.number);
-    A score = 0;
-    if (line.leads() && target.label >= 0)
-        score = to_acc(scores[line.start + target.label * line.stride]);
-    const WeightSum by = divisor.load();
-    const A slope = target.slope(scale, by);
-    const bool skips = target.skips(by);
-    of.join(threads);
-    if (line.leads() && losses.wanted())
-        losses.store(line.number, target, logarithm(of.sum) - (score - of.max));
-    if (!gradient) return;
-    const A max = of.max, share = 1 / of.sum;
-    const i64 label = target.label;
-    const auto map = [=](Place<W> place, A x) {
-        const A p = exponential(x - max) * share;
-        return skips ? A(0) : (place.is(label) ? p - 1 : p) * slope;
-    };
-    write(line, batch, map, Writer<T>{gradient}, in);
-}
-
 template <int W, int DEPTH>
 __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const T* dy,
                                               bool dy_of_rows, const T* log_prob,
                                               const void* labels, const void* weights,
                                               const Rule& rule, Divisor divisor, const TOUT* bias,
                                               TOUT* gradient) {
-    Reader<T, W, DEPTH> in(line, log_prob, from_acc<T>(A(0)));
-    Reader<TOUT, W, DEPTH> added(line, bias, from_acc<TOUT>(A(0)), bias != nullptr);
+    LineReader<T, W, DEPTH> in(line, log_prob, from_acc<T>(A(0)));
+    LineReader<TOUT, W, DEPTH> added(line, bias, from_acc<TOUT>(A(0)), bias != nullptr);
     const auto batch = line.last_batch();
     in.load(line, batch);
     added.load(line, batch);
@@ -201,7 +172,7 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
         const A p = exponential(x);
         return (skips ? A(0) : (place.is(label) ? p - 1 : p) * slope) + b;
     };
-    write(line, batch, map, Writer<TOUT>{gradient}, in, added);
+    write(line, batch, map, LineWriter<TOUT, W, DEPTH>(line, gradient), in, added);
 }
 
 // ---- targets that are distributions -------------------------------------------------------------
@@ -210,15 +181,16 @@ template <int W, int DEPTH, class Threads>
 __device__ __forceinline__ void dense_loss_line(const Line<W, DEPTH>& line, const Threads& threads,
                                                 const T* scores, const T* target, TOUT* log_prob,
                                                 Losses losses) {
-    Reader<T, W, DEPTH> in(line, scores, from_acc<T>(negative_infinity<A>()));
-    Reader<T, W, DEPTH> in_target(line, target, from_acc<T>(A(0)));
+    LineReader<T, W, DEPTH> in(line, scores, from_acc<T>(negative_infinity<A>()));
+    LineReader<T, W, DEPTH> in_target(line, target, from_acc<T>(A(0)));
     DenseSum sums;
     const auto batch = read(line, sums, in, in_target);
     sums.join(threads);
     if (line.leads() && losses.wanted()) losses.store(line.number, sums.loss());
     const A max = sums.of.max, last = logarithm(sums.of.sum);
     const auto map = [=](Place<W>, A x, A) { return x - max - last; };
-    if (log_prob) write(line, batch, map, Writer<TOUT>{log_prob}, in, in_target);
+    if (log_prob)
+        write(line, batch, map, LineWriter<TOUT, W, DEPTH>(line, log_prob), in, in_target);
 }
 
 template <int W, int DEPTH>
@@ -226,13 +198,13 @@ __device__ __forceinline__ void dense_gradient_line(const Line<W, DEPTH>& line, 
                                                     bool dy_of_rows, const T* log_prob,
                                                     const T* target, A divisor, TOUT* gradient) {
     const T zero = from_acc<T>(A(0));
-    Reader<T, W, DEPTH> in(line, log_prob, zero), in_target(line, target, zero);
+    LineReader<T, W, DEPTH> in(line, log_prob, zero), in_target(line, target, zero);
     const auto batch = line.last_batch();
     in.load(line, batch);
     in_target.load(line, batch);
     const A slope = line.number < 0 ? A(0) : to_acc(dy[dy_of_rows ? line.number : 0]) / divisor;
     const auto map = [=](Place<W>, A x, A t) { return (exponential(x) - t) * slope; };
-    write(line, batch, map, Writer<TOUT>{gradient}, in, in_target);
+    write(line, batch, map, LineWriter<TOUT, W, DEPTH>(line, gradient), in, in_target);
 }
 
 }  // namespace cto
@@ -283,7 +255,7 @@ extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
                                    const __grid_constant__ Rule rule, TOUT* log_prob, TOUT* output,
                                    Acc<T>* losses, i64 n_rows, i64 length, u32 threads) {
     __shared__ A of_warp[WARP];
-    const auto line = row_of<WIDTH, SLOTS<SHORT_NBYTES, 1>>(n_rows, length, threads);
+    const auto line = seated_row_of<WIDTH, SLOTS<SHORT_NBYTES, 1>>(n_rows, length, threads);
     loss_line(line, RowThreads<A>{threads, of_warp}, scores, labels, weights, rule, log_prob,
               Losses{output, losses});
 }
@@ -292,7 +264,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                              const __grid_constant__ Rule rule, TOUT* log_prob, TOUT* output,
                              Acc<T>* losses, i64 n_rows, i64 length, u32 threads) {
     __shared__ A of_warp[WARP];
-    const auto line = row_of<WIDTH, SLOTS<NBYTES, 1>>(n_rows, length, threads);
+    const auto line = seated_row_of<WIDTH, SLOTS<NBYTES, 1>>(n_rows, length, threads);
     loss_line(line, RowThreads<A>{threads, of_warp}, scores, labels, weights, rule, log_prob,
               Losses{output, losses});
 }
@@ -321,10 +293,16 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) cross_entropy__loss_an
     T* gradient, TOUT* output, Acc<T>* losses, const __grid_constant__ Either<1> scale,
     const Acc<T>* divisor, double n, i64 n_rows, i64 length, u32 threads) {
     __shared__ A of_warp[WARP];
-    const auto line = row_of<vec::WIDTH<T>, NBYTES / 16>(n_rows, length, threads);
-    loss_and_gradient_line(line, RowThreads<A>{threads, of_warp}, scores, labels, weights, rule,
-                           gradient, Losses{output, losses}, static_cast<A>(as_double(scale)),
-                           Divisor{divisor, n});
+    const LossAndGradient call{scores,
+                               labels,
+                               weights,
+                               rule,
+                               gradient,
+                               {output, losses},
+                               static_cast<A>(as_double(scale)),
+                               {divisor, n}};
+    call.line(seated_row_of<vec::WIDTH<T>, NBYTES / 16>(n_rows, length, threads),
+              RowThreads<A>{threads, of_warp});
 }
 // With one block a multiprocessor said, as without it 7.0 is given 32 registers and spills.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
@@ -335,10 +313,15 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1)
                                              const Acc<T>* divisor, double n, i64 n_outer,
                                              i64 length, i64 stride) {
     __shared__ A of_thread[MAX_THREADS];
-    const auto line = column_of<COLUMN_ELEMENTS>(n_outer, length, stride);
-    loss_and_gradient_line(line, ColumnThreads<A>{of_thread}, scores, labels, weights, rule,
-                           gradient, Losses{output, losses}, static_cast<A>(as_double(scale)),
-                           Divisor{divisor, n});
+    const LossAndGradient call{scores,
+                               labels,
+                               weights,
+                               rule,
+                               gradient,
+                               {output, losses},
+                               static_cast<A>(as_double(scale)),
+                               {divisor, n}};
+    call.line(column_of<COLUMN_ELEMENTS>(n_outer, length, stride), ColumnThreads<A>{of_thread});
 }
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
@@ -347,7 +330,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                                  const __grid_constant__ Rule rule, const Acc<T>* divisor, double n,
                                  const TOUT* bias, TOUT* gradient, i64 n_rows, i64 length,
                                  u32 threads) {
-    const auto line = row_of<WIDTH, SLOTS<GRADIENT_NBYTES, 2>>(n_rows, length, threads);
+    const auto line = seated_row_of<WIDTH, SLOTS<GRADIENT_NBYTES, 2>>(n_rows, length, threads);
     gradient_line(line, dy, dy_of_rows, log_prob, labels, weights, rule, Divisor{divisor, n}, bias,
                   gradient);
 }
@@ -366,7 +349,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     cross_entropy__dense_loss_rows(const T* scores, const T* target, TOUT* log_prob, TOUT* output,
                                    Acc<T>* losses, i64 n_rows, i64 length, u32 threads) {
     __shared__ A of_warp[WARP];
-    const auto line = row_of<WIDTH, SLOTS<NBYTES, 2>>(n_rows, length, threads);
+    const auto line = seated_row_of<WIDTH, SLOTS<NBYTES, 2>>(n_rows, length, threads);
     dense_loss_line(line, RowThreads<A>{threads, of_warp}, scores, target, log_prob,
                     Losses{output, losses});
 }
@@ -384,7 +367,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     cross_entropy__dense_gradient_rows(const T* dy, bool dy_of_rows, const T* log_prob,
                                        const T* target, double n, TOUT* gradient, i64 n_rows,
                                        i64 length, u32 threads) {
-    const auto line = row_of<WIDTH, SLOTS<NBYTES, 2>>(n_rows, length, threads);
+    const auto line = seated_row_of<WIDTH, SLOTS<NBYTES, 2>>(n_rows, length, threads);
     dense_gradient_line(line, dy, dy_of_rows, log_prob, target, static_cast<A>(n), gradient);
 }
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)

@@ -17,10 +17,11 @@ struct DenseSum {
     // t times a shift; no targets have no part in it, even where it is infinite.
     __device__ A shifted(A shift) const { return targets == 0 ? A(0) : targets * shift; }
 
-    template <class Each, class Renew>
-    __device__ __forceinline__ void include(const Each& each, const Renew& renew) {
+    template <class Each, class Renew, class Largest>
+    __device__ __forceinline__ void include(const Each& each, const Renew& renew,
+                                            const Largest& largest) {
         const A before = of.reference(of.max);
-        of.include([&](auto see) { each([&](A x, A) { see(x); }); }, renew);
+        of.include([&](auto see) { each([&](A x, A) { see(x); }); }, renew, largest);
         renew();
         const A now = of.reference(of.max);
         if (now != before) linear += shifted(before - now);

@@ -28,22 +28,34 @@ constexpr int COLUMN_ELEMENTS = LINE_NBYTES / 16 / N_HELD;
 constexpr int WIDTH = vec::WIDTH<T>;
 using Tile = Tiling<T, THREADS, NBYTES>;
 
+// Blocks of a multiprocessor at least: what waits for memory leaves time for what computes. Other
+// compilers would spill.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800 && __CUDA_ARCH__ < 1000
+constexpr int SHARE = sizeof(T) == 8 ? 2 : 1;
+constexpr int DRAWING_BLOCKS = 10 / SHARE, BIASED_BLOCKS = 8 / SHARE;
+#else
+constexpr int DRAWING_BLOCKS = 1, BIASED_BLOCKS = 1;
+#endif
+
 __device__ __forceinline__ Draw draw_of(const Either<2>& state, u32 largest) {
     return {{static_cast<u64>(as_i64(state, 0)), static_cast<u64>(as_i64(state, 1))}, largest};
+}
+__device__ __forceinline__ KeyedDraw keyed_draw_of(const Either<2>& state, u32 largest) {
+    const Draw draw = draw_of(state, largest);
+    return {{philox::Keys(draw.stream.key), draw.stream.offset}, largest};
 }
 
 struct Forward {
     ACC scale;
-    __device__ void operator()(ACC x, bool kept, ACC& y, bool& mask) const {
-        y = scaled_or_0(x, kept, scale);
-        mask = kept;
+    __device__ void operator()(ACC x, Choice drawn, ACC& y, Mark mask) const {
+        y = marked(x, drawn, scale, mask);
     }
 };
 struct ForwardWithBias {
     ACC scale;
-    __device__ void operator()(ACC x, ACC bias, ACC residual, bool kept, ACC& y, bool& mask) const {
-        y = scaled_or_0(x + bias, kept, scale) + residual;
-        mask = kept;
+    __device__ void operator()(ACC x, ACC bias, ACC residual, Choice drawn, ACC& y,
+                               Mark mask) const {
+        y = marked(x + bias, drawn, scale, mask) + residual;
     }
 };
 struct Backward {
@@ -63,7 +75,7 @@ __device__ __forceinline__ void bias_softmax_rows(const T* data, const T* bias,
                                                   const DropoutWriter<T>& to, i64 n_rows,
                                                   i64 length, u32 threads) {
     __shared__ ACC of_warp[WARP];
-    const auto line = row_of<WIDTH, SLOTS<TOTAL_NBYTES>>(n_rows, length, threads);
+    const auto line = seated_row_of<WIDTH, SLOTS<TOTAL_NBYTES>>(n_rows, length, threads);
     bias_softmax_line(line, RowThreads<ACC>{threads, of_warp}, data, bias, bias_rows, length, to);
 }
 
@@ -72,7 +84,7 @@ __device__ __forceinline__ void gradient_rows(const T* dy, const bool* mask, con
                                               const Through<ACC>& through, i64 n_rows, i64 length,
                                               u32 threads) {
     __shared__ ACC of_warp[WARP];
-    const auto line = row_of<WIDTH, SLOTS<TOTAL_NBYTES>>(n_rows, length, threads);
+    const auto line = seated_row_of<WIDTH, SLOTS<TOTAL_NBYTES>>(n_rows, length, threads);
     gradient_line(line, RowThreads<ACC>{threads, of_warp}, dy, mask, y, dx, through);
 }
 
@@ -85,17 +97,17 @@ extern "C" __global__ void dropout__advance(const __grid_constant__ Either<2> st
     either::store(state, 1, as_i64(state, 1) + by);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, DRAWING_BLOCKS)
     dropout(const T* data, T* output, bool* mask, i64 n, bool aligned,
             const __grid_constant__ Either<2> state, u32 largest, ACC scale) {
     map_elements<Tile>(n, aligned, Forward{scale}, in(data), KeptBy{draw_of(state, largest)},
-                       out_if_wanted(output), out_if_wanted(mask));
+                       out_if_wanted(output), BytesTo{mask});
 }
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    bitmask_dropout(const T* data, T* output, u32* mask, i64 n, bool aligned,
+extern "C" __global__ void __launch_bounds__(THREADS, DRAWING_BLOCKS)
+    bitmask_dropout(const T* data, T* output, u32* mask, i64 n, bool aligned, u32 tiles,
                     const __grid_constant__ Either<2> state, u32 largest, ACC scale) {
-    map_elements<Tile>(n, aligned, Forward{scale}, in(data), KeptBy{draw_of(state, largest)},
-                       out_if_wanted(output), BitsTo{mask});
+    map_tiles<Tile>(n, aligned, tiles, Forward{scale}, in(data), KeptBy{draw_of(state, largest)},
+                    out_if_wanted(output), BitsTo{mask});
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -109,21 +121,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     map_elements<Tile>(n, aligned, Backward{scale}, in(dy), BitsFrom{mask, keeps_all}, out(dx));
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, BIASED_BLOCKS)
     bias_dropout(const T* data, const T* bias, const T* residual, T* output, bool* mask, i64 n,
-                 bool aligned, const __grid_constant__ Divisor columns,
+                 bool aligned, u32 tiles, const __grid_constant__ Divisor columns,
                  const __grid_constant__ Either<2> state, u32 largest, ACC scale) {
-    map_elements<Tile>(n, aligned, ForwardWithBias{scale}, in(data), row_or_none(bias, columns),
-                       in_or_zero(residual), KeptBy{draw_of(state, largest)}, out_if_wanted(output),
-                       out_if_wanted(mask));
+    map_tiles<Tile>(n, aligned, tiles, ForwardWithBias{scale}, in(data), row_or_none(bias, columns),
+                    in_or_zero(residual), KeptBy{draw_of(state, largest)}, out_if_wanted(output),
+                    BytesTo{mask});
 }
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, BIASED_BLOCKS)
     bitmask_bias_dropout(const T* data, const T* bias, const T* residual, T* output, u32* mask,
-                         i64 n, bool aligned, const __grid_constant__ Divisor columns,
+                         i64 n, bool aligned, u32 tiles, const __grid_constant__ Divisor columns,
                          const __grid_constant__ Either<2> state, u32 largest, ACC scale) {
-    map_elements<Tile>(n, aligned, ForwardWithBias{scale}, in(data), row_or_none(bias, columns),
-                       in_or_zero(residual), KeptBy{draw_of(state, largest)}, out_if_wanted(output),
-                       BitsTo{mask});
+    map_tiles<Tile>(n, aligned, tiles, ForwardWithBias{scale}, in(data), row_or_none(bias, columns),
+                    in_or_zero(residual), KeptBy{draw_of(state, largest)}, out_if_wanted(output),
+                    BitsTo{mask});
 }
 
 extern "C" __global__ void __launch_bounds__(SHORT_THREADS, 1)
@@ -133,8 +145,8 @@ extern "C" __global__ void __launch_bounds__(SHORT_THREADS, 1)
                                      u32 largest, ACC scale, i64 n_rows, i64 length, u32 threads) {
     bias_softmax_rows<SHORT_NBYTES>(
         data, bias, BiasRows{rows, inner},
-        {dropout_output, mask, softmax_output, draw_of(state, largest), scale}, n_rows, length,
-        threads);
+        {dropout_output, mask, softmax_output, keyed_draw_of(state, largest), scale}, n_rows,
+        length, threads);
 }
 extern "C" __global__ void __launch_bounds__(LINE_THREADS, 1)
     bias_softmax_dropout__rows(const T* data, const T* bias, T* dropout_output, bool* mask,
@@ -143,8 +155,8 @@ extern "C" __global__ void __launch_bounds__(LINE_THREADS, 1)
                                i64 n_rows, i64 length, u32 threads) {
     bias_softmax_rows<LINE_NBYTES>(
         data, bias, BiasRows{rows, inner},
-        {dropout_output, mask, softmax_output, draw_of(state, largest), scale}, n_rows, length,
-        threads);
+        {dropout_output, mask, softmax_output, keyed_draw_of(state, largest), scale}, n_rows,
+        length, threads);
 }
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     bias_softmax_dropout__columns(const T* data, const T* bias, T* dropout_output, bool* mask,
@@ -152,7 +164,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                                   bool inner, const __grid_constant__ Either<2> state, u32 largest,
                                   ACC scale, i64 n_outer, i64 length, i64 stride) {
     __shared__ ACC of_thread[MAX_THREADS];
-    const DropoutWriter<T> to{dropout_output, mask, softmax_output, draw_of(state, largest), scale};
+    const DropoutWriter<T> to{dropout_output, mask, softmax_output, keyed_draw_of(state, largest),
+                              scale};
     bias_softmax_line(column_of<COLUMN_ELEMENTS>(n_outer, length, stride),
                       ColumnThreads<ACC>{of_thread}, data, bias, BiasRows{rows, inner}, length, to);
 }

@@ -7,22 +7,16 @@
 
 namespace cto::dropped_softmax {
 
-using random_mask::Draw;
+using random_mask::KeyedDraw;
+using random_mask::marked;
+using random_mask::Marks;
 using random_mask::Neighbours;
+using random_mask::scaled_or_0;
 using row_softmax::Line;
+using row_softmax::LineReader;
+using row_softmax::LineWriter;
 using row_softmax::OnlineSum;
 using row_softmax::Place;
-using row_softmax::Reader;
-using row_softmax::Writer;
-
-// Dropped elements are 0 whatever they were; inf * 0 is NaN.
-__device__ __forceinline__ float scaled_or_0(float x, bool kept, float scale) {
-    const float scaled = multiply_subnormal(x, scale);  // for all: a branch would be in its way
-    return kept ? scaled : 0.0f;
-}
-__device__ __forceinline__ double scaled_or_0(double x, bool kept, double scale) {
-    return kept ? x * scale : 0.0;
-}
 
 // A row of the bias for each row of the data: `repeats` of them share one, or follow one another.
 struct BiasRows {
@@ -35,15 +29,40 @@ struct BiasRows {
     }
 };
 
-// OnlineSum of the sums of two elements each.
-template <class A>
-struct BiasedSum {
-    OnlineSum<A> of;
+// Sums of the elements of two arrays, to be read as a Reader is: each is made once, and takes no more
+// room than two elements of a short type.
+template <class T, int W, int DEPTH>
+struct SumReader {
+    using A = Acc<T>;
+    static constexpr bool IN_PAIRS = false;
+    LineReader<T, W, DEPTH> x, bias;
+    A edge;
+    A held[DEPTH][W];
 
-    template <class Each, class Renew>
-    __device__ __forceinline__ void include(const Each& each, const Renew& renew) {
-        of.include([&](auto see) { each([&](A x, A bias) { see(x + bias); }); }, renew);
+    __device__ __forceinline__ SumReader(const Line<W, DEPTH>& line, const T* x, const T* bias)
+        : x(line, x, from_acc<T>(row_softmax::negative_infinity<A>())),
+          bias(line, bias, from_acc<T>(A(0))),
+          edge(to_acc(this->x.edge) + to_acc(this->bias.edge)) {}
+
+    template <bool STREAMS = false>
+    __device__ __forceinline__ void load(const Line<W, DEPTH>& line,
+                                         typename row_softmax::Slots<W>::Count batch) {
+        x.template load<STREAMS>(line, batch);
+        bias.template load<STREAMS>(line, batch);
+#pragma unroll
+        for (int u = 0; u < DEPTH; ++u)
+#pragma unroll
+            for (int i = 0; i < W; ++i) held[u][i] = x.at(u, i) + bias.at(u, i);
     }
+    __device__ __forceinline__ A at(int u, int i) const { return held[u][i]; }
+    __device__ __forceinline__ A largest(A least) const {
+#pragma unroll
+        for (int u = 0; u < DEPTH; ++u)
+#pragma unroll
+            for (int i = 0; i < W; ++i) least = row_softmax::larger(least, held[u][i]);
+        return least;
+    }
+    __device__ void renew(u32) const {}
 };
 
 // Of a softmax: itself, which of its elements are kept, and those scaled; each may be missing.
@@ -53,7 +72,7 @@ struct DropoutWriter {
     T* dropped;
     bool* mask;
     T* softmax;
-    Draw rule;
+    KeyedDraw rule;
     Value scale;
 
     template <int WIDTH, int DEPTH>
@@ -76,14 +95,12 @@ struct DropoutWriter {
         Neighbours<N> drawn{};
         if (rule.draws()) drawn.draw(rule.stream, first);
         Value scaled[N];
-        bool kept[N];
+        Marks<N> marks{};
 #pragma unroll
-        for (int i = 0; i < N; ++i) {
-            kept[i] = rule.keeps(drawn.words[i]);
-            scaled[i] = scaled_or_0(p[i], kept[i], scale);
-        }
+        for (int i = 0; i < N; ++i)
+            scaled[i] = marked(p[i], {drawn.words[i], rule.largest}, scale, marks.mark(i));
         put(softmax, first, p);
-        put(mask, first, kept);
+        if (mask) marks.store(mask + first);
         put(dropped, first, scaled);
     }
     template <class E, int N>
@@ -101,16 +118,13 @@ __device__ __forceinline__ void bias_softmax_line(const Line<W, DEPTH>& line,
                                                   i64 length, const DropoutWriter<T>& to) {
     using A = Acc<T>;
     const T* const own = bias + (bias_rows.of(line.number) * length - line.start);
-    Reader<T, W, DEPTH> in(line, data, from_acc<T>(row_softmax::negative_infinity<A>()));
-    Reader<T, W, DEPTH> in_bias(line, own, from_acc<T>(A(0)));
-    BiasedSum<A> sum;
-    const auto batch = row_softmax::read(line, sum, in, in_bias);
-    sum.of.join(threads);
-    const A max = sum.of.max, share = 1 / sum.of.sum;
-    const auto map = [=](Place<W>, A x, A b) {
-        return math::exp::exponential(x + b - max) * share;
-    };
-    row_softmax::write(line, batch, map, to, in, in_bias);
+    SumReader<T, W, DEPTH> in(line, data, own);
+    OnlineSum<A> of;
+    const auto batch = row_softmax::read(line, of, in);
+    of.join(threads);
+    const A max = of.max, share = 1 / of.sum;
+    const auto map = [=](Place<W>, A x) { return math::exp::exponential(x - max) * share; };
+    row_softmax::write(line, batch, map, to, in);
 }
 
 // The gradient of the softmax at what the mask lets through.
@@ -123,8 +137,8 @@ struct Through {
     __device__ __forceinline__ A gradient(A dy, bool kept) const {
         return scaled_or_0(dy, kept || keeps_all, scale);
     }
-    template <class Each, class Renew>
-    __device__ __forceinline__ void include(const Each& each, const Renew&) {
+    template <class Each, class Renew, class Largest>
+    __device__ __forceinline__ void include(const Each& each, const Renew&, const Largest&) {
         each([&](A dy, bool kept, A y) { sum += gradient(dy, kept) * y; });
     }
 };
@@ -135,14 +149,14 @@ __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const 
                                               Through<Acc<T>> through) {
     using A = Acc<T>;
     const T zero = from_acc<T>(A(0));
-    Reader<T, W, DEPTH> in_dy(line, dy, zero), in_y(line, y, zero);
-    Reader<bool, W, DEPTH> in_mask(line, mask, false);
+    LineReader<T, W, DEPTH> in_dy(line, dy, zero), in_y(line, y, zero);
+    LineReader<bool, W, DEPTH> in_mask(line, mask, false);
     const auto batch = row_softmax::read(line, through, in_dy, in_mask, in_y);
     const A sum = threads.sum(through.sum);
     const auto map = [=](Place<W>, A dy, bool kept, A y) {
         return y * (through.gradient(dy, kept) - sum);
     };
-    row_softmax::write(line, batch, map, Writer<T>{dx}, in_dy, in_mask, in_y);
+    row_softmax::write(line, batch, map, LineWriter<T, W, DEPTH>(line, dx), in_dy, in_mask, in_y);
 }
 
 }  // namespace cto::dropped_softmax

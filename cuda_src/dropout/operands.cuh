@@ -9,13 +9,13 @@
 namespace cto::random_mask {
 
 using philox::N_WORDS;
-using philox::Stream;
 using philox::Words;
 
 constexpr u32 ALL = 0xFFFFFFFFu;
 
 // Which elements are kept: those whose word is at most `largest`; where that is all, none is drawn.
-struct Draw {
+template <class Stream>
+struct DrawOf {
     Stream stream;
     u32 largest;
 
@@ -25,6 +25,76 @@ struct Draw {
         return !draws() || keeps(stream.word_of(element));
     }
 };
+using Draw = DrawOf<philox::Stream>;
+using KeyedDraw = DrawOf<philox::KeyedStream>;
+
+// Marks of elements that are kept, in words that are 0 at first.
+struct Mark {
+    u32& word;
+    u32 bit;
+    __device__ __forceinline__ void operator=(bool kept) const { word |= kept ? bit : 0; }
+};
+
+// Bytes of N elements, which are 0 at first, in words.
+template <int N>
+struct Bytes {};
+__device__ u8 word_of(Bytes<1>);
+__device__ u16 word_of(Bytes<2>);
+__device__ u32 word_of(Bytes<4>);
+__device__ u32 word_of(Bytes<8>);
+
+template <int N>
+struct Marks {
+    using Word = decltype(word_of(Bytes<N>()));  // the widest in so many bytes
+    static constexpr int WORDS = N / sizeof(Word);
+    u32 words[WORDS];
+
+    __device__ Mark mark(int i) { return {words[i / 4], 1u << 8 * (i % 4)}; }
+    __device__ bool at(int i) const { return words[i / 4] >> 8 * (i % 4) & 1u; }
+    __device__ __forceinline__ void store(void* to) const {
+        vec::Vec<Word, WORDS> bytes;
+#pragma unroll
+        for (int w = 0; w < WORDS; ++w) bytes.at[w] = static_cast<Word>(words[w]);
+        vec::store_streaming(static_cast<vec::Vec<Word, WORDS>*>(to), bytes);
+    }
+};
+
+// One word that is drawn, and what it is compared with.
+struct Choice {
+    u32 word, largest;
+    __device__ bool kept() const { return word <= largest; }
+};
+
+// Dropped elements are 0 whatever they were; inf * 0 is NaN.
+__device__ __forceinline__ float scaled_or_0(float x, bool kept, float scale) {
+    const float scaled = multiply_subnormal(x, scale);  // for all: a branch would be in its way
+    return kept ? scaled : 0.0f;
+}
+__device__ __forceinline__ double scaled_or_0(double x, bool kept, double scale) {
+    return kept ? x * scale : 0.0;
+}
+
+// The same of what is drawn, with a mark where it is kept; one comparison for both.
+__device__ __forceinline__ double marked(double x, Choice drawn, double scale, const Mark& mark) {
+    mark = drawn.kept();
+    return scaled_or_0(x, drawn.kept(), scale);
+}
+__device__ __forceinline__ float marked(float x, Choice drawn, float scale, const Mark& mark) {
+#ifdef __CUDA_CPU__
+    mark = drawn.kept();
+    return scaled_or_0(x, drawn.kept(), scale);
+#else
+    float y;
+    asm("{ .reg .pred kept;\n"
+        "setp.le.u32 kept, %2, %3;\n"
+        "mov.f32 %0, 0f00000000;\n"
+        "@kept mul.rn.f32 %0, %4, %5;\n"
+        "@kept or.b32 %1, %1, %6; }"
+        : "=&f"(y), "+r"(mark.word)
+        : "r"(drawn.word), "r"(drawn.largest), "f"(x), "f"(scale), "r"(mark.bit));
+    return y;
+#endif
+}
 
 // N neighbours from `first`, a multiple of N, on: their words, of whole blocks or a part of one.
 template <int N>
@@ -32,6 +102,7 @@ struct Neighbours {
     u32 words[N];
 
     // The block's number without the `high` bits, which neighbours share.
+    template <class Stream>
     __device__ __forceinline__ void draw(const Stream& stream, u32 low, u32 high, u32 first) {
         if constexpr (N == 1) {
             words[0] = stream.word_of(low, high, first);
@@ -49,19 +120,13 @@ struct Neighbours {
                 words[i] = first % N_WORDS < N ? block.at[i] : block.at[N + i];
         }
     }
+    template <class Stream>
     __device__ __forceinline__ void draw(const Stream& stream, i64 first) {
         const u64 number = static_cast<u64>(first) / N_WORDS;
         draw(stream, static_cast<u32>(number), static_cast<u32>(number >> 32),
              static_cast<u32>(first));
     }
 };
-
-// The widest word in so many bytes.
-template <int N>
-struct Bytes {};
-__device__ u16 word_of(Bytes<2>);
-__device__ u32 word_of(Bytes<4>);
-__device__ u32 word_of(Bytes<8>);
 
 // ---- operands of an element-wise map ------------------------------------------------------------
 
@@ -98,7 +163,7 @@ struct Kept {
             held[0].words[i] =
                 rule.draws() ? rule.stream.word_of(first + elementwise::apart<S>(offset, i)) : 0;
     }
-    __device__ bool at(int u, int i) const { return rule.keeps(held[u].words[i]); }
+    __device__ Choice at(int u, int i) const { return {held[u].words[i], rule.largest}; }
     template <bool STREAMING>
     __device__ void store(int, u32) const {}
     __device__ void store_apart(u32, u32) const {}
@@ -163,27 +228,51 @@ struct BitReader {
 };
 
 template <class S>
+struct ByteWriter {
+    static constexpr int width = S::width, read_nbytes = 0, written_nbytes = 1;
+    u8* to;
+    Marks<width> held[S::each / width];
+
+    __device__ void seek(i64 first) {
+        if (to) to += first;
+    }
+    __device__ void load(int u, u32) { held[u] = {}; }
+    __device__ void load_apart(u32, u32) { held[0] = {}; }
+    __device__ Mark at(int u, int i) { return held[u].mark(i); }
+
+    template <bool STREAMING>
+    __device__ void store(int u, u32 offset) const {
+        if (to) held[u].store(to + offset);
+    }
+    __device__ void store_apart(u32 offset, u32 n) const {
+        if (!to) return;
+#pragma unroll
+        for (int i = 0; i < width; ++i) {
+            const u32 element = elementwise::apart<S>(offset, i);
+            if (element < n) to[element] = held[0].at(i);
+        }
+    }
+};
+
+template <class S>
 struct BitWriter {
     static constexpr int width = S::width, read_nbytes = 0, written_nbytes = 0;
     static constexpr int LANES = 8 / width;  // that share a byte
     static_assert(S::threads % WARP == 0);
     u8* to;
-    bool held[S::each / width][width];
+    u32 held[S::each / width];
 
     __device__ void seek(i64 first) {
         if (to) to += first / 8;
     }
-    __device__ void load(int, u32) const {}
-    __device__ void load_apart(u32, u32) const {}
-    __device__ bool& at(int u, int i) { return held[u][i]; }
+    __device__ void load(int u, u32) { held[u] = 0; }
+    __device__ void load_apart(u32, u32) { held[0] = 0; }
+    __device__ Mark at(int u, int i) { return {held[u], 1u << i}; }
 
     template <bool STREAMING>
     __device__ void store(int u, u32 offset) const {
         if (!to) return;
-        u32 bits = 0;
-#pragma unroll
-        for (int i = 0; i < width; ++i) bits |= held[u][i] ? 1u << i : 0u;
-        bits <<= offset % 8;
+        u32 bits = held[u] << offset % 8;
 #pragma unroll
         for (int step = 1; step < LANES; step *= 2) bits |= __shfl_xor_sync(ALL_LANES, bits, step);
         if (threadIdx.x % LANES == 0) to[offset / 8] = static_cast<u8>(bits);
@@ -194,7 +283,7 @@ struct BitWriter {
 #pragma unroll
         for (int i = 0; i < width; ++i) {
             const u32 element = elementwise::apart<S>(offset, i);
-            const u32 word = __ballot_sync(ALL_LANES, element < n && held[0][i]);
+            const u32 word = __ballot_sync(ALL_LANES, element < n && (held[0] >> i & 1u));
             if (threadIdx.x % WARP == 0 && element < n)
                 reinterpret_cast<u32*>(to)[element / WARP] = word;
         }
@@ -222,6 +311,13 @@ struct BitsFrom {
     template <class S>
     __device__ BitReader<S> held() const {
         return {reinterpret_cast<const u8*>(mask), keeps_all ? ALL : 0};
+    }
+};
+struct BytesTo {
+    bool* mask;
+    template <class S>
+    __device__ ByteWriter<S> held() const {
+        return {reinterpret_cast<u8*>(mask)};
     }
 };
 struct BitsTo {

@@ -14,29 +14,54 @@ struct Words {
     u32 at[N_WORDS];
 };
 
-__device__ __forceinline__ Words words_of(Words counter, u32 key_low, u32 key_high) {
+// The keys of rounds, made of a seed where they are used: registers for other things.
+struct Seed {
+    u64 value;
+    __device__ u32 low(u32 round) const { return static_cast<u32>(value) + round * KEY_STEP_0; }
+    __device__ u32 high(u32 round) const {
+        return static_cast<u32>(value >> 32) + round * KEY_STEP_1;
+    }
+};
+
+// The same held for many blocks, where there are registers.
+struct Keys {
+    u32 of_low[ROUNDS], of_high[ROUNDS];
+
+    __device__ __forceinline__ explicit Keys(Seed seed) {
+#pragma unroll
+        for (u32 round = 0; round < ROUNDS; ++round) {
+            of_low[round] = seed.low(round);
+            of_high[round] = seed.high(round);
+        }
+    }
+    __device__ u32 low(u32 round) const { return of_low[round]; }
+    __device__ u32 high(u32 round) const { return of_high[round]; }
+};
+
+template <class Key>
+__device__ __forceinline__ Words words_of(Words counter, const Key& key) {
     u32(&c)[N_WORDS] = counter.at;
 #pragma unroll
-    for (int round = 0; round < ROUNDS; ++round) {
+    for (u32 round = 0; round < ROUNDS; ++round) {
         const u64 a = multiply_wide(c[0], MULTIPLIER_0);
         const u64 b = multiply_wide(c[2], MULTIPLIER_2);
-        c[0] = static_cast<u32>(b >> 32) ^ c[1] ^ key_low;
+        c[0] = static_cast<u32>(b >> 32) ^ c[1] ^ key.low(round);
         c[1] = static_cast<u32>(b);
-        c[2] = static_cast<u32>(a >> 32) ^ c[3] ^ key_high;
+        c[2] = static_cast<u32>(a >> 32) ^ c[3] ^ key.high(round);
         c[3] = static_cast<u32>(a);
-        key_low += KEY_STEP_0;
-        key_high += KEY_STEP_1;
     }
     return counter;
 }
 
 // What a seed and an offset draw for the elements of an array: word i % 4 of block i / 4.
-struct Stream {
-    u64 seed, offset;
+template <class Key>
+struct StreamOf {
+    Key key;
+    u64 offset;
 
     __device__ __forceinline__ Words block(u32 low, u32 high) const {
         const Words counter{low, high, static_cast<u32>(offset), static_cast<u32>(offset >> 32)};
-        return words_of(counter, static_cast<u32>(seed), static_cast<u32>(seed >> 32));
+        return words_of(counter, key);
     }
     // Of the element that stands in this block, by its number or its place in the block.
     __device__ __forceinline__ u32 word_of(u32 low, u32 high, u32 element) const {
@@ -51,5 +76,7 @@ struct Stream {
                        static_cast<u32>(element));
     }
 };
+using Stream = StreamOf<Seed>;
+using KeyedStream = StreamOf<Keys>;
 
 }  // namespace cto::philox

@@ -2,7 +2,8 @@
 // Softmax, its logarithm and their gradients.  CPU provider: cupy_training_ops/families/softmax/reference.py
 //
 // Each operator has three kernels: __short_rows and __rows for lines whose elements lie side by
-// side in aligned arrays, __columns for all others.
+// side in aligned arrays, __columns for all others. Softmax and its logarithm have __full_rows for rows
+// that fill what their threads hold.
 #include "algorithm/row_softmax.cuh"
 #include "core/slots.cuh"
 #include "softmax/facts.cuh"
@@ -25,18 +26,21 @@ constexpr int WIDTH = vec::WIDTH<T>;
 template <int TOTAL_NBYTES, int N>
 constexpr int VECTORS = TOTAL_NBYTES / 16 / N;
 
-template <bool LOG, int W, int DEPTH, class Threads>
+// MAY_BE_SPARE: threads without a line read another's.
+template <bool LOG, bool MAY_BE_SPARE = false, int W, int DEPTH, class Threads>
 __device__ __forceinline__ void softmax_line(const Line<W, DEPTH>& line, const Threads& threads,
                                              const T* x, T* y) {
-    Reader<T, W, DEPTH> in(line, x, from_acc<T>(negative_infinity<A>()));
+    LineReader<T, W, DEPTH> in(line, x, from_acc<T>(negative_infinity<A>()));
     OnlineSum<A> of;
     const auto batch = read<sizeof(T) == 2>(line, of, in);
     of.join(threads);
+    if (MAY_BE_SPARE && line.number < 0) return;  // another's, which may be overwritten by now
+    if (line.full) in.renew(of.late_zero());
     const A max = of.max, last = LOG ? logarithm(of.sum) : 1 / of.sum;
     const auto map = [=](Place<W>, A v) {
         return LOG ? v - max - last : exponential(v - max) * last;
     };
-    write(line, batch, map, Writer<T>{y}, in);
+    write(line, batch, map, LineWriter<T, W, DEPTH>(line, y), in);
 }
 
 // sum of dY Y, or of dY.
@@ -44,8 +48,8 @@ template <bool LOG>
 struct Slope {
     A sum = 0;
 
-    template <class Each, class Renew>
-    __device__ __forceinline__ void include(const Each& each, const Renew&) {
+    template <class Each, class Renew, class Largest>
+    __device__ __forceinline__ void include(const Each& each, const Renew&, const Largest&) {
         each([&](A dy, A y) { sum += LOG ? dy : dy * y; });
     }
 };
@@ -54,22 +58,37 @@ template <bool LOG, int W, int DEPTH, class Threads>
 __device__ __forceinline__ void gradient_line(const Line<W, DEPTH>& line, const Threads& threads,
                                               const T* dy, const T* y, T* dx) {
     const T zero = from_acc<T>(A(0));
-    Reader<T, W, DEPTH> in_dy(line, dy, zero), in_y(line, y, zero);
+    LineReader<T, W, DEPTH> in_dy(line, dy, zero), in_y(line, y, zero);
     Slope<LOG> slope;
     const auto batch = read < sizeof(T) == 2 && !LOG > (line, slope, in_dy, in_y);
     const A sum = threads.sum(slope.sum);
     const auto map = [=](Place<W>, A dy, A y) {
         return LOG ? dy - exponential(y) * sum : y * (dy - sum);
     };
-    write<true>(line, batch, map, Writer<T>{dx}, in_dy, in_y);
+    write<true>(line, batch, map, LineWriter<T, W, DEPTH>(line, dx), in_dy, in_y);
 }
 
 template <bool LOG, int TOTAL_NBYTES>
 __device__ __forceinline__ void softmax_rows(const T* x, T* y, i64 n_rows, i64 length,
                                              u32 threads) {
     __shared__ A of_warp[WARP];
-    const auto line = row_of<WIDTH, VECTORS<TOTAL_NBYTES, 1>>(n_rows, length, threads);
+    const auto line = seated_row_of<WIDTH, VECTORS<TOTAL_NBYTES, 1>>(n_rows, length, threads);
     softmax_line<LOG>(line, RowThreads<A>{threads, of_warp}, x, y);
+}
+
+// What is known of full rows at compile time. Compilers for 10.x would spill.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ / 100 == 10
+constexpr bool KNOWS_FULL = false;
+#else
+constexpr bool KNOWS_FULL = true;
+#endif
+
+template <bool LOG>
+__device__ __forceinline__ void softmax_full_rows(const T* x, T* y, i64 n_rows, u32 threads) {
+    __shared__ A of_warp[WARP];
+    auto line = full_row_of<WIDTH, VECTORS<NBYTES, 1>>(n_rows, threads);
+    line.full = KNOWS_FULL;
+    softmax_line<LOG, true>(line, RowThreads<A>{threads, of_warp}, x, y);
 }
 
 template <bool LOG>
@@ -84,7 +103,7 @@ template <bool LOG, int TOTAL_NBYTES>
 __device__ __forceinline__ void gradient_rows(const T* dy, const T* y, T* dx, i64 n_rows,
                                               i64 length, u32 threads) {
     __shared__ A of_warp[WARP];
-    const auto line = row_of<WIDTH, VECTORS<TOTAL_NBYTES, 2>>(n_rows, length, threads);
+    const auto line = seated_row_of<WIDTH, VECTORS<TOTAL_NBYTES, 2>>(n_rows, length, threads);
     gradient_line<LOG>(line, RowThreads<A>{threads, of_warp}, dy, y, dx);
 }
 
@@ -109,6 +128,10 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     softmax_rows<false, NBYTES>(x, y, n_rows, length, threads);
 }
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+    softmax__full_rows(const T* x, T* y, i64 n_rows, u32 threads) {
+    softmax_full_rows<false>(x, y, n_rows, threads);
+}
+extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     softmax__columns(const T* x, T* y, i64 n_outer, i64 length, i64 stride) {
     softmax_columns<false>(x, y, n_outer, length, stride);
 }
@@ -120,6 +143,10 @@ extern "C" __global__ void __launch_bounds__(SHORT_THREADS)
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     log_softmax__rows(const T* x, T* y, i64 n_rows, i64 length, u32 threads) {
     softmax_rows<true, NBYTES>(x, y, n_rows, length, threads);
+}
+extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+    log_softmax__full_rows(const T* x, T* y, i64 n_rows, u32 threads) {
+    softmax_full_rows<true>(x, y, n_rows, threads);
 }
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     log_softmax__columns(const T* x, T* y, i64 n_outer, i64 length, i64 stride) {

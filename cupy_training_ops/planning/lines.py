@@ -79,19 +79,25 @@ class Held:
 
 
 def division(
-    lines: Lines, held: Held, aligned: bool, has_short: bool = True, has_bundles: bool = False
+    lines: Lines,
+    held: Held,
+    aligned: bool,
+    has_short: bool = True,
+    has_bundles: bool = False,
+    has_full: bool = False,
 ) -> Division:
     """Rows with vectors where arrays are aligned and rows long enough for some; else columns.
 
     has_short: whether there is a kernel of its own for short rows; has_bundles: for columns with
-    vectors of neighbouring ones.
+    vectors of neighbouring ones; has_full: for rows that fill what their threads hold.
     """
     if not (aligned and fit_rows(lines, held)):
         bundles = _bundles(lines, held) if has_bundles and aligned else None
         return bundles or _columns(lines, held.nbytes // VEC_NBYTES // held.n_arrays)
     n_slots = lines.length // held.width
     least = 1 if lines.length % held.width == 0 else 2 * held.width - 2
-    return _rows(lines, held, n_slots, least, has_short)
+    divided = _rows(lines, held, n_slots, least, has_short)
+    return _filled(divided, held) if has_full and least == 1 else divided
 
 
 def fit_rows(lines: Lines, held: Held) -> bool:
@@ -114,6 +120,15 @@ def _rows(lines: Lines, held: Held, n_slots: int, least: int, has_short: bool) -
         threads, block = _power(threads), SHORT_THREADS
     config = Config((max(1, ceil_div(lines.n_outer, block // threads)),), (block,))
     return Division(suffix, config, (lines.n_outer, lines.length, threads))
+
+
+def _filled(divided: Division, held: Held) -> Division:
+    """The same with the kernel for full rows, where they are."""
+    n_rows, length, threads = divided.args
+    is_full = length == threads * held.width * held.depth(held.nbytes)
+    if divided.suffix != "rows" or not is_full:
+        return divided
+    return Division("full_rows", divided.config, (n_rows, threads))
 
 
 def _most_threads(lines: Lines, held: Held) -> int:

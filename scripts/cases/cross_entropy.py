@@ -10,7 +10,7 @@ import cupy
 
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32
 
-from . import Case, as_torch
+from . import Case, as_torch, liger
 from .parameters import normal
 
 SHORT = {FLOAT32: "f4", FLOAT16: "f2", BFLOAT16: "bf2"}
@@ -144,13 +144,16 @@ CASES = [
         )
         for t in (FLOAT16, BFLOAT16)
     ),
-    Case(
-        "CrossEntropyLossAndGrad",
-        "bf2,over its scores",
-        partial(_scores, n_classes=VOCABULARY, dtype=BFLOAT16),
-        peers={"torch": _torch_both},
-        nbytes=_read_and_written,
-        run=_over_scores,
+    *(
+        Case(
+            "CrossEntropyLossAndGrad",
+            f"{SHORT[t]},over its scores{f',{n}' if n != VOCABULARY else ''}",
+            partial(_scores, n_classes=n, dtype=t),
+            peers={"torch": _torch_both, "Liger": liger.cross_entropy},
+            nbytes=_read_and_written,
+            run=_over_scores,
+        )
+        for t, n in ((BFLOAT16, VOCABULARY), (BFLOAT16, 32_000), (FLOAT32, 32_000))
     ),
     Case(LOSS, "f4,weights,ignore,4d", _images, {}, {"torch": _torch_loss}),
 ]

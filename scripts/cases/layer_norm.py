@@ -12,7 +12,7 @@ import cupy
 
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32
 
-from . import Case, as_torch
+from . import Case, as_torch, liger
 from .parameters import normal
 
 ELEMENTS = 65_536 * 1024
@@ -122,11 +122,19 @@ CASES = [
     *(
         Case(op, f"{t},{length}", partial(make, length=length, dtype=dtype), {}, peers)
         for op, make, peers in (
-            ("LayerNormalizationGrad", _gradient, {"torch": _torch_gradient}),
+            (
+                "LayerNormalizationGrad",
+                _gradient,
+                {"torch": _torch_gradient, "Liger": liger.layer_norm_grad},
+            ),
             (
                 "SimplifiedLayerNormalizationGrad",
                 _simplified,
-                {"torch": _torch_fused, "torch formula": _torch_simplified},
+                {
+                    "torch": _torch_fused,
+                    "torch formula": _torch_simplified,
+                    "Liger": liger.rms_norm_grad,
+                },
             ),
         )
         for dtype, t in SHORT.items()
@@ -146,7 +154,7 @@ CASES = [
             f"{t},{length}",
             partial(_forward, length=length, dtype=dtype, has_bias=True),
             {},
-            {"torch": _torch_forward},
+            {"torch": _torch_forward, "Liger": partial(liger.layer_norm, epsilon=EPSILON)},
         )
         for dtype, t in SHORT.items()
         for length in (1024, 4096, 8192)
@@ -157,7 +165,11 @@ CASES = [
             f"{t},{length}",
             partial(_forward, length=length, dtype=dtype, has_bias=False),
             {},
-            {"torch": _torch_simplified_forward, "torch rms_norm": _torch_rms_norm},
+            {
+                "torch": _torch_simplified_forward,
+                "torch rms_norm": _torch_rms_norm,
+                "Liger": partial(liger.rms_norm, epsilon=EPSILON),
+            },
         )
         for dtype, t in SHORT.items()
         for length in (1024, 4096, 8192)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Softmax and its gradients over 64 Mi elements, in rows of many lengths; PyTorch as peer."""
+"""Softmax and its gradients over 64 Mi elements, in rows of many lengths; PyTorch and Liger-Kernel
+as peers."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32
 
-from . import Case, as_torch
+from . import Case, as_torch, liger
 from .parameters import normal
 
 ELEMENTS = 65_536 * 1024
@@ -51,7 +52,10 @@ CASES = [
             op,
             f"{t},{length}",
             partial(_two, length=length, dtype=dtype),
-            peers={"torch": partial(_torch_gradient, log=op.startswith("Log"))},
+            peers={
+                "torch": partial(_torch_gradient, log=op.startswith("Log")),
+                **({"Liger": liger.softmax_grad} if op == "SoftmaxGrad_13" else {}),
+            },
         )
         for op in ("SoftmaxGrad_13", "LogSoftmaxGrad_13")
         for dtype, t in SHORT.items()
@@ -62,7 +66,10 @@ CASES = [
             op,
             f"{t},{length}",
             partial(_one, length=length, dtype=dtype),
-            peers={"torch": partial(_torch_forward, log=op.startswith("Log"))},
+            peers={
+                "torch": partial(_torch_forward, log=op.startswith("Log")),
+                **({"Liger": liger.softmax} if op == "Softmax" else {}),
+            },
         )
         for op in ("Softmax", "LogSoftmax")
         for dtype, t in SHORT.items()

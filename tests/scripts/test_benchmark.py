@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import time
 
 import benchmark_report
@@ -18,7 +19,7 @@ from cupy_training_ops.registry import FAMILIES, get_op, names
 from cupy_training_ops.runtime.source import families
 
 pytest.importorskip("cupy", reason="the cases make CuPy arrays")
-from cases import Case, all_cases, chosen_cases
+from cases import Case, all_cases, chosen_cases, liger
 from timing import Timing
 
 from cupy_training_ops.testing.compare import assert_matches
@@ -231,6 +232,14 @@ def test_the_report_of_one_family(tmp_path) -> None:
     assert "ReluGrad[f4]" in text
     assert "Scale[f4]" not in text
     assert "called eagerly" not in text
+
+
+def test_liger_kernel_is_a_peer_where_it_is_importable(monkeypatch) -> None:
+    found = {case.op for case in all_cases() if "Liger" in case.peers}
+    assert {"Softmax", "CrossEntropyLossAndGrad", "LayerNormalization"} <= found
+    monkeypatch.setitem(sys.modules, "liger_kernel", None)
+    with pytest.raises(NotImplementedError, match="Liger-Kernel is not importable"):
+        liger.softmax(None)
 
 
 def test_a_time_limit_ends_what_takes_longer() -> None:

@@ -42,6 +42,7 @@ class _Elementwise(Drawing):
 
     ratio_at, training_at, trains = -3, -2, False
     has_bits: ClassVar[bool] = False
+    has_tiles: ClassVar[bool] = True  # whether blocks of its kernel take some
 
     def infer(self, data: Spec, *others: object) -> tuple[Spec, ...]:
         mask = bitmask(data.shape) if self.has_bits else Spec(data.shape, BOOL)
@@ -62,7 +63,8 @@ class _Elementwise(Drawing):
         """The launch of this operator's kernel; a state in memory goes on."""
         launches = self.launches(device, specs)
         options = (*options, *launches.drawn(state))
-        launch = launches.elementwise(self.function_name, arrays, *options)
+        launched = launches.by_tiles if self.has_tiles else launches.elementwise
+        launch = launched(self.function_name, arrays, *options)
         return launches.then_advance(launch, state)
 
 
@@ -89,6 +91,7 @@ class Dropout(_Elementwise):
     inputs = (DATA, RATIO, TRAINING, STATE)
     outputs = (OUTPUT, MASK)
     bitwise_exact = True
+    has_tiles = False
 
 
 class BitmaskDropout(_Elementwise):

@@ -27,12 +27,19 @@ from ...declare.type_rows import Types
 from ...dtypes import FLOATS, Dtype
 from ...errors import ArgumentError, shown
 from ...frame.op import Op
-from ...plan import VEC_NBYTES, Config, Device, Launch, Plan
+from ...plan import VEC_NBYTES, Config, Device, Launch, Plan, ceil_div
 from ...planning.elementwise import streamed, type_slots
 from ...planning.lines import Held, Lines, division, held_nbytes
 from . import philox
 from .facts import N_HELD
 from .ratio import DEFAULT_RATIO, dropout_scale
+
+# What a block computes before its first tile costs as much as a tile does where elements are short.
+# Of 64 Mi in float16 BitmaskDropout takes 0.078 ms in place of 0.080, BiasDropout 0.121 in place of
+# 0.132. Dropout is faster without (0.083, 0.087), and so are wider elements.
+MOST_TILES = 4
+WIDE_NBYTES = 4  # elements of so many have one
+BLOCKS = 16  # a multiprocessor, before they take several tiles
 
 Ratio = float | Changing
 State = Spec | Changing
@@ -60,6 +67,15 @@ class Launches:
     def elementwise(self, symbol: str, arrays: Arrays, *options: object) -> Launch:
         """A kernel of algorithm/elementwise.cuh; the first array is of type T."""
         return replace(streamed(symbol, arrays, options), slots=self._slots)
+
+    def by_tiles(self, symbol: str, arrays: Arrays, *options: object) -> Launch:
+        """The same of a kernel whose blocks take some tiles each, of short elements."""
+        launch = self.elementwise(symbol, arrays)
+        (n_tiles,) = launch.config.grid
+        most = MOST_TILES if self.t.itemsize < WIDE_NBYTES else 1
+        tiles = min(most, max(1, n_tiles // (BLOCKS * self.device.multiprocessors)))
+        config = Config((ceil_div(n_tiles, tiles),), launch.config.block)
+        return replace(launch, config=config, args=(*launch.args, tiles, *options))
 
     def over_lines(
         self,

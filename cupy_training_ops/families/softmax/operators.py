@@ -24,6 +24,7 @@ class _AlongAxis(Op):
 
     types: ClassVar[Types] = {"T": FLOATS}
     stem: ClassVar[str]  # of the kernels' names
+    has_full: ClassVar[bool] = False  # whether there is a kernel for full rows
     axis = attribute(integer, -1, doc="from -rank to rank - 1")
 
     def infer(self, *inputs: Spec) -> tuple[Spec, ...]:
@@ -44,7 +45,8 @@ class _AlongAxis(Op):
         nbytes = held_nbytes(device, t)
         n_read = len(specs) - 1
         held = Held(nbytes, n_read, t.itemsize, VEC_NBYTES // t.itemsize, n_read)
-        divided = division(self.lines(specs[0]), held, all(spec.aligned for spec in specs))
+        aligned = all(spec.aligned for spec in specs)
+        divided = division(self.lines(specs[0]), held, aligned, has_full=self.has_full)
         binding = slots(T=t, NBYTES=nbytes)
         args = (*specs, *divided.args)
         return Plan((Launch(self.stem + divided.suffix, divided.config, args, binding),))
@@ -74,6 +76,7 @@ class Softmax(_AlongAxis):
     domain = "ai.onnx"
     since = 13
     stem = "softmax__"
+    has_full = True
     inputs = (Input("X", "T", shape="any shape"),)
     outputs = (Output("Y", "T", may_alias=("X",), shape="shape of X"),)
 
@@ -90,6 +93,7 @@ class LogSoftmax(_AlongAxis):
     domain = "ai.onnx"
     since = 13
     stem = "log_softmax__"
+    has_full = True
     inputs = (Input("X", "T", shape="any shape"),)
     outputs = (Output("Y", "T", may_alias=("X",), shape="shape of X"),)
 

@@ -29,6 +29,7 @@ CALLS: tuple[tuple[str, Shape, int | None, int], ...] = (
     ("large", (2, 40_007), None, 0),
     ("row-edges", (5, 1025), None, 0),
     ("rows", (3, 1500), None, 0),
+    ("full-rows", (9, 1024), None, 0),
     ("narrow", (300, 3), None, 0),
 )
 SPECIALS: tuple[tuple[float, ...], ...] = (

@@ -42,6 +42,18 @@ def test_numbers_of_classes(run, rng, n_classes, offset) -> None:
         assert_matches(*pair)
 
 
+@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16, FLOAT32], ids=dtype_name)
+@pytest.mark.parametrize("n_classes", [77, 264])
+def test_every_place_of_a_label(run, rng, n_classes, dtype) -> None:
+    """Before the vectors of a row, in each of them and behind; one thread writes it."""
+    x, labels = logits(rng, (n_classes, n_classes), dtype), np.arange(n_classes)
+    found = call(run, BOTH, x, labels, reduction="none")
+    for actual, wanted in zip(
+        found, computed(get_op(BOTH)(reduction="none"), x, labels), strict=True
+    ):
+        assert_matches(actual, wanted)
+
+
 @pytest.mark.parametrize("shape", [(2, 5, 3), (2, 5, 3, 4), (2, 70, 129)])
 def test_the_bias_has_the_layout_of_the_scores(run, rng, shape) -> None:
     """Upstream adds it in the layout of its transposed copy."""

@@ -47,6 +47,38 @@ def test_a_mask_is_the_same_on_every_device(monkeypatch, multiprocessors) -> Non
         assert (run.host(get_op("Dropout")()(x, 0.4, True, STATE)[1]) == mask_of(5000, 0.4)).all()
 
 
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("name", ["BitmaskDropout", "BiasDropout", "BitmaskBiasDropout"])
+def test_blocks_that_take_several_tiles(monkeypatch, rng, name, offset) -> None:
+    """The last tile and the last block have less to do."""
+    monkeypatch.setattr(runs, "DEVICE", Device(1, (9, 0), 227 * 1024))
+    shape, op = (67, 2000), get_op(name)()
+    x = rng.standard_normal(shape).astype(FLOAT16)
+    inputs = (x, *((x[0], None) if "Bias" in name else ()), 0.4, True, STATE)
+    with Run("emulated-forward", 0) as run:
+        placed = (run.place(i, offset) if isinstance(i, np.ndarray) else i for i in inputs)
+        output, mask = map(run.host, op(*placed))
+    kept = mask_of(x.size, 0.4)
+    assert mask.tolist() == (bits_of(kept) if "Bitmask" in name else kept.reshape(shape)).tolist()
+    assert_matches(output, computed(op, *inputs)[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "n", "tiles"),
+    [
+        ("BitmaskDropout", FLOAT16, 2**26, (8192, 4)),
+        ("BitmaskDropout", FLOAT16, 2**23, (4096, 1)),
+        ("BitmaskDropout", FLOAT32, 2**26, (65_536, 1)),
+        ("Dropout", FLOAT16, 2**26, (32_768, None)),
+    ],
+)
+def test_blocks_take_several_tiles_of_short_elements(name, dtype, n, tiles) -> None:
+    op, given = get_op(name)(), (Spec((n,), dtype), 0.4, True, Changing(STATE_AT))
+    (launch,) = op.plan(H200, *given, *op.infer(*given)).steps
+    (blocks,), has = launch.config.grid, op.has_tiles
+    assert (blocks, launch.args[5] if has else None) == tiles
+
+
 @floats
 @pytest.mark.parametrize("offset", [0, 1])
 def test_a_mask_is_the_same_for_every_type_and_form(run, dtype, offset) -> None:

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: MIT
+// Losses of lines of scores with labels, and the gradients of the scores in one go. A gradient may be
+// written over the scores: that of the label is read before any of its line is written.
+#pragma once
+#include "algorithm/row_softmax.cuh"
+#include "cross_entropy/labels.cuh"
+
+namespace cto::cross_entropy::loss_and_gradient {
+
+using math::exp::exponential;
+using math::exp::logarithm;
+using namespace row_softmax;
+
+// Rounded before anything is added to it.
+__device__ __forceinline__ float product(float x, float y) {
+#ifdef __CUDA_CPU__
+    return x * y;
+#else
+    return __fmul_rn(x, y);
+#endif
+}
+__device__ __forceinline__ double product(double x, double y) {
+#ifdef __CUDA_CPU__
+    return x * y;
+#else
+    return __dmul_rn(x, y);
+#endif
+}
+
+// What there is of a line beside its elements.
+template <class A>
+struct OfLine {
+    labels::Target<A> target;
+    A score;  // of the label
+    A slope;
+    bool skips;  // its gradient is 0
+};
+
+template <class T, class TOUT>
+struct LossAndGradient {
+    using A = Acc<T>;
+    const T* scores;
+    const void* labels;
+    const void* weights;
+    const labels::Rule& rule;
+    T* gradient;  // or null
+    labels::Losses<TOUT, A> losses;
+    A scale;
+    Divisor<A> divisor;
+
+    template <int W, int DEPTH>
+    __device__ __forceinline__ OfLine<A> of_line(const Line<W, DEPTH>& line) const {
+        labels::Target<A> target{-1, 0, false};
+        if (line.number >= 0) target = labels::target_of<A>(labels, weights, rule, line.number);
+        A score = 0;
+        if (target.label >= 0) score = to_acc(scores[line.start + target.label * line.stride]);
+        const WeightSum<A> by = divisor.load();
+        return {target, score, target.slope(scale, by), target.skips(by)};
+    }
+    template <int W, int DEPTH>
+    __device__ __forceinline__ void store_loss(const Line<W, DEPTH>& line, const OfLine<A>& own,
+                                               const OnlineSum<A>& of) const {
+        if (line.leads() && losses.wanted())
+            losses.store(line.number, own.target, logarithm(of.sum) - (own.score - of.max));
+    }
+    // `each` writes a line through a map. The gradients of a line of short elements are made as if none
+    // were the label's, which its thread then writes again; of wider ones, for which registers are
+    // scarce, each is compared.
+    template <int W, int DEPTH, class Each>
+    __device__ __forceinline__ void store_gradient(const Line<W, DEPTH>& line, const OfLine<A>& own,
+                                                   const OnlineSum<A>& of, const Each& each) const {
+        constexpr bool COMPARES = sizeof(T) >= sizeof(u32);
+        const A max = of.max, share = 1 / of.sum, slope = own.slope;
+        const i64 label = own.target.label;
+        const bool skips = own.skips;
+        const auto p = [=](A x) { return product(exponential(x - max), share); };
+        if constexpr (COMPARES) {
+            each([=](Place<W> place, A x) {
+                return skips ? A(0) : (place.is(label) ? p(x) - 1 : p(x)) * slope;
+            });
+        } else {
+            if (skips)
+                each([](Place<W>, A) { return A(0); });
+            else
+                each([=](Place<W>, A x) { return p(x) * slope; });
+            if (!skips && label >= 0 && line.holds(label))
+                gradient[line.start + label * line.stride] =
+                    from_acc<T>((p(own.score) - 1) * slope);
+        }
+    }
+
+    template <int W, int DEPTH, class Threads>
+    __device__ __forceinline__ void line(const Line<W, DEPTH>& line, const Threads& threads) const {
+        LineReader<T, W, DEPTH> in(line, scores, from_acc<T>(negative_infinity<A>()));
+        OnlineSum<A> of;
+        const auto batch = read(line, of, in);
+        const OfLine<A> own = of_line(line);
+        of.join(threads);
+        store_loss(line, own, of);
+        if (!gradient) return;
+        const LineWriter<T, W, DEPTH> to(line, gradient);
+        store_gradient(line, own, of, [&](auto map) { write(line, batch, map, to, in); });
+    }
+};
+
+}  // namespace cto::cross_entropy::loss_and_gradient
