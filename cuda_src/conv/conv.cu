@@ -8,6 +8,7 @@
 #include "conv/image.cuh"
 #include "conv/packing.cuh"
 #include "conv/pointwise.cuh"
+#include "conv/staged_weight.cuh"
 #include "conv/weight.cuh"
 
 // The type of the arrays.
@@ -59,6 +60,18 @@ template <bool LINES>
 using ImageTile = Tile<T, CTO_ROWS, CTO_TF32, !LINES>;
 template <bool Y_LINES, bool X_LINES>
 using WeightTileOf = Tile<T, CTO_ROWS, CTO_TF32, X_LINES, Y_LINES>;
+
+// Arrays are staged for tensor cores that copy ahead.
+#if defined(__CUDA_CPU__) || __CUDA_ARCH__ >= 800
+constexpr bool CAN_STAGE = (sizeof(T) == 2 || CTO_TF32) && CTO_ROWS >= PANEL;
+#else
+constexpr bool CAN_STAGE = false;
+#endif
+constexpr int STAGED_ROWS = CTO_ROWS >= 2 * PANEL ? 2 * PANEL : PANEL;
+using StagedImageTile =
+    conv::staged::StagedTile<T, STAGED_ROWS, STAGED_ROWS == PANEL ? 256 : 128, CTO_TF32, CAN_STAGE>;
+using StagedWeightTile =
+    conv::staged::StagedTile<T, STAGED_ROWS, STAGED_ROWS == PANEL ? 192 : 128, CTO_TF32, CAN_STAGE>;
 
 }  // namespace cto
 
@@ -148,4 +161,41 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__total(const A* parts, T* total, i32 count, i32 summers, i64 size) {
     write_total<T>(parts, total, count, summers, size, blockIdx.x);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    conv__stage(const T* x, T* staged_x, const T* y, T* staged_y, const T* w, T* staged_w,
+                StagedRow* rows, const __grid_constant__ StagingLayout layout) {
+    conv::staging::stage<T, CTO_TF32, CAN_STAGE>(x, staged_x, y, staged_y, w, staged_w, rows,
+                                                 layout);
+}
+
+// Over staged arrays; read and packed are such.
+extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
+    conv__staged_image(const T* read, const T* packed, const T* bias, T* written, u32 column_tiles,
+                       i32 width, const __grid_constant__ ImageLayout layout) {
+    extern __shared__ __align__(16) u8 shared[];
+    conv::staged::staged_convolution<StagedImageTile>(read, packed, bias, written, column_tiles,
+                                                      width, blockIdx.x, layout, shared);
+}
+
+extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
+    conv__staged_weight(const T* x, const T* y, const StagedRow* rows, A* sums, A* y_sums,
+                        const __grid_constant__ WeightLayout layout) {
+    extern __shared__ __align__(16) u8 shared[];
+    conv::staged::sum_staged_weights<StagedWeightTile>(x, y, rows, sums, y_sums, blockIdx.x, layout,
+                                                       shared);
+}
+
+// W of `size` numbers, and in blocks behind them the gradient of a bias.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    conv__staged_total(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
+                       i64 size, const __grid_constant__ WeightLayout layout) {
+    const u32 of_weights = static_cast<u32>((size * summers + THREADS - 1) / THREADS);
+    if (blockIdx.x < of_weights)
+        conv::staged::write_staged_weights<StagedWeightTile>(parts, w, count, summers, layout,
+                                                             size);
+    else
+        write_total<T>(y_parts, bias, count, summers, static_cast<i64>(layout.groups) * layout.rows,
+                       blockIdx.x - of_weights);
 }

@@ -7,8 +7,6 @@ the GPU, and are rounded once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import reduce
 from typing import ClassVar
 
 from ...declare.schema import (
@@ -29,7 +27,7 @@ from ...errors import ArgumentError, refuse, shown
 from ...frame.op import Op
 from ...plan import Device, Plan
 from .extents import AUTO_PADS, Attributes, Convolution
-from .plan import bias_gradient, data_gradient, forward, weight_gradient
+from .plan import bias_gradient, data_gradient, forward, gradients
 
 MAX_STEP = 2**31  # so that places in padded arrays fit 64 bits
 
@@ -189,23 +187,12 @@ class _Gradient(_Convolution):
         dw: Spec | None,
         db: Spec | None,
     ) -> Plan:
-        return reduce(Plan.then, self._plans(device, (dy, x, w), (dx, dw, db)))
-
-    def _plans(
-        self, device: Device, given: tuple[Spec, ...], wanted: tuple[Spec | None, ...]
-    ) -> Iterator[Plan]:
-        """One for each gradient. A transposed convolution's X is the other's Y."""
-        (dy, x, w), (dx, dw, db) = given, wanted
+        """A transposed convolution's X is the other's Y."""
         convolution, tf32 = self.convolution(x, w), self.allow_tf32
-        if dx is not None:
-            made = forward if self.is_transposed else data_gradient
-            yield made(device, convolution, dy, w, None, dx, tf32=tf32)
-        if self.is_transposed:
-            yield weight_gradient(device, convolution, dy, x, dw, tf32=tf32)
-            if db is not None:
-                yield bias_gradient(device, dy, db)
-        else:
-            yield weight_gradient(device, convolution, x, dy, dw, db, tf32=tf32)
+        if not self.is_transposed:
+            return gradients(device, convolution, (x, dy, w), dx, dw, db, tf32=tf32)
+        plan = gradients(device, convolution, (dy, x, w), dx, dw, is_gradient=False, tf32=tf32)
+        return plan if db is None else plan.then(bias_gradient(device, dy, db))
 
 
 class ConvGrad(_Gradient):
