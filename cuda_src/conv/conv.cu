@@ -68,9 +68,7 @@ constexpr bool CAN_STAGE = (sizeof(T) == 2 || CTO_TF32) && CTO_ROWS >= PANEL;
 constexpr bool CAN_STAGE = false;
 #endif
 constexpr int STAGED_ROWS = CTO_ROWS >= 2 * PANEL ? 2 * PANEL : PANEL;
-using StagedImageTile =
-    conv::staged::StagedTile<T, STAGED_ROWS, STAGED_ROWS == PANEL ? 256 : 128, CTO_TF32, CAN_STAGE>;
-using StagedWeightTile =
+using StagedTile =
     conv::staged::StagedTile<T, STAGED_ROWS, STAGED_ROWS == PANEL ? 192 : 128, CTO_TF32, CAN_STAGE>;
 
 }  // namespace cto
@@ -175,16 +173,36 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
     conv__staged_image(const T* read, const T* packed, const T* bias, T* written, u32 column_tiles,
                        i32 width, const __grid_constant__ ImageLayout layout) {
     extern __shared__ __align__(16) u8 shared[];
-    conv::staged::staged_convolution<StagedImageTile>(read, packed, bias, written, column_tiles,
-                                                      width, blockIdx.x, layout, shared);
+    conv::staged::staged_convolution<StagedTile>(read, packed, bias, written, column_tiles, width,
+                                                 blockIdx.x, layout, shared);
 }
 
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
     conv__staged_weight(const T* x, const T* y, const StagedRow* rows, A* sums, A* y_sums,
                         const __grid_constant__ WeightLayout layout) {
     extern __shared__ __align__(16) u8 shared[];
-    conv::staged::sum_staged_weights<StagedWeightTile>(x, y, rows, sums, y_sums, blockIdx.x, layout,
-                                                       shared);
+    conv::staged::sum_staged_weights<StagedTile>(x, y, rows, sums, y_sums, blockIdx.x, layout,
+                                                 shared);
+}
+
+// Both in one launch, so that the blocks of each fill what the other's last ones leave idle. Those of
+// weights are so many from the first on.
+extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
+    conv__staged_gradients(const T* x, const T* y, const StagedRow* rows, A* sums, A* y_sums,
+                           i32 first_of_weights, i32 blocks_of_weights, const T* read,
+                           const T* packed, T* written, u32 column_tiles, i32 width,
+                           const __grid_constant__ WeightLayout weight_layout,
+                           const __grid_constant__ ImageLayout image_layout) {
+    extern __shared__ __align__(16) u8 shared[];
+    const u32 block = blockIdx.x - static_cast<u32>(first_of_weights);
+    if (block < blocks_of_weights)
+        conv::staged::sum_staged_weights<StagedTile>(x, y, rows, sums, y_sums, block, weight_layout,
+                                                     shared);
+    else
+        conv::staged::staged_convolution<StagedTile>(
+            read, packed, nullptr, written, column_tiles, width,
+            blockIdx.x < first_of_weights ? blockIdx.x : blockIdx.x - blocks_of_weights,
+            image_layout, shared);
 }
 
 // W of `size` numbers, and in blocks behind them the gradient of a bias.
@@ -193,8 +211,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                        i64 size, const __grid_constant__ WeightLayout layout) {
     const u32 of_weights = static_cast<u32>((size * summers + THREADS - 1) / THREADS);
     if (blockIdx.x < of_weights)
-        conv::staged::write_staged_weights<StagedWeightTile>(parts, w, count, summers, layout,
-                                                             size);
+        conv::staged::write_staged_weights<StagedTile>(parts, w, count, summers, layout, size);
     else
         write_total<T>(y_parts, bias, count, summers, static_cast<i64>(layout.groups) * layout.rows,
                        blockIdx.x - of_weights);

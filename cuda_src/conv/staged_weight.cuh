@@ -37,7 +37,7 @@ struct WeightCopier {
     const uint4* rows;     // of the part
     i32 count;             // stages of the part
     const uint4 *y, *x;    // y: of this thread's first position
-    i64 y_pitch;           // of positions
+    i64 y_step;            // to the thread's next position
     i64 rest;              // positions from this thread's first on
     u32 y_exists;          // a bit for each panel
     i32 x_at[B_PANELS];    // what this thread's columns read, from what a position reads on
@@ -59,20 +59,19 @@ struct WeightCopier {
         for (int i = 0; i < LINES; ++i) {
             const bool exists = i * AT_ONCE < rest;
             const StagedRow row = reads[i * AT_ONCE];
-            const uint4* const y_of = y + i * AT_ONCE * y_pitch;
 #pragma unroll
             for (int panel = 0; panel < A_PANELS; ++panel)
                 async_copy::copy_or_zeros<16>(
                     to + (panel * PANEL_NBYTES + i * AT_ONCE * LINE_NBYTES),
-                    y_of + panel * LINE_VECTORS, exists && (y_exists >> panel & 1) != 0);
+                    y + panel * LINE_VECTORS, exists && (y_exists >> panel & 1) != 0);
 #pragma unroll
             for (int panel = 0; panel < B_PANELS; ++panel)
                 async_copy::copy_or_zeros<16>(
                     to + (Tile::A_NBYTES + panel * PANEL_NBYTES + i * AT_ONCE * LINE_NBYTES),
                     x + (row.offset + x_at[panel]), (row.inside & x_bits[panel]) != 0);
+            y += y_step;
         }
         ++stage_number;
-        y += Tile::IN_LINE * y_pitch;
         rest -= Tile::IN_LINE;
     }
 };
@@ -90,7 +89,6 @@ struct StagedRowSums {
         return threadIdx.x / WARP % Tile::WARPS_ACROSS;
     }
     __device__ __forceinline__ void add(const tensor_core::A (&a)[Tile::DOWN]) {
-        if (!wanted) return;
         const u32 ones = bits_of(from_acc<E>(1.0f)) * (sizeof(E) == 2 ? 0x10001u : 1u);
         const tensor_core::B b = {ones, ones};
 #pragma unroll
@@ -158,8 +156,9 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
         Copier copier{shared};
         copier.rows = reinterpret_cast<const uint4*>(rows + begin);
         copier.count = static_cast<i32>(divide(end - begin + Tile::IN_LINE - 1, Tile::IN_LINE));
-        copier.y_pitch = static_cast<i64>(filters) * layout.groups;
-        copier.y = reinterpret_cast<const uint4*>(y) + (begin + line) * copier.y_pitch +
+        const i64 y_pitch = static_cast<i64>(filters) * layout.groups;
+        copier.y_step = Copier::AT_ONCE * y_pitch;
+        copier.y = reinterpret_cast<const uint4*>(y) + (begin + line) * y_pitch +
                    (tile.group * filters + y_vector);
         copier.x = reinterpret_cast<const uint4*>(x);
         copier.rest = end - begin - line;
@@ -187,12 +186,16 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
         const i32 n_columns = static_cast<i32>(volume(layout.kernel)) * layout.padded_channels;
         const bool has_rows = product.first_row < layout.rows - tile.first_row;
         const bool works = sums && has_rows && product.first_column < n_columns - tile.first_column;
-        add_stages<Tile, WeightFragments<Tile>>(
-            product, stages, copier.count, has_rows && (works || row_sums.wanted),
-            [&](u8* stage) { copier.copy(stage); },
-            [&](const tensor_core::A(&a)[Tile::DOWN]) {
-                if constexpr (!Tile::IS_TF32) row_sums.add(a);
-            });
+        const auto copy = [&](u8* stage) { copier.copy(stage); };
+        const auto add = [&](bool adds, const auto& also) {
+            add_stages<Tile, WeightFragments<Tile>>(product, stages, copier.count, adds, copy,
+                                                    also);
+        };
+        using Loaded = tensor_core::A[Tile::DOWN];
+        if (!Tile::IS_TF32 && row_sums.wanted)
+            add(has_rows, [&](const Loaded& a) { row_sums.add(a); });
+        else
+            add(works, [](const Loaded&) {});
         if (y_sums) {
             const i64 of_group = static_cast<i64>(part) * layout.groups + tile.group;
             row_sums.write(y_sums + of_group * layout.rows + tile.first_row,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -36,12 +36,12 @@ MOST_W_NBYTES = 16 * 1024**2
 MOST_SUMS_NBYTES = 32 * 1024**2
 MOST_VECTORS = 2**31 - 1
 LEAST_DEPTH = 16  # channels, of which fewer would be mostly padding
-IMAGE_COLUMNS = {128: 128, 64: 256}  # by rows of a tile
-WEIGHT_COLUMNS = {128: 128, 64: 192}
+STAGED_COLUMNS = {128: 128, 64: 192}  # by rows of a tile
 
 # In stages of a block's sum: what it takes beside them, and a tile's parts that are added up.
 BLOCK_COST = 5.0
 SUM_COST = 0.036
+STEP_COST = {128: 1.0, 64: 0.8}  # by rows of a tile
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _rows(device: Device) -> list[int]:
     """Rows of tiles whose stages have room."""
     return [
         rows
-        for rows, columns in IMAGE_COLUMNS.items()
+        for rows, columns in STAGED_COLUMNS.items()
         if stages_nbytes(rows, columns) + OTHER_SHARED_NBYTES <= device.max_shared_nbytes
     ]
 
@@ -105,11 +105,13 @@ def image_rows(device: Device, conv: Convolution, *, is_gradient: bool) -> int:
 def image_cost(device: Device, conv: Convolution, rows: int, is_gradient: bool) -> float:
     """Of all blocks, in stages."""
     variant = Variant(FLOAT16, rows)
-    product = ImageProduct(conv, variant, IMAGE_COLUMNS[rows], is_gradient=is_gradient)
+    product = ImageProduct(conv, variant, STAGED_COLUMNS[rows], is_gradient=is_gradient)
     n_residues = math.prod(product.of_axes)
     blocks = conv.group * product.row_tiles * product.column_tiles * n_residues
     steps = math.prod(conv.kernel) * product.depth / n_residues / PANEL
-    return ceil_div(blocks, STAGED_BLOCKS * device.multiprocessors) * (steps + BLOCK_COST)
+    return ceil_div(blocks, STAGED_BLOCKS * device.multiprocessors) * (
+        steps * STEP_COST[rows] + BLOCK_COST
+    )
 
 
 def weight_split(device: Device, conv: Convolution, dtype: Dtype, rows: int) -> tuple[int, float]:
@@ -117,10 +119,10 @@ def weight_split(device: Device, conv: Convolution, dtype: Dtype, rows: int) -> 
     tiles = math.prod(_weight_tiles(conv, dtype, rows))
     steps = ceil_div(conv.batch * math.prod(conv.output), LINE_NBYTES // dtype.itemsize)
     slots = STAGED_BLOCKS * device.multiprocessors
-    most = MOST_SUMS_NBYTES // (tiles * rows * WEIGHT_COLUMNS[rows] * 4)
+    most = MOST_SUMS_NBYTES // (tiles * rows * STAGED_COLUMNS[rows] * 4)
 
     def cost(parts: int) -> float:
-        each = ceil_div(steps, parts) + BLOCK_COST
+        each = ceil_div(steps, parts) * STEP_COST[rows] + BLOCK_COST
         return ceil_div(tiles * parts, slots) * each + SUM_COST * tiles * parts
 
     parts = min(range(1, max(1, min(most, steps, 2 * slots)) + 1), key=cost)
@@ -131,7 +133,7 @@ def _weight_tiles(conv: Convolution, dtype: Dtype, rows: int) -> tuple[int, int,
     """Groups, and tiles of rows and of columns of each."""
     padded = align_up(conv.group_channels, VEC_NBYTES // dtype.itemsize)
     columns = math.prod(conv.kernel) * padded
-    return conv.group, ceil_div(conv.group_filters, rows), ceil_div(columns, WEIGHT_COLUMNS[rows])
+    return conv.group, ceil_div(conv.group_filters, rows), ceil_div(columns, STAGED_COLUMNS[rows])
 
 
 def weight_rows(device: Device, conv: Convolution, dtype: Dtype) -> int:
@@ -163,16 +165,48 @@ def staged(device: Device, conv: Convolution, dtype: Dtype, tf32: bool, wanted: 
     scratch = ScratchMemory()
     staging = _Staging(conv, dtype, scratch, wanted)
     rounds = tf32 and dtype == FLOAT32
-    steps: list[Launch] = []
+    image = sums = None
     if wanted.sums:
         rows = weight_rows(device, conv, dtype)
         sums = _Sums(device, conv, Variant(dtype, rows, rounds), wanted, scratch)
-        steps += sums.launches(staging)
     if wanted.image is not None:
         rows = image_rows(device, conv, is_gradient=wanted.is_gradient)
-        steps.append(_image(conv, Variant(dtype, rows, rounds), wanted, staging))
-    first = staging.launch(steps[0].slots)
-    return scratch.plan(first, *steps)
+        if sums is not None and joins(device, conv, rows, sums.variant.rows, wanted):
+            rows = sums.variant.rows
+        image = _Image(conv, Variant(dtype, rows, rounds), wanted)
+    steps = [*_products(image, sums, staging)]
+    return scratch.plan(staging.launch(steps[0].slots), *steps)
+
+
+def joins(device: Device, conv: Convolution, rows: int, of_weights: int, wanted: Wanted) -> bool:
+    """Whether an image of tiles with so many rows shares a launch with sums of weights, and then
+    their rows."""
+    return wanted.bias is None
+
+
+def _products(image: _Image | None, sums: _Sums | None, staging: _Staging) -> Iterator[Launch]:
+    """Sums and image, in one launch where they have the same tiles."""
+    if sums is None:
+        assert image is not None
+        yield image.launch(staging)
+        return
+    if image is not None and image.variant == sums.variant:
+        yield _joined(image, sums, staging)
+    else:
+        yield sums.launch(staging)
+        if image is not None:
+            yield image.launch(staging)
+    yield sums.totals(staging)
+
+
+def _joined(image: _Image, sums: _Sums, staging: _Staging) -> Launch:
+    """Blocks that take long come first."""
+    first = image.blocks if image.steps > sums.steps else 0
+    config = replace(sums.config, grid=(image.blocks + sums.blocks,))
+    read, w, _, *rest, layout = image.args(staging)
+    *given, of_weights = sums.args(staging)
+    args = (*given, first, sums.blocks, read, w, *rest, of_weights, layout)
+    return launch("staged_gradients", config, args, sums.variant.slots)
 
 
 class _Staging:
@@ -254,18 +288,33 @@ def _neighbours(plane: int, width: int, spec: Spec | None) -> int:
     return next((n for n in (width, width // 2) if plane % n == 0), 1)
 
 
-def _image(conv: Convolution, variant: Variant, wanted: Wanted, staging: _Staging) -> Launch:
-    columns = IMAGE_COLUMNS[variant.rows]
-    product = ImageProduct(conv, variant, columns, is_gradient=wanted.is_gradient)
-    tiles = conv.group * product.row_tiles
-    blocks = tiles * product.column_tiles * math.prod(product.of_axes)
-    is_dense = math.prod(product.of_axes) == 1
-    width = _neighbours(math.prod(product.extents), staging.width, wanted.image) if is_dense else 1
-    read = staging.at["y" if wanted.is_gradient else "x"]
-    layout = product.layout(0, tiles, conv)
-    args = (read, staging.at["w"], wanted.bias, wanted.image, product.column_tiles, width, layout)
-    config = Config((blocks,), (STAGED_THREADS,), stages_nbytes(variant.rows, columns))
-    return launch("staged_image", config, args, variant.slots)
+class _Image:
+    """A convolution or its data gradient."""
+
+    def __init__(self, conv: Convolution, variant: Variant, wanted: Wanted) -> None:
+        self.conv, self.variant, self.wanted = conv, variant, wanted
+        columns = STAGED_COLUMNS[variant.rows]
+        self.product = ImageProduct(conv, variant, columns, is_gradient=wanted.is_gradient)
+        self.residues = math.prod(self.product.of_axes)
+        self.tiles = conv.group * self.product.row_tiles
+        self.blocks = self.tiles * self.product.column_tiles * self.residues
+        self.steps = math.prod(conv.kernel) * self.product.depth // self.residues // PANEL
+        shared = stages_nbytes(variant.rows, columns)
+        self.config = Config((self.blocks,), (STAGED_THREADS,), shared)
+
+    def launch(self, staging: _Staging) -> Launch:
+        """Alone."""
+        return launch("staged_image", self.config, self.args(staging), self.variant.slots)
+
+    def args(self, staging: _Staging) -> tuple[object, ...]:
+        """Of its kernel; the last is the layout."""
+        product, wanted, width = self.product, self.wanted, 1
+        if self.residues == 1:
+            width = _neighbours(math.prod(product.extents), staging.width, wanted.image)
+        read = staging.at["y" if wanted.is_gradient else "x"]
+        given = (read, staging.at["w"], wanted.bias, wanted.image)
+        layout = product.layout(0, self.tiles, self.conv)
+        return (*given, product.column_tiles, width, layout)
 
 
 class _Sums:
@@ -280,7 +329,7 @@ class _Sums:
         scratch: ScratchMemory,
     ) -> None:
         self.device, self.conv, self.variant, self.wanted = device, conv, variant, wanted
-        self.columns = WEIGHT_COLUMNS[variant.rows]
+        self.columns = STAGED_COLUMNS[variant.rows]
         groups, self.row_tiles, self.column_tiles = _weight_tiles(conv, variant.dtype, variant.rows)
         if wanted.dw is None:
             self.column_tiles = 1
@@ -297,23 +346,31 @@ class _Sums:
         if wanted.db is not None:
             self.y_sums = scratch.take(self.parts * conv.filters, FLOAT32)
 
-    def launches(self, staging: _Staging) -> Iterator[Launch]:
-        """Sums of parts, and their totals."""
-        shared = stages_nbytes(self.variant.rows, self.columns)
-        config = Config((self.tiles * self.parts,), (STAGED_THREADS,), shared)
-        args = (staging.at["x"], staging.at["y"], staging.rows, self.sums, self.y_sums)
-        layout = self._layout(staging.width)
-        yield launch("staged_weight", config, (*args, layout), self.variant.slots)
+        self.blocks, self.steps = self.tiles * self.parts, self.span // depth
+        shared = stages_nbytes(variant.rows, self.columns)
+        self.config = Config((self.blocks,), (STAGED_THREADS,), shared)
+
+    def launch(self, staging: _Staging) -> Launch:
+        """Of the sums of parts, alone."""
+        return launch("staged_weight", self.config, self.args(staging), self.variant.slots)
+
+    def args(self, staging: _Staging) -> tuple[object, ...]:
+        """Of its kernel; the last is the layout."""
+        given = (staging.at["x"], staging.at["y"], staging.rows, self.sums, self.y_sums)
+        return (*given, self._layout(staging.width))
+
+    def totals(self, staging: _Staging) -> Launch:
+        """What parts add up to."""
         dw, db = self.wanted.dw, self.wanted.db
         if dw is None:
             assert db is not None
-            yield total(self.device, db.dtype, self.y_sums, db, self.parts)
-            return
+            return total(self.device, db.dtype, self.y_sums, db, self.parts)
         each = summers(self.parts)
         blocks = ceil_div(dw.size * each, THREADS)
         blocks += ceil_div(db.size * each, THREADS) if db is not None else 0
+        layout = self._layout(staging.width)
         given = (self.sums, dw, self.y_sums, db, self.parts, each, dw.size, layout)
-        yield launch("staged_total", Config((blocks,), (THREADS,)), given, self.variant.slots)
+        return launch("staged_total", Config((blocks,), (THREADS,)), given, self.variant.slots)
 
     def _layout(self, width: int) -> np.void:
         conv = self.conv
