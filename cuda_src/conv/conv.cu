@@ -168,39 +168,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                                                  layout);
 }
 
-// Over staged arrays; read and packed are such.
+// Over staged arrays: blocks of sums of weights, so many from the first one on, and of a convolution or
+// its data gradient, in one launch, so that each fill what the last ones of the other leave idle.
 extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
-    conv__staged_image(const T* read, const T* packed, const T* bias, T* written, u32 column_tiles,
-                       i32 width, const __grid_constant__ ImageLayout layout) {
+    conv__staged(const T* x, const T* y, const StagedRow* rows, A* sums, A* y_sums,
+                 u32 first_of_weights, u32 blocks_of_weights, const T* read, const T* packed,
+                 const T* bias, T* written, u32 column_tiles, i32 width,
+                 const __grid_constant__ WeightLayout weight_layout,
+                 const __grid_constant__ ImageLayout image_layout) {
     extern __shared__ __align__(16) u8 shared[];
-    conv::staged::staged_convolution<StagedTile>(read, packed, bias, written, column_tiles, width,
-                                                 blockIdx.x, layout, shared);
-}
-
-extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
-    conv__staged_weight(const T* x, const T* y, const StagedRow* rows, A* sums, A* y_sums,
-                        const __grid_constant__ WeightLayout layout) {
-    extern __shared__ __align__(16) u8 shared[];
-    conv::staged::sum_staged_weights<StagedTile>(x, y, rows, sums, y_sums, blockIdx.x, layout,
-                                                 shared);
-}
-
-// Both in one launch, so that the blocks of each fill what the other's last ones leave idle. Those of
-// weights are so many from the first on.
-extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
-    conv__staged_gradients(const T* x, const T* y, const StagedRow* rows, A* sums, A* y_sums,
-                           i32 first_of_weights, i32 blocks_of_weights, const T* read,
-                           const T* packed, T* written, u32 column_tiles, i32 width,
-                           const __grid_constant__ WeightLayout weight_layout,
-                           const __grid_constant__ ImageLayout image_layout) {
-    extern __shared__ __align__(16) u8 shared[];
-    const u32 block = blockIdx.x - static_cast<u32>(first_of_weights);
+    const u32 block = blockIdx.x - first_of_weights;
     if (block < blocks_of_weights)
         conv::staged::sum_staged_weights<StagedTile>(x, y, rows, sums, y_sums, block, weight_layout,
                                                      shared);
     else
         conv::staged::staged_convolution<StagedTile>(
-            read, packed, nullptr, written, column_tiles, width,
+            read, packed, bias, written, column_tiles, width,
             blockIdx.x < first_of_weights ? blockIdx.x : blockIdx.x - blocks_of_weights,
             image_layout, shared);
 }

@@ -35,6 +35,31 @@ struct Transposer {
             for (int j = 0; j < V; ++j)
                 tile[(first + i * DOWN) * PITCH + position + j] = loaded[i].at[j];
     }
+    // The same of whole planes, which lie side by side.
+    __device__ __forceinline__ void load_planes(const E* from, i32 plane, i32 channels) {
+        using Loaded = vec::Vec<E, WIDTH>;
+        constexpr int COUNT = PANEL * IN_LINE / THREADS;
+        const int end = min(channels, PANEL) * plane;
+        Loaded loaded[COUNT];
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            const int at = (i * THREADS + threadIdx.x) * WIDTH;
+            if (at < end) loaded[i] = *reinterpret_cast<const Loaded*>(from + at);
+        }
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            const int at = (i * THREADS + threadIdx.x) * WIDTH;
+            if (at >= end) break;
+            int channel = at / plane, position = at - channel * plane;
+#pragma unroll
+            for (int j = 0; j < WIDTH; ++j) {
+                tile[channel * PITCH + position] = loaded[i].at[j];
+                const bool ends = ++position == plane;
+                channel += ends;
+                position = ends ? 0 : position;
+            }
+        }
+    }
     __device__ __forceinline__ void store(E* to, i32 padded, i32 channels, i32 positions) const {
 #pragma unroll
         for (int i = 0; i < PANEL * IN_LINE / THREADS; ++i) {
@@ -69,6 +94,8 @@ __device__ __forceinline__ void stage_array(const E* from, E* to, const StagedAr
         transposer.template load<vec::WIDTH<E>>(from, array.plane, channels, positions);
     else if (array.width == vec::WIDTH<E> / 2)
         transposer.template load<vec::WIDTH<E> / 2>(from, array.plane, channels, positions);
+    else if (array.width == 0)
+        transposer.load_planes(from, array.plane, channels);
     else
         transposer.template load<1>(from, array.plane, channels, positions);
     __syncthreads();

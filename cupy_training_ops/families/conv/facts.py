@@ -74,11 +74,12 @@ WeightLayout = Struct(
     positions_of_part=i64,
 )
 
-# What a position of the output reads: at so many vectors of 16 bytes, and a bit for each tap inside.
+# What a position reads: the vector of 16 bytes of its first tap, and a bit for each tap inside.
 StagedRow = Struct("StagedRow", offset=i32, inside=u32)
 
-# An array (images, channels, plane), of which a launch puts channels side by side, padded to so many,
-# by tiles of PANEL channels and positions; `width` neighbours are loaded together.
+# An array (images, channels, plane), whose channels a launch puts side by side, padded to so many,
+# by tiles of PANEL channels and positions; `width` neighbours are loaded together, or 0, where the
+# planes of a tile are as one.
 StagedArray = Struct(
     "StagedArray", channels=i32, padded=i32, plane=i32, width=i32, plane_tiles=i32, blocks=i32
 )

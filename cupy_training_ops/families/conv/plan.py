@@ -112,7 +112,7 @@ def gradients(
     is_gradient: bool = True,
     tf32: bool = False,
 ) -> Plan:
-    """What is wanted of an image and of W and a bias, from (X, Y, W): one launch stages for both."""
+    """What is wanted of an image, and of W and a bias, from (X, Y, W), which are staged once."""
     x, y, of_w = given
     conv = _checked(convolution)
     read = y if is_gradient else x

@@ -4,16 +4,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
+from ...declare.facts import Struct
 from ...declare.schema import Spec
 from ...dtypes import FLOAT16, FLOAT32, Dtype
-from ...plan import VEC_NBYTES, Config, Device, Launch, Plan, Scratch, ScratchMemory
-from ...plan import align_up, by_value, ceil_div
-from .extents import Convolution, Shape
+from ...plan import (
+    VEC_NBYTES,
+    Config,
+    Device,
+    Launch,
+    Plan,
+    Scratch,
+    ScratchMemory,
+    align_up,
+    by_value,
+    ceil_div,
+)
+from .extents import Convolution
 from .facts import (
     LINE_NBYTES,
     PANEL,
@@ -22,6 +33,7 @@ from .facts import (
     STAGED_TAPS,
     STAGED_THREADS,
     THREADS,
+    ImageLayout,
     StagedArray,
     StagedRow,
     StagingLayout,
@@ -76,7 +88,7 @@ def can_stage(device: Device, conv: Convolution, dtype: Dtype, tf32: bool) -> bo
         and fits
         and min(channels) >= LEAST_DEPTH
         and 1 <= math.prod(conv.kernel) <= STAGED_TAPS
-        and 0 < min(sizes)
+        and min(sizes) > 0
         and max(sizes) // width * 2 <= MOST_VECTORS
         and math.prod(conv.w_shape) * dtype.itemsize <= MOST_W_NBYTES
         and bool(_rows(device))
@@ -141,17 +153,13 @@ def weight_rows(device: Device, conv: Convolution, dtype: Dtype) -> int:
     return min(_rows(device), key=lambda rows: weight_split(device, conv, dtype, rows)[1])
 
 
-def staged_image(
-    device: Device, conv: Convolution, arrays: tuple[Spec, Spec], tf32: bool
-) -> bool:
+def staged_image(device: Device, conv: Convolution, arrays: tuple[Spec, Spec], tf32: bool) -> bool:
     """Whether an image is made of staged arrays: what is read, and what is written."""
     pays = not image_has_lines(conv, *arrays)
     return pays and can_stage(device, conv, arrays[0].dtype, tf32)
 
 
-def staged_weight(
-    device: Device, conv: Convolution, arrays: tuple[Spec, Spec], tf32: bool
-) -> bool:
+def staged_weight(device: Device, conv: Convolution, arrays: tuple[Spec, Spec], tf32: bool) -> bool:
     """Whether the gradients of W and of a bias are summed over staged X and Y."""
     pays = lines_of_weight(conv, *arrays) != "_lines"
     return pays and can_stage(device, conv, arrays[0].dtype, tf32)
@@ -166,47 +174,44 @@ def staged(device: Device, conv: Convolution, dtype: Dtype, tf32: bool, wanted: 
     staging = _Staging(conv, dtype, scratch, wanted)
     rounds = tf32 and dtype == FLOAT32
     image = sums = None
+    rows = tile_rows(device, conv, dtype, wanted)
+    variant = Variant(dtype, rows, rounds)
     if wanted.sums:
-        rows = weight_rows(device, conv, dtype)
-        sums = _Sums(device, conv, Variant(dtype, rows, rounds), wanted, scratch)
+        sums = _Sums(device, conv, variant, wanted, scratch)
     if wanted.image is not None:
-        rows = image_rows(device, conv, is_gradient=wanted.is_gradient)
-        if sums is not None and joins(device, conv, rows, sums.variant.rows, wanted):
-            rows = sums.variant.rows
-        image = _Image(conv, Variant(dtype, rows, rounds), wanted)
-    steps = [*_products(image, sums, staging)]
-    return scratch.plan(staging.launch(steps[0].slots), *steps)
+        image = _Image(conv, variant, wanted)
+    steps = [staging.launch(variant.slots), _product(variant, image, sums, staging)]
+    if sums is not None:
+        steps.append(sums.totals(staging))
+    return scratch.plan(*steps)
 
 
-def joins(device: Device, conv: Convolution, rows: int, of_weights: int, wanted: Wanted) -> bool:
-    """Whether an image of tiles with so many rows shares a launch with sums of weights, and then
-    their rows."""
-    return wanted.bias is None
+def tile_rows(device: Device, conv: Convolution, dtype: Dtype, wanted: Wanted) -> int:
+    """Rows of tiles. Those of sums, whose parts depend on them, do not depend on what else there
+    is: an image beside them has the same, since each of its sums is in one block."""
+    if wanted.sums:
+        return weight_rows(device, conv, dtype)
+    return image_rows(device, conv, is_gradient=wanted.is_gradient)
 
 
-def _products(image: _Image | None, sums: _Sums | None, staging: _Staging) -> Iterator[Launch]:
-    """Sums and image, in one launch where they have the same tiles."""
-    if sums is None:
-        assert image is not None
-        yield image.launch(staging)
-        return
-    if image is not None and image.variant == sums.variant:
-        yield _joined(image, sums, staging)
-    else:
-        yield sums.launch(staging)
-        if image is not None:
-            yield image.launch(staging)
-    yield sums.totals(staging)
-
-
-def _joined(image: _Image, sums: _Sums, staging: _Staging) -> Launch:
+def _product(
+    variant: Variant, image: _Image | None, sums: _Sums | None, staging: _Staging
+) -> Launch:
     """Blocks that take long come first."""
-    first = image.blocks if image.steps > sums.steps else 0
-    config = replace(sums.config, grid=(image.blocks + sums.blocks,))
-    read, w, _, *rest, layout = image.args(staging)
-    *given, of_weights = sums.args(staging)
-    args = (*given, first, sums.blocks, read, w, *rest, of_weights, layout)
-    return launch("staged_gradients", config, args, sums.variant.slots)
+    *summed, of_weights = sums.args(staging) if sums else (*[None] * 5, _blank(WeightLayout))
+    *written, layout = image.args(staging) if image else (*[None] * 4, 1, 1, _blank(ImageLayout))
+    images, weights = (product.blocks if product else 0 for product in (image, sums))
+    is_first = image is not None and sums is not None and image.steps > sums.steps
+    shared = stages_nbytes(variant.rows, STAGED_COLUMNS[variant.rows])
+    config = Config((images + weights,), (STAGED_THREADS,), shared)
+    args = (*summed, images if is_first else 0, weights, *written, of_weights, layout)
+    return launch("staged", config, args, variant.slots)
+
+
+def _blank(struct: Struct) -> np.void:
+    """For blocks that there are none of."""
+    blank: np.void = np.zeros((), struct.of().dtype)[()]  # type: ignore[assignment]
+    return blank
 
 
 class _Staging:
@@ -275,10 +280,17 @@ class _Staging:
             channels=channels,
             padded=padded,
             plane=plane,
-            width=_neighbours(plane, self.width, spec),
+            width=_loaded_together(channels, plane, self.width, spec),
             plane_tiles=plane_tiles,
             blocks=0 if spec is None else blocks,
         )
+
+
+def _loaded_together(channels: int, plane: int, width: int, spec: Spec | None) -> int:
+    """Neighbours that are loaded together; 0 of whole planes, of which a tile has several."""
+    found = _neighbours(plane, width, spec)
+    are_as_one = found == 1 and plane <= PANEL and channels % width == 0
+    return 0 if are_as_one and spec is not None and spec.aligned else found
 
 
 def _neighbours(plane: int, width: int, spec: Spec | None) -> int:
@@ -299,12 +311,6 @@ class _Image:
         self.tiles = conv.group * self.product.row_tiles
         self.blocks = self.tiles * self.product.column_tiles * self.residues
         self.steps = math.prod(conv.kernel) * self.product.depth // self.residues // PANEL
-        shared = stages_nbytes(variant.rows, columns)
-        self.config = Config((self.blocks,), (STAGED_THREADS,), shared)
-
-    def launch(self, staging: _Staging) -> Launch:
-        """Alone."""
-        return launch("staged_image", self.config, self.args(staging), self.variant.slots)
 
     def args(self, staging: _Staging) -> tuple[object, ...]:
         """Of its kernel; the last is the layout."""
@@ -347,12 +353,6 @@ class _Sums:
             self.y_sums = scratch.take(self.parts * conv.filters, FLOAT32)
 
         self.blocks, self.steps = self.tiles * self.parts, self.span // depth
-        shared = stages_nbytes(variant.rows, self.columns)
-        self.config = Config((self.blocks,), (STAGED_THREADS,), shared)
-
-    def launch(self, staging: _Staging) -> Launch:
-        """Of the sums of parts, alone."""
-        return launch("staged_weight", self.config, self.args(staging), self.variant.slots)
 
     def args(self, staging: _Staging) -> tuple[object, ...]:
         """Of its kernel; the last is the layout."""

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Kernels over staged arrays beside JAX, and that no result depends on tiles or on what else is
-wanted."""
+"""Kernels over staged arrays beside JAX."""
 
 from __future__ import annotations
 
@@ -20,9 +19,8 @@ from cupy_training_ops.testing.compare import assert_matches, poison, tolerance_
 
 jax.config.update("jax_enable_x64", True)
 
-staged_types = pytest.mark.parametrize("dtype", (FLOAT16, BFLOAT16, FLOAT32), ids=dtype_name)
+staged_types = pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16, FLOAT32], ids=dtype_name)
 tiles = pytest.mark.parametrize("rows", plan_staged.STAGED_COLUMNS)
-WITHOUT = "bits differ from what a call alone gives"
 
 
 class Case(NamedTuple):
@@ -80,15 +78,9 @@ def staged(monkeypatch):
 
         monkeypatch.setattr(plan, "staged_image", can)
         monkeypatch.setattr(plan, "staged_weight", can)
-        monkeypatch.setattr(plan_staged, "image_rows", lambda *_, **__: rows)
-        monkeypatch.setattr(plan_staged, "weight_rows", lambda *_: rows)
+        monkeypatch.setattr(plan_staged, "tile_rows", lambda *_: rows)
 
     return force
-
-
-def symbols(op: Any, arrays: list[Any]) -> set[str]:
-    """Of the kernels of a call."""
-    return set()
 
 
 def check(run: Any, rng: np.random.Generator, case: Case, dtype: Any) -> None:
@@ -103,7 +95,11 @@ def check(run: Any, rng: np.random.Generator, case: Case, dtype: Any) -> None:
         "Conv": ((x, w), (y,), case.attributes),
         "ConvGrad": ((dy, x, w), (dx, dw, db), case.attributes),
         "ConvTranspose": ((dy, w), (dx,), back),
-        "ConvTransposeGrad": ((x, dy, w), (y, dw, x.astype(FLOAT64).sum((0, *range(2, x.ndim)))), back),
+        "ConvTransposeGrad": (
+            (x, dy, w),
+            (y, dw, x.astype(FLOAT64).sum((0, *range(2, x.ndim)))),
+            back,
+        ),
     }
     for name, (given, expected, attributes) in calls.items():
         op = get_op(name)(**attributes, allow_tf32=tf32)
@@ -111,7 +107,9 @@ def check(run: Any, rng: np.random.Generator, case: Case, dtype: Any) -> None:
         out = tuple(poison(run.place(np.empty(e.shape, dtype))) for e in expected)
         found = op(*placed, out=out if len(out) > 1 else out[0])
         for ours, wanted in zip(found if len(out) > 1 else (found,), expected, strict=True):
-            terms = dy.size // c.filters + math.prod(c.kernel) * (c.group_channels + c.group_filters)
+            terms = dy.size // c.filters + math.prod(c.kernel) * (
+                c.group_channels + c.group_filters
+            )
             bound = tolerance_of(dtype, terms, tf32)
             assert_matches(run.host(ours).astype(FLOAT64), wanted, bound)
 
