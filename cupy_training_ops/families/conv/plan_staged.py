@@ -13,6 +13,7 @@ from ...declare.facts import Struct
 from ...declare.schema import Spec
 from ...dtypes import FLOAT16, FLOAT32, Dtype
 from ...plan import (
+    SCRATCH_ALIGNMENT,
     VEC_NBYTES,
     Config,
     Device,
@@ -44,6 +45,7 @@ from .plan_launches import launch, summers, taps, total
 from .plan_variants import TENSOR_CORES, Variant, image_has_lines, lines_of_weight
 
 OTHER_SHARED_NBYTES = 5 * 1024  # beside the stages
+MOST_NBYTES, MOST_SHARE = 64 * 1024**2, 2.5  # of scratch memory, the latter of X and Y
 MOST_W_NBYTES = 16 * 1024**2
 MOST_SUMS_NBYTES = 32 * 1024**2
 MOST_VECTORS = 2**31 - 1
@@ -92,7 +94,26 @@ def can_stage(device: Device, conv: Convolution, dtype: Dtype, tf32: bool) -> bo
         and max(sizes) // width * 2 <= MOST_VECTORS
         and math.prod(conv.w_shape) * dtype.itemsize <= MOST_W_NBYTES
         and bool(_rows(device))
+        and _has_room(device, conv, dtype)
     )
+
+
+def _has_room(device: Device, conv: Convolution, dtype: Dtype) -> bool:
+    """Whether all that is staged and summed is at most 64 MiB, or 2.5 times X and Y."""
+    width = VEC_NBYTES // dtype.itemsize
+    positions = conv.batch * math.prod(conv.output)
+    staged_x = conv.batch * math.prod(conv.image) * align_up(conv.channels, width)
+    staged_y = positions * align_up(conv.filters, width)
+    padded = align_up(conv.group_channels, width) * align_up(conv.group_filters, width)
+    of_w = conv.group * padded * math.prod(conv.kernel)
+    rows = weight_rows(device, conv, dtype)
+    parts, _ = weight_split(device, conv, dtype, rows)
+    tiles = math.prod(_weight_tiles(conv, dtype, rows))
+    sums = parts * (tiles * rows * STAGED_COLUMNS[rows] + conv.filters)
+    nbytes = (staged_x + staged_y + of_w) * dtype.itemsize + 4 * sums
+    nbytes += (positions + PANEL) * StagedRow.of().dtype.itemsize + 6 * SCRATCH_ALIGNMENT
+    given = (math.prod(conv.x_shape) + math.prod(conv.y_shape)) * dtype.itemsize
+    return nbytes <= max(MOST_NBYTES, MOST_SHARE * given)
 
 
 def _rows(device: Device) -> list[int]:
