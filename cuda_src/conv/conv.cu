@@ -188,14 +188,16 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
             image_layout, shared);
 }
 
-// W of `size` numbers, and in blocks behind them the gradient of a bias.
+// W, so many filters of a group in a block, and in blocks behind these the gradient of a bias.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__staged_total(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
-                       i64 size, const __grid_constant__ WeightLayout layout) {
-    const u32 of_weights = static_cast<u32>((size * summers + THREADS - 1) / THREADS);
-    if (blockIdx.x < of_weights)
-        conv::staged::write_staged_weights<StagedTile>(parts, w, count, summers, layout, size);
+                       i32 filters, u32 blocks_of_weights, i32 bias_summers,
+                       const __grid_constant__ WeightLayout layout) {
+    if (blockIdx.x < blocks_of_weights)
+        conv::staged::total_of_parts<StagedTile>(parts, w, count, summers, filters, blockIdx.x,
+                                                 layout);
     else
-        write_total<T>(y_parts, bias, count, summers, static_cast<i64>(layout.groups) * layout.rows,
-                       blockIdx.x - of_weights);
+        write_total<T>(y_parts, bias, count, bias_summers,
+                       static_cast<i64>(layout.groups) * layout.rows,
+                       blockIdx.x - blocks_of_weights);
 }

@@ -19,6 +19,7 @@ constexpr int STAGED_STAGES = 3;
 constexpr int PANEL = 64;
 constexpr int LINE_NBYTES = 128;
 constexpr int STAGED_TAPS = 32;
+constexpr int TOTAL_CHANNELS = 32;
 
 struct ImageLayout {
     int written[3];

@@ -72,28 +72,31 @@ struct ImageCopier {
     i32 n_taps, depth, w_pitch, rows;  // rows from this thread's first on
     i32 tap, vector;                   // of the depth
     int line, own;                     // own: where this thread's first vector is in a stage
+    // Of the stage that is open.
+    const uint4 *read_of, *w_of;
+    u32 bit;
 
-    __device__ __forceinline__ void copy(u8* stage) {
-        StagedTap at{};
-        u32 bit = 0;
-        if (tap < n_taps) {
-            at = shared.taps[tap];
-            bit = 1u << tap;
-        }
-        const uint4* const w_of = w + (at.w + vector);
-        const uint4* const read_of = read + (at.read + vector);
+    __device__ __forceinline__ void open() {
+        bit = tap < n_taps ? 1u << tap : 0;
+        const StagedTap at = shared.taps[bit ? tap : 0];
+        w_of = w + (at.w + vector);
+        read_of = read + (at.read + vector);
+    }
+    __device__ __forceinline__ void copy(u8* stage, int slice) const {
         u8* const to = stage + own;
 #pragma unroll
-        for (int i = 0; i < Tile::ROWS / AT_ONCE; ++i)
+        for (int i = slice; i < Tile::ROWS / AT_ONCE; i += SLICES)
             async_copy::copy_or_zeros<16>(to + i * (AT_ONCE * LINE_NBYTES),
-                                          w_of + static_cast<i64>(i) * w_pitch,
-                                          bit != 0 && i * AT_ONCE < rows);
+                                          w_of + static_cast<i64>(i) * w_pitch, bit != 0 && i * AT_ONCE < rows);
 #pragma unroll
-        for (int i = 0; i < Tile::COLUMNS / AT_ONCE; ++i) {
+        for (int i = slice; i < Tile::COLUMNS / AT_ONCE; i += SLICES) {
             const StagedRow row = shared.rows[line + i * AT_ONCE];
             async_copy::copy_or_zeros<16>(to + Tile::A_NBYTES + i * (AT_ONCE * LINE_NBYTES),
                                           read_of + row.offset, (row.inside & bit) != 0);
         }
+    }
+    __device__ __forceinline__ void close() {
+        async_copy::commit();
         for (vector += LINE_VECTORS; vector >= depth; vector -= depth) ++tap;
     }
 };
@@ -162,7 +165,7 @@ __device__ __forceinline__ void staged_convolution(const typename Tile::E* read,
             shared.places[i] = place_of_column(layout, place, i);
             shared.rows[i] = staged_row(layout, place, i, depth, vectors);
         }
-        if (threadIdx.x < n_taps)
+        if (threadIdx.x < max(n_taps, 1))
             shared.taps[threadIdx.x] = staged_tap(layout, place, threadIdx.x, depth, vectors);
         __syncthreads();
         const int line = threadIdx.x / LINE_VECTORS, vector = threadIdx.x % LINE_VECTORS;
@@ -182,11 +185,9 @@ __device__ __forceinline__ void staged_convolution(const typename Tile::E* read,
             line * LINE_NBYTES + place_in_line(vector, line),
         };
         StagedProduct<Tile> product;
-        const bool works = product.first_row < layout.rows - place.first_row;
-        const i64 parts = vectors_of(n_taps * depth, LINE_VECTORS);
-        add_stages<Tile, ImageFragments<Tile>>(
-            product, stages, parts, works, [&](u8* stage) { copier.copy(stage); },
-            [](const tensor_core::A(&)[Tile::DOWN]) {});
+        const i32 parts = vectors_of(n_taps * depth, LINE_VECTORS);
+        add_stages<Tile, ImageFragments<Tile>>(product, stages, parts, copier,
+                                               [](const tensor_core::A(&)[Tile::DOWN]) {});
         write_staged_image<Tile>(product, layout, shared, bias, written, width,
                                  reinterpret_cast<typename Tile::E*>(stages));
     }

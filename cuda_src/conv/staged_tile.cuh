@@ -202,36 +202,39 @@ using WeightFragments = WeightFragmentsOf<Tile, Tile::IS_TF32>;
 
 // ---- stages -------------------------------------------------------------------------------------
 
-// Adds `count` parts of the sum, whose copies copy(stage) begins in their order, as many stages ahead
-// as there are but one. also(a) gets what is loaded of A.
-template <class Tile, class Fragments, class Copy, class Also>
-__device__ __forceinline__ void add_stages(StagedProduct<Tile>& product, u8* stages, i64 count,
-                                           bool works, const Copy& copy, const Also& also) {
+// Adds `count` parts of the sum, of which all stages but one are on their way. The copier copies them in
+// their order, a slice beside each product, and zeros behind the last. also(a) gets what is loaded of A.
+constexpr int SLICES = 4;
+
+template <class Tile, class Fragments, class Copier, class Also>
+__device__ __forceinline__ void add_stages(StagedProduct<Tile>& product, u8* stages, i32 count,
+                                           Copier& copier, const Also& also) {
+    static_assert(Tile::IN_LINE / Tile::K == SLICES);
     constexpr int END = STAGED_STAGES * Tile::STAGE_NBYTES;
     const Fragments fragments(product);
     int to = 0, from = 0;
-    i64 to_copy = count;
-    const auto begin = [&] {
-        if (to_copy-- > 0) copy(stages + to);
-        async_copy::commit();  // also none, so that as many groups are on their way
-        to = to + Tile::STAGE_NBYTES == END ? 0 : to + Tile::STAGE_NBYTES;
-    };
-    for (int i = 1; i < STAGED_STAGES; ++i) begin();
-    for (i64 rest = count; rest > 0; --rest) {
+    for (; to < END - Tile::STAGE_NBYTES; to += Tile::STAGE_NBYTES) {
+        copier.open();
+#pragma unroll
+        for (int k = 0; k < SLICES; ++k) copier.copy(stages + to, k);
+        copier.close();
+    }
+    for (i32 rest = count; rest > 0; --rest) {
         async_copy::wait<STAGED_STAGES - 2>();
         __syncthreads();
-        begin();
-        if (works) {
-#pragma unroll
-            for (int k = 0; k < Tile::IN_LINE / Tile::K; ++k) {
-                tensor_core::A a[Tile::DOWN];
-                tensor_core::B b[Tile::ACROSS];
-                fragments.load(stages + from, k, a, b);
-                product.multiply(a, b);
-                also(a);
-            }
+        copier.open();
+#pragma unroll 2
+        for (int k = 0; k < SLICES; ++k) {
+            tensor_core::A a[Tile::DOWN];
+            tensor_core::B b[Tile::ACROSS];
+            fragments.load(stages + from, k, a, b);
+            copier.copy(stages + to, k);
+            product.multiply(a, b);
+            also(a);
         }
+        copier.close();
         from = from + Tile::STAGE_NBYTES == END ? 0 : from + Tile::STAGE_NBYTES;
+        to = to + Tile::STAGE_NBYTES == END ? 0 : to + Tile::STAGE_NBYTES;
     }
     async_copy::wait<0>();
     __syncthreads();

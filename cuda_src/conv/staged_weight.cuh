@@ -43,6 +43,7 @@ struct WeightCopier {
     i32 x_at[B_PANELS];    // what this thread's columns read, from what a position reads on
     u32 x_bits[B_PANELS];  // their taps
     int line, own, stage_number;
+    const StagedRow* reads;  // of the stage that is open
 
     // Those of one stage.
     __device__ __forceinline__ void copy_rows(i32 number) const {
@@ -51,12 +52,14 @@ struct WeightCopier {
                 reinterpret_cast<u8*>(shared.rows[number % ROW_SLOTS]) + threadIdx.x * 16,
                 rows + static_cast<i64>(number) * (ROWS_NBYTES / 16) + threadIdx.x);
     }
-    __device__ __forceinline__ void copy(u8* stage) {
+    __device__ __forceinline__ void open() {
         copy_rows(stage_number + STAGED_STAGES - 1);
-        const StagedRow* const reads = shared.rows[stage_number % ROW_SLOTS] + line;
+        reads = shared.rows[stage_number % ROW_SLOTS] + line;
+    }
+    __device__ __forceinline__ void copy(u8* stage, int slice) {
         u8* const to = stage + own;
 #pragma unroll
-        for (int i = 0; i < LINES; ++i) {
+        for (int i = slice; i < LINES; i += SLICES) {
             const bool exists = i * AT_ONCE < rest;
             const StagedRow row = reads[i * AT_ONCE];
 #pragma unroll
@@ -68,9 +71,12 @@ struct WeightCopier {
             for (int panel = 0; panel < B_PANELS; ++panel)
                 async_copy::copy_or_zeros<16>(
                     to + (Tile::A_NBYTES + panel * PANEL_NBYTES + i * AT_ONCE * LINE_NBYTES),
-                    x + (row.offset + x_at[panel]), (row.inside & x_bits[panel]) != 0);
+                    x + (row.offset + x_at[panel]), exists && (row.inside & x_bits[panel]) != 0);
             y += y_step;
         }
+    }
+    __device__ __forceinline__ void close() {
+        async_copy::commit();
         ++stage_number;
         rest -= Tile::IN_LINE;
     }
@@ -186,16 +192,14 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
         const i32 n_columns = static_cast<i32>(volume(layout.kernel)) * layout.padded_channels;
         const bool has_rows = product.first_row < layout.rows - tile.first_row;
         const bool works = sums && has_rows && product.first_column < n_columns - tile.first_column;
-        const auto copy = [&](u8* stage) { copier.copy(stage); };
-        const auto add = [&](bool adds, const auto& also) {
-            add_stages<Tile, WeightFragments<Tile>>(product, stages, copier.count, adds, copy,
-                                                    also);
+        const auto add = [&](const auto& also) {
+            add_stages<Tile, WeightFragments<Tile>>(product, stages, copier.count, copier, also);
         };
         using Loaded = tensor_core::A[Tile::DOWN];
         if (!Tile::IS_TF32 && row_sums.wanted)
-            add(has_rows, [&](const Loaded& a) { row_sums.add(a); });
+            add([&](const Loaded& a) { row_sums.add(a); });
         else
-            add(works, [](const Loaded&) {});
+            add([](const Loaded&) {});
         if (y_sums) {
             const i64 of_group = static_cast<i64>(part) * layout.groups + tile.group;
             row_sums.write(y_sums + of_group * layout.rows + tile.first_row,
@@ -210,29 +214,81 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
     }
 }
 
-// W of `count` parts; neighbouring threads write neighbouring weights.
+// ---- sums of parts ------------------------------------------------------------------------------
+
+// A block's part of W: so many filters of a group, TOTAL_CHANNELS channels and all taps, which is a line
+// of W for each filter.
+template <class E>
+struct TotalShared {
+    E lines[TOTAL_CHANNELS * STAGED_TAPS];
+    float4 sums[THREADS];
+};
+
+// Of `summers` threads each, which have every so many parts. Four channels of a tap at a time.
 template <class Tile>
-__device__ __forceinline__ void write_staged_weights(const Acc<typename Tile::E>* parts,
-                                                     typename Tile::E* w, i32 count, i32 summers,
-                                                     const WeightLayout& layout, i64 size) {
-    if constexpr (Tile::EXISTS) {
-        const u32 numbers = THREADS / summers;
-        const i64 index = static_cast<i64>(blockIdx.x) * numbers + threadIdx.x % numbers;
-        const i32 taps = static_cast<i32>(volume(layout.kernel));
-        const i64 line = divide(index, taps), filter = divide(line, layout.channels);
-        const i32 tap = static_cast<i32>(index - line * taps);
-        const i32 channel = static_cast<i32>(line - filter * layout.channels);
-        const i64 group = divide(filter, layout.rows);
-        const i32 row = static_cast<i32>(filter - group * layout.rows);
-        const i32 column = tap * layout.padded_channels + channel;
-        const i64 tile = (group * layout.row_tiles + row / Tile::ROWS) * layout.column_tiles +
-                         column / Tile::COLUMNS;
-        const i64 place =
-            (tile * Tile::ROWS + row % Tile::ROWS) * Tile::COLUMNS + column % Tile::COLUMNS;
-        const i64 pitch = static_cast<i64>(layout.tiles) * (Tile::ROWS * Tile::COLUMNS);
-        const float sum = sum_parts(parts, place, pitch, count, summers, index < size);
-        if (index < size && threadIdx.x < numbers) w[index] = from_acc<typename Tile::E>(sum);
+__device__ __forceinline__ void write_staged_weights(const float* parts, typename Tile::E* w,
+                                                     i32 count, i32 summers, i32 filters, u32 block,
+                                                     const WeightLayout& layout) {
+    using E = typename Tile::E;
+    constexpr int FOURS = TOTAL_CHANNELS / 4;
+    __shared__ TotalShared<E> shared;
+    const i32 taps = static_cast<i32>(volume(layout.kernel));
+    const i32 channel_tiles = (layout.channels + TOTAL_CHANNELS - 1) / TOTAL_CHANNELS;
+    const u32 line_tile = block / static_cast<u32>(channel_tiles);
+    const i32 first_channel = (block - line_tile * channel_tiles) * TOTAL_CHANNELS;
+    const i32 of_group = (layout.rows + filters - 1) / filters;
+    const i32 group = line_tile / of_group, first = (line_tile - group * of_group) * filters;
+    const i64 pitch = static_cast<i64>(layout.tiles) * (Tile::ROWS * Tile::COLUMNS);
+    const int at_once = THREADS / summers, number = threadIdx.x % at_once;
+    const int summer = threadIdx.x / at_once,
+              end = min(filters, layout.rows - first) * taps * FOURS;
+    for (int from = 0; from < end; from += at_once) {
+        const int item = from + number, line = item / FOURS, filter = line / taps;
+        const int tap = line - filter * taps, channel = item % FOURS * 4;
+        const i32 row = first + filter,
+                  column = tap * layout.padded_channels + first_channel + channel;
+        const bool exists = item < end && first_channel + channel < layout.channels;
+        const i64 tile =
+            (static_cast<i64>(group) * layout.row_tiles + row / Tile::ROWS) * layout.column_tiles +
+            column / Tile::COLUMNS;
+        const float* const part =
+            parts + (tile * Tile::ROWS + row % Tile::ROWS) * Tile::COLUMNS + column % Tile::COLUMNS;
+        float4 sum{};
+        if (exists) {
+#pragma unroll 8
+            for (i32 i = summer; i < count; i += summers) {
+                const float4 next = *reinterpret_cast<const float4*>(part + i * pitch);
+                sum = {sum.x + next.x, sum.y + next.y, sum.z + next.z, sum.w + next.w};
+            }
+        }
+        shared.sums[threadIdx.x] = sum;
+        __syncthreads();
+        if (summer == 0 && exists) {
+            for (int i = 1; i < summers; ++i) {
+                const float4 next = shared.sums[i * at_once + number];
+                sum = {sum.x + next.x, sum.y + next.y, sum.z + next.z, sum.w + next.w};
+            }
+            const float four[4] = {sum.x, sum.y, sum.z, sum.w};
+            E* const to = shared.lines + (filter * TOTAL_CHANNELS + channel) * taps + tap;
+#pragma unroll
+            for (int i = 0; i < 4; ++i) to[i * taps] = from_acc<E>(four[i]);
+        }
+        __syncthreads();
     }
+    const int length = min(TOTAL_CHANNELS, layout.channels - first_channel) * taps;
+    const i64 of_filter = static_cast<i64>(layout.channels) * taps;
+    w += (static_cast<i64>(group) * layout.rows + first) * of_filter + first_channel * taps;
+    for (int filter = 0; filter < min(filters, layout.rows - first); ++filter)
+        for (int i = threadIdx.x; i < length; i += THREADS)
+            w[filter * of_filter + i] = shared.lines[filter * TOTAL_CHANNELS * taps + i];
+}
+
+template <class Tile>
+__device__ __forceinline__ void total_of_parts(const Acc<typename Tile::E>* parts,
+                                               typename Tile::E* w, i32 count, i32 summers,
+                                               i32 filters, u32 block, const WeightLayout& layout) {
+    if constexpr (Tile::EXISTS)
+        write_staged_weights<Tile>(parts, w, count, summers, filters, block, layout);
 }
 
 }  // namespace cto::conv::staged

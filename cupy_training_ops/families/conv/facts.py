@@ -21,6 +21,7 @@ STAGED_STAGES = 3  # parts of a sum in shared memory
 PANEL = 64  # rows of a part of a warp, and channels or positions that are copied together
 LINE_NBYTES = 128  # of a line of shared memory
 STAGED_TAPS = 32  # at most, a bit for each
+TOTAL_CHANNELS = 32  # of a block that adds up parts of W's gradient
 
 _PLACES = i32[AXES]
 _GEOMETRY = dict.fromkeys(("image", "output", "kernel", "stride", "dilation", "pad"), _PLACES)

@@ -34,6 +34,7 @@ from .facts import (
     STAGED_TAPS,
     STAGED_THREADS,
     THREADS,
+    TOTAL_CHANNELS,
     ImageLayout,
     StagedArray,
     StagedRow,
@@ -386,12 +387,16 @@ class _Sums:
         if dw is None:
             assert db is not None
             return total(self.device, db.dtype, self.y_sums, db, self.parts)
-        each = summers(self.parts)
-        blocks = ceil_div(dw.size * each, THREADS)
-        blocks += ceil_div(db.size * each, THREADS) if db is not None else 0
+        conv, of_bias = self.conv, summers(self.parts)
+        each = next((n for n in (8, 4, 2) if self.parts >= 2 * n), 1)  # threads for each sum
+        filters = max(1, STAGED_TAPS // math.prod(conv.kernel) // each)
+        blocks = conv.group * ceil_div(conv.group_filters, filters)
+        blocks *= ceil_div(conv.group_channels, TOTAL_CHANNELS)
+        more = ceil_div(db.size * of_bias, THREADS) if db is not None else 0
         layout = self._layout(staging.width)
-        given = (self.sums, dw, self.y_sums, db, self.parts, each, dw.size, layout)
-        return launch("staged_total", Config((blocks,), (THREADS,)), given, self.variant.slots)
+        given = (self.sums, dw, self.y_sums, db, self.parts, each, filters, blocks, of_bias, layout)
+        config = Config((blocks + more,), (THREADS,))
+        return launch("staged_total", config, given, self.variant.slots)
 
     def _layout(self, width: int) -> np.void:
         conv = self.conv
