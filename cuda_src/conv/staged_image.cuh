@@ -41,28 +41,40 @@ __device__ __forceinline__ StagedTap staged_tap(const ImageLayout& layout, const
     return {static_cast<i32>(read * vectors), index * depth};
 }
 
-__device__ __forceinline__ StagedRow staged_row(const ImageLayout& layout, const Place& place,
-                                                int column, i32 depth, i32 vectors) {
-    i64 rest = place.first_column + column;
-    if (rest >= place.columns) return {0, 0};
-    i32 at[3], taps[3], jumps[3];
-#pragma unroll
-    for (int axis = 2; axis >= 0; --axis) {
-        const Line& line = place.lines[axis];
-        const i64 next = divide(rest, line.count);
-        at[axis] = line.start + static_cast<i32>(rest - next * line.count) * line.stride;
-        taps[axis] = line.taps;
-        jumps[axis] = line.jump;
-        rest = next;
-    }
-    i64 read = rest;
-#pragma unroll
-    for (int axis = 0; axis < 3; ++axis) read = read * layout.read[axis] + at[axis];
-    return {static_cast<i32>(read * vectors + place.group * depth),
-            staging::taps_inside(at, layout.read, taps, jumps)};
-}
+// What a column of D reads, and where it is written: at channel 0 of the group.
+struct StagedColumn {
+    StagedRow row{};
+    i64 place = -1;
 
-// Copies vectors of the sum, of which each thread has one in eight, of every 16th line.
+    __device__ __forceinline__ StagedColumn(const ImageLayout& layout, const Place& of, int column,
+                                            i32 depth, i32 vectors) {
+        i64 rest = of.first_column + column, position = 0, pitch = 1;
+        if (rest >= of.columns) return;
+        i32 at[3], taps[3], jumps[3];
+#pragma unroll
+        for (int axis = 2; axis >= 0; --axis) {
+            const Line& line = of.lines[axis];
+            taps[axis] = line.taps;
+            jumps[axis] = line.jump;
+            const i64 next = divide(rest, line.count);
+            const i32 i = static_cast<i32>(rest - next * line.count);
+            at[axis] = line.start + i * line.stride;
+            position += pitch * (line.first + i * line.step);
+            pitch *= layout.written[axis];
+            rest = next;
+        }
+        place = (rest * layout.groups + of.group) * layout.rows * pitch + position;
+        i64 read = rest;
+#pragma unroll
+        for (int axis = 0; axis < 3; ++axis) read = read * layout.read[axis] + at[axis];
+        row.offset = static_cast<i32>(read * vectors + of.group * depth);
+        row.inside = staging::taps_inside(at, layout.read, taps, jumps);
+    }
+};
+
+// Copies vectors of the sum, of which each thread has one in eight, of some lines. Taps come before
+// other channels where they can: what one reads is mostly what the one before it read, and is still in
+// the L1 cache.
 template <class Tile>
 struct ImageCopier {
     static constexpr int AT_ONCE = STAGED_THREADS / LINE_VECTORS;
@@ -70,6 +82,7 @@ struct ImageCopier {
     const ImageShared<Tile>& shared;
     const uint4 *read, *w;
     i32 n_taps, depth, w_pitch, rows;  // rows from this thread's first on
+    bool taps_first;                   // all of the same vectors: lines have neither more nor less
     i32 tap, vector;                   // of the depth
     int line, own;                     // own: where this thread's first vector is in a stage
     // Of the stage that is open.
@@ -77,7 +90,7 @@ struct ImageCopier {
     u32 bit;
 
     __device__ __forceinline__ void open() {
-        bit = tap < n_taps ? 1u << tap : 0;
+        bit = tap < n_taps && vector < depth ? 1u << tap : 0;
         const StagedTap at = shared.taps[bit ? tap : 0];
         w_of = w + (at.w + vector);
         read_of = read + (at.read + vector);
@@ -87,17 +100,26 @@ struct ImageCopier {
 #pragma unroll
         for (int i = slice; i < Tile::ROWS / AT_ONCE; i += SLICES)
             async_copy::copy_or_zeros<16>(to + i * (AT_ONCE * LINE_NBYTES),
-                                          w_of + static_cast<i64>(i) * w_pitch, bit != 0 && i * AT_ONCE < rows);
+                                          w_of + static_cast<i64>(i) * w_pitch,
+                                          bit != 0 && i * AT_ONCE < rows);
 #pragma unroll
         for (int i = slice; i < Tile::COLUMNS / AT_ONCE; i += SLICES) {
             const StagedRow row = shared.rows[line + i * AT_ONCE];
-            async_copy::copy_or_zeros<16>(to + Tile::A_NBYTES + i * (AT_ONCE * LINE_NBYTES),
-                                          read_of + row.offset, (row.inside & bit) != 0);
+            async_copy::copy_or_zeros<16, true>(to + Tile::A_NBYTES + i * (AT_ONCE * LINE_NBYTES),
+                                                read_of + row.offset, (row.inside & bit) != 0);
         }
     }
     __device__ __forceinline__ void close() {
         async_copy::commit();
-        for (vector += LINE_VECTORS; vector >= depth; vector -= depth) ++tap;
+        if (taps_first) {
+            ++tap;
+            if (tap == n_taps) {
+                tap = 0;
+                vector += LINE_VECTORS;
+            }
+        } else {
+            for (vector += LINE_VECTORS; vector >= depth; vector -= depth) ++tap;
+        }
     }
 };
 
@@ -162,8 +184,9 @@ __device__ __forceinline__ void staged_convolution(const typename Tile::E* read,
         const i32 depth = vectors_of(layout.depth, Tile::VECTOR), vectors = depth * layout.groups;
         const int n_taps = count_taps(place.lines);
         for (int i = threadIdx.x; i < Tile::COLUMNS; i += STAGED_THREADS) {
-            shared.places[i] = place_of_column(layout, place, i);
-            shared.rows[i] = staged_row(layout, place, i, depth, vectors);
+            const StagedColumn column(layout, place, i, depth, vectors);
+            shared.places[i] = column.place;
+            shared.rows[i] = column.row;
         }
         if (threadIdx.x < max(n_taps, 1))
             shared.taps[threadIdx.x] = staged_tap(layout, place, threadIdx.x, depth, vectors);
@@ -179,6 +202,7 @@ __device__ __forceinline__ void staged_convolution(const typename Tile::E* read,
             depth,
             of_row * ImageCopier<Tile>::AT_ONCE,
             layout.rows - place.first_row - line,
+            depth % LINE_VECTORS == 0,
             vector / depth,
             vector % depth,
             line,

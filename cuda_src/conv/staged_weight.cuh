@@ -69,7 +69,7 @@ struct WeightCopier {
                     y + panel * LINE_VECTORS, exists && (y_exists >> panel & 1) != 0);
 #pragma unroll
             for (int panel = 0; panel < B_PANELS; ++panel)
-                async_copy::copy_or_zeros<16>(
+                async_copy::copy_or_zeros<16, true>(
                     to + (Tile::A_NBYTES + panel * PANEL_NBYTES + i * AT_ONCE * LINE_NBYTES),
                     x + (row.offset + x_at[panel]), exists && (row.inside & x_bits[panel]) != 0);
             y += y_step;

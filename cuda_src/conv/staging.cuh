@@ -102,23 +102,21 @@ __device__ __forceinline__ void stage_array(const E* from, E* to, const StagedAr
     transposer.store(to, array.padded, array.padded - channel, positions);
 }
 
-// What a position reads, by so many vectors for each position of what is read, and `tap_count` taps.
+// A bit for each tap that is inside of what is read, of a position that begins to read at `at`.
 __device__ __forceinline__ u32 taps_inside(const i32 (&at)[3], const i32 (&extents)[3],
                                            const i32 (&taps)[3], const i32 (&jumps)[3]) {
-    u32 inside = 0;
-    int bit = 0;
-#pragma unroll 1
-    for (int k0 = 0; k0 < taps[0]; ++k0)
-#pragma unroll 1
-        for (int k1 = 0; k1 < taps[1]; ++k1)
-#pragma unroll 1
-            for (int k2 = 0; k2 < taps[2]; ++k2, ++bit) {
-                const bool is_inside =
-                    static_cast<u32>(at[0] + k0 * jumps[0]) < static_cast<u32>(extents[0]) &&
-                    static_cast<u32>(at[1] + k1 * jumps[1]) < static_cast<u32>(extents[1]) &&
-                    static_cast<u32>(at[2] + k2 * jumps[2]) < static_cast<u32>(extents[2]);
-                inside |= static_cast<u32>(is_inside) << bit;
-            }
+    u32 inside = 1;  // of taps along no axis, then along one more each time
+#pragma unroll
+    for (int axis = 2, count = 1; axis >= 0; --axis) {
+        const u32 inner = inside;
+        inside = 0;
+        for (int j = 0; j < taps[axis]; ++j) {
+            const bool is_inside =
+                static_cast<u32>(at[axis] + j * jumps[axis]) < static_cast<u32>(extents[axis]);
+            inside |= is_inside ? inner << (j * count) : 0;
+        }
+        count *= taps[axis];
+    }
     return inside;
 }
 
