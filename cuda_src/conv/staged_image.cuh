@@ -188,8 +188,10 @@ __device__ __forceinline__ void staged_convolution(const typename Tile::E* read,
             shared.places[i] = column.place;
             shared.rows[i] = column.row;
         }
-        if (threadIdx.x < max(n_taps, 1))
-            shared.taps[threadIdx.x] = staged_tap(layout, place, threadIdx.x, depth, vectors);
+        if (threadIdx.x < STAGED_TAPS)
+            shared.taps[threadIdx.x] = threadIdx.x < n_taps
+                                           ? staged_tap(layout, place, threadIdx.x, depth, vectors)
+                                           : StagedTap{};
         __syncthreads();
         const int line = threadIdx.x / LINE_VECTORS, vector = threadIdx.x % LINE_VECTORS;
         const i32 of_row = static_cast<i32>(volume(layout.kernel)) * depth;

@@ -19,7 +19,8 @@ from .extents import Convolution, Shape
 from .facts import AXES, BLOCKS, STRIP, TAPS, THREADS, DepthwiseLayout
 from .plan_image import Arrays, image_product
 from .plan_launches import launch, taps, total
-from .plan_staged import Wanted, staged, staged_image, staged_weight
+from .plan_model import staged_image, staged_weight
+from .plan_staged import Wanted, staged
 from .plan_variants import (
     MAX_DEPTHWISE_FILTERS,
     MAX_OFFSET,

@@ -11,9 +11,8 @@ import numpy as np
 
 from ...declare.facts import Struct
 from ...declare.schema import Spec
-from ...dtypes import FLOAT16, FLOAT32, Dtype
+from ...dtypes import FLOAT32, Dtype
 from ...plan import (
-    SCRATCH_ALIGNMENT,
     VEC_NBYTES,
     Config,
     Device,
@@ -29,8 +28,6 @@ from .extents import Convolution
 from .facts import (
     LINE_NBYTES,
     PANEL,
-    STAGED_BLOCKS,
-    STAGED_STAGES,
     STAGED_TAPS,
     STAGED_THREADS,
     THREADS,
@@ -43,20 +40,8 @@ from .facts import (
 )
 from .plan_image import ImageProduct
 from .plan_launches import launch, summers, taps, total
-from .plan_variants import TENSOR_CORES, Variant, image_has_lines, lines_of_weight
-
-OTHER_SHARED_NBYTES = 5 * 1024  # beside the stages
-MOST_NBYTES, MOST_SHARE = 64 * 1024**2, 2.5  # of scratch memory, the latter of X and Y
-MOST_W_NBYTES = 16 * 1024**2
-MOST_SUMS_NBYTES = 32 * 1024**2
-MOST_VECTORS = 2**31 - 1
-LEAST_DEPTH = 16  # channels, of which fewer would be mostly padding
-STAGED_COLUMNS = {128: 128, 64: 192}  # by rows of a tile
-
-# In stages of a block's sum: what it takes beside them, and a tile's parts that are added up.
-BLOCK_COST = 5.0
-SUM_COST = 0.036
-STEP_COST = {128: 1.0, 64: 0.8}  # by rows of a tile
+from .plan_model import STAGED_COLUMNS, image_rows, stages_nbytes, weight_tiles
+from .plan_variants import Variant
 
 
 @dataclass(frozen=True)
@@ -77,114 +62,6 @@ class Wanted:
     def sums(self) -> bool:
         """Whether there is a sum over positions."""
         return self.dw is not None or self.db is not None
-
-
-def can_stage(device: Device, conv: Convolution, dtype: Dtype, tf32: bool) -> bool:
-    """Whether tiles of staged arrays exist for this convolution."""
-    width = VEC_NBYTES // dtype.itemsize
-    channels = (conv.group_channels, conv.group_filters)
-    fits = conv.group == 1 or all(n % width == 0 for n in channels)
-    sizes = (math.prod(conv.x_shape), math.prod(conv.y_shape))
-    return (
-        device.capability >= TENSOR_CORES
-        and (dtype.itemsize == 2 or (tf32 and dtype == FLOAT32))
-        and fits
-        and min(channels) >= LEAST_DEPTH
-        and 1 <= math.prod(conv.kernel) <= STAGED_TAPS
-        and min(sizes) > 0
-        and max(sizes) // width * 2 <= MOST_VECTORS
-        and math.prod(conv.w_shape) * dtype.itemsize <= MOST_W_NBYTES
-        and bool(_rows(device))
-        and _has_room(device, conv, dtype)
-    )
-
-
-def _has_room(device: Device, conv: Convolution, dtype: Dtype) -> bool:
-    """Whether all that is staged and summed is at most 64 MiB, or 2.5 times X and Y."""
-    width = VEC_NBYTES // dtype.itemsize
-    positions = conv.batch * math.prod(conv.output)
-    staged_x = conv.batch * math.prod(conv.image) * align_up(conv.channels, width)
-    staged_y = positions * align_up(conv.filters, width)
-    padded = align_up(conv.group_channels, width) * align_up(conv.group_filters, width)
-    of_w = conv.group * padded * math.prod(conv.kernel)
-    rows = weight_rows(device, conv, dtype)
-    parts, _ = weight_split(device, conv, dtype, rows)
-    tiles = math.prod(_weight_tiles(conv, dtype, rows))
-    sums = parts * (tiles * rows * STAGED_COLUMNS[rows] + conv.filters)
-    nbytes = (staged_x + staged_y + of_w) * dtype.itemsize + 4 * sums
-    nbytes += (positions + PANEL) * StagedRow.of().dtype.itemsize + 6 * SCRATCH_ALIGNMENT
-    given = (math.prod(conv.x_shape) + math.prod(conv.y_shape)) * dtype.itemsize
-    return nbytes <= max(MOST_NBYTES, MOST_SHARE * given)
-
-
-def _rows(device: Device) -> list[int]:
-    """Rows of tiles whose stages have room."""
-    return [
-        rows
-        for rows, columns in STAGED_COLUMNS.items()
-        if stages_nbytes(rows, columns) + OTHER_SHARED_NBYTES <= device.max_shared_nbytes
-    ]
-
-
-def stages_nbytes(rows: int, columns: int) -> int:
-    """Of shared memory of a block."""
-    return STAGED_STAGES * (rows + columns) * LINE_NBYTES
-
-
-def image_rows(device: Device, conv: Convolution, *, is_gradient: bool) -> int:
-    """Rows of an image's tiles, with which all blocks take least time."""
-    return min(_rows(device), key=lambda rows: image_cost(device, conv, rows, is_gradient))
-
-
-def image_cost(device: Device, conv: Convolution, rows: int, is_gradient: bool) -> float:
-    """Of all blocks, in stages."""
-    variant = Variant(FLOAT16, rows)
-    product = ImageProduct(conv, variant, STAGED_COLUMNS[rows], is_gradient=is_gradient)
-    n_residues = math.prod(product.of_axes)
-    blocks = conv.group * product.row_tiles * product.column_tiles * n_residues
-    steps = math.prod(conv.kernel) * product.depth / n_residues / PANEL
-    return ceil_div(blocks, STAGED_BLOCKS * device.multiprocessors) * (
-        steps * STEP_COST[rows] + BLOCK_COST
-    )
-
-
-def weight_split(device: Device, conv: Convolution, dtype: Dtype, rows: int) -> tuple[int, float]:
-    """Parts of the sum with which all blocks, and adding parts up, take least time; and that."""
-    tiles = math.prod(_weight_tiles(conv, dtype, rows))
-    steps = ceil_div(conv.batch * math.prod(conv.output), LINE_NBYTES // dtype.itemsize)
-    slots = STAGED_BLOCKS * device.multiprocessors
-    most = MOST_SUMS_NBYTES // (tiles * rows * STAGED_COLUMNS[rows] * 4)
-
-    def cost(parts: int) -> float:
-        each = ceil_div(steps, parts) * STEP_COST[rows] + BLOCK_COST
-        return ceil_div(tiles * parts, slots) * each + SUM_COST * tiles * parts
-
-    parts = min(range(1, max(1, min(most, steps, 2 * slots)) + 1), key=cost)
-    return parts, cost(parts)
-
-
-def _weight_tiles(conv: Convolution, dtype: Dtype, rows: int) -> tuple[int, int, int]:
-    """Groups, and tiles of rows and of columns of each."""
-    padded = align_up(conv.group_channels, VEC_NBYTES // dtype.itemsize)
-    columns = math.prod(conv.kernel) * padded
-    return conv.group, ceil_div(conv.group_filters, rows), ceil_div(columns, STAGED_COLUMNS[rows])
-
-
-def weight_rows(device: Device, conv: Convolution, dtype: Dtype) -> int:
-    """Rows of the tiles of W's gradient, with which all blocks take least time."""
-    return min(_rows(device), key=lambda rows: weight_split(device, conv, dtype, rows)[1])
-
-
-def staged_image(device: Device, conv: Convolution, arrays: tuple[Spec, Spec], tf32: bool) -> bool:
-    """Whether an image is made of staged arrays: what is read, and what is written."""
-    pays = not image_has_lines(conv, *arrays)
-    return pays and can_stage(device, conv, arrays[0].dtype, tf32)
-
-
-def staged_weight(device: Device, conv: Convolution, arrays: tuple[Spec, Spec], tf32: bool) -> bool:
-    """Whether the gradients of W and of a bias are summed over staged X and Y."""
-    pays = lines_of_weight(conv, *arrays) != "_lines"
-    return pays and can_stage(device, conv, arrays[0].dtype, tf32)
 
 
 # ---- launches -----------------------------------------------------------------------------------
@@ -212,8 +89,8 @@ def tile_rows(device: Device, conv: Convolution, dtype: Dtype, wanted: Wanted) -
     """Rows of tiles. Those of sums, whose parts depend on them, do not depend on what else there
     is: an image beside them has the same, since each of its sums is in one block."""
     if wanted.sums:
-        return weight_rows(device, conv, dtype)
-    return image_rows(device, conv, is_gradient=wanted.is_gradient)
+        return weight_tiles(device, conv, dtype).rows
+    return image_rows(device, conv, dtype, is_gradient=wanted.is_gradient)
 
 
 def _product(
@@ -224,7 +101,7 @@ def _product(
     *written, layout = image.args(staging) if image else (*[None] * 4, 1, 1, _blank(ImageLayout))
     images, weights = (product.blocks if product else 0 for product in (image, sums))
     is_first = image is not None and sums is not None and image.steps > sums.steps
-    shared = stages_nbytes(variant.rows, STAGED_COLUMNS[variant.rows])
+    shared = stages_nbytes(variant.rows)
     config = Config((images + weights,), (STAGED_THREADS,), shared)
     args = (*summed, images if is_first else 0, weights, *written, of_weights, layout)
     return launch("staged", config, args, variant.slots)
@@ -358,14 +235,13 @@ class _Sums:
     ) -> None:
         self.device, self.conv, self.variant, self.wanted = device, conv, variant, wanted
         self.columns = STAGED_COLUMNS[variant.rows]
-        groups, self.row_tiles, self.column_tiles = _weight_tiles(conv, variant.dtype, variant.rows)
-        if wanted.dw is None:
-            self.column_tiles = 1
-        self.tiles = groups * self.row_tiles * self.column_tiles
-        parts, _ = weight_split(device, conv, variant.dtype, variant.rows)
+        found = weight_tiles(device, conv, variant.dtype)
+        self.row_tiles = found.row_tiles
+        self.column_tiles = found.column_tiles if wanted.dw is not None else 1
+        self.tiles = conv.group * self.row_tiles * self.column_tiles
         self.positions = conv.batch * math.prod(conv.output)
         depth = LINE_NBYTES // variant.dtype.itemsize
-        self.span = ceil_div(ceil_div(self.positions, parts), depth) * depth
+        self.span = ceil_div(ceil_div(self.positions, found.parts), depth) * depth
         self.parts = ceil_div(self.positions, self.span)
         self.sums = self.y_sums = None
         if wanted.dw is not None:

@@ -12,7 +12,7 @@ import pytest
 
 from cupy_training_ops import get_op
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, dtype_name
-from cupy_training_ops.families.conv import plan, plan_staged
+from cupy_training_ops.families.conv import plan, plan_model
 from cupy_training_ops.families.conv.extents import Attributes, Convolution
 from cupy_training_ops.families.conv.facts import STAGED_TAPS
 from cupy_training_ops.testing.compare import assert_matches, poison, tolerance_of
@@ -20,7 +20,7 @@ from cupy_training_ops.testing.compare import assert_matches, poison, tolerance_
 jax.config.update("jax_enable_x64", True)
 
 staged_types = pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16, FLOAT32], ids=dtype_name)
-tiles = pytest.mark.parametrize("rows", plan_staged.STAGED_COLUMNS)
+tiles = pytest.mark.parametrize("rows", plan_model.STAGED_COLUMNS)
 
 
 class Case(NamedTuple):
@@ -74,13 +74,15 @@ def staged(monkeypatch):
 
     def force(rows: int) -> None:
         def can(device, conv, arrays, tf32):
-            return plan_staged.can_stage(device, conv, arrays[0].dtype, tf32)
+            return plan_model.can_stage(device, conv, arrays[0].dtype, tf32)
 
         monkeypatch.setattr(plan, "staged_image", can)
         monkeypatch.setattr(plan, "staged_weight", can)
-        monkeypatch.setattr(plan_staged, "tile_rows", lambda *_: rows)
+        monkeypatch.setattr(plan_model, "tile_choices", lambda _: [rows])
+        plan_model.weight_tiles.cache_clear()
 
-    return force
+    yield force
+    plan_model.weight_tiles.cache_clear()
 
 
 def check(run: Any, rng: np.random.Generator, case: Case, dtype: Any) -> None:
