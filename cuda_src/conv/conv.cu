@@ -67,6 +67,13 @@ constexpr bool CAN_STAGE = (sizeof(T) == 2 || CTO_TF32) && CTO_ROWS >= PANEL;
 #else
 constexpr bool CAN_STAGE = false;
 #endif
+// All threads of a multiprocessor, since there is little to do while loads are awaited.
+#if defined(__CUDA_ARCH__) && \
+    (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000)
+constexpr int STAGING_BLOCKS = 2048 / THREADS;
+#else
+constexpr int STAGING_BLOCKS = 1024 / THREADS;
+#endif
 constexpr int STAGED_ROWS = CTO_ROWS >= 2 * PANEL ? 2 * PANEL : PANEL;
 using StagedTile =
     conv::staged::StagedTile<T, STAGED_ROWS, STAGED_ROWS == PANEL ? 192 : 128, CTO_TF32, CAN_STAGE>;
@@ -161,7 +168,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     write_total<T>(parts, total, count, summers, size, blockIdx.x);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, STAGING_BLOCKS)
     conv__stage(const T* x, T* staged_x, const T* y, T* staged_y, const T* w, T* staged_w,
                 StagedRow* rows, const __grid_constant__ StagingLayout layout) {
     conv::staging::stage<T, CTO_TF32, CAN_STAGE>(x, staged_x, y, staged_y, w, staged_w, rows,
