@@ -74,9 +74,11 @@ constexpr int STAGING_BLOCKS = 2048 / THREADS;
 #else
 constexpr int STAGING_BLOCKS = 1024 / THREADS;
 #endif
+constexpr int TOTAL_BLOCKS = 4;
 constexpr int STAGED_ROWS = CTO_ROWS >= 2 * PANEL ? 2 * PANEL : PANEL;
 using StagedTile =
-    conv::staged::StagedTile<T, STAGED_ROWS, STAGED_ROWS == PANEL ? 192 : 128, CTO_TF32, CAN_STAGE>;
+    conv::staged::StagedTile<T, STAGED_ROWS, STAGED_ROWS == PANEL ? FLAT_COLUMNS : TALL_COLUMNS,
+                             CTO_TF32, CAN_STAGE>;
 
 }  // namespace cto
 
@@ -196,7 +198,7 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
 }
 
 // W, so many filters of a group in a block, and in blocks behind these the gradient of a bias.
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, TOTAL_BLOCKS)
     conv__staged_total(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
                        i32 filters, u32 blocks_of_weights, i32 bias_summers,
                        const __grid_constant__ WeightLayout layout) {

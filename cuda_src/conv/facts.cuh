@@ -15,11 +15,14 @@ constexpr int STRIP = 4;
 constexpr int TAPS = 3;
 constexpr int STAGED_THREADS = 128;
 constexpr int STAGED_BLOCKS = 2;
-constexpr int STAGED_STAGES = 3;
+constexpr int STAGED_STAGES = 2;
+constexpr int TALL_COLUMNS = 128;
+constexpr int FLAT_COLUMNS = 192;
 constexpr int PANEL = 64;
 constexpr int LINE_NBYTES = 128;
 constexpr int STAGED_TAPS = 32;
 constexpr int TOTAL_CHANNELS = 32;
+constexpr int TOTAL_LINES = 128;
 
 struct ImageLayout {
     int written[3];

@@ -223,16 +223,17 @@ __device__ __forceinline__ void add_stages(StagedProduct<Tile>& product, u8* sta
         async_copy::wait<STAGED_STAGES - 2>();
         __syncthreads();
         copier.open();
-#pragma unroll 2
+#pragma unroll
+        for (int i = 0; i < SLICES; ++i) copier.copy(stages + to, i);
+        copier.close();
+#pragma unroll
         for (int k = 0; k < SLICES; ++k) {
             tensor_core::A a[Tile::DOWN];
             tensor_core::B b[Tile::ACROSS];
             fragments.load(stages + from, k, a, b);
-            copier.copy(stages + to, k);
             product.multiply(a, b);
             also(a);
         }
-        copier.close();
         from = from + Tile::STAGE_NBYTES == END ? 0 : from + Tile::STAGE_NBYTES;
         to = to + Tile::STAGE_NBYTES == END ? 0 : to + Tile::STAGE_NBYTES;
     }

@@ -216,22 +216,42 @@ __device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
 
 // ---- sums of parts ------------------------------------------------------------------------------
 
-// A block's part of W: so many filters of a group, TOTAL_CHANNELS channels and all taps, which is a line
-// of W for each filter.
-template <class E>
-struct TotalShared {
-    E lines[TOTAL_CHANNELS * STAGED_TAPS];
-    float4 sums[THREADS];
+// Four channels of a filter's tap, among those of a block: so many filters of a group, TOTAL_CHANNELS
+// channels and all taps, which are a line of W for each filter.
+struct FourWeights {
+    bool exists;
+    i64 from;  // of a part
+    int to;    // in the block's lines
+
+    template <class Tile>
+    static __device__ __forceinline__ FourWeights of(const WeightLayout& layout, int item,
+                                                     int count, i32 taps, i32 group, i32 first,
+                                                     i32 first_channel) {
+        constexpr int FOURS = TOTAL_CHANNELS / 4;
+        const int line = item / FOURS, channel = item % FOURS * 4, filter = line / taps;
+        const int tap = line - filter * taps, row = first + filter;
+        const i32 column = tap * layout.padded_channels + first_channel + channel;
+        const i64 tile =
+            (static_cast<i64>(group) * layout.row_tiles + row / Tile::ROWS) * layout.column_tiles +
+            column / Tile::COLUMNS;
+        return {item < count && first_channel + channel < layout.channels,
+                (tile * Tile::ROWS + row % Tile::ROWS) * Tile::COLUMNS + column % Tile::COLUMNS,
+                (filter * TOTAL_CHANNELS + channel) * taps + tap};
+    }
 };
 
-// Of `summers` threads each, which have every so many parts. Four channels of a tap at a time.
+__device__ __forceinline__ void add_four(float4& sum, const float4& more) {
+    sum = {sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w};
+}
+
+// Of `summers` threads each, which have every so many parts.
 template <class Tile>
 __device__ __forceinline__ void write_staged_weights(const float* parts, typename Tile::E* w,
                                                      i32 count, i32 summers, i32 filters, u32 block,
                                                      const WeightLayout& layout) {
     using E = typename Tile::E;
-    constexpr int FOURS = TOTAL_CHANNELS / 4;
-    __shared__ TotalShared<E> shared;
+    __shared__ E lines[TOTAL_LINES * TOTAL_CHANNELS];
+    __shared__ float4 sums[THREADS];
     const i32 taps = static_cast<i32>(volume(layout.kernel));
     const i32 channel_tiles = (layout.channels + TOTAL_CHANNELS - 1) / TOTAL_CHANNELS;
     const u32 line_tile = block / static_cast<u32>(channel_tiles);
@@ -240,47 +260,42 @@ __device__ __forceinline__ void write_staged_weights(const float* parts, typenam
     const i32 group = line_tile / of_group, first = (line_tile - group * of_group) * filters;
     const i64 pitch = static_cast<i64>(layout.tiles) * (Tile::ROWS * Tile::COLUMNS);
     const int at_once = THREADS / summers, number = threadIdx.x % at_once;
-    const int summer = threadIdx.x / at_once,
-              end = min(filters, layout.rows - first) * taps * FOURS;
-    for (int from = 0; from < end; from += at_once) {
-        const int item = from + number, line = item / FOURS, filter = line / taps;
-        const int tap = line - filter * taps, channel = item % FOURS * 4;
-        const i32 row = first + filter,
-                  column = tap * layout.padded_channels + first_channel + channel;
-        const bool exists = item < end && first_channel + channel < layout.channels;
-        const i64 tile =
-            (static_cast<i64>(group) * layout.row_tiles + row / Tile::ROWS) * layout.column_tiles +
-            column / Tile::COLUMNS;
-        const float* const part =
-            parts + (tile * Tile::ROWS + row % Tile::ROWS) * Tile::COLUMNS + column % Tile::COLUMNS;
-        float4 sum{};
-        if (exists) {
-#pragma unroll 8
-            for (i32 i = summer; i < count; i += summers) {
-                const float4 next = *reinterpret_cast<const float4*>(part + i * pitch);
-                sum = {sum.x + next.x, sum.y + next.y, sum.z + next.z, sum.w + next.w};
-            }
-        }
-        shared.sums[threadIdx.x] = sum;
-        __syncthreads();
-        if (summer == 0 && exists) {
-            for (int i = 1; i < summers; ++i) {
-                const float4 next = shared.sums[i * at_once + number];
-                sum = {sum.x + next.x, sum.y + next.y, sum.z + next.z, sum.w + next.w};
-            }
-            const float four[4] = {sum.x, sum.y, sum.z, sum.w};
-            E* const to = shared.lines + (filter * TOTAL_CHANNELS + channel) * taps + tap;
+    const int summer = threadIdx.x / at_once;
+    const int rows = min(filters, layout.rows - first), end = rows * taps * (TOTAL_CHANNELS / 4);
+    const auto write = [&](int to, const float4& sum) {
+        const float four[4] = {sum.x, sum.y, sum.z, sum.w};
 #pragma unroll
-            for (int i = 0; i < 4; ++i) to[i * taps] = from_acc<E>(four[i]);
+        for (int i = 0; i < 4; ++i) lines[to + i * taps] = from_acc<E>(four[i]);
+    };
+    for (int from = 0; from < end; from += at_once) {
+        const FourWeights weights =
+            FourWeights::of<Tile>(layout, from + number, end, taps, group, first, first_channel);
+        const float* const part = parts + weights.from;
+        float4 sum{};
+        if (weights.exists) {
+#pragma unroll 4
+            for (i32 i = summer; i < count; i += summers)
+                add_four(sum, *reinterpret_cast<const float4*>(part + i * pitch));
+        }
+        if (summers == 1) {
+            if (weights.exists) write(weights.to, sum);
+            continue;
+        }
+        sums[threadIdx.x] = sum;
+        __syncthreads();
+        if (summer == 0 && weights.exists) {
+            for (int i = 1; i < summers; ++i) add_four(sum, sums[i * at_once + number]);
+            write(weights.to, sum);
         }
         __syncthreads();
     }
+    __syncthreads();
     const int length = min(TOTAL_CHANNELS, layout.channels - first_channel) * taps;
     const i64 of_filter = static_cast<i64>(layout.channels) * taps;
     w += (static_cast<i64>(group) * layout.rows + first) * of_filter + first_channel * taps;
-    for (int filter = 0; filter < min(filters, layout.rows - first); ++filter)
+    for (int filter = 0; filter < rows; ++filter)
         for (int i = threadIdx.x; i < length; i += THREADS)
-            w[filter * of_filter + i] = shared.lines[filter * TOTAL_CHANNELS * taps + i];
+            w[filter * of_filter + i] = lines[filter * TOTAL_CHANNELS * taps + i];
 }
 
 template <class Tile>

@@ -14,14 +14,18 @@ PART_NBYTES = 64  # of a row of a tile, of which the sum is
 STRIP = 4  # neighbouring positions of a thread, of groups of one channel
 TAPS = 3  # along each of two axes, that a block sums at a time there
 
-# Where tiles are copied from arrays whose channels lie side by side.
+# Where tiles are copied from arrays whose channels lie side by side. Tall tiles have two panels of
+# rows, flat ones one.
 STAGED_THREADS = 128
 STAGED_BLOCKS = 2  # of a multiprocessor
-STAGED_STAGES = 3  # parts of a sum in shared memory
+STAGED_STAGES = 2  # parts of a sum in shared memory; the L1 cache has the rest of it
+TALL_COLUMNS = 128
+FLAT_COLUMNS = 192
 PANEL = 64  # rows of a part of a warp, and channels or positions that are copied together
 LINE_NBYTES = 128  # of a line of shared memory
 STAGED_TAPS = 32  # at most, a bit for each
 TOTAL_CHANNELS = 32  # of a block that adds up parts of W's gradient
+TOTAL_LINES = 128  # of so many weights, one for each filter and tap, of such a block
 
 _PLACES = i32[AXES]
 _GEOMETRY = dict.fromkeys(("image", "output", "kernel", "stride", "dilation", "pad"), _PLACES)

@@ -147,8 +147,8 @@ class Conv(_Forward):
     kernel that reaches beyond the padded X is refused. Zeros beside X are multiplied too, so that
     what is infinite in W can make NaN there.
 
-    Memory: a workspace of at most 64 MiB, or 2.5 times X and Y: for W as tiles have it, and in types for
-    tensor cores for X with its channels side by side.
+    Memory: a workspace of at most 64 MiB, or 2.5 times X and Y: for W as tiles have it, and in types
+    for tensor cores for X with its channels side by side.
 
     Source: ONNX Conv-22.
     """
@@ -165,8 +165,8 @@ class ConvTranspose(_Transposed, _Forward):
     halves, an odd one more at the end for SAME_UPPER, else at the beginning. Elements that nothing
     reaches are B.
 
-    Memory: a workspace of at most 64 MiB, or 2.5 times X and Y: for W as tiles have it, and in types for
-    tensor cores for X with its channels side by side.
+    Memory: a workspace of at most 64 MiB, or 2.5 times X and Y: for W as tiles have it, and in types
+    for tensor cores for X with its channels side by side.
 
     Source: ONNX ConvTranspose-22.
     """
@@ -208,8 +208,8 @@ class ConvGrad(_Gradient):
     Names are as in Conv; m runs over the filters of c's group. Pads may differ at both ends, and
     auto_pad counts. What no output reads has a gradient of 0; of an empty batch dW and dB are 0.
 
-    Memory: a workspace of at most 64 MiB, or 2.5 times X and dY: for parts of dW and dB, and in types
-    for tensor cores for X and dY with their channels side by side.
+    Memory: a workspace of at most 64 MiB, or 2.5 times X and dY: for parts of dW and dB, and in
+    types for tensor cores for X and dY with their channels side by side.
 
     Source: ONNX Conv-22, gradient; ONNX Runtime,
     orttraining/orttraining/training_ops/cuda/nn/conv_grad.cc.
@@ -225,8 +225,8 @@ class ConvTransposeGrad(_Transposed, _Gradient):
     dY is 0 beside its elements, m runs over the channels of c's group, and pads follow as in
     ConvTranspose.
 
-    Memory: a workspace of at most 64 MiB, or 2.5 times X and dY: for parts of dW and dB, and in types
-    for tensor cores for X and dY with their channels side by side.
+    Memory: a workspace of at most 64 MiB, or 2.5 times X and dY: for parts of dW and dB, and in
+    types for tensor cores for X and dY with their channels side by side.
 
     Source: ONNX ConvTranspose-22, gradient; ONNX Runtime,
     orttraining/orttraining/training_ops/cuda/nn/conv_transpose_grad.cc.

@@ -12,11 +12,13 @@ from ...dtypes import FLOAT32, Dtype
 from ...plan import SCRATCH_ALIGNMENT, VEC_NBYTES, Device, align_up, ceil_div
 from .extents import Convolution
 from .facts import (
+    FLAT_COLUMNS,
     LINE_NBYTES,
     PANEL,
     STAGED_BLOCKS,
     STAGED_STAGES,
     STAGED_TAPS,
+    TALL_COLUMNS,
     StagedRow,
 )
 from .plan_variants import TENSOR_CORES, image_has_lines, lines_of_weight, residues
@@ -26,13 +28,14 @@ MOST_NBYTES, MOST_SHARE = 64 * 1024**2, 2.5  # of scratch memory, the latter of 
 MOST_W_NBYTES = 16 * 1024**2
 MOST_SUMS_NBYTES = 32 * 1024**2
 MOST_VECTORS = 2**31 - 1
+LEAST_PRODUCTS = 128  # on an H200 51 are too few, and 205 enough
 LEAST_DEPTH = 16  # channels, of which fewer would be mostly padding
-STAGED_COLUMNS = {128: 128, 64: 192}  # by rows of a tile
+STAGED_COLUMNS = {2 * PANEL: TALL_COLUMNS, PANEL: FLAT_COLUMNS}  # by rows of a tile
 
 # In stages of a block's sum: what it takes beside them, and adding up a tile's part.
 BLOCK_COST = 3.0
 SUM_COST = 0.02
-STEP_COST = {128: 1.0, 64: 0.9}  # by rows of a tile
+STEP_COST = {2 * PANEL: 1.0, PANEL: 0.95}  # by rows of a tile
 
 
 def can_stage(device: Device, conv: Convolution, dtype: Dtype, tf32: bool) -> bool:
@@ -57,14 +60,21 @@ def can_stage(device: Device, conv: Convolution, dtype: Dtype, tf32: bool) -> bo
 
 def staged_image(device: Device, conv: Convolution, arrays: tuple[Spec, Spec], tf32: bool) -> bool:
     """Whether an image is made of staged arrays: what is read, and what is written."""
-    pays = not image_has_lines(conv, *arrays)
+    pays = _multiplies_often(conv) or not image_has_lines(conv, *arrays)
     return pays and can_stage(device, conv, arrays[0].dtype, tf32)
 
 
 def staged_weight(device: Device, conv: Convolution, arrays: tuple[Spec, Spec], tf32: bool) -> bool:
     """Whether the gradients of W and of a bias are summed over staged X and Y."""
-    pays = lines_of_weight(conv, *arrays) != "_lines"
+    pays = _multiplies_often(conv) or lines_of_weight(conv, *arrays) != "_lines"
     return pays and can_stage(device, conv, arrays[0].dtype, tf32)
+
+
+def _multiplies_often(conv: Convolution) -> bool:
+    """Whether a 1 x 1 convolution has so many products for each element of X and Y that staging
+    these takes less time than it saves."""
+    channels, filters = conv.group_channels, conv.group_filters
+    return channels * filters >= LEAST_PRODUCTS * (channels + filters)
 
 
 def _has_room(device: Device, conv: Convolution, dtype: Dtype) -> bool:

@@ -28,10 +28,10 @@ from .extents import Convolution
 from .facts import (
     LINE_NBYTES,
     PANEL,
-    STAGED_TAPS,
     STAGED_THREADS,
     THREADS,
     TOTAL_CHANNELS,
+    TOTAL_LINES,
     ImageLayout,
     StagedArray,
     StagedRow,
@@ -42,6 +42,8 @@ from .plan_image import ImageProduct
 from .plan_launches import launch, summers, taps, total
 from .plan_model import STAGED_COLUMNS, image_rows, stages_nbytes, weight_tiles
 from .plan_variants import Variant
+
+TOTALS = 4  # blocks of a multiprocessor that add parts up
 
 
 @dataclass(frozen=True)
@@ -264,15 +266,24 @@ class _Sums:
             assert db is not None
             return total(self.device, db.dtype, self.y_sums, db, self.parts)
         conv, of_bias = self.conv, summers(self.parts)
-        each = next((n for n in (8, 4, 2) if self.parts >= 2 * n), 1)  # threads for each sum
-        filters = max(1, STAGED_TAPS // math.prod(conv.kernel) // each)
-        blocks = conv.group * ceil_div(conv.group_filters, filters)
-        blocks *= ceil_div(conv.group_channels, TOTAL_CHANNELS)
+        channel_tiles = ceil_div(conv.group_channels, TOTAL_CHANNELS)
+        filters, each = self._at_once(channel_tiles)
+        blocks = conv.group * ceil_div(conv.group_filters, filters) * channel_tiles
         more = ceil_div(db.size * of_bias, THREADS) if db is not None else 0
         layout = self._layout(staging.width)
         given = (self.sums, dw, self.y_sums, db, self.parts, each, filters, blocks, of_bias, layout)
         config = Config((blocks + more,), (THREADS,))
         return launch("staged_total", config, given, self.variant.slots)
+
+    def _at_once(self, channel_tiles: int) -> tuple[int, int]:
+        """Filters of a block that adds parts up, so that all multiprocessors have some, and threads
+        for each sum."""
+        of_kernel, lines = math.prod(self.conv.kernel), self.conv.filters * channel_tiles
+        filters = ceil_div(lines, TOTALS * self.device.multiprocessors)
+        filters = min(filters, TOTAL_LINES // of_kernel, self.conv.group_filters)
+        items = filters * of_kernel * TOTAL_CHANNELS // 4
+        choices = (n for n in (8, 4, 2) if n * items <= THREADS and 2 * n <= self.parts)
+        return filters, next(choices, 1)
 
     def _layout(self, width: int) -> np.void:
         conv = self.conv
