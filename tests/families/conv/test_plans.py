@@ -94,7 +94,7 @@ TABLE = {
     "l2 3x3s2": (("staged", 128), ("staged", 128)),
     "l2 3x3": (("staged", 64), ("staged", 128)),
     "l3 3x3": (("staged", 64), ("staged", 128)),
-    "l3 1x1": (("image_lines", 128), ("weight_lines", 128)),
+    "l3 1x1": (("staged", 64), ("staged", 128)),
     "l4 3x3": (("staged", 64), ("staged", 128)),
     "l4 1x1": (("staged", 64), ("staged", 128)),
 }
@@ -122,7 +122,8 @@ def test_variants_of_known_layers(name) -> None:
     [
         ({}, True),
         ({"device": Device(80, (7, 5), 64 * 1024)}, False),  # without asynchronous copies
-        ({"device": Device(80, (8, 6), 99 * 1024)}, False),  # whose stages have no room
+        ({"device": Device(80, (8, 6), 99 * 1024)}, True),
+        ({"device": Device(80, (8, 6), 64 * 1024)}, False),  # without room for stages
         ({"channels": 15}, False),  # mostly padding
         ({"channels": 24, "filters": 40, "group": 2}, False),  # vectors of two groups
         ({"channels": 32, "filters": 48, "group": 2}, True),
