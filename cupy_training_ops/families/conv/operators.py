@@ -147,8 +147,8 @@ class Conv(_Forward):
     kernel that reaches beyond the padded X is refused. Zeros beside X are multiplied too, so that
     what is infinite in W can make NaN there.
 
-    Memory: a workspace of at most 64 MiB, or 2.5 times X and Y: for W as tiles have it, and in types
-    for tensor cores for X with its channels side by side.
+    Memory: a workspace of at most 64 MiB, or 2.5 times X and Y: for W as tiles have it, and in
+    types for tensor cores for X with its channels side by side.
 
     Source: ONNX Conv-22.
     """
@@ -165,8 +165,8 @@ class ConvTranspose(_Transposed, _Forward):
     halves, an odd one more at the end for SAME_UPPER, else at the beginning. Elements that nothing
     reaches are B.
 
-    Memory: a workspace of at most 64 MiB, or 2.5 times X and Y: for W as tiles have it, and in types
-    for tensor cores for X with its channels side by side.
+    Memory: a workspace of at most 64 MiB, or 2.5 times X and Y: for W as tiles have it, and in
+    types for tensor cores for X with its channels side by side.
 
     Source: ONNX ConvTranspose-22.
     """

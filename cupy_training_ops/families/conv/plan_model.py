@@ -97,17 +97,19 @@ def _has_room(device: Device, conv: Convolution, dtype: Dtype) -> bool:
 
 
 def tile_choices(device: Device) -> list[int]:
-    """Rows of tiles whose stages have room."""
+    """Rows of tiles that have room, in any type."""
     return [
         rows
         for rows in STAGED_COLUMNS
-        if stages_nbytes(rows) + OTHER_SHARED_NBYTES <= device.max_shared_nbytes
+        if tile_nbytes(rows, FLOAT32) + OTHER_SHARED_NBYTES <= device.max_shared_nbytes
     ]
 
 
-def stages_nbytes(rows: int) -> int:
-    """Of shared memory of a block."""
-    return STAGED_STAGES * (rows + STAGED_COLUMNS[rows]) * LINE_NBYTES
+def tile_nbytes(rows: int, dtype: Dtype) -> int:
+    """Of shared memory of a block, for stages, and then for what is written of an image."""
+    columns = STAGED_COLUMNS[rows]
+    written = rows * (columns * dtype.itemsize + VEC_NBYTES)
+    return max(STAGED_STAGES * (rows + columns) * LINE_NBYTES, written)
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from .facts import (
 )
 from .plan_image import ImageProduct
 from .plan_launches import launch, summers, taps, total
-from .plan_model import STAGED_COLUMNS, image_rows, stages_nbytes, weight_tiles
+from .plan_model import STAGED_COLUMNS, image_rows, tile_nbytes, weight_tiles
 from .plan_variants import Variant
 
 TOTALS = 4  # blocks of a multiprocessor that add parts up
@@ -103,7 +103,7 @@ def _product(
     *written, layout = image.args(staging) if image else (*[None] * 4, 1, 1, _blank(ImageLayout))
     images, weights = (product.blocks if product else 0 for product in (image, sums))
     is_first = image is not None and sums is not None and image.steps > sums.steps
-    shared = stages_nbytes(variant.rows)
+    shared = tile_nbytes(variant.rows, variant.dtype)
     config = Config((images + weights,), (STAGED_THREADS,), shared)
     args = (*summed, images if is_first else 0, weights, *written, of_weights, layout)
     return launch("staged", config, args, variant.slots)
