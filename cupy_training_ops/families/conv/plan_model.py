@@ -21,7 +21,7 @@ from .facts import (
     TALL_COLUMNS,
     StagedRow,
 )
-from .plan_variants import TENSOR_CORES, image_has_lines, lines_of_weight, residues
+from .plan_variants import TENSOR_CORES, choices, image_has_lines, lines_of_weight, residues
 
 OTHER_SHARED_NBYTES = 5 * 1024  # beside the stages
 MOST_NBYTES, MOST_SHARE = 64 * 1024**2, 2.5  # of scratch memory, the latter of X and Y
@@ -53,7 +53,7 @@ def can_stage(device: Device, conv: Convolution, dtype: Dtype, tf32: bool) -> bo
         and min(sizes) > 0
         and max(sizes) // width * 2 <= MOST_VECTORS
         and math.prod(conv.w_shape) * dtype.itemsize <= MOST_W_NBYTES
-        and bool(tile_choices(device))
+        and bool(tile_choices(device, dtype))
         and _has_room(device, conv, dtype)
     )
 
@@ -96,12 +96,13 @@ def _has_room(device: Device, conv: Convolution, dtype: Dtype) -> bool:
 # ---- tiles --------------------------------------------------------------------------------------
 
 
-def tile_choices(device: Device) -> list[int]:
-    """Rows of tiles that have room, in any type."""
+def tile_choices(device: Device, dtype: Dtype) -> list[int]:
+    """Rows of tiles that have room, of those that there are kernels with."""
     return [
         rows
         for rows in STAGED_COLUMNS
-        if tile_nbytes(rows, FLOAT32) + OTHER_SHARED_NBYTES <= device.max_shared_nbytes
+        if tile_nbytes(rows, dtype) + OTHER_SHARED_NBYTES <= device.max_shared_nbytes
+        and rows in choices(device, dtype)
     ]
 
 
@@ -139,7 +140,7 @@ def image_rows(device: Device, conv: Convolution, dtype: Dtype, *, is_gradient: 
     def cost(rows: int) -> float:
         return time_of(device, [image_blocks(conv, dtype, rows, is_gradient=is_gradient)])
 
-    return min(tile_choices(device), key=cost)
+    return min(tile_choices(device, dtype), key=cost)
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ class WeightTiles:
 def weight_tiles(device: Device, conv: Convolution, dtype: Dtype) -> WeightTiles:
     """Those with which all blocks take least time beside those of X's gradient, which mostly is
     wanted too; the same where it is not, as the order of a sum follows from its parts."""
-    found = (_tiles_and_cost(device, conv, dtype, rows) for rows in tile_choices(device))
+    found = (_tiles_and_cost(device, conv, dtype, rows) for rows in tile_choices(device, dtype))
     return min(found, key=lambda pair: pair[1])[0]
 
 

@@ -88,7 +88,7 @@ def staged(monkeypatch):
 
         monkeypatch.setattr(plan, "staged_image", can)
         monkeypatch.setattr(plan, "staged_weight", can)
-        monkeypatch.setattr(plan_model, "tile_choices", lambda _: [rows])
+        monkeypatch.setattr(plan_model, "tile_choices", lambda *_: [rows])
         plan_model.weight_tiles.cache_clear()
 
     yield force
