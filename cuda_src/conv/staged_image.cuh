@@ -138,6 +138,22 @@ __device__ __forceinline__ void write_columns(const typename Tile::E* slab, cons
     }
 }
 
+// The same of single columns, of which a thread has some in all rows.
+template <class Tile>
+__device__ __forceinline__ void write_single_columns(const typename Tile::E* slab,
+                                                     const i64* places, i64 plane, i32 rows,
+                                                     typename Tile::E* written) {
+    constexpr int PITCH = Tile::COLUMNS + Tile::VECTOR;
+    const int end = min(rows, Tile::ROWS);
+    for (int column = threadIdx.x; column < Tile::COLUMNS; column += STAGED_THREADS) {
+        const i64 place = places[column];
+        if (place < 0) continue;
+        typename Tile::E* to = written + place;
+#pragma unroll 4
+        for (int row = 0; row < end; ++row, to += plane) *to = slab[row * PITCH + column];
+    }
+}
+
 template <class Tile>
 __device__ __forceinline__ void write_staged_image(
     const StagedProduct<Tile>& product, const ImageLayout& layout, const ImageShared<Tile>& shared,
@@ -159,7 +175,7 @@ __device__ __forceinline__ void write_staged_image(
     else if (width == Tile::VECTOR / 2)
         write_columns<Tile, Tile::VECTOR / 2>(slab, shared.places, plane, rows, written);
     else
-        write_columns<Tile, 1>(slab, shared.places, plane, rows, written);
+        write_single_columns<Tile>(slab, shared.places, plane, rows, written);
 }
 
 // `width` neighbouring columns are written together.

@@ -22,7 +22,7 @@ jax.config.update("jax_enable_x64", True)
 staged_types = pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16, FLOAT32], ids=dtype_name)
 tiles = pytest.mark.parametrize("rows", plan_model.STAGED_COLUMNS)
 
-MOST_PRODUCTS = 10_000_000  # which emulated kernels multiply in seconds
+MOST_PRODUCTS = 4_000_000  # which emulated kernels multiply in seconds
 
 
 class Case(NamedTuple):
@@ -128,7 +128,7 @@ def check(run: Any, rng: np.random.Generator, case: Case, dtype: Any) -> None:
 
 @staged_types
 @tiles
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", range(2))
 def test_four_operators_are_jax(run, seed, staged, rows, dtype, number) -> None:
     staged(rows)
     rng = np.random.default_rng((seed, rows, number))
