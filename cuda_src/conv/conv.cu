@@ -8,6 +8,7 @@
 #include "conv/image.cuh"
 #include "conv/packing.cuh"
 #include "conv/pointwise.cuh"
+#include "conv/staged_weight.cuh"
 #include "conv/weight.cuh"
 
 // The type of the arrays.
@@ -59,6 +60,25 @@ template <bool LINES>
 using ImageTile = Tile<T, CTO_ROWS, CTO_TF32, !LINES>;
 template <bool Y_LINES, bool X_LINES>
 using WeightTileOf = Tile<T, CTO_ROWS, CTO_TF32, X_LINES, Y_LINES>;
+
+// Arrays are staged for tensor cores that copy ahead.
+#if defined(__CUDA_CPU__) || __CUDA_ARCH__ >= 800
+constexpr bool CAN_STAGE = (sizeof(T) == 2 || CTO_TF32) && CTO_ROWS >= PANEL;
+#else
+constexpr bool CAN_STAGE = false;
+#endif
+// All threads of a multiprocessor, since there is little to do while loads are awaited.
+#if defined(__CUDA_ARCH__) && \
+    (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000)
+constexpr int STAGING_BLOCKS = 2048 / THREADS;
+#else
+constexpr int STAGING_BLOCKS = 1024 / THREADS;
+#endif
+constexpr int TOTAL_BLOCKS = 4;
+constexpr int STAGED_ROWS = CTO_ROWS >= 2 * PANEL ? 2 * PANEL : PANEL;
+using StagedTile =
+    conv::staged::StagedTile<T, STAGED_ROWS, STAGED_ROWS == PANEL ? FLAT_COLUMNS : TALL_COLUMNS,
+                             CTO_TF32, CAN_STAGE>;
 
 }  // namespace cto
 
@@ -148,4 +168,45 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     conv__total(const A* parts, T* total, i32 count, i32 summers, i64 size) {
     write_total<T>(parts, total, count, summers, size, blockIdx.x);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, STAGING_BLOCKS)
+    conv__stage(const T* x, T* staged_x, const T* y, T* staged_y, const T* w, T* staged_w,
+                StagedRow* rows, const __grid_constant__ StagingLayout layout) {
+    conv::staging::stage<T, CTO_TF32, CAN_STAGE>(x, staged_x, y, staged_y, w, staged_w, rows,
+                                                 layout);
+}
+
+// Over staged arrays: blocks of sums of weights, so many from the first one on, and of a convolution or
+// its data gradient, in one launch, so that each fill what the last ones of the other leave idle.
+extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
+    conv__staged(const T* x, const T* y, const StagedRow* rows, A* sums, A* y_sums,
+                 u32 first_of_weights, u32 blocks_of_weights, const T* read, const T* packed,
+                 const T* bias, T* written, u32 column_tiles, i32 width,
+                 const __grid_constant__ WeightLayout weight_layout,
+                 const __grid_constant__ ImageLayout image_layout) {
+    extern __shared__ __align__(16) u8 shared[];
+    const u32 block = blockIdx.x - first_of_weights;
+    if (block < blocks_of_weights)
+        conv::staged::sum_staged_weights<StagedTile>(x, y, rows, sums, y_sums, block, weight_layout,
+                                                     shared);
+    else
+        conv::staged::staged_convolution<StagedTile>(
+            read, packed, bias, written, column_tiles, width,
+            blockIdx.x < first_of_weights ? blockIdx.x : blockIdx.x - blocks_of_weights,
+            image_layout, shared);
+}
+
+// W, so many filters of a group in a block, and in blocks behind these the gradient of a bias.
+extern "C" __global__ void __launch_bounds__(THREADS, TOTAL_BLOCKS)
+    conv__staged_total(const A* parts, T* w, const A* y_parts, T* bias, i32 count, i32 summers,
+                       i32 filters, u32 blocks_of_weights, i32 bias_summers,
+                       const __grid_constant__ WeightLayout layout) {
+    if (blockIdx.x < blocks_of_weights)
+        conv::staged::total_of_parts<StagedTile>(parts, w, count, summers, filters, blockIdx.x,
+                                                 layout);
+    else
+        write_total<T>(y_parts, bias, count, bias_summers,
+                       static_cast<i64>(layout.groups) * layout.rows,
+                       blockIdx.x - blocks_of_weights);
 }

@@ -13,6 +13,16 @@ constexpr int COLUMNS = 128;
 constexpr int PART_NBYTES = 64;
 constexpr int STRIP = 4;
 constexpr int TAPS = 3;
+constexpr int STAGED_THREADS = 128;
+constexpr int STAGED_BLOCKS = 2;
+constexpr int STAGED_STAGES = 2;
+constexpr int TALL_COLUMNS = 128;
+constexpr int FLAT_COLUMNS = 192;
+constexpr int PANEL = 64;
+constexpr int LINE_NBYTES = 128;
+constexpr int STAGED_TAPS = 32;
+constexpr int TOTAL_CHANNELS = 32;
+constexpr int TOTAL_LINES = 128;
 
 struct ImageLayout {
     int written[3];
@@ -59,6 +69,38 @@ struct WeightLayout {
     long long positions_of_part;
 };
 static_assert(sizeof(WeightLayout) == 136);
+
+struct StagedRow {
+    int offset;
+    unsigned int inside;
+};
+static_assert(sizeof(StagedRow) == 8);
+
+struct StagedArray {
+    int channels;
+    int padded;
+    int plane;
+    int width;
+    int plane_tiles;
+    int blocks;
+};
+static_assert(sizeof(StagedArray) == 24);
+
+struct StagingLayout {
+    StagedArray x;
+    StagedArray y;
+    StagedArray w;
+    int image[3];
+    int output[3];
+    int kernel[3];
+    int stride[3];
+    int dilation[3];
+    int pad[3];
+    long long n_rows;
+    long long positions;
+    int vectors;
+};
+static_assert(sizeof(StagingLayout) == 168);
 
 struct DepthwiseLayout {
     int image[3];
@@ -116,6 +158,26 @@ static_assert(offsetof(WeightLayout, first_tile) == 112);
 static_assert(offsetof(WeightLayout, tiles) == 116);
 static_assert(offsetof(WeightLayout, positions) == 120);
 static_assert(offsetof(WeightLayout, positions_of_part) == 128);
+static_assert(offsetof(StagedRow, offset) == 0);
+static_assert(offsetof(StagedRow, inside) == 4);
+static_assert(offsetof(StagedArray, channels) == 0);
+static_assert(offsetof(StagedArray, padded) == 4);
+static_assert(offsetof(StagedArray, plane) == 8);
+static_assert(offsetof(StagedArray, width) == 12);
+static_assert(offsetof(StagedArray, plane_tiles) == 16);
+static_assert(offsetof(StagedArray, blocks) == 20);
+static_assert(offsetof(StagingLayout, x) == 0);
+static_assert(offsetof(StagingLayout, y) == 24);
+static_assert(offsetof(StagingLayout, w) == 48);
+static_assert(offsetof(StagingLayout, image) == 72);
+static_assert(offsetof(StagingLayout, output) == 84);
+static_assert(offsetof(StagingLayout, kernel) == 96);
+static_assert(offsetof(StagingLayout, stride) == 108);
+static_assert(offsetof(StagingLayout, dilation) == 120);
+static_assert(offsetof(StagingLayout, pad) == 132);
+static_assert(offsetof(StagingLayout, n_rows) == 144);
+static_assert(offsetof(StagingLayout, positions) == 152);
+static_assert(offsetof(StagingLayout, vectors) == 160);
 static_assert(offsetof(DepthwiseLayout, image) == 0);
 static_assert(offsetof(DepthwiseLayout, output) == 12);
 static_assert(offsetof(DepthwiseLayout, kernel) == 24);

@@ -61,10 +61,10 @@ struct Place {
 };
 
 // By the first three threads.
-__device__ __forceinline__ void find_place(const ImageLayout& layout, u32 column_tiles, int rows,
-                                           Place& place) {
-    const u32 tile = blockIdx.x % static_cast<u32>(layout.tiles);
-    const u32 rest = blockIdx.x / static_cast<u32>(layout.tiles);
+__device__ __forceinline__ void find_place(const ImageLayout& layout, u32 block, u32 column_tiles,
+                                           int rows, int columns, Place& place) {
+    const u32 tile = block % static_cast<u32>(layout.tiles);
+    const u32 rest = block / static_cast<u32>(layout.tiles);
     u32 residue = rest / column_tiles;
     const u32 column_tile = rest - residue * column_tiles;
     i32 of_thread = 0;
@@ -78,7 +78,7 @@ __device__ __forceinline__ void find_place(const ImageLayout& layout, u32 column
     place.tile = tile;
     place.group = (layout.first_tile + tile) / layout.row_tiles;
     place.first_row = (layout.first_tile + tile - place.group * layout.row_tiles) * rows;
-    place.first_column = static_cast<i64>(column_tile) * COLUMNS;
+    place.first_column = static_cast<i64>(column_tile) * columns;
 }
 
 constexpr int WINDOW = 32;  // taps that are walked through for each part of the depth
@@ -368,7 +368,7 @@ __device__ __forceinline__ void write_convolution(const typename Tile::E* read,
     __shared__ __align__(16) u8 memory[2 * Tile::STAGE * sizeof(E)];
     __shared__ i64 places[COLUMNS];
     __shared__ Place place;
-    if (threadIdx.x < 3) find_place(layout, column_tiles, Tile::ROWS, place);
+    if (threadIdx.x < 3) find_place(layout, blockIdx.x, column_tiles, Tile::ROWS, COLUMNS, place);
     __syncthreads();
     i64 columns = layout.batch;
     for (int axis = 0; axis < 3; ++axis) columns *= place.lines[axis].count;

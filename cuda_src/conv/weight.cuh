@@ -28,11 +28,12 @@ struct WeightTile {
     i32 group, first_row, first_column;
 };
 
-__device__ __forceinline__ WeightTile weight_tile(const WeightLayout& layout, u32 local, int rows) {
+__device__ __forceinline__ WeightTile weight_tile(const WeightLayout& layout, u32 local, int rows,
+                                                  int columns = COLUMNS) {
     const i32 tile = layout.first_tile + local, line = tile / layout.column_tiles;
     const i32 group = line / layout.row_tiles;
     return {group, (line - group * layout.row_tiles) * rows,
-            (tile - line * layout.column_tiles) * COLUMNS};
+            (tile - line * layout.column_tiles) * columns};
 }
 
 // Number `index` of the groups, of `width` columns: taps of the same channels are neighbours, for

@@ -22,8 +22,9 @@ __device__ __forceinline__ void copy(void* shared, const void* global) {
 #endif
 }
 
-// The same of 8 or 16 bytes, or zeros, for which nothing is read.
-template <int NBYTES>
+// The same of 8 or 16 bytes, or zeros, for which nothing is read. 16 bytes are kept in the L1 cache only
+// where they are read AGAIN.
+template <int NBYTES, bool AGAIN = false>
 __device__ __forceinline__ void copy_or_zeros(void* shared, const void* global, bool exists) {
 #if defined(__CUDA_CPU__) || __CUDA_ARCH__ < 800
     using Words = vec::Vec<u32, NBYTES / 4>;
@@ -31,7 +32,7 @@ __device__ __forceinline__ void copy_or_zeros(void* shared, const void* global, 
 #else
     const u32 to = static_cast<u32>(__cvta_generic_to_shared(shared));
     const u32 nbytes = exists ? NBYTES : 0;
-    if constexpr (NBYTES == 16)
+    if constexpr (NBYTES == 16 && !AGAIN)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global),
                      "r"(nbytes)
                      : "memory");

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from ...declare.facts import Struct, flag, i32, i64
+from ...declare.facts import Struct, flag, i32, i64, u32
 from ...facts import Divisor
 
 AXES = 3  # that kernels have
@@ -13,6 +13,19 @@ COLUMNS = 128  # of a tile
 PART_NBYTES = 64  # of a row of a tile, of which the sum is
 STRIP = 4  # neighbouring positions of a thread, of groups of one channel
 TAPS = 3  # along each of two axes, that a block sums at a time there
+
+# Where tiles are copied from arrays whose channels lie side by side. Tall tiles have two panels of
+# rows, flat ones one.
+STAGED_THREADS = 128
+STAGED_BLOCKS = 2  # of a multiprocessor
+STAGED_STAGES = 2  # parts of a sum in shared memory; the L1 cache has the rest of it
+TALL_COLUMNS = 128
+FLAT_COLUMNS = 192
+PANEL = 64  # rows of a part of a warp, and channels or positions that are copied together
+LINE_NBYTES = 128  # of a line of shared memory
+STAGED_TAPS = 32  # at most, a bit for each
+TOTAL_CHANNELS = 32  # of a block that adds up parts of W's gradient
+TOTAL_LINES = 128  # of so many weights, one for each filter and tap, of such a block
 
 _PLACES = i32[AXES]
 _GEOMETRY = dict.fromkeys(("image", "output", "kernel", "stride", "dilation", "pad"), _PLACES)
@@ -64,6 +77,29 @@ WeightLayout = Struct(
     tiles=i32,
     positions=i64,
     positions_of_part=i64,
+)
+
+# What a position reads: the vector of 16 bytes of its first tap, and a bit for each tap inside.
+StagedRow = Struct("StagedRow", offset=i32, inside=u32)
+
+# An array (images, channels, plane), whose channels a launch puts side by side, padded to so many,
+# by tiles of PANEL channels and positions; `width` neighbours are loaded together, or 0, where the
+# planes of a tile are as one.
+StagedArray = Struct(
+    "StagedArray", channels=i32, padded=i32, plane=i32, width=i32, plane_tiles=i32, blocks=i32
+)
+
+# X, Y and W, and then `n_rows` that say what positions of the output read of X, which has so many
+# vectors of 16 bytes for each position.
+StagingLayout = Struct(
+    "StagingLayout",
+    x=StagedArray.one,
+    y=StagedArray.one,
+    w=StagedArray.one,
+    **_GEOMETRY,
+    n_rows=i64,
+    positions=i64,
+    vectors=i32,
 )
 
 # What is walked through are strips of what is written, and in the gradient of weights of the

@@ -7,8 +7,6 @@ the GPU, and are rounded once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import reduce
 from typing import ClassVar
 
 from ...declare.schema import (
@@ -29,7 +27,7 @@ from ...errors import ArgumentError, refuse, shown
 from ...frame.op import Op
 from ...plan import Device, Plan
 from .extents import AUTO_PADS, Attributes, Convolution
-from .plan import bias_gradient, data_gradient, forward, weight_gradient
+from .plan import bias_gradient, data_gradient, forward, gradients
 
 MAX_STEP = 2**31  # so that places in padded arrays fit 64 bits
 
@@ -149,6 +147,9 @@ class Conv(_Forward):
     kernel that reaches beyond the padded X is refused. Zeros beside X are multiplied too, so that
     what is infinite in W can make NaN there.
 
+    Memory: a workspace of at most 64 MiB, or 2.5 times X and Y: for W as tiles have it, and in
+    types for tensor cores for X with its channels side by side.
+
     Source: ONNX Conv-22.
     """
 
@@ -163,6 +164,9 @@ class ConvTranspose(_Transposed, _Forward):
     SAME_UPPER and SAME_LOWER I s. Then, and where output_shape says how many, pads follow: they are
     halves, an odd one more at the end for SAME_UPPER, else at the beginning. Elements that nothing
     reaches are B.
+
+    Memory: a workspace of at most 64 MiB, or 2.5 times X and Y: for W as tiles have it, and in
+    types for tensor cores for X with its channels side by side.
 
     Source: ONNX ConvTranspose-22.
     """
@@ -189,23 +193,12 @@ class _Gradient(_Convolution):
         dw: Spec | None,
         db: Spec | None,
     ) -> Plan:
-        return reduce(Plan.then, self._plans(device, (dy, x, w), (dx, dw, db)))
-
-    def _plans(
-        self, device: Device, given: tuple[Spec, ...], wanted: tuple[Spec | None, ...]
-    ) -> Iterator[Plan]:
-        """One for each gradient. A transposed convolution's X is the other's Y."""
-        (dy, x, w), (dx, dw, db) = given, wanted
+        """A transposed convolution's X is the other's Y."""
         convolution, tf32 = self.convolution(x, w), self.allow_tf32
-        if dx is not None:
-            made = forward if self.is_transposed else data_gradient
-            yield made(device, convolution, dy, w, None, dx, tf32=tf32)
-        if self.is_transposed:
-            yield weight_gradient(device, convolution, dy, x, dw, tf32=tf32)
-            if db is not None:
-                yield bias_gradient(device, dy, db)
-        else:
-            yield weight_gradient(device, convolution, x, dy, dw, db, tf32=tf32)
+        if not self.is_transposed:
+            return gradients(device, convolution, (x, dy, w), dx, dw, db, tf32=tf32)
+        plan = gradients(device, convolution, (dy, x, w), dx, dw, is_gradient=False, tf32=tf32)
+        return plan if db is None else plan.then(bias_gradient(device, dy, db))
 
 
 class ConvGrad(_Gradient):
@@ -215,7 +208,8 @@ class ConvGrad(_Gradient):
     Names are as in Conv; m runs over the filters of c's group. Pads may differ at both ends, and
     auto_pad counts. What no output reads has a gradient of 0; of an empty batch dW and dB are 0.
 
-    Memory: a workspace of at most 64 MiB, for parts of dW and dB.
+    Memory: a workspace of at most 64 MiB, or 2.5 times X and dY: for parts of dW and dB, and in
+    types for tensor cores for X and dY with their channels side by side.
 
     Source: ONNX Conv-22, gradient; ONNX Runtime,
     orttraining/orttraining/training_ops/cuda/nn/conv_grad.cc.
@@ -231,7 +225,8 @@ class ConvTransposeGrad(_Transposed, _Gradient):
     dY is 0 beside its elements, m runs over the channels of c's group, and pads follow as in
     ConvTranspose.
 
-    Memory: a workspace of at most 64 MiB, for parts of dW and dB.
+    Memory: a workspace of at most 64 MiB, or 2.5 times X and dY: for parts of dW and dB, and in
+    types for tensor cores for X and dY with their channels side by side.
 
     Source: ONNX ConvTranspose-22, gradient; ONNX Runtime,
     orttraining/orttraining/training_ops/cuda/nn/conv_transpose_grad.cc.

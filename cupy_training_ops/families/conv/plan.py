@@ -19,6 +19,8 @@ from .extents import Convolution, Shape
 from .facts import AXES, BLOCKS, STRIP, TAPS, THREADS, DepthwiseLayout
 from .plan_image import Arrays, image_product
 from .plan_launches import launch, taps, total
+from .plan_model import staged_image, staged_weight
+from .plan_staged import Wanted, staged
 from .plan_variants import (
     MAX_DEPTHWISE_FILTERS,
     MAX_OFFSET,
@@ -28,6 +30,7 @@ from .plan_variants import (
     weight_variant,
 )
 from .plan_weight import SUMS_NBYTES, summed_weight
+from .plan_weight import Arrays as WeightArrays
 
 BIAS_ITEMSIZE = 2  # of types for which W's kernels sum the gradient of a bias too
 MAX_POSITION = 2**31 - 1
@@ -73,6 +76,8 @@ def weight_gradient(
 ) -> Plan:
     """What is wanted of W, from X and Y, and a bias of Y; zeros where there is nothing to sum."""
     conv = _checked(convolution)
+    if staged_weight(device, conv, (x, y), tf32):
+        return _staged_weight(device, conv, (x, y, w, bias), tf32)
     of_w = math.prod(conv.w_shape) * computed_in(y.dtype).itemsize
     is_depthwise = _is_depthwise(conv) and of_w <= SUMS_NBYTES
     if y.dtype.itemsize == BIAS_ITEMSIZE and not is_depthwise:
@@ -85,6 +90,46 @@ def weight_gradient(
         return _depthwise_weight(device, conv, x, y, w).then(plan)
     variant = weight_variant(device, conv, y.dtype, tf32)
     return summed_weight(device, conv, variant, (x, y, w, None)).then(plan)
+
+
+def _staged_weight(device: Device, conv: Convolution, arrays: WeightArrays, tf32: bool) -> Plan:
+    x, y, w, bias = arrays
+    by_sums = y.dtype.itemsize == BIAS_ITEMSIZE
+    plan = Plan()
+    if w is not None or (bias is not None and by_sums):
+        wanted = Wanted(x, y, dw=w, db=bias if by_sums else None)
+        plan = staged(device, conv, y.dtype, tf32, wanted)
+    return plan if bias is None or by_sums else plan.then(bias_gradient(device, y, bias))
+
+
+def gradients(
+    device: Device,
+    convolution: Convolution,
+    given: tuple[Spec, Spec, Spec],
+    image: Spec | None,
+    w: Spec | None,
+    bias: Spec | None = None,
+    *,
+    is_gradient: bool = True,
+    tf32: bool = False,
+) -> Plan:
+    """What is wanted of an image, and of W and a bias, from (X, Y, W), which are staged once."""
+    x, y, of_w = given
+    conv = _checked(convolution)
+    read = y if is_gradient else x
+    if image is None:
+        return weight_gradient(device, convolution, x, y, w, bias, tf32=tf32)
+    is_staged = staged_weight(device, conv, (x, y), tf32) and w is not None
+    if is_staged and staged_image(device, conv, (read, image), tf32):
+        by_sums = y.dtype.itemsize == BIAS_ITEMSIZE
+        of_bias = bias if by_sums else None
+        wanted = Wanted(x, y, of_w, image, None, is_gradient, w, of_bias)
+        plan = staged(device, conv, y.dtype, tf32, wanted)
+        rest = Plan() if by_sums or bias is None else bias_gradient(device, y, bias)
+        return plan.then(rest)
+    made = data_gradient if is_gradient else forward
+    plan = made(device, convolution, read, of_w, None, image, tf32=tf32)
+    return plan.then(weight_gradient(device, convolution, x, y, w, bias, tf32=tf32))
 
 
 def bias_gradient(device: Device, y: Spec, bias: Spec) -> Plan:
@@ -111,6 +156,10 @@ def _written(
         return Plan()
     if _is_depthwise(conv):
         return _depthwise(device, conv, arrays, is_gradient=is_gradient)
+    if staged_image(device, conv, (arrays[0], written), tf32):
+        read, w, bias, _ = arrays
+        wanted = Wanted(read, read, w, written, bias, is_gradient)
+        return staged(device, conv, written.dtype, tf32, wanted)
     walked = spread(conv) if is_gradient and arrays[2] is None else conv
     variant = image_variant(device, walked, written.dtype, tf32, is_gradient=is_gradient)
     return image_product(device, walked, variant, arrays, is_gradient=is_gradient, of=conv)

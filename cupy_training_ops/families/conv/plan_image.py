@@ -29,7 +29,7 @@ def image_product(
     of: Convolution,
 ) -> Plan:
     """So many tiles of rows at a time as W is packed of; what is spread is so from `of`."""
-    w, product = arrays[1], _Product(conv, variant, is_gradient=is_gradient)
+    w, product = arrays[1], ImageProduct(conv, variant, is_gradient=is_gradient)
     tiles = conv.group * product.row_tiles
     at_once = max(1, PACKED_NBYTES // (product.packed_size * w.dtype.itemsize))
     scratch, steps = ScratchMemory(), []
@@ -44,10 +44,12 @@ def image_product(
     return scratch.plan(*steps)
 
 
-class _Product:
+class ImageProduct:
     """Rows of W's tiles by columns of the image's; of a gradient, by residues of the strides."""
 
-    def __init__(self, conv: Convolution, variant: Variant, *, is_gradient: bool) -> None:
+    def __init__(
+        self, conv: Convolution, variant: Variant, columns: int = COLUMNS, *, is_gradient: bool
+    ) -> None:
         self.conv, self.variant, self.is_gradient = conv, variant, is_gradient
         self.extents, self.read_extents = conv.output, conv.image
         self.rows, self.depth = conv.group_filters, conv.group_channels
@@ -55,7 +57,7 @@ class _Product:
             self.extents, self.read_extents = self.read_extents, self.extents
             self.rows, self.depth = self.depth, self.rows
         self.of_axes = residues(conv) if is_gradient else (1,) * AXES
-        self.column_tiles = _column_tiles(conv, self.extents, self.of_axes)
+        self.column_tiles = _column_tiles(conv, self.extents, self.of_axes, columns)
         self.row_tiles = ceil_div(self.rows, variant.rows)
         self.parts = ceil_div(self.depth, variant.depth)
         self.packing_blocks = math.prod(conv.kernel) * self.parts  # of a tile
@@ -85,7 +87,7 @@ class _Product:
 
 def _multiplied(
     device: Device,
-    product: _Product,
+    product: ImageProduct,
     arrays: Arrays,
     packed: object,
     layout: np.void,
@@ -117,10 +119,10 @@ def _spread_fields(conv: Convolution, found: Convolution) -> dict[str, object]:
     }
 
 
-def _column_tiles(conv: Convolution, extents: Shape, of_axes: Shape) -> int:
+def _column_tiles(conv: Convolution, extents: Shape, of_axes: Shape, columns: int) -> int:
     """Of the first residue, which has the most positions."""
     positions = (ceil_div(n, residues) for n, residues in zip(extents, of_axes, strict=True))
-    return ceil_div(conv.batch * math.prod(positions), COLUMNS)
+    return ceil_div(conv.batch * math.prod(positions), columns)
 
 
 def _tap_steps(conv: Convolution) -> Shape:

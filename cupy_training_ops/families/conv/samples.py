@@ -98,6 +98,23 @@ CALLS = (
     Call("one", (1, 1, 1), 1, (1,), {}, (FLOAT32,)),
     Call("misaligned", (2, 9, 6, 7), 11, (3, 3), {"pads": (1, 1, 1, 1)}, (FLOAT16,), 1),
     Call("large", (2, 17, 5, 17), 70, (2, 3), {"pads": (1, 1, 0, 1)}, (FLOAT32, FLOAT16)),
+    Call("staged", (2, 20, 6, 7), 40, (3, 3), {"pads": (1, 1, 1, 1)}, (FLOAT16, BFLOAT16)),
+    Call(
+        "staged-strided",
+        (1, 48, 7, 8),
+        144,
+        (3, 2),
+        {"group": 2, "pads": (1, 0, 2, 1), "strides": (2, 1), "dilations": (1, 2)},
+        (FLOAT16, BFLOAT16),
+    ),
+    Call(
+        "staged-tf32",
+        (2, 24, 6, 8),
+        20,
+        (3, 3),
+        {"pads": (1, 1, 1, 1), "allow_tf32": True},
+        (FLOAT32,),
+    ),
     Call("tf32", (2, 9, 8, 7), 10, (3, 3), {"allow_tf32": True}, (FLOAT32,)),
 )
 # As many of each type: types of samples are drawn alike for operators that share kernels.

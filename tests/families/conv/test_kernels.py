@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from cupy_training_ops.testing.compare import assert_matches, poison
 DEVICES = (Device(80, (7, 0)), Device(132, (9, 0), 227 * 1024))
 GRADIENTS = ("ConvGrad", "ConvTransposeGrad")
 MOST_SCRATCH = 64 * 2**20
+STAGED = ("conv__stage", "conv__staged")
 
 # shape of X, filters, kernel, stride, group
 LAYERS = (
@@ -60,6 +62,13 @@ def planned(name: str, device: Device, layer, wanted: str, dtype=FLOAT16):
     return op.plan(device, *given, *kept)
 
 
+def blocks_of(plan) -> tuple[int, int]:
+    """Of the launch that multiplies what is staged: those of an image, and of weights."""
+    (found,) = (step for step in plan.steps if step.symbol == "conv__staged")
+    weights = found.args[6]
+    return found.config.grid[0] - weights, weights
+
+
 def symbols(plan) -> list[str]:
     """Kernels in the order of their launches."""
     return [step.symbol for step in plan.steps]
@@ -69,8 +78,13 @@ def symbols(plan) -> list[str]:
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 @pytest.mark.parametrize("device", DEVICES, ids=["7.0", "9.0"])
 def test_scratch_memory_is_bounded(name, device, layer) -> None:
+    """Staged X and dY are as large as these, and more by their padding."""
     for dtype in FLOATS:
-        assert planned(name, device, layer, "XWB", dtype).workspace_nbytes <= MOST_SCRATCH
+        plan = planned(name, device, layer, "XWB", dtype)
+        shape, filters, _, stride, _ = layer
+        elements = math.prod(shape) + math.prod(shape) // shape[1] * filters // stride**2
+        most = 2.5 * elements * dtype.itemsize if symbols(plan)[0] == "conv__stage" else 0
+        assert plan.workspace_nbytes <= max(MOST_SCRATCH, most)
 
 
 def test_scratch_memory_of_a_million_depthwise_filters_is_bounded() -> None:
@@ -81,10 +95,17 @@ def test_scratch_memory_of_a_million_depthwise_filters_is_bounded() -> None:
 @gradients
 @pytest.mark.parametrize("layer", LAYERS[:5], ids=str)
 def test_a_gradient_that_is_not_wanted_costs_nothing(name, layer) -> None:
-    """Those that are launch what each does alone; but dB of a Conv is summed by dW's launches."""
+    """Those that are launch what each does alone; but dB of a Conv is summed by dW's launches, and
+    staged arrays are read by blocks of one launch."""
     alone = {one: symbols(planned(name, DEVICES[1], layer, one)) for one in "XWB"}
     *_, group = layer
     by_weight = name == "ConvGrad" and group == 1
+    if alone["X"][:2] == [*STAGED]:
+        assert blocks_of(planned(name, DEVICES[1], layer, "X"))[1] == 0
+        images, weights = blocks_of(planned(name, DEVICES[1], layer, "W"))
+        assert (images, weights) == (0, blocks_of(planned(name, DEVICES[1], layer, "XW"))[1])
+        assert symbols(planned(name, DEVICES[1], layer, "XW")) == [*STAGED, "conv__staged_total"]
+        return
     for wanted in ("XWB", "XW", "XB", "WB"):
         found = symbols(planned(name, DEVICES[1], layer, wanted))
         launching = wanted.replace("B", "") if by_weight and "W" in wanted else wanted
@@ -93,12 +114,20 @@ def test_a_gradient_that_is_not_wanted_costs_nothing(name, layer) -> None:
 
 def test_the_gradient_of_a_bias_alone_reads_no_x() -> None:
     """Its blocks have tiles of rows alone; float32 has a kernel of its own."""
-    for dtype, kernels in ((FLOAT16, ("weight_y_lines", "total")), (FLOAT32, ("channel_sums",))):
-        found = planned("ConvGrad", DEVICES[1], LAYERS[1], "B", dtype)
+    for layer, dtype, kernels in (
+        (LAYERS[0], FLOAT16, ("weight_y_lines", "total")),
+        (LAYERS[1], FLOAT16, ("stage", "staged", "total")),
+        (LAYERS[1], FLOAT32, ("channel_sums",)),
+    ):
+        found = planned("ConvGrad", DEVICES[1], layer, "B", dtype)
         assert symbols(found)[: len(kernels)] == [f"conv__{kernel}" for kernel in kernels]
-    step, _ = planned("ConvGrad", DEVICES[1], LAYERS[1], "B").steps
+    step, _ = planned("ConvGrad", DEVICES[1], LAYERS[0], "B").steps
     layout = step.args[-1]
     assert (layout["channels"], layout["padded_channels"], layout["tiles"]) == (0, 0, 1)
+    stage, step, _ = planned("ConvGrad", DEVICES[1], LAYERS[1], "B").steps
+    assert stage.args[-1]["x"]["blocks"] == stage.args[-1]["w"]["blocks"] == 0
+    assert step.args[0] is step.args[3] is None  # no X, no sums of W
+    assert step.args[-2]["column_tiles"] == 1
 
 
 @floats

@@ -13,6 +13,7 @@ from cupy_training_ops.declare.schema import Spec
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, FLOATS
 from cupy_training_ops.families.conv import plan as conv
 from cupy_training_ops.families.conv.extents import Convolution
+from cupy_training_ops.families.conv.plan_model import Blocks, time_of
 from cupy_training_ops.families.conv.plan_variants import parts_of_sum
 from cupy_training_ops.plan import Device, Launch, LaunchError, Plan
 
@@ -84,17 +85,18 @@ def main(plan: Plan, *kernels: str) -> tuple[str, int]:
     return found
 
 
+# Kernels and rows of tiles of X's gradient and of W's, alone, in types of 2 bytes.
 TABLE = {
     "conv1": (("image", 32), ("weight_y_lines", 64)),
     "l1 1x1": (("image_lines", 64), ("weight_lines", 64)),
-    "l1 3x3": (("image", 64), ("weight_y_lines", 64)),
+    "l1 3x3": (("staged", 64), ("staged", 64)),
     "l1 1x1b": (("image_lines", 64), ("weight_lines", 128)),
-    "l2 3x3s2": (("image", 128), ("weight_y_lines", 128)),
-    "l2 3x3": (("image", 64), ("weight_y_lines", 128)),
-    "l3 3x3": (("image", 128), ("weight_y_lines", 128)),
-    "l3 1x1": (("image_lines", 128), ("weight_lines", 128)),
-    "l4 3x3": (("image", 64), ("weight", 128)),
-    "l4 1x1": (("image", 64), ("weight", 128)),
+    "l2 3x3s2": (("staged", 128), ("staged", 128)),
+    "l2 3x3": (("staged", 64), ("staged", 128)),
+    "l3 3x3": (("staged", 64), ("staged", 128)),
+    "l3 1x1": (("staged", 64), ("staged", 128)),
+    "l4 3x3": (("staged", 64), ("staged", 128)),
+    "l4 1x1": (("staged", 64), ("staged", 128)),
 }
 
 
@@ -102,12 +104,52 @@ TABLE = {
 def test_variants_of_known_layers(name) -> None:
     for dtype in (FLOAT16, BFLOAT16):
         found = plans(layer(*LAYERS[name]), dtype)
-        assert (main(found["X"], "image"), main(found["W"], "weight")) == TABLE[name]
-    for tf32 in (False, True):
-        found = plans(layer(*LAYERS[name]), FLOAT32, tf32=tf32)
-        assert main(found["X"], "image")[0] == "image"  # vectors of lines are for 2-byte types
-        assert main(found["W"], "weight")[0] == "weight"
-        assert {step.slots["TF32"] for step in launches(found["X"])} == {str(int(tf32))}
+        kernels = (main(found["X"], "image", "staged"), main(found["W"], "weight", "staged"))
+        assert kernels == TABLE[name]
+    exact = plans(layer(*LAYERS[name]), FLOAT32)
+    assert main(exact["X"], "image")[0] == "image"  # vectors of lines are for 2-byte types
+    assert main(exact["W"], "weight")[0] == "weight"
+    assert {step.slots["TF32"] for step in launches(exact["X"])} == {"0"}
+    rounded = plans(layer(*LAYERS[name]), FLOAT32, tf32=True)
+    is_staged = name != "conv1"
+    assert (main(rounded["X"], "image", "staged")[0] == "staged") is is_staged
+    assert (main(rounded["W"], "weight", "staged")[0] == "staged") is is_staged
+    assert {step.slots["TF32"] for step in launches(rounded["X"])} == {"1"}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, True),
+        ({"device": Device(80, (7, 5), 64 * 1024)}, False),  # without asynchronous copies
+        ({"device": Device(80, (8, 6), 99 * 1024)}, True),
+        ({"device": Device(80, (8, 6), 64 * 1024)}, False),  # without room for stages
+        ({"channels": 15}, False),  # mostly padding
+        ({"channels": 24, "filters": 40, "group": 2}, False),  # vectors of two groups
+        ({"channels": 32, "filters": 48, "group": 2}, True),
+        ({"kernel": 5}, True),
+        ({"kernel": 6}, False),  # more taps than bits
+        ({"n": 0}, False),
+        ({"n": 2, "extent": 2**15}, False),  # vectors beyond 32 bits
+    ],
+)
+def test_what_is_staged(change, expected) -> None:
+    given = {"channels": 64, "filters": 64, "extent": 28, "kernel": 3, "stride": 1, **change}
+    device = given.pop("device", H200)
+    found = plans(layer(**given), FLOAT16, device)
+    for key in "YXW":
+        symbols = [step.symbol for step in launches(found[key])]
+        assert ("conv__staged" in symbols) is expected
+
+
+def test_a_model_of_waves() -> None:
+    """Of 264 slots; those that take longest begin first."""
+    one = Blocks(264, 10.0)
+    assert time_of(H200, [one]) == 10
+    assert time_of(H200, [Blocks(265, 10.0)]) == 20
+    assert time_of(H200, [one, Blocks(1, 3.0)]) == 13
+    assert time_of(H200, [Blocks(132, 10.0), Blocks(132 + 264, 5.0)]) == 15
+    assert time_of(H200, [Blocks(132, 5.0), Blocks(132, 10.0)]) == 10
 
 
 def test_groups_of_one_channel_have_kernels_of_their_own() -> None:
@@ -167,7 +209,10 @@ def test_scratch_memory_is_bounded(name) -> None:
     for dtype in FLOATS:
         found = plans(layer(*LAYERS[name]), dtype)
         joined = found["X"].then(found["W"]).then(found["b"])
-        assert joined.workspace_nbytes <= 64 * 2**20
+        staged = main(found["W"], "weight", "staged")[0] == "staged"
+        c = layer(*LAYERS[name])
+        given = (math.prod(c.x_shape) + math.prod(c.y_shape)) * dtype.itemsize
+        assert joined.workspace_nbytes <= max(64 * 2**20, 2.5 * given if staged else 0)
 
 
 def test_large_weights_are_packed_and_summed_a_piece_at_a_time() -> None:

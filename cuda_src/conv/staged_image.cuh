@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: MIT
+// A convolution or its data gradient over staged arrays: rows are channels that are written, columns
+// positions, and the sum is over taps and channels that are read, in vectors of these.
+#pragma once
+#include "conv/staged_tile.cuh"
+
+namespace cto::conv::staged {
+
+// What a tap reads, by vectors from what the first position reads at no shift, and where W has it.
+struct StagedTap {
+    i32 read, w;
+};
+
+// What blocks share beside their stages.
+template <class Tile>
+struct ImageShared {
+    i64 places[Tile::COLUMNS];
+    StagedRow rows[Tile::COLUMNS];  // what columns of D read
+    StagedTap taps[STAGED_TAPS];
+    Place place;
+};
+
+__device__ __forceinline__ i32 vectors_of(i32 channels, int width) {
+    return (channels + width - 1) / width;
+}
+
+// Tap `number` of the residue.
+__device__ __forceinline__ StagedTap staged_tap(const ImageLayout& layout, const Place& place,
+                                                int number, i32 depth, i32 vectors) {
+    i32 rest = number, index = 0, pitch = 1;
+    i64 read = 0, read_pitch = 1;
+    for (int axis = 2; axis >= 0; --axis) {
+        const Line& line = place.lines[axis];
+        const i32 next = rest / line.taps, i = rest - next * line.taps;
+        read += i * line.jump * read_pitch;
+        index += (line.first_tap + i * line.tap_step) * pitch;
+        read_pitch *= layout.read[axis];
+        pitch *= layout.kernel[axis];
+        rest = next;
+    }
+    return {static_cast<i32>(read * vectors), index * depth};
+}
+
+// What a column of D reads, and where it is written: at channel 0 of the group.
+struct StagedColumn {
+    StagedRow row{};
+    i64 place = -1;
+
+    __device__ __forceinline__ StagedColumn(const ImageLayout& layout, const Place& of, int column,
+                                            i32 depth, i32 vectors) {
+        i64 rest = of.first_column + column, position = 0, pitch = 1;
+        if (rest >= of.columns) return;
+        i32 at[3], taps[3], jumps[3];
+#pragma unroll
+        for (int axis = 2; axis >= 0; --axis) {
+            const Line& line = of.lines[axis];
+            taps[axis] = line.taps;
+            jumps[axis] = line.jump;
+            const i64 next = divide(rest, line.count);
+            const i32 i = static_cast<i32>(rest - next * line.count);
+            at[axis] = line.start + i * line.stride;
+            position += pitch * (line.first + i * line.step);
+            pitch *= layout.written[axis];
+            rest = next;
+        }
+        place = (rest * layout.groups + of.group) * layout.rows * pitch + position;
+        i64 read = rest;
+#pragma unroll
+        for (int axis = 0; axis < 3; ++axis) read = read * layout.read[axis] + at[axis];
+        row.offset = static_cast<i32>(read * vectors + of.group * depth);
+        row.inside = staging::taps_inside(at, layout.read, taps, jumps);
+    }
+};
+
+// Copies vectors of the sum, of which each thread has one in eight, of some lines. Taps come before
+// other channels where they can: what one reads is mostly what the one before it read, and is still in
+// the L1 cache.
+template <class Tile>
+struct ImageCopier {
+    static constexpr int AT_ONCE = STAGED_THREADS / LINE_VECTORS;
+
+    const ImageShared<Tile>& shared;
+    const uint4 *read, *w;
+    i32 n_taps, depth, w_pitch, rows;  // rows from this thread's first on
+    bool taps_first;                   // all of the same vectors: lines have neither more nor less
+    i32 tap, vector;                   // of the depth
+    int line, own;                     // own: where this thread's first vector is in a stage
+    // Of the stage that is open.
+    const uint4 *read_of, *w_of;
+    u32 bit;
+
+    __device__ __forceinline__ void open() {
+        bit = tap < n_taps && vector < depth ? 1u << tap : 0;
+        const StagedTap at = shared.taps[bit ? tap : 0];
+        w_of = w + (at.w + vector);
+        read_of = read + (at.read + vector);
+    }
+    __device__ __forceinline__ void copy(u8* stage, int slice) const {
+        u8* const to = stage + own;
+#pragma unroll
+        for (int i = slice; i < Tile::ROWS / AT_ONCE; i += SLICES)
+            async_copy::copy_or_zeros<16>(to + i * (AT_ONCE * LINE_NBYTES),
+                                          w_of + static_cast<i64>(i) * w_pitch,
+                                          bit != 0 && i * AT_ONCE < rows);
+#pragma unroll
+        for (int i = slice; i < Tile::COLUMNS / AT_ONCE; i += SLICES) {
+            const StagedRow row = shared.rows[line + i * AT_ONCE];
+            async_copy::copy_or_zeros<16, true>(to + Tile::A_NBYTES + i * (AT_ONCE * LINE_NBYTES),
+                                                read_of + row.offset, (row.inside & bit) != 0);
+        }
+    }
+    __device__ __forceinline__ void close() {
+        async_copy::commit();
+        if (taps_first) {
+            ++tap;
+            if (tap == n_taps) {
+                tap = 0;
+                vector += LINE_VECTORS;
+            }
+        } else {
+            for (vector += LINE_VECTORS; vector >= depth; vector -= depth) ++tap;
+        }
+    }
+};
+
+// Writes D by way of shared memory, in vectors of `V` columns.
+template <class Tile, int V>
+__device__ __forceinline__ void write_columns(const typename Tile::E* slab, const i64* places,
+                                              i64 plane, i32 rows, typename Tile::E* written) {
+    using Word = vec::Vec<typename Tile::E, V>;
+    constexpr int PITCH = Tile::COLUMNS + Tile::VECTOR, IN_ROW = Tile::COLUMNS / V;
+    for (int i = threadIdx.x; i < Tile::ROWS * IN_ROW; i += STAGED_THREADS) {
+        const int row = i / IN_ROW, column = i % IN_ROW * V;
+        const i64 place = places[column];
+        if (row < rows && place >= 0)
+            *reinterpret_cast<Word*>(written + place + row * plane) =
+                *reinterpret_cast<const Word*>(slab + row * PITCH + column);
+    }
+}
+
+// The same of single columns, of which a thread has some in all rows.
+template <class Tile>
+__device__ __forceinline__ void write_single_columns(const typename Tile::E* slab,
+                                                     const i64* places, i64 plane, i32 rows,
+                                                     typename Tile::E* written) {
+    constexpr int PITCH = Tile::COLUMNS + Tile::VECTOR;
+    const int end = min(rows, Tile::ROWS);
+    for (int column = threadIdx.x; column < Tile::COLUMNS; column += STAGED_THREADS) {
+        const i64 place = places[column];
+        if (place < 0) continue;
+        typename Tile::E* to = written + place;
+#pragma unroll 4
+        for (int row = 0; row < end; ++row, to += plane) *to = slab[row * PITCH + column];
+    }
+}
+
+template <class Tile>
+__device__ __forceinline__ void write_staged_image(
+    const StagedProduct<Tile>& product, const ImageLayout& layout, const ImageShared<Tile>& shared,
+    const typename Tile::E* bias, typename Tile::E* written, i32 width, typename Tile::E* slab) {
+    constexpr int PITCH = Tile::COLUMNS + Tile::VECTOR;
+    const Place& place = shared.place;
+    const i32 rows = layout.rows - place.first_row;
+    if (bias) bias += place.group * layout.rows + place.first_row;
+    product.each_pair([&](int row, int column, const float* sums) {
+        const float more = bias && row < rows ? to_acc(bias[row]) : 0.0f;
+        const float both[2] = {sums[0] + more, sums[1] + more};
+        vec::round_pair(both, slab + row * PITCH + column);
+    });
+    __syncthreads();
+    const i64 plane = volume(layout.written);
+    written += place.first_row * plane;
+    if (width == Tile::VECTOR)
+        write_columns<Tile, Tile::VECTOR>(slab, shared.places, plane, rows, written);
+    else if (width == Tile::VECTOR / 2)
+        write_columns<Tile, Tile::VECTOR / 2>(slab, shared.places, plane, rows, written);
+    else
+        write_single_columns<Tile>(slab, shared.places, plane, rows, written);
+}
+
+// `width` neighbouring columns are written together.
+template <class Tile>
+__device__ __forceinline__ void staged_convolution(const typename Tile::E* read,
+                                                   const typename Tile::E* w,
+                                                   const typename Tile::E* bias,
+                                                   typename Tile::E* written, u32 column_tiles,
+                                                   i32 width, u32 block, const ImageLayout& layout,
+                                                   u8* stages) {
+    if constexpr (Tile::EXISTS) {
+        __shared__ ImageShared<Tile> shared;
+        Place& place = shared.place;
+        if (threadIdx.x < 3)
+            find_place(layout, block, column_tiles, Tile::ROWS, Tile::COLUMNS, place);
+        __syncthreads();
+        i64 columns = layout.batch;
+        for (int axis = 0; axis < 3; ++axis) columns *= place.lines[axis].count;
+        if (place.first_column >= columns) return;
+        if (threadIdx.x == 0) place.columns = columns;
+        __syncthreads();
+        const i32 depth = vectors_of(layout.depth, Tile::VECTOR), vectors = depth * layout.groups;
+        const int n_taps = count_taps(place.lines);
+        for (int i = threadIdx.x; i < Tile::COLUMNS; i += STAGED_THREADS) {
+            const StagedColumn column(layout, place, i, depth, vectors);
+            shared.places[i] = column.place;
+            shared.rows[i] = column.row;
+        }
+        if (threadIdx.x < STAGED_TAPS)
+            shared.taps[threadIdx.x] = threadIdx.x < n_taps
+                                           ? staged_tap(layout, place, threadIdx.x, depth, vectors)
+                                           : StagedTap{};
+        __syncthreads();
+        const int line = threadIdx.x / LINE_VECTORS, vector = threadIdx.x % LINE_VECTORS;
+        const i32 of_row = static_cast<i32>(volume(layout.kernel)) * depth;
+        const i64 first = static_cast<i64>(place.group) * layout.rows + place.first_row + line;
+        ImageCopier<Tile> copier{
+            shared,
+            reinterpret_cast<const uint4*>(read),
+            reinterpret_cast<const uint4*>(w) + first * of_row,
+            n_taps,
+            depth,
+            of_row * ImageCopier<Tile>::AT_ONCE,
+            layout.rows - place.first_row - line,
+            depth % LINE_VECTORS == 0,
+            vector / depth,
+            vector % depth,
+            line,
+            line * LINE_NBYTES + place_in_line(vector, line),
+        };
+        StagedProduct<Tile> product;
+        const i32 parts = vectors_of(n_taps * depth, LINE_VECTORS);
+        add_stages<Tile, ImageFragments<Tile>>(product, stages, parts, copier,
+                                               [](const tensor_core::A(&)[Tile::DOWN]) {});
+        write_staged_image<Tile>(product, layout, shared, bias, written, width,
+                                 reinterpret_cast<typename Tile::E*>(stages));
+    }
+}
+
+}  // namespace cto::conv::staged

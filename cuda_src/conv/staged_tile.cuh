@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: MIT
+// Tiles whose operands are copied in vectors of 16 bytes from arrays with channels side by side: D
+// (ROWS x COLUMNS) += A B, each warp PANEL rows of it.
+//
+// A line of shared memory has 128 bytes, and vector i of line l is at i ^ (l % 8), so that eight lanes
+// that read the same vector of eight lines, or all of one, meet no bank twice. Lines are, of
+//
+//     an image    rows and columns of D, each with DEPTH neighbours of the sum
+//     weights     positions, of which the sum is, each with PANEL rows or columns
+#pragma once
+#include "conv/staging.cuh"
+
+namespace cto::conv::staged {
+
+using namespace image;
+
+constexpr int LINE_VECTORS = LINE_NBYTES / 16;
+
+// Without EXISTS there is none for this type or GPU, and functions of it do nothing.
+template <class Element, int N_ROWS, int N_COLUMNS, bool TF32, bool IS_THERE>
+struct StagedTile {
+    using E = Element;
+    static constexpr bool EXISTS = IS_THERE;
+    static constexpr bool IS_TF32 = TF32;
+    static constexpr int ROWS = N_ROWS, COLUMNS = N_COLUMNS;
+    static constexpr int IN_LINE = LINE_NBYTES / sizeof(E), VECTOR = 16 / sizeof(E);
+    static constexpr int K = tensor_core::K<E>;
+    static constexpr int WARPS_DOWN = ROWS / PANEL;
+    static constexpr int WARPS_ACROSS = STAGED_THREADS / WARP / WARPS_DOWN;
+    static constexpr int DOWN = PANEL / 16, ACROSS = COLUMNS / WARPS_ACROSS / 8;
+    static_assert(ACROSS % 2 == 0 && COLUMNS % PANEL == 0);
+
+    // Rows of an image, or PANEL positions of weights, by bytes.
+    static constexpr int A_NBYTES = ROWS * LINE_NBYTES;
+    static constexpr int STAGE_NBYTES = (ROWS + COLUMNS) * LINE_NBYTES;
+};
+
+// Where vector `vector` of a line is.
+__device__ __forceinline__ int place_in_line(int vector, int line) {
+    return (vector ^ (line % LINE_VECTORS)) * 16;
+}
+
+template <class Tile>
+struct StagedProduct {
+    using E = typename Tile::E;
+    static constexpr int DOWN = Tile::DOWN, ACROSS = Tile::ACROSS;
+
+    float sums[DOWN][ACROSS][4] = {};
+    int first_row, first_column;
+
+    __device__ __forceinline__ StagedProduct() {
+        const int warp = threadIdx.x / WARP;
+        first_row = warp / Tile::WARPS_ACROSS * PANEL;
+        first_column = warp % Tile::WARPS_ACROSS * (ACROSS * 8);
+    }
+    __device__ __forceinline__ void multiply(const tensor_core::A (&a)[DOWN],
+                                             const tensor_core::B (&b)[ACROSS]) {
+#pragma unroll
+        for (int i = 0; i < DOWN; ++i)
+#pragma unroll
+            for (int j = 0; j < ACROSS; ++j) tensor_core::multiply<E>(sums[i][j], a[i], b[j]);
+    }
+    // Calls f(row, column, two sums side by side) for all of this thread's.
+    template <class F>
+    __device__ __forceinline__ void each_pair(const F& f) const {
+        const int lane = threadIdx.x % WARP, row = first_row + lane / 4;
+#pragma unroll
+        for (int i = 0; i < DOWN; ++i)
+#pragma unroll
+            for (int down = 0; down < 2; ++down)
+#pragma unroll
+                for (int j = 0; j < ACROSS; ++j)
+                    f(row + i * 16 + down * 8, first_column + j * 8 + lane % 4 * 2,
+                      sums[i][j] + 2 * down);
+    }
+};
+
+// ---- fragments ----------------------------------------------------------------------------------
+
+// Four matrices of 8 x 16 bytes, of whose rows lane l gives number l, in words as fragments have them.
+// What instructions do on GPUs is done by shuffles elsewhere.
+template <bool TRANSPOSED>
+__device__ __forceinline__ void matrices(const void* row, u32& w0, u32& w1, u32& w2, u32& w3) {
+#if !defined(__CUDA_CPU__) && __CUDA_ARCH__ >= 800
+    tensor_core::load_matrices<TRANSPOSED>(row, w0, w1, w2, w3);
+#else
+    const int lane = threadIdx.x % WARP;
+    u32* const words[4] = {&w0, &w1, &w2, &w3};
+    const u64 own = reinterpret_cast<u64>(row);
+    for (int i = 0; i < 4; ++i) {
+        if constexpr (TRANSPOSED) {
+            const u64 first = __shfl_sync(ALL_LANES, own, i * 8 + lane % 4 * 2);
+            const u64 second = __shfl_sync(ALL_LANES, own, i * 8 + lane % 4 * 2 + 1);
+            *words[i] = reinterpret_cast<const u16*>(first)[lane / 4] |
+                        static_cast<u32>(reinterpret_cast<const u16*>(second)[lane / 4]) << 16;
+        } else {
+            const u64 of_row = __shfl_sync(ALL_LANES, own, i * 8 + lane / 4);
+            *words[i] = reinterpret_cast<const u32*>(of_row)[lane % 4];
+        }
+    }
+#endif
+}
+
+// Of lines that are rows and columns of D.
+template <class Tile>
+struct ImageFragments {
+    int a_line, b_line;      // of this lane, by bytes
+    int a_vector, b_vector;  // of a K, exchanged by `low`
+    int low;
+
+    __device__ __forceinline__ explicit ImageFragments(const StagedProduct<Tile>& product) {
+        const int lane = threadIdx.x % WARP, middle = lane / 8 % 2, high = lane / 16;
+        low = lane % 8;
+        a_line = (product.first_row + low + middle * 8) * LINE_NBYTES;
+        b_line = Tile::A_NBYTES + (product.first_column + low + high * 8) * LINE_NBYTES;
+        a_vector = high;
+        b_vector = middle;
+    }
+    __device__ __forceinline__ void load(const u8* stage, int k, tensor_core::A (&a)[Tile::DOWN],
+                                         tensor_core::B (&b)[Tile::ACROSS]) const {
+        const u8* const a_of = stage + a_line + ((2 * k + a_vector) ^ low) * 16;
+        const u8* const b_of = stage + b_line + ((2 * k + b_vector) ^ low) * 16;
+#pragma unroll
+        for (int i = 0; i < Tile::DOWN; ++i)
+            matrices<false>(a_of + i * 16 * LINE_NBYTES, a[i][0], a[i][1], a[i][2], a[i][3]);
+#pragma unroll
+        for (int j = 0; j < Tile::ACROSS; j += 2)
+            matrices<false>(b_of + j * 8 * LINE_NBYTES, b[j][0], b[j][1], b[j + 1][0], b[j + 1][1]);
+    }
+};
+
+// Where vector `vector` of a position is, among panels of as many rows or columns as a line has. Floats
+// are loaded one by one, by 8 lanes from each of 4 lines.
+template <class Tile>
+__device__ __forceinline__ int place_of_position(int vector, int line) {
+    const int in_line = vector % LINE_VECTORS, of_line = Tile::IS_TF32 ? line % 4 * 2 : line % 8;
+    return (vector / LINE_VECTORS * Tile::IN_LINE + line) * LINE_NBYTES + (in_line ^ of_line) * 16;
+}
+
+// Of lines that are positions.
+template <class Tile, bool TF32>
+struct WeightFragmentsOf {
+    int a_at[Tile::DOWN], b_at[Tile::ACROSS / 2];  // of this lane, by bytes
+
+    __device__ __forceinline__ explicit WeightFragmentsOf(const StagedProduct<Tile>& product) {
+        const int lane = threadIdx.x % WARP;
+        const int low = lane % 8, middle = lane / 8 % 2, high = lane / 16;
+#pragma unroll
+        for (int i = 0; i < Tile::DOWN; ++i)
+            a_at[i] =
+                place_of_position<Tile>(product.first_row / 8 + 2 * i + middle, low + high * 8);
+#pragma unroll
+        for (int j = 0; j < Tile::ACROSS / 2; ++j)
+            b_at[j] =
+                Tile::A_NBYTES +
+                place_of_position<Tile>(product.first_column / 8 + 2 * j + high, low + middle * 8);
+    }
+    __device__ __forceinline__ void load(const u8* stage, int k, tensor_core::A (&a)[Tile::DOWN],
+                                         tensor_core::B (&b)[Tile::ACROSS]) const {
+        stage += k * Tile::K * LINE_NBYTES;
+#pragma unroll
+        for (int i = 0; i < Tile::DOWN; ++i)
+            matrices<true>(stage + a_at[i], a[i][0], a[i][1], a[i][2], a[i][3]);
+#pragma unroll
+        for (int j = 0; j < Tile::ACROSS; j += 2)
+            matrices<true>(stage + b_at[j / 2], b[j][0], b[j][1], b[j + 1][0], b[j + 1][1]);
+    }
+};
+template <class Tile>
+struct WeightFragmentsOf<Tile, true> {
+    int a_at[2 * Tile::DOWN], b_at[Tile::ACROSS];  // of eight rows or columns each
+
+    __device__ __forceinline__ explicit WeightFragmentsOf(const StagedProduct<Tile>& product) {
+#pragma unroll
+        for (int i = 0; i < 2 * Tile::DOWN; ++i) a_at[i] = place(product.first_row + 8 * i);
+#pragma unroll
+        for (int j = 0; j < Tile::ACROSS; ++j)
+            b_at[j] = Tile::A_NBYTES + place(product.first_column + 8 * j);
+    }
+    static __device__ __forceinline__ int place(int first) {
+        const int lane = threadIdx.x % WARP, at = first + lane / 4;
+        return place_of_position<Tile>(at / Tile::VECTOR, lane % 4) + at % Tile::VECTOR * 4;
+    }
+    __device__ __forceinline__ void load(const u8* stage, int k, tensor_core::A (&a)[Tile::DOWN],
+                                         tensor_core::B (&b)[Tile::ACROSS]) const {
+        const auto word = [&](int at, int high) {
+            return *reinterpret_cast<const u32*>(stage + (k * Tile::K + high * 4) * LINE_NBYTES +
+                                                 at);
+        };
+#pragma unroll
+        for (int i = 0; i < Tile::DOWN; ++i)
+#pragma unroll
+            for (int j = 0; j < 4; ++j) a[i][j] = word(a_at[2 * i + j % 2], j / 2);
+#pragma unroll
+        for (int i = 0; i < Tile::ACROSS; ++i)
+#pragma unroll
+            for (int j = 0; j < 2; ++j) b[i][j] = word(b_at[i], j);
+    }
+};
+template <class Tile>
+using WeightFragments = WeightFragmentsOf<Tile, Tile::IS_TF32>;
+
+// ---- stages -------------------------------------------------------------------------------------
+
+// Adds `count` parts of the sum, of which all stages but one are on their way. The copier copies them in
+// their order, a slice beside each product, and zeros behind the last. also(a) gets what is loaded of A.
+constexpr int SLICES = 4;
+
+template <class Tile, class Fragments, class Copier, class Also>
+__device__ __forceinline__ void add_stages(StagedProduct<Tile>& product, u8* stages, i32 count,
+                                           Copier& copier, const Also& also) {
+    static_assert(Tile::IN_LINE / Tile::K == SLICES);
+    constexpr int END = STAGED_STAGES * Tile::STAGE_NBYTES;
+    const Fragments fragments(product);
+    int to = 0, from = 0;
+    for (; to < END - Tile::STAGE_NBYTES; to += Tile::STAGE_NBYTES) {
+        copier.open();
+#pragma unroll
+        for (int k = 0; k < SLICES; ++k) copier.copy(stages + to, k);
+        copier.close();
+    }
+    for (i32 rest = count; rest > 0; --rest) {
+        async_copy::wait<STAGED_STAGES - 2>();
+        __syncthreads();
+        copier.open();
+#pragma unroll
+        for (int i = 0; i < SLICES; ++i) copier.copy(stages + to, i);
+        copier.close();
+#pragma unroll
+        for (int k = 0; k < SLICES; ++k) {
+            tensor_core::A a[Tile::DOWN];
+            tensor_core::B b[Tile::ACROSS];
+            fragments.load(stages + from, k, a, b);
+            product.multiply(a, b);
+            also(a);
+        }
+        from = from + Tile::STAGE_NBYTES == END ? 0 : from + Tile::STAGE_NBYTES;
+        to = to + Tile::STAGE_NBYTES == END ? 0 : to + Tile::STAGE_NBYTES;
+    }
+    async_copy::wait<0>();
+    __syncthreads();
+}
+
+}  // namespace cto::conv::staged

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: MIT
+// The gradient of the weights over staged arrays: rows are filters, columns are taps and the channels
+// of each in vectors, and the sum is over positions. Blocks have parts of the sum, which are added
+// afterwards, in their order; those of the first columns also sum Y for the gradient of a bias.
+#pragma once
+#include "conv/staged_image.cuh"
+#include "conv/weight.cuh"
+
+namespace cto::conv::staged {
+
+using weight::sum_parts;
+using weight::weight_tile;
+using weight::WeightTile;
+
+// Rows are copied as many stages ahead of what they say is read as that is ahead of its sum; a stage
+// more would do, but for the first ones, which no barrier separates.
+constexpr int ROW_SLOTS = 2 * STAGED_STAGES - 2;
+
+// What positions read of X, a stage in each slot.
+template <class Tile>
+struct WeightShared {
+    StagedRow rows[ROW_SLOTS][Tile::IN_LINE];
+};
+
+// Copies positions, of which each thread has every 16th: one vector in eight of each.
+template <class Tile>
+struct WeightCopier {
+    using E = typename Tile::E;
+    static constexpr int AT_ONCE = STAGED_THREADS / LINE_VECTORS;
+    static constexpr int LINES = Tile::IN_LINE / AT_ONCE;  // of this thread
+    static constexpr int A_PANELS = Tile::ROWS / Tile::IN_LINE;
+    static constexpr int B_PANELS = Tile::COLUMNS / Tile::IN_LINE;
+    static constexpr int PANEL_NBYTES = Tile::IN_LINE * LINE_NBYTES;
+    static constexpr int ROWS_NBYTES = Tile::IN_LINE * sizeof(StagedRow);
+
+    WeightShared<Tile>& shared;
+    const uint4* rows;     // of the part
+    i32 count;             // stages of the part
+    const uint4 *y, *x;    // y: of this thread's first position
+    i64 y_step;            // to the thread's next position
+    i64 rest;              // positions from this thread's first on
+    u32 y_exists;          // a bit for each panel
+    i32 x_at[B_PANELS];    // what this thread's columns read, from what a position reads on
+    u32 x_bits[B_PANELS];  // their taps
+    int line, own, stage_number;
+    const StagedRow* reads;  // of the stage that is open
+
+    // Those of one stage.
+    __device__ __forceinline__ void copy_rows(i32 number) const {
+        if (threadIdx.x < ROWS_NBYTES / 16 && number < count)
+            async_copy::copy<16>(
+                reinterpret_cast<u8*>(shared.rows[number % ROW_SLOTS]) + threadIdx.x * 16,
+                rows + static_cast<i64>(number) * (ROWS_NBYTES / 16) + threadIdx.x);
+    }
+    __device__ __forceinline__ void open() {
+        copy_rows(stage_number + STAGED_STAGES - 1);
+        reads = shared.rows[stage_number % ROW_SLOTS] + line;
+    }
+    __device__ __forceinline__ void copy(u8* stage, int slice) {
+        u8* const to = stage + own;
+#pragma unroll
+        for (int i = slice; i < LINES; i += SLICES) {
+            const bool exists = i * AT_ONCE < rest;
+            const StagedRow row = reads[i * AT_ONCE];
+#pragma unroll
+            for (int panel = 0; panel < A_PANELS; ++panel)
+                async_copy::copy_or_zeros<16>(
+                    to + (panel * PANEL_NBYTES + i * AT_ONCE * LINE_NBYTES),
+                    y + panel * LINE_VECTORS, exists && (y_exists >> panel & 1) != 0);
+#pragma unroll
+            for (int panel = 0; panel < B_PANELS; ++panel)
+                async_copy::copy_or_zeros<16, true>(
+                    to + (Tile::A_NBYTES + panel * PANEL_NBYTES + i * AT_ONCE * LINE_NBYTES),
+                    x + (row.offset + x_at[panel]), exists && (row.inside & x_bits[panel]) != 0);
+            y += y_step;
+        }
+    }
+    __device__ __forceinline__ void close() {
+        async_copy::commit();
+        ++stage_number;
+        rest -= Tile::IN_LINE;
+    }
+};
+
+// Sums of A's rows: products with ones, shared out among the warps that have the same rows.
+template <class Tile>
+struct StagedRowSums {
+    using E = typename Tile::E;
+    static constexpr int COUNT = (Tile::DOWN + Tile::WARPS_ACROSS - 1) / Tile::WARPS_ACROSS;
+
+    float sums[COUNT][4] = {};
+    bool wanted;
+
+    static __device__ __forceinline__ int warp_across() {
+        return threadIdx.x / WARP % Tile::WARPS_ACROSS;
+    }
+    __device__ __forceinline__ void add(const tensor_core::A (&a)[Tile::DOWN]) {
+        const u32 ones = bits_of(from_acc<E>(1.0f)) * (sizeof(E) == 2 ? 0x10001u : 1u);
+        const tensor_core::B b = {ones, ones};
+#pragma unroll
+        for (int i = 0; i < Tile::DOWN; ++i)
+            if (i % Tile::WARPS_ACROSS == warp_across())
+                tensor_core::multiply<E>(sums[i / Tile::WARPS_ACROSS], a[i], b);
+    }
+    // Those of the first `count` rows, each of which four lanes have.
+    __device__ __forceinline__ void write(float* to, int count) const {
+        const int lane = threadIdx.x % WARP;
+        const int first = threadIdx.x / WARP / Tile::WARPS_ACROSS * PANEL + lane / 4;
+        if (!wanted || lane % 4 != 0) return;
+#pragma unroll
+        for (int i = 0; i < Tile::DOWN; ++i) {
+            if (i % Tile::WARPS_ACROSS != warp_across()) continue;
+#pragma unroll
+            for (int down = 0; down < 2; ++down) {
+                const int row = first + i * 16 + down * 8;
+                if (row < count) to[row] = sums[i / Tile::WARPS_ACROSS][2 * down];
+            }
+        }
+    }
+};
+
+// Of columns from the first of a panel on.
+struct PanelColumns {
+    i32 at;
+    u32 bit;
+
+    __device__ __forceinline__ PanelColumns(const WeightLayout& layout, i32 vector, i32 depth,
+                                            i32 group) {
+        i32 tap = vector / depth;
+        const bool exists = tap < volume(layout.kernel);
+        i32 rest = tap, shift = 0, pitch = 1;
+        for (int axis = 2; axis >= 0; --axis) {
+            const i32 next = rest / layout.kernel[axis];
+            shift += (rest - next * layout.kernel[axis]) * layout.dilation[axis] * pitch;
+            pitch *= layout.image[axis];
+            rest = next;
+        }
+        at = shift * depth * layout.groups + group * depth + (vector - tap * depth);
+        bit = exists ? 1u << tap : 0;
+    }
+};
+
+// Sums of one part: (part, tile, ROWS, COLUMNS); and of Y, where they are wanted: (part, filter).
+template <class Tile>
+__device__ __forceinline__ void sum_staged_weights(const typename Tile::E* x,
+                                                   const typename Tile::E* y, const StagedRow* rows,
+                                                   Acc<typename Tile::E>* sums,
+                                                   Acc<typename Tile::E>* y_sums, u32 block,
+                                                   const WeightLayout& layout, u8* stages) {
+    if constexpr (Tile::EXISTS) {
+        using Copier = WeightCopier<Tile>;
+        __shared__ __align__(16) WeightShared<Tile> shared;
+        const u32 part = block / static_cast<u32>(layout.tiles);
+        const WeightTile tile =
+            weight_tile(layout, block - part * layout.tiles, Tile::ROWS, Tile::COLUMNS);
+        const i64 begin = part * layout.positions_of_part;
+        const i64 end = min(begin + layout.positions_of_part, layout.positions);
+        const i32 depth = layout.padded_channels / Tile::VECTOR;
+        const i32 filters = vectors_of(layout.rows, Tile::VECTOR);
+        const int line = threadIdx.x / LINE_VECTORS, vector = threadIdx.x % LINE_VECTORS;
+        const i32 y_vector = tile.first_row / Tile::VECTOR + vector;
+        Copier copier{shared};
+        copier.rows = reinterpret_cast<const uint4*>(rows + begin);
+        copier.count = static_cast<i32>(divide(end - begin + Tile::IN_LINE - 1, Tile::IN_LINE));
+        const i64 y_pitch = static_cast<i64>(filters) * layout.groups;
+        copier.y_step = Copier::AT_ONCE * y_pitch;
+        copier.y = reinterpret_cast<const uint4*>(y) + (begin + line) * y_pitch +
+                   (tile.group * filters + y_vector);
+        copier.x = reinterpret_cast<const uint4*>(x);
+        copier.rest = end - begin - line;
+        copier.y_exists = 0;
+        copier.line = line;
+        copier.own = place_of_position<Tile>(vector, line);
+        copier.stage_number = 0;
+#pragma unroll
+        for (int panel = 0; panel < Copier::A_PANELS; ++panel)
+            copier.y_exists |= static_cast<u32>(y_vector + panel * LINE_VECTORS < filters) << panel;
+#pragma unroll
+        for (int panel = 0; panel < Copier::B_PANELS; ++panel) {
+            const i32 first = tile.first_column / Tile::VECTOR + panel * LINE_VECTORS + vector;
+            const PanelColumns columns(layout, first, depth, tile.group);
+            copier.x_at[panel] = columns.at;
+            copier.x_bits[panel] = sums ? columns.bit : 0;
+        }
+        for (int i = 0; i + 1 < STAGED_STAGES; ++i) copier.copy_rows(i);
+        async_copy::commit();
+        async_copy::wait<0>();
+        __syncthreads();
+        StagedProduct<Tile> product;
+        StagedRowSums<Tile> row_sums;
+        row_sums.wanted = y_sums && tile.first_column == 0;
+        const i32 n_columns = static_cast<i32>(volume(layout.kernel)) * layout.padded_channels;
+        const bool has_rows = product.first_row < layout.rows - tile.first_row;
+        const bool works = sums && has_rows && product.first_column < n_columns - tile.first_column;
+        const auto add = [&](const auto& also) {
+            add_stages<Tile, WeightFragments<Tile>>(product, stages, copier.count, copier, also);
+        };
+        using Loaded = tensor_core::A[Tile::DOWN];
+        if (!Tile::IS_TF32 && row_sums.wanted)
+            add([&](const Loaded& a) { row_sums.add(a); });
+        else
+            add([](const Loaded&) {});
+        if (y_sums) {
+            const i64 of_group = static_cast<i64>(part) * layout.groups + tile.group;
+            row_sums.write(y_sums + of_group * layout.rows + tile.first_row,
+                           layout.rows - tile.first_row);
+        }
+        if (!works) return;
+        float* const to = sums + static_cast<i64>(block) * (Tile::ROWS * Tile::COLUMNS);
+        product.each_pair([&](int row, int column, const float* pair) {
+            using Pair = vec::Vec<float, 2>;
+            *reinterpret_cast<Pair*>(to + row * Tile::COLUMNS + column) = Pair{pair[0], pair[1]};
+        });
+    }
+}
+
+// ---- sums of parts ------------------------------------------------------------------------------
+
+// Four channels of a filter's tap, among those of a block: so many filters of a group, TOTAL_CHANNELS
+// channels and all taps, which are a line of W for each filter.
+struct FourWeights {
+    bool exists;
+    i64 from;  // of a part
+    int to;    // in the block's lines
+
+    template <class Tile>
+    static __device__ __forceinline__ FourWeights of(const WeightLayout& layout, int item,
+                                                     int count, i32 taps, i32 group, i32 first,
+                                                     i32 first_channel) {
+        constexpr int FOURS = TOTAL_CHANNELS / 4;
+        const int line = item / FOURS, channel = item % FOURS * 4, filter = line / taps;
+        const int tap = line - filter * taps, row = first + filter;
+        const i32 column = tap * layout.padded_channels + first_channel + channel;
+        const i64 tile =
+            (static_cast<i64>(group) * layout.row_tiles + row / Tile::ROWS) * layout.column_tiles +
+            column / Tile::COLUMNS;
+        return {item < count && first_channel + channel < layout.channels,
+                (tile * Tile::ROWS + row % Tile::ROWS) * Tile::COLUMNS + column % Tile::COLUMNS,
+                (filter * TOTAL_CHANNELS + channel) * taps + tap};
+    }
+};
+
+__device__ __forceinline__ void add_four(float4& sum, const float4& more) {
+    sum = {sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w};
+}
+
+// Of `summers` threads each, which have every so many parts.
+template <class Tile>
+__device__ __forceinline__ void write_staged_weights(const float* parts, typename Tile::E* w,
+                                                     i32 count, i32 summers, i32 filters, u32 block,
+                                                     const WeightLayout& layout) {
+    using E = typename Tile::E;
+    __shared__ E lines[TOTAL_LINES * TOTAL_CHANNELS];
+    __shared__ float4 sums[THREADS];
+    const i32 taps = static_cast<i32>(volume(layout.kernel));
+    const i32 channel_tiles = (layout.channels + TOTAL_CHANNELS - 1) / TOTAL_CHANNELS;
+    const u32 line_tile = block / static_cast<u32>(channel_tiles);
+    const i32 first_channel = (block - line_tile * channel_tiles) * TOTAL_CHANNELS;
+    const i32 of_group = (layout.rows + filters - 1) / filters;
+    const i32 group = line_tile / of_group, first = (line_tile - group * of_group) * filters;
+    const i64 pitch = static_cast<i64>(layout.tiles) * (Tile::ROWS * Tile::COLUMNS);
+    const int at_once = THREADS / summers, number = threadIdx.x % at_once;
+    const int summer = threadIdx.x / at_once;
+    const int rows = min(filters, layout.rows - first), end = rows * taps * (TOTAL_CHANNELS / 4);
+    const auto write = [&](int to, const float4& sum) {
+        const float four[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) lines[to + i * taps] = from_acc<E>(four[i]);
+    };
+    for (int from = 0; from < end; from += at_once) {
+        const FourWeights weights =
+            FourWeights::of<Tile>(layout, from + number, end, taps, group, first, first_channel);
+        const float* const part = parts + weights.from;
+        float4 sum{};
+        if (weights.exists) {
+#pragma unroll 4
+            for (i32 i = summer; i < count; i += summers)
+                add_four(sum, *reinterpret_cast<const float4*>(part + i * pitch));
+        }
+        if (summers == 1) {
+            if (weights.exists) write(weights.to, sum);
+            continue;
+        }
+        sums[threadIdx.x] = sum;
+        __syncthreads();
+        if (summer == 0 && weights.exists) {
+            for (int i = 1; i < summers; ++i) add_four(sum, sums[i * at_once + number]);
+            write(weights.to, sum);
+        }
+        __syncthreads();
+    }
+    __syncthreads();
+    const int length = min(TOTAL_CHANNELS, layout.channels - first_channel) * taps;
+    const i64 of_filter = static_cast<i64>(layout.channels) * taps;
+    w += (static_cast<i64>(group) * layout.rows + first) * of_filter + first_channel * taps;
+    for (int filter = 0; filter < rows; ++filter)
+        for (int i = threadIdx.x; i < length; i += THREADS)
+            w[filter * of_filter + i] = lines[filter * TOTAL_CHANNELS * taps + i];
+}
+
+template <class Tile>
+__device__ __forceinline__ void total_of_parts(const Acc<typename Tile::E>* parts,
+                                               typename Tile::E* w, i32 count, i32 summers,
+                                               i32 filters, u32 block, const WeightLayout& layout) {
+    if constexpr (Tile::EXISTS)
+        write_staged_weights<Tile>(parts, w, count, summers, filters, block, layout);
+}
+
+}  // namespace cto::conv::staged

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: MIT
+// What tiles are copied from in whole vectors: arrays whose channels lie side by side, (n, position,
+// channel) of one that has (n, channel, position); and of each position of the output, what it reads.
+#pragma once
+#include "conv/image.cuh"
+
+namespace cto::conv::staging {
+
+using namespace image;
+
+// PANEL channels of as many positions, by way of shared memory.
+template <class E, bool TF32>
+struct Transposer {
+    static constexpr int WIDTH = vec::WIDTH<E>, IN_LINE = PANEL / WIDTH;
+    static constexpr int PITCH = PANEL + 4 / sizeof(E);
+    E* tile;
+
+    template <int V>
+    __device__ __forceinline__ void load(const E* from, i32 plane, i32 channels, i32 positions) {
+        using Loaded = vec::Vec<E, V>;
+        constexpr int ACROSS = PANEL / V, DOWN = THREADS / ACROSS, COUNT = PANEL / DOWN;
+        const int position = threadIdx.x % ACROSS * V, first = threadIdx.x / ACROSS;
+        Loaded loaded[COUNT];
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            const int channel = first + i * DOWN;
+            loaded[i] = Loaded{};
+            if (channel < channels && position < positions)
+                loaded[i] = *reinterpret_cast<const Loaded*>(
+                    from + static_cast<i64>(channel) * plane + position);
+        }
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i)
+#pragma unroll
+            for (int j = 0; j < V; ++j)
+                tile[(first + i * DOWN) * PITCH + position + j] = loaded[i].at[j];
+    }
+    // The same of whole planes, which lie side by side.
+    __device__ __forceinline__ void load_planes(const E* from, i32 plane, i32 channels) {
+        using Loaded = vec::Vec<E, WIDTH>;
+        constexpr int COUNT = PANEL * IN_LINE / THREADS;
+        const int end = min(channels, PANEL) * plane;
+        Loaded loaded[COUNT];
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            const int at = (i * THREADS + threadIdx.x) * WIDTH;
+            if (at < end) loaded[i] = *reinterpret_cast<const Loaded*>(from + at);
+        }
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            const int at = (i * THREADS + threadIdx.x) * WIDTH;
+            if (at >= end) break;
+            int channel = at / plane, position = at - channel * plane;
+#pragma unroll
+            for (int j = 0; j < WIDTH; ++j) {
+                tile[channel * PITCH + position] = loaded[i].at[j];
+                const bool ends = ++position == plane;
+                channel += ends;
+                position = ends ? 0 : position;
+            }
+        }
+    }
+    __device__ __forceinline__ void store(E* to, i32 padded, i32 channels, i32 positions) const {
+#pragma unroll
+        for (int i = 0; i < PANEL * IN_LINE / THREADS; ++i) {
+            const int index = i * THREADS + threadIdx.x;
+            const int position = index / IN_LINE, channel = index % IN_LINE * WIDTH;
+            vec::Vec<E, WIDTH> line;
+#pragma unroll
+            for (int j = 0; j < WIDTH; ++j) {
+                line.at[j] = tile[(channel + j) * PITCH + position];
+                if constexpr (TF32) line.at[j] = tensor_core::to_tf32(line.at[j]);
+            }
+            if (channel < channels && position < positions)
+                *reinterpret_cast<vec::Vec<E, WIDTH>*>(to + static_cast<i64>(position) * padded +
+                                                       channel) = line;
+        }
+    }
+};
+
+template <class E, bool TF32>
+__device__ __forceinline__ void stage_array(const E* from, E* to, const StagedArray& array,
+                                            u32 block, u8* memory) {
+    Transposer<E, TF32> transposer{reinterpret_cast<E*>(memory)};
+    const u32 rest = block / static_cast<u32>(array.plane_tiles);
+    const i32 position = (block - rest * array.plane_tiles) * PANEL;
+    const u32 channel_tiles = static_cast<u32>(array.padded + PANEL - 1) / PANEL;
+    const u32 n = rest / channel_tiles;
+    const i32 channel = (rest - n * channel_tiles) * PANEL;
+    const i32 positions = array.plane - position, channels = array.channels - channel;
+    from += (static_cast<i64>(n) * array.channels + channel) * array.plane + position;
+    to += (static_cast<i64>(n) * array.plane + position) * array.padded + channel;
+    if (array.width == vec::WIDTH<E>)
+        transposer.template load<vec::WIDTH<E>>(from, array.plane, channels, positions);
+    else if (array.width == vec::WIDTH<E> / 2)
+        transposer.template load<vec::WIDTH<E> / 2>(from, array.plane, channels, positions);
+    else if (array.width == 0)
+        transposer.load_planes(from, array.plane, channels);
+    else
+        transposer.template load<1>(from, array.plane, channels, positions);
+    __syncthreads();
+    transposer.store(to, array.padded, array.padded - channel, positions);
+}
+
+// A bit for each tap that is inside of what is read, of a position that begins to read at `at`.
+__device__ __forceinline__ u32 taps_inside(const i32 (&at)[3], const i32 (&extents)[3],
+                                           const i32 (&taps)[3], const i32 (&jumps)[3]) {
+    u32 inside = 1;  // of taps along no axis, then along one more each time
+#pragma unroll
+    for (int axis = 2, count = 1; axis >= 0; --axis) {
+        const u32 inner = inside;
+        inside = 0;
+        for (int j = 0; j < taps[axis]; ++j) {
+            const bool is_inside =
+                static_cast<u32>(at[axis] + j * jumps[axis]) < static_cast<u32>(extents[axis]);
+            inside |= is_inside ? inner << (j * count) : 0;
+        }
+        count *= taps[axis];
+    }
+    return inside;
+}
+
+__device__ __forceinline__ void write_row(StagedRow* rows, const StagingLayout& layout, u32 block) {
+    const i64 index = static_cast<i64>(block) * THREADS + threadIdx.x;
+    if (index >= layout.n_rows) return;
+    StagedRow row{};
+    if (index < layout.positions) {
+        i32 at[3];
+        i64 rest = index;
+#pragma unroll
+        for (int axis = 2; axis >= 0; --axis) {
+            const i64 next = divide(rest, layout.output[axis]);
+            at[axis] = static_cast<i32>(rest - next * layout.output[axis]) * layout.stride[axis] -
+                       layout.pad[axis];
+            rest = next;
+        }
+        i64 place = rest;
+#pragma unroll
+        for (int axis = 0; axis < 3; ++axis) place = place * layout.image[axis] + at[axis];
+        row.offset = static_cast<i32>(place * layout.vectors);
+        row.inside = taps_inside(at, layout.image, layout.kernel, layout.dilation);
+    }
+    rows[index] = row;
+}
+
+template <class E, bool TF32, bool EXISTS>
+__device__ __forceinline__ void stage(const E* x, E* staged_x, const E* y, E* staged_y, const E* w,
+                                      E* staged_w, StagedRow* rows, const StagingLayout& layout) {
+    if constexpr (EXISTS) {
+        __shared__ __align__(16) u8 memory[PANEL * Transposer<E, TF32>::PITCH * sizeof(E)];
+        u32 block = blockIdx.x;
+        if (block < layout.x.blocks)
+            return stage_array<E, TF32>(x, staged_x, layout.x, block, memory);
+        block -= layout.x.blocks;
+        if (block < layout.y.blocks)
+            return stage_array<E, TF32>(y, staged_y, layout.y, block, memory);
+        block -= layout.y.blocks;
+        if (block < layout.w.blocks)
+            return stage_array<E, TF32>(w, staged_w, layout.w, block, memory);
+        write_row(rows, layout, block - layout.w.blocks);
+    }
+}
+
+}  // namespace cto::conv::staging

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: MIT
+"""Which convolutions are computed over staged arrays, and in which tiles: a model of waves."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+from ...declare.schema import Spec
+from ...dtypes import FLOAT32, Dtype
+from ...plan import SCRATCH_ALIGNMENT, VEC_NBYTES, Device, align_up, ceil_div
+from .extents import Convolution
+from .facts import (
+    FLAT_COLUMNS,
+    LINE_NBYTES,
+    PANEL,
+    STAGED_BLOCKS,
+    STAGED_STAGES,
+    STAGED_TAPS,
+    TALL_COLUMNS,
+    StagedRow,
+)
+from .plan_variants import TENSOR_CORES, choices, image_has_lines, lines_of_weight, residues
+
+OTHER_SHARED_NBYTES = 5 * 1024  # beside the stages
+MOST_NBYTES, MOST_SHARE = 64 * 1024**2, 2.5  # of scratch memory, the latter of X and Y
+MOST_W_NBYTES = 16 * 1024**2
+MOST_SUMS_NBYTES = 32 * 1024**2
+MOST_VECTORS = 2**31 - 1
+LEAST_PRODUCTS = 128  # on an H200 51 are too few, and 205 enough
+LEAST_DEPTH = 16  # channels, of which fewer would be mostly padding
+STAGED_COLUMNS = {2 * PANEL: TALL_COLUMNS, PANEL: FLAT_COLUMNS}  # by rows of a tile
+
+# In stages of a block's sum: what it takes beside them, and adding up a tile's part.
+BLOCK_COST = 3.0
+SUM_COST = 0.02
+STEP_COST = {2 * PANEL: 1.0, PANEL: 0.95}  # by rows of a tile
+
+
+def can_stage(device: Device, conv: Convolution, dtype: Dtype, tf32: bool) -> bool:
+    """Whether tiles of staged arrays exist for this convolution."""
+    width = VEC_NBYTES // dtype.itemsize
+    channels = (conv.group_channels, conv.group_filters)
+    fits = conv.group == 1 or all(n % width == 0 for n in channels)
+    sizes = (math.prod(conv.x_shape), math.prod(conv.y_shape))
+    return (
+        device.capability >= TENSOR_CORES
+        and (dtype.itemsize == 2 or (tf32 and dtype == FLOAT32))
+        and fits
+        and min(channels) >= LEAST_DEPTH
+        and 1 <= math.prod(conv.kernel) <= STAGED_TAPS
+        and min(sizes) > 0
+        and max(sizes) // width * 2 <= MOST_VECTORS
+        and math.prod(conv.w_shape) * dtype.itemsize <= MOST_W_NBYTES
+        and bool(tile_choices(device, dtype))
+        and _has_room(device, conv, dtype)
+    )
+
+
+def staged_image(device: Device, conv: Convolution, arrays: tuple[Spec, Spec], tf32: bool) -> bool:
+    """Whether an image is made of staged arrays: what is read, and what is written."""
+    pays = _multiplies_often(conv) or not image_has_lines(conv, *arrays)
+    return pays and can_stage(device, conv, arrays[0].dtype, tf32)
+
+
+def staged_weight(device: Device, conv: Convolution, arrays: tuple[Spec, Spec], tf32: bool) -> bool:
+    """Whether the gradients of W and of a bias are summed over staged X and Y."""
+    pays = _multiplies_often(conv) or lines_of_weight(conv, *arrays) != "_lines"
+    return pays and can_stage(device, conv, arrays[0].dtype, tf32)
+
+
+def _multiplies_often(conv: Convolution) -> bool:
+    """Whether a 1 x 1 convolution has so many products for each element of X and Y that staging
+    these takes less time than it saves."""
+    channels, filters = conv.group_channels, conv.group_filters
+    return channels * filters >= LEAST_PRODUCTS * (channels + filters)
+
+
+def _has_room(device: Device, conv: Convolution, dtype: Dtype) -> bool:
+    """Whether all that is staged and summed is at most 64 MiB, or 2.5 times X and Y."""
+    width = VEC_NBYTES // dtype.itemsize
+    positions = conv.batch * math.prod(conv.output)
+    staged_x = conv.batch * math.prod(conv.image) * align_up(conv.channels, width)
+    staged_y = positions * align_up(conv.filters, width)
+    padded = align_up(conv.group_channels, width) * align_up(conv.group_filters, width)
+    of_w = conv.group * padded * math.prod(conv.kernel)
+    tiles = weight_tiles(device, conv, dtype)
+    sums = tiles.parts * (tiles.count * tiles.rows * STAGED_COLUMNS[tiles.rows] + conv.filters)
+    nbytes = (staged_x + staged_y + of_w) * dtype.itemsize + 4 * sums
+    nbytes += (positions + PANEL) * StagedRow.of().dtype.itemsize + 6 * SCRATCH_ALIGNMENT
+    given = (math.prod(conv.x_shape) + math.prod(conv.y_shape)) * dtype.itemsize
+    return nbytes <= max(MOST_NBYTES, MOST_SHARE * given)
+
+
+# ---- tiles --------------------------------------------------------------------------------------
+
+
+def tile_choices(device: Device, dtype: Dtype) -> list[int]:
+    """Rows of tiles that have room, of those that there are kernels with."""
+    return [
+        rows
+        for rows in STAGED_COLUMNS
+        if tile_nbytes(rows, dtype) + OTHER_SHARED_NBYTES <= device.max_shared_nbytes
+        and rows in choices(device, dtype)
+    ]
+
+
+def tile_nbytes(rows: int, dtype: Dtype) -> int:
+    """Of shared memory of a block, for stages, and then for what is written of an image."""
+    columns = STAGED_COLUMNS[rows]
+    written = rows * (columns * dtype.itemsize + VEC_NBYTES)
+    return max(STAGED_STAGES * (rows + columns) * LINE_NBYTES, written)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Blocks that take equally long, in stages."""
+
+    count: int
+    cost: float
+
+
+def image_blocks(conv: Convolution, dtype: Dtype, rows: int, *, is_gradient: bool) -> Blocks:
+    """Of a convolution or its data gradient; residues of strides count as alike."""
+    written, read, positions = conv.group_filters, conv.group_channels, conv.output
+    n_residues = 1
+    if is_gradient:
+        written, read, positions = read, written, conv.image
+        n_residues = math.prod(residues(conv))
+    columns = ceil_div(conv.batch * math.prod(positions), n_residues * STAGED_COLUMNS[rows])
+    steps = math.prod(conv.kernel) * read / n_residues * dtype.itemsize / LINE_NBYTES
+    count = conv.group * n_residues * ceil_div(written, rows) * columns
+    return Blocks(count, steps * STEP_COST[rows] + BLOCK_COST)
+
+
+def image_rows(device: Device, conv: Convolution, dtype: Dtype, *, is_gradient: bool) -> int:
+    """Rows of an image's tiles, with which all blocks take least time."""
+
+    def cost(rows: int) -> float:
+        return time_of(device, [image_blocks(conv, dtype, rows, is_gradient=is_gradient)])
+
+    return min(tile_choices(device, dtype), key=cost)
+
+
+@dataclass(frozen=True)
+class WeightTiles:
+    """Tiles of W's gradient, and parts of their sums."""
+
+    rows: int
+    row_tiles: int  # of a group
+    column_tiles: int
+    count: int  # of all groups
+    parts: int
+
+
+@functools.lru_cache(maxsize=1024)
+def weight_tiles(device: Device, conv: Convolution, dtype: Dtype) -> WeightTiles:
+    """Those with which all blocks take least time beside those of X's gradient, which mostly is
+    wanted too; the same where it is not, as the order of a sum follows from its parts."""
+    found = (_tiles_and_cost(device, conv, dtype, rows) for rows in tile_choices(device, dtype))
+    return min(found, key=lambda pair: pair[1])[0]
+
+
+def _tiles_and_cost(
+    device: Device, conv: Convolution, dtype: Dtype, rows: int
+) -> tuple[WeightTiles, float]:
+    padded = align_up(conv.group_channels, VEC_NBYTES // dtype.itemsize)
+    row_tiles = ceil_div(conv.group_filters, rows)
+    column_tiles = ceil_div(math.prod(conv.kernel) * padded, STAGED_COLUMNS[rows])
+    tiles = conv.group * row_tiles * column_tiles
+    steps = ceil_div(conv.batch * math.prod(conv.output), LINE_NBYTES // dtype.itemsize)
+    image = image_blocks(conv, dtype, rows, is_gradient=True)
+
+    def cost(parts: int) -> float:
+        weights = Blocks(tiles * parts, ceil_div(steps, parts) * STEP_COST[rows] + BLOCK_COST)
+        return time_of(device, [image, weights]) + SUM_COST * tiles * parts
+
+    most = MOST_SUMS_NBYTES // (tiles * rows * STAGED_COLUMNS[rows] * 4)
+    useful = ceil_div(2 * STAGED_BLOCKS * device.multiprocessors, tiles)
+    parts = min(range(1, max(1, min(most, steps, useful)) + 1), key=cost)
+    return WeightTiles(rows, row_tiles, column_tiles, tiles, parts), cost(parts)
+
+
+def time_of(device: Device, blocks: list[Blocks]) -> float:
+    """When all are done, of one or two kinds: those that take longest begin first."""
+    slots = STAGED_BLOCKS * device.multiprocessors
+    long, *rest = sorted(blocks, key=lambda kind: -kind.cost)
+    rounds, more = divmod(long.count, slots)
+    ends = [(slots - more, rounds * long.cost), (more, (rounds + 1) * long.cost)]
+    end = max(end for n, end in ends if n)
+    for kind in rest:
+        # Each slot takes blocks until as many as there are have been taken.
+        level = (sum(n * at for n, at in ends) + kind.count * kind.cost) / slots
+        taken = [max(0, math.floor((level - at) / kind.cost)) for _, at in ends]
+        left = kind.count - sum(n * t for (n, _), t in zip(ends, taken, strict=True))
+        tops = sorted((at + t * kind.cost, n) for (n, at), t in zip(ends, taken, strict=True))
+        end = max(end, *(at for at, n in tops if n))
+        for at, n in tops:
+            if left > 0 and n:
+                end = max(end, at + kind.cost)
+                left -= n
+    return end

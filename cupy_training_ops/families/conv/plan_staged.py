@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: MIT
+"""Launches over arrays whose channels lie side by side; see cuda_src/conv/staged_tile.cuh."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...declare.facts import Struct
+from ...declare.schema import Spec
+from ...dtypes import FLOAT32, Dtype
+from ...plan import (
+    VEC_NBYTES,
+    Config,
+    Device,
+    Launch,
+    Plan,
+    Scratch,
+    ScratchMemory,
+    align_up,
+    by_value,
+    ceil_div,
+)
+from .extents import Convolution
+from .facts import (
+    LINE_NBYTES,
+    PANEL,
+    STAGED_THREADS,
+    THREADS,
+    TOTAL_CHANNELS,
+    TOTAL_LINES,
+    ImageLayout,
+    StagedArray,
+    StagedRow,
+    StagingLayout,
+    WeightLayout,
+)
+from .plan_image import ImageProduct
+from .plan_launches import launch, summers, taps, total
+from .plan_model import STAGED_COLUMNS, image_rows, tile_nbytes, weight_tiles
+from .plan_variants import Variant
+
+TOTALS = 4  # blocks of a multiprocessor that add parts up
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is computed of X, Y and W, all of them of one type: an image, from Y or X, and the
+    gradients of W and of a bias."""
+
+    x: Spec | None
+    y: Spec | None
+    w: Spec | None = None
+    image: Spec | None = None
+    bias: Spec | None = None  # that is added to the image
+    is_gradient: bool = False
+    dw: Spec | None = None
+    db: Spec | None = None
+
+    @property
+    def sums(self) -> bool:
+        """Whether there is a sum over positions."""
+        return self.dw is not None or self.db is not None
+
+
+# ---- launches -----------------------------------------------------------------------------------
+
+
+def staged(device: Device, conv: Convolution, dtype: Dtype, tf32: bool, wanted: Wanted) -> Plan:
+    """One launch that stages what others read, each array once."""
+    scratch = ScratchMemory()
+    staging = _Staging(conv, dtype, scratch, wanted)
+    rounds = tf32 and dtype == FLOAT32
+    image = sums = None
+    rows = tile_rows(device, conv, dtype, wanted)
+    variant = Variant(dtype, rows, rounds)
+    if wanted.sums:
+        sums = _Sums(device, conv, variant, wanted, scratch)
+    if wanted.image is not None:
+        image = _Image(conv, variant, wanted)
+    steps = [staging.launch(variant.slots), _product(variant, image, sums, staging)]
+    if sums is not None:
+        steps.append(sums.totals(staging))
+    return scratch.plan(*steps)
+
+
+def tile_rows(device: Device, conv: Convolution, dtype: Dtype, wanted: Wanted) -> int:
+    """Rows of tiles. Those of sums, whose parts depend on them, do not depend on what else there
+    is: an image beside them has the same, since each of its sums is in one block."""
+    if wanted.sums:
+        return weight_tiles(device, conv, dtype).rows
+    return image_rows(device, conv, dtype, is_gradient=wanted.is_gradient)
+
+
+def _product(
+    variant: Variant, image: _Image | None, sums: _Sums | None, staging: _Staging
+) -> Launch:
+    """Blocks that take long come first."""
+    *summed, of_weights = sums.args(staging) if sums else (*[None] * 5, _blank(WeightLayout))
+    *written, layout = image.args(staging) if image else (*[None] * 4, 1, 1, _blank(ImageLayout))
+    images, weights = (product.blocks if product else 0 for product in (image, sums))
+    is_first = image is not None and sums is not None and image.steps > sums.steps
+    shared = tile_nbytes(variant.rows, variant.dtype)
+    config = Config((images + weights,), (STAGED_THREADS,), shared)
+    args = (*summed, images if is_first else 0, weights, *written, of_weights, layout)
+    return launch("staged", config, args, variant.slots)
+
+
+def _blank(struct: Struct) -> np.void:
+    """For blocks that there are none of."""
+    blank: np.void = np.zeros((), struct.of().dtype)[()]  # type: ignore[assignment]
+    return blank
+
+
+class _Staging:
+    """What is staged, and where."""
+
+    def __init__(
+        self, conv: Convolution, dtype: Dtype, scratch: ScratchMemory, wanted: Wanted
+    ) -> None:
+        self.conv, self.dtype = conv, dtype
+        self.width = VEC_NBYTES // dtype.itemsize
+        reads_x = wanted.dw is not None or (wanted.image is not None and not wanted.is_gradient)
+        reads_y = wanted.sums or (wanted.image is not None and wanted.is_gradient)
+        self.given = {
+            "x": wanted.x if reads_x else None,
+            "y": wanted.y if reads_y else None,
+            "w": wanted.w if wanted.image is not None else None,
+        }
+        self.lines = {
+            "x": (conv.batch, conv.channels, math.prod(conv.image)),
+            "y": (conv.batch, conv.filters, math.prod(conv.output)),
+            "w": self._lines_of_w(wanted.is_gradient),
+        }
+        self.at = {
+            name: None if spec is None else self._take(scratch, *self.lines[name])
+            for name, spec in self.given.items()
+        }
+        self.positions = conv.batch * math.prod(conv.output)
+        self.n_rows = align_up(self.positions, PANEL) if wanted.sums else 0
+        self.rows = scratch.take(self.n_rows, StagedRow.of().dtype) if wanted.sums else None
+
+    def _lines_of_w(self, is_gradient: bool) -> tuple[int, int, int]:
+        """W as (channel, taps, filter) or (filter, taps, channel), each of a group."""
+        conv, of_kernel = self.conv, math.prod(self.conv.kernel)
+        if is_gradient:
+            return conv.group, conv.group_filters, conv.group_channels * of_kernel
+        return conv.filters, conv.group_channels, of_kernel
+
+    def _take(self, scratch: ScratchMemory, n: int, channels: int, plane: int) -> Scratch:
+        return scratch.take(n * align_up(channels, self.width) * plane, self.dtype)
+
+    def launch(self, slots: Mapping[str, str]) -> Launch:
+        """Of all that is staged."""
+        fields = {name: self._array(name) for name in self.given}
+        blocks = sum(int(field["blocks"]) for field in fields.values())
+        layout = by_value(
+            StagingLayout,
+            **fields,
+            image=self.conv.image,
+            output=self.conv.output,
+            **taps(self.conv),
+            n_rows=self.n_rows,
+            positions=self.positions,
+            vectors=align_up(self.conv.channels, self.width) // self.width,
+        )
+        args = [a for name, spec in self.given.items() for a in (spec, self.at[name])]
+        config = Config((blocks + ceil_div(self.n_rows, THREADS),), (THREADS,))
+        return launch("stage", config, (*args, self.rows, layout), dict(slots))
+
+    def _array(self, name: str) -> np.void:
+        n, channels, plane = self.lines[name]
+        spec, padded = self.given[name], align_up(channels, self.width)
+        plane_tiles = ceil_div(plane, PANEL)
+        blocks = n * plane_tiles * ceil_div(padded, PANEL)
+        return by_value(
+            StagedArray,
+            channels=channels,
+            padded=padded,
+            plane=plane,
+            width=_loaded_together(channels, plane, self.width, spec),
+            plane_tiles=plane_tiles,
+            blocks=0 if spec is None else blocks,
+        )
+
+
+def _loaded_together(channels: int, plane: int, width: int, spec: Spec | None) -> int:
+    """Neighbours that are loaded together; 0 of whole planes, of which a tile has several."""
+    found = _neighbours(plane, width, spec)
+    are_as_one = found == 1 and plane <= PANEL and channels % width == 0
+    return 0 if are_as_one and spec is not None and spec.aligned else found
+
+
+def _neighbours(plane: int, width: int, spec: Spec | None) -> int:
+    """Positions that are loaded or stored together."""
+    if spec is None or not spec.aligned:
+        return 1
+    return next((n for n in (width, width // 2) if plane % n == 0), 1)
+
+
+class _Image:
+    """A convolution or its data gradient."""
+
+    def __init__(self, conv: Convolution, variant: Variant, wanted: Wanted) -> None:
+        self.conv, self.variant, self.wanted = conv, variant, wanted
+        columns = STAGED_COLUMNS[variant.rows]
+        self.product = ImageProduct(conv, variant, columns, is_gradient=wanted.is_gradient)
+        self.residues = math.prod(self.product.of_axes)
+        self.tiles = conv.group * self.product.row_tiles
+        self.blocks = self.tiles * self.product.column_tiles * self.residues
+        self.steps = math.prod(conv.kernel) * self.product.depth // self.residues // PANEL
+
+    def args(self, staging: _Staging) -> tuple[object, ...]:
+        """Of its kernel; the last is the layout."""
+        product, wanted, width = self.product, self.wanted, 1
+        if self.residues == 1:
+            width = _neighbours(math.prod(product.extents), staging.width, wanted.image)
+        read = staging.at["y" if wanted.is_gradient else "x"]
+        given = (read, staging.at["w"], wanted.bias, wanted.image)
+        layout = product.layout(0, self.tiles, self.conv)
+        return (*given, product.column_tiles, width, layout)
+
+
+class _Sums:
+    """The gradients of W and of a bias."""
+
+    def __init__(
+        self,
+        device: Device,
+        conv: Convolution,
+        variant: Variant,
+        wanted: Wanted,
+        scratch: ScratchMemory,
+    ) -> None:
+        self.device, self.conv, self.variant, self.wanted = device, conv, variant, wanted
+        self.columns = STAGED_COLUMNS[variant.rows]
+        found = weight_tiles(device, conv, variant.dtype)
+        self.row_tiles = found.row_tiles
+        self.column_tiles = found.column_tiles if wanted.dw is not None else 1
+        self.tiles = conv.group * self.row_tiles * self.column_tiles
+        self.positions = conv.batch * math.prod(conv.output)
+        depth = LINE_NBYTES // variant.dtype.itemsize
+        self.span = ceil_div(ceil_div(self.positions, found.parts), depth) * depth
+        self.parts = ceil_div(self.positions, self.span)
+        self.sums = self.y_sums = None
+        if wanted.dw is not None:
+            size = self.tiles * self.parts * variant.rows * self.columns
+            self.sums = scratch.take(size, FLOAT32)
+        if wanted.db is not None:
+            self.y_sums = scratch.take(self.parts * conv.filters, FLOAT32)
+
+        self.blocks, self.steps = self.tiles * self.parts, self.span // depth
+
+    def args(self, staging: _Staging) -> tuple[object, ...]:
+        """Of its kernel; the last is the layout."""
+        given = (staging.at["x"], staging.at["y"], staging.rows, self.sums, self.y_sums)
+        return (*given, self._layout(staging.width))
+
+    def totals(self, staging: _Staging) -> Launch:
+        """What parts add up to."""
+        dw, db = self.wanted.dw, self.wanted.db
+        if dw is None:
+            assert db is not None
+            return total(self.device, db.dtype, self.y_sums, db, self.parts)
+        conv, of_bias = self.conv, summers(self.parts)
+        channel_tiles = ceil_div(conv.group_channels, TOTAL_CHANNELS)
+        filters, each = self._at_once(channel_tiles)
+        blocks = conv.group * ceil_div(conv.group_filters, filters) * channel_tiles
+        more = ceil_div(db.size * of_bias, THREADS) if db is not None else 0
+        layout = self._layout(staging.width)
+        given = (self.sums, dw, self.y_sums, db, self.parts, each, filters, blocks, of_bias, layout)
+        config = Config((blocks + more,), (THREADS,))
+        return launch("staged_total", config, given, self.variant.slots)
+
+    def _at_once(self, channel_tiles: int) -> tuple[int, int]:
+        """Filters of a block that adds parts up, so that all multiprocessors have some, and threads
+        for each sum."""
+        of_kernel, lines = math.prod(self.conv.kernel), self.conv.filters * channel_tiles
+        filters = ceil_div(lines, TOTALS * self.device.multiprocessors)
+        filters = min(filters, TOTAL_LINES // of_kernel, self.conv.group_filters)
+        items = filters * of_kernel * TOTAL_CHANNELS // 4
+        choices = (n for n in (8, 4, 2) if n * items <= THREADS and 2 * n <= self.parts)
+        return filters, next(choices, 1)
+
+    def _layout(self, width: int) -> np.void:
+        conv = self.conv
+        return by_value(
+            WeightLayout,
+            image=conv.image,
+            output=conv.output,
+            **taps(conv),
+            step=(0,) * 4,
+            groups=conv.group,
+            rows=conv.group_filters,
+            channels=conv.group_channels,
+            padded_channels=align_up(conv.group_channels, width),
+            row_tiles=self.row_tiles,
+            column_tiles=self.column_tiles,
+            first_tile=0,
+            tiles=self.tiles,
+            positions=self.positions,
+            positions_of_part=self.span,
+        )

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: MIT
+"""Kernels over staged arrays beside JAX."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+from cupy_training_ops import get_op
+from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, dtype_name
+from cupy_training_ops.families.conv import plan, plan_model
+from cupy_training_ops.families.conv.extents import Attributes, Convolution
+from cupy_training_ops.families.conv.facts import STAGED_TAPS
+from cupy_training_ops.testing.compare import assert_matches, poison, tolerance_of
+
+jax.config.update("jax_enable_x64", True)
+
+staged_types = pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16, FLOAT32], ids=dtype_name)
+tiles = pytest.mark.parametrize("rows", plan_model.STAGED_COLUMNS)
+
+MOST_PRODUCTS = 4_000_000  # which emulated kernels multiply in seconds
+
+
+class Case(NamedTuple):
+    """A convolution, the attributes of Conv, and what a transposed one needs beside them."""
+
+    convolution: Convolution
+    attributes: dict[str, Any]
+    ends: tuple[int, ...]  # pads behind the image
+    left: tuple[int, ...]  # elements at the end that no kernel reaches
+
+
+def several(rng: np.random.Generator, low: int, high: int, n: int) -> tuple[int, ...]:
+    return tuple(map(int, rng.integers(low, high, n)))
+
+
+def drawn(rng: np.random.Generator) -> Case:
+    """Channels end inside vectors, lines and tiles; some positions read only pads."""
+    rank = int(rng.integers(1, 4))
+    kernel = several(rng, 1, (9, 6, 4)[rank - 1], rank)
+    assert math.prod(kernel) <= STAGED_TAPS
+    strides, dilations = several(rng, 1, 4, rank), several(rng, 1, 3, rank)
+    pads, group = several(rng, 0, 4, 2 * rank), int(rng.choice([1, 1, 2]))
+    sizes = [16, 24, 40, 72, 136] if group > 1 else [16, 17, 40, 66, 130, 200]
+    channels, filters = (group * int(n) for n in rng.choice(sizes, 2))
+    ends = pads[rank:]
+    reaches = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    rooms = [r - b - e for r, b, e in zip(reaches, pads, ends, strict=False)]
+    image = [max(1, room) + int(rng.integers((40, 6, 3)[rank - 1])) for room in rooms]
+    left = tuple((n - room) % s for n, room, s in zip(image, rooms, strides, strict=True))
+    given = {"group": group, "strides": strides, "dilations": dilations, "pads": pads}
+    shapes = (int(rng.integers(1, 4)), channels, *image), (filters, channels // group, *kernel)
+    found = Attributes("drawn", **given).convolution(*shapes)
+    if products(found) > MOST_PRODUCTS:
+        return drawn(rng)
+    return Case(found, given, ends, left)
+
+
+def products(c: Convolution) -> int:
+    """That Y takes."""
+    return c.batch * c.filters * math.prod(c.output) * math.prod(c.kernel) * c.group_channels
+
+
+def of_jax(case: Case, x: Any, w: Any, dy: Any) -> list[np.ndarray]:
+    """Y, dX, dW and dB in float64."""
+    c = case.convolution
+
+    def forward(x, w):
+        pads = list(zip(c.pads, case.ends, strict=True))
+        groups = {"rhs_dilation": c.dilations, "feature_group_count": c.group}
+        return jax.lax.conv_general_dilated(x, w, c.strides, pads, **groups)
+
+    y, backward = jax.vjp(forward, x, w)
+    return [np.asarray(a) for a in (y, *backward(dy), dy.sum((0, *range(2, dy.ndim))))]
+
+
+@pytest.fixture
+def staged(monkeypatch):
+    """Stages whatever can be, in tiles of so many rows."""
+
+    def force(rows: int) -> None:
+        def can(device, conv, arrays, tf32):
+            return plan_model.can_stage(device, conv, arrays[0].dtype, tf32)
+
+        monkeypatch.setattr(plan, "staged_image", can)
+        monkeypatch.setattr(plan, "staged_weight", can)
+        monkeypatch.setattr(plan_model, "tile_choices", lambda *_: [rows])
+        plan_model.weight_tiles.cache_clear()
+
+    yield force
+    plan_model.weight_tiles.cache_clear()
+
+
+def check(run: Any, rng: np.random.Generator, case: Case, dtype: Any) -> None:
+    """The four operators beside JAX, outputs poisoned; dX and dW alone have the same bits."""
+    c, tf32 = case.convolution, dtype == FLOAT32
+    x, w, dy = (
+        rng.standard_normal(shape).astype(dtype) for shape in (c.x_shape, c.w_shape, c.y_shape)
+    )
+    y, dx, dw, db = of_jax(case, *(a.astype(FLOAT64) for a in (x, w, dy)))
+    back = case.attributes | {"output_padding": case.left}
+    calls = {
+        "Conv": ((x, w), (y,), case.attributes),
+        "ConvGrad": ((dy, x, w), (dx, dw, db), case.attributes),
+        "ConvTranspose": ((dy, w), (dx,), back),
+        "ConvTransposeGrad": (
+            (x, dy, w),
+            (y, dw, x.astype(FLOAT64).sum((0, *range(2, x.ndim)))),
+            back,
+        ),
+    }
+    for name, (given, expected, attributes) in calls.items():
+        op = get_op(name)(**attributes, allow_tf32=tf32)
+        placed = [run.place(a) for a in given]
+        out = tuple(poison(run.place(np.empty(e.shape, dtype))) for e in expected)
+        found = op(*placed, out=out if len(out) > 1 else out[0])
+        for ours, wanted in zip(found if len(out) > 1 else (found,), expected, strict=True):
+            terms = dy.size // c.filters + math.prod(c.kernel) * (
+                c.group_channels + c.group_filters
+            )
+            bound = tolerance_of(dtype, terms, tf32)
+            assert_matches(run.host(ours).astype(FLOAT64), wanted, bound)
+
+
+@staged_types
+@tiles
+@pytest.mark.parametrize("number", range(2))
+def test_four_operators_are_jax(run, seed, staged, rows, dtype, number) -> None:
+    staged(rows)
+    rng = np.random.default_rng((seed, rows, number))
+    check(run, rng, drawn(rng), dtype)
+
+
+@pytest.mark.thorough
+@staged_types
+@tiles
+def test_jax_over_a_hundred_cases(run, seed, staged, rows, dtype) -> None:
+    staged(rows)
+    rng = np.random.default_rng((seed, rows, 1000))
+    for _ in range(100):
+        check(run, rng, drawn(rng), dtype)
