@@ -368,10 +368,6 @@ __device__ __forceinline__ void walk_rows(const Inputs<T, V, FROM_Y>& in, T* dx,
     gradient.of_bias.store(again, bias_sums, memory);
 }
 
-}  // namespace cto::layer_norm_gradient::by_warps
-
-namespace cto::layer_norm_gradient {
-
 // Of 2-byte types, where copies go on while threads compute; plans have others walked through by
 // `walk_rows`.
 #if defined(__CUDA_CPU__) || __CUDA_ARCH__ >= 800
@@ -380,11 +376,10 @@ constexpr bool GO_BY_WARPS = true;
 constexpr bool GO_BY_WARPS = false;
 #endif
 template <bool SHIFTED, class T, class V, bool FROM_Y>
-__device__ __forceinline__ void walk_by_warps(const Inputs<T, V, FROM_Y>& in, T* dx,
-                                              Acc<T>* scale_sums, Acc<T>* bias_sums,
-                                              const Rows& rows, u8* memory) {
+__device__ __forceinline__ void walk(const Inputs<T, V, FROM_Y>& in, T* dx, Acc<T>* scale_sums,
+                                     Acc<T>* bias_sums, const Rows& rows, u8* memory) {
     if constexpr (GO_BY_WARPS && sizeof(T) == 2 && sizeof(V) == 2)
-        by_warps::walk_rows<SHIFTED>(in, dx, scale_sums, bias_sums, rows, memory);
+        walk_rows<SHIFTED>(in, dx, scale_sums, bias_sums, rows, memory);
 }
 
-}  // namespace cto::layer_norm_gradient
+}  // namespace cto::layer_norm_gradient::by_warps

@@ -108,8 +108,8 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
                                        const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
                                        const __grid_constant__ Rows rows) {
     extern __shared__ __align__(16) u8 shared[];
-    gradient::walk_by_warps<false, T, V, false>({dy, x, scale, nullptr, mean, inv_std}, dx,
-                                                scale_sums, bias_sums, rows, shared);
+    gradient::by_warps::walk<false, T, V, false>({dy, x, scale, nullptr, mean, inv_std}, dx,
+                                                 scale_sums, bias_sums, rows, shared);
 }
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__gradient_shifted_rows_by_warps(const V* dy, const T* x, const V* scale,
@@ -117,8 +117,8 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
                                                U* scale_sums, U* bias_sums,
                                                const __grid_constant__ Rows rows) {
     extern __shared__ __align__(16) u8 shared[];
-    gradient::walk_by_warps<true, T, V, false>({dy, x, scale, nullptr, mean, inv_std}, dx,
-                                               scale_sums, bias_sums, rows, shared);
+    gradient::by_warps::walk<true, T, V, false>({dy, x, scale, nullptr, mean, inv_std}, dx,
+                                                scale_sums, bias_sums, rows, shared);
 }
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__gradient_elements(const V* dy, const T* x, const V* scale, const U* mean,
@@ -164,8 +164,8 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
                                          const U* inv_std, T* dx, U* scale_sums, U* bias_sums,
                                          const __grid_constant__ Rows rows) {
     extern __shared__ __align__(16) u8 shared[];
-    gradient::walk_by_warps<false, T, V, true>({dy, y, scale, bias, nullptr, inv_std}, dx,
-                                               scale_sums, bias_sums, rows, shared);
+    gradient::by_warps::walk<false, T, V, true>({dy, y, scale, bias, nullptr, inv_std}, dx,
+                                                scale_sums, bias_sums, rows, shared);
 }
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1)
     layer_norm__invertible_elements(const V* dy, const V* y, const V* scale, const V* bias,

@@ -12,7 +12,6 @@ from typing import Any
 import click
 
 from ..errors import CompileError
-from ..plan import Device
 from ..runtime import kernel_cache, offline
 from ..runtime.compiler import kernel, slot_options
 from ..testing.idle import Module, modules
@@ -21,8 +20,6 @@ from .processes import Attempts, Outcome, workers
 from .progress import progress
 from .provider import require_gpu
 from .sampling import chosen_samples, op_option
-
-MULTIPROCESSORS = 132  # of the device planned for where there is none; no plan's types depend on it
 
 
 @click.command("compile")
@@ -77,9 +74,9 @@ def _check(samples: Iterable[Any], architectures: tuple[str, ...], attempts: Att
     listed = list(samples)
     failures = []
     for architecture in supported if "all" in architectures else architectures:
-        device = Device(MULTIPROCESSORS, (int(architecture[:-1]), int(architecture[-1])))
         attempt = partial(attempts, partial(_compiles, architecture))
-        failures += _failures(modules(listed, device), f"sm_{architecture}", attempt)
+        wanted = modules(listed, offline.device(architecture))
+        failures += _failures(wanted, f"sm_{architecture}", attempt)
     return failures
 
 

@@ -8,10 +8,15 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from ..errors import CompileError
+from ..plan import Device
 from .compiler import header_options, nvrtc
 from .source import Source
 
-ARCHITECTURES = ("70", "75", "80", "86", "89", "90", "100", "120")
+# With the KiB of shared memory that a block may ask for there (CUDA C++ Programming Guide).
+ARCHITECTURES = {
+    "70": 96, "75": 64, "80": 163, "86": 99, "89": 99, "90": 227, "100": 227, "120": 99,
+}  # fmt: skip
+MULTIPROCESSORS = 132  # of the device planned for where there is none; no plan's types depend on it
 
 # What CuPy adds by itself, so that this compiles what runs.
 _LIKE_CUPY = ("-ftz=true", "--device-as-default-execution-space", "--ptxas-options=-v")
@@ -29,6 +34,12 @@ class Resources:
     registers: int
     spill_nbytes: int
     shared_nbytes: int
+
+
+def device(architecture: str) -> Device:
+    """A GPU of this architecture, to plan for."""
+    capability = (int(architecture[:-1]), int(architecture[-1]))
+    return Device(MULTIPROCESSORS, capability, ARCHITECTURES[architecture] * 1024)
 
 
 def compile_for(

@@ -22,13 +22,12 @@ from cupy_training_ops.cli.compile import _compiles, _failures
 from cupy_training_ops.cli.processes import workers
 from cupy_training_ops.declare.type_rows import combinations
 from cupy_training_ops.dtypes import element_type
-from cupy_training_ops.plan import Device
 from cupy_training_ops.runtime import offline
 from cupy_training_ops.runtime.source import Source, load
 from cupy_training_ops.testing.idle import IdleBackend, Module, launches, modules
 from cupy_training_ops.testing.samples import all_samples
 
-HOPPER = Device(132, (9, 0))
+HOPPER = offline.device("90")
 OP = "GistBinarizeEncoder"
 ARGUMENTS = ("--op", "IsAllFinite", "--arch", "90")  # whose source compiles sooner
 LONGEST = ("--op", "LayerNormalizationGrad", "--arch", "all")  # and later
