@@ -76,9 +76,8 @@ constexpr int STAGING_BLOCKS = 1024 / THREADS;
 #endif
 constexpr int TOTAL_BLOCKS = 4;
 constexpr int STAGED_ROWS = CTO_ROWS >= 2 * PANEL ? 2 * PANEL : PANEL;
-using StagedTile =
-    conv::staged::StagedTile<T, STAGED_ROWS, STAGED_ROWS == PANEL ? FLAT_COLUMNS : TALL_COLUMNS,
-                             CTO_TF32, CAN_STAGE>;
+using StagedTile = conv::staged_tile::StagedTile<
+    T, STAGED_ROWS, STAGED_ROWS == PANEL ? FLAT_COLUMNS : TALL_COLUMNS, CTO_TF32, CAN_STAGE>;
 
 }  // namespace cto
 
@@ -188,10 +187,10 @@ extern "C" __global__ void __launch_bounds__(STAGED_THREADS, STAGED_BLOCKS)
     extern __shared__ __align__(16) u8 shared[];
     const u32 block = blockIdx.x - first_of_weights;
     if (block < blocks_of_weights)
-        conv::staged::sum_staged_weights<StagedTile>(x, y, rows, sums, y_sums, block, weight_layout,
-                                                     shared);
+        conv::staged_weight::sum_staged_weights<StagedTile>(x, y, rows, sums, y_sums, block,
+                                                            weight_layout, shared);
     else
-        conv::staged::staged_convolution<StagedTile>(
+        conv::staged_image::staged_convolution<StagedTile>(
             read, packed, bias, written, column_tiles, width,
             blockIdx.x < first_of_weights ? blockIdx.x : blockIdx.x - blocks_of_weights,
             image_layout, shared);
@@ -203,8 +202,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOTAL_BLOCKS)
                        i32 filters, u32 blocks_of_weights, i32 bias_summers,
                        const __grid_constant__ WeightLayout layout) {
     if (blockIdx.x < blocks_of_weights)
-        conv::staged::total_of_parts<StagedTile>(parts, w, count, summers, filters, blockIdx.x,
-                                                 layout);
+        conv::staged_weight::total_of_parts<StagedTile>(parts, w, count, summers, filters,
+                                                        blockIdx.x, layout);
     else
         write_total<T>(y_parts, bias, count, bias_summers,
                        static_cast<i64>(layout.groups) * layout.rows,

@@ -4,7 +4,10 @@
 #pragma once
 #include "conv/staged_tile.cuh"
 
-namespace cto::conv::staged {
+namespace cto::conv::staged_image {
+
+using namespace image;
+using namespace staged_tile;
 
 // What a tap reads, by vectors from what the first position reads at no shift, and where W has it.
 struct StagedTap {
@@ -235,4 +238,4 @@ __device__ __forceinline__ void staged_convolution(const typename Tile::E* read,
     }
 }
 
-}  // namespace cto::conv::staged
+}  // namespace cto::conv::staged_image

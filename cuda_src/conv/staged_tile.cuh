@@ -10,7 +10,7 @@
 #pragma once
 #include "conv/staging.cuh"
 
-namespace cto::conv::staged {
+namespace cto::conv::staged_tile {
 
 using namespace image;
 
@@ -241,4 +241,4 @@ __device__ __forceinline__ void add_stages(StagedProduct<Tile>& product, u8* sta
     __syncthreads();
 }
 
-}  // namespace cto::conv::staged
+}  // namespace cto::conv::staged_tile

@@ -6,7 +6,11 @@
 #include "conv/staged_image.cuh"
 #include "conv/weight.cuh"
 
-namespace cto::conv::staged {
+namespace cto::conv::staged_weight {
+
+using namespace image;
+using namespace staged_image;
+using namespace staged_tile;
 
 using weight::sum_parts;
 using weight::weight_tile;
@@ -306,4 +310,4 @@ __device__ __forceinline__ void total_of_parts(const Acc<typename Tile::E>* part
         write_staged_weights<Tile>(parts, w, count, summers, filters, block, layout);
 }
 
-}  // namespace cto::conv::staged
+}  // namespace cto::conv::staged_weight
