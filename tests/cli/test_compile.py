@@ -28,7 +28,7 @@ from cupy_training_ops.runtime.source import Source, load
 from cupy_training_ops.testing.idle import IdleBackend, Module, launches, modules
 from cupy_training_ops.testing.samples import all_samples
 
-HOPPER = Device(132, (9, 0))
+HOPPER = Device(132, (9, 0), 227 * 1024)
 OP = "GistBinarizeEncoder"
 ARGUMENTS = ("--op", "IsAllFinite", "--arch", "90")  # whose source compiles sooner
 LONGEST = ("--op", "LayerNormalizationGrad", "--arch", "all")  # and later
