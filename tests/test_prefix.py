@@ -23,7 +23,7 @@ def test_sums_of_ranges(run, rng) -> None:
 
 
 def test_sums_beyond_32_bits(run) -> None:
-    has = np.full(4 * THREADS, 2**24 - 1, np.uint32)  # of a warp less than 2^31
+    has = np.full(4 * THREADS, 2**25 - 1, np.uint32)
     first, end = np.array([0], np.uint32), np.array([has.size], np.uint32)
     found = run.host(ProbeSums()(*map(run.place, (has, first, end))))
     assert_matches(found, probe_sums(has, first, end), 0)

@@ -49,8 +49,7 @@ constexpr int ROWS = TILE_NBYTES / (16 * ENCODERS), DECODED_ROWS = TILE_NBYTES /
 #if !defined(__CUDA_CPU__) && \
     (__CUDA_ARCH__ == 800 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200))
 constexpr int ENCODING = sizeof(T) == 2 ? (__CUDA_ARCH__ == 800 ? 4 : 5)
-                         : (sizeof(T) == 1 && __CUDA_ARCH__ >= 1000) ||
-                                 (sizeof(T) == 16 && __CUDA_ARCH__ == 800) ||
+                         : sizeof(T) == 1 || (sizeof(T) == 16 && __CUDA_ARCH__ == 800) ||
                                  (ARE_SAME<Values, Fp10<double>> && __CUDA_ARCH__ >= 1000) ||
                                  (ARE_SAME<Values, Msfp15KeepSign<double>> && __CUDA_ARCH__ == 800)
                              ? 3

@@ -86,19 +86,14 @@ class Span {
     }
 };
 
-// The same of a block, by all its threads and as a barrier; a warp's sum stays below 2^31.
+// The same of a block, by all its threads and as a barrier; a warp's sum stays below 2^32.
 template <int WARPS>
 __device__ __forceinline__ Heard of_block(const Heard& own, u32 (&parts)[WARPS]) {
     const u32 sum = warp_sum(static_cast<u32>(own.sum));
-    const bool marked = __any_sync(ALL_LANES, own.marked);
-    if (threadIdx.x % WARP == 0) parts[threadIdx.x / WARP] = sum | (marked ? MARK : 0);
-    __syncthreads();
-    Heard all{0, false};
+    if (threadIdx.x % WARP == 0) parts[threadIdx.x / WARP] = sum;
+    Heard all{0, __syncthreads_or(own.marked) != 0};
 #pragma unroll
-    for (int i = 0; i < WARPS; ++i) {
-        all.sum += parts[i] & ~MARK;
-        all.marked = all.marked || parts[i] >= MARK;
-    }
+    for (int i = 0; i < WARPS; ++i) all.sum += parts[i];
     return all;
 }
 

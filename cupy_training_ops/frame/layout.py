@@ -8,6 +8,8 @@ An order names the dimensions from the outermost in memory to the innermost. Tha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from ..backend import Array, ArrayInfo, Backend
 from ..declare.schema import Shape, Spec
@@ -66,6 +68,18 @@ def channels_last(
     if _significant(first) != tuple(d for d in last if first.shape[d] != 1):
         checks.contiguous(op, name, False, "a C-contiguous array, or one with its channels last")
     return last
+
+
+def as_rows(found: Order | None, specs: Sequence[Any]) -> list[Any]:
+    """Arrays with their channels last as what they are in memory: rows of one element a channel."""
+
+    def rows(spec: Any) -> Any:
+        if not isinstance(spec, Spec) or found is None or len(spec.shape) != len(found):
+            return spec
+        channels = spec.shape[1]
+        return replace(spec, shape=(spec.size // max(1, channels), channels))
+
+    return [rows(spec) for spec in specs]
 
 
 def _significant(found: ArrayInfo) -> Order:

@@ -373,25 +373,12 @@ def _ready(op: Operator, prepared: Prepared, specs: Sequence[object]) -> ReadyPl
     n_arrays = n_inputs + len(outputs)
     try:
         if prepared.as_rows:
-            specs, outputs = _as_rows(prepared, specs), _as_rows(prepared, outputs)
+            specs, outputs = (layout.as_rows(prepared.order, s) for s in (specs, outputs))
         plan = op.plan(backend.device(device), *specs, *grouped(outputs, prepared.counts))
         checks.within(op.name, "workspace", limits.of_scratch(plan.workspace_nbytes))
         return ReadyPlan(op.declaration, op.source, backend, device, plan, n_arrays)
     except LaunchError as error:
         refuse(op.name, "inputs", "sizes that a GPU can launch", str(error))
-
-
-def _as_rows(prepared: Prepared, specs: Sequence[Any]) -> list[Any]:
-    """Arrays with their channels last as what they are in memory: rows of one element a channel."""
-    rank = len(prepared.order or ())
-
-    def as_rows(spec: Any) -> Any:
-        if not isinstance(spec, Spec) or len(spec.shape) != rank:
-            return spec
-        channels = spec.shape[1]
-        return replace(spec, shape=(spec.size // max(1, channels), channels))
-
-    return [as_rows(spec) for spec in specs]
 
 
 def _planned(

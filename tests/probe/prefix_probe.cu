@@ -5,20 +5,21 @@
 using namespace cto;
 using zeroed::Zeroed;
 
-constexpr int THREADS = 256;
+constexpr int THREADS = 64;
 constexpr int WARPS = THREADS / WARP;
 
-// The first block says what all have, while the others may wait for it. Odd ones have a mark, which
-// is no part of a sum.
+// The first block says what all have, while the others may wait for it.
 extern "C" __global__ void probe_sums(const u32* has, const u32* from, const u32* end, u64* sums,
                                       Zeroed<u32>* words, u32 tiles) {
     __shared__ u32 parts[WARPS];
     if (blockIdx.x == 0)
         for (u32 tile = threadIdx.x; tile < tiles; tile += THREADS)
-            prefix::say(words, tile, has[tile], has[tile] % 2);
+            prefix::say(words, tile, has[tile], tile % 2 == 0);
     prefix::Span<THREADS> span(words, from[blockIdx.x], end[blockIdx.x]);
-    const u64 sum = prefix::of_block(span.heard(), parts).sum;
-    if (threadIdx.x == THREADS - 1) sums[blockIdx.x] = sum;
+    const prefix::Heard heard = prefix::of_block(span.heard(), parts);
+    // Marks change no sum, and one of two neighbours has one.
+    const bool sound = heard.marked || end[blockIdx.x] - from[blockIdx.x] < 2;
+    if (threadIdx.x == THREADS - 1) sums[blockIdx.x] = sound ? heard.sum : ~0ull;
 }
 
 // Nothing was said, for the next call.

@@ -10,7 +10,7 @@ from cupy_training_ops.plan import Config, Launch, ScratchMemory
 
 from .probe import Probe
 
-THREADS = 256  # of probe_sums
+THREADS = 64  # of probe_sums
 
 
 class ProbeSums(Probe):
