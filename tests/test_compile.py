@@ -136,7 +136,7 @@ def cases() -> Iterator[Any]:
     """Those that are not drawn are thorough; THOROUGH_ARCHITECTURES have a test of their own."""
     for family in COMPILED:
         draw = random.Random(f"{os.environ['CTO_SEED']} {family}")
-        drawn = draw.sample(ARCHITECTURES, DRAWN_ARCHITECTURES)
+        drawn = draw.sample([*ARCHITECTURES], DRAWN_ARCHITECTURES)
         for architecture in ARCHITECTURES:
             if architecture in drawn or EVERY_BINDING:
                 yield pytest.param(family, architecture)

@@ -11,7 +11,8 @@ extern "C" __global__ void probe_philox(const u32* counters, const u32* keys, u3
     if (i >= n) return;
     philox::Words counter;
     for (int w = 0; w < philox::N_WORDS; ++w) counter.at[w] = counters[4 * i + w];
-    counter = philox::words_of(counter, keys[2 * i], keys[2 * i + 1]);
+    const u64 key = static_cast<u64>(keys[2 * i + 1]) << 32 | keys[2 * i];
+    counter = philox::words_of(counter, philox::Seed{key});
     for (int w = 0; w < philox::N_WORDS; ++w) words[4 * i + w] = counter.at[w];
 }
 
