@@ -55,10 +55,12 @@ constexpr int ENCODING = sizeof(T) == 2 ? (__CUDA_ARCH__ == 800 ? 4 : 5)
                              ? 3
                              : 4;
 #else
-constexpr int ENCODING = 2;
+constexpr int ENCODING = 2 * THREADS / ENCODERS;
 #endif
 #if !defined(__CUDA_CPU__) && __CUDA_ARCH__ == 1000 && __CUDACC_VER_MAJOR__ >= 13
 constexpr int DECODING = sizeof(T) == 1 ? 5 : 6;  // of 32 registers CUDA 13 spills some there
+#elif !defined(__CUDA_CPU__) && __CUDA_ARCH__ < 800
+constexpr int DECODING = sizeof(T) == 1 ? 5 : ARE_SAME<Values, Fp10<float>> ? 6 : 8;
 #else
 constexpr int DECODING = sizeof(T) == 1 ? 5 : 8;
 #endif
