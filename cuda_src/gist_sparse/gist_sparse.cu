@@ -48,7 +48,8 @@ constexpr int ROWS = TILE_NBYTES / (16 * ENCODERS), DECODED_ROWS = TILE_NBYTES /
 // Resident blocks of a multiprocessor: what shared memory has room for, and registers without spills.
 #if !defined(__CUDA_CPU__) && \
     (__CUDA_ARCH__ == 800 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200))
-constexpr int ENCODING = sizeof(T) == 2 ? (__CUDA_ARCH__ == 800 ? 4 : 5)
+constexpr int ENCODING = sizeof(T) == 2 ? (__CUDA_ARCH__ / 100 == 9 ? 5 : 4)
+                         : sizeof(T) == 1 && __CUDA_ARCH__ >= 1000 ? 2
                          : sizeof(T) == 1 || (sizeof(T) == 16 && __CUDA_ARCH__ == 800) ||
                                  (ARE_SAME<Values, Fp10<double>> && __CUDA_ARCH__ >= 1000) ||
                                  (ARE_SAME<Values, Msfp15KeepSign<double>> && __CUDA_ARCH__ == 800)
