@@ -23,7 +23,6 @@ from cupy_training_ops import CompileError, ProviderError
 from cupy_training_ops.dtypes import FLOATS
 from cupy_training_ops.families.collective import plan_adasum as adasum
 from cupy_training_ops.frame.op import Op
-from cupy_training_ops.plan import Device
 from cupy_training_ops.registry import FAMILIES, classes
 from cupy_training_ops.runtime import offline
 from cupy_training_ops.runtime.compiler import nvrtc, slot_options
@@ -56,7 +55,7 @@ DRAWN_ARCHITECTURES = 1
 @functools.cache
 def wanted(family: str, architecture: str) -> list[Module]:
     """What the samples of a family's operators compile on this architecture."""
-    device = Device(132, (int(architecture[:-1]), int(architecture[-1])))
+    device = offline.device(architecture)
     samples = chain.from_iterable(all_samples().get(name, ()) for name in FAMILIES[family])
     found = modules(samples, device) + unsampled(family)
     return found + [m._replace(slots={**m.slots, "KEY": "u64"}) for m in found if sorts(m)]
