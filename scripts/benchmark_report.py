@@ -120,7 +120,7 @@ def cells(r: Record) -> dict[str, str]:
         "its ms": "",
         "ours / its": "",
     }
-    if "aim_ms" in r:
+    if r["kind"] == "case":
         filled |= {
             "floor ms": f"{r['floor_ms']:.4f}",
             "read twice": f"{r['floor_again_ms']:.4f}" if "floor_again_ms" in r else "",
