@@ -84,10 +84,12 @@ def lend_interrupts() -> None:
 def lend_checkout() -> None:
     """What tests start finds what they find, in whatever folder: the package may not be installed.
 
-    Here it then comes from the folder that pytest was started in, or from PYTHONPATH.
+    Here it then comes from the folder that pytest was started in, or from PYTHONPATH. Compiled by
+    the first of hundreds of processes, and not by each: that took more than what most then do.
     """
     paths = [ROOT, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(map(os.path.abspath, paths)))
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def lend_folder(config: pytest.Config, variable: str, folder: str) -> None:
