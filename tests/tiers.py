@@ -20,7 +20,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runs import EMULATED_RUNS, drawn, drawn_run, drawn_samples, gpu_reason, reason_not_to_run
+from runs import (
+    EMULATED_RUNS,
+    built,
+    drawn,
+    drawn_run,
+    drawn_samples,
+    drawn_types,
+    gpu_reason,
+    reason_not_to_run,
+)
 
 # Where skipped tests and files are listed, each behind its reason, for a session that has what was
 # missing. Sessions that tests start do not inherit it.
@@ -150,8 +159,10 @@ def mark_thorough(metafunc: Any, calls: list[Any]) -> None:
     emulated = [call for call in calls if run_of(call) in EMULATED_RUNS]
     if not emulated:
         return
-    share = random.Random(f"{seed} {metafunc.definition.path.name}").random()
-    types = drawn({types_of(call) for call in emulated}, share)
+    path, found = metafunc.definition.path, {types_of(call) for call in emulated}
+    share = random.Random(f"{seed} {path.name}").random()
+    samples = drawn_types(seed).get(path.parent.name, ())
+    types = drawn(built(found, samples) or found, share)  # g++ takes seconds for each
     for call in emulated:
         test = f"{metafunc.definition.nodeid}[{call.id}]"
         if not is_drawn(test, call, types, seed):
