@@ -15,14 +15,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from xla_flags import FLAGS
+
 # JAX is an oracle on the CPU; left to itself it takes most of a GPU's memory. With float64 in every
 # test, or which types it computes in would depend on which tests ran before.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_ENABLE_X64"] = "1"
-# It compiles for each shape and runs the result once.
-os.environ["XLA_FLAGS"] = (
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-)
+os.environ["XLA_FLAGS"] = FLAGS
 # There is a worker for each core; threads of OpenBLAS would wait for each other, at full speed.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
