@@ -92,7 +92,7 @@ def _of_groups(
 def _elements(
     sample: Sample, groups: HostArray, k: HostArray, n: int
 ) -> tuple[HostArray, HostArray]:
-    """Of each group the pieces k, whole tiles: where the elements are, and which are the group's."""
+    """Of each group the pieces k, whole tiles: places of elements, and which are the group's."""
     numbers = (groups[:, None] * sample.pieces + k).astype(np.uint32)
     hashed = (numbers * np.uint32(HASH) >> HALF).astype(np.int64)
     piece = k * sample.stride + (hashed * sample.stride >> HALF)
