@@ -20,7 +20,7 @@ from cupy_training_ops.samples import Sample
 from cupy_training_ops.testing.samples import all_samples, sampled
 
 TIMES = 2
-MANY_OPERATORS = 5  # of a family, of which two are drawn
+MOST_DRAWN = 3  # operators of a family: one, and another for each four that there are
 MOST = 2**18  # elements of an input in the default tier, where longer samples are called once
 
 
@@ -53,11 +53,11 @@ def call_all(
 
 
 def drawn_operators(draw: random.Random) -> list[str]:
-    """Of each family one that has samples, or two."""
+    """Of each family some that have samples."""
     found: list[str] = []
     for operators in FAMILIES.values():
         names = [name for name in operators if name in sampled()]
-        found += draw.sample(names, min(1 + len(names) // MANY_OPERATORS, 2, len(names)))
+        found += draw.sample(names, min(1 + len(names) // 4, MOST_DRAWN, len(names)))
     return found
 
 
