@@ -47,6 +47,7 @@ ORACLES = (
 )  # what the extra `test` brings and `gputest` not
 IMPORT = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
 LIMIT = 300  # seconds of other tests, as in pyproject.toml
+MOST_SESSIONS = 0.8
 GPU_WORKERS = 4  # each compiles and holds arrays on the one GPU
 
 
@@ -161,12 +162,19 @@ def mark_thorough(metafunc: Any, calls: list[Any]) -> None:
         return
     path, found = metafunc.definition.path, {types_of(call) for call in emulated}
     share = random.Random(f"{seed} {path.name}").random()
-    samples = drawn_types(seed).get(path.parent.name, ())
-    types = drawn(built(found, samples) or found, share)  # g++ takes seconds for each
+    types = drawn(types_to_draw(found, path.parent.name, seed), share)
     for call in emulated:
         test = f"{metafunc.definition.nodeid}[{call.id}]"
         if not is_drawn(test, call, types, seed):
             call.marks.append(pytest.mark.thorough.mark)
+
+
+def types_to_draw(found: set[tuple[str, ...]], family: str, seed: int) -> set[tuple[str, ...]]:
+    """In most sessions those that the family's drawn samples are built for: g++ takes seconds for
+    each. In others all: some are no sample's."""
+    if random.Random(f"{seed} types of {family}").random() > MOST_SESSIONS:
+        return found
+    return built(found, drawn_types(seed).get(family, ())) or found
 
 
 def is_drawn(test: str, call: Any, types: tuple[str, ...], seed: int) -> bool:
