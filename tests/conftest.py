@@ -15,14 +15,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from xla_flags import FLAGS
+
 # JAX is an oracle on the CPU; left to itself it takes most of a GPU's memory. With float64 in every
 # test, or which types it computes in would depend on which tests ran before.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_ENABLE_X64"] = "1"
-# It compiles for each shape and runs the result once.
-os.environ["XLA_FLAGS"] = (
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-)
+os.environ["XLA_FLAGS"] = FLAGS
 # There is a worker for each core; threads of OpenBLAS would wait for each other, at full speed.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -84,10 +83,12 @@ def lend_interrupts() -> None:
 def lend_checkout() -> None:
     """What tests start finds what they find, in whatever folder: the package may not be installed.
 
-    Here it then comes from the folder that pytest was started in, or from PYTHONPATH.
+    Here it then comes from the folder that pytest was started in, or from PYTHONPATH. Compiled by
+    the first of hundreds of processes, and not by each: that took more than what most then do.
     """
     paths = [ROOT, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(map(os.path.abspath, paths)))
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def lend_folder(config: pytest.Config, variable: str, folder: str) -> None:
@@ -123,12 +124,20 @@ def pytest_collection() -> Iterator[None]:
         return (yield)
     finally:
         gc.freeze()
-        gc.set_threshold(10_000)
+        gc.set_threshold(50_000)
         gc.enable()
 
 
 def pytest_report_header() -> str:
     return f"CTO_SEED={os.environ['CTO_SEED']} repeats this run's random inputs and thread orders"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Nor through what a file's tests have left: those that collect garbage took half a second."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -60,6 +60,23 @@ def drawn_samples(seed: int) -> frozenset[str]:
     return frozenset(ids)
 
 
+@functools.cache
+def drawn_types(seed: int) -> dict[str, set[tuple[str, ...]]]:
+    """Of each family the combinations of types of the samples that are drawn."""
+    known, ids = types_and_ids(), drawn_samples(seed)
+    return {
+        family: {types for name in ops for types, found in known.get(name, ()) if found in ids}
+        for family, ops in FAMILIES.items()
+    }
+
+
+def built(
+    found: Iterable[tuple[str, ...]], samples: Iterable[tuple[str, ...]]
+) -> set[tuple[str, ...]]:
+    """The combinations of types that need no kernels but those of samples."""
+    return {types for types in found if any(set(types) <= set(others) for others in samples)}
+
+
 class EmulatedBackend(backends.NumpyBackend):
     """The frame's view of the emulator: NumPy's memory, kernels compiled with g++."""
 

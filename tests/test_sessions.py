@@ -76,6 +76,13 @@ def test_what_tests_start_can_be_interrupted_where_the_session_ignores_it(worker
     assert result.returncode == 0, result.stdout
 
 
+def test_what_tests_start_may_keep_what_it_compiles() -> None:
+    """Else each of some hundred processes compiles the package."""
+    code = "import sys; print(sys.dont_write_bytecode)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.stdout == "False\n"
+
+
 # ---- tiers ---------------------------------------------------------------------------------------
 
 

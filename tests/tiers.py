@@ -20,7 +20,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runs import EMULATED_RUNS, drawn, drawn_run, drawn_samples, gpu_reason, reason_not_to_run
+from runs import (
+    EMULATED_RUNS,
+    built,
+    drawn,
+    drawn_run,
+    drawn_samples,
+    drawn_types,
+    gpu_reason,
+    reason_not_to_run,
+)
 
 # Where skipped tests and files are listed, each behind its reason, for a session that has what was
 # missing. Sessions that tests start do not inherit it.
@@ -38,6 +47,7 @@ ORACLES = (
 )  # what the extra `test` brings and `gputest` not
 IMPORT = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
 LIMIT = 300  # seconds of other tests, as in pyproject.toml
+MOST_SESSIONS = 0.8
 GPU_WORKERS = 4  # each compiles and holds arrays on the one GPU
 
 
@@ -150,12 +160,21 @@ def mark_thorough(metafunc: Any, calls: list[Any]) -> None:
     emulated = [call for call in calls if run_of(call) in EMULATED_RUNS]
     if not emulated:
         return
-    share = random.Random(f"{seed} {metafunc.definition.path.name}").random()
-    types = drawn({types_of(call) for call in emulated}, share)
+    path, found = metafunc.definition.path, {types_of(call) for call in emulated}
+    share = random.Random(f"{seed} {path.name}").random()
+    types = drawn(types_to_draw(found, path.parent.name, seed), share)
     for call in emulated:
         test = f"{metafunc.definition.nodeid}[{call.id}]"
         if not is_drawn(test, call, types, seed):
             call.marks.append(pytest.mark.thorough.mark)
+
+
+def types_to_draw(found: set[tuple[str, ...]], family: str, seed: int) -> set[tuple[str, ...]]:
+    """In most sessions those that the family's drawn samples are built for: g++ takes seconds for
+    each. In others all: some are no sample's."""
+    if random.Random(f"{seed} types of {family}").random() > MOST_SESSIONS:
+        return found
+    return built(found, drawn_types(seed).get(family, ())) or found
 
 
 def is_drawn(test: str, call: Any, types: tuple[str, ...], seed: int) -> bool:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import click
 
 from ..samples import Sample
@@ -18,7 +20,7 @@ op_option = click.option(
 )
 
 
-def chosen_samples(names: tuple[str, ...]) -> dict[str, tuple[Sample, ...]]:
+def chosen_samples(names: tuple[str, ...]) -> Mapping[str, tuple[Sample, ...]]:
     """Operator name to samples; refuses unknown names with the list of known ones."""
     everything = all_samples()
     chosen = [operator(name).name for name in names]

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,8 @@ from ..samples import Sample
 from .compare import tolerance_of
 
 
-def all_samples() -> dict[str, tuple[Sample, ...]]:
+@functools.cache
+def all_samples() -> Mapping[str, tuple[Sample, ...]]:
     """Every family's samples by operator name, those of mixed alignment at the end."""
     modules = (importlib.import_module(f"{families.__name__}.{name}.samples") for name in FAMILIES)
     tables = {name: samples for module in modules for name, samples in module.SAMPLES.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -22,6 +23,8 @@ from cupy_training_ops.cli.compile import _compiles, _failures
 from cupy_training_ops.cli.processes import workers
 from cupy_training_ops.declare.type_rows import combinations
 from cupy_training_ops.dtypes import element_type
+from cupy_training_ops.frame.op import Op
+from cupy_training_ops.registry import FAMILIES, classes
 from cupy_training_ops.runtime import offline
 from cupy_training_ops.runtime.source import Source, load
 from cupy_training_ops.testing.idle import IdleBackend, Module, launches, modules
@@ -30,6 +33,12 @@ from cupy_training_ops.testing.samples import all_samples
 HOPPER = offline.device("90")
 OP = "GistBinarizeEncoder"
 ARGUMENTS = ("--op", "IsAllFinite", "--arch", "90")  # whose source compiles sooner
+# Families whose samples launch their own kernels, all of them.
+COMPUTING = {
+    c.family for ops in FAMILIES.values() for _, c in classes(ops) if c.plan is not Op.plan
+}
+PLANNED = COMPUTING - {"collective"}
+FEW = 5  # families
 LONGEST = ("--op", "LayerNormalizationGrad", "--arch", "all")  # and later
 
 
@@ -46,13 +55,26 @@ def test_every_type_is_launched_with_its_slot(name):
     assert {launch.slots["T"] for launch in found} == expected
 
 
-def test_modules_hold_every_kernel_of_a_source():
-    samples = [sample for of_op in all_samples().values() for sample in of_op]
+def assert_modules_hold_every_kernel(families):
+    samples = [s for family in families for name in FAMILIES[family] for s in all_samples()[name]]
     found = modules(samples, HOPPER)
-    for family in {module.source.name for module in found}:
+    sources = {module.source.name for module in found}
+    for family in sources:
         symbols = {s for m in found if m.source.name == family for s in m.symbols}
         assert symbols == set(load(family).kernels)
     assert len({(m.source.name, *sorted(m.slots.items())) for m in found}) == len(found)
+    return sources
+
+
+def test_modules_hold_every_kernel_of_a_source(seed):
+    """Of drawn families; that a source has no kernel beside these is a test of each home."""
+    drawn = random.Random(seed).sample(sorted(PLANNED), FEW)
+    assert assert_modules_hold_every_kernel(drawn) >= set(drawn)
+
+
+@pytest.mark.thorough
+def test_modules_hold_every_kernel_of_every_source():
+    assert assert_modules_hold_every_kernel(FAMILIES) >= PLANNED
 
 
 def test_a_dry_run_writes_nothing():

@@ -20,31 +20,42 @@ from cupy_training_ops.cli.processes import CONTEXT, workers
 WRONG = {"bad": "it is bad"}.get  # what went wrong, or None
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_every_item_has_its_outcome(count) -> None:
+@pytest.fixture(scope="module")
+def two():
+    """Two workers, for tests that leave them as they are."""
+    with workers(2) as attempts:
+        yield attempts
+
+
+@pytest.fixture
+def one():
+    with workers(1) as attempts:
+        yield attempts
+
+
+@pytest.mark.parametrize("count", ["one", "two"])
+def test_every_item_has_its_outcome(request, count) -> None:
+    attempts = request.getfixturevalue(count)
     items = ["good", "bad", "better", "bad", "best"]
-    with workers(count) as attempts:
-        for _ in range(2):
-            found = sorted(attempts(WRONG, items), key=lambda outcome: items.index(outcome[0]))
-            assert sorted(found) == sorted((item, WRONG(item)) for item in items)
+    for _ in range(2):
+        found = sorted(attempts(WRONG, items), key=lambda outcome: items.index(outcome[0]))
+        assert sorted(found) == sorted((item, WRONG(item)) for item in items)
 
 
-def test_items_are_begun_in_order() -> None:
-    with workers(2) as attempts:
-        delays = [1.0, 0.0, 0.0, 0.0]
-        assert [item for item, _ in attempts(time.sleep, delays)] == [0.0, 0.0, 0.0, 1.0]
+def test_items_are_begun_in_order(two) -> None:
+    delays = [1.0, 0.0, 0.0, 0.0]
+    assert [item for item, _ in two(time.sleep, delays)] == [0.0, 0.0, 0.0, 1.0]
 
 
-def test_an_exception_is_reported() -> None:
-    with workers(2) as attempts:
-        outcomes = dict(attempts(math.sqrt, [-1]))
+def test_an_exception_is_reported(two) -> None:
+    outcomes = dict(two(math.sqrt, [-1]))
     assert outcomes[-1].startswith("Traceback")
     assert "ValueError" in outcomes[-1]
 
 
-def test_in_one_process_an_exception_is_raised() -> None:
-    with workers(1) as attempts, pytest.raises(ValueError, match=r"math domain|nonnegative"):
-        list(attempts(math.sqrt, [-1]))
+def test_in_one_process_an_exception_is_raised(one) -> None:
+    with pytest.raises(ValueError, match=r"math domain|nonnegative"):
+        list(one(math.sqrt, [-1]))
 
 
 def test_the_item_that_ended_its_process_is_named_and_the_others_are_done() -> None:
@@ -63,10 +74,9 @@ def children() -> set[str]:
         return set(file.read().split())
 
 
-def test_no_process_is_left() -> None:
+def test_no_process_is_left(two) -> None:
     """However the context is left; what multiprocessing itself keeps is there before."""
-    with workers(2) as attempts:
-        list(attempts(WRONG, ["good"]))
+    list(two(WRONG, ["good"]))
     before = children()
     with contextlib.suppress(KeyboardInterrupt), workers(2) as attempts:
         next(attempts(time.sleep, [0.0, 60.0, 60.0]))

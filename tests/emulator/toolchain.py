@@ -37,6 +37,10 @@ RUNTIME_FLAGS = (
 )
 KERNEL_FLAGS = (
     "-Og",  # built in a fifth less time than with -O1, and most kernels run for milliseconds
+    # Where variables are at each instruction nobody asks: a sixth of the time to build.
+    "-fno-var-tracking",
+    "-fno-var-tracking-assignments",
+    "-gno-column-info",
     *SHARED_LIBRARY_FLAGS,
     "-w",
     "-fmax-errors=20",

@@ -78,11 +78,11 @@ def _of_groups(
     tiles = 0.0
     for k in range(0, sample.pieces, at_once):
         at, there = _elements(sample, groups, np.arange(k, min(k + at_once, sample.pieces)), x.size)
-        values, tile = x[at].astype(FLOAT64), at // TILE
-        off = np.where(there, values - _decoded(codes, at, x.dtype), 0)
+        values, own = x[at].astype(FLOAT64), at[:, ::TILE] // TILE
+        off = np.where(there, values - _decoded(codes, own, x.dtype), 0)
         distance = np.where(there, values - origin, 0)
         error += np.square(off).sum(1)
-        tiles += float(np.square(np.where(there, values - _means(x, tile), 0)).sum())
+        tiles += float(np.square(np.where(there, values - _means(x, own), 0)).sum())
         n += there.sum(1)
         total += distance.sum(1)
         squares += np.square(distance).sum(1)
@@ -92,7 +92,7 @@ def _of_groups(
 def _elements(
     sample: Sample, groups: HostArray, k: HostArray, n: int
 ) -> tuple[HostArray, HostArray]:
-    """Of each group the pieces k: where their elements are, and which of them are the group's."""
+    """Of each group the pieces k, whole tiles: places of elements, and which are the group's."""
     numbers = (groups[:, None] * sample.pieces + k).astype(np.uint32)
     hashed = (numbers * np.uint32(HASH) >> HALF).astype(np.int64)
     piece = k * sample.stride + (hashed * sample.stride >> HALF)
@@ -106,22 +106,22 @@ def _elements(
     return np.minimum(at, n - 1).reshape(flat), there.reshape(flat)
 
 
-def _decoded(codes: HostArray, at: HostArray, dtype: np.dtype) -> HostArray:
-    """What elements decode to; every tile that is asked for is decoded once."""
-    tiles, where = np.unique(at // TILE, return_inverse=True)
-    shape = (tiles.size, TILE)
-    values = gist_pack_msfp15_decoder(codes[tiles], to=dtype, shape=shape, keep_nonfinite=False)
-    decoded: HostArray = values.astype(FLOAT64)[where.reshape(at.shape), at % TILE]
+def _decoded(codes: HostArray, tiles: HostArray, dtype: np.dtype) -> HostArray:
+    """What the elements of tiles decode to; every tile that is asked for is decoded once."""
+    once, where = np.unique(tiles, return_inverse=True)
+    shape = (once.size, TILE)
+    values = gist_pack_msfp15_decoder(codes[once], to=dtype, shape=shape, keep_nonfinite=False)
+    decoded: HostArray = values.astype(FLOAT64)[where].reshape(len(tiles), -1)
     return decoded
 
 
-def _means(x: HostArray, tile: HostArray) -> HostArray:
-    """The mean of each tile, the last of which may have fewer elements."""
-    tiles, where = np.unique(tile, return_inverse=True)
-    at = tiles[:, None] * TILE + np.arange(TILE)
+def _means(x: HostArray, tiles: HostArray) -> HostArray:
+    """Of each element the mean of its tile, of which the last may have fewer."""
+    once, where = np.unique(tiles, return_inverse=True)
+    at = once[:, None] * TILE + np.arange(TILE)
     there = at < x.size
     values = x[np.minimum(at, x.size - 1)].astype(FLOAT64)
     first = values[:, :1]
     means = first[:, 0] + np.where(there, values - first, 0).sum(1) / there.sum(1)
-    of_elements: HostArray = means[where.reshape(tile.shape)]
+    of_elements: HostArray = means[where].repeat(TILE).reshape(len(tiles), -1)
     return of_elements

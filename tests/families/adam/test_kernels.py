@@ -11,8 +11,11 @@ from cupy_training_ops import get_op
 from cupy_training_ops.declare.schema import Spec
 from cupy_training_ops.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT64
 from cupy_training_ops.families.adam import plan as adam
+from cupy_training_ops.plan import Device
 from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.compare import assert_matches, poison
+from cupy_training_ops.testing.idle import IdleBackend, launches
+from cupy_training_ops.testing.samples import all_samples
 
 
 @pytest.mark.parametrize("name", ["AdamWOptimizer", "AdamOptimizerList"])
@@ -80,6 +83,16 @@ def test_an_empty_step_still_counts(run, rng) -> None:
         get_op("AdamOptimizerList")()(0.1, step, *placed, outputs=("new_T",))
     assert [launch.symbol for launch in log] == ["adam__count"]
     assert run.host(step).tolist() == [4]
+
+
+@pytest.mark.parametrize("name", ["AdamOptimizer", "AdamOptimizerList", "AdamCodedList"])
+def test_the_count_is_by_a_kernel_that_is_compiled_for_the_step(name) -> None:
+    idle, counts = IdleBackend(Device(132, (9, 0), 227 * 1024)), 0
+    for sample in all_samples()[name]:
+        steps = launches(sample, idle)
+        assert len({tuple(sorted(step.slots.items())) for step in steps}) <= 1, sample.id
+        counts += len(steps) > 1 and steps[-1].symbol == "adam__count"
+    assert counts > 0
 
 
 def test_the_same_bits_in_every_order(in_every_order, rng) -> None:

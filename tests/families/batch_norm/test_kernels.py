@@ -128,6 +128,21 @@ def test_tickets_give_each_item_once_and_never_wait_for_a_later_one(
         assert (sum_tickets[last_part] < apply_tickets).all()
 
 
+@pytest.mark.parametrize("kib", [227, 163, 99, 64])
+def test_tiles_and_rings_fit_into_shared_memory(rng, kib) -> None:
+    """Those of all blocks of a multiprocessor, with what the system takes for each."""
+    device, rings = Device(132, (9, 0), kib * 1024), set()
+    for outer, n, length in rng.integers((1, 64, 1), (600, 2048, 300), (300, 3)).tolist():
+        for n_arrays, itemsize, n_fields in ((1, 2, 3), (2, 2, 2), (1, 4, 3), (2, 4, 2)):
+            channels = Channels(outer, n, length)
+            found = plan_held.tiles(device, channels, n_arrays, itemsize, 4, n_fields)
+            if found is not None:
+                assert found.blocks * (found.shared_nbytes + 1024) <= (kib + 1) * 1024
+                assert found.ring.rows >= found.depth
+                rings.add(found.ring.rows // found.depth)
+    assert len(rings) > 1  # some have room for the rows of another tile
+
+
 @given(
     st.integers(1, 6), st.integers(1, 5), st.integers(1, 40), st.sampled_from([1, 2, 4]),
     st.sampled_from([32, 64, 256]),

@@ -131,6 +131,7 @@ def test_variants_of_known_layers(name) -> None:
         ({"kernel": 6}, False),  # more taps than bits
         ({"n": 0}, False),
         ({"n": 2, "extent": 2**15}, False),  # vectors beyond 32 bits
+        ({"n": 1, "extent": 12_000}, False),  # just so
     ],
 )
 def test_what_is_staged(change, expected) -> None:

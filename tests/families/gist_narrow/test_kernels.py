@@ -8,7 +8,7 @@ import pytest
 from references import computed
 
 from cupy_training_ops import get_op
-from cupy_training_ops.dtypes import FLOAT16, FLOAT32, UINT8, dtype_name
+from cupy_training_ops.dtypes import FLOAT16, FLOAT32, FLOAT64, UINT8, dtype_name
 
 NARROW = pytest.mark.parametrize("dtype", [FLOAT16, np.dtype("bfloat16")], ids=dtype_name)
 
@@ -38,3 +38,18 @@ def test_every_code_of_scaled_floats(run, rng, name, dtype) -> None:
     op = get_op(f"{name}Decoder")(to=dtype, shape=(n,))
     actual = run.host(op(run.place(encoded)))
     np.testing.assert_array_equal(actual.view(UINT8), computed(op, encoded).view(UINT8))
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, FLOAT64], ids=dtype_name)
+@pytest.mark.parametrize(
+    ("name", "tie"), [("GistBlockE4m3Encoder", 464), ("GistBlockE5m2Encoder", 61_440)]
+)
+def test_scales_at_what_just_fits(run, rng, name, tie, dtype) -> None:
+    """The largest element of a block is a tie between the largest code and what is beyond it, or
+    one of its neighbours."""
+    sizes = np.nextafter(np.full(3, tie, dtype), np.array([0, tie, np.inf], dtype))
+    x = rng.uniform(-1, 1, (48, 128)).astype(dtype)
+    x[np.arange(48), rng.integers(0, 128, 48)] = np.tile(sizes, 16) * rng.choice([-1, 1], 48)
+    x = np.ldexp(x, rng.integers(-90, 90, (48, 1))).ravel()
+    op = get_op(name)()
+    np.testing.assert_array_equal(run.host(op(run.place(x))), computed(op, x))
