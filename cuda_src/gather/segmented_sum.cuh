@@ -219,7 +219,7 @@ struct Rows {
 #pragma unroll 1
         while (next < end) {
             const Key low = starts[next], high = starts[next + 1];
-            if (leaves_long && high - low >= FANOUT) {
+            if (leaves_long && high - low >= LONG_ROW) {
                 ++next;
                 continue;
             }
@@ -229,25 +229,25 @@ struct Rows {
     }
 };
 
-// The row of FANOUT entries or more in which `at` is the first multiple of FANOUT, or n_rows. Such a
-// row holds an entry FANOUT / 2 before `at` or nearly as far behind it: most calls end there, before
+// The row of LONG_ROW entries or more in which `at` is the first multiple of it, or n_rows. Such a
+// row holds an entry LONG_ROW / 2 before `at` or nearly as far behind it: most calls end there, before
 // the row's bounds are looked up.
 template <class Key>
 __device__ __forceinline__ Key long_row_at(Key at, const Entry<Key>* entries, const Key* starts,
                                            Key n_slices, i64 n_rows) {
-    constexpr Key HALF = FANOUT / 2;
+    constexpr Key HALF = LONG_ROW / 2;
     const Key row = entries[at].key;
     const Key before = entries[max(at, HALF) - HALF].key;
     const Key behind = entries[min(at + HALF - 1, n_slices - 1)].key;
     if (row >= n_rows || (before != row && behind != row)) return n_rows;
     const Key low = starts[row], high = starts[row + 1];
-    return high - low >= FANOUT && at - low < FANOUT ? row : n_rows;
+    return high - low >= LONG_ROW && at - low < LONG_ROW ? row : n_rows;
 }
 
 // dX[batch, row] = sum of the slices whose key is the row, zero where there are none: every element
 // is written once. A thread sums `count` rows; no node lies among fewer than FANOUT entries. Where
-// n_long is not 0, the grid's first items are the long rows, one for every FANOUT entries: they take
-// longest, and often are neighbours, which one thread would sum one after the other.
+// n_long is not 0, the grid's first items are the long rows, one for every LONG_ROW entries: they
+// take longest, and often are neighbours, which one thread would sum one after the other.
 template <int N, class T, class Key>
 __device__ __forceinline__ void sum_rows(const T* __restrict__ dy,
                                          const Entry<Key>* __restrict__ entries,
@@ -262,7 +262,7 @@ __device__ __forceinline__ void sum_rows(const T* __restrict__ dy,
     const bool is_long = task.item < n_long;
     Key first, end;
     if (is_long) {
-        const Key at = static_cast<Key>(task.item) * FANOUT;
+        const Key at = static_cast<Key>(task.item) * LONG_ROW;
         first = long_row_at(at, entries, starts, n_slices, sizes.n_rows);
         if (first == sizes.n_rows) return;
         end = first + 1;
@@ -277,10 +277,11 @@ __device__ __forceinline__ void sum_rows(const T* __restrict__ dy,
     const NodeSums<Acc<T>, Key> nodes{sums + task.batch * n_nodes * width + column, width};
     const NodeSums<Acc<T>, Key> edges{nodes.sums + (n_nodes - n_slices / FANOUT) * width, width};
     const Key low = starts[first], high = starts[end];
-    if (high - low < FANOUT)
+    const bool leaves_long = n_long > 0 && !is_long;
+    if (high - low < (leaves_long ? LONG_ROW : FANOUT))
         rows.add_few(slices, low, high - low);
     else
-        rows.add_many(slices, nodes, edges, starts, n_slices, levels, n_long > 0 && !is_long);
+        rows.add_many(slices, nodes, edges, starts, n_slices, levels, leaves_long);
 }
 
 }  // namespace cto::segmented_sum

@@ -29,6 +29,8 @@ DENSE, SPARSE = 4, 16  # slices a row, and rows a slice, up to which a look at a
 
 ROWS = 4  # whose sums one thread makes where they are short
 SORT_BLOCKS = 2  # of a multiprocessor
+MANY_IDLE = 2  # a part of the multiprocessors that sort, at most
+FETCHED = 0.5  # of the L2 cache
 MAX_LOOKS = 2**16  # at slices, by elements of dX, that cost less than a second launch
 MAX_ATOMIC = 2**22  # elements of dY (of dX where sums are wider) for which atomics beat a sort
 MAX_32_BIT = 2**32 - 1
@@ -214,13 +216,22 @@ class Scatter:
             step = plans.by_value(facts.Pass, n=n, span=span, shift=digit.shift, bits=digit.bits)
             if digit.shift == 0:
                 dy = self.dy if self.is_carried else None
+                fetched = self.fetched_nbytes(config.grid[0])
+                blocks = config.grid[0] + plans.ceil_div(fetched, facts.FETCH_NBYTES)
                 where = (*self.target, dy, entries, counts, step, self.sizes.G)
-                self.launch_own(f"{self.op.function_name}__keys", config, *where)
+                what = (self.dy, fetched, config.grid[0])
+                keys = plans.Config((blocks,), config.block)
+                self.launch_own(f"{self.op.function_name}__keys", keys, *where, *what)
             else:
                 self.launch("count", config, entries, counts, step)
             self.launch(f"scatter{variant}", config, entries, other, counts, step)
             entries, other = other, entries
         return entries
+
+    def fetched_nbytes(self, blocks: int) -> int:
+        """Of the slices that wait in the L2 cache, where a sort leaves multiprocessors idle."""
+        idle = not self.is_carried and blocks <= self.device.multiprocessors // MANY_IDLE
+        return min(self.dy.nbytes, int(self.device.l2_nbytes * FETCHED)) if idle else 0
 
     def sum_nodes(
         self,
@@ -264,7 +275,7 @@ class Scatter:
         s, (runs, variant) = self.sizes, self.runs
         dy = None if self.is_carried else self.dy
         rows = rows_of_a_thread(s, FANOUT)
-        n_long = plans.ceil_div(s.K, FANOUT) if runs >= WARP else 0
+        n_long = plans.ceil_div(s.K, facts.LONG_ROW) if runs >= WARP else 0
         config, items = spread(s.B, n_long + plans.ceil_div(s.G, rows), runs, 1)
         arrays = (dy, entries, starts, sums, self.dx, items, s.argument)
         self.launch(
