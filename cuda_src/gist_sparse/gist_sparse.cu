@@ -50,8 +50,8 @@ constexpr int ROWS = TILE_NBYTES / (16 * ENCODERS), DECODED_ROWS = TILE_NBYTES /
     (__CUDA_ARCH__ == 800 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200))
 constexpr int ENCODING = sizeof(T) == 2 ? (__CUDA_ARCH__ / 100 == 9 ? 5 : 4)
                          : sizeof(T) == 1 && __CUDA_ARCH__ >= 1000 ? 2
-                         : sizeof(T) == 1 || (sizeof(T) == 16 && __CUDA_ARCH__ == 800) ||
-                                 (ARE_SAME<Values, Fp10<double>> && __CUDA_ARCH__ >= 1000) ||
+                         : (sizeof(T) == 16 && __CUDA_ARCH__ == 800) ||
+                                 ARE_SAME<Values, Fp10<double>> ||
                                  (ARE_SAME<Values, Msfp15KeepSign<double>> && __CUDA_ARCH__ == 800)
                              ? 3
                              : 4;
@@ -106,6 +106,7 @@ struct Encoding {
 struct Packed {
     alignas(16) T values[GROUPS * GROUP];
     alignas(16) u8 mask[TILE<T> / 8];
+    u32 count;  // of values; kept here, for registers are few
 };
 
 struct Shared {
@@ -133,24 +134,24 @@ __device__ __forceinline__ void pack(const uint4 (&x)[ROWS], const u32 (&bits)[R
 
 // Whether a tile with so many values is full: the last one if no element is zero.
 __device__ __forceinline__ bool is_full(const Encoding& call, u32 tile, u32 count) {
-    if constexpr (!Values::AS_LONG) return false;
     constexpr u32 LEAST = (TILE_NBYTES - TILE<T> / 8 - 8 + 15) / 16 * GROUP;
     const i64 n = call.n - static_cast<i64>(tile) * TILE<T>;
     return count >= (n < TILE<T> ? static_cast<u32>(n) : LEAST);
 }
 
-// Returns how many values the tile has, and says it to the others.
+// Says to the others how many values the tile has.
 template <bool SAYS, int ROWS>
-__device__ __forceinline__ u32 pack_tile(const Encoding& call, const uint4 (&loaded)[ROWS],
-                                         u32 tile, Counts& counts, Packed& packed) {
+__device__ __forceinline__ void pack_tile(const Encoding& call, const uint4 (&loaded)[ROWS],
+                                          u32 tile, Counts& counts, Packed& packed) {
     u32 bits[ROWS], before[ROWS];
 #pragma unroll
     for (int row = 0; row < ROWS; ++row) bits[row] = set_bits<T>(loaded[row]);
     const u32 count = rank<WIDTH>(bits, counts, before);
+    if (threadIdx.x == 0) packed.count = count;
     if (SAYS && threadIdx.x == 0)
-        prefix::say(call.scratch.groups, tile, groups_of(count), !is_full(call, tile, count));
+        prefix::say(call.scratch.groups, tile, groups_of(count),
+                    Values::AS_LONG && !is_full(call, tile, count));
     pack(loaded, bits, before, count, packed);
-    return count;
 }
 
 template <int BLOCK>
@@ -214,15 +215,19 @@ enum Way { UNKNOWN, SPARSE, KEPT, COUNTED };
 // tile is not full.
 __device__ __forceinline__ void finish_tile(const Encoding& call, const Packed& packed, u32 tile,
                                             u32 count, u64 groups_before, bool marked, Way& way) {
+    if (threadIdx.x == 0 && tile == call.tiles - 1)
+        *call.scratch.nbytes = call.code.values + 16 * (groups_before + groups_of(count));
+    if constexpr (!Values::AS_LONG) {
+        store_tile<ENCODERS>(call, packed, tile, count, groups_before);
+        return;
+    }
     const bool full = is_full(call, tile, count);
     if (way == UNKNOWN) {
         const bool first_is_full =
             tile == 0 ? full : prefix::look(call.scratch.groups, 0) < prefix::MARK;
-        way = Values::AS_LONG && first_is_full ? KEPT : SPARSE;
+        way = first_is_full ? KEPT : SPARSE;
     }
     if (threadIdx.x == 0) {
-        if (tile == call.tiles - 1)
-            *call.scratch.nbytes = call.code.values + 16 * (groups_before + groups_of(count));
         if (way == KEPT && !marked && (!full || tile == call.tiles - 1))
             *call.scratch.full = full ? call.tiles : tile;
         if (way == SPARSE && tile == 0) *call.scratch.full = 0;
@@ -239,7 +244,7 @@ __device__ __forceinline__ void finish_tile(const Encoding& call, const Packed& 
 __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& call) {
     u32 upcoming = threadIdx.x == 0 ? call.ticket_after(0) : 0;
     u32 packed = NONE, loading = NONE;  // the tiles that are to be stored and to be packed
-    u32 of_packed = 0, summed = 0;
+    u32 summed = 0;
     u64 begin = 0;  // groups of the tiles before `summed`, as a turn begins
     uint4 loaded[ROWS];
     int place = 0;
@@ -249,24 +254,25 @@ __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& cal
             shared.ticket = upcoming;
             upcoming = call.ticket_after(upcoming);
         }
-        u32 count = 0;
         if (loading == NONE)
             __syncthreads();
         else
-            count = pack_tile<true>(call, loaded, loading, shared.counts, shared.tiles[place]);
+            pack_tile<true>(call, loaded, loading, shared.counts, shared.tiles[place]);
         const u32 next = shared.ticket < call.tiles ? shared.ticket : NONE;
-        prefix::Span<ENCODERS> between(call.scratch.groups, summed, packed == NONE ? 0 : packed);
+        prefix::Span<ENCODERS, Values::AS_LONG> between(call.scratch.groups, summed,
+                                                        packed == NONE ? 0 : packed);
         if (next != NONE) load_tile(call.x, next, call.n, call.aligned, loaded);
-        const prefix::Heard heard = prefix::of_block(between.heard(), shared.parts);
+        const prefix::Heard heard =
+            prefix::of_block<Values::AS_LONG>(between.heard(), shared.parts);
         begin += heard.sum;
         place ^= 1;
         if (packed != NONE) {
-            finish_tile(call, shared.tiles[place], packed, of_packed, begin, heard.marked, way);
-            begin += groups_of(of_packed);
+            const u32 count = shared.tiles[place].count;
+            finish_tile(call, shared.tiles[place], packed, count, begin, heard.marked, way);
+            begin += groups_of(count);
             summed = packed + 1;
         }
         packed = loading;
-        of_packed = count;
         loading = next;
     } while (loading != NONE || packed != NONE);
 }
@@ -276,9 +282,9 @@ __device__ __forceinline__ void encode_again(const Encoding& call, Counts& count
     for (u32 tile = blockIdx.x; tile < call.tiles; tile += gridDim.x) {
         uint4 loaded[DECODED_ROWS];
         load_tile(call.x, tile, call.n, call.aligned, loaded);
-        const u32 count = pack_tile<false>(call, loaded, tile, counts, packed);
+        pack_tile<false>(call, loaded, tile, counts, packed);
         __syncthreads();
-        store_tile<THREADS>(call, packed, tile, count, call.scratch.begins[tile]);
+        store_tile<THREADS>(call, packed, tile, packed.count, call.scratch.begins[tile]);
         __syncthreads();
     }
 }
@@ -387,7 +393,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const i64 thread = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
     for (i64 tile = thread; tile < tiles; tile += gridDim.x * THREADS) groups[tile].value = 0;
     const bool was_encoded = kept > values;
-    const u32 first = was_encoded ? *full : 0;
+    const u32 first = Values::AS_LONG && was_encoded ? *full : 0;
     if (was_encoded && static_cast<i64>(*nbytes) < kept) {
         if constexpr (Values::AS_LONG) {
             __shared__ Packed packed;
