@@ -82,4 +82,7 @@ struct Extent {
 
 extern void* dynamic_shared;
 
+// While an atomic operation runs.
+extern bool access_is_atomic;
+
 }  // namespace emulator

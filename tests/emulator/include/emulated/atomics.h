@@ -9,8 +9,10 @@ namespace emulator {
 
 template <typename T, typename Update>
 T exchange_with(T* address, Update update) {
+  access_is_atomic = true;
   const T old = *address;
   *address = update(old);
+  access_is_atomic = false;
   return old;
 }
 
