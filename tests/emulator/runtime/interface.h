@@ -82,7 +82,8 @@ struct Extent {
 
 extern void* dynamic_shared;
 
-// While an atomic operation runs.
-extern bool access_is_atomic;
+// Around an atomic operation.
+void begin_atomic(const void* address, uintptr_t bytes);
+void end_atomic();
 
 }  // namespace emulator

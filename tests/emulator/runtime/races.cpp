@@ -15,9 +15,10 @@ namespace emulator {
 
 SharedRange static_shared_range;
 SharedRange dynamic_shared_range;
-bool access_is_atomic;
 
 namespace {
+
+bool access_is_atomic;
 
 // When, by whom, and whether atomic. No later launch takes an older one for its own.
 using Stamp = uint64_t;
@@ -25,10 +26,15 @@ using Stamp = uint64_t;
 constexpr unsigned kThreadBits = 10;
 constexpr Stamp kAtomic = 1 << kThreadBits;
 
-// The last accesses to a byte: reads are by two threads.
+// The last accesses to a byte, reads by two threads, and what it was at the last of them.
+//
+// g++ has an access checked once a basic block: what `x += 1` writes is not announced. If the byte has
+// changed since it was read last, that thread has written it.
 struct Byte {
   Stamp write;
   Stamp reads[2];
+  uint8_t value;
+  bool was_read_last;
 };
 
 std::vector<Byte> static_bytes;
@@ -58,6 +64,30 @@ bool is_unordered(Stamp stamp) {
               other_is_store, return_address);
 }
 
+void note(const SharedRange& range, uintptr_t address, uintptr_t bytes, bool is_store,
+          void* return_address) {
+  std::vector<Byte>& all = &range == &dynamic_shared_range ? dynamic_bytes : static_bytes;
+  const Stamp own = stamp_of_current();
+  for (uintptr_t i = address - range.begin; i < address - range.begin + bytes; ++i) {
+    if (i >= range.bytes) return;
+    Byte& byte = all[i];
+    const uint8_t value = *reinterpret_cast<const uint8_t*>(range.begin + i);
+    if (byte.was_read_last && value != byte.value) byte.write = byte.reads[0];
+    byte.value = value;
+    byte.was_read_last = !is_store;
+    if (is_unordered(byte.write))
+      report(range, address, is_store, byte.write, true, return_address);
+    if (is_store) {
+      for (const Stamp read : byte.reads)
+        if (is_unordered(read)) report(range, address, true, read, false, return_address);
+      byte.write = own;
+    } else {
+      if (thread_of(byte.reads[0]) != current_thread()) byte.reads[1] = byte.reads[0];
+      byte.reads[0] = own;
+    }
+  }
+}
+
 }  // namespace
 
 void watch_shared_memory(SharedRange of_variables, SharedRange dynamic) {
@@ -72,24 +102,19 @@ void order_block() { block_ordered = ++now; }
 
 void order_warp(unsigned warp) { warp_ordered[warp] = ++now; }
 
+void begin_atomic(const void* address, uintptr_t bytes) {
+  const auto begin = reinterpret_cast<uintptr_t>(address);
+  void* const caller = __builtin_return_address(0);
+  access_is_atomic = true;
+  for (const SharedRange* range : {&static_shared_range, &dynamic_shared_range})
+    if (holds(*range, begin)) note(*range, begin, bytes, true, caller);
+}
+
+void end_atomic() { access_is_atomic = false; }
+
 void note_shared_access(const SharedRange& range, uintptr_t address, uintptr_t bytes,
                         bool is_store, void* return_address) {
-  std::vector<Byte>& all = &range == &dynamic_shared_range ? dynamic_bytes : static_bytes;
-  const Stamp own = stamp_of_current();
-  for (uintptr_t i = address - range.begin; i < address - range.begin + bytes; ++i) {
-    if (i >= range.bytes) return;
-    Byte& byte = all[i];
-    if (is_unordered(byte.write))
-      report(range, address, is_store, byte.write, true, return_address);
-    if (is_store) {
-      for (const Stamp read : byte.reads)
-        if (is_unordered(read)) report(range, address, true, read, false, return_address);
-      byte.write = own;
-    } else if (!access_is_atomic) {
-      if (thread_of(byte.reads[0]) != current_thread()) byte.reads[1] = byte.reads[0];
-      byte.reads[0] = own;
-    }
-  }
+  if (!access_is_atomic) note(range, address, bytes, is_store, return_address);
 }
 
 }  // namespace emulator

@@ -9,10 +9,10 @@ namespace emulator {
 
 template <typename T, typename Update>
 T exchange_with(T* address, Update update) {
-  access_is_atomic = true;
+  begin_atomic(address, sizeof(T));
   const T old = *address;
   *address = update(old);
-  access_is_atomic = false;
+  end_atomic();
   return old;
 }
 
