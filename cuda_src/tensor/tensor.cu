@@ -100,6 +100,43 @@ struct InputColumns {
     }
 };
 
+// All outputs one behind the other, of which each starts at a column of the input.
+struct AllOutputs {
+    const T* whole;
+    i64 n_rows, whole_width;
+    Divisor even;  // words of an output if all have as many
+    u32 n_parts;
+    const Part* parts;
+
+    // Where the word at a position of all outputs comes from and where it goes.
+    __device__ void at(i64 position, const T*& from, T*& to) const {
+        const auto start = [&](u32 i) { return parts[i].start * n_rows; };
+        const u32 if_even = static_cast<u32>(fast_division::quotient(position, even));
+        const u32 i = find_part(start, n_parts, position, if_even);
+        const i64 width = parts[i + 1].start - parts[i].start, own = position - start(i);
+        const bool is_short = own >> 32 == 0 && width >> 32 == 0;
+        const i64 row = is_short ? static_cast<u32>(own) / static_cast<u32>(width) : own / width;
+        from = whole + row * whole_width + parts[i].start + (own - row * width);
+        to = static_cast<T*>(parts[i].array) + own;
+    }
+    __device__ void split_words() const {
+        const i64 n = n_rows * whole_width;
+        const i64 first = static_cast<i64>(blockIdx.x) * (CHUNKS * THREADS) + threadIdx.x;
+        T loaded[CHUNKS];
+        T* to[CHUNKS];
+#pragma unroll
+        for (int k = 0; k < CHUNKS; ++k) {
+            if (first + k * THREADS >= n) break;
+            const T* from;
+            at(first + k * THREADS, from, to[k]);
+            loaded[k] = __ldcs(from);
+        }
+#pragma unroll
+        for (int k = 0; k < CHUNKS; ++k)
+            if (first + k * THREADS < n) __stcs(to[k], loaded[k]);
+    }
+};
+
 struct SplitTiles {
     const Split<CAPACITY>& split;
     __device__ i64 operator()(u32 i) const { return split.tile[i]; }
@@ -116,13 +153,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     concat(concat_result, n_rows, width, n_parts, PartsByValue{inputs, starts});
 }
 
-// More inputs than one launch knows by value: launches that write a table to memory, then one that
+// More parts than one launch knows by value: launches that write a table to memory, then one that
 // reads it.
-extern "C" __global__ void concat_training__table(
-    Part* table, i64 first, u32 n_parts, const __grid_constant__ Pointers<CAPACITY> inputs,
-    const __grid_constant__ PartStarts<CAPACITY> starts) {
+extern "C" __global__ void tensor__table(Part* table, i64 first, u32 n_parts,
+                                         const __grid_constant__ Pointers<CAPACITY> parts,
+                                         const __grid_constant__ PartStarts<CAPACITY> starts) {
     const u32 i = threadIdx.x;
-    if (i <= n_parts) table[first + i] = {i < n_parts ? inputs.at[i] : nullptr, starts.at[i]};
+    if (i <= n_parts) table[first + i] = {i < n_parts ? parts.at[i] : nullptr, starts.at[i]};
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
@@ -144,4 +181,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                               split.column[i]};
     copy_runs::write_tile<Tile>(static_cast<T*>(outputs.at[i]), n_rows * part_width,
                                 blockIdx.x - split.tile[i], source);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    split_training__many(const void* input, i64 n_rows, i64 width,
+                         const __grid_constant__ Divisor even, u32 n_parts, const Part* table) {
+    AllOutputs{static_cast<const T*>(input), n_rows, width, even, n_parts, table}.split_words();
 }

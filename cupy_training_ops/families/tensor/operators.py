@@ -40,6 +40,7 @@ from .facts import CAPACITY, THREADS, Part, PartStarts, Split
 
 CAPACITIES = (CAPACITY, 120, 240)  # arrays that a launch knows by value, in at most 4,000 bytes
 MAX_SPLIT = 120  # outputs of a launch, which knows more of each
+MANY_SPLIT = 3 * MAX_SPLIT  # from which on one launch and its table beat several
 
 
 class View(ViewOp):
@@ -134,23 +135,9 @@ class ConcatTraining(Op):
             return Plan((launch,))
         scratch = ScratchMemory()
         parts_table = scratch.take(len(starts), Part.of().dtype)
-        fill = self._fill(parts_table, parts, starts, words)
+        fill = _fill(parts_table, parts, starts, words)
         launch = _launch(f"{self.function_name}__many", config, (*result, parts_table), words)
         return scratch.plan(*fill, launch)
-
-    def _fill(
-        self, table: Scratch, parts: Sequence[Spec], starts: list[int], words: Words
-    ) -> list[Launch]:
-        """Launches that write the table of parts into scratch memory."""
-        symbol, most = f"{self.function_name}__table", CAPACITIES[-1]
-        launches = []
-        for first in range(0, len(parts), most):
-            some = parts[first : first + most]
-            values, capacity = _by_value(PartStarts, some, at=starts[first : first + most + 1])
-            config = Config((1,), (capacity + 1,))
-            arguments = (table, first, len(some), *values)
-            launches.append(_launch(symbol, config, arguments, words, capacity))
-        return launches
 
 
 def _same_but_for(axis: int, shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
@@ -161,6 +148,18 @@ def _same_but_for(axis: int, shape: tuple[int, ...], other: tuple[int, ...]) -> 
 def _starts(widths: Iterable[int]) -> list[int]:
     """Where each part starts, and where the last one ends."""
     return list(itertools.accumulate(widths, initial=0))
+
+
+def _fill(table: Scratch, parts: Sequence[Spec], starts: list[int], words: Words) -> list[Launch]:
+    """Launches that write the table of parts into scratch memory."""
+    launches, most = [], CAPACITIES[-1]
+    for first in range(0, len(parts), most):
+        some = parts[first : first + most]
+        values, capacity = _by_value(PartStarts, some, at=starts[first : first + most + 1])
+        config = Config((1,), (capacity + 1,))
+        arguments = (table, first, len(some), *values)
+        launches.append(_launch("tensor__table", config, arguments, words, capacity))
+    return launches
 
 
 def _by_value(
@@ -235,6 +234,8 @@ class SplitTraining(Op):
         words = words_of((x, *outputs), widths, x.nbytes // (n_rows * len(parts)))
         starts = [words.count(s * x.dtype.itemsize) for s in _starts(widths)]
         head = (x, n_rows, starts[-1])
+        if words.chunk == 1 and len(parts) >= MANY_SPLIT:
+            return self._by_table(head, parts, starts, words)
         launches = []
         for first in range(0, len(parts), MAX_SPLIT):
             some = parts[first : first + MAX_SPLIT]
@@ -250,6 +251,22 @@ class SplitTraining(Op):
             arguments = (*head, len(some), *table)
             launches.append(_launch(self.function_name, config, arguments, words, capacity))
         return Plan(tuple(launches))
+
+    def _by_table(
+        self,
+        head: tuple[Spec, int, int],
+        parts: Sequence[Spec],
+        starts: list[int],
+        words: Words,
+    ) -> Plan:
+        scratch = ScratchMemory()
+        table = scratch.take(len(starts), Part.of().dtype)
+        x, n_rows, width = head
+        even = divisor(max(1, n_rows * width // len(parts)))
+        config = Config((words.tiles(x.nbytes),), (THREADS,))
+        arguments = (*head, even, len(parts), table)
+        launch = _launch(f"{self.function_name}__many", config, arguments, words)
+        return scratch.plan(*_fill(table, parts, starts, words), launch)
 
 
 OPS = {
