@@ -60,6 +60,12 @@ struct Level {
 };
 static_assert(sizeof(Level) == 32);
 
+struct Parents {
+    long long n;
+    long long begin;
+};
+static_assert(sizeof(Parents) == 16);
+
 struct Pass {
     long long n;
     long long span;
@@ -107,6 +113,8 @@ static_assert(offsetof(Level, unit) == 0);
 static_assert(offsetof(Level, begin) == 8);
 static_assert(offsetof(Level, begin_below) == 16);
 static_assert(offsetof(Level, total) == 24);
+static_assert(offsetof(Parents, n) == 0);
+static_assert(offsetof(Parents, begin) == 8);
 static_assert(offsetof(Pass, n) == 0);
 static_assert(offsetof(Pass, span) == 8);
 static_assert(offsetof(Pass, shift) == 16);

@@ -16,6 +16,7 @@ namespace cto {
 
 using namespace atomic_sums;
 using segmented_sum::in_registers;
+using zeroed::Zeroed;
 
 using Entry = radix_sort::Entry<Key>;
 using Carried = columns::EntryOf<T>;
@@ -225,17 +226,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     gather__sum_nodes(const T* dy, const Entry* entries, ACC* sums, Key* starts,
                       const __grid_constant__ Items items, const __grid_constant__ Sizes sizes,
-                      const __grid_constant__ Level level, u32 start_blocks) {
+                      const __grid_constant__ Level level, const __grid_constant__ Parents parents,
+                      Zeroed<u32>* tickets, u32 start_blocks) {
     segmented_sum::starts_and_nodes<WIDTH>(dy, entries, sums, starts, items, in_registers(sizes),
-                                           in_registers(level), start_blocks);
+                                           in_registers(level), parents, tickets, start_blocks);
 }
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    gather__sum_nodes__scalar(const T* dy, const Entry* entries, ACC* sums, Key* starts,
-                              const __grid_constant__ Items items,
-                              const __grid_constant__ Sizes sizes,
-                              const __grid_constant__ Level level, u32 start_blocks) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) gather__sum_nodes__scalar(
+    const T* dy, const Entry* entries, ACC* sums, Key* starts, const __grid_constant__ Items items,
+    const __grid_constant__ Sizes sizes, const __grid_constant__ Level level,
+    const __grid_constant__ Parents parents, Zeroed<u32>* tickets, u32 start_blocks) {
     segmented_sum::starts_and_nodes<1>(dy, entries, sums, starts, items, in_registers(sizes),
-                                       in_registers(level), start_blocks);
+                                       in_registers(level), parents, tickets, start_blocks);
 }
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows(const T* dy, const Entry* entries, const Key* starts, const ACC* sums, T* dx,

@@ -11,12 +11,14 @@
 //
 // T is the type of the slices, Key that of row numbers and slice numbers.
 #pragma once
+#include "algorithm/reduce.cuh"
 #include "core/vec.cuh"
 #include "gather/slice_sums.cuh"
 
 namespace cto::segmented_sum {
 
 using namespace slice_sums;
+using zeroed::Zeroed;
 
 // The same sizes, which the compiler then keeps in registers: see in_registers of a Level.
 __device__ __forceinline__ Sizes in_registers(Sizes sizes) {
@@ -114,15 +116,41 @@ __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
     sum.store(own + (level.begin + node.item) * width);
 }
 
+// The node above those of a block, by the block that is the last of its children's. There is one
+// batch, and a block has children of one node alone.
+template <int N, class T, class Key>
+__device__ __forceinline__ void sum_parent(const Entry<Key>* __restrict__ entries, Acc<T>* sums,
+                                           const Items& items, const Sizes& sizes,
+                                           const Level& level, const Parents& parents,
+                                           Zeroed<u32>* tickets, u32 first_block, bool& last) {
+    const u32 block = blockIdx.x - first_block, n_blocks = static_cast<u32>(items.column_blocks);
+    const Key child = static_cast<Key>(block / n_blocks * blockDim.y), parent = child / FANOUT;
+    if (parent >= parents.n) return;
+    const Entry<Key>* const own = entries + static_cast<i64>(parent) * (FANOUT * level.unit);
+    const Key key = own->key;
+    if (key >= sizes.n_rows || own[FANOUT * level.unit - 1].key != key) return;
+    Zeroed<u32>* const ticket = tickets + static_cast<i64>(parent) * n_blocks + block % n_blocks;
+    if (!reduce::arrives_last(ticket, FANOUT / blockDim.y, last) || threadIdx.y > 0) return;
+    const i64 width = sizes.width, column = BatchItem(items, first_block).column<N, 1>();
+    if (column >= width) return;
+    Sum<Acc<T>, N> sum;
+    sums += column;
+    sum.add_children(NodeSums<Acc<T>, Key>{sums + level.begin * width, width}, parent * FANOUT);
+    sum.store(sums + (parents.begin + parent) * width);
+}
+
 // The same behind blocks that find starts.
 template <int N, class T, class Key>
 __device__ __forceinline__ void starts_and_nodes(const T* __restrict__ dy,
                                                  const Entry<Key>* __restrict__ entries,
                                                  Acc<T>* sums, Key* __restrict__ starts,
                                                  const Items& items, const Sizes& sizes,
-                                                 const Level& level, u32 start_blocks) {
+                                                 const Level& level, const Parents& parents,
+                                                 Zeroed<u32>* tickets, u32 start_blocks) {
     if (blockIdx.x >= start_blocks) {
+        __shared__ bool last;
         sum_nodes<N>(dy, entries, sums, items, sizes, level, start_blocks);
+        sum_parent<N, T>(entries, sums, items, sizes, level, parents, tickets, start_blocks, last);
         return;
     }
     if (blockIdx.z > 0) return;

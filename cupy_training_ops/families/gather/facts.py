@@ -42,6 +42,10 @@ Items = Struct("Items", n_batches=i64, n=i64, fold=i64, column_blocks=i64)
 # this level's begin and those of the level below.
 Level = Struct("Level", unit=i64, begin=i64, begin_below=i64, total=i64)
 
+# The level above one whose blocks sum it, too, as soon as all children of a node are there: its n
+# nodes, none where that level has a launch of its own.
+Parents = Struct("Parents", n=i64, begin=i64)
+
 # One digit of the keys of n entries; a block has `span` of them, whole tiles.
 Pass = Struct("Pass", n=i64, span=i64, shift=i32, bits=i32)
 

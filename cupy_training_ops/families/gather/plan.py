@@ -244,10 +244,18 @@ class Scatter:
         """Partial sums level by level; the first launch finds starts as well, in so many blocks."""
         s, (runs, variant) = self.sizes, self.runs
         dy = None if self.is_carried else self.dy
+        merged = s.B == 1 and len(counts) > 1 and spread(1, 1, runs, 1)[0].block[1] <= FANOUT
         for i, count in enumerate(counts):
+            if merged and i == 1:
+                continue
             config, items = spread(s.B, count, runs, 1)
             first = n_starts if i == 0 else 0
-            config = plans.Config((config.grid[0] + first, *config.grid[1:]), config.block)
+            blocks = config.grid[0] + first
+            config = plans.Config((blocks, *config.grid[1:]), config.block)
+            above = counts[1] if merged and i == 0 else 0
+            parents = plans.by_value(facts.Parents, n=above, begin=counts[0])
+            n_tickets = above * int(items["column_blocks"])
+            tickets = self.scratch.zeros(n_tickets, np.uint32) if n_tickets else None
             level = plans.by_value(
                 facts.Level,
                 unit=FANOUT ** (i + 1),
@@ -255,7 +263,8 @@ class Scatter:
                 begin_below=sum(counts[: max(i - 1, 0)]),
                 total=n_sums(counts),
             )
-            args = (dy, entries, sums, starts, items, s.argument, level, first)
+            nodes = (items, s.argument, level, parents, tickets)
+            args = (dy, entries, sums, starts, *nodes, first)
             self.launch(f"sum_nodes{variant}", config, *args)
 
     @property
