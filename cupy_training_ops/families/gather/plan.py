@@ -95,6 +95,11 @@ def are_few(sizes: Sizes) -> bool:
     return sizes.K <= THREADS and sizes.K * sizes.B * sizes.G * sizes.W <= MAX_LOOKS
 
 
+def sums_parents(sizes: Sizes, runs: int) -> bool:
+    """Whether blocks sum the nodes above theirs: of one batch, where each has one such node."""
+    return sizes.B == 1 and spread(1, 1, runs, 1)[0].block[1] <= FANOUT
+
+
 def packet_size(width: int, dy: Spec, dx: Spec) -> int:
     """Elements of a packet: 16 bytes where every row consists of whole aligned ones, else 1."""
     n = plans.VEC_NBYTES // dy.dtype.itemsize
@@ -244,7 +249,7 @@ class Scatter:
         """Partial sums level by level; the first launch finds starts as well, in so many blocks."""
         s, (runs, variant) = self.sizes, self.runs
         dy = None if self.is_carried else self.dy
-        merged = s.B == 1 and len(counts) > 1 and spread(1, 1, runs, 1)[0].block[1] <= FANOUT
+        merged = len(counts) > 1 and sums_parents(s, runs)
         for i, count in enumerate(counts):
             if merged and i == 1:
                 continue
