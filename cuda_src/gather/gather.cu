@@ -4,6 +4,8 @@
 // Each says for every slice of dY which row of dX it is added to. The deterministic way sorts the
 // slices by row and sums each row's slices in the order they came in; the other adds them with
 // atomics. Few slices are found by looking at them all.
+#include "algorithm/map.cuh"
+#include "core/slots.cuh"
 #include "gather/atomic_sums.cuh"
 #include "gather/column_sums.cuh"
 #include "gather/columns.cuh"
@@ -12,14 +14,34 @@
 #include "gather/segmented_sum.cuh"
 #include "gather/targets.cuh"
 
+// Key: row numbers and slice numbers. INDEX: indices.
+#ifndef CTO_KEY
+#define CTO_KEY u32
+#endif
+#ifndef CTO_INDEX
+#define CTO_INDEX i64
+#endif
+
 namespace cto {
 
 using namespace atomic_sums;
 using segmented_sum::in_registers;
+using vec::Vec;
 using zeroed::Zeroed;
+
+using slots::ACC;
+using slots::T;
+using Key = CTO_KEY;
+using INDEX = CTO_INDEX;
+using GatherRow = targets::Row<INDEX>;
+using GatherNDRow = targets::TupleRow<INDEX, Key>;
+using GatherElement = targets::Element<INDEX, Key>;
 
 using Entry = radix_sort::Entry<Key>;
 using Carried = columns::EntryOf<T>;
+static_assert(ARE_SAME<ACC, Acc<T>>);
+
+constexpr int WIDTH = vec::WIDTH<T>;
 
 // As many blocks on a multiprocessor as the registers of a thread that sums rows allow.
 constexpr int SUM_BLOCKS = sizeof(Key) == 8                               ? 2
@@ -94,6 +116,31 @@ __device__ __forceinline__ void make_keys(Target target, const T* dy, Entry* ent
     __shared__ u32 found[RADIX];
     radix_sort::count_digits(NewKey<Target>{target, dy, entries, n_rows}, counts, pass, found);
 }
+
+// ---- zeros and rounding -------------------------------------------------------------------------
+
+// y[0 .. n) = 0
+__device__ __forceinline__ void fill_with_zero(T* y, i64 n) {
+    const Vec<T, WIDTH> zero{};
+    const bool aligned = vec::bytes_past_16(y) == 0;
+    const i64 first = static_cast<i64>(blockIdx.x) * (THREADS * ZERO_VECS) + threadIdx.x;
+#pragma unroll
+    for (int v = 0; v < ZERO_VECS; ++v) {
+        const i64 at = (first + v * THREADS) * WIDTH;
+        if (aligned && at + WIDTH <= n)
+            vec::store_streaming(reinterpret_cast<Vec<T, WIDTH>*>(y + at), zero);
+        else
+            vec::store_elements(y, at, n, zero);
+    }
+}
+
+using RoundTiling = map::Tiling<WIDTH, WIDTH, 1, ROUND_NBYTES, THREADS>;
+
+struct Round {
+    __device__ Vec<T, WIDTH> operator()(const Vec<ACC, WIDTH>& sums, int) const {
+        return vec::from_acc<T>(sums.at);
+    }
+};
 
 }  // namespace cto
 

@@ -1,26 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Where each slice goes: the row of dX, or NOWHERE for an index out of range.
+// Where each slice goes: the row of dX, or NOWHERE for an index out of range. INDEX is the type of
+// indices, Key that of row numbers and slice numbers.
 #pragma once
-#include "core/slots.cuh"
+#include "core/types.cuh"
 #include "gather/facts.cuh"
-
-// Key: row numbers and slice numbers. INDEX: indices.
-#ifndef CTO_KEY
-#define CTO_KEY u32
-#endif
-#ifndef CTO_INDEX
-#define CTO_INDEX i64
-#endif
 
 namespace cto::targets {
 
 using namespace facts::gather;
-
-using slots::ACC;
-using slots::T;
-using Key = CTO_KEY;
-using INDEX = CTO_INDEX;
-static_assert(ARE_SAME<ACC, Acc<T>>);
 
 constexpr i64 NOWHERE = -1;
 
@@ -31,23 +18,26 @@ __device__ __forceinline__ i64 wrapped(i64 index, i64 extent) {
 }
 
 // a / b for numbers of slices and of rows, which fit into a Key.
+template <class Key>
 __device__ __forceinline__ i64 divided(i64 a, i64 b) {
     return static_cast<i64>(static_cast<Key>(a) / static_cast<Key>(b));
 }
 
-struct GatherRow {
+template <class INDEX>
+struct Row {
     const INDEX* indices;
     i64 n_rows;
 
     __device__ i64 operator()(i64 k) const { return wrapped(indices[k], n_rows); }
 };
 
-struct GatherNDRow {
+template <class INDEX, class Key>
+struct TupleRow {
     const INDEX* indices;
     const Tuples& tuples;
 
     __device__ i64 operator()(i64 k) const {
-        i64 row = divided(k, tuples.per_batch);
+        i64 row = divided<Key>(k, tuples.per_batch);
         for (i32 j = 0; j < tuples.count; ++j) {
             const i64 i = wrapped(indices[k * tuples.count + j], tuples.extents[j]);
             if (i == NOWHERE) return NOWHERE;
@@ -57,12 +47,13 @@ struct GatherNDRow {
     }
 };
 
-struct GatherElement {
+template <class INDEX, class Key>
+struct Element {
     const INDEX* indices;
     const Lines& lines;
 
     __device__ i64 operator()(i64 k) const {
-        const i64 row = divided(k, lines.columns);
+        const i64 row = divided<Key>(k, lines.columns);
         return at(row, k - row * lines.columns, indices[k]);
     }
     __device__ i64 at(i64 row, i64 column, i64 index) const {
@@ -70,7 +61,7 @@ struct GatherElement {
         if (i == NOWHERE) return NOWHERE;
         i64 offset = i * lines.stride + column * lines.column_stride;
         for (i32 j = static_cast<i32>(lines.n_outer) - 1; j > 0; --j) {
-            const i64 rest = divided(row, lines.extents[j]);
+            const i64 rest = divided<Key>(row, lines.extents[j]);
             offset += (row - rest * lines.extents[j]) * lines.strides[j];
             row = rest;
         }

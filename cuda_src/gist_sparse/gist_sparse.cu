@@ -1,15 +1,318 @@
 // SPDX-License-Identifier: MIT
 // Gist's sparse encoding.  CPU provider: cupy_training_ops/families/gist_sparse/reference.py
-#include "gist_sparse/decode.cuh"
-#include "gist_sparse/encode.cuh"
+//
+// A block has three tiles at a time: it stores one while it packs the next and loads the one after
+// it. To pack is to move what is not zero together in shared memory. A second launch finishes: it
+// puts the elements as they are in place of a code that takes no less, and makes zero again what
+// blocks said of their tiles.
+//
+// A tile is full where it takes no less as a part of a sparse code. While all tiles are, from the
+// first on, they go where they belong if the elements are kept as they are; those behind a tile that
+// is not are counted. What becomes of them, and of the others if the code is sparse after all, is left
+// to the second launch. Where the first tile is not full, none of this happens.
+#include "gist_sparse/code.cuh"
+#include "gist_sparse/facts.cuh"
+#include "gist_sparse/mask.cuh"
+#include "gist_sparse/prefix.cuh"
+#include "gist_sparse/resident.cuh"
+#include "gist_sparse/tile.cuh"
+#include "gist_sparse/values.cuh"
+
+// T: elements, or words of their size (Pair: 16 bytes) where values are as they are. VALUES: what values become.
+#ifndef CTO_T
+#define CTO_T u32
+#endif
+#ifndef CTO_VALUES
+#define CTO_VALUES AsTheyAre
+#endif
+
+namespace cto {
+
+using namespace facts::gist_sparse;
+using namespace gist_sparse::code;
+using namespace gist_sparse::mask;
+using namespace gist_sparse::resident;
+using namespace gist_sparse::tile;
+using namespace gist_sparse::values;
+using zeroed::Zeroed;
+
+using T = CTO_T;
+using Values = CTO_VALUES<T>;
+
+constexpr int WIDTH = vec::WIDTH<T>;
+constexpr int GROUP = Values::GROUP;
+constexpr int GROUPS = (TILE<T> + GROUP - 1) / GROUP;  // that a tile's values have at most
+constexpr u32 NONE = 0xFFFFFFFFu;                      // in place of a tile
+// Threads that encode a tile, and vectors of it that each has; DECODED_ROWS where a block has THREADS.
+constexpr int ENCODERS = sizeof(T) == 2 ? NARROW_THREADS : THREADS;
+constexpr int ROWS = TILE_NBYTES / (16 * ENCODERS), DECODED_ROWS = TILE_NBYTES / (16 * THREADS);
+constexpr int ENCODING_BLOCKS = ENCODING<T, Values>, DECODING_BLOCKS = DECODING<T, Values>;
+
+__device__ __forceinline__ u32 groups_of(u32 count) { return (count + GROUP - 1) / GROUP; }
+
+// ---- encoding -------------------------------------------------------------------------------------
+
+// Scratch memory.
+struct Scratch {
+    Zeroed<u32>* tickets;
+    Zeroed<u32>* groups;  // that are said of each tile
+    u64* begins;          // groups of the tiles before each one, where the first is full
+    u64* nbytes;          // of the code
+    u32* full;            // the tiles before the first that is not full
+};
+
+// A call: n elements of x to y.
+struct Encoding {
+    const T* x;
+    i64 n;
+    u8* y;
+    Code code;
+    Scratch scratch;
+    u32 tiles;
+    bool aligned;
+
+    // The tile that follows one of a block, or the same where none is left. Each block ends with one
+    // ticket that has no tile, and all of them with the count of tickets at zero.
+    __device__ __forceinline__ u32 ticket_after(u32 tile) const {
+        return tile < tiles ? atomicInc(&scratch.tickets->value, tiles + gridDim.x - 1) : tile;
+    }
+};
+
+// A tile in shared memory.
+struct Packed {
+    alignas(16) T values[GROUPS * GROUP];
+    alignas(16) u8 mask[TILE<T> / 8];
+    u32 count;  // of values; kept here, for registers are few
+};
+
+struct Shared {
+    Packed tiles[2];  // one that is packed, and the one before, which is stored
+    Counts counts;
+    alignas(16) u32 parts[ENCODERS / WARP];
+    u32 ticket;
+};
+
+// What is not zero to its place among the tile's values, zeros behind the last.
+template <int ROWS>
+__device__ __forceinline__ void pack(const uint4 (&x)[ROWS], const u32 (&bits)[ROWS],
+                                     const u32 (&before)[ROWS], u32 count, Packed& tile) {
+#pragma unroll
+    for (int row = 0; row < ROWS; ++row) {
+        const u32 words[4] = {x[row].x, x[row].y, x[row].z, x[row].w};
+        Packer<T> packer(tile.values + before[row]);
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) packer.put(words, i);
+        write_mask<T, ROWS>(tile.mask, row, bits[row]);
+    }
+    const u32 behind = count + threadIdx.x;
+    if (behind < groups_of(count) * GROUP) tile.values[behind] = T{};
+}
+
+// Whether a tile with so many values is full: the last one if no element is zero.
+__device__ __forceinline__ bool is_full(const Encoding& call, u32 tile, u32 count) {
+    constexpr u32 LEAST = (TILE_NBYTES - TILE<T> / 8 - 8 + 15) / 16 * GROUP;
+    const i64 n = call.n - static_cast<i64>(tile) * TILE<T>;
+    return count >= (n < TILE<T> ? static_cast<u32>(n) : LEAST);
+}
+
+// Says to the others how many values the tile has.
+template <bool SAYS, int ROWS>
+__device__ __forceinline__ void pack_tile(const Encoding& call, const uint4 (&loaded)[ROWS],
+                                          u32 tile, Counts& counts, Packed& packed) {
+    u32 bits[ROWS], before[ROWS];
+#pragma unroll
+    for (int row = 0; row < ROWS; ++row) bits[row] = set_bits<T>(loaded[row]);
+    const u32 count = rank<WIDTH>(bits, counts, before);
+    if (threadIdx.x == 0) packed.count = count;
+    if (SAYS && threadIdx.x == 0)
+        prefix::say(call.scratch.groups, tile, groups_of(count),
+                    Values::AS_LONG && !is_full(call, tile, count));
+    pack(loaded, bits, before, count, packed);
+}
+
+template <int BLOCK>
+__device__ __forceinline__ void store_mask(const Encoding& call, const Packed& packed, u32 tile) {
+    constexpr int VECS = TILE<T> / 128;  // of 16 bytes
+    static_assert(VECS <= BLOCK);
+    const i64 vec = static_cast<i64>(tile) * VECS + threadIdx.x;
+    if (threadIdx.x < VECS && vec * 128 < call.n)
+        store_any(call.y + call.code.mask + 16 * vec,
+                  reinterpret_cast<const uint4*>(packed.mask)[threadIdx.x], call.aligned);
+}
+
+// Values that have no room are those of a code that the elements as they are replace.
+template <int BLOCK>
+__device__ __forceinline__ void store_values(const Encoding& call, const Packed& packed, u32 groups,
+                                             i64 begin) {
+    const i64 room = call.code.nbytes > begin ? (call.code.nbytes - begin) / 16 : 0;
+    const u32 stored = groups < room ? groups : static_cast<u32>(room);
+    for (u32 group = threadIdx.x; group < stored; group += BLOCK)
+        store_any(call.y + begin + 16 * group, Values::encode(packed.values + group * GROUP),
+                  call.aligned);
+}
+
+__device__ __forceinline__ void store_numbers(const Encoding& call, u32 tile, u32 groups,
+                                              i64 begin) {
+    u8* const starts = call.y + HEAD_NBYTES;
+    store_any<u64>(starts + 8ll * tile, begin, call.aligned);
+    if (tile != call.tiles - 1) return;
+    store_any<u64>(call.y, begin + 16 * groups, call.aligned);
+    store_any<u64>(call.y + 8, 0, call.aligned);
+    if (call.tiles % 2) store_any<u64>(starts + 8ll * call.tiles, 0, call.aligned);
+}
+
+template <int BLOCK>
+__device__ __forceinline__ void store_tile(const Encoding& call, const Packed& packed, u32 tile,
+                                           u32 count, u64 groups_before) {
+    const i64 begin = call.code.values + 16 * static_cast<i64>(groups_before);
+    store_mask<BLOCK>(call, packed, tile);
+    store_values<BLOCK>(call, packed, groups_of(count), begin);
+    if (threadIdx.x == 0) store_numbers(call, tile, groups_of(count), begin);
+}
+
+// Elements as they are: those of a whole tile without zeros lie packed.
+__device__ __forceinline__ void keep_tile(const Encoding& call, const Packed& packed, u32 tile,
+                                          u32 count) {
+    u8* const to = call.y + HEAD_NBYTES;
+    if (count < TILE<T>) {
+        copy_tile<T, ROWS>(reinterpret_cast<const u8*>(call.x), to, tile, call.n, call.aligned);
+        return;
+    }
+    const uint4* const vecs = reinterpret_cast<const uint4*>(packed.values);
+#pragma unroll
+    for (int vec = threadIdx.x; vec < TILE_NBYTES / 16; vec += ENCODERS)
+        store_any(to + static_cast<i64>(tile) * TILE_NBYTES + 16 * vec, vecs[vec], call.aligned);
+}
+
+// What becomes of the tiles of a block. All blocks change from KEPT to COUNTED behind the same tile.
+enum Way { UNKNOWN, SPARSE, KEPT, COUNTED };
+
+// A tile of so many values, behind tiles of so many groups; `marked` where one since the block's last
+// tile is not full.
+__device__ __forceinline__ void finish_tile(const Encoding& call, const Packed& packed, u32 tile,
+                                            u32 count, u64 groups_before, bool marked, Way& way) {
+    if (threadIdx.x == 0 && tile == call.tiles - 1)
+        *call.scratch.nbytes = call.code.values + 16 * (groups_before + groups_of(count));
+    if constexpr (!Values::AS_LONG) {
+        store_tile<ENCODERS>(call, packed, tile, count, groups_before);
+        return;
+    }
+    const bool full = is_full(call, tile, count);
+    if (way == UNKNOWN) {
+        const bool first_is_full =
+            tile == 0 ? full : prefix::look(call.scratch.groups, 0) < prefix::MARK;
+        way = first_is_full ? KEPT : SPARSE;
+    }
+    if (threadIdx.x == 0) {
+        if (way == KEPT && !marked && (!full || tile == call.tiles - 1))
+            *call.scratch.full = full ? call.tiles : tile;
+        if (way == SPARSE && tile == 0) *call.scratch.full = 0;
+    }
+    if (way == SPARSE) {
+        store_tile<ENCODERS>(call, packed, tile, count, groups_before);
+        return;
+    }
+    if (way == KEPT && (marked || !full)) way = COUNTED;
+    if (threadIdx.x == 0) call.scratch.begins[tile] = groups_before;
+    if (way == KEPT) keep_tile(call, packed, tile, count);
+}
+
+__device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& call) {
+    u32 upcoming = threadIdx.x == 0 ? call.ticket_after(0) : 0;
+    u32 packed = NONE, loading = NONE;  // the tiles that are to be stored and to be packed
+    u32 summed = 0;
+    u64 begin = 0;  // groups of the tiles before `summed`, as a turn begins
+    uint4 loaded[ROWS];
+    int place = 0;
+    Way way = UNKNOWN;
+    do {
+        if (threadIdx.x == 0) {
+            shared.ticket = upcoming;
+            upcoming = call.ticket_after(upcoming);
+        }
+        if (loading == NONE)
+            __syncthreads();
+        else
+            pack_tile<true>(call, loaded, loading, shared.counts, shared.tiles[place]);
+        const u32 next = shared.ticket < call.tiles ? shared.ticket : NONE;
+        prefix::Span<ENCODERS, Values::AS_LONG> between(call.scratch.groups, summed,
+                                                        packed == NONE ? 0 : packed);
+        if (next != NONE) load_tile(call.x, next, call.n, call.aligned, loaded);
+        const prefix::Heard heard =
+            prefix::of_block<Values::AS_LONG>(between.heard(), shared.parts);
+        begin += heard.sum;
+        place ^= 1;
+        if (packed != NONE) {
+            const u32 count = shared.tiles[place].count;
+            finish_tile(call, shared.tiles[place], packed, count, begin, heard.marked, way);
+            begin += groups_of(count);
+            summed = packed + 1;
+        }
+        packed = loading;
+        loading = next;
+    } while (loading != NONE || packed != NONE);
+}
+
+// The sparse code after all, where every tile's place is known.
+__device__ __forceinline__ void encode_again(const Encoding& call, Counts& counts, Packed& packed) {
+    for (u32 tile = blockIdx.x; tile < call.tiles; tile += gridDim.x) {
+        uint4 loaded[DECODED_ROWS];
+        load_tile(call.x, tile, call.n, call.aligned, loaded);
+        pack_tile<false>(call, loaded, tile, counts, packed);
+        __syncthreads();
+        store_tile<THREADS>(call, packed, tile, packed.count, call.scratch.begins[tile]);
+        __syncthreads();
+    }
+}
+
+// ---- decoding -------------------------------------------------------------------------------------
+
+// What mask and starts say is asked for before the first of it is needed.
+__device__ __forceinline__ void decode_tile(T* packed, Counts& counts, const u8* x, i64 tile, i64 n,
+                                            const Code& code, T* y, bool aligned) {
+    const u8* const start = x + HEAD_NBYTES + 8 * tile;
+    u32 bits[DECODED_ROWS] = {}, before[DECODED_ROWS];
+    i64 begin = 0, end = 0;
+    if (code.values <= code.nbytes) {
+#pragma unroll
+        for (int row = 0; row < DECODED_ROWS; ++row)
+            bits[row] = read_mask<T, DECODED_ROWS>(x + code.mask, tile, row, n);
+        begin = load_any<i64>(start, aligned);
+        end = load_any<i64>(tile == tiles_of<T>(n) - 1 ? x : start + 8, aligned);
+    }
+    if (is_kept<T>(x, n, code, aligned)) {
+        copy_tile<T, DECODED_ROWS>(x + HEAD_NBYTES, reinterpret_cast<u8*>(y), tile, n, aligned);
+        return;
+    }
+    const u32 groups = sound_groups<GROUPS>(begin, end, code);
+    for (u32 group = threadIdx.x; group < groups; group += THREADS)
+        Values::decode(load_any<uint4>(x + begin + 16 * group, aligned), packed + group * GROUP);
+    __shared__ bool in_place;  // found by one thread: 32 registers leave no room for more
+    if constexpr (Values::HAS_NAN) {
+        if (threadIdx.x == 0) in_place = has_place<T, GROUPS>(x, tile, n, code, aligned);
+    }
+    const u32 count = rank<WIDTH>(bits, counts, before);
+    bool sound = groups == groups_of(count);
+    if constexpr (Values::HAS_NAN) sound = sound && in_place;
+#pragma unroll
+    for (int row = 0; row < DECODED_ROWS; ++row)
+        store_row<T, DECODED_ROWS>(y, tile, row, n, aligned,
+                                   unpack(packed, before[row], sound ? bits[row] : 0));
+    if constexpr (Values::HAS_NAN) {
+        if (sound) return;  // apart from the rows above, beside which it would spill
+#pragma unroll 1
+        for (int row = 0; row < DECODED_ROWS; ++row)
+            store_row<T, DECODED_ROWS>(y, tile, row, n, aligned, vector_of_nan<T>());
+    }
+}
+
+}  // namespace cto
 
 using namespace cto;
-using namespace gist_sparse::encode;
-using namespace gist_sparse::decode;
 
 // ---- entry points; aligned: both arrays start at a multiple of 16 bytes -------------------------
 
-extern "C" __global__ void __launch_bounds__(ENCODERS, ENCODING)
+extern "C" __global__ void __launch_bounds__(ENCODERS, ENCODING_BLOCKS)
     gist_sparse__encode(const void* x, u8* y, i64 n_x, i64 n_y, i64 mask, i64 values,
                         Zeroed<u32>* tickets, Zeroed<u32>* groups, u64* begins, u64* nbytes,
                         u32* full, bool aligned) {
@@ -19,14 +322,14 @@ extern "C" __global__ void __launch_bounds__(ENCODERS, ENCODING)
                           y,
                           {n_y, mask, values},
                           {tickets, groups, begins, nbytes, full},
-                          static_cast<u32>(tiles_of(n_x)),
+                          static_cast<u32>(tiles_of<T>(n_x)),
                           aligned});
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_sparse__finish(const void* x, u8* y, i64 n_x, i64 n_y, i64 mask, i64 values,
                         Zeroed<u32>* groups, u64* begins, u64* nbytes, u32* full, bool aligned) {
-    const i64 tiles = tiles_of(n_x), kept = HEAD_NBYTES + n_x * static_cast<i64>(sizeof(T));
+    const i64 tiles = tiles_of<T>(n_x), kept = HEAD_NBYTES + n_x * static_cast<i64>(sizeof(T));
     const i64 thread = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
     for (i64 tile = thread; tile < tiles; tile += gridDim.x * THREADS) groups[tile].value = 0;
     const bool was_encoded = kept > values;
@@ -54,7 +357,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         copy_tile<T, DECODED_ROWS>(static_cast<const u8*>(x), y + HEAD_NBYTES, tile, n_x, aligned);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, DECODING)
+extern "C" __global__ void __launch_bounds__(THREADS, DECODING_BLOCKS)
     gist_sparse__decode(const u8* x, void* y, i64 n_x, i64 n_y, i64 mask, i64 values,
                         bool aligned) {
     // A vector more than the values: bytes are looked for in two words.
