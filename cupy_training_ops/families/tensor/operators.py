@@ -40,7 +40,7 @@ from .facts import CAPACITY, THREADS, Part, PartStarts, Split
 
 CAPACITIES = (CAPACITY, 120, 240)  # arrays that a launch knows by value, in at most 4,000 bytes
 MAX_SPLIT = 120  # outputs of a launch, which knows more of each
-MANY_SPLIT = 3 * MAX_SPLIT  # from which on one launch and its table beat several
+MANY_SPLIT = 2 * MAX_SPLIT  # from which on one launch and its table beat several
 
 
 class View(ViewOp):

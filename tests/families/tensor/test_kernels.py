@@ -200,7 +200,7 @@ def test_splits_that_do_not_fit_are_refused(anywhere, rng, split, attributes, me
     [
         (120, 1, (1, 2, 3)),
         (121, 2, (1, 2, 3)),
-        (359, 3, (1, 2, 3)),
+        (239, 2, (1, 2, 3)),
         (1000, 6, (1, 2, 3)),  # a table of five launches, and one that reads it
         (500, 4, (4,)),
         (600, 3, (0, 200, 4)),
