@@ -37,7 +37,6 @@ class Device:
     multiprocessors: int
     capability: tuple[int, int]
     max_shared_nbytes: int = SHARED_NBYTES  # that a block may ask for
-    l2_nbytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ constexpr int ROUND_NBYTES = 64;
 constexpr int FANOUT = 32;
 constexpr int LONG_ROW = 16;
 constexpr int SORT_THREADS = 512;
-constexpr int FETCH_NBYTES = 524288;
 constexpr int RADIX = 512;
 constexpr int STARTS_ROWS = 4096;
 template <int NBYTES>

@@ -44,9 +44,7 @@ static_assert(ARE_SAME<ACC, Acc<T>>);
 constexpr int WIDTH = vec::WIDTH<T>;
 
 // As many blocks on a multiprocessor as the registers of a thread that sums rows allow.
-constexpr int SUM_BLOCKS = sizeof(Key) == 8                               ? 2
-                           : sizeof(T) == 8 || ARE_SAME<T, __nv_bfloat16> ? 3
-                                                                          : 4;
+constexpr int SUM_BLOCKS = sizeof(Key) == 8 ? 2 : sizeof(T) == 8 || sizeof(T) == 2 ? 3 : 4;
 
 // ---- few slices and rows: every element of dX looks at all slices, in their order ---------------
 
@@ -94,25 +92,9 @@ struct KnownKey {
     __device__ Key operator()(i64 i) const { return entries[i].key; }
 };
 
-// Asks for lines of the slices, which wait in the L2 cache while few blocks sort.
-__device__ __forceinline__ void fetch(const T* slices, i64 nbytes, u32 block) {
-#ifndef __CUDA_CPU__
-    const i64 first = static_cast<i64>(block) * FETCH_NBYTES + threadIdx.x * 128;
-#pragma unroll 1
-    for (i64 i = first; i < first + FETCH_NBYTES && i < nbytes; i += SORT_THREADS * 128)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(reinterpret_cast<const u8*>(slices) + i));
-#endif
-}
-
-// Behind the blocks that make keys are those that fetch.
 template <class Target>
 __device__ __forceinline__ void make_keys(Target target, const T* dy, Entry* entries, Key* counts,
-                                          i64 n_rows, Pass pass, const T* slices,
-                                          i64 fetched_nbytes, u32 key_blocks) {
-    if (blockIdx.x >= key_blocks) {
-        fetch(slices, fetched_nbytes, blockIdx.x - key_blocks);
-        return;
-    }
+                                          i64 n_rows, Pass pass) {
     __shared__ u32 found[RADIX];
     radix_sort::count_digits(NewKey<Target>{target, dy, entries, n_rows}, counts, pass, found);
 }
@@ -168,25 +150,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather_grad__keys(const INDEX* indices, const T* dy, Entry* entries, Key* counts,
-                      const __grid_constant__ Pass pass, i64 n_rows, const T* slices,
-                      i64 fetched_nbytes, u32 key_blocks) {
-    make_keys(GatherRow{indices, n_rows}, dy, entries, counts, n_rows, pass, slices, fetched_nbytes,
-              key_blocks);
+                      const __grid_constant__ Pass pass, i64 n_rows) {
+    make_keys(GatherRow{indices, n_rows}, dy, entries, counts, n_rows, pass);
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather_nd_grad__keys(const INDEX* indices, const __grid_constant__ Tuples tuples, const T* dy,
-                         Entry* entries, Key* counts, const __grid_constant__ Pass pass, i64 n_rows,
-                         const T* slices, i64 fetched_nbytes, u32 key_blocks) {
-    make_keys(GatherNDRow{indices, tuples}, dy, entries, counts, n_rows, pass, slices,
-              fetched_nbytes, key_blocks);
+                         Entry* entries, Key* counts, const __grid_constant__ Pass pass,
+                         i64 n_rows) {
+    make_keys(GatherNDRow{indices, tuples}, dy, entries, counts, n_rows, pass);
 }
 extern "C" __global__ void __launch_bounds__(SORT_THREADS)
     gather_elements_grad__keys(const INDEX* indices, const __grid_constant__ Lines lines,
                                const T* dy, Entry* entries, Key* counts,
-                               const __grid_constant__ Pass pass, i64 n_rows, const T* slices,
-                               i64 fetched_nbytes, u32 key_blocks) {
-    make_keys(GatherElement{indices, lines}, dy, entries, counts, n_rows, pass, slices,
-              fetched_nbytes, key_blocks);
+                               const __grid_constant__ Pass pass, i64 n_rows) {
+    make_keys(GatherElement{indices, lines}, dy, entries, counts, n_rows, pass);
 }
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_grad__atomic(const INDEX* indices, const T* dy, ACC* sums,

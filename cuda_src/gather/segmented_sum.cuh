@@ -171,15 +171,15 @@ __device__ __forceinline__ void add_segment(Sum<Acc<T>, N>& sum,
                                             Key n, i32 levels) {
     Key up = low / FANOUT + (low % FANOUT != 0), down = high / FANOUT;
     if (levels == 0 || up >= down) {
-        sum.template add_all<DEPTH_AT_ENDS<T>>(slices, Ends<Key>{low, high - low, high, 0});
+        sum.template add_all<DEPTH>(slices, Ends<Key>{low, high - low, high, 0});
         return;
     }
     n /= FANOUT;
     if (low % FANOUT != 0) sum.add(sum.load(nodes.at(up - 1)));
     if (high % FANOUT != 0 && down < n) sum.add(sum.load(edges.at(down)));
     if (down == n && high > down * FANOUT)
-        sum.template add_all<DEPTH_AT_ENDS<T>>(
-            slices, Ends<Key>{down * FANOUT, high - down * FANOUT, high, 0});
+        sum.template add_all<DEPTH>(slices,
+                                    Ends<Key>{down * FANOUT, high - down * FANOUT, high, 0});
     for (i32 level = 1;; ++level) {
         low = up;
         high = down;
@@ -187,8 +187,8 @@ __device__ __forceinline__ void add_segment(Sum<Acc<T>, N>& sum,
         down = high / FANOUT;
         const bool top = level == levels || up >= down;
         const Key skipped = top ? 0 : (down - up) * FANOUT;
-        sum.template add_all<DEPTH_AT_ENDS<T>>(
-            nodes, Ends<Key>{low, high - low - skipped, up * FANOUT, skipped});
+        sum.template add_all<DEPTH>(nodes,
+                                    Ends<Key>{low, high - low - skipped, up * FANOUT, skipped});
         if (top) return;
         nodes.sums += static_cast<i64>(n) * nodes.width;
         n /= FANOUT;

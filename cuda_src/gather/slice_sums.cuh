@@ -14,8 +14,6 @@ using vec::Vec;
 
 constexpr int DEPTH = 4;  // slices whose loads are in flight together
 constexpr int NODE_DEPTH = 8;
-template <class T>
-constexpr int DEPTH_AT_ENDS = sizeof(T) == 2 ? 2 : DEPTH;  // all that registers are left for
 
 // No load that was written before is left for later, which the compiler does to save registers.
 __device__ __forceinline__ void all_are_asked_for() {

@@ -166,7 +166,6 @@ class CudaBackend:
             properties["multiProcessorCount"],
             (properties["major"], properties["minor"]),
             properties["sharedMemPerBlockOptin"],
-            properties["l2CacheSize"],
         )
 
     def is_current(self, device: int) -> bool:

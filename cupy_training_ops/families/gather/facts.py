@@ -14,7 +14,6 @@ ROUND_NBYTES = 64  # of sums that one thread rounds
 FANOUT = 32  # entries of a node of partial sums, and nodes of one above
 LONG_ROW = 16  # entries from which on a row may be an item of its own
 SORT_THREADS = 512
-FETCH_NBYTES = 2**19  # that a block asks for
 RADIX = SORT_THREADS  # digits at most: a thread looks after one of them
 STARTS_ROWS = 4096  # keys whose starts a block finds
 # Entries of a sort's tile that one thread moves, by the bytes of a key. Few are ranked sooner; a

@@ -29,8 +29,6 @@ DENSE, SPARSE = 4, 16  # slices a row, and rows a slice, up to which a look at a
 
 ROWS = 4  # whose sums one thread makes where they are short
 SORT_BLOCKS = 2  # of a multiprocessor
-MANY_IDLE = 2  # a part of the multiprocessors that sort, at most
-FETCHED = 0.5  # of the L2 cache
 MAX_LOOKS = 2**16  # at slices, by elements of dX, that cost less than a second launch
 MAX_ATOMIC = 2**22  # elements of dY (of dX where sums are wider) for which atomics beat a sort
 MAX_32_BIT = 2**32 - 1
@@ -221,22 +219,13 @@ class Scatter:
             step = plans.by_value(facts.Pass, n=n, span=span, shift=digit.shift, bits=digit.bits)
             if digit.shift == 0:
                 dy = self.dy if self.is_carried else None
-                fetched = self.fetched_nbytes(config.grid[0])
-                blocks = config.grid[0] + plans.ceil_div(fetched, facts.FETCH_NBYTES)
                 where = (*self.target, dy, entries, counts, step, self.sizes.G)
-                what = (self.dy, fetched, config.grid[0])
-                keys = plans.Config((blocks,), config.block)
-                self.launch_own(f"{self.op.function_name}__keys", keys, *where, *what)
+                self.launch_own(f"{self.op.function_name}__keys", config, *where)
             else:
                 self.launch("count", config, entries, counts, step)
             self.launch(f"scatter{variant}", config, entries, other, counts, step)
             entries, other = other, entries
         return entries
-
-    def fetched_nbytes(self, blocks: int) -> int:
-        """Of the slices that wait in the L2 cache, where a sort leaves multiprocessors idle."""
-        idle = not self.is_carried and blocks <= self.device.multiprocessors // MANY_IDLE
-        return min(self.dy.nbytes, int(self.device.l2_nbytes * FETCHED)) if idle else 0
 
     def sum_nodes(
         self,
