@@ -46,6 +46,8 @@ constexpr u32 NONE = 0xFFFFFFFFu;                      // in place of a tile
 // Threads that encode a tile, and vectors of it that each has; DECODED_ROWS where a block has THREADS.
 constexpr int ENCODERS = sizeof(T) == 2 ? NARROW_THREADS : THREADS;
 constexpr int ROWS = TILE_NBYTES / (16 * ENCODERS), DECODED_ROWS = TILE_NBYTES / (16 * THREADS);
+// Where registers are few, how many values a tile has is kept with it.
+constexpr bool COUNTS_ARE_SHARED = sizeof(T) == 1;
 constexpr int ENCODING_BLOCKS = ENCODING<T, Values>, DECODING_BLOCKS = DECODING<T, Values>;
 
 __device__ __forceinline__ u32 groups_of(u32 count) { return (count + GROUP - 1) / GROUP; }
@@ -82,7 +84,7 @@ struct Encoding {
 struct Packed {
     alignas(16) T values[GROUPS * GROUP];
     alignas(16) u8 mask[TILE<T> / 8];
-    u32 count;  // of values; kept here, for registers are few
+    u32 count;  // of values
 };
 
 struct Shared {
@@ -115,19 +117,20 @@ __device__ __forceinline__ bool is_full(const Encoding& call, u32 tile, u32 coun
     return count >= (n < TILE<T> ? static_cast<u32>(n) : LEAST);
 }
 
-// Says to the others how many values the tile has.
+// Returns how many values the tile has, and says it to the others.
 template <bool SAYS, int ROWS>
-__device__ __forceinline__ void pack_tile(const Encoding& call, const uint4 (&loaded)[ROWS],
-                                          u32 tile, Counts& counts, Packed& packed) {
+__device__ __forceinline__ u32 pack_tile(const Encoding& call, const uint4 (&loaded)[ROWS],
+                                         u32 tile, Counts& counts, Packed& packed) {
     u32 bits[ROWS], before[ROWS];
 #pragma unroll
     for (int row = 0; row < ROWS; ++row) bits[row] = set_bits<T>(loaded[row]);
     const u32 count = rank<WIDTH>(bits, counts, before);
-    if (threadIdx.x == 0) packed.count = count;
+    if (COUNTS_ARE_SHARED && threadIdx.x == 0) packed.count = count;
     if (SAYS && threadIdx.x == 0)
         prefix::say(call.scratch.groups, tile, groups_of(count),
                     Values::AS_LONG && !is_full(call, tile, count));
     pack(loaded, bits, before, count, packed);
+    return count;
 }
 
 template <int BLOCK>
@@ -220,7 +223,7 @@ __device__ __forceinline__ void finish_tile(const Encoding& call, const Packed& 
 __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& call) {
     u32 upcoming = threadIdx.x == 0 ? call.ticket_after(0) : 0;
     u32 packed = NONE, loading = NONE;  // the tiles that are to be stored and to be packed
-    u32 summed = 0;
+    u32 of_packed = 0, summed = 0;
     u64 begin = 0;  // groups of the tiles before `summed`, as a turn begins
     uint4 loaded[ROWS];
     int place = 0;
@@ -230,10 +233,11 @@ __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& cal
             shared.ticket = upcoming;
             upcoming = call.ticket_after(upcoming);
         }
+        u32 of_loaded = 0;
         if (loading == NONE)
             __syncthreads();
         else
-            pack_tile<true>(call, loaded, loading, shared.counts, shared.tiles[place]);
+            of_loaded = pack_tile<true>(call, loaded, loading, shared.counts, shared.tiles[place]);
         const u32 next = shared.ticket < call.tiles ? shared.ticket : NONE;
         prefix::Span<ENCODERS, Values::AS_LONG> between(call.scratch.groups, summed,
                                                         packed == NONE ? 0 : packed);
@@ -243,12 +247,13 @@ __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& cal
         begin += heard.sum;
         place ^= 1;
         if (packed != NONE) {
-            const u32 count = shared.tiles[place].count;
+            const u32 count = COUNTS_ARE_SHARED ? shared.tiles[place].count : of_packed;
             finish_tile(call, shared.tiles[place], packed, count, begin, heard.marked, way);
             begin += groups_of(count);
             summed = packed + 1;
         }
         packed = loading;
+        of_packed = of_loaded;
         loading = next;
     } while (loading != NONE || packed != NONE);
 }
@@ -258,9 +263,9 @@ __device__ __forceinline__ void encode_again(const Encoding& call, Counts& count
     for (u32 tile = blockIdx.x; tile < call.tiles; tile += gridDim.x) {
         uint4 loaded[DECODED_ROWS];
         load_tile(call.x, tile, call.n, call.aligned, loaded);
-        pack_tile<false>(call, loaded, tile, counts, packed);
+        const u32 count = pack_tile<false>(call, loaded, tile, counts, packed);
         __syncthreads();
-        store_tile<THREADS>(call, packed, tile, packed.count, call.scratch.begins[tile]);
+        store_tile<THREADS>(call, packed, tile, count, call.scratch.begins[tile]);
         __syncthreads();
     }
 }

@@ -11,13 +11,13 @@ using namespace values;
 #if !defined(__CUDA_CPU__) && \
     (__CUDA_ARCH__ == 800 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200))
 template <class T, class Values>
-constexpr int ENCODING =
-    sizeof(T) == 2                            ? (__CUDA_ARCH__ / 100 == 9 ? 5 : 4)
-    : sizeof(T) == 1 && __CUDA_ARCH__ >= 1000 ? 2
-    : (sizeof(T) == 16 && __CUDA_ARCH__ == 800) || ARE_SAME<Values, Fp10<double>> ||
-            (ARE_SAME<Values, Msfp15KeepSign<double>> && __CUDA_ARCH__ == 800)
-        ? 3
-        : 4;
+constexpr int ENCODING = sizeof(T) == 2 ? (__CUDA_ARCH__ / 100 == 9 ? 5 : 4)
+                         : sizeof(T) == 1 && __CUDA_ARCH__ >= 1000 ? 2
+                         : (sizeof(T) == 16 && __CUDA_ARCH__ == 800) ||
+                                 (ARE_SAME<Values, Fp10<double>> && __CUDA_ARCH__ >= 1000) ||
+                                 (ARE_SAME<Values, Msfp15KeepSign<double>> && __CUDA_ARCH__ == 800)
+                             ? 3
+                             : 4;
 #else
 template <class T, class Values>
 constexpr int ENCODING = sizeof(T) == 2 ? 2 * THREADS / NARROW_THREADS : 2;
