@@ -152,9 +152,21 @@ def test_parts_of_two_types_are_refused(anywhere, rng) -> None:
         concat_training(parts, axis=0)
 
 
-@pytest.mark.parametrize(("n", "launches"), [(1, 1), (240, 1), (241, 3), (1000, 6)])
-def test_any_number_of_inputs(run, rng, n, launches) -> None:
-    arrays = [normal(rng, 2, 1 + i % 3) for i in range(n)]
+@pytest.mark.parametrize(
+    ("n", "launches", "sizes"),
+    [
+        (1, 1, (1, 2, 3)),
+        (240, 1, (1, 2, 3)),
+        (241, 3, (1, 2, 3)),
+        (1000, 6, (1, 2, 3)),
+        (500, 3, (16,)),  # with starts, where widths differ, a launch knows fewer
+        (500, 3, (1,)),
+        (600, 3, (0, 200, 4)),
+        (500, 4, (16, 17)),
+    ],
+)
+def test_any_number_of_inputs(run, rng, n, launches, sizes) -> None:
+    arrays = [normal(rng, 2, sizes[i % len(sizes)]) for i in range(n)]
     with launch_log() as log:
         joined, _ = concat_training([run.place(a) for a in arrays], axis=1)
     assert len(log) == launches
@@ -202,7 +214,7 @@ def test_splits_that_do_not_fit_are_refused(anywhere, rng, split, attributes, me
         (121, 2, (1, 2, 3)),
         (239, 2, (1, 2, 3)),
         (1000, 6, (1, 2, 3)),  # a table of five launches, and one that reads it
-        (500, 4, (4,)),
+        (500, 3, (4,)),  # with starts, where widths differ, a launch knows fewer
         (600, 3, (0, 200, 4)),
         (500, 5, (16, 17)),  # long enough for vectors that start anywhere
     ],
