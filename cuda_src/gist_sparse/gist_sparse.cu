@@ -190,34 +190,39 @@ __device__ __forceinline__ void keep_tile(const Encoding& call, const Packed& pa
 // What becomes of the tiles of a block. All blocks change from KEPT to COUNTED behind the same tile.
 enum Way { UNKNOWN, SPARSE, KEPT, COUNTED };
 
-// A tile of so many values, behind tiles of so many groups; `marked` where one since the block's last
-// tile is not full.
-__device__ __forceinline__ void finish_tile(const Encoding& call, const Packed& packed, u32 tile,
-                                            u32 count, u64 groups_before, bool marked, Way& way) {
-    if (threadIdx.x == 0 && tile == call.tiles - 1)
-        *call.scratch.nbytes = call.code.values + 16 * (groups_before + groups_of(count));
-    if constexpr (!Values::AS_LONG) {
-        store_tile<ENCODERS>(call, packed, tile, count, groups_before);
-        return;
-    }
+// As a block's first tile, of so many values, shows it.
+__device__ __forceinline__ Way way_of_block(const Encoding& call, u32 tile, u32 count) {
+    if (!Values::AS_LONG) return SPARSE;
+    const bool is_first = tile == 0;
+    if (is_first ? is_full(call, tile, count) : prefix::look(call.scratch.groups, 0) < prefix::MARK)
+        return KEPT;
+    if (is_first && threadIdx.x == 0) *call.scratch.full = 0;
+    return SPARSE;
+}
+
+// Where elements may stay as they are; `marked` where a tile since the block's last one is not full.
+__device__ __forceinline__ void keep_or_count(const Encoding& call, const Packed& packed, u32 tile,
+                                              u32 count, u64 groups_before, bool marked, Way& way) {
     const bool full = is_full(call, tile, count);
-    if (way == UNKNOWN) {
-        const bool first_is_full =
-            tile == 0 ? full : prefix::look(call.scratch.groups, 0) < prefix::MARK;
-        way = first_is_full ? KEPT : SPARSE;
-    }
     if (threadIdx.x == 0) {
         if (way == KEPT && !marked && (!full || tile == call.tiles - 1))
             *call.scratch.full = full ? call.tiles : tile;
-        if (way == SPARSE && tile == 0) *call.scratch.full = 0;
-    }
-    if (way == SPARSE) {
-        store_tile<ENCODERS>(call, packed, tile, count, groups_before);
-        return;
+        call.scratch.begins[tile] = groups_before;
     }
     if (way == KEPT && (marked || !full)) way = COUNTED;
-    if (threadIdx.x == 0) call.scratch.begins[tile] = groups_before;
     if (way == KEPT) keep_tile(call, packed, tile, count);
+}
+
+// A tile of so many values, behind tiles of so many groups.
+__device__ __forceinline__ void finish_tile(const Encoding& call, const Packed& packed, u32 tile,
+                                            u32 count, u64 groups_before, bool marked, Way& way) {
+    if (way == UNKNOWN) way = way_of_block(call, tile, count);
+    if (threadIdx.x == 0 && tile == call.tiles - 1)
+        *call.scratch.nbytes = call.code.values + 16 * (groups_before + groups_of(count));
+    if (!Values::AS_LONG || way == SPARSE)
+        store_tile<ENCODERS>(call, packed, tile, count, groups_before);
+    else
+        keep_or_count(call, packed, tile, count, groups_before, marked, way);
 }
 
 __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& call) {
