@@ -92,11 +92,17 @@ __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
     const BatchItem node(items, first_block);
     const i64 width = sizes.width, column = node.column<N, 1>();
     if (node.batch >= items.n_batches || column >= width) return;
+    const Key child = static_cast<Key>(node.item) * FANOUT;
+    Key position[NODE_DEPTH];  // asked for before it is known whether they are needed
+    if (level.unit == FANOUT) {
+#pragma unroll
+        for (int d = 0; d < NODE_DEPTH; ++d) position[d] = entries[child + d].position;
+    }
     const Key key = entries[node.item * level.unit].key;
     const Key last = entries[(node.item + 1) * level.unit - 1].key;
+    all_are_asked_for();
     if (key != last ? level.unit > FANOUT : key >= sizes.n_rows) return;
     Acc<T>* const own = sums + node.batch * level.total * width + column;
-    const Key child = static_cast<Key>(node.item) * FANOUT;
     Sum<Acc<T>, N> sum;
     if (level.unit > FANOUT) {
         sum.add_children(NodeSums<Acc<T>, Key>{own + level.begin_below * width, width}, child);
@@ -109,35 +115,52 @@ __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
             return;
         }
         if (N > 1 || dy)
-            sum.add_children(slices, child);
+            sum.add_children(slices, child, position);
         else
             sum.template add_all<DEPTH>(slices, Ends<Key>{child, FANOUT, child + FANOUT, 0});
     }
     sum.store(own + (level.begin + node.item) * width);
 }
 
-// The node above those of a block, by the block that is the last of its children's. There is one
-// batch, and a block has children of one node alone.
-template <int N, class T, class Key>
-__device__ __forceinline__ void sum_parent(const Entry<Key>* __restrict__ entries, Acc<T>* sums,
-                                           const Items& items, const Sizes& sizes,
-                                           const Level& level, const Parents& parents,
-                                           Zeroed<u32>* tickets, u32 first_block, bool& last) {
-    const u32 block = blockIdx.x - first_block, n_blocks = static_cast<u32>(items.column_blocks);
-    const Key child = static_cast<Key>(block / n_blocks * blockDim.y), parent = child / FANOUT;
-    if (parent >= parents.n) return;
-    const Entry<Key>* const own = entries + static_cast<i64>(parent) * (FANOUT * level.unit);
-    const Key key = own->key;
-    if (key >= sizes.n_rows || own[FANOUT * level.unit - 1].key != key) return;
-    Zeroed<u32>* const ticket = tickets + static_cast<i64>(parent) * n_blocks + block % n_blocks;
-    if (!reduce::arrives_last(ticket, FANOUT / blockDim.y, last) || threadIdx.y > 0) return;
-    const i64 width = sizes.width, column = BatchItem(items, first_block).column<N, 1>();
-    if (column >= width) return;
-    Sum<Acc<T>, N> sum;
-    sums += column;
-    sum.add_children(NodeSums<Acc<T>, Key>{sums + level.begin * width, width}, parent * FANOUT);
-    sum.store(sums + (parents.begin + parent) * width);
-}
+// The node above those of a block, which the block that is the last of its children's sums. There is
+// one batch, and a block has children of one node alone.
+template <class Key>
+struct Parent {
+    u32 node, ticket, children;  // children: of a block
+    Key first = 0, last = 0;     // keys of the node's entries
+
+    __device__ __forceinline__ Parent(const Entry<Key>* entries, const Items& items,
+                                      const Level& level, const Parents& parents, u32 first_block) {
+        const u32 block = blockIdx.x - first_block;
+        const u32 n_blocks = static_cast<u32>(items.column_blocks);
+        children = blockDim.y;
+        node = block / n_blocks * children / FANOUT;
+        ticket = node * n_blocks + block % n_blocks;
+        if (node >= parents.n) return;
+        const i64 unit = FANOUT * level.unit;
+        first = entries[node * unit].key;
+        last = entries[(node + 1) * unit - 1].key;
+        all_are_asked_for();  // long before they are needed
+    }
+    __device__ __forceinline__ bool has_sum(const Parents& parents, const Sizes& sizes) const {
+        return node < parents.n && first == last && first < sizes.n_rows;
+    }
+    template <int N, class A>
+    __device__ __forceinline__ void sum(A* sums, const Items& items, const Sizes& sizes,
+                                        const Level& level, const Parents& parents,
+                                        Zeroed<u32>* tickets, u32 first_block) const {
+        __shared__ bool is_last;
+        if (!has_sum(parents, sizes)) return;
+        if (!reduce::arrives_last(tickets + ticket, FANOUT / children, is_last)) return;
+        const i64 width = sizes.width, column = BatchItem(items, first_block).column<N, 1>();
+        if (threadIdx.y > 0 || column >= width) return;
+        Sum<A, N> sum;
+        sums += column;
+        sum.add_children(NodeSums<A, Key>{sums + level.begin * width, width},
+                         static_cast<Key>(node) * FANOUT);
+        sum.store(sums + (parents.begin + node) * width);
+    }
+};
 
 // The same behind blocks that find starts.
 template <int N, class T, class Key>
@@ -148,9 +171,9 @@ __device__ __forceinline__ void starts_and_nodes(const T* __restrict__ dy,
                                                  const Level& level, const Parents& parents,
                                                  Zeroed<u32>* tickets, u32 start_blocks) {
     if (blockIdx.x >= start_blocks) {
-        __shared__ bool last;
+        const Parent<Key> parent(entries, items, level, parents, start_blocks);
         sum_nodes<N>(dy, entries, sums, items, sizes, level, start_blocks);
-        sum_parent<N, T>(entries, sums, items, sizes, level, parents, tickets, start_blocks, last);
+        parent.template sum<N>(sums, items, sizes, level, parents, tickets, start_blocks);
         return;
     }
     if (blockIdx.z > 0) return;

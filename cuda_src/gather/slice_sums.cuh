@@ -94,13 +94,11 @@ struct Sum {
         }
     }
 
-    // Adds the FANOUT children of a node in order; the positions of the next slices are on their way
-    // while these are loaded.
+    // Adds the FANOUT children of a node in order, of which the first have these positions; the
+    // positions of the next slices are on their way while these are loaded.
     template <class T, class Key>
-    __device__ __forceinline__ void add_children(const SortedSlices<T, Key, N>& slices, Key first) {
-        Key position[NODE_DEPTH];
-#pragma unroll
-        for (int d = 0; d < NODE_DEPTH; ++d) position[d] = slices.entries[first + d].position;
+    __device__ __forceinline__ void add_children(const SortedSlices<T, Key, N>& slices, Key first,
+                                                 Key (&position)[NODE_DEPTH]) {
 #pragma unroll 1
         for (Key end = first + FANOUT; first < end; first += NODE_DEPTH) {
             Vec<T, N> loaded[NODE_DEPTH];
