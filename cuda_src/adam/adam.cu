@@ -64,8 +64,8 @@ __device__ __forceinline__ void make_factors(AdamFactors& by, double (&of_moment
                                              const Either<1>& update) {
     static_assert(THREADS >= 4 * WARP);
     __shared__ Numbers numbers;
-    read_numbers(numbers, of_moments, rule.alpha, rule.beta, rule.correct_bias, step, rate,
-                 loss_scale, norm, max_norm, update);
+    if (threadIdx.x == 2 * WARP) numbers.max_norm = as_double(max_norm);
+    read_numbers(numbers, of_moments, rule, rate, step, loss_scale, norm, update);
     if (threadIdx.x == 0) by = adam_factors(rule, numbers, of_moments);
     __syncthreads();
 }

@@ -92,13 +92,15 @@ struct Numbers {
     }
 };
 
-// Read by two warps, while two others make the corrections of moments; one after the other they would
-// take as long again. A barrier, behind which both are in shared memory.
-__device__ __forceinline__ void read_numbers(
-    Numbers& numbers, double (&of_moments)[2], double alpha, double beta, bool correct_bias,
-    const either::Either<1>& step, const either::Either<1>& rate,
-    const either::Either<1>& loss_scale, const either::Either<1>& norm,
-    const either::Either<1>& max_norm, const either::Either<1>& update) {
+// All but max_norm, read by two warps, while two others make the corrections of moments; one after the
+// other they would take as long again. A barrier, behind which both are in shared memory.
+template <class Rule>
+__device__ __forceinline__ void read_numbers(Numbers& numbers, double (&of_moments)[2],
+                                             const Rule& rule, const either::Either<1>& rate,
+                                             const either::Either<1>& step,
+                                             const either::Either<1>& loss_scale,
+                                             const either::Either<1>& norm,
+                                             const either::Either<1>& update) {
     if (threadIdx.x == 2 * WARP) {
         numbers.rate = either::as_double(rate);
         numbers.update = either::as_i64(update) != 0;
@@ -106,9 +108,9 @@ __device__ __forceinline__ void read_numbers(
     if (threadIdx.x == 3 * WARP) {
         numbers.loss_scale = either::as_double(loss_scale);
         numbers.norm = either::as_double(norm);
-        numbers.max_norm = either::as_double(max_norm);
     }
-    step::bias_corrections(alpha, beta, correct_bias ? either::as_i64(step) : 0, of_moments);
+    const i64 steps = rule.correct_bias ? either::as_i64(step) : 0;
+    step::bias_corrections(rule.alpha, rule.beta, steps, of_moments);
 }
 
 // What steps with moments are made from: weights, gradients and both moments.

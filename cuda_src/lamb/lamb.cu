@@ -35,12 +35,11 @@ struct DirectionFactors {
     bool update;
 };
 
-__device__ __forceinline__ DirectionFactors
-direction_factors(const LambRule& rule, const Either<1>& rate, const Either<1>& loss_scale,
-                  const Either<1>& norm, const Either<1>& update, const double (&of_moments)[2]) {
+__device__ __forceinline__ DirectionFactors direction_factors(const LambRule& rule,
+                                                              const Numbers& numbers,
+                                                              const double (&of_moments)[2]) {
     DirectionFactors by;
-    by.divisor = static_cast<ACC>(
-        step::gradient_divisor(as_double(loss_scale), as_double(norm), rule.max_norm));
+    by.divisor = static_cast<ACC>(numbers.gradient_divisor());
     by.alpha = static_cast<ACC>(rule.alpha);
     by.rest_of_alpha = static_cast<ACC>(1.0 - rule.alpha);
     by.beta = static_cast<ACC>(rule.beta);
@@ -49,7 +48,7 @@ direction_factors(const LambRule& rule, const Either<1>& rate, const Either<1>& 
     by.epsilon = static_cast<ACC>(rule.epsilon);
     by.c1 = static_cast<ACC>(of_moments[0]);
     by.c2 = static_cast<ACC>(of_moments[1]);
-    by.update = as_i64(update) && step::can_be_made(as_double(rate), as_double(loss_scale));
+    by.update = numbers.can_be_made();
     return by;
 }
 
@@ -186,7 +185,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) lamb__direction(
     const __grid_constant__ Either<1> loss_scale, const __grid_constant__ Either<1> norm,
     const __grid_constant__ Either<1> update, GRAD* directions, SumsOfSquares* partials,
     double* norms, Zeroed<u32>* tickets) {
+    static_assert(THREADS >= 4 * WARP);
     __shared__ DirectionFactors by;
+    __shared__ Numbers numbers;
     __shared__ double of_moments[2];
     __shared__ bool last;
     __shared__ reduce::BlockScratch<double, THREADS> scratch;
@@ -198,8 +199,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) lamb__direction(
     const MOMENT* const v = array_of<const MOMENT>(arrays, columns, 3, t);
     const Parameter<W, GRAD, MOMENT> parameter{w, g, m, v};
     parameter.expect<EXPECTED_NBYTES>(chunk.first, chunk.end);
-    step::bias_corrections(rule.alpha, rule.beta, rule.correct_bias ? as_i64(step) : 0, of_moments);
-    if (threadIdx.x == 0) by = direction_factors(rule, rate, loss_scale, norm, update, of_moments);
+    if (threadIdx.x == 2 * WARP) numbers.max_norm = rule.max_norm;
+    read_numbers(numbers, of_moments, rule, rate, step, loss_scale, norm, update);
+    if (threadIdx.x == 0) by = direction_factors(rule, numbers, of_moments);
     __syncthreads();
     GRAD* const new_g = array_of<GRAD>(arrays, columns, 4, t);
     MOMENT* const new_m = array_of<MOMENT>(arrays, columns, 5, t);
