@@ -235,6 +235,12 @@ def joined(size: Size, rng: np.random.Generator) -> Case:
     return [[numbers(rng, 2, size(1, 5), dtype=dtype) for _ in range(count)]], {"axis": 1}
 
 
+def taken_apart(size: Size, rng: np.random.Generator) -> Case:
+    (parts,), attributes = joined(size, rng)
+    widths = tuple(part.shape[1] for part in parts)
+    return [np.concatenate(parts, 1), widths], attributes
+
+
 def gathered_elements(size: Size, rng: np.random.Generator) -> Case:
     rows, width, n = size(1, 50), size(1, 40), size(0, 60)
     dy = numbers(rng, n, width, dtype=one_of(size, size.dtypes))
@@ -297,6 +303,7 @@ CALLS: Mapping[str, Maker] = {
     "GatherElementsGrad": gathered_elements,
     "GatherNDGrad": gathered_slices,
     "ConcatTraining": joined,
+    "SplitTraining": taken_apart,
     "DivGrad": divided,
     "GistSparseEncoder": sparse,
     "GistSparseFp10Encoder": sparse,

@@ -38,15 +38,11 @@ struct AdamFactors {
 };
 
 // What follows from the corrections of both moments.
-__device__ __forceinline__ AdamFactors adam_factors(
-    const AdamRule& rule, const Either<1>& rate, const Either<1>& loss_scale, const Either<1>& norm,
-    const Either<1>& max_norm, const Either<1>& update, const double (&of_moments)[2]) {
-    const double lr = as_double(rate);
-    const double of_first = of_moments[0], root = sqrt(of_moments[1]);
-    const double divisor =
-        step::gradient_divisor(as_double(loss_scale), as_double(norm), as_double(max_norm));
+__device__ __forceinline__ AdamFactors adam_factors(const AdamRule& rule, const Numbers& numbers,
+                                                    const double (&of_moments)[2]) {
+    const double lr = numbers.rate, of_first = of_moments[0], root = sqrt(of_moments[1]);
     AdamFactors by;
-    by.divisor = static_cast<ACC>(divisor);
+    by.divisor = static_cast<ACC>(numbers.gradient_divisor());
     by.alpha = static_cast<ACC>(rule.alpha);
     by.rest_of_alpha = static_cast<ACC>(1.0 - rule.alpha);
     by.beta = static_cast<ACC>(rule.beta);
@@ -56,7 +52,7 @@ __device__ __forceinline__ AdamFactors adam_factors(
     by.epsilon = static_cast<ACC>(rule.epsilon);
     by.decay = static_cast<ACC>(lr * rule.lambda_);
     by.decays_updated = rule.decays_updated;
-    by.update = as_i64(update) && step::can_be_made(lr, as_double(loss_scale));
+    by.update = numbers.can_be_made();
     return by;
 }
 
@@ -66,9 +62,11 @@ __device__ __forceinline__ void make_factors(AdamFactors& by, double (&of_moment
                                              const Either<1>& step, const Either<1>& loss_scale,
                                              const Either<1>& norm, const Either<1>& max_norm,
                                              const Either<1>& update) {
-    step::bias_corrections(rule.alpha, rule.beta, rule.correct_bias ? as_i64(step) : 0, of_moments);
-    if (threadIdx.x == 0)
-        by = adam_factors(rule, rate, loss_scale, norm, max_norm, update, of_moments);
+    static_assert(THREADS >= 4 * WARP);
+    __shared__ Numbers numbers;
+    if (threadIdx.x == 2 * WARP) numbers.max_norm = as_double(max_norm);
+    read_numbers(numbers, of_moments, rule, rate, step, loss_scale, norm, update);
+    if (threadIdx.x == 0) by = adam_factors(rule, numbers, of_moments);
     __syncthreads();
 }
 

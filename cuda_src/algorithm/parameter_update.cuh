@@ -81,6 +81,38 @@ __device__ __forceinline__ void put(W* new_w, G* new_g, const Copy& copy, i64 i,
     copy.store(i, weight);
 }
 
+// Numbers of a step, each of which may lie in memory.
+struct Numbers {
+    double rate, loss_scale, norm, max_norm;
+    bool update;
+
+    __device__ bool can_be_made() const { return update && step::can_be_made(rate, loss_scale); }
+    __device__ double gradient_divisor() const {
+        return step::gradient_divisor(loss_scale, norm, max_norm);
+    }
+};
+
+// All but max_norm, read by two warps, while two others make the corrections of moments; one after the
+// other they would take as long again. A barrier, behind which both are in shared memory.
+template <class Rule>
+__device__ __forceinline__ void read_numbers(Numbers& numbers, double (&of_moments)[2],
+                                             const Rule& rule, const either::Either<1>& rate,
+                                             const either::Either<1>& step,
+                                             const either::Either<1>& loss_scale,
+                                             const either::Either<1>& norm,
+                                             const either::Either<1>& update) {
+    if (threadIdx.x == 2 * WARP) {
+        numbers.rate = either::as_double(rate);
+        numbers.update = either::as_i64(update) != 0;
+    }
+    if (threadIdx.x == 3 * WARP) {
+        numbers.loss_scale = either::as_double(loss_scale);
+        numbers.norm = either::as_double(norm);
+    }
+    const i64 steps = rule.correct_bias ? either::as_i64(step) : 0;
+    step::bias_corrections(rule.alpha, rule.beta, steps, of_moments);
+}
+
 // What steps with moments are made from: weights, gradients and both moments.
 template <class W, class G, class M>
 struct Parameter {

@@ -10,20 +10,25 @@ using namespace columns;
 constexpr int SUM_BATCH = 8;                  // loads of a thread in flight together
 constexpr int PADDED_ROWS = BUCKET_ROWS + 4;  // vectors of neighbouring columns: other banks
 
-// The sums of one bucket, and lanes that write their numbers where their rows are.
+// The sums of one bucket.
 template <class A>
 struct Sums {
     A at[PADDED_ROWS];
-    u8 lanes[BUCKET_ROWS];
 };
 
-// The values of this lane's row, of which the first lane has the sum, in the order of lanes; whether
-// this lane is the first. Lanes without a value have rows of their own.
+// What is in the place of a sum that a lane has taken: a signalling NaN, which no addition gives.
+constexpr u32 TAKEN = 0x7F800000u | WARP;
+__device__ __forceinline__ float taken_by(u32 lane) { return __uint_as_float(TAKEN | lane); }
+__device__ __forceinline__ bool is_taken(float sum) {
+    return (__float_as_uint(sum) & ~(WARP - 1u)) == TAKEN;
+}
+__device__ __forceinline__ u32 taker_of(float sum) { return __float_as_uint(sum) & (WARP - 1u); }
+
+// The value of the first of some lanes becomes the sum of theirs, in their order.
 template <class A>
-__device__ __forceinline__ bool sum_of_row(u32 row, A& value) {
-    const u32 same = __match_any_sync(ALL_LANES, row);
-    const bool is_first = (same & ((1u << lane()) - 1u)) == 0;
-    u32 left = is_first ? same & (same - 1u) : 0u;
+__device__ __forceinline__ void sum_of_lanes(u32 lanes, A& value) {
+    const bool is_first = (lanes & ((1u << lane()) - 1u)) == 0;
+    u32 left = is_first ? lanes & (lanes - 1u) : 0u;
     A sum = value;
     while (__any_sync(ALL_LANES, left != 0)) {
         const A other = __shfl_sync(ALL_LANES, value, left ? __ffs(static_cast<int>(left)) - 1 : 0);
@@ -31,7 +36,6 @@ __device__ __forceinline__ bool sum_of_row(u32 row, A& value) {
         left &= left - 1u;
     }
     value = sum;
-    return is_first;
 }
 
 template <class T>
@@ -45,27 +49,34 @@ struct BucketSums {
         for (int j = 0; j < SUM_BATCH; ++j)
             if (first + j * WARP + lane() < n) entries[j] = from[first + j * WARP + lane()];
     }
-    // The last lane that writes its number to a row wins, whichever that is; of two lanes with one
-    // row the other wins a second time, and their sum is the same both ways. Three are rare.
-    __device__ __forceinline__ bool adds(u32 row, bool valid, Acc<T>& value) const {
-        if (valid) sums.lanes[row] = static_cast<u8>(lane());
+    // Of lanes with one row one gets its sum, and what they all add to it; returns whether this lane
+    // does. Of two it is the one that came second: their sum is the same both ways. Three are rare.
+    __device__ __forceinline__ bool shares(u32 row, bool valid, float& sum, float& value) const {
         __syncwarp();
-        const bool lost = valid && sums.lanes[row] != lane();
-        if (!__any_sync(ALL_LANES, lost)) return valid;
+        const bool late = is_taken(sum);
+        const u32 before = late ? taker_of(sum) : lane(), all_late = __ballot_sync(ALL_LANES, late);
+        if (__any_sync(ALL_LANES, late && (all_late >> before & 1u))) {
+            const u32 same = __match_any_sync(ALL_LANES, valid ? row : BUCKET_ROWS + lane());
+            sum_of_lanes(same, value);
+            const u32 in_time = same & ~all_late;
+            sum = __shfl_sync(ALL_LANES, sum, __ffs(static_cast<int>(in_time)) - 1);
+            return valid && (same & ((1u << lane()) - 1u)) == 0;
+        }
+        const bool is_last = valid && taker_of(sums.at[row]) == lane();
         __syncwarp();
-        if (lost) sums.lanes[row] = static_cast<u8>(lane());
-        __syncwarp();
-        const u32 second = valid ? sums.lanes[row] : lane();
-        if (__any_sync(ALL_LANES, lost && second != lane()))
-            return sum_of_row(valid ? row : BUCKET_ROWS + lane(), value) && valid;
-        const Acc<T> other = __shfl_sync(ALL_LANES, value, second);
-        if (second != lane()) value += other;
-        return valid && !lost;
+        const float other = __shfl_sync(ALL_LANES, value, before);
+        sum = __shfl_sync(ALL_LANES, sum, before);
+        if (late) value += other;
+        return is_last;
     }
+    // Each lane takes its row's sum before it puts another there.
     __device__ __forceinline__ void add(const EntryOf<T>& entry, bool valid) const {
         const u32 row = entry.target() % BUCKET_ROWS;
-        Acc<T> value = value_of(entry.bits(), T());
-        if (adds(row, valid && entry.bits() != 0, value)) sums.at[row] += value;
+        float value = value_of(entry.bits(), T()), sum = 0;
+        valid = valid && entry.bits() != 0;
+        if (valid) sum = atomicExch(&sums.at[row], taken_by(lane()));
+        if (__any_sync(ALL_LANES, is_taken(sum))) valid = shares(row, valid, sum, value);
+        if (valid) sums.at[row] = sum + value;
         __syncwarp();
     }
     // The next entries are on their way while these are added.

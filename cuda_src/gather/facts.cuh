@@ -13,6 +13,7 @@ constexpr int STRIP_COLUMNS = 32;
 constexpr int ZERO_VECS = 4;
 constexpr int ROUND_NBYTES = 64;
 constexpr int FANOUT = 32;
+constexpr int LONG_ROW = 16;
 constexpr int SORT_THREADS = 512;
 constexpr int RADIX = 512;
 constexpr int STARTS_ROWS = 4096;
@@ -57,6 +58,12 @@ struct Level {
     long long total;
 };
 static_assert(sizeof(Level) == 32);
+
+struct Parents {
+    long long n;
+    long long begin;
+};
+static_assert(sizeof(Parents) == 16);
 
 struct Pass {
     long long n;
@@ -105,6 +112,8 @@ static_assert(offsetof(Level, unit) == 0);
 static_assert(offsetof(Level, begin) == 8);
 static_assert(offsetof(Level, begin_below) == 16);
 static_assert(offsetof(Level, total) == 24);
+static_assert(offsetof(Parents, n) == 0);
+static_assert(offsetof(Parents, begin) == 8);
 static_assert(offsetof(Pass, n) == 0);
 static_assert(offsetof(Pass, span) == 8);
 static_assert(offsetof(Pass, shift) == 16);

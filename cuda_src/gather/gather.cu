@@ -6,12 +6,13 @@
 // atomics. Few slices are found by looking at them all.
 #include "algorithm/map.cuh"
 #include "core/slots.cuh"
-#include "core/vec.cuh"
+#include "gather/atomic_sums.cuh"
 #include "gather/column_sums.cuh"
 #include "gather/columns.cuh"
 #include "gather/facts.cuh"
 #include "gather/radix_sort.cuh"
 #include "gather/segmented_sum.cuh"
+#include "gather/targets.cuh"
 
 // Key: row numbers and slice numbers. INDEX: indices.
 #ifndef CTO_KEY
@@ -23,82 +24,27 @@
 
 namespace cto {
 
-using namespace facts::gather;
-using segmented_sum::BatchItem;
+using namespace atomic_sums;
 using segmented_sum::in_registers;
 using vec::Vec;
+using zeroed::Zeroed;
 
 using slots::ACC;
 using slots::T;
 using Key = CTO_KEY;
 using INDEX = CTO_INDEX;
+using GatherRow = targets::Row<INDEX>;
+using GatherNDRow = targets::TupleRow<INDEX, Key>;
+using GatherElement = targets::Element<INDEX, Key>;
+
 using Entry = radix_sort::Entry<Key>;
 using Carried = columns::EntryOf<T>;
 static_assert(ARE_SAME<ACC, Acc<T>>);
 
 constexpr int WIDTH = vec::WIDTH<T>;
+
 // As many blocks on a multiprocessor as the registers of a thread that sums rows allow.
-constexpr int SUM_BLOCKS = sizeof(Key) == 8                               ? 2
-                           : sizeof(T) == 8 || ARE_SAME<T, __nv_bfloat16> ? 3
-                                                                          : 4;
-
-// ---- where each slice goes: the row of dX, or NOWHERE for an index out of range -----------------
-
-constexpr i64 NOWHERE = -1;
-
-// Negative indices count from the end.
-__device__ __forceinline__ i64 wrapped(i64 index, i64 extent) {
-    const i64 i = index < 0 ? index + extent : index;
-    return i >= 0 && i < extent ? i : NOWHERE;
-}
-
-// a / b for numbers of slices and of rows, which fit into a Key.
-__device__ __forceinline__ i64 divided(i64 a, i64 b) {
-    return static_cast<i64>(static_cast<Key>(a) / static_cast<Key>(b));
-}
-
-struct GatherRow {
-    const INDEX* indices;
-    i64 n_rows;
-
-    __device__ i64 operator()(i64 k) const { return wrapped(indices[k], n_rows); }
-};
-
-struct GatherNDRow {
-    const INDEX* indices;
-    const Tuples& tuples;
-
-    __device__ i64 operator()(i64 k) const {
-        i64 row = divided(k, tuples.per_batch);
-        for (i32 j = 0; j < tuples.count; ++j) {
-            const i64 i = wrapped(indices[k * tuples.count + j], tuples.extents[j]);
-            if (i == NOWHERE) return NOWHERE;
-            row = row * tuples.extents[j] + i;
-        }
-        return row;
-    }
-};
-
-struct GatherElement {
-    const INDEX* indices;
-    const Lines& lines;
-
-    __device__ i64 operator()(i64 k) const {
-        const i64 row = divided(k, lines.columns);
-        return at(row, k - row * lines.columns, indices[k]);
-    }
-    __device__ i64 at(i64 row, i64 column, i64 index) const {
-        const i64 i = wrapped(index, lines.extent);
-        if (i == NOWHERE) return NOWHERE;
-        i64 offset = i * lines.stride + column * lines.column_stride;
-        for (i32 j = static_cast<i32>(lines.n_outer) - 1; j > 0; --j) {
-            const i64 rest = divided(row, lines.extents[j]);
-            offset += (row - rest * lines.extents[j]) * lines.strides[j];
-            row = rest;
-        }
-        return offset + row * lines.strides[0];
-    }
-};
+constexpr int SUM_BLOCKS = sizeof(Key) == 8 ? 2 : sizeof(T) == 8 || sizeof(T) == 2 ? 3 : 4;
 
 // ---- few slices and rows: every element of dX looks at all slices, in their order ---------------
 
@@ -151,73 +97,6 @@ __device__ __forceinline__ void make_keys(Target target, const T* dy, Entry* ent
                                           i64 n_rows, Pass pass) {
     __shared__ u32 found[RADIX];
     radix_sort::count_digits(NewKey<Target>{target, dy, entries, n_rows}, counts, pass, found);
-}
-
-// ---- atomics: sums is dX, or a float32 array of its shape where T is narrower -------------------
-
-template <class Target>
-__device__ __forceinline__ void add_slices(Target target, const T* __restrict__ dy, ACC* sums,
-                                           Items items, Sizes sizes) {
-    const BatchItem slice(items);
-    const i64 first = slice.column<1, ATOMIC_ITEMS>(), width = sizes.width;
-    if (slice.batch >= items.n_batches) return;
-    const i64 row = target(slice.item);
-    if (row == NOWHERE) return;
-    const T* const from = dy + (slice.batch * sizes.n_slices + slice.item) * width;
-    ACC* const to = sums + (slice.batch * sizes.n_rows + row) * width;
-#pragma unroll
-    for (int j = 0; j < ATOMIC_ITEMS; ++j) {
-        const i64 column = first + j * blockDim.x;
-        if (column < width) atomicAdd(to + column, to_acc(from[column]));
-    }
-}
-
-// One thread's additions: all loads, then all atomics.
-struct Additions {
-    i64 target[ATOMIC_ITEMS];
-    ACC value[ATOMIC_ITEMS];
-
-    __device__ void apply(ACC* sums) const {
-#pragma unroll
-        for (int j = 0; j < ATOMIC_ITEMS; ++j)
-            if (target[j] != NOWHERE) atomicAdd(sums + target[j], value[j]);
-    }
-};
-
-__device__ __forceinline__ void add_elements(const GatherElement& element, const T* __restrict__ dy,
-                                             ACC* sums, i64 n) {
-    const i64 first = static_cast<i64>(blockIdx.x) * (THREADS * ATOMIC_ITEMS) + threadIdx.x;
-    Additions additions;
-#pragma unroll
-    for (int j = 0; j < ATOMIC_ITEMS; ++j) {
-        const i64 k = first + j * THREADS;
-        additions.target[j] = k < n ? element(k) : NOWHERE;
-        additions.value[j] = k < n ? to_acc(dy[k]) : ACC(0);
-    }
-    additions.apply(sums);
-}
-
-// Strip after strip of STRIP_COLUMNS columns, each over all rows: the cache lines of dX that a
-// strip is added to stay in the L2 cache, whereas with row after row each addition would go to
-// memory.
-__device__ __forceinline__ void add_elements_by_strips(const GatherElement& element,
-                                                       const T* __restrict__ dy, ACC* sums,
-                                                       i64 rows, i32 blocks_a_strip) {
-    const i32 strip = static_cast<i32>(blockIdx.x) / blocks_a_strip;
-    const i32 block = static_cast<i32>(blockIdx.x) - strip * blocks_a_strip;
-    const i64 columns = element.lines.columns;
-    const i64 column = static_cast<i64>(strip) * STRIP_COLUMNS + threadIdx.x;
-    const i64 first = static_cast<i64>(block) * (blockDim.y * ATOMIC_ITEMS) + threadIdx.y;
-    Additions additions;
-#pragma unroll
-    for (int j = 0; j < ATOMIC_ITEMS; ++j) {
-        const i64 row = first + j * static_cast<i64>(blockDim.y);
-        const bool exists = row < rows && column < columns;
-        const i64 k = row * columns + column;
-        additions.target[j] = exists ? element.at(row, column, element.indices[k]) : NOWHERE;
-        additions.value[j] = exists ? to_acc(dy[k]) : ACC(0);
-    }
-    additions.apply(sums);
 }
 
 // ---- zeros and rounding -------------------------------------------------------------------------
@@ -371,17 +250,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     gather__sum_nodes(const T* dy, const Entry* entries, ACC* sums, Key* starts,
                       const __grid_constant__ Items items, const __grid_constant__ Sizes sizes,
-                      const __grid_constant__ Level level, u32 start_blocks) {
+                      const __grid_constant__ Level level, const __grid_constant__ Parents parents,
+                      Zeroed<u32>* tickets, u32 start_blocks) {
     segmented_sum::starts_and_nodes<WIDTH>(dy, entries, sums, starts, items, in_registers(sizes),
-                                           in_registers(level), start_blocks);
+                                           in_registers(level), parents, tickets, start_blocks);
 }
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    gather__sum_nodes__scalar(const T* dy, const Entry* entries, ACC* sums, Key* starts,
-                              const __grid_constant__ Items items,
-                              const __grid_constant__ Sizes sizes,
-                              const __grid_constant__ Level level, u32 start_blocks) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) gather__sum_nodes__scalar(
+    const T* dy, const Entry* entries, ACC* sums, Key* starts, const __grid_constant__ Items items,
+    const __grid_constant__ Sizes sizes, const __grid_constant__ Level level,
+    const __grid_constant__ Parents parents, Zeroed<u32>* tickets, u32 start_blocks) {
     segmented_sum::starts_and_nodes<1>(dy, entries, sums, starts, items, in_registers(sizes),
-                                       in_registers(level), start_blocks);
+                                       in_registers(level), parents, tickets, start_blocks);
 }
 extern "C" __global__ void __launch_bounds__(THREADS, SUM_BLOCKS)
     gather__sum_rows(const T* dy, const Entry* entries, const Key* starts, const ACC* sums, T* dx,

@@ -11,12 +11,14 @@
 //
 // T is the type of the slices, Key that of row numbers and slice numbers.
 #pragma once
+#include "algorithm/reduce.cuh"
 #include "core/vec.cuh"
 #include "gather/slice_sums.cuh"
 
 namespace cto::segmented_sum {
 
 using namespace slice_sums;
+using zeroed::Zeroed;
 
 // The same sizes, which the compiler then keeps in registers: see in_registers of a Level.
 __device__ __forceinline__ Sizes in_registers(Sizes sizes) {
@@ -90,11 +92,17 @@ __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
     const BatchItem node(items, first_block);
     const i64 width = sizes.width, column = node.column<N, 1>();
     if (node.batch >= items.n_batches || column >= width) return;
+    const Key child = static_cast<Key>(node.item) * FANOUT;
+    Key position[NODE_DEPTH];  // asked for before it is known whether they are needed
+    if (level.unit == FANOUT) {
+#pragma unroll
+        for (int d = 0; d < NODE_DEPTH; ++d) position[d] = entries[child + d].position;
+    }
     const Key key = entries[node.item * level.unit].key;
     const Key last = entries[(node.item + 1) * level.unit - 1].key;
+    all_are_asked_for();
     if (key != last ? level.unit > FANOUT : key >= sizes.n_rows) return;
     Acc<T>* const own = sums + node.batch * level.total * width + column;
-    const Key child = static_cast<Key>(node.item) * FANOUT;
     Sum<Acc<T>, N> sum;
     if (level.unit > FANOUT) {
         sum.add_children(NodeSums<Acc<T>, Key>{own + level.begin_below * width, width}, child);
@@ -107,12 +115,52 @@ __device__ __forceinline__ void sum_nodes(const T* __restrict__ dy,
             return;
         }
         if (N > 1 || dy)
-            sum.add_children(slices, child);
+            sum.add_children(slices, child, position);
         else
             sum.template add_all<DEPTH>(slices, Ends<Key>{child, FANOUT, child + FANOUT, 0});
     }
     sum.store(own + (level.begin + node.item) * width);
 }
+
+// The node above those of a block, which the block that is the last of its children's sums. There is
+// one batch, and a block has children of one node alone.
+template <class Key>
+struct Parent {
+    u32 node, ticket, children;  // children: of a block
+    Key first = 0, last = 0;     // keys of the node's entries
+
+    __device__ __forceinline__ Parent(const Entry<Key>* entries, const Items& items,
+                                      const Level& level, const Parents& parents, u32 first_block) {
+        const u32 block = blockIdx.x - first_block;
+        const u32 n_blocks = static_cast<u32>(items.column_blocks);
+        children = blockDim.y;
+        node = block / n_blocks * children / FANOUT;
+        ticket = node * n_blocks + block % n_blocks;
+        if (node >= parents.n) return;
+        const i64 unit = FANOUT * level.unit;
+        first = entries[node * unit].key;
+        last = entries[(node + 1) * unit - 1].key;
+        all_are_asked_for();  // long before they are needed
+    }
+    __device__ __forceinline__ bool has_sum(const Parents& parents, const Sizes& sizes) const {
+        return node < parents.n && first == last && first < sizes.n_rows;
+    }
+    template <int N, class A>
+    __device__ __forceinline__ void sum(A* sums, const Items& items, const Sizes& sizes,
+                                        const Level& level, const Parents& parents,
+                                        Zeroed<u32>* tickets, u32 first_block) const {
+        __shared__ bool is_last;
+        if (!has_sum(parents, sizes)) return;
+        if (!reduce::arrives_last(tickets + ticket, FANOUT / children, is_last)) return;
+        const i64 width = sizes.width, column = BatchItem(items, first_block).column<N, 1>();
+        if (threadIdx.y > 0 || column >= width) return;
+        Sum<A, N> sum;
+        sums += column;
+        sum.add_children(NodeSums<A, Key>{sums + level.begin * width, width},
+                         static_cast<Key>(node) * FANOUT);
+        sum.store(sums + (parents.begin + node) * width);
+    }
+};
 
 // The same behind blocks that find starts.
 template <int N, class T, class Key>
@@ -120,9 +168,12 @@ __device__ __forceinline__ void starts_and_nodes(const T* __restrict__ dy,
                                                  const Entry<Key>* __restrict__ entries,
                                                  Acc<T>* sums, Key* __restrict__ starts,
                                                  const Items& items, const Sizes& sizes,
-                                                 const Level& level, u32 start_blocks) {
+                                                 const Level& level, const Parents& parents,
+                                                 Zeroed<u32>* tickets, u32 start_blocks) {
     if (blockIdx.x >= start_blocks) {
+        const Parent<Key> parent(entries, items, level, parents, start_blocks);
         sum_nodes<N>(dy, entries, sums, items, sizes, level, start_blocks);
+        parent.template sum<N>(sums, items, sizes, level, parents, tickets, start_blocks);
         return;
     }
     if (blockIdx.z > 0) return;
@@ -143,15 +194,15 @@ __device__ __forceinline__ void add_segment(Sum<Acc<T>, N>& sum,
                                             Key n, i32 levels) {
     Key up = low / FANOUT + (low % FANOUT != 0), down = high / FANOUT;
     if (levels == 0 || up >= down) {
-        sum.template add_all<DEPTH_AT_ENDS<T>>(slices, Ends<Key>{low, high - low, high, 0});
+        sum.template add_all<DEPTH>(slices, Ends<Key>{low, high - low, high, 0});
         return;
     }
     n /= FANOUT;
     if (low % FANOUT != 0) sum.add(sum.load(nodes.at(up - 1)));
     if (high % FANOUT != 0 && down < n) sum.add(sum.load(edges.at(down)));
     if (down == n && high > down * FANOUT)
-        sum.template add_all<DEPTH_AT_ENDS<T>>(
-            slices, Ends<Key>{down * FANOUT, high - down * FANOUT, high, 0});
+        sum.template add_all<DEPTH>(slices,
+                                    Ends<Key>{down * FANOUT, high - down * FANOUT, high, 0});
     for (i32 level = 1;; ++level) {
         low = up;
         high = down;
@@ -159,8 +210,8 @@ __device__ __forceinline__ void add_segment(Sum<Acc<T>, N>& sum,
         down = high / FANOUT;
         const bool top = level == levels || up >= down;
         const Key skipped = top ? 0 : (down - up) * FANOUT;
-        sum.template add_all<DEPTH_AT_ENDS<T>>(
-            nodes, Ends<Key>{low, high - low - skipped, up * FANOUT, skipped});
+        sum.template add_all<DEPTH>(nodes,
+                                    Ends<Key>{low, high - low - skipped, up * FANOUT, skipped});
         if (top) return;
         nodes.sums += static_cast<i64>(n) * nodes.width;
         n /= FANOUT;
@@ -219,7 +270,7 @@ struct Rows {
 #pragma unroll 1
         while (next < end) {
             const Key low = starts[next], high = starts[next + 1];
-            if (leaves_long && high - low >= FANOUT) {
+            if (leaves_long && high - low >= LONG_ROW) {
                 ++next;
                 continue;
             }
@@ -229,25 +280,25 @@ struct Rows {
     }
 };
 
-// The row of FANOUT entries or more in which `at` is the first multiple of FANOUT, or n_rows. Such a
-// row holds an entry FANOUT / 2 before `at` or nearly as far behind it: most calls end there, before
+// The row of LONG_ROW entries or more in which `at` is the first multiple of it, or n_rows. Such a
+// row holds an entry LONG_ROW / 2 before `at` or nearly as far behind it: most calls end there, before
 // the row's bounds are looked up.
 template <class Key>
 __device__ __forceinline__ Key long_row_at(Key at, const Entry<Key>* entries, const Key* starts,
                                            Key n_slices, i64 n_rows) {
-    constexpr Key HALF = FANOUT / 2;
+    constexpr Key HALF = LONG_ROW / 2;
     const Key row = entries[at].key;
     const Key before = entries[max(at, HALF) - HALF].key;
     const Key behind = entries[min(at + HALF - 1, n_slices - 1)].key;
     if (row >= n_rows || (before != row && behind != row)) return n_rows;
     const Key low = starts[row], high = starts[row + 1];
-    return high - low >= FANOUT && at - low < FANOUT ? row : n_rows;
+    return high - low >= LONG_ROW && at - low < LONG_ROW ? row : n_rows;
 }
 
 // dX[batch, row] = sum of the slices whose key is the row, zero where there are none: every element
 // is written once. A thread sums `count` rows; no node lies among fewer than FANOUT entries. Where
-// n_long is not 0, the grid's first items are the long rows, one for every FANOUT entries: they take
-// longest, and often are neighbours, which one thread would sum one after the other.
+// n_long is not 0, the grid's first items are the long rows, one for every LONG_ROW entries: they
+// take longest, and often are neighbours, which one thread would sum one after the other.
 template <int N, class T, class Key>
 __device__ __forceinline__ void sum_rows(const T* __restrict__ dy,
                                          const Entry<Key>* __restrict__ entries,
@@ -262,7 +313,7 @@ __device__ __forceinline__ void sum_rows(const T* __restrict__ dy,
     const bool is_long = task.item < n_long;
     Key first, end;
     if (is_long) {
-        const Key at = static_cast<Key>(task.item) * FANOUT;
+        const Key at = static_cast<Key>(task.item) * LONG_ROW;
         first = long_row_at(at, entries, starts, n_slices, sizes.n_rows);
         if (first == sizes.n_rows) return;
         end = first + 1;
@@ -277,10 +328,11 @@ __device__ __forceinline__ void sum_rows(const T* __restrict__ dy,
     const NodeSums<Acc<T>, Key> nodes{sums + task.batch * n_nodes * width + column, width};
     const NodeSums<Acc<T>, Key> edges{nodes.sums + (n_nodes - n_slices / FANOUT) * width, width};
     const Key low = starts[first], high = starts[end];
-    if (high - low < FANOUT)
+    const bool leaves_long = n_long > 0 && !is_long;
+    if (high - low < (leaves_long ? LONG_ROW : FANOUT))
         rows.add_few(slices, low, high - low);
     else
-        rows.add_many(slices, nodes, edges, starts, n_slices, levels, n_long > 0 && !is_long);
+        rows.add_many(slices, nodes, edges, starts, n_slices, levels, leaves_long);
 }
 
 }  // namespace cto::segmented_sum

@@ -14,8 +14,6 @@ using vec::Vec;
 
 constexpr int DEPTH = 4;  // slices whose loads are in flight together
 constexpr int NODE_DEPTH = 8;
-template <class T>
-constexpr int DEPTH_AT_ENDS = sizeof(T) == 2 ? 2 : DEPTH;  // all that registers are left for
 
 // No load that was written before is left for later, which the compiler does to save registers.
 __device__ __forceinline__ void all_are_asked_for() {
@@ -34,10 +32,13 @@ struct SortedSlices {
     const Entry<Key>* entries;
     i64 width;
 
-    __device__ const T* at(Key i) const {
-        const Key* const position = &entries[i].position;
-        return N > 1 || dy ? dy + *position * width : reinterpret_cast<const T*>(position);
+    // What says where a slice is, and where it is.
+    __device__ Key place(Key i) const { return N > 1 || dy ? entries[i].position : i; }
+    __device__ const T* found(Key place) const {
+        return N > 1 || dy ? dy + place * width
+                           : reinterpret_cast<const T*>(&entries[place].position);
     }
+    __device__ const T* at(Key i) const { return found(place(i)); }
 };
 
 // Sums of the nodes of one level, of one batch.
@@ -47,7 +48,9 @@ struct NodeSums {
     const A* sums;
     i64 width;
 
-    __device__ const A* at(Key node) const { return sums + node * width; }
+    __device__ Key place(Key node) const { return node; }
+    __device__ const A* found(Key node) const { return sums + node * width; }
+    __device__ const A* at(Key node) const { return found(node); }
 };
 
 // The n items from `first` on, without the `skipped` ones from `middle` on.
@@ -74,21 +77,26 @@ struct Sum {
         for (int i = 0; i < N; ++i) value.at[i] += to_acc(slice.at[i]);
     }
 
-    // Adds items in order, MANY of them loaded before the first is added.
+    // Adds items in order, MANY of them loaded before the first is added; the places of the next ones
+    // are on their way while these are loaded.
     template <int MANY, class Items, class Key>
     __device__ __forceinline__ void add_all(const Items& items, const Ends<Key>& ends) {
         using E = typename Items::Element;
+        if (ends.n == 0) return;
+        Key place[MANY];
+#pragma unroll
+        for (int d = 0; d < MANY; ++d)
+            place[d] = items.place(ends.at(min(static_cast<Key>(d), ends.n - 1)));
 #pragma unroll 1
         for (Key first = 0; first < ends.n; first += MANY) {
-            const E* slices[MANY];
             Vec<E, N> loaded[MANY];
-#pragma unroll
-            for (int d = 0; d < MANY; ++d)
-                slices[d] = items.at(ends.at(min(first + d, ends.n - 1)));
             // The last one again where there are no more: a load that may not be made would wait for
             // what is added before it.
 #pragma unroll
-            for (int d = 0; d < MANY; ++d) loaded[d] = load(slices[d]);
+            for (int d = 0; d < MANY; ++d) loaded[d] = load(items.found(place[d]));
+#pragma unroll
+            for (int d = 0; d < MANY; ++d)
+                place[d] = items.place(ends.at(min(first + MANY + d, ends.n - 1)));
             all_are_asked_for();
 #pragma unroll
             for (int d = 0; d < MANY; ++d)
@@ -96,13 +104,11 @@ struct Sum {
         }
     }
 
-    // Adds the FANOUT children of a node in order; the positions of the next slices are on their way
-    // while these are loaded.
+    // Adds the FANOUT children of a node in order, of which the first have these positions; the
+    // positions of the next slices are on their way while these are loaded.
     template <class T, class Key>
-    __device__ __forceinline__ void add_children(const SortedSlices<T, Key, N>& slices, Key first) {
-        Key position[NODE_DEPTH];
-#pragma unroll
-        for (int d = 0; d < NODE_DEPTH; ++d) position[d] = slices.entries[first + d].position;
+    __device__ __forceinline__ void add_children(const SortedSlices<T, Key, N>& slices, Key first,
+                                                 Key (&position)[NODE_DEPTH]) {
 #pragma unroll 1
         for (Key end = first + FANOUT; first < end; first += NODE_DEPTH) {
             Vec<T, N> loaded[NODE_DEPTH];

@@ -10,12 +10,11 @@
 // first on, they go where they belong if the elements are kept as they are; those behind a tile that
 // is not are counted. What becomes of them, and of the others if the code is sparse after all, is left
 // to the second launch. Where the first tile is not full, none of this happens.
-//
-//     code | head | starts, 8 bytes a tile | mask | values of tile 0 | values of tile 1 | ...
-//          0      16                      mask   values
+#include "gist_sparse/code.cuh"
 #include "gist_sparse/facts.cuh"
 #include "gist_sparse/mask.cuh"
 #include "gist_sparse/prefix.cuh"
+#include "gist_sparse/resident.cuh"
 #include "gist_sparse/tile.cuh"
 #include "gist_sparse/values.cuh"
 
@@ -30,7 +29,9 @@
 namespace cto {
 
 using namespace facts::gist_sparse;
+using namespace gist_sparse::code;
 using namespace gist_sparse::mask;
+using namespace gist_sparse::resident;
 using namespace gist_sparse::tile;
 using namespace gist_sparse::values;
 using zeroed::Zeroed;
@@ -45,33 +46,10 @@ constexpr u32 NONE = 0xFFFFFFFFu;                      // in place of a tile
 // Threads that encode a tile, and vectors of it that each has; DECODED_ROWS where a block has THREADS.
 constexpr int ENCODERS = sizeof(T) == 2 ? NARROW_THREADS : THREADS;
 constexpr int ROWS = TILE_NBYTES / (16 * ENCODERS), DECODED_ROWS = TILE_NBYTES / (16 * THREADS);
-// Resident blocks of a multiprocessor: what shared memory has room for, and registers without spills.
-#if !defined(__CUDA_CPU__) && \
-    (__CUDA_ARCH__ == 800 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200))
-constexpr int ENCODING = sizeof(T) == 2 ? (__CUDA_ARCH__ / 100 == 9 ? 5 : 4)
-                         : sizeof(T) == 1 && __CUDA_ARCH__ >= 1000 ? 2
-                         : sizeof(T) == 1 || (sizeof(T) == 16 && __CUDA_ARCH__ == 800) ||
-                                 (ARE_SAME<Values, Fp10<double>> && __CUDA_ARCH__ >= 1000) ||
-                                 (ARE_SAME<Values, Msfp15KeepSign<double>> && __CUDA_ARCH__ == 800)
-                             ? 3
-                             : 4;
-#else
-constexpr int ENCODING = 2 * THREADS / ENCODERS;
-#endif
-#if !defined(__CUDA_CPU__) && __CUDA_ARCH__ == 1000 && __CUDACC_VER_MAJOR__ >= 13
-constexpr int DECODING = sizeof(T) == 1 ? 5 : 6;  // of 32 registers CUDA 13 spills some there
-#elif !defined(__CUDA_CPU__) && __CUDA_ARCH__ < 800
-constexpr int DECODING = sizeof(T) == 1 ? 5 : ARE_SAME<Values, Fp10<float>> ? 6 : 8;
-#else
-constexpr int DECODING = sizeof(T) == 1 ? 5 : 8;
-#endif
+// Where registers are few, how many values a tile has is kept with it.
+constexpr bool COUNTS_ARE_SHARED = sizeof(T) == 1;
+constexpr int ENCODING_BLOCKS = ENCODING<T, Values>, DECODING_BLOCKS = DECODING<T, Values>;
 
-// A code's parts, in bytes from its beginning; nbytes of it are there.
-struct Code {
-    i64 nbytes, mask, values;
-};
-
-__device__ __forceinline__ i64 tiles_of(i64 n) { return (n + TILE<T> - 1) / TILE<T>; }
 __device__ __forceinline__ u32 groups_of(u32 count) { return (count + GROUP - 1) / GROUP; }
 
 // ---- encoding -------------------------------------------------------------------------------------
@@ -106,6 +84,7 @@ struct Encoding {
 struct Packed {
     alignas(16) T values[GROUPS * GROUP];
     alignas(16) u8 mask[TILE<T> / 8];
+    u32 count;  // of values
 };
 
 struct Shared {
@@ -133,7 +112,6 @@ __device__ __forceinline__ void pack(const uint4 (&x)[ROWS], const u32 (&bits)[R
 
 // Whether a tile with so many values is full: the last one if no element is zero.
 __device__ __forceinline__ bool is_full(const Encoding& call, u32 tile, u32 count) {
-    if constexpr (!Values::AS_LONG) return false;
     constexpr u32 LEAST = (TILE_NBYTES - TILE<T> / 8 - 8 + 15) / 16 * GROUP;
     const i64 n = call.n - static_cast<i64>(tile) * TILE<T>;
     return count >= (n < TILE<T> ? static_cast<u32>(n) : LEAST);
@@ -147,8 +125,10 @@ __device__ __forceinline__ u32 pack_tile(const Encoding& call, const uint4 (&loa
 #pragma unroll
     for (int row = 0; row < ROWS; ++row) bits[row] = set_bits<T>(loaded[row]);
     const u32 count = rank<WIDTH>(bits, counts, before);
+    if (COUNTS_ARE_SHARED && threadIdx.x == 0) packed.count = count;
     if (SAYS && threadIdx.x == 0)
-        prefix::say(call.scratch.groups, tile, groups_of(count), !is_full(call, tile, count));
+        prefix::say(call.scratch.groups, tile, groups_of(count),
+                    Values::AS_LONG && !is_full(call, tile, count));
     pack(loaded, bits, before, count, packed);
     return count;
 }
@@ -210,30 +190,39 @@ __device__ __forceinline__ void keep_tile(const Encoding& call, const Packed& pa
 // What becomes of the tiles of a block. All blocks change from KEPT to COUNTED behind the same tile.
 enum Way { UNKNOWN, SPARSE, KEPT, COUNTED };
 
-// A tile of so many values, behind tiles of so many groups; `marked` where one since the block's last
-// tile is not full.
-__device__ __forceinline__ void finish_tile(const Encoding& call, const Packed& packed, u32 tile,
-                                            u32 count, u64 groups_before, bool marked, Way& way) {
+// As a block's first tile, of so many values, shows it.
+__device__ __forceinline__ Way way_of_block(const Encoding& call, u32 tile, u32 count) {
+    if (!Values::AS_LONG) return SPARSE;
+    const bool is_first = tile == 0;
+    if (is_first ? is_full(call, tile, count) : prefix::look(call.scratch.groups, 0) < prefix::MARK)
+        return KEPT;
+    if (is_first && threadIdx.x == 0) *call.scratch.full = 0;
+    return SPARSE;
+}
+
+// Where elements may stay as they are; `marked` where a tile since the block's last one is not full.
+__device__ __forceinline__ void keep_or_count(const Encoding& call, const Packed& packed, u32 tile,
+                                              u32 count, u64 groups_before, bool marked, Way& way) {
     const bool full = is_full(call, tile, count);
-    if (way == UNKNOWN) {
-        const bool first_is_full =
-            tile == 0 ? full : prefix::look(call.scratch.groups, 0) < prefix::MARK;
-        way = Values::AS_LONG && first_is_full ? KEPT : SPARSE;
-    }
     if (threadIdx.x == 0) {
-        if (tile == call.tiles - 1)
-            *call.scratch.nbytes = call.code.values + 16 * (groups_before + groups_of(count));
         if (way == KEPT && !marked && (!full || tile == call.tiles - 1))
             *call.scratch.full = full ? call.tiles : tile;
-        if (way == SPARSE && tile == 0) *call.scratch.full = 0;
-    }
-    if (way == SPARSE) {
-        store_tile<ENCODERS>(call, packed, tile, count, groups_before);
-        return;
+        call.scratch.begins[tile] = groups_before;
     }
     if (way == KEPT && (marked || !full)) way = COUNTED;
-    if (threadIdx.x == 0) call.scratch.begins[tile] = groups_before;
     if (way == KEPT) keep_tile(call, packed, tile, count);
+}
+
+// A tile of so many values, behind tiles of so many groups.
+__device__ __forceinline__ void finish_tile(const Encoding& call, const Packed& packed, u32 tile,
+                                            u32 count, u64 groups_before, bool marked, Way& way) {
+    if (way == UNKNOWN) way = way_of_block(call, tile, count);
+    if (threadIdx.x == 0 && tile == call.tiles - 1)
+        *call.scratch.nbytes = call.code.values + 16 * (groups_before + groups_of(count));
+    if (!Values::AS_LONG || way == SPARSE)
+        store_tile<ENCODERS>(call, packed, tile, count, groups_before);
+    else
+        keep_or_count(call, packed, tile, count, groups_before, marked, way);
 }
 
 __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& call) {
@@ -249,24 +238,27 @@ __device__ __forceinline__ void encode_tiles(Shared& shared, const Encoding& cal
             shared.ticket = upcoming;
             upcoming = call.ticket_after(upcoming);
         }
-        u32 count = 0;
+        u32 of_loaded = 0;
         if (loading == NONE)
             __syncthreads();
         else
-            count = pack_tile<true>(call, loaded, loading, shared.counts, shared.tiles[place]);
+            of_loaded = pack_tile<true>(call, loaded, loading, shared.counts, shared.tiles[place]);
         const u32 next = shared.ticket < call.tiles ? shared.ticket : NONE;
-        prefix::Span<ENCODERS> between(call.scratch.groups, summed, packed == NONE ? 0 : packed);
+        prefix::Span<ENCODERS, Values::AS_LONG> between(call.scratch.groups, summed,
+                                                        packed == NONE ? 0 : packed);
         if (next != NONE) load_tile(call.x, next, call.n, call.aligned, loaded);
-        const prefix::Heard heard = prefix::of_block(between.heard(), shared.parts);
+        const prefix::Heard heard =
+            prefix::of_block<Values::AS_LONG>(between.heard(), shared.parts);
         begin += heard.sum;
         place ^= 1;
         if (packed != NONE) {
-            finish_tile(call, shared.tiles[place], packed, of_packed, begin, heard.marked, way);
-            begin += groups_of(of_packed);
+            const u32 count = COUNTS_ARE_SHARED ? shared.tiles[place].count : of_packed;
+            finish_tile(call, shared.tiles[place], packed, count, begin, heard.marked, way);
+            begin += groups_of(count);
             summed = packed + 1;
         }
         packed = loading;
-        of_packed = count;
+        of_packed = of_loaded;
         loading = next;
     } while (loading != NONE || packed != NONE);
 }
@@ -285,42 +277,6 @@ __device__ __forceinline__ void encode_again(const Encoding& call, Counts& count
 
 // ---- decoding -------------------------------------------------------------------------------------
 
-// Whether a code has the elements as they are.
-__device__ __forceinline__ bool is_kept(const u8* x, i64 n, const Code& code, bool aligned) {
-    return HEAD_NBYTES + n * static_cast<i64>(sizeof(T)) <= code.nbytes &&
-           load_any<u64>(x + 8, aligned) != 0;
-}
-
-// Whether a code is sparse, and its values and starts lie as those of n elements of this width do.
-// Of other widths there are other tiles; where one of them has one tile and the other two, what
-// follows the starts differs.
-__device__ __forceinline__ bool is_of_width(const u8* x, i64 n, const Code& code, bool aligned) {
-    const i64 tiles = tiles_of(n);
-    return code.values <= code.nbytes && load_any<u64>(x + 8, aligned) == 0 &&
-           load_any<i64>(x + HEAD_NBYTES, aligned) == code.values &&
-           (tiles % 2 == 0 || load_any<u64>(x + HEAD_NBYTES + 8 * tiles, aligned) == 0);
-}
-
-// The groups of a tile where the code has them all, else none: codes may be anything.
-__device__ __forceinline__ u32 sound_groups(i64 begin, i64 end, const Code& code) {
-    const bool inside = begin >= code.values && begin <= end && end <= code.nbytes;
-    const i64 nbytes = inside ? end - begin : 0;
-    return begin % 16 == 0 && nbytes % 16 == 0 && nbytes <= 16 * GROUPS
-               ? static_cast<u32>(nbytes / 16)
-               : 0;
-}
-
-// Whether a tile's values, or none, have a place in the code.
-__device__ __forceinline__ bool has_place(const u8* x, i64 tile, i64 n, const Code& code,
-                                          bool aligned) {
-    if (!is_of_width(x, n, code, aligned)) return false;
-    const u8* const start = x + HEAD_NBYTES + 8 * tile;
-    const i64 begin = load_any<i64>(start, aligned);
-    const i64 end = load_any<i64>(tile == tiles_of(n) - 1 ? x : start + 8, aligned);
-    return begin == end ? begin >= code.values && end <= code.nbytes && begin % 16 == 0
-                        : sound_groups(begin, end, code) > 0;
-}
-
 // What mask and starts say is asked for before the first of it is needed.
 __device__ __forceinline__ void decode_tile(T* packed, Counts& counts, const u8* x, i64 tile, i64 n,
                                             const Code& code, T* y, bool aligned) {
@@ -332,18 +288,18 @@ __device__ __forceinline__ void decode_tile(T* packed, Counts& counts, const u8*
         for (int row = 0; row < DECODED_ROWS; ++row)
             bits[row] = read_mask<T, DECODED_ROWS>(x + code.mask, tile, row, n);
         begin = load_any<i64>(start, aligned);
-        end = load_any<i64>(tile == tiles_of(n) - 1 ? x : start + 8, aligned);
+        end = load_any<i64>(tile == tiles_of<T>(n) - 1 ? x : start + 8, aligned);
     }
-    if (is_kept(x, n, code, aligned)) {
+    if (is_kept<T>(x, n, code, aligned)) {
         copy_tile<T, DECODED_ROWS>(x + HEAD_NBYTES, reinterpret_cast<u8*>(y), tile, n, aligned);
         return;
     }
-    const u32 groups = sound_groups(begin, end, code);
+    const u32 groups = sound_groups<GROUPS>(begin, end, code);
     for (u32 group = threadIdx.x; group < groups; group += THREADS)
         Values::decode(load_any<uint4>(x + begin + 16 * group, aligned), packed + group * GROUP);
     __shared__ bool in_place;  // found by one thread: 32 registers leave no room for more
     if constexpr (Values::HAS_NAN) {
-        if (threadIdx.x == 0) in_place = has_place(x, tile, n, code, aligned);
+        if (threadIdx.x == 0) in_place = has_place<T, GROUPS>(x, tile, n, code, aligned);
     }
     const u32 count = rank<WIDTH>(bits, counts, before);
     bool sound = groups == groups_of(count);
@@ -366,7 +322,7 @@ using namespace cto;
 
 // ---- entry points; aligned: both arrays start at a multiple of 16 bytes -------------------------
 
-extern "C" __global__ void __launch_bounds__(ENCODERS, ENCODING)
+extern "C" __global__ void __launch_bounds__(ENCODERS, ENCODING_BLOCKS)
     gist_sparse__encode(const void* x, u8* y, i64 n_x, i64 n_y, i64 mask, i64 values,
                         Zeroed<u32>* tickets, Zeroed<u32>* groups, u64* begins, u64* nbytes,
                         u32* full, bool aligned) {
@@ -376,18 +332,18 @@ extern "C" __global__ void __launch_bounds__(ENCODERS, ENCODING)
                           y,
                           {n_y, mask, values},
                           {tickets, groups, begins, nbytes, full},
-                          static_cast<u32>(tiles_of(n_x)),
+                          static_cast<u32>(tiles_of<T>(n_x)),
                           aligned});
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     gist_sparse__finish(const void* x, u8* y, i64 n_x, i64 n_y, i64 mask, i64 values,
                         Zeroed<u32>* groups, u64* begins, u64* nbytes, u32* full, bool aligned) {
-    const i64 tiles = tiles_of(n_x), kept = HEAD_NBYTES + n_x * static_cast<i64>(sizeof(T));
+    const i64 tiles = tiles_of<T>(n_x), kept = HEAD_NBYTES + n_x * static_cast<i64>(sizeof(T));
     const i64 thread = static_cast<i64>(blockIdx.x) * THREADS + threadIdx.x;
     for (i64 tile = thread; tile < tiles; tile += gridDim.x * THREADS) groups[tile].value = 0;
     const bool was_encoded = kept > values;
-    const u32 first = was_encoded ? *full : 0;
+    const u32 first = Values::AS_LONG && was_encoded ? *full : 0;
     if (was_encoded && static_cast<i64>(*nbytes) < kept) {
         if constexpr (Values::AS_LONG) {
             __shared__ Packed packed;
@@ -411,7 +367,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         copy_tile<T, DECODED_ROWS>(static_cast<const u8*>(x), y + HEAD_NBYTES, tile, n_x, aligned);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, DECODING)
+extern "C" __global__ void __launch_bounds__(THREADS, DECODING_BLOCKS)
     gist_sparse__decode(const u8* x, void* y, i64 n_x, i64 n_y, i64 mask, i64 values,
                         bool aligned) {
     // A vector more than the values: bytes are looked for in two words.

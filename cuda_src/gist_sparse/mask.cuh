@@ -181,13 +181,19 @@ class Packer {
 
 #ifndef __CUDA_CPU__
 // In C++ each element of these widths costs an address of its own.
-template <class T>
-class Packer<T, 4> {
+class SharedAddress {
+  protected:
     u32 to;
 
   public:
-    __device__ __forceinline__ explicit Packer(T* to)
+    __device__ __forceinline__ explicit SharedAddress(const void* to)
         : to(static_cast<u32>(__cvta_generic_to_shared(to))) {}
+};
+
+template <class T>
+class Packer<T, 4> : SharedAddress {
+  public:
+    using SharedAddress::SharedAddress;
     __device__ __forceinline__ void put(const u32 (&words)[4], int i) {
         asm volatile(
             "{.reg .pred p; setp.ne.u32 p, %1, 0;\n"
@@ -199,12 +205,9 @@ class Packer<T, 4> {
 };
 
 template <class T>
-class Packer<T, 2> {
-    u32 to;
-
+class Packer<T, 2> : SharedAddress {
   public:
-    __device__ __forceinline__ explicit Packer(T* to)
-        : to(static_cast<u32>(__cvta_generic_to_shared(to))) {}
+    using SharedAddress::SharedAddress;
     __device__ __forceinline__ void put(const u32 (&words)[4], int i) {
         const u32 word = words[i / 2];
         asm volatile(

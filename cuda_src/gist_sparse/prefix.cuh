@@ -39,7 +39,8 @@ struct Heard {
 };
 
 // The tiles from one to before another, whose words the threads of a block look at side by side.
-template <int THREADS>
+// HAS_MARKS: some may have one.
+template <int THREADS, bool HAS_MARKS>
 class Span {
     static constexpr int EARLY =
         THREADS == 256 ? 3 : 6;  // words of a thread that are asked for at a time
@@ -80,18 +81,23 @@ class Span {
                 any |= asked[i];
             }
             from += EARLY * THREADS;
-            if (from >= end) return {sum & ~MARK, (any & MARK) != 0};
+            if (from >= end)
+                return HAS_MARKS ? Heard{sum & ~MARK, (any & MARK) != 0} : Heard{sum, false};
             ask();
         }
     }
 };
 
 // The same of a block, by all its threads and as a barrier; a warp's sum stays below 2^32.
-template <int WARPS>
+template <bool HAS_MARKS, int WARPS>
 __device__ __forceinline__ Heard of_block(const Heard& own, u32 (&parts)[WARPS]) {
     const u32 sum = warp_sum(static_cast<u32>(own.sum));
     if (threadIdx.x % WARP == 0) parts[threadIdx.x / WARP] = sum;
-    Heard all{0, __syncthreads_or(own.marked) != 0};
+    Heard all{0, false};
+    if constexpr (HAS_MARKS)
+        all.marked = __syncthreads_or(own.marked) != 0;
+    else
+        __syncthreads();
 #pragma unroll
     for (int i = 0; i < WARPS; ++i) all.sum += parts[i];
     return all;

@@ -35,12 +35,11 @@ struct DirectionFactors {
     bool update;
 };
 
-__device__ __forceinline__ DirectionFactors
-direction_factors(const LambRule& rule, const Either<1>& rate, const Either<1>& loss_scale,
-                  const Either<1>& norm, const Either<1>& update, const double (&of_moments)[2]) {
+__device__ __forceinline__ DirectionFactors direction_factors(const LambRule& rule,
+                                                              const Numbers& numbers,
+                                                              const double (&of_moments)[2]) {
     DirectionFactors by;
-    by.divisor = static_cast<ACC>(
-        step::gradient_divisor(as_double(loss_scale), as_double(norm), rule.max_norm));
+    by.divisor = static_cast<ACC>(numbers.gradient_divisor());
     by.alpha = static_cast<ACC>(rule.alpha);
     by.rest_of_alpha = static_cast<ACC>(1.0 - rule.alpha);
     by.beta = static_cast<ACC>(rule.beta);
@@ -49,7 +48,7 @@ direction_factors(const LambRule& rule, const Either<1>& rate, const Either<1>& 
     by.epsilon = static_cast<ACC>(rule.epsilon);
     by.c1 = static_cast<ACC>(of_moments[0]);
     by.c2 = static_cast<ACC>(of_moments[1]);
-    by.update = as_i64(update) && step::can_be_made(as_double(rate), as_double(loss_scale));
+    by.update = numbers.can_be_made();
     return by;
 }
 
@@ -80,6 +79,27 @@ struct SumsOfSquares {
     }
 };
 
+// What the chunks of a tensor have, in their order.
+__device__ __forceinline__ SumsOfSquares
+sum_chunks(const SumsOfSquares* chunks, u32 n, reduce::BlockScratch<double, THREADS>& scratch) {
+    constexpr u32 MANY = 8;  // loads in flight: the last block is alone on the GPU
+    SumsOfSquares sums{0, 0};
+    for (u32 first = threadIdx.x; first < n; first += MANY * THREADS) {
+        double2 loaded[MANY];
+#pragma unroll
+        for (u32 j = 0; j < MANY; ++j)
+            if (first + j * THREADS < n)
+                loaded[j] = __ldcg(reinterpret_cast<const double2*>(chunks) + first + j * THREADS);
+#pragma unroll
+        for (u32 j = 0; j < MANY; ++j) {
+            if (first + j * THREADS >= n) break;
+            sums.weights += loaded[j].x;
+            sums.directions += loaded[j].y;
+        }
+    }
+    return {reduce::sum_block(sums.weights, scratch), reduce::sum_block(sums.directions, scratch)};
+}
+
 // d = lambda w + (m / c1) / (sqrt(v / c2) + epsilon); where that is not finite, 0 and the moments
 // as they were.
 struct Direction : Parameter<W, GRAD, MOMENT> {
@@ -92,6 +112,14 @@ struct Direction : Parameter<W, GRAD, MOMENT> {
     __device__ int head() const { return vec::elements_to_16(w); }
     __device__ bool has_vecs_at(int first) const {
         return all_may_have_vecs_at<WIDTH>(first, w, g, m, v, d, new_m, new_v);
+    }
+    // Weights and directions are read again by the next launch: the rest leaves the L2 cache to them.
+    template <int N>
+    __device__ __forceinline__ void load(Loaded<N>& loaded, i64 i) const {
+        parameter_update::load(loaded.w, w, i);
+        loaded.g = vec::load_streaming(reinterpret_cast<const Vec<GRAD, N>*>(g + i));
+        loaded.m = vec::load_streaming(reinterpret_cast<const Vec<MOMENT, N>*>(m + i));
+        loaded.v = vec::load_streaming(reinterpret_cast<const Vec<MOMENT, N>*>(v + i));
     }
     template <int N>
     __device__ __forceinline__ void store(const Loaded<N>& loaded, i64 i) const {
@@ -114,7 +142,7 @@ struct Direction : Parameter<W, GRAD, MOMENT> {
         sums.add(weights, direction);
         parameter_update::store(new_m, i, mean);
         parameter_update::store(new_v, i, square);
-        parameter_update::store(d, i, direction);
+        *reinterpret_cast<Vec<GRAD, N>*>(d + i) = vec::from_acc<GRAD>(direction);
     }
 };
 
@@ -155,9 +183,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) lamb__direction(
     const __grid_constant__ TensorSizes<CAPACITY> sizes, const __grid_constant__ LambRule rule,
     const __grid_constant__ Either<1> rate, const __grid_constant__ Either<1> step,
     const __grid_constant__ Either<1> loss_scale, const __grid_constant__ Either<1> norm,
-    const __grid_constant__ Either<1> update, GRAD* directions, double* partials, double* norms,
-    Zeroed<u32>* tickets) {
+    const __grid_constant__ Either<1> update, GRAD* directions, SumsOfSquares* partials,
+    double* norms, Zeroed<u32>* tickets) {
+    static_assert(THREADS >= 4 * WARP);
     __shared__ DirectionFactors by;
+    __shared__ Numbers numbers;
     __shared__ double of_moments[2];
     __shared__ bool last;
     __shared__ reduce::BlockScratch<double, THREADS> scratch;
@@ -169,8 +199,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) lamb__direction(
     const MOMENT* const v = array_of<const MOMENT>(arrays, columns, 3, t);
     const Parameter<W, GRAD, MOMENT> parameter{w, g, m, v};
     parameter.expect<EXPECTED_NBYTES>(chunk.first, chunk.end);
-    step::bias_corrections(rule.alpha, rule.beta, rule.correct_bias ? as_i64(step) : 0, of_moments);
-    if (threadIdx.x == 0) by = direction_factors(rule, rate, loss_scale, norm, update, of_moments);
+    if (threadIdx.x == 2 * WARP) numbers.max_norm = rule.max_norm;
+    read_numbers(numbers, of_moments, rule, rate, step, loss_scale, norm, update);
+    if (threadIdx.x == 0) by = direction_factors(rule, numbers, of_moments);
     __syncthreads();
     GRAD* const new_g = array_of<GRAD>(arrays, columns, 4, t);
     MOMENT* const new_m = array_of<MOMENT>(arrays, columns, 5, t);
@@ -186,23 +217,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) lamb__direction(
     SumsOfSquares sums{0, 0};
     const Direction direction{parameter, d, new_m, new_v, by, sums};
     range_map::map_range<Tiling>(direction, chunk.first, chunk.end, chunk.n);
-    const u32 n_chunks = sizes.first_chunk[CAPACITY],
-              of_tensor = sizes.first_chunk[t + 1] - first_chunk;
-    double* const of_weights = partials;
-    double* const of_directions = partials + n_chunks;
-    const double weights_sum = reduce::sum_block(sums.weights, scratch);
-    const double directions_sum = reduce::sum_block(sums.directions, scratch);
-    if (threadIdx.x == 0) {
-        of_weights[blockIdx.x] = weights_sum;
-        of_directions[blockIdx.x] = directions_sum;
-    }
+    const u32 of_tensor = sizes.first_chunk[t + 1] - first_chunk;
+    const SumsOfSquares of_chunk{reduce::sum_block(sums.weights, scratch),
+                                 reduce::sum_block(sums.directions, scratch)};
+    if (threadIdx.x == 0) partials[blockIdx.x] = of_chunk;
     if (!reduce::arrives_last(tickets + t, of_tensor, last)) return;
-    const double all_weights = reduce::sum_partials(of_weights + first_chunk, of_tensor, scratch);
-    const double all_directions =
-        reduce::sum_partials(of_directions + first_chunk, of_tensor, scratch);
+    const SumsOfSquares all = sum_chunks(partials + first_chunk, of_tensor, scratch);
     if (threadIdx.x > 0) return;
-    norms[2 * t] = all_weights;
-    norms[2 * t + 1] = all_directions;
+    norms[2 * t] = all.weights;
+    norms[2 * t + 1] = all.directions;
 }
 
 // Lists: weights, copies; then those that are written: gradients, weights, copies. The last chunks

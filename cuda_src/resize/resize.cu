@@ -232,7 +232,8 @@ struct Tile {
     __device__ void finish(const OpenRows& open) {
 #pragma unroll
         for (int c = 0; c < EACH; ++c) finished.sums[n_finished][place_of(lane, c)] = open.low[c];
-        finished.row[n_finished++] = open.row;
+        if (lane == 0) finished.row[n_finished] = open.row;
+        ++n_finished;
     }
 
     template <bool LONG>

@@ -100,6 +100,47 @@ struct InputColumns {
     }
 };
 
+// All parts one behind the other, of which each starts at a column of the whole.
+struct AllParts {
+    i64 n_rows, whole_width;
+    Divisor even;  // words of a part if all have as many
+    u32 n_parts;
+    const Part* parts;
+
+    // Where the word at a position of all parts is, in the whole and in its own.
+    struct Word {
+        i64 in_whole;
+        T* in_part;
+    };
+    __device__ Word at(i64 position) const {
+        const auto start = [&](u32 i) { return parts[i].start * n_rows; };
+        const u32 if_even = static_cast<u32>(fast_division::quotient(position, even));
+        const u32 i = find_part(start, n_parts, position, if_even);
+        const i64 width = parts[i + 1].start - parts[i].start, own = position - start(i);
+        const bool is_short = own >> 32 == 0 && width >> 32 == 0;
+        const i64 row = is_short ? static_cast<u32>(own) / static_cast<u32>(width) : own / width;
+        return {row * whole_width + parts[i].start + (own - row * width),
+                static_cast<T*>(parts[i].array) + own};
+    }
+    // Copies a thread's words: load(word), then store(word, loaded).
+    template <class Load, class Store>
+    __device__ __forceinline__ void copy(const Load& load, const Store& store) const {
+        const i64 n = n_rows * whole_width;
+        const i64 first = static_cast<i64>(blockIdx.x) * (CHUNKS * THREADS) + threadIdx.x;
+        T loaded[CHUNKS];
+        Word words[CHUNKS];
+#pragma unroll
+        for (int k = 0; k < CHUNKS; ++k) {
+            if (first + k * THREADS >= n) break;
+            words[k] = at(first + k * THREADS);
+            loaded[k] = load(words[k]);
+        }
+#pragma unroll
+        for (int k = 0; k < CHUNKS; ++k)
+            if (first + k * THREADS < n) store(words[k], loaded[k]);
+    }
+};
+
 struct SplitTiles {
     const Split<CAPACITY>& split;
     __device__ i64 operator()(u32 i) const { return split.tile[i]; }
@@ -116,13 +157,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     concat(concat_result, n_rows, width, n_parts, PartsByValue{inputs, starts});
 }
 
-// More inputs than one launch knows by value: launches that write a table to memory, then one that
+// More parts than one launch knows by value: launches that write a table to memory, then one that
 // reads it.
-extern "C" __global__ void concat_training__table(
-    Part* table, i64 first, u32 n_parts, const __grid_constant__ Pointers<CAPACITY> inputs,
-    const __grid_constant__ PartStarts<CAPACITY> starts) {
+extern "C" __global__ void tensor__table(Part* table, i64 first, u32 n_parts,
+                                         const __grid_constant__ Pointers<CAPACITY> parts,
+                                         const __grid_constant__ PartStarts<CAPACITY> starts) {
     const u32 i = threadIdx.x;
-    if (i <= n_parts) table[first + i] = {i < n_parts ? inputs.at[i] : nullptr, starts.at[i]};
+    if (i <= n_parts) table[first + i] = {i < n_parts ? parts.at[i] : nullptr, starts.at[i]};
+}
+// The same of parts that are all as wide.
+extern "C" __global__ void tensor__even_table(Part* table, i64 first, u32 n_parts, i64 width,
+                                              const __grid_constant__ Pointers<CAPACITY> parts) {
+    const u32 i = threadIdx.x;
+    if (i <= n_parts) table[first + i] = {i < n_parts ? parts.at[i] : nullptr, (first + i) * width};
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
@@ -144,4 +191,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                               split.column[i]};
     copy_runs::write_tile<Tile>(static_cast<T*>(outputs.at[i]), n_rows * part_width,
                                 blockIdx.x - split.tile[i], source);
+}
+
+// Of many parts, words as they lie in the parts.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    concat_training__words(void* concat_result, i64 n_rows, i64 width,
+                           const __grid_constant__ Divisor even, u32 n_parts, const Part* table) {
+    T* const whole = static_cast<T*>(concat_result);
+    AllParts{n_rows, width, even, n_parts, table}.copy(
+        [](const AllParts::Word& word) { return __ldcs(word.in_part); },
+        [=](const AllParts::Word& word, const T& x) { __stcs(whole + word.in_whole, x); });
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    split_training__words(const void* input, i64 n_rows, i64 width,
+                          const __grid_constant__ Divisor even, u32 n_parts, const Part* table) {
+    const T* const whole = static_cast<const T*>(input);
+    AllParts{n_rows, width, even, n_parts, table}.copy(
+        [=](const AllParts::Word& word) { return __ldcs(whole + word.in_whole); },
+        [](const AllParts::Word& word, const T& x) { __stcs(word.in_part, x); });
 }

@@ -13,6 +13,15 @@ _DYNAMIC_SHARED = re.compile(
     r"(?P<type>[\w:<>, \t]+?)\s+(?P<name>\w+)\s*\[\s*\]\s*;"
 )
 
+# One variable, or several arrays; a type may have commas between angle brackets.
+_SHARED = re.compile(
+    rf"^(?P<before>[ \t]*{_ALIGNMENT}__shared__\s+{_ALIGNMENT}"
+    r"(?:typename\s+)?[\w:]+(?:<[^;\n]*?>[\w:]*)?\s+)"
+    r"(?P<variables>\w+\s*(?:\[[^;\n]*\]\s*)*(?:,\s*\w+\s*\[[^;\n]*)?);",
+    re.MULTILINE,
+)
+_VARIABLE = re.compile(r"(?P<name>\b[A-Za-z_]\w*)(?P<extents>\s*(?:\[[^\]]*\]\s*)*)(?:,\s*|$)")
+
 _KERNEL = re.compile(
     r'^[^\n/"]*\bextern\s+"C"\s+__global__\s+'
     rf"(?:void\s+|__launch_bounds__\s*(?P<bounds>{_PARENTHESES})\s*)+(?P<name>\w+)\s*\(",
@@ -28,7 +37,8 @@ def translate(code: str, name_expressions: Iterable[str] = ()) -> str:
         code = f'#line 1 "kernel.cu"\n{code}'
     kernels = list(_KERNEL.finditer(code))
     marked = _mark_kernels(code, kernels)
-    return _DYNAMIC_SHARED.sub(_dynamic_shared, marked) + _table(kernels, name_expressions)
+    shared = _SHARED.sub(_static_shared, _DYNAMIC_SHARED.sub(_dynamic_shared, marked))
+    return shared + _table(kernels, name_expressions)
 
 
 def _dynamic_shared(match: re.Match[str]) -> str:
@@ -36,6 +46,16 @@ def _dynamic_shared(match: re.Match[str]) -> str:
     kind = (match["volatile"] or "") + match["type"]
     newlines = "\n" * match[0].count("\n")
     return f"{kind}*& {match['name']} = ({kind}*&)::emulator::dynamic_shared;{newlines}"
+
+
+def _static_shared(match: re.Match[str]) -> str:
+    """References too, for g++ checks no access to a variable where it knows that it is inside."""
+    variables = list(_VARIABLE.finditer(match["variables"]))
+    owned = ", ".join(f"{found['name']}_{found['extents']}" for found in variables)
+    references = (
+        f"auto& {found['name']} = ::emulator::opaque({found['name']}_);" for found in variables
+    )
+    return f"{match['before']}{owned}; {' '.join(references)}"
 
 
 def _mark_kernels(code: str, kernels: list[re.Match[str]]) -> str:

@@ -12,6 +12,7 @@ STRIP_COLUMNS = 32
 ZERO_VECS = 4  # stores of one thread
 ROUND_NBYTES = 64  # of sums that one thread rounds
 FANOUT = 32  # entries of a node of partial sums, and nodes of one above
+LONG_ROW = 16  # entries from which on a row may be an item of its own
 SORT_THREADS = 512
 RADIX = SORT_THREADS  # digits at most: a thread looks after one of them
 STARTS_ROWS = 4096  # keys whose starts a block finds
@@ -39,6 +40,10 @@ Items = Struct("Items", n_batches=i64, n=i64, fold=i64, column_blocks=i64)
 # One level of the tree: FANOUT^l entries a node, and where among the sums of all `total` nodes
 # this level's begin and those of the level below.
 Level = Struct("Level", unit=i64, begin=i64, begin_below=i64, total=i64)
+
+# The level above one whose blocks sum it, too, as soon as all children of a node are there: its n
+# nodes, none where that level has a launch of its own.
+Parents = Struct("Parents", n=i64, begin=i64)
 
 # One digit of the keys of n entries; a block has `span` of them, whole tiles.
 Pass = Struct("Pass", n=i64, span=i64, shift=i32, bits=i32)

@@ -93,6 +93,11 @@ def are_few(sizes: Sizes) -> bool:
     return sizes.K <= THREADS and sizes.K * sizes.B * sizes.G * sizes.W <= MAX_LOOKS
 
 
+def sums_parents(sizes: Sizes, runs: int) -> bool:
+    """Whether blocks sum the nodes above theirs: of one batch, where each has one such node."""
+    return sizes.B == 1 and spread(1, 1, runs, 1)[0].block[1] <= FANOUT
+
+
 def packet_size(width: int, dy: Spec, dx: Spec) -> int:
     """Elements of a packet: 16 bytes where every row consists of whole aligned ones, else 1."""
     n = plans.VEC_NBYTES // dy.dtype.itemsize
@@ -233,10 +238,18 @@ class Scatter:
         """Partial sums level by level; the first launch finds starts as well, in so many blocks."""
         s, (runs, variant) = self.sizes, self.runs
         dy = None if self.is_carried else self.dy
+        merged = len(counts) > 1 and sums_parents(s, runs)
         for i, count in enumerate(counts):
+            if merged and i == 1:
+                continue
             config, items = spread(s.B, count, runs, 1)
             first = n_starts if i == 0 else 0
-            config = plans.Config((config.grid[0] + first, *config.grid[1:]), config.block)
+            blocks = config.grid[0] + first
+            config = plans.Config((blocks, *config.grid[1:]), config.block)
+            above = counts[1] if merged and i == 0 else 0
+            parents = plans.by_value(facts.Parents, n=above, begin=counts[0])
+            n_tickets = above * int(items["column_blocks"])
+            tickets = self.scratch.zeros(n_tickets, np.uint32) if n_tickets else None
             level = plans.by_value(
                 facts.Level,
                 unit=FANOUT ** (i + 1),
@@ -244,7 +257,8 @@ class Scatter:
                 begin_below=sum(counts[: max(i - 1, 0)]),
                 total=n_sums(counts),
             )
-            args = (dy, entries, sums, starts, items, s.argument, level, first)
+            nodes = (items, s.argument, level, parents, tickets)
+            args = (dy, entries, sums, starts, *nodes, first)
             self.launch(f"sum_nodes{variant}", config, *args)
 
     @property
@@ -264,7 +278,7 @@ class Scatter:
         s, (runs, variant) = self.sizes, self.runs
         dy = None if self.is_carried else self.dy
         rows = rows_of_a_thread(s, FANOUT)
-        n_long = plans.ceil_div(s.K, FANOUT) if runs >= WARP else 0
+        n_long = plans.ceil_div(s.K, facts.LONG_ROW) if runs >= WARP else 0
         config, items = spread(s.B, n_long + plans.ceil_div(s.G, rows), runs, 1)
         arrays = (dy, entries, starts, sums, self.dx, items, s.argument)
         self.launch(

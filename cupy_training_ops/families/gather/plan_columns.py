@@ -39,7 +39,7 @@ class Columns:
 
 def sums_nbytes(scatter: Scatter) -> int:
     """Shared memory for the sums of a block's buckets."""
-    return SUM_COLUMNS * ((BUCKET_ROWS + 4) * scatter.acc.itemsize + BUCKET_ROWS)
+    return SUM_COLUMNS * (BUCKET_ROWS + 4) * scatter.acc.itemsize
 
 
 def suit(scatter: Scatter, columns: Columns) -> bool:

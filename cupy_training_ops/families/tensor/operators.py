@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -34,12 +34,14 @@ from ...frame.checks import from_front
 from ...frame.op import Op
 from ...frame.uncomputed import ViewOp
 from ...plan import Config, Device, Launch, Plan, Pointers, Scratch, ScratchMemory, by_value
-from ...planning.copy_runs import Words, words_of
+from ...planning.copy_runs import LONG_RUN_NBYTES, Words, words_of
 from ...planning.fast_division import divisor, divisor_fields
 from .facts import CAPACITY, THREADS, Part, PartStarts, Split
 
 CAPACITIES = (CAPACITY, 120, 240)  # arrays that a launch knows by value, in at most 4,000 bytes
+EVEN_CAPACITY = 480  # the same where widths need not be known
 MAX_SPLIT = 120  # outputs of a launch, which knows more of each
+MANY_SPLIT = 2 * MAX_SPLIT  # from which on one launch and its table beat several
 
 
 class View(ViewOp):
@@ -132,25 +134,11 @@ class ConcatTraining(Op):
             table, capacity = _by_value(PartStarts, parts, at=starts)
             launch = _launch(self.function_name, config, (*result, *table), words, capacity)
             return Plan((launch,))
-        scratch = ScratchMemory()
-        parts_table = scratch.take(len(starts), Part.of().dtype)
-        fill = self._fill(parts_table, parts, starts, words)
-        launch = _launch(f"{self.function_name}__many", config, (*result, parts_table), words)
-        return scratch.plan(*fill, launch)
-
-    def _fill(
-        self, table: Scratch, parts: Sequence[Spec], starts: list[int], words: Words
-    ) -> list[Launch]:
-        """Launches that write the table of parts into scratch memory."""
-        symbol, most = f"{self.function_name}__table", CAPACITIES[-1]
-        launches = []
-        for first in range(0, len(parts), most):
-            some = parts[first : first + most]
-            values, capacity = _by_value(PartStarts, some, at=starts[first : first + most + 1])
-            config = Config((1,), (capacity + 1,))
-            arguments = (table, first, len(some), *values)
-            launches.append(_launch(symbol, config, arguments, words, capacity))
-        return launches
+        if words.chunk > 1 or run_nbytes < LONG_RUN_NBYTES:
+            symbol = f"{self.function_name}__many"
+            return _by_table(symbol, result[:3], config, parts, starts, words)
+        head = (y, n_rows, starts[-1], _even(n_rows * starts[-1], parts))
+        return _by_table(f"{self.function_name}__words", head, config, parts, starts, words)
 
 
 def _same_but_for(axis: int, shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
@@ -161,6 +149,49 @@ def _same_but_for(axis: int, shape: tuple[int, ...], other: tuple[int, ...]) -> 
 def _starts(widths: Iterable[int]) -> list[int]:
     """Where each part starts, and where the last one ends."""
     return list(itertools.accumulate(widths, initial=0))
+
+
+def _even(n: int, parts: Sequence[Spec]) -> np.void:
+    """Of so many words, those of each part if all have as many."""
+    return divisor(max(1, n // len(parts)))
+
+
+def _by_table(
+    symbol: str,
+    head: tuple[object, ...],
+    config: Config,
+    parts: Sequence[Spec],
+    starts: list[int],
+    words: Words,
+) -> Plan:
+    """Launches that write the table of parts into scratch memory, and one that reads it."""
+    scratch = ScratchMemory()
+    table = scratch.take(len(starts), Part.of().dtype)
+    fill = _even_fill if len(set(map(int, np.diff(starts)))) == 1 else _fill
+    launch = _launch(symbol, config, (*head, len(parts), table), words)
+    return scratch.plan(*fill(table, parts, starts, words), launch)
+
+
+def _fill(
+    table: Scratch, parts: Sequence[Spec], starts: list[int], words: Words
+) -> Iterator[Launch]:
+    most = CAPACITIES[-1]
+    for first in range(0, len(parts), most):
+        some = parts[first : first + most]
+        values, capacity = _by_value(PartStarts, some, at=starts[first : first + most + 1])
+        config = Config((1,), (capacity + 1,))
+        arguments = (table, first, len(some), *values)
+        yield _launch("tensor__table", config, arguments, words, capacity)
+
+
+def _even_fill(
+    table: Scratch, parts: Sequence[Spec], starts: list[int], words: Words
+) -> Iterator[Launch]:
+    config = Config((1,), (EVEN_CAPACITY + 1,))
+    for first in range(0, len(parts), EVEN_CAPACITY):
+        some = tuple(parts[first : first + EVEN_CAPACITY])
+        arguments = (table, first, len(some), starts[1], Pointers(some, EVEN_CAPACITY))
+        yield _launch("tensor__even_table", config, arguments, words, EVEN_CAPACITY)
 
 
 def _by_value(
@@ -235,6 +266,10 @@ class SplitTraining(Op):
         words = words_of((x, *outputs), widths, x.nbytes // (n_rows * len(parts)))
         starts = [words.count(s * x.dtype.itemsize) for s in _starts(widths)]
         head = (x, n_rows, starts[-1])
+        if words.chunk == 1 and len(parts) >= MANY_SPLIT:
+            symbol, even = f"{self.function_name}__words", _even(n_rows * starts[-1], parts)
+            config = Config((words.tiles(x.nbytes),), (THREADS,))
+            return _by_table(symbol, (*head, even), config, parts, starts, words)
         launches = []
         for first in range(0, len(parts), MAX_SPLIT):
             some = parts[first : first + MAX_SPLIT]

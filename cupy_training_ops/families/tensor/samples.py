@@ -87,6 +87,8 @@ def _concat() -> Iterator[Sample]:
         shapes = tuple((3, i % 4) for i in range(n))
         make = partial(_parts, shapes=shapes, dtype=SIZES[2])
         yield Sample(name, f"float32-{n}-inputs", make, {"axis": -1})
+    make = partial(_parts, shapes=((3, 16),) * 250, dtype=SIZES[2])
+    yield Sample(name, "float32-250-even-inputs", make, {"axis": 1})
 
 
 def _split() -> Iterator[Sample]:
@@ -101,6 +103,8 @@ def _split() -> Iterator[Sample]:
     shapes = tuple((3, i % 4) for i in range(400))
     make = partial(_joined, shapes=shapes, axis=1, dtype=SIZES[2])
     yield Sample(name, "float32-400-outputs", make, {"axis": 1})
+    make = partial(_joined, shapes=((3, 16),) * 250, axis=1, dtype=SIZES[2])
+    yield Sample(name, "float32-250-even-outputs", make, {"axis": 1})
     even = partial(_even, shape=(4, 12, 5), dtype=SIZES[1])
     yield Sample(name, "float16-even", even, {"axis": 1, "num_outputs": 3})
 

@@ -6,6 +6,7 @@
 
 #include "faults.h"
 #include "guarded_memory.h"
+#include "races.h"
 
 namespace {
 
@@ -13,11 +14,16 @@ __attribute__((always_inline)) inline void check_access(const void* pointer, uin
                                                         bool is_store) {
     using emulator::arena, emulator::extents;
     const auto address = reinterpret_cast<uintptr_t>(pointer);
+    void* const caller = __builtin_return_address(0);
+    if (holds(emulator::static_shared_range, address))
+        note_shared_access(emulator::static_shared_range, address, bytes, is_store, caller);
     const uintptr_t offset = address - arena;
     if (offset >= emulator::kArenaBytes) return;
     const emulator::Extent& extent = extents[offset >> emulator::kSlotBits];
     if (address < extent.begin || address + bytes > extent.end)
-        emulator::report_access(address, bytes, is_store, __builtin_return_address(0));
+        emulator::report_access(address, bytes, is_store, caller);
+    if (holds(emulator::dynamic_shared_range, address))
+        note_shared_access(emulator::dynamic_shared_range, address, bytes, is_store, caller);
 }
 
 }  // namespace

@@ -156,6 +156,15 @@ void report_access(uintptr_t address, uintptr_t bytes, bool is_store, void* retu
             static_cast<size_t>(bytes), describe_address(address));
 }
 
+void report_race(uintptr_t offset, bool is_dynamic, bool is_store, unsigned other,
+                 bool other_is_store, void* return_address) {
+  failure.return_addresses[0] = return_address;
+  failure.return_addresses[1] = nullptr;
+  fail_here("a race: %s of byte %zu of %s shared memory, which thread %u %s and no barrier divides",
+            is_store ? "a write" : "a read", static_cast<size_t>(offset),
+            is_dynamic ? "dynamic" : "static", other, other_is_store ? "wrote" : "read");
+}
+
 FaultGuard::FaultGuard(uint64_t time_limit_milliseconds) {
   // The first call loads a library, which a signal handler must not do.
   static const int preloaded = backtrace(failure.return_addresses, 1);

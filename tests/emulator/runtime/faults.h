@@ -18,4 +18,8 @@ class FaultGuard {
 [[noreturn]] void report_access(uintptr_t address, uintptr_t bytes, bool is_store,
                                 void* return_address);
 
+// What the current thread and another did to shared memory, so many bytes from where it begins.
+[[noreturn]] void report_race(uintptr_t offset, bool is_dynamic, bool is_store, unsigned other,
+                              bool other_is_store, void* return_address);
+
 }  // namespace emulator

@@ -82,4 +82,8 @@ struct Extent {
 
 extern void* dynamic_shared;
 
+// Around an atomic operation.
+void begin_atomic(const void* address, uintptr_t bytes);
+void end_atomic();
+
 }  // namespace emulator

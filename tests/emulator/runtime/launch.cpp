@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 // A launch: the blocks of a grid, one after the other.
+#include <algorithm>
 #include <cstring>
 
 #include "faults.h"
+#include "races.h"
 #include "scheduler.h"
 
 namespace emulator {
@@ -34,6 +36,17 @@ void poison_shared_memory(const LaunchRequest& request) {
   }
 }
 
+// From the first of the variables to the last.
+SharedRange range_of_variables(const LaunchRequest& request) {
+  if (request.static_shared_count == 0) return {};
+  uintptr_t begin = UINTPTR_MAX, end = 0;
+  for (uint64_t i = 0; i < request.static_shared_count; ++i) {
+    begin = std::min(begin, request.static_shared[i].begin);
+    end = std::max(end, request.static_shared[i].end);
+  }
+  return {begin, end - begin};
+}
+
 void set_block_index(uint64_t block) {
   blockIdx.x = block % gridDim.x;
   blockIdx.y = block / gridDim.x % gridDim.y;
@@ -61,6 +74,9 @@ extern "C" bool emulator_launch(const emulator::LaunchRequest* request) {
   blockDim = {request->block[0], request->block[1], request->block[2]};
   dynamic_shared = request->dynamic_shared;
   prepare_threads({request->body, request->arguments, request->thread_order, request->seed});
+  watch_shared_memory(range_of_variables(*request),
+                      {reinterpret_cast<uintptr_t>(request->dynamic_shared),
+                       request->dynamic_shared_bytes});
   const FaultGuard guard(request->time_limit_milliseconds);
   return run_blocks(*request);
 }

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "fibers.h"
+#include "races.h"
 #include "wait_report.h"
 #include "warp_operations.h"
 
@@ -97,6 +98,7 @@ void complete_if_full(Barrier& barrier, unsigned threads) {
   if (barrier.arrived == 0 || barrier.arrived != threads) return;
   barrier.released = {barrier.arrived, barrier.nonzero};
   barrier.arrived = barrier.nonzero = 0;
+  order_block();
   for (unsigned w = 0; w < warp_count(); ++w) {
     release_lanes(warps[w], barrier.lanes[w]);
     barrier.lanes[w] = 0;
@@ -121,6 +123,7 @@ BarrierVotes wait_at(Barrier& barrier, unsigned threads, bool predicate, Site si
 }
 
 void prepare_block() {
+  order_block();
   std::memset(warps, 0, sizeof warps);
   runnable_warps = 0;
   std::memset(barriers, 0, sizeof barriers);
@@ -169,6 +172,8 @@ bool is_thread_running() { return thread_running; }
 Warp& current_warp() { return warps[current / kWarpSize]; }
 
 unsigned current_lane() { return current % kWarpSize; }
+
+unsigned current_thread() { return current; }
 
 void release_lanes(Warp& warp, uint32_t lanes) {
   warp.at_barrier &= ~lanes;

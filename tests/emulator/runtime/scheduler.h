@@ -44,6 +44,7 @@ bool is_thread_running();
 
 Warp& current_warp();
 unsigned current_lane();
+unsigned current_thread();  // of the block
 
 // Moves waiting lanes to those that may run.
 void release_lanes(Warp& warp, uint32_t lanes);

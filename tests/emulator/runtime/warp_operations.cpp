@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "races.h"
+
 namespace emulator {
 
 namespace {
@@ -121,6 +123,7 @@ void complete_operation_if_full(Warp& warp, unsigned lane) {
   if (call.operation == WarpOperation::kActiveMask || (warp.at_operation & group) != group) return;
   check_agreement(warp, call, group);
   store_results(warp, group);
+  if (call.operation == WarpOperation::kSynchronize) order_warp(current_thread() / kWarpSize);
   release_lanes(warp, group);
 }
 

@@ -15,6 +15,7 @@ from cupy_training_ops.families.gather import operators as ops
 from cupy_training_ops.families.gather import plan as segmented_sum
 from cupy_training_ops.families.gather.plan import Digit, Sizes
 from cupy_training_ops.plan import Device, ScratchMemory
+from cupy_training_ops.runtime.launch import launch_log
 from cupy_training_ops.testing.compare import assert_matches, poison
 
 H200 = Device(132, (9, 0))
@@ -92,7 +93,7 @@ def test_few_slices_take_one_launch(sizes, expected) -> None:
 
 PLANS = [
     # shape, K, deterministic, offset of dY, symbols after the sort
-    ((50257, 1024), 32768, True, 0, ["sum_nodes", "sum_nodes", "sum_rows"]),
+    ((50257, 1024), 32768, True, 0, ["sum_nodes", "sum_rows"]),
     ((50257, 1024), 60, True, 0, ["starts", "sum_rows"]),
     ((50257, 1024), 60, True, 1, ["starts", "sum_rows__scalar"]),
     ((50257, 1023), 70, True, 0, ["sum_nodes__scalar", "sum_rows__scalar"]),
@@ -198,7 +199,7 @@ def test_keys_of_64_bits(run, rng, monkeypatch) -> None:
 
 @pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32])
 def test_long_rows_stand_beside_short_and_empty_ones(run, rng, dtype) -> None:
-    """Wide rows of 32 entries or more are items of their own; every row is written once."""
+    """Wide rows of 16 entries or more are items of their own; every row is written once."""
     op, extent, width = get_op("GatherGrad")(axis=1), 90, 256
     for indices in (
         rng.integers(0, extent, 40),
@@ -215,7 +216,37 @@ def test_long_rows_stand_beside_short_and_empty_ones(run, rng, dtype) -> None:
         assert_matches(run.host(actual), expected, 1e-2 if dtype == FLOAT16 else 1e-4)
 
 
-@pytest.mark.parametrize(("width", "expected"), [(1, 0), (124, 0), (128, 3), (1024, 3)])
+@pytest.mark.parametrize("kind", ["same", "two", "skewed", "out of range"])
+@pytest.mark.parametrize(("dtype", "width"), [(FLOAT32, 33), (FLOAT32, 40), (FLOAT16, 264)])
+def test_nodes_above_are_summed_by_the_last_block_below(run, rng, monkeypatch, kind, dtype, width):
+    """The same bits as by a launch of their own, call after call."""
+    n, extent = 32 * 66 + 5, 50
+    indices = {
+        "same": np.full(n, 7),
+        "two": np.repeat([3, 9], [1050, n - 1050]),
+        "skewed": np.minimum(rng.zipf(1.5, n), extent) - 1,
+        "out of range": np.full(n, extent),
+    }[kind]
+    dy = rng.standard_normal((n, width)).astype(dtype)
+    args = (extent, width), run.place(indices), run.place(dy)
+
+    def results(launches: int) -> list[bytes]:
+        op, found = get_op("GatherGrad")(), []
+        for _ in range(2):
+            out = poison(run.blank(Spec((extent, width), dtype)))
+            with launch_log() as log:
+                op(*args, out=out)
+            assert str(log).count("sum_nodes") == launches
+            found.append(run.host(out).tobytes())
+        return found
+
+    assert segmented_sum.levels(n, facts.FANOUT) == (66, 2)
+    once = results(1)
+    monkeypatch.setattr(segmented_sum, "sums_parents", lambda *_: False)
+    assert once == results(2)
+
+
+@pytest.mark.parametrize(("width", "expected"), [(1, 0), (124, 0), (128, 5), (1024, 5)])
 def test_long_rows_are_items_of_their_own_where_rows_are_wide(width, expected) -> None:
     dy, dx = Spec((70, width), FLOAT32), Spec((50, width), FLOAT32)
     plan = get_op("GatherGrad")().plan(H200, dx.shape, Spec((70,), INT64), dy, dx)

@@ -152,9 +152,21 @@ def test_parts_of_two_types_are_refused(anywhere, rng) -> None:
         concat_training(parts, axis=0)
 
 
-@pytest.mark.parametrize(("n", "launches"), [(1, 1), (240, 1), (241, 3), (1000, 6)])
-def test_any_number_of_inputs(run, rng, n, launches) -> None:
-    arrays = [normal(rng, 2, 1 + i % 3) for i in range(n)]
+@pytest.mark.parametrize(
+    ("n", "launches", "sizes"),
+    [
+        (1, 1, (1, 2, 3)),
+        (240, 1, (1, 2, 3)),
+        (241, 3, (1, 2, 3)),
+        (1000, 6, (1, 2, 3)),
+        (500, 3, (16,)),  # with starts, where widths differ, a launch knows fewer
+        (500, 3, (1,)),
+        (600, 3, (0, 200, 4)),
+        (500, 4, (16, 17)),
+    ],
+)
+def test_any_number_of_inputs(run, rng, n, launches, sizes) -> None:
+    arrays = [normal(rng, 2, sizes[i % len(sizes)]) for i in range(n)]
     with launch_log() as log:
         joined, _ = concat_training([run.place(a) for a in arrays], axis=1)
     assert len(log) == launches
@@ -195,12 +207,24 @@ def test_splits_that_do_not_fit_are_refused(anywhere, rng, split, attributes, me
         split_training(anywhere.place(normal(rng, 2, 6)), split, axis=1, **attributes)
 
 
-@pytest.mark.parametrize(("n", "launches"), [(120, 1), (121, 2), (1000, 9)])
-def test_any_number_of_outputs(run, rng, n, launches) -> None:
-    sizes = [1 + i % 3 for i in range(n)]
+@pytest.mark.parametrize(
+    ("n", "launches", "sizes"),
+    [
+        (120, 1, (1, 2, 3)),
+        (121, 2, (1, 2, 3)),
+        (239, 2, (1, 2, 3)),
+        (1000, 6, (1, 2, 3)),  # a table of five launches, and one that reads it
+        (500, 3, (4,)),  # with starts, where widths differ, a launch knows fewer
+        (600, 3, (0, 200, 4)),
+        (500, 5, (16, 17)),  # long enough for vectors that start anywhere
+    ],
+)
+def test_any_number_of_outputs(run, rng, n, launches, sizes) -> None:
+    sizes = [sizes[i % len(sizes)] for i in range(n)]
     x = normal(rng, 2, sum(sizes))
+    out = tuple(poison(run.blank(Spec((2, size), x.dtype))) for size in sizes)
     with launch_log() as log:
-        parts = split_training(run.place(x), sizes, axis=1)
+        parts = split_training(run.place(x), sizes, axis=1, out=out)
     assert len(log) == launches
     assert_matches(np.concatenate([run.host(part) for part in parts], 1), x, 0)
 

@@ -9,8 +9,10 @@ namespace emulator {
 
 template <typename T, typename Update>
 T exchange_with(T* address, Update update) {
+  begin_atomic(address, sizeof(T));
   const T old = *address;
   *address = update(old);
+  end_atomic();
   return old;
 }
 

@@ -20,6 +20,14 @@ constexpr bool has_cache_hints =
 template <typename T>
 using CacheHinted = std::enable_if_t<has_cache_hints<T>>;
 
+// The same variable, of which the compiler does not know that it is.
+template <typename T>
+T& opaque(T& variable) {
+  T* address = &variable;
+  asm("" : "+r"(address));
+  return *address;
+}
+
 }  // namespace emulator
 
 #define CTO_LOAD(name)                                            \

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: MIT
+// Where each slice goes: the row of dX, or NOWHERE for an index out of range. INDEX is the type of
+// indices, Key that of row numbers and slice numbers.
+#pragma once
+#include "core/types.cuh"
+#include "gather/facts.cuh"
+
+namespace cto::targets {
+
+using namespace facts::gather;
+
+constexpr i64 NOWHERE = -1;
+
+// Negative indices count from the end.
+__device__ __forceinline__ i64 wrapped(i64 index, i64 extent) {
+    const i64 i = index < 0 ? index + extent : index;
+    return i >= 0 && i < extent ? i : NOWHERE;
+}
+
+// a / b for numbers of slices and of rows, which fit into a Key.
+template <class Key>
+__device__ __forceinline__ i64 divided(i64 a, i64 b) {
+    return static_cast<i64>(static_cast<Key>(a) / static_cast<Key>(b));
+}
+
+template <class INDEX>
+struct Row {
+    const INDEX* indices;
+    i64 n_rows;
+
+    __device__ i64 operator()(i64 k) const { return wrapped(indices[k], n_rows); }
+};
+
+template <class INDEX, class Key>
+struct TupleRow {
+    const INDEX* indices;
+    const Tuples& tuples;
+
+    __device__ i64 operator()(i64 k) const {
+        i64 row = divided<Key>(k, tuples.per_batch);
+        for (i32 j = 0; j < tuples.count; ++j) {
+            const i64 i = wrapped(indices[k * tuples.count + j], tuples.extents[j]);
+            if (i == NOWHERE) return NOWHERE;
+            row = row * tuples.extents[j] + i;
+        }
+        return row;
+    }
+};
+
+template <class INDEX, class Key>
+struct Element {
+    const INDEX* indices;
+    const Lines& lines;
+
+    __device__ i64 operator()(i64 k) const {
+        const i64 row = divided<Key>(k, lines.columns);
+        return at(row, k - row * lines.columns, indices[k]);
+    }
+    __device__ i64 at(i64 row, i64 column, i64 index) const {
+        const i64 i = wrapped(index, lines.extent);
+        if (i == NOWHERE) return NOWHERE;
+        i64 offset = i * lines.stride + column * lines.column_stride;
+        for (i32 j = static_cast<i32>(lines.n_outer) - 1; j > 0; --j) {
+            const i64 rest = divided<Key>(row, lines.extents[j]);
+            offset += (row - rest * lines.extents[j]) * lines.strides[j];
+            row = rest;
+        }
+        return offset + row * lines.strides[0];
+    }
+};
+
+}  // namespace cto::targets

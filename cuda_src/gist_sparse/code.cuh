@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: MIT
+// A sparse code: its parts, and whether what stands there can be one. Codes may be anything.
+//
+//     code | head | starts, 8 bytes a tile | mask | values of tile 0 | values of tile 1 | ...
+//          0      16                      mask   values
+#pragma once
+#include "gist_sparse/tile.cuh"
+
+namespace cto::gist_sparse::code {
+
+using namespace tile;
+
+// A code's parts, in bytes from its beginning; nbytes of it are there.
+struct Code {
+    i64 nbytes, mask, values;
+};
+
+template <class T>
+__device__ __forceinline__ i64 tiles_of(i64 n) {
+    return (n + TILE<T> - 1) / TILE<T>;
+}
+
+// Whether a code has the elements as they are.
+template <class T>
+__device__ __forceinline__ bool is_kept(const u8* x, i64 n, const Code& code, bool aligned) {
+    return HEAD_NBYTES + n * static_cast<i64>(sizeof(T)) <= code.nbytes &&
+           load_any<u64>(x + 8, aligned) != 0;
+}
+
+// Whether a code is sparse, and its values and starts lie as those of n elements of this width do.
+// Of other widths there are other tiles; where one of them has one tile and the other two, what
+// follows the starts differs.
+template <class T>
+__device__ __forceinline__ bool is_of_width(const u8* x, i64 n, const Code& code, bool aligned) {
+    const i64 tiles = tiles_of<T>(n);
+    return code.values <= code.nbytes && load_any<u64>(x + 8, aligned) == 0 &&
+           load_any<i64>(x + HEAD_NBYTES, aligned) == code.values &&
+           (tiles % 2 == 0 || load_any<u64>(x + HEAD_NBYTES + 8 * tiles, aligned) == 0);
+}
+
+// The groups of a tile, GROUPS at most, where the code has them all, else none: codes may be anything.
+template <int GROUPS>
+__device__ __forceinline__ u32 sound_groups(i64 begin, i64 end, const Code& code) {
+    const bool inside = begin >= code.values && begin <= end && end <= code.nbytes;
+    const i64 nbytes = inside ? end - begin : 0;
+    return begin % 16 == 0 && nbytes % 16 == 0 && nbytes <= 16 * GROUPS
+               ? static_cast<u32>(nbytes / 16)
+               : 0;
+}
+
+// Whether a tile's values, or none, have a place in the code.
+template <class T, int GROUPS>
+__device__ __forceinline__ bool has_place(const u8* x, i64 tile, i64 n, const Code& code,
+                                          bool aligned) {
+    if (!is_of_width<T>(x, n, code, aligned)) return false;
+    const u8* const start = x + HEAD_NBYTES + 8 * tile;
+    const i64 begin = load_any<i64>(start, aligned);
+    const i64 end = load_any<i64>(tile == tiles_of<T>(n) - 1 ? x : start + 8, aligned);
+    return begin == end ? begin >= code.values && end <= code.nbytes && begin % 16 == 0
+                        : sound_groups<GROUPS>(begin, end, code) > 0;
+}
+
+}  // namespace cto::gist_sparse::code
