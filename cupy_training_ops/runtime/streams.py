@@ -32,6 +32,9 @@ class Streams:
     def fork(self) -> None:
         """What is queued beside waits for all that is queued on the caller's stream so far."""
 
+    def behind(self, stream: int) -> Any:
+        """The stream beside, which waits for what is queued at this address of one so far."""
+
     def beside(self, function: Callable[[], T]) -> T:
         """The result of a function that queues its work beside."""
         return function()
@@ -55,6 +58,7 @@ class Cuda(Streams):
         self._device = device
         with self._cuda.Device(device):
             self._side = self._cuda.Stream(non_blocking=True)
+            self._event = self._cuda.Event(disable_timing=True)
         self._under_way: deque[tuple[Any, Any]] = deque()  # to the host, with the events behind
 
     def current(self) -> object:
@@ -64,6 +68,14 @@ class Cuda(Streams):
     def fork(self) -> None:
         """By an event."""
         self._side.wait_event(self._recorded(self.current()))
+
+    def behind(self, stream: int) -> Any:
+        """By an event that is always the same: who waited for it before waits for what it was."""
+        runtime, event = self._cuda.runtime, self._event.ptr
+        with self._cuda.Device(self._device):  # whose default stream 0 is
+            runtime.eventRecord(event, stream)
+            runtime.streamWaitEvent(self._side.ptr, event)
+        return self._side
 
     def beside(self, function: Callable[[], T]) -> T:
         """What the function allocates belongs to the stream beside, too."""
