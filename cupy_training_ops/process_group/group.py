@@ -160,8 +160,9 @@ class ProcessGroup:
         self.device: int | None = None  # the GPU that it communicates from, once it has
         self.begun = 0  # calls that reached the others, or were about to
         self._agreed: set[tuple[Members, str]] = set()
-        self._instances: dict[object, object] = {}
+        self.instances: dict[object, object] = {}  # what operators keep with it
         self._resources = Resources(engine, on_fault)
+        self.busy = self._resources.busy  # while a call is under way
         self._finalizer = weakref.finalize(self, self._resources.close)
         self._mail = Mail(engine)
         everyone = Members(tuple(range(engine.size)), GLOBAL)
@@ -178,7 +179,7 @@ class ProcessGroup:
 
     def close(self) -> None:
         """Leave the group; what was sent arrives all the same."""
-        self._instances.clear()
+        self.instances.clear()
         self._finalizer()
 
     def __enter__(self) -> Self:
@@ -229,11 +230,11 @@ class ProcessGroup:
 
     def instance(self, key: object, make: Callable[[], object]) -> object:
         """What an operator keeps with the group, and only as long as it."""
-        found = self._instances.get(key)
+        found = self.instances.get(key)
         if found is None:
             found = make()
             if not self.is_closed:
-                self._instances[key] = found
+                self.instances[key] = found
         return found
 
     def require_open(self, op: str) -> None:
@@ -313,11 +314,6 @@ class ProcessGroup:
         if isinstance(error, OpError | OSError | EOFError | MemoryError):
             return GroupError(f"{op}: group: {engine.fault}")
         return error
-
-    @property
-    def busy(self) -> Any:
-        """The lock of the call that is under way."""
-        return self._resources.busy
 
     @property
     def _engine(self) -> Engine:

@@ -114,10 +114,7 @@ class Group(Protocol):
     rank: int
     timeout: float
     begun: int
-
-    @property
-    def busy(self) -> Any:
-        """The lock of the call that is under way."""
+    busy: Any  # the lock of the call that is under way
 
     def broken(self, op: str, error: BaseException) -> BaseException:
         """End the group for all; what is to be raised."""
@@ -293,22 +290,23 @@ class Calls:
 
     def __call__(self, sources: Any, targets: Any) -> None:
         """Queue the calls for arrays at these addresses."""
-        communicator = self._begun()
         prepared = self.prepared(sources, targets)
-        if prepared is None:
+        if prepared is None or self.each_time:
+            communicator = self._begun()
             n = 1 + max((i for i, _, _ in self._places()), default=-1)
             read, written = addresses(sources, n), addresses(targets, n)
             prepared = Prepared(list(self._bound(communicator, read, written)))
             self._last = sources, targets, prepared
-        if prepared.calls:
-            self._queue(prepared)
+        self.again(prepared)
 
     def at(self, found: Sequence[int], stream: Any) -> None:
         """Queue the calls for arrays that are read and written at these addresses, on a stream."""
-        communicator = self._begun()
-        prepared = Prepared(list(self._bound(communicator, found, found)))
-        if prepared.calls:
-            self._queue(prepared, stream)
+        self.again(Prepared(list(self._bound(self._begun(), found, found))), stream)
+
+    def prepared(self, sources: object, targets: object) -> Prepared | None:
+        """What was queued last, if it was for these tables."""
+        known, also, prepared = self._last  # once: another thread may put its own there
+        return prepared if known is sources and also is targets else None
 
     def _begun(self) -> Communicator:
         """What the calls are queued on, once they have been compared."""
@@ -321,19 +319,12 @@ class Calls:
             self._communicator = self.group.communicator(self.op, self.members)
         return self._communicator
 
-    def prepared(self, sources: object, targets: object) -> Prepared | None:
-        """What was queued last, if it was for these tables."""
-        known, also, prepared = self._last  # once: another thread may put its own there
-        return prepared if known is sources and also is targets else None
-
-    def again(self, prepared: Prepared) -> None:
-        """Queue what was queued before."""
-        self.group.require_open(self.op)
-        self._queue(prepared)
-
-    def _queue(self, prepared: Prepared, stream: Any = None) -> None:
-        """All calls or the end of the group."""
+    def again(self, prepared: Prepared, stream: Any = None) -> None:
+        """Queue what was made ready, or the end of the group; on the current stream if on none."""
         group, communicator = self.group, self._communicator
+        group.require_open(self.op)
+        if not prepared.calls:
+            return
         assert communicator is not None
         group.begun += 1
         busy = group.busy
