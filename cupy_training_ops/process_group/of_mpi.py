@@ -44,6 +44,12 @@ def engine(comm: Any, timeout: float) -> Engine:
     mpi = library()
     if comm is not None and (not isinstance(comm, mpi.Intracomm) or comm == mpi.COMM_NULL):
         refuse("ProcessGroup.from_mpi", "comm", "an open intracommunicator of mpi4py", shown(comm))
+    said = os.environ.get("SLURM_NTASKS", "1")
+    if comm is None and said != "1" and "SLURM_PROCID" in os.environ and mpi.COMM_WORLD.size == 1:
+        raise GroupError(
+            f"ProcessGroup: Slurm started {shown(said)} processes, of which MPI sees one: start "
+            f"them with srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH), or alone with -n 1"
+        )
     return Mpi(mpi, comm, timeout)
 
 
