@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import time
 from collections import Counter
 from datetime import timedelta
 from typing import Any
@@ -20,7 +19,6 @@ from . import wire
 from .engine import Engine
 from .wire import Message
 
-SHORTEST, LONGEST = 1e-4, 0.02  # seconds between looks at the store
 SHORT = 1024  # bytes; what the store has begins with whether it is the message, or says its length
 FAULT = "fault"
 
@@ -66,6 +64,7 @@ class Torch(Engine):
     """A rank of a gloo group of its own, over the ranks of another group."""
 
     name = "torch"
+    longest = 0.02
 
     def __init__(
         self, group: Any, timeout: float, local: int | None, local_size: int | None, owns: bool
@@ -100,7 +99,7 @@ class Torch(Engine):
             tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
             sent = self._dist.isend(tensor, self._ranks[peer], self._gloo, channel)
             self._store.set(key, str(len(data)))
-            self._await(f"{key}/taken", peer, self.patience(peer))
+            self.until(lambda: self._store.check([f"{key}/taken"]), self.patience(peer), peer)
             self._store.delete_key(f"{key}/taken")
             sent.wait(_delta(self.timeout))
 
@@ -109,7 +108,8 @@ class Torch(Engine):
 
         key = self._key(peer, self.rank, channel)
         with _wrapped(f"rank {peer} cannot be reached"):
-            self._await(key, peer, seconds)
+            # The store's own wait warns each time that a key is not there.
+            self.until(lambda: self._store.check([key]), seconds, peer)
             found: bytes = self._store.get(key)
             self._store.delete_key(key)
             if found[:1] == b"+":
@@ -131,6 +131,9 @@ class Torch(Engine):
     def tell(self, words: str) -> None:
         self._store.set(FAULT, words)
 
+    def has_left(self, peer: int) -> bool:
+        return bool(self._store.check([f"left/{peer}"]))
+
     def close(self) -> None:
         with contextlib.suppress(RuntimeError, ValueError, AssertionError):
             self._store.set(f"left/{self.rank}", b"")
@@ -145,20 +148,6 @@ class Torch(Engine):
         place = source, target, channel
         self._counts[place] += 1
         return "/".join(map(str, (*place, self._counts[place])))
-
-    def _await(self, key: str, peer: int, seconds: float) -> None:
-        """Return when the key is there; the store's own wait warns each time that it is not."""
-        deadline, pause = time.monotonic() + seconds, SHORTEST
-        while not self._store.check([key]):
-            words = self.fault or self.news()
-            if words:
-                raise GroupError(words)
-            if self._store.check([f"left/{peer}"]) and not self._store.check([key]):
-                raise EOFError
-            if time.monotonic() > deadline:
-                raise TimeoutError
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST)
 
 
 def _delta(seconds: float) -> timedelta:
